@@ -1,0 +1,117 @@
+"""Exact divergences between two categorical policies, over the last axis (nats).
+
+Directions are named from the trained policy's side: *reverse* KL averages under the policy,
+*forward* KL averages under the reference. Outcomes that a distribution forbids (logit ``-inf``)
+contribute their limit, ``0 log 0 = 0``, to value and gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from analysis.checks import at_least_float32, check_float, pair_of_floats
+from analysis.shapes import Logits, Values
+
+
+def reverse_kl(logits: Logits, ref_logits: Logits) -> Values:
+    r"""Reverse KL of a policy from its reference: the KL of the RLHF objective.
+
+    .. math:: \mathrm{KL}(\pi_\theta \Vert \pi_{\mathrm{ref}})
+        = \sum_a \pi_\theta(a) \log \frac{\pi_\theta(a)}{\pi_{\mathrm{ref}}(a)}
+
+    Equation: ``reverse_kl``
+    Gradient: ``reverse_kl_gradient`` in :mod:`analysis.kl.enumeration`.
+
+    Args:
+        logits: [..., V], unnormalised log-probs of the policy.
+        ref_logits: [..., V], of the reference.
+
+    Returns:
+        [...], in nats; ``inf`` where the policy allows what the reference forbids.
+
+    Raises:
+        ValueError: if shapes differ or an input is not floating point.
+    """
+    logp, ref_logp = _log_softmax_pair(logits, ref_logits)
+    return _mean_log_ratio(logp, ref_logp)
+
+
+def forward_kl(logits: Logits, ref_logits: Logits) -> Values:
+    r"""Forward KL: the mean is taken under the reference.
+
+    .. math:: \mathrm{KL}(\pi_{\mathrm{ref}} \Vert \pi_\theta)
+        = \sum_a \pi_{\mathrm{ref}}(a) \log \frac{\pi_{\mathrm{ref}}(a)}{\pi_\theta(a)}
+
+    Equation: ``forward_kl``
+    Gradient: ``forward_kl_gradient`` in :mod:`analysis.kl.enumeration`.
+
+    Args, Returns, Raises: as :func:`reverse_kl`.
+    """
+    logp, ref_logp = _log_softmax_pair(logits, ref_logits)
+    return _mean_log_ratio(ref_logp, logp)
+
+
+def chi_square(logits: Logits, ref_logits: Logits) -> Values:
+    r"""Chi-square divergence of the reference from the policy: the variance of :math:`r`.
+
+    .. math:: \chi^2(\pi_{\mathrm{ref}} \Vert \pi_\theta)
+        = \sum_a \frac{\pi_{\mathrm{ref}}(a)^2}{\pi_\theta(a)} - 1
+        = \mathrm{Var}_{\pi_\theta}[r], \qquad r = \pi_{\mathrm{ref}} / \pi_\theta
+
+    Equation: ``chi_square``
+
+    Args, Raises: as :func:`reverse_kl`.
+
+    Returns:
+        [...], dimensionless; ``inf`` where the reference allows what the policy forbids.
+    """
+    logp, ref_logp = _log_softmax_pair(logits, ref_logits)
+    allowed = ref_logp > -torch.inf
+    # ref (r - 1) sums to chi-square because sum(ref) = 1; expm1 keeps it exact near r = 1.
+    log_r = _difference(ref_logp, logp, allowed)
+    return _sum_where(allowed, ref_logp, torch.expm1(log_r))
+
+
+def entropy(logits: Logits) -> Values:
+    r"""Shannon entropy of the policy.
+
+    .. math:: H(\pi_\theta) = -\sum_a \pi_\theta(a) \log \pi_\theta(a)
+
+    Equation: ``entropy``
+
+    Args:
+        logits: [..., V], unnormalised log-probs.
+
+    Returns:
+        [...], in nats.
+
+    Raises:
+        ValueError: if ``logits`` is not floating point.
+    """
+    check_float("logits", logits)
+    logp = torch.log_softmax(at_least_float32(logits), dim=-1)
+    allowed = logp > -torch.inf
+    return -_sum_where(allowed, logp, torch.where(allowed, logp, 0.0))
+
+
+def _log_softmax_pair(logits: Tensor, ref_logits: Tensor) -> tuple[Tensor, Tensor]:
+    logits, ref_logits = pair_of_floats("logits", logits, "ref_logits", ref_logits)
+    if logits.ndim == 0:
+        raise ValueError("logits needs a vocabulary axis: shape [..., V], got a scalar")
+    return torch.log_softmax(logits, dim=-1), torch.log_softmax(ref_logits, dim=-1)
+
+
+def _mean_log_ratio(of_logp: Tensor, from_logp: Tensor) -> Tensor:
+    allowed = of_logp > -torch.inf
+    return _sum_where(allowed, of_logp, _difference(of_logp, from_logp, allowed))
+
+
+def _difference(left: Tensor, right: Tensor, allowed: Tensor) -> Tensor:
+    """``left - right`` where allowed, else 0; masks the inputs so that no NaN gradient leaks."""
+    return torch.where(allowed, left, 0.0) - torch.where(allowed, right, 0.0)
+
+
+def _sum_where(allowed: Tensor, weight_logp: Tensor, values: Tensor) -> Tensor:
+    weights = torch.exp(torch.where(allowed, weight_logp, 0.0))
+    return torch.where(allowed, weights * values, 0.0).sum(dim=-1)

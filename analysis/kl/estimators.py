@@ -1,0 +1,134 @@
+r"""Single-sample estimators of the reverse KL, per token (nats).
+
+Every estimator is a function of one number, the *reference log-ratio* of the sampled token,
+
+.. math:: l = \log \pi_\theta(a) - \log \pi_{\mathrm{ref}}(a), \qquad
+    r = e^{-l} = \pi_{\mathrm{ref}}(a) / \pi_\theta(a),
+
+with :math:`a \sim \pi_\theta`. These are values, differentiable in both arguments and nothing
+more: whether one is a sensible *loss* or *penalty* is the subject of
+:mod:`analysis.kl.surrogates`. Nothing is clamped unless the name says so, so ``k3`` overflows to
+``inf`` where :math:`r` does.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from analysis.checks import check_positive, pair_of_floats
+from analysis.shapes import LogProbs, Values
+
+
+def k1(logp: LogProbs, ref_logp: LogProbs) -> Values:
+    r"""The log-ratio itself.
+
+    .. math:: k_1 = l = -\log r
+
+    Equation: ``k1``
+    Source: Schulman (2020).
+    Sampler: :math:`a \sim \pi_\theta`.
+    Estimates: the reverse KL, unbiased; negative wherever the reference is likelier.
+    Gradient: :math:`1 \cdot \nabla \log \pi_\theta`, zero in expectation.
+
+    Args:
+        logp: [...], log-probs of the sampled tokens under the policy.
+        ref_logp: [...], under the reference.
+
+    Returns:
+        [...], nats.
+
+    Raises:
+        ValueError: if shapes differ or an input is not floating point.
+    """
+    return _ref_log_ratio(logp, ref_logp)
+
+
+def k2(logp: LogProbs, ref_logp: LogProbs) -> Values:
+    r"""Half the squared log-ratio.
+
+    .. math:: k_2 = \tfrac12 l^2 = \tfrac12 (\log r)^2
+
+    Equation: ``k2``
+    Source: Schulman (2020).
+    Sampler: :math:`a \sim \pi_\theta`.
+    Estimates: the reverse KL with a bias of third order in the log-ratio.
+    Gradient: :math:`l\, \nabla \log \pi_\theta`, on-policy the gradient of the reverse KL.
+
+    Args, Returns, Raises: as :func:`k1`; never negative.
+    """
+    return 0.5 * _ref_log_ratio(logp, ref_logp).square()
+
+
+def k3(logp: LogProbs, ref_logp: LogProbs) -> Values:
+    r"""The log-ratio plus the control variate :math:`r - 1`: the KL term of the GRPO paper.
+
+    .. math:: k_3 = r - 1 - \log r = (e^{-l} - 1) + l
+
+    Computed with ``expm1``: the naive form loses every digit near :math:`l = 0` and goes
+    negative in half precision.
+
+    Equation: ``k3``
+    Source: Schulman (2020); DeepSeekMath (2024), eq. 4.
+    Sampler: :math:`a \sim \pi_\theta`.
+    Estimates: the reverse KL, unbiased wherever the policy covers the reference.
+    Gradient: :math:`(1 - r)\, \nabla \log \pi_\theta`, on-policy the gradient of the *forward* KL.
+
+    Args, Returns, Raises: as :func:`k1`; never negative, ``inf`` where :math:`r` overflows.
+    """
+    ref_log_ratio = _ref_log_ratio(logp, ref_logp)
+    return torch.expm1(-ref_log_ratio) + ref_log_ratio
+
+
+def k3_clip(logp: LogProbs, ref_logp: LogProbs, max_ratio: float = 10.0) -> Values:
+    r"""k3 with its ratio capped from above.
+
+    .. math:: k_{3,\mathrm{clip}} = \min(r, r_{\max}) - 1 - \log r
+
+    Only the exponential is capped, the logarithm is not: above the cap the value *falls* as the
+    reference becomes likelier, and is negative from :math:`\log r > r_{\max} - 1` on.
+
+    Equation: ``k3_clip``
+    Source: Liu et al. (2025), appendix D.
+    Sampler: :math:`a \sim \pi_\theta`.
+    Estimates: the reverse KL minus :math:`\mathbb{E}[(r - r_{\max})_+]`: biased low.
+    Gradient: :math:`(1 - r)\, \nabla \log \pi_\theta` below the cap, :math:`+1 \cdot \nabla \log
+        \pi_\theta` above it, where it pushes the policy *away* from the reference.
+
+    Args:
+        logp: [...], log-probs of the sampled tokens under the policy.
+        ref_logp: [...], under the reference.
+        max_ratio: the cap on :math:`r`, positive.
+
+    Returns:
+        [...], nats.
+
+    Raises:
+        ValueError: if shapes differ, an input is not floating point, or ``max_ratio`` <= 0.
+    """
+    check_positive("max_ratio", max_ratio)
+    ref_log_ratio = _ref_log_ratio(logp, ref_logp)
+    return torch.expm1(-ref_log_ratio).clamp(max=max_ratio - 1.0) + ref_log_ratio
+
+
+def k4(logp: LogProbs, ref_logp: LogProbs) -> Values:
+    r"""k3 where k1 is negative, else the smaller of k1 and k3; which is k3 everywhere.
+
+    .. math:: k_4 = \begin{cases} k_3 & k_1 < 0 \\ \min(k_1, k_3) & k_1 \ge 0 \end{cases}
+        \;=\; k_3
+
+    For :math:`k_1 \ge 0` we have :math:`r \le 1`, so :math:`k_3 = k_1 + (r - 1) \le k_1`. The tie
+    at :math:`l = 0` is given to k3: ``torch.minimum`` would split its gradient between the two and
+    leave half of k1's on every token while the policy still equals its reference.
+
+    Equation: ``k4``
+    Source: Liu et al. (2025), appendix D.
+    Sampler, Estimates, Gradient, Args, Returns, Raises: as :func:`k3`.
+    """
+    value_k1, value_k3 = k1(logp, ref_logp), k3(logp, ref_logp)
+    return torch.where((value_k1 < 0) | (value_k3 <= value_k1), value_k3, value_k1)
+
+
+def _ref_log_ratio(logp: Tensor, ref_logp: Tensor) -> Tensor:
+    logp, ref_logp = pair_of_floats("logp", logp, "ref_logp", ref_logp)
+    return logp - ref_logp

@@ -1,0 +1,250 @@
+r"""Exact expected gradients over whole sequences, by enumerating every one of them.
+
+A tabular autoregressive policy has one row of logits per prefix. With a small vocabulary and a
+short horizon every sequence can be listed, ragged ones that stop at an end token included, so
+the gradient of the sequence KL and the expectation of every token- or sequence-level surrogate
+are finite sums. Gradients are by the logits table ``[states, vocab]``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from analysis.checks import check_choice, check_float, check_same_shape
+from analysis.kl.enumeration import PLACEMENTS, exact_kl_gradient
+from analysis.kl.surrogates import kl_loss, kl_penalty
+
+LEVELS = ("token", "sequence")
+CREDITS = ("immediate", "to_go", "whole")
+
+
+class Sequences(NamedTuple):
+    """Every sequence of a small vocabulary, one a row; padding is masked and holds token 0."""
+
+    tokens: Tensor  #: [N, T] long, the token taken
+    states: Tensor  #: [N, T] long, the row of the logits table (the prefix) it was taken in
+    mask: Tensor  #: [N, T] bool, True = counted
+    num_states: int  #: rows of the logits table: prefixes at which a token is drawn
+
+
+def enumerate_sequences(vocab_size: int, max_length: int, *, eos: int | None = None) -> Sequences:
+    """All sequences of exactly ``max_length`` tokens, or, with ``eos``, of at most that many.
+
+    Args:
+        vocab_size: number of tokens, at least 2.
+        max_length: horizon, at least 1.
+        eos: the token that ends a sequence (it is counted), or ``None`` for fixed length.
+
+    Returns:
+        :class:`Sequences`, prefixes numbered breadth first with the empty one as state 0.
+
+    Raises:
+        ValueError: if a size is too small or ``eos`` is not a token.
+    """
+    if vocab_size < 2 or max_length < 1:
+        raise ValueError(
+            f"need vocab_size >= 2 and max_length >= 1, got {vocab_size} and {max_length}"
+        )
+    if eos is not None and not 0 <= eos < vocab_size:
+        raise ValueError(f"eos must be a token in [0, {vocab_size}), got {eos}")
+    live: list[tuple[list[int], list[int]]] = [([], [])]  # tokens so far, states they came from
+    complete: list[tuple[list[int], list[int]]] = []
+    num_states = 0
+    for position in range(max_length):
+        grown = []
+        for tokens, states in live:
+            state, num_states = num_states, num_states + 1
+            for token in range(vocab_size):
+                child = (tokens + [token], states + [state])
+                ends = token == eos or position == max_length - 1
+                (complete if ends else grown).append(child)
+        live = grown
+    lengths = torch.tensor([len(tokens) for tokens, _ in complete])
+    return Sequences(
+        tokens=_padded([tokens for tokens, _ in complete], max_length),
+        states=_padded([states for _, states in complete], max_length),
+        mask=torch.arange(max_length) < lengths.unsqueeze(-1),
+        num_states=num_states,
+    )
+
+
+def token_logp(logits: Tensor, sequences: Sequences) -> Tensor:
+    """Log-prob [N, T] of each token of each sequence under a logits table [states, vocab].
+
+    Raises:
+        ValueError: if the table does not have one row per prefix.
+    """
+    check_float("logits", logits)
+    if logits.ndim != 2 or logits.shape[0] != sequences.num_states:
+        raise ValueError(
+            f"logits must be a table [{sequences.num_states}, vocab], got {tuple(logits.shape)}"
+        )
+    logp = torch.log_softmax(logits, dim=-1)[sequences.states, sequences.tokens]
+    return torch.where(sequences.mask, logp, 0.0)
+
+
+def sequence_probability(logits: Tensor, sequences: Sequences) -> Tensor:
+    """Probability [N] of each sequence; they sum to one."""
+    return token_logp(logits, sequences).sum(-1).exp()
+
+
+def state_visits(logits: Tensor, sequences: Sequences) -> Tensor:
+    r"""Probability [states] that a rollout passes through each prefix.
+
+    .. math:: d^{\pi}(s) = \sum_{y \ni s} \pi(y)
+
+    Equation: ``state_visits``
+    """
+    probability = sequence_probability(logits, sequences)
+    per_token = probability.unsqueeze(-1).expand_as(sequences.mask)
+    visits = torch.zeros(sequences.num_states, dtype=probability.dtype)
+    return visits.index_add(0, sequences.states[sequences.mask], per_token[sequences.mask])
+
+
+def sequence_kl(
+    logits: Tensor, ref_logits: Tensor, sequences: Sequences, *, direction: str = "reverse"
+) -> Tensor:
+    r"""KL divergence of two autoregressive policies over whole sequences (nats, a scalar).
+
+    .. math:: \mathrm{KL}(\pi_\theta \Vert \pi_{\mathrm{ref}})
+        = \sum_y \pi_\theta(y) \sum_t l_t(y)
+        = \sum_s d^{\pi_\theta}(s)\,
+          \mathrm{KL}\big(\pi_\theta(\cdot|s) \Vert \pi_{\mathrm{ref}}(\cdot|s)\big)
+
+    Equation: ``sequence_kl``
+
+    Raises:
+        ValueError: on an unknown direction or a table of the wrong shape.
+    """
+    check_choice("direction", direction, ("reverse", "forward"))
+    of, other = (logits, ref_logits) if direction == "reverse" else (ref_logits, logits)
+    of_logp, other_logp = token_logp(of, sequences), token_logp(other, sequences)
+    return (of_logp.sum(-1).exp() * (of_logp - other_logp).sum(-1)).sum()
+
+
+def sequence_kl_gradient(
+    logits: Tensor, ref_logits: Tensor, sequences: Sequences, *, direction: str = "reverse"
+) -> Tensor:
+    r"""Exact gradient [states, vocab] of the sequence KL, by autograd through the full sum.
+
+    .. math:: \nabla \mathrm{KL}(\pi_\theta \Vert \pi_{\mathrm{ref}})
+        = \mathbb{E}_{y \sim \pi_\theta} \sum_t
+          \Big(\sum_{u \ge t} l_u\Big) \nabla \log \pi_\theta(y_t | y_{<t})
+
+    Moving the policy at one state changes which states are visited later: the log-ratios *to go*
+    are part of the gradient.
+
+    Equation: ``sequence_kl_gradient``
+    Source: Tang and Munos (2025).
+    """
+    with torch.enable_grad():
+        leaf = logits.detach().requires_grad_(True)
+        divergence = sequence_kl(leaf, ref_logits.detach(), sequences, direction=direction)
+        (gradient,) = torch.autograd.grad(divergence, leaf)
+    return gradient
+
+
+def visited_kl_gradient(
+    logits: Tensor,
+    ref_logits: Tensor,
+    sequences: Sequences,
+    old_logits: Tensor | None = None,
+    *,
+    direction: str = "reverse",
+) -> Tensor:
+    r"""Gradient of the mean per-token KL with the visited states held fixed.
+
+    .. math:: \sum_s d^{\pi_{\mathrm{old}}}(s)\,
+        \nabla \mathrm{KL}\big(\pi_\theta(\cdot|s) \Vert \pi_{\mathrm{ref}}(\cdot|s)\big)
+
+    It is what token-level losses can reach at best: the sequence KL's gradient without the effect
+    of today's token on tomorrow's states.
+
+    Equation: ``visited_kl_gradient``
+    """
+    visits = state_visits(logits if old_logits is None else old_logits, sequences)
+    per_state = exact_kl_gradient(logits, ref_logits, direction=direction)
+    return visits.detach().unsqueeze(-1) * per_state
+
+
+def expected_sequence_gradient(
+    logits: Tensor,
+    ref_logits: Tensor,
+    sequences: Sequences,
+    old_logits: Tensor | None = None,
+    *,
+    estimator: str,
+    level: str = "token",
+    placement: str = "loss",
+    weighting: str = "none",
+    credit: str = "immediate",
+) -> Tensor:
+    r"""Exact expected gradient [states, vocab] of a sampled KL term over whole sequences.
+
+    .. math:: \text{loss:} \quad \mathbb{E}_{y \sim \pi_{\mathrm{old}}}
+        \nabla \sum_t w_t\, k(l_t), \qquad
+        \text{reward:} \quad \mathbb{E}_{y \sim \pi_{\mathrm{old}}}
+        \sum_t w_t\, K_t\, \nabla \log \pi_\theta(y_t | y_{<t})
+
+    with :math:`K_t = k_t` (immediate credit), :math:`\sum_{u \ge t} k_u` (to go) or
+    :math:`\sum_u k_u` (whole). At level ``sequence`` the log-ratio is that of the whole sequence,
+    :math:`\sum_t l_t`, and so is the weight.
+
+    Equation: ``expected_sequence_gradient``
+    Sampler: :math:`y \sim \pi_{\mathrm{old}}`; on-policy if ``old_logits`` is left out.
+
+    Args:
+        logits, ref_logits, old_logits: [states, vocab] tables of policy, reference, sampler.
+        sequences: from :func:`enumerate_sequences`.
+        estimator: a name of :data:`analysis.kl.surrogates.LOSS_ESTIMATORS`.
+        level: ``token`` or ``sequence``.
+        placement: ``loss`` or ``reward``; in the reward the penalty is that of the sampler.
+        weighting: ``none``, ``attached`` or ``detached``; per token at level ``token``.
+        credit: for the reward at level ``token``.
+
+    Returns:
+        The gradient that *descent* on the KL term follows.
+
+    Raises:
+        ValueError: on an unknown name or a table of the wrong shape.
+    """
+    check_choice("level", level, LEVELS)
+    check_choice("placement", placement, PLACEMENTS)
+    check_choice("credit", credit, CREDITS)
+    check_same_shape("logits", logits, "ref_logits", ref_logits)
+    old_logits = logits if old_logits is None else old_logits
+    with torch.enable_grad():
+        leaf = logits.detach().requires_grad_(True)
+        logp = token_logp(leaf, sequences)
+        ref_logp = token_logp(ref_logits.detach(), sequences)
+        old_logp = token_logp(old_logits.detach(), sequences)
+        probability, mask = old_logp.sum(-1).exp(), sequences.mask
+        if level == "sequence":
+            logp, ref_logp, old_logp = (x.sum(-1, keepdim=True) for x in (logp, ref_logp, old_logp))
+            mask = mask.any(-1, keepdim=True)
+        if placement == "loss":
+            terms = kl_loss(
+                logp, ref_logp, old_logp, estimator=estimator, weighting=weighting, mask=mask
+            )
+        else:
+            penalty = kl_penalty(old_logp, ref_logp, estimator=estimator, mask=mask)
+            weight = 1.0 if weighting == "none" else torch.exp(logp - old_logp).detach()
+            terms = weight * _credited(penalty, credit) * logp
+        expected = (probability.unsqueeze(-1) * torch.where(mask, terms, 0.0)).sum()
+        (gradient,) = torch.autograd.grad(expected, leaf)
+    return gradient
+
+
+def _credited(penalty: Tensor, credit: str) -> Tensor:
+    if credit == "immediate":
+        return penalty
+    if credit == "whole":
+        return penalty.sum(-1, keepdim=True).expand_as(penalty)
+    return penalty.flip(-1).cumsum(-1).flip(-1)
+
+
+def _padded(rows: list[list[int]], length: int) -> Tensor:
+    return torch.tensor([row + [0] * (length - len(row)) for row in rows])

@@ -1,0 +1,206 @@
+r"""What a trainer differentiates or subtracts: KL losses, KL penalties and their coefficients.
+
+An estimator of a *value* becomes an objective only through the way it is used. Four choices fix
+its meaning, and implementations differ on each: the estimator, its placement (``kl_loss`` or
+``kl_penalty``), the off-policy weight (``none``, ``attached``, ``detached``), and the level at
+which it is summed. :mod:`analysis.kl.enumeration` and :mod:`analysis.kl.sequences` compute what
+each combination optimises in expectation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from analysis.checks import as_mask, check_choice, check_same_shape, pair_of_floats
+from analysis.kl import estimators
+from analysis.shapes import LogProbs, Mask, Values
+
+WEIGHTINGS = ("none", "attached", "detached")
+
+#: The estimators of :mod:`analysis.kl.estimators`, by name.
+ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "k1": estimators.k1,
+    "k2": estimators.k2,
+    "k3": estimators.k3,
+    "k3_clip": estimators.k3_clip,
+    "k4": estimators.k4,
+}
+
+#: What :func:`kl_loss` and :func:`gradient_coefficient` accept.
+LOSS_ESTIMATORS = (*ESTIMATORS, "minimax01")
+
+
+def kl_loss(
+    logp: LogProbs,
+    ref_logp: LogProbs,
+    old_logp: LogProbs | None = None,
+    *,
+    estimator: str = "k3",
+    weighting: str = "none",
+    mask: Mask | None = None,
+) -> Values:
+    r"""Per-token KL term of a loss to be minimised.
+
+    .. math:: \ell_t = w_t\, k(l_t), \qquad
+        w_t = \begin{cases} 1 & \text{none} \\ \rho_t & \text{attached} \\
+        \mathrm{sg}(\rho_t) & \text{detached} \end{cases}, \qquad
+        \rho_t = \pi_\theta(a_t) / \pi_{\mathrm{old}}(a_t)
+
+    On-policy the expected gradient is zero for k1, that of the reverse KL for k2 and that of the
+    *forward* KL for k3. Under stale samples only these choices still give the gradient of
+    the reverse KL at the visited states: k1, k3 or k4 attached, and k2 detached.
+
+    Equation: ``kl_loss``
+    Sampler: :math:`a_t \sim \pi_{\mathrm{old}}`.
+
+    Args:
+        logp: [...], log-probs of the sampled tokens under the trained policy, with gradient.
+        ref_logp: [...], under the reference; treated as constant.
+        old_logp: [...], under the policy that sampled; treated as constant. Needed unless
+            ``weighting`` is ``none``; on-policy pass ``logp.detach()``.
+        estimator: ``k1``, ``k2``, ``k3``, ``k3_clip``, ``k4``, or ``minimax01`` (the surrogate
+            :func:`minimax01`).
+        weighting: ``none``, ``attached`` (gradient flows through the ratio) or ``detached``.
+        mask: [...], True = counted. Masked positions, whatever they hold, give exactly zero value
+            and gradient.
+
+    Returns:
+        [...], nats per token.
+
+    Raises:
+        ValueError: on an unknown name, a shape mismatch, or a missing ``old_logp``.
+    """
+    check_choice("estimator", estimator, LOSS_ESTIMATORS)
+    check_choice("weighting", weighting, WEIGHTINGS)
+    logp, ref_logp = _counted_pair(logp, ref_logp, mask)
+    ref_logp = ref_logp.detach()
+    if estimator == "minimax01":
+        loss = minimax01(logp, ref_logp)
+    else:
+        loss = ESTIMATORS[estimator](logp, ref_logp)
+    if weighting == "none":
+        return loss
+    if old_logp is None:
+        raise ValueError(
+            f"old_logp is needed for weighting={weighting!r}: pass the sampler's log-probs "
+            "(on-policy: logp.detach())"
+        )
+    check_same_shape("logp", logp, "old_logp", old_logp)
+    counted_old_logp = old_logp.detach().to(logp.dtype)
+    if mask is not None:
+        counted_old_logp = torch.where(as_mask("mask", mask, "logp", logp), counted_old_logp, 0.0)
+    ratio = torch.exp(logp - counted_old_logp)
+    return (ratio if weighting == "attached" else ratio.detach()) * loss
+
+
+def kl_penalty(
+    logp: LogProbs,
+    ref_logp: LogProbs,
+    *,
+    estimator: str = "k1",
+    mask: Mask | None = None,
+) -> Values:
+    r"""Per-token KL term of a reward: the estimator's value, detached.
+
+    .. math:: \tilde r_t = r_t - \beta\, \mathrm{sg}\big(k(l_t)\big)
+
+    The policy gradient then weighs :math:`\nabla \log \pi_\theta` with :math:`k`. For k1 that is
+    the gradient of the reverse KL; for k2 and k3 it is the gradient of neither KL.
+
+    Equation: ``kl_penalty``
+    Sampler: :math:`a_t \sim \pi_\theta`, on-policy.
+
+    Args:
+        logp: [...], log-probs of the sampled tokens under the policy that sampled them.
+        ref_logp: [...], under the reference.
+        estimator: ``k1``, ``k2``, ``k3``, ``k3_clip`` or ``k4``.
+        mask: [...], True = counted; masked positions give exactly zero.
+
+    Returns:
+        [...], nats per token, without gradient.
+
+    Raises:
+        ValueError: on an unknown name or a shape mismatch.
+    """
+    check_choice("estimator", estimator, ESTIMATORS)
+    logp, ref_logp = _counted_pair(logp, ref_logp, mask)
+    return ESTIMATORS[estimator](logp.detach(), ref_logp.detach())
+
+
+def minimax01(logp: LogProbs, ref_logp: LogProbs) -> Values:
+    r"""The KL surrogate ascribed to MiniMax-01: the difference of probabilities as coefficient.
+
+    .. math:: \mathrm{sg}\big(\pi_\theta(a) - \pi_{\mathrm{ref}}(a)\big) \log \pi_\theta(a)
+
+    Its expected gradient on-policy is that of
+    :math:`\sum_a \tfrac12 \pi_\theta(a)^2 - \pi_\theta(a) \pi_{\mathrm{ref}}(a)`, half the squared
+    Euclidean distance of the two distributions: no KL in either direction.
+
+    Equation: ``minimax01``
+    Source: Liu et al. (2025), figure 1 and appendix F.
+    Sampler: :math:`a \sim \pi_\theta`.
+
+    Args, Returns, Raises: as :func:`analysis.kl.estimators.k1`. The value has no meaning, only
+    the gradient has.
+    """
+    return gradient_coefficient(logp, ref_logp, estimator="minimax01") * logp
+
+
+def gradient_coefficient(
+    logp: LogProbs, ref_logp: LogProbs, *, estimator: str, max_ratio: float = 10.0
+) -> Values:
+    r"""The number that multiplies :math:`\nabla \log \pi_\theta` when the estimator is a loss.
+
+    .. math:: c(l) = \frac{\partial k}{\partial l}: \quad
+        k_1: 1, \quad k_2: l, \quad k_3, k_4: 1 - r, \quad
+        k_{3,\mathrm{clip}}: 1 - r\,[r < r_{\max}], \quad
+        \text{MiniMax-01: } \pi_\theta - \pi_{\mathrm{ref}}
+
+    Equation: ``gradient_coefficient``
+    Source: Liu et al. (2025), figure 1.
+
+    Args:
+        logp: [...], log-probs of the sampled tokens under the policy.
+        ref_logp: [...], under the reference.
+        estimator: ``k1``, ``k2``, ``k3``, ``k3_clip``, ``k4`` or ``minimax01``.
+        max_ratio: the cap of ``k3_clip``.
+
+    Returns:
+        [...], dimensionless, without gradient. At the cap itself, ``k3_clip`` takes the capped
+        side.
+
+    Raises:
+        ValueError: on an unknown name or a shape mismatch.
+    """
+    check_choice("estimator", estimator, LOSS_ESTIMATORS)
+    logp, ref_logp = pair_of_floats("logp", logp, "ref_logp", ref_logp)
+    logp, ref_logp = logp.detach(), ref_logp.detach()
+    ref_log_ratio = logp - ref_logp
+    if estimator == "k1":
+        return torch.ones_like(ref_log_ratio)
+    if estimator == "k2":
+        return ref_log_ratio
+    if estimator == "minimax01":
+        return torch.exp(logp) - torch.exp(ref_logp)
+    one_minus_ratio = -torch.expm1(-ref_log_ratio)
+    if estimator == "k3_clip":
+        return torch.where(one_minus_ratio > 1.0 - max_ratio, one_minus_ratio, 1.0)
+    return one_minus_ratio
+
+
+def _counted_pair(
+    logp: Tensor, ref_logp: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Masked positions become a log-prob of 0 on both sides *before* any maths.
+
+    Every estimator and its coefficient vanish at ``logp = ref_logp`` except k1's coefficient,
+    whose path the ``where`` cuts as well: so nothing a padded position holds can leak.
+    """
+    logp, ref_logp = pair_of_floats("logp", logp, "ref_logp", ref_logp)
+    if mask is None:
+        return logp, ref_logp
+    counted = as_mask("mask", mask, "logp", logp)
+    return torch.where(counted, logp, 0.0), torch.where(counted, ref_logp, 0.0)
