@@ -1,0 +1,146 @@
+"""What a notebook does before and between its computations: start the session, record numbers.
+
+``start`` makes a notebook's outputs a function of its inputs (one thread, one style, no progress bars).
+``record`` turns a number into the text that prose quotes, so that no number is typed by hand.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import partialmethod
+from typing import Any
+
+import matplotlib
+import torch
+import tqdm.notebook
+import tqdm.std
+from IPython import get_ipython
+from IPython.core.pylabtools import select_figure_formats
+from myst_nb import glue
+
+from analysis.report import style
+
+PROFILES = ("quick", "full")
+
+_KEY = re.compile(r"[a-z][a-z0-9_]*")
+_SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
+_EXPONENT = re.compile(r"^(?P<mantissa>.*)[eE](?P<sign>[+-])0*(?P<digits>\d+)$")
+
+# key -> (source of the recording cell, its execution number)
+_recorded: dict[str, tuple[str, int]] = {}
+
+
+def start(profile: str = "quick") -> None:
+    """Begin a notebook's session: one torch thread, the house style, no progress bars, no records.
+
+    Args:
+        profile: ``"quick"`` (CPU, minutes) or ``"full"``.
+
+    Raises:
+        ValueError: unknown ``profile``.
+    """
+    if profile not in PROFILES:
+        raise ValueError(
+            f"profile must be one of {', '.join(PROFILES)}; got {profile!r}"
+        )
+    _recorded.clear()
+    torch.set_num_threads(1)
+    _silence_progress_bars()
+    matplotlib.use("agg")  # a cell shows the figure it ends with, and only that one
+    style.use()
+    shell = get_ipython()
+    if shell is not None:
+        select_figure_formats(
+            shell, "retina", bbox_inches=None, metadata=style.PNG_METADATA
+        )
+
+
+def record(key: str, value: Any, spec: str = "") -> None:
+    """Round ``value`` to text and keep it in the notebook under ``key`` for the prose to quote.
+
+    The same notebook quotes it as ``{glue:text}`key` ``; another page as
+    ``{glue:text}`path/to/notebook.ipynb::key:s` ``, where the closing ``:s`` is required.
+    Running a cell again replaces its records.
+
+    Args:
+        key: lower-case letters, digits and underscores, beginning with a letter; once per notebook.
+        value: a number, a tensor or array with one element, or text.
+        spec: a format specification such as ``".4f"``; needed for a number that is no integer.
+
+    Raises:
+        ValueError: malformed or duplicate ``key``, NaN, more than one element, or a bad ``spec``.
+    """
+    if not _KEY.fullmatch(key):
+        raise ValueError(
+            f"record key {key!r}: use lower-case letters, digits and underscores, a letter first"
+        )
+    cell = _current_cell()
+    previous = _recorded.get(key)
+    if previous is not None and (previous[0] != cell[0] or previous[1] == cell[1]):
+        raise ValueError(
+            f"record key {key!r} is used twice in this notebook; choose another name "
+            "(or call session.start again if you edited the cell)"
+        )
+    text = format_value(key, value, spec)
+    _recorded[key] = cell
+    glue(key, text, display=False)
+
+
+def format_value(key: str, value: Any, spec: str) -> str:
+    """The text of ``value``: ``∞`` for infinity, a true minus sign, powers of ten as superscripts.
+
+    Raises:
+        ValueError: NaN, more than one element, an unrounded number, or a bad ``spec``; names ``key``.
+    """
+    if isinstance(value, str):
+        return value
+    number = _scalar(key, value)
+    if math.isnan(number):
+        raise ValueError(f"record key {key!r}: the value is NaN; nothing to quote")
+    if math.isinf(number):
+        return "∞" if number > 0 else "−∞"
+    if isinstance(number, float) and not spec:
+        raise ValueError(
+            f"record key {key!r}: give a format such as '.4f' to round a float"
+        )
+    try:
+        text = format(number, spec)
+    except ValueError as error:
+        raise ValueError(
+            f"record key {key!r}: format {spec!r} does not apply: {error}"
+        ) from None
+    if not any(digit in text for digit in "123456789"):
+        text = text.removeprefix("-")
+    exponent = _EXPONENT.match(text)
+    if exponent:
+        power = exponent["sign"].replace("+", "") + exponent["digits"]
+        text = f"{exponent['mantissa']} × 10{power.translate(_SUPERSCRIPTS)}"
+    return re.sub("^-", "−", text)
+
+
+def _scalar(key: str, value: Any) -> int | float:
+    try:
+        number = value.item() if hasattr(value, "item") else value
+    except (RuntimeError, ValueError):
+        raise ValueError(
+            f"record key {key!r}: expected one number, got {len(value)}"
+        ) from None
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise ValueError(
+            f"record key {key!r}: expected a number or text, got {type(value).__name__}"
+        )
+    return number
+
+
+def _current_cell() -> tuple[str, int]:
+    shell = get_ipython()
+    if shell is None:
+        return "", 0
+    return shell.history_manager.input_hist_raw[-1], shell.execution_count
+
+
+def _silence_progress_bars() -> None:
+    for bar in (tqdm.std.tqdm, tqdm.notebook.tqdm_notebook):
+        if not isinstance(vars(bar)["__init__"], partialmethod):
+            bar.__init__ = partialmethod(bar.__init__, disable=True)
