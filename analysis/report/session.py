@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from functools import partialmethod
 from typing import Any
 
@@ -126,7 +127,7 @@ def _scalar(key: str, value: Any) -> int | float:
         raise ValueError(
             f"record key {key!r}: expected one number, got {len(value)}"
         ) from None
-    if isinstance(number, bool) or not isinstance(number, (int, float)):
+    if type(number) not in (int, float):
         raise ValueError(
             f"record key {key!r}: expected a number or text, got {type(value).__name__}"
         )
@@ -141,6 +142,8 @@ def _current_cell() -> tuple[str, int]:
 
 
 def _silence_progress_bars() -> None:
+    warnings.filterwarnings("ignore", category=tqdm.std.TqdmWarning)
     for bar in (tqdm.std.tqdm, tqdm.notebook.tqdm_notebook):
-        if not isinstance(vars(bar)["__init__"], partialmethod):
+        init = vars(bar)["__init__"]
+        if not (isinstance(init, partialmethod) and "disable" in init.keywords):
             bar.__init__ = partialmethod(bar.__init__, disable=True)

@@ -1,0 +1,166 @@
+"""The visual language: complete, unique, visible on white, and apart under colour blindness."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.colors import to_rgb
+
+from analysis.report import style
+
+NAMES = [
+    "none",
+    "k1",
+    "k2",
+    "k3",
+    "k3_clip",
+    "k4",
+    "minimax01",
+    "exact",
+    "reverse",
+    "forward",
+]
+
+# Machado, Oliveira & Fernandes (2009), severity 1, acting on linear RGB.
+VISION = {
+    "normal": np.eye(3),
+    "protanopia": np.array(
+        [
+            [0.152286, 1.052583, -0.204868],
+            [0.114503, 0.786281, 0.099216],
+            [-0.003882, -0.048116, 1.051998],
+        ]
+    ),
+    "deuteranopia": np.array(
+        [
+            [0.367322, 0.860646, -0.227968],
+            [0.280085, 0.672501, 0.047413],
+            [-0.011820, 0.042940, 0.968881],
+        ]
+    ),
+    "tritanopia": np.array(
+        [
+            [1.255528, -0.076749, -0.178779],
+            [-0.078411, 0.930809, 0.147602],
+            [0.004733, 0.691367, 0.303900],
+        ]
+    ),
+}
+XYZ = np.array(
+    [
+        [0.4124564, 0.3575761, 0.1804375],
+        [0.2126729, 0.7151522, 0.0721750],
+        [0.0193339, 0.1191920, 0.9503041],
+    ]
+)
+
+
+def linear(colour: str) -> np.ndarray:
+    rgb = np.array(to_rgb(colour))
+    return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+
+
+def cielab(rgb: np.ndarray) -> np.ndarray:
+    xyz = XYZ @ np.clip(rgb, 0, 1) / np.array([0.95047, 1.0, 1.08883])
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def contrast_on_white(colour: str) -> float:
+    return 1.05 / (float(XYZ[1] @ linear(colour)) + 0.05)
+
+
+def test_every_name_has_its_own_colour_marker_and_label() -> None:
+    for table in (style.COLOURS, style.MARKERS, style.LABELS):
+        assert list(table) == NAMES
+        assert len(set(table.values())) == len(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lines_and_their_labels_are_visible_on_the_white_card(name: str) -> None:
+    assert contrast_on_white(style.COLOURS[name]) >= 3.0
+    assert contrast_on_white(style.text_colour(style.COLOURS[name])) >= 4.5
+
+
+@pytest.mark.parametrize("vision", VISION)
+def test_no_two_colours_are_confused(vision: str) -> None:
+    seen = {
+        name: cielab(VISION[vision] @ linear(style.COLOURS[name])) for name in NAMES
+    }
+    nearest = min(
+        (float(np.linalg.norm(seen[a] - seen[b])), a, b)
+        for a, b in itertools.combinations(NAMES, 2)
+    )
+    assert nearest[0] >= 15, nearest
+
+
+def test_red_and_green_of_equal_lightness_would_be_called_confused() -> None:
+    red, green = (
+        cielab(VISION["deuteranopia"] @ linear(c)) for c in ("#B05A28", "#7A7A20")
+    )
+    assert np.linalg.norm(red - green) < 15
+
+
+def test_line_carries_the_placement_in_its_style() -> None:
+    assert style.line("k3", "reward") == {
+        "color": style.COLOURS["k3"],
+        "marker": style.MARKERS["k3"],
+        "linestyle": "--",
+        "label": "$k_3$",
+    }
+
+
+@pytest.mark.parametrize(("name", "placement"), [("k5", "loss"), ("k3", "bonus")])
+def test_unknown_arm_is_refused(name: str, placement: str) -> None:
+    with pytest.raises(ValueError, match="must be one of"):
+        style.line(name, placement)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_labels_are_spread_in_order_and_apart(heights: list[float]) -> None:
+    placed = style.spread(heights, 0.1)
+    order = sorted(range(len(heights)), key=lambda i: heights[i])
+    gaps = np.diff([placed[i] for i in order])
+    assert (gaps >= 0.1 - 1e-9).all()
+
+
+def test_labels_that_are_already_apart_do_not_move() -> None:
+    assert style.spread([0.9, 0.1, 0.5], 0.2) == pytest.approx([0.9, 0.1, 0.5])
+
+
+def test_two_crowded_labels_move_equally_to_both_sides() -> None:
+    assert style.spread([0.5, 0.5], 0.2) == pytest.approx([0.4, 0.6])
+
+
+def figure_of_two_lines():
+    figure, axes = style.subplots()
+    axes.plot([0, 1, 2], [1.0, 2.0, np.nan], **style.line("k1"))
+    axes.plot([0, 1, 2], [1.0, 1.5, 2.0], **style.line("k3", "reward"))
+    axes.plot([0, 2], [1.2, 1.2], color="grey")
+    style.label_line_ends(axes)
+    return figure
+
+
+def test_labels_stand_at_the_last_finite_point_of_labelled_lines_only() -> None:
+    axes = figure_of_two_lines().axes[0]
+    assert [text.get_text() for text in axes.texts] == ["$k_1$", "$k_3$"]
+
+
+def test_png_is_at_twice_the_resolution_and_equal_for_equal_figures() -> None:
+    first, second = style.png(figure_of_two_lines()), style.png(figure_of_two_lines())
+    assert first == second
+    assert int.from_bytes(first[16:20], "big") == round(2 * 100 * style.WIDTH)
+    assert b"Software" not in first
+
+
+def test_figures_are_made_in_house_style_and_unknown_to_pyplot() -> None:
+    import matplotlib.pyplot as plt
+
+    figure, axes = style.subplots(1, 2, height=3, sharey=True)
+    assert figure.get_size_inches() == pytest.approx([style.WIDTH, 3])
+    assert not axes[0].spines["top"].get_visible()
+    assert plt.get_fignums() == []
