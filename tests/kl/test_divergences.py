@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis.kl.divergences import chi_square, entropy, forward_kl, reverse_kl
+
+INF = math.inf
+
+
+def test_against_sums_in_numpy(logits, ref_logits, policy, reference):
+    reverse = (policy * np.log(policy / reference)).sum(-1)
+    forward = (reference * np.log(reference / policy)).sum(-1)
+    assert np.abs(reverse_kl(logits, ref_logits).numpy() - reverse).max() < 1e-12
+    assert np.abs(forward_kl(logits, ref_logits).numpy() - forward).max() < 1e-12
+    chi = (reference**2 / policy).sum(-1) - 1
+    assert np.allclose(chi_square(logits, ref_logits).numpy(), chi, rtol=1e-12, atol=0)
+    assert (
+        np.abs(entropy(logits).numpy() + (policy * np.log(policy)).sum(-1)).max()
+        < 1e-12
+    )
+
+
+def test_directions_are_far_apart(logits, ref_logits):
+    assert (
+        reverse_kl(logits, ref_logits) - forward_kl(logits, ref_logits)
+    ).abs().min() > 1e-3
+    assert torch.equal(reverse_kl(logits, ref_logits), forward_kl(ref_logits, logits))
+    chi = chi_square(logits, ref_logits)
+    assert (chi - chi_square(ref_logits, logits)).abs().min() > 1e-3
+
+
+def test_chi_square_is_the_variance_of_the_ratio_under_the_policy(
+    logits, ref_logits, policy, reference
+):
+    ratio = reference / policy
+    variance = (policy * ratio**2).sum(-1) - (policy * ratio).sum(-1) ** 2
+    assert np.allclose(chi_square(logits, ref_logits).numpy(), variance, rtol=1e-10)
+
+
+@pytest.mark.parametrize("divergence", [reverse_kl, forward_kl, chi_square])
+def test_zero_at_the_reference_and_blind_to_the_normaliser(
+    divergence, logits, ref_logits
+):
+    assert divergence(logits, logits).abs().max() == 0
+    assert torch.allclose(
+        divergence(logits + 7.0, ref_logits - 3.0),
+        divergence(logits, ref_logits),
+        rtol=1e-12,
+    )
+
+
+def test_forbidden_tokens_contribute_their_limit():
+    logits = torch.tensor([0.3, -INF, 1.1], dtype=torch.float64, requires_grad=True)
+    ref_logits = torch.tensor([-0.4, -INF, 0.2], dtype=torch.float64)
+    value = reverse_kl(logits, ref_logits)
+    kept = torch.tensor([0, 2])
+    assert torch.allclose(value, reverse_kl(logits[kept], ref_logits[kept]), rtol=1e-12)
+    (gradient,) = torch.autograd.grad(value, logits)
+    assert gradient.isfinite().all()
+    assert gradient[1] == 0
+    assert entropy(logits).isfinite()
+
+
+def test_a_forbidden_token_that_the_other_side_allows_is_infinitely_far():
+    full = torch.tensor([0.0, 0.5, 1.0])
+    cut = torch.tensor([0.0, -INF, 1.0])
+    assert reverse_kl(full, cut) == INF
+    assert forward_kl(cut, full) == INF
+    assert chi_square(cut, full) == INF
+    assert reverse_kl(cut, full).isfinite()
+    assert forward_kl(full, cut).isfinite()
+    assert chi_square(full, cut).isfinite()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(-30, 30), min_size=2, max_size=8), st.integers(0, 2**31))
+def test_never_negative(values, seed):
+    logits = torch.tensor(values, dtype=torch.float64)
+    ref_logits = 5 * torch.randn(
+        len(values), generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
+    for divergence in (reverse_kl, forward_kl, chi_square):
+        assert divergence(logits, ref_logits) >= -1e-12
+
+
+def test_half_precision_is_computed_in_float32(logits, ref_logits):
+    half, ref_half = logits.to(torch.bfloat16), ref_logits.to(torch.bfloat16)
+    value = reverse_kl(half, ref_half)
+    assert value.dtype == torch.float32
+    assert torch.allclose(
+        value.double(), reverse_kl(half.double(), ref_half.double()), rtol=1e-5
+    )
+    assert reverse_kl(logits, ref_logits).dtype == torch.float64
+
+
+def test_bad_input_names_the_argument(logits):
+    with pytest.raises(ValueError, match="ref_logits has shape"):
+        reverse_kl(logits, logits[0])
+    with pytest.raises(ValueError, match="ref_logits must be a floating-point tensor"):
+        forward_kl(logits, logits.long())
+    with pytest.raises(ValueError, match="vocabulary axis"):
+        chi_square(torch.tensor(1.0), torch.tensor(1.0))
+    with pytest.raises(ValueError, match="logits must be a torch tensor"):
+        entropy([0.0, 1.0])

@@ -1,0 +1,238 @@
+"""Every gradient against a sum written out in numpy, or against autograd through that sum."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.kl.divergences import forward_kl, reverse_kl
+from analysis.kl.enumeration import (
+    cosine,
+    exact_kl,
+    exact_kl_gradient,
+    expected_gradient,
+    forward_kl_gradient,
+    gradient_moments,
+    relative_error,
+    reverse_kl_gradient,
+    sample_coefficient,
+)
+
+TIGHT = {"rtol": 0, "atol": 1e-12}
+
+
+def score_expectation(policy, weights, coefficient):
+    """sum_a w(a) c(a) (e_a - pi), written as an explicit loop over actions."""
+    total = np.zeros_like(policy)
+    for action in range(policy.shape[-1]):
+        score = -policy.copy()
+        score[..., action] += 1
+        total += (weights * coefficient)[..., action : action + 1] * score
+    return total
+
+
+def by_autograd(divergence, logits, ref_logits):
+    leaf = logits.clone().requires_grad_(True)
+    return torch.autograd.grad(divergence(leaf, ref_logits).sum(), leaf)[0]
+
+
+def test_closed_forms_against_autograd(logits, ref_logits):
+    reverse = by_autograd(reverse_kl, logits, ref_logits)
+    forward = by_autograd(forward_kl, logits, ref_logits)
+    assert torch.allclose(reverse_kl_gradient(logits, ref_logits), reverse, **TIGHT)
+    assert torch.allclose(forward_kl_gradient(logits, ref_logits), forward, **TIGHT)
+    assert not torch.allclose(
+        -reverse_kl_gradient(logits, ref_logits), reverse, atol=1e-3
+    )
+    assert not torch.allclose(reverse, forward, atol=1e-3)
+    assert torch.equal(
+        exact_kl_gradient(logits, ref_logits, direction="forward"),
+        forward_kl_gradient(logits, ref_logits),
+    )
+    assert torch.equal(
+        exact_kl(logits, ref_logits, direction="reverse"),
+        reverse_kl(logits, ref_logits),
+    )
+
+
+def test_on_policy_losses_optimise_what_the_book_says(logits, ref_logits):
+    reverse = reverse_kl_gradient(logits, ref_logits)
+    forward = forward_kl_gradient(logits, ref_logits)
+    as_loss = {
+        k: expected_gradient(logits, ref_logits, estimator=k)
+        for k in ("k1", "k2", "k3", "k4")
+    }
+    assert as_loss["k1"].abs().max() < 1e-15
+    assert torch.allclose(as_loss["k2"], reverse, **TIGHT)
+    assert torch.allclose(as_loss["k3"], forward, **TIGHT)
+    assert torch.allclose(as_loss["k4"], forward, **TIGHT)
+    assert relative_error(as_loss["k3"], reverse).min() > 0.1
+    assert relative_error(as_loss["k2"], forward).min() > 0.1
+
+
+def test_in_reward_only_k1_is_the_reverse_kl(logits, ref_logits):
+    reverse = reverse_kl_gradient(logits, ref_logits)
+    in_reward = {
+        k: expected_gradient(logits, ref_logits, estimator=k, placement="reward")
+        for k in ("k1", "k2", "k3")
+    }
+    assert torch.allclose(in_reward["k1"], reverse, **TIGHT)
+    for name in ("k2", "k3"):
+        assert relative_error(in_reward[name], reverse).min() > 0.1
+        assert (
+            relative_error(
+                in_reward[name], forward_kl_gradient(logits, ref_logits)
+            ).min()
+            > 0.1
+        )
+
+
+@pytest.mark.parametrize(
+    ("estimator", "weighting", "exact"),
+    [
+        ("k1", "attached", True),
+        ("k3", "attached", True),
+        ("k4", "attached", True),
+        ("k2", "detached", True),
+        ("k1", "detached", False),
+        ("k2", "attached", False),
+        ("k3", "detached", False),
+        ("k1", "none", False),
+        ("k2", "none", False),
+        ("k3", "none", False),
+    ],
+)
+def test_off_policy_weights(
+    logits, ref_logits, old_logits, estimator, weighting, exact
+):
+    gradient = expected_gradient(
+        logits, ref_logits, old_logits, estimator=estimator, weighting=weighting
+    )
+    error = relative_error(gradient, reverse_kl_gradient(logits, ref_logits))
+    if exact:
+        assert error.max() < 1e-11
+    else:
+        assert error.min() > 0.05
+
+
+def test_detached_k3_still_optimises_the_forward_kl_off_policy(
+    logits, ref_logits, old_logits
+):
+    gradient = expected_gradient(
+        logits, ref_logits, old_logits, estimator="k3", weighting="detached"
+    )
+    assert torch.allclose(gradient, forward_kl_gradient(logits, ref_logits), **TIGHT)
+
+
+def test_k1_reward_off_policy_carries_the_samplers_log_ratio(
+    logits, ref_logits, old_logits, policy, reference, sampler
+):
+    for weighting, weights in (
+        ("none", sampler),
+        ("attached", policy),
+        ("detached", policy),
+    ):
+        gradient = expected_gradient(
+            logits,
+            ref_logits,
+            old_logits,
+            estimator="k1",
+            placement="reward",
+            weighting=weighting,
+        )
+        by_hand = score_expectation(policy, weights, np.log(sampler / reference))
+        assert np.abs(gradient.numpy() - by_hand).max() < 1e-12
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k3_clip", "k4", "minimax01"])
+@pytest.mark.parametrize("weighting", ["none", "attached", "detached"])
+def test_moments_against_the_sum_over_actions(
+    logits, ref_logits, old_logits, policy, reference, sampler, estimator, weighting
+):
+    log_ratio, ratio = np.log(policy / reference), reference / policy
+    value = {
+        "k1": log_ratio,
+        "k2": log_ratio**2 / 2,
+        "k3": ratio - 1 + log_ratio,
+        "k3_clip": np.minimum(ratio, 10) - 1 + log_ratio,
+        "k4": ratio - 1 + log_ratio,
+        "minimax01": (policy - reference) * np.log(policy),
+    }[estimator]
+    slope = {
+        "k1": np.ones_like(ratio),
+        "k2": log_ratio,
+        "k3": 1 - ratio,
+        "k3_clip": 1 - ratio * (ratio < 10),
+        "k4": 1 - ratio,
+        "minimax01": policy - reference,
+    }[estimator]
+    rho = policy / sampler
+    coefficient = {
+        "none": slope,
+        "detached": rho * slope,
+        "attached": rho * (value + slope),
+    }[weighting]
+    mean, trace_var = gradient_moments(
+        logits, ref_logits, old_logits, estimator=estimator, weighting=weighting
+    )
+    by_hand = score_expectation(policy, sampler, coefficient)
+    scale = max(1.0, np.abs(by_hand).max())
+    assert np.abs(mean.numpy() - by_hand).max() < 1e-12 * scale
+    spread = np.zeros(len(policy))
+    for action in range(policy.shape[-1]):
+        score = -policy.copy()
+        score[:, action] += 1
+        sample = coefficient[:, action : action + 1] * score
+        spread += sampler[:, action] * ((sample - by_hand) ** 2).sum(-1)
+    assert np.allclose(trace_var.numpy(), spread, rtol=1e-9, atol=1e-12)
+
+
+def test_minimax01_descends_half_the_squared_distance(logits, ref_logits):
+    def half_squared_distance(leaf, ref):
+        return 0.5 * (leaf.softmax(-1) - ref.softmax(-1)).square().sum(-1)
+
+    exact = by_autograd(half_squared_distance, logits, ref_logits)
+    gradient = expected_gradient(logits, ref_logits, estimator="minimax01")
+    assert torch.allclose(gradient, exact, **TIGHT)
+    assert relative_error(gradient, reverse_kl_gradient(logits, ref_logits)).min() > 0.1
+
+
+def test_a_sampled_gradient_converges_to_the_enumerated_one():
+    logits = torch.tensor([0.4, -1.2, 1.5, -0.3], dtype=torch.float64)
+    ref_logits = torch.tensor([-0.9, 0.8, 0.1, 0.6], dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    actions = torch.multinomial(
+        logits.softmax(-1), 400_000, replacement=True, generator=generator
+    )
+    logp, ref_logp = (
+        logits.log_softmax(-1)[actions],
+        ref_logits.log_softmax(-1)[actions],
+    )
+    for estimator in ("k2", "k3"):
+        coefficient = sample_coefficient(logp, ref_logp, logp, estimator=estimator)
+        scores = torch.nn.functional.one_hot(actions, 4) - logits.softmax(-1)
+        sampled = (coefficient.unsqueeze(-1) * scores).mean(0)
+        mean, trace_var = gradient_moments(logits, ref_logits, estimator=estimator)
+        distance = (sampled - mean).norm()
+        assert distance < 4 * (trace_var / len(actions)).sqrt()
+        assert (sampled + mean).norm() > 20 * distance
+
+
+def test_cosine_and_relative_error():
+    u = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+    v = torch.tensor([[4.0, 3.0], [1.0, 0.0]])
+    assert cosine(u, v)[0] == pytest.approx(24 / 25)
+    assert cosine(u, v)[1].isnan()
+    assert relative_error(u, v)[0] == pytest.approx(2**0.5 / 5)
+
+
+def test_bad_input_names_the_argument(logits, ref_logits):
+    with pytest.raises(ValueError, match="old_logits has shape"):
+        expected_gradient(logits, ref_logits, logits[0], estimator="k1")
+    with pytest.raises(ValueError, match="placement must be one of"):
+        expected_gradient(logits, ref_logits, estimator="k1", placement="bonus")
+    with pytest.raises(ValueError, match="direction must be one of"):
+        exact_kl_gradient(logits, ref_logits, direction="backward")
+    with pytest.raises(ValueError, match="estimator must be one of"):
+        expected_gradient(logits, ref_logits, estimator="minimax01", placement="reward")

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.kl import estimators
+from analysis.kl.divergences import forward_kl, reverse_kl
+from analysis.kl.estimators import k1, k2, k3, k3_clip, k4
+
+LOGP = torch.tensor([-0.5, -2.0, -1.0, -4.0], dtype=torch.float64)
+REF_LOGP = torch.tensor([-1.5, -0.7, -1.0, -0.5], dtype=torch.float64)
+
+
+def test_hand_computed_values():
+    # log-ratios 1, -1.3, 0, -3.5
+    assert k1(LOGP, REF_LOGP).tolist() == pytest.approx(
+        [1.0, -1.3, 0.0, -3.5], abs=1e-15
+    )
+    assert k2(LOGP, REF_LOGP).tolist() == pytest.approx(
+        [0.5, 0.845, 0.0, 6.125], abs=1e-14
+    )
+    by_hand = [
+        math.exp(-1) - 1 + 1,
+        math.exp(1.3) - 1 - 1.3,
+        0.0,
+        math.exp(3.5) - 1 - 3.5,
+    ]
+    assert k3(LOGP, REF_LOGP).tolist() == pytest.approx(by_hand, abs=1e-13)
+    capped = [*by_hand[:3], 10 - 1 - 3.5]
+    assert k3_clip(LOGP, REF_LOGP).tolist() == pytest.approx(capped, abs=1e-13)
+    assert k3_clip(LOGP, REF_LOGP, max_ratio=3.0)[1] == pytest.approx(
+        3 - 1 - 1.3, abs=1e-14
+    )
+
+
+def test_the_sign_is_policy_minus_reference():
+    assert not torch.allclose(k1(REF_LOGP, LOGP), k1(LOGP, REF_LOGP))
+    assert not torch.allclose(k3(REF_LOGP, LOGP), k3(LOGP, REF_LOGP))
+
+
+def expectation(estimator, logits, ref_logits, weights):
+    logp, ref_logp = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+    return (torch.from_numpy(weights) * estimator(logp, ref_logp)).sum(-1)
+
+
+def test_k1_and_k3_are_unbiased_for_the_reverse_kl_on_policy(
+    logits, ref_logits, policy
+):
+    exact = reverse_kl(logits, ref_logits)
+    for estimator in (k1, k3, k4):
+        assert (
+            expectation(estimator, logits, ref_logits, policy) - exact
+        ).abs().max() < 1e-11
+        wrong = forward_kl(logits, ref_logits)
+        assert (
+            expectation(estimator, logits, ref_logits, policy) - wrong
+        ).abs().min() > 1e-3
+    assert (expectation(k2, logits, ref_logits, policy) - exact).abs().min() > 1e-3
+
+
+def test_a_stale_sampler_biases_every_estimator(logits, ref_logits, sampler):
+    exact = reverse_kl(logits, ref_logits)
+    for estimator in (k1, k2, k3):
+        assert (
+            expectation(estimator, logits, ref_logits, sampler) - exact
+        ).abs().min() > 1e-4
+
+
+def test_k3_clip_is_biased_by_the_mass_above_the_cap(
+    logits, ref_logits, policy, reference
+):
+    excess = (policy * np.maximum(reference / policy - 2.0, 0)).sum(-1)
+    mean = expectation(
+        lambda a, b: k3_clip(a, b, max_ratio=2.0), logits, ref_logits, policy
+    )
+    exact = reverse_kl(logits, ref_logits).numpy()
+    assert np.abs(mean.numpy() - (exact - excess)).max() < 1e-11
+    assert excess.max() > 0.1
+
+
+def test_k4_is_k3_in_value_and_gradient_even_at_the_tie():
+    ref_log_ratio = torch.arange(-120, 121, dtype=torch.float64) / 20
+    logp = ref_log_ratio.clone().requires_grad_(True)
+    zeros = torch.zeros_like(ref_log_ratio)
+    assert torch.equal(k4(logp, zeros), k3(logp, zeros))
+    (of_k4,) = torch.autograd.grad(k4(logp, zeros).sum(), logp)
+    (of_k3,) = torch.autograd.grad(k3(logp, zeros).sum(), logp)
+    assert torch.equal(of_k4, of_k3)
+    # The definition as usually coded leaves half of k1's gradient where pi = pi_ref.
+    literal = torch.where(
+        k1(logp, zeros) < 0,
+        k3(logp, zeros),
+        torch.minimum(k1(logp, zeros), k3(logp, zeros)),
+    )
+    (of_literal,) = torch.autograd.grad(literal.sum(), logp)
+    assert of_literal[120].item() == 0.5
+    assert of_k4[120].item() == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_k3_survives_low_precision_where_the_naive_form_does_not(dtype):
+    logp = torch.full((), -1.0).to(dtype) + torch.linspace(-0.25, 0.25, 101).to(dtype)
+    ref_logp = torch.full_like(logp, -1.0)
+    exact = k3(logp.double(), ref_logp.double())
+    value = k3(logp, ref_logp)
+    assert value.dtype == torch.float32
+    assert (value >= 0).all()
+    off = exact > 1e-9
+    assert ((value.double() - exact).abs() / exact)[off].max() < 0.01
+
+
+def test_the_naive_form_goes_negative_in_bfloat16():
+    delta = torch.tensor(0.01).to(torch.bfloat16)
+    naive = torch.exp(delta) - delta - 1
+    assert naive < 0
+    assert k3(torch.tensor(0.0).to(torch.bfloat16), delta) > 0
+
+
+def test_nothing_is_clamped_unless_asked():
+    far = torch.tensor([-100.0, 0.0])
+    near = torch.tensor([0.0, -100.0])
+    assert k3(far, near)[0] == math.inf
+    assert k3(far, near)[1] == 99.0
+    assert k1(far, near).tolist() == [-100.0, 100.0]
+    assert k3_clip(far, near)[0] == pytest.approx(10 - 1 - 100.0)
+
+
+@pytest.mark.parametrize("name", ["k1", "k2", "k3", "k3_clip", "k4"])
+def test_bad_input_names_the_argument(name):
+    estimator = getattr(estimators, name)
+    with pytest.raises(ValueError, match="ref_logp has shape"):
+        estimator(LOGP, REF_LOGP[:2])
+    with pytest.raises(ValueError, match="logp must be a floating-point tensor"):
+        estimator(LOGP.long(), REF_LOGP)
+
+
+@pytest.mark.parametrize("max_ratio", [0.0, -1.0, math.nan, math.inf])
+def test_k3_clip_refuses_a_meaningless_cap(max_ratio):
+    with pytest.raises(ValueError, match="max_ratio"):
+        k3_clip(LOGP, REF_LOGP, max_ratio=max_ratio)

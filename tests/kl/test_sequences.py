@@ -1,0 +1,251 @@
+"""Sequence gradients against direct sums over sequences, on fixed-length and ragged trees."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from analysis.kl.enumeration import relative_error
+from analysis.kl.sequences import (
+    enumerate_sequences,
+    expected_sequence_gradient,
+    sequence_kl,
+    sequence_kl_gradient,
+    sequence_probability,
+    state_visits,
+    token_logp,
+    visited_kl_gradient,
+)
+
+TIGHT = {"rtol": 0, "atol": 1e-12}
+
+
+def table(sequences, vocab, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return 1.2 * torch.randn(
+        sequences.num_states, vocab, generator=generator, dtype=torch.float64
+    )
+
+
+@pytest.fixture(
+    params=[(3, 3, None), (3, 3, 2), (2, 4, 0)], ids=["fixed", "ragged", "ragged2"]
+)
+def world(request):
+    vocab, length, eos = request.param
+    sequences = enumerate_sequences(vocab, length, eos=eos)
+    return sequences, *(table(sequences, vocab, seed) for seed in (1, 2, 3))
+
+
+def scores(logits, sequences):
+    """grad log pi of every token: [N, T, states, vocab], by hand."""
+    policy = logits.softmax(-1)
+    n, horizon = sequences.tokens.shape
+    out = torch.zeros(n, horizon, *logits.shape, dtype=logits.dtype)
+    for i in range(n):
+        for t in range(horizon):
+            if sequences.mask[i, t]:
+                state, token = sequences.states[i, t], sequences.tokens[i, t]
+                out[i, t, state] = -policy[state]
+                out[i, t, state, token] += 1
+    return out
+
+
+def test_fixed_length_lists_every_word_once():
+    sequences = enumerate_sequences(3, 4)
+    words = {tuple(row.tolist()) for row in sequences.tokens}
+    assert words == set(itertools.product(range(3), repeat=4))
+    assert sequences.mask.all()
+    assert sequences.num_states == 1 + 3 + 9 + 27
+
+
+def test_ragged_sequences_stop_at_the_end_token():
+    sequences = enumerate_sequences(3, 3, eos=2)
+    words = {
+        tuple(row[m].tolist())
+        for row, m in zip(sequences.tokens, sequences.mask, strict=True)
+    }
+    expected = {
+        word
+        for length in (1, 2, 3)
+        for word in itertools.product(range(3), repeat=length)
+        if 2 not in word[:-1] and (word[-1] == 2 or length == 3)
+    }
+    assert words == expected
+    assert len(sequences.tokens) == len(expected)
+    # A state is a prefix: two sequences share it exactly when they share the tokens before.
+    prefixes = {}
+    for row, states, mask in zip(
+        sequences.tokens, sequences.states, sequences.mask, strict=True
+    ):
+        for t in range(int(mask.sum())):
+            prefix = tuple(row[:t].tolist())
+            assert prefixes.setdefault(prefix, int(states[t])) == int(states[t])
+    assert sorted(prefixes.values()) == list(range(sequences.num_states))
+
+
+def test_probabilities_sum_to_one_and_visits_to_the_mean_length(world):
+    sequences, logits, *_ = world
+    probability = sequence_probability(logits, sequences)
+    assert probability.sum().item() == pytest.approx(1.0, abs=1e-13)
+    mean_length = (probability * sequences.mask.sum(-1)).sum()
+    visits = state_visits(logits, sequences)
+    assert visits.sum().item() == pytest.approx(mean_length.item(), abs=1e-12)
+    assert visits[0].item() == pytest.approx(1.0, abs=1e-13)
+
+
+@pytest.mark.parametrize("direction", ["reverse", "forward"])
+def test_the_chain_rule_of_the_kl(world, direction):
+    sequences, logits, ref_logits, _ = world
+    of, other = (logits, ref_logits) if direction == "reverse" else (ref_logits, logits)
+    of_logp, other_logp = of.log_softmax(-1), other.log_softmax(-1)
+    per_state = (of_logp.exp() * (of_logp - other_logp)).sum(-1)
+    chain = (state_visits(of, sequences) * per_state).sum()
+    exact = sequence_kl(logits, ref_logits, sequences, direction=direction)
+    assert exact.item() == pytest.approx(chain.item(), abs=1e-12)
+
+
+def test_reverse_gradient_is_the_log_ratio_to_go(world):
+    sequences, logits, ref_logits, _ = world
+    probability = sequence_probability(logits, sequences)
+    log_ratio = token_logp(logits, sequences) - token_logp(ref_logits, sequences)
+    score = scores(logits, sequences)
+    by_hand = torch.zeros_like(logits)
+    for i in range(len(probability)):
+        for t in range(sequences.tokens.shape[1]):
+            by_hand += probability[i] * log_ratio[i, t:].sum() * score[i, t]
+    exact = sequence_kl_gradient(logits, ref_logits, sequences)
+    assert torch.allclose(exact, by_hand, **TIGHT)
+    assert not torch.allclose(exact, -by_hand, atol=1e-3)
+    to_go = expected_sequence_gradient(
+        logits,
+        ref_logits,
+        sequences,
+        estimator="k1",
+        placement="reward",
+        credit="to_go",
+    )
+    whole = expected_sequence_gradient(
+        logits,
+        ref_logits,
+        sequences,
+        estimator="k1",
+        placement="reward",
+        credit="whole",
+    )
+    assert torch.allclose(to_go, exact, **TIGHT)
+    assert torch.allclose(whole, exact, **TIGHT)
+
+
+def test_token_losses_miss_the_future(world):
+    sequences, logits, ref_logits, _ = world
+    exact = sequence_kl_gradient(logits, ref_logits, sequences)
+    visited = visited_kl_gradient(logits, ref_logits, sequences)
+    loss = expected_sequence_gradient(logits, ref_logits, sequences, estimator="k2")
+    immediate = expected_sequence_gradient(
+        logits,
+        ref_logits,
+        sequences,
+        estimator="k1",
+        placement="reward",
+        credit="immediate",
+    )
+    assert torch.allclose(loss, visited, **TIGHT)
+    assert torch.allclose(immediate, visited, **TIGHT)
+    assert relative_error(loss.flatten(), exact.flatten()) > 0.05
+    forward = visited_kl_gradient(logits, ref_logits, sequences, direction="forward")
+    k3_loss = expected_sequence_gradient(logits, ref_logits, sequences, estimator="k3")
+    assert torch.allclose(k3_loss, forward, **TIGHT)
+
+
+def test_sequence_level_losses_have_the_sequence_kls_gradients(world):
+    sequences, logits, ref_logits, _ = world
+    at = lambda k: expected_sequence_gradient(
+        logits, ref_logits, sequences, estimator=k, level="sequence"
+    )
+    reverse = sequence_kl_gradient(logits, ref_logits, sequences)
+    forward = sequence_kl_gradient(logits, ref_logits, sequences, direction="forward")
+    assert at("k1").abs().max() < 1e-13
+    assert torch.allclose(at("k2"), reverse, **TIGHT)
+    assert torch.allclose(at("k3"), forward, rtol=0, atol=1e-11)
+    assert not torch.allclose(at("k3"), reverse, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "weighting"), [("k3", "attached"), ("k2", "detached")]
+)
+def test_off_policy_sequence_weights_are_exact_and_token_weights_are_not(
+    world, estimator, weighting
+):
+    sequences, logits, ref_logits, old_logits = world
+    exact = sequence_kl_gradient(logits, ref_logits, sequences)
+    at = lambda level: expected_sequence_gradient(
+        logits,
+        ref_logits,
+        sequences,
+        old_logits,
+        estimator=estimator,
+        weighting=weighting,
+        level=level,
+    )
+    assert torch.allclose(at("sequence"), exact, rtol=0, atol=1e-11)
+    assert relative_error(at("token").flatten(), exact.flatten()) > 0.05
+    # What a token weight does reach: the per-state gradient at the states the sampler visits.
+    visited = visited_kl_gradient(logits, ref_logits, sequences, old_logits)
+    assert torch.allclose(at("token"), visited, **TIGHT)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k3_clip"])
+@pytest.mark.parametrize("credit", ["immediate", "to_go", "whole"])
+def test_rewards_against_the_written_out_sum(world, estimator, credit):
+    sequences, logits, ref_logits, old_logits = world
+    logp, ref_logp, old_logp = (
+        token_logp(x, sequences) for x in (logits, ref_logits, old_logits)
+    )
+    score = scores(logits, sequences)
+    value = {
+        "k1": lambda x: x,
+        "k2": lambda x: x * x / 2,
+        "k3": lambda x: math.exp(-x) - 1 + x,
+        "k3_clip": lambda x: min(math.exp(-x), 10.0) - 1 + x,
+    }[estimator]
+    by_hand = torch.zeros_like(logits)
+    for i in range(len(logp)):
+        probability = old_logp[i].sum().exp()
+        length = int(sequences.mask[i].sum())
+        k = [value((old_logp - ref_logp)[i, t].item()) for t in range(length)]
+        for t in range(length):
+            weight = (logp - old_logp)[i, t].exp()
+            credited = {"immediate": k[t], "to_go": sum(k[t:]), "whole": sum(k)}[credit]
+            by_hand += probability * weight * credited * score[i, t]
+    gradient = expected_sequence_gradient(
+        logits,
+        ref_logits,
+        sequences,
+        old_logits,
+        estimator=estimator,
+        placement="reward",
+        weighting="detached",
+        credit=credit,
+    )
+    assert torch.allclose(gradient, by_hand, rtol=0, atol=1e-11)
+
+
+def test_bad_input_names_the_argument():
+    sequences = enumerate_sequences(3, 2)
+    logits = table(sequences, 3, 0)
+    with pytest.raises(ValueError, match=r"logits must be a table \[4, vocab\]"):
+        token_logp(logits[:2], sequences)
+    with pytest.raises(ValueError, match="eos must be a token"):
+        enumerate_sequences(3, 2, eos=3)
+    with pytest.raises(ValueError, match="vocab_size >= 2"):
+        enumerate_sequences(1, 2)
+    for name in ("level", "placement", "credit"):
+        with pytest.raises(ValueError, match=f"{name} must be one of"):
+            expected_sequence_gradient(
+                logits, logits, sequences, estimator="k1", **{name: "x"}
+            )
+    with pytest.raises(ValueError, match="direction must be one of"):
+        sequence_kl(logits, logits, sequences, direction="x")

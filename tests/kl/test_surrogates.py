@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from analysis.kl.estimators import k1, k2, k3
+from analysis.kl.surrogates import (
+    ESTIMATORS,
+    LOSS_ESTIMATORS,
+    gradient_coefficient,
+    kl_loss,
+    kl_penalty,
+    minimax01,
+)
+
+LOGP = torch.tensor([[-0.5, -2.0, -1.0], [-4.0, -0.2, -3.0]], dtype=torch.float64)
+REF_LOGP = torch.tensor([[-1.5, -0.7, -1.1], [-0.5, -0.9, -0.3]], dtype=torch.float64)
+OLD_LOGP = torch.tensor([[-0.9, -1.6, -1.0], [-3.1, -0.5, -2.2]], dtype=torch.float64)
+
+
+def gradient(loss, logp):
+    return torch.autograd.grad(loss.sum(), logp, retain_graph=True)[0]
+
+
+@pytest.fixture
+def logp():
+    return LOGP.clone().requires_grad_(True)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_unweighted_loss_is_the_estimator(estimator, logp):
+    assert torch.equal(
+        kl_loss(logp, REF_LOGP, estimator=estimator),
+        ESTIMATORS[estimator](LOGP, REF_LOGP),
+    )
+
+
+@pytest.mark.parametrize("estimator", LOSS_ESTIMATORS)
+def test_the_coefficient_is_the_derivative(estimator, logp):
+    by_autograd = gradient(kl_loss(logp, REF_LOGP, estimator=estimator), logp)
+    coefficient = gradient_coefficient(LOGP, REF_LOGP, estimator=estimator)
+    assert torch.allclose(by_autograd, coefficient, rtol=0, atol=1e-13)
+    assert not coefficient.requires_grad
+
+
+def test_coefficients_by_hand():
+    at = lambda name: gradient_coefficient(LOGP, REF_LOGP, estimator=name)
+    assert (at("k1") == 1).all()
+    assert at("k2")[0, 0] == pytest.approx(1.0)
+    assert at("k3")[0, 1] == pytest.approx(1 - math.exp(1.3))
+    assert at("k3_clip")[1, 0] == 1.0  # r = e^3.5 > 10: k1's coefficient, pushing away
+    assert at("k3")[1, 0] == pytest.approx(1 - math.exp(3.5))
+    assert at("minimax01")[1, 1] == pytest.approx(math.exp(-0.2) - math.exp(-0.9))
+
+
+def test_attached_weight_is_differentiated_and_detached_is_not(logp):
+    ratio = torch.exp(LOGP - OLD_LOGP)
+    for estimator, value in (("k1", k1), ("k2", k2), ("k3", k3)):
+        attached = kl_loss(
+            logp, REF_LOGP, OLD_LOGP, estimator=estimator, weighting="attached"
+        )
+        detached = kl_loss(
+            logp, REF_LOGP, OLD_LOGP, estimator=estimator, weighting="detached"
+        )
+        assert torch.allclose(attached, ratio * value(LOGP, REF_LOGP))
+        assert torch.equal(attached, detached)
+        coefficient = gradient_coefficient(LOGP, REF_LOGP, estimator=estimator)
+        assert torch.allclose(gradient(detached, logp), ratio * coefficient)
+        expected = ratio * (value(LOGP, REF_LOGP) + coefficient)
+        assert torch.allclose(gradient(attached, logp), expected)
+        assert not torch.allclose(gradient(attached, logp), gradient(detached, logp))
+
+
+def test_attached_k3_has_the_coefficient_of_detached_k2(logp):
+    attached = kl_loss(logp, REF_LOGP, OLD_LOGP, estimator="k3", weighting="attached")
+    detached = kl_loss(logp, REF_LOGP, OLD_LOGP, estimator="k2", weighting="detached")
+    assert torch.allclose(
+        gradient(attached, logp), gradient(detached, logp), rtol=0, atol=1e-12
+    )
+
+
+def test_reference_and_sampler_get_no_gradient(logp):
+    ref_logp = REF_LOGP.clone().requires_grad_(True)
+    old_logp = OLD_LOGP.clone().requires_grad_(True)
+    loss = kl_loss(logp, ref_logp, old_logp, estimator="k3", weighting="attached").sum()
+    grads = torch.autograd.grad(loss, (ref_logp, old_logp), allow_unused=True)
+    assert grads == (None, None)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_the_penalty_is_the_detached_estimator(estimator, logp):
+    penalty = kl_penalty(logp, REF_LOGP, estimator=estimator)
+    assert torch.equal(penalty, ESTIMATORS[estimator](LOGP, REF_LOGP))
+    assert not penalty.requires_grad
+
+
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, 1e30])
+@pytest.mark.parametrize("weighting", ["none", "attached", "detached"])
+@pytest.mark.parametrize("estimator", LOSS_ESTIMATORS)
+def test_masked_positions_contribute_exactly_nothing(estimator, weighting, garbage):
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    spoil = lambda x: torch.where(mask, x, garbage)
+    logp = spoil(LOGP).requires_grad_(True)
+    loss = kl_loss(
+        logp,
+        spoil(REF_LOGP),
+        spoil(OLD_LOGP),
+        estimator=estimator,
+        weighting=weighting,
+        mask=mask,
+    )
+    clean_logp = LOGP.clone().requires_grad_(True)
+    clean = kl_loss(
+        clean_logp, REF_LOGP, OLD_LOGP, estimator=estimator, weighting=weighting
+    )
+    assert torch.equal(loss, torch.where(mask, clean, 0.0))
+    assert torch.equal(
+        gradient(loss, logp), torch.where(mask, gradient(clean, clean_logp), 0.0)
+    )
+    if estimator in ESTIMATORS:
+        penalty = kl_penalty(
+            spoil(LOGP), spoil(REF_LOGP), estimator=estimator, mask=mask
+        )
+        assert (penalty[~mask] == 0).all()
+
+
+def test_minimax01_is_no_value_but_a_gradient(logp):
+    coefficient = LOGP.exp() - REF_LOGP.exp()
+    assert torch.allclose(gradient(minimax01(logp, REF_LOGP), logp), coefficient)
+
+
+def test_bad_input_names_the_argument(logp):
+    with pytest.raises(ValueError, match="estimator must be one of.*did you mean 'k3'"):
+        kl_loss(logp, REF_LOGP, estimator="k33")
+    with pytest.raises(ValueError, match="weighting must be one of"):
+        kl_loss(logp, REF_LOGP, OLD_LOGP, weighting="both")
+    with pytest.raises(ValueError, match="old_logp is needed"):
+        kl_loss(logp, REF_LOGP, weighting="attached")
+    with pytest.raises(ValueError, match="old_logp has shape"):
+        kl_loss(logp, REF_LOGP, OLD_LOGP[0], weighting="detached")
+    with pytest.raises(ValueError, match="mask has shape"):
+        kl_loss(logp, REF_LOGP, mask=torch.ones(3, dtype=torch.bool))
+    with pytest.raises(ValueError, match="estimator must be one of"):
+        kl_penalty(LOGP, REF_LOGP, estimator="minimax01")
+    with pytest.raises(ValueError, match="ref_logp has shape"):
+        kl_penalty(LOGP, REF_LOGP[0])
