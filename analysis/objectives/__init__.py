@@ -1,0 +1,1 @@
+"""Objectives: from rewards to advantages, and from log-probs and advantages to a loss."""
