@@ -1,0 +1,197 @@
+"""The equation index: which function implements which equation of the book.
+
+A function names its equation in its docstring (a line ``Equation: ``label`` ``, the label being the
+function's own name). A page labels the equation. This module reads both as text, without importing the
+package, and writes the index page. :func:`problems` says where the two sides disagree.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+import yaml
+
+_FIELD = re.compile(
+    r"^[ \t]*Equation:[ \t]*(``[^`\n]+``(?:,[ \t]*``[^`\n]+``)*)", re.MULTILINE
+)
+_NAME = re.compile(r"``([^`]+)``")
+_DIRECTIVE = re.compile(
+    r"^[ \t]*[`:]{3,}\{math\}.*\n((?:[ \t]*:[\w-]+:.*\n)*)", re.MULTILINE
+)
+_OPTION = re.compile(r"^[ \t]*:label:[ \t]*(\S+)", re.MULTILINE)
+_DOLLARS = re.compile(r"\$\$[ \t]*\(([^()\s]+)\)")
+
+_HEADER = """\
+# Equations and the code that computes them
+
+Each numbered equation carries the name of the function that implements it. Search the repository for the
+name and you find the equation, the function and its tests.
+
+| Equation | Function | Shown in |
+|---|---|---|
+"""
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """A function that names the equation it implements."""
+
+    label: str
+    function: str  # dotted, e.g. analysis.kl.estimators.k3
+    path: str  # relative to the root, with forward slashes
+    line: int
+
+
+@dataclass(frozen=True)
+class Equation:
+    """A labelled equation of the book."""
+
+    label: str
+    path: str  # page or notebook, relative to the root
+
+
+def implementations(root: Path) -> list[Implementation]:
+    """Every ``Equation`` field in the docstrings of ``analysis/``, by path and line."""
+    found = []
+    for path in sorted((root / "analysis").rglob("*.py")):
+        relative = path.relative_to(root)
+        module = ".".join(relative.with_suffix("").parts)
+        tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(relative))
+        for name, node in _documented(tree):
+            for field in _FIELD.findall(ast.get_docstring(node) or ""):
+                found += [
+                    Implementation(
+                        label, f"{module}.{name}", relative.as_posix(), node.lineno
+                    )
+                    for label in _NAME.findall(field)
+                ]
+    return found
+
+
+def equations(root: Path) -> list[Equation]:
+    """Every labelled equation of the pages in ``book/`` and the notebooks in ``notebooks/``."""
+    sources = [
+        *sorted((root / "book").glob("*.md")),
+        *sorted((root / "notebooks").glob("*.ipynb")),
+    ]
+    return [
+        Equation(label, path.relative_to(root).as_posix())
+        for path in sources
+        for label in labels(_markdown(path))
+    ]
+
+
+def labels(text: str) -> list[str]:
+    """The labels of the equations in MyST text: ``{math}`` directives and ``$$ ... $$ (label)``."""
+    directives = [
+        match
+        for options in _DIRECTIVE.findall(text)
+        for match in _OPTION.findall(options)
+    ]
+    return directives + _DOLLARS.findall(text)
+
+
+def problems(root: Path) -> list[str]:
+    """One line for each disagreement between docstrings and pages; empty when they agree.
+
+    They agree when every field is the name of its function and is shown once in the book, and every
+    labelled equation is such a field or a step ``<field>-...`` of its derivation.
+    """
+    code, shown = implementations(root), equations(root)
+    fields = Counter(item.label for item in code)
+    pages = Counter(item.label for item in shown)
+    lines = []
+    for item in code:
+        where = f"{item.path}:{item.line}: {item.function}"
+        if item.label != item.function.rpartition(".")[2]:
+            lines.append(
+                f"{where} names equation {item.label!r}; use the function's own name"
+            )
+        if fields[item.label] > 1:
+            lines.append(
+                f"{where} shares equation {item.label!r} with another function; rename one"
+            )
+        if item.label not in pages:
+            lines.append(
+                f"{where} names equation {item.label!r}, which no page shows; add it"
+            )
+    for equation in shown:
+        if pages[equation.label] > 1:
+            lines.append(
+                f"{equation.path}: label {equation.label!r} is used twice; rename one"
+            )
+        if not any(_belongs(equation.label, field) for field in fields):
+            lines.append(
+                f"{equation.path}: equation {equation.label!r} names no function and no step "
+                "of one's derivation; name the function in its label or drop the label"
+            )
+    return list(dict.fromkeys(lines))
+
+
+def write_index(path: Path, root: Path) -> None:
+    """Write the index page to ``path`` (``book/_generated/equations.md``), links relative to it."""
+    pages = {equation.label: equation.path for equation in equations(root)}
+    repository = repository_url(root)
+    rows = []
+    for item in implementations(root):
+        code = f"[`{item.function}`]({repository}/blob/{_branch(root)}/{item.path}#L{item.line})"
+        if item.label in pages:
+            document = os.path.relpath(root / _document(pages[item.label]), path.parent)
+            rows.append(
+                f"| {{eq}}`{item.label}` | {code} | {{doc}}`{Path(document).as_posix()}` |"
+            )
+        else:
+            rows.append(f"| not numbered | {code} | |")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(_HEADER + "\n".join(rows) + "\n", encoding="utf-8")
+
+
+def repository_url(root: Path) -> str:
+    """The repository's address, from ``_config.yml``, where alone it is said."""
+    return str(_repository(root)["url"]).rstrip("/")
+
+
+def _branch(root: Path) -> str:
+    return str(_repository(root)["branch"])
+
+
+def _repository(root: Path) -> dict[str, str]:
+    config = yaml.safe_load((root / "_config.yml").read_text(encoding="utf-8"))
+    return config["repository"]
+
+
+def _belongs(label: str, field: str) -> bool:
+    return label == field or label.startswith(f"{field}-")
+
+
+def _document(page: str) -> str:
+    """The document, without suffix, that Sphinx reads for a source: notebooks are read as run."""
+    stem = page.rpartition(".")[0]
+    return re.sub(r"^notebooks/", "book/_run/", stem)
+
+
+def _markdown(path: Path) -> str:
+    if path.suffix == ".md":
+        return path.read_text(encoding="utf-8")
+    cells = nbformat.read(path, as_version=4).cells
+    return "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+
+
+def _documented(
+    tree: ast.Module,
+) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]]:
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node.name, node
+        elif isinstance(node, ast.ClassDef):
+            yield node.name, node
+            for method in node.body:
+                if isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                    yield f"{node.name}.{method.name}", method
