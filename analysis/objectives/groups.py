@@ -24,6 +24,8 @@ def deviations(values: Tensor, counted: Tensor) -> Tensor:
         [..., N], float64; 0 where not counted.
     """
     values = values.detach().to(torch.float64)
+    if values.shape[-1] == 0:
+        return values
     member = values.gather(-1, counted.to(torch.uint8).argmax(dim=-1, keepdim=True))
     shifted = torch.where(counted, values - member, 0.0)
     mean = shifted.sum(dim=-1, keepdim=True) / _count(counted).clamp(min=1)

@@ -1,0 +1,190 @@
+"""Group advantages: hand-computed constants, exact zeros, bounds and invariances."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis.objectives.advantages import group_centre, group_normalise, leave_one_out
+
+ADVANTAGES = [group_normalise, group_centre, leave_one_out]
+
+#: Rewards on a grid, so that a shift by a grid point loses no digit.
+rewards_on_grid = st.lists(st.integers(-64, 64), min_size=2, max_size=9).map(
+    lambda numbers: torch.tensor(numbers, dtype=torch.float64) / 8
+)
+
+
+def test_constants_by_hand():
+    rewards = torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)  # mean 3, squares 4 + 1 + 9
+    centred = [-2.0, -1.0, 3.0]
+    assert group_centre(rewards).tolist() == centred
+    assert leave_one_out(rewards).tolist() == [-3.0, -1.5, 4.5]
+    for ddof, variance in ((0, 14 / 3), (1, 7.0)):
+        expected = [value / (math.sqrt(variance) + 0.25) for value in centred]
+        result = group_normalise(rewards, ddof=ddof, eps=0.25)
+        assert result.tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_default_is_the_sample_standard_deviation():
+    rewards = torch.tensor([[0.0, 1.0, 1.0, 3.0]], dtype=torch.float64)
+    explicit = (rewards - rewards.mean(-1, keepdim=True)) / (rewards.std(-1, keepdim=True) + 1e-4)
+    assert torch.allclose(group_normalise(rewards), explicit, rtol=0, atol=1e-12)
+    population = group_normalise(rewards, ddof=0)
+    assert (group_normalise(rewards) - population).abs().max() > 0.05
+
+
+def test_leave_one_out_is_the_mean_of_the_others():
+    rewards = torch.tensor([[0.5, -1.0, 4.0, 2.0], [1.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    for row, result in zip(rewards.tolist(), leave_one_out(rewards).tolist(), strict=True):
+        for index, reward in enumerate(row):
+            others = row[:index] + row[index + 1 :]
+            assert result[index] == pytest.approx(reward - sum(others) / len(others), abs=1e-12)
+
+
+@pytest.mark.parametrize("function", ADVANTAGES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [2, 3, 7, 64, 1000])
+def test_equal_rewards_are_exactly_zero(function, dtype, size):
+    for reward in (0.3, 1 / 3, 0.0, 6e4, -torch.finfo(dtype).max):
+        rewards = torch.full((2, size), reward, dtype=dtype)
+        assert torch.equal(function(rewards), torch.zeros(2, size).to(function(rewards)))
+    if function is group_normalise:
+        rewards = torch.full((size,), 0.3, dtype=dtype)
+        for options in ({"eps": 0.0}, {"eps": 1e-8}, {"eps": 0.0, "std_min": 0.0, "std_max": 1.0}):
+            assert torch.count_nonzero(group_normalise(rewards, **options)) == 0
+
+
+def test_the_float32_mean_of_seven_equal_rewards_is_a_trap():
+    rewards = torch.tensor([0.3] * 7)
+    naive = (rewards - rewards.mean()) / (rewards.std() + 1e-8)
+    assert naive.abs().max() > 0.1  # why the shift is there
+    assert torch.count_nonzero(group_normalise(rewards, eps=1e-8)) == 0
+
+
+def test_rounding_noise_is_blown_up_unless_the_std_is_clipped():
+    for dtype in (torch.float32, torch.float64):
+        rewards = torch.tensor([0.99999, 1.00001, 0.99999, 1.00001], dtype=dtype)
+        loud = group_normalise(rewards, eps=0.0)
+        expected = torch.tensor([-1.0, 1.0, -1.0, 1.0], dtype=dtype) * math.sqrt(3) / 2
+        assert torch.allclose(loud, expected, rtol=0, atol=1e-6)
+        quiet = group_normalise(rewards, eps=0.0, std_min=0.1)
+        assert torch.allclose(quiet, torch.sign(expected) * 1e-4, rtol=0, atol=1e-6)
+
+
+def test_clip_of_the_standard_deviation():
+    rewards = torch.tensor([-3.0, 0.0, 3.0], dtype=torch.float64)  # std 3
+    assert group_normalise(rewards, eps=0.0).tolist() == [-1.0, 0.0, 1.0]
+    assert group_normalise(rewards, eps=0.0, std_max=1.5).tolist() == [-2.0, 0.0, 2.0]
+    assert group_normalise(rewards, eps=0.0, std_min=6.0).tolist() == [-0.5, 0.0, 0.5]
+    assert group_normalise(rewards, eps=0.5, std_min=5.5, std_max=9.0).tolist() == [-0.5, 0.0, 0.5]
+    assert group_normalise(rewards, eps=0.0, std_min=1.0, std_max=5.0).tolist() == [-1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("size", range(2, 9))
+def test_bounds_are_reached_by_one_against_the_rest(size):
+    bounds = {0: math.sqrt(size - 1), 1: (size - 1) / math.sqrt(size)}
+    groups = torch.tensor(list(itertools.product([0.0, 1.0], repeat=size)), dtype=torch.float64)
+    for ddof, bound in bounds.items():
+        largest = group_normalise(groups, ddof=ddof, eps=0.0).abs().max().item()
+        assert largest == pytest.approx(bound, abs=1e-12)
+
+
+@settings(max_examples=80, deadline=None)
+@given(rewards_on_grid)
+def test_bounds_hold_for_any_rewards(rewards):
+    size = len(rewards)
+    for ddof, bound in ((0, math.sqrt(size - 1)), (1, (size - 1) / math.sqrt(size))):
+        assert group_normalise(rewards, ddof=ddof, eps=0.0).abs().max() <= bound + 1e-12
+
+
+@settings(max_examples=80, deadline=None)
+@given(rewards_on_grid, st.integers(-8000, 8000))
+def test_a_shift_of_all_rewards_changes_nothing(rewards, shift):
+    for function in ADVANTAGES:
+        assert torch.equal(function(rewards + shift / 8), function(rewards))
+
+
+@settings(max_examples=80, deadline=None)
+@given(rewards_on_grid, st.randoms(use_true_random=False))
+def test_permutation_equivariance(rewards, random):
+    order = list(range(len(rewards)))
+    random.shuffle(order)
+    for function in ADVANTAGES:
+        assert torch.allclose(
+            function(rewards[order]), function(rewards)[order], rtol=1e-12, atol=1e-13
+        )
+
+
+@settings(max_examples=80, deadline=None)
+@given(rewards_on_grid)
+def test_zero_mean_and_scale(rewards):
+    for function in ADVANTAGES:
+        assert abs(function(rewards).sum().item()) < 1e-10
+    scaled = group_normalise(3 * rewards, eps=0.0)
+    assert torch.allclose(scaled, group_normalise(rewards, eps=0.0), rtol=1e-12, atol=1e-12)
+    assert torch.allclose(group_centre(-rewards), -group_centre(rewards), rtol=0, atol=1e-12)
+
+
+def test_groups_do_not_mix_and_leading_axes_are_free():
+    rewards = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for function in ADVANTAGES:
+        together = function(rewards)
+        for index in np.ndindex(2, 3):
+            assert torch.equal(together[index], function(rewards[index]))
+
+
+@pytest.mark.parametrize("function", ADVANTAGES)
+def test_dtypes_and_no_gradient(function):
+    for dtype, expected in (
+        (torch.float16, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+    ):
+        result = function(torch.tensor([0.0, 1.0, 3.0], dtype=dtype, requires_grad=True))
+        assert result.dtype == expected
+        assert not result.requires_grad
+        exact = function(torch.tensor([0.0, 1.0, 3.0], dtype=torch.float64))
+        assert torch.allclose(result.double(), exact, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("function", ADVANTAGES)
+def test_a_group_of_one_is_refused(function):
+    for shape in [(), (0,), (1,), (4, 1)]:
+        with pytest.raises(ValueError, match="rewards.*at least two"):
+            function(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("function", ADVANTAGES)
+def test_a_bad_reward_stays_visible_in_its_own_group(function):
+    rewards = torch.tensor([[0.0, math.nan, 1.0], [0.0, 1.0, 2.0]])
+    result = function(rewards)
+    assert result[0].isnan().all()
+    assert torch.equal(result[1], function(rewards[1]))
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"ddof": 2}, "ddof"),
+        ({"ddof": -1}, "ddof"),
+        ({"eps": -1e-9}, "eps"),
+        ({"eps": math.nan}, "eps"),
+        ({"eps": math.inf}, "eps"),
+        ({"std_min": -0.1}, "std_min"),
+        ({"std_min": math.nan}, "std_min"),
+        ({"std_max": 0.0}, "std_max"),
+        ({"std_max": math.nan}, "std_max"),
+        ({"std_min": 2.0, "std_max": 1.0}, "std_min"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, name):
+    with pytest.raises(ValueError, match=name):
+        group_normalise(torch.tensor([0.0, 1.0]), **options)

@@ -1,0 +1,99 @@
+"""Aggregation modes against plain Python sums over rows of different lengths."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from analysis.objectives.aggregation import MODES, aggregate, token_weights
+
+VALUES = torch.tensor(
+    [[1.0, 2.0, 4.0, 8.0], [3.0, -5.0, 7.0, 11.0], [13.0, 17.0, 19.0, 23.0]], dtype=torch.float64
+)
+MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0]], dtype=torch.bool)  # one row empty
+
+BY_HAND = {
+    "token_mean": (7 + 3) / 4,
+    "seq_mean_token_mean": (7 / 3 + 3 + 0) / 3,
+    "seq_mean_token_sum": (7 + 3 + 0) / 3,
+    "seq_mean_token_sum_norm": (7 / 4 + 3 / 4 + 0) / 3,
+}
+
+
+def test_every_mode_has_a_value_by_hand():
+    assert set(BY_HAND) == set(MODES)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_value_by_hand(mode):
+    assert aggregate(VALUES, MASK, mode).item() == pytest.approx(BY_HAND[mode], abs=1e-12)
+    others = [BY_HAND[other] for other in MODES if other != mode]
+    assert min(abs(aggregate(VALUES, MASK, mode).item() - other) for other in others) > 1e-2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradient_is_the_weight_and_the_weights_depend_on_the_mask_alone(mode):
+    values = VALUES.clone().requires_grad_()
+    aggregate(values, MASK, mode).backward()
+    weights = token_weights(MASK, mode, dtype=torch.float64)
+    assert torch.equal(values.grad, weights)
+    assert torch.equal(weights != 0, MASK)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf])
+def test_masked_garbage_changes_neither_value_nor_gradient(mode, garbage):
+    values = torch.where(MASK, VALUES, garbage).requires_grad_()
+    total = aggregate(values, MASK, mode)
+    total.backward()
+    assert torch.equal(total, aggregate(VALUES, MASK, mode))
+    assert torch.equal(values.grad, token_weights(MASK, mode, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_counted_is_exactly_zero(mode):
+    values = torch.full((2, 3), math.nan, requires_grad=True)
+    total = aggregate(values, torch.zeros(2, 3, dtype=torch.bool), mode)
+    total.backward()
+    assert total.item() == 0.0
+    assert torch.equal(values.grad, torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0)])
+def test_no_rows_or_no_tokens_is_exactly_zero(mode, shape):
+    assert aggregate(torch.ones(shape), torch.ones(shape), mode).item() == 0.0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_leading_axes_are_rows(mode):
+    stacked = aggregate(VALUES.reshape(3, 1, 4), MASK.reshape(3, 1, 4), mode)
+    assert torch.equal(stacked, aggregate(VALUES, MASK, mode))
+    single = aggregate(VALUES[0], MASK[0], mode)
+    assert torch.equal(single, aggregate(VALUES[:1], MASK[:1], mode))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_zero_one_masks_of_other_dtypes(mode):
+    for dtype in (torch.int64, torch.float32):
+        assert torch.equal(aggregate(VALUES, MASK.to(dtype), mode), aggregate(VALUES, MASK, mode))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_half_precision_is_summed_in_float32(mode):
+    values = torch.full((4, 1000), 0.1, dtype=torch.bfloat16)
+    total = aggregate(values, torch.ones(4, 1000), mode)
+    exact = aggregate(values.double(), torch.ones(4, 1000), mode).item()
+    assert total.dtype == torch.float32
+    assert total.item() == pytest.approx(exact, rel=1e-5)
+
+
+def test_refusals_name_the_argument():
+    with pytest.raises(ValueError, match=r"aggregation.*did you mean 'token_mean'"):
+        aggregate(VALUES, MASK, "token_means")
+    with pytest.raises(ValueError, match="mask has shape"):
+        aggregate(VALUES, MASK[:2], "token_mean")
+    with pytest.raises(ValueError, match="mask"):
+        token_weights(torch.tensor(True), "token_mean")

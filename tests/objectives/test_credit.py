@@ -1,0 +1,217 @@
+"""Credit within a completion: reward-to-go, process supervision, the KL folded into advantages."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis.objectives import advantages as public
+from analysis.objectives.advantages import fold_kl, process_supervision, reward_to_go
+
+# Step rewards 1, 3 | 2 | none: mean 2, squared deviations 1 + 1 + 0.
+STEP_REWARDS = [[1.0, 3.0], [2.0], []]
+STEP_ENDS = [[1, 3], [2], []]
+LENGTHS = [6, 3, 2]
+IN_STANDARD_DEVIATIONS = [
+    [0.0, 0.0, 1.0, 1.0, 0.0, 0.0],
+    [0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+    [0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+]
+
+
+def loops(step_rewards, step_ends, lengths, ddof, eps):
+    """Process supervision as its formula reads, in plain Python."""
+    everything = [reward for rewards in step_rewards for reward in rewards]
+    mean = sum(everything) / len(everything)
+    squares = sum((reward - mean) ** 2 for reward in everything)
+    std = math.sqrt(squares / (len(everything) - ddof))
+    return [
+        [
+            sum(
+                (reward - mean) / (std + eps)
+                for reward, end in zip(rewards, ends, strict=True)
+                if end >= t
+            )
+            for t in range(max(lengths))
+        ]
+        for rewards, ends in zip(step_rewards, step_ends, strict=True)
+    ]
+
+
+def padded(step_rewards, step_ends, garbage):
+    width = max(len(row) for row in step_rewards) + 1
+    rewards = [[*row, *[garbage] * (width - len(row))] for row in step_rewards]
+    ends = [[*row, *[-1] * (width - len(row))] for row in step_ends]
+    return torch.tensor(rewards, dtype=torch.float64), torch.tensor(ends)
+
+
+def test_process_supervision_by_hand():
+    for ddof, std in ((0, math.sqrt(2 / 3)), (1, 1.0)):
+        result = process_supervision(STEP_REWARDS, STEP_ENDS, LENGTHS, ddof=ddof, eps=0.0)
+        expected = torch.tensor(IN_STANDARD_DEVIATIONS) / std
+        assert result.dtype == torch.float32
+        assert torch.allclose(result, expected, rtol=0, atol=1e-6)
+
+
+@st.composite
+def process_groups(draw):
+    lengths = draw(st.lists(st.integers(1, 9), min_size=2, max_size=5))
+    ends = [sorted(draw(st.sets(st.integers(0, length - 1), max_size=4))) for length in lengths]
+    rewards = [[draw(st.integers(-40, 40)) / 8 for _ in row] for row in ends]
+    return rewards, ends, lengths
+
+
+@settings(max_examples=80, deadline=None)
+@given(process_groups(), st.sampled_from([0, 1]))
+def test_process_supervision_against_its_formula_in_loops(group, ddof):
+    rewards, ends, lengths = group
+    if sum(map(len, rewards)) < 2:
+        return
+    expected = torch.tensor(loops(rewards, ends, lengths, ddof, 1e-3), dtype=torch.float64)
+    ragged = [torch.tensor(row, dtype=torch.float64) for row in rewards]
+    result = process_supervision(ragged, ends, lengths, ddof=ddof, eps=1e-3)
+    assert result.dtype == torch.float64
+    assert torch.allclose(result, expected, rtol=0, atol=1e-11)
+    for output, row in enumerate(ends):
+        assert torch.count_nonzero(result[output, (row[-1] + 1 if row else 0) :]) == 0
+
+
+@pytest.mark.parametrize("garbage", [0.0, math.nan, -math.inf, 1e30])
+def test_padded_layout_equals_ragged_layout_whatever_the_padding_holds(garbage):
+    rewards, ends = padded(STEP_REWARDS, STEP_ENDS, garbage)
+    result = process_supervision(rewards, ends, torch.tensor(LENGTHS))
+    ragged = process_supervision(STEP_REWARDS, STEP_ENDS, LENGTHS)
+    assert result.dtype == torch.float64
+    assert torch.allclose(result.float(), ragged, rtol=0, atol=1e-6)
+    batch = process_supervision(
+        torch.stack([rewards, 2 * rewards]), torch.stack([ends, ends]), torch.tensor([LENGTHS] * 2)
+    )
+    assert torch.equal(batch[0], result)
+    assert torch.allclose(batch[1], result, rtol=0, atol=1e-3)  # scale drops out, up to eps
+    assert not torch.equal(batch[1], result)
+
+
+def test_one_step_per_output_is_group_normalisation_up_to_that_step():
+    rewards = torch.tensor([0.0, 1.0, 4.0, 4.5], dtype=torch.float64)
+    result = process_supervision(
+        rewards[:, None], torch.tensor([[0], [1], [2], [2]]), torch.tensor([3, 3, 3, 3])
+    )
+    normalised = public.group_normalise(rewards)
+    covered = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 1]])
+    assert torch.allclose(result, normalised[:, None] * covered, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-8])
+def test_equal_step_rewards_are_exactly_zero(eps):
+    result = process_supervision([[0.3] * 3, [0.3] * 4], [[0, 2, 4], [1, 2, 3, 6]], [5, 7], eps=eps)
+    assert torch.equal(result, torch.zeros(2, 7))
+    single = process_supervision([[0.7], []], [[1], []], [2, 2], eps=eps)
+    assert torch.equal(single, torch.zeros(2, 2))
+    assert torch.equal(process_supervision([[], []], [[], []], [3, 1]), torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("step_rewards", "step_ends", "lengths", "message"),
+    [
+        ([[1.0], [2.0]], [[0], [3]], [3, 3], "0-based"),
+        ([[1.0], [2.0]], [[-1], [2]], [3, 3], "output 0.*negative"),
+        ([[1.0, 2.0], [2.0]], [[1, 1], [2]], [3, 3], "strictly increasing"),
+        ([[1.0, 2.0], [2.0]], [[2, 1], [2]], [3, 3], "strictly increasing"),
+        ([[1.0, 2.0], [2.0]], [[1], [2]], [3, 3], "step_ends of output 0"),
+        ([[1.0], [2.0]], [[1]], [3, 3], "step_ends has 1 outputs"),
+        ([[1.0], [2.0]], [[1.5], [2.0]], [3, 3], "step_ends must hold integers"),
+        ([[1.0], [2.0]], [[1], [2]], [3], "lengths has shape"),
+        ([[1.0], [2.0]], [[1], [2]], [3.0, 3.0], "lengths must hold integers"),
+        ([[], [2.0]], [[], [2]], [-1, 3], "lengths must be >= 0"),
+        ([[1.0, 2.0]], [[0, 1]], [3], "at least two"),
+        ([], [], [], "at least two|outputs"),
+    ],
+)
+def test_process_supervision_refuses(step_rewards, step_ends, lengths, message):
+    with pytest.raises(ValueError, match=message):
+        process_supervision(step_rewards, step_ends, lengths)
+
+
+def test_process_supervision_refuses_padding_before_a_step():
+    with pytest.raises(ValueError, match="padding"):
+        process_supervision(torch.ones(2, 2), torch.tensor([[-1, 1], [0, 1]]), torch.tensor([2, 2]))
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 13])
+def test_reward_to_go_against_its_recursion(gamma, length):
+    rewards = torch.randn(2, 3, length, generator=torch.Generator().manual_seed(length)).double()
+    running, expected = torch.zeros(2, 3, dtype=torch.float64), []
+    for t in reversed(range(length)):
+        running = rewards[..., t] + gamma * running
+        expected.append(running)
+    result = reward_to_go(rewards, gamma=gamma)
+    assert torch.allclose(result, torch.stack(expected[::-1], dim=-1), rtol=0, atol=1e-12)
+
+
+def test_reward_to_go_looks_forward_and_refuses_other_discounts():
+    late = torch.tensor([0.0, 0.0, 1.0, 0.0])
+    assert reward_to_go(late, gamma=0.5).tolist() == [0.25, 0.5, 1.0, 0.0]
+    assert reward_to_go(torch.zeros(2, 0)).shape == (2, 0)
+    for gamma in (-0.1, 1.1, math.nan):
+        with pytest.raises(ValueError, match="gamma"):
+            reward_to_go(late, gamma=gamma)
+
+
+KL = torch.tensor([[0.5, -1.0, 2.0, 4.0], [1.0, 3.0, -0.5, 8.0]], dtype=torch.float64)
+MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 1, 1]], dtype=torch.bool)
+ADVANTAGES = torch.tensor([1.5, -2.0], dtype=torch.float64)
+
+
+def test_fold_kl_by_hand():
+    immediate = fold_kl(ADVANTAGES, KL, MASK, beta=0.5)
+    assert immediate.tolist() == [[1.25, 2.0, 0.5, 0.0], [-2.5, 0.0, -1.75, -6.0]]
+    to_go = fold_kl(ADVANTAGES, KL, MASK, beta=0.5, credit="to_go")
+    assert to_go.tolist() == [[0.75, 1.0, 0.5, 0.0], [-6.25, 0.0, -5.75, -6.0]]
+    halved = fold_kl(ADVANTAGES, KL, MASK, beta=0.5, credit="to_go", gamma=0.5)
+    assert halved.tolist() == [[1.25, 1.5, 0.5, 0.0], [-2.9375, 0.0, -3.75, -6.0]]
+    assert not torch.allclose(immediate, fold_kl(ADVANTAGES, -KL, MASK, beta=0.5))
+
+
+def test_fold_kl_takes_one_advantage_a_token_and_beta_zero_is_no_kl():
+    tokens = torch.arange(8, dtype=torch.float64).reshape(2, 4)
+    expected = torch.where(MASK, tokens - 2 * KL, 0.0)
+    assert torch.equal(fold_kl(tokens, KL, MASK, beta=2.0), expected)
+    assert torch.equal(fold_kl(tokens, KL, MASK, beta=0.0), torch.where(MASK, tokens, 0.0))
+    assert torch.equal(
+        fold_kl(tokens, KL, MASK, beta=2.0),
+        fold_kl(tokens, KL, MASK, beta=2.0, credit="to_go", gamma=0.0),
+    )
+
+
+@pytest.mark.parametrize("credit", ["immediate", "to_go"])
+@pytest.mark.parametrize("garbage", [math.nan, math.inf])
+def test_fold_kl_ignores_what_is_masked_and_detaches(credit, garbage):
+    tokens = ADVANTAGES[:, None].expand(2, 4)
+    clean = fold_kl(tokens, KL, MASK, beta=0.3, credit=credit)
+    dirty = fold_kl(
+        torch.where(MASK, tokens, garbage).requires_grad_(),
+        torch.where(MASK, KL, garbage).requires_grad_(),
+        MASK,
+        beta=0.3,
+        credit=credit,
+    )
+    assert torch.equal(clean, dirty)
+    assert not dirty.requires_grad
+    assert torch.count_nonzero(clean[~MASK]) == 0
+
+
+def test_fold_kl_refuses():
+    with pytest.raises(ValueError, match=r"credit.*did you mean 'to_go'"):
+        fold_kl(ADVANTAGES, KL, MASK, beta=0.1, credit="togo")
+    for beta in (-0.1, math.nan, math.inf):
+        with pytest.raises(ValueError, match="beta"):
+            fold_kl(ADVANTAGES, KL, MASK, beta=beta)
+    with pytest.raises(ValueError, match="advantages has shape"):
+        fold_kl(ADVANTAGES[:1], KL, MASK, beta=0.1)
+    with pytest.raises(ValueError, match="mask"):
+        fold_kl(ADVANTAGES, KL, MASK[:, :2], beta=0.1)
