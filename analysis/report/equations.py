@@ -1,13 +1,15 @@
 """The equation index: which function implements which equation of the book.
 
 A function names its equation in its docstring (a line ``Equation: ``label`` ``, the label being the
-function's own name). A page labels the equation. This module reads both as text, without importing the
-package, and writes the index page. :func:`problems` says where the two sides disagree.
+function's own name) and gives its formula in a ``.. math::`` block. A chapter that derives the equation
+labels it. This module reads both as text, without importing the package, and writes the index page, which
+also shows the equations that no chapter derives. :func:`problems` says where the two sides disagree.
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import re
 from collections import Counter
@@ -18,15 +20,14 @@ from pathlib import Path
 import nbformat
 import yaml
 
-_FIELD = re.compile(
-    r"^[ \t]*Equation:[ \t]*(``[^`\n]+``(?:,[ \t]*``[^`\n]+``)*)", re.MULTILINE
-)
+_FIELD = re.compile(r"^[ \t]*Equation:[ \t]*(``[^`\n]+``(?:,[ \t]*``[^`\n]+``)*)", re.MULTILINE)
 _NAME = re.compile(r"``([^`]+)``")
-_DIRECTIVE = re.compile(
-    r"^[ \t]*[`:]{3,}\{math\}.*\n((?:[ \t]*:[\w-]+:.*\n)*)", re.MULTILINE
-)
+_DIRECTIVE = re.compile(r"^[ \t]*[`:]{3,}\{math\}.*\n((?:[ \t]*:[\w-]+:.*\n)*)", re.MULTILINE)
 _OPTION = re.compile(r"^[ \t]*:label:[ \t]*(\S+)", re.MULTILINE)
 _DOLLARS = re.compile(r"\$\$[ \t]*\(([^()\s]+)\)")
+
+_FORMULA = re.compile(r"^\.\. math::(.*\n(?:[ \t]+.*\n|[ \t]*\n)*)", re.MULTILINE)
+_ROLE = re.compile(r":(\w+):`~?([^`]+)`")
 
 _HEADER = """\
 # Equations and the code that computes them
@@ -39,6 +40,14 @@ name and you find the equation, the function and its tests.
 """
 
 
+_BELOW = """
+## Formulas that no chapter derives
+
+They are taken from the docstrings of the functions named. {doc}`/book/notation` defines the symbols.
+
+"""
+
+
 @dataclass(frozen=True)
 class Implementation:
     """A function that names the equation it implements."""
@@ -47,6 +56,8 @@ class Implementation:
     function: str  # dotted, e.g. analysis.kl.estimators.k3
     path: str  # relative to the root, with forward slashes
     line: int
+    summary: str  # the docstring's first line, as MyST
+    formula: str  # the docstring's first formula, as LaTeX; empty if it has none
 
 
 @dataclass(frozen=True)
@@ -65,13 +76,13 @@ def implementations(root: Path) -> list[Implementation]:
         module = ".".join(relative.with_suffix("").parts)
         tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(relative))
         for name, node in _documented(tree):
-            for field in _FIELD.findall(ast.get_docstring(node) or ""):
-                found += [
-                    Implementation(
-                        label, f"{module}.{name}", relative.as_posix(), node.lineno
-                    )
-                    for label in _NAME.findall(field)
-                ]
+            text = ast.get_docstring(node) or ""
+            place = (f"{module}.{name}", relative.as_posix(), node.lineno)
+            found += [
+                Implementation(label, *place, _summary(text), _formula(text))
+                for field in _FIELD.findall(text)
+                for label in _NAME.findall(field)
+            ]
     return found
 
 
@@ -91,9 +102,7 @@ def equations(root: Path) -> list[Equation]:
 def labels(text: str) -> list[str]:
     """The labels of the equations in MyST text: ``{math}`` directives and ``$$ ... $$ (label)``."""
     directives = [
-        match
-        for options in _DIRECTIVE.findall(text)
-        for match in _OPTION.findall(options)
+        match for options in _DIRECTIVE.findall(text) for match in _OPTION.findall(options)
     ]
     return directives + _DOLLARS.findall(text)
 
@@ -101,8 +110,8 @@ def labels(text: str) -> list[str]:
 def problems(root: Path) -> list[str]:
     """One line for each disagreement between docstrings and pages; empty when they agree.
 
-    They agree when every field is the name of its function and is shown once in the book, and every
-    labelled equation is such a field or a step ``<field>-...`` of its derivation.
+    They agree when every field is the name of its function and has a formula, in a chapter or in the
+    docstring, and every labelled equation is such a field or a step ``<field>-...`` of its derivation.
     """
     code, shown = implementations(root), equations(root)
     fields = Counter(item.label for item in code)
@@ -111,22 +120,16 @@ def problems(root: Path) -> list[str]:
     for item in code:
         where = f"{item.path}:{item.line}: {item.function}"
         if item.label != item.function.rpartition(".")[2]:
-            lines.append(
-                f"{where} names equation {item.label!r}; use the function's own name"
-            )
+            lines.append(f"{where} names equation {item.label!r}; use the function's own name")
         if fields[item.label] > 1:
             lines.append(
                 f"{where} shares equation {item.label!r} with another function; rename one"
             )
-        if item.label not in pages:
-            lines.append(
-                f"{where} names equation {item.label!r}, which no page shows; add it"
-            )
+        if item.label not in pages and not item.formula:
+            lines.append(f"{where} names equation {item.label!r} and shows none; add '.. math::'")
     for equation in shown:
         if pages[equation.label] > 1:
-            lines.append(
-                f"{equation.path}: label {equation.label!r} is used twice; rename one"
-            )
+            lines.append(f"{equation.path}: label {equation.label!r} is used twice; rename one")
         if not any(_belongs(equation.label, field) for field in fields):
             lines.append(
                 f"{equation.path}: equation {equation.label!r} names no function and no step "
@@ -136,21 +139,38 @@ def problems(root: Path) -> list[str]:
 
 
 def write_index(path: Path, root: Path) -> None:
-    """Write the index page to ``path`` (``book/_generated/equations.md``), links relative to it."""
+    """Write the index page to ``path`` (``book/_generated/equations.md``), links relative to it.
+
+    Raises:
+        ValueError: docstrings and pages disagree; the message is the first of :func:`problems`.
+    """
+    faults = problems(root)
+    if faults:
+        raise ValueError(faults[0])
     pages = {equation.label: equation.path for equation in equations(root)}
-    repository = repository_url(root)
-    rows = []
+    source = f"{repository_url(root)}/blob/{_repository(root)['branch']}"
+    rows, below = [], []
     for item in implementations(root):
-        code = f"[`{item.function}`]({repository}/blob/{_branch(root)}/{item.path}#L{item.line})"
+        code = f"[`{item.function}`]({source}/{item.path}#L{item.line})"
+        where = "below"
         if item.label in pages:
             document = os.path.relpath(root / _document(pages[item.label]), path.parent)
-            rows.append(
-                f"| {{eq}}`{item.label}` | {code} | {{doc}}`{Path(document).as_posix()}` |"
-            )
+            where = f"{{doc}}`{Path(document).as_posix()}`"
         else:
-            rows.append(f"| not numbered | {code} | |")
+            below.append(_section(item))
+        rows.append(f"| {{eq}}`{item.label}` | {code} | {where} |")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_HEADER + "\n".join(rows) + "\n", encoding="utf-8")
+    path.write_text(
+        _HEADER + "\n".join(rows) + "\n" + (_BELOW + "\n".join(below) if below else ""),
+        encoding="utf-8",
+    )
+
+
+def _section(item: Implementation) -> str:
+    name = item.function.rpartition(".")[2]
+    return (
+        f"**`{name}`**. {item.summary}\n\n```{{math}}\n:label: {item.label}\n{item.formula}\n```\n"
+    )
 
 
 def repository_url(root: Path) -> str:
@@ -158,13 +178,19 @@ def repository_url(root: Path) -> str:
     return str(_repository(root)["url"]).rstrip("/")
 
 
-def _branch(root: Path) -> str:
-    return str(_repository(root)["branch"])
-
-
 def _repository(root: Path) -> dict[str, str]:
     config = yaml.safe_load((root / "_config.yml").read_text(encoding="utf-8"))
     return config["repository"]
+
+
+def _summary(docstring: str) -> str:
+    first = docstring.partition("\n")[0]
+    return _ROLE.sub(lambda m: f"${m[2]}$" if m[1] == "math" else f"`{m[2]}`", first)
+
+
+def _formula(docstring: str) -> str:
+    found = _FORMULA.search(docstring + "\n")
+    return inspect.cleandoc(found[1].strip()) if found else ""
 
 
 def _belongs(label: str, field: str) -> bool:

@@ -26,9 +26,7 @@ def figures(notebook: Path) -> dict[str, bytes]:
             continue
         image = _image(cell.get("outputs", []))
         if image is None:
-            raise ValueError(
-                f"{notebook.name}: figure {name!r} has no image; run the notebook"
-            )
+            raise ValueError(f"{notebook.name}: figure {name!r} has no image; run the notebook")
         if name in found:
             raise ValueError(f"{notebook.name}: figure name {name!r} is used twice")
         found[name] = image
@@ -44,9 +42,7 @@ def write_figures(folder: Path, target: Path) -> list[Path]:
     for notebook in sorted(folder.glob("*.ipynb")):
         for name, image in figures(notebook).items():
             if name in images:
-                raise ValueError(
-                    f"{notebook.name}: figure name {name!r} is in another notebook"
-                )
+                raise ValueError(f"{notebook.name}: figure name {name!r} is in another notebook")
             images[name] = image
     target.mkdir(parents=True, exist_ok=True)
     paths = {target / f"{name}.png": image for name, image in images.items()}

@@ -42,9 +42,7 @@ def start(profile: str = "quick") -> None:
         ValueError: unknown ``profile``.
     """
     if profile not in PROFILES:
-        raise ValueError(
-            f"profile must be one of {', '.join(PROFILES)}; got {profile!r}"
-        )
+        raise ValueError(f"profile must be one of {', '.join(PROFILES)}; got {profile!r}")
     _recorded.clear()
     torch.set_num_threads(1)
     _silence_progress_bars()
@@ -52,9 +50,7 @@ def start(profile: str = "quick") -> None:
     style.use()
     shell = get_ipython()
     if shell is not None:
-        select_figure_formats(
-            shell, "retina", bbox_inches=None, metadata=style.PNG_METADATA
-        )
+        select_figure_formats(shell, "retina", bbox_inches=None, metadata=style.PNG_METADATA)
 
 
 def record(key: str, value: Any, spec: str = "") -> None:
@@ -102,15 +98,11 @@ def format_value(key: str, value: Any, spec: str) -> str:
     if math.isinf(number):
         return "∞" if number > 0 else "−∞"
     if isinstance(number, float) and not spec:
-        raise ValueError(
-            f"record key {key!r}: give a format such as '.4f' to round a float"
-        )
+        raise ValueError(f"record key {key!r}: give a format such as '.4f' to round a float")
     try:
         text = format(number, spec)
     except ValueError as error:
-        raise ValueError(
-            f"record key {key!r}: format {spec!r} does not apply: {error}"
-        ) from None
+        raise ValueError(f"record key {key!r}: format {spec!r} does not apply: {error}") from None
     if not any(digit in text for digit in "123456789"):
         text = text.removeprefix("-")
     exponent = _EXPONENT.match(text)
@@ -124,9 +116,7 @@ def _scalar(key: str, value: Any) -> int | float:
     try:
         number = value.item() if hasattr(value, "item") else value
     except (RuntimeError, ValueError):
-        raise ValueError(
-            f"record key {key!r}: expected one number, got {len(value)}"
-        ) from None
+        raise ValueError(f"record key {key!r}: expected one number, got {len(value)}") from None
     if type(number) not in (int, float):
         raise ValueError(
             f"record key {key!r}: expected a number or text, got {type(value).__name__}"

@@ -138,9 +138,7 @@ def line(name: str, placement: str = "loss") -> dict[str, str]:
     if name not in COLOURS:
         raise ValueError(f"name must be one of {', '.join(COLOURS)}; got {name!r}")
     if placement not in LINESTYLES:
-        raise ValueError(
-            f"placement must be one of {', '.join(LINESTYLES)}; got {placement!r}"
-        )
+        raise ValueError(f"placement must be one of {', '.join(LINESTYLES)}; got {placement!r}")
     return {
         "color": COLOURS[name],
         "marker": MARKERS[name],

@@ -15,7 +15,12 @@ ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "repository:\n  url: https://example.org/book/\n  branch: main\n"
 MODULE = '''
 def k3(logp):
-    """The third.
+    """The third, of :math:`l`; see :func:`plain`.
+
+    .. math:: l +
+        1
+
+        - 2
 
     Equation: ``k3``
     Source: someone.
@@ -44,9 +49,7 @@ CHAPTER = [
 ]
 
 
-def tree(
-    root: Path, module: str = MODULE, page: str = PAGE, chapter: list[str] = CHAPTER
-) -> Path:
+def tree(root: Path, module: str = MODULE, page: str = PAGE, chapter: list[str] = CHAPTER) -> Path:
     for folder in ("analysis/kl", "book/_generated", "notebooks"):
         (root / folder).mkdir(parents=True)
     (root / "_config.yml").write_text(CONFIG)
@@ -55,22 +58,19 @@ def tree(
     (root / "book/_generated/equations.md").write_text("$$ q $$ (generated)")
     cells = [nbformat.v4.new_markdown_cell(source) for source in chapter]
     cells.append(nbformat.v4.new_code_cell('"""\n$$ q $$ (code)\n"""'))
-    nbformat.write(
-        nbformat.v4.new_notebook(cells=cells), root / "notebooks/01_estimators.ipynb"
-    )
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), root / "notebooks/01_estimators.ipynb")
     return root
 
 
 def test_fields_are_found_with_function_file_and_line(tmp_path: Path) -> None:
+    path = "analysis/kl/estimators.py"
+    module = "analysis.kl.estimators"
     assert equations.implementations(tree(tmp_path)) == [
         equations.Implementation(
-            "k3", "analysis.kl.estimators.k3", "analysis/kl/estimators.py", 2
+            "k3", f"{module}.k3", path, 2, "The third, of $l$; see `plain`.", "l +\n1\n\n- 2"
         ),
         equations.Implementation(
-            "density",
-            "analysis.kl.estimators.Policy.density",
-            "analysis/kl/estimators.py",
-            10,
+            "density", f"{module}.Policy.density", path, 15, "Of a policy.", ""
         ),
     ]
 
@@ -111,7 +111,7 @@ def test_sides_that_agree_have_no_problems(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"page": ""}, "Policy.density names equation 'density', which no page shows"),
+        ({"page": ""}, "Policy.density names equation 'density' and shows none"),
         (
             {"page": PAGE + "$$x$$ (k9)"},
             "book/notation.md: equation 'k9' names no function",
@@ -145,13 +145,18 @@ def test_index_links_equation_function_and_page(tmp_path: Path) -> None:
     assert any(row.endswith("| {doc}`../notation` |") for row in rows)
 
 
-def test_index_shows_a_function_whose_equation_is_missing_without_a_broken_link(
-    tmp_path: Path,
-) -> None:
-    path = tree(tmp_path, page="") / "book/_generated/equations.md"
+def test_index_shows_the_formula_that_no_chapter_shows(tmp_path: Path) -> None:
+    path = tree(tmp_path, chapter=["intro"]) / "book/_generated/equations.md"
     equations.write_index(path, tmp_path)
-    assert "{eq}`density`" not in path.read_text()
-    assert "Policy.density" in path.read_text()
+    assert "**`k3`**. The third, of $l$; see `plain`." in path.read_text()
+    assert "```{math}\n:label: k3\nl +\n1\n\n- 2\n```" in path.read_text()
+    assert equations.labels(path.read_text()) == ["k3"]
+
+
+def test_index_refuses_a_book_that_disagrees_with_its_code(tmp_path: Path) -> None:
+    path = tree(tmp_path, page="") / "book/_generated/equations.md"
+    with pytest.raises(ValueError, match=r"estimators.py:15: .*density"):
+        equations.write_index(path, tmp_path)
 
 
 def test_reading_the_package_does_not_import_it(tmp_path: Path) -> None:

@@ -50,9 +50,7 @@ def test_value_becomes_this_text(value: object, spec: str, text: str) -> None:
         (True, "", "bool"),
     ],
 )
-def test_unquotable_value_is_refused_by_key(
-    value: object, spec: str, complaint: str
-) -> None:
+def test_unquotable_value_is_refused_by_key(value: object, spec: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint) as refusal:
         session.format_value("the_key", value, spec)
     assert "the_key" in str(refusal.value)
@@ -66,9 +64,7 @@ def test_malformed_key_is_refused(key: str) -> None:
 
 
 def test_unknown_profile_is_refused_by_name() -> None:
-    with pytest.raises(
-        ValueError, match="profile must be one of quick, full; got 'fast'"
-    ):
+    with pytest.raises(ValueError, match="profile must be one of quick, full; got 'fast'"):
         session.start("fast")
 
 
@@ -86,10 +82,7 @@ CELLS = {
     "pyplot": "import matplotlib.pyplot as plt\nfig, ax = plt.subplots(); ax.plot([1, 2]); fig",
     "bars": "from tqdm import tqdm\nfrom tqdm.auto import tqdm as auto\n"
     "for _ in auto(tqdm(range(3))): pass",
-    "once": (
-        ONCE
-        := "get_ipython().run_cell(\"session.record('one', 1)\", store_history=True)"
-    ),
+    "once": (ONCE := "get_ipython().run_cell(\"session.record('one', 1)\", store_history=True)"),
     "again": ONCE + ".success",
     "elsewhere": "session.record('one',  1)",
     "loop": "for n in range(2): session.record('two', n)",

@@ -88,9 +88,7 @@ def test_lines_and_their_labels_are_visible_on_the_white_card(name: str) -> None
 
 @pytest.mark.parametrize("vision", VISION)
 def test_no_two_colours_are_confused(vision: str) -> None:
-    seen = {
-        name: cielab(VISION[vision] @ linear(style.COLOURS[name])) for name in NAMES
-    }
+    seen = {name: cielab(VISION[vision] @ linear(style.COLOURS[name])) for name in NAMES}
     nearest = min(
         (float(np.linalg.norm(seen[a] - seen[b])), a, b)
         for a, b in itertools.combinations(NAMES, 2)
@@ -99,9 +97,7 @@ def test_no_two_colours_are_confused(vision: str) -> None:
 
 
 def test_red_and_green_of_equal_lightness_would_be_called_confused() -> None:
-    red, green = (
-        cielab(VISION["deuteranopia"] @ linear(c)) for c in ("#B05A28", "#7A7A20")
-    )
+    red, green = (cielab(VISION["deuteranopia"] @ linear(c)) for c in ("#B05A28", "#7A7A20"))
     assert np.linalg.norm(red - green) < 15
 
 
