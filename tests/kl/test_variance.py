@@ -1,0 +1,190 @@
+"""Means, variances and control variates by enumeration, against an independent numpy route."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.kl.divergences import chi_square, forward_kl, reverse_kl
+from analysis.kl.variance import (
+    estimator_means,
+    estimator_variances,
+    jeffreys_divergence,
+    optimal_control_weight,
+    variance_gap,
+)
+
+NUMPY_ESTIMATORS = {
+    "k1": lambda r: -np.log(r),
+    "k2": lambda r: np.log(r) ** 2 / 2,
+    "k3": lambda r: r - 1 - np.log(r),
+    "k3_clip": lambda r: np.minimum(r, 10.0) - 1 - np.log(r),
+    "k4": lambda r: np.where(r > 1, r - 1 - np.log(r), np.minimum(-np.log(r), r - 1 - np.log(r))),
+}
+
+
+def covariance(weights: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """E[xy] - E[x]E[y]: another formula than the centred one of the package."""
+    return (weights * x * y).sum(-1) - (weights * x).sum(-1) * (weights * y).sum(-1)
+
+
+def assert_close(actual: torch.Tensor, expected: np.ndarray) -> None:
+    assert np.abs(actual.numpy() - expected).max() <= 1e-12 * max(1.0, np.abs(expected).max())
+
+
+def test_means_on_policy(logits, ref_logits, policy, reference):
+    means = estimator_means(logits, ref_logits)
+    assert list(means) == list(NUMPY_ESTIMATORS)
+    for name, estimator in NUMPY_ESTIMATORS.items():
+        assert_close(means[name], (policy * estimator(reference / policy)).sum(-1))
+    assert (means["k3"] - means["k2"]).abs().min() > 1e-3
+
+
+def test_variances_on_policy(logits, ref_logits, policy, reference):
+    variances = estimator_variances(logits, ref_logits)
+    for name, estimator in NUMPY_ESTIMATORS.items():
+        sample = estimator(reference / policy)
+        assert_close(variances[name], covariance(policy, sample, sample))
+
+
+def test_means_and_variances_under_a_stale_sampler(
+    logits, ref_logits, old_logits, policy, reference, sampler
+):
+    means = estimator_means(logits, ref_logits, old_logits)
+    variances = estimator_variances(logits, ref_logits, old_logits)
+    for name, estimator in NUMPY_ESTIMATORS.items():
+        sample = estimator(reference / policy)
+        assert_close(means[name], (sampler * sample).sum(-1))
+        assert_close(variances[name], covariance(sampler, sample, sample))
+    assert "optimal" not in variances
+
+
+def test_mean_of_k3_under_a_stale_sampler_by_divergences(logits, ref_logits, old_logits):
+    ratio = torch.exp(ref_logits.log_softmax(-1) - logits.log_softmax(-1))
+    expected = (
+        reverse_kl(old_logits, ref_logits)
+        - reverse_kl(old_logits, logits)
+        + (old_logits.softmax(-1) * ratio).sum(-1)
+        - 1
+    )
+    assert_close(estimator_means(logits, ref_logits, old_logits)["k3"], expected.numpy())
+
+
+def test_jeffreys_is_both_kls_and_the_covariance_of_r_and_its_log(
+    logits, ref_logits, policy, reference
+):
+    jeffreys = jeffreys_divergence(logits, ref_logits)
+    assert_close(
+        jeffreys, (reverse_kl(logits, ref_logits) + forward_kl(logits, ref_logits)).numpy()
+    )
+    r = reference / policy
+    assert_close(jeffreys, covariance(policy, r, np.log(r)))
+    assert (jeffreys > 0.1).all()
+
+
+def test_variance_identity(logits, ref_logits, policy, reference):
+    gap = variance_gap(logits, ref_logits)
+    r = reference / policy
+    k1, k3 = -np.log(r), r - 1 - np.log(r)
+    assert_close(gap, covariance(policy, k3, k3) - covariance(policy, k1, k1))
+    assert_close(
+        gap,
+        (chi_square(logits, ref_logits) - 2 * jeffreys_divergence(logits, ref_logits)).numpy(),
+    )
+    assert (gap < 0).any() and (gap > 0).any()
+
+
+def test_the_identity_needs_the_factor_two(logits, ref_logits):
+    wrong = chi_square(logits, ref_logits) - jeffreys_divergence(logits, ref_logits)
+    assert (variance_gap(logits, ref_logits) - wrong).abs().min() > 1e-3
+
+
+def test_optimal_weight_is_the_regression_of_k1_on_one_minus_r(
+    logits, ref_logits, policy, reference
+):
+    weight = optimal_control_weight(logits, ref_logits)
+    for row in range(len(weight)):
+        root = np.sqrt(policy[row])
+        r = reference[row] / policy[row]
+        design = root[:, None] * np.stack([np.ones_like(r), 1 - r], axis=1)
+        _, slope = np.linalg.lstsq(design, root * -np.log(r), rcond=None)[0]
+        assert weight[row].item() == pytest.approx(slope, rel=1e-10)
+
+
+def test_optimal_weight_beats_its_neighbours_and_both_estimators(
+    logits, ref_logits, policy, reference
+):
+    variances = estimator_variances(logits, ref_logits)
+    weight = optimal_control_weight(logits, ref_logits).numpy()[:, None]
+    r = reference / policy
+    at = [
+        covariance(policy, sample, sample)
+        for sample in (-np.log(r) + (weight + step) * (r - 1) for step in (-0.01, 0.0, 0.01))
+    ]
+    assert_close(variances["optimal"], at[1])
+    assert (at[1] < at[0]).all() and (at[1] < at[2]).all()
+    assert (variances["optimal"] < variances["k1"]).all()
+    assert (variances["optimal"] < variances["k3"]).all()
+    jeffreys, chi = jeffreys_divergence(logits, ref_logits), chi_square(logits, ref_logits)
+    assert_close(variances["optimal"], (variances["k1"] - jeffreys.square() / chi).numpy())
+
+
+def test_near_the_reference_the_optimal_weight_is_that_of_k3(logits):
+    direction = torch.linspace(-1, 1, logits.shape[-1], dtype=torch.float64)
+    steps = torch.tensor([1e-2, 1e-4, 1e-6, 0.0], dtype=torch.float64)
+    moved = logits[0] + steps[:, None] * direction
+    weights = optimal_control_weight(moved, logits[0].expand_as(moved))
+    distance = (weights - 1).abs()
+    assert (distance <= steps).all()
+    assert distance[3] == 0.0
+    assert distance[1] / distance[0] == pytest.approx(0.01, rel=0.05)
+
+
+def test_an_equal_pair_has_no_mean_and_no_variance(logits):
+    for value in (*estimator_means(logits, logits).values(), variance_gap(logits, logits)):
+        assert value.abs().max() == 0.0
+    for variance in estimator_variances(logits, logits).values():
+        assert variance.abs().max() == 0.0
+
+
+def test_k3_misses_the_mass_that_the_policy_never_samples():
+    policy = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
+    reference = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
+    means = estimator_means(policy.log(), reference.log())
+    kl = 0.5 * math.log(0.5 / 0.5) + 0.5 * math.log(0.5 / 0.2)
+    assert means["k1"].item() == pytest.approx(kl, rel=1e-14)
+    assert means["k3"].item() == pytest.approx(kl - 0.3, rel=1e-14)
+
+
+def test_disjoint_supports_are_not_reported_as_finite():
+    narrow = torch.tensor([0.0, 0.0, -math.inf], dtype=torch.float64)
+    wide = torch.zeros(3, dtype=torch.float64)
+    for pair in ((narrow, wide), (wide, narrow)):
+        assert not torch.isfinite(jeffreys_divergence(*pair))
+        assert not torch.isfinite(variance_gap(*pair))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        jeffreys_divergence,
+        variance_gap,
+        optimal_control_weight,
+        estimator_means,
+        estimator_variances,
+    ],
+)
+def test_bad_input_names_the_argument(function, logits):
+    with pytest.raises(ValueError, match="ref_logits has shape"):
+        function(logits, logits[:, :3])
+    with pytest.raises(ValueError, match="logits must be a floating-point tensor"):
+        function(logits.long(), logits)
+
+
+@pytest.mark.parametrize("function", [estimator_means, estimator_variances])
+def test_a_sampler_of_another_shape_is_refused(function, logits):
+    with pytest.raises(ValueError, match="old_logits has shape"):
+        function(logits, logits, logits[:3])
