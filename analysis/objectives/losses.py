@@ -262,13 +262,14 @@ def _clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip: ClipRange) -
     """Minus the minimum of the free and the clipped product.
 
     The minimum takes the clipped side exactly where the advantage asks for a move past the bound.
-    There the log-ratio is cut off before ``exp``, so that an overflow cannot turn the zero
-    gradient into NaN.
+    There, and where the advantage is zero, the gradient is zero; the log-ratio is cut off before
+    ``exp`` so that an overflow cannot turn that zero into NaN.
     """
     ratio = log_ratio.detach().exp()
     clipped = ((advantages > 0) & (ratio > clip.high)) | ((advantages < 0) & (ratio < clip.low))
-    free = torch.where(clipped, 0.0, log_ratio).exp()
-    effective = torch.where(clipped, ratio.clamp(clip.low, clip.high), free)
+    constant = clipped | (advantages == 0)
+    free = torch.where(constant, 0.0, log_ratio).exp()
+    effective = torch.where(constant, ratio.clamp(clip.low, clip.high), free)
     return TokenTerms(-effective * advantages, ratio, clipped)
 
 

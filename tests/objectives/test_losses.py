@@ -351,12 +351,25 @@ def test_an_overflowing_ratio_that_is_clipped_has_zero_gradient_not_nan(kind):
     assert logp.grad.item() == 0.0
 
 
+@pytest.mark.parametrize("kind", MIN_TYPE)
+def test_an_overflowing_row_with_a_masked_tail_or_zero_advantage_stays_finite(kind):
+    logp = torch.zeros(2, 3, requires_grad=True)
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    old_logp = torch.full((2, 3), -200.0)
+    output = policy_loss(logp, old_logp, torch.tensor([1.0, 0.0]), mask, kind=kind)
+    output.loss.backward()
+    assert output.loss.item() == pytest.approx(-1.2 / 2)
+    assert torch.equal(logp.grad, torch.zeros(2, 3))
+    assert output.clipped.tolist() == [[True, True, False], [False, False, False]]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_bad_log_prob_that_counts_stays_visible(kind):
     logp, old_logp = log_probs()
     bad = logp.detach().clone()
     bad[0, 1] = math.nan
-    assert policy_loss(bad, old_logp, ADVANTAGES, MASK, kind=kind).loss.isnan()
+    for advantages in (ADVANTAGES, torch.zeros(3)):
+        assert policy_loss(bad, old_logp, advantages, MASK, kind=kind).loss.isnan()
 
 
 @pytest.mark.parametrize("kind", KINDS)
