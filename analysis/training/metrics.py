@@ -1,0 +1,67 @@
+"""What every update logs, per member, and the glossary that says so."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from analysis.kl import divergences, estimators
+
+#: Cheap: the mean over all updates of a logging window.
+WINDOW_METRICS: dict[str, str] = {
+    "reward": "Mean reward of the update's completions, without any KL penalty.",
+    "accuracy": "Share of the update's completions that are right as a whole.",
+    "length": "Mean number of counted tokens of a completion.",
+    "gradient_norm": "Euclidean norm of the member's gradient before clipping.",
+    "clip_fraction": "Share of tokens whose gradient the ratio clip changes.",
+    "ratio_ess": "Effective sample size of the token ratios to the sampler, as a share of tokens.",
+}
+
+#: Over the whole vocabulary or against the reference: at the first update of a logging window.
+POLICY_METRICS: dict[str, str] = {
+    "reverse_kl": "Exact KL of the policy from the reference over the vocabulary, at visited states.",
+    "forward_kl": "Exact KL of the reference from the policy over the vocabulary, at visited states.",
+    "k1": "Mean of the estimator k1 over the sampled tokens.",
+    "k2": "Mean of the estimator k2 over the sampled tokens.",
+    "k3": "Mean of the estimator k3 over the sampled tokens.",
+    "entropy": "Exact entropy of the policy over the vocabulary, at visited states.",
+}
+
+#: Name -> one-line definition. Within an update, a metric is the mean over its optimizer steps and
+#: over counted tokens; KLs, estimators and entropy are in nats per token.
+METRICS: dict[str, str] = WINDOW_METRICS | POLICY_METRICS
+
+
+def member_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """[M]: mean of values [M, ...] over the counted tokens of each member."""
+    counted = torch.where(mask, values, 0.0).flatten(1).sum(dim=1)
+    return counted / mask.flatten(1).sum(dim=1)
+
+
+def effective_sample_size(ratio: Tensor, mask: Tensor) -> Tensor:
+    r"""[M]: how many equal weights the counted ratios are worth, as a share of their number.
+
+    .. math:: \mathrm{ESS} = \frac{(\sum_t \rho_t)^2}{n \sum_t \rho_t^2}
+
+    Equation: ``effective_sample_size``
+    """
+    return member_mean(ratio, mask).square() / member_mean(ratio.square(), mask)
+
+
+@torch.no_grad()
+def policy_metrics(
+    logp: Tensor, ref_logp: Tensor, logits: Tensor, ref_logits: Tensor, mask: Tensor
+) -> dict[str, Tensor]:
+    """Divergences, estimators and entropy [M] of one optimizer step's policy.
+
+    ``logits`` and ``ref_logits`` [M, P, G, T, V] are at the sampling temperature.
+    """
+    values = {
+        "reverse_kl": divergences.reverse_kl(logits, ref_logits),
+        "forward_kl": divergences.forward_kl(logits, ref_logits),
+        "k1": estimators.k1(logp, ref_logp),
+        "k2": estimators.k2(logp, ref_logp),
+        "k3": estimators.k3(logp, ref_logp),
+        "entropy": divergences.entropy(logits),
+    }
+    return {name: member_mean(value, mask) for name, value in values.items()}

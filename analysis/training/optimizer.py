@@ -1,0 +1,44 @@
+"""One fused AdamW over the weights of all members; each member clipped by its own gradient norm."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Clipped(NamedTuple):
+    """Gradients after clipping, and what they measured before."""
+
+    gradient: Tensor  #: [M, N]
+    norms: Tensor  #: [M], before clipping
+
+
+def clip_rows(gradient: Tensor, max_norm: float) -> Clipped:
+    """Scale each row [N] of a gradient [M, N] down to ``max_norm`` where it is longer."""
+    norms = torch.linalg.vector_norm(gradient, dim=1)
+    scale = (max_norm / norms.clamp(min=max_norm)).unsqueeze(1)
+    return Clipped(gradient * scale, norms)
+
+
+class PopulationAdamW:
+    """AdamW on weights [M, N]; it is elementwise, so members do not mix.
+
+    The rows of frozen members stay as they are, to the bit.
+    """
+
+    def __init__(self, weights: Tensor, learning_rate: float, weight_decay: float) -> None:
+        self.weights = weights
+        self._adamw = torch.optim.AdamW(
+            [weights], lr=learning_rate, weight_decay=weight_decay, fused=True
+        )
+
+    @torch.no_grad()
+    def step(self, gradient: Tensor, alive: Tensor) -> None:
+        """One step of the members that are ``alive`` [M]; what ``gradient`` holds elsewhere is ignored."""
+        frozen = ~alive
+        kept = self.weights[frozen].clone()
+        self.weights.grad = torch.where(alive.unsqueeze(1), gradient, 0.0)
+        self._adamw.step()
+        self.weights[frozen] = kept

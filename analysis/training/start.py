@@ -1,0 +1,48 @@
+"""The supervised start: a policy that solves the task now and then, from labelled examples."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from analysis.training.config import TrainConfig
+from analysis.training.optimizer import PopulationAdamW, clip_rows
+from analysis.training.policy import Policy
+from analysis.training.randomness import member_uniforms
+from analysis.training.rollout import completion_inputs, token_logp
+from analysis.training.tasks import VOCAB_SIZE
+
+
+def make_policy(config: TrainConfig) -> Policy:
+    """The policy that fits the task of ``config``."""
+    task = config.task
+    return Policy(config.policy, VOCAB_SIZE, task.prompt_length + task.completion_length)
+
+
+def supervised_start(config: TrainConfig) -> Tensor:
+    """Weights [1, N] after ``config.start.updates`` steps of cross-entropy on right completions.
+
+    One start serves every member, as initial policy and as frozen reference: seeds of the
+    population vary prompts and sampling, not the reference.
+    """
+    fields = {"task", "policy", "start", "precision", "max_grad_norm"}
+    return _trained(TrainConfig(**{name: getattr(config, name) for name in fields})).clone()
+
+
+@cache
+def _trained(config: TrainConfig) -> Tensor:
+    start, task, policy = config.start, config.task, make_policy(config)
+    weights = policy.initial_weights(start.seed, config.dtype).requires_grad_()
+    optimizer = PopulationAdamW(weights, start.learning_rate, weight_decay=0.0)
+    shape = (start.batch_size, task.prompt_length)
+    for update in range(start.updates):
+        prompts = task.prompts(member_uniforms([start.seed], "start", update, shape, torch.float64))
+        targets = task.targets(prompts).unsqueeze(2)  # (1, P, 1, T)
+        logits = policy.logits(policy.unflatten(weights), prompts, completion_inputs(targets))
+        loss = -token_logp(logits, targets, temperature=1.0).mean()
+        (gradient,) = torch.autograd.grad(loss, weights)
+        alive = torch.ones(1, dtype=torch.bool)
+        optimizer.step(clip_rows(gradient, config.max_grad_norm).gradient, alive)
+    return weights.detach()

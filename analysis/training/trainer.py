@@ -1,0 +1,153 @@
+"""GRPO for a whole population: every member in the same batched operations.
+
+One update: sample completions, verify them, normalise rewards within each group, subtract the KL
+of the arms that have it in the reward, then take one or more optimizer steps on the clipped policy
+loss plus the KL of the arms that have it in the loss. Members share no state but the frozen
+reference: member i of a population is, bit for bit on the CPU, the run it would be alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from analysis.training.config import Member, TrainConfig
+from analysis.training.kl_term import KLTerm
+from analysis.training.metrics import POLICY_METRICS, WINDOW_METRICS
+from analysis.training.optimizer import PopulationAdamW, clip_rows
+from analysis.training.randomness import member_uniforms
+from analysis.training.rollout import Rollout, sample
+from analysis.training.start import make_policy, supervised_start
+from analysis.training.step import Batch, StepOutput, compute_step, make_batch
+from analysis.training.tasks import Scores
+
+
+class Failure(NamedTuple):
+    """A member that went NaN or infinite: it is frozen as it was before that optimizer step."""
+
+    member: int  #: its place in the population
+    update: int
+    step: int  #: optimizer step within the update
+    tensor: str  #: the first tensor, in order of computation, that was not finite
+
+
+class RunRecord(NamedTuple):
+    """What a run logged. W logging windows, M members."""
+
+    config: TrainConfig
+    members: tuple[Member, ...]
+    updates: np.ndarray  #: [W], the first update of each logging window
+    metrics: dict[str, np.ndarray]  #: name in METRICS -> [W, M]; NaN once a member is frozen
+    failures: tuple[Failure, ...]
+    wall_seconds: float
+
+
+class PopulationTrainer:
+    """Weights, optimizer and bookkeeping of a population.
+
+    Args:
+        config: what all members share.
+        members: one run each.
+
+    Raises:
+        ValueError: if ``members`` is empty.
+    """
+
+    def __init__(self, config: TrainConfig, members: Sequence[Member]) -> None:
+        if not members:
+            raise ValueError("members is empty: give at least one")
+        self.config = config
+        self.members = tuple(members)
+        self.policy = make_policy(config)
+        start = supervised_start(config)
+        size = len(self.members)
+        self.reference = self.policy.unflatten(start.expand(size, -1))
+        self.weights = start.repeat(size, 1).requires_grad_()
+        self.optimizer = PopulationAdamW(self.weights, config.learning_rate, config.weight_decay)
+        self.kl_term = KLTerm(self.members, config.dtype)
+        self.alive = torch.ones(size, dtype=torch.bool)
+        self.failures: list[Failure] = []
+
+    def rollout(self, update: int) -> tuple[Rollout, Scores]:
+        """Sampled completions of every member, and what the verifier says of them."""
+        config, task = self.config, self.config.task
+        seeds = [member.seed for member in self.members]
+        shape = (config.num_prompts, task.prompt_length)
+        prompts = task.prompts(member_uniforms(seeds, "prompts", update, shape, torch.float64))
+        shape = (config.num_prompts, config.group_size, task.completion_length)
+        noise = member_uniforms(seeds, "sampling", update, shape, config.dtype)
+        weights = self.policy.unflatten(self.weights.detach())
+        drawn = sample(self.policy, weights, task, prompts, noise, config.temperature)
+        return drawn, task.score(prompts, drawn.completions)
+
+    def update(self, update: int, *, measure: bool = True) -> dict[str, Tensor]:
+        """One rollout and the optimizer steps on it; metrics [M], means over those steps.
+
+        Without ``measure`` only the cheap ones, ``WINDOW_METRICS``.
+        """
+        config = self.config
+        drawn, scores = self.rollout(update)
+        batch = make_batch(self.policy, self.reference, config, self.kl_term, drawn, scores.rewards)
+        per_minibatch = config.num_prompts // config.num_minibatches
+        firsts = list(range(0, config.num_prompts, per_minibatch)) * config.num_iterations
+        logged = []
+        for step, first in enumerate(firsts):
+            part = batch.of_prompts(slice(first, first + per_minibatch))
+            output = self.losses(part, measure=measure)
+            (gradient,) = torch.autograd.grad(output.losses.sum(), self.weights)
+            clipped = clip_rows(gradient, config.max_grad_norm)
+            self._freeze_failed(update, step, output, gradient, clipped.norms)
+            self.optimizer.step(clipped.gradient, self.alive)
+            logged.append(output.metrics | {"gradient_norm": clipped.norms})
+        measured = {name: torch.stack([m[name] for m in logged]).mean(dim=0) for name in logged[0]}
+        measured["reward"] = scores.rewards.flatten(1).mean(dim=1)
+        measured["accuracy"] = scores.accuracy.flatten(1).mean(dim=1)
+        measured["length"] = drawn.mask.sum(dim=-1).float().flatten(1).mean(dim=1)
+        return {name: torch.where(self.alive, v, torch.nan) for name, v in measured.items()}
+
+    def losses(self, batch: Batch, *, measure: bool = False) -> StepOutput:
+        """Losses at the current weights, differentiable with respect to ``self.weights``."""
+        views = self.policy.unflatten(self.weights)
+        return compute_step(self.policy, views, self.config, self.kl_term, batch, measure=measure)
+
+    def run(self, *, progress: bool = False) -> RunRecord:
+        """All updates of the configuration."""
+        started = time.perf_counter()
+        every = self.config.log_every
+        updates = tqdm(range(self.config.updates), disable=not progress, unit="update")
+        logged = [self.update(update, measure=update % every == 0) for update in updates]
+        windows = [logged[first : first + every] for first in range(0, len(logged), every)]
+        means = {
+            n: [torch.stack([u[n] for u in w]).mean(dim=0) for w in windows] for n in WINDOW_METRICS
+        }
+        firsts = {n: [w[0][n] for w in windows] for n in POLICY_METRICS}
+        return RunRecord(
+            config=self.config,
+            members=self.members,
+            updates=np.arange(0, self.config.updates, every),
+            metrics={n: torch.stack(v).numpy() for n, v in (means | firsts).items()},
+            failures=tuple(self.failures),
+            wall_seconds=time.perf_counter() - started,
+        )
+
+    def _freeze_failed(
+        self, update: int, step: int, output: StepOutput, gradient: Tensor, norms: Tensor
+    ) -> None:
+        """Mark the members whose loss or gradient is not finite, before they are stepped."""
+        finite = torch.isfinite(norms) & torch.isfinite(output.losses)
+        failed = (self.alive & ~finite).nonzero().flatten().tolist()
+        for member in failed:
+            tensors = output.tensors | {
+                f"gradient of {name}": part
+                for name, part in self.policy.unflatten(gradient).items()
+            }
+            bad = [k for k, v in tensors.items() if not torch.isfinite(v[member]).all()]
+            name = bad[0] if bad else "gradient norm"
+            self.failures.append(Failure(member, update, step, name))
+        self.alive[failed] = False
