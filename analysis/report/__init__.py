@@ -1,1 +1,1 @@
-"""Floor 4: figures, notebooks, provenance and the pages of the book."""
+"""From notebooks to pages: sessions, figures, runs with provenance, and the build of the book."""

@@ -1,0 +1,67 @@
+"""``analysis COMMAND``: find the command's module, call it, and turn refusals into one line."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+
+from analysis import __version__
+from analysis.report.errors import Refused, Stopped
+
+# A command is a module of this package with a function of the same name.
+COMMANDS = {
+    "run": "execute the notebooks whose inputs changed",
+    "build": "check the executed notebooks and build the book from them",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        print(f"analysis {__version__}")
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        nearest = difflib.get_close_matches(name, COMMANDS, 1)
+        hint = f"did you mean {nearest[0]}?" if nearest else f"choose from {', '.join(COMMANDS)}"
+        return _complain(f"no command {name!r}; {hint}")
+    try:
+        return _call(name, rest)
+    except Refused as refusal:
+        return _complain(str(refusal))
+    except Stopped as stopped:
+        _complain("stopped; earlier outputs are as they were")
+        return 128 + stopped.signum
+
+
+def usage() -> str:
+    """The list of commands."""
+    lines = [f"  {name:<10}{summary}" for name, summary in COMMANDS.items()]
+    return "\n".join(["usage: analysis COMMAND [--help] ...", "", *lines])
+
+
+def _call(name: str, arguments: list[str]) -> int:
+    import tyro
+
+    from analysis.report.processes import stoppable
+
+    command = getattr(importlib.import_module(f"analysis.cli.{name}"), name)
+    with stoppable():
+        tyro.cli(command, prog=f"analysis {name}", args=arguments)
+    return 0
+
+
+def _complain(message: str) -> int:
+    for line in message.splitlines():
+        print(f"analysis: {line}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,207 @@
+"""The parameters of a notebook: declared once with types, checked before anything runs."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import json
+import keyword
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.report.errors import Refused
+
+PROFILES = ("quick", "full")
+
+_TYPES = {t.__name__: t for t in (int, float, str, bool, list, dict)}
+_SECRET = re.compile(
+    r"(?<!per_)(^|_)token$|passw(or)?d|secret|credential|(api|access|private)_?key", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One line of a ``parameters`` cell: ``name: annotation = default``."""
+
+    name: str
+    annotation: str
+    default: Any
+
+    def check(self, value: Any, label: str) -> Any:
+        """``value`` as this parameter's type, strictly: 1 may stand for 1.0, never 1.5 for 1.
+
+        Raises:
+            Refused: another type, or a number that is not finite.
+        """
+        from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+        adapter = TypeAdapter(
+            _type_of(ast.parse(self.annotation, mode="eval").body),
+            config=ConfigDict(strict=True, allow_inf_nan=False),
+        )
+        try:
+            checked = adapter.validate_json(json.dumps(value))
+        except (ValidationError, TypeError):
+            raise Refused(f"{label}: {self._complaint(value)}") from None
+        if self.name == "profile" and checked not in PROFILES:
+            raise Refused(f"{label}: profile is one of {', '.join(PROFILES)}, not {checked!r}")
+        return checked
+
+    def _complaint(self, value: Any) -> str:
+        finite = "finite " if "float" in self.annotation else ""
+        said = f"parameter {self.name} must be {finite}{self.annotation}, not {value!r}"
+        if isinstance(value, str) and re.fullmatch(r"[+-]?\d+[eE][+-]?\d+", value):
+            mantissa, exponent = re.split("[eE]", value)
+            said += f" (YAML reads {value} as text: write {mantissa}.0e{int(exponent):+d})"
+        return said
+
+
+def declared_parameters(notebook: Mapping[str, Any], label: str) -> dict[str, Parameter]:
+    """The parameters that a notebook declares, by name.
+
+    Args:
+        notebook: the parsed .ipynb.
+        label: how messages name it.
+
+    Raises:
+        Refused: not exactly one code cell is tagged ``parameters``, or a line of it is not
+            ``name: type = literal``.
+    """
+    cells = [
+        cell
+        for cell in notebook["cells"]
+        if "parameters" in cell.get("metadata", {}).get("tags", ())
+    ]
+    if len(cells) != 1 or cells[0]["cell_type"] != "code":
+        raise Refused(
+            f"{label}: {len(cells)} cells are tagged 'parameters'; tag exactly one code cell"
+        )
+    try:
+        statements = ast.parse("".join(cells[0]["source"])).body
+    except SyntaxError as error:
+        raise Refused(f"{label}: line {error.lineno} of the parameters cell is no Python") from None
+    parameters: dict[str, Parameter] = {}
+    for statement in statements:
+        parameter = _declaration(statement, label)
+        if parameter.name in parameters:
+            raise Refused(f"{label}: parameter {parameter.name} is declared twice")
+        parameters[parameter.name] = parameter
+    return parameters
+
+
+def _declaration(statement: ast.stmt, label: str) -> Parameter:
+    match statement:
+        case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation, value=ast.expr() as v):
+            try:
+                _type_of(annotation)
+                parameter = Parameter(name, ast.unparse(annotation), ast.literal_eval(v))
+            except ValueError:
+                pass
+            else:
+                parameter.check(parameter.default, label)
+                return parameter
+    raise Refused(
+        f"{label}: write line {statement.lineno} of the parameters cell as 'name: type = literal', "
+        f"not {ast.unparse(statement)!r}"
+    )
+
+
+def _type_of(node: ast.expr) -> Any:
+    match node:
+        case ast.Name(id=name) if name in _TYPES:
+            return _TYPES[name]
+        case ast.Constant(value=None):
+            return type(None)
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _type_of(left) | _type_of(right)
+        case ast.Subscript(value=ast.Name(id=name), slice=ast.Tuple(elts=arguments)) if (
+            name in _TYPES
+        ):
+            return _TYPES[name][tuple(_type_of(argument) for argument in arguments)]
+        case ast.Subscript(value=ast.Name(id=name), slice=argument) if name in _TYPES:
+            return _TYPES[name][_type_of(argument)]
+    raise ValueError(f"{ast.unparse(node)} is no supported type")
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
+    """``["beta=0.1", ...]`` as typed on a command line, by name.
+
+    Raises:
+        Refused: no ``=``, a bad name, or a name given twice.
+    """
+    texts: dict[str, str] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals:
+            raise Refused(f"-p {assignment}: write it as name=value")
+        require_parameter_name(name, "-p")
+        if name in texts:
+            raise Refused(f"-p {name}: given twice")
+        texts[name] = text
+    return texts
+
+
+def require_parameter_name(name: Any, label: str) -> None:
+    """Refuse what is no Python name, and names under which secrets travel."""
+    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+        raise Refused(f"{label}: {name!r} is no parameter name")
+    if _SECRET.search(name):
+        raise Refused(
+            f"{label}: {name} looks like a secret, and parameters are stored in the page; "
+            "use an environment variable"
+        )
+
+
+def from_text(text: str, annotation: str) -> Any:
+    """The value that ``text`` on a command line means for a parameter of type ``annotation``."""
+    if annotation == "str":
+        return text
+    words = {"true": True, "false": False, "none": None, "null": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for read in (json.loads, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
+
+
+def resolve_parameters(
+    declared: Mapping[str, Parameter],
+    values: Mapping[str, Any],
+    texts: Mapping[str, str],
+    label: str,
+) -> dict[str, Any]:
+    """Every parameter's value: its default, else from a file (``values``), else typed (``texts``).
+
+    Raises:
+        Refused: an unknown or unsafe name, a wrong type, or a number that is not finite.
+    """
+    for name in (*declared, *values, *texts):
+        require_parameter_name(name, label)
+        if name not in declared:
+            raise Refused(f"{label}: no parameter {name!r}; {_suggestion(name, declared)}")
+    given = dict(values) | {n: from_text(t, declared[n].annotation) for n, t in texts.items()}
+    return {
+        name: parameter.check(given.get(name, parameter.default), label)
+        for name, parameter in declared.items()
+    }
+
+
+def changed_parameters(
+    declared: Mapping[str, Parameter], parameters: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The parameters that differ from their defaults: all that needs injecting."""
+    return {
+        name: value
+        for name, value in parameters.items()
+        if json.dumps(value) != json.dumps(declared[name].default)
+    }
+
+
+def _suggestion(name: str, declared: Mapping[str, Parameter]) -> str:
+    nearest = difflib.get_close_matches(name, declared, 1, 0.4)
+    return f"did you mean {nearest[0]}?" if nearest else f"it has {', '.join(declared) or 'none'}"

@@ -1,0 +1,110 @@
+"""Where the parts of a checkout lie, and which notebook a name means."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from analysis.report.errors import Refused
+
+
+@dataclass(frozen=True)
+class Project:
+    """The paths of one checkout; everything in the pipeline is relative to ``root``."""
+
+    root: Path
+
+    @property
+    def notebooks(self) -> Path:
+        return self.root / "notebooks"
+
+    @property
+    def package(self) -> Path:
+        return self.root / "analysis"
+
+    @property
+    def results(self) -> Path:
+        return self.root / "results"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "requirements.lock"
+
+    @property
+    def book(self) -> Path:
+        return self.root / "book"
+
+    @property
+    def runs(self) -> Path:
+        return self.book / "_run"
+
+    @property
+    def generated(self) -> Path:
+        return self.book / "_generated"
+
+    @property
+    def config(self) -> Path:
+        return self.root / "_config.yml"
+
+    @property
+    def toc(self) -> Path:
+        return self.root / "_toc.yml"
+
+    @property
+    def readme(self) -> Path:
+        return self.root / "README.md"
+
+    @property
+    def build(self) -> Path:
+        return self.root / "_build"
+
+    def relative(self, path: Path) -> str:
+        """``path`` as a reader of the repository would write it."""
+        return (
+            path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else str(path)
+        )
+
+
+def find_project(start: Path) -> Project:
+    """The checkout that holds ``start``.
+
+    Raises:
+        Refused: no folder from ``start`` upwards holds both pyproject.toml and notebooks/.
+    """
+    for folder in (start.resolve(), *start.resolve().parents):
+        if (folder / "pyproject.toml").is_file() and (folder / "notebooks").is_dir():
+            return Project(folder)
+    raise Refused(f"{start}: no pyproject.toml beside notebooks/ here or above; cd into a checkout")
+
+
+def select_notebooks(project: Project, names: Iterable[str]) -> list[Path]:
+    """The notebooks that ``names`` mean, in the order of the book; all of them for no names.
+
+    A name is a number (``01``), a stem (``01_estimators``) or a path.
+
+    Raises:
+        Refused: there are no notebooks, or a name means none or several of them.
+    """
+    available = sorted(project.notebooks.glob("*.ipynb"))
+    if not available:
+        raise Refused(f"{project.relative(project.notebooks)}/ holds no notebooks")
+    chosen = {_select(project, name, available) for name in names}
+    return [path for path in available if path in chosen] if chosen else available
+
+
+def _select(project: Project, name: str, available: list[Path]) -> Path:
+    path = Path(name)
+    if path.suffix == ".ipynb" and path.resolve() in available:
+        return path.resolve()
+    stem = path.name.removesuffix(".ipynb")
+    found = [p for p in available if p.stem == stem or p.stem.split("_")[0] == stem]
+    if len(found) == 1:
+        return found[0]
+    stems = [p.stem for p in available]
+    if found:
+        raise Refused(f"{name!r} means several notebooks: {', '.join(p.stem for p in found)}")
+    nearest = difflib.get_close_matches(stem, stems, 1, 0.5)
+    hint = f"did you mean {nearest[0]}?" if nearest else f"choose from {', '.join(stems)}"
+    raise Refused(f"no notebook {name!r} in {project.relative(project.notebooks)}/; {hint}")

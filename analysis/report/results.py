@@ -1,0 +1,85 @@
+"""Recorded results: runs too long for a build, sealed by a manifest.
+
+Each folder in ``results/`` holds a ``manifest.json``::
+
+    {"preset": "...", "seeds": [0, 1, ...], "device": "...", "versions": {"torch": "..."},
+     "source": "sha256 of the package that made it", "files": {"metrics.parquet": "sha256"}}
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from analysis.report.errors import Refused
+from analysis.report.files import sha256_file
+from analysis.report.project import Project
+
+MANIFEST = "manifest.json"
+REQUIRED = {
+    "preset": str,
+    "seeds": list,
+    "device": str,
+    "versions": dict,
+    "source": str,
+    "files": dict,
+}
+_DESCRIPTIONS = {"README.md", ".gitkeep"}
+
+
+def recorded_results(project: Project) -> list[Path]:
+    """The folders of recorded results."""
+    if not project.results.is_dir():
+        return []
+    return sorted(path for path in project.results.iterdir() if path.is_dir())
+
+
+def verify_results(project: Project) -> None:
+    """Check every recorded result against its manifest.
+
+    Raises:
+        Refused: a manifest is missing or incomplete, or a file was changed, lost or added.
+    """
+    if not project.results.is_dir():
+        return
+    for path in sorted(project.results.iterdir()):
+        if path.is_file() and path.name not in _DESCRIPTIONS:
+            raise Refused(f"{project.relative(path)}: move it into a recorded result's folder")
+    for directory in recorded_results(project):
+        _verify(directory, project.relative(directory))
+
+
+def read_manifest(directory: Path, label: str) -> dict[str, Any]:
+    """The manifest of one recorded result.
+
+    Raises:
+        Refused: it is missing, damaged or lacks a field.
+    """
+    path = directory / MANIFEST
+    try:
+        manifest = json.loads(path.read_bytes())
+    except OSError:
+        raise Refused(f"{label}/{MANIFEST} is missing: record the result again") from None
+    except ValueError:
+        raise Refused(f"{label}/{MANIFEST} is no JSON: restore it or record again") from None
+    for field, kind in REQUIRED.items():
+        if not isinstance(manifest, dict) or not isinstance(manifest.get(field), kind):
+            raise Refused(f"{label}/{MANIFEST} lacks {field!r} ({kind.__name__}): record again")
+    return manifest
+
+
+def _verify(directory: Path, label: str) -> None:
+    recorded: dict[str, str] = read_manifest(directory, label)["files"]
+    present = {
+        path.relative_to(directory).as_posix()
+        for path in directory.rglob("*")
+        if path.is_file() and path.name not in (MANIFEST, *_DESCRIPTIONS)
+    }
+    for name in sorted(present | set(recorded)):
+        if name not in present:
+            raise Refused(f"{label}/{name} is in the manifest but missing: restore it")
+        if name not in recorded:
+            raise Refused(f"{label}/{name} is not in the manifest: record again or remove it")
+        if sha256_file(directory / name) != recorded[name]:
+            raise Refused(f"{label}/{name} changed since it was recorded: restore or record again")

@@ -1,0 +1,119 @@
+"""The page that says when, where and with what each result was computed."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from analysis.report.files import replace_file
+from analysis.report.pages import run_pages
+from analysis.report.parameters import changed_parameters, declared_parameters
+from analysis.report.project import Project
+from analysis.report.provenance import Provenance, read_notebook, read_provenance
+from analysis.report.results import read_manifest, recorded_results
+
+_INTRODUCTION = """\
+# Runs behind this book
+
+Every number and figure comes from one of the runs below. A page whose notebook, parameters, code, recorded
+results or locked environment changed since its run does not build.
+"""
+_NO_RESULTS = "No recorded result is used: every page was computed by its own run.\n"
+
+
+def write_status(project: Project, path: Path) -> None:
+    """Write the status page."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, status_page(project).encode())
+
+
+def status_page(project: Project) -> str:
+    """The status page as MyST text."""
+    runs = [
+        (run.name, provenance)
+        for run in run_pages(project)
+        if (provenance := read_provenance(run.provenance)) is not None
+    ]
+    return "\n".join(
+        [
+            _INTRODUCTION,
+            _table(
+                ("Page", "Profile", "Took", "Finished", "Computed on"),
+                (_run_row(name, provenance) for name, provenance in runs),
+            ),
+            "## Parameters\n",
+            _table(
+                ("Page", "Changed from the defaults"),
+                ((_link(n), _changes(project, n, p)) for n, p in runs),
+            ),
+            "## Versions\n",
+            _table(
+                ("Page", "Versions", "Platform", "Threads"),
+                ((_link(n), _versions(p.versions), p.platform, str(p.threads)) for n, p in runs),
+            ),
+            "## Recorded results\n",
+            _recorded(project),
+        ]
+    )
+
+
+def _run_row(name: str, provenance: Provenance) -> tuple[str, ...]:
+    finished = datetime.datetime.fromisoformat(provenance.finished_at)
+    return (
+        _link(name),
+        provenance.profile,
+        _duration(provenance.wall_seconds),
+        f"{finished:%Y-%m-%d %H:%M} UTC",
+        provenance.device,
+    )
+
+
+def _changes(project: Project, name: str, provenance: Provenance) -> str:
+    source = project.root / provenance.notebook
+    declared = declared_parameters(read_notebook(source, provenance.notebook), name)
+    changed = changed_parameters(declared, provenance.parameters)
+    return ", ".join(f"`{key} = {json.dumps(value)}`" for key, value in changed.items()) or "none"
+
+
+def _recorded(project: Project) -> str:
+    directories = recorded_results(project)
+    if not directories:
+        return _NO_RESULTS
+    manifests = [(d, read_manifest(d, project.relative(d))) for d in directories]
+    return _table(
+        ("Folder", "Preset", "Seeds", "Computed on", "Versions"),
+        ((f"`{project.relative(d)}`", *_manifest_row(manifest)) for d, manifest in manifests),
+    )
+
+
+def _manifest_row(manifest: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        manifest["preset"],
+        str(len(manifest["seeds"])),
+        manifest["device"],
+        _versions(manifest["versions"]),
+    )
+
+
+def _versions(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def _link(name: str) -> str:
+    return f"{{doc}}`/book/_run/{name}`"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
+
+
+def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [header, ("---",) * len(header), *rows]
+    return "".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines
+    )

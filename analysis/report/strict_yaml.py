@@ -1,0 +1,43 @@
+"""YAML in which a key written twice is an error, not a silent override."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from analysis.report.errors import Refused
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader that refuses duplicate keys."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is written twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def load_yaml(path: Path, label: str | None = None) -> Any:
+    """The content of a YAML file.
+
+    Raises:
+        Refused: the file cannot be read, is no YAML, or repeats a key; names the line.
+    """
+    label = label or str(path)
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
+    except OSError as error:
+        raise Refused(f"{label}: cannot be read ({error.strerror})") from None
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise Refused(f"{label}{line}: {error.problem}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, TypeError) as error:
+        raise Refused(f"{label}: no valid YAML ({str(error).splitlines()[0]})") from None
