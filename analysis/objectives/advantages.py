@@ -36,8 +36,8 @@ def group_normalise(
 ) -> Rewards:
     r"""Rewards standardised within their group: the advantage of GRPO.
 
-    .. math:: A_i = \frac{r_i - \mathrm{mean}(r)}
-        {\mathrm{clip}(\mathrm{std}(r), s_{\min}, s_{\max}) + \epsilon}
+    .. math:: A_i = \frac{R_i - \mathrm{mean}(R)}
+        {\mathrm{clip}(\mathrm{std}(R), \sigma_{\min}, \sigma_{\max}) + \epsilon}
 
     Without ``std_min`` the scale of the rewards drops out: rewards that differ by rounding get
     advantages as large as rewards that differ by right and wrong. However the rewards are spread,
@@ -46,7 +46,7 @@ def group_normalise(
 
     Equation: ``group_normalise``
     Source: Shao et al. (2024), DeepSeekMath, outcome supervision; the clip is equation 41 of Liu,
-        Liu and Liu (2025).
+        Liu and Liu, "Rethinking KL Divergence in RLHF" (March 2025).
 
     Args:
         rewards: [..., G], one a completion.
@@ -71,7 +71,7 @@ def group_normalise(
 def group_centre(rewards: Rewards) -> Rewards:
     r"""Rewards minus the mean of their group: the advantage of Dr. GRPO.
 
-    .. math:: A_i = r_i - \mathrm{mean}(r)
+    .. math:: A_i = R_i - \mathrm{mean}(R)
 
     Equation: ``group_centre``
     Source: Liu et al. (2025), Dr. GRPO.
@@ -91,8 +91,8 @@ def group_centre(rewards: Rewards) -> Rewards:
 def leave_one_out(rewards: Rewards) -> Rewards:
     r"""Rewards minus the mean of the *others*: the advantage of RLOO.
 
-    .. math:: A_i = r_i - \frac{1}{G - 1} \sum_{j \ne i} r_j
-        = \frac{G}{G - 1} \big(r_i - \mathrm{mean}(r)\big)
+    .. math:: A_i = R_i - \frac{1}{G - 1} \sum_{j \ne i} R_j
+        = \frac{G}{G - 1} \big(R_i - \mathrm{mean}(R)\big)
 
     The baseline does not depend on completion :math:`i`, so the policy gradient stays unbiased;
     that of :func:`group_centre` is smaller by the constant factor :math:`(G - 1)/G`.

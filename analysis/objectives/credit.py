@@ -31,7 +31,7 @@ CREDITS = ("immediate", "to_go")
 def reward_to_go(rewards: Values, *, gamma: float = 1.0) -> Values:
     r"""Sum of the rewards from each position on, discounted.
 
-    .. math:: G_t = \sum_{s \ge t} \gamma^{s-t} r_s
+    .. math:: G_t = \sum_{s \ge t} \gamma^{s-t} R_s
 
     Equation: ``reward_to_go``
     Source: Sutton and Barto (2018), section 3.3.
@@ -70,14 +70,14 @@ def fold_kl(
     .. math:: \hat R_t = A_t - \beta \sum_{s \ge t} \gamma^{s-t}\, k_s \quad \text{(to\_go)},
         \qquad \hat R_t = A_t - \beta\, k_t \quad \text{(immediate)}
 
-    ``immediate`` charges a token with its own KL only, as equation 39 of Liu, Liu and Liu (2025)
-    does. With k1 and on-policy, the gradient of the reverse KL of whole sequences is that of
-    ``to_go`` with ``gamma=1``: a token answers for the divergence of the states it leads to.
-    Folded in *before* normalisation, :math:`\beta` would be divided by the standard deviation of
-    the rewards.
+    ``immediate`` charges a token with its own KL only. With k1 and on-policy, the gradient of the
+    reverse KL of whole sequences is that of ``to_go`` with ``gamma=1``: a token answers for the
+    divergence of the states it leads to. Folded in *before* normalisation, :math:`\beta` would be
+    divided by the standard deviation of the rewards.
 
     Equation: ``fold_kl``
-    Source: Liu, Liu and Liu (2025), equation 39; Tang and Munos (2025) for ``to_go``.
+    Source: Liu, Liu and Liu, "Rethinking KL Divergence in RLHF" (March 2025), equation 39;
+        Tang and Munos (2025) for ``to_go``.
 
     Args:
         advantages: [...] (one a row) or [..., T] (one a token); detached.
@@ -116,7 +116,7 @@ def process_supervision(
     r"""Per-token advantages from rewards of reasoning steps.
 
     .. math:: A_{i,t} = \sum_{j\,:\,e_{i,j} \ge t}
-        \frac{r_{i,j} - \mathrm{mean}(r)}{\mathrm{std}(r) + \epsilon}
+        \frac{R_{i,j} - \mathrm{mean}(R)}{\mathrm{std}(R) + \epsilon}
 
     Mean and standard deviation are taken over *all* step rewards of the group, and :math:`e_{i,j}`
     is the position of the last token of step :math:`j` of output :math:`i`, counted from 0. A

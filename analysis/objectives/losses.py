@@ -144,17 +144,18 @@ def gspo(
 ) -> TokenTerms:
     r"""Clipped surrogate with one length-normalised ratio a sequence, in its token form.
 
-    .. math:: \ell_t = -\min\big(s_t A_t,\
-        \mathrm{clip}(s_t, 1 - \epsilon_{\mathrm{low}}, 1 + \epsilon_{\mathrm{high}}) A_t\big),
-        \qquad s_t = \mathrm{sg}(s)\, \frac{\pi_\theta(a_t)}{\mathrm{sg}(\pi_\theta(a_t))},
-        \qquad s = \Big(\frac{\pi_\theta(y)}{\pi_{\mathrm{old}}(y)}\Big)^{1/|y|}
+    .. math:: \ell_t = -\min\big(\bar\rho_t A_t,\
+        \mathrm{clip}(\bar\rho_t, 1 - \epsilon_{\mathrm{low}}, 1 + \epsilon_{\mathrm{high}})
+        A_t\big), \qquad
+        \bar\rho_t = \mathrm{sg}(\bar\rho)\, \frac{\pi_\theta(a_t)}{\mathrm{sg}(\pi_\theta(a_t))},
+        \qquad \bar\rho = \Big(\frac{\pi_\theta(y)}{\pi_{\mathrm{old}}(y)}\Big)^{1/|y|}
 
     With one advantage a row and ``seq_mean_token_mean``, value and gradient are those of the
     sequence form; the token form also takes advantages that vary along the row.
 
     Equation: ``gspo``
     Source: Zheng et al. (2025), GSPO and GSPO-token.
-    Gradient: :math:`-s A_t \nabla \log \pi_\theta(a_t)`, zero where clipped.
+    Gradient: :math:`-\bar\rho A_t \nabla \log \pi_\theta(a_t)`, zero where clipped.
 
     Args, Returns: as :func:`grpo`.
     """
@@ -237,7 +238,7 @@ def grpo_off_policy(
     :func:`analysis.objectives.advantages.fold_kl` as ``advantages``.
 
     Equation: ``grpo_off_policy``
-    Source: Liu, Liu and Liu (2025), equation 39.
+    Source: Liu, Liu and Liu, "Rethinking KL Divergence in RLHF" (March 2025), equation 39.
 
     Args, Returns: as :func:`grpo`.
     """

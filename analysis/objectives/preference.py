@@ -20,7 +20,7 @@ from analysis.shapes import LogProbs, Values
 def implicit_reward(logp: LogProbs, ref_logp: LogProbs, *, beta: float = 0.1) -> Values:
     r"""The reward under which a policy is already optimal, up to a constant per prompt.
 
-    .. math:: \hat r(x, y) = \beta \log \frac{\pi_\theta(y|x)}{\pi_{\mathrm{ref}}(y|x)}
+    .. math:: \hat R(x, y) = \beta \log \frac{\pi_\theta(y|x)}{\pi_{\mathrm{ref}}(y|x)}
 
     Equation: ``implicit_reward``
     Source: Rafailov et al. (2023), section 4.
@@ -52,7 +52,7 @@ def dpo_loss(
 ) -> Values:
     r"""Negative log-likelihood of the preferences under the implicit rewards, per pair.
 
-    .. math:: \mathcal{L} = -\log \sigma\big(\hat r(x, y_w) - \hat r(x, y_l)\big)
+    .. math:: \mathcal{L} = -\log \sigma\big(\hat R(x, y_w) - \hat R(x, y_l)\big)
 
     Equation: ``dpo_loss``
     Source: Rafailov et al. (2023), equation 7.
@@ -87,7 +87,7 @@ def dpo_gradient_weight(
 ) -> Values:
     r"""How hard the loss pushes a pair apart: the more, the more wrongly it is ranked.
 
-    .. math:: w = \beta\, \sigma\big(\hat r(x, y_l) - \hat r(x, y_w)\big)
+    .. math:: w = \beta\, \sigma\big(\hat R(x, y_l) - \hat R(x, y_w)\big)
 
     Equation: ``dpo_gradient_weight``
     Source: Rafailov et al. (2023), section 4, the gradient of the loss.
