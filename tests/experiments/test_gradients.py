@@ -45,9 +45,11 @@ def test_drift_starts_at_the_reference_and_spares_the_exact_arms(pairs):
     at = curves.set_index(["estimator", "placement"])["median"]
     assert (at["k2", "loss"] < 1e-12).all()
     assert (at["k1", "reward"] < 1e-12).all()
-    assert at["k3", "loss"].iloc[0] < 0.02 < 0.3 < at["k3", "loss"].iloc[-1]
+    assert at["k3", "loss"].iloc[0] < 0.02
+    assert at["k3", "loss"].iloc[-1] > 0.3
     kl = curves[curves.estimator == "k1"].kl
-    assert (kl.diff().dropna() != 0).all() and kl.iloc[0] < 1e-3 < 0.3 < kl.iloc[2]
+    assert kl.is_monotonic_increasing
+    assert kl.iloc[0] < 1e-3
     assert (curves.p10 <= curves["median"]).all()
     assert (curves["median"] <= curves.p90).all()
 
