@@ -51,9 +51,7 @@ class Policies(NamedTuple):
     ref_logits: Tensor  #: [N, V], its reference
 
 
-def random_policies(
-    count: int, vocab_size: int, *, spread: float, seed: int
-) -> Policies:
+def random_policies(count: int, vocab_size: int, *, spread: float, seed: int) -> Policies:
     """Independent policies and references: Gaussian logits of standard deviation ``spread``."""
     generator = torch.Generator().manual_seed(seed)
     logits, ref_logits = spread * torch.randn(
@@ -80,9 +78,7 @@ def derivation_errors(policies: Policies) -> pd.DataFrame:
     (by_autograd,) = torch.autograd.grad(reverse_kl(leaf, ref_logits).sum(), leaf)
     policy = logits.softmax(-1)
     log_ratio = logits.log_softmax(-1) - ref_logits.log_softmax(-1)
-    jacobian = (
-        torch.diag_embed(policy) - policy[:, :, None] * policy[:, None, :]
-    )  # d pi_a / d z_b
+    jacobian = torch.diag_embed(policy) - policy[:, :, None] * policy[:, None, :]  # d pi_a / d z_b
     score = jacobian / policy[:, :, None]  # d log pi_a / d z_b
     lines = {
         "product rule": (jacobian * log_ratio[:, :, None] + jacobian).sum(1),
@@ -100,17 +96,13 @@ def derivation_errors(policies: Policies) -> pd.DataFrame:
     )
 
 
-def one_state_table(
-    policies: Policies, arms: Iterable[Arm] = LOSS_AND_REWARD
-) -> pd.DataFrame:
+def one_state_table(policies: Policies, arms: Iterable[Arm] = LOSS_AND_REWARD) -> pd.DataFrame:
     """Expected on-policy gradient of each arm beside the exact gradients of both KLs.
 
     Cosine and relative error are medians over the policies; ``optimises`` names the exact
     gradient that the arm equals at *every* policy, to a relative error of ``SAME``.
     """
-    exact = {
-        d: exact_kl_gradient(*policies, direction=d) for d in ("reverse", "forward")
-    }
+    exact = {d: exact_kl_gradient(*policies, direction=d) for d in ("reverse", "forward")}
     rows = []
     for arm in arms:
         gradient = expected_gradient(*policies, **arm._asdict())
@@ -155,11 +147,7 @@ def staleness_curves(
     frames = []
     for arm in arms:
         gradient = expected_gradient(logits, ref_logits, old_logits, **arm._asdict())
-        frames.append(
-            _quantile_frame(
-                arm, "staleness", staleness, relative_error(gradient, exact)
-            )
-        )
+        frames.append(_quantile_frame(arm, "staleness", staleness, relative_error(gradient, exact)))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -187,12 +175,8 @@ def random_tables(
     sequences: Sequences, vocab_size: int, count: int, *, spread: float, seed: int
 ) -> Policies:
     """``count`` pairs of tabular autoregressive policies: logits [count, states, vocab]."""
-    flat = random_policies(
-        count, sequences.num_states * vocab_size, spread=spread, seed=seed
-    )
-    return Policies(
-        *(x.unflatten(-1, (sequences.num_states, vocab_size)) for x in flat)
-    )
+    flat = random_policies(count, sequences.num_states * vocab_size, spread=spread, seed=seed)
+    return Policies(*(x.unflatten(-1, (sequences.num_states, vocab_size)) for x in flat))
 
 
 #: Level, placement and credit of the sequence table, in reading order.
@@ -220,6 +204,8 @@ def sequence_table(tables: Policies, sequences: Sequences) -> pd.DataFrame:
         )
         for direction in ("reverse", "forward")
     }
+    for suffix in ("", " (visited)"):
+        exact[f"reverse − forward{suffix}"] = exact[f"reverse{suffix}"] - exact[f"forward{suffix}"]
     rows = []
     for estimator in ("k1", "k2", "k3"):
         for choice in SEQUENCE_CHOICES:
@@ -236,39 +222,27 @@ def sequence_table(tables: Policies, sequences: Sequences) -> pd.DataFrame:
 
 def _per_pair(gradient: Callable[[Tensor, Tensor], Tensor], tables: Policies) -> Tensor:
     """[count, states * vocab]: a gradient of tables, for each pair of them."""
-    return torch.stack(
-        [gradient(*pair).flatten() for pair in zip(*tables, strict=True)]
-    )
+    return torch.stack([gradient(*pair).flatten() for pair in zip(*tables, strict=True)])
 
 
 def _compare(gradient: Tensor, exact: dict[str, Tensor]) -> dict[str, object]:
     """Medians of cosine and error against both KLs, the gradient it equals, how often it points
     away from the reference (descending it *raises* the reverse KL)."""
-    same = [
-        name
-        for name, g in exact.items()
-        if bool((relative_error(gradient, g) < SAME).all())
-    ]
-    vanishes = bool(
-        (gradient.norm(dim=-1) < SAME * exact["reverse"].norm(dim=-1)).all()
-    )
+    same = [name for name, g in exact.items() if bool((relative_error(gradient, g) < SAME).all())]
+    vanishes = bool((gradient.norm(dim=-1) < SAME * exact["reverse"].norm(dim=-1)).all())
     row: dict[str, object] = {}
     for name in ("reverse", "forward"):
         angle = torch.nan if vanishes else cosine(gradient, exact[name]).median().item()
         row[f"cosine_{name}"] = angle
         row[f"error_{name}"] = relative_error(gradient, exact[name]).median().item()
     angles = cosine(gradient, exact["reverse"])
-    row["cosine_p10"], row["cosine_p90"] = (
-        angles.quantile(q).item() for q in (0.1, 0.9)
-    )
+    row["cosine_p10"], row["cosine_p90"] = (angles.quantile(q).item() for q in (0.1, 0.9))
     row["share_away"] = torch.nan if vanishes else (angles < 0).double().mean().item()
     row["optimises"] = "nothing" if vanishes else (same[0] if same else "neither")
     return row
 
 
-def _quantile_frame(
-    arm: Arm, axis: str, position: Tensor, error: Tensor
-) -> pd.DataFrame:
+def _quantile_frame(arm: Arm, axis: str, position: Tensor, error: Tensor) -> pd.DataFrame:
     low, mid, high = torch.quantile(
         error, torch.tensor([0.1, 0.5, 0.9], dtype=error.dtype), dim=-1
     ).numpy()

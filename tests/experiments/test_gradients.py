@@ -24,7 +24,7 @@ def test_what_each_arm_optimises_at_one_state(pairs):
         ("k3", "loss"): "forward",
         ("k1", "reward"): "reverse",
         ("k2", "reward"): "neither",
-        ("k3", "reward"): "neither",
+        ("k3", "reward"): "reverse − forward",
         ("k4", "loss"): "forward",
         ("k3_clip", "loss"): "neither",
         ("minimax01", "loss"): "neither",
@@ -100,4 +100,6 @@ def test_what_each_arm_optimises_over_sequences(eos):
     assert rows["k3", "loss", "sequence", "immediate"] == "forward"
     assert (rows["k1", "loss"] == "nothing").all()
     assert (rows["k2", "reward"] == "neither").all()
-    assert (rows["k3", "reward"] == "neither").all()
+    assert rows["k3", "reward", "sequence", "immediate"] == "reverse − forward"
+    assert rows["k3", "reward", "token", "immediate"] == "reverse − forward (visited)"
+    assert rows["k3", "reward", "token", "to_go"] == "neither"
