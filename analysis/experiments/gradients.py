@@ -103,6 +103,7 @@ def one_state_table(policies: Policies, arms: Iterable[Arm] = LOSS_AND_REWARD) -
     gradient that the arm equals at *every* policy, to a relative error of ``SAME``.
     """
     exact = {d: exact_kl_gradient(*policies, direction=d) for d in ("reverse", "forward")}
+    exact["reverse − forward"] = exact["reverse"] - exact["forward"]
     rows = []
     for arm in arms:
         gradient = expected_gradient(*policies, **arm._asdict())
