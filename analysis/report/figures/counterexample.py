@@ -1,0 +1,302 @@
+"""Figures of chapter 3: the printed counterexample to k3, and where k3 beats k1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, TwoSlopeNorm
+from matplotlib.figure import Figure
+
+from analysis.experiments.gaussian_pairs import GaussianPair, log_probs
+from analysis.report import style
+
+QUIET = "#5A5A5A"
+#: From "k3 is quieter" over "equal" to "k1 is quieter", in the colours of the two estimators.
+DIVERGING = LinearSegmentedColormap.from_list(
+    "k3-k1", [style.COLOURS["k3"], "#FFFFFF", style.COLOURS["k1"]]
+)
+
+
+def seeds(runs: pd.DataFrame, printed: pd.DataFrame, limit: float = 0.7) -> Figure:
+    """Histograms over seeds of the relative error of the sample mean, with the printed numbers."""
+    names = ("k1", "k3", "k3_clip")
+    figure, panels = style.subplots(len(names), 1, sharex=True, height=4.9)
+    edges = np.linspace(-limit, limit, 141)
+    for panel, name in zip(panels, names, strict=True):
+        error = runs[name]["bias"]
+        panel.hist(
+            error, edges, weights=np.full(len(error), 1 / len(error)), color=style.COLOURS[name]
+        )
+        panel.axvline(0, color="black", linewidth=1.2)
+        panel.plot(
+            printed.loc[name, "bias"],
+            0,
+            marker="v",
+            markersize=9,
+            color="black",
+            clip_on=False,
+            zorder=5,
+            transform=panel.get_xaxis_transform(),
+        )
+        panel.set_yticks([])
+        panel.spines["left"].set_visible(False)
+        panel.grid(visible=False)
+        panel.annotate(
+            style.LABELS[name],
+            (0.99, 0.9),
+            xycoords="axes fraction",
+            ha="right",
+            va="top",
+            color=style.text_colour(style.COLOURS[name]),
+            fontsize="large",
+        )
+    panels[0].annotate(
+        "truth",
+        (0, 1),
+        xycoords=("data", "axes fraction"),
+        xytext=(6, -2),
+        textcoords="offset points",
+        va="top",
+    )
+    beyond = (runs["k3"]["bias"] > limit).mean()
+    panels[1].annotate(
+        f"{beyond:.1%} of seeds\nlie further right →",
+        (0.99, 0.5),
+        xycoords="axes fraction",
+        ha="right",
+        va="top",
+    )
+    panels[-1].set_xlabel("relative error of the sample mean (▼ printed)")
+    figure.supylabel("share of seeds", fontsize="medium")
+    return figure
+
+
+def seen(pair: GaussianPair, interval: tuple[float, float], unseen: float) -> Figure:
+    """Densities of sampler and reference, and the part of the reference no sample is drawn from."""
+    z = torch.linspace(-24, 22, 2401, dtype=torch.float64)
+    x = (pair.q_mean + pair.q_std * z).numpy()
+    q, p = (density.exp().numpy() for density in log_probs(pair, z))
+    figure, axes = style.subplots(height=3.4)
+    axes.plot(x, q, color=style.COLOURS["exact"])
+    axes.plot(x, p, color=style.COLOURS["forward"])
+    outside = (x < interval[0]) | (x > interval[1])
+    axes.fill_between(x, p, where=outside, color=style.COLOURS["forward"], alpha=0.35, linewidth=0)
+    for edge in interval:
+        axes.axvline(edge, color=QUIET, linewidth=1, linestyle=":")
+    top = q.max()
+    axes.annotate("policy $q$", (pair.q_mean + 1.2 * pair.q_std, 0.62 * top))
+    axes.annotate(
+        "reference $p$",
+        (-1.75, 0.11),
+        xytext=(-3.4, 0.55),
+        color=style.text_colour(style.COLOURS["forward"]),
+        arrowprops={"arrowstyle": "-", "color": QUIET},
+    )
+    axes.annotate(
+        f"{unseen:.0%} of the reference\nlies out here",
+        (1.3, 0.1),
+        xytext=(1.15, 0.75),
+        arrowprops={"arrowstyle": "-", "color": QUIET},
+    )
+    axes.set_xlim(-3.6, 3.6)
+    axes.set_ylim(0, 1.08 * top)
+    axes.set_xlabel("$x$ (standard deviations of the reference)")
+    axes.set_ylabel("probability density")
+    return figure
+
+
+def sample_sizes(sweep: pd.DataFrame, predicted: pd.DataFrame, unseen_goal: float) -> Figure:
+    """Error of the sample mean of k3 against sample size, and the rule of thumb far beyond it."""
+    figure, axes = style.subplots(height=3.8)
+    _band(axes, sweep, "bias")
+    axes.plot(
+        predicted.sample_size,
+        -predicted.unseen,
+        color=style.COLOURS["exact"],
+        linestyle=(0, (4, 2)),
+        marker="",
+    )
+    axes.axhline(0, color="black", linewidth=1.2)
+    axes.axhline(-unseen_goal, color=QUIET, linewidth=1, linestyle=":")
+    axes.annotate(
+        f"{unseen_goal:.0%} error",
+        (1e2, -unseen_goal),
+        xytext=(2, -4),
+        textcoords="offset points",
+        va="top",
+        color=QUIET,
+    )
+    middle = predicted.iloc[len(predicted) // 2]
+    axes.annotate(
+        "minus the unseen\nmass of $p$ / KL",
+        (middle.sample_size, -middle.unseen),
+        xytext=(8, -12),
+        textcoords="offset points",
+        va="top",
+    )
+    last = sweep[sweep.sample_size == sweep.sample_size.max()]
+    axes.annotate(
+        "median and quartiles\nover samples",
+        (sweep.sample_size.max(), last.bias.median()),
+        xytext=(12, -16),
+        textcoords="offset points",
+        va="top",
+        color=style.text_colour(style.COLOURS["k3"]),
+    )
+    axes.set_xscale("log")
+    axes.set_ylim(-0.62, 0.1)
+    axes.set_xlabel("sample size $n$ (log scale)")
+    axes.set_ylabel("relative error of the mean of $k_3$")
+    return figure
+
+
+def growing_std(sweep: pd.DataFrame, exponent: float, printed: tuple[int, float]) -> Figure:
+    """Sample standard deviation of k3 against sample size, beside its power law."""
+    figure, axes = style.subplots(height=3.5)
+    medians = _band(axes, sweep, "std")
+    sizes = medians.index.to_numpy(dtype=float)
+    anchor = len(sizes) // 2
+    law = medians.iloc[anchor] * (sizes / sizes[anchor]) ** exponent
+    axes.plot(sizes, law, color=style.COLOURS["exact"], linestyle=(0, (4, 2)))
+    axes.annotate(
+        f"slope {exponent:.2f}",
+        (sizes[0], law[0]),
+        xytext=(14, -8),
+        textcoords="offset points",
+        va="top",
+    )
+    axes.plot(*printed, marker="v", color="black", markersize=9)
+    axes.annotate("printed", printed, xytext=(8, -6), textcoords="offset points", va="top")
+    axes.set(xscale="log", yscale="log", xlabel="sample size $n$ (log scale)")
+    axes.set_ylabel("sample standard deviation of\n$k_3$ / KL (log scale)")
+    return figure
+
+
+def gaussian_phase(
+    shifts: np.ndarray, scales: np.ndarray, ratio: np.ndarray, points: Mapping[str, GaussianPair]
+) -> Figure:
+    """Ratio of the variances of k3 and k1 over mean shift and width; hatched where it is infinite."""
+    figure, axes = style.subplots(height=4.6)
+    axes.grid(visible=False)
+    log_ratio = np.log10(np.where(np.isfinite(ratio), ratio, np.nan))
+    mesh = _ratio_mesh(axes, shifts, scales, log_ratio)
+    axes.contour(shifts, scales, log_ratio, levels=[0.0], colors="black", linewidths=1.6)
+    edge = math.sqrt(0.5)
+    axes.axhline(edge, color="black", linewidth=1.2, linestyle="--")
+    axes.fill_between(
+        shifts, 0, edge, facecolor="#F3E9E4", edgecolor=QUIET, hatch="///", linewidth=0
+    )
+    box = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
+    axes.annotate("variance of $k_3$ infinite", (1.1, 0.36), bbox=box, ha="left")
+    axes.annotate("$k_3$ wins", (0.12, 1.22), bbox=box)
+    axes.annotate("$k_1$ wins", (1.55, 1.22), bbox=box)
+    for label, pair in points.items():
+        at = (abs(pair.q_mean - pair.p_mean) / pair.p_std, pair.q_std / pair.p_std)
+        axes.plot(*at, marker="o", color="black", markersize=7)
+        axes.annotate(label, at, xytext=(8, 5), textcoords="offset points", bbox=box)
+    axes.set_xlim(shifts[0], shifts[-1])
+    axes.set_ylim(scales[0], scales[-1])
+    axes.set_xlabel("shift of the mean (standard deviations of the reference)")
+    axes.set_ylabel("policy's width /\nreference's width")
+    _ratio_bar(figure, mesh, axes)
+    return figure
+
+
+def binary_phase(probabilities: np.ndarray, ratio: np.ndarray) -> Figure:
+    """The same ratio for two tokens, over both probabilities on logit axes."""
+    figure, axes = style.subplots(height=4.6)
+    axes.grid(visible=False)
+    # Where the policies are equal both variances vanish; k3's does so faster.
+    log_ratio = np.log10(np.nan_to_num(ratio, nan=1e-9))
+    mesh = _ratio_mesh(axes, probabilities, probabilities, log_ratio)
+    axes.contour(
+        probabilities, probabilities, log_ratio, levels=[0.0], colors="black", linewidths=1.6
+    )
+    axes.plot(probabilities, probabilities, color=QUIET, linewidth=1, linestyle=":")
+    axes.set(xscale="logit", yscale="logit")
+    ticks = [0.01, 0.1, 0.5, 0.9, 0.99]
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.set_ticks([], minor=True)
+    axes.annotate("$k_1$ wins", (0.9, 0.02), ha="right")
+    axes.annotate("$k_3$ wins", (0.93, 0.86), ha="left")
+    axes.set_xlabel("first token under the reference (logit scale)")
+    axes.set_ylabel("first token under the policy\n(logit scale)")
+    _ratio_bar(figure, mesh, axes)
+    return figure
+
+
+def softmax_wins(drifts: pd.DataFrame, shares: pd.DataFrame, crossing: float) -> Figure:
+    """Every random pair, and the share of pairs where k3 wins, against the distance."""
+    figure, (cloud, share) = style.subplots(2, 1, sharex=True, height=5.4, height_ratios=[1.5, 1])
+    wins = drifts.ratio < 1
+    for rows, name in ((drifts[wins], "k3"), (drifts[~wins], "k1")):
+        cloud.scatter(rows.kl, rows.ratio, s=5, alpha=0.35, color=style.COLOURS[name], linewidth=0)
+    cloud.axhline(1, color="black", linewidth=1.2)
+    cloud.set(xscale="log", yscale="log")
+    cloud.set_ylabel("variance of $k_3$ /\nvariance of $k_1$ (log scale)")
+    share.fill_between(shares.kl, shares.low, shares.high, color=style.COLOURS["k3"], alpha=0.25)
+    share.plot(shares.kl, shares.share, **{**style.line("k3"), "label": "_"})
+    share.axhline(0.5, color=QUIET, linewidth=1, linestyle=":")
+    share.yaxis.set_major_formatter("{x:.0%}")
+    share.set_yticks([0, 0.5, 1])
+    share.set_ylabel("share of pairs\nwhere $k_3$ wins")
+    share.set_xlabel("reverse KL from the reference (nats, log scale)")
+    for panel in (cloud, share):
+        panel.axvline(crossing, color=QUIET, linewidth=1, linestyle="--")
+    share.annotate(
+        "Gaussians of\nequal width",
+        (crossing, 0.9),
+        xycoords=("data", "axes fraction"),
+        xytext=(6, 0),
+        textcoords="offset points",
+        va="top",
+    )
+    return figure
+
+
+def optimal_weight(drifts: pd.DataFrame) -> Figure:
+    """The best weight of the control variate against the distance, one dot a random pair."""
+    figure, axes = style.subplots(height=3.3)
+    axes.scatter(
+        drifts.kl, drifts.weight, s=5, alpha=0.4, color=style.COLOURS["exact"], linewidth=0
+    )
+    for height, name in ((0.0, "k1"), (1.0, "k3")):
+        axes.axhline(height, color=style.COLOURS[name])
+        axes.annotate(
+            style.LABELS[name],
+            (1.01, height),
+            xycoords=("axes fraction", "data"),
+            va="center",
+            color=style.text_colour(style.COLOURS[name]),
+        )
+    axes.set_xscale("log")
+    axes.set_xlabel("reverse KL from the reference (nats, log scale)")
+    axes.set_ylabel(r"optimal weight $\lambda^\ast$ of $r - 1$")
+    return figure
+
+
+def _band(axes: Axes, sweep: pd.DataFrame, column: str) -> pd.Series:
+    by_size = sweep.groupby("sample_size")[column]
+    low, middle, high = (by_size.quantile(level) for level in (0.25, 0.5, 0.75))
+    axes.fill_between(middle.index, low, high, color=style.COLOURS["k3"], alpha=0.25, linewidth=0)
+    axes.plot(middle.index, middle, **style.line("k3"))
+    return middle
+
+
+def _ratio_mesh(axes: Axes, x: np.ndarray, y: np.ndarray, log_ratio: np.ndarray):
+    norm = TwoSlopeNorm(vmin=-2, vcenter=0, vmax=2)
+    return axes.pcolormesh(
+        x, y, log_ratio, cmap=DIVERGING, norm=norm, shading="nearest", rasterized=True
+    )
+
+
+def _ratio_bar(figure: Figure, mesh, axes: Axes) -> None:
+    bar = figure.colorbar(mesh, ax=axes, extend="both", pad=0.02)
+    bar.set_ticks([-2, -1, 0, 1, 2], labels=["1/100", "1/10", "1", "10", "100"])
+    bar.set_label("variance of $k_3$ / variance of $k_1$ (log scale)")
