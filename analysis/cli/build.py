@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from pathlib import Path
 from typing import Literal
 
@@ -20,9 +18,7 @@ def build(builder: Literal["html", "pdflatex"] = "html") -> None:
     Args:
         builder: html for a website in _build/html, pdflatex for a PDF in _build/latex.
     """
-    started = time.monotonic()
     product = build_book(find_project(Path.cwd()), BUILDERS[builder])
-    print(f"built in {time.monotonic() - started:.0f} s", file=sys.stderr)
     print(f"open {product.as_uri()}")
     if builder == "html":
         print("or run: make serve")

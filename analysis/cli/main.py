@@ -14,6 +14,7 @@ from analysis.report.errors import Refused, Stopped
 COMMANDS = {
     "run": "execute the notebooks whose inputs changed",
     "build": "check the executed notebooks and build the book from them",
+    "refresh": "copy the executed notebooks back over the committed ones",
 }
 
 

@@ -51,9 +51,8 @@ def run(
     project = find_project(Path.cwd())
     limits = _limits(jobs, timeout)
     texts = parse_assignments(parameter)
-    if profile is not None:
-        if texts.setdefault("profile", profile) != profile:
-            raise Refused("--profile and -p profile=... disagree; give one of them")
+    if profile is not None and texts.setdefault("profile", profile) != profile:
+        raise Refused("--profile and -p profile=... disagree; give one of them")
     sources = select_notebooks(project, names)
     verify_results(project)
     planned = plan(

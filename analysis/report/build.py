@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,7 +133,9 @@ def build_book(
         if stored.is_file() and stored.read_text() == inputs and _products(target, builder):
             print("the book is up to date", file=sys.stderr)
         else:
+            started = time.monotonic()
             _rebuild(project, builder, target, inputs, render, generators)
+            print(f"built in {time.monotonic() - started:.0f} s", file=sys.stderr)
         return _products(target, builder)[0]
 
 

@@ -97,6 +97,8 @@ class Execution:
         *lines, self._buffer = (self._buffer + chunk).split(b"\n")
         events = [json.loads(line) for line in lines]
         for event in events:
+            if self.result is not None:
+                break  # what follows a result is noise
             if event["event"] == "cell":
                 self._cell = event
             elif event["event"] == "done":

@@ -22,7 +22,7 @@ from analysis.report.parameters import (
     resolve_parameters,
 )
 from analysis.report.processes import THREADS, available_cores
-from analysis.report.project import Project
+from analysis.report.project import Project, select_notebooks
 from analysis.report.provenance import (
     SCHEMA,
     Provenance,
@@ -293,7 +293,7 @@ def publish(job: Job, device: str, seconds: float) -> None:
 
 
 def keep_failed(job: Job, reason: str) -> Path | None:
-    """Keep the copy of a failed run aside with its reason; the path of the copy, if there is one."""
+    """Keep the copy of a failed run aside with its reason; the path of the copy, if any."""
     record = {"reason": reason, "at": time.time()}
     with contextlib.suppress(Refused):
         replace_file(job.files.failure, (json.dumps(record) + "\n").encode())
@@ -302,6 +302,26 @@ def keep_failed(job: Job, reason: str) -> Path | None:
         return None
     os.replace(temporary, job.files.failed)
     return job.files.failed
+
+
+def refresh_notebooks(project: Project) -> list[Path]:
+    """Copy the book's runs over their sources; the sources that changed.
+
+    Raises:
+        Refused: a run is not current, or not at its notebook's default parameters.
+    """
+    jobs = plan(project, select_notebooks(project, ()), directory=project.runs)
+    for job, reason in stale_jobs(jobs):
+        raise Refused(f"{job.name}: {reason}; run: analysis run {job.name}")
+    refreshed = []
+    for job in jobs:
+        notebook = read_notebook(job.files.output, project.relative(job.files.output))
+        notebook["metadata"].pop("papermill", None)
+        text = json.dumps(notebook, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+        if text.encode() != job.source.read_bytes():
+            replace_file(job.source, text.encode())
+            refreshed.append(job.source)
+    return refreshed
 
 
 def processor_name() -> str:

@@ -20,6 +20,8 @@ from analysis.report.strict_yaml import load_yaml
 
 _SCRIPT = re.compile(r"<script\b[^>]*>.*?(?:</script\s*>|\Z)", re.IGNORECASE | re.DOTALL)
 _ACTIVE = re.compile(r"javascript:|<[^>]+\son[a-z]+\s*=|<iframe\b", re.IGNORECASE)
+# Kinds that a browser interprets; images and plain text it only shows.
+_RENDERED = ("text/html", "text/markdown", "text/latex", "image/svg+xml")
 # Scripts that the book ships itself.
 _ALLOWED_SCRIPT = re.compile(
     r'<script( defer| async)? src="(\.\./)+_static/[\w.-]+\.js"( defer| async)?>\s*</script>'
@@ -138,16 +140,14 @@ def output_problems(notebook: dict[str, Any]) -> Iterator[str]:
                 yield f"cell {index} stores the error {output.get('ename', '')}"
             for kind, content in output.get("data", {}).items():
                 if _runs_code(kind, content):
-                    yield f"cell {index} stores a script ({kind}), which readers' browsers would run"
+                    yield f"cell {index} stores a script ({kind}) that a reader's browser would run"
 
 
 def _runs_code(kind: str, content: Any) -> bool:
     if "javascript" in kind:
         return True
-    if kind.startswith("image/") and not kind.startswith("image/svg") or kind.endswith("json"):
+    if not kind.endswith(_RENDERED):
         return False
     text = "".join(content) if isinstance(content, list) else str(content)
-    if kind.endswith("text/plain") or not ("<" in text or ":" in text):
-        return False
     scripts = _SCRIPT.findall(text)
     return bool(_ACTIVE.search(text)) or any(not _ALLOWED_SCRIPT.fullmatch(s) for s in scripts)

@@ -17,7 +17,7 @@ PROFILES = ("quick", "full")
 
 _TYPES = {t.__name__: t for t in (int, float, str, bool, list, dict)}
 _SECRET = re.compile(
-    r"(?<!per_)(^|_)token$|passw(or)?d|secret|credential|(api|access|private)_?key", re.IGNORECASE
+    r"(^|(?<!per)_)token$|passw(or)?d|secret|credential|(api|access|private)_?key", re.IGNORECASE
 )
 
 

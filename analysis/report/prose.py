@@ -15,9 +15,9 @@ from analysis.report.records import read_records
 
 _NUMBER = re.compile(
     r"""(?<![\w.])(?:
-        (?:\d[\d,]*)?\.\d+(?:[eE][-+−]?\d+)?(?:\s?\\?%)?   # 0.04, .5, 1.5e-3, 12.5 %
+        (?:\d[\d,]*)?\.\d+(?:[eE][-+\u2212]?\d+)?(?:\s?\\?%)?   # 0.04, .5, 1.5e-3, 12.5 %
       | \d[\d,]*(?:\s?\\?%|\s?per\s?cent\b)                 # 12 %, 12 percent
-      | \d+[eE][-+−]?\d+\b                                  # 1e-3
+      | \d+[eE][-+\u2212]?\d+\b                                  # 1e-3
     )""",
     re.VERBOSE,
 )

@@ -94,10 +94,11 @@ def read_notebook(path: Path, label: str) -> dict[str, Any]:
     """
     try:
         notebook = json.loads(path.read_bytes())
-        notebook["cells"], notebook["metadata"]  # noqa: B018 - both must exist
+        if not {"cells", "metadata"} <= notebook.keys():
+            raise ValueError("no notebook")
     except OSError as error:
         raise Refused(f"{label}: cannot be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, AttributeError):
         raise Refused(f"{label}: no valid notebook; open it in Jupyter and save it again") from None
     return notebook
 

@@ -17,11 +17,12 @@ from analysis.report.errors import Refused
 from analysis.report.processes import pinned_environment, stop_tree
 from analysis.report.project import Project
 
+_JUPYTER_BOOK = "from jupyter_book.cli.main import main; main()"
 _STAGE = re.compile(
     r"^(reading sources|writing output|copying images)\.\.\.\s*\[\s*(\d+)%\]|"
     r"^(running xelatex|Running PDF build)"
 )
-_WARNING = re.compile(r"\b(WARNING|ERROR|SEVERE|CRITICAL)\b|^(Sphinx|Extension) error|Error:")
+_WARNING = re.compile(r"\b(WARNING|ERROR|SEVERE|CRITICAL)\b|^Extension error|^[\w.]+Error: \S")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -34,9 +35,11 @@ def render_book(project: Project, builder: str, destination: Path) -> None:
         Refused: it fails; one line a warning, each with its file and line.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "jupyter_book", "build", str(project.root)]
-        + ["--all", "-W", "--keep-going", "-n", "--builder", builder]
-        + ["--path-output", str(destination)],
+        [
+            *(sys.executable, "-c", _JUPYTER_BOOK, "build", str(project.root)),
+            *("--all", "-W", "--keep-going", "-n"),
+            *("--builder", builder, "--path-output", str(destination)),
+        ],
         cwd=project.root,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -138,6 +138,8 @@ def clean(notebook: Any) -> Any:
     for cell in notebook.cells:
         for key in ("papermill", "execution"):
             cell.metadata.pop(key, None)
+        if cell.metadata.get("tags") == []:  # papermill adds an empty list
+            del cell.metadata["tags"]
         if "injected-parameters" in cell.metadata.get("tags", ()):
             cell["id"] = "injected-parameters"  # papermill draws a random one
     return notebook

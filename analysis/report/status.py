@@ -18,8 +18,8 @@ from analysis.report.results import read_manifest, recorded_results
 _INTRODUCTION = """\
 # Runs behind this book
 
-Every number and figure comes from one of the runs below. A page whose notebook, parameters, code, recorded
-results or locked environment changed since its run does not build.
+Every number and figure comes from one of the runs below. A page whose notebook, parameters, code,
+recorded results or locked environment changed since its run does not build.
 """
 _NO_RESULTS = "No recorded result is used: every page was computed by its own run.\n"
 
