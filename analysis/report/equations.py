@@ -33,7 +33,7 @@ _HEADER = """\
 # Equations and the code that computes them
 
 Each numbered equation carries the name of the function that implements it. Search the repository for the
-name and you find the equation, the function and its tests.
+name and you find the equation, the function and its tests. Functions are named from the package `analysis`.
 
 | Equation | Function | Shown in |
 |---|---|---|
@@ -151,7 +151,7 @@ def write_index(path: Path, root: Path) -> None:
     source = f"{repository_url(root)}/blob/{_repository(root)['branch']}"
     rows, below = [], []
     for item in implementations(root):
-        code = f"[`{item.function}`]({source}/{item.path}#L{item.line})"
+        code = f"[`{item.function.removeprefix('analysis.')}`]({source}/{item.path}#L{item.line})"
         where = "below"
         if item.label in pages:
             document = os.path.relpath(root / _document(pages[item.label]), path.parent)
