@@ -5,9 +5,10 @@ causal self-attention and a ReLU MLP, each behind a LayerNorm without gain or bi
 with a residual connection; a last LayerNorm; an untied output layer. No biases, no dropout. The
 prompt's last token is the separator that opens the completion, so a prompt here is what precedes it.
 
-All weights of a member are one row of a matrix [M, N]; :func:`unflatten` gives named views. All
-members go through the same batched products, each with its own weights, so no member's value
-depends on which others are there.
+All weights of a member are one row of a matrix [M, N]; :meth:`Policy.unflatten` gives named views.
+Rows are padded to a multiple of ``ROW_MULTIPLE``, so that every member meets the same vector
+instructions wherever it stands. All members go through the same batched products, each with its
+own weights, so no member's value depends on which others are there.
 
 A group of G completions shares one prompt. The prompt's keys and values are computed once
 (``prefix``) and every completion attends to them and to its own past: the prompt is not repeated
@@ -33,6 +34,10 @@ from torch import Tensor
 
 from analysis.training.randomness import uniforms
 from analysis.training.schema import Schema
+
+
+#: Floats; a multiple of every vector width, unrolling included.
+ROW_MULTIPLE = 64
 
 
 class PolicyConfig(Schema):
@@ -81,11 +86,9 @@ class Policy:
             }
         self.shapes["head"] = (d, vocab_size)
         self.sizes = [math.prod(shape) for shape in self.shapes.values()]
-
-    @property
-    def num_parameters(self) -> int:
-        """Weights of one member."""
-        return sum(self.sizes)
+        #: Weights of one member, and the zeros that fill its row.
+        self.num_parameters = sum(self.sizes)
+        self.padding = -self.num_parameters % ROW_MULTIPLE
 
     def initial_weights(self, seed: int, dtype: torch.dtype) -> Tensor:
         """[1, N]: zero-mean normal weights; products into the residual stream start smaller."""
@@ -98,11 +101,12 @@ class Policy:
             drawn = uniforms(seed, "weights", index, (2, rows * columns))
             normal = np.sqrt(-2.0 * np.log1p(-drawn[0])) * np.cos(2.0 * np.pi * drawn[1])
             parts.append(std * normal)
+        parts.append(np.zeros(self.padding))
         return torch.from_numpy(np.concatenate(parts)).to(dtype).unsqueeze(0)
 
     def unflatten(self, weights: Tensor) -> dict[str, Tensor]:
         """Named views [M, rows, columns] of weights [M, N]."""
-        chunks = weights.split(self.sizes, dim=1)
+        *chunks, _ = weights.split([*self.sizes, self.padding], dim=1)
         return {
             name: chunk.unflatten(1, shape)
             for (name, shape), chunk in zip(self.shapes.items(), chunks, strict=True)

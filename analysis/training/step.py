@@ -31,8 +31,8 @@ class Batch(NamedTuple):
 
     def of_prompts(self, prompts: slice) -> Batch:
         """The same for some of the prompts."""
-        rollout = Rollout(*(part[:, prompts] for part in self.rollout))
-        return Batch(rollout, *(part[:, prompts] for part in self[1:]))
+        rollout = Rollout(*(part[:, prompts].contiguous() for part in self.rollout))
+        return Batch(rollout, *(part[:, prompts].contiguous() for part in self[1:]))
 
 
 class StepOutput(NamedTuple):

@@ -1,0 +1,48 @@
+"""Small populations that every training test can afford."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from analysis.training.config import Arm, StartConfig, TrainConfig
+from analysis.training.policy import PolicyConfig
+from analysis.training.tasks import SortTask
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def small_config() -> TrainConfig:
+    """A few milliseconds an update; sizes that are no multiple of a vector register."""
+    return TrainConfig(
+        task=SortTask(num_digits=3, end_token=True, reward="graded"),
+        policy=PolicyConfig(width=12, num_layers=2, num_heads=3),
+        start=StartConfig(updates=20, batch_size=16),
+        updates=6,
+        num_prompts=3,
+        group_size=5,
+        log_every=2,
+    )
+
+
+@pytest.fixture
+def all_arms() -> list[Arm]:
+    """Every combination that a configuration accepts, with a beta that is felt."""
+    beta = 0.7
+    losses = [
+        Arm(kl_estimator=estimator, kl_weighting=weighting, beta=beta)
+        for estimator in ("k1", "k2", "k3")
+        for weighting in ("none", "attached", "detached")
+    ]
+    rewards = [
+        Arm(kl_estimator=estimator, kl_placement="reward", beta=beta)
+        for estimator in ("k1", "k2", "k3")
+    ]
+    return [Arm(kl_estimator="none"), Arm(kl_estimator="exact", beta=beta), *losses, *rewards]

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.training.config import Arm, Member, TrainConfig
+from analysis.training.metrics import METRICS, effective_sample_size, member_mean
+from analysis.training.trainer import PopulationTrainer
+
+
+def test_effective_sample_size_of_known_weights():
+    ratio = torch.tensor([[1.0, 1.0, 1.0, 9.0], [4.0, 0.0, 0.0, 7.0]])
+    mask = torch.tensor([[True, True, True, False], [True, True, True, True]])
+    expected = torch.tensor([1.0, 121.0 / (4 * 65.0)])
+    assert torch.allclose(effective_sample_size(ratio, mask), expected)
+
+
+def test_member_mean_ignores_what_masked_positions_hold():
+    values = torch.tensor([[1.0, 3.0, torch.nan]])
+    assert member_mean(values, torch.tensor([[True, True, False]])).tolist() == [2.0]
+
+
+def test_a_run_logs_every_metric_of_the_glossary_and_no_other(small_config):
+    record = PopulationTrainer(small_config, [Member(arm=Arm(kl_estimator="none"), seed=0)]).run()
+    assert set(record.metrics) == set(METRICS)
+    assert record.updates.tolist() == [0, 2, 4]
+    assert all(values.shape == (3, 1) for values in record.metrics.values())
+    assert all(definition.endswith(".") for definition in METRICS.values())
+
+
+def test_the_first_update_is_at_the_reference_and_later_ones_are_not(small_config):
+    members = [Member(arm=Arm(kl_estimator="k3", beta=0.1), seed=s) for s in range(3)]
+    metrics = PopulationTrainer(small_config, members).run().metrics
+    for name in ("reverse_kl", "forward_kl", "k1", "k2", "k3"):
+        np.testing.assert_allclose(metrics[name][0], 0.0, atol=1e-6)
+    assert (metrics["reverse_kl"][-1] > 1e-4).all()
+    assert (metrics["forward_kl"][-1] > 1e-4).all()
+    assert (metrics["length"] <= 4).all() and (metrics["length"] >= 1).all()
+
+
+def test_on_policy_ratios_are_one_and_stale_ones_are_not(small_config):
+    members = [Member(arm=Arm(kl_estimator="none"), seed=s) for s in range(3)]
+    fresh = PopulationTrainer(small_config, members).run().metrics
+    np.testing.assert_allclose(fresh["ratio_ess"], 1.0, atol=1e-5)
+    assert (fresh["clip_fraction"] == 0).all()
+    stale_config = small_config.model_copy(update={"num_iterations": 8, "learning_rate": 3e-3})
+    stale = PopulationTrainer(stale_config, members).run().metrics
+    assert (stale["ratio_ess"] < 0.999).all()
+    assert stale["clip_fraction"].max() > 0
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"learning_rate": float("nan")}, "learning_rate"),
+        ({"learning_rate": "1e-3"}, "learning_rate"),
+        ({"group_size": 1}, "group_size"),
+        ({"num_minibatches": 5}, "num_minibatches=5 must divide num_prompts=12"),
+        ({"typo": 1}, "typo"),
+    ],
+)
+def test_a_bad_configuration_is_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        TrainConfig(**fields)
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"kl_estimator": "none", "beta": 0.1}, "takes no beta"),
+        ({"kl_estimator": "exact", "kl_placement": "reward"}, "works as a loss only"),
+        ({"kl_estimator": "k1", "kl_placement": "reward", "kl_weighting": "attached"}, "kl_weight"),
+        ({"kl_estimator": "k5"}, "kl_estimator"),
+        ({"kl_estimator": "k1", "beta": float("inf")}, "beta"),
+    ],
+)
+def test_a_contradictory_arm_is_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Arm(**fields)

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.training.config import Arm, Member, TrainConfig
+from analysis.training.metrics import METRICS
+from analysis.training.optimizer import PopulationAdamW, clip_rows
+from analysis.training.step import make_batch
+from analysis.training.tasks import SortTask
+from analysis.training.trainer import PopulationTrainer
+
+
+def members_of(arms, seeds=(0,)):
+    return [Member(arm=arm, seed=seed) for arm in arms for seed in seeds]
+
+
+@pytest.mark.parametrize("inner", [(1, 1), (2, 3)], ids=["on-policy", "stale-minibatches"])
+def test_a_member_of_a_population_is_its_solo_run_to_the_bit(small_config, all_arms, inner):
+    config = small_config.model_copy(
+        update={"num_iterations": inner[0], "num_minibatches": inner[1]}
+    )
+    members = members_of(all_arms, seeds=(0, 11))
+    together = PopulationTrainer(config, members)
+    record = together.run()
+    assert not record.failures
+    for row in range(0, len(members), 3):
+        alone = PopulationTrainer(config, [members[row]])
+        solo = alone.run()
+        assert torch.equal(together.weights[row], alone.weights[0]), members[row]
+        for name in METRICS:
+            np.testing.assert_array_equal(record.metrics[name][:, row], solo.metrics[name][:, 0])
+
+
+def test_default_sizes_are_solo_runs_to_the_bit_too():
+    start = TrainConfig().start.model_copy(update={"updates": 3})
+    config = TrainConfig(task=SortTask(reward="graded"), start=start, updates=2)
+    members = members_of([Arm(kl_estimator="k3", beta=0.5), Arm(kl_estimator="none")], (0, 1, 2))
+    together, alone = PopulationTrainer(config, members), PopulationTrainer(config, members[4:5])
+    together.run()
+    alone.run()
+    assert torch.equal(together.weights[4], alone.weights[0])
+    assert not torch.equal(together.weights[4], together.weights[1])
+
+
+def test_two_runs_are_equal_to_the_bit(small_config, all_arms):
+    first = PopulationTrainer(small_config, members_of(all_arms)).run()
+    second = PopulationTrainer(small_config, members_of(all_arms)).run()
+    for name in METRICS:
+        np.testing.assert_array_equal(first.metrics[name], second.metrics[name])
+
+
+def test_a_member_that_goes_nan_is_frozen_named_and_leaves_the_others_unchanged(small_config):
+    arms = [Arm(kl_estimator=estimator, beta=0.5) for estimator in ("k1", "k2", "k3")]
+    healthy = PopulationTrainer(small_config, members_of(arms))
+    poisoned = PopulationTrainer(small_config, members_of(arms))
+    for update in range(4):
+        if update == 2:
+            with torch.no_grad():
+                head = poisoned.policy.unflatten(poisoned.weights)["head"]
+                head[1, 0, 0] = torch.nan
+            frozen = poisoned.weights[1].clone()
+        healthy.update(update)
+        metrics = poisoned.update(update)
+    assert [tuple(failure) for failure in poisoned.failures] == [(1, 2, 0, "old_logp")]
+    assert poisoned.alive.tolist() == [True, False, True]
+    assert torch.equal(poisoned.weights[1], frozen)
+    assert torch.equal(poisoned.weights[[0, 2]], healthy.weights[[0, 2]])
+    assert all(value[1].isnan() and not value[[0, 2]].isnan().any() for value in metrics.values())
+
+
+def test_an_overflowing_kl_loss_is_named(small_config):
+    trainer = PopulationTrainer(small_config, members_of([Arm(kl_estimator="k3", beta=0.5)]))
+    drawn, scores = trainer.rollout(0)
+    batch = make_batch(
+        trainer.policy, trainer.reference, small_config, trainer.kl_term, drawn, scores.rewards
+    )
+    output = trainer.losses(batch._replace(ref_logp=batch.ref_logp + 200.0))  # exp overflows
+    (gradient,) = torch.autograd.grad(output.losses.sum(), trainer.weights)
+    trainer._freeze_failed(0, 0, output, gradient, clip_rows(gradient, 1.0).norms)
+    assert trainer.failures[0].tensor == "KL loss"
+
+
+def test_equal_rewards_give_exactly_no_gradient(small_config):
+    trainer = PopulationTrainer(small_config, members_of([Arm(kl_estimator="none")], (0, 1)))
+    drawn, scores = trainer.rollout(0)
+    for rewards, still in ((torch.full_like(scores.rewards, 0.3), True), (scores.rewards, False)):
+        batch = make_batch(
+            trainer.policy, trainer.reference, small_config, trainer.kl_term, drawn, rewards
+        )
+        (gradient,) = torch.autograd.grad(trainer.losses(batch).losses.sum(), trainer.weights)
+        assert (batch.advantages == 0).all() == still
+        assert (gradient == 0).all() == still
+
+
+def test_clipping_is_per_member():
+    gradient = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
+    clipped, norms = clip_rows(gradient, max_norm=1.0)
+    assert torch.allclose(norms, torch.tensor([5.0, 0.5, 0.0]))
+    assert torch.allclose(clipped, torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]]))
+
+
+def test_adamw_is_torch_adamw_per_member_and_leaves_frozen_rows():
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(3, 7, generator=generator, dtype=torch.float64)
+    solo = [row.clone().requires_grad_() for row in weights]
+    population = weights.clone().requires_grad_()
+    ours = PopulationAdamW(population, learning_rate=0.01, weight_decay=0.1)
+    theirs = [torch.optim.AdamW([row], lr=0.01, weight_decay=0.1) for row in solo]
+    for step in range(5):
+        gradient = torch.randn(3, 7, generator=generator, dtype=torch.float64)
+        ours.step(gradient, alive=torch.tensor([True, step < 2, True]))
+        for index, (row, optimizer) in enumerate(zip(solo, theirs, strict=True)):
+            if index != 1 or step < 2:
+                row.grad = gradient[index]
+                optimizer.step()
+    assert torch.allclose(population, torch.stack(solo), rtol=0, atol=1e-14)
+
+
+def test_no_members_is_refused(small_config):
+    with pytest.raises(ValueError, match="members is empty"):
+        PopulationTrainer(small_config, [])
