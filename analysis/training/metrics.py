@@ -19,8 +19,8 @@ WINDOW_METRICS: dict[str, str] = {
 
 #: Over the whole vocabulary or against the reference: at the first update of a logging window.
 POLICY_METRICS: dict[str, str] = {
-    "reverse_kl": "Exact KL of the policy from the reference over the vocabulary, at visited states.",
-    "forward_kl": "Exact KL of the reference from the policy over the vocabulary, at visited states.",
+    "reverse_kl": "Exact KL of the policy from the reference, full vocabulary, visited states.",
+    "forward_kl": "Exact KL of the reference from the policy, full vocabulary, visited states.",
     "k1": "Mean of the estimator k1 over the sampled tokens.",
     "k2": "Mean of the estimator k2 over the sampled tokens.",
     "k3": "Mean of the estimator k3 over the sampled tokens.",

@@ -3,7 +3,7 @@ r"""A population of tiny causal transformers: every weight has a leading member 
 Architecture, the same for each of the M members: learned token and position embeddings; blocks of
 causal self-attention and a ReLU MLP, each behind a LayerNorm without gain or bias and
 with a residual connection; a last LayerNorm; an untied output layer. No biases, no dropout. The
-prompt's last token is the separator that opens the completion, so a prompt here is what precedes it.
+separator that opens the completion is its first input; a prompt is what precedes it.
 
 All weights of a member are one row of a matrix [M, N]; :meth:`Policy.unflatten` gives named views.
 Rows are padded to a multiple of ``ROW_MULTIPLE``, so that every member meets the same vector
@@ -34,7 +34,6 @@ from torch import Tensor
 
 from analysis.training.randomness import uniforms
 from analysis.training.schema import Schema
-
 
 #: Floats; a multiple of every vector width, unrolling included.
 ROW_MULTIPLE = 64

@@ -32,7 +32,7 @@ def token_logp(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
 
 
 def completion_inputs(completions: Tensor) -> Tensor:
-    """What the policy reads to predict each completion token: the separator, then all but the last."""
+    """What the policy reads to predict each token: the separator, then all but the last."""
     start = torch.full_like(completions[..., :1], SEPARATOR)
     return torch.cat([start, completions[..., :-1]], dim=-1)
 

@@ -1,7 +1,8 @@
 """A task whose reward can be verified: sort the digits of the prompt.
 
 Of 16 tokens, 0..9 are the digits, 10 opens the completion (``SEPARATOR``) and, where the task has
-an end token, 11 closes it; the others mean nothing and are always wrong. The completion is right when it is the sorted prompt, token for token.
+an end token, 11 closes it; the others mean nothing and are always wrong. The completion is right
+when it is the sorted prompt, token for token.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Each arm's gradient against a naive single-run computation that shares no code with the trainer."""
+"""Each arm's gradient against a naive single run that shares no code with the trainer."""
 
 from __future__ import annotations
 

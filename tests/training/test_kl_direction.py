@@ -16,7 +16,7 @@ UPDATES = 40
 
 @pytest.fixture(scope="module")
 def change():
-    """(arm name, sign of beta) -> last minus first reverse KL, from a perturbed start, no reward."""
+    """(arm name, sign of beta) -> relative change of the reverse KL, perturbed start, no reward."""
     config = TrainConfig(
         task=SortTask(num_digits=8),
         policy=PolicyConfig(width=16, num_layers=1, num_heads=2),

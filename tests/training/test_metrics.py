@@ -51,7 +51,7 @@ def test_on_policy_ratios_are_one_and_stale_ones_are_not(small_config):
 
 
 @pytest.mark.parametrize(
-    "fields, message",
+    ("fields", "message"),
     [
         ({"learning_rate": float("nan")}, "learning_rate"),
         ({"learning_rate": "1e-3"}, "learning_rate"),
@@ -66,7 +66,7 @@ def test_a_bad_configuration_is_refused(fields, message):
 
 
 @pytest.mark.parametrize(
-    "fields, message",
+    ("fields", "message"),
     [
         ({"kl_estimator": "none", "beta": 0.1}, "takes no beta"),
         ({"kl_estimator": "exact", "kl_placement": "reward"}, "works as a loss only"),
