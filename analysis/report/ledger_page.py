@@ -1,0 +1,167 @@
+"""The ledger as a page: one card a claim, its evidence linked, filtered by seed, kind and verdict.
+
+Cards are MyST, so every link is checked when the book is built and the page reads without
+scripts; ``book/_static/ledger.js`` only adds the three filters.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+
+from analysis.experiments.claims import VERDICTS
+from analysis.report.equations import equations, source_url
+from analysis.report.errors import Refused
+from analysis.report.files import replace_file
+from analysis.report.ledger import Claim, load_ledger
+from analysis.report.project import Project
+
+_INTRODUCTION = """\
+# The ledger: every claim, decided
+
+Five documents that taught many of us GRPO make {total} checkable statements: definitions, theorems,
+numbers, experiences, methods. Each has a verdict here, the exact condition, the figure it rests on,
+and the code that recomputes it. `analysis claims` recomputes them all and fails on any
+disagreement; so does the build of this page.
+
+**holds**: true as worded. **holds if**: true under a condition the source does not state, or in part.
+**fails**: false as worded. **open**: needs training at a scale this book has not recorded.
+
+```{{div}} ledger-filters
+Filter by seed, kind and verdict with the buttons above the first claim (they need JavaScript).
+```
+
+{summary}
+"""
+
+_PROOFS = ("thm-", "prop-", "lem-", "cor-", "def-", "rem-")
+
+
+def write_ledger(project: Project, path: Path) -> None:
+    """Write the ledger's page.
+
+    Raises:
+        Refused: a row is malformed, or names a function, test or section that does not exist.
+    """
+    claims = load_ledger(project)
+    faults = evidence_problems(project, claims)
+    if faults:
+        raise Refused("\n".join(faults))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, ledger_page(project, claims).encode())
+
+
+def ledger_page(project: Project, claims: list[Claim]) -> str:
+    """The page as MyST text."""
+    labelled = {equation.label for equation in equations(project.root)}
+    count = Counter(claim.verdict for claim in claims)
+    summary = ", ".join(f"{count[verdict]} {verdict}" for verdict in VERDICTS if count[verdict])
+    introduction = _INTRODUCTION.format(total=len(claims), summary=f"In all: {summary}.")
+    return "\n".join([introduction, *(_card(project, claim, labelled) for claim in claims)])
+
+
+def evidence_problems(project: Project, claims: list[Claim]) -> list[str]:
+    """One line for each row whose function, test or section is not in the checkout."""
+    return [
+        f"book/claims.yaml: {claim.id}: {problem}"
+        for claim in claims
+        for problem in _missing_evidence(project, claim)
+    ]
+
+
+def _missing_evidence(project: Project, claim: Claim) -> list[str]:
+    problems = []
+    for field in ("decided_by", "implemented"):
+        name = getattr(claim, field)
+        if name and _function_place(project, name) is None:
+            problems.append(f"{field} names {name}, which is not in the package")
+    path, _, test = claim.test.partition("::")
+    defined = _definitions(project.root / path)
+    if test.partition("[")[0] not in defined:
+        problems.append(f"no test {claim.test}")
+    page, _, label = claim.section.partition("#")
+    source = _page_source(project, page)
+    if source is None:
+        problems.append(f"no page {page}")
+    elif label and not re.search(rf"(?<![\w-]){re.escape(label)}(?![\w-])", source.read_text()):
+        problems.append(f"{page} has no label {label}")
+    return problems
+
+
+def _card(project: Project, claim: Claim, labelled: set[str]) -> str:
+    verdict = claim.verdict.replace(" ", "-")
+    lines = [
+        f"({claim.id.lower()})=",
+        f":::{{div}} claim claim-seed-{claim.seed} claim-{claim.kind} claim-{verdict}",
+        f"**{claim.id}** {claim.statement}",
+        "",
+        f"<span class='verdict verdict-{verdict}'>{claim.verdict}</span> {claim.condition}",
+        "",
+        f"*Measured:* {claim.shown_figure}." if claim.shown_figure else "",
+        f"*Will be decided by:* {claim.experiment}" if claim.experiment else "",
+        "",
+        " · ".join(_evidence(project, claim, labelled)),
+        ":::",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _evidence(project: Project, claim: Claim, labelled: set[str]) -> list[str]:
+    links = [f"seed {claim.seed}, {claim.source}", claim.kind]
+    if claim.implemented:
+        links.append(f"implemented in {_code_link(project, claim.implemented)}")
+    links.append(f"recomputed by {_code_link(project, claim.decided_by)}")
+    path, _, test = claim.test.partition("::")
+    line = _definitions(project.root / path)[test.partition("[")[0]]
+    links.append(f"[tested]({source_url(project.root)}/{path}#L{line})")
+    links.append(_section_link(claim.section, labelled))
+    return links
+
+
+def _code_link(project: Project, name: str) -> str:
+    place = _function_place(project, name)
+    if place is None:
+        raise Refused(f"{name} is not in the package")
+    path, line = place
+    return f"[`{name.rpartition('.')[2]}`]({source_url(project.root)}/{path}#L{line})"
+
+
+def _section_link(section: str, labelled: set[str]) -> str:
+    page, _, label = section.partition("#")
+    if label.startswith(_PROOFS):
+        return f"{{prf:ref}}`{label}`"
+    if label.startswith("fig-"):
+        return f"{{numref}}`{label}`"
+    if label in labelled:
+        return f"{{eq}}`{label}`"
+    if label:
+        return f"{{ref}}`{label}`"
+    return f"{{doc}}`/book/{page}`" if not page[:2].isdigit() else f"{{doc}}`/book/_run/{page}`"
+
+
+def _page_source(project: Project, page: str) -> Path | None:
+    for path in (project.notebooks / f"{page}.ipynb", project.book / f"{page}.md"):
+        if path.is_file():
+            return path
+    return None
+
+
+def _function_place(project: Project, name: str) -> tuple[str, int] | None:
+    module, _, function = name.rpartition(".")
+    path = project.root.joinpath(*module.split(".")).with_suffix(".py")
+    line = _definitions(path).get(function)
+    return None if line is None else (project.relative(path), line)
+
+
+def _definitions(path: Path) -> dict[str, int]:
+    """Line of each function, class and method of a module, by its bare name."""
+    if not path.is_file():
+        return {}
+    return {
+        node.name: node.lineno
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+    }

@@ -1,0 +1,157 @@
+"""The ledger's machinery on made-up claims: what it must refuse, and that it can agree."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+
+from analysis.experiments.claims import Finding, decides, settle
+from analysis.report.errors import Refused
+from analysis.report.ledger import disagreement, load_ledger, recompute, select_claims
+from analysis.report.project import Project
+from analysis.report.settled import ledger_problems, settled_ledger, store_outcomes
+
+ROW = {
+    "id": "S4-12",
+    "seed": 4,
+    "source": "section 2",
+    "kind": "theorem",
+    "statement": "A is B.",
+    "verdict": "holds if",
+    "condition": "Only on-policy.",
+    "measured": {"error": 0.25},
+    "figure": "error {error:.2f}",
+    "decided_by": f"{__name__}.a_is_b",
+    "test": "tests/ledger/test_ledger.py::test_agreement",
+    "section": "02_gradients",
+}
+
+
+def a_is_b() -> Finding:
+    return Finding("holds if", {"error": 0.25})
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    (tmp_path / "book").mkdir()
+    (tmp_path / "analysis").mkdir()
+    (tmp_path / "analysis" / "a.py").write_text("x = 1\n")
+    return Project(tmp_path)
+
+
+def write(project: Project, *rows: dict) -> None:
+    (project.book / "claims.yaml").write_text(yaml.safe_dump(list(rows)))
+
+
+def outcome_of(project, decide=a_is_b, **changes):
+    write(project, {**ROW, **changes})
+    return next(recompute(load_ledger(project), lambda: {"S4-12": decide}))
+
+
+def test_agreement(project):
+    outcome = outcome_of(project)
+    assert outcome.problem == ""
+    assert outcome.claim.shown_figure == "error 0.25"
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"verdict": "holds"}, "recorded 'holds', recomputed 'holds if'"),
+        ({"measured": {"error": 0.26}}, "error recorded 0.26, recomputed 0.25"),
+        ({"measured": {"error": math.inf}}, "error recorded inf"),
+        ({"measured": {"other": 0.25}, "figure": ""}, "measured names"),
+        ({"decided_by": "analysis.elsewhere"}, "decided_by names analysis.elsewhere"),
+    ],
+)
+def test_every_departure_is_named(project, changes, problem):
+    assert problem in outcome_of(project, **changes).problem
+
+
+def test_a_decision_that_raises_or_is_missing_is_a_disagreement(project):
+    def broken() -> Finding:
+        raise RuntimeError("no")
+
+    broken.__qualname__ = "a_is_b"
+    assert "raised RuntimeError: no" in outcome_of(project, decide=broken).problem
+    write(project, ROW)
+    missing = next(recompute(load_ledger(project), dict))
+    assert "no function decides it" in missing.problem
+
+
+def test_infinite_and_undefined_figures_can_agree(project):
+    write(project, {**ROW, "measured": {"error": math.inf, "other": math.nan}})
+    (claim,) = load_ledger(project)
+    assert not disagreement(claim, Finding("holds if", {"error": math.inf, "other": math.nan}))
+    assert disagreement(claim, Finding("holds if", {"error": -math.inf, "other": math.nan}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"verdict": "true"}, "S4-12: verdict"),
+        ({"kind": "guess"}, "S4-12: kind"),
+        ({"colour": "red"}, "S4-12: colour"),
+        ({"figure": "{absent:.1f}"}, "figure quotes \\['absent'\\]"),
+        ({"verdict": "open"}, "exactly the open claims name an experiment"),
+        ({"seed": 3}, "seed 3 does not fit"),
+        ({"id": "S9-1"}, "S9-1: id"),
+    ],
+)
+def test_a_malformed_row_is_refused_by_id_and_field(project, changes, message):
+    write(project, {**ROW, **changes})
+    with pytest.raises(Refused, match=message):
+        load_ledger(project)
+
+
+def test_an_id_written_twice_is_refused(project):
+    write(project, ROW, ROW)
+    with pytest.raises(Refused, match="S4-12 is written twice"):
+        load_ledger(project)
+
+
+def test_one_id_can_be_asked_for(project):
+    write(project, ROW, {**ROW, "id": "S4-14"})
+    ledger = load_ledger(project)
+    assert [claim.id for claim in select_claims(ledger, ["S4-14"])] == ["S4-14"]
+    assert len(select_claims(ledger, [])) == 2
+    with pytest.raises(Refused, match="no claim 'S4-99'"):
+        select_claims(ledger, ["S4-99"])
+
+
+def test_a_claim_has_one_decision(monkeypatch):
+    monkeypatch.setattr("analysis.experiments.claims._DECISIONS", {})
+
+    def one() -> Finding: ...
+
+    def two() -> Finding: ...
+
+    decides("S0-test")(one)
+    decides("S0-test")(one)
+    with pytest.raises(ValueError, match="S0-test is decided by"):
+        decides("S0-test")(two)
+
+
+def test_settle():
+    assert [settle(True, True), settle(False, True), settle(False, False)] == [
+        "holds",
+        "holds if",
+        "fails",
+    ]
+
+
+def test_the_book_needs_a_ledger_recomputed_since_the_last_change(project):
+    assert ledger_problems(project) == []  # no ledger, nothing to check
+    outcome = outcome_of(project)
+    assert "never recomputed" in ledger_problems(project)[0]
+    store_outcomes(project, [outcome])
+    assert settled_ledger(project)
+    (project.package / "a.py").write_text("x = 2\n")
+    assert "changed since" in ledger_problems(project)[0]
+    store_outcomes(project, [outcome_of(project, verdict="fails")])
+    assert ledger_problems(project) == [
+        "book/claims.yaml: S4-12: recorded 'fails', recomputed 'holds if'"
+    ]
