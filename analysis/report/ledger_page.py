@@ -26,8 +26,8 @@ numbers, experiences, methods. Each has a verdict here, the exact condition, the
 and the code that recomputes it. `analysis claims` recomputes them all and fails on any
 disagreement; so does the build of this page.
 
-**holds**: true as worded. **holds if**: true under a condition the source does not state, or in part.
-**fails**: false as worded. **open**: needs training at a scale this book has not recorded.
+**holds**: true as worded. **holds if**: true in part, or under a condition the source does not
+state. **fails**: false as worded. **open**: needs training at a scale this book has not recorded.
 
 ```{{div}} ledger-filters
 Filter by seed, kind and verdict with the buttons above the first claim (they need JavaScript).
