@@ -50,7 +50,7 @@ def importance_ratio(
     return torch.exp(log_ratio)
 
 
-def effective_sample_size(logp: LogProbs, old_logp: LogProbs, mask: Mask) -> Values:
+def effective_sample_size(logp: LogProbs, old_logp: LogProbs, mask: Mask) -> Tensor:
     r"""Kish's effective share of the counted tokens under their token-level ratios.
 
     .. math:: \mathrm{ESS} = \frac{(\sum_i \rho_i)^2}{n \sum_i \rho_i^2} \in (0, 1]
