@@ -36,7 +36,7 @@ class PopulationAdamW:
 
     @torch.no_grad()
     def step(self, gradient: Tensor, alive: Tensor) -> None:
-        """One step of the members that are ``alive`` [M]; the gradient of the others is not read."""
+        """One step of the members that are ``alive`` [M]; the others' gradient is not read."""
         frozen = ~alive
         kept = self.weights[frozen].clone()
         self.weights.grad = torch.where(alive.unsqueeze(1), gradient, 0.0)

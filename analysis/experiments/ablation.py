@@ -1,0 +1,126 @@
+"""The GRPO ablation: a preset to tidy tables, and their summaries over seeds.
+
+A tidy table has one row per member and logging window: the member's arm (``arm``,
+``kl_estimator``, ``kl_placement``, ``kl_weighting``, ``beta``), its ``seed``, the window's first
+``update``, and one column per metric of :data:`analysis.training.metrics.METRICS`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from analysis.experiments.presets import Preset
+from analysis.training.metrics import METRICS
+from analysis.training.trainer import Failure, PopulationTrainer, RunRecord
+
+#: Members trained at once. Results do not depend on it; memory and cache use do.
+CHUNK = 24
+
+ARM_COLUMNS = ("arm", "kl_estimator", "kl_placement", "kl_weighting", "beta")
+MEMBER_COLUMNS = (*ARM_COLUMNS, "seed")
+RESAMPLES = 2000
+
+
+class Ablation(NamedTuple):
+    """What a preset gave."""
+
+    preset: Preset
+    curves: pd.DataFrame  #: tidy, one row per member and logging window
+    failures: tuple[Failure, ...]  #: members by their place in ``preset.members``
+    wall_seconds: float
+
+
+def run(preset: Preset, *, progress: bool = False) -> Ablation:
+    """Train the population of a preset, ``CHUNK`` members at a time."""
+    members = preset.members
+    frames, failures, wall_seconds = [], [], 0.0
+    for first in range(0, len(members), CHUNK):
+        trainer = PopulationTrainer(preset.config, members[first : first + CHUNK])
+        record = trainer.run(progress=progress)
+        frames.append(tidy(record))
+        failures += [f._replace(member=f.member + first) for f in record.failures]
+        wall_seconds += record.wall_seconds
+    return Ablation(preset, pd.concat(frames, ignore_index=True), tuple(failures), wall_seconds)
+
+
+def tidy(record: RunRecord) -> pd.DataFrame:
+    """One row per member and logging window, members in their order."""
+    frames = []
+    for row, member in enumerate(record.members):
+        fields = {"arm": member.arm.name, **member.arm.model_dump(), "seed": member.seed}
+        values = {name: record.metrics[name][:, row] for name in METRICS}
+        frames.append(pd.DataFrame({**fields, "update": record.updates, **values}))
+    return pd.concat(frames, ignore_index=True)[[*MEMBER_COLUMNS, "update", *METRICS]]
+
+
+def final(curves: pd.DataFrame, *, share: float = 0.1) -> pd.DataFrame:
+    """One row per member: the mean of each metric over the last ``share`` of the windows."""
+    updates = np.sort(curves["update"].unique())
+    last = updates[-max(1, round(share * len(updates))) :]
+    kept = curves[curves["update"].isin(last)]
+    return kept.groupby([*MEMBER_COLUMNS], sort=False, as_index=False)[list(METRICS)].mean()
+
+
+def over_seeds(
+    table: pd.DataFrame, metric: str, band: Literal["range", "bootstrap"]
+) -> pd.DataFrame:
+    """Mean over seeds with a band, per arm, beta and (where there is one) update.
+
+    Args:
+        table: from :func:`run` (curves) or :func:`final`.
+        metric: a name in :data:`analysis.training.metrics.METRICS`.
+        band: ``range`` is from the lowest to the highest seed; ``bootstrap`` is the 95% percentile
+            interval of the mean over resampled seeds (use it from about ten seeds on).
+
+    Returns:
+        One row per arm, beta and update, with ``mean``, ``low``, ``high`` and ``seeds``.
+
+    Raises:
+        ValueError: on an unknown metric or band.
+    """
+    if metric not in METRICS:
+        raise ValueError(f"metric must be one of {list(METRICS)}, got {metric!r}")
+    if band not in ("range", "bootstrap"):
+        raise ValueError(f"band must be 'range' or 'bootstrap', got {band!r}")
+    keys = [*ARM_COLUMNS, *(["update"] if "update" in table else [])]
+    wide = table.pivot(index=keys, columns="seed", values=metric)
+    wide = wide.reindex(pd.MultiIndex.from_frame(table[keys].drop_duplicates()))
+    values = wide.to_numpy()  # (rows, seeds)
+    low, high = (
+        (values.min(axis=1), values.max(axis=1)) if band == "range" else bootstrap_mean(values)
+    )
+    summary = pd.DataFrame({"mean": values.mean(axis=1), "low": low, "high": high}, wide.index)
+    return summary.assign(seeds=values.shape[1]).reset_index()
+
+
+def bootstrap_mean(values: np.ndarray, *, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+    """Percentile interval of the mean of each row [R, S] over its S seeds, resampled together."""
+    seeds = values.shape[1]
+    picks = np.random.default_rng(0).integers(seeds, size=(RESAMPLES, seeds))
+    means = values[:, picks].mean(axis=-1)  # (R, resamples)
+    tail = 50.0 * (1.0 - level)
+    low, high = np.percentile(means, [tail, 100.0 - tail], axis=1)
+    return low, high
+
+
+def paired_difference(
+    finals: pd.DataFrame, metric: str, arm: str, other: str, beta: float
+) -> pd.Series:
+    """``arm`` minus ``other`` at one beta: mean over seeds and its 95% bootstrap interval.
+
+    Arms share prompts and sampling noise seed by seed, so differences are taken per seed.
+    ``other="none"`` has no beta and is compared with every one.
+    """
+
+    def by_seed(name: str) -> pd.Series:
+        rows = finals[(finals["arm"] == name) & ((finals["beta"] == beta) | (name == "none"))]
+        if rows.empty:
+            raise ValueError(f"no arm {name!r} at beta={beta} among {sorted(set(finals['arm']))}")
+        return rows.set_index("seed")[metric]
+
+    difference = (by_seed(arm) - by_seed(other)).to_numpy()[None]
+    (low,), (high,) = bootstrap_mean(difference)
+    return pd.Series({"mean": difference.mean(), "low": low, "high": high})

@@ -1,0 +1,74 @@
+"""The ablation's populations, each with the predictions made before it was run."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from analysis.training.config import Arm, Member, StartConfig, TrainConfig
+from analysis.training.schema import Schema
+
+
+class Preset(Schema):
+    """A population: arms x seeds, what its members share, and what it is expected to show."""
+
+    name: str
+    config: TrainConfig
+    arms: tuple[Arm, ...] = Field(min_length=1)
+    seeds: tuple[int, ...] = Field(min_length=1)
+    #: Stated before the run, from theory and from searches on other seeds.
+    predictions: tuple[str, ...]
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Arms in order, the seeds of each together."""
+        return tuple(Member(arm=arm, seed=seed) for arm in self.arms for seed in self.seeds)
+
+
+def kl_arms(beta: float) -> tuple[Arm, ...]:
+    """Seven ways to use the KL at one beta: k1, k2, k3, exact as loss; k1, k2, k3 in reward."""
+    losses = [Arm(kl_estimator=name, beta=beta) for name in ("k1", "k2", "k3", "exact")]
+    rewards = [
+        Arm(kl_estimator=name, kl_placement="reward", beta=beta) for name in ("k1", "k2", "k3")
+    ]
+    return (*losses, *rewards)
+
+
+NO_KL = Arm(kl_estimator="none")
+
+PREDICTIONS = (
+    "k1 as a loss ends as far from the reference as no KL term: its expected gradient is zero.",
+    "k2 as a loss ends at the exact reverse KL of the exact arm: on-policy it has its gradient.",
+    "k1 in the reward ends near k2 as a loss: the same divergence, credited to earlier tokens too.",
+    "k3 as a loss ends elsewhere than k2 as a loss: its expected gradient is the forward KL's.",
+    "k2 and k3 in the reward do not hold the policy at the reference: they are no KL gradient.",
+)
+
+CONFIG = TrainConfig(start=StartConfig(updates=150), learning_rate=1e-3)
+
+
+def quick(
+    *,
+    beta: float = 0.3,
+    learning_rate: float = CONFIG.learning_rate,
+    updates: int = CONFIG.updates,
+    num_seeds: int = 3,
+) -> Preset:
+    """Eight arms at one beta, a minute on one core."""
+    config = CONFIG.model_copy(update={"learning_rate": learning_rate, "updates": updates})
+    return Preset(
+        name="quick",
+        config=TrainConfig.model_validate(config.model_dump()),
+        arms=(NO_KL, *kl_arms(beta)),
+        seeds=tuple(range(num_seeds)),
+        predictions=PREDICTIONS,
+    )
+
+
+#: Seeds that no search has seen.
+FULL = Preset(
+    name="full",
+    config=CONFIG.model_copy(update={"log_every": 10}),
+    arms=(NO_KL, *kl_arms(0.1), *kl_arms(0.3), *kl_arms(1.0)),
+    seeds=tuple(range(100, 110)),
+    predictions=PREDICTIONS,
+)

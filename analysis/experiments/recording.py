@@ -1,0 +1,121 @@
+"""A recorded ablation: tables in a folder, sealed by a manifest with the hash of each file.
+
+``curves.csv`` holds the tidy curves, ``final.csv`` one row per member, both with six significant
+digits. The folder appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+
+import analysis
+from analysis.experiments.ablation import Ablation, final
+from analysis.experiments.presets import Preset
+
+MANIFEST = "manifest.json"
+FLOAT_FORMAT = "%.6g"
+#: What the numbers of a run depend on.
+SOURCES = ("checks.py", "shapes.py", "kl", "objectives", "training", "experiments/presets.py")
+
+
+class Recorded(NamedTuple):
+    """A recorded ablation, read back."""
+
+    preset: Preset
+    curves: pd.DataFrame
+    finals: pd.DataFrame
+    manifest: dict[str, Any]
+
+
+def save(ablation: Ablation, directory: Path) -> None:
+    """Write an ablation to ``directory``, replacing what it held."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    try:
+        tables = {"curves.csv": ablation.curves, "final.csv": final(ablation.curves)}
+        for name, table in tables.items():
+            table.to_csv(partial / name, index=False, float_format=FLOAT_FORMAT)
+        manifest = _manifest(ablation, {name: _sha256(partial / name) for name in tables})
+        (partial / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+        partial.chmod(0o755)
+        if directory.exists():
+            shutil.rmtree(directory)
+        os.replace(partial, directory)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def load(directory: Path) -> Recorded:
+    """Read a recorded ablation, after checking its files against the manifest.
+
+    Raises:
+        ValueError: a file is missing or is not the one that was recorded.
+    """
+    path = directory / MANIFEST
+    if not path.is_file():
+        raise ValueError(f"{path} is missing: record the run again")
+    manifest = json.loads(path.read_text())
+    for name, digest in manifest["files"].items():
+        file = directory / name
+        if not file.is_file() or _sha256(file) != digest:
+            raise ValueError(f"{file} is missing or changed since it was recorded: restore it")
+    curves, finals = (
+        pd.read_csv(directory / name, keep_default_na=False, na_values=[""])
+        for name in ("curves.csv", "final.csv")
+    )
+    preset = Preset.model_validate_json(json.dumps(manifest["configuration"]))
+    return Recorded(preset, curves, finals, manifest)
+
+
+def source_sha256() -> str:
+    """Hash of the package source that a run's numbers depend on."""
+    root = Path(analysis.__path__[0])
+    files = [
+        file
+        for name in SOURCES
+        for file in (
+            sorted((root / name).rglob("*.py")) if (root / name).is_dir() else [root / name]
+        )
+    ]
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.relative_to(root).as_posix()}\0".encode())
+        digest.update(file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _manifest(ablation: Ablation, files: dict[str, str]) -> dict[str, Any]:
+    preset = ablation.preset
+    return {
+        "preset": preset.name,
+        "seeds": list(preset.seeds),
+        "device": f"cpu, {platform.machine()}, {torch.get_num_threads()} thread(s)",
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+        "source": source_sha256(),
+        "wall_seconds": round(ablation.wall_seconds, 1),
+        "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "failures": [failure._asdict() for failure in ablation.failures],
+        "files": files,
+        "configuration": preset.model_dump(mode="json"),
+    }
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.experiments import ablation, presets, recording
+from analysis.experiments.presets import Preset
+from analysis.training.config import StartConfig
+from analysis.training.metrics import METRICS
+
+
+@pytest.fixture
+def small_preset(small_config) -> Preset:
+    return Preset(
+        name="small",
+        config=small_config,
+        arms=(presets.NO_KL, *presets.kl_arms(0.5)),
+        seeds=(0, 1),
+        predictions=(),
+    )
+
+
+@pytest.fixture
+def small_ablation(small_preset):
+    return ablation.run(small_preset)
+
+
+@pytest.mark.parametrize("preset", [presets.quick(), presets.FULL], ids=lambda preset: preset.name)
+def test_two_updates_of_every_preset(preset):
+    start = StartConfig(updates=1)
+    config = preset.config.model_copy(update={"updates": 2, "start": start, "log_every": 1})
+    short = preset.model_copy(update={"config": config, "seeds": preset.seeds[:1]})
+    result = ablation.run(short)
+    assert not result.failures
+    assert len(result.curves) == 2 * len(preset.arms)
+    assert np.isfinite(result.curves[list(METRICS)].to_numpy()).all()
+    assert preset.predictions
+
+
+def test_quick_parameters_are_validated():
+    with pytest.raises(ValueError, match="learning_rate"):
+        presets.quick(learning_rate=-1.0)
+    with pytest.raises(ValueError, match="beta"):
+        presets.quick(beta=float("nan"))
+    with pytest.raises(ValueError, match="seeds"):
+        presets.quick(num_seeds=0)
+
+
+def test_chunks_do_not_change_the_results(small_preset, small_ablation, monkeypatch):
+    monkeypatch.setattr(ablation, "CHUNK", 3)
+    pd.testing.assert_frame_equal(ablation.run(small_preset).curves, small_ablation.curves)
+
+
+def test_final_is_the_mean_over_the_last_windows(small_ablation):
+    curves = small_ablation.curves
+    one = curves[(curves["arm"] == "k2_loss") & (curves["seed"] == 1)]
+    table = ablation.final(curves, share=0.67)  # two of three windows
+    row = table[(table["arm"] == "k2_loss") & (table["seed"] == 1)]
+    assert row["entropy"].item() == pytest.approx(one["entropy"].iloc[1:].mean())
+    assert len(table) == len(small_ablation.preset.members)
+
+
+def test_summaries_over_seeds_of_a_known_table():
+    table = pd.DataFrame(
+        {
+            "arm": "k2_loss",
+            "kl_estimator": "k2",
+            "kl_placement": "loss",
+            "kl_weighting": "none",
+            "beta": 0.5,
+            "seed": [0, 1, 2],
+            "accuracy": [0.1, 0.2, 0.6],
+        }
+    )
+    (row,) = ablation.over_seeds(table, "accuracy", "range").to_dict("records")
+    assert (row["mean"], row["low"], row["high"], row["seeds"]) == (pytest.approx(0.3), 0.1, 0.6, 3)
+    (row,) = ablation.over_seeds(table, "accuracy", "bootstrap").to_dict("records")
+    assert 0.1 <= row["low"] < row["mean"] < row["high"] <= 0.6
+    with pytest.raises(ValueError, match="metric must be one of"):
+        ablation.over_seeds(table, "acuracy", "range")
+
+
+def test_bootstrap_interval_covers_the_mean_as_often_as_it_says():
+    values = np.random.default_rng(1).normal(size=(2000, 30))
+    low, high = ablation.bootstrap_mean(values)
+    covered = ((low <= 0) & (high >= 0)).mean()
+    assert 0.91 < covered < 0.96  # a percentile bootstrap of 30 values covers slightly too little
+
+
+def test_paired_differences_cancel_what_a_seed_shares():
+    seeds = np.arange(10)
+    luck = np.random.default_rng(0).normal(size=10)
+    rows = [("none", 0.0, luck), ("k2_loss", 0.5, luck + 0.25), ("k2_loss", 1.0, luck - 9.0)]
+    table = pd.concat(
+        pd.DataFrame({"arm": arm, "beta": beta, "seed": seeds, "accuracy": values})
+        for arm, beta, values in rows
+    )
+    difference = ablation.paired_difference(table, "accuracy", "k2_loss", "none", 0.5)
+    np.testing.assert_allclose(difference.to_numpy(), 0.25, atol=1e-12)
+    with pytest.raises(ValueError, match="no arm 'k3_loss'"):
+        ablation.paired_difference(table, "accuracy", "k3_loss", "none", 0.5)
+
+
+def test_a_recording_reads_back_and_notices_a_change(small_ablation, tmp_path):
+    directory = tmp_path / "results" / "small"
+    recording.save(small_ablation, directory)
+    recording.save(small_ablation, directory)  # replaces
+    recorded = recording.load(directory)
+    assert recorded.preset == small_ablation.preset
+    pd.testing.assert_frame_equal(
+        recorded.curves, small_ablation.curves, rtol=1e-5, check_dtype=False
+    )
+    assert [path.name for path in directory.parent.iterdir()] == ["small"]
+    manifest = json.loads((directory / "manifest.json").read_text())
+    assert set(manifest["files"]) == {"curves.csv", "final.csv"}
+    assert manifest["source"] == recording.source_sha256()
+
+    curves = directory / "curves.csv"
+    curves.write_text(curves.read_text().replace("0.", "1.", 1))
+    with pytest.raises(ValueError, match=r"curves\.csv is missing or changed"):
+        recording.load(directory)
+
+
+def test_a_failed_save_leaves_the_earlier_recording(small_ablation, tmp_path, monkeypatch):
+    directory = tmp_path / "small"
+    recording.save(small_ablation, directory)
+    before = (directory / "curves.csv").read_bytes()
+    monkeypatch.setattr(recording, "_manifest", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        recording.save(small_ablation, directory)
+    assert (directory / "curves.csv").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["small"]
