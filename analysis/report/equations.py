@@ -1,9 +1,10 @@
 """The equation index: which function implements which equation of the book.
 
 A function names its equation in its docstring (a line ``Equation: ``label`` ``, the label being the
-function's own name) and gives its formula in a ``.. math::`` block. A chapter that derives the equation
-labels it. This module reads both as text, without importing the package, and writes the index page, which
-also shows the equations that no chapter derives. :func:`problems` says where the two sides disagree.
+function's own name) and gives its formula in a ``.. math::`` block. A chapter that derives the
+equation labels it. This module reads both as text, without importing the package, and writes the
+index page, which also shows the equations that no chapter derives. :func:`problems` says where the
+two sides disagree.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ _ROLE = re.compile(r":(\w+):`~?([^`]+)`")
 _HEADER = """\
 # Equations and the code that computes them
 
-Each numbered equation carries the name of the function that implements it. Search the repository for the
-name and you find the equation, the function and its tests. Functions are named from the package `analysis`.
+Each numbered equation carries the name of the function that implements it. Search the repository
+for the name and you find the equation, the function and its tests. Functions are named from the
+package `analysis`.
 
 | Equation | Function | Shown in |
 |---|---|---|
@@ -43,7 +45,8 @@ name and you find the equation, the function and its tests. Functions are named 
 _BELOW = """
 ## Formulas that no chapter derives
 
-They are taken from the docstrings of the functions named. {doc}`/book/notation` defines the symbols.
+They are taken from the docstrings of the functions named. {doc}`/book/notation` defines the
+symbols.
 
 """
 
@@ -110,8 +113,9 @@ def labels(text: str) -> list[str]:
 def problems(root: Path) -> list[str]:
     """One line for each disagreement between docstrings and pages; empty when they agree.
 
-    They agree when every field is the name of its function and has a formula, in a chapter or in the
-    docstring, and every labelled equation is such a field or a step ``<field>-...`` of its derivation.
+    They agree when every field is the name of its function and has a formula, in a chapter or in
+    the docstring, and every labelled equation is such a field or a step ``<field>-...`` of its
+    derivation.
     """
     code, shown = implementations(root), equations(root)
     fields = Counter(item.label for item in code)
@@ -148,7 +152,7 @@ def write_index(path: Path, root: Path) -> None:
     if faults:
         raise ValueError(faults[0])
     pages = {equation.label: equation.path for equation in equations(root)}
-    source = f"{repository_url(root)}/blob/{_repository(root)['branch']}"
+    source = source_url(root)
     rows, below = [], []
     for item in implementations(root):
         code = f"[`{item.function.removeprefix('analysis.')}`]({source}/{item.path}#L{item.line})"
@@ -176,6 +180,11 @@ def _section(item: Implementation) -> str:
 def repository_url(root: Path) -> str:
     """The repository's address, from ``_config.yml``, where alone it is said."""
     return str(_repository(root)["url"]).rstrip("/")
+
+
+def source_url(root: Path) -> str:
+    """The address under which the repository's files are shown."""
+    return f"{repository_url(root)}/blob/{_repository(root)['branch']}"
 
 
 def _repository(root: Path) -> dict[str, str]:

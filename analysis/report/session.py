@@ -1,6 +1,6 @@
 """What a notebook does before and between its computations: start the session, record numbers.
 
-``start`` makes a notebook's outputs a function of its inputs (one thread, one style, no progress bars).
+``start`` makes a notebook's outputs a function of its inputs (one thread, one style, no bars).
 ``record`` turns a number into the text that prose quotes, so that no number is typed by hand.
 """
 
@@ -88,7 +88,7 @@ def format_value(key: str, value: Any, spec: str) -> str:
     """The text of ``value``: ``∞`` for infinity, a true minus sign, powers of ten as superscripts.
 
     Raises:
-        ValueError: NaN, more than one element, an unrounded number, or a bad ``spec``; names ``key``.
+        ValueError: NaN, several elements, an unrounded number, or a bad ``spec``; names ``key``.
     """
     if isinstance(value, str):
         return value

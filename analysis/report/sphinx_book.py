@@ -4,7 +4,7 @@
 * drops the script that would load Thebe from a network;
 * takes figures out of the executed notebooks, so that other pages can show them
   (``book/_generated/figures/<name>.png``; the images of glued figures do not cross pages);
-* points the Colab, Binder and edit links at ``notebooks/``, since ``book/_run/`` is not in the repository;
+* points the Colab, Binder and edit links at ``notebooks/``, since ``book/_run/`` is not committed;
 * registers the role ``{given}``, which shows a number that no run computes, such as a version.
 """
 
@@ -84,7 +84,7 @@ def extract_run_figures(app: Sphinx) -> None:
 def point_links_at_sources(
     app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
 ) -> None:
-    """Rewrite the buttons of a page to the file it was made from; drop edit links to generated pages."""
+    """Point a page's buttons at the file it was made from; a generated page has none to edit."""
     context["header_buttons"] = _repointed(context.get("header_buttons", []), pagename)
 
 
@@ -96,7 +96,7 @@ def _repointed(buttons: list[dict[str, Any]], pagename: str) -> list[dict[str, A
             continue
         if "buttons" in button:
             button = {**button, "buttons": _repointed(button["buttons"], pagename)}
-        elif "url" in button:
+        elif "://" in button.get("url", ""):
             button = {**button, "url": button["url"].replace(RUN_FOLDER, SOURCE_FOLDER)}
         kept.append(button)
     return kept

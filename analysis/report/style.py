@@ -1,8 +1,8 @@
 """The visual language of the book: one colour, marker and label per estimator, on every page.
 
 Figures are drawn on their own white card (see ``book/_static/custom.css``), so that the same PNG is
-legible on light and dark pages. The palette keeps at least 3:1 contrast on white and stays apart under
-protanopia, deuteranopia and tritanopia; ``tests/report/test_style.py`` measures both.
+legible on light and dark pages. The palette keeps at least 3:1 contrast on white and stays apart
+under protanopia, deuteranopia and tritanopia; ``tests/report/test_style.py`` measures both.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ LINESTYLES: dict[str, str] = {"loss": "-", "reward": "--"}
 """Placement of the KL term: solid in the loss, dashed in the reward."""
 
 WIDTH = 6.0
-"""Width of every figure, inches. At 100 dpi it is 600 CSS pixels, so text survives a 390 px phone."""
+"""Width of every figure, inches: 600 CSS pixels at 100 dpi, so that text survives a phone."""
 
 PNG_METADATA: dict[str, None] = {"Software": None}
 """No version string in the file: equal pixels are equal bytes."""

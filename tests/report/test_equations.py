@@ -139,8 +139,7 @@ def test_index_links_equation_function_and_page(tmp_path: Path) -> None:
     source = "https://example.org/book/blob/main/analysis/kl/estimators.py"
     rows = path.read_text().splitlines()
     assert (
-        f"| {{eq}}`k3` | [`kl.estimators.k3`]({source}#L2) "
-        "| {doc}`../_run/01_estimators` |"
+        f"| {{eq}}`k3` | [`kl.estimators.k3`]({source}#L2) | {{doc}}`../_run/01_estimators` |"
     ) in rows
     assert any(row.endswith("| {doc}`../notation` |") for row in rows)
 

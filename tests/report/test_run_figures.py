@@ -1,0 +1,71 @@
+"""Figures out of notebooks: exact bytes under the cell's name, and no silent gap or clash."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from analysis.report import run_figures
+
+
+def notebook(path: Path, *cells: tuple[str, bytes | None]) -> Path:
+    written = []
+    for name, image in cells:
+        outputs = [nbformat.v4.new_output("stream", text="words")]
+        if image is not None:
+            data = {"image/png": base64.b64encode(image).decode(), "text/plain": "<Figure>"}
+            outputs.append(nbformat.v4.new_output("execute_result", data=data))
+        metadata = {"mystnb": {"figure": {"name": name}}} if name else {}
+        written.append(nbformat.v4.new_code_cell("figure", outputs=outputs, metadata=metadata))
+    path.parent.mkdir(exist_ok=True)
+    nbformat.write(nbformat.v4.new_notebook(cells=written), path)
+    return path
+
+
+def test_named_figures_are_taken_and_others_left(tmp_path: Path) -> None:
+    path = notebook(tmp_path / "01.ipynb", ("", b"other"), ("fig-a", b"aa"), ("fig-b", b"bb"))
+    assert run_figures.figures(path) == {"fig-a": b"aa", "fig-b": b"bb"}
+
+
+def test_a_figure_without_an_image_is_refused_by_name(tmp_path: Path) -> None:
+    path = notebook(tmp_path / "01.ipynb", ("fig-a", None))
+    with pytest.raises(ValueError, match=r"01.ipynb: figure 'fig-a' has no image"):
+        run_figures.figures(path)
+
+
+def test_a_name_used_twice_is_refused_within_and_across_notebooks(tmp_path: Path) -> None:
+    path = notebook(tmp_path / "01.ipynb", ("fig-a", b"a"), ("fig-a", b"b"))
+    with pytest.raises(ValueError, match="'fig-a' is used twice"):
+        run_figures.figures(path)
+    notebook(tmp_path / "01.ipynb", ("fig-a", b"a"))
+    notebook(tmp_path / "02.ipynb", ("fig-a", b"b"))
+    with pytest.raises(ValueError, match=r"02.ipynb: .* is in another notebook"):
+        run_figures.write_figures(tmp_path, tmp_path / "out")
+
+
+def test_written_files_follow_the_notebooks(tmp_path: Path) -> None:
+    runs, out = tmp_path / "runs", tmp_path / "out"
+    notebook(runs / "01.ipynb", ("fig-a", b"a"), ("fig-b", b"b"))
+    assert run_figures.write_figures(runs, out) == [out / "fig-a.png", out / "fig-b.png"]
+    before = (out / "fig-b.png").stat().st_mtime_ns
+    notebook(runs / "01.ipynb", ("fig-b", b"b"), ("fig-c", b"c"))
+    assert run_figures.write_figures(runs, out) == [out / "fig-b.png", out / "fig-c.png"]
+    assert sorted(path.name for path in out.iterdir()) == ["fig-b.png", "fig-c.png"]
+    assert (out / "fig-b.png").stat().st_mtime_ns == before
+
+
+def test_stale_copies_are_refreshed_and_orphans_refused(tmp_path: Path) -> None:
+    notebook(tmp_path / "notebooks/01.ipynb", ("fig-a", b"new"))
+    static = tmp_path / "static"
+    static.mkdir()
+    (static / "fig-a.png").write_bytes(b"old")
+    (static / "logo.png").write_bytes(b"logo")
+    assert run_figures.refresh_copies(static, tmp_path / "notebooks") == [static / "fig-a.png"]
+    assert (static / "fig-a.png").read_bytes() == b"new"
+    assert run_figures.refresh_copies(static, tmp_path / "notebooks") == []
+    (static / "fig-gone.png").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"fig-gone.png: no notebook"):
+        run_figures.refresh_copies(static, tmp_path / "notebooks")

@@ -1,0 +1,45 @@
+"""The book's own Sphinx extension, where it can be seen without a build."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from analysis.report import sphinx_book
+
+EDIT = {"label": "source-edit-button", "url": "https://h.org/edit/main/book/_run/01.ipynb"}
+COLAB = {"text": "Colab", "url": "https://c.org/github/o/r/blob/main/book/_run/01.ipynb"}
+SOURCE = {"label": "download-source-button", "url": "../_sources/book/_run/01.ipynb"}
+FULL = {"label": "fullscreen", "javascript": "toggle()"}
+
+
+def buttons(pagename: str) -> list[dict[str, Any]]:
+    context = {"header_buttons": [{"type": "group", "buttons": [EDIT, COLAB]}, SOURCE, FULL]}
+    sphinx_book.point_links_at_sources(SimpleNamespace(), pagename, "page.html", context, None)
+    return context["header_buttons"]
+
+
+def test_remote_links_name_the_notebook_and_downloads_stay_local() -> None:
+    group, source, full = buttons("book/_run/01")
+    assert [button["url"] for button in group["buttons"]] == [
+        "https://h.org/edit/main/notebooks/01.ipynb",
+        "https://c.org/github/o/r/blob/main/notebooks/01.ipynb",
+    ]
+    assert source == SOURCE
+    assert full == FULL
+
+
+def test_a_generated_page_has_nothing_to_edit() -> None:
+    group, *_ = buttons("book/_generated/status")
+    assert [button.get("text") for button in group["buttons"]] == ["Colab"]
+
+
+def test_the_shared_buttons_of_the_theme_are_not_changed() -> None:
+    buttons("book/_run/01")
+    assert "book/_run" in EDIT["url"]
+
+
+def test_given_shows_its_text_unchanged() -> None:
+    (node,), messages = sphinx_book.given("given", "{given}`2.13`", "2.13", 1, None)
+    assert node.astext() == "2.13"
+    assert messages == []
