@@ -1,0 +1,51 @@
+r"""A mixture-of-experts head whose routing can be replayed.
+
+Routing is a step function of the parameters: a tiny change of the router's logits swaps experts and
+moves a log-prob by a finite amount. Replaying the experts chosen at sampling time makes the
+log-prob a smooth function of the parameters again.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from analysis.shapes import LogProbs
+
+
+class ExpertHead(NamedTuple):
+    """Parameters of one top-1 mixture-of-experts layer that ends in vocabulary logits."""
+
+    router: Tensor  #: [E, D]
+    experts: Tensor  #: [E, V, D]
+
+
+def choose_experts(head: ExpertHead, hidden: Tensor) -> Tensor:
+    """[N] expert of each of the hidden states [N, D]: the one with the largest router logit."""
+    return (hidden @ head.router.T).argmax(dim=-1)
+
+
+def routed_logp(head: ExpertHead, hidden: Tensor, experts: Tensor) -> LogProbs:
+    r"""Log-probs over the vocabulary when every state goes through a *given* expert.
+
+    .. math:: \log \pi(\cdot \mid h) = \log\operatorname{softmax}\big(g_e(h)\, W_e h\big), \qquad
+        g(h) = \operatorname{softmax}(R h)
+
+    Pass :func:`choose_experts` of the trained head to recompute the routing, or of the head that
+    sampled to replay it. Gradients reach the router through the gate either way.
+
+    Equation: ``routed_logp``
+    Source: DeepSeek-AI (2025), DeepSeek-V3.2, keep routing.
+
+    Args:
+        head: the parameters.
+        hidden: [N, D].
+        experts: [N], integers.
+
+    Returns:
+        [N, V].
+    """
+    gate = (hidden @ head.router.T).softmax(dim=-1).gather(-1, experts.unsqueeze(-1))
+    logits = (head.experts[experts] @ hidden.unsqueeze(-1)).squeeze(-1)
+    return (gate * logits).log_softmax(dim=-1)

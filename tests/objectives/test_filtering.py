@@ -1,0 +1,49 @@
+"""Dynamic sampling and loop detection."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from analysis.objectives.advantages import group_normalise
+from analysis.objectives.filtering import informative_groups, kept_fraction, repeats
+
+
+def test_kept_groups_are_those_with_an_advantage():
+    rewards = torch.tensor([[1.0, 1, 1], [0.3, 0.3, 0.3], [0, 1, 0]])
+    assert informative_groups(rewards).tolist() == [False, False, True]
+    assert (group_normalise(rewards)[~informative_groups(rewards)] == 0).all()
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_kept_fraction_is_the_enumerated_one(size):
+    for p in (0.0, 0.2, 0.9):
+        groups = itertools.product((0.0, 1.0), repeat=size)
+        kept = sum(
+            math.prod(p if r else 1 - p for r in group)
+            for group in groups
+            if informative_groups(torch.tensor(group))
+        )
+        success = torch.tensor(p, dtype=torch.float64)
+        assert kept_fraction(success, size).item() == pytest.approx(kept, abs=1e-12)
+
+
+def test_loops_of_any_period_up_to_the_longest():
+    tokens = torch.tensor([9, 1, 2, 1, 2, 1, 2, 5, 5, 5])
+    found = repeats(tokens, period=2, times=3)
+    assert found.nonzero().flatten().tolist() == [6, 9]
+    assert repeats(tokens, period=1, times=3).nonzero().flatten().tolist() == [9]
+    assert not repeats(torch.arange(10), period=3, times=2).any()
+    assert not repeats(tokens[:3], period=2, times=3).any()
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="times"):
+        repeats(torch.arange(4), period=1, times=1)
+    with pytest.raises(ValueError, match="group_size"):
+        kept_fraction(torch.tensor(0.5), 0)
+    with pytest.raises(ValueError, match="group axis"):
+        informative_groups(torch.tensor(0.5))

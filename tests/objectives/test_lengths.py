@@ -1,0 +1,51 @@
+"""Length rewards by hand, and what the group's normalisation does to them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from analysis.objectives.advantages import group_normalise
+from analysis.objectives.lengths import length_penalty, relative_length_reward, soft_overlong
+
+LENGTHS = torch.tensor([10.0, 40.0, 25.0], dtype=torch.float64)
+
+
+def test_penalty_by_hand():
+    rewards = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
+    got = length_penalty(rewards, LENGTHS, weight=0.01)
+    assert got.tolist() == pytest.approx([0.9, 0.6, -0.25])
+
+
+def test_the_price_cancels_in_a_group_of_equal_rewards_and_only_there():
+    equal, mixed = torch.ones_like(LENGTHS), torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
+    cheap, dear = (
+        [group_normalise(length_penalty(r, LENGTHS, weight=w), eps=0.0) for w in (1e-6, 0.1)]
+        for r in (equal, mixed)
+    )
+    assert torch.allclose(*cheap, atol=1e-9)
+    assert not torch.allclose(*dear, atol=1e-2)
+
+
+def test_soft_overlong_by_hand():
+    lengths = torch.tensor([0, 80, 90, 100, 500])
+    assert soft_overlong(lengths, max_length=100, buffer=20).tolist() == [0, 0, -0.5, -1, -1]
+
+
+def test_relative_reward_by_hand():
+    correct = torch.tensor([False, True, True])
+    assert relative_length_reward(correct, LENGTHS).tolist() == pytest.approx([0.0, -0.5, 0.0])
+    wrong_and_long = relative_length_reward(torch.tensor([True, False, True]), LENGTHS)
+    assert wrong_and_long.tolist() == pytest.approx([0.5, -0.5, 0.0])
+    assert relative_length_reward(correct, torch.full((3,), 7)).tolist() == [0, 0, 0]
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="weight"):
+        length_penalty(LENGTHS, LENGTHS, weight=-1.0)
+    with pytest.raises(ValueError, match="buffer"):
+        soft_overlong(LENGTHS, max_length=10, buffer=11)
+    with pytest.raises(ValueError, match="boolean"):
+        relative_length_reward(LENGTHS, LENGTHS)
+    with pytest.raises(ValueError, match="lengths has shape"):
+        length_penalty(LENGTHS, LENGTHS[:2], weight=0.1)
