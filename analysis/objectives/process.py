@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from analysis.checks import as_mask, at_least_float32, check_choice, check_float
-from analysis.objectives.credit import reward_to_go
 from analysis.shapes import Mask, Values
 
 
@@ -127,38 +126,6 @@ def falls_in_a_row(scores: Values, *, patience: int, initial: Tensor | float = 0
     fell = marginal_rewards(scores, initial) < 0
     padded = functional.pad(fell, (patience - 1, 0))
     return padded.unfold(-1, patience, 1).all(dim=-1)
-
-
-def generalised_advantage(
-    rewards: Values, values: Values, *, gamma: float = 1.0, lam: float = 1.0
-) -> Values:
-    r"""The advantage of PPO: rewards against a critic, one a token.
-
-    .. math:: \hat A_t = \sum_{s \ge t} (\gamma \lambda)^{s - t} \delta_s, \qquad
-        \delta_t = R_t + \gamma V(s_{t+1}) - V(s_t)
-
-    With :math:`\lambda = 1` it is the return less the critic's value; with an exact critic its mean
-    given the token is :math:`Q^\pi - V^\pi` of the policy that *samples*, for every
-    :math:`\lambda`. No reference policy occurs in it.
-
-    Equation: ``generalised_advantage``
-    Source: Schulman et al. (2016), used by Schulman et al. (2017).
-
-    Args:
-        rewards: [..., T].
-        values: [..., T], the critic's value *before* each token; 0 after the last.
-        gamma: discount, in [0, 1].
-        lam: in [0, 1].
-
-    Returns:
-        [..., T], in the unit of the rewards.
-
-    Raises:
-        ValueError: if ``gamma * lam`` is outside [0, 1].
-    """
-    check_float("values", values)
-    after = functional.pad(values[..., 1:], (0, 1))
-    return reward_to_go(rewards + gamma * after - values, gamma=gamma * lam)
 
 
 def _last(scores: Tensor, counted: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Process rewards by hand: telescoping, choosing, stopping, and the critic's advantage."""
+"""Process rewards by hand: telescoping, choosing and stopping."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from analysis.objectives.credit import reward_to_go
 from analysis.objectives.process import (
     best_of_n,
     early_stop,
-    generalised_advantage,
     marginal_rewards,
     path_score,
 )
@@ -48,17 +47,6 @@ def test_early_stop_by_hand():
     assert early_stop(SCORES, patience=2, initial=0.9).tolist() == [4, 2]
     assert early_stop(SCORES, patience=3, initial=0.9).tolist() == [4, 3]
     assert early_stop(SCORES, patience=1).tolist() == [3, 2]
-
-
-def test_generalised_advantage_by_hand_and_at_lambda_one():
-    rewards = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)
-    values = torch.tensor([1.0, 0.5, 3.0], dtype=torch.float64)
-    deltas = torch.tensor([-0.5, 3.5, -1.0], dtype=torch.float64)
-    assert torch.allclose(generalised_advantage(rewards, values, lam=0.0), deltas)
-    returns = torch.tensor([3.0, 3.0, 2.0], dtype=torch.float64)
-    assert torch.allclose(generalised_advantage(rewards, values), returns - values)
-    with_lam = generalised_advantage(rewards, values, lam=0.5)
-    assert with_lam.tolist() == pytest.approx([-0.5 + 1.75 - 0.25, 3.5 - 0.5, -1.0])
 
 
 def test_refusals():
