@@ -1,0 +1,162 @@
+r"""How importance ratios spread when they are multiplied along a sequence.
+
+Tokens drawn independently from one pair of distributions give closed forms; a tree of prefixes
+gives a finite sum. Everything is under the sampler :math:`\pi_{\mathrm{old}}`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from analysis.checks import check_same_shape, pair_of_floats
+from analysis.kl.divergences import chi_square
+from analysis.kl.importance import importance_ratio
+from analysis.kl.sequences import Sequences, sequence_probability, token_logp
+
+
+class Spread(NamedTuple):
+    """Mean and variance of a random weight under the sampler."""
+
+    mean: Tensor
+    var: Tensor
+
+
+def product_variance(chi2: Tensor, length: Tensor | int) -> Tensor:
+    r"""Variance of a product of independent ratios with one chi-square a token.
+
+    .. math:: \mathrm{Var}\Big[\prod_{t \le T} \rho_t\Big]
+        = \prod_t \mathbb{E}[\rho_t^2] - 1 = (1 + \chi^2)^T - 1
+
+    Equation: ``product_variance``
+
+    Args:
+        chi2: [...], :math:`\chi^2(\pi_\theta \Vert \pi_{\mathrm{old}})` of one token, at least 0.
+        length: number of tokens.
+
+    Returns:
+        [...], dimensionless; accurate for small chi-square too.
+    """
+    return torch.expm1(length * torch.log1p(chi2))
+
+
+def ratio_power_mean(logits: Tensor, old_logits: Tensor, power: float | Tensor) -> Tensor:
+    r"""Mean of a power of one token's ratio.
+
+    .. math:: M(p) = \mathbb{E}_{a \sim \pi_{\mathrm{old}}}[\rho(a)^p]
+        = \sum_a \pi_\theta(a)^p\, \pi_{\mathrm{old}}(a)^{1 - p}
+
+    Equation: ``ratio_power_mean``
+
+    Args:
+        logits, old_logits: [..., V], policy and sampler.
+        power: a number or a tensor that broadcasts with [...].
+
+    Returns:
+        [...]; 1 for powers 0 and 1, :math:`1 + \chi^2` for power 2.
+    """
+    logits, old_logits = pair_of_floats("logits", logits, "old_logits", old_logits)
+    power = torch.as_tensor(power, dtype=logits.dtype).unsqueeze(-1)
+    old_logp = old_logits.log_softmax(-1)
+    return (old_logp + power * (logits.log_softmax(-1) - old_logp)).logsumexp(-1).exp()
+
+
+def geometric_spread(logits: Tensor, old_logits: Tensor, length: Tensor | int) -> Spread:
+    r"""Mean and variance of GSPO's weight for independent tokens of one distribution.
+
+    .. math:: \mathbb{E}[w] = M(1/T)^T, \qquad \mathbb{E}[w^2] = M(2/T)^T, \qquad
+        w = \Big(\prod_{t \le T} \rho_t\Big)^{1/T}
+
+    The weight tends to :math:`e^{-\mathrm{KL}(\pi_{\mathrm{old}} \Vert \pi_\theta)}`, a constant
+    below one: its variance falls as :math:`1/T`, and it stops being an importance weight.
+
+    Equation: ``geometric_spread``
+    Source: the weight is that of Zheng et al. (2025), GSPO.
+
+    Args:
+        logits, old_logits: [..., V], policy and sampler of every token.
+        length: number of tokens T, an integer or a tensor that broadcasts with [...].
+
+    Returns:
+        :class:`Spread`.
+    """
+    length = torch.as_tensor(length, dtype=logits.dtype)
+    first, second = (
+        length * ratio_power_mean(logits, old_logits, p / length).log() for p in (1, 2)
+    )
+    return Spread(first.exp(), first.mul(2).exp() * torch.expm1(second - 2 * first))
+
+
+def log_ratio_spread(logits: Tensor, old_logits: Tensor) -> Spread:
+    r"""Mean and variance of one token's log-ratio under the sampler.
+
+    .. math:: \mathbb{E}[\log \rho] = -\mathrm{KL}(\pi_{\mathrm{old}} \Vert \pi_\theta), \qquad
+        \mathrm{Var}[\log \rho]
+
+    The sum over T independent tokens has T times both, so the product is log-normal for large T.
+
+    Equation: ``log_ratio_spread``
+
+    Args:
+        logits, old_logits: [..., V].
+
+    Returns:
+        :class:`Spread`, nats and nats squared.
+    """
+    logits, old_logits = pair_of_floats("logits", logits, "old_logits", old_logits)
+    old_logp = old_logits.log_softmax(-1)
+    log_ratio = logits.log_softmax(-1) - old_logp
+    mean = (old_logp.exp() * log_ratio).sum(-1)
+    return Spread(mean, (old_logp.exp() * (log_ratio - mean.unsqueeze(-1)).square()).sum(-1))
+
+
+def sequence_ratio_spread(
+    logits: Tensor, old_logits: Tensor, sequences: Sequences, *, level: str = "sequence"
+) -> Spread:
+    r"""Mean and variance of a sequence's ratio, summed over every sequence.
+
+    .. math:: \mathbb{E}_{y \sim \pi_{\mathrm{old}}}[W(y)], \quad \mathrm{Var}[W(y)], \qquad
+        W = \prod_t \rho_t \;\text{(sequence)},\;
+        \Big(\prod_t \rho_t\Big)^{1/|y|} \;\text{(geometric)}
+
+    Equation: ``sequence_ratio_spread``
+
+    Args:
+        logits, old_logits: [states, vocab], tables of policy and sampler.
+        sequences: from :func:`analysis.kl.sequences.enumerate_sequences`.
+        level: ``sequence`` or ``geometric`` of
+            :func:`analysis.kl.importance.importance_ratio`.
+
+    Returns:
+        :class:`Spread` of scalars.
+    """
+    check_same_shape("logits", logits, "old_logits", old_logits)
+    logp, old_logp = (token_logp(x, sequences) for x in (logits, old_logits))
+    weight = importance_ratio(logp, old_logp, sequences.mask, level=level)[:, 0]
+    probability = sequence_probability(old_logits, sequences)
+    mean = probability @ weight
+    return Spread(mean, probability @ (weight - mean).square())
+
+
+def chi_square_bounds(logits: Tensor, old_logits: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    r"""Between which products the variance of a sequence ratio of fixed length lies.
+
+    .. math:: (1 + \min_s \chi^2_s)^T - 1 \le \mathrm{Var}\Big[\prod_t \rho_t\Big]
+        \le (1 + \max_s \chi^2_s)^T - 1
+
+    Integrating out the last token multiplies the second moment by its :math:`1 + \chi^2_s`, so the
+    growth is exponential if the chi-square of *every* state keeps away from zero.
+
+    Equation: ``chi_square_bounds``
+
+    Args:
+        logits, old_logits: [states, vocab].
+        length: number of tokens.
+
+    Returns:
+        The lower and the upper bound, scalars.
+    """
+    per_state = chi_square(old_logits, logits)  # of the policy from the sampler
+    return product_variance(per_state.min(), length), product_variance(per_state.max(), length)

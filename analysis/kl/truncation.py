@@ -1,0 +1,69 @@
+r"""Samplers that cut the tail off: top-k, top-p and temperature, and what they do to ratios."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from analysis.checks import check_float, check_positive, check_same_shape
+
+
+def keep_top(logits: Tensor, *, top_k: int | None = None, top_p: float = 1.0) -> Tensor:
+    """The sampling mask [..., V]: which tokens top-k and top-p leave to the sampler.
+
+    Top-p keeps the smallest set of likeliest tokens whose probability reaches ``top_p``; among
+    equal logits the lower index comes first. At least one token is always kept.
+
+    Raises:
+        ValueError: if ``top_k`` is below 1 or ``top_p`` outside (0, 1].
+    """
+    check_float("logits", logits)
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k must be at least 1, got {top_k!r}")
+    if not 0.0 < top_p <= 1.0:
+        raise ValueError(f"top_p must be in (0, 1], got {top_p!r}")
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    probability = ordered.softmax(-1)
+    kept = probability.cumsum(-1) - probability < top_p  # what comes before has not reached it
+    if top_k is not None:
+        kept &= torch.arange(logits.shape[-1]) < top_k
+    return torch.zeros_like(kept).scatter(-1, order, kept)
+
+
+def masked_logits(logits: Tensor, keep: Tensor) -> Tensor:
+    r"""The policy restricted to the kept tokens, and renormalised by the softmax.
+
+    .. math:: \tilde\pi(a) = \frac{\pi(a)\, [a \in K]}{\sum_{b \in K} \pi(b)}
+
+    With the *sampler's* mask on both sides of the ratio the supports agree, and
+    :math:`\mathbb{E}_{\tilde\mu}[\tilde\pi/\tilde\mu\, f] = \mathbb{E}_{\tilde\pi}[f]`.
+
+    Equation: ``masked_logits``
+    Source: DeepSeek-AI (2025), DeepSeek-V3.2, "keep sampling mask".
+
+    Args:
+        logits: [..., V].
+        keep: [..., V] bool, from :func:`keep_top` on the *sampler's* logits.
+
+    Returns:
+        [..., V], ``-inf`` where not kept.
+
+    Raises:
+        ValueError: on a shape mismatch.
+    """
+    check_same_shape("logits", logits, "keep", keep)
+    return torch.where(keep, logits, -torch.inf)
+
+
+def tempered(logits: Tensor, temperature: float) -> Tensor:
+    r"""The logits a sampler uses at a temperature.
+
+    .. math:: \mu(a) \propto \pi(a)^{1/\tau}
+
+    Equation: ``tempered``
+
+    Raises:
+        ValueError: if the temperature is not finite and positive.
+    """
+    check_positive("temperature", temperature)
+    return logits / temperature

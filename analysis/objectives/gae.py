@@ -1,0 +1,101 @@
+r"""Generalised advantage estimation, and what it makes of a KL in the reward.
+
+GAE trades variance for bias with two numbers, :math:`\gamma` and :math:`\lambda`, and a critic.
+For a game that bias is a choice of horizon. For the KL of a sequence it changes the objective:
+:func:`gae_kl_gradient` is the exact expected gradient, to be held against that of the sequence KL.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from analysis.checks import as_mask, check_choice, check_float, check_same_shape
+from analysis.kl.credit import credit_moments, state_average
+from analysis.kl.sequences import Sequences, token_logp
+from analysis.kl.surrogates import kl_penalty
+from analysis.objectives.credit import reward_to_go
+from analysis.shapes import Mask, Values
+
+CRITICS = ("zero", "exact")
+
+
+def generalised_advantage(
+    rewards: Values, values: Values, mask: Mask, *, gamma: float = 1.0, lam: float = 0.95
+) -> Values:
+    r"""Generalised advantage estimation over completions, which end with their last counted token.
+
+    .. math:: A_t = \sum_{j \ge 0} (\gamma\lambda)^j\, \delta_{t+j}, \qquad
+        \delta_t = R_t + \gamma V(s_{t+1}) - V(s_t)
+
+    Equation: ``generalised_advantage``
+    Source: Schulman et al. (2016), "High-Dimensional Continuous Control Using Generalized
+        Advantage Estimation".
+
+    Args:
+        rewards: [..., T], one a token.
+        values: [..., T], the critic's value of the state each token is drawn in.
+        mask: [..., T], True = counted; counted tokens come first. The state after the last one is
+            terminal, with value 0.
+        gamma: the discount, in [0, 1].
+        lam: the decay :math:`\lambda`, in [0, 1].
+
+    Returns:
+        [..., T], in the unit of the rewards, without gradient; exactly 0 where masked.
+
+    Raises:
+        ValueError: if ``gamma`` or ``lam`` is outside [0, 1], or on a shape mismatch.
+    """
+    if not 0.0 <= lam <= 1.0:
+        raise ValueError(f"lam must be in [0, 1], got {lam!r}")
+    check_float("rewards", rewards)
+    check_same_shape("rewards", rewards, "values", values)
+    counted = as_mask("mask", mask, "rewards", rewards)
+    values = torch.where(counted, values.detach(), 0.0)
+    following = functional.pad(values[..., 1:], (0, 1))
+    errors = torch.where(counted, rewards.detach() + gamma * following - values, 0.0)
+    return torch.where(counted, reward_to_go(errors, gamma=gamma * lam), 0.0)
+
+
+def gae_kl_gradient(
+    logits: Tensor,
+    ref_logits: Tensor,
+    sequences: Sequences,
+    *,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    critic: str = "exact",
+) -> Tensor:
+    r"""Exact expected gradient of k1 in the reward through GAE, on-policy.
+
+    .. math:: \mathbb{E}_{y \sim \pi_\theta} \sum_t A_t[l]\, \nabla \log \pi_\theta(y_t | y_{<t})
+
+    It is the gradient of the sequence KL if :math:`\gamma = 1` and either :math:`\lambda = 1` or
+    the critic is exact. With a zero critic it is reward-to-go with discount
+    :math:`\gamma\lambda`; with :math:`\lambda = 0` that is immediate credit.
+
+    Equation: ``gae_kl_gradient``
+    Sampler: :math:`y \sim \pi_\theta`.
+
+    Args:
+        logits, ref_logits: [states, vocab], tables of policy and reference.
+        sequences: from :func:`analysis.kl.sequences.enumerate_sequences`.
+        gamma, lam: as :func:`generalised_advantage`.
+        critic: ``zero``, or ``exact``: the mean discounted KL to go of each state.
+
+    Returns:
+        [states, vocab], which gradient *descent* on the KL follows.
+
+    Raises:
+        ValueError: on an unknown critic, an argument outside its range or a shape mismatch.
+    """
+    check_choice("critic", critic, CRITICS)
+    logp, ref_logp = (token_logp(x.detach(), sequences) for x in (logits, ref_logits))
+    costs = kl_penalty(logp, ref_logp, estimator="k1", mask=sequences.mask)
+    values = torch.zeros_like(costs)
+    if critic == "exact":
+        table = state_average(reward_to_go(costs, gamma=gamma), logits, sequences)
+        values = table[sequences.states]
+    credit = generalised_advantage(costs, values, sequences.mask, gamma=gamma, lam=lam)
+    return credit_moments(logits, sequences, credit).mean

@@ -1,0 +1,89 @@
+"""Off-policy objectives against direct expectations under the trained policy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from analysis.kl.credit import advantage_table, credit_moments
+from analysis.kl.ratio_objectives import (
+    performance_difference,
+    ratio_objective,
+    ratio_objective_gradient,
+    token_surrogate,
+)
+from analysis.kl.sequences import enumerate_sequences, sequence_probability, token_logp
+
+TIGHT = {"rtol": 0, "atol": 1e-12}
+
+
+def draw(*shape, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+@pytest.fixture(params=[(3, 3, None), (3, 4, 2)], ids=["fixed", "ragged"])
+def world(request):
+    vocab, length, eos = request.param
+    sequences = enumerate_sequences(vocab, length, eos=eos)
+    logits, old = draw(2, sequences.num_states, vocab, seed=2)
+    return sequences, logits, old, draw(len(sequences.mask), seed=3)
+
+
+def test_the_product_gives_the_policy_s_own_return(world):
+    sequences, logits, old, returns = world
+    exact = sequence_probability(logits, sequences) @ returns
+    torch.testing.assert_close(ratio_objective(logits, old, sequences, returns), exact, **TIGHT)
+    own = credit_moments(logits, sequences, returns[:, None].expand(sequences.mask.shape)).mean
+    gradient = ratio_objective_gradient(logits, old, sequences, returns)
+    torch.testing.assert_close(gradient, own, **TIGHT)
+    for other in ("linear", "token_mean", "geometric"):
+        value = ratio_objective(logits, old, sequences, returns, objective=other)
+        assert abs(value - exact) > 1e-3, other
+
+
+def test_each_weight_by_loop(world):
+    sequences, logits, old, returns = world
+    logp, old_logp = token_logp(logits, sequences), token_logp(old, sequences)
+    totals = dict.fromkeys(("linear", "token", "token_mean", "geometric"), 0.0)
+    for n, probability in enumerate(sequence_probability(old, sequences)):
+        ratios = (logp - old_logp)[n][sequences.mask[n]].exp()
+        weights = {
+            "linear": 1 + (ratios - 1).sum(),
+            "token": ratios.sum(),
+            "token_mean": ratios.mean(),
+            "geometric": ratios.prod() ** (1 / len(ratios)),
+        }
+        for name, weight in weights.items():
+            totals[name] = totals[name] + probability * weight * returns[n]
+    for name, total in totals.items():
+        value = ratio_objective(logits, old, sequences, returns, objective=name)
+        torch.testing.assert_close(value, total, **TIGHT)
+
+
+def test_token_and_linear_share_their_gradient_everywhere(world):
+    sequences, logits, old, returns = world
+    linear, token = (
+        ratio_objective_gradient(logits, old, sequences, returns, objective=name)
+        for name in ("linear", "token")
+    )
+    torch.testing.assert_close(linear, token, **TIGHT)
+
+
+def test_performance_difference_lemma_and_its_token_surrogate(world):
+    sequences, logits, old, returns = world
+    to_go = returns[:, None].expand(sequences.mask.shape)
+    advantages = advantage_table(to_go, old, sequences)
+    gained = (
+        sequence_probability(logits, sequences) - sequence_probability(old, sequences)
+    ) @ returns
+    lemma = performance_difference(logits, old, sequences, advantages)
+    torch.testing.assert_close(lemma, gained, **TIGHT)
+    assert abs(token_surrogate(logits, old, sequences, advantages) - gained) > 1e-3
+    assert abs(token_surrogate(old, old, sequences, advantages)) < 1e-12
+
+
+def test_unknown_objective_is_refused(world):
+    sequences, logits, old, returns = world
+    with pytest.raises(ValueError, match="did you mean 'token'"):
+        ratio_objective(logits, old, sequences, returns, objective="tokn")

@@ -1,0 +1,57 @@
+"""Sampling masks: which tokens stay, and what a renormalised ratio estimates."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from analysis.kl.truncation import keep_top, masked_logits, tempered
+
+
+@pytest.fixture
+def logits():
+    return torch.tensor([0.4, 0.1, 0.3, 0.2], dtype=torch.float64).log()
+
+
+def test_masks_by_hand(logits):
+    assert keep_top(logits, top_p=0.65).tolist() == [True, False, True, False]
+    assert keep_top(logits, top_p=0.75).tolist() == [True, False, True, True]
+    assert keep_top(logits, top_p=1e-9).tolist() == [True, False, False, False]
+    assert keep_top(logits, top_k=3).tolist() == [True, False, True, True]
+    assert keep_top(logits, top_k=9).all()
+    assert keep_top(torch.zeros(4), top_k=2).tolist() == [True, True, False, False]
+
+
+def test_masked_policy_renormalises(logits):
+    keep = keep_top(logits, top_k=2)
+    policy = masked_logits(logits, keep).softmax(-1)
+    torch.testing.assert_close(policy, torch.tensor([4 / 7, 0, 3 / 7, 0], dtype=torch.float64))
+
+
+def test_masked_ratio_estimates_the_masked_policy(logits):
+    generator = torch.Generator().manual_seed(0)
+    other, values = torch.randn(2, 4, generator=generator, dtype=torch.float64)
+    keep = keep_top(logits, top_k=2)
+    sampler, policy = (masked_logits(x, keep).softmax(-1) for x in (logits, other))
+    ratio = torch.where(keep, policy / sampler, 0.0)
+    estimate = (sampler * ratio * values).sum()
+    torch.testing.assert_close(estimate, (policy * values).sum())
+    assert abs(estimate - (other.softmax(-1) * values).sum()) > 0.01
+
+
+def test_temperature(logits):
+    squared = logits.exp() ** 2
+    torch.testing.assert_close(tempered(logits, 0.5).softmax(-1), squared / squared.sum())
+
+
+@pytest.mark.parametrize("options", [{"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.1}])
+def test_refused_options(logits, options):
+    with pytest.raises(ValueError, match="top_"):
+        keep_top(logits, **options)
+
+
+def test_refused_arguments(logits):
+    with pytest.raises(ValueError, match="temperature"):
+        tempered(logits, 0.0)
+    with pytest.raises(ValueError, match="keep"):
+        masked_logits(logits, torch.ones(3, dtype=torch.bool))
