@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.experiments.presets import Preset
+from analysis.experiments.source import source_sha256
 from analysis.training.metrics import METRICS
 from analysis.training.trainer import Failure, PopulationTrainer, RunRecord
 
@@ -31,11 +32,12 @@ class Ablation(NamedTuple):
     curves: pd.DataFrame  #: tidy, one row per member and logging window
     failures: tuple[Failure, ...]  #: members by their place in ``preset.members``
     wall_seconds: float
+    source: str  #: hash of the package source at the start of the run
 
 
 def run(preset: Preset, *, progress: bool = False) -> Ablation:
     """Train the population of a preset, ``CHUNK`` members at a time."""
-    members = preset.members
+    members, source = preset.members, source_sha256()
     frames, failures, wall_seconds = [], [], 0.0
     for first in range(0, len(members), CHUNK):
         trainer = PopulationTrainer(preset.config, members[first : first + CHUNK])
@@ -43,7 +45,8 @@ def run(preset: Preset, *, progress: bool = False) -> Ablation:
         frames.append(tidy(record))
         failures += [f._replace(member=f.member + first) for f in record.failures]
         wall_seconds += record.wall_seconds
-    return Ablation(preset, pd.concat(frames, ignore_index=True), tuple(failures), wall_seconds)
+    curves = pd.concat(frames, ignore_index=True)
+    return Ablation(preset, curves, tuple(failures), wall_seconds, source)
 
 
 def tidy(record: RunRecord) -> pd.DataFrame:

@@ -41,9 +41,13 @@ PREDICTIONS = (
     "k1 in the reward ends near k2 as a loss: the same divergence, credited to earlier tokens too.",
     "k3 as a loss ends elsewhere than k2 as a loss: its expected gradient is the forward KL's.",
     "k2 and k3 in the reward do not hold the policy at the reference: they are no KL gradient.",
+    "At this step size, holding the policy near the reference ends at the higher accuracy.",
 )
 
-CONFIG = TrainConfig(start=StartConfig(updates=150), learning_rate=1e-3)
+#: Found by search on seeds 0 to 2: a step size at which the policy drifts far enough for the KL
+#: term to matter. At half of it accuracy rises in every arm but k3 in the reward, and the arms
+#: differ less.
+CONFIG = TrainConfig(start=StartConfig(updates=150), learning_rate=2e-3)
 
 
 def quick(

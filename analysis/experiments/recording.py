@@ -1,7 +1,9 @@
 """A recorded ablation: tables in a folder, sealed by a manifest with the hash of each file.
 
 ``curves.csv`` holds the tidy curves, ``final.csv`` one row per member, both with six significant
-digits. The folder appears whole or not at all.
+digits. The folder appears whole or not at all. The recorded run of the book is made by::
+
+    python -c "from analysis.experiments.recording import record, RECORDED; record(RECORDED)"
 """
 
 from __future__ import annotations
@@ -20,14 +22,13 @@ import numpy as np
 import pandas as pd
 import torch
 
-import analysis
-from analysis.experiments.ablation import Ablation, final
-from analysis.experiments.presets import Preset
+from analysis.experiments.ablation import Ablation, final, run
+from analysis.experiments.presets import FULL, Preset
 
 MANIFEST = "manifest.json"
 FLOAT_FORMAT = "%.6g"
-#: What the numbers of a run depend on.
-SOURCES = ("checks.py", "shapes.py", "kl", "objectives", "training", "experiments/presets.py")
+#: The book's recorded run, from the root of the repository.
+RECORDED = Path("results/grpo_tiny_cpu")
 
 
 class Recorded(NamedTuple):
@@ -37,6 +38,12 @@ class Recorded(NamedTuple):
     curves: pd.DataFrame
     finals: pd.DataFrame
     manifest: dict[str, Any]
+
+
+def record(directory: Path, preset: Preset = FULL) -> None:
+    """Run a preset on one thread, with a progress bar, and save it."""
+    torch.set_num_threads(1)
+    save(run(preset, progress=True), directory)
 
 
 def save(ablation: Ablation, directory: Path) -> None:
@@ -80,23 +87,6 @@ def load(directory: Path) -> Recorded:
     return Recorded(preset, curves, finals, manifest)
 
 
-def source_sha256() -> str:
-    """Hash of the package source that a run's numbers depend on."""
-    root = Path(analysis.__path__[0])
-    files = [
-        file
-        for name in SOURCES
-        for file in (
-            sorted((root / name).rglob("*.py")) if (root / name).is_dir() else [root / name]
-        )
-    ]
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(f"{file.relative_to(root).as_posix()}\0".encode())
-        digest.update(file.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
 def _manifest(ablation: Ablation, files: dict[str, str]) -> dict[str, Any]:
     preset = ablation.preset
     return {
@@ -108,7 +98,7 @@ def _manifest(ablation: Ablation, files: dict[str, str]) -> dict[str, Any]:
             "torch": torch.__version__,
             "numpy": np.__version__,
         },
-        "source": source_sha256(),
+        "source": ablation.source,
         "wall_seconds": round(ablation.wall_seconds, 1),
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "failures": [failure._asdict() for failure in ablation.failures],

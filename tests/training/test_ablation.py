@@ -8,6 +8,7 @@ import pytest
 
 from analysis.experiments import ablation, presets, recording
 from analysis.experiments.presets import Preset
+from analysis.experiments.source import source_sha256
 from analysis.training.config import StartConfig
 from analysis.training.metrics import METRICS
 
@@ -116,7 +117,7 @@ def test_a_recording_reads_back_and_notices_a_change(small_ablation, tmp_path):
     assert [path.name for path in directory.parent.iterdir()] == ["small"]
     manifest = json.loads((directory / "manifest.json").read_text())
     assert set(manifest["files"]) == {"curves.csv", "final.csv"}
-    assert manifest["source"] == recording.source_sha256()
+    assert manifest["source"] == source_sha256()
 
     curves = directory / "curves.csv"
     curves.write_text(curves.read_text().replace("0.", "1.", 1))

@@ -1,0 +1,100 @@
+"""Figures of chapter 4: what each KL term does to accuracy and to the exact reverse KL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.experiments.ablation import over_seeds
+from analysis.report import style
+
+#: Panel title -> the estimators in it; "none" is repeated as the yardstick.
+PANELS = {
+    "loss": ("none", "k1", "k2", "k3", "exact"),
+    "reward": ("none", "k1", "k2", "k3"),
+}
+TITLES = {"loss": "KL in the loss", "reward": "KL in the reward"}
+
+
+def accuracy_curves(curves: pd.DataFrame, band: str) -> Figure:
+    """Accuracy over updates, one line an arm, with a band over seeds."""
+    return _curves(curves, "accuracy", band, "accuracy", "linear")
+
+
+def reverse_kl_curves(curves: pd.DataFrame, band: str) -> Figure:
+    """Exact reverse KL over updates on a log scale, without the first window, where it is 0."""
+    moved = curves[curves["update"] > 0]
+    return _curves(moved, "reverse_kl", band, "exact reverse KL (nats per token), log", "log")
+
+
+def front(finals: pd.DataFrame, band: str) -> Figure:
+    """Final accuracy against final exact reverse KL: one line an arm, one point a beta."""
+    figure, panels = style.subplots(2, 1, height=7.2, sharex=True, sharey=True)
+    accuracy, kl = (over_seeds(finals, metric, band) for metric in ("accuracy", "reverse_kl"))
+    for panel, (placement, names) in zip(panels, PANELS.items(), strict=True):
+        for name in names:
+            at = _rows(accuracy, name, placement)
+            x, y = kl[at].sort_values("beta"), accuracy[at].sort_values("beta")
+            look = style.line(name, _line_placement(name, placement))
+            panel.errorbar(
+                x["mean"],
+                y["mean"],
+                xerr=_lengths(x),
+                yerr=_lengths(y),
+                elinewidth=1.0,
+                **look,
+            )
+            sizes = 25.0 * np.arange(1, len(x) + 1)  # a larger marker for a larger beta
+            panel.scatter(x["mean"], y["mean"], sizes, look["color"], look["marker"], zorder=3)
+        panel.set_xscale("log")
+        panel.set_title(TITLES[placement])
+        panel.set_ylabel("final accuracy")
+        panel.legend(ncols=2)
+    panels[-1].set_xlabel("final exact reverse KL (nats per token), log scale")
+    return figure
+
+
+def _curves(curves: pd.DataFrame, metric: str, band: str, label: str, scale: str) -> Figure:
+    summary = over_seeds(curves, metric, band)
+    figure, panels = style.subplots(2, 1, height=6.6, sharex=True, sharey=True)
+    for panel, (placement, names) in zip(panels, PANELS.items(), strict=True):
+        _draw_arms(panel, summary, placement, names)
+        panel.set_yscale(scale)
+        panel.set_title(TITLES[placement])
+        panel.set_ylabel(label)
+    panels[-1].set_xlabel("update")
+    figure.get_layout_engine().set(rect=(0, 0, 0.82, 1))
+    figure.draw_without_rendering()
+    for panel in panels:
+        style.label_line_ends(panel)
+    return figure
+
+
+def _draw_arms(axes: Axes, summary: pd.DataFrame, placement: str, names: Sequence[str]) -> None:
+    for name in names:
+        rows = summary[_rows(summary, name, placement)]
+        look = style.line(name, _line_placement(name, placement))
+        axes.plot(rows["update"], rows["mean"], markevery=max(1, len(rows) // 6), **look)
+        axes.fill_between(
+            rows["update"], rows["low"], rows["high"], color=look["color"], alpha=0.18, linewidth=0
+        )
+
+
+def _rows(summary: pd.DataFrame, name: str, placement: str) -> pd.Series:
+    """Which rows belong to an estimator in a placement; no KL term belongs to both."""
+    placed = (summary["kl_placement"] == placement) | (name == "none")
+    return (summary["kl_estimator"] == name) & placed
+
+
+def _line_placement(name: str, placement: str) -> str:
+    return "loss" if name == "none" else placement
+
+
+def _lengths(summary: pd.DataFrame) -> np.ndarray:
+    """Error bars as lengths below and above the mean, [2, rows]."""
+    mean = summary["mean"]
+    return np.stack([mean - summary["low"], summary["high"] - mean])
