@@ -22,8 +22,10 @@ import numpy as np
 import pandas as pd
 import torch
 
-from analysis.experiments.ablation import Ablation, final, run
+from analysis.experiments.ablation import Ablation, final, run, tidy
 from analysis.experiments.presets import FULL, Preset
+from analysis.training.metrics import METRICS
+from analysis.training.trainer import PopulationTrainer
 
 MANIFEST = "manifest.json"
 FLOAT_FORMAT = "%.6g"
@@ -85,6 +87,31 @@ def load(directory: Path) -> Recorded:
     )
     preset = Preset.model_validate_json(json.dumps(manifest["configuration"]))
     return Recorded(preset, curves, finals, manifest)
+
+
+def rerun(recorded: Recorded, arm: str, beta: float, seed: int, *, windows: int) -> pd.DataFrame:
+    """Train one recorded member again, alone, for its first logging windows; compare.
+
+    Returns:
+        One row per window and metric: ``recorded``, ``again`` and their ``difference``. On the
+        recording machine the difference is the rounding to six digits. On another, sums differ in
+        the last bit; from the first update at which that flips a sampled token, the runs part.
+
+    Raises:
+        ValueError: if the recording has no such member.
+    """
+    preset = recorded.preset
+    members = [m for m in preset.members if (m.arm.name, m.arm.beta, m.seed) == (arm, beta, seed)]
+    if not members:
+        raise ValueError(f"no member {arm!r} with beta={beta} and seed={seed} in {preset.name!r}")
+    config = preset.config.model_copy(update={"updates": windows * preset.config.log_every})
+    again = tidy(PopulationTrainer(config, members).run())
+    keys = ["arm", "beta", "seed", "update"]
+    tables = [t.melt(keys, list(METRICS), "metric") for t in (recorded.curves, again)]
+    both = tables[0].merge(tables[1], on=[*keys, "metric"], suffixes=("_recorded", "_again"))
+    both = both.rename(columns={"value_recorded": "recorded", "value_again": "again"})
+    both["difference"] = (both["recorded"] - both["again"]).abs()
+    return both[["update", "metric", "recorded", "again", "difference"]]
 
 
 def _manifest(ablation: Ablation, files: dict[str, str]) -> dict[str, Any]:

@@ -125,6 +125,18 @@ def test_a_recording_reads_back_and_notices_a_change(small_ablation, tmp_path):
         recording.load(directory)
 
 
+def test_a_recorded_member_trains_again_alone_to_the_recorded_digits(small_ablation, tmp_path):
+    recording.save(small_ablation, tmp_path / "small")
+    recorded = recording.load(tmp_path / "small")
+    both = recording.rerun(recorded, "k3_loss", 0.5, 1, windows=2)
+    assert len(both) == 2 * len(METRICS)
+    assert (both["difference"] <= 1e-5 * both["again"].abs()).all()
+    other = recording.rerun(recorded, "k3_loss", 0.5, 0, windows=2)
+    assert (other["again"] - both["again"]).abs().max() > 1e-3
+    with pytest.raises(ValueError, match="no member 'k3_loss'"):
+        recording.rerun(recorded, "k3_loss", 0.1, 1, windows=2)
+
+
 def test_a_failed_save_leaves_the_earlier_recording(small_ablation, tmp_path, monkeypatch):
     directory = tmp_path / "small"
     recording.save(small_ablation, directory)
