@@ -38,16 +38,6 @@ def member_mean(values: Tensor, mask: Tensor) -> Tensor:
     return counted / mask.flatten(1).sum(dim=1)
 
 
-def effective_sample_size(ratio: Tensor, mask: Tensor) -> Tensor:
-    r"""[M]: how many equal weights the counted ratios are worth, as a share of their number.
-
-    .. math:: \mathrm{ESS} = \frac{(\sum_t \rho_t)^2}{n \sum_t \rho_t^2}
-
-    Equation: ``effective_sample_size``
-    """
-    return member_mean(ratio, mask).square() / member_mean(ratio.square(), mask)
-
-
 @torch.no_grad()
 def policy_metrics(
     logp: Tensor, ref_logp: Tensor, logits: Tensor, ref_logits: Tensor, mask: Tensor

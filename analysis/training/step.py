@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from analysis.kl.importance import effective_sample_size
 from analysis.objectives.advantages import fold_kl, group_normalise
 from analysis.objectives.aggregation import token_weights
 from analysis.objectives.losses import policy_loss
@@ -102,7 +103,9 @@ def compute_step(
     losses = (member_weights * (policy_terms.per_token + kl)).flatten(1).sum(dim=1)
     measured = {
         "clip_fraction": metrics.member_mean(policy_terms.clipped.to(logp.dtype), mask),
-        "ratio_ess": metrics.effective_sample_size(policy_terms.weight, mask),
+        "ratio_ess": effective_sample_size(
+            logp.detach().flatten(1), old_logp.flatten(1), mask.flatten(1)
+        ),
     }
     if measure:
         measured |= metrics.policy_metrics(logp, batch.ref_logp, logits, batch.ref_logits, mask)

@@ -5,15 +5,8 @@ import pytest
 import torch
 
 from analysis.training.config import Arm, Member, TrainConfig
-from analysis.training.metrics import METRICS, effective_sample_size, member_mean
+from analysis.training.metrics import METRICS, member_mean
 from analysis.training.trainer import PopulationTrainer
-
-
-def test_effective_sample_size_of_known_weights():
-    ratio = torch.tensor([[1.0, 1.0, 1.0, 9.0], [4.0, 0.0, 0.0, 7.0]])
-    mask = torch.tensor([[True, True, True, False], [True, True, True, True]])
-    expected = torch.tensor([1.0, 121.0 / (4 * 65.0)])
-    assert torch.allclose(effective_sample_size(ratio, mask), expected)
 
 
 def test_member_mean_ignores_what_masked_positions_hold():
