@@ -30,6 +30,8 @@ _DOLLARS = re.compile(r"\$\$[ \t]*\(([^()\s]+)\)")
 _FORMULA = re.compile(r"^\.\. math::(.*\n(?:[ \t]+.*\n|[ \t]*\n)*)", re.MULTILINE)
 _ROLE = re.compile(r":(\w+):`~?([^`]+)`")
 
+_LINE = 80  # characters of LaTeX that fit the column
+
 _HEADER = """\
 # Equations and the code that computes them
 
@@ -172,9 +174,8 @@ def write_index(path: Path, root: Path) -> None:
 
 def _section(item: Implementation) -> str:
     name = item.function.rpartition(".")[2]
-    return (
-        f"**`{name}`**. {item.summary}\n\n```{{math}}\n:label: {item.label}\n{item.formula}\n```\n"
-    )
+    maths = f"```{{math}}\n:label: {item.label}\n{in_lines(item.formula)}\n```"
+    return f"**`{name}`**. {item.summary}\n\n{maths}\n"
 
 
 def repository_url(root: Path) -> str:
@@ -190,6 +191,20 @@ def source_url(root: Path) -> str:
 def _repository(root: Path) -> dict[str, str]:
     config = yaml.safe_load((root / "_config.yml").read_text(encoding="utf-8"))
     return config["repository"]
+
+
+def in_lines(formula: str) -> str:
+    r"""A long formula with a line for each statement that a ``\qquad`` sets apart from the last."""
+    lines = re.split(r"\\qquad", formula)
+    if len(formula) <= _LINE or len(lines) == 1 or not all(_balanced(line) for line in lines):
+        return formula
+    rows = " \\\\\n".join(line.strip() for line in lines if line.strip())
+    return f"\\begin{{gathered}}\n{rows}\n\\end{{gathered}}"
+
+
+def _balanced(latex: str) -> bool:
+    pairs = [(r"\{", r"\}"), (r"\\begin\b", r"\\end\b"), (r"\\left\b", r"\\right\b")]
+    return all(len(re.findall(a, latex)) == len(re.findall(b, latex)) for a, b in pairs)
 
 
 def _summary(docstring: str) -> str:

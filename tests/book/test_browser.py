@@ -37,6 +37,10 @@ SEEN = """() => {
     typeset: article.querySelectorAll('mjx-container').length,
     failed: article.querySelectorAll('mjx-merror, [data-mjx-error]').length,
     raw: text.match(/\\\\\\(|\\\\\\[|\\\\[a-zA-Z]{2,}|\\$\\$/g) ?? [],
+    cut: [...article.querySelectorAll('div.math')]
+      .filter(e => [e, ...e.querySelectorAll('mjx-container')]
+        .some(b => b.scrollWidth > b.clientWidth + 1 && getComputedStyle(b).overflowX != 'visible'))
+      .map(e => (e.id || e.innerText).slice(0, 60)),
     overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
     background: getComputedStyle(document.body).backgroundColor,
     cards: [...article.querySelectorAll('figure img')].map(i => {
@@ -119,6 +123,7 @@ def pages(html: Path) -> list[str]:
 
 def test_every_page_is_quiet_typeset_and_fits_the_screen(visitor: Visitor, html: Path) -> None:
     problems, formulas = [], 0
+    wide = visitor.page.viewport_size == WIDE
     for name in pages(html):
         problems += [f"{name}: {fault}" for fault in visitor.visit(name)]
         missing = [source for source in visitor.page.evaluate(LOADED) if source]
@@ -131,6 +136,11 @@ def test_every_page_is_quiet_typeset_and_fits_the_screen(visitor: Visitor, html:
                 f"{name}: {seen['typeset']} of {seen['formulas']} formulas typeset, "
                 f"{seen['failed']} of them with an error"
             )
+        if wide:
+            problems += [
+                f"{name}: formula {formula} is wider than its column; break it"
+                for formula in seen["cut"]
+            ]
         if seen["overflow"] > 0:
             problems.append(f"{name}: {seen['overflow']} px wider than the screen")
         for card, shown, natural in seen["cards"]:

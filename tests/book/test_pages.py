@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import nbformat
 import pytest
 import torch
 from pybtex.database import Entry, parse_file
@@ -31,6 +32,19 @@ def test_the_example_for_trainers_runs_and_does_what_the_text_says() -> None:
     assert torch.isfinite(gradient).all()
     assert (gradient[~mask] == 0).all()
     assert (gradient[mask] != 0).any()
+
+
+def test_the_commands_set_parameters_that_the_notebook_has() -> None:
+    (source,) = (
+        cell.source
+        for cell in nbformat.read(ROOT / "notebooks/02_gradients.ipynb", as_version=4).cells
+        if "parameters" in cell.metadata.get("tags", [])
+    )
+    commands = "".join(blocks(BOOK / "reproduce.md", "sh"))
+    names = re.findall(r" -p (\w+)", commands)
+    assert len(names) == 4
+    assert set(names) <= set(re.findall(r"^(\w+):", source, re.MULTILINE))
+    assert commands.count("02") == 2
 
 
 @pytest.mark.parametrize("work", WORKS.values(), ids=list(WORKS))

@@ -152,6 +152,23 @@ def test_index_shows_the_formula_that_no_chapter_shows(tmp_path: Path) -> None:
     assert equations.labels(path.read_text()) == ["k3"]
 
 
+@pytest.mark.parametrize(
+    ("formula", "lines"),
+    [
+        (r"a = b, \qquad c = d", 1),
+        (r"a = b, \qquad c = d" + " + e" * 20, 2),
+        (r"a = b,\qquad c = d \qquad e = f" + " + e" * 20, 3),
+        (r"\begin{cases} a \qquad b \end{cases}" + " + e" * 20, 1),
+        ("a" + " + e" * 40, 1),
+    ],
+)
+def test_long_formulas_are_broken_between_statements_only(formula: str, lines: int) -> None:
+    broken = equations.in_lines(formula)
+    assert broken.count(r"\\") == lines - 1
+    assert (broken == formula) == (lines == 1)
+    assert broken.startswith(r"\begin{gathered}") == (lines > 1)
+
+
 def test_index_refuses_a_book_that_disagrees_with_its_code(tmp_path: Path) -> None:
     path = tree(tmp_path, page="") / "book/_generated/equations.md"
     with pytest.raises(ValueError, match=r"estimators.py:15: .*density"):
