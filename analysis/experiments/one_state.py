@@ -1,0 +1,45 @@
+"""The noise of one sampled KL gradient at one state, and what stale samples do to it: chapter 5."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from analysis.experiments.gradients import SAME, Arm, Policies
+from analysis.kl.enumeration import exact_kl_gradient, gradient_moments, relative_error
+
+
+def noise_ratio(logits: Tensor, ref_logits: Tensor) -> Tensor:
+    """One sample's gradient variance (trace) under the k3 loss over that under the k2 loss."""
+    k2, k3 = (gradient_moments(logits, ref_logits, estimator=k).trace_var for k in ("k2", "k3"))
+    return k3 / k2
+
+
+def noise_map(resolution: int) -> pd.DataFrame:
+    """:func:`noise_ratio` of two-token policies, by the first token's logits in policy and ref."""
+    axis = torch.linspace(-7, 7, resolution, dtype=torch.float64)
+    policy, ref = torch.meshgrid(axis, axis, indexing="ij")
+    pad = torch.zeros_like(policy)
+    ratio = noise_ratio(torch.stack([policy, pad], -1), torch.stack([ref, pad], -1))
+    return pd.DataFrame(ratio.log10(), index=axis.tolist(), columns=axis.tolist())
+
+
+def stale_table(policies: Policies, old_logits: Tensor, arms: Iterable[Arm]) -> pd.DataFrame:
+    """Per-sample variance and error of each arm's expected gradient against both exact KLs,
+    on samples of the policy itself and of an older one; medians over the rows."""
+    exact = {d: exact_kl_gradient(*policies, direction=d) for d in ("reverse", "forward")}
+    rows = []
+    for arm in arms:
+        row: dict[str, object] = {**arm._asdict()}
+        for name, old in (("fresh", policies.logits), ("stale", old_logits)):
+            moments = gradient_moments(*policies, old, **arm._asdict())
+            errors = {d: relative_error(moments.mean, g) for d, g in exact.items()}
+            vanishes = bool((moments.mean.norm(dim=-1) < SAME).all())
+            same = [d for d, error in errors.items() if bool((error < SAME).all())]
+            row[f"{name}_optimises"] = "nothing" if vanishes else (same or ["neither"])[0]
+            row[f"{name}_variance"] = moments.trace_var.median().item()
+        rows.append(row)
+    return pd.DataFrame(rows)

@@ -1,0 +1,174 @@
+"""Descent on one sampled token at a time, at one state, for many seeds at once: chapter 5."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from analysis.kl.divergences import entropy, reverse_kl
+from analysis.kl.surrogates import gradient_coefficient
+
+#: log-probs of the sampled tokens under policy and reference -> coefficient of the score
+Coefficient = Callable[[Tensor, Tensor], Tensor]
+
+
+def coefficient_of(estimator: str) -> Coefficient:
+    """The coefficient that autograd gives the estimator as a loss."""
+    return partial(gradient_coefficient, estimator=estimator)
+
+
+#: The k1 loss and its controls; ``printed`` has the extra probability of the seed's equation (26).
+WALKS: dict[str, Coefficient] = {
+    "k1": coefficient_of("k1"),
+    "flipped": lambda logp, ref_logp: -torch.ones_like(logp),
+    "printed": lambda logp, ref_logp: logp.exp(),
+    "k2": coefficient_of("k2"),
+}
+
+
+def sampled_descent(
+    start_logits: Tensor,
+    ref_logits: Tensor,
+    coefficient: Coefficient,
+    *,
+    step_size: float,
+    steps: int,
+    seed: int,
+    batch_size: int = 1,
+    checkpoints: int = 1,
+) -> Tensor:
+    """Stochastic descent of a KL loss on freshly sampled tokens, one policy a row.
+
+    Args:
+        start_logits, ref_logits: [M, V]; rows are independent runs.
+        coefficient: what multiplies the score of a sampled token.
+        step_size, steps: of the descent.
+        seed: of the sampled tokens.
+        batch_size: tokens sampled for one step.
+        checkpoints: how many policies to keep, evenly spaced; ``steps`` must be a multiple.
+
+    Returns:
+        [checkpoints + 1, M, V], log-probs, the start first.
+
+    Raises:
+        ValueError: if ``steps`` is no multiple of ``checkpoints``.
+    """
+    if steps % checkpoints:
+        raise ValueError(f"steps must be a multiple of checkpoints, got {steps} and {checkpoints}")
+    generator = torch.Generator().manual_seed(seed)
+    logp, ref_logp = start_logits.log_softmax(-1), ref_logits.log_softmax(-1)
+    kept, runs = [logp], len(logp)
+    last = torch.full((runs, 1), logp.shape[-1] - 1)
+    for step in range(1, steps + 1):
+        policy = logp.exp()
+        uniforms = torch.rand(runs, batch_size, generator=generator, dtype=logp.dtype)
+        tokens = torch.searchsorted(policy.cumsum(-1), uniforms).minimum(last)
+        weight = coefficient(logp.gather(-1, tokens), ref_logp.gather(-1, tokens)) / batch_size
+        gradient = -policy * weight.sum(-1, keepdim=True)
+        gradient.scatter_add_(-1, tokens, weight)
+        logp = (logp - step_size * gradient).log_softmax(-1)
+        if step % (steps // checkpoints) == 0:
+            kept.append(logp)
+    return torch.stack(kept)
+
+
+def share_lowered(
+    logits: Tensor, ref_logits: Tensor, coefficient: Coefficient, *, step_size: float
+) -> float:
+    """Share of all single tokens whose own probability falls in one descent step on that token."""
+    logp, ref_logp = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+    weight = coefficient(logp, ref_logp)
+    score = torch.eye(logp.shape[-1], dtype=logp.dtype) - logp.exp().unsqueeze(-2)
+    moved = (logp.unsqueeze(-2) - step_size * weight.unsqueeze(-1) * score).log_softmax(-1)
+    return (moved.diagonal(dim1=-2, dim2=-1) < logp).double().mean().item()
+
+
+def entropy_drift(logits: Tensor, *, step_size: float) -> Tensor:
+    r"""Expected change of the entropy in one step of the k1 loss: exact, over all tokens, [...].
+
+    The expected gradient is zero, so the drift is of second order in the step size.
+    """
+    logp = logits.log_softmax(-1)
+    score = torch.eye(logp.shape[-1], dtype=logp.dtype) - logp.exp().unsqueeze(-2)
+    after = entropy(logp.unsqueeze(-2) - step_size * score)
+    return (logp.exp() * after).sum(-1) - entropy(logp)
+
+
+def walk_table(
+    walks: Mapping[str, Coefficient],
+    *,
+    vocab_size: int,
+    runs: int,
+    steps: int,
+    step_size: float,
+    checkpoints: int,
+    seed: int,
+    batch_size: int = 1,
+) -> pd.DataFrame:
+    """Entropy (nats) of runs that start at a uniform reference: quantiles over seeds by step."""
+    uniform = torch.zeros(runs, vocab_size, dtype=torch.float64)
+    frames = []
+    for name, coefficient in walks.items():
+        history = sampled_descent(
+            uniform,
+            uniform,
+            coefficient,
+            step_size=step_size,
+            steps=steps,
+            checkpoints=checkpoints,
+            seed=seed,
+            batch_size=batch_size,
+        )
+        frames.append(_quantiles(entropy(history), steps).assign(walk=name))
+    return pd.concat(frames, ignore_index=True)
+
+
+def budget_table(
+    estimators: tuple[str, ...],
+    batch_sizes: tuple[int, ...],
+    *,
+    start_logits: Tensor,
+    ref_logits: Tensor,
+    samples: int,
+    step_size: float,
+    scale_step: bool,
+    seed: int,
+    checkpoints: int = 16,
+) -> pd.DataFrame:
+    """Reverse KL to the reference against samples spent, for batches of several sizes.
+
+    With ``scale_step`` the step grows with the batch, so that every size moves equally far on
+    the same samples; without it every size takes ``step_size``.
+    """
+    frames = []
+    for estimator in estimators:
+        for batch_size in batch_sizes:
+            history = sampled_descent(
+                start_logits,
+                ref_logits,
+                coefficient_of(estimator),
+                step_size=step_size * (batch_size if scale_step else 1),
+                steps=samples // batch_size,
+                batch_size=batch_size,
+                checkpoints=checkpoints,
+                seed=seed,
+            )
+            kl = reverse_kl(history, ref_logits.expand_as(history))
+            frames.append(
+                _quantiles(kl, samples).assign(estimator=estimator, batch_size=batch_size)
+            )
+    return pd.concat(frames, ignore_index=True)
+
+
+def _quantiles(values: Tensor, last: int) -> pd.DataFrame:
+    """Quantiles over runs of [checkpoints + 1, runs], with the position of each checkpoint."""
+    levels = torch.tensor([0.1, 0.5, 0.9], dtype=values.dtype)
+    low, mid, high = torch.quantile(values, levels, dim=-1)
+    position = torch.linspace(0, last, len(values), dtype=values.dtype)
+    return pd.DataFrame(
+        {"position": position, "p10": low, "median": mid, "p90": high, "mean": values.mean(-1)}
+    )
