@@ -1,7 +1,7 @@
 """Filling a fresh virtual environment, with a bar: ``.venv/bin/python -m analysis.cli.install``.
 
-It runs before anything is installed, so it needs only the standard library. Pip's own configuration says
-which index is asked.
+It runs before anything is installed, so it needs only the standard library. Pip's own configuration
+says which index is asked.
 """
 
 from __future__ import annotations

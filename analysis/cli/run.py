@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from analysis.report.errors import Refused
-from analysis.report.notebooks import CELL_TIMEOUT_SECONDS, Limits, plan, run_jobs, stale_jobs
+from analysis.report.jobs import plan, stale_jobs
+from analysis.report.notebooks import CELL_TIMEOUT_SECONDS, Limits, run_jobs
 from analysis.report.parameters import parse_assignments
 from analysis.report.project import find_project, select_notebooks
 from analysis.report.results import verify_results

@@ -8,9 +8,12 @@ import signal
 import sys
 from collections.abc import Iterator
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from analysis.report.errors import Stopped
+
+if TYPE_CHECKING:
+    import psutil
 
 # Reductions in another order give other last digits: one thread makes runs repeatable.
 THREADS = 1
@@ -43,11 +46,23 @@ def stop_tree(pid: int) -> None:
         root = psutil.Process(pid)
         with contextlib.suppress(psutil.Error):
             root.suspend()  # a stopped parent starts no further children
-        family = [root, *root.children(recursive=True)]
-        for process in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(family, timeout=1)
+        _kill([*root.children(recursive=True), root])
+
+
+def stop_descendants() -> None:
+    """Kill everything this process has started."""
+    import psutil
+
+    _kill(psutil.Process().children(recursive=True))
+
+
+def _kill(family: list[psutil.Process]) -> None:
+    import psutil
+
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(family, timeout=1)
 
 
 @contextlib.contextmanager

@@ -68,10 +68,17 @@ def render_book(project: Project, builder: str, destination: Path) -> None:
 
 def failure_message(lines: Iterable[str], root: Path) -> str:
     """The warnings among jupyter-book's output lines, relative to ``root``; else its last lines."""
-    lines = [line.replace(f"{root}{os.sep}", "") for line in lines]
+    lines = [_by_cell(line.replace(f"{root}{os.sep}", "")) for line in lines]
     warnings = [line for line in lines if _WARNING.search(line)]
     said = list(dict.fromkeys(warnings)) or lines[-10:]
     return "\n".join([*said, "the book does not build; the earlier one is untouched"])
+
+
+def _by_cell(line: str) -> str:
+    """MyST-NB numbers the lines of cell k of a notebook from k * 10000."""
+    return re.sub(
+        r"\.ipynb:(\d+)(\d{4})\b", lambda m: f".ipynb:cell {m[1]}:{int(m[2])}", line, count=1
+    )
 
 
 def _lines(stream: IO[bytes]) -> Iterator[str]:

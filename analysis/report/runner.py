@@ -25,7 +25,7 @@ from papermill.exceptions import PapermillExecutionError
 
 from analysis.report.errors import Refused
 from analysis.report.files import write_durably
-from analysis.report.processes import stop_tree
+from analysis.report.processes import stop_descendants, stop_tree
 
 KERNEL = "python3"
 _PREFIX = "__import__('sys').prefix"
@@ -219,7 +219,7 @@ def serve(request: dict[str, Any], report: Reporter) -> None:
 def end_with_parent() -> NoReturn:
     """Wait until standard input closes, then take the kernel and ourselves down."""
     sys.stdin.read()
-    stop_tree(os.getpid())
+    stop_descendants()
     os._exit(1)
 
 

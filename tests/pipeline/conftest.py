@@ -11,7 +11,8 @@ from typing import Any
 import nbformat
 import pytest
 
-from analysis.report.notebooks import Limits, plan, run_jobs
+from analysis.report.jobs import plan
+from analysis.report.notebooks import Limits, run_jobs
 from analysis.report.project import Project, select_notebooks
 
 DEFAULTS = 'n: int = 1\nrate: float = 0.5\nlabel: str = "a"\nprofile: str = "quick"'
@@ -30,6 +31,7 @@ for index, cell in enumerate(notebook["cells"], 1):
         exec(source.removeprefix("stub: "))
     if cell["cell_type"] == "code":
         cell["execution_count"] = index
+notebook["metadata"]["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
 text = json.dumps(notebook)
 pathlib.Path(request["output"]).write_text(text)
 send(event="done", device="cpu")

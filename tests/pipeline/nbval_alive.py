@@ -1,4 +1,4 @@
-"""A pytest plugin: nbval notices within a second that a kernel died, instead of waiting for its limit.
+"""A pytest plugin: nbval notices within a second that a kernel died, not at its limit.
 
 Used as ``pytest --nbval -p tests.pipeline.nbval_alive``.
 """

@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from analysis.report.errors import Refused
-from analysis.report.notebooks import refresh_notebooks, stale_jobs
+from analysis.report.jobs import stale_jobs
 from analysis.report.provenance import read_provenance
+from analysis.report.publication import refresh_notebooks
 from tests.pipeline.conftest import DEFAULTS, Workspace
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from analysis.report import execution
 from analysis.report.errors import Refused
-from analysis.report.files import replace_file, write_durably
+from analysis.report.files import replace_file
 from analysis.report.notebooks import Limits
 from tests.pipeline.conftest import Workspace, stub_command
 
@@ -42,7 +42,10 @@ def test_failure_names_the_cell_keeps_old_output_and_lets_others_finish(
         workspace.run()
     assert (workspace.project.runs / "01_a.ipynb").read_bytes() == old
     assert (workspace.project.runs / "02_b.ipynb").is_file()
-    assert "raised E" in json.loads((workspace.project.runs / "failed/01_a.json").read_text())["reason"]
+    assert (
+        "raised E"
+        in json.loads((workspace.project.runs / "failed/01_a.json").read_text())["reason"]
+    )
     workspace.notebook("01_a", "x = 1")
     workspace.run()
     assert not (workspace.project.runs / "failed/01_a.json").exists()
@@ -128,11 +131,6 @@ def test_full_disk_keeps_the_old_file_and_names_path_and_size(tmp_path: Path) ->
     assert "out.ipynb" in child.stderr and "no room for 5,000 bytes" in child.stderr
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["out.ipynb"]
-
-
-def test_device_full_is_refused() -> None:
-    with pytest.raises(Refused, match=r"/dev/full: no room for 3 bytes"):
-        write_durably(Path("/dev/full"), b"abc")
 
 
 def test_leftovers_of_a_killed_runner_are_swept(workspace: Workspace) -> None:
