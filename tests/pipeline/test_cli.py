@@ -1,0 +1,133 @@
+"""The command line: what is refused, in one line, and what is done."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from analysis.cli.main import COMMANDS, main
+from analysis.report.provenance import read_provenance
+from tests.pipeline.conftest import Workspace, stub_command
+
+
+@pytest.fixture
+def checkout(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """A project to call ``analysis`` in, with a child program that runs no kernel."""
+    workspace.notebook("01_first", "x = 1")
+    workspace.notebook("02_second", "x = 2")
+    monkeypatch.chdir(workspace.project.notebooks)
+    monkeypatch.setattr("analysis.report.execution.runner_command", stub_command)
+    return workspace
+
+
+def ran(workspace: Workspace) -> set[str]:
+    return {path.stem for path in workspace.project.runs.glob("*.ipynb")}
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ([], {"01_first", "02_second"}),
+        (["01"], {"01_first"}),
+        (["02_second", "01"], {"01_first", "02_second"}),
+        (["../notebooks/02_second.ipynb"], {"02_second"}),
+        (["02_second.ipynb"], {"02_second"}),
+    ],
+)
+def test_notebooks_are_chosen_by_number_name_or_path(
+    checkout: Workspace, names: list[str], expected: set[str]
+) -> None:
+    assert main(["run", *names]) == 0
+    assert ran(checkout) == expected
+
+
+def test_second_run_does_nothing_unless_forced(
+    checkout: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["run"])
+    capsys.readouterr()
+    assert main(["run"]) == 0
+    assert capsys.readouterr().err == "01_first  up to date\n02_second  up to date\n"
+    assert main(["run", "--force", "01"]) == 0
+    assert "1 of 1 notebooks run" in capsys.readouterr().err
+
+
+def test_parameters_from_file_line_and_profile(checkout: Workspace) -> None:
+    path = checkout.project.root / "p.yaml"
+    path.write_text("n: 5\nrate: 0.25\n")
+    arguments = ["-p", "n=7", "-p", "label=x=y", "--parameters-file", str(path)]
+    assert main(["run", "01", *arguments, "--profile", "full"]) == 0
+    provenance = read_provenance(checkout.project.runs / "01_first.json")
+    assert provenance is not None
+    assert provenance.parameters == {"n": 7, "rate": 0.25, "label": "x=y", "profile": "full"}
+
+
+def test_output_elsewhere_leaves_the_book_alone(checkout: Workspace, tmp_path: Path) -> None:
+    assert main(["run", "01", "--output", str(tmp_path / "out")]) == 0
+    assert json.loads((tmp_path / "out" / "01_first.ipynb").read_text())["cells"]
+    assert not checkout.project.runs.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["rum"], "no command 'rum'; did you mean run?"),
+        (["run", "09"], "no notebook '09' in notebooks/; choose from 01_first, 02_second"),
+        (["run", "01_frist"], "did you mean 01_first?"),
+        (["run", "-p", "m=1"], "notebooks/01_first.ipynb: no parameter 'm'"),
+        (["run", "-p", "n=1.5"], "parameter n must be int, not 1.5"),
+        (["run", "-p", "rate=nan"], "parameter rate must be finite float, not nan"),
+        (["run", "-p", "n;import os=1"], "is no parameter name"),
+        (["run", "-p", "api_key=canary"], "api_key looks like a secret"),
+        (["run", "-p", "profile=quick", "--profile", "full"], "disagree"),
+        (["run", "--jobs", "0"], "--jobs must be at least 1"),
+        (["run", "--timeout", "0"], "--timeout must be a positive number"),
+        (["run", "--timeout", "inf"], "--timeout must be a positive number"),
+        (["run", "--parameters-file", "none.yaml"], "none.yaml: cannot be read"),
+        (["build"], "_config.yml: cannot be read"),
+        (["refresh"], "01_first: it was never run"),
+    ],
+)
+def test_refusal_is_one_line_and_nothing_runs(
+    checkout: Workspace,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    assert main(arguments) == 1
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1 and "canary" not in said
+    assert ran(checkout) == set()
+
+
+@pytest.mark.parametrize("arguments", [["run", "--bogus"], ["run", "--profile", "fast"], []])
+def test_misuse_shows_the_usage(
+    checkout: Workspace, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    try:
+        status = main(arguments)
+    except SystemExit as stop:
+        status = stop.code
+    assert status == 2
+    assert ran(checkout) == set()
+    assert "".join(capsys.readouterr()).strip()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    assert f"usage: analysis {command}" in capsys.readouterr().out
+    main(["--help"])
+    assert f"  {command} " in capsys.readouterr().out
+
+
+def test_outside_a_checkout_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["run"]) == 1
+    assert "cd into a checkout" in capsys.readouterr().err
