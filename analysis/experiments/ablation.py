@@ -24,6 +24,26 @@ ARM_COLUMNS = ("arm", "kl_estimator", "kl_placement", "kl_weighting", "beta")
 MEMBER_COLUMNS = (*ARM_COLUMNS, "seed")
 RESAMPLES = 2000
 
+#: What the predictions compare, as (arm, other arm, metric): see :func:`comparisons`.
+COMPARISONS = (
+    ("k1_loss", "none", "reverse_kl"),
+    ("k2_loss", "exact_loss", "reverse_kl"),
+    ("k1_reward", "k2_loss", "reverse_kl"),
+    ("k3_loss", "k2_loss", "reverse_kl"),
+    ("k3_loss", "k2_loss", "forward_kl"),
+    ("k2_reward", "k1_reward", "reverse_kl"),
+    ("k3_reward", "k1_reward", "reverse_kl"),
+    ("k2_loss", "none", "reverse_kl"),
+    ("k1_loss", "none", "accuracy"),
+    ("k2_loss", "none", "accuracy"),
+    ("k3_loss", "none", "accuracy"),
+    ("k1_reward", "none", "accuracy"),
+    ("exact_loss", "none", "accuracy"),
+    ("k2_reward", "none", "accuracy"),
+    ("k3_reward", "none", "accuracy"),
+    ("k3_loss", "k2_loss", "accuracy"),
+)
+
 
 class Ablation(NamedTuple):
     """What a preset gave."""
@@ -65,6 +85,25 @@ def final(curves: pd.DataFrame, *, share: float = 0.1) -> pd.DataFrame:
     last = updates[-max(1, round(share * len(updates))) :]
     kept = curves[curves["update"].isin(last)]
     return kept.groupby([*MEMBER_COLUMNS], sort=False, as_index=False)[list(METRICS)].mean()
+
+
+def coarsen(curves: pd.DataFrame, updates: int) -> pd.DataFrame:
+    """Curves with one row per member and ``updates`` updates: the mean of the windows that begin
+    in each span, named by its first update."""
+    spans = curves.assign(update=curves["update"] // updates * updates)
+    keys = [*MEMBER_COLUMNS, "update"]
+    return spans.groupby(keys, sort=False, as_index=False)[list(METRICS)].mean()
+
+
+def at_beta(table: pd.DataFrame, beta: float) -> pd.DataFrame:
+    """The rows of one beta, and those without a KL term.
+
+    Raises:
+        ValueError: if no row has that beta.
+    """
+    if beta not in set(table["beta"]):
+        raise ValueError(f"no arm has beta={beta}: known are {sorted(set(table['beta']))}")
+    return table[(table["beta"] == beta) | (table["kl_estimator"] == "none")]
 
 
 def over_seeds(
@@ -118,12 +157,34 @@ def paired_difference(
     ``other="none"`` has no beta and is compared with every one.
     """
 
+    kept = at_beta(finals, beta)
+
     def by_seed(name: str) -> pd.Series:
-        rows = finals[(finals["arm"] == name) & ((finals["beta"] == beta) | (name == "none"))]
+        rows = kept[kept["arm"] == name]
         if rows.empty:
-            raise ValueError(f"no arm {name!r} at beta={beta} among {sorted(set(finals['arm']))}")
+            raise ValueError(f"no arm {name!r} at beta={beta} among {sorted(set(kept['arm']))}")
         return rows.set_index("seed")[metric]
 
     difference = (by_seed(arm) - by_seed(other)).to_numpy()[None]
     (low,), (high,) = bootstrap_mean(difference)
     return pd.Series({"mean": difference.mean(), "low": low, "high": high})
+
+
+def comparisons(finals: pd.DataFrame, beta: float) -> pd.DataFrame:
+    """:func:`paired_difference` of every pair in ``COMPARISONS``: what the predictions are about.
+
+    Returns:
+        One row per pair: ``arm``, ``other``, ``metric``, ``mean``, ``low``, ``high``, and
+        ``differs``, whether the interval excludes zero.
+    """
+    rows = [
+        {
+            "arm": arm,
+            "other": other,
+            "metric": metric,
+            **paired_difference(finals, metric, arm, other, beta),
+        }
+        for arm, other, metric in COMPARISONS
+    ]
+    table = pd.DataFrame(rows)
+    return table.assign(differs=(table["low"] > 0) | (table["high"] < 0))

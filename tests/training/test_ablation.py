@@ -64,6 +64,16 @@ def test_final_is_the_mean_over_the_last_windows(small_ablation):
     assert len(table) == len(small_ablation.preset.members)
 
 
+def test_coarser_curves_average_the_windows_of_a_span(small_ablation):
+    curves = small_ablation.curves  # windows at 0, 2 and 4
+    coarse = ablation.coarsen(curves, 4)
+    assert sorted(coarse["update"].unique()) == [0, 4]
+    one = curves[(curves["arm"] == "k3_loss") & (curves["seed"] == 1)].set_index("update")
+    same = coarse[(coarse["arm"] == "k3_loss") & (coarse["seed"] == 1)].set_index("update")
+    assert same["entropy"][0] == pytest.approx(one["entropy"][[0, 2]].mean())
+    assert same["entropy"][4] == one["entropy"][4]
+
+
 def test_summaries_over_seeds_of_a_known_table():
     table = pd.DataFrame(
         {
@@ -96,13 +106,38 @@ def test_paired_differences_cancel_what_a_seed_shares():
     luck = np.random.default_rng(0).normal(size=10)
     rows = [("none", 0.0, luck), ("k2_loss", 0.5, luck + 0.25), ("k2_loss", 1.0, luck - 9.0)]
     table = pd.concat(
-        pd.DataFrame({"arm": arm, "beta": beta, "seed": seeds, "accuracy": values})
+        pd.DataFrame(
+            {
+                "arm": arm,
+                "kl_estimator": arm.split("_")[0],
+                "beta": beta,
+                "seed": seeds,
+                "accuracy": values,
+            }
+        )
         for arm, beta, values in rows
     )
     difference = ablation.paired_difference(table, "accuracy", "k2_loss", "none", 0.5)
     np.testing.assert_allclose(difference.to_numpy(), 0.25, atol=1e-12)
     with pytest.raises(ValueError, match="no arm 'k3_loss'"):
         ablation.paired_difference(table, "accuracy", "k3_loss", "none", 0.5)
+
+
+def test_comparisons_say_which_differences_exclude_zero(small_ablation):
+    finals = ablation.final(small_ablation.curves)
+    table = ablation.comparisons(finals, 0.5)
+    assert list(zip(table["arm"], table["other"], table["metric"], strict=True)) == list(
+        ablation.COMPARISONS
+    )
+    row = table.iloc[0]
+    expected = ablation.paired_difference(finals, row["metric"], row["arm"], row["other"], 0.5)
+    assert (row["mean"], row["low"], row["high"]) == tuple(expected)
+    assert (table["differs"] == (table["low"] * table["high"] > 0)).all()
+
+
+def test_an_unknown_beta_is_refused(small_ablation):
+    with pytest.raises(ValueError, match="known are"):
+        ablation.at_beta(small_ablation.curves, 0.25)
 
 
 def test_a_recording_reads_back_and_notices_a_change(small_ablation, tmp_path):

@@ -9,8 +9,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.experiments.ablation import over_seeds
+from analysis.experiments.ablation import coarsen, over_seeds
 from analysis.report import style
+
+#: Updates that one point of a curve averages.
+SPAN = 20
 
 #: Panel title -> the estimators in it; "none" is repeated as the yardstick.
 PANELS = {
@@ -26,9 +29,8 @@ def accuracy_curves(curves: pd.DataFrame, band: str) -> Figure:
 
 
 def reverse_kl_curves(curves: pd.DataFrame, band: str) -> Figure:
-    """Exact reverse KL over updates on a log scale, without the first window, where it is 0."""
-    moved = curves[curves["update"] > 0]
-    return _curves(moved, "reverse_kl", band, "exact reverse KL (nats per token), log", "log")
+    """Exact reverse KL over updates, on a log scale."""
+    return _curves(curves, "reverse_kl", band, "exact reverse KL (nats)", "log")
 
 
 def front(finals: pd.DataFrame, band: str) -> Figure:
@@ -54,12 +56,12 @@ def front(finals: pd.DataFrame, band: str) -> Figure:
         panel.set_title(TITLES[placement])
         panel.set_ylabel("final accuracy")
         panel.legend(ncols=2)
-    panels[-1].set_xlabel("final exact reverse KL (nats per token), log scale")
+    panels[-1].set_xlabel("final exact reverse KL (nats), log scale")
     return figure
 
 
 def _curves(curves: pd.DataFrame, metric: str, band: str, label: str, scale: str) -> Figure:
-    summary = over_seeds(curves, metric, band)
+    summary = over_seeds(coarsen(curves, SPAN), metric, band)
     figure, panels = style.subplots(2, 1, height=6.6, sharex=True, sharey=True)
     for panel, (placement, names) in zip(panels, PANELS.items(), strict=True):
         _draw_arms(panel, summary, placement, names)
@@ -67,7 +69,6 @@ def _curves(curves: pd.DataFrame, metric: str, band: str, label: str, scale: str
         panel.set_title(TITLES[placement])
         panel.set_ylabel(label)
     panels[-1].set_xlabel("update")
-    figure.get_layout_engine().set(rect=(0, 0, 0.82, 1))
     figure.draw_without_rendering()
     for panel in panels:
         style.label_line_ends(panel)
@@ -78,9 +79,14 @@ def _draw_arms(axes: Axes, summary: pd.DataFrame, placement: str, names: Sequenc
     for name in names:
         rows = summary[_rows(summary, name, placement)]
         look = style.line(name, _line_placement(name, placement))
-        axes.plot(rows["update"], rows["mean"], markevery=max(1, len(rows) // 6), **look)
+        axes.plot(rows["update"] + SPAN / 2, rows["mean"], markevery=3, **look)
         axes.fill_between(
-            rows["update"], rows["low"], rows["high"], color=look["color"], alpha=0.18, linewidth=0
+            rows["update"] + SPAN / 2,
+            rows["low"],
+            rows["high"],
+            color=look["color"],
+            alpha=0.18,
+            linewidth=0,
         )
 
 
