@@ -92,9 +92,7 @@ def random_drifts(
     )
 
 
-def share_of_wins(
-    drifts: pd.DataFrame, edges: np.ndarray, *, min_pairs: int = 20
-) -> pd.DataFrame:
+def share_of_wins(drifts: pd.DataFrame, edges: np.ndarray, *, min_pairs: int = 20) -> pd.DataFrame:
     """Share of pairs where k3 beats k1, by distance, with Wilson 95% intervals.
 
     Args:

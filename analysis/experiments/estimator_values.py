@@ -212,7 +212,8 @@ def stale_table(
 ) -> pd.DataFrame:
     """Mean of k3 when the samples come from an older policy, against both KLs.
 
-    The sampler is ``logits - step * direction``: the policy has moved on by ``step``.
+    The sampler is ``logits - step * direction``: the policy has moved on by ``step``. To first
+    order in the step, the opposite direction has the opposite error.
 
     Returns:
         ``staleness`` (reverse KL of the policy from its sampler, nats), ``k3`` (mean under the

@@ -18,7 +18,7 @@ from analysis.shapes import Logits, Values
 
 
 def jeffreys_divergence(logits: Logits, ref_logits: Logits) -> Values:
-    r"""Jeffreys divergence: reverse plus forward KL, the covariance of :math:`r` and :math:`\log r`.
+    r"""Jeffreys divergence, reverse plus forward KL: how :math:`r` and :math:`\log r` covary.
 
     .. math:: J = \mathrm{KL}(\pi_\theta \Vert \pi_{\mathrm{ref}})
         + \mathrm{KL}(\pi_{\mathrm{ref}} \Vert \pi_\theta)

@@ -43,6 +43,7 @@ def seeds(runs: pd.DataFrame, printed: pd.DataFrame, limit: float = 0.7) -> Figu
             zorder=5,
             transform=panel.get_xaxis_transform(),
         )
+        panel.margins(y=0.12)
         panel.set_yticks([])
         panel.spines["left"].set_visible(False)
         panel.grid(visible=False)
@@ -165,10 +166,10 @@ def growing_std(sweep: pd.DataFrame, exponent: float, printed: tuple[int, float]
     axes.plot(sizes, law, color=style.COLOURS["exact"], linestyle=(0, (4, 2)))
     axes.annotate(
         f"slope {exponent:.2f}",
-        (sizes[0], law[0]),
-        xytext=(14, -8),
+        (sizes[-1], law[-1]),
+        xytext=(-16, 0),
         textcoords="offset points",
-        va="top",
+        ha="right",
     )
     axes.plot(*printed, marker="v", color="black", markersize=9)
     axes.annotate("printed", printed, xytext=(8, -6), textcoords="offset points", va="top")
@@ -180,7 +181,7 @@ def growing_std(sweep: pd.DataFrame, exponent: float, printed: tuple[int, float]
 def gaussian_phase(
     shifts: np.ndarray, scales: np.ndarray, ratio: np.ndarray, points: Mapping[str, GaussianPair]
 ) -> Figure:
-    """Ratio of the variances of k3 and k1 over mean shift and width; hatched where it is infinite."""
+    """Ratio of the variances of k3 and k1 over mean shift and width; hatched where infinite."""
     figure, axes = style.subplots(height=4.6)
     axes.grid(visible=False)
     log_ratio = np.log10(np.where(np.isfinite(ratio), ratio, np.nan))
@@ -192,13 +193,13 @@ def gaussian_phase(
         shifts, 0, edge, facecolor="#F3E9E4", edgecolor=QUIET, hatch="///", linewidth=0
     )
     box = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
-    axes.annotate("variance of $k_3$ infinite", (1.1, 0.36), bbox=box, ha="left")
+    axes.annotate("variance of $k_3$ infinite", (0.97 * shifts[-1], 0.36), bbox=box, ha="right")
     axes.annotate("$k_3$ wins", (0.12, 1.22), bbox=box)
-    axes.annotate("$k_1$ wins", (1.55, 1.22), bbox=box)
+    axes.annotate("$k_1$ wins", (1.55, 0.86), bbox=box)
     for label, pair in points.items():
         at = (abs(pair.q_mean - pair.p_mean) / pair.p_std, pair.q_std / pair.p_std)
         axes.plot(*at, marker="o", color="black", markersize=7)
-        axes.annotate(label, at, xytext=(8, 5), textcoords="offset points", bbox=box)
+        axes.annotate(label, at, xytext=(-4, 9), textcoords="offset points", bbox=box)
     axes.set_xlim(shifts[0], shifts[-1])
     axes.set_ylim(scales[0], scales[-1])
     axes.set_xlabel("shift of the mean (standard deviations of the reference)")
@@ -256,6 +257,7 @@ def softmax_wins(drifts: pd.DataFrame, shares: pd.DataFrame, crossing: float) ->
         xytext=(6, 0),
         textcoords="offset points",
         va="top",
+        fontsize="small",
     )
     return figure
 

@@ -112,30 +112,42 @@ def binary_bias(curve: pd.DataFrame, ref_probability: float) -> Figure:
     return figure
 
 
-def stale(table: pd.DataFrame) -> Figure:
-    """Mean of k3 under a stale sampler, weighted and not, against both divergences."""
-    figure, axes = style.subplots(height=3.5)
-    for column, name, label, line in (
-        ("forward", "forward", "forward KL", "-"),
-        ("reverse", "reverse", "reverse KL", "-"),
-        ("k3", "k3", "mean of $k_3$", "-"),
-    ):
-        axes.plot(
-            table.staleness, table[column], color=style.COLOURS[name], linestyle=line, label=label
+def stale(tables: Mapping[str, pd.DataFrame]) -> Figure:
+    """Mean of k3 under stale samplers, weighted and not, against both divergences.
+
+    Args:
+        tables: a label and a table for each direction in which the sampler has fallen behind.
+    """
+    figure, axes = style.subplots(height=3.7)
+    first = next(iter(tables.values()))
+    for name in ("forward", "reverse"):
+        look = {**style.line(name), "marker": ""}
+        axes.plot(first.staleness, first[name], **look)
+    for label, table in tables.items():
+        axes.plot(table.staleness, table.k3, color=style.COLOURS["k3"], label="_")
+        above = table.k3.iloc[-1] > table.reverse.iloc[-1]
+        axes.annotate(
+            label,
+            (table.staleness.iloc[-1], table.k3.iloc[-1]),
+            xytext=(0, 6 if above else -6),
+            textcoords="offset points",
+            ha="right",
+            va="bottom" if above else "top",
+            color=style.text_colour(style.COLOURS["k3"]),
         )
-    every = table.iloc[:: max(1, len(table) // 8)]
-    axes.plot(
-        every.staleness,
-        every.weighted,
-        color=style.COLOURS["k3"],
-        marker=style.MARKERS["k3"],
-        linestyle="none",
-        label=r"mean of $\rho\, k_3$",
-    )
+        every = table.iloc[:: max(1, len(table) // 8)]
+        axes.plot(
+            every.staleness,
+            every.weighted,
+            color=style.COLOURS["k3"],
+            marker=style.MARKERS["k3"],
+            linestyle="none",
+            label=r"mean of $\rho\, k_3$" if table is first else "_",
+        )
+    axes.margins(y=0.14)
     axes.set_xlabel("staleness: KL of the policy from its sampler (nats)")
     axes.set_ylabel("nats")
-    axes.set_ylim(bottom=0)
-    axes.legend(loc="lower left", ncols=2)
+    axes.legend(loc="lower left")
     return figure
 
 

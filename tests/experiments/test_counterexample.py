@@ -1,0 +1,227 @@
+"""Chapter 3's computations against the literal script, scipy, quadrature and brute force."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.distributions as dis
+from scipy import integrate, stats
+
+from analysis.experiments import control_variate, counterexample, ratio_tail
+from analysis.experiments.gaussian_pairs import LIU_APPENDIX_D, GaussianPair, draw, log_probs
+from analysis.kl.gaussians import moments
+
+PAIRS = [LIU_APPENDIX_D, GaussianPair(-0.5, 0.6, 0.4, 0.9)]
+
+
+def literal_script(seed: int):
+    """The appendix as printed, typos mended."""
+    torch.manual_seed(seed)
+    p = dis.Normal(loc=0, scale=1)
+    q = dis.Normal(loc=0.1, scale=0.2)
+    x = q.sample(sample_shape=(10_000,))
+    truekl = dis.kl_divergence(q, p)
+    logr = p.log_prob(x) - q.log_prob(x)
+    k1 = -logr
+    k2 = logr**2 / 2
+    k3 = (logr.exp() - 1) - logr
+    k4 = torch.where(k1 < 0, k3, torch.minimum(k1, k3))
+    k3_clip = torch.clamp(torch.exp(logr), max=10) - 1 - logr
+    return [
+        number
+        for k in (k1, k2, k3, k4, k3_clip)
+        for number in (((k.mean() - truekl) / truekl).item(), (k.std() / truekl).item())
+    ]
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return counterexample.printed_script_over(range(200))
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_the_script_is_the_printed_one(runs, seed):
+    assert runs.loc[seed].to_numpy() == pytest.approx(literal_script(seed), abs=2e-5, rel=2e-5)
+
+
+def test_k4_repeats_k3_in_every_run(runs):
+    assert (runs["k4"] == runs["k3"]).all(axis=None)
+
+
+def test_print_lies_among_the_seeds_and_k3_falls_short_in_most(runs):
+    against = counterexample.against_print(runs)
+    assert against.place.between(0.01, 0.99).all()
+    assert 0.85 < (runs["k3"]["bias"] < 0).mean() < 0.99
+    assert against.exact["k3", "bias"] == pytest.approx(0, abs=1e-12)
+    assert against.exact["k3", "std"] == math.inf
+    for name in ("k1", "k2", "k3_clip"):
+        exact, spread = against.exact[name, "bias"], against.exact[name, "std"] / 100
+        assert abs(against["median"][name, "bias"] - exact) < spread / 2
+        assert abs(against.printed[name, "bias"] - exact) < 3 * spread
+
+
+def test_a_matching_seed_would_be_found(runs):
+    fake = runs.iloc[:3].copy()
+    assert counterexample.matching_seeds(fake) == []
+    fake.iloc[1] = counterexample.PRINTED.to_numpy().ravel() + 3e-5
+    assert counterexample.matching_seeds(fake) == [1]
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("threshold", [2.0, 30.0, 1e5])
+def test_tail_masses_against_quadrature(pair, threshold):
+    q, p = stats.norm(pair.q_mean, pair.q_std), stats.norm(pair.p_mean, pair.p_std)
+    low, high = ratio_tail.seen_interval(pair, math.log(threshold))
+    for edge in (low, high):
+        assert p.logpdf(edge) - q.logpdf(edge) == pytest.approx(math.log(threshold), rel=1e-9)
+    inside = integrate.quad(lambda x: p.pdf(x), low, high, epsabs=1e-13)[0]
+    mass = ratio_tail.tail_mass(pair, math.log(threshold))
+    assert mass.under_p == pytest.approx(1 - inside, rel=1e-7, abs=1e-11)
+    assert mass.under_q == pytest.approx(q.cdf(low) + q.sf(high), rel=1e-9)
+    truncated_mean = integrate.quad(
+        lambda x: q.pdf(x) * math.exp(p.logpdf(x) - q.logpdf(x)), low, high
+    )
+    assert truncated_mean[0] == pytest.approx(1 - mass.under_p, abs=1e-9)
+
+
+def test_below_its_minimum_the_ratio_exceeds_every_threshold():
+    assert ratio_tail.tail_mass(LIU_APPENDIX_D, -5.0) == (1.0, 1.0)
+
+
+def test_a_wide_sampler_has_no_power_law():
+    wide = GaussianPair(0.0, 1.0, 0.0, 1.0)
+    assert ratio_tail.ratio_tail_index(wide) == math.inf
+    with pytest.raises(ValueError, match="q_std must be below p_std"):
+        ratio_tail.tail_mass(wide, 1.0)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_tail_index_is_the_limit_of_the_local_slope(pair):
+    alpha = ratio_tail.ratio_tail_index(pair)
+    slopes = []
+    for exponent in (20, 80, 240):
+        log_t = exponent * math.log(10) / alpha
+        near, far = (ratio_tail.tail_mass(pair, f * log_t).under_q for f in (0.99, 1.0))
+        slopes.append(math.log(near / far) / (0.01 * log_t))
+    errors = np.abs(np.array(slopes) - alpha) / alpha
+    assert errors[2] < errors[1] < errors[0]
+    assert errors[2] < 0.1
+
+
+@pytest.mark.parametrize(("q_std", "finite"), [(0.6, False), (0.70, False), (0.72, True)])
+def test_tail_index_above_two_is_a_finite_variance(q_std, finite):
+    pair = GaussianPair(0.1, q_std, 0.0, 1.0)
+    assert (ratio_tail.ratio_tail_index(pair) > 2) == finite
+    assert math.isfinite(moments(*pair)["k3"].var) == finite
+
+
+def test_unseen_mass_and_the_sample_size_to_see_it_are_inverse():
+    for size in (1e2, 1e4, 1e8):
+        unseen = ratio_tail.unseen_mass(LIU_APPENDIX_D, size)
+        assert ratio_tail.samples_to_see(LIU_APPENDIX_D, unseen) == pytest.approx(size, rel=1e-6)
+    log_t = ratio_tail.largest_seen(LIU_APPENDIX_D, 1e4)
+    assert ratio_tail.tail_mass(LIU_APPENDIX_D, log_t).under_q == pytest.approx(1e-4, rel=1e-9)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_proved_bound_is_below_the_measured_share(pair):
+    logp, ref_logp = log_probs(pair, draw((400, 2000), seed=1))
+    measured = (torch.exp(ref_logp - logp).mean(-1) < 1).double().mean().item()
+    assert ratio_tail.underestimate_probability(pair, 2000) < measured + 3 * 0.5 / 20
+
+
+def test_proved_bound_says_something_about_the_printed_script():
+    assert ratio_tail.underestimate_probability(LIU_APPENDIX_D, 10_000) > 0.8
+
+
+@pytest.mark.parametrize("max_ratio", [1.5, 10.0, 200.0])
+def test_clip_bias_against_quadrature(max_ratio):
+    pair = LIU_APPENDIX_D
+    q, p = stats.norm(pair.q_mean, pair.q_std), stats.norm(pair.p_mean, pair.p_std)
+    low, high = ratio_tail.seen_interval(pair, math.log(max_ratio))
+
+    def excess(x):
+        return p.pdf(x) - max_ratio * q.pdf(x)
+
+    cut = sum(integrate.quad(excess, *side)[0] for side in ((-12, low), (high, 12)))
+    assert ratio_tail.clip_bias(pair, max_ratio) == pytest.approx(-cut, abs=1e-8)
+
+
+def test_exact_moments_of_clipped_k3_agree_with_the_closed_form():
+    exact = counterexample.exact_moments(LIU_APPENDIX_D)
+    closed = ratio_tail.clip_bias(LIU_APPENDIX_D, 10.0) / LIU_APPENDIX_D.kl
+    assert exact.bias["k3_clip"] == pytest.approx(closed, abs=1e-5)
+
+
+def test_sweep_has_the_sizes_it_was_asked_for_and_grows_without_a_variance():
+    sweep = counterexample.sample_size_sweep(
+        LIU_APPENDIX_D, [100, 10_000], replicates=300, draws=1_000_000, seed=4
+    )
+    assert sweep.groupby("sample_size").size().to_dict() == {100: 300, 10_000: 100}
+    medians = sweep.groupby("sample_size")["std"].median()
+    assert medians[10_000] > 5 * medians[100]
+    finite = counterexample.sample_size_sweep(
+        GaussianPair(0, 1, 0.3, 1), [100, 10_000], replicates=300, draws=1_000_000, seed=4
+    )
+    medians = finite.groupby("sample_size")["std"].median()
+    assert medians[10_000] < 1.3 * medians[100]
+
+
+def test_location_crossing_by_newton():
+    square = 1.2
+    for _ in range(50):
+        square -= (math.expm1(square) - 2 * square) / (math.exp(square) - 2)
+    assert control_variate.location_crossing() == pytest.approx(math.sqrt(square), rel=1e-12)
+
+
+def test_gaussian_phase_matches_single_pairs_and_marks_the_infinite_region():
+    shifts = torch.tensor([0.1, 1.5], dtype=torch.float64)
+    scales = torch.tensor([0.2, 0.9, 1.0], dtype=torch.float64)
+    ratio = control_variate.gaussian_phase(shifts, scales)
+    assert np.isinf(ratio[0]).all()
+    for i, scale in enumerate(scales.tolist()):
+        for j, shift in enumerate(shifts.tolist()):
+            pair = moments(shift, scale, 0.0, 1.0)
+            assert ratio[i, j] == pytest.approx(pair["k3"].var / pair["k1"].var, rel=1e-12)
+    assert ratio[2, 0] < 1 < ratio[2, 1]
+
+
+def test_binary_phase_is_the_tangent_and_secant_rule():
+    probabilities = torch.tensor([0.02, 0.3, 0.6, 0.97], dtype=torch.float64)
+    ratio = control_variate.binary_phase(probabilities)
+    assert np.isnan(np.diag(ratio)).all()
+    for i, q in enumerate(probabilities.tolist()):
+        for j, p in enumerate(probabilities.tolist()):
+            if i == j:
+                continue
+            secant = (math.log(p / (1 - p)) - math.log(q / (1 - q))) / (p - q)
+            tangent = 1 / (q * (1 - q))
+            assert (ratio[i, j] < 1) == (tangent < 2 * secant)
+    assert (ratio[~np.isnan(ratio)] < 1).any() and (ratio[~np.isnan(ratio)] > 1).any()
+
+
+def test_random_drifts_obey_the_rule_of_one_half():
+    drifts = control_variate.random_drifts(300, 12, ref_spread=1.5, farthest=3.0, seed=2)
+    assert ((drifts.weight > 0.5) == (drifts.ratio < 1)).all()
+    assert (drifts.optimal <= np.minimum(1, drifts.ratio) * (1 + 1e-9)).all()
+    assert (drifts.ratio < 1).any() and (drifts.ratio > 1).any()
+
+
+def test_shares_count_the_wins_and_leave_out_thin_bins():
+    drifts = control_variate.random_drifts(400, 12, ref_spread=1.5, farthest=3.0, seed=2)
+    edges = np.array([1e-6, 0.1, 1.0, 100.0])
+    shares = control_variate.share_of_wins(drifts, edges, min_pairs=1)
+    assert shares.pairs.sum() == 400
+    near = drifts[drifts.kl <= 0.1]
+    assert shares["share"][0] == pytest.approx((near.ratio < 1).mean())
+    assert len(control_variate.share_of_wins(drifts, edges, min_pairs=401)) == 0
+
+
+def test_wilson_interval_against_scipy():
+    for wins, count in ((0, 20), (7, 20), (20, 20)):
+        expected = stats.binomtest(wins, count).proportion_ci(method="wilson")
+        low, high = control_variate.wilson_interval(wins / count, count)
+        assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-12)
