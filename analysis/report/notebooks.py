@@ -89,6 +89,7 @@ class _Queue:
     def drain(self) -> list[str]:
         while self.waiting or self.running:
             self._start_some()
+            self.progress.tick()
             for key, _ in self.selector.select(timeout=0.2):
                 job = key.data
                 for event in self.running[job][0].pump():

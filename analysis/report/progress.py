@@ -45,6 +45,10 @@ class Progress:
         self._bar.write(text, file=self._stream)
         self._stream.flush()
 
+    def tick(self) -> None:
+        """Let the clock go on while a cell is silent."""
+        self._bar.refresh()
+
     def close(self) -> None:
         self._bar.close()
 

@@ -96,6 +96,7 @@ def _shown(lines: Iterable[str], log: IO[str]) -> Iterator[str]:
     seen: set[str] = set()
     with tqdm(
         total=100,
+        desc="starting",
         disable=not interactive,
         leave=False,
         bar_format="{desc:<16} {bar:20} {n:.0f} % [{elapsed}]",
