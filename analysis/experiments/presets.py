@@ -76,3 +76,15 @@ FULL = Preset(
     seeds=tuple(range(100, 110)),
     predictions=PREDICTIONS,
 )
+
+#: Does the ranking survive where drifting hurts less? The same seeds at half the step size.
+HALF_STEP = Preset(
+    name="half_step",
+    config=FULL.config.model_copy(update={"learning_rate": CONFIG.learning_rate / 2}),
+    arms=(NO_KL, *kl_arms(0.3)),
+    seeds=FULL.seeds,
+    predictions=(
+        "The order of the arms in exact reverse KL is that of the full step size.",
+        "Accuracy with no KL term is nearer to that of the arms that hold the policy.",
+    ),
+)

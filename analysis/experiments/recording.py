@@ -1,9 +1,9 @@
 """A recorded ablation: tables in a folder, sealed by a manifest with the hash of each file.
 
 ``curves.csv`` holds the tidy curves, ``final.csv`` one row per member, both with six significant
-digits. The folder appears whole or not at all. The recorded run of the book is made by::
+digits. The folder appears whole or not at all. The recorded runs of the book are made by::
 
-    python -c "from analysis.experiments.recording import record, RECORDED; record(RECORDED)"
+    python -c "from analysis.experiments.recording import record_all; record_all()"
 """
 
 from __future__ import annotations
@@ -22,15 +22,19 @@ import numpy as np
 import pandas as pd
 import torch
 
+import analysis
 from analysis.experiments.ablation import Ablation, final, run, tidy
-from analysis.experiments.presets import FULL, Preset
+from analysis.experiments.presets import FULL, HALF_STEP, Preset
 from analysis.training.metrics import METRICS
 from analysis.training.trainer import PopulationTrainer
 
 MANIFEST = "manifest.json"
 FLOAT_FORMAT = "%.6g"
-#: The book's recorded run, from the root of the repository.
-RECORDED = Path("results/grpo_tiny_cpu")
+
+_RESULTS = Path(analysis.__path__[0]).parent / "results"
+#: The recorded runs of the book: :data:`analysis.experiments.presets.FULL` and ``HALF_STEP``.
+RECORDED = _RESULTS / "grpo_tiny_cpu"
+RECORDED_HALF_STEP = _RESULTS / "grpo_tiny_cpu_half_step"
 
 
 class Recorded(NamedTuple):
@@ -42,10 +46,11 @@ class Recorded(NamedTuple):
     manifest: dict[str, Any]
 
 
-def record(directory: Path, preset: Preset = FULL) -> None:
-    """Run a preset on one thread, with a progress bar, and save it."""
+def record_all() -> None:
+    """Run the recorded presets on one thread, with a progress bar, and save them."""
     torch.set_num_threads(1)
-    save(run(preset, progress=True), directory)
+    for directory, preset in ((RECORDED, FULL), (RECORDED_HALF_STEP, HALF_STEP)):
+        save(run(preset, progress=True), directory)
 
 
 def save(ablation: Ablation, directory: Path) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pandas as pd
@@ -8,7 +10,7 @@ import pytest
 
 from analysis.experiments import ablation, presets, recording
 from analysis.experiments.presets import Preset
-from analysis.experiments.source import source_sha256
+from analysis.experiments.source import SOURCES, source_sha256
 from analysis.training.config import StartConfig
 from analysis.training.metrics import METRICS
 
@@ -29,7 +31,9 @@ def small_ablation(small_preset):
     return ablation.run(small_preset)
 
 
-@pytest.mark.parametrize("preset", [presets.quick(), presets.FULL], ids=lambda preset: preset.name)
+@pytest.mark.parametrize(
+    "preset", [presets.quick(), presets.FULL, presets.HALF_STEP], ids=lambda preset: preset.name
+)
 def test_two_updates_of_every_preset(preset):
     start = StartConfig(updates=1)
     config = preset.config.model_copy(update={"updates": 2, "start": start, "log_every": 1})
@@ -170,6 +174,19 @@ def test_a_recorded_member_trains_again_alone_to_the_recorded_digits(small_ablat
     assert (other["again"] - both["again"]).abs().max() > 1e-3
     with pytest.raises(ValueError, match="no member 'k3_loss'"):
         recording.rerun(recorded, "k3_loss", 0.1, 1, windows=2)
+
+
+def test_the_source_of_a_run_is_what_training_imports():
+    script = (
+        "import sys, analysis, analysis.training.trainer\n"
+        "root = analysis.__path__[0]\n"
+        "files = [m.__file__ for n, m in sys.modules.items() if n.startswith('analysis.')]\n"
+        "print(*sorted(f[len(root) + 1:] for f in files if not f.endswith('__init__.py')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert sorted(SOURCES) == done.stdout.split()
 
 
 def test_a_failed_save_leaves_the_earlier_recording(small_ablation, tmp_path, monkeypatch):
