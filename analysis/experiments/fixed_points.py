@@ -43,7 +43,8 @@ OPTIMA: dict[Arm, Optimum] = {
     Arm("minimax01"): euclidean_optimum,
 }
 PENALTIES = (Arm("k2", "reward"), Arm("k3", "reward"))
-ENDS = (*OPTIMA, Arm("k3_clip"), *PENALTIES)
+CLIPPED = Arm("k3_clip")
+ENDS = (*OPTIMA, CLIPPED, *PENALTIES)
 
 
 class Problems(NamedTuple):
@@ -89,17 +90,27 @@ def ascent_ends(
 def predicted_ends(problems: Problems, ends: Tensor, arm: Arm, *, beta: float) -> Tensor:
     """[S, N, V] probabilities that the closed form gives; NaN where the arm has none.
 
-    The penalties have one equilibrium for each surviving set: the set is read from ``ends``, the
-    probabilities on it are not.
+    Penalties and clipped k3 have one equilibrium for each surviving set: the set is read from
+    ``ends``, the probabilities on it are not.
     """
     if arm in OPTIMA:
         return OPTIMA[arm](*problems, beta=beta).exp().expand_as(ends)
+    if arm == CLIPPED:
+        return _cut_forward_optimum(problems, ends > GIVEN_UP, beta=beta)
     if arm in PENALTIES:
         rewards, ref_logits = (x.expand_as(ends) for x in problems)
         return penalty_equilibrium(
             rewards, ref_logits, ends > GIVEN_UP, beta=beta, estimator=arm.estimator
         ).exp()
     return torch.full_like(ends, torch.nan)
+
+
+def _cut_forward_optimum(problems: Problems, support: Tensor, *, beta: float) -> Tensor:
+    """``beta ref / (lambda - R)`` on the survivors alone; their share of ref scales beta."""
+    rewards, ref_logits = (x.expand_as(support) for x in problems)
+    cut = torch.where(support, ref_logits.log_softmax(-1), -torch.inf)
+    share = cut.exp().sum(-1, keepdim=True)
+    return forward_kl_optimum(rewards / share, cut, beta=beta).exp()
 
 
 def ends_table(
@@ -235,12 +246,14 @@ def flow_paths(
     return torch.stack(path).exp()
 
 
-def simplex_grid(resolution: int) -> Tensor:
-    """Logits of evenly spaced interior policies over three tokens."""
+def simplex_grid(resolution: int, margin: float = 0.1) -> Tensor:
+    """[S, 3] logits of evenly spaced policies over three tokens, the outermost near the edges."""
     points = [
-        (i, j, resolution - i - j) for i in range(1, resolution) for j in range(1, resolution - i)
+        (i + margin, j + margin, resolution - i - j + margin)
+        for i in range(resolution + 1)
+        for j in range(resolution + 1 - i)
     ]
-    return torch.tensor(points, dtype=torch.float64).div(resolution).log()
+    return torch.tensor(points, dtype=torch.float64).log().log_softmax(-1)
 
 
 def sequence_ascent(

@@ -30,6 +30,20 @@ WALKS: dict[str, Coefficient] = {
 }
 
 
+def with_reward_noise(coefficient: Coefficient, *, beta: float, seed: int) -> Coefficient:
+    """``beta`` times the coefficient, under advantages of +1 or -1 that carry no information.
+
+    With ``beta = 0`` the runs are random walks: what a policy gradient does on pure noise.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def noisy(logp: Tensor, ref_logp: Tensor) -> Tensor:
+        advantage = 2.0 * torch.randint(2, logp.shape, generator=generator).to(logp.dtype) - 1.0
+        return beta * coefficient(logp, ref_logp) - advantage
+
+    return noisy
+
+
 def sampled_descent(
     start_logits: Tensor,
     ref_logits: Tensor,

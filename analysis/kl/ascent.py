@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
-
 from analysis.checks import check_choice, check_same_shape, pair_of_floats
 from analysis.kl.enumeration import sample_coefficient
 from analysis.shapes import Logits
