@@ -33,7 +33,7 @@ def cancellation(curves: pd.DataFrame) -> Figure:
         axes.set_xticks([1e-3, 1e-2])
         axes.set_title(dtype)
     panels[0].set_ylabel("relative error (log scale)")
-    panels[-1].legend(loc="upper right", handlelength=2.4)
+    panels[0].legend(loc="center left", bbox_to_anchor=(0.0, 0.64), handlelength=2.0)
     figure.supxlabel("size of the log-ratio (nats, log scale)", fontsize="medium")
     return figure
 
