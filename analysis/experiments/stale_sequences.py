@@ -10,9 +10,9 @@ from torch import Tensor
 
 from analysis.experiments.gradients import Policies, drifted_logits, random_policies
 from analysis.experiments.off_policy import standardised
+from analysis.kl.credit import credit_moments
 from analysis.kl.enumeration import relative_error
 from analysis.kl.importance import importance_ratio
-from analysis.kl.scores import sequence_moments
 from analysis.kl.sequences import (
     Sequences,
     sequence_kl_gradient,
@@ -41,7 +41,7 @@ def weighted_kl_gradient(
     penalty = logp - ref_logp
     owed = reward_to_go(penalty) if credit == "to_go" else penalty
     ratio = importance_ratio(logp, old_logp, sequences.mask, level=level)
-    return sequence_moments(pair.logits, old_logits, sequences, ratio * owed).mean
+    return credit_moments(pair.logits, sequences, ratio * owed, old_logits).mean.flatten()
 
 
 def sequence_weight_curves(
@@ -127,11 +127,10 @@ def mask_row(case: MaskCase, sequences: Sequences, delta: float) -> dict[str, fl
     logp, old_logp = token_logp(logits, sequences), token_logp(old_logits, sequences)
     kept = off_policy_sequence_mask(logp, old_logp, advantages, sequences.mask, delta=delta)
     whole = advantages.unsqueeze(-1).expand_as(logp)
-    exact = sequence_moments(logits, logits, sequences, whole).mean
+    exact = credit_moments(logits, sequences, whole).mean
     ratio = importance_ratio(logp, old_logp, sequences.mask, level="token")
-    mean, variance = sequence_moments(
-        logits, old_logits, sequences, torch.where(kept, ratio * whole, 0.0)
-    )
+    credit = torch.where(kept, ratio * whole, 0.0)
+    mean, variance = credit_moments(logits, sequences, credit, old_logits)
     unit = exact.square().sum()
     gone = sequences.mask.any(-1) & ~kept.any(-1)
     masked = (sequence_probability(old_logits, sequences) * gone).sum()
