@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from analysis.experiments.claims import Decision, Finding, Verdict, decisions
 from analysis.report.errors import Refused
+from analysis.report.numbers import fill
 from analysis.report.project import Project
 from analysis.report.strict_yaml import load_yaml
 
@@ -61,7 +62,7 @@ class Claim(BaseModel):
     @property
     def shown_figure(self) -> str:
         """The figure phrase with its numbers."""
-        return self.figure.format(**self.measured)
+        return fill(self.figure, self.measured)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from analysis.report.session import format_value
+from analysis.report.numbers import format_value
 
 
 def as_text(
