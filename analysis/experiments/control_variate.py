@@ -73,8 +73,9 @@ def random_drifts(
         seed: of all draws.
 
     Returns:
-        One row a pair: ``kl`` (nats), ``ratio`` (variance of k3 over that of k1), ``optimal``
-        (variance at the optimal weight over that of k1), ``weight`` (the optimal weight).
+        One row a pair: ``kl`` (nats), ``ratio`` (variance of k3 over that of k1), ``ratio_k2``
+        (over that of k2), ``optimal`` (variance at the optimal weight over that of k1), ``weight``
+        (the optimal weight).
     """
     generator = torch.Generator().manual_seed(seed)
     options = {"generator": generator, "dtype": torch.float64}
@@ -86,6 +87,7 @@ def random_drifts(
         {
             "kl": reverse_kl(logits, ref_logits).numpy(),
             "ratio": (variances["k3"] / variances["k1"]).numpy(),
+            "ratio_k2": (variances["k3"] / variances["k2"]).numpy(),
             "optimal": (variances["optimal"] / variances["k1"]).numpy(),
             "weight": optimal_control_weight(logits, ref_logits).numpy(),
         }

@@ -64,6 +64,25 @@ def schulman_table(pair: GaussianPair, *, sample_size: int, seed: int) -> pd.Dat
     return pd.DataFrame(rows).set_index("estimator")
 
 
+def against_print(schulman: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """The tables of several settings as one: a row for each setting, estimator and quantity.
+
+    Returns:
+        ``setting``, ``estimator``, ``quantity`` (bias or std), ``printed``, ``exact``, ``sampled``,
+        ``low``, ``high``.
+    """
+    columns = {"printed": "printed_{}", "exact": "exact_{}", "sampled": "sampled_{}"}
+    columns |= {"low": "{}_low", "high": "{}_high"}
+    rows = [
+        {"setting": setting, "estimator": name, "quantity": quantity}
+        | {column: row[source.format(quantity)] for column, source in columns.items()}
+        for setting, table in schulman.items()
+        for quantity in ("bias", "std")
+        for name, row in table.iterrows()
+    ]
+    return pd.DataFrame(rows)
+
+
 def sampled_moments(
     pair: GaussianPair, *, sample_size: int, seed: int
 ) -> dict[str, dict[str, float]]:

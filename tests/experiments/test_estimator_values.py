@@ -63,6 +63,18 @@ def test_schulman_table_agrees_with_print_and_its_intervals_with_the_closed_form
         assert (width > 0).all()
 
 
+def test_the_joint_table_keeps_every_number_in_its_place():
+    table = study.schulman_table(SCHULMAN_FAR, sample_size=1000, seed=5)
+    joint = study.against_print({"far": table}).set_index(["quantity", "estimator"])
+    assert len(joint) == 6
+    for name in ("k1", "k2", "k3"):
+        assert joint.exact["std", name] == table.exact_std[name]
+        assert joint.exact["bias", name] == table.exact_bias[name]
+        assert joint.printed["std", name] == table.printed_std[name]
+        assert joint.low["bias", name] == table.bias_low[name]
+        assert joint.high["std", name] == table.std_high[name]
+
+
 def test_intervals_of_the_sample_cover_as_often_as_they_say():
     covered = []
     for seed in range(200):

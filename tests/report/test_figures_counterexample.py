@@ -10,6 +10,7 @@ import torch
 from analysis.experiments import control_variate, counterexample, ratio_tail
 from analysis.experiments.gaussian_pairs import LIU_APPENDIX_D, SCHULMAN_FAR
 from analysis.report import style
+from analysis.report.figures import control_variate as phase_figures
 from analysis.report.figures import counterexample as figures
 
 PRINTED_STD = (10_000, 2.4417)
@@ -48,23 +49,23 @@ def gaussian_phase():
     scales = torch.linspace(0.05, 2, 21, dtype=torch.float64)
     ratio = control_variate.gaussian_phase(shifts, scales)
     points = {"printed": LIU_APPENDIX_D, "far": SCHULMAN_FAR}
-    return figures.gaussian_phase(shifts.numpy(), scales.numpy(), ratio, points)
+    return phase_figures.gaussian_phase(shifts.numpy(), scales.numpy(), ratio, points)
 
 
 def binary_phase():
     probabilities = torch.sigmoid(torch.linspace(-5, 5, 21, dtype=torch.float64))
     ratio = control_variate.binary_phase(probabilities)
-    return figures.binary_phase(probabilities.numpy(), ratio)
+    return phase_figures.binary_phase(probabilities.numpy(), ratio)
 
 
 def wins():
     table = drifts()
     shares = control_variate.share_of_wins(table, np.logspace(-4, 2, 7), min_pairs=1)
-    return figures.softmax_wins(table, shares, 0.6)
+    return phase_figures.softmax_wins(table, shares, 0.6)
 
 
 def weight():
-    return figures.optimal_weight(drifts())
+    return phase_figures.optimal_weight(drifts())
 
 
 @pytest.mark.parametrize(
