@@ -24,8 +24,9 @@ NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=600 \
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-book: $(STAMP) ## run the notebooks that changed, then build the book
+book: $(STAMP) ## run the notebooks that changed, settle the ledger, build the book
 	@$(BIN)/python -m analysis.cli run $(RUN)
+	@$(BIN)/python -m analysis.cli claims
 	@$(BIN)/python -m analysis.cli build
 
 test: $(STAMP) ## run the tests, then compare each notebook with its stored outputs
@@ -41,6 +42,7 @@ serve: ## show the built book at http://localhost:8000 (PORT=... for another)
 
 pdf: $(STAMP) ## build the book as a PDF (needs TeX)
 	@$(BIN)/python -m analysis.cli run $(RUN)
+	@$(BIN)/python -m analysis.cli claims
 	@$(BIN)/python -m analysis.cli build --builder pdflatex
 
 notebooks: $(STAMP) ## run the notebooks and store their outputs in notebooks/

@@ -21,6 +21,7 @@ from analysis.report.prose import prose_problems
 from analysis.report.provenance import hash_json, shared_inputs
 from analysis.report.records import readme_problems
 from analysis.report.results import verify_results
+from analysis.report.settled import ledger_problems
 
 FINGERPRINT = ".fingerprint"
 
@@ -62,6 +63,8 @@ BUILDERS = {
 def book_generators() -> Mapping[str, Generator]:
     """The pages written from the code and the runs, by file name."""
     from analysis.report import equations
+    from analysis.report.errata import write_errata
+    from analysis.report.ledger_page import write_ledger
     from analysis.report.status import write_status
 
     def write_equations(project: Project, path: Path) -> None:
@@ -70,7 +73,12 @@ def book_generators() -> Mapping[str, Generator]:
         except ValueError as error:
             raise Refused(str(error)) from None
 
-    return {"equations.md": write_equations, "status.md": write_status}
+    return {
+        "equations.md": write_equations,
+        "errata.md": write_errata,
+        "ledger.md": write_ledger,
+        "status.md": write_status,
+    }
 
 
 def problems(project: Project) -> list[str]:
@@ -80,6 +88,7 @@ def problems(project: Project) -> list[str]:
         *config_problems(project),
         *missing_pages(project),
         *run_problems(project),
+        *ledger_problems(project),
         *prose_problems(project, prose_pages(project)),
         *readme_problems(project),
     ]

@@ -6,7 +6,6 @@ scripts; ``book/_static/ledger.js`` only adds the three filters.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import Counter
 from pathlib import Path
@@ -17,6 +16,7 @@ from analysis.report.errors import Refused
 from analysis.report.files import replace_file
 from analysis.report.ledger import Claim, load_ledger
 from analysis.report.project import Project
+from analysis.report.sources import definitions, function_place
 
 _INTRODUCTION = """\
 # The ledger: every claim, decided
@@ -75,10 +75,10 @@ def _missing_evidence(project: Project, claim: Claim) -> list[str]:
     problems = []
     for field in ("decided_by", "implemented"):
         name = getattr(claim, field)
-        if name and _function_place(project, name) is None:
+        if name and function_place(project, name) is None:
             problems.append(f"{field} names {name}, which is not in the package")
     path, _, test = claim.test.partition("::")
-    defined = _definitions(project.root / path)
+    defined = definitions(project.root / path)
     if test.partition("[")[0] not in defined:
         problems.append(f"no test {claim.test}")
     page, _, label = claim.section.partition("#")
@@ -115,14 +115,14 @@ def _evidence(project: Project, claim: Claim, labelled: set[str]) -> list[str]:
         links.append(f"implemented in {_code_link(project, claim.implemented)}")
     links.append(f"recomputed by {_code_link(project, claim.decided_by)}")
     path, _, test = claim.test.partition("::")
-    line = _definitions(project.root / path)[test.partition("[")[0]]
+    line = definitions(project.root / path)[test.partition("[")[0]]
     links.append(f"[tested]({source_url(project.root)}/{path}#L{line})")
     links.append(_section_link(claim.section, labelled))
     return links
 
 
 def _code_link(project: Project, name: str) -> str:
-    place = _function_place(project, name)
+    place = function_place(project, name)
     if place is None:
         raise Refused(f"{name} is not in the package")
     path, line = place
@@ -147,21 +147,3 @@ def _page_source(project: Project, page: str) -> Path | None:
         if path.is_file():
             return path
     return None
-
-
-def _function_place(project: Project, name: str) -> tuple[str, int] | None:
-    module, _, function = name.rpartition(".")
-    path = project.root.joinpath(*module.split(".")).with_suffix(".py")
-    line = _definitions(path).get(function)
-    return None if line is None else (project.relative(path), line)
-
-
-def _definitions(path: Path) -> dict[str, int]:
-    """Line of each function, class and method of a module, by its bare name."""
-    if not path.is_file():
-        return {}
-    return {
-        node.name: node.lineno
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
-    }

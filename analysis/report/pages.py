@@ -118,7 +118,8 @@ def run_problems(project: Project) -> list[str]:
         if not source.is_file():
             problems.append(f"{label}: there is no {project.relative(source)}; correct _toc.yml")
             continue
-        inputs = {"notebook": hash_source(read_notebook(source, project.relative(source))), **shared}
+        notebook = read_notebook(source, project.relative(source))
+        inputs = {"notebook": hash_source(notebook), **shared}
         reason = why_not_current(run, inputs)
         if reason is not None:
             problems.append(f"{label}: {reason}; run: analysis run {run.name}")

@@ -53,9 +53,7 @@ def drift(curves: pd.DataFrame) -> Figure:
     figure, axes = style.subplots(1, len(panels), sharey=True, height=3.9)
     for panel, (placement, title) in zip(axes, panels.items(), strict=True):
         _error_panel(panel, curves[curves.placement == placement], "kl", title)
-    figure.supxlabel(
-        "reverse KL of the policy from its reference (nats)", fontsize="medium"
-    )
+    figure.supxlabel("reverse KL of the policy from its reference (nats)", fontsize="medium")
     axes[0].set_ylabel("relative error of the\nexpected gradient")
     return figure
 
@@ -93,14 +91,13 @@ def sequence_cosines(table: pd.DataFrame) -> Figure:
     figure, axes = style.subplots(height=4.4)
     rows = list(SEQUENCE_ROWS)
     pointing = table[table.optimises != "nothing"]
-    for nudge, (estimator, arms) in zip(
-        (0.22, 0.0, -0.22), pointing.groupby("estimator")
-    ):
+    nudges = {"k1": 0.22, "k2": 0.0, "k3": -0.22}
+    for estimator, arms in pointing.groupby("estimator"):
         keys = arms[["placement", "level", "credit"]].itertuples(index=False, name=None)
         look = style.line(estimator)
         axes.errorbar(
             arms.cosine_reverse,
-            [len(rows) - 1 - rows.index(key) + nudge for key in keys],
+            [len(rows) - 1 - rows.index(key) + nudges[estimator] for key in keys],
             xerr=[
                 arms.cosine_reverse - arms.cosine_p10,
                 arms.cosine_p90 - arms.cosine_reverse,
@@ -127,9 +124,7 @@ def _error_panel(axes: Axes, curves: pd.DataFrame, x: str, title: str) -> None:
     axes.set_ylim(-0.08, 2.5)
     for arm, curve in curves.groupby(["estimator", "placement"]):
         look = style.line(*arm)
-        axes.plot(
-            curve[x], curve["median"], **{**look, "markevery": max(1, len(curve) // 6)}
-        )
+        axes.plot(curve[x], curve["median"], **{**look, "markevery": max(1, len(curve) // 6)})
         axes.fill_between(
             curve[x], curve.p10, curve.p90, color=look["color"], alpha=0.15, linewidth=0
         )
