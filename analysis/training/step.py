@@ -82,7 +82,7 @@ def compute_step(
 ) -> StepOutput:
     """Losses, tensors to check and metrics of the members at ``weights``.
 
-    ``measure`` adds the metrics of the policy, which cost about a sixth of an update.
+    ``measure`` adds the metrics of the policy, which read the whole vocabulary.
     """
     prompts, completions, old_logp, mask = batch.rollout
     logits = policy.logits(weights, prompts, completion_inputs(completions)) / config.temperature

@@ -10,7 +10,7 @@ import pytest
 
 from analysis.experiments import ablation, presets, recording
 from analysis.experiments.presets import Preset
-from analysis.experiments.source import SOURCES, source_sha256
+from analysis.experiments.source import SOURCES, code_alone, source_sha256
 from analysis.training.config import StartConfig
 from analysis.training.metrics import METRICS
 
@@ -187,6 +187,13 @@ def test_the_source_of_a_run_is_what_training_imports():
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert sorted(SOURCES) == done.stdout.split()
+
+
+def test_comments_do_not_make_a_run_stale_and_code_does():
+    source = 'def f(x):\n    """Doc."""\n    return x + 1  # why\n'
+    same = '"""Module."""\n\ndef f(x):\n    return (x + 1)\n'
+    assert code_alone(source) == code_alone(same)
+    assert code_alone(source) != code_alone(source.replace("+ 1", "+ 2"))
 
 
 def test_a_failed_save_leaves_the_earlier_recording(small_ablation, tmp_path, monkeypatch):
