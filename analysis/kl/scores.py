@@ -1,18 +1,14 @@
-r"""Expected gradients of any coefficient times the score, at one state and over whole sequences.
+r"""The expected gradient of any coefficient times the score, at one state.
 
-A sampled term whose gradient is a *number times the score* is known once the number is. The module
-turns such numbers into exact gradients: at one state a weighted sum over the vocabulary, over
-sequences one gradient a sequence, so that mean and covariance are sums over all of them.
+A sampled term whose gradient is a *number times the score* is known once the number is: its
+expected gradient is a weighted sum over the vocabulary.
 """
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from analysis.checks import check_same_shape, pair_of_floats
-from analysis.kl.enumeration import GradientMoments
-from analysis.kl.sequences import Sequences, sequence_probability
+from analysis.checks import pair_of_floats
 from analysis.shapes import Logits, Values
 
 
@@ -39,54 +35,3 @@ def expected_score(logits: Logits, weights: Values) -> Logits:
     """
     logits, weights = pair_of_floats("logits", logits, "weights", weights)
     return weights - torch.softmax(logits, dim=-1) * weights.sum(-1, keepdim=True)
-
-
-def sequence_scores(logits: Tensor, sequences: Sequences, weights: Tensor) -> Tensor:
-    r"""Gradient of one weighted log-likelihood a sequence, by the logits table.
-
-    .. math:: g(y) = \sum_t w_t(y)\, \nabla \log \pi_\theta(y_t | y_{<t})
-
-    Equation: ``sequence_scores``
-
-    Args:
-        logits: [states, vocab], the table of the policy.
-        sequences: from :func:`analysis.kl.sequences.enumerate_sequences`.
-        weights: [N, T], one a token; ignored where masked.
-
-    Returns:
-        [N, states * vocab].
-
-    Raises:
-        ValueError: if ``weights`` does not have one entry a token.
-    """
-    check_same_shape("tokens", sequences.tokens, "weights", weights)
-    policy = torch.softmax(logits, dim=-1)
-    score = torch.nn.functional.one_hot(sequences.tokens, logits.shape[-1]).to(policy.dtype)
-    score = score - policy[sequences.states]
-    counted = torch.where(sequences.mask, weights, 0.0).unsqueeze(-1) * score
-    gradient = policy.new_zeros(len(sequences.tokens), *logits.shape)
-    index = sequences.states.unsqueeze(-1).expand_as(counted)
-    return gradient.scatter_add(1, index, counted).flatten(1)
-
-
-def sequence_moments(
-    logits: Tensor, old_logits: Tensor, sequences: Sequences, weights: Tensor
-) -> GradientMoments:
-    r"""Exact mean and spread over :math:`y \sim \pi_{\mathrm{old}}` of :func:`sequence_scores`.
-
-    .. math:: \mathbb{E}[g(y)], \qquad \mathbb{E}\Vert g(y) \Vert^2 - \Vert \mathbb{E}[g(y)] \Vert^2
-
-    Equation: ``sequence_moments``
-    Sampler: :math:`y \sim \pi_{\mathrm{old}}`.
-
-    Args:
-        logits, old_logits: [states, vocab], tables of policy and sampler.
-        sequences, weights: as :func:`sequence_scores`.
-
-    Returns:
-        The mean [states * vocab] and the trace of one sequence's covariance, a scalar.
-    """
-    probability = sequence_probability(old_logits, sequences)
-    gradients = sequence_scores(logits, sequences, weights)
-    mean = probability @ gradients
-    return GradientMoments(mean, probability @ gradients.square().sum(-1) - mean.square().sum())

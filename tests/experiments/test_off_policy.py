@@ -1,0 +1,99 @@
+"""The numbers of chapter 7, and referees that could have said otherwise."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from analysis.experiments import off_policy as study
+from analysis.experiments import stale_sequences
+from analysis.experiments.gradients import Policies, random_tables
+from analysis.kl.enumeration import relative_error
+from analysis.kl.sequences import enumerate_sequences
+
+TREE = enumerate_sequences(3, 3, eos=2)
+
+
+@pytest.fixture(scope="module")
+def states():
+    return study.stale_states(30, 9, 0.5, seed=1)
+
+
+def test_advantages_are_standardised_under_the_sampler(states):
+    sampler = states.old_logits.softmax(-1)
+    assert (sampler * states.advantages).sum(-1).abs().max() < 1e-12
+    assert ((sampler * states.advantages.square()).sum(-1) - 1).abs().max() < 1e-12
+
+
+def test_what_each_reading_is(states):
+    table = study.reading_table(states).set_index("name")
+    assert table.error_reverse[["detached", "attached"]].max() < 1e-12
+    assert table.error_forward["detached k3"] < 1e-12
+    assert table.norm["attached k3"] < 1e-12
+    assert table.error_reverse["old"] > 0.1
+    assert table.error_reverse["detached k3"] > 0.1
+
+
+def test_without_clip_the_merged_objective_is_exact_and_with_it_is_not(states):
+    exact = study.regularised_gradient(states, beta=0.3)
+    merged = {
+        name: study.merged_gradient(states, beta=0.3, reading="detached", **clip)
+        for name, clip in (("free", study.NO_CLIP), ("clipped", {}))
+    }
+    assert relative_error(merged["free"], exact).max() < 1e-12
+    assert relative_error(merged["clipped"], exact).median() > 0.05
+    assert relative_error(-merged["free"], exact).min() > 1.9
+
+
+def test_fresh_samples_are_never_silenced():
+    fresh = study.stale_states(20, 9, 0.0, seed=2)
+    assert (study.silenced_mass(fresh, beta=0.04, epsilon=0.2) == 0).all(axis=None)
+
+
+def test_silenced_mass_grows_with_staleness_and_shrinks_with_beta():
+    distances = torch.tensor([0.1, 0.4, 1.0], dtype=torch.float64)
+    curves = study.silenced_curves(
+        distances, (0.04, 2.0), count=60, vocab_size=9, epsilon=0.2, seed=3
+    )
+    along = curves[curves.move == "along the advantage"].set_index(["beta", "staleness"])
+    small = along.loc[0.04].silenced_50
+    assert small.is_monotonic_increasing
+    assert small.iloc[-1] > 0.8
+    assert along.loc[2.0].silenced_50.iloc[-1] < small.iloc[-1]
+    assert (along.opposing_50 <= along.silenced_50 + 1e-12).all()
+
+
+def test_reading_curves_start_at_zero_error():
+    distances = torch.tensor([0.0, 0.6], dtype=torch.float64)
+    curves = study.reading_curves(
+        distances, count=20, vocab_size=9, beta=0.04, epsilon=0.2, seed=4
+    ).set_index("name")
+    assert curves["median"].groupby("name").min().max() < 1e-12
+    assert curves["median"].groupby("name").max()["detached"] < 1e-12
+    assert curves["median"].groupby("name").max()["clipped"] > 0.5
+
+
+def test_which_weight_gives_which_sequence_gradient():
+    tables = random_tables(TREE, 3, 6, spread=1.0, seed=5)
+    distances = torch.tensor([0.0, 0.7], dtype=torch.float64)
+    curves = stale_sequences.sequence_weight_curves(tables, TREE, distances, seed=6)
+    stale = curves[curves.staleness > 0].set_index(["level", "credit"])["median"]
+    assert stale["sequence", "to_go"] < 1e-12
+    assert stale.drop([("sequence", "to_go")]).min() > 0.05
+    pair = Policies(tables.logits[0], tables.ref_logits[0])
+    visited = stale_sequences.visited_errors(pair, tables.logits[1], TREE)
+    assert visited["token", "sampler"] < 1e-12 < 0.05 < visited["token", "policy"]
+    assert visited["prefix", "policy"] < 1e-12 < 0.05 < visited["prefix", "sampler"]
+
+
+def test_an_infinite_threshold_masks_nothing():
+    table = stale_sequences.mask_table(
+        TREE, 3, (math.inf, 0.3, 0.0), count=12, distance=0.6, seed=7
+    )
+    assert table.masked.iloc[0] == 0
+    assert table.masked.is_monotonic_increasing
+    assert table.masked.iloc[-1] > 0.1
+    assert table.variance.iloc[-1] < table.variance.iloc[0]
+    assert table.bias.iloc[-1] > table.bias.iloc[0]

@@ -1,0 +1,55 @@
+"""Mirror steps: the closed form against a numerical maximiser, and the contraction rate."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from analysis.kl.divergences import reverse_kl
+from analysis.kl.fixed_points import reverse_kl_optimum
+from analysis.kl.mirror_steps import folded_reward, mirror_step
+
+OLD = torch.tensor([0.3, -1.0, 0.8], dtype=torch.float64)
+REF = torch.tensor([-0.5, 0.4, 0.1], dtype=torch.float64)
+REWARDS = torch.tensor([1.0, 0.2, -0.6], dtype=torch.float64)
+BETA = 0.5
+
+
+def test_folded_reward_by_hand():
+    old, ref = OLD.softmax(-1), REF.softmax(-1)
+    expected = [REWARDS[a] - BETA * torch.log(old[a] / ref[a]) for a in range(3)]
+    folded = folded_reward(OLD, REF, REWARDS, beta=BETA)
+    torch.testing.assert_close(folded, torch.stack(expected), rtol=0, atol=1e-14)
+
+
+def test_a_step_maximises_the_proximal_objective():
+    step = mirror_step(OLD, REF, REWARDS, beta=BETA, step_size=0.7)
+    folded = folded_reward(OLD, REF, REWARDS, beta=BETA)
+
+    def value(logits):
+        return (logits.softmax(-1) * folded).sum() - reverse_kl(logits, OLD) / 0.7
+
+    leaf = step.clone().requires_grad_(True)
+    (slope,) = torch.autograd.grad(value(leaf), leaf)
+    assert slope.abs().max() < 1e-14
+    generator = torch.Generator().manual_seed(0)
+    for shift in torch.randn(20, 3, generator=generator, dtype=torch.float64):
+        assert value(step + shift) < value(step)
+
+
+@pytest.mark.parametrize("product", [0.25, 1.0, 1.6, 2.5])
+def test_log_ratios_to_the_optimum_shrink_by_one_minus_the_product(product):
+    optimum = reverse_kl_optimum(REWARDS, REF, beta=BETA)
+    before = OLD.log_softmax(-1) - optimum
+    step = mirror_step(OLD, REF, REWARDS, beta=BETA, step_size=product / BETA)
+    after = step - optimum
+    contrast = lambda x: x - x.mean()  # noqa: E731  normalisation shifts all alike
+    torch.testing.assert_close(
+        contrast(after), (1 - product) * contrast(before), rtol=0, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("bad", [{"beta": 0.0, "step_size": 1.0}, {"beta": 1.0, "step_size": -1.0}])
+def test_bad_coefficients_are_refused(bad):
+    with pytest.raises(ValueError, match="must be finite and > 0"):
+        mirror_step(OLD, REF, REWARDS, **bad)

@@ -1,0 +1,124 @@
+"""The merged KL: every reading by hand, the clip's leftovers, masks and refusals."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from analysis.objectives.losses import policy_loss
+from analysis.objectives.merged import kl_coefficient_kept, merged_loss, merged_reward
+
+MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]], dtype=torch.bool)
+ADVANTAGES = torch.tensor([1.0, -0.8], dtype=torch.float64)
+BETA, LOW, HIGH = 0.7, 0.1, 0.3
+CLIP = {"epsilon_low": LOW, "epsilon_high": HIGH}
+
+
+def log_probs():
+    generator = torch.Generator().manual_seed(3)
+    old = -2 * torch.rand(2, 4, generator=generator, dtype=torch.float64) - 0.1
+    ref = old + 0.8 * torch.randn(2, 4, generator=generator, dtype=torch.float64)
+    logp = old + 0.5 * torch.randn(2, 4, generator=generator, dtype=torch.float64)
+    return logp, ref, old
+
+
+def by_hand(logp, ref, old, advantage, reading, penalty):
+    """Loss and its slope by the log-prob of one token, as the formula reads."""
+    of = old if reading == "old" else logp
+    log_ratio = of - ref
+    coefficient = log_ratio if penalty == "k1" else 1 - math.exp(-log_ratio)
+    inner = 1.0 if penalty == "k1" else math.exp(-log_ratio)  # d coefficient / d log-prob
+    reward = advantage - BETA * coefficient
+    ratio = math.exp(logp - old)
+    bounded = min(max(ratio, 1 - LOW), 1 + HIGH)
+    clipped = bounded * reward < ratio * reward
+    weight = bounded if clipped else ratio
+    slope = 0.0 if clipped else -ratio * reward
+    if reading == "attached":
+        slope += weight * BETA * inner
+    return -weight * reward, slope
+
+
+@pytest.mark.parametrize("reading", ["old", "detached", "attached"])
+@pytest.mark.parametrize("penalty", ["k1", "k3"])
+def test_value_and_slope_by_hand(reading, penalty):
+    logp, ref, old = log_probs()
+    leaf = logp.clone().requires_grad_(True)
+    loss = merged_loss(
+        leaf, ref, old, ADVANTAGES, MASK, beta=BETA, reading=reading, penalty=penalty, **CLIP
+    )
+    (slope,) = torch.autograd.grad(loss.sum(), leaf)
+    for row, t in MASK.nonzero().tolist():
+        value, expected = by_hand(
+            *(x[row, t].item() for x in (logp, ref, old)), ADVANTAGES[row].item(), reading, penalty
+        )
+        assert loss[row, t].item() == pytest.approx(value, abs=1e-12)
+        assert slope[row, t].item() == pytest.approx(expected, abs=1e-12)
+    assert (loss[~MASK] == 0).all()
+    assert (slope[~MASK] == 0).all()
+
+
+def test_the_clip_of_the_attached_reading_leaves_a_k1_gradient():
+    logp, old = torch.tensor([math.log(0.5)]).double(), torch.tensor([math.log(0.3)]).double()
+    ref, mask = torch.tensor([math.log(0.4)]).double(), torch.tensor([True])
+    slopes = {}
+    for reading in ("detached", "attached"):
+        leaf = logp.clone().requires_grad_(True)
+        loss = merged_loss(
+            leaf, ref, old, torch.tensor([2.0]).double(), mask, beta=BETA, reading=reading, **CLIP
+        )
+        (slopes[reading],) = torch.autograd.grad(loss.sum(), leaf)
+    assert slopes["detached"].item() == 0.0
+    assert slopes["attached"].item() == pytest.approx(BETA * (1 + HIGH))
+
+
+def test_without_a_gradient_inside_it_is_grpo_off_policy():
+    logp, ref, old = log_probs()
+    reward = merged_reward(logp, ref, old, ADVANTAGES, MASK, beta=BETA, reading="old")
+    known = policy_loss(logp, old, reward, MASK, kind="grpo_off_policy", **CLIP).per_token
+    loss = merged_loss(logp, ref, old, ADVANTAGES, MASK, beta=BETA, reading="old", **CLIP)
+    torch.testing.assert_close(loss, known, rtol=0, atol=0)
+
+
+def test_what_the_clip_keeps_of_the_kl_is_the_slope_by_beta():
+    logp, ref, old = log_probs()
+    kept = kl_coefficient_kept(logp, ref, old, ADVANTAGES, MASK, beta=BETA, **CLIP)
+
+    def slope(beta):
+        leaf = logp.clone().requires_grad_(True)
+        loss = merged_loss(leaf, ref, old, ADVANTAGES, MASK, beta=beta, reading="detached", **CLIP)
+        return torch.autograd.grad(loss.sum(), leaf)[0]
+
+    # Between two betas with the same clipped tokens the slope is linear in beta.
+    difference = (slope(BETA + 1e-6) - slope(BETA)) / 1e-6
+    torch.testing.assert_close(kept, difference, rtol=0, atol=1e-6)
+    assert (kept[MASK] == 0).any()
+    assert (kept[MASK] != 0).any()
+
+
+def test_garbage_in_the_padding_changes_nothing():
+    logp, ref, old = log_probs()
+    for bad in (math.nan, -math.inf):
+        filled = [torch.where(MASK, x, bad).requires_grad_(True) for x in (logp, ref, old)]
+        loss = merged_loss(*filled, ADVANTAGES, MASK, beta=BETA, reading="attached", **CLIP)
+        clean = merged_loss(logp, ref, old, ADVANTAGES, MASK, beta=BETA, reading="attached", **CLIP)
+        torch.testing.assert_close(loss.detach(), clean, rtol=0, atol=0)
+        (slope,) = torch.autograd.grad(loss.sum(), filled[0])
+        assert slope.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"reading": "new"}, "reading must be one of"),
+        ({"penalty": "k2"}, "penalty must be one of"),
+        ({"beta": -1.0}, "beta must be finite and >= 0"),
+    ],
+)
+def test_refusals(change, message):
+    logp, ref, old = log_probs()
+    options = {"beta": BETA, "reading": "old", **change}
+    with pytest.raises(ValueError, match=message):
+        merged_loss(logp, ref, old, ADVANTAGES, MASK, **options)
