@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import NamedTuple
 
 import pandas as pd
@@ -181,9 +180,8 @@ LAWS: dict[str, tuple[Arm, Optimum]] = {
 def tilt_curves(gaps: Tensor, *, beta: float, best_share: float, steps: int) -> pd.DataFrame:
     """How much of its reference probability a token keeps, against how far its reward is behind.
 
-    For each gap a two-token state: the best token has reference probability ``best_share``. The
-    tilt is relative to the best token's: ``(pi / ref) / (pi_best / ref_best)``. Columns ``closed``
-    and ``ascent`` hold the two routes.
+    For each gap a two-token state: the best token has reference probability ``best_share``.
+    Columns ``closed`` and ``ascent`` hold ``pi / ref`` of the other token by the two routes.
     """
     rewards = torch.stack([torch.zeros_like(gaps), -gaps], dim=-1)
     share = torch.tensor([best_share, 1 - best_share], dtype=gaps.dtype)
@@ -204,45 +202,34 @@ def tilt_curves(gaps: Tensor, *, beta: float, best_share: float, steps: int) -> 
                 {
                     "law": law,
                     "gap": gaps,
-                    "closed": _relative_tilt(closed, share),
-                    "ascent": _relative_tilt(ends, share),
+                    "closed": closed[:, 1] / share[1],
+                    "ascent": ends[:, 1] / share[1],
                 }
             )
         )
     return pd.concat(frames, ignore_index=True)
 
 
-def _relative_tilt(policy: Tensor, share: Tensor) -> Tensor:
-    tilt = policy / share
-    return tilt[:, 1] / tilt[:, 0]
-
-
 def flow_paths(
-    arm: Arm,
-    starts: Tensor,
-    ref_logits: Tensor,
-    *,
-    frames: int,
-    stride: int,
-    rewards: Tensor | None = None,
-    beta: float = 1.0,
-    step_size: float = 0.02,
+    arm: Arm, starts: Tensor, ref_logits: Tensor, *, frames: int, growth: float, step_size: float
 ) -> Tensor:
-    """[frames + 1, S, V] probabilities along the exact flow of an arm; no reward unless given."""
-    fixed = ref_logits.expand_as(starts)
-    reward = torch.zeros_like(starts) if rewards is None else rewards.expand_as(starts)
-    advance = partial(
-        expected_ascent,
-        rewards=reward,
-        ref_logits=fixed,
-        beta=beta,
-        steps=stride,
-        step_size=step_size,
-        **arm._asdict(),
-    )
+    """[frames + 1, S, V] probabilities along the exact flow of an arm, with no reward at all.
+
+    Each frame lasts ``growth`` times as long as the one before, from one step on: fine where the
+    flow is fast, long enough for where it is slow.
+    """
     path = [starts.log_softmax(-1)]
-    for _ in range(frames):
-        path.append(advance(path[-1]))
+    for frame in range(frames):
+        end = expected_ascent(
+            path[-1],
+            torch.zeros_like(starts),
+            ref_logits.expand_as(starts),
+            beta=1.0,
+            steps=round(growth**frame),
+            step_size=step_size,
+            **arm._asdict(),
+        )
+        path.append(end)
     return torch.stack(path).exp()
 
 

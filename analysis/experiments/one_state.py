@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import pandas as pd
@@ -18,13 +19,16 @@ def noise_ratio(logits: Tensor, ref_logits: Tensor) -> Tensor:
     return k3 / k2
 
 
-def noise_map(resolution: int) -> pd.DataFrame:
-    """:func:`noise_ratio` of two-token policies, by the first token's logits in policy and ref."""
-    axis = torch.linspace(-7, 7, resolution, dtype=torch.float64)
-    policy, ref = torch.meshgrid(axis, axis, indexing="ij")
-    pad = torch.zeros_like(policy)
-    ratio = noise_ratio(torch.stack([policy, pad], -1), torch.stack([ref, pad], -1))
-    return pd.DataFrame(ratio.log10(), index=axis.tolist(), columns=axis.tolist())
+def noise_map(resolution: int, vocab_size: int) -> pd.DataFrame:
+    """log10 of :func:`noise_ratio` by the log-odds of one token, policy (rows) and reference.
+
+    The other tokens share the rest equally, under both.
+    """
+    odds = torch.linspace(-7, 7, resolution, dtype=torch.float64)
+    policy, ref = torch.meshgrid(odds, odds, indexing="ij")
+    rest = torch.full((*policy.shape, vocab_size - 1), -math.log(vocab_size - 1)).to(odds.dtype)
+    pair = (torch.cat([x.unsqueeze(-1), rest], dim=-1) for x in (policy, ref))
+    return pd.DataFrame(noise_ratio(*pair).log10(), index=odds.tolist(), columns=odds.tolist())
 
 
 def stale_table(policies: Policies, old_logits: Tensor, arms: Iterable[Arm]) -> pd.DataFrame:

@@ -66,16 +66,9 @@ def forward_kl_optimum(rewards: Logits, ref_logits: Logits, *, beta: float) -> L
     Args, Returns, Raises: as :func:`reverse_kl_optimum`.
     """
     rewards, ref_logp = _inputs(rewards, ref_logits, beta)
-    best, gap = _gap_to_best(rewards, ref_logp)
-    excess = forward_kl_multiplier(rewards, ref_logp, beta=beta) - best
-    # Recomputed from the gap, so that nothing cancels when lambda is close to the best reward.
-    excess = _newton_for_excess(gap, ref_logp, beta, excess)
-    logp = (
-        ref_logp
-        + torch.log(torch.as_tensor(beta, dtype=gap.dtype))
-        - torch.log(excess.unsqueeze(-1) + gap)
-    )
-    return torch.log_softmax(logp, dim=-1)
+    _, gap = _gap_to_best(rewards, ref_logp)
+    excess = _multiplier_excess(gap, ref_logp, beta).unsqueeze(-1)
+    return torch.log_softmax(ref_logp - torch.log(excess + gap), dim=-1)
 
 
 def forward_kl_multiplier(rewards: Logits, ref_logits: Logits, *, beta: float) -> Values:
@@ -97,10 +90,7 @@ def forward_kl_multiplier(rewards: Logits, ref_logits: Logits, *, beta: float) -
     """
     rewards, ref_logp = _inputs(rewards, ref_logits, beta)
     best, gap = _gap_to_best(rewards, ref_logp)
-    ref = ref_logp.exp()
-    alone = (beta * ref - gap).amax(-1)  # one token's term already reaches one
-    jensen = beta - torch.where(ref > 0, ref * gap, 0.0).sum(-1)
-    return best + _newton_for_excess(gap, ref_logp, beta, torch.maximum(alone, jensen))
+    return best + _multiplier_excess(gap, ref_logp, beta)
 
 
 def euclidean_optimum(rewards: Logits, ref_logits: Logits, *, beta: float) -> Logits:
@@ -199,12 +189,14 @@ def _inverse_k3(value: Tensor) -> Tensor:
 _INVERSE_ESTIMATORS = {"k2": _inverse_k2, "k3": _inverse_k3}
 
 
-def _newton_for_excess(gap: Tensor, ref_logp: Tensor, beta: float, start: Tensor) -> Tensor:
-    """Root of ``sum(beta ref / (excess + gap)) = 1`` above ``start``, which is not above it."""
-    weight = beta * ref_logp.exp()
-    excess = start.unsqueeze(-1)
+def _multiplier_excess(gap: Tensor, ref_logp: Tensor, beta: float) -> Tensor:
+    """[...]: how far the multiplier exceeds the best reward; kept apart so that nothing cancels."""
+    ref = ref_logp.exp()
+    alone = (beta * ref - gap).amax(-1, keepdim=True)  # one token's term already reaches one
+    jensen = beta - (ref * gap).sum(-1, keepdim=True)
+    excess = torch.maximum(alone, jensen)
     for _ in range(_NEWTON_STEPS):
-        terms = weight / (excess + gap)
+        terms = beta * ref / (excess + gap)
         step = (terms.sum(-1, keepdim=True) - 1) / (terms / (excess + gap)).sum(-1, keepdim=True)
         moved = excess + step.clamp(min=0.0)
         if torch.equal(moved, excess):

@@ -139,7 +139,7 @@ def one_sample_is_unbiased_and_constrains() -> Finding:
     )
 
 
-@decides("S4-xp")
+@decides("S4-xv")
 def one_sample_with_a_large_step_collapses() -> Finding:
     """KL under pure reward noise with a one-sample k2 term, at a small and at a large step, and at
     the large step with 64 samples."""

@@ -135,7 +135,7 @@ def fixed_points_of_the_kl_terms() -> Finding:
         closed = OPTIMA[arm](*problems, beta=1.0).exp()
         figures[name] = (ends - closed).abs().max().item()
     sequences = enumerate_sequences(2, 2)
-    ref_table = 0.5 * torch.tensor([[1.0, -1.0], [-2.0, 0.5], [0.3, 1.2]], dtype=torch.float64)
+    ref_table = torch.tensor([[0.5, -0.5], [2.0, -2.0], [0.0, 0.5]], dtype=torch.float64)
     rewards = torch.tensor([0.0, 2.0, 1.0, -1.0], dtype=torch.float64)
     optimum = sequence_optimum(rewards, ref_table, sequences, beta=1.0)
     for name, arm in (

@@ -43,13 +43,15 @@ def tilts(curves: pd.DataFrame, beta: float, ascended: pd.DataFrame) -> Figure:
             markerfacecolor="white",
             markeredgecolor=look["color"],
             label="_ascent",
+            clip_on=False,
+            zorder=4,
         )
     axes.set_yscale("log")
     axes.set_ylim(FLOOR, 2.0)
     axes.set_xlim(0, (curves.gap / beta).max())
     axes.set_xlabel(r"how far the token's reward is behind, in units of $\beta$")
     axes.set_ylabel("share of its reference\nprobability kept (log scale)")
-    places = {"k2": (7.2, 3e-3), "k3": (9.0, 0.13), "minimax01": (1.2, 4e-6)}
+    places = {"k2": (7.2, 3e-3), "k3": (9.0, 0.2), "minimax01": (1.2, 4e-6)}
     for law, place in places.items():
         axes.annotate(
             LAW_LABELS[law], place, color=style.text_colour(style.COLOURS[law]), va="bottom"
@@ -78,7 +80,7 @@ def simplex_flows(
         x, y = _flat(path)
         axes.plot(x, y, color=colour, linewidth=0.9, alpha=0.7)
         axes.plot(x[0], y[0], linestyle="none", marker=".", markersize=2.5, color=colour)
-        ends = np.unique(path[-1].round(2), axis=0)
+        ends = np.unique((20 * path[-1]).round(), axis=0) / 20  # one circle for equal ends
         axes.plot(*_flat(ends), linestyle="none", marker="o", markersize=8, color=colour, zorder=4)
         axes.plot(
             *_flat(reference),
@@ -128,7 +130,7 @@ def anchored(table: pd.DataFrame) -> Figure:
             look = style.line(str(term))
             _band(axes, curve, look["color"], look["linestyle"], look["label"])
         axes.set_title(f"step {size:g}")
-        axes.set_ylim(0, 2.2)
+        axes.set_ylim(-0.15, 2.25)
         style.label_line_ends(axes)
     figure.supxlabel("steps, one sampled token each", fontsize="medium")
     panels[0].set_ylabel("reverse KL to the reference\n(nats)")
@@ -136,7 +138,7 @@ def anchored(table: pd.DataFrame) -> Figure:
 
 
 def noise(table: pd.DataFrame) -> Figure:
-    """Where one sample of the k3 loss is noisier than one of the k2 loss: two tokens."""
+    """Where one sample of the k3 loss is noisier than one of the k2 loss, by one token's odds."""
     figure, axes = style.subplots(height=4.4)
     axis = table.index.to_numpy()
     mesh = axes.pcolormesh(

@@ -1,0 +1,235 @@
+"""The studies of chapter 5 on small problems, by routes that the chapter does not take."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from analysis.experiments import fixed_points as study
+from analysis.experiments import one_state, single_samples
+from analysis.experiments.gradients import Arm, drifted_logits, random_policies
+from analysis.kl.divergences import entropy, reverse_kl
+from analysis.kl.enumeration import gradient_moments
+from analysis.kl.sequences import enumerate_sequences, token_logp
+
+
+@pytest.fixture(scope="module")
+def problems():
+    return study.random_problems(6, 5, spread=0.5, reward_spread=0.5, seed=3)
+
+
+def test_which_arms_have_one_end(problems):
+    starts = study.random_starts(problems, 3, spread=1.5, seed=4)
+    assert torch.equal(starts[0], problems.ref_logits)
+    table = study.ends_table(problems, starts, beta=1.0, steps=800, step_size=0.6)
+    rows = table.set_index(["estimator", "placement", "weighting"])
+    for arm in (Arm("k2"), Arm("k1", "reward"), Arm("k3"), Arm("k3", "loss", "attached")):
+        assert rows.share_unique[arm] == 1.0
+        assert rows.error[arm] < 1e-9
+        assert rows.residual[arm] < 1e-9
+        assert rows.given_up[arm] == 0.0
+    for arm in study.PENALTIES:
+        assert rows.share_unique[arm] < 1.0
+        assert rows.error[arm] < 1e-6
+        assert rows.given_up[arm] > 0.2
+    assert rows.share_unique[Arm("minimax01")] == 1.0
+
+
+def test_a_wrong_closed_form_would_be_seen(problems, monkeypatch):
+    monkeypatch.setitem(study.OPTIMA, Arm("k3"), study.reverse_kl_optimum)
+    starts = study.random_starts(problems, 1, spread=1.0, seed=4)
+    table = study.ends_table(problems, starts, [Arm("k3")], beta=1.0, steps=800, step_size=0.6)
+    assert table.error[0] > 1e-2
+
+
+def test_k1_loss_is_greedy(problems):
+    early, late = (
+        study.greedy_share(problems, Arm("k1"), beta=1.0, steps=steps) for steps in (10, 2000)
+    )
+    assert early < 0.9 < 0.99 < late
+    assert study.greedy_share(problems, Arm("k2"), beta=1.0, steps=2000) < 0.9
+
+
+def test_tilts_are_exponential_and_hyperbolic():
+    gaps = torch.tensor([0.0, 2.0, 20.0], dtype=torch.float64)
+    table = study.tilt_curves(gaps, beta=1.0, best_share=0.5, steps=3000)
+    closed = table.set_index(["law", "gap"]).closed
+    assert closed["k2", 2.0] == pytest.approx(2 / (1 + math.exp(2)), rel=1e-12)
+    assert 1 / 21 < closed["k3", 20.0] < 2 / 20
+    assert closed["minimax01", 2.0] == 0.0
+    exact = table[table.law != "minimax01"]
+    assert (exact.closed - exact.ascent).abs().max() < 1e-9
+
+
+def test_flows_end_where_the_theorem_says():
+    ref_logits = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).log()
+    starts = study.simplex_grid(4)
+    assert torch.allclose(starts.exp().sum(-1), torch.ones(15, dtype=torch.float64))
+    for arm, loses in ((Arm("k2"), False), (Arm("k3", "reward"), True)):
+        path = study.flow_paths(arm, starts, ref_logits, frames=50, growth=1.12, step_size=0.05)
+        assert path.shape == (51, 15, 3)
+        assert bool((path[-1].min(-1).values < 1e-3).all()) is loses
+        distance = (path[-1] - ref_logits.exp()).abs().max()
+        assert (distance < 1e-3).item() is not loses
+
+
+def test_sequence_optimum_is_a_distribution_tilted_by_hand():
+    sequences = enumerate_sequences(2, 2)
+    table = torch.tensor([[0.5, -0.5], [2.0, -2.0], [0.0, 0.5]], dtype=torch.float64)
+    rewards = torch.tensor([0.0, 2.0, 1.0, -1.0], dtype=torch.float64)
+    by_hand = (token_logp(table, sequences).sum(-1) + rewards / 0.7).exp()
+    optimum = study.sequence_optimum(rewards, table, sequences, beta=0.7)
+    assert torch.allclose(optimum, by_hand / by_hand.sum(), atol=1e-14)
+    ends = {
+        level: study.sequence_ascent(
+            rewards,
+            table,
+            sequences,
+            beta=0.7,
+            steps=300,
+            step_size=3.0,
+            estimator="k2",
+            level=level,
+        )
+        for level in ("token", "sequence")
+    }
+    assert torch.allclose(ends["sequence"], optimum, atol=1e-8)
+    assert (ends["token"] - optimum).abs().max() > 0.01
+
+
+def test_noise_ratio_against_samples():
+    logits, ref_logits = random_policies(1, 5, spread=1.0, seed=1)
+    policy = logits[0].softmax(-1)
+    tokens = torch.multinomial(
+        policy, 400_000, replacement=True, generator=torch.Generator().manual_seed(0)
+    )
+    score = torch.nn.functional.one_hot(tokens, 5) - policy
+    log_ratio = (logits[0].log_softmax(-1) - ref_logits[0].log_softmax(-1))[tokens, None]
+    k2, k3 = (c * score for c in (log_ratio, -torch.expm1(-log_ratio)))
+    sampled = k3.var(0).sum() / k2.var(0).sum()
+    exact = one_state.noise_ratio(logits, ref_logits)[0]
+    assert sampled.item() == pytest.approx(exact.item(), rel=0.03)
+    assert abs(exact - 1) > 0.1
+
+
+def test_noise_map_is_one_on_the_diagonal():
+    table = one_state.noise_map(15, 16)
+    near = table.iloc[7, 8]
+    assert abs(near) < 0.7
+    assert table.max().max() > 2
+    assert table.min().min() < -0.5
+
+
+def test_stale_table_knows_the_weights():
+    policies = random_policies(30, 7, spread=1.0, seed=2)
+    old = drifted_logits(policies.logits, torch.tensor([0.7], dtype=torch.float64), seed=3)[0]
+    arms = [Arm("k2", "loss", w) for w in ("none", "detached")] + [Arm("k3", "loss", "detached")]
+    table = one_state.stale_table(policies, old, arms)
+    assert table.fresh_optimises.tolist() == ["reverse", "reverse", "forward"]
+    assert table.stale_optimises.tolist() == ["neither", "reverse", "forward"]
+    variance = gradient_moments(*policies, estimator="k2").trace_var.median().item()
+    assert table.fresh_variance[0] == pytest.approx(variance, rel=1e-12)
+
+
+def test_sampled_descent_follows_the_expected_gradient():
+    logits, ref_logits = random_policies(1, 5, spread=1.0, seed=6)
+    runs = 20_000
+    once = single_samples.sampled_descent(
+        logits.expand(runs, -1),
+        ref_logits.expand(runs, -1),
+        single_samples.coefficient_of("k2"),
+        step_size=1e-3,
+        steps=1,
+        seed=0,
+    )
+    moved = (once[1] - once[0]).mean(0) / -1e-3
+    mean = gradient_moments(logits, ref_logits, estimator="k2").mean[0]
+    centred = moved - moved.mean()
+    assert torch.allclose(centred, mean, atol=0.05)
+    assert not torch.allclose(-centred, mean, atol=0.3)
+
+
+def test_batches_only_average():
+    logits, ref_logits = random_policies(1, 5, spread=1.0, seed=6)
+    table = single_samples.budget_table(
+        ("k2", "k3"),
+        (1, 16),
+        start_logits=logits.expand(40, -1),
+        ref_logits=ref_logits.expand(40, -1),
+        samples=1600,
+        step_size=0.02,
+        scale_step=True,
+        seed=1,
+        checkpoints=4,
+    )
+    begin = reverse_kl(logits, ref_logits).item()
+    assert table[table.position == 0]["median"].to_numpy() == pytest.approx(begin)
+    assert (table[table.position == 1600]["median"] < 0.1 * begin).all()
+    with pytest.raises(ValueError, match="checkpoints"):
+        single_samples.sampled_descent(
+            logits,
+            ref_logits,
+            single_samples.coefficient_of("k2"),
+            step_size=0.1,
+            steps=5,
+            checkpoints=2,
+            seed=0,
+        )
+
+
+def test_reward_noise_without_a_kl_term_is_a_walk():
+    uniform = torch.zeros(60, 6, dtype=torch.float64)
+    ends = {
+        beta: single_samples.sampled_descent(
+            uniform,
+            uniform,
+            single_samples.with_reward_noise(
+                single_samples.coefficient_of("k2"), beta=beta, seed=2
+            ),
+            step_size=0.3,
+            steps=300,
+            seed=3,
+        )[-1]
+        for beta in (0.0, 1.0)
+    }
+    free, held = (reverse_kl(ends[beta], uniform).median() for beta in (0.0, 1.0))
+    assert held < 0.2 * free
+
+
+def test_entropy_drift_against_samples_and_its_leading_order():
+    uniform = torch.zeros(1, 8, dtype=torch.float64)
+    drift = single_samples.entropy_drift(uniform, step_size=0.01).item()
+    assert drift == pytest.approx(-(0.01**2) * 7 / 128, rel=0.02)
+    skewed = random_policies(1, 8, spread=1.0, seed=9).logits
+    many = single_samples.sampled_descent(
+        skewed.expand(50_000, -1),
+        skewed.expand(50_000, -1),
+        single_samples.coefficient_of("k1"),
+        step_size=0.5,
+        steps=1,
+        seed=4,
+    )
+    change = entropy(many[1]) - entropy(many[0])
+    error = change.std() / len(change) ** 0.5
+    assert abs(change.mean() - single_samples.entropy_drift(skewed, step_size=0.5)) < 4 * error
+
+
+def test_walks_start_uniform_and_k2_stays(problems):
+    table = single_samples.walk_table(
+        single_samples.WALKS,
+        vocab_size=8,
+        runs=30,
+        steps=400,
+        step_size=0.3,
+        checkpoints=2,
+        seed=5,
+    )
+    last = table[table.position == 400].set_index("walk")["median"]
+    first = table[table.position == 0].set_index("walk")["median"]
+    assert first.to_numpy() == pytest.approx(2.0794415416798357)
+    assert last["k2"] == pytest.approx(first["k2"])
+    assert last["k1"] < 0.7 * first["k1"]
+    assert last["flipped"] < 0.7 * first["flipped"]
+    assert last["printed"] > 0.97 * first["printed"]

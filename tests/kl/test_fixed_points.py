@@ -1,0 +1,266 @@
+"""Closed forms of the fixed points against hand-solved cases, optimality conditions and ascent."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import brentq, minimize
+
+from analysis.kl.ascent import expected_ascent, token_advantage
+from analysis.kl.divergences import forward_kl, reverse_kl
+from analysis.kl.enumeration import expected_gradient
+from analysis.kl.estimators import k2, k3
+from analysis.kl.fixed_points import (
+    euclidean_optimum,
+    forward_kl_multiplier,
+    forward_kl_optimum,
+    penalty_equilibrium,
+    reverse_kl_optimum,
+)
+from analysis.kl.potentials import capped_forward_kl, half_squared_distance, kl_potential
+
+from .conftest import random_logits
+
+BETA = 0.6
+OPTIMA = {
+    reverse_kl_optimum: reverse_kl,
+    forward_kl_optimum: forward_kl,
+    euclidean_optimum: half_squared_distance,
+}
+
+
+@pytest.fixture
+def rewards() -> torch.Tensor:
+    return random_logits(20, 6, seed=4, scale=1.0)
+
+
+def objective(logits, rewards, ref_logits, divergence):
+    reward = (logits.softmax(-1) * rewards).sum(-1)
+    return reward - BETA * divergence(logits, ref_logits)
+
+
+@pytest.mark.parametrize("optimum", OPTIMA)
+def test_no_policy_beats_the_optimum(optimum, rewards, ref_logits):
+    best = optimum(rewards, ref_logits, beta=BETA)
+    assert torch.allclose(best.exp().sum(-1), torch.ones(20, dtype=best.dtype), atol=1e-13)
+    at_best = objective(best.clamp(min=-600), rewards, ref_logits, OPTIMA[optimum])
+    for seed in range(20):
+        near = best.clamp(min=-30) + random_logits(20, 6, seed=seed, scale=0.05 * (seed + 1))
+        assert (objective(near, rewards, ref_logits, OPTIMA[optimum]) < at_best).all()
+
+
+def test_optima_against_a_general_optimiser(rewards, ref_logits):
+    for optimum, divergence in OPTIMA.items():
+        row, ref = rewards[0], ref_logits[0]
+
+        def loss(z, divergence=divergence, row=row, ref=ref):
+            return -objective(torch.tensor(z), row, ref, divergence).item()
+
+        found = minimize(loss, np.zeros(6), method="BFGS", options={"gtol": 1e-9}).x
+        policy = torch.tensor(found).softmax(-1)
+        assert torch.allclose(policy, optimum(row, ref, beta=BETA).exp(), atol=1e-4)
+
+
+def test_two_tokens_by_hand():
+    gap = 1.7
+    rewards = torch.tensor([0.0, -gap], dtype=torch.float64)
+    even = torch.zeros(2, dtype=torch.float64)
+    root = 0.5 * (BETA - gap + math.hypot(BETA, gap))
+    assert forward_kl_multiplier(rewards, even, beta=BETA).item() == pytest.approx(root, rel=1e-13)
+    forward = forward_kl_optimum(rewards, even, beta=BETA).exp()
+    assert forward[1].item() == pytest.approx(BETA / (2 * (root + gap)), rel=1e-13)
+    reverse = reverse_kl_optimum(rewards, even, beta=BETA).exp()
+    assert (reverse[1] / reverse[0]).item() == pytest.approx(math.exp(-gap / BETA), rel=1e-13)
+    near = torch.tensor([0.0, -0.4], dtype=torch.float64)
+    projected = euclidean_optimum(near, even, beta=BETA).exp()
+    assert projected[1].item() == pytest.approx(0.5 - 0.4 / (2 * BETA), rel=1e-13)
+    assert euclidean_optimum(rewards, even, beta=BETA)[1].item() == -math.inf
+
+
+@pytest.mark.parametrize("beta", [1e-6, 1e-2, 1.0, 1e4])
+def test_the_multiplier_is_the_only_root_above_the_rewards(beta, rewards, ref_logits):
+    multiplier = forward_kl_multiplier(rewards, ref_logits, beta=beta)
+    reference = ref_logits.softmax(-1)
+    best = rewards.max(-1).values
+    assert (multiplier > best).all()
+    assert (multiplier <= best + beta * (1 + 1e-12)).all()
+    assert (multiplier >= (reference * rewards).sum(-1) + beta * (1 - 1e-9)).all()
+    for i in range(3):
+        r, ref = rewards[i].numpy(), reference[i].numpy()
+        excess = brentq(
+            lambda x, r=r, ref=ref: np.log((beta * ref / (x + r.max() - r)).sum()),
+            beta * ref[r.argmax()] * 0.5,
+            beta * 1.5,
+            xtol=1e-300,
+            rtol=1e-14,
+        )
+        policy = beta * ref / (excess + r.max() - r)
+        found = forward_kl_optimum(rewards[i], ref_logits[i], beta=beta).exp()
+        assert np.allclose(found.numpy(), policy, rtol=1e-9)
+
+
+def test_no_token_falls_below_the_hyperbolic_share(rewards, ref_logits):
+    gap = rewards.max(-1, keepdim=True).values - rewards
+    kept = (forward_kl_optimum(rewards, ref_logits, beta=BETA) - ref_logits.log_softmax(-1)).exp()
+    assert (kept >= BETA / (BETA + gap) - 1e-12).all()
+    exponential = reverse_kl_optimum(rewards, ref_logits, beta=BETA) - ref_logits.log_softmax(-1)
+    assert not (exponential.exp() >= BETA / (BETA + gap)).all()
+
+
+def test_rare_best_tokens_and_forbidden_ones():
+    rewards = torch.tensor([5.0, 0.0, 9.0], dtype=torch.float64)
+    ref_logits = torch.tensor([-600.0, 0.0, -math.inf], dtype=torch.float64)
+    for optimum in OPTIMA:
+        policy = optimum(rewards, ref_logits, beta=1.0).exp()
+        assert policy[2] == 0
+        assert policy.sum().item() == pytest.approx(1.0, abs=1e-12)
+    # beta ref / (lambda - R): the rare token takes all that the other cannot hold.
+    policy = forward_kl_optimum(rewards, ref_logits, beta=1.0).exp()
+    assert policy[1].item() == pytest.approx(0.2, abs=1e-12)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k4", "k3_clip", "minimax01"])
+@pytest.mark.parametrize("use", [("loss", "none"), ("loss", "attached"), ("reward", "none")])
+def test_the_potential_is_what_the_samples_descend(estimator, use, logits, ref_logits):
+    placement, weighting = use
+    arm = {"estimator": estimator, "placement": placement, "weighting": weighting}
+    leaf = (2 * logits).requires_grad_(True)
+    if estimator == "minimax01" and use != ("loss", "none"):
+        with pytest.raises(ValueError, match="minimax01"):
+            kl_potential(leaf, ref_logits, **arm)
+        return
+    (slope,) = torch.autograd.grad(kl_potential(leaf, ref_logits, **arm).sum(), leaf)
+    mean = expected_gradient(2 * logits, ref_logits, 2 * logits, **arm)
+    assert torch.allclose(slope, mean, rtol=0, atol=1e-12)
+    if (estimator, placement, weighting) != ("k1", "loss", "none"):
+        assert not torch.allclose(-slope, mean, atol=1e-3)
+
+
+def test_k3_in_the_reward_is_reverse_minus_forward(logits, ref_logits):
+    value = kl_potential(logits, ref_logits, estimator="k3", placement="reward")
+    expected = reverse_kl(logits, ref_logits) - forward_kl(logits, ref_logits)
+    assert torch.allclose(value, expected, rtol=0, atol=1e-12)
+
+
+def test_the_cap_only_lowers_the_forward_kl(logits, ref_logits):
+    capped = capped_forward_kl(3 * logits, ref_logits)
+    assert (capped <= forward_kl(3 * logits, ref_logits)).all()
+    assert (capped < forward_kl(3 * logits, ref_logits) - 1e-3).any()
+    assert torch.allclose(
+        capped_forward_kl(logits, ref_logits, max_ratio=1e9), forward_kl(logits, ref_logits)
+    )
+
+
+@pytest.mark.parametrize(
+    ("arm", "optimum"),
+    [
+        (("k2", "loss", "none"), reverse_kl_optimum),
+        (("k1", "reward", "none"), reverse_kl_optimum),
+        (("k3", "loss", "attached"), reverse_kl_optimum),
+        (("k3", "loss", "none"), forward_kl_optimum),
+        (("k3", "loss", "detached"), forward_kl_optimum),
+    ],
+)
+@pytest.mark.parametrize("geometry", ["natural", "plain"])
+def test_ascent_ends_at_the_closed_form_from_anywhere(arm, optimum, geometry, rewards):
+    estimator, placement, weighting = arm
+    reference, gentle = 0.3 * rewards.flip(-1), 0.5 * rewards
+    closed = optimum(gentle, reference, beta=1.0).exp()
+    for seed in (5, 6):
+        end = expected_ascent(
+            random_logits(20, 6, seed=seed, scale=0.5),
+            gentle,
+            reference,
+            beta=1.0,
+            estimator=estimator,
+            placement=placement,
+            weighting=weighting,
+            geometry=geometry,
+            steps=300 if geometry == "natural" else 800,
+            step_size=0.5 if geometry == "natural" else 1.5,
+        ).exp()
+        assert torch.allclose(end, closed, rtol=0, atol=1e-6)
+    other = reverse_kl_optimum if optimum is forward_kl_optimum else forward_kl_optimum
+    assert not torch.allclose(other(gentle, reference, beta=1.0).exp(), closed, atol=1e-2)
+
+
+@pytest.mark.parametrize(("estimator", "value"), [("k2", k2), ("k3", k3)])
+def test_penalty_equilibria_solve_their_equation(estimator, value, rewards, ref_logits):
+    support = torch.zeros(20, 6, dtype=torch.bool)
+    support[:, :3] = True
+    logp = penalty_equilibrium(rewards, ref_logits, support, beta=2.0, estimator=estimator)
+    exists = ~logp.isnan().any(-1)
+    assert 3 <= exists.sum() < 20  # steep rewards leave no room for three survivors
+    logp, ref_logp = logp[exists], ref_logits.log_softmax(-1)[exists]
+    assert (logp[:, 3:] == -math.inf).all()
+    credit = rewards[exists][:, :3] - 2.0 * value(logp[:, :3], ref_logp[:, :3])
+    assert torch.allclose(credit, credit[:, :1].expand_as(credit), atol=1e-9)
+    assert (logp[:, :3] - ref_logp[:, :3] >= -1e-9).all()
+    level = torch.zeros_like(rewards)
+    cut = penalty_equilibrium(level, ref_logits, support, beta=2.0, estimator=estimator)
+    kept = ref_logits[:, :3].softmax(-1)
+    assert torch.allclose(cut[:, :3].exp(), kept, atol=1e-12)
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_penalties_leave_the_reference_for_a_truncation_of_it(estimator, ref_logits):
+    level = torch.zeros_like(ref_logits)
+    start = ref_logits + random_logits(20, 6, seed=8, scale=0.5)
+    end = expected_ascent(
+        start,
+        level,
+        ref_logits,
+        beta=1.0,
+        estimator=estimator,
+        placement="reward",
+        steps=8000,
+        step_size=0.5,
+    )
+    survivors = end.exp() > 1e-12
+    assert (survivors.sum(-1) < 6).all()
+    cut = penalty_equilibrium(level, ref_logits, survivors, beta=1.0, estimator=estimator)
+    assert torch.allclose(end.exp(), cut.exp(), atol=1e-6)
+    back = expected_ascent(start, level, ref_logits, beta=1.0, estimator="k2", steps=300)
+    assert torch.allclose(back.exp(), ref_logits.softmax(-1), atol=1e-9)
+
+
+def test_one_survivor_may_stay_below_its_reference():
+    small, target = torch.tensor([[0.1, 0.9], [0.2, 0.8]], dtype=torch.float64)
+    log_ratio = (target / small).log()
+    assert (target / log_ratio).sum() < 0  # the criterion of the theorem, k2' = l
+    rewards = 0.5 * log_ratio.square()
+    for share in (0.15, 0.3):
+        start = torch.tensor([share, 1 - share], dtype=torch.float64).log()
+        end = expected_ascent(
+            start,
+            rewards,
+            small.log(),
+            beta=1.0,
+            estimator="k2",
+            placement="reward",
+            steps=3000,
+        ).exp()
+        assert torch.allclose(end, target, atol=1e-9)
+
+
+def test_advantage_vanishes_at_the_optimum_and_only_there(rewards, ref_logits):
+    best = reverse_kl_optimum(rewards, ref_logits, beta=BETA)
+    there = token_advantage(best, rewards, ref_logits, beta=BETA, estimator="k2")
+    assert there.abs().max() < 1e-12
+    assert token_advantage(best, rewards, ref_logits, beta=BETA, estimator="k3").abs().max() > 0.1
+
+
+def test_bad_arguments_are_named(rewards, ref_logits):
+    with pytest.raises(ValueError, match="beta"):
+        reverse_kl_optimum(rewards, ref_logits, beta=0.0)
+    with pytest.raises(ValueError, match="ref_logits"):
+        forward_kl_optimum(rewards, ref_logits[:, :3], beta=1.0)
+    with pytest.raises(ValueError, match="k2"):
+        penalty_equilibrium(rewards, ref_logits, rewards > 0, beta=1.0, estimator="k1")
+    with pytest.raises(ValueError, match="support"):
+        penalty_equilibrium(rewards, ref_logits, rewards > 99, beta=1.0, estimator="k2")
+    with pytest.raises(ValueError, match="geometry"):
+        expected_ascent(rewards, rewards, ref_logits, beta=1.0, estimator="k2", geometry="curved")
