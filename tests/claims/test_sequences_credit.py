@@ -214,6 +214,42 @@ def test_state_visits_add_up_to_the_mean_length():
     assert sequences_states.state_distribution().verdict == "fails"
 
 
+def test_beta_and_not_theta_controls_the_distance_to_the_reference():
+    generator = torch.Generator().manual_seed(7)
+    ref, rewards = torch.randn(2, 6, generator=generator, dtype=torch.float64)
+
+    def distance(beta):
+        logp = (ref.log_softmax(-1) + rewards / beta).log_softmax(-1)  # optimum at this beta
+        return (logp.exp() * (logp - ref.log_softmax(-1))).sum().item()
+
+    assert distance(0.1) > distance(1.0) > distance(10.0) > 0
+
+
+def test_a_loss_is_not_its_gradient(pair):
+    """Equation 15 equates the KL loss, a number, with the gradient of k2, which has a shape."""
+    policy, reference = pair
+    first = policy[()]
+    log_ratio = first.log_softmax(-1) - reference[()].detach().log_softmax(-1)
+    weight = first.detach().softmax(-1)
+    kl_loss = (weight * log_ratio.detach() * first.log_softmax(-1)).sum()
+    k2_loss = (weight * log_ratio.square() / 2).sum()
+    by_kl, by_k2 = (torch.autograd.grad(x, first, retain_graph=True)[0] for x in (kl_loss, k2_loss))
+    torch.testing.assert_close(by_kl, by_k2, **TIGHT)
+    assert kl_loss.shape != by_k2.shape
+    assert (kl_loss.detach() - by_k2).abs().min() > 1e-3
+
+
+def test_printed_terminal_reward_defines_itself(pair):
+    """With one symbol for outcome and reward the last line is R = R - kl: false unless kl = 0."""
+    policy, reference = pair
+    answer = max(answers(), key=len)
+    kl = (logps(policy, answer)[-1] - logps(reference, answer)[-1]).item()
+    outcome, rewards = 1.0, [0.0] * len(answer)
+    rewards[-1] = outcome - kl
+    assert sum(rewards) + kl == pytest.approx(outcome)
+    assert abs(rewards[-1] - (rewards[-1] - kl)) > 0.01
+
+
 def test_a_wrong_sign_changes_the_verdicts(monkeypatch):
     true = sequences_credit.credit_moments
 

@@ -74,6 +74,18 @@ def test_cispo_weight_by_hand(ratio, weight):
     assert finding.figures["silenced_share"] == 0.0 < finding.figures["silenced_share_ppo"]
 
 
+def test_cispo_weighs_tokens_and_gspo_sequences():
+    logp = torch.log(torch.tensor([[0.22, 0.36]], dtype=torch.float64)).requires_grad_()
+    old_logp = torch.log(torch.tensor([[0.2, 0.4]], dtype=torch.float64))
+    mask, one = torch.ones(1, 2, dtype=torch.bool), torch.ones(1, dtype=torch.float64)
+    slopes = {}
+    for kind in ("cispo", "gspo"):
+        loss = policy_loss(logp, old_logp, -one, mask, kind=kind).per_token.sum()
+        slopes[kind] = torch.autograd.grad(loss, logp)[0][0].tolist()
+    assert slopes["cispo"] == pytest.approx([1.1, 0.9])
+    assert slopes["gspo"] == pytest.approx([math.sqrt(0.99)] * 2)
+
+
 def test_other_kinds_are_not_what_is_printed(monkeypatch):
     true = policy_loss
 

@@ -110,7 +110,7 @@ def two_token_objectives(step):
         product = product + weight * ratios[0] * ratios[1]
         total = total + weight * (ratios[0] + ratios[1] - 1)
     gradients = [torch.autograd.grad(x, logits, retain_graph=True)[0] for x in (product, total)]
-    return float(product - total), gradients[1] - gradients[0]
+    return (product - total).item(), gradients[1] - gradients[0]
 
 
 def test_orders_by_halving_the_step():

@@ -88,7 +88,7 @@ def _improvement(
     )
 
 
-@decides("S4-xs")
+@decides("S4-xd")
 def two_approximations() -> Finding:
     """Orders at which state distribution and advantages leave the sampler's, and their depth."""
     sequences = enumerate_sequences(2, 7)
