@@ -73,8 +73,8 @@ def population_loss(logp: Tensor, problem: Preferences, counts: Tensor) -> Tenso
 
 
 def labelled(pairs: Tensor, rewards: Tensor) -> Tensor:
-    """Weights [w, l] of the labels that Bradley and Terry's model gives to compared pairs."""
-    return pairs * bradley_terry(rewards)
+    """[V, V] distribution of (preferred, other) when Bradley and Terry's model labels the pairs."""
+    return (pairs + pairs.T) * bradley_terry(rewards)
 
 
 def fit(
