@@ -171,11 +171,14 @@ def budget_table(
                 checkpoints=checkpoints,
                 seed=seed,
             )
-            kl = reverse_kl(history, ref_logits.expand_as(history))
-            frames.append(
-                _quantiles(kl, samples).assign(estimator=estimator, batch_size=batch_size)
-            )
+            frame = kl_quantiles(history, ref_logits, samples)
+            frames.append(frame.assign(estimator=estimator, batch_size=batch_size))
     return pd.concat(frames, ignore_index=True)
+
+
+def kl_quantiles(history: Tensor, ref_logits: Tensor, last: int) -> pd.DataFrame:
+    """Quantiles over runs of the reverse KL (nats) of [checkpoints + 1, M, V], up to ``last``."""
+    return _quantiles(reverse_kl(history, ref_logits.expand_as(history)), last)
 
 
 def _quantiles(values: Tensor, last: int) -> pd.DataFrame:
