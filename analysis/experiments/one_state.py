@@ -14,9 +14,13 @@ from analysis.kl.enumeration import exact_kl_gradient, gradient_moments, relativ
 
 
 def noise_ratio(logits: Tensor, ref_logits: Tensor) -> Tensor:
-    """One sample's gradient variance (trace) under the k3 loss over that under the k2 loss."""
+    """One sample's gradient variance (trace) under the k3 loss over that under the k2 loss.
+
+    Where policy and reference are equal both vanish, and the ratio is its limit, one.
+    """
     k2, k3 = (gradient_moments(logits, ref_logits, estimator=k).trace_var for k in ("k2", "k3"))
-    return k3 / k2
+    silent = (k2 <= 0) & (k3 <= 0)
+    return torch.where(silent, 1.0, k3 / torch.where(silent, 1.0, k2))
 
 
 def noise_map(resolution: int, vocab_size: int) -> pd.DataFrame:

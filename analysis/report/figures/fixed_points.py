@@ -74,13 +74,14 @@ def simplex_flows(
     """
     rows = -(-len(paths) // 2)
     figure, panels = style.subplots(rows, 2, height=2.75 * rows)
-    for axes, (arm, path) in zip(panels.flat, paths.items(), strict=True):
+    for axes, (arm, path) in zip(panels.flat, paths.items(), strict=False):
         _triangle(axes)
         colour = style.COLOURS[arm.estimator]
         x, y = _flat(path)
         axes.plot(x, y, color=colour, linewidth=0.9, alpha=0.7)
         axes.plot(x[0], y[0], linestyle="none", marker=".", markersize=2.5, color=colour)
-        ends = np.unique((20 * path[-1]).round(), axis=0) / 20  # one circle for equal ends
+        _, first = np.unique((16 * path[-1]).round(), axis=0, return_index=True)
+        ends = path[-1][first]  # one circle for equal ends
         axes.plot(*_flat(ends), linestyle="none", marker="o", markersize=8, color=colour, zorder=4)
         axes.plot(
             *_flat(reference),
