@@ -110,7 +110,8 @@ def _card(project: Project, claim: Claim, labelled: set[str]) -> str:
 
 
 def _evidence(project: Project, claim: Claim, labelled: set[str]) -> list[str]:
-    links = [f"seed {claim.seed}, {claim.source}", claim.kind]
+    named = claim.source.startswith("seed")
+    links = [claim.source if named else f"seed {claim.seed}, {claim.source}", claim.kind]
     if claim.implemented:
         links.append(f"implemented in {_code_link(project, claim.implemented)}")
     links.append(f"recomputed by {_code_link(project, claim.decided_by)}")
@@ -136,7 +137,7 @@ def _section_link(section: str, labelled: set[str]) -> str:
     if label.startswith("fig-"):
         return f"{{numref}}`{label}`"
     if label in labelled:
-        return f"{{eq}}`{label}`"
+        return f"equation {{eq}}`{label}`"
     if label:
         return f"{{ref}}`{label}`"
     return f"{{doc}}`/book/{page}`" if not page[:2].isdigit() else f"{{doc}}`/book/_run/{page}`"
