@@ -131,6 +131,29 @@ def difficulty_curves(success: Tensor, group_sizes: Iterable[int], *, eps: float
     return pd.concat(frames, ignore_index=True)
 
 
+def weight_table(success: Iterable[float], group_sizes: Iterable[int]) -> pd.DataFrame:
+    """The closed-form weight of a prompt against an enumeration of every group.
+
+    The policy has two right and two wrong answers of unequal probability. ``error`` is the largest
+    difference of the enumerated gradient from ``weight`` times the gradient of the success
+    probability.
+    """
+    rewards = torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    rows = []
+    for size in group_sizes:
+        for p in success:
+            answers = torch.tensor([0.7 * p, 0.3 * p, 0.8 * (1 - p), 0.2 * (1 - p)]).double()
+            logits = answers.log()
+            mean = group_moments(logits, rewards, size, group_normalise).mean
+            right = (logits.softmax(-1) * rewards).sum()
+            weight = difficulty_weight(right, size)
+            error = (mean - weight * true_gradient(logits, rewards)).abs().max()
+            rows.append(
+                {"group_size": size, "success": p, "weight": weight.item(), "error": error.item()}
+            )
+    return pd.DataFrame(rows)
+
+
 def noise_groups() -> dict[str, Tensor]:
     """Groups of four whose rewards differ by noise, by a little, and by right and wrong."""
     groups = {

@@ -105,6 +105,17 @@ def fit(
     return (problem.ref_logp + features @ theta).log_softmax(-1)
 
 
+def fit_with_sft(problem: Preferences, counts: Tensor, *, weight: float) -> Tensor:
+    """Minimiser [V] of the DPO loss plus ``weight`` times the preferred answers' NLL."""
+    preferred = counts.sum(-1)
+
+    def loss(logits: Tensor) -> Tensor:
+        logp = logits.log_softmax(-1)
+        return population_loss(logp, problem, counts) - weight * (preferred * logp).sum()
+
+    return _minimise(loss, problem.ref_logp).log_softmax(-1)
+
+
 def objective(logp: Tensor, problem: Preferences) -> float:
     """Expected reward less beta times the reverse KL from the reference."""
     value = (logp.exp() * problem.rewards).sum()
@@ -134,25 +145,14 @@ def data_table(problem: Preferences, features: Tensor) -> pd.DataFrame:
 
 
 def best_limited(problem: Preferences, features: Tensor) -> float:
-    """Objective of the best policy that moves along the features only, by Newton's method."""
+    """Objective of the best policy that moves along the features only."""
 
     def loss(theta: Tensor) -> Tensor:
         logp = (problem.ref_logp + features @ theta).log_softmax(-1)
         return reverse_kl(logp, problem.optimum)
 
-    theta = torch.zeros(features.shape[-1], dtype=features.dtype, requires_grad=True)
-    optimiser = torch.optim.LBFGS(
-        [theta], max_iter=200, tolerance_grad=1e-12, line_search_fn="strong_wolfe"
-    )
-
-    def closure() -> Tensor:
-        optimiser.zero_grad()
-        value = loss(theta)
-        value.backward()
-        return value
-
-    optimiser.step(closure)
-    return objective((problem.ref_logp + features @ theta.detach()).log_softmax(-1), problem)
+    theta = _minimise(loss, torch.zeros(features.shape[-1], dtype=features.dtype))
+    return objective((problem.ref_logp + features @ theta).log_softmax(-1), problem)
 
 
 def sample_counts(
@@ -231,3 +231,20 @@ def gradient_of(loss: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
     leaf = at.detach().clone().requires_grad_(True)
     (gradient,) = torch.autograd.grad(loss(leaf), leaf)
     return gradient
+
+
+def _minimise(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+    """Minimiser of a smooth convex loss, by L-BFGS from ``start``."""
+    leaf = start.detach().clone().requires_grad_(True)
+    optimiser = torch.optim.LBFGS(
+        [leaf], max_iter=300, tolerance_grad=1e-12, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        value = loss(leaf)
+        value.backward()
+        return value
+
+    optimiser.step(closure)
+    return leaf.detach()

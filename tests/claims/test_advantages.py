@@ -130,6 +130,13 @@ def test_seed_4_bounds_the_variance_with_a_group_that_does_not_exist():
     assert statistics.pvariance(RIGHT_WRONG) == pytest.approx(0.25)
 
 
+def test_smaller_variance_larger_amplification():
+    found = claims.smaller_variance_larger_amplification()
+    assert found.verdict == "holds"
+    assert found.figures["least_growth"] == pytest.approx(10**0.5, rel=1e-6)
+    assert found.figures["least_growth_with_floor"] == pytest.approx(1.0)
+
+
 def test_instabilities():
     found = claims.instabilities()
     assert found.verdict == "open"

@@ -105,6 +105,18 @@ def test_islands_leave_one_number_undetermined(problem):
     assert (gap[0] - gap[3]).abs() > 0.01  # wrong between them
 
 
+def test_sft_term_as_a_remedy(problem):
+    found = claims.sft_term_as_a_remedy()
+    assert found.verdict == "fails"
+    assert found.figures["kl_without"] < 1e-12 < 1e-3 < found.figures["kl_near"]
+    counts = study.labelled(study.pair_distributions(problem)["uniform"], problem.rewards)
+    preferred = counts.sum(-1)
+    slope = study.gradient_of(  # of the SFT term at the optimum: nothing balances it
+        lambda z: -(preferred * z.log_softmax(-1)).sum(), problem.optimum
+    )
+    assert torch.allclose(slope, problem.optimum.exp() - preferred) and slope.abs().max() > 0.05
+
+
 def test_mirror_descent_step():
     found = claims.mirror_descent_step()
     assert found.verdict == "holds"

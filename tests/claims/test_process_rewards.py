@@ -56,6 +56,13 @@ def test_prm_against_orm():
     assert sampled.item() == pytest.approx(table.variance["perfect PRM, immediate"], rel=0.05)
 
 
+def test_outcome_credit_sees_the_future():
+    found = claims.outcome_credit_sees_the_future()
+    assert found.verdict == "fails"
+    assert found.figures["first_token_gradient"] > 1e-3
+    assert found.figures["first_token_gradient_myopic"] == 0
+
+
 def test_partial_rollout():
     found = claims.partial_rollout()
     assert found.verdict == "fails"

@@ -50,6 +50,12 @@ def test_variance_ratio_approaches_the_law_of_an_exact_baseline():
     assert never > study.baseline_variance(0.3, study.ADVANTAGES["reward itself"], 2)
 
 
+def test_weights_match_the_enumeration_and_not_a_neighbouring_size():
+    table = study.weight_table([0.2, 0.6], [2, 4]).set_index(["group_size", "success"])
+    assert table.error.max() < 1e-12
+    assert abs(table.weight[4, 0.2] - table.weight[2, 0.2]) > 0.1
+
+
 def test_difficulty_curves_end_in_their_limit():
     success = torch.linspace(0.1, 0.9, 9, dtype=torch.float64)
     curves = study.difficulty_curves(success, [2, 512], eps=0.0).set_index("group_size")

@@ -204,16 +204,40 @@ def variance_of_bounded_rewards() -> Finding:
         sample.append(groups.var(-1, correction=1).max())
     generator = torch.Generator().manual_seed(0)
     interior = torch.rand(20_000, 2, generator=generator, dtype=torch.float64)
+    amplification = [
+        (group_normalise(groups, eps=0.0) / group_centre(groups)).min()
+        for groups in (binary_groups(size)[1:-1] for size in (2, 3, 8))
+    ]
     figures = {
         "population_max": torch.stack(population).max().item(),
         "sample_max": torch.stack(sample).max().item(),
         "sample_max_of_8": sample[6].item(),
         "interior_max": interior.var(-1, correction=1).max().item(),
-        "least_amplification": 1 / torch.stack(sample).max().sqrt().item(),
+        "least_amplification": torch.stack(amplification).min().item(),
     }
     below_one = max(figures["sample_max"], figures["population_max"], figures["interior_max"]) < 1
     amplifies = figures["least_amplification"] > 1
     return Finding(settle(below_one and amplifies, below_one), figures)
+
+
+@decides("S4-xb")
+def smaller_variance_larger_amplification() -> Finding:
+    """Amplification of one shape of group at shrinking scales, without eps and with std_min."""
+    shape = torch.tensor([0.0, 1.0, 0.2, 0.7], dtype=torch.float64)
+    groups = torch.logspace(0, -6, 13, dtype=torch.float64)[:, None] * shape
+
+    def amplification(**bounds: float) -> torch.Tensor:
+        return (group_normalise(groups, eps=0.0, **bounds) / group_centre(groups)).mean(-1)
+
+    plain, floored = amplification(), amplification(std_min=0.1)
+    product = plain * groups.std(-1)
+    figures = {
+        "amplification_times_std_error": (product - 1).abs().max().item(),
+        "least_growth": (plain[1:] / plain[:-1]).min().item(),
+        "least_growth_with_floor": (floored[1:] / floored[:-1]).min().item(),
+    }
+    grows = figures["least_growth"] > 1 and figures["amplification_times_std_error"] < 1e-8
+    return Finding(settle(grows, False), figures)
 
 
 @decides("S1-13")

@@ -149,3 +149,25 @@ def chosen_and_rejected_fall_together() -> Finding:
     depends_on_sampler_only = figures["chosen_no_overlap"] * figures["chosen_overlap"] > 0
     both = figures["chosen_overlap"] < 0 < figures["chosen_no_overlap"]
     return Finding(settle(depends_on_sampler_only, both), figures)
+
+
+@decides("S4-xc")
+def sft_term_as_a_remedy() -> Finding:
+    """Minimiser with an SFT term on the preferred answers, for pairs from near and from far."""
+    problem = study.random_preferences(6, beta=0.5, seed=0)
+    pairs = study.pair_distributions(problem)
+    near, far = (
+        study.labelled(pairs[name], problem.rewards)
+        for name in ("the optimum's own samples", "what the reference avoids")
+    )
+
+    def distance(policy: torch.Tensor) -> float:
+        return reverse_kl(policy, problem.optimum).item()
+
+    figures = {
+        "kl_without": max(distance(study.fit(problem, counts)) for counts in (near, far)),
+        "kl_near": distance(study.fit_with_sft(problem, near, weight=0.1)),
+        "kl_far": distance(study.fit_with_sft(problem, far, weight=0.1)),
+    }
+    stays = max(figures["kl_near"], figures["kl_far"]) < 1e-6
+    return Finding(settle(stays, False), figures)

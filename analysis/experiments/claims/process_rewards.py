@@ -117,6 +117,28 @@ def prm_against_orm() -> Finding:
     return Finding(settle(perfect and any_prm, perfect), figures)
 
 
+@decides("S1-xa")
+def outcome_credit_sees_the_future() -> Finding:
+    """A reward that only the last step decides, broadcast: expected gradient against autograd."""
+    problem = study.fixed_length_chain(6, 4, right=0.55, spread=0.5, seed=0)
+    last_only = problem.sequences.tokens[:, -1].to(torch.float64) * problem.outcome
+    leaf = problem.logits.clone().requires_grad_(True)
+    value = sequence_probability(leaf, problem.sequences) @ last_only
+    (exact,) = torch.autograd.grad(value, leaf)
+    centred = (last_only - value.detach()).unsqueeze(-1).expand(problem.sequences.mask.shape)
+    mean = credit_moments(problem.logits, problem.sequences, centred).mean
+    myopic = torch.zeros_like(centred)
+    myopic[:, -1] = centred[:, -1]
+    myopic_mean = credit_moments(problem.logits, problem.sequences, myopic).mean
+    figures = {
+        "broadcast_error": (mean - exact).abs().max().item(),
+        "first_token_gradient": exact[0].norm().item(),
+        "first_token_gradient_myopic": myopic_mean[0].norm().item(),
+    }
+    ignores_future = figures["broadcast_error"] > EXACT
+    return Finding(settle(ignores_future, False), figures)
+
+
 @decides("S3-27")
 def partial_rollout() -> Finding:
     """A cut path finished later against a cut path scored by a value: bias of the gradient."""
