@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from analysis.experiments.group_orders import Prompts
+from analysis.experiments.single_samples import sampled_descent
 from analysis.kl.ascent import expected_ascent
 from analysis.kl.credit import credit_moments
 from analysis.kl.divergences import reverse_kl
@@ -79,6 +80,48 @@ def flow_table(
                 "rising": _share(raised),
                 "fewest_rising": int(raised.sum(-1).min()),
                 "survivors": survivor_error(end, starts.ref_logits, ~lost),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def sample_table(
+    starts: Prompts, *, shift: float, steps: int, step_size: float, seed: int
+) -> pd.DataFrame:
+    """Training on the penalty alone with one sampled token a step, no baseline: one run a start.
+
+    ``k1 + shift`` is k1 made positive by a constant; ``constant`` is that constant alone. Columns:
+    the smallest penalty any token has at the start, the reverse KL from the reference at the start
+    and at the end (median, 90th percentile; nats) and the share of runs with a token below a
+    twentieth of its reference probability.
+    """
+    logp, ref_logp = (x.log_softmax(-1) for x in starts[:2])
+    penalties = {
+        "k1": ESTIMATORS["k1"],
+        "k1 + shift": lambda logp, ref_logp: logp - ref_logp + shift,
+        "constant": lambda logp, ref_logp: torch.full_like(logp, shift),
+        "k2": ESTIMATORS["k2"],
+        "k3": ESTIMATORS["k3"],
+    }
+    rows = []
+    for name, penalty in penalties.items():
+        end = sampled_descent(
+            starts.logits,
+            starts.ref_logits,
+            penalty,
+            step_size=step_size,
+            steps=steps,
+            seed=seed,
+        )[-1]
+        kl = reverse_kl(end, starts.ref_logits)
+        rows.append(
+            {
+                "penalty": name,
+                "smallest": penalty(logp, ref_logp).min().item(),
+                "kl_start": reverse_kl(starts.logits, starts.ref_logits).median().item(),
+                "kl_end": kl.median().item(),
+                "kl_end_p90": kl.quantile(0.9).item(),
+                "share_low": _share((end - ref_logp < torch.tensor(0.05).log()).any(-1)),
             }
         )
     return pd.DataFrame(rows)

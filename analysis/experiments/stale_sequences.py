@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import pandas as pd
@@ -15,6 +16,7 @@ from analysis.kl.enumeration import relative_error
 from analysis.kl.importance import importance_ratio
 from analysis.kl.sequences import (
     Sequences,
+    expected_sequence_gradient,
     sequence_kl_gradient,
     sequence_probability,
     token_logp,
@@ -22,6 +24,7 @@ from analysis.kl.sequences import (
 )
 from analysis.objectives.credit import reward_to_go
 from analysis.objectives.masking import off_policy_sequence_mask
+from analysis.objectives.merged import kl_coefficient_kept, merged_loss
 
 #: Weight and credit of the k1 penalty over whole sequences, and what each should equal.
 SEQUENCE_WEIGHTS = (
@@ -44,15 +47,21 @@ def weighted_kl_gradient(
     return credit_moments(pair.logits, sequences, ratio * owed, old_logits).mean.flatten()
 
 
+def moved_tables(logits: Tensor, distance: float, *, seed: int) -> Tensor:
+    """[M, states, vocab]: each table moved along its own random direction."""
+    flat = logits.flatten(1)
+    return drifted_logits(flat, torch.tensor([distance], dtype=flat.dtype), seed=seed).view_as(
+        logits
+    )
+
+
 def sequence_weight_curves(
     tables: Policies, sequences: Sequences, distances: Tensor, *, seed: int
 ) -> pd.DataFrame:
     """Median error of each weight and credit against the sequence KL's gradient, as samples age."""
     rows = []
     for distance in distances.tolist():
-        moved = drifted_logits(
-            tables.logits.flatten(1), torch.tensor([distance], dtype=torch.float64), seed=seed
-        )[0].view_as(tables.logits)
+        moved = moved_tables(tables.logits, distance, seed=seed)
         for level, credit, _ in SEQUENCE_WEIGHTS:
             errors, staleness = [], []
             for logits, ref_logits, old_logits in zip(*tables, moved, strict=True):
@@ -91,6 +100,113 @@ def visited_errors(
 def _sequence_staleness(old_logits: Tensor, logits: Tensor, sequences: Sequences) -> Tensor:
     old_logp, logp = token_logp(old_logits, sequences), token_logp(logits, sequences)
     return (old_logp.sum(-1).exp() * (old_logp - logp).sum(-1)).sum()
+
+
+#: KL terms compared over stale trees: name, and how the sampled gradient is built.
+TREE_TERMS = {
+    "merged, sampler inside": {"reading": "old"},
+    "merged, policy inside": {"reading": "detached"},
+    "merged, policy inside, differentiated": {"reading": "attached"},
+    "k2 loss": {"estimator": "k2"},
+    "k2 loss, detached ratio": {"estimator": "k2", "weighting": "detached"},
+    "k3 loss": {"estimator": "k3"},
+    "k3 loss, detached ratio": {"estimator": "k3", "weighting": "detached"},
+    "k3 loss, attached ratio": {"estimator": "k3", "weighting": "attached"},
+}
+
+
+def merged_sequence_gradient(
+    pair: Policies, old_logits: Tensor, sequences: Sequences, *, reading: str
+) -> Tensor:
+    """[states, vocab]: expected gradient of the merged KL alone, token by token, without clip."""
+    with torch.enable_grad():
+        leaf = pair.logits.clone().requires_grad_(True)
+        old_logp = token_logp(old_logits, sequences)
+        loss = merged_loss(
+            token_logp(leaf, sequences),
+            token_logp(pair.ref_logits, sequences),
+            old_logp,
+            torch.zeros_like(old_logp),
+            sequences.mask,
+            beta=1.0,
+            reading=reading,
+            epsilon_low=1.0,
+            epsilon_high=math.inf,
+        )
+        expected = (old_logp.sum(-1).exp() * loss.sum(-1)).sum()
+        (gradient,) = torch.autograd.grad(expected, leaf)
+    return gradient
+
+
+def clipped_sequence_gradient(
+    pair: Policies,
+    old_logits: Tensor,
+    advantages: Tensor,
+    sequences: Sequences,
+    *,
+    beta: float,
+    epsilon: float,
+) -> Tensor:
+    """[states, vocab]: what the clip leaves of the merged KL, given one advantage a sequence."""
+    logp, ref_logp, old_logp = (token_logp(x, sequences) for x in (*pair, old_logits))
+    kept = kl_coefficient_kept(
+        logp,
+        ref_logp,
+        old_logp,
+        advantages,
+        sequences.mask,
+        beta=beta,
+        epsilon_low=epsilon,
+        epsilon_high=epsilon,
+    )
+    return credit_moments(pair.logits, sequences, kept, old_logits).mean
+
+
+def tree_table(
+    tables: Policies,
+    samplers: Tensor,
+    rewards: Tensor,
+    sequences: Sequences,
+    *,
+    beta: float,
+    epsilon: float,
+) -> pd.DataFrame:
+    """Each KL term on stale sequences: median relative error of its expected gradient against the
+    per-token KLs at the sampler's states, in both directions, and against the sequence KL.
+
+    Args:
+        tables: policy and reference tables, [M, states, vocab].
+        samplers: [M, states, vocab].
+        rewards: [M, N], one a sequence, standardised here; matter for the clipped row only.
+        sequences: every sequence.
+        beta, epsilon: of the clipped row.
+    """
+    rows: dict[str, list[list[Tensor]]] = {}
+    for logits, ref, old, reward in zip(*tables, samplers, rewards, strict=True):
+        advantage = standardised(reward, sequence_probability(old, sequences))
+        pair = Policies(logits, ref)
+        exact = [
+            visited_kl_gradient(*pair, sequences, old),
+            visited_kl_gradient(*pair, sequences, old, direction="forward"),
+            sequence_kl_gradient(*pair, sequences),
+        ]
+        gradients = {
+            name: merged_sequence_gradient(pair, old, sequences, **choice)
+            if "reading" in choice
+            else expected_sequence_gradient(*pair, sequences, old, **choice)
+            for name, choice in TREE_TERMS.items()
+        }
+        gradients["merged, policy inside, clipped"] = clipped_sequence_gradient(
+            pair, old, advantage, sequences, beta=beta, epsilon=epsilon
+        )
+        for name, gradient in gradients.items():
+            errors = [relative_error(gradient.flatten(), g.flatten()) for g in exact]
+            rows.setdefault(name, []).append(errors)
+    columns = ("error_reverse", "error_forward", "error_sequence")
+    return pd.DataFrame(
+        {"term": name, **dict(zip(columns, torch.tensor(e).median(0).values.tolist(), strict=True))}
+        for name, e in rows.items()
+    )
 
 
 class MaskCase(NamedTuple):

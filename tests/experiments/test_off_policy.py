@@ -9,7 +9,7 @@ import torch
 
 from analysis.experiments import off_policy as study
 from analysis.experiments import stale_sequences
-from analysis.experiments.gradients import Policies, random_tables
+from analysis.experiments.gradients import Policies, random_policies, random_tables
 from analysis.kl.enumeration import relative_error
 from analysis.kl.sequences import enumerate_sequences
 
@@ -86,6 +86,24 @@ def test_which_weight_gives_which_sequence_gradient():
     visited = stale_sequences.visited_errors(pair, tables.logits[1], TREE)
     assert visited["token", "sampler"] < 1e-12 < 0.05 < visited["token", "policy"]
     assert visited["prefix", "policy"] < 1e-12 < 0.05 < visited["prefix", "sampler"]
+
+
+def test_what_each_term_descends_on_stale_trees():
+    tables = random_tables(TREE, 3, 6, spread=1.0, seed=8)
+    samplers = stale_sequences.moved_tables(tables.logits, 0.6, seed=9)
+    rewards, _ = random_policies(6, len(TREE.tokens), spread=1.0, seed=10)
+    table = stale_sequences.tree_table(
+        tables, samplers, rewards, TREE, beta=0.04, epsilon=0.2
+    ).set_index("term")
+    reverse = table.index[table.error_reverse < 1e-12]
+    assert set(reverse) == {
+        "merged, policy inside",
+        "merged, policy inside, differentiated",
+        "k2 loss, detached ratio",
+        "k3 loss, attached ratio",
+    }
+    assert list(table.index[table.error_forward < 1e-12]) == ["k3 loss, detached ratio"]
+    assert table.error_sequence.min() > 0.05
 
 
 def test_an_infinite_threshold_masks_nothing():

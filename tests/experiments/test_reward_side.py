@@ -119,6 +119,16 @@ def test_where_training_on_the_penalty_alone_ends():
     assert table.fewest_rising.min() >= 1
 
 
+def test_one_sample_at_a_time_a_positive_k1_still_returns():
+    starts = group_orders.random_prompts(100, 6, distance=1.0, seed=3)
+    table = reward_side.sample_table(starts, shift=5.0, steps=2000, step_size=0.02, seed=1)
+    table = table.set_index("penalty")
+    assert table.smallest[["k1 + shift", "k2", "k3"]].min() >= 0 > table.smallest["k1"]
+    assert table.kl_end["k1"] < table.kl_end["k1 + shift"] < 0.5 * table.kl_start["k1 + shift"]
+    assert table.kl_end[["k2", "k3"]].min() > 1.2 * table.kl_start["k2"]
+    assert table.share_low["k1 + shift"] < 0.2 < table.share_low[["k2", "k3"]].min()
+
+
 def test_mirror_steps_converge_up_to_twice_one_over_beta():
     prompts = group_orders.random_prompts(10, 5, distance=1.0, seed=5)
     curves = reward_side.surrogate_curves(prompts, (0.5, 1.0, 2.5), beta=0.3, iterations=8)

@@ -10,7 +10,7 @@ from torch import Tensor
 from analysis.experiments import off_policy as study
 from analysis.experiments import stale_sequences
 from analysis.experiments.claims import Finding, decides, settle
-from analysis.experiments.gradients import Policies, drifted_logits, random_tables
+from analysis.experiments.gradients import Policies, random_tables
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.enumeration import (
     exact_kl_gradient,
@@ -54,9 +54,7 @@ def error_of(gradient: Tensor, exact: Tensor, *, worst: bool = False) -> float:
 def stale_trees() -> tuple[Policies, Tensor]:
     """Twenty pairs of tabular policies over ragged sequences, and their stale samplers."""
     tables = random_tables(TREE, 3, 20, spread=1.0, seed=71)
-    flat = tables.logits.flatten(1)
-    moved = drifted_logits(flat, torch.tensor([0.5], dtype=flat.dtype), seed=72)[0]
-    return tables, moved.view_as(tables.logits)
+    return tables, stale_sequences.moved_tables(tables.logits, 0.5, seed=72)
 
 
 @decides("S3-29")
