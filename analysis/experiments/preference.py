@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from analysis.kl.divergences import reverse_kl
-from analysis.objectives.mirror_descent import tilted_policy
+from analysis.kl.fixed_points import reverse_kl_optimum
 from analysis.objectives.preference import dpo_loss
 
 
@@ -24,7 +24,7 @@ class Preferences(NamedTuple):
     @property
     def optimum(self) -> Tensor:
         """[V], log-probs of the maximiser of reward less beta times the KL from the reference."""
-        return tilted_policy(self.rewards, self.ref_logp, tau=self.beta)
+        return reverse_kl_optimum(self.rewards, self.ref_logp, beta=self.beta)
 
 
 def random_preferences(vocab_size: int, *, beta: float, seed: int) -> Preferences:

@@ -21,7 +21,8 @@ def mirror_descent_loss(
     .. math:: \mathcal{L} = \Big(R - b - \tau \log \frac{\pi_\theta(y|x)}{\pi_i(y|x)}\Big)^2,
         \qquad b = \tau \log Z,\quad Z = \mathbb{E}_{y \sim \pi_i}\big[e^{R/\tau}\big]
 
-    With this baseline it is zero exactly at :math:`\pi_i e^{R/\tau} / Z`, the maximiser of
+    With this baseline it is zero exactly at :math:`\pi_i e^{R/\tau} / Z`
+    (:func:`analysis.kl.fixed_points.reverse_kl_optimum`), the maximiser of
     :math:`\mathbb{E}_\pi[R] - \tau\, \mathrm{KL}(\pi \Vert \pi_i)`, wherever the samples come from.
     The group mean of the rewards is a stand-in for :math:`b`, right to first order in
     :math:`1/\tau`.
@@ -75,26 +76,3 @@ def log_partition(rewards: Values, log_weights: LogProbs, *, tau: float) -> Tens
     check_float("rewards", rewards)
     check_same_shape("rewards", rewards, "log_weights", log_weights)
     return tau * (log_weights + rewards / tau).logsumexp(dim=-1)
-
-
-def tilted_policy(rewards: Values, logp: LogProbs, *, tau: float) -> LogProbs:
-    r"""The maximiser of reward less :math:`\tau` times the KL from a given policy.
-
-    .. math:: \log \pi^\star = \log \pi + \frac{R - \tau \log Z}{\tau}
-
-    Equation: ``tilted_policy``
-    Source: Rafailov et al. (2023), section 4.
-
-    Args:
-        rewards: [..., N], of every completion.
-        logp: [..., N], normalised log-probs of every completion under the given policy.
-        tau: the KL coefficient.
-
-    Returns:
-        [..., N], normalised log-probs.
-
-    Raises:
-        ValueError: as :func:`log_partition`.
-    """
-    normaliser = log_partition(rewards, logp, tau=tau).unsqueeze(-1)
-    return logp + (rewards - normaliser) / tau

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from analysis.kl.divergences import reverse_kl
-from analysis.objectives.mirror_descent import log_partition, mirror_descent_loss, tilted_policy
+from analysis.kl.fixed_points import reverse_kl_optimum
+from analysis.objectives.mirror_descent import log_partition, mirror_descent_loss
 
 GENERATOR = torch.Generator().manual_seed(0)
 LOGP = torch.randn(6, generator=GENERATOR, dtype=torch.float64).log_softmax(-1)
@@ -15,16 +16,16 @@ TAU = 0.3
 
 
 def test_zero_exactly_at_the_tilted_policy():
-    optimum = tilted_policy(REWARDS, LOGP, tau=TAU)
+    optimum = reverse_kl_optimum(REWARDS, LOGP, beta=TAU)
     baseline = log_partition(REWARDS, LOGP, tau=TAU).expand(6)
     assert optimum.exp().sum().item() == pytest.approx(1.0, abs=1e-14)
     assert mirror_descent_loss(optimum, LOGP, REWARDS, baseline, tau=TAU).max() < 1e-25
-    wrong = tilted_policy(-REWARDS, LOGP, tau=TAU)
+    wrong = reverse_kl_optimum(-REWARDS, LOGP, beta=TAU)
     assert mirror_descent_loss(wrong, LOGP, REWARDS, baseline, tau=TAU).max() > 0.1
 
 
 def test_the_tilted_policy_beats_every_other_one():
-    optimum = tilted_policy(REWARDS, LOGP, tau=TAU)
+    optimum = reverse_kl_optimum(REWARDS, LOGP, beta=TAU)
     best = (optimum.exp() * REWARDS).sum() - TAU * reverse_kl(optimum, LOGP)
     assert best.item() == pytest.approx(log_partition(REWARDS, LOGP, tau=TAU).item(), abs=1e-12)
     others = optimum + 0.1 * torch.randn(200, 6, generator=GENERATOR, dtype=torch.float64)

@@ -9,11 +9,8 @@ import torch
 from analysis.experiments import preference as study
 from analysis.experiments.claims import Finding, decides, settle
 from analysis.kl.divergences import reverse_kl
-from analysis.objectives.mirror_descent import (
-    log_partition,
-    mirror_descent_loss,
-    tilted_policy,
-)
+from analysis.kl.fixed_points import reverse_kl_optimum
+from analysis.objectives.mirror_descent import log_partition, mirror_descent_loss
 from analysis.objectives.preference import dpo_gradient_weight, dpo_loss, implicit_reward
 
 EXACT = 1e-12
@@ -110,12 +107,12 @@ def mirror_descent_step() -> Finding:
 
     tau = 0.5
     baseline = log_partition(rewards, start, tau=tau)
-    optimum = tilted_policy(rewards, start, tau=tau)
+    optimum = reverse_kl_optimum(rewards, start, beta=tau)
     at_start = study.gradient_of(lambda z: loss(z, baseline, tau), start)
     exact = policy * (rewards - policy @ rewards)
     mean = policy @ rewards
     lengths = [
-        reverse_kl(tilted_policy(rewards, start, tau=t), start).item()
+        reverse_kl(reverse_kl_optimum(rewards, start, beta=t), start).item()
         for t in (0.25, 0.5, 1.0, 2.0)
     ]
     figures = {
