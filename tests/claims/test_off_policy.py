@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from analysis.experiments import off_policy as study
 from analysis.experiments.claims import off_policy, off_policy_clip
 from analysis.kl.sequences import enumerate_sequences
 
@@ -192,6 +193,37 @@ def test_best_way_overall_is_open():
     assert found.verdict == "open"
     assert math.isclose(found.figures["full_vocabulary"], 0, abs_tol=1e-12)
     assert found.figures["off_policy_clipped"] > 0.5
+
+
+@pytest.mark.parametrize(
+    "decision",
+    [
+        off_policy.weighted_k3,
+        off_policy.unweighted_loss,
+        off_policy.readings_of_the_merged_kl,
+        off_policy_clip.clipped_merged_kl,
+        off_policy_clip.three_implementations,
+    ],
+)
+def test_a_flipped_sign_changes_the_verdict(monkeypatch, decision):
+    before = decision().verdict
+    for module in (study, off_policy, off_policy_clip):
+        for name in ("reverse_kl_gradient", "exact_kl_gradient"):
+            true = getattr(module, name, None)
+            if true is not None:
+                flipped = lambda *pair, true=true, **options: -true(*pair, **options)  # noqa: E731
+                monkeypatch.setattr(module, name, flipped)
+    assert decision().verdict != before
+
+
+def test_a_mask_without_its_sign_changes_the_verdict(monkeypatch):
+    true = off_policy.off_policy_sequence_mask
+    monkeypatch.setattr(
+        off_policy,
+        "off_policy_sequence_mask",
+        lambda logp, old, advantages, mask, delta: true(logp, old, -advantages, mask, delta=delta),
+    )
+    assert off_policy.masked_sequences().verdict == "fails"
 
 
 def test_erratum_two_policies_in_one_formula():

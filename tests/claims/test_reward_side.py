@@ -166,6 +166,43 @@ def test_loss_and_reward_convert():
     assert reward_side.loss_and_reward_convert().verdict == "holds if"
 
 
+@pytest.mark.parametrize(
+    "decision",
+    [
+        reward_side.sign_of_the_total_loss,
+        reward_side.doubled_probability,
+        reward_side.equivalent_objective,
+    ],
+)
+def test_a_perturbed_implementation_changes_the_verdict(monkeypatch, decision):
+    before = decision().verdict
+    true = reward_side.reverse_kl_gradient
+    monkeypatch.setattr(reward_side, "reverse_kl_gradient", lambda *pair: -true(*pair))
+    true_score = reward_side.expected_score
+    monkeypatch.setattr(reward_side, "expected_score", lambda *pair: true_score(*pair) * 1.01)
+    assert decision().verdict != before
+
+
+def test_erratum_one_token_of_a_sequence():
+    """The score of one token alone leaves out the gradient at every other state."""
+    tree = enumerate_sequences(2, 2)
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(3, 2, generator=generator, dtype=torch.float64)
+    rewards = torch.randn(4, generator=generator, dtype=torch.float64)
+
+    def logp(table):
+        return table.log_softmax(-1)[tree.states, tree.tokens]
+
+    leaf = logits.clone().requires_grad_(True)
+    (exact,) = torch.autograd.grad((logp(leaf).sum(-1).exp() * rewards).sum(), leaf)
+    probability = logp(logits).sum(-1).exp()
+    for tokens, same in (((0, 1), True), ((0,), False), ((1,), False)):
+        leaf = logits.clone().requires_grad_(True)
+        terms = probability * rewards * logp(leaf)[:, tokens].sum(-1)
+        (gradient,) = torch.autograd.grad(terms.sum(), leaf)
+        assert ((gradient - exact).abs().max() < 1e-12).item() is same
+
+
 def test_erratum_log_likelihood_has_another_value():
     """The rewritten reward term has the gradient of the mean reward, not its value."""
     value = (POLICY * REWARDS).sum()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from analysis.experiments import off_policy, reward_side
-from analysis.experiments.claims import Finding, decides, settle
+from analysis.experiments.claims import Finding, Verdict, decides, settle
 from analysis.experiments.gradients import random_policies, random_tables
 from analysis.experiments.group_orders import Prompts, random_prompts
 from analysis.kl.ascent import expected_ascent
@@ -38,6 +38,11 @@ def _error(gradient: Tensor, exact: Tensor, *, worst: bool = False) -> float:
     return (errors.max() if worst else errors.median()).item()
 
 
+def _decided(verdict: Verdict, referee: float, figures: dict[str, float]) -> Finding:
+    """A refutation counts only while the corrected statement passes; else nothing is decided."""
+    return Finding(verdict if referee < EXACT else "open", figures)
+
+
 @decides("S4-6")
 def sign_of_the_total_loss() -> Finding:
     """The total loss exactly as printed, by autograd; descending it must raise the reward, and its
@@ -61,7 +66,8 @@ def sign_of_the_total_loss() -> Finding:
         ),
     }
     consistent = figures["cosine_to_printed_gradient"] > 1 - EXACT
-    return Finding(settle(consistent and figures["share_reward_raised"] > 0.5, False), figures)
+    as_printed = consistent and figures["share_reward_raised"] > 0.5
+    return _decided(settle(as_printed, False), figures["corrected_error"], figures)
 
 
 def _regularised_ascent(logits: Tensor, ref_logits: Tensor, rewards: Tensor) -> Tensor:
@@ -96,7 +102,8 @@ def doubled_probability() -> Finding:
         .item(),
     }
     always = _error(printed, exact, worst=True) < EXACT
-    return Finding(settle(always and figures["constant_penalty"] < EXACT, always), figures)
+    verdict = settle(always and figures["constant_penalty"] < EXACT, always)
+    return _decided(verdict, figures["corrected_error"], figures)
 
 
 @decides("S4-13")
@@ -197,8 +204,9 @@ def always_positive_penalties() -> Finding:
         "returned_positive_k1": ends.share_returned["k1"],
     }
     every_action_lowered = figures["fewest_rising"] == 0
-    sign_matters = figures["constant_changes"] > 1e-9
-    return Finding(settle(every_action_lowered, every_action_lowered or sign_matters), figures)
+    k1_never_returns = 1.0 - figures["returned_positive_k1"]
+    referee = max(figures["constant_changes"], k1_never_returns, figures["lost_k1"])
+    return _decided(settle(every_action_lowered, every_action_lowered), referee, figures)
 
 
 def _sample_lowered(logp: Tensor, ref_logp: Tensor) -> float:

@@ -13,7 +13,7 @@ from analysis.report import style
 READINGS = {
     "old": ("k1", "--", r"$\pi_{\mathrm{old}}$ inside"),
     "detached": ("k2", "-", r"$\pi_\theta$ inside," "\n" "no clip"),
-    "clipped": ("exact", "-", r"$\pi_\theta$ inside," "\n" "clipped"),
+    "clipped": ("reverse", "-", r"$\pi_\theta$ inside," "\n" "clipped"),
 }
 
 #: Title of each way in which the policy left its sampler.
@@ -23,8 +23,8 @@ TITLES = {"along the advantage": "moved along $A$", "random": "moved at random"}
 WEIGHTS = {
     ("token", "immediate"): ("none", "-", "token, own"),
     ("prefix", "immediate"): ("none", "--", "prefix, own"),
-    ("token", "to_go"): ("k3_clip", "-", "token, to go"),
-    ("prefix", "to_go"): ("k3_clip", "--", "prefix, to go"),
+    ("token", "to_go"): ("forward", "-", "token, to go"),
+    ("prefix", "to_go"): ("forward", "--", "prefix, to go"),
     ("sequence", "to_go"): ("exact", "-", "sequence, to go"),
 }
 
@@ -46,7 +46,7 @@ def silenced(curves: pd.DataFrame) -> Figure:
     """Share of the KL's force that the clip removes, by beta and by how the policy moved."""
     figure, panels = style.subplots(1, 2, sharey=True, height=3.9)
     betas = sorted(curves.beta.unique())
-    colours = [style.COLOURS[name] for name in ("exact", "k1", "forward")]
+    colours = [style.COLOURS[name] for name in ("reverse", "none", "forward")]
     for axes, (move, rows) in zip(panels, curves.groupby("move", sort=True), strict=True):
         for beta, colour in zip(betas, colours, strict=True):
             curve = rows[rows.beta == beta]
@@ -89,7 +89,7 @@ def masking(table: pd.DataFrame) -> Figure:
     """Mean squared error of the averaged gradient against the number of sequences."""
     figure, axes = style.subplots(height=3.7)
     count = np.logspace(0, 3.5, 60)
-    colours = [style.COLOURS[name] for name in ("exact", "k2", "k1", "forward")]
+    colours = [style.COLOURS[name] for name in ("none", "forward", "minimax01", "reverse")]
     for row, colour in zip(table.itertuples(), colours, strict=False):
         label = "no mask" if np.isinf(row.delta) else rf"$\delta$ = {row.delta:g}"
         axes.loglog(count, row.bias + row.variance / count, color=colour, label=label)

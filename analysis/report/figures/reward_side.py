@@ -11,8 +11,8 @@ from analysis.report import style
 
 #: Colour, marker and label of each order of KL and normalisation.
 ORDERS = {
-    "kl_then_normalise": ("k1", "KL, then\nnormalise"),
-    "normalise_then_kl": ("k2", "normalise,\nthen KL"),
+    "kl_then_normalise": ("forward", "KL, then\nnormalise"),
+    "normalise_then_kl": ("reverse", "normalise,\nthen KL"),
     "kl_then_leave_one_out": ("exact", "KL, then\nleave one out"),
 }
 
@@ -91,7 +91,7 @@ def equal_rewards(curves: pd.DataFrame) -> Figure:
 def mirror_steps(curves: pd.DataFrame) -> Figure:
     """KL from the optimum over repeated steps on the folded objective."""
     figure, axes = style.subplots(height=3.7)
-    colours = [style.COLOURS[name] for name in ("none", "k3_clip", "k2", "exact", "k1")]
+    colours = [style.COLOURS[name] for name in ("none", "forward", "exact", "reverse", "minimax01")]
     for (product, rows), colour in zip(curves.groupby("product"), colours, strict=False):
         axes.semilogy(
             rows.iteration,
