@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 from tqdm import tqdm
 
-from analysis.report.errors import Refused
+from analysis.errors import Refused
 from analysis.report.ledger import load_ledger, recompute, select_claims
 from analysis.report.project import find_project
 from analysis.report.settled import settled_ledger, store_outcomes

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from analysis import __version__
-from analysis.report.errors import Refused, Stopped
+from analysis.errors import Refused, Stopped
 
 # A command is a module of this package with a function of the same name.
 COMMANDS = {

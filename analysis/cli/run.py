@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from analysis.report.errors import Refused
+from analysis.errors import Refused
 from analysis.report.jobs import plan, stale_jobs
 from analysis.report.notebooks import CELL_TIMEOUT_SECONDS, Limits, run_jobs
 from analysis.report.parameters import parse_assignments

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from analysis.report.errors import Refused
+from analysis.errors import Refused
 from analysis.report.project import Project
 from analysis.report.strict_yaml import load_yaml
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from analysis.errors import Refused
+from analysis.files import sha256_file, write_durably
 from analysis.report.book_config import config_problems
-from analysis.report.errors import Refused
-from analysis.report.files import sha256_file, write_durably
 from analysis.report.locking import Claim
 from analysis.report.pages import missing_pages, prose_pages, run_problems, toc_pages
 from analysis.report.project import Project

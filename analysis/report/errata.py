@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from analysis.errors import Refused
+from analysis.files import replace_file
 from analysis.report.equations import source_url
-from analysis.report.errors import Refused
-from analysis.report.files import replace_file
 from analysis.report.project import Project
 from analysis.report.sources import definitions
 from analysis.report.strict_yaml import load_yaml

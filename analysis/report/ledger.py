@@ -17,8 +17,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from analysis.errors import Refused
 from analysis.experiments.claims import Decision, Finding, Verdict, decisions
-from analysis.report.errors import Refused
 from analysis.report.numbers import fill
 from analysis.report.project import Project
 from analysis.report.strict_yaml import load_yaml

@@ -10,10 +10,10 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from analysis.errors import Refused
 from analysis.experiments.claims import VERDICTS
+from analysis.files import replace_file
 from analysis.report.equations import equations, source_url
-from analysis.report.errors import Refused
-from analysis.report.files import replace_file
 from analysis.report.ledger import Claim, load_ledger
 from analysis.report.project import Project
 from analysis.report.sources import definitions, function_place

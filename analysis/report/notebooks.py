@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from analysis.report.errors import Refused
-from analysis.report.files import require_writable
+from analysis.errors import Refused
+from analysis.files import require_writable
 from analysis.report.jobs import Job
 from analysis.report.processes import available_cores
 from analysis.report.project import Project

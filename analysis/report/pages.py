@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from analysis.report.errors import Refused
+from analysis.errors import Refused
 from analysis.report.project import Project
 from analysis.report.provenance import (
     RunFiles,

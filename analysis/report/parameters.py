@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.report.errors import Refused
+from analysis.errors import Refused
 
 PROFILES = ("quick", "full")
 

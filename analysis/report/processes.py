@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from analysis.report.errors import Stopped
+from analysis.errors import Stopped
 
 if TYPE_CHECKING:
     import psutil

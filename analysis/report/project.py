@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.report.errors import Refused
+from analysis.errors import Refused
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from analysis.report.errors import Refused
-from analysis.report.files import replace_file, sha256_bytes, sha256_file, sha256_tree
+from analysis.errors import Refused
+from analysis.files import replace_file, sha256_bytes, sha256_file, sha256_tree
 from analysis.report.project import Project
 
 SCHEMA = 1

@@ -10,8 +10,8 @@ import platform
 import time
 from pathlib import Path
 
-from analysis.report.errors import Refused
-from analysis.report.files import replace_file, sha256_file
+from analysis.errors import Refused
+from analysis.files import replace_file, sha256_file
 from analysis.report.jobs import Job, plan, stale_jobs
 from analysis.report.processes import THREADS
 from analysis.report.project import Project, select_notebooks

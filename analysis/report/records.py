@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.report.errors import Refused
+from analysis.errors import Refused
 from analysis.report.project import Project
 from analysis.report.provenance import RunFiles, read_notebook
 

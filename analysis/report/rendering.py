@@ -13,7 +13,7 @@ from typing import IO
 from tqdm import tqdm
 
 import analysis
-from analysis.report.errors import Refused
+from analysis.errors import Refused
 from analysis.report.processes import pinned_environment, stop_tree
 from analysis.report.project import Project
 

@@ -12,8 +12,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from analysis.report.errors import Refused
-from analysis.report.files import sha256_file
+from analysis.errors import Refused
+from analysis.files import sha256_file
 from analysis.report.project import Project
 
 MANIFEST = "manifest.json"

@@ -23,8 +23,8 @@ from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
-from analysis.report.errors import Refused
-from analysis.report.files import write_durably
+from analysis.errors import Refused
+from analysis.files import write_durably
 from analysis.report.processes import stop_descendants, stop_tree
 
 KERNEL = "python3"

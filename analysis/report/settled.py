@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from analysis.report.files import replace_file, sha256_file
+from analysis.files import replace_file, sha256_file
 from analysis.report.ledger import Outcome, ledger_path
 from analysis.report.project import Project
 from analysis.report.provenance import hash_json, shared_inputs

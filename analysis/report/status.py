@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from analysis.report.files import replace_file
+from analysis.files import replace_file
 from analysis.report.pages import run_pages
 from analysis.report.parameters import changed_parameters, declared_parameters
 from analysis.report.project import Project

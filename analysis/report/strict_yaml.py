@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from analysis.report.errors import Refused
+from analysis.errors import Refused
 
 
 class _StrictLoader(yaml.SafeLoader):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from analysis.errors import Refused
 from analysis.experiments.claims import Finding, decides, settle
-from analysis.report.errors import Refused
 from analysis.report.ledger import disagreement, load_ledger, recompute, select_claims
 from analysis.report.project import Project
 from analysis.report.settled import ledger_problems, settled_ledger, store_outcomes

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from analysis.errors import Refused, Stopped
 from analysis.report.build import BUILDERS, FINGERPRINT, build_book
-from analysis.report.errors import Refused, Stopped
 from analysis.report.locking import Claim
 from analysis.report.pages import output_problems
 from analysis.report.project import Project

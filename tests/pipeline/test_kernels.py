@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import analysis
-from analysis.report.errors import Refused
+from analysis.errors import Refused
 from analysis.report.notebooks import Limits
 from tests.pipeline.conftest import Workspace, make_notebook
 

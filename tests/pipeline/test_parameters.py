@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.report.errors import Refused
+from analysis.errors import Refused
 from analysis.report.parameters import (
     changed_parameters,
     declared_parameters,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from analysis.report.errors import Refused
+from analysis.errors import Refused
 from analysis.report.jobs import stale_jobs
 from analysis.report.provenance import read_provenance
 from analysis.report.publication import refresh_notebooks

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.report.errors import Refused
-from analysis.report.files import sha256_file
+from analysis.errors import Refused
+from analysis.files import sha256_file
 from analysis.report.results import REQUIRED, verify_results
 from tests.pipeline.conftest import Workspace
 

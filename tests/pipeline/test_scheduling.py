@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from analysis.errors import Refused
+from analysis.files import replace_file
 from analysis.report import execution
-from analysis.report.errors import Refused
-from analysis.report.files import replace_file
 from analysis.report.notebooks import Limits
 from tests.pipeline.conftest import Workspace, stub_command
 
@@ -119,7 +119,7 @@ def test_full_disk_keeps_the_old_file_and_names_path_and_size(tmp_path: Path) ->
     replace_file(path, b"old")
     script = (  # a file size limit stands in for a full disk: the write fails halfway
         "import pathlib, resource, signal, sys\n"
-        "from analysis.report.files import replace_file\n"
+        "from analysis.files import replace_file\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "replace_file(pathlib.Path(sys.argv[1]), b'x' * 5000)\n"

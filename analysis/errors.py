@@ -1,4 +1,4 @@
-"""The two ways in which the pipeline stops on purpose."""
+"""The two ways in which a command stops on purpose."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from analysis.report.errors import Refused
+from analysis.errors import Refused
 
 
 def sha256_bytes(data: bytes) -> str:
