@@ -48,7 +48,7 @@ def silenced(curves: pd.DataFrame) -> Figure:
     betas = sorted(curves.beta.unique())
     colours = [style.COLOURS[name] for name in ("reverse", "none", "forward")]
     for axes, (move, rows) in zip(panels, curves.groupby("move", sort=True), strict=True):
-        for beta, colour in zip(betas, colours, strict=True):
+        for beta, colour in zip(betas, colours, strict=False):
             curve = rows[rows.beta == beta]
             label = rf"$\beta$ = {beta:g}"
             axes.plot(curve.staleness, curve.silenced_50, color=colour, label=label)
