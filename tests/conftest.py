@@ -1,4 +1,4 @@
-"""What all tests share: strict numerics are each test's own business, so this stays nearly empty."""
+"""What all tests share: strict numerics are each test's own business, so it stays nearly empty."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""Importance ratios between the trained policy and the one that sampled, and how much they waste."""
+"""Importance ratios of the trained policy to the one that sampled, and how much they waste."""
 
 from __future__ import annotations
 
@@ -73,9 +73,7 @@ def effective_sample_size(logp: LogProbs, old_logp: LogProbs, mask: Mask) -> Ten
     return torch.exp(log_share) / counted.sum(-1)
 
 
-def _counted_log_ratio(
-    logp: Tensor, old_logp: Tensor, mask: Tensor
-) -> tuple[Tensor, Tensor]:
+def _counted_log_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     logp, old_logp = pair_of_floats("logp", logp, "old_logp", old_logp)
     counted = as_mask("mask", mask, "logp", logp)
     masked_logp = torch.where(counted, logp, 0.0)

@@ -58,7 +58,7 @@ def enumerate_sequences(vocab_size: int, max_length: int, *, eos: int | None = N
         for tokens, states in live:
             state, num_states = num_states, num_states + 1
             for token in range(vocab_size):
-                child = (tokens + [token], states + [state])
+                child = ([*tokens, token], [*states, state])
                 ends = token == eos or position == max_length - 1
                 (complete if ends else grown).append(child)
         live = grown

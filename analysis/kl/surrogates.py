@@ -191,9 +191,7 @@ def gradient_coefficient(
     return one_minus_ratio
 
 
-def _counted_pair(
-    logp: Tensor, ref_logp: Tensor, mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _counted_pair(logp: Tensor, ref_logp: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Masked positions become a log-prob of 0 on both sides *before* any maths.
 
     Every estimator and its coefficient vanish at ``logp = ref_logp`` except k1's coefficient,

@@ -56,11 +56,7 @@ def test_drift_starts_at_the_reference_and_spares_the_exact_arms(pairs):
 
 def test_staleness_breaks_exactly_the_arms_without_their_weight(pairs):
     distances = torch.tensor([0.0, 1.0], dtype=torch.float64)
-    arms = [
-        Arm(k, "loss", w)
-        for k in ("k1", "k2", "k3")
-        for w in ("none", "attached", "detached")
-    ]
+    arms = [Arm(k, "loss", w) for k in ("k1", "k2", "k3") for w in ("none", "attached", "detached")]
     curves = study.staleness_curves(pairs, distances, seed=1, arms=arms)
     stale = curves[curves.staleness > 0].set_index(["estimator", "weighting"])["median"]
     exact = {("k2", "detached"), ("k3", "attached"), ("k1", "attached")}

@@ -20,16 +20,11 @@ def test_against_sums_in_numpy(logits, ref_logits, policy, reference):
     assert np.abs(forward_kl(logits, ref_logits).numpy() - forward).max() < 1e-12
     chi = (reference**2 / policy).sum(-1) - 1
     assert np.allclose(chi_square(logits, ref_logits).numpy(), chi, rtol=1e-12, atol=0)
-    assert (
-        np.abs(entropy(logits).numpy() + (policy * np.log(policy)).sum(-1)).max()
-        < 1e-12
-    )
+    assert np.abs(entropy(logits).numpy() + (policy * np.log(policy)).sum(-1)).max() < 1e-12
 
 
 def test_directions_are_far_apart(logits, ref_logits):
-    assert (
-        reverse_kl(logits, ref_logits) - forward_kl(logits, ref_logits)
-    ).abs().min() > 1e-3
+    assert (reverse_kl(logits, ref_logits) - forward_kl(logits, ref_logits)).abs().min() > 1e-3
     assert torch.equal(reverse_kl(logits, ref_logits), forward_kl(ref_logits, logits))
     chi = chi_square(logits, ref_logits)
     assert (chi - chi_square(ref_logits, logits)).abs().min() > 1e-3
@@ -44,9 +39,7 @@ def test_chi_square_is_the_variance_of_the_ratio_under_the_policy(
 
 
 @pytest.mark.parametrize("divergence", [reverse_kl, forward_kl, chi_square])
-def test_zero_at_the_reference_and_blind_to_the_normaliser(
-    divergence, logits, ref_logits
-):
+def test_zero_at_the_reference_and_blind_to_the_normaliser(divergence, logits, ref_logits):
     assert divergence(logits, logits).abs().max() == 0
     assert torch.allclose(
         divergence(logits + 7.0, ref_logits - 3.0),
@@ -93,9 +86,7 @@ def test_half_precision_is_computed_in_float32(logits, ref_logits):
     half, ref_half = logits.to(torch.bfloat16), ref_logits.to(torch.bfloat16)
     value = reverse_kl(half, ref_half)
     assert value.dtype == torch.float32
-    assert torch.allclose(
-        value.double(), reverse_kl(half.double(), ref_half.double()), rtol=1e-5
-    )
+    assert torch.allclose(value.double(), reverse_kl(half.double(), ref_half.double()), rtol=1e-5)
     assert reverse_kl(logits, ref_logits).dtype == torch.float64
 
 

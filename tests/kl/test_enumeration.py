@@ -42,9 +42,7 @@ def test_closed_forms_against_autograd(logits, ref_logits):
     forward = by_autograd(forward_kl, logits, ref_logits)
     assert torch.allclose(reverse_kl_gradient(logits, ref_logits), reverse, **TIGHT)
     assert torch.allclose(forward_kl_gradient(logits, ref_logits), forward, **TIGHT)
-    assert not torch.allclose(
-        -reverse_kl_gradient(logits, ref_logits), reverse, atol=1e-3
-    )
+    assert not torch.allclose(-reverse_kl_gradient(logits, ref_logits), reverse, atol=1e-3)
     assert not torch.allclose(reverse, forward, atol=1e-3)
     assert torch.equal(
         exact_kl_gradient(logits, ref_logits, direction="forward"),
@@ -60,8 +58,7 @@ def test_on_policy_losses_optimise_what_the_book_says(logits, ref_logits):
     reverse = reverse_kl_gradient(logits, ref_logits)
     forward = forward_kl_gradient(logits, ref_logits)
     as_loss = {
-        k: expected_gradient(logits, ref_logits, estimator=k)
-        for k in ("k1", "k2", "k3", "k4")
+        k: expected_gradient(logits, ref_logits, estimator=k) for k in ("k1", "k2", "k3", "k4")
     }
     assert as_loss["k1"].abs().max() < 1e-15
     assert torch.allclose(as_loss["k2"], reverse, **TIGHT)
@@ -80,12 +77,7 @@ def test_in_reward_only_k1_is_the_reverse_kl(logits, ref_logits):
     assert torch.allclose(in_reward["k1"], reverse, **TIGHT)
     for name in ("k2", "k3"):
         assert relative_error(in_reward[name], reverse).min() > 0.1
-        assert (
-            relative_error(
-                in_reward[name], forward_kl_gradient(logits, ref_logits)
-            ).min()
-            > 0.1
-        )
+        assert relative_error(in_reward[name], forward_kl_gradient(logits, ref_logits)).min() > 0.1
 
 
 @pytest.mark.parametrize(
@@ -103,9 +95,7 @@ def test_in_reward_only_k1_is_the_reverse_kl(logits, ref_logits):
         ("k3", "none", False),
     ],
 )
-def test_off_policy_weights(
-    logits, ref_logits, old_logits, estimator, weighting, exact
-):
+def test_off_policy_weights(logits, ref_logits, old_logits, estimator, weighting, exact):
     gradient = expected_gradient(
         logits, ref_logits, old_logits, estimator=estimator, weighting=weighting
     )
@@ -116,9 +106,7 @@ def test_off_policy_weights(
         assert error.min() > 0.05
 
 
-def test_detached_k3_still_optimises_the_forward_kl_off_policy(
-    logits, ref_logits, old_logits
-):
+def test_detached_k3_still_optimises_the_forward_kl_off_policy(logits, ref_logits, old_logits):
     gradient = expected_gradient(
         logits, ref_logits, old_logits, estimator="k3", weighting="detached"
     )
@@ -202,9 +190,7 @@ def test_a_sampled_gradient_converges_to_the_enumerated_one():
     logits = torch.tensor([0.4, -1.2, 1.5, -0.3], dtype=torch.float64)
     ref_logits = torch.tensor([-0.9, 0.8, 0.1, 0.6], dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
-    actions = torch.multinomial(
-        logits.softmax(-1), 400_000, replacement=True, generator=generator
-    )
+    actions = torch.multinomial(logits.softmax(-1), 400_000, replacement=True, generator=generator)
     logp, ref_logp = (
         logits.log_softmax(-1)[actions],
         ref_logits.log_softmax(-1)[actions],

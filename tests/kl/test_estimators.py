@@ -16,12 +16,8 @@ REF_LOGP = torch.tensor([-1.5, -0.7, -1.0, -0.5], dtype=torch.float64)
 
 def test_hand_computed_values():
     # log-ratios 1, -1.3, 0, -3.5
-    assert k1(LOGP, REF_LOGP).tolist() == pytest.approx(
-        [1.0, -1.3, 0.0, -3.5], abs=1e-15
-    )
-    assert k2(LOGP, REF_LOGP).tolist() == pytest.approx(
-        [0.5, 0.845, 0.0, 6.125], abs=1e-14
-    )
+    assert k1(LOGP, REF_LOGP).tolist() == pytest.approx([1.0, -1.3, 0.0, -3.5], abs=1e-15)
+    assert k2(LOGP, REF_LOGP).tolist() == pytest.approx([0.5, 0.845, 0.0, 6.125], abs=1e-14)
     by_hand = [
         math.exp(-1) - 1 + 1,
         math.exp(1.3) - 1 - 1.3,
@@ -31,9 +27,7 @@ def test_hand_computed_values():
     assert k3(LOGP, REF_LOGP).tolist() == pytest.approx(by_hand, abs=1e-13)
     capped = [*by_hand[:3], 10 - 1 - 3.5]
     assert k3_clip(LOGP, REF_LOGP).tolist() == pytest.approx(capped, abs=1e-13)
-    assert k3_clip(LOGP, REF_LOGP, max_ratio=3.0)[1] == pytest.approx(
-        3 - 1 - 1.3, abs=1e-14
-    )
+    assert k3_clip(LOGP, REF_LOGP, max_ratio=3.0)[1] == pytest.approx(3 - 1 - 1.3, abs=1e-14)
 
 
 def test_the_sign_is_policy_minus_reference():
@@ -46,36 +40,24 @@ def expectation(estimator, logits, ref_logits, weights):
     return (torch.from_numpy(weights) * estimator(logp, ref_logp)).sum(-1)
 
 
-def test_k1_and_k3_are_unbiased_for_the_reverse_kl_on_policy(
-    logits, ref_logits, policy
-):
+def test_k1_and_k3_are_unbiased_for_the_reverse_kl_on_policy(logits, ref_logits, policy):
     exact = reverse_kl(logits, ref_logits)
     for estimator in (k1, k3, k4):
-        assert (
-            expectation(estimator, logits, ref_logits, policy) - exact
-        ).abs().max() < 1e-11
+        assert (expectation(estimator, logits, ref_logits, policy) - exact).abs().max() < 1e-11
         wrong = forward_kl(logits, ref_logits)
-        assert (
-            expectation(estimator, logits, ref_logits, policy) - wrong
-        ).abs().min() > 1e-3
+        assert (expectation(estimator, logits, ref_logits, policy) - wrong).abs().min() > 1e-3
     assert (expectation(k2, logits, ref_logits, policy) - exact).abs().min() > 1e-3
 
 
 def test_a_stale_sampler_biases_every_estimator(logits, ref_logits, sampler):
     exact = reverse_kl(logits, ref_logits)
     for estimator in (k1, k2, k3):
-        assert (
-            expectation(estimator, logits, ref_logits, sampler) - exact
-        ).abs().min() > 1e-4
+        assert (expectation(estimator, logits, ref_logits, sampler) - exact).abs().min() > 1e-4
 
 
-def test_k3_clip_is_biased_by_the_mass_above_the_cap(
-    logits, ref_logits, policy, reference
-):
+def test_k3_clip_is_biased_by_the_mass_above_the_cap(logits, ref_logits, policy, reference):
     excess = (policy * np.maximum(reference / policy - 2.0, 0)).sum(-1)
-    mean = expectation(
-        lambda a, b: k3_clip(a, b, max_ratio=2.0), logits, ref_logits, policy
-    )
+    mean = expectation(lambda a, b: k3_clip(a, b, max_ratio=2.0), logits, ref_logits, policy)
     exact = reverse_kl(logits, ref_logits).numpy()
     assert np.abs(mean.numpy() - (exact - excess)).max() < 1e-11
     assert excess.max() > 0.1

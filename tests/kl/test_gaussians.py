@@ -103,9 +103,7 @@ def test_tensors_broadcast_and_agree_with_numbers():
         for j in range(2):
             one = moments(0.2, float(q_std[i]), float(p_mean[j]), 1.0)
             for name in one:
-                assert float(table[name].var[i, j]) == pytest.approx(
-                    one[name].var, rel=1e-12
-                )
+                assert float(table[name].var[i, j]) == pytest.approx(one[name].var, rel=1e-12)
 
 
 def test_closed_forms_at_known_points():

@@ -29,9 +29,7 @@ def test_sampler_gets_no_gradient_and_the_policy_does():
         OLD_LOGP.clone().requires_grad_(True),
     )
     ratio = importance_ratio(logp, old_logp, MASK)
-    by_logp, by_old = torch.autograd.grad(
-        ratio.sum(), (logp, old_logp), allow_unused=True
-    )
+    by_logp, by_old = torch.autograd.grad(ratio.sum(), (logp, old_logp), allow_unused=True)
     assert torch.allclose(by_logp, torch.where(MASK, ratio, 0.0))
     assert by_old is None
 
@@ -44,18 +42,14 @@ def test_effective_sample_size_by_hand():
             (weights.sum() ** 2 / (len(weights) * weights.square().sum())).item(),
             abs=1e-12,
         )
-    assert effective_sample_size(LOGP, LOGP, MASK).tolist() == pytest.approx(
-        [1.0, 1.0], abs=1e-14
-    )
+    assert effective_sample_size(LOGP, LOGP, MASK).tolist() == pytest.approx([1.0, 1.0], abs=1e-14)
 
 
 def test_extremes_stay_finite():
     logp = torch.tensor([0.0, -800.0, -800.0], dtype=torch.float64)
     old_logp = torch.tensor([-800.0, -1.0, -1.0], dtype=torch.float64)
     mask = torch.ones(3, dtype=torch.bool)
-    assert effective_sample_size(logp, old_logp, mask).item() == pytest.approx(
-        1 / 3, abs=1e-12
-    )
+    assert effective_sample_size(logp, old_logp, mask).item() == pytest.approx(1 / 3, abs=1e-12)
     assert effective_sample_size(logp, old_logp, ~mask).isnan()
 
 

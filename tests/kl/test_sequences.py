@@ -25,14 +25,10 @@ TIGHT = {"rtol": 0, "atol": 1e-12}
 
 def table(sequences, vocab, seed):
     generator = torch.Generator().manual_seed(seed)
-    return 1.2 * torch.randn(
-        sequences.num_states, vocab, generator=generator, dtype=torch.float64
-    )
+    return 1.2 * torch.randn(sequences.num_states, vocab, generator=generator, dtype=torch.float64)
 
 
-@pytest.fixture(
-    params=[(3, 3, None), (3, 3, 2), (2, 4, 0)], ids=["fixed", "ragged", "ragged2"]
-)
+@pytest.fixture(params=[(3, 3, None), (3, 3, 2), (2, 4, 0)], ids=["fixed", "ragged", "ragged2"])
 def world(request):
     vocab, length, eos = request.param
     sequences = enumerate_sequences(vocab, length, eos=eos)
@@ -64,8 +60,7 @@ def test_fixed_length_lists_every_word_once():
 def test_ragged_sequences_stop_at_the_end_token():
     sequences = enumerate_sequences(3, 3, eos=2)
     words = {
-        tuple(row[m].tolist())
-        for row, m in zip(sequences.tokens, sequences.mask, strict=True)
+        tuple(row[m].tolist()) for row, m in zip(sequences.tokens, sequences.mask, strict=True)
     }
     expected = {
         word
@@ -77,9 +72,7 @@ def test_ragged_sequences_stop_at_the_end_token():
     assert len(sequences.tokens) == len(expected)
     # A state is a prefix: two sequences share it exactly when they share the tokens before.
     prefixes = {}
-    for row, states, mask in zip(
-        sequences.tokens, sequences.states, sequences.mask, strict=True
-    ):
+    for row, states, mask in zip(sequences.tokens, sequences.states, sequences.mask, strict=True):
         for t in range(int(mask.sum())):
             prefix = tuple(row[:t].tolist())
             assert prefixes.setdefault(prefix, int(states[t])) == int(states[t])
@@ -173,9 +166,7 @@ def test_sequence_level_losses_have_the_sequence_kls_gradients(world):
     assert not torch.allclose(at("k3"), reverse, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("estimator", "weighting"), [("k3", "attached"), ("k2", "detached")]
-)
+@pytest.mark.parametrize(("estimator", "weighting"), [("k3", "attached"), ("k2", "detached")])
 def test_off_policy_sequence_weights_are_exact_and_token_weights_are_not(
     world, estimator, weighting
 ):
@@ -201,9 +192,7 @@ def test_off_policy_sequence_weights_are_exact_and_token_weights_are_not(
 @pytest.mark.parametrize("credit", ["immediate", "to_go", "whole"])
 def test_rewards_against_the_written_out_sum(world, estimator, credit):
     sequences, logits, ref_logits, old_logits = world
-    logp, ref_logp, old_logp = (
-        token_logp(x, sequences) for x in (logits, ref_logits, old_logits)
-    )
+    logp, ref_logp, old_logp = (token_logp(x, sequences) for x in (logits, ref_logits, old_logits))
     score = scores(logits, sequences)
     value = {
         "k1": lambda x: x,
@@ -244,8 +233,6 @@ def test_bad_input_names_the_argument():
         enumerate_sequences(1, 2)
     for name in ("level", "placement", "credit"):
         with pytest.raises(ValueError, match=f"{name} must be one of"):
-            expected_sequence_gradient(
-                logits, logits, sequences, estimator="k1", **{name: "x"}
-            )
+            expected_sequence_gradient(logits, logits, sequences, estimator="k1", **{name: "x"})
     with pytest.raises(ValueError, match="direction must be one of"):
         sequence_kl(logits, logits, sequences, direction="x")

@@ -158,7 +158,7 @@ def test_dtypes_and_no_gradient(function):
 @pytest.mark.parametrize("function", ADVANTAGES)
 def test_a_group_of_one_is_refused(function):
     for shape in [(), (0,), (1,), (4, 1)]:
-        with pytest.raises(ValueError, match="rewards.*at least two"):
+        with pytest.raises(ValueError, match=r"rewards.*at least two"):
             function(torch.zeros(shape))
 
 

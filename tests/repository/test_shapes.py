@@ -1,6 +1,6 @@
-"""The annotated shapes are true: every annotated function of the two lowest floors, checked at run time.
+"""The annotated shapes of the two lowest floors are true, checked at run time.
 
-jaxtyping's import hook has to be in place before the package is imported, hence the child process.
+jaxtyping's import hook has to be in place before the package is imported: hence the child.
 """
 
 from __future__ import annotations
