@@ -11,7 +11,6 @@ from analysis.experiments.sequences import EXACT, SPREAD, flat_error, quantile
 from analysis.kl.credit import (
     credit_moments,
     last_token_groups,
-    state_average,
 )
 from analysis.kl.enumeration import expected_gradient, relative_error, reverse_kl_gradient
 from analysis.kl.sequences import (
@@ -20,7 +19,6 @@ from analysis.kl.sequences import (
     expected_sequence_gradient,
     sequence_kl,
     sequence_kl_gradient,
-    sequence_probability,
     state_visits,
     token_logp,
 )
@@ -200,27 +198,3 @@ def on_policy_distillation() -> Finding:
     }
     right = max(figures["identity_error"], figures["to_go_error"]) < EXACT
     return Finding(settle(right and figures["immediate_error"] < EXACT, right), figures)
-
-
-@decides("S1-xs")
-def group_advantage_sees_the_future() -> Finding:
-    """GRPO's per-sequence credit against autograd through the mean outcome.
-
-    If the broadcast return ignored the long term, its gradient would not be that of the outcome.
-    """
-    sequences = enumerate_sequences(3, 4, eos=2)
-    logits = random_tables(sequences, 3, 1, spread=SPREAD, seed=61).logits[0]
-    generator = torch.Generator().manual_seed(62)
-    outcomes = torch.randn(len(sequences.mask), generator=generator, dtype=torch.float64)
-    leaf = logits.clone().requires_grad_(True)
-    (exact,) = torch.autograd.grad(sequence_probability(leaf, sequences) @ outcomes, leaf)
-    whole = outcomes[:, None].expand(sequences.mask.shape)
-    last = sequences.mask & ~torch.nn.functional.pad(sequences.mask, (0, 1))[:, 1:]
-    present = torch.where(last, outcomes[:, None], 0.0)
-    baseline = state_average(whole, logits, sequences)[sequences.states]
-    figures = {
-        "broadcast_error": flat_error(credit_moments(logits, sequences, whole).mean, exact),
-        "present_only_error": flat_error(credit_moments(logits, sequences, present).mean, exact),
-        "critic_error": flat_error(credit_moments(logits, sequences, whole - baseline).mean, exact),
-    }
-    return Finding("holds" if figures["broadcast_error"] > EXACT else "fails", figures)
