@@ -1,0 +1,1 @@
+"""A population of low-rank adapters on one frozen language model; adapters off is the reference."""
