@@ -30,6 +30,7 @@ SOURCES = (
     "training/randomness.py",
     "training/rollout.py",
     "training/schema.py",
+    "training/setting.py",
     "training/start.py",
     "training/step.py",
     "training/tasks.py",

@@ -69,12 +69,9 @@ class StartConfig(Schema):
     learning_rate: float = Field(default=3e-3, gt=0)
 
 
-class TrainConfig(Schema):
-    """What all members of a population share."""
+class RunConfig(Schema):
+    """What all members of a population share, whatever the policy."""
 
-    task: SortTask = SortTask()
-    policy: PolicyConfig = PolicyConfig()
-    start: StartConfig = StartConfig()
     updates: int = Field(default=300, ge=1)
     num_prompts: int = Field(default=12, ge=1)
     group_size: int = Field(default=6, ge=2)
@@ -95,7 +92,7 @@ class TrainConfig(Schema):
     precision: Literal["float32", "float64"] = "float32"
 
     @model_validator(mode="after")
-    def _minibatches_divide_prompts(self) -> TrainConfig:
+    def _minibatches_divide_prompts(self) -> RunConfig:
         if self.num_prompts % self.num_minibatches:
             raise ValueError(
                 f"num_minibatches={self.num_minibatches} must divide num_prompts={self.num_prompts}"
@@ -105,3 +102,11 @@ class TrainConfig(Schema):
     @property
     def dtype(self) -> torch.dtype:
         return {"float32": torch.float32, "float64": torch.float64}[self.precision]
+
+
+class TrainConfig(RunConfig):
+    """A population of tiny policies, trained from scratch."""
+
+    task: SortTask = SortTask()
+    policy: PolicyConfig = PolicyConfig()
+    start: StartConfig = StartConfig()

@@ -28,16 +28,17 @@ class Group(NamedTuple):
 class KLTerm:
     """Who computes what, and each member's beta."""
 
-    def __init__(self, members: Sequence[Member], dtype: torch.dtype) -> None:
+    def __init__(self, members: Sequence[Member], dtype: torch.dtype, device: torch.device) -> None:
         rows: dict[str, list[int]] = {}
         for row, member in enumerate(members):
             rows.setdefault(member.arm.name, []).append(row)
-        groups = [Group(members[r[0]].arm, torch.tensor(r)) for r in rows.values()]
+        groups = [Group(members[r[0]].arm, torch.tensor(r, device=device)) for r in rows.values()]
         active = [group for group in groups if group.arm.kl_estimator != "none"]
         self.loss_groups = [g for g in active if g.arm.kl_placement == "loss"]
         self.reward_groups = [g for g in active if g.arm.kl_placement == "reward"]
         #: [M, 1, 1, 1]
-        self.beta = torch.tensor([m.arm.beta for m in members], dtype=dtype).view(-1, 1, 1, 1)
+        betas = [member.arm.beta for member in members]
+        self.beta = torch.tensor(betas, dtype=dtype, device=device).view(-1, 1, 1, 1)
 
     def loss(
         self,

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from analysis.training.randomness import uniforms
 from analysis.training.schema import Schema
+from analysis.training.setting import Weights
 
 #: Floats; a multiple of every vector width, unrolling included.
 ROW_MULTIPLE = 64
@@ -111,7 +112,11 @@ class Policy:
             for (name, shape), chunk in zip(self.shapes.items(), chunks, strict=True)
         }
 
-    def prefill(self, weights: dict[str, Tensor], prompts: Tensor) -> Cache:
+    def reference(self, start: Tensor, members: int) -> Weights:
+        """The starting weights [1, N] as those of every member, at no cost in memory."""
+        return self.unflatten(start.expand(members, -1))
+
+    def prefill(self, weights: Weights, prompts: Tensor) -> Cache:
         """Keys and values of prompts [M, P, L], one "completion" each."""
         return self._run(weights, prompts.unsqueeze(2))[1]
 
@@ -127,7 +132,7 @@ class Policy:
 
     def extend(
         self,
-        weights: dict[str, Tensor],
+        weights: Weights,
         prefix: Cache,
         tokens: Tensor,
         past: Cache | None = None,
@@ -142,13 +147,13 @@ class Policy:
         logits = torch.bmm(_norm(hidden), weights["head"])
         return logits.unflatten(1, tokens.shape[1:])
 
-    def logits(self, weights: dict[str, Tensor], prompts: Tensor, inputs: Tensor) -> Tensor:
+    def logits(self, weights: Weights, prompts: Tensor, inputs: Tensor) -> Tensor:
         """Logits [M, P, G, T, V] for prompts [M, P, L] and completion inputs [M, P, G, T]."""
         return self.extend(weights, self.prefill(weights, prompts), inputs)
 
     def _run(
         self,
-        weights: dict[str, Tensor],
+        weights: Weights,
         tokens: Tensor,
         prefix: Cache | None = None,
         past: Cache | None = None,

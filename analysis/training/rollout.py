@@ -7,14 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from analysis.training.policy import Policy
-from analysis.training.tasks import SEPARATOR, SortTask
+from analysis.training.setting import PopulationPolicy, Task, Weights
 
 
 class Rollout(NamedTuple):
     """Completions of one update. M members, P prompts, G completions of each, T tokens."""
 
     prompts: Tensor  #: [M, P, L]
+    inputs: Tensor  #: [M, P, G, T], what the policy reads to predict each completion token
     completions: Tensor  #: [M, P, G, T]
     old_logp: Tensor  #: [M, P, G, T], under the policy that sampled, no gradient
     mask: Tensor  #: [M, P, G, T], True = counted
@@ -31,9 +31,9 @@ def token_logp(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
     return logp.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
-def completion_inputs(completions: Tensor) -> Tensor:
-    """What the policy reads to predict each token: the separator, then all but the last."""
-    start = torch.full_like(completions[..., :1], SEPARATOR)
+def completion_inputs(completions: Tensor, opening: int) -> Tensor:
+    """What the policy reads to predict each token: the opening one, then all but the last."""
+    start = torch.full_like(completions[..., :1], opening)
     return torch.cat([start, completions[..., :-1]], dim=-1)
 
 
@@ -49,9 +49,9 @@ def inverse_cdf(probs: Tensor, uniforms: Tensor) -> Tensor:
 
 @torch.no_grad()
 def sample(
-    policy: Policy,
-    weights: dict[str, Tensor],
-    task: SortTask,
+    policy: PopulationPolicy,
+    weights: Weights,
+    task: Task,
     prompts: Tensor,
     uniforms: Tensor,
     temperature: float,
@@ -64,7 +64,7 @@ def sample(
         temperature: divides the logits.
     """
     prefix = policy.prefill(weights, prompts)
-    tokens = torch.full_like(uniforms[..., :1], SEPARATOR, dtype=torch.long)
+    tokens = torch.full_like(uniforms[..., :1], task.opening, dtype=torch.long)
     past = policy.empty_cache(uniforms)
     completions, logps = [], []
     for step in range(uniforms.shape[-1]):
@@ -74,4 +74,5 @@ def sample(
         completions.append(tokens)
         logps.append(logp.gather(-1, tokens.unsqueeze(-1)).squeeze(-1))
     drawn = torch.cat(completions, dim=-1)
-    return Rollout(prompts, drawn, torch.cat(logps, dim=-1), task.completion_mask(drawn))
+    inputs = completion_inputs(drawn, task.opening)
+    return Rollout(prompts, inputs, drawn, torch.cat(logps, dim=-1), task.completion_mask(drawn))

@@ -12,6 +12,7 @@ from analysis.training.optimizer import PopulationAdamW, clip_rows
 from analysis.training.policy import Policy
 from analysis.training.randomness import member_uniforms
 from analysis.training.rollout import completion_inputs, token_logp
+from analysis.training.setting import Setting
 from analysis.training.tasks import VOCAB_SIZE
 
 
@@ -19,6 +20,11 @@ def make_policy(config: TrainConfig) -> Policy:
     """The policy that fits the task of ``config``."""
     task = config.task
     return Policy(config.policy, VOCAB_SIZE, task.prompt_length + task.completion_length)
+
+
+def tiny_setting(config: TrainConfig, device: torch.device | str = "cpu") -> Setting:
+    """The tiny policy on the task of ``config``, at its supervised start."""
+    return Setting(config.task, make_policy(config), supervised_start(config).to(device))
 
 
 def supervised_start(config: TrainConfig) -> Tensor:
@@ -40,7 +46,9 @@ def _trained(config: TrainConfig) -> Tensor:
     for update in range(start.updates):
         prompts = task.prompts(member_uniforms([start.seed], "start", update, shape, torch.float64))
         targets = task.targets(prompts).unsqueeze(2)  # (1, P, 1, T)
-        logits = policy.logits(policy.unflatten(weights), prompts, completion_inputs(targets))
+        logits = policy.logits(
+            policy.unflatten(weights), prompts, completion_inputs(targets, task.opening)
+        )
         loss = -token_logp(logits, targets, temperature=1.0).mean()
         (gradient,) = torch.autograd.grad(loss, weights)
         alive = torch.ones(1, dtype=torch.bool)

@@ -13,10 +13,10 @@ from analysis.objectives.advantages import fold_kl, group_normalise
 from analysis.objectives.aggregation import token_weights
 from analysis.objectives.losses import policy_loss
 from analysis.training import metrics
-from analysis.training.config import TrainConfig
+from analysis.training.config import RunConfig
 from analysis.training.kl_term import KLTerm
-from analysis.training.policy import Policy
-from analysis.training.rollout import Rollout, completion_inputs, token_logp
+from analysis.training.rollout import Rollout, token_logp
+from analysis.training.setting import PopulationPolicy, Weights
 
 #: A completion weighs the same however long it is; so does each of its tokens.
 AGGREGATION = "seq_mean_token_mean"
@@ -46,9 +46,9 @@ class StepOutput(NamedTuple):
 
 @torch.no_grad()
 def make_batch(
-    policy: Policy,
-    reference: dict[str, Tensor],
-    config: TrainConfig,
+    policy: PopulationPolicy,
+    reference: Weights,
+    config: RunConfig,
     kl_term: KLTerm,
     rollout: Rollout,
     rewards: Tensor,
@@ -61,8 +61,7 @@ def make_batch(
     .. math:: \hat R_t = A - \beta \sum_{s \ge t} k_s \ \text{(to\_go)}, \qquad
         \hat R_t = A - \beta\, k_t \ \text{(immediate)}
     """
-    inputs = completion_inputs(rollout.completions)
-    ref_logits = policy.logits(reference, rollout.prompts, inputs) / config.temperature
+    ref_logits = policy.logits(reference, rollout.prompts, rollout.inputs) / config.temperature
     ref_logp = token_logp(ref_logits, rollout.completions, temperature=1.0)
     penalty = kl_term.penalty(rollout.old_logp, ref_logp, rollout.mask)
     advantages = fold_kl(
@@ -72,9 +71,9 @@ def make_batch(
 
 
 def compute_step(
-    policy: Policy,
-    weights: dict[str, Tensor],
-    config: TrainConfig,
+    policy: PopulationPolicy,
+    weights: Weights,
+    config: RunConfig,
     kl_term: KLTerm,
     batch: Batch,
     *,
@@ -84,8 +83,8 @@ def compute_step(
 
     ``measure`` adds the metrics of the policy, which read the whole vocabulary.
     """
-    prompts, completions, old_logp, mask = batch.rollout
-    logits = policy.logits(weights, prompts, completion_inputs(completions)) / config.temperature
+    prompts, inputs, completions, old_logp, mask = batch.rollout
+    logits = policy.logits(weights, prompts, inputs) / config.temperature
     logp = token_logp(logits, completions, temperature=1.0)
     policy_terms = policy_loss(
         logp,

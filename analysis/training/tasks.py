@@ -7,25 +7,19 @@ when it is the sorted prompt, token for token.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from analysis.training.schema import Schema
+from analysis.training.setting import Scores
 
 NUM_DIGIT_TOKENS = 10
 VOCAB_SIZE = 16
 SEPARATOR = 10
 END = 11
-
-
-class Scores(NamedTuple):
-    """What the verifier says of each completion."""
-
-    rewards: Tensor  #: [...], in [0, 1]: what training maximises
-    accuracy: Tensor  #: [...], 1.0 where the whole completion is right, else 0.0
 
 
 class SortTask(Schema):
@@ -38,7 +32,15 @@ class SortTask(Schema):
     reward: Literal["exact", "graded"] = "exact"
 
     @property
+    def opening(self) -> int:
+        return SEPARATOR
+
+    @property
     def prompt_length(self) -> int:
+        return self.num_digits
+
+    @property
+    def draws_per_prompt(self) -> int:
         return self.num_digits
 
     @property

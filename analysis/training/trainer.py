@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from analysis.training.config import Member, TrainConfig
+from analysis.training.config import Member, RunConfig, TrainConfig
 from analysis.training.kl_term import KLTerm
 from analysis.training.metrics import POLICY_METRICS, WINDOW_METRICS
 from analysis.training.optimizer import PopulationAdamW, clip_rows
 from analysis.training.randomness import member_uniforms
 from analysis.training.rollout import Rollout, sample
-from analysis.training.start import make_policy, supervised_start
+from analysis.training.setting import Scores, Setting
+from analysis.training.start import tiny_setting
 from analysis.training.step import Batch, StepOutput, compute_step, make_batch
-from analysis.training.tasks import Scores
 
 
 class Failure(NamedTuple):
@@ -40,7 +40,7 @@ class Failure(NamedTuple):
 class RunRecord(NamedTuple):
     """What a run logged. W logging windows, M members."""
 
-    config: TrainConfig
+    config: RunConfig
     members: tuple[Member, ...]
     updates: np.ndarray  #: [W], the first update of each logging window
     metrics: dict[str, np.ndarray]  #: name in METRICS -> [W, M]; NaN once a member is frozen
@@ -54,37 +54,46 @@ class PopulationTrainer:
     Args:
         config: what all members share.
         members: one run each.
+        setting: policy, task and start; by default the tiny ones that ``config`` describes. Its
+            device is that of the run.
 
     Raises:
-        ValueError: if ``members`` is empty.
+        ValueError: if ``members`` is empty, or there is no setting for ``config``.
     """
 
-    def __init__(self, config: TrainConfig, members: Sequence[Member]) -> None:
+    def __init__(
+        self, config: RunConfig, members: Sequence[Member], setting: Setting | None = None
+    ) -> None:
         if not members:
             raise ValueError("members is empty: give at least one")
+        if setting is None:
+            if not isinstance(config, TrainConfig):
+                raise ValueError(f"setting is missing: {type(config).__name__} describes none")
+            setting = tiny_setting(config)
         self.config = config
         self.members = tuple(members)
-        self.policy = make_policy(config)
-        start = supervised_start(config)
+        self.task, self.policy, start = setting
+        self.device = start.device
         size = len(self.members)
-        self.reference = self.policy.unflatten(start.expand(size, -1))
+        self.reference = self.policy.reference(start, size)
         self.weights = start.repeat(size, 1).requires_grad_()
         self.optimizer = PopulationAdamW(self.weights, config.learning_rate, config.weight_decay)
-        self.kl_term = KLTerm(self.members, config.dtype)
-        self.alive = torch.ones(size, dtype=torch.bool)
+        self.kl_term = KLTerm(self.members, config.dtype, self.device)
+        self.alive = torch.ones(size, dtype=torch.bool, device=self.device)
         self.failures: list[Failure] = []
 
     def rollout(self, update: int) -> tuple[Rollout, Scores]:
         """Sampled completions of every member, and what the verifier says of them."""
-        config, task = self.config, self.config.task
+        config, task = self.config, self.task
         seeds = [member.seed for member in self.members]
-        shape = (config.num_prompts, task.prompt_length)
-        prompts = task.prompts(member_uniforms(seeds, "prompts", update, shape, torch.float64))
+        shape = (config.num_prompts, task.draws_per_prompt)
+        drawn = member_uniforms(seeds, "prompts", update, shape, torch.float64)
+        prompts = task.prompts(drawn.to(self.device))
         shape = (config.num_prompts, config.group_size, task.completion_length)
-        noise = member_uniforms(seeds, "sampling", update, shape, config.dtype)
+        noise = member_uniforms(seeds, "sampling", update, shape, config.dtype).to(self.device)
         weights = self.policy.unflatten(self.weights.detach())
-        drawn = sample(self.policy, weights, task, prompts, noise, config.temperature)
-        return drawn, task.score(prompts, drawn.completions)
+        rollout = sample(self.policy, weights, task, prompts, noise, config.temperature)
+        return rollout, task.score(prompts, rollout.completions)
 
     def update(self, update: int, *, measure: bool = True) -> dict[str, Tensor]:
         """One rollout and the optimizer steps on it; metrics [M], means over those steps.
@@ -131,7 +140,7 @@ class PopulationTrainer:
             config=self.config,
             members=self.members,
             updates=np.arange(0, self.config.updates, every),
-            metrics={n: torch.stack(v).numpy() for n, v in (means | firsts).items()},
+            metrics={n: torch.stack(v).cpu().numpy() for n, v in (means | firsts).items()},
             failures=tuple(self.failures),
             wall_seconds=time.perf_counter() - started,
         )

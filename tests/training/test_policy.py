@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from analysis.training.policy import PolicyConfig
-from analysis.training.rollout import completion_inputs, sample, token_logp
+from analysis.training.rollout import sample, token_logp
 from analysis.training.start import make_policy
 
 
@@ -28,7 +28,7 @@ def test_log_probs_kept_from_sampling_are_those_of_the_full_forward(
 ):
     policy, weights, prompts, uniforms = population
     drawn = sample(policy, weights, small_config.task, prompts, uniforms, temperature)
-    logits = policy.logits(weights, prompts, completion_inputs(drawn.completions))
+    logits = policy.logits(weights, prompts, drawn.inputs)
     full = token_logp(logits, drawn.completions, temperature)
     assert torch.allclose(drawn.old_logp, full, rtol=0, atol=1e-12)
     other_temperature = token_logp(logits, drawn.completions, temperature + 0.1)

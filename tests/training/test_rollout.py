@@ -4,7 +4,6 @@ import torch
 
 from analysis.training.randomness import member_uniforms, uniforms
 from analysis.training.rollout import completion_inputs, inverse_cdf
-from analysis.training.tasks import SEPARATOR
 
 
 def test_inverse_cdf_gives_each_token_its_share_of_the_unit_interval():
@@ -20,8 +19,8 @@ def test_inverse_cdf_never_draws_a_token_of_probability_zero_at_the_ends():
     assert inverse_cdf(probs.expand(2, 4), ends).tolist() == [1, 2]
 
 
-def test_completion_inputs_are_shifted_behind_the_separator():
-    assert completion_inputs(torch.tensor([4, 5, 6])).tolist() == [SEPARATOR, 4, 5]
+def test_completion_inputs_are_shifted_behind_the_opening_token():
+    assert completion_inputs(torch.tensor([4, 5, 6]), opening=9).tolist() == [9, 4, 5]
 
 
 def test_draws_depend_on_seed_stream_and_update_and_on_nothing_else():

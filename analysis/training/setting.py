@@ -1,0 +1,78 @@
+"""What the trainer asks of a policy and of a task; the tiny and the pretrained policy both answer.
+
+Shapes: M members, P prompts, L prompt tokens, G completions of each, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+#: Named views [M, rows, columns] of the weights [M, N] of all members.
+Weights = Mapping[str, Tensor]
+
+
+class Scores(NamedTuple):
+    """What the verifier says of each completion."""
+
+    rewards: Tensor  #: [...], in [0, 1]: what training maximises
+    accuracy: Tensor  #: [...], 1.0 where the whole completion is right, else 0.0
+
+
+class Task(Protocol):
+    """Prompts, and completions that can be verified."""
+
+    @property
+    def opening(self) -> int:
+        """The token that opens every completion; it is read, not sampled."""
+
+    @property
+    def draws_per_prompt(self) -> int:
+        """Uniforms that make one prompt."""
+
+    @property
+    def completion_length(self) -> int:
+        """Tokens of the longest completion that is sampled."""
+
+    def prompts(self, uniforms: Tensor) -> Tensor:
+        """Prompts [M, P, L] from uniforms [M, P, draws_per_prompt]."""
+
+    def completion_mask(self, completions: Tensor) -> Tensor:
+        """[..., T], True up to and including the token that ends the completion."""
+
+    def score(self, prompts: Tensor, completions: Tensor) -> Scores:
+        """Verify completions [M, P, G, T] of prompts [M, P, L]; scores are [M, P, G]."""
+
+
+class PopulationPolicy(Protocol):
+    """The forward pass of a population; caches and prefixes are its own business."""
+
+    def unflatten(self, weights: Tensor) -> Weights:
+        """Named views of weights [M, N]."""
+
+    def reference(self, start: Tensor, members: int) -> Weights:
+        """The frozen reference of so many members, from the starting weights [1, N]."""
+
+    def prefill(self, weights: Weights, prompts: Tensor) -> Any:
+        """What completions see of prompts [M, P, L]."""
+
+    def empty_cache(self, like: Tensor) -> Any:
+        """Room for completions of the shape of ``like`` [M, P, G, T]."""
+
+    def extend(
+        self, weights: Weights, prefix: Any, tokens: Tensor, past: Any = None, start: int = 0
+    ) -> Tensor:
+        """Logits [M, P, G, T, V] of what follows each of ``tokens`` [M, P, G, T]."""
+
+    def logits(self, weights: Weights, prompts: Tensor, inputs: Tensor) -> Tensor:
+        """Logits [M, P, G, T, V] for prompts [M, P, L] and completion inputs [M, P, G, T]."""
+
+
+class Setting(NamedTuple):
+    """What a population trains on, and from where; all on the device of ``start``."""
+
+    task: Task
+    policy: PopulationPolicy
+    start: Tensor  #: [1, N], the weights of every member before the first update
