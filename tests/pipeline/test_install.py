@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -66,7 +67,12 @@ def test_bar_and_count() -> None:
 
 def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["make", *arguments], cwd=folder, capture_output=True, text=True, check=False
+        ["make", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={k: v for k, v in os.environ.items() if k not in ("MAKELEVEL", "MAKEFLAGS")},
     )
 
 

@@ -1,4 +1,4 @@
-"""The size of a Llama, the adapters of a member, and how the forward pass is computed."""
+"""The size of a Llama, the adapters of a member, how it is computed, and the run they make."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from analysis.training.config import RunConfig
 from analysis.training.schema import Schema
 
 #: Projections of a block that may carry an adapter, by their names in a checkpoint.
@@ -78,3 +79,10 @@ class ForwardConfig(Schema):
     products: Literal["full", "bfloat16"] = "full"
     #: ``sdpa`` is torch's fused attention; ``explicit`` is products and a softmax.
     attention: Literal["explicit", "sdpa"] = "explicit"
+
+
+class PretrainedConfig(RunConfig):
+    """A population of adapters on a frozen model."""
+
+    lora: LoraConfig = LoraConfig()
+    forward: ForwardConfig = ForwardConfig()

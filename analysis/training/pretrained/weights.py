@@ -119,7 +119,9 @@ def read_config(folder: Path) -> LlamaConfig:
         raise ValueError(f"{path}: no valid Llama configuration: {reason}") from None
 
 
-def random_llama(config: LlamaConfig, seed: int, dtype: torch.dtype) -> Llama:
+def random_llama(
+    config: LlamaConfig, seed: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> Llama:
     """An untrained model, with weights large enough for its policy not to be uniform."""
     tensors = {}
     for index, (name, shape) in enumerate(_shapes(config).items()):
@@ -127,7 +129,7 @@ def random_llama(config: LlamaConfig, seed: int, dtype: torch.dtype) -> Llama:
         normal = np.sqrt(-2.0 * np.log1p(-drawn[0])) * np.cos(2.0 * np.pi * drawn[1])
         scale = 0.1 if len(shape) == 1 else 1.0 if "embed" in name else shape[1] ** -0.5
         values = normal * scale + (1.0 if len(shape) == 1 else 0.0)
-        tensors[name] = torch.from_numpy(values).to(dtype).view(shape)
+        tensors[name] = torch.from_numpy(values).view(shape).to(device, dtype)
     return _assemble(config, tensors)
 
 
