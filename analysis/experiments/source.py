@@ -24,9 +24,12 @@ SOURCES = (
     "objectives/losses.py",
     "training/config.py",
     "training/kl_term.py",
+    "training/memory.py",
     "training/metrics.py",
     "training/optimizer.py",
+    "training/packing.py",
     "training/policy.py",
+    "training/products.py",
     "training/randomness.py",
     "training/rollout.py",
     "training/schema.py",
@@ -35,6 +38,7 @@ SOURCES = (
     "training/step.py",
     "training/tasks.py",
     "training/trainer.py",
+    "training/transformer.py",
 )
 
 

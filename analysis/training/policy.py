@@ -10,31 +10,34 @@ Rows are padded to a multiple of ``ROW_MULTIPLE``, so that every member meets th
 instructions wherever it stands. All members go through the same batched products, each with its
 own weights, so no member's value depends on which others are there.
 
-A group of G completions shares one prompt. The prompt's keys and values are computed once
-(``prefix``) and every completion attends to them and to its own past: the prompt is not repeated
-G times. Sampling is the same function, one token at a time, with a cache of the completion's past.
-That cache has its full length from the start: softmax over rows of 16 is ten times faster on the
-CPU than over 15.
-
-Shapes: M members, P prompts, G completions of each, T tokens, L prompt tokens, H heads, D = d/H
-channels a head, d channels, V vocabulary.
+Shapes: M members, P prompts, G completions of each, T tokens, L prompt tokens, d channels,
+V vocabulary.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from analysis.training.packing import (
+    pack_completions,
+    pack_gradients,
+    pack_prompts,
+    packing,
+    unpack_completions,
+)
+from analysis.training.products import fast_products
 from analysis.training.randomness import uniforms
 from analysis.training.schema import Schema
 from analysis.training.setting import Weights
+from analysis.training.transformer import Tape, backward, forward
 
 #: Floats; a multiple of every vector width, unrolling included.
 ROW_MULTIPLE = 64
@@ -56,15 +59,12 @@ class PolicyConfig(Schema):
         return self
 
 
-class KeyValue(NamedTuple):
-    """Keys and values of one layer, [M, P, H, G, T, D]."""
+class Past:
+    """Room for completions behind a prompt; the first token that is read makes it."""
 
-    keys: Tensor
-    values: Tensor
-
-
-#: Per layer, what later tokens attend to.
-Cache = Sequence[KeyValue]
+    def __init__(self, group_size: int, steps: int, keep: bool) -> None:
+        self.group_size, self.steps, self.keep = group_size, steps, keep
+        self.tape: Tape | None = None
 
 
 class Policy:
@@ -116,115 +116,87 @@ class Policy:
         """The starting weights [1, N] as those of every member, at no cost in memory."""
         return self.unflatten(start.expand(members, -1))
 
-    def prefill(self, weights: Weights, prompts: Tensor) -> Cache:
-        """Keys and values of prompts [M, P, L], one "completion" each."""
-        return self._run(weights, prompts.unsqueeze(2))[1]
+    def prefill(self, weights: Weights, prompts: Tensor) -> Tensor:
+        """What completions see of prompts [M, P, L]: their tokens, read with the first step."""
+        return prompts
 
-    def empty_cache(self, like: Tensor) -> Cache:
-        """Room for completions of the shape and dtype of ``like`` [M, P, G, T]."""
-        members, prompts, groups, steps = like.shape
-        heads = self.config.num_heads
-        shape = (members, prompts, heads, groups, steps, self.config.width // heads)
-        return [
-            KeyValue(like.new_zeros(shape), like.new_zeros(shape))
-            for _ in range(self.config.num_layers)
-        ]
+    def empty_cache(self, like: Tensor, *, keep: bool = False) -> Past:
+        """Room for completions of the shape of ``like`` [M, P, G, T].
+
+        ``keep`` keeps the activations too: :meth:`replay` needs them.
+        """
+        return Past(like.shape[2], like.shape[3], keep)
 
     def extend(
         self,
         weights: Weights,
-        prefix: Cache,
+        prefix: Tensor,
         tokens: Tensor,
-        past: Cache | None = None,
+        past: Past | None = None,
         start: int = 0,
     ) -> Tensor:
         """Logits [M, P, G, T, V] of what follows each of ``tokens`` [M, P, G, T].
 
-        They are the completion's tokens from ``start`` on; those before are in the cache ``past``,
-        and these are written into it.
+        They are the completion's tokens from ``start`` on; those before are in ``past``, and these
+        are written into it.
         """
-        hidden, _ = self._run(weights, tokens, prefix, past, start)
-        logits = torch.bmm(_norm(hidden), weights["head"])
-        return logits.unflatten(1, tokens.shape[1:])
+        past = self.empty_cache(tokens) if past is None else past
+        rows = pack_completions(tokens)
+        if start == 0:
+            past.tape = self._tape(weights, prefix.shape, past)
+            rows = torch.cat([pack_prompts(prefix), rows], dim=1)
+        with _products(weights, past.tape):
+            logits = forward(weights, rows, past.tape)
+        return unpack_completions(logits[:, -tokens.shape[2] * tokens.shape[3] :], tokens.shape[2])
 
     def logits(self, weights: Weights, prompts: Tensor, inputs: Tensor) -> Tensor:
         """Logits [M, P, G, T, V] for prompts [M, P, L] and completion inputs [M, P, G, T]."""
-        return self.extend(weights, self.prefill(weights, prompts), inputs)
+        differentiable = torch.is_grad_enabled() and weights["head"].requires_grad
+        past = self.empty_cache(inputs, keep=differentiable)
+        with torch.no_grad():
+            logits = self.extend(weights, self.prefill(weights, prompts), inputs, past)
+        return self.replay(weights, past) if differentiable else logits
 
-    def _run(
-        self,
-        weights: Weights,
-        tokens: Tensor,
-        prefix: Cache | None = None,
-        past: Cache | None = None,
-        start: int = 0,
-    ) -> tuple[Tensor, Cache]:
-        """Hidden states [M, P*G*T, d] of tokens [M, P, G, T], and their keys and values."""
-        shape = tokens.shape
-        position = start if prefix is None else start + prefix[0].keys.shape[4]
-        x = _embed(weights["token_embedding"], tokens)  # (M, P, G, T, d)
-        positions = weights["position_embedding"][:, position : position + shape[3]]
-        x = (x + positions[:, None, None]).flatten(1, 3)  # (M, P*G*T, d)
-        cache = []
-        for layer in range(self.config.num_layers):
-            name = f"block{layer}."
-            qkv = torch.bmm(_norm(x), weights[name + "attention_in"])
-            qkv = qkv.view(*shape, 3, self.config.num_heads, -1)  # (M, P, G, T, 3, H, D)
-            queries, keys, values = qkv.permute(4, 0, 1, 5, 2, 3, 6).unbind(0)  # (M, P, H, G, T, D)
-            own = KeyValue(keys, values)
-            if past is not None:
-                for kept, new in zip(past[layer], own, strict=True):
-                    kept[..., start : start + shape[3], :] = new
-                own = past[layer]
-            cache.append(own)
-            mixed = _attend(queries, own, None if prefix is None else prefix[layer], start)
-            mixed = mixed.permute(0, 1, 3, 4, 2, 5).reshape(x.shape)
-            x = torch.baddbmm(x, mixed, weights[name + "attention_out"])
-            inner = torch.bmm(_norm(x), weights[name + "mlp_in"]).relu_()
-            x = torch.baddbmm(x, inner, weights[name + "mlp_out"])
-        return x, cache
+    def replay(self, weights: Weights, past: Past) -> Tensor:
+        """The logits [M, P, G, T, V] that filled ``past``, as a function of ``weights``.
+
+        ``weights`` must be those that filled it, and its activations kept.
+        """
+        return _Replay.apply(past.tape, tuple(weights), *weights.values())
+
+    def _tape(self, weights: Weights, prompts: torch.Size, past: Past) -> Tape:
+        heads = self.config.num_heads
+        head = weights["head"]
+        layout = packing(prompts[2], past.group_size, past.steps, head.dtype, head.device)
+        shape = (prompts[0], prompts[1], heads, self.config.width // heads)
+        return Tape(layout, shape, self.config.num_layers, head, keep=past.keep)
 
 
-def _norm(x: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:])
+def _products(weights: Weights, tape: Tape) -> AbstractContextManager[None]:
+    """The fast products, if even one member's smallest, one step of one head, is large enough."""
+    _, width, vocab_size = weights["head"].shape
+    layout = tape.layout
+    seen = layout.prompt_length + layout.group_size
+    rows = tape.qkv[0].shape[2] * layout.group_size
+    return fast_products(weights["head"].device, rows * width * min(vocab_size, seen))
 
 
-def _embed(table: Tensor, tokens: Tensor) -> Tensor:
-    """Rows of each member's own table [M, V, d] for its tokens [M, ...]."""
-    members, vocab_size, _ = table.shape
-    offsets = vocab_size * torch.arange(members, device=tokens.device)
-    shifted = tokens + offsets.view(-1, *[1] * (tokens.ndim - 1))
-    return F.embedding(shifted, table.flatten(0, 1))
+class _Replay(torch.autograd.Function):
+    """The logits on a tape, with the gradient that its activations give."""
 
+    @staticmethod
+    def forward(ctx: Any, tape: Tape, names: tuple[str, ...], *weights: Tensor) -> Tensor:
+        ctx.tape, ctx.names = tape, names
+        ctx.save_for_backward(*weights)
+        run, layout = tape.joined(), tape.layout
+        logits = run.logits.unflatten(1, run.tokens.shape[1:])  # (M, S, P, V)
+        return unpack_completions(logits[:, layout.prompt_length :], layout.group_size)
 
-def _attend(queries: Tensor, own: KeyValue, prefix: KeyValue | None, start: int) -> Tensor:
-    """Causal attention of T queries, from ``start`` on, to S own positions and a shared prefix.
-
-    ``queries`` [M, P, H, G, T, D], ``own`` [M, P, H, G, S, D], ``prefix`` [M, P, H, 1, L, D].
-    Explicit products and a softmax: fused attention kernels are slow for heads this small.
-    """
-    groups, steps, depth = queries.shape[3:]
-    queries = queries * depth**-0.5
-    q = queries.reshape(-1, steps, depth)  # (M*P*H*G, T, D)
-    k, v = (part.reshape(-1, part.shape[4], depth) for part in own)  # (M*P*H*G, S, D)
-    scores = torch.bmm(q, k.transpose(1, 2)) + _causal(steps, k.shape[1], start, q)
-    if prefix is None:
-        return torch.bmm(torch.softmax(scores, dim=-1), v).view(queries.shape)
-    shared_q = q.view(-1, groups * steps, depth)  # (M*P*H, G*T, D)
-    shared_k, shared_v = (part.reshape(-1, part.shape[4], depth) for part in prefix)
-    shared_scores = torch.bmm(shared_q, shared_k.transpose(1, 2))  # (M*P*H, G*T, L)
-    length = shared_k.shape[1]
-    shared_scores = shared_scores.view(-1, steps, length)  # (M*P*H*G, T, L)
-    weights = torch.softmax(torch.cat([shared_scores, scores], dim=-1), dim=-1)
-    from_prefix = torch.bmm(
-        weights[..., :length].reshape(-1, groups * steps, length), shared_v
-    )  # (M*P*H, G*T, D)
-    from_own = torch.bmm(weights[..., length:], v)  # (M*P*H*G, T, D)
-    return (from_prefix.view(from_own.shape) + from_own).view(queries.shape)
-
-
-def _causal(steps: int, positions: int, start: int, like: Tensor) -> Tensor:
-    """[T, S]: 0 where the query may look, -inf at later positions."""
-    allowed = torch.ones(steps, positions, dtype=torch.bool, device=like.device)
-    allowed = allowed.tril(start)
-    return torch.zeros_like(allowed, dtype=like.dtype).masked_fill(~allowed, -torch.inf)
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        weights = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
+        packed = pack_gradients(gradient, ctx.tape.layout.prompt_length)
+        with _products(weights, ctx.tape):
+            grads = backward(weights, ctx.tape, packed)
+        return None, None, *(grads[name] for name in ctx.names)

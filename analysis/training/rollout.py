@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,6 +55,7 @@ def sample(
     prompts: Tensor,
     uniforms: Tensor,
     temperature: float,
+    past: Any = None,
 ) -> Rollout:
     """Sample G completions of each prompt with a key-value cache.
 
@@ -62,10 +63,11 @@ def sample(
         prompts: [M, P, L].
         uniforms: [M, P, G, T] in [0, 1), one per token: the whole randomness of the rollout.
         temperature: divides the logits.
+        past: the policy's room for completions, to be filled; by default a new one.
     """
     prefix = policy.prefill(weights, prompts)
     tokens = torch.full_like(uniforms[..., :1], task.opening, dtype=torch.long)
-    past = policy.empty_cache(uniforms)
+    past = policy.empty_cache(uniforms) if past is None else past
     completions, logps = [], []
     for step in range(uniforms.shape[-1]):
         logits = policy.extend(weights, prefix, tokens, past, step)  # (M, P, G, 1, V)

@@ -6,7 +6,7 @@ Shapes: M members, P prompts, L prompt tokens, G completions of each, T tokens, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -68,6 +68,17 @@ class PopulationPolicy(Protocol):
 
     def logits(self, weights: Weights, prompts: Tensor, inputs: Tensor) -> Tensor:
         """Logits [M, P, G, T, V] for prompts [M, P, L] and completion inputs [M, P, G, T]."""
+
+
+@runtime_checkable
+class ReplayingPolicy(Protocol):
+    """A population policy whose sampling can keep the activations that its gradient needs."""
+
+    def empty_cache(self, like: Tensor, *, keep: bool = False) -> Any:
+        """Room for completions; with ``keep`` for their activations too."""
+
+    def replay(self, weights: Weights, past: Any) -> Tensor:
+        """The logits that filled ``past``, as a function of ``weights``, which must be the same."""
 
 
 class Setting(NamedTuple):

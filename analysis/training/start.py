@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from analysis.training.config import TrainConfig
+from analysis.training.memory import keep_freed_memory
 from analysis.training.optimizer import PopulationAdamW, clip_rows
 from analysis.training.policy import Policy
 from analysis.training.randomness import member_uniforms
@@ -39,6 +40,7 @@ def supervised_start(config: TrainConfig) -> Tensor:
 
 @cache
 def _trained(config: TrainConfig) -> Tensor:
+    keep_freed_memory()
     start, task, policy = config.start, config.task, make_policy(config)
     weights = policy.initial_weights(start.seed, config.dtype).requires_grad_()
     optimizer = PopulationAdamW(weights, start.learning_rate, weight_decay=0.0)

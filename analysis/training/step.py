@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from analysis.training import metrics
 from analysis.training.config import RunConfig
 from analysis.training.kl_term import KLTerm
 from analysis.training.rollout import Rollout, token_logp
-from analysis.training.setting import PopulationPolicy, Weights
+from analysis.training.setting import PopulationPolicy, ReplayingPolicy, Weights
 
 #: A completion weighs the same however long it is; so does each of its tokens.
 AGGREGATION = "seq_mean_token_mean"
@@ -71,20 +71,25 @@ def make_batch(
 
 
 def compute_step(
-    policy: PopulationPolicy,
+    policy: PopulationPolicy | ReplayingPolicy,
     weights: Weights,
     config: RunConfig,
     kl_term: KLTerm,
     batch: Batch,
     *,
     measure: bool,
+    past: Any = None,
 ) -> StepOutput:
     """Losses, tensors to check and metrics of the members at ``weights``.
 
-    ``measure`` adds the metrics of the policy, which read the whole vocabulary.
+    ``measure`` adds the metrics of the policy, which read the whole vocabulary. ``past`` holds the
+    activations of a :class:`ReplayingPolicy` that sampled this very batch with these weights.
     """
     prompts, inputs, completions, old_logp, mask = batch.rollout
-    logits = policy.logits(weights, prompts, inputs) / config.temperature
+    if past is None:
+        logits = policy.logits(weights, prompts, inputs) / config.temperature
+    else:
+        logits = policy.replay(weights, past) / config.temperature
     logp = token_logp(logits, completions, temperature=1.0)
     policy_terms = policy_loss(
         logp,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,10 +20,11 @@ from tqdm import tqdm
 from analysis.training.config import Member, RunConfig, TrainConfig
 from analysis.training.kl_term import KLTerm
 from analysis.training.metrics import POLICY_METRICS, WINDOW_METRICS
+from analysis.training.memory import keep_freed_memory
 from analysis.training.optimizer import PopulationAdamW, clip_rows
 from analysis.training.randomness import member_uniforms
 from analysis.training.rollout import Rollout, sample
-from analysis.training.setting import Scores, Setting
+from analysis.training.setting import ReplayingPolicy, Scores, Setting
 from analysis.training.start import tiny_setting
 from analysis.training.step import Batch, StepOutput, compute_step, make_batch
 
@@ -70,6 +71,7 @@ class PopulationTrainer:
             if not isinstance(config, TrainConfig):
                 raise ValueError(f"setting is missing: {type(config).__name__} describes none")
             setting = tiny_setting(config)
+        keep_freed_memory()
         self.config = config
         self.members = tuple(members)
         self.task, self.policy, start = setting
@@ -82,8 +84,11 @@ class PopulationTrainer:
         self.alive = torch.ones(size, dtype=torch.bool, device=self.device)
         self.failures: list[Failure] = []
 
-    def rollout(self, update: int) -> tuple[Rollout, Scores]:
-        """Sampled completions of every member, and what the verifier says of them."""
+    def rollout(self, update: int, past: Any = None) -> tuple[Rollout, Scores]:
+        """Sampled completions of every member, and what the verifier says of them.
+
+        ``past``, by default a new one, is filled with what the policy keeps of its own sampling.
+        """
         config, task = self.config, self.task
         seeds = [member.seed for member in self.members]
         shape = (config.num_prompts, task.draws_per_prompt)
@@ -92,7 +97,7 @@ class PopulationTrainer:
         shape = (config.num_prompts, config.group_size, task.completion_length)
         noise = member_uniforms(seeds, "sampling", update, shape, config.dtype).to(self.device)
         weights = self.policy.unflatten(self.weights.detach())
-        rollout = sample(self.policy, weights, task, prompts, noise, config.temperature)
+        rollout = sample(self.policy, weights, task, prompts, noise, config.temperature, past)
         return rollout, task.score(prompts, rollout.completions)
 
     def update(self, update: int, *, measure: bool = True) -> dict[str, Tensor]:
@@ -101,14 +106,15 @@ class PopulationTrainer:
         Without ``measure`` only the cheap ones, ``WINDOW_METRICS``.
         """
         config = self.config
-        drawn, scores = self.rollout(update)
+        past = self._past()
+        drawn, scores = self.rollout(update, past)
         batch = make_batch(self.policy, self.reference, config, self.kl_term, drawn, scores.rewards)
         per_minibatch = config.num_prompts // config.num_minibatches
         firsts = list(range(0, config.num_prompts, per_minibatch)) * config.num_iterations
         logged = []
         for step, first in enumerate(firsts):
             part = batch.of_prompts(slice(first, first + per_minibatch))
-            output = self.losses(part, measure=measure)
+            output = self.losses(part, measure=measure, past=None if step else past)
             (gradient,) = torch.autograd.grad(output.losses.sum(), self.weights)
             clipped = clip_rows(gradient, config.max_grad_norm)
             self._freeze_failed(update, step, output, gradient, clipped.norms)
@@ -120,10 +126,15 @@ class PopulationTrainer:
         measured["length"] = drawn.mask.sum(dim=-1).float().flatten(1).mean(dim=1)
         return {name: torch.where(self.alive, v, torch.nan) for name, v in measured.items()}
 
-    def losses(self, batch: Batch, *, measure: bool = False) -> StepOutput:
-        """Losses at the current weights, differentiable with respect to ``self.weights``."""
+    def losses(self, batch: Batch, *, measure: bool = False, past: Any = None) -> StepOutput:
+        """Losses at the current weights, differentiable with respect to ``self.weights``.
+
+        ``past``: activations of the whole batch under these weights, if they were kept.
+        """
         views = self.policy.unflatten(self.weights)
-        return compute_step(self.policy, views, self.config, self.kl_term, batch, measure=measure)
+        return compute_step(
+            self.policy, views, self.config, self.kl_term, batch, measure=measure, past=past
+        )
 
     def run(self, *, progress: bool = False) -> RunRecord:
         """All updates of the configuration."""
@@ -144,6 +155,21 @@ class PopulationTrainer:
             failures=tuple(self.failures),
             wall_seconds=time.perf_counter() - started,
         )
+
+    def _past(self) -> Any:
+        """Room for activations, if the first step is on-policy, on all prompts, and can use them.
+
+        Sampling then is the forward pass of that step.
+        """
+        if self.config.num_minibatches > 1 or not isinstance(self.policy, ReplayingPolicy):
+            return None
+        shape = (
+            len(self.members),
+            self.config.num_prompts,
+            self.config.group_size,
+            self.task.completion_length,
+        )
+        return self.policy.empty_cache(self.weights.new_empty(shape, device="meta"), keep=True)
 
     def _freeze_failed(
         self, update: int, step: int, output: StepOutput, gradient: Tensor, norms: Tensor
