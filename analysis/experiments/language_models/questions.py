@@ -1,0 +1,73 @@
+r"""Arithmetic of reasoning-gym as token ids: some solved lines, then one to be completed.
+
+A question is the lines ``4 - 1 = 3\n7 + 5 =``; the answer is what follows up to the end of the
+line. A model that was trained on text goes on like that without a chat template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from analysis.experiments.language_models.checkpoints import needed
+from analysis.experiments.language_models.config import ArithmeticTask
+from analysis.training.pretrained.tasks import TextTask
+
+
+def arithmetic_task(config: ArithmeticTask, folder: Path) -> TextTask:
+    """The task for the model in ``folder``.
+
+    An answer is right if reasoning-gym scores it exactly 1: it gives partial credit to any text
+    that holds the answer, which would reward listing numbers.
+
+    Raises:
+        ValueError: the extra ``lm`` is not installed, or the folder holds no tokenizer.
+    """
+    tokenizer = _tokenizer(folder)
+    dataset = _dataset(config, config.pool, config.seed)
+    shots = list(_dataset(config, config.shots, config.seed + 1)) if config.shots else []
+    solved = "".join(f"{_left_side(shot)} {shot['answer']}\n" for shot in shots)
+    pool = list({_left_side(entry): entry for entry in dataset}.values())  # none twice
+
+    @cache
+    def score(place: int, text: str) -> float:
+        return float(dataset.score_answer(text, pool[place]))
+
+    def verify(place: int, tokens: Sequence[int]) -> float:
+        return score(place, tokenizer.decode(tokens).strip())
+
+    end_of_line = tokenizer("1 + 1 = 2\n")["input_ids"][-1]
+    return TextTask(
+        [tokenizer(solved + _left_side(entry))["input_ids"] for entry in pool],
+        verify,
+        end_tokens=[end_of_line],
+        completion_length=config.completion_length,
+    )
+
+
+def _left_side(entry: dict[str, Any]) -> str:
+    return f"{entry['metadata']['expression']} ="
+
+
+def _tokenizer(folder: Path) -> Any:
+    transformers = needed("transformers", "lm")
+    try:
+        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"{folder} holds no tokenizer ({reason})") from None
+
+
+def _dataset(config: ArithmeticTask, size: int, seed: int) -> Any:
+    gym = needed("reasoning_gym", "lm")
+    return gym.create_dataset(
+        config.name,
+        size=size,
+        seed=seed,
+        min_terms=config.terms,
+        max_terms=config.terms,
+        min_digits=config.digits,
+        max_digits=config.digits,
+    )

@@ -1,0 +1,36 @@
+"""From a run's configuration to what its population trains on."""
+
+from __future__ import annotations
+
+import torch
+
+from analysis.experiments.language_models.checkpoints import folder_of
+from analysis.experiments.language_models.config import LanguageConfig, RandomModel
+from analysis.experiments.language_models.questions import arithmetic_task
+from analysis.training.config import TrainConfig
+from analysis.training.pretrained.setting import pretrained_setting
+from analysis.training.pretrained.weights import load_llama, random_llama
+from analysis.training.setting import Setting
+from analysis.training.start import tiny_setting
+from analysis.training.tasks import VOCAB_SIZE, SortTask
+
+
+def setting_of(config: TrainConfig | LanguageConfig, device: torch.device | str = "cpu") -> Setting:
+    """Policy, task and start of a configuration, on a device.
+
+    Raises:
+        ValueError: the model or an optional package cannot be had, or they do not fit together.
+    """
+    if isinstance(config, TrainConfig):
+        return tiny_setting(config, device)
+    source, task = config.model, config.task
+    if isinstance(source, RandomModel):
+        if not isinstance(task, SortTask) or source.llama.vocab_size < VOCAB_SIZE:
+            raise ValueError(f"a random model has no tokenizer: give it SortTask, {VOCAB_SIZE=}")
+        model = random_llama(source.llama, source.seed, config.dtype, device)
+        return pretrained_setting(config, model, task)
+    if isinstance(task, SortTask):
+        raise ValueError("SortTask is for a random model: give a pretrained one ArithmeticTask")
+    folder = folder_of(source)
+    model = load_llama(folder, config.dtype, device)
+    return pretrained_setting(config, model, arithmetic_task(task, folder))

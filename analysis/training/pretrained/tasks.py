@@ -1,0 +1,83 @@
+"""A pool of questions as token ids, with completions of their own lengths that are verified."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from analysis.training.pretrained.llama import PAD
+from analysis.training.setting import Scores
+
+#: Score of an answer: (place of the question in the pool, tokens before the end) -> 1.0 if right.
+Verify = Callable[[int, Sequence[int]], float]
+
+
+class TextTask:
+    """Questions of any length; a completion is right if it ends and its score is exactly 1.
+
+    Args:
+        questions: token ids of each, the same last token in all: it opens the completion.
+        verify: scores a completion; anything below 1, such as partial credit, counts as 0.
+        end_tokens: any of these ends a completion.
+        completion_length: tokens of the longest completion that is sampled, the end included.
+
+    Raises:
+        ValueError: no questions, an empty one, or different last tokens.
+    """
+
+    def __init__(
+        self,
+        questions: Sequence[Sequence[int]],
+        verify: Verify,
+        *,
+        end_tokens: Sequence[int],
+        completion_length: int,
+    ) -> None:
+        if not questions or not all(questions):
+            raise ValueError("questions must be a list of non-empty lists of token ids")
+        openings = {question[-1] for question in questions}
+        if len(openings) > 1:
+            raise ValueError(f"questions must end with one and the same token, not {openings}")
+        if not end_tokens:
+            raise ValueError("end_tokens is empty: no completion would ever be right")
+        self.opening = openings.pop()
+        self.draws_per_prompt = 1
+        self.completion_length = completion_length
+        self._verify = verify
+        self._end_tokens = torch.tensor(list(end_tokens))
+        length = max(len(question) for question in questions) - 1
+        rows = [[PAD] * (length - len(q) + 1) + list(q[:-1]) for q in questions]
+        self._prompts = torch.tensor(rows, dtype=torch.long).view(-1, length)
+        self._places = {tuple(row): place for place, row in enumerate(rows)}
+
+    def prompts(self, uniforms: Tensor) -> Tensor:
+        """Questions [M, P, L], left-padded, without the opening token; uniforms [M, P, 1]."""
+        size = len(self._prompts)
+        places = (uniforms.squeeze(-1) * size).long().clamp(max=size - 1)
+        return self._prompts.to(uniforms.device)[places]
+
+    def completion_mask(self, completions: Tensor) -> Tensor:
+        """[..., T], True up to and including the first end token."""
+        ended = self._ends(completions).long()
+        return (ended.cumsum(dim=-1) - ended) == 0
+
+    def score(self, prompts: Tensor, completions: Tensor) -> Scores:
+        """Verify completions [M, P, G, T] of prompts [M, P, L]; rewards are accuracy."""
+        lengths = self.completion_mask(completions).sum(dim=-1).flatten().tolist()
+        finished = self._ends(completions).any(dim=-1).flatten().tolist()
+        answers = completions.flatten(0, 2).tolist()
+        group = completions.shape[2]
+        places = [self._places[tuple(row)] for row in prompts.flatten(0, 1).tolist()]
+        scores = [
+            float(done and self._verify(places[index // group], answer[: length - 1]) == 1.0)
+            for index, (answer, length, done) in enumerate(
+                zip(answers, lengths, finished, strict=True)
+            )
+        ]
+        right = torch.tensor(scores, device=completions.device).view(completions.shape[:3])
+        return Scores(right, right)
+
+    def _ends(self, completions: Tensor) -> Tensor:
+        return torch.isin(completions, self._end_tokens.to(completions.device))
