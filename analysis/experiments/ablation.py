@@ -11,9 +11,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
+import torch
 
 from analysis.experiments.presets import Preset
-from analysis.experiments.source import source_sha256
+from analysis.experiments.settings import device_name, setting_of
+from analysis.experiments.source import LANGUAGE_SOURCES, SOURCES, source_sha256
+from analysis.training.config import TrainConfig
 from analysis.training.metrics import METRICS
 from analysis.training.trainer import Failure, PopulationTrainer, RunRecord
 
@@ -53,20 +56,27 @@ class Ablation(NamedTuple):
     failures: tuple[Failure, ...]  #: members by their place in ``preset.members``
     wall_seconds: float
     source: str  #: hash of the package source at the start of the run
+    device: str  #: what computed it
 
 
-def run(preset: Preset, *, progress: bool = False) -> Ablation:
-    """Train the population of a preset, ``CHUNK`` members at a time."""
-    members, source = preset.members, source_sha256()
+def run(preset: Preset, *, device: torch.device | str = "cpu", progress: bool = False) -> Ablation:
+    """Train the population of a preset, ``CHUNK`` members at a time.
+
+    Raises:
+        ValueError: a pretrained model or an optional package of the preset cannot be had.
+    """
+    tiny = isinstance(preset.config, TrainConfig)
+    members, source = preset.members, source_sha256(SOURCES if tiny else LANGUAGE_SOURCES)
+    setting = setting_of(preset.config, device)
     frames, failures, wall_seconds = [], [], 0.0
     for first in range(0, len(members), CHUNK):
-        trainer = PopulationTrainer(preset.config, members[first : first + CHUNK])
+        trainer = PopulationTrainer(preset.config, members[first : first + CHUNK], setting)
         record = trainer.run(progress=progress)
         frames.append(tidy(record))
         failures += [f._replace(member=f.member + first) for f in record.failures]
         wall_seconds += record.wall_seconds
     curves = pd.concat(frames, ignore_index=True)
-    return Ablation(preset, curves, tuple(failures), wall_seconds, source)
+    return Ablation(preset, curves, tuple(failures), wall_seconds, source, device_name(device))
 
 
 def tidy(record: RunRecord) -> pd.DataFrame:

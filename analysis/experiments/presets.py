@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from analysis.experiments.language_models.config import LanguageConfig
 from analysis.training.config import Arm, Member, StartConfig, TrainConfig
 from analysis.training.schema import Schema
 
@@ -12,7 +13,7 @@ class Preset(Schema):
     """A population: arms x seeds, what its members share, and what it is expected to show."""
 
     name: str
-    config: TrainConfig
+    config: TrainConfig | LanguageConfig
     arms: tuple[Arm, ...] = Field(min_length=1)
     seeds: tuple[int, ...] = Field(min_length=1)
     #: Stated before the run, from theory and from searches on other seeds.

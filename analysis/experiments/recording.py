@@ -25,6 +25,7 @@ import torch
 import analysis
 from analysis.experiments.ablation import Ablation, final, run, tidy
 from analysis.experiments.presets import FULL, HALF_STEP, Preset
+from analysis.experiments.settings import setting_of
 from analysis.training.metrics import METRICS
 from analysis.training.trainer import PopulationTrainer
 
@@ -110,7 +111,7 @@ def rerun(recorded: Recorded, arm: str, beta: float, seed: int, *, windows: int)
     if not members:
         raise ValueError(f"no member {arm!r} with beta={beta} and seed={seed} in {preset.name!r}")
     config = preset.config.model_copy(update={"updates": windows * preset.config.log_every})
-    again = tidy(PopulationTrainer(config, members).run())
+    again = tidy(PopulationTrainer(config, members, setting_of(config)).run())
     keys = ["arm", "beta", "seed", "update"]
     tables = [t.melt(keys, list(METRICS), "metric") for t in (recorded.curves, again)]
     both = tables[0].merge(tables[1], on=[*keys, "metric"], suffixes=("_recorded", "_again"))
@@ -124,7 +125,7 @@ def _manifest(ablation: Ablation, files: dict[str, str]) -> dict[str, Any]:
     return {
         "preset": preset.name,
         "seeds": list(preset.seeds),
-        "device": f"cpu, {platform.machine()}, {torch.get_num_threads()} thread(s)",
+        "device": ablation.device,
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,

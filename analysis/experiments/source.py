@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import analysis
@@ -41,12 +42,29 @@ SOURCES = (
     "training/transformer.py",
 )
 
+#: Those that a run on a pretrained model depends on besides.
+LANGUAGE_SOURCES = (
+    *SOURCES,
+    "experiments/language_models/checkpoints.py",
+    "experiments/language_models/config.py",
+    "experiments/language_models/questions.py",
+    "experiments/settings.py",
+    "training/pretrained/attention.py",
+    "training/pretrained/config.py",
+    "training/pretrained/llama.py",
+    "training/pretrained/lora.py",
+    "training/pretrained/rotary.py",
+    "training/pretrained/setting.py",
+    "training/pretrained/tasks.py",
+    "training/pretrained/weights.py",
+)
 
-def source_sha256() -> str:
+
+def source_sha256(sources: Sequence[str] = SOURCES) -> str:
     """Hash of the package source that a run's numbers depend on, whatever its comments say."""
     root = Path(analysis.__path__[0])
     digest = hashlib.sha256()
-    for name in SOURCES:
+    for name in sources:
         code = code_alone((root / name).read_text(encoding="utf-8"))
         digest.update(f"{name}\0{code}\0".encode())
     return digest.hexdigest()

