@@ -171,6 +171,26 @@ def test_there_is_one_search_box(visitor: Visitor) -> None:
     assert visitor.page.locator(boxes).count() == 1
 
 
+def test_the_ledger_is_filtered_by_seed_kind_and_verdict(visitor: Visitor) -> None:
+    faults = visitor.visit("book/_generated/ledger.html")
+    page = visitor.page
+    claims = page.locator(".claim")
+    total = claims.count()
+    press = lambda name: page.get_by_role("button", name=name, exact=True).click()
+    shown = lambda: page.locator(".claim:visible").count()
+    press("seed 4")
+    of_seed = shown()
+    press("fails")
+    both = shown()
+    assert 0 < both < of_seed < total
+    assert both == page.locator(".claim-seed-4.claim-fails").count()
+    assert page.get_by_text(f"{both} of {total} claims", exact=True).is_visible()
+    press("fails")
+    press("seed 4")
+    assert shown() == total
+    assert faults == []
+
+
 @pytest.mark.parametrize(("theme", "dark"), [("light", False), ("dark", True)])
 def test_both_themes_render(
     html: Path, browser: playwright.Browser, theme: str, dark: bool
