@@ -65,6 +65,7 @@ class Past:
     def __init__(self, group_size: int, steps: int, keep: bool) -> None:
         self.group_size, self.steps, self.keep = group_size, steps, keep
         self.tape: Tape | None = None
+        self.weights: Weights = {}
 
 
 class Policy:
@@ -143,10 +144,11 @@ class Policy:
         past = self.empty_cache(tokens) if past is None else past
         rows = pack_completions(tokens)
         if start == 0:
+            past.weights = {name: part.contiguous() for name, part in weights.items()}
             past.tape = self._tape(weights, prefix.shape, past)
             rows = torch.cat([pack_prompts(prefix), rows], dim=1)
         with _products(weights, past.tape):
-            logits = forward(weights, rows, past.tape)
+            logits = forward(past.weights, rows, past.tape)
         return unpack_completions(logits[:, -tokens.shape[2] * tokens.shape[3] :], tokens.shape[2])
 
     def logits(self, weights: Weights, prompts: Tensor, inputs: Tensor) -> Tensor:

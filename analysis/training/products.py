@@ -16,7 +16,13 @@ from functools import cache
 import torch
 
 #: Of a product of [M, rows, inner] and [M, inner, columns]: kernels are chosen by size.
-PROBES = ((2, 744, 64, 256), (2, 744, 256, 64), (2, 64, 744, 192), (96, 62, 16, 62), (96, 6, 62, 16))
+PROBES = (
+    (2, 744, 64, 256),
+    (2, 744, 256, 64),
+    (2, 64, 744, 192),
+    (96, 62, 16, 62),
+    (96, 6, 62, 16),
+)
 #: Multiplications below which PyTorch does not call oneDNN.
 SMALLEST = 16**3
 #: Relative to the largest element; bfloat16 is at about 3e-3.

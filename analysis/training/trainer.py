@@ -19,8 +19,13 @@ from tqdm import tqdm
 
 from analysis.training.config import Member, RunConfig, TrainConfig
 from analysis.training.kl_term import KLTerm
-from analysis.training.metrics import POLICY_METRICS, WINDOW_METRICS
 from analysis.training.memory import keep_freed_memory
+from analysis.training.metrics import (
+    METRICS,
+    POLICY_METRICS,
+    WINDOW_METRICS,
+    elementwise_mean,
+)
 from analysis.training.optimizer import PopulationAdamW, clip_rows
 from analysis.training.randomness import member_uniforms
 from analysis.training.rollout import Rollout, sample
@@ -45,6 +50,15 @@ class RunRecord(NamedTuple):
     members: tuple[Member, ...]
     updates: np.ndarray  #: [W], the first update of each logging window
     metrics: dict[str, np.ndarray]  #: name in METRICS -> [W, M]; NaN once a member is frozen
+    failures: tuple[Failure, ...]
+    wall_seconds: float
+
+
+class TrainerState(NamedTuple):
+    """All that the rest of a run depends on; its randomness is keyed by seed and update."""
+
+    update: int  #: updates done
+    tensors: dict[str, Tensor]
     failures: tuple[Failure, ...]
     wall_seconds: float
 
@@ -83,6 +97,14 @@ class PopulationTrainer:
         self.kl_term = KLTerm(self.members, config.dtype, self.device)
         self.alive = torch.ones(size, dtype=torch.bool, device=self.device)
         self.failures: list[Failure] = []
+        #: Of each update done; metrics of the policy only where a logging window begins.
+        self.logged: list[dict[str, Tensor]] = []
+        self.wall_seconds = 0.0
+
+    @property
+    def done(self) -> int:
+        """Updates done."""
+        return len(self.logged)
 
     def rollout(self, update: int, past: Any = None) -> tuple[Rollout, Scores]:
         """Sampled completions of every member, and what the verifier says of them.
@@ -120,7 +142,7 @@ class PopulationTrainer:
             self._freeze_failed(update, step, output, gradient, clipped.norms)
             self.optimizer.step(clipped.gradient, self.alive)
             logged.append(output.metrics | {"gradient_norm": clipped.norms})
-        measured = {name: torch.stack([m[name] for m in logged]).mean(dim=0) for name in logged[0]}
+        measured = {name: elementwise_mean([m[name] for m in logged]) for name in logged[0]}
         measured["reward"] = scores.rewards.flatten(1).mean(dim=1)
         measured["accuracy"] = scores.accuracy.flatten(1).mean(dim=1)
         measured["length"] = drawn.mask.sum(dim=-1).float().flatten(1).mean(dim=1)
@@ -137,24 +159,69 @@ class PopulationTrainer:
         )
 
     def run(self, *, progress: bool = False) -> RunRecord:
-        """All updates of the configuration."""
+        """The updates of the configuration that are not yet done."""
+        remaining = range(self.done, self.config.updates)
+        for _ in tqdm(remaining, disable=not progress, unit="update"):
+            self.advance()
+        return self.record()
+
+    def advance(self) -> None:
+        """The next update, logged."""
         started = time.perf_counter()
+        measure = self.done % self.config.log_every == 0
+        self.logged.append(self.update(self.done, measure=measure))
+        self.wall_seconds += time.perf_counter() - started
+
+    def record(self) -> RunRecord:
+        """What the updates so far logged."""
         every = self.config.log_every
-        updates = tqdm(range(self.config.updates), disable=not progress, unit="update")
-        logged = [self.update(update, measure=update % every == 0) for update in updates]
-        windows = [logged[first : first + every] for first in range(0, len(logged), every)]
-        means = {
-            n: [torch.stack([u[n] for u in w]).mean(dim=0) for w in windows] for n in WINDOW_METRICS
-        }
+        windows = [self.logged[first : first + every] for first in range(0, self.done, every)]
+        means = {n: [elementwise_mean([u[n] for u in w]) for w in windows] for n in WINDOW_METRICS}
         firsts = {n: [w[0][n] for w in windows] for n in POLICY_METRICS}
         return RunRecord(
             config=self.config,
             members=self.members,
-            updates=np.arange(0, self.config.updates, every),
+            updates=np.arange(0, self.done, every),
             metrics={n: torch.stack(v).cpu().numpy() for n, v in (means | firsts).items()},
             failures=tuple(self.failures),
-            wall_seconds=time.perf_counter() - started,
+            wall_seconds=self.wall_seconds,
         )
+
+    def state(self) -> TrainerState:
+        """What :meth:`restore` needs to go on from here, copied to the CPU."""
+        tensors = {"weights": self.weights.detach(), "alive": self.alive}
+        tensors |= {f"optimizer.{name}": t for name, t in self.optimizer.state().items()}
+        for name in METRICS:
+            logged = [metrics[name] for metrics in self.logged if name in metrics]
+            tensors[f"logged.{name}"] = torch.stack(logged)
+        copies = {name: tensor.cpu().clone() for name, tensor in tensors.items()}
+        return TrainerState(self.done, copies, tuple(self.failures), self.wall_seconds)
+
+    def restore(self, state: TrainerState) -> None:
+        """Go on from a state of the same configuration and members, to the same bits.
+
+        Raises:
+            ValueError: a tensor is missing; nothing is changed then.
+        """
+        names = ("weights", "alive", *(f"optimizer.{name}" for name in PopulationAdamW.STATE))
+        for name in (*names, *(f"logged.{name}" for name in METRICS)):
+            if name not in state.tensors:
+                raise ValueError(f"the state lacks the tensor {name!r}: it cannot go on")
+        tensors = {name: tensor.to(self.device) for name, tensor in state.tensors.items()}
+        with torch.no_grad():
+            self.weights.copy_(tensors["weights"])
+        self.alive.copy_(tensors["alive"])
+        self.optimizer.restore({n: tensors[f"optimizer.{n}"] for n in PopulationAdamW.STATE})
+        every = self.config.log_every
+        self.logged = [
+            {name: tensors[f"logged.{name}"][update] for name in WINDOW_METRICS}
+            for update in range(state.update)
+        ]
+        for name in POLICY_METRICS:
+            for window, value in enumerate(tensors[f"logged.{name}"]):
+                self.logged[window * every][name] = value
+        self.failures = list(state.failures)
+        self.wall_seconds = state.wall_seconds
 
     def _past(self) -> Any:
         """Room for activations, if the first step is on-policy, on all prompts, and can use them.

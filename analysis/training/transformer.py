@@ -76,7 +76,7 @@ class Tape:
         self.filled = 0  #: rows so far
         self.runs: list[Run] = []
         #: Per block, [3, M, P, H, S, D]: queries, keys and values.
-        self.qkv = [like.new_empty(3, *heads, rows, depth) for _ in range(num_layers)]
+        self.qkv = [like.new_zeros(3, *heads, rows, depth) for _ in range(num_layers)]
         #: Per block, [M, P, H, S, S]: attention weights.
         self.probs = [like.new_zeros(*heads, rows, rows) for _ in range(num_layers if keep else 0)]
 
@@ -92,7 +92,7 @@ def forward(weights: Weights, tokens: Tensor, tape: Tape) -> Tensor:
     members, rows, prompts = tokens.shape
     first, end = tape.filled, tape.filled + tokens.shape[1]
     x = _embed(weights, tokens, tape.layout.positions[first:end])
-    mask = tape.layout.mask[first:end, :end]
+    mask = tape.layout.mask[first:end]
     blocks = []
     for layer, qkv in enumerate(tape.qkv):
         name = f"block{layer}."
@@ -100,15 +100,18 @@ def forward(weights: Weights, tokens: Tensor, tape: Tape) -> Tensor:
         attention_norm = _norm(x)
         new = torch.bmm(attention_norm.outputs, weights[name + "attention_in"])
         new = new.view(members, rows, prompts, 3, heads, depth)
-        qkv[..., first:end, :] = new.permute(3, 0, 2, 4, 1, 5)
-        queries, keys, values = qkv.flatten(1, 3).unbind(0)  # (M*P*H, S, D)
-        scores = torch.baddbmm(
-            mask, queries[:, first:end], keys[:, :end].transpose(1, 2), alpha=depth**-0.5
-        )
+        new = new.permute(3, 0, 2, 4, 1, 5).contiguous()  # (3, M, P, H, n, D)
+        if rows == tape.layout.size:
+            tape.qkv[layer] = qkv = new
+        else:
+            qkv[..., first:end, :] = new
+        queries = new[0].flatten(0, 2)  # (M*P*H, n, D)
+        _, keys, values = qkv.flatten(1, 3).unbind(0)  # (M*P*H, S, D)
+        scores = torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=depth**-0.5)
         probs = torch.softmax(scores, dim=-1)  # (M*P*H, n, end)
         if tape.keep:
-            tape.probs[layer].flatten(0, 2)[:, first:end, :end] = probs
-        mixed = torch.bmm(probs, values[:, :end]).view(members, prompts, heads, rows, depth)
+            tape.probs[layer].flatten(0, 2)[:, first:end] = probs
+        mixed = torch.bmm(probs, values).view(members, prompts, heads, rows, depth)
         mixed = mixed.permute(0, 3, 1, 2, 4).reshape(x.shape)
         x = torch.baddbmm(x, mixed, weights[name + "attention_out"])
         mlp_norm = _norm(x)
@@ -170,7 +173,9 @@ def _embed(weights: Weights, tokens: Tensor, positions: Tensor) -> Tensor:
     members, vocab_size, _ = table.shape
     offsets = vocab_size * torch.arange(members, device=tokens.device).view(-1, 1, 1)
     x = F.embedding(tokens + offsets, table.flatten(0, 1))
-    return x.add_(weights["position_embedding"][:, positions].unsqueeze(2)).flatten(1, 2)
+    return x.add_(weights["position_embedding"].index_select(1, positions).unsqueeze(2)).flatten(
+        1, 2
+    )
 
 
 def _embedding_gradients(
