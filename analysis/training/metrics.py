@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -36,6 +38,14 @@ def member_mean(values: Tensor, mask: Tensor) -> Tensor:
     """[M]: mean of values [M, ...] over the counted tokens of each member."""
     counted = torch.where(mask, values, 0.0).flatten(1).sum(dim=1)
     return counted / mask.flatten(1).sum(dim=1)
+
+
+def elementwise_mean(values: Sequence[Tensor]) -> Tensor:
+    """[M]: mean of tensors [M], added in their order.
+
+    The mean over a dimension of their stack would round by M, so a member's would not be its own.
+    """
+    return sum(values[1:], start=values[0]) / len(values)
 
 
 @torch.no_grad()

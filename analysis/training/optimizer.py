@@ -28,6 +28,9 @@ class PopulationAdamW:
     The rows of frozen members stay as they are, to the bit.
     """
 
+    #: What it remembers of the steps so far: their number and two moments of the gradient.
+    STATE = ("step", "exp_avg", "exp_avg_sq")
+
     def __init__(self, weights: Tensor, learning_rate: float, weight_decay: float) -> None:
         self.weights = weights
         self._adamw = torch.optim.AdamW(
@@ -42,3 +45,11 @@ class PopulationAdamW:
         self.weights.grad = torch.where(alive.unsqueeze(1), gradient, 0.0)
         self._adamw.step()
         self.weights[frozen] = kept
+
+    def state(self) -> dict[str, Tensor]:
+        """The tensors named in ``STATE``; none before the first step."""
+        return dict(self._adamw.state[self.weights])
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Go on from a :meth:`state`."""
+        self._adamw.state[self.weights] = {name: t.clone() for name, t in state.items()}

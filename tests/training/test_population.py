@@ -19,7 +19,7 @@ def members_of(arms, seeds=(0,)):
 @pytest.mark.parametrize("inner", [(1, 1), (2, 3)], ids=["on-policy", "stale-minibatches"])
 def test_a_member_of_a_population_is_its_solo_run_to_the_bit(small_config, all_arms, inner):
     config = small_config.model_copy(
-        update={"num_iterations": inner[0], "num_minibatches": inner[1]}
+        update={"num_iterations": inner[0], "num_minibatches": inner[1], "log_every": 5}
     )
     members = members_of(all_arms, seeds=(0, 11))
     together = PopulationTrainer(config, members)
