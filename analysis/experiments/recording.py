@@ -99,7 +99,7 @@ def rerun(recorded: Recorded, arm: str, beta: float, seed: int, *, windows: int)
     """Train one recorded member again, alone, for its first logging windows; compare.
 
     Returns:
-        One row per window and metric: ``recorded``, ``again`` and their ``difference``. On the
+        One row per window and metric measured: ``recorded``, ``again`` and their ``difference``. On the
         recording machine the difference is the rounding to six digits. On another, sums differ in
         the last bit; from the first update at which that flips a sampled token, the runs part.
 
@@ -116,6 +116,7 @@ def rerun(recorded: Recorded, arm: str, beta: float, seed: int, *, windows: int)
     tables = [t.melt(keys, list(METRICS), "metric") for t in (recorded.curves, again)]
     both = tables[0].merge(tables[1], on=[*keys, "metric"], suffixes=("_recorded", "_again"))
     both = both.rename(columns={"value_recorded": "recorded", "value_again": "again"})
+    both = both.dropna(subset=["recorded", "again"], how="all").reset_index(drop=True)
     both["difference"] = (both["recorded"] - both["again"]).abs()
     return both[["update", "metric", "recorded", "again", "difference"]]
 

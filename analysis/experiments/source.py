@@ -24,6 +24,7 @@ SOURCES = (
     "objectives/groups.py",
     "objectives/losses.py",
     "training/config.py",
+    "training/kl_cosine.py",
     "training/kl_term.py",
     "training/memory.py",
     "training/metrics.py",

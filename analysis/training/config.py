@@ -89,6 +89,8 @@ class RunConfig(Schema):
     max_grad_norm: float = Field(default=1.0, gt=0)
     #: Updates in a logging window: see :mod:`analysis.training.metrics`.
     log_every: int = Field(default=5, ge=1)
+    #: Updates between measurements of ``kl_cosine``, a multiple of ``log_every``; 0 = none.
+    cosine_every: int = Field(default=0, ge=0)
     precision: Literal["float32", "float64"] = "float32"
 
     @model_validator(mode="after")
@@ -96,6 +98,14 @@ class RunConfig(Schema):
         if self.num_prompts % self.num_minibatches:
             raise ValueError(
                 f"num_minibatches={self.num_minibatches} must divide num_prompts={self.num_prompts}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _cosines_begin_windows(self) -> RunConfig:
+        if self.cosine_every % self.log_every:
+            raise ValueError(
+                f"cosine_every={self.cosine_every} must be a multiple of log_every={self.log_every}"
             )
         return self
 

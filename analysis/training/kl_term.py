@@ -15,7 +15,8 @@ from torch import Tensor
 
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.surrogates import kl_loss, kl_penalty
-from analysis.training.config import Arm, Member
+from analysis.objectives.advantages import fold_kl
+from analysis.training.config import Arm, Member, RunConfig
 
 
 class Group(NamedTuple):
@@ -78,3 +79,9 @@ class KLTerm:
             )
             terms = terms.index_copy(0, rows, term)
         return self.beta * terms
+
+    def share(self, config: RunConfig, old_logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
+        """[M, P, G, T]: what the KL in the reward adds to the advantages, with its credit."""
+        penalty = self.penalty(old_logp, ref_logp, mask)
+        nothing = torch.zeros_like(penalty)
+        return fold_kl(nothing, penalty, mask, beta=1.0, credit=config.kl_credit)

@@ -27,10 +27,13 @@ POLICY_METRICS: dict[str, str] = {
     "k2": "Mean of the estimator k2 over the sampled tokens.",
     "k3": "Mean of the estimator k3 over the sampled tokens.",
     "entropy": "Exact entropy of the policy over the vocabulary, at visited states.",
+    "kl_cosine": "Cosine of the arm's KL gradient with the exact reverse KL's, over all weights.",
 }
 
 #: Name -> one-line definition. Within an update, a metric is the mean over its optimizer steps and
-#: over counted tokens; KLs, estimators and entropy are in nats per token.
+#: over counted tokens; KLs, estimators and entropy are in nats per token. ``kl_cosine`` is of the
+#: first optimizer step; it is NaN without a KL term, while the policy is the reference, and in the
+#: windows where ``cosine_every`` asks for none.
 METRICS: dict[str, str] = WINDOW_METRICS | POLICY_METRICS
 
 

@@ -70,6 +70,28 @@ def make_batch(
     return Batch(rollout, ref_logits, ref_logp, advantages)
 
 
+def member_token_weights(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """[M, P, G, T]: weights within each member; none counts the others' tokens."""
+    return torch.vmap(partial(token_weights, mode=AGGREGATION, dtype=dtype))(mask)
+
+
+def batch_logits(
+    policy: PopulationPolicy | ReplayingPolicy,
+    weights: Weights,
+    config: RunConfig,
+    batch: Batch,
+    past: Any = None,
+) -> Tensor:
+    """[M, P, G, T, V], at the sampling temperature, as a function of ``weights``.
+
+    ``past`` holds the activations of a :class:`ReplayingPolicy` that sampled this very batch with
+    these weights.
+    """
+    if past is not None:
+        return policy.replay(weights, past) / config.temperature
+    return policy.logits(weights, *batch.rollout[:2]) / config.temperature
+
+
 def compute_step(
     policy: PopulationPolicy | ReplayingPolicy,
     weights: Weights,
@@ -82,14 +104,11 @@ def compute_step(
 ) -> StepOutput:
     """Losses, tensors to check and metrics of the members at ``weights``.
 
-    ``measure`` adds the metrics of the policy, which read the whole vocabulary. ``past`` holds the
-    activations of a :class:`ReplayingPolicy` that sampled this very batch with these weights.
+    ``measure`` adds the metrics of the policy, which read the whole vocabulary. ``past`` is as in
+    :func:`batch_logits`.
     """
-    prompts, inputs, completions, old_logp, mask = batch.rollout
-    if past is None:
-        logits = policy.logits(weights, prompts, inputs) / config.temperature
-    else:
-        logits = policy.replay(weights, past) / config.temperature
+    _, _, completions, old_logp, mask = batch.rollout
+    logits = batch_logits(policy, weights, config, batch, past)
     logp = token_logp(logits, completions, temperature=1.0)
     policy_terms = policy_loss(
         logp,
@@ -102,9 +121,11 @@ def compute_step(
         aggregation=AGGREGATION,
     )
     kl = kl_term.loss(logp, batch.ref_logp, old_logp, logits, batch.ref_logits, mask)
-    # Weights within each member, not over the population: no member counts the others' tokens.
-    member_weights = torch.vmap(partial(token_weights, mode=AGGREGATION, dtype=logp.dtype))(mask)
-    losses = (member_weights * (policy_terms.per_token + kl)).flatten(1).sum(dim=1)
+    losses = (
+        (member_token_weights(mask, logp.dtype) * (policy_terms.per_token + kl))
+        .flatten(1)
+        .sum(dim=1)
+    )
     measured = {
         "clip_fraction": metrics.member_mean(policy_terms.clipped.to(logp.dtype), mask),
         "ratio_ess": effective_sample_size(

@@ -18,6 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from analysis.training.config import Member, RunConfig, TrainConfig
+from analysis.training.kl_cosine import kl_cosine, kl_objectives
 from analysis.training.kl_term import KLTerm
 from analysis.training.memory import keep_freed_memory
 from analysis.training.metrics import (
@@ -31,7 +32,7 @@ from analysis.training.randomness import member_uniforms
 from analysis.training.rollout import Rollout, sample
 from analysis.training.setting import ReplayingPolicy, Scores, Setting
 from analysis.training.start import tiny_setting
-from analysis.training.step import Batch, StepOutput, compute_step, make_batch
+from analysis.training.step import Batch, StepOutput, batch_logits, compute_step, make_batch
 
 
 class Failure(NamedTuple):
@@ -136,6 +137,8 @@ class PopulationTrainer:
         logged = []
         for step, first in enumerate(firsts):
             part = batch.of_prompts(slice(first, first + per_minibatch))
+            if measure and step == 0:
+                cosines = self._kl_cosine(part, past, update)
             output = self.losses(part, measure=measure, past=None if step else past)
             (gradient,) = torch.autograd.grad(output.losses.sum(), self.weights)
             clipped = clip_rows(gradient, config.max_grad_norm)
@@ -143,6 +146,8 @@ class PopulationTrainer:
             self.optimizer.step(clipped.gradient, self.alive)
             logged.append(output.metrics | {"gradient_norm": clipped.norms})
         measured = {name: elementwise_mean([m[name] for m in logged]) for name in logged[0]}
+        if measure:
+            measured["kl_cosine"] = cosines
         measured["reward"] = scores.rewards.flatten(1).mean(dim=1)
         measured["accuracy"] = scores.accuracy.flatten(1).mean(dim=1)
         measured["length"] = drawn.mask.sum(dim=-1).float().flatten(1).mean(dim=1)
@@ -157,6 +162,16 @@ class PopulationTrainer:
         return compute_step(
             self.policy, views, self.config, self.kl_term, batch, measure=measure, past=past
         )
+
+    def _kl_cosine(self, batch: Batch, past: Any, update: int) -> Tensor:
+        """[M]: the metric ``kl_cosine``; NaN where the configuration asks for none."""
+        every = self.config.cosine_every
+        if not every or update % every:
+            return self.weights.new_full((len(self.members),), torch.nan)
+        views = self.policy.unflatten(self.weights)
+        logits = batch_logits(self.policy, views, self.config, batch, past)
+        objectives = kl_objectives(self.config, self.kl_term, batch, logits)
+        return kl_cosine(objectives, self.weights)
 
     def run(self, *, progress: bool = False) -> RunRecord:
         """The updates of the configuration that are not yet done."""

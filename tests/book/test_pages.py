@@ -83,3 +83,11 @@ def test_copies_of_figures_are_those_of_the_committed_notebooks(tmp_path: Path) 
         re.findall(r"book/_static/figures/(fig-[\w-]+\.png)", (ROOT / "README.md").read_text())
     )
     assert shown == {copy.name for copy in copies}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda p: p.stem)
+def test_no_caption_cites(path: Path) -> None:
+    """A citation in a figure caption is a moving argument that LaTeX cannot carry."""
+    for cell in nbformat.read(path, as_version=4).cells:
+        caption = cell.metadata.get("mystnb", {}).get("figure", {}).get("caption", "")
+        assert "{cite" not in caption

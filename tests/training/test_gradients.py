@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from analysis.training.config import Member
+from analysis.training.config import Arm, Member
 from analysis.training.step import make_batch
 from analysis.training.tasks import END, SEPARATOR
 from analysis.training.trainer import PopulationTrainer
@@ -156,3 +156,70 @@ def test_arms_differ_in_gradient(small_config, all_arms):
     same = {frozenset((names[i], names[j])) for i, j in (distances < 1e-9).nonzero().tolist()}
     # rho k3 attached has the gradient rho k1 of k2 detached: a theorem, not a coincidence
     assert same == {frozenset(("k3_loss_attached", "k2_loss_detached"))}
+
+
+def naive_gradient(arm, config, trainer, row, drawn, rewards):
+    """The gradient of one member's naive loss, as a vector."""
+    views = trainer.policy.unflatten(trainer.weights.detach())
+    weights = {name: part[row].clone().requires_grad_() for name, part in views.items()}
+    reference = {name: part[row] for name, part in trainer.reference.items()}
+    parts = (drawn.prompts, drawn.completions, drawn.old_logp, rewards)
+    loss = naive_loss(arm, config, weights, reference, *(part[row] for part in parts))
+    grads = torch.autograd.grad(loss, list(weights.values()))
+    return torch.cat([grad.flatten() for grad in grads])
+
+
+@pytest.mark.parametrize("kl_credit", ["to_go", "immediate"])
+def test_the_kl_cosine_is_that_of_naive_gradients(small_config, all_arms, kl_credit):
+    config = small_config.model_copy(
+        update={
+            "precision": "float64",
+            "kl_credit": kl_credit,
+            "temperature": 0.8,
+            "num_prompts": 2,
+            "group_size": 3,
+            "cosine_every": 2,
+        }
+    )
+    trainer = PopulationTrainer(config, [Member(arm=arm, seed=3) for arm in all_arms])
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        shape = trainer.weights.shape
+        trainer.weights += 0.1 * torch.randn(shape, generator=generator, dtype=torch.float64)
+    drawn, scores = trainer.rollout(0)
+    rewards = scores.rewards.double()
+    none, exact = Arm(kl_estimator="none"), Arm(kl_estimator="exact", beta=1.0)
+    expected = []
+    for row, arm in enumerate(all_arms):
+        without, of_arm, of_exact = (
+            naive_gradient(which, config, trainer, row, drawn, rewards)
+            for which in (none, arm, exact)
+        )
+        left, right = of_arm - without, of_exact - without
+        expected.append(left @ right / (left.norm() * right.norm()))
+    expected = torch.stack(expected)
+    assert expected[0].isnan() and expected[1] == pytest.approx(1.0)
+    assert expected[2:].abs().max() < 0.999 and expected[2:].std() > 0.1
+    measured = trainer.update(0)["kl_cosine"]
+    assert torch.allclose(measured[1:], expected[1:], rtol=0, atol=1e-10)
+    assert measured[0].isnan()
+    assert trainer.update(1)["kl_cosine"].isnan().all()
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_the_gradient_from_sampling_is_that_of_a_forward_pass(small_config, all_arms, precision):
+    config = small_config.model_copy(update={"precision": precision, "temperature": 0.8})
+    trainer = PopulationTrainer(config, [Member(arm=arm, seed=3) for arm in all_arms])
+    trainer.update(0)
+    past = trainer.policy.empty_cache(trainer.rollout(1)[0].old_logp, keep=True)
+    drawn, scores = trainer.rollout(1, past)
+    batch = make_batch(
+        trainer.policy, trainer.reference, config, trainer.kl_term, drawn, scores.rewards
+    )
+    kept, fresh = (
+        torch.autograd.grad(trainer.losses(batch, past=p).losses.sum(), trainer.weights)[0]
+        for p in (past, None)
+    )
+    assert kept.abs().max() > 1e-3
+    atol = {"float32": 1e-5, "float64": 1e-12}[precision]
+    assert torch.allclose(kept, fresh, rtol=0, atol=atol)

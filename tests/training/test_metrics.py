@@ -49,6 +49,7 @@ def test_on_policy_ratios_are_one_and_stale_ones_are_not(small_config):
         ({"learning_rate": float("nan")}, "learning_rate"),
         ({"learning_rate": "1e-3"}, "learning_rate"),
         ({"group_size": 1}, "group_size"),
+        ({"cosine_every": 7}, "cosine_every=7 must be a multiple of log_every=5"),
         ({"num_minibatches": 5}, "num_minibatches=5 must divide num_prompts=12"),
         ({"typo": 1}, "typo"),
     ],
