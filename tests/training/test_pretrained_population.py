@@ -1,0 +1,179 @@
+"""Adapters of a population: they start at the reference, stay apart, and train like any policy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.experiments import ablation, recording
+from analysis.experiments.language_models.config import ArithmeticTask, LanguageConfig
+from analysis.experiments.language_models.presets import SMOKE, SMOLLM2
+from analysis.experiments.presets import Preset
+from analysis.experiments.settings import setting_of
+from analysis.experiments.source import LANGUAGE_SOURCES, SOURCES, source_sha256
+from analysis.training.config import Arm, Member
+from analysis.training.metrics import METRICS
+from analysis.training.pretrained.config import ForwardConfig, LlamaConfig, LoraConfig
+from analysis.training.pretrained.llama import LlamaPolicy
+from analysis.training.pretrained.lora import Lora
+from analysis.training.pretrained.setting import pretrained_setting
+from analysis.training.pretrained.weights import random_llama
+from analysis.training.step import make_batch
+from analysis.training.trainer import PopulationTrainer
+
+CONFIG = SMOKE.config
+
+
+def members_of(arms, seeds=(0,)):
+    return [Member(arm=arm, seed=seed) for arm in arms for seed in seeds]
+
+
+def trainer_of(members, config=CONFIG):
+    return PopulationTrainer(config, members, setting_of(config))
+
+
+@pytest.mark.parametrize("products", ["full", "bfloat16"])
+@pytest.mark.parametrize("attention", ["explicit", "sdpa"])
+def test_every_member_starts_as_the_reference_to_the_bit(products, attention):
+    forward = ForwardConfig(products=products, attention=attention)
+    config = CONFIG.model_copy(update={"forward": forward})
+    trainer = trainer_of(members_of(SMOKE.arms[:3]), config)
+    assert trainer.reference == {}
+    drawn, _ = trainer.rollout(0)
+    views = trainer.policy.unflatten(trainer.weights.detach())
+    member = trainer.policy.logits(views, drawn.prompts, drawn.inputs)
+    assert torch.equal(member, trainer.policy.logits({}, drawn.prompts, drawn.inputs))
+    metrics = trainer.update(0)
+    assert (metrics["reverse_kl"] == 0).all()
+    assert (trainer.update(1)["reverse_kl"] > 1e-6).all()
+
+
+def test_only_adapters_are_trained_and_the_frozen_weights_are_kept_once():
+    trainer = trainer_of(members_of(SMOKE.arms))
+    policy = trainer.policy
+    ins_and_outs = 2 * (16 + 16) + 2 * (16 + 8) + 3 * (16 + 24)  # of the seven projections
+    assert policy.lora.num_parameters == 2 * 2 * ins_and_outs  # rank 2, two blocks
+    assert trainer.weights.shape == (len(SMOKE.arms), policy.lora.num_parameters)
+
+
+def test_targets_and_rank_say_what_is_adapted():
+    model = LlamaConfig.model_validate(CONFIG.model.llama.model_dump())
+    lora = Lora(LoraConfig(rank=3, alpha=6.0, targets=("q_proj", "down_proj")), model)
+    assert lora.scale == 2.0
+    assert lora.shapes["block1.down_proj.A"] == (24, 3)
+    assert lora.shapes["block0.q_proj.B"] == (3, 16)
+    assert {name.split(".")[1] for name in lora.shapes} == {"q_proj", "down_proj"}
+    weights = lora.initial_weights(torch.float64)
+    views = lora.unflatten(weights)
+    assert all((part == 0).all() == name.endswith("B") for name, part in views.items())
+    bound = 24**-0.5
+    drawn = views["block0.down_proj.A"]
+    assert 0.8 * bound < drawn.abs().max() <= bound and drawn.std() > 0.4 * bound
+    with pytest.raises(ValueError, match="names a projection twice"):
+        LoraConfig(targets=("q_proj", "q_proj"))
+
+
+def test_a_member_is_its_solo_run_to_rounding():
+    """The large product sums the rows of all members alike, but picks its kernel by their number.
+
+    float64, so that the distance is a rounding error: measured 0 to 1e-14 after 5 updates.
+    """
+    update = {"precision": "float64", "updates": 5, "log_every": 1}
+    config = CONFIG.model_copy(update=update)
+    members = members_of(SMOKE.arms, seeds=(0, 3))
+    together = trainer_of(members, config)
+    record = together.run()
+    assert not record.failures
+    moved = (together.weights - together.policy.start()).abs().amax(dim=1)
+    assert moved.min() > 1e-3
+    for row in range(0, len(members), 5):
+        alone = trainer_of([members[row]], config)
+        solo = alone.run()
+        assert torch.allclose(together.weights[row], alone.weights[0], rtol=0, atol=1e-10)
+        for name in METRICS:
+            np.testing.assert_allclose(
+                record.metrics[name][:, row], solo.metrics[name][:, 0], rtol=0, atol=1e-9
+            )
+    assert (together.weights[0] - together.weights[1]).abs().max() > 1e-3
+
+
+def test_a_member_that_goes_nan_leaves_its_neighbours():
+    healthy, poisoned = (trainer_of(members_of(SMOKE.arms[:3])) for _ in range(2))
+    with torch.no_grad():
+        poisoned.policy.unflatten(poisoned.weights)["block0.q_proj.B"][1, 0, 0] = torch.nan
+    for update in range(2):
+        healthy.update(update)
+        poisoned.update(update)
+    assert poisoned.alive.tolist() == [True, False, True]
+    assert torch.equal(poisoned.weights[[0, 2]], healthy.weights[[0, 2]])
+
+
+def test_the_gradient_is_that_of_finite_differences():
+    config = CONFIG.model_copy(update={"precision": "float64"})
+    arms = [Arm(kl_estimator="exact", beta=0.5), Arm(kl_estimator="k3", beta=0.5)]
+    trainer = trainer_of(members_of(arms), config)
+    for update in range(2):  # away from the start, where B is zero
+        trainer.update(update)
+    drawn, _ = trainer.rollout(2)
+    generator = torch.Generator().manual_seed(0)
+    advantages = torch.randn(drawn.old_logp.shape, generator=generator, dtype=torch.float64)
+    rewards = torch.rand(drawn.old_logp.shape[:3], generator=generator, dtype=torch.float64)
+    batch = make_batch(trainer.policy, {}, config, trainer.kl_term, drawn, rewards)
+    batch = batch._replace(advantages=advantages)
+    (gradient,) = torch.autograd.grad(trainer.losses(batch).losses.sum(), trainer.weights)
+    direction = torch.randn(gradient.shape, generator=generator, dtype=torch.float64)
+    start, step = trainer.weights.detach().clone(), 1e-6
+    values = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            trainer.weights.copy_(start + sign * step * direction)
+        values.append(trainer.losses(batch).losses.detach())
+    slope = (values[0] - values[1]) / (2 * step)
+    expected = (gradient * direction).sum(dim=1)
+    assert torch.allclose(slope, expected, rtol=1e-6, atol=1e-8)
+    assert expected.abs().min() > 1e-3
+
+
+def test_a_model_of_another_precision_is_refused():
+    model = random_llama(CONFIG.model.llama, 0, torch.float64)
+    with pytest.raises(ValueError, match=r"model is torch\.float64: load it as torch\.float32"):
+        pretrained_setting(CONFIG, model, CONFIG.task)
+
+
+def test_the_smoke_preset_runs_all_arms_and_is_recorded(tmp_path):
+    config = SMOKE.config.model_copy(update={"updates": 4, "log_every": 2})
+    result = ablation.run(SMOKE.model_copy(update={"config": config}))
+    assert not result.failures
+    always = [name for name in METRICS if name != "kl_cosine"]
+    assert np.isfinite(result.curves[always].to_numpy()).all()
+    assert len(result.curves) == 2 * len(SMOKE.arms)
+    assert result.source == source_sha256(LANGUAGE_SOURCES) != source_sha256(SOURCES)
+    recording.save(result, tmp_path / "smoke")
+    recorded = recording.load(tmp_path / "smoke")
+    assert recorded.preset == result.preset and isinstance(recorded.preset.config, LanguageConfig)
+    again = recording.rerun(recorded, "k3_loss", 0.1, 0, windows=1)
+    assert (again.loc[again["metric"].isin(always), "difference"] <= 1e-4).all()
+
+
+def test_the_smollm2_preset_is_the_ablation_of_eight_arms_and_three_seeds():
+    assert len(SMOLLM2.members) == 24 and SMOLLM2.config.updates == 200
+    assert Preset.model_validate_json(SMOLLM2.model_dump_json()) == SMOLLM2
+
+
+def test_model_and_task_must_fit():
+    with pytest.raises(ValueError, match="a random model has no tokenizer"):
+        setting_of(CONFIG.model_copy(update={"task": ArithmeticTask()}))
+    with pytest.raises(ValueError, match="SortTask is for a random model"):
+        setting_of(SMOLLM2.config.model_copy(update={"task": CONFIG.task}))
+
+
+def test_the_policy_keeps_its_frozen_weights_as_they_were():
+    model = random_llama(CONFIG.model.llama, 0, torch.float32)
+    before = model.layers[0].projections["q_proj"].clone()
+    trainer = PopulationTrainer(
+        CONFIG, members_of(SMOKE.arms[:2]), pretrained_setting(CONFIG, model, CONFIG.task)
+    )
+    trainer.update(0)
+    assert isinstance(trainer.policy, LlamaPolicy)
+    assert torch.equal(model.layers[0].projections["q_proj"], before)
