@@ -99,9 +99,9 @@ def rerun(recorded: Recorded, arm: str, beta: float, seed: int, *, windows: int)
     """Train one recorded member again, alone, for its first logging windows; compare.
 
     Returns:
-        One row per window and metric measured: ``recorded``, ``again`` and their ``difference``. On the
-        recording machine the difference is the rounding to six digits. On another, sums differ in
-        the last bit; from the first update at which that flips a sampled token, the runs part.
+        One row per window and metric measured: ``recorded``, ``again`` and their ``difference``. On
+        the recording machine the difference is the rounding to six digits. On another, sums differ
+        in the last bit; from the first update at which that flips a sampled token, the runs part.
 
     Raises:
         ValueError: if the recording has no such member.

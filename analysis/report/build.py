@@ -64,6 +64,7 @@ def book_generators() -> Mapping[str, Generator]:
     """The pages written from the code and the runs, by file name."""
     from analysis.report import equations
     from analysis.report.errata import write_errata
+    from analysis.report.glossary import write_glossary
     from analysis.report.ledger_page import write_ledger
     from analysis.report.status import write_status
 
@@ -77,6 +78,7 @@ def book_generators() -> Mapping[str, Generator]:
         "equations.md": write_equations,
         "errata.md": write_errata,
         "ledger.md": write_ledger,
+        "metrics.md": write_glossary,
         "status.md": write_status,
     }
 

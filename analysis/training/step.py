@@ -121,11 +121,8 @@ def compute_step(
         aggregation=AGGREGATION,
     )
     kl = kl_term.loss(logp, batch.ref_logp, old_logp, logits, batch.ref_logits, mask)
-    losses = (
-        (member_token_weights(mask, logp.dtype) * (policy_terms.per_token + kl))
-        .flatten(1)
-        .sum(dim=1)
-    )
+    per_token = member_token_weights(mask, logp.dtype) * (policy_terms.per_token + kl)
+    losses = per_token.flatten(1).sum(dim=1)
     measured = {
         "clip_fraction": metrics.member_mean(policy_terms.clipped.to(logp.dtype), mask),
         "ratio_ess": effective_sample_size(
