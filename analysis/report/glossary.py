@@ -20,9 +20,9 @@ _WINDOW = "## Averaged over the updates of a window\n"
 _POLICY = """\
 ## Measured at the first update of a window
 
-They need the whole vocabulary or the reference. `kl_cosine` needs two more gradients: it is measured
-every `cosine_every` updates, on the first optimizer step, and is empty in between, without a KL term
-and while the policy is the reference.
+They need the whole vocabulary or the reference. `kl_cosine` needs two more gradients: it is
+measured every `cosine_every` updates, on the first optimizer step, and is empty in between, without
+a KL term and while the policy is the reference.
 """
 
 

@@ -41,6 +41,9 @@ from analysis.training.transformer import Tape, backward, forward
 
 #: Floats; a multiple of every vector width, unrolling included.
 ROW_MULTIPLE = 64
+#: On the CPU, passes over whole sequences take as many members at a time as keep their largest activation
+#: below this, so that it is still in the cache when the next operation reads it.
+CACHED_FLOATS = 3 * 2**18
 
 
 class PolicyConfig(Schema):
@@ -153,18 +156,34 @@ class Policy:
 
     def logits(self, weights: Weights, prompts: Tensor, inputs: Tensor) -> Tensor:
         """Logits [M, P, G, T, V] for prompts [M, P, L] and completion inputs [M, P, G, T]."""
-        differentiable = torch.is_grad_enabled() and weights["head"].requires_grad
-        past = self.empty_cache(inputs, keep=differentiable)
-        with torch.no_grad():
-            logits = self.extend(weights, self.prefill(weights, prompts), inputs, past)
-        return self.replay(weights, past) if differentiable else logits
+        if torch.is_grad_enabled() and weights["head"].requires_grad:
+            past = self.empty_cache(inputs, keep=True)
+            with torch.no_grad():
+                self.extend(weights, prompts, inputs, past)
+            return self.replay(weights, past)
+        _, _, groups, steps = inputs.shape
+        blocks = self._blocks(prompts, prompts.shape[2] + groups * steps)
+        return torch.cat(
+            [self.extend(_of_members(weights, b), prompts[b], inputs[b]) for b in blocks]
+        )
 
     def replay(self, weights: Weights, past: Past) -> Tensor:
         """The logits [M, P, G, T, V] that filled ``past``, as a function of ``weights``.
 
         ``weights`` must be those that filled it, and its activations kept.
         """
-        return _Replay.apply(past.tape, tuple(weights), *weights.values())
+        blocks = self._blocks(past.tape.qkv[0][0], past.tape.layout.size)
+        return _Replay.apply(past.tape, blocks, tuple(weights), *weights.values())
+
+    def _blocks(self, like: Tensor, rows: int) -> list[slice]:
+        """Members to take at a time, for tensors [M, P, ...] of so many packed rows."""
+        members, prompts = like.shape[:2]
+        if like.device.type != "cpu":
+            return [slice(0, members)]
+        inner = self.config.mlp_factor * self.config.width
+        largest = prompts * rows * max(inner, self.config.num_heads * rows)
+        size = max(1, CACHED_FLOATS // largest)
+        return [slice(first, first + size) for first in range(0, members, size)]
 
     def _tape(self, weights: Weights, prompts: torch.Size, past: Past) -> Tape:
         heads = self.config.num_heads
@@ -172,6 +191,10 @@ class Policy:
         layout = packing(prompts[2], past.group_size, past.steps, head.dtype, head.device)
         shape = (prompts[0], prompts[1], heads, self.config.width // heads)
         return Tape(layout, shape, self.config.num_layers, head, keep=past.keep)
+
+
+def _of_members(weights: Weights, members: slice) -> Weights:
+    return {name: part[members] for name, part in weights.items()}
 
 
 def _products(weights: Weights, tape: Tape) -> AbstractContextManager[None]:
@@ -184,14 +207,17 @@ def _products(weights: Weights, tape: Tape) -> AbstractContextManager[None]:
 
 
 class _Replay(torch.autograd.Function):
-    """The logits on a tape, with the gradient that its activations give."""
+    """The logits on a tape, with the gradient that its activations give, block by block."""
 
     @staticmethod
-    def forward(ctx: Any, tape: Tape, names: tuple[str, ...], *weights: Tensor) -> Tensor:
-        ctx.tape, ctx.names = tape, names
+    def forward(
+        ctx: Any, tape: Tape, blocks: list[slice], names: tuple[str, ...], *weights: Tensor
+    ) -> Tensor:
+        ctx.tape, ctx.blocks, ctx.names = tape, blocks, names
         ctx.save_for_backward(*weights)
-        run, layout = tape.joined(), tape.layout
-        logits = run.logits.unflatten(1, run.tokens.shape[1:])  # (M, S, P, V)
+        layout, prompts = tape.layout, tape.qkv[0].shape[2]
+        logits = torch.cat([run.logits for run in tape.runs], dim=1)
+        logits = logits.unflatten(1, (-1, prompts))  # (M, S, P, V)
         return unpack_completions(logits[:, layout.prompt_length :], layout.group_size)
 
     @staticmethod
@@ -200,5 +226,9 @@ class _Replay(torch.autograd.Function):
         weights = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
         packed = pack_gradients(gradient, ctx.tape.layout.prompt_length)
         with _products(weights, ctx.tape):
-            grads = backward(weights, ctx.tape, packed)
-        return None, None, *(grads[name] for name in ctx.names)
+            parts = [
+                backward(_of_members(weights, b), ctx.tape.of_members(b), packed[b])
+                for b in ctx.blocks
+            ]
+        grads = (torch.cat([part[name] for part in parts]) for name in ctx.names)
+        return None, None, None, *grads

@@ -10,7 +10,9 @@ member's product is one matrix and successive runs of rows are joined along one 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -80,11 +82,13 @@ class Tape:
         #: Per block, [M, P, H, S, S]: attention weights.
         self.probs = [like.new_zeros(*heads, rows, rows) for _ in range(num_layers if keep else 0)]
 
-    def joined(self) -> Run:
-        """All runs as one."""
-        if len(self.runs) > 1:
-            self.runs = [_joined(self.runs)]
-        return self.runs[0]
+    def of_members(self, members: slice) -> Tape:
+        """The part of some members, sharing its memory."""
+        part = copy.copy(self)
+        part.qkv = [qkv[:, members] for qkv in self.qkv]
+        part.probs = [probs[members] for probs in self.probs]
+        part.runs = [_members_of(run, members) for run in self.runs]
+        return part
 
 
 def forward(weights: Weights, tokens: Tensor, tape: Tape) -> Tensor:
@@ -129,7 +133,7 @@ def forward(weights: Weights, tokens: Tensor, tape: Tape) -> Tensor:
 
 def backward(weights: Weights, tape: Tape, gradient: Tensor) -> dict[str, Tensor]:
     """Gradients, by the names of ``weights``, from that of the logits [M, S, P, V]."""
-    run = tape.joined()
+    run = _joined(tape.runs)
     gradient = gradient.flatten(1, 2)  # (M, S*P, V)
     grads = {"head": _weight_gradient(run.last_norm.outputs, gradient)}
     grad_x = _norm_backward(_input_gradient(gradient, weights["head"]), run.last_norm)
@@ -220,11 +224,16 @@ def _input_gradient(gradient: Tensor, weight: Tensor) -> Tensor:
 
 def _joined(runs: list[Run]) -> Run:
     """Runs one after another, their rows along axis 1."""
+    return runs[0] if len(runs) == 1 else _map(lambda *parts: torch.cat(parts, dim=1), *runs)
 
-    def join(*parts):
-        if isinstance(parts[0], Tensor):
-            return torch.cat(parts, dim=1)
-        fields = [join(*fields) for fields in zip(*parts, strict=True)]
-        return type(parts[0])(*fields) if hasattr(parts[0], "_fields") else tuple(fields)
 
-    return join(*runs)
+def _members_of(run: Run, members: slice) -> Run:
+    return _map(lambda part: part[members], run)
+
+
+def _map(function: Callable[..., Tensor], *trees: Any) -> Any:
+    """Apply a function to corresponding tensors of nested tuples."""
+    if isinstance(trees[0], Tensor):
+        return function(*trees)
+    fields = [_map(function, *fields) for fields in zip(*trees, strict=True)]
+    return type(trees[0])(*fields) if hasattr(trees[0], "_fields") else tuple(fields)
