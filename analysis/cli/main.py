@@ -13,6 +13,7 @@ from analysis.errors import Refused, Stopped
 # A command is a module of this package with a function of the same name.
 COMMANDS = {
     "run": "execute the notebooks whose inputs changed",
+    "sweep": "train the members of a population that are not stored yet",
     "claims": "recompute the ledger and refuse any disagreement",
     "build": "check the executed notebooks and build the book from them",
     "refresh": "copy the executed notebooks back over the committed ones",

@@ -14,9 +14,8 @@ import pandas as pd
 import torch
 
 from analysis.experiments.presets import Preset
-from analysis.experiments.settings import device_name, setting_of
-from analysis.experiments.source import LANGUAGE_SOURCES, SOURCES, source_sha256
-from analysis.training.config import TrainConfig
+from analysis.experiments.settings import setting_of
+from analysis.experiments.stamp import Stamp, current_stamp
 from analysis.training.metrics import METRICS
 from analysis.training.trainer import Failure, PopulationTrainer, RunRecord
 
@@ -55,8 +54,7 @@ class Ablation(NamedTuple):
     curves: pd.DataFrame  #: tidy, one row per member and logging window
     failures: tuple[Failure, ...]  #: members by their place in ``preset.members``
     wall_seconds: float
-    source: str  #: hash of the package source at the start of the run
-    device: str  #: what computed it
+    stamp: Stamp  #: source, device and versions at the start of the run
 
 
 def run(preset: Preset, *, device: torch.device | str = "cpu", progress: bool = False) -> Ablation:
@@ -65,8 +63,7 @@ def run(preset: Preset, *, device: torch.device | str = "cpu", progress: bool = 
     Raises:
         ValueError: a pretrained model or an optional package of the preset cannot be had.
     """
-    tiny = isinstance(preset.config, TrainConfig)
-    members, source = preset.members, source_sha256(SOURCES if tiny else LANGUAGE_SOURCES)
+    members, stamp = preset.members, current_stamp(preset.config, device)
     setting = setting_of(preset.config, device)
     frames, failures, wall_seconds = [], [], 0.0
     for first in range(0, len(members), CHUNK):
@@ -76,7 +73,7 @@ def run(preset: Preset, *, device: torch.device | str = "cpu", progress: bool = 
         failures += [f._replace(member=f.member + first) for f in record.failures]
         wall_seconds += record.wall_seconds
     curves = pd.concat(frames, ignore_index=True)
-    return Ablation(preset, curves, tuple(failures), wall_seconds, source, device_name(device))
+    return Ablation(preset, curves, tuple(failures), wall_seconds, stamp)
 
 
 def tidy(record: RunRecord) -> pd.DataFrame:

@@ -11,14 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import shutil
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 import torch
 
@@ -126,13 +124,9 @@ def _manifest(ablation: Ablation, files: dict[str, str]) -> dict[str, Any]:
     return {
         "preset": preset.name,
         "seeds": list(preset.seeds),
-        "device": ablation.device,
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-        },
-        "source": ablation.source,
+        "device": ablation.stamp.device,
+        "versions": ablation.stamp.versions,
+        "source": ablation.stamp.source,
         "wall_seconds": round(ablation.wall_seconds, 1),
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "failures": [failure._asdict() for failure in ablation.failures],

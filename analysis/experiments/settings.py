@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-
 import torch
 
 from analysis.experiments.language_models.checkpoints import folder_of
@@ -16,8 +14,11 @@ from analysis.training.setting import Setting
 from analysis.training.start import tiny_setting
 from analysis.training.tasks import VOCAB_SIZE, SortTask
 
+#: What a preset may be made of.
+PopulationConfig = TrainConfig | LanguageConfig
 
-def setting_of(config: TrainConfig | LanguageConfig, device: torch.device | str = "cpu") -> Setting:
+
+def setting_of(config: PopulationConfig, device: torch.device | str = "cpu") -> Setting:
     """Policy, task and start of a configuration, on a device.
 
     Raises:
@@ -36,11 +37,3 @@ def setting_of(config: TrainConfig | LanguageConfig, device: torch.device | str 
     folder = folder_of(source)
     model = load_llama(folder, config.dtype, device)
     return pretrained_setting(config, model, arithmetic_task(task, folder))
-
-
-def device_name(device: torch.device | str) -> str:
-    """Of the hardware that computes on ``device``, for the record of a run."""
-    device = torch.device(device)
-    if device.type == "cuda":
-        return f"cuda, {torch.cuda.get_device_name(device)}"
-    return f"{device.type}, {platform.machine()}, {torch.get_num_threads()} thread(s)"

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import analysis
+from analysis.experiments.language_models.config import LanguageConfig
+from analysis.training.config import TrainConfig
 
 #: The files of the package that training imports, itself included. A run depends on these and on
 #: its configuration; a change elsewhere in the package does not make it stale.
@@ -59,6 +61,11 @@ LANGUAGE_SOURCES = (
     "training/pretrained/tasks.py",
     "training/pretrained/weights.py",
 )
+
+
+def source_of(config: TrainConfig | LanguageConfig) -> str:
+    """Hash of the source that runs of this configuration depend on."""
+    return source_sha256(SOURCES if isinstance(config, TrainConfig) else LANGUAGE_SOURCES)
 
 
 def source_sha256(sources: Sequence[str] = SOURCES) -> str:

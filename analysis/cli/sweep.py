@@ -1,0 +1,112 @@
+"""``analysis sweep``: every member of a preset trained once and stored, whatever happens."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from analysis.errors import Refused
+from analysis.experiments import recording
+from analysis.experiments.catalogue import CATALOGUE, make_preset
+from analysis.experiments.inventory import damage, inventory
+from analysis.experiments.presets import Preset
+from analysis.experiments.store import MemberRecord, Store
+from analysis.experiments.sweep import MEMBERS_PER_SHARD, as_ablation, run_sweep
+from analysis.experiments.sweep_progress import Progress
+from analysis.report.parameters import from_text, parse_assignments
+from analysis.report.processes import available_cores
+
+STORE = Path("sweeps")
+
+
+def sweep(
+    preset: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[PRESET]")] = "",
+    /,
+    override: Annotated[
+        tyro.conf.UseAppendAction[tuple[str, ...]],
+        tyro.conf.arg(aliases=["-o"], metavar="NAME=VALUE"),
+    ] = (),
+    store: Path = STORE,
+    device: Literal["cpu", "cuda"] = "cpu",
+    members_per_shard: int = MEMBERS_PER_SHARD,
+    workers: int | None = None,
+    list: tyro.conf.FlagCreatePairsOff[bool] = False,
+    record: Path | None = None,
+) -> None:
+    """Train the members of a preset that are not stored yet.
+
+    It may be stopped at any time, started again, and run several times at once in one folder: each
+    member is computed once, to the same bits.
+
+    Args:
+        preset: quick, full, half_step, figure2, beta_front, smollm2 or llama_smoke.
+        override: a parameter of the preset as name=value; may be repeated.
+        store: the folder of finished members.
+        device: cpu or cuda.
+        members_per_shard: members trained together by one worker; results do not depend on it.
+        workers: processes; by default one a core, or one on a GPU.
+        list: show what is stored, of the preset or of all, and compute nothing.
+        record: a folder to write the finished sweep to, as the book's recorded results.
+    """
+    folder = Store(store)
+    chosen = _preset(preset, parse_assignments(override)) if preset else None
+    if list:
+        _show(folder, chosen)
+    elif chosen is None:
+        raise Refused(f"name a preset: {', '.join(CATALOGUE)}")
+    else:
+        progress = Progress()
+        try:
+            records = run_sweep(
+                chosen,
+                folder,
+                progress,
+                device=device,
+                workers=_default_workers(device) if workers is None else workers,
+                members_per_shard=members_per_shard,
+            )
+        finally:
+            progress.close()
+        _summarise(chosen, records)
+        if record is not None:
+            recording.save(as_ablation(chosen, records), record)
+            print(f"recorded in {record}", file=sys.stderr)
+
+
+def _default_workers(device: str) -> int:
+    return available_cores() if device == "cpu" else 1
+
+
+def _preset(name: str, texts: Mapping[str, str]) -> Preset:
+    values = {parameter: from_text(text, "") for parameter, text in texts.items()}
+    try:
+        return make_preset(name, values)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+
+
+def _show(store: Store, preset: Preset | None) -> None:
+    table = inventory(store, preset)
+    print(f"{store.root}: nothing is stored" if table.empty else table.to_string(index=False))
+    for line in damage(store):
+        print(f"damaged: {line}")
+
+
+def _summarise(preset: Preset, records: Iterable[MemberRecord]) -> None:
+    """Diverged members by name, then what is finished."""
+    diverged = [record for record in records if record.failure is not None]
+    for record in diverged:
+        member, failure = record.spec.member, record.failure
+        print(
+            f"diverged: {member.arm.name} beta={member.arm.beta} seed={member.seed} "
+            f"at update {failure.update}, {failure.tensor} not finite",
+            file=sys.stderr,
+        )
+    print(
+        f"{preset.name}: {len(preset.members)} members finished, {len(diverged)} diverged",
+        file=sys.stderr,
+    )

@@ -1,0 +1,65 @@
+"""Under what a run was computed: everything but its configuration that its bits may depend on."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from analysis.experiments.settings import PopulationConfig
+from analysis.experiments.source import source_of
+from analysis.training.schema import Schema
+
+
+class Stamp(Schema):
+    """Source, device and versions of a run."""
+
+    #: Hash of the package source that training imports.
+    source: str
+    device: str
+    versions: dict[str, str]
+
+
+def current_stamp(
+    config: PopulationConfig, device: torch.device | str = "cpu", threads: int | None = None
+) -> Stamp:
+    """That of a run started now.
+
+    Args:
+        config: what its members share.
+        device: where it runs.
+        threads: of the process that computes it; by default this one.
+    """
+    return Stamp(
+        source=source_of(config),
+        device=device_name(torch.device(device), threads or torch.get_num_threads()),
+        versions={
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+    )
+
+
+def device_name(device: torch.device, threads: int) -> str:
+    """The hardware; on the CPU with the vector instructions and threads, which choose kernels."""
+    if device.type == "cuda":
+        return f"cuda, {torch.cuda.get_device_name(device)}"
+    vectors = torch.backends.cpu.get_cpu_capability()
+    return f"{device.type}, {platform.machine()} {vectors}, {threads} thread(s)"
+
+
+def merged(stamps: Sequence[Stamp]) -> Stamp:
+    """One for runs of one source that were computed in several places."""
+
+    def joined(values: Sequence[str]) -> str:
+        return "; ".join(dict.fromkeys(values))
+
+    first = stamps[0]
+    return Stamp(
+        source=first.source,
+        device=joined([stamp.device for stamp in stamps]),
+        versions={name: joined([s.versions[name] for s in stamps]) for name in first.versions},
+    )

@@ -1,0 +1,163 @@
+"""A sweep: every member of a preset trained once and stored, whatever happens on the way.
+
+It may be killed at any instant and started again, or run several times at once in one folder: what
+is stored is kept, unfinished populations go on from their checkpoint, and the numbers are to the
+bit those of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from multiprocessing.connection import wait
+from typing import NamedTuple
+
+import torch
+
+from analysis.errors import Refused
+from analysis.experiments.ablation import Ablation, tidy
+from analysis.experiments.presets import Preset
+from analysis.experiments.shards import Job, Outcome, Shard, shards_of
+from analysis.experiments.stamp import current_stamp, merged
+from analysis.experiments.store import MemberRecord, MemberSpec, Store, population_record
+from analysis.experiments.sweep_progress import Progress
+from analysis.experiments.workers import THREADS, Advanced, Died, Failed, Said, Worker
+from analysis.files import require_writable
+
+#: Members trained at once: more are slower on a CPU, and lose more when killed.
+MEMBERS_PER_SHARD = 24
+CHECKPOINT_EVERY = 50
+#: How often one shard may lose its worker.
+MAX_DEATHS = 3
+
+
+class Plan(NamedTuple):
+    """What a sweep has to do."""
+
+    shards: list[Shard]  #: those with a member that is not stored
+    missing: list[int]  #: for each of them, how many
+    stale: int  #: missing members that an older source has computed
+
+
+def run_sweep(
+    preset: Preset,
+    store: Store,
+    progress: Progress,
+    *,
+    device: str = "cpu",
+    workers: int = 1,
+    members_per_shard: int = MEMBERS_PER_SHARD,
+    checkpoint_every: int = CHECKPOINT_EVERY,
+) -> list[MemberRecord]:
+    """Compute what is missing of a preset and return all its members, in the preset's order.
+
+    Raises:
+        Refused: the store cannot be written, the device is not there, or a shard ended its worker
+            ``MAX_DEATHS`` times.
+    """
+    for name, value in (
+        ("workers", workers),
+        ("members_per_shard", members_per_shard),
+        ("checkpoint_every", checkpoint_every),
+    ):
+        if value < 1:
+            raise Refused(f"{name} must be at least 1, not {value}")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise Refused(f"device {device!r}: no GPU is visible here; use 'cpu'")
+    require_writable(store.root / "members")
+    stamp = current_stamp(preset.config, device, THREADS)
+    job = Job(store.root, stamp, device, checkpoint_every)
+    plan = make_plan(preset, store, stamp.source, members_per_shard)
+    progress.begin(len(preset.members), plan.missing, preset.config.updates)
+    if plan.stale:
+        progress.say(f"{plan.stale} members of an older source are kept as stale, computed anew")
+    if plan.shards:
+        _compute(plan.shards, job, min(workers, len(plan.shards)), progress)
+    return finished_members(preset, store, stamp.source)
+
+
+def make_plan(preset: Preset, store: Store, source: str, members_per_shard: int) -> Plan:
+    """Which shards have members that are not stored under ``source``."""
+    shards, missing, stale = [], [], 0
+    for shard in shards_of(preset, members_per_shard):
+        specs = [spec for spec in shard.specs if not store.is_finished(spec, source)]
+        if specs:
+            shards.append(shard)
+            missing.append(len(specs))
+            stale += sum(store.has_any(spec) for spec in specs)
+    return Plan(shards, missing, stale)
+
+
+def finished_members(preset: Preset, store: Store, source: str) -> list[MemberRecord]:
+    """The stored members of a preset, in its order.
+
+    Raises:
+        Refused: some are not stored under ``source``.
+    """
+    specs = [MemberSpec(config=preset.config, member=member) for member in preset.members]
+    records = [store.read(spec, source) for spec in specs]
+    found = [record for record in records if record is not None]
+    if len(found) < len(specs):
+        raise Refused(
+            f"{store.root}: {len(specs) - len(found)} of {len(specs)} members of {preset.name!r} "
+            "are missing: run the sweep"
+        )
+    return found
+
+
+def as_ablation(preset: Preset, records: Sequence[MemberRecord]) -> Ablation:
+    """A finished sweep as what :func:`analysis.experiments.ablation.run` would have returned."""
+    run, stamp = population_record(records), merged([record.stamp for record in records])
+    return Ablation(preset, tidy(run), run.failures, run.wall_seconds, stamp)
+
+
+def _compute(shards: list[Shard], job: Job, count: int, progress: Progress) -> None:
+    """Let ``count`` workers finish the shards; one that dies is replaced, its shard retried."""
+    pending = deque(range(len(shards)))
+    deaths: Counter[int] = Counter()
+    idle = [Worker(job) for _ in range(count)]
+    busy: dict[Worker, int] = {}
+    try:
+        while pending or busy:
+            while pending and idle:
+                worker = idle.pop()
+                busy[worker] = pending.popleft()
+                worker.start(shards[busy[worker]])
+            ready = wait([worker.connection for worker in busy])
+            for worker in [worker for worker in busy if worker.connection in ready]:
+                shard = busy[worker]
+                match worker.hear():
+                    case Said(text):
+                        progress.say(text)
+                    case Advanced(members, updates):
+                        progress.shard_at(shard, members * updates)
+                    case Failed(reason):
+                        raise Refused(reason)
+                    case Died(exitcode):
+                        deaths[shard] += 1
+                        progress.shard_lost(shard)
+                        _check_deaths(shards[shard], deaths[shard], exitcode, progress)
+                        pending.append(shard)
+                        del busy[worker]
+                        idle.append(Worker(job))
+                    case Outcome.BUSY:
+                        pending.append(shard)
+                        idle.append(worker)
+                        del busy[worker]
+                    case Outcome.FINISHED:
+                        progress.shard_finished(shard)
+                        idle.append(worker)
+                        del busy[worker]
+    finally:
+        for worker in [*idle, *busy]:
+            worker.stop()
+
+
+def _check_deaths(shard: Shard, deaths: int, exitcode: int, progress: Progress) -> None:
+    how = f"signal {-exitcode}" if exitcode < 0 else f"exit status {exitcode}"
+    if deaths >= MAX_DEATHS:
+        raise Refused(
+            f"{len(shard.members)} members from {shard.members[0].arm.name} on ended their worker "
+            f"{deaths} times ({how}): give it more memory or fewer members per shard"
+        )
+    progress.say(f"a worker ended by {how}; its {len(shard.members)} members are tried again")

@@ -1,0 +1,81 @@
+"""What a sweep shows: a bar with rate and time left on a terminal, a line a shard elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import TextIO
+
+from tqdm import tqdm
+
+
+class Progress:
+    """Counts member-updates: one update of one member. Only those computed now make the rate."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._shards: dict[int, int] = {}
+        self._computed = 0
+        self._bar = tqdm(disable=True)
+
+    def begin(self, members: int, missing: Sequence[int], updates: int) -> None:
+        """Start the clock.
+
+        Args:
+            members: of the whole sweep.
+            missing: for each shard to compute, its members that are not stored.
+            updates: of each member.
+        """
+        self._started = time.monotonic()
+        self._shares = [count * updates for count in missing]
+        self._bar = tqdm(
+            total=sum(self._shares),
+            unit=" member-updates",
+            unit_scale=True,
+            file=self._stream,
+            disable=not (missing and self._stream.isatty()),
+            leave=False,
+            bar_format="{bar:20} {percentage:3.0f}% [{elapsed}<{remaining}, {rate_noinv_fmt}]",
+        )
+        self.say(f"{members - sum(missing)} of {members} members stored, {sum(missing)} to compute")
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        self._bar.write(text, file=self._stream)
+        self._stream.flush()
+
+    def shard_at(self, shard: int, member_updates: int) -> None:
+        """A shard has come this far; where it starts from was computed before."""
+        if shard in self._shards:
+            self._computed += member_updates - self._shards[shard]
+            self._bar.update(member_updates - self._shards[shard])
+            self._shards[shard] = member_updates
+        else:
+            self._move(shard, member_updates)
+
+    def shard_lost(self, shard: int) -> None:
+        """A shard's worker died: where it starts again is not known yet."""
+        self._move(shard, 0)
+        del self._shards[shard]
+
+    def shard_finished(self, shard: int) -> None:
+        """A shard is stored, be it by another sweep."""
+        self._move(shard, self._shares[shard])
+        done, total = sum(self._shards.values()), sum(self._shares)
+        rate = self._computed / (time.monotonic() - self._started)
+        left = f", about {(total - done) / rate:.0f} s left" if rate and done < total else ""
+        if self._bar.disable:
+            self.say(f"{done:,} of {total:,} member-updates, {rate:,.0f} member-updates/s{left}")
+
+    def close(self) -> None:
+        self._bar.close()
+
+    def _move(self, shard: int, member_updates: int) -> None:
+        """Put a shard somewhere else without counting the way into the rate."""
+        way = member_updates - self._shards.get(shard, 0)
+        self._shards[shard] = member_updates
+        if way and not self._bar.disable:
+            self._bar.initial += way
+            self._bar.n += way
+            self._bar.refresh()

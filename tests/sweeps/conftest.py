@@ -1,0 +1,53 @@
+"""Workers that start in milliseconds, and what an undisturbed run of the tiny sweep gives."""
+
+from __future__ import annotations
+
+import multiprocessing.forkserver
+
+import pytest
+import torch
+
+from analysis.experiments import inventory, sweep, workers
+from analysis.experiments.ablation import Ablation, run
+from analysis.experiments.presets import Preset
+from tests.sweeps.tiny import STAMP, make_tiny
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_workers() -> None:
+    """Processes are forked from one that has imported what these tests need."""
+    workers._context().set_forkserver_preload(["torch._dynamo", "tests.sweeps.tiny"])
+    multiprocessing.forkserver.ensure_running()
+
+
+@pytest.fixture(scope="package", autouse=True)
+def one_stamp():
+    """The tests of a working copy do not depend on edits made to it meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep, "current_stamp", lambda *_: STAMP)
+        patch.setattr(inventory, "source_of", lambda config: STAMP.source)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Preset:
+    return make_tiny()
+
+
+@pytest.fixture(scope="session")
+def straight(tiny: Preset) -> Ablation:
+    """One process, one population, no checkpoint."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return run(tiny)
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,138 @@
+"""``analysis sweep``: what it does, shows, records and refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from analysis.cli.main import main
+from analysis.experiments import catalogue, inventory, recording
+from analysis.experiments.ablation import Ablation
+from tests.sweeps.tiny import STAMP, make_tiny
+
+
+def tiny(*, updates: int = 24) -> object:
+    return make_tiny(updates)
+
+
+def diverging(*, updates: int = 8) -> object:
+    return make_tiny(updates, betas=(3e38,), name="diverging")
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """``analysis sweep`` with tiny presets, in a folder of its own."""
+    monkeypatch.setattr(catalogue, "CATALOGUE", {"tiny": tiny, "diverging": diverging})
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: main(["sweep", *arguments])
+
+
+def test_a_sweep_is_stored_listed_and_recorded(
+    sweep, straight: Ablation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep("tiny", "--workers", "1", "--record", "results/tiny") == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "0 of 6 members stored, 6 to compute"
+    assert said[-2:] == ["tiny: 6 members finished, 0 diverged", "recorded in results/tiny"]
+    assert len(list((tmp_path / "sweeps" / "members").iterdir())) == 6
+
+    recording.save(straight, tmp_path / "results" / "straight")
+    one, two = (tmp_path / "results" / name for name in ("tiny", "straight"))
+    for table in ("curves.csv", "final.csv"):
+        assert (one / table).read_bytes() == (two / table).read_bytes()
+    manifest = json.loads((one / "manifest.json").read_text())
+    assert manifest["seeds"] == [0, 1] and manifest["source"] == STAMP.source
+
+    assert sweep("tiny", "--list") == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header.split()[1:] == [
+        *("arm", "beta", "updates", "seeds", "finished", "diverged", "stale", "missing")
+    ]
+    assert rows[1].split()[1:] == ["k3_loss", "0.5", "24", "0-1", "2", "0", "0", "0"]
+    assert len(rows) == 3
+
+
+def test_a_list_of_a_preset_shows_what_is_missing_and_computes_nothing(
+    sweep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep("tiny", "--list") == 0
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert [row.split()[-4:] for row in rows] == [["0", "0", "0", "2"]] * 3
+    assert sweep("--list") == 0
+    assert capsys.readouterr().out == "sweeps: nothing is stored\n"
+    assert not (tmp_path / "sweeps").exists()
+
+
+def test_diverged_members_are_named_and_counted(sweep, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep("diverging", "--workers", "1") == 0
+    said = capsys.readouterr().err
+    assert "diverged: k3_loss beta=3e+38 seed=1 at update 0, gradient norm not finite\n" in said
+    assert said.endswith("diverging: 6 members finished, 2 diverged\n")
+    sweep("--list")
+    assert "2         2      0        0" in capsys.readouterr().out
+
+
+def test_stale_and_damaged_files_are_listed(
+    sweep, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sweep("tiny", "-o", "updates=2", "--workers", "1") == 0
+    spoilt = next((tmp_path / "sweeps" / "members").iterdir())
+    spoilt.write_bytes(spoilt.read_bytes()[:-1])
+    monkeypatch.setattr(inventory, "source_of", lambda config: "f" * 64)
+    capsys.readouterr()
+    assert sweep("--list") == 0
+    *rows, last = capsys.readouterr().out.splitlines()[1:]
+    assert sum(int(row.split()[-2]) for row in rows) == 5
+    assert last.startswith(f"damaged: sweeps/members/{spoilt.name}: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name a preset: tiny, diverging"),
+        (["tinny"], "did you mean 'tiny'"),
+        (["tiny", "-o", "updtes=3"], "did you mean 'updates'"),
+        (["tiny", "-o", "updates=0"], "updates: Input should be greater than or equal to 1"),
+        (["tiny", "-o", "updates"], "write it as name=value"),
+        (["tiny", "--workers", "0"], "workers must be at least 1, not 0"),
+        (["tiny", "--members-per-shard", "-1"], "members_per_shard must be at least 1, not -1"),
+        (["tiny", "--device", "cuda"], "no GPU is visible here"),
+        (["tiny", "--store", "/proc/none"], "/proc/none/members: cannot be written"),
+    ],
+)
+def test_refusal_is_one_line_and_nothing_is_stored(
+    sweep,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    assert sweep(*arguments) == 1
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
+    assert not (tmp_path / "sweeps").exists()
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_torn_file(tmp_path: Path) -> None:
+    """Files of this process and its workers may not grow beyond 5 kB, and the tensors do."""
+    program = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"
+        "import sys; from analysis.cli.main import main\n"
+        "from analysis.experiments import catalogue; from tests.sweeps.test_cli import tiny\n"
+        "catalogue.CATALOGUE['tiny'] = tiny\n"
+        "if __name__ == '__main__':\n"
+        f"    sys.exit(main(['sweep', 'tiny', '-o', 'updates=60', '--store', {str(tmp_path)!r}]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    *_, last = done.stderr.splitlines()
+    assert last.startswith(f"analysis: {tmp_path}/checkpoints/") and "no room for" in last
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.rglob("*.tmp"))

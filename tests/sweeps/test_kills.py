@@ -1,0 +1,119 @@
+"""SIGKILL at random instants, to the sweep and to its workers: nothing finished is lost."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+
+from analysis.experiments import sweep, workers
+from analysis.experiments.ablation import Ablation
+from analysis.experiments.store import Store
+from tests.sweeps.tiny import STAMP, UPDATES, Heard, assert_same_bits, sweep_process, sweep_tiny
+
+
+def started(*arguments: object) -> BaseProcess:
+    process = workers._context().Process(target=sweep_process, args=arguments)
+    process.start()
+    return process
+
+
+def finished_files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in (folder / "members").glob("*.json")}
+
+
+def test_sweeps_killed_at_random_instants_end_with_the_bits_of_a_straight_run(straight, tmp_path):
+    """Twenty kills; a folder whose sweep ends before it is killed is checked and replaced."""
+    chance, folders = random.Random(0), iter(tmp_path / str(n) for n in range(100))
+    kept: dict[Path, bytes] = {}
+    folder, usual, interrupted = next(folders), whole_seconds(next(folders)), 0
+    for _ in range(20):
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+        process = started(folder, 2, sender)
+        receiver.recv()  # it has begun
+        process.join(timeout=chance.uniform(0.0, 0.7) * usual)
+        process.kill()
+        process.join()
+        now = finished_files(folder)
+        assert kept.items() <= now.items()
+        kept = now
+        interrupted += any(folder.glob("checkpoints/*/*.json")) or 0 < len(now) < 6
+        if len(now) == 6:
+            check(folder, straight)
+            folder, kept = next(folders), {}
+    assert interrupted > 3, "killed too early to tell"
+    check(folder, straight)
+
+
+def whole_seconds(folder: Path) -> float:
+    """What an undisturbed sweep takes from its beginning on."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    process = started(folder, 2, sender)
+    receiver.recv()
+    began = time.monotonic()
+    process.join()
+    return time.monotonic() - began
+
+
+def check(folder: Path, straight: Ablation) -> None:
+    """Let a last sweep finish the folder: right to the bit, and nothing lost or left over."""
+    kept = finished_files(folder)
+    assert_same_bits(sweep_tiny(folder, Heard()), straight)
+    assert kept.items() <= finished_files(folder).items()
+    assert not (folder / "quarantine").exists()
+    assert not any(folder.glob("checkpoints/*"))
+    assert not list(folder.rglob("*.tmp"))
+
+
+def test_killed_workers_are_replaced_and_the_others_go_on(straight, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "MAX_DEATHS", 1000)
+    chance, killed, over = random.Random(1), [], threading.Event()
+
+    def kill_some() -> None:
+        while len(killed) < 8 and not over.wait(chance.uniform(0.05, 0.3)):
+            for child in multiprocessing.active_children()[:1]:
+                os.kill(child.pid, signal.SIGKILL)
+                killed.append(child.pid)
+
+    killer = threading.Thread(target=kill_some)
+    killer.start()
+    try:
+        heard = Heard()
+        records = sweep_tiny(tmp_path, heard, workers=2)
+    finally:
+        over.set()
+        killer.join()
+    assert killed and "a worker ended by signal 9; its 2 members are tried again" in heard.text
+    assert_same_bits(records, straight)
+
+
+def test_a_shard_that_always_kills_its_worker_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "_serve", die)
+    with pytest.raises(ValueError, match=r"2 members from none on ended their worker 3 times"):
+        sweep_tiny(tmp_path, Heard())
+    assert not multiprocessing.active_children()
+
+
+def die(connection, job) -> None:
+    connection.recv()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_concurrent_sweeps_compute_each_member_once(tiny, straight, tmp_path):
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    processes = [started(tmp_path, 1, sender) for _ in range(3)]
+    said = [receiver.recv() for _ in range(2 * len(processes))]
+    computed = [count for count in said if count is not None]
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert sum(computed) == len(tiny.members) * UPDATES
+    store, source = Store(tmp_path), STAMP.source
+    assert_same_bits(sweep.finished_members(tiny, store, source), straight)

@@ -1,0 +1,109 @@
+"""A sweep of seconds: six members in three shards. Imported by processes that tests kill."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from analysis.experiments import sweep
+from analysis.experiments import workers as processes
+from analysis.experiments.ablation import Ablation
+from analysis.experiments.presets import NO_KL, Preset
+from analysis.experiments.stamp import Stamp
+from analysis.experiments.store import MemberRecord, Store, population_record
+from analysis.experiments.sweep_progress import Progress
+from analysis.training.config import Arm, StartConfig, TrainConfig
+from analysis.training.metrics import METRICS
+from analysis.training.policy import PolicyConfig
+from analysis.training.tasks import SortTask
+
+UPDATES = 24
+CHECKPOINT_EVERY = 4
+MEMBERS_PER_SHARD = 2
+
+
+def make_tiny(
+    updates: int = UPDATES, betas: tuple[float, ...] = (0.5,), name: str = "tiny"
+) -> Preset:
+    return Preset(
+        name=name,
+        config=TrainConfig(
+            task=SortTask(num_digits=3, end_token=True, reward="graded"),
+            policy=PolicyConfig(width=12, num_layers=1, num_heads=3),
+            start=StartConfig(updates=2, batch_size=4),
+            updates=updates,
+            num_prompts=2,
+            group_size=4,
+            num_iterations=2,
+            log_every=5,
+        ),
+        arms=(
+            NO_KL,
+            *(Arm(kl_estimator="k3", beta=beta) for beta in betas),
+            Arm(kl_estimator="k1", kl_placement="reward", beta=0.5),
+        ),
+        seeds=(0, 1),
+        predictions=(),
+    )
+
+
+#: Of the sweeps in these tests; hashing the real source would be most of their time.
+STAMP = Stamp(source="a" * 64, device="cpu, tests", versions={"torch": torch.__version__})
+
+
+class Heard(Progress):
+    """Keeps what a sweep says, and how much it computed."""
+
+    def __init__(self) -> None:
+        self.stream = io.StringIO()
+        super().__init__(self.stream)
+
+    @property
+    def text(self) -> str:
+        return self.stream.getvalue()
+
+    @property
+    def computed(self) -> int:
+        return self._computed
+
+
+def assert_same_bits(records: list[MemberRecord], straight: Ablation) -> None:
+    """What was logged, to the bit."""
+    preset = straight.preset
+    assert [r.spec.member for r in records] == list(preset.members)
+    logged = population_record(records).metrics
+    windows = len(straight.curves) // len(records)
+    for name in METRICS:
+        expected = straight.curves[name].to_numpy().reshape(len(records), windows).T
+        np.testing.assert_array_equal(logged[name], expected)
+
+
+def sweep_tiny(
+    folder: Path, heard: Heard, preset: Preset | None = None, *, workers: int = 1
+) -> list[MemberRecord]:
+    return sweep.run_sweep(
+        preset or make_tiny(),
+        Store(folder),
+        heard,
+        workers=workers,
+        members_per_shard=MEMBERS_PER_SHARD,
+        checkpoint_every=CHECKPOINT_EVERY,
+    )
+
+
+def sweep_process(folder: Path, workers: int, sender: Connection) -> None:
+    """A whole sweep in a process of its own: it says when it begins and how much it computed.
+
+    The process is a fresh fork, so its workers may be forked from it: that takes no time.
+    """
+    sweep.current_stamp = lambda *_: STAMP
+    processes._context = lambda: multiprocessing.get_context("fork")
+    heard = Heard()
+    sender.send(None)
+    sweep_tiny(folder, heard, workers=workers)
+    sender.send(heard.computed)
