@@ -15,7 +15,7 @@ from analysis.experiments.catalogue import CATALOGUE, make_preset
 from analysis.experiments.inventory import damage, inventory
 from analysis.experiments.presets import Preset
 from analysis.experiments.store import MemberRecord, Store
-from analysis.experiments.sweep import MEMBERS_PER_SHARD, as_ablation, run_sweep
+from analysis.experiments.sweep import as_ablation, run_sweep, shard_size
 from analysis.experiments.sweep_progress import Progress
 from analysis.report.parameters import from_text, parse_assignments
 from analysis.report.processes import available_cores
@@ -32,7 +32,7 @@ def sweep(
     ] = (),
     store: Path = STORE,
     device: Literal["cpu", "cuda"] = "cpu",
-    members_per_shard: int = MEMBERS_PER_SHARD,
+    members_per_shard: int | None = None,
     workers: int | None = None,
     list: tyro.conf.FlagCreatePairsOff[bool] = False,
     record: Path | None = None,
@@ -47,7 +47,8 @@ def sweep(
         override: a parameter of the preset as name=value; may be repeated.
         store: the folder of finished members.
         device: cpu or cuda.
-        members_per_shard: members trained together by one worker; results do not depend on it.
+        members_per_shard: members trained together by one worker; results do not depend on it. By
+            default at most 24, and fewer where workers would idle.
         workers: processes; by default one a core, or one on a GPU.
         list: show what is stored, of the preset or of all, and compute nothing.
         record: a folder to write the finished sweep to, as the book's recorded results.
@@ -59,6 +60,10 @@ def sweep(
     elif chosen is None:
         raise Refused(f"name a preset: {', '.join(CATALOGUE)}")
     else:
+        if workers is None:
+            workers = available_cores() if device == "cpu" else 1
+        if members_per_shard is None:
+            members_per_shard = shard_size(len(chosen.members), max(workers, 1))
         progress = Progress()
         try:
             records = run_sweep(
@@ -66,7 +71,7 @@ def sweep(
                 folder,
                 progress,
                 device=device,
-                workers=_default_workers(device) if workers is None else workers,
+                workers=workers,
                 members_per_shard=members_per_shard,
             )
         finally:
@@ -75,10 +80,6 @@ def sweep(
         if record is not None:
             recording.save(as_ablation(chosen, records), record)
             print(f"recorded in {record}", file=sys.stderr)
-
-
-def _default_workers(device: str) -> int:
-    return available_cores() if device == "cpu" else 1
 
 
 def _preset(name: str, texts: Mapping[str, str]) -> Preset:

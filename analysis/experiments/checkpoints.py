@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -59,6 +59,15 @@ class Manifest(Schema):
     failures: tuple[FailureField, ...]
     wall_seconds: float
     tensors_sha256: str
+
+
+def populations(folder: Path) -> Iterator[tuple[Path, Population]]:
+    """The population of each folder of checkpoints below ``folder``, where it can be read."""
+    for path in sorted(folder.glob("*/*.json")):
+        try:
+            yield path.parent, unseal(path.read_bytes(), Manifest).population
+        except (Damaged, FileNotFoundError):
+            continue
 
 
 class Checkpoints:

@@ -7,6 +7,8 @@ bit those of an undisturbed run.
 
 from __future__ import annotations
 
+import math
+import shutil
 from collections import Counter, deque
 from collections.abc import Sequence
 from multiprocessing.connection import wait
@@ -16,6 +18,7 @@ import torch
 
 from analysis.errors import Refused
 from analysis.experiments.ablation import Ablation, tidy
+from analysis.experiments.checkpoints import populations
 from analysis.experiments.presets import Preset
 from analysis.experiments.shards import Job, Outcome, Shard, shards_of
 from analysis.experiments.stamp import current_stamp, merged
@@ -73,7 +76,14 @@ def run_sweep(
         progress.say(f"{plan.stale} members of an older source are kept as stale, computed anew")
     if plan.shards:
         _compute(plan.shards, job, min(workers, len(plan.shards)), progress)
-    return finished_members(preset, store, stamp.source)
+    records = finished_members(preset, store, stamp.source)
+    _discard_orphans(store, stamp.source)
+    return records
+
+
+def shard_size(members: int, workers: int) -> int:
+    """``MEMBERS_PER_SHARD``, or fewer where workers would idle."""
+    return min(MEMBERS_PER_SHARD, math.ceil(members / workers))
 
 
 def make_plan(preset: Preset, store: Store, source: str, members_per_shard: int) -> Plan:
@@ -109,6 +119,14 @@ def as_ablation(preset: Preset, records: Sequence[MemberRecord]) -> Ablation:
     """A finished sweep as what :func:`analysis.experiments.ablation.run` would have returned."""
     run, stamp = population_record(records), merged([record.stamp for record in records])
     return Ablation(preset, tidy(run), run.failures, run.wall_seconds, stamp)
+
+
+def _discard_orphans(store: Store, source: str) -> None:
+    """Remove the checkpoints of members that were finished in other shards than they began in."""
+    for folder, population in populations(store.root / "checkpoints"):
+        specs = [MemberSpec(config=population.config, member=m) for m in population.members]
+        if all(store.is_finished(spec, source) for spec in specs):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _compute(shards: list[Shard], job: Job, count: int, progress: Progress) -> None:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import torch
 
-from analysis.errors import Refused
 from analysis.experiments.shards import Job, Outcome, Shard, complete
 
 #: Of each worker: sums in another order end in other digits, and idle threads that spin cost much.
@@ -38,7 +37,7 @@ class Advanced(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """Why the sweep cannot go on, such as a full disk."""
+    """Why the sweep cannot go on, such as a full disk or a model that cannot be had."""
 
     reason: str
 
@@ -112,7 +111,7 @@ def _attempt(shard: Shard, job: Job, connection: Connection) -> Outcome | Failed
         )
     except (BrokenPipeError, ConnectionResetError):
         raise
-    except (Refused, OSError) as error:
+    except (ValueError, OSError) as error:
         return Failed(str(error))
     if outcome is Outcome.BUSY:
         time.sleep(BUSY_SECONDS)

@@ -19,7 +19,7 @@ from analysis.experiments.store import Store
 from analysis.files import sha256_bytes
 from analysis.training.metrics import METRICS
 from analysis.training.trainer import PopulationTrainer
-from tests.sweeps.tiny import STAMP, assert_same_bits, make_tiny
+from tests.sweeps.tiny import STAMP, Heard, assert_same_bits, make_tiny, sweep_tiny
 
 
 class Interrupted(Exception):
@@ -189,6 +189,12 @@ def test_a_checkpoint_of_another_source_is_not_taken_up(job: Job) -> None:
     said, first = resume(job._replace(stamp=newer))
     assert "of another source, machine or version; its members start over" in said[0]
     assert first == 0
+
+
+def test_checkpoints_of_members_that_other_shards_finished_are_removed(job: Job, straight) -> None:
+    records = sweep_tiny(job.store, Heard())  # in shards of two
+    assert_same_bits(records, straight)
+    assert not files(job, "")
 
 
 def test_a_checkpoint_of_other_members_is_set_aside(job: Job, tiny: Preset) -> None:

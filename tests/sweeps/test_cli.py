@@ -13,6 +13,9 @@ import pytest
 from analysis.cli.main import main
 from analysis.experiments import catalogue, inventory, recording
 from analysis.experiments.ablation import Ablation
+from analysis.experiments.language_models.presets import SMOLLM2
+from analysis.experiments.presets import Preset
+from analysis.experiments.sweep import shard_size
 from tests.sweeps.tiny import STAMP, make_tiny
 
 
@@ -136,3 +139,19 @@ def test_a_full_disk_is_one_line_and_leaves_no_torn_file(tmp_path: Path) -> None
     assert last.startswith(f"analysis: {tmp_path}/checkpoints/") and "no room for" in last
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_what_a_preset_needs_and_is_not_there_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    lost = SMOLLM2.model_dump()
+    lost["config"]["model"] = {"kind": "folder", "path": str(tmp_path / "nowhere")}
+    monkeypatch.setattr(catalogue, "CATALOGUE", {"lost": lambda: Preset.model_validate(lost)})
+    assert main(["sweep", "lost", "--store", str(tmp_path / "store"), "--workers", "1"]) == 1
+    _, last = capsys.readouterr().err.splitlines()
+    assert str(tmp_path / "nowhere") in last
+
+
+def test_shards_leave_no_worker_idle() -> None:
+    assert [shard_size(n, 2) for n in (1, 8, 47, 48, 500)] == [1, 4, 24, 24, 24]
