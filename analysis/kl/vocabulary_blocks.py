@@ -1,0 +1,110 @@
+r"""Walking through logits in blocks: the sums over a vocabulary that no logit needs to outlive.
+
+What the divergences need of the logits are normalisers and means. They are kept relative to a
+running maximum :math:`m`, block :math:`C` by block:
+
+.. math:: m' = \max(m, \max_{a \in C} z_a), \qquad
+    S' = S\, e^{m - m'} + \sum_{a \in C} f_a\, e^{z_a - m'}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Head(NamedTuple):
+    """What turns hidden states into logits, which must be finite."""
+
+    weight: Tensor  #: [V, d], the unembedding
+    bias: Tensor | None = None  #: [V]
+    temperature: float = 1.0  #: logits are divided by it
+
+
+class Chunks(NamedTuple):
+    """How the work is cut; the result does not depend on it, up to rounding."""
+
+    tokens: int = 512
+    vocab: int = 4096
+
+
+class Statistics(NamedTuple):
+    """Sums over the vocabulary, per token [N], in float64."""
+
+    log_z: Tensor  #: log-normaliser of the policy
+    ref_log_z: Tensor  #: of the reference
+    mean_gap: Tensor  #: mean of ``z - z_ref`` under the policy
+    ref_mean_gap: Tensor  #: mean of ``z - z_ref`` under the reference
+    mean_logit: Tensor  #: mean of ``z`` under the policy
+
+
+def statistics(
+    hidden: Tensor,
+    head: Head,
+    ref_hidden: Tensor,
+    ref_head: Head,
+    chunks: Chunks,
+    dtype: torch.dtype,
+) -> Statistics:
+    """One walk through the vocabulary; logits exist for one block of tokens and vocabulary."""
+    policy = _Running(len(hidden), 3, hidden.device)
+    reference = _Running(len(hidden), 2, hidden.device)
+    for block in blocks(len(head.weight), chunks.vocab):
+        wide, ref_wide = widened(head, block, dtype), widened(ref_head, block, dtype)
+        for rows in blocks(len(hidden), chunks.tokens):
+            logits = block_logits(hidden[rows].to(dtype), wide)
+            ref_logits = block_logits(ref_hidden[rows].to(dtype), ref_wide)
+            gap = logits - ref_logits
+            policy.add(rows, logits, [gap, logits])
+            reference.add(rows, ref_logits, [gap])
+    mean_gap, mean_logit = policy.means()
+    (ref_mean_gap,) = reference.means()
+    return Statistics(
+        policy.log_normaliser(), reference.log_normaliser(), mean_gap, ref_mean_gap, mean_logit
+    )
+
+
+def blocks(length: int, size: int) -> Iterator[slice]:
+    """Slices of ``size`` that cover ``range(length)``; the last may be shorter."""
+    return (slice(start, start + size) for start in range(0, length, size))
+
+
+def widened(head: Head, block: slice, dtype: torch.dtype) -> Head:
+    """The part of a head for one block of the vocabulary, in the type of the computation."""
+    bias = None if head.bias is None else head.bias[block].to(dtype)
+    return Head(head.weight[block].to(dtype), bias, head.temperature)
+
+
+def block_logits(tokens: Tensor, head: Head) -> Tensor:
+    """A fresh [n, v], free to be overwritten."""
+    if head.bias is None:
+        logits = tokens @ head.weight.T
+    else:
+        logits = torch.addmm(head.bias, tokens, head.weight.T)
+    return logits if head.temperature == 1.0 else logits.div_(head.temperature)
+
+
+class _Running:
+    """Sums of ``e^z f`` over the vocabulary so far, relative to the largest logit so far."""
+
+    def __init__(self, tokens: int, sums: int, device: torch.device) -> None:
+        self.largest = torch.full((tokens,), -torch.inf, dtype=torch.float64, device=device)
+        self.sums = torch.zeros(sums, tokens, dtype=torch.float64, device=device)
+
+    def add(self, rows: slice, logits: Tensor, factors: list[Tensor]) -> None:
+        """Take in one block of logits [n, v], and of it the sums of 1 and of each factor."""
+        largest = torch.maximum(self.largest[rows], logits.amax(-1).double())
+        scale = (self.largest[rows] - largest).exp()
+        weights = logits.sub(largest.to(logits.dtype).unsqueeze(-1)).exp_()
+        block = [weights.sum(-1), *(torch.linalg.vecdot(weights, f) for f in factors)]
+        self.sums[:, rows] = self.sums[:, rows] * scale + torch.stack(block).double()
+        self.largest[rows] = largest
+
+    def log_normaliser(self) -> Tensor:
+        return self.largest + self.sums[0].log()
+
+    def means(self) -> Tensor:
+        return self.sums[1:] / self.sums[0]
