@@ -6,10 +6,28 @@ import subprocess
 import sys
 
 #: What the floors above, the book and the tests use, and a bare box does not have.
-ABSENT = (
-    "IPython beartype hypothesis ipykernel jaxtyping matplotlib myst_nb nbformat pandas papermill "
-    "psutil pytest reasoning_gym scipy seaborn sphinx transformers trl tyro yaml"
-).split()
+ABSENT = [
+    "IPython",
+    "beartype",
+    "hypothesis",
+    "ipykernel",
+    "jaxtyping",
+    "matplotlib",
+    "myst_nb",
+    "nbformat",
+    "pandas",
+    "papermill",
+    "psutil",
+    "pytest",
+    "reasoning_gym",
+    "scipy",
+    "seaborn",
+    "sphinx",
+    "transformers",
+    "trl",
+    "tyro",
+    "yaml",
+]
 
 CHILD = """
 import importlib, pkgutil, sys
