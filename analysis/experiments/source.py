@@ -54,6 +54,7 @@ LANGUAGE_SOURCES = (
     "experiments/settings.py",
     "training/pretrained/attention.py",
     "training/pretrained/config.py",
+    "training/pretrained/frozen.py",
     "training/pretrained/llama.py",
     "training/pretrained/lora.py",
     "training/pretrained/rotary.py",

@@ -32,6 +32,7 @@ from analysis.training.pretrained.attention import (
     fused,
 )
 from analysis.training.pretrained.config import ForwardConfig, LoraConfig
+from analysis.training.pretrained.frozen import frozen_product
 from analysis.training.pretrained.lora import Adapters, Lora
 from analysis.training.pretrained.rotary import Rotation, rotate, rotation
 from analysis.training.pretrained.weights import FrozenLayer, Llama
@@ -129,7 +130,7 @@ class LlamaPolicy:
         reading = _Reading(tokens.shape, self._rotation(positions), visible, start)
         hidden, _ = self._run(adapters, tokens, reading, prefix.layers, past)
         hidden = self._norm(hidden, self._model.norm)
-        return F.linear(hidden, self._model.head).unflatten(1, tokens.shape[1:])
+        return frozen_product(hidden, self._model.head).unflatten(1, tokens.shape[1:])
 
     def logits(self, adapters: Adapters, prompts: Tensor, inputs: Tensor) -> Tensor:
         """Logits [M, P, G, T, V] for prompts [M, P, L] and completion inputs [M, P, G, T]."""
@@ -193,8 +194,8 @@ class LlamaPolicy:
         self, adapters: Adapters, name: str, layer: FrozenLayer, projection: str, x: Tensor
     ) -> Tensor:
         """Outputs [M, R, out] of inputs [M, R, in]: one product for all members, and adapters."""
-        frozen = F.linear(x.to(self._products), layer.projections[projection]).to(self.dtype)
-        return self.lora.add(frozen, x, adapters, name + projection)
+        frozen = frozen_product(x.to(self._products), layer.projections[projection])
+        return self.lora.add(frozen.to(self.dtype), x, adapters, name + projection)
 
     def _norm(self, x: Tensor, gain: Tensor) -> Tensor:
         return F.rms_norm(x, gain.shape, gain, self.config.norm_eps)
