@@ -90,16 +90,18 @@ def test_what_each_setting_descends(table, framework, setting, fresh, stale):
         ("rpg_ufkl", "forward KL"),
         ("rpg_rkl", "reverse KL"),
         ("rpg_urkl", "reverse KL"),
-        ("rpg_js", "half Jeffreys"),
+        ("rpg_js", "half (reverse − forward)"),
+        ("rpg_ujs", "half (reverse + forward)"),
     ],
 )
 def test_rpg_under_its_own_sampler(table, setting, name):
     assert table.loc["RPG", setting].stale_descends == name
 
 
-def test_the_js_of_rpg_is_not_the_jensen_shannon_divergence(at):
+@pytest.mark.parametrize("setting", ["rpg_js", "rpg_ujs"])
+def test_the_js_of_rpg_is_not_the_jensen_shannon_divergence(at, setting):
     """Jensen-Shannon by autograd through its definition, another gradient altogether."""
-    (option,) = (o for o in OPTIONS if o.setting == "rpg_js")
+    (option,) = (o for o in OPTIONS if o.setting == setting)
     at = at._replace(old_logits=at.ref_logits)
     leaf = at.logits.clone().requires_grad_()
     policy, reference = leaf.softmax(-1), at.ref_logits.softmax(-1)
@@ -107,8 +109,9 @@ def test_the_js_of_rpg_is_not_the_jensen_shannon_divergence(at):
     divergence = sum((p * (p / middle).log()).sum() / 2 for p in (policy, reference))
     (exact,) = torch.autograd.grad(divergence, leaf)
     gradient = audit.mean_gradient(option.loss, at)
-    assert relative_error(gradient, exact).min() > 1
-    assert relative_error(gradient / 4, exact).median() > 1e-3  # four times, to second order
+    assert relative_error(gradient, exact).min() > 0.5
+    scale = (gradient * exact).sum(-1, keepdim=True) / gradient.square().sum(-1, keepdim=True)
+    assert relative_error(scale * gradient, exact).min() > 1e-3  # nor a multiple of it
 
 
 def test_the_transposed_kl1_rewards_divergence():

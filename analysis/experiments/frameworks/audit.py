@@ -69,7 +69,8 @@ def known_gradients(at: States) -> dict[str, Tensor]:
     return {
         "reverse KL": reverse,
         "forward KL": forward,
-        "half Jeffreys": (reverse + forward) / 2,
+        "half (reverse + forward)": (reverse + forward) / 2,
+        "half (reverse − forward)": (reverse - forward) / 2,
         "half χ²(π‖ref)": chi_square_gradient(at.logits, at.ref_logits),
     }
 

@@ -133,7 +133,8 @@ def prime_rl(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> 
 def rpg(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> Tensor:
     """The losses of Regularised Policy Gradient, in the ratio w to the reference, clamped at 10.
 
-    They are derived for samples of the reference itself.
+    They are derived for samples of the reference itself. ``rpg_js`` and ``rpg_ujs`` are meant to be
+    one formula and differ in a sign.
     """
     del old_logp
     log_w = logp - ref_logp
@@ -143,7 +144,8 @@ def rpg(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> Tenso
         "rpg_rkl": lambda: (w * log_w).clamp(-10, 10),
         "rpg_ufkl": lambda: (torch.expm1(log_w) - log_w).clamp(-10, 10),
         "rpg_urkl": lambda: (w * (log_w - 1) + 1).clamp(-10, 10),
-        "rpg_js": lambda: (0.5 * (w * log_w - log_w)).clamp(-10, 10),
+        "rpg_js": lambda: (0.5 * (w * log_w + log_w)).clamp(-10, 10),
+        "rpg_ujs": lambda: (0.5 * (w * log_w - log_w)).clamp(-10, 10),
     }
     return values[kind]()
 
