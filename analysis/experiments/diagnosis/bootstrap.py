@@ -1,0 +1,69 @@
+"""Means over tokens, with intervals that treat a sequence as the unit that was sampled."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from analysis.experiments.diagnosis.schema import Floats, Interval
+
+#: Above this many sequences, random bags of whole sequences are resampled in their place: the
+#: spread of a mean is the same, the cost is bounded.
+MOST_UNITS = 2000
+#: Resamples times units held at a time.
+_CHUNK = 400_000
+
+
+def token_means(
+    columns: dict[str, Floats],
+    sequence: np.ndarray,
+    *,
+    resamples: int,
+    seed: int,
+    weight: Floats | None = None,
+) -> dict[str, Interval]:
+    r"""Mean of each column over tokens with 95% bootstrap intervals over sequences.
+
+    .. math:: \hat m = \frac{\sum_i \sum_t w_{it} x_{it}}{\sum_i \sum_t w_{it}}, \qquad
+        i \sim \text{Uniform, with replacement}
+
+    Args:
+        columns: name -> [N] values; a name's interval does not depend on the other columns.
+        sequence: [N], codes from 0.
+        resamples: bootstrap resamples.
+        seed: of the resampling.
+        weight: [N]; ones by default.
+    """
+    generator = np.random.default_rng(seed)
+    units, count = _units(sequence, generator)
+    denominator = np.bincount(units, weights=weight, minlength=count)
+    numerators = np.stack(
+        [
+            np.bincount(units, weights=v if weight is None else weight * v, minlength=count)
+            for v in columns.values()
+        ],
+        axis=1,
+    )
+    stacked = np.concatenate([numerators, denominator[:, None]], axis=1)
+    draws = []
+    for start in range(0, resamples, max(1, _CHUNK // count)):
+        size = min(max(1, _CHUNK // count), resamples - start)
+        times = generator.multinomial(count, np.full(count, 1 / count), size=size)
+        draws.append(times @ stacked)
+    resampled = np.concatenate(draws)
+    total = resampled[:, -1:]
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        means = resampled[:, :-1] / total
+        centre = numerators.sum(0) / denominator.sum()
+    low, high = np.nanpercentile(means, [2.5, 97.5], axis=0)
+    return {
+        name: Interval(value=float(centre[i]), low=float(low[i]), high=float(high[i]))
+        for i, name in enumerate(columns)
+    }
+
+
+def _units(sequence: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarray, int]:
+    count = int(sequence.max()) + 1
+    if count <= MOST_UNITS:
+        return sequence, count
+    bags = generator.permutation(count) % MOST_UNITS
+    return bags[sequence], MOST_UNITS

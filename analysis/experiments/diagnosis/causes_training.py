@@ -1,0 +1,286 @@
+"""Findings about the run: its sign, its samples, its tails and its clamps."""
+
+from __future__ import annotations
+
+import math
+
+from analysis.experiments.diagnosis.measure import Measured
+from analysis.experiments.diagnosis.schema import Finding, Severity, Tail
+
+#: Below a tenth of a standard deviation a pull or push explains under 1% of the update.
+SMALLEST_STRENGTH = 0.1
+#: A push of every sampled token that is a fifth of the update's spread is no chance: its standard
+#: error is the inverse root of the number of tokens, times a design effect of a few.
+SMALLEST_PUSH = 0.2
+#: A root-mean-square log-ratio of 0.1 (its square over two): half of what a clip at 0.2 allows is
+#: used up before the first update. Rounding to bfloat16 in the engine gives about a tenth of it.
+LARGEST_MISMATCH_KL = 0.005
+#: A hundredth of the pull missing; it is always the hundredth that is farthest away.
+MOST_DEAD_FORCE = 0.01
+#: k3's coefficients deviate from the reverse KL's by half of the latter's spread. For small
+#: log-ratios of standard deviation s the gap is s / sqrt(2), so this is far from first order.
+LARGEST_GRADIENT_GAP = 0.5
+#: One percent of the sequences (at least one) with half of the KL: the mean is about them.
+LARGEST_SEQUENCE_SHARE = 0.5
+#: With fewer sequences one of them may well hold half.
+FEWEST_FOR_SHARES = 10
+#: A third of the policy gradient's tokens clipped: more samples are thrown away than PPO's usual
+#: few percent by an order of magnitude.
+LARGEST_CLIP_FRACTION = 0.3
+#: Half a nat per token: the geometric mean ratio to the reference is 1.6 at every token.
+FAR = 0.5
+
+
+def kl_maximised(m: Measured) -> Finding | None:
+    """Updates that enlarge the log-ratio to the reference."""
+    strength = m.intervals.get("pull_strength")
+    if strength is None or strength.low <= 0 or strength.value < SMALLEST_STRENGTH:
+        return None
+    growth, reward = m.numbers.get("kl_growth"), m.numbers.get("reward_growth")
+    if growth is not None and growth <= 1:
+        return None
+    explained = reward is not None and reward > 0 and strength.value < 3 * SMALLEST_STRENGTH
+    evidence: dict[str, float | int | str] = {
+        "pull per nat (must be negative)": m.intervals["pull"].value,
+        "in standard deviations": strength.value,
+        "lower end": strength.low,
+    }
+    if growth is not None:
+        evidence["KL, last third of the steps over the first"] = growth
+    if reward is not None:
+        evidence["reward, last third minus first"] = reward
+    return Finding(
+        code="kl-maximised",
+        severity="warning" if explained else "error",
+        title="Updates push the policy away from its reference",
+        evidence=evidence,
+        advice="Check the sign of the KL term: it is added to a loss, subtracted from a reward. If "
+        "the sign is right, the reward drives the drift and beta is too small to hold it.",
+        chapter="02_gradients#thm-expected-gradients",
+    )
+
+
+def k1_in_loss(m: Measured) -> Finding | None:
+    """The settings say that k1 is differentiated."""
+    s = m.settings
+    if (s.estimator, s.placement) != ("k1", "loss") or s.weighting == "attached":
+        return None
+    return Finding(
+        code="k1-in-loss",
+        severity="error",
+        title="k1 as a loss has no expected gradient",
+        evidence={"weighting": s.weighting},
+        advice="Move k1 to the reward, or use k2 in the loss: same value, a gradient that pulls.",
+        chapter="05_fixed_points#thm-k1-walk",
+    )
+
+
+def penalty_in_reward(m: Measured) -> Finding | None:
+    """The settings say that k2 or k3 is subtracted from the reward."""
+    s = m.settings
+    if s.placement != "reward" or s.estimator not in ("k2", "k3"):
+        return None
+    return Finding(
+        code="penalty-in-reward",
+        severity="warning",
+        title=f"{s.estimator} in the reward is the gradient of no KL",
+        evidence={"estimator": s.estimator},
+        advice="In the reward use k1.",
+        chapter="05_fixed_points#thm-penalty-equilibria",
+    )
+
+
+def uniform_push(m: Measured) -> Finding | None:
+    """Every sampled token pushed down, whatever its advantage: what k1 as a loss does."""
+    push, strength = m.intervals.get("push"), m.intervals.get("pull_strength")
+    if push is None or strength is None or push.high >= 0 or push.value > -SMALLEST_PUSH:
+        return None
+    idle = strength.high > -SMALLEST_STRENGTH
+    return Finding(
+        code="uniform-push",
+        severity="error" if idle else "warning",
+        title="Every sampled token is pushed down, whatever its advantage",
+        evidence={
+            "push in standard deviations": push.value,
+            "upper end": push.high,
+            "pull in standard deviations": strength.value,
+        },
+        advice="That is what k1 as a loss does, and no pull towards the reference is seen: use k2 "
+        "(or k3) in the loss, or k1 in the reward."
+        if idle
+        else "Advantages may be off centre, or part of the KL term is k1 as a loss.",
+        chapter="05_fixed_points#thm-k1-walk",
+    )
+
+
+def mismatch(m: Measured) -> Finding | None:
+    """An inference engine that is not the trainer's old policy."""
+    gap = m.numbers.get("mismatch_kl", 0.0)
+    if not gap > LARGEST_MISMATCH_KL:
+        return None
+    return Finding(
+        code="train-inference-mismatch",
+        severity="error",
+        title="The inference engine samples from another policy than the trainer believes",
+        evidence={
+            "KL of sampler to old policy": gap,
+            "effective share of tokens": m.numbers["mismatch_ess"],
+            "largest log-ratio": m.numbers["mismatch_largest"],
+            "of the total KL of sampler to policy": m.numbers["total_kl"],
+        },
+        advice="Align first: same temperature, weights synchronised before sampling, same "
+        "precision and kernels. Then weigh by old/sampler, truncated (TRL: "
+        "vllm_importance_sampling_correction; verl: algorithm.rollout_correction).",
+        chapter="06_sequences#thm-two-factors",
+    )
+
+
+def stale_samples(m: Measured) -> Finding | None:
+    """A trained policy that has left the one it has samples of."""
+    bound = math.log1p(m.settings.epsilon_high) ** 2 / 2
+    staleness, clipped = m.numbers.get("staleness_kl", 0.0), m.numbers.get("clip_fraction", 0.0)
+    if staleness <= bound and clipped <= LARGEST_CLIP_FRACTION:
+        return None
+    unweighted = m.settings.weighting in ("unknown", "none")
+    return Finding(
+        code="stale-samples",
+        severity="error",
+        title="The samples are stale: the policy has left the one that drew them",
+        evidence={
+            "KL of old policy to policy": staleness,
+            "at which the usual log-ratio is at the clip": bound,
+            "effective share of tokens": m.numbers["staleness_ess"],
+            "clip fraction": clipped,
+        },
+        advice="Fewer updates per batch, or a smaller learning rate. "
+        + (
+            "Weigh the KL term by policy/old: k3 with the ratio attached, k2 with it detached; "
+            "unweighted, the loss follows the sampler."
+            if unweighted
+            else "The weight corrects the token, not the states before it."
+        ),
+        chapter="02_gradients#thm-off-policy-weights",
+    )
+
+
+def heavy_tail(m: Measured) -> Finding | None:
+    """A ratio to the reference whose mean cannot be trusted."""
+    tail = m.tail("reference/policy")
+    if not _untrusted(tail):
+        return None
+    k3 = m.estimate("k3")
+    return Finding(
+        code="heavy-tail",
+        severity="error",
+        title="k3's mean and its interval cannot be trusted: the ratio's tail is too heavy",
+        evidence={
+            "tail index k": tail.k,
+            "largest trusted": tail.threshold,
+            "fitted with": tail.fitted_with,
+            "KL by k3": k3.value,
+            "KL by k1": m.estimate("k1").value,
+            "k3's squared coefficients on 1% of the tokens": m.numbers.get(
+                "k3_top_percent_share", math.nan
+            ),
+        },
+        advice="Read the KL from k1, train with k2 in the loss or k1 in the reward, or sum the KL "
+        "over the vocabulary. More samples do not help.",
+        chapter="03_k3_counterexample#thm-ratio-tail",
+    )
+
+
+def dead_zone(m: Measured) -> Finding | None:
+    """Tokens whose KL gradient a clamp removes."""
+    s = m.settings
+    if s.framework == "trl" or s.placement == "reward":
+        return None
+    estimator = "k2" if s.estimator == "k2" else "k3"
+    force = m.numbers[f"dead_force_{estimator}"]
+    if force <= MOST_DEAD_FORCE or s.estimator == "k1":
+        return None
+    severity: Severity = "warning" if s.framework == "unknown" else "error"
+    where = "verl and OpenRLHF" if s.framework == "unknown" else s.framework
+    return Finding(
+        code="dead-zone",
+        severity=severity,
+        title=f"The clamp of {where} silences the tokens that are farthest away",
+        evidence={
+            "share of tokens": m.numbers[f"dead_share_{estimator}"],
+            "share of the pull they would have": force,
+            "estimator": estimator,
+        },
+        advice="Remove the clamp of the value at 10 (clip the gradient norm instead), or use k2, "
+        "whose dead zone begins later for likely reference tokens. TRL has no clamp.",
+        chapter="11_numerics#prop-dead-zones",
+    )
+
+
+def k3_gradient(m: Measured) -> Finding | None:
+    """k3's gradient far from the reverse KL's."""
+    s = m.settings
+    gap = m.numbers.get("k3_gradient_gap", 0.0)
+    if not gap > LARGEST_GRADIENT_GAP or s.estimator in ("k1", "k2") or s.placement == "reward":
+        return None
+    return Finding(
+        code="k3-gradient",
+        severity="warning",
+        title="k3's gradient is far from that of the reverse KL",
+        evidence={
+            "spread of the coefficients' difference over that of the reverse KL's": gap,
+            "correlation of the two": m.numbers["k3_gradient_correlation"],
+        },
+        advice="k3 as a loss descends the forward KL. If the reverse KL is meant, use k2 in the "
+        "loss (on stale samples with the detached ratio).",
+        chapter="02_gradients#thm-expected-gradients",
+    )
+
+
+def heavy_weights(m: Measured) -> Finding | None:
+    """Importance weights whose mean cannot be trusted."""
+    tail = m.tail("policy/sampler")
+    if not _untrusted(tail):
+        return None
+    return Finding(
+        code="heavy-weights",
+        severity="warning",
+        title="The importance weights cannot be trusted",
+        evidence={"tail index k": tail.k, "largest trusted": tail.threshold},
+        advice="Truncate the weights and say so, or sample afresh.",
+        chapter="06_sequences#thm-product-variance",
+    )
+
+
+def concentrated(m: Measured) -> Finding | None:
+    """A few sequences that carry the KL."""
+    share = m.numbers.get("top_percent_sequences_share", 0.0)
+    if share <= LARGEST_SEQUENCE_SHARE or m.rollouts.sequences < FEWEST_FOR_SHARES:
+        return None
+    top = m.top_sequences[0]
+    return Finding(
+        code="concentrated",
+        severity="warning",
+        title="A few sequences carry most of the KL",
+        evidence={"share of the top 1%": share, "first": top.sequence, "its share": top.share},
+        advice="Read these sequences: degenerate loops, another language and cut-off answers are "
+        "the usual ones.",
+        chapter="03_k3_counterexample#thm-underestimate",
+    )
+
+
+def far_from_reference(m: Measured) -> Finding | None:
+    """A policy that has left its reference."""
+    k1 = m.estimate("k1")
+    if k1.low <= FAR:
+        return None
+    return Finding(
+        code="far-from-reference",
+        severity="note",
+        title="The policy is far from its reference",
+        evidence={"KL by k1, nats per token": k1.value, "lower end": k1.low},
+        advice="No fault in itself. First-order arguments about the estimators no longer hold.",
+        chapter="04_grpo_ablation#",
+    )
+
+
+def _untrusted(tail: Tail | None) -> bool:
+    return tail is not None and tail.k is not None and tail.k > tail.threshold

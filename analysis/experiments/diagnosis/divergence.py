@@ -1,0 +1,145 @@
+"""The KL by every estimator, what its loss's gradient weighs, and what clamps would silence."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from analysis.experiments.diagnosis.bootstrap import token_means
+from analysis.experiments.diagnosis.schema import (
+    Floats,
+    KLEstimate,
+    Rollouts,
+    SequenceShare,
+    Settings,
+)
+from analysis.experiments.numerics import clamped_coefficient
+from analysis.kl.estimators import k2, k3
+from analysis.kl.surrogates import ESTIMATORS, gradient_coefficient
+
+#: verl, OpenRLHF, NeMo-RL and slime clamp the estimator's value here at the snapshots read.
+VALUE_CLAMP = 10.0
+#: verl and NeMo-RL clamp the log-ratio here before that.
+LOG_RATIO_CLAMP = 20.0
+#: As many sequences are named in the report.
+NAMED_SEQUENCES = 10
+
+
+def kl_estimates(rollouts: Rollouts, settings: Settings) -> list[KLEstimate]:
+    r"""The KL to the reference by every estimator, from up to three readings of the samples.
+
+    ``logged`` averages :math:`k(\pi_\theta / \pi_{\mathrm{ref}})` over the tokens as a trainer
+    does; ``sampling`` is the KL of the policy that sampled; ``reweighted`` weighs the tokens with
+    :math:`\pi_\theta / \mu` (self-normalised), so that they stand for :math:`\pi_\theta` at the
+    visited states.
+    """
+    readings: list[tuple[str, Floats, Floats | None]] = [("logged", rollouts.logp, None)]
+    if not np.array_equal(rollouts.old_logp, rollouts.logp):
+        readings.append(("sampling", rollouts.old_logp, None))
+    log_weight = rollouts.logp - rollouts.behaviour_logp
+    if log_weight.any():
+        readings.append(("reweighted", rollouts.logp, np.exp(log_weight - log_weight.max())))
+    found = []
+    for samples, logp, weight in readings:
+        policy, ref = torch.from_numpy(logp), torch.from_numpy(rollouts.ref_logp)
+        values = {name: estimator(policy, ref).numpy() for name, estimator in ESTIMATORS.items()}
+        means = token_means(
+            values,
+            rollouts.sequence,
+            resamples=settings.resamples,
+            seed=settings.seed,
+            weight=weight,
+        )
+        found += [
+            KLEstimate(estimator=name, samples=samples, interval=interval)
+            for name, interval in means.items()
+        ]
+    return found
+
+
+def coefficient_gap(rollouts: Rollouts) -> dict[str, float]:
+    r"""How far k3's gradient coefficients lie from the reverse KL's, over the sampled tokens.
+
+    .. math:: g = \frac{\mathrm{sd}_w(c_3 - c_2)}{\mathrm{sd}_w(c_2)}
+        = \frac{\mathrm{sd}_w(k_3)}{\mathrm{sd}_w(k_1)}, \qquad
+        c_2 = l, \quad c_3 = 1 - r, \quad w = \pi_\theta / \mu
+
+    Since :math:`c_2 - c_3 = k_3`, the gap is the spread of k3 beside that of k1. Deviations, not
+    raw sizes: a constant in a coefficient does not change the expected gradient. It is the relative
+    error of the gradient itself only where the score vectors of different tokens are orthogonal and
+    equally long; their true geometry needs the model.
+
+    Equation: ``coefficient_gap``
+
+    Returns:
+        ``k3_gradient_gap``, ``k3_gradient_correlation`` (of c3 with c2), and
+        ``k3_top_percent_share``: how much of the summed squared c3 the top 1% of tokens carry.
+    """
+    policy, ref = torch.from_numpy(rollouts.logp), torch.from_numpy(rollouts.ref_logp)
+    reverse = gradient_coefficient(policy, ref, estimator="k2").numpy()
+    forward = gradient_coefficient(policy, ref, estimator="k3").numpy()
+    log_weight = rollouts.logp - rollouts.behaviour_logp
+    weight = np.exp(log_weight - log_weight.max())
+    weight /= weight.sum()
+    with np.errstate(over="ignore", invalid="ignore"):
+        reverse = reverse - weight @ reverse
+        forward = forward - weight @ forward
+        variance = weight @ reverse**2
+        if not variance > 0:
+            return {}
+        squares = weight * forward**2
+        total = squares.sum()
+        top = max(1, len(squares) // 100)
+        largest = np.partition(squares, len(squares) - top)[len(squares) - top :].sum()
+        covariance = weight @ (reverse * forward)
+        return {
+            "k3_gradient_gap": float(np.sqrt(weight @ (forward - reverse) ** 2 / variance)),
+            "k3_gradient_correlation": float(covariance / np.sqrt(variance * total))
+            if total > 0
+            else 0.0,
+            "k3_top_percent_share": float(largest / total) if total > 0 else 0.0,
+        }
+
+
+def dead_zones(rollouts: Rollouts) -> dict[str, float]:
+    """Tokens that a clamp of the estimator's value at 10 leaves without gradient.
+
+    Returns:
+        For k2 and k3, ``dead_share_*``: the share of tokens; ``dead_force_*``: the share of the
+        summed absolute coefficient that they would have had.
+    """
+    log_ratio = torch.from_numpy(rollouts.logp - rollouts.ref_logp)
+    found = {}
+    for name, estimator in (("k2", k2), ("k3", k3)):
+        free = gradient_coefficient(log_ratio, torch.zeros_like(log_ratio), estimator=name).abs()
+        alive = clamped_coefficient(
+            log_ratio, estimator, value_bound=VALUE_CLAMP, log_ratio_bound=LOG_RATIO_CLAMP
+        )
+        dead = (alive == 0) & (free > 0)
+        total = free.sum().item()
+        found[f"dead_share_{name}"] = dead.double().mean().item()
+        found[f"dead_force_{name}"] = free[dead].sum().item() / total if total > 0 else 0.0
+    return found
+
+
+def sequence_shares(rollouts: Rollouts) -> tuple[list[SequenceShare], dict[str, float]]:
+    """The sequences with the largest summed k3, and the share of the top 1% of sequences."""
+    policy, ref = torch.from_numpy(rollouts.logp), torch.from_numpy(rollouts.ref_logp)
+    values = k3(policy, ref).numpy()
+    sums = np.bincount(rollouts.sequence, weights=values)
+    lengths = np.bincount(rollouts.sequence)
+    total = sums.sum()
+    if not (np.isfinite(total) and total > 0):
+        return [], {}
+    order = np.argsort(-sums, kind="stable")
+    top = max(1, len(sums) // 100)
+    named = [
+        SequenceShare(
+            sequence=rollouts.sequence_names[i],
+            tokens=int(lengths[i]),
+            kl_sum=float(sums[i]),
+            share=float(sums[i] / total),
+        )
+        for i in order[:NAMED_SEQUENCES]
+    ]
+    return named, {"top_percent_sequences_share": float(sums[order[:top]].sum() / total)}

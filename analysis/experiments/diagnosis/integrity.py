@@ -1,0 +1,117 @@
+"""Whether the columns can be what they say: rounding, alignment, padding, impossible tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from analysis.experiments.diagnosis.schema import Floats, Rollouts
+
+#: A vocabulary larger than any in use (2^18): bounds the probability of improbable tokens.
+LARGEST_VOCABULARY = 262_144
+#: A token this improbable (nats) is drawn with probability below V exp(-25) = 4e-6.
+IMPOSSIBLE = -25.0
+#: Log-probs this near a grid point, relatively, lie on it; files keep five digits or more.
+_ON_GRID = 1e-5
+#: Log-ratios this near a bound were clamped to it.
+_AT_CLAMP = 1e-4
+#: A run of equal (logp, ref_logp) at the end of a sequence at least this long is no text.
+_SHORTEST_RUN = 4
+#: Values of the log-ratio at which frameworks clamp it.
+CLAMPS = (10.0, 20.0)
+
+GRIDS = ("bfloat16", "float16", "2 decimals", "3 decimals")
+
+
+def grid_shares(logp: Floats) -> dict[str, float]:
+    """Share of log-probs that lie on the grid of each coarse type; zeros lie on all, so are out."""
+    values = logp[logp < 0]
+    if not len(values):
+        return {}
+    shares = {}
+    for name, dtype in (("bfloat16", torch.bfloat16), ("float16", torch.float16)):
+        rounded = torch.from_numpy(values).to(dtype).double().numpy()
+        shares[name] = float((np.abs(values - rounded) <= _ON_GRID * np.abs(values)).mean())
+    for decimals in (2, 3):
+        rounded = np.round(values, decimals)
+        shares[f"{decimals} decimals"] = float((np.abs(values - rounded) < 1e-9).mean())
+    return shares
+
+
+def rounding_noise(logp: Floats, grid: str) -> float:
+    """Mean squared rounding error of a log-prob on a grid, step squared over twelve (nats^2)."""
+    if grid.endswith("decimals"):
+        return float(10.0 ** (-2 * int(grid[0])) / 12)
+    digits = 8 if grid == "bfloat16" else 11
+    values = np.abs(logp[logp < 0])
+    if not len(values):
+        return 0.0
+    return float(np.mean(4.0 ** (np.floor(np.log2(values)) + 1 - digits)) / 12)
+
+
+def alignment(rollouts: Rollouts) -> dict[str, float]:
+    """Correlation of logp with another column at the same token, and one token earlier or later.
+
+    Returns:
+        For ref, old and sampler: ``aligned_*`` and ``shifted_*`` (the larger of both shifts).
+    """
+    same = np.diff(rollouts.sequence) == 0
+    found = {}
+    others = {
+        "ref": rollouts.ref_logp,
+        "old": rollouts.old_logp,
+        "sampler": rollouts.sampler_logp,
+    }
+    for name, other in others.items():
+        if other is None or same.sum() < 30 or np.array_equal(other, rollouts.logp):
+            continue
+        later = _correlation(rollouts.logp[:-1][same], other[1:][same])
+        earlier = _correlation(rollouts.logp[1:][same], other[:-1][same])
+        found[f"aligned_{name}"] = _correlation(rollouts.logp[:-1][same], other[:-1][same])
+        found[f"shifted_{name}"] = max(later, earlier)
+    return found
+
+
+def constant_ends(rollouts: Rollouts) -> dict[str, float]:
+    """Share of tokens in runs of bitwise equal log-probs at the ends of sequences: padding.
+
+    Tokens of probability one under policy and reference are no evidence unless they make a run.
+    """
+    equal = (
+        (np.diff(rollouts.sequence) == 0)
+        & (np.diff(rollouts.logp) == 0)
+        & (np.diff(rollouts.ref_logp) == 0)
+    )
+    ends = np.flatnonzero(np.diff(rollouts.sequence, append=rollouts.sequence[-1] + 1))
+    breaks = np.flatnonzero(~np.concatenate([[False], equal]))  # first token of each run
+    starts = breaks[np.searchsorted(breaks, ends, side="right") - 1]
+    runs = ends - starts + 1
+    return {"constant_end_share": float(runs[runs >= _SHORTEST_RUN].sum() / rollouts.tokens)}
+
+
+def impossible_tokens(rollouts: Rollouts) -> dict[str, float]:
+    r"""Share of counted tokens that the sampler cannot have drawn.
+
+    .. math:: \Pr_{a \sim \mu}\big[\log \mu(a) < -x\big] \le V e^{-x}
+
+    Equation: ``impossible_tokens``
+    """
+    impossible = rollouts.behaviour_logp < IMPOSSIBLE
+    lengths = np.bincount(rollouts.sequence)
+    return {
+        "impossible_share": float(impossible.mean()),
+        "equal_lengths": float(len(lengths) > 1 and (lengths == lengths[0]).all()),
+    }
+
+
+def clamped_log_ratios(rollouts: Rollouts) -> dict[str, float]:
+    """Share of tokens whose log-ratio sits exactly at a framework's clamp: dumped after it."""
+    size = np.abs(rollouts.logp - rollouts.ref_logp)
+    at = sum((np.abs(size - bound) < _AT_CLAMP).mean() for bound in CLAMPS)
+    return {"clamped_share": float(at)}
+
+
+def _correlation(x: Floats, y: Floats) -> float:
+    if x.std() == 0 or y.std() == 0:
+        return 0.0
+    return float(np.corrcoef(x, y)[0, 1])

@@ -1,0 +1,157 @@
+"""Everything that a diagnosis measures, in one pass over the rollouts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from analysis.experiments.diagnosis import divergence, dynamics, integrity, ratios
+from analysis.experiments.diagnosis.readers import read_rollouts
+from analysis.experiments.diagnosis.schema import (
+    Identity,
+    Interval,
+    KLEstimate,
+    Report,
+    Rollouts,
+    SequenceShare,
+    Settings,
+    StepKL,
+    Tail,
+)
+from analysis.experiments.diagnosis.tails import tail_index
+
+
+class Measured(NamedTuple):
+    """What the findings are decided from."""
+
+    rollouts: Rollouts
+    settings: Settings
+    estimates: list[KLEstimate]
+    tails: list[Tail]
+    identities: list[Identity]
+    top_sequences: list[SequenceShare]
+    by_step: list[StepKL]
+    intervals: dict[str, Interval]
+    numbers: dict[str, float]
+
+    def estimate(self, estimator: str, samples: str = "logged") -> Interval:
+        """One interval of the table of estimates."""
+        return next(
+            e.interval for e in self.estimates if e.estimator == estimator and e.samples == samples
+        )
+
+    def tail(self, ratio: str) -> Tail | None:
+        return next((tail for tail in self.tails if tail.ratio == ratio), None)
+
+    def identity(self, ratio: str) -> Interval | None:
+        return next((i.mean for i in self.identities if i.ratio == ratio), None)
+
+
+def measure(rollouts: Rollouts, settings: Settings | None = None) -> Measured:
+    """Measure rollouts; nothing here judges."""
+    settings = settings or Settings()
+    by_step = dynamics.kl_by_step(rollouts)
+    top_sequences, shares = divergence.sequence_shares(rollouts)
+    numbers = {"masked_share": 1 - rollouts.tokens / max(1, rollouts.rows)}
+    numbers |= divergence.coefficient_gap(rollouts)
+    numbers |= divergence.dead_zones(rollouts)
+    numbers |= shares
+    numbers |= ratios.off_policy(rollouts, settings)
+    numbers |= integrity.alignment(rollouts)
+    numbers |= integrity.constant_ends(rollouts)
+    numbers |= integrity.impossible_tokens(rollouts)
+    numbers |= integrity.clamped_log_ratios(rollouts)
+    numbers |= dynamics.growth(by_step)
+    numbers |= dynamics.reward_growth(rollouts)
+    numbers |= dynamics.advantage_signs(rollouts)
+    grids = {name: integrity.grid_shares(values) for name, values in _log_probs(rollouts).items()}
+    numbers |= {
+        f"grid_{column}_{grid.replace(' ', '_')}": share
+        for column, shares_of in grids.items()
+        for grid, share in shares_of.items()
+    }
+    return Measured(
+        rollouts,
+        settings,
+        divergence.kl_estimates(rollouts, settings),
+        _tails(rollouts),
+        ratios.identities(rollouts, settings),
+        top_sequences,
+        by_step,
+        dynamics.update_response(rollouts, settings),
+        numbers,
+    )
+
+
+def diagnose(path: Path, settings: Settings | None = None) -> Report:
+    """Read a dump, measure it and judge it.
+
+    Raises:
+        Refused: the file cannot be diagnosed; one line says why.
+    """
+    return report(measure(read_rollouts(path), settings), source=path.name)
+
+
+def report(measured: Measured, *, source: str) -> Report:
+    """Measurements and their findings as one document."""
+    from analysis.experiments.diagnosis.findings import find
+
+    rollouts = measured.rollouts
+    return Report(
+        source=source,
+        tokens=rollouts.tokens,
+        rows=rollouts.rows,
+        sequences=rollouts.sequences,
+        steps=0 if rollouts.step is None else len(np.unique(rollouts.step)),
+        settings=measured.settings,
+        ignored_columns=rollouts.ignored,
+        estimates=measured.estimates,
+        tails=measured.tails,
+        identities=measured.identities,
+        top_sequences=measured.top_sequences,
+        by_step=measured.by_step,
+        intervals=measured.intervals,
+        measurements=measured.numbers,
+        not_measured=not_measured(rollouts),
+        findings=find(measured),
+    )
+
+
+def not_measured(rollouts: Rollouts) -> dict[str, str]:
+    """What this dump, or any dump of sampled tokens, cannot say."""
+    missing = {
+        "exact KL": "needs the logits of the whole vocabulary at each token",
+        "direction and cosine of the KL gradient": "needs the score vectors, that is the model; "
+        "sampled tokens give only the coefficients that multiply them",
+        "KL at states that the sampler never visits": "no sample, no estimate",
+    }
+    if not rollouts.has_old_logp:
+        missing["staleness, clip fraction, pull of the KL term"] = "no old_logp column"
+    elif (rollouts.old_logp == rollouts.logp).all():
+        missing["pull of the KL term"] = (
+            "logp equals old_logp: dump logp after an update on the same tokens"
+        )
+    if rollouts.sampler_logp is None:
+        missing["train-inference gap"] = "no sampler_logp column"
+    if rollouts.step is None:
+        missing["KL over steps"] = "no step column"
+    if rollouts.advantage is None:
+        missing["advantage checks"] = "no advantage column"
+    return missing
+
+
+def _log_probs(rollouts: Rollouts) -> dict[str, np.ndarray]:
+    found = {"logp": rollouts.logp, "ref_logp": rollouts.ref_logp}
+    if rollouts.has_old_logp:
+        found["old_logp"] = rollouts.old_logp
+    return found
+
+
+def _tails(rollouts: Rollouts) -> list[Tail]:
+    found = [tail_index("reference/policy", rollouts.ref_logp - rollouts.logp)]
+    weight = rollouts.logp - rollouts.behaviour_logp
+    if weight.any():
+        found.append(tail_index("policy/sampler", weight))
+    return found

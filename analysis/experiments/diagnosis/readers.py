@@ -1,0 +1,220 @@
+"""Dumps of rollouts from CSV, JSON lines and parquet; one row a token or one row a sequence."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import pandas as pd
+
+from analysis.errors import Refused
+from analysis.experiments.diagnosis.columns import assemble, canonical
+from analysis.experiments.diagnosis.schema import Rollouts
+
+FORMATS = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".parquet")
+#: Rows of JSON held as Python objects at a time: bounds memory, not the file.
+JSON_CHUNK = 20_000
+
+
+def read_rollouts(path: Path) -> Rollouts:
+    """The rollouts of a file; its ending says the format.
+
+    Raises:
+        Refused: no such file, another format, an unreadable or empty file, or a bad row: one line
+            naming file, row and column. Rows are numbered as lines of the file.
+    """
+    name = path.name.lower()
+    if not path.is_file():
+        raise Refused(f"{path}: no such file")
+    if not path.stat().st_size:
+        raise Refused(f"{path}: is empty; dump at least one sequence")
+    try:
+        if name.endswith((".csv", ".csv.gz")):
+            return assemble(_read_csv(path), str(path), first_row=2)
+        if name.endswith((".jsonl", ".jsonl.gz")):
+            return assemble(*_flat(_read_json_lines(path), path), first_row=1)
+        if name.endswith(".parquet"):
+            return assemble(*_flat(_read_parquet(path), path), first_row=1)
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise Refused(f"{path}: cannot be read ({error})") from None
+    raise Refused(f"{path}: unknown format; give one of {', '.join(FORMATS)}")
+
+
+def _open(path: Path) -> TextIO:
+    if path.name.lower().endswith(".gz"):
+        return gzip.open(path, "rt", encoding="utf-8", newline="")
+    return open(path, encoding="utf-8-sig", newline="")
+
+
+def _read_csv(path: Path) -> dict[str, np.ndarray]:
+    with _open(path) as file:
+        header = next(csv.reader(file), [])
+        twice = sorted({name for name in header if header.count(name) > 1})
+        if twice:
+            raise Refused(f"{path}: column {twice[0]!r} stands twice in the first line")
+        try:
+            canonical(header)
+        except Refused as refusal:
+            raise Refused(f"{path}: {refusal}") from None
+    try:
+        frame = pd.read_csv(path, low_memory=False, index_col=False, encoding="utf-8-sig")
+    except pd.errors.EmptyDataError:
+        raise Refused(f"{path}: holds no rows; dump at least one sequence") from None
+    except pd.errors.ParserError as error:
+        raise Refused(f"{path}: is no regular CSV ({str(error).strip()})") from None
+    return {str(name): frame[name].to_numpy() for name in frame.columns}
+
+
+def _read_parquet(path: Path) -> dict[str, Any]:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise Refused(
+            f"{path}: parquet needs pyarrow: pip install 'kl-term[diagnose]', or dump .jsonl"
+        ) from None
+    from pyarrow.lib import ArrowException
+
+    try:
+        table = parquet.read_table(path)
+    except ArrowException as error:
+        raise Refused(f"{path}: is no readable parquet ({str(error).splitlines()[0]})") from None
+    return {name: table.column(name).to_pandas().to_numpy() for name in table.column_names}
+
+
+def _read_json_lines(path: Path) -> dict[str, np.ndarray]:
+    """Columns of a file of JSON objects; numbers become arrays chunk by chunk."""
+    chunk: dict[str, list[Any]] = {}
+    keys: list[str] | None = None
+    pieces: dict[str, list[np.ndarray]] = {}
+    with _open(path) as file:
+        for number, row in _objects(file, path):
+            if keys is None:
+                keys = list(row)
+                pieces = {key: [] for key in keys}
+                chunk = {key: [] for key in keys}
+            if row.keys() != pieces.keys():
+                odd = sorted(row.keys() ^ pieces.keys())[0]
+                raise Refused(
+                    f"{path}: line {number} and the first line disagree on field {odd!r}; "
+                    "write every field in every line (null where there is none)"
+                )
+            for key in keys:
+                chunk[key].append(row[key])
+            if len(chunk[keys[0]]) >= JSON_CHUNK:
+                _compact(chunk, pieces)
+    if keys is None:
+        raise Refused(f"{path}: holds no rows; dump at least one sequence")
+    _compact(chunk, pieces)
+    return {
+        key: np.concatenate([part.astype(object) for part in parts])
+        if any(part.dtype == object for part in parts)
+        else np.concatenate(parts)
+        for key, parts in pieces.items()
+    }
+
+
+def _objects(file: TextIO, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in enumerate(file, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise Refused(f"{path}: line {number} is no JSON ({error})") from None
+        if not isinstance(row, dict):
+            raise Refused(f"{path}: line {number} is no JSON object")
+        yield number, row
+
+
+def _compact(chunk: dict[str, list[Any]], pieces: dict[str, list[np.ndarray]]) -> None:
+    """Move a chunk of Python values into arrays."""
+    for key, values in chunk.items():
+        if values and any(isinstance(value, list) for value in values):
+            parts = np.empty(len(values), dtype=object)
+            for i, value in enumerate(values):
+                parts[i] = _as_array(value)
+        elif any(isinstance(value, str | dict) for value in values):
+            parts = np.array(values, dtype=object)
+        elif all(isinstance(value, bool) for value in values):
+            parts = np.array(values, dtype=bool)
+        else:
+            parts = np.array(
+                [np.nan if value is None else value for value in values], dtype=np.float64
+            )
+        pieces[key].append(parts)
+        chunk[key] = []
+
+
+def _as_array(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    if any(isinstance(item, str | list | dict) for item in value):
+        return np.array(value, dtype=object)
+    return np.array([np.nan if item is None else item for item in value], dtype=np.float64)
+
+
+def _flat(table: dict[str, Any], path: Path) -> tuple[dict[str, np.ndarray], str]:
+    """One row a token, whether the dump has that or one row a sequence with lists."""
+    label = str(path)
+    try:
+        chosen, _ = canonical([*table, *([] if _has_sequence(table) else ["sequence"])])
+    except Refused as refusal:
+        raise Refused(f"{label}: {refusal}") from None
+    lists = isinstance(_first(table[chosen["logp"]]), np.ndarray | list)
+    if not lists:
+        if not _has_sequence(table):
+            raise Refused(f"{label}: column sequence is missing: say which tokens belong together")
+        return table, label
+    return _explode(table, chosen, label), label
+
+
+def _has_sequence(table: dict[str, Any]) -> bool:
+    try:
+        canonical(list(table))
+    except Refused as refusal:
+        return "column sequence" not in str(refusal)
+    return True
+
+
+def _first(values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def _explode(table: dict[str, Any], chosen: dict[str, str], label: str) -> dict[str, np.ndarray]:
+    logp = table[chosen["logp"]]
+    for row, value in enumerate(logp, start=1):
+        if not isinstance(value, np.ndarray | list):
+            raise Refused(f"{label}: line {row}, column logp: a list was expected, as in line 1")
+    lengths = np.array([len(value) for value in logp])
+    flat: dict[str, np.ndarray] = {"sequence": np.repeat(np.arange(len(logp)), lengths)}
+    flat["position"] = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    for name, original in chosen.items():
+        if original not in table:
+            continue  # the sequence column that stands for the row number
+        flat[name] = _spread(table[original], lengths, name, label)
+    for original in table.keys() - set(chosen.values()):
+        flat[original] = np.zeros(int(lengths.sum()))  # named as ignored, never read
+    return flat
+
+
+def _spread(values: Any, lengths: np.ndarray, name: str, label: str) -> np.ndarray:
+    """A column of lists end to end, or a column of one value a sequence repeated."""
+    listed = [isinstance(value, np.ndarray | list) for value in values]
+    if not any(listed):
+        return np.repeat(np.asarray(values), lengths)
+    parts = []
+    for row, (value, length) in enumerate(zip(values, lengths, strict=True), start=1):
+        if not isinstance(value, np.ndarray | list):
+            parts.append(np.full(length, np.nan if value is None else value, dtype=object))
+        elif len(value) != length:
+            raise Refused(
+                f"{label}: line {row}, column {name}: {len(value)} values, but logp has {length}"
+            )
+        else:
+            parts.append(np.asarray(value))
+    return np.concatenate(parts)

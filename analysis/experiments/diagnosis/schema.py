@@ -1,0 +1,156 @@
+"""The contracts of a diagnosis: rollouts and settings in, a report of findings out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+Floats = NDArray[np.float64]
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """The counted tokens of a dump, sorted by sequence and position. Log-probs in nats.
+
+    Optional columns are None where the dump lacks them. ``old_logp`` falls back to ``logp``.
+    """
+
+    logp: Floats  #: [N], under the trained policy
+    old_logp: Floats  #: [N], under the policy as the trainer knew it when sampling
+    ref_logp: Floats  #: [N], under the reference
+    sequence: NDArray[np.int64]  #: [N], from 0, ascending
+    position: NDArray[np.int64]  #: [N], within the sequence
+    sampler_logp: Floats | None = None  #: [N], as reported by the inference engine
+    advantage: Floats | None = None  #: [N]
+    reward: Floats | None = None  #: [N]
+    step: NDArray[np.int64] | None = None  #: [N]
+    rows: int = 0  #: rows of the dump, counted or not
+    has_mask: bool = False
+    has_old_logp: bool = True
+    sequence_names: tuple[str, ...] = ()
+    ignored: dict[str, str] = field(default_factory=dict)  #: unknown column -> nearest known name
+
+    @property
+    def tokens(self) -> int:
+        return len(self.logp)
+
+    @property
+    def sequences(self) -> int:
+        return int(self.sequence[-1]) + 1 if self.tokens else 0
+
+    @property
+    def behaviour_logp(self) -> Floats:
+        """[N], under whatever drew the tokens: the inference engine's if dumped."""
+        return self.old_logp if self.sampler_logp is None else self.sampler_logp
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+
+
+class Settings(_Frozen):
+    """What the trainer did with these log-probs, as far as the user says so."""
+
+    framework: Literal["unknown", "trl", "verl", "openrlhf"] = "unknown"
+    estimator: Literal["unknown", "k1", "k2", "k3"] = "unknown"
+    placement: Literal["unknown", "loss", "reward"] = "unknown"
+    weighting: Literal["unknown", "none", "attached", "detached"] = "unknown"
+    epsilon_low: float = Field(default=0.2, gt=0, lt=1)
+    epsilon_high: float = Field(default=0.2, gt=0)
+    resamples: int = Field(default=1000, ge=100)
+    seed: int = 0
+
+
+class Interval(_Frozen):
+    """A mean over counted tokens and its 95% percentile bootstrap interval over sequences."""
+
+    value: float
+    low: float
+    high: float
+
+    def excludes(self, value: float) -> bool:
+        return value < self.low or value > self.high
+
+
+class KLEstimate(_Frozen):
+    """The KL to the reference by one estimator from one kind of sample (nats per token)."""
+
+    estimator: str
+    samples: Literal["logged", "sampling", "reweighted"]
+    interval: Interval
+
+
+class Tail(_Frozen):
+    """Tail index of a ratio: its moments exist below ``1 / k``."""
+
+    ratio: str
+    k: float | None
+    threshold: float  #: above it neither a mean nor its interval can be trusted
+    fitted_with: str
+
+
+class Finding(_Frozen):
+    """One thing that is wrong, what shows it, and what to change."""
+
+    code: str
+    severity: Severity
+    title: str
+    evidence: dict[str, float | int | str]
+    advice: str
+    chapter: str  #: notebook of the book, and ``#label`` inside it
+
+
+class Identity(_Frozen):
+    """A ratio whose mean over the sampled tokens is one if the columns are what they say."""
+
+    ratio: str
+    mean: Interval
+
+
+class SequenceShare(_Frozen):
+    """A sequence that carries much of the KL."""
+
+    sequence: str
+    tokens: int
+    kl_sum: float  #: nats, by k3
+    share: float  #: of the sum over all sequences
+
+
+class StepKL(_Frozen):
+    """The logged KL of one step or run of steps."""
+
+    step: int
+    tokens: int
+    k1: float
+    k3: float
+
+
+class Report(_Frozen):
+    """A whole diagnosis."""
+
+    format: Literal[1] = 1
+    source: str
+    tokens: int
+    rows: int
+    sequences: int
+    steps: int
+    settings: Settings
+    ignored_columns: dict[str, str]
+    estimates: list[KLEstimate]
+    tails: list[Tail]
+    identities: list[Identity]
+    top_sequences: list[SequenceShare]
+    by_step: list[StepKL]
+    intervals: dict[str, Interval]
+    measurements: dict[str, float]
+    not_measured: dict[str, str]  #: quantity -> why
+    findings: list[Finding]
+
+    def codes(self) -> list[str]:
+        return [finding.code for finding in self.findings]
