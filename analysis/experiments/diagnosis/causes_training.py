@@ -209,8 +209,8 @@ def dead_zone(m: Measured) -> Finding | None:
             "share of the pull they would have": force,
             "estimator": estimator,
         },
-        advice="Remove the clamp of the value at 10 (clip the gradient norm instead), or use k2, "
-        "whose dead zone begins later for likely reference tokens. TRL has no clamp.",
+        advice="Remove the clamp of the value at 10 and clip the gradient norm instead, or use k2, "
+        "whose dead zone begins farther out. TRL has no clamp.",
         chapter="11_numerics#prop-dead-zones",
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,8 @@ ROUNDING_ABOVE_ZERO = 1e-3
 _KNOWN = {alias: name for name, aliases in NAMES.items() for alias in (name, *aliases)}
 
 Columns = Mapping[str, Any]
+#: How messages name the row of an index.
+Place = Callable[[int], str]
 
 
 def canonical(columns: list[str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -66,24 +68,24 @@ def canonical(columns: list[str]) -> tuple[dict[str, str], dict[str, str]]:
     return chosen, ignored
 
 
-def assemble(table: Columns, source: str, first_row: int = 1) -> Rollouts:
+def assemble(table: Columns, source: str, place: Place | None = None) -> Rollouts:
     """Counted tokens of a table of equally long columns, one row a token.
 
     Args:
         table: column name -> values.
         source: how messages name the file.
-        first_row: the number that messages give the first row.
+        place: how messages name a row, by its index; ``row 1`` for the first by default.
 
     Raises:
         Refused: one line naming the first offending row and its column.
     """
     try:
-        return _assemble(table, first_row)
+        return _assemble(table, place or _row_number)
     except Refused as refusal:
         raise Refused(f"{source}: {refusal}") from None
 
 
-def _assemble(table: Columns, first_row: int) -> Rollouts:
+def _assemble(table: Columns, place: Place) -> Rollouts:
     chosen, ignored = canonical(list(table))
     rows = len(table[chosen["logp"]])
     if not rows:
@@ -92,29 +94,29 @@ def _assemble(table: Columns, first_row: int) -> Rollouts:
     for name in ("old_logp", "sampler_logp", "advantage", "reward", "step", "position"):
         if name in column and _all_missing(column[name]):
             del column[name]
-    counted = _mask(column["mask"], first_row) if "mask" in column else np.ones(rows, bool)
+    counted = _mask(column["mask"], place) if "mask" in column else np.ones(rows, bool)
     if not counted.any():
         raise Refused("mask counts no token; True or 1 must mean counted")
     numbers = {
-        name: _numbers(column[name], name, counted, first_row)
+        name: _numbers(column[name], name, counted, place)
         for name in (*LOG_PROBS, "advantage", "reward")
         if name in column
     }
     for name in LOG_PROBS:
         if name in numbers:
-            _check_log_probs(numbers[name], name, counted, first_row)
-    step = _integers(column["step"], "step", counted, first_row) if "step" in column else None
-    codes, names = _sequences(column["sequence"], step, counted, first_row)
+            _check_log_probs(numbers[name], name, counted, place)
+    step = _integers(column["step"], "step", counted, place) if "step" in column else None
+    codes, names = _sequences(column["sequence"], step, counted, place)
     given = "position" in column
     position = (
-        _integers(column["position"], "position", counted, first_row)
+        _integers(column["position"], "position", counted, place)
         if given
         else np.arange(rows, dtype=np.int64)
     )
     kept = np.flatnonzero(counted)
     order = kept[np.lexsort((position[kept], codes[kept]))]
     if given:
-        _refuse_duplicates(codes[order], position[order], order + first_row, names)
+        _refuse_duplicates(codes[order], position[order], order, names, place)
     sorted_columns = {name: values[order] for name, values in numbers.items()}
     _, dense = np.unique(codes[order], return_inverse=True)
     starts = np.flatnonzero(np.diff(dense, prepend=-1))
@@ -141,7 +143,7 @@ def _all_missing(values: Any) -> bool:
     return bool(pd.isna(np.asarray(values)).all())
 
 
-def _numbers(values: Any, name: str, counted: np.ndarray, first_row: int) -> np.ndarray:
+def _numbers(values: Any, name: str, counted: np.ndarray, place: Place) -> np.ndarray:
     """Floats; NaN where the cell is empty. Text is refused wherever it stands and counts."""
     array = np.asarray(values)
     if array.dtype.kind in "fiu":
@@ -152,25 +154,23 @@ def _numbers(values: Any, name: str, counted: np.ndarray, first_row: int) -> np.
         text &= np.array([str(v).strip().lower() != "nan" for v in array]) if text.any() else text
         if text.any():
             row = int(text.argmax())
-            raise Refused(f"row {row + first_row}, column {name}: {array[row]!r} is no number")
+            raise Refused(f"{place(row)}, column {name}: {array[row]!r} is no number")
     missing = counted & np.isnan(numbers)
     if missing.any() and name not in LOG_PROBS:
         row = int(missing.argmax())
-        raise Refused(
-            f"row {row + first_row}, column {name}: empty or NaN; fill or drop the column"
-        )
+        raise Refused(f"{place(row)}, column {name}: empty or NaN; fill or drop the column")
     if name not in LOG_PROBS and np.isinf(numbers[counted]).any():
         row = int((counted & np.isinf(numbers)).argmax())
-        raise Refused(f"row {row + first_row}, column {name}: {numbers[row]} is not finite")
+        raise Refused(f"{place(row)}, column {name}: {numbers[row]} is not finite")
     return numbers
 
 
-def _check_log_probs(values: np.ndarray, name: str, counted: np.ndarray, first_row: int) -> None:
+def _check_log_probs(values: np.ndarray, name: str, counted: np.ndarray, place: Place) -> None:
     bad = counted & ~np.isfinite(values)
     if bad.any():
         row = int(bad.argmax())
         raise Refused(
-            f"row {row + first_row}, column {name}: {values[row]} is no finite log-probability "
+            f"{place(row)}, column {name}: {values[row]} is no finite log-probability "
             f"({int(bad.sum())} such rows); mask the token (mask 0) or fix the run"
         )
     high = counted & (values > ROUNDING_ABOVE_ZERO)
@@ -178,21 +178,21 @@ def _check_log_probs(values: np.ndarray, name: str, counted: np.ndarray, first_r
         row = int(high.argmax())
         negated = "; all are: was the sign dropped?" if (values[counted] >= 0).all() else ""
         raise Refused(
-            f"row {row + first_row}, column {name}: {values[row]:.6g} is above 0, so no "
+            f"{place(row)}, column {name}: {values[row]:.6g} is above 0, so no "
             f"log-probability ({int(high.sum())} such rows{negated})"
         )
 
 
-def _integers(values: Any, name: str, counted: np.ndarray, first_row: int) -> np.ndarray:
-    numbers = _numbers(values, name, counted, first_row)
+def _integers(values: Any, name: str, counted: np.ndarray, place: Place) -> np.ndarray:
+    numbers = _numbers(values, name, counted, place)
     wrong = counted & (numbers != np.floor(numbers))
     if wrong.any():
         row = int(wrong.argmax())
-        raise Refused(f"row {row + first_row}, column {name}: {numbers[row]} is no whole number")
+        raise Refused(f"{place(row)}, column {name}: {numbers[row]} is no whole number")
     return np.where(counted, numbers, 0).astype(np.int64)
 
 
-def _mask(values: Any, first_row: int) -> np.ndarray:
+def _mask(values: Any, place: Place) -> np.ndarray:
     array = np.asarray(values)
     if array.dtype == bool:
         return array
@@ -206,20 +206,20 @@ def _mask(values: Any, first_row: int) -> np.ndarray:
     if wrong.any():
         row = int(wrong.argmax())
         raise Refused(
-            f"row {row + first_row}, column mask: {array[row]!r} is neither 0 nor 1 "
+            f"{place(row)}, column mask: {array[row]!r} is neither 0 nor 1 "
             "(true and false are read too; 1 = counted)"
         )
     return numbers == 1.0
 
 
 def _sequences(
-    values: Any, step: np.ndarray | None, counted: np.ndarray, first_row: int
+    values: Any, step: np.ndarray | None, counted: np.ndarray, place: Place
 ) -> tuple[np.ndarray, np.ndarray]:
     """A code a row and the name of each code; the same id at another step is another sequence."""
     array = np.asarray(values)
     missing = counted & pd.isna(array)
     if missing.any():
-        raise Refused(f"row {int(missing.argmax()) + first_row}, column sequence: empty")
+        raise Refused(f"{place(int(missing.argmax()))}, column sequence: empty")
     codes, names = pd.factorize(array)
     if step is None:
         return codes, np.asarray(names)
@@ -230,14 +230,18 @@ def _sequences(
 
 
 def _refuse_duplicates(
-    codes: np.ndarray, position: np.ndarray, rows: np.ndarray, names: np.ndarray
+    codes: np.ndarray, position: np.ndarray, rows: np.ndarray, names: np.ndarray, place: Place
 ) -> None:
     twice = (np.diff(codes) == 0) & (np.diff(position) == 0)
     if twice.any():
         at = int(twice.argmax())
         first, second = sorted((int(rows[at]), int(rows[at + 1])))
         raise Refused(
-            f"rows {first} and {second}: sequence {names[codes[at]]}, position {position[at]} "
+            f"{place(first)} and {place(second)}: sequence {names[codes[at]]}, position {position[at]} "
             f"twice ({int(twice.sum())} such pairs); give each sequence its own id, or add a "
             "step column"
         )
+
+
+def _row_number(row: int) -> str:
+    return f"row {row + 1}"

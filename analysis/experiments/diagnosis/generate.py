@@ -176,7 +176,7 @@ class Example(NamedTuple):
 EXAMPLES: dict[str, Example] = {
     "healthy": Example(None, Run(), _masked_garbage),
     "stale_samples": Example("stale-samples", Run(update=0.7)),
-    "heavy_tail": Example("heavy-tail", Run(lost=0.6, loss_depth=1.0, loss_spread=8.0)),
+    "heavy_tail": Example("heavy-tail", Run(lost=1.0, loss_depth=1.0, loss_spread=8.0)),
     "dead_zone": Example("dead-zone", Run(lost=1.0, loss_depth=3.6, sharpness=4.0)),
     "train_inference_mismatch": Example("train-inference-mismatch", Run(mismatch=0.35)),
     "kl_maximised": Example("kl-maximised", Run(pull=-0.25, growth=12.0, drift=0.6)),

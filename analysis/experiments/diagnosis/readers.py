@@ -35,11 +35,11 @@ def read_rollouts(path: Path) -> Rollouts:
         raise Refused(f"{path}: is empty; dump at least one sequence")
     try:
         if name.endswith((".csv", ".csv.gz")):
-            return assemble(_read_csv(path), str(path), first_row=2)
+            return assemble(_read_csv(path), str(path), lambda row: f"line {row + 2}")
         if name.endswith((".jsonl", ".jsonl.gz")):
-            return assemble(*_flat(_read_json_lines(path), path), first_row=1)
+            return _assemble_nested(_read_json_lines(path), str(path))
         if name.endswith(".parquet"):
-            return assemble(*_flat(_read_parquet(path), path), first_row=1)
+            return _assemble_nested(_read_parquet(path), str(path))
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise Refused(f"{path}: cannot be read ({error})") from None
     raise Refused(f"{path}: unknown format; give one of {', '.join(FORMATS)}")
@@ -158,19 +158,30 @@ def _as_array(value: Any) -> Any:
     return np.array([np.nan if item is None else item for item in value], dtype=np.float64)
 
 
-def _flat(table: dict[str, Any], path: Path) -> tuple[dict[str, np.ndarray], str]:
-    """One row a token, whether the dump has that or one row a sequence with lists."""
-    label = str(path)
+def _assemble_nested(table: dict[str, Any], label: str) -> Rollouts:
+    """One row a token, or one row a sequence with lists; then a row is its own sequence."""
+    own = {} if _has_sequence(table) else {"sequence": np.arange(_rows(table))}
     try:
-        chosen, _ = canonical([*table, *([] if _has_sequence(table) else ["sequence"])])
+        chosen, _ = canonical([*table, *own])
     except Refused as refusal:
         raise Refused(f"{label}: {refusal}") from None
-    lists = isinstance(_first(table[chosen["logp"]]), np.ndarray | list)
-    if not lists:
-        if not _has_sequence(table):
+    logp = table[chosen["logp"]]
+    if not isinstance(_first(logp), np.ndarray | list):
+        if own:
             raise Refused(f"{label}: column sequence is missing: say which tokens belong together")
-        return table, label
-    return _explode(table, chosen, label), label
+        return assemble(table, label, lambda row: f"line {row + 1}")
+    flat = _explode(table | own, chosen, label)
+    ends = np.cumsum([len(value) for value in logp])
+
+    def place(row: int) -> str:
+        line = int(np.searchsorted(ends, row, side="right"))
+        return f"line {line + 1}, token {row - (ends[line - 1] if line else 0) + 1}"
+
+    return assemble(flat, label, place)
+
+
+def _rows(table: dict[str, Any]) -> int:
+    return len(next(iter(table.values())))
 
 
 def _has_sequence(table: dict[str, Any]) -> bool:
@@ -191,11 +202,9 @@ def _explode(table: dict[str, Any], chosen: dict[str, str], label: str) -> dict[
         if not isinstance(value, np.ndarray | list):
             raise Refused(f"{label}: line {row}, column logp: a list was expected, as in line 1")
     lengths = np.array([len(value) for value in logp])
-    flat: dict[str, np.ndarray] = {"sequence": np.repeat(np.arange(len(logp)), lengths)}
+    flat: dict[str, np.ndarray] = {}
     flat["position"] = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     for name, original in chosen.items():
-        if original not in table:
-            continue  # the sequence column that stands for the row number
         flat[name] = _spread(table[original], lengths, name, label)
     for original in table.keys() - set(chosen.values()):
         flat[original] = np.zeros(int(lengths.sum()))  # named as ignored, never read

@@ -1,0 +1,99 @@
+"""``analysis diagnose``: what is wrong with the KL term of a run, from its log-probs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from analysis.errors import Refused
+from analysis.experiments.diagnosis.dumping import SNIPPETS
+from analysis.experiments.diagnosis.findings import matching
+from analysis.experiments.diagnosis.measure import measure, report
+from analysis.experiments.diagnosis.readers import read_rollouts
+from analysis.experiments.diagnosis.schema import Settings
+from analysis.files import replace_file
+from analysis.report.diagnosis_page import html_page, lines
+
+#: Exit status where --fail-on matches; 1 is a file that cannot be diagnosed.
+FOUND = 3
+
+
+def diagnose(
+    file: Annotated[Path | None, tyro.conf.Positional] = None,
+    /,
+    page: Path | None = None,
+    json: Path | None = None,
+    fail_on: str = "",
+    framework: Literal["unknown", "trl", "verl", "openrlhf"] = "unknown",
+    estimator: Literal["unknown", "k1", "k2", "k3"] = "unknown",
+    placement: Literal["unknown", "loss", "reward"] = "unknown",
+    weighting: Literal["unknown", "none", "attached", "detached"] = "unknown",
+    epsilon_low: float = 0.2,
+    epsilon_high: float = 0.2,
+    resamples: int = 1000,
+    seed: int = 0,
+    how_to_dump: Literal["trl", "verl", "openrlhf"] | None = None,
+) -> None:
+    """Measure the log-probs of a run and say what to change, in order.
+
+    Reads CSV, JSON lines (both also gzipped) and parquet, one row a token or one row a sequence.
+    Ends with status 3 if --fail-on matches a finding.
+
+    Args:
+        file: the dump; see --how-to-dump.
+        page: write a page with plots here (HTML, one file).
+        json: write the report here, for a machine.
+        fail_on: codes or severities (error, warning, note), separated by commas.
+        framework: whose clamps to assume.
+        estimator: the KL estimator of the run.
+        placement: whether it is differentiated or subtracted from the reward.
+        weighting: the off-policy weight on it.
+        epsilon_low: lower clip of the policy ratio.
+        epsilon_high: upper clip of the policy ratio.
+        resamples: of the bootstrap.
+        seed: of the bootstrap.
+        how_to_dump: print what to add to a framework, and stop.
+    """
+    if how_to_dump is not None:
+        print(SNIPPETS[how_to_dump])
+        return
+    if file is None:
+        raise Refused("give the file to diagnose (how to make one: --how-to-dump trl)")
+    wanted = tuple(name.strip() for name in fail_on.split(",") if name.strip())
+    matching([], wanted)
+    try:
+        settings = Settings(
+            framework=framework,
+            estimator=estimator,
+            placement=placement,
+            weighting=weighting,
+            epsilon_low=epsilon_low,
+            epsilon_high=epsilon_high,
+            resamples=resamples,
+            seed=seed,
+        )
+    except ValueError as error:
+        raise Refused(_settings_complaint(error)) from None
+    rollouts = read_rollouts(file)
+    found = report(measure(rollouts, settings), source=file.name)
+    if json is not None:
+        replace_file(json, found.model_dump_json(indent=2).encode() + b"\n")
+    if page is not None:
+        replace_file(page, html_page(found, rollouts).encode())
+    print(lines(found))
+    matches = matching(found.findings, wanted)
+    if matches:
+        raise SystemExit(FOUND)
+
+
+def _settings_complaint(error: ValueError) -> str:
+    from pydantic import ValidationError
+
+    if not isinstance(error, ValidationError):
+        return str(error)
+    return "\n".join(
+        f"--{str(problem['loc'][0]).replace('_', '-')}: {problem['msg']}, got {problem['input']!r}"
+        for problem in error.errors()
+    )

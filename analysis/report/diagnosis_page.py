@@ -1,0 +1,179 @@
+"""A diagnosis as frames for a notebook, as lines for a terminal, and as one HTML file."""
+
+from __future__ import annotations
+
+import base64
+from html import escape
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.experiments.diagnosis.schema import Finding, Report, Rollouts
+from analysis.report import style
+from analysis.report.figures import diagnosis as figures
+from analysis.report.numbers import format_value
+
+BOOK = "https://github.com/kl-term/kl-term/blob/main/notebooks"
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{title}</title><style>
+body{{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem}}
+img{{max-width:100%;height:auto}}table{{border-collapse:collapse;margin:1rem 0}}
+td,th{{padding:.2rem .8rem .2rem 0;text-align:left;border-bottom:1px solid #ddd}}
+.error{{border-left:.4rem solid #A13405}}.warning{{border-left:.4rem solid #AA9112}}
+.note{{border-left:.4rem solid #226BCB}}section{{padding-left:1rem;margin:1.2rem 0}}
+h3{{margin:0}}.table{{overflow-x:auto}}
+</style></head><body>
+{body}
+</body></html>
+"""
+
+
+def lines(report: Report) -> str:
+    """The report for a terminal: the KL, then what to change, in order."""
+    logged = [e for e in report.estimates if e.samples == "logged" and e.estimator in ("k1", "k3")]
+    text = [
+        f"{report.source}: {report.tokens:,} tokens of {report.sequences:,} sequences",
+        *(
+            f"KL by {e.estimator}: {_number(e.interval.value)} nats per token "
+            f"[{_number(e.interval.low)}, {_number(e.interval.high)}]"
+            for e in logged
+        ),
+    ]
+    text += [f"ignored column {name!r}{_nearest(near)}" for name, near in _ignored(report)]
+    for rank, finding in enumerate(report.findings, start=1):
+        shown = "; ".join(f"{name} {_number(value)}" for name, value in finding.evidence.items())
+        text += [
+            f"{rank}. {finding.severity} {finding.code}: {finding.title}",
+            f"   {shown}",
+            f"   {finding.advice}",
+            f"   {chapter_url(finding)}",
+        ]
+    if not report.findings:
+        text.append("nothing found")
+    return "\n".join(text)
+
+
+def chapter_url(finding: Finding, *, book: str | None = None) -> str:
+    """Where a finding is explained: in the repository, or on a page of a built book."""
+    notebook, _, label = finding.chapter.partition("#")
+    if book is None:
+        return f"{BOOK}/{notebook}.ipynb"
+    return f"{book}{notebook}.html" + (f"#{label}" if label else "")
+
+
+def estimates_table(report: Report) -> pd.DataFrame:
+    """Every KL estimate as text."""
+    return pd.DataFrame(
+        {
+            "estimator": e.estimator,
+            "samples": e.samples,
+            "KL (nats per token)": _number(e.interval.value),
+            "from": _number(e.interval.low),
+            "to": _number(e.interval.high),
+        }
+        for e in report.estimates
+    ).set_index(["estimator", "samples"])
+
+
+def findings_table(report: Report) -> pd.DataFrame:
+    """Findings in order: what, how bad, and what to change."""
+    rows = [
+        {"finding": f.code, "severity": f.severity, "what it is": f.title, "change": f.advice}
+        for f in report.findings
+    ] or [{"finding": "–", "severity": "–", "what it is": "nothing found", "change": "–"}]
+    return pd.DataFrame(rows).set_index("finding")
+
+
+def sequences_table(report: Report) -> pd.DataFrame:
+    """The sequences with the largest share of the KL."""
+    return pd.DataFrame(
+        {
+            "sequence": s.sequence,
+            "tokens": str(s.tokens),
+            "summed k3 (nats)": _number(s.kl_sum),
+            "share": format_value("share", s.share, ".1%"),
+        }
+        for s in report.top_sequences
+    )
+
+
+def measurements_table(report: Report) -> pd.DataFrame:
+    """Everything else that was measured."""
+    rows = {name.replace("_", " "): _number(value) for name, value in report.measurements.items()}
+    for tail in report.tails:
+        shown = tail.fitted_with if tail.k is None else f"{tail.k:.2f} ({tail.fitted_with})"
+        rows[f"tail index of {tail.ratio}, trusted to {tail.threshold:.2f}"] = shown
+    for identity in report.identities:
+        mean = identity.mean
+        rows[f"mean of {identity.ratio}"] = (
+            f"{_number(mean.value)} [{_number(mean.low)}, {_number(mean.high)}]"
+        )
+    return pd.DataFrame({"measured": rows.keys(), "value": rows.values()}).set_index("measured")
+
+
+def html_page(report: Report, rollouts: Rollouts) -> str:
+    """The whole diagnosis as one file without outside references."""
+    parts = [f"<h1>Diagnosis of {escape(report.source)}</h1>"]
+    parts.append(
+        f"<p>{report.tokens:,} counted tokens of {report.rows:,} rows, "
+        f"{report.sequences:,} sequences, {report.steps:,} steps. Nats per token.</p>"
+    )
+    parts += [
+        f"<p>Ignored column <code>{escape(name)}</code>{escape(_nearest(near))}.</p>"
+        for name, near in _ignored(report)
+    ]
+    parts.append("<h2>What to change, in order</h2>")
+    parts += [_section(finding) for finding in report.findings] or ["<p>Nothing found.</p>"]
+    parts += ["<h2>The KL</h2>", _image(figures.estimates(report), "KL by estimator")]
+    parts += [
+        _image(figures.log_ratios(rollouts), "Histogram of log-ratios"),
+        _image(figures.where(report, rollouts), "KL by step and position"),
+    ]
+    gap = figures.gaps(report)
+    if gap is not None:
+        parts.append(_image(gap, "KL between sampler, old policy and policy"))
+    if report.top_sequences:
+        parts += ["<h2>Sequences that carry the KL</h2>", _table(sequences_table(report), False)]
+    parts += ["<h2>Measured</h2>", _table(measurements_table(report), True)]
+    missing = "".join(
+        f"<li>{escape(name)}: {escape(why)}</li>" for name, why in report.not_measured.items()
+    )
+    parts.append(f"<h2>Not measured</h2><ul>{missing}</ul>")
+    return _PAGE.format(title=escape(f"Diagnosis of {report.source}"), body="\n".join(parts))
+
+
+def _section(finding: Finding) -> str:
+    shown = "".join(
+        f"<li>{escape(name)}: {escape(_number(value))}</li>"
+        for name, value in finding.evidence.items()
+    )
+    return (
+        f'<section class="{finding.severity}"><h3>{escape(finding.title)}</h3>'
+        f"<p>{finding.severity} <code>{finding.code}</code></p><ul>{shown}</ul>"
+        f'<p>{escape(finding.advice)} <a href="{chapter_url(finding)}">Why</a></p></section>'
+    )
+
+
+def _table(frame: pd.DataFrame, index: bool) -> str:
+    return f'<div class="table">{frame.to_html(border=0, index=index)}</div>'
+
+
+def _image(figure: Figure, alt: str) -> str:
+    data = base64.b64encode(style.png(figure)).decode()
+    return f'<img alt="{escape(alt)}" src="data:image/png;base64,{data}">'
+
+
+def _number(value: float | int | str) -> str:
+    if isinstance(value, float) and value != value:
+        return "–"
+    return format_value("value", value, "" if isinstance(value, int | str) else ".3g")
+
+
+def _ignored(report: Report) -> list[tuple[str, str]]:
+    return sorted(report.ignored_columns.items())
+
+
+def _nearest(near: str) -> str:
+    return f" (nearest known name: {near})" if near else ""

@@ -1,0 +1,123 @@
+"""Figures of a diagnosis: the estimates, the log-ratios behind them, and where these are."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from analysis.experiments.diagnosis.schema import Report, Rollouts
+from analysis.report import style
+
+#: Marker fill of each reading of the samples; the colour is the estimator's.
+READINGS = {"logged": "full", "sampling": "none", "reweighted": "left"}
+_RATIO_BINS = 120
+_POSITION_BINS = 24
+
+
+def estimates(report: Report) -> Figure:
+    """Every estimator's KL with its interval, one row an estimator and a reading of the samples."""
+    rows = report.estimates
+    figure, axes = style.subplots(height=1.2 + 0.32 * len(rows))
+    labels = []
+    for height, row in enumerate(rows):
+        look = style.line(row.estimator)
+        value, low, high = row.interval.value, row.interval.low, row.interval.high
+        labels.append(f"{look['label']} {row.samples}")
+        if not np.isfinite([value, low, high]).all():
+            continue
+        axes.plot([low, high], [height, height], color=look["color"])
+        axes.plot(
+            value,
+            height,
+            marker=look["marker"],
+            color=look["color"],
+            fillstyle=READINGS[row.samples],
+        )
+    axes.axvline(0, color=style.COLOURS["none"], linewidth=1)
+    axes.set_yticks(range(len(rows)), labels)
+    axes.invert_yaxis()
+    axes.set_xlabel("KL to the reference (nats per token), 95% bootstrap over sequences")
+    return figure
+
+
+def log_ratios(rollouts: Rollouts) -> Figure:
+    """How many tokens have which log-ratio, and the share of k3's pull they carry."""
+    log_ratio = rollouts.logp - rollouts.ref_logp
+    low, high = np.percentile(log_ratio, [0.05, 99.95])
+    edge = 1.1 * max(abs(low), abs(high), 1e-6)
+    edges = np.linspace(-edge, edge, _RATIO_BINS + 1)
+    clipped = np.clip(log_ratio, -edge, edge)
+    figure, axes = style.subplots(height=3.7)
+    with np.errstate(over="ignore"):
+        pull = np.minimum(np.abs(np.expm1(-log_ratio)), 1e300)
+    for name, weight, label in (
+        ("exact", np.ones_like(pull), "tokens"),
+        ("k3", pull, "pull of $k_3$"),
+        ("k2", np.abs(log_ratio), "pull of $k_2$"),
+    ):
+        total = weight.sum()
+        counts, _ = np.histogram(clipped, edges, weights=weight / total if total else weight)
+        axes.stairs(
+            np.where(counts > 0, counts, np.nan),
+            edges,
+            color=style.COLOURS[name],
+            label=label,
+            linewidth=1.6,
+        )
+    axes.set_yscale("log")
+    axes.set_xlabel(
+        r"$\log \pi_\theta - \log \pi_{\mathrm{ref}}$ (nats; ends hold what lies beyond)"
+    )
+    axes.set_ylabel("share (log scale)")
+    axes.legend(loc="upper right")
+    return figure
+
+
+def where(report: Report, rollouts: Rollouts) -> Figure:
+    """KL by step and by position in the sequence."""
+    figure, (left, right) = style.subplots(1, 2, height=3.4)
+    if report.by_step:
+        for name in ("k1", "k3"):
+            look = style.line(name)
+            left.plot(
+                [step.step for step in report.by_step],
+                [getattr(step, name) for step in report.by_step],
+                **look,
+            )
+        left.legend()
+    else:
+        left.annotate("no step column", (0.5, 0.5), xycoords="axes fraction", ha="center")
+    left.set_xlabel("step")
+    left.set_ylabel("KL (nats per token)")
+    longest = int(rollouts.position.max()) + 1
+    bins = rollouts.position * _POSITION_BINS // longest
+    count = np.bincount(bins, minlength=_POSITION_BINS)
+    sums = np.bincount(bins, rollouts.logp - rollouts.ref_logp, minlength=_POSITION_BINS)
+    middle = (np.arange(_POSITION_BINS) + 0.5) * longest / _POSITION_BINS
+    seen = count > 0
+    look = {**style.line("k1"), "marker": "."}
+    right.plot(middle[seen], sums[seen] / count[seen], **look)
+    right.set_xlabel("position in the sequence")
+    return figure
+
+
+def gaps(report: Report) -> Figure | None:
+    """KLs between the sampler, the old policy and the policy; None where there is no gap."""
+    names = {
+        "mismatch": "sampler to old",
+        "staleness": "old to policy",
+        "total": "sampler to policy",
+    }
+    values = {
+        label: report.measurements[f"{name}_kl"]
+        for name, label in names.items()
+        if report.measurements.get(f"{name}_kl", 0) > 0
+    }
+    if not values:
+        return None
+    figure, axes = style.subplots(height=1.1 + 0.5 * len(values))
+    axes.barh(list(values), list(values.values()), color=style.COLOURS["reverse"], height=0.5)
+    axes.set_xscale("log")
+    axes.invert_yaxis()
+    axes.set_xlabel("KL (nats per token, log scale)")
+    return figure
