@@ -9,6 +9,9 @@ PORT   ?= 8000
 # Passed to `analysis run`, e.g. make book RUN='--profile full'
 RUN ?=
 
+# Passed to `analysis bench`. KL_TERM_TRL_PYTHON names a Python that has TRL, to be timed too.
+BENCH ?=
+
 # One thread a process: results repeat, and two notebooks share two cores.
 export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
@@ -19,7 +22,7 @@ NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=600 \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help book test serve pdf notebooks lint lock constraints clean
+.PHONY: help book test serve pdf notebooks bench lint lock constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -48,6 +51,9 @@ pdf: $(STAMP) ## build the book as a PDF (needs TeX)
 notebooks: $(STAMP) ## run the notebooks and store their outputs in notebooks/
 	@$(BIN)/python -m analysis.cli run
 	@$(BIN)/python -m analysis.cli refresh
+
+bench: $(STAMP) ## time training beside a plain trainer and TRL; writes results/benchmark_cpu
+	@$(BIN)/python -m analysis.cli bench $(BENCH)
 
 lint: $(STAMP) ## check style and the import floors
 	@$(BIN)/ruff check .

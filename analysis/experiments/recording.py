@@ -8,12 +8,7 @@ digits. The folder appears whole or not at all. The recorded runs of the book ar
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import shutil
-import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,13 +17,11 @@ import torch
 
 import analysis
 from analysis.experiments.ablation import Ablation, final, run, tidy
+from analysis.experiments.folders import read_manifest, write_folder
 from analysis.experiments.presets import FULL, HALF_STEP, Preset
 from analysis.experiments.settings import setting_of
 from analysis.training.metrics import METRICS
 from analysis.training.trainer import PopulationTrainer
-
-MANIFEST = "manifest.json"
-FLOAT_FORMAT = "%.6g"
 
 _RESULTS = Path(analysis.__path__[0]).parent / "results"
 #: The recorded runs of the book: :data:`analysis.experiments.presets.FULL` and ``HALF_STEP``.
@@ -54,21 +47,19 @@ def record_all() -> None:
 
 def save(ablation: Ablation, directory: Path) -> None:
     """Write an ablation to ``directory``, replacing what it held."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
-    try:
-        tables = {"curves.csv": ablation.curves, "final.csv": final(ablation.curves)}
-        for name, table in tables.items():
-            table.to_csv(partial / name, index=False, float_format=FLOAT_FORMAT)
-        manifest = _manifest(ablation, {name: _sha256(partial / name) for name in tables})
-        (partial / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
-        partial.chmod(0o755)
-        if directory.exists():
-            shutil.rmtree(directory)
-        os.replace(partial, directory)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    tables = {"curves.csv": ablation.curves, "final.csv": final(ablation.curves)}
+    preset, stamp = ablation.preset, ablation.stamp
+    fields = {
+        "preset": preset.name,
+        "seeds": list(preset.seeds),
+        "device": stamp.device,
+        "versions": stamp.versions,
+        "source": stamp.source,
+        "wall_seconds": round(ablation.wall_seconds, 1),
+        "failures": [failure._asdict() for failure in ablation.failures],
+        "configuration": preset.model_dump(mode="json"),
+    }
+    write_folder(directory, tables, fields)
 
 
 def load(directory: Path) -> Recorded:
@@ -77,14 +68,7 @@ def load(directory: Path) -> Recorded:
     Raises:
         ValueError: a file is missing or is not the one that was recorded.
     """
-    path = directory / MANIFEST
-    if not path.is_file():
-        raise ValueError(f"{path} is missing: record the run again")
-    manifest = json.loads(path.read_text())
-    for name, digest in manifest["files"].items():
-        file = directory / name
-        if not file.is_file() or _sha256(file) != digest:
-            raise ValueError(f"{file} is missing or changed since it was recorded: restore it")
+    manifest = read_manifest(directory)
     curves, finals = (
         pd.read_csv(directory / name, keep_default_na=False, na_values=[""])
         for name in ("curves.csv", "final.csv")
@@ -117,23 +101,3 @@ def rerun(recorded: Recorded, arm: str, beta: float, seed: int, *, windows: int)
     both = both.dropna(subset=["recorded", "again"], how="all").reset_index(drop=True)
     both["difference"] = (both["recorded"] - both["again"]).abs()
     return both[["update", "metric", "recorded", "again", "difference"]]
-
-
-def _manifest(ablation: Ablation, files: dict[str, str]) -> dict[str, Any]:
-    preset = ablation.preset
-    return {
-        "preset": preset.name,
-        "seeds": list(preset.seeds),
-        "device": ablation.stamp.device,
-        "versions": ablation.stamp.versions,
-        "source": ablation.stamp.source,
-        "wall_seconds": round(ablation.wall_seconds, 1),
-        "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "failures": [failure._asdict() for failure in ablation.failures],
-        "files": files,
-        "configuration": preset.model_dump(mode="json"),
-    }
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.experiments import ablation, presets, recording
+from analysis.experiments import ablation, folders, presets, recording
 from analysis.experiments.presets import Preset
 from analysis.experiments.source import SOURCES, code_alone, source_sha256
 from analysis.training.config import StartConfig
@@ -201,7 +201,7 @@ def test_a_failed_save_leaves_the_earlier_recording(small_ablation, tmp_path, mo
     directory = tmp_path / "small"
     recording.save(small_ablation, directory)
     before = (directory / "curves.csv").read_bytes()
-    monkeypatch.setattr(recording, "_manifest", lambda *_: 1 / 0)
+    monkeypatch.setattr(folders, "sha256_file", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         recording.save(small_ablation, directory)
     assert (directory / "curves.csv").read_bytes() == before

@@ -1,0 +1,211 @@
+"""The benchmark: every contender takes a turn in every round; what counts is compared by round."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from analysis.experiments.ablation import RESAMPLES
+from analysis.experiments.benchmark.contenders import Contender, Crew
+from analysis.experiments.benchmark.counting import generated_tokens, member_update
+from analysis.experiments.benchmark.worker import phase_shares, population
+from analysis.training.schema import Schema
+
+MEMBERS = (1, 4, 8, 24, 48)
+WIDTHS = (32, 64)
+#: A turn of the population: this many member-updates, in whole logging windows.
+WINDOW = 5
+
+#: The population to which the others are compared.
+ENGINE = "population of 24, 2 processes"
+
+
+class BenchmarkConfig(Schema):
+    """What is measured, and how often."""
+
+    widths: tuple[int, ...] = WIDTHS
+    members: tuple[int, ...] = MEMBERS
+    rounds: int = 15
+    with_trl: bool = True
+
+
+class Benchmark(NamedTuple):
+    """What the rounds gave. All tables are tidy."""
+
+    config: BenchmarkConfig
+    rounds: pd.DataFrame  #: round, width, contender, members, processes, threads, seconds
+    machine: pd.DataFrame  #: round, processes, flops_per_second, bytes_per_second, of all processes
+    phases: pd.DataFrame  #: width, members, phase, share
+
+
+def contenders(config: BenchmarkConfig, width: int) -> list[Contender]:
+    """All that are timed at one width, the machine itself included."""
+    found = [
+        Contender(kind="population", width=width, members=count, updates=_updates(count))
+        for count in config.members
+    ]
+    found.append(Contender(kind="population", width=width, members=12, processes=2, updates=WINDOW))
+    for kind in ("plain", "trl") if config.with_trl else ("plain",):
+        ways = ((1, 1), (1, 2), (2, 1))
+        found += [
+            Contender(kind=kind, width=width, processes=p, threads=t, updates=2 * WINDOW)
+            for p, t in ways
+        ]
+    found += [Contender(kind="machine", width=width, processes=p) for p in (1, 2)]
+    return found
+
+
+def _updates(members: int) -> int:
+    return WINDOW * max(1, 8 // members)
+
+
+def run(config: BenchmarkConfig, say: Callable[[str], None] = lambda text: None) -> Benchmark:
+    """Time everything, width by width; contenders alternate within a round.
+
+    Raises:
+        ValueError: a contender does not start.
+    """
+    timed, machine, phases = [], [], []
+    for width in config.widths:
+        with crews(contenders(config, width)) as everyone:
+            for number in range(config.rounds):
+                say(f"width {width}: round {number + 1} of {config.rounds}")
+                for crew in everyone:
+                    contender, turn = crew.contender, crew.turn()
+                    if contender.kind == "machine":
+                        rates = pd.DataFrame(turn.said).sum().to_dict()
+                        machine.append(
+                            {"round": number, "width": width, "processes": contender.processes}
+                            | rates
+                        )
+                        continue
+                    fields = contender.model_dump(exclude={"updates"})
+                    fields |= {"contender": contender.name, "seconds": turn.seconds}
+                    timed.append({"round": number} | fields)
+        phases += _phases(width, max(config.members))
+    tables = (pd.DataFrame(rows) for rows in (timed, machine, phases))
+    return Benchmark(config, *tables)
+
+
+@contextlib.contextmanager
+def crews(chosen: Sequence[Contender]) -> Iterator[list[Crew]]:
+    """The processes of all contenders, ended however the block ends."""
+    started: list[Crew] = []
+    try:
+        for contender in chosen:
+            crew = Crew(contender)
+            started.append(crew)
+            crew.wait_until_ready()
+        yield started
+    finally:
+        for crew in started:
+            crew.end()
+
+
+def _phases(width: int, members: int) -> list[dict[str, object]]:
+    members = min(24, members)
+    trainer = population(Contender(kind="population", width=width, members=members))
+    trainer.advance()
+    shares = phase_shares(trainer, 2 * WINDOW)
+    return [
+        {"width": width, "members": members, "phase": phase, "share": share}
+        for phase, share in shares.items()
+    ]
+
+
+def medians(benchmark: Benchmark) -> pd.DataFrame:
+    """One row per width and contender: ``ms`` per member-update (median over rounds, with its 95%
+    bootstrap interval) and generated ``tokens`` per second."""
+    rows = []
+    for keys, group in benchmark.rounds.groupby(["width", "contender"], sort=False):
+        width, name = keys
+        low, middle, high = median_interval(1e3 * group["seconds"].to_numpy())
+        config = Contender(kind="plain", width=width).config
+        first = group.iloc[0]
+        rows.append(
+            {
+                "width": width,
+                "contender": name,
+                "kind": first["kind"],
+                "members": first["members"] * first["processes"],
+                "processes": first["processes"],
+                "threads": first["threads"],
+                "ms": middle,
+                "low": low,
+                "high": high,
+                "tokens": 1e3 * generated_tokens(config) / middle,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def ratios(benchmark: Benchmark, engine: str = ENGINE) -> pd.DataFrame:
+    """How many times longer each contender takes than ``engine``: the median over rounds of the
+    ratio within a round, with its 95% bootstrap interval.
+
+    Raises:
+        ValueError: if ``engine`` was not timed.
+    """
+    wide = benchmark.rounds.pivot(index=["width", "round"], columns="contender", values="seconds")
+    if engine not in wide:
+        raise ValueError(f"engine={engine!r} was not timed: choose from {list(wide)}")
+    rows = []
+    for width, group in wide.groupby(level="width"):
+        for name in benchmark.rounds["contender"].unique():
+            low, middle, high = median_interval((group[name] / group[engine]).to_numpy())
+            row = {"width": width, "contender": name}
+            rows.append(row | {"ratio": middle, "low": low, "high": high})
+    return pd.DataFrame(rows)
+
+
+def best(table: pd.DataFrame, kind: str, width: int) -> pd.Series:
+    """The row of :func:`medians` of the fastest contender of a kind."""
+    rows = table[(table["kind"] == kind) & (table["width"] == width)]
+    if rows.empty:
+        raise ValueError(f"no contender of kind {kind!r} at width {width}")
+    return rows.loc[rows["ms"].idxmin()]
+
+
+def floors(benchmark: Benchmark) -> pd.DataFrame:
+    """One row per width and number of processes: the least ``ms`` per member-update that the
+    measured rates allow, for its arithmetic (``flops_ms``) and its memory traffic (``bytes_ms``),
+    and how many times longer the population takes (``ratio``, by round, with its interval)."""
+    names = {1: "population of 24", 2: ENGINE}
+    rows = []
+    for (width, processes), group in benchmark.machine.groupby(["width", "processes"]):
+        work = member_update(Contender(kind="plain", width=width).config)
+        rates = group.set_index("round")
+        arithmetic = 1e3 * work.flops / rates["flops_per_second"]
+        traffic = 1e3 * work.bytes / rates["bytes_per_second"]
+        timed = benchmark.rounds[
+            (benchmark.rounds["width"] == width)
+            & (benchmark.rounds["contender"] == names[processes])
+        ].set_index("round")["seconds"]
+        low, ratio, high = median_interval((1e3 * timed / arithmetic).dropna().to_numpy())
+        rows.append(
+            {
+                "width": width,
+                "processes": processes,
+                "flops_ms": arithmetic.median(),
+                "bytes_ms": traffic.median(),
+                "gflops": rates["flops_per_second"].median() / 1e9,
+                "gbytes": rates["bytes_per_second"].median() / 1e9,
+                "ratio": ratio,
+                "low": low,
+                "high": high,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def median_interval(values: np.ndarray) -> tuple[float, float, float]:
+    """Low end, median and high end: the 95% percentile bootstrap of the median."""
+    if not len(values):
+        return np.nan, np.nan, np.nan
+    picks = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
+    low, high = np.percentile(np.median(values[picks], axis=1), [2.5, 97.5])
+    return low, float(np.median(values)), high

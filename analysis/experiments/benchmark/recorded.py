@@ -1,0 +1,55 @@
+"""The recorded benchmark: its tables in ``results/benchmark_cpu``, sealed by a manifest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from analysis.experiments import recording
+from analysis.experiments.benchmark.contenders import LARGEST, trl_version
+from analysis.experiments.benchmark.measure import Benchmark, BenchmarkConfig
+from analysis.experiments.folders import read_manifest, write_folder
+from analysis.experiments.stamp import current_stamp
+
+RECORDED = recording.RECORDED.parent / "benchmark_cpu"
+TABLES = ("rounds", "machine", "phases")
+
+
+class RecordedBenchmark(NamedTuple):
+    """A benchmark, read back."""
+
+    benchmark: Benchmark
+    manifest: dict[str, Any]
+
+
+def save(benchmark: Benchmark, directory: Path = RECORDED) -> None:
+    """Write a benchmark to ``directory``, replacing what it held."""
+    stamp = current_stamp(LARGEST)
+    trl = {"trl": trl_version()} if benchmark.config.with_trl else {}
+    write_folder(
+        directory,
+        {f"{name}.csv": getattr(benchmark, name) for name in TABLES},
+        {
+            "preset": "benchmark",
+            "seeds": [],
+            "device": stamp.device,
+            "versions": stamp.versions | trl,
+            "source": stamp.source,
+            "configuration": benchmark.config.model_dump(mode="json"),
+        },
+    )
+
+
+def load(directory: Path = RECORDED) -> RecordedBenchmark:
+    """Read a recorded benchmark, after checking its files against the manifest.
+
+    Raises:
+        ValueError: a file is missing or is not the one that was recorded.
+    """
+    manifest = read_manifest(directory)
+    tables = (pd.read_csv(directory / f"{name}.csv") for name in TABLES)
+    config = BenchmarkConfig.model_validate_json(json.dumps(manifest["configuration"]))
+    return RecordedBenchmark(Benchmark(config, *tables), manifest)
