@@ -57,9 +57,10 @@ class Worker:
 
     def __init__(self, job: Job) -> None:
         self.connection, theirs = _context().Pipe()
-        self.process = _context().Process(target=_serve, args=(theirs, job), daemon=True)
+        ends = (theirs, self.connection)
+        self.process = _context().Process(target=_serve, args=(*ends, job), daemon=True)
         self.process.start()
-        theirs.close()  # so that the death of the child is the end of what it says
+        theirs.close()  # each side keeps its own end only, and so notices the other's death
 
     def start(self, shard: Shard) -> None:
         """Begin with a shard; a dead worker says so in :meth:`hear`."""
@@ -90,7 +91,8 @@ def _context() -> multiprocessing.context.BaseContext:
     return context
 
 
-def _serve(connection: Connection, job: Job) -> None:
+def _serve(connection: Connection, theirs: Connection, job: Job) -> None:
+    theirs.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent acts
     torch.set_num_threads(THREADS)
     try:

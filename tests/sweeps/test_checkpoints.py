@@ -86,7 +86,9 @@ def test_resumed_and_straight_runs_are_equal_to_the_bit(job: Job, tiny: Preset, 
     assert not files(job, "")
 
 
-def test_a_trainer_restored_at_any_update_is_the_one_that_went_on(tiny: Preset) -> None:
+@pytest.mark.parametrize("beta", [0.5, 3e38], ids=["healthy", "diverging"])
+def test_a_trainer_restored_at_any_update_is_the_one_that_went_on(beta: float) -> None:
+    tiny = make_tiny(betas=(beta,))
     straight = PopulationTrainer(tiny.config, tiny.members)
     resumed = PopulationTrainer(tiny.config, tiny.members)
     for _ in range(7):
@@ -95,6 +97,7 @@ def test_a_trainer_restored_at_any_update_is_the_one_that_went_on(tiny: Preset) 
         state, resumed = resumed.state(), PopulationTrainer(tiny.config, tiny.members)
         resumed.restore(state)
         assert torch.equal(resumed.weights, straight.weights)
+        assert resumed.record().failures == straight.record().failures
         for name in METRICS:
             left, right = (t.record().metrics[name] for t in (resumed, straight))
             assert left.tobytes() == right.tobytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import random
@@ -11,6 +12,7 @@ import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import psutil
 import pytest
 
 from analysis.experiments import sweep, workers
@@ -33,12 +35,15 @@ def test_sweeps_killed_at_random_instants_end_with_the_bits_of_a_straight_run(st
     """Twenty kills; a folder whose sweep ends before it is killed is checked and replaced."""
     chance, folders = random.Random(0), iter(tmp_path / str(n) for n in range(100))
     kept: dict[Path, bytes] = {}
+    orphans: list[psutil.Process] = []
     folder, usual, interrupted = next(folders), whole_seconds(next(folders)), 0
     for _ in range(20):
         receiver, sender = multiprocessing.Pipe(duplex=False)
         process = started(folder, 2, sender)
         receiver.recv()  # it has begun
         process.join(timeout=chance.uniform(0.0, 0.7) * usual)
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
+            orphans += psutil.Process(process.pid).children(recursive=True)
         process.kill()
         process.join()
         now = finished_files(folder)
@@ -50,6 +55,7 @@ def test_sweeps_killed_at_random_instants_end_with_the_bits_of_a_straight_run(st
             folder, kept = next(folders), {}
     assert interrupted > 3, "killed too early to tell"
     check(folder, straight)
+    assert orphans and not psutil.wait_procs(orphans, timeout=10)[1], "workers outlive their sweep"
 
 
 def whole_seconds(folder: Path) -> float:
@@ -101,7 +107,7 @@ def test_a_shard_that_always_kills_its_worker_is_given_up(tmp_path, monkeypatch)
     assert not multiprocessing.active_children()
 
 
-def die(connection, job) -> None:
+def die(connection, theirs, job) -> None:
     connection.recv()
     os.kill(os.getpid(), signal.SIGKILL)
 
