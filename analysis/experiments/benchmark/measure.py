@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from pydantic import Field
 
 from analysis.experiments.ablation import RESAMPLES
 from analysis.experiments.benchmark.contenders import Contender, Crew
@@ -29,8 +30,10 @@ class BenchmarkConfig(Schema):
 
     widths: tuple[int, ...] = WIDTHS
     members: tuple[int, ...] = MEMBERS
-    rounds: int = 15
+    rounds: int = Field(default=15, ge=1)
     with_trl: bool = True
+    #: Also two processes and two threads, and what the machine does at best.
+    whole_machine: bool = True
 
 
 class Benchmark(NamedTuple):
@@ -48,14 +51,16 @@ def contenders(config: BenchmarkConfig, width: int) -> list[Contender]:
         Contender(kind="population", width=width, members=count, updates=_updates(count))
         for count in config.members
     ]
-    found.append(Contender(kind="population", width=width, members=12, processes=2, updates=WINDOW))
-    for kind in ("plain", "trl") if config.with_trl else ("plain",):
-        ways = ((1, 1), (1, 2), (2, 1))
-        found += [
-            Contender(kind=kind, width=width, processes=p, threads=t, updates=2 * WINDOW)
-            for p, t in ways
-        ]
-    found += [Contender(kind="machine", width=width, processes=p) for p in (1, 2)]
+    ways = [(1, 1), (1, 2), (2, 1)] if config.whole_machine else [(1, 1)]
+    found += [
+        Contender(kind=kind, width=width, processes=processes, threads=threads, updates=2 * WINDOW)
+        for kind in (("plain", "trl") if config.with_trl else ("plain",))
+        for processes, threads in ways
+    ]
+    if config.whole_machine:
+        two = Contender(kind="population", width=width, members=12, processes=2, updates=WINDOW)
+        machine = [Contender(kind="machine", width=width, processes=p) for p in (1, 2)]
+        found += [two, *machine]
     return found
 
 

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from analysis.experiments.benchmark import contenders, measure, recorded
+from analysis.experiments.benchmark.contenders import Contender, Crew
+from analysis.experiments.benchmark.counting import generated_tokens, member_update
+from analysis.experiments.benchmark.machine import measure_rates
+from analysis.experiments.benchmark.measure import Benchmark, BenchmarkConfig
+from analysis.experiments.benchmark.plain import PlainTrainer
+from analysis.experiments.benchmark.worker import phase_shares, population
+from analysis.training.config import StartConfig, TrainConfig
+from analysis.training.policy import PolicyConfig
+from analysis.training.rollout import completion_inputs
+from analysis.training.start import make_policy
+from analysis.training.tasks import SortTask
+
+
+def tiny() -> TrainConfig:
+    return TrainConfig(
+        task=SortTask(num_digits=3, end_token=True, reward="graded"),
+        policy=PolicyConfig(width=12, num_layers=2, num_heads=3),
+        start=StartConfig(updates=0),
+        num_prompts=2,
+        group_size=3,
+        learning_rate=1e-2,
+    )
+
+
+def timings(seconds: dict[str, list[float]]) -> Benchmark:
+    rounds = [
+        {
+            "round": number,
+            "width": 64,
+            "contender": name,
+            "kind": "trl" if name.startswith("TRL") else "population",
+            "members": 12 if "2 processes" in name else 24,
+            "processes": 2 if "2 processes" in name else 1,
+            "threads": 1,
+            "seconds": value,
+        }
+        for name, values in seconds.items()
+        for number, value in enumerate(values)
+    ]
+    machine = [
+        {
+            "round": number,
+            "width": 64,
+            "processes": processes,
+            "flops_per_second": 1e11 * processes,
+            "bytes_per_second": 1e10,
+        }
+        for processes in (1, 2)
+        for number in range(3)
+    ]
+    phases = pd.DataFrame({"width": [64], "members": [24], "phase": ["rollout"], "share": [1.0]})
+    return Benchmark(BenchmarkConfig(), pd.DataFrame(rounds), pd.DataFrame(machine), phases)
+
+
+@pytest.fixture
+def three_rounds() -> Benchmark:
+    return timings(
+        {
+            "population of 24": [0.010, 0.020, 0.012],
+            measure.ENGINE: [0.005, 0.010, 0.006],
+            "TRL": [0.050, 0.120, 0.054],
+        }
+    )
+
+
+def test_the_plain_model_is_the_policy_of_the_population():
+    config = tiny()
+    trainer, policy = PlainTrainer(config, seed=0), make_policy(config)
+    model = trainer.model
+    weights = {
+        "token_embedding": model.tokens.weight,
+        "position_embedding": model.positions.weight,
+        "head": model.head.weight.T,
+    }
+    for layer, block in enumerate(model.blocks):
+        for name in ("attention_in", "attention_out", "mlp_in", "mlp_out"):
+            weights[f"block{layer}.{name}"] = getattr(block, name).weight.T
+    assert sum(part.numel() for part in weights.values()) == policy.num_parameters
+    stacked = {name: part.detach().unsqueeze(0) for name, part in weights.items()}
+    prompts = torch.randint(10, (1, 2, 3))
+    inputs = completion_inputs(torch.randint(10, (1, 2, 3, 4)), config.task.opening)
+    together = policy.logits(stacked, prompts, inputs)
+    rows = torch.cat([prompts[0].repeat_interleave(3, dim=0), inputs[0].flatten(0, 1)], dim=1)
+    alone = model(rows)[0][:, 3:].view(together.shape)
+    assert torch.allclose(together, alone, rtol=0, atol=1e-5)
+
+
+def test_the_plain_trainer_samples_with_its_cache_and_learns():
+    trainer = PlainTrainer(tiny(), seed=0)
+    prompts = torch.randint(10, (4, 3))
+    completions, kept = trainer.sample(prompts)
+    full = trainer.logp(trainer.model, prompts, completions)
+    assert torch.allclose(kept, full, rtol=0, atol=1e-5)
+    before = trainer.model.head.weight.clone()
+    for _ in range(10):  # a group of equal rewards has no gradient
+        trainer.update()
+    assert (trainer.model.head.weight - before).abs().max() > 1e-4
+
+
+def test_the_arithmetic_is_that_of_the_products_counted_one_by_one():
+    config = tiny()
+    length, steps, groups, width, inner, vocab_size = 3, 4, 3, 12, 24, 16
+    flops = 0
+    for row in [*range(length), *(length + t for t in range(steps) for _ in range(groups))]:
+        flops += 2 * 2 * (width * 3 * width + width * width + 2 * width * inner)
+        flops += 2 * 2 * 2 * width * (row + 1)  # two layers, scores and mixture
+        flops += 2 * width * vocab_size * (row >= length)
+    assert member_update(config).flops == 4 * 2 * flops  # passes, prompts
+    assert generated_tokens(config) == 2 * 3 * 4
+
+
+def test_rates_are_positive_and_products_faster_than_a_loop():
+    rates = measure_rates(seconds=0.002)
+    assert rates.flops_per_second > 1e8
+    assert rates.bytes_per_second > 1e7
+
+
+def test_the_phases_of_an_update_add_up():
+    trainer = population(Contender(kind="population", width=32, members=2))
+    trainer.advance()
+    shares = phase_shares(trainer, 2)
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert set(shares) == {
+        *("rollout", "reference", "forward", "backward", "optimizer", "metrics", "other")
+    }
+    # A function that is renamed would leave its phase at zero and its time in "other".
+    assert all(share > 0 for phase, share in shares.items() if phase != "metrics")
+    assert shares["other"] < 0.5
+
+
+def test_a_crew_trains_when_told_to():
+    crew = Crew(Contender(kind="population", width=32, members=2, processes=2, updates=1))
+    try:
+        crew.wait_until_ready()
+        turn = crew.turn()
+    finally:
+        crew.end()
+    assert len(turn.said) == 2
+    assert turn.seconds * 4 >= max(said["seconds"] for said in turn.said)
+
+
+def test_a_python_without_trl_is_left_out_and_one_that_is_missing_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(contenders.sys, "executable", "/bin/false")
+    assert contenders.trl_version() is None
+    monkeypatch.setenv(contenders.TRL_PYTHON, str(tmp_path / "python"))
+    with pytest.raises(ValueError, match=r"KL_TERM_TRL_PYTHON=.* does not run"):
+        contenders.trl_version()
+
+
+def test_ratios_are_taken_within_a_round(three_rounds):
+    table = measure.ratios(three_rounds).set_index("contender")
+    assert table.loc["population of 24", "ratio"] == pytest.approx(2.0)
+    assert table.loc["population of 24", ["low", "high"]].tolist() == pytest.approx([2.0, 2.0])
+    assert table.loc["TRL", "ratio"] == pytest.approx(10.0)
+    with pytest.raises(ValueError, match="was not timed"):
+        measure.ratios(three_rounds, engine="population of 7")
+
+
+def test_the_floor_is_the_arithmetic_at_the_measured_rate(three_rounds):
+    table = measure.floors(three_rounds).set_index("processes")
+    flops = member_update(contenders.LARGEST).flops
+    assert table.loc[1, "flops_ms"] == pytest.approx(1e3 * flops / 1e11)
+    assert table.loc[2, "flops_ms"] == pytest.approx(1e3 * flops / 2e11)
+    assert table.loc[1, "ratio"] == pytest.approx(12.0 / table.loc[1, "flops_ms"])
+
+
+def test_the_median_and_its_interval():
+    low, middle, high = measure.median_interval(np.arange(101.0))
+    assert middle == 50.0
+    assert 30 < low < 48 and 52 < high < 70
+
+
+def test_tokens_per_second_count_what_is_sampled(three_rounds):
+    row = measure.best(measure.medians(three_rounds), "trl", 64)
+    assert row["ms"] == pytest.approx(54.0)
+    assert row["tokens"] == pytest.approx(12 * 6 * 9 / 0.054)
+
+
+def test_a_recorded_benchmark_reads_back(three_rounds, tmp_path):
+    recorded.save(three_rounds._replace(config=BenchmarkConfig(with_trl=False)), tmp_path / "bench")
+    back = recorded.load(tmp_path / "bench")
+    pd.testing.assert_frame_equal(back.benchmark.rounds, three_rounds.rounds)
+    assert not back.benchmark.config.with_trl
+    assert back.manifest["preset"] == "benchmark"
