@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from analysis.experiments.diagnosis.schema import Floats, Interval
 
 #: Above this many sequences, random bags of whole sequences are resampled in their place: the
 #: spread of a mean is the same, the cost is bounded.
-MOST_UNITS = 2000
-#: Resamples times units held at a time.
-_CHUNK = 400_000
+MOST_UNITS = 1000
 
 
 def token_means(
@@ -33,8 +33,7 @@ def token_means(
         seed: of the resampling.
         weight: [N]; ones by default.
     """
-    generator = np.random.default_rng(seed)
-    units, count = _units(sequence, generator)
+    units, count = _units(sequence, seed)
     denominator = np.bincount(units, weights=weight, minlength=count)
     numerators = np.stack(
         [
@@ -44,12 +43,7 @@ def token_means(
         axis=1,
     )
     stacked = np.concatenate([numerators, denominator[:, None]], axis=1)
-    draws = []
-    for start in range(0, resamples, max(1, _CHUNK // count)):
-        size = min(max(1, _CHUNK // count), resamples - start)
-        times = generator.multinomial(count, np.full(count, 1 / count), size=size)
-        draws.append(times @ stacked)
-    resampled = np.concatenate(draws)
+    resampled = _draws(count, resamples, seed) @ stacked
     total = resampled[:, -1:]
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         means = resampled[:, :-1] / total
@@ -61,9 +55,17 @@ def token_means(
     }
 
 
-def _units(sequence: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarray, int]:
+def _units(sequence: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
     count = int(sequence.max()) + 1
     if count <= MOST_UNITS:
         return sequence, count
-    bags = generator.permutation(count) % MOST_UNITS
+    bags = np.random.default_rng([seed, 1]).permutation(count) % MOST_UNITS
     return bags[sequence], MOST_UNITS
+
+
+@lru_cache(maxsize=1)
+def _draws(count: int, resamples: int, seed: int) -> Floats:
+    """[resamples, count], how often each unit is drawn; the same for every mean of a dump."""
+    generator = np.random.default_rng(seed)
+    times = generator.multinomial(count, np.full(count, 1 / count), size=resamples)
+    return times.astype(np.float64)

@@ -237,8 +237,9 @@ def _refuse_duplicates(
         at = int(twice.argmax())
         first, second = sorted((int(rows[at]), int(rows[at + 1])))
         raise Refused(
-            f"{place(first)} and {place(second)}: sequence {names[codes[at]]}, position {position[at]} "
-            f"twice ({int(twice.sum())} such pairs); give each sequence its own id, or add a "
+            f"{place(first)} and {place(second)}: sequence {names[codes[at]]}, "
+            f"position {position[at]} twice ({int(twice.sum())} such pairs); "
+            "give each sequence its own id, or add a "
             "step column"
         )
 

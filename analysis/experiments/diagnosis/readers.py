@@ -134,18 +134,19 @@ def _objects(file: TextIO, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _compact(chunk: dict[str, list[Any]], pieces: dict[str, list[np.ndarray]]) -> None:
     """Move a chunk of Python values into arrays."""
     for key, values in chunk.items():
-        if values and any(isinstance(value, list) for value in values):
+        types = set(map(type, values))
+        if list in types:
             parts = np.empty(len(values), dtype=object)
             for i, value in enumerate(values):
                 parts[i] = _as_array(value)
-        elif any(isinstance(value, str | dict) for value in values):
+        elif types & {str, dict}:
             parts = np.array(values, dtype=object)
-        elif all(isinstance(value, bool) for value in values):
+        elif types <= {bool}:
             parts = np.array(values, dtype=bool)
         else:
-            parts = np.array(
-                [np.nan if value is None else value for value in values], dtype=np.float64
-            )
+            if type(None) in types:
+                values = [np.nan if value is None else value for value in values]
+            parts = np.array(values, dtype=np.float64)
         pieces[key].append(parts)
         chunk[key] = []
 
@@ -153,9 +154,14 @@ def _compact(chunk: dict[str, list[Any]], pieces: dict[str, list[np.ndarray]]) -
 def _as_array(value: Any) -> Any:
     if not isinstance(value, list):
         return value
-    if any(isinstance(item, str | list | dict) for item in value):
-        return np.array(value, dtype=object)
-    return np.array([np.nan if item is None else item for item in value], dtype=np.float64)
+    types = set(map(type, value))
+    if types & {str, list, dict}:
+        parts = np.empty(len(value), dtype=object)
+        parts[:] = value
+        return parts
+    if type(None) in types:
+        value = [np.nan if item is None else item for item in value]
+    return np.array(value, dtype=np.float64)
 
 
 def _assemble_nested(table: dict[str, Any], label: str) -> Rollouts:

@@ -10,7 +10,7 @@ from analysis.report import style
 
 #: Marker fill of each reading of the samples; the colour is the estimator's.
 READINGS = {"logged": "full", "sampling": "none", "reweighted": "left"}
-_RATIO_BINS = 120
+_RATIO_BINS = 48
 _POSITION_BINS = 24
 
 
@@ -36,7 +36,7 @@ def estimates(report: Report) -> Figure:
     axes.axvline(0, color=style.COLOURS["none"], linewidth=1)
     axes.set_yticks(range(len(rows)), labels)
     axes.invert_yaxis()
-    axes.set_xlabel("KL to the reference (nats per token), 95% bootstrap over sequences")
+    axes.set_xlabel("KL to the reference (nats per token)")
     return figure
 
 
@@ -116,7 +116,10 @@ def gaps(report: Report) -> Figure | None:
     if not values:
         return None
     figure, axes = style.subplots(height=1.1 + 0.5 * len(values))
-    axes.barh(list(values), list(values.values()), color=style.COLOURS["reverse"], height=0.5)
+    axes.plot(
+        list(values.values()), list(values), color=style.COLOURS["reverse"], ls="", marker="D"
+    )
+    axes.set_ylim(-0.5, len(values) - 0.5)
     axes.set_xscale("log")
     axes.invert_yaxis()
     axes.set_xlabel("KL (nats per token, log scale)")
