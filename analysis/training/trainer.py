@@ -164,9 +164,12 @@ class PopulationTrainer:
         )
 
     def _kl_cosine(self, batch: Batch, past: Any, update: int) -> Tensor:
-        """[M]: the metric ``kl_cosine``; NaN where the configuration asks for none."""
+        """[M]: the metric ``kl_cosine``; NaN where the configuration asks for none.
+
+        Before the first update the policy is the reference: both gradients are rounding errors.
+        """
         every = self.config.cosine_every
-        if not every or update % every:
+        if not every or update == 0 or update % every:
             return self.weights.new_full((len(self.members),), torch.nan)
         views = self.policy.unflatten(self.weights)
         logits = batch_logits(self.policy, views, self.config, batch, past)

@@ -186,7 +186,7 @@ def test_the_kl_cosine_is_that_of_naive_gradients(small_config, all_arms, kl_cre
     with torch.no_grad():
         shape = trainer.weights.shape
         trainer.weights += 0.1 * torch.randn(shape, generator=generator, dtype=torch.float64)
-    drawn, scores = trainer.rollout(0)
+    drawn, scores = trainer.rollout(2)
     rewards = scores.rewards.double()
     none, exact = Arm(kl_estimator="none"), Arm(kl_estimator="exact", beta=1.0)
     expected = []
@@ -200,10 +200,11 @@ def test_the_kl_cosine_is_that_of_naive_gradients(small_config, all_arms, kl_cre
     expected = torch.stack(expected)
     assert expected[0].isnan() and expected[1] == pytest.approx(1.0)
     assert expected[2:].abs().max() < 0.999 and expected[2:].std() > 0.1
-    measured = trainer.update(0)["kl_cosine"]
+    measured = trainer.update(2)["kl_cosine"]
     assert torch.allclose(measured[1:], expected[1:], rtol=0, atol=1e-10)
     assert measured[0].isnan()
-    assert trainer.update(1)["kl_cosine"].isnan().all()
+    assert trainer.update(0)["kl_cosine"].isnan().all(), "the policy is the reference"
+    assert trainer.update(1)["kl_cosine"].isnan().all(), "not asked for"
 
 
 @pytest.mark.parametrize("precision", ["float32", "float64"])
