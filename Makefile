@@ -6,6 +6,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
 PORT   ?= 8000
 
+# What test-full compares with beside the extra `trl`; read file by file, so without dependencies.
+FULL       := .venv-full
+FRAMEWORKS := liger-kernel==0.8.5 verl==0.9.1 openrlhf==0.11.2
+
 # Passed to `analysis run`, e.g. make book RUN='--profile full'
 RUN ?=
 
@@ -22,10 +26,10 @@ NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=600 \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help book test serve pdf notebooks bench lint lock constraints clean
+.PHONY: help book test test-full serve pdf notebooks bench lint lock constraints clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 book: $(STAMP) ## run the notebooks that changed, settle the ledger, build the book
 	@$(BIN)/python -m analysis.cli run $(RUN)
@@ -37,6 +41,15 @@ test: $(STAMP) ## run the tests, then compare each notebook with its stored outp
 	@$(BIN)/python -m pytest tests
 	@echo "[2/2] notebooks against their stored outputs"
 	@$(BIN)/python -m pytest $(NBVAL) notebooks
+
+test-full: ## compare with the frameworks' own code, in .venv-full
+	@test -x $(FULL)/bin/python || "$(PYTHON)" -m venv $(FULL)
+	@echo "[1/2] the frameworks, into $(FULL)"
+	@$(FULL)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[book,test,trl]'
+	@$(FULL)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(FRAMEWORKS)
+	@echo "[2/2] tests"
+	@$(FULL)/bin/python -m pytest tests/experiments/test_frameworks.py
 
 serve: ## show the built book at http://localhost:8000 (PORT=... for another)
 	@test -f _build/html/index.html || { echo "no book yet: run make book"; exit 1; }

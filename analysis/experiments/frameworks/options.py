@@ -42,7 +42,7 @@ SOURCES = (
         "0.8.5",
         "2026-11-20",
     ),
-    Source("verl", "volcengine/verl", "verl/trainer/ppo/core_algos.py", "0.9.1", "2026-11-20"),
+    Source("verl", "verl-project/verl", "verl/trainer/ppo/core_algos.py", "0.9.1", "2026-11-20"),
     Source("OpenRLHF", "OpenRLHF/OpenRLHF", "openrlhf/models/utils.py", "0.11.2", "2026-11-20"),
     Source("NeMo-RL", "NVIDIA-NeMo/RL", "nemo_rl/algorithms/utils.py", "7ea279a", "2026-08-22"),
     Source("slime", "THUDM/slime", "slime/utils/ppo_utils.py", "624b824", "2026-08-21"),
