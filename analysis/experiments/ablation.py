@@ -177,6 +177,20 @@ def paired_difference(
     return pd.Series({"mean": difference.mean(), "low": low, "high": high})
 
 
+def kl_cosines(curves: pd.DataFrame, beta: float) -> pd.DataFrame:
+    """The metric ``kl_cosine`` at one beta: means over training, then over seeds.
+
+    Returns:
+        One row per arm with a KL term: ``arm``, and ``mean`` with its 95% bootstrap interval over
+        seeds, ``low`` to ``high``.
+    """
+    measured = at_beta(curves, beta).dropna(subset=["kl_cosine"])
+    by_seed = measured.groupby(["arm", "seed"], sort=False)["kl_cosine"].mean().unstack()
+    low, high = bootstrap_mean(by_seed.to_numpy())
+    values = {"mean": by_seed.mean(axis=1), "low": low, "high": high}
+    return pd.DataFrame(values, index=by_seed.index).reset_index()
+
+
 def comparisons(finals: pd.DataFrame, beta: float) -> pd.DataFrame:
     """:func:`paired_difference` of every pair in ``COMPARISONS``: what the predictions are about.
 

@@ -128,6 +128,22 @@ def test_paired_differences_cancel_what_a_seed_shares():
         ablation.paired_difference(table, "accuracy", "k3_loss", "none", 0.5)
 
 
+def test_cosines_are_averaged_over_training_and_then_over_seeds():
+    table = pd.DataFrame(
+        {
+            "arm": ["none", *4 * ["k2_loss"], *2 * ["k1_loss"]],
+            "kl_estimator": ["none", *4 * ["k2"], *2 * ["k1"]],
+            "beta": [0.0, *6 * [0.3]],
+            "seed": [0, 0, 0, 1, 1, 0, 1],
+            "kl_cosine": [np.nan, 0.2, 0.4, 0.9, np.nan, -0.1, 0.1],
+        }
+    )
+    cosines = ablation.kl_cosines(table, 0.3).set_index("arm")
+    assert list(cosines.index) == ["k2_loss", "k1_loss"]
+    assert cosines.loc["k2_loss"].tolist() == pytest.approx([0.6, 0.3, 0.9])
+    assert cosines.loc["k1_loss", "mean"] == pytest.approx(0.0)
+
+
 def test_comparisons_say_which_differences_exclude_zero(small_ablation):
     finals = ablation.final(small_ablation.curves)
     table = ablation.comparisons(finals, 0.5)
