@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -62,10 +63,12 @@ def _read_csv(path: Path) -> dict[str, np.ndarray]:
         except Refused as refusal:
             raise Refused(f"{path}: {refusal}") from None
     try:
-        frame = pd.read_csv(path, low_memory=False, index_col=False, encoding="utf-8-sig")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # a row too long loses data
+            frame = pd.read_csv(path, low_memory=False, index_col=False, encoding="utf-8-sig")
     except pd.errors.EmptyDataError:
         raise Refused(f"{path}: holds no rows; dump at least one sequence") from None
-    except pd.errors.ParserError as error:
+    except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
         raise Refused(f"{path}: is no regular CSV ({str(error).strip()})") from None
     return {str(name): frame[name].to_numpy() for name in frame.columns}
 

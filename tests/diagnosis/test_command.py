@@ -1,0 +1,154 @@
+"""``analysis diagnose``: pages, JSON, exit statuses, dumping, and a million tokens."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.cli.main import main
+from analysis.errors import Refused
+from analysis.experiments.diagnosis.dumping import SNIPPETS, append_rollouts
+from analysis.experiments.diagnosis.generate import EXAMPLES, FOLDER, Run, simulate
+from analysis.experiments.diagnosis.readers import read_rollouts
+from analysis.experiments.diagnosis.schema import Report
+
+STALE = str(FOLDER / "stale_samples.csv.gz")
+
+
+def status(*arguments: str) -> int:
+    try:
+        return main(["diagnose", *arguments])
+    except SystemExit as end:
+        return end.code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((STALE,), 0),
+        ((STALE, "--fail-on", "stale-samples"), 3),
+        ((STALE, "--fail-on", "misaligned,heavy-tail"), 0),
+        ((STALE, "--fail-on", "misaligned, error"), 3),
+        ((STALE, "--fail-on", "errors"), 1),
+        ((STALE, "--epsilon-low", "2"), 1),
+        ((STALE, "--resamples", "3"), 1),
+        ((str(FOLDER / "healthy.csv.gz"), "--fail-on", "error,warning,note"), 0),
+        (("missing.csv",), 1),
+        ((), 1),
+    ],
+)
+def test_exit_status(arguments, expected, capsys):
+    assert status(*arguments) == expected
+    captured = capsys.readouterr()
+    if expected == 1:
+        (line,) = captured.err.splitlines()
+        assert line.startswith("analysis: ") and not captured.out
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_page_and_json(name, tmp_path, capsys):
+    page, document = tmp_path / "page.html", tmp_path / "report.json"
+    path = str(FOLDER / f"{name}.csv.gz")
+    assert status(path, "--page", str(page), "--json", str(document)) == 0
+    found = Report.model_validate_json(document.read_text())
+    assert json.loads(document.read_text())["tokens"] == found.tokens > 1000
+    html = page.read_text()
+    assert html.count("<img") >= 3 and "<script" not in html and 'src="http' not in html
+    said = capsys.readouterr().out
+    for code in found.codes():
+        assert code in html and code in said
+    assert ("nothing found" in said) == (name == "healthy")
+
+
+def test_names_in_a_dump_are_escaped_on_the_page(tmp_path):
+    path, page = tmp_path / "dump.csv", tmp_path / "page.html"
+    path.write_text("sequence,logp,ref_logp,<b>x\n<script>,-1,-2,0\n<script>,-2,-1,0\n")
+    assert status(str(path), "--page", str(page)) == 0
+    assert "<script" not in page.read_text() and "<b>x" not in page.read_text()
+
+
+@pytest.mark.parametrize("framework", SNIPPETS)
+def test_snippets_are_python_and_name_columns_that_are_read(framework, capsys):
+    import ast
+
+    from analysis.experiments.diagnosis.columns import NAMES
+
+    assert status("--how-to-dump", framework) == 0
+    tree = ast.parse(capsys.readouterr().out)
+    (call,) = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "append_rollouts"
+    ]
+    keywords = {keyword.arg for keyword in call.keywords}
+    assert keywords <= set(NAMES) and {"ref_logp", "mask", "step"} <= keywords
+
+
+def test_dumped_batches_are_read_back(tmp_path):
+    path = tmp_path / "rollouts.jsonl"
+    generator = torch.Generator().manual_seed(0)
+    batches = [-torch.rand(3, 4, 5, generator=generator) for _ in range(2)]
+    mask = torch.arange(5) < torch.tensor([[5], [3], [1], [2]])
+    for step, (logp, old, ref) in enumerate(batches):
+        logp = logp.masked_fill(~mask, float("nan")).requires_grad_()
+        append_rollouts(
+            path,
+            step=step,
+            logp=logp.bfloat16() if step else logp,
+            old_logp=old,
+            ref_logp=ref,
+            sampler_logp=None,
+            mask=mask,
+            advantage=torch.tensor([1.0, -1.0, 0.5, -0.5]),
+        )
+    found = read_rollouts(path)
+    assert (found.tokens, found.sequences, found.rows) == (2 * 11, 8, 40)
+    first = batches[0][0][0].double().numpy()
+    assert np.abs(found.logp[:5] - first).max() < 1e-6
+    assert found.advantage[:9].tolist() == [1.0] * 5 + [-1.0] * 3 + [0.5]
+    with pytest.raises(Refused, match="differ in batch size"):
+        append_rollouts(path, step=0, logp=torch.zeros(2, 3), ref_logp=torch.zeros(3, 3))
+
+
+MEASURED = """
+import resource, sys, time
+start = time.process_time()
+from analysis.cli.main import main
+assert main(["diagnose", sys.argv[1], "--page", sys.argv[2]]) == 0
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+print("measured", time.process_time() - start, peak)
+"""
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_a_million_tokens_in_ten_seconds_and_two_gigabytes(tmp_path, ending):
+    """Processor time, so that a busy machine does not decide; imports and the page included."""
+    path = tmp_path / f"large.{ending}"
+    frame = simulate(Run(sequences=1250, shortest=30, longest=50), 0)
+    copies = 20
+    if ending == "csv":
+        body = frame.to_csv(index=False, float_format="%.6f").partition("\n")
+        with open(path, "w") as file:
+            file.write("copy_step," + body[0] + "\n")
+            for copy in range(copies):
+                rows = frame.assign(step=frame.step + 100 * copy)
+                rows.insert(0, "copy_step", copy)
+                rows.to_csv(file, index=False, header=False, float_format="%.6f")
+    else:
+        lists = frame.round(6).groupby("sequence")[["logp", "old_logp", "ref_logp"]].agg(list)
+        text = lists.to_json(orient="records", lines=True)
+        path.write_text(text * copies)
+    assert len(read_rollouts(path).logp) >= 1_000_000 * 0.98
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, str(path), str(tmp_path / "page.html")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    _, seconds, gigabytes = done.stdout.splitlines()[-1].split()
+    assert float(seconds) < 10 and float(gigabytes) < 2

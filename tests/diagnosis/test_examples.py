@@ -1,0 +1,89 @@
+"""Every known fault is told apart, healthy runs are left alone, files are the generator's."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pytest
+
+from analysis.experiments.diagnosis import generate
+from analysis.experiments.diagnosis.columns import assemble
+from analysis.experiments.diagnosis.findings import CAUSES, find
+from analysis.experiments.diagnosis.generate import EXAMPLES, FOLDER, Run, simulate
+from analysis.experiments.diagnosis.measure import diagnose, measure
+from analysis.experiments.diagnosis.schema import Settings
+
+FAST = Settings(resamples=200)
+FRESH_SEEDS = range(5)
+
+
+def codes(frame) -> list[str]:
+    table = {name: frame[name].to_numpy() for name in frame}
+    return [finding.code for finding in find(measure(assemble(table, "simulated"), FAST))]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_file_is_what_the_generator_makes(name):
+    stored = (FOLDER / f"{name}.csv.gz").read_bytes()
+    assert gzip.decompress(stored).decode() == generate.as_csv(generate.example(name))
+
+
+def test_the_files_are_small():
+    assert sum(path.stat().st_size for path in FOLDER.glob("*.csv.gz")) < 300_000
+    assert {path.name for path in FOLDER.glob("*.csv.gz")} == {f"{n}.csv.gz" for n in EXAMPLES}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_fault_heads_the_report(name):
+    found = diagnose(FOLDER / f"{name}.csv.gz").codes()
+    expected = EXAMPLES[name].expected
+    assert (found[0] if found else None) == expected
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "healthy"])
+def test_the_fault_is_found_under_other_seeds(name):
+    for seed in FRESH_SEEDS:
+        assert EXAMPLES[name].expected in codes(generate.example(name, seed)), seed
+
+
+def test_expected_codes_exist_and_differ():
+    expected = [e.expected for e in EXAMPLES.values() if e.expected]
+    assert len(set(expected)) == len(expected) and set(expected) <= set(CAUSES)
+
+
+HEALTHY = {
+    "many sequences": Run(sequences=120),
+    "KL term too weak to see": Run(sequences=100, pull=0.0),
+    "reward drives the KL up": Run(sequences=100, pull=0.0, growth=12.0, drift=0.5),
+    "strictly on-policy": Run(sequences=100, update=0.0, learning=0.0, pull=0.0),
+    "first step": Run(sequences=60, drift=1e-4, growth=1.0),
+    "large steps": Run(sequences=60, learning=0.12, update=0.06),
+    "noisy engine": Run(sequences=100, mismatch=0.05),
+    "another vocabulary": Run(sequences=60, vocabulary=300, sharpness=4.0),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_healthy_runs_raise_no_alarm(name):
+    alarms = [codes(simulate(HEALTHY[name], 500 + seed)) for seed in range(12)]
+    assert alarms == [[]] * 12
+
+
+def test_shuffled_rows_change_nothing(tmp_path):
+    frame = generate.example("stale_samples")
+    shuffled = frame.sample(frac=1, random_state=0)
+    paths = [tmp_path / "sorted.csv", tmp_path / "shuffled.csv"]
+    for path, rows in zip(paths, (frame, shuffled), strict=True):
+        path.write_text(generate.as_csv(rows))
+    first, second = (diagnose(path, FAST).model_dump(exclude={"source"}) for path in paths)
+    for key in ("tokens", "sequences", "findings", "measurements"):
+        assert _rounded(first[key]) == _rounded(second[key]), key
+
+
+def _rounded(value):
+    if isinstance(value, float):
+        return float(f"{value:.9g}") if np.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,211 @@
+"""Faults that no example shows, settings, thresholds and the order of findings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis.errors import Refused
+from analysis.experiments.diagnosis import causes_data, causes_training
+from analysis.experiments.diagnosis.columns import assemble
+from analysis.experiments.diagnosis.findings import CAUSES, find, matching
+from analysis.experiments.diagnosis.generate import EXAMPLES, Run, example, simulate
+from analysis.experiments.diagnosis.measure import measure, report
+from analysis.experiments.diagnosis.schema import SEVERITIES, Finding, Report, Settings
+
+ROOT = Path(__file__).parents[2]
+BIGGER = Run(sequences=80)
+
+
+def found(frame, **settings) -> list[Finding]:
+    table = {name: frame[name].to_numpy() for name in frame}
+    return find(measure(assemble(table, "simulated"), Settings(resamples=200, **settings)))
+
+
+def codes(frame, **settings) -> list[str]:
+    return [finding.code for finding in found(frame, **settings)]
+
+
+@pytest.fixture(scope="module")
+def healthy():
+    return simulate(BIGGER, 7)
+
+
+def test_the_healthy_frame_is_healthy(healthy):
+    assert codes(healthy) == []
+
+
+def test_a_reference_that_is_the_policy(healthy):
+    assert codes(healthy.assign(ref_logp=healthy.logp))[0] == "identical-reference"
+
+
+def test_a_reference_at_another_temperature(healthy):
+    assert "ratio-mean" in codes(healthy.assign(ref_logp=0.7 * healthy.ref_logp))
+
+
+def test_a_sampler_column_at_another_temperature(healthy):
+    hotter = healthy.assign(sampler_logp=0.8 * healthy.sampler_logp)
+    assert {"train-inference-mismatch", "ratio-mean"} & set(codes(hotter))
+
+
+def test_a_shifted_old_column(healthy):
+    shifted = healthy.assign(old_logp=healthy.groupby("sequence").old_logp.shift(1).fillna(-2.0))
+    assert codes(shifted)[0] == "misaligned"
+
+
+def test_prompt_tokens_in_the_mask(healthy):
+    prompt = healthy.position < 2
+    lower = {name: healthy[name] - 30 * prompt for name in ("logp", "old_logp", "sampler_logp")}
+    assert "impossible-tokens" in codes(healthy.assign(**lower))
+
+
+def test_padding_as_a_constant(healthy):
+    ends = healthy.position > 30
+    constant = {
+        name: healthy[name].mask(ends, value)
+        for name, value in (("logp", 0.0), ("old_logp", 0.0), ("ref_logp", 0.0))
+    }
+    assert codes(healthy.assign(**constant))[0] == "counted-padding"
+
+
+def test_log_ratios_dumped_after_a_clamp():
+    frame = simulate(Run(sequences=80, lost=1.0, loss_depth=12.0, sharpness=3.0), 0)
+    ratio = (frame.logp - frame.ref_logp).clip(-1.0, 1.0) * 10
+    dumped = frame.assign(ref_logp=np.minimum(frame.logp - ratio, 0.0))
+    assert "clamped-values" in codes(dumped)
+
+
+def test_advantages_with_the_wrong_sign(healthy):
+    assert codes(healthy.assign(advantage=-healthy.advantage))[0] == "advantage-sign"
+
+
+def test_a_kl_that_is_rewarded(healthy):
+    kl = (healthy.old_logp - healthy.ref_logp).groupby(healthy.sequence).transform("sum")
+    right = healthy.assign(advantage=healthy.reward - 0.5 - 0.3 * kl)
+    wrong = healthy.assign(advantage=healthy.reward - 0.5 + 0.3 * kl)
+    assert "kl-rewarded" not in codes(right)
+    assert "kl-rewarded" in codes(wrong)
+
+
+def test_one_sequence_with_most_of_the_kl(healthy):
+    loop = healthy.sequence == 11
+    frame = healthy.assign(ref_logp=healthy.ref_logp - 4.0 * loop)
+    finding = next(f for f in found(frame) if f.code == "concentrated")
+    assert finding.evidence["first"] == "11 (step 0)"
+
+
+def test_batches_without_advantages(healthy):
+    silent = healthy.advantage.where(healthy.sequence % 3 == 0, 0.0)
+    assert codes(healthy.assign(advantage=silent)) == ["no-signal"]
+
+
+def test_few_sequences(healthy):
+    assert "few-sequences" in codes(healthy[healthy.sequence < 19])
+    assert "few-sequences" not in codes(healthy[healthy.sequence < 20])
+
+
+def test_a_policy_far_away_is_only_noted():
+    frame = simulate(Run(sequences=80, sharpness=1.0, drift=1.5, growth=1.0), 0)
+    notes = [f for f in found(frame, estimator="k2") if f.code == "far-from-reference"]
+    assert [note.severity for note in notes] == ["note"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "expected"),
+    [
+        ({"estimator": "k1", "placement": "loss"}, "k1-in-loss", True),
+        ({"estimator": "k1", "placement": "loss", "weighting": "attached"}, "k1-in-loss", False),
+        ({"estimator": "k1", "placement": "reward"}, "k1-in-loss", False),
+        ({"estimator": "k3", "placement": "reward"}, "penalty-in-reward", True),
+        ({"estimator": "k1", "placement": "reward"}, "penalty-in-reward", False),
+        ({"estimator": "k3", "placement": "loss"}, "penalty-in-reward", False),
+    ],
+)
+def test_what_settings_alone_decide(healthy, settings, code, expected):
+    assert (code in codes(healthy, **settings)) is expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "severity"),
+    [
+        ({}, "warning"),
+        ({"framework": "verl"}, "error"),
+        ({"framework": "openrlhf", "estimator": "k3"}, "error"),
+        ({"framework": "trl"}, None),
+        ({"framework": "verl", "estimator": "k2"}, None),
+        ({"framework": "verl", "placement": "reward"}, None),
+    ],
+)
+def test_a_dead_zone_is_the_frameworks(settings, severity):
+    dead = [f.severity for f in found(example("dead_zone"), **settings) if f.code == "dead-zone"]
+    assert dead == ([severity] if severity else [])
+
+
+def test_stale_threshold_follows_the_clip():
+    frame = simulate(Run(sequences=60, update=0.25), 0)
+    assert "stale-samples" in codes(frame)
+    assert "stale-samples" not in codes(frame, epsilon_low=0.5, epsilon_high=0.6)
+
+
+def test_pulling_is_not_pushing():
+    """The findings about signs fail when the sign is right, however strong the term."""
+    for pull in (0.25, 0.1, 0.0):
+        assert "kl-maximised" not in codes(simulate(Run(sequences=80, pull=pull, growth=12.0), 1))
+    assert "kl-maximised" in codes(
+        simulate(Run(sequences=80, pull=-0.1, growth=12.0, drift=0.6), 1)
+    )
+    for push in (0.0, -0.08):
+        assert "uniform-push" not in codes(simulate(Run(sequences=80, push=push), 1))
+
+
+def test_errors_come_before_warnings_and_data_before_training():
+    frame = example("stale_samples")
+    order = [(SEVERITIES.index(f.severity), list(CAUSES).index(f.code)) for f in found(frame)]
+    assert len(order) > 1 and order == sorted(order)
+
+
+def test_wrong_columns_silence_what_follows_from_them():
+    assert "heavy-tail" not in codes(example("counted_padding"))
+    assert "dead-zone" not in codes(example("shifted_reference"))
+
+
+def test_matching_by_code_and_severity():
+    all_found = found(example("stale_samples"))
+    assert [f.code for f in matching(all_found, ("stale-samples",))] == ["stale-samples"]
+    assert {f.severity for f in matching(all_found, ("error", "warning"))} == {"error", "warning"}
+    assert matching(all_found, ("misaligned",)) == []
+    with pytest.raises(Refused, match="did you mean stale-samples"):
+        matching([], ("stale-sample",))
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "healthy"])
+def test_every_finding_leads_to_a_place_that_exists(name):
+    for finding in found(example(name)):
+        notebook, _, label = finding.chapter.partition("#")
+        cells = json.loads((ROOT / f"notebooks/{notebook}.ipynb").read_text())["cells"]
+        text = json.dumps(cells)
+        assert not label or f":label: {label}" in text or f'"name": "{label}"' in text, finding.code
+
+
+def test_every_code_names_a_chapter_that_exists():
+    import inspect
+    import re
+
+    source = inspect.getsource(causes_data) + inspect.getsource(causes_training)
+    chapters = re.findall(r'chapter="([^"]+)"', source)
+    assert len(chapters) == len(CAUSES)
+    for chapter in chapters:
+        notebook, _, label = chapter.partition("#")
+        text = (ROOT / f"notebooks/{notebook}.ipynb").read_text()
+        assert not label or f":label: {label}\\n" in text or f'"name": "{label}"' in text, chapter
+    assert set(re.findall(r'code="([^"]+)"', source)) == set(CAUSES)
+
+
+def test_the_report_survives_json():
+    frame = example("heavy_tail")
+    measured = measure(assemble({k: frame[k].to_numpy() for k in frame}, "x"), Settings())
+    first = report(measured, source="x")
+    assert Report.model_validate_json(first.model_dump_json()) == first

@@ -1,0 +1,230 @@
+"""Measured numbers against hand computation and against exact expectations."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from analysis.experiments.diagnosis import divergence, dynamics, integrity, ratios, tails
+from analysis.experiments.diagnosis.bootstrap import MOST_UNITS, token_means
+from analysis.experiments.diagnosis.generate import Run, simulate
+from analysis.experiments.diagnosis.measure import measure
+from analysis.experiments.diagnosis.schema import Rollouts, Settings
+
+FAST = Settings(resamples=200)
+
+
+def rollouts(logp, ref_logp, old_logp=None, sequence=None, **columns) -> Rollouts:
+    logp, ref_logp = np.asarray(logp, float), np.asarray(ref_logp, float)
+    sequence = np.zeros(len(logp), int) if sequence is None else np.asarray(sequence)
+    starts = np.flatnonzero(np.diff(sequence, prepend=-1))
+    return Rollouts(
+        logp=logp,
+        old_logp=logp if old_logp is None else np.asarray(old_logp, float),
+        ref_logp=ref_logp,
+        sequence=sequence,
+        position=np.arange(len(logp)) - starts[sequence],
+        rows=len(logp),
+        has_old_logp=old_logp is not None,
+        sequence_names=tuple(str(i) for i in range(sequence.max() + 1)),
+        **columns,
+    )
+
+
+def test_estimates_of_three_tokens_by_hand():
+    """log-ratios 0.5, -0.2, 1.0; weights 2, 1, 1 on reweighting."""
+    l = np.array([0.5, -0.2, 1.0])
+    logp = np.array([-1.0, -1.0, -2.0])
+    dump = rollouts(logp, logp - l, logp - np.log([2.0, 1.0, 1.0]))
+    found = {
+        (e.estimator, e.samples): e.interval.value for e in divergence.kl_estimates(dump, FAST)
+    }
+    k3 = np.exp(-l) - 1 + l
+    assert found["k1", "logged"] == pytest.approx(1.3 / 3, rel=1e-12)
+    assert found["k2", "logged"] == pytest.approx((0.25 + 0.04 + 1.0) / 6, rel=1e-12)
+    assert found["k3", "logged"] == pytest.approx(k3.mean(), rel=1e-12)
+    assert found["k1", "sampling"] == pytest.approx((1.3 - math.log(2)) / 3, rel=1e-12)
+    assert found["k1", "reweighted"] == pytest.approx((1.0 - 0.2 + 1.0) / 4, rel=1e-12)
+    assert found["k3", "reweighted"] == pytest.approx((2 * k3[0] + k3[1] + k3[2]) / 4, rel=1e-12)
+
+
+def test_coefficient_gap_is_the_spread_of_k3_over_that_of_k1():
+    l = np.array([0.5, -0.7, 1.0, 0.1])
+    found = divergence.coefficient_gap(rollouts(-2 + l, np.full(4, -2.0)))
+    k3 = np.expm1(-l) + l
+    assert found["k3_gradient_gap"] == pytest.approx(k3.std() / l.std(), rel=1e-12)
+    correlation = np.corrcoef(l, 1 - np.exp(-l))[0, 1]
+    assert found["k3_gradient_correlation"] == pytest.approx(correlation, rel=1e-12)
+
+
+def test_dead_zones_by_hand():
+    """k3 = 10 at log r = 2.61; k2 = 10 at 4.47."""
+    l = np.array([-2.5, -2.7, 4.4, 4.5])
+    found = divergence.dead_zones(rollouts(np.full(4, -5.0), -5 - l))
+    c3, c2 = np.abs(1 - np.exp(-l)), np.abs(l)
+    assert found["dead_share_k3"] == 0.25
+    assert found["dead_force_k3"] == pytest.approx(c3[1] / c3.sum(), rel=1e-12)
+    assert found["dead_share_k2"] == 0.25
+    assert found["dead_force_k2"] == pytest.approx(c2[3] / c2.sum(), rel=1e-12)
+
+
+def test_off_policy_numbers_by_hand():
+    rho = np.array([2.0, 0.5, 1.1, 1.0])
+    old = np.full(4, -1.0)
+    dump = rollouts(old + np.log(rho), old, old, advantage=np.array([1.0, 1.0, 1.0, -1.0]))
+    found = ratios.off_policy(dump, Settings())
+    assert found["staleness_kl"] == pytest.approx((rho - 1 - np.log(rho)).mean(), rel=1e-12)
+    assert found["staleness_ess"] == pytest.approx(rho.sum() ** 2 / (4 * (rho**2).sum()), rel=1e-12)
+    assert found["clip_fraction"] == 0.25  # 0.5 is below 0.8, but its advantage is positive
+    assert "mismatch_kl" not in found
+
+
+def test_gaps_split_by_whose_policy_moved():
+    frame = simulate(Run(sequences=200, mismatch=0.2, update=0.4), 0)
+    columns = {name: frame[name].to_numpy() for name in ("sampler_logp",)}
+    dump = rollouts(frame.logp, frame.ref_logp, frame.old_logp, frame.sequence, **columns)
+    found = ratios.off_policy(dump, Settings())
+    # variance of the logits' noise over two bounds the KL; both are seen, in the right order
+    assert 0.2 * 0.04 / 2 < found["mismatch_kl"] < 0.04 / 2
+    assert 0.2 * 0.16 / 2 < found["staleness_kl"] < 0.19 / 2
+    assert found["total_kl"] > max(found["mismatch_kl"], found["staleness_kl"])
+
+
+def test_intervals_resample_sequences_not_tokens():
+    """Tokens of a sequence that are copies of one another carry no further information."""
+    generator = np.random.default_rng(0)
+    values = generator.standard_normal(400)
+    once = token_means({"x": values}, np.arange(400), resamples=1000, seed=0)["x"]
+    copies = token_means(
+        {"x": np.repeat(values, 25)}, np.repeat(np.arange(400), 25), resamples=1000, seed=0
+    )["x"]
+    assert copies.model_dump() == pytest.approx(once.model_dump(), rel=1e-9)
+    naive = token_means({"x": np.repeat(values, 25)}, np.arange(10_000), resamples=1000, seed=0)
+    assert naive["x"].high - naive["x"].low < 0.3 * (once.high - once.low)
+    assert once.high - once.low == pytest.approx(2 * 1.96 * values.std() / 20, rel=0.1)
+
+
+def test_bags_of_sequences_have_the_same_spread():
+    values = np.random.default_rng(1).standard_exponential(20 * MOST_UNITS)
+    found = token_means({"x": values}, np.arange(len(values)), resamples=1000, seed=0)["x"]
+    expected = 2 * 1.96 * values.std() / math.sqrt(len(values))
+    assert found.high - found.low == pytest.approx(expected, rel=0.1)
+
+
+def test_intervals_cover_the_exact_kl():
+    """95% intervals of k1 over fresh dumps, against the mean of 400 of them: at least 85%."""
+    run = Run(sequences=40, drift=0.5, growth=1.0, steps=1)
+    every = [simulate(run, 1000 + seed) for seed in range(60)]
+    truth = np.mean([(f.old_logp - f.ref_logp).mean() for f in every])
+    inside = 0
+    for frame in every:
+        l = (frame.old_logp - frame.ref_logp).to_numpy()
+        sequence = frame.sequence.to_numpy()
+        inside += not token_means({"l": l}, sequence, resamples=400, seed=0)["l"].excludes(truth)
+    assert inside >= 51
+
+
+FITS = {"scipy": tails._with_scipy, "arviz-stats": tails._with_arviz}
+
+
+@pytest.mark.parametrize("library", FITS)
+@pytest.mark.parametrize("k", [0.2, 0.5, 0.8, 1.25])
+def test_tail_index_of_a_pareto(library, k):
+    if library == "arviz-stats":
+        pytest.importorskip("arviz_stats", reason="arviz-stats is in the diagnose extra")
+    log_weights = k * np.random.default_rng(0).standard_exponential(100_000)
+    assert FITS[library](log_weights) == pytest.approx(k, abs=0.12)
+
+
+def test_both_libraries_agree():
+    pytest.importorskip("arviz_stats", reason="arviz-stats is in the diagnose extra")
+    for scale in (0.1, 1.0, 2.0):
+        log_weights = scale * np.random.default_rng(3).standard_normal(20_000)
+        assert abs(tails._with_scipy(log_weights) - tails._with_arviz(log_weights)) < 0.03
+
+
+def test_the_library_that_fitted_is_named(monkeypatch):
+    log_weights = np.random.default_rng(0).standard_normal(1000)
+    monkeypatch.setitem(__import__("sys").modules, "arviz_stats", None)
+    monkeypatch.setitem(__import__("sys").modules, "arviz_stats.base", None)
+    assert tails.tail_index("r", log_weights).fitted_with == "scipy"
+    monkeypatch.setitem(__import__("sys").modules, "scipy.stats", None)
+    missing = tails.tail_index("r", log_weights)
+    assert missing.k is None and "kl-term[diagnose]" in missing.fitted_with
+
+
+def test_an_atom_or_a_handful_has_no_tail():
+    assert tails.tail_index("r", np.zeros(1000)).k is None
+    assert tails.tail_index("r", np.random.default_rng(0).standard_normal(20)).k is None
+
+
+def test_grids():
+    generator = np.random.default_rng(0)
+    fine = -generator.standard_exponential(5000)
+    assert max(integrity.grid_shares(fine).values()) < 0.1
+    size = 2.0 ** (np.floor(np.log2(-fine)) - 7)
+    assert integrity.grid_shares(np.round(fine / size) * size)["bfloat16"] == 1
+    assert integrity.grid_shares(np.round(fine, 2) - 1)["2 decimals"] == 1
+
+
+def test_rounding_noise_of_bfloat16():
+    generator = np.random.default_rng(0)
+    fine = -generator.uniform(1, 2, size=200_000)
+    step = 2.0**-7
+    error = np.round(fine / step) * step - fine
+    assert integrity.rounding_noise(fine, "bfloat16") == pytest.approx((error**2).mean(), rel=0.02)
+
+
+def test_constant_ends():
+    logp = [-1.0, -2.0, -3.0, -3.0, -3.0, -3.0, -1.0, -1.0]
+    dump = rollouts(logp, logp, sequence=[0, 0, 0, 0, 0, 0, 1, 1])
+    assert integrity.constant_ends(dump)["constant_end_share"] == 4 / 8
+    interior = rollouts([*logp[:6], -4.0], [*logp[:6], -4.0])
+    assert integrity.constant_ends(interior)["constant_end_share"] == 0
+
+
+def test_update_response_recovers_the_parts_of_an_update():
+    generator = np.random.default_rng(0)
+    n = 20_000
+    log_ratio, advantage = generator.standard_normal((2, n))
+    move = -0.01 - 0.03 * log_ratio + 0.02 * advantage + 0.01 * generator.standard_normal(n)
+    old = np.full(n, -3.0)
+    dump = rollouts(
+        old + np.log1p(move), old - log_ratio, old, np.arange(n) // 50, advantage=advantage
+    )
+    found = dynamics.update_response(dump, FAST)
+    assert found["pull"].value == pytest.approx(-0.03, abs=0.001)
+    assert found["advantage_response"].value == pytest.approx(0.02, abs=0.001)
+    assert found["push"].value == pytest.approx(-0.01 / move.std(), rel=0.05)
+    assert found["pull"].high < 0 and found["push"].high < 0
+
+
+def test_identities_hold_for_a_run_that_samples_from_what_it_says():
+    frame = simulate(Run(sequences=600, drift=0.6, mismatch=0.2), 0)
+    dump = rollouts(
+        frame.logp,
+        frame.ref_logp,
+        frame.old_logp,
+        frame.sequence,
+        sampler_logp=frame.sampler_logp.to_numpy(),
+    )
+    found = {i.ratio: i.mean for i in ratios.identities(dump, FAST)}
+    assert not found["reference/sampler"].excludes(1) and not found["old/sampler"].excludes(1)
+    colder = rollouts(frame.logp * 1.5, frame.ref_logp, frame.old_logp * 1.5, frame.sequence)
+    assert {i.ratio: i.mean for i in ratios.identities(colder, FAST)}["reference/sampler"].low > 1.1
+
+
+def test_steps_are_pooled_and_keep_their_tokens():
+    frame = simulate(Run(sequences=300, steps=100), 0)
+    dump = rollouts(frame.logp, frame.ref_logp, sequence=frame.sequence, step=frame.step.to_numpy())
+    steps = dynamics.kl_by_step(dump)
+    assert len(steps) == dynamics.MOST_STEPS
+    assert sum(step.tokens for step in steps) == len(frame)
+    assert [step.step for step in steps] == sorted(step.step for step in steps)
+
+
+def test_one_token_can_be_measured():
+    found = measure(rollouts([-1.0], [-2.0]), FAST)
+    assert found.estimate("k1").value == 1.0 and found.numbers["masked_share"] == 0
