@@ -41,8 +41,8 @@ from analysis.training.transformer import Tape, backward, forward
 
 #: Floats; a multiple of every vector width, unrolling included.
 ROW_MULTIPLE = 64
-#: On the CPU, passes over whole sequences take as many members at a time as keep their largest activation
-#: below this, so that it is still in the cache when the next operation reads it.
+#: On the CPU, passes over whole sequences take as many members at a time as keep their largest
+#: activation below this, so that it is still in the cache when the next operation reads it.
 CACHED_FLOATS = 3 * 2**18
 
 
@@ -68,7 +68,7 @@ class Past:
     def __init__(self, group_size: int, steps: int, keep: bool) -> None:
         self.group_size, self.steps, self.keep = group_size, steps, keep
         self.tape: Tape | None = None
-        self.weights: Weights = {}
+        self.weights: Weights = {}  #: contiguous, so that no product copies them again
 
 
 class Policy:
@@ -170,10 +170,11 @@ class Policy:
     def replay(self, weights: Weights, past: Past) -> Tensor:
         """The logits [M, P, G, T, V] that filled ``past``, as a function of ``weights``.
 
-        ``weights`` must be those that filled it, and its activations kept.
+        ``weights`` must be those that filled it, and its activations kept: the gradient is taken
+        at the copy of them that is in ``past``.
         """
         blocks = self._blocks(past.tape.qkv[0][0], past.tape.layout.size)
-        return _Replay.apply(past.tape, blocks, tuple(weights), *weights.values())
+        return _Replay.apply(past, blocks, *weights.values())
 
     def _blocks(self, like: Tensor, rows: int) -> list[slice]:
         """Members to take at a time, for tensors [M, P, ...] of so many packed rows."""
@@ -210,11 +211,9 @@ class _Replay(torch.autograd.Function):
     """The logits on a tape, with the gradient that its activations give, block by block."""
 
     @staticmethod
-    def forward(
-        ctx: Any, tape: Tape, blocks: list[slice], names: tuple[str, ...], *weights: Tensor
-    ) -> Tensor:
-        ctx.tape, ctx.blocks, ctx.names = tape, blocks, names
-        ctx.save_for_backward(*weights)
+    def forward(ctx: Any, past: Past, blocks: list[slice], *weights: Tensor) -> Tensor:
+        ctx.past, ctx.blocks = past, blocks
+        tape = past.tape
         layout, prompts = tape.layout, tape.qkv[0].shape[2]
         logits = torch.cat([run.logits for run in tape.runs], dim=1)
         logits = logits.unflatten(1, (-1, prompts))  # (M, S, P, V)
@@ -223,12 +222,10 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        weights = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
-        packed = pack_gradients(gradient, ctx.tape.layout.prompt_length)
-        with _products(weights, ctx.tape):
+        tape, weights = ctx.past.tape, ctx.past.weights
+        packed = pack_gradients(gradient, tape.layout.prompt_length)
+        with _products(weights, tape):
             parts = [
-                backward(_of_members(weights, b), ctx.tape.of_members(b), packed[b])
-                for b in ctx.blocks
+                backward(_of_members(weights, b), tape.of_members(b), packed[b]) for b in ctx.blocks
             ]
-        grads = (torch.cat([part[name] for part in parts]) for name in ctx.names)
-        return None, None, None, *grads
+        return None, None, *(torch.cat([part[name] for part in parts]) for name in weights)

@@ -78,9 +78,9 @@ class Tape:
         self.filled = 0  #: rows so far
         self.runs: list[Run] = []
         #: Per block, [3, M, P, H, S, D]: queries, keys and values.
-        self.qkv = [like.new_zeros(3, *heads, rows, depth) for _ in range(num_layers)]
+        self.qkv = [like.new_empty(3, *heads, rows, depth) for _ in range(num_layers)]
         #: Per block, [M, P, H, S, S]: attention weights.
-        self.probs = [like.new_zeros(*heads, rows, rows) for _ in range(num_layers if keep else 0)]
+        self.probs = [like.new_empty(*heads, rows, rows) for _ in range(num_layers if keep else 0)]
 
     def of_members(self, members: slice) -> Tape:
         """The part of some members, sharing its memory."""
@@ -108,6 +108,8 @@ def forward(weights: Weights, tokens: Tensor, tape: Tape) -> Tensor:
         if rows == tape.layout.size:
             tape.qkv[layer] = qkv = new
         else:
+            if first == 0:
+                qkv.zero_()  # rows to come are masked, but must be finite
             qkv[..., first:end, :] = new
         queries = new[0].flatten(0, 2)  # (M*P*H, n, D)
         _, keys, values = qkv.flatten(1, 3).unbind(0)  # (M*P*H, S, D)
