@@ -1,4 +1,4 @@
-"""Time and peak memory of KL losses against the vocabulary, each measured in its own process.
+"""CPU time and peak memory of KL losses against the vocabulary, each in a process of its own.
 
 Recorded, because a build must not wait for it::
 
@@ -88,7 +88,7 @@ METHODS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
 
 
 def measure_here(method: str, vocab: int, tokens: int, width: int) -> dict[str, float]:
-    """Forward and backward once, in this process: seconds, and bytes above what was there before.
+    """Forward and backward once, in this process: CPU seconds, and bytes above those before.
 
     Call it in a fresh process, in which no freed memory lies about to be used again. Linux only.
     """
@@ -103,10 +103,10 @@ def measure_here(method: str, vocab: int, tokens: int, width: int) -> dict[str, 
     inputs = hidden.requires_grad_(), weight.requires_grad_(), ref_hidden, ref_weight
     METHODS[method](hidden[:2], weight[:9], ref_hidden[:2], ref_weight[:9])  # load what it loads
     before = _start_of_peak()
-    started = time.perf_counter()
+    started = time.process_time()
     value = METHODS[method](*inputs)
     value.backward()
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     peak = _status("VmHWM") - before
     assert weight.grad is not None and bool(weight.grad.isfinite().all())
     return {"value": value.item(), "seconds": seconds, "peak_bytes": peak}
@@ -145,7 +145,7 @@ def measure(method: str, vocab: int, tokens: int, width: int, repeats: int = 1) 
     }
 
 
-def record(repeats: int = 2) -> None:
+def record(repeats: int = 3) -> None:
     """Measure every method that can be imported at every vocabulary, and seal the table."""
     methods = [m for m in METHODS if m != "liger" or importlib.util.find_spec("liger_kernel")]
     rows = [measure(m, v, TOKENS, WIDTH, repeats) for v in VOCABULARIES for m in methods]
@@ -159,7 +159,7 @@ def record(repeats: int = 2) -> None:
     manifest = {
         "preset": "full vocabulary",
         "seeds": [0],
-        "device": f"cpu, {platform.machine()}, 1 thread(s), shared",
+        "device": f"cpu, {platform.machine()}, 1 thread(s)",
         "versions": versions,
         "source": sha256_bytes("".join(sha256_file(_PACKAGE / s) for s in _SOURCES).encode()),
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),

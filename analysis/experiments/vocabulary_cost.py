@@ -12,9 +12,14 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from analysis.kl.chunked import Chunks
+
 #: Elementary operations per logit of a KL and its gradient beyond the two log-softmaxes that the
 #: log-prob of the sampled token needs anyway: difference, product, sum; and the same backward.
 PER_LOGIT = 10
+
+#: Blocks of logits that the backward pass of the chunked form holds at one time.
+LOGIT_BLOCKS = 8
 
 
 class Model(NamedTuple):
@@ -83,12 +88,20 @@ def operations_table(models: Iterable[Model] = MODELS) -> pd.DataFrame:
     )
 
 
+def block_bytes(width: int, chunks: Chunks) -> int:
+    """Of the chunked form's blocks in float32: logits, and three of the unembeddings' rows.
+
+    Those are the widened rows of policy and reference and the gradient of the former. The
+    vocabulary does not occur.
+    """
+    return 4 * chunks.vocab * (LOGIT_BLOCKS * chunks.tokens + 3 * width)
+
+
 def memory_table(
     models: Iterable[Model] = MODELS,
     *,
     tokens: int,
     tensors: float,
-    chunk_bytes: float,
     optimizer_bytes: int = 16,
 ) -> pd.DataFrame:
     """Bytes at the peak for ``tokens`` at a time.
@@ -97,7 +110,6 @@ def memory_table(
         models: shapes.
         tokens: in one micro-batch.
         tensors: how many tensors [tokens, vocab] of float32 the naive form holds, as measured.
-        chunk_bytes: what the chunked form holds in blocks, whatever the vocabulary.
         optimizer_bytes: per parameter, of weights, gradients and Adam in mixed precision.
 
     Returns:
@@ -109,7 +121,7 @@ def memory_table(
             "model": model.name,
             "one": 4 * tokens * model.vocab,
             "naive": tensors * 4 * tokens * model.vocab,
-            "chunked": chunk_bytes + 2 * 4 * tokens * model.width,
+            "chunked": block_bytes(model.width, Chunks()) + 2 * 4 * tokens * model.width,
             "weights": optimizer_bytes * model.parameters,
         }
         for model in models

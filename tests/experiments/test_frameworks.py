@@ -63,7 +63,7 @@ def test_mean_gradients_are_those_of_chapter_2(at, option, estimator, weighting)
         ("TRL", "without", "forward KL", "neither"),
         ("verl", "low_var_kl", "forward KL", "neither"),
         ("verl", "low_var_kl+", "reverse KL", "neither"),
-        ("verl", "abs", "neither", "neither"),
+        ("verl", "abs", "2 total variation", "neither"),
         ("OpenRLHF", "k1", "nothing", "neither"),
         ("OpenRLHF", "k3, unbiased_gradient", "reverse KL", "reverse KL"),
         ("NeMo-RL", "k3", "reverse KL", "neither"),

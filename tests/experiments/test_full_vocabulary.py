@@ -8,6 +8,7 @@ import torch
 from analysis.experiments import vocabulary_benchmark as benchmark
 from analysis.experiments import vocabulary_cost as cost
 from analysis.experiments import vocabulary_noise as noise
+from analysis.kl.chunked import Chunks
 from analysis.kl.divergences import forward_kl, reverse_kl
 from analysis.kl.estimators import k2, k3
 
@@ -33,10 +34,20 @@ def test_extra_operations():
 
 
 def test_memory_is_what_the_vocabulary_makes_it():
-    table = cost.memory_table(tokens=100, tensors=8.0, chunk_bytes=1000.0).set_index("model")
+    table = cost.memory_table(tokens=100, tensors=8.0).set_index("model")
     assert table.one["Qwen2.5-7B"] == 4 * 100 * 152_064
     assert table.naive["Qwen2.5-7B"] == 8 * table.one["Qwen2.5-7B"]
-    assert table.chunked["Qwen2.5-7B"] == 1000 + 2 * 4 * 100 * 3584
+    by_vocabulary = {}
+    for vocab in (10, 10_000):
+        model = cost.MODELS[0]._replace(vocab=vocab)
+        (by_vocabulary[vocab],) = cost.memory_table([model], tokens=100, tensors=8.0).chunked
+    assert by_vocabulary[10] == by_vocabulary[10_000]
+
+
+def test_blocks_hold_what_was_measured():
+    row = benchmark.recorded().set_index(["method", "vocab"]).loc["chunked", 152_064]
+    measured = row.peak_bytes - 4 * 152_064 * row.width  # the gradient of the unembedding
+    assert cost.block_bytes(int(row.width), Chunks()) == pytest.approx(measured, rel=0.3)
 
 
 SHAPE = {"width": 3, "exponent": 1.0, "sharpness": 1.0, "drift": 0.5, "seed": 4}

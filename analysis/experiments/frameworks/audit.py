@@ -6,7 +6,7 @@ is a statement about the formula; what the clamps do is asked separately, token 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import pandas as pd
@@ -55,9 +55,20 @@ def chi_square_gradient(logits: Tensor, ref_logits: Tensor) -> Tensor:
 
     The value is half the sum of ``policy^2 / reference``, which differs by a constant.
     """
-    leaf = logits.clone().requires_grad_()
-    half = 0.5 * (2 * leaf.log_softmax(-1) - ref_logits.log_softmax(-1)).exp().sum()
-    (gradient,) = torch.autograd.grad(half, leaf)
+    logp, ref_logp = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+    return _gradient(lambda logp: 0.5 * (2 * logp - ref_logp).exp().sum(), logp)
+
+
+def total_variation_gradient(logits: Tensor, ref_logits: Tensor) -> Tensor:
+    """Gradient of twice the total variation distance, the sum of ``|policy - reference|``."""
+    logp, reference = logits.log_softmax(-1), ref_logits.softmax(-1)
+    return _gradient(lambda logp: (logp.exp() - reference).abs().sum(), logp)
+
+
+def _gradient(function: Callable[[Tensor], Tensor], logp: Tensor) -> Tensor:
+    """By the logits, which normalised log-probs are as well."""
+    leaf = logp.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(function(leaf.log_softmax(-1)), leaf)
     return gradient
 
 
@@ -71,6 +82,7 @@ def known_gradients(at: States) -> dict[str, Tensor]:
         "forward KL": forward,
         "half (reverse + forward)": (reverse + forward) / 2,
         "half (reverse − forward)": (reverse - forward) / 2,
+        "2 total variation": total_variation_gradient(at.logits, at.ref_logits),
         "half χ²(π‖ref)": chi_square_gradient(at.logits, at.ref_logits),
     }
 

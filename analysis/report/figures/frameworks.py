@@ -46,7 +46,7 @@ def descents(table: pd.DataFrame) -> Figure:
     axes.grid(False, axis="y")
     for name, colour in DESCENDS.items():
         axes.plot([], [], marker="o", linestyle="none", color=colour, label=name)
-    axes.plot([], [], marker="o", linestyle="none", color=style.COLOURS["k1"], label="neither")
+    axes.plot([], [], marker="o", linestyle="none", color=style.COLOURS["k1"], label="neither KL")
     axes.legend(loc="upper center", bbox_to_anchor=(0.2, -0.09), ncols=4, fontsize=9.5)
     return figure
 

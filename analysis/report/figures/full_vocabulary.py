@@ -17,7 +17,7 @@ METHODS = {
 
 
 def benchmark(table: pd.DataFrame) -> Figure:
-    """Peak memory and time of forward and backward against the vocabulary, by method."""
+    """Peak memory and CPU time of forward and backward against the vocabulary, by method."""
     figure, panels = style.subplots(1, 2, height=3.9)
     for method, (name, label) in METHODS.items():
         rows = table[table.method == method].sort_values("vocab")
@@ -27,7 +27,7 @@ def benchmark(table: pd.DataFrame) -> Figure:
         panels[0].loglog(rows.vocab, rows.peak_bytes / 2**30, **look)
         panels[1].loglog(rows.vocab, rows.seconds, **look)
     panels[0].set_title("peak memory (GiB)")
-    panels[1].set_title("time (seconds)")
+    panels[1].set_title("CPU time (seconds)")
     for axes in panels:
         axes.set_xticks([8192, 32768, 131072], ["8k", "32k", "131k"])
         axes.minorticks_off()
