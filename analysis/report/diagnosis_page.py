@@ -125,7 +125,7 @@ def html_page(report: Report, rollouts: Rollouts) -> str:
         for name, near in _ignored(report)
     ]
     parts.append("<h2>What to change, in order</h2>")
-    parts += [_section(finding) for finding in report.findings] or ["<p>Nothing found.</p>"]
+    parts.append(findings_html(report))
     parts += ["<h2>The KL</h2>", _image(figures.estimates(report), "KL by estimator")]
     parts += [
         _image(figures.log_ratios(rollouts), "Histogram of log-ratios"),
@@ -144,7 +144,18 @@ def html_page(report: Report, rollouts: Rollouts) -> str:
     return _PAGE.format(title=escape(f"Diagnosis of {report.source}"), body="\n".join(parts))
 
 
-def _section(finding: Finding) -> str:
+def findings_html(report: Report, *, book: str | None = None) -> str:
+    """Findings in order, each with its evidence, what to change and a link to the reason.
+
+    Args:
+        report: what was found.
+        book: prefix of the pages of a built book; the repository's notebooks by default.
+    """
+    sections = [_section(finding, book) for finding in report.findings]
+    return "\n".join(sections) or "<p>Nothing found.</p>"
+
+
+def _section(finding: Finding, book: str | None) -> str:
     shown = "".join(
         f"<li>{escape(name)}: {escape(_number(value))}</li>"
         for name, value in finding.evidence.items()
@@ -152,7 +163,8 @@ def _section(finding: Finding) -> str:
     return (
         f'<section class="{finding.severity}"><h3>{escape(finding.title)}</h3>'
         f"<p>{finding.severity} <code>{finding.code}</code></p><ul>{shown}</ul>"
-        f'<p>{escape(finding.advice)} <a href="{chapter_url(finding)}">Why</a></p></section>'
+        f"<p>{escape(finding.advice)} "
+        f'<a href="{chapter_url(finding, book=book)}">Why</a></p></section>'
     )
 
 

@@ -10,9 +10,10 @@ import pytest
 from analysis.experiments.diagnosis import generate
 from analysis.experiments.diagnosis.columns import assemble
 from analysis.experiments.diagnosis.findings import CAUSES, find
-from analysis.experiments.diagnosis.generate import EXAMPLES, FOLDER, Run, simulate
+from analysis.experiments.diagnosis.generate import EXAMPLES, FOLDER, simulate
 from analysis.experiments.diagnosis.measure import diagnose, measure
 from analysis.experiments.diagnosis.schema import Settings
+from analysis.experiments.diagnosis.trials import HEALTHY, alarm_rates, told_apart
 
 FAST = Settings(resamples=200)
 FRESH_SEEDS = range(5)
@@ -52,22 +53,17 @@ def test_expected_codes_exist_and_differ():
     assert len(set(expected)) == len(expected) and set(expected) <= set(CAUSES)
 
 
-HEALTHY = {
-    "many sequences": Run(sequences=120),
-    "KL term too weak to see": Run(sequences=100, pull=0.0),
-    "reward drives the KL up": Run(sequences=100, pull=0.0, growth=12.0, drift=0.5),
-    "strictly on-policy": Run(sequences=100, update=0.0, learning=0.0, pull=0.0),
-    "first step": Run(sequences=60, drift=1e-4, growth=1.0),
-    "large steps": Run(sequences=60, learning=0.12, update=0.06),
-    "noisy engine": Run(sequences=100, mismatch=0.05),
-    "another vocabulary": Run(sequences=60, vocabulary=300, sharpness=4.0),
-}
-
-
 @pytest.mark.parametrize("name", HEALTHY)
 def test_healthy_runs_raise_no_alarm(name):
     alarms = [codes(simulate(HEALTHY[name], 500 + seed)) for seed in range(12)]
     assert alarms == [[]] * 12
+
+
+def test_trials_are_counted():
+    runs = {"healthy": HEALTHY["as the example"], "stale": EXAMPLES["stale_samples"].run}
+    rates = alarm_rates(runs, 3).set_index("run")
+    assert rates.alarms.to_dict() == {"healthy": 0, "stale": 3}
+    assert (told_apart()["first"] == told_apart().expected).all()
 
 
 def test_shuffled_rows_change_nothing(tmp_path):

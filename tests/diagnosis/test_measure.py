@@ -17,12 +17,12 @@ FAST = Settings(resamples=200)
 
 
 def rollouts(logp, ref_logp, old_logp=None, sequence=None, **columns) -> Rollouts:
-    logp, ref_logp = np.asarray(logp, float), np.asarray(ref_logp, float)
-    sequence = np.zeros(len(logp), int) if sequence is None else np.asarray(sequence)
+    logp, ref_logp = np.array(logp, float), np.array(ref_logp, float)
+    sequence = np.zeros(len(logp), int) if sequence is None else np.array(sequence)
     starts = np.flatnonzero(np.diff(sequence, prepend=-1))
     return Rollouts(
         logp=logp,
-        old_logp=logp if old_logp is None else np.asarray(old_logp, float),
+        old_logp=logp if old_logp is None else np.array(old_logp, float),
         ref_logp=ref_logp,
         sequence=sequence,
         position=np.arange(len(logp)) - starts[sequence],
@@ -83,8 +83,10 @@ def test_off_policy_numbers_by_hand():
 
 def test_gaps_split_by_whose_policy_moved():
     frame = simulate(Run(sequences=200, mismatch=0.2, update=0.4), 0)
-    columns = {name: frame[name].to_numpy() for name in ("sampler_logp",)}
-    dump = rollouts(frame.logp, frame.ref_logp, frame.old_logp, frame.sequence, **columns)
+    sampler = np.array(frame.sampler_logp)
+    dump = rollouts(
+        frame.logp, frame.ref_logp, frame.old_logp, frame.sequence, sampler_logp=sampler
+    )
     found = ratios.off_policy(dump, Settings())
     # variance of the logits' noise over two bounds the KL; both are seen, in the right order
     assert 0.2 * 0.04 / 2 < found["mismatch_kl"] < 0.04 / 2
@@ -208,7 +210,7 @@ def test_identities_hold_for_a_run_that_samples_from_what_it_says():
         frame.ref_logp,
         frame.old_logp,
         frame.sequence,
-        sampler_logp=frame.sampler_logp.to_numpy(),
+        sampler_logp=np.array(frame.sampler_logp),
     )
     found = {i.ratio: i.mean for i in ratios.identities(dump, FAST)}
     assert not found["reference/sampler"].excludes(1) and not found["old/sampler"].excludes(1)

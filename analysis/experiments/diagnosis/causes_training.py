@@ -15,6 +15,9 @@ SMALLEST_PUSH = 0.2
 #: A root-mean-square log-ratio of 0.1 (its square over two): half of what a clip at 0.2 allows is
 #: used up before the first update. Rounding to bfloat16 in the engine gives about a tenth of it.
 LARGEST_MISMATCH_KL = 0.005
+#: A largest ratio below three times the mean cannot hide a tail worth the name, whatever is fitted:
+#: at k = 0.7 the largest of a hundred ratios is expected at 25 times the scale.
+HARMLESS_RATIO = 3.0
 #: A hundredth of the pull missing; it is always the hundredth that is farthest away.
 MOST_DEAD_FORCE = 0.01
 #: k3's coefficients deviate from the reverse KL's by half of the latter's spread. For small
@@ -166,7 +169,7 @@ def stale_samples(m: Measured) -> Finding | None:
 def heavy_tail(m: Measured) -> Finding | None:
     """A ratio to the reference whose mean cannot be trusted."""
     tail = m.tail("reference/policy")
-    if not _untrusted(tail):
+    if not _untrusted(tail) or m.numbers["largest_ratio_over_mean"] < HARMLESS_RATIO:
         return None
     k3 = m.estimate("k3")
     return Finding(

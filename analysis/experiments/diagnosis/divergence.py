@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
@@ -106,10 +108,12 @@ def dead_zones(rollouts: Rollouts) -> dict[str, float]:
 
     Returns:
         For k2 and k3, ``dead_share_*``: the share of tokens; ``dead_force_*``: the share of the
-        summed absolute coefficient that they would have had.
+        summed absolute coefficient that they would have had. ``largest_ratio_over_mean`` of r.
     """
     log_ratio = torch.from_numpy(rollouts.logp - rollouts.ref_logp)
     found = {}
+    largest = -log_ratio.min().item() - torch.logsumexp(-log_ratio, 0).item()
+    found["largest_ratio_over_mean"] = math.exp(min(largest + math.log(len(log_ratio)), 700.0))
     for name, estimator in (("k2", k2), ("k3", k3)):
         free = gradient_coefficient(log_ratio, torch.zeros_like(log_ratio), estimator=name).abs()
         alive = clamped_coefficient(

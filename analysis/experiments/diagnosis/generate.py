@@ -196,6 +196,13 @@ def example(name: str, seed: int = SEED) -> pd.DataFrame:
     return frame.assign(advantage=frame["advantage"].round(3))
 
 
+def dump_path(name_or_path: str) -> Path:
+    """The file of an example by its name, else the path itself."""
+    if name_or_path in EXAMPLES:
+        return FOLDER / f"{name_or_path}.csv.gz"
+    return Path(name_or_path).expanduser()
+
+
 def as_csv(frame: pd.DataFrame) -> str:
     return frame.to_csv(index=False, float_format=f"%.{DIGITS}f", lineterminator="\n")
 

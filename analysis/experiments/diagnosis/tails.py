@@ -46,14 +46,16 @@ def tail_index(ratio: str, log_weights: Floats) -> Tail:
     for name, fit in (("arviz-stats", _with_arviz), ("scipy", _with_scipy)):
         try:
             k = fit(log_weights)
-        except ImportError:
+        except (ImportError, FloatingPointError):  # not installed; no fit to tied values
+            continue
+        if not math.isfinite(k):
             continue
         return Tail(ratio=ratio, k=k, threshold=threshold, fitted_with=name)
     return Tail(
         ratio=ratio,
         k=None,
         threshold=threshold,
-        fitted_with="nothing: pip install 'kl-term[diagnose]'",
+        fitted_with="nothing; pip install 'kl-term[diagnose]'",
     )
 
 
@@ -66,7 +68,8 @@ def _with_arviz(log_weights: Floats) -> float:
     from arviz_stats.base import array_stats
 
     # Its argument is the log-likelihood of leave-one-out: minus the log-weight.
-    _, k = array_stats.psislw(-log_weights)
+    with np.errstate(invalid="raise", divide="raise"):
+        _, k = array_stats.psislw(-log_weights)
     return float(k)
 
 
