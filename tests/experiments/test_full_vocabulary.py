@@ -108,6 +108,7 @@ def test_the_record_is_whole():
     by = table.set_index(["method", "vocab"])
     for vocab in benchmark.VOCABULARIES:
         assert by.value["chunked", vocab] == pytest.approx(by.value["naive", vocab], rel=1e-4)
+        assert by.value["liger", vocab] == pytest.approx(by.value["naive", vocab], rel=1e-4)
         assert by.peak_bytes["chunked", vocab] < by.peak_bytes["naive", vocab]
 
 

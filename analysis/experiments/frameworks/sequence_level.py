@@ -18,7 +18,7 @@ from analysis.kl.sequences import (
 )
 
 
-def expected_gradient(
+def corrected_gradient(
     logits: Tensor, ref_logits: Tensor, old_logits: Tensor, sequences: Sequences, *, level: str
 ) -> Tensor:
     """[states, V]: mean gradient of TRL's corrected KL, summed over tokens, under the sampler."""
@@ -52,7 +52,9 @@ def level_errors(
             for logits, ref_logits, step in zip(*tables, noise, strict=True):
                 old_logits = logits - distance * step
                 exact = visited_kl_gradient(logits, ref_logits, sequences, old_logits)
-                gradient = expected_gradient(logits, ref_logits, old_logits, sequences, level=level)
+                gradient = corrected_gradient(
+                    logits, ref_logits, old_logits, sequences, level=level
+                )
                 errors.append(relative_error(gradient.flatten(), exact.flatten()))
             rows.append(
                 {

@@ -28,7 +28,8 @@ def benchmark(table: pd.DataFrame) -> Figure:
         panels[1].loglog(rows.vocab, rows.seconds, **look)
     panels[0].set_title("peak memory (GiB)")
     panels[1].set_title("CPU time (seconds)")
-    for axes in panels:
+    for axes, ticks in zip(panels, ((0.1, 0.3, 1, 3), (0.2, 0.5, 1, 2, 5)), strict=True):
+        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.set_xticks([8192, 32768, 131072], ["8k", "32k", "131k"])
         axes.minorticks_off()
     panels[0].legend(loc="upper left", fontsize=10)
