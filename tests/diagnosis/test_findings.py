@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from analysis.errors import Refused
-from analysis.experiments.diagnosis import causes_data, causes_training
+from analysis.experiments.diagnosis import causes_data, causes_signs, causes_training
 from analysis.experiments.diagnosis.columns import assemble
 from analysis.experiments.diagnosis.findings import CAUSES, find, matching
 from analysis.experiments.diagnosis.generate import EXAMPLES, Run, example, simulate
@@ -56,6 +56,20 @@ def test_a_shifted_old_column(healthy):
     assert codes(shifted)[0] == "misaligned"
 
 
+def test_reference_rows_of_other_sequences(healthy):
+    other = healthy.sample(frac=1, random_state=0).ref_logp.to_numpy()
+    first = found(healthy.assign(ref_logp=other))[0]
+    assert first.code == "misaligned" and "not those of these tokens" in first.title
+
+
+def test_an_inverted_mask():
+    """Counts the padding, and only that, where a batch was padded to one length."""
+    frame = example("counted_padding").assign(mask=0)
+    lengths = example("healthy").query("mask == 1").groupby("sequence").position.max()
+    inverted = frame.assign(mask=(frame.position > frame.sequence.map(lengths)).astype(int))
+    assert codes(inverted)[0] == "counted-padding"
+
+
 def test_prompt_tokens_in_the_mask(healthy):
     prompt = healthy.position < 2
     lower = {name: healthy[name] - 30 * prompt for name in ("logp", "old_logp", "sampler_logp")}
@@ -100,6 +114,18 @@ def test_one_sequence_with_most_of_the_kl(healthy):
 def test_batches_without_advantages(healthy):
     silent = healthy.advantage.where(healthy.sequence % 3 == 0, 0.0)
     assert codes(healthy.assign(advantage=silent)) == ["no-signal"]
+
+
+def test_a_kl_that_grows_for_nothing():
+    rising = Run(sequences=120, pull=0.0, growth=12.0, drift=0.8)
+    frame = simulate(rising, 0)
+    flat = frame.assign(reward=(frame.sequence % 2).astype(float) - 0.1 * frame.step)
+    flat["advantage"] = flat.groupby("step").reward.transform(lambda r: r - r.mean())
+    assert "kl-without-reward" in codes(flat)
+    note = next(f for f in found(flat.drop(columns="reward")) if f.code == "kl-without-reward")
+    assert note.severity == "note"
+    assert "kl-without-reward" not in codes(simulate(rising._replace(gain=0.6), 0))
+    assert "kl-without-reward" not in codes(flat.drop(columns="step"))
 
 
 def test_few_sequences(healthy):
@@ -194,9 +220,10 @@ def test_every_code_names_a_chapter_that_exists():
     import inspect
     import re
 
-    source = inspect.getsource(causes_data) + inspect.getsource(causes_training)
+    modules = (causes_data, causes_signs, causes_training)
+    source = "".join(inspect.getsource(module) for module in modules)
     chapters = re.findall(r'chapter="([^"]+)"', source)
-    assert len(chapters) == len(CAUSES)
+    assert len(chapters) == len(re.findall(r"\bcode=\"", source)) >= len(CAUSES)
     for chapter in chapters:
         notebook, _, label = chapter.partition("#")
         text = (ROOT / f"notebooks/{notebook}.ipynb").read_text()

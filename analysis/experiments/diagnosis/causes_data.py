@@ -19,6 +19,9 @@ MOST_CONSTANT_ENDS = 0.02
 SHIFT_MARGIN = 0.2
 #: Random float32 log-probs fall on a bfloat16 grid once in a hundred; nine in ten is a type.
 GRID_SHARE = 0.9
+#: Both policies find the same tokens easy; at a KL of one nat per token the correlation is still
+#: above one half.
+UNRELATED = 0.3
 #: Rounding adds half its variance to k3; with less than ten times that, the KL is mostly rounding.
 NOISE_MARGIN = 10.0
 #: The mean ratio is one exactly, so a tenth is no sampling noise once the interval stays half of
@@ -45,7 +48,7 @@ def counted_padding(m: Measured) -> Finding | None:
     """Padding that the mask does not exclude."""
     constant = m.numbers["constant_end_share"]
     impossible = _impossible(m)
-    if constant <= MOST_CONSTANT_ENDS and not (impossible and m.numbers["equal_lengths"]):
+    if constant <= MOST_CONSTANT_ENDS and not (impossible and m.numbers["equal_ends"]):
         return None
     return Finding(
         code="counted-padding",
@@ -54,7 +57,7 @@ def counted_padding(m: Measured) -> Finding | None:
         evidence={
             "share in constant runs at sequence ends": constant,
             "share of tokens the sampler cannot have drawn": m.numbers["impossible_share"],
-            "all sequences equally long": "yes" if m.numbers["equal_lengths"] else "no",
+            "all sequences end at one position": "yes" if m.numbers["equal_ends"] else "no",
         },
         advice="Dump the completion mask (1 = counted) and multiply nothing by it: select. In the "
         "trainer, check that the loss uses the same mask.",
@@ -64,7 +67,7 @@ def counted_padding(m: Measured) -> Finding | None:
 
 def impossible_tokens(m: Measured) -> Finding | None:
     """Tokens that whoever sampled cannot have drawn."""
-    if not _impossible(m) or m.numbers["equal_lengths"]:
+    if not _impossible(m) or m.numbers["equal_ends"]:
         return None
     return Finding(
         code="impossible-tokens",
@@ -93,6 +96,16 @@ def misaligned(m: Measured) -> Finding | None:
                 evidence={"correlation as dumped": aligned, "one token later or earlier": shifted},
                 advice="Logits at position t predict token t+1: shift logits or ids by one, "
                 "in exactly one of the two places.",
+                chapter="01_estimators#thm-unbiased",
+            )
+        if aligned < UNRELATED:
+            return Finding(
+                code="misaligned",
+                severity="error",
+                title=f"The {name} log-probs are not those of these tokens",
+                evidence={"correlation with logp": aligned},
+                advice="Look for rows in another order (a batch shuffled after scoring), another "
+                "prompt or another model.",
                 chapter="01_estimators#thm-unbiased",
             )
     return None

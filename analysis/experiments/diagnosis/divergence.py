@@ -127,7 +127,7 @@ def dead_zones(rollouts: Rollouts) -> dict[str, float]:
 
 
 def sequence_shares(rollouts: Rollouts) -> tuple[list[SequenceShare], dict[str, float]]:
-    """The sequences with the largest summed k3, and the share of the top 1% of sequences."""
+    """The sequences with the largest summed k3; shares of the top 1% and of the largest token."""
     policy, ref = torch.from_numpy(rollouts.logp), torch.from_numpy(rollouts.ref_logp)
     values = k3(policy, ref).numpy()
     sums = np.bincount(rollouts.sequence, weights=values)
@@ -146,4 +146,7 @@ def sequence_shares(rollouts: Rollouts) -> tuple[list[SequenceShare], dict[str, 
         )
         for i in order[:NAMED_SEQUENCES]
     ]
-    return named, {"top_percent_sequences_share": float(sums[order[:top]].sum() / total)}
+    return named, {
+        "top_percent_sequences_share": float(sums[order[:top]].sum() / total),
+        "k3_largest_token_share": float(values.max() / total),
+    }

@@ -19,19 +19,22 @@ from analysis.experiments.diagnosis.causes_data import (
     no_signal,
     ratio_mean,
 )
+from analysis.experiments.diagnosis.causes_signs import (
+    k1_in_loss,
+    kl_maximised,
+    kl_without_reward,
+    penalty_in_reward,
+    uniform_push,
+)
 from analysis.experiments.diagnosis.causes_training import (
     concentrated,
     dead_zone,
     far_from_reference,
     heavy_tail,
     heavy_weights,
-    k1_in_loss,
     k3_gradient,
-    kl_maximised,
     mismatch,
-    penalty_in_reward,
     stale_samples,
-    uniform_push,
 )
 from analysis.experiments.diagnosis.measure import Measured
 from analysis.experiments.diagnosis.schema import SEVERITIES, Finding
@@ -62,6 +65,7 @@ CAUSES: dict[str, Cause] = {
     "k3-gradient": k3_gradient,
     "heavy-weights": heavy_weights,
     "concentrated": concentrated,
+    "kl-without-reward": kl_without_reward,
     "far-from-reference": far_from_reference,
     "no-signal": no_signal,
     "few-sequences": few_sequences,

@@ -36,6 +36,7 @@ class Run(NamedTuple):
     pull: float = 0.05  #: towards the reference; negative maximises the KL
     push: float = 0.0  #: of every sampled token, whatever its advantage: k1 as a loss
     mismatch: float = 0.01  #: of the inference engine's logits from the trainer's
+    gain: float = 0.0  #: of the success rate over the steps, from three tenths
     lost: float = 0.0  #: share of states whose likeliest tokens the policy has given up
     loss_depth: float = 3.3  #: by how many nats
     loss_spread: float = 0.0  #: mean of a further, exponential depth: r gets a power-law tail
@@ -48,6 +49,9 @@ def simulate(run: Run, seed: int) -> pd.DataFrame:
     sequence = np.repeat(np.arange(run.sequences), lengths)
     step = sequence * run.steps // run.sequences
     reward = generator.integers(0, 2, size=run.sequences).astype(float)
+    if run.gain:
+        when = np.arange(run.sequences) / max(1, run.sequences - 1)
+        reward = (generator.random(run.sequences) < 0.3 + run.gain * when).astype(float)
     group = np.arange(run.sequences) // 6
     mean = (np.bincount(group, reward) / np.bincount(group))[group]
     spread = np.sqrt(np.bincount(group, (reward - mean) ** 2) / (np.bincount(group) - 1))[group]

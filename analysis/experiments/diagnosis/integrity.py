@@ -97,10 +97,10 @@ def impossible_tokens(rollouts: Rollouts) -> dict[str, float]:
     Equation: ``impossible_tokens``
     """
     impossible = rollouts.behaviour_logp < IMPOSSIBLE
-    lengths = np.bincount(rollouts.sequence)
+    last = rollouts.position[np.flatnonzero(np.diff(rollouts.sequence, append=-1))]
     return {
         "impossible_share": float(impossible.mean()),
-        "equal_lengths": float(len(lengths) > 1 and (lengths == lengths[0]).all()),
+        "equal_ends": float(len(last) > 1 and (last == last[0]).all()),
     }
 
 

@@ -15,7 +15,7 @@ HEALTHY: dict[str, Run] = {
     "as the example": Run(),
     "more sequences": Run(sequences=120),
     "KL term too weak to see": Run(sequences=100, pull=0.0),
-    "reward drives the KL up": Run(sequences=100, pull=0.0, growth=12.0, drift=0.5),
+    "reward drives the KL up": Run(sequences=100, pull=0.0, growth=12.0, drift=0.5, gain=0.5),
     "strictly on-policy": Run(sequences=100, update=0.0, learning=0.0, pull=0.0),
     "first step": Run(sequences=60, drift=1e-4, growth=1.0),
     "large steps": Run(sequences=60, learning=0.12, update=0.06),
