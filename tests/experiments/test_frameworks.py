@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import math
+import os
 from collections import defaultdict
 from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -199,15 +201,33 @@ def assert_same(ours, theirs, tokens):
 def functions_of(package, path, *names, **namespace):
     """Functions of an installed package, from its own file, without its other dependencies."""
     try:
-        file = metadata.distribution(package).locate_file(path)
+        file = Path(metadata.distribution(package).locate_file(path))
     except metadata.PackageNotFoundError:
         pytest.skip(f"{package} is not installed: make test-full compares with its own code")
+    return functions_in(file, *names, **namespace)
+
+
+def functions_read(framework, *names, **namespace):
+    """Functions of a framework without a release, from a checkout of the commit that was read."""
+    (source,) = (source for source in SOURCES if source.framework == framework)
+    folder = source.repository.partition("/")[2]
+    if "FRAMEWORK_SOURCES" not in os.environ:
+        pytest.skip(
+            f"set FRAMEWORK_SOURCES to a folder that holds {folder} at {source.version} "
+            "to compare with its own code"
+        )
+    return functions_in(
+        Path(os.environ["FRAMEWORK_SOURCES"], folder, source.file), *names, **namespace
+    )
+
+
+def functions_in(file, *names, **namespace):
     wanted = []
     for node in ast.parse(file.read_text()).body:
         if isinstance(node, ast.FunctionDef) and node.name in names:
             node.decorator_list = []
             wanted.append(node)
-    assert {node.name for node in wanted} == set(names), f"{path} has changed"
+    assert {node.name for node in wanted} == set(names), f"{file} has changed"
     module = {"torch": torch, **namespace}
     code = ast.Module([ast.parse("from __future__ import annotations").body[0], *wanted], [])
     exec(compile(code, str(file), "exec"), module)
@@ -309,3 +329,113 @@ def test_openrlhf(tokens, estimator, unbiased):
     logp, ref_logp, old_logp = tokens
     near = (logp, logp - (logp - ref_logp).clamp(-9, 9), old_logp)
     assert_same(lambda *t: losses.openrlhf(*t, **options), theirs, near)
+
+
+def test_verl_takes_the_kl_off_before_it_divides():
+    (outcome_advantage,) = functions_of(
+        "verl",
+        "verl/trainer/ppo/core_algos.py",
+        "compute_grpo_outcome_advantage",
+        defaultdict=defaultdict,
+    )
+    rewards, kl = torch.tensor([1.0, 0, 0, 1, 0, 0]).double(), torch.arange(6).double().square()
+    token_rewards = torch.stack([-0.1 * kl / 2, rewards - 0.1 * kl / 2], dim=-1)
+    theirs, _ = outcome_advantage(token_rewards, torch.ones(6, 2), ["one prompt"] * 6)
+    ours = placement.kl_before_group_std(rewards, kl, 0.1)
+    torch.testing.assert_close(theirs[:, 0], ours, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("on_policy", [False, True])
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
+def test_nemo_rl(tokens, kind, on_policy):
+    (calculate_kl,) = functions_read("NeMo-RL", "calculate_kl")
+
+    def theirs(logp, ref_logp, old_logp):
+        weights = (logp - (old_logp if on_policy else logp.detach())).exp()
+        return calculate_kl(logp, ref_logp, kind, 20.0, 10.0, weights)
+
+    assert_same(
+        lambda *t: losses.nemo_rl(*t, kind=kind, on_policy_approximation=on_policy),
+        theirs,
+        tuple(x.double() for x in tokens),
+    )
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "low_var_kl"])
+def test_slime(tokens, kind, unbiased):
+    (approx_kl,) = functions_read("slime", "compute_approx_kl")
+    logp, ref_logp, old_logp = tokens
+
+    def theirs(logp, ref_logp, old_logp):
+        return approx_kl(logp, ref_logp, kind, (logp - old_logp).exp() if unbiased else None)
+
+    near = (logp, logp - (logp - ref_logp).clamp(-3, 3), old_logp)  # it widens to float32 only
+    assert_same(lambda *t: losses.slime(*t, kind=kind, unbiased=unbiased), theirs, near)
+
+
+@pytest.mark.parametrize("estimator", range(4))
+def test_open_instruct(tokens, estimator):
+    (estimate_kl,) = functions_read("open-instruct", "estimate_kl")
+    assert_same(
+        lambda *t: losses.open_instruct(*t, estimator=estimator),
+        lambda logp, ref, old: estimate_kl((logp - ref).clamp(-40, 40), (logp - old).exp())[
+            estimator
+        ],
+        tuple(x.double() for x in tokens),
+    )
+
+
+@pytest.mark.parametrize(
+    "kind", ["rpg_fkl", "rpg_rkl", "rpg_ufkl", "rpg_urkl", "rpg_js", "rpg_ujs"]
+)
+def test_rpg(tokens, kind):
+    (kl_penalty,) = functions_read("RPG", "kl_penalty")
+    assert_same(
+        lambda *t: losses.rpg(*t, kind=kind),
+        lambda logp, ref, old: kl_penalty(logp, ref, kind),
+        tuple(x.double() for x in tokens),
+    )
+
+
+@pytest.mark.parametrize("kind", ["kl1", "kl2", "kl3"])
+def test_rlhf_book(tokens, kind):
+    (approx_kl,) = functions_read("rlhf-book", f"approx_{kind}")
+    assert_same(
+        lambda *t: losses.rlhf_book(*t, kind=kind),
+        lambda logp, ref, old: approx_kl(logp, ref, None),
+        tuple(x.double() for x in tokens),
+    )
+
+
+@pytest.mark.parametrize("kind", ["rl", "ref_kl"])
+def test_prime_rl(tokens, kind):
+    name = {"rl": "default_loss_fn", "ref_kl": "ref_kl_loss_fn"}[kind]
+    framework = functions_read(
+        "prime-rl",
+        name,
+        "compute_importance_ratio_and_mismatch_kl",
+        "_safe_mean",
+        LossOutputs=SimpleNamespace,
+    )
+    logp, ref_logp, old_logp = (x.double() for x in tokens)
+
+    def theirs(logp, ref_logp, old_logp):
+        inputs = SimpleNamespace(
+            trainer_logprobs=logp,
+            inference_logprobs=old_logp,
+            ref_logprobs=ref_logp,
+            advantages=torch.zeros_like(logp),
+            loss_mask=torch.ones_like(logp, dtype=torch.bool),
+            loss_weights=None,
+        )
+        if kind == "rl":
+            config = SimpleNamespace(dppo_mask_high=1.0, dppo_mask_low=1.0, adv_tau=1.0, kl_tau=1.0)
+            return framework[0](inputs, config).loss
+        return framework[0](inputs).loss
+
+    def ours(*three):
+        extra = 1e-3 * losses.prime_rl(*three, kind="rl") if kind == "ref_kl" else 0.0
+        return (losses.prime_rl(*three, kind=kind) + extra).sum()
+
+    assert_same(ours, theirs, (logp, ref_logp, old_logp))

@@ -122,7 +122,8 @@ def prime_rl(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> 
     """``rl``: squared log-ratio to the sampler; ``ref_kl``: the distillation term.
 
     ``ref_kl`` is the live ratio times the detached log-ratio to the reference, of tokens whose
-    probability fell by at most 0.2 below the sampler's.
+    probability fell by at most 0.2 below the sampler's. (The framework adds a thousandth of the
+    ``rl`` term to it, left out here.)
     """
     if kind == "rl":
         return (logp - old_logp).square()
