@@ -211,7 +211,7 @@ def test_a_flipped_sign_changes_the_verdict(monkeypatch, decision):
         for name in ("reverse_kl_gradient", "exact_kl_gradient"):
             true = getattr(module, name, None)
             if true is not None:
-                flipped = lambda *pair, true=true, **options: -true(*pair, **options)  # noqa: E731
+                flipped = lambda *pair, true=true, **options: -true(*pair, **options)
                 monkeypatch.setattr(module, name, flipped)
     assert decision().verdict != before
 
