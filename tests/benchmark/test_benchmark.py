@@ -12,6 +12,7 @@ from analysis.experiments.benchmark.machine import measure_rates
 from analysis.experiments.benchmark.measure import Benchmark, BenchmarkConfig
 from analysis.experiments.benchmark.plain import PlainTrainer
 from analysis.experiments.benchmark.worker import phase_shares, population
+from analysis.experiments.stamp import current_stamp
 from analysis.training.config import StartConfig, TrainConfig
 from analysis.training.policy import PolicyConfig
 from analysis.training.rollout import completion_inputs
@@ -57,7 +58,8 @@ def timings(seconds: dict[str, list[float]]) -> Benchmark:
         for number in range(3)
     ]
     phases = pd.DataFrame({"width": [64], "members": [24], "phase": ["rollout"], "share": [1.0]})
-    return Benchmark(BenchmarkConfig(), pd.DataFrame(rounds), pd.DataFrame(machine), phases)
+    tables = (pd.DataFrame(rounds), pd.DataFrame(machine), phases)
+    return Benchmark(BenchmarkConfig(), *tables, current_stamp(contenders.LARGEST))
 
 
 @pytest.fixture
@@ -189,4 +191,5 @@ def test_a_recorded_benchmark_reads_back(three_rounds, tmp_path):
     back = recorded.load(tmp_path / "bench")
     pd.testing.assert_frame_equal(back.benchmark.rounds, three_rounds.rounds)
     assert not back.benchmark.config.with_trl
+    assert back.benchmark.stamp == three_rounds.stamp
     assert back.manifest["preset"] == "benchmark"

@@ -11,9 +11,10 @@ import pandas as pd
 from pydantic import Field
 
 from analysis.experiments.ablation import RESAMPLES
-from analysis.experiments.benchmark.contenders import Contender, Crew
+from analysis.experiments.benchmark.contenders import LARGEST, Contender, Crew
 from analysis.experiments.benchmark.counting import generated_tokens, member_update
 from analysis.experiments.benchmark.worker import phase_shares, population
+from analysis.experiments.stamp import Stamp, current_stamp
 from analysis.training.schema import Schema
 
 MEMBERS = (1, 4, 8, 24, 48)
@@ -43,6 +44,7 @@ class Benchmark(NamedTuple):
     rounds: pd.DataFrame  #: round, width, contender, members, processes, threads, seconds
     machine: pd.DataFrame  #: round, processes, flops_per_second, bytes_per_second, of all processes
     phases: pd.DataFrame  #: width, members, phase, share
+    stamp: Stamp  #: source and versions at the start
 
 
 def contenders(config: BenchmarkConfig, width: int) -> list[Contender]:
@@ -75,6 +77,7 @@ def run(config: BenchmarkConfig, say: Callable[[str], None] = lambda text: None)
         ValueError: a contender does not start.
     """
     timed, machine, phases = [], [], []
+    stamp = current_stamp(LARGEST, threads=1)
     for width in config.widths:
         with crews(contenders(config, width)) as everyone:
             for number in range(config.rounds):
@@ -93,7 +96,7 @@ def run(config: BenchmarkConfig, say: Callable[[str], None] = lambda text: None)
                     timed.append({"round": number} | fields)
         phases += _phases(width, max(config.members))
     tables = (pd.DataFrame(rows) for rows in (timed, machine, phases))
-    return Benchmark(config, *tables)
+    return Benchmark(config, *tables, stamp)
 
 
 @contextlib.contextmanager

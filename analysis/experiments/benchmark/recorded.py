@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from analysis.experiments import recording
-from analysis.experiments.benchmark.contenders import LARGEST, trl_version
+from analysis.experiments.benchmark.contenders import trl_version
 from analysis.experiments.benchmark.measure import Benchmark, BenchmarkConfig
 from analysis.experiments.folders import read_manifest, write_folder
-from analysis.experiments.stamp import current_stamp
+from analysis.experiments.stamp import Stamp
 
 RECORDED = recording.RECORDED.parent / "benchmark_cpu"
 TABLES = ("rounds", "machine", "phases")
@@ -27,7 +27,7 @@ class RecordedBenchmark(NamedTuple):
 
 def save(benchmark: Benchmark, directory: Path = RECORDED) -> None:
     """Write a benchmark to ``directory``, replacing what it held."""
-    stamp = current_stamp(LARGEST)
+    stamp = benchmark.stamp
     trl = {"trl": trl_version()} if benchmark.config.with_trl else {}
     write_folder(
         directory,
@@ -52,4 +52,5 @@ def load(directory: Path = RECORDED) -> RecordedBenchmark:
     manifest = read_manifest(directory)
     tables = (pd.read_csv(directory / f"{name}.csv") for name in TABLES)
     config = BenchmarkConfig.model_validate_json(json.dumps(manifest["configuration"]))
-    return RecordedBenchmark(Benchmark(config, *tables), manifest)
+    stamp = Stamp(**{name: manifest[name] for name in Stamp.model_fields})
+    return RecordedBenchmark(Benchmark(config, *tables, stamp), manifest)
