@@ -65,6 +65,25 @@ def test_page_and_json(name, tmp_path, capsys):
     assert ("nothing found" in said) == (name == "healthy")
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "a,0,-1,-2,-1,1,0",
+        "a,-3,-1000,-0.1,-5,1,0\na,-2,-1,-1,-1,1,0\nb,1,-2,-1.5,-2,2,1",
+        "a,0,-1,-1,-1,1,0\na,1,-1,-1,-1,1,0\na,2,-1,-1,-1,1,0\nb,0,-1,-1,-1,1,0",
+        "a,5,-0.5,-800,-0.5,1,1\nb,7,-800,-0.5,-800,1,-1",
+    ],
+)
+def test_tiny_and_extreme_dumps_still_give_a_page(rows, tmp_path):
+    path, page = tmp_path / "dump.csv", tmp_path / "page.html"
+    document = tmp_path / "report.json"
+    path.write_text(f"sequence,position,logp,ref_logp,old_logp,step,advantage\n{rows}\n")
+    assert status(str(path), "--page", str(page), "--json", str(document)) == 0
+    codes = Report.model_validate_json(document.read_text()).codes()
+    assert "few-sequences" in codes and "coarse-logprobs" not in codes
+    assert page.read_text().count("<img") >= 3
+
+
 def test_names_in_a_dump_are_escaped_on_the_page(tmp_path):
     path, page = tmp_path / "dump.csv", tmp_path / "page.html"
     path.write_text("sequence,logp,ref_logp,<b>x\n<script>,-1,-2,0\n<script>,-2,-1,0\n")

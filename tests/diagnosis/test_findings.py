@@ -128,6 +128,15 @@ def test_a_kl_that_grows_for_nothing():
     assert "kl-without-reward" not in codes(flat.drop(columns="step"))
 
 
+def test_an_overflow_of_k3(healthy):
+    lost = healthy.assign(logp=healthy.logp.where(healthy.index != 100, -95.0))
+    finding = next(f for f in found(lost, estimator="k3") if f.code == "overflow")
+    assert finding.evidence["tokens"] == 1
+    assert "overflow" not in codes(
+        healthy.assign(logp=healthy.logp.where(healthy.index != 100, -85))
+    )
+
+
 def test_few_sequences(healthy):
     assert "few-sequences" in codes(healthy[healthy.sequence < 19])
     assert "few-sequences" not in codes(healthy[healthy.sequence < 20])

@@ -128,6 +128,15 @@ def test_intervals_cover_the_exact_kl():
     assert inside >= 51
 
 
+def test_an_infinite_value_makes_the_mean_infinite_and_only_that():
+    values = np.r_[np.inf, np.ones(99)]
+    columns = {"infinite": values, "finite": np.ones(100)}
+    found = token_means(columns, np.arange(100) // 5, resamples=200, seed=0)
+    assert found["infinite"].value == found["infinite"].high == np.inf
+    assert found["infinite"].low == 1.0
+    assert found["finite"].model_dump() == {"value": 1.0, "low": 1.0, "high": 1.0}
+
+
 FITS = {"scipy": tails._with_scipy, "arviz-stats": tails._with_arviz}
 
 

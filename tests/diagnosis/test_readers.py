@@ -170,6 +170,7 @@ def test_unknown_columns_are_listed_with_the_nearest_name(tmp_path):
         ("", "is empty"),
         ("sequence,logp,ref_logp\n", "no rows"),
         ("position,logp,ref_logp\n0,-1,-1\n", "column sequence is missing"),
+        ("sequence;logp;ref_logp\na;-1;-1\n", "separate by commas"),
         ("sequence,logp,ref_lgp\na,-1,-1\n", "column ref_logp is missing"),
         ("sequence,logp,ref_lgp\na,-1,-1\n", "rename 'ref_lgp'?"),
         ("sequence,logp,logp,ref_logp\na,-1,-1,-1\n", "'logp' stands twice"),

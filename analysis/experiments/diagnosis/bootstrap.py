@@ -11,6 +11,8 @@ from analysis.experiments.diagnosis.schema import Floats, Interval
 #: Above this many sequences, random bags of whole sequences are resampled in their place: the
 #: spread of a mean is the same, the cost is bounded.
 MOST_UNITS = 1000
+#: Stands for infinity in sums: the mean of a column that holds one is huge, then said infinite.
+_HUGE = 1e290
 
 
 def token_means(
@@ -36,11 +38,7 @@ def token_means(
     units, count = _units(sequence, seed)
     denominator = np.bincount(units, weights=weight, minlength=count)
     numerators = np.stack(
-        [
-            np.bincount(units, weights=v if weight is None else weight * v, minlength=count)
-            for v in columns.values()
-        ],
-        axis=1,
+        [_unit_sums(values, weight, units, count) for values in columns.values()], axis=1
     )
     stacked = np.concatenate([numerators, denominator[:, None]], axis=1)
     resampled = _draws(count, resamples, seed) @ stacked
@@ -48,11 +46,24 @@ def token_means(
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         means = resampled[:, :-1] / total
         centre = numerators.sum(0) / denominator.sum()
-    low, high = np.nanpercentile(means, [2.5, 97.5], axis=0)
+    low, high = np.percentile(means, [2.5, 97.5], axis=0)
     return {
-        name: Interval(value=float(centre[i]), low=float(low[i]), high=float(high[i]))
+        name: Interval(value=_infinite(centre[i]), low=_infinite(low[i]), high=_infinite(high[i]))
         for i, name in enumerate(columns)
     }
+
+
+def _unit_sums(values: Floats, weight: Floats | None, units: np.ndarray, count: int) -> Floats:
+    """Weighted sums by unit; infinite ones as a huge number, which no draw turns into NaN."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        weighted = values if weight is None else weight * values
+        weighted = np.nan_to_num(weighted, nan=0.0, posinf=_HUGE, neginf=-_HUGE)
+        return np.clip(np.bincount(units, weights=weighted, minlength=count), -_HUGE, _HUGE)
+
+
+def _infinite(value: float) -> float:
+    """The number, or infinity where an infinite sum went into it."""
+    return float(np.copysign(np.inf, value)) if abs(value) > _HUGE * 1e-20 else float(value)
 
 
 def _units(sequence: np.ndarray, seed: int) -> tuple[np.ndarray, int]:

@@ -138,7 +138,7 @@ def negative_kl(m: Measured) -> Finding | None:
     else:
         k1 = m.estimate("k1")
     backwards = float(np.exp(np.clip(m.rollouts.old_logp - m.rollouts.ref_logp, None, 50)).mean())
-    if k1.high >= -SMALLEST_KL:
+    if k1.high >= -SMALLEST_KL or not m.enough:
         return None
     exchanged = abs(backwards - 1) < RATIO_MARGIN
     return Finding(
@@ -161,7 +161,7 @@ def coarse_logprobs(m: Measured) -> Finding | None:
     for column, values in (("logp", m.rollouts.logp), ("ref_logp", m.rollouts.ref_logp)):
         for grid in integrity.GRIDS:
             share = m.numbers.get(f"grid_{column}_{grid.replace(' ', '_')}", 0.0)
-            if share < GRID_SHARE:
+            if share < GRID_SHARE or not m.enough:
                 continue
             floor = integrity.rounding_noise(values, grid)
             value = m.estimate("k3").value
@@ -202,7 +202,7 @@ def ratio_mean(m: Measured) -> Finding | None:
     heavy = tail is not None and tail.k is not None and tail.k > INFINITE_VARIANCE_K
     for ratio in ("old/sampler", "reference/sampler"):
         mean = m.identity(ratio)
-        if mean is None or abs(mean.value - 1) < RATIO_MARGIN:
+        if mean is None or abs(mean.value - 1) < RATIO_MARGIN or not m.enough:
             continue
         if mean.low < 1 + RATIO_MARGIN / 2 and mean.high > 1 - RATIO_MARGIN / 2:
             continue

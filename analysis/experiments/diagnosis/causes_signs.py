@@ -19,7 +19,7 @@ SMALLEST_GROWN = 0.05
 def kl_maximised(m: Measured) -> Finding | None:
     """Updates that enlarge the log-ratio to the reference."""
     strength = m.intervals.get("pull_strength")
-    if strength is None or strength.low <= 0 or strength.value < SMALLEST_STRENGTH:
+    if strength is None or not m.enough or strength.low <= 0 or strength.value < SMALLEST_STRENGTH:
         return None
     growth, reward = m.numbers.get("kl_growth"), m.numbers.get("reward_growth")
     if growth is not None and growth <= 1:
@@ -104,7 +104,13 @@ def penalty_in_reward(m: Measured) -> Finding | None:
 def uniform_push(m: Measured) -> Finding | None:
     """Every sampled token pushed down, whatever its advantage: what k1 as a loss does."""
     push, strength = m.intervals.get("push"), m.intervals.get("pull_strength")
-    if push is None or strength is None or push.high >= 0 or push.value > -SMALLEST_PUSH:
+    if (
+        push is None
+        or strength is None
+        or not m.enough
+        or push.high >= 0
+        or push.value > -SMALLEST_PUSH
+    ):
         return None
     idle = strength.high > -SMALLEST_STRENGTH
     return Finding(

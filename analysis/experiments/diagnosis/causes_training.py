@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from analysis.experiments.diagnosis.measure import Measured
 from analysis.experiments.diagnosis.schema import Finding, Severity, Tail
+from analysis.experiments.numerics import overflow_threshold
 
 #: A root-mean-square log-ratio of 0.1 (its square over two): half of what a clip at 0.2 allows is
 #: used up before the first update. Rounding to bfloat16 in the engine gives about a tenth of it.
@@ -79,6 +82,24 @@ def stale_samples(m: Measured) -> Finding | None:
             else "The weight corrects the token, not the states before it."
         ),
         chapter="02_gradients#thm-off-policy-weights",
+    )
+
+
+def overflow(m: Measured) -> Finding | None:
+    """Tokens at which k3 is infinite in the type that trainers compute it in."""
+    bound = overflow_threshold(torch.float32)
+    excess = m.rollouts.ref_logp - m.rollouts.logp
+    count = int((excess > bound).sum())
+    if not count:
+        return None
+    return Finding(
+        code="overflow",
+        severity="error",
+        title="k3 overflows in float32",
+        evidence={"tokens": count, "largest log r": float(excess.max()), "from": bound},
+        advice="One such token makes the loss infinite, or NaN once a mask multiplies it. Look at "
+        "the tokens (wrong ids or a lost mask, as a rule), and use k2.",
+        chapter="11_numerics#",
     )
 
 

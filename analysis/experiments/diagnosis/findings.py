@@ -34,6 +34,7 @@ from analysis.experiments.diagnosis.causes_training import (
     heavy_weights,
     k3_gradient,
     mismatch,
+    overflow,
     stale_samples,
 )
 from analysis.experiments.diagnosis.measure import Measured
@@ -60,6 +61,7 @@ CAUSES: dict[str, Cause] = {
     "uniform-push": uniform_push,
     "train-inference-mismatch": mismatch,
     "stale-samples": stale_samples,
+    "overflow": overflow,
     "heavy-tail": heavy_tail,
     "dead-zone": dead_zone,
     "k3-gradient": k3_gradient,
@@ -84,7 +86,10 @@ def find(measured: Measured) -> list[Finding]:
     found = [finding for cause in CAUSES.values() if (finding := cause(measured)) is not None]
     spoilt = any(finding.code in SPOILS_THE_REST for finding in found)
     if spoilt:
-        about_data = list(CAUSES)[: list(CAUSES).index("ratio-mean") + 1]
+        about_data = [
+            *list(CAUSES)[: list(CAUSES).index("ratio-mean") + 1],
+            "few-sequences",
+        ]
         found = [finding for finding in found if finding.code in about_data]
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 

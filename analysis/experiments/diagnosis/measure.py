@@ -22,6 +22,10 @@ from analysis.experiments.diagnosis.schema import (
 )
 from analysis.experiments.diagnosis.tails import tail_index
 
+#: Sequences and tokens below which a bootstrap interval is an anecdote, and so are the shares of
+#: rounded values.
+FEWEST_FOR_INTERVALS = (5, 100)
+
 
 class Measured(NamedTuple):
     """What the findings are decided from."""
@@ -35,6 +39,12 @@ class Measured(NamedTuple):
     by_step: list[StepKL]
     intervals: dict[str, Interval]
     numbers: dict[str, float]
+
+    @property
+    def enough(self) -> bool:
+        """Whether the dump is large enough for its intervals to decide anything."""
+        fewest = FEWEST_FOR_INTERVALS
+        return self.rollouts.sequences >= fewest[0] and self.rollouts.tokens >= fewest[1]
 
     def estimate(self, estimator: str, samples: str = "logged") -> Interval:
         """One interval of the table of estimates."""

@@ -58,6 +58,8 @@ def _read_csv(path: Path) -> dict[str, np.ndarray]:
         twice = sorted({name for name in header if header.count(name) > 1})
         if twice:
             raise Refused(f"{path}: column {twice[0]!r} stands twice in the first line")
+        if len(header) == 1 and set(header[0]) & set(";\t|"):
+            raise Refused(f"{path}: has one column, {header[0][:40]!r}; separate by commas")
         try:
             canonical(header)
         except Refused as refusal:

@@ -89,11 +89,12 @@ def where(report: Report, rollouts: Rollouts) -> Figure:
         left.annotate("no step column", (0.5, 0.5), xycoords="axes fraction", ha="center")
     left.set_xlabel("step")
     left.set_ylabel("KL (nats per token)")
-    longest = int(rollouts.position.max()) + 1
-    bins = rollouts.position * _POSITION_BINS // longest
+    first, last = rollouts.position.min(), rollouts.position.max()
+    longest = float(last - first) + 1
+    bins = ((rollouts.position - first) * _POSITION_BINS / longest).astype(int)
     count = np.bincount(bins, minlength=_POSITION_BINS)
     sums = np.bincount(bins, rollouts.logp - rollouts.ref_logp, minlength=_POSITION_BINS)
-    middle = (np.arange(_POSITION_BINS) + 0.5) * longest / _POSITION_BINS
+    middle = first + (np.arange(_POSITION_BINS) + 0.5) * longest / _POSITION_BINS
     seen = count > 0
     look = {**style.line("k1"), "marker": "."}
     right.plot(middle[seen], sums[seen] / count[seen], **look)
