@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 import tyro
 
 from analysis.errors import Refused
-from analysis.experiments import recording
-from analysis.experiments.catalogue import CATALOGUE, make_preset
+from analysis.experiments import catalogue, recording
+from analysis.experiments.catalogue import make_preset
 from analysis.experiments.inventory import damage, inventory
 from analysis.experiments.presets import Preset
 from analysis.experiments.store import MemberRecord, Store
@@ -58,7 +58,7 @@ def sweep(
     if list:
         _show(folder, chosen)
     elif chosen is None:
-        raise Refused(f"name a preset: {', '.join(CATALOGUE)}")
+        raise Refused(f"name a preset: {', '.join(catalogue.CATALOGUE)}")
     else:
         if workers is None:
             workers = available_cores() if device == "cpu" else 1
