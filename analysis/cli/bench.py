@@ -43,6 +43,6 @@ def bench(
     table, relative = medians(benchmark), ratios(benchmark)
     columns = ["ms", "low", "high", "tokens"]
     print(table.set_index(["width", "contender"])[columns].round(1).to_string())
-    print(relative.set_index(["width", "contender"]).round(2).to_string())
+    print(relative.drop(columns="kind").set_index(["width", "contender"]).round(2).to_string())
     print(floors(benchmark).round(2).to_string(index=False))
     print(f"written to {directory}")

@@ -162,6 +162,9 @@ def test_ratios_are_taken_within_a_round(three_rounds):
     assert table.loc["population of 24", "ratio"] == pytest.approx(2.0)
     assert table.loc["population of 24", ["low", "high"]].tolist() == pytest.approx([2.0, 2.0])
     assert table.loc["TRL", "ratio"] == pytest.approx(10.0)
+    assert measure.best(table.reset_index(), "trl", 64)["ratio"] == pytest.approx(10.0)
+    with pytest.raises(ValueError, match="no contender of kind 'plain'"):
+        measure.best(table.reset_index(), "plain", 64)
     with pytest.raises(ValueError, match="was not timed"):
         measure.ratios(three_rounds, engine="population of 7")
 

@@ -161,21 +161,26 @@ def ratios(benchmark: Benchmark, engine: str = ENGINE) -> pd.DataFrame:
     wide = benchmark.rounds.pivot(index=["width", "round"], columns="contender", values="seconds")
     if engine not in wide:
         raise ValueError(f"engine={engine!r} was not timed: choose from {list(wide)}")
+    kinds = benchmark.rounds.groupby("contender")["kind"].first()
     rows = []
     for width, group in wide.groupby(level="width"):
         for name in benchmark.rounds["contender"].unique():
             low, middle, high = median_interval((group[name] / group[engine]).to_numpy())
-            row = {"width": width, "contender": name}
+            row = {"width": width, "contender": name, "kind": kinds[name]}
             rows.append(row | {"ratio": middle, "low": low, "high": high})
     return pd.DataFrame(rows)
 
 
 def best(table: pd.DataFrame, kind: str, width: int) -> pd.Series:
-    """The row of :func:`medians` of the fastest contender of a kind."""
+    """The fastest contender of a kind: its row of :func:`medians` or of :func:`ratios`.
+
+    Raises:
+        ValueError: none of that kind was timed.
+    """
     rows = table[(table["kind"] == kind) & (table["width"] == width)]
     if rows.empty:
         raise ValueError(f"no contender of kind {kind!r} at width {width}")
-    return rows.loc[rows["ms"].idxmin()]
+    return rows.loc[rows["ratio" if "ratio" in rows else "ms"].idxmin()]
 
 
 def floors(benchmark: Benchmark) -> pd.DataFrame:
