@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 from analysis.experiments.benchmark.measure import Benchmark, best, floors, medians
 from analysis.report import style
@@ -28,11 +29,18 @@ def time_over_members(benchmark: Benchmark) -> Figure:
                 panel.axhline(row["ms"], color="#5A5A5A", linestyle=dashes, label=label)
         floor = least[(least["width"] == width) & (least["processes"] == 1)]
         panel.axhline(floor["flops_ms"].item(), color="#111111", label="arithmetic, one core")
-        panel.set_xscale("log", base=2)
+        panel.set_xscale("log")
         panel.set_yscale("log")
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        for axis in (panel.xaxis, panel.yaxis):
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_locator(NullLocator())
+        counts = table.loc[table["kind"] == "population", "members"].unique()
+        panel.xaxis.set_major_locator(FixedLocator(sorted(counts)))
         panel.set_ylabel("ms per member-update")
         panel.set_title(f"{width} channels")
-    _each(panels)[0].legend(ncols=2)
+    handles, labels = _each(panels)[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=2)
     _each(panels)[-1].set_xlabel("members trained together (both axes log)")
     return figure
 
@@ -63,8 +71,6 @@ def _draw_population(axes: Axes, table: pd.DataFrame, look: str) -> None:
         yerr=[rows["ms"] - rows["low"], rows["high"] - rows["ms"]],
         **style_of,
     )
-    axes.set_xticks(rows["members"], [str(count) for count in rows["members"]])
-    axes.minorticks_off()
 
 
 def _each(panels: Axes | list[Axes]) -> list[Axes]:
