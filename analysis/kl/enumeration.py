@@ -50,7 +50,7 @@ def reverse_kl_gradient(logits: Logits, ref_logits: Logits) -> Logits:
         ValueError: if shapes differ or an input is not floating point.
     """
     divergence = reverse_kl(logits, ref_logits)
-    logp, ref_logp = _log_softmaxes(logits, ref_logits)
+    logp, ref_logp = log_softmaxes(logits, ref_logits)
     policy = logp.exp()
     return torch.where(policy > 0, policy * (logp - ref_logp - divergence.unsqueeze(-1)), 0.0)
 
@@ -66,7 +66,7 @@ def forward_kl_gradient(logits: Logits, ref_logits: Logits) -> Logits:
 
     Args, Returns, Raises: as :func:`reverse_kl_gradient`.
     """
-    logp, ref_logp = _log_softmaxes(logits, ref_logits)
+    logp, ref_logp = log_softmaxes(logits, ref_logits)
     return logp.exp() - ref_logp.exp()
 
 
@@ -143,7 +143,7 @@ def gradient_moments(
     Raises:
         ValueError: on an unknown name, a shape mismatch or a non-floating input.
     """
-    logp, ref_logp = _log_softmaxes(logits, ref_logits)
+    logp, ref_logp = log_softmaxes(logits, ref_logits)
     if old_logits is None:
         old_logp = logp.detach()
     else:
@@ -208,6 +208,7 @@ def relative_error(gradient: Tensor, exact: Tensor) -> Tensor:
     return (gradient - exact).norm(dim=-1) / exact.norm(dim=-1)
 
 
-def _log_softmaxes(logits: Tensor, ref_logits: Tensor) -> tuple[Tensor, Tensor]:
+def log_softmaxes(logits: Logits, ref_logits: Logits) -> tuple[Tensor, Tensor]:
+    """Log-probs of a policy and its reference, in a common dtype of at least float32."""
     logits, ref_logits = pair_of_floats("logits", logits, "ref_logits", ref_logits)
     return torch.log_softmax(logits, dim=-1), torch.log_softmax(ref_logits, dim=-1)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from analysis.checks import check_same_shape, pair_of_floats
+from analysis.checks import check_same_shape
+from analysis.kl.enumeration import log_softmaxes
 from analysis.kl.surrogates import ESTIMATORS
 from analysis.shapes import Logits, Values
 
@@ -110,7 +111,7 @@ def estimator_means(
     Raises:
         ValueError: if shapes differ or an input is not floating point.
     """
-    logp, ref_logp = _log_softmaxes(logits, ref_logits)
+    logp, ref_logp = log_softmaxes(logits, ref_logits)
     sampler = _sampler(logp, old_logits).exp()
     return {name: _mean(sampler, k(logp, ref_logp)) for name, k in ESTIMATORS.items()}
 
@@ -133,7 +134,7 @@ def estimator_variances(
         The keys of :func:`estimator_means` and, on-policy, ``optimal``: :math:`k_1 + \lambda^\ast
         (r - 1)` at the weight of :func:`optimal_control_weight`. Nats squared.
     """
-    logp, ref_logp = _log_softmaxes(logits, ref_logits)
+    logp, ref_logp = log_softmaxes(logits, ref_logits)
     sampler = _sampler(logp, old_logits).exp()
     samples = {name: k(logp, ref_logp) for name, k in ESTIMATORS.items()}
     if old_logits is None:
@@ -159,10 +160,5 @@ def _sampler(logp: Tensor, old_logits: Tensor | None) -> Tensor:
 
 
 def _policy_and_log_r(logits: Tensor, ref_logits: Tensor) -> tuple[Tensor, Tensor]:
-    logp, ref_logp = _log_softmaxes(logits, ref_logits)
+    logp, ref_logp = log_softmaxes(logits, ref_logits)
     return logp.exp(), ref_logp - logp
-
-
-def _log_softmaxes(logits: Tensor, ref_logits: Tensor) -> tuple[Tensor, Tensor]:
-    logits, ref_logits = pair_of_floats("logits", logits, "ref_logits", ref_logits)
-    return torch.log_softmax(logits, dim=-1), torch.log_softmax(ref_logits, dim=-1)
