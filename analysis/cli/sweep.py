@@ -10,13 +10,13 @@ from typing import Annotated, Literal
 import tyro
 
 from analysis.errors import Refused
-from analysis.experiments import catalogue, recording
-from analysis.experiments.catalogue import make_preset
-from analysis.experiments.inventory import damage, inventory
-from analysis.experiments.presets import Preset
-from analysis.experiments.store import MemberRecord, Store
-from analysis.experiments.sweep import as_ablation, run_sweep, shard_size
-from analysis.experiments.sweep_progress import Progress
+from analysis.experiments.ablations import catalogue, recording
+from analysis.experiments.ablations.catalogue import make_preset
+from analysis.experiments.ablations.presets import Preset
+from analysis.experiments.sweeps.inventory import damage, inventory
+from analysis.experiments.sweeps.progress import Progress
+from analysis.experiments.sweeps.store import MemberRecord, Store
+from analysis.experiments.sweeps.sweep import as_ablation, run_sweep, shard_size
 from analysis.report.parameters import from_text, parse_assignments
 from analysis.report.processes import available_cores
 

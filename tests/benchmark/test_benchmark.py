@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
+from analysis.experiments.ablations.stamp import current_stamp
 from analysis.experiments.benchmark import contenders, measure, recorded
 from analysis.experiments.benchmark.contenders import Contender, Crew
 from analysis.experiments.benchmark.counting import generated_tokens, member_update
@@ -12,7 +13,6 @@ from analysis.experiments.benchmark.machine import measure_rates
 from analysis.experiments.benchmark.measure import Benchmark, BenchmarkConfig
 from analysis.experiments.benchmark.plain import PlainTrainer
 from analysis.experiments.benchmark.worker import phase_shares, population
-from analysis.experiments.stamp import current_stamp
 from analysis.training.config import StartConfig, TrainConfig
 from analysis.training.policy import PolicyConfig
 from analysis.training.rollout import completion_inputs

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from analysis.experiments import off_policy as study
+from analysis.experiments.chapters import off_policy as study
 from analysis.experiments.claims import off_policy, off_policy_clip
 from analysis.kl.sequences import enumerate_sequences
 

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from analysis.experiments.chapters.single_samples import WALKS, sampled_descent, share_lowered
 from analysis.experiments.claims import one_state_samples as claims
-from analysis.experiments.single_samples import WALKS, sampled_descent, share_lowered
 from analysis.kl.divergences import entropy
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from analysis.experiments import preference as study
+from analysis.experiments.chapters import preference as study
 from analysis.experiments.claims import preference as claims
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.sequences import enumerate_sequences, sequence_probability

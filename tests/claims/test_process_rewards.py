@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.experiments import process_rewards as study
+from analysis.experiments.chapters import process_rewards as study
 from analysis.experiments.claims import process_rewards as claims
 from analysis.kl.credit import sample_gradients
 from analysis.kl.sequences import sequence_probability

@@ -9,9 +9,9 @@ import pytest
 import torch
 from scipy import integrate, stats
 
+from analysis.experiments.chapters.counterexample import PRINTED
+from analysis.experiments.chapters.numerics import dead_zone_edge, overflow_threshold
 from analysis.experiments.claims import counterexample, numerics, values
-from analysis.experiments.counterexample import PRINTED
-from analysis.experiments.numerics import dead_zone_edge, overflow_threshold
 from analysis.kl import estimators
 from analysis.kl.surrogates import ESTIMATORS
 

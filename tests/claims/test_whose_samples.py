@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from analysis.experiments import projection
+from analysis.experiments.chapters import projection
+from analysis.experiments.chapters.imitation import steps_ratio
+from analysis.experiments.chapters.routing import random_head, routing_drift
 from analysis.experiments.claims import whose_samples as claims
-from analysis.experiments.imitation import steps_ratio
-from analysis.experiments.routing import random_head, routing_drift
 from analysis.objectives.imitation import imitation_cost
 from analysis.objectives.routing import choose_experts
 

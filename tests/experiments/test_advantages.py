@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.experiments import advantages as study
-from analysis.experiments import process_rewards as process
+from analysis.experiments.chapters import advantages as study
+from analysis.experiments.chapters import process_rewards as process
 from analysis.kl.sequences import sequence_probability
 from analysis.objectives.advantages import group_normalise, leave_one_out
 

@@ -10,8 +10,13 @@ import torch
 import torch.distributions as dis
 from scipy import integrate, stats
 
-from analysis.experiments import control_variate, counterexample, ratio_tail
-from analysis.experiments.gaussian_pairs import LIU_APPENDIX_D, GaussianPair, draw, log_probs
+from analysis.experiments.chapters import control_variate, counterexample, ratio_tail
+from analysis.experiments.chapters.gaussian_pairs import (
+    LIU_APPENDIX_D,
+    GaussianPair,
+    draw,
+    log_probs,
+)
 from analysis.kl.gaussians import moments
 
 PAIRS = [LIU_APPENDIX_D, GaussianPair(-0.5, 0.6, 0.4, 0.9)]

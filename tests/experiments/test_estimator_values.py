@@ -9,8 +9,8 @@ import pytest
 import torch
 from scipy import stats
 
-from analysis.experiments import estimator_values as study
-from analysis.experiments.gaussian_pairs import (
+from analysis.experiments.chapters import estimator_values as study
+from analysis.experiments.chapters.gaussian_pairs import (
     LIU_APPENDIX_D,
     SCHULMAN_FAR,
     SCHULMAN_NEAR,

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from analysis.experiments import fixed_points as study
-from analysis.experiments import one_state, single_samples
-from analysis.experiments.gradients import Arm, drifted_logits, random_policies
+from analysis.experiments.chapters import fixed_points as study
+from analysis.experiments.chapters import one_state, single_samples
+from analysis.experiments.chapters.gradients import Arm, drifted_logits, random_policies
 from analysis.kl.divergences import entropy, reverse_kl
 from analysis.kl.enumeration import gradient_moments
 from analysis.kl.sequences import enumerate_sequences, token_logp

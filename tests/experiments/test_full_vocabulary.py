@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.experiments import vocabulary_benchmark as benchmark
-from analysis.experiments import vocabulary_cost as cost
-from analysis.experiments import vocabulary_noise as noise
+from analysis.experiments.chapters import vocabulary_benchmark as benchmark
+from analysis.experiments.chapters import vocabulary_cost as cost
+from analysis.experiments.chapters import vocabulary_noise as noise
 from analysis.kl.chunked import Chunks
 from analysis.kl.divergences import forward_kl, reverse_kl
 from analysis.kl.estimators import k2, k3

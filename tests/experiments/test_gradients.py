@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.experiments import gradients as study
-from analysis.experiments.gradients import Arm
+from analysis.experiments.chapters import gradients as study
+from analysis.experiments.chapters.gradients import Arm
 from analysis.kl.sequences import enumerate_sequences
 
 

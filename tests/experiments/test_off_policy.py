@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from analysis.experiments import off_policy as study
-from analysis.experiments import stale_sequences
-from analysis.experiments.gradients import Policies, random_policies, random_tables
+from analysis.experiments.chapters import off_policy as study
+from analysis.experiments.chapters import stale_sequences
+from analysis.experiments.chapters.gradients import Policies, random_policies, random_tables
 from analysis.kl.enumeration import relative_error
 from analysis.kl.sequences import enumerate_sequences
 

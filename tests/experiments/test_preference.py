@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.experiments import imitation, projection, routing
-from analysis.experiments import preference as study
+from analysis.experiments.chapters import imitation, projection, routing
+from analysis.experiments.chapters import preference as study
 from analysis.kl.divergences import reverse_kl
 
 

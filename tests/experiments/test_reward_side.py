@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from analysis.experiments import group_orders, reward_side
-from analysis.experiments.gradients import random_policies, random_tables
+from analysis.experiments.chapters import group_orders, reward_side
+from analysis.experiments.chapters.gradients import random_policies, random_tables
 from analysis.kl.enumeration import relative_error, reverse_kl_gradient
 from analysis.kl.sequences import enumerate_sequences
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.experiments import sequence_ratios as ratios
-from analysis.experiments import sequences as study
-from analysis.experiments.gradients import Policies, random_tables
+from analysis.experiments.chapters import sequence_ratios as ratios
+from analysis.experiments.chapters import sequences as study
+from analysis.experiments.chapters.gradients import Policies, random_tables
 from analysis.kl.credit import credit_moments, state_average
 from analysis.kl.ratio_objectives import ratio_objective_gradient
 from analysis.kl.sequences import enumerate_sequences, sequence_kl_gradient, token_logp

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 import torch
 
-from analysis.experiments import control_variate, counterexample, ratio_tail
-from analysis.experiments.gaussian_pairs import LIU_APPENDIX_D, SCHULMAN_FAR
+from analysis.experiments.chapters import control_variate, counterexample, ratio_tail
+from analysis.experiments.chapters.gaussian_pairs import LIU_APPENDIX_D, SCHULMAN_FAR
 from analysis.report import style
 from analysis.report.figures import control_variate as phase_figures
 from analysis.report.figures import counterexample as figures

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.experiments import estimator_values as study
-from analysis.experiments.gaussian_pairs import SCHULMAN_FAR, SCHULMAN_NEAR, draw
+from analysis.experiments.chapters import estimator_values as study
+from analysis.experiments.chapters.gaussian_pairs import SCHULMAN_FAR, SCHULMAN_NEAR, draw
 from analysis.report import style
 from analysis.report.figures import estimators as figures
 

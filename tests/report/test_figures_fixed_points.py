@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 import torch
 
-from analysis.experiments import fixed_points as study
-from analysis.experiments import one_state, single_samples
-from analysis.experiments.gradients import Arm
+from analysis.experiments.chapters import fixed_points as study
+from analysis.experiments.chapters import one_state, single_samples
+from analysis.experiments.chapters.gradients import Arm
 from analysis.report import style
 from analysis.report.figures import fixed_points as figures
 

@@ -7,9 +7,9 @@ import multiprocessing.forkserver
 import pytest
 import torch
 
-from analysis.experiments import inventory, sweep, workers
-from analysis.experiments.ablation import Ablation, run
-from analysis.experiments.presets import Preset
+from analysis.experiments.ablations.ablation import Ablation, run
+from analysis.experiments.ablations.presets import Preset
+from analysis.experiments.sweeps import inventory, sweep, workers
 from tests.sweeps.tiny import STAMP, make_tiny
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.experiments import presets
-from analysis.experiments.catalogue import CATALOGUE, make_preset
+from analysis.experiments.ablations import presets
+from analysis.experiments.ablations.catalogue import CATALOGUE, make_preset
 from analysis.training.config import StartConfig, TrainConfig
 from analysis.training.trainer import PopulationTrainer
 

@@ -10,12 +10,12 @@ import pytest
 import safetensors.torch
 import torch
 
-from analysis.experiments.checkpoints import Checkpoints, Manifest, Population
-from analysis.experiments.presets import Preset
-from analysis.experiments.sealed import seal, unseal
-from analysis.experiments.shards import Job, complete, shards_of
-from analysis.experiments.stamp import Stamp
-from analysis.experiments.store import Store
+from analysis.experiments.ablations.presets import Preset
+from analysis.experiments.ablations.stamp import Stamp
+from analysis.experiments.sweeps.checkpoints import Checkpoints, Manifest, Population
+from analysis.experiments.sweeps.sealed import seal, unseal
+from analysis.experiments.sweeps.shards import Job, complete, shards_of
+from analysis.experiments.sweeps.store import Store
 from analysis.files import sha256_bytes
 from analysis.training.metrics import METRICS
 from analysis.training.trainer import PopulationTrainer

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from analysis.cli.main import main
-from analysis.experiments import catalogue, inventory, recording
-from analysis.experiments.ablation import Ablation
+from analysis.experiments.ablations import catalogue, recording
+from analysis.experiments.ablations.ablation import Ablation
+from analysis.experiments.ablations.presets import Preset
 from analysis.experiments.language_models.presets import SMOLLM2
-from analysis.experiments.presets import Preset
-from analysis.experiments.sweep import shard_size
+from analysis.experiments.sweeps import inventory
+from analysis.experiments.sweeps.sweep import shard_size
 from tests.sweeps.tiny import STAMP, make_tiny
 
 
@@ -126,7 +127,8 @@ def test_a_full_disk_is_one_line_and_leaves_no_torn_file(tmp_path: Path) -> None
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"
         "import sys; from analysis.cli.main import main\n"
-        "from analysis.experiments import catalogue; from tests.sweeps.test_cli import tiny\n"
+        "from analysis.experiments.ablations import catalogue\n"
+        "from tests.sweeps.test_cli import tiny\n"
         "catalogue.CATALOGUE['tiny'] = tiny\n"
         "if __name__ == '__main__':\n"
         f"    sys.exit(main(['sweep', 'tiny', '-o', 'updates=60', '--store', {str(tmp_path)!r}]))\n"

@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from analysis.experiments import sweep, workers
-from analysis.experiments.ablation import Ablation
-from analysis.experiments.store import Store
+from analysis.experiments.ablations.ablation import Ablation
+from analysis.experiments.sweeps import sweep, workers
+from analysis.experiments.sweeps.store import Store
 from tests.sweeps.tiny import STAMP, UPDATES, Heard, assert_same_bits, sweep_process, sweep_tiny
 
 

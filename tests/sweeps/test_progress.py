@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from analysis.experiments import sweep_progress
-from analysis.experiments.sweep_progress import Progress
+from analysis.experiments.sweeps import progress
+from analysis.experiments.sweeps.progress import Progress
 
 
 class Terminal(io.StringIO):
@@ -21,7 +21,7 @@ class Terminal(io.StringIO):
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, to be set."""
     now = [0.0]
-    monkeypatch.setattr(sweep_progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     return now
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from analysis.experiments.source import source_of
-from analysis.experiments.stamp import current_stamp, merged
+from analysis.experiments.ablations.source import source_of
+from analysis.experiments.ablations.stamp import current_stamp, merged
 from tests.sweeps.tiny import STAMP, make_tiny
 
 

@@ -11,11 +11,11 @@ import pytest
 from pydantic import ValidationError
 
 from analysis.errors import Refused
-from analysis.experiments import sweep
-from analysis.experiments.ablation import Ablation
-from analysis.experiments.presets import Preset
-from analysis.experiments.sealed import Damaged, canonical, seal, unseal
-from analysis.experiments.store import (
+from analysis.experiments.ablations.ablation import Ablation
+from analysis.experiments.ablations.presets import Preset
+from analysis.experiments.sweeps import sweep
+from analysis.experiments.sweeps.sealed import Damaged, canonical, seal, unseal
+from analysis.experiments.sweeps.store import (
     MemberFailure,
     MemberRecord,
     MemberSpec,

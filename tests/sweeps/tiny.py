@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from analysis.experiments import sweep
-from analysis.experiments import workers as processes
-from analysis.experiments.ablation import Ablation
-from analysis.experiments.presets import NO_KL, Preset
-from analysis.experiments.stamp import Stamp
-from analysis.experiments.store import MemberRecord, Store, population_record
-from analysis.experiments.sweep_progress import Progress
+from analysis.experiments.ablations.ablation import Ablation
+from analysis.experiments.ablations.presets import NO_KL, Preset
+from analysis.experiments.ablations.stamp import Stamp
+from analysis.experiments.sweeps import sweep
+from analysis.experiments.sweeps import workers as processes
+from analysis.experiments.sweeps.progress import Progress
+from analysis.experiments.sweeps.store import MemberRecord, Store, population_record
 from analysis.training.config import Arm, StartConfig, TrainConfig
 from analysis.training.metrics import METRICS
 from analysis.training.policy import PolicyConfig

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.experiments import ablation, folders, presets, recording
-from analysis.experiments.presets import Preset
-from analysis.experiments.source import SOURCES, code_alone, source_sha256
+from analysis.experiments.ablations import ablation, folders, presets, recording
+from analysis.experiments.ablations.presets import Preset
+from analysis.experiments.ablations.source import SOURCES, code_alone, source_sha256
 from analysis.training.config import StartConfig
 from analysis.training.metrics import METRICS
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.experiments import ablation, recording
+from analysis.experiments.ablations import ablation, recording
+from analysis.experiments.ablations.presets import Preset
+from analysis.experiments.ablations.settings import setting_of
+from analysis.experiments.ablations.source import LANGUAGE_SOURCES, SOURCES, source_sha256
 from analysis.experiments.language_models.config import ArithmeticTask, LanguageConfig
 from analysis.experiments.language_models.presets import SMOKE, SMOLLM2
-from analysis.experiments.presets import Preset
-from analysis.experiments.settings import setting_of
-from analysis.experiments.source import LANGUAGE_SOURCES, SOURCES, source_sha256
 from analysis.training.config import Arm, Member
 from analysis.training.metrics import METRICS
 from analysis.training.pretrained.config import ForwardConfig, LlamaConfig, LoraConfig

@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from analysis.experiments.ablation import RESAMPLES
+from analysis.experiments.ablations.ablation import RESAMPLES
+from analysis.experiments.ablations.stamp import Stamp, current_stamp
 from analysis.experiments.benchmark.contenders import LARGEST, Contender, Crew
 from analysis.experiments.benchmark.counting import generated_tokens, member_update
 from analysis.experiments.benchmark.worker import phase_shares, population
-from analysis.experiments.stamp import Stamp, current_stamp
 from analysis.training.schema import Schema
 
 MEMBERS = (1, 4, 8, 24, 48)

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.experiments import recording
+from analysis.experiments.ablations import recording
+from analysis.experiments.ablations.folders import read_manifest, write_folder
+from analysis.experiments.ablations.stamp import Stamp
 from analysis.experiments.benchmark.contenders import trl_version
 from analysis.experiments.benchmark.measure import Benchmark, BenchmarkConfig
-from analysis.experiments.folders import read_manifest, write_folder
-from analysis.experiments.stamp import Stamp
 
 RECORDED = recording.RECORDED.parent / "benchmark_cpu"
 TABLES = ("rounds", "machine", "phases")

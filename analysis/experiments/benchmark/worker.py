@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from analysis.experiments.ablations.presets import NO_KL, kl_arms
 from analysis.experiments.benchmark.contenders import Contender
 from analysis.experiments.benchmark.machine import measure_rates
 from analysis.experiments.benchmark.plain import PlainTrainer
-from analysis.experiments.presets import NO_KL, kl_arms
 from analysis.training.config import Member
 from analysis.training.trainer import PopulationTrainer
 

@@ -6,7 +6,7 @@ import itertools
 
 import torch
 
-from analysis.experiments import advantages as study
+from analysis.experiments.chapters import advantages as study
 from analysis.experiments.claims import Finding, decides, settle
 from analysis.kl.enumeration import cosine
 from analysis.objectives.advantages import group_centre, group_normalise, leave_one_out

@@ -8,10 +8,10 @@ from functools import cache
 import pandas as pd
 import torch
 
+from analysis.experiments.chapters.counterexample import PRINTED, exact_moments, printed_script_over
+from analysis.experiments.chapters.gaussian_pairs import LIU_APPENDIX_D
 from analysis.experiments.claims import Finding, decides, settle
 from analysis.experiments.claims.values import FAR
-from analysis.experiments.counterexample import PRINTED, exact_moments, printed_script_over
-from analysis.experiments.gaussian_pairs import LIU_APPENDIX_D
 from analysis.kl.estimators import k1, k3, k4
 from analysis.kl.gaussians import k3_variance_is_finite
 from analysis.kl.surrogates import gradient_coefficient

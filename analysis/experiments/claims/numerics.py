@@ -7,14 +7,14 @@ import math
 import torch
 from torch import Tensor
 
-from analysis.experiments.claims import Finding, decides, settle
-from analysis.experiments.numerics import (
+from analysis.experiments.chapters.numerics import (
     coefficient_slopes,
     naive_k3,
     overflow_threshold,
     relative_errors,
     small_log_ratios,
 )
+from analysis.experiments.claims import Finding, decides, settle
 from analysis.kl.estimators import k2, k3
 
 LOGP = torch.linspace(-9.0, -0.1, 90, dtype=torch.float64)[:, None].expand(90, 90).contiguous()

@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from analysis.experiments import off_policy as study
-from analysis.experiments import stale_sequences
+from analysis.experiments.chapters import off_policy as study
+from analysis.experiments.chapters import stale_sequences
+from analysis.experiments.chapters.gradients import Policies, random_tables
 from analysis.experiments.claims import Finding, decides, settle
-from analysis.experiments.gradients import Policies, random_tables
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.enumeration import (
     exact_kl_gradient,

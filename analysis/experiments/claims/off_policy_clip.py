@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from analysis.experiments import off_policy as study
-from analysis.experiments import stale_sequences
+from analysis.experiments.chapters import off_policy as study
+from analysis.experiments.chapters import stale_sequences
+from analysis.experiments.chapters.gradients import Policies
 from analysis.experiments.claims import Finding, decides, settle
 from analysis.experiments.claims.off_policy import (
     BETA,
@@ -19,7 +20,6 @@ from analysis.experiments.claims.off_policy import (
     stale,
     stale_trees,
 )
-from analysis.experiments.gradients import Policies
 from analysis.kl.enumeration import expected_gradient, relative_error, reverse_kl_gradient
 from analysis.kl.sequences import sequence_kl_gradient, token_logp, visited_kl_gradient
 from analysis.objectives.credit import reward_to_go

@@ -8,14 +8,14 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from analysis.experiments.claims import Finding, decides, settle
-from analysis.experiments.gradients import (
+from analysis.experiments.chapters.gradients import (
     Policies,
     derivation_errors,
     drifted_logits,
     random_policies,
 )
-from analysis.experiments.one_state import noise_ratio
+from analysis.experiments.chapters.one_state import noise_ratio
+from analysis.experiments.claims import Finding, decides, settle
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.enumeration import (
     exact_kl_gradient,

@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from analysis.experiments.claims import Finding, decides, settle
-from analysis.experiments.claims.one_state_gradients import EXACT, pairs
-from analysis.experiments.gradients import random_policies
-from analysis.experiments.one_state import noise_ratio
-from analysis.experiments.single_samples import (
+from analysis.experiments.chapters.gradients import random_policies
+from analysis.experiments.chapters.one_state import noise_ratio
+from analysis.experiments.chapters.single_samples import (
     WALKS,
     coefficient_of,
     entropy_drift,
@@ -17,6 +15,8 @@ from analysis.experiments.single_samples import (
     share_lowered,
     with_reward_noise,
 )
+from analysis.experiments.claims import Finding, decides, settle
+from analysis.experiments.claims.one_state_gradients import EXACT, pairs
 from analysis.kl.divergences import entropy, reverse_kl
 from analysis.kl.enumeration import expected_gradient, gradient_moments
 from analysis.kl.surrogates import gradient_coefficient, kl_loss

@@ -7,9 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from analysis.experiments.claims import Finding, decides, settle
-from analysis.experiments.claims.one_state_gradients import EXACT, error_to, stale
-from analysis.experiments.fixed_points import (
+from analysis.experiments.chapters.fixed_points import (
     OPTIMA,
     ascent_ends,
     random_problems,
@@ -17,7 +15,9 @@ from analysis.experiments.fixed_points import (
     sequence_ascent,
     sequence_optimum,
 )
-from analysis.experiments.gradients import Arm, random_policies
+from analysis.experiments.chapters.gradients import Arm, random_policies
+from analysis.experiments.claims import Finding, decides, settle
+from analysis.experiments.claims.one_state_gradients import EXACT, error_to, stale
 from analysis.kl.enumeration import relative_error
 from analysis.kl.sequences import (
     Sequences,

@@ -6,7 +6,7 @@ import itertools
 
 import torch
 
-from analysis.experiments import preference as study
+from analysis.experiments.chapters import preference as study
 from analysis.experiments.claims import Finding, decides, settle
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.fixed_points import reverse_kl_optimum

@@ -7,7 +7,7 @@ import statistics
 
 import torch
 
-from analysis.experiments import process_rewards as study
+from analysis.experiments.chapters import process_rewards as study
 from analysis.experiments.claims import Finding, decides, settle
 from analysis.kl.credit import credit_moments
 from analysis.kl.sequences import sequence_probability

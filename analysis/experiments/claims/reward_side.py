@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from analysis.experiments import off_policy, reward_side
+from analysis.experiments.chapters import off_policy, reward_side
+from analysis.experiments.chapters.gradients import random_policies, random_tables
+from analysis.experiments.chapters.group_orders import Prompts, random_prompts
 from analysis.experiments.claims import Finding, Verdict, decides, settle
-from analysis.experiments.gradients import random_policies, random_tables
-from analysis.experiments.group_orders import Prompts, random_prompts
 from analysis.kl.ascent import expected_ascent
 from analysis.kl.enumeration import (
     cosine,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from analysis.experiments.chapters.gradients import Policies, random_tables
+from analysis.experiments.chapters.sequences import EXACT, SPREAD, flat_error, quantile
 from analysis.experiments.claims import Finding, decides, settle
-from analysis.experiments.gradients import Policies, random_tables
-from analysis.experiments.sequences import EXACT, SPREAD, flat_error, quantile
 from analysis.kl.credit import (
     credit_moments,
     last_token_groups,

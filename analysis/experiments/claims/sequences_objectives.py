@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from analysis.experiments.chapters.gradients import random_tables
+from analysis.experiments.chapters.sequence_ratios import gradient_weights, random_returns
+from analysis.experiments.chapters.sequences import EXACT, SPREAD, flat_error
 from analysis.experiments.claims import Finding, decides, settle
-from analysis.experiments.gradients import random_tables
-from analysis.experiments.sequence_ratios import gradient_weights, random_returns
-from analysis.experiments.sequences import EXACT, SPREAD, flat_error
 from analysis.kl.credit import credit_moments
 from analysis.kl.estimators import k3
 from analysis.kl.ratio_objectives import ratio_objective_gradient

@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from analysis.experiments.claims import Finding, decides, settle
-from analysis.experiments.gradients import drifted_logits, random_tables
-from analysis.experiments.sequence_ratios import (
+from analysis.experiments.chapters.gradients import drifted_logits, random_tables
+from analysis.experiments.chapters.sequence_ratios import (
     mismatch_gradients,
     order_curves,
     random_returns,
     slope,
 )
-from analysis.experiments.sequences import EXACT, SPREAD, flat_error, quantile
+from analysis.experiments.chapters.sequences import EXACT, SPREAD, flat_error, quantile
+from analysis.experiments.claims import Finding, decides, settle
 from analysis.kl.credit import credit_moments
 from analysis.kl.divergences import chi_square
 from analysis.kl.enumeration import cosine

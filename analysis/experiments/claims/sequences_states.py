@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from analysis.experiments.chapters.gradients import drifted_logits, random_tables
+from analysis.experiments.chapters.sequences import EXACT, SPREAD, flat_error, quantile
 from analysis.experiments.claims import Finding, decides, settle
-from analysis.experiments.gradients import drifted_logits, random_tables
-from analysis.experiments.sequences import EXACT, SPREAD, flat_error, quantile
 from analysis.kl.credit import credit_moments, last_token_groups, weighted_moments
 from analysis.kl.enumeration import reverse_kl_gradient
 from analysis.kl.full_vocabulary import full_vocabulary_gradients, markov_kl, visited_kl

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from analysis.experiments.chapters.gradients import drifted_logits, random_tables
+from analysis.experiments.chapters.sequence_ratios import clip_curves, random_returns, slope
+from analysis.experiments.chapters.sequences import EXACT, SPREAD, flat_error, quantile
 from analysis.experiments.claims import Finding, decides, settle
-from analysis.experiments.gradients import drifted_logits, random_tables
-from analysis.experiments.sequence_ratios import clip_curves, random_returns, slope
-from analysis.experiments.sequences import EXACT, SPREAD, flat_error, quantile
 from analysis.kl.credit import advantage_table
 from analysis.kl.ratio_objectives import (
     performance_difference,

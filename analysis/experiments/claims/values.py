@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from analysis.experiments.chapters.gradients import drifted_logits, random_policies
+from analysis.experiments.chapters.numerics import naive_k3
 from analysis.experiments.claims import Finding, decides, settle
-from analysis.experiments.gradients import drifted_logits, random_policies
-from analysis.experiments.numerics import naive_k3
 from analysis.kl.divergences import chi_square, forward_kl, reverse_kl
 from analysis.kl.enumeration import exact_kl
 from analysis.kl.estimators import k3

@@ -6,11 +6,11 @@ import math
 
 import torch
 
-from analysis.experiments import projection
+from analysis.experiments.chapters import projection
+from analysis.experiments.chapters.imitation import steps_ratio
+from analysis.experiments.chapters.preference import gradient_of
+from analysis.experiments.chapters.routing import routing_drift
 from analysis.experiments.claims import Finding, decides, settle
-from analysis.experiments.imitation import steps_ratio
-from analysis.experiments.preference import gradient_of
-from analysis.experiments.routing import routing_drift
 from analysis.kl.enumeration import cosine, reverse_kl_gradient
 from analysis.kl.sequences import enumerate_sequences, sequence_probability
 from analysis.objectives.gae import generalised_advantage

@@ -6,9 +6,9 @@ import math
 
 import torch
 
+from analysis.experiments.chapters.numerics import overflow_threshold
 from analysis.experiments.diagnosis.measure import Measured
 from analysis.experiments.diagnosis.schema import Finding, Severity, Tail
-from analysis.experiments.numerics import overflow_threshold
 
 #: A root-mean-square log-ratio of 0.1 (its square over two): half of what a clip at 0.2 allows is
 #: used up before the first update. Rounding to bfloat16 in the engine gives about a tenth of it.

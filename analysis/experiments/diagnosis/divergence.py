@@ -7,6 +7,7 @@ import math
 import numpy as np
 import torch
 
+from analysis.experiments.chapters.numerics import clamped_coefficient
 from analysis.experiments.diagnosis.bootstrap import token_means
 from analysis.experiments.diagnosis.schema import (
     Floats,
@@ -15,7 +16,6 @@ from analysis.experiments.diagnosis.schema import (
     SequenceShare,
     Settings,
 )
-from analysis.experiments.numerics import clamped_coefficient
 from analysis.kl.estimators import k2, k3
 from analysis.kl.surrogates import ESTIMATORS, gradient_coefficient
 

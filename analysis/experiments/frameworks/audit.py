@@ -13,8 +13,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from analysis.experiments.chapters.gradients import SAME, drifted_logits
 from analysis.experiments.frameworks.options import OPTIONS, Loss, Option
-from analysis.experiments.gradients import SAME, drifted_logits
 from analysis.kl.enumeration import cosine, exact_kl_gradient, relative_error
 
 

@@ -6,8 +6,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from analysis.experiments.chapters.gradients import random_tables
 from analysis.experiments.frameworks.losses import trl_grpo
-from analysis.experiments.gradients import random_tables
 from analysis.kl.enumeration import relative_error
 from analysis.kl.sequences import (
     Sequences,

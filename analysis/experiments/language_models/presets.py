@@ -7,13 +7,13 @@ On a machine with a GPU and the extra ``lm``, ``folder`` being a path of the res
 
 from __future__ import annotations
 
+from analysis.experiments.ablations.presets import NO_KL, Preset, kl_arms
 from analysis.experiments.language_models.config import (
     ArithmeticTask,
     HubModel,
     LanguageConfig,
     RandomModel,
 )
-from analysis.experiments.presets import NO_KL, Preset, kl_arms
 from analysis.training.pretrained.config import (
     PROJECTIONS,
     ForwardConfig,

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.experiments.ablation import coarsen, over_seeds
+from analysis.experiments.ablations.ablation import coarsen, over_seeds
 from analysis.report import style
 
 #: Updates that one point of a curve averages.

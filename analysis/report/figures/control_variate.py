@@ -12,7 +12,7 @@ from matplotlib.collections import QuadMesh
 from matplotlib.colors import LinearSegmentedColormap, TwoSlopeNorm
 from matplotlib.figure import Figure
 
-from analysis.experiments.gaussian_pairs import GaussianPair
+from analysis.experiments.chapters.gaussian_pairs import GaussianPair
 from analysis.report import style
 
 QUIET = "#5A5A5A"

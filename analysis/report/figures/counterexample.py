@@ -8,7 +8,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.experiments.gaussian_pairs import GaussianPair, log_probs
+from analysis.experiments.chapters.gaussian_pairs import GaussianPair, log_probs
 from analysis.report import style
 
 QUIET = "#5A5A5A"

@@ -11,7 +11,7 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from analysis.experiments.gradients import Arm
+from analysis.experiments.chapters.gradients import Arm
 from analysis.report import style
 
 _QUIET = "#5A5A5A"

@@ -6,7 +6,7 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from analysis.experiments.numerics import clamped_coefficient
+from analysis.experiments.chapters.numerics import clamped_coefficient
 from analysis.kl.estimators import k2, k3
 from analysis.report import style
 

@@ -9,8 +9,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from analysis.experiments.group_orders import Prompts
-from analysis.experiments.single_samples import sampled_descent
+from analysis.experiments.chapters.group_orders import Prompts
+from analysis.experiments.chapters.single_samples import sampled_descent
 from analysis.kl.ascent import expected_ascent
 from analysis.kl.credit import credit_moments
 from analysis.kl.divergences import reverse_kl

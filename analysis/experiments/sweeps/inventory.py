@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.experiments.presets import Preset
-from analysis.experiments.sealed import canonical
-from analysis.experiments.source import source_of
-from analysis.experiments.store import MemberRecord, MemberSpec, Store
+from analysis.experiments.ablations.presets import Preset
+from analysis.experiments.ablations.source import source_of
+from analysis.experiments.sweeps.sealed import canonical
+from analysis.experiments.sweeps.store import MemberRecord, MemberSpec, Store
 from analysis.files import sha256_bytes
 
 COLUMNS = ("config", "arm", "beta", "updates", "seeds")

@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from analysis.experiments.gradients import Arm
+from analysis.experiments.chapters.gradients import Arm
 from analysis.kl.ascent import expected_ascent, token_advantage
 from analysis.kl.fixed_points import (
     euclidean_optimum,

@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from analysis.experiments.gradients import random_policies
+from analysis.experiments.chapters.gradients import random_policies
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.enumeration import exact_kl_gradient, relative_error
 from analysis.kl.scores import expected_score

@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch.distributions import Normal
 
-from analysis.experiments.gaussian_pairs import (
+from analysis.experiments.chapters.gaussian_pairs import (
     LIU_APPENDIX_D,
     GaussianPair,
     draw,

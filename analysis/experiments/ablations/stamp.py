@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from analysis.experiments.settings import PopulationConfig
-from analysis.experiments.source import source_of
+from analysis.experiments.ablations.settings import PopulationConfig
+from analysis.experiments.ablations.source import source_of
 from analysis.training.schema import Schema
 
 

@@ -9,8 +9,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from analysis.experiments.gradients import Policies, drifted_logits
-from analysis.experiments.sequences import flat_error, quantile
+from analysis.experiments.chapters.gradients import Policies, drifted_logits
+from analysis.experiments.chapters.sequences import flat_error, quantile
 from analysis.kl.credit import credit_moments
 from analysis.kl.divergences import chi_square
 from analysis.kl.importance import importance_ratio

@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 import torch
 
-from analysis.experiments.presets import Preset
-from analysis.experiments.settings import setting_of
-from analysis.experiments.stamp import Stamp, current_stamp
+from analysis.experiments.ablations.presets import Preset
+from analysis.experiments.ablations.settings import setting_of
+from analysis.experiments.ablations.stamp import Stamp, current_stamp
 from analysis.training.metrics import METRICS
 from analysis.training.trainer import Failure, PopulationTrainer, RunRecord
 

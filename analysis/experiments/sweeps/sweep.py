@@ -17,14 +17,14 @@ from typing import NamedTuple
 import torch
 
 from analysis.errors import Refused
-from analysis.experiments.ablation import Ablation, tidy
-from analysis.experiments.checkpoints import populations
-from analysis.experiments.presets import Preset
-from analysis.experiments.shards import Job, Outcome, Shard, shards_of
-from analysis.experiments.stamp import current_stamp, merged
-from analysis.experiments.store import MemberRecord, MemberSpec, Store, population_record
-from analysis.experiments.sweep_progress import Progress
-from analysis.experiments.workers import THREADS, Advanced, Died, Failed, Said, Worker
+from analysis.experiments.ablations.ablation import Ablation, tidy
+from analysis.experiments.ablations.presets import Preset
+from analysis.experiments.ablations.stamp import current_stamp, merged
+from analysis.experiments.sweeps.checkpoints import populations
+from analysis.experiments.sweeps.progress import Progress
+from analysis.experiments.sweeps.shards import Job, Outcome, Shard, shards_of
+from analysis.experiments.sweeps.store import MemberRecord, MemberSpec, Store, population_record
+from analysis.experiments.sweeps.workers import THREADS, Advanced, Died, Failed, Said, Worker
 from analysis.files import require_writable
 
 #: Members trained at once: more are slower on a CPU, and lose more when killed.
@@ -116,7 +116,7 @@ def finished_members(preset: Preset, store: Store, source: str) -> list[MemberRe
 
 
 def as_ablation(preset: Preset, records: Sequence[MemberRecord]) -> Ablation:
-    """A finished sweep as what :func:`analysis.experiments.ablation.run` would have returned."""
+    """A finished sweep as what :func:`~analysis.experiments.ablations.ablation.run` returns."""
     run, stamp = population_record(records), merged([record.stamp for record in records])
     return Ablation(preset, tidy(run), run.failures, run.wall_seconds, stamp)
 

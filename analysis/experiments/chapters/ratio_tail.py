@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.experiments.gaussian_pairs import GaussianPair
+from analysis.experiments.chapters.gaussian_pairs import GaussianPair
 
 
 class TailMass(NamedTuple):

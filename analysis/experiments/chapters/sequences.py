@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from analysis.experiments.gradients import Policies
+from analysis.experiments.chapters.gradients import Policies
 from analysis.kl.credit import credit_moments, tie_states, weighted_moments
 from analysis.kl.enumeration import GradientMoments, cosine, relative_error
 from analysis.kl.full_vocabulary import full_vocabulary_gradients, markov_kl

@@ -9,8 +9,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from analysis.experiments.advantages import group_moments, true_gradient
-from analysis.experiments.gradients import random_policies
+from analysis.experiments.chapters.advantages import group_moments, true_gradient
+from analysis.experiments.chapters.gradients import random_policies
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.enumeration import GradientMoments, relative_error, reverse_kl_gradient
 from analysis.kl.scores import expected_score

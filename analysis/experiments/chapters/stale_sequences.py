@@ -9,8 +9,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from analysis.experiments.gradients import Policies, drifted_logits, random_policies
-from analysis.experiments.off_policy import standardised
+from analysis.experiments.chapters.gradients import Policies, drifted_logits, random_policies
+from analysis.experiments.chapters.off_policy import standardised
 from analysis.kl.credit import credit_moments
 from analysis.kl.enumeration import relative_error
 from analysis.kl.importance import importance_ratio

@@ -2,7 +2,7 @@
 
 Recorded, because a build must not wait for it::
 
-    python -c "from analysis.experiments.vocabulary_benchmark import record; record()"
+    python -c "from analysis.experiments.chapters.vocabulary_benchmark import record; record()"
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SOURCES = (
     "kl/vocabulary_blocks.py",
     "kl/divergences.py",
     "kl/estimators.py",
-    "experiments/vocabulary_benchmark.py",
+    "experiments/chapters/vocabulary_benchmark.py",
 )
 
 
@@ -119,7 +119,7 @@ def measure(method: str, vocab: int, tokens: int, width: int, repeats: int = 1) 
         RuntimeError: a child failed; holds the end of what it said.
     """
     code = (
-        "import json; from analysis.experiments.vocabulary_benchmark import measure_here;"
+        "import json; from analysis.experiments.chapters.vocabulary_benchmark import measure_here;"
         f"print(json.dumps(measure_here({method!r}, {vocab}, {tokens}, {width})))"
     )
     runs = []

@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from analysis.experiments.gradients import SAME, Arm, Policies
+from analysis.experiments.chapters.gradients import SAME, Arm, Policies
 from analysis.kl.enumeration import exact_kl_gradient, gradient_moments, relative_error
 
 

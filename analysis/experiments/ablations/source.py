@@ -51,7 +51,7 @@ LANGUAGE_SOURCES = (
     "experiments/language_models/checkpoints.py",
     "experiments/language_models/config.py",
     "experiments/language_models/questions.py",
-    "experiments/settings.py",
+    "experiments/ablations/settings.py",
     "training/pretrained/attention.py",
     "training/pretrained/config.py",
     "training/pretrained/frozen.py",

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from analysis.experiments.shards import Job, Outcome, Shard, complete
+from analysis.experiments.sweeps.shards import Job, Outcome, Shard, complete
 
 #: Of each worker: sums in another order end in other digits, and idle threads that spin cost much.
 THREADS = 1

@@ -8,11 +8,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from analysis.experiments.checkpoints import Checkpoints, Population
-from analysis.experiments.presets import Preset
-from analysis.experiments.settings import PopulationConfig, setting_of
-from analysis.experiments.stamp import Stamp
-from analysis.experiments.store import MemberSpec, Store, member_records
+from analysis.experiments.ablations.presets import Preset
+from analysis.experiments.ablations.settings import PopulationConfig, setting_of
+from analysis.experiments.ablations.stamp import Stamp
+from analysis.experiments.sweeps.checkpoints import Checkpoints, Population
+from analysis.experiments.sweeps.store import MemberSpec, Store, member_records
 from analysis.training.config import Member
 from analysis.training.setting import Setting
 from analysis.training.trainer import PopulationTrainer

@@ -4,7 +4,7 @@ A member's file is named by the hash of its validated configuration and the hash
 source. Layout::
 
     members/<key>-<source>.json    finished members
-    checkpoints/<population>/      unfinished ones: see analysis.experiments.checkpoints
+    checkpoints/<population>/      unfinished ones: see analysis.experiments.sweeps.checkpoints
     locks/<key>.lock               held by whoever computes that member
     quarantine/                    damaged files, kept to be looked at
 
@@ -24,9 +24,9 @@ import numpy as np
 from filelock import FileLock, Timeout
 from pydantic import ConfigDict, Field, model_validator
 
-from analysis.experiments.sealed import Damaged, canonical, seal, unseal
-from analysis.experiments.settings import PopulationConfig
-from analysis.experiments.stamp import Stamp
+from analysis.experiments.ablations.settings import PopulationConfig
+from analysis.experiments.ablations.stamp import Stamp
+from analysis.experiments.sweeps.sealed import Damaged, canonical, seal, unseal
 from analysis.files import replace_file, sha256_bytes
 from analysis.training.config import Member
 from analysis.training.metrics import METRICS

@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from analysis.experiments.gaussian_pairs import (
+from analysis.experiments.chapters.gaussian_pairs import (
     SCHULMAN_FAR,
     SCHULMAN_NEAR,
     GaussianPair,

@@ -9,8 +9,7 @@ from typing import Any
 from pydantic import ConfigDict, ValidationError, validate_call
 
 from analysis.checks import check_choice
-from analysis.experiments.language_models.presets import SMOKE, SMOLLM2
-from analysis.experiments.presets import (
+from analysis.experiments.ablations.presets import (
     CONFIG,
     FULL,
     HALF_STEP,
@@ -19,6 +18,7 @@ from analysis.experiments.presets import (
     kl_arms,
     quick,
 )
+from analysis.experiments.language_models.presets import SMOKE, SMOLLM2
 from analysis.training.config import TrainConfig
 
 

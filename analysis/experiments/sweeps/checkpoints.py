@@ -17,9 +17,9 @@ from typing import Literal
 import safetensors
 import safetensors.torch
 
-from analysis.experiments.sealed import Damaged, canonical, seal, unseal
-from analysis.experiments.settings import PopulationConfig
-from analysis.experiments.stamp import Stamp
+from analysis.experiments.ablations.settings import PopulationConfig
+from analysis.experiments.ablations.stamp import Stamp
+from analysis.experiments.sweeps.sealed import Damaged, canonical, seal, unseal
 from analysis.files import replace_file, sha256_bytes
 from analysis.training.config import Member
 from analysis.training.schema import Schema

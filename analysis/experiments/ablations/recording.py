@@ -3,7 +3,7 @@
 ``curves.csv`` holds the tidy curves, ``final.csv`` one row per member, both with six significant
 digits. The folder appears whole or not at all. The recorded runs of the book are made by::
 
-    python -c "from analysis.experiments.recording import record_all; record_all()"
+    python -c "from analysis.experiments.ablations.recording import record_all; record_all()"
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ import pandas as pd
 import torch
 
 import analysis
-from analysis.experiments.ablation import Ablation, final, run, tidy
-from analysis.experiments.folders import read_manifest, write_folder
-from analysis.experiments.presets import FULL, HALF_STEP, Preset
-from analysis.experiments.settings import setting_of
+from analysis.experiments.ablations.ablation import Ablation, final, run, tidy
+from analysis.experiments.ablations.folders import read_manifest, write_folder
+from analysis.experiments.ablations.presets import FULL, HALF_STEP, Preset
+from analysis.experiments.ablations.settings import setting_of
 from analysis.training.metrics import METRICS
 from analysis.training.trainer import PopulationTrainer
 
 _RESULTS = Path(analysis.__path__[0]).parent / "results"
-#: The recorded runs of the book: :data:`analysis.experiments.presets.FULL` and ``HALF_STEP``.
+#: The recorded runs of the book: ``FULL`` and ``HALF_STEP`` of
+#: :mod:`analysis.experiments.ablations.presets`.
 RECORDED = _RESULTS / "grpo_tiny_cpu"
 RECORDED_HALF_STEP = _RESULTS / "grpo_tiny_cpu_half_step"
 

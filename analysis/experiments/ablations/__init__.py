@@ -1,0 +1,1 @@
+"""Presets of populations, their runs, tables and recordings."""

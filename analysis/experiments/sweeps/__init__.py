@@ -1,0 +1,1 @@
+"""Members trained once and stored, whatever happens: shards, workers, checkpoints."""
