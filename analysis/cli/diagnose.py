@@ -38,11 +38,12 @@ def diagnose(
 ) -> None:
     """Measure the log-probs of a run and say what to change, in order.
 
-    Reads CSV, JSON lines (both also gzipped) and parquet, one row a token or one row a sequence.
+    Reads CSV, JSON lines (both also gzipped) and parquet, one row a token or one row a sequence;
+    of a folder, all such files.
     Ends with status 3 if --fail-on matches a finding.
 
     Args:
-        file: the dump; see --how-to-dump.
+        file: the dump, or a folder of them; see --how-to-dump.
         page: write a page with plots here (HTML, one file).
         json: write the report here, for a machine.
         fail_on: codes or severities (error, warning, note), separated by commas.

@@ -15,6 +15,7 @@ import pandas as pd
 
 from analysis.errors import Refused
 from analysis.experiments.diagnosis.columns import assemble, canonical
+from analysis.experiments.diagnosis.folders import join
 from analysis.experiments.diagnosis.schema import Rollouts
 
 FORMATS = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".parquet")
@@ -23,13 +24,18 @@ JSON_CHUNK = 20_000
 
 
 def read_rollouts(path: Path) -> Rollouts:
-    """The rollouts of a file; its ending says the format.
+    """The rollouts of a file, whose ending says the format, or of all such files in a folder.
 
     Raises:
         Refused: no such file, another format, an unreadable or empty file, or a bad row: one line
             naming file, row and column. Rows are numbered as lines of the file.
     """
     name = path.name.lower()
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.name.lower().endswith(FORMATS))
+        if not files:
+            raise Refused(f"{path}: holds no dump; give one of {', '.join(FORMATS)}")
+        return join({file: read_rollouts(file) for file in files})
     if not path.is_file():
         raise Refused(f"{path}: no such file")
     if not path.stat().st_size:

@@ -1,0 +1,15 @@
+"""TRL's GRPO trainer with any KL term: needs ``pip install 'kl-term[trl]'``."""
+
+from __future__ import annotations
+
+try:
+    import trl as _  # noqa: F401
+except ImportError:
+    raise ImportError(
+        "analysis.integrations.trl needs TRL, which is not installed: pip install 'kl-term[trl]'"
+    ) from None
+
+from analysis.integrations.term import KLTerm
+from analysis.integrations.trl.trainer import KLGRPOTrainer
+
+__all__ = ["KLGRPOTrainer", "KLTerm"]

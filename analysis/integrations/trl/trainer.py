@@ -1,0 +1,284 @@
+"""TRL's GRPOTrainer, whose KL term is any of ours: TRL's own loss without KL, plus the term."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import trl
+from torch import Tensor
+from trl import GRPOConfig, GRPOTrainer
+
+from analysis.experiments.diagnosis.dumping import append_rollouts
+from analysis.integrations.measurements import Sampled, measure
+from analysis.integrations.term import KLTerm, loss_terms, penalised_advantages
+from analysis.integrations.trl import hidden_states
+from analysis.integrations.trl.aggregation import LOSS_TYPES, loss_weights
+from analysis.kl.chunked import reverse_kl_from_hidden
+
+#: What this was written against: the methods it extends are no public interface of TRL.
+TRL_VERSION = "1.16.0"
+#: ``k3_clip`` caps the ratio here.
+MAX_RATIO = 10.0
+
+
+class KLGRPOTrainer(GRPOTrainer):
+    """GRPO with a choice of KL term, measured at every step.
+
+    Everything but the KL term is TRL's, its options included. The coefficient is
+    ``GRPOConfig.beta``. The term is weighed, masked and aggregated as TRL's own, which it
+    replaces; without a choice it *is* TRL's own, by TRL's own options.
+
+    In the reward, the KL of the policy that sampled is subtracted from the advantages after their
+    normalisation.
+
+    Refused, each with one line: a negative ``beta``; ``beta`` with ``estimator='none'``, which
+    measures only; a choice of term that contradicts ``use_bias_correction_kl=False``; a
+    ``loss_type`` that this does not know; and, with ``estimator='exact'``, DeepSpeed, FSDP and
+    models with scaled or capped logits.
+
+    Args:
+        model, reward_funcs, args, others: as TRL's.
+        kl_term: which term. Left out, it is TRL's own: k3 in the loss, weighed by the attached
+            ratio if ``use_bias_correction_kl``.
+        dump_rollouts: folder for the log-probs of every training step, as ``analysis diagnose``
+            reads them.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: GRPOConfig | None = None,
+        *others: Any,
+        kl_term: KLTerm | None = None,
+        dump_rollouts: str | Path | None = None,
+        **named: Any,
+    ) -> None:
+        args = GRPOConfig() if args is None else args
+        self.kl_term = chosen_term(kl_term, args)
+        self.kl_beta = args.beta
+        self._scored = self._rewards = self._hidden = None
+        # TRL loads and evaluates a reference where beta is not zero.
+        beta = 1.0 if self.kl_term.estimator == "none" else args.beta
+        if dump_rollouts is not None and beta == 0:
+            raise ValueError(
+                "dump_rollouts needs a reference: set GRPOConfig.beta, or give "
+                "kl_term=KLTerm(estimator='none') to measure without a KL term"
+            )
+        with _replaced(args, beta=beta):
+            super().__init__(model, reward_funcs, args, *others, **named)
+        if self._exact:
+            self._refuse_sharding()
+            hidden_states.refuse_nonlinear_heads(self._unwrapped(self.model))
+        self.dump_path = None
+        if dump_rollouts is not None:
+            folder = Path(dump_rollouts)
+            folder.mkdir(parents=True, exist_ok=True)
+            self.dump_path = folder / f"rollouts-{self.accelerator.process_index}.jsonl"
+
+    @property
+    def _exact(self) -> bool:
+        return self.kl_term.estimator == "exact" and self.kl_beta != 0
+
+    def _has_term(self, placement: str) -> bool:
+        term = self.kl_term
+        return term.estimator != "none" and term.placement == placement and self.kl_beta != 0
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        in_reward = self._has_term("reward")
+        with ExitStack() as stack:
+            if in_reward:  # TRL drops the sampler's log-probs where one update follows a rollout
+                later = self.args.gradient_accumulation_steps + 1
+                stack.enter_context(_replaced(self, num_iterations=later))
+            output = super()._generate_and_score_completions(inputs)
+        output["rewards"] = self._rewards
+        if self._exact:
+            output["ref_hidden"] = self._hidden  # the reference is what TRL scores last
+        if in_reward:
+            without = output["advantages"]
+            output["advantages"] = penalised_advantages(
+                self.kl_term,
+                self.kl_beta,
+                without,
+                output["old_per_token_logps"],
+                output["ref_per_token_logps"],
+                _loss_mask(output),
+            )
+            without = without if without.ndim > 1 else without.unsqueeze(-1)
+            output["kl_penalties"] = (without - output["advantages"]) * _loss_mask(output)
+        self._scored = self._hidden = None
+        return output
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, *others: Any) -> Tensor:
+        rewards = super()._calculate_rewards(inputs, prompts, *others)
+        first = self.accelerator.process_index * len(prompts)
+        own = rewards[first : first + len(prompts)]
+        self._rewards = (own * self.reward_weights.to(own.device)).nansum(dim=1)
+        return rewards
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor, length: int, *others, **named
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        scored = super()._get_per_token_logps_and_entropies
+        if not self._exact:
+            found = scored(model, input_ids, attention_mask, length, *others, **named)
+        else:
+            with hidden_states.last_hidden_states(self._unwrapped(model)) as seen:
+                found = scored(model, input_ids, attention_mask, length, *others, **named)
+            self._hidden = hidden_states.before_completion(seen, length)
+        self._scored = found[0]
+        return found
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        with _replaced(self, beta=0.0):
+            loss = super()._compute_loss(model, inputs)
+        logp, hidden = self._scored, self._hidden
+        self._scored = self._hidden = None
+        sampled = Sampled(
+            logp=logp,
+            old_logp=inputs.get("old_per_token_logps", logp.detach()),
+            mask=_loss_mask(inputs),
+            ref_logp=inputs.get("ref_per_token_logps"),
+            sampler_logp=inputs.get("sampling_per_token_logps"),
+        )
+        terms = None
+        if self._exact:
+            terms = self._exact_terms(model, hidden, inputs["ref_hidden"], sampled.mask)
+        elif self._has_term("loss"):
+            terms = loss_terms(self.kl_term, logp, sampled.ref_logp, sampled.old_logp, sampled.mask)
+        added = torch.zeros_like(loss)
+        if terms is not None:
+            weights = self._loss_weights(sampled.mask, inputs)
+            added = self.kl_beta * (weights * terms).sum()
+        self._log_measurements(sampled, inputs, terms, added.detach())
+        if self.dump_path is not None and self.model.training:
+            self._dump(sampled, inputs)
+        return loss + added
+
+    def _exact_terms(self, model: Any, hidden: Tensor, ref_hidden: Tensor, mask: Tensor) -> Tensor:
+        policy = self._unwrapped(model)
+        reference = policy if self.ref_model is None else self._unwrapped(self.ref_model)
+        return reverse_kl_from_hidden(
+            hidden,
+            hidden_states.head_of(policy, self.temperature),
+            ref_hidden,
+            hidden_states.head_of(reference, self.temperature),
+            mask=mask,
+        )
+
+    def _loss_weights(self, mask: Tensor, inputs: dict[str, Any]) -> Tensor:
+        training = self.model.training
+        accumulation = self.current_gradient_accumulation_steps if training else 1
+        num_items = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
+        if training:  # counted over all steps of a generation: scaled to one accumulation window
+            num_items = num_items * accumulation / self.args.steps_per_generation
+        return loss_weights(
+            mask,
+            self.loss_type,
+            accumulation=accumulation,
+            max_length=self.max_completion_length,
+            num_items=num_items,
+        )
+
+    def _log_measurements(
+        self, sampled: Sampled, inputs: dict[str, Any], terms: Tensor | None, added: Tensor
+    ) -> None:
+        found = measure(
+            sampled,
+            max_ratio=MAX_RATIO if self.kl_term.estimator == "k3_clip" else None,
+            terms=None if terms is None else terms.detach(),
+            total=self._total,
+            penalties=inputs.get("kl_penalties"),
+            gather=lambda x: self.accelerator.gather(
+                self.accelerator.pad_across_processes(x, dim=0, pad_index=float("nan"))
+            ),
+        )
+        if terms is not None:
+            found["loss"] = self.accelerator.gather(added).mean().item()
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        for name, value in found.items():
+            metrics[f"kl_term/{name}"].append(value)
+        if "term" in found:
+            metrics["kl"].append(found["term"])  # TRL's name for it
+
+    def _total(self, values: Tensor) -> Tensor:
+        return self.accelerator.reduce(values, reduction="sum")
+
+    def _dump(self, sampled: Sampled, inputs: dict[str, Any]) -> None:
+        append_rollouts(
+            self.dump_path,
+            step=self.state.global_step,
+            advantage=inputs["advantages"],
+            reward=inputs["rewards"],
+            **sampled._asdict(),
+        )
+
+    def _unwrapped(self, model: Any) -> Any:
+        return self.accelerator.unwrap_model(model)
+
+    def _refuse_sharding(self) -> None:
+        for name, sharded in (
+            ("DeepSpeed", self.is_deepspeed_enabled),
+            ("FSDP", self.is_fsdp_enabled),
+        ):
+            if sharded:
+                raise ValueError(
+                    f"estimator='exact' does not run under {name}, which shards the head: "
+                    "use k2 in the loss"
+                )
+
+
+def chosen_term(kl_term: KLTerm | None, args: GRPOConfig) -> KLTerm:
+    """The term that is asked for, or the one that TRL's own options describe.
+
+    Raises:
+        ValueError: the options contradict each other, or are not supported.
+    """
+    if not trl.__version__.startswith(TRL_VERSION.rpartition(".")[0] + "."):
+        warnings.warn(
+            f"KLGRPOTrainer extends methods of TRL {TRL_VERSION}; this is {trl.__version__}",
+            stacklevel=3,
+        )
+    if args.loss_type not in LOSS_TYPES:
+        raise ValueError(
+            f"loss_type={args.loss_type!r} is not supported; use one of {', '.join(LOSS_TYPES)}"
+        )
+    if not args.beta >= 0:
+        raise ValueError(f"GRPOConfig.beta={args.beta} rewards divergence: it must be >= 0")
+    if kl_term is None:
+        if not args.use_bias_correction_kl:
+            return KLTerm()
+        by_level = {"token": "token", "sequence": "geometric"}
+        return KLTerm(weighting="attached", ratio=by_level[args.importance_sampling_level])
+    if kl_term.estimator == "none" and args.beta != 0:
+        raise ValueError(f"estimator='none' measures only: set GRPOConfig.beta={args.beta} to 0")
+    if kl_term.weighting != "none" and not args.use_bias_correction_kl:
+        raise ValueError(
+            f"weighting={kl_term.weighting!r} contradicts use_bias_correction_kl=False: "
+            "leave TRL's option at its default"
+        )
+    return kl_term
+
+
+def _loss_mask(inputs: dict[str, Any]) -> Tensor:
+    """[B, T] booleans: tokens of completions that the model itself wrote."""
+    mask = inputs["completion_mask"]
+    return (mask * inputs["tool_mask"] if "tool_mask" in inputs else mask).bool()
+
+
+@contextmanager
+def _replaced(owner: Any, **values: Any) -> Iterator[None]:
+    """Attributes of an object, replaced for a while."""
+    before = {name: getattr(owner, name) for name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)

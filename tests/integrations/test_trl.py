@@ -1,0 +1,375 @@
+"""Our KL terms in TRL's trainer: its own loss to the last digits, and each other term by hand."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from analysis.integrations.measurements import MEASUREMENTS
+from analysis.integrations.term import KLTerm
+
+pytest.importorskip("trl", reason="the extra trl is not installed: make test-full")
+
+spec = importlib.util.spec_from_file_location("tiny_trl", Path(__file__).with_name("tiny_trl.py"))
+tiny_trl = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tiny_trl)
+
+from trl import GRPOTrainer  # noqa: E402
+
+from analysis.integrations.trl import KLGRPOTrainer  # noqa: E402
+from analysis.integrations.trl.aggregation import LOSS_TYPES  # noqa: E402
+
+BETA = 0.5
+TERMS = [
+    *(
+        KLTerm(estimator=estimator, weighting=weighting)
+        for estimator in ("k1", "k2", "k3", "k3_clip", "minimax01")
+        for weighting in ("none", "attached", "detached")
+    ),
+    *(
+        KLTerm(estimator="k2", weighting="detached", ratio=ratio)
+        for ratio in ("prefix", "sequence", "geometric")
+    ),
+    *(
+        KLTerm(estimator=estimator, level="sequence", weighting=weighting)
+        for estimator in ("k1", "k2", "k3")
+        for weighting in ("none", "attached", "detached")
+    ),
+    KLTerm(estimator="exact"),
+    *(
+        KLTerm(estimator=estimator, placement="reward", credit=credit)
+        for estimator in ("k1", "k2", "k3")
+        for credit in ("immediate", "to_go")
+    ),
+    KLTerm(estimator="k1", placement="reward", level="sequence"),
+]
+
+
+def label(term: KLTerm) -> str:
+    return "-".join(str(value) for value in term.model_dump(exclude_defaults=True).values()) or "k3"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    return tiny_trl.save_model(tmp_path_factory.mktemp("model"), seed=3)
+
+
+@pytest.fixture
+def make(model, tmp_path):
+    def maker(kl_term=None, *, dump_rollouts=None, **settings):
+        given = tiny_trl.arguments(model, tmp_path, beta=BETA, **settings)
+        return KLGRPOTrainer(**given, kl_term=kl_term, dump_rollouts=dump_rollouts)
+
+    return maker
+
+
+def stale_batch(trainer, *, training: bool = True):
+    """A micro-batch whose sampler is not the policy, and the reference neither."""
+    trainer.model.train(training)
+    trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+    torch.manual_seed(0)
+    move(trainer.model, 0.05)
+    rows = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
+    prompts = [
+        row
+        for row in list(trainer.train_dataset)[: rows // tiny_trl.GROUP]
+        for _ in range(tiny_trl.GROUP)
+    ]
+    inputs = trainer._prepare_inputs(prompts)
+    assert len(set(inputs["completion_mask"].sum(1).tolist())) > 1, "completions of one length"
+    move(trainer.model, 0.03)
+    return inputs
+
+
+def move(model, distance: float) -> None:
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.add_(distance * torch.randn_like(weights))
+
+
+def loss_of(kind, trainer, inputs):
+    """Loss and gradient by the code of one class or the other."""
+    return with_gradient(trainer, kind._compute_loss(trainer, trainer.model, inputs))
+
+
+def with_gradient(trainer, value):
+    return value.detach(), torch.cat(
+        [g.flatten() for g in torch.autograd.grad(value, list(trainer.model.parameters()))]
+    )
+
+
+def assert_equal(ours, theirs, tolerance: float = 1e-6) -> None:
+    torch.testing.assert_close(ours[0], theirs[0], rtol=tolerance, atol=tolerance)
+    scale = theirs[1].abs().max()
+    assert scale > 1e-3
+    assert (ours[1] - theirs[1]).abs().max() <= 5 * tolerance * scale
+
+
+CASES = [
+    *({"loss_type": name, "num_iterations": 2} for name in LOSS_TYPES),
+    {"num_iterations": 1},
+    {"num_iterations": 2, "use_bias_correction_kl": False},
+    {"num_iterations": 3, "importance_sampling_level": "sequence", "loss_type": "grpo"},
+    {"num_iterations": 2, "importance_sampling_level": "sequence", "loss_type": "luspo"},
+    {
+        "num_iterations": 2,
+        "importance_sampling_level": "sequence",
+        "use_bias_correction_kl": False,
+    },
+    {"num_iterations": 2, "gradient_accumulation_steps": 2},
+    {"num_iterations": 2, "steps_per_generation": 4},
+    {"num_iterations": 2, "gradient_accumulation_steps": 2, "loss_type": "dr_grpo"},
+    {"num_iterations": 2, "top_entropy_quantile": 0.5, "entropy_coef": 0.01},
+    {"num_iterations": 2, "delta": 1.5, "off_policy_mask_threshold": 0.05},
+    {"num_iterations": 2, "scale_rewards": "batch", "temperature": 0.7},
+    {"num_iterations": 2, "mask_truncated_completions": True},
+]
+
+
+@pytest.mark.parametrize("settings", CASES, ids=str)
+def test_without_a_choice_the_loss_is_that_of_trl(make, settings):
+    trainer = make(**settings)
+    inputs = stale_batch(trainer)
+    ours, theirs = (loss_of(kind, trainer, inputs) for kind in (KLGRPOTrainer, GRPOTrainer))
+    assert_equal(ours, theirs)
+    logged, theirs_logged = trainer._metrics["train"]["kl"]
+    assert logged == pytest.approx(theirs_logged, rel=1e-5)
+    trainer.kl_beta = -BETA
+    flipped = loss_of(KLGRPOTrainer, trainer, inputs)
+    with pytest.raises(AssertionError):
+        assert_equal(flipped, theirs, 1e-2)
+
+
+def test_in_evaluation_the_loss_is_that_of_trl(make):
+    trainer = make(num_iterations=2, gradient_accumulation_steps=2, steps_per_generation=2)
+    inputs = stale_batch(trainer, training=False)
+    ours, theirs = (loss_of(kind, trainer, inputs) for kind in (KLGRPOTrainer, GRPOTrainer))
+    assert_equal(ours, theirs)
+
+
+def test_whole_run_is_that_of_trl(make, model, tmp_path):
+    settings = {"num_iterations": 2, "max_steps": 4, "learning_rate": 1e-3}
+    given = tiny_trl.arguments(model, tmp_path, beta=BETA, **settings)
+    theirs = GRPOTrainer(**given)
+    theirs.train()
+    ours = make(**settings)
+    ours.train()
+    for one, other in zip(ours.state.log_history[:-1], theirs.state.log_history[:-1], strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4, abs=1e-6)
+        assert one["reward"] == other["reward"] if "reward" in other else True
+    assert theirs.state.log_history[-2]["kl"] > 0
+
+
+def by_hand(term: KLTerm, trainer, inputs) -> torch.Tensor:
+    """The KL term's share of a dapo loss, token by token, from the model's own logits."""
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+    attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+    length = inputs["completion_ids"].shape[1]
+
+    def table(model):
+        logits = model(input_ids=ids, attention_mask=attention).logits[:, -length - 1 : -1]
+        return (logits / trainer.temperature).log_softmax(-1)
+
+    policy = table(trainer.model)
+    with torch.no_grad():
+        reference = table(trainer.ref_model)
+    tokens = inputs["completion_ids"].unsqueeze(-1)
+    logp, ref = policy.gather(-1, tokens)[..., 0], reference.gather(-1, tokens)[..., 0]
+    old = inputs["old_per_token_logps"]
+    total = 0.0
+    for row, mask in enumerate(inputs["completion_mask"].tolist()):
+        count = sum(mask)
+        row_logp, row_ref, row_old = logp[row, :count], ref[row, :count], old[row, :count]
+        if term.level == "sequence":
+            value = value_by_hand(term.estimator, row_logp.sum(), row_ref.sum())
+            total = total + weighted(term, value, (row_logp - row_old).sum().exp())
+            continue
+        for t in range(count):
+            if term.estimator == "exact":
+                p, q = policy[row, t], reference[row, t]
+                total = total + sum(p[a].exp() * (p[a] - q[a]) for a in range(len(p)))
+                continue
+            value = value_by_hand(term.estimator, row_logp[t], row_ref[t])
+            ratios = row_logp - row_old
+            span = {
+                "token": ratios[t],
+                "prefix": ratios[: t + 1].sum(),
+                "sequence": ratios.sum(),
+                "geometric": ratios.mean(),
+            }
+            total = total + weighted(term, value, span[term.ratio].exp())
+    return BETA * total / inputs["num_items_in_batch"]
+
+
+def value_by_hand(estimator: str, logp, ref):
+    r = (ref - logp).exp()
+    return {
+        "k1": logp - ref,
+        "k2": (logp - ref) ** 2 / 2,
+        "k3": r - 1 - (ref - logp),
+        "k3_clip": r.clamp(max=10.0) - 1 - (ref - logp),
+        "minimax01": (logp.exp() - ref.exp()).detach() * logp,
+    }[estimator]
+
+
+def weighted(term: KLTerm, value, ratio):
+    return value * {"none": 1.0, "attached": ratio, "detached": ratio.detach()}[term.weighting]
+
+
+@pytest.mark.parametrize("term", [t for t in TERMS if t.placement == "loss"], ids=label)
+def test_term_in_the_loss_is_the_one_by_hand(make, term):
+    trainer = make(term, num_iterations=2, temperature=0.8)
+    inputs = stale_batch(trainer)
+    with_term = loss_of(KLGRPOTrainer, trainer, inputs)
+    trainer.beta = 0.0
+    without = loss_of(GRPOTrainer, trainer, inputs)
+    ours = tuple(one - other for one, other in zip(with_term, without, strict=True))
+    theirs = with_gradient(trainer, by_hand(term, trainer, inputs))
+    assert_equal(ours, theirs, 2e-5)
+    with pytest.raises(AssertionError):
+        assert_equal(ours, tuple(-x for x in theirs), 1e-1)
+
+
+@pytest.mark.parametrize("term", [t for t in TERMS if t.placement == "reward"], ids=label)
+@pytest.mark.parametrize("iterations", [1, 2])
+def test_term_in_the_reward_is_the_one_by_hand(make, term, iterations):
+    trainer, plain = (make(t, num_iterations=iterations) for t in (term, None))
+    inputs, without = stale_batch(trainer), stale_batch(plain)
+    torch.testing.assert_close(inputs["completion_ids"], without["completion_ids"])
+    old, ref = inputs["old_per_token_logps"], inputs["ref_per_token_logps"]
+    assert (old - ref).abs().max() > 0.1
+    for row, mask in enumerate(inputs["completion_mask"].tolist()):
+        count = sum(mask)
+        if term.level == "sequence":
+            owed = [value_by_hand(term.estimator, old[row, :count].sum(), ref[row, :count].sum())]
+            owed *= count
+        else:
+            owed = [value_by_hand(term.estimator, old[row, t], ref[row, t]) for t in range(count)]
+            if term.credit == "to_go":
+                owed = [sum(owed[t:]) for t in range(count)]
+        expected = without["advantages"][row] - BETA * torch.stack(owed)
+        torch.testing.assert_close(
+            inputs["advantages"][row, :count], expected, rtol=1e-5, atol=1e-5
+        )
+        assert not torch.allclose(
+            inputs["advantages"][row, :count], without["advantages"][row] + BETA * torch.stack(owed)
+        )
+    trainer.beta = 0.0
+    inputs.pop("kl_penalties")
+    ours, theirs = (loss_of(kind, trainer, inputs) for kind in (KLGRPOTrainer, GRPOTrainer))
+    assert_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("term", TERMS, ids=label)
+def test_every_term_trains_and_is_measured(make, term, tmp_path):
+    trainer = make(term, num_iterations=2, max_steps=3)
+    trainer.train()
+    first, *_, last = trainer.state.log_history[:-1]
+    assert first["kl_term/k1"] == pytest.approx(0.0, abs=1e-6)
+    assert last["kl_term/max_abs_log_ratio"] > 0
+    logged = {name.removeprefix("kl_term/") for name in last if name.startswith("kl_term/")}
+    wanted = {"k1", "k2", "k3", "max_abs_log_ratio", "k3_gradient_gap", "ess"}
+    wanted |= {"penalty"} if term.placement == "reward" else {"term", "loss"}
+    wanted |= {"capped"} if term.estimator == "k3_clip" else set()
+    assert logged == wanted
+    assert logged <= set(MEASUREMENTS)
+    assert all(math.isfinite(last[f"kl_term/{name}"]) for name in logged)
+
+
+def test_none_measures_a_reference_that_the_loss_does_not_see(model, tmp_path):
+    given = tiny_trl.arguments(model, tmp_path, beta=0.0, num_iterations=2)
+    plain = GRPOTrainer(**given)
+    plain.train()
+    trainer = KLGRPOTrainer(**given, kl_term=KLTerm(estimator="none"))
+    trainer.train()
+    for ours, theirs in zip(trainer.state.log_history, plain.state.log_history, strict=True):
+        assert ours.get("loss") == theirs.get("loss")
+    assert trainer.state.log_history[2]["kl_term/k3"] > 0
+    assert "kl" not in trainer.state.log_history[2]
+
+
+def test_exact_loss_has_the_value_that_is_logged(make):
+    trainer = make(KLTerm(estimator="exact"), num_iterations=2, loss_type="bnpo")
+    inputs = stale_batch(trainer)
+    trainer._compute_loss(trainer.model, inputs)
+    metrics = trainer._metrics["train"]
+    assert metrics["kl_term/loss"] == pytest.approx([BETA * metrics["kl_term/term"][0]], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"estimator": "minimax01", "placement": "reward"}, "works in the loss only"),
+        ({"estimator": "exact", "weighting": "attached"}, "weighting='attached' has no meaning"),
+        ({"estimator": "none", "level": "sequence"}, "level='sequence' has no meaning"),
+        ({"placement": "reward", "weighting": "detached"}, "has the ratio already"),
+        ({"credit": "to_go"}, "credit='to_go' has no meaning in the loss"),
+        ({"ratio": "prefix"}, "ratio='prefix' has no meaning without a weighting"),
+        ({"estimator": "k5"}, "Input should be"),
+    ],
+)
+def test_terms_without_meaning_are_refused(fields, message):
+    with pytest.raises(ValidationError, match=message):
+        KLTerm(**fields)
+
+
+@pytest.mark.parametrize(
+    ("kl_term", "settings", "message"),
+    [
+        (None, {"beta": -0.1}, "rewards divergence"),
+        (KLTerm(estimator="none"), {"beta": 0.1}, "measures only"),
+        (KLTerm(weighting="attached"), {"use_bias_correction_kl": False}, "contradicts"),
+        (None, {"loss_type": "ppo"}, "loss_type='ppo' is not supported"),
+    ],
+)
+def test_contradictions_are_refused(model, tmp_path, kl_term, settings, message):
+    given = tiny_trl.arguments(model, tmp_path, **settings)
+    with pytest.raises(ValueError, match=message) as raised:
+        KLGRPOTrainer(**given, kl_term=kl_term)
+    assert "\n" not in str(raised.value)
+
+
+def test_exact_refuses_heads_that_are_not_linear(make):
+    trainer = make(KLTerm(estimator="exact"))
+    from analysis.integrations.trl.hidden_states import refuse_nonlinear_heads
+
+    refuse_nonlinear_heads(trainer.model)
+    trainer.model.config.final_logit_softcapping = 30.0
+    with pytest.raises(ValueError, match=r"final_logit_softcapping=30\.0"):
+        refuse_nonlinear_heads(trainer.model)
+
+
+def test_a_dump_needs_a_reference(model, tmp_path):
+    given = tiny_trl.arguments(model, tmp_path, beta=0.0)
+    with pytest.raises(ValueError, match="dump_rollouts needs a reference"):
+        KLGRPOTrainer(**given, dump_rollouts=tmp_path / "dump")
+
+
+def test_dump_is_diagnosed(make, tmp_path, capsys):
+    from analysis.cli.diagnose import diagnose
+
+    trainer = make(
+        KLTerm(estimator="k1", placement="reward", credit="to_go"),
+        dump_rollouts=tmp_path / "dump",
+        num_iterations=2,
+        max_steps=4,
+        gradient_accumulation_steps=2,
+    )
+    trainer.train()
+    lines = [json.loads(line) for line in (tmp_path / "dump" / "rollouts-0.jsonl").open()]
+    assert len(lines) == 4 * 2 * tiny_trl.PROMPTS * tiny_trl.GROUP
+    diagnose(tmp_path / "dump", json=tmp_path / "report.json", page=tmp_path / "page.html")
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["steps"] == 4
+    assert report["sequences"] == len(lines)
+    counted = sum(sum(line["mask"]) for line in lines)
+    assert report["tokens"] == counted
+    assert "KL by k1" in capsys.readouterr().out
+    logged = [log["kl_term/k1"] for log in trainer.state.log_history if "kl_term/k1" in log]
+    assert len(logged) == len(report["by_step"])
