@@ -130,6 +130,32 @@ def kl_penalty(
     return ESTIMATORS[estimator](logp.detach(), ref_logp.detach())
 
 
+def straight_through(value: Values, gradient: Values) -> Values:
+    r"""A loss that reports one estimator and is differentiated as another.
+
+    .. math:: \ell = g + \mathrm{sg}(v - g)
+
+    What a log shows and what training follows then differ: k3's value with k2's gradient reads as
+    a KL that is never negative and moves the policy along the reverse KL.
+
+    Equation: ``straight_through``
+    Source: Bengio et al. (2013), the straight-through estimator; ``+`` types of verl's KL loss.
+    Gradient: that of ``gradient``.
+
+    Args:
+        value: [...], nats; what the result equals.
+        gradient: [...], nats; what it is differentiated as.
+
+    Returns:
+        [...].
+
+    Raises:
+        ValueError: on a shape mismatch.
+    """
+    check_same_shape("value", value, "gradient", gradient)
+    return gradient + (value - gradient).detach()
+
+
 def minimax01(logp: LogProbs, ref_logp: LogProbs) -> Values:
     r"""The KL surrogate ascribed to MiniMax-01: the difference of probabilities as coefficient.
 

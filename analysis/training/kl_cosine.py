@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from analysis.kl.divergences import reverse_kl
-from analysis.training.config import RunConfig
-from analysis.training.kl_term import KLTerm
+from analysis.training.batch import Batch
+from analysis.training.divergence_term import Views
 from analysis.training.rollout import token_logp
-from analysis.training.step import Batch, member_token_weights
+from analysis.training.step import Terms
 
 
 class KLObjectives(NamedTuple):
@@ -21,27 +21,28 @@ class KLObjectives(NamedTuple):
     exact: Tensor
 
 
-def kl_objectives(config: RunConfig, kl_term: KLTerm, batch: Batch, logits: Tensor) -> KLObjectives:
+def kl_objectives(terms: Terms, batch: Batch, logits: Tensor) -> KLObjectives:
     r"""What an arm's KL term adds to the loss, and the exact reverse KL with the same weights.
 
-    .. math:: \sum_t w_t \big(\beta\, \ell_t - \rho_t \hat k_t\big) \quad \text{and} \quad
+    .. math:: \sum_t w_t\, \beta \big(\ell_t + \rho_t \hat k_t\big) \quad \text{and} \quad
         \sum_t w_t\, \mathrm{KL}(\pi_\theta \Vert \pi_{\mathrm{ref}})(s_t)
 
-    with :math:`\ell` the KL loss, :math:`\hat k` the (negative) share of the advantages that comes
-    from a KL in the reward, and :math:`\rho` the ratio to the sampler, unclipped. States count as
-    given: what a token does to later states is in neither, unless ``to_go`` credit puts it in the
-    arm's.
+    with :math:`\ell` the KL loss, :math:`\hat k` what a token owes of a KL in the reward, and
+    :math:`\rho` the ratio to the sampler, unclipped. States count as given: what a token does to
+    later states is in neither, unless ``to_go`` credit puts it in the arm's.
 
     Args:
         logits: [M, P, G, T, V], at the sampling temperature, with gradient.
     """
-    completions, old_logp, mask = batch.rollout[2:]
-    logp = token_logp(logits, completions, temperature=1.0)
-    kl = kl_term.loss(logp, batch.ref_logp, old_logp, logits, batch.ref_logits, mask)
+    rollout = batch.rollout
+    old_logp, mask = rollout.old_logp, rollout.mask
+    logp = token_logp(logits, rollout.completions, temperature=1.0)
+    kl = terms.kl.loss(Views(logp, old_logp, batch.ref_logp, logits, batch.ref_logits, mask))
     ratio = torch.exp(torch.where(mask, logp - old_logp, 0.0))
     exact = torch.where(mask, reverse_kl(logits, batch.ref_logits), 0.0)
-    weights = member_token_weights(mask, logp.dtype)
-    parts = (kl - ratio * kl_term.share(config, old_logp, batch.ref_logp, mask), exact)
+    weights = terms.policy.token_weights(mask, logp.dtype)
+    owed = terms.kl.penalty(old_logp, batch.ref_logp, mask)
+    parts = (kl + ratio * owed, exact)
     return KLObjectives(*((weights * part).flatten(1).sum(dim=1) for part in parts))
 
 

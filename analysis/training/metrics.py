@@ -14,9 +14,12 @@ WINDOW_METRICS: dict[str, str] = {
     "reward": "Mean reward of the update's completions, without any KL penalty.",
     "accuracy": "Share of the update's completions that are right as a whole.",
     "length": "Mean number of counted tokens of a completion.",
+    "right_length": "The same over the right completions; NaN if there is none.",
+    "wrong_length": "The same over the wrong completions; NaN if there is none.",
     "gradient_norm": "Euclidean norm of the member's gradient before clipping.",
     "clip_fraction": "Share of tokens whose gradient the ratio clip changes.",
     "ratio_ess": "Effective sample size of the token ratios to the sampler, as a share of tokens.",
+    "used_fraction": "Share of tokens whose policy term no mask or filter leaves out.",
 }
 
 #: Over the whole vocabulary or against the reference: at the first update of a logging window.
@@ -27,6 +30,7 @@ POLICY_METRICS: dict[str, str] = {
     "k2": "Mean of the estimator k2 over the sampled tokens.",
     "k3": "Mean of the estimator k3 over the sampled tokens.",
     "entropy": "Exact entropy of the policy over the vocabulary, at visited states.",
+    "teacher_kl": "Exact KL of the policy from the teacher, full vocabulary; NaN without one.",
     "kl_cosine": "Cosine of the arm's KL gradient with the exact reverse KL's, over all weights.",
 }
 
@@ -35,6 +39,9 @@ POLICY_METRICS: dict[str, str] = {
 #: first optimizer step; it is NaN without a KL term, while the policy is the reference, and in the
 #: windows where ``cosine_every`` asks for none.
 METRICS: dict[str, str] = WINDOW_METRICS | POLICY_METRICS
+
+#: Those that are NaN where they are undefined; the others are finite in a healthy run.
+PARTIAL_METRICS = ("kl_cosine", "teacher_kl", "right_length", "wrong_length")
 
 
 def member_mean(values: Tensor, mask: Tensor) -> Tensor:
@@ -51,13 +58,36 @@ def elementwise_mean(values: Sequence[Tensor]) -> Tensor:
     return sum(values[1:], start=values[0]) / len(values)
 
 
+def length_metrics(mask: Tensor, accuracy: Tensor) -> dict[str, Tensor]:
+    """Lengths [M] of all, of the right and of the wrong completions."""
+    lengths = mask.sum(dim=-1).float().flatten(1)
+    right = accuracy.flatten(1) == 1.0
+    return {
+        "length": lengths.mean(dim=1),
+        "right_length": _mean_where(right, lengths),
+        "wrong_length": _mean_where(~right, lengths),
+    }
+
+
+def _mean_where(chosen: Tensor, values: Tensor) -> Tensor:
+    """[M]: mean of the chosen values [M, N]; NaN where none is chosen."""
+    count = chosen.sum(dim=1)
+    mean = torch.where(chosen, values, 0.0).sum(dim=1) / count.clamp(min=1)
+    return torch.where(count > 0, mean, torch.nan)
+
+
 @torch.no_grad()
 def policy_metrics(
-    logp: Tensor, ref_logp: Tensor, logits: Tensor, ref_logits: Tensor, mask: Tensor
+    logp: Tensor,
+    logits: Tensor,
+    mask: Tensor,
+    ref_logp: Tensor,
+    ref_logits: Tensor,
+    teacher_logits: Tensor | None,
 ) -> dict[str, Tensor]:
     """Divergences, estimators and entropy [M] of one optimizer step's policy.
 
-    ``logits`` and ``ref_logits`` [M, P, G, T, V] are at the sampling temperature.
+    All logits [M, P, G, T, V] are at the sampling temperature.
     """
     values = {
         "reverse_kl": divergences.reverse_kl(logits, ref_logits),
@@ -67,4 +97,9 @@ def policy_metrics(
         "k3": estimators.k3(logp, ref_logp),
         "entropy": divergences.entropy(logits),
     }
-    return {name: member_mean(value, mask) for name, value in values.items()}
+    measured = {name: member_mean(value, mask) for name, value in values.items()}
+    if teacher_logits is None:
+        nothing = torch.full_like(measured["entropy"], torch.nan)
+        return measured | {"teacher_kl": nothing}
+    distance = divergences.reverse_kl(logits, teacher_logits)
+    return measured | {"teacher_kl": member_mean(distance, mask)}

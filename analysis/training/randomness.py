@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 #: What a draw is for; each purpose has its own stream.
-STREAMS = {"weights": 0, "start": 1, "prompts": 2, "sampling": 3}
+STREAMS = {"weights": 0, "start": 1, "prompts": 2, "sampling": 3, "noise": 4, "fillers": 5}
 
 
 def uniforms(seed: int, stream: str, update: int, shape: Sequence[int]) -> np.ndarray:

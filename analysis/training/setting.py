@@ -19,6 +19,8 @@ class Scores(NamedTuple):
 
     rewards: Tensor  #: [...], in [0, 1]: what training maximises
     accuracy: Tensor  #: [...], 1.0 where the whole completion is right, else 0.0
+    #: [..., T], 1.0 where a token is a right step, else 0.0; None for a task without steps.
+    steps: Tensor | None = None
 
 
 class Task(Protocol):
@@ -81,9 +83,21 @@ class ReplayingPolicy(Protocol):
         """The logits that filled ``past``, as a function of ``weights``, which must be the same."""
 
 
+class Teacher(NamedTuple):
+    """A frozen policy to learn from, of any size."""
+
+    policy: PopulationPolicy
+    weights: Tensor  #: [1, N']
+
+    def of_members(self, members: int) -> Weights:
+        """The same weights for so many members, at no cost in memory."""
+        return self.policy.reference(self.weights, members)
+
+
 class Setting(NamedTuple):
     """What a population trains on, and from where; all on the device of ``start``."""
 
     task: Task
     policy: PopulationPolicy
     start: Tensor  #: [1, N], the weights of every member before the first update
+    teacher: Teacher | None = None

@@ -13,7 +13,7 @@ from analysis.training.optimizer import PopulationAdamW, clip_rows
 from analysis.training.policy import Policy
 from analysis.training.randomness import member_uniforms
 from analysis.training.rollout import completion_inputs, token_logp
-from analysis.training.setting import Setting
+from analysis.training.setting import Setting, Teacher
 from analysis.training.tasks import VOCAB_SIZE
 
 
@@ -25,7 +25,18 @@ def make_policy(config: TrainConfig) -> Policy:
 
 def tiny_setting(config: TrainConfig, device: torch.device | str = "cpu") -> Setting:
     """The tiny policy on the task of ``config``, at its supervised start."""
-    return Setting(config.task, make_policy(config), supervised_start(config).to(device))
+    start = supervised_start(config).to(device)
+    return Setting(config.task, make_policy(config), start, _teacher(config, device))
+
+
+def _teacher(config: TrainConfig, device: torch.device | str) -> Teacher | None:
+    """The teacher of ``config``: a policy of its own size, from its own supervised start."""
+    if config.teacher is None:
+        return None
+    trained = config.model_copy(
+        update={"policy": config.teacher.policy or config.policy, "start": config.teacher.start}
+    )
+    return Teacher(make_policy(trained), supervised_start(trained).to(device))
 
 
 def supervised_start(config: TrainConfig) -> Tensor:
@@ -47,11 +58,13 @@ def _trained(config: TrainConfig) -> Tensor:
     shape = (start.batch_size, task.prompt_length)
     for update in range(start.updates):
         prompts = task.prompts(member_uniforms([start.seed], "start", update, shape, torch.float64))
-        targets = task.targets(prompts).unsqueeze(2)  # (1, P, 1, T)
+        drawn = member_uniforms([start.seed], "fillers", update, shape[:1], torch.float64)
+        targets = task.examples(prompts, drawn).unsqueeze(2)  # (1, P, 1, T)
+        counted = task.completion_mask(targets)
         logits = policy.logits(
             policy.unflatten(weights), prompts, completion_inputs(targets, task.opening)
         )
-        loss = -token_logp(logits, targets, temperature=1.0).mean()
+        loss = -token_logp(logits, targets, temperature=1.0)[counted].mean()
         (gradient,) = torch.autograd.grad(loss, weights)
         alive = torch.ones(1, dtype=torch.bool)
         optimizer.step(clip_rows(gradient, config.max_grad_norm).gradient, alive)

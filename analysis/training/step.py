@@ -1,39 +1,75 @@
-"""The loss of one optimizer step, per member: clipped policy loss plus KL term."""
+"""From a rollout to the loss of one optimizer step, per member: policy term plus KL terms."""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from analysis.kl.importance import effective_sample_size
-from analysis.objectives.advantages import fold_kl, group_normalise
-from analysis.objectives.aggregation import token_weights
-from analysis.objectives.losses import policy_loss
+from analysis.objectives.guidance import annealed, low_reward_mask
 from analysis.training import metrics
-from analysis.training.config import RunConfig
-from analysis.training.kl_term import KLTerm
+from analysis.training.advantage_term import AdvantageTerm
+from analysis.training.batch import Batch
+from analysis.training.config import Member, RunConfig
+from analysis.training.divergence_term import (
+    DivergenceTerm,
+    Views,
+    reference_divergence,
+    teacher_divergence,
+)
+from analysis.training.policy_term import PolicyTerm
+from analysis.training.randomness import member_uniforms
 from analysis.training.rollout import Rollout, token_logp
-from analysis.training.setting import PopulationPolicy, ReplayingPolicy, Weights
-
-#: A completion weighs the same however long it is; so does each of its tokens.
-AGGREGATION = "seq_mean_token_mean"
+from analysis.training.setting import PopulationPolicy, Scores, Teacher, Weights
 
 
-class Batch(NamedTuple):
-    """A rollout with everything that stays fixed while it is trained on; axes [M, P, ...]."""
+class Terms:
+    """What the members of a population optimise: one object for each part of their arms.
 
-    rollout: Rollout
-    ref_logits: Tensor  #: [M, P, G, T, V], of the reference, at the sampling temperature
-    ref_logp: Tensor  #: [M, P, G, T]
-    advantages: Tensor  #: [M, P, G, T], with the KL in the reward folded in
+    Raises:
+        ValueError: an arm needs a teacher and there is none.
+    """
 
-    def of_prompts(self, prompts: slice) -> Batch:
-        """The same for some of the prompts."""
-        rollout = Rollout(*(part[:, prompts].contiguous() for part in self.rollout))
-        return Batch(rollout, *(part[:, prompts].contiguous() for part in self[1:]))
+    def __init__(
+        self,
+        config: RunConfig,
+        members: Sequence[Member],
+        device: torch.device,
+        *,
+        has_teacher: bool,
+    ) -> None:
+        arms = [member.arm for member in members]
+        for arm in arms:
+            if not has_teacher and (arm.distillation or arm.sampler.by == "teacher"):
+                raise ValueError(f"arm {arm.name!r} needs a teacher: set teacher in the config")
+        self.seeds = [member.seed for member in members]
+        self.arms = arms
+        betas = [arm.beta for arm in arms]
+        divergences = [reference_divergence(arm) for arm in arms]
+        self.kl = DivergenceTerm(divergences, betas, config.dtype, device)
+        divergences = [teacher_divergence(arm) for arm in arms]
+        self.distillation = DivergenceTerm(divergences, [1.0] * len(arms), config.dtype, device)
+        self.advantage = AdvantageTerm(members, device)
+        self.policy = PolicyTerm(members, device)
+
+    def taught(self, rewards: Tensor, update: int) -> Tensor:
+        """[M, P, G, 1]: the coefficient of the distillation on each completion."""
+        rows = []
+        for row, arm in enumerate(self.arms):
+            part = arm.distillation
+            if part is None:
+                rows.append(torch.zeros_like(rewards[row]))
+                continue
+            end = part.weight if part.weight_end is None else part.weight_end
+            weight = annealed(update, part.anneal_updates, start=part.weight, end=end)
+            taught = torch.full_like(rewards[row], weight)
+            if part.only_below is not None:
+                taught = taught * low_reward_mask(rewards[row], part.only_below)
+            rows.append(taught)
+        return torch.stack(rows).unsqueeze(-1)
 
 
 class StepOutput(NamedTuple):
@@ -49,88 +85,82 @@ def make_batch(
     policy: PopulationPolicy,
     reference: Weights,
     config: RunConfig,
-    kl_term: KLTerm,
+    terms: Terms,
     rollout: Rollout,
-    rewards: Tensor,
+    scores: Scores,
+    *,
+    update: int = 0,
+    teacher: Teacher | None = None,
 ) -> Batch:
-    r"""Reference log-probs and advantages of a rollout.
+    r"""Log-probs of the anchors, and advantages of a rollout.
 
-    The rewards are normalised within their group first; the KL in the reward is subtracted after,
-    so that beta is not divided by the standard deviation of the rewards:
+    By default the rewards are normalised within their group first; the KL in the reward is
+    subtracted after, so that beta is not divided by the standard deviation of the rewards:
 
     .. math:: \hat R_t = A - \beta \sum_{s \ge t} k_s \ \text{(to\_go)}, \qquad
         \hat R_t = A - \beta\, k_t \ \text{(immediate)}
+
+    The reward-side distillation is subtracted in the same way.
     """
     ref_logits = policy.logits(reference, rollout.prompts, rollout.inputs) / config.temperature
     ref_logp = token_logp(ref_logits, rollout.completions, temperature=1.0)
-    penalty = kl_term.penalty(rollout.old_logp, ref_logp, rollout.mask)
-    advantages = fold_kl(
-        group_normalise(rewards), penalty, rollout.mask, beta=1.0, credit=config.kl_credit
+    mask, old_logp = rollout.mask, rollout.old_logp
+    before = terms.kl.penalty(old_logp, ref_logp, mask, order="before").sum(dim=-1)
+    noise = None
+    if terms.advantage.noisy:
+        shape = scores.rewards.shape[1:]
+        noise = member_uniforms(terms.seeds, "noise", update, shape, scores.rewards.dtype)
+        noise = noise.to(scores.rewards.device)
+    worth = terms.advantage.worth(scores, mask, before, noise)
+    advantages = worth.tokens - terms.kl.penalty(old_logp, ref_logp, mask)
+    batch = Batch(
+        rollout,
+        ref_logits,
+        ref_logp,
+        worth.rewards,
+        worth.tokens[..., 0],
+        advantages,
+        worth.prompt_weights,
     )
-    return Batch(rollout, ref_logits, ref_logp, advantages)
+    if teacher is None:
+        return batch
+    weights = teacher.of_members(len(scores.rewards))
+    logits = teacher.policy.logits(weights, rollout.prompts, rollout.inputs) / config.temperature
+    logp = token_logp(logits, rollout.completions, temperature=1.0)
+    taught = terms.taught(scores.rewards, update)
+    lesson = taught * terms.distillation.penalty(old_logp, logp, mask)
+    return batch._replace(
+        advantages=advantages - lesson, teacher_logits=logits, teacher_logp=logp, taught=taught
+    )
 
 
-def member_token_weights(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """[M, P, G, T]: weights within each member; none counts the others' tokens."""
-    return torch.vmap(partial(token_weights, mode=AGGREGATION, dtype=dtype))(mask)
+def compute_step(logits: Tensor, terms: Terms, batch: Batch, *, measure: bool) -> StepOutput:
+    """Losses, tensors to check and metrics of the members.
 
-
-def batch_logits(
-    policy: PopulationPolicy | ReplayingPolicy,
-    weights: Weights,
-    config: RunConfig,
-    batch: Batch,
-    past: Any = None,
-) -> Tensor:
-    """[M, P, G, T, V], at the sampling temperature, as a function of ``weights``.
-
-    ``past`` holds the activations of a :class:`ReplayingPolicy` that sampled this very batch with
-    these weights.
+    Args:
+        logits: [M, P, G, T, V], at the sampling temperature, with gradient.
+        measure: add the metrics of the policy, which read the whole vocabulary.
     """
-    if past is not None:
-        return policy.replay(weights, past) / config.temperature
-    return policy.logits(weights, *batch.rollout[:2]) / config.temperature
-
-
-def compute_step(
-    policy: PopulationPolicy | ReplayingPolicy,
-    weights: Weights,
-    config: RunConfig,
-    kl_term: KLTerm,
-    batch: Batch,
-    *,
-    measure: bool,
-    past: Any = None,
-) -> StepOutput:
-    """Losses, tensors to check and metrics of the members at ``weights``.
-
-    ``measure`` adds the metrics of the policy, which read the whole vocabulary. ``past`` is as in
-    :func:`batch_logits`.
-    """
-    _, _, completions, old_logp, mask = batch.rollout
-    logits = batch_logits(policy, weights, config, batch, past)
+    _, _, completions, old_logp, mask, _, _ = batch.rollout
     logp = token_logp(logits, completions, temperature=1.0)
-    policy_terms = policy_loss(
-        logp,
-        old_logp,
-        batch.advantages,
-        mask,
-        kind="grpo",
-        epsilon_low=config.epsilon_low,
-        epsilon_high=config.epsilon_high,
-        aggregation=AGGREGATION,
-    )
-    kl = kl_term.loss(logp, batch.ref_logp, old_logp, logits, batch.ref_logits, mask)
-    per_token = member_token_weights(mask, logp.dtype) * (policy_terms.per_token + kl)
-    losses = per_token.flatten(1).sum(dim=1)
+    weights = terms.policy.token_weights(mask, logp.dtype)
+    weights = weights * batch.prompt_weights[..., None, None]
+    policy = terms.policy.terms(logp, logits, batch, weights)
+    kl = terms.kl.loss(Views(logp, old_logp, batch.ref_logp, logits, batch.ref_logits, mask))
+    if batch.taught is not None:
+        views = Views(logp, old_logp, batch.teacher_logp, logits, batch.teacher_logits, mask)
+        kl = kl + batch.taught * terms.distillation.loss(views)
+    losses = policy.losses + (weights * kl).flatten(1).sum(dim=1)
     measured = {
-        "clip_fraction": metrics.member_mean(policy_terms.clipped.to(logp.dtype), mask),
+        "clip_fraction": metrics.member_mean(policy.clipped.to(logp.dtype), mask),
         "ratio_ess": effective_sample_size(
-            logp.detach().flatten(1), old_logp.flatten(1), mask.flatten(1)
+            policy.log_ratio.flatten(1), torch.zeros_like(logp).flatten(1), mask.flatten(1)
         ),
+        "used_fraction": metrics.member_mean(policy.used.to(logp.dtype), mask),
     }
     if measure:
-        measured |= metrics.policy_metrics(logp, batch.ref_logp, logits, batch.ref_logits, mask)
+        anchors = (batch.ref_logp, batch.ref_logits, batch.teacher_logits)
+        measured |= metrics.policy_metrics(logp, logits, mask, *anchors)
     tensors = {
         "old_logp": old_logp,
         "ref_logp": batch.ref_logp,

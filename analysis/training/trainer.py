@@ -1,38 +1,38 @@
-"""GRPO for a whole population: every member in the same batched operations.
+"""Policy-gradient training of a whole population: every member in the same batched operations.
 
-One update: sample completions, verify them, normalise rewards within each group, subtract the KL
-of the arms that have it in the reward, then take one or more optimizer steps on the clipped policy
-loss plus the KL of the arms that have it in the loss. Members share no state but the frozen
-reference: member i of a population is, bit for bit on the CPU, the run it would be alone.
+One update: sample completions, verify them, turn rewards into advantages, subtract the KL of the
+arms that have it in the reward, then take one or more optimizer steps on the policy term plus the
+KL of the arms that have it in the loss. Members share no state but the frozen reference and
+teacher: member i of a population is, bit for bit on the CPU, the run it would be alone.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from analysis.training.batch import Batch
 from analysis.training.config import Member, RunConfig, TrainConfig
 from analysis.training.kl_cosine import kl_cosine, kl_objectives
-from analysis.training.kl_term import KLTerm
 from analysis.training.memory import keep_freed_memory
 from analysis.training.metrics import (
     METRICS,
     POLICY_METRICS,
     WINDOW_METRICS,
     elementwise_mean,
+    length_metrics,
 )
 from analysis.training.optimizer import PopulationAdamW, clip_rows
-from analysis.training.randomness import member_uniforms
-from analysis.training.rollout import Rollout, sample
-from analysis.training.setting import ReplayingPolicy, Scores, Setting
+from analysis.training.sampling import Drawn, Pasts, Samplers
+from analysis.training.setting import Setting
 from analysis.training.start import tiny_setting
-from analysis.training.step import Batch, StepOutput, batch_logits, compute_step, make_batch
+from analysis.training.step import StepOutput, Terms, compute_step, make_batch
 
 
 class Failure(NamedTuple):
@@ -89,13 +89,17 @@ class PopulationTrainer:
         keep_freed_memory()
         self.config = config
         self.members = tuple(members)
-        self.task, self.policy, start = setting
+        self.policy, self.teacher, start = setting.policy, setting.teacher, setting.start
         self.device = start.device
         size = len(self.members)
         self.reference = self.policy.reference(start, size)
         self.weights = start.repeat(size, 1).requires_grad_()
+        self.terms = Terms(
+            config, self.members, self.device, has_teacher=setting.teacher is not None
+        )
+        one_step = config.num_minibatches == 1
+        self.samplers = Samplers(config, self.members, setting, keep=one_step)
         self.optimizer = PopulationAdamW(self.weights, config.learning_rate, config.weight_decay)
-        self.kl_term = KLTerm(self.members, config.dtype, self.device)
         self.alive = torch.ones(size, dtype=torch.bool, device=self.device)
         self.failures: list[Failure] = []
         #: Of each update done; metrics of the policy only where a logging window begins.
@@ -107,21 +111,23 @@ class PopulationTrainer:
         """Updates done."""
         return len(self.logged)
 
-    def rollout(self, update: int, past: Any = None) -> tuple[Rollout, Scores]:
-        """Sampled completions of every member, and what the verifier says of them.
+    def rollout(self, update: int) -> Drawn:
+        """Sampled completions of every member, and what the verifier says of them."""
+        self.samplers.remember(self.weights)
+        return self.samplers.draw(update)
 
-        ``past``, by default a new one, is filled with what the policy keeps of its own sampling.
-        """
-        config, task = self.config, self.task
-        seeds = [member.seed for member in self.members]
-        shape = (config.num_prompts, task.draws_per_prompt)
-        drawn = member_uniforms(seeds, "prompts", update, shape, torch.float64)
-        prompts = task.prompts(drawn.to(self.device))
-        shape = (config.num_prompts, config.group_size, task.completion_length)
-        noise = member_uniforms(seeds, "sampling", update, shape, config.dtype).to(self.device)
-        weights = self.policy.unflatten(self.weights.detach())
-        rollout = sample(self.policy, weights, task, prompts, noise, config.temperature, past)
-        return rollout, task.score(prompts, rollout.completions)
+    def batch(self, drawn: Drawn, update: int = 0) -> Batch:
+        """The rollout with all that stays fixed while it is trained on."""
+        return make_batch(
+            self.policy,
+            self.reference,
+            self.config,
+            self.terms,
+            drawn.rollout,
+            drawn.scores,
+            update=update,
+            teacher=self.teacher,
+        )
 
     def update(self, update: int, *, measure: bool = True) -> dict[str, Tensor]:
         """One rollout and the optimizer steps on it; metrics [M], means over those steps.
@@ -129,17 +135,16 @@ class PopulationTrainer:
         Without ``measure`` only the cheap ones, ``WINDOW_METRICS``.
         """
         config = self.config
-        past = self._past()
-        drawn, scores = self.rollout(update, past)
-        batch = make_batch(self.policy, self.reference, config, self.kl_term, drawn, scores.rewards)
+        drawn = self.rollout(update)
+        batch = self.batch(drawn, update)
         per_minibatch = config.num_prompts // config.num_minibatches
         firsts = list(range(0, config.num_prompts, per_minibatch)) * config.num_iterations
         logged = []
         for step, first in enumerate(firsts):
             part = batch.of_prompts(slice(first, first + per_minibatch))
             if measure and step == 0:
-                cosines = self._kl_cosine(part, past, update)
-            output = self.losses(part, measure=measure, past=None if step else past)
+                cosines = self._kl_cosine(part, drawn.pasts, update)
+            output = self.losses(part, measure=measure, pasts=None if step else drawn.pasts)
             (gradient,) = torch.autograd.grad(output.losses.sum(), self.weights)
             clipped = clip_rows(gradient, config.max_grad_norm)
             self._freeze_failed(update, step, output, gradient, clipped.norms)
@@ -148,22 +153,39 @@ class PopulationTrainer:
         measured = {name: elementwise_mean([m[name] for m in logged]) for name in logged[0]}
         if measure:
             measured["kl_cosine"] = cosines
+        scores = drawn.scores
         measured["reward"] = scores.rewards.flatten(1).mean(dim=1)
         measured["accuracy"] = scores.accuracy.flatten(1).mean(dim=1)
-        measured["length"] = drawn.mask.sum(dim=-1).float().flatten(1).mean(dim=1)
+        measured |= length_metrics(drawn.rollout.mask, scores.accuracy)
         return {name: torch.where(self.alive, v, torch.nan) for name, v in measured.items()}
 
-    def losses(self, batch: Batch, *, measure: bool = False, past: Any = None) -> StepOutput:
+    def losses(
+        self, batch: Batch, *, measure: bool = False, pasts: Pasts | None = None
+    ) -> StepOutput:
         """Losses at the current weights, differentiable with respect to ``self.weights``.
 
-        ``past``: activations of the whole batch under these weights, if they were kept.
+        ``pasts``: activations of the whole batch under these weights, if they were kept.
         """
-        views = self.policy.unflatten(self.weights)
-        return compute_step(
-            self.policy, views, self.config, self.kl_term, batch, measure=measure, past=past
-        )
+        return compute_step(self._logits(batch, pasts), self.terms, batch, measure=measure)
 
-    def _kl_cosine(self, batch: Batch, past: Any, update: int) -> Tensor:
+    def _logits(self, batch: Batch, pasts: Pasts | None) -> Tensor:
+        """[M, P, G, T, V], at the sampling temperature, as a function of the weights.
+
+        Members that sampled with these very weights have left their activations in ``pasts``.
+        """
+        groups = self.samplers.groups
+        pasts = [None] * len(groups) if pasts is None else pasts
+        parts = []
+        for (_, rows, _), past in zip(groups, pasts, strict=True):
+            views = self.policy.unflatten(self.weights[rows])
+            if past is None:
+                inputs = (batch.rollout.prompts[rows], batch.rollout.inputs[rows])
+                parts.append(self.policy.logits(views, *inputs))
+            else:
+                parts.append(self.policy.replay(views, past))
+        return groups.join(parts) / self.config.temperature
+
+    def _kl_cosine(self, batch: Batch, pasts: Pasts, update: int) -> Tensor:
         """[M]: the metric ``kl_cosine``; NaN where the configuration asks for none.
 
         Before the first update the policy is the reference: both gradients are rounding errors.
@@ -171,9 +193,7 @@ class PopulationTrainer:
         every = self.config.cosine_every
         if not every or update == 0 or update % every:
             return self.weights.new_full((len(self.members),), torch.nan)
-        views = self.policy.unflatten(self.weights)
-        logits = batch_logits(self.policy, views, self.config, batch, past)
-        objectives = kl_objectives(self.config, self.kl_term, batch, logits)
+        objectives = kl_objectives(self.terms, batch, self._logits(batch, pasts))
         return kl_cosine(objectives, self.weights)
 
     def run(self, *, progress: bool = False) -> RunRecord:
@@ -209,6 +229,7 @@ class PopulationTrainer:
         """What :meth:`restore` needs to go on from here, copied to the CPU."""
         tensors = {"weights": self.weights.detach(), "alive": self.alive}
         tensors |= {f"optimizer.{name}": t for name, t in self.optimizer.state().items()}
+        tensors |= self.samplers.state()
         for name in METRICS:
             logged = [metrics[name] for metrics in self.logged if name in metrics]
             tensors[f"logged.{name}"] = torch.stack(logged)
@@ -230,6 +251,7 @@ class PopulationTrainer:
             self.weights.copy_(tensors["weights"])
         self.alive.copy_(tensors["alive"])
         self.optimizer.restore({n: tensors[f"optimizer.{n}"] for n in PopulationAdamW.STATE})
+        self.samplers.restore(tensors)
         every = self.config.log_every
         self.logged = [
             {name: tensors[f"logged.{name}"][update] for name in WINDOW_METRICS}
@@ -240,21 +262,6 @@ class PopulationTrainer:
                 self.logged[window * every][name] = value
         self.failures = list(state.failures)
         self.wall_seconds = state.wall_seconds
-
-    def _past(self) -> Any:
-        """Room for activations, if the first step is on-policy, on all prompts, and can use them.
-
-        Sampling then is the forward pass of that step.
-        """
-        if self.config.num_minibatches > 1 or not isinstance(self.policy, ReplayingPolicy):
-            return None
-        shape = (
-            len(self.members),
-            self.config.num_prompts,
-            self.config.group_size,
-            self.task.completion_length,
-        )
-        return self.policy.empty_cache(self.weights.new_empty(shape, device="meta"), keep=True)
 
     def _freeze_failed(
         self, update: int, step: int, output: StepOutput, gradient: Tensor, norms: Tensor

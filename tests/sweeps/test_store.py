@@ -82,7 +82,7 @@ def test_one_configuration_written_in_two_ways_is_one_key(tiny: Preset) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"temperature": math.nextafter(1.0, 2.0)}, {"updates": 25}, {"kl_credit": "immediate"}],
+    [{"temperature": math.nextafter(1.0, 2.0)}, {"updates": 25}, {"max_grad_norm": 0.5}],
     ids=str,
 )
 def test_configurations_that_differ_have_different_keys(tiny: Preset, change: dict) -> None:
@@ -185,7 +185,7 @@ def test_members_of_an_older_source_are_kept_said_so_and_computed_anew(
 ) -> None:
     before = {path: path.read_bytes() for path in member_files(folder)}
     newer = STAMP.model_copy(update={"source": "f" * 64})
-    monkeypatch.setattr(sweep, "current_stamp", lambda *_: newer)
+    monkeypatch.setattr(sweep, "source_of", lambda config: newer.source)
     heard = Heard()
     records = sweep_tiny(folder, heard)
     assert_same_bits(records, straight)

@@ -10,9 +10,10 @@ import pytest
 
 from analysis.experiments.ablations import ablation, folders, presets, recording
 from analysis.experiments.ablations.presets import Preset
-from analysis.experiments.ablations.source import SOURCES, code_alone, source_sha256
+from analysis.experiments.ablations.source import code_alone, source_of, sources_of
+from analysis.experiments.language_models.presets import SMOKE
 from analysis.training.config import StartConfig
-from analysis.training.metrics import METRICS
+from analysis.training.metrics import METRICS, PARTIAL_METRICS
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def test_two_updates_of_every_preset(preset):
     result = ablation.run(short)
     assert not result.failures
     assert len(result.curves) == 2 * len(preset.arms)
-    measured = [name for name in METRICS if name != "kl_cosine"]  # undefined at the reference
+    measured = [name for name in METRICS if name not in PARTIAL_METRICS]
     assert np.isfinite(result.curves[measured].to_numpy()).all()
     assert preset.predictions
 
@@ -173,7 +174,7 @@ def test_a_recording_reads_back_and_notices_a_change(small_ablation, tmp_path):
     assert [path.name for path in directory.parent.iterdir()] == ["small"]
     manifest = json.loads((directory / "manifest.json").read_text())
     assert set(manifest["files"]) == {"curves.csv", "final.csv"}
-    assert manifest["source"] == source_sha256()
+    assert manifest["source"] == source_of(small_ablation.preset.config)
 
     curves = directory / "curves.csv"
     curves.write_text(curves.read_text().replace("0.", "1.", 1))
@@ -185,7 +186,7 @@ def test_a_recorded_member_trains_again_alone_to_the_recorded_digits(small_ablat
     recording.save(small_ablation, tmp_path / "small")
     recorded = recording.load(tmp_path / "small")
     both = recording.rerun(recorded, "k3_loss", 0.5, 1, windows=2)
-    assert len(both) == 2 * (len(METRICS) - 1)  # no cosine is measured
+    assert len(both) >= 2 * (len(METRICS) - len(PARTIAL_METRICS))
     assert (both["difference"] <= 1e-5 * both["again"].abs()).all()
     other = recording.rerun(recorded, "k3_loss", 0.5, 0, windows=2)
     assert (other["again"] - both["again"]).abs().max() > 1e-3
@@ -193,9 +194,17 @@ def test_a_recorded_member_trains_again_alone_to_the_recorded_digits(small_ablat
         recording.rerun(recorded, "k3_loss", 0.1, 1, windows=2)
 
 
-def test_the_source_of_a_run_is_what_training_imports():
+@pytest.mark.parametrize(
+    ("config", "imports"),
+    [
+        (presets.quick().config, "analysis.training.trainer"),
+        (SMOKE.config, "analysis.training.trainer, analysis.experiments.ablations.settings"),
+    ],
+    ids=["tiny", "pretrained"],
+)
+def test_the_source_of_a_run_is_what_training_imports(config, imports):
     script = (
-        "import sys, analysis, analysis.training.trainer\n"
+        f"import sys, analysis, {imports}\n"
         "root = analysis.__path__[0]\n"
         "files = [m.__file__ for n, m in sys.modules.items() if n.startswith('analysis.')]\n"
         "print(*sorted(f[len(root) + 1:] for f in files if not f.endswith('__init__.py')))"
@@ -203,7 +212,9 @@ def test_the_source_of_a_run_is_what_training_imports():
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert sorted(SOURCES) == done.stdout.split()
+    loaded, listed = set(done.stdout.split()), set(sources_of(config))
+    assert loaded <= listed, "a file that a run needs is not hashed"
+    assert len(listed) > len(sources_of(presets.quick().config)) - 1
 
 
 def test_comments_do_not_make_a_run_stale_and_code_does():

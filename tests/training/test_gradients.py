@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
+from analysis.training.arms import Objective
 from analysis.training.config import Arm, Member
-from analysis.training.step import make_batch
+from analysis.training.setting import Scores
 from analysis.training.tasks import END, SEPARATOR
 from analysis.training.trainer import PopulationTrainer
 
@@ -76,10 +77,10 @@ def naive_loss(arm, config, weights, ref_weights, prompts, completions, old_logp
                     }[arm.kl_estimator]
             total = 0.0
             for t in range(length):
-                owed = sum(penalties[t:]) if config.kl_credit == "to_go" else penalties[t]
+                owed = sum(penalties[t:]) if arm.kl_credit == "to_go" else penalties[t]
                 advantage = (rewards[p, g] - mean) / (std + 1e-4) - arm.beta * owed
                 ratio = torch.exp(logp[t] - old_logp[p, g, t])
-                clipped = ratio.clamp(1 - config.epsilon_low, 1 + config.epsilon_high)
+                clipped = ratio.clamp(1 - arm.objective.epsilon_low, 1 + arm.objective.epsilon_high)
                 total = total - torch.minimum(ratio * advantage, clipped * advantage)
                 if arm.kl_placement == "loss" and arm.kl_estimator != "none":
                     total = total + arm.beta * naive_kl(
@@ -94,22 +95,23 @@ def test_the_gradient_of_every_arm_is_that_of_a_naive_single_run(small_config, a
     config = small_config.model_copy(
         update={
             "precision": "float64",
-            "kl_credit": kl_credit,
             "temperature": 0.8,
-            "epsilon_high": 0.28,
             "num_prompts": 2,
             "group_size": 3,
         }
     )
+    changed = {"kl_credit": kl_credit, "objective": Objective(epsilon_high=0.28)}
+    all_arms = [arm.model_copy(update=changed) for arm in all_arms]
     trainer = PopulationTrainer(config, [Member(arm=arm, seed=3) for arm in all_arms])
     generator = torch.Generator().manual_seed(0)
     shape = trainer.weights.shape
     with torch.no_grad():  # away from the reference, sample, then away from the sampler
         trainer.weights += 0.1 * torch.randn(shape, generator=generator, dtype=torch.float64)
-        drawn, _ = trainer.rollout(0)
+        drawn = trainer.rollout(0)
         trainer.weights += 0.1 * torch.randn(shape, generator=generator, dtype=torch.float64)
-    rewards = torch.rand(drawn.old_logp.shape[:3], generator=generator, dtype=torch.float64)
-    batch = make_batch(trainer.policy, trainer.reference, config, trainer.kl_term, drawn, rewards)
+    rewards = torch.rand(drawn.rollout.old_logp.shape[:3], generator=generator, dtype=torch.float64)
+    batch = trainer.batch(drawn._replace(scores=Scores(rewards, rewards)))
+    drawn = drawn.rollout
     output = trainer.losses(batch)
     (gradient,) = torch.autograd.grad(output.losses.sum(), trainer.weights)
     assert output.metrics["clip_fraction"].min() > 0.05, "the clip is not exercised"
@@ -145,11 +147,9 @@ def test_arms_differ_in_gradient(small_config, all_arms):
     noise = 0.1 * torch.randn(2, 1, trainer.weights.shape[1], generator=generator).double()
     with torch.no_grad():
         trainer.weights += noise[0]
-        drawn, scores = trainer.rollout(0)
+        drawn = trainer.rollout(0)
         trainer.weights += noise[1]
-    batch = make_batch(
-        trainer.policy, trainer.reference, config, trainer.kl_term, drawn, scores.rewards
-    )
+    batch = trainer.batch(drawn)
     (gradient,) = torch.autograd.grad(trainer.losses(batch).losses.sum(), trainer.weights)
     distances = torch.cdist(gradient, gradient) + torch.eye(len(all_arms)).double()
     names = [arm.name for arm in all_arms]
@@ -174,19 +174,19 @@ def test_the_kl_cosine_is_that_of_naive_gradients(small_config, all_arms, kl_cre
     config = small_config.model_copy(
         update={
             "precision": "float64",
-            "kl_credit": kl_credit,
             "temperature": 0.8,
             "num_prompts": 2,
             "group_size": 3,
             "cosine_every": 2,
         }
     )
+    all_arms = [arm.model_copy(update={"kl_credit": kl_credit}) for arm in all_arms]
     trainer = PopulationTrainer(config, [Member(arm=arm, seed=3) for arm in all_arms])
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         shape = trainer.weights.shape
         trainer.weights += 0.1 * torch.randn(shape, generator=generator, dtype=torch.float64)
-    drawn, scores = trainer.rollout(2)
+    drawn, scores, _ = trainer.rollout(2)
     rewards = scores.rewards.double()
     none, exact = Arm(kl_estimator="none"), Arm(kl_estimator="exact", beta=1.0)
     expected = []
@@ -212,14 +212,11 @@ def test_the_gradient_from_sampling_is_that_of_a_forward_pass(small_config, all_
     config = small_config.model_copy(update={"precision": precision, "temperature": 0.8})
     trainer = PopulationTrainer(config, [Member(arm=arm, seed=3) for arm in all_arms])
     trainer.update(0)
-    past = trainer.policy.empty_cache(trainer.rollout(1)[0].old_logp, keep=True)
-    drawn, scores = trainer.rollout(1, past)
-    batch = make_batch(
-        trainer.policy, trainer.reference, config, trainer.kl_term, drawn, scores.rewards
-    )
+    drawn = trainer.rollout(1)
+    batch = trainer.batch(drawn)
     kept, fresh = (
-        torch.autograd.grad(trainer.losses(batch, past=p).losses.sum(), trainer.weights)[0]
-        for p in (past, None)
+        torch.autograd.grad(trainer.losses(batch, pasts=pasts).losses.sum(), trainer.weights)[0]
+        for pasts in (drawn.pasts, None)
     )
     assert kept.abs().max() > 1e-3
     atol = {"float32": 1e-5, "float64": 1e-12}[precision]

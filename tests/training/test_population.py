@@ -7,7 +7,6 @@ import torch
 from analysis.training.config import Arm, Member, TrainConfig
 from analysis.training.metrics import METRICS
 from analysis.training.optimizer import PopulationAdamW, clip_rows
-from analysis.training.step import make_batch
 from analysis.training.tasks import SortTask
 from analysis.training.trainer import PopulationTrainer
 
@@ -67,16 +66,15 @@ def test_a_member_that_goes_nan_is_frozen_named_and_leaves_the_others_unchanged(
     assert poisoned.alive.tolist() == [True, False, True]
     assert torch.allclose(poisoned.weights[1], frozen, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(poisoned.weights[[0, 2]], healthy.weights[[0, 2]])
-    assert metrics.pop("kl_cosine").isnan().all()  # not asked for
+    for name in ("kl_cosine", "teacher_kl"):  # not asked for
+        assert metrics.pop(name).isnan().all()
+    assert metrics.pop("right_length")[1].isnan()  # others may have no right completion either
     assert all(value[1].isnan() and not value[[0, 2]].isnan().any() for value in metrics.values())
 
 
 def test_an_overflowing_kl_loss_is_named(small_config):
     trainer = PopulationTrainer(small_config, members_of([Arm(kl_estimator="k3", beta=0.5)]))
-    drawn, scores = trainer.rollout(0)
-    batch = make_batch(
-        trainer.policy, trainer.reference, small_config, trainer.kl_term, drawn, scores.rewards
-    )
+    batch = trainer.batch(trainer.rollout(0))
     output = trainer.losses(batch._replace(ref_logp=batch.ref_logp + 200.0))  # exp overflows
     (gradient,) = torch.autograd.grad(output.losses.sum(), trainer.weights)
     trainer._freeze_failed(0, 0, output, gradient, clip_rows(gradient, 1.0).norms)
@@ -85,11 +83,10 @@ def test_an_overflowing_kl_loss_is_named(small_config):
 
 def test_equal_rewards_give_exactly_no_gradient(small_config):
     trainer = PopulationTrainer(small_config, members_of([Arm(kl_estimator="none")], (0, 1)))
-    drawn, scores = trainer.rollout(0)
-    for rewards, still in ((torch.full_like(scores.rewards, 0.3), True), (scores.rewards, False)):
-        batch = make_batch(
-            trainer.policy, trainer.reference, small_config, trainer.kl_term, drawn, rewards
-        )
+    drawn = trainer.rollout(0)
+    scored = drawn.scores.rewards
+    for rewards, still in ((torch.full_like(scored, 0.3), True), (scored, False)):
+        batch = trainer.batch(drawn._replace(scores=drawn.scores._replace(rewards=rewards)))
         (gradient,) = torch.autograd.grad(trainer.losses(batch).losses.sum(), trainer.weights)
         assert (batch.advantages == 0).all() == still
         assert (gradient == 0).all() == still

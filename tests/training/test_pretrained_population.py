@@ -9,17 +9,16 @@ import torch
 from analysis.experiments.ablations import ablation, recording
 from analysis.experiments.ablations.presets import Preset
 from analysis.experiments.ablations.settings import setting_of
-from analysis.experiments.ablations.source import LANGUAGE_SOURCES, SOURCES, source_sha256
+from analysis.experiments.ablations.source import source_of
 from analysis.experiments.language_models.config import ArithmeticTask, LanguageConfig
 from analysis.experiments.language_models.presets import SMOKE, SMOLLM2
-from analysis.training.config import Arm, Member
-from analysis.training.metrics import METRICS
+from analysis.training.config import Arm, Member, TrainConfig
+from analysis.training.metrics import METRICS, PARTIAL_METRICS
 from analysis.training.pretrained.config import ForwardConfig, LlamaConfig, LoraConfig
 from analysis.training.pretrained.llama import LlamaPolicy
 from analysis.training.pretrained.lora import Lora
 from analysis.training.pretrained.setting import pretrained_setting
 from analysis.training.pretrained.weights import random_llama
-from analysis.training.step import make_batch
 from analysis.training.trainer import PopulationTrainer
 
 CONFIG = SMOKE.config
@@ -40,7 +39,7 @@ def test_every_member_starts_as_the_reference_to_the_bit(products, attention):
     config = CONFIG.model_copy(update={"forward": forward})
     trainer = trainer_of(members_of(SMOKE.arms[:3]), config)
     assert trainer.reference == {}
-    drawn, _ = trainer.rollout(0)
+    drawn = trainer.rollout(0).rollout
     views = trainer.policy.unflatten(trainer.weights.detach())
     member = trainer.policy.logits(views, drawn.prompts, drawn.inputs)
     assert torch.equal(member, trainer.policy.logits({}, drawn.prompts, drawn.inputs))
@@ -115,12 +114,11 @@ def test_the_gradient_is_that_of_finite_differences():
     trainer = trainer_of(members_of(arms), config)
     for update in range(2):  # away from the start, where B is zero
         trainer.update(update)
-    drawn, _ = trainer.rollout(2)
+    drawn = trainer.rollout(2)
     generator = torch.Generator().manual_seed(0)
-    advantages = torch.randn(drawn.old_logp.shape, generator=generator, dtype=torch.float64)
-    rewards = torch.rand(drawn.old_logp.shape[:3], generator=generator, dtype=torch.float64)
-    batch = make_batch(trainer.policy, {}, config, trainer.kl_term, drawn, rewards)
-    batch = batch._replace(advantages=advantages)
+    shape = drawn.rollout.old_logp.shape
+    advantages = torch.randn(shape, generator=generator, dtype=torch.float64)
+    batch = trainer.batch(drawn)._replace(advantages=advantages)
     (gradient,) = torch.autograd.grad(trainer.losses(batch).losses.sum(), trainer.weights)
     direction = torch.randn(gradient.shape, generator=generator, dtype=torch.float64)
     start, step = trainer.weights.detach().clone(), 1e-6
@@ -145,10 +143,10 @@ def test_the_smoke_preset_runs_all_arms_and_is_recorded(tmp_path):
     config = SMOKE.config.model_copy(update={"updates": 4, "log_every": 2})
     result = ablation.run(SMOKE.model_copy(update={"config": config}))
     assert not result.failures
-    always = [name for name in METRICS if name != "kl_cosine"]
+    always = [name for name in METRICS if name not in PARTIAL_METRICS]
     assert np.isfinite(result.curves[always].to_numpy()).all()
     assert len(result.curves) == 2 * len(SMOKE.arms)
-    assert result.stamp.source == source_sha256(LANGUAGE_SOURCES) != source_sha256(SOURCES)
+    assert result.stamp.source == source_of(CONFIG) != source_of(TrainConfig())
     recording.save(result, tmp_path / "smoke")
     recorded = recording.load(tmp_path / "smoke")
     assert recorded.preset == result.preset and isinstance(recorded.preset.config, LanguageConfig)

@@ -5,78 +5,60 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import analysis
 from analysis.experiments.language_models.config import LanguageConfig
 from analysis.training.config import TrainConfig
 
-#: The files of the package that training imports, itself included. A run depends on these and on
-#: its configuration; a change elsewhere in the package does not make it stale.
-SOURCES = (
-    "checks.py",
-    "shapes.py",
-    "kl/divergences.py",
-    "kl/estimators.py",
-    "kl/importance.py",
-    "kl/surrogates.py",
-    "objectives/advantages.py",
-    "objectives/aggregation.py",
-    "objectives/credit.py",
-    "objectives/groups.py",
-    "objectives/losses.py",
-    "training/config.py",
-    "training/kl_cosine.py",
-    "training/kl_term.py",
-    "training/memory.py",
-    "training/metrics.py",
-    "training/optimizer.py",
-    "training/packing.py",
-    "training/policy.py",
-    "training/products.py",
-    "training/randomness.py",
-    "training/rollout.py",
-    "training/schema.py",
-    "training/setting.py",
-    "training/start.py",
-    "training/step.py",
-    "training/tasks.py",
-    "training/trainer.py",
-    "training/transformer.py",
-)
-
-#: Those that a run on a pretrained model depends on besides.
-LANGUAGE_SOURCES = (
-    *SOURCES,
-    "experiments/language_models/checkpoints.py",
-    "experiments/language_models/config.py",
-    "experiments/language_models/questions.py",
-    "experiments/ablations/settings.py",
-    "training/pretrained/attention.py",
-    "training/pretrained/config.py",
-    "training/pretrained/frozen.py",
-    "training/pretrained/llama.py",
-    "training/pretrained/lora.py",
-    "training/pretrained/rotary.py",
-    "training/pretrained/setting.py",
-    "training/pretrained/tasks.py",
-    "training/pretrained/weights.py",
-)
+_ROOT = Path(analysis.__path__[0])
+#: Where a run on the tiny policy begins, and one on a pretrained model.
+_TRAINER = "training/trainer.py"
+_LANGUAGE = "experiments/ablations/settings.py"
 
 
 def source_of(config: TrainConfig | LanguageConfig) -> str:
     """Hash of the source that runs of this configuration depend on."""
-    return source_sha256(SOURCES if isinstance(config, TrainConfig) else LANGUAGE_SOURCES)
+    return source_sha256(sources_of(config))
 
 
-def source_sha256(sources: Sequence[str] = SOURCES) -> str:
+def sources_of(config: TrainConfig | LanguageConfig) -> tuple[str, ...]:
+    """The files of the package that such a run imports; a change elsewhere leaves it fresh."""
+    starts = (_TRAINER,) if isinstance(config, TrainConfig) else (_TRAINER, _LANGUAGE)
+    return _imported(starts)
+
+
+def source_sha256(sources: Sequence[str]) -> str:
     """Hash of the package source that a run's numbers depend on, whatever its comments say."""
-    root = Path(analysis.__path__[0])
     digest = hashlib.sha256()
     for name in sources:
-        code = code_alone((root / name).read_text(encoding="utf-8"))
+        code = code_alone((_ROOT / name).read_text(encoding="utf-8"))
         digest.update(f"{name}\0{code}\0".encode())
     return digest.hexdigest()
+
+
+@cache
+def _imported(starts: tuple[str, ...]) -> tuple[str, ...]:
+    """Files of the package that these import, themselves included, sorted."""
+    found, pending = set(), [*starts]
+    while pending:
+        name = pending.pop()
+        if name not in found:
+            found.add(name)
+            pending += _imports((_ROOT / name).read_text(encoding="utf-8"))
+    return tuple(sorted(found))
+
+
+def _imports(source: str) -> list[str]:
+    """Files of the package that a module imports by name."""
+    files = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("analysis"):
+            inside = Path(*node.module.split(".")[1:])
+            within = [inside / alias.name for alias in node.names]
+            files += [f"{path}.py" for path in (inside, *within) if (_ROOT / f"{path}.py").exists()]
+    return files
 
 
 def code_alone(source: str) -> str:

@@ -32,8 +32,15 @@ def current_stamp(
         device: where it runs.
         threads: of the process that computes it; by default this one.
     """
+    return stamp_here(source_of(config), device, threads)
+
+
+def stamp_here(
+    source: str, device: torch.device | str = "cpu", threads: int | None = None
+) -> Stamp:
+    """That of a run of a known source on this machine, otherwise as :func:`current_stamp`."""
     return Stamp(
-        source=source_of(config),
+        source=source,
         device=device_name(torch.device(device), threads or torch.get_num_threads()),
         versions={
             "python": platform.python_version(),

@@ -15,13 +15,14 @@ from analysis.kl.surrogates import kl_loss
 from analysis.objectives.advantages import group_normalise
 from analysis.objectives.aggregation import aggregate
 from analysis.objectives.losses import policy_loss
+from analysis.training.arms import Objective
 from analysis.training.config import TrainConfig
 from analysis.training.rollout import completion_inputs, token_logp
 from analysis.training.start import make_policy
-from analysis.training.step import AGGREGATION
 from analysis.training.tasks import NUM_DIGIT_TOKENS
 
 BETA = 0.3
+AGGREGATION = Objective().aggregation
 
 
 class Block(nn.Module):

@@ -25,7 +25,7 @@ WARM_UP = 2
 PHASES = {
     "rollout": (("trainer.py", "rollout"),),
     "reference": (("step.py", "make_batch"),),
-    "forward": (("step.py", "compute_step"),),
+    "forward": (("trainer.py", "losses"),),
     "backward": (("__init__.py", "grad"),),
     "optimizer": (("optimizer.py", "clip_rows"), ("optimizer.py", "step")),
     "metrics": (("metrics.py", "policy_metrics"),),

@@ -1,0 +1,123 @@
+"""From the verifier's scores to advantages: shaping, baseline and credit of each member's arm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from analysis.objectives.advantages import group_centre, group_normalise, leave_one_out
+from analysis.objectives.credit import reward_to_go
+from analysis.objectives.filtering import informative_groups
+from analysis.objectives.groups import standardise
+from analysis.objectives.lengths import length_penalty, relative_length_reward, soft_overlong
+from analysis.objectives.process import marginal_rewards
+from analysis.training.arms import Advantage, Shaping
+from analysis.training.config import Member
+from analysis.training.grouping import Groups
+from analysis.training.setting import Scores
+
+
+class Worth(NamedTuple):
+    """What completions are worth before any KL, and which prompts count. M members."""
+
+    rewards: Tensor  #: [M, P, G], shaped
+    tokens: Tensor  #: [M, P, G, T], advantages; 0 where masked
+    #: [M, P], by which everything of a prompt is multiplied: 0 for groups that are left out.
+    prompt_weights: Tensor
+
+
+class AdvantageTerm:
+    """Who shapes and who normalises how."""
+
+    def __init__(self, members: Sequence[Member], device: torch.device) -> None:
+        keys = [(member.arm.shaping, member.arm.advantage) for member in members]
+        self.groups = Groups(keys, device)
+        self.noisy = any(shaping.noise for shaping, _ in keys)
+        self.needs_steps = any(advantage.level != "outcome" for _, advantage in keys)
+
+    def worth(self, scores: Scores, mask: Tensor, penalties: Tensor, noise: Tensor | None) -> Worth:
+        """Rewards, advantages and prompt weights of a rollout.
+
+        Args:
+            scores: of the completions.
+            mask: [M, P, G, T].
+            penalties: [M, P, G], subtracted from the shaped reward.
+            noise: [M, P, G] in [0, 1); needed if any arm has noisy rewards.
+        """
+        rewards, advantages, weights = [], [], []
+        for (shaping, advantage), rows, _ in self.groups:
+            of_rows = Scores(*(None if part is None else part[rows] for part in scores))
+            counted = mask[rows]
+            shaped = shaped_rewards(shaping, of_rows, counted)
+            if shaping.noise:
+                shaped = shaped + shaping.noise * noise[rows]
+            shaped = shaped - penalties[rows]
+            rewards.append(shaped)
+            advantages.append(token_advantages(advantage, shaped, of_rows, counted))
+            weights.append(prompt_weights(advantage, shaped))
+        join = self.groups.join
+        return Worth(join(rewards), join(advantages), join(weights))
+
+
+def shaped_rewards(shaping: Shaping, scores: Scores, mask: Tensor) -> Tensor:
+    """[M, P, G]: the reward of the task with its length reward, before any noise."""
+    rewards, lengths = scores.rewards, mask.sum(dim=-1)
+    if shaping.length == "linear":
+        return length_penalty(rewards, lengths, weight=shaping.weight)
+    if shaping.length == "relative":
+        return rewards + shaping.weight * relative_length_reward(scores.accuracy == 1.0, lengths)
+    if shaping.length == "soft_overlong":
+        overlong = soft_overlong(lengths, max_length=mask.shape[-1], buffer=shaping.buffer)
+        return rewards + shaping.weight * overlong
+    return rewards
+
+
+def token_advantages(advantage: Advantage, rewards: Tensor, scores: Scores, mask: Tensor) -> Tensor:
+    """[M, P, G, T]: the advantage of each token, 0 where masked."""
+    if advantage.level == "outcome":
+        of_completion = _baselined(advantage, rewards)
+        return torch.where(mask, of_completion.unsqueeze(-1), 0.0)
+    if advantage.level == "process":
+        steps = torch.where(mask, scores.steps, 0.0)
+        normalised = standardise(
+            steps.flatten(-2),
+            mask.flatten(-2),
+            ddof=advantage.ddof,
+            eps=advantage.eps if advantage.baseline == "group_normalise" else 0.0,
+        )
+        owed = reward_to_go(normalised.unflatten(-1, mask.shape[-2:]))
+        return torch.where(mask, owed, 0.0).to(rewards.dtype)
+    share = torch.where(mask, scores.steps, 0.0).cumsum(dim=-1) / mask.shape[-1]
+    to_go = reward_to_go(marginal_rewards(share))  # (M, P, G, T)
+    baselined = _baselined(advantage, to_go.transpose(-1, -2)).transpose(-1, -2)
+    return torch.where(mask, baselined, 0.0)
+
+
+def _baselined(advantage: Advantage, rewards: Tensor) -> Tensor:
+    """Rewards [..., G] against the others of their group."""
+    match advantage.baseline:
+        case "group_normalise":
+            return group_normalise(
+                rewards,
+                ddof=advantage.ddof,
+                eps=advantage.eps,
+                std_min=advantage.std_min,
+                std_max=advantage.std_max,
+            )
+        case "group_centre":
+            return group_centre(rewards)
+        case "leave_one_out":
+            return leave_one_out(rewards)
+        case "zero":
+            return torch.zeros_like(rewards)
+
+
+def prompt_weights(advantage: Advantage, rewards: Tensor) -> Tensor:
+    """[M, P]: 1, or 0 for groups that are left out and P over their number for those that stay."""
+    if not advantage.drop_uniform_groups:
+        return torch.ones_like(rewards[..., 0])
+    kept = informative_groups(rewards).to(rewards.dtype)
+    return kept * (kept.shape[-1] / kept.sum(dim=-1, keepdim=True).clamp(min=1))

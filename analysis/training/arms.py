@@ -1,0 +1,267 @@
+"""What tells one run of a population from another: its arm, along every axis of the methods.
+
+An arm is a composition. Each part has a default that is plain GRPO without a KL term, so an arm
+names only what it changes:
+
+>>> Arm(kl_estimator="k2", beta=0.1).name
+'k2_loss'
+>>> Arm(label="clip_higher", objective=Objective(epsilon_high=0.28)).name
+'clip_higher'
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from analysis.training.schema import Schema
+
+LOSS_ESTIMATORS = ("k1", "k2", "k3", "k3_clip", "k4", "minimax01", "exact", "forward")
+REWARD_ESTIMATORS = ("k1", "k2", "k3", "k3_clip", "k4")
+
+Estimator = Literal[
+    "none", "k1", "k2", "k3", "k3_clip", "k4", "minimax01", "exact", "forward", "cross_entropy"
+]
+Placement = Literal["loss", "reward"]
+Weighting = Literal["none", "attached", "detached"]
+Level = Literal["token", "sequence"]
+Credit = Literal["to_go", "immediate"]
+
+
+class Objective(Schema):
+    """The policy term of the loss."""
+
+    #: A kind of :mod:`analysis.objectives.losses`, or an objective over whole completions:
+    #: ``mirror_descent`` (against the sampler) or ``dpo`` (best against worst of each group).
+    kind: Literal[
+        "grpo",
+        "gspo",
+        "cispo",
+        "reinforce",
+        "sequence",
+        "grpo_off_policy",
+        "mirror_descent",
+        "dpo",
+    ] = "grpo"
+    epsilon_low: float = Field(default=0.2, ge=0, le=1)
+    epsilon_high: float = Field(default=0.2, ge=0)
+    aggregation: Literal[
+        "token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"
+    ] = "seq_mean_token_mean"
+    #: Of ``grpo_off_policy``: whose log-ratio the advantage holds, and does autograd see it?
+    reading: Literal["old", "detached", "attached"] = "old"
+    #: ``tau`` of mirror descent, ``beta`` of DPO: reward per nat.
+    tau: float = Field(default=1.0, gt=0)
+
+
+class Advantage(Schema):
+    """From the rewards of a group to what each token is worth."""
+
+    #: A function of :mod:`analysis.objectives.advantages`; ``zero`` leaves the reward out.
+    baseline: Literal["group_normalise", "group_centre", "leave_one_out", "zero"] = (
+        "group_normalise"
+    )
+    #: ``outcome``: one reward a completion. ``process``: every right position is a step reward,
+    #: normalised over the group. ``marginal``: what each token adds to a process score, to go.
+    level: Literal["outcome", "process", "marginal"] = "outcome"
+    ddof: Literal[0, 1] = 1
+    eps: float = Field(default=1e-4, ge=0)
+    std_min: float | None = Field(default=None, ge=0)
+    std_max: float | None = Field(default=None, gt=0)
+    #: Leave groups of equal rewards out of every mean, as dynamic sampling does.
+    drop_uniform_groups: bool = False
+    #: Is a KL in the reward subtracted ``after`` the baseline, or ``before`` it, summed over the
+    #: completion? See :mod:`analysis.objectives.ordering`.
+    kl_order: Literal["after", "before"] = "after"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Advantage:
+        if self.level != "outcome" and self.baseline not in ("group_normalise", "group_centre"):
+            raise ValueError(f"level={self.level!r} brings its own baseline: leave baseline alone")
+        if self.std_min is not None and self.std_max is not None and self.std_min > self.std_max:
+            raise ValueError(f"std_min={self.std_min} exceeds std_max={self.std_max}")
+        return self
+
+
+class Shaping(Schema):
+    """What is added to the reward of the task."""
+
+    #: See :mod:`analysis.objectives.lengths`; ``relative`` is Kimi k1.5's.
+    length: Literal["none", "linear", "relative", "soft_overlong"] = "none"
+    #: Reward per token of ``linear``; factor of the two others.
+    weight: float = Field(default=0.0, ge=0)
+    #: Of ``soft_overlong``: tokens before the longest completion at which it begins.
+    buffer: int = Field(default=1, ge=1)
+    #: Uniform noise of this width, as of a reward model that cannot tell equal answers apart.
+    noise: float = Field(default=0.0, ge=0)
+
+
+class Sampler(Schema):
+    """Who samples, and how that differs from the policy that is trained."""
+
+    by: Literal["policy", "teacher"] = "policy"
+    #: Updates by which the sampling weights lag behind.
+    staleness: int = Field(default=0, ge=0)
+    #: Of the sampler over the trainer's: other than 1, the two disagree.
+    temperature: float = Field(default=1.0, gt=0)
+    #: Only the smallest set of likeliest tokens with this probability is sampled.
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    #: Stop a completion that has repeated a block of up to ``repeat_period`` tokens so often;
+    #: 0 = never.
+    repeat_times: int = Field(default=0, ge=0)
+    repeat_period: int = Field(default=1, ge=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Sampler:
+        if self.repeat_times == 1:
+            raise ValueError("repeat_times=1 would stop every completion: give at least 2, or 0")
+        if self.by == "teacher" and self.staleness:
+            raise ValueError("staleness is the policy's: the teacher does not change")
+        return self
+
+    @property
+    def mismatched(self) -> bool:
+        """Does it draw from another distribution than its own weights at the run's temperature?"""
+        return self.temperature != 1.0 or self.top_p < 1.0
+
+    @property
+    def on_policy(self) -> bool:
+        """Are its activations those of the first optimizer step?"""
+        return self.by == "policy" and self.staleness == 0
+
+
+class Correction(Schema):
+    """What is done about samples that are not the policy's own."""
+
+    #: Weights between trainer and sampler: see :mod:`analysis.objectives.mismatch`.
+    mismatch: Literal["none", "truncated", "masked"] = "none"
+    mismatch_level: Level = "token"
+    #: Largest weight; ``masked`` also drops weights below its inverse.
+    bound: float = Field(default=2.0, ge=1)
+    #: Mean log-ratio, nats per token, from which a bad completion is left out; None = never.
+    sequence_mask_delta: float | None = Field(default=None, ge=0)
+    #: Restrict the policy to the tokens that top-p left to the sampler.
+    keep_sampling_mask: bool = False
+
+
+class Distillation(Schema):
+    """A second KL term, to the teacher."""
+
+    #: ``forward`` and ``exact`` read the whole vocabulary; ``cross_entropy`` is minus the
+    #: log-prob of the sampled token: supervised, if the teacher samples.
+    estimator: Estimator = "k1"
+    placement: Placement = "reward"
+    weighting: Weighting = "none"
+    credit: Credit = "immediate"
+    weight: float = Field(default=1.0, gt=0)
+    #: Weight reached after ``anneal_updates``; None = constant.
+    weight_end: float | None = Field(default=None, ge=0)
+    anneal_updates: int = Field(default=1, ge=1)
+    #: Only completions whose reward is below this are taught; None = all.
+    only_below: float | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Distillation:
+        if self.estimator == "none":
+            raise ValueError("distillation with estimator='none': leave distillation out")
+        _check_divergence(self.estimator, self.placement, self.weighting, "token")
+        return self
+
+
+class Arm(Schema):
+    """One way to train; the first fields are how the KL to the reference enters."""
+
+    #: Name in tables and figures; by default it says how the KL enters.
+    label: str = ""
+    #: ``exact`` is the reverse KL, ``forward`` the forward KL summed over the vocabulary at each
+    #: visited state.
+    kl_estimator: Estimator
+    kl_placement: Placement = "loss"
+    #: Off-policy weight of the KL loss: see :func:`analysis.kl.surrogates.kl_loss`.
+    kl_weighting: Weighting = "none"
+    #: ``sequence`` estimates from the log-ratio of the whole completion.
+    kl_level: Level = "token"
+    #: Credit of a KL penalty in the reward: a token pays for its own, or for all that follow too.
+    kl_credit: Credit = "to_go"
+    #: Estimator that the KL loss reports while ``kl_estimator`` gives its gradient
+    #: (straight-through); by default the same.
+    kl_value: Literal["k1", "k2", "k3", "k3_clip", "k4"] | None = None
+    #: Coefficient of the KL term. Negative rewards divergence: of use in tests only.
+    beta: float = 0.0
+    objective: Objective = Objective()
+    advantage: Advantage = Advantage()
+    shaping: Shaping = Shaping()
+    sampler: Sampler = Sampler()
+    correction: Correction = Correction()
+    distillation: Distillation | None = None
+
+    @model_validator(mode="after")
+    def _kl_is_consistent(self) -> Arm:
+        if self.kl_estimator == "none":
+            if self.beta != 0.0 or self.kl_placement != "loss" or self.kl_weighting != "none":
+                raise ValueError("kl_estimator='none' takes no beta, placement or weighting")
+        else:
+            _check_divergence(
+                self.kl_estimator, self.kl_placement, self.kl_weighting, self.kl_level
+            )
+        if self.kl_estimator == "cross_entropy":
+            raise ValueError("kl_estimator='cross_entropy' is for distillation")
+        if self.kl_value is not None and (
+            self.kl_placement != "loss" or self.kl_estimator not in REWARD_ESTIMATORS
+        ):
+            raise ValueError("kl_value is for a sampled kl_estimator with kl_placement='loss'")
+        return self
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Arm:
+        merged = self.objective.kind == "grpo_off_policy" and self.kl_estimator != "none"
+        if merged and (self.kl_estimator, self.kl_placement) != ("k1", "reward"):
+            raise ValueError(
+                "kind='grpo_off_policy' holds its KL as k1 in the reward: set kl_estimator='k1' "
+                "and kl_placement='reward'"
+            )
+        if merged and (self.kl_credit, self.advantage.kl_order) != ("immediate", "after"):
+            raise ValueError(
+                "kind='grpo_off_policy' charges a token with its own KL only: set "
+                "kl_credit='immediate' and kl_order='after'"
+            )
+        if self.correction.keep_sampling_mask and (
+            self.sampler.top_p == 1.0 or self.sampler.temperature != 1.0
+        ):
+            raise ValueError("keep_sampling_mask needs a sampler with top_p < 1 and temperature 1")
+        if self.correction.mismatch != "none" and not self.sampler.mismatched:
+            raise ValueError(
+                "a mismatch correction needs a sampler whose temperature or top_p differs"
+            )
+        return self
+
+    @property
+    def name(self) -> str:
+        """The label, or such as ``none``, ``k3_loss``, ``k1_reward`` or ``k3_loss_attached``;
+        without beta."""
+        if self.label:
+            return self.label
+        if self.kl_estimator == "none":
+            return "none"
+        suffix = "" if self.kl_weighting == "none" else f"_{self.kl_weighting}"
+        return f"{self.kl_estimator}_{self.kl_placement}{suffix}"
+
+
+def _check_divergence(estimator: str, placement: str, weighting: str, level: str) -> None:
+    """Estimator, placement, weighting and level of a KL term must fit together."""
+    if placement == "reward":
+        if estimator not in REWARD_ESTIMATORS:
+            raise ValueError(
+                f"kl_estimator={estimator!r} works as a loss only; "
+                f"in the reward use one of {list(REWARD_ESTIMATORS)}"
+            )
+        if weighting != "none":
+            raise ValueError("kl_weighting is for kl_placement='loss': set it to 'none'")
+    elif estimator in ("exact", "forward", "cross_entropy") and weighting != "none":
+        raise ValueError(
+            f"kl_estimator={estimator!r} is not weighted per sampled token: "
+            "set kl_weighting to 'none'"
+        )
+    if level == "sequence" and estimator not in REWARD_ESTIMATORS:
+        raise ValueError(f"kl_level='sequence' needs one of {list(REWARD_ESTIMATORS)}")

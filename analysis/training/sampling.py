@@ -1,0 +1,138 @@
+"""One update's completions of all members, each sampled as its own arm says.
+
+Members are sampled in groups of one sampler. A group that samples from the very weights it is about
+to train keeps its activations: they are the forward pass of its first optimizer step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from analysis.objectives.filtering import repeats
+from analysis.training.arms import Sampler
+from analysis.training.config import Member, RunConfig
+from analysis.training.grouping import Groups, Rows
+from analysis.training.randomness import member_uniforms
+from analysis.training.rollout import Drawing, Rollout, sample
+from analysis.training.setting import ReplayingPolicy, Scores, Setting
+
+#: Activations of each group of members, or None where they are not the trained policy's.
+Pasts = Sequence[Any]
+
+
+class Drawn(NamedTuple):
+    """What sampling gives the update."""
+
+    rollout: Rollout
+    scores: Scores
+    pasts: Pasts
+
+
+class Samplers:
+    """Who samples how, and the weights of earlier updates that stale samplers use.
+
+    Args:
+        keep: keep activations, where they serve the first optimizer step.
+    """
+
+    def __init__(
+        self, config: RunConfig, members: Sequence[Member], setting: Setting, *, keep: bool
+    ) -> None:
+        self.config, self.setting = config, setting
+        self.keep = keep and isinstance(setting.policy, ReplayingPolicy)
+        self.seeds = [member.seed for member in members]
+        self.groups: Groups[Sampler] = Groups(
+            [member.arm.sampler for member in members], setting.start.device
+        )
+        lag = max(group.key.staleness for group in self.groups)
+        #: Weights [M, N] at the start of this update, of the one before, and so on.
+        self.history: deque[Tensor] = deque(maxlen=lag + 1)
+
+    def remember(self, weights: Tensor) -> None:
+        """Begin an update at these weights."""
+        stale = self.history.maxlen > 1
+        self.history.appendleft(weights.detach().clone() if stale else weights.detach())
+
+    def state(self) -> dict[str, Tensor]:
+        """The weights that stale samplers still need, by name."""
+        if self.history.maxlen == 1:
+            return {}
+        return {f"history.{lag}": weights for lag, weights in enumerate(self.history)}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from a :meth:`state`; other tensors are not read."""
+        names = (f"history.{lag}" for lag in range(self.history.maxlen))
+        self.history.clear()
+        self.history.extend(tensors[name] for name in names if name in tensors)
+
+    def draw(self, update: int) -> Drawn:
+        """Completions of every member at the remembered weights, and the verifier's scores."""
+        config, task = self.config, self.setting.task
+        device = self.setting.start.device
+        shape = (config.num_prompts, task.draws_per_prompt)
+        drawn = member_uniforms(self.seeds, "prompts", update, shape, torch.float64)
+        prompts = task.prompts(drawn.to(device))
+        shape = (config.num_prompts, config.group_size, task.completion_length)
+        noise = member_uniforms(self.seeds, "sampling", update, shape, config.dtype).to(device)
+        rollouts, pasts, cuts = [], [], []
+        for sampler, rows, size in self.groups:
+            past = self._past(sampler, size, shape)
+            rollout = self._sample(sampler, rows, size, prompts[rows], noise[rows], past)
+            rollout, cut = stopped_at_repeats(sampler, rollout)
+            rollouts.append(rollout)
+            pasts.append(past)
+            cuts.append(cut)
+        rollout = self._join(rollouts)
+        scores = task.score(prompts, rollout.completions)
+        if any(group.key.repeat_times for group in self.groups):
+            scores = without(scores, self.groups.join(cuts))
+        return Drawn(rollout, scores, pasts)
+
+    def _sample(
+        self, sampler: Sampler, rows: Rows, size: int, prompts: Tensor, noise: Tensor, past: Any
+    ) -> Rollout:
+        if sampler.by == "teacher":
+            policy, weights = self.setting.teacher.policy, self.setting.teacher.of_members(size)
+        else:
+            policy = self.setting.policy
+            lag = min(sampler.staleness, len(self.history) - 1)
+            weights = policy.unflatten(self.history[lag][rows])
+        drawing = Drawing(sampler.temperature, sampler.top_p)
+        temperature = self.config.temperature
+        return sample(
+            policy, weights, self.setting.task, prompts, noise, temperature, past, drawing=drawing
+        )
+
+    def _past(self, sampler: Sampler, size: int, shape: tuple[int, int, int]) -> Any:
+        if not (self.keep and sampler.on_policy):
+            return None
+        like = self.setting.start.new_empty((size, *shape), device="meta")
+        return self.setting.policy.empty_cache(like, keep=True)
+
+    def _join(self, rollouts: Sequence[Rollout]) -> Rollout:
+        """Rollouts of the groups as one; sampling masks are as wide as the widest of them."""
+        width = max(rollout.keep.shape[-1] for rollout in rollouts)
+        wide = [r._replace(keep=r.keep.expand(*r.mask.shape, width)) for r in rollouts]
+        return Rollout(*(self.groups.join(parts) for parts in zip(*wide, strict=True)))
+
+
+def stopped_at_repeats(sampler: Sampler, rollout: Rollout) -> tuple[Rollout, Tensor]:
+    """The rollout with looping completions cut where the loop shows, and which [m, P, G] were."""
+    if not sampler.repeat_times:
+        return rollout, torch.zeros_like(rollout.mask[..., 0])
+    looping = repeats(rollout.completions, period=sampler.repeat_period, times=sampler.repeat_times)
+    looping = (looping & rollout.mask).long()
+    before = (looping.cumsum(dim=-1) - looping) == 0
+    return rollout._replace(mask=rollout.mask & before), looping.any(dim=-1)
+
+
+def without(scores: Scores, cut: Tensor) -> Scores:
+    """Scores with 0 for the completions that were cut."""
+    rewards, accuracy = (torch.where(cut, 0.0, part) for part in scores[:2])
+    steps = None if scores.steps is None else torch.where(cut.unsqueeze(-1), 0.0, scores.steps)
+    return Scores(rewards, accuracy, steps)
