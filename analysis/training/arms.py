@@ -141,6 +141,8 @@ class Correction(Schema):
     bound: float = Field(default=2.0, ge=1)
     #: Mean log-ratio, nats per token, from which a bad completion is left out; None = never.
     sequence_mask_delta: float | None = Field(default=None, ge=0)
+    #: Leave out completions that were cut at the longest length (overlong filtering).
+    mask_truncated: bool = False
     #: Restrict the policy to the tokens that top-p left to the sampler.
     keep_sampling_mask: bool = False
 

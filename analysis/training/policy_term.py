@@ -87,6 +87,8 @@ def of_group(
         losses = completion_losses(objective, logp, old_logp, batch)
         return PolicyTerms(losses, log_ratio, torch.zeros_like(mask), mask)
     used = mask & (weights != 0)
+    if correction.mask_truncated:
+        used = used & batch.finished.unsqueeze(-1)
     if correction.sequence_mask_delta is not None:
         used = used & off_policy_sequence_mask(
             logp, old_logp, batch.outcomes, mask, delta=correction.sequence_mask_delta

@@ -135,4 +135,5 @@ def without(scores: Scores, cut: Tensor) -> Scores:
     """Scores with 0 for the completions that were cut."""
     rewards, accuracy = (torch.where(cut, 0.0, part) for part in scores[:2])
     steps = None if scores.steps is None else torch.where(cut.unsqueeze(-1), 0.0, scores.steps)
-    return Scores(rewards, accuracy, steps)
+    finished = None if scores.finished is None else scores.finished & ~cut
+    return Scores(rewards, accuracy, steps, finished)

@@ -21,6 +21,8 @@ class Scores(NamedTuple):
     accuracy: Tensor  #: [...], 1.0 where the whole completion is right, else 0.0
     #: [..., T], 1.0 where a token is a right step, else 0.0; None for a task without steps.
     steps: Tensor | None = None
+    #: [...] bool, False where the completion was cut at the longest length; None = all finished.
+    finished: Tensor | None = None
 
 
 class Task(Protocol):

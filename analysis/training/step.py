@@ -121,6 +121,7 @@ def make_batch(
         worth.tokens[..., 0],
         advantages,
         worth.prompt_weights,
+        mask.any(dim=-1) if scores.finished is None else scores.finished,
     )
     if teacher is None:
         return batch

@@ -114,4 +114,5 @@ class SortTask(Schema):
         right = steps.sum(dim=-1)
         accuracy = (right == self.answer_length).float()
         rewards = accuracy if self.reward == "exact" else right.float() / self.answer_length
-        return Scores(rewards, accuracy, steps.float())
+        ended = (completions == END).any(dim=-1) if self.end_token else None
+        return Scores(rewards, accuracy, steps.float(), ended)

@@ -9,17 +9,15 @@ from typing import Any
 from pydantic import ConfigDict, ValidationError, validate_call
 
 from analysis.checks import check_choice
+from analysis.experiments.ablations.methods import kl_terms
 from analysis.experiments.ablations.presets import (
-    CONFIG,
     FULL,
     HALF_STEP,
-    NO_KL,
     Preset,
-    kl_arms,
+    fresh_seeds,
     quick,
 )
 from analysis.experiments.language_models.presets import SMOKE, SMOLLM2
-from analysis.training.config import TrainConfig
 
 
 def full(*, num_seeds: int = len(FULL.seeds), updates: int = FULL.config.updates) -> Preset:
@@ -32,40 +30,6 @@ def half_step(
 ) -> Preset:
     """The recorded ablation at half the step size."""
     return _resized(HALF_STEP, num_seeds, updates)
-
-
-def figure2(*, beta: float = 0.04, num_seeds: int = 10, updates: int = CONFIG.updates) -> Preset:
-    """Figure 2 of "Rethinking KL Divergence in RLHF": 12 prompts, groups of 6, beta 0.04."""
-    return Preset(
-        name="figure2",
-        config=_config(updates=updates, num_prompts=12, group_size=6, log_every=10),
-        arms=(NO_KL, *kl_arms(beta)),
-        seeds=_fresh_seeds(200, num_seeds),
-        predictions=(
-            "At this beta no arm differs from that without a KL term in accuracy.",
-            "k3 as a loss fluctuates no more than k2 as a loss, in gradient norm and in KL.",
-        ),
-    )
-
-
-def beta_front(
-    *,
-    betas: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0),
-    num_seeds: int = 10,
-    updates: int = CONFIG.updates,
-) -> Preset:
-    """Every arm over a range of betas: reward against KL, so that arms compare at equal KL."""
-    return Preset(
-        name="beta_front",
-        config=_config(updates=updates, log_every=10),
-        arms=(NO_KL, *(arm for beta in betas for arm in kl_arms(beta))),
-        seeds=_fresh_seeds(300, num_seeds),
-        predictions=(
-            "At equal exact reverse KL, k2 as a loss, k1 in the reward and the exact KL agree "
-            "in accuracy.",
-            "At no beta does k1 as a loss end nearer to the reference than no KL term.",
-        ),
-    )
 
 
 def smollm2(
@@ -85,7 +49,16 @@ def llama_smoke(
 #: Name -> a function from parameters to the preset.
 CATALOGUE: dict[str, Callable[..., Preset]] = {
     factory.__name__: factory
-    for factory in (quick, full, half_step, figure2, beta_front, smollm2, llama_smoke)
+    for factory in (
+        quick,
+        full,
+        half_step,
+        kl_terms.figure2,
+        kl_terms.beta_front,
+        kl_terms.kl_axes,
+        smollm2,
+        llama_smoke,
+    )
 }
 
 
@@ -108,18 +81,9 @@ def make_preset(name: str, overrides: Mapping[str, Any]) -> Preset:
         raise ValueError(f"preset {name!r}: {place}: {first['msg']}") from None
 
 
-def _config(**changes: Any) -> TrainConfig:
-    return TrainConfig(**(CONFIG.model_dump() | changes))
-
-
 def _resized(preset: Preset, num_seeds: int, updates: int) -> Preset:
     """The same with other numbers of seeds and updates, validated."""
     fields = preset.model_dump()
     fields["config"]["updates"] = updates
-    fields["seeds"] = _fresh_seeds(preset.seeds[0], num_seeds)
+    fields["seeds"] = fresh_seeds(preset.seeds[0], num_seeds)
     return Preset.model_validate(fields)
-
-
-def _fresh_seeds(first: int, count: int) -> tuple[int, ...]:
-    """Seeds from ``first`` on; each preset has its own range, which no search has seen."""
-    return tuple(range(first, first + count))

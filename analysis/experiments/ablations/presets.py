@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Any
+
+from pydantic import Field, model_validator
 
 from analysis.experiments.language_models.config import LanguageConfig
 from analysis.training.config import Arm, Member, StartConfig, TrainConfig
@@ -18,6 +20,14 @@ class Preset(Schema):
     seeds: tuple[int, ...] = Field(min_length=1)
     #: Stated before the run, from theory and from searches on other seeds.
     predictions: tuple[str, ...]
+
+    @model_validator(mode="after")
+    def _arms_have_names_of_their_own(self) -> Preset:
+        keys = [(arm.name, arm.beta) for arm in self.arms]
+        twice = sorted({key for key in keys if keys.count(key) > 1})
+        if twice:
+            raise ValueError(f"two arms share name and beta {twice[0]}: give them labels")
+        return self
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -49,6 +59,16 @@ PREDICTIONS = (
 #: term to matter. At half of it accuracy rises in every arm but k3 in the reward, and the arms
 #: differ less.
 CONFIG = TrainConfig(start=StartConfig(updates=150), learning_rate=2e-3, cosine_every=50)
+
+
+def train_config(**changes: Any) -> TrainConfig:
+    """``CONFIG`` with some fields changed, validated."""
+    return TrainConfig(**(CONFIG.model_dump() | changes))
+
+
+def fresh_seeds(first: int, count: int) -> tuple[int, ...]:
+    """Seeds from ``first`` on; each preset has its own range, which no search has seen."""
+    return tuple(range(first, first + count))
 
 
 def quick(

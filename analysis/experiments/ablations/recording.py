@@ -30,6 +30,11 @@ RECORDED = _RESULTS / "grpo_tiny_cpu"
 RECORDED_HALF_STEP = _RESULTS / "grpo_tiny_cpu_half_step"
 
 
+def folder_of(preset: str) -> Path:
+    """Where the recording of a preset of the catalogue lies, on the CPU."""
+    return _RESULTS / f"{preset}_cpu"
+
+
 class Recorded(NamedTuple):
     """A recorded ablation, read back."""
 

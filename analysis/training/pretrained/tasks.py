@@ -77,7 +77,7 @@ class TextTask:
             )
         ]
         right = torch.tensor(scores, device=completions.device).view(completions.shape[:3])
-        return Scores(right, right)
+        return Scores(right, right, finished=self._ends(completions).any(dim=-1))
 
     def _ends(self, completions: Tensor) -> Tensor:
         return torch.isin(completions, self._end_tokens.to(completions.device))

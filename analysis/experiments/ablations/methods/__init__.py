@@ -1,0 +1,1 @@
+"""Populations that compare methods, one module a chapter."""
