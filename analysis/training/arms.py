@@ -111,6 +111,10 @@ class Sampler(Schema):
     #: 0 = never.
     repeat_times: int = Field(default=0, ge=0)
     repeat_period: int = Field(default=1, ge=1)
+    #: New tokens of a completion per update; the rest is sampled in later ones. 0 = no limit.
+    budget: int = Field(default=0, ge=0)
+    #: Of a completion sampled over several updates: all its tokens, or those of the last update.
+    train_on: Literal["all", "current"] = "all"
 
     @model_validator(mode="after")
     def _consistent(self) -> Sampler:
@@ -118,6 +122,10 @@ class Sampler(Schema):
             raise ValueError("repeat_times=1 would stop every completion: give at least 2, or 0")
         if self.by == "teacher" and self.staleness:
             raise ValueError("staleness is the policy's: the teacher does not change")
+        if self.budget and (self.by == "teacher" or self.mismatched or self.staleness):
+            raise ValueError("budget is for a sampler that is the trained policy itself")
+        if self.train_on != "all" and not self.budget:
+            raise ValueError("train_on is for partial rollouts: give a budget")
         return self
 
     @property
@@ -128,7 +136,7 @@ class Sampler(Schema):
     @property
     def on_policy(self) -> bool:
         """Are its activations those of the first optimizer step?"""
-        return self.by == "policy" and self.staleness == 0
+        return self.by == "policy" and self.staleness == 0 and self.budget == 0
 
 
 class Correction(Schema):

@@ -28,6 +28,8 @@ class StartConfig(Schema):
     updates: int = Field(default=110, ge=0)
     batch_size: int = Field(default=128, ge=1)
     learning_rate: float = Field(default=3e-3, gt=0)
+    #: Fewest and most fillers of its examples; None = as many as the task allows.
+    fillers: tuple[int, int] | None = None
 
 
 class RunConfig(Schema):
@@ -87,3 +89,13 @@ class TrainConfig(RunConfig):
     start: StartConfig = StartConfig()
     #: None where no arm has one.
     teacher: TeacherConfig | None = None
+
+    @model_validator(mode="after")
+    def _fillers_fit(self) -> TrainConfig:
+        starts = [self.start, *([self.teacher.start] if self.teacher else [])]
+        for low, high in [start.fillers for start in starts if start.fillers]:
+            if not 0 <= low <= high <= self.task.max_fillers:
+                raise ValueError(
+                    f"fillers=({low}, {high}) must lie in 0 .. max_fillers={self.task.max_fillers}"
+                )
+        return self

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from analysis.kl import divergences, estimators
+from analysis.training.setting import Scores
 
 #: Cheap: the mean over all updates of a logging window.
 WINDOW_METRICS: dict[str, str] = {
-    "reward": "Mean reward of the update's completions, without any KL penalty.",
-    "accuracy": "Share of the update's completions that are right as a whole.",
-    "length": "Mean number of counted tokens of a completion.",
+    "reward": "Mean reward of the update's finished completions, without shaping or KL penalty.",
+    "accuracy": "Share of the update's finished completions that are right as a whole.",
+    "length": "Mean number of counted tokens of a finished completion.",
     "right_length": "The same over the right completions; NaN if there is none.",
     "wrong_length": "The same over the wrong completions; NaN if there is none.",
     "gradient_norm": "Euclidean norm of the member's gradient before clipping.",
@@ -41,31 +42,42 @@ POLICY_METRICS: dict[str, str] = {
 METRICS: dict[str, str] = WINDOW_METRICS | POLICY_METRICS
 
 #: Those that are NaN where they are undefined; the others are finite in a healthy run.
-PARTIAL_METRICS = ("kl_cosine", "teacher_kl", "right_length", "wrong_length")
+PARTIAL_METRICS: tuple[str, ...] = ("kl_cosine", "teacher_kl", "right_length", "wrong_length")
 
 
 def member_mean(values: Tensor, mask: Tensor) -> Tensor:
     """[M]: mean of values [M, ...] over the counted tokens of each member."""
-    counted = torch.where(mask, values, 0.0).flatten(1).sum(dim=1)
-    return counted / mask.flatten(1).sum(dim=1)
+    return _mean_where(mask.flatten(1), values.flatten(1))
 
 
 def elementwise_mean(values: Sequence[Tensor]) -> Tensor:
-    """[M]: mean of tensors [M], added in their order.
+    """[M]: mean of tensors [M] where they are not NaN, added in their order; NaN if none is.
 
     The mean over a dimension of their stack would round by M, so a member's would not be its own.
     """
-    return sum(values[1:], start=values[0]) / len(values)
+    defined = [~value.isnan() for value in values]
+    total = sum(torch.where(d, v, 0.0) for d, v in zip(defined, values, strict=True))
+    count = sum(d.to(total.dtype) for d in defined)
+    return torch.where(count > 0, total / count.clamp(min=1), torch.nan)
 
 
-def length_metrics(mask: Tensor, accuracy: Tensor) -> dict[str, Tensor]:
-    """Lengths [M] of all, of the right and of the wrong completions."""
+def rollout_metrics(mask: Tensor, scores: Scores, done: Tensor) -> dict[str, Tensor]:
+    """Rewards, accuracy and lengths [M] over the completions of finished groups.
+
+    Args:
+        mask: [M, P, G, T].
+        scores: of the completions.
+        done: [M, P], the finished groups.
+    """
     lengths = mask.sum(dim=-1).float().flatten(1)
-    right = accuracy.flatten(1) == 1.0
+    right = scores.accuracy.flatten(1) == 1.0
+    finished = done.unsqueeze(-1).expand(mask.shape[:3]).flatten(1)
     return {
-        "length": lengths.mean(dim=1),
-        "right_length": _mean_where(right, lengths),
-        "wrong_length": _mean_where(~right, lengths),
+        "reward": _mean_where(finished, scores.rewards.flatten(1)),
+        "accuracy": _mean_where(finished, scores.accuracy.flatten(1)),
+        "length": _mean_where(finished, lengths),
+        "right_length": _mean_where(finished & right, lengths),
+        "wrong_length": _mean_where(finished & ~right, lengths),
     }
 
 

@@ -17,6 +17,7 @@ from analysis.objectives.filtering import repeats
 from analysis.training.arms import Sampler
 from analysis.training.config import Member, RunConfig
 from analysis.training.grouping import Groups, Rows
+from analysis.training.partial import Buffer
 from analysis.training.randomness import member_uniforms
 from analysis.training.rollout import Drawing, Rollout, sample
 from analysis.training.setting import ReplayingPolicy, Scores, Setting
@@ -31,6 +32,8 @@ class Drawn(NamedTuple):
     rollout: Rollout
     scores: Scores
     pasts: Pasts
+    done: Tensor  #: [M, P] bool, groups that are trained on; others are still being sampled
+    trained: Tensor  #: [M, P, G, T] bool, counted tokens that are trained on
 
 
 class Samplers:
@@ -52,6 +55,10 @@ class Samplers:
         lag = max(group.key.staleness for group in self.groups)
         #: Weights [M, N] at the start of this update, of the one before, and so on.
         self.history: deque[Tensor] = deque(maxlen=lag + 1)
+        #: By the place of their group.
+        self.buffers = {
+            place: Buffer(group.key) for place, group in enumerate(self.groups) if group.key.budget
+        }
 
     def remember(self, weights: Tensor) -> None:
         """Begin an update at these weights."""
@@ -59,16 +66,22 @@ class Samplers:
         self.history.appendleft(weights.detach().clone() if stale else weights.detach())
 
     def state(self) -> dict[str, Tensor]:
-        """The weights that stale samplers still need, by name."""
-        if self.history.maxlen == 1:
-            return {}
-        return {f"history.{lag}": weights for lag, weights in enumerate(self.history)}
+        """What stale samplers and partial rollouts still need, by name."""
+        tensors = {}
+        if self.history.maxlen > 1:
+            tensors |= {f"history.{lag}": weights for lag, weights in enumerate(self.history)}
+        for place, buffer in self.buffers.items():
+            tensors |= {f"buffer.{place}.{name}": t for name, t in buffer.tensors.items()}
+        return tensors
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on from a :meth:`state`; other tensors are not read."""
         names = (f"history.{lag}" for lag in range(self.history.maxlen))
         self.history.clear()
         self.history.extend(tensors[name] for name in names if name in tensors)
+        for place, buffer in self.buffers.items():
+            names = {name: f"buffer.{place}.{name}" for name in Buffer.STATE}
+            buffer.restore({n: tensors[key] for n, key in names.items() if key in tensors})
 
     def draw(self, update: int) -> Drawn:
         """Completions of every member at the remembered weights, and the verifier's scores."""
@@ -79,22 +92,45 @@ class Samplers:
         prompts = task.prompts(drawn.to(device))
         shape = (config.num_prompts, config.group_size, task.completion_length)
         noise = member_uniforms(self.seeds, "sampling", update, shape, config.dtype).to(device)
-        rollouts, pasts, cuts = [], [], []
-        for sampler, rows, size in self.groups:
+        rollouts, pasts, cuts, dones, trained = [], [], [], [], []
+        for place, (sampler, rows, size) in enumerate(self.groups):
             past = self._past(sampler, size, shape)
-            rollout = self._sample(sampler, rows, size, prompts[rows], noise[rows], past)
+            if place in self.buffers:
+                rollout, done, kept = self._continued(place, prompts[rows], noise[rows], update)
+            else:
+                rollout = self._sample(sampler, rows, size, prompts[rows], noise[rows], past)
+                done, kept = torch.ones_like(rollout.mask[..., 0, 0]), rollout.mask
             rollout, cut = stopped_at_repeats(sampler, rollout)
             rollouts.append(rollout)
             pasts.append(past)
             cuts.append(cut)
+            dones.append(done)
+            trained.append(kept & rollout.mask)
         rollout = self._join(rollouts)
-        scores = task.score(prompts, rollout.completions)
+        scores = task.score(rollout.prompts, rollout.completions)
         if any(group.key.repeat_times for group in self.groups):
             scores = without(scores, self.groups.join(cuts))
-        return Drawn(rollout, scores, pasts)
+        join = self.groups.join
+        return Drawn(rollout, scores, pasts, join(dones), join(trained))
+
+    def _continued(
+        self, place: int, prompts: Tensor, noise: Tensor, update: int
+    ) -> tuple[Rollout, Tensor, Tensor]:
+        """The rollout of a group with a budget: see :meth:`Buffer.advance`."""
+        buffer, group = self.buffers[place], list(self.groups)[place]
+        carried, forced = buffer.resume(prompts, noise)
+        rollout = self._sample(group.key, group.rows, group.size, carried, noise, None, forced)
+        return buffer.advance(rollout, prompts, update)
 
     def _sample(
-        self, sampler: Sampler, rows: Rows, size: int, prompts: Tensor, noise: Tensor, past: Any
+        self,
+        sampler: Sampler,
+        rows: Rows,
+        size: int,
+        prompts: Tensor,
+        noise: Tensor,
+        past: Any,
+        forced: Tensor | None = None,
     ) -> Rollout:
         if sampler.by == "teacher":
             policy, weights = self.setting.teacher.policy, self.setting.teacher.of_members(size)
@@ -102,10 +138,16 @@ class Samplers:
             policy = self.setting.policy
             lag = min(sampler.staleness, len(self.history) - 1)
             weights = policy.unflatten(self.history[lag][rows])
-        drawing = Drawing(sampler.temperature, sampler.top_p)
-        temperature = self.config.temperature
         return sample(
-            policy, weights, self.setting.task, prompts, noise, temperature, past, drawing=drawing
+            policy,
+            weights,
+            self.setting.task,
+            prompts,
+            noise,
+            self.config.temperature,
+            past,
+            drawing=Drawing(sampler.temperature, sampler.top_p),
+            forced=forced,
         )
 
     def _past(self, sampler: Sampler, size: int, shape: tuple[int, int, int]) -> Any:

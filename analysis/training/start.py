@@ -59,7 +59,7 @@ def _trained(config: TrainConfig) -> Tensor:
     for update in range(start.updates):
         prompts = task.prompts(member_uniforms([start.seed], "start", update, shape, torch.float64))
         drawn = member_uniforms([start.seed], "fillers", update, shape[:1], torch.float64)
-        targets = task.examples(prompts, drawn).unsqueeze(2)  # (1, P, 1, T)
+        targets = task.examples(prompts, drawn, start.fillers).unsqueeze(2)  # (1, P, 1, T)
         counted = task.completion_mask(targets)
         logits = policy.logits(
             policy.unflatten(weights), prompts, completion_inputs(targets, task.opening)

@@ -22,8 +22,9 @@ from analysis.training.divergence_term import (
 )
 from analysis.training.policy_term import PolicyTerm
 from analysis.training.randomness import member_uniforms
-from analysis.training.rollout import Rollout, token_logp
-from analysis.training.setting import PopulationPolicy, Scores, Teacher, Weights
+from analysis.training.rollout import token_logp
+from analysis.training.sampling import Drawn
+from analysis.training.setting import PopulationPolicy, Teacher, Weights
 
 
 class Terms:
@@ -86,8 +87,7 @@ def make_batch(
     reference: Weights,
     config: RunConfig,
     terms: Terms,
-    rollout: Rollout,
-    scores: Scores,
+    drawn: Drawn,
     *,
     update: int = 0,
     teacher: Teacher | None = None,
@@ -102,6 +102,7 @@ def make_batch(
 
     The reward-side distillation is subtracted in the same way.
     """
+    rollout, scores = drawn.rollout, drawn.scores
     ref_logits = policy.logits(reference, rollout.prompts, rollout.inputs) / config.temperature
     ref_logp = token_logp(ref_logits, rollout.completions, temperature=1.0)
     mask, old_logp = rollout.mask, rollout.old_logp
@@ -120,7 +121,8 @@ def make_batch(
         worth.rewards,
         worth.tokens[..., 0],
         advantages,
-        worth.prompt_weights,
+        worth.prompt_weights * shares(drawn.done, worth.prompt_weights.dtype),
+        drawn.trained,
         mask.any(dim=-1) if scores.finished is None else scores.finished,
     )
     if teacher is None:
@@ -135,6 +137,12 @@ def make_batch(
     )
 
 
+def shares(done: Tensor, dtype: torch.dtype) -> Tensor:
+    """[M, P]: P over the number of finished groups on those, 0 on the others."""
+    finished = done.to(dtype)
+    return finished * (done.shape[-1] / finished.sum(dim=-1, keepdim=True).clamp(min=1))
+
+
 def compute_step(logits: Tensor, terms: Terms, batch: Batch, *, measure: bool) -> StepOutput:
     """Losses, tensors to check and metrics of the members.
 
@@ -145,7 +153,7 @@ def compute_step(logits: Tensor, terms: Terms, batch: Batch, *, measure: bool) -
     _, _, completions, old_logp, mask, _, _ = batch.rollout
     logp = token_logp(logits, completions, temperature=1.0)
     weights = terms.policy.token_weights(mask, logp.dtype)
-    weights = weights * batch.prompt_weights[..., None, None]
+    weights = weights * batch.prompt_weights[..., None, None] * batch.trained
     policy = terms.policy.terms(logp, logits, batch, weights)
     kl = terms.kl.loss(Views(logp, old_logp, batch.ref_logp, logits, batch.ref_logits, mask))
     if batch.taught is not None:

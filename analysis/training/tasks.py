@@ -74,15 +74,19 @@ class SortTask(Schema):
             return ordered
         return torch.cat([ordered, torch.full_like(ordered[..., :1], END)], dim=-1)
 
-    def examples(self, prompts: Tensor, uniforms: Tensor) -> Tensor:
-        """Right completions [..., T]: uniforms [...] in [0, 1) choose the number of fillers.
+    def examples(
+        self, prompts: Tensor, uniforms: Tensor, fillers: tuple[int, int] | None = None
+    ) -> Tensor:
+        """Right completions [..., T] of prompts [..., L].
 
-        What follows the end is the end token again.
+        Uniforms [...] in [0, 1) choose the number of fillers between the fewest and the most of
+        ``fillers``, by default 0 and ``max_fillers``. What follows the end is the end token again.
         """
         targets = self.targets(prompts)
         if not self.max_fillers:
             return targets
-        fillers = (uniforms * (self.max_fillers + 1)).long().clamp(max=self.max_fillers)
+        low, high = fillers or (0, self.max_fillers)
+        fillers = low + (uniforms * (high - low + 1)).long().clamp(max=high - low)
         place = torch.arange(self.completion_length, device=prompts.device)
         place = place - fillers.unsqueeze(-1)
         answer = targets.gather(-1, place.clamp(0, self.answer_length - 1))

@@ -26,7 +26,7 @@ from analysis.training.metrics import (
     POLICY_METRICS,
     WINDOW_METRICS,
     elementwise_mean,
-    length_metrics,
+    rollout_metrics,
 )
 from analysis.training.optimizer import PopulationAdamW, clip_rows
 from analysis.training.sampling import Drawn, Pasts, Samplers
@@ -123,8 +123,7 @@ class PopulationTrainer:
             self.reference,
             self.config,
             self.terms,
-            drawn.rollout,
-            drawn.scores,
+            drawn,
             update=update,
             teacher=self.teacher,
         )
@@ -153,10 +152,7 @@ class PopulationTrainer:
         measured = {name: elementwise_mean([m[name] for m in logged]) for name in logged[0]}
         if measure:
             measured["kl_cosine"] = cosines
-        scores = drawn.scores
-        measured["reward"] = scores.rewards.flatten(1).mean(dim=1)
-        measured["accuracy"] = scores.accuracy.flatten(1).mean(dim=1)
-        measured |= length_metrics(drawn.rollout.mask, scores.accuracy)
+        measured |= rollout_metrics(drawn.rollout.mask, drawn.scores, drawn.done)
         return {name: torch.where(self.alive, v, torch.nan) for name, v in measured.items()}
 
     def losses(

@@ -186,7 +186,7 @@ def test_the_kl_cosine_is_that_of_naive_gradients(small_config, all_arms, kl_cre
     with torch.no_grad():
         shape = trainer.weights.shape
         trainer.weights += 0.1 * torch.randn(shape, generator=generator, dtype=torch.float64)
-    drawn, scores, _ = trainer.rollout(2)
+    drawn, scores, *_ = trainer.rollout(2)
     rewards = scores.rewards.double()
     none, exact = Arm(kl_estimator="none"), Arm(kl_estimator="exact", beta=1.0)
     expected = []
