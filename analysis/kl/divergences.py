@@ -33,7 +33,7 @@ def reverse_kl(logits: Logits, ref_logits: Logits) -> Values:
     Raises:
         ValueError: if shapes differ or an input is not floating point.
     """
-    logp, ref_logp = _log_softmax_pair(logits, ref_logits)
+    logp, ref_logp = log_softmaxes(logits, ref_logits)
     return _mean_log_ratio(logp, ref_logp)
 
 
@@ -48,7 +48,7 @@ def forward_kl(logits: Logits, ref_logits: Logits) -> Values:
 
     Args, Returns, Raises: as :func:`reverse_kl`.
     """
-    logp, ref_logp = _log_softmax_pair(logits, ref_logits)
+    logp, ref_logp = log_softmaxes(logits, ref_logits)
     return _mean_log_ratio(ref_logp, logp)
 
 
@@ -66,7 +66,7 @@ def chi_square(logits: Logits, ref_logits: Logits) -> Values:
     Returns:
         [...], dimensionless; ``inf`` where the reference allows what the policy forbids.
     """
-    logp, ref_logp = _log_softmax_pair(logits, ref_logits)
+    logp, ref_logp = log_softmaxes(logits, ref_logits)
     allowed = ref_logp > -torch.inf
     # ref (r - 1) sums to chi-square because sum(ref) = 1; expm1 keeps it exact near r = 1.
     log_r = _difference(ref_logp, logp, allowed)
@@ -95,7 +95,12 @@ def entropy(logits: Logits) -> Values:
     return -_sum_where(allowed, logp, torch.where(allowed, logp, 0.0))
 
 
-def _log_softmax_pair(logits: Tensor, ref_logits: Tensor) -> tuple[Tensor, Tensor]:
+def log_softmaxes(logits: Logits, ref_logits: Logits) -> tuple[Tensor, Tensor]:
+    """Log-probs of a policy and its reference, in a common dtype of at least float32.
+
+    Raises:
+        ValueError: if shapes differ, there is no vocabulary axis or an input is no float.
+    """
     logits, ref_logits = pair_of_floats("logits", logits, "ref_logits", ref_logits)
     if logits.ndim == 0:
         raise ValueError("logits needs a vocabulary axis: shape [..., V], got a scalar")

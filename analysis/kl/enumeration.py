@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from analysis.checks import check_choice, check_same_shape, pair_of_floats
-from analysis.kl.divergences import forward_kl, reverse_kl
+from analysis.checks import check_choice, check_same_shape
+from analysis.kl.divergences import forward_kl, log_softmaxes, reverse_kl
 from analysis.kl.surrogates import kl_loss, kl_penalty
 from analysis.shapes import Logits, LogProbs, Values
 
@@ -206,9 +206,3 @@ def cosine(gradient: Tensor, exact: Tensor) -> Tensor:
 def relative_error(gradient: Tensor, exact: Tensor) -> Tensor:
     """Norm of the difference over the norm of the exact gradient, over the last axis."""
     return (gradient - exact).norm(dim=-1) / exact.norm(dim=-1)
-
-
-def log_softmaxes(logits: Logits, ref_logits: Logits) -> tuple[Tensor, Tensor]:
-    """Log-probs of a policy and its reference, in a common dtype of at least float32."""
-    logits, ref_logits = pair_of_floats("logits", logits, "ref_logits", ref_logits)
-    return torch.log_softmax(logits, dim=-1), torch.log_softmax(ref_logits, dim=-1)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from analysis.checks import check_same_shape
-from analysis.kl.enumeration import log_softmaxes
+from analysis.kl.divergences import log_softmaxes
 from analysis.kl.surrogates import ESTIMATORS
 from analysis.shapes import Logits, Values
 
