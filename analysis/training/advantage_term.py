@@ -14,6 +14,7 @@ from analysis.objectives.filtering import informative_groups
 from analysis.objectives.groups import standardise
 from analysis.objectives.lengths import length_penalty, relative_length_reward, soft_overlong
 from analysis.objectives.process import marginal_rewards
+from analysis.objectives.rejection import shortest_right
 from analysis.training.arms import Advantage, Shaping
 from analysis.training.config import Member
 from analysis.training.grouping import Groups
@@ -78,7 +79,11 @@ def shaped_rewards(shaping: Shaping, scores: Scores, mask: Tensor) -> Tensor:
 def token_advantages(advantage: Advantage, rewards: Tensor, scores: Scores, mask: Tensor) -> Tensor:
     """[M, P, G, T]: the advantage of each token, 0 where masked."""
     if advantage.level == "outcome":
-        of_completion = _baselined(advantage, rewards)
+        if advantage.baseline == "shortest_right":
+            chosen = shortest_right(scores.accuracy == 1.0, mask.sum(dim=-1))
+            of_completion = chosen.to(rewards.dtype)
+        else:
+            of_completion = _baselined(advantage, rewards)
         return torch.where(mask, of_completion.unsqueeze(-1), 0.0)
     if advantage.level == "process":
         steps = torch.where(mask, scores.steps, 0.0)

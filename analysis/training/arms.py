@@ -58,10 +58,11 @@ class Objective(Schema):
 class Advantage(Schema):
     """From the rewards of a group to what each token is worth."""
 
-    #: A function of :mod:`analysis.objectives.advantages`; ``zero`` leaves the reward out.
-    baseline: Literal["group_normalise", "group_centre", "leave_one_out", "zero"] = (
-        "group_normalise"
-    )
+    #: A function of :mod:`analysis.objectives.advantages`; ``zero`` leaves the reward out, and
+    #: ``shortest_right`` is 1 for the completion that rejection sampling keeps, 0 for the others.
+    baseline: Literal[
+        "group_normalise", "group_centre", "leave_one_out", "zero", "shortest_right"
+    ] = "group_normalise"
     #: ``outcome``: one reward a completion. ``process``: every right position is a step reward,
     #: normalised over the group. ``marginal``: what each token adds to a process score, to go.
     level: Literal["outcome", "process", "marginal"] = "outcome"
@@ -132,6 +133,11 @@ class Sampler(Schema):
     def mismatched(self) -> bool:
         """Does it draw from another distribution than its own weights at the run's temperature?"""
         return self.temperature != 1.0 or self.top_p < 1.0
+
+    @property
+    def foreign(self) -> bool:
+        """Does it draw from something else than the policy as it is now?"""
+        return self.by == "teacher" or self.mismatched or self.staleness > 0
 
     @property
     def on_policy(self) -> bool:

@@ -17,6 +17,8 @@ WINDOW_METRICS: dict[str, str] = {
     "length": "Mean number of counted tokens of a finished completion.",
     "right_length": "The same over the right completions; NaN if there is none.",
     "wrong_length": "The same over the wrong completions; NaN if there is none.",
+    "own_accuracy": "Accuracy of completions of the policy itself, whoever samples for training.",
+    "own_length": "Length of completions of the policy itself, whoever samples for training.",
     "gradient_norm": "Euclidean norm of the member's gradient before clipping.",
     "clip_fraction": "Share of tokens whose gradient the ratio clip changes.",
     "ratio_ess": "Effective sample size of the token ratios to the sampler, as a share of tokens.",

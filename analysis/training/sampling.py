@@ -90,8 +90,8 @@ class Samplers:
         shape = (config.num_prompts, task.draws_per_prompt)
         drawn = member_uniforms(self.seeds, "prompts", update, shape, torch.float64)
         prompts = task.prompts(drawn.to(device))
-        shape = (config.num_prompts, config.group_size, task.completion_length)
-        noise = member_uniforms(self.seeds, "sampling", update, shape, config.dtype).to(device)
+        noise = self._noise(update)
+        shape = tuple(noise.shape[1:])
         rollouts, pasts, cuts, dones, trained = [], [], [], [], []
         for place, (sampler, rows, size) in enumerate(self.groups):
             past = self._past(sampler, size, shape)
@@ -112,6 +112,38 @@ class Samplers:
             scores = without(scores, self.groups.join(cuts))
         join = self.groups.join
         return Drawn(rollout, scores, pasts, join(dones), join(trained))
+
+    def own(self, drawn: Drawn, update: int) -> Drawn:
+        """What the policy itself makes of this update's prompts, at the remembered weights.
+
+        Members that sampled so keep their completions; a foreign sampler's are drawn again, with
+        the same noise.
+        """
+        if not any(group.key.foreign for group in self.groups):
+            return drawn
+        noise, task = self._noise(update), self.setting.task
+        masks, accuracies = [], []
+        for sampler, rows, size in self.groups:
+            mask, accuracy = drawn.rollout.mask[rows], drawn.scores.accuracy[rows]
+            if sampler.foreign:
+                prompts = drawn.rollout.prompts[rows]
+                rollout = self._sample(Sampler(), rows, size, prompts, noise[rows], None)
+                mask = rollout.mask
+                accuracy = task.score(prompts, rollout.completions).accuracy
+            masks.append(mask)
+            accuracies.append(accuracy)
+        accuracy = self.groups.join(accuracies)
+        return drawn._replace(
+            rollout=drawn.rollout._replace(mask=self.groups.join(masks)),
+            scores=drawn.scores._replace(accuracy=accuracy),
+        )
+
+    def _noise(self, update: int) -> Tensor:
+        """[M, P, G, T]: the uniforms with which the completions of an update are sampled."""
+        config = self.config
+        shape = (config.num_prompts, config.group_size, self.setting.task.completion_length)
+        noise = member_uniforms(self.seeds, "sampling", update, shape, config.dtype)
+        return noise.to(self.setting.start.device)
 
     def _continued(
         self, place: int, prompts: Tensor, noise: Tensor, update: int

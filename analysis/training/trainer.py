@@ -135,6 +135,7 @@ class PopulationTrainer:
         """
         config = self.config
         drawn = self.rollout(update)
+        own = self.samplers.own(drawn, update)
         batch = self.batch(drawn, update)
         per_minibatch = config.num_prompts // config.num_minibatches
         firsts = list(range(0, config.num_prompts, per_minibatch)) * config.num_iterations
@@ -153,6 +154,8 @@ class PopulationTrainer:
         if measure:
             measured["kl_cosine"] = cosines
         measured |= rollout_metrics(drawn.rollout.mask, drawn.scores, drawn.done)
+        of_own = rollout_metrics(own.rollout.mask, own.scores, own.done)
+        measured |= {f"own_{name}": of_own[name] for name in ("accuracy", "length")}
         return {name: torch.where(self.alive, v, torch.nan) for name, v in measured.items()}
 
     def losses(

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from analysis.objectives.rejection import shortest_right
+
+
+def test_the_shortest_of_the_right_is_chosen_and_the_first_of_equals():
+    correct = torch.tensor(
+        [[True, True, False], [True, True, True], [False, False, False], [False, True, True]]
+    )
+    lengths = torch.tensor([[5, 4, 2], [3, 3, 3], [1, 2, 3], [1, 9, 4]])
+    assert shortest_right(correct, lengths).tolist() == [
+        [False, True, False],  # not the shorter wrong one
+        [True, False, False],
+        [False, False, False],
+        [False, False, True],
+    ]
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(ValueError, match="correct must be a boolean"):
+        shortest_right(torch.ones(2, 3), torch.ones(2, 3))
+    with pytest.raises(ValueError, match="shape"):
+        shortest_right(torch.ones(2, 3, dtype=torch.bool), torch.ones(2, 4))

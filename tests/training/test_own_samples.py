@@ -1,0 +1,102 @@
+"""What the policy itself samples, whoever samples for training; and rejection sampling."""
+
+from __future__ import annotations
+
+import torch
+
+from analysis.training.arms import Advantage, Arm, Distillation, Objective, Sampler
+from analysis.training.config import Member, StartConfig, TeacherConfig
+from analysis.training.rollout import token_logp
+from analysis.training.tasks import SortTask
+from analysis.training.trainer import PopulationTrainer
+
+RL = Arm(kl_estimator="none")
+CLONING = Arm(
+    label="cloning",
+    kl_estimator="none",
+    advantage=Advantage(baseline="zero"),
+    sampler=Sampler(by="teacher"),
+    distillation=Distillation(estimator="cross_entropy", placement="loss"),
+)
+HOT = Arm(label="hot", kl_estimator="none", sampler=Sampler(temperature=3.0))
+STALE = Arm(label="stale", kl_estimator="none", sampler=Sampler(staleness=3))
+
+
+def taught(config):
+    """Easy enough for a start that is sometimes right and a teacher that mostly is."""
+    return config.model_copy(
+        update={
+            "task": SortTask(num_digits=2, end_token=True, max_fillers=2),
+            "start": StartConfig(updates=100, batch_size=64),
+            "teacher": TeacherConfig(start=StartConfig(updates=400, batch_size=64)),
+            "num_prompts": 6,
+        }
+    )
+
+
+def metrics_of(config, *arms):
+    return PopulationTrainer(config, [Member(arm=arm, seed=1) for arm in arms]).run().metrics
+
+
+def test_a_policy_that_samples_for_itself_is_its_own(small_config):
+    metrics = metrics_of(small_config, RL)
+    assert (metrics["own_accuracy"] == metrics["accuracy"]).all()
+    assert (metrics["own_length"] == metrics["length"]).all()
+
+
+def test_at_one_start_all_samplers_leave_the_policy_the_same_accuracy(small_config):
+    config = taught(small_config).model_copy(update={"updates": 1, "log_every": 1})
+    (own,), (drawn,) = (
+        metrics_of(config, RL, CLONING, HOT)[name] for name in ("own_accuracy", "accuracy")
+    )
+    assert own[0] == own[1] == own[2] == drawn[0]
+    assert drawn[1] > drawn[0] > drawn[2]
+
+
+def test_a_stale_sampler_lags_and_the_policy_itself_does_not(small_config):
+    config = taught(small_config)
+    stale, fresh, start = (
+        PopulationTrainer(config, [Member(arm=arm, seed=1)]) for arm in (STALE, RL, RL)
+    )
+    for _ in range(3):
+        stale.advance()
+    with torch.no_grad():
+        fresh.weights.copy_(stale.weights)
+    drawn = stale.rollout(3)
+    own = stale.samplers.own(drawn, 3)
+    assert torch.equal(drawn.rollout.completions, start.rollout(3).rollout.completions)
+    now = fresh.rollout(3)
+    assert torch.equal(own.scores.accuracy, now.scores.accuracy)
+    assert torch.equal(own.rollout.mask, now.rollout.mask)
+    assert not torch.equal(own.rollout.mask, drawn.rollout.mask)
+
+
+def test_rejection_sampling_is_supervised_on_the_shortest_right_completion(small_config):
+    arm = Arm(
+        kl_estimator="none",
+        objective=Objective(kind="reinforce"),
+        advantage=Advantage(baseline="shortest_right"),
+    )
+    config = taught(small_config)
+    trainer = PopulationTrainer(config, [Member(arm=arm, seed=1)])
+    drawn = trainer.rollout(0)
+    losses = trainer.losses(trainer.batch(drawn)).losses
+    (gradient,) = torch.autograd.grad(losses.sum(), trainer.weights)
+
+    rollout = drawn.rollout
+    views = trainer.policy.unflatten(trainer.weights)
+    logits = trainer.policy.logits(views, rollout.prompts, rollout.inputs)
+    logp = token_logp(logits, rollout.completions, temperature=1.0)
+    loss, kept = 0.0, 0
+    for prompt in range(config.num_prompts):
+        right = drawn.scores.accuracy[0, prompt].nonzero().flatten().tolist()
+        lengths = rollout.mask[0, prompt].sum(dim=-1).tolist()
+        if right:
+            best = min(right, key=lambda i: lengths[i])
+            loss = loss - logp[0, prompt, best, : lengths[best]].mean()
+            kept += 1
+    assert kept > 0
+    (wanted,) = torch.autograd.grad(
+        loss / (config.num_prompts * config.group_size), trainer.weights
+    )
+    assert torch.allclose(gradient, wanted, rtol=1e-4, atol=1e-7) and wanted.norm() > 1e-3
