@@ -7,3 +7,16 @@ import os
 # Before torch is imported anywhere: one thread, as in the runs.
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
+
+import pytest  # noqa: E402
+
+from tests.trees import TREES, VOCAB_SIZE  # noqa: E402
+
+
+@pytest.fixture(params=TREES.values(), ids=TREES.keys())
+def sequences(request: pytest.FixtureRequest):
+    """Every sequence of a small tree."""
+    from analysis.kl.sequences import enumerate_sequences
+
+    length, eos = request.param
+    return enumerate_sequences(VOCAB_SIZE, length, eos=eos)

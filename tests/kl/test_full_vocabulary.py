@@ -21,20 +21,12 @@ from analysis.kl.sequences import (
     token_logp,
     visited_kl_gradient,
 )
-
-TIGHT = {"rtol": 0, "atol": 1e-12}
-
-
-def draw(*shape, seed):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+from tests.trees import TIGHT, VOCAB_SIZE, draw
 
 
-@pytest.fixture(params=[(3, 3, None), (3, 4, 2)], ids=["fixed", "ragged"])
-def world(request):
-    vocab, length, eos = request.param
-    sequences = enumerate_sequences(vocab, length, eos=eos)
-    return sequences, *draw(2, sequences.num_states, vocab, seed=6)
+@pytest.fixture
+def world(sequences):
+    return sequences, *draw(2, sequences.num_states, VOCAB_SIZE, seed=6)
 
 
 def test_visited_kl_is_unbiased_and_less_noisy(world):

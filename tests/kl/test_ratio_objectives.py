@@ -12,21 +12,13 @@ from analysis.kl.ratio_objectives import (
     ratio_objective_gradient,
     token_surrogate,
 )
-from analysis.kl.sequences import enumerate_sequences, sequence_probability, token_logp
-
-TIGHT = {"rtol": 0, "atol": 1e-12}
-
-
-def draw(*shape, seed):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+from analysis.kl.sequences import sequence_probability, token_logp
+from tests.trees import TIGHT, VOCAB_SIZE, draw
 
 
-@pytest.fixture(params=[(3, 3, None), (3, 4, 2)], ids=["fixed", "ragged"])
-def world(request):
-    vocab, length, eos = request.param
-    sequences = enumerate_sequences(vocab, length, eos=eos)
-    logits, old = draw(2, sequences.num_states, vocab, seed=2)
+@pytest.fixture
+def world(sequences):
+    logits, old = draw(2, sequences.num_states, VOCAB_SIZE, seed=2)
     return sequences, logits, old, draw(len(sequences.mask), seed=3)
 
 

@@ -7,27 +7,18 @@ import torch
 
 from analysis.kl.credit import credit_moments
 from analysis.kl.sequences import (
-    enumerate_sequences,
     sequence_kl_gradient,
     token_logp,
     visited_kl_gradient,
 )
 from analysis.objectives.credit import reward_to_go
 from analysis.objectives.gae import gae_kl_gradient, generalised_advantage
-
-TIGHT = {"rtol": 0, "atol": 1e-12}
-
-
-def draw(*shape, seed):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+from tests.trees import TIGHT, VOCAB_SIZE, draw
 
 
-@pytest.fixture(params=[(3, 3, None), (3, 4, 2)], ids=["fixed", "ragged"])
-def world(request):
-    vocab, length, eos = request.param
-    sequences = enumerate_sequences(vocab, length, eos=eos)
-    return sequences, *draw(2, sequences.num_states, vocab, seed=1)
+@pytest.fixture
+def world(sequences):
+    return sequences, *draw(2, sequences.num_states, VOCAB_SIZE, seed=1)
 
 
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.9, 0.95), (0.7, 0.0), (0.0, 0.5)])

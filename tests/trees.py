@@ -1,0 +1,18 @@
+"""What tests on small trees of sequences share; the fixture ``sequences`` is in conftest.py."""
+
+from __future__ import annotations
+
+import torch
+
+#: Tokens of the trees.
+VOCAB_SIZE = 3
+#: (longest sequence, end token) of each: of fixed length, and ragged.
+TREES = {"fixed": (3, None), "ragged": (4, 2)}
+
+TIGHT = {"rtol": 0, "atol": 1e-12}
+
+
+def draw(*shape: int, seed: int) -> torch.Tensor:
+    """Standard normal, float64."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
