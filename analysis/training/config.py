@@ -22,9 +22,12 @@ class Member(Schema):
 
 
 class StartConfig(Schema):
-    """The supervised policy from which all members start, and which is their reference."""
+    """The supervised policies from which members start, and which are their references."""
 
+    #: Of the first start; the next ones follow.
     seed: int = Field(default=0, ge=0)
+    #: How many starts there are: a member takes that of its seed modulo their number.
+    count: int = Field(default=1, ge=1)
     updates: int = Field(default=110, ge=0)
     batch_size: int = Field(default=128, ge=1)
     learning_rate: float = Field(default=3e-3, gt=0)
@@ -89,6 +92,12 @@ class TrainConfig(RunConfig):
     start: StartConfig = StartConfig()
     #: None where no arm has one.
     teacher: TeacherConfig | None = None
+
+    @model_validator(mode="after")
+    def _one_teacher(self) -> TrainConfig:
+        if self.teacher is not None and self.teacher.start.count > 1:
+            raise ValueError("the teacher is one policy: leave its start's count at 1")
+        return self
 
     @model_validator(mode="after")
     def _fillers_fit(self) -> TrainConfig:

@@ -117,7 +117,7 @@ class Policy:
         }
 
     def reference(self, start: Tensor, members: int) -> Weights:
-        """The starting weights [1, N] as those of every member, at no cost in memory."""
+        """The starting weights [M, N]; one row [1, N] serves every member, at no cost in memory."""
         return self.unflatten(start.expand(members, -1))
 
     def prefill(self, weights: Weights, prompts: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ class PopulationPolicy(Protocol):
         """Named views of weights [M, N]."""
 
     def reference(self, start: Tensor, members: int) -> Weights:
-        """The frozen reference of so many members, from the starting weights [1, N]."""
+        """The frozen reference of so many members, from the weights [M, N] or [1, N] of all."""
 
     def prefill(self, weights: Weights, prompts: Tensor) -> Any:
         """What completions see of prompts [M, P, L]."""
@@ -101,5 +101,6 @@ class Setting(NamedTuple):
 
     task: Task
     policy: PopulationPolicy
-    start: Tensor  #: [1, N], the weights of every member before the first update
+    #: [K, N], weights before the first update: a member takes the row of its seed modulo K.
+    start: Tensor
     teacher: Teacher | None = None

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from analysis.training.config import TrainConfig
 from analysis.training.memory import keep_freed_memory
+from analysis.training.metrics import member_mean
 from analysis.training.optimizer import PopulationAdamW, clip_rows
 from analysis.training.policy import Policy
 from analysis.training.randomness import member_uniforms
@@ -40,10 +41,10 @@ def _teacher(config: TrainConfig, device: torch.device | str) -> Teacher | None:
 
 
 def supervised_start(config: TrainConfig) -> Tensor:
-    """Weights [1, N] after ``config.start.updates`` steps of cross-entropy on right completions.
+    """Weights [K, N] after ``config.start.updates`` steps of cross-entropy on right completions.
 
-    One start serves every member, as initial policy and as frozen reference: seeds of the
-    population vary prompts and sampling, not the reference.
+    A start serves its members as initial policy and as frozen reference. With one of them, the
+    seeds of a population vary prompts and sampling, not the reference.
     """
     fields = {"task", "policy", "start", "precision", "max_grad_norm"}
     return _trained(TrainConfig(**{name: getattr(config, name) for name in fields})).clone()
@@ -53,19 +54,21 @@ def supervised_start(config: TrainConfig) -> Tensor:
 def _trained(config: TrainConfig) -> Tensor:
     keep_freed_memory()
     start, task, policy = config.start, config.task, make_policy(config)
-    weights = policy.initial_weights(start.seed, config.dtype).requires_grad_()
+    seeds = range(start.seed, start.seed + start.count)
+    weights = torch.cat([policy.initial_weights(seed, config.dtype) for seed in seeds])
+    weights.requires_grad_()
     optimizer = PopulationAdamW(weights, start.learning_rate, weight_decay=0.0)
+    alive = torch.ones(start.count, dtype=torch.bool)
     shape = (start.batch_size, task.prompt_length)
     for update in range(start.updates):
-        prompts = task.prompts(member_uniforms([start.seed], "start", update, shape, torch.float64))
-        drawn = member_uniforms([start.seed], "fillers", update, shape[:1], torch.float64)
-        targets = task.examples(prompts, drawn, start.fillers).unsqueeze(2)  # (1, P, 1, T)
+        prompts = task.prompts(member_uniforms(seeds, "start", update, shape, torch.float64))
+        drawn = member_uniforms(seeds, "fillers", update, shape[:1], torch.float64)
+        targets = task.examples(prompts, drawn, start.fillers).unsqueeze(2)  # (K, P, 1, T)
         counted = task.completion_mask(targets)
         logits = policy.logits(
             policy.unflatten(weights), prompts, completion_inputs(targets, task.opening)
         )
-        loss = -token_logp(logits, targets, temperature=1.0)[counted].mean()
-        (gradient,) = torch.autograd.grad(loss, weights)
-        alive = torch.ones(1, dtype=torch.bool)
+        logp = token_logp(logits, targets, temperature=1.0)
+        (gradient,) = torch.autograd.grad(-member_mean(logp, counted).sum(), weights)
         optimizer.step(clip_rows(gradient, config.max_grad_norm).gradient, alive)
     return weights.detach()

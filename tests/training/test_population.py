@@ -7,6 +7,7 @@ import torch
 from analysis.training.config import Arm, Member, TrainConfig
 from analysis.training.metrics import METRICS
 from analysis.training.optimizer import PopulationAdamW, clip_rows
+from analysis.training.start import supervised_start
 from analysis.training.tasks import SortTask
 from analysis.training.trainer import PopulationTrainer
 
@@ -119,3 +120,22 @@ def test_adamw_is_torch_adamw_per_member_and_leaves_frozen_rows():
 def test_no_members_is_refused(small_config):
     with pytest.raises(ValueError, match="members is empty"):
         PopulationTrainer(small_config, [])
+
+
+def test_every_seed_can_have_a_start_of_its_own(small_config):
+    start = small_config.start.model_copy(update={"count": 3})
+    config = small_config.model_copy(update={"start": start, "updates": 3, "log_every": 1})
+    members = members_of([Arm(kl_estimator="k2", beta=0.5)], seeds=(0, 1, 2, 4))
+    together = PopulationTrainer(config, members)
+    first = together.weights.detach().clone()
+    assert torch.equal(first[1], first[3])  # 4 modulo 3
+    assert not torch.equal(first[0], first[1]) and not torch.equal(first[0], first[2])
+    record = together.run()
+    assert (record.metrics["reverse_kl"][0] == 0).all(), "a member is not its own reference"
+    alone = PopulationTrainer(config, [members[2]])
+    alone.run()
+    assert torch.equal(together.weights[2], alone.weights[0])
+    one = small_config.model_copy(
+        update={"start": start.model_copy(update={"seed": 2, "count": 1})}
+    )
+    assert torch.equal(supervised_start(one)[0], first[2]), "a start depends on its seed alone"

@@ -13,6 +13,7 @@ from analysis.experiments.ablations.methods import kl_terms
 from analysis.experiments.ablations.presets import (
     FULL,
     HALF_STEP,
+    STARTS,
     Preset,
     fresh_seeds,
     quick,
@@ -30,6 +31,11 @@ def half_step(
 ) -> Preset:
     """The recorded ablation at half the step size."""
     return _resized(HALF_STEP, num_seeds, updates)
+
+
+def starts(*, num_seeds: int = len(STARTS.seeds), updates: int = STARTS.config.updates) -> Preset:
+    """The recorded ablation at one beta, with another start and reference for each seed."""
+    return _resized(STARTS, num_seeds, updates)
 
 
 def smollm2(
@@ -53,6 +59,7 @@ CATALOGUE: dict[str, Callable[..., Preset]] = {
         quick,
         full,
         half_step,
+        starts,
         kl_terms.figure2,
         kl_terms.beta_front,
         kl_terms.kl_axes,

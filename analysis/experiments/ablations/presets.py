@@ -109,3 +109,16 @@ HALF_STEP = Preset(
         "Accuracy with no KL term is nearer to that of the arms that hold the policy.",
     ),
 )
+
+#: Does it hang on the one start that all seeds share? The same with a start for each seed.
+STARTS = Preset(
+    name="starts",
+    config=FULL.config.model_copy(
+        update={"start": CONFIG.start.model_copy(update={"seed": 1, "count": 10}), "log_every": 20}
+    ),
+    arms=(NO_KL, *kl_arms(0.3)),
+    seeds=fresh_seeds(150, 10),
+    predictions=(
+        "Each of the comparisons of the full preset that excludes zero there has the same sign.",
+    ),
+)
