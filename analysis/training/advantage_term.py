@@ -11,7 +11,7 @@ from torch import Tensor
 from analysis.objectives.advantages import group_centre, group_normalise, leave_one_out
 from analysis.objectives.credit import reward_to_go
 from analysis.objectives.filtering import informative_groups
-from analysis.objectives.groups import standardise
+from analysis.objectives.groups import deviations, standardise
 from analysis.objectives.lengths import length_penalty, relative_length_reward, soft_overlong
 from analysis.objectives.process import marginal_rewards
 from analysis.objectives.rejection import shortest_right
@@ -26,8 +26,7 @@ class Worth(NamedTuple):
 
     rewards: Tensor  #: [M, P, G], shaped
     tokens: Tensor  #: [M, P, G, T], advantages; 0 where masked
-    #: [M, P], by which everything of a prompt is multiplied: 0 for groups that are left out.
-    prompt_weights: Tensor
+    kept: Tensor  #: [M, P] bool, False for groups that are left out
 
 
 class AdvantageTerm:
@@ -40,15 +39,20 @@ class AdvantageTerm:
         self.needs_steps = any(advantage.level != "outcome" for _, advantage in keys)
 
     def worth(self, scores: Scores, mask: Tensor, penalties: Tensor, noise: Tensor | None) -> Worth:
-        """Rewards, advantages and prompt weights of a rollout.
+        """Rewards and advantages of a rollout, and the groups that count.
 
         Args:
             scores: of the completions.
             mask: [M, P, G, T].
             penalties: [M, P, G], subtracted from the shaped reward.
             noise: [M, P, G] in [0, 1); needed if any arm has noisy rewards.
+
+        Raises:
+            ValueError: an arm reads step rewards and the task has none.
         """
-        rewards, advantages, weights = [], [], []
+        if self.needs_steps and scores.steps is None:
+            raise ValueError("level='process' and 'marginal' need a task that scores steps")
+        rewards, advantages, kept = [], [], []
         for (shaping, advantage), rows, _ in self.groups:
             of_rows = Scores(*(None if part is None else part[rows] for part in scores))
             counted = mask[rows]
@@ -58,9 +62,9 @@ class AdvantageTerm:
             shaped = shaped - penalties[rows]
             rewards.append(shaped)
             advantages.append(token_advantages(advantage, shaped, of_rows, counted))
-            weights.append(prompt_weights(advantage, shaped))
+            kept.append(kept_groups(advantage, shaped))
         join = self.groups.join
-        return Worth(join(rewards), join(advantages), join(weights))
+        return Worth(join(rewards), join(advantages), join(kept))
 
 
 def shaped_rewards(shaping: Shaping, scores: Scores, mask: Tensor) -> Tensor:
@@ -86,19 +90,22 @@ def token_advantages(advantage: Advantage, rewards: Tensor, scores: Scores, mask
             of_completion = _baselined(advantage, rewards)
         return torch.where(mask, of_completion.unsqueeze(-1), 0.0)
     if advantage.level == "process":
-        steps = torch.where(mask, scores.steps, 0.0)
-        normalised = standardise(
-            steps.flatten(-2),
-            mask.flatten(-2),
-            ddof=advantage.ddof,
-            eps=advantage.eps if advantage.baseline == "group_normalise" else 0.0,
-        )
-        owed = reward_to_go(normalised.unflatten(-1, mask.shape[-2:]))
+        owed = reward_to_go(_of_steps(advantage, torch.where(mask, scores.steps, 0.0), mask))
         return torch.where(mask, owed, 0.0).to(rewards.dtype)
     share = torch.where(mask, scores.steps, 0.0).cumsum(dim=-1) / mask.shape[-1]
     to_go = reward_to_go(marginal_rewards(share))  # (M, P, G, T)
     baselined = _baselined(advantage, to_go.transpose(-1, -2)).transpose(-1, -2)
     return torch.where(mask, baselined, 0.0)
+
+
+def _of_steps(advantage: Advantage, steps: Tensor, mask: Tensor) -> Tensor:
+    """Step rewards [..., G, T] against all counted ones of their group."""
+    flat, counted = steps.flatten(-2), mask.flatten(-2)
+    if advantage.baseline == "group_centre":
+        return deviations(flat, counted).unflatten(-1, mask.shape[-2:])
+    options = {"ddof": advantage.ddof, "eps": advantage.eps}
+    bounds = {"std_min": advantage.std_min, "std_max": advantage.std_max}
+    return standardise(flat, counted, **options, **bounds).unflatten(-1, mask.shape[-2:])
 
 
 def _baselined(advantage: Advantage, rewards: Tensor) -> Tensor:
@@ -120,9 +127,8 @@ def _baselined(advantage: Advantage, rewards: Tensor) -> Tensor:
             return torch.zeros_like(rewards)
 
 
-def prompt_weights(advantage: Advantage, rewards: Tensor) -> Tensor:
-    """[M, P]: 1, or 0 for groups that are left out and P over their number for those that stay."""
+def kept_groups(advantage: Advantage, rewards: Tensor) -> Tensor:
+    """[M, P] bool: the groups that are not left out for their equal rewards."""
     if not advantage.drop_uniform_groups:
-        return torch.ones_like(rewards[..., 0])
-    kept = informative_groups(rewards).to(rewards.dtype)
-    return kept * (kept.shape[-1] / kept.sum(dim=-1, keepdim=True).clamp(min=1))
+        return torch.ones_like(rewards[..., 0], dtype=torch.bool)
+    return informative_groups(rewards)

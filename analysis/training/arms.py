@@ -15,6 +15,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from analysis.training.ignored import refuse_ignored
 from analysis.training.schema import Schema
 
 LOSS_ESTIMATORS = ("k1", "k2", "k3", "k3_clip", "k4", "minimax01", "exact", "forward")
@@ -242,6 +243,8 @@ class Arm(Schema):
                 "kind='grpo_off_policy' charges a token with its own KL only: set "
                 "kl_credit='immediate' and kl_order='after'"
             )
+        if merged and self.kl_level == "sequence":
+            raise ValueError("kind='grpo_off_policy' holds its KL per token: leave kl_level alone")
         if self.correction.keep_sampling_mask and (
             self.sampler.top_p == 1.0 or self.sampler.temperature != 1.0
         ):
@@ -250,6 +253,13 @@ class Arm(Schema):
             raise ValueError(
                 "a mismatch correction needs a sampler whose temperature or top_p differs"
             )
+        if self.correction.mismatch != "none" and self.correction.keep_sampling_mask:
+            raise ValueError("keep_sampling_mask leaves no mismatch to correct: choose one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Arm:
+        refuse_ignored(self)
         return self
 
     @property
@@ -278,6 +288,11 @@ def _check_divergence(estimator: str, placement: str, weighting: str, level: str
         raise ValueError(
             f"kl_estimator={estimator!r} is not weighted per sampled token: "
             "set kl_weighting to 'none'"
+        )
+    elif estimator == "minimax01" and weighting == "attached":
+        raise ValueError(
+            "kl_estimator='minimax01' has a gradient and no value: an attached weight would "
+            "differentiate the value, set kl_weighting to 'none' or 'detached'"
         )
     if level == "sequence" and estimator not in REWARD_ESTIMATORS:
         raise ValueError(f"kl_level='sequence' needs one of {list(REWARD_ESTIMATORS)}")

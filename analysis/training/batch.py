@@ -19,7 +19,7 @@ class Batch(NamedTuple):
     rewards: Tensor  #: [M, P, G], shaped
     outcomes: Tensor  #: [M, P, G], advantage of the whole completion, before any KL
     advantages: Tensor  #: [M, P, G, T], with the KL in the reward folded in
-    prompt_weights: Tensor  #: [M, P], 0 for groups that are left out
+    kept: Tensor  #: [M, P] bool, the groups that the step is a mean over
     trained: Tensor  #: [M, P, G, T] bool, counted tokens that are trained on
     finished: Tensor  #: [M, P, G] bool, False where cut at the longest length
     #: [M, P, G, T, V] and [M, P, G, T], of the teacher; None without one.

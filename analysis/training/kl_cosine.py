@@ -40,7 +40,7 @@ def kl_objectives(terms: Terms, batch: Batch, logits: Tensor) -> KLObjectives:
     kl = terms.kl.loss(Views(logp, old_logp, batch.ref_logp, logits, batch.ref_logits, mask))
     ratio = torch.exp(torch.where(mask, logp - old_logp, 0.0))
     exact = torch.where(mask, reverse_kl(logits, batch.ref_logits), 0.0)
-    weights = terms.policy.token_weights(mask, logp.dtype)
+    weights = terms.policy.token_weights(batch, logp.dtype)
     owed = terms.kl.penalty(old_logp, batch.ref_logp, mask)
     parts = (kl + ratio * owed, exact)
     return KLObjectives(*((weights * part).flatten(1).sum(dim=1) for part in parts))

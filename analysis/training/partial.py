@@ -35,7 +35,7 @@ class Buffer:
         self.tensors: dict[str, Tensor] = {}
 
     def resume(self, prompts: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """Prompts to sample on from, new ones where a group was finished, and forced tokens.
+        """Prompts to sample on from, this update's where a group begins, and forced tokens.
 
         Args:
             prompts: [m, P, L], of this update.
@@ -52,17 +52,17 @@ class Buffer:
                 "sampled_at": unsampled,
                 "old_logp": torch.zeros_like(uniforms),
             }
-        carried = self.tensors["prompts"]
-        return carried, torch.where(self._sampled(), self.tensors["completions"], -1)
+        sampled = self._sampled()
+        begun = sampled.flatten(-2).any(dim=-1, keepdim=True)
+        carried = torch.where(begun, self.tensors["prompts"], prompts)
+        return carried, torch.where(sampled, self.tensors["completions"], -1)
 
-    def advance(
-        self, rollout: Rollout, fresh_prompts: Tensor, update: int
-    ) -> tuple[Rollout, Tensor, Tensor]:
+    def advance(self, rollout: Rollout, update: int) -> tuple[Rollout, Tensor, Tensor]:
         """Take up to the budget of new tokens a completion; let go of the groups that are done.
 
         Args:
             rollout: sampled from :meth:`resume`, as if there were no budget.
-            fresh_prompts: [m, P, L], that take the places of the finished ones.
+            update: this one.
 
         Returns:
             The rollout, where nothing of unfinished groups is counted; [m, P] bool, the groups that
@@ -82,7 +82,7 @@ class Buffer:
             trained = current_segment(mask, sampled_at, update)
         empty = done[..., None, None]
         self.tensors = {
-            "prompts": torch.where(done.unsqueeze(-1), fresh_prompts, rollout.prompts),
+            "prompts": rollout.prompts,
             "completions": rollout.completions,
             "sampled_at": torch.where(empty, UNSAMPLED, sampled_at),
             "old_logp": old_logp,

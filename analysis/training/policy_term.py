@@ -49,13 +49,20 @@ class PolicyTerm:
         self.groups = Groups([_key(member) for member in members], device)
         self.aggregations = Groups([m.arm.objective.aggregation for m in members], device)
 
-    def token_weights(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
-        """[M, P, G, T]: weights within each member; none counts the others' tokens."""
-        return self.aggregations.map(
-            lambda mode, rows: torch.vmap(partial(token_weights, mode=mode, dtype=dtype))(
-                mask[rows]
-            )
-        )
+    def token_weights(self, batch: Batch, dtype: torch.dtype) -> Tensor:
+        """[M, P, G, T]: weights within each member, of means over the kept groups alone.
+
+        Tokens that are not trained on count in the means and weigh nothing.
+        """
+        counted = batch.rollout.mask & batch.kept[..., None, None]
+
+        def of_mode(mode: str, rows: slice | Tensor) -> Tensor:
+            weights = torch.vmap(partial(token_weights, mode=mode, dtype=dtype))(counted[rows])
+            if mode == "token_mean":
+                return weights
+            return weights * shares(batch.kept[rows], dtype)[..., None, None]
+
+        return self.aggregations.map(of_mode) * batch.trained
 
     def terms(self, logp: Tensor, logits: Tensor, batch: Batch, weights: Tensor) -> PolicyTerms:
         """Losses of all members.
@@ -70,6 +77,12 @@ class PolicyTerm:
             for group in self.groups
         ]
         return PolicyTerms(*(self.groups.join(tensors) for tensors in zip(*parts, strict=True)))
+
+
+def shares(kept: Tensor, dtype: torch.dtype) -> Tensor:
+    """[M, P]: what turns a mean over all groups into one over the kept ones."""
+    weights = kept.to(dtype)
+    return weights * (kept.shape[-1] / weights.sum(dim=-1, keepdim=True).clamp(min=1))
 
 
 def of_group(
@@ -115,7 +128,7 @@ def completion_losses(objective: Objective, logp: Tensor, old_logp: Tensor, batc
     if objective.kind == "mirror_descent":
         baseline = rewards.mean(dim=-1, keepdim=True).expand_as(rewards)
         losses = mirror_descent_loss(whole, old, rewards, baseline, tau=objective.tau)
-        return (batch.prompt_weights.unsqueeze(-1) * losses).flatten(1).mean(dim=1)
+        return (shares(batch.kept, losses.dtype).unsqueeze(-1) * losses).flatten(1).mean(dim=1)
     anchor = torch.where(mask, batch.ref_logp, 0.0).sum(dim=-1)
     best, worst = rewards.argmax(dim=-1, keepdim=True), rewards.argmin(dim=-1, keepdim=True)
     chosen = (part.gather(-1, place) for place in (best, worst) for part in (whole, anchor))
@@ -123,7 +136,7 @@ def completion_losses(objective: Objective, logp: Tensor, old_logp: Tensor, batc
     losses = dpo_loss(logp_w, logp_l, ref_logp_w, ref_logp_l, beta=objective.tau)
     differs = rewards.gather(-1, best) > rewards.gather(-1, worst)
     losses = torch.where(differs, losses, 0.0).squeeze(-1)
-    return (batch.prompt_weights * losses).mean(dim=1)
+    return (shares(batch.kept, losses.dtype) * losses).mean(dim=1)
 
 
 def _token_terms(key: Key, logp: Tensor, old_logp: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

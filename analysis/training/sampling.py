@@ -74,6 +74,14 @@ class Samplers:
             tensors |= {f"buffer.{place}.{name}": t for name, t in buffer.tensors.items()}
         return tensors
 
+    def needed(self, update: int) -> list[str]:
+        """Names of the tensors that a :meth:`state` after so many updates must hold."""
+        lags = min(update, self.history.maxlen) if self.history.maxlen > 1 else 0
+        buffers = self.buffers if update else {}
+        return [f"history.{lag}" for lag in range(lags)] + [
+            f"buffer.{place}.{name}" for place in buffers for name in Buffer.STATE
+        ]
+
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on from a :meth:`state`; other tensors are not read."""
         names = (f"history.{lag}" for lag in range(self.history.maxlen))
@@ -152,7 +160,7 @@ class Samplers:
         buffer, group = self.buffers[place], list(self.groups)[place]
         carried, forced = buffer.resume(prompts, noise)
         rollout = self._sample(group.key, group.rows, group.size, carried, noise, None, forced)
-        return buffer.advance(rollout, prompts, update)
+        return buffer.advance(rollout, update)
 
     def _sample(
         self,
@@ -209,5 +217,5 @@ def without(scores: Scores, cut: Tensor) -> Scores:
     """Scores with 0 for the completions that were cut."""
     rewards, accuracy = (torch.where(cut, 0.0, part) for part in scores[:2])
     steps = None if scores.steps is None else torch.where(cut.unsqueeze(-1), 0.0, scores.steps)
-    finished = None if scores.finished is None else scores.finished & ~cut
+    finished = ~cut if scores.finished is None else scores.finished & ~cut
     return Scores(rewards, accuracy, steps, finished)

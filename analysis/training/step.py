@@ -121,7 +121,7 @@ def make_batch(
         worth.rewards,
         worth.tokens[..., 0],
         advantages,
-        worth.prompt_weights * shares(drawn.done, worth.prompt_weights.dtype),
+        worth.kept & drawn.done,
         drawn.trained,
         mask.any(dim=-1) if scores.finished is None else scores.finished,
     )
@@ -137,12 +137,6 @@ def make_batch(
     )
 
 
-def shares(done: Tensor, dtype: torch.dtype) -> Tensor:
-    """[M, P]: P over the number of finished groups on those, 0 on the others."""
-    finished = done.to(dtype)
-    return finished * (done.shape[-1] / finished.sum(dim=-1, keepdim=True).clamp(min=1))
-
-
 def compute_step(logits: Tensor, terms: Terms, batch: Batch, *, measure: bool) -> StepOutput:
     """Losses, tensors to check and metrics of the members.
 
@@ -152,8 +146,7 @@ def compute_step(logits: Tensor, terms: Terms, batch: Batch, *, measure: bool) -
     """
     _, _, completions, old_logp, mask, _, _ = batch.rollout
     logp = token_logp(logits, completions, temperature=1.0)
-    weights = terms.policy.token_weights(mask, logp.dtype)
-    weights = weights * batch.prompt_weights[..., None, None] * batch.trained
+    weights = terms.policy.token_weights(batch, logp.dtype)
     policy = terms.policy.terms(logp, logits, batch, weights)
     kl = terms.kl.loss(Views(logp, old_logp, batch.ref_logp, logits, batch.ref_logits, mask))
     if batch.taught is not None:
