@@ -114,7 +114,7 @@ HALF_STEP = Preset(
 STARTS = Preset(
     name="starts",
     config=FULL.config.model_copy(
-        update={"start": CONFIG.start.model_copy(update={"seed": 1, "count": 10}), "log_every": 20}
+        update={"start": CONFIG.start.model_copy(update={"seed": 1, "count": 10}), "log_every": 10}
     ),
     arms=(NO_KL, *kl_arms(0.3)),
     seeds=fresh_seeds(150, 10),
