@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Literal
+
+import torch
+import tyro
 
 from analysis.errors import Refused
+from analysis.experiments.benchmark import device as device_benchmark
 from analysis.experiments.benchmark import recorded
 from analysis.experiments.benchmark.contenders import TRL_PYTHON, trl_version
 from analysis.experiments.benchmark.measure import (
@@ -15,12 +20,15 @@ from analysis.experiments.benchmark.measure import (
     ratios,
     run,
 )
+from analysis.experiments.language_models.presets import SMOLLM2
 
 
 def bench(
     rounds: int = 15,
     widths: tuple[int, ...] = BenchmarkConfig().widths,
-    directory: Path = recorded.RECORDED,
+    directory: Path | None = None,
+    device: Literal["cpu", "cuda"] = "cpu",
+    language_model: tyro.conf.FlagCreatePairsOff[bool] = False,
 ) -> None:
     """Time the population, a plain trainer and TRL in turns, and what the machine does at best.
 
@@ -28,10 +36,18 @@ def bench(
     named by KL_TERM_TRL_PYTHON, or this one, can import it.
 
     Args:
-        rounds: turns of each contender.
+        rounds: turns of each contender, on the CPU.
         widths: of the model.
-        directory: where the recorded benchmark goes.
+        directory: where the recorded benchmark goes; by default results/benchmark_cpu or _cuda.
+        device: cuda times populations on one GPU, without the others.
+        language_model: on a GPU, also the 24 adapters of the preset smollm2.
     """
+    if device == "cuda":
+        _bench_device(
+            widths, directory or recorded.RECORDED.parent / "benchmark_cuda", language_model
+        )
+        return
+    directory = directory or recorded.RECORDED
     try:
         version = trl_version()
         config = BenchmarkConfig(rounds=rounds, widths=widths, with_trl=version is not None)
@@ -45,4 +61,22 @@ def bench(
     print(table.set_index(["width", "contender"])[columns].round(1).to_string())
     print(relative.drop(columns="kind").set_index(["width", "contender"]).round(2).to_string())
     print(floors(benchmark).round(2).to_string(index=False))
+    print(f"written to {directory}")
+
+
+def _bench_device(widths: tuple[int, ...], directory: Path, language_model: bool) -> None:
+    if not torch.cuda.is_available():
+        raise Refused("--device cuda: torch sees no GPU here")
+    loads = device_benchmark.tiny_loads(widths=widths)
+    if language_model:
+        loads.append(device_benchmark.Load("SmolLM2-135M adapters", SMOLLM2.config, 24, updates=5))
+    try:
+        benchmark = device_benchmark.run(
+            loads, torch.device("cuda"), lambda text: print(text, file=sys.stderr)
+        )
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    recorded.save_device(benchmark, directory)
+    for table in (benchmark.populations, benchmark.phases, benchmark.machine):
+        print(table.round(3).to_string(index=False))
     print(f"written to {directory}")

@@ -7,6 +7,7 @@ import torch
 
 from analysis.experiments.ablations.stamp import current_stamp
 from analysis.experiments.benchmark import contenders, measure, recorded
+from analysis.experiments.benchmark import device as device_benchmark
 from analysis.experiments.benchmark.contenders import Contender, Crew
 from analysis.experiments.benchmark.counting import generated_tokens, member_update
 from analysis.experiments.benchmark.machine import measure_rates
@@ -196,3 +197,29 @@ def test_a_recorded_benchmark_reads_back(three_rounds, tmp_path):
     assert not back.benchmark.config.with_trl
     assert back.benchmark.stamp == three_rounds.stamp
     assert back.manifest["preset"] == "benchmark"
+
+
+def test_a_device_is_timed_phase_by_phase(tmp_path, monkeypatch):
+    monkeypatch.setattr(device_benchmark, "machine_rates", lambda device: pd.DataFrame({"a": [1]}))
+    loads = device_benchmark.tiny_loads(members=(2,), widths=(8,), updates=2)
+    result = device_benchmark.run(loads, torch.device("cpu"))
+    (row,) = result.populations.to_dict("records")
+    assert row["ms"] > 0 and row["members"] == 2
+    config = loads[0].config
+    assert row["tokens"] == pytest.approx(1e3 * generated_tokens(config) / row["ms"])
+    phases = result.phases.set_index("phase")["ms"]
+    assert list(phases.index) == ["rollout", "reference", "forward", "backward", "optimizer"]
+    assert (phases > 0).all() and phases.idxmax() in ("rollout", "backward", "reference")
+    recorded.save_device(result, tmp_path / "device")
+    assert {path.name for path in (tmp_path / "device").iterdir()} == {
+        "populations.csv",
+        "phases.csv",
+        "machine.csv",
+        "manifest.json",
+    }
+
+
+def test_rates_of_a_device_are_those_of_its_products():
+    table = device_benchmark.machine_rates(torch.device("cpu"), size=128, copied=2**22)
+    assert list(table["precision"]) == ["float32", "bfloat16"]
+    assert (table["flops_per_second"] > 1e8).all() and (table["bytes_per_second"] > 1e8).all()

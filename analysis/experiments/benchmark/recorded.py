@@ -12,6 +12,7 @@ from analysis.experiments.ablations import recording
 from analysis.experiments.ablations.folders import read_manifest, write_folder
 from analysis.experiments.ablations.stamp import Stamp
 from analysis.experiments.benchmark.contenders import trl_version
+from analysis.experiments.benchmark.device import DeviceBenchmark
 from analysis.experiments.benchmark.measure import Benchmark, BenchmarkConfig
 
 RECORDED = recording.RECORDED.parent / "benchmark_cpu"
@@ -54,3 +55,20 @@ def load(directory: Path = RECORDED) -> RecordedBenchmark:
     config = BenchmarkConfig.model_validate_json(json.dumps(manifest["configuration"]))
     stamp = Stamp(**{name: manifest[name] for name in Stamp.model_fields})
     return RecordedBenchmark(Benchmark(config, *tables, stamp), manifest)
+
+
+def save_device(benchmark: DeviceBenchmark, directory: Path) -> None:
+    """Write the benchmark of a device to ``directory``, replacing what it held."""
+    stamp = benchmark.stamp
+    names = ("populations", "phases", "machine")
+    write_folder(
+        directory,
+        {f"{name}.csv": getattr(benchmark, name) for name in names},
+        {
+            "preset": "device_benchmark",
+            "seeds": [],
+            "device": stamp.device,
+            "versions": stamp.versions,
+            "source": stamp.source,
+        },
+    )

@@ -1,0 +1,172 @@
+"""Populations on one device, and what the device does at best: for GPUs, in one process.
+
+Everything is timed between synchronisations. The same code runs on the CPU, where its figures say
+less than those of :mod:`analysis.experiments.benchmark.measure`: there is no second process to take
+turns with.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
+
+import pandas as pd
+import torch
+
+from analysis.experiments.ablations.presets import NO_KL, kl_arms
+from analysis.experiments.ablations.settings import PopulationConfig, setting_of
+from analysis.experiments.ablations.stamp import Stamp, current_stamp
+from analysis.experiments.benchmark.contenders import LARGEST
+from analysis.training.config import Member
+from analysis.training.optimizer import clip_rows
+from analysis.training.trainer import PopulationTrainer
+
+PRODUCT_SIZE = 8192
+COPIED_BYTES = 2**30
+WARM_UP = 2
+
+
+class Load(NamedTuple):
+    """One population to be timed."""
+
+    name: str
+    config: PopulationConfig
+    members: int
+    updates: int
+
+
+class DeviceBenchmark(NamedTuple):
+    """What a device did. All tables are tidy."""
+
+    populations: pd.DataFrame  #: name, members, ms, tokens, gigabytes
+    phases: pd.DataFrame  #: name, members, phase, ms
+    machine: pd.DataFrame  #: precision, flops_per_second; bytes_per_second of a copy
+    stamp: Stamp
+
+
+def tiny_loads(
+    members: Sequence[int] = (24, 128, 512), widths: Sequence[int] = (32, 64), updates: int = 20
+) -> list[Load]:
+    """Populations of the tiny policy, untrained: time does not depend on what it has learned."""
+    loads = []
+    for width in widths:
+        policy = LARGEST.policy.model_copy(update={"width": width})
+        start = LARGEST.start.model_copy(update={"updates": 0})
+        config = LARGEST.model_copy(update={"policy": policy, "start": start})
+        loads += [Load(f"tiny, width {width}", config, size, updates) for size in members]
+    return loads
+
+
+def run(
+    loads: Sequence[Load], device: torch.device, say: Callable[[str], None] = lambda text: None
+) -> DeviceBenchmark:
+    """Time the machine, then every load.
+
+    Raises:
+        ValueError: a model of a load cannot be had.
+    """
+    stamp = current_stamp(loads[0].config, device)
+    populations, phases = [], []
+    for load in loads:
+        say(f"{load.name}, {load.members} members")
+        row, spent = _timed(load, device)
+        populations.append(row)
+        phases += [
+            {"name": load.name, "members": load.members, "phase": phase, "ms": ms}
+            for phase, ms in spent.items()
+        ]
+    return DeviceBenchmark(
+        pd.DataFrame(populations), pd.DataFrame(phases), machine_rates(device), stamp
+    )
+
+
+def machine_rates(
+    device: torch.device, size: int = PRODUCT_SIZE, copied: int = COPIED_BYTES
+) -> pd.DataFrame:
+    """The rate of a square product in float32 and bfloat16, and of a copy, read and written."""
+    rows = []
+    for dtype in (torch.float32, torch.bfloat16):
+        left = torch.ones(size, size, dtype=dtype, device=device)
+        seconds = _mean_seconds(partial(torch.matmul, left, left), device)
+        name = str(dtype).removeprefix("torch.")
+        rows.append({"precision": name, "flops_per_second": 2 * size**3 / seconds})
+    source = torch.ones(copied, dtype=torch.uint8, device=device)
+    seconds = _mean_seconds(partial(torch.empty_like(source).copy_, source), device)
+    return pd.DataFrame(rows).assign(bytes_per_second=2 * copied / seconds)
+
+
+def _timed(load: Load, device: torch.device) -> tuple[dict[str, object], dict[str, float]]:
+    """Milliseconds of a whole update, and of its phases."""
+    trainer = _trainer(load, device)
+    for _ in range(WARM_UP):
+        trainer.advance()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    spent: dict[str, float] = {}
+    with _clock(device, spent, "all"):
+        for _ in range(load.updates):
+            trainer.advance()
+    total = spent.pop("all") / load.updates
+    _phases(trainer, load, device, spent)
+    shape = (load.config.num_prompts, load.config.group_size, trainer.samplers.setting.task)
+    tokens = shape[0] * shape[1] * shape[2].completion_length * load.members
+    peak = torch.cuda.max_memory_allocated(device) / 1e9 if device.type == "cuda" else float("nan")
+    row = {
+        "name": load.name,
+        "members": load.members,
+        "ms": 1e3 * total / load.members,
+        "tokens": tokens / total,
+        "gigabytes": peak,
+    }
+    return row, {phase: 1e3 * seconds / load.updates for phase, seconds in spent.items()}
+
+
+def _phases(
+    trainer: PopulationTrainer, load: Load, device: torch.device, spent: dict[str, float]
+) -> None:
+    """Seconds in each phase of the updates that follow, synchronised between phases."""
+    for update in range(trainer.done, trainer.done + load.updates):
+        with _clock(device, spent, "rollout"):
+            drawn = trainer.rollout(update)
+        with _clock(device, spent, "reference"):
+            batch = trainer.batch(drawn, update)
+        with _clock(device, spent, "forward"):
+            output = trainer.losses(batch, pasts=drawn.pasts)
+        with _clock(device, spent, "backward"):
+            (gradient,) = torch.autograd.grad(output.losses.sum(), trainer.weights)
+        with _clock(device, spent, "optimizer"):
+            clipped = clip_rows(gradient, trainer.config.max_grad_norm).gradient
+            trainer.optimizer.step(clipped, trainer.alive)
+
+
+def _trainer(load: Load, device: torch.device) -> PopulationTrainer:
+    """Every arm in turn, as in an ablation; a new seed when all have had one."""
+    arms = (NO_KL, *kl_arms(0.3))
+    members = [Member(arm=arms[i % len(arms)], seed=i // len(arms)) for i in range(load.members)]
+    return PopulationTrainer(load.config, members, setting_of(load.config, device))
+
+
+@contextmanager
+def _clock(device: torch.device, spent: dict[str, float], phase: str) -> Iterator[None]:
+    _synchronise(device)
+    started = time.perf_counter()
+    yield
+    _synchronise(device)
+    spent[phase] = spent.get(phase, 0.0) + time.perf_counter() - started
+
+
+def _mean_seconds(call: Callable[[], object], device: torch.device, calls: int = 10) -> float:
+    call()
+    spent: dict[str, float] = {}
+    with _clock(device, spent, "calls"):
+        for _ in range(calls):
+            call()
+    return spent["calls"] / calls
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
