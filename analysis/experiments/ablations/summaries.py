@@ -13,6 +13,8 @@ import pandas as pd
 
 RESAMPLES = 2000
 LEVEL = 0.95
+#: Fewer seeds than this give no interval.
+MIN_SEEDS = 4
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:
@@ -104,6 +106,79 @@ def paired(
             }
         )
     return pd.DataFrame(rows)
+
+
+def at_equal(
+    finals: pd.DataFrame, arms: Iterable[str], *, level: float, of: str, metric: str
+) -> pd.DataFrame:
+    """What each arm has of one metric where another has a given level, along its betas.
+
+    For each seed the members of an arm are a curve over beta; ``metric`` is read off it by linear
+    interpolation in the logarithm of ``of``. A seed whose curve does not reach the level is left
+    out.
+
+    Args:
+        finals: one row per member.
+        arms: with several betas each.
+        level: of the metric ``of``, positive.
+
+    Returns:
+        One row per arm and seed: ``arm``, ``seed`` and the metric; NaN where it is left out.
+
+    Raises:
+        ValueError: an arm has fewer than two betas.
+    """
+    rows = []
+    for arm in arms:
+        members = finals[finals["arm"] == arm]
+        if members["beta"].nunique() < 2:
+            raise ValueError(f"arm {arm!r} has one beta: a curve needs at least two")
+        for seed, curve in members.sort_values("beta").groupby("seed"):
+            reached = _crossing(np.log(curve[of].to_numpy()), curve[metric].to_numpy(), level)
+            rows.append({"arm": arm, "seed": seed, metric: reached})
+    return pd.DataFrame(rows)
+
+
+def paired_at_equal(
+    finals: pd.DataFrame,
+    pairs: Sequence[tuple[str, str]],
+    levels: Sequence[float],
+    *,
+    of: str,
+    metric: str,
+) -> pd.DataFrame:
+    """Arm minus other arm in a metric where both have the same level of another: :func:`at_equal`.
+
+    Returns:
+        One row per pair and level: ``arm``, ``other``, ``level``, ``iqm``, ``low``, ``high`` and
+        ``seeds``, those whose curves both reach the level; NaN below four of them.
+    """
+    arms = list(dict.fromkeys(arm for pair in pairs for arm in pair))
+    rows = []
+    for level in levels:
+        values = at_equal(finals, arms, level=level, of=of, metric=metric)
+        wide = values.pivot(index="seed", columns="arm", values=metric)
+        for arm, other in pairs:
+            difference = (wide[arm] - wide[other]).dropna().to_numpy()[None]
+            row = {"arm": arm, "other": other, "level": level, "seeds": difference.shape[1]}
+            if difference.shape[1] < MIN_SEEDS:
+                rows.append(row | dict.fromkeys(("iqm", "low", "high"), np.nan))
+                continue
+            (low,), (high,) = bootstrap(difference)
+            iqm = float(interquartile_mean(difference)[0])
+            rows.append(row | {"iqm": iqm, "low": low, "high": high})
+    return pd.DataFrame(rows)
+
+
+def _crossing(log_x: np.ndarray, y: np.ndarray, level: float) -> float:
+    """y where the curve first crosses ``log(level)``, from the last point (largest beta) back."""
+    target = np.log(level)
+    for i in range(len(log_x) - 1, 0, -1):
+        low, high = log_x[i], log_x[i - 1]
+        if min(low, high) <= target <= max(low, high) and low != high:
+            share = (target - low) / (high - low)
+            return float(y[i] + share * (y[i - 1] - y[i]))
+    return np.nan
 
 
 def updates_to(curves: pd.DataFrame, metric: str, threshold: float) -> pd.DataFrame:
