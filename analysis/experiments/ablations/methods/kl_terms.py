@@ -17,7 +17,7 @@ def figure2(*, beta: float = 0.04, num_seeds: int = 10, updates: int = CONFIG.up
     """Figure 2 of "Rethinking KL Divergence in RLHF": 12 prompts, groups of 6, beta 0.04."""
     return Preset(
         name="figure2",
-        config=train_config(updates=updates, num_prompts=12, group_size=6, log_every=10),
+        config=train_config(updates=updates, num_prompts=12, group_size=6, log_every=5),
         arms=(NO_KL, *kl_arms(beta)),
         seeds=fresh_seeds(200, num_seeds),
         predictions=(
