@@ -1,0 +1,237 @@
+"""Who samples: stale weights, the teacher, other temperatures, and completions that loop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.training.arms import Arm, Correction, Sampler, Shaping
+from analysis.training.config import Member, StartConfig, TeacherConfig
+from analysis.training.policy import PolicyConfig
+from analysis.training.rollout import Drawing, Rollout, sample
+from analysis.training.sampling import stopped_at_repeats
+from analysis.training.tasks import SortTask
+from analysis.training.trainer import PopulationTrainer
+from tests.training.naive import END, SEPARATOR, first_loop, naive_logits, nucleus
+
+
+def of(**fields) -> Arm:
+    return Arm(kl_estimator="none", sampler=Sampler(**fields))
+
+
+@pytest.fixture
+def config(small_config):
+    teacher = TeacherConfig(
+        start=StartConfig(updates=30, batch_size=16),
+        policy=PolicyConfig(width=9, num_layers=1, num_heads=3),
+    )
+    changed = {"precision": "float64", "temperature": 0.8, "teacher": teacher, "num_prompts": 2}
+    return small_config.model_copy(update=changed)
+
+
+def naive_logp(weights, temperature, rollout, row):
+    """[P, G, T]: log-probs of a member's completions, one sequence at a time."""
+    found = torch.empty_like(rollout.old_logp[row])
+    for p, prompt in enumerate(rollout.prompts[row].tolist()):
+        for g, completion in enumerate(rollout.completions[row, p].tolist()):
+            logits = naive_logits(weights, [*prompt, SEPARATOR, *completion[:-1]])[len(prompt) :]
+            logp = torch.log_softmax(logits / temperature, -1)
+            found[p, g] = logp[range(len(completion)), completion]
+    return found
+
+
+def of_row(policy, weights, row):
+    return {name: part[row] for name, part in policy.unflatten(weights).items()}
+
+
+def test_samples_are_of_the_weights_so_many_updates_ago(config):
+    lags = (0, 1, 3)
+    members = [Member(arm=of(staleness=lag), seed=2) for lag in lags]
+    trainer, before, rollouts = PopulationTrainer(config, members), [], []
+    make_batch = trainer.batch
+
+    def watched(drawn, update):
+        rollouts.append(drawn.rollout)
+        return make_batch(drawn, update)
+
+    trainer.batch = watched
+    for update in range(6):
+        before.append(trainer.weights.detach().clone())
+        trainer.update(update)
+    for row, lag in enumerate(lags):
+        for update in (0, 1, 2, 5):
+            then, rollout = max(update - lag, 0), rollouts[update]
+            for other in {0, 1, 2, 5, then}:
+                weights = of_row(trainer.policy, before[other], row)
+                error = naive_logp(weights, 0.8, rollout, row) - rollout.old_logp[row]
+                error = error[rollout.mask[row]].abs().max()
+                assert error < 1e-9 if other == then else error > 1e-5, (lag, update, other)
+
+
+def test_the_first_token_is_as_frequent_as_the_sampler_says(config):
+    draws, top_p, temperature = 20000, 0.85, 1.3
+    trainer = PopulationTrainer(config, [Member(arm=of(), seed=0)])
+    weights = trainer.policy.unflatten(3.0 * trainer.weights.detach())
+    prompts = torch.tensor([3, 1, 2]).expand(1, draws // 4, 3)
+    uniforms = torch.rand(1, draws // 4, 4, 1, generator=torch.Generator().manual_seed(0)).double()
+    logits = naive_logits(
+        of_row(trainer.policy, 3.0 * trainer.weights.detach(), 0), [3, 1, 2, SEPARATOR]
+    )[-1]
+    logp = torch.log_softmax(logits / 0.8 / temperature, -1)
+    expected = torch.stack(nucleus(logp, top_p))
+    assert 1 < expected.isfinite().sum() < 16
+    rollout = sample(
+        trainer.policy,
+        weights,
+        config.task,
+        prompts,
+        uniforms,
+        0.8,
+        drawing=Drawing(temperature, top_p),
+    )
+    tokens = rollout.completions.flatten()
+    shares = tokens.bincount(minlength=16) / draws
+    probs = expected.exp()
+    assert ((shares - probs).abs() <= 4.5 * (probs * (1 - probs) / draws).sqrt() + 1e-12).all()
+    assert (shares - torch.log_softmax(logits / 0.8, -1).exp()).abs().max() > 0.02
+    assert torch.allclose(rollout.sampler_logp.flatten(), expected[tokens], rtol=0, atol=1e-9)
+    plain = torch.log_softmax(logits / 0.8, -1)
+    assert torch.allclose(rollout.old_logp.flatten(), plain[tokens], rtol=0, atol=1e-9)
+    assert torch.equal(rollout.keep[0, 0, 0, 0], expected.isfinite())
+
+
+def test_nothing_is_drawn_outside_the_nucleus_even_at_the_last_uniform(config):
+    trainer = PopulationTrainer(config, [Member(arm=of(), seed=0)])
+    weights = trainer.policy.unflatten(trainer.weights.detach())
+    prompts = torch.tensor([[[3, 1, 2]]])
+    highest = float(np.nextafter(1.0, 0.0))
+    for value in (0.0, highest):
+        uniforms = torch.full((1, 1, 2, 4), value, dtype=torch.float64)
+        rollout = sample(
+            trainer.policy, weights, config.task, prompts, uniforms, 0.8, drawing=Drawing(1.0, 0.4)
+        )
+        assert rollout.sampler_logp.isfinite().all()
+        assert rollout.keep.gather(-1, rollout.completions.unsqueeze(-1)).all()
+        assert (~rollout.keep).any()
+
+
+def test_a_plain_sampler_keeps_everything_and_is_its_own(config):
+    rollout = PopulationTrainer(config, [Member(arm=of(), seed=0)]).rollout(0).rollout
+    assert rollout.sampler_logp is rollout.old_logp or torch.equal(
+        rollout.sampler_logp, rollout.old_logp
+    )
+    assert rollout.keep.all()
+
+
+def test_samplers_in_one_population_do_not_mix(config):
+    arms = [of(), of(staleness=2), of(temperature=1.5), of(by="teacher"), of(top_p=0.7)]
+    trainer = PopulationTrainer(config, [Member(arm=arm, seed=4) for arm in arms])
+    with torch.no_grad():
+        for _ in range(3):
+            trainer.weights += 0.1 * torch.randn(
+                trainer.weights.shape, generator=torch.Generator().manual_seed(1)
+            )
+            rollout = trainer.rollout(0).rollout
+    assert [bool((row[0] == rollout.prompts[0]).all()) for row in rollout.prompts.split(1)] == [
+        True
+    ] * len(arms)
+    teacher = {name: part[0] for name, part in trainer.teacher.of_members(1).items()}
+    error = naive_logp(teacher, 0.8, rollout, 3) - rollout.old_logp[3]
+    assert error.abs().max() < 1e-9
+    assert rollout.keep[:4].all() and not rollout.keep[4].all()
+    assert torch.equal(rollout.sampler_logp[[0, 1, 3]], rollout.old_logp[[0, 1, 3]])
+    assert (rollout.sampler_logp[[2, 4]] != rollout.old_logp[[2, 4]]).any()
+
+
+def test_a_loop_ends_the_completion_unpaid(config):
+    """Untrained policies loop a lot; what the naive search finds is cut and scores 0."""
+    config = config.model_copy(
+        update={
+            "start": StartConfig(updates=40, batch_size=16),
+            "task": SortTask(num_digits=5, end_token=True, reward="graded"),
+            "group_size": 60,
+        }
+    )
+    arms = [of(), of(repeat_times=2), of(repeat_times=2, repeat_period=2)]
+    drawn = PopulationTrainer(config, [Member(arm=arm, seed=1) for arm in arms]).rollout(0)
+    rollout, scores = drawn.rollout, drawn.scores
+    cuts = [0, 0, 0]
+    for row, (times, period) in enumerate(((0, 1), (2, 1), (2, 2))):
+        for p in range(2):
+            for g, tokens in enumerate(rollout.completions[row, p].tolist()):
+                length = tokens.index(END) + 1 if END in tokens else len(tokens)
+                loop = first_loop(tokens[:length], period, times)
+                cuts[row] += loop is not None
+                counted = length if loop is None else loop + 1
+                assert rollout.mask[row, p, g].tolist() == [t < counted for t in range(len(tokens))]
+                assert loop is None or scores.rewards[row, p, g] == scores.accuracy[row, p, g] == 0
+                assert loop is None or not scores.steps[row, p, g].any()
+                assert scores.finished[row, p, g] == (END in tokens and loop is None)
+    assert cuts[0] == 0 and 5 < cuts[1] <= cuts[2] < 120
+    assert (scores.rewards[0] > 0).any() and (scores.rewards[0] != scores.rewards[1]).any()
+
+
+@pytest.mark.parametrize(
+    ("times", "period", "counted"),
+    [(0, 1, 7), (2, 1, 6), (3, 1, 7), (2, 2, 4), (2, 3, 4), (3, 2, 7)],
+)
+def test_loops_by_hand(times, period, counted):
+    tokens = torch.tensor([[[[1, 2, 1, 2, 3, 3, END, 2, 2]]]])
+    mask = torch.arange(9) < 7
+    plain = torch.zeros(1, 1, 1, 9)
+    rollout = Rollout(
+        torch.zeros(1, 1, 3), tokens, tokens, plain, mask.expand(1, 1, 1, 9), plain, plain
+    )
+    sampler = Sampler(repeat_times=times, repeat_period=period)
+    cut, was_cut = stopped_at_repeats(sampler, rollout)
+    assert cut.mask.sum().item() == counted and was_cut.item() == (counted < 7)
+    loop = first_loop(tokens.flatten().tolist()[:7], period, times)
+    assert counted == (7 if loop is None else loop + 1)
+
+
+def test_members_of_one_seed_see_one_noise_and_no_width_is_none(config):
+    def noisy(width, label):
+        return Arm(label=label, kl_estimator="none", shaping=Shaping(noise=width))
+
+    members = [
+        Member(arm=noisy(0.0, "a"), seed=1),
+        Member(arm=noisy(0.4, "b"), seed=1),
+        Member(arm=noisy(0.8, "c"), seed=1),
+        Member(arm=noisy(0.8, "d"), seed=2),
+    ]
+    trainer = PopulationTrainer(config, members)
+    drawn = trainer.rollout(0)
+    added = trainer.batch(drawn, 0).rewards - drawn.scores.rewards
+    assert (added[0] == 0).all()
+    assert torch.allclose(2 * added[1], added[2], rtol=0, atol=1e-6)
+    assert (added[2] >= 0).all() and (added[2] < 0.8).all() and added[2].std() > 0.1
+    assert (added[3] - added[2]).abs().max() > 0.05
+    later = trainer.batch(drawn, 1).rewards - drawn.scores.rewards
+    assert (later[2] - added[2]).abs().max() > 0.05
+
+
+def test_an_arm_that_needs_a_teacher_is_refused_without_one(small_config):
+    cloning = Member(arm=Arm(kl_estimator="none", sampler=Sampler(by="teacher")), seed=0)
+    with pytest.raises(ValueError, match=r"^arm 'none' needs a teacher: set teacher in the config"):
+        PopulationTrainer(small_config, [cloning])
+
+
+def test_keep_mask_of_a_correction_reaches_the_policy(config):
+    """With the sampler's mask on both sides the ratio is 1 at the sampling weights, to rounding."""
+    masks = (False, True)
+    arms = [
+        Arm(
+            kl_estimator="none",
+            label=str(m),
+            sampler=Sampler(top_p=0.6),
+            correction=Correction(keep_sampling_mask=m),
+        )
+        for m in masks
+    ]
+    trainer = PopulationTrainer(config, [Member(arm=arm, seed=0) for arm in arms])
+    drawn = trainer.rollout(0)
+    output = trainer.losses(trainer.batch(drawn))
+    assert output.metrics["ratio_ess"] == pytest.approx(1.0)
+    (gradient,) = torch.autograd.grad(output.losses.sum(), trainer.weights)
+    assert (gradient[0] - gradient[1]).norm() > 1e-3
