@@ -10,9 +10,10 @@ import tyro
 from analysis.errors import Refused
 from analysis.experiments.diagnosis.dumping import SNIPPETS
 from analysis.experiments.diagnosis.findings import matching
+from analysis.experiments.diagnosis.folders import recorded_settings
 from analysis.experiments.diagnosis.measure import measure, report
 from analysis.experiments.diagnosis.readers import read_rollouts
-from analysis.experiments.diagnosis.schema import Settings
+from analysis.experiments.diagnosis.schema import Estimator, Settings
 from analysis.files import replace_file
 from analysis.report.diagnosis_page import html_page, lines
 
@@ -27,7 +28,7 @@ def diagnose(
     json: Path | None = None,
     fail_on: str = "",
     framework: Literal["unknown", "trl", "verl", "openrlhf"] = "unknown",
-    estimator: Literal["unknown", "k1", "k2", "k3"] = "unknown",
+    estimator: Estimator = "unknown",
     placement: Literal["unknown", "loss", "reward"] = "unknown",
     weighting: Literal["unknown", "none", "attached", "detached"] = "unknown",
     epsilon_low: float = 0.2,
@@ -38,6 +39,7 @@ def diagnose(
 ) -> None:
     """Measure the log-probs of a run and say what to change, in order.
 
+    What the run was may be said by the options below; TRL's dump folder says it itself.
     Reads CSV, JSON lines (both also gzipped) and parquet, one row a token or one row a sequence;
     of a folder, all such files.
     Ends with status 3 if --fail-on matches a finding.
@@ -65,7 +67,7 @@ def diagnose(
     wanted = tuple(name.strip() for name in fail_on.split(",") if name.strip())
     matching([], wanted)
     try:
-        settings = Settings(
+        given = Settings(
             framework=framework,
             estimator=estimator,
             placement=placement,
@@ -77,6 +79,7 @@ def diagnose(
         )
     except ValueError as error:
         raise Refused(_settings_complaint(error)) from None
+    settings = recorded_settings(file).model_copy(update=given.model_dump(exclude_defaults=True))
     rollouts = read_rollouts(file)
     found = report(measure(rollouts, settings), source=file.name)
     if json is not None:

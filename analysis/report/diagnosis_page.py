@@ -58,9 +58,8 @@ def lines(report: Report) -> str:
 def chapter_url(finding: Finding, *, book: str | None = None) -> str:
     """Where a finding is explained: in the repository, or on a page of a built book."""
     notebook, _, label = finding.chapter.partition("#")
-    if book is None:
-        return f"{BOOK}/{notebook}.ipynb"
-    return f"{book}{notebook}.html" + (f"#{label}" if label else "")
+    page = f"{BOOK}/{notebook}.ipynb" if book is None else f"{book}{notebook}.html"
+    return f"{page}#{label}" if label else page
 
 
 def estimates_table(report: Report) -> pd.DataFrame:

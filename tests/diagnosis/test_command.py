@@ -12,7 +12,7 @@ import torch
 
 from analysis.cli.main import main
 from analysis.errors import Refused
-from analysis.experiments.diagnosis.dumping import SNIPPETS, append_rollouts
+from analysis.experiments.diagnosis.dumping import append_rollouts
 from analysis.experiments.diagnosis.generate import EXAMPLES, FOLDER, Run, simulate
 from analysis.experiments.diagnosis.readers import read_rollouts
 from analysis.experiments.diagnosis.schema import Report
@@ -91,7 +91,16 @@ def test_names_in_a_dump_are_escaped_on_the_page(tmp_path):
     assert "<script" not in page.read_text() and "<b>x" not in page.read_text()
 
 
-@pytest.mark.parametrize("framework", SNIPPETS)
+def test_snippet_for_trl_asks_our_trainer_for_a_dump(capsys):
+    import ast
+
+    assert status("--how-to-dump", "trl") == 0
+    calls = [n for n in ast.walk(ast.parse(capsys.readouterr().out)) if isinstance(n, ast.Call)]
+    (call,) = [n for n in calls if getattr(n.func, "id", "") == "KLGRPOTrainer"]
+    assert "dump_rollouts" in {keyword.arg for keyword in call.keywords}
+
+
+@pytest.mark.parametrize("framework", ["verl", "openrlhf"])
 def test_snippets_are_python_and_name_columns_that_are_read(framework, capsys):
     import ast
 

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from analysis.errors import Refused
-from analysis.experiments.diagnosis import causes_data, causes_signs, causes_training
+from analysis.experiments.diagnosis import (
+    causes_data,
+    causes_samples,
+    causes_signs,
+    causes_training,
+)
 from analysis.experiments.diagnosis.columns import assemble
 from analysis.experiments.diagnosis.findings import CAUSES, find, matching
-from analysis.experiments.diagnosis.generate import EXAMPLES, Run, example, simulate
+from analysis.experiments.diagnosis.generate import (
+    EXAMPLES,
+    FIRST_STEP,
+    Run,
+    example,
+    simulate,
+)
 from analysis.experiments.diagnosis.measure import measure, report
 from analysis.experiments.diagnosis.schema import SEVERITIES, Finding, Report, Settings
 
@@ -108,7 +121,7 @@ def test_one_sequence_with_most_of_the_kl(healthy):
     loop = healthy.sequence == 11
     frame = healthy.assign(ref_logp=healthy.ref_logp - 4.0 * loop)
     finding = next(f for f in found(frame) if f.code == "concentrated")
-    assert finding.evidence["first"] == "11 (step 0)"
+    assert finding.evidence["first"] == f"11 (step {FIRST_STEP})"
 
 
 def test_batches_without_advantages(healthy):
@@ -216,28 +229,81 @@ def test_matching_by_code_and_severity():
         matching([], ("stale-sample",))
 
 
+def anchors(notebook: str) -> set[str]:
+    """What a link into a built chapter can name: theorems, exercises, figures and sections."""
+    found = set()
+    for cell in json.loads((ROOT / f"notebooks/{notebook}.ipynb").read_text())["cells"]:
+        text = "".join(cell["source"])
+        found.add(cell["metadata"].get("mystnb", {}).get("figure", {}).get("name"))
+        if cell["cell_type"] == "markdown":
+            found |= set(re.findall(r"^:label: ((?:thm|prop|ex)-\S+)$", text, re.M))
+            sections = re.findall(r"^##+ (.+)$", text, re.M)
+            found |= {re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") for name in sections}
+    return found
+
+
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "healthy"])
 def test_every_finding_leads_to_a_place_that_exists(name):
     for finding in found(example(name)):
         notebook, _, label = finding.chapter.partition("#")
-        cells = json.loads((ROOT / f"notebooks/{notebook}.ipynb").read_text())["cells"]
-        text = json.dumps(cells)
-        assert not label or f":label: {label}" in text or f'"name": "{label}"' in text, finding.code
+        assert label in anchors(notebook), finding.code
 
 
 def test_every_code_names_a_chapter_that_exists():
     import inspect
-    import re
 
-    modules = (causes_data, causes_signs, causes_training)
+    modules = (causes_data, causes_samples, causes_signs, causes_training)
     source = "".join(inspect.getsource(module) for module in modules)
     chapters = re.findall(r'chapter="([^"]+)"', source)
     assert len(chapters) == len(re.findall(r"\bcode=\"", source)) >= len(CAUSES)
     for chapter in chapters:
         notebook, _, label = chapter.partition("#")
-        text = (ROOT / f"notebooks/{notebook}.ipynb").read_text()
-        assert not label or f":label: {label}\\n" in text or f'"name": "{label}"' in text, chapter
+        assert label in anchors(notebook), chapter
     assert set(re.findall(r'code="([^"]+)"', source)) == set(CAUSES)
+
+
+def test_padding_that_the_scoring_pass_masked(healthy):
+    pads = healthy.groupby("sequence").tail(1)
+    pads = pads.assign(position=pads.position + 1, logp=-6.0, old_logp=0.0, ref_logp=0.0)
+    counted = pd.concat([healthy.drop(columns="sampler_logp"), pads.drop(columns="sampler_logp")])
+    assert codes(counted)[0] == "masked-when-scored"
+
+
+def test_a_token_after_the_end(healthy):
+    frame = healthy.drop(columns="sampler_logp")
+    noise = np.random.default_rng(0).normal(0, 0.3, size=frame.sequence.nunique())
+    pads = frame.groupby("sequence").tail(1)
+    pads = pads.assign(
+        position=pads.position + 1, logp=-12 + noise, old_logp=-12 + noise, ref_logp=-12 - noise
+    )
+    assert codes(pd.concat([frame, pads]))[0] == "unsampled-end"
+    likely = pads.assign(
+        logp=pads.logp + 10, old_logp=pads.old_logp + 10, ref_logp=pads.ref_logp + 10
+    )
+    assert "unsampled-end" not in codes(pd.concat([frame, likely]))
+
+
+def test_old_log_probs_of_an_earlier_policy():
+    """Tokens of the trained policy beside the log-probs of one that it has left."""
+    frame = simulate(Run(sequences=80, update=0.5), 7).drop(columns="sampler_logp")
+    exchanged = frame.assign(old_logp=frame.logp, logp=frame.old_logp)
+    assert "old-not-sampler" in codes(exchanged)
+    assert "old-not-sampler" not in codes(frame)
+
+
+def test_another_reference_than_the_start(healthy):
+    early = healthy.assign(step=healthy.step - healthy.step.min())
+    assert "starts-away" in codes(early)
+    same = early.step == 0
+    together = early.assign(ref_logp=early.ref_logp.where(~same, early.old_logp))
+    assert "starts-away" not in codes(together)
+
+
+@pytest.mark.parametrize("estimator", ["none", "exact", "minimax01", "k3_clip"])
+def test_findings_about_k3_are_for_those_who_use_it(estimator):
+    for name in ("dead_zone", "heavy_tail"):
+        assert {"dead-zone", "k3-gradient"} & set(codes(example(name)))
+        assert not {"dead-zone", "k3-gradient"} & set(codes(example(name), estimator=estimator))
 
 
 def test_the_report_survives_json():

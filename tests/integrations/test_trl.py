@@ -5,12 +5,18 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from pydantic import ValidationError
 
+from analysis.experiments.diagnosis.findings import find
+from analysis.experiments.diagnosis.folders import recorded_settings
+from analysis.experiments.diagnosis.measure import measure
+from analysis.experiments.diagnosis.readers import read_rollouts
 from analysis.integrations.measurements import MEASUREMENTS
 from analysis.integrations.term import KLTerm
 
@@ -373,3 +379,143 @@ def test_dump_is_diagnosed(make, tmp_path, capsys):
     assert "KL by k1" in capsys.readouterr().out
     logged = [log["kl_term/k1"] for log in trainer.state.log_history if "kl_term/k1" in log]
     assert len(logged) == len(report["by_step"])
+
+
+@pytest.fixture(scope="module")
+def two_processes(model, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("two")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    script = Path(__file__).with_name("two_processes.py")
+    ran = subprocess.run(
+        [*launch, "--master_port", "0", str(script), model, str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return folder
+
+
+def test_two_processes_train_as_trl_does(two_processes):
+    logs = {
+        name: json.loads((two_processes / f"{name}-0.json").read_text())[:-1]
+        for name in ("trl", "ours", "exact", "reward")
+    }
+    for ours, theirs in zip(logs["ours"], logs["trl"], strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4, abs=1e-6)
+        assert ours["kl"] == pytest.approx(theirs["kl"], rel=1e-4, abs=1e-6)
+    assert logs["trl"][-1]["kl"] > 0.01
+    assert logs["exact"][-1]["kl_term/term"] > 0.01
+    assert logs["reward"][-1]["kl_term/penalty"] != 0
+
+
+def test_two_processes_dump_a_file_each(two_processes):
+    dump = two_processes / "dump-ours"
+    assert sorted(file.name for file in dump.glob("*.jsonl")) == [
+        "rollouts-0.jsonl",
+        "rollouts-1.jsonl",
+    ]
+    logged = json.loads((two_processes / "ours-0.json").read_text())[:-1]
+    rollouts = read_rollouts(dump)
+    assert rollouts.sequences == 4 * 8
+    for log in logged:
+        step = rollouts.step == log["step"] - 1
+        k1 = (rollouts.logp - rollouts.ref_logp)[step].mean()
+        assert log["kl_term/k1"] == pytest.approx(k1, abs=1e-5)
+
+
+class Broken(KLGRPOTrainer):
+    """A trainer with a fault between its rollouts and its loss."""
+
+    fault = staticmethod(lambda trainer, output: None)
+
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        self.fault(output)
+        return output
+
+
+def counts_padding(trainer, output):
+    output["completion_mask"] = torch.ones_like(output["completion_mask"])
+
+
+def shifts_the_mask(trainer, output):
+    mask = output["completion_mask"]
+    output["completion_mask"] = torch.cat([torch.zeros_like(mask[:, :1]), mask[:, :-1]], 1)
+
+
+def exchanges_reference_rows(trainer, output):
+    output["ref_per_token_logps"] = output["ref_per_token_logps"].roll(1, 0)
+
+
+def rounds_to_bfloat16(trainer, output):
+    for name in ("old_per_token_logps", "ref_per_token_logps"):
+        output[name] = output[name].bfloat16().float()
+
+
+def flips_advantages(trainer, output):
+    output["advantages"] = -output["advantages"]
+
+
+def keeps_old_log_probs(trainer, output):
+    """Those of the policy that the run started with."""
+    output["old_per_token_logps"] = output["ref_per_token_logps"].clone()
+
+
+def samples_hotter(trainer):
+    trainer.generation_config.temperature = trainer.generation_kwargs["temperature"] = 1.6
+
+
+def samples_the_top(trainer):
+    trainer.generation_config.top_k = trainer.generation_kwargs["top_k"] = 4
+
+
+def takes_another_reference(trainer):
+    torch.manual_seed(0)
+    move(trainer.ref_model, 0.03)
+
+
+def flips_beta(trainer):
+    trainer.kl_beta = -trainer.kl_beta
+
+
+@pytest.mark.parametrize(
+    ("fault", "setup", "first"),
+    [
+        (None, None, None),
+        (counts_padding, None, "masked-when-scored"),
+        (shifts_the_mask, None, "masked-when-scored"),
+        (exchanges_reference_rows, None, "misaligned"),
+        (rounds_to_bfloat16, None, "coarse-logprobs"),
+        (flips_advantages, None, "advantage-sign"),
+        (keeps_old_log_probs, None, "identical-reference"),
+        (None, samples_hotter, "ratio-mean"),
+        (None, samples_the_top, "ratio-mean"),
+        (None, takes_another_reference, "starts-away"),
+        (None, flips_beta, "kl-maximised"),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_a_broken_run_is_diagnosed(model, tmp_path, fault, setup, first):
+    given = tiny_trl.arguments(
+        model,
+        tmp_path,
+        beta=0.3,
+        num_iterations=2,
+        max_steps=16,
+        learning_rate=1e-3,
+        lr_scheduler_type="constant",
+        per_device_train_batch_size=64,
+        num_generations=8,
+        max_completion_length=16,
+    )
+    trainer = Broken(**given, kl_term=KLTerm(estimator="k2"), dump_rollouts=tmp_path / "dump")
+    if fault is not None:
+        trainer.fault = lambda output: fault(trainer, output)
+    if setup is not None:
+        setup(trainer)
+    trainer.train()
+    dump = tmp_path / "dump"
+    found = find(measure(read_rollouts(dump), recorded_settings(dump)))
+    loud = [finding.code for finding in found if finding.severity != "note"]
+    assert loud[:1] == ([] if first is None else [first])

@@ -34,6 +34,8 @@ INFINITE_VARIANCE_K = 0.5
 MOST_AT_CLAMP = 1e-3
 #: Rounding keeps the sampled k1 of a policy at its reference this near zero.
 SMALLEST_KL = 1e-3
+#: Tokens of the reference have k1 near minus k3; a tenth of that is a sampler close to the policy.
+SMALLEST_DEFICIT = 0.1
 #: Share of the unexplained variance of advantages; chance gives 1/n.
 KL_EXPLAINS = 0.5
 #: Group-centred advantages correlate positively with rewards by construction.
@@ -133,12 +135,10 @@ def identical_reference(m: Measured) -> Finding | None:
 
 def negative_kl(m: Measured) -> Finding | None:
     """A KL that comes out negative beyond its noise."""
-    if any(estimate.samples == "sampling" for estimate in m.estimates):
-        k1 = m.estimate("k1", "sampling")
-    else:
-        k1 = m.estimate("k1")
+    own = any(estimate.samples == "sampling" for estimate in m.estimates)
+    k1, k3 = (m.estimate(name, "sampling" if own else "logged") for name in ("k1", "k3"))
     backwards = float(np.exp(np.clip(m.rollouts.old_logp - m.rollouts.ref_logp, None, 50)).mean())
-    if k1.high >= -SMALLEST_KL or not m.enough:
+    if k1.high >= -max(SMALLEST_KL, SMALLEST_DEFICIT * k3.value) or not m.enough:
         return None
     exchanged = abs(backwards - 1) < RATIO_MARGIN
     return Finding(
@@ -231,7 +231,7 @@ def advantage_sign(m: Measured) -> Finding | None:
         title="Advantages fall where rewards rise",
         evidence={"correlation over sequences": correlation},
         advice="Check the sign of the advantages before anything else.",
-        chapter="09_advantages#",
+        chapter="09_advantages#thm-baseline",
     )
 
 
@@ -246,7 +246,7 @@ def kl_rewarded(m: Measured) -> Finding | None:
         title="Advantages rise with the KL: it is maximised",
         evidence={"share of the advantage beyond the reward that the KL explains": share},
         advice="The penalty is subtracted from the reward: r - beta (log pi - log pi_ref).",
-        chapter="08_reward_side#",
+        chapter="08_reward_side#thm-folded-reward",
     )
 
 
@@ -262,7 +262,7 @@ def no_signal(m: Measured) -> Finding | None:
         evidence={"share of sequences": share},
         advice="They still get the KL's gradient: the effective beta is larger than it looks. "
         "Filter such groups or change the difficulty of the prompts.",
-        chapter="09_advantages#",
+        chapter="08_reward_side#fig-equal-rewards",
     )
 
 

@@ -99,7 +99,7 @@ def overflow(m: Measured) -> Finding | None:
         evidence={"tokens": count, "largest log r": float(excess.max()), "from": bound},
         advice="One such token makes the loss infinite, or NaN once a mask multiplies it. Look at "
         "the tokens (wrong ids or a lost mask, as a rule), and use k2.",
-        chapter="11_numerics#",
+        chapter="11_numerics#overflow",
     )
 
 
@@ -140,7 +140,7 @@ def dead_zone(m: Measured) -> Finding | None:
         return None
     estimator = "k2" if s.estimator == "k2" else "k3"
     force = m.numbers[f"dead_force_{estimator}"]
-    if force <= MOST_DEAD_FORCE or s.estimator == "k1":
+    if force <= MOST_DEAD_FORCE or s.estimator not in ("unknown", "k2", "k3"):
         return None
     severity: Severity = "warning" if s.framework == "unknown" else "error"
     where = "verl and OpenRLHF" if s.framework == "unknown" else s.framework
@@ -163,7 +163,9 @@ def k3_gradient(m: Measured) -> Finding | None:
     """k3's gradient far from the reverse KL's."""
     s = m.settings
     gap = m.numbers.get("k3_gradient_gap", 0.0)
-    if not gap > LARGEST_GRADIENT_GAP or s.estimator in ("k1", "k2") or s.placement == "reward":
+    if not gap > LARGEST_GRADIENT_GAP or s.estimator not in ("unknown", "k3"):
+        return None
+    if s.placement == "reward":
         return None
     return Finding(
         code="k3-gradient",
@@ -222,7 +224,7 @@ def far_from_reference(m: Measured) -> Finding | None:
         title="The policy is far from its reference",
         evidence={"KL by k1, nats per token": k1.value, "lower end": k1.low},
         advice="No fault in itself. First-order arguments about the estimators no longer hold.",
-        chapter="04_grpo_ablation#",
+        chapter="04_grpo_ablation#fig-ablation-kl",
     )
 
 

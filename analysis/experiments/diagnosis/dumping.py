@@ -45,29 +45,13 @@ def _rounded(value: float | list[float]) -> float | list[float]:
 #: What to add to each framework, at the snapshots this book read.
 SNIPPETS: dict[str, str] = {
     "trl": """\
-import torch
-from trl import GRPOTrainer
-from analysis.experiments.diagnosis.dumping import append_rollouts
+from trl import GRPOConfig
+from analysis.integrations.trl import KLGRPOTrainer  # pip install 'kl-term[trl]'
 
-class DumpingTrainer(GRPOTrainer):  # beta > 0, else TRL computes no reference log-probs
-    def _compute_loss(self, model, inputs):
-        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-        attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        with torch.no_grad():
-            logp = self._get_per_token_logps_and_entropies(
-                model, ids, attention, inputs["completion_ids"].size(1)
-            )[0]
-        append_rollouts(
-            f"rollouts-{self.accelerator.process_index}.jsonl",
-            step=self.state.global_step,
-            logp=logp,
-            old_logp=inputs.get("old_per_token_logps"),
-            ref_logp=inputs["ref_per_token_logps"],
-            sampler_logp=inputs.get("sampling_per_token_logps"),
-            mask=inputs["completion_mask"] * inputs.get("tool_mask", 1),
-            advantage=inputs["advantages"],
-        )
-        return super()._compute_loss(model, inputs)
+trainer = KLGRPOTrainer(  # takes what GRPOTrainer takes, and trains as it does
+    model, reward, GRPOConfig(beta=0.01), train_dataset=dataset, dump_rollouts="dump"
+)
+trainer.train()  # then: analysis diagnose dump
 """,
     "verl": """\
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer

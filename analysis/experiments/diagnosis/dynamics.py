@@ -11,6 +11,8 @@ from analysis.kl.estimators import k3
 
 #: A plot and a table of more steps than this are unreadable: they are pooled into runs of steps.
 MOST_STEPS = 40
+#: Trainers number their steps from 0 or from 1.
+LAST_FIRST_STEP = 1
 
 
 def kl_by_step(rollouts: Rollouts) -> list[StepKL]:
@@ -32,6 +34,15 @@ def kl_by_step(rollouts: Rollouts) -> list[StepKL]:
         StepKL(step=int(s), tokens=int(n), k1=float(a), k3=float(b))
         for s, n, a, b in zip(steps, count, k1_mean, k3_mean, strict=True)
     ]
+
+
+def start(rollouts: Rollouts) -> dict[str, float]:
+    """Half the mean squared log-ratio to the reference before the first update, if dumped."""
+    if rollouts.step is None or rollouts.step.min() > LAST_FIRST_STEP:
+        return {}
+    first = rollouts.step == rollouts.step.min()
+    log_ratio = (rollouts.old_logp - rollouts.ref_logp)[first]
+    return {"kl_at_start": float(np.mean(log_ratio**2) / 2)}
 
 
 def growth(by_step: list[StepKL]) -> dict[str, float]:

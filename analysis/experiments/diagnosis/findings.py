@@ -19,6 +19,12 @@ from analysis.experiments.diagnosis.causes_data import (
     no_signal,
     ratio_mean,
 )
+from analysis.experiments.diagnosis.causes_samples import (
+    masked_when_scored,
+    old_not_sampler,
+    starts_away,
+    unsampled_end,
+)
 from analysis.experiments.diagnosis.causes_signs import (
     k1_in_loss,
     kl_maximised,
@@ -47,9 +53,13 @@ Cause = Callable[[Measured], Finding | None]
 CAUSES: dict[str, Cause] = {
     "counted-padding": counted_padding,
     "misaligned": misaligned,
+    "masked-when-scored": masked_when_scored,
+    "unsampled-end": unsampled_end,
     "impossible-tokens": impossible_tokens,
     "identical-reference": identical_reference,
     "negative-kl": negative_kl,
+    "old-not-sampler": old_not_sampler,
+    "starts-away": starts_away,
     "coarse-logprobs": coarse_logprobs,
     "clamped-values": clamped_values,
     "ratio-mean": ratio_mean,
@@ -75,7 +85,15 @@ CAUSES: dict[str, Cause] = {
 
 
 #: Where these are found, the columns are not what they say, and what follows from them is noise.
-SPOILS_THE_REST = ("counted-padding", "misaligned", "identical-reference", "negative-kl")
+SPOILS_THE_REST = (
+    "counted-padding",
+    "masked-when-scored",
+    "unsampled-end",
+    "misaligned",
+    "identical-reference",
+    "negative-kl",
+    "old-not-sampler",
+)
 
 
 def find(measured: Measured) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""A run that dumped a file per process: its files as one set of rollouts."""
+"""A run that dumped a file per process: its files as one set of rollouts, and its settings."""
 
 from __future__ import annotations
 
@@ -9,11 +9,35 @@ from pathlib import Path
 import numpy as np
 
 from analysis.errors import Refused
-from analysis.experiments.diagnosis.schema import Rollouts
+from analysis.experiments.diagnosis.schema import Rollouts, Settings
 
 #: Columns that a file may lack, but not beside others that have them.
 OPTIONAL = ("sampler_logp", "advantage", "reward", "step")
 REQUIRED = ("logp", "old_logp", "ref_logp", "position")
+
+
+#: What the trainer did, beside the files of its processes.
+SETTINGS = "settings.json"
+
+
+def record_settings(folder: Path, settings: Settings) -> None:
+    """Say what the trainer does, for the diagnosis of the folder."""
+    (folder / SETTINGS).write_text(settings.model_dump_json(exclude_defaults=True) + "\n")
+
+
+def recorded_settings(path: Path) -> Settings:
+    """What the trainer did, if the folder says so.
+
+    Raises:
+        Refused: the file does not hold settings.
+    """
+    file = path / SETTINGS
+    if not file.is_file():
+        return Settings()
+    try:
+        return Settings.model_validate_json(file.read_bytes())
+    except ValueError as error:
+        raise Refused(f"{file}: holds no settings ({str(error).splitlines()[0]})") from None
 
 
 def join(parts: dict[Path, Rollouts]) -> Rollouts:

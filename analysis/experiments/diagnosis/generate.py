@@ -17,6 +17,8 @@ import pandas as pd
 FOLDER = Path(__file__).parent / "examples"
 #: Digits of a log-prob in the files: rounding far below any effect shown here.
 DIGITS = 5
+#: These runs have left their reference: they are seen in the middle.
+FIRST_STEP = 100
 _DRAW_BLOCK = 20_000
 
 
@@ -47,7 +49,7 @@ def simulate(run: Run, seed: int) -> pd.DataFrame:
     generator = np.random.default_rng(seed)
     lengths = generator.integers(run.shortest, run.longest + 1, size=run.sequences)
     sequence = np.repeat(np.arange(run.sequences), lengths)
-    step = sequence * run.steps // run.sequences
+    update = sequence * run.steps // run.sequences
     reward = generator.integers(0, 2, size=run.sequences).astype(float)
     if run.gain:
         when = np.arange(run.sequences) / max(1, run.sequences - 1)
@@ -56,7 +58,7 @@ def simulate(run: Run, seed: int) -> pd.DataFrame:
     mean = (np.bincount(group, reward) / np.bincount(group))[group]
     spread = np.sqrt(np.bincount(group, (reward - mean) ** 2) / (np.bincount(group) - 1))[group]
     advantage = (reward - mean) / (spread + 1e-4)
-    scale = run.drift * run.growth ** (step / max(1, run.steps - 1) - 1)
+    scale = run.drift * run.growth ** (update / max(1, run.steps - 1) - 1)
     blocks = [
         _tokens(
             run, generator, advantage[sequence[i : i + _DRAW_BLOCK]], scale[i : i + _DRAW_BLOCK]
@@ -66,7 +68,7 @@ def simulate(run: Run, seed: int) -> pd.DataFrame:
     logp, old_logp, ref_logp, sampler_logp = np.concatenate(blocks, axis=1)
     return pd.DataFrame(
         {
-            "step": step,
+            "step": FIRST_STEP + update,
             "sequence": sequence,
             "position": np.concatenate([np.arange(length) for length in lengths]),
             "logp": logp,

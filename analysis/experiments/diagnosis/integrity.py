@@ -17,6 +17,8 @@ _ON_GRID = 1e-5
 _AT_CLAMP = 1e-4
 #: A run of equal (logp, ref_logp) at the end of a sequence at least this long is no text.
 _SHORTEST_RUN = 4
+#: A token certain under one column (log-prob exactly 0) and this improbable under another (nats).
+_UNCERTAIN = -1.0
 #: Values of the log-ratio at which frameworks clamp it.
 CLAMPS = (10.0, 20.0)
 
@@ -52,10 +54,13 @@ def rounding_noise(logp: Floats, grid: str) -> float:
 def alignment(rollouts: Rollouts) -> dict[str, float]:
     """Correlation of logp with another column at the same token, and one token earlier or later.
 
+    Tokens that were masked when they were scored in one of the columns say nothing here.
+
     Returns:
         For ref, old and sampler: ``aligned_*`` and ``shifted_*`` (the larger of both shifts).
     """
-    same = np.diff(rollouts.sequence) == 0
+    masked = _masked_when_scored(rollouts)
+    same = (np.diff(rollouts.sequence) == 0) & ~(masked[1:] | masked[:-1])
     found = {}
     others = {
         "ref": rollouts.ref_logp,
@@ -102,6 +107,41 @@ def impossible_tokens(rollouts: Rollouts) -> dict[str, float]:
         "impossible_share": float(impossible.mean()),
         "equal_ends": float(len(last) > 1 and (last == last[0]).all()),
     }
+
+
+def sequence_ends(rollouts: Rollouts) -> dict[str, float]:
+    r"""How surprising the last tokens are of the sequences that end before the longest does.
+
+    If they were sampled, they ended their sequences, and over all counted tokens
+
+    .. math:: \mathbb{E}\Big[\sum_{\text{ends}} \frac{1}{\mu(a)}\Big] \le N,
+        \qquad\text{so}\quad \mathbb{E}_{\text{ends}}[-\log \mu(a)] \le \log \frac{N}{\#\text{ends}}
+
+    since a state ends its sequence with probability :math:`\mu(a)` of its one end token.
+
+    Returns:
+        ``end_surprise`` (mean, nats) and ``end_surprise_bound``; nothing if all end together.
+    """
+    lengths = np.bincount(rollouts.sequence)
+    early = lengths < lengths.max()
+    if not early.any():
+        return {}
+    ends = (np.cumsum(lengths) - 1)[early]
+    return {
+        "end_surprise": float(-rollouts.behaviour_logp[ends].mean()),
+        "end_surprise_bound": float(np.log(rollouts.tokens / len(ends))),
+        "early_ends": float(len(ends)),
+    }
+
+
+def masked_when_scored(rollouts: Rollouts) -> dict[str, float]:
+    """Share of tokens with log-prob exactly zero in one column and far from zero in another."""
+    return {"masked_when_scored_share": float(_masked_when_scored(rollouts).mean())}
+
+
+def _masked_when_scored(rollouts: Rollouts) -> np.ndarray:
+    columns = np.stack([rollouts.logp, rollouts.old_logp, rollouts.ref_logp])
+    return (columns == 0).any(0) & (columns.min(0) < _UNCERTAIN)
 
 
 def clamped_log_ratios(rollouts: Rollouts) -> dict[str, float]:

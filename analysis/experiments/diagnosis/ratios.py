@@ -23,6 +23,7 @@ def off_policy(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
     if rollouts.has_old_logp:
         found |= _pair("staleness", rollouts.old_logp, rollouts.logp)
         found["clip_fraction"] = _clip_fraction(rollouts, settings)
+        found["old_over_policy_mean"] = float(_ratio(rollouts.old_logp - rollouts.logp).mean())
     if rollouts.sampler_logp is not None:
         found |= _pair("mismatch", rollouts.sampler_logp, rollouts.old_logp)
         found |= _pair("total", rollouts.sampler_logp, rollouts.logp)

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Floats = NDArray[np.float64]
 Severity = Literal["error", "warning", "note"]
+Estimator = Literal["unknown", "none", "k1", "k2", "k3", "k3_clip", "minimax01", "exact"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 
@@ -58,7 +59,7 @@ class Settings(_Frozen):
     """What the trainer did with these log-probs, as far as the user says so."""
 
     framework: Literal["unknown", "trl", "verl", "openrlhf"] = "unknown"
-    estimator: Literal["unknown", "k1", "k2", "k3"] = "unknown"
+    estimator: Estimator = "unknown"
     placement: Literal["unknown", "loss", "reward"] = "unknown"
     weighting: Literal["unknown", "none", "attached", "detached"] = "unknown"
     epsilon_low: float = Field(default=0.2, gt=0, lt=1)

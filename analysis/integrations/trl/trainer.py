@@ -14,6 +14,8 @@ from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 
 from analysis.experiments.diagnosis.dumping import append_rollouts
+from analysis.experiments.diagnosis.folders import record_settings
+from analysis.experiments.diagnosis.schema import Settings
 from analysis.integrations.measurements import Sampled, measure
 from analysis.integrations.term import KLTerm, loss_terms, penalised_advantages
 from analysis.integrations.trl import hidden_states
@@ -80,6 +82,8 @@ class KLGRPOTrainer(GRPOTrainer):
             folder = Path(dump_rollouts)
             folder.mkdir(parents=True, exist_ok=True)
             self.dump_path = folder / f"rollouts-{self.accelerator.process_index}.jsonl"
+            if self.accelerator.is_main_process:
+                record_settings(folder, self._settings())
 
     @property
     def _exact(self) -> bool:
@@ -216,6 +220,17 @@ class KLGRPOTrainer(GRPOTrainer):
             advantage=inputs["advantages"],
             reward=inputs["rewards"],
             **sampled._asdict(),
+        )
+
+    def _settings(self) -> Settings:
+        term = self.kl_term
+        return Settings(
+            framework="trl",
+            estimator=term.estimator if self.kl_beta else "none",
+            placement=term.placement,
+            weighting=term.weighting,
+            epsilon_low=self.epsilon_low,
+            epsilon_high=self.epsilon_high,
         )
 
     def _unwrapped(self, model: Any) -> Any:

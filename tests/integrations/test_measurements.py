@@ -1,0 +1,93 @@
+"""What a trainer logs: each measurement by its definition, and independent of how tokens lie."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from analysis.experiments.diagnosis.columns import assemble
+from analysis.experiments.diagnosis.divergence import coefficient_gap
+from analysis.integrations.measurements import MEASUREMENTS, Sampled, measure
+from analysis.kl.importance import effective_sample_size
+
+PAGE = Path(__file__).parents[2] / "book" / "trl.md"
+
+
+@pytest.fixture
+def sampled() -> Sampled:
+    torch.manual_seed(0)
+    logp, old, ref, sampler = -torch.rand(4, 6, 50, dtype=torch.float64) * 3
+    mask = torch.arange(50) < torch.tensor([50, 30, 1, 0, 12, 49]).unsqueeze(-1)
+    return Sampled(logp, old, mask, ref, sampler)
+
+
+def test_means_are_over_counted_tokens(sampled):
+    found = measure(sampled)
+    l = (sampled.logp - sampled.ref_logp)[sampled.mask]
+    assert found["k1"] == pytest.approx(l.mean().item(), rel=1e-12)
+    assert found["k2"] == pytest.approx((l**2).mean().item() / 2, rel=1e-12)
+    assert found["k3"] == pytest.approx((torch.exp(-l) - 1 + l).mean().item(), rel=1e-12)
+    assert found["max_abs_log_ratio"] == pytest.approx(l.abs().max().item(), rel=1e-12)
+    assert found["k1"] != pytest.approx(-l.mean().item(), rel=0.1)
+
+
+def test_weights_are_those_to_what_sampled(sampled):
+    share = measure(sampled)["ess"]
+    logp, sampler = sampled.logp[sampled.mask], sampled.sampler_logp[sampled.mask]
+    everything = torch.ones_like(logp, dtype=torch.bool)
+    assert share == pytest.approx(effective_sample_size(logp, sampler, everything).item())
+    engineless = measure(sampled._replace(sampler_logp=None))["ess"]
+    old = sampled.old_logp[sampled.mask]
+    assert engineless == pytest.approx(effective_sample_size(logp, old, everything).item())
+    unscored = sampled.sampler_logp.masked_fill(torch.ones_like(sampled.mask), float("nan"))
+    assert measure(sampled._replace(sampler_logp=unscored))["ess"] == engineless
+
+
+def test_gap_is_that_of_the_diagnosis(sampled):
+    rows, columns = sampled.mask.nonzero(as_tuple=True)
+    table = {"sequence": rows.numpy(), "position": columns.numpy()}
+    names = {"logp": "logp", "old_logp": "old_logp", "ref_logp": "ref_logp"}
+    for name, field in (names | {"sampler_logp": "sampler_logp"}).items():
+        table[name] = getattr(sampled, field)[sampled.mask].numpy()
+    expected = coefficient_gap(assemble(table, "here"))["k3_gradient_gap"]
+    assert measure(sampled)["k3_gradient_gap"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_processes_add_up(sampled):
+    """Two processes with different numbers of tokens log what one with all of them does."""
+    halves = [Sampled(*(x[rows] for x in sampled)) for rows in (slice(0, 2), slice(2, 6))]
+    sums: list[torch.Tensor] = []
+    tails: list[torch.Tensor] = []
+    for half in halves:
+        measure(half, total=lambda x: sums.append(x) or x, gather=lambda x: tails.append(x) or x)
+    padded = torch.cat([*tails, torch.full((3,), float("nan"), dtype=torch.float64)])
+    found = measure(halves[0], total=lambda _: sum(sums), gather=lambda _: padded)
+    assert found == pytest.approx(measure(sampled), rel=1e-9)
+
+
+def test_terms_penalties_and_caps(sampled):
+    terms = torch.arange(300.0).view(6, 50)
+    found = measure(sampled, terms=terms, penalties=-terms, max_ratio=2.0)
+    assert found["term"] == pytest.approx(terms[sampled.mask].mean().item())
+    assert found["penalty"] == -found["term"]
+    over = (sampled.ref_logp - sampled.logp)[sampled.mask] > math.log(2)
+    assert found["capped"] == pytest.approx(over.double().mean().item())
+    assert 0 < found["capped"] < 1
+
+
+def test_nothing_is_said_about_no_tokens(sampled):
+    assert measure(sampled._replace(mask=torch.zeros_like(sampled.mask))) == {}
+    without = measure(sampled._replace(ref_logp=None))
+    assert set(without) == {"ess"}
+
+
+def test_the_page_defines_what_is_logged():
+    rows = dict(
+        line.strip("| ").split(" | ", 1)
+        for line in PAGE.read_text().splitlines()
+        if line.startswith("| `") and line.count("|") == 3
+    )
+    assert rows == {f"`{name}`": meaning for name, meaning in MEASUREMENTS.items()}
