@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,10 +14,13 @@ from analysis.errors import Refused
 from analysis.experiments.ablations import catalogue, recording
 from analysis.experiments.ablations.catalogue import make_preset
 from analysis.experiments.ablations.presets import Preset
+from analysis.experiments.sweeps.crew import Place
 from analysis.experiments.sweeps.inventory import damage, inventory
 from analysis.experiments.sweeps.progress import Progress
+from analysis.experiments.sweeps.ray_cluster import RayCluster
 from analysis.experiments.sweeps.store import MemberRecord, Store
 from analysis.experiments.sweeps.sweep import as_ablation, run_sweep, shard_size
+from analysis.experiments.sweeps.workers import ThisMachine, devices_of
 from analysis.report.parameters import from_text, parse_assignments
 from analysis.report.processes import available_cores
 
@@ -34,6 +38,8 @@ def sweep(
     device: Literal["cpu", "cuda"] = "cpu",
     members_per_shard: int | None = None,
     workers: int | None = None,
+    ray_address: str | None = None,
+    gpus_per_shard: float | None = None,
     list: tyro.conf.FlagCreatePairsOff[bool] = False,
     record: Path | None = None,
 ) -> None:
@@ -49,7 +55,11 @@ def sweep(
         device: cpu or cuda.
         members_per_shard: members trained together by one worker; results do not depend on it. By
             default at most 24, and fewer where workers would idle.
-        workers: processes; by default one a core, or one on a GPU.
+        workers: processes; by default one a core, or one a GPU. On Ray: shards at a time; by
+            default as many as the cluster has room for.
+        ray_address: compute on a Ray cluster: local (a new one here), auto (that of this machine),
+            host:port, or ray://host:port (from outside). Nothing need be shared with it.
+        gpus_per_shard: of each shard on Ray, at most 1; by default 1 on cuda.
         list: show what is stored, of the preset or of all, and compute nothing.
         record: a folder to write the finished sweep to, as the book's recorded results.
     """
@@ -60,26 +70,37 @@ def sweep(
     elif chosen is None:
         raise Refused(f"name a preset: {', '.join(catalogue.CATALOGUE)}")
     else:
-        if workers is None:
-            workers = available_cores() if device == "cpu" else 1
-        if members_per_shard is None:
-            members_per_shard = shard_size(len(chosen.members), max(workers, 1))
-        progress = Progress()
-        try:
-            records = run_sweep(
-                chosen,
-                folder,
-                progress,
-                device=device,
-                workers=workers,
-                members_per_shard=members_per_shard,
-            )
-        finally:
-            progress.close()
+        with _place(device, workers, ray_address, gpus_per_shard) as place:
+            if members_per_shard is None:
+                members_per_shard = shard_size(len(chosen.members), place.workers)
+            progress = Progress()
+            try:
+                records = run_sweep(
+                    chosen, folder, progress, place, members_per_shard=members_per_shard
+                )
+            finally:
+                progress.close()
         _summarise(chosen, records)
         if record is not None:
             recording.save(as_ablation(chosen, records), record)
             print(f"recorded in {record}", file=sys.stderr)
+
+
+@contextmanager
+def _place(
+    device: str, workers: int | None, ray_address: str | None, gpus_per_shard: float | None
+) -> Iterator[Place]:
+    if ray_address is not None:
+        with RayCluster(
+            ray_address, device=device, gpus_per_shard=gpus_per_shard, workers=workers
+        ) as cluster:
+            yield cluster
+        return
+    if gpus_per_shard is not None:
+        raise Refused("--gpus-per-shard is for --ray-address: here a GPU has one worker by default")
+    if workers is None:
+        workers = available_cores() if device == "cpu" else max(len(devices_of(device)), 1)
+    yield ThisMachine(device, workers)
 
 
 def _preset(name: str, texts: Mapping[str, str]) -> Preset:

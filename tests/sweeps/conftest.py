@@ -24,7 +24,7 @@ def warm_workers() -> None:
 def one_stamp():
     """The tests of a working copy do not depend on edits made to it meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep, "current_stamp", lambda *_: STAMP)
+        patch.setattr(sweep, "source_of", lambda config: STAMP.source)
         patch.setattr(inventory, "source_of", lambda config: STAMP.source)
         yield
 

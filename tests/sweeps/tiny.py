@@ -15,8 +15,10 @@ from analysis.experiments.ablations.presets import NO_KL, Preset
 from analysis.experiments.ablations.stamp import Stamp
 from analysis.experiments.sweeps import sweep
 from analysis.experiments.sweeps import workers as processes
+from analysis.experiments.sweeps.crew import Place
 from analysis.experiments.sweeps.progress import Progress
 from analysis.experiments.sweeps.store import MemberRecord, Store, population_record
+from analysis.experiments.sweeps.workers import ThisMachine
 from analysis.training.config import Arm, StartConfig, TrainConfig
 from analysis.training.metrics import METRICS
 from analysis.training.policy import PolicyConfig
@@ -83,14 +85,27 @@ def assert_same_bits(records: list[MemberRecord], straight: Ablation) -> None:
         np.testing.assert_array_equal(logged[name], expected)
 
 
+def assert_same_metrics(records: list[MemberRecord], others: list[MemberRecord]) -> None:
+    """Of the same members, to the bit."""
+    assert [r.spec for r in records] == [r.spec for r in others]
+    left, right = (population_record(side).metrics for side in (records, others))
+    for name in METRICS:
+        np.testing.assert_array_equal(left[name], right[name])
+
+
 def sweep_tiny(
-    folder: Path, heard: Heard, preset: Preset | None = None, *, workers: int = 1
+    folder: Path,
+    heard: Heard,
+    preset: Preset | None = None,
+    *,
+    workers: int = 1,
+    place: Place | None = None,
 ) -> list[MemberRecord]:
     return sweep.run_sweep(
         preset or make_tiny(),
         Store(folder),
         heard,
-        workers=workers,
+        place or ThisMachine(workers=workers),
         members_per_shard=MEMBERS_PER_SHARD,
         checkpoint_every=CHECKPOINT_EVERY,
     )
@@ -101,7 +116,7 @@ def sweep_process(folder: Path, workers: int, sender: Connection) -> None:
 
     The process is a fresh fork, so its workers may be forked from it: that takes no time.
     """
-    sweep.current_stamp = lambda *_: STAMP
+    sweep.source_of = lambda config: STAMP.source
     processes._context = lambda: multiprocessing.get_context("fork")
     heard = Heard()
     sender.send(None)

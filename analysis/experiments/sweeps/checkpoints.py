@@ -8,8 +8,6 @@ rest follow. Nothing else in the folder is opened.
 
 from __future__ import annotations
 
-import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -19,14 +17,12 @@ import safetensors.torch
 
 from analysis.experiments.ablations.settings import PopulationConfig
 from analysis.experiments.ablations.stamp import Stamp
+from analysis.experiments.sweeps.generations import Generation, Generations, tensors_of
 from analysis.experiments.sweeps.sealed import Damaged, canonical, seal, unseal
-from analysis.files import replace_file, sha256_bytes
+from analysis.files import sha256_bytes
 from analysis.training.config import Member
 from analysis.training.schema import Schema
 from analysis.training.trainer import Failure, PopulationTrainer, TrainerState
-
-#: The last one, and the one before for when that is damaged.
-GENERATIONS = 2
 
 
 class Population(Schema):
@@ -80,7 +76,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, population: Population, stamp: Stamp) -> None:
-        self.folder = folder / population.key
+        self.files = Generations(folder / population.key)
         self.population = population
         self.stamp = stamp
 
@@ -90,7 +86,6 @@ class Checkpoints:
         Raises:
             Refused: the disk is full or the folder is not writable.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
         data = safetensors.torch.save(state.tensors)
         manifest = Manifest(
             population=self.population,
@@ -100,12 +95,7 @@ class Checkpoints:
             wall_seconds=state.wall_seconds,
             tensors_sha256=sha256_bytes(data),
         )
-        path = self.folder / f"{state.update:08d}.json"
-        replace_file(path.with_suffix(".safetensors"), data)
-        replace_file(path, seal(manifest))
-        for old in self._manifests()[GENERATIONS:]:
-            old.unlink()
-            old.with_suffix(".safetensors").unlink(missing_ok=True)
+        self.files.put(Generation(state.update, seal(manifest), data))
 
     def restore(
         self,
@@ -120,7 +110,7 @@ class Checkpoints:
             set_aside: moves a damaged file and returns its new place.
             say: hears which file was damaged, and how.
         """
-        for path in self._manifests():
+        for path in self.files.manifests():
             try:
                 manifest = self._manifest(path)
                 if manifest.stamp != self.stamp:
@@ -128,18 +118,13 @@ class Checkpoints:
                     return self.discard()
                 return trainer.restore(self._state(path, manifest))
             except ValueError as damage:
-                for file in (path, path.with_suffix(".safetensors")):
+                for file in (path, tensors_of(path)):
                     if file.exists():
                         say(f"{file}: {damage}; moved to {set_aside(file)}")
 
     def discard(self) -> None:
         """Remove them all."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _manifests(self) -> list[Path]:
-        """Newest first."""
-        paths = self.folder.glob("*.json")
-        return sorted((p for p in paths if re.fullmatch(r"\d{8}", p.stem)), reverse=True)
+        self.files.discard()
 
     def _manifest(self, path: Path) -> Manifest:
         manifest = unseal(path.read_bytes(), Manifest)
@@ -148,7 +133,7 @@ class Checkpoints:
         return manifest
 
     def _state(self, path: Path, manifest: Manifest) -> TrainerState:
-        file = path.with_suffix(".safetensors")
+        file = tensors_of(path)
         if not file.exists():
             raise Damaged(f"{file.name} is missing")
         data = file.read_bytes()

@@ -67,14 +67,17 @@ def complete(
     with store.claim(shard.specs) as claimed:
         if not claimed:
             return Outcome.BUSY
-        missing = tuple(
-            spec.member
-            for spec in shard.specs
-            if store.salvage(spec, job.stamp.source, say) is None
-        )
+        missing = missing_members(shard, store, job.stamp.source, say)
         if missing:
             _train(Population(config=shard.config, members=missing), store, job, say, advanced)
     return Outcome.FINISHED
+
+
+def missing_members(
+    shard: Shard, store: Store, source: str, say: Callable[[str], None]
+) -> tuple[Member, ...]:
+    """Those of a claimed shard that are not stored; ``say`` hears of damaged files."""
+    return tuple(spec.member for spec in shard.specs if store.salvage(spec, source, say) is None)
 
 
 def _train(
@@ -85,7 +88,7 @@ def _train(
     advanced: Callable[[int, int], None],
 ) -> None:
     size, updates = len(population.members), population.config.updates
-    checkpoints = Checkpoints(store.root / "checkpoints", population, job.stamp)
+    checkpoints = Checkpoints(store.checkpoints, population, job.stamp)
     setting = _setting(population.config, job.device)
     trainer = PopulationTrainer(population.config, population.members, setting)
     checkpoints.restore(trainer, store.quarantine, say)

@@ -138,6 +138,11 @@ class Store:
     def __init__(self, root: Path) -> None:
         self.root = root
 
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of unfinished populations, each in one of its own."""
+        return self.root / "checkpoints"
+
     def path(self, spec: MemberSpec, source: str) -> Path:
         """Where the member is, or will be, under that source."""
         return self.root / "members" / f"{spec.key}-{source[:12]}.json"

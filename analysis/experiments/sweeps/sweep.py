@@ -11,20 +11,18 @@ import math
 import shutil
 from collections import Counter, deque
 from collections.abc import Sequence
-from multiprocessing.connection import wait
 from typing import NamedTuple
-
-import torch
 
 from analysis.errors import Refused
 from analysis.experiments.ablations.ablation import Ablation, tidy
 from analysis.experiments.ablations.presets import Preset
-from analysis.experiments.ablations.stamp import current_stamp, merged
+from analysis.experiments.ablations.source import source_of
+from analysis.experiments.ablations.stamp import merged
 from analysis.experiments.sweeps.checkpoints import populations
+from analysis.experiments.sweeps.crew import Advanced, Crew, Died, Failed, Order, Place, Said
 from analysis.experiments.sweeps.progress import Progress
-from analysis.experiments.sweeps.shards import Job, Outcome, Shard, shards_of
+from analysis.experiments.sweeps.shards import Outcome, Shard, shards_of
 from analysis.experiments.sweeps.store import MemberRecord, MemberSpec, Store, population_record
-from analysis.experiments.sweeps.workers import THREADS, Advanced, Died, Failed, Said, Worker
 from analysis.files import require_writable
 
 #: Members trained at once: more are slower on a CPU, and lose more when killed.
@@ -46,38 +44,37 @@ def run_sweep(
     preset: Preset,
     store: Store,
     progress: Progress,
+    place: Place,
     *,
-    device: str = "cpu",
-    workers: int = 1,
     members_per_shard: int = MEMBERS_PER_SHARD,
     checkpoint_every: int = CHECKPOINT_EVERY,
 ) -> list[MemberRecord]:
     """Compute what is missing of a preset and return all its members, in the preset's order.
 
+    Args:
+        place: :class:`~analysis.experiments.sweeps.workers.ThisMachine` or
+            :class:`~analysis.experiments.sweeps.ray_cluster.RayCluster`.
+
     Raises:
-        Refused: the store cannot be written, the device is not there, or a shard ended its worker
-            ``MAX_DEATHS`` times.
+        Refused: the store cannot be written, or a shard ended its worker ``MAX_DEATHS`` times.
     """
     for name, value in (
-        ("workers", workers),
         ("members_per_shard", members_per_shard),
         ("checkpoint_every", checkpoint_every),
     ):
         if value < 1:
             raise Refused(f"{name} must be at least 1, not {value}")
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise Refused(f"device {device!r}: no GPU is visible here; use 'cpu'")
     require_writable(store.root / "members")
-    stamp = current_stamp(preset.config, device, THREADS)
-    job = Job(store.root, stamp, device, checkpoint_every)
-    plan = make_plan(preset, store, stamp.source, members_per_shard)
+    source = source_of(preset.config)
+    plan = make_plan(preset, store, source, members_per_shard)
     progress.begin(len(preset.members), plan.missing, preset.config.updates)
     if plan.stale:
         progress.say(f"{plan.stale} members of an older source are kept as stale, computed anew")
     if plan.shards:
-        _compute(plan.shards, job, min(workers, len(plan.shards)), progress)
-    records = finished_members(preset, store, stamp.source)
-    _discard_orphans(store, stamp.source)
+        order = Order(store.root, preset.config, source, checkpoint_every, len(plan.shards))
+        _compute(plan.shards, place.crew(order), progress)
+    records = finished_members(preset, store, source)
+    _discard_orphans(store, source)
     return records
 
 
@@ -123,56 +120,43 @@ def as_ablation(preset: Preset, records: Sequence[MemberRecord]) -> Ablation:
 
 def _discard_orphans(store: Store, source: str) -> None:
     """Remove the checkpoints of members that were finished in other shards than they began in."""
-    for folder, population in populations(store.root / "checkpoints"):
+    for folder, population in populations(store.checkpoints):
         specs = [MemberSpec(config=population.config, member=m) for m in population.members]
         if all(store.is_finished(spec, source) for spec in specs):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _compute(shards: list[Shard], job: Job, count: int, progress: Progress) -> None:
-    """Let ``count`` workers finish the shards; one that dies is replaced, its shard retried."""
+def _compute(shards: list[Shard], crew: Crew, progress: Progress) -> None:
+    """Let a crew finish the shards; one whose worker died is tried again."""
     pending = deque(range(len(shards)))
     deaths: Counter[int] = Counter()
-    idle = [Worker(job) for _ in range(count)]
-    busy: dict[Worker, int] = {}
     try:
-        while pending or busy:
-            while pending and idle:
-                worker = idle.pop()
-                busy[worker] = pending.popleft()
-                worker.start(shards[busy[worker]])
-            ready = wait([worker.connection for worker in busy])
-            for worker in [worker for worker in busy if worker.connection in ready]:
-                shard = busy[worker]
-                match worker.hear():
+        while pending or crew.busy:
+            while pending and crew.idle:
+                number = pending.popleft()
+                crew.start(number, shards[number])
+            for number, event in crew.hear():
+                match event:
                     case Said(text):
                         progress.say(text)
                     case Advanced(members, updates):
-                        progress.shard_at(shard, members * updates)
+                        progress.shard_at(number, members * updates)
                     case Failed(reason):
                         raise Refused(reason)
-                    case Died(exitcode):
-                        deaths[shard] += 1
-                        progress.shard_lost(shard)
-                        _check_deaths(shards[shard], deaths[shard], exitcode, progress)
-                        pending.append(shard)
-                        del busy[worker]
-                        idle.append(Worker(job))
+                    case Died(how):
+                        deaths[number] += 1
+                        progress.shard_lost(number)
+                        _check_deaths(shards[number], deaths[number], how, progress)
+                        pending.append(number)
                     case Outcome.BUSY:
-                        pending.append(shard)
-                        idle.append(worker)
-                        del busy[worker]
+                        pending.append(number)
                     case Outcome.FINISHED:
-                        progress.shard_finished(shard)
-                        idle.append(worker)
-                        del busy[worker]
+                        progress.shard_finished(number)
     finally:
-        for worker in [*idle, *busy]:
-            worker.stop()
+        crew.stop()
 
 
-def _check_deaths(shard: Shard, deaths: int, exitcode: int, progress: Progress) -> None:
-    how = f"signal {-exitcode}" if exitcode < 0 else f"exit status {exitcode}"
+def _check_deaths(shard: Shard, deaths: int, how: str, progress: Progress) -> None:
     if deaths >= MAX_DEATHS:
         raise Refused(
             f"{len(shard.members)} members from {shard.members[0].arm.name} on ended their worker "

@@ -1,4 +1,4 @@
-"""Worker processes of a sweep: each takes shards one after another and says how it goes.
+"""Worker processes on this machine: each takes shards one after another and says how it goes.
 
 A worker may be killed at any instant: its claims end with it and what it stored stays. It ends by
 itself when the process that started it is gone, at the latest after the update it is in.
@@ -10,52 +10,98 @@ import contextlib
 import multiprocessing
 import signal
 import time
-from multiprocessing.connection import Connection
-from typing import NamedTuple
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
 
 import torch
 
-from analysis.experiments.sweeps.shards import Job, Outcome, Shard, complete
-
-#: Of each worker: sums in another order end in other digits, and idle threads that spin cost much.
-THREADS = 1
-#: Before a shard that another process computes is tried again.
-BUSY_SECONDS = 0.2
-
-
-class Said(NamedTuple):
-    """Something to be told to the user."""
-
-    text: str
-
-
-class Advanced(NamedTuple):
-    """Members in training, and how many of their updates are done."""
-
-    members: int
-    updates: int
+from analysis.errors import Refused
+from analysis.experiments.ablations.stamp import stamp_here
+from analysis.experiments.sweeps.crew import (
+    BUSY_SECONDS,
+    THREADS,
+    Died,
+    Event,
+    Order,
+    attempt,
+)
+from analysis.experiments.sweeps.shards import Job, Outcome, Shard
 
 
-class Failed(NamedTuple):
-    """Why the sweep cannot go on, such as a full disk or a model that cannot be had."""
+class ThisMachine:
+    """Processes here; on GPUs each keeps to one of them, in turn.
 
-    reason: str
+    Raises:
+        Refused: there is no such device, or ``workers`` is not positive.
+    """
+
+    def __init__(self, device: str = "cpu", workers: int = 1) -> None:
+        if workers < 1:
+            raise Refused(f"workers must be at least 1, not {workers}")
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise Refused(f"device {device!r}: no GPU is visible here; use 'cpu'")
+        self.devices = devices_of(device)
+        self.workers = workers
+
+    def crew(self, order: Order) -> LocalCrew:
+        count = min(self.workers, order.shards)
+        devices = [self.devices[n % len(self.devices)] for n in range(count)]
+        stamps = {device: stamp_here(order.source, device, THREADS) for device in devices}
+        return LocalCrew([Job(order.store, stamps[d], d, order.checkpoint_every) for d in devices])
 
 
-class Died(NamedTuple):
-    """The worker is gone without having ended its shard."""
+def devices_of(device: str) -> list[str]:
+    """``cuda`` is each GPU that is visible here; any other device is one."""
+    if device != "cuda":
+        return [device]
+    return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
 
-    exitcode: int
 
+class LocalCrew:
+    """A process for each of ``jobs``."""
 
-#: What a worker says; an outcome or a failure ends the shard.
-Event = Said | Advanced | Outcome | Failed | Died
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._idle = [Worker(job) for job in jobs]
+        self._busy: dict[Worker, int] = {}
+
+    @property
+    def idle(self) -> int:
+        return len(self._idle)
+
+    @property
+    def busy(self) -> int:
+        return len(self._busy)
+
+    def start(self, number: int, shard: Shard) -> None:
+        worker = self._idle.pop()
+        self._busy[worker] = number
+        worker.start(shard)
+
+    def hear(self) -> list[tuple[int, Event]]:
+        ready = wait([worker.connection for worker in self._busy])
+        heard: list[tuple[int, Event]] = []
+        for worker in [worker for worker in self._busy if worker.connection in ready]:
+            event = worker.hear()
+            heard.append((self._busy[worker], event))
+            match event:
+                case Outcome():
+                    del self._busy[worker]
+                    self._idle.append(worker)
+                case Died():
+                    del self._busy[worker]
+                    self._idle.append(Worker(worker.job))
+        return heard
+
+    def stop(self) -> None:
+        for worker in [*self._idle, *self._busy]:
+            worker.stop()
 
 
 class Worker:
     """A process that computes one shard at a time."""
 
     def __init__(self, job: Job) -> None:
+        self.job = job
         self.connection, theirs = _context().Pipe()
         ends = (theirs, self.connection)
         self.process = _context().Process(target=_serve, args=(*ends, job), daemon=True)
@@ -73,7 +119,8 @@ class Worker:
             return self.connection.recv()
         except (EOFError, OSError):
             self.process.join()
-            return Died(self.process.exitcode)
+            code = self.process.exitcode
+            return Died(f"signal {-code}" if code < 0 else f"exit status {code}")
 
     def stop(self) -> None:
         """End it at once: there is nothing it could leave half done."""
@@ -95,26 +142,14 @@ def _serve(connection: Connection, theirs: Connection, job: Job) -> None:
     theirs.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent acts
     torch.set_num_threads(THREADS)
+    if job.device.startswith("cuda"):
+        torch.cuda.set_device(job.device)
     try:
         while True:
             shard = connection.recv()
-            connection.send(_attempt(shard, job, connection))
+            outcome = attempt(shard, job, connection.send)
+            if outcome is Outcome.BUSY:
+                time.sleep(BUSY_SECONDS)
+            connection.send(outcome)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent is gone
-
-
-def _attempt(shard: Shard, job: Job, connection: Connection) -> Outcome | Failed:
-    try:
-        outcome = complete(
-            shard,
-            job,
-            say=lambda text: connection.send(Said(text)),
-            advanced=lambda members, updates: connection.send(Advanced(members, updates)),
-        )
-    except (BrokenPipeError, ConnectionResetError):
-        raise
-    except (ValueError, OSError) as error:
-        return Failed(str(error))
-    if outcome is Outcome.BUSY:
-        time.sleep(BUSY_SECONDS)
-    return outcome

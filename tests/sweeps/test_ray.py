@@ -1,0 +1,298 @@
+"""A sweep on a Ray cluster: the bits of a local one, whatever is killed, or one line that says why.
+
+The cluster has two workers on this machine; only the sweep's own process touches the store.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import psutil
+import pytest
+
+from analysis.cli.main import main
+from analysis.experiments.ablations import catalogue
+from analysis.experiments.ablations.ablation import Ablation
+from analysis.experiments.ablations.presets import Preset
+from analysis.experiments.ablations.source import source_of
+from analysis.experiments.sweeps import ray_cluster, sweep
+from analysis.experiments.sweeps.crew import Order
+from analysis.experiments.sweeps.ray_cluster import RayCluster, room_for, shard_resources
+from analysis.experiments.sweeps.shards import shards_of
+from analysis.experiments.sweeps.store import Store
+from analysis.experiments.sweeps.sweep import finished_members
+from tests.sweeps.tiny import (
+    STAMP,
+    UPDATES,
+    Heard,
+    assert_same_bits,
+    assert_same_metrics,
+    make_tiny,
+    sweep_tiny,
+)
+
+#: Long enough to be killed in the middle: each of its six members takes seconds.
+LONG = 400
+
+
+def long_tiny(*, updates: int = LONG) -> Preset:
+    return make_tiny(updates, name="long")
+
+
+#: What else takes memory on this machine shall not kill tasks.
+UNMONITORED = {"RAY_memory_monitor_refresh_ms": "0"}
+
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="ray is not installed: make test-full"
+)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    pytest.importorskip("ray", reason="ray is not installed: make test-full")
+    os.environ |= UNMONITORED
+    with RayCluster("local", workers=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def real_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks compare the source they run with that of the sweep."""
+    monkeypatch.setattr(sweep, "source_of", source_of)
+
+
+def tasks(sweep: int | None = None) -> list[psutil.Process]:
+    """The processes that train a shard now, of the cluster that ``sweep`` or this process began."""
+    children = psutil.Process(sweep).children(recursive=True)
+    return [child for child in children if child.cmdline()[:1] == ["ray::train_shard"]]
+
+
+def until(true: Callable[[], object], seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.01)
+
+
+def test_a_cluster_computes_the_bits_of_a_straight_run(
+    cluster: RayCluster, tiny: Preset, straight: Ablation, tmp_path: Path
+) -> None:
+    heard = Heard()
+    assert_same_bits(sweep_tiny(tmp_path, heard, place=cluster), straight)
+    assert heard.computed == len(tiny.members) * UPDATES
+    assert heard.text.startswith("0 of 6 members stored, 6 to compute\n")
+    assert "of 144 member-updates" in heard.text and "member-updates/s" in heard.text
+    assert not any(tmp_path.glob("checkpoints/*")) and not any(tmp_path.rglob("*.tmp"))
+
+    again = Heard()
+    sweep_tiny(tmp_path, again)  # by this machine alone: nothing is left to do
+    assert again.text == "6 of 6 members stored, 0 to compute\n"
+
+
+def test_a_killed_task_goes_on_from_its_checkpoint_to_the_same_bits(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    preset, killed = long_tiny(), []
+
+    def kill_one() -> None:
+        until(lambda: any(tmp_path.glob("ray/checkpoints/*/*.json")) and tasks())
+        for task in tasks():
+            os.kill(task.pid, signal.SIGKILL)
+            killed.append(task.pid)
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    heard = Heard()
+    records = sweep_tiny(tmp_path / "ray", heard, preset, place=cluster)
+    killer.join()
+    assert killed
+    assert "a worker ended by a crash or a kill; its 2 members are tried again" in heard.text
+    assert "2 members go on from update " in heard.text
+    here = sweep_tiny(tmp_path / "here", Heard(), preset, workers=2)
+    assert_same_metrics(records, here)
+    assert not any(tmp_path.glob("ray/checkpoints/*"))
+
+
+def test_a_machine_alone_goes_on_where_a_cluster_was_stopped(
+    cluster: RayCluster, tiny: Preset, straight: Ablation, tmp_path: Path
+) -> None:
+    """The checkpoints are in the sweep's own store, whichever machine made them."""
+    preset = long_tiny()
+    order = Order(tmp_path, preset.config, source_of(preset.config), 4, shards=1)
+    crew = cluster.crew(order)
+    try:
+        crew.start(0, shards_of(preset, 2)[0])
+        until(lambda: crew.hear() and any(tmp_path.glob("checkpoints/*/*.json")))
+    finally:
+        crew.stop()
+    heard = Heard()
+    sweep_tiny(tmp_path, heard, preset)
+    assert "2 members go on from update " in heard.text
+
+
+def test_members_that_another_process_computes_are_waited_for(
+    cluster: RayCluster, tiny: Preset, straight: Ablation, tmp_path: Path
+) -> None:
+    store, heard = Store(tmp_path), Heard()
+    with store.claim(shards_of(tiny, 2)[0].specs) as claimed:
+        assert claimed
+        thread = threading.Thread(
+            target=sweep_tiny, args=(tmp_path, heard), kwargs={"place": cluster}
+        )
+        thread.start()
+        until(lambda: len(list(tmp_path.glob("members/*.json"))) == 4)
+        time.sleep(0.5)
+        assert thread.is_alive()
+    thread.join()
+    assert_same_bits(finished_members(tiny, store, source_of(tiny.config)), straight)
+
+
+def test_a_task_that_runs_another_source_is_refused(
+    cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "source_of", lambda config: STAMP.source)
+    with pytest.raises(ValueError, match="the source changed since the sweep began"):
+        sweep_tiny(tmp_path, Heard(), place=cluster)
+    assert not any(tmp_path.glob("members/*.json"))
+
+
+def test_a_model_that_cannot_be_had_is_one_line(
+    cluster: RayCluster, tiny: Preset, tmp_path: Path
+) -> None:
+    lost = catalogue.make_preset("smollm2", {}).model_dump()
+    lost["config"]["model"] = {"kind": "folder", "path": str(tmp_path / "nowhere")}
+    with pytest.raises(ValueError, match="nowhere") as refused:
+        sweep_tiny(tmp_path, Heard(), Preset.model_validate(lost), place=cluster)
+    assert "\n" not in str(refused.value)
+
+
+@needs_ray
+def test_a_cluster_is_joined_by_its_address_and_may_lose_a_node(tmp_path: Path) -> None:
+    """In a process of its own, because a process is in one cluster at a time."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.sweeps.ray_nodes", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | UNMONITORED,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    refusal, *said, last = done.stdout.splitlines()
+    assert refusal.startswith("no node of the Ray cluster ")
+    assert refusal.endswith(" has 1 CPU for a shard: add one")
+    assert "a worker ended by the loss of its node; its 6 members are tried again" in said
+    assert any(line.startswith("6 members go on from update ") for line in said)
+    assert last == "the same bits"
+
+
+@needs_ray
+def test_a_stopped_sweep_says_so_and_leaves_no_task(tmp_path: Path) -> None:
+    sweep = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "analysis.cli", "sweep", "quick"),
+            *("--ray-address", "local", "--workers", "1", "--store", str(tmp_path)),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | UNMONITORED,
+    )
+    assert sweep.stderr is not None
+    assert sweep.stderr.readline() == "0 of 24 members stored, 24 to compute\n"
+    until(lambda: tasks(sweep.pid))
+    family = psutil.Process(sweep.pid).children(recursive=True)
+    sweep.send_signal(signal.SIGINT)
+    _, said = sweep.communicate(timeout=60)
+    assert (sweep.returncode, said) == (
+        130,
+        "analysis: stopped; earlier outputs are as they were\n",
+    )
+    assert not psutil.wait_procs(family, timeout=10)[1]
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """A port where somebody listens and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def refused(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that is said; nothing is stored."""
+    store = tmp_path / "store"
+    assert main(["sweep", "quick", "--store", str(store), *arguments]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and not store.exists()
+    return said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ray-address", "127.0.0.1:1"], "Ray cluster '127.0.0.1:1' does not answer: "),
+        (["--ray-address", "ray://127.0.0.1:1"], "Ray cluster 'ray://127.0.0.1:1' does not answer"),
+        (["--ray-address", "127.0.0.1:many"], "does not answer: invalid literal for int()"),
+        (["--ray-address", "here"], "give 'local', 'auto', host:port or ray://host:port"),
+        (["--ray-address", "local", "--workers", "0"], "workers must be at least 1, not 0"),
+        (["--ray-address", "local", "--gpus-per-shard", "1"], "is for device 'cuda'"),
+        (
+            ["--ray-address", "local", "--device", "cuda", "--gpus-per-shard", "2"],
+            "gpus_per_shard must be above 0 and at most 1, not 2",
+        ),
+        (["--gpus-per-shard", "1"], "--gpus-per-shard is for --ray-address"),
+    ],
+)
+def test_refusal_is_one_line(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    """Before Ray does anything."""
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    assert message in refused(arguments, tmp_path, capsys)
+
+
+@needs_ray
+def test_a_port_that_never_answers_is_given_up(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    silent: int,
+) -> None:
+    monkeypatch.setattr(ray_cluster, "CONNECT_SECONDS", 1.0)
+    address = f"ray://127.0.0.1:{silent}"
+    said = refused(["--ray-address", address], tmp_path, capsys)
+    assert f"Ray cluster {address!r}: not ready in 1 s" in said
+
+
+def test_without_ray_it_says_what_to_install(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    said = refused(["--ray-address", "local"], tmp_path, capsys)
+    assert said == "analysis: ray is not installed: pip install 'kl-term[ray]'\n"
+
+
+def test_a_shard_takes_a_core_and_on_cuda_a_gpu_or_a_share() -> None:
+    assert shard_resources("cpu", None) == {"CPU": 1.0}
+    assert shard_resources("cuda", None) == {"CPU": 1.0, "GPU": 1.0}
+    assert shard_resources("cuda", 0.25) == {"CPU": 1.0, "GPU": 0.25}
+
+
+def test_room_is_what_fits_on_each_node_and_none_on_two() -> None:
+    nodes = [{"CPU": 3.0, "GPU": 1.0}, {"CPU": 1.0, "GPU": 8.0}, {"CPU": 64.0}, {}]
+    assert room_for(shard_resources("cpu", None), nodes) == 68
+    assert room_for(shard_resources("cuda", None), nodes) == 2
+    assert room_for(shard_resources("cuda", 0.5), nodes) == 3
