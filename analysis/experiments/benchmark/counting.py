@@ -34,6 +34,16 @@ def member_update(config: TrainConfig) -> Work:
     once for its whole group. Attention counts the pairs that are not masked; norms, softmax and
     everything elementwise count as free.
     """
+    weights = make_policy(config).num_parameters
+    reads = (
+        config.task.completion_length + 1 + 2 + OPTIMIZER_PASSES
+    )  # sampling, reference, backward
+    return Work(PASSES * forward_flops(config), FLOAT_BYTES * weights * reads)
+
+
+def forward_flops(config: TrainConfig) -> int:
+    """Of one pass over the prompts and completions of a member-update, as in
+    :func:`member_update`."""
     policy, task = config.policy, config.task
     width, inner = policy.width, policy.mlp_factor * policy.width
     length, steps, group = task.prompt_length, task.completion_length, config.group_size
@@ -42,7 +52,4 @@ def member_update(config: TrainConfig) -> Work:
     pairs = length * (length + 1) // 2 + group * sum(length + t + 1 for t in range(steps))
     vocab_size = make_policy(config).shapes["head"][1]
     products = policy.num_layers * (block * rows + 2 * width * pairs)
-    forward = 2 * config.num_prompts * (products + width * vocab_size * group * steps)
-    weights = make_policy(config).num_parameters
-    reads = steps + 1 + 2 + OPTIMIZER_PASSES  # sampling once a token, reference, backward
-    return Work(PASSES * forward, FLOAT_BYTES * weights * reads)
+    return 2 * config.num_prompts * (products + width * vocab_size * group * steps)
