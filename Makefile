@@ -6,9 +6,13 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
 PORT   ?= 8000
 
-# What test-full compares with beside the extra `trl`; read file by file, so without dependencies.
+# What test-full runs, and what that needs beside the book's packages: extras, and frameworks that
+# are read file by file, so without their dependencies.
 FULL       := .venv-full
+EXTRAS     := trl,lm,diagnose,ray
 FRAMEWORKS := liger-kernel==0.8.5 verl==0.9.1 openrlhf==0.11.2
+FULL_TESTS := tests/experiments/test_frameworks.py tests/integrations tests/sweeps/test_ray.py \
+	tests/training/test_pretrained_llama.py tests/training/test_pretrained_tasks.py tests/diagnosis
 
 # Passed to `analysis run`, e.g. make book RUN='--profile full'
 RUN ?=
@@ -42,14 +46,19 @@ test: $(STAMP) ## run the tests, then compare each notebook with its stored outp
 	@echo "[2/2] notebooks against their stored outputs"
 	@$(BIN)/python -m pytest $(NBVAL) notebooks
 
-test-full: ## compare with the frameworks' own code, in .venv-full
-	@test -x $(FULL)/bin/python || "$(PYTHON)" -m venv $(FULL)
-	@echo "[1/2] the frameworks, into $(FULL)"
+test-full: $(FULL)/.stamp ## run the tests that need peers, such as TRL and Ray, in .venv-full
+	@$(FULL)/bin/python -m pytest -p tests.pipeline.nothing_skipped $(FULL_TESTS)
+
+$(FULL)/.stamp: Makefile pyproject.toml requirements.lock constraints.txt
+	@rm -f $@
+	@test -x $(FULL)/bin/python || "$(PYTHON)" -m venv --clear $(FULL)
+	@$(FULL)/bin/python -m analysis.cli.install
+	@echo "peers: $(EXTRAS), $(FRAMEWORKS)"
 	@$(FULL)/bin/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable '.[book,test,trl]'
-	@$(FULL)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(FRAMEWORKS)
-	@echo "[2/2] tests"
-	@$(FULL)/bin/python -m pytest tests/experiments/test_frameworks.py
+		--constraint constraints.txt --editable '.[$(EXTRAS)]' && \
+	$(FULL)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(FRAMEWORKS) || \
+		{ echo "make test-full: the package index lacks what pip names above"; exit 1; }
+	@touch $@
 
 serve: ## show the built book at http://localhost:8000 (PORT=... for another)
 	@test -f _build/html/index.html || { echo "no book yet: run make book"; exit 1; }
