@@ -49,7 +49,9 @@ CACHED_FLOATS = 3 * 2**18
 class PolicyConfig(Schema):
     """The size of one member."""
 
-    width: int = Field(default=32, ge=4)
+    #: A multiple of four floats: else where a member stands decides which vector instructions it
+    #: meets, and it is not its solo run to the bit.
+    width: int = Field(default=32, ge=4, multiple_of=4)
     num_layers: int = Field(default=2, ge=1)
     num_heads: int = Field(default=4, ge=1)
     #: Width of the MLP over the width of the residual stream.

@@ -89,11 +89,12 @@ class PopulationTrainer:
         keep_freed_memory()
         self.config = config
         self.members = tuple(members)
-        self.policy, self.teacher, start = setting.policy, setting.teacher, setting.start
-        self.device = start.device
-        size = len(self.members)
-        self.reference = self.policy.reference(start, size)
-        self.weights = start.repeat(size, 1).requires_grad_()
+        self.policy, self.teacher = setting.policy, setting.teacher
+        self.device = setting.start.device
+        size, starts = len(self.members), len(setting.start)
+        start = setting.start[[member.seed % starts for member in self.members]]
+        self.reference = self.policy.reference(setting.start if starts == 1 else start, size)
+        self.weights = start.clone().requires_grad_()
         self.terms = Terms(
             config, self.members, self.device, has_teacher=setting.teacher is not None
         )
@@ -242,6 +243,7 @@ class PopulationTrainer:
             ValueError: a tensor is missing; nothing is changed then.
         """
         names = ("weights", "alive", *(f"optimizer.{name}" for name in PopulationAdamW.STATE))
+        names = (*names, *self.samplers.needed(state.update))
         for name in (*names, *(f"logged.{name}" for name in METRICS)):
             if name not in state.tensors:
                 raise ValueError(f"the state lacks the tensor {name!r}: it cannot go on")

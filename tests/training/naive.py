@@ -231,6 +231,10 @@ def advantages(run, p, completions, shaped):
     how = run.arm.advantage
     if how.level == "outcome":
         of_completion = baselined(how, shaped)
+        if how.baseline == "shortest_right":
+            right = [g for g in range(len(completions)) if run.accuracy[p, g] == 1]
+            chosen = min(right, key=lambda g: len(completions[g].tokens), default=None)
+            of_completion = [torch.tensor(float(g == chosen)) for g in range(len(completions))]
         return [[of_completion[g]] * len(c.tokens) for g, c in enumerate(completions)]
     steps = [list(run.steps[p, g, : len(c.tokens)]) for g, c in enumerate(completions)]
     if how.level == "process":

@@ -24,7 +24,7 @@ def of(**fields) -> Arm:
 def config(small_config):
     teacher = TeacherConfig(
         start=StartConfig(updates=30, batch_size=16),
-        policy=PolicyConfig(width=9, num_layers=1, num_heads=3),
+        policy=PolicyConfig(width=24, num_layers=1, num_heads=3),
     )
     changed = {"precision": "float64", "temperature": 0.8, "teacher": teacher, "num_prompts": 2}
     return small_config.model_copy(update=changed)

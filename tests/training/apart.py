@@ -1,0 +1,103 @@
+"""A population away from its reference and from its samplers, beside the naive runs of it."""
+
+from __future__ import annotations
+
+import torch
+
+from analysis.training.config import Member, StartConfig, TeacherConfig
+from analysis.training.policy import PolicyConfig
+from analysis.training.randomness import member_uniforms
+from analysis.training.setting import Scores
+from analysis.training.trainer import PopulationTrainer
+from tests.training.naive import Run
+from tests.training.naive_loss import naive_loss
+
+UPDATE = 3
+SEED = 29  # of completions that are short, long, looping and cut, in one group
+
+
+class Population:
+    """The arms of one axis, away from their reference and away from their samplers."""
+
+    def __init__(self, small_config, arms, *, seed=SEED, update=UPDATE, same=False):
+        self.config = small_config.model_copy(
+            update={
+                "precision": "float64",
+                "temperature": 0.8,
+                "num_prompts": 2,
+                "group_size": 3,
+                "teacher": TeacherConfig(
+                    start=StartConfig(updates=30, batch_size=16),
+                    policy=PolicyConfig(width=24, num_layers=1, num_heads=3),
+                ),
+            }
+        )
+        self.arms, self.seed, self.update = arms, seed, update
+        self.trainer = PopulationTrainer(self.config, [Member(arm=a, seed=seed) for a in arms])
+        generator = torch.Generator().manual_seed(0)
+        self.past = []
+        with torch.no_grad():
+            for _ in range(3):
+                self.past.insert(0, self._move(generator))
+                drawn = self.trainer.rollout(update)
+            self._move(generator)
+        shape = drawn.rollout.old_logp.shape
+        rewards = torch.rand(shape[1:3], generator=generator, dtype=torch.float64)
+        if same:
+            rewards[1] = 0.3
+        steps = (torch.rand(shape[1:], generator=generator, dtype=torch.float64) < 0.5).double()
+        accuracy = steps[..., 0]
+        of_all = [part.expand(shape[0], *part.shape) for part in (rewards, accuracy, steps)]
+        self.scores = Scores(*of_all, drawn.scores.finished)
+        self.drawn = drawn._replace(scores=self.scores)
+        self.batch = self.trainer.batch(self.drawn, update)
+        self.output = self.trainer.losses(self.batch)
+        losses = self.output.losses.sum()
+        (self.gradient,) = torch.autograd.grad(losses, self.trainer.weights)
+
+    def _move(self, generator):
+        shape = self.trainer.weights[:1].shape
+        noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+        self.trainer.weights += 0.1 * noise
+        return self.trainer.weights.detach().clone()
+
+    def run(self, row) -> Run:
+        """What the naive run of a member needs."""
+        one, rollout, trainer = self.arms[row], self.drawn.rollout, self.trainer
+        views = trainer.policy.unflatten(trainer.weights.detach())
+        teacher = {n: w[0] for n, w in trainer.teacher.of_members(1).items()}
+        then = trainer.policy.unflatten(self.past[one.sampler.staleness])
+        noise = member_uniforms(
+            [self.seed], "noise", self.update, rollout.mask.shape[1:3], torch.float64
+        )
+        return Run(
+            arm=one,
+            temperature=self.config.temperature,
+            weights={name: part[row].clone().requires_grad_() for name, part in views.items()},
+            reference={name: part[row] for name, part in trainer.reference.items()},
+            sampled_by=(
+                teacher
+                if one.sampler.by == "teacher"
+                else {name: part[row] for name, part in then.items()}
+            ),
+            teacher=teacher,
+            prompts=rollout.prompts[row],
+            completions=rollout.completions[row],
+            rewards=self.scores.rewards[row],
+            accuracy=self.scores.accuracy[row],
+            steps=self.scores.steps[row],
+            noise=noise[0],
+            update=self.update,
+        )
+
+    def expected(self, run, groups=None):
+        """Loss and gradient [N] of a naive run."""
+        loss = naive_loss(run, groups)
+        weights = list(run.weights.values())
+        parts = torch.autograd.grad(loss, weights, allow_unused=True) if loss.requires_grad else ()
+        parts = [
+            torch.zeros_like(w) if g is None else g
+            for w, g in zip(weights, parts or [None] * len(weights), strict=True)
+        ]
+        flat = torch.cat([part.flatten() for part in parts])
+        return loss.detach(), torch.nn.functional.pad(flat, (0, self.trainer.policy.padding))

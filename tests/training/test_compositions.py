@@ -1,0 +1,236 @@
+"""Arms of every axis together: each member of a mixed population is its solo run, to the bit."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from analysis.training.arms import (
+    Advantage,
+    Arm,
+    Correction,
+    Distillation,
+    Objective,
+    Sampler,
+    Shaping,
+)
+from analysis.training.config import Member, StartConfig, TeacherConfig
+from analysis.training.metrics import METRICS, PARTIAL_METRICS
+from analysis.training.policy import PolicyConfig
+from analysis.training.trainer import PopulationTrainer
+
+#: What each axis of an arm may be; a composition is one choice of each that is valid.
+AXES = {
+    "kl": [
+        {"kl_estimator": "none"},
+        *(
+            {"kl_estimator": name, "beta": 0.3, "kl_weighting": weighting}
+            for name in ("k1", "k2", "k3", "k3_clip", "k4", "minimax01")
+            for weighting in ("none", "attached", "detached")
+        ),
+        {"kl_estimator": "exact", "beta": 0.3},
+        {"kl_estimator": "forward", "beta": 0.3},
+        {"kl_estimator": "k2", "kl_value": "k3", "beta": 0.3},
+        {"kl_estimator": "k2", "kl_level": "sequence", "beta": 0.1},
+        *(
+            {
+                "kl_estimator": name,
+                "kl_placement": "reward",
+                "beta": 0.2,
+                "kl_credit": credit,
+                "kl_level": level,
+            }
+            for name in ("k1", "k2", "k3")
+            for credit in ("to_go", "immediate")
+            for level in ("token", "sequence")
+        ),
+    ],
+    "objective": [
+        {"objective": Objective(kind=kind, aggregation=mode, epsilon_high=0.28, reading=reading)}
+        for kind, reading in (
+            ("grpo", "old"),
+            ("gspo", "old"),
+            ("cispo", "old"),
+            ("reinforce", "old"),
+            ("sequence", "old"),
+            ("grpo_off_policy", "detached"),
+            ("grpo_off_policy", "attached"),
+            ("mirror_descent", "old"),
+            ("dpo", "old"),
+        )
+        for mode in ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm")
+    ],
+    "advantage": [
+        {"advantage": Advantage(baseline=baseline, kl_order=order, drop_uniform_groups=drop)}
+        for baseline in ("group_normalise", "group_centre", "leave_one_out", "zero")
+        for order in ("after", "before")
+        for drop in (False, True)
+    ]
+    + [{"advantage": Advantage(level=level)} for level in ("process", "marginal")]
+    + [{"advantage": Advantage(baseline="shortest_right")}],
+    "shaping": [
+        {},
+        {"shaping": Shaping(length="linear", weight=0.1)},
+        {"shaping": Shaping(length="relative", weight=0.5)},
+        {"shaping": Shaping(length="soft_overlong", weight=0.5, buffer=2)},
+        {"shaping": Shaping(noise=0.3)},
+    ],
+    "sampler": [
+        {},
+        {"sampler": Sampler(staleness=1)},
+        {"sampler": Sampler(staleness=3)},
+        {"sampler": Sampler(by="teacher")},
+        {"sampler": Sampler(temperature=1.3)},
+        {"sampler": Sampler(top_p=0.8)},
+        {"sampler": Sampler(top_p=0.9, temperature=0.8, staleness=1)},
+        {"sampler": Sampler(repeat_times=2, repeat_period=2)},
+        {"sampler": Sampler(budget=2)},
+        {"sampler": Sampler(budget=3, train_on="current")},
+    ],
+    "correction": [
+        {},
+        {"correction": Correction(mask_truncated=True)},
+        {"correction": Correction(sequence_mask_delta=0.1)},
+        {"correction": Correction(keep_sampling_mask=True)},
+        {"correction": Correction(mismatch="truncated")},
+        {"correction": Correction(mismatch="masked", mismatch_level="sequence", bound=3.0)},
+    ],
+    "distillation": [
+        {},
+        {"distillation": Distillation(weight=0.3)},
+        {"distillation": Distillation(credit="to_go", weight=0.3, only_below=0.5)},
+        {"distillation": Distillation(estimator="k2", placement="loss", weighting="detached")},
+        {"distillation": Distillation(estimator="exact", placement="loss", weight_end=0.0)},
+        {"distillation": Distillation(estimator="cross_entropy", placement="loss", weight=0.5)},
+    ],
+}
+
+
+def compositions(count: int, seed: int) -> list[Arm]:
+    """So many random arms that are valid; what an axis cannot go with is drawn again."""
+    draw, found = random.Random(seed), []
+    while len(found) < count:
+        fields = {name: part for axis in AXES.values() for name, part in draw.choice(axis).items()}
+        try:
+            found.append(Arm(label=f"composition {len(found)}", **fields))
+        except ValidationError:
+            continue
+    return found
+
+
+@pytest.fixture
+def config(small_config):
+    teacher = TeacherConfig(
+        start=StartConfig(updates=30, batch_size=16),
+        policy=PolicyConfig(width=8, num_layers=1, num_heads=2),
+    )
+    return small_config.model_copy(
+        update={"teacher": teacher, "updates": 4, "log_every": 2, "cosine_every": 2}
+    )
+
+
+def members(arms, seed=5):
+    return [Member(arm=arm, seed=seed + place % 2) for place, arm in enumerate(arms)]
+
+
+def teaches(arm: Arm) -> bool:
+    """Does an arm always have a gradient at its reference, where that of a KL is 0?"""
+    return arm.advantage.baseline not in ("zero", "shortest_right") or bool(arm.distillation)
+
+
+def assert_same(first, second):
+    for name in METRICS:
+        np.testing.assert_array_equal(first.metrics[name], second.metrics[name], err_msg=name)
+
+
+def test_the_compositions_use_every_choice_of_every_axis():
+    arms = compositions(40, seed=0)
+    assert len({arm.model_copy(update={"label": ""}) for arm in arms}) == 40
+    kinds = {arm.objective.kind for arm in arms}
+    assert len(kinds) == 8 and {arm.objective.aggregation for arm in arms} >= {"token_mean"}
+    assert {arm.sampler.staleness for arm in arms} == {0, 1, 3}
+    assert {arm.correction.mismatch for arm in arms} == {"none", "truncated", "masked"}
+    assert any(arm.sampler.budget for arm in arms) and any(arm.distillation for arm in arms)
+    assert any(arm.sampler.by == "teacher" for arm in arms)
+    assert {arm.kl_placement for arm in arms} == {"loss", "reward"}
+
+
+@pytest.mark.parametrize("inner", [(1, 1), (2, 3)], ids=["one-step", "stale-minibatches"])
+def test_forty_random_compositions_train_and_are_their_solo_runs(config, inner):
+    config = config.model_copy(update={"num_iterations": inner[0], "num_minibatches": inner[1]})
+    everyone = members(compositions(40, seed=0))
+    together = PopulationTrainer(config, everyone)
+    record = together.run()
+    assert not record.failures
+    assert together.weights.isfinite().all()
+    start = PopulationTrainer(config, everyone).weights
+    learns = [row for row, member in enumerate(everyone) if teaches(member.arm)]
+    assert ((together.weights - start).norm(dim=1)[learns] > 1e-3).all()
+    whole = [row for row, member in enumerate(everyone) if not member.arm.sampler.budget]
+    for name in METRICS:  # a budget may leave a window without a finished group
+        if name not in PARTIAL_METRICS:
+            assert np.isfinite(record.metrics[name][:, whole]).all(), name
+    for row in range(inner[1] - 1, len(everyone), 3 if inner[1] == 1 else 8):
+        alone = PopulationTrainer(config, [everyone[row]])
+        solo = alone.run()
+        assert torch.equal(together.weights[row], alone.weights[0]), everyone[row].arm
+        for name in METRICS:
+            np.testing.assert_array_equal(record.metrics[name][:, row], solo.metrics[name][:, 0])
+
+
+def test_a_run_goes_on_from_any_update_to_the_same_bits(config):
+    arms = [arm for arm in compositions(40, seed=1) if arm.sampler.staleness or arm.sampler.budget]
+    assert {arm.sampler.staleness for arm in arms} == {0, 1, 3}
+    arms = [*arms, Arm(kl_estimator="none")]
+    straight = PopulationTrainer(config, members(arms))
+    for _ in range(config.updates):
+        straight.advance()
+    for done in (1, 2, 3):
+        first, second = (PopulationTrainer(config, members(arms)) for _ in range(2))
+        for _ in range(done):
+            first.advance()
+        state = first.state()
+        first.advance()  # what the first does afterwards must not reach the state
+        second.restore(state)
+        for _ in range(done, config.updates):
+            second.advance()
+        assert torch.equal(straight.weights, second.weights), done
+        assert_same(straight.record(), second.record())
+
+
+@pytest.mark.parametrize("lost", ["history.1", "buffer"])
+def test_a_state_without_what_a_sampler_needs_is_refused(config, lost):
+    arms = [
+        Arm(kl_estimator="none", label="a", sampler=Sampler(staleness=2)),
+        Arm(kl_estimator="none", label="b", sampler=Sampler(budget=2)),
+    ]
+    trainer = PopulationTrainer(config, members(arms))
+    trainer.advance()
+    trainer.advance()
+    state = trainer.state()
+    names = [name for name in state.tensors if name.startswith(lost)]
+    assert names
+    tensors = {name: part for name, part in state.tensors.items() if name != names[0]}
+    with pytest.raises(ValueError, match="the state lacks the tensor"):
+        PopulationTrainer(config, members(arms)).restore(state._replace(tensors=tensors))
+
+
+def test_a_budget_that_fits_every_completion_changes_nothing(config):
+    plain = Arm(kl_estimator="k2", beta=0.3)
+    longest = config.task.completion_length
+    budgets = [
+        plain.model_copy(update={"sampler": Sampler(budget=longest, train_on=which)})
+        for which in ("all", "current")
+    ]
+    config = config.model_copy(update={"num_minibatches": 3})  # no arm replays its sampling
+    trainer = PopulationTrainer(config, [Member(arm=a, seed=1) for a in (plain, *budgets)])
+    record = trainer.run()
+    for row in (1, 2):
+        assert torch.equal(trainer.weights[0], trainer.weights[row])
+        for name in METRICS:
+            part = record.metrics[name]
+            np.testing.assert_array_equal(part[:, 0], part[:, row], err_msg=name)
