@@ -2,92 +2,39 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
 from analysis.training.arms import Objective
 from analysis.training.config import Arm, Member
 from analysis.training.setting import Scores
-from analysis.training.tasks import END, SEPARATOR
 from analysis.training.trainer import PopulationTrainer
-
-HEADS = 3
-
-
-def naive_logits(weights, tokens):
-    """A causal transformer over one sequence of token ids, position by position."""
-    x = weights["token_embedding"][tokens] + weights["position_embedding"][: len(tokens)]
-    layers = sum(name.endswith("mlp_in") for name in weights)
-    for layer in range(layers):
-        part = {n.split(".")[1]: w for n, w in weights.items() if n.startswith(f"block{layer}.")}
-        q, k, v = (naive_norm(x) @ part["attention_in"]).chunk(3, dim=-1)
-        size = q.shape[-1] // HEADS
-        rows = []
-        for t in range(len(tokens)):
-            heads = []
-            for head in range(HEADS):
-                channels = slice(head * size, (head + 1) * size)
-                scores = k[: t + 1, channels] @ q[t, channels] / math.sqrt(size)
-                heads.append(torch.softmax(scores, dim=0) @ v[: t + 1, channels])
-            rows.append(torch.cat(heads))
-        x = x + torch.stack(rows) @ part["attention_out"]
-        x = x + torch.relu(naive_norm(x) @ part["mlp_in"]) @ part["mlp_out"]
-    return naive_norm(x) @ weights["head"]
+from tests.training.naive import Run
+from tests.training.naive_loss import naive_loss
 
 
-def naive_norm(x):
-    centred = x - x.mean(dim=-1, keepdim=True)
-    return centred / torch.sqrt(centred.pow(2).mean(dim=-1, keepdim=True) + 1e-5)
+def naive_run(arm, config, trainer, row, drawn, rewards, sampled_by):
+    """One member as a single run, on the completions that the population drew."""
+    views = trainer.policy.unflatten(trainer.weights.detach())
+    return Run(
+        arm=arm,
+        temperature=config.temperature,
+        weights={name: part[row].clone().requires_grad_() for name, part in views.items()},
+        reference={name: part[row] for name, part in trainer.reference.items()},
+        sampled_by={n: w[row] for n, w in trainer.policy.unflatten(sampled_by).items()},
+        teacher=None,
+        prompts=drawn.prompts[row],
+        completions=drawn.completions[row],
+        rewards=rewards[row],
+        accuracy=rewards[row],
+        steps=None,
+    )
 
 
-def naive_kl(arm, logp, ref_logp, old_logp, logits, ref_logits):
-    """KL loss of one token, written from the definitions."""
-    l = logp - ref_logp
-    if arm.kl_estimator == "exact":
-        p = torch.softmax(logits, dim=-1)
-        return (p * (torch.log_softmax(logits, -1) - torch.log_softmax(ref_logits, -1))).sum()
-    value = {"k1": l, "k2": l**2 / 2, "k3": torch.exp(-l) - 1 + l}[arm.kl_estimator]
-    ratio = torch.exp(logp - old_logp)
-    weight = {"none": 1.0, "attached": ratio, "detached": ratio.detach()}[arm.kl_weighting]
-    return weight * value
-
-
-def naive_loss(arm, config, weights, ref_weights, prompts, completions, old_logp, rewards):
-    """GRPO loss of one run, token by token."""
-    losses = []
-    for p, prompt in enumerate(prompts):
-        mean, std = rewards[p].mean(), rewards[p].std(correction=1)
-        for g, completion in enumerate(completions[p].tolist()):
-            length = completion.index(END) + 1 if END in completion else len(completion)
-            tokens = [*prompt.tolist(), SEPARATOR, *completion[:-1]]
-            logits = naive_logits(weights, tokens)[len(prompt) :] / config.temperature
-            ref_logits = naive_logits(ref_weights, tokens)[len(prompt) :] / config.temperature
-            logp = [torch.log_softmax(logits[t], -1)[completion[t]] for t in range(length)]
-            ref_logp = [torch.log_softmax(ref_logits[t], -1)[completion[t]] for t in range(length)]
-            penalties = [0.0] * length
-            if arm.kl_placement == "reward":
-                for t in range(length):
-                    l = old_logp[p, g, t] - ref_logp[t]
-                    penalties[t] = {
-                        "k1": l,
-                        "k2": l**2 / 2,
-                        "k3": torch.exp(-l) - 1 + l,
-                    }[arm.kl_estimator]
-            total = 0.0
-            for t in range(length):
-                owed = sum(penalties[t:]) if arm.kl_credit == "to_go" else penalties[t]
-                advantage = (rewards[p, g] - mean) / (std + 1e-4) - arm.beta * owed
-                ratio = torch.exp(logp[t] - old_logp[p, g, t])
-                clipped = ratio.clamp(1 - arm.objective.epsilon_low, 1 + arm.objective.epsilon_high)
-                total = total - torch.minimum(ratio * advantage, clipped * advantage)
-                if arm.kl_placement == "loss" and arm.kl_estimator != "none":
-                    total = total + arm.beta * naive_kl(
-                        arm, logp[t], ref_logp[t], old_logp[p, g, t], logits[t], ref_logits[t]
-                    )
-            losses.append(total / length)
-    return torch.stack(losses).mean()
+def loss_and_gradient(run):
+    loss = naive_loss(run)
+    grads = torch.autograd.grad(loss, list(run.weights.values()))
+    return loss, torch.cat([grad.flatten() for grad in grads])
 
 
 @pytest.mark.parametrize("kl_credit", ["to_go", "immediate"])
@@ -108,6 +55,7 @@ def test_the_gradient_of_every_arm_is_that_of_a_naive_single_run(small_config, a
     with torch.no_grad():  # away from the reference, sample, then away from the sampler
         trainer.weights += 0.1 * torch.randn(shape, generator=generator, dtype=torch.float64)
         drawn = trainer.rollout(0)
+        before = trainer.weights.detach().clone()
         trainer.weights += 0.1 * torch.randn(shape, generator=generator, dtype=torch.float64)
     rewards = torch.rand(drawn.rollout.old_logp.shape[:3], generator=generator, dtype=torch.float64)
     batch = trainer.batch(drawn._replace(scores=Scores(rewards, rewards)))
@@ -117,22 +65,9 @@ def test_the_gradient_of_every_arm_is_that_of_a_naive_single_run(small_config, a
     assert output.metrics["clip_fraction"].min() > 0.05, "the clip is not exercised"
     assert not drawn.mask.all(), "no completion is short: the mask is not exercised"
 
-    views = trainer.policy.unflatten(trainer.weights.detach())
     for row, arm in enumerate(all_arms):
-        weights = {name: part[row].clone().requires_grad_() for name, part in views.items()}
-        reference = {name: part[row] for name, part in trainer.reference.items()}
-        loss = naive_loss(
-            arm,
-            config,
-            weights,
-            reference,
-            drawn.prompts[row],
-            drawn.completions[row],
-            drawn.old_logp[row],
-            rewards[row],
-        )
-        expected = torch.autograd.grad(loss, list(weights.values()))
-        expected = torch.cat([part.flatten() for part in expected])
+        run = naive_run(arm, config, trainer, row, drawn, rewards, before)
+        loss, expected = loss_and_gradient(run)
         expected = torch.nn.functional.pad(expected, (0, trainer.policy.padding))
         assert torch.allclose(output.losses[row], loss, rtol=0, atol=1e-10), arm.name
         assert torch.allclose(gradient[row], expected, rtol=0, atol=1e-10), arm.name
@@ -158,17 +93,6 @@ def test_arms_differ_in_gradient(small_config, all_arms):
     assert same == {frozenset(("k3_loss_attached", "k2_loss_detached"))}
 
 
-def naive_gradient(arm, config, trainer, row, drawn, rewards):
-    """The gradient of one member's naive loss, as a vector."""
-    views = trainer.policy.unflatten(trainer.weights.detach())
-    weights = {name: part[row].clone().requires_grad_() for name, part in views.items()}
-    reference = {name: part[row] for name, part in trainer.reference.items()}
-    parts = (drawn.prompts, drawn.completions, drawn.old_logp, rewards)
-    loss = naive_loss(arm, config, weights, reference, *(part[row] for part in parts))
-    grads = torch.autograd.grad(loss, list(weights.values()))
-    return torch.cat([grad.flatten() for grad in grads])
-
-
 @pytest.mark.parametrize("kl_credit", ["to_go", "immediate"])
 def test_the_kl_cosine_is_that_of_naive_gradients(small_config, all_arms, kl_credit):
     config = small_config.model_copy(
@@ -192,7 +116,9 @@ def test_the_kl_cosine_is_that_of_naive_gradients(small_config, all_arms, kl_cre
     expected = []
     for row, arm in enumerate(all_arms):
         without, of_arm, of_exact = (
-            naive_gradient(which, config, trainer, row, drawn, rewards)
+            loss_and_gradient(
+                naive_run(which, config, trainer, row, drawn, rewards, trainer.weights.detach())
+            )[1]
             for which in (none, arm, exact)
         )
         left, right = of_arm - without, of_exact - without

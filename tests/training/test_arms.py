@@ -1,0 +1,195 @@
+"""Which arms there are: names, and the combinations that are refused, in one line."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from analysis.training.arms import (
+    Advantage,
+    Arm,
+    Correction,
+    Distillation,
+    Objective,
+    Sampler,
+    Shaping,
+)
+
+NONE = {"kl_estimator": "none"}
+REWARD = {"kl_estimator": "k1", "kl_placement": "reward", "beta": 0.1}
+MERGED = REWARD | {"kl_credit": "immediate", "objective": Objective(kind="grpo_off_policy")}
+HOT = Sampler(temperature=1.2)
+NUCLEUS = Sampler(top_p=0.9)
+
+#: A part that is refused, a message, and the same with one field changed, which is not.
+REFUSED = {
+    "no KL, but a beta": (NONE | {"beta": 0.1}, "takes no beta", NONE),
+    "exact in the reward": (REWARD | {"kl_estimator": "exact"}, "works as a loss only", REWARD),
+    "weighted penalty": (
+        REWARD | {"kl_weighting": "attached"},
+        "kl_weighting is for kl_placement='loss'",
+        REWARD,
+    ),
+    "weighted exact": (
+        {"kl_estimator": "exact", "kl_weighting": "detached"},
+        "not weighted per sampled token",
+        {"kl_estimator": "exact"},
+    ),
+    "attached minimax01": (
+        {"kl_estimator": "minimax01", "kl_weighting": "attached"},
+        "has a gradient and no value",
+        {"kl_estimator": "minimax01", "kl_weighting": "detached"},
+    ),
+    "sequence minimax01": (
+        {"kl_estimator": "minimax01", "kl_level": "sequence"},
+        "kl_level='sequence' needs one of",
+        {"kl_estimator": "k2", "kl_level": "sequence"},
+    ),
+    "cross entropy to the reference": (
+        {"kl_estimator": "cross_entropy"},
+        "is for distillation",
+        {"kl_estimator": "forward"},
+    ),
+    "value in the reward": (REWARD | {"kl_value": "k3"}, "kl_value is for", REWARD),
+    "value of exact": (
+        {"kl_estimator": "exact", "kl_value": "k3"},
+        "kl_value is for",
+        {"kl_estimator": "k2", "kl_value": "k3"},
+    ),
+    "merged loss": (MERGED | {"kl_placement": "loss"}, "holds its KL as k1 in the reward", MERGED),
+    "merged to go": (MERGED | {"kl_credit": "to_go"}, "its own KL only", MERGED),
+    "merged sequence": (MERGED | {"kl_level": "sequence"}, "holds its KL per token", MERGED),
+    "merged before": (
+        MERGED | {"advantage": Advantage(kl_order="before")},
+        "its own KL only",
+        MERGED,
+    ),
+    "mask kept without top-p": (
+        NONE | {"correction": Correction(keep_sampling_mask=True)},
+        "needs a sampler with top_p < 1",
+        NONE | {"correction": Correction(keep_sampling_mask=True), "sampler": NUCLEUS},
+    ),
+    "mask kept at another temperature": (
+        NONE
+        | {
+            "correction": Correction(keep_sampling_mask=True),
+            "sampler": Sampler(top_p=0.9, temperature=1.1),
+        },
+        "and temperature 1",
+        NONE | {"correction": Correction(keep_sampling_mask=True), "sampler": NUCLEUS},
+    ),
+    "nothing to correct": (
+        NONE | {"correction": Correction(mismatch="truncated")},
+        "needs a sampler whose temperature or top_p differs",
+        NONE | {"correction": Correction(mismatch="truncated"), "sampler": HOT},
+    ),
+    "corrected twice": (
+        NONE
+        | {
+            "correction": Correction(mismatch="masked", keep_sampling_mask=True),
+            "sampler": NUCLEUS,
+        },
+        "leaves no mismatch to correct",
+        NONE | {"correction": Correction(mismatch="masked"), "sampler": NUCLEUS},
+    ),
+    "shaped steps": (
+        NONE | {"advantage": Advantage(level="process"), "shaping": Shaping(noise=0.1)},
+        "reads step rewards",
+        NONE | {"advantage": Advantage(level="process")},
+    ),
+    "KL before steps": (
+        REWARD | {"advantage": Advantage(level="marginal", kl_order="before")},
+        "this advantage reads none",
+        REWARD | {"advantage": Advantage(level="marginal")},
+    ),
+    "KL before nothing": (
+        REWARD | {"advantage": Advantage(baseline="zero", kl_order="before")},
+        "this advantage reads none",
+        REWARD | {"advantage": Advantage(baseline="zero")},
+    ),
+    "DPO with a penalty after": (
+        REWARD | {"objective": Objective(kind="dpo")},
+        "reads rewards, no advantages: set kl_order='before'",
+        REWARD | {"objective": Objective(kind="dpo"), "advantage": Advantage(kl_order="before")},
+    ),
+    "mirror descent distilled in the reward": (
+        NONE | {"objective": Objective(kind="mirror_descent"), "distillation": Distillation()},
+        "distil with placement='loss'",
+        NONE
+        | {
+            "objective": Objective(kind="mirror_descent"),
+            "distillation": Distillation(placement="loss"),
+        },
+    ),
+    "mirror descent of steps": (
+        NONE
+        | {"objective": Objective(kind="mirror_descent"), "advantage": Advantage(level="process")},
+        "leave level alone",
+        NONE | {"objective": Objective(kind="mirror_descent")},
+    ),
+    "DPO masked": (
+        NONE | {"objective": Objective(kind="dpo"), "correction": Correction(mask_truncated=True)},
+        "of correction it takes only keep_sampling_mask",
+        NONE | {"correction": Correction(mask_truncated=True)},
+    ),
+    "mirror descent weighted": (
+        NONE
+        | {
+            "objective": Objective(kind="mirror_descent"),
+            "sampler": HOT,
+            "correction": Correction(mismatch="truncated"),
+        },
+        "of correction it takes only keep_sampling_mask",
+        NONE | {"objective": Objective(kind="mirror_descent"), "sampler": HOT},
+    ),
+}
+
+#: The same for parts on their own.
+PARTS = {
+    "own baseline": (
+        lambda: Advantage(level="process", baseline="leave_one_out"),
+        "brings its own baseline",
+    ),
+    "bounds in order": (lambda: Advantage(std_min=0.5, std_max=0.1), "std_min=0.5 exceeds"),
+    "eps": (lambda: Advantage(eps=-1.0), "eps"),
+    "ddof": (lambda: Advantage(ddof=2), "ddof"),
+    "epsilon_low": (lambda: Objective(epsilon_low=1.5), "epsilon_low"),
+    "kind": (lambda: Objective(kind="ppo"), "kind"),
+    "tau": (lambda: Objective(tau=0.0), "tau"),
+    "weight": (lambda: Shaping(length="linear", weight=-0.1), "weight"),
+    "one repeat": (lambda: Sampler(repeat_times=1), "would stop every completion"),
+    "stale teacher": (lambda: Sampler(by="teacher", staleness=1), "staleness is the policy's"),
+    "top_p": (lambda: Sampler(top_p=0.0), "top_p"),
+    "budget of a stale sampler": (lambda: Sampler(budget=2, staleness=1), "budget is for"),
+    "current of no budget": (lambda: Sampler(train_on="current"), "give a budget"),
+    "bound": (lambda: Correction(mismatch="masked", bound=0.5), "bound"),
+    "NaN": (lambda: Correction(bound=float("nan")), "bound"),
+    "no lesson": (lambda: Distillation(estimator="none"), "leave distillation out"),
+    "exact lesson in the reward": (lambda: Distillation(estimator="exact"), "works as a loss only"),
+    "unknown field": (lambda: Sampler(top_k=3), "top_k"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_an_arm_whose_parts_do_not_fit_is_refused_in_one_line(case):
+    fields, message, fitting = REFUSED[case]
+    Arm(**fitting)
+    with pytest.raises(ValidationError) as refused:
+        Arm(**fields)
+    (error,) = refused.value.errors()
+    assert message in error["msg"] and "\n" not in error["msg"]
+
+
+@pytest.mark.parametrize("case", PARTS)
+def test_a_part_that_is_none_is_refused(case):
+    make, message = PARTS[case]
+    with pytest.raises(ValidationError, match=message):
+        make()
+
+
+def test_an_arm_is_named_by_its_label_or_by_how_its_kl_enters():
+    assert Arm(**NONE).name == "none"
+    assert Arm(kl_estimator="k3", beta=0.1).name == "k3_loss"
+    assert Arm(kl_estimator="k3", kl_weighting="attached", beta=0.1).name == "k3_loss_attached"
+    assert Arm(**REWARD).name == "k1_reward"
+    assert Arm(label="clip_higher", **NONE).name == "clip_higher"
