@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ConfigDict, ValidationError, validate_call
 
 from analysis.checks import check_choice
-from analysis.experiments.ablations.methods import kl_terms
+from analysis.experiments.ablations.methods import kl_terms, off_policy
 from analysis.experiments.ablations.presets import (
     FULL,
     HALF_STEP,
@@ -63,6 +63,13 @@ CATALOGUE: dict[str, Callable[..., Preset]] = {
         kl_terms.figure2,
         kl_terms.beta_front,
         kl_terms.kl_axes,
+        off_policy.staleness,
+        off_policy.stale_front,
+        off_policy.three_ways,
+        off_policy.three_ways_on_policy,
+        off_policy.stale_masking,
+        off_policy.mismatch,
+        off_policy.partial_rollouts,
         smollm2,
         llama_smoke,
     )

@@ -1,0 +1,60 @@
+"""What recorded runs on stale samples say: costs, peaks, and arms at equal cost."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis.experiments.ablations.ablation import MEMBER_COLUMNS, final
+from analysis.training.config import RunConfig
+
+#: A backward pass costs two forward ones.
+BACKWARD = 2
+
+
+def passes_per_completion(num_iterations: int) -> int:
+    r"""Forward-equivalents of an update per completion that it draws.
+
+    .. math:: \underbrace{1}_{\text{sampling}} + \underbrace{1}_{\text{reference}} +
+        \underbrace{2}_{\text{first step}} + 3\, (K - 1)
+
+    The first of :math:`K` steps goes back through the activations that sampling kept; each later
+    one computes its own. Reading a KL off the logits is counted as nothing.
+
+    Raises:
+        ValueError: there is no step.
+    """
+    if num_iterations < 1:
+        raise ValueError(f"num_iterations must be at least 1, got {num_iterations}")
+    return 2 + BACKWARD + (1 + BACKWARD) * (num_iterations - 1)
+
+
+def with_costs(curves: pd.DataFrame, config: RunConfig) -> pd.DataFrame:
+    """Curves with what each window had cost at its end: ``completions`` and ``passes``.
+
+    ``passes`` are forward passes over one completion, or their equivalents.
+    """
+    updates = (curves["update"] + config.log_every).clip(upper=config.updates)
+    completions = updates * config.num_prompts * config.group_size
+    passes = completions * passes_per_completion(config.num_iterations)
+    return curves.assign(completions=completions, passes=passes)
+
+
+def final_within(
+    curves: pd.DataFrame, cost: str, limit: float, *, share: float = 0.2
+) -> pd.DataFrame:
+    """One row per member: :func:`final` of the windows that end within a cost.
+
+    Raises:
+        ValueError: no window does.
+    """
+    within = curves[curves[cost] <= limit]
+    if within.empty:
+        raise ValueError(
+            f"no window ends within {cost}={limit:g}: the first ends at {curves[cost].min():g}"
+        )
+    return final(within, share=share)
+
+
+def peaks(curves: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """One row per member: the largest value of a metric in any of its logging windows."""
+    return curves.groupby([*MEMBER_COLUMNS], sort=False, as_index=False)[metric].max()
