@@ -13,6 +13,7 @@ from analysis.kl.surrogates import (
     kl_loss,
     kl_penalty,
     minimax01,
+    straight_through,
 )
 
 LOGP = torch.tensor([[-0.5, -2.0, -1.0], [-4.0, -0.2, -3.0]], dtype=torch.float64)
@@ -134,3 +135,14 @@ def test_bad_input_names_the_argument(logp):
         kl_penalty(LOGP, REF_LOGP, estimator="minimax01")
     with pytest.raises(ValueError, match="ref_logp has shape"):
         kl_penalty(LOGP, REF_LOGP[0])
+
+
+def test_straight_through_has_the_value_of_one_and_the_gradient_of_the_other(logp):
+    value, slope = (kl_loss(logp, REF_LOGP, estimator=name) for name in ("k3", "k2"))
+    loss = straight_through(value, slope)
+    assert torch.allclose(loss, value, rtol=0, atol=1e-14)
+    assert torch.allclose(gradient(loss, logp), gradient(slope, logp), rtol=0, atol=1e-14)
+    assert (gradient(loss, logp) - gradient(value, logp)).abs().max() > 0.1
+    assert (value - slope).abs().max() > 0.1
+    with pytest.raises(ValueError, match="value"):
+        straight_through(value, slope[:1])
