@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from analysis.experiments.ablations.presets import (
     CONFIG,
+    FULL,
     NO_KL,
     Preset,
     fresh_seeds,
@@ -29,16 +30,16 @@ def figure2(*, beta: float = 0.04, num_seeds: int = 10, updates: int = CONFIG.up
 
 def beta_front(
     *,
-    betas: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0),
-    num_seeds: int = 10,
+    betas: tuple[float, ...] = (0.03, 3.0),
+    num_seeds: int = len(FULL.seeds),
     updates: int = CONFIG.updates,
 ) -> Preset:
-    """Every arm over a range of betas: reward against KL, so that arms compare at equal KL."""
+    """The betas on either side of the full preset's, on its seeds: fronts of reward against KL."""
     return Preset(
         name="beta_front",
         config=train_config(updates=updates, log_every=10),
-        arms=(NO_KL, *(arm for beta in betas for arm in kl_arms(beta))),
-        seeds=fresh_seeds(300, num_seeds),
+        arms=tuple(arm for beta in betas for arm in kl_arms(beta)),
+        seeds=fresh_seeds(FULL.seeds[0], num_seeds),
         predictions=(
             "At equal exact reverse KL, k2 as a loss, k1 in the reward and the exact KL agree "
             "in accuracy.",
