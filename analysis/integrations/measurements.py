@@ -23,13 +23,15 @@ MEASUREMENTS: dict[str, str] = {
     "k3": "mean of k3: as k1 where the ratio to the reference has a light tail",
     "term": "mean of the term in the loss, off-policy weight included and beta not: what TRL logs "
     "as kl, and the KL itself if the term is exact",
-    "max_abs_log_ratio": "largest |log policy - log reference| of a token, in nats",
+    "max_abs_log_ratio": "largest absolute log-ratio of policy to reference at a token, in nats",
     "tail_index": "Pareto-smoothed tail index of the ratio reference/policy: above 0.7 no mean of "
     "k3 can be trusted",
     "k3_gradient_gap": "spread of k3 over that of k1: how far k3's gradient coefficients are from "
     "those of the reverse KL",
     "capped": "share of tokens at which k3_clip caps the ratio, and pushes away",
     "ess": "effective share of tokens under the ratio of the policy to what sampled them",
+    "surprise_gap": "mean of -log policy less its entropy, weighed with the same ratio: zero, "
+    "unless the sampler is hotter (above) or colder or truncated (below)",
     "loss": "what the term adds to the loss, beta included",
     "penalty": "what the term takes from the advantage of a token, beta included",
 }
@@ -48,6 +50,7 @@ class Sampled(NamedTuple):
     mask: Tensor  #: True = counted
     ref_logp: Tensor | None = None  #: under the reference
     sampler_logp: Tensor | None = None  #: as reported by the inference engine
+    entropy: Tensor | None = None  #: of the trained policy at each token's state
 
 
 def measure(
@@ -75,6 +78,9 @@ def measure(
     old_logp = sampled.old_logp.detach()[counted].to(wide)
     weight = torch.exp(logp - _behaviour(sampled, counted, old_logp))
     sums = {"tokens": torch.ones_like(logp), "weight": weight, "weight_square": weight.square()}
+    if sampled.entropy is not None:
+        entropy = sampled.entropy.detach()[counted].to(wide)
+        sums["surprise_weighted"] = weight * (-logp - entropy)
     if sampled.ref_logp is not None:
         ref_logp = sampled.ref_logp[counted].to(wide)
         sums |= _of_reference(logp, ref_logp, weight)
@@ -116,6 +122,8 @@ def _ratios(sums: dict[str, float]) -> dict[str, float]:
         return {}
     found = {name: sums[name] / tokens for name in MEANS if name in sums}
     found["ess"] = sums["weight"] ** 2 / (tokens * sums["weight_square"])
+    if "surprise_weighted" in sums:
+        found["surprise_gap"] = sums["surprise_weighted"] / sums["weight"]
     if "k1" in sums:
         spread = {name: _variance(sums, name) for name in ("k1", "k3")}
         if spread["k1"] > 0:

@@ -299,6 +299,27 @@ def test_another_reference_than_the_start(healthy):
     assert "starts-away" not in codes(together)
 
 
+@pytest.mark.parametrize(("temperature", "word"), [(0.8, "colder"), (1.0, None), (1.25, "hotter")])
+def test_a_sampler_at_another_temperature_than_the_entropy_says(temperature, word):
+    """Policy and reference are nearly one, so that no ratio tells."""
+    generator = np.random.default_rng(0)
+    logits = 2 * generator.standard_normal((4000, 30))
+    drawn = np.argmax(logits / temperature + generator.gumbel(size=logits.shape), axis=1)
+    logp = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    taken = logp[np.arange(len(logp)), drawn]
+    frame = pd.DataFrame(
+        {
+            "sequence": np.arange(len(logp)) // 40,
+            "logp": taken,
+            "ref_logp": taken - 1e-3 * generator.random(len(logp)),
+            "entropy": -(np.exp(logp) * logp).sum(1),
+        }
+    )
+    titles = [f.title for f in found(frame) if f.code == "other-sampler"]
+    assert len(titles) == (word is not None)
+    assert word is None or word in titles[0]
+
+
 @pytest.mark.parametrize("estimator", ["none", "exact", "minimax01", "k3_clip"])
 def test_findings_about_k3_are_for_those_who_use_it(estimator):
     for name in ("dead_zone", "heavy_tail"):

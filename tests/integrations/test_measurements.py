@@ -21,7 +21,7 @@ def sampled() -> Sampled:
     torch.manual_seed(0)
     logp, old, ref, sampler = -torch.rand(4, 6, 50, dtype=torch.float64) * 3
     mask = torch.arange(50) < torch.tensor([50, 30, 1, 0, 12, 49]).unsqueeze(-1)
-    return Sampled(logp, old, mask, ref, sampler)
+    return Sampled(logp, old, mask, ref, sampler, torch.rand(6, 50, dtype=torch.float64))
 
 
 def test_means_are_over_counted_tokens(sampled):
@@ -44,6 +44,23 @@ def test_weights_are_those_to_what_sampled(sampled):
     assert engineless == pytest.approx(effective_sample_size(logp, old, everything).item())
     unscored = sampled.sampler_logp.masked_fill(torch.ones_like(sampled.mask), float("nan"))
     assert measure(sampled._replace(sampler_logp=unscored))["ess"] == engineless
+
+
+def test_surprise_is_the_entropy_of_the_sampler_alone():
+    """Ten thousand tokens of one policy: no gap; at another temperature a gap of either sign."""
+    torch.manual_seed(0)
+    logits = 2 * torch.randn(10_000, 30, dtype=torch.float64)
+    logp = logits.log_softmax(-1)
+    entropy = -(logp.exp() * logp).sum(-1)
+    gaps = {}
+    for temperature in (0.8, 1.0, 1.25):
+        token = torch.multinomial((logits / temperature).softmax(-1), 1)
+        taken = logp.gather(-1, token).T
+        mask = torch.ones_like(taken, dtype=torch.bool)
+        drawn = Sampled(taken, taken, mask, entropy=entropy.unsqueeze(0))
+        gaps[temperature] = measure(drawn)["surprise_gap"]
+    assert abs(gaps[1.0]) < 0.03
+    assert gaps[0.8] < -0.2 and gaps[1.25] > 0.2
 
 
 def test_gap_is_that_of_the_diagnosis(sampled):
@@ -81,7 +98,7 @@ def test_terms_penalties_and_caps(sampled):
 def test_nothing_is_said_about_no_tokens(sampled):
     assert measure(sampled._replace(mask=torch.zeros_like(sampled.mask))) == {}
     without = measure(sampled._replace(ref_logp=None))
-    assert set(without) == {"ess"}
+    assert set(without) == {"ess", "surprise_gap"}
 
 
 def test_the_page_defines_what_is_logged():

@@ -19,6 +19,8 @@ END_MARGIN = 3.0
 RATIO_EXCESS = 0.05
 #: Where old_logp is not the sampler's, old over policy has mean one, and policy over old has not.
 FARTHER = 4.0
+#: A temperature one twentieth off changes the surprise by about that share of the entropy.
+LARGEST_SURPRISE = 0.05
 #: As for the inference engine: a root-mean-square log-ratio of 0.1. Two evaluations of the same
 #: weights differ by less, in bfloat16 too.
 LARGEST_START_KL = 0.005
@@ -80,6 +82,33 @@ def old_not_sampler(m: Measured) -> Finding | None:
         advice="Score old_logp with the weights that sample, at the sampling step. Values kept "
         "from an earlier step bias ratio, clip and every off-policy weight.",
         chapter="02_gradients#thm-off-policy-weights",
+    )
+
+
+def other_sampler(m: Measured) -> Finding | None:
+    """Tokens more or less surprising than the entropy of the policy that should have drawn them."""
+    gap = m.intervals.get("surprise_gap")
+    if gap is None or not m.enough or not gap.excludes(0.0):
+        return None
+    if abs(gap.value) < LARGEST_SURPRISE * m.numbers["entropy"]:
+        return None
+    hotter = gap.value > 0
+    return Finding(
+        code="other-sampler",
+        severity="error",
+        title="The sampler is "
+        + ("hotter" if hotter else "colder, or truncated further,")
+        + " than the policy that is trained",
+        evidence={
+            "mean of -log p minus the entropy": gap.value,
+            "lower end": gap.low,
+            "upper end": gap.high,
+            "mean entropy": m.numbers["entropy"],
+        },
+        advice="Divide the logits by the sampling temperature when scoring, and look for a "
+        + ("temperature" if hotter else "top-p, top-k, min-p or a repetition penalty")
+        + " in the generation settings that the trainer does not know.",
+        chapter="06_sequences#thm-sampling-mask",
     )
 
 

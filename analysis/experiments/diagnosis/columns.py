@@ -21,6 +21,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "ref_logp": ("ref_per_token_logps", "ref_log_prob", "ref_log_probs", "base_action_log_probs"),
     "sampler_logp": ("sampling_per_token_logps", "rollout_log_probs", "rollout_logprobs"),
     "mask": ("completion_mask", "response_mask", "action_mask", "loss_mask"),
+    "entropy": ("entropies", "entropys"),
     "advantage": ("advantages",),
     "reward": ("rewards", "score", "scores", "token_level_scores"),
     "step": ("global_step", "iteration"),
@@ -91,7 +92,7 @@ def _assemble(table: Columns, place: Place) -> Rollouts:
     if not rows:
         raise Refused("holds no rows; dump at least one sequence")
     column = {name: table[original] for name, original in chosen.items()}
-    for name in ("old_logp", "sampler_logp", "advantage", "reward", "step", "position"):
+    for name in ("old_logp", "sampler_logp", "entropy", "advantage", "reward", "step", "position"):
         if name in column and _all_missing(column[name]):
             del column[name]
     counted = _mask(column["mask"], place) if "mask" in column else np.ones(rows, bool)
@@ -99,7 +100,7 @@ def _assemble(table: Columns, place: Place) -> Rollouts:
         raise Refused("mask counts no token; True or 1 must mean counted")
     numbers = {
         name: _numbers(column[name], name, counted, place)
-        for name in (*LOG_PROBS, "advantage", "reward")
+        for name in (*LOG_PROBS, "entropy", "advantage", "reward")
         if name in column
     }
     for name in LOG_PROBS:
@@ -128,6 +129,7 @@ def _assemble(table: Columns, place: Place) -> Rollouts:
         sequence=dense.astype(np.int64),
         position=placed if given else placed - np.repeat(placed[starts], np.bincount(dense)),
         sampler_logp=sorted_columns.get("sampler_logp"),
+        entropy=sorted_columns.get("entropy"),
         advantage=sorted_columns.get("advantage"),
         reward=sorted_columns.get("reward"),
         step=None if step is None else step[order],

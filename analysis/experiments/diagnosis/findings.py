@@ -22,6 +22,7 @@ from analysis.experiments.diagnosis.causes_data import (
 from analysis.experiments.diagnosis.causes_samples import (
     masked_when_scored,
     old_not_sampler,
+    other_sampler,
     starts_away,
     unsampled_end,
 )
@@ -59,6 +60,7 @@ CAUSES: dict[str, Cause] = {
     "identical-reference": identical_reference,
     "negative-kl": negative_kl,
     "old-not-sampler": old_not_sampler,
+    "other-sampler": other_sampler,
     "starts-away": starts_away,
     "coarse-logprobs": coarse_logprobs,
     "clamped-values": clamped_values,

@@ -12,7 +12,7 @@ from analysis.errors import Refused
 from analysis.experiments.diagnosis.schema import Rollouts, Settings
 
 #: Columns that a file may lack, but not beside others that have them.
-OPTIONAL = ("sampler_logp", "advantage", "reward", "step")
+OPTIONAL = ("sampler_logp", "entropy", "advantage", "reward", "step")
 REQUIRED = ("logp", "old_logp", "ref_logp", "position")
 
 

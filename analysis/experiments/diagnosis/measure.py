@@ -66,6 +66,8 @@ def measure(rollouts: Rollouts, settings: Settings | None = None) -> Measured:
     top_sequences, shares = divergence.sequence_shares(rollouts)
     numbers = {"masked_share": 1 - rollouts.tokens / max(1, rollouts.rows)}
     numbers |= divergence.coefficient_gap(rollouts)
+    if rollouts.entropy is not None:
+        numbers["entropy"] = float(rollouts.entropy.mean())
     numbers |= divergence.dead_zones(rollouts)
     numbers |= shares
     numbers |= ratios.off_policy(rollouts, settings)
@@ -93,7 +95,7 @@ def measure(rollouts: Rollouts, settings: Settings | None = None) -> Measured:
         ratios.identities(rollouts, settings),
         top_sequences,
         by_step,
-        dynamics.update_response(rollouts, settings),
+        dynamics.update_response(rollouts, settings) | ratios.surprise_gap(rollouts, settings),
         numbers,
     )
 
@@ -148,6 +150,8 @@ def not_measured(rollouts: Rollouts) -> dict[str, str]:
         )
     if rollouts.sampler_logp is None:
         missing["train-inference gap"] = "no sampler_logp column"
+    if rollouts.entropy is None:
+        missing["whether the tokens are the policy's, by its entropy"] = "no entropy column"
     if rollouts.step is None:
         missing["KL over steps"] = "no step column"
     if rollouts.advantage is None:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from analysis.experiments.diagnosis.bootstrap import token_means
-from analysis.experiments.diagnosis.schema import Floats, Identity, Rollouts, Settings
+from analysis.experiments.diagnosis.schema import Floats, Identity, Interval, Rollouts, Settings
 from analysis.kl.estimators import k3
 from analysis.kl.importance import effective_sample_size
 
@@ -54,6 +54,26 @@ def identities(rollouts: Rollouts, settings: Settings) -> list[Identity]:
         columns, rollouts.sequence, resamples=settings.resamples, seed=settings.seed
     )
     return [Identity(ratio=name, mean=mean) for name, mean in means.items()]
+
+
+def surprise_gap(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
+    r"""How much more surprising the tokens are than the policy's entropy says (nats).
+
+    .. math:: \mathbb{E}_{a \sim \mu}\Big[\frac{\pi_\theta(a)}{\mu(a)}
+        \big(-\log \pi_\theta(a) - H(\pi_\theta)\big)\Big] = 0
+
+    Above zero the sampler was hotter than :math:`\mu` is said to be, below zero it was colder or
+    truncated: seen where policy and reference are one, and no ratio shows anything.
+    """
+    if rollouts.entropy is None:
+        return {}
+    return token_means(
+        {"surprise_gap": -rollouts.logp - rollouts.entropy},
+        rollouts.sequence,
+        resamples=settings.resamples,
+        seed=settings.seed,
+        weight=_ratio(rollouts.logp - rollouts.behaviour_logp),
+    )
 
 
 def _ratio(log_ratio: Floats) -> Floats:

@@ -28,6 +28,7 @@ class Rollouts:
     sequence: NDArray[np.int64]  #: [N], from 0, ascending
     position: NDArray[np.int64]  #: [N], within the sequence
     sampler_logp: Floats | None = None  #: [N], as reported by the inference engine
+    entropy: Floats | None = None  #: [N], of the trained policy at the token's state, nats
     advantage: Floats | None = None  #: [N]
     reward: Floats | None = None  #: [N]
     step: NDArray[np.int64] | None = None  #: [N]

@@ -64,7 +64,7 @@ class KLGRPOTrainer(GRPOTrainer):
         args = GRPOConfig() if args is None else args
         self.kl_term = chosen_term(kl_term, args)
         self.kl_beta = args.beta
-        self._scored = self._rewards = self._hidden = None
+        self._scored = self._entropies = self._rewards = self._hidden = None
         # TRL loads and evaluates a reference where beta is not zero.
         beta = 1.0 if self.kl_term.estimator == "none" else args.beta
         if dump_rollouts is not None and beta == 0:
@@ -115,7 +115,7 @@ class KLGRPOTrainer(GRPOTrainer):
             )
             without = without if without.ndim > 1 else without.unsqueeze(-1)
             output["kl_penalties"] = (without - output["advantages"]) * _loss_mask(output)
-        self._scored = self._hidden = None
+        self._scored = self._entropies = self._hidden = None
         return output
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, *others: Any) -> Tensor:
@@ -135,20 +135,21 @@ class KLGRPOTrainer(GRPOTrainer):
             with hidden_states.last_hidden_states(self._unwrapped(model)) as seen:
                 found = scored(model, input_ids, attention_mask, length, *others, **named)
             self._hidden = hidden_states.before_completion(seen, length)
-        self._scored = found[0]
+        self._scored, self._entropies = found[:2]
         return found
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         with _replaced(self, beta=0.0):
             loss = super()._compute_loss(model, inputs)
-        logp, hidden = self._scored, self._hidden
-        self._scored = self._hidden = None
+        logp, entropies, hidden = self._scored, self._entropies, self._hidden
+        self._scored = self._entropies = self._hidden = None
         sampled = Sampled(
             logp=logp,
             old_logp=inputs.get("old_per_token_logps", logp.detach()),
             mask=_loss_mask(inputs),
             ref_logp=inputs.get("ref_per_token_logps"),
             sampler_logp=inputs.get("sampling_per_token_logps"),
+            entropy=entropies.detach(),
         )
         terms = None
         if self._exact:
