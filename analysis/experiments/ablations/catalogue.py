@@ -9,7 +9,13 @@ from typing import Any
 from pydantic import ConfigDict, ValidationError, validate_call
 
 from analysis.checks import check_choice
-from analysis.experiments.ablations.methods import kl_terms, off_policy
+from analysis.experiments.ablations.methods import (
+    distillation,
+    kl_terms,
+    objectives,
+    off_policy,
+    rewards,
+)
 from analysis.experiments.ablations.presets import (
     FULL,
     HALF_STEP,
@@ -63,6 +69,11 @@ CATALOGUE: dict[str, Callable[..., Preset]] = {
         kl_terms.figure2,
         kl_terms.beta_front,
         kl_terms.kl_axes,
+        objectives.objectives,
+        objectives.clip_higher,
+        rewards.near_ties,
+        rewards.process,
+        rewards.process_graded,
         off_policy.staleness,
         off_policy.stale_front,
         off_policy.three_ways,
@@ -70,6 +81,11 @@ CATALOGUE: dict[str, Callable[..., Preset]] = {
         off_policy.stale_masking,
         off_policy.mismatch,
         off_policy.partial_rollouts,
+        distillation.distillation,
+        distillation.distillation_sparse,
+        distillation.weak_teacher,
+        distillation.kdrl,
+        distillation.long_to_short,
         smollm2,
         llama_smoke,
     )
