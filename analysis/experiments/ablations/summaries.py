@@ -40,12 +40,15 @@ def bootstrap(
     *,
     level: float = LEVEL,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Percentile interval of a statistic of rows [R, S] over S seeds, resampled together."""
+    """Percentile interval of a statistic of rows [R, S] over S seeds, resampled together.
+
+    A row with a NaN (a diverged seed) has a NaN interval: the others alone would look too good.
+    """
     seeds = values.shape[1]
     picks = np.random.default_rng(0).integers(seeds, size=(RESAMPLES, seeds))
     drawn = statistic(values[:, picks])  # (R, resamples)
     tail = 50.0 * (1.0 - level)
-    low, high = np.nanpercentile(drawn, [tail, 100.0 - tail], axis=1)
+    low, high = np.percentile(drawn, [tail, 100.0 - tail], axis=1)
     return low, high
 
 
