@@ -40,8 +40,17 @@ def test_finals_within_a_cost_do_not_read_what_came_later():
     table = study.with_costs(curves([0.1, 0.2, 0.9], 4), config)
     within = study.final_within(table, "completions", 48, share=0.5)
     assert within["accuracy"].item() == 0.2
-    with pytest.raises(ValueError, match="no window ends within completions=10"):
+    with pytest.raises(ValueError, match="no window within completions=10: its first ends at 24"):
         study.final_within(table, "completions", 10)
+
+
+def test_finals_within_a_cost_are_of_each_arms_own_windows():
+    long, short = (
+        curves(values, every).assign(arm=arm, cost=lambda table: table["update"] + 1)
+        for arm, values, every in (("long", [0.1, 0.2], 30), ("short", [0.3, 0.4, 0.5], 10))
+    )
+    within = study.final_within(pd.concat([long, short]), "cost", 15, share=0.5)
+    assert within.set_index("arm")["accuracy"].to_dict() == {"long": 0.1, "short": 0.4}
 
 
 def test_the_peak_is_over_a_members_own_windows():

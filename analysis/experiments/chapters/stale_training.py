@@ -42,17 +42,23 @@ def with_costs(curves: pd.DataFrame, config: RunConfig) -> pd.DataFrame:
 def final_within(
     curves: pd.DataFrame, cost: str, limit: float, *, share: float = 0.2
 ) -> pd.DataFrame:
-    """One row per member: :func:`final` of the windows that end within a cost.
+    """One row per member: :func:`final` of the windows that end within a cost, arm by arm.
+
+    Arms may have windows of unequal length and cost.
 
     Raises:
-        ValueError: no window does.
+        ValueError: no window of an arm does.
     """
-    within = curves[curves[cost] <= limit]
-    if within.empty:
-        raise ValueError(
-            f"no window ends within {cost}={limit:g}: the first ends at {curves[cost].min():g}"
-        )
-    return final(within, share=share)
+    parts = []
+    for (arm, beta), own in curves.groupby(["arm", "beta"], sort=False):
+        within = own[own[cost] <= limit]
+        if within.empty:
+            raise ValueError(
+                f"arm {arm!r} at beta={beta:g} has no window within {cost}={limit:g}: "
+                f"its first ends at {own[cost].min():g}"
+            )
+        parts.append(final(within, share=share))
+    return pd.concat(parts, ignore_index=True)
 
 
 def peaks(curves: pd.DataFrame, metric: str) -> pd.DataFrame:
