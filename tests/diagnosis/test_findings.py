@@ -299,6 +299,16 @@ def test_another_reference_than_the_start(healthy):
     assert "starts-away" not in codes(together)
 
 
+@pytest.mark.parametrize("credit", ["immediate", "to_go"])
+def test_a_kl_that_is_added_to_the_advantages_of_tokens(healthy, credit):
+    frame = healthy.sort_values(["sequence", "position"])
+    kl = frame.old_logp - frame.ref_logp
+    if credit == "to_go":
+        kl = kl[::-1].groupby(frame.sequence).cumsum()[::-1]
+    assert "kl-rewarded" in codes(frame.assign(advantage=frame.advantage + 0.1 * kl))
+    assert "kl-rewarded" not in codes(frame.assign(advantage=frame.advantage - 0.1 * kl))
+
+
 @pytest.mark.parametrize(("temperature", "word"), [(0.8, "colder"), (1.0, None), (1.25, "hotter")])
 def test_a_sampler_at_another_temperature_than_the_entropy_says(temperature, word):
     """Policy and reference are nearly one, so that no ratio tells."""

@@ -477,8 +477,8 @@ def takes_another_reference(trainer):
     move(trainer.ref_model, 0.03)
 
 
-def flips_beta(trainer):
-    trainer.kl_beta = -trainer.kl_beta
+def rewards_the_kl(output):
+    output["advantages"] = output["advantages"] + 2 * output["kl_penalties"]
 
 
 @pytest.mark.parametrize(
@@ -490,11 +490,11 @@ def flips_beta(trainer):
         (exchanges_reference_rows, None, "misaligned"),
         (rounds_to_bfloat16, None, "coarse-logprobs"),
         (flips_advantages, None, "advantage-sign"),
+        (rewards_the_kl, None, "kl-rewarded"),
         (keeps_old_log_probs, None, "identical-reference"),
         (None, samples_hotter, "other-sampler"),
         (None, samples_the_top, "other-sampler"),
         (None, takes_another_reference, "starts-away"),
-        (None, flips_beta, "kl-maximised"),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -511,7 +511,9 @@ def test_a_broken_run_is_diagnosed(model, tmp_path, fault, setup, first):
         num_generations=8,
         max_completion_length=16,
     )
-    term = None if setup is flips_beta else KLTerm(estimator="k2")  # k2 grows without bound
+    term = KLTerm(estimator="k2")
+    if fault is rewards_the_kl:
+        term = KLTerm(estimator="k1", placement="reward")
     trainer = Broken(**given, kl_term=term, dump_rollouts=tmp_path / "dump")
     if fault is not None:
         trainer.fault = fault

@@ -237,7 +237,8 @@ def advantage_sign(m: Measured) -> Finding | None:
 
 def kl_rewarded(m: Measured) -> Finding | None:
     """A KL that enters the advantage with a plus."""
-    share = m.numbers.get("kl_in_advantage", 0.0)
+    names = ("kl_in_advantage", "kl_in_token_advantage")
+    share = max(m.numbers.get(name, 0.0) for name in names)
     if share < KL_EXPLAINS or m.rollouts.sequences < FEWEST_SEQUENCES:
         return None
     return Finding(

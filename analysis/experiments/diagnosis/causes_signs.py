@@ -7,9 +7,9 @@ from analysis.experiments.diagnosis.schema import Finding, Severity
 
 #: Below a tenth of a standard deviation a pull or push explains under 1% of the update.
 SMALLEST_STRENGTH = 0.1
-#: While the reward grows, a push up to twice that is no more than the reward's own momentum, as it
-#: is seen in runs with a sound KL term; up to three times that it may be.
-FAINT, EXPLAINED = 2.0, 3.0
+#: While the reward grows, a push up to 1.5 times that may be the reward's own momentum, as it is
+#: seen in TRL runs with a sound KL term; up to three times that it can hardly be told from it.
+FAINT, EXPLAINED = 1.5, 3.0
 #: A push of every sampled token that is a fifth of the update's spread is no chance: its standard
 #: error is the inverse root of the number of tokens, times a design effect of a few.
 SMALLEST_PUSH = 0.2

@@ -116,14 +116,15 @@ def advantage_signs(rollouts: Rollouts) -> dict[str, float]:
     Returns:
         ``advantage_reward_correlation``; ``kl_in_advantage`` (share of the advantage's variance
         not explained by the reward that the sequence's KL explains, with the sign of its effect);
-        ``zero_advantage_share``.
+        ``kl_in_token_advantage`` (the same within sequences, where advantages differ by token, with
+        whichever credit explains more); ``zero_advantage_share``.
     """
     if rollouts.advantage is None:
         return {}
     lengths = np.bincount(rollouts.sequence)
     advantage = np.bincount(rollouts.sequence, weights=rollouts.advantage) / lengths
     zero = np.bincount(rollouts.sequence, weights=rollouts.advantage != 0) == 0
-    found = {"zero_advantage_share": float(zero.mean())}
+    found = {"zero_advantage_share": float(zero.mean())} | _within_sequences(rollouts)
     if rollouts.reward is None or len(lengths) < 10:
         return found
     reward = np.bincount(rollouts.sequence, weights=rollouts.reward) / lengths
@@ -136,6 +137,25 @@ def advantage_signs(rollouts: Rollouts) -> dict[str, float]:
         correlation = float(np.corrcoef(left, own)[0, 1])
         found["kl_in_advantage"] = correlation * abs(correlation)
     return found
+
+
+def _within_sequences(rollouts: Rollouts) -> dict[str, float]:
+    """How the log-ratio, a token's own or that to go, enters advantages that differ by token."""
+
+    def centred(values: Floats) -> Floats:
+        means = np.bincount(rollouts.sequence, weights=values) / np.bincount(rollouts.sequence)
+        return values - means[rollouts.sequence]
+
+    advantage = centred(rollouts.advantage)
+    own = rollouts.old_logp - rollouts.ref_logp
+    running = np.cumsum(own)
+    ends = np.flatnonzero(np.diff(rollouts.sequence, append=rollouts.sequences))
+    to_go = running[ends][rollouts.sequence] - running + own
+    if advantage.std() <= 1e-6 * max(1.0, rollouts.advantage.std()) or own.std() == 0:
+        return {}
+    correlations = [np.corrcoef(advantage, centred(credit))[0, 1] for credit in (own, to_go)]
+    strongest = float(max(correlations, key=abs))
+    return {"kl_in_token_advantage": strongest * abs(strongest)}
 
 
 def _residual(values: Floats, others: list[Floats], *, keep_mean: bool = False) -> Floats:
