@@ -9,9 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from analysis.errors import Refused
 from analysis.files import replace_file
-from analysis.report.equations import source_url
+from analysis.report.evidence import missing_test, tested_link
 from analysis.report.project import Project
-from analysis.report.sources import definitions
 from analysis.report.strict_yaml import load_yaml
 
 _INTRODUCTION = """\
@@ -59,9 +58,8 @@ def load_errata(project: Project) -> list[Erratum]:
     for twice in sorted({i for i in ids if ids.count(i) > 1}):
         raise Refused(f"{label}: {twice} is written twice; keep one")
     for erratum in errata:
-        path_of_test, _, name = erratum.test.partition("::")
-        if name.partition("[")[0] not in definitions(project.root / path_of_test):
-            raise Refused(f"{label}: {erratum.id}: no test {erratum.test}")
+        if problem := missing_test(project, erratum.test):
+            raise Refused(f"{label}: {erratum.id}: {problem}")
     return errata
 
 
@@ -81,8 +79,6 @@ def errata_page(project: Project, errata: list[Erratum]) -> str:
 
 
 def _entry(project: Project, erratum: Erratum) -> str:
-    path, _, name = erratum.test.partition("::")
-    line = definitions(project.root / path)[name.partition("[")[0]]
     return "\n".join(
         [
             f"({erratum.id.lower()})=",
@@ -93,7 +89,7 @@ def _entry(project: Project, erratum: Erratum) -> str:
             "",
             f"*Corrected:* {erratum.corrected}",
             "",
-            f"{erratum.why} ([test]({source_url(project.root)}/{path}#L{line}))",
+            f"{erratum.why} ({tested_link(project, erratum.test, 'test')})",
             ":::",
             "",
         ]

@@ -6,17 +6,23 @@ scripts; ``book/_static/ledger.js`` only adds the three filters.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from pathlib import Path
 
 from analysis.errors import Refused
 from analysis.experiments.claims import VERDICTS
 from analysis.files import replace_file
-from analysis.report.equations import equations, source_url
+from analysis.report.equations import equations
+from analysis.report.evidence import (
+    code_link,
+    missing_function,
+    missing_section,
+    missing_test,
+    section_link,
+    tested_link,
+)
 from analysis.report.ledger import Claim, load_ledger
 from analysis.report.project import Project
-from analysis.report.sources import definitions, function_place
 
 _INTRODUCTION = """\
 # The ledger: every claim, decided
@@ -35,8 +41,6 @@ Filter by seed, kind and verdict with the buttons above the first claim (they ne
 
 {summary}
 """
-
-_PROOFS = ("thm-", "prop-", "lem-", "cor-", "def-", "rem-")
 
 
 def write_ledger(project: Project, path: Path) -> None:
@@ -72,22 +76,13 @@ def evidence_problems(project: Project, claims: list[Claim]) -> list[str]:
 
 
 def _missing_evidence(project: Project, claim: Claim) -> list[str]:
-    problems = []
-    for field in ("decided_by", "implemented"):
-        name = getattr(claim, field)
-        if name and function_place(project, name) is None:
-            problems.append(f"{field} names {name}, which is not in the package")
-    path, _, test = claim.test.partition("::")
-    defined = definitions(project.root / path)
-    if test.partition("[")[0] not in defined:
-        problems.append(f"no test {claim.test}")
-    page, _, label = claim.section.partition("#")
-    source = _page_source(project, page)
-    if source is None:
-        problems.append(f"no page {page}")
-    elif label and not re.search(rf"(?<![\w-]){re.escape(label)}(?![\w-])", source.read_text()):
-        problems.append(f"{page} has no label {label}")
-    return problems
+    named = {"decided_by": claim.decided_by, "implemented": claim.implemented}
+    problems = [
+        *(missing_function(project, field, name) for field, name in named.items() if name),
+        missing_test(project, claim.test),
+        missing_section(project, claim.section),
+    ]
+    return [problem for problem in problems if problem]
 
 
 def _card(project: Project, claim: Claim, labelled: set[str]) -> str:
@@ -113,38 +108,8 @@ def _evidence(project: Project, claim: Claim, labelled: set[str]) -> list[str]:
     named = claim.source.startswith("seed")
     links = [claim.source if named else f"seed {claim.seed}, {claim.source}", claim.kind]
     if claim.implemented:
-        links.append(f"implemented in {_code_link(project, claim.implemented)}")
-    links.append(f"recomputed by {_code_link(project, claim.decided_by)}")
-    path, _, test = claim.test.partition("::")
-    line = definitions(project.root / path)[test.partition("[")[0]]
-    links.append(f"[tested]({source_url(project.root)}/{path}#L{line})")
-    links.append(_section_link(claim.section, labelled))
+        links.append(f"implemented in {code_link(project, claim.implemented)}")
+    links.append(f"recomputed by {code_link(project, claim.decided_by)}")
+    links.append(tested_link(project, claim.test, "tested"))
+    links.append(section_link(claim.section, labelled))
     return links
-
-
-def _code_link(project: Project, name: str) -> str:
-    place = function_place(project, name)
-    if place is None:
-        raise Refused(f"{name} is not in the package")
-    path, line = place
-    return f"[`{name.rpartition('.')[2]}`]({source_url(project.root)}/{path}#L{line})"
-
-
-def _section_link(section: str, labelled: set[str]) -> str:
-    page, _, label = section.partition("#")
-    if label.startswith(_PROOFS):
-        return f"{{prf:ref}}`{label}`"
-    if label.startswith("fig-"):
-        return f"{{numref}}`{label}`"
-    if label in labelled:
-        return f"equation {{eq}}`{label}`"
-    if label:
-        return f"{{ref}}`{label}`"
-    return f"{{doc}}`/book/{page}`" if not page[:2].isdigit() else f"{{doc}}`/book/_run/{page}`"
-
-
-def _page_source(project: Project, page: str) -> Path | None:
-    for path in (project.notebooks / f"{page}.ipynb", project.book / f"{page}.md"):
-        if path.is_file():
-            return path
-    return None
