@@ -1,4 +1,4 @@
-"""The reward side: what a group's rewards are divided by, and who gets the credit.
+"""The reward side: what a group's rewards are divided by, what length costs, who gets the credit.
 
 Settings were found by search on seeds 0 to 2.
 """
@@ -9,7 +9,7 @@ from typing import Literal
 
 from analysis.experiments.ablations.methods.parts import CENTRED, GROUP_STD, plain
 from analysis.experiments.ablations.presets import CONFIG, Preset, fresh_seeds, train_config
-from analysis.training.arms import Advantage, Arm, Shaping
+from analysis.training.arms import Advantage, Arm, Objective, Sampler, Shaping
 from analysis.training.config import StartConfig, TrainConfig
 from analysis.training.tasks import SortTask
 
@@ -54,6 +54,44 @@ def near_ties(
             "with noise as without.",
             "Dropping groups of equal rewards does not help against noise: no two rewards are "
             "equal, so it is group_std to the bit.",
+        ),
+    )
+
+
+def length_growth(
+    *, learning_rate: float = 1e-3, num_seeds: int = 10, updates: int = 200
+) -> Preset:
+    """Four weights of a token by the length of its row, and four ways to keep answers short."""
+    sums = Objective(aggregation="seq_mean_token_sum")
+    norm = Objective(aggregation="seq_mean_token_sum_norm")
+    return Preset(
+        name="length_growth",
+        config=train_config(
+            updates=updates,
+            learning_rate=learning_rate,
+            task=SortTask(num_digits=6, end_token=True, max_fillers=8),
+            start=StartConfig(updates=90, fillers=(2, 4)),
+            log_every=20,
+            cosine_every=0,
+        ),
+        arms=(
+            plain("grpo"),
+            plain("token_mean", objective=Objective(aggregation="token_mean")),
+            plain("token_sum", objective=sums),
+            plain("dr_grpo", objective=norm, advantage=CENTRED),
+            plain("linear_price", shaping=Shaping(length="linear", weight=0.02)),
+            plain("relative_reward", shaping=Shaping(length="relative", weight=0.5)),
+            plain("soft_overlong", shaping=Shaping(length="soft_overlong", weight=0.5, buffer=6)),
+            plain("stop_loops", sampler=Sampler(repeat_times=4)),
+        ),
+        seeds=fresh_seeds(1080, num_seeds),
+        predictions=(
+            "Wrong answers grow in no arm: a filler is one more place to go wrong.",
+            "Wrong answers less right ones, in tokens, end higher with 1/|o| (grpo) than with "
+            "token_mean, token_sum or dr_grpo.",
+            "A price of 0.02 a token, and the relative length reward, lose the task: from this "
+            "start most groups are all wrong, and then shortness is all that is rewarded.",
+            "The soft overlong penalty and stopping at loops shorten answers and keep the task.",
         ),
     )
 
