@@ -1,0 +1,60 @@
+"""Lengths under a token's weight, against finite differences and chains solved by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from analysis.experiments.chapters import length_drift as study
+from analysis.experiments.chapters.process_rewards import open_length_chain
+from analysis.kl.sequences import sequence_probability
+
+
+@pytest.mark.parametrize("mode", study.MODES)
+def test_the_gradient_is_that_of_the_class_weights(mode):
+    problem = open_length_chain(5, right=0.4, stop=0.2)
+    torch.testing.assert_close(
+        study.ascent(problem, mode), study.by_classes(problem, mode), rtol=0, atol=1e-14
+    )
+    other = next(name for name in study.MODES if name != mode)
+    assert (study.ascent(problem, mode) - study.by_classes(problem, other)).abs().max() > 1e-3
+
+
+def test_the_sum_is_the_gradient_of_the_mean_reward():
+    problem = open_length_chain(5, right=0.4, stop=0.2)
+    logits = problem.logits.clone().requires_grad_()
+    success = sequence_probability(logits, problem.sequences) @ problem.outcome
+    (gradient,) = torch.autograd.grad(success, logits)
+    torch.testing.assert_close(
+        study.ascent(problem, "seq_mean_token_sum"), gradient, rtol=0, atol=1e-14
+    )
+
+
+def test_the_slope_of_a_mean_length_by_finite_differences():
+    problem = open_length_chain(4, right=0.5, stop=0.3)
+    wrong = 1 - problem.outcome
+    direction = study.ascent(problem, "seq_mean_token_mean")
+    step, means = 1e-5, []
+    for sign in (1, -1):
+        moved = problem.logits + sign * step * direction / direction.norm()
+        mass = sequence_probability(moved, problem.sequences) * wrong
+        means.append((mass @ problem.sequences.mask.sum(-1).double() / mass.sum()).item())
+    slope = study.mean_length_slope(problem, wrong, direction)
+    assert slope == pytest.approx((means[0] - means[1]) / (2 * step), abs=1e-8)
+    assert study.mean_length_slope(problem, wrong, -direction) == pytest.approx(-slope)
+
+
+def test_one_over_length_lengthens_wrong_answers_and_does_so_most_where_they_are_many():
+    table = study.drift_table((0.2, 0.5)).set_index(["weight", "success"])["wrong"].unstack(0)
+    hard, even = sorted(table.index)
+    gap = table["mean, 1/|o|"] - table["sum"]
+    assert (gap > 0).all()
+    assert table.loc[hard, "sum"] < 0.1 * table.loc[hard, "mean, 1/|o|"]
+    assert table.loc[even, "sum"] > 0.1 * table.loc[even, "mean, 1/|o|"]
+
+
+def test_row_weights_by_hand():
+    problem = open_length_chain(3, right=0.5, stop=0.3)
+    lengths = problem.sequences.mask.sum(-1).double()
+    torch.testing.assert_close(study.row_weights(problem, "seq_mean_token_mean"), 1 / lengths)
+    assert (study.row_weights(problem, "seq_mean_token_sum") == 1).all()
