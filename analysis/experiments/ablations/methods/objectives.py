@@ -22,7 +22,7 @@ def objectives(
     tau: float = 1.0,
     num_iterations: int = 4,
     num_seeds: int = 10,
-    updates: int = 200,
+    updates: int = 120,
 ) -> Preset:
     """Twelve policy terms, four steps on each rollout."""
 
@@ -36,7 +36,7 @@ def objectives(
             learning_rate=learning_rate,
             num_iterations=num_iterations,
             task=SortTask(num_digits=6, end_token=True, max_fillers=2),
-            log_every=20,
+            log_every=15,
             cosine_every=0,
         ),
         arms=(
@@ -75,7 +75,7 @@ def clip_higher(
     noise: float = 0.01,
     num_iterations: int = 4,
     num_seeds: int = 10,
-    updates: int = 200,
+    updates: int = 120,
 ) -> Preset:
     """Upper clip 0.2, 0.28, 0.4 and none above 0.8, with and without noise on the reward."""
     return Preset(
@@ -85,7 +85,7 @@ def clip_higher(
             learning_rate=learning_rate,
             num_iterations=num_iterations,
             start=StartConfig(updates=110),
-            log_every=20,
+            log_every=15,
             cosine_every=0,
         ),
         arms=tuple(
@@ -115,7 +115,7 @@ def dapo(
     learning_rate: float = 5e-4,
     num_iterations: int = 4,
     num_seeds: int = 10,
-    updates: int = 200,
+    updates: int = 120,
 ) -> Preset:
     """GRPO, then DAPO's five changes, each arm with all of those before it."""
     filtered = Correction(mask_truncated=True)
@@ -132,7 +132,7 @@ def dapo(
             num_iterations=num_iterations,
             task=SortTask(num_digits=6, end_token=True, max_fillers=3),
             start=StartConfig(updates=110, fillers=(1, 3)),
-            log_every=20,
+            log_every=15,
             cosine_every=0,
         ),
         arms=(

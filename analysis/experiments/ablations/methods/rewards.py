@@ -59,7 +59,7 @@ def near_ties(
 
 
 def length_growth(
-    *, learning_rate: float = 1e-3, num_seeds: int = 10, updates: int = 200
+    *, learning_rate: float = 1e-3, num_seeds: int = 10, updates: int = 150
 ) -> Preset:
     """Four weights of a token by the length of its row, and four ways to keep answers short."""
     sums = Objective(aggregation="seq_mean_token_sum")
@@ -71,7 +71,7 @@ def length_growth(
             learning_rate=learning_rate,
             task=SortTask(num_digits=6, end_token=True, max_fillers=8),
             start=StartConfig(updates=90, fillers=(2, 4)),
-            log_every=20,
+            log_every=15,
             cosine_every=0,
         ),
         arms=(
@@ -96,7 +96,7 @@ def length_growth(
     )
 
 
-def process(*, num_seeds: int = 10, updates: int = 300) -> Preset:
+def process(*, num_seeds: int = 10, updates: int = 200) -> Preset:
     """Credit for a right outcome, for every right step, and for what a token adds to the score."""
     marginal = Advantage(level="marginal", baseline="group_centre")
     return Preset(
@@ -121,7 +121,7 @@ def process(*, num_seeds: int = 10, updates: int = 300) -> Preset:
     )
 
 
-def process_graded(*, num_seeds: int = 10, updates: int = 300) -> Preset:
+def process_graded(*, num_seeds: int = 10, updates: int = 200) -> Preset:
     """The same rewards, the outcome now the share of right positions: is it density or credit?"""
     return Preset(
         name="process_graded",
