@@ -24,8 +24,8 @@ MEASUREMENTS: dict[str, str] = {
     "term": "mean of the term in the loss, off-policy weight included and beta not: what TRL logs "
     "as kl, and the KL itself if the term is exact",
     "max_abs_log_ratio": "largest absolute log-ratio of policy to reference at a token, in nats",
-    "tail_index": "Pareto-smoothed tail index of the ratio reference/policy: above 0.7 no mean of "
-    "k3 can be trusted",
+    "tail_index": "Pareto-smoothed tail index of the ratio reference/policy, from a hundred tokens "
+    "on; too large, and no mean of k3 can be trusted",
     "k3_gradient_gap": "spread of k3 over that of k1: how far k3's gradient coefficients are from "
     "those of the reverse KL",
     "capped": "share of tokens at which k3_clip caps the ratio, and pushes away",
