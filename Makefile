@@ -49,13 +49,14 @@ test: $(STAMP) ## run the tests, then compare each notebook with its stored outp
 test-full: $(FULL)/.stamp ## run the tests that need peers, such as TRL and Ray, in .venv-full
 	@$(FULL)/bin/python -m pytest -p tests.pipeline.nothing_skipped $(FULL_TESTS)
 
+# What is installed stays unless a peer forbids it: reasoning-gym pins an older tabulate.
 $(FULL)/.stamp: Makefile pyproject.toml requirements.lock constraints.txt
 	@rm -f $@
 	@test -x $(FULL)/bin/python || "$(PYTHON)" -m venv --clear $(FULL)
 	@$(FULL)/bin/python -m analysis.cli.install
 	@echo "peers: $(EXTRAS), $(FRAMEWORKS)"
 	@$(FULL)/bin/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable '.[$(EXTRAS)]' && \
+		'$(TORCH)' --editable '.[$(EXTRAS)]' && \
 	$(FULL)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(FRAMEWORKS) || \
 		{ echo "make test-full: the package index lacks what pip names above"; exit 1; }
 	@touch $@

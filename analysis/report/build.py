@@ -63,6 +63,7 @@ BUILDERS = {
 def book_generators() -> Mapping[str, Generator]:
     """The pages written from the code and the runs, by file name."""
     from analysis.report import equations
+    from analysis.report.costs_page import write_costs
     from analysis.report.errata import write_errata
     from analysis.report.glossary import write_glossary
     from analysis.report.ledger_page import write_ledger
@@ -75,6 +76,7 @@ def book_generators() -> Mapping[str, Generator]:
             raise Refused(str(error)) from None
 
     return {
+        "costs.md": write_costs,
         "equations.md": write_equations,
         "errata.md": write_errata,
         "ledger.md": write_ledger,

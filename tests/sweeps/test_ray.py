@@ -285,6 +285,14 @@ def test_without_ray_it_says_what_to_install(
     assert said == "analysis: ray is not installed: pip install 'kl-term[ray]'\n"
 
 
+def test_a_machine_of_the_cluster_needs_what_training_needs_and_filelock() -> None:
+    program = "import sys, analysis.experiments.sweeps.ray_workers as w; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    loaded = set(done.stdout.split())
+    assert {"torch", "filelock", "pydantic"} <= loaded, done.stderr
+    assert loaded.isdisjoint({"pandas", "matplotlib", "tyro", "psutil", "scipy", "ray", "yaml"})
+
+
 def test_a_shard_takes_a_core_and_on_cuda_a_gpu_or_a_share() -> None:
     assert shard_resources("cpu", None) == {"CPU": 1.0}
     assert shard_resources("cuda", None) == {"CPU": 1.0, "GPU": 1.0}

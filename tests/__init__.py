@@ -1,0 +1,1 @@
+"""The tests; a package, because frameworks install a top-level one of that name."""
