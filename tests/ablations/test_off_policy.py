@@ -15,6 +15,7 @@ NAMES = (
     "staleness",
     "stale_front",
     "three_ways",
+    "three_ways_half_step",
     "three_ways_on_policy",
     "stale_masking",
     "mismatch",

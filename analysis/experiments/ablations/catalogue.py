@@ -79,6 +79,7 @@ CATALOGUE: dict[str, Callable[..., Preset]] = {
         off_policy.staleness,
         off_policy.stale_front,
         off_policy.three_ways,
+        off_policy.three_ways_half_step,
         off_policy.three_ways_on_policy,
         off_policy.stale_masking,
         off_policy.mismatch,
