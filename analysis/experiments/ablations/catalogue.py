@@ -15,6 +15,7 @@ from analysis.experiments.ablations.methods import (
     objectives,
     off_policy,
     rewards,
+    three_ways,
 )
 from analysis.experiments.ablations.presets import (
     FULL,
@@ -78,9 +79,9 @@ CATALOGUE: dict[str, Callable[..., Preset]] = {
         rewards.process_graded,
         off_policy.staleness,
         off_policy.stale_front,
-        off_policy.three_ways,
-        off_policy.three_ways_half_step,
-        off_policy.three_ways_on_policy,
+        three_ways.three_ways,
+        three_ways.three_ways_half_step,
+        three_ways.three_ways_on_policy,
         off_policy.stale_masking,
         off_policy.mismatch,
         off_policy.partial_rollouts,
