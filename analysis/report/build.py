@@ -67,6 +67,7 @@ def book_generators() -> Mapping[str, Generator]:
     from analysis.report.errata import write_errata
     from analysis.report.glossary import write_glossary
     from analysis.report.ledger_page import write_ledger
+    from analysis.report.methods_page import write_methods
     from analysis.report.status import write_status
 
     def write_equations(project: Project, path: Path) -> None:
@@ -80,6 +81,7 @@ def book_generators() -> Mapping[str, Generator]:
         "equations.md": write_equations,
         "errata.md": write_errata,
         "ledger.md": write_ledger,
+        "methods.md": write_methods,
         "metrics.md": write_glossary,
         "status.md": write_status,
     }

@@ -1,0 +1,90 @@
+"""The table of methods as a page: a row each, everything linked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from analysis.files import replace_file
+from analysis.report.equations import equations, source_url
+from analysis.report.evidence import code_link, section_link, tested_link
+from analysis.report.methods import FAMILIES, Method, load_methods, recordings
+from analysis.report.project import Project
+
+_INTRODUCTION = """\
+# Methods: equation, code, test, measurement
+
+{total} methods, each one small function. A row gives its equation and the function that computes
+it, an exact test of it, how an arm of a population switches it on, the presets that train it (with
+the recording, where there is one), and where it is explained and which claims it is about.
+
+All arms are made of one [`Arm`]({arms}): its parts combine freely, and a combination in which one
+part would go unread is refused. `analysis sweep NAME` trains a preset. Beyond the test named here
+every axis is [compared]({naive}), loss and gradient, with a token-by-token run that shares no code
+with the trainer; random compositions of all axes are [compared]({composed}) bit for bit with their
+solo runs.
+"""
+_COLUMNS = ("Method", "Equation, code, test", "Switched on by", "Trained in", "Explained in")
+
+
+def write_methods(project: Project, path: Path) -> None:
+    """Write the page of methods.
+
+    Raises:
+        Refused: an entry is malformed or dangles.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, methods_page(project, load_methods(project)).encode())
+
+
+def methods_page(project: Project, methods: list[Method]) -> str:
+    """The page as MyST text."""
+    source = source_url(project.root)
+    labelled = {equation.label for equation in equations(project.root)}
+    recorded = {
+        preset: f"{source}/{project.relative(folder)}/manifest.json"
+        for preset, folder in recordings(project).items()
+    }
+    parts = [
+        _INTRODUCTION.format(
+            total=len(methods),
+            arms=f"{source}/analysis/training/arms.py",
+            naive=f"{source}/tests/training/test_methods.py",
+            composed=f"{source}/tests/training/test_compositions.py",
+        )
+    ]
+    for family, heading in FAMILIES.items():
+        rows = [_row(project, m, labelled, recorded) for m in methods if m.family == family]
+        rule = "|".join("---" for _ in _COLUMNS)
+        parts += [f"## {heading}\n", f"| {' | '.join(_COLUMNS)} |", f"|{rule}|", *rows, ""]
+    return "\n".join(parts)
+
+
+def _row(project: Project, method: Method, labelled: set[str], recorded: Mapping[str, str]) -> str:
+    cells = (
+        f"**{method.name}**<br>{method.source}",
+        f"{{eq}}`{method.equation}`, {code_link(project, method.function)}, "
+        f"{tested_link(project, method.test, 'test')}",
+        f"`{method.use}`",
+        _trained(method, recorded),
+        _explained(method, labelled),
+    )
+    return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
+
+
+def _trained(method: Method, recorded: Mapping[str, str]) -> str:
+    if not method.presets:
+        return method.unmeasured
+    parts = []
+    for preset, arms in method.presets.items():
+        name = (
+            f"[{preset}]({recorded[preset]})" if preset in recorded else f"{preset} (not recorded)"
+        )
+        parts.append(f"{name}: {', '.join(f'`{arm}`' for arm in arms)}")
+    return "<br>".join(parts)
+
+
+def _explained(method: Method, labelled: set[str]) -> str:
+    claims = ", ".join(f"{{ref}}`{claim} <{claim.lower()}>`" for claim in method.claims)
+    place = section_link(method.section, labelled)
+    return f"{place}; {claims}" if claims else place
