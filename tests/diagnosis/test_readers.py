@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from analysis.errors import Refused
-from analysis.experiments.diagnosis import readers
+from analysis.experiments.diagnosis import json_lines
 from analysis.experiments.diagnosis.readers import read_rollouts
 
 ROWS = [
@@ -84,7 +84,7 @@ def test_json_lines_one_row_a_token(tmp_path):
 
 @pytest.mark.parametrize("chunk", [1, 2, 100])
 def test_json_lines_one_row_a_sequence_with_framework_names(tmp_path, monkeypatch, chunk):
-    monkeypatch.setattr(readers, "JSON_CHUNK", chunk)
+    monkeypatch.setattr(json_lines, "CHUNK", chunk)
     lines = [
         {
             "per_token_logps": [-1.0, -0.5, None],
@@ -200,6 +200,8 @@ def test_bad_csv(tmp_path, text, said):
     [
         (["{"], "line 1 is no JSON"),
         (["[1]"], "line 1 is no JSON object"),
+        (['{"logp": -1, "ref_logp": -1}, {"logp": -1}'], "line 1 is no JSON"),
+        (['{"logp": [1', '2]}, {"logp": [3]}'], "line 1 is no JSON"),
         (['{"logp": [-1], "ref_logp": [-1]}', '{"logp": [-1]}'], "disagree on field 'ref_logp'"),
         (['{"logp": [-1, -2], "ref_logp": [-1]}'], "line 1, column ref_logp: 1 values"),
         (['{"logp": [-1], "ref_logp": [-1]}', '{"logp": -1, "ref_logp": [-1]}'], "line 2, column"),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
-import json
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,11 +14,10 @@ import pandas as pd
 from analysis.errors import Refused
 from analysis.experiments.diagnosis.columns import assemble, canonical
 from analysis.experiments.diagnosis.folders import join
+from analysis.experiments.diagnosis.json_lines import read_json_lines
 from analysis.experiments.diagnosis.schema import Rollouts
 
 FORMATS = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".parquet")
-#: Rows of JSON held as Python objects at a time: bounds memory, not the file.
-JSON_CHUNK = 20_000
 
 
 def read_rollouts(path: Path) -> Rollouts:
@@ -44,7 +41,8 @@ def read_rollouts(path: Path) -> Rollouts:
         if name.endswith((".csv", ".csv.gz")):
             return assemble(_read_csv(path), str(path), lambda row: f"line {row + 2}")
         if name.endswith((".jsonl", ".jsonl.gz")):
-            return _assemble_nested(_read_json_lines(path), str(path))
+            with _open(path) as file:
+                return _assemble_nested(read_json_lines(file, path), str(path))
         if name.endswith(".parquet"):
             return _assemble_nested(_read_parquet(path), str(path))
     except (OSError, EOFError, UnicodeDecodeError) as error:
@@ -95,84 +93,6 @@ def _read_parquet(path: Path) -> dict[str, Any]:
     except ArrowException as error:
         raise Refused(f"{path}: is no readable parquet ({str(error).splitlines()[0]})") from None
     return {name: table.column(name).to_pandas().to_numpy() for name in table.column_names}
-
-
-def _read_json_lines(path: Path) -> dict[str, np.ndarray]:
-    """Columns of a file of JSON objects; numbers become arrays chunk by chunk."""
-    chunk: dict[str, list[Any]] = {}
-    keys: list[str] | None = None
-    pieces: dict[str, list[np.ndarray]] = {}
-    with _open(path) as file:
-        for number, row in _objects(file, path):
-            if keys is None:
-                keys = list(row)
-                pieces = {key: [] for key in keys}
-                chunk = {key: [] for key in keys}
-            if row.keys() != pieces.keys():
-                odd = sorted(row.keys() ^ pieces.keys())[0]
-                raise Refused(
-                    f"{path}: line {number} and the first line disagree on field {odd!r}; "
-                    "write every field in every line (null where there is none)"
-                )
-            for key in keys:
-                chunk[key].append(row[key])
-            if len(chunk[keys[0]]) >= JSON_CHUNK:
-                _compact(chunk, pieces)
-    if keys is None:
-        raise Refused(f"{path}: holds no rows; dump at least one sequence")
-    _compact(chunk, pieces)
-    return {
-        key: np.concatenate([part.astype(object) for part in parts])
-        if any(part.dtype == object for part in parts)
-        else np.concatenate(parts)
-        for key, parts in pieces.items()
-    }
-
-
-def _objects(file: TextIO, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in enumerate(file, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise Refused(f"{path}: line {number} is no JSON ({error})") from None
-        if not isinstance(row, dict):
-            raise Refused(f"{path}: line {number} is no JSON object")
-        yield number, row
-
-
-def _compact(chunk: dict[str, list[Any]], pieces: dict[str, list[np.ndarray]]) -> None:
-    """Move a chunk of Python values into arrays."""
-    for key, values in chunk.items():
-        types = set(map(type, values))
-        if list in types:
-            parts = np.empty(len(values), dtype=object)
-            for i, value in enumerate(values):
-                parts[i] = _as_array(value)
-        elif types & {str, dict}:
-            parts = np.array(values, dtype=object)
-        elif types <= {bool}:
-            parts = np.array(values, dtype=bool)
-        else:
-            if type(None) in types:
-                values = [np.nan if value is None else value for value in values]
-            parts = np.array(values, dtype=np.float64)
-        pieces[key].append(parts)
-        chunk[key] = []
-
-
-def _as_array(value: Any) -> Any:
-    if not isinstance(value, list):
-        return value
-    types = set(map(type, value))
-    if types & {str, list, dict}:
-        parts = np.empty(len(value), dtype=object)
-        parts[:] = value
-        return parts
-    if type(None) in types:
-        value = [np.nan if item is None else item for item in value]
-    return np.array(value, dtype=np.float64)
 
 
 def _assemble_nested(table: dict[str, Any], label: str) -> Rollouts:
