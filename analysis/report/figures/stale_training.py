@@ -12,6 +12,7 @@ from matplotlib.ticker import NullLocator
 
 from analysis.experiments.ablations.summaries import by_arm
 from analysis.experiments.chapters.routing_training import ROUTINGS
+from analysis.experiments.chapters.stale_training import LARGE_BATCH
 from analysis.report import style
 from analysis.report.figures.fronts import KL_LABEL, dots
 
@@ -36,9 +37,9 @@ LOSS_LABELS = {
 WAYS = {
     "none": ("none", "loss", "no KL term"),
     "exact_loss": ("exact", "loss", "full vocabulary"),
-    "merged_old": ("k4", "reward", r"merged, $\pi_{\mathrm{old}}$ inside"),
+    "merged_old": ("k1", "reward", r"merged, $\pi_{\mathrm{old}}$ inside"),
     "merged_detached": ("k1", "reward", r"merged, $\pi_\theta$ inside"),
-    "k2_loss": ("k2", "loss", "$k_2$, large fresh batch"),
+    LARGE_BATCH: ("k2", "loss", "$k_2$, large fresh batches"),
 }
 MASKS = {
     "fresh": "fresh samples, token ratio",
@@ -116,15 +117,21 @@ def peaks(table: pd.DataFrame, lag: int) -> Figure:
 def ways(finals: pd.DataFrame) -> Figure:
     """Accuracy against exact reverse KL of the three ways, one line a way, one point a beta."""
     table = by_arm(finals, ["accuracy", "reverse_kl"]).set_index(["metric", "arm", "beta"])
-    figure, axes = style.subplots(height=4.6)
+    table = table.sort_index()
+    figure, axes = style.subplots(height=4.8)
     for arm in WAYS:
-        x, y = (table.loc[(metric, arm)].sort_index() for metric in ("reverse_kl", "accuracy"))
+        x, y = (table.loc[(metric, arm)] for metric in ("reverse_kl", "accuracy"))
         look = way_look(arm)
         bars = {"xerr": _lengths(x), "yerr": _lengths(y), "elinewidth": 1.0}
         axes.errorbar(x["iqm"], y["iqm"], **bars, **look)
-        sizes = 25.0 * np.arange(1, len(x) + 1)  # a larger marker for a larger beta
-        axes.scatter(x["iqm"], y["iqm"], sizes, look["color"], look["marker"], zorder=3)
+        sizes = 6.0 + 2.0 * np.arange(len(x))  # a larger marker for a larger beta
+        inside = look.get("markerfacecolor", look["color"])
+        for place, size in enumerate(sizes):
+            at = (x["iqm"].iloc[place], y["iqm"].iloc[place])
+            axes.plot(*at, look["marker"], color=look["color"], mfc=inside, markersize=size)
     axes.set_xscale("log")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks([0.03, 0.05, 0.1, 0.2], ["0.03", "0.05", "0.1", "0.2"])
     axes.set_xlabel(KL_LABEL)
     axes.set_ylabel("final accuracy")
     figure.legend(loc="outside upper center", ncols=2)
@@ -135,7 +142,8 @@ def at_cost(curves: pd.DataFrame) -> Figure:
     """Accuracy over completions drawn and over passes through the model.
 
     Args:
-        curves: one beta an arm, with ``completions`` and ``passes``.
+        curves: one beta an arm, with ``completions`` and ``passes``; drawn to half as much again
+            as the cheapest arm has cost.
     """
     figure, panels = style.subplots(2, 1, height=6.6, sharey=True)
     costs = (
@@ -148,9 +156,9 @@ def at_cost(curves: pd.DataFrame) -> Figure:
             places = own.groupby("update")[cost].first() / 1000
             rows = by_arm(own, ["accuracy"]).set_index("update")
             _band(panel, places[rows.index], rows, way_look(arm))
+        panel.set_xlim(0.0, 1.5 * curves.groupby("arm")[cost].max().min() / 1000)
         panel.set_xlabel(label)
         panel.set_ylabel("accuracy")
-    panels[0].set_xlim(0, 3 * curves.loc[curves["arm"] != "k2_loss", "completions"].max() / 1000)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return figure
 
@@ -221,9 +229,10 @@ def loss_look(name: str) -> dict[str, str]:
 
 
 def way_look(arm: str) -> dict[str, str]:
-    """Colour, marker and label of one of the three ways."""
+    """Colour, marker and label of one of the ways; the sampler's log-ratio is dotted and hollow."""
     estimator, placement, label = WAYS[arm]
-    return style.line(estimator, placement) | {"label": label}
+    look = style.line(estimator, placement) | {"label": label}
+    return look | ({"linestyle": ":", "markerfacecolor": "white"} if arm == "merged_old" else {})
 
 
 def _at(name: str, lags: list[int]) -> list[str]:
