@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from analysis.report.project import Project
 _INTRODUCTION = """\
 # Methods: equation, code, test, measurement
 
-{total} methods, each one small function. A row gives its equation and the function that computes
-it, an exact test of it, how an arm of a population switches it on, the presets that train it (with
-the recording, where there is one), and where it is explained and which claims it is about.
+{total} methods, each one small function. A row gives its equation, the function that computes it
+and an exact test of that, the presets that train it with the labels of their arms (linked to the
+recording, where there is one), and where it is explained and which claims it is about. Below each
+table stands how an arm of a population switches its methods on.
 
 All arms are made of one [`Arm`]({arms}): its parts combine freely, and a combination in which one
 part would go unread is refused. `analysis sweep NAME` trains a preset. Beyond the test named here
@@ -24,7 +26,8 @@ every axis is [compared]({naive}), loss and gradient, with a token-by-token run 
 with the trainer; random compositions of all axes are [compared]({composed}) bit for bit with their
 solo runs.
 """
-_COLUMNS = ("Method", "Equation, code, test", "Switched on by", "Trained in", "Explained in")
+_COLUMNS = ("Method", "Equation, code, test", "Trained in", "Explained in")
+_WIDTH = 88  #: of a line of code
 
 
 def write_methods(project: Project, path: Path) -> None:
@@ -54,18 +57,29 @@ def methods_page(project: Project, methods: list[Method]) -> str:
         )
     ]
     for family, heading in FAMILIES.items():
-        rows = [_row(project, m, labelled, recorded) for m in methods if m.family == family]
+        of_family = [method for method in methods if method.family == family]
         rule = "|".join("---" for _ in _COLUMNS)
-        parts += [f"## {heading}\n", f"| {' | '.join(_COLUMNS)} |", f"|{rule}|", *rows, ""]
+        parts += [f"## {heading}\n", f"| {' | '.join(_COLUMNS)} |", f"|{rule}|"]
+        parts += [_row(project, method, labelled, recorded) for method in of_family]
+        parts += ["\nSwitched on by\n", "```python", "\n\n".join(map(_switch, of_family)), "```\n"]
     return "\n".join(parts)
+
+
+def _switch(method: Method) -> str:
+    """The expression as code under the method's name, a keyword a line where it is long."""
+    call = ast.parse(method.use, mode="eval").body
+    if len(method.use) <= _WIDTH or not isinstance(call, ast.Call):
+        return f"# {method.name}\n{method.use}"
+    words = [*call.args, *call.keywords]
+    lines = "".join(f"    {ast.unparse(word)},\n" for word in words).replace("'", '"')
+    return f"# {method.name}\n{ast.unparse(call.func)}(\n{lines})"
 
 
 def _row(project: Project, method: Method, labelled: set[str], recorded: Mapping[str, str]) -> str:
     cells = (
         f"**{method.name}**<br>{method.source}",
-        f"{{eq}}`{method.equation}`, {code_link(project, method.function)}, "
+        f"{{eq}}`{method.equation}`<br>{code_link(project, method.function)}<br>"
         f"{tested_link(project, method.test, 'test')}",
-        f"`{method.use}`",
         _trained(method, recorded),
         _explained(method, labelled),
     )

@@ -220,14 +220,15 @@ def test_an_entry_written_twice_is_refused(tmp_path):
 
 
 def test_the_page_has_a_row_a_method_with_all_its_links():
-    page = methods_page(PROJECT, METHODS)
+    page, recorded = methods_page(PROJECT, METHODS), recordings(PROJECT)
     rows = {
         name: row for row in page.splitlines() for name in re.findall(r"^\| \*\*(.+?)\*\*", row)
     }
     assert len(rows) == len(METHODS)
     for method in METHODS:
         row = rows[method.name.replace("|", "&#124;")]
-        assert row.count(" | ") == 4, "a cell holds a bar"
+        assert row.count(" | ") == 3, "a cell holds a bar"
+        assert f"\n# {method.name}\n{method.use[:8].partition('(')[0]}" in page
         assert f"{{eq}}`{method.equation}`" in row
         path, _, _ = method.test.partition("::")
         assert f"/{path}#L" in row and f"[`{method.function.rpartition('.')[2]}`](" in row
@@ -235,7 +236,17 @@ def test_the_page_has_a_row_a_method_with_all_its_links():
             assert f"{{ref}}`{claim} <{claim.lower()}>`" in row
         for preset, arms in method.presets.items():
             assert preset in row and all(f"`{arm}`" in row for arm in arms)
-            assert (f"{preset} (not recorded)" in row) == (preset not in recordings(PROJECT))
+            assert (f"{preset} (not recorded)" in row) == (preset not in recorded)
+
+
+def test_the_code_on_the_page_is_that_of_the_table():
+    page = methods_page(PROJECT, METHODS)
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        for name, code in re.findall(r"# (.*)\n((?:[^#].*\n)+)", block):
+            (method,) = [method for method in METHODS if method.name == name]
+            assert max(map(len, code.splitlines())) <= 120
+            if method.arm is not None:
+                assert arm_of(code) == method.arm
 
 
 def test_recordings_are_found_by_their_preset():
