@@ -46,6 +46,16 @@ def test_curves_show_each_group_of_arms_in_its_panel(table):
     assert list(line.get_xdata()) == [10.0, 30.0, 50.0]  # middles of the windows
 
 
+def test_what_is_called_alike_looks_alike(table):
+    panels = {"one": {"a": "A", "b": "B"}, "two": {"c": "B", "a": "C"}}
+    first, second = figures.curves(table, panels, ("accuracy", "accuracy")).axes
+    colours = [
+        {line.get_label(): line.get_color() for line in axes.get_lines()}
+        for axes in (first, second)
+    ]
+    assert colours[0]["B"] == colours[1]["B"] != colours[0]["A"] != colours[1]["C"]
+
+
 def test_several_metrics_of_the_same_arms(table):
     metrics = [("accuracy", "accuracy"), ("entropy", "entropy (nats)")]
     panels = figures.metrics_over_training(table, {"a": "A", "c": "C"}, metrics).axes

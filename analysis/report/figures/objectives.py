@@ -42,7 +42,7 @@ ADVANTAGES = {
     "std_min": "std at least 0.1",
     "group_centre": "centred",
     "leave_one_out": "leave one out",
-    "drop_uniform": "over std, equal groups out",
+    "drop_uniform": "equal groups out",
 }
 WEIGHTS = {
     "grpo": "GRPO, $1/|o|$",
@@ -79,7 +79,7 @@ def curves(table: pd.DataFrame, panels: Mapping[str, Mapping[str, str]], metric:
 
     Args:
         table: tidy curves of a recording.
-        panels: title -> arm -> what it is called. An arm keeps its place's look in every panel.
+        panels: title -> arm -> what it is called. What is called alike looks alike.
         metric: what is drawn.
     """
     name, label = metric
@@ -89,9 +89,11 @@ def curves(table: pd.DataFrame, panels: Mapping[str, Mapping[str, str]], metric:
     figure, axes = style.subplots(
         len(panels), 1, height=0.6 + 2.9 * len(panels), sharex=True, sharey=True, squeeze=False
     )
+    names = dict.fromkeys(called for group in panels.values() for called in group.values())
+    looks = dict(zip(names, LOOKS, strict=False))
     for panel, (title, group) in zip(axes[:, 0], panels.items(), strict=True):
-        for look, (arm, called) in zip(LOOKS, group.items(), strict=False):
-            _line(panel, summary[summary["arm"] == arm], look, called, window)
+        for arm, called in group.items():
+            _line(panel, summary[summary["arm"] == arm], looks[called], called, window)
         panel.set_title(title)
         panel.set_ylabel(label)
     axes[-1, 0].set_xlabel("update")
