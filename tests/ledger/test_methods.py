@@ -242,7 +242,8 @@ def test_the_page_has_a_row_a_method_with_all_its_links():
 def test_the_code_on_the_page_is_that_of_the_table():
     page = methods_page(PROJECT, METHODS)
     for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        for name, code in re.findall(r"# (.*)\n((?:[^#].*\n)+)", block):
+        for entry in block.strip().split("\n\n"):
+            name, _, code = entry.removeprefix("# ").partition("\n")
             (method,) = [method for method in METHODS if method.name == name]
             assert max(map(len, code.splitlines())) <= 120
             if method.arm is not None:
