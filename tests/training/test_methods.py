@@ -11,7 +11,8 @@ import dataclasses
 import pytest
 import torch
 
-from analysis.training.arms import Arm
+from analysis.training.arms import Advantage, Arm, Objective
+from analysis.training.kl_cosine import kl_cosine, kl_objectives
 from tests.training import naive_loss
 from tests.training.apart import Population
 from tests.training.method_arms import (
@@ -76,6 +77,35 @@ def test_a_straight_through_loss_has_the_value_of_one_and_the_gradient_of_the_ot
 def changed(one, part, **fields):
     """An arm with other fields in a part, unchecked: a sign no arm may have."""
     return one.model_copy(update={part: getattr(one, part).model_copy(update=fields)})
+
+
+@pytest.mark.parametrize("aggregation", ["seq_mean_token_mean", "token_mean"])
+def test_the_kl_cosine_is_over_the_groups_that_count(small_config, aggregation):
+    parts = {
+        "advantage": Advantage(drop_uniform_groups=True),
+        "objective": Objective(aggregation=aggregation),
+    }
+    one = Arm(kl_estimator="k3", beta=0.5, **parts)
+    population = Population(small_config, [one], same=True)
+    trainer, run = population.trainer, population.run(0)
+    logits = trainer._logits(population.batch, None)
+    objectives = kl_objectives(trainer.terms, population.batch, logits)
+    measured = kl_cosine(objectives, trainer.weights)
+
+    def gradient(**fields):
+        arm = Arm(**fields)
+        return population.expected(dataclasses.replace(run, arm=arm))[1]
+
+    none = gradient(kl_estimator="none", **parts)
+    of_arm = gradient(kl_estimator="k3", beta=0.5, **parts) - none
+    of_exact = gradient(kl_estimator="exact", beta=1.0, **parts) - none
+    expected = torch.cosine_similarity(of_arm, of_exact, dim=0)
+    assert torch.isclose(measured[0], expected, rtol=0, atol=1e-9)
+    everyone = parts | {"advantage": Advantage()}
+    without = gradient(kl_estimator="none", **everyone)
+    of_all = [gradient(kl_estimator=name, beta=1.0, **everyone) for name in ("k3", "exact")]
+    of_all = [part - without for part in of_all]
+    assert (torch.cosine_similarity(*of_all, dim=0) - expected).abs() > 1e-3
 
 
 def named(arms, *starts):
