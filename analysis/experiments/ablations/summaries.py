@@ -184,6 +184,34 @@ def _crossing(log_x: np.ndarray, y: np.ndarray, level: float) -> float:
     return np.nan
 
 
+def fluctuation(
+    curves: pd.DataFrame, metrics: Iterable[str], *, share: float = 0.5
+) -> pd.DataFrame:
+    r"""How much a metric jumps from window to window, over the last ``share`` of a run.
+
+    .. math:: F = \frac{1}{\bar x} \sqrt{\frac{1}{2 (n - 1)} \sum_{i=2}^{n} (x_i - x_{i-1})^2}
+
+    Differences of neighbours leave a slow trend out; on noise around a constant it is the
+    coefficient of variation.
+
+    Args:
+        curves: one row per member and logging window.
+        metrics: positive ones.
+
+    Returns:
+        One row per member: ``arm``, ``beta``, ``seed``, ``kl_estimator`` and the metrics.
+    """
+    updates = np.sort(curves["update"].unique())
+    late = curves[curves["update"] >= updates[len(updates) - round(share * len(updates))]]
+    keys = ["arm", "beta", "seed", "kl_estimator"]
+
+    def relative(values: pd.Series) -> float:
+        return float(np.sqrt(np.square(np.diff(values)).mean() / 2) / values.mean())
+
+    grouped = late.sort_values("update").groupby(keys, sort=False)
+    return grouped[list(metrics)].agg(relative).reset_index()
+
+
 def updates_to(curves: pd.DataFrame, metric: str, threshold: float) -> pd.DataFrame:
     """Update at which each member first reaches a threshold in a logging window.
 
