@@ -49,7 +49,7 @@ def costs(
             panel.errorbar(x, rows["iqm"], yerr=bars, fmt="none", color=colour, elinewidth=1.5)
             bound = (rows["missed"] > 0).to_numpy()
             for marker, chosen in (("o", ~bound), ("^", bound)):
-                panel.scatter(x[chosen], rows["iqm"][chosen], 45, colour, marker, zorder=3)
+                panel.plot(x[chosen], rows["iqm"][chosen], marker, color=colour)
             panel.plot([], [], "o", color=colour, label=called)
         panel.set_xticks(list(places.values()), [f"{level:g}" for level in places])
         panel.set_yscale("log")
