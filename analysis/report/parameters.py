@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.errors import Refused
+from analysis.experiments.ablations.policy_names import POLICIES
 
 PROFILES = ("quick", "full")
+#: Parameters that mean one of a few names in every notebook that has them.
+CHOICES = {"profile": PROFILES, "policy": POLICIES}
 
 _TYPES = {t.__name__: t for t in (int, float, str, bool, list, dict)}
 _SECRET = re.compile(
@@ -45,8 +48,9 @@ class Parameter:
             checked = adapter.validate_json(json.dumps(value))
         except (ValidationError, TypeError):
             raise Refused(f"{label}: {self._complaint(value)}") from None
-        if self.name == "profile" and checked not in PROFILES:
-            raise Refused(f"{label}: profile is one of {', '.join(PROFILES)}, not {checked!r}")
+        known = CHOICES.get(self.name)
+        if known is not None and checked not in known:
+            raise Refused(f"{label}: {self.name} is one of {', '.join(known)}, not {checked!r}")
         return checked
 
     def _complaint(self, value: Any) -> str:

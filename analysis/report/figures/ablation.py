@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,8 +13,9 @@ from matplotlib.figure import Figure
 from analysis.experiments.ablations.ablation import coarsen, over_seeds
 from analysis.report import style
 
-#: Updates that one point of a curve averages.
+#: Updates that one point of a curve averages; fewer where that would leave fewer points than these.
 SPAN = 20
+POINTS = 15
 
 #: Panel title -> the estimators in it; "none" is repeated as the yardstick.
 PANELS = {
@@ -60,8 +62,15 @@ def front(finals: pd.DataFrame, band: str) -> Figure:
     return figure
 
 
+def span_of(curves: pd.DataFrame) -> int:
+    """How many updates one point of a curve averages."""
+    return min(SPAN, math.ceil(curves["update"].max() / POINTS) or 1)
+
+
 def _curves(curves: pd.DataFrame, metric: str, band: str, label: str, scale: str) -> Figure:
-    summary = over_seeds(coarsen(curves, SPAN), metric, band)
+    span = span_of(curves)
+    summary = over_seeds(coarsen(curves, span), metric, band)
+    summary["update"] += span / 2
     figure, panels = style.subplots(2, 1, height=6.6, sharex=True, sharey=True)
     for panel, (placement, names) in zip(panels, PANELS.items(), strict=True):
         _draw_arms(panel, summary, placement, names)
@@ -79,9 +88,9 @@ def _draw_arms(axes: Axes, summary: pd.DataFrame, placement: str, names: Sequenc
     for name in names:
         rows = summary[_rows(summary, name, placement)]
         look = style.line(name, _line_placement(name, placement))
-        axes.plot(rows["update"] + SPAN / 2, rows["mean"], markevery=3, **look)
+        axes.plot(rows["update"], rows["mean"], markevery=3, **look)
         axes.fill_between(
-            rows["update"] + SPAN / 2,
+            rows["update"],
             rows["low"],
             rows["high"],
             color=look["color"],

