@@ -11,6 +11,7 @@ from analysis.experiments.chapters import off_policy as study
 from analysis.experiments.chapters import stale_sequences
 from analysis.experiments.chapters.gradients import Policies, random_tables
 from analysis.experiments.claims import Finding, decides, settle
+from analysis.experiments.claims.recorded import difference, recorded
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.enumeration import (
     exact_kl_gradient,
@@ -102,8 +103,8 @@ def _sequence_value_error(tables: Policies, samplers: Tensor) -> float:
 
 @decides("S3-31")
 def masked_sequences() -> Finding:
-    """The masking rule against its words token by token, and what it does to bias and variance of
-    the token-ratio gradient, over every sequence of a tree."""
+    """The masking rule against its words token by token; what it does to bias and variance of the
+    token-ratio gradient, over every sequence of a tree; and to recorded runs on stale samples."""
     cases = stale_sequences.mask_cases(TREE, 3, 40, 0.5, seed=73)
     rule_broken, gains = 0, []
     for case in cases:
@@ -127,7 +128,11 @@ def masked_sequences() -> Finding:
         "bias_ratio": (masked_bias / bias)[used].median().item(),
         "bias_limit": masked_bias[used].median().item(),
     }
-    always = figures["share_bias_higher"] == 0.0
+    finals = recorded("stale_masking").finals
+    saved = difference(finals, "reinforce_mask_0.1", "reinforce", "own_accuracy")
+    beside_clip = difference(finals, "token_mask_0.1", "token", "own_accuracy")
+    figures |= saved.figures("trained_unclipped") | beside_clip.figures("trained_clipped")
+    always = figures["share_bias_higher"] == 0.0 and saved.above and beside_clip.above
     sometimes = rule_broken == 0 and figures["share_variance_lower"] > 0.5
     return Finding(settle(sometimes and always, sometimes), figures)
 

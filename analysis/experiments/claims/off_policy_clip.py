@@ -7,6 +7,7 @@ from torch import Tensor
 
 from analysis.experiments.chapters import off_policy as study
 from analysis.experiments.chapters import stale_sequences
+from analysis.experiments.chapters import stale_training as trained
 from analysis.experiments.chapters.gradients import Policies
 from analysis.experiments.claims import Finding, decides, settle
 from analysis.experiments.claims.off_policy import (
@@ -20,15 +21,20 @@ from analysis.experiments.claims.off_policy import (
     stale,
     stale_trees,
 )
+from analysis.experiments.claims.recorded import difference, difference_at_equal, recorded
 from analysis.kl.enumeration import expected_gradient, relative_error, reverse_kl_gradient
 from analysis.kl.sequences import sequence_kl_gradient, token_logp, visited_kl_gradient
 from analysis.objectives.credit import reward_to_go
+
+#: Of the recorded ways: the KL coefficient, and the exact reverse KL at which fronts are compared.
+TRAINED_BETA, TRAINED_KL = 0.3, 0.05
 
 
 @decides("S4-27")
 def clipped_merged_kl() -> Finding:
     """The merged objective against the exact gradient of reward minus KL, with and without the
-    clip, the policy having moved along its advantages; and how much of the KL's force is lost."""
+    clip, the policy having moved along its advantages; how much of the KL's force is lost; and
+    recorded runs with and without the clip."""
     states = stale(along_advantage=True)
     exact = study.regularised_gradient(states, beta=BETA)
     clip = {"epsilon_low": EPSILON, "epsilon_high": EPSILON}
@@ -47,6 +53,9 @@ def clipped_merged_kl() -> Finding:
         "opposing": share.opposing.median(),
         "sequences_unclipped": _token_weight_error(tables, samplers),
     }
+    finals = recorded("three_ways").finals
+    pair = ("merged_detached", "merged_detached_wide", "accuracy")
+    figures |= difference(finals, *pair, beta=TRAINED_BETA).figures("trained_clip")
     unclipped = figures["unclipped"] < EXACT
     correct = figures["clipped"] < EXACT and figures["sequences_unclipped"] < EXACT
     return Finding(settle(unclipped and correct, unclipped), figures)
@@ -157,8 +166,10 @@ def _score_gradient(logits: Tensor, credit: Tensor) -> Tensor:
 
 @decides("S4-xo")
 def best_way_overall() -> Finding:
-    """What enumeration can say of the three ways: the error of each one's KL gradient on samples of
-    one age. Which costs least at equal quality is for training runs to say."""
+    """The error of each way's KL gradient on samples of one age; and the recorded ways: accuracy of
+    the merged KL, clipped, less that of the full vocabulary at equal exact KL, and less that of k2
+    on large fresh batches at equal completions and at equal passes through the model, each side at
+    the better of its step sizes."""
     states, on_policy = stale(along_advantage=True), fresh()
     exact = reverse_kl_gradient(states.logits, states.ref_logits)
     figures = {
@@ -171,4 +182,18 @@ def best_way_overall() -> Finding:
             study.clipped_kl_gradient(states, beta=BETA, epsilon=EPSILON), exact
         ),
     }
-    return Finding("open", figures)
+    several = recorded("three_ways").finals
+    ways = trained.costed_ways(recorded("three_ways_half_step"), recorded("three_ways_on_policy"))
+    at_kl = {"of": "reverse_kl", "level": TRAINED_KL}
+    bands = {}
+    for reading in ("old", "detached"):
+        pair = (f"merged_{reading}", "exact_loss", "accuracy")
+        bands[f"{reading}_to_full"] = difference_at_equal(several, *pair, **at_kl)
+        for cost in ("completions", "passes"):
+            ended = trained.at_equal_cost(ways, cost, TRAINED_BETA)
+            pair = (f"merged_{reading}", trained.LARGE_BATCH, "accuracy")
+            bands[f"{reading}_to_large_at_{cost}"] = difference(ended, *pair)
+    for name, band in bands.items():
+        figures |= band.figures(name)
+    ahead = [band.above for band in bands.values()]
+    return Finding(settle(all(ahead), any(ahead)), figures)

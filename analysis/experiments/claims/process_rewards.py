@@ -9,6 +9,7 @@ import torch
 
 from analysis.experiments.chapters import process_rewards as study
 from analysis.experiments.claims import Finding, decides, settle
+from analysis.experiments.claims.recorded import difference, recorded
 from analysis.kl.credit import credit_moments
 from analysis.kl.sequences import sequence_probability
 from analysis.objectives.advantages import group_normalise, process_supervision
@@ -141,7 +142,8 @@ def outcome_credit_sees_the_future() -> Finding:
 
 @decides("S3-27")
 def partial_rollout() -> Finding:
-    """A cut path finished later against a cut path scored by a value: bias of the gradient."""
+    """A cut path finished later against a cut path scored by a value: bias of the gradient; and
+    recorded runs with a token budget, against whole rollouts and trained on the last segment."""
     problem = study.fixed_length_chain(6, 4, right=0.55, spread=0.5, seed=0)
     cut = 3
     values = study.state_values(problem)
@@ -177,6 +179,9 @@ def partial_rollout() -> Finding:
 
 @decides("S3-28")
 def kimi_length_recipe() -> Finding:
+    finals = recorded("partial_rollouts").finals
+    for name, other in (("trained_budget", "whole"), ("trained_all_segments", "budget_8_current")):
+        figures |= difference(finals, "budget_8_all", other, "own_accuracy").figures(name)
     """The loop detector, and the report's length reward beside a penalty per token."""
     loop = torch.tensor([4, 7, 1, 2, 3, 1, 2, 3, 1, 2, 3, 9])
     stop = repeats(loop, period=4, times=3).nonzero().flatten()

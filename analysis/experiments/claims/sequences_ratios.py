@@ -14,6 +14,7 @@ from analysis.experiments.chapters.sequence_ratios import (
 )
 from analysis.experiments.chapters.sequences import EXACT, SPREAD, flat_error, quantile
 from analysis.experiments.claims import Finding, decides, settle
+from analysis.experiments.claims.recorded import difference, recorded
 from analysis.kl.credit import credit_moments
 from analysis.kl.divergences import chi_square
 from analysis.kl.enumeration import cosine
@@ -134,7 +135,8 @@ def gspo_weight() -> Finding:
 def keep_sampling_mask() -> Finding:
     """Mean ratios and gradients under a top-p sampler, with and without its mask on the policy.
 
-    The referee is autograd through the mean return of the masked, and of the full, policy.
+    The referee is autograd through the mean return of the masked, and of the full, policy; recorded
+    runs say what the mask did to the policy's own accuracy.
     """
     generator = torch.Generator().manual_seed(91)
     old, direction, returns = torch.randn(3, 40, 16, generator=generator, dtype=torch.float64)
@@ -168,6 +170,9 @@ def keep_sampling_mask() -> Finding:
     return Finding(settle(unbiased and figures["full_policy_error"] < EXACT, unbiased), figures)
 
 
+    finals = recorded("mismatch").finals
+    pair = ("top_p_keep_mask", "top_p_uncorrected", "own_accuracy")
+    figures |= difference(finals, *pair).figures("trained_gain")
 @decides("S3-34")
 def token_objective_is_first_order() -> Finding:
     """Measured orders of the token objective's error: slopes over steps of four sizes.

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 
+import pandas as pd
 import torch
 
-from analysis.experiments.chapters import projection
+from analysis.experiments.chapters import projection, routing_training
 from analysis.experiments.chapters.imitation import steps_ratio
 from analysis.experiments.chapters.preference import gradient_of
 from analysis.experiments.chapters.routing import routing_drift
 from analysis.experiments.claims import Finding, decides, settle
+from analysis.experiments.claims.recorded import Band, difference
 from analysis.kl.enumeration import cosine, reverse_kl_gradient
 from analysis.kl.sequences import enumerate_sequences, sequence_probability
 from analysis.objectives.gae import generalised_advantage
@@ -119,7 +121,8 @@ def distillation_speed() -> Finding:
 
 @decides("S3-32")
 def keep_routing() -> Finding:
-    """A tiny top-1 mixture of experts, perturbed: log-probs by replayed and by new routing."""
+    """A tiny top-1 mixture of experts, perturbed: log-probs by replayed and by new routing; and
+    bandits trained through one, exact reward, where the sampler's router is noisy or is not."""
     table = routing_drift([1e-4, 1e-3, 1e-2], seeds=4).set_index("size")
     figures = {
         "replayed_at_1e4": table.replayed[1e-4],
@@ -128,9 +131,23 @@ def keep_routing() -> Finding:
         "replayed_growth": table.replayed[1e-2] / table.replayed[1e-4],
         "flipped_at_1e2": table.flipped[1e-2],
     }
+    for name, noise in (("trained_noisy", 0.3), ("trained_same_router", 0.0)):
+        figures |= _gain_of_replay(noise).figures(name)
     linear = 80 < figures["replayed_growth"] < 125
     jumps = figures["recomputed_at_1e2"] > 10 * figures["replayed_at_1e2"]
     return Finding(settle(linear and jumps, False), figures)
+
+
+def _gain_of_replay(noise: float) -> Band:
+    """Exact reward of bandits at the end, replayed minus recomputed, over bandits."""
+    options = {"noise": noise, "seeds": range(200, 220), "updates": 24, "states": 16}
+    ends = [
+        routing_training.train(routing, **options).query("update >= 16")
+        for routing in routing_training.ROUTINGS
+    ]
+    means = pd.concat(ends).groupby(["routing", "seed"], as_index=False)["reward"].mean()
+    finals = means.assign(arm=means["routing"], beta=0.0)
+    return difference(finals, *routing_training.ROUTINGS, "reward")
 
 
 def _masked_divergence(logits: torch.Tensor, teacher: torch.Tensor, mask: torch.Tensor):
