@@ -182,6 +182,16 @@ def test_a_recording_reads_back_and_notices_a_change(small_ablation, tmp_path):
         recording.load(directory)
 
 
+def test_a_recording_of_other_arms_says_how_to_make_it_again(small_ablation, tmp_path):
+    recording.save(small_ablation, tmp_path / "small")
+    manifest = tmp_path / "small" / "manifest.json"
+    fields = json.loads(manifest.read_text())
+    fields["configuration"]["config"]["kl_credit"] = "to_go"
+    manifest.write_text(json.dumps(fields))
+    with pytest.raises(ValueError, match="record it again with analysis sweep small --record"):
+        recording.load(tmp_path / "small")
+
+
 def test_a_recorded_member_trains_again_alone_to_the_recorded_digits(small_ablation, tmp_path):
     recording.save(small_ablation, tmp_path / "small")
     recorded = recording.load(tmp_path / "small")

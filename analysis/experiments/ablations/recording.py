@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
+from pydantic import ValidationError
 
 import analysis
 from analysis.experiments.ablations.ablation import Ablation, final, run, tidy
@@ -72,14 +73,21 @@ def load(directory: Path) -> Recorded:
     """Read a recorded ablation, after checking its files against the manifest.
 
     Raises:
-        ValueError: a file is missing or is not the one that was recorded.
+        ValueError: a file is missing or is not the one that was recorded, or its configuration is
+            no longer understood.
     """
     manifest = read_manifest(directory)
     curves, finals = (
         pd.read_csv(directory / name, keep_default_na=False, na_values=[""])
         for name in ("curves.csv", "final.csv")
     )
-    preset = Preset.model_validate_json(json.dumps(manifest["configuration"]))
+    try:
+        preset = Preset.model_validate_json(json.dumps(manifest["configuration"]))
+    except ValidationError:
+        raise ValueError(
+            f"{directory} was recorded by a version whose arms are not those of this one: record "
+            f"it again with analysis sweep {manifest['preset']} --record {directory}"
+        ) from None
     return Recorded(preset, curves, finals, manifest)
 
 
