@@ -1,0 +1,77 @@
+"""The evidence behind each line of the decision guide, read from the recorded runs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pandas as pd
+
+from analysis.experiments.ablations import recording, summaries
+
+
+class Comparison(NamedTuple):
+    """Two arms of a recorded run, paired seed by seed."""
+
+    preset: str
+    arm: str
+    other: str
+    metric: str
+    beta: float | None = None
+
+
+#: Line of the guide -> what it rests on.
+EVIDENCE: dict[str, Comparison] = {
+    "any_leash": Comparison("full", "k2_loss", "none", "accuracy", 0.3),
+    "any_leash_half": Comparison("half_step", "k2_loss", "none", "accuracy", 0.3),
+    "k1_loss": Comparison("starts", "k1_loss", "none", "accuracy", 0.3),
+    "k1_reward": Comparison("full", "k1_reward", "exact_loss", "accuracy", 0.3),
+    "k3_reward": Comparison("full", "k3_reward", "none", "accuracy", 0.3),
+    "k2_sequence": Comparison("kl_axes", "k2_loss_sequence", "k2_loss_shows_k3", "accuracy"),
+    "merged": Comparison("three_ways", "merged_old", "exact_loss", "accuracy", 0.3),
+    "merged_wide": Comparison("three_ways", "merged_old_wide", "merged_old", "accuracy", 0.3),
+    "no_weight": Comparison("stale_masking", "reinforce", "token", "own_accuracy"),
+    "masked": Comparison("stale_masking", "reinforce_mask_0.1", "token", "own_accuracy"),
+    "stale": Comparison("stale_masking", "token", "fresh", "own_accuracy"),
+    "noisy_std": Comparison("near_ties", "group_std_noisy", "group_std", "accuracy"),
+    "noisy_floor": Comparison("near_ties", "std_min_noisy", "group_std", "accuracy"),
+    "clip_higher": Comparison("clip_higher", "higher", "symmetric", "entropy"),
+    "unclipped": Comparison("clip_higher", "unclipped", "symmetric", "accuracy"),
+    "dr_grpo": Comparison("length_growth", "dr_grpo", "grpo", "wrong_length"),
+    "price": Comparison("length_growth", "linear_price", "grpo", "accuracy"),
+    "overlong": Comparison("length_growth", "soft_overlong", "grpo", "length"),
+    "process": Comparison("process", "process", "outcome", "accuracy"),
+    "hot": Comparison("mismatch", "hot_uncorrected", "same", "own_accuracy"),
+    "hot_corrected": Comparison(
+        "mismatch", "hot_truncated_token", "hot_uncorrected", "own_accuracy"
+    ),
+    "top_p": Comparison("mismatch", "top_p_keep_mask", "top_p_uncorrected", "own_accuracy"),
+    "partial": Comparison("partial_rollouts", "budget_8_current", "budget_8_all", "accuracy"),
+    "opd_easy": Comparison("distillation", "opd_immediate", "grpo", "own_accuracy"),
+    "opd_sparse": Comparison("distillation_sparse", "opd_immediate", "grpo", "own_accuracy"),
+    "opd_exact": Comparison("distillation", "reverse_exact", "opd_immediate", "own_accuracy"),
+    "opd_to_go": Comparison("distillation_sparse", "opd_to_go", "opd_immediate", "own_accuracy"),
+    "supervised": Comparison("distillation", "supervised", "reverse_exact", "own_accuracy"),
+    "weak_teacher": Comparison("weak_teacher", "exact_and_grpo", "grpo", "own_accuracy"),
+    "kdrl": Comparison("kdrl", "kdrl_k2", "kdrl_k3", "own_accuracy"),
+    "annealed": Comparison("kdrl", "kdrl_annealed", "kdrl_k2", "own_accuracy"),
+}
+
+#: Presets whose recording is not called after them.
+FOLDERS = {"full": recording.RECORDED, "half_step": recording.RECORDED_HALF_STEP}
+
+
+def evidence() -> pd.DataFrame:
+    """One row per line of the guide: ``key``, its comparison, and the paired difference.
+
+    Raises:
+        ValueError: a recording is missing or changed.
+    """
+    loaded: dict[str, pd.DataFrame] = {}
+    rows = []
+    for key, (preset, *pair, beta) in EVIDENCE.items():
+        if preset not in loaded:
+            folder = FOLDERS.get(preset, recording.folder_of(preset))
+            loaded[preset] = recording.load(folder).finals
+        (row,) = summaries.paired(loaded[preset], [tuple(pair)], beta=beta).to_dict("records")
+        rows.append({"key": key, "preset": preset, "beta": beta, **row})
+    return pd.DataFrame(rows)
