@@ -93,6 +93,7 @@ def dots(
     for panel, (metric, label) in zip(panels[0], metrics, strict=True):
         _dots_of(panel, table.loc[metric].loc[list(labels)])
         panel.set_xlabel(label)
+        panel.locator_params(axis="x", nbins=4)
     panels[0][0].set_yticks(range(len(labels)), labels.values())
     panels[0][0].invert_yaxis()
     return figure
