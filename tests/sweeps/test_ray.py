@@ -5,6 +5,7 @@ The cluster has two workers on this machine; only the sweep's own process touche
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import signal
@@ -73,8 +74,12 @@ def real_source(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tasks(sweep: int | None = None) -> list[psutil.Process]:
     """The processes that train a shard now, of the cluster that ``sweep`` or this process began."""
-    children = psutil.Process(sweep).children(recursive=True)
-    return [child for child in children if child.cmdline()[:1] == ["ray::train_shard"]]
+    found = []
+    for child in psutil.Process(sweep).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if child.cmdline()[:1] == ["ray::train_shard"]:
+                found.append(child)
+    return found
 
 
 def until(true: Callable[[], object], seconds: float = 120.0) -> None:
