@@ -129,6 +129,29 @@ def test_without_the_clip_the_merged_kl_loses_accuracy():
     assert figures["trained_clip"] == pytest.approx(middle_mean(gains), abs=2e-6)
 
 
+def test_the_differentiated_reading_is_the_worse_one():
+    figures = off_policy.readings_of_the_merged_kl().figures
+    arms = ("merged_attached", "merged_old", "merged_detached")
+    attached, old, detached = (finals("three_ways", arm, "accuracy", 0.3) for arm in arms)
+    losses = differences(attached, detached)
+    assert max(losses) < 0
+    assert figures["trained_attached"] == pytest.approx(middle_mean(losses), abs=2e-6)
+    by_hand = middle_mean(differences(old, detached))
+    assert figures["trained_old"] == pytest.approx(by_hand, abs=2e-6)
+
+
+def test_the_weight_of_k3_gains_accuracy_and_no_nearness():
+    figures = off_policy.weighted_k3().figures
+    for metric in ("own_accuracy", "reverse_kl"):
+        weighted, plain = (
+            finals("staleness", arm, metric, 0.3) for arm in ("k3_attached_lag_16", "k3_lag_16")
+        )
+        by_hand = middle_mean(differences(weighted, plain))
+        assert figures[f"trained_{metric}"] == pytest.approx(by_hand, abs=2e-6)
+    assert figures["trained_own_accuracy_low"] > 0
+    assert figures["trained_reverse_kl_high"] > 0
+
+
 def test_keeping_the_sampling_mask_trained():
     figures = sequences_ratios.keep_sampling_mask().figures
     arms = ("top_p_keep_mask", "top_p_uncorrected")

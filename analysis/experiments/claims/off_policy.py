@@ -61,7 +61,8 @@ def stale_trees() -> tuple[Policies, Tensor]:
 @decides("S3-29")
 def weighted_k3() -> Finding:
     """V3.2's term, attached and detached: autograd through the loss against closed-form gradients,
-    its value against the KL, at one state and over sequences."""
+    its value against the KL, at one state and over sequences; and recorded runs on samples 16
+    updates old, with and without the weight."""
     states = stale()
     logits, ref_logits, old_logits, _ = states
     exact = {d: exact_kl_gradient(logits, ref_logits, direction=d) for d in ("reverse", "forward")}
@@ -83,6 +84,10 @@ def weighted_k3() -> Finding:
         "unweighted_to_reverse": error_of(gradient["none"], exact["reverse"]),
         "sequence_value_error": _sequence_value_error(tables, samplers),
     }
+    finals = recorded("staleness").finals
+    for metric in ("own_accuracy", "reverse_kl"):
+        pair = ("k3_attached_lag_16", "k3_lag_16", metric)
+        figures |= difference(finals, *pair).figures(f"trained_{metric}")
     one_state = figures["value_error"] < EXACT and figures["attached_to_reverse"] < EXACT
     everywhere = figures["detached_to_reverse"] < EXACT and figures["sequence_value_error"] < EXACT
     return Finding(settle(one_state and everywhere, one_state), figures)
@@ -170,7 +175,8 @@ def full_vocabulary(states: study.StaleStates, weights: str) -> Tensor:
 @decides("S4-26")
 def readings_of_the_merged_kl() -> Finding:
     """Each reading's expected gradient by autograd, without clip, against closed forms: the reverse
-    KL, and for the sampler's log-ratio the difference of two reverse KLs."""
+    KL, and for the sampler's log-ratio the difference of two reverse KLs; and recorded runs of
+    several steps a rollout, clipped, against the detached reading."""
     states = stale()
     exact = reverse_kl_gradient(states.logits, states.ref_logits)
     drift = reverse_kl_gradient(states.logits, states.old_logits)
@@ -187,6 +193,10 @@ def readings_of_the_merged_kl() -> Finding:
         reverse_kl_gradient(unmoved.logits, unmoved.ref_logits),
         worst=True,
     )
+    finals = recorded("three_ways").finals
+    for reading in ("old", "attached"):
+        pair = (f"merged_{reading}", "merged_detached", "accuracy")
+        figures |= difference(finals, *pair, beta=0.3).figures(f"trained_{reading}")
     under_policy = max(figures["detached"], figures["attached"]) < EXACT
     under_sampler = figures["old"] < EXACT
     return Finding(settle(under_policy and under_sampler, under_policy), figures)
