@@ -1,0 +1,39 @@
+"""The evidence of the guide: arms of their presets, quoted with intervals, as recorded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import analysis
+from analysis.experiments.ablations.catalogue import make_preset
+from analysis.experiments.chapters.guide import EVIDENCE, evidence
+from analysis.training.metrics import METRICS
+
+NOTEBOOK = Path(analysis.__path__[0]).parent / "notebooks" / "20_guide.ipynb"
+
+
+@pytest.mark.parametrize("key", EVIDENCE)
+def test_a_line_compares_arms_of_a_preset_with_ten_seeds(key):
+    line = EVIDENCE[key]
+    preset = make_preset(line.preset, {})
+    names = {arm.name for arm in preset.arms}
+    assert {line.arm, line.other} <= names and line.metric in METRICS
+    assert len(preset.seeds) >= 10
+
+
+def test_every_line_is_quoted_with_its_interval():
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    text = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    for key in EVIDENCE:
+        for name in (key, f"{key}_low", f"{key}_high"):
+            assert f"`{name}`" in text, name
+
+
+def test_differences_are_those_of_the_recorded_members():
+    table = evidence().set_index("key")
+    assert len(table) == len(EVIDENCE) and (table["seeds"] >= 10).all()
+    assert (table["low"] <= table["iqm"]).all() and (table["iqm"] <= table["high"]).all()
+    assert table.loc["k3_reward", "iqm"] < -0.2 < table.loc["k1_reward", "iqm"]
