@@ -10,9 +10,19 @@ import pytest
 import torch
 
 from analysis.experiments.claims import advantages as claims
+from analysis.experiments.claims.recorded import recorded
 from analysis.objectives.advantages import group_normalise
 
 RIGHT_WRONG = [0.0, 1.0, 1.0, 0.0]
+
+
+def trained_by_hand(preset: str, arm: str, other: str, metric: str) -> float:
+    """Mean of the middle six of ten differences between recorded runs of the same seed."""
+    rows = recorded(preset).finals
+    ends = [rows[rows["arm"] == a].set_index("seed")[metric].to_dict() for a in (arm, other)]
+    differences = sorted(ends[0][seed] - ends[1][seed] for seed in ends[0])
+    assert len(differences) == 10
+    return statistics.fmean(differences[2:-2])
 
 
 def test_group_normalisation():
@@ -55,6 +65,9 @@ def test_clip_higher():
     assert found.figures["gradient_symmetric"] == 0 > found.figures["gradient_higher"]
     assert found.figures["rare_growth_symmetric"] > 1.2  # the clip stops, it does not bound
     assert 0.9 * 1.2 > 1  # a likely token cannot reach either bound
+    assert trained_by_hand("clip_higher", "higher", "symmetric", "entropy") == pytest.approx(
+        found.figures["higher_entropy"]
+    )
 
 
 def test_dynamic_sampling():
@@ -63,6 +76,8 @@ def test_dynamic_sampling():
     mixed = [g for g in itertools.product((0, 1), repeat=8) if 0 < sum(g) < 8]
     kept = sum(0.1 ** sum(g) * 0.9 ** (8 - sum(g)) for g in mixed)
     assert found.figures["kept_at_p10_of_8"] == pytest.approx(kept, abs=1e-12)
+    assert found.figures["trained_gain_noisy"] == 0.0  # noise leaves no two rewards equal
+    assert found.figures["trained_gain_low"] < 0 < found.figures["trained_gain_high"]
 
 
 def test_seed_3_calls_undefined_what_its_own_eps_defines():
@@ -82,6 +97,19 @@ def test_length_price():
         assert by_hand == pytest.approx(found.figures["all_right_cheap"], rel=1e-6)
     # A price above 1/300 outweighs right against wrong.
     assert found.figures["long_right_dear"] < 0 < found.figures["long_right_cheap"]
+    assert found.figures["trained_length_high"] < 0
+    assert trained_by_hand("length_growth", "linear_price", "grpo", "accuracy") == pytest.approx(
+        found.figures["trained_accuracy"]
+    )
+
+
+def test_a_price_that_did_not_shorten_would_change_the_verdict(monkeypatch):
+    def longer(preset):
+        real = recorded(preset)
+        return real._replace(finals=real.finals.assign(length=-real.finals["length"]))
+
+    monkeypatch.setattr(claims, "recorded", longer)
+    assert claims.length_price().verdict == "fails"
 
 
 def test_noise_example():
@@ -106,6 +134,10 @@ def test_clipped_std():
     assert found.verdict == "holds if"
     assert found.figures["bound_at_min"] == pytest.approx(1 / 0.1)
     assert found.figures["unbounded_at_zero"] > 1e8
+    assert trained_by_hand(
+        "near_ties", "std_min_noisy", "group_std_noisy", "accuracy"
+    ) == pytest.approx(found.figures["trained_gain"])
+    assert found.figures["trained_gain_low"] > 0
 
 
 def test_variance_of_bounded_rewards():
@@ -135,10 +167,3 @@ def test_smaller_variance_larger_amplification():
     assert found.verdict == "holds"
     assert found.figures["least_growth"] == pytest.approx(10**0.5, rel=1e-6)
     assert found.figures["least_growth_with_floor"] == pytest.approx(1.0)
-
-
-def test_instabilities():
-    found = claims.instabilities()
-    assert found.verdict == "open"
-    assert found.figures["advantage_of_noise"] > 0.5
-    assert found.figures["advantage_of_noise_clipped"] < 0.02

@@ -8,6 +8,7 @@ import torch
 
 from analysis.experiments.chapters import advantages as study
 from analysis.experiments.claims import Finding, decides, settle
+from analysis.experiments.claims.recorded import difference, recorded
 from analysis.kl.enumeration import cosine
 from analysis.objectives.advantages import group_centre, group_normalise, leave_one_out
 from analysis.objectives.difficulty import difficulty_weight
@@ -81,7 +82,10 @@ def baseline_and_scale() -> Finding:
 
 @decides("S3-3")
 def clip_higher() -> Finding:
-    """Gradient of the clipped loss at given ratios, and forty steps on one sampled token."""
+    """Gradient of the clipped loss at given ratios, and forty steps on one sampled token.
+
+    Recorded runs say what the wider clip did to entropy and to accuracy.
+    """
     ratios = torch.tensor([1.0, 1.25, 1.3], dtype=torch.float64)
     symmetric, higher = (_ratio_gradient(ratios, high) for high in (0.2, 0.28))
     growth = {
@@ -95,6 +99,9 @@ def clip_higher() -> Finding:
         "rare_growth_higher": growth[0.01, 0.28],
         "likely_growth_difference": growth[0.9, 0.28] - growth[0.9, 0.2],
     }
+    finals = recorded("clip_higher").finals
+    for clip, metric in (("higher", "entropy"), ("higher", "accuracy"), ("wide", "entropy")):
+        figures |= difference(finals, clip, "symmetric", metric).figures(f"{clip}_{metric}")
     helps_rare = figures["rare_growth_higher"] - figures["rare_growth_symmetric"] > 0.01
     at_once = figures["first_step_difference"] > EXACT
     return Finding(settle(helps_rare and at_once, helps_rare), figures)
@@ -102,7 +109,10 @@ def clip_higher() -> Finding:
 
 @decides("S3-4")
 def dynamic_sampling() -> Finding:
-    """Kept fraction by enumerating all groups; the advantage of the others with and without eps."""
+    """Kept fraction by enumerating all groups; the advantage of the others with and without eps.
+
+    Recorded runs say what leaving them out did to accuracy, and to what share of the tokens.
+    """
     error, with_eps, undefined, total = 0.0, 0.0, 0, 0
     for size in (2, 4, 8):
         groups = binary_groups(size)
@@ -121,6 +131,12 @@ def dynamic_sampling() -> Finding:
         "advantage_with_eps": float(with_eps),
         "kept_at_p10_of_8": kept_fraction(torch.tensor(0.1, dtype=torch.float64), 8).item(),
     }
+    finals = recorded("near_ties").finals
+    dropped = difference(finals, "drop_uniform", "group_std", "accuracy")
+    noisy = difference(finals, "drop_uniform_noisy", "group_std_noisy", "accuracy")
+    left_out = difference(finals, "group_std", "drop_uniform", "used_fraction")
+    figures |= dropped.figures("trained_gain") | noisy.figures("trained_gain_noisy")
+    figures |= {"trained_share_left_out": left_out.iqm}
     undefined_without = figures["undefined_share_without_eps"] == 1
     undefined_with = figures["advantage_with_eps"] != 0
     formula_right = figures["fraction_error"] < EXACT
@@ -131,7 +147,10 @@ def dynamic_sampling() -> Finding:
 
 @decides("S3-5")
 def length_price() -> Finding:
-    """Normalised advantages of a long answer, by the price of a token and the group around it."""
+    """Normalised advantages of a long answer, by the price of a token and the group around it.
+
+    Recorded runs say what a price did to length and to accuracy.
+    """
     lengths = torch.tensor([400.0, 100.0, 100.0, 400.0], dtype=torch.float64)
     all_right = torch.ones(4, dtype=torch.float64)
     mixed = torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
@@ -146,7 +165,12 @@ def length_price() -> Finding:
         "long_right_cheap": of_long(mixed, 1e-6),
         "long_right_dear": of_long(mixed, 1e-2),
     }
+    finals = recorded("length_growth").finals
+    shorter = difference(finals, "linear_price", "grpo", "length")
+    figures |= shorter.figures("trained_length")
+    figures |= difference(finals, "linear_price", "grpo", "accuracy").figures("trained_accuracy")
     discourages = figures["all_right_cheap"] < 0 and figures["long_right_dear"] < 0
+    discourages = discourages and shorter.below
     price_matters = abs(figures["all_right_cheap"] - figures["all_right_dear"]) > 1e-6
     always = price_matters and figures["equal_lengths"] < 0 and figures["long_right_cheap"] < 0
     return Finding(settle(always, discourages), figures)
@@ -171,7 +195,10 @@ def noise_example() -> Finding:
 
 @decides("S4-32")
 def clipped_std() -> Finding:
-    """Largest amplification, advantage over deviation, with and without a lower bound."""
+    """Largest amplification, advantage over deviation, with and without a lower bound.
+
+    Recorded runs say what the lower bound was worth under noisy rewards.
+    """
     noise = torch.logspace(-9, 0, 19, dtype=torch.float64)
     rewards = noise[:, None] * torch.tensor([-1.0, 1.0, -1.0, 1.0], dtype=torch.float64)
 
@@ -188,6 +215,9 @@ def clipped_std() -> Finding:
         .max()
         .item(),
     }
+    finals = recorded("near_ties").finals
+    gain = difference(finals, "std_min_noisy", "group_std_noisy", "accuracy")
+    figures |= gain.figures("trained_gain")
     bounded = figures["bound_at_min"] <= 10 * (1 + 1e-12)
     bounded_at_zero = figures["unbounded_at_zero"] <= 10
     return Finding(settle(bounded and bounded_at_zero, bounded), figures)
@@ -238,20 +268,6 @@ def smaller_variance_larger_amplification() -> Finding:
     }
     grows = figures["least_growth"] > 1 and figures["amplification_times_std_error"] < 1e-8
     return Finding(settle(grows, False), figures)
-
-
-@decides("S1-13")
-def instabilities() -> Finding:
-    """What needs no training: how far noise alone drives a group in which nothing differs."""
-    generator = torch.Generator().manual_seed(0)
-    noise = 1e-3 * torch.randn(4096, 8, generator=generator, dtype=torch.float64)
-    right_and_wrong = (torch.rand(4096, 8, generator=generator) < 0.5).to(torch.float64)
-    figures = {
-        "advantage_of_noise": group_normalise(1 + noise).abs().mean().item(),
-        "advantage_of_signal": group_normalise(right_and_wrong).abs().mean().item(),
-        "advantage_of_noise_clipped": group_normalise(1 + noise, std_min=0.1).abs().mean().item(),
-    }
-    return Finding("open", figures)
 
 
 def _ratio_gradient(ratios: torch.Tensor, epsilon_high: float) -> torch.Tensor:

@@ -8,6 +8,7 @@ import torch
 
 from analysis.experiments.chapters import preference as study
 from analysis.experiments.claims import Finding, decides, settle
+from analysis.experiments.claims.recorded import difference, recorded
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.fixed_points import reverse_kl_optimum
 from analysis.objectives.mirror_descent import log_partition, mirror_descent_loss
@@ -94,7 +95,8 @@ def dpo_needs_no_samples_of_the_policy() -> Finding:
 
 @decides("S3-26")
 def mirror_descent_step() -> Finding:
-    """The surrogate's zero and gradient, enumerated; the step's length; the mean as a stand-in."""
+    """The surrogate's zero and gradient, enumerated; the step's length; the mean as a stand-in; and
+    recorded runs against GRPO, four steps on each rollout."""
     problem = study.random_preferences(6, beta=0.5, seed=3)
     start, rewards = problem.ref_logp, problem.rewards
     policy = start.exp()
@@ -124,6 +126,10 @@ def mirror_descent_step() -> Finding:
         .norm()
         .item(),
     }
+    finals = recorded("objectives").finals
+    for metric in ("accuracy", "reverse_kl"):
+        gain = difference(finals, "mirror_descent", "grpo", metric)
+        figures |= gain.figures(f"trained_{metric}")
     identities = max(figures["loss_at_optimum"], figures["gradient_error"]) < EXACT
     conservative = all(a > b for a, b in itertools.pairwise(lengths))
     return Finding(settle(identities and conservative, identities), figures)

@@ -40,7 +40,8 @@ def supervision_by_hand(rewards: list[list[float]], ends: list[list[int]]) -> li
 
 @decides("S1-12")
 def process_supervision_formula() -> Finding:
-    """Exact per-token lists against the printed formula in plain Python; equal step rewards."""
+    """Exact per-token lists against the printed formula in plain Python; equal step rewards; and
+    recorded runs against a reward for the outcome."""
     rewards = [torch.tensor(row, dtype=torch.float64) for row in STEP_REWARDS]
     ours = process_supervision(rewards, STEP_ENDS, LENGTHS, eps=0.0)
     by_hand = supervision_by_hand(STEP_REWARDS, STEP_ENDS)
@@ -59,6 +60,8 @@ def process_supervision_formula() -> Finding:
         "undefined_equal": float((~printed.isfinite()).all()),
         "first_token_sum": ours[:, 0].sum().item(),
     }
+    gain = difference(recorded("process").finals, "process", "outcome", "accuracy")
+    figures |= gain.figures("trained_gain")
     exact = error < EXACT < first_token
     return Finding(settle(exact and not figures["undefined_equal"], exact), figures)
 
@@ -92,7 +95,8 @@ def marginal_prm_reward() -> Finding:
 
 @decides("S3-20")
 def prm_against_orm() -> Finding:
-    """Enumerated bias and variance of the policy gradient under six credits, over chains."""
+    """Enumerated bias and variance of the policy gradient under six credits, over chains; and
+    recorded runs in which a verifier of every step stands for a perfect PRM."""
     tables = [
         study.credit_table(
             study.fixed_length_chain(6, 4, right=0.55, spread=0.5, seed=seed), seed=seed + 1
@@ -113,7 +117,10 @@ def prm_against_orm() -> Finding:
         "random_immediate_bias": statistics.median(t.bias["random PRM, immediate"] for t in tables),
         "random_to_go_bias": worst("bias", "random PRM, to go"),
     }
+    gain = difference(recorded("process").finals, "marginal", "outcome", "accuracy")
+    figures |= gain.figures("trained_gain")
     perfect = figures["perfect_variance"] < 1 and figures["perfect_bias"] < EXACT
+    perfect = perfect and gain.above
     any_prm = figures["random_over_mean_variance"] < 1
     return Finding(settle(perfect and any_prm, perfect), figures)
 
@@ -172,6 +179,9 @@ def partial_rollout() -> Finding:
         "bootstrap_bias": bootstrap_bias(noisy),
         "bootstrap_bias_exact_value": bootstrap_bias(values),
     }
+    finals = recorded("partial_rollouts").finals
+    for name, other in (("trained_budget", "whole"), ("trained_all_segments", "budget_8_current")):
+        figures |= difference(finals, "budget_8_all", other, "own_accuracy").figures(name)
     continuing_needs_no_value = figures["continued_bias"] < EXACT
     value_is_free = figures["bootstrap_bias"] < EXACT
     return Finding(settle(value_is_free, not continuing_needs_no_value), figures)
@@ -179,9 +189,6 @@ def partial_rollout() -> Finding:
 
 @decides("S3-28")
 def kimi_length_recipe() -> Finding:
-    finals = recorded("partial_rollouts").finals
-    for name, other in (("trained_budget", "whole"), ("trained_all_segments", "budget_8_current")):
-        figures |= difference(finals, "budget_8_all", other, "own_accuracy").figures(name)
     """The loop detector, and the report's length reward beside a penalty per token."""
     loop = torch.tensor([4, 7, 1, 2, 3, 1, 2, 3, 1, 2, 3, 9])
     stop = repeats(loop, period=4, times=3).nonzero().flatten()

@@ -9,6 +9,7 @@ from analysis.experiments.chapters.gradients import random_tables
 from analysis.experiments.chapters.sequence_ratios import gradient_weights, random_returns
 from analysis.experiments.chapters.sequences import EXACT, SPREAD, flat_error
 from analysis.experiments.claims import Finding, decides, settle
+from analysis.experiments.claims.recorded import difference, recorded
 from analysis.kl.credit import credit_moments
 from analysis.kl.estimators import k3
 from analysis.kl.ratio_objectives import ratio_objective_gradient
@@ -116,7 +117,8 @@ def sequence_form() -> Finding:
 def sum_over_tokens() -> Finding:
     """The sum over tokens and the mean over tokens, against the gradient of the mean return.
 
-    The two are enumerated on sequences with an end token and on sequences of one length.
+    The two are enumerated on sequences with an end token and on sequences of one length; recorded
+    runs say what each did to the lengths of wrong answers, less those of right ones.
     """
     errors = {}
     for name, sequences in (
@@ -132,16 +134,20 @@ def sum_over_tokens() -> Finding:
             gradient = credit_moments(logits, sequences, weights * whole).mean
             direction = gradient / gradient.norm() * exact.norm()
             errors[f"{name}_{mode.rsplit('_')[-1]}_error"] = flat_error(direction, exact)
+    finals = recorded("length_growth").finals
+    finals = finals.assign(excess=finals["wrong_length"] - finals["right_length"])
+    figures = errors | difference(finals, "grpo", "token_sum", "excess").figures("trained_excess")
     sums = max(errors["ragged_sum_error"], errors["fixed_sum_error"], errors["fixed_mean_error"])
     differ = errors["ragged_mean_error"] > EXACT
-    return Finding(settle(sums < EXACT and differ, sums < EXACT), errors)
+    return Finding(settle(sums < EXACT and differ, sums < EXACT), figures)
 
 
 @decides("S3-25")
 def cispo_weight() -> Finding:
     """CISPO's gradient by autograd through the loss against the printed weight, ragged sequences.
 
-    Beside it, the share of tokens whose gradient PPO's clip removes, and the bias of the mean.
+    Beside it, the share of tokens whose gradient PPO's clip removes, the bias of the mean, and what
+    recorded runs ended at with four steps on a rollout.
     """
     sequences = enumerate_sequences(3, 4, eos=2)
     tables = random_tables(sequences, 3, 1, spread=SPREAD, seed=171)
@@ -162,5 +168,9 @@ def cispo_weight() -> Finding:
         "silenced_share_ppo": (visits * (ppo == 0)).sum().item() / visits.sum().item(),
         "off_policy_bias": flat_error(expected, exact),
     }
+    finals = recorded("objectives").finals
+    for other in ("grpo", "reinforce"):
+        gain = difference(finals, "cispo", other, "accuracy")
+        figures |= gain.figures(f"trained_against_{other}")
     as_printed = figures["printed_error"] < EXACT
     return Finding(settle(as_printed and figures["silenced_share"] == 0.0, as_printed), figures)

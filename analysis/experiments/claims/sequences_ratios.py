@@ -84,7 +84,8 @@ def product_variance_grows() -> Finding:
 
 @decides("S3-23")
 def gspo_weight() -> Finding:
-    """GSPO's gradient identity by autograd; mean and spread of its weight beside the product's."""
+    """GSPO's gradient identity by autograd; mean and spread of its weight beside the product's; and
+    recorded runs against GRPO, in GRPO's clip range and in a narrower one."""
     sequences = enumerate_sequences(3, 4, eos=2)
     tables = random_tables(sequences, 3, 1, spread=SPREAD, seed=81)
     old = tables.logits[0]
@@ -123,6 +124,9 @@ def gspo_weight() -> Finding:
         "mean_1000": long.mean.item(),
         "gradient_cosine": quantile(cosines),
     }
+    finals = recorded("objectives").finals
+    for arm in ("gspo", "gspo_narrow"):
+        figures |= difference(finals, arm, "grpo", "accuracy").figures(f"trained_{arm}")
     identity_and_spread = (
         figures["identity_error"] < EXACT
         and figures["std_1000"] < figures["std_10"] < figures["product_std_1000"]
@@ -166,13 +170,13 @@ def keep_sampling_mask() -> Finding:
         "plain_gradient_error": flat_error(plain_gradient, exact(logits)),
         "full_policy_error": flat_error(masked_gradient, exact(logits)),
     }
+    finals = recorded("mismatch").finals
+    pair = ("top_p_keep_mask", "top_p_uncorrected", "own_accuracy")
+    figures |= difference(finals, *pair).figures("trained_gain")
     unbiased = max(figures["masked_mean_error"], figures["masked_gradient_error"]) < EXACT
     return Finding(settle(unbiased and figures["full_policy_error"] < EXACT, unbiased), figures)
 
 
-    finals = recorded("mismatch").finals
-    pair = ("top_p_keep_mask", "top_p_uncorrected", "own_accuracy")
-    figures |= difference(finals, *pair).figures("trained_gain")
 @decides("S3-34")
 def token_objective_is_first_order() -> Finding:
     """Measured orders of the token objective's error: slopes over steps of four sizes.
