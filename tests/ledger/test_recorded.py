@@ -72,7 +72,8 @@ def test_the_page_shows_every_row_once():
     page = ledger_page(PROJECT, LEDGER)
     for claim in LEDGER:
         assert page.count(f"({claim.id.lower()})=") == 1
-    assert {claim.verdict for claim in LEDGER} == set(VERDICTS)
+    shown = {claim.verdict for claim in LEDGER}
+    assert {"holds", "holds if", "fails"} <= shown <= set(VERDICTS)  # open: maybe none is left
 
 
 def test_every_erratum_is_shown_with_its_test():
