@@ -9,6 +9,7 @@ import torch
 
 from analysis.experiments.claims import one_state_gradients as claims
 from analysis.experiments.claims import one_state_sequences as sequences
+from analysis.experiments.claims.recorded import recorded
 from analysis.kl import enumeration
 from analysis.kl.divergences import forward_kl, reverse_kl
 from analysis.kl.estimators import k1, k2, k3
@@ -164,6 +165,9 @@ def test_kdrl_prefers_k2():
     found = sequences.kdrl_prefers_k2()
     assert found.verdict == "holds if"
     assert found.figures["k2_tokens"] > 0.01
+    finals = recorded("kdrl").finals.groupby("arm")["own_accuracy"].median()
+    crude = finals["kdrl_k3"] - finals["kdrl_k2"]
+    assert found.figures["trained_k3_minus_k2"] == pytest.approx(crude, abs=0.02) and crude < 0
 
 
 def test_fixed_points_of_the_kl_terms():

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from analysis.experiments.claims import sequences_credit, sequences_states
+from analysis.experiments.claims.recorded import recorded
 
 EOS, LENGTH = 2, 3
 TIGHT = {"rtol": 0, "atol": 1e-12}
@@ -138,6 +139,9 @@ def test_distillation_needs_the_scores_to_go(pair, exact):
     finding = sequences_credit.on_policy_distillation()
     assert finding.verdict == "holds if"
     assert finding.figures["to_go_error"] < 1e-12 < 0.1 < finding.figures["immediate_error"]
+    finals = recorded("distillation_sparse").finals.groupby("arm")["own_accuracy"].median()
+    crude = finals["opd_to_go"] - finals["opd_immediate"]
+    assert finding.figures["to_go_sparse"] == pytest.approx(crude, abs=0.02) and crude < -0.1
 
 
 def test_broadcast_advantage_is_the_whole_return():

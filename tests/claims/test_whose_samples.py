@@ -8,10 +8,8 @@ import pytest
 import torch
 
 from analysis.experiments.chapters import projection
-from analysis.experiments.chapters.imitation import steps_ratio
 from analysis.experiments.chapters.routing import random_head, routing_drift
 from analysis.experiments.claims import whose_samples as claims
-from analysis.objectives.imitation import imitation_cost
 from analysis.objectives.routing import choose_experts
 
 
@@ -19,18 +17,6 @@ def test_ppo_compares_with_a_critic():
     found = claims.ppo_compares_with_a_critic()
     assert found.verdict == "fails"
     assert abs(found.figures["mean_against_reference"]) > 0.1
-
-
-def test_compounding_errors():
-    found = claims.compounding_errors()
-    assert found.verdict == "holds if"
-    generator = torch.Generator().manual_seed(0)
-    off, cost = torch.zeros(200_000), torch.zeros(200_000)
-    for _ in range(20):
-        errs = (torch.rand(off.shape, generator=generator) < 0.02).float()
-        off = torch.where(off > 0, off, errs)
-        cost = cost + off
-    assert cost.mean().item() == pytest.approx(imitation_cost(0.02, 20, 0.0), rel=0.02)
 
 
 def test_covering_and_seeking():
@@ -48,20 +34,6 @@ def test_covering_and_seeking():
     value, mean, std = min(grid)
     assert mean == pytest.approx(-2.0, abs=0.13) and std < 0.7
     assert value > -math.log(0.7) - 1e-3
-
-
-def test_annealing_and_masking():
-    found = claims.annealing_and_masking()
-    assert found.verdict == "open"
-    assert found.figures["decomposition_error"] < 1e-12
-    assert found.figures["cosine_with_full_kl"] < 0.9
-
-
-def test_distillation_speed():
-    found = claims.distillation_speed()
-    assert found.verdict == "open"
-    assert found.figures["steps_ratio_length_1"] < found.figures["steps_ratio_length_4"]
-    assert steps_ratio(3, vocab_size=4) > steps_ratio(2, vocab_size=4)
 
 
 def test_keep_routing():

@@ -18,6 +18,7 @@ from analysis.experiments.chapters.fixed_points import (
 from analysis.experiments.chapters.gradients import Arm, random_policies
 from analysis.experiments.claims import Finding, decides, settle
 from analysis.experiments.claims.one_state_gradients import EXACT, error_to, stale
+from analysis.experiments.claims.recorded import difference, recorded
 from analysis.kl.enumeration import relative_error
 from analysis.kl.sequences import (
     Sequences,
@@ -98,7 +99,8 @@ def gradient_coefficient_of_grpo() -> Finding:
 
 @decides("S3-15")
 def kdrl_prefers_k2() -> Finding:
-    """k2 and k3 losses against the exact gradient: one state, stale samples, whole sequences."""
+    """k2 and k3 losses against the exact gradient: one state, stale samples, whole sequences; and
+    recorded: accuracy of k3 minus k2 beside GRPO."""
     sequences, table, teacher, _ = ragged()
     exact = sequence_kl_gradient(table, teacher, sequences).flatten()
 
@@ -115,6 +117,8 @@ def kdrl_prefers_k2() -> Finding:
         "k2_tokens": over_sequences("k2", "token"),
         "k2_sequence": over_sequences("k2", "sequence"),
     }
+    trained = difference(recorded("kdrl").finals, "kdrl_k3", "kdrl_k2", "own_accuracy")
+    figures |= trained.figures("trained_k3_minus_k2")
     always = max(figures["k2_stale"], figures["k2_tokens"]) < EXACT
     return Finding(settle(always, figures["k2"] < EXACT < figures["k3"]), figures)
 

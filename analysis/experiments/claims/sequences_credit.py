@@ -8,6 +8,7 @@ from torch import Tensor
 from analysis.experiments.chapters.gradients import Policies, random_tables
 from analysis.experiments.chapters.sequences import EXACT, SPREAD, flat_error, quantile
 from analysis.experiments.claims import Finding, decides, settle
+from analysis.experiments.claims.recorded import difference, recorded
 from analysis.kl.credit import (
     credit_moments,
     last_token_groups,
@@ -169,7 +170,8 @@ def kl_in_the_reward() -> Finding:
 
 @decides("S3-13")
 def on_policy_distillation() -> Finding:
-    """The printed loss against the sequence KL, and the gradients that per-token scores give."""
+    """The printed loss against the sequence KL, and the gradients that per-token scores give; and
+    recorded: accuracy with credit to go minus immediate, from a sparse and an easy start."""
     sequences = enumerate_sequences(3, 4, eos=2)
     tables = random_tables(sequences, 3, 20, spread=SPREAD, seed=21)
     identity, immediate, k2, to_go, differentiated = [], [], [], [], []
@@ -196,5 +198,8 @@ def on_policy_distillation() -> Finding:
         "k2_error": quantile(k2),
         "differentiated_share": max(differentiated),
     }
+    for name in ("distillation", "distillation_sparse"):
+        trained = difference(recorded(name).finals, "opd_to_go", "opd_immediate", "own_accuracy")
+        figures |= trained.figures("to_go_sparse" if name.endswith("sparse") else "to_go_easy")
     right = max(figures["identity_error"], figures["to_go_error"]) < EXACT
     return Finding(settle(right and figures["immediate_error"] < EXACT, right), figures)

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
 import pandas as pd
 import torch
 
 from analysis.experiments.chapters import projection, routing_training
-from analysis.experiments.chapters.imitation import steps_ratio
-from analysis.experiments.chapters.preference import gradient_of
 from analysis.experiments.chapters.routing import routing_drift
 from analysis.experiments.claims import Finding, decides, settle
 from analysis.experiments.claims.recorded import Band, difference
-from analysis.kl.enumeration import cosine, reverse_kl_gradient
 from analysis.kl.sequences import enumerate_sequences, sequence_probability
 from analysis.objectives.gae import generalised_advantage
-from analysis.objectives.guidance import annealed, low_reward_mask
-from analysis.objectives.imitation import imitation_cost
 
 EXACT = 1e-12
 
@@ -51,25 +44,6 @@ def ppo_compares_with_a_critic() -> Finding:
     return Finding(settle(is_reference, not is_critic), figures)
 
 
-@decides("S3-12")
-def compounding_errors() -> Finding:
-    """Growth exponent of the exact cost from T = 64 to 128, with and without a way back."""
-    error = 1e-4
-
-    def exponent(recovery: float) -> float:
-        costs = [imitation_cost(error, horizon, recovery) for horizon in (64, 128)]
-        return math.log2(costs[1] / costs[0])
-
-    figures = {
-        "exponent_no_way_back": exponent(0.0),
-        "exponent_own_states": exponent(1 - error),
-        "exponent_half_recovers": exponent(0.5),
-        "cost_no_error": imitation_cost(0.0, 128, 0.0),
-    }
-    quadratic = [figures["exponent_no_way_back"] > 1.9, figures["exponent_half_recovers"] > 1.9]
-    return Finding(settle(all(quadratic), any(quadratic)), figures)
-
-
 @decides("S3-14")
 def covering_and_seeking() -> Finding:
     """One Gaussian fitted to two bumps and to two that overlap, in both directions."""
@@ -90,33 +64,6 @@ def covering_and_seeking() -> Finding:
     seeks = abs(figures["reverse_mean"] + 2) < 0.01 and figures["reverse_std"] < 0.6
     seeks_always = figures["overlapping_mean_gap"] > 0.1
     return Finding(settle(covers and seeks and seeks_always, covers and seeks), figures)
-
-
-@decides("S3-16")
-def annealing_and_masking() -> Finding:
-    """The schedule, and what a mask on rewards does to the expected distillation gradient."""
-    generator = torch.Generator().manual_seed(0)
-    logits, teacher = torch.randn(2, 6, generator=generator, dtype=torch.float64)
-    rewards = torch.tensor([1.0, 1.0, 0.0, 0.0, 1.0, 0.0], dtype=torch.float64)
-    policy, log_ratio = logits.softmax(-1), logits.log_softmax(-1) - teacher.log_softmax(-1)
-    mask = low_reward_mask(rewards, 0.5).to(torch.float64)
-    scores = torch.eye(6, dtype=torch.float64) - policy
-    masked = (policy * mask * log_ratio) @ scores
-    masked_value = gradient_of(lambda z: _masked_divergence(z, teacher, mask), logits)
-    failing = gradient_of(lambda z: (z.softmax(-1) * mask).sum(), logits)
-    figures = {
-        "schedule_middle": annealed(5, 10, start=1.0, end=0.0),
-        "cosine_with_full_kl": cosine(masked, reverse_kl_gradient(logits, teacher)).item(),
-        "decomposition_error": (masked + failing - masked_value).abs().max().item(),
-    }
-    return Finding("open", figures)
-
-
-@decides("S3-18")
-def distillation_speed() -> Finding:
-    """Exact-gradient steps to a success of 0.9, sparse reward over dense teacher, by length."""
-    ratios = {length: steps_ratio(length, vocab_size=4) for length in (1, 2, 4)}
-    return Finding("open", {f"steps_ratio_length_{n}": ratio for n, ratio in ratios.items()})
 
 
 @decides("S3-32")
@@ -148,12 +95,6 @@ def _gain_of_replay(noise: float) -> Band:
     means = pd.concat(ends).groupby(["routing", "seed"], as_index=False)["reward"].mean()
     finals = means.assign(arm=means["routing"], beta=0.0)
     return difference(finals, *routing_training.ROUTINGS, "reward")
-
-
-def _masked_divergence(logits: torch.Tensor, teacher: torch.Tensor, mask: torch.Tensor):
-    """Share of the reverse KL on the masked-in outcomes."""
-    log_ratio = logits.log_softmax(-1) - teacher.log_softmax(-1)
-    return (logits.softmax(-1) * mask * log_ratio).sum()
 
 
 def _conditional_mean(sequences, probability, rewards, position, own):
