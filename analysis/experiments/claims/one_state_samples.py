@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from analysis.experiments.ablations import recording, summaries
 from analysis.experiments.chapters.gradients import random_policies
 from analysis.experiments.chapters.one_state import noise_ratio
 from analysis.experiments.chapters.single_samples import (
@@ -157,7 +158,8 @@ def one_sample_with_a_large_step_collapses() -> Finding:
 @decides("S4-22")
 def k3_noise_against_k2() -> Finding:
     """One sample's gradient covariance, enumerated: random pairs, pairs near their reference, and
-    a policy that likes what its reference nearly forbids; then noisy steps of both losses."""
+    a policy that likes what its reference nearly forbids; then noisy steps of both losses, and the
+    recorded replica of the figure."""
     near = random_policies(300, 16, spread=0.1, seed=12)
     policy = torch.tensor([[0.7, 0.3]], dtype=torch.float64).log()
     forbidden = torch.tensor([[0.0, 14.0]], dtype=torch.float64)
@@ -172,9 +174,19 @@ def k3_noise_against_k2() -> Finding:
         "ratio_forbidden": noise_ratio(policy, forbidden).item(),
         "kl_k2_noisy_steps": _median_kl("k2", beta=1.0, step_size=1.0),
         "kl_k3_noisy_steps": _median_kl("k3", beta=1.0, step_size=1.0),
+        **_figure2_jumps(),
     }
     always = min(shares.values()) == 1.0 and figures["ratio_forbidden"] > 1
     return Finding(settle(always, shares["far"] > 0.5), figures)
+
+
+def _figure2_jumps() -> dict[str, float]:
+    """Fluctuation of the gradient norm, k3 as a loss less k2, in the recorded replica: trained."""
+    curves = recording.load(recording.folder_of("figure2")).curves
+    jumps = summaries.fluctuation(curves, ["gradient_norm"])
+    pair = [("k3_loss", "k2_loss", "gradient_norm")]
+    (row,) = summaries.paired(jumps, pair, beta=0.04).to_dict("records")
+    return {f"trained_{name}": row[name] for name in ("iqm", "low", "high")}
 
 
 @decides("S4-23")

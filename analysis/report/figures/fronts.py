@@ -70,7 +70,7 @@ def differences(table: pd.DataFrame, other: str) -> Figure:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticks(table["level"].unique())
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel("exact reverse KL at which arms are compared (nats per token), log scale")
+    axes.set_xlabel("exact reverse KL (nats per token), log scale")
     axes.set_ylabel(f"accuracy, less that of {other}")
     axes.legend(ncols=2)
     return figure
