@@ -49,7 +49,7 @@ def sweep(
     member is computed once, to the same bits.
 
     Args:
-        preset: quick, full, half_step, figure2, beta_front, smollm2 or llama_smoke.
+        preset: its name; without one, their names are listed.
         override: a parameter of the preset as name=value; may be repeated.
         store: the folder of finished members.
         device: cpu or cuda.
