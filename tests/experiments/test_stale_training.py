@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pandas as pd
 import pytest
 
 from analysis.experiments.ablations.ablation import ARM_COLUMNS
+from analysis.experiments.ablations.recording import Recorded
 from analysis.experiments.chapters import stale_training as study
 from analysis.training.config import RunConfig
 from analysis.training.metrics import METRICS
@@ -56,3 +59,23 @@ def test_finals_within_a_cost_are_of_each_arms_own_windows():
 def test_the_peak_is_over_a_members_own_windows():
     table = pd.concat([curves([1.0, 7.0, 2.0], 5), curves([3.0, 4.0, 1.0], 5).assign(seed=1)])
     assert study.peaks(table, "gradient_norm")["gradient_norm"].tolist() == [7.0, 4.0]
+
+
+def recorded(arm: str, config: RunConfig, values: list[float]) -> Recorded:
+    preset = SimpleNamespace(config=config)
+    table = curves(values, config.log_every).assign(arm=arm, beta=0.3)
+    return Recorded(preset, table, table, {})
+
+
+def test_ways_are_compared_where_the_cheaper_one_ends():
+    config = RunConfig(updates=20, num_prompts=2, group_size=2, num_iterations=4, log_every=10)
+    several = recorded("merged_old", config, [0.1, 0.2])
+    config = RunConfig(updates=60, num_prompts=4, group_size=2, log_every=10)
+    large = recorded("k2_loss", config, [0.3, 0.4, 0.5, 0.6, 0.7, 0.8])
+    ways = study.costed_ways(several, large)
+    assert set(ways["arm"]) == {"merged_old", study.LARGE_BATCH}
+    # 80 completions and 1040 passes, against 80 and 320 in every window of the large batches
+    drawn = study.at_equal_cost(ways, "completions", 0.3).set_index("arm")["accuracy"]
+    assert drawn.to_dict() == {"merged_old": 0.2, study.LARGE_BATCH: 0.3}
+    passed = study.at_equal_cost(ways, "passes", 0.3).set_index("arm")["accuracy"]
+    assert passed.to_dict() == {"merged_old": 0.2, study.LARGE_BATCH: 0.5}

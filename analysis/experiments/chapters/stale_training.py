@@ -5,10 +5,13 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.experiments.ablations.ablation import MEMBER_COLUMNS, final
+from analysis.experiments.ablations.recording import Recorded
 from analysis.training.config import RunConfig
 
 #: A backward pass costs two forward ones.
 BACKWARD = 2
+#: What the on-policy k2 of a large batch is called beside the other ways.
+LARGE_BATCH = "large_batch"
 
 
 def passes_per_completion(num_iterations: int) -> int:
@@ -59,6 +62,32 @@ def final_within(
             )
         parts.append(final(within, share=share))
     return pd.concat(parts, ignore_index=True)
+
+
+def costed_ways(several: Recorded, large: Recorded) -> pd.DataFrame:
+    """Curves of the three ways with their costs, the large batches under a name of their own.
+
+    Args:
+        several: several optimizer steps a rollout; its own unweighted k2 is left out.
+        large: one step on large batches; its runs without a KL term are left out.
+    """
+    steps, batches = (with_costs(run.curves, run.preset.config) for run in (several, large))
+    steps = steps[steps["arm"] != "k2_loss"]
+    batches = batches[batches["arm"] == "k2_loss"].assign(arm=LARGE_BATCH)
+    return pd.concat([steps, batches], ignore_index=True)
+
+
+def at_equal_cost(ways: pd.DataFrame, cost: str, beta: float) -> pd.DataFrame:
+    """One row per member of one beta: where each way stands when the cheapest run has ended.
+
+    Args:
+        ways: of :func:`costed_ways`.
+        cost: ``completions`` or ``passes``.
+        beta: the KL coefficient.
+    """
+    at_beta = ways[ways["beta"] == beta]
+    limit = at_beta.groupby("arm")[cost].max().min()
+    return final_within(at_beta, cost, limit)
 
 
 def peaks(curves: pd.DataFrame, metric: str) -> pd.DataFrame:
