@@ -1,8 +1,8 @@
 """The table of methods: each with its equation, function, test, arm, recorded preset and chapter.
 
-``book/methods.yaml`` holds one entry a method. :func:`load_methods` refuses an entry that points
-at nothing, or whose preset does not switch the method on, so the page built from it cannot promise
-what is not there.
+``book/methods.yaml`` holds one entry a method, and where the book shows each preset's recording.
+:func:`load_methods` refuses an entry that points at nothing, or whose preset does not switch the
+method on, so the page built from it cannot promise what is not there.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -93,6 +92,15 @@ class Method(BaseModel):
         return arm_of(self.use) if self.use.startswith("Arm(") else None
 
 
+class Table(BaseModel):
+    """All methods."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    shown: dict[str, str]  #: preset -> page, or page#label, that shows its recording
+    methods: list[Method]
+
+
 def arm_of(expression: str) -> Arm:
     """The arm that an expression of ``Arm``, its parts and literals stands for.
 
@@ -115,7 +123,7 @@ def switches_on(arm: Schema, pattern: Schema) -> bool:
     )
 
 
-def load_methods(project: Project) -> list[Method]:
+def load_methods(project: Project) -> Table:
     """Every method, in the order of the file.
 
     Raises:
@@ -123,16 +131,19 @@ def load_methods(project: Project) -> list[Method]:
     """
     path = methods_path(project)
     label = project.relative(path)
-    rows = load_yaml(path, label)
-    if not isinstance(rows, list):
-        raise Refused(f"{label}: must be a list of methods")
-    methods = [_row(label, number, row) for number, row in enumerate(rows, start=1)]
-    ids = [method.id for method in methods]
+    content = load_yaml(path, label)
+    if not isinstance(content, dict) or not isinstance(content.get("methods"), list):
+        raise Refused(f"{label}: must hold shown and a list of methods")
+    try:
+        table = Table.model_validate(content)
+    except ValidationError as error:
+        raise Refused(f"{label}: {_fault(content, error)}") from None
+    ids = [method.id for method in table.methods]
     for twice in sorted({i for i in ids if ids.count(i) > 1}):
         raise Refused(f"{label}: {twice} is written twice; keep one")
-    if faults := dangling(project, methods, known(project)):
+    if faults := dangling(project, table, known(project)):
         raise Refused("\n".join(faults))
-    return methods
+    return table
 
 
 def methods_path(project: Project) -> Path:
@@ -153,10 +164,14 @@ def known(project: Project) -> Known:
     return Known(labels, {claim.id for claim in load_ledger(project)})
 
 
-def dangling(project: Project, methods: Iterable[Method], names: Known) -> list[str]:
-    """One line for everything that a method names and that does not exist or fit."""
+def dangling(project: Project, table: Table, names: Known) -> list[str]:
+    """One line for everything that the table names and that does not exist or fit."""
     lines = []
-    for method in methods:
+    for preset, section in table.shown.items():
+        missing = "" if preset in CATALOGUE else f"no preset {preset}"
+        problems = (missing, missing_section(project, section))
+        lines += [f"book/methods.yaml: shown: {preset}: {text}" for text in problems if text]
+    for method in table.methods:
         problems = [
             "" if method.equation in names.equations else f"no equation {method.equation}",
             missing_function(project, "function", method.function),
@@ -226,11 +241,12 @@ def _arms(preset: str) -> tuple[Arm, ...]:
     return CATALOGUE[preset]().arms
 
 
-def _row(label: str, number: int, row: object) -> Method:
-    identifier = row.get("id", f"entry {number}") if isinstance(row, dict) else f"entry {number}"
-    try:
-        return Method.model_validate(row)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "entry"
-        raise Refused(f"{label}: {identifier}: {field}: {first['msg']}") from None
+def _fault(content: dict[str, Any], error: ValidationError) -> str:
+    """The first thing that is wrong, with the id of its entry."""
+    first = error.errors()[0]
+    place = [*first["loc"]]
+    if place[:1] == ["methods"] and len(place) > 1:
+        row = content["methods"][place[1]]
+        named = isinstance(row, dict) and "id" in row
+        place[:2] = [row["id"] if named else f"entry {place[1] + 1}"]
+    return f"{': '.join(map(str, place[:1]))}: {'.'.join(map(str, place[1:]))}: {first['msg']}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from analysis.files import replace_file
 from analysis.report.equations import equations, source_url
 from analysis.report.evidence import code_link, section_link, tested_link
-from analysis.report.methods import FAMILIES, Method, load_methods, recordings
+from analysis.report.methods import FAMILIES, Method, Table, load_methods, recordings
 from analysis.report.project import Project
 
 _INTRODUCTION = """\
@@ -40,27 +40,29 @@ def write_methods(project: Project, path: Path) -> None:
     replace_file(path, methods_page(project, load_methods(project)).encode())
 
 
-def methods_page(project: Project, methods: list[Method]) -> str:
+def methods_page(project: Project, table: Table) -> str:
     """The page as MyST text."""
     source = source_url(project.root)
     labelled = {equation.label for equation in equations(project.root)}
-    recorded = {
-        preset: f"{source}/{project.relative(folder)}/manifest.json"
+    presets = {
+        preset: f"[{preset}]({source}/{project.relative(folder)}/manifest.json)"
         for preset, folder in recordings(project).items()
     }
+    for preset, section in table.shown.items():
+        presets[preset] = f"{presets.get(preset, preset)} in {section_link(section, labelled)}"
     parts = [
         _INTRODUCTION.format(
-            total=len(methods),
+            total=len(table.methods),
             arms=f"{source}/analysis/training/arms.py",
             naive=f"{source}/tests/training/test_methods.py",
             composed=f"{source}/tests/training/test_compositions.py",
         )
     ]
     for family, heading in FAMILIES.items():
-        of_family = [method for method in methods if method.family == family]
+        of_family = [method for method in table.methods if method.family == family]
         rule = "|".join("---" for _ in _COLUMNS)
         parts += [f"## {heading}\n", f"| {' | '.join(_COLUMNS)} |", f"|{rule}|"]
-        parts += [_row(project, method, labelled, recorded) for method in of_family]
+        parts += [_row(project, method, labelled, presets) for method in of_family]
         parts += ["\nSwitched on by\n", "```python", "\n\n".join(map(_switch, of_family)), "```\n"]
     return "\n".join(parts)
 
@@ -75,27 +77,24 @@ def _switch(method: Method) -> str:
     return f"# {method.name}\n{ast.unparse(call.func)}(\n{lines})"
 
 
-def _row(project: Project, method: Method, labelled: set[str], recorded: Mapping[str, str]) -> str:
+def _row(project: Project, method: Method, labelled: set[str], presets: Mapping[str, str]) -> str:
     cells = (
         f"**{method.name}**<br>{method.source}",
         f"{{eq}}`{method.equation}`<br>{code_link(project, method.function)}<br>"
         f"{tested_link(project, method.test, 'test')}",
-        _trained(method, recorded),
+        _trained(method, presets),
         _explained(method, labelled),
     )
     return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
 
 
-def _trained(method: Method, recorded: Mapping[str, str]) -> str:
+def _trained(method: Method, presets: Mapping[str, str]) -> str:
     if not method.presets:
         return method.unmeasured
-    parts = []
-    for preset, arms in method.presets.items():
-        name = (
-            f"[{preset}]({recorded[preset]})" if preset in recorded else f"{preset} (not recorded)"
-        )
-        parts.append(f"{name}: {', '.join(f'`{arm}`' for arm in arms)}")
-    return "<br>".join(parts)
+    return "<br>".join(
+        f"{presets.get(preset, f'{preset} (not recorded)')}: {', '.join(f'`{a}`' for a in arms)}"
+        for preset, arms in method.presets.items()
+    )
 
 
 def _explained(method: Method, labelled: set[str]) -> str:

@@ -17,6 +17,7 @@ from analysis.report.ledger import load_ledger
 from analysis.report.methods import (
     FAMILIES,
     Method,
+    Table,
     arm_of,
     dangling,
     known,
@@ -30,7 +31,8 @@ from analysis.report.project import Project
 from analysis.training.arms import Advantage, Arm, Distillation, Objective, Sampler
 
 PROJECT = Project(Path(__file__).parents[2])
-METHODS = load_methods(PROJECT)
+TABLE = load_methods(PROJECT)
+METHODS = TABLE.methods
 KNOWN = known(PROJECT)
 BY_ID = {method.id: method for method in METHODS}
 
@@ -63,6 +65,10 @@ ENTRY = {
     "section": "06_sequences#thm-geometric-weight",
     "claims": ["S3-23"],
 }
+
+
+def table_of(*entries, **shown):
+    return Table(shown=shown, methods=[Method(**entry) for entry in entries])
 
 
 def test_every_listed_method_has_its_row():
@@ -186,9 +192,17 @@ def test_an_arm_switches_on_what_it_sets_whatever_its_numbers():
     ],
 )
 def test_an_entry_that_dangles_is_named(changes, problem):
-    assert dangling(PROJECT, [Method(**ENTRY)], KNOWN) == []
-    (line,) = dangling(PROJECT, [Method(**(ENTRY | changes))], KNOWN)
+    assert dangling(PROJECT, table_of(ENTRY), KNOWN) == []
+    (line,) = dangling(PROJECT, table_of(ENTRY | changes), KNOWN)
     assert line.startswith("book/methods.yaml: gspo: ") and problem in line
+
+
+def test_a_place_that_shows_no_recording_is_named():
+    table = table_of(full="04_grpo_ablation#fig-x", none="04")
+    first, second, third = dangling(PROJECT, table, KNOWN)
+    assert first == "book/methods.yaml: shown: full: 04_grpo_ablation has no label fig-x"
+    assert second == "book/methods.yaml: shown: none: no preset none"
+    assert third == "book/methods.yaml: shown: none: no page 04"
 
 
 @pytest.mark.parametrize(
@@ -206,7 +220,7 @@ def test_an_entry_that_dangles_is_named(changes, problem):
 def test_a_malformed_entry_is_refused_by_name(tmp_path, changes, message):
     (tmp_path / "book").mkdir()
     project = Project(tmp_path)
-    methods_path(project).write_text(yaml.safe_dump([ENTRY | changes]))
+    methods_path(project).write_text(yaml.safe_dump({"shown": {}, "methods": [ENTRY | changes]}))
     with pytest.raises(Refused, match=rf"^book/methods.yaml: [Gg]spo: .*{re.escape(message)}"):
         load_methods(project)
 
@@ -214,13 +228,13 @@ def test_a_malformed_entry_is_refused_by_name(tmp_path, changes, message):
 def test_an_entry_written_twice_is_refused(tmp_path):
     (tmp_path / "book").mkdir()
     project = Project(tmp_path)
-    methods_path(project).write_text(yaml.safe_dump([ENTRY, ENTRY]))
+    methods_path(project).write_text(yaml.safe_dump({"shown": {}, "methods": [ENTRY, ENTRY]}))
     with pytest.raises(Refused, match="gspo is written twice"):
         load_methods(project)
 
 
 def test_the_page_has_a_row_a_method_with_all_its_links():
-    page, recorded = methods_page(PROJECT, METHODS), recordings(PROJECT)
+    page, recorded = methods_page(PROJECT, TABLE), recordings(PROJECT)
     rows = {
         name: row for row in page.splitlines() for name in re.findall(r"^\| \*\*(.+?)\*\*", row)
     }
@@ -236,11 +250,13 @@ def test_the_page_has_a_row_a_method_with_all_its_links():
             assert f"{{ref}}`{claim} <{claim.lower()}>`" in row
         for preset, arms in method.presets.items():
             assert preset in row and all(f"`{arm}`" in row for arm in arms)
-            assert (f"{preset} (not recorded)" in row) == (preset not in recorded)
+            known_place = preset in recorded or preset in TABLE.shown
+            assert (f"{preset} (not recorded)" in row) == (not known_place)
+            assert (f"[{preset}](" in row) == (preset in recorded)
 
 
 def test_the_code_on_the_page_is_that_of_the_table():
-    page = methods_page(PROJECT, METHODS)
+    page = methods_page(PROJECT, TABLE)
     for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
         for entry in block.strip().split("\n\n"):
             name, _, code = entry.removeprefix("# ").partition("\n")
@@ -254,6 +270,12 @@ def test_recordings_are_found_by_their_preset():
     found = recordings(PROJECT)
     assert found["full"].name == "grpo_tiny_cpu"
     assert all((folder / "manifest.json").is_file() for folder in found.values())
+
+
+def test_what_is_recorded_is_shown():
+    trained = {preset for method in METHODS for preset in method.presets}
+    assert trained & set(recordings(PROJECT)) <= set(TABLE.shown)
+    assert trained <= set(recordings(PROJECT)), "a preset of the methods is not recorded"
 
 
 def test_the_book_is_built_with_the_methods():
