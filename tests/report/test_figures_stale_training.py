@@ -87,7 +87,8 @@ def test_routings_have_a_panel_a_noise():
     curves = table(dict.fromkeys(ROUTINGS, 0.5), update=[0, 1], noise=[0.0, 0.3])
     curves = curves.rename(columns={"arm": "routing", "accuracy": "reward"})
     figure = figures.routings(curves)
-    assert [panel.get_title(loc="left") or panel.get_title() for panel in figure.axes] == ["noise 0", "noise 0.3"]
+    titles = [panel.get_title(loc="left") or panel.get_title() for panel in figure.axes]
+    assert titles == ["noise 0", "noise 0.3"]
     colours = [line.get_color() for line in figure.axes[0].get_lines()]
     assert colours == [style.COLOURS["k2"], style.COLOURS["k1"]]
 
