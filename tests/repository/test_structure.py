@@ -93,6 +93,7 @@ def test_committed_notebook_was_run(path: Path) -> None:
     outputs = [output for cell in cells for output in cell["outputs"]]
     assert any(output["output_type"] in ("display_data", "execute_result") for output in outputs)
     assert not any(output["output_type"] == "error" for output in outputs)
+    assert not any(output.get("name") == "stderr" for output in outputs), "a warning on the page"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)

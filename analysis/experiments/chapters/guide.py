@@ -29,6 +29,9 @@ EVIDENCE: dict[str, Comparison] = {
     "k2_sequence": Comparison("kl_axes", "k2_loss_sequence", "k2_loss_shows_k3", "accuracy"),
     "merged": Comparison("three_ways", "merged_old", "exact_loss", "accuracy", 0.3),
     "merged_wide": Comparison("three_ways", "merged_old_wide", "merged_old", "accuracy", 0.3),
+    "weight_k3": Comparison("staleness", "k3_attached_lag_16", "k3_lag_16", "own_accuracy", 0.3),
+    "weight_k2": Comparison("staleness", "k2_detached_lag_16", "k2_lag_16", "own_accuracy", 0.3),
+    "exact_stale": Comparison("staleness", "exact_lag_16", "k2_lag_16", "own_accuracy", 0.3),
     "no_weight": Comparison("stale_masking", "reinforce", "token", "own_accuracy"),
     "masked": Comparison("stale_masking", "reinforce_mask_0.1", "token", "own_accuracy"),
     "stale": Comparison("stale_masking", "token", "fresh", "own_accuracy"),
@@ -44,6 +47,8 @@ EVIDENCE: dict[str, Comparison] = {
     "hot_corrected": Comparison(
         "mismatch", "hot_truncated_token", "hot_uncorrected", "own_accuracy"
     ),
+    "cold": Comparison("mismatch", "cold_uncorrected", "same", "own_accuracy"),
+    "truncated": Comparison("mismatch", "top_p_uncorrected", "same", "own_accuracy"),
     "top_p": Comparison("mismatch", "top_p_keep_mask", "top_p_uncorrected", "own_accuracy"),
     "partial": Comparison("partial_rollouts", "budget_8_current", "budget_8_all", "accuracy"),
     "opd_easy": Comparison("distillation", "opd_immediate", "grpo", "own_accuracy"),

@@ -53,7 +53,9 @@ def front(finals: pd.DataFrame, band: str) -> Figure:
                 **look,
             )
             sizes = 25.0 * np.arange(1, len(x) + 1)  # a larger marker for a larger beta
-            panel.scatter(x["mean"], y["mean"], sizes, look["color"], look["marker"], zorder=3)
+            panel.scatter(
+                x["mean"], y["mean"], sizes, look["color"], marker=look["marker"], zorder=3
+            )
         panel.set_xscale("log")
         panel.set_title(TITLES[placement])
         panel.set_ylabel("final accuracy")

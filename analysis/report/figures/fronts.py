@@ -33,16 +33,17 @@ KL_LABEL = "final exact reverse KL (nats per token), log scale"
 
 def fronts(finals: pd.DataFrame) -> Figure:
     """Final accuracy against final exact reverse KL, one line an arm, one point a beta."""
-    table = by_arm(finals, ["accuracy", "reverse_kl"]).set_index(["metric", "arm", "beta"])
+    table = by_arm(finals, ["accuracy", "reverse_kl"])
+    table = table.set_index(["metric", "arm", "beta"]).sort_index()
     figure, panels = style.subplots(2, 1, height=7.4, sharex=True, sharey=True)
     for panel, (title, arms) in zip(panels, PANELS.items(), strict=True):
         for arm in arms:
-            x, y = (table.loc[(metric, arm)].sort_index() for metric in ("reverse_kl", "accuracy"))
+            x, y = (table.loc[(metric, arm)] for metric in ("reverse_kl", "accuracy"))
             look = style.line(*ARMS[arm])
             bars = {"xerr": _lengths(x), "yerr": _lengths(y), "elinewidth": 1.0}
             panel.errorbar(x["iqm"], y["iqm"], **bars, **look)
             sizes = 20.0 * np.arange(1, len(x) + 1)  # a larger marker for a larger beta
-            panel.scatter(x["iqm"], y["iqm"], sizes, look["color"], look["marker"], zorder=3)
+            panel.scatter(x["iqm"], y["iqm"], sizes, look["color"], marker=look["marker"], zorder=3)
         panel.set_xscale("log")
         panel.set_title(title)
         panel.set_ylabel("final accuracy")
