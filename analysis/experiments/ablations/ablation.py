@@ -7,6 +7,7 @@ A tidy table has one row per member and logging window: the member's arm (``arm`
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from analysis.experiments.ablations.presets import Preset
 from analysis.experiments.ablations.settings import setting_of
 from analysis.experiments.ablations.stamp import Stamp, current_stamp
+from analysis.experiments.ablations.summaries import bootstrap, of_seeds
 from analysis.training.metrics import METRICS
 from analysis.training.trainer import Failure, PopulationTrainer, RunRecord
 
@@ -24,7 +26,6 @@ CHUNK = 24
 
 ARM_COLUMNS = ("arm", "kl_estimator", "kl_placement", "kl_weighting", "beta")
 MEMBER_COLUMNS = (*ARM_COLUMNS, "seed")
-RESAMPLES = 2000
 
 #: What the predictions compare, as (arm, other arm, metric): see :func:`comparisons`.
 COMPARISONS = (
@@ -147,13 +148,8 @@ def over_seeds(
 
 
 def bootstrap_mean(values: np.ndarray, *, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
-    """Percentile interval of the mean of each row [R, S] over its S seeds, resampled together."""
-    seeds = values.shape[1]
-    picks = np.random.default_rng(0).integers(seeds, size=(RESAMPLES, seeds))
-    means = values[:, picks].mean(axis=-1)  # (R, resamples)
-    tail = 50.0 * (1.0 - level)
-    low, high = np.percentile(means, [tail, 100.0 - tail], axis=1)
-    return low, high
+    """:func:`~analysis.experiments.ablations.summaries.bootstrap` of the mean of rows [R, S]."""
+    return bootstrap(values, partial(np.mean, axis=-1), level=level)
 
 
 def paired_difference(
@@ -164,16 +160,9 @@ def paired_difference(
     Arms share prompts and sampling noise seed by seed, so differences are taken per seed.
     ``other="none"`` has no beta and is compared with every one.
     """
-
     kept = at_beta(finals, beta)
-
-    def by_seed(name: str) -> pd.Series:
-        rows = kept[kept["arm"] == name]
-        if rows.empty:
-            raise ValueError(f"no arm {name!r} at beta={beta} among {sorted(set(kept['arm']))}")
-        return rows.set_index("seed")[metric]
-
-    difference = (by_seed(arm) - by_seed(other)).to_numpy()[None]
+    difference = of_seeds(kept, arm, metric, beta) - of_seeds(kept, other, metric, beta)
+    difference = difference.to_numpy()[None]
     (low,), (high,) = bootstrap_mean(difference)
     return pd.Series({"mean": difference.mean(), "low": low, "high": high})
 

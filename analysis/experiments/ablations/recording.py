@@ -33,7 +33,9 @@ RECORDED_HALF_STEP = _RESULTS / "grpo_tiny_cpu_half_step"
 
 def folder_of(preset: str) -> Path:
     """Where the recording of a preset of the catalogue lies, on the CPU."""
-    return _RESULTS / f"{preset}_cpu"
+    return {"full": RECORDED, "half_step": RECORDED_HALF_STEP}.get(
+        preset, _RESULTS / f"{preset}_cpu"
+    )
 
 
 class Recorded(NamedTuple):

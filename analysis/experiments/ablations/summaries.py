@@ -93,7 +93,7 @@ def paired(
     """
     rows = []
     for arm, other, metric in pairs:
-        difference = _of_seeds(finals, arm, metric, beta) - _of_seeds(finals, other, metric, beta)
+        difference = of_seeds(finals, arm, metric, beta) - of_seeds(finals, other, metric, beta)
         values = difference.to_numpy()[None]
         (low,), (high,) = bootstrap(values)
         rows.append(
@@ -225,7 +225,12 @@ def updates_to(curves: pd.DataFrame, metric: str, threshold: float) -> pd.DataFr
     return first.reindex(everyone).fillna(np.inf).rename("update").reset_index()
 
 
-def _of_seeds(finals: pd.DataFrame, arm: str, metric: str, beta: float | None) -> pd.Series:
+def of_seeds(finals: pd.DataFrame, arm: str, metric: str, beta: float | None) -> pd.Series:
+    """A metric of one arm by seed, at one beta; ``None`` where the arm has only one.
+
+    Raises:
+        ValueError: no such arm, or several betas and none is named.
+    """
     rows = finals[finals["arm"] == arm]
     if beta is not None:
         rows = rows[(rows["beta"] == beta) | (rows["kl_estimator"] == "none")]

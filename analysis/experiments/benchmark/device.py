@@ -16,11 +16,10 @@ from typing import NamedTuple
 import pandas as pd
 import torch
 
-from analysis.experiments.ablations.presets import NO_KL, kl_arms
 from analysis.experiments.ablations.settings import PopulationConfig, setting_of
 from analysis.experiments.ablations.stamp import Stamp, current_stamp
 from analysis.experiments.benchmark.contenders import LARGEST
-from analysis.training.config import Member
+from analysis.experiments.benchmark.worker import members_in_turn
 from analysis.training.optimizer import clip_rows
 from analysis.training.trainer import PopulationTrainer
 
@@ -100,7 +99,8 @@ def machine_rates(
 
 def _timed(load: Load, device: torch.device) -> tuple[dict[str, object], dict[str, float]]:
     """Milliseconds of a whole update, and of its phases."""
-    trainer = _trainer(load, device)
+    setting = setting_of(load.config, device)
+    trainer = PopulationTrainer(load.config, members_in_turn(load.members), setting)
     for _ in range(WARM_UP):
         trainer.advance()
     if device.type == "cuda":
@@ -111,8 +111,8 @@ def _timed(load: Load, device: torch.device) -> tuple[dict[str, object], dict[st
             trainer.advance()
     total = spent.pop("all") / load.updates
     _phases(trainer, load, device, spent)
-    shape = (load.config.num_prompts, load.config.group_size, trainer.samplers.setting.task)
-    tokens = shape[0] * shape[1] * shape[2].completion_length * load.members
+    completions = load.config.num_prompts * load.config.group_size * load.members
+    tokens = completions * setting.task.completion_length
     peak = torch.cuda.max_memory_allocated(device) / 1e9 if device.type == "cuda" else float("nan")
     row = {
         "name": load.name,
@@ -140,13 +140,6 @@ def _phases(
         with _clock(device, spent, "optimizer"):
             clipped = clip_rows(gradient, trainer.config.max_grad_norm).gradient
             trainer.optimizer.step(clipped, trainer.alive)
-
-
-def _trainer(load: Load, device: torch.device) -> PopulationTrainer:
-    """Every arm in turn, as in an ablation; a new seed when all have had one."""
-    arms = (NO_KL, *kl_arms(0.3))
-    members = [Member(arm=arms[i % len(arms)], seed=i // len(arms)) for i in range(load.members)]
-    return PopulationTrainer(load.config, members, setting_of(load.config, device))
 
 
 @contextmanager

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from analysis.experiments.ablations.ablation import RESAMPLES
 from analysis.experiments.ablations.stamp import Stamp, current_stamp
+from analysis.experiments.ablations.summaries import RESAMPLES
 from analysis.experiments.benchmark.contenders import LARGEST, Contender, Crew
 from analysis.experiments.benchmark.counting import generated_tokens, member_update
 from analysis.experiments.benchmark.worker import phase_shares, population

@@ -35,12 +35,14 @@ INSIDE = {"metrics": "forward"}
 
 
 def population(contender: Contender) -> PopulationTrainer:
+    """The population of a contender."""
+    return PopulationTrainer(contender.config, members_in_turn(contender.members))
+
+
+def members_in_turn(count: int) -> list[Member]:
     """Every arm in turn, as in an ablation; a new seed when all have had one."""
     arms = (NO_KL, *kl_arms(0.3))
-    members = [
-        Member(arm=arms[i % len(arms)], seed=i // len(arms)) for i in range(contender.members)
-    ]
-    return PopulationTrainer(contender.config, members)
+    return [Member(arm=arms[i % len(arms)], seed=i // len(arms)) for i in range(count)]
 
 
 def job(contender: Contender) -> Callable[[], dict[str, Any]]:

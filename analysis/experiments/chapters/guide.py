@@ -61,9 +61,6 @@ EVIDENCE: dict[str, Comparison] = {
     "annealed": Comparison("kdrl", "kdrl_annealed", "kdrl_k2", "own_accuracy"),
 }
 
-#: Presets whose recording is not called after them.
-FOLDERS = {"full": recording.RECORDED, "half_step": recording.RECORDED_HALF_STEP}
-
 
 def evidence() -> pd.DataFrame:
     """One row per line of the guide: ``key``, its comparison, and the paired difference.
@@ -71,12 +68,10 @@ def evidence() -> pd.DataFrame:
     Raises:
         ValueError: a recording is missing or changed.
     """
-    loaded: dict[str, pd.DataFrame] = {}
+    presets = dict.fromkeys(line.preset for line in EVIDENCE.values())
+    finals = {preset: recording.load(recording.folder_of(preset)).finals for preset in presets}
     rows = []
     for key, (preset, *pair, beta) in EVIDENCE.items():
-        if preset not in loaded:
-            folder = FOLDERS.get(preset, recording.folder_of(preset))
-            loaded[preset] = recording.load(folder).finals
-        (row,) = summaries.paired(loaded[preset], [tuple(pair)], beta=beta).to_dict("records")
+        (row,) = summaries.paired(finals[preset], [tuple(pair)], beta=beta).to_dict("records")
         rows.append({"key": key, "preset": preset, "beta": beta, **row})
     return pd.DataFrame(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from analysis.experiments.ablations import recording, summaries
+from analysis.experiments.ablations.summaries import fluctuation
 from analysis.experiments.chapters.gradients import random_policies
 from analysis.experiments.chapters.one_state import noise_ratio
 from analysis.experiments.chapters.single_samples import (
@@ -18,6 +18,7 @@ from analysis.experiments.chapters.single_samples import (
 )
 from analysis.experiments.claims import Finding, decides, settle
 from analysis.experiments.claims.one_state_gradients import EXACT, pairs
+from analysis.experiments.claims.recorded import difference, recorded
 from analysis.kl.divergences import entropy, reverse_kl
 from analysis.kl.enumeration import expected_gradient, gradient_moments
 from analysis.kl.surrogates import gradient_coefficient, kl_loss
@@ -182,11 +183,9 @@ def k3_noise_against_k2() -> Finding:
 
 def _figure2_jumps() -> dict[str, float]:
     """Fluctuation of the gradient norm, k3 as a loss less k2, in the recorded replica: trained."""
-    curves = recording.load(recording.folder_of("figure2")).curves
-    jumps = summaries.fluctuation(curves, ["gradient_norm"])
-    pair = [("k3_loss", "k2_loss", "gradient_norm")]
-    (row,) = summaries.paired(jumps, pair, beta=0.04).to_dict("records")
-    return {f"trained_{name}": row[name] for name in ("iqm", "low", "high")}
+    jumps = fluctuation(recorded("figure2").curves, ["gradient_norm"])
+    band = difference(jumps, "k3_loss", "k2_loss", "gradient_norm", beta=0.04)
+    return {f"trained_{name}": value for name, value in band._asdict().items()}
 
 
 @decides("S4-23")
