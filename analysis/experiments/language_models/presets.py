@@ -1,17 +1,19 @@
 """Populations on pretrained models, each with the predictions made before it was run.
 
-On a machine with a GPU and the extra ``lm``, ``folder`` being a path of the results::
+With the extras ``lm`` and ``smollm2``, on a GPU and on two cores::
 
-    recording.save(ablation.run(SMOLLM2, device="cuda", progress=True), folder)
+    analysis sweep smollm2 --device cuda --record results/smollm2_cuda
+    analysis sweep smollm2_short --members-per-shard 3 --record results/smollm2_short_cpu
 """
 
 from __future__ import annotations
 
-from analysis.experiments.ablations.presets import NO_KL, Preset, kl_arms
+from analysis.experiments.ablations.presets import NO_KL, Preset, fresh_seeds, kl_arms
 from analysis.experiments.language_models.config import (
     ArithmeticTask,
     HubModel,
     LanguageConfig,
+    PackagedModel,
     RandomModel,
 )
 from analysis.training.pretrained.config import (
@@ -44,6 +46,35 @@ SMOLLM2 = Preset(
         "k2 as a loss ends at the exact reverse KL of the exact arm.",
         "k3 as a loss ends at a larger reverse KL than k2 as a loss: its pull is the forward KL's.",
         "Accuracy rises in every arm but k3 in the reward.",
+    ),
+)
+
+#: The same eight arms for two cores and an hour: the packaged weights, a quarter of the updates,
+#: figure 2's batch of 12 groups of 6, and a coefficient that is felt so soon. Step size and
+#: coefficient come from single runs on another seed (no KL term, k2 as a loss, k3 in the reward).
+SHORT = Preset(
+    name="smollm2_short",
+    config=LanguageConfig(
+        model=PackagedModel(),
+        task=ArithmeticTask(name="chain_sum"),
+        lora=SMOLLM2.config.lora,
+        updates=48,
+        num_prompts=12,
+        group_size=6,
+        learning_rate=2e-4,
+        log_every=4,
+        cosine_every=8,
+    ),
+    arms=(NO_KL, *kl_arms(0.3)),
+    seeds=fresh_seeds(2000, 3),
+    predictions=(
+        "Accuracy rises in every arm.",
+        "k1 as a loss ends as far from the reference as no KL term.",
+        "k2 and k3 as losses, the exact KL and k1 in the reward end nearer to it than no KL term.",
+        "k2 as a loss ends at the exact reverse KL of the exact arm.",
+        "k3 as a loss ends at a larger reverse KL than k2 as a loss: its pull is the forward KL's.",
+        "k2 and k3 in the reward do not end nearer to the reference than no KL term.",
+        "The gradient of k2 as a loss points more nearly along the exact KL's than that of k3.",
     ),
 )
 

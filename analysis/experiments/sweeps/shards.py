@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from enum import Enum
 from functools import lru_cache
@@ -29,6 +30,10 @@ class Shard(NamedTuple):
         return tuple(MemberSpec(config=self.config, member=member) for member in self.members)
 
 
+#: A kill costs no more than this, or one update where that takes longer.
+LOSS_SECONDS = 60.0
+
+
 class Outcome(Enum):
     """How an attempt at a shard ended."""
 
@@ -42,7 +47,7 @@ class Job(NamedTuple):
     store: Path
     stamp: Stamp
     device: str
-    #: Updates between checkpoints.
+    #: Most updates between checkpoints; there are more where these take long.
     checkpoint_every: int
 
 
@@ -95,10 +100,13 @@ def _train(
     if trainer.done:
         say(f"{size} members go on from update {trainer.done} of {updates}")
     advanced(size, trainer.done)
+    saved = time.monotonic()
     while trainer.done < updates:
         trainer.advance()
-        if trainer.done % job.checkpoint_every == 0 and trainer.done < updates:
+        due = trainer.done % job.checkpoint_every == 0 or time.monotonic() > saved + LOSS_SECONDS
+        if due and trainer.done < updates:
             checkpoints.save(trainer.state())
+            saved = time.monotonic()
         advanced(size, trainer.done)
     for record in member_records(trainer.record(), job.stamp):
         store.write(record)

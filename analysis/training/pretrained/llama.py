@@ -10,6 +10,7 @@ pass is the reference policy.
 
 Prompts of different lengths are padded on the left with ``PAD``. A padded position is seen by no
 other, and a token's rotary position counts from the first real one, so padding changes nothing.
+What all prompts begin with, such as solved examples, is read once for a member.
 
 Shapes: M members, P prompts, G completions of each, T tokens, L prompt tokens, R rows (all tokens
 of a member), K heads of keys and values, D channels a head, d channels, V vocabulary.
@@ -64,13 +65,17 @@ class LlamaPolicy:
         model: frozen weights, from :mod:`analysis.training.pretrained.weights`.
         lora: the adapters of a member.
         forward: type of the frozen products, and how attention is computed.
+        shared: tokens with which every prompt begins alike; at least one more must follow them.
 
     The residual stream, the adapters, the head and the logits have the type of the model's
     embedding; the device is the model's.
     """
 
-    def __init__(self, model: Llama, lora: LoraConfig, forward: ForwardConfig) -> None:
+    def __init__(
+        self, model: Llama, lora: LoraConfig, forward: ForwardConfig, shared: int = 0
+    ) -> None:
         self.config = model.config
+        self.shared = shared
         self.lora = Lora(lora, model.config)
         self.dtype = model.embedding.dtype
         self.device = model.embedding.device
@@ -92,12 +97,40 @@ class LlamaPolicy:
 
     def prefill(self, adapters: Adapters, prompts: Tensor) -> Prefix:
         """Keys and values of prompts [M, P, L], padded on the left with ``PAD``."""
-        real = prompts != PAD
+        shared, real = self.shared, prompts != PAD
         positions = (real.cumsum(dim=-1) - 1).clamp(min=0)
-        visible = Visible(causal_behind_padding(real), None)
-        tokens = prompts.clamp(min=0).unsqueeze(2)
+        beginning = self._beginning(adapters, prompts) if shared else None
+        # The last columns hold all that follows the beginning, which ends further left in them
+        # the shorter the prompt is.
+        own = (real & (positions >= shared))[..., shared:]
+        positions = positions[..., shared:]
+        visible = Visible(causal_behind_padding(own), None if beginning is None else beginning.real)
+        tokens = prompts[..., shared:].clamp(min=0).unsqueeze(2)
         reading = _Reading(tokens.shape, self._rotation(positions), visible, 0)
-        return Prefix(self._run(adapters, tokens, reading, None, None)[1], real)
+        before = None if beginning is None else beginning.layers
+        layers = self._run(adapters, tokens, reading, before, None)[1]
+        if beginning is None:
+            return Prefix(layers, own)
+        joined = [
+            KeyValue(*(torch.cat(parts, dim=4) for parts in zip(*pair, strict=True)))
+            for pair in zip(beginning.layers, layers, strict=True)
+        ]
+        return Prefix(joined, torch.cat([beginning.real, own], dim=-1))
+
+    def _beginning(self, adapters: Adapters, prompts: Tensor) -> Prefix:
+        """What all prompts of a member begin with: read from its first, seen by each."""
+        members, count, _ = prompts.shape
+        here = torch.arange(self.shared, device=prompts.device).expand(members, 1, -1)
+        first = prompts[:, :1]  # (M, 1, L)
+        padding = (first == PAD).sum(dim=-1, keepdim=True)
+        tokens = first.gather(2, padding + here).unsqueeze(2)
+        visible = Visible(causal(self.shared, self.shared, 0, prompts.device), None)
+        reading = _Reading(tokens.shape, self._rotation(here), visible, 0)
+        _, layers = self._run(adapters, tokens, reading, None, None)
+        seen = [
+            KeyValue(*(part.expand(-1, count, *part.shape[2:]) for part in kv)) for kv in layers
+        ]
+        return Prefix(seen, torch.ones_like(here, dtype=torch.bool).expand(-1, count, -1))
 
     def empty_cache(self, like: Tensor) -> list[KeyValue]:
         """Room for completions of the shape of ``like`` [M, P, G, T]."""

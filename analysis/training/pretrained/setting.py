@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from analysis.training.pretrained.config import PretrainedConfig
 from analysis.training.pretrained.llama import LlamaPolicy
+from analysis.training.pretrained.tasks import TextTask
 from analysis.training.pretrained.weights import Llama
 from analysis.training.setting import Setting, Task
 
@@ -17,5 +18,6 @@ def pretrained_setting(config: PretrainedConfig, model: Llama, task: Task) -> Se
     dtype = model.embedding.dtype
     if dtype != config.dtype:
         raise ValueError(f"model is {dtype}: load it as {config.dtype}, the run's precision")
-    policy = LlamaPolicy(model, config.lora, config.forward)
+    shared = task.shared if isinstance(task, TextTask) else 0
+    policy = LlamaPolicy(model, config.lora, config.forward, shared)
     return Setting(task, policy, policy.start())

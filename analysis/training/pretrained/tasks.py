@@ -50,6 +50,8 @@ class TextTask:
         length = max(len(question) for question in questions) - 1
         rows = [[PAD] * (length - len(q) + 1) + list(q[:-1]) for q in questions]
         self._prompts = torch.tensor(rows, dtype=torch.long).view(-1, length)
+        #: Tokens with which all questions begin alike; each has at least one more, and the opening.
+        self.shared = _common([question[:-2] for question in questions])
         self._places = {tuple(row): place for place, row in enumerate(rows)}
 
     def prompts(self, uniforms: Tensor) -> Tensor:
@@ -81,3 +83,10 @@ class TextTask:
 
     def _ends(self, completions: Tensor) -> Tensor:
         return torch.isin(completions, self._end_tokens.to(completions.device))
+
+
+def _common(rows: Sequence[Sequence[int]]) -> int:
+    """Length of the longest beginning that all rows have in common."""
+    first, last = min(rows), max(rows)  # in the order of words, those that differ earliest
+    pairs = zip(first, last, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(last)))
