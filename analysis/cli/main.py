@@ -52,11 +52,20 @@ def usage() -> str:
 
 
 def _call(name: str, arguments: list[str]) -> int:
-    import tyro
+    try:
+        import tyro
 
-    from analysis.report.processes import stoppable
+        from analysis.report.processes import stoppable
 
-    command = getattr(importlib.import_module(f"analysis.cli.{name}"), name)
+        command = getattr(importlib.import_module(f"analysis.cli.{name}"), name)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package == __name__.partition(".")[0]:
+            raise
+        raise Refused(
+            f"{package} is not installed, and `analysis {name}` needs it: "
+            "pip install 'kl-term[book]'"
+        ) from None
     with stoppable():
         tyro.cli(command, prog=f"analysis {name}", args=arguments)
     return 0

@@ -1,9 +1,14 @@
-"""The three lowest floors import on a bare GPU box: torch, numpy, pydantic, safetensors, tqdm."""
+"""A bare GPU box has torch, numpy, pydantic, safetensors and tqdm: what runs there, and what says
+what is missing."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+
+import pytest
+
+from analysis.cli.main import COMMANDS
 
 #: What the floors above, the book and the tests use, and a bare box does not have.
 ABSENT = [
@@ -29,17 +34,19 @@ ABSENT = [
     "yaml",
 ]
 
-CHILD = """
+BOX = """
 import importlib, pkgutil, sys
-
-absent = set(sys.argv[1:])
 
 class BareBox:
     def find_spec(self, name, path=None, target=None):
         if name.partition('.')[0] in absent:
             raise ModuleNotFoundError(f'{name} is not on a bare box', name=name)
 
+absent = set(sys.argv[1].split(','))
 sys.meta_path.insert(0, BareBox())
+"""
+
+FLOORS = """
 count = 0
 for floor in ('kl', 'objectives', 'training'):
     package = importlib.import_module(f'analysis.{floor}')
@@ -53,9 +60,27 @@ except ModuleNotFoundError:
 """
 
 
+COMMAND = """
+from analysis.cli.main import main
+
+sys.exit(main([sys.argv[2], '--help']))
+"""
+
+
+def on_a_bare_box(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", BOX + code, ",".join(ABSENT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 def test_the_lowest_floors_import_on_a_bare_box():
-    child = subprocess.run(
-        [sys.executable, "-c", CHILD, *ABSENT], capture_output=True, text=True, check=False
-    )
+    child = on_a_bare_box(FLOORS)
     assert child.returncode == 0, child.stderr
     assert int(child.stdout) > 30
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_names_what_it_lacks_in_one_line(command):
+    child = on_a_bare_box(COMMAND, command)
+    assert child.returncode == 1
+    (line,) = child.stderr.splitlines()
+    assert "is not installed" in line and "pip install 'kl-term[book]'" in line
