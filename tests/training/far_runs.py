@@ -1,0 +1,126 @@
+"""Every preset, two updates on the CPU and on the far device: what differs, and what is waited for.
+
+Run as a program, it prints one JSON object a preset.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from analysis.experiments.ablations.catalogue import CATALOGUE, make_preset
+from analysis.experiments.ablations.presets import Preset
+from analysis.experiments.ablations.settings import setting_of
+from analysis.experiments.language_models.presets import SMOKE
+from analysis.training.pretrained.config import ForwardConfig
+from analysis.training.pretrained.setting import pretrained_setting
+from analysis.training.pretrained.tasks import TextTask
+from analysis.training.pretrained.weights import random_llama
+from analysis.training.setting import Setting
+from analysis.training.trainer import PopulationTrainer, RunRecord
+from tests.training import far_device
+
+aten = torch.ops.aten
+NEEDS_WEIGHTS = ("smollm2", "smollm2_short")
+
+
+def shortened(preset: Preset) -> Preset:
+    """Two updates in double precision, each with every metric, of rewards that a start may earn."""
+    fields = preset.model_dump()
+    config = fields["config"]
+    config["task"]["reward"] = "graded"
+    config |= {"precision": "float64", "updates": 2, "log_every": 1, "cosine_every": 1}
+    config |= {"num_prompts": 4, "num_minibatches": min(config["num_minibatches"], 2)}
+    for start in (config.get("start"), (config.get("teacher") or {}).get("start")):
+        if start:
+            start["updates"] = 3
+    return Preset.model_validate(fields | {"seeds": preset.seeds[:1]})
+
+
+def questions(device: str) -> Setting:
+    """A task of texts that begin alike, on a random Llama with fused attention."""
+    config = SMOKE.config.model_copy(
+        update={"precision": "float64", "forward": ForwardConfig(attention="sdpa")}
+    )
+    task = TextTask(
+        [[5, 6, 7, 9], [5, 6, 8, 3, 9], [5, 6, 4, 9]],
+        lambda place, tokens: float(list(tokens[:1]) == [place]),
+        end_tokens=[0, 1],
+        completion_length=3,
+    )
+    assert task.shared == 2
+    return pretrained_setting(
+        config, random_llama(config.model.llama, 0, config.dtype, device), task
+    )
+
+
+class Waits:
+    """How often the far device is read from, by operation."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def __call__(self, operation: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        to_cpu = operation is aten._to_copy.default and kwargs.get("device") is not None
+        to_cpu = to_cpu and torch.device(kwargs["device"]).type == "cpu"
+        reads = (aten._local_scalar_dense.default, aten.nonzero.default)
+        if to_cpu or operation in reads:
+            self.counts[str(operation)] += 1
+
+
+def compared(name: str, preset: Preset, near: Setting, far: Setting, device: Any) -> dict[str, Any]:
+    on_cpu = PopulationTrainer(preset.config, preset.members, near)
+    start = on_cpu.weights.detach().clone()
+    expected = on_cpu.run()
+    waits = Waits()
+    with device:
+        there = PopulationTrainer(preset.config, preset.members, far)
+        there.advance()
+        far_device.WATCHERS.append(waits)
+        there.advance()
+        far_device.WATCHERS.remove(waits)
+        found = there.record()
+        there.restore(there.state())
+        weights = there.weights.detach().cpu()
+    return {
+        "preset": name,
+        "device": there.weights.device.type,
+        "members": len(preset.members),
+        "metrics": largest_difference(expected, found),
+        "weights": (on_cpu.weights.detach() - weights).abs().max().item(),
+        "moved": (weights - start).abs().max().item(),
+        "waits": dict(waits.counts),
+    }
+
+
+def largest_difference(one: RunRecord, other: RunRecord) -> float:
+    """Over all metrics; NaN must stand in the same places."""
+    worst = 0.0
+    for name, values in one.metrics.items():
+        np.testing.assert_array_equal(np.isnan(values), np.isnan(other.metrics[name]), name)
+        gap = np.abs(values - other.metrics[name])
+        worst = max(worst, float(np.nanmax(gap, initial=0.0)))
+    return worst
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    device = far_device.install()
+    for name in [name for name in CATALOGUE if name not in NEEDS_WEIGHTS]:
+        preset = shortened(make_preset(name, {}))
+        near = setting_of(preset.config, "cpu")
+        with device:
+            far = setting_of(preset.config, far_device.NAME)
+        print(json.dumps(compared(name, preset, near, far, device)), flush=True)
+    preset, near = shortened(SMOKE), questions("cpu")
+    with device:
+        far = questions(far_device.NAME)
+    print(json.dumps(compared("questions", preset, near, far, device)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

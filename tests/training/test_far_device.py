@@ -1,0 +1,65 @@
+"""The trainer on a device that is not the CPU, without such hardware: see ``far_device``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.training.far_runs import CATALOGUE, NEEDS_WEIGHTS
+
+MIXING = """
+import torch
+from tests.training.far_device import install
+
+def refused(call):
+    try:
+        call()
+    except (RuntimeError, TypeError) as error:
+        return "far" in str(error)
+    return False
+
+with install():
+    far, near = torch.ones(3, 4, device="far"), torch.ones(3, 4)
+    places = torch.tensor([2, 0])
+    assert refused(lambda: far + near) and refused(lambda: torch.cat([far, near]))
+    assert refused(lambda: torch.where(far > 0, far, near))
+    assert refused(lambda: far.gather(1, places.unsqueeze(1)))
+    assert refused(lambda: near[torch.tensor([0], device="far")])
+    assert refused(far.numpy)
+    assert (far + torch.tensor(2.0)).device.type == far[places].device.type == "far"
+    assert torch.equal((far * 3).cpu(), near * 3) and near.to("far").device.type == "far"
+"""
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, dict]:
+    command = [sys.executable, "-W", "ignore", "-m", "tests.training.far_runs"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    return {row["preset"]: row for row in rows}
+
+
+def test_the_far_device_refuses_what_cuda_refuses():
+    command = [sys.executable, "-c", MIXING]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("preset", [*(n for n in CATALOGUE if n not in NEEDS_WEIGHTS), "questions"])
+def test_every_preset_trains_there_with_the_numbers_of_the_cpu(runs, preset):
+    row = runs[preset]
+    assert row["device"] == "far"
+    assert row["moved"] > 1e-4, "nothing was trained"
+    assert row["metrics"] < 1e-12 and row["weights"] < 1e-11
+
+
+@pytest.mark.parametrize("preset", [n for n in CATALOGUE if n not in NEEDS_WEIGHTS])
+def test_an_optimizer_step_waits_for_the_device_once(runs, preset):
+    """To learn which members failed: a device that is read from more often stands idle."""
+    waits = runs[preset]["waits"]
+    assert set(waits) <= {"aten.nonzero.default"}
+    assert sum(waits.values()) <= 4  # steps of an update, at most
