@@ -12,7 +12,7 @@ from analysis.experiments.ablations.catalogue import make_preset
 from analysis.experiments.chapters.guide import EVIDENCE, evidence
 from analysis.training.metrics import METRICS
 
-NOTEBOOK = Path(analysis.__path__[0]).parent / "notebooks" / "20_guide.ipynb"
+NOTEBOOK = Path(analysis.__path__[0]).parent / "notebooks" / "21_guide.ipynb"
 
 
 @pytest.mark.parametrize("key", EVIDENCE)

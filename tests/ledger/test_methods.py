@@ -106,7 +106,15 @@ def test_what_switches_a_method_on_works(method):
 
 
 #: Presets that measure no method of their own: budgets, starts and machines.
-NO_METHODS = {"quick", "half_step", "starts", "smollm2", "llama_smoke", "three_ways_on_policy"}
+NO_METHODS = {
+    "quick",
+    "half_step",
+    "starts",
+    "smollm2",
+    "smollm2_short",
+    "llama_smoke",
+    "three_ways_on_policy",
+}
 #: Presets that take arms of others again, over betas, ages or beside each other.
 REPEATED = {"full", "figure2", "beta_front", "kl_axes"}
 

@@ -28,7 +28,7 @@ aten = torch.ops.aten
 NEEDS_WEIGHTS = ("smollm2", "smollm2_short")
 
 
-def shortened(preset: Preset) -> Preset:
+def shortened(preset: Preset, seeds: int = 1) -> Preset:
     """Two updates in double precision, each with every metric, of rewards that a start may earn."""
     fields = preset.model_dump()
     config = fields["config"]
@@ -38,7 +38,7 @@ def shortened(preset: Preset) -> Preset:
     for start in (config.get("start"), (config.get("teacher") or {}).get("start")):
         if start:
             start["updates"] = 3
-    return Preset.model_validate(fields | {"seeds": preset.seeds[:1]})
+    return Preset.model_validate(fields | {"seeds": preset.seeds[:seeds]})
 
 
 def questions(device: str) -> Setting:
@@ -58,31 +58,33 @@ def questions(device: str) -> Setting:
     )
 
 
-class Waits:
-    """How often the far device is read from, by operation."""
+class Watch:
+    """How many operations the far device is given, and which of them read from it."""
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
+        self.operations = 0
+        self.waits: Counter[str] = Counter()
 
     def __call__(self, operation: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        self.operations += 1
         to_cpu = operation is aten._to_copy.default and kwargs.get("device") is not None
         to_cpu = to_cpu and torch.device(kwargs["device"]).type == "cpu"
         reads = (aten._local_scalar_dense.default, aten.nonzero.default)
         if to_cpu or operation in reads:
-            self.counts[str(operation)] += 1
+            self.waits[str(operation)] += 1
 
 
 def compared(name: str, preset: Preset, near: Setting, far: Setting, device: Any) -> dict[str, Any]:
     on_cpu = PopulationTrainer(preset.config, preset.members, near)
     start = on_cpu.weights.detach().clone()
     expected = on_cpu.run()
-    waits = Waits()
+    watch = Watch()
     with device:
         there = PopulationTrainer(preset.config, preset.members, far)
         there.advance()
-        far_device.WATCHERS.append(waits)
+        far_device.WATCHERS.append(watch)
         there.advance()
-        far_device.WATCHERS.remove(waits)
+        far_device.WATCHERS.remove(watch)
         found = there.record()
         there.restore(there.state())
         weights = there.weights.detach().cpu()
@@ -93,7 +95,8 @@ def compared(name: str, preset: Preset, near: Setting, far: Setting, device: Any
         "metrics": largest_difference(expected, found),
         "weights": (on_cpu.weights.detach() - weights).abs().max().item(),
         "moved": (weights - start).abs().max().item(),
-        "waits": dict(waits.counts),
+        "operations": watch.operations,
+        "waits": dict(watch.waits),
     }
 
 
@@ -110,8 +113,9 @@ def largest_difference(one: RunRecord, other: RunRecord) -> float:
 def main() -> None:
     torch.set_num_threads(1)
     device = far_device.install()
-    for name in [name for name in CATALOGUE if name not in NEEDS_WEIGHTS]:
-        preset = shortened(make_preset(name, {}))
+    presets = {n: shortened(make_preset(n, {})) for n in CATALOGUE if n not in NEEDS_WEIGHTS}
+    presets["more seeds"] = shortened(make_preset("quick", {}), seeds=3)
+    for name, preset in presets.items():
         near = setting_of(preset.config, "cpu")
         with device:
             far = setting_of(preset.config, far_device.NAME)

@@ -63,3 +63,10 @@ def test_an_optimizer_step_waits_for_the_device_once(runs, preset):
     waits = runs[preset]["waits"]
     assert set(waits) <= {"aten.nonzero.default"}
     assert sum(waits.values()) <= 4  # steps of an update, at most
+
+
+def test_more_members_are_not_more_operations(runs):
+    """On a GPU an update of a small model takes the time of its launches, however many members."""
+    few, many = runs["quick"], runs["more seeds"]
+    assert many["members"] == 3 * few["members"]
+    assert many["operations"] == few["operations"]

@@ -66,7 +66,7 @@ SHORT = Preset(
         cosine_every=8,
     ),
     arms=(NO_KL, *kl_arms(0.3)),
-    seeds=fresh_seeds(2000, 3),
+    seeds=fresh_seeds(2000, 5),
     predictions=(
         "Accuracy rises in every arm.",
         "k1 as a loss ends as far from the reference as no KL term.",

@@ -71,6 +71,8 @@ def span_of(curves: pd.DataFrame) -> int:
 
 def _curves(curves: pd.DataFrame, metric: str, band: str, label: str, scale: str) -> Figure:
     span = span_of(curves)
+    window = int(np.diff(np.unique(curves["update"])).min(initial=span))
+    span = math.ceil(span / window) * window
     summary = over_seeds(coarsen(curves, span), metric, band)
     summary["update"] += span / 2
     figure, panels = style.subplots(2, 1, height=6.6, sharex=True, sharey=True)

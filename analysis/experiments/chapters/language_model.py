@@ -1,0 +1,75 @@
+"""What the recorded run on a language model says: arms beside the toy's, estimators as readings."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from analysis.experiments.ablations import summaries
+
+ESTIMATORS = ("k1", "k2", "k3")
+
+
+def beside(finals: dict[str, pd.DataFrame], metric: str, *, beta: float) -> pd.DataFrame:
+    r"""How often the metric of no KL term each arm ends at, in several populations.
+
+    .. math:: r = \exp\Big(\mathrm{IQM}_s \big(\log m_s^{arm} - \log m_s^{none}\big)\Big)
+
+    Seeds are paired: an arm and no KL term meet the same prompts.
+
+    Args:
+        finals: name of a population -> one row per member.
+        metric: a positive one.
+        beta: of the arms that are compared.
+
+    Returns:
+        One row per population and arm: ``population``, ``arm``, ``ratio`` with its band ``low`` to
+        ``high``, ``seeds``, and ``differs``, whether the band excludes one.
+    """
+    parts = []
+    for population, table in finals.items():
+        logs = table.assign(**{metric: np.log(table[metric])})
+        arms = table.loc[table["beta"] == beta, "arm"].unique()
+        pairs = [(arm, "none", metric) for arm in arms]
+        ratios = summaries.paired(logs, pairs, beta=beta)
+        ratios[["ratio", "low", "high"]] = np.exp(ratios[["iqm", "low", "high"]])
+        parts.append(ratios.assign(population=population))
+    columns = ["population", "arm", "ratio", "low", "high", "seeds", "differs"]
+    return pd.concat(parts, ignore_index=True)[columns]
+
+
+def readings(curves: pd.DataFrame) -> pd.DataFrame:
+    """What a log shows as the KL, and what it is: one row per member, window and estimator.
+
+    Both are means over the same completions: ``sampled`` of an estimator at the sampled tokens,
+    ``exact`` of the KL over the vocabulary at each of their states.
+
+    Returns:
+        ``estimator``, ``sampled``, ``exact`` and ``ratio``; windows before the first step, where
+        the KL is zero, are left out.
+    """
+    moved = curves[curves["update"] > 0]
+    long = moved.melt("reverse_kl", ESTIMATORS, "estimator", "sampled")
+    long = long.rename(columns={"reverse_kl": "exact"})
+    return long.assign(ratio=long["sampled"] / long["exact"])
+
+
+def reading_errors(table: pd.DataFrame) -> pd.DataFrame:
+    """Of :func:`readings`: how wrong one update's reading is, relative to the exact KL.
+
+    Returns:
+        One row per estimator: ``bias``, the mean of ratio less one; ``rms``, the root of its mean
+        square; ``negative``, the share of readings below zero.
+    """
+    rows = []
+    for name, part in table.groupby("estimator", sort=False):
+        error = part["ratio"] - 1.0
+        rows.append(
+            {
+                "estimator": name,
+                "bias": error.mean(),
+                "rms": float(np.sqrt(np.square(error).mean())),
+                "negative": float((part["sampled"] < 0).mean()),
+            }
+        )
+    return pd.DataFrame(rows)

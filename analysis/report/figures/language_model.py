@@ -1,0 +1,77 @@
+"""Figures of the chapter on a language model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
+
+from analysis.report import style
+from analysis.report.figures.fronts import ARMS
+
+
+def beside(table: pd.DataFrame, label: str) -> Figure:
+    """One row an arm, one marker a population: the last population filled, the others hollow.
+
+    Args:
+        table: of :func:`analysis.experiments.chapters.language_model.beside`.
+        label: of the axis.
+    """
+    populations = list(table["population"].unique())
+    arms = [arm for arm in ARMS if arm in set(table["arm"])]
+    figure, axes = style.subplots(height=1.4 + 0.5 * len(arms))
+    for index, population in enumerate(populations):
+        rows = table[table["population"] == population].set_index("arm").loc[arms]
+        filled = index == len(populations) - 1
+        shift = 0.16 * (2 * index - len(populations) + 1)
+        for place, (arm, row) in enumerate(rows.iterrows()):
+            colour = style.COLOURS[ARMS[arm][0]]
+            lengths = [[row["ratio"] - row["low"]], [row["high"] - row["ratio"]]]
+            axes.errorbar(
+                row["ratio"],
+                place + shift,
+                xerr=np.clip(lengths, 0.0, None),
+                fmt="o",
+                color=colour,
+                markerfacecolor=colour if filled else "white",
+            )
+        face = "#5A5A5A" if filled else "white"
+        axes.plot([], [], "o", color="#5A5A5A", markerfacecolor=face, label=population)
+    axes.axvline(1.0, color="#5A5A5A", linewidth=1.0, linestyle=":")
+    axes.set_xscale("log")
+    axes.set_xticks([0.2, 0.5, 1.0, 2.0, 5.0])
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel(label)
+    axes.set_yticks(range(len(arms)), [_called(arm) for arm in arms])
+    axes.invert_yaxis()
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=len(populations))
+    return figure
+
+
+def readings(table: pd.DataFrame) -> Figure:
+    """What each estimator shows over the exact KL, a panel an estimator, a point a reading.
+
+    Args:
+        table: of :func:`analysis.experiments.chapters.language_model.readings`.
+    """
+    names = list(table["estimator"].unique())
+    figure, panels = style.subplots(len(names), 1, height=7.2, sharex=True, sharey=True)
+    for panel, name in zip(panels, names, strict=True):
+        rows = table[table["estimator"] == name]
+        look = style.line(name)
+        panel.scatter(
+            rows["exact"], rows["ratio"], 16, look["color"], marker=look["marker"], alpha=0.45
+        )
+        panel.axhline(1.0, color="#5A5A5A", linewidth=1.0)
+        panel.set_title(look["label"])
+        panel.set_ylabel("reading / exact")
+        panel.set_xscale("log")
+    panels[-1].set_xlabel("exact reverse KL (nats per token), log scale")
+    return figure
+
+
+def _called(arm: str) -> str:
+    estimator, placement = ARMS[arm]
+    return f"{style.LABELS[estimator]}, {placement}"

