@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import tyro
 from analysis.errors import Refused
 from analysis.experiments.ablations import catalogue, recording
 from analysis.experiments.ablations.catalogue import make_preset
+from analysis.experiments.ablations.memory import members_that_fit
 from analysis.experiments.ablations.presets import Preset
 from analysis.experiments.sweeps.crew import Place
 from analysis.experiments.sweeps.inventory import damage, inventory
@@ -54,7 +56,7 @@ def sweep(
         store: the folder of finished members.
         device: cpu or cuda.
         members_per_shard: members trained together by one worker; results do not depend on it. By
-            default at most 24, and fewer where workers would idle.
+            default at most 24, and fewer where workers would idle or memory is short.
         workers: processes; by default one a core, or one a GPU. On Ray: shards at a time; by
             default as many as the cluster has room for.
         ray_address: compute on a Ray cluster: local (a new one here), auto (that of this machine),
@@ -72,7 +74,7 @@ def sweep(
     else:
         with _place(device, workers, ray_address, gpus_per_shard) as place:
             if members_per_shard is None:
-                members_per_shard = shard_size(len(chosen.members), place.workers)
+                members_per_shard = _shard_size(chosen, place)
             progress = Progress()
             try:
                 records = run_sweep(
@@ -101,6 +103,19 @@ def _place(
     if workers is None:
         workers = available_cores() if device == "cpu" else max(len(devices_of(device)), 1)
     yield ThisMachine(device, workers)
+
+
+def _shard_size(preset: Preset, place: Place) -> int:
+    """What memory allows is known of this machine only, not of a cluster's."""
+    size = shard_size(len(preset.members), place.workers)
+    if not isinstance(place, ThisMachine):
+        return size
+    on_each = math.ceil(place.workers / len(place.devices))
+    try:
+        fitting = members_that_fit(preset.config, place.devices[0], on_each)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    return size if fitting is None else min(size, fitting)
 
 
 def _preset(name: str, texts: Mapping[str, str]) -> Preset:

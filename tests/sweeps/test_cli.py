@@ -151,8 +151,8 @@ def test_what_a_preset_needs_and_is_not_there_is_one_line(
     lost["config"]["model"] = {"kind": "folder", "path": str(tmp_path / "nowhere")}
     monkeypatch.setattr(catalogue, "CATALOGUE", {"lost": lambda: Preset.model_validate(lost)})
     assert main(["sweep", "lost", "--store", str(tmp_path / "store"), "--workers", "1"]) == 1
-    _, last = capsys.readouterr().err.splitlines()
-    assert str(tmp_path / "nowhere") in last
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(tmp_path / "nowhere") in line
 
 
 def test_shards_leave_no_worker_idle() -> None:

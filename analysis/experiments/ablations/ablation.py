@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from analysis.experiments.ablations.memory import members_that_fit
 from analysis.experiments.ablations.presets import Preset
 from analysis.experiments.ablations.settings import setting_of
 from analysis.experiments.ablations.stamp import Stamp, current_stamp
@@ -21,7 +22,7 @@ from analysis.experiments.ablations.summaries import bootstrap, of_seeds
 from analysis.training.metrics import METRICS
 from analysis.training.trainer import Failure, PopulationTrainer, RunRecord
 
-#: Members trained at once. Results do not depend on it; memory and cache use do.
+#: Most members trained at once. Results do not depend on it; memory and cache use do.
 CHUNK = 24
 
 ARM_COLUMNS = ("arm", "kl_estimator", "kl_placement", "kl_weighting", "beta")
@@ -59,7 +60,7 @@ class Ablation(NamedTuple):
 
 
 def run(preset: Preset, *, device: torch.device | str = "cpu", progress: bool = False) -> Ablation:
-    """Train the population of a preset, ``CHUNK`` members at a time.
+    """Train the population of a preset, ``CHUNK`` members at a time or as many as memory holds.
 
     Raises:
         ValueError: a pretrained model or an optional package of the preset cannot be had.
@@ -67,8 +68,9 @@ def run(preset: Preset, *, device: torch.device | str = "cpu", progress: bool = 
     members, stamp = preset.members, current_stamp(preset.config, device)
     setting = setting_of(preset.config, device)
     frames, failures, wall_seconds = [], [], 0.0
-    for first in range(0, len(members), CHUNK):
-        trainer = PopulationTrainer(preset.config, members[first : first + CHUNK], setting)
+    chunk = min(CHUNK, members_that_fit(preset.config, str(device)) or CHUNK)
+    for first in range(0, len(members), chunk):
+        trainer = PopulationTrainer(preset.config, members[first : first + chunk], setting)
         record = trainer.run(progress=progress)
         frames.append(tidy(record))
         failures += [f._replace(member=f.member + first) for f in record.failures]
