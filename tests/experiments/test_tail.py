@@ -1,0 +1,65 @@
+"""Sums over the vocabulary, cut by the probability of the token."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.experiments.language_models import tail
+from analysis.experiments.language_models.presets import SMOKE
+from analysis.kl.divergences import reverse_kl
+from analysis.training.trainer import PopulationTrainer
+
+
+def log_probs(states: int, vocab_size: int, scale: float, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    logits = scale * torch.randn(states, vocab_size, generator=generator, dtype=torch.float64)
+    return torch.log_softmax(logits, dim=-1)
+
+
+def test_columns_add_up_to_the_moments_and_two_of_them_to_the_kl():
+    logp, ref_logp = log_probs(7, 50, 4.0, 0), log_probs(7, 50, 3.0, 1)
+    sums = tail.contributions(logp, ref_logp).sum()
+    exact = reverse_kl(logp, ref_logp).mean().item()
+    assert sums["mass"] == pytest.approx(1.0, abs=1e-12)
+    assert sums["k1"] == pytest.approx(exact, abs=1e-12)
+    assert sums["k3"] == pytest.approx(exact, abs=1e-12)
+    loops = [
+        [p * (math.exp(r - q) - 1 - (r - q)) ** 2, p * 0.5 * (q - r) ** 2]
+        for q_row, r_row in zip(logp.tolist(), ref_logp.tolist(), strict=True)
+        for p, q, r in zip(np.exp(q_row), q_row, r_row, strict=True)
+    ]
+    squared, halved = np.array(loops).sum(axis=0) / 7
+    assert sums["k3_squared"] == pytest.approx(squared, rel=1e-10)
+    assert sums["k2"] == pytest.approx(halved, rel=1e-10)
+
+
+def test_a_token_counts_in_the_decade_of_its_probability():
+    probs = torch.tensor([[0.9, 0.0999, 1e-4 - 1e-14, 1e-14]], dtype=torch.float64)
+    reference = torch.tensor([[0.25, 0.25, 0.25, 0.25]], dtype=torch.float64)
+    table = tail.contributions(probs.log(), reference.log()).set_index("decade")
+    assert table.loc[-1.0, "mass"] == pytest.approx(0.9)
+    assert table.loc[-2.0, "mass"] == pytest.approx(0.0999)
+    assert table.loc[-5.0, "mass"] == pytest.approx(1e-4)
+    assert table.loc[-np.inf, "mass"] == pytest.approx(1e-14)
+    # No log will ever show this token; a quarter of the reference lies on it.
+    assert table.loc[-np.inf, "k3"] == pytest.approx(0.25, rel=1e-9)
+    assert abs(table.loc[-np.inf, "k1"]) < 1e-12
+
+
+def test_members_are_trained_and_then_measured_where_they_go():
+    config = SMOKE.config.model_copy(update={"updates": 3, "log_every": 1})
+    preset = SMOKE.model_copy(update={"config": config, "arms": SMOKE.arms[:2]})
+    table = tail.measure(preset)
+    assert table["arm"].unique().tolist() == ["none", "k1_loss"]
+    trainer = PopulationTrainer(config, preset.members[:1], tail.setting_of(config))
+    trainer.run()
+    drawn = trainer.rollout(3)
+    metrics = trainer.losses(trainer.batch(drawn), measure=True).metrics
+    rows = table[table["arm"] == "none"]
+    assert rows["k1"].sum() == pytest.approx(metrics["reverse_kl"].item(), rel=1e-4)
+    assert rows["states"].iloc[0] == int(drawn.rollout.mask.sum())
+    assert rows["k1"].sum() > 1e-6
