@@ -64,6 +64,28 @@ def test_a_reading_is_over_the_exact_kl_of_its_update():
     assert errors.loc["k3"].to_list() == pytest.approx([0.25, np.sqrt(0.125), 0.0])
 
 
+def test_what_tokens_of_each_probability_hold_adds_up_to_the_kl():
+    table = pd.DataFrame(
+        {
+            "decade": [-np.inf, -3.0, -1.0],
+            "k1": [-0.01, 0.01, 0.2],
+            "k3": [0.1, 0.06, 0.04],
+            "k1_squared": [0.0, 0.01, 0.28],
+            "k2": [0.0, 0.0, 0.5],
+            "k2_squared": [0.0, 0.0, 0.25],
+            "k3_squared": [4.0, 0.03, 0.01],
+        }
+    )
+    shares = language_model.seen(table)
+    assert shares["probability"].to_list() == pytest.approx([0.1, 1e-3, 0.0])
+    assert shares["k1"].to_list() == pytest.approx([1.0, 1.05, 1.0])
+    assert shares["k3"].to_list() == pytest.approx([0.2, 0.5, 1.0])
+    spread = language_model.deviations(table)
+    assert spread["k1"] == pytest.approx(np.sqrt(0.29 - 0.04) / 0.2)
+    assert spread["k2"] == pytest.approx(0.0)
+    assert spread["k3"] == pytest.approx(np.sqrt(4.04 - 0.04) / 0.2)
+
+
 def test_the_recording_is_the_preset_by_the_present_source_and_complete():
     recorded = recording.load(recording.folder_of(SHORT.name))
     assert recorded.preset == SHORT

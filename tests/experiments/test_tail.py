@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -63,3 +64,18 @@ def test_members_are_trained_and_then_measured_where_they_go():
     assert rows["k1"].sum() == pytest.approx(metrics["reverse_kl"].item(), rel=1e-4)
     assert rows["states"].iloc[0] == int(drawn.rollout.mask.sum())
     assert rows["k1"].sum() > 1e-6
+
+
+def test_what_is_recorded_is_read_back_and_sealed(monkeypatch, tmp_path):
+    def two_decades(preset):
+        names = [member.arm.name for member in preset.members]
+        return pd.DataFrame({"decade": [-np.inf, -1.0], "k1": [0.25, 0.5], "arm": names})
+
+    monkeypatch.setattr(tail, "measure", two_decades)
+    monkeypatch.setattr(tail, "RECORDED", tmp_path / "tail")
+    tail.record()
+    table = tail.recorded()
+    assert table["arm"].to_list() == list(tail.ARMS) and table["decade"].iloc[0] == -np.inf
+    (tmp_path / "tail" / tail.TABLE).write_text("decade\n0\n")
+    with pytest.raises(ValueError, match="changed since it was recorded"):
+        tail.recorded()

@@ -73,3 +73,32 @@ def reading_errors(table: pd.DataFrame) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
+
+
+def seen(table: pd.DataFrame) -> pd.DataFrame:
+    """Share of the exact KL that tokens of at least a given probability hold, by estimator.
+
+    Args:
+        table: of one member, as :func:`analysis.experiments.language_models.tail.contributions`.
+
+    Returns:
+        One row per decade, from the likeliest down: ``probability``, its lower end, and ``k1`` and
+        ``k3``. Both end at one: their means over the whole vocabulary are the exact KL.
+    """
+    ordered = table.sort_values("decade", ascending=False)
+    shares = ordered[["k1", "k3"]].cumsum() / ordered[["k1", "k3"]].sum()
+    return shares.assign(probability=10.0 ** ordered["decade"]).reset_index(drop=True)
+
+
+def deviations(table: pd.DataFrame) -> pd.Series:
+    r"""Standard deviation of one sampled token's estimate over the exact KL, by estimator.
+
+    .. math:: \sqrt{E_\pi[k^2] - E_\pi[k]^2} \,/\, \mathrm{KL}
+
+    States differ in their KL; that spread is part of it, as it is part of a log's.
+    """
+    sums = table.sum(numeric_only=True)
+    spread = {
+        name: np.sqrt(sums[f"{name}_squared"] - sums[name] ** 2) / sums["k1"] for name in ESTIMATORS
+    }
+    return pd.Series(spread)

@@ -93,7 +93,8 @@ def measure(preset: Preset) -> pd.DataFrame:
 def record() -> None:
     """Measure the first seed of ``ARMS`` on one thread, and seal the table."""
     torch.set_num_threads(1)
-    chosen = {"arms": [arm for arm in SHORT.arms if arm.name in ARMS], "seeds": SHORT.seeds[:1]}
+    arms = tuple(arm for arm in SHORT.arms if arm.name in ARMS)
+    chosen = {"arms": arms, "seeds": SHORT.seeds[:1]}
     preset = Preset.model_validate(SHORT.model_dump() | chosen)
     stamp = current_stamp(preset.config)
     fields = {

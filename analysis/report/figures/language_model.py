@@ -75,3 +75,34 @@ def readings(table: pd.DataFrame) -> Figure:
 def _called(arm: str) -> str:
     estimator, placement = ARMS[arm]
     return f"{style.LABELS[estimator]}, {placement}"
+
+
+def seen(table: pd.DataFrame, tokens: float) -> Figure:
+    """How much of the KL lies in tokens of at least a given probability.
+
+    Args:
+        table: of :func:`analysis.experiments.chapters.language_model.seen`.
+        tokens: that one update samples: rarer tokens than one in so many are mostly in no log.
+    """
+    figure, axes = style.subplots(height=4.2)
+    shown = table[table["probability"] > 0]
+    for name in ("k1", "k3"):
+        axes.plot(shown["probability"], shown[name], **style.line(name))
+    axes.axvline(1.0 / tokens, color="#5A5A5A", linewidth=1.0, linestyle=":")
+    axes.annotate(
+        "once in an update",
+        (1.0 / tokens, 0.03),
+        xycoords=("data", "axes fraction"),
+        xytext=(5, 0),
+        textcoords="offset points",
+        rotation=90,
+        va="bottom",
+        color="#5A5A5A",
+    )
+    axes.axhline(1.0, color="#5A5A5A", linewidth=1.0)
+    axes.set_xscale("log")
+    axes.invert_xaxis()
+    axes.set_xlabel("probability of the rarest token counted, log scale")
+    axes.set_ylabel("share of the exact KL")
+    axes.legend(loc="lower right")
+    return figure
