@@ -9,9 +9,12 @@ import pandas as pd
 import pytest
 import torch
 
+from analysis.experiments.ablations.presets import Preset
+from analysis.experiments.diagnosis.columns import assemble
 from analysis.experiments.language_models import tail
 from analysis.experiments.language_models.presets import SMOKE
 from analysis.kl.divergences import reverse_kl
+from analysis.kl.estimators import k1, k3
 from analysis.training.trainer import PopulationTrainer
 
 
@@ -51,31 +54,56 @@ def test_a_token_counts_in_the_decade_of_its_probability():
     assert abs(table.loc[-np.inf, "k1"]) < 1e-12
 
 
-def test_members_are_trained_and_then_measured_where_they_go():
+@pytest.fixture(scope="module")
+def preset() -> Preset:
     config = SMOKE.config.model_copy(update={"updates": 3, "log_every": 1})
-    preset = SMOKE.model_copy(update={"config": config, "arms": SMOKE.arms[:2]})
-    table = tail.measure(preset)
-    assert table["arm"].unique().tolist() == ["none", "k1_loss"]
-    trainer = PopulationTrainer(config, preset.members[:1], tail.setting_of(config))
+    return SMOKE.model_copy(update={"config": config, "arms": SMOKE.arms[:2]})
+
+
+def test_members_are_trained_and_then_measured_where_they_go(preset):
+    after = tail.train_and_measure(preset, rollouts=2)
+    assert list(after) == ["none", "k1_loss"]
+    trainer = PopulationTrainer(preset.config, preset.members[:1], tail.setting_of(preset.config))
     trainer.run()
-    drawn = trainer.rollout(3)
-    metrics = trainer.losses(trainer.batch(drawn), measure=True).metrics
-    rows = table[table["arm"] == "none"]
-    assert rows["k1"].sum() == pytest.approx(metrics["reverse_kl"].item(), rel=1e-4)
-    assert rows["states"].iloc[0] == int(drawn.rollout.mask.sum())
-    assert rows["k1"].sum() > 1e-6
+    table, dump = after["none"]
+    kl, tokens = 0.0, 0
+    for update in (3, 4):
+        drawn = trainer.rollout(update)
+        metrics = trainer.losses(trainer.batch(drawn), measure=True).metrics
+        rows = dump[dump["step"] == update]
+        assert len(rows) == int(drawn.rollout.mask.sum())
+        for name, estimator in (("k1", k1), ("k3", k3)):
+            read = estimator(*(torch.tensor(rows[c].to_numpy()) for c in ("logp", "ref_logp")))
+            assert read.mean().item() == pytest.approx(metrics[name].item(), rel=1e-4)
+        assert rows["reward"].mean() > 0 or drawn.scores.rewards.sum() == 0
+        kl, tokens = kl + metrics["reverse_kl"].item() * len(rows), tokens + len(rows)
+    assert table["k1"].sum() == pytest.approx(kl / tokens, rel=1e-4)
+    assert kl / tokens > 1e-6
+    np.testing.assert_allclose(dump["logp"], dump["old_logp"], atol=1e-5)
+
+
+def test_a_dump_is_one_that_the_diagnosis_reads(preset):
+    dump = tail.train_and_measure(preset, rollouts=2)["k1_loss"].dump
+    rollouts = assemble({name: dump[name].to_numpy() for name in dump}, "recorded")
+    assert rollouts.tokens == len(dump) and rollouts.sequences == 2 * 4 * 6
 
 
 def test_what_is_recorded_is_read_back_and_sealed(monkeypatch, tmp_path):
-    def two_decades(preset):
-        names = [member.arm.name for member in preset.members]
-        return pd.DataFrame({"decade": [-np.inf, -1.0], "k1": [0.25, 0.5], "arm": names})
+    def one_row(preset):
+        made = {}
+        for place, member in enumerate(preset.members):
+            table = pd.DataFrame({"decade": [-np.inf], "k1": [0.25 + place]})
+            made[member.arm.name] = tail.After(table, pd.DataFrame({"logp": [-0.5 - place]}))
+        return made
 
-    monkeypatch.setattr(tail, "measure", two_decades)
+    monkeypatch.setattr(tail, "train_and_measure", one_row)
     monkeypatch.setattr(tail, "RECORDED", tmp_path / "tail")
     tail.record()
-    table = tail.recorded()
-    assert table["arm"].to_list() == list(tail.ARMS) and table["decade"].iloc[0] == -np.inf
-    (tmp_path / "tail" / tail.TABLE).write_text("decade\n0\n")
+    back = tail.recorded()
+    assert list(back) == list(tail.ARMS)
+    assert back["k3_loss"].tail["k1"].to_list() == [1.25]
+    assert back["k3_loss"].tail["decade"].to_list() == [-np.inf]
+    assert back["none"].dump["logp"].to_list() == [-0.5]
+    (tmp_path / "tail" / "none_tail.csv").write_text("decade\n0\n")
     with pytest.raises(ValueError, match="changed since it was recorded"):
         tail.recorded()

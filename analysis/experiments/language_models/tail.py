@@ -11,6 +11,7 @@ trained again. The recorded table of the book is made on one core in some minute
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -24,10 +25,12 @@ from analysis.experiments.ablations.settings import setting_of
 from analysis.experiments.ablations.stamp import current_stamp
 from analysis.experiments.language_models.presets import SHORT
 from analysis.kl.estimators import k1, k2, k3
+from analysis.training.rollout import token_logp
 from analysis.training.trainer import PopulationTrainer
 
 RECORDED = Path(analysis.__path__[0]).parent / "results" / "smollm2_tail_cpu"
-TABLE = "tail.csv"
+#: After training, of each member.
+ROLLOUTS = 10
 #: Powers of ten at which the probabilities are cut; the lowest bin takes all that is below.
 DECADES = np.arange(-12, 0)
 ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
@@ -63,35 +66,65 @@ def contributions(logp: Tensor, ref_logp: Tensor) -> pd.DataFrame:
     return pd.DataFrame({"decade": [-np.inf, *map(float, DECADES)], **columns})
 
 
-def measure(preset: Preset) -> pd.DataFrame:
-    """Train the members of a preset; :func:`contributions` of each at what it then samples.
+class After(NamedTuple):
+    """What a trained member samples, measured."""
+
+    tail: pd.DataFrame  #: :func:`contributions`, over the states of all rollouts
+    dump: pd.DataFrame  #: one row per counted token, columns as ``analysis diagnose`` reads them
+
+
+def train_and_measure(preset: Preset, rollouts: int = ROLLOUTS) -> dict[str, After]:
+    """Train each member of a preset, then let it sample without learning; by name of the arm.
 
     Raises:
         ValueError: the model cannot be had.
     """
-    config, members = preset.config, preset.members
-    setting = setting_of(config)
-    tables = []
-    for member in members:
-        trainer = PopulationTrainer(config, [member], setting)
+    setting = setting_of(preset.config)
+    measured = {}
+    for member in preset.members:
+        trainer = PopulationTrainer(preset.config, [member], setting)
         trainer.run()
-        drawn = trainer.rollout(config.updates)
-        batch, rollout = trainer.batch(drawn), drawn.rollout
-        with torch.no_grad():
-            adapters = trainer.policy.unflatten(trainer.weights)
-            logits = trainer.policy.logits(adapters, rollout.prompts, rollout.inputs)
-        mask = rollout.mask
-        table = contributions(
-            torch.log_softmax(logits[mask] / config.temperature, dim=-1),
-            torch.log_softmax(batch.ref_logits[mask], dim=-1),
+        first = preset.config.updates
+        parts = [_measure(trainer, update) for update in range(first, first + rollouts)]
+        states = np.array([len(part.dump) for part in parts])
+        stacked = np.stack([part.tail.to_numpy() for part in parts])  # (rollouts, decades, columns)
+        mean = np.einsum("r,rdc->dc", states / states.sum(), stacked)
+        measured[member.arm.name] = After(
+            pd.DataFrame(mean, columns=parts[0].tail.columns),
+            pd.concat([part.dump for part in parts], ignore_index=True),
         )
-        fields = {"arm": member.arm.name, "seed": member.seed, "states": int(mask.sum())}
-        tables.append(table.assign(**fields))
-    return pd.concat(tables, ignore_index=True)
+    return measured
+
+
+@torch.no_grad()
+def _measure(trainer: PopulationTrainer, update: int) -> After:
+    drawn = trainer.rollout(update)
+    batch, rollout = trainer.batch(drawn, update), drawn.rollout
+    adapters = trainer.policy.unflatten(trainer.weights)
+    logits = trainer.policy.logits(adapters, rollout.prompts, rollout.inputs)
+    logits, mask = logits / trainer.config.temperature, rollout.mask
+    tail = contributions(
+        torch.log_softmax(logits[mask], dim=-1), torch.log_softmax(batch.ref_logits[mask], dim=-1)
+    )
+    sequences = mask[..., 0].numel()
+    sequence = torch.arange(sequences).view(mask.shape[:-1]).unsqueeze(-1) + update * sequences
+    position = torch.arange(mask.shape[-1])
+    per_token = {
+        "step": torch.full_like(sequence, update),
+        "sequence": sequence,
+        "position": position,
+        "logp": token_logp(logits, rollout.completions, temperature=1.0),
+        "old_logp": rollout.old_logp,
+        "ref_logp": batch.ref_logp,
+        "reward": drawn.scores.rewards.unsqueeze(-1),
+        "advantage": batch.advantages,
+    }
+    columns = {name: value.expand(mask.shape)[mask].numpy() for name, value in per_token.items()}
+    return After(tail, pd.DataFrame(columns))
 
 
 def record() -> None:
-    """Measure the first seed of ``ARMS`` on one thread, and seal the table."""
+    """Train and measure the first seed of ``ARMS`` on one thread, and seal the tables."""
     torch.set_num_threads(1)
     arms = tuple(arm for arm in SHORT.arms if arm.name in ARMS)
     chosen = {"arms": arms, "seeds": SHORT.seeds[:1]}
@@ -105,14 +138,18 @@ def record() -> None:
         "source": stamp.source,
         "configuration": preset.model_dump(mode="json"),
     }
-    write_folder(RECORDED, {TABLE: measure(preset)}, fields)
+    tables = {}
+    for arm, after in train_and_measure(preset).items():
+        tables |= {f"{arm}_tail.csv": after.tail, f"{arm}_dump.csv": after.dump}
+    write_folder(RECORDED, tables, fields)
 
 
-def recorded() -> pd.DataFrame:
-    """The recorded table, after checking it against its manifest.
+def recorded() -> dict[str, After]:
+    """The recorded tables by arm, after checking them against their manifest.
 
     Raises:
-        ValueError: it is missing or is not the one that was recorded.
+        ValueError: one is missing or is not the one that was recorded.
     """
     read_manifest(RECORDED)
-    return pd.read_csv(RECORDED / TABLE)
+    parts = {arm: [f"{arm}_{part}.csv" for part in After._fields] for arm in ARMS}
+    return {a: After(*(pd.read_csv(RECORDED / name) for name in n)) for a, n in parts.items()}
