@@ -209,6 +209,19 @@ def test_pulling_is_not_pushing():
         assert "uniform-push" not in codes(simulate(Run(sequences=80, push=push), 1))
 
 
+def test_mass_of_the_reference_that_no_sample_stands_for(healthy):
+    frame = simulate(Run(sequences=80, lost=1.0, loss_depth=1.0, loss_spread=4.0), 1)
+    (finding,) = [f for f in found(frame) if f.code == "unseen-mass"]
+    missing, by_k3, by_k1 = finding.evidence.values()
+    assert missing == pytest.approx(1 - np.exp(frame.ref_logp - frame.sampler_logp).mean())
+    assert by_k1 - by_k3 == pytest.approx(1 - np.exp(frame.ref_logp - frame.logp).mean())
+    assert by_k1 - by_k3 > 0.1 * by_k1
+    assert "unseen-mass" not in codes(healthy)
+    assert "unseen-mass" not in codes(example("heavy_tail")), "that finding says it already"
+    light = simulate(Run(sequences=80, lost=1.0, loss_depth=1.0, loss_spread=2.0), 1)
+    assert "unseen-mass" not in codes(light)
+
+
 def test_errors_come_before_warnings_and_data_before_training():
     frame = example("stale_samples")
     order = [(SEVERITIES.index(f.severity), list(CAUSES).index(f.code)) for f in found(frame)]

@@ -7,6 +7,7 @@ import numpy as np
 from analysis.experiments.diagnosis import integrity
 from analysis.experiments.diagnosis.measure import Measured
 from analysis.experiments.diagnosis.schema import Finding
+from analysis.experiments.diagnosis.tails import INFINITE_VARIANCE_K
 
 #: The bound on drawing a token below -25 nats is 4e-6; this is 25 times that.
 MOST_IMPOSSIBLE = 1e-4
@@ -27,9 +28,6 @@ NOISE_MARGIN = 10.0
 #: The mean ratio is one exactly, so a tenth is no sampling noise once the interval stays half of
 #: that away from one; smaller offsets come from top-p and low-precision inference.
 RATIO_MARGIN = 0.1
-#: From here on the variance of the ratio is infinite, and its sample mean is low more often than
-#: not because the tail was not seen.
-INFINITE_VARIANCE_K = 0.5
 #: A log-ratio within 1e-4 of 10 or 20 has probability of order 1e-5 in any smooth distribution.
 MOST_AT_CLAMP = 1e-3
 #: Rounding keeps the sampled k1 of a policy at its reference this near zero.

@@ -9,6 +9,7 @@ import torch
 from analysis.experiments.chapters.numerics import overflow_threshold
 from analysis.experiments.diagnosis.measure import Measured
 from analysis.experiments.diagnosis.schema import Finding, Severity, Tail
+from analysis.experiments.diagnosis.tails import INFINITE_VARIANCE_K
 
 #: A root-mean-square log-ratio of 0.1 (its square over two): half of what a clip at 0.2 allows is
 #: used up before the first update. Rounding to bfloat16 in the engine gives about a tenth of it.
@@ -19,6 +20,8 @@ HARMLESS_RATIO = 3.0
 #: The same for the sum of k3: below one percent of it, no single token decides the mean. A tail of
 #: index 0.7 gives its largest of n draws a share of n^-0.3, more than that up to four million.
 HARMLESS_SHARE = 0.01
+#: A tenth of the KL that k1 reads.
+LARGEST_UNSEEN_SHARE = 0.1
 #: A hundredth of the pull missing; it is always the hundredth that is farthest away.
 MOST_DEAD_FORCE = 0.01
 #: k3's coefficients deviate from the reverse KL's by half of the latter's spread. For small
@@ -130,6 +133,34 @@ def heavy_tail(m: Measured) -> Finding | None:
         advice="Read the KL from k1, train with k2 in the loss or k1 in the reward, or sum the KL "
         "over the vocabulary. More samples do not help.",
         chapter="03_k3_counterexample#thm-ratio-tail",
+    )
+
+
+def unseen_mass(m: Measured) -> Finding | None:
+    """Mass of the reference on tokens that are not sampled: k3 reads the KL that much too low.
+
+    Token by token ``k1 - k3 = 1 - r``, and the mean of r over the vocabulary is one.
+    """
+    ratio, tail = m.identity("reference/sampler"), m.tail("reference/policy")
+    if ratio is None or not m.enough or heavy_tail(m) is not None:
+        return None
+    missing, k1 = 1.0 - ratio.value, m.estimate("k1").value
+    infinite = tail is not None and tail.k is not None and tail.k > INFINITE_VARIANCE_K
+    if not infinite or ratio.high >= 1.0 or missing < LARGEST_UNSEEN_SHARE * k1:
+        return None
+    return Finding(
+        code="unseen-mass",
+        severity="warning",
+        title="k3 reads the KL too low: part of the reference lies where nothing is sampled",
+        evidence={
+            "mass that no sample stands for": missing,
+            "KL by k3": m.estimate("k3").value,
+            "KL by k1": k1,
+        },
+        advice="Read the KL from k1, or sum it over the vocabulary. k3 has no bias, but what it "
+        "lacks comes in rare tokens with huge values: expect spikes, not a drift. A sampler that "
+        "truncates (top-p, top-k) looks the same.",
+        chapter="20_language_model#fig-readings",
     )
 
 

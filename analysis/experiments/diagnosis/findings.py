@@ -43,6 +43,7 @@ from analysis.experiments.diagnosis.causes_training import (
     mismatch,
     overflow,
     stale_samples,
+    unseen_mass,
 )
 from analysis.experiments.diagnosis.measure import Measured
 from analysis.experiments.diagnosis.schema import SEVERITIES, Finding
@@ -75,6 +76,7 @@ CAUSES: dict[str, Cause] = {
     "stale-samples": stale_samples,
     "overflow": overflow,
     "heavy-tail": heavy_tail,
+    "unseen-mass": unseen_mass,
     "dead-zone": dead_zone,
     "k3-gradient": k3_gradient,
     "heavy-weights": heavy_weights,

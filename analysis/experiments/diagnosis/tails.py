@@ -12,6 +12,9 @@ from analysis.experiments.diagnosis.schema import Floats, Tail
 #: k < 1 for the mean and k < 1/2 for the variance to exist; 0.7 is where convergence of practical
 #: samples is still seen.
 LARGEST_TRUSTED_K = 0.7
+#: From here on the variance of the ratio is infinite, and its sample mean is low more often than
+#: not because the tail was not seen.
+INFINITE_VARIANCE_K = 0.5
 #: Fewer counted tokens have too short a tail (five exceedances) to fit.
 FEWEST_TOKENS = 100
 #: The weakly informative prior of PSIS: ten observations at k = 1/2.
