@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from analysis.experiments.chapters.gradients import drifted_logits, random_policies
+from analysis.experiments.chapters.language_model import deviations
 from analysis.experiments.chapters.numerics import naive_k3
 from analysis.experiments.claims import Finding, decides, settle
+from analysis.experiments.language_models import tail
 from analysis.kl.divergences import chi_square, forward_kl, reverse_kl
 from analysis.kl.enumeration import exact_kl
 from analysis.kl.estimators import k3
@@ -143,19 +145,26 @@ def positivity_lowers_the_variance() -> Finding:
 
 @decides("S3-9")
 def k3_is_unbiased_with_low_variance() -> Finding:
-    """The rule chi-square < 2 J against the variances themselves, near, far and for Gaussians."""
+    """The rule chi-square < 2 J against the variances: near, far, and on a language model."""
     unbiased = _largest(estimator_means(*FAR)["k3"] - reverse_kl(*FAR)) < EXACT
     near, far = estimator_variances(*NEAR), estimator_variances(*FAR)
     rule = chi_square(*FAR) < 2 * jeffreys_divergence(*FAR)
     rule_right = ((far["k3"] < far["k1"]) == rule).double().mean().item()
     wins_near = (near["k3"] < near["k1"]).double().mean().item()
     wins_far = (far["k3"] < far["k1"]).double().mean().item()
+    on_text = deviations(tail.recorded()["none"].tail)
     return Finding(
         settle(
-            always=unbiased and wins_near == wins_far == 1,
+            always=unbiased and wins_near == wins_far == 1 and on_text["k3"] < on_text["k1"],
             sometimes=unbiased and rule_right == 1 and wins_near > 0,
         ),
-        {"wins_near": wins_near, "wins_far": wins_far, "rule_right": rule_right},
+        {
+            "wins_near": wins_near,
+            "wins_far": wins_far,
+            "rule_right": rule_right,
+            "language_k1_deviation": on_text["k1"],
+            "language_k3_deviation": on_text["k3"],
+        },
     )
 
 
