@@ -10,6 +10,9 @@ from matplotlib.ticker import NullFormatter
 from analysis.report import style
 from analysis.report.figures.fronts import ARMS
 
+#: The upper edge of the panels of :func:`readings`.
+HIGHEST = 3.0
+
 
 def beside(table: pd.DataFrame, label: str) -> Figure:
     """One row an arm, one marker a population: the last population filled, the others hollow.
@@ -61,9 +64,8 @@ def readings(table: pd.DataFrame) -> Figure:
     for panel, name in zip(panels, names, strict=True):
         rows = table[table["estimator"] == name]
         look = style.line(name)
-        panel.scatter(
-            rows["exact"], rows["ratio"], 16, look["color"], marker=look["marker"], alpha=0.45
-        )
+        shown = rows["ratio"].clip(upper=HIGHEST)  # what lies above is drawn at the edge
+        panel.scatter(rows["exact"], shown, 16, look["color"], marker=look["marker"], alpha=0.45)
         panel.axhline(1.0, color="#5A5A5A", linewidth=1.0)
         panel.set_title(look["label"])
         panel.set_ylabel("reading / exact")
@@ -91,18 +93,17 @@ def seen(table: pd.DataFrame, tokens: float) -> Figure:
     axes.axvline(1.0 / tokens, color="#5A5A5A", linewidth=1.0, linestyle=":")
     axes.annotate(
         "once in an update",
-        (1.0 / tokens, 0.03),
+        (1.0 / tokens, 0.04),
         xycoords=("data", "axes fraction"),
-        xytext=(5, 0),
+        xytext=(6, 0),
         textcoords="offset points",
-        rotation=90,
-        va="bottom",
         color="#5A5A5A",
     )
+    axes.set_ylim(0.0, 1.08)
     axes.axhline(1.0, color="#5A5A5A", linewidth=1.0)
     axes.set_xscale("log")
     axes.invert_xaxis()
     axes.set_xlabel("probability of the rarest token counted, log scale")
     axes.set_ylabel("share of the exact KL")
-    axes.legend(loc="lower right")
+    axes.legend(loc="center right")
     return figure
