@@ -109,3 +109,12 @@ def test_smollm2_trains_on_packaged_weights(
     start, after = (live.curves.query("update == @at") for at in (0, 1))
     assert (start["reverse_kl"].abs() < 1e-5).all()
     assert (after["reverse_kl"] > 1e-3).all()
+
+
+def test_a_point_of_a_curve_averages_whole_windows() -> None:
+    preset = quick(updates=48, num_seeds=1)
+    config = preset.config.model_copy(update={"log_every": 4})
+    short = ablation.run(preset.model_copy(update={"config": config}))
+    figure = accuracy_curves(short.curves, band="range")
+    line = figure.axes[0].get_lines()[0]
+    assert list(line.get_xdata()) == [4 * window + 2 for window in range(12)]

@@ -71,8 +71,9 @@ def span_of(curves: pd.DataFrame) -> int:
 
 def _curves(curves: pd.DataFrame, metric: str, band: str, label: str, scale: str) -> Figure:
     span = span_of(curves)
-    window = int(np.diff(np.unique(curves["update"])).min(initial=span))
-    span = math.ceil(span / window) * window
+    gaps = np.diff(np.unique(curves["update"]))
+    if gaps.size:  # whole logging windows
+        span = math.ceil(span / gaps.min()) * int(gaps.min())
     summary = over_seeds(coarsen(curves, span), metric, band)
     summary["update"] += span / 2
     figure, panels = style.subplots(2, 1, height=6.6, sharex=True, sharey=True)

@@ -70,6 +70,9 @@ def readings(table: pd.DataFrame) -> Figure:
         panel.set_title(look["label"])
         panel.set_ylabel("reading / exact")
         panel.set_xscale("log")
+        panel.set_xticks([0.05, 0.1, 0.2, 0.5])
+        panel.xaxis.set_major_formatter("{x:g}")
+        panel.xaxis.set_minor_formatter(NullFormatter())
     panels[-1].set_xlabel("exact reverse KL (nats per token), log scale")
     return figure
 
