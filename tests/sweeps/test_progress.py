@@ -44,6 +44,16 @@ def test_a_log_gets_a_line_a_shard_with_rate_and_time_left(clock: list[float]) -
     ]
 
 
+def test_a_slow_sweep_has_a_rate_too(clock: list[float]) -> None:
+    stream = io.StringIO()
+    progress = Progress(stream)
+    progress.begin(members=1, missing=[1], updates=48)
+    progress.shard_at(0, 0)
+    clock[0] = 240.0
+    progress.shard_finished(0)
+    assert stream.getvalue().splitlines()[-1] == "48 of 48 member-updates, 0.2 member-updates/s"
+
+
 def test_only_what_is_computed_now_makes_the_rate(clock: list[float]) -> None:
     """One shard goes on from its checkpoint after its worker died, another sweep does the other."""
     stream = io.StringIO()

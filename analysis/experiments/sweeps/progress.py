@@ -66,7 +66,8 @@ class Progress:
         rate = self._computed / (time.monotonic() - self._started)
         left = f", about {(total - done) / rate:.0f} s left" if rate and done < total else ""
         if self._bar.disable:
-            self.say(f"{done:,} of {total:,} member-updates, {rate:,.0f} member-updates/s{left}")
+            speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"  # a language model is slow
+            self.say(f"{done:,} of {total:,} member-updates, {speed} member-updates/s{left}")
 
     def close(self) -> None:
         self._bar.close()
