@@ -50,6 +50,7 @@ def test_a_slow_sweep_has_a_rate_too(clock: list[float]) -> None:
     progress.begin(members=1, missing=[1], updates=48)
     progress.shard_at(0, 0)
     clock[0] = 240.0
+    progress.shard_at(0, 48)
     progress.shard_finished(0)
     assert stream.getvalue().splitlines()[-1] == "48 of 48 member-updates, 0.2 member-updates/s"
 
