@@ -3,7 +3,7 @@
 With the extras ``lm`` and ``smollm2``, on a GPU and on two cores::
 
     analysis sweep smollm2 --device cuda --record results/smollm2_cuda
-    analysis sweep smollm2_short --members-per-shard 3 --record results/smollm2_short_cpu
+    analysis sweep smollm2_short --record results/smollm2_short_cpu
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SMOLLM2 = Preset(
     ),
 )
 
-#: The same eight arms for two cores and an hour: the packaged weights, a quarter of the updates,
+#: The same eight arms for two cores and under two hours: the packaged weights, a quarter of the updates,
 #: figure 2's batch of 12 groups of 6, and a coefficient that is felt so soon. Step size and
 #: coefficient come from single runs on another seed (no KL term, k2 as a loss, k3 in the reward).
 SHORT = Preset(
