@@ -49,9 +49,10 @@ SMOLLM2 = Preset(
     ),
 )
 
-#: The same eight arms for two cores and under two hours: the packaged weights, a quarter of the updates,
-#: figure 2's batch of 12 groups of 6, and a coefficient that is felt so soon. Step size and
-#: coefficient come from single runs on another seed (no KL term, k2 as a loss, k3 in the reward).
+#: The same eight arms for two cores and under two hours: the packaged weights, a quarter of the
+#: updates, figure 2's batch of 12 groups of 6, and a coefficient that is felt so soon. Step size
+#: and coefficient come from single runs on another seed (no KL term, k2 as a loss, k3 in the
+#: reward).
 SHORT = Preset(
     name="smollm2_short",
     config=LanguageConfig(
