@@ -83,6 +83,7 @@ def test_k3_noise_against_k2():
     assert found.figures["ratio_forbidden"] == pytest.approx((k3 / k2) ** 2, rel=1e-9)
     assert found.figures["kl_k3_noisy_steps"] > 2 * found.figures["kl_k2_noisy_steps"]
     assert found.figures["trained_low"] < 0 < found.figures["trained_high"], "no difference is seen"
+    assert found.figures["language_low"] > 0, "on a language model one is"
 
 
 def test_the_published_coefficient_plot():

@@ -18,7 +18,7 @@ from analysis.experiments.chapters.single_samples import (
 )
 from analysis.experiments.claims import Finding, decides, settle
 from analysis.experiments.claims.one_state_gradients import EXACT, pairs
-from analysis.experiments.claims.recorded import difference, recorded
+from analysis.experiments.claims.recorded import Band, difference, recorded
 from analysis.kl.divergences import entropy, reverse_kl
 from analysis.kl.enumeration import expected_gradient, gradient_moments
 from analysis.kl.surrogates import gradient_coefficient, kl_loss
@@ -159,8 +159,8 @@ def one_sample_with_a_large_step_collapses() -> Finding:
 @decides("S4-22")
 def k3_noise_against_k2() -> Finding:
     """One sample's gradient covariance, enumerated: random pairs, pairs near their reference, and
-    a policy that likes what its reference nearly forbids; then noisy steps of both losses, and the
-    recorded replica of the figure."""
+    a policy that likes what its reference nearly forbids; then noisy steps of both losses, the
+    recorded replica of the figure, and the recorded run on a language model."""
     near = random_policies(300, 16, spread=0.1, seed=12)
     policy = torch.tensor([[0.7, 0.3]], dtype=torch.float64).log()
     forbidden = torch.tensor([[0.0, 14.0]], dtype=torch.float64)
@@ -175,17 +175,17 @@ def k3_noise_against_k2() -> Finding:
         "ratio_forbidden": noise_ratio(policy, forbidden).item(),
         "kl_k2_noisy_steps": _median_kl("k2", beta=1.0, step_size=1.0),
         "kl_k3_noisy_steps": _median_kl("k3", beta=1.0, step_size=1.0),
-        **_figure2_jumps(),
+        **_jumps("figure2", 0.04).figures("trained"),
+        **_jumps("smollm2_short", 0.3).figures("language"),
     }
     always = min(shares.values()) == 1.0 and figures["ratio_forbidden"] > 1
     return Finding(settle(always, shares["far"] > 0.5), figures)
 
 
-def _figure2_jumps() -> dict[str, float]:
-    """Fluctuation of the gradient norm, k3 as a loss less k2, in the recorded replica: trained."""
-    jumps = fluctuation(recorded("figure2").curves, ["gradient_norm"])
-    band = difference(jumps, "k3_loss", "k2_loss", "gradient_norm", beta=0.04)
-    return {f"trained_{name}": value for name, value in band._asdict().items()}
+def _jumps(preset: str, beta: float) -> Band:
+    """Fluctuation of the gradient norm, k3 as a loss less k2, in a recorded run: trained."""
+    jumps = fluctuation(recorded(preset).curves, ["gradient_norm"])
+    return difference(jumps, "k3_loss", "k2_loss", "gradient_norm", beta=beta)
 
 
 @decides("S4-23")
