@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.experiments.ablations import ablation, recording
+from analysis.experiments.ablations import ablation
 from analysis.experiments.ablations.catalogue import make_preset
 from analysis.experiments.ablations.methods import distillation
 from analysis.training.config import Member, TeacherConfig
@@ -77,11 +77,3 @@ def test_a_weight_that_anneals_ends_at_nothing():
     annealed = arms["kdrl_annealed"]
     assert (annealed.weight, annealed.weight_end, annealed.anneal_updates) == (0.3, 0.0, 40)
     assert arms["kdrl_masked"].only_below == 0.5 and arms["kdrl_masked"].weight_end is None
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_recording_is_of_the_preset_as_it_stands(name):
-    recorded = recording.load(recording.folder_of(name))
-    assert recorded.preset == make_preset(name, {})
-    assert recorded.manifest["failures"] == []
-    assert len(recorded.finals) == len(recorded.preset.members)

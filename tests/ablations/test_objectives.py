@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from analysis.experiments.ablations import ablation, recording
+from analysis.experiments.ablations import ablation
 from analysis.experiments.ablations.catalogue import make_preset
 from analysis.training.arms import Arm
 from analysis.training.config import StartConfig
@@ -38,14 +38,10 @@ def test_two_updates_of_every_arm_are_finite(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_recording_is_of_this_preset(name):
-    recorded = recording.load(recording.folder_of(name))
+def test_a_preset_predicts_and_has_seeds_for_an_interval(name):
     preset = make_preset(name, {})
-    assert recorded.preset == preset
     assert len(preset.seeds) >= 10
     assert preset.predictions
-    assert len(recorded.finals) == len(preset.members)
-    assert not recorded.manifest["failures"]
 
 
 def test_no_two_presets_share_seeds_unless_they_are_compared():

@@ -103,12 +103,8 @@ def test_length_price():
     )
 
 
-def test_a_price_that_did_not_shorten_would_change_the_verdict(monkeypatch):
-    def longer(preset):
-        real = recorded(preset)
-        return real._replace(finals=real.finals.assign(length=-real.finals["length"]))
-
-    monkeypatch.setattr(claims, "recorded", longer)
+def test_a_price_that_did_not_shorten_would_change_the_verdict(negate):
+    negate(claims, "length")
     assert claims.length_price().verdict == "fails"
 
 
