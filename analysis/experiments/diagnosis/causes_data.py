@@ -7,7 +7,7 @@ import numpy as np
 from analysis.experiments.diagnosis import integrity
 from analysis.experiments.diagnosis.measure import Measured
 from analysis.experiments.diagnosis.schema import Finding
-from analysis.experiments.diagnosis.tails import INFINITE_VARIANCE_K
+from analysis.experiments.diagnosis.tails import infinite_variance
 
 #: The bound on drawing a token below -25 nats is 4e-6; this is 25 times that.
 MOST_IMPOSSIBLE = 1e-4
@@ -196,8 +196,7 @@ def clamped_values(m: Measured) -> Finding | None:
 
 def ratio_mean(m: Measured) -> Finding | None:
     """A ratio whose mean is not one: some column belongs to another distribution."""
-    tail = m.tail("reference/policy")
-    heavy = tail is not None and tail.k is not None and tail.k > INFINITE_VARIANCE_K
+    heavy = infinite_variance(m.tail("reference/policy"))
     for ratio in ("old/sampler", "reference/sampler"):
         mean = m.identity(ratio)
         if mean is None or abs(mean.value - 1) < RATIO_MARGIN or not m.enough:

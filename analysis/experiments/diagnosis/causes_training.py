@@ -9,7 +9,7 @@ import torch
 from analysis.experiments.chapters.numerics import overflow_threshold
 from analysis.experiments.diagnosis.measure import Measured
 from analysis.experiments.diagnosis.schema import Finding, Severity, Tail
-from analysis.experiments.diagnosis.tails import INFINITE_VARIANCE_K
+from analysis.experiments.diagnosis.tails import infinite_variance
 
 #: A root-mean-square log-ratio of 0.1 (its square over two): half of what a clip at 0.2 allows is
 #: used up before the first update. Rounding to bfloat16 in the engine gives about a tenth of it.
@@ -141,11 +141,11 @@ def unseen_mass(m: Measured) -> Finding | None:
 
     Token by token ``k1 - k3 = 1 - r``, and the mean of r over the vocabulary is one.
     """
-    ratio, tail = m.identity("reference/sampler"), m.tail("reference/policy")
+    ratio = m.identity("reference/sampler")
     if ratio is None or not m.enough or heavy_tail(m) is not None:
         return None
     missing, k1 = 1.0 - ratio.value, m.estimate("k1").value
-    infinite = tail is not None and tail.k is not None and tail.k > INFINITE_VARIANCE_K
+    infinite = infinite_variance(m.tail("reference/policy"))
     if not infinite or ratio.high >= 1.0 or missing < LARGEST_UNSEEN_SHARE * k1:
         return None
     return Finding(

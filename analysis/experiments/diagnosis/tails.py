@@ -33,6 +33,11 @@ def trusted_k(tokens: int) -> float:
     return min(1 - 1 / math.log10(tokens), LARGEST_TRUSTED_K) if tokens > 10 else 0.0
 
 
+def infinite_variance(tail: Tail | None) -> bool:
+    """Is the tail known to be so heavy that the ratio's variance is infinite?"""
+    return tail is not None and tail.k is not None and tail.k > INFINITE_VARIANCE_K
+
+
 def tail_index(ratio: str, log_weights: Floats) -> Tail:
     """Tail index of ``exp(log_weights)``, by arviz-stats if installed, else by scipy.
 
