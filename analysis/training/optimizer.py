@@ -33,18 +33,25 @@ class PopulationAdamW:
 
     def __init__(self, weights: Tensor, learning_rate: float, weight_decay: float) -> None:
         self.weights = weights
+        self._none = torch.zeros(0, dtype=torch.long, device=weights.device)
         self._adamw = torch.optim.AdamW(
             [weights], lr=learning_rate, weight_decay=weight_decay, fused=True
         )
 
     @torch.no_grad()
-    def step(self, gradient: Tensor, alive: Tensor) -> None:
-        """One step of the members that are ``alive`` [M]; the others' gradient is not read."""
-        frozen = ~alive
-        kept = self.weights[frozen].clone()
-        self.weights.grad = torch.where(alive.unsqueeze(1), gradient, 0.0)
+    def step(self, gradient: Tensor, frozen: Tensor | None = None) -> None:
+        """One step on a gradient [M, N], but for the ``frozen`` members.
+
+        Args:
+            gradient: overwritten where it is theirs.
+            frozen: their places, as integers: a mask would have to be read from the device. By
+                default there are none.
+        """
+        frozen = self._none if frozen is None else frozen
+        kept = self.weights[frozen]
+        self.weights.grad = gradient.index_fill_(0, frozen, 0.0)
         self._adamw.step()
-        self.weights[frozen] = kept
+        self.weights.index_copy_(0, frozen, kept)
 
     def state(self) -> dict[str, Tensor]:
         """The tensors named in ``STATE``; none before the first step."""

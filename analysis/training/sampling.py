@@ -16,7 +16,8 @@ from torch import Tensor
 from analysis.objectives.filtering import repeats
 from analysis.training.arms import Sampler
 from analysis.training.config import Member, RunConfig
-from analysis.training.grouping import Groups, Rows
+from analysis.training.graphs import Launch
+from analysis.training.grouping import Group, Groups
 from analysis.training.partial import Buffer
 from analysis.training.randomness import member_uniforms
 from analysis.training.rollout import Drawing, Rollout, sample
@@ -40,13 +41,20 @@ class Samplers:
     """Who samples how, and the weights of earlier updates that stale samplers use.
 
     Args:
+        launch: calls what samples a group.
         keep: keep activations, where they serve the first optimizer step.
     """
 
     def __init__(
-        self, config: RunConfig, members: Sequence[Member], setting: Setting, *, keep: bool
+        self,
+        config: RunConfig,
+        members: Sequence[Member],
+        setting: Setting,
+        launch: Launch,
+        *,
+        keep: bool,
     ) -> None:
-        self.config, self.setting = config, setting
+        self.config, self.setting, self.launch = config, setting, launch
         self.keep = keep and isinstance(setting.policy, ReplayingPolicy)
         self.seeds = [member.seed for member in members]
         self.groups: Groups[Sampler] = Groups(
@@ -99,16 +107,16 @@ class Samplers:
         drawn = member_uniforms(self.seeds, "prompts", update, shape, torch.float64)
         prompts = task.prompts(drawn.to(device))
         noise = self._noise(update)
-        shape = tuple(noise.shape[1:])
         rollouts, pasts, cuts, dones, trained = [], [], [], [], []
-        for place, (sampler, rows, size) in enumerate(self.groups):
-            past = self._past(sampler, size, shape)
-            if place in self.buffers:
-                rollout, done, kept = self._continued(place, prompts[rows], noise[rows], update)
+        for place, group in enumerate(self.groups):
+            buffer, given = self.buffers.get(place), (prompts[group.rows], noise[group.rows])
+            if buffer is not None:
+                rollout, done, kept = self._continued(buffer, group, *given, update)
+                past = None
             else:
-                rollout = self._sample(sampler, rows, size, prompts[rows], noise[rows], past)
+                rollout, past = self._sample(group, *given)
                 done, kept = torch.ones_like(rollout.mask[..., 0, 0]), rollout.mask
-            rollout, cut = stopped_at_repeats(sampler, rollout)
+            rollout, cut = stopped_at_repeats(group.key, rollout)
             rollouts.append(rollout)
             pasts.append(past)
             cuts.append(cut)
@@ -119,7 +127,7 @@ class Samplers:
         if any(group.key.repeat_times for group in self.groups):
             scores = without(scores, self.groups.join(cuts))
         join = self.groups.join
-        return Drawn(rollout, scores, pasts, join(dones), join(trained))
+        return Drawn(rollout, scores, tuple(pasts), join(dones), join(trained))
 
     def own(self, drawn: Drawn, update: int) -> Drawn:
         """What the policy itself makes of this update's prompts, at the remembered weights.
@@ -131,11 +139,12 @@ class Samplers:
             return drawn
         noise, task = self._noise(update), self.setting.task
         masks, accuracies = [], []
-        for sampler, rows, size in self.groups:
+        for group in self.groups:
+            rows = group.rows
             mask, accuracy = drawn.rollout.mask[rows], drawn.scores.accuracy[rows]
-            if sampler.foreign:
+            if group.key.foreign:
                 prompts = drawn.rollout.prompts[rows]
-                rollout = self._sample(Sampler(), rows, size, prompts, noise[rows], None)
+                rollout, _ = self._sample(group, prompts, noise[rows], sampler=Sampler())
                 mask = rollout.mask
                 accuracy = task.score(prompts, rollout.completions).accuracy
             masks.append(mask)
@@ -154,47 +163,42 @@ class Samplers:
         return noise.to(self.setting.start.device)
 
     def _continued(
-        self, place: int, prompts: Tensor, noise: Tensor, update: int
+        self, buffer: Buffer, group: Group, prompts: Tensor, noise: Tensor, update: int
     ) -> tuple[Rollout, Tensor, Tensor]:
         """The rollout of a group with a budget: see :meth:`Buffer.advance`."""
-        buffer, group = self.buffers[place], list(self.groups)[place]
         carried, forced = buffer.resume(prompts, noise)
-        rollout = self._sample(group.key, group.rows, group.size, carried, noise, None, forced)
+        rollout, _ = self._sample(group, carried, noise, forced)
         return buffer.advance(rollout, update)
 
     def _sample(
         self,
-        sampler: Sampler,
-        rows: Rows,
-        size: int,
+        group: Group,
         prompts: Tensor,
         noise: Tensor,
-        past: Any,
         forced: Tensor | None = None,
-    ) -> Rollout:
-        if sampler.by == "teacher":
-            policy, weights = self.setting.teacher.policy, self.setting.teacher.of_members(size)
-        else:
-            policy = self.setting.policy
-            lag = min(sampler.staleness, len(self.history) - 1)
-            weights = policy.unflatten(self.history[lag][rows])
-        return sample(
-            policy,
-            weights,
-            self.setting.task,
-            prompts,
-            noise,
-            self.config.temperature,
-            past,
-            drawing=Drawing(sampler.temperature, sampler.top_p),
-            forced=forced,
-        )
+        *,
+        sampler: Sampler | None = None,
+    ) -> tuple[Rollout, Any]:
+        """The rollout of a group, by its own sampler or another, and the activations it keeps."""
+        own, sampler = sampler is None, sampler or group.key
+        keep = own and self.keep and sampler.on_policy
+        policy = self.setting.policy
+        weights = self.history[min(sampler.staleness, len(self.history) - 1)][group.rows]
+        drawing = Drawing(sampler.temperature, sampler.top_p)
 
-    def _past(self, sampler: Sampler, size: int, shape: tuple[int, int, int]) -> Any:
-        if not (self.keep and sampler.on_policy):
-            return None
-        like = self.setting.start.new_empty((size, *shape), device="meta")
-        return self.setting.policy.empty_cache(like, keep=True)
+        def drawn(
+            weights: Tensor, prompts: Tensor, noise: Tensor, forced: Tensor | None
+        ) -> tuple[Rollout, Any]:
+            past = policy.empty_cache(noise, keep=True) if keep else None
+            views = policy.unflatten(weights)
+            by = policy
+            if sampler.by == "teacher":
+                by, views = self.setting.teacher.policy, self.setting.teacher.of_members(group.size)
+            temperature = self.config.temperature
+            task, options = self.setting.task, {"drawing": drawing, "forced": forced}
+            return sample(by, views, task, prompts, noise, temperature, past, **options), past
+
+        return self.launch(("sample", group.key, own), drawn, weights, prompts, noise, forced)
 
     def _join(self, rollouts: Sequence[Rollout]) -> Rollout:
         """Rollouts of the groups as one; sampling masks are as wide as the widest of them."""

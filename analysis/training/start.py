@@ -58,7 +58,6 @@ def _trained(config: TrainConfig) -> Tensor:
     weights = torch.cat([policy.initial_weights(seed, config.dtype) for seed in seeds])
     weights.requires_grad_()
     optimizer = PopulationAdamW(weights, start.learning_rate, weight_decay=0.0)
-    alive = torch.ones(start.count, dtype=torch.bool)
     shape = (start.batch_size, task.prompt_length)
     for update in range(start.updates):
         prompts = task.prompts(member_uniforms(seeds, "start", update, shape, torch.float64))
@@ -70,5 +69,5 @@ def _trained(config: TrainConfig) -> Tensor:
         )
         logp = token_logp(logits, targets, temperature=1.0)
         (gradient,) = torch.autograd.grad(-member_mean(logp, counted).sum(), weights)
-        optimizer.step(clip_rows(gradient, config.max_grad_norm).gradient, alive)
+        optimizer.step(clip_rows(gradient, config.max_grad_norm).gradient)
     return weights.detach()

@@ -12,6 +12,7 @@ from analysis.kl.importance import effective_sample_size
 from analysis.objectives.guidance import annealed, low_reward_mask
 from analysis.training import metrics
 from analysis.training.advantage_term import AdvantageTerm
+from analysis.training.arms import Distillation
 from analysis.training.batch import Batch
 from analysis.training.config import Member, RunConfig
 from analysis.training.divergence_term import (
@@ -25,6 +26,23 @@ from analysis.training.randomness import member_uniforms
 from analysis.training.rollout import token_logp
 from analysis.training.sampling import Drawn
 from analysis.training.setting import PopulationPolicy, Teacher, Weights
+
+
+class Dated(NamedTuple):
+    """What one update differs in from the next, beside its samples. M members."""
+
+    noise: Tensor | None  #: [M, P, G] in [0, 1), of noisy rewards; None if no arm has them
+    lessons: Tensor | None  #: [M], weight of each member's distillation; None without a teacher
+
+
+def lesson_weight(distillation: Distillation | None, update: int) -> float:
+    """The weight of a distillation at an update; 0 without one."""
+    if distillation is None:
+        return 0.0
+    start, end = distillation.weight, distillation.weight_end
+    if end is None:
+        return start
+    return annealed(update, distillation.anneal_updates, start=start, end=end)
 
 
 class Terms:
@@ -46,6 +64,7 @@ class Terms:
         for arm in arms:
             if not has_teacher and (arm.distillation or arm.sampler.by == "teacher"):
                 raise ValueError(f"arm {arm.name!r} needs a teacher: set teacher in the config")
+        self.has_teacher = has_teacher
         self.seeds = [member.seed for member in members]
         self.arms = arms
         betas = [arm.beta for arm in arms]
@@ -56,19 +75,24 @@ class Terms:
         self.advantage = AdvantageTerm(members, device)
         self.policy = PolicyTerm(members, device)
 
-    def taught(self, rewards: Tensor, update: int) -> Tensor:
+    def at(self, update: int, rewards: Tensor) -> Dated:
+        """What depends on the update's number, for rewards [M, P, G]."""
+        noise = lessons = None
+        if self.advantage.noisy:
+            noise = member_uniforms(self.seeds, "noise", update, rewards.shape[1:], rewards.dtype)
+            noise = noise.to(rewards.device)
+        if self.has_teacher:
+            weights = [lesson_weight(arm.distillation, update) for arm in self.arms]
+            lessons = torch.tensor(weights, dtype=rewards.dtype).to(rewards.device)
+        return Dated(noise, lessons)
+
+    def taught(self, rewards: Tensor, lessons: Tensor) -> Tensor:
         """[M, P, G, 1]: the coefficient of the distillation on each completion."""
         rows = []
         for row, arm in enumerate(self.arms):
-            part = arm.distillation
-            if part is None:
-                rows.append(torch.zeros_like(rewards[row]))
-                continue
-            end = part.weight if part.weight_end is None else part.weight_end
-            weight = annealed(update, part.anneal_updates, start=part.weight, end=end)
-            taught = torch.full_like(rewards[row], weight)
-            if part.only_below is not None:
-                taught = taught * low_reward_mask(rewards[row], part.only_below)
+            taught = lessons[row].expand_as(rewards[row])
+            if arm.distillation is not None and arm.distillation.only_below is not None:
+                taught = taught * low_reward_mask(rewards[row], arm.distillation.only_below)
             rows.append(taught)
         return torch.stack(rows).unsqueeze(-1)
 
@@ -88,8 +112,7 @@ def make_batch(
     config: RunConfig,
     terms: Terms,
     drawn: Drawn,
-    *,
-    update: int = 0,
+    dated: Dated,
     teacher: Teacher | None = None,
 ) -> Batch:
     r"""Log-probs of the anchors, and advantages of a rollout.
@@ -107,12 +130,7 @@ def make_batch(
     ref_logp = token_logp(ref_logits, rollout.completions, temperature=1.0)
     mask, old_logp = rollout.mask, rollout.old_logp
     before = terms.kl.penalty(old_logp, ref_logp, mask, order="before").sum(dim=-1)
-    noise = None
-    if terms.advantage.noisy:
-        shape = scores.rewards.shape[1:]
-        noise = member_uniforms(terms.seeds, "noise", update, shape, scores.rewards.dtype)
-        noise = noise.to(scores.rewards.device)
-    worth = terms.advantage.worth(scores, mask, before, noise)
+    worth = terms.advantage.worth(scores, mask, before, dated.noise)
     advantages = worth.tokens - terms.kl.penalty(old_logp, ref_logp, mask)
     batch = Batch(
         rollout,
@@ -130,7 +148,7 @@ def make_batch(
     weights = teacher.of_members(len(scores.rewards))
     logits = teacher.policy.logits(weights, rollout.prompts, rollout.inputs) / config.temperature
     logp = token_logp(logits, rollout.completions, temperature=1.0)
-    taught = terms.taught(scores.rewards, update)
+    taught = terms.taught(scores.rewards, dated.lessons)
     lesson = taught * terms.distillation.penalty(old_logp, logp, mask)
     return batch._replace(
         advantages=advantages - lesson, teacher_logits=logits, teacher_logp=logp, taught=taught

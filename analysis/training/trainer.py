@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from analysis.training.batch import Batch
 from analysis.training.config import Member, RunConfig, TrainConfig
+from analysis.training.graphs import launcher
 from analysis.training.kl_cosine import kl_cosine, kl_objectives
 from analysis.training.memory import keep_freed_memory
 from analysis.training.metrics import (
@@ -29,39 +30,11 @@ from analysis.training.metrics import (
     rollout_metrics,
 )
 from analysis.training.optimizer import PopulationAdamW, clip_rows
+from analysis.training.records import Failure, RunRecord, TrainerState
 from analysis.training.sampling import Drawn, Pasts, Samplers
 from analysis.training.setting import Setting
 from analysis.training.start import tiny_setting
 from analysis.training.step import StepOutput, Terms, compute_step, make_batch
-
-
-class Failure(NamedTuple):
-    """A member that went NaN or infinite: it is frozen as it was before that optimizer step."""
-
-    member: int  #: its place in the population
-    update: int
-    step: int  #: optimizer step within the update
-    tensor: str  #: the first tensor, in order of computation, that was not finite
-
-
-class RunRecord(NamedTuple):
-    """What a run logged. W logging windows, M members."""
-
-    config: RunConfig
-    members: tuple[Member, ...]
-    updates: np.ndarray  #: [W], the first update of each logging window
-    metrics: dict[str, np.ndarray]  #: name in METRICS -> [W, M]; NaN once a member is frozen
-    failures: tuple[Failure, ...]
-    wall_seconds: float
-
-
-class TrainerState(NamedTuple):
-    """All that the rest of a run depends on; its randomness is keyed by seed and update."""
-
-    update: int  #: updates done
-    tensors: dict[str, Tensor]
-    failures: tuple[Failure, ...]
-    wall_seconds: float
 
 
 class PopulationTrainer:
@@ -72,13 +45,21 @@ class PopulationTrainer:
         members: one run each.
         setting: policy, task and start; by default the tiny ones that ``config`` describes. Its
             device is that of the run.
+        graphs: launch each phase of an update as a whole, on a GPU: see
+            :mod:`analysis.training.graphs`. Numbers do not depend on it.
 
     Raises:
-        ValueError: if ``members`` is empty, or there is no setting for ``config``.
+        ValueError: if ``members`` is empty, there is no setting for ``config``, or its device has
+            no graphs.
     """
 
     def __init__(
-        self, config: RunConfig, members: Sequence[Member], setting: Setting | None = None
+        self,
+        config: RunConfig,
+        members: Sequence[Member],
+        setting: Setting | None = None,
+        *,
+        graphs: bool = False,
     ) -> None:
         if not members:
             raise ValueError("members is empty: give at least one")
@@ -98,10 +79,12 @@ class PopulationTrainer:
         self.terms = Terms(
             config, self.members, self.device, has_teacher=setting.teacher is not None
         )
+        self.launch = launcher(self.device, graphs=graphs, fixed=[self.weights])
         one_step = config.num_minibatches == 1
-        self.samplers = Samplers(config, self.members, setting, keep=one_step)
+        self.samplers = Samplers(config, self.members, setting, self.launch, keep=one_step)
         self.optimizer = PopulationAdamW(self.weights, config.learning_rate, config.weight_decay)
         self.alive = torch.ones(size, dtype=torch.bool, device=self.device)
+        self.frozen = torch.zeros(0, dtype=torch.long, device=self.device)  #: the others' places
         self.failures: list[Failure] = []
         #: Of each update done; metrics of the policy only where a logging window begins.
         self.logged: list[dict[str, Tensor]] = []
@@ -119,15 +102,9 @@ class PopulationTrainer:
 
     def batch(self, drawn: Drawn, update: int = 0) -> Batch:
         """The rollout with all that stays fixed while it is trained on."""
-        return make_batch(
-            self.policy,
-            self.reference,
-            self.config,
-            self.terms,
-            drawn,
-            update=update,
-            teacher=self.teacher,
-        )
+        of_run = (self.policy, self.reference, self.config, self.terms)
+        make = partial(make_batch, *of_run, teacher=self.teacher)
+        return self.launch("batch", make, drawn, self.terms.at(update, drawn.scores.rewards))
 
     def update(self, update: int, *, measure: bool = True) -> dict[str, Tensor]:
         """One rollout and the optimizer steps on it; metrics [M], means over those steps.
@@ -145,12 +122,14 @@ class PopulationTrainer:
             part = batch.of_prompts(slice(first, first + per_minibatch))
             if measure and step == 0:
                 cosines = self._kl_cosine(part, drawn.pasts, update)
-            output = self.losses(part, measure=measure, pasts=None if step else drawn.pasts)
-            (gradient,) = torch.autograd.grad(output.losses.sum(), self.weights)
+            derive = partial(self.gradient, measure=measure)
+            pasts = None if step else drawn.pasts
+            output, gradient = self.launch(("gradient", measure), derive, part, pasts)
             clipped = clip_rows(gradient, config.max_grad_norm)
             self._freeze_failed(update, step, output, gradient, clipped.norms)
-            self.optimizer.step(clipped.gradient, self.alive)
-            logged.append(output.metrics | {"gradient_norm": clipped.norms})
+            self.optimizer.step(clipped.gradient, self.frozen)
+            logged.append({n: value.clone() for n, value in output.metrics.items()})
+            logged[-1]["gradient_norm"] = clipped.norms
         measured = {name: elementwise_mean([m[name] for m in logged]) for name in logged[0]}
         if measure:
             measured["kl_cosine"] = cosines
@@ -160,15 +139,37 @@ class PopulationTrainer:
         return {name: torch.where(self.alive, v, torch.nan) for name, v in measured.items()}
 
     def losses(
-        self, batch: Batch, *, measure: bool = False, pasts: Pasts | None = None
+        self,
+        batch: Batch,
+        *,
+        measure: bool = False,
+        pasts: Pasts | None = None,
+        weights: Tensor | None = None,
     ) -> StepOutput:
-        """Losses at the current weights, differentiable with respect to ``self.weights``.
+        """Losses at the current weights, differentiable with respect to them.
 
-        ``pasts``: activations of the whole batch under these weights, if they were kept.
+        Args:
+            pasts: activations of the whole batch under these weights, if they were kept.
+            weights: the tensor with respect to which, by default ``self.weights``.
         """
-        return compute_step(self._logits(batch, pasts), self.terms, batch, measure=measure)
+        weights = self.weights if weights is None else weights
+        logits = self._logits(weights, batch, pasts)
+        return compute_step(logits, self.terms, batch, measure=measure)
 
-    def _logits(self, batch: Batch, pasts: Pasts | None) -> Tensor:
+    def gradient(
+        self, batch: Batch, pasts: Pasts | None = None, *, measure: bool = False
+    ) -> tuple[StepOutput, Tensor]:
+        """The losses at the current weights, and their gradient [M, N]."""
+        weights = self._leaf()
+        output = self.losses(batch, measure=measure, pasts=pasts, weights=weights)
+        (gradient,) = torch.autograd.grad(output.losses.sum(), weights)
+        return output._replace(losses=output.losses.detach()), gradient
+
+    def _leaf(self) -> Tensor:
+        """The weights, as a tensor whose gradient no computation but one asks for."""
+        return self.weights.detach().requires_grad_()
+
+    def _logits(self, weights: Tensor, batch: Batch, pasts: Pasts | None) -> Tensor:
         """[M, P, G, T, V], at the sampling temperature, as a function of the weights.
 
         Members that sampled with these very weights have left their activations in ``pasts``.
@@ -177,7 +178,7 @@ class PopulationTrainer:
         pasts = [None] * len(groups) if pasts is None else pasts
         parts = []
         for (_, rows, _), past in zip(groups, pasts, strict=True):
-            views = self.policy.unflatten(self.weights[rows])
+            views = self.policy.unflatten(weights[rows])
             if past is None:
                 inputs = (batch.rollout.prompts[rows], batch.rollout.inputs[rows])
                 parts.append(self.policy.logits(views, *inputs))
@@ -193,8 +194,12 @@ class PopulationTrainer:
         every = self.config.cosine_every
         if not every or update == 0 or update % every:
             return self.weights.new_full((len(self.members),), torch.nan)
-        objectives = kl_objectives(self.terms, batch, self._logits(batch, pasts))
-        return kl_cosine(objectives, self.weights)
+        return self.launch("cosine", self._measured_cosine, batch, pasts)
+
+    def _measured_cosine(self, batch: Batch, pasts: Pasts) -> Tensor:
+        weights = self._leaf()
+        objectives = kl_objectives(self.terms, batch, self._logits(weights, batch, pasts))
+        return kl_cosine(objectives, weights)
 
     def run(self, *, progress: bool = False) -> RunRecord:
         """The updates of the configuration that are not yet done."""
@@ -250,7 +255,8 @@ class PopulationTrainer:
         tensors = {name: tensor.to(self.device) for name, tensor in state.tensors.items()}
         with torch.no_grad():
             self.weights.copy_(tensors["weights"])
-        self.alive.copy_(tensors["alive"])
+        alive = state.tensors["alive"].tolist()
+        self._freeze([row for row, is_alive in enumerate(alive) if not is_alive])
         self.optimizer.restore({n: tensors[f"optimizer.{n}"] for n in PopulationAdamW.STATE})
         self.samplers.restore(tensors)
         every = self.config.log_every
@@ -269,7 +275,7 @@ class PopulationTrainer:
     ) -> None:
         """Mark the members whose loss or gradient is not finite, before they are stepped."""
         finite = torch.isfinite(norms) & torch.isfinite(output.losses)
-        failed = (self.alive & ~finite).nonzero().flatten().tolist()
+        failed = [row for row, bad in enumerate((self.alive & ~finite).tolist()) if bad]
         for member in failed:
             tensors = output.tensors | {
                 f"gradient of {name}": part
@@ -278,4 +284,10 @@ class PopulationTrainer:
             bad = [k for k, v in tensors.items() if not torch.isfinite(v[member]).all()]
             name = bad[0] if bad else "gradient norm"
             self.failures.append(Failure(member, update, step, name))
-        self.alive[failed] = False
+        if failed:
+            self._freeze([*self.frozen.tolist(), *failed])
+
+    def _freeze(self, rows: list[int]) -> None:
+        """These members, and no others, are left as they are from now on."""
+        self.frozen = torch.tensor(sorted(rows), dtype=torch.long).to(self.device)
+        self.alive.fill_(True).index_fill_(0, self.frozen, False)

@@ -24,7 +24,8 @@ from analysis.experiments.sweeps.store import (
     population_record,
 )
 from analysis.training.config import Arm, Member
-from analysis.training.trainer import Failure, PopulationTrainer
+from analysis.training.records import Failure
+from analysis.training.trainer import PopulationTrainer
 from tests.sweeps.tiny import STAMP, Heard, assert_same_bits, make_tiny, sweep_tiny
 
 

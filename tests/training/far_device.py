@@ -25,6 +25,8 @@ aten = torch.ops.aten
 
 #: Called with every operation of the device, its arguments and options.
 WATCHERS: list[Callable[[Any, Any, dict[str, Any]], None]] = []
+#: The same, and with its result.
+AFTER: list[Callable[[Any, Any, dict[str, Any], Any], None]] = []
 
 #: What goes from one device to another.
 COPIES = {aten._to_copy.default, aten.copy_.default}
@@ -52,7 +54,7 @@ class FarTensor(torch.Tensor):
 
     def tolist(self) -> Any:
         """CUDA copies too; for subclasses of tensors torch itself does not."""
-        return self.near.tolist()
+        return self.cpu().tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
         raise TypeError("a far tensor has no numpy array: copy it to the CPU first")
@@ -87,7 +89,21 @@ def compute(operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     result = operation(*near_args, **near_kwargs)
     if there:
         result = tree_map(_far, result)
-    return return_and_correct_aliasing(operation, args, kwargs, result) if there else result
+        result = return_and_correct_aliasing(operation, args, kwargs, result)
+    for watch in AFTER:
+        watch(operation, args, kwargs, result)
+    return result
+
+
+def reads(operation: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Does CUDA wait here until the device is done, because the CPU must know some numbers?"""
+    wanted = kwargs.get("device")
+    if operation is aten._to_copy.default and wanted is not None:
+        return torch.device(wanted).type == "cpu"
+    if operation in INDEXING:  # a mask says only when it is read how much it chooses
+        chosen = [index for index in args[INDEXING[operation]] if index is not None]
+        return any(index.dtype == torch.bool for index in chosen)
+    return operation in (aten._local_scalar_dense.default, aten.nonzero.default)
 
 
 def _refuse_mixed(operation: Any, args: Any, tensors: list[torch.Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Every preset, two updates on the CPU and on the far device: what differs, and what is waited for.
+"""Every preset on the CPU and on the far device: what differs, and what is waited for.
 
 Run as a program, it prints one JSON object a preset.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,24 +17,28 @@ from analysis.experiments.ablations.catalogue import CATALOGUE, make_preset
 from analysis.experiments.ablations.presets import Preset
 from analysis.experiments.ablations.settings import setting_of
 from analysis.experiments.language_models.presets import SMOKE
+from analysis.training.graphs import RECORDERS, WARM_UP
 from analysis.training.pretrained.config import ForwardConfig
 from analysis.training.pretrained.setting import pretrained_setting
 from analysis.training.pretrained.tasks import TextTask
 from analysis.training.pretrained.weights import random_llama
+from analysis.training.records import RunRecord
 from analysis.training.setting import Setting
-from analysis.training.trainer import PopulationTrainer, RunRecord
+from analysis.training.trainer import PopulationTrainer
 from tests.training import far_device
+from tests.training.far_graphs import FarRecorder
 
-aten = torch.ops.aten
-NEEDS_WEIGHTS = ("smollm2", "smollm2_short")
+#: As it is, recorded (the cosine an update later: it is not measured at the first), and replayed.
+UPDATES = WARM_UP + 3
+NEEDS_WEIGHTS = ("smollm2", "smollm2_short", "smollm2_front")
 
 
 def shortened(preset: Preset, seeds: int = 1) -> Preset:
-    """Two updates in double precision, each with every metric, of rewards that a start may earn."""
+    """A few updates in double precision, with every metric, of rewards that a start may earn."""
     fields = preset.model_dump()
     config = fields["config"]
     config["task"]["reward"] = "graded"
-    config |= {"precision": "float64", "updates": 2, "log_every": 1, "cosine_every": 1}
+    config |= {"precision": "float64", "updates": UPDATES, "log_every": 1, "cosine_every": 1}
     config |= {"num_prompts": 4, "num_minibatches": min(config["num_minibatches"], 2)}
     for start in (config.get("start"), (config.get("teacher") or {}).get("start")):
         if start:
@@ -67,10 +72,7 @@ class Watch:
 
     def __call__(self, operation: Any, args: Any, kwargs: dict[str, Any]) -> None:
         self.operations += 1
-        to_cpu = operation is aten._to_copy.default and kwargs.get("device") is not None
-        to_cpu = to_cpu and torch.device(kwargs["device"]).type == "cpu"
-        reads = (aten._local_scalar_dense.default, aten.nonzero.default)
-        if to_cpu or operation in reads:
+        if far_device.reads(operation, args, kwargs):
             self.waits[str(operation)] += 1
 
 
@@ -78,16 +80,13 @@ def compared(name: str, preset: Preset, near: Setting, far: Setting, device: Any
     on_cpu = PopulationTrainer(preset.config, preset.members, near)
     start = on_cpu.weights.detach().clone()
     expected = on_cpu.run()
-    watch = Watch()
     with device:
-        there = PopulationTrainer(preset.config, preset.members, far)
-        there.advance()
-        far_device.WATCHERS.append(watch)
-        there.advance()
-        far_device.WATCHERS.remove(watch)
+        there = PopulationTrainer(preset.config, preset.members, far, graphs=True)
+        watches = [watched(there.advance) for _ in range(UPDATES)]
         found = there.record()
         there.restore(there.state())
         weights = there.weights.detach().cpu()
+    direct, replayed = watches[WARM_UP - 1], watches[-1]
     return {
         "preset": name,
         "device": there.weights.device.type,
@@ -95,9 +94,18 @@ def compared(name: str, preset: Preset, near: Setting, far: Setting, device: Any
         "metrics": largest_difference(expected, found),
         "weights": (on_cpu.weights.detach() - weights).abs().max().item(),
         "moved": (weights - start).abs().max().item(),
-        "operations": watch.operations,
-        "waits": dict(watch.waits),
+        "operations": direct.operations,
+        "replayed": replayed.operations,
+        "waits": [dict(watch.waits) for watch in (direct, replayed)],
     }
+
+
+def watched(advance: Callable[[], None]) -> Watch:
+    watch = Watch()
+    far_device.WATCHERS.append(watch)
+    advance()
+    far_device.WATCHERS.remove(watch)
+    return watch
 
 
 def largest_difference(one: RunRecord, other: RunRecord) -> float:
@@ -113,6 +121,7 @@ def largest_difference(one: RunRecord, other: RunRecord) -> float:
 def main() -> None:
     torch.set_num_threads(1)
     device = far_device.install()
+    RECORDERS[far_device.NAME] = FarRecorder
     presets = {n: shortened(make_preset(n, {})) for n in CATALOGUE if n not in NEEDS_WEIGHTS}
     presets["more seeds"] = shortened(make_preset("quick", {}), seeds=3)
     for name, preset in presets.items():

@@ -60,9 +60,15 @@ def test_every_preset_trains_there_with_the_numbers_of_the_cpu(runs, preset):
 @pytest.mark.parametrize("preset", [n for n in CATALOGUE if n not in NEEDS_WEIGHTS])
 def test_an_optimizer_step_waits_for_the_device_once(runs, preset):
     """To learn which members failed: a device that is read from more often stands idle."""
-    waits = runs[preset]["waits"]
-    assert set(waits) <= {"aten.nonzero.default"}
-    assert sum(waits.values()) <= 4  # steps of an update, at most
+    for waits in runs[preset]["waits"]:
+        assert set(waits) <= {"aten._to_copy.default"}
+        assert sum(waits.values()) <= 4  # steps of an update, at most
+
+
+@pytest.mark.parametrize("preset", [*(n for n in CATALOGUE if n not in NEEDS_WEIGHTS), "questions"])
+def test_graphs_spare_most_launches(runs, preset):
+    """What is left are the task's scores, the optimizer, and what goes in and out."""
+    assert runs[preset]["replayed"] < 0.3 * runs[preset]["operations"]
 
 
 def test_more_members_are_not_more_operations(runs):

@@ -88,7 +88,7 @@ def test_the_kl_cosine_is_over_the_groups_that_count(small_config, aggregation):
     one = Arm(kl_estimator="k3", beta=0.5, **parts)
     population = Population(small_config, [one], same=True)
     trainer, run = population.trainer, population.run(0)
-    logits = trainer._logits(population.batch, None)
+    logits = trainer._logits(trainer.weights, population.batch, None)
     objectives = kl_objectives(trainer.terms, population.batch, logits)
     measured = kl_cosine(objectives, trainer.weights)
 

@@ -109,7 +109,7 @@ def test_adamw_is_torch_adamw_per_member_and_leaves_frozen_rows():
     theirs = [torch.optim.AdamW([row], lr=0.01, weight_decay=0.1) for row in solo]
     for step in range(5):
         gradient = torch.randn(3, 7, generator=generator, dtype=torch.float64)
-        ours.step(gradient, alive=torch.tensor([True, step < 2, True]))
+        ours.step(gradient.clone(), frozen=torch.tensor([] if step < 2 else [1], dtype=torch.long))
         for index, (row, optimizer) in enumerate(zip(solo, theirs, strict=True)):
             if index != 1 or step < 2:
                 row.grad = gradient[index]

@@ -20,7 +20,8 @@ from analysis.experiments.ablations.settings import setting_of
 from analysis.experiments.ablations.stamp import Stamp, current_stamp
 from analysis.experiments.ablations.summaries import bootstrap, of_seeds
 from analysis.training.metrics import METRICS
-from analysis.training.trainer import Failure, PopulationTrainer, RunRecord
+from analysis.training.records import Failure, RunRecord
+from analysis.training.trainer import PopulationTrainer
 
 #: Most members trained at once. Results do not depend on it; memory and cache use do.
 CHUNK = 24

@@ -139,7 +139,7 @@ def _phases(
             (gradient,) = torch.autograd.grad(output.losses.sum(), trainer.weights)
         with _clock(device, spent, "optimizer"):
             clipped = clip_rows(gradient, trainer.config.max_grad_norm).gradient
-            trainer.optimizer.step(clipped, trainer.alive)
+            trainer.optimizer.step(clipped, trainer.frozen)
 
 
 @contextmanager

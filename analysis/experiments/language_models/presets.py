@@ -81,9 +81,9 @@ SHORT = Preset(
     ),
 )
 
-#: One coefficient does not say which KL term costs the most at equal KL. The same seeds, prompts and
-#: noise at a second coefficient: smaller for k3 as a loss, whose leash was the shortest, larger for
-#: the three that ended at one length.
+#: One coefficient does not say which KL term costs the most at equal KL. The same seeds, prompts
+#: and noise at a second coefficient: smaller for k3 as a loss, whose leash was the shortest, larger
+#: for the three that ended at one length.
 FRONT = Preset(
     name="smollm2_front",
     config=SHORT.config,

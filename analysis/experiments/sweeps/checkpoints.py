@@ -21,8 +21,9 @@ from analysis.experiments.sweeps.generations import Generation, Generations, ten
 from analysis.experiments.sweeps.sealed import Damaged, canonical, seal, unseal
 from analysis.files import sha256_bytes
 from analysis.training.config import Member
+from analysis.training.records import Failure, TrainerState
 from analysis.training.schema import Schema
-from analysis.training.trainer import Failure, PopulationTrainer, TrainerState
+from analysis.training.trainer import PopulationTrainer
 
 
 class Population(Schema):
@@ -37,7 +38,7 @@ class Population(Schema):
 
 
 class FailureField(Schema):
-    """:class:`analysis.training.trainer.Failure`, to be stored."""
+    """:class:`analysis.training.records.Failure`, to be stored."""
 
     member: int
     update: int

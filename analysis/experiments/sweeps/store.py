@@ -30,8 +30,8 @@ from analysis.experiments.sweeps.sealed import Damaged, canonical, seal, unseal
 from analysis.files import replace_file, sha256_bytes
 from analysis.training.config import Member
 from analysis.training.metrics import METRICS
+from analysis.training.records import Failure, RunRecord
 from analysis.training.schema import Schema
-from analysis.training.trainer import Failure, RunRecord
 
 #: A metric may be infinite, and is NaN once its member is frozen.
 Metric = Annotated[float, Field(strict=False, allow_inf_nan=True)]
@@ -49,7 +49,7 @@ class MemberSpec(Schema):
 
 
 class MemberFailure(Schema):
-    """Where a member diverged: see :class:`analysis.training.trainer.Failure`."""
+    """Where a member diverged: see :class:`analysis.training.records.Failure`."""
 
     update: int
     step: int

@@ -58,7 +58,8 @@ class TextTask:
         """Questions [M, P, L], left-padded, without the opening token; uniforms [M, P, 1]."""
         size = len(self._prompts)
         places = (uniforms.squeeze(-1) * size).long().clamp(max=size - 1)
-        return self._prompts.to(uniforms.device)[places]
+        self._move_to(uniforms.device)
+        return self._prompts[places]
 
     def completion_mask(self, completions: Tensor) -> Tensor:
         """[..., T], True up to and including the first end token."""
@@ -82,7 +83,14 @@ class TextTask:
         return Scores(right, right, finished=self._ends(completions).any(dim=-1))
 
     def _ends(self, completions: Tensor) -> Tensor:
-        return torch.isin(completions, self._end_tokens.to(completions.device))
+        self._move_to(completions.device)
+        return torch.isin(completions, self._end_tokens)
+
+    def _move_to(self, device: torch.device) -> None:
+        """Once, not at every call: a copy from the CPU cannot be part of a graph."""
+        if self._prompts.device != device:
+            self._prompts = self._prompts.to(device)
+            self._end_tokens = self._end_tokens.to(device)
 
 
 def _common(rows: Sequence[Sequence[int]]) -> int:

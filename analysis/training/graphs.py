@@ -1,0 +1,169 @@
+"""Thousands of launches as one: functions of tensors, recorded on a GPU and replayed there.
+
+A small policy leaves a GPU waiting for the launches of its operations. A CUDA graph is a recording
+of them that is launched as a whole. It repeats the same operations on the same memory, so whatever
+changes from call to call must come in as a tensor, and nothing may be read back in between.
+
+The first calls run as they are, and count; then the function is recorded. On the CPU, and unless
+graphs are asked for, every call runs as it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+#: Calls before a function is recorded: libraries set themselves up in the first.
+WARM_UP = 2
+
+
+class Launch(Protocol):
+    """How the functions of an update are called."""
+
+    def __call__(self, name: Hashable, function: Callable[..., Any], *inputs: Any) -> Any:
+        """``function(*inputs)``.
+
+        Args:
+            name: stands for the function and all it reads beside its inputs; those must not change.
+            inputs: tensors, None, and nested tuples of them; other objects must be those that a
+                function called here has returned.
+        """
+
+
+class Recorder(Protocol):
+    """A device's way to record operations."""
+
+    def record(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        """The outputs of a function, whose memory stays, and what computes them anew."""
+
+    def address(self, tensor: Tensor) -> Hashable:
+        """Where in the device's memory a tensor begins."""
+
+
+class CudaRecorder:
+    """CUDA graphs, each with memory of its own."""
+
+    def record(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outputs = function()
+        return outputs, graph.replay
+
+    def address(self, tensor: Tensor) -> Hashable:
+        return tensor.data_ptr()
+
+
+#: Type of device -> what records there.
+RECORDERS: dict[str, Callable[[], Recorder]] = {"cuda": CudaRecorder}
+
+
+def launcher(device: torch.device, *, graphs: bool, fixed: Iterable[Tensor] = ()) -> Launch:
+    """Direct calls, or graphs.
+
+    Args:
+        fixed: tensors that stay where they are, with whatever values: not copied as inputs.
+
+    Raises:
+        ValueError: graphs are asked for on a device that has none.
+    """
+    if not graphs:
+        return _direct
+    if device.type not in RECORDERS:
+        raise ValueError(f"graphs are for {', '.join(RECORDERS)}: on {device.type} leave them off")
+    return Graphs(RECORDERS[device.type](), fixed)
+
+
+def _direct(name: Hashable, function: Callable[..., Any], *inputs: Any) -> Any:
+    return function(*inputs)
+
+
+class Graphs:
+    """Records each function at its third call with inputs of the same shapes, then replays it.
+
+    A replay writes into the outputs of the recording: results hold until the next call under the
+    same name. Clone what must live longer.
+    """
+
+    def __init__(self, recorder: Recorder, fixed: Iterable[Tensor] = ()) -> None:
+        self._recorder = recorder
+        self._fixed = {recorder.address(tensor) for tensor in fixed}
+        self._calls: Counter[Hashable] = Counter()
+        self._graphs: dict[Hashable, _Graph] = {}
+
+    def __call__(self, name: Hashable, function: Callable[..., Any], *inputs: Any) -> Any:
+        key = (name, *map(_signature, leaves(inputs)))
+        self._calls[key] += 1
+        if self._calls[key] <= WARM_UP:
+            return function(*inputs)
+        if key not in self._graphs:
+            graph = self._graphs[key] = _Graph(self._recorder, name, function, inputs, self._fixed)
+            outputs = [leaf for leaf in leaves(graph.outputs) if isinstance(leaf, Tensor)]
+            self._fixed.update(map(self._recorder.address, outputs))
+        return self._graphs[key](inputs)
+
+
+class _Graph:
+    """One recorded function.
+
+    Inputs in ``fixed`` memory are read where they are; for the others it keeps tensors of its own,
+    into which they are copied.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        name: Hashable,
+        function: Callable[..., Any],
+        inputs: Any,
+        fixed: set[Hashable],
+    ) -> None:
+        self._address, self._name = recorder.address, name
+
+        def held(tensor: Tensor) -> Tensor:
+            return tensor if recorder.address(tensor) in fixed else tensor.clone()
+
+        inputs = _mapped(held, inputs)
+        self._held = list(leaves(inputs))
+        self._moves = [isinstance(x, Tensor) and self._address(x) not in fixed for x in self._held]
+        self.outputs, self._replay = recorder.record(lambda: function(*inputs))
+
+    def __call__(self, inputs: Any) -> Any:
+        for held, given, moves in zip(self._held, leaves(inputs), self._moves, strict=True):
+            if moves:
+                held.copy_(given)
+            elif not self._same(held, given):
+                raise RuntimeError(f"graph {self._name!r}: an input is not the one recorded")
+        self._replay()
+        return self.outputs
+
+    def _same(self, held: Any, given: Any) -> bool:
+        if not isinstance(held, Tensor):
+            return held is given
+        return self._address(held) == self._address(given) and held.stride() == given.stride()
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """What nested tuples hold, in order."""
+    if isinstance(tree, tuple):
+        for part in tree:
+            yield from leaves(part)
+    else:
+        yield tree
+
+
+def _mapped(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """Nested tuples with a function applied to their tensors."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if not isinstance(tree, tuple):
+        return tree
+    parts = [_mapped(function, part) for part in tree]
+    return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
+
+
+def _signature(leaf: Any) -> Hashable:
+    return (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else type(leaf)
