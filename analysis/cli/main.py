@@ -14,6 +14,7 @@ from analysis.errors import Refused, Stopped
 COMMANDS = {
     "run": "execute the notebooks whose inputs changed",
     "sweep": "train the members of a population that are not stored yet",
+    "reproduce": "train recorded members again and compare every digit",
     "bench": "time the population beside a plain trainer, TRL and the machine's floor",
     "diagnose": "say what is wrong with the KL term of a run, from its log-probs",
     "claims": "recompute the ledger and refuse any disagreement",

@@ -1,4 +1,4 @@
-"""Every recorded population is its preset as it stands, and whole."""
+"""Every recorded population is its preset as it stands, by the code as it stands, and whole."""
 
 from __future__ import annotations
 
@@ -6,14 +6,27 @@ import pytest
 
 from analysis.experiments.ablations import recording
 from analysis.experiments.ablations.catalogue import CATALOGUE, make_preset
+from analysis.experiments.ablations.source import source_of
 
 #: Trained live, for a GPU, or to try out a machine.
 UNRECORDED = {"quick", "smollm2", "llama_smoke"}
+RECORDED = [name for name in CATALOGUE if name not in UNRECORDED]
 
 
-@pytest.mark.parametrize("name", [name for name in CATALOGUE if name not in UNRECORDED])
+@pytest.mark.parametrize("name", RECORDED)
 def test_a_recording_is_of_its_preset_with_every_member_healthy(name):
     recorded = recording.load(recording.folder_of(name))
     assert recorded.preset == make_preset(name, {})
     assert recorded.manifest["failures"] == []
     assert len(recorded.finals) == len(recorded.preset.members)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_recording_is_of_the_code_as_it_is_or_was_reproduced_by_it(name):
+    folder = recording.folder_of(name)
+    recorded = recording.load(folder)
+    assert source_of(recorded.preset.config) in recorded.sources, (
+        f"the training code has changed since {folder.name}: run analysis reproduce --seal "
+        f"{folder.name}; if numbers changed, record it again with analysis sweep {name} "
+        f"--record results/{folder.name}"
+    )

@@ -7,6 +7,7 @@ A tidy table has one row per member and logging window: the member's arm (``arm`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -16,11 +17,13 @@ import torch
 
 from analysis.experiments.ablations.memory import members_that_fit
 from analysis.experiments.ablations.presets import Preset
-from analysis.experiments.ablations.settings import setting_of
+from analysis.experiments.ablations.settings import PopulationConfig, setting_of
 from analysis.experiments.ablations.stamp import Stamp, current_stamp
 from analysis.experiments.ablations.summaries import bootstrap, of_seeds
+from analysis.training.config import Member
 from analysis.training.metrics import METRICS
 from analysis.training.records import Failure, RunRecord
+from analysis.training.setting import Setting
 from analysis.training.trainer import PopulationTrainer
 
 #: Most members trained at once. Results do not depend on it; memory and cache use do.
@@ -66,18 +69,35 @@ def run(preset: Preset, *, device: torch.device | str = "cpu", progress: bool = 
     Raises:
         ValueError: a pretrained model or an optional package of the preset cannot be had.
     """
-    members, stamp = preset.members, current_stamp(preset.config, device)
+    stamp = current_stamp(preset.config, device)
     setting = setting_of(preset.config, device)
-    frames, failures, wall_seconds = [], [], 0.0
-    chunk = min(CHUNK, members_that_fit(preset.config, str(device)) or CHUNK)
+    records = train(preset.config, preset.members, setting, progress=progress)
+    curves = pd.concat([tidy(record) for record in records], ignore_index=True)
+    failures = tuple(failure for record in records for failure in record.failures)
+    return Ablation(preset, curves, failures, sum(r.wall_seconds for r in records), stamp)
+
+
+def train(
+    config: PopulationConfig,
+    members: Sequence[Member],
+    setting: Setting,
+    *,
+    progress: bool = False,
+) -> list[RunRecord]:
+    """Train members, ``CHUNK`` at a time or as many as memory holds.
+
+    Returns:
+        One record per chunk, in the order of ``members``; its failures name members by their place
+        in the whole.
+    """
+    chunk = min(CHUNK, members_that_fit(config, str(setting.start.device)) or CHUNK)
+    records = []
     for first in range(0, len(members), chunk):
-        trainer = PopulationTrainer(preset.config, members[first : first + chunk], setting)
+        trainer = PopulationTrainer(config, members[first : first + chunk], setting)
         record = trainer.run(progress=progress)
-        frames.append(tidy(record))
-        failures += [f._replace(member=f.member + first) for f in record.failures]
-        wall_seconds += record.wall_seconds
-    curves = pd.concat(frames, ignore_index=True)
-    return Ablation(preset, curves, tuple(failures), wall_seconds, stamp)
+        failures = tuple(f._replace(member=f.member + first) for f in record.failures)
+        records.append(record._replace(failures=failures))
+    return records
 
 
 def tidy(record: RunRecord) -> pd.DataFrame:

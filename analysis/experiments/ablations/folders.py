@@ -5,6 +5,7 @@ The folder appears whole or not at all. Numbers keep six significant digits.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.files import sha256_file
+from analysis.files import replace_file, sha256_file
 
 MANIFEST = "manifest.json"
 FLOAT_FORMAT = "%.6g"
@@ -35,13 +36,13 @@ def write_folder(
     partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
         for name, table in tables.items():
-            table.to_csv(partial / name, index=False, float_format=FLOAT_FORMAT)
+            (partial / name).write_text(_as_text(table))
         manifest = {
             **fields,
             "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "files": {name: sha256_file(partial / name) for name in tables},
         }
-        (partial / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+        (partial / MANIFEST).write_bytes(_as_bytes(manifest))
         partial.chmod(0o755)
         if directory.exists():
             shutil.rmtree(directory)
@@ -66,3 +67,31 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         if not file.is_file() or sha256_file(file) != digest:
             raise ValueError(f"{file} is missing or changed since it was recorded: restore it")
     return manifest
+
+
+def amend_manifest(directory: Path, fields: Mapping[str, Any]) -> None:
+    """Add or replace fields of the manifest of a recorded folder, in one step; tables stay.
+
+    Raises:
+        ValueError: see :func:`read_manifest`.
+        Refused: the manifest cannot be written; it is then as it was.
+    """
+    replace_file(directory / MANIFEST, _as_bytes({**read_manifest(directory), **fields}))
+
+
+def read_table(source: Path | io.StringIO) -> pd.DataFrame:
+    """A table of a recorded folder: only an empty field is NaN, for an arm is named ``none``."""
+    return pd.read_csv(source, keep_default_na=False, na_values=[""])
+
+
+def as_written(table: pd.DataFrame) -> pd.DataFrame:
+    """A table as it is after being written and read back: six significant digits."""
+    return read_table(io.StringIO(_as_text(table)))
+
+
+def _as_text(table: pd.DataFrame) -> str:
+    return table.to_csv(index=False, float_format=FLOAT_FORMAT)
+
+
+def _as_bytes(manifest: Mapping[str, Any]) -> bytes:
+    return (json.dumps(manifest, indent=1) + "\n").encode()

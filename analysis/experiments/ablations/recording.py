@@ -17,24 +17,24 @@ import torch
 from pydantic import ValidationError
 
 import analysis
-from analysis.experiments.ablations.ablation import Ablation, final, run, tidy
-from analysis.experiments.ablations.folders import read_manifest, write_folder
+from analysis.experiments.ablations.ablation import Ablation, final, run, tidy, train
+from analysis.experiments.ablations.folders import read_manifest, read_table, write_folder
 from analysis.experiments.ablations.presets import FULL, HALF_STEP, Preset
 from analysis.experiments.ablations.settings import setting_of
 from analysis.training.metrics import METRICS
-from analysis.training.trainer import PopulationTrainer
 
-_RESULTS = Path(analysis.__path__[0]).parent / "results"
+#: Where recorded folders lie.
+RESULTS = Path(analysis.__path__[0]).parent / "results"
 #: The recorded runs of the book: ``FULL`` and ``HALF_STEP`` of
 #: :mod:`analysis.experiments.ablations.presets`.
-RECORDED = _RESULTS / "grpo_tiny_cpu"
-RECORDED_HALF_STEP = _RESULTS / "grpo_tiny_cpu_half_step"
+RECORDED = RESULTS / "grpo_tiny_cpu"
+RECORDED_HALF_STEP = RESULTS / "grpo_tiny_cpu_half_step"
 
 
 def folder_of(preset: str) -> Path:
     """Where the recording of a preset of the catalogue lies, on the CPU."""
     return {"full": RECORDED, "half_step": RECORDED_HALF_STEP}.get(
-        preset, _RESULTS / f"{preset}_cpu"
+        preset, RESULTS / f"{preset}_cpu"
     )
 
 
@@ -45,6 +45,12 @@ class Recorded(NamedTuple):
     curves: pd.DataFrame
     finals: pd.DataFrame
     manifest: dict[str, Any]
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Hashes of the source it was computed with, and of each that has reproduced it since."""
+        again = self.manifest.get("reproduced", [])
+        return (self.manifest["source"], *(entry["source"] for entry in again))
 
 
 def record_all() -> None:
@@ -79,10 +85,7 @@ def load(directory: Path) -> Recorded:
             no longer understood.
     """
     manifest = read_manifest(directory)
-    curves, finals = (
-        pd.read_csv(directory / name, keep_default_na=False, na_values=[""])
-        for name in ("curves.csv", "final.csv")
-    )
+    curves, finals = (read_table(directory / name) for name in ("curves.csv", "final.csv"))
     try:
         preset = Preset.model_validate_json(json.dumps(manifest["configuration"]))
     except ValidationError:
@@ -109,11 +112,28 @@ def rerun(recorded: Recorded, arm: str, beta: float, seed: int, *, windows: int)
     if not members:
         raise ValueError(f"no member {arm!r} with beta={beta} and seed={seed} in {preset.name!r}")
     config = preset.config.model_copy(update={"updates": windows * preset.config.log_every})
-    again = tidy(PopulationTrainer(config, members, setting_of(config)).run())
+    (record,) = train(config, members, setting_of(config))
+    both = compared(recorded.curves, tidy(record))
+    return both[["update", "metric", "recorded", "again", "difference"]]
+
+
+def compared(curves: pd.DataFrame, again: pd.DataFrame) -> pd.DataFrame:
+    """Tidy curves of some members trained again, beside the recorded ones.
+
+    Returns:
+        One row per member, window and metric of ``again`` that either has measured: ``arm``,
+        ``beta``, ``seed``, ``update``, ``metric``, ``recorded``, ``again`` and ``difference``, its
+        absolute value. A number that only one of them has is NaN in the other.
+    """
     keys = ["arm", "beta", "seed", "update"]
-    tables = [t.melt(keys, list(METRICS), "metric") for t in (recorded.curves, again)]
-    both = tables[0].merge(tables[1], on=[*keys, "metric"], suffixes=("_recorded", "_again"))
+    tables = [
+        table.astype({"beta": float}).melt(keys, list(METRICS), "metric")
+        for table in (curves, again)
+    ]
+    both = tables[0].merge(
+        tables[1], how="right", on=[*keys, "metric"], suffixes=("_recorded", "_again")
+    )
     both = both.rename(columns={"value_recorded": "recorded", "value_again": "again"})
     both = both.dropna(subset=["recorded", "again"], how="all").reset_index(drop=True)
     both["difference"] = (both["recorded"] - both["again"]).abs()
-    return both[["update", "metric", "recorded", "again", "difference"]]
+    return both

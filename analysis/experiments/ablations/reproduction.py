@@ -1,0 +1,183 @@
+"""Recorded members trained again in full, and compared digit by digit with what was recorded.
+
+The same operations in the same order give the same digits. A change of the code that keeps them
+all can be sealed: the recording then also counts as one of the code as it is now.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from analysis.checks import check_choice
+from analysis.experiments.ablations import recording
+from analysis.experiments.ablations.ablation import tidy, train
+from analysis.experiments.ablations.catalogue import CATALOGUE
+from analysis.experiments.ablations.departures import differing, first_departure, meaning, place
+from analysis.experiments.ablations.folders import (
+    MANIFEST,
+    amend_manifest,
+    as_written,
+    read_manifest,
+)
+from analysis.experiments.ablations.presets import Preset
+from analysis.experiments.ablations.settings import setting_of
+from analysis.experiments.ablations.stamp import Stamp, current_stamp
+from analysis.training.config import Member
+
+
+class Untrainable(ValueError):
+    """A model or an optional package of a recording cannot be had here; one line says which."""
+
+
+class Reproduction(NamedTuple):
+    """Members of a recording, trained again."""
+
+    directory: Path
+    members: tuple[Member, ...]
+    updates: int
+    differing: pd.DataFrame  #: see :func:`~analysis.experiments.ablations.departures.differing`
+    recorded_on: str  #: device and versions
+    stamp: Stamp
+    seconds: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every digit does."""
+        return self.differing.empty
+
+    @property
+    def summary(self) -> str:
+        """One line: how many members agree, and where the first that does not parts."""
+        count = len(self.members)
+        agreeing = count - len(self.differing.drop_duplicates(["arm", "beta", "seed"]))
+        said = (
+            f"{self.directory.name}: {agreeing} of {count} members agree to every digit of "
+            f"{self.updates} updates ({self.seconds:.0f} s)"
+        )
+        return said if self.agrees else f"{said}; {first_departure(self.differing)}"
+
+    @property
+    def explanation(self) -> str:
+        """One sentence: what the differences mean. Empty where there are none."""
+        if self.agrees:
+            return ""
+        here = place(self.stamp.model_dump())
+        return f"{self.directory.name} {meaning(self.differing, self.recorded_on, here)}"
+
+
+def find(names: Sequence[str] = ()) -> list[Path]:
+    """The folders of recorded populations, by name or path; without names, the catalogue's.
+
+    Raises:
+        ValueError: there is none of that name, or it holds no population.
+    """
+    folders = [recording.folder_of(preset) for preset in CATALOGUE]
+    recorded = [folder for folder in folders if (folder / MANIFEST).is_file()]
+    if not names and not recorded:
+        raise ValueError(f"{recording.RESULTS} holds no recorded population: name a folder")
+    return [_find(name, recorded) for name in names] if names else recorded
+
+
+def _find(name: str, recorded: Sequence[Path]) -> Path:
+    places = [p for p in (recording.RESULTS / name, Path(name)) if (p / MANIFEST).is_file()]
+    if not places:
+        check_choice("recording", name, [folder.name for folder in recorded])
+    if "curves.csv" not in read_manifest(places[0])["files"]:
+        raise ValueError(f"{name} holds no trained population: it has no curves.csv")
+    return places[0]
+
+
+def chosen(preset: Preset, count: int | None = None) -> tuple[Member, ...]:
+    """Members to train again: each arm once, the seeds in turn; or so many, spread over the arms.
+
+    Beyond the number of arms, each arm comes again with its next seed, until all members are in.
+
+    Raises:
+        ValueError: ``count`` is below one.
+    """
+    arms, seeds, size = preset.arms, preset.seeds, len(preset.arms)
+    count = size if count is None else count
+    if count < 1:
+        raise ValueError(f"members must be at least 1, not {count}")
+    golden = max(1, round(0.618 * size))  # a step near it leaves no part of the arms long unmet
+    stride = next(step for step in range(golden, 0, -1) if math.gcd(step, size) == 1)
+    places = [stride * i % size for i in range(size)]
+    turns = [(i, seeds[(i + turn) % len(seeds)]) for turn in range(len(seeds)) for i in places]
+    wanted = {(arms[i], seed) for i, seed in turns[:count]}
+    return tuple(member for member in preset.members if (member.arm, member.seed) in wanted)
+
+
+def reproduce(
+    directory: Path, *, members: int | None = None, progress: bool = False
+) -> Reproduction:
+    """Train members of a recording again, over all updates, and compare every number as written.
+
+    Args:
+        directory: of the recording.
+        members: how many; by default each arm once, see :func:`chosen`.
+        progress: show a bar.
+
+    Raises:
+        Untrainable: a model or an optional package cannot be had.
+        ValueError: the recording is damaged or no longer understood, or ``members`` below one.
+    """
+    started = time.monotonic()
+    recorded = recording.load(directory)
+    config = recorded.preset.config
+    again = chosen(recorded.preset, members)
+    stamp = current_stamp(config)
+    try:
+        setting = setting_of(config)
+    except ValueError as error:
+        raise Untrainable(str(error)) from None
+    records = train(config, again, setting, progress=progress)
+    curves = as_written(pd.concat([tidy(record) for record in records], ignore_index=True))
+    both = recording.compared(recorded.curves, curves)
+    return Reproduction(
+        directory=directory,
+        members=again,
+        updates=config.updates,
+        differing=differing(both),
+        recorded_on=place(recorded.manifest),
+        stamp=stamp,
+        seconds=time.monotonic() - started,
+    )
+
+
+def seal(reproduction: Reproduction) -> bool:
+    """Write into the manifest that the source as it is now gives the recorded digits.
+
+    A source is listed once, with the most members it was tried on; the one that recorded is not.
+
+    Returns:
+        Whether the manifest has changed.
+
+    Raises:
+        ValueError: a digit differs, or the recording is damaged.
+    """
+    if not reproduction.agrees:
+        raise ValueError(f"{reproduction.summary}: not sealed")
+    manifest, stamp = read_manifest(reproduction.directory), reproduction.stamp
+    entries: list[dict[str, Any]] = manifest.get("reproduced", [])
+    known = [entry for entry in entries if entry["source"] == stamp.source]
+    tried = max((len(entry["members"]) for entry in known), default=0)
+    if stamp.source == manifest["source"] or tried >= len(reproduction.members):
+        return False
+    entry = {
+        **stamp.model_dump(),
+        "updates": reproduction.updates,
+        "members": [
+            {"arm": m.arm.name, "beta": m.arm.beta, "seed": m.seed} for m in reproduction.members
+        ],
+        "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    kept = [entry for entry in entries if entry["source"] != stamp.source]
+    amend_manifest(reproduction.directory, {"reproduced": [*kept, entry]})
+    return True
