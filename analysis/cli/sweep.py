@@ -42,6 +42,7 @@ def sweep(
     workers: int | None = None,
     ray_address: str | None = None,
     gpus_per_shard: float | None = None,
+    graphs: tyro.conf.FlagCreatePairsOff[bool] = False,
     list: tyro.conf.FlagCreatePairsOff[bool] = False,
     record: Path | None = None,
 ) -> None:
@@ -62,9 +63,13 @@ def sweep(
         ray_address: compute on a Ray cluster: local (a new one here), auto (that of this machine),
             host:port, or ray://host:port (from outside). Nothing need be shared with it.
         gpus_per_shard: of each shard on Ray, at most 1; by default 1 on cuda.
+        graphs: on cuda, launch each phase of an update as one CUDA graph: faster for small models.
+            Results do not depend on it.
         list: show what is stored, of the preset or of all, and compute nothing.
         record: a folder to write the finished sweep to, as the book's recorded results.
     """
+    if graphs and device != "cuda":
+        raise Refused("--graphs records CUDA graphs: give it with --device cuda")
     folder = Store(store)
     chosen = _preset(preset, parse_assignments(override)) if preset else None
     if list:
@@ -77,9 +82,8 @@ def sweep(
                 members_per_shard = _shard_size(chosen, place)
             progress = Progress()
             try:
-                records = run_sweep(
-                    chosen, folder, progress, place, members_per_shard=members_per_shard
-                )
+                options = {"members_per_shard": members_per_shard, "graphs": graphs}
+                records = run_sweep(chosen, folder, progress, place, **options)
             finally:
                 progress.close()
         _summarise(chosen, records)

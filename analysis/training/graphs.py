@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -24,32 +25,45 @@ WARM_UP = 2
 class Launch(Protocol):
     """How the functions of an update are called."""
 
-    def __call__(self, name: Hashable, function: Callable[..., Any], *inputs: Any) -> Any:
+    def __call__(
+        self, name: Hashable, function: Callable[..., Any], *inputs: Any, passing: bool = False
+    ) -> Any:
         """``function(*inputs)``.
 
         Args:
             name: stands for the function and all it reads beside its inputs; those must not change.
             inputs: tensors, None, and nested tuples of them; other objects must be those that a
                 function called here has returned.
+            passing: the results are done with before anything else is called here.
         """
 
 
 class Recorder(Protocol):
     """A device's way to record operations."""
 
-    def record(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        """The outputs of a function, whose memory stays, and what computes them anew."""
+    def record(
+        self, function: Callable[[], Any], *, passing: bool
+    ) -> tuple[Any, Callable[[], None]]:
+        """The outputs of a function, whose memory stays, and what computes them anew.
+
+        Those that are ``passing`` may share memory, so that one overwrites what another returned.
+        """
 
     def address(self, tensor: Tensor) -> Hashable:
         """Where in the device's memory a tensor begins."""
 
 
 class CudaRecorder:
-    """CUDA graphs, each with memory of its own."""
+    """CUDA graphs, each with memory of its own, or with that of all passing ones."""
 
-    def record(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+    def __init__(self) -> None:
+        self._shared = torch.cuda.graph_pool_handle()
+
+    def record(
+        self, function: Callable[[], Any], *, passing: bool
+    ) -> tuple[Any, Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=self._shared if passing else None):
             outputs = function()
         return outputs, graph.replay
 
@@ -77,7 +91,9 @@ def launcher(device: torch.device, *, graphs: bool, fixed: Iterable[Tensor] = ()
     return Graphs(RECORDERS[device.type](), fixed)
 
 
-def _direct(name: Hashable, function: Callable[..., Any], *inputs: Any) -> Any:
+def _direct(
+    name: Hashable, function: Callable[..., Any], *inputs: Any, passing: bool = False
+) -> Any:
     return function(*inputs)
 
 
@@ -85,7 +101,7 @@ class Graphs:
     """Records each function at its third call with inputs of the same shapes, then replays it.
 
     A replay writes into the outputs of the recording: results hold until the next call under the
-    same name. Clone what must live longer.
+    same name, and of passing ones until any other call. Clone what must live longer.
     """
 
     def __init__(self, recorder: Recorder, fixed: Iterable[Tensor] = ()) -> None:
@@ -94,13 +110,17 @@ class Graphs:
         self._calls: Counter[Hashable] = Counter()
         self._graphs: dict[Hashable, _Graph] = {}
 
-    def __call__(self, name: Hashable, function: Callable[..., Any], *inputs: Any) -> Any:
+    def __call__(
+        self, name: Hashable, function: Callable[..., Any], *inputs: Any, passing: bool = False
+    ) -> Any:
         key = (name, *map(_signature, leaves(inputs)))
         self._calls[key] += 1
         if self._calls[key] <= WARM_UP:
             return function(*inputs)
         if key not in self._graphs:
-            graph = self._graphs[key] = _Graph(self._recorder, name, function, inputs, self._fixed)
+            record = partial(self._recorder.record, passing=passing)
+            graph = _Graph(name, record, self._recorder.address, function, inputs, self._fixed)
+            self._graphs[key] = graph
             outputs = [leaf for leaf in leaves(graph.outputs) if isinstance(leaf, Tensor)]
             self._fixed.update(map(self._recorder.address, outputs))
         return self._graphs[key](inputs)
@@ -115,21 +135,22 @@ class _Graph:
 
     def __init__(
         self,
-        recorder: Recorder,
         name: Hashable,
+        record: Callable[[Callable[[], Any]], tuple[Any, Callable[[], None]]],
+        address: Callable[[Tensor], Hashable],
         function: Callable[..., Any],
         inputs: Any,
         fixed: set[Hashable],
     ) -> None:
-        self._address, self._name = recorder.address, name
+        self._name, self._address = name, address
 
         def held(tensor: Tensor) -> Tensor:
-            return tensor if recorder.address(tensor) in fixed else tensor.clone()
+            return tensor if address(tensor) in fixed else tensor.clone()
 
         inputs = _mapped(held, inputs)
         self._held = list(leaves(inputs))
-        self._moves = [isinstance(x, Tensor) and self._address(x) not in fixed for x in self._held]
-        self.outputs, self._replay = recorder.record(lambda: function(*inputs))
+        self._moves = [isinstance(x, Tensor) and address(x) not in fixed for x in self._held]
+        self.outputs, self._replay = record(lambda: function(*inputs))
 
     def __call__(self, inputs: Any) -> Any:
         for held, given, moves in zip(self._held, leaves(inputs), self._moves, strict=True):

@@ -124,7 +124,8 @@ class PopulationTrainer:
                 cosines = self._kl_cosine(part, drawn.pasts, update)
             derive = partial(self.gradient, measure=measure)
             pasts = None if step else drawn.pasts
-            output, gradient = self.launch(("gradient", measure), derive, part, pasts)
+            name = ("gradient", measure)
+            output, gradient = self.launch(name, derive, part, pasts, passing=True)
             clipped = clip_rows(gradient, config.max_grad_norm)
             self._freeze_failed(update, step, output, gradient, clipped.norms)
             self.optimizer.step(clipped.gradient, self.frozen)
@@ -194,7 +195,7 @@ class PopulationTrainer:
         every = self.config.cosine_every
         if not every or update == 0 or update % every:
             return self.weights.new_full((len(self.members),), torch.nan)
-        return self.launch("cosine", self._measured_cosine, batch, pasts)
+        return self.launch("cosine", self._measured_cosine, batch, pasts, passing=True).clone()
 
     def _measured_cosine(self, batch: Batch, pasts: Pasts) -> Tensor:
         weights = self._leaf()

@@ -32,8 +32,11 @@ class FarRecorder:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
+        self.shared: list[Call] = []  #: of all passing recordings
 
-    def record(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+    def record(
+        self, function: Callable[[], Any], *, passing: bool
+    ) -> tuple[Any, Callable[[], None]]:
         calls = self.calls = []
         far_device.WATCHERS.append(refuse_traffic)
         far_device.AFTER.append(self._note)
@@ -42,10 +45,16 @@ class FarRecorder:
         finally:
             far_device.AFTER.remove(self._note)
             far_device.WATCHERS.remove(refuse_traffic)
-        for call in calls:
-            for _, tensor in call.made:
-                _empty(tensor)
-        return outputs, lambda: repeat(calls)
+        empty(calls)
+        if not passing:
+            return outputs, lambda: repeat(calls)
+        self.shared += calls
+
+        def repeat_over_shared() -> None:
+            empty(self.shared)
+            repeat(calls)
+
+        return outputs, repeat_over_shared
 
     def address(self, tensor: torch.Tensor) -> Hashable:
         return tensor.near.data_ptr()
@@ -66,6 +75,14 @@ def repeat(calls: list[Call]) -> None:
             results = tree_leaves(call.operation(*call.args, **call.kwargs))
             for place, tensor in call.made:
                 tensor.copy_(results[place])
+
+
+def empty(calls: list[Call]) -> None:
+    """What they made holds nothing from now on."""
+    with _disable_current_modes():
+        for call in calls:
+            for _, tensor in call.made:
+                _empty(tensor)
 
 
 def refuse_traffic(operation: Any, args: Any, kwargs: dict[str, Any]) -> None:

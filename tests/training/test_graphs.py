@@ -65,6 +65,17 @@ for n in range(5):
     assert found == min(n, WARM_UP), (n, found)
 """
 
+PASSING = """
+graphs = Graphs(FarRecorder())
+for n in range(5):
+    one = graphs("one", lambda x: x + 1, far(float(n)), passing=True)
+    kept = graphs("kept", lambda x: x + 2, far(float(n)))
+    assert one.item() == n + 1
+    other = graphs("other", lambda x: x + 3, far(float(n)), passing=True)
+    assert other.item() == n + 3 and kept.item() == n + 2
+assert not one.item() == 5.0
+"""
+
 FIXED = """
 weights = far(1.0, 2.0)
 graphs = Graphs(FarRecorder(), fixed=[weights])
@@ -96,7 +107,9 @@ recorded(lambda x: torch.where(x > 1.0, x, 0.0))
 
 
 @pytest.mark.parametrize(
-    "program", [REPLAYS, STALE, FIXED, REFUSED], ids=["replays", "stale", "fixed", "refused"]
+    "program",
+    [REPLAYS, STALE, PASSING, FIXED, REFUSED],
+    ids=["replays", "stale", "passing", "fixed", "refused"],
 )
 def test_recordings(program):
     command = [sys.executable, "-W", "ignore", "-c", BEGIN + program]

@@ -7,6 +7,7 @@ turns with.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,12 +21,13 @@ from analysis.experiments.ablations.settings import PopulationConfig, setting_of
 from analysis.experiments.ablations.stamp import Stamp, current_stamp
 from analysis.experiments.benchmark.contenders import LARGEST
 from analysis.experiments.benchmark.worker import members_in_turn
+from analysis.training import graphs
 from analysis.training.optimizer import clip_rows
+from analysis.training.setting import Setting
 from analysis.training.trainer import PopulationTrainer
 
 PRODUCT_SIZE = 8192
 COPIED_BYTES = 2**30
-WARM_UP = 2
 
 
 class Load(NamedTuple):
@@ -40,7 +42,7 @@ class Load(NamedTuple):
 class DeviceBenchmark(NamedTuple):
     """What a device did. All tables are tidy."""
 
-    populations: pd.DataFrame  #: name, members, ms, tokens, gigabytes
+    populations: pd.DataFrame  #: name, members, graphs, ms, tokens, gigabytes
     phases: pd.DataFrame  #: name, members, phase, ms
     machine: pd.DataFrame  #: precision, flops_per_second; bytes_per_second of a copy
     stamp: Stamp
@@ -62,7 +64,7 @@ def tiny_loads(
 def run(
     loads: Sequence[Load], device: torch.device, say: Callable[[str], None] = lambda text: None
 ) -> DeviceBenchmark:
-    """Time the machine, then every load.
+    """Time the machine, then every load, on CUDA also with its launches in graphs.
 
     Raises:
         ValueError: a model of a load cannot be had.
@@ -71,8 +73,8 @@ def run(
     populations, phases = [], []
     for load in loads:
         say(f"{load.name}, {load.members} members")
-        row, spent = _timed(load, device)
-        populations.append(row)
+        rows, spent = _timed(load, device)
+        populations += rows
         phases += [
             {"name": load.name, "members": load.members, "phase": phase, "ms": ms}
             for phase, ms in spent.items()
@@ -97,11 +99,24 @@ def machine_rates(
     return pd.DataFrame(rows).assign(bytes_per_second=2 * copied / seconds)
 
 
-def _timed(load: Load, device: torch.device) -> tuple[dict[str, object], dict[str, float]]:
-    """Milliseconds of a whole update, and of its phases."""
+def _timed(load: Load, device: torch.device) -> tuple[list[dict[str, object]], dict[str, float]]:
+    """Of a whole update, called directly and from graphs, and milliseconds of its phases."""
     setting = setting_of(load.config, device)
-    trainer = PopulationTrainer(load.config, members_in_turn(load.members), setting)
-    for _ in range(WARM_UP):
+    spent: dict[str, float] = {}
+    rows = [_row(load, setting, spent, graphed=False)]
+    if device.type in graphs.RECORDERS:
+        rows.append(_row(load, setting, None, graphed=True))
+    return rows, {phase: 1e3 * seconds / load.updates for phase, seconds in spent.items()}
+
+
+def _row(
+    load: Load, setting: Setting, phases: dict[str, float] | None, *, graphed: bool
+) -> dict[str, object]:
+    """A population timed; seconds in each of its phases go to ``phases``."""
+    device, config = setting.start.device, load.config
+    trainer = PopulationTrainer(config, members_in_turn(load.members), setting, graphs=graphed)
+    # The graph of an update that is measured is recorded in the last of these.
+    for _ in range(graphs.WARM_UP * (config.log_every if graphed else 1) + 1):
         trainer.advance()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -109,19 +124,19 @@ def _timed(load: Load, device: torch.device) -> tuple[dict[str, object], dict[st
     with _clock(device, spent, "all"):
         for _ in range(load.updates):
             trainer.advance()
-    total = spent.pop("all") / load.updates
-    _phases(trainer, load, device, spent)
-    completions = load.config.num_prompts * load.config.group_size * load.members
-    tokens = completions * setting.task.completion_length
-    peak = torch.cuda.max_memory_allocated(device) / 1e9 if device.type == "cuda" else float("nan")
-    row = {
+    peak = torch.cuda.max_memory_allocated(device) / 1e9 if device.type == "cuda" else math.nan
+    if phases is not None:
+        _phases(trainer, load, device, phases)
+    total = spent["all"] / load.updates
+    completions = config.num_prompts * config.group_size * load.members
+    return {
         "name": load.name,
         "members": load.members,
+        "graphs": graphed,
         "ms": 1e3 * total / load.members,
-        "tokens": tokens / total,
+        "tokens": completions * setting.task.completion_length / total,
         "gigabytes": peak,
     }
-    return row, {phase: 1e3 * seconds / load.updates for phase, seconds in spent.items()}
 
 
 def _phases(

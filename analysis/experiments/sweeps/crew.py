@@ -57,6 +57,7 @@ class Order(NamedTuple):
     source: str  #: hash of the source under which members are to be computed
     checkpoint_every: int
     shards: int
+    graphs: bool = False  #: see :mod:`analysis.training.graphs`
 
 
 class Crew(Protocol):

@@ -121,7 +121,7 @@ def train_shard(
     if stamp.source != order.source:
         return Ended(Failed(f"{platform.node()}: the source changed since the sweep began"), ())
     with tempfile.TemporaryDirectory(prefix="kl-term-") as folder:
-        job = Job(Path(folder), stamp, device, order.checkpoint_every)
+        job = Job(Path(folder), stamp, device, order.checkpoint_every, order.graphs)
         store = Store(job.store)
         population = Population(config=shard.config, members=shard.members)
         checkpoints = Generations(store.checkpoints / population.key)

@@ -49,6 +49,7 @@ class Job(NamedTuple):
     device: str
     #: Most updates between checkpoints; there are more where these take long.
     checkpoint_every: int
+    graphs: bool = False  #: see :mod:`analysis.training.graphs`
 
 
 def shards_of(preset: Preset, size: int) -> list[Shard]:
@@ -95,7 +96,7 @@ def _train(
     size, updates = len(population.members), population.config.updates
     checkpoints = Checkpoints(store.checkpoints, population, job.stamp)
     setting = _setting(population.config, job.device)
-    trainer = PopulationTrainer(population.config, population.members, setting)
+    trainer = PopulationTrainer(population.config, population.members, setting, graphs=job.graphs)
     checkpoints.restore(trainer, store.quarantine, say)
     if trainer.done:
         say(f"{size} members go on from update {trainer.done} of {updates}")

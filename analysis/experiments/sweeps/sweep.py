@@ -48,12 +48,14 @@ def run_sweep(
     *,
     members_per_shard: int = MEMBERS_PER_SHARD,
     checkpoint_every: int = CHECKPOINT_EVERY,
+    graphs: bool = False,
 ) -> list[MemberRecord]:
     """Compute what is missing of a preset and return all its members, in the preset's order.
 
     Args:
         place: :class:`~analysis.experiments.sweeps.workers.ThisMachine` or
             :class:`~analysis.experiments.sweeps.ray_cluster.RayCluster`.
+        graphs: launch each phase of an update as a whole: see :mod:`analysis.training.graphs`.
 
     Raises:
         Refused: the store cannot be written, or a shard ended its worker ``MAX_DEATHS`` times.
@@ -71,7 +73,8 @@ def run_sweep(
     if plan.stale:
         progress.say(f"{plan.stale} members of an older source are kept as stale, computed anew")
     if plan.shards:
-        order = Order(store.root, preset.config, source, checkpoint_every, len(plan.shards))
+        shards = len(plan.shards)
+        order = Order(store.root, preset.config, source, checkpoint_every, shards, graphs)
         _compute(plan.shards, place.crew(order), progress)
     records = finished_members(preset, store, source)
     _discard_orphans(store, source)

@@ -47,7 +47,8 @@ class ThisMachine:
         count = min(self.workers, order.shards)
         devices = [self.devices[n % len(self.devices)] for n in range(count)]
         stamps = {device: stamp_here(order.source, device, THREADS) for device in devices}
-        return LocalCrew([Job(order.store, stamps[d], d, order.checkpoint_every) for d in devices])
+        common = (order.checkpoint_every, order.graphs)
+        return LocalCrew([Job(order.store, stamps[d], d, *common) for d in devices])
 
 
 def devices_of(device: str) -> list[str]:
