@@ -157,3 +157,8 @@ def test_what_a_preset_needs_and_is_not_there_is_one_line(
 
 def test_shards_leave_no_worker_idle() -> None:
     assert [shard_size(n, 2) for n in (1, 8, 47, 48, 500)] == [1, 4, 24, 24, 24]
+
+
+def test_graphs_are_for_a_gpu(sweep, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep("tiny", "--graphs") != 0
+    assert "--graphs records CUDA graphs: give it with --device cuda" in capsys.readouterr().err

@@ -55,6 +55,20 @@ def test_a_slow_sweep_has_a_rate_too(clock: list[float]) -> None:
     assert stream.getvalue().splitlines()[-1] == "48 of 48 member-updates, 0.2 member-updates/s"
 
 
+def test_a_log_hears_of_a_long_shard_every_minute(clock: list[float]) -> None:
+    stream = io.StringIO()
+    progress = Progress(stream)
+    progress.begin(members=2, missing=[2], updates=48)
+    for second in range(0, 200, 10):
+        clock[0] = float(second)
+        progress.shard_at(0, 2 * (second // 10))
+    said = stream.getvalue().splitlines()[1:]
+    assert said == [
+        "14 of 96 member-updates, 0.2 member-updates/s, about 410 s left",
+        "28 of 96 member-updates, 0.2 member-updates/s, about 340 s left",
+    ]
+
+
 def test_only_what_is_computed_now_makes_the_rate(clock: list[float]) -> None:
     """One shard goes on from its checkpoint after its worker died, another sweep does the other."""
     stream = io.StringIO()

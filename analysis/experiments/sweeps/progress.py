@@ -1,4 +1,4 @@
-"""What a sweep shows: a bar with rate and time left on a terminal, a line a shard elsewhere."""
+"""What a sweep shows, with rate and time left: a bar on a terminal, else a line now and then."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from tqdm import tqdm
+
+#: Off a terminal there is a line a shard, and one at least this often.
+QUIET_SECONDS = 60.0
 
 
 class Progress:
@@ -27,7 +30,7 @@ class Progress:
             missing: for each shard to compute, its members that are not stored.
             updates: of each member.
         """
-        self._started = time.monotonic()
+        self._started = self._said = time.monotonic()
         self._shares = [count * updates for count in missing]
         self._bar = tqdm(
             total=sum(self._shares),
@@ -53,6 +56,8 @@ class Progress:
             self._shards[shard] = member_updates
         else:
             self._move(shard, member_updates)
+        if time.monotonic() > self._said + QUIET_SECONDS:
+            self._tell()
 
     def shard_lost(self, shard: int) -> None:
         """A shard's worker died: where it starts again is not known yet."""
@@ -62,6 +67,11 @@ class Progress:
     def shard_finished(self, shard: int) -> None:
         """A shard is stored, be it by another sweep."""
         self._move(shard, self._shares[shard])
+        self._tell()
+
+    def _tell(self) -> None:
+        """How far it is, where there is no bar."""
+        self._said = time.monotonic()
         done, total = sum(self._shards.values()), sum(self._shares)
         rate = self._computed / (time.monotonic() - self._started)
         left = f", about {(total - done) / rate:.0f} s left" if rate and done < total else ""
