@@ -199,6 +199,18 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
     return placed
 
 
+def bars(rows: Any, middle: str = "iqm", low: str = "low", high: str = "high") -> np.ndarray:
+    """Error bars as matplotlib wants them: lengths below and above the middle, [2, rows].
+
+    Rounding may not make one negative.
+
+    Args:
+        rows: a table, or one row of it, with columns of these names.
+    """
+    below, above = rows[middle] - rows[low], rows[high] - rows[middle]
+    return np.stack([np.atleast_1d(below), np.atleast_1d(above)]).clip(min=0.0)
+
+
 def png(figure: Figure) -> bytes:
     """The figure as a PNG at twice its nominal resolution; equal figures give equal bytes."""
     buffer = io.BytesIO()

@@ -46,6 +46,16 @@ def test_an_arm_is_compared_with_no_kl_term_seed_by_seed():
     assert not even["differs"]
 
 
+def test_fronts_begin_at_no_kl_term_seed_by_seed():
+    members = finals(none=[0.4, 0.5], k2_loss=[0.2, 0.3], k3_loss=[0.1, 0.1], k1_loss=[0.4, 0.4])
+    fronts = language_model.from_no_kl(members, ["k2_loss", "k3_loss"])
+    assert set(fronts["arm"]) == {"none", "k2_loss", "k3_loss"}
+    for arm, ends in (("k2_loss", [0.2, 0.3]), ("k3_loss", [0.1, 0.1])):
+        wide = fronts[fronts["arm"] == arm].pivot(index="seed", columns="beta", values="reverse_kl")
+        assert wide[0.0].to_list() == [0.4, 0.5] and wide[0.3].to_list() == ends
+    assert fronts[fronts["arm"] == "none"]["reverse_kl"].to_list() == [0.4, 0.5]
+
+
 def test_a_reading_is_over_the_exact_kl_of_its_update():
     curves = pd.DataFrame(
         {

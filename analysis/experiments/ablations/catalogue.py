@@ -62,7 +62,7 @@ def smollm2_short(
 def smollm2_front(
     *, num_seeds: int = len(FRONT.seeds), updates: int = FRONT.config.updates
 ) -> Preset:
-    """A second coefficient for four arms of ``smollm2_short``."""
+    """More coefficients for four arms of ``smollm2_short``."""
     return _resized(FRONT, num_seeds, updates)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pandas as pd
 
 from analysis.experiments.ablations import summaries
-
-ESTIMATORS = ("k1", "k2", "k3")
+from analysis.experiments.language_models.tail import ESTIMATORS
 
 
 def beside(finals: dict[str, pd.DataFrame], metric: str, *, beta: float) -> pd.DataFrame:
@@ -38,6 +39,22 @@ def beside(finals: dict[str, pd.DataFrame], metric: str, *, beta: float) -> pd.D
     return pd.concat(parts, ignore_index=True)[columns]
 
 
+def from_no_kl(finals: pd.DataFrame, arms: Iterable[str]) -> pd.DataFrame:
+    """Fronts that begin at no KL term: its members stand for every arm at a coefficient of zero.
+
+    Args:
+        finals: one row per member; those of the arm ``none`` among them.
+        arms: that are kept, beside ``none``.
+
+    Returns:
+        The rows of ``none`` and of the arms, and for each arm a copy of those of ``none``.
+    """
+    none = finals[finals["arm"] == "none"]
+    kept = [finals[finals["arm"] == arm] for arm in arms]
+    starts = [none.assign(arm=arm) for arm in arms]
+    return pd.concat([none, *starts, *kept], ignore_index=True)
+
+
 def readings(curves: pd.DataFrame) -> pd.DataFrame:
     """What a log shows as the KL, and what it is: one row per member, window and estimator.
 
@@ -49,7 +66,7 @@ def readings(curves: pd.DataFrame) -> pd.DataFrame:
         the KL is zero, are left out.
     """
     moved = curves[curves["update"] > 0]
-    long = moved.melt("reverse_kl", ESTIMATORS, "estimator", "sampled")
+    long = moved.melt("reverse_kl", list(ESTIMATORS), "estimator", "sampled")
     long = long.rename(columns={"reverse_kl": "exact"})
     return long.assign(ratio=long["sampled"] / long["exact"])
 

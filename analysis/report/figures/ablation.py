@@ -47,8 +47,8 @@ def front(finals: pd.DataFrame, band: str) -> Figure:
             panel.errorbar(
                 x["mean"],
                 y["mean"],
-                xerr=_lengths(x),
-                yerr=_lengths(y),
+                xerr=style.bars(x, "mean"),
+                yerr=style.bars(y, "mean"),
                 elinewidth=1.0,
                 **look,
             )
@@ -112,9 +112,3 @@ def _rows(summary: pd.DataFrame, name: str, placement: str) -> pd.Series:
 
 def _line_placement(name: str, placement: str) -> str:
     return "loss" if name == "none" else placement
-
-
-def _lengths(summary: pd.DataFrame) -> np.ndarray:
-    """Error bars as lengths below and above the mean, [2, rows]."""
-    mean = summary["mean"]
-    return np.stack([mean - summary["low"], summary["high"] - mean])

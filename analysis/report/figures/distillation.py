@@ -44,9 +44,9 @@ def costs(
             rows = table[table["other"] == other]
             places_of_rows = rows["threshold"].map(places)
             x = places_of_rows + 0.12 * (number - (len(others) - 1) / 2)
-            bars = [rows["iqm"] - rows["low"], rows["high"] - rows["iqm"]]
             colour = style.COLOURS[LESSONS[other]]
-            panel.errorbar(x, rows["iqm"], yerr=bars, fmt="none", color=colour, elinewidth=1.5)
+            look = {"fmt": "none", "color": colour, "elinewidth": 1.5}
+            panel.errorbar(x, rows["iqm"], yerr=style.bars(rows), **look)
             bound = (rows["missed"] > 0).to_numpy()
             for marker, chosen in (("o", ~bound), ("^", bound)):
                 panel.plot(x[chosen], rows["iqm"][chosen], marker, color=colour)
@@ -80,8 +80,8 @@ def tradeoff(
         axes.errorbar(
             x["iqm"],
             y["iqm"],
-            xerr=[[x["iqm"] - x["low"]], [x["high"] - x["iqm"]]],
-            yerr=[[y["iqm"] - y["low"]], [y["high"] - y["iqm"]]],
+            xerr=style.bars(x),
+            yerr=style.bars(y),
             fmt=style.MARKERS[look],
             color=style.COLOURS[look],
             elinewidth=1.5,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -31,16 +32,24 @@ PANELS = {
 KL_LABEL = "final exact reverse KL (nats per token), log scale"
 
 
-def fronts(finals: pd.DataFrame) -> Figure:
-    """Final accuracy against final exact reverse KL, one line an arm, one point a beta."""
+def fronts(
+    finals: pd.DataFrame, panels: Mapping[str, Sequence[str]] = MappingProxyType(PANELS)
+) -> Figure:
+    """Final accuracy against final exact reverse KL, one line an arm, one point a beta.
+
+    Args:
+        finals: one row per member.
+        panels: title -> its arms.
+    """
     table = by_arm(finals, ["accuracy", "reverse_kl"])
     table = table.set_index(["metric", "arm", "beta"]).sort_index()
-    figure, panels = style.subplots(2, 1, height=7.4, sharex=True, sharey=True)
-    for panel, (title, arms) in zip(panels, PANELS.items(), strict=True):
+    options = {"sharex": True, "sharey": True, "squeeze": False}
+    figure, axes = style.subplots(len(panels), 1, height=0.4 + 3.5 * len(panels), **options)
+    for panel, (title, arms) in zip(axes[:, 0], panels.items(), strict=True):
         for arm in arms:
             x, y = (table.loc[(metric, arm)] for metric in ("reverse_kl", "accuracy"))
             look = style.line(*ARMS[arm])
-            bars = {"xerr": _lengths(x), "yerr": _lengths(y), "elinewidth": 1.0}
+            bars = {"xerr": style.bars(x), "yerr": style.bars(y), "elinewidth": 1.0}
             panel.errorbar(x["iqm"], y["iqm"], **bars, **look)
             sizes = 20.0 * np.arange(1, len(x) + 1)  # a larger marker for a larger beta
             panel.scatter(x["iqm"], y["iqm"], sizes, look["color"], marker=look["marker"], zorder=3)
@@ -48,7 +57,7 @@ def fronts(finals: pd.DataFrame) -> Figure:
         panel.set_title(title)
         panel.set_ylabel("final accuracy")
         panel.legend(ncols=2)
-    panels[-1].set_xlabel(KL_LABEL)
+    axes[-1, 0].set_xlabel(KL_LABEL)
     return figure
 
 
@@ -102,11 +111,5 @@ def dots(
 
 def _dots_of(axes: Axes, rows: pd.DataFrame) -> None:
     place = np.arange(len(rows))
-    axes.errorbar(rows["iqm"], place, xerr=_lengths(rows), fmt="o", color=style.COLOURS["k2"])
+    axes.errorbar(rows["iqm"], place, xerr=style.bars(rows), fmt="o", color=style.COLOURS["k2"])
     axes.axvline(rows["iqm"].iloc[0], color="#5A5A5A", linewidth=1.0, linestyle=":")
-
-
-def _lengths(rows: pd.DataFrame) -> np.ndarray:
-    """Error bars as lengths below and above, [2, rows]; rounding may not make one negative."""
-    below, above = rows["iqm"] - rows["low"], rows["high"] - rows["iqm"]
-    return np.stack([below, above]).clip(min=0.0)

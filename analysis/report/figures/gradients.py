@@ -98,10 +98,7 @@ def sequence_cosines(table: pd.DataFrame) -> Figure:
         axes.errorbar(
             arms.cosine_reverse,
             [len(rows) - 1 - rows.index(key) + nudges[estimator] for key in keys],
-            xerr=[
-                arms.cosine_reverse - arms.cosine_p10,
-                arms.cosine_p90 - arms.cosine_reverse,
-            ],
+            xerr=style.bars(arms, "cosine_reverse", "cosine_p10", "cosine_p90"),
             linestyle="none",
             elinewidth=1.5,
             marker=look["marker"],

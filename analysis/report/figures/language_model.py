@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
@@ -30,11 +29,10 @@ def beside(table: pd.DataFrame, label: str) -> Figure:
         shift = 0.16 * (2 * index - len(populations) + 1)
         for place, (arm, row) in enumerate(rows.iterrows()):
             colour = style.COLOURS[ARMS[arm][0]]
-            lengths = [[row["ratio"] - row["low"]], [row["high"] - row["ratio"]]]
             axes.errorbar(
                 row["ratio"],
                 place + shift,
-                xerr=np.clip(lengths, 0.0, None),
+                xerr=style.bars(row, "ratio"),
                 fmt="o",
                 color=colour,
                 markerfacecolor=colour if filled else "white",

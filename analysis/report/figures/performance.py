@@ -68,7 +68,7 @@ def _draw_population(axes: Axes, table: pd.DataFrame, look: str) -> None:
     axes.errorbar(
         rows["members"],
         rows["ms"],
-        yerr=[rows["ms"] - rows["low"], rows["high"] - rows["ms"]],
+        yerr=style.bars(rows, "ms"),
         **style_of,
     )
 

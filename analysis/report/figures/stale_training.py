@@ -92,7 +92,7 @@ def ages(finals: pd.DataFrame) -> Figure:
             rows = table[(table["metric"] == metric) & table["arm"].isin(_at(name, lags))]
             rows = rows.sort_values("lag")
             x = np.arange(len(rows)) + 0.05 * (place - 2.5)
-            panel.errorbar(x, rows["iqm"], yerr=_lengths(rows), elinewidth=1.0, **loss_look(name))
+            panel.errorbar(x, rows["iqm"], yerr=style.bars(rows), elinewidth=1.0, **loss_look(name))
         panel.set_ylabel(label)
     panels[0].legend(ncols=2, loc="lower left")
     panels[1].set_yscale("log")
@@ -122,7 +122,7 @@ def ways(finals: pd.DataFrame) -> Figure:
     for arm in WAYS:
         x, y = (table.loc[(metric, arm)] for metric in ("reverse_kl", "accuracy"))
         look = way_look(arm)
-        bars = {"xerr": _lengths(x), "yerr": _lengths(y), "elinewidth": 1.0}
+        bars = {"xerr": style.bars(x), "yerr": style.bars(y), "elinewidth": 1.0}
         axes.errorbar(x["iqm"], y["iqm"], **bars, **look)
         sizes = 6.0 + 2.0 * np.arange(len(x))  # a larger marker for a larger beta
         inside = look.get("markerfacecolor", look["color"])
@@ -242,9 +242,3 @@ def _at(name: str, lags: list[int]) -> list[str]:
 def _band(axes: Axes, x: pd.Index | pd.Series, rows: pd.DataFrame, look: dict[str, str]) -> None:
     axes.plot(x, rows["iqm"], **look, markevery=max(1, len(rows) // 8))
     axes.fill_between(x, rows["low"], rows["high"], color=look["color"], alpha=0.18, linewidth=0)
-
-
-def _lengths(rows: pd.DataFrame) -> np.ndarray:
-    """Error bars as lengths below and above, [2, rows]; rounding may not make one negative."""
-    below, above = rows["iqm"] - rows["low"], rows["high"] - rows["iqm"]
-    return np.stack([below, above]).clip(min=0.0)
