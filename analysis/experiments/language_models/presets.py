@@ -83,8 +83,8 @@ SHORT = Preset(
 
 #: One coefficient does not say which KL term costs the most at equal KL. The same seeds, prompts
 #: and noise at a second coefficient: smaller for k3 as a loss, whose leash was the shortest, larger
-#: for the three that ended at one length. A third one, 0.5, was added for two of them when the first
-#: seeds at 1.0 had ended an order of magnitude nearer to the reference than those at 0.3.
+#: for the three that ended at one length. A third one, 0.5, was added for two of them when the
+#: first seeds at 1.0 had ended an order of magnitude nearer to the reference than those at 0.3.
 FRONT = Preset(
     name="smollm2_front",
     config=SHORT.config,
