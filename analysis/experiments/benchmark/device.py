@@ -120,14 +120,10 @@ def _row(
         trainer.advance()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    spent: dict[str, float] = {}
-    with _clock(device, spent, "all"):
-        for _ in range(load.updates):
-            trainer.advance()
+    total = seconds_of(trainer.advance, load.updates, device) / load.updates
     peak = torch.cuda.max_memory_allocated(device) / 1e9 if device.type == "cuda" else math.nan
     if phases is not None:
         _phases(trainer, load, device, phases)
-    total = spent["all"] / load.updates
     completions = config.num_prompts * config.group_size * load.members
     return {
         "name": load.name,
@@ -166,13 +162,18 @@ def _clock(device: torch.device, spent: dict[str, float], phase: str) -> Iterato
     spent[phase] = spent.get(phase, 0.0) + time.perf_counter() - started
 
 
-def _mean_seconds(call: Callable[[], object], device: torch.device, calls: int = 10) -> float:
-    call()
+def seconds_of(call: Callable[[], object], calls: int, device: torch.device) -> float:
+    """What so many calls take, from a device that is done to a device that is done."""
     spent: dict[str, float] = {}
     with _clock(device, spent, "calls"):
         for _ in range(calls):
             call()
-    return spent["calls"] / calls
+    return spent["calls"]
+
+
+def _mean_seconds(call: Callable[[], object], device: torch.device, calls: int = 10) -> float:
+    call()
+    return seconds_of(call, calls, device) / calls
 
 
 def _synchronise(device: torch.device) -> None:
