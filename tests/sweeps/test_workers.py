@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from analysis.experiments.sweeps import workers
+from analysis.experiments.sweeps import crew, workers
 from analysis.experiments.sweeps.crew import Order
-from analysis.experiments.sweeps.shards import Job
+from analysis.experiments.sweeps.shards import Job, shards_of
 from analysis.experiments.sweeps.workers import ThisMachine, devices_of
 from tests.sweeps.tiny import STAMP, make_tiny
 
@@ -45,3 +45,23 @@ def test_no_worker_is_started_without_a_shard(three_gpus: None) -> None:
 def test_a_named_gpu_or_the_cpu_is_one_device(three_gpus: None) -> None:
     assert [job.device for job in jobs("cuda:2", 2, shards=9)] == ["cuda:2", "cuda:2"]
     assert devices_of("cpu") == ["cpu"]
+
+
+def test_graphs_reach_the_job_and_a_gpu_that_cannot_record_them_says_so(
+    three_gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = Order(Path("store"), make_tiny().config, STAMP.source, 50, 1, graphs=True)
+    (job,) = ThisMachine("cuda", 1).crew(order)
+    assert job.graphs and not jobs("cuda", 1, shards=1)[0].graphs
+
+    def cannot(*_: object, **__: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    monkeypatch.setattr(crew, "complete", cannot)
+    (shard,) = shards_of(make_tiny(), 6)
+    (said, *more) = crew.attempt(shard, job, lambda event: None)
+    assert not more
+    assert said.startswith("with CUDA graphs: operation not permitted when stream is capturing;")
+    assert "without --graphs" in said and "\n" not in said
+    with pytest.raises(RuntimeError, match="capturing"):
+        crew.attempt(shard, job._replace(graphs=False), lambda event: None)

@@ -105,3 +105,8 @@ def attempt(shard: Shard, job: Job, tell: Callable[[Event], None]) -> Outcome | 
         raise  # nobody listens any more
     except (ValueError, OSError) as error:
         return Failed(str(error))
+    except RuntimeError as error:
+        if not job.graphs:
+            raise
+        reason = str(error).strip().partition("\n")[0]
+        return Failed(f"with CUDA graphs: {reason}; go on without --graphs, what is stored stays")
