@@ -21,7 +21,7 @@ from analysis.experiments.benchmark.measure import (
     run,
 )
 from analysis.experiments.language_models.config import LanguageConfig
-from analysis.experiments.language_models.presets import SHORT, SMOLLM2
+from analysis.experiments.language_models.presets import SHORT, SMOLLM2, model_of
 
 
 def bench(
@@ -30,6 +30,7 @@ def bench(
     directory: Path | None = None,
     device: Literal["cpu", "cuda"] = "cpu",
     language_model: tyro.conf.FlagCreatePairsOff[bool] = False,
+    weights: str | None = None,
 ) -> None:
     """Time the population, a plain trainer and TRL in turns, and what the machine does at best.
 
@@ -42,15 +43,20 @@ def bench(
         directory: where the recorded benchmark goes; by default results/benchmark_cpu or _cuda.
         device: cuda times populations on one GPU, without the others.
         language_model: time adapters on SmolLM2-135M beside transformers instead: one and four
-            members with the packaged weights on one core, or 24 on a GPU, there beside the others.
+            members on one core, or 24 on a GPU, there beside the others.
+        weights: of the language model: hub, packaged (from the extra smollm2) or a local folder; by
+            default packaged on the CPU, hub on a GPU.
     """
+    if weights is not None and not language_model:
+        raise Refused("--weights are of --language-model: give both")
     if device == "cuda":
+        language_config = _with_weights(SMOLLM2.config, weights) if language_model else None
         _bench_device(
-            widths, directory or recorded.RECORDED.parent / "benchmark_cuda", language_model
+            widths, directory or recorded.RECORDED.parent / "benchmark_cuda", language_config
         )
         return
     if language_model:
-        _bench_language(SHORT.config, "cpu", (1, 4), rounds, directory)
+        _bench_language(_with_weights(SHORT.config, weights), "cpu", (1, 4), rounds, directory)
         return
     directory = directory or recorded.RECORDED
     try:
@@ -69,12 +75,18 @@ def bench(
     print(f"written to {directory}")
 
 
-def _bench_device(widths: tuple[int, ...], directory: Path, language_model: bool) -> None:
+def _with_weights(config: LanguageConfig, weights: str | None) -> LanguageConfig:
+    return config if weights is None else config.model_copy(update={"model": model_of(weights)})
+
+
+def _bench_device(
+    widths: tuple[int, ...], directory: Path, language_config: LanguageConfig | None
+) -> None:
     if not torch.cuda.is_available():
         raise Refused("--device cuda: torch sees no GPU here")
     loads = device_benchmark.tiny_loads(widths=widths)
-    if language_model:
-        loads.append(device_benchmark.Load("SmolLM2-135M adapters", SMOLLM2.config, 24, updates=5))
+    if language_config is not None:
+        loads.append(device_benchmark.Load("SmolLM2-135M adapters", language_config, 24, updates=5))
     try:
         benchmark = device_benchmark.run(
             loads, torch.device("cuda"), lambda text: print(text, file=sys.stderr)
@@ -85,9 +97,9 @@ def _bench_device(widths: tuple[int, ...], directory: Path, language_model: bool
     for table in (benchmark.populations, benchmark.phases, benchmark.machine):
         print(table.round(3).to_string(index=False))
     print(f"written to {directory}")
-    if language_model:
+    if language_config is not None:
         folder = directory.with_name("benchmark_smollm2_cuda")
-        _bench_language(SMOLLM2.config, "cuda", (24,), 5, folder)
+        _bench_language(language_config, "cuda", (24,), 5, folder)
 
 
 def _bench_language(

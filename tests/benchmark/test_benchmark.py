@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
+from analysis.cli.main import main
 from analysis.experiments.ablations.stamp import current_stamp
 from analysis.experiments.benchmark import contenders, language, measure, recorded
 from analysis.experiments.benchmark import device as device_benchmark
@@ -244,3 +245,17 @@ def test_a_language_model_is_compared_round_by_round_and_read_back(tmp_path):
     assert table.loc[(language.PLAIN, 1), "ratio"] == 1.0
     row = table.loc[("population", 4)]
     assert [row["seconds"], row["ratio"], row["low"], row["high"]] == [3.0, 3.0, 1.5, 4.0]
+
+
+def test_weights_are_of_the_language_model(capsys):
+    assert main(["bench", "--weights", "hub"]) != 0
+    assert "--weights are of --language-model" in capsys.readouterr().err
+
+
+def test_a_language_model_needs_its_packages(capsys, monkeypatch):
+    def missing(module, extra):
+        raise ValueError(f"{module} is not installed: pip install 'kl-term[{extra}]'")
+
+    monkeypatch.setattr(language, "needed", missing)
+    assert main(["bench", "--language-model"]) != 0
+    assert "transformers is not installed: pip install 'kl-term[lm]'" in capsys.readouterr().err

@@ -33,6 +33,16 @@ def test_figure_2_has_the_published_sizes_and_arms() -> None:
     assert {"none", "k1_reward", "k2_loss", "k3_loss"} <= {arm.name for arm in preset.arms}
 
 
+def test_the_weights_of_the_language_model_are_named() -> None:
+    kinds = {w: make_preset("smollm2", {"weights": w}) for w in ("hub", "packaged", "/a/folder")}
+    assert {w: preset.config.model.kind for w, preset in kinds.items()} == {
+        "hub": "hub",
+        "packaged": "packaged",
+        "/a/folder": "folder",
+    }
+    assert kinds["hub"] == make_preset("smollm2", {})
+
+
 def test_a_beta_front_has_every_arm_at_every_beta() -> None:
     preset = make_preset("beta_front", {"betas": [0.5, 2]})
     points = {(arm.name, arm.beta) for arm in preset.arms}

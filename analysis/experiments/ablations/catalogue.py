@@ -25,7 +25,13 @@ from analysis.experiments.ablations.presets import (
     fresh_seeds,
     quick,
 )
-from analysis.experiments.language_models.presets import FRONT, SHORT, SMOKE, SMOLLM2
+from analysis.experiments.language_models.presets import (
+    FRONT,
+    SHORT,
+    SMOKE,
+    SMOLLM2,
+    model_of,
+)
 
 
 def full(*, num_seeds: int = len(FULL.seeds), updates: int = FULL.config.updates) -> Preset:
@@ -46,10 +52,14 @@ def starts(*, num_seeds: int = len(STARTS.seeds), updates: int = STARTS.config.u
 
 
 def smollm2(
-    *, num_seeds: int = len(SMOLLM2.seeds), updates: int = SMOLLM2.config.updates
+    *,
+    num_seeds: int = len(SMOLLM2.seeds),
+    updates: int = SMOLLM2.config.updates,
+    weights: str = "hub",
 ) -> Preset:
     """Eight arms of adapters on SmolLM2-135M-Instruct, for a GPU."""
-    return _resized(SMOLLM2, num_seeds, updates)
+    config = SMOLLM2.config.model_copy(update={"model": model_of(weights)})
+    return _resized(SMOLLM2.model_copy(update={"config": config}), num_seeds, updates)
 
 
 def smollm2_short(

@@ -9,13 +9,8 @@ import torch
 from analysis.checks import check_choice
 from analysis.experiments.ablations.policy_names import POLICIES, TINY
 from analysis.experiments.ablations.presets import NO_KL, Preset, kl_arms, quick
-from analysis.experiments.language_models.config import (
-    FolderModel,
-    HubModel,
-    LanguageConfig,
-    PackagedModel,
-)
-from analysis.experiments.language_models.presets import SMOLLM2
+from analysis.experiments.language_models.config import LanguageConfig
+from analysis.experiments.language_models.presets import SMOLLM2, model_of
 
 #: On a CPU: minutes, to see it work. In the profile ``full`` it is the preset ``smollm2``.
 QUICK_SMOLLM2 = {"updates": 10, "num_prompts": 4, "group_size": 4, "log_every": 1}
@@ -58,10 +53,8 @@ def live_preset(
 
 
 def _smollm2(weights: str, profile: str, chosen: dict[str, Any]) -> Preset:
-    models = {"hub": HubModel, "packaged": PackagedModel}
-    model = models[weights]() if weights in models else FolderModel(path=weights)
     fields = SMOLLM2.model_dump()
-    fields["config"]["model"] = model.model_dump()
+    fields["config"]["model"] = model_of(weights).model_dump()
     fields["config"] |= QUICK_SMOLLM2 if profile == "quick" else {}
     fields["config"] |= {n: chosen[n] for n in ("updates", "learning_rate") if n in chosen}
     if "beta" in chosen:

