@@ -11,8 +11,9 @@ from analysis.errors import Refused
 from analysis.experiments.diagnosis.dumping import SNIPPETS
 from analysis.experiments.diagnosis.findings import matching
 from analysis.experiments.diagnosis.folders import recorded_settings
-from analysis.experiments.diagnosis.measure import measure, report
+from analysis.experiments.diagnosis.measure import measure
 from analysis.experiments.diagnosis.readers import read_rollouts
+from analysis.experiments.diagnosis.reports import report
 from analysis.experiments.diagnosis.schema import Estimator, Settings
 from analysis.files import replace_file
 from analysis.report.diagnosis_page import html_page, lines

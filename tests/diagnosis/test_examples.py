@@ -11,7 +11,8 @@ from analysis.experiments.diagnosis import generate
 from analysis.experiments.diagnosis.columns import assemble
 from analysis.experiments.diagnosis.findings import CAUSES, find
 from analysis.experiments.diagnosis.generate import EXAMPLES, FOLDER, simulate
-from analysis.experiments.diagnosis.measure import diagnose, measure
+from analysis.experiments.diagnosis.measure import measure
+from analysis.experiments.diagnosis.reports import diagnose
 from analysis.experiments.diagnosis.schema import Settings
 from analysis.experiments.diagnosis.trials import HEALTHY, alarm_rates, told_apart
 

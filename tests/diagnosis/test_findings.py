@@ -26,7 +26,8 @@ from analysis.experiments.diagnosis.generate import (
     example,
     simulate,
 )
-from analysis.experiments.diagnosis.measure import measure, report
+from analysis.experiments.diagnosis.measure import measure
+from analysis.experiments.diagnosis.reports import report
 from analysis.experiments.diagnosis.schema import SEVERITIES, Finding, Report, Settings
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,9 @@ from analysis.cli.diagnose import diagnose
 from analysis.errors import Refused
 from analysis.experiments.diagnosis.folders import record_settings, recorded_settings
 from analysis.experiments.diagnosis.generate import as_csv, example
-from analysis.experiments.diagnosis.measure import measure, report
+from analysis.experiments.diagnosis.measure import measure
 from analysis.experiments.diagnosis.readers import read_rollouts
+from analysis.experiments.diagnosis.reports import report
 from analysis.experiments.diagnosis.schema import Report, Settings
 
 

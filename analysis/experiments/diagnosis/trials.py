@@ -7,7 +7,8 @@ import pandas as pd
 from analysis.experiments.diagnosis.columns import assemble
 from analysis.experiments.diagnosis.findings import find
 from analysis.experiments.diagnosis.generate import EXAMPLES, Run, dump_path, simulate
-from analysis.experiments.diagnosis.measure import diagnose, measure
+from analysis.experiments.diagnosis.measure import measure
+from analysis.experiments.diagnosis.reports import diagnose
 from analysis.experiments.diagnosis.schema import Settings
 
 #: Runs without a fault, in the ways in which real ones differ.

@@ -1,0 +1,69 @@
+"""From a dump to the document that says what is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from analysis.experiments.diagnosis.findings import find
+from analysis.experiments.diagnosis.measure import Measured, measure
+from analysis.experiments.diagnosis.readers import read_rollouts
+from analysis.experiments.diagnosis.schema import Report, Rollouts, Settings
+
+
+def diagnose(path: Path, settings: Settings | None = None) -> Report:
+    """Read a dump, measure it and judge it.
+
+    Raises:
+        Refused: the file cannot be diagnosed; one line says why.
+    """
+    return report(measure(read_rollouts(path), settings), source=path.name)
+
+
+def report(measured: Measured, *, source: str) -> Report:
+    """Measurements and their findings as one document."""
+    rollouts = measured.rollouts
+    return Report(
+        source=source,
+        tokens=rollouts.tokens,
+        rows=rollouts.rows,
+        sequences=rollouts.sequences,
+        steps=0 if rollouts.step is None else len(np.unique(rollouts.step)),
+        settings=measured.settings,
+        ignored_columns=rollouts.ignored,
+        estimates=measured.estimates,
+        tails=measured.tails,
+        identities=measured.identities,
+        top_sequences=measured.top_sequences,
+        by_step=measured.by_step,
+        intervals=measured.intervals,
+        measurements=measured.numbers,
+        not_measured=not_measured(rollouts),
+        findings=find(measured),
+    )
+
+
+def not_measured(rollouts: Rollouts) -> dict[str, str]:
+    """What this dump, or any dump of sampled tokens, cannot say."""
+    missing = {
+        "exact KL": "needs the logits of the whole vocabulary at each token",
+        "direction and cosine of the KL gradient": "needs the score vectors, that is the model; "
+        "sampled tokens give only the coefficients that multiply them",
+        "KL at states that the sampler never visits": "no sample, no estimate",
+    }
+    if not rollouts.has_old_logp:
+        missing["staleness, clip fraction, pull of the KL term"] = "no old_logp column"
+    elif (rollouts.old_logp == rollouts.logp).all():
+        missing["pull of the KL term"] = (
+            "logp equals old_logp: dump logp after an update on the same tokens"
+        )
+    if rollouts.sampler_logp is None:
+        missing["train-inference gap"] = "no sampler_logp column"
+    if rollouts.entropy is None:
+        missing["whether the tokens are the policy's, by its entropy"] = "no entropy column"
+    if rollouts.step is None:
+        missing["KL over steps"] = "no step column"
+    if rollouts.advantage is None:
+        missing["advantage checks"] = "no advantage column"
+    return missing
