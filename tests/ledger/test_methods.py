@@ -112,6 +112,7 @@ NO_METHODS = {
     "starts",
     "smollm2",
     "smollm2_short",
+    "smollm2_front",
     "llama_smoke",
     "three_ways_on_policy",
 }
