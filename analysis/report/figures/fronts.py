@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
 from analysis.experiments.ablations.summaries import by_arm
 from analysis.report import style
@@ -57,6 +57,9 @@ def fronts(
         panel.set_title(title)
         panel.set_ylabel("final accuracy")
         panel.legend(ncols=2)
+        panel.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+        panel.xaxis.set_major_formatter("{x:g}")
+        panel.xaxis.set_minor_formatter(NullFormatter())
     axes[-1, 0].set_xlabel(KL_LABEL)
     return figure
 
