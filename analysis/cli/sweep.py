@@ -82,8 +82,14 @@ def sweep(
                 members_per_shard = _shard_size(chosen, place)
             progress = Progress()
             try:
-                options = {"members_per_shard": members_per_shard, "graphs": graphs}
-                records = run_sweep(chosen, folder, progress, place, **options)
+                records = run_sweep(
+                    chosen,
+                    folder,
+                    progress,
+                    place,
+                    members_per_shard=members_per_shard,
+                    graphs=graphs,
+                )
             finally:
                 progress.close()
         _summarise(chosen, records)

@@ -13,33 +13,17 @@ from analysis.cli.main import main
 from analysis.experiments.ablations import ablation, catalogue, recording, reproduction
 from analysis.experiments.ablations.ablation import Ablation
 from analysis.experiments.ablations.departures import ROUNDING, differing, meaning
-from analysis.experiments.ablations.presets import FULL, NO_KL, Preset
+from analysis.experiments.ablations.presets import FULL, Preset
 from analysis.experiments.ablations.reproduction import chosen
 from analysis.experiments.language_models.presets import SHORT
 from analysis.files import sha256_file
-from analysis.training.config import Arm, StartConfig, TrainConfig
-from analysis.training.policy import PolicyConfig
-from analysis.training.tasks import SortTask
 from analysis.training.trainer import PopulationTrainer
+from tests.sweeps.tiny import make_tiny
 
-SMALL = Preset(
-    name="small",
-    config=TrainConfig(
-        task=SortTask(num_digits=3, end_token=True, reward="graded"),
-        policy=PolicyConfig(width=12, num_layers=1, num_heads=3),
-        start=StartConfig(updates=4, batch_size=8),
-        updates=6,
-        num_prompts=3,
-        group_size=5,
-        log_every=2,
-    ),
-    arms=(
-        NO_KL,
-        *(Arm(kl_estimator="k3", beta=beta) for beta in (0.1, 0.5)),
-        Arm(kl_estimator="k1", kl_placement="reward", beta=0.5),
-    ),
-    seeds=(0, 1, 2),
-    predictions=(),
+_TINY = make_tiny(6, betas=(0.1, 0.5), name="small")
+_SIZES = {"log_every": 2, "num_prompts": 3, "group_size": 5}
+SMALL = _TINY.model_copy(
+    update={"config": _TINY.config.model_copy(update=_SIZES), "seeds": (0, 1, 2)}
 )
 OTHER = "b" * 64
 

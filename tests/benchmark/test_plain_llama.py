@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from analysis.experiments.benchmark.plain import BETA
+from analysis.experiments.language_models.presets import SMOKE
 from analysis.training.arms import Arm
 from analysis.training.config import Member
-from analysis.training.pretrained.config import LlamaConfig, PretrainedConfig
+from analysis.training.pretrained.config import PretrainedConfig
 from analysis.training.pretrained.setting import pretrained_setting
 from analysis.training.pretrained.tasks import TextTask
 from analysis.training.pretrained.weights import load_llama, random_llama, save_llama
@@ -18,18 +19,7 @@ transformers = pytest.importorskip("transformers", reason="the extra lm is not i
 
 QUESTIONS = [[5, 6, 7, 9], [5, 6, 8, 3, 9], [5, 4, 9], [5, 6, 4, 9]]
 CONFIG = PretrainedConfig(updates=4, num_prompts=3, group_size=4, learning_rate=1e-2)
-LLAMA = LlamaConfig(
-    vocab_size=12,
-    width=16,
-    inner=24,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=4,
-    norm_eps=1e-5,
-    rope_theta=100.0,
-    tied=False,
-)
+LLAMA = SMOKE.config.model.llama
 
 
 def first_is_low(place, tokens):

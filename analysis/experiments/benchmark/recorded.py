@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -16,6 +18,7 @@ from analysis.experiments.benchmark.device import DeviceBenchmark
 from analysis.experiments.benchmark.language import PLAIN, LanguageBenchmark
 from analysis.experiments.benchmark.measure import Benchmark, BenchmarkConfig
 from analysis.experiments.language_models.config import LanguageConfig
+from analysis.training.schema import Schema
 
 RECORDED = recording.RECORDED.parent / "benchmark_cpu"
 RECORDED_LANGUAGE = recording.RECORDED.parent / "benchmark_smollm2_cpu"
@@ -31,20 +34,8 @@ class RecordedBenchmark(NamedTuple):
 
 def save(benchmark: Benchmark, directory: Path = RECORDED) -> None:
     """Write a benchmark to ``directory``, replacing what it held."""
-    stamp = benchmark.stamp
     trl = {"trl": trl_version()} if benchmark.config.with_trl else {}
-    write_folder(
-        directory,
-        {f"{name}.csv": getattr(benchmark, name) for name in TABLES},
-        {
-            "preset": "benchmark",
-            "seeds": [],
-            "device": stamp.device,
-            "versions": stamp.versions | trl,
-            "source": stamp.source,
-            "configuration": benchmark.config.model_dump(mode="json"),
-        },
-    )
+    _write(benchmark, directory, "benchmark", TABLES, trl, benchmark.config)
 
 
 def load(directory: Path = RECORDED) -> RecordedBenchmark:
@@ -62,19 +53,8 @@ def load(directory: Path = RECORDED) -> RecordedBenchmark:
 
 def save_language(benchmark: LanguageBenchmark, directory: Path = RECORDED_LANGUAGE) -> None:
     """Write the benchmark of a language model to ``directory``, replacing what it held."""
-    stamp = benchmark.stamp
-    write_folder(
-        directory,
-        {"rounds.csv": benchmark.rounds},
-        {
-            "preset": "language_benchmark",
-            "seeds": [],
-            "device": stamp.device,
-            "versions": stamp.versions | {PLAIN: benchmark.transformers},
-            "source": stamp.source,
-            "configuration": benchmark.config.model_dump(mode="json"),
-        },
-    )
+    peer = {PLAIN: benchmark.transformers}
+    _write(benchmark, directory, "language_benchmark", ("rounds",), peer, benchmark.config)
 
 
 def load_language(directory: Path = RECORDED_LANGUAGE) -> LanguageBenchmark:
@@ -93,16 +73,26 @@ def load_language(directory: Path = RECORDED_LANGUAGE) -> LanguageBenchmark:
 
 def save_device(benchmark: DeviceBenchmark, directory: Path) -> None:
     """Write the benchmark of a device to ``directory``, replacing what it held."""
+    _write(benchmark, directory, "device_benchmark", ("populations", "phases", "machine"))
+
+
+def _write(
+    benchmark: Benchmark | LanguageBenchmark | DeviceBenchmark,
+    directory: Path,
+    preset: str,
+    tables: Sequence[str],
+    peers: Mapping[str, str | None] = MappingProxyType({}),
+    config: Schema | None = None,
+) -> None:
+    """The named tables of a benchmark, and how they came about; ``peers`` are versions to add."""
     stamp = benchmark.stamp
-    names = ("populations", "phases", "machine")
-    write_folder(
-        directory,
-        {f"{name}.csv": getattr(benchmark, name) for name in names},
-        {
-            "preset": "device_benchmark",
-            "seeds": [],
-            "device": stamp.device,
-            "versions": stamp.versions,
-            "source": stamp.source,
-        },
-    )
+    fields = {
+        "preset": preset,
+        "seeds": [],
+        "device": stamp.device,
+        "versions": stamp.versions | dict(peers),
+        "source": stamp.source,
+    }
+    if config is not None:
+        fields["configuration"] = config.model_dump(mode="json")
+    write_folder(directory, {f"{name}.csv": getattr(benchmark, name) for name in tables}, fields)
