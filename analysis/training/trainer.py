@@ -117,15 +117,14 @@ class PopulationTrainer:
         batch = self.batch(drawn, update)
         per_minibatch = config.num_prompts // config.num_minibatches
         firsts = list(range(0, config.num_prompts, per_minibatch)) * config.num_iterations
+        derive = partial(self.gradient, measure=measure)
         logged = []
         for step, first in enumerate(firsts):
             part = batch.of_prompts(slice(first, first + per_minibatch))
             if measure and step == 0:
                 cosines = self._kl_cosine(part, drawn.pasts, update)
-            derive = partial(self.gradient, measure=measure)
-            pasts = None if step else drawn.pasts
-            name = ("gradient", measure)
-            output, gradient = self.launch(name, derive, part, pasts, passing=True)
+            given = (part, None if step else drawn.pasts)
+            output, gradient = self.launch(("gradient", measure), derive, *given, passing=True)
             clipped = clip_rows(gradient, config.max_grad_norm)
             self._freeze_failed(update, step, output, gradient, clipped.norms)
             self.optimizer.step(clipped.gradient, self.frozen)

@@ -126,7 +126,7 @@ def test_arithmetic_is_asked_and_scored_through_a_tokenizer(monkeypatch, name):
         def decode(self, tokens):
             return "".join(map(chr, tokens))
 
-    monkeypatch.setattr(questions, "_tokenizer", lambda folder: Characters())
+    monkeypatch.setattr(questions, "tokenizer_of", lambda folder: Characters())
     task = questions.arithmetic_task(ArithmeticTask(name=name, pool=20, shots=2), None)
     prompt = task.prompts(torch.tensor([[[0.3]]]))
     text = "".join(chr(c) for c in prompt[0, 0].tolist() if c != PAD)

@@ -9,11 +9,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis.experiments.language_models.checkpoints import needed
 from analysis.experiments.language_models.config import ArithmeticTask
 from analysis.training.pretrained.tasks import TextTask
+
+#: What ends an answer.
+LINE = "\n"
+
+
+class Question(NamedTuple):
+    """A question of the pool."""
+
+    text: str  #: solved ones first, up to the equals sign
+    answer: str
+    entry: dict[str, Any]  #: as reasoning-gym made it
+
+
+def questions_of(config: ArithmeticTask) -> list[Question]:
+    """The pool, no question twice.
+
+    Raises:
+        ValueError: the extra ``lm`` is not installed.
+    """
+    shots = _dataset(config, config.shots, config.seed + 1) if config.shots else []
+    solved = "".join(f"{_left_side(shot)} {shot['answer']}{LINE}" for shot in shots)
+    pool = {_left_side(entry): entry for entry in _dataset(config, config.pool, config.seed)}
+    return [Question(solved + left, entry["answer"], entry) for left, entry in pool.items()]
 
 
 def arithmetic_task(config: ArithmeticTask, folder: Path) -> TextTask:
@@ -25,39 +48,45 @@ def arithmetic_task(config: ArithmeticTask, folder: Path) -> TextTask:
     Raises:
         ValueError: the extra ``lm`` is not installed, or the folder holds no tokenizer.
     """
-    tokenizer = _tokenizer(folder)
-    dataset = _dataset(config, config.pool, config.seed)
-    shots = list(_dataset(config, config.shots, config.seed + 1)) if config.shots else []
-    solved = "".join(f"{_left_side(shot)} {shot['answer']}\n" for shot in shots)
-    pool = list({_left_side(entry): entry for entry in dataset}.values())  # none twice
+    tokenizer = tokenizer_of(folder)
+    dataset, pool = _dataset(config, config.pool, config.seed), questions_of(config)
 
     @cache
     def score(place: int, text: str) -> float:
-        return float(dataset.score_answer(text, pool[place]))
+        return float(dataset.score_answer(text, pool[place].entry))
 
     def verify(place: int, tokens: Sequence[int]) -> float:
         return score(place, tokenizer.decode(tokens).strip())
 
-    end_of_line = tokenizer("1 + 1 = 2\n")["input_ids"][-1]
     return TextTask(
-        [tokenizer(solved + _left_side(entry))["input_ids"] for entry in pool],
+        [tokenizer(question.text)["input_ids"] for question in pool],
         verify,
-        end_tokens=[end_of_line],
+        end_tokens=[end_of_line(tokenizer)],
         completion_length=config.completion_length,
     )
 
 
-def _left_side(entry: dict[str, Any]) -> str:
-    return f"{entry['metadata']['expression']} ="
+def end_of_line(tokenizer: Any) -> int:
+    """The token that ends an answer."""
+    return tokenizer(f"1 + 1 = 2{LINE}")["input_ids"][-1]
 
 
-def _tokenizer(folder: Path) -> Any:
+def tokenizer_of(folder: Path) -> Any:
+    """The tokenizer of the model in ``folder``.
+
+    Raises:
+        ValueError: the extra ``lm`` is not installed, or the folder holds none.
+    """
     transformers = needed("transformers", "lm")
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(f"{folder} holds no tokenizer ({reason})") from None
+
+
+def _left_side(entry: dict[str, Any]) -> str:
+    return f"{entry['metadata']['expression']} ="
 
 
 def _dataset(config: ArithmeticTask, size: int, seed: int) -> Any:

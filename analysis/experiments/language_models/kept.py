@@ -1,0 +1,274 @@
+r"""What a policy trained on one task still is elsewhere: the KL term's purpose, measured.
+
+Members of the recorded populations on the language model are trained again, then read at states
+that the *reference* visits: its own completions of questions of the task and of others
+(:mod:`analysis.experiments.language_models.skills`). The mean over them of
+
+.. math:: \mathrm{KL}(\pi_{\mathrm{ref}} \Vert \pi_\theta)(s) =
+    E_{a \sim \pi_{\mathrm{ref}}}[\log \pi_{\mathrm{ref}}(a|s) - \log \pi_\theta(a|s)]
+
+is by how many nats a token what the reference would say has become less likely. Where there is a
+right answer, the probability that the policy gives it is exact too: no answer is sampled.
+
+The recorded table of the book is made, member by member, in an hour and a half on two cores by::
+
+    python -c "from analysis.experiments.language_models import kept; kept.record()"
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+import safetensors.torch
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+import analysis
+from analysis.experiments.ablations import recording
+from analysis.experiments.ablations.ablation import tidy
+from analysis.experiments.ablations.departures import differing
+from analysis.experiments.ablations.folders import (
+    as_written,
+    read_manifest,
+    read_table,
+    write_folder,
+)
+from analysis.experiments.ablations.presets import Preset
+from analysis.experiments.ablations.stamp import current_stamp
+from analysis.experiments.language_models.checkpoints import folder_of
+from analysis.experiments.language_models.config import LanguageConfig
+from analysis.experiments.language_models.presets import FRONT, SHORT
+from analysis.experiments.language_models.questions import arithmetic_task, tokenizer_of
+from analysis.experiments.language_models.skills import Skill, skills_of
+from analysis.files import replace_file, require_writable
+from analysis.kl.divergences import forward_kl, reverse_kl
+from analysis.training.config import Member
+from analysis.training.pretrained.llama import LlamaPolicy
+from analysis.training.pretrained.lora import Adapters
+from analysis.training.pretrained.setting import pretrained_setting
+from analysis.training.pretrained.tasks import TextTask
+from analysis.training.pretrained.weights import Llama, load_llama
+from analysis.training.randomness import uniforms
+from analysis.training.rollout import completion_inputs, sample, token_logp
+from analysis.training.setting import Setting
+from analysis.training.trainer import PopulationTrainer
+
+RECORDED = Path(analysis.__path__[0]).parent / "results" / "smollm2_kept_cpu"
+#: States whose vocabularies are summed at a time.
+STATES = 256
+
+#: Recorded populations, and those of their arms that are read: no KL term and the four leashes
+#: that hold, each at two lengths where there are two.
+ARMS: dict[str, tuple[Preset, tuple[tuple[str, float], ...]]] = {
+    "smollm2_short": (
+        SHORT,
+        (
+            ("none", 0.0),
+            ("k2_loss", 0.3),
+            ("k3_loss", 0.3),
+            ("exact_loss", 0.3),
+            ("k1_reward", 0.3),
+        ),
+    ),
+    "smollm2_front": (
+        FRONT,
+        (("k3_loss", 0.1), ("exact_loss", 0.5), ("k1_reward", 0.5)),
+    ),
+}
+
+#: Written before any member was read.
+PREDICTIONS = (
+    "Without a KL term the policy leaves the reference at states of the other skills too.",
+    "The less a skill is like the task, the less: the task, products, capitals and opposites, "
+    "instructions.",
+    "A leash on the task is one elsewhere: each arm that holds keeps the policy nearer to the "
+    "reference on every skill than no KL term.",
+    "At equal reverse KL on the task, k3 as a loss keeps more of what the reference says than the "
+    "exact KL: what it descends is the forward KL.",
+    "The probability of a right capital or opposite falls by less than 0.05 in every arm.",
+)
+
+
+class Probe:
+    """One skill: what the reference says to its questions, and the right answers.
+
+    Args:
+        model: the frozen weights.
+        config: of the run: the size of its adapters, the temperature.
+        skill: the questions.
+        seed: of the reference's completions.
+    """
+
+    def __init__(self, model: Llama, config: LanguageConfig, skill: Skill, seed: int):
+        self.name = skill.name
+        task = TextTask(
+            skill.prompts,
+            lambda place, tokens: 0.0,  # completions are read, not scored
+            end_tokens=[skill.end],
+            completion_length=skill.longest,
+        )
+        self.policy = LlamaPolicy(model, config.lora, config.forward, task.shared)
+        self.temperature = config.temperature
+        count = len(skill.prompts)
+        each_once = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+        self.prompts = task.prompts(each_once.view(1, -1, 1))
+        shape = (1, count, skill.group_size, skill.longest)
+        noise = torch.from_numpy(uniforms(seed, "sampling", 0, shape)).to(config.dtype)
+        said = sample(self.policy, {}, task, self.prompts, noise, config.temperature)
+        self.inputs, self.mask = said.inputs, said.mask
+        self.ref_logits = self._logits({}, self.inputs)[self.mask]
+        self.answers = None
+        if skill.answers is not None:
+            self.answers, self.answered = _padded(skill.answers, skill.end)
+            self.opened = completion_inputs(self.answers, task.opening)
+
+    @torch.no_grad()
+    def read(self, adapters: Adapters) -> dict[str, float | str]:
+        """``forward_kl`` and ``reverse_kl``, means over the reference's states (nats per token),
+        and ``right``, the mean probability of the right answer; NaN where there is none."""
+        logits = self._logits(adapters, self.inputs)[self.mask]
+        both = list(zip(logits.split(STATES), self.ref_logits.split(STATES), strict=True))
+        means = {
+            kl.__name__: torch.cat([kl(*(part.double() for part in pair)) for pair in both])
+            for kl in (forward_kl, reverse_kl)
+        }
+        return {
+            "skill": self.name,
+            "states": len(logits),
+            **{name: values.mean().item() for name, values in means.items()},
+            "right": self._right(adapters),
+        }
+
+    def _right(self, adapters: Adapters) -> float:
+        if self.answers is None:
+            return float("nan")
+        logits = self._logits(adapters, self.opened)
+        logp = token_logp(logits, self.answers, temperature=1.0)
+        return torch.where(self.answered, logp, 0.0).sum(dim=-1).exp().mean().item()
+
+    def _logits(self, adapters: Adapters, inputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.policy.logits(adapters, self.prompts, inputs) / self.temperature
+
+
+def _padded(answers: Sequence[Sequence[int]], end: int) -> tuple[Tensor, Tensor]:
+    """Answers [1, P, 1, T], filled with ``end``, and which of their tokens are theirs."""
+    longest = max(map(len, answers))
+    rows = torch.tensor([[*answer, *[end] * (longest - len(answer))] for answer in answers])
+    lengths = torch.tensor([len(answer) for answer in answers])
+    own = torch.arange(longest) < lengths.unsqueeze(-1)
+    return rows[None, :, None], own[None, :, None]
+
+
+class School(NamedTuple):
+    """A model, its task, and the probes."""
+
+    setting: Setting
+    probes: list[Probe]
+
+
+@cache
+def school() -> School:
+    """Of the recorded populations, which share model and task.
+
+    Raises:
+        ValueError: the model or an optional package cannot be had.
+    """
+    config = SHORT.config
+    folder = folder_of(config.model)
+    model = load_llama(folder, config.dtype, "cpu")
+    setting = pretrained_setting(config, model, arithmetic_task(config.task, folder))
+    probed = skills_of(config.task, tokenizer_of(folder))
+    probes = [Probe(model, config, skill, seed) for seed, skill in enumerate(probed)]
+    return School(setting, probes)
+
+
+def members(seeds: Iterable[int] = SHORT.seeds) -> list[tuple[str, Member]]:
+    """The recording and the member, seed by seed."""
+    return [
+        (name, member)
+        for seed in seeds
+        for name, (preset, arms) in ARMS.items()
+        for member in preset.members
+        if member.seed == seed and (member.arm.name, member.arm.beta) in arms
+    ]
+
+
+def trained(of: tuple[str, Member], work: Path) -> Path:
+    """A file with the adapters of a recorded member, trained again unless ``work`` has it.
+
+    Beside them stands how many numbers of its curves differ from the recorded ones.
+    """
+    name, member = of
+    file = work / f"{member.arm.name}_{member.arm.beta:g}_{member.seed}.safetensors"
+    if not file.is_file():
+        torch.set_num_threads(1)
+        trainer = PopulationTrainer(ARMS[name][0].config, [member], school().setting)
+        curves = as_written(tidy(trainer.run()))
+        both = recording.compared(recording.load(recording.folder_of(name)).curves, curves)
+        result = {
+            "adapters": trainer.weights.detach(),
+            "differing": torch.tensor(len(differing(both))),
+        }
+        replace_file(file, safetensors.torch.save(result))
+    return file
+
+
+def record(seeds: Sequence[int] = SHORT.seeds, *, processes: int = 2) -> None:
+    """Train and read the members of some seeds, and seal the table; members once read are kept.
+
+    Raises:
+        ValueError: the model or an optional package cannot be had.
+    """
+    stamp = current_stamp(SHORT.config)
+    work = Path("sweeps") / f"kept-{stamp.source[:12]}"
+    require_writable(work)
+    chosen = members(seeds)
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        files = pool.map(partial(trained, work=work), chosen)
+        states = [safetensors.torch.load_file(f) for f in tqdm(files, total=len(chosen))]
+    setting, probes = school()
+    rows = []
+    for (_, member), state in zip(chosen, states, strict=True):
+        adapters = setting.policy.unflatten(state["adapters"])
+        fields = {"arm": member.arm.name, "beta": member.arm.beta, "seed": member.seed}
+        rows += [fields | probe.read(adapters) for probe in probes]
+    tables = {
+        "kept.csv": pd.DataFrame(rows),
+        "reference.csv": pd.DataFrame([probe.read({}) for probe in probes]),
+    }
+    fields = {
+        "preset": "smollm2_kept",
+        "seeds": list(seeds),
+        "device": stamp.device,
+        "versions": stamp.versions,
+        "source": stamp.source,
+        "differing": sum(int(state["differing"]) for state in states),
+        "predictions": list(PREDICTIONS),
+        "configuration": {n: preset.model_dump(mode="json") for n, (preset, _) in ARMS.items()},
+    }
+    write_folder(RECORDED, tables, fields)
+
+
+class Kept(NamedTuple):
+    """The recorded tables."""
+
+    members: pd.DataFrame  #: one row per member and skill
+    reference: pd.DataFrame  #: one row per skill
+
+
+def recorded() -> Kept:
+    """The recorded tables, after checking them against their manifest.
+
+    Raises:
+        ValueError: one is missing or is not the one that was recorded.
+    """
+    read_manifest(RECORDED)
+    return Kept(*(read_table(RECORDED / f"{name}.csv") for name in ("kept", "reference")))
