@@ -13,6 +13,7 @@ from analysis.errors import Refused
 from analysis.experiments.benchmark import device as device_benchmark
 from analysis.experiments.benchmark import language, recorded
 from analysis.experiments.benchmark.contenders import TRL_PYTHON, trl_version
+from analysis.experiments.benchmark.journal import Journal
 from analysis.experiments.benchmark.measure import (
     BenchmarkConfig,
     floors,
@@ -35,7 +36,8 @@ def bench(
     """Time the population, a plain trainer and TRL in turns, and what the machine does at best.
 
     Takes some minutes and two cores; keep the machine otherwise idle. TRL is timed if the Python
-    named by KL_TERM_TRL_PYTHON, or this one, can import it.
+    named by KL_TERM_TRL_PYTHON, or this one, can import it. Each finished round is kept: if it is
+    stopped, the same command goes on.
 
     Args:
         rounds: turns of each contender, on the CPU.
@@ -63,16 +65,22 @@ def bench(
         version = trl_version()
         config = BenchmarkConfig(rounds=rounds, widths=widths, with_trl=version is not None)
         print(f"TRL {version or f'not found: name a Python that has it in {TRL_PYTHON}'}")
-        benchmark = run(config, lambda text: print(text, file=sys.stderr))
+        journal = Journal(directory)
+        benchmark = run(config, _say, journal)
     except ValueError as error:
         raise Refused(str(error)) from None
     recorded.save(benchmark, directory)
+    journal.end()
     table, relative = medians(benchmark), ratios(benchmark)
     columns = ["ms", "low", "high", "tokens"]
     print(table.set_index(["width", "contender"])[columns].round(1).to_string())
     print(relative.drop(columns="kind").set_index(["width", "contender"]).round(2).to_string())
     print(floors(benchmark).round(2).to_string(index=False))
     print(f"written to {directory}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _with_weights(config: LanguageConfig, weights: str | None) -> LanguageConfig:
@@ -87,13 +95,13 @@ def _bench_device(
     loads = device_benchmark.tiny_loads(widths=widths)
     if language_config is not None:
         loads.append(device_benchmark.Load("SmolLM2-135M adapters", language_config, 24, updates=5))
+    journal = Journal(directory)
     try:
-        benchmark = device_benchmark.run(
-            loads, torch.device("cuda"), lambda text: print(text, file=sys.stderr)
-        )
+        benchmark = device_benchmark.run(loads, torch.device("cuda"), _say, journal)
     except ValueError as error:
         raise Refused(str(error)) from None
     recorded.save_device(benchmark, directory)
+    journal.end()
     for table in (benchmark.populations, benchmark.phases, benchmark.machine):
         print(table.round(3).to_string(index=False))
     print(f"written to {directory}")
@@ -109,12 +117,12 @@ def _bench_language(
     folder = folder or recorded.RECORDED_LANGUAGE
     if device == "cpu":
         torch.set_num_threads(1)
+    journal = Journal(folder)
     try:
-        benchmark = language.run(
-            config, torch.device(device), members, rounds, lambda text: print(text, file=sys.stderr)
-        )
+        benchmark = language.run(config, torch.device(device), members, rounds, _say, journal)
     except ValueError as error:
         raise Refused(str(error)) from None
     recorded.save_language(benchmark, folder)
+    journal.end()
     print(language.summary(benchmark).round(2).to_string(index=False))
     print(f"written to {folder}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import pytest
 import torch
 
+from analysis.experiments.benchmark.journal import Journal
 from analysis.experiments.benchmark.plain import BETA
 from analysis.experiments.language_models.presets import SMOKE
 from analysis.training.arms import Arm
@@ -85,7 +87,9 @@ def test_both_take_turns_on_one_model(tmp_path, task, plain, monkeypatch):
     llama = load_llama(tmp_path, torch.float32)
     monkeypatch.setattr(language, "setting_of", lambda *_: pretrained_setting(config, llama, task))
     heard = []
-    benchmark = language.run(config, torch.device("cpu"), (1, 3), 2, heard.append)
+    of_all = (config, torch.device("cpu"), (1, 3), 2)
+    journal = Journal(tmp_path / "benchmark")
+    benchmark = language.run(*of_all, heard.append, journal)
     rounds = benchmark.rounds
     assert len(heard) == 9 and rounds["round"].to_list() == [0, 0, 0, 1, 1, 1]
     assert set(zip(rounds["contender"], rounds["members"], strict=True)) == {
@@ -94,3 +98,6 @@ def test_both_take_turns_on_one_model(tmp_path, task, plain, monkeypatch):
         ("population", 3),
     }
     assert (rounds["seconds"] > 0).all()
+    kept = []
+    pd.testing.assert_frame_equal(language.run(*of_all, kept.append, journal).rounds, rounds)
+    assert kept == ["round 1 (kept)", "round 2 (kept)"]

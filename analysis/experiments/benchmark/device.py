@@ -20,6 +20,7 @@ import torch
 from analysis.experiments.ablations.settings import PopulationConfig, setting_of
 from analysis.experiments.ablations.stamp import Stamp, current_stamp
 from analysis.experiments.benchmark.contenders import LARGEST
+from analysis.experiments.benchmark.journal import Journal, Unwritten
 from analysis.experiments.benchmark.worker import members_in_turn
 from analysis.training import graphs
 from analysis.training.optimizer import clip_rows
@@ -62,26 +63,35 @@ def tiny_loads(
 
 
 def run(
-    loads: Sequence[Load], device: torch.device, say: Callable[[str], None] = lambda text: None
+    loads: Sequence[Load],
+    device: torch.device,
+    say: Callable[[str], None] = lambda text: None,
+    journal: Journal | None = None,
 ) -> DeviceBenchmark:
     """Time the machine, then every load, on CUDA also with its launches in graphs.
+
+    Args:
+        loads: populations.
+        device: all run on it.
+        say: hears of each load.
+        journal: keeps each finished load; those that it holds are not timed again.
 
     Raises:
         ValueError: a model of a load cannot be had.
     """
+    journal = Unwritten() if journal is None else journal
     stamp = current_stamp(loads[0].config, device)
+    journal.begin(stamp, loads)
     populations, phases = [], []
     for load in loads:
-        say(f"{load.name}, {load.members} members")
-        rows, spent = _timed(load, device)
-        populations += rows
-        phases += [
-            {"name": load.name, "members": load.members, "phase": phase, "ms": ms}
-            for phase, ms in spent.items()
-        ]
-    return DeviceBenchmark(
-        pd.DataFrame(populations), pd.DataFrame(phases), machine_rates(device), stamp
-    )
+        name = f"{load.name}, {load.members} members"
+        say(f"{name}{' (kept)' if journal.holds(name) else ''}")
+        timed = journal.part(name, partial(_timed, load, device))
+        populations += timed["populations"]
+        phases += timed["phases"]
+    machine = journal.part("machine", lambda: machine_rates(device).to_dict("records"))
+    tables = (pd.DataFrame(rows) for rows in (populations, phases, machine))
+    return DeviceBenchmark(*tables, stamp)
 
 
 def machine_rates(
@@ -99,14 +109,19 @@ def machine_rates(
     return pd.DataFrame(rows).assign(bytes_per_second=2 * copied / seconds)
 
 
-def _timed(load: Load, device: torch.device) -> tuple[list[dict[str, object]], dict[str, float]]:
+def _timed(load: Load, device: torch.device) -> dict[str, list[dict[str, object]]]:
     """Of a whole update, called directly and from graphs, and milliseconds of its phases."""
     setting = setting_of(load.config, device)
     spent: dict[str, float] = {}
-    rows = [_row(load, setting, spent, graphed=False)]
+    populations = [_row(load, setting, spent, graphed=False)]
     if device.type in graphs.RECORDERS:
-        rows.append(_row(load, setting, None, graphed=True))
-    return rows, {phase: 1e3 * seconds / load.updates for phase, seconds in spent.items()}
+        populations.append(_row(load, setting, None, graphed=True))
+    fields = {"name": load.name, "members": load.members}
+    phases = [
+        {**fields, "phase": phase, "ms": 1e3 * seconds / load.updates}
+        for phase, seconds in spent.items()
+    ]
+    return {"populations": populations, "phases": phases}
 
 
 def _row(

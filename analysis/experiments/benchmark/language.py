@@ -7,6 +7,7 @@ measures nothing. The device is the machine's first; threads are those of the pr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import pandas as pd
@@ -15,6 +16,7 @@ import torch
 from analysis.experiments.ablations.settings import setting_of
 from analysis.experiments.ablations.stamp import Stamp, current_stamp
 from analysis.experiments.benchmark.device import seconds_of
+from analysis.experiments.benchmark.journal import Journal, Unwritten
 from analysis.experiments.benchmark.measure import median_interval
 from analysis.experiments.benchmark.plain_llama import PlainLlamaTrainer
 from analysis.experiments.benchmark.worker import members_in_turn
@@ -40,30 +42,73 @@ def run(
     members: Sequence[int],
     rounds: int,
     say: Callable[[str], None] = lambda text: None,
+    journal: Journal | None = None,
 ) -> LanguageBenchmark:
     """Time populations of so many members, and one run on transformers.
+
+    Args:
+        config: of a member.
+        device: all run on it.
+        members: one population each.
+        rounds: turns of each contender.
+        say: hears of each turn.
+        journal: keeps each finished round; rounds that it holds are not measured again.
 
     Raises:
         ValueError: the model or a package cannot be had.
     """
+    journal = Unwritten() if journal is None else journal
     transformers = needed("transformers", "lm")
-    stamp, setting = current_stamp(config, device), setting_of(config, device)
-    folder = folder_of(config.model)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=config.dtype)
-    plain = PlainLlamaTrainer(model.to(device), config, setting.task, seed=0)
-    contenders = {(PLAIN, 1): plain.update}
-    for count in members:
-        trainer = PopulationTrainer(config, members_in_turn(count), setting)
-        contenders["population", count] = trainer.advance
+    stamp = current_stamp(config, device)
+    journal.begin(stamp, (config, tuple(members), transformers.__version__))
+    names = [f"round {number + 1}" for number in range(rounds)]
+    updates: dict[tuple[str, int], Callable[[], object]] = {}
+    if any(not journal.holds(name) for name in names):
+        updates = _contenders(config, device, members)
+        _turns(updates, 1, device, partial(_heard, say, "warm-up"))
     rows = []
-    for number in range(-1, rounds):  # the first does not count
-        for (name, count), update in contenders.items():
-            say(f"{name}, {count} members: {'warm-up' if number < 0 else f'round {number + 1}'}")
-            updates = 1 if number < 0 else config.log_every
-            seconds = seconds_of(update, updates, device) / (count * updates)
-            row = {"round": number, "contender": name, "members": count, "seconds": seconds}
-            rows += [row] if number >= 0 else []
+    for number, name in enumerate(names):
+        if journal.holds(name):
+            say(f"{name} (kept)")
+        turns = partial(_turns, updates, config.log_every, device, partial(_heard, say, name))
+        rows += [{"round": number} | row for row in journal.part(name, turns)]
     return LanguageBenchmark(config, pd.DataFrame(rows), stamp, transformers.__version__)
+
+
+def _contenders(
+    config: LanguageConfig, device: torch.device, members: Sequence[int]
+) -> dict[tuple[str, int], Callable[[], object]]:
+    """By name and number of members, what trains one update."""
+    setting = setting_of(config, device)
+    transformers = needed("transformers", "lm")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder_of(config.model), dtype=config.dtype
+    )
+    plain = PlainLlamaTrainer(model.to(device), config, setting.task, seed=0)
+    populations = {
+        ("population", count): PopulationTrainer(config, members_in_turn(count), setting).advance
+        for count in members
+    }
+    return {(PLAIN, 1): plain.update, **populations}
+
+
+def _turns(
+    updates: dict[tuple[str, int], Callable[[], object]],
+    count: int,
+    device: torch.device,
+    say: Callable[[str], None],
+) -> list[dict[str, object]]:
+    """Everyone's turn of so many updates."""
+    rows = []
+    for (name, members), update in updates.items():
+        say(f"{name}, {members} members")
+        seconds = seconds_of(update, count, device) / (members * count)
+        rows.append({"contender": name, "members": members, "seconds": seconds})
+    return rows
+
+
+def _heard(say: Callable[[str], None], turn: str, text: str) -> None:
+    say(f"{text}: {turn}")
 
 
 def summary(benchmark: LanguageBenchmark) -> pd.DataFrame:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ from analysis.experiments.ablations.stamp import Stamp, current_stamp
 from analysis.experiments.ablations.summaries import RESAMPLES
 from analysis.experiments.benchmark.contenders import LARGEST, Contender, Crew
 from analysis.experiments.benchmark.counting import generated_tokens, member_update
+from analysis.experiments.benchmark.journal import Journal, Unwritten
 from analysis.experiments.benchmark.worker import phase_shares, population
 from analysis.training.schema import Schema
 
@@ -70,33 +72,61 @@ def _updates(members: int) -> int:
     return WINDOW * max(1, 8 // members)
 
 
-def run(config: BenchmarkConfig, say: Callable[[str], None] = lambda text: None) -> Benchmark:
+def run(
+    config: BenchmarkConfig,
+    say: Callable[[str], None] = lambda text: None,
+    journal: Journal | None = None,
+) -> Benchmark:
     """Time everything, width by width; contenders alternate within a round.
+
+    Args:
+        config: what is measured.
+        say: hears of each round.
+        journal: keeps each finished round; rounds that it holds are not measured again.
 
     Raises:
         ValueError: a contender does not start.
     """
-    timed, machine, phases = [], [], []
+    journal = Unwritten() if journal is None else journal
     stamp = current_stamp(LARGEST, threads=1)
+    journal.begin(stamp, config.model_copy(update={"rounds": 1}))
+    rounds, phases = [], []
     for width in config.widths:
-        with crews(contenders(config, width)) as everyone:
-            for number in range(config.rounds):
-                say(f"width {width}: round {number + 1} of {config.rounds}")
-                for crew in everyone:
-                    contender, turn = crew.contender, crew.turn()
-                    if contender.kind == "machine":
-                        rates = pd.DataFrame(turn.said).sum().to_dict()
-                        machine.append(
-                            {"round": number, "width": width, "processes": contender.processes}
-                            | rates
-                        )
-                        continue
-                    fields = contender.model_dump(exclude={"updates"})
-                    fields |= {"contender": contender.name, "seconds": turn.seconds}
-                    timed.append({"round": number} | fields)
-        phases += _phases(width, max(config.members))
-    tables = (pd.DataFrame(rows) for rows in (timed, machine, phases))
-    return Benchmark(config, *tables, stamp)
+        names = [f"width {width} round {number + 1}" for number in range(config.rounds)]
+        missing = any(not journal.holds(name) for name in names)
+        with crews(contenders(config, width) if missing else []) as everyone:
+            for number, name in enumerate(names):
+                say(f"{name} of {config.rounds}{' (kept)' if journal.holds(name) else ''}")
+                rounds.append(journal.part(name, partial(_round, everyone, number)))
+        timed_by_phase = partial(_phases, width, max(config.members))
+        phases += journal.part(f"width {width} phases", timed_by_phase)
+    tables = [
+        pd.DataFrame([row for part in rounds for row in part[name]]) for name in Round._fields
+    ]
+    return Benchmark(config, *tables, pd.DataFrame(phases), stamp)
+
+
+class Round(NamedTuple):
+    """Rows of one round, as in :class:`Benchmark`."""
+
+    timed: list[dict[str, Any]]
+    machine: list[dict[str, Any]]
+
+
+def _round(everyone: Sequence[Crew], number: int) -> dict[str, Any]:
+    """Everyone's turn."""
+    done = Round([], [])
+    for crew in everyone:
+        contender, turn = crew.contender, crew.turn()
+        if contender.kind == "machine":
+            rates = pd.DataFrame(turn.said).sum().to_dict()
+            fields = {"width": contender.width, "processes": contender.processes}
+            done.machine.append({"round": number, **fields, **rates})
+        else:
+            fields = contender.model_dump(exclude={"updates"})
+            fields |= {"contender": contender.name, "seconds": turn.seconds}
+            done.timed.append({"round": number, **fields})
+    return done._asdict()
 
 
 @contextlib.contextmanager
