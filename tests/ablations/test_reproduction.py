@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,8 +47,7 @@ def small_ablation() -> Ablation:
 def recorded(small_ablation: Ablation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a recording, in a catalogue and a folder of results of its own."""
     monkeypatch.setattr(recording, "RESULTS", tmp_path)
-    for module in (catalogue, reproduction):
-        monkeypatch.setattr(module, "CATALOGUE", {"small": small})
+    monkeypatch.setattr(catalogue, "CATALOGUE", {"small": small})
     recording.save(small_ablation, tmp_path / "small_cpu")
     return tmp_path / "small_cpu"
 
@@ -86,6 +86,14 @@ def train_differently(monkeypatch: pytest.MonkeyPatch, *, after: int) -> None:
                     self.weights.mul_(1.1)
 
     monkeypatch.setattr(ablation, "PopulationTrainer", Doctored)
+
+
+def test_all_recordings_are_found_whatever_they_are_called(recorded, tmp_path):
+    shutil.copytree(recorded, tmp_path / "another_name")
+    (tmp_path / "no_recording").mkdir()
+    assert reproduction.find() == [tmp_path / "another_name", recorded]
+    (recorded / "curves.csv").unlink()  # it is still one, and damaged
+    assert recorded in reproduction.find()
 
 
 def test_a_recording_agrees_to_every_digit(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, ValidationError, validate_call
+from pydantic import ConfigDict, Field, ValidationError, validate_call
 
 from analysis.checks import check_choice
 from analysis.experiments.ablations.methods import (
@@ -122,23 +122,35 @@ CATALOGUE: dict[str, Callable[..., Preset]] = {
 }
 
 
+#: A parameter that every preset has: the first of its seeds, which follow each other. A range that
+#: no other preset uses makes a second, independent sample of the same members.
+FIRST_SEED = "first_seed"
+
+
 def make_preset(name: str, overrides: Mapping[str, Any]) -> Preset:
-    """The preset of that name, some of its parameters replaced.
+    """The preset of that name, some of its parameters replaced; ``first_seed`` is one of each.
 
     Raises:
         ValueError: an unknown preset or parameter, or a value that does not fit.
     """
     check_choice("preset", name, CATALOGUE)
     factory = CATALOGUE[name]
-    known = inspect.signature(factory).parameters
+    known = (*inspect.signature(factory).parameters, FIRST_SEED)
     for parameter in overrides:
         check_choice(f"parameter of preset {name!r}", parameter, known)
+    own = {parameter: value for parameter, value in overrides.items() if parameter != FIRST_SEED}
     try:
-        return validate_call(factory, config=ConfigDict(allow_inf_nan=False))(**overrides)
+        preset = validate_call(factory, config=ConfigDict(allow_inf_nan=False))(**own)
+        return _from_seed(preset, **overrides) if FIRST_SEED in overrides else preset
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise ValueError(f"preset {name!r}: {place}: {first['msg']}") from None
+
+
+@validate_call
+def _from_seed(preset: Preset, *, first_seed: Annotated[int, Field(ge=0)], **_: Any) -> Preset:
+    return preset.model_copy(update={"seeds": fresh_seeds(first_seed, len(preset.seeds))})
 
 
 def _resized(preset: Preset, num_seeds: int, updates: int) -> Preset:

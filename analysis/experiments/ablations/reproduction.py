@@ -6,6 +6,7 @@ all can be sealed: the recording then also counts as one of the code as it is no
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Sequence
@@ -18,7 +19,6 @@ import pandas as pd
 from analysis.checks import check_choice
 from analysis.experiments.ablations import recording
 from analysis.experiments.ablations.ablation import tidy, train
-from analysis.experiments.ablations.catalogue import CATALOGUE
 from analysis.experiments.ablations.departures import differing, first_departure, meaning, place
 from analysis.experiments.ablations.folders import (
     MANIFEST,
@@ -73,13 +73,13 @@ class Reproduction(NamedTuple):
 
 
 def find(names: Sequence[str] = ()) -> list[Path]:
-    """The folders of recorded populations, by name or path; without names, the catalogue's.
+    """The folders of recorded populations, by name or path; without names, all in ``results``.
 
     Raises:
         ValueError: there is none of that name, or it holds no population.
     """
-    folders = [recording.folder_of(preset) for preset in CATALOGUE]
-    recorded = [folder for folder in folders if (folder / MANIFEST).is_file()]
+    folders = sorted(manifest.parent for manifest in recording.RESULTS.glob(f"*/{MANIFEST}"))
+    recorded = [folder for folder in folders if _of_population(folder)]
     if not names and not recorded:
         raise ValueError(f"{recording.RESULTS} holds no recorded population: name a folder")
     return [_find(name, recorded) for name in names] if names else recorded
@@ -89,9 +89,13 @@ def _find(name: str, recorded: Sequence[Path]) -> Path:
     places = [p for p in (recording.RESULTS / name, Path(name)) if (p / MANIFEST).is_file()]
     if not places:
         check_choice("recording", name, [folder.name for folder in recorded])
-    if "curves.csv" not in read_manifest(places[0])["files"]:
+    if not _of_population(places[0]):
         raise ValueError(f"{name} holds no trained population: it has no curves.csv")
     return places[0]
+
+
+def _of_population(folder: Path) -> bool:
+    return "curves.csv" in json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
 
 
 def chosen(preset: Preset, count: int | None = None) -> tuple[Member, ...]:

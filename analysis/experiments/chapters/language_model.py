@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pandas as pd
 
 from analysis.experiments.ablations import summaries
+from analysis.experiments.language_models.kept import Kept
 from analysis.experiments.language_models.tail import ESTIMATORS
 
 
@@ -91,6 +92,40 @@ def reading_errors(table: pd.DataFrame) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
+
+
+def elsewhere(kept: Kept, finals: pd.DataFrame) -> pd.DataFrame:
+    """What trained members still are at states of the reference, beside their KL on the task.
+
+    Args:
+        kept: the recorded readings.
+        finals: one row per member of the populations that they are of.
+
+    Returns:
+        One row per member and skill: ``arm``, ``beta``, ``seed``, ``kl_estimator``, ``skill``;
+        ``on_task``, the exact reverse KL of the end of training; ``forward_kl`` of the skill;
+        ``right``, and ``gained``, what it is more than the reference's (both NaN where there is no
+        right answer).
+    """
+    keys = ["arm", "beta", "seed"]
+    of_task = finals[[*keys, "kl_estimator", "reverse_kl"]]
+    of_task = of_task.rename(columns={"reverse_kl": "on_task"})
+    members = kept.members.astype({"beta": float}).drop(columns=["reverse_kl", "states"])
+    start = members["skill"].map(kept.reference.set_index("skill")["right"])
+    table = members.assign(gained=members["right"] - start)
+    return table.merge(of_task, on=keys, validate="many_to_one")
+
+
+def by_skill(table: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
+    """:func:`~analysis.experiments.ablations.summaries.by_arm` of each skill, in their order.
+
+    Args:
+        table: from :func:`elsewhere`.
+        metrics: of its columns.
+    """
+    skills = table.groupby("skill", sort=False)
+    parts = [summaries.by_arm(rows, metrics).assign(skill=skill) for skill, rows in skills]
+    return pd.concat(parts, ignore_index=True)
 
 
 def seen(table: pd.DataFrame) -> pd.DataFrame:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
@@ -75,9 +77,47 @@ def readings(table: pd.DataFrame) -> Figure:
     return figure
 
 
-def _called(arm: str) -> str:
+def elsewhere(table: pd.DataFrame, shown: Sequence[tuple[str, float]]) -> Figure:
+    """How far policies are from the reference, one row a skill, one marker an arm.
+
+    Args:
+        table: of :func:`analysis.experiments.chapters.language_model.by_skill`.
+        shown: arm and beta of each marker, from the top; a larger marker for a larger beta.
+    """
+    skills = list(table["skill"].unique())
+    rows = table[table["metric"] == "forward_kl"].set_index(["arm", "beta", "skill"]).sort_index()
+    figure, axes = style.subplots(height=1.9 + 0.85 * len(skills))
+    for index, (arm, beta) in enumerate(shown):
+        look = style.line(*ARMS[arm])
+        look["label"] = _called(arm, beta)
+        rank = sum(other < beta for name, other in shown if name == arm)
+        values = rows.loc[(arm, beta)].loc[skills]
+        places = [place + 0.8 * ((index + 0.5) / len(shown) - 0.5) for place in range(len(skills))]
+        axes.errorbar(
+            values["iqm"],
+            places,
+            xerr=style.bars(values),
+            **look | {"linestyle": "none"},
+            markersize=6 + 4 * rank,
+            markerfacecolor=look["color"] if ARMS[arm][1] == "loss" else "white",
+        )
+    for place in range(1, len(skills)):
+        axes.axhline(place - 0.5, color="#E4E4E4", linewidth=0.8)
+    axes.grid(axis="y", visible=False)
+    axes.set_xscale("log")
+    axes.set_xlabel("KL of the reference from the policy (nats per token), log scale")
+    axes.set_yticks(range(len(skills)), skills)
+    axes.invert_yaxis()
+    axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=2)
+    return figure
+
+
+def _called(arm: str, beta: float | None = None) -> str:
     estimator, placement = ARMS[arm]
-    return f"{style.LABELS[estimator]}, {placement}"
+    if estimator == "none":
+        return style.LABELS[estimator]
+    name = f"{style.LABELS[estimator]}, {placement}"
+    return name if beta is None else f"{name}, $\\beta$={beta:g}"
 
 
 def seen(table: pd.DataFrame, tokens: float) -> Figure:

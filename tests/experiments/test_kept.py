@@ -1,0 +1,153 @@
+"""What a trained policy keeps of its reference, at states that the reference visits."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from analysis.experiments.language_models import kept
+from analysis.experiments.language_models.presets import FRONT, SHORT, SMOKE
+from analysis.experiments.language_models.skills import CAPITALS, OPPOSITES, SHOTS, Skill, skills_of
+from analysis.training.pretrained.weights import random_llama
+
+CONFIG = SMOKE.config.model_copy(update={"temperature": 0.8})
+END = 2
+PROMPTS = [[5, 6, 7, 9], [5, 8, 9], [5, 6, 3, 4, 9]]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return random_llama(SMOKE.config.model.llama, 0, torch.float32)
+
+
+def skill(answers=None, longest=3) -> Skill:
+    return Skill("a skill", PROMPTS, answers, END, longest, group_size=5)
+
+
+def far(probe: kept.Probe) -> dict[str, torch.Tensor]:
+    """Adapters of one member, far from the reference."""
+    generator = torch.Generator().manual_seed(1)
+    start = probe.policy.start()
+    weights = start + 0.7 * torch.randn(start.shape, generator=generator)
+    return probe.policy.unflatten(weights)
+
+
+def next_token(probe, adapters, prompt, said) -> torch.Tensor:
+    """Log-probs after a prompt and some tokens, one sequence at a time, nothing packed."""
+    prompts = torch.tensor(prompt[:-1]).view(1, 1, -1)
+    inputs = torch.tensor([prompt[-1], *said]).view(1, 1, 1, -1)
+    logits = probe.policy.logits(adapters, prompts, inputs)[0, 0, 0, -1]
+    return torch.log_softmax(logits.double() / CONFIG.temperature, dim=-1)
+
+
+def test_the_divergences_are_means_over_the_states_of_the_reference(model):
+    probe = kept.Probe(model, CONFIG, skill(), seed=0)
+    adapters = far(probe)
+    sums, states = {"forward_kl": 0.0, "reverse_kl": 0.0}, 0
+    for place, prompt in enumerate(PROMPTS):
+        for row, counted in zip(probe.inputs[0, place], probe.mask[0, place], strict=True):
+            for length in range(int(counted.sum())):
+                said = row[1 : length + 1].tolist()
+                logp, ref_logp = (next_token(probe, a, prompt, said) for a in (adapters, {}))
+                for a in range(len(logp)):
+                    ratio = (logp[a] - ref_logp[a]).item()
+                    sums["forward_kl"] -= ref_logp[a].exp().item() * ratio
+                    sums["reverse_kl"] += logp[a].exp().item() * ratio
+                states += 1
+    read = probe.read(adapters)
+    assert read["states"] == states
+    assert sums["forward_kl"] / states > 0.05
+    for name, total in sums.items():
+        assert read[name] == pytest.approx(total / states, rel=1e-4)
+    assert abs(read["forward_kl"] - read["reverse_kl"]) > 1e-3, "the two directions are told apart"
+
+
+def test_the_reference_has_kept_everything(model):
+    read = kept.Probe(model, CONFIG, skill([[4, END]] * 3), seed=0).read({})
+    assert read["forward_kl"] == read["reverse_kl"] == 0.0
+    assert math.isnan(kept.Probe(model, CONFIG, skill(), seed=0).read({})["right"])
+
+
+def test_the_states_are_those_that_the_reference_samples(model):
+    # Over many completions the frequency of each first token is its probability.
+    many = skill(longest=1)._replace(prompts=PROMPTS[:1], group_size=4000)
+    probe = kept.Probe(model, CONFIG, many, seed=0)
+    first = next_token(probe, {}, PROMPTS[0], []).exp()
+    two = kept.Probe(model, CONFIG, many._replace(longest=2), seed=0)
+    drawn = two.inputs[0, 0, :, 1]
+    counted = torch.bincount(drawn, minlength=len(first)) / len(drawn)
+    assert (counted - first).abs().max() < 4 * 0.5 / math.sqrt(len(drawn))
+
+
+def test_a_right_answer_has_the_probability_of_its_tokens(model):
+    answers = [[4, END], [7, 3, END], [END]]
+    probe = kept.Probe(model, CONFIG, skill(answers), seed=0)
+    adapters = far(probe)
+    expected = []
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        logps = [
+            next_token(probe, adapters, prompt, answer[:length])[token].item()
+            for length, token in enumerate(answer)
+        ]
+        expected.append(math.exp(sum(logps)))
+    assert probe.read(adapters)["right"] == pytest.approx(sum(expected) / 3, rel=1e-5)
+
+
+def test_all_answers_of_a_length_make_up_the_rest(model):
+    one = skill()._replace(prompts=PROMPTS[:1])
+    vocabulary = range(SMOKE.config.model.llama.vocab_size)
+    total = 0.0
+    for pair in itertools.product(vocabulary, repeat=2):
+        probe = kept.Probe(model, CONFIG, one._replace(answers=[list(pair)]), seed=0)
+        total += probe.read(far(probe))["right"]
+    assert total == pytest.approx(1.0, abs=1e-4)
+
+
+def test_members_are_recorded_ones_seed_by_seed():
+    chosen = kept.members(SHORT.seeds[:2])
+    arms = [len(arms) for _, arms in kept.ARMS.values()]
+    assert len(chosen) == 2 * sum(arms)
+    assert [member.seed for _, member in chosen] == sorted(member.seed for _, member in chosen)
+    known = {"smollm2_short": SHORT, "smollm2_front": FRONT}
+    for name, member in chosen:
+        assert member in known[name].members
+
+
+class Words:
+    """A tokenizer of characters, with a chat format."""
+
+    eos_token_id = 3
+
+    def __call__(self, text):
+        return {"input_ids": [ord(c) for c in text]}
+
+    def apply_chat_template(self, messages, *, add_generation_prompt, tokenize):
+        assert add_generation_prompt and not tokenize
+        return f"<{messages[0]['content']}>\n"
+
+
+def test_skills_ask_what_has_one_right_answer():
+    pytest.importorskip("reasoning_gym", reason="the extra lm is not installed")
+    found = {skill.name: skill for skill in skills_of(SHORT.config.task, Words())}
+    assert list(found) == ["the task", "products", "capitals", "opposites", "instructions"]
+    for name, each in found.items():
+        assert len({prompt[-1] for prompt in each.prompts}) == 1
+        assert len({tuple(prompt) for prompt in each.prompts}) == len(each.prompts)
+        assert (each.answers is None) == (name == "instructions")
+    text = "".join(map(chr, found["capitals"].prompts[0]))
+    assert text.count("\n") == SHOTS and text.endswith("\nGermany:")
+    assert "".join(map(chr, found["capitals"].answers[0])) == " Berlin\n"
+    for name in ("the task", "products"):
+        prompt, answer = found[name].prompts[0], found[name].answers[0]
+        asked = "".join(map(chr, prompt)).splitlines()[-1].rstrip(" =")
+        assert eval(asked) == int("".join(map(chr, answer)))
+
+
+@pytest.mark.parametrize("lines", [CAPITALS, OPPOSITES])
+def test_no_line_is_asked_twice_and_each_has_two_sides(lines):
+    pairs = [line.split(": ") for line in lines.strip().split("\n")]
+    assert all(len(pair) == 2 and all(pair) for pair in pairs)
+    assert len({left for left, _ in pairs}) == len({right for _, right in pairs}) == len(pairs)
