@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from analysis.experiments.ablations import presets
-from analysis.experiments.ablations.catalogue import CATALOGUE, make_preset
+from analysis.experiments.ablations.catalogue import CATALOGUE, FIRST_SEED, make_preset
 from analysis.training.config import StartConfig, TrainConfig
 from analysis.training.trainer import PopulationTrainer
 
@@ -18,6 +18,17 @@ def test_every_preset_trains_two_updates(name: str) -> None:
         fields = preset.config.model_dump() | {"start": StartConfig(updates=1), "log_every": 1}
         run = PopulationTrainer(TrainConfig(**fields), preset.members).run()
         assert not run.failures and len(run.members) == len(preset.arms)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_preset_can_be_run_again_on_other_seeds(name: str) -> None:
+    usual, other = make_preset(name, {}), make_preset(name, {FIRST_SEED: "90000"})
+    assert other.seeds == tuple(range(90_000, 90_000 + len(usual.seeds)))
+    assert other == usual.model_copy(update={"seeds": other.seeds}), "nothing else changes"
+
+
+def test_a_first_seed_goes_with_other_parameters() -> None:
+    assert make_preset("quick", {"num_seeds": 2, FIRST_SEED: 7}).seeds == (7, 8)
 
 
 def test_the_recorded_presets_are_those_of_the_catalogue() -> None:
@@ -68,6 +79,9 @@ def test_presets_meant_as_evidence_share_no_seed_with_the_search() -> None:
         ("full", {"updates": 1.5}, "updates: Input should be a valid integer"),
         ("full", {"updates": 0}, "updates: Input should be greater than or equal to 1"),
         ("beta_front", {"betas": 0.1}, "betas: Input should be a valid tuple"),
+        ("quick", {"first_sed": 1}, "did you mean 'first_seed'"),
+        ("quick", {FIRST_SEED: -1}, "first_seed: Input should be greater than or equal to 0"),
+        ("quick", {FIRST_SEED: 1.5}, "first_seed: Input should be a valid integer"),
     ],
 )
 def test_what_does_not_fit_is_named(name: str, overrides: dict, message: str) -> None:
