@@ -11,6 +11,7 @@ import pytest
 from analysis.experiments.ablations import recording
 from analysis.experiments.ablations.source import source_of
 from analysis.experiments.chapters import language_model
+from analysis.experiments.language_models.kept import Kept
 from analysis.experiments.language_models.presets import SHORT
 from analysis.training.metrics import PARTIAL_METRICS
 
@@ -54,6 +55,65 @@ def test_fronts_begin_at_no_kl_term_seed_by_seed():
         wide = fronts[fronts["arm"] == arm].pivot(index="seed", columns="beta", values="reverse_kl")
         assert wide[0.0].to_list() == [0.4, 0.5] and wide[0.3].to_list() == ends
     assert fronts[fronts["arm"] == "none"]["reverse_kl"].to_list() == [0.4, 0.5]
+
+
+def readings_elsewhere(finals: pd.DataFrame, powers: dict[str, float]) -> Kept:
+    """Members whose forward KL on each skill is a multiple of their KL on the task, by arm."""
+    scales = {"near": 2.0, "far": 0.01}
+    rows = [
+        {
+            **{name: member[name] for name in ("arm", "beta", "seed")},
+            "skill": skill,
+            "states": 10,
+            "forward_kl": scale * powers[member["arm"]] * member["reverse_kl"],
+            "reverse_kl": -1.0,
+            "right": 0.5 + 0.1 * member["seed"] if skill == "near" else np.nan,
+        }
+        for member in finals.to_dict("records")
+        for skill, scale in scales.items()
+    ]
+    reference = pd.DataFrame({"skill": [*scales], "right": [0.4, np.nan]})
+    return Kept(pd.DataFrame(rows), reference)
+
+
+@pytest.fixture
+def scattered() -> pd.DataFrame:
+    """Four seeds, two arms at two lengths each, and no KL term."""
+    none, near, far = ([base * (1 + 0.1 * seed) for seed in range(4)] for base in (0.5, 0.3, 0.1))
+    first = finals(none=none, k3_loss=near, exact_loss=near)
+    second = finals(k3_loss=far, exact_loss=far).assign(beta=1.0)
+    return pd.concat([first, second], ignore_index=True)
+
+
+def test_what_is_kept_elsewhere_stands_beside_the_kl_on_the_task(scattered):
+    kept = readings_elsewhere(scattered, {"none": 1.0, "k3_loss": 0.5, "exact_loss": 1.0})
+    table = language_model.elsewhere(kept, scattered)
+    assert len(table) == 2 * len(scattered)
+    on_task = table.set_index(["arm", "beta", "seed", "skill"])["on_task"]
+    assert on_task["k3_loss", 1.0, 2, "far"] == pytest.approx(0.1 * 1.2)
+    near = table[table["skill"] == "near"]
+    assert near["gained"].to_numpy() == pytest.approx(0.1 + 0.1 * near["seed"].to_numpy())
+    assert table[table["skill"] == "far"]["gained"].isna().all()
+    means = language_model.by_skill(table, ["forward_kl"]).set_index(["skill", "arm", "beta"])
+    middle = 0.1 * 1.15  # of four seeds the interquartile mean leaves two
+    assert means.loc[("near", "exact_loss", 1.0), "iqm"] == pytest.approx(2.0 * middle)
+    assert means.loc[("far", "k3_loss", 1.0), "iqm"] == pytest.approx(0.01 * 0.5 * middle)
+
+
+def test_a_member_that_was_not_trained_is_not_read(scattered):
+    kept = readings_elsewhere(scattered, {"none": 1.0, "k3_loss": 0.5, "exact_loss": 1.0})
+    with pytest.raises(pd.errors.MergeError, match="not unique"):
+        language_model.elsewhere(kept, pd.concat([scattered, scattered]))
+
+
+def test_at_equal_kl_on_the_task_arms_are_compared_elsewhere(scattered):
+    kept = readings_elsewhere(scattered, {"none": 1.0, "k3_loss": 0.5, "exact_loss": 1.0})
+    table = language_model.elsewhere(kept, scattered)
+    found = language_model.elsewhere_at_equal(table, ["k3_loss"], "exact_loss", 0.2)
+    assert found["skill"].to_list() == ["near", "far"] and (found["seeds"] == 4).all()
+    # Between its two lengths, below no KL term, k3 is at half of the exact KL's everywhere.
+    for column in ("ratio", "low", "high"):
+        assert found[column].to_numpy() == pytest.approx([0.5, 0.5])
 
 
 def test_a_reading_is_over_the_exact_kl_of_its_update():

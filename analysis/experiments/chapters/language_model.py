@@ -128,6 +128,35 @@ def by_skill(table: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
+def elsewhere_at_equal(
+    table: pd.DataFrame, arms: Sequence[str], other: str, level: float
+) -> pd.DataFrame:
+    """How far from the reference arms are on each skill where they are equally far on the task.
+
+    Along each arm's curve over beta, from no KL term on:
+    :func:`~analysis.experiments.ablations.summaries.paired_at_equal`, of the logarithm.
+
+    Args:
+        table: from :func:`elsewhere`.
+        arms: that are compared with ``other``.
+        other: an arm.
+        level: of ``on_task``.
+
+    Returns:
+        One row per skill and arm: ``ratio`` of the arm's forward KL to the other's, with its band
+        ``low`` to ``high``, and ``seeds``.
+    """
+    pairs = [(arm, other) for arm in arms]
+    parts = []
+    for skill, rows in table.groupby("skill", sort=False):
+        logs = rows.assign(log=np.log(rows["forward_kl"]))
+        members = from_no_kl(logs, [*arms, other])
+        part = summaries.paired_at_equal(members, pairs, [level], of="on_task", metric="log")
+        part[["ratio", "low", "high"]] = np.exp(part[["iqm", "low", "high"]])
+        parts.append(part.assign(skill=skill))
+    return pd.concat(parts, ignore_index=True)
+
+
 def seen(table: pd.DataFrame) -> pd.DataFrame:
     """Share of the exact KL that tokens of at least a given probability hold, by estimator.
 
