@@ -22,11 +22,16 @@ def sha256_file(path: Path) -> str:
 
 
 def sha256_tree(root: Path, pattern: str = "**/*") -> str:
-    """One digest of the names and contents of the files under ``root`` that match ``pattern``."""
+    """One digest of the names and contents of the files under ``root`` that match ``pattern``.
+
+    Hidden ones and caches are left out.
+    """
     digest = hashlib.sha256()
     for path in sorted(root.glob(pattern)):
-        if path.is_file() and "__pycache__" not in path.parts:
-            digest.update(f"{path.relative_to(root).as_posix()}\0{sha256_file(path)}\n".encode())
+        name = path.relative_to(root)
+        left_out = any(part.startswith(".") or part == "__pycache__" for part in name.parts)
+        if path.is_file() and not left_out:
+            digest.update(f"{name.as_posix()}\0{sha256_file(path)}\n".encode())
     return digest.hexdigest()
 
 

@@ -26,8 +26,8 @@ from analysis.experiments.language_models.presets import SHORT, SMOLLM2, model_o
 
 
 def bench(
-    rounds: int = 15,
-    widths: tuple[int, ...] = BenchmarkConfig().widths,
+    rounds: int | None = None,
+    widths: tuple[int, ...] | None = None,
     directory: Path | None = None,
     device: Literal["cpu", "cuda"] = "cpu",
     language_model: tyro.conf.FlagCreatePairsOff[bool] = False,
@@ -40,9 +40,11 @@ def bench(
     stopped, the same command goes on.
 
     Args:
-        rounds: turns of each contender, on the CPU.
-        widths: of the model.
-        directory: where the recorded benchmark goes; by default results/benchmark_cpu or _cuda.
+        rounds: turns of each contender; by default 15, of a language model on a GPU 5.
+        widths: of the tiny policy; by default 32 and 64.
+        directory: where the recorded benchmark goes; by default results/benchmark_cpu or _cuda, of
+            a language model results/benchmark_smollm2_cpu or _cuda. On a GPU its turns come after
+            the others and go beside DIRECTORY, with _smollm2 added to its name.
         device: cuda times populations on one GPU, without the others.
         language_model: time adapters on SmolLM2-135M beside transformers instead: one and four
             members on one core, or 24 on a GPU, there beside the others.
@@ -51,21 +53,29 @@ def bench(
     """
     if weights is not None and not language_model:
         raise Refused("--weights are of --language-model: give both")
+    if rounds is not None and device == "cuda" and not language_model:
+        raise Refused("--rounds are turns, and on a GPU only --language-model takes turns")
+    if rounds is not None and rounds < 1:
+        raise Refused(f"--rounds must be at least 1, not {rounds}")
+    if widths is not None and language_model and device == "cpu":
+        raise Refused("--widths are of the tiny policy, which --language-model leaves out")
+    widths = widths or BenchmarkConfig().widths
+    config = _language_config(device, weights) if language_model else None
     if device == "cuda":
-        language_config = _with_weights(SMOLLM2.config, weights) if language_model else None
-        _bench_device(
-            widths, directory or recorded.RECORDED.parent / "benchmark_cuda", language_config
-        )
-        return
-    if language_model:
-        _bench_language(_with_weights(SHORT.config, weights), "cpu", (1, 4), rounds, directory)
-        return
-    directory = directory or recorded.RECORDED
+        _bench_device(widths, directory or recorded.RECORDED.with_name("benchmark_cuda"), config)
+        directory = directory and directory.with_name(f"{directory.name}_smollm2")
+    elif config is None:
+        _bench_cpu(widths, rounds or BenchmarkConfig().rounds, directory or recorded.RECORDED)
+    if config is not None:
+        _bench_language(config, device, rounds, directory)
+
+
+def _bench_cpu(widths: tuple[int, ...], rounds: int, directory: Path) -> None:
+    journal = Journal(directory)
     try:
         version = trl_version()
         config = BenchmarkConfig(rounds=rounds, widths=widths, with_trl=version is not None)
         print(f"TRL {version or f'not found: name a Python that has it in {TRL_PYTHON}'}")
-        journal = Journal(directory)
         benchmark = run(config, _say, journal)
     except ValueError as error:
         raise Refused(str(error)) from None
@@ -83,7 +93,10 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def _with_weights(config: LanguageConfig, weights: str | None) -> LanguageConfig:
+def _language_config(device: str, weights: str | None) -> LanguageConfig:
+    """That of the recorded runs, without the metric that costs another gradient."""
+    config = (SMOLLM2 if device == "cuda" else SHORT).config
+    config = config.model_copy(update={"cosine_every": 0})
     return config if weights is None else config.model_copy(update={"model": model_of(weights)})
 
 
@@ -105,21 +118,20 @@ def _bench_device(
     for table in (benchmark.populations, benchmark.phases, benchmark.machine):
         print(table.round(3).to_string(index=False))
     print(f"written to {directory}")
-    if language_config is not None:
-        folder = directory.with_name("benchmark_smollm2_cuda")
-        _bench_language(language_config, "cuda", (24,), 5, folder)
 
 
 def _bench_language(
-    config: LanguageConfig, device: str, members: tuple[int, ...], rounds: int, folder: Path | None
+    config: LanguageConfig, device: str, rounds: int | None, folder: Path | None
 ) -> None:
-    config = config.model_copy(update={"cosine_every": 0})
-    folder = folder or recorded.RECORDED_LANGUAGE
+    members, usual = ((24,), 5) if device == "cuda" else ((1, 4), BenchmarkConfig().rounds)
+    folder = folder or recorded.RECORDED.with_name(f"benchmark_smollm2_{device}")
     if device == "cpu":
         torch.set_num_threads(1)
     journal = Journal(folder)
     try:
-        benchmark = language.run(config, torch.device(device), members, rounds, _say, journal)
+        benchmark = language.run(
+            config, torch.device(device), members, rounds or usual, _say, journal
+        )
     except ValueError as error:
         raise Refused(str(error)) from None
     recorded.save_language(benchmark, folder)

@@ -10,7 +10,7 @@ import tyro
 
 from analysis.errors import Refused
 from analysis.experiments.ablations import reproduction
-from analysis.experiments.ablations.reproduction import Untrainable
+from analysis.experiments.language_models.checkpoints import Unavailable
 
 
 def reproduce(
@@ -41,7 +41,7 @@ def reproduce(
                 found = reproduction.reproduce(
                     folder, members=members, progress=sys.stderr.isatty()
                 )
-            except Untrainable as missing:
+            except Unavailable as missing:
                 if recordings:
                     raise Refused(f"{folder.name} cannot be trained here: {missing}") from None
                 print(f"{folder.name}: skipped, {missing}", flush=True)

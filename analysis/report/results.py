@@ -25,14 +25,19 @@ REQUIRED = {
     "source": str,
     "files": dict,
 }
-_DESCRIPTIONS = {"README.md", ".gitkeep"}
+_DESCRIPTIONS = {"README.md"}
 
 
 def recorded_results(project: Project) -> list[Path]:
     """The folders of recorded results."""
+    return [path for path in _entries(project) if path.is_dir()]
+
+
+def _entries(project: Project) -> list[Path]:
+    """What lies in ``results/``, but for hidden names: a folder has one until it is whole."""
     if not project.results.is_dir():
         return []
-    return sorted(path for path in project.results.iterdir() if path.is_dir())
+    return sorted(path for path in project.results.iterdir() if not path.name.startswith("."))
 
 
 def verify_results(project: Project) -> None:
@@ -41,9 +46,7 @@ def verify_results(project: Project) -> None:
     Raises:
         Refused: a manifest is missing or incomplete, or a file was changed, lost or added.
     """
-    if not project.results.is_dir():
-        return
-    for path in sorted(project.results.iterdir()):
+    for path in _entries(project):
         if path.is_file() and path.name not in _DESCRIPTIONS:
             raise Refused(f"{project.relative(path)}: move it into a recorded result's folder")
     for directory in recorded_results(project):
@@ -74,7 +77,9 @@ def _verify(directory: Path, label: str) -> None:
     present = {
         path.relative_to(directory).as_posix()
         for path in directory.rglob("*")
-        if path.is_file() and path.name not in (MANIFEST, *_DESCRIPTIONS)
+        if path.is_file()
+        and path.name not in (MANIFEST, *_DESCRIPTIONS)
+        and not path.name.startswith(".")
     }
     for name in sorted(present | set(recorded)):
         if name not in present:

@@ -1,16 +1,23 @@
 from __future__ import annotations
 
+import contextlib
+import sys
+import time
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
+from analysis.cli import bench
 from analysis.cli.main import main
 from analysis.experiments.ablations.stamp import current_stamp
 from analysis.experiments.benchmark import contenders, language, measure, recorded
 from analysis.experiments.benchmark import device as device_benchmark
 from analysis.experiments.benchmark.contenders import Contender, Crew
 from analysis.experiments.benchmark.counting import generated_tokens, member_update
+from analysis.experiments.benchmark.journal import Journal
 from analysis.experiments.benchmark.machine import measure_rates
 from analysis.experiments.benchmark.measure import Benchmark, BenchmarkConfig
 from analysis.experiments.benchmark.plain import PlainTrainer
@@ -21,6 +28,8 @@ from analysis.training.policy import PolicyConfig
 from analysis.training.rollout import completion_inputs
 from analysis.training.start import make_policy
 from analysis.training.tasks import SortTask
+
+TABLE = pd.DataFrame({"ms": [1.0]})
 
 
 def tiny() -> TrainConfig:
@@ -122,22 +131,22 @@ def test_the_arithmetic_is_that_of_the_products_counted_one_by_one():
     assert generated_tokens(config) == 2 * 3 * 4
 
 
-def test_rates_are_positive_and_products_faster_than_a_loop():
+def test_rates_are_positive():
     rates = measure_rates(seconds=0.002)
     assert rates.flops_per_second > 1e8
     assert rates.bytes_per_second > 1e7
 
 
-def test_the_phases_of_an_update_add_up():
+def test_every_phase_of_an_update_is_timed():
     trainer = population(Contender(kind="population", width=32, members=2))
-    trainer.advance()
-    shares = phase_shares(trainer, 2)
-    assert sum(shares.values()) == pytest.approx(1.0)
+    while trainer.done % trainer.config.log_every:
+        trainer.advance()
+    shares = phase_shares(trainer, 2)  # the first of them measures the policy
     assert set(shares) == {
         *("rollout", "reference", "forward", "backward", "optimizer", "metrics", "other")
     }
     # A function that is renamed would leave its phase at zero and its time in "other".
-    assert all(share > 0 for phase, share in shares.items() if phase != "metrics")
+    assert all(share > 0 for share in shares.values())
     assert shares["other"] < 0.5
 
 
@@ -152,8 +161,62 @@ def test_a_crew_trains_when_told_to():
     assert turn.seconds * 4 >= max(said["seconds"] for said in turn.said)
 
 
+@pytest.fixture
+def said(monkeypatch):
+    """Let every process of a crew be this Python code instead."""
+
+    def be(code: str) -> Crew:
+        monkeypatch.setattr(contenders, "command", lambda contender: [sys.executable, "-c", code])
+        return Crew(Contender(kind="plain", width=32))
+
+    return be
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("raise SystemExit('no such model')", "plain ended: no such model"),
+        ("pass", "plain ended: it said nothing"),
+        ("print('hello')", "plain should be ready and says 'hello'"),
+    ],
+)
+def test_a_process_that_does_not_start_says_why(said, code, message):
+    crew = said(code)
+    try:
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            crew.wait_until_ready()
+    finally:
+        crew.end()
+
+
+@pytest.mark.parametrize("when", ["input()", "pass"])
+def test_a_process_that_ends_in_its_turn_says_why(said, when):
+    crew = said(f"print('ready', flush=True); {when}; raise SystemExit('out of memory')")
+    try:
+        crew.wait_until_ready()
+        time.sleep(0.0 if when == "input()" else 0.2)
+        with pytest.raises(ValueError, match=r"^plain ended: out of memory$"):
+            crew.turn()
+    finally:
+        crew.end()
+
+
+def test_a_talkative_process_is_not_held_up(said):
+    crew = said(
+        "import sys; print('ready', flush=True); input()\n"
+        "sys.stderr.write('a warning\\n' * 100_000); print('{\"seconds\": 1}', flush=True)"
+    )
+    try:
+        crew.wait_until_ready()
+        assert crew.turn().said == [{"seconds": 1}]
+    finally:
+        crew.end()
+
+
 def test_a_python_without_trl_is_left_out_and_one_that_is_missing_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(contenders.sys, "executable", "/bin/false")
+    monkeypatch.setattr(contenders.sys, "executable", str(tmp_path / "no_trl"))
+    (tmp_path / "no_trl").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "no_trl").chmod(0o755)
     assert contenders.trl_version() is None
     monkeypatch.setenv(contenders.TRL_PYTHON, str(tmp_path / "python"))
     with pytest.raises(ValueError, match=r"KL_TERM_TRL_PYTHON=.* does not run"):
@@ -199,6 +262,10 @@ def test_a_recorded_benchmark_reads_back(three_rounds, tmp_path):
     assert not back.benchmark.config.with_trl
     assert back.benchmark.stamp == three_rounds.stamp
     assert back.manifest["preset"] == "benchmark"
+    recorded.save(three_rounds._replace(trl="1.16.0"), tmp_path / "bench")
+    back = recorded.load(tmp_path / "bench")
+    assert back.benchmark.trl == back.manifest["versions"]["trl"] == "1.16.0"
+    assert back.benchmark.stamp == three_rounds.stamp
 
 
 def test_a_device_is_timed_phase_by_phase(tmp_path, monkeypatch):
@@ -211,7 +278,7 @@ def test_a_device_is_timed_phase_by_phase(tmp_path, monkeypatch):
     assert row["tokens"] == pytest.approx(1e3 * generated_tokens(config) / row["ms"])
     phases = result.phases.set_index("phase")["ms"]
     assert list(phases.index) == ["rollout", "reference", "forward", "backward", "optimizer"]
-    assert (phases > 0).all() and phases.idxmax() in ("rollout", "backward", "reference")
+    assert (phases > 0).all()
     recorded.save_device(result, tmp_path / "device")
     assert {path.name for path in (tmp_path / "device").iterdir()} == {
         "populations.csv",
@@ -247,9 +314,78 @@ def test_a_language_model_is_compared_round_by_round_and_read_back(tmp_path):
     assert [row["seconds"], row["ratio"], row["low"], row["high"]] == [3.0, 3.0, 1.5, 4.0]
 
 
-def test_weights_are_of_the_language_model(capsys):
-    assert main(["bench", "--weights", "hub"]) != 0
-    assert "--weights are of --language-model" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--weights", "hub"], "--weights are of --language-model"),
+        (["--widths", "32", "--language-model"], "--widths are of the tiny policy"),
+        (["--rounds", "3", "--device", "cuda"], "on a GPU only --language-model takes turns"),
+        (["--rounds", "0"], "--rounds must be at least 1, not 0"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(options, message, capsys):
+    assert main(["bench", *options]) != 0
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], [("cpu", "benchmark_cpu", (32, 64), 15)]),
+        (["--widths", "32", "--rounds", "2"], [("cpu", "benchmark_cpu", (32,), 2)]),
+        (["--language-model"], [("text", "benchmark_smollm2_cpu", (1, 4), 15)]),
+        (["--device", "cuda"], [("cuda", "benchmark_cuda", (32, 64), False)]),
+        (
+            ["--device", "cuda", "--language-model"],
+            [
+                ("cuda", "benchmark_cuda", (32, 64), True),
+                ("text", "benchmark_smollm2_cuda", (24,), 5),
+            ],
+        ),
+        (
+            ["--device", "cuda", "--language-model", "--directory", "a/b", "--rounds", "7"],
+            [("cuda", "b", (32, 64), True), ("text", "b_smollm2", (24,), 7)],
+        ),
+    ],
+)
+def test_options_reach_what_is_timed(options, expected, monkeypatch):
+    found = []
+
+    def of_cpu(config, say, journal):
+        found.append(("cpu", config.widths, config.rounds))
+        raise KeyboardInterrupt
+
+    def of_device(loads, device, say, journal):
+        widths = tuple(dict.fromkeys(load.config.policy.width for load in loads[:6]))
+        found.append(("cuda", widths, len(loads) > 6))
+        return SimpleNamespace(populations=TABLE, phases=TABLE, machine=TABLE)
+
+    def of_text(config, device, members, rounds, say, journal):
+        assert config.cosine_every == 0
+        found.append(("text", members, rounds))
+        raise KeyboardInterrupt
+
+    folders = []
+
+    class Named(Journal):
+        def __init__(self, directory):
+            folders.append(directory.name)
+
+        def end(self):
+            pass
+
+    monkeypatch.setattr(bench, "Journal", Named)
+    monkeypatch.setattr(bench, "run", of_cpu)
+    monkeypatch.setattr(device_benchmark, "run", of_device)
+    monkeypatch.setattr(language, "run", of_text)
+    monkeypatch.setattr(recorded, "save_device", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    with contextlib.suppress(KeyboardInterrupt):
+        main(["bench", *options])
+    assert [
+        (kind, folder, *rest) for (kind, *rest), folder in zip(found, folders, strict=True)
+    ] == (expected)
 
 
 def test_a_language_model_needs_its_packages(capsys, monkeypatch):

@@ -15,8 +15,9 @@ from analysis.experiments.ablations.stamp import current_stamp
 from analysis.experiments.benchmark import device as device_benchmark
 from analysis.experiments.benchmark import measure
 from analysis.experiments.benchmark.contenders import LARGEST, Turn
-from analysis.experiments.benchmark.journal import Journal
+from analysis.experiments.benchmark.journal import STORE, Journal
 from analysis.experiments.benchmark.measure import BenchmarkConfig
+from analysis.experiments.language_models.presets import SMOKE
 
 
 @pytest.fixture
@@ -24,28 +25,32 @@ def stamp():
     return current_stamp(LARGEST)
 
 
-def test_a_part_is_measured_once_until_the_end(tmp_path, stamp):
+@pytest.fixture
+def journal(tmp_path) -> Journal:
+    return Journal(tmp_path / "benchmark", tmp_path / "unfinished")
+
+
+def test_a_part_is_measured_once_until_the_end(tmp_path, journal, stamp):
     calls = []
 
     def count():
         calls.append(1)
         return {"seconds": [len(calls)], "nothing": float("nan")}
 
-    for _ in range(2):
-        journal = Journal(tmp_path / "benchmark")
+    for each in (journal, Journal(tmp_path / "benchmark", tmp_path / "unfinished")):
+        journal = each
         journal.begin(stamp, "a")
         part = journal.part("round 1", count)
         assert part["seconds"] == [1] and part["nothing"] != part["nothing"]
         assert journal.holds("round 1") and not journal.holds("round 2")
     journal.end()
-    assert not list(tmp_path.iterdir())
+    assert not list((tmp_path / "unfinished").iterdir())
     journal.begin(stamp, "a")
     assert journal.part("round 1", count)["seconds"] == [2]
 
 
 @pytest.mark.parametrize("changed", ["source", "device", "versions", "chosen"])
-def test_parts_of_another_machine_source_or_choice_are_dropped(tmp_path, stamp, changed):
-    journal = Journal(tmp_path / "benchmark")
+def test_parts_of_another_machine_source_or_choice_are_dropped(journal, stamp, changed):
     journal.begin(stamp, "a")
     journal.part("round 1", lambda: 1)
     other = stamp
@@ -58,12 +63,20 @@ def test_parts_of_another_machine_source_or_choice_are_dropped(tmp_path, stamp, 
     assert not journal.holds("round 1")
 
 
-def test_a_journal_that_has_not_begun_or_cannot_be_written_says_so(tmp_path, stamp):
+def test_benchmarks_of_one_name_do_not_share_their_parts(tmp_path, journal, stamp):
+    journal.begin(stamp, "a")
+    journal.part("round 1", lambda: 1)
+    other = Journal(tmp_path / "elsewhere" / "benchmark", tmp_path / "unfinished")
+    other.begin(stamp, "a")
+    assert not other.holds("round 1") and journal.holds("round 1")
+
+
+def test_a_journal_that_has_not_begun_or_cannot_be_written_says_so(tmp_path, journal, stamp):
     with pytest.raises(ValueError, match="call begin first"):
-        Journal(tmp_path / "benchmark").holds("round 1")
-    (tmp_path / ".benchmark-unfinished").write_text("in the way")
+        journal.holds("round 1")
+    (tmp_path / "unfinished").write_text("in the way")
     with pytest.raises(Refused, match="unfinished"):
-        Journal(tmp_path / "benchmark").begin(stamp, "a")
+        journal.begin(stamp, "a")
 
 
 @pytest.fixture
@@ -95,8 +108,7 @@ def paced(monkeypatch):
 CONFIG = BenchmarkConfig(widths=(32,), members=(1,), rounds=3, with_trl=False, whole_machine=False)
 
 
-def test_a_stopped_benchmark_goes_on_with_the_round_it_was_in(tmp_path, paced):
-    journal = Journal(tmp_path / "benchmark")
+def test_a_stopped_benchmark_goes_on_with_the_round_it_was_in(journal, paced):
     with pytest.raises(Stopped):
         measure.run(CONFIG, journal=journal)
     heard = []
@@ -112,9 +124,8 @@ def test_a_stopped_benchmark_goes_on_with_the_round_it_was_in(tmp_path, paced):
     assert result.phases["share"].to_list() == [1.0]
 
 
-def test_more_rounds_are_added_to_those_that_are_there(tmp_path, paced):
+def test_more_rounds_are_added_to_those_that_are_there(journal, paced):
     paced["stop_at"] = 0
-    journal = Journal(tmp_path / "benchmark")
     measure.run(CONFIG, journal=journal)
     turns, started = paced["turns"], paced["started"]
     measure.run(CONFIG, journal=journal)
@@ -123,26 +134,47 @@ def test_more_rounds_are_added_to_those_that_are_there(tmp_path, paced):
     assert paced["turns"] == turns + 2
 
 
+def test_rounds_of_another_version_of_trl_are_not_mixed_in(journal, paced, monkeypatch):
+    paced["stop_at"] = 0
+    config = CONFIG.model_copy(update={"with_trl": True})
+    for version in ("1.0", "2.0"):
+        monkeypatch.setattr(measure, "trl_version", lambda version=version: version)
+        turns = paced["turns"]
+        assert measure.run(config, journal=journal).trl == version
+        assert paced["turns"] == turns + 9, "three contenders, three rounds, all timed"
+
+
 def test_the_command_goes_on_after_a_signal_and_cleans_up(tmp_path, paced, monkeypatch, capsys):
     monkeypatch.setattr("analysis.cli.bench.trl_version", lambda: None)
-    target = tmp_path / "benchmark"
+    monkeypatch.chdir(tmp_path)
+    target = tmp_path / "results" / "benchmark"
     command = ["bench", "--rounds", "2", "--widths", "32", "--directory", str(target)]
     paced["stop_at"] = 12
     assert main(command) == 128 + 15
-    assert not target.exists() and os.listdir(tmp_path) == [".benchmark-unfinished"]
+    assert not target.parent.exists(), "the book reads results: nothing unfinished lies there"
     assert main(command) == 0
     assert "round 1 of 2 (kept)" in capsys.readouterr().err
-    assert os.listdir(tmp_path) == ["benchmark"]
+    assert os.listdir(target.parent) == ["benchmark"] and not os.listdir(STORE)
     machine = pd.read_csv(target / "machine.csv")
     assert machine["flops_per_second"].to_list() == [1e9, 2e9] * 2
 
 
-def test_loads_of_a_device_are_kept_one_by_one(tmp_path, monkeypatch):
+def test_loads_of_a_device_are_kept_one_by_one(journal, monkeypatch):
     monkeypatch.setattr(device_benchmark, "machine_rates", lambda device: pd.DataFrame({"a": [1]}))
-    journal = Journal(tmp_path / "benchmark")
     loads = device_benchmark.tiny_loads(members=(1, 2), widths=(8,), updates=1)
     first = device_benchmark.run(loads, torch.device("cpu"), journal=journal)
     monkeypatch.setattr(device_benchmark, "_timed", lambda *_: pytest.fail("timed again"))
     again = device_benchmark.run(loads, torch.device("cpu"), journal=journal)
     for name in ("populations", "phases", "machine"):
         pd.testing.assert_frame_equal(getattr(first, name), getattr(again, name))
+
+
+def test_the_source_of_a_device_benchmark_is_that_of_all_its_loads():
+    tiny = device_benchmark.tiny_loads(members=(1,), widths=(8,), updates=1)
+    text = device_benchmark.Load("adapters", SMOKE.config, 1, updates=1)
+    sources = [
+        device_benchmark.stamp_of(loads, torch.device("cpu")).source
+        for loads in (tiny, [*tiny, text], [text, *tiny])
+    ]
+    assert sources[0] == current_stamp(tiny[0].config).source
+    assert sources[1] == sources[2] == current_stamp(SMOKE.config).source != sources[0]

@@ -88,7 +88,7 @@ def test_both_take_turns_on_one_model(tmp_path, task, plain, monkeypatch):
     monkeypatch.setattr(language, "setting_of", lambda *_: pretrained_setting(config, llama, task))
     heard = []
     of_all = (config, torch.device("cpu"), (1, 3), 2)
-    journal = Journal(tmp_path / "benchmark")
+    journal = Journal(tmp_path / "benchmark", tmp_path / "unfinished")
     benchmark = language.run(*of_all, heard.append, journal)
     rounds = benchmark.rounds
     assert len(heard) == 9 and rounds["round"].to_list() == [0, 0, 0, 1, 1, 1]

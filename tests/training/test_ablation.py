@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -232,6 +233,20 @@ def test_comments_do_not_make_a_run_stale_and_code_does():
     same = '"""Module."""\n\ndef f(x):\n    return (x + 1)\n'
     assert code_alone(source) == code_alone(same)
     assert code_alone(source) != code_alone(source.replace("+ 1", "+ 2"))
+    for code, other in (('[""]', "[]"), ("f(None)", "f()"), ("f'{x}'", "f'{x!r}'"), ("a", "'a'")):
+        assert code_alone(f"y = {code}") != code_alone(f"y = {other}")
+
+
+def test_every_python_spells_the_code_alike():
+    # Nested quotes, a format that is an expression, empty parts, a class, a lambda, a slice.
+    source = """
+class A(B, metaclass=C):
+    x: int = 1
+    def f(self, *a, k=None, **o):
+        return f"{', '.join(a):<{k}}" + f"{self.x!r:}{''}" + u"t", a[1:, ...], lambda v, /: -v
+"""
+    digest = hashlib.sha256(code_alone(source).encode()).hexdigest()
+    assert digest.startswith("d88c5c8db381"), "runs recorded on another Python would look stale"
 
 
 def test_a_failed_save_leaves_the_earlier_recording(small_ablation, tmp_path, monkeypatch):

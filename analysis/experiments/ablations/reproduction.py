@@ -32,10 +32,6 @@ from analysis.experiments.ablations.stamp import Stamp, current_stamp
 from analysis.training.config import Member
 
 
-class Untrainable(ValueError):
-    """A model or an optional package of a recording cannot be had here; one line says which."""
-
-
 class Reproduction(NamedTuple):
     """Members of a recording, trained again."""
 
@@ -129,7 +125,7 @@ def reproduce(
         progress: show a bar.
 
     Raises:
-        Untrainable: a model or an optional package cannot be had.
+        Unavailable: a model or an optional package cannot be had.
         ValueError: the recording is damaged or no longer understood, or ``members`` below one.
     """
     started = time.monotonic()
@@ -137,11 +133,7 @@ def reproduce(
     config = recorded.preset.config
     again = chosen(recorded.preset, members)
     stamp = current_stamp(config)
-    try:
-        setting = setting_of(config)
-    except ValueError as error:
-        raise Untrainable(str(error)) from None
-    records = train(config, again, setting, progress=progress)
+    records = train(config, again, setting_of(config), progress=progress)
     curves = as_written(pd.concat([tidy(record) for record in records], ignore_index=True))
     both = recording.compared(recorded.curves, curves)
     return Reproduction(

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import analysis
 from analysis.experiments.language_models.config import LanguageConfig
@@ -62,17 +63,34 @@ def _imports(source: str) -> list[str]:
 
 
 def code_alone(source: str) -> str:
-    """Python source without comments, docstrings and layout."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            node.body = [part for part in node.body if not _is_text(part)] or [ast.Pass()]
-    return ast.unparse(tree)
+    """Python source without comments, docstrings and layout: the same text on every Python.
+
+    (``ast.unparse`` and ``ast.dump`` change their spelling from version to version.)
+    """
+    return repr(_spelt(ast.parse(source)))
 
 
-def _is_text(node: ast.stmt) -> bool:
+def _spelt(part: Any) -> Any:
+    """A node as nested lists: its type and the fields that hold something."""
+    if isinstance(part, ast.JoinedStr):  # whose parts may be empty texts, or are left out
+        return ["JoinedStr", *(_spelt(value) for value in part.values if not _is_empty(value))]
+    if isinstance(part, ast.AST):
+        fields = [(name, value) for name, value in ast.iter_fields(part) if name != "kind"]
+        held = [[name, _spelt(value)] for name, value in fields if value is not None]
+        return [type(part).__name__, *(field for field in held if field[1] != [])]
+    if isinstance(part, list):
+        return [_spelt(each) for each in part if not _is_text(each)]
+    return repr(part)
+
+
+def _is_empty(part: ast.expr) -> bool:
+    return isinstance(part, ast.Constant) and part.value == ""
+
+
+def _is_text(part: Any) -> bool:
+    """A statement that is a text and does nothing."""
     return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
+        isinstance(part, ast.Expr)
+        and isinstance(part.value, ast.Constant)
+        and isinstance(part.value.value, str)
     )

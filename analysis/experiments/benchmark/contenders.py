@@ -7,17 +7,19 @@ the same minutes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from analysis.experiments.benchmark.plain import BETA
-from analysis.training.config import TrainConfig
+from analysis.training.config import StartConfig, TrainConfig
 from analysis.training.policy import PolicyConfig
 from analysis.training.schema import Schema
 from analysis.training.start import make_policy
@@ -29,8 +31,17 @@ TRL_SCRIPT = Path(__file__).with_name("trl_script.py")
 
 #: The untrained policy: time does not depend on what it has learned.
 LARGEST = TrainConfig(
-    task=SortTask(end_token=True), policy=PolicyConfig(width=64, mlp_factor=4), learning_rate=2e-3
+    task=SortTask(end_token=True),
+    policy=PolicyConfig(width=64, mlp_factor=4),
+    start=StartConfig(updates=0),
+    learning_rate=2e-3,
 )
+
+
+def of_width(width: int) -> TrainConfig:
+    """``LARGEST`` with another number of channels."""
+    policy = LARGEST.policy.model_copy(update={"width": width})
+    return LARGEST.model_copy(update={"policy": policy})
 
 
 class Contender(Schema):
@@ -54,10 +65,7 @@ class Contender(Schema):
     @property
     def config(self) -> TrainConfig:
         """What is trained."""
-        policy = LARGEST.policy.model_copy(update={"width": self.width})
-        return LARGEST.model_copy(
-            update={"policy": policy, "start": LARGEST.start.model_copy(update={"updates": 0})}
-        )
+        return of_width(self.width)
 
 
 class Turn(NamedTuple):
@@ -67,42 +75,80 @@ class Turn(NamedTuple):
     said: list[dict[str, Any]]  #: by each process
 
 
-class Crew:
-    """The processes of a contender.
+class Process:
+    """One of a contender's processes. What it writes to its standard error goes to a file, so that
+    a talkative library never waits for a reader.
 
-    Raises:
-        ValueError: a process ends before it is ready; the message says why.
+    Args:
+        contender: whose it is.
     """
 
     def __init__(self, contender: Contender) -> None:
+        self._name = contender.name
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            command(contender),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=os.environ | thread_limits(contender.threads),
+        )
+
+    def tell(self, line: str) -> None:
+        """Say one line to it; one that has ended is found out when it is heard."""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.flush()
+
+    def hear(self) -> str:
+        """Its next line.
+
+        Raises:
+            ValueError: it has ended; the message says why.
+        """
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            self._errors.seek(0)
+            reason = self._errors.read().strip().splitlines() or ["it said nothing"]
+            raise ValueError(f"{self._name} ended: {reason[-1]}")
+        return line.strip()
+
+    def end(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+
+class Crew:
+    """The processes of a contender."""
+
+    def __init__(self, contender: Contender) -> None:
         self.contender = contender
-        self._processes = [
-            subprocess.Popen(
-                command(contender),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env=os.environ | thread_limits(contender.threads),
-            )
-            for _ in range(contender.processes)
-        ]
+        self._processes = [Process(contender) for _ in range(contender.processes)]
 
     def wait_until_ready(self) -> None:
-        """Return once every process has said so."""
+        """Return once every process has said so.
+
+        Raises:
+            ValueError: one has ended, or says something else.
+        """
         for process in self._processes:
-            if process.stdout.readline().strip() != "ready":
-                process.kill()
-                reason = process.stderr.read().strip().splitlines() or ["it said nothing"]
-                raise ValueError(f"{self.contender.name} did not start: {reason[-1]}")
+            if (said := process.hear()) != "ready":
+                raise ValueError(f"{self.contender.name} should be ready and says {said!r}")
 
     def turn(self) -> Turn:
-        """All processes at once; the turn lasts until the last has finished."""
+        """All processes at once; the turn lasts until the last has finished.
+
+        Raises:
+            ValueError: one has ended.
+        """
         started = time.perf_counter()
         for process in self._processes:
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        said = [json.loads(process.stdout.readline()) for process in self._processes]
+            process.tell("go")
+        said = [json.loads(process.hear()) for process in self._processes]
         seconds = time.perf_counter() - started
         done = self.contender.processes * self.contender.members * self.contender.updates
         return Turn(seconds / done, said)
@@ -110,8 +156,7 @@ class Crew:
     def end(self) -> None:
         """End the processes."""
         for process in self._processes:
-            process.kill()
-            process.communicate()
+            process.end()
 
 
 def command(contender: Contender) -> list[str]:

@@ -18,8 +18,9 @@ import pandas as pd
 import torch
 
 from analysis.experiments.ablations.settings import PopulationConfig, setting_of
-from analysis.experiments.ablations.stamp import Stamp, current_stamp
-from analysis.experiments.benchmark.contenders import LARGEST
+from analysis.experiments.ablations.source import source_sha256, sources_of
+from analysis.experiments.ablations.stamp import Stamp, stamp_here
+from analysis.experiments.benchmark.contenders import of_width
 from analysis.experiments.benchmark.journal import Journal, Unwritten
 from analysis.experiments.benchmark.worker import members_in_turn
 from analysis.training import graphs
@@ -55,9 +56,7 @@ def tiny_loads(
     """Populations of the tiny policy, untrained: time does not depend on what it has learned."""
     loads = []
     for width in widths:
-        policy = LARGEST.policy.model_copy(update={"width": width})
-        start = LARGEST.start.model_copy(update={"updates": 0})
-        config = LARGEST.model_copy(update={"policy": policy, "start": start})
+        config = of_width(width)
         loads += [Load(f"tiny, width {width}", config, size, updates) for size in members]
     return loads
 
@@ -80,7 +79,7 @@ def run(
         ValueError: a model of a load cannot be had.
     """
     journal = Unwritten() if journal is None else journal
-    stamp = current_stamp(loads[0].config, device)
+    stamp = stamp_of(loads, device)
     journal.begin(stamp, loads)
     populations, phases = [], []
     for load in loads:
@@ -92,6 +91,12 @@ def run(
     machine = journal.part("machine", lambda: machine_rates(device).to_dict("records"))
     tables = (pd.DataFrame(rows) for rows in (populations, phases, machine))
     return DeviceBenchmark(*tables, stamp)
+
+
+def stamp_of(loads: Sequence[Load], device: torch.device) -> Stamp:
+    """That of a benchmark of these loads, of the source that any of them depends on."""
+    sources = {file for load in loads for file in sources_of(load.config)}
+    return stamp_here(source_sha256(sorted(sources)), device)
 
 
 def machine_rates(

@@ -11,16 +11,20 @@ from typing import Any
 from analysis.experiments.ablations.stamp import Stamp
 from analysis.files import replace_file, require_writable, sha256_bytes
 
+STORE = Path("sweeps") / "benchmarks"
+
 
 class Journal:
     """The finished parts of one benchmark, by name.
 
     Args:
-        directory: where the whole will go; the parts lie in a hidden folder beside it.
+        directory: where the whole will go.
+        store: a folder for the parts of unfinished benchmarks.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._unfinished = directory.with_name(f".{directory.name}-unfinished")
+    def __init__(self, directory: Path, store: Path = STORE) -> None:
+        place = sha256_bytes(str(directory.resolve()).encode())[:8]
+        self._unfinished = store / f"{directory.name}-{place}"
         self._parts: Path | None = None
 
     def begin(self, stamp: Stamp, chosen: Any) -> None:

@@ -13,12 +13,10 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from analysis.experiments.benchmark.counting import FLOAT_BYTES, OPTIMIZER_PASSES
 from analysis.training.pretrained.config import PROJECTIONS, LlamaConfig, LoraConfig
 
-FLOAT_BYTES = 4
 BFLOAT16_BYTES = 2
-#: AdamW reads weights, gradient and two moments, and writes all but the gradient.
-OPTIMIZER_PASSES = 7
 #: How often logits are read or written: softmax and its sum, to draw from; log-softmax; log-softmax
 #: and the KL, forward and backward.
 LOGIT_PASSES = {"sampling": 3, "reference": 2, "training": 8}

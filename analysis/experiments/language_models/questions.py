@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from analysis.experiments.language_models.checkpoints import needed
+from analysis.experiments.language_models.checkpoints import Unavailable, needed
 from analysis.experiments.language_models.config import ArithmeticTask
 from analysis.training.pretrained.tasks import TextTask
 
@@ -31,7 +31,7 @@ def questions_of(config: ArithmeticTask) -> list[Question]:
     """The pool, no question twice.
 
     Raises:
-        ValueError: the extra ``lm`` is not installed.
+        Unavailable: the extra ``lm`` is not installed.
     """
     shots = _dataset(config, config.shots, config.seed + 1) if config.shots else []
     solved = "".join(f"{_left_side(shot)} {shot['answer']}{LINE}" for shot in shots)
@@ -46,7 +46,7 @@ def arithmetic_task(config: ArithmeticTask, folder: Path) -> TextTask:
     that holds the answer, which would reward listing numbers.
 
     Raises:
-        ValueError: the extra ``lm`` is not installed, or the folder holds no tokenizer.
+        Unavailable: the extra ``lm`` is not installed, or the folder holds no tokenizer.
     """
     tokenizer = tokenizer_of(folder)
     dataset, pool = _dataset(config, config.pool, config.seed), questions_of(config)
@@ -75,14 +75,14 @@ def tokenizer_of(folder: Path) -> Any:
     """The tokenizer of the model in ``folder``.
 
     Raises:
-        ValueError: the extra ``lm`` is not installed, or the folder holds none.
+        Unavailable: the extra ``lm`` is not installed, or the folder holds none.
     """
     transformers = needed("transformers", "lm")
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
-        raise ValueError(f"{folder} holds no tokenizer ({reason})") from None
+        raise Unavailable(f"{folder} holds no tokenizer ({reason})") from None
 
 
 def _left_side(entry: dict[str, Any]) -> str:
