@@ -66,6 +66,8 @@ $(FULL)/.stamp: Makefile pyproject.toml requirements.lock constraints.txt
 
 serve: ## show the built book at http://localhost:8000 (PORT=... for another)
 	@test -f _build/html/index.html || { echo "no book yet: run make book"; exit 1; }
+	@$(BIN)/python -c "import socket; socket.create_server(('localhost', $(PORT))).close()" 2>/dev/null || \
+		{ echo "port $(PORT) is taken: make serve PORT=8001"; exit 1; }
 	@echo "http://localhost:$(PORT)  (Ctrl-C ends)"
 	@$(BIN)/python -m http.server --bind localhost --directory _build/html $(PORT) >/dev/null 2>&1
 

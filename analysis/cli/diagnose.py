@@ -28,19 +28,20 @@ def diagnose(
     page: Path | None = None,
     json: Path | None = None,
     fail_on: str = "",
-    framework: Literal["unknown", "trl", "verl", "openrlhf"] = "unknown",
-    estimator: Estimator = "unknown",
-    placement: Literal["unknown", "loss", "reward"] = "unknown",
-    weighting: Literal["unknown", "none", "attached", "detached"] = "unknown",
-    epsilon_low: float = 0.2,
-    epsilon_high: float = 0.2,
-    resamples: int = 1000,
-    seed: int = 0,
+    framework: Literal["unknown", "trl", "verl", "openrlhf"] | None = None,
+    estimator: Estimator | None = None,
+    placement: Literal["unknown", "loss", "reward"] | None = None,
+    weighting: Literal["unknown", "none", "attached", "detached"] | None = None,
+    epsilon_low: float | None = None,
+    epsilon_high: float | None = None,
+    resamples: int | None = None,
+    seed: int | None = None,
     how_to_dump: Literal["trl", "verl", "openrlhf"] | None = None,
 ) -> None:
     """Measure the log-probs of a run and say what to change, in order.
 
-    What the run was may be said by the options below; TRL's dump folder says it itself.
+    What the run was may be said by the options below; TRL's dump folder says it itself, and an
+    option that is given takes precedence.
     Reads CSV, JSON lines (both also gzipped) and parquet, one row a token or one row a sequence;
     of a folder, all such files.
     Ends with status 3 if --fail-on matches a finding.
@@ -54,10 +55,10 @@ def diagnose(
         estimator: the KL estimator of the run.
         placement: whether it is differentiated or subtracted from the reward.
         weighting: the off-policy weight on it.
-        epsilon_low: lower clip of the policy ratio.
-        epsilon_high: upper clip of the policy ratio.
-        resamples: of the bootstrap.
-        seed: of the bootstrap.
+        epsilon_low: lower clip of the policy ratio; by default 0.2.
+        epsilon_high: upper clip of the policy ratio; by default 0.2.
+        resamples: of the bootstrap; by default 1000.
+        seed: of the bootstrap; by default 0.
         how_to_dump: print what to add to a framework, and stop.
     """
     if how_to_dump is not None:
@@ -67,20 +68,21 @@ def diagnose(
         raise Refused("give the file to diagnose (how to make one: --how-to-dump trl)")
     wanted = tuple(name.strip() for name in fail_on.split(",") if name.strip())
     matching([], wanted)
+    options = {
+        "framework": framework,
+        "estimator": estimator,
+        "placement": placement,
+        "weighting": weighting,
+        "epsilon_low": epsilon_low,
+        "epsilon_high": epsilon_high,
+        "resamples": resamples,
+        "seed": seed,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
     try:
-        given = Settings(
-            framework=framework,
-            estimator=estimator,
-            placement=placement,
-            weighting=weighting,
-            epsilon_low=epsilon_low,
-            epsilon_high=epsilon_high,
-            resamples=resamples,
-            seed=seed,
-        )
+        settings = Settings(**recorded_settings(file).model_dump() | given)
     except ValueError as error:
         raise Refused(_settings_complaint(error)) from None
-    settings = recorded_settings(file).model_copy(update=given.model_dump(exclude_defaults=True))
     rollouts = read_rollouts(file)
     found = report(measure(rollouts, settings), source=file.name)
     if json is not None:

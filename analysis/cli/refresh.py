@@ -7,13 +7,17 @@ from pathlib import Path
 
 from analysis.report.project import find_project
 from analysis.report.publication import refresh_notebooks
+from analysis.report.run_figures import refresh_copies
 
 
 def refresh() -> None:
-    """Copy the executed notebooks, with their outputs, over their sources in notebooks/.
+    """Copy the executed notebooks, with their outputs, over their sources in notebooks/, and those
+    of their figures that the README shows.
 
     Refuses runs that are not current or were made with other parameters than the defaults.
     """
     project = find_project(Path.cwd())
-    for path in refresh_notebooks(project):
+    paths = refresh_notebooks(project)
+    paths += refresh_copies(project.book / "_static" / "figures", project.notebooks)
+    for path in paths:
         print(f"refreshed {project.relative(path)}", file=sys.stderr)

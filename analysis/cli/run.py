@@ -70,7 +70,7 @@ def run(
         print(f"{job.name}  up to date", file=sys.stderr)
     todo = planned if force else list(stale)
     if todo:
-        run_jobs(project, todo, limits)
+        run_jobs(project, todo, limits, force=force)
         print(
             f"{len(todo)} of {len(planned)} notebooks run in {time.monotonic() - started:.0f} s: "
             f"{project.relative(todo[0].files.directory)}/",

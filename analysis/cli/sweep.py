@@ -71,7 +71,7 @@ def sweep(
     if graphs and device != "cuda":
         raise Refused("--graphs records CUDA graphs: give it with --device cuda")
     folder = Store(store)
-    chosen = _preset(preset, parse_assignments(override)) if preset else None
+    chosen = _preset(preset, parse_assignments(override, "-o")) if preset else None
     if list:
         _show(folder, chosen)
     elif chosen is None:

@@ -123,7 +123,7 @@ def euclidean_optimum(rewards: Logits, ref_logits: Logits, *, beta: float) -> Lo
 def penalty_equilibrium(
     rewards: Logits, ref_logits: Logits, support: Tensor, *, beta: float, estimator: str
 ) -> Logits:
-    r"""A stable fixed point of k2 or k3 in the reward: one for each set of tokens that survives.
+    r"""A stable fixed point of k2 or k3 in the reward: at most one for each set of survivors.
 
     .. math:: R(a) - \beta\, k\big(l(a)\big) = \lambda \;\text{ and }\; l(a) \ge 0
         \quad \text{for } a \in S, \qquad \pi(a) = 0 \;\text{ for } a \notin S

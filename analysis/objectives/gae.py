@@ -1,8 +1,9 @@
 r"""Generalised advantage estimation, and what it makes of a KL in the reward.
 
 GAE trades variance for bias with two numbers, :math:`\gamma` and :math:`\lambda`, and a critic.
-For a game that bias is a choice of horizon. For the KL of a sequence it changes the objective:
-:func:`gae_kl_gradient` is the exact expected gradient, to be held against that of the sequence KL.
+For a game that bias is a choice of horizon. For the KL of a sequence what is left is the gradient
+of no objective: :func:`gae_kl_gradient` is the exact expected direction, to be held against the
+gradient of the sequence KL.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ def mirror_descent_loss(
     With this baseline it is zero exactly at :math:`\pi_i e^{R/\tau} / Z`
     (:func:`analysis.kl.fixed_points.reverse_kl_optimum`), the maximiser of
     :math:`\mathbb{E}_\pi[R] - \tau\, \mathrm{KL}(\pi \Vert \pi_i)`, wherever the samples come from.
-    The group mean of the rewards is a stand-in for :math:`b`, right to first order in
-    :math:`1/\tau`.
+    The group mean of the rewards is a stand-in for :math:`b`, right to leading order: it is short
+    by about :math:`\mathrm{Var}[R] / (2\tau)`.
 
     Equation: ``mirror_descent_loss``
     Source: Kimi Team (2025), Kimi k1.5, policy optimisation.

@@ -62,29 +62,6 @@ def chapter_url(finding: Finding, *, book: str | None = None) -> str:
     return f"{page}#{label}" if label else page
 
 
-def estimates_table(report: Report) -> pd.DataFrame:
-    """Every KL estimate as text."""
-    return pd.DataFrame(
-        {
-            "estimator": e.estimator,
-            "samples": e.samples,
-            "KL (nats per token)": _number(e.interval.value),
-            "from": _number(e.interval.low),
-            "to": _number(e.interval.high),
-        }
-        for e in report.estimates
-    ).set_index(["estimator", "samples"])
-
-
-def findings_table(report: Report) -> pd.DataFrame:
-    """Findings in order: what, how bad, and what to change."""
-    rows = [
-        {"finding": f.code, "severity": f.severity, "what it is": f.title, "change": f.advice}
-        for f in report.findings
-    ] or [{"finding": "–", "severity": "–", "what it is": "nothing found", "change": "–"}]
-    return pd.DataFrame(rows).set_index("finding")
-
-
 def sequences_table(report: Report) -> pd.DataFrame:
     """The sequences with the largest share of the KL."""
     return pd.DataFrame(

@@ -39,7 +39,7 @@ def run_jobs(
     """Execute ``jobs``, a few at a time, and publish each that succeeds.
 
     Args:
-        force: also run what is current.
+        force: run what another process has just finished, too.
         command: the child program, `analysis.report.execution.runner_command` by default.
 
     Raises:
@@ -124,7 +124,8 @@ class _Queue:
                 self.progress.note(f"{job.name}: waiting for {claim.holder()}, which is running it")
             return
         self.waiting.remove(job)
-        if job.name in self.announced and why_not_current(job.files, job.inputs) is None:
+        finished = job.name in self.announced and why_not_current(job.files, job.inputs) is None
+        if finished and not self.force:
             claim.release()
             self.progress.ended(job.name, "was finished by the other process")
             return

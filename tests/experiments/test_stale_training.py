@@ -27,6 +27,7 @@ def test_passes_are_counted_forward_by_forward():
     # sampling, reference, backward of the first step; then forward and backward of three more
     assert study.passes_per_completion(4) == 1 + 1 + 2 + 3 * (1 + 2)
     assert study.passes_per_completion(1) == 4
+    assert study.passes_per_completion(4, replay=False) == 1 + 1 + 4 * (1 + 2)
     with pytest.raises(ValueError, match="num_iterations"):
         study.passes_per_completion(0)
 
@@ -36,6 +37,7 @@ def test_costs_are_those_at_the_end_of_a_window():
     table = study.with_costs(curves([0.1, 0.2, 0.3], 4), config)
     assert table["completions"].tolist() == [24, 48, 60]  # the last window has two updates
     assert table["passes"].tolist() == [7 * 24, 7 * 48, 7 * 60]
+    assert table["recomputed"].tolist() == [8 * 24, 8 * 48, 8 * 60]
 
 
 def test_finals_within_a_cost_do_not_read_what_came_later():

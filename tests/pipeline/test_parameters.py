@@ -104,8 +104,9 @@ def test_ordinary_name_is_no_secret(name: str) -> None:
 
 @pytest.mark.parametrize("assignments", [["n"], ["n=1", "n=2"], ["=1"], ["n =1"]])
 def test_bad_assignment_is_refused(assignments: list[str]) -> None:
-    with pytest.raises(Refused, match="-p"):
-        parse_assignments(assignments)
+    for option in ("-p", "-o"):
+        with pytest.raises(Refused, match=f"^{option}"):
+            parse_assignments(assignments, option)
 
 
 @given(st.text())

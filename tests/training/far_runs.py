@@ -91,6 +91,7 @@ def compared(name: str, preset: Preset, near: Setting, far: Setting, device: Any
         "preset": name,
         "device": there.weights.device.type,
         "members": len(preset.members),
+        "steps": preset.config.num_minibatches * preset.config.num_iterations,
         "metrics": largest_difference(expected, found),
         "weights": (on_cpu.weights.detach() - weights).abs().max().item(),
         "moved": (weights - start).abs().max().item(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -113,7 +114,8 @@ recorded(lambda x: torch.where(x > 1.0, x, 0.0))
 )
 def test_recordings(program):
     command = [sys.executable, "-W", "ignore", "-c", BEGIN + program]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -12,7 +12,6 @@ from torch.distributions import Normal
 from analysis.experiments.chapters.gaussian_pairs import (
     LIU_APPENDIX_D,
     GaussianPair,
-    draw,
     log_probs,
     normal_nodes,
 )
@@ -146,11 +145,3 @@ def _relative_mean_and_std(
     z = torch.randn(rows, size, generator=generator, dtype=torch.float64)
     k3 = ESTIMATORS["k3"](*log_probs(pair, z))
     return k3.mean(-1) / pair.kl - 1, k3.std(-1) / pair.kl
-
-
-def dominance(pair: GaussianPair, *, sample_size: int, replicates: int, seed: int) -> pd.Series:
-    """Share of the sum of r that its largest draw alone contributes, one number a replicate."""
-    logp, ref_logp = log_probs(pair, draw((replicates, sample_size), seed=seed))
-    ratio = torch.exp(ref_logp - logp)
-    share = ratio.max(-1).values / ratio.sum(-1)
-    return pd.Series(share.numpy(), name="share")

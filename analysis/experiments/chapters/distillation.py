@@ -10,6 +10,7 @@ import torch
 from analysis.experiments.ablations.costs import cost_ratio, crossings
 from analysis.experiments.ablations.presets import NO_KL, Preset
 from analysis.experiments.ablations.recording import Recorded
+from analysis.experiments.ablations.untrained import untrained
 from analysis.training.arms import Arm, Sampler
 from analysis.training.config import Member
 from analysis.training.tasks import END, FILLER, NUM_DIGIT_TOKENS
@@ -25,14 +26,9 @@ def skills(preset: Preset, *, num_prompts: int = 400, seed: int = 0) -> pd.DataF
     Returns:
         One row each, ``who``: ``start`` and ``teacher``; with ``accuracy`` and ``length``.
     """
-    config = preset.config.model_copy(update={"num_prompts": num_prompts, "num_minibatches": 1})
     members = [Member(arm=arm, seed=seed) for arm in (NO_KL, BY_TEACHER)]
-    drawn = PopulationTrainer(config, members).rollout(0)
-    accuracy = drawn.scores.accuracy.flatten(1).mean(dim=1)
-    length = drawn.rollout.mask.sum(dim=-1).float().flatten(1).mean(dim=1)
-    return pd.DataFrame(
-        {"who": ["start", "teacher"], "accuracy": accuracy.numpy(), "length": length.numpy()}
-    )
+    table = untrained(preset, members, num_prompts=num_prompts).assign(who=["start", "teacher"])
+    return table[["who", "accuracy", "length"]]
 
 
 def completions_after(

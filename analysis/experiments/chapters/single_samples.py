@@ -141,41 +141,6 @@ def walk_table(
     return pd.concat(frames, ignore_index=True)
 
 
-def budget_table(
-    estimators: tuple[str, ...],
-    batch_sizes: tuple[int, ...],
-    *,
-    start_logits: Tensor,
-    ref_logits: Tensor,
-    samples: int,
-    step_size: float,
-    scale_step: bool,
-    seed: int,
-    checkpoints: int = 16,
-) -> pd.DataFrame:
-    """Reverse KL to the reference against samples spent, for batches of several sizes.
-
-    With ``scale_step`` the step grows with the batch, so that every size moves equally far on
-    the same samples; without it every size takes ``step_size``.
-    """
-    frames = []
-    for estimator in estimators:
-        for batch_size in batch_sizes:
-            history = sampled_descent(
-                start_logits,
-                ref_logits,
-                coefficient_of(estimator),
-                step_size=step_size * (batch_size if scale_step else 1),
-                steps=samples // batch_size,
-                batch_size=batch_size,
-                checkpoints=checkpoints,
-                seed=seed,
-            )
-            frame = kl_quantiles(history, ref_logits, samples)
-            frames.append(frame.assign(estimator=estimator, batch_size=batch_size))
-    return pd.concat(frames, ignore_index=True)
-
-
 def kl_quantiles(history: Tensor, ref_logits: Tensor, last: int) -> pd.DataFrame:
     """Quantiles over runs of the reverse KL (nats) of [checkpoints + 1, M, V], up to ``last``."""
     return _quantiles(reverse_kl(history, ref_logits.expand_as(history)), last)

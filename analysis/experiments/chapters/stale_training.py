@@ -14,32 +14,37 @@ BACKWARD = 2
 LARGE_BATCH = "large_batch"
 
 
-def passes_per_completion(num_iterations: int) -> int:
+def passes_per_completion(num_iterations: int, *, replay: bool = True) -> int:
     r"""Forward-equivalents of an update per completion that it draws.
 
     .. math:: \underbrace{1}_{\text{sampling}} + \underbrace{1}_{\text{reference}} +
         \underbrace{2}_{\text{first step}} + 3\, (K - 1)
 
     The first of :math:`K` steps goes back through the activations that sampling kept; each later
-    one computes its own. Reading a KL off the logits is counted as nothing.
+    one computes its own. Without ``replay``, as in trainers that sample with another engine, the
+    first one does too, and costs 3. Reading a KL off the logits is counted as nothing.
 
     Raises:
         ValueError: there is no step.
     """
     if num_iterations < 1:
         raise ValueError(f"num_iterations must be at least 1, got {num_iterations}")
-    return 2 + BACKWARD + (1 + BACKWARD) * (num_iterations - 1)
+    return 2 + (1 + BACKWARD) * num_iterations - int(replay)
 
 
 def with_costs(curves: pd.DataFrame, config: RunConfig) -> pd.DataFrame:
-    """Curves with what each window had cost at its end: ``completions`` and ``passes``.
+    """Curves with what each window had cost at its end.
 
-    ``passes`` are forward passes over one completion, or their equivalents.
+    Three columns more: ``completions``; ``passes``, forward passes over one completion or their
+    equivalents; ``recomputed``, those of a trainer without replay (:func:`passes_per_completion`).
     """
     updates = (curves["update"] + config.log_every).clip(upper=config.updates)
     completions = updates * config.num_prompts * config.group_size
-    passes = completions * passes_per_completion(config.num_iterations)
-    return curves.assign(completions=completions, passes=passes)
+    costs = {
+        name: completions * passes_per_completion(config.num_iterations, replay=replay)
+        for name, replay in (("passes", True), ("recomputed", False))
+    }
+    return curves.assign(completions=completions, **costs)
 
 
 def final_within(
@@ -82,7 +87,7 @@ def at_equal_cost(ways: pd.DataFrame, cost: str, beta: float) -> pd.DataFrame:
 
     Args:
         ways: of :func:`costed_ways`.
-        cost: ``completions`` or ``passes``.
+        cost: ``completions``, ``passes`` or ``recomputed``.
         beta: the KL coefficient.
     """
     at_beta = ways[ways["beta"] == beta]

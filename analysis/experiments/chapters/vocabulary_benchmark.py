@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,16 @@ import torch
 from torch import Tensor
 
 import analysis
-from analysis.files import replace_file, sha256_bytes, sha256_file
+from analysis.experiments.ablations import recording
+from analysis.experiments.ablations.folders import read_manifest, read_table, write_folder
+from analysis.files import sha256_bytes, sha256_file
 from analysis.kl.chunked import Head, reverse_kl_from_hidden
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.estimators import k2
 
 _PACKAGE = Path(analysis.__path__[0])
-RECORDED = _PACKAGE.parent / "results" / "full_vocabulary_cpu"
+RECORDED = recording.RESULTS / "full_vocabulary_cpu"
 TABLE = "benchmark.csv"
-MANIFEST = "manifest.json"
 
 VOCABULARIES = (8_192, 32_000, 49_152, 98_304, 152_064)
 TOKENS, WIDTH, LIGER_TOKENS = 1024, 128, 256
@@ -149,25 +149,20 @@ def record(repeats: int = 3) -> None:
     """Measure every method that can be imported at every vocabulary, and seal the table."""
     methods = [m for m in METHODS if m != "liger" or importlib.util.find_spec("liger_kernel")]
     rows = [measure(m, v, TOKENS, WIDTH, repeats) for v in VOCABULARIES for m in methods]
-    RECORDED.mkdir(parents=True, exist_ok=True)
-    text = pd.DataFrame(rows).to_csv(index=False, float_format="%.6g").encode()
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     if "liger" in methods:
         from importlib.metadata import version
 
         versions["liger-kernel"] = version("liger-kernel")
-    manifest = {
+    fields = {
         "preset": "full vocabulary",
         "seeds": [0],
         "device": f"cpu, {platform.machine()}, 1 thread(s)",
         "versions": versions,
         "source": sha256_bytes("".join(sha256_file(_PACKAGE / s) for s in _SOURCES).encode()),
-        "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "repeats": repeats,
-        "files": {TABLE: sha256_bytes(text)},
     }
-    replace_file(RECORDED / TABLE, text)
-    replace_file(RECORDED / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+    write_folder(RECORDED, {TABLE: pd.DataFrame(rows)}, fields)
 
 
 def recorded() -> pd.DataFrame:
@@ -176,12 +171,8 @@ def recorded() -> pd.DataFrame:
     Raises:
         ValueError: the table is missing or is not the one that was recorded.
     """
-    manifest, table = RECORDED / MANIFEST, RECORDED / TABLE
-    if not manifest.is_file() or not table.is_file():
-        raise ValueError(f"{RECORDED} lacks {MANIFEST} or {TABLE}: record the benchmark again")
-    if sha256_file(table) != json.loads(manifest.read_text())["files"][TABLE]:
-        raise ValueError(f"{table} changed since it was recorded: restore it or record again")
-    return pd.read_csv(table)
+    read_manifest(RECORDED)
+    return read_table(RECORDED / TABLE)
 
 
 def _start_of_peak() -> int:

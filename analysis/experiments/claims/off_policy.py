@@ -11,12 +11,12 @@ from analysis.experiments.chapters import off_policy as study
 from analysis.experiments.chapters import stale_sequences
 from analysis.experiments.chapters.gradients import Policies, random_tables
 from analysis.experiments.claims import Finding, decides, settle
+from analysis.experiments.claims.gradient_errors import error_of
 from analysis.experiments.claims.recorded import difference, recorded
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.enumeration import (
     exact_kl_gradient,
     expected_gradient,
-    relative_error,
     reverse_kl_gradient,
 )
 from analysis.kl.estimators import k3
@@ -44,12 +44,6 @@ def stale(distance: float = 0.5, **options) -> study.StaleStates:
 def fresh() -> study.StaleStates:
     """The same states, sampled by the policy itself."""
     return stale(0.0)
-
-
-def error_of(gradient: Tensor, exact: Tensor, *, worst: bool = False) -> float:
-    """Median relative error over the states, or the largest."""
-    errors = relative_error(gradient, exact)
-    return (errors.max() if worst else errors.median()).item()
 
 
 def stale_trees() -> tuple[Policies, Tensor]:

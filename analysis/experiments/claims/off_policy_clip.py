@@ -10,12 +10,12 @@ from analysis.experiments.chapters import stale_sequences
 from analysis.experiments.chapters import stale_training as trained
 from analysis.experiments.chapters.gradients import Policies
 from analysis.experiments.claims import Finding, decides, settle
+from analysis.experiments.claims.gradient_errors import error_of
 from analysis.experiments.claims.off_policy import (
     BETA,
     EPSILON,
     EXACT,
     TREE,
-    error_of,
     fresh,
     full_vocabulary,
     stale,

@@ -9,6 +9,7 @@ from analysis.experiments.chapters import off_policy, reward_side
 from analysis.experiments.chapters.gradients import random_policies, random_tables
 from analysis.experiments.chapters.group_orders import Prompts, random_prompts
 from analysis.experiments.claims import Finding, Verdict, decides, settle
+from analysis.experiments.claims.gradient_errors import error_of
 from analysis.kl.ascent import expected_ascent
 from analysis.kl.enumeration import (
     cosine,
@@ -31,11 +32,6 @@ BETA = 0.1
 
 def _prompts(distance: float = 1.0) -> Prompts:
     return random_prompts(60, 8, distance=distance, seed=80)
-
-
-def _error(gradient: Tensor, exact: Tensor, *, worst: bool = False) -> float:
-    errors = relative_error(gradient, exact)
-    return (errors.max() if worst else errors.median()).item()
 
 
 def _decided(verdict: Verdict, referee: float, figures: dict[str, float]) -> Finding:
@@ -61,7 +57,7 @@ def sign_of_the_total_loss() -> Finding:
     figures = {
         "cosine_to_printed_gradient": cosine(of_reward_part, printed).mean().item(),
         "share_reward_raised": (raised.sum(-1) > 0).double().mean().item(),
-        "corrected_error": _error(
+        "corrected_error": error_of(
             printed - BETA * reverse_kl_gradient(logits, ref_logits), corrected, worst=True
         ),
     }
@@ -92,16 +88,16 @@ def doubled_probability() -> Finding:
     uniform = torch.zeros_like(logits)
     at_uniform = expected_score(uniform, uniform.softmax(-1) ** 2 * -ref_logits.log_softmax(-1))
     figures = {
-        "error": _error(printed, exact),
+        "error": error_of(printed, exact),
         "cosine": cosine(printed, exact).median().item(),
         "smallest_cosine": cosine(printed, exact).min().item(),
-        "corrected_error": _error(without, exact, worst=True),
+        "corrected_error": error_of(without, exact, worst=True),
         "constant_penalty": (constant.norm(dim=-1) / policy.norm(dim=-1)).median().item(),
         "uniform_sampler_cosine": cosine(at_uniform, reverse_kl_gradient(uniform, ref_logits))
         .min()
         .item(),
     }
-    always = _error(printed, exact, worst=True) < EXACT
+    always = error_of(printed, exact, worst=True) < EXACT
     verdict = settle(always and figures["constant_penalty"] < EXACT, always)
     return _decided(verdict, figures["corrected_error"], figures)
 
@@ -114,7 +110,7 @@ def equivalent_objective() -> Finding:
     moved = logits + random_policies(*logits.shape, spread=0.5, seed=81).logits
     folded = folded_reward(logits, ref_logits, rewards, beta=BETA)
     errors = [
-        _error(expected_score(at, at.softmax(-1) * folded), _regularised_ascent(at, *fixed))
+        error_of(expected_score(at, at.softmax(-1) * folded), _regularised_ascent(at, *fixed))
         for at, fixed in ((logits, (ref_logits, rewards)), (moved, (ref_logits, rewards)))
     ]
     optimum = reverse_kl_optimum(rewards, ref_logits, beta=BETA).exp()
@@ -148,9 +144,9 @@ def k3_moved_into_the_reward() -> Finding:
     own, to_go = _folded_over_sequences("k3")
     attached = off_policy.merged_kl_gradient(stale, reading="attached", penalty="k3")
     figures = {
-        "fresh": _error(*errors["fresh"], worst=True),
-        "stale_to_loss": _error(*errors["stale"]),
-        "stale_to_forward": _error(errors["stale"][0], forward),
+        "fresh": error_of(*errors["fresh"], worst=True),
+        "stale_to_loss": error_of(*errors["stale"]),
+        "stale_to_forward": error_of(errors["stale"][0], forward),
         "sequence_own_credit": own,
         "sequence_to_go": to_go,
         "attached_norm": (attached.norm(dim=-1) / forward.norm(dim=-1)).max().item(),
@@ -247,7 +243,7 @@ def loss_and_reward_convert() -> Finding:
             loss = expected_gradient(logits, ref_logits, old_logits, estimator=name)
             sampled = (old_logits.log_softmax(-1), ref_logits.log_softmax(-1))
             penalty = gradient_coefficient(*sampled, estimator=name)
-            worst.append(_error(expected_score(logits, logits.softmax(-1) * penalty), loss))
+            worst.append(error_of(expected_score(logits, logits.softmax(-1) * penalty), loss))
         errors[age] = max(worst)
     own, to_go = _folded_over_sequences("k2")
     figures = {**errors, "sequence_own_credit": own, "sequence_to_go": to_go}

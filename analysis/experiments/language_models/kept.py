@@ -30,7 +30,6 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-import analysis
 from analysis.experiments.ablations import recording
 from analysis.experiments.ablations.ablation import tidy
 from analysis.experiments.ablations.departures import differing
@@ -41,18 +40,18 @@ from analysis.experiments.ablations.folders import (
     write_folder,
 )
 from analysis.experiments.ablations.presets import Preset
+from analysis.experiments.ablations.settings import setting_of
 from analysis.experiments.ablations.stamp import current_stamp
 from analysis.experiments.language_models.checkpoints import folder_of
 from analysis.experiments.language_models.config import LanguageConfig
 from analysis.experiments.language_models.presets import FRONT, SHORT
-from analysis.experiments.language_models.questions import arithmetic_task, tokenizer_of
+from analysis.experiments.language_models.questions import tokenizer_of
 from analysis.experiments.language_models.skills import Skill, skills_of
-from analysis.files import replace_file, require_writable
+from analysis.files import replace_file, require_writable, sha256_bytes
 from analysis.kl.divergences import forward_kl, reverse_kl
 from analysis.training.config import Member
 from analysis.training.pretrained.llama import LlamaPolicy
 from analysis.training.pretrained.lora import Adapters
-from analysis.training.pretrained.setting import pretrained_setting
 from analysis.training.pretrained.tasks import TextTask
 from analysis.training.pretrained.weights import Llama, load_llama
 from analysis.training.randomness import uniforms
@@ -60,7 +59,7 @@ from analysis.training.rollout import completion_inputs, sample, token_logp
 from analysis.training.setting import Setting
 from analysis.training.trainer import PopulationTrainer
 
-RECORDED = Path(analysis.__path__[0]).parent / "results" / "smollm2_kept_cpu"
+RECORDED = recording.RESULTS / "smollm2_kept_cpu"
 #: States whose vocabularies are summed at a time.
 STATES = 256
 
@@ -110,7 +109,7 @@ class Probe:
         self.name = skill.name
         task = TextTask(
             skill.prompts,
-            lambda place, tokens: 0.0,  # completions are read, not scored
+            lambda place, tokens: 0.0,  # completions are read, never scored
             end_tokens=[skill.end],
             completion_length=skill.longest,
         )
@@ -167,27 +166,27 @@ def _padded(answers: Sequence[Sequence[int]], end: int) -> tuple[Tensor, Tensor]
     return rows[None, :, None], own[None, :, None]
 
 
-class School(NamedTuple):
-    """A model, its task, and the probes."""
-
-    setting: Setting
-    probes: list[Probe]
-
-
 @cache
-def school() -> School:
-    """Of the recorded populations, which share model and task.
+def setting() -> Setting:
+    """On which the recorded populations train; they share model and task.
 
     Raises:
-        ValueError: the model or an optional package cannot be had.
+        Unavailable: the model or an optional package cannot be had.
+    """
+    return setting_of(SHORT.config)
+
+
+def probes() -> list[Probe]:
+    """What members are read with, from the task to what is furthest from it.
+
+    Raises:
+        Unavailable: the model or an optional package cannot be had.
     """
     config = SHORT.config
     folder = folder_of(config.model)
     model = load_llama(folder, config.dtype, "cpu")
-    setting = pretrained_setting(config, model, arithmetic_task(config.task, folder))
-    probed = skills_of(config.task, tokenizer_of(folder))
-    probes = [Probe(model, config, skill, seed) for seed, skill in enumerate(probed)]
-    return School(setting, probes)
+    skills = skills_of(config.task, tokenizer_of(folder))
+    return [Probe(model, config, skill, seed) for seed, skill in enumerate(skills)]
 
 
 def members(seeds: Iterable[int] = SHORT.seeds) -> list[tuple[str, Member]]:
@@ -207,10 +206,10 @@ def trained(of: tuple[str, Member], work: Path) -> Path:
     Beside them stands how many numbers of its curves differ from the recorded ones.
     """
     name, member = of
-    file = work / f"{member.arm.name}_{member.arm.beta:g}_{member.seed}.safetensors"
+    file = work / f"{name}_{member.arm.name}_{member.arm.beta:g}_{member.seed}.safetensors"
     if not file.is_file():
         torch.set_num_threads(1)
-        trainer = PopulationTrainer(ARMS[name][0].config, [member], school().setting)
+        trainer = PopulationTrainer(ARMS[name][0].config, [member], setting())
         curves = as_written(tidy(trainer.run()))
         both = recording.compared(recording.load(recording.folder_of(name)).curves, curves)
         result = {
@@ -222,27 +221,30 @@ def trained(of: tuple[str, Member], work: Path) -> Path:
 
 
 def record(seeds: Sequence[int] = SHORT.seeds, *, processes: int = 2) -> None:
-    """Train and read the members of some seeds, and seal the table; members once read are kept.
+    """Train and read the members of some seeds, and seal the table.
+
+    Adapters that were trained once are kept in ``sweeps/kept-...``: a record that was stopped
+    goes on.
 
     Raises:
-        ValueError: the model or an optional package cannot be had.
+        Unavailable: the model or an optional package cannot be had.
     """
+    torch.set_num_threads(1)
     stamp = current_stamp(SHORT.config)
-    work = Path("sweeps") / f"kept-{stamp.source[:12]}"
+    work = Path("sweeps") / f"kept-{sha256_bytes(stamp.model_dump_json().encode())[:16]}"
     require_writable(work)
     chosen = members(seeds)
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         files = pool.map(partial(trained, work=work), chosen)
         states = [safetensors.torch.load_file(f) for f in tqdm(files, total=len(chosen))]
-    setting, probes = school()
-    rows = []
+    readers, rows = probes(), []
     for (_, member), state in zip(chosen, states, strict=True):
-        adapters = setting.policy.unflatten(state["adapters"])
+        adapters = readers[0].policy.unflatten(state["adapters"])
         fields = {"arm": member.arm.name, "beta": member.arm.beta, "seed": member.seed}
-        rows += [fields | probe.read(adapters) for probe in probes]
+        rows += [fields | probe.read(adapters) for probe in readers]
     tables = {
         "kept.csv": pd.DataFrame(rows),
-        "reference.csv": pd.DataFrame([probe.read({}) for probe in probes]),
+        "reference.csv": pd.DataFrame([probe.read({}) for probe in readers]),
     }
     fields = {
         "preset": "smollm2_kept",

@@ -154,7 +154,12 @@ class Skill(NamedTuple):
 
 
 def skills_of(task: ArithmeticTask, tokenizer: Any) -> list[Skill]:
-    """From the task itself to what is furthest from it."""
+    """From the task itself to what is furthest from it.
+
+    Raises:
+        Unavailable: the extra ``lm`` is not installed.
+        ValueError: the tokenizer has no token boundary between a question and its answer.
+    """
     products = task.model_copy(update={"name": "products"})
     lines = {
         "the task": _asked(task),
@@ -194,5 +199,9 @@ def _pairs(lines: str) -> list[tuple[str, str]]:
 def _of_lines(name: str, pairs: Sequence[tuple[str, str]], tokenizer: Any) -> Skill:
     prompts = [tokenizer(text)["input_ids"] for text, _ in pairs]
     whole = [tokenizer(f"{text} {answer}{LINE}")["input_ids"] for text, answer in pairs]
-    answers = [full[len(prompt) :] for prompt, full in zip(prompts, whole, strict=True)]
+    answers = []
+    for prompt, full, (text, answer) in zip(prompts, whole, pairs, strict=True):
+        if full[: len(prompt)] != prompt:
+            raise ValueError(f"the tokenizer joins {answer!r} to the end of {text!r}")
+        answers.append(full[len(prompt) :])
     return Skill(name, prompts, answers, end_of_line(tokenizer), ANSWER, group_size=4)

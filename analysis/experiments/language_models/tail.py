@@ -10,7 +10,6 @@ trained again. The recorded table of the book is made on one core in some minute
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +17,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-import analysis
+from analysis.experiments.ablations import recording
 from analysis.experiments.ablations.folders import read_manifest, write_folder
 from analysis.experiments.ablations.presets import Preset
 from analysis.experiments.ablations.settings import setting_of
@@ -28,7 +27,7 @@ from analysis.kl.estimators import k1, k2, k3
 from analysis.training.rollout import token_logp
 from analysis.training.trainer import PopulationTrainer
 
-RECORDED = Path(analysis.__path__[0]).parent / "results" / "smollm2_tail_cpu"
+RECORDED = recording.RESULTS / "smollm2_tail_cpu"
 #: After training, of each member.
 ROLLOUTS = 10
 #: Powers of ten at which the probabilities are cut; the lowest bin takes all that is below.
