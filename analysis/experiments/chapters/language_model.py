@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
@@ -116,45 +116,46 @@ def elsewhere(kept: Kept, finals: pd.DataFrame) -> pd.DataFrame:
     return table.merge(of_task, on=keys, validate="many_to_one")
 
 
-def by_skill(table: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
-    """:func:`~analysis.experiments.ablations.summaries.by_arm` of each skill, in their order.
+def by_skill(table: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """The mean over the seeds of each skill, arm and beta, and the seeds' range.
 
     Args:
         table: from :func:`elsewhere`.
-        metrics: of its columns.
+        metric: one of its columns.
+
+    Returns:
+        One row per skill, arm and beta, in their order: ``mean``, ``low``, ``high``, ``seeds``.
     """
-    skills = table.groupby("skill", sort=False)
-    parts = [summaries.by_arm(rows, metrics).assign(skill=skill) for skill, rows in skills]
-    return pd.concat(parts, ignore_index=True)
+    grouped = table.groupby(["skill", "arm", "beta"], sort=False)[metric]
+    columns = {"mean": "mean", "low": "min", "high": "max", "seeds": "size"}
+    return grouped.agg(**columns).reset_index()
 
 
-def elsewhere_at_equal(
-    table: pd.DataFrame, arms: Sequence[str], other: str, level: float
-) -> pd.DataFrame:
-    """How far from the reference arms are on each skill where they are equally far on the task.
+def elsewhere_at_equal(table: pd.DataFrame, arm: str, other: str, level: float) -> pd.DataFrame:
+    """How far from the reference two arms are on each skill where they are equally far on the task.
 
-    Along each arm's curve over beta, from no KL term on:
-    :func:`~analysis.experiments.ablations.summaries.paired_at_equal`, of the logarithm.
+    Along each arm's curve over beta, from no KL term on, seed by seed:
+    :func:`~analysis.experiments.ablations.summaries.at_equal`, of the logarithm.
 
     Args:
         table: from :func:`elsewhere`.
-        arms: that are compared with ``other``.
+        arm: compared with ``other``.
         other: an arm.
         level: of ``on_task``.
 
     Returns:
-        One row per skill and arm: ``ratio`` of the arm's forward KL to the other's, with its band
-        ``low`` to ``high``, and ``seeds``.
+        One row per skill: ``ratio`` of the arm's forward KL to the other's, the geometric mean over
+        the seeds whose curves both reach the level; their range ``low`` to ``high``; ``seeds``.
     """
-    pairs = [(arm, other) for arm in arms]
-    parts = []
-    for skill, rows in table.groupby("skill", sort=False):
-        logs = rows.assign(log=np.log(rows["forward_kl"]))
-        members = from_no_kl(logs, [*arms, other])
-        part = summaries.paired_at_equal(members, pairs, [level], of="on_task", metric="log")
-        part[["ratio", "low", "high"]] = np.exp(part[["iqm", "low", "high"]])
-        parts.append(part.assign(skill=skill))
-    return pd.concat(parts, ignore_index=True)
+    rows = []
+    for skill, part in table.groupby("skill", sort=False):
+        logs = from_no_kl(part.assign(log=np.log(part["forward_kl"])), [arm, other])
+        reached = summaries.at_equal(logs, [arm, other], level=level, of="on_task", metric="log")
+        wide = reached.pivot(index="seed", columns="arm", values="log")
+        gap = (wide[arm] - wide[other]).dropna()
+        ends = {"ratio": gap.mean(), "low": gap.min(), "high": gap.max()}
+        rows.append({"skill": skill, **{n: np.exp(v) for n, v in ends.items()}, "seeds": len(gap)})
+    return pd.DataFrame(rows)
 
 
 def seen(table: pd.DataFrame) -> pd.DataFrame:

@@ -30,9 +30,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from analysis.experiments.ablations import recording
+from analysis.experiments.ablations import departures, recording
 from analysis.experiments.ablations.ablation import tidy
-from analysis.experiments.ablations.departures import differing
 from analysis.experiments.ablations.folders import (
     as_written,
     read_manifest,
@@ -176,6 +175,7 @@ def setting() -> Setting:
     return setting_of(SHORT.config)
 
 
+@cache
 def probes() -> list[Probe]:
     """What members are read with, from the task to what is furthest from it.
 
@@ -214,10 +214,18 @@ def trained(of: tuple[str, Member], work: Path) -> Path:
         both = recording.compared(recording.load(recording.folder_of(name)).curves, curves)
         result = {
             "adapters": trainer.weights.detach(),
-            "differing": torch.tensor(len(differing(both))),
+            "differing": torch.tensor(len(departures.differing(both))),
         }
         replace_file(file, safetensors.torch.save(result))
     return file
+
+
+def read(member: Member, file: Path) -> list[dict[str, float | str]]:
+    """What the probes read of a member whose adapters are in ``file``, one row each."""
+    torch.set_num_threads(1)
+    adapters = probes()[0].policy.unflatten(safetensors.torch.load_file(file)["adapters"])
+    fields = {"arm": member.arm.name, "beta": member.arm.beta, "seed": member.seed}
+    return [fields | probe.read(adapters) for probe in probes()]
 
 
 def record(seeds: Sequence[int] = SHORT.seeds, *, processes: int = 2) -> None:
@@ -235,16 +243,13 @@ def record(seeds: Sequence[int] = SHORT.seeds, *, processes: int = 2) -> None:
     require_writable(work)
     chosen = members(seeds)
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        files = pool.map(partial(trained, work=work), chosen)
-        states = [safetensors.torch.load_file(f) for f in tqdm(files, total=len(chosen))]
-    readers, rows = probes(), []
-    for (_, member), state in zip(chosen, states, strict=True):
-        adapters = readers[0].policy.unflatten(state["adapters"])
-        fields = {"arm": member.arm.name, "beta": member.arm.beta, "seed": member.seed}
-        rows += [fields | probe.read(adapters) for probe in readers]
+        files = list(tqdm(pool.map(partial(trained, work=work), chosen), total=len(chosen)))
+        parts = pool.map(read, (member for _, member in chosen), files)
+        rows = [row for part in tqdm(parts, total=len(chosen)) for row in part]
+    differing = sum(int(safetensors.torch.load_file(file)["differing"]) for file in files)
     tables = {
         "kept.csv": pd.DataFrame(rows),
-        "reference.csv": pd.DataFrame([probe.read({}) for probe in readers]),
+        "reference.csv": pd.DataFrame([probe.read({}) for probe in probes()]),
     }
     fields = {
         "preset": "smollm2_kept",
@@ -252,7 +257,7 @@ def record(seeds: Sequence[int] = SHORT.seeds, *, processes: int = 2) -> None:
         "device": stamp.device,
         "versions": stamp.versions,
         "source": stamp.source,
-        "differing": sum(int(state["differing"]) for state in states),
+        "differing": differing,
         "predictions": list(PREDICTIONS),
         "configuration": {n: preset.model_dump(mode="json") for n, (preset, _) in ARMS.items()},
     }

@@ -81,11 +81,11 @@ def elsewhere(table: pd.DataFrame, shown: Sequence[tuple[str, float]]) -> Figure
     """How far policies are from the reference, one row a skill, one marker an arm.
 
     Args:
-        table: of :func:`analysis.experiments.chapters.language_model.by_skill`.
+        table: of :func:`analysis.experiments.chapters.language_model.by_skill`, of ``forward_kl``.
         shown: arm and beta of each marker, from the top; a larger marker for a larger beta.
     """
     skills = list(table["skill"].unique())
-    rows = table[table["metric"] == "forward_kl"].set_index(["arm", "beta", "skill"]).sort_index()
+    rows = table.set_index(["arm", "beta", "skill"]).sort_index()
     figure, axes = style.subplots(height=1.9 + 0.85 * len(skills))
     for index, (arm, beta) in enumerate(shown):
         look = style.line(*ARMS[arm])
@@ -94,9 +94,9 @@ def elsewhere(table: pd.DataFrame, shown: Sequence[tuple[str, float]]) -> Figure
         values = rows.loc[(arm, beta)].loc[skills]
         places = [place + 0.8 * ((index + 0.5) / len(shown) - 0.5) for place in range(len(skills))]
         axes.errorbar(
-            values["iqm"],
+            values["mean"],
             places,
-            xerr=style.bars(values),
+            xerr=style.bars(values, "mean"),
             **look | {"linestyle": "none"},
             markersize=6 + 4 * rank,
             markerfacecolor=look["color"] if ARMS[arm][1] == "loss" else "white",
@@ -105,7 +105,7 @@ def elsewhere(table: pd.DataFrame, shown: Sequence[tuple[str, float]]) -> Figure
         axes.axhline(place - 0.5, color="#E4E4E4", linewidth=0.8)
     axes.grid(axis="y", visible=False)
     axes.set_xscale("log")
-    axes.set_xlabel("KL of the reference from the policy (nats per token), log scale")
+    axes.set_xlabel("forward KL at the reference's states (nats per token)")
     axes.set_yticks(range(len(skills)), skills)
     axes.invert_yaxis()
     axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=2)
