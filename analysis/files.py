@@ -60,7 +60,11 @@ def replace_file(path: Path, data: bytes) -> None:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     write_durably(temporary, data)
-    os.replace(temporary, path)
+    try:
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise Refused(_cannot_write(path, len(data), error)) from None
 
 
 def require_writable(directory: Path) -> None:

@@ -8,13 +8,16 @@ from typing import Literal
 
 import torch
 import tyro
+from pydantic import ValidationError
 
 from analysis.errors import Refused
+from analysis.experiments.ablations.folders import check_target
 from analysis.experiments.benchmark import device as device_benchmark
 from analysis.experiments.benchmark import language, recorded
 from analysis.experiments.benchmark.contenders import TRL_PYTHON, trl_version
 from analysis.experiments.benchmark.journal import Journal
 from analysis.experiments.benchmark.measure import (
+    WIDTHS,
     BenchmarkConfig,
     floors,
     medians,
@@ -57,20 +60,28 @@ def bench(
         raise Refused("--rounds are turns, and on a GPU only --language-model takes turns")
     if rounds is not None and rounds < 1:
         raise Refused(f"--rounds must be at least 1, not {rounds}")
+    try:
+        widths_given = BenchmarkConfig(widths=widths or WIDTHS).widths
+    except ValidationError as error:
+        raise Refused(
+            f"--widths: {error.errors()[0]['msg'].removeprefix('Value error, ')}"
+        ) from None
     if widths is not None and language_model and device == "cpu":
         raise Refused("--widths are of the tiny policy, which --language-model leaves out")
-    widths = widths or BenchmarkConfig().widths
     config = _language_config(device, weights) if language_model else None
     if device == "cuda":
-        _bench_device(widths, directory or recorded.RECORDED.with_name("benchmark_cuda"), config)
+        _bench_device(
+            widths_given, directory or recorded.RECORDED.with_name("benchmark_cuda"), config
+        )
         directory = directory and directory.with_name(f"{directory.name}_smollm2")
     elif config is None:
-        _bench_cpu(widths, rounds or BenchmarkConfig().rounds, directory or recorded.RECORDED)
+        _bench_cpu(widths_given, rounds or BenchmarkConfig().rounds, directory or recorded.RECORDED)
     if config is not None:
         _bench_language(config, device, rounds, directory)
 
 
 def _bench_cpu(widths: tuple[int, ...], rounds: int, directory: Path) -> None:
+    check_target(directory)
     journal = Journal(directory)
     try:
         version = trl_version()
@@ -108,6 +119,7 @@ def _bench_device(
     loads = device_benchmark.tiny_loads(widths=widths)
     if language_config is not None:
         loads.append(device_benchmark.Load("SmolLM2-135M adapters", language_config, 24, updates=5))
+    check_target(directory)
     journal = Journal(directory)
     try:
         benchmark = device_benchmark.run(loads, torch.device("cuda"), _say, journal)
@@ -127,6 +139,7 @@ def _bench_language(
     folder = folder or recorded.RECORDED.with_name(f"benchmark_smollm2_{device}")
     if device == "cpu":
         torch.set_num_threads(1)
+    check_target(folder)
     journal = Journal(folder)
     try:
         benchmark = language.run(

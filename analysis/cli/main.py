@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -41,6 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _call(name, rest)
     except Refused as refusal:
         return _complain(str(refusal))
+    except BrokenPipeError:  # whoever read the output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        return _complain(f"{error.filename or 'the system'}: {error.strerror or error}")
     except Stopped as stopped:
         _complain("stopped; earlier outputs are as they were")
         return 128 + stopped.signum

@@ -14,6 +14,7 @@ import tyro
 from analysis.errors import Refused
 from analysis.experiments.ablations import catalogue, recording
 from analysis.experiments.ablations.catalogue import make_preset
+from analysis.experiments.ablations.folders import check_target
 from analysis.experiments.ablations.memory import members_that_fit
 from analysis.experiments.ablations.presets import Preset
 from analysis.experiments.sweeps.crew import Place
@@ -77,6 +78,8 @@ def sweep(
     elif chosen is None:
         raise Refused(f"name a preset: {', '.join(catalogue.CATALOGUE)}")
     else:
+        if record is not None:
+            check_target(record)
         with _place(device, workers, ray_address, gpus_per_shard) as place:
             if members_per_shard is None:
                 members_per_shard = _shard_size(chosen, place)

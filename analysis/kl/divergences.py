@@ -2,7 +2,8 @@
 
 Directions are named from the trained policy's side: *reverse* KL averages under the policy,
 *forward* KL averages under the reference. Outcomes that a distribution forbids (logit ``-inf``)
-contribute their limit, ``0 log 0 = 0``, to value and gradient.
+contribute their limit, ``0 log 0 = 0``, to value and gradient. A NaN or a positive infinity among
+the logits gives NaN: it must stay visible.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def chi_square(logits: Logits, ref_logits: Logits) -> Values:
         [...], dimensionless; ``inf`` where the reference allows what the policy forbids.
     """
     logp, ref_logp = log_softmaxes(logits, ref_logits)
-    allowed = ref_logp > -torch.inf
+    allowed = ref_logp != -torch.inf  # NaN is allowed through
     # ref (r - 1) sums to chi-square because sum(ref) = 1; expm1 keeps it exact near r = 1.
     log_r = _difference(ref_logp, logp, allowed)
     return _sum_where(allowed, ref_logp, torch.expm1(log_r))
@@ -91,7 +92,7 @@ def entropy(logits: Logits) -> Values:
     """
     check_float("logits", logits)
     logp = torch.log_softmax(at_least_float32(logits), dim=-1)
-    allowed = logp > -torch.inf
+    allowed = logp != -torch.inf
     return -_sum_where(allowed, logp, torch.where(allowed, logp, 0.0))
 
 
@@ -108,7 +109,7 @@ def log_softmaxes(logits: Logits, ref_logits: Logits) -> tuple[Tensor, Tensor]:
 
 
 def _mean_log_ratio(of_logp: Tensor, from_logp: Tensor) -> Tensor:
-    allowed = of_logp > -torch.inf
+    allowed = of_logp != -torch.inf
     return _sum_where(allowed, of_logp, _difference(of_logp, from_logp, allowed))
 
 

@@ -52,7 +52,7 @@ def reverse_kl_gradient(logits: Logits, ref_logits: Logits) -> Logits:
     divergence = reverse_kl(logits, ref_logits)
     logp, ref_logp = log_softmaxes(logits, ref_logits)
     policy = logp.exp()
-    return torch.where(policy > 0, policy * (logp - ref_logp - divergence.unsqueeze(-1)), 0.0)
+    return torch.where(policy == 0, 0.0, policy * (logp - ref_logp - divergence.unsqueeze(-1)))
 
 
 def forward_kl_gradient(logits: Logits, ref_logits: Logits) -> Logits:
@@ -153,6 +153,7 @@ def gradient_moments(
         logp, ref_logp, old_logp, estimator=estimator, placement=placement, weighting=weighting
     )
     policy, sampler = logp.exp(), old_logp.exp()
+    coefficient = torch.where(sampler == 0, 0.0, coefficient)  # what is never drawn adds nothing
     weighted = sampler * coefficient
     mean = weighted - policy * weighted.sum(-1, keepdim=True)
     squared_norm = 1 - 2 * policy + policy.square().sum(-1, keepdim=True)  # |e_a - pi|^2

@@ -13,6 +13,8 @@ more: whether one is a sensible *loss* or *penalty* is the subject of
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -108,7 +110,9 @@ def k3_clip(logp: LogProbs, ref_logp: LogProbs, max_ratio: float = 10.0) -> Valu
     """
     check_positive("max_ratio", max_ratio)
     ref_log_ratio = _ref_log_ratio(logp, ref_logp)
-    return torch.expm1(-ref_log_ratio).clamp(max=max_ratio - 1.0) + ref_log_ratio
+    # Bounded twice: an exponential that overflows would have no gradient but NaN under the cap.
+    bounded = (-ref_log_ratio).clamp(max=math.log(max_ratio) + 1.0)
+    return torch.expm1(bounded).clamp(max=max_ratio - 1.0) + ref_log_ratio
 
 
 def k4(logp: LogProbs, ref_logp: LogProbs) -> Values:

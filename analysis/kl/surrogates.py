@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from analysis.checks import as_mask, check_choice, check_same_shape, pair_of_floats
+from analysis.checks import as_mask, check_choice, check_float, check_same_shape, pair_of_floats
 from analysis.kl import estimators
 from analysis.shapes import LogProbs, Mask, Values
 
@@ -88,6 +88,7 @@ def kl_loss(
             f"old_logp is needed for weighting={weighting!r}: pass the sampler's log-probs "
             "(on-policy: logp.detach())"
         )
+    check_float("old_logp", old_logp)
     check_same_shape("logp", logp, "old_logp", old_logp)
     counted_old_logp = old_logp.detach().to(logp.dtype)
     if mask is not None:

@@ -8,6 +8,7 @@ from html import escape
 import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.experiments.diagnosis.reports import NEVER_MEASURED
 from analysis.experiments.diagnosis.schema import Finding, Report, Rollouts
 from analysis.report import style
 from analysis.report.figures import diagnosis as figures
@@ -52,6 +53,10 @@ def lines(report: Report) -> str:
         ]
     if not report.findings:
         text.append("nothing found")
+    absent = [name for name in report.not_measured if name not in NEVER_MEASURED]
+    if absent:
+        unchecked = "; ".join(f"{name} ({report.not_measured[name]})" for name in absent)
+        text.append(f"not checked: {unchecked}")
     return "\n".join(text)
 
 

@@ -280,6 +280,14 @@ def test_a_damaged_recording_is_refused(recorded: Path, capsys: pytest.CaptureFi
     assert "curves.csv is missing or changed" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"files": 1}'])
+def test_a_manifest_that_is_none_is_named(recorded: Path, capsys, text: str) -> None:
+    (recorded / "manifest.json").write_text(text)
+    assert main(["reproduce", "small_cpu"]) == 1
+    said = capsys.readouterr().err
+    assert "small_cpu/manifest.json is no" in said and said.count("\n") == 1
+
+
 def test_without_its_packages_a_recording_is_skipped_unless_it_is_named(
     recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -321,6 +321,9 @@ def test_a_language_model_is_compared_round_by_round_and_read_back(tmp_path):
         (["--widths", "32", "--language-model"], "--widths are of the tiny policy"),
         (["--rounds", "3", "--device", "cuda"], "on a GPU only --language-model takes turns"),
         (["--rounds", "0"], "--rounds must be at least 1, not 0"),
+        (["--widths", "32", "32"], "--widths: a width is given twice: [32, 32]"),
+        (["--widths", "33"], "--widths: width 33: Input should be a multiple of 4"),
+        (["--widths", "0"], "--widths: width 0: Input should be greater than or equal to 4"),
     ],
 )
 def test_an_option_that_would_be_ignored_is_refused(options, message, capsys):

@@ -30,21 +30,21 @@ def journal(tmp_path) -> Journal:
     return Journal(tmp_path / "benchmark", tmp_path / "unfinished")
 
 
-def test_a_part_is_measured_once_until_the_end(tmp_path, journal, stamp):
+def test_a_part_is_measured_once_until_the_end(tmp_path, stamp):
     calls = []
 
     def count():
         calls.append(1)
         return {"seconds": [len(calls)], "nothing": float("nan")}
 
-    for each in (journal, Journal(tmp_path / "benchmark", tmp_path / "unfinished")):
-        journal = each
+    for _ in range(2):
+        journal = Journal(tmp_path / "benchmark", tmp_path / "unfinished")
         journal.begin(stamp, "a")
         part = journal.part("round 1", count)
         assert part["seconds"] == [1] and part["nothing"] != part["nothing"]
         assert journal.holds("round 1") and not journal.holds("round 2")
     journal.end()
-    assert not list((tmp_path / "unfinished").iterdir())
+    assert not list((tmp_path / "unfinished").rglob("*.json"))
     journal.begin(stamp, "a")
     assert journal.part("round 1", count)["seconds"] == [2]
 
@@ -154,7 +154,7 @@ def test_the_command_goes_on_after_a_signal_and_cleans_up(tmp_path, paced, monke
     assert not target.parent.exists(), "the book reads results: nothing unfinished lies there"
     assert main(command) == 0
     assert "round 1 of 2 (kept)" in capsys.readouterr().err
-    assert os.listdir(target.parent) == ["benchmark"] and not os.listdir(STORE)
+    assert os.listdir(target.parent) == ["benchmark"] and not list(STORE.rglob("*.json"))
     machine = pd.read_csv(target / "machine.csv")
     assert machine["flops_per_second"].to_list() == [1e9, 2e9] * 2
 
@@ -178,3 +178,24 @@ def test_the_source_of_a_device_benchmark_is_that_of_all_its_loads():
     ]
     assert sources[0] == current_stamp(tiny[0].config).source
     assert sources[1] == sources[2] == current_stamp(SMOKE.config).source != sources[0]
+
+
+def test_two_processes_do_not_measure_for_one_directory(tmp_path, journal, stamp):
+    journal.begin(stamp, "a")
+    journal.part("round 1", lambda: 1)
+    other = Journal(tmp_path / "benchmark", tmp_path / "unfinished")
+    with pytest.raises(Refused, match="another process is measuring for it"):
+        other.begin(stamp, "b")
+    assert journal.holds("round 1"), "and nothing of the first is lost"
+    journal.end()
+    other.begin(stamp, "b")
+
+
+@pytest.mark.parametrize("damage", [b"", b"[1, 2", b"\xff"])
+def test_a_damaged_part_is_measured_again(tmp_path, journal, stamp, damage):
+    journal.begin(stamp, "a")
+    journal.part("round 1", lambda: [1])
+    (file,) = (tmp_path / "unfinished").rglob("round_1.json")
+    file.write_bytes(damage)
+    assert not journal.holds("round 1")
+    assert journal.part("round 1", lambda: [2]) == [2]

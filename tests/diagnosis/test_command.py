@@ -181,3 +181,43 @@ def test_a_million_tokens_in_ten_seconds_and_two_gigabytes(tmp_path, ending):
     )
     _, seconds, gigabytes = done.stdout.splitlines()[-1].split()
     assert float(seconds) < 10 and float(gigabytes) < 2
+
+
+def test_a_line_that_was_torn_is_not_glued_to_the_next(tmp_path):
+    path = tmp_path / "dump.jsonl"
+    batch = {"logp": torch.zeros(1, 2), "ref_logp": torch.zeros(1, 2)}
+    append_rollouts(path, step=0, **batch)
+    with open(path, "a") as file:
+        file.write('{"step": 1, "logp": [0.')
+    append_rollouts(path, step=2, **batch)
+    lines = path.read_text().splitlines()
+    assert [json.loads(lines[i])["step"] for i in (0, 2)] == [0, 2] and len(lines) == 3
+
+
+def test_what_a_dump_leaves_unchecked_is_said(tmp_path, capsys):
+    frame = simulate(Run(sequences=80), 7)[["sequence", "position", "logp", "ref_logp"]]
+    frame.to_csv(tmp_path / "few.csv", index=False)
+    assert main(["diagnose", str(tmp_path / "few.csv")]) == 0
+    said = capsys.readouterr().out
+    assert "nothing found\nnot checked: staleness" in said and "no old_logp column" in said
+    assert "exact KL" not in said, "what no dump can say is no news"
+
+
+def test_an_option_equal_to_its_default_takes_precedence_over_the_dump(tmp_path, monkeypatch):
+    from analysis.cli import diagnose as command
+
+    heard = []
+    monkeypatch.setattr(command, "measure", lambda rollouts, settings: heard.append(settings))
+    monkeypatch.setattr(command, "report", lambda *_, **__: pytest.skip("heard enough"))
+    monkeypatch.setattr(command, "read_rollouts", lambda file: None)
+    (tmp_path / "settings.json").write_text('{"epsilon_high": 0.28, "estimator": "k3"}')
+    for options in ([], ["--epsilon-high", "0.2", "--estimator", "unknown"]):
+        with pytest.raises(pytest.skip.Exception):
+            main(["diagnose", str(tmp_path), *options])
+    assert [(s.epsilon_high, s.estimator) for s in heard] == [(0.28, "k3"), (0.2, "unknown")]
+
+
+def test_a_seed_below_zero_is_refused(tmp_path, capsys):
+    (tmp_path / "dump.csv").write_text("sequence,logp,ref_logp\n0,-1,-1\n")
+    assert main(["diagnose", str(tmp_path / "dump.csv"), "--seed", "-1"]) == 1
+    assert "--seed: Input should be greater than or equal to 0" in capsys.readouterr().err

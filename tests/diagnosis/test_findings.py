@@ -53,7 +53,11 @@ def test_the_healthy_frame_is_healthy(healthy):
 
 
 def test_a_reference_that_is_the_policy(healthy):
-    assert codes(healthy.assign(ref_logp=healthy.logp))[0] == "identical-reference"
+    same = healthy.assign(ref_logp=healthy.logp)
+    assert codes(same)[0] == "identical-reference"
+    (first, *_) = found(same.assign(step=1))
+    assert (first.code, first.severity) == ("identical-reference", "note"), "nothing has moved yet"
+    assert found(same)[0].severity == "error"
 
 
 def test_a_reference_at_another_temperature(healthy):
@@ -88,6 +92,13 @@ def test_prompt_tokens_in_the_mask(healthy):
     prompt = healthy.position < 2
     lower = {name: healthy[name] - 30 * prompt for name in ("logp", "old_logp", "sampler_logp")}
     assert "impossible-tokens" in codes(healthy.assign(**lower))
+
+
+def test_text_may_end_in_a_few_certain_tokens(healthy):
+    last = healthy.groupby("sequence").position.transform("max")
+    ends = healthy.position > last - 5
+    certain = {name: healthy[name].mask(ends, 0.0) for name in ("logp", "old_logp", "ref_logp")}
+    assert "counted-padding" not in codes(healthy.assign(**certain, sampler_logp=certain["logp"]))
 
 
 def test_padding_as_a_constant(healthy):
@@ -349,6 +360,12 @@ def test_findings_about_k3_are_for_those_who_use_it(estimator):
     for name in ("dead_zone", "heavy_tail"):
         assert {"dead-zone", "k3-gradient"} & set(codes(example(name)))
         assert not {"dead-zone", "k3-gradient"} & set(codes(example(name), estimator=estimator))
+
+
+def test_k3_with_its_ratio_attached_has_the_gradient_of_the_reverse_kl():
+    far = next(n for n in EXAMPLES if "k3-gradient" in codes(example(n), estimator="k3"))
+    attached = {"estimator": "k3", "placement": "loss", "weighting": "attached"}
+    assert "k3-gradient" not in codes(example(far), **attached)
 
 
 def test_the_report_survives_json():

@@ -7,6 +7,7 @@ import json
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from analysis.errors import Refused
@@ -229,3 +230,14 @@ def test_no_file_and_no_format(tmp_path):
 def test_rounding_above_zero_is_forgiven(tmp_path):
     found = read_rollouts(write(tmp_path, "sequence,logp,ref_logp\na,1e-6,-1\na,-1,-1\n"))
     assert found.logp[0] == 1e-6 and math.isfinite(np.exp(found.logp).sum())
+
+
+def test_openrlhf_calls_the_new_log_probs_action_log_probs_where_it_names_the_old(tmp_path):
+    table = pd.DataFrame({"sequence": [0, 0], "base_action_log_probs": [-1.0, -2.0]})
+    alone = table.assign(action_log_probs=[-1.5, -2.5])
+    both = alone.assign(old_action_log_probs=[-1.4, -2.4])
+    for frame, old in ((alone, [-1.5, -2.5]), (both, [-1.4, -2.4])):
+        frame.to_csv(tmp_path / "dump.csv", index=False)
+        read = read_rollouts(tmp_path / "dump.csv")
+        assert read.logp.tolist() == [-1.5, -2.5] and read.old_logp.tolist() == old
+        assert not read.ignored

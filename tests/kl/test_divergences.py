@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.kl.divergences import chi_square, entropy, forward_kl, reverse_kl
+from analysis.kl.enumeration import reverse_kl_gradient
 
 INF = math.inf
 
@@ -99,3 +100,23 @@ def test_bad_input_names_the_argument(logits):
         chi_square(torch.tensor(1.0), torch.tensor(1.0))
     with pytest.raises(ValueError, match="logits must be a torch tensor"):
         entropy([0.0, 1.0])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("place", ["policy", "reference"])
+def test_what_is_not_finite_stays_visible(bad, place):
+    logits, ref_logits = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
+    (logits if place == "policy" else ref_logits)[1, 2] = bad
+    for divergence in (reverse_kl, forward_kl, chi_square):
+        found = divergence(logits, ref_logits)
+        assert found[1].isnan() and found[[0, 2]].isfinite().all(), divergence.__name__
+    if place == "policy":
+        assert entropy(logits)[1].isnan()
+    gradient = reverse_kl_gradient(logits, ref_logits)
+    assert gradient[1].isnan().any() and gradient[[0, 2]].isfinite().all()
+
+
+def test_a_row_without_any_allowed_token_is_no_distribution():
+    nothing = torch.full((4,), -math.inf)
+    assert reverse_kl(nothing, torch.zeros(4)).isnan()
+    assert entropy(nothing).isnan()

@@ -222,3 +222,24 @@ def test_bad_input_names_the_argument(logits, ref_logits):
         exact_kl_gradient(logits, ref_logits, direction="backward")
     with pytest.raises(ValueError, match="estimator must be one of"):
         expected_gradient(logits, ref_logits, estimator="minimax01", placement="reward")
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k3_clip"])
+@pytest.mark.parametrize("placement", ["loss", "reward"])
+def test_a_token_that_all_forbid_changes_nothing(estimator, placement):
+    generator = torch.Generator().manual_seed(3)
+    three = 2 * torch.randn(3, 5, generator=generator, dtype=torch.float64)
+    masked = torch.cat([three, torch.full((3, 2), -torch.inf, dtype=torch.float64)], dim=-1)
+    options = {"estimator": estimator, "placement": placement, "weighting": "attached"}
+    few, all_of_it = (gradient_moments(*rows, **options) for rows in (three, masked))
+    assert torch.allclose(all_of_it.mean[:5], few.mean, rtol=0, atol=1e-14)
+    assert (all_of_it.mean[5:] == 0).all()
+    assert torch.allclose(all_of_it.trace_var, few.trace_var, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3", "k3_clip"])
+def test_a_token_that_only_the_policy_forbids_is_never_drawn(estimator):
+    logits, ref_logits = torch.randn(2, 4, generator=torch.Generator().manual_seed(4)).double()
+    logits[1] = -torch.inf
+    gradient = expected_gradient(logits, ref_logits, estimator=estimator)
+    assert gradient.isfinite().all() and gradient[1] == 0

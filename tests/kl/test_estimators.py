@@ -123,3 +123,12 @@ def test_bad_input_names_the_argument(name):
 def test_k3_clip_refuses_a_meaningless_cap(max_ratio):
     with pytest.raises(ValueError, match="max_ratio"):
         k3_clip(LOGP, REF_LOGP, max_ratio=max_ratio)
+
+
+@pytest.mark.parametrize("distance", [5.0, 80.0, 100.0, 1e4])
+def test_the_capped_ratio_has_its_gradient_however_far_the_reference_is(distance):
+    logp = torch.tensor([-distance], requires_grad=True)
+    value = estimators.k3_clip(logp, torch.zeros(1))
+    (gradient,) = torch.autograd.grad(value.sum(), logp)
+    assert value.item() == pytest.approx(9.0 - distance, rel=1e-6)
+    assert gradient.item() == 1.0, "above the cap it pushes away, and is never NaN"

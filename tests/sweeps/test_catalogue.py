@@ -79,6 +79,8 @@ def test_presets_meant_as_evidence_share_no_seed_with_the_search() -> None:
         ("full", {"updates": 1.5}, "updates: Input should be a valid integer"),
         ("full", {"updates": 0}, "updates: Input should be greater than or equal to 1"),
         ("beta_front", {"betas": 0.1}, "betas: Input should be a valid tuple"),
+        ("quick", {"beta": -0.1}, "beta: Input should be greater than or equal to 0"),
+        ("beta_front", {"betas": [0.1, -1]}, "betas.1: Input should be greater than or equal to 0"),
         ("quick", {"first_sed": 1}, "did you mean 'first_seed'"),
         ("quick", {FIRST_SEED: -1}, "first_seed: Input should be greater than or equal to 0"),
         ("quick", {FIRST_SEED: 1.5}, "first_seed: Input should be a valid integer"),

@@ -162,3 +162,30 @@ def test_shards_leave_no_worker_idle() -> None:
 def test_graphs_are_for_a_gpu(sweep, capsys: pytest.CaptureFixture[str]) -> None:
     assert sweep("tiny", "--graphs") != 0
     assert "--graphs records CUDA graphs: give it with --device cuda" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["file", "here", "precious"])
+def test_nothing_but_a_recording_is_replaced(sweep, kind, tmp_path, monkeypatch, capsys) -> None:
+    target = tmp_path / "target"
+    if kind == "file":
+        target.write_text("thesis")
+    else:
+        target.mkdir()
+        (target / "thesis.txt").write_text("thesis")
+    place = "." if kind == "here" else str(target)
+    if kind == "here":
+        monkeypatch.chdir(target)
+    assert main(["sweep", "tiny", "--record", place]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"analysis: {place}") and said.count("\n") == 1
+    kept = target if kind == "file" else target / "thesis.txt"
+    assert kept.read_text() == "thesis"
+
+
+def test_an_error_of_the_system_is_one_line(tmp_path, monkeypatch, capsys) -> None:
+    def unreadable(*_):
+        raise PermissionError(13, "Permission denied", str(tmp_path / "a"))
+
+    monkeypatch.setattr("analysis.cli.sweep.parse_assignments", unreadable)
+    assert main(["sweep", "tiny"]) == 1
+    assert capsys.readouterr().err == f"analysis: {tmp_path / 'a'}: Permission denied\n"

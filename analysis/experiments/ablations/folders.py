@@ -17,10 +17,25 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.errors import Refused
 from analysis.files import replace_file, sha256_file
 
 MANIFEST = "manifest.json"
 FLOAT_FORMAT = "%.6g"
+
+
+def check_target(directory: Path) -> None:
+    """Refuse a place where recording would destroy something that is no recording.
+
+    Raises:
+        Refused: a file, a folder that one is in, or a folder with other things than a recording.
+    """
+    if directory.is_file():
+        raise Refused(f"{directory} is a file: name a folder to record in")
+    if Path.cwd().is_relative_to(directory.resolve()):
+        raise Refused(f"{directory} holds the folder you are in: name a new folder to record in")
+    if directory.is_dir() and any(directory.iterdir()) and not (directory / MANIFEST).is_file():
+        raise Refused(f"{directory} is no recording, and would be replaced: name a new folder")
 
 
 def write_folder(
@@ -31,7 +46,11 @@ def write_folder(
     Args:
         tables: by file name.
         fields: of the manifest; the time and the hash of each file are added.
+
+    Raises:
+        Refused: see :func:`check_target`.
     """
+    check_target(directory)
     directory.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
@@ -44,9 +63,11 @@ def write_folder(
         }
         (partial / MANIFEST).write_bytes(_as_bytes(manifest))
         partial.chmod(0o755)
+        before = partial.with_name(f"{partial.name}-before")
         if directory.exists():
-            shutil.rmtree(directory)
+            os.replace(directory, before)
         os.replace(partial, directory)
+        shutil.rmtree(before, ignore_errors=True)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -56,16 +77,31 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     """The manifest of a recorded folder, once its files are found to be those it names.
 
     Raises:
-        ValueError: a file is missing or is not the one that was recorded.
+        ValueError: as :func:`manifest_of`, or a file is missing or is not the recorded one.
     """
-    path = directory / MANIFEST
-    if not path.is_file():
-        raise ValueError(f"{path} is missing: record the run again")
-    manifest = json.loads(path.read_text())
+    manifest = manifest_of(directory)
     for name, digest in manifest["files"].items():
         file = directory / name
         if not file.is_file() or sha256_file(file) != digest:
             raise ValueError(f"{file} is missing or changed since it was recorded: restore it")
+    return manifest
+
+
+def manifest_of(directory: Path) -> dict[str, Any]:
+    """The manifest of a recorded folder, its files unread.
+
+    Raises:
+        ValueError: it is missing or is none.
+    """
+    path = directory / MANIFEST
+    if not path.is_file():
+        raise ValueError(f"{path} is missing: record the run again")
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise ValueError(f"{path} is no JSON: restore it or record the run again") from None
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        raise ValueError(f"{path} is no manifest, it lists no files: restore it")
     return manifest
 
 

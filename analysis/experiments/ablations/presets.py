@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, model_validator
 
 from analysis.experiments.language_models.config import LanguageConfig
 from analysis.training.config import Arm, Member, StartConfig, TrainConfig
@@ -73,7 +73,7 @@ def fresh_seeds(first: int, count: int) -> tuple[int, ...]:
 
 def quick(
     *,
-    beta: float = 0.3,
+    beta: NonNegativeFloat = 0.3,
     learning_rate: float = CONFIG.learning_rate,
     updates: int = CONFIG.updates,
     num_seeds: int = 3,

@@ -6,7 +6,6 @@ all can be sealed: the recording then also counts as one of the code as it is no
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from analysis.experiments.ablations.folders import (
     MANIFEST,
     amend_manifest,
     as_written,
+    manifest_of,
     read_manifest,
 )
 from analysis.experiments.ablations.presets import Preset
@@ -91,7 +91,7 @@ def _find(name: str, recorded: Sequence[Path]) -> Path:
 
 
 def _of_population(folder: Path) -> bool:
-    return "curves.csv" in json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+    return "curves.csv" in manifest_of(folder)["files"]
 
 
 def chosen(preset: Preset, count: int | None = None) -> tuple[Member, ...]:

@@ -40,7 +40,7 @@ LARGEST = TrainConfig(
 
 def of_width(width: int) -> TrainConfig:
     """``LARGEST`` with another number of channels."""
-    policy = LARGEST.policy.model_copy(update={"width": width})
+    policy = PolicyConfig(**LARGEST.policy.model_dump() | {"width": width})
     return LARGEST.model_copy(update={"policy": policy})
 
 

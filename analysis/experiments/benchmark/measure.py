@@ -10,11 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from pydantic import Field
+from pydantic import Field, ValidationError, field_validator
 
 from analysis.experiments.ablations.stamp import Stamp, current_stamp
 from analysis.experiments.ablations.summaries import RESAMPLES
-from analysis.experiments.benchmark.contenders import LARGEST, Contender, Crew, trl_version
+from analysis.experiments.benchmark.contenders import (
+    LARGEST,
+    Contender,
+    Crew,
+    of_width,
+    trl_version,
+)
 from analysis.experiments.benchmark.counting import generated_tokens, member_update
 from analysis.experiments.benchmark.journal import Journal, Unwritten
 from analysis.experiments.benchmark.worker import phase_shares, population
@@ -32,12 +38,25 @@ ENGINE = "population of 24, 2 processes"
 class BenchmarkConfig(Schema):
     """What is measured, and how often."""
 
-    widths: tuple[int, ...] = WIDTHS
+    widths: tuple[int, ...] = Field(default=WIDTHS, min_length=1)
     members: tuple[int, ...] = MEMBERS
     rounds: int = Field(default=15, ge=1)
     with_trl: bool = True
     #: Also two processes and two threads, and what the machine does at best.
     whole_machine: bool = True
+
+    @field_validator("widths")
+    @classmethod
+    def _widths_can_be_built(cls, widths: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(widths)) < len(widths):
+            raise ValueError(f"a width is given twice: {list(widths)}")
+        for width in widths:
+            try:
+                of_width(width)
+            except ValidationError as error:
+                reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+                raise ValueError(f"width {width}: {reason}") from None
+        return widths
 
 
 class Benchmark(NamedTuple):

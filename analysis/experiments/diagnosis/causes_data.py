@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from analysis.experiments.diagnosis import integrity
+from analysis.experiments.diagnosis.dynamics import LAST_FIRST_STEP
 from analysis.experiments.diagnosis.measure import Measured
 from analysis.experiments.diagnosis.schema import Finding
 from analysis.experiments.diagnosis.tails import infinite_variance
@@ -120,9 +121,11 @@ def identical_reference(m: Measured) -> Finding | None:
     name = max(same, key=lambda key: same[key])
     if same[name] < 0.999:
         return None
+    step = m.rollouts.step
+    begins = step is not None and step.max() <= LAST_FIRST_STEP
     return Finding(
         code="identical-reference",
-        severity="error",
+        severity="note" if begins else "error",
         title="The reference is the policy itself",
         evidence={f"share of tokens with ref_logp equal to {name}": same[name]},
         advice="Expected only before the first update. Otherwise the reference is synchronised at "

@@ -196,7 +196,7 @@ def k3_gradient(m: Measured) -> Finding | None:
     gap = m.numbers.get("k3_gradient_gap", 0.0)
     if not gap > LARGEST_GRADIENT_GAP or s.estimator not in ("unknown", "k3"):
         return None
-    if s.placement == "reward":
+    if s.placement == "reward" or s.weighting == "attached":  # the reverse KL's gradient, exactly
         return None
     return Finding(
         code="k3-gradient",

@@ -17,7 +17,13 @@ NAMES: dict[str, tuple[str, ...]] = {
     "sequence": ("sequence_id", "seq_id", "sample_id"),
     "position": ("token_position", "pos", "t"),
     "logp": ("per_token_logps", "log_probs", "log_prob", "logprobs", "logps"),
-    "old_logp": ("old_per_token_logps", "old_log_probs", "old_log_prob", "action_log_probs"),
+    "old_logp": (
+        "old_per_token_logps",
+        "old_log_probs",
+        "old_log_prob",
+        "old_action_log_probs",
+        "action_log_probs",
+    ),
     "ref_logp": ("ref_per_token_logps", "ref_log_prob", "ref_log_probs", "base_action_log_probs"),
     "sampler_logp": ("sampling_per_token_logps", "rollout_log_probs", "rollout_logprobs"),
     "mask": ("completion_mask", "response_mask", "action_mask", "loss_mask"),
@@ -47,8 +53,11 @@ def canonical(columns: list[str]) -> tuple[dict[str, str], dict[str, str]]:
     """
     chosen: dict[str, str] = {}
     ignored: dict[str, str] = {}
+    known = _KNOWN
+    if any(column.strip().lower() == "old_action_log_probs" for column in columns):
+        known = _KNOWN | {"action_log_probs": "logp"}  # as OpenRLHF calls the two
     for column in columns:
-        name = _KNOWN.get(column.strip().lower())
+        name = known.get(column.strip().lower())
         if name is None:
             near = difflib.get_close_matches(column.strip().lower(), _KNOWN, n=1)
             ignored[column] = near[0] if near else ""

@@ -30,6 +30,9 @@ def append_rollouts(path: str | Path, *, step: int, **fields: Tensor | None) -> 
         raise Refused(f"append_rollouts: fields differ in batch size: {sizes}")
     lists = {name: tensor.detach().to("cpu").double().tolist() for name, tensor in present.items()}
     size = next(iter(sizes.values()))
+    with open(path, "a+b") as file:  # a process that was killed may have left half a line
+        if file.tell() and file.seek(-1, 2) >= 0 and file.read(1) != b"\n":
+            file.write(b"\n")
     with open(path, "a", encoding="utf-8") as file:
         for row in range(size):
             line = {name: _rounded(values[row]) for name, values in lists.items()}
@@ -54,6 +57,7 @@ trainer = KLGRPOTrainer(  # takes what GRPOTrainer takes, and trains as it does
 trainer.train()  # then: analysis diagnose dump
 """,
     "verl": """\
+# for verl's RayPPOTrainer: where it is the legacy trainer, set trainer.use_v1=False
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from analysis.experiments.diagnosis.dumping import append_rollouts
 
@@ -76,9 +80,11 @@ class DumpingTrainer(RayPPOTrainer):  # before the update, so logp is old_logp
 # in openrlhf/trainer/ray/ppo_actor.py, training_step, after "# loss function"
 from analysis.experiments.diagnosis.dumping import append_rollouts
 
+# step counts the batches of one rollout and begins again at the next
+self.rollouts_dumped = getattr(self, "rollouts_dumped", 0) + (step == 0)
 append_rollouts(
     f"rollouts-{self.strategy.get_rank()}.jsonl",
-    step=step,
+    step=self.rollouts_dumped,
     logp=action_log_probs,
     old_logp=experience.action_log_probs,
     ref_logp=experience.base_action_log_probs,

@@ -17,6 +17,10 @@ _ON_GRID = 1e-5
 _AT_CLAMP = 1e-4
 #: A run of equal (logp, ref_logp) at the end of a sequence at least this long is no text.
 _SHORTEST_RUN = 4
+#: The same of tokens of probability one, where sequences end at different positions.
+_SHORTEST_CERTAIN_RUN = 10
+#: Log-probs nearer to zero than this are of tokens of probability one.
+_CERTAIN = 1e-6
 #: A token certain under one column (log-prob exactly 0) and this improbable under another (nats).
 _UNCERTAIN = -1.0
 #: Values of the log-ratio at which frameworks clamp it.
@@ -81,6 +85,7 @@ def constant_ends(rollouts: Rollouts) -> dict[str, float]:
     """Share of tokens in runs of bitwise equal log-probs at the ends of sequences: padding.
 
     Tokens of probability one under policy and reference are no evidence unless they make a run.
+    Text may end in a few: unless all sequences end at one position the run must be longer.
     """
     equal = (
         (np.diff(rollouts.sequence) == 0)
@@ -91,7 +96,15 @@ def constant_ends(rollouts: Rollouts) -> dict[str, float]:
     breaks = np.flatnonzero(~np.concatenate([[False], equal]))  # first token of each run
     starts = breaks[np.searchsorted(breaks, ends, side="right") - 1]
     runs = ends - starts + 1
-    return {"constant_end_share": float(runs[runs >= _SHORTEST_RUN].sum() / rollouts.tokens)}
+    certain = (rollouts.logp[starts] > -_CERTAIN) & (rollouts.ref_logp[starts] > -_CERTAIN)
+    may_be_text = certain & (not _equal_ends(rollouts))
+    padded = runs >= np.where(may_be_text, _SHORTEST_CERTAIN_RUN, _SHORTEST_RUN)
+    return {"constant_end_share": float(runs[padded].sum() / rollouts.tokens)}
+
+
+def _equal_ends(rollouts: Rollouts) -> bool:
+    last = rollouts.position[np.flatnonzero(np.diff(rollouts.sequence, append=-1))]
+    return len(last) > 1 and bool((last == last[0]).all())
 
 
 def impossible_tokens(rollouts: Rollouts) -> dict[str, float]:
@@ -102,10 +115,9 @@ def impossible_tokens(rollouts: Rollouts) -> dict[str, float]:
     Equation: ``impossible_tokens``
     """
     impossible = rollouts.behaviour_logp < IMPOSSIBLE
-    last = rollouts.position[np.flatnonzero(np.diff(rollouts.sequence, append=-1))]
     return {
         "impossible_share": float(impossible.mean()),
-        "equal_ends": float(len(last) > 1 and (last == last[0]).all()),
+        "equal_ends": float(_equal_ends(rollouts)),
     }
 
 

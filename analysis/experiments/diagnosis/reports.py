@@ -44,14 +44,18 @@ def report(measured: Measured, *, source: str) -> Report:
     )
 
 
+#: What no dump of sampled tokens can say.
+NEVER_MEASURED = {
+    "exact KL": "needs the logits of the whole vocabulary at each token",
+    "direction and cosine of the KL gradient": "needs the score vectors, that is the model; "
+    "sampled tokens give only the coefficients that multiply them",
+    "KL at states that the sampler never visits": "no sample, no estimate",
+}
+
+
 def not_measured(rollouts: Rollouts) -> dict[str, str]:
     """What this dump, or any dump of sampled tokens, cannot say."""
-    missing = {
-        "exact KL": "needs the logits of the whole vocabulary at each token",
-        "direction and cosine of the KL gradient": "needs the score vectors, that is the model; "
-        "sampled tokens give only the coefficients that multiply them",
-        "KL at states that the sampler never visits": "no sample, no estimate",
-    }
+    missing = dict(NEVER_MEASURED)
     if not rollouts.has_old_logp:
         missing["staleness, clip fraction, pull of the KL term"] = "no old_logp column"
     elif (rollouts.old_logp == rollouts.logp).all():

@@ -66,7 +66,7 @@ class Settings(_Frozen):
     epsilon_low: float = Field(default=0.2, gt=0, lt=1)
     epsilon_high: float = Field(default=0.2, gt=0)
     resamples: int = Field(default=1000, ge=100)
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
 
 
 class Interval(_Frozen):

@@ -171,9 +171,10 @@ class Store:
         except Damaged:
             return False
 
-    def has_any(self, spec: MemberSpec) -> bool:
-        """Whether the member was ever stored, under whichever source."""
-        return any((self.root / "members").glob(f"{spec.key}-*.json"))
+    def has_other(self, spec: MemberSpec, source: str) -> bool:
+        """Whether the member was stored under another source than this one."""
+        found = set((self.root / "members").glob(f"{spec.key}-*.json"))
+        return bool(found - {self.path(spec, source)})
 
     def write(self, record: MemberRecord) -> None:
         """Store a finished member.

@@ -94,7 +94,7 @@ def make_plan(preset: Preset, store: Store, source: str, members_per_shard: int)
         if specs:
             shards.append(shard)
             missing.append(len(specs))
-            stale += sum(store.has_any(spec) for spec in specs)
+            stale += sum(store.has_other(spec, source) for spec in specs)
     return Plan(shards, missing, stale)
 
 

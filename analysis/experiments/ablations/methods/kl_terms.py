@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import NonNegativeFloat
+
 from analysis.experiments.ablations.presets import (
     CONFIG,
     FULL,
@@ -14,7 +16,9 @@ from analysis.experiments.ablations.presets import (
 from analysis.training.arms import Advantage, Arm
 
 
-def figure2(*, beta: float = 0.04, num_seeds: int = 10, updates: int = CONFIG.updates) -> Preset:
+def figure2(
+    *, beta: NonNegativeFloat = 0.04, num_seeds: int = 10, updates: int = CONFIG.updates
+) -> Preset:
     """Figure 2 of "Rethinking KL Divergence in RLHF": 12 prompts, groups of 6, beta 0.04."""
     return Preset(
         name="figure2",
@@ -30,7 +34,7 @@ def figure2(*, beta: float = 0.04, num_seeds: int = 10, updates: int = CONFIG.up
 
 def beta_front(
     *,
-    betas: tuple[float, ...] = (0.03, 3.0),
+    betas: tuple[NonNegativeFloat, ...] = (0.03, 3.0),
     num_seeds: int = len(FULL.seeds),
     updates: int = CONFIG.updates,
 ) -> Preset:
@@ -48,7 +52,9 @@ def beta_front(
     )
 
 
-def kl_axes(*, beta: float = 0.3, num_seeds: int = 10, updates: int = CONFIG.updates) -> Preset:
+def kl_axes(
+    *, beta: NonNegativeFloat = 0.3, num_seeds: int = 10, updates: int = CONFIG.updates
+) -> Preset:
     """One estimator each, over level, credit, order and value: the axes that names hide."""
     reward = {"kl_estimator": "k1", "kl_placement": "reward", "beta": beta}
     before = Advantage(kl_order="before")

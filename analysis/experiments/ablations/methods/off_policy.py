@@ -5,6 +5,8 @@ Settings were found by search on seeds 0 to 2, at the step sizes given here.
 
 from __future__ import annotations
 
+from pydantic import NonNegativeFloat
+
 from analysis.experiments.ablations.methods.three_ways import WIDE
 from analysis.experiments.ablations.presets import Preset, fresh_seeds, train_config
 from analysis.training.arms import Arm, Correction, Objective, Sampler
@@ -23,7 +25,7 @@ KL_LOSSES = {
 def staleness(
     *,
     lags: tuple[int, ...] = (0, 4, 16),
-    beta: float = 0.3,
+    beta: NonNegativeFloat = 0.3,
     num_seeds: int = 10,
     updates: int = 200,
 ) -> Preset:
@@ -56,7 +58,7 @@ def staleness(
 def stale_front(
     *,
     lag: int = 16,
-    betas: tuple[float, ...] = (0.1, 0.3, 1.0),
+    betas: tuple[NonNegativeFloat, ...] = (0.1, 0.3, 1.0),
     num_seeds: int = 10,
     updates: int = 200,
 ) -> Preset:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import NonNegativeFloat
+
 from analysis.experiments.ablations.presets import NO_KL, Preset, fresh_seeds, train_config
 from analysis.training.arms import Arm, Objective
 from analysis.training.config import TrainConfig
@@ -66,7 +68,7 @@ def three_ways(
 
 def three_ways_half_step(
     *,
-    beta: float = 0.3,
+    beta: NonNegativeFloat = 0.3,
     learning_rate: float = 5e-4,
     num_iterations: int = 4,
     num_seeds: int = 10,
