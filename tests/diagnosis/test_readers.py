@@ -190,6 +190,8 @@ def test_unknown_columns_are_listed_with_the_nearest_name(tmp_path):
         (csv_text(changed(1, "position", 0)), "line 2 and line 3: sequence a, position 0 twice"),
         (csv_text([(*row[:-1], 0) for row in ROWS]), "mask counts no token"),
         ("sequence,logp,ref_logp\na,1,2\na,2,3\n", "was the sign dropped?"),
+        ("sequence,logp,ref_logp\na,0.5,0.2\na,1,0.3\n", "probabilities? take their logarithm"),
+        ("sequence,logp,ref_logp\na,-3.4e38,-1\n", "-3.4e+38 is a mask's fill value"),
     ],
 )
 def test_bad_csv(tmp_path, text, said):

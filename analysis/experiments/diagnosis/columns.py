@@ -37,6 +37,8 @@ LOG_PROBS = ("logp", "old_logp", "ref_logp", "sampler_logp")
 
 #: float32 log-softmax of a certain token can come out this much above zero; more is no rounding.
 ROUNDING_ABOVE_ZERO = 1e-3
+#: No log-softmax of a model's logits is below this; what masks are filled with is.
+LOWEST = -1e4
 
 _KNOWN = {alias: name for name, aliases in NAMES.items() for alias in (name, *aliases)}
 
@@ -187,10 +189,22 @@ def _check_log_probs(values: np.ndarray, name: str, counted: np.ndarray, place: 
     high = counted & (values > ROUNDING_ABOVE_ZERO)
     if high.any():
         row = int(high.argmax())
-        negated = "; all are: was the sign dropped?" if (values[counted] >= 0).all() else ""
+        guess = ""
+        if (values[counted] >= 0).all():
+            small = (values[counted] <= 1).all()
+            guess = "; all are: " + (
+                "probabilities? take their logarithm" if small else "was the sign dropped?"
+            )
         raise Refused(
             f"{place(row)}, column {name}: {values[row]:.6g} is above 0, so no "
-            f"log-probability ({int(high.sum())} such rows{negated})"
+            f"log-probability ({int(high.sum())} such rows{guess})"
+        )
+    low = counted & (values < LOWEST)
+    if low.any():
+        row = int(low.argmax())
+        raise Refused(
+            f"{place(row)}, column {name}: {values[row]:.6g} is a mask's fill value and no "
+            f"log-probability ({int(low.sum())} such rows); mask the token (mask 0)"
         )
 
 

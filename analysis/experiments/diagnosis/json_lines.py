@@ -78,7 +78,9 @@ def _parsed_singly(lines: list[str], numbers: list[int], path: Path) -> list[Row
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise Refused(f"{path}: line {number} is no JSON ({error})") from None
+            raise Refused(
+                f"{path}: line {number} is no JSON ({error}); delete it if a killed process tore it"
+            ) from None
         if not isinstance(row, dict):
             raise Refused(f"{path}: line {number} is no JSON object")
         rows.append(row)
