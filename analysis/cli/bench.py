@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -81,23 +83,30 @@ def bench(
 
 
 def _bench_cpu(widths: tuple[int, ...], rounds: int, directory: Path) -> None:
-    check_target(directory)
-    journal = Journal(directory)
-    try:
+    with _journal(directory) as journal:
         version = trl_version()
         config = BenchmarkConfig(rounds=rounds, widths=widths, with_trl=version is not None)
         print(f"TRL {version or f'not found: name a Python that has it in {TRL_PYTHON}'}")
         benchmark = run(config, _say, journal)
-    except ValueError as error:
-        raise Refused(str(error)) from None
-    recorded.save(benchmark, directory)
-    journal.end()
+        recorded.save(benchmark, directory)
     table, relative = medians(benchmark), ratios(benchmark)
     columns = ["ms", "low", "high", "tokens"]
     print(table.set_index(["width", "contender"])[columns].round(1).to_string())
     print(relative.drop(columns="kind").set_index(["width", "contender"]).round(2).to_string())
     print(floors(benchmark).round(2).to_string(index=False))
     print(f"written to {directory}")
+
+
+@contextmanager
+def _journal(directory: Path) -> Iterator[Journal]:
+    """That of a benchmark which the block measures and writes to ``directory``."""
+    check_target(directory)
+    journal = Journal(directory)
+    try:
+        yield journal
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    journal.end()
 
 
 def _say(text: str) -> None:
@@ -119,14 +128,9 @@ def _bench_device(
     loads = device_benchmark.tiny_loads(widths=widths)
     if language_config is not None:
         loads.append(device_benchmark.Load("SmolLM2-135M adapters", language_config, 24, updates=5))
-    check_target(directory)
-    journal = Journal(directory)
-    try:
+    with _journal(directory) as journal:
         benchmark = device_benchmark.run(loads, torch.device("cuda"), _say, journal)
-    except ValueError as error:
-        raise Refused(str(error)) from None
-    recorded.save_device(benchmark, directory)
-    journal.end()
+        recorded.save_device(benchmark, directory)
     for table in (benchmark.populations, benchmark.phases, benchmark.machine):
         print(table.round(3).to_string(index=False))
     print(f"written to {directory}")
@@ -139,15 +143,10 @@ def _bench_language(
     folder = folder or recorded.RECORDED.with_name(f"benchmark_smollm2_{device}")
     if device == "cpu":
         torch.set_num_threads(1)
-    check_target(folder)
-    journal = Journal(folder)
-    try:
+    with _journal(folder) as journal:
         benchmark = language.run(
             config, torch.device(device), members, rounds or usual, _say, journal
         )
-    except ValueError as error:
-        raise Refused(str(error)) from None
-    recorded.save_language(benchmark, folder)
-    journal.end()
+        recorded.save_language(benchmark, folder)
     print(language.summary(benchmark).round(2).to_string(index=False))
     print(f"written to {folder}")

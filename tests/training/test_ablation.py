@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 
@@ -255,6 +256,27 @@ def test_a_failed_save_leaves_the_earlier_recording(small_ablation, tmp_path, mo
     before = (directory / "curves.csv").read_bytes()
     monkeypatch.setattr(folders, "sha256_file", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
+        recording.save(small_ablation, directory)
+    assert (directory / "curves.csv").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["small"]
+
+
+def test_a_save_that_cannot_take_its_place_leaves_the_earlier_recording(
+    small_ablation, tmp_path, monkeypatch
+):
+    directory = tmp_path / "small"
+    recording.save(small_ablation, directory)
+    before = (directory / "curves.csv").read_bytes()
+    replace, moved = os.replace, []
+
+    def fail_once(source, target):
+        moved.append(source)
+        if len(moved) == 2:  # the old one has made way, the new one is to come
+            raise PermissionError(13, "Permission denied")
+        replace(source, target)
+
+    monkeypatch.setattr(folders.os, "replace", fail_once)
+    with pytest.raises(PermissionError):
         recording.save(small_ablation, directory)
     assert (directory / "curves.csv").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["small"]

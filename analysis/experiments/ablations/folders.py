@@ -53,6 +53,7 @@ def write_folder(
     check_target(directory)
     directory.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    before = partial.with_name(f"{partial.name}-before")
     try:
         for name, table in tables.items():
             (partial / name).write_text(_as_text(table))
@@ -63,12 +64,13 @@ def write_folder(
         }
         (partial / MANIFEST).write_bytes(_as_bytes(manifest))
         partial.chmod(0o755)
-        before = partial.with_name(f"{partial.name}-before")
         if directory.exists():
             os.replace(directory, before)
         os.replace(partial, directory)
         shutil.rmtree(before, ignore_errors=True)
     except BaseException:
+        if before.exists() and not directory.exists():
+            os.replace(before, directory)  # the earlier recording is where it was
         shutil.rmtree(partial, ignore_errors=True)
         raise
 
