@@ -27,13 +27,6 @@ def preset():
     return wanted.model_copy(update={"config": config})
 
 
-def test_skills_tell_the_teacher_from_the_start(preset):
-    table = distillation.skills(preset, num_prompts=50).set_index("who")
-    assert table.loc["teacher", "accuracy"] > 0.8 > 0.6 > table.loc["start", "accuracy"]
-    assert table.loc["teacher", "length"] == pytest.approx(3.0, abs=0.1)  # no fillers
-    assert table.loc["start", "length"] > 3.5  # mostly two of them
-
-
 def test_completions_are_of_the_arms_asked_for_and_on_the_same_prompts(preset):
     table = distillation.completions_after(preset, ("k2_loss", "supervised"), updates=2, prompts=4)
     assert table["arm"].tolist() == ["k2_loss"] * 4 + ["supervised"] * 4

@@ -186,6 +186,18 @@ def test_another_start_is_said_to_be_other_code_wherever_it_runs(
     assert "differs already at update 0, by more than rounding" in said.err
 
 
+@pytest.mark.parametrize(
+    ("share", "here", "accused"),
+    [(0.03, "there", True), (0.03, "here", False), (0.3, "here", True)],
+)
+def test_a_start_that_was_trained_elsewhere_may_differ_a_little(
+    recorded: Path, share: float, here: str, accused: bool
+) -> None:
+    change_a_digit(recorded, "entropy", line=1)
+    rows = reproduction.reproduce(recorded).differing.assign(size=share)
+    assert ("already at update 0" in meaning(rows, "there", here)) == accused
+
+
 def test_a_last_digit_at_update_0_is_rounding(recorded: Path) -> None:
     change_a_digit(recorded, "entropy", line=1)
     rows = reproduction.reproduce(recorded).differing

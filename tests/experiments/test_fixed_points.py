@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -216,6 +217,59 @@ def test_entropy_drift_against_samples_and_its_leading_order():
     change = entropy(many[1]) - entropy(many[0])
     error = change.std() / len(change) ** 0.5
     assert abs(change.mean() - single_samples.entropy_drift(skewed, step_size=0.5)) < 4 * error
+
+
+@pytest.mark.parametrize("step_size", [0.1, 1.0, 3.9])
+def test_a_k1_step_takes_twins_apart_and_its_flipped_sign_takes_them_together(step_size):
+    y, z = random_policies(200, 8, spread=2.0, seed=21)
+    z = torch.cat([z, y + 1e-3 * z])
+    y = torch.cat([y, y])
+    before = (y - z).norm(dim=-1)
+    for name, sign in (("k1", 1), ("flipped", -1)):
+        coefficient = single_samples.WALKS[name]
+
+        def stepped(logits: torch.Tensor, token: int, coefficient=coefficient) -> torch.Tensor:
+            logp = logits.log_softmax(-1)
+            weight = coefficient(logp[:, [token]], logp[:, [token]])
+            score = torch.eye(8, dtype=logp.dtype)[token] - logp.exp()
+            return logits - step_size * weight * score
+
+        for token in range(8):
+            after = (stepped(y, token) - stepped(z, token)).norm(dim=-1)
+            assert (sign * (after - before) > 0).all()
+
+
+def test_the_last_bit_decides_no_run(monkeypatch):
+    walk = partial(
+        single_samples.sampled_descent,
+        ref_logits=torch.zeros(40, 8, dtype=torch.float64),
+        coefficient=single_samples.WALKS["k1"],
+        step_size=0.1,
+        steps=2500,
+        seed=5,
+    )
+    noise = 1e-15 * torch.randn(40, 8, generator=torch.Generator().manual_seed(6)).double()
+    assert torch.equal(walk(0 * noise), walk(noise))
+    monkeypatch.setattr(single_samples, "GRID", 2.0**-52)
+    parted = (walk(0 * noise)[-1].exp() - walk(noise)[-1].exp()).abs().amax(-1) > 0.1
+    assert parted.double().mean() > 0.1
+
+
+def test_twins_part_under_k1_and_stay_together_with_the_sign_flipped():
+    apart = {
+        walk: single_samples.twin_distance(
+            single_samples.WALKS[walk],
+            vocab_size=8,
+            runs=40,
+            steps=2000,
+            step_size=0.1,
+            apart=2.0**-14,
+            seed=7,
+        )
+        for walk in ("k1", "flipped")
+    }
+    assert (apart["k1"] > 0.1).double().mean() > 0.3
+    assert (apart["flipped"] > 0.1).double().mean() < 0.1
 
 
 def test_walks_start_uniform_and_k2_stays(problems):

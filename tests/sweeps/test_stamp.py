@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import platform
+from pathlib import Path
+
+import pytest
 import torch
 
 from analysis.experiments.ablations.source import source_of
-from analysis.experiments.ablations.stamp import current_stamp, merged
+from analysis.experiments.ablations.stamp import current_stamp, merged, processor_name
 from tests.sweeps.tiny import STAMP, make_tiny
 
 
@@ -17,6 +21,27 @@ def test_a_stamp_names_source_kernels_threads_and_versions() -> None:
     assert stamp.device.endswith("3 thread(s)")
     assert stamp.versions["torch"] == torch.__version__
     assert current_stamp(config).device.endswith(f"{torch.get_num_threads()} thread(s)")
+
+
+def test_two_makes_of_processor_are_not_one_device(tmp_path: Path) -> None:
+    names = {}
+    for name in ("Some Processor  9000", "Another(R) Processor"):
+        cpuinfo = tmp_path / name
+        cpuinfo.write_text(f"processor\t: 0\nmodel\t\t: 17\nmodel name\t: {name}\nflags\t: fpu\n")
+        names[name] = processor_name(cpuinfo)
+    assert list(names.values()) == ["Some Processor 9000", "Another(R) Processor"]
+    assert processor_name() in current_stamp(make_tiny().config).device
+
+
+@pytest.mark.parametrize("text", [None, "", "Features: fp asimd", "model name:   "])
+def test_a_processor_without_a_name_is_said_to_have_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
+    monkeypatch.setattr(platform, "processor", lambda: "")
+    cpuinfo = tmp_path / "cpuinfo"
+    if text is not None:
+        cpuinfo.write_text(text)
+    assert processor_name(cpuinfo) == "unnamed processor"
 
 
 def test_members_from_several_machines_are_said_to_be() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -51,11 +54,26 @@ def stamp_here(
 
 
 def device_name(device: torch.device, threads: int) -> str:
-    """The hardware; on the CPU with the vector instructions and threads, which choose kernels."""
+    """The hardware; on the CPU all that chooses kernels: processor, vector instructions, threads.
+
+    Two makes of processor with the same vector instructions do not sum in the same order.
+    """
     if device.type == "cuda":
         return f"cuda, {torch.cuda.get_device_name(device)}"
     vectors = torch.backends.cpu.get_cpu_capability()
-    return f"{device.type}, {platform.machine()} {vectors}, {threads} thread(s)"
+    where = f"{platform.machine()} {vectors}, {processor_name()}"
+    return f"{device.type}, {where}, {threads} thread(s)"
+
+
+@cache
+def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """As the system names it; where it names none, ``unnamed processor``."""
+    with contextlib.suppress(OSError):
+        for line in cpuinfo.read_text(errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name" and value.strip():
+                return " ".join(value.split())
+    return platform.processor() or "unnamed processor"
 
 
 def merged(stamps: Sequence[Stamp]) -> Stamp:

@@ -1,4 +1,4 @@
-"""What the distillation populations start from, what one of them ends on, and what it costs."""
+"""What members of the distillation populations write, and what a teacher saves."""
 
 from __future__ import annotations
 
@@ -8,27 +8,11 @@ import pandas as pd
 import torch
 
 from analysis.experiments.ablations.costs import cost_ratio, crossings
-from analysis.experiments.ablations.presets import NO_KL, Preset
+from analysis.experiments.ablations.presets import Preset
 from analysis.experiments.ablations.recording import Recorded
-from analysis.experiments.ablations.untrained import untrained
-from analysis.training.arms import Arm, Sampler
 from analysis.training.config import Member
 from analysis.training.tasks import END, FILLER, NUM_DIGIT_TOKENS
 from analysis.training.trainer import PopulationTrainer
-
-#: The teacher samples: its rollout says how good it is.
-BY_TEACHER = Arm(label="teacher", kl_estimator="none", sampler=Sampler(by="teacher"))
-
-
-def skills(preset: Preset, *, num_prompts: int = 400, seed: int = 0) -> pd.DataFrame:
-    """Accuracy and length of the start and of the teacher of a preset, on prompts of their own.
-
-    Returns:
-        One row each, ``who``: ``start`` and ``teacher``; with ``accuracy`` and ``length``.
-    """
-    members = [Member(arm=arm, seed=seed) for arm in (NO_KL, BY_TEACHER)]
-    table = untrained(preset, members, num_prompts=num_prompts).assign(who=["start", "teacher"])
-    return table[["who", "accuracy", "length"]]
 
 
 def completions_after(

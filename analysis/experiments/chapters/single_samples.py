@@ -21,6 +21,11 @@ def coefficient_of(estimator: str) -> Coefficient:
     return partial(gradient_coefficient, estimator=estimator)
 
 
+#: Spacing of the logits of a descent, in nats. Descent of k1 takes two policies that are 1e-15
+#: apart to different runs within a few thousand steps: without a grid the last bit of a processor's
+#: ``exp`` would decide where a run ends. On it, every processor computes the same runs.
+GRID = 2.0**-18
+
 #: The k1 loss and its controls; ``printed`` has the extra probability of the seed's equation (26).
 WALKS: dict[str, Coefficient] = {
     "k1": coefficient_of("k1"),
@@ -57,6 +62,8 @@ def sampled_descent(
 ) -> Tensor:
     """Stochastic descent of a KL loss on freshly sampled tokens, one policy a row.
 
+    Logits are multiples of ``GRID``.
+
     Args:
         start_logits, ref_logits: [M, V]; rows are independent runs.
         coefficient: what multiplies the score of a sampled token.
@@ -74,7 +81,8 @@ def sampled_descent(
     if steps % checkpoints:
         raise ValueError(f"steps must be a multiple of checkpoints, got {steps} and {checkpoints}")
     generator = torch.Generator().manual_seed(seed)
-    logp, ref_logp = start_logits.log_softmax(-1), ref_logits.log_softmax(-1)
+    logits = _on_grid(start_logits)
+    logp, ref_logp = logits.log_softmax(-1), ref_logits.log_softmax(-1)
     kept, runs = [logp], len(logp)
     last = torch.full((runs, 1), logp.shape[-1] - 1)
     for step in range(1, steps + 1):
@@ -84,10 +92,15 @@ def sampled_descent(
         weight = coefficient(logp.gather(-1, tokens), ref_logp.gather(-1, tokens)) / batch_size
         gradient = -policy * weight.sum(-1, keepdim=True)
         gradient.scatter_add_(-1, tokens, weight)
-        logp = (logp - step_size * gradient).log_softmax(-1)
+        logits = _on_grid(logits - step_size * gradient)
+        logp = logits.log_softmax(-1)
         if step % (steps // checkpoints) == 0:
             kept.append(logp)
     return torch.stack(kept)
+
+
+def _on_grid(logits: Tensor) -> Tensor:
+    return torch.round(logits / GRID) * GRID
 
 
 def share_lowered(
@@ -110,6 +123,32 @@ def entropy_drift(logits: Tensor, *, step_size: float) -> Tensor:
     score = torch.eye(logp.shape[-1], dtype=logp.dtype) - logp.exp().unsqueeze(-2)
     after = entropy(logp.unsqueeze(-2) - step_size * score)
     return (logp.exp() * after).sum(-1) - entropy(logp)
+
+
+def twin_distance(
+    coefficient: Coefficient,
+    *,
+    vocab_size: int,
+    runs: int,
+    steps: int,
+    step_size: float,
+    apart: float,
+    seed: int,
+) -> Tensor:
+    """Total variation [runs] between the ends of two runs that read the same random numbers.
+
+    One starts at the uniform reference, its twin with a first logit ``apart`` nats higher.
+    """
+    uniform = torch.zeros(runs, vocab_size, dtype=torch.float64)
+    raised = uniform.clone()
+    raised[:, 0] = apart
+    ends = [
+        sampled_descent(start, uniform, coefficient, step_size=step_size, steps=steps, seed=seed)[
+            -1
+        ].exp()
+        for start in (uniform, raised)
+    ]
+    return 0.5 * (ends[0] - ends[1]).abs().sum(-1)
 
 
 def walk_table(

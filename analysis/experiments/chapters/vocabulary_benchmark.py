@@ -25,6 +25,7 @@ from torch import Tensor
 import analysis
 from analysis.experiments.ablations import recording
 from analysis.experiments.ablations.folders import read_manifest, read_table, write_folder
+from analysis.experiments.ablations.stamp import device_name
 from analysis.files import sha256_bytes, sha256_file
 from analysis.kl.chunked import Head, reverse_kl_from_hidden
 from analysis.kl.divergences import reverse_kl
@@ -157,7 +158,7 @@ def record(repeats: int = 3) -> None:
     fields = {
         "preset": "full vocabulary",
         "seeds": [0],
-        "device": f"cpu, {platform.machine()}, 1 thread(s)",
+        "device": device_name(torch.device("cpu"), 1),
         "versions": versions,
         "source": sha256_bytes("".join(sha256_file(_PACKAGE / s) for s in _SOURCES).encode()),
         "repeats": repeats,
