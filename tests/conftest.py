@@ -20,3 +20,14 @@ def sequences(request: pytest.FixtureRequest):
 
     length, eos = request.param
     return enumerate_sequences(VOCAB_SIZE, length, eos=eos)
+
+
+@pytest.fixture
+def one_thread():
+    """Torch on one thread, as in recorded runs: more of them sum in another order."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -20,7 +20,7 @@ from analysis.experiments.benchmark.measure import floors
 from analysis.files import replace_file
 from analysis.report.numbers import format_value
 from analysis.report.project import Project
-from analysis.report.tables import as_text
+from analysis.report.tables import as_markdown, as_text
 from analysis.training.pretrained.config import LoraConfig
 
 _COLUMNS = {
@@ -134,7 +134,5 @@ def _checked() -> pd.DataFrame:
 
 
 def _markdown(frame: pd.DataFrame) -> str:
-    """A table of text."""
     shown = frame.reset_index()
-    rows = [list(shown.columns), ["---"] * shown.shape[1], *shown.to_numpy().tolist()]
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
+    return as_markdown([str(name) for name in shown], shown.astype(str).to_numpy().tolist())

@@ -86,11 +86,12 @@ def measurements_table(report: Report) -> pd.DataFrame:
     for tail in report.tails:
         shown = tail.fitted_with if tail.k is None else f"{tail.k:.2f} ({tail.fitted_with})"
         rows[f"tail index of {tail.ratio}, trusted to {tail.threshold:.2f}"] = shown
-    for identity in report.identities:
-        mean = identity.mean
-        rows[f"mean of {identity.ratio}"] = (
-            f"{_number(mean.value)} [{_number(mean.low)}, {_number(mean.high)}]"
-        )
+    intervals = {name.replace("_", " "): interval for name, interval in report.intervals.items()}
+    intervals |= {f"mean of {identity.ratio}": identity.mean for identity in report.identities}
+    rows |= {
+        name: f"{_number(found.value)} [{_number(found.low)}, {_number(found.high)}]"
+        for name, found in intervals.items()
+    }
     return pd.DataFrame({"measured": rows.keys(), "value": rows.values()}).set_index("measured")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from analysis.report.parameters import changed_parameters, declared_parameters
 from analysis.report.project import Project
 from analysis.report.provenance import Provenance, read_notebook, read_provenance
 from analysis.report.results import read_manifest, recorded_results
+from analysis.report.tables import as_markdown
 
 _INTRODUCTION = """\
 # Runs behind this book
@@ -40,17 +40,17 @@ def status_page(project: Project) -> str:
     return "\n".join(
         [
             _INTRODUCTION,
-            _table(
+            as_markdown(
                 ("Page", "Profile", "Took", "Finished", "Computed on"),
                 (_run_row(name, provenance) for name, provenance in runs),
             ),
             "## Parameters\n",
-            _table(
+            as_markdown(
                 ("Page", "Changed from the defaults"),
                 ((_link(n), _changes(project, n, p)) for n, p in runs),
             ),
             "## Versions\n",
-            _table(
+            as_markdown(
                 ("Page", "Versions", "Platform", "Threads"),
                 ((_link(n), _versions(p.versions), p.platform, str(p.threads)) for n, p in runs),
             ),
@@ -83,7 +83,7 @@ def _recorded(project: Project) -> str:
     if not directories:
         return _NO_RESULTS
     manifests = [(d, read_manifest(d, project.relative(d))) for d in directories]
-    return _table(
+    return as_markdown(
         ("Folder", "Preset", "Seeds", "Computed on", "Versions"),
         ((f"`{project.relative(d)}`", *_manifest_row(manifest)) for d, manifest in manifests),
     )
@@ -110,10 +110,3 @@ def _duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
     return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
-
-
-def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [header, ("---",) * len(header), *rows]
-    return "".join(
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
@@ -37,3 +37,11 @@ def as_text(
         }
     )
     return text.set_index(list(text.columns[:index]))
+
+
+def as_markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of a Markdown page."""
+    lines = [header, ("---",) * len(header), *rows]
+    return "".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines
+    )

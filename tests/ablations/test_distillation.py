@@ -13,15 +13,8 @@ from analysis.training.config import Member, TeacherConfig
 from analysis.training.metrics import METRICS, PARTIAL_METRICS
 from analysis.training.trainer import PopulationTrainer
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = ("distillation", "distillation_sparse", "weak_teacher", "kdrl", "long_to_short")
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def shortened(name: str, updates: int = 2):

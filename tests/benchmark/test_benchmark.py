@@ -398,3 +398,25 @@ def test_a_language_model_needs_its_packages(capsys, monkeypatch):
     monkeypatch.setattr(language, "needed", missing)
     assert main(["bench", "--language-model"]) != 0
     assert "transformers is not installed: pip install 'kl-term[lm]'" in capsys.readouterr().err
+
+
+def test_two_processors_side_by_side_by_hand():
+    both = {
+        "first": recorded.load().benchmark,
+        "second": recorded.load(recorded.RECORDED_SECOND).benchmark,
+    }
+    table = recorded.by_processor(both).set_index(["width", "processor"])
+    assert list(table.index) == [(w, name) for w in (32, 64) for name in both]
+    for name, benchmark in both.items():
+        rounds = benchmark.rounds.query("width == 64")
+        wide = rounds.pivot(index="round", columns="contender", values="seconds")
+        over = wide.div(wide[measure.ENGINE], axis=0).median()
+        row = table.loc[(64, name)]
+        assert row["ms"] == pytest.approx(1e3 * wide[measure.ENGINE].median())
+        for kind in ("plain", "trl"):
+            of_kind = rounds.loc[rounds["kind"] == kind, "contender"].unique()
+            assert row[kind] == pytest.approx(over[of_kind].min())
+        rate = benchmark.machine.query("width == 64 and processes == 1")["flops_per_second"]
+        assert row["gflops"] == pytest.approx(rate.median() / 1e9)
+        least = measure.floors(benchmark).set_index(["width", "processes"])
+        assert row["floor"] == least.loc[(64, 1), "ratio"]

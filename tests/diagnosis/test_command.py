@@ -144,19 +144,25 @@ def test_dumped_batches_are_read_back(tmp_path):
 
 
 MEASURED = """
-import resource, sys, time
+import json, resource, sys, time
+text = "[" + ",".join(["-1.234567"] * 3_000_000) + "]"
+start = time.process_time()
+json.loads(text)
+yardstick = time.process_time() - start
+del text
 start = time.process_time()
 from analysis.cli.main import main
 assert main(["diagnose", sys.argv[1], "--page", sys.argv[2]]) == 0
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-print("measured", time.process_time() - start, peak)
+print("measured", (time.process_time() - start) / yardstick, peak)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="its unit of memory is that of Linux")
 @pytest.mark.parametrize("ending", ["csv", "jsonl"])
-def test_a_million_tokens_in_ten_seconds_and_two_gigabytes(tmp_path, ending):
-    """Processor time, so that a busy machine does not decide; imports and the page included."""
+def test_a_million_tokens_in_seconds_and_two_gigabytes(tmp_path, ending):
+    """Processor time, over that of parsing three million numbers, so that neither a busy nor a slow
+    machine decides; imports and the page included."""
     path = tmp_path / f"large.{ending}"
     frame = simulate(Run(sequences=1250, shortest=30, longest=50), 0)
     copies = 20
@@ -179,8 +185,8 @@ def test_a_million_tokens_in_ten_seconds_and_two_gigabytes(tmp_path, ending):
         text=True,
         check=True,
     )
-    _, seconds, gigabytes = done.stdout.splitlines()[-1].split()
-    assert float(seconds) < 10 and float(gigabytes) < 2
+    _, yardsticks, gigabytes = done.stdout.splitlines()[-1].split()
+    assert float(yardsticks) < 40 and float(gigabytes) < 2
 
 
 def test_a_line_that_was_torn_is_not_glued_to_the_next(tmp_path):

@@ -28,7 +28,13 @@ from analysis.experiments.diagnosis.generate import (
 )
 from analysis.experiments.diagnosis.measure import measure
 from analysis.experiments.diagnosis.reports import report
-from analysis.experiments.diagnosis.schema import SEVERITIES, Finding, Report, Settings
+from analysis.experiments.diagnosis.schema import (
+    SEVERITIES,
+    Finding,
+    Interval,
+    Report,
+    Settings,
+)
 
 ROOT = Path(__file__).parents[2]
 BIGGER = Run(sequences=80)
@@ -219,6 +225,43 @@ def test_pulling_is_not_pushing():
     )
     for push in (0.0, -0.08):
         assert "uniform-push" not in codes(simulate(Run(sequences=80, push=push), 1))
+
+
+@pytest.mark.parametrize(
+    ("strength", "low", "high", "severity"),
+    [
+        (0.12, 0.1, 0.3, "note"),
+        (0.12, -0.2, 0.1, "note"),  # a fall that may be none accuses nobody
+        (0.12, -0.3, -0.1, "error"),
+        (0.2, -0.2, 0.1, "warning"),
+        (0.4, 0.1, 0.3, "error"),
+    ],
+)
+def test_a_push_that_the_reward_may_explain(strength, low, high, severity):
+    frame = simulate(Run(sequences=80, pull=-0.1, growth=12.0, drift=0.6), 1)
+    table = {name: frame[name].to_numpy() for name in frame}
+    measured = measure(assemble(table, "simulated"), Settings(resamples=200))
+    intervals = {
+        "pull_strength": Interval(value=strength, low=0.05, high=0.5),
+        "reward_growth": Interval(value=(low + high) / 2, low=low, high=high),
+    }
+    finding = causes_signs.kl_maximised(measured._replace(intervals=measured.intervals | intervals))
+    assert finding.severity == severity
+
+
+def test_growth_of_the_reward_by_the_rewards_of_sequences():
+    frame = simulate(Run(sequences=120, gain=0.6), 3)
+    table = {name: frame[name].to_numpy() for name in frame}
+    growth = measure(assemble(table, "simulated")).intervals["reward_growth"]
+    by_sequence = frame.groupby("sequence")[["step", "reward"]].first()
+    thirds = np.array_split(sorted(by_sequence["step"].unique()), 3)
+    first, last = (
+        by_sequence[by_sequence["step"].isin(t)]["reward"] for t in (thirds[0], thirds[2])
+    )
+    assert growth.value == pytest.approx(last.mean() - first.mean())
+    error = np.hypot(first.std() / len(first) ** 0.5, last.std() / len(last) ** 0.5)
+    assert growth.high - growth.low == pytest.approx(2 * 1.96 * error, rel=0.2)
+    assert growth.low > 0
 
 
 def test_mass_of_the_reference_that_no_sample_stands_for(healthy):

@@ -63,8 +63,17 @@ def test_what_the_trainer_said_holds_unless_the_command_says_otherwise(folder, t
     assert "dead-zone" in found.codes()
 
 
-def test_settings_that_are_none_are_refused(folder):
-    (folder / "settings.json").write_text('{"estimator": "k9"}')
-    with pytest.raises(Refused, match=r"settings\.json: holds no settings"):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"estimator": "k9"}', r"settings\.json: estimator: Input should be .*'k3'"),
+        ('{"epsilon_low": -1}', r"settings\.json: epsilon_low: Input should be greater than"),
+        ('{"estimater": "k3"}', r"settings\.json: estimater: Extra inputs are not permitted"),
+        ('{"estimator": ', r"settings\.json: Invalid JSON"),
+    ],
+)
+def test_settings_that_are_none_are_refused(folder, text, message):
+    (folder / "settings.json").write_text(text)
+    with pytest.raises(Refused, match=message):
         recorded_settings(folder)
     assert recorded_settings(folder / "rollouts-0.csv") == Settings()

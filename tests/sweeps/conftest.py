@@ -30,11 +30,8 @@ def one_stamp():
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def alone(one_thread):
+    """Each test here trains on one thread."""
 
 
 @pytest.fixture(scope="session")

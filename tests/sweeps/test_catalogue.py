@@ -76,6 +76,8 @@ def test_presets_meant_as_evidence_share_no_seed_with_the_search() -> None:
         ("quick", {"beta": "much"}, "beta: Input should be a valid number"),
         ("quick", {"beta": float("nan")}, "beta: Input should be a finite number"),
         ("full", {"num_seeds": 0}, "seeds: Tuple should have at least 1 item"),
+        ("full", {"num_seeds": 10_001}, "num_seeds must be at most 10,000, not 10,001"),
+        ("quick", {"num_seeds": 10**12}, "num_seeds must be at most 10,000"),
         ("full", {"updates": 1.5}, "updates: Input should be a valid integer"),
         ("full", {"updates": 0}, "updates: Input should be greater than or equal to 1"),
         ("beta_front", {"betas": 0.1}, "betas: Input should be a valid tuple"),

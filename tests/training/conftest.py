@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from analysis.training.config import Arm, StartConfig, TrainConfig
 from analysis.training.policy import PolicyConfig
@@ -11,11 +10,8 @@ from analysis.training.tasks import SortTask
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def alone(one_thread):
+    """Each test here trains on one thread."""
 
 
 @pytest.fixture

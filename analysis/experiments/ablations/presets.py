@@ -66,8 +66,18 @@ def train_config(**changes: Any) -> TrainConfig:
     return TrainConfig(**(CONFIG.model_dump() | changes))
 
 
+#: Of one population; more is a slip of the keyboard, and its list of members alone takes minutes.
+MOST_SEEDS = 10_000
+
+
 def fresh_seeds(first: int, count: int) -> tuple[int, ...]:
-    """Seeds from ``first`` on; each preset has its own range, which no search has seen."""
+    """Seeds from ``first`` on; each preset has its own range, which no search has seen.
+
+    Raises:
+        ValueError: more than ``MOST_SEEDS``.
+    """
+    if count > MOST_SEEDS:
+        raise ValueError(f"num_seeds must be at most {MOST_SEEDS:,}, not {count:,}")
     return tuple(range(first, first + count))
 
 
@@ -84,7 +94,7 @@ def quick(
         name="quick",
         config=TrainConfig.model_validate(config.model_dump()),
         arms=(NO_KL, *kl_arms(beta)),
-        seeds=tuple(range(num_seeds)),
+        seeds=fresh_seeds(0, num_seeds),
         predictions=PREDICTIONS,
     )
 

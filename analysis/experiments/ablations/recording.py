@@ -29,6 +29,8 @@ RESULTS = Path(analysis.__path__[0]).parent / "results"
 #: :mod:`analysis.experiments.ablations.presets`.
 RECORDED = RESULTS / "grpo_tiny_cpu"
 RECORDED_HALF_STEP = RESULTS / "grpo_tiny_cpu_half_step"
+#: The first, trained once more on another make of processor.
+RECORDED_ELSEWHERE = RESULTS / "grpo_tiny_cpu_elsewhere"
 
 
 def folder_of(preset: str) -> Path:

@@ -13,6 +13,7 @@ import pandas as pd
 from analysis.experiments.ablations import recording
 from analysis.experiments.ablations.folders import read_manifest, write_folder
 from analysis.experiments.ablations.stamp import Stamp
+from analysis.experiments.benchmark import measure
 from analysis.experiments.benchmark.device import DeviceBenchmark
 from analysis.experiments.benchmark.language import PLAIN, LanguageBenchmark
 from analysis.experiments.benchmark.measure import Benchmark, BenchmarkConfig
@@ -20,6 +21,8 @@ from analysis.experiments.language_models.config import LanguageConfig
 from analysis.training.schema import Schema
 
 RECORDED = recording.RESULTS / "benchmark_cpu"
+#: The same on another make of processor.
+RECORDED_SECOND = recording.RESULTS / "benchmark_cpu_second"
 RECORDED_LANGUAGE = recording.RESULTS / "benchmark_smollm2_cpu"
 TABLES = ("rounds", "machine", "phases")
 
@@ -50,6 +53,31 @@ def load(directory: Path = RECORDED) -> RecordedBenchmark:
     trl = versions.pop("trl", None)
     stamp = Stamp(source=manifest["source"], device=manifest["device"], versions=versions)
     return RecordedBenchmark(Benchmark(config, *tables, stamp, trl), manifest)
+
+
+def by_processor(benchmarks: Mapping[str, Benchmark]) -> pd.DataFrame:
+    """One row per width and benchmark of the whole machine with TRL: ``gflops`` of one core, ``ms``
+    per member-update of the population in two processes, how many times as long the best ``plain``
+    trainer and ``trl`` take, and how many times its arithmetic one process takes (``floor``).
+    """
+    rows = []
+    for name, benchmark in benchmarks.items():
+        ratios, times = measure.ratios(benchmark), measure.medians(benchmark)
+        engine = times[times["contender"] == measure.ENGINE].set_index("width")["ms"]
+        floors = measure.floors(benchmark).set_index(["width", "processes"])
+        for width in benchmark.config.widths:
+            rows.append(
+                {
+                    "width": width,
+                    "processor": name,
+                    "gflops": floors.loc[(width, 1), "gflops"],
+                    "ms": engine[width],
+                    "plain": measure.best(ratios, "plain", width)["ratio"],
+                    "trl": measure.best(ratios, "trl", width)["ratio"],
+                    "floor": floors.loc[(width, 1), "ratio"],
+                }
+            )
+    return pd.DataFrame(rows).sort_values("width", kind="stable").reset_index(drop=True)
 
 
 def save_language(benchmark: LanguageBenchmark, directory: Path = RECORDED_LANGUAGE) -> None:

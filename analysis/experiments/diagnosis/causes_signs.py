@@ -24,12 +24,13 @@ def kl_maximised(m: Measured) -> Finding | None:
     strength = m.intervals.get("pull_strength")
     if strength is None or not m.enough or strength.low <= 0 or strength.value < SMALLEST_STRENGTH:
         return None
-    growth, reward = m.numbers.get("kl_growth"), m.numbers.get("reward_growth")
+    growth, reward = m.numbers.get("kl_growth"), m.intervals.get("reward_growth")
     if m.settings.estimator == "none" or (growth is not None and growth <= 1):
         return None
     severity: Severity = "error"
-    if reward is not None and reward > 0 and strength.value < EXPLAINED * SMALLEST_STRENGTH:
-        # The reward goes on driving the policy where it has driven it before.
+    rising = reward is not None and reward.high > 0
+    if rising and strength.value < EXPLAINED * SMALLEST_STRENGTH:
+        # The reward may go on driving the policy where it has driven it before.
         severity = "note" if strength.value < FAINT * SMALLEST_STRENGTH else "warning"
     evidence: dict[str, float | int | str] = {
         "pull per nat (must be negative)": m.intervals["pull"].value,
@@ -39,7 +40,8 @@ def kl_maximised(m: Measured) -> Finding | None:
     if growth is not None:
         evidence["KL, last third of the steps over the first"] = growth
     if reward is not None:
-        evidence["reward, last third minus first"] = reward
+        evidence["reward, last third minus first"] = reward.value
+        evidence["upper end of that"] = reward.high
     return Finding(
         code="kl-maximised",
         severity=severity,
@@ -53,8 +55,8 @@ def kl_maximised(m: Measured) -> Finding | None:
 
 def kl_without_reward(m: Measured) -> Finding | None:
     """A KL that grows over the steps and buys nothing."""
-    growth, reward = m.numbers.get("kl_growth", 0.0), m.numbers.get("reward_growth")
-    if growth < LARGEST_GROWTH or (reward is not None and reward > 0):
+    growth, reward = m.numbers.get("kl_growth", 0.0), m.intervals.get("reward_growth")
+    if growth < LARGEST_GROWTH or (reward is not None and reward.value > 0):
         return None
     last = sum(step.k3 for step in m.by_step[-(len(m.by_step) // 3) :]) / (len(m.by_step) // 3)
     if last < SMALLEST_GROWN:
@@ -64,7 +66,7 @@ def kl_without_reward(m: Measured) -> Finding | None:
         "KL in the last third": last,
     }
     if reward is not None:
-        evidence["reward, last third minus first"] = reward
+        evidence["reward, last third minus first"] = reward.value
     return Finding(
         code="kl-without-reward",
         severity="note" if reward is None else "warning",

@@ -39,6 +39,16 @@ def append_rollouts(path: str | Path, *, step: int, **fields: Tensor | None) -> 
             file.write(json.dumps({"step": int(step), **line}) + "\n")
 
 
+def refuse_another_run(path: Path) -> None:
+    """Refuse to begin a run in a file that holds one already: two runs are not one dump.
+
+    Raises:
+        Refused: the file holds something.
+    """
+    if path.is_file() and path.stat().st_size:
+        raise Refused(f"{path} holds the rollouts of another run: name a new folder, or remove it")
+
+
 def _rounded(value: float | list[float]) -> float | list[float]:
     if isinstance(value, list):
         return [round(item, DECIMALS) for item in value]

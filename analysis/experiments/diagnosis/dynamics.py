@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
@@ -55,16 +57,37 @@ def growth(by_step: list[StepKL]) -> dict[str, float]:
     return {"kl_growth": float(last / first)} if first > 0 else {}
 
 
-def reward_growth(rollouts: Rollouts) -> dict[str, float]:
-    """Mean reward of the tokens in the last third of the steps minus that in the first third."""
+def reward_growth(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
+    """Mean reward of the sequences in the last third of the steps minus that in the first third."""
     if rollouts.step is None or rollouts.reward is None:
         return {}
     steps = np.unique(rollouts.step)
     if len(steps) < 3:
         return {}
     third = len(steps) // 3
-    early, late = rollouts.step <= steps[third - 1], rollouts.step >= steps[-third]
-    return {"reward_growth": float(rollouts.reward[late].mean() - rollouts.reward[early].mean())}
+    early = _mean_reward(rollouts, rollouts.step <= steps[third - 1], settings)
+    late = _mean_reward(rollouts, rollouts.step >= steps[-third], settings)
+    growth = late.value - early.value
+    return {
+        "reward_growth": Interval(
+            value=growth,
+            low=growth - math.hypot(late.value - late.low, early.high - early.value),
+            high=growth + math.hypot(late.high - late.value, early.value - early.low),
+        )
+    }
+
+
+def _mean_reward(rollouts: Rollouts, chosen: np.ndarray, settings: Settings) -> Interval:
+    _, sequence, lengths = np.unique(
+        rollouts.sequence[chosen], return_inverse=True, return_counts=True
+    )
+    return token_means(
+        {"reward": rollouts.reward[chosen]},
+        sequence,
+        resamples=settings.resamples,
+        seed=settings.seed,
+        weight=1.0 / lengths[sequence],
+    )["reward"]
 
 
 def update_response(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:

@@ -7,6 +7,7 @@ from functools import reduce
 from pathlib import Path
 
 import numpy as np
+from pydantic import ValidationError
 
 from analysis.errors import Refused
 from analysis.experiments.diagnosis.schema import Rollouts, Settings
@@ -36,8 +37,10 @@ def recorded_settings(path: Path) -> Settings:
         return Settings()
     try:
         return Settings.model_validate_json(file.read_bytes())
-    except ValueError as error:
-        raise Refused(f"{file}: holds no settings ({str(error).splitlines()[0]})") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        raise Refused(f"{file}: {f'{field}: ' if field else ''}{first['msg']}") from None
 
 
 def join(parts: dict[Path, Rollouts]) -> Rollouts:

@@ -76,8 +76,10 @@ def measure(rollouts: Rollouts, settings: Settings | None = None) -> Measured:
     numbers |= integrity.clamped_log_ratios(rollouts)
     numbers |= dynamics.start(rollouts)
     numbers |= dynamics.growth(by_step)
-    numbers |= dynamics.reward_growth(rollouts)
     numbers |= dynamics.advantage_signs(rollouts)
+    intervals = dynamics.update_response(rollouts, settings)
+    intervals |= ratios.surprise_gap(rollouts, settings)
+    intervals |= dynamics.reward_growth(rollouts, settings)
     grids = {name: integrity.grid_shares(values) for name, values in _log_probs(rollouts).items()}
     numbers |= {
         f"grid_{column}_{grid.replace(' ', '_')}": share
@@ -92,7 +94,7 @@ def measure(rollouts: Rollouts, settings: Settings | None = None) -> Measured:
         ratios.identities(rollouts, settings),
         top_sequences,
         by_step,
-        dynamics.update_response(rollouts, settings) | ratios.surprise_gap(rollouts, settings),
+        intervals,
         numbers,
     )
 

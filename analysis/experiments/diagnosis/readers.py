@@ -92,6 +92,8 @@ def _read_parquet(path: Path) -> dict[str, Any]:
         table = parquet.read_table(path)
     except ArrowException as error:
         raise Refused(f"{path}: is no readable parquet ({str(error).splitlines()[0]})") from None
+    if not table.num_rows:
+        raise Refused(f"{path}: holds no rows; dump at least one sequence")
     return {name: table.column(name).to_pandas().to_numpy() for name in table.column_names}
 
 

@@ -13,7 +13,7 @@ import trl
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 
-from analysis.experiments.diagnosis.dumping import append_rollouts
+from analysis.experiments.diagnosis.dumping import append_rollouts, refuse_another_run
 from analysis.experiments.diagnosis.folders import record_settings
 from analysis.experiments.diagnosis.schema import Settings
 from analysis.integrations.measurements import Sampled, measure
@@ -48,7 +48,7 @@ class KLGRPOTrainer(GRPOTrainer):
         kl_term: which term. Left out, it is TRL's own: k3 in the loss, weighed by the attached
             ratio if ``use_bias_correction_kl``.
         dump_rollouts: folder for the log-probs of every training step, as ``analysis diagnose``
-            reads them.
+            reads them. A new run needs a new one; a run resumed from a checkpoint goes on in it.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class KLGRPOTrainer(GRPOTrainer):
         if self._exact:
             self._refuse_sharding()
             hidden_states.refuse_nonlinear_heads(self._unwrapped(self.model))
-        self.dump_path = None
+        self.dump_path, self._dumped = None, False
         if dump_rollouts is not None:
             folder = Path(dump_rollouts)
             folder.mkdir(parents=True, exist_ok=True)
@@ -215,6 +215,9 @@ class KLGRPOTrainer(GRPOTrainer):
         return self.accelerator.reduce(values, reduction="sum")
 
     def _dump(self, sampled: Sampled, inputs: dict[str, Any]) -> None:
+        if not self._dumped and self.state.global_step == 0:
+            refuse_another_run(self.dump_path)
+        self._dumped = True
         append_rollouts(
             self.dump_path,
             step=self.state.global_step,
