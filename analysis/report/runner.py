@@ -33,6 +33,11 @@ _COMPUTED_ON = """(lambda torch: torch.cuda.get_device_name()
     if torch and torch.cuda.is_initialized() else "cpu")(__import__("sys").modules.get("torch"))"""
 
 
+#: Waits for a kernel's first answer, one a try. Two kernels that start at once can draw the same
+#: port, and then one of them never answers; nothing has run yet, so another is started.
+STARTUP_SECONDS = (60, 120)
+
+
 class OutputTooLarge(Exception):
     """A cell wrote more than the notebook may hold."""
 
@@ -45,8 +50,10 @@ class WatchedClient(PapermillNotebookClient):
         self.cap = cap
         self.written = 0
         self.report = report
+        self.has_answered = False
 
     def papermill_execute_cells(self) -> None:
+        self.has_answered = True
         prefix = self.ask(_PREFIX)
         if Path(prefix).resolve() != Path(sys.prefix).resolve():
             raise Refused(f"the kernel runs the Python of {prefix}, not of {sys.prefix}")
@@ -154,16 +161,23 @@ def execute(request: dict[str, Any], report: Reporter) -> Any:
         @classmethod
         def execute_managed_notebook(cls, nb_man: Any, kernel_name: str, **_: Any) -> None:
             report.notebook = nb_man.nb
-            WatchedClient(
-                nb_man,
-                cap=request["cap"],
-                report=report,
-                kernel_name=kernel_name,
-                timeout=request["timeout"],
-                startup_timeout=120,
-                record_timing=False,
-                shutdown_kernel="immediate",
-            ).execute()
+            for seconds in STARTUP_SECONDS:
+                client = WatchedClient(
+                    nb_man,
+                    cap=request["cap"],
+                    report=report,
+                    kernel_name=kernel_name,
+                    timeout=request["timeout"],
+                    startup_timeout=seconds,
+                    record_timing=False,
+                    shutdown_kernel="immediate",
+                )
+                try:
+                    client.execute()
+                    return
+                except RuntimeError:
+                    if client.has_answered or seconds == STARTUP_SECONDS[-1]:
+                        raise
 
     papermill_engines.register("watched", Engine)
     notebook = nbformat.read(request["source"], as_version=4)

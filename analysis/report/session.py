@@ -12,6 +12,7 @@ from functools import partialmethod
 from typing import Any
 
 import matplotlib
+import pandas
 import torch
 import tqdm.notebook
 import tqdm.std
@@ -46,6 +47,7 @@ def start(profile: str = "quick") -> None:
     _silence_progress_bars()
     matplotlib.use("agg")  # a cell shows the figure it ends with, and only that one
     style.use()
+    pandas.set_option("display.max_rows", None)  # a table is shown whole
     shell = get_ipython()
     if shell is not None:
         select_figure_formats(shell, "retina", bbox_inches=None, metadata=style.PNG_METADATA)

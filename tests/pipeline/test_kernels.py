@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -10,11 +11,14 @@ import sys
 import time
 from pathlib import Path
 
+import nbformat
 import psutil
 import pytest
+from nbclient.exceptions import DeadKernelError
 
 import analysis
 from analysis.errors import Refused
+from analysis.report import runner
 from analysis.report.notebooks import Limits
 from tests.pipeline.conftest import Workspace, make_notebook
 
@@ -203,3 +207,48 @@ def test_nbval_notices_a_dead_kernel(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout
     assert "the kernel died in this cell" in done.stdout
     assert time.monotonic() - started < 30
+
+
+def execute_here(tmp_path: Path, source: str) -> nbformat.NotebookNode:
+    path = tmp_path / "one.ipynb"
+    cells = [nbformat.v4.new_code_cell("", metadata={"tags": ["parameters"]})]
+    cells.append(nbformat.v4.new_code_cell(source))
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    request = {"source": str(path), "cap": 1e6, "timeout": 60, "parameters": {}, "cwd": "."}
+    return runner.execute(request, runner.Reporter(io.StringIO()))
+
+
+@pytest.mark.parametrize(("silent", "answers"), [(1, True), (2, False)])
+def test_a_kernel_that_never_answers_is_started_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: int, answers: bool
+) -> None:
+    start, tries = runner.WatchedClient.start_new_kernel_client, []
+
+    def start_or_not(client):
+        tries.append(client.startup_timeout)
+        if len(tries) <= silent:
+            raise RuntimeError("Kernel didn't respond in 60 seconds")
+        return start(client)
+
+    monkeypatch.setattr(runner.WatchedClient, "start_new_kernel_client", start_or_not)
+    if answers:
+        done = execute_here(tmp_path, "6 * 7")
+        assert done.cells[-1].outputs[0].data["text/plain"] == "42"
+    else:
+        with pytest.raises(RuntimeError, match="didn't respond"):
+            execute_here(tmp_path, "6 * 7")
+    assert tries == list(runner.STARTUP_SECONDS)
+
+
+def test_a_kernel_that_has_answered_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, tries = runner.WatchedClient.start_new_kernel_client, []
+    monkeypatch.setattr(
+        runner.WatchedClient,
+        "start_new_kernel_client",
+        lambda client: tries.append(client) or start(client),
+    )
+    with pytest.raises(DeadKernelError):
+        execute_here(tmp_path, "import os; os._exit(1)")
+    assert len(tries) == 1

@@ -80,6 +80,7 @@ CELLS = {
     "record": "session.record('a_key', 1 / 3, '.3f')",
     "figure": PLOT,
     "pyplot": "import matplotlib.pyplot as plt\nfig, ax = plt.subplots(); ax.plot([1, 2]); fig",
+    "table": "import pandas as pd; pd.DataFrame({'row': range(100)})",
     "bars": "from tqdm import tqdm\nfrom tqdm.auto import tqdm as auto\n"
     "for _ in auto(tqdm(range(3))): pass",
     "once": (ONCE := "get_ipython().run_cell(\"session.record('one', 1)\", store_history=True)"),
@@ -117,6 +118,11 @@ def test_a_figure_is_shown_once_at_twice_its_size(outputs, cell: str) -> None:
     png = base64.b64decode(shown.data["image/png"])
     width = int.from_bytes(png[16:20], "big")
     assert width == 2 * shown.metadata["image/png"]["width"]
+
+
+def test_a_table_is_shown_whole(outputs) -> None:
+    (shown,) = outputs["table"]
+    assert shown.data["text/html"].count("<tr") == 101 and "..." not in shown.data["text/plain"]
 
 
 @pytest.mark.parametrize("cell", ["start", "bars"])
