@@ -6,29 +6,15 @@ import pandas as pd
 import pytest
 import torch
 
-from analysis.experiments.ablations.catalogue import make_preset
 from analysis.experiments.ablations.recording import Recorded
 from analysis.experiments.chapters import distillation
-from analysis.training.config import StartConfig, TeacherConfig
-from analysis.training.tasks import END, FILLER, SortTask
+from analysis.training.tasks import END, FILLER
 
 
-@pytest.fixture
-def preset():
-    """Two digits, so that a few updates teach something."""
-    wanted = make_preset("distillation", {"num_seeds": 2, "updates": 4})
-    config = wanted.config.model_copy(
-        update={
-            "task": SortTask(num_digits=2, end_token=True, max_fillers=2),
-            "start": StartConfig(updates=30, fillers=(2, 2)),
-            "teacher": TeacherConfig(start=StartConfig(updates=300, fillers=(0, 0))),
-        }
+def test_completions_are_of_the_arms_asked_for_and_on_the_same_prompts(two_digits):
+    table = distillation.completions_after(
+        two_digits, ("k2_loss", "supervised"), updates=2, prompts=4
     )
-    return wanted.model_copy(update={"config": config})
-
-
-def test_completions_are_of_the_arms_asked_for_and_on_the_same_prompts(preset):
-    table = distillation.completions_after(preset, ("k2_loss", "supervised"), updates=2, prompts=4)
     assert table["arm"].tolist() == ["k2_loss"] * 4 + ["supervised"] * 4
     assert table["prompt"].tolist()[:4] == table["prompt"].tolist()[4:]
     assert [sorted(p) for p in table["prompt"]] == [list(s[:-1]) for s in table["sorted"]]
@@ -39,14 +25,14 @@ def test_tokens_as_text():
     assert distillation.as_text(torch.tensor([FILLER, 0, 9, 14, END])) == "_09?."
 
 
-def test_costs_by_threshold(preset):
+def test_costs_by_threshold(two_digits):
     rows = [
         {"arm": arm, "seed": seed, "update": update, "own_accuracy": value}
         for arm, speed in (("grpo", 0.01), ("k2_loss", 0.02))
         for seed in (0, 1)
         for update, value in [(0, 0.0), (20, 20 * speed), (40, 40 * speed)]
     ]
-    recorded = Recorded(preset, pd.DataFrame(rows), pd.DataFrame(), {})
+    recorded = Recorded(two_digits, pd.DataFrame(rows), pd.DataFrame(), {})
     table = distillation.cost_table(recorded, "grpo", ["k2_loss"], [0.2]).set_index("unit")
     # crossed 20 updates after the first window's middle (10), against 10: 30 over 20
     assert table.loc["updates", "iqm"] == pytest.approx(1.5)
