@@ -1,6 +1,11 @@
-"""The two ways in which a command stops on purpose."""
+"""The two ways in which a command stops on purpose, and bad fields in one line."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class Refused(ValueError):
@@ -13,3 +18,10 @@ class Stopped(Exception):
     def __init__(self, signum: int) -> None:
         super().__init__(f"stopped by signal {signum}")
         self.signum = signum
+
+
+def first_problem(error: ValidationError, *, whole: str = "") -> str:
+    """The first thing wrong, as ``field: what``; ``whole`` stands for a problem of no one field."""
+    first = error.errors()[0]
+    field = ".".join(map(str, first["loc"])) or whole
+    return f"{field}: {first['msg']}" if field else first["msg"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from analysis.errors import Refused
+from analysis.errors import Refused, first_problem
 from analysis.files import replace_file
 from analysis.report.evidence import missing_test, tested_link
 from analysis.report.project import Project
@@ -100,7 +100,5 @@ def _row(label: str, row: object) -> Erratum:
     try:
         return Erratum.model_validate(row)
     except ValidationError as error:
-        first = error.errors()[0]
         name = row.get("id", "a row") if isinstance(row, dict) else "a row"
-        field = ".".join(str(part) for part in first["loc"]) or "row"
-        raise Refused(f"{label}: {name}: {field}: {first['msg']}") from None
+        raise Refused(f"{label}: {name}: {first_problem(error, whole='row')}") from None

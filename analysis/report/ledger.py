@@ -17,7 +17,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from analysis.errors import Refused
+from analysis.errors import Refused, first_problem
 from analysis.experiments.claims import Decision, Finding, Verdict, decisions
 from analysis.report.numbers import fill
 from analysis.report.project import Project
@@ -159,6 +159,5 @@ def _row(label: str, number: int, row: object) -> Claim:
     try:
         return Claim.model_validate(row)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "row"
-        raise Refused(f"{label}: {identifier}: {field}: {first['msg']}") from None
+        problem = first_problem(error, whole="row")
+        raise Refused(f"{label}: {identifier}: {problem}") from None

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, ValidationError, validate_call
 
 from analysis.checks import check_choice
+from analysis.errors import first_problem
 from analysis.experiments.ablations.methods import (
     distillation,
     kl_terms,
@@ -143,9 +144,7 @@ def make_preset(name: str, overrides: Mapping[str, Any]) -> Preset:
         preset = validate_call(factory, config=ConfigDict(allow_inf_nan=False))(**own)
         return _from_seed(preset, **overrides) if FIRST_SEED in overrides else preset
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ValueError(f"preset {name!r}: {place}: {first['msg']}") from None
+        raise ValueError(f"preset {name!r}: {first_problem(error)}") from None
 
 
 @validate_call

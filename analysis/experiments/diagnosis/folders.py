@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import ValidationError
 
-from analysis.errors import Refused
+from analysis.errors import Refused, first_problem
 from analysis.experiments.diagnosis.schema import Rollouts, Settings
 
 #: Columns that a file may lack, but not beside others that have them.
@@ -38,9 +38,7 @@ def recorded_settings(path: Path) -> Settings:
     try:
         return Settings.model_validate_json(file.read_bytes())
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        raise Refused(f"{file}: {f'{field}: ' if field else ''}{first['msg']}") from None
+        raise Refused(f"{file}: {first_problem(error)}") from None
 
 
 def join(parts: dict[Path, Rollouts]) -> Rollouts:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from analysis.errors import first_problem
 from analysis.files import sha256_bytes
 from analysis.training.schema import Schema
 
@@ -48,9 +49,8 @@ def unseal(data: bytes, model: type[Body]) -> Body:
     try:
         return model.model_validate_json(_encode(body))
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        raise Damaged(f"written by another version: {field or 'body'}: {first['msg']}") from None
+        problem = first_problem(error, whole="body")
+        raise Damaged(f"written by another version: {problem}") from None
 
 
 def _seal(body: Any) -> bytes:
