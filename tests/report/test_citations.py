@@ -95,6 +95,16 @@ def test_a_claim_of_priority_without_a_source_is_found():
     assert unsourced("- a {cite}`x`\n- it goes back to nobody") == ["- it goes back to nobody"]
 
 
+def test_each_chapter_ends_with_what_is_known_and_what_is_ours():
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        if path.name.startswith("21_"):
+            continue  # the guide: every line of it links to its chapter
+        last = "".join(json.loads(path.read_text(encoding="utf-8"))["cells"][-1]["source"])
+        assert last.startswith("## What is known and what is ours\n"), path.name
+        assert cited(last), path.name
+        assert "chapter adds" in last, path.name
+
+
 def test_no_two_works_of_the_book_print_the_same():
     data = parse_file(BIBLIOGRAPHY)
     before = Counter(map(label, data.entries.values()))
