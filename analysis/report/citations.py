@@ -67,7 +67,7 @@ class AuthorYearStyle(PlainStyle):
 def setup(app: Sphinx) -> dict[str, Any]:
     """Make ``bibtex_default_style: author_year`` known and labels unique (called by Sphinx)."""
     register_plugin("pybtex.style.formatting", "author_year", AuthorYearStyle)
-    app.connect("builder-inited", _tell_apart)
+    app.connect("builder-inited", _tell_apart, priority=900)  # after the entries were read
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
 
 

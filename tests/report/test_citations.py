@@ -137,7 +137,7 @@ def test_pages_and_bibliography_print_the_same_labels(tmp_path):
         "Page\n====\n\nAs :cite:t:`w0` show :cite:p:`w0,w1`.\n\n.. bibliography::\n"
     )
     settings = {
-        "extensions": ["sphinxcontrib.bibtex", "analysis.report.citations"],
+        "extensions": ["analysis.report.citations", "sphinxcontrib.bibtex"],
         "bibtex_bibfiles": ["references.bib"],
         "bibtex_default_style": "author_year",
         "bibtex_reference_style": "author_year",
