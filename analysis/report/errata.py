@@ -105,26 +105,25 @@ def errata_page(
             parts.append(_entry(project, row, row.place, said, row.why))
     parts.append(_OUR_OWN)
     for row in corrections:
-        said = {f"Stood since {row.since}": row.stood, "True": row.true}
-        parts.append(_entry(project, row, row.where, said))
+        said = {f"Stood since {row.since}": row.stood}
+        parts.append(_entry(project, row, row.where, said, f"*True:* {row.true}"))
     return "\n".join(parts)
 
 
 def _entry(
-    project: Project, row: Erratum | Correction, place: str, said: dict[str, str], why: str = ""
+    project: Project, row: Erratum | Correction, place: str, said: dict[str, str], closing: str
 ) -> str:
     lines = [f"({row.id.lower()})=", ":::{div} erratum", f"**{place}**", ""]
     for name, text in said.items():
         lines += [f"*{name}:* {text}", ""]
-    return "\n".join(
-        [*lines, f"{why} ({tested_link(project, row.test, 'test')})".lstrip(), ":::", ""]
-    )
+    link = tested_link(project, row.test, "test")
+    return "\n".join([*lines, f"{closing} ({link})", ":::", ""])
 
 
 def _load(project: Project, name: str, kind: type[Row]) -> list[Row]:
     path = project.book / name
     label = project.relative(path)
-    rows = load_yaml(path, label)
+    rows = load_yaml(path, label) or []
     if not isinstance(rows, list):
         raise Refused(f"{label}: must be a list")
     parsed = [_row(label, row, kind) for row in rows]

@@ -163,17 +163,5 @@ def test_pages_and_bibliography_print_the_same_labels(tmp_path):
     ]
 
 
-def test_the_minimax_surrogate_is_ascribed():
-    rows = [
-        line
-        for name, text in pages().items()
-        if name != "corrections.yaml"
-        for line in text.splitlines()
-        if "minimax2025minimax01" in line
-    ]
-    assert rows
-    assert [row for row in rows if "ascribe" not in row] == []
-
-
 def test_an_entry_has_a_label():
     assert label(Entry("misc", fields={"title": "T", "year": "1999"}, persons={})) == "T, 1999"
