@@ -156,7 +156,7 @@ def straight_through(value: Values, gradient: Values) -> Values:
 
 
 def minimax01(logp: LogProbs, ref_logp: LogProbs) -> Values:
-    r"""The KL surrogate ascribed to MiniMax-01: the difference of probabilities as coefficient.
+    r"""The KL term of MiniMax-01: the difference of probabilities as coefficient.
 
     .. math:: \mathrm{sg}\big(\pi_\theta(a) - \pi_{\mathrm{ref}}(a)\big) \log \pi_\theta(a)
 
@@ -165,7 +165,7 @@ def minimax01(logp: LogProbs, ref_logp: LogProbs) -> Values:
     Euclidean distance of the two distributions: no KL in either direction.
 
     Equation: ``minimax01``
-    Source: Liu et al. (2025), figure 1 and appendix F.
+    Source: MiniMax (2025), MiniMax-01, section 5.4.2; Liu et al. (2025), figure 1, appendix F.
     Sampler: :math:`a \sim \pi_\theta`.
 
     Args, Returns, Raises: as :func:`analysis.kl.estimators.k1`. The value has no meaning, only
