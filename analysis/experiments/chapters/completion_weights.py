@@ -1,0 +1,155 @@
+"""What a weight on each completion, such as 1/|o|, makes of a KL loss, enumerated: chapter 9."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from analysis.experiments.chapters.gradients import random_tables
+from analysis.experiments.chapters.sequences import quantile
+from analysis.experiments.language_models.presets import SHORT
+from analysis.experiments.language_models.tail import recorded
+from analysis.kl.credit import credit_moments
+from analysis.kl.enumeration import exact_kl_gradient
+from analysis.kl.sequences import (
+    Sequences,
+    enumerate_sequences,
+    sequence_probability,
+    state_visits,
+    token_logp,
+)
+from analysis.kl.surrogates import gradient_coefficient
+from analysis.objectives.aggregation import token_mean_weight
+
+#: The KL whose per-state gradient each loss has when tokens are summed.
+DIRECTIONS = {"k2": "reverse", "k3": "forward"}
+
+
+def completion_weights(logits: Tensor, sequences: Sequences, completions: float) -> Tensor:
+    """[N]: the weight on each completion's sum of tokens under a mean over the tokens of a batch.
+
+    Args:
+        logits: [states, vocab], of the policy that samples.
+        sequences: the last axis of its mask counts tokens.
+        completions: in the batch; 1 is GRPO's mean, ``inf`` a constant.
+    """
+    lengths = sequences.mask.sum(dim=-1)
+    mass = sequence_probability(logits, sequences)
+    probability = torch.zeros(int(lengths.max()) + 1, dtype=mass.dtype).index_add(0, lengths, mass)
+    if math.isinf(completions):
+        return (1 / (mass @ lengths.to(mass.dtype))).expand(len(lengths))
+    return token_mean_weight(probability, int(completions))[lengths]
+
+
+def weighted_gradient(
+    logits: Tensor, ref_logits: Tensor, sequences: Sequences, weights: Tensor, *, estimator: str
+) -> Tensor:
+    """[states, vocab]: expected on-policy gradient of a KL loss, tokens summed, rows weighted."""
+    logp, ref_logp = token_logp(logits, sequences), token_logp(ref_logits, sequences)
+    credit = weights.unsqueeze(-1) * gradient_coefficient(logp, ref_logp, estimator=estimator)
+    return credit_moments(logits, sequences, credit).mean
+
+
+def unexplained(gradient: Tensor, exact: Tensor) -> float:
+    """Share of a gradient [..., V] that no multiple of the exact one explains, each row its own."""
+    scale = (gradient * exact).sum(dim=-1, keepdim=True) / exact.square().sum(dim=-1, keepdim=True)
+    return ((gradient - scale * exact).norm() / gradient.norm()).item()
+
+
+def weight_table(
+    trees: Iterable[tuple[int, int]], count: int, *, spread: float, seed: int
+) -> pd.DataFrame:
+    """By how much GRPO's mean turns the gradient of each KL loss away, on random ragged trees.
+
+    Args:
+        trees: vocabulary, with the end token, and longest completion of each.
+        count: pairs of policy and reference of each.
+
+    Returns:
+        One row per tree, medians over the pairs and 90th percentiles (``_90``): ``k2`` and ``k3``,
+        share of the gradient that the KL with token sums does not explain; ``k2_states`` and
+        ``k3_states``, that no reweighting of states explains; ``k1``, norm over that of k2.
+    """
+    rows = []
+    for vocab_size, longest in trees:
+        sequences = enumerate_sequences(vocab_size, longest, eos=vocab_size - 1)
+        tables = random_tables(sequences, vocab_size, count, spread=spread, seed=seed)
+        measured = [_compare(*pair, sequences, 1) for pair in zip(*tables, strict=True)]
+        row = {"vocab_size": vocab_size, "longest": longest}
+        for name in measured[0]:
+            values = [m[name] for m in measured]
+            row |= {name: quantile(values), f"{name}_90": quantile(values, 0.9)}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def batch_curves(
+    tree: tuple[int, int], count: int, sizes: Iterable[int], *, spread: float, seed: int
+) -> pd.DataFrame:
+    """The same by the number of completions whose tokens are averaged together.
+
+    Returns:
+        One row per size and estimator: ``completions``, ``estimator``, ``low``, ``median`` and
+        ``high`` (10th, 50th and 90th percentile over the pairs).
+    """
+    vocab_size, longest = tree
+    sequences = enumerate_sequences(vocab_size, longest, eos=vocab_size - 1)
+    tables = random_tables(sequences, vocab_size, count, spread=spread, seed=seed)
+    rows = []
+    for size in sizes:
+        measured = [_compare(*pair, sequences, size) for pair in zip(*tables, strict=True)]
+        for estimator in DIRECTIONS:
+            values = [m[estimator] for m in measured]
+            low, median, high = (quantile(values, q) for q in (0.1, 0.5, 0.9))
+            rows.append(
+                {
+                    "completions": size,
+                    "estimator": estimator,
+                    "low": low,
+                    "median": median,
+                    "high": high,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def _compare(
+    logits: Tensor, ref_logits: Tensor, sequences: Sequences, completions: float
+) -> dict[str, float]:
+    weights = completion_weights(logits, sequences, completions)
+    norms, compared = {}, {}
+    for estimator in ("k1", "k2", "k3"):
+        gradient = weighted_gradient(logits, ref_logits, sequences, weights, estimator=estimator)
+        norms[estimator] = gradient.norm().item()
+        if estimator in DIRECTIONS:
+            direction = DIRECTIONS[estimator]
+            by_state = exact_kl_gradient(logits, ref_logits, direction=direction)
+            exact = state_visits(logits, sequences).unsqueeze(-1) * by_state
+            compared[estimator] = unexplained(gradient.flatten(), exact.flatten())
+            compared[f"{estimator}_states"] = unexplained(gradient, exact)
+    return {"k1": norms["k1"] / norms["k2"], **compared}
+
+
+def recorded_spread() -> pd.DataFrame:
+    r"""How much :math:`1/|o|` varies within a prompt on the recorded language model.
+
+    Returns:
+        One row per recorded arm: ``variation`` :math:`= \mathrm{sd}(1/|o|) / \mathrm{mean}(1/|o|)`
+        with the variance within prompts, ``equal_kl``, the KL of a completion (nats) at which the
+        push of k1 is as large as the pull of k2 to leading order, and ``kl``, the recorded one.
+    """
+    rows = []
+    for arm, after in recorded().items():
+        by_row = after.dump.groupby("sequence")
+        kl = (after.dump["logp"] - after.dump["ref_logp"]).groupby(after.dump["sequence"]).sum()
+        weight = 1 / by_row.size()
+        prompts = weight.groupby(weight.index // SHORT.config.group_size)
+        variation = math.sqrt(prompts.var().mean()) / weight.mean()
+        rows.append(
+            {"arm": arm, "variation": variation, "equal_kl": variation**2 / 2, "kl": kl.mean()}
+        )
+    return pd.DataFrame(rows)
