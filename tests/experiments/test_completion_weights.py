@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from analysis.experiments.chapters import completion_weights as study
-from analysis.kl.credit import credit_moments, state_average
+from analysis.kl.credit import credit_moments, state_average, tie_states
 from analysis.kl.enumeration import exact_kl_gradient
 from analysis.kl.sequences import (
     enumerate_sequences,
@@ -367,6 +367,49 @@ def test_a_weight_table_by_hand_and_its_echo_in_the_curve():
     assert first["k3"] == table["k3"].item()
     last = curve[curve["completions"] == 64].set_index("estimator")["median"]
     assert (last < first / 30).all()
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_positions_in_closed_form_against_the_tree(estimator):
+    sequences = enumerate_sequences(VOCAB, LONGEST, eos=END)
+    position = torch.zeros(sequences.num_states, dtype=torch.long)
+    column = torch.arange(LONGEST).expand(sequences.mask.shape)
+    position[sequences.states[sequences.mask]] = column[sequences.mask]
+    pair = 2 * draw(2, LONGEST, VOCAB, seed=5)
+    both = tuple(table[position] for table in pair)
+    gradient, total = study.position_gradients(*pair, estimator=estimator)
+    for weights, closed in (
+        (1 / lengths(sequences), gradient),
+        (lengths(sequences) * 0 + 1, total),
+    ):
+        tree = tie_states(of_term(both, sequences, estimator, weights), position)
+        torch.testing.assert_close(closed, tree, **TIGHT)
+
+
+def test_long_answers_keep_a_kl_with_other_weights_on_states():
+    table = study.long_answers((4, 64), 10, vocab_size=4, spread=1.0, seed=0)
+    assert (table["k2"] > 0.1).all()
+    short, long = table["k2_states"]
+    assert long < short / 3
+
+
+def test_the_push_of_k1_equals_the_pull_of_k2_at_half_the_squared_variation():
+    """Squared sizes in the metric of the natural gradient, policy and reference close."""
+    logits, _ = pair(RAGGED)
+    ref = logits + 1e-4 * draw(*logits.shape, seed=8)
+    weights, mass = 1 / lengths(RAGGED), sequence_probability(logits, RAGGED)
+    kl = mass @ (token_logp(logits, RAGGED) - token_logp(ref, RAGGED)).sum(-1)
+    variance = mass @ weights.square() - (mass @ weights).square()
+    variation = variance / (mass @ weights).square()
+    sizes = []
+    for gradient in (
+        of_term((logits, ref), RAGGED, "k1", weights),
+        (mass @ weights) * of_term((logits, ref), RAGGED, "k2", torch.ones_like(weights)),
+    ):
+        natural = gradient / (state_visits(logits, RAGGED)[:, None] * logits.softmax(-1))
+        sizes.append((gradient * natural).sum())
+    assert sizes[0].item() == pytest.approx(variance.item(), rel=1e-10)
+    assert (sizes[1] / sizes[0]).item() == pytest.approx((2 * kl / variation).item(), rel=1e-3)
 
 
 def test_the_recorded_spread_is_within_prompts():

@@ -134,6 +134,63 @@ def _compare(
     return {"k1": norms["k1"] / norms["k2"], **compared}
 
 
+def position_gradients(
+    logits: Tensor, ref_logits: Tensor, *, estimator: str
+) -> tuple[Tensor, Tensor]:
+    """A KL loss under 1/|o| where only the end token, the last one, decides the length.
+
+    In closed form, for policies that see the position alone: no sequence is listed.
+
+    Args:
+        logits, ref_logits: [T, vocab]; at the last position every token ends the completion.
+
+    Returns:
+        The expected gradient, and that of the KL with tokens summed, both [T, vocab].
+    """
+    logp = logits.log_softmax(dim=-1)
+    ends = logp[:, -1].exp()
+    reached = torch.cat([torch.ones(1, dtype=ends.dtype), (1 - ends[:-1]).cumprod(dim=0)])
+    now = 1 / torch.arange(1, len(ends) + 1, dtype=ends.dtype)
+    mass = torch.cat([(reached * ends)[:-1], reached[-1:]])  # of each length
+    later = (mass * now).flip(0).cumsum(0).flip(0) / mass.flip(0).cumsum(0).flip(0)
+    weights = torch.cat([later[1:], now[-1:]]).unsqueeze(-1).repeat(1, logits.shape[-1])
+    weights[:, -1] = now
+    coefficient = gradient_coefficient(logp, ref_logits.log_softmax(dim=-1), estimator=estimator)
+    visited = reached.unsqueeze(-1) * logp.exp() * coefficient
+    parts = (visited * weights, visited)
+    return tuple(part - logp.exp() * part.sum(dim=-1, keepdim=True) for part in parts)
+
+
+def long_answers(
+    means: Iterable[int], count: int, *, vocab_size: int, spread: float, seed: int
+) -> pd.DataFrame:
+    """What 1/|o| does to a k2 loss by the length of answers, where the end token decides it.
+
+    Lengths are log-normal with a standard deviation of the logarithm of 1/2, cut at four times the
+    median; logits of the other tokens, and shifts of the reference's, are Gaussian.
+
+    Returns:
+        One row per median length: medians of ``k2`` and ``k2_states`` as in :func:`weight_table`.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for mean in means:
+        length = torch.arange(1, 4 * mean + 1, dtype=torch.float64)
+        mass = (-2 * (length / mean).log().square()).exp() / length
+        hazard = mass / mass.flip(0).cumsum(0).flip(0)
+        measured = []
+        for _ in range(count):
+            shape = (2, len(length), vocab_size)
+            policy, moves = spread * torch.randn(shape, generator=generator, dtype=torch.float64)
+            others = policy[:-1, :-1].logsumexp(dim=-1)
+            policy[:-1, -1] = hazard[:-1].logit() + others
+            pair = position_gradients(policy, policy + moves, estimator="k2")
+            measured.append((unexplained(*(g.flatten() for g in pair)), unexplained(*pair)))
+        whole, by_state = zip(*measured, strict=True)
+        rows.append({"median": mean, "k2": quantile(whole), "k2_states": quantile(by_state)})
+    return pd.DataFrame(rows)
+
+
 def recorded_spread() -> pd.DataFrame:
     r"""How much :math:`1/|o|` varies within a prompt on the recorded language model.
 
