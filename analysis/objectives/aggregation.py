@@ -115,8 +115,8 @@ def seq_mean_token_sum_norm(counted: Tensor) -> Tensor:
 
     .. math:: w_{i,t} = \frac{m_{i,t}}{N\, T}
 
-    The constant is the width :math:`T`: pad to the longest completion *allowed*, not to the
-    longest one seen, for a scale that does not move between batches.
+    The constant is the width :math:`T`: pad to the longest completion *allowed*. The longest one
+    *seen* depends on each completion, and a divisor that does is a weight on its length.
 
     Equation: ``seq_mean_token_sum_norm``
     Source: Liu et al. (2025), Dr. GRPO.

@@ -322,19 +322,74 @@ def test_a_token_left_out_for_what_it_is_breaks_even_the_sum():
     """The end token uncounted: k1 is minus the visited gradient of ending, not zero."""
     logits, ref = pair(RAGGED)
     ends = RAGGED.mask & (RAGGED.tokens == END)
-    counted = RAGGED._replace(mask=RAGGED.mask & ~ends)
+    counted = RAGGED.mask & ~ends
     mass = sequence_probability(logits, RAGGED)
-    logp, ref_logp = token_logp(logits, RAGGED), token_logp(ref, RAGGED)
+    ref_logp = token_logp(ref, RAGGED)
 
     def loss(leaf):
-        terms = kl_loss(token_logp(leaf, RAGGED), ref_logp, estimator="k1", mask=counted.mask)
+        terms = kl_loss(token_logp(leaf, RAGGED), ref_logp, estimator="k1", mask=counted)
         return mass @ terms.sum(-1)
 
     visits = state_visits(logits, RAGGED).detach()
     ending = gradient_of(lambda z: visits @ z.softmax(-1)[:, END], logits)
     torch.testing.assert_close(gradient_of(loss, logits), -ending, **TIGHT)
     assert ending.norm() > 1e-2
-    assert logp.isfinite().all()
+
+
+def test_tokens_that_the_policy_did_not_choose_may_be_left_out():
+    """The second token is a tool's: masked, and in no score."""
+    logits, _ = pair(RAGGED)
+    counted = RAGGED.mask.clone()
+    counted[:, 1] = False
+    chosen = torch.ones(RAGGED.num_states, dtype=torch.bool)
+    chosen[RAGGED.states[:, 1][RAGGED.mask[:, 1]]] = False
+    weights = 1 / counted.sum(-1).double()
+    masked = RAGGED._replace(mask=counted)
+    credit = by_token(weights, masked)
+    scores = credit_moments(logits, RAGGED, torch.where(counted, credit, 0.0)).mean
+    exact = gradient_of(lambda z: sequence_probability(z, RAGGED) @ weights, logits)
+    torch.testing.assert_close(scores[chosen], exact[chosen], **TIGHT)
+    assert scores[~chosen].abs().max() < 1e-14 < exact[~chosen].abs().max()
+
+
+def test_a_ragged_tree_of_which_the_policy_reaches_one_length_is_exact():
+    logits, ref = pair(RAGGED)
+    depth = (RAGGED.states >= 0).cumsum(-1)  # position + 1 of each state
+    position = torch.zeros(RAGGED.num_states, dtype=torch.long)
+    position[RAGGED.states[RAGGED.mask]] = depth[RAGGED.mask]
+    logits[:, END] = torch.where(position == 3, 60.0, -60.0)  # it always ends after three tokens
+    ref[:, END] = logits[:, END]
+    weights = 1 / lengths(RAGGED)
+    assert of_term((logits, ref), RAGGED, "k1", weights).norm() < 1e-12
+    for estimator, direction in study.DIRECTIONS.items():
+        exact = visited_kl_gradient(logits, ref, RAGGED, direction=direction) / 3
+        gradient = of_term((logits, ref), RAGGED, estimator, weights)
+        torch.testing.assert_close(gradient, exact, **TIGHT)
+        assert exact.norm() > 1e-2
+
+
+def test_a_divisor_that_is_the_longest_completion_seen_is_a_weight():
+    """Every pair of completions, cut to the longer one before it is aggregated."""
+    sequences = enumerate_sequences(3, 3, eos=END)
+    logits, ref = pair(sequences)
+    mass, size = sequence_probability(logits, sequences), sequences.mask.sum(-1)
+    ref_logp = token_logp(ref, sequences)
+
+    def loss(leaf):
+        terms = kl_loss(token_logp(leaf, sequences), ref_logp, estimator="k1")
+        total = 0.0
+        for i, j in itertools.product(range(len(mass)), repeat=2):
+            row, width = [i, j], max(size[i], size[j])
+            cut = terms[row, :width], sequences.mask[row, :width]
+            total = total + mass[i] * mass[j] * aggregate(*cut, "seq_mean_token_sum_norm")
+        return total
+
+    longest = torch.maximum(size[:, None], size).double()
+    weights = (mass / longest).sum(-1)
+    gradient = gradient_of(loss, logits)
+    expected = of_term((logits, ref), sequences, "k1", weights)
+    torch.testing.assert_close(gradient, expected, **TIGHT)
+    assert gradient.norm() > 1e-3
 
 
 def test_cut_completions_left_out_push_k1_towards_never_ending():
