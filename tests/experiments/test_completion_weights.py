@@ -49,25 +49,20 @@ def gradient_of(value, logits):
     return torch.autograd.grad(value(leaf), leaf)[0]
 
 
-def of_term(pair, sequences, estimator, weights):
-    return study.weighted_gradient(*pair, sequences, weights, estimator=estimator)
+def of_term(pair, sequences, estimator, weights, **fields):
+    return expected_sequence_gradient(
+        *pair, sequences, estimator=estimator, token_weights=weights.unsqueeze(-1), **fields
+    )
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_the_gradient_is_that_of_the_weighted_loss(estimator):
+def test_the_gradient_is_a_weighted_coefficient_times_the_score(estimator):
     logits, ref = pair(RAGGED)
-    old_logp, ref_logp = token_logp(logits, RAGGED), token_logp(ref, RAGGED)
-
-    def loss(leaf):
-        logp = token_logp(leaf, RAGGED)
-        terms = kl_loss(logp, ref_logp, estimator=estimator, mask=RAGGED.mask)
-        return (old_logp.sum(-1).exp() / lengths(RAGGED)) @ terms.sum(-1)
-
-    torch.testing.assert_close(
-        of_term((logits, ref), RAGGED, estimator, 1 / lengths(RAGGED)),
-        gradient_of(loss, logits),
-        **TIGHT,
-    )
+    weights = 1 / lengths(RAGGED)
+    logp, ref_logp = token_logp(logits, RAGGED), token_logp(ref, RAGGED)
+    credit = by_token(weights, RAGGED) * gradient_coefficient(logp, ref_logp, estimator=estimator)
+    by_hand = credit_moments(logits, RAGGED, credit).mean
+    torch.testing.assert_close(of_term((logits, ref), RAGGED, estimator, weights), by_hand, **TIGHT)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -224,9 +219,7 @@ def generalised_kl(weights, of_logp, other_logp):
 def test_at_sequence_level_the_weight_leaves_a_divergence(estimator):
     logits, ref = pair(RAGGED)
     weights = 1 / lengths(RAGGED)
-    old_logp, ref_logp = (token_logp(x, RAGGED).sum(-1) for x in (logits, ref))
-    coefficient = gradient_coefficient(old_logp, ref_logp, estimator=estimator)
-    credit = by_token(weights * coefficient, RAGGED)
+    ref_logp = token_logp(ref, RAGGED).sum(-1)
 
     def objective(leaf):
         logp = token_logp(leaf, RAGGED).sum(-1)
@@ -236,8 +229,14 @@ def test_at_sequence_level_the_weight_leaves_a_divergence(estimator):
         return generalised_kl(weights, *sides)
 
     exact = gradient_of(objective, logits)
-    torch.testing.assert_close(credit_moments(logits, RAGGED, credit).mean, exact, **TIGHT)
+    whole = of_term((logits, ref), RAGGED, estimator, weights, level="sequence")
+    torch.testing.assert_close(whole, exact, **TIGHT)
     assert exact.norm() > 1e-2
+    if estimator == "k2":  # and k1 in the reward, each token owing all of the completion's
+        owed = {"placement": "reward", "credit": "whole"}
+        torch.testing.assert_close(
+            of_term((logits, ref), RAGGED, "k1", weights, **owed), exact, **TIGHT
+        )
     if estimator != "k1":
         assert objective(logits) > 0.1
         assert abs(objective(ref)) < 1e-14
@@ -246,21 +245,9 @@ def test_at_sequence_level_the_weight_leaves_a_divergence(estimator):
 def test_k1_with_its_ratio_attached_is_k3_with_its_own_plus_the_push_on_length():
     logits, ref = pair(RAGGED)
     weights = 1 / lengths(RAGGED)
-    old_logp, ref_logp = token_logp(logits, RAGGED), token_logp(ref, RAGGED)
-
-    def loss(leaf, estimator):
-        logp = token_logp(leaf, RAGGED)
-        terms = kl_loss(
-            logp,
-            ref_logp,
-            old_logp=old_logp,
-            estimator=estimator,
-            weighting="attached",
-            mask=RAGGED.mask,
-        )
-        return (old_logp.sum(-1).exp() * weights) @ terms.sum(-1)
-
-    k1, k3 = (gradient_of(lambda z, e=e: loss(z, e), logits) for e in ("k1", "k3"))
+    k1, k3 = (
+        of_term((logits, ref), RAGGED, e, weights, weighting="attached") for e in ("k1", "k3")
+    )
     torch.testing.assert_close(k3, of_term((logits, ref), RAGGED, "k2", weights), **TIGHT)
     push = gradient_of(lambda z: sequence_probability(z, RAGGED) @ weights, logits)
     torch.testing.assert_close(k1, k3 + push, **TIGHT)
@@ -273,24 +260,17 @@ def test_a_prefix_ratio_weighs_each_token_with_what_the_sampler_expects(estimato
     logits, ref = pair(RAGGED)
     old = logits + 0.5 * draw(*logits.shape, seed=9)
     weights = 1 / lengths(RAGGED)
-    ref_logp, old_logp = token_logp(ref, RAGGED), token_logp(old, RAGGED)
+    ref_logp = token_logp(ref, RAGGED)
     expected = state_average(by_token(weights, RAGGED), old, RAGGED, by_action=True)
     expected = expected[RAGGED.states, RAGGED.tokens]
 
-    def term(logp):
-        return kl_loss(logp, ref_logp, estimator=estimator, mask=RAGGED.mask)
-
-    def sampled(leaf):
-        logp = token_logp(leaf, RAGGED)
-        prefix = (logp - old_logp).cumsum(-1).exp()
-        return (old_logp.sum(-1).exp() * weights) @ (prefix * term(logp)).sum(-1)
-
     def exact(leaf):
         logp = token_logp(leaf, RAGGED)
-        return logp.sum(-1).exp() @ (expected * term(logp)).sum(-1)
+        term = kl_loss(logp, ref_logp, estimator=estimator, mask=RAGGED.mask)
+        return logp.sum(-1).exp() @ (expected * term).sum(-1)
 
-    assert abs(sampled(logits) - exact(logits)) < 1e-13
-    gradient = gradient_of(sampled, logits)
+    fields = {"weighting": "attached", "ratio": "prefix"}
+    gradient = of_term((logits, ref), RAGGED, estimator, weights, old_logits=old, **fields)
     torch.testing.assert_close(gradient, gradient_of(exact, logits), **TIGHT)
     kl = sequence_kl_gradient(logits, ref, RAGGED)
     assert study.unexplained(gradient.flatten(), kl.flatten()) > 1e-2

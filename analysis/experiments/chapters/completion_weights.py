@@ -13,14 +13,12 @@ from analysis.experiments.chapters.gradients import random_tables
 from analysis.experiments.chapters.sequences import quantile
 from analysis.experiments.language_models.presets import SHORT
 from analysis.experiments.language_models.tail import recorded
-from analysis.kl.credit import credit_moments
-from analysis.kl.enumeration import exact_kl_gradient
 from analysis.kl.sequences import (
     Sequences,
     enumerate_sequences,
+    expected_sequence_gradient,
     sequence_probability,
-    state_visits,
-    token_logp,
+    visited_kl_gradient,
 )
 from analysis.kl.surrogates import gradient_coefficient
 from analysis.objectives.aggregation import token_mean_weight
@@ -43,15 +41,6 @@ def completion_weights(logits: Tensor, sequences: Sequences, completions: float)
     if math.isinf(completions):
         return (1 / (mass @ lengths.to(mass.dtype))).expand(len(lengths))
     return token_mean_weight(probability, int(completions))[lengths]
-
-
-def weighted_gradient(
-    logits: Tensor, ref_logits: Tensor, sequences: Sequences, weights: Tensor, *, estimator: str
-) -> Tensor:
-    """[states, vocab]: expected on-policy gradient of a KL loss, tokens summed, rows weighted."""
-    logp, ref_logp = token_logp(logits, sequences), token_logp(ref_logits, sequences)
-    credit = weights.unsqueeze(-1) * gradient_coefficient(logp, ref_logp, estimator=estimator)
-    return credit_moments(logits, sequences, credit).mean
 
 
 def unexplained(gradient: Tensor, exact: Tensor) -> float:
@@ -123,12 +112,18 @@ def _compare(
     weights = completion_weights(logits, sequences, completions)
     norms, compared = {}, {}
     for estimator in ("k1", "k2", "k3"):
-        gradient = weighted_gradient(logits, ref_logits, sequences, weights, estimator=estimator)
+        gradient = expected_sequence_gradient(
+            logits,
+            ref_logits,
+            sequences,
+            estimator=estimator,
+            token_weights=weights.unsqueeze(-1),
+        )
         norms[estimator] = gradient.norm().item()
         if estimator in DIRECTIONS:
-            direction = DIRECTIONS[estimator]
-            by_state = exact_kl_gradient(logits, ref_logits, direction=direction)
-            exact = state_visits(logits, sequences).unsqueeze(-1) * by_state
+            exact = visited_kl_gradient(
+                logits, ref_logits, sequences, direction=DIRECTIONS[estimator]
+            )
             compared[estimator] = unexplained(gradient.flatten(), exact.flatten())
             compared[f"{estimator}_states"] = unexplained(gradient, exact)
     return {"k1": norms["k1"] / norms["k2"], **compared}

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from analysis.experiments.chapters.completion_weights import weight_table, weighted_gradient
+from analysis.experiments.chapters.completion_weights import weight_table
 from analysis.experiments.chapters.gradients import (
     Policies,
     derivation_errors,
@@ -26,7 +26,7 @@ from analysis.kl.enumeration import (
     relative_error,
 )
 from analysis.kl.potentials import half_squared_distance
-from analysis.kl.sequences import enumerate_sequences
+from analysis.kl.sequences import enumerate_sequences, expected_sequence_gradient
 from analysis.kl.surrogates import gradient_coefficient, kl_loss
 from analysis.kl.variance import estimator_means
 
@@ -106,17 +106,17 @@ def k1_loss_has_no_gradient() -> Finding:
     old = expected_gradient(*pairs(), stale(), estimator="k1").norm(dim=-1)
     sequences = enumerate_sequences(3, 4, eos=2)
     tables = random_tables(sequences, 3, 1, spread=1.5, seed=6)
-    logits, ref_logits = tables.logits[0], tables.ref_logits[0]
-    lengths = sequences.mask.sum(dim=-1).to(logits.dtype)
-    weighted = {
-        name: weighted_gradient(logits, ref_logits, sequences, weights, estimator="k1").norm()
-        for name, weights in (("sum", torch.ones_like(lengths)), ("one_over_length", 1 / lengths))
-    }
+    ragged = (tables.logits[0], tables.ref_logits[0], sequences)
+    lengths = sequences.mask.sum(dim=-1, keepdim=True).double()
+    by_sum, by_mean = (
+        expected_sequence_gradient(*ragged, estimator="k1", token_weights=weights).norm().item()
+        for weights in (torch.ones_like(lengths), 1 / lengths)
+    )
     figures = {
         "fresh": _worst(fresh),
         "stale": _median(old),
-        "token_sum": weighted["sum"].item(),
-        "one_over_length": weighted["one_over_length"].item(),
+        "token_sum": by_sum,
+        "one_over_length": by_mean,
     }
     sometimes = max(figures["fresh"], figures["token_sum"]) < EXACT
     always = sometimes and max(figures["stale"], figures["one_over_length"]) < EXACT
