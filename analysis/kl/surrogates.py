@@ -51,10 +51,11 @@ def kl_loss(
         \mathrm{sg}(\rho_t) & \text{detached} \end{cases}, \qquad
         \rho_t = \pi_\theta(a_t) / \pi_{\mathrm{old}}(a_t)
 
-    On-policy the expected gradient is zero for k1, that of the reverse KL for k2 and that of the
-    *forward* KL for k3. Under stale samples only these choices still give the gradient of
-    the reverse KL at the visited states: k1, k3 or k4 attached, and k2 detached. With
-    ``ratio="prefix"``, k1, k3 or k4 attached give that of the whole sequence KL.
+    On-policy, at a state or summed over tokens (not under a weight that depends on the length), the
+    expected gradient is zero for k1, that of the reverse KL for k2 and that of the *forward* KL for
+    k3. Under stale samples only these choices still give the gradient of the reverse KL at the
+    visited states: k1, k3 or k4 attached, and k2 detached. With ``ratio="prefix"``, k1, k3 or k4
+    attached give that of the whole sequence KL.
 
     Equation: ``kl_loss``
     Sampler: :math:`a_t \sim \pi_{\mathrm{old}}`.
