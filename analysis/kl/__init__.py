@@ -1,5 +1,7 @@
 """Floor 0: divergences, their sampled estimators, and exact enumeration of what these optimise."""
 
+from __future__ import annotations
+
 from analysis.kl.divergences import chi_square, entropy, forward_kl, reverse_kl
 from analysis.kl.estimators import k1, k2, k3, k3_clip, k4
 from analysis.kl.gaussians import moments

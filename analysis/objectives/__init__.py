@@ -1,5 +1,7 @@
 """Floor 1: what GRPO and its relatives optimise beside the KL: advantages, losses, preferences."""
 
+from __future__ import annotations
+
 from analysis.objectives.advantages import (
     group_centre,
     group_normalise,
