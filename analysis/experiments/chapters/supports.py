@@ -1,0 +1,294 @@
+r"""Which supports an off-policy KL term needs, decided by enumeration: chapter 7.
+
+A token may be forbidden by the policy, by the sampler or by the reference. Every geometry of the
+three supports is tried, on one state and over trees of sequences, and what a term descends is
+found by comparing its expected gradient with those of the divergences it could have.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from analysis.experiments.chapters.gradients import Policies
+from analysis.kl.divergences import forward_kl, reverse_kl
+from analysis.kl.importance import importance_ratio
+from analysis.kl.sequences import (
+    Sequences,
+    enumerate_sequences,
+    sequence_kl_gradient,
+    sequence_probability,
+    token_logp,
+    visited_kl_gradient,
+)
+from analysis.kl.surrogates import kl_loss, kl_penalty
+from analysis.kl.truncation import covered_kl, keep_top, masked_logits
+from analysis.objectives.credit import reward_to_go
+
+EXACT = 1e-11  #: largest difference of two gradients that are called equal
+SETS = ("policy", "sampler", "reference")
+RATIOS = ("token", "prefix", "sequence")
+
+
+class Term(NamedTuple):
+    """A KL term on samples of another policy."""
+
+    estimator: str
+    placement: str  #: ``loss``; ``reward``, with the log-ratio of the sampler; or ``recomputed``
+    weighting: str
+    ratio: str = "token"  #: a level of :func:`analysis.kl.importance.importance_ratio`
+    credit: str = "immediate"  #: or ``to_go``, in the reward
+
+    def __str__(self) -> str:
+        where = {"loss": "as a loss", "reward": "in the reward", "recomputed": "recomputed"}
+        future = ", to go" if self.credit == "to_go" else ""
+        return f"{self.estimator} {where[self.placement]}{future}"
+
+
+_LOSSES = tuple(
+    Term(estimator, "loss", weighting)
+    for weighting in ("none", "detached", "attached")
+    for estimator in ("k1", "k2", "k3")
+)
+_REWARDS = tuple(
+    Term("k1", placement, weighting, credit=credit)
+    for placement, weighting in (
+        ("reward", "none"),
+        ("reward", "detached"),
+        ("recomputed", "detached"),
+    )
+    for credit in ("immediate", "to_go")
+)
+TERMS = _LOSSES + _REWARDS
+
+
+class TermMean(NamedTuple):
+    """What a term is in the mean."""
+
+    value: Tensor  #: nats
+    gradient: Tensor  #: [states, vocab], which descent on the KL follows
+
+
+class Supports(NamedTuple):
+    """One state: the logits [V] of policy, sampler and reference, ``-inf`` where forbidden."""
+
+    policy: Tensor
+    sampler: Tensor
+    reference: Tensor
+
+    def hold(self, inclusion: tuple[str, str]) -> bool:
+        """Whether one support lies inside another."""
+        inside, around = (getattr(self, name) > -torch.inf for name in inclusion)
+        return bool((around | ~inside).all())
+
+
+def expected_term(pair: Policies, old_logits: Tensor, sequences: Sequences, term: Term) -> TermMean:
+    """Mean of a term and of its gradient over samples of another policy, by listing them all.
+
+    A sequence that the sampler never draws adds nothing, nor does one of weight zero.
+    """
+    drawn = sequence_probability(old_logits, sequences) > 0
+    tokens, states, mask = (x[drawn] for x in sequences[:3])
+    if term.weighting != "none":
+        mask = mask & _weighed(token_logp(pair.logits, sequences)[drawn], term.ratio)
+    counted = Sequences(tokens, states, mask, sequences.num_states)
+    chance = sequence_probability(old_logits, sequences)[drawn, None]
+    with torch.enable_grad():
+        leaf = pair.logits.detach().requires_grad_(True)
+        logp, ref_logp, old_logp = (
+            token_logp(x, counted) for x in (leaf, pair.ref_logits, old_logits)
+        )
+        weight = torch.ones_like(logp)
+        if term.weighting != "none":
+            weight = importance_ratio(logp, old_logp, mask, level=term.ratio)
+        if term.weighting == "detached":
+            weight = weight.detach()
+        if term.placement == "loss":
+            value = surrogate = weight * kl_loss(logp, ref_logp, estimator=term.estimator)
+        else:
+            inside = old_logp if term.placement == "reward" else logp
+            value = kl_penalty(inside, ref_logp, estimator=term.estimator, mask=mask)
+            value = weight.detach() * (reward_to_go(value) if term.credit == "to_go" else value)
+            surrogate = value * logp
+        mean, total = ((chance * torch.where(mask, x, 0.0)).sum() for x in (value, surrogate))
+        (gradient,) = torch.autograd.grad(total, leaf)
+    return TermMean(mean.detach(), gradient)
+
+
+def _weighed(logp: Tensor, ratio: str) -> Tensor:
+    """Where a weight is not zero: not at a token the policy forbids, nor at what it is tied to."""
+    allowed = logp > -torch.inf
+    if ratio == "token":
+        return allowed
+    if ratio == "prefix":
+        return allowed.cumprod(-1).bool()
+    return allowed.all(-1, keepdim=True).expand_as(allowed)
+
+
+def geometries(*, seed: int) -> list[Supports]:
+    """Every way in which three supports can overlap, as long as one token belongs to all of them.
+
+    The seven regions of the diagram hold two tokens each or none; the logits are random.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    regions = [r for r in itertools.product((True, False), repeat=3) if any(r)]
+    cases = []
+    for present in itertools.product((True, False), repeat=len(regions) - 1):
+        allowed = torch.tensor(
+            [
+                [there and member for member in region]
+                for region, there in zip(regions, (True, *present), strict=True)
+                for _ in range(2)
+            ]
+        ).T
+        logits = torch.randn(allowed.shape, generator=generator, dtype=torch.float64)
+        cases.append(Supports(*torch.where(allowed, logits, -torch.inf)))
+    return cases
+
+
+def one_state_targets(case: Supports) -> dict[str, Tensor]:
+    """Gradient [1, V] of everything that a term is found to descend at one state, by its name."""
+    keep = case.sampler > -torch.inf
+    with torch.enable_grad():
+        leaf = case.policy.clone().requires_grad_(True)
+        mass = torch.where(keep, leaf.softmax(-1), 0.0).sum()
+        covered = covered_kl(leaf, case.reference, keep)
+        objectives = {
+            "reverse KL": reverse_kl(leaf, case.reference),
+            "forward KL": forward_kl(leaf, case.reference),
+            "nothing": 0.0 * mass,
+            "reverse KL less that from the sampler": reverse_kl(leaf, case.reference)
+            - reverse_kl(leaf, case.sampler),
+            "covered reverse KL": covered,
+            "covered forward KL": covered_kl(case.reference, leaf, keep),
+            "covered reverse KL + mass": covered + mass,
+            "covered mass": mass,
+            "KL of the cut policy x mass": mass
+            * reverse_kl(masked_logits(leaf, keep), case.reference),
+        }
+        return {
+            name: torch.autograd.grad(objective, leaf, retain_graph=True)[0].unsqueeze(0)
+            for name, objective in objectives.items()
+            if objective.isfinite()
+        }
+
+
+PLACES = ("whole", "policy's states", "sampler's states")
+
+
+def tree_targets(pair: Policies, old_logits: Tensor, sequences: Sequences) -> dict[str, Tensor]:
+    """Gradient [states, vocab] of everything that a term is found to descend over sequences."""
+    drift = by_place(Policies(pair.logits, old_logits), old_logits, sequences, "reverse")
+    reverse, forward = (by_place(pair, old_logits, sequences, d) for d in ("reverse", "forward"))
+    found = {"nothing": torch.zeros_like(pair.logits)}
+    for place in PLACES:
+        found[f"reverse, {place}"] = reverse[place]
+        found[f"forward, {place}"] = forward[place]
+        found[f"reverse less drift, {place}"] = reverse[place] - drift[place]
+    return found
+
+
+def by_place(
+    pair: Policies, old_logits: Tensor, sequences: Sequences, direction: str
+) -> dict[str, Tensor]:
+    """A KL's gradient over whole sequences, and with the visits of either policy held fixed."""
+    options = {"direction": direction}
+    gradients = (
+        sequence_kl_gradient(*pair, sequences, **options),
+        visited_kl_gradient(*pair, sequences, **options),
+        visited_kl_gradient(*pair, sequences, old_logits, **options),
+    )
+    return dict(zip(PLACES, gradients, strict=True))
+
+
+def name_of(gradient: Tensor, candidates: Mapping[str, Tensor]) -> str:
+    """The first candidate that a gradient equals, ``neither KL`` if there is none."""
+    if not gradient.isfinite().all():
+        return "infinite"
+    for name, candidate in candidates.items():
+        if (gradient - candidate).abs().max() < EXACT:
+            return name
+    return "neither KL"
+
+
+def at_one_state(case: Supports, term: Term) -> TermMean:
+    """A term's mean at one state; without a weight, times the mass that the sampler covers."""
+    policy, sampler, reference = (x.unsqueeze(0) for x in case)
+    sequences = enumerate_sequences(policy.shape[-1], 1)
+    found = expected_term(Policies(policy, reference), sampler, sequences, term)
+    if term.weighting != "none":
+        return found
+    mass = policy.softmax(-1)[sampler > -torch.inf].sum()
+    return TermMean(*(mass * x for x in found))
+
+
+def descends(case: Supports, term: Term) -> str:
+    """The name of what a term descends at one state."""
+    return name_of(at_one_state(case, term).gradient, one_state_targets(case))
+
+
+def values_the_kl(case: Supports, term: Term) -> bool:
+    """Whether the mean of a term is the reverse KL at one state."""
+    gap = at_one_state(case, term).value - reverse_kl(case.policy, case.reference)
+    return bool(gap.abs() < EXACT)
+
+
+def needs(holds: Sequence[bool], cases: Sequence[Supports]) -> str:
+    """The inclusions without each of which something never holds, and with which it always does.
+
+    Raises:
+        ValueError: if no set of inclusions decides it.
+    """
+    inclusions = list(itertools.permutations(SETS, 2))
+    where = [case for case, found in zip(cases, holds, strict=True) if found]
+    needed = [i for i in inclusions if all(case.hold(i) for case in where)]
+    if [all(case.hold(i) for i in needed) for case in cases] != list(holds):
+        raise ValueError("no set of inclusions decides where it holds")
+    for a, b in list(needed):  # what two others imply goes, one at a time
+        if any((a, c) in needed and (c, b) in needed for c in SETS):
+            needed.remove((a, b))
+    return "; ".join(f"{a} in {b}" for a, b in needed)
+
+
+def support_table(*, seed: int) -> pd.DataFrame:
+    """Every term: what it descends, which supports that needs, and what is left without them.
+
+    ``fresh`` and ``stale`` are one state and equal supports; ``needs`` and ``value_needs`` (that
+    its mean be the reverse KL) are decided over all overlaps of the three supports; ``cut`` is a
+    policy that samples its likeliest tokens only; the ratios are those of stale sequences.
+    """
+    cases = geometries(seed=seed)
+    equal, cut = cases[-1], cut_sampler(seed=seed)
+    tree = enumerate_sequences(3, 3, eos=2)
+    generator = torch.Generator().manual_seed(seed)
+    tables = torch.randn(3, tree.num_states, 3, generator=generator, dtype=torch.float64)
+    pair, old = Policies(*tables[:2]), tables[2]
+    by_tree = tree_targets(pair, old, tree)
+    rows = []
+    for term in TERMS:
+        stale = descends(equal, term)
+        row = {"term": str(term), "weight": term.weighting, "stale": stale}
+        row["fresh"] = descends(equal._replace(sampler=equal.policy), term)
+        row["cut"] = descends(cut, term)
+        if stale != "neither KL":
+            row["needs"] = needs([descends(case, term) == stale for case in cases], cases)
+        if values_the_kl(equal, term):
+            row["value_needs"] = needs([values_the_kl(case, term) for case in cases], cases)
+        for ratio in RATIOS:
+            if term.weighting != "none" or ratio == "token":
+                gradient = expected_term(pair, old, tree, term._replace(ratio=ratio)).gradient
+                row[ratio] = name_of(gradient, by_tree)
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def cut_sampler(*, seed: int, vocab_size: int = 6, top_p: float = 0.7) -> Supports:
+    """A policy that samples its own likeliest tokens only, beside a reference of full support."""
+    generator = torch.Generator().manual_seed(seed)
+    policy, reference = torch.randn(2, vocab_size, generator=generator, dtype=torch.float64)
+    return Supports(policy, masked_logits(policy, keep_top(policy, top_p=top_p)), reference)
