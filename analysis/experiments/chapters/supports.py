@@ -32,6 +32,7 @@ from analysis.objectives.credit import reward_to_go
 
 EXACT = 1e-11  #: largest difference of two gradients that are called equal
 SETS = ("policy", "sampler", "reference")
+LETTERS = {"policy": "P", "sampler": "M", "reference": "R"}  #: of the tokens that each allows
 RATIOS = ("token", "prefix", "sequence")
 
 
@@ -159,16 +160,15 @@ def one_state_targets(case: Supports) -> dict[str, Tensor]:
         mass = torch.where(keep, leaf.softmax(-1), 0.0).sum()
         covered = covered_kl(leaf, case.reference, keep)
         objectives = {
-            "reverse KL": reverse_kl(leaf, case.reference),
-            "forward KL": forward_kl(leaf, case.reference),
+            "reverse": reverse_kl(leaf, case.reference),
+            "forward": forward_kl(leaf, case.reference),
             "nothing": 0.0 * mass,
-            "reverse KL less that from the sampler": reverse_kl(leaf, case.reference)
-            - reverse_kl(leaf, case.sampler),
-            "covered reverse KL": covered,
-            "covered forward KL": covered_kl(case.reference, leaf, keep),
-            "covered reverse KL + mass": covered + mass,
+            "reverse − drift": reverse_kl(leaf, case.reference) - reverse_kl(leaf, case.sampler),
+            "covered reverse": covered,
+            "covered forward": covered_kl(case.reference, leaf, keep),
+            "covered reverse + mass": covered + mass,
             "covered mass": mass,
-            "KL of the cut policy x mass": mass
+            "reverse of the cut policy × mass": mass
             * reverse_kl(masked_logits(leaf, keep), case.reference),
         }
         return {
@@ -189,7 +189,7 @@ def tree_targets(pair: Policies, old_logits: Tensor, sequences: Sequences) -> di
     for place in PLACES:
         found[f"reverse, {place}"] = reverse[place]
         found[f"forward, {place}"] = forward[place]
-        found[f"reverse less drift, {place}"] = reverse[place] - drift[place]
+        found[f"reverse − drift, {place}"] = reverse[place] - drift[place]
     return found
 
 
@@ -207,13 +207,13 @@ def by_place(
 
 
 def name_of(gradient: Tensor, candidates: Mapping[str, Tensor]) -> str:
-    """The first candidate that a gradient equals, ``neither KL`` if there is none."""
+    """The first candidate that a gradient equals, ``neither`` if there is none."""
     if not gradient.isfinite().all():
         return "infinite"
     for name, candidate in candidates.items():
         if (gradient - candidate).abs().max() < EXACT:
             return name
-    return "neither KL"
+    return "neither"
 
 
 def at_one_state(case: Supports, term: Term) -> TermMean:
@@ -252,7 +252,12 @@ def needs(holds: Sequence[bool], cases: Sequence[Supports]) -> str:
     for a, b in list(needed):  # what two others imply goes, one at a time
         if any((a, c) in needed and (c, b) in needed for c in SETS):
             needed.remove((a, b))
-    return "; ".join(f"{a} in {b}" for a, b in needed)
+    equal = [(a, b) for a, b in needed if (b, a) in needed and SETS.index(a) < SETS.index(b)]
+    inside = [pair for pair in needed if pair[::-1] not in needed]
+    return ", ".join(
+        [f"{LETTERS[a]} = {LETTERS[b]}" for a, b in equal]
+        + [f"{LETTERS[a]} ⊆ {LETTERS[b]}" for a, b in inside]
+    )
 
 
 def support_table(*, seed: int) -> pd.DataFrame:
@@ -275,7 +280,7 @@ def support_table(*, seed: int) -> pd.DataFrame:
         row = {"term": str(term), "weight": term.weighting, "stale": stale}
         row["fresh"] = descends(equal._replace(sampler=equal.policy), term)
         row["cut"] = descends(cut, term)
-        if stale != "neither KL":
+        if stale != "neither":
             row["needs"] = needs([descends(case, term) == stale for case in cases], cases)
         if values_the_kl(equal, term):
             row["value_needs"] = needs([values_the_kl(case, term) for case in cases], cases)

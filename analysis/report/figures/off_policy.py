@@ -34,7 +34,7 @@ CUT_TERMS = {
     "k1": ("k1", "-", r"$\rho\, k_1$"),
     "k3": ("k3", "-", r"$\rho\, k_3$"),
     "reward": ("reverse", "--", "reward"),
-    "baseline": ("none", "-", "reward\nless mean"),
+    "baseline": ("none", "-", "less mean"),
 }
 
 
@@ -96,15 +96,15 @@ def sequence_weights(curves: pd.DataFrame) -> Figure:
 
 def cut(curves: pd.DataFrame) -> Figure:
     """Error of each term's expected gradient against the mass that the sampler cuts off."""
-    distances = sorted(curves.distance.unique())
-    figure, panels = style.subplots(1, len(distances), sharey=True, height=3.9)
-    for axes, distance in zip(panels, distances, strict=True):
+    titles = ("near the reference", "farther away")
+    figure, panels = style.subplots(1, len(titles), sharey=True, height=3.9)
+    for axes, title, distance in zip(panels, titles, curves.distance.unique(), strict=True):
         for name, (colour, dashes, label) in CUT_TERMS.items():
             curve = curves[(curves.distance == distance) & (curves.name == name)]
             axes.plot(
                 curve.missing, curve["median"], color=style.COLOURS[colour], ls=dashes, label=label
             )
-        axes.set_title(rf"$\sigma$ = {distance:g} from $\pi_{{\mathrm{{ref}}}}$")
+        axes.set_title(title)
         axes.set_xlim(0, curves.missing.max())
     panels[0].set_ylim(-0.02, None)
     panels[0].set_ylabel("relative error of the\nKL's expected gradient")
