@@ -121,6 +121,21 @@ def test_unweighted_terms_and_attached_k2_descend_no_kl_when_stale(table):
     ]
 
 
+def test_where_policy_or_reference_forbid_tokens(table):
+    """The sampler goes where the policy cannot; a fresh policy goes where the reference cannot."""
+    by_policy, by_reference = (
+        {name: set(table.index[table[column] == name]) for name in table[column].unique()}
+        for column in ("policy", "reference")
+    )
+    assert by_policy["infinite"] == {("k2 as a loss", "none"), ("k3 as a loss", "none")}
+    assert by_policy["covered forward"] == {("k3 as a loss", "detached")}
+    assert by_policy["reverse"] == {row for row in table.index if table.stale[row] == "reverse"}
+    assert by_reference["nothing"] == {("k1 as a loss", w) for w in ("none", "detached")}
+    assert by_reference["forward"] == {("k3 as a loss", w) for w in ("none", "detached")}
+    finite = by_reference["nothing"] | by_reference["forward"]
+    assert by_reference["infinite"] == set(table.index) - finite
+
+
 def test_as_a_report_k3_needs_the_reference_inside_the_policy(table):
     reports = table.value_needs.dropna()
     assert (reports.xs("k1 as a loss") == BOTH).all()

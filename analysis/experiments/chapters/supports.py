@@ -33,6 +33,7 @@ from analysis.objectives.credit import reward_to_go
 EXACT = 1e-11  #: largest difference of two gradients that are called equal
 SETS = ("policy", "sampler", "reference")
 LETTERS = {"policy": "P", "sampler": "M", "reference": "R"}  #: of the tokens that each allows
+PAIRS = tuple(itertools.permutations(SETS, 2))
 RATIOS = ("token", "prefix", "sequence")
 
 
@@ -154,7 +155,7 @@ def geometries(*, seed: int) -> list[Supports]:
 
 def one_state_targets(case: Supports) -> dict[str, Tensor]:
     """Gradient [1, V] of everything that a term is found to descend at one state, by its name."""
-    keep = case.sampler > -torch.inf
+    keep = (case.sampler > -torch.inf) & (case.policy > -torch.inf)
     with torch.enable_grad():
         leaf = case.policy.clone().requires_grad_(True)
         mass = torch.where(keep, leaf.softmax(-1), 0.0).sum()
@@ -244,9 +245,8 @@ def needs(holds: Sequence[bool], cases: Sequence[Supports]) -> str:
     Raises:
         ValueError: if no set of inclusions decides it.
     """
-    inclusions = list(itertools.permutations(SETS, 2))
     where = [case for case, found in zip(cases, holds, strict=True) if found]
-    needed = [i for i in inclusions if all(case.hold(i) for case in where)]
+    needed = [i for i in PAIRS if all(case.hold(i) for case in where)]
     if [all(case.hold(i) for i in needed) for case in cases] != list(holds):
         raise ValueError("no set of inclusions decides where it holds")
     for a, b in list(needed):  # what two others imply goes, one at a time
@@ -265,10 +265,16 @@ def support_table(*, seed: int) -> pd.DataFrame:
 
     ``fresh`` and ``stale`` are one state and equal supports; ``needs`` and ``value_needs`` (that
     its mean be the reverse KL) are decided over all overlaps of the three supports; ``cut`` is a
-    policy that samples its likeliest tokens only; the ratios are those of stale sequences.
+    policy that samples its likeliest tokens only. Where the ``policy`` or the fresh policy's
+    ``reference`` forbids tokens, the two others agree. The ratios are those of stale sequences.
     """
     cases = geometries(seed=seed)
     equal, cut = cases[-1], cut_sampler(seed=seed)
+    policy_cut, reference_cut = (
+        next(case for case in cases if all(case.hold(i) == (i[1] != small) for i in PAIRS))
+        for small in ("policy", "reference")
+    )
+    reference_cut = reference_cut._replace(sampler=reference_cut.policy)
     tree = enumerate_sequences(3, 3, eos=2)
     generator = torch.Generator().manual_seed(seed)
     tables = torch.randn(3, tree.num_states, 3, generator=generator, dtype=torch.float64)
@@ -280,6 +286,8 @@ def support_table(*, seed: int) -> pd.DataFrame:
         row = {"term": str(term), "weight": term.weighting, "stale": stale}
         row["fresh"] = descends(equal._replace(sampler=equal.policy), term)
         row["cut"] = descends(cut, term)
+        row["policy"] = descends(policy_cut, term)
+        row["reference"] = descends(reference_cut, term)
         if stale != "neither":
             row["needs"] = needs([descends(case, term) == stale for case in cases], cases)
         if values_the_kl(equal, term):
