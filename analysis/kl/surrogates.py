@@ -51,7 +51,8 @@ def kl_loss(
 
     On-policy the expected gradient is zero for k1, that of the reverse KL for k2 and that of the
     *forward* KL for k3. Under stale samples only these choices still give the gradient of
-    the reverse KL at the visited states: k1, k3 or k4 attached, and k2 detached.
+    the reverse KL at the visited states: k1, k3 or k4 attached, and k2 detached. They need a
+    sampler that allows every token of the policy.
 
     Equation: ``kl_loss``
     Sampler: :math:`a_t \sim \pi_{\mathrm{old}}`.

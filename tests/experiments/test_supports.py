@@ -10,11 +10,11 @@ import torch
 from analysis.experiments.chapters import off_policy, supports
 from analysis.experiments.chapters.gradients import Policies
 from analysis.experiments.chapters.supports import Supports, Term
-from analysis.kl.divergences import forward_kl, reverse_kl
+from analysis.kl.divergences import entropy, forward_kl, reverse_kl
 from analysis.kl.enumeration import expected_gradient, reverse_kl_gradient
 from analysis.kl.scores import expected_score
 from analysis.kl.sequences import enumerate_sequences, sequence_kl, token_logp
-from analysis.kl.truncation import masked_logits
+from analysis.kl.truncation import keep_top, masked_logits
 
 EXACT = 1e-12
 LOSSES = {(t.estimator, t.weighting): t for t in supports.TERMS if t.placement == "loss"}
@@ -266,6 +266,23 @@ def test_the_k1_loss_pushes_a_cut_policy_into_its_tail():
     gradient = expected_gradient(case.policy, case.reference, case.sampler, estimator="k1")
     moved = (case.policy - 0.1 * gradient).softmax(-1)
     assert moved[keep].sum() < case.policy.softmax(-1)[keep].sum() - 1e-3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_with_top_p_the_k1_loss_is_an_entropy_bonus(seed):
+    """Exercise ``ex-cut-k1``: exact descent on fresh samples ends next to the uniform policy."""
+    generator = torch.Generator().manual_seed(seed)
+    logits, reference = 2 * torch.randn(2, 8, generator=generator, dtype=torch.float64)
+    start = entropy(logits)
+    for _ in range(2000):
+        keep = keep_top(logits, top_p=0.9)
+        policy = logits.softmax(-1)
+        two_rates = torch.where(keep, -1.0, 1.0).double()
+        natural = policy * (two_rates - policy @ two_rates)
+        assert -natural @ policy.log() > 0 or keep.all()
+        sampler = masked_logits(logits, keep)
+        logits = logits - 0.2 * expected_gradient(logits, reference, sampler, estimator="k1")
+    assert start < 0.85 * math.log(8) < 0.97 * math.log(8) < entropy(logits)
 
 
 def test_the_mask_kept_on_the_policy_scales_the_forward_kl():

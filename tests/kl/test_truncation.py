@@ -82,3 +82,21 @@ def test_covered_kl_with_zeros(logits):
     leaf = logits.clone().requires_grad_(True)
     (gradient,) = torch.autograd.grad(covered_kl(leaf, reference, inside), leaf)
     assert gradient.isfinite().all() and gradient[0] != 0
+
+
+def test_covered_kl_is_a_mass_term_and_the_kl_inside():
+    generator = torch.Generator().manual_seed(5)
+    policy, reference = torch.randn(2, 6, generator=generator, dtype=torch.float64)
+    keep = torch.tensor([True, True, False, True, False, False])
+    mass, ref_mass = (x.softmax(-1)[keep].sum() for x in (policy, reference))
+    inside = reverse_kl(masked_logits(policy, keep), masked_logits(reference, keep))
+    expected = mass * (mass / ref_mass).log() - mass + ref_mass + mass * inside
+    torch.testing.assert_close(covered_kl(policy, reference, keep), expected)
+    assert (expected - mass * inside).item() > 1e-3
+
+
+def test_a_tail_of_one_percent_can_hold_most_of_the_kl():
+    policy = torch.tensor([0.99, 0.01], dtype=torch.float64).log()
+    reference = torch.stack([torch.tensor(-1e-20, dtype=torch.float64), policy[1] - 300.0])
+    cut = covered_kl(policy, reference, torch.tensor([False, True]))
+    assert cut / reverse_kl(policy, reference) > 0.99
