@@ -16,64 +16,48 @@ import torch
 from torch import Tensor
 
 from analysis.experiments.chapters.gradients import Policies
+from analysis.experiments.chapters.stale_sequences import weighted_kl_gradient
 from analysis.kl.divergences import forward_kl, reverse_kl
-from analysis.kl.importance import importance_ratio
 from analysis.kl.sequences import (
     Sequences,
     enumerate_sequences,
+    expected_sequence_gradient,
     sequence_kl_gradient,
     sequence_probability,
-    token_logp,
     visited_kl_gradient,
 )
-from analysis.kl.surrogates import kl_loss, kl_penalty
+from analysis.kl.term import KLTerm
 from analysis.kl.truncation import covered_kl, keep_top, masked_logits
-from analysis.objectives.credit import reward_to_go
 
 EXACT = 1e-11  #: largest difference of two gradients that are called equal
 SETS = ("policy", "sampler", "reference")
 LETTERS = {"policy": "P", "sampler": "M", "reference": "R"}  #: of the tokens that each allows
 PAIRS = tuple(itertools.permutations(SETS, 2))
+Row = Mapping[str, str]
 RATIOS = ("token", "prefix", "sequence")
 
 
-class Term(NamedTuple):
-    """A KL term on samples of another policy."""
+#: Where the log-ratio of a row stands; ``recomputed``: in the reward, of the current policy.
+WHERE = {"loss": "as a loss", "reward": "in the reward", "recomputed": "recomputed"}
 
-    estimator: str
-    placement: str  #: ``loss``; ``reward``, with the log-ratio of the sampler; or ``recomputed``
-    weighting: str
-    ratio: str = "token"  #: a level of :func:`analysis.kl.importance.importance_ratio`
-    credit: str = "immediate"  #: or ``to_go``, in the reward
-
-    def __str__(self) -> str:
-        where = {"loss": "as a loss", "reward": "in the reward", "recomputed": "recomputed"}
-        future = ", to go" if self.credit == "to_go" else ""
-        return f"{self.estimator} {where[self.placement]}{future}"
-
-
-_LOSSES = tuple(
-    Term(estimator, "loss", weighting)
-    for weighting in ("none", "detached", "attached")
-    for estimator in ("k1", "k2", "k3")
+#: The rows of the table: choices of :class:`analysis.kl.term.KLTerm`, and the ratio of the policy
+#: gradient as the weighting of the reward.
+ROWS: tuple[dict[str, str], ...] = (
+    *(
+        {"estimator": estimator, "placement": "loss", "weighting": weighting}
+        for weighting in ("none", "detached", "attached")
+        for estimator in ("k1", "k2", "k3")
+    ),
+    *(
+        {"estimator": "k1", "placement": placement, "weighting": weighting, "credit": credit}
+        for placement, weighting in (
+            ("reward", "none"),
+            ("reward", "detached"),
+            ("recomputed", "detached"),
+        )
+        for credit in ("immediate", "to_go")
+    ),
 )
-_REWARDS = tuple(
-    Term("k1", placement, weighting, credit=credit)
-    for placement, weighting in (
-        ("reward", "none"),
-        ("reward", "detached"),
-        ("recomputed", "detached"),
-    )
-    for credit in ("immediate", "to_go")
-)
-TERMS = _LOSSES + _REWARDS
-
-
-class TermMean(NamedTuple):
-    """What a term is in the mean."""
-
-    value: Tensor  #: nats
-    gradient: Tensor  #: [states, vocab], which descent on the KL follows
 
 
 class Supports(NamedTuple):
@@ -89,47 +73,26 @@ class Supports(NamedTuple):
         return bool((around | ~inside).all())
 
 
-def expected_term(pair: Policies, old_logits: Tensor, sequences: Sequences, term: Term) -> TermMean:
-    """Mean of a term and of its gradient over samples of another policy, by listing them all.
+def row_gradient(
+    pair: Policies, old_logits: Tensor, sequences: Sequences, row: Row, ratio: str = "token"
+) -> Tensor:
+    """Expected gradient [states, vocab] of a row of the table, which descent on the KL follows.
 
-    A sequence that the sampler never draws adds nothing, nor does one of weight zero.
+    A token that the sampler never draws adds nothing, nor does one of weight zero; the policy may
+    forbid tokens at one state only.
     """
     drawn = sequence_probability(old_logits, sequences) > 0
-    tokens, states, mask = (x[drawn] for x in sequences[:3])
-    if term.weighting != "none":
-        mask = mask & _weighed(token_logp(pair.logits, sequences)[drawn], term.ratio)
-    counted = Sequences(tokens, states, mask, sequences.num_states)
-    chance = sequence_probability(old_logits, sequences)[drawn, None]
-    with torch.enable_grad():
-        leaf = pair.logits.detach().requires_grad_(True)
-        logp, ref_logp, old_logp = (
-            token_logp(x, counted) for x in (leaf, pair.ref_logits, old_logits)
-        )
-        weight = torch.ones_like(logp)
-        if term.weighting != "none":
-            weight = importance_ratio(logp, old_logp, mask, level=term.ratio)
-        if term.weighting == "detached":
-            weight = weight.detach()
-        if term.placement == "loss":
-            value = surrogate = weight * kl_loss(logp, ref_logp, estimator=term.estimator)
-        else:
-            inside = old_logp if term.placement == "reward" else logp
-            value = kl_penalty(inside, ref_logp, estimator=term.estimator, mask=mask)
-            value = weight.detach() * (reward_to_go(value) if term.credit == "to_go" else value)
-            surrogate = value * logp
-        mean, total = ((chance * torch.where(mask, x, 0.0)).sum() for x in (value, surrogate))
-        (gradient,) = torch.autograd.grad(total, leaf)
-    return TermMean(mean.detach(), gradient)
+    if row["weighting"] != "none":
+        drawn &= sequence_probability(pair.logits, sequences) > 0
+    counted = Sequences(*(x[drawn] for x in sequences[:3]), sequences.num_states)
+    if row["placement"] == "recomputed":
+        options = {"level": ratio, "credit": row["credit"]}
+        return weighted_kl_gradient(pair, old_logits, counted, **options).view_as(pair.logits)
+    return expected_sequence_gradient(*pair, counted, old_logits, **row, **_ratio(row, ratio))
 
 
-def _weighed(logp: Tensor, ratio: str) -> Tensor:
-    """Where a weight is not zero: not at a token the policy forbids, nor at what it is tied to."""
-    allowed = logp > -torch.inf
-    if ratio == "token":
-        return allowed
-    if ratio == "prefix":
-        return allowed.cumprod(-1).bool()
-    return allowed.all(-1, keepdim=True).expand_as(allowed)
+def _ratio(row: Row, ratio: str) -> dict[str, str]:
+    return {} if row["weighting"] == "none" else {"ratio": ratio}
 
 
 def geometries(*, seed: int) -> list[Supports]:
@@ -217,26 +180,33 @@ def name_of(gradient: Tensor, candidates: Mapping[str, Tensor]) -> str:
     return "neither"
 
 
-def at_one_state(case: Supports, term: Term) -> TermMean:
-    """A term's mean at one state; without a weight, times the mass that the sampler covers."""
+def at_one_state(case: Supports, row: Row) -> Tensor:
+    """Gradient [1, V] of a row; without a weight, times the mass that the sampler covers."""
     policy, sampler, reference = (x.unsqueeze(0) for x in case)
     sequences = enumerate_sequences(policy.shape[-1], 1)
-    found = expected_term(Policies(policy, reference), sampler, sequences, term)
-    if term.weighting != "none":
-        return found
-    mass = policy.softmax(-1)[sampler > -torch.inf].sum()
-    return TermMean(*(mass * x for x in found))
+    gradient = row_gradient(Policies(policy, reference), sampler, sequences, row)
+    if row["weighting"] != "none":
+        return gradient
+    return gradient * policy.softmax(-1)[sampler > -torch.inf].sum()
 
 
-def descends(case: Supports, term: Term) -> str:
-    """The name of what a term descends at one state."""
-    return name_of(at_one_state(case, term).gradient, one_state_targets(case))
+def descends(case: Supports, row: Row) -> str:
+    """The name of what a row descends at one state."""
+    return name_of(at_one_state(case, row), one_state_targets(case))
 
 
-def values_the_kl(case: Supports, term: Term) -> bool:
-    """Whether the mean of a term is the reverse KL at one state."""
-    gap = at_one_state(case, term).value - reverse_kl(case.policy, case.reference)
-    return bool(gap.abs() < EXACT)
+def report(case: Supports, row: Row) -> Tensor:
+    """Mean of a weighted loss at one state (nats), a scalar."""
+    policy, sampler, reference = (x.log_softmax(-1) for x in case)
+    drawn = (sampler > -torch.inf) & (policy > -torch.inf)
+    logp, old_logp, ref_logp = (x[drawn].unsqueeze(-1) for x in (policy, sampler, reference))
+    loss = KLTerm(**row).loss(logp, ref_logp, old_logp=old_logp)
+    return (old_logp.exp() * loss).sum()
+
+
+def reports_the_kl(case: Supports, row: Row) -> bool:
+    """Whether that mean is the reverse KL."""
+    return bool((report(case, row) - reverse_kl(case.policy, case.reference)).abs() < EXACT)
 
 
 def needs(holds: Sequence[bool], cases: Sequence[Supports]) -> str:
@@ -263,7 +233,7 @@ def needs(holds: Sequence[bool], cases: Sequence[Supports]) -> str:
 def support_table(*, seed: int) -> pd.DataFrame:
     """Every term: what it descends, which supports that needs, and what is left without them.
 
-    ``fresh`` and ``stale`` are one state and equal supports; ``needs`` and ``value_needs`` (that
+    ``fresh`` and ``stale`` are one state and equal supports; ``needs`` and ``report_needs`` (that
     its mean be the reverse KL) are decided over all overlaps of the three supports; ``cut`` is a
     policy that samples its likeliest tokens only. Where the ``policy`` or the fresh policy's
     ``reference`` forbids tokens, the two others agree. The ratios are those of stale sequences.
@@ -281,22 +251,26 @@ def support_table(*, seed: int) -> pd.DataFrame:
     pair, old = Policies(*tables[:2]), tables[2]
     by_tree = tree_targets(pair, old, tree)
     rows = []
-    for term in TERMS:
-        stale = descends(equal, term)
-        row = {"term": str(term), "weight": term.weighting, "stale": stale}
-        row["fresh"] = descends(equal._replace(sampler=equal.policy), term)
-        row["cut"] = descends(cut, term)
-        row["policy"] = descends(policy_cut, term)
-        row["reference"] = descends(reference_cut, term)
+    for row in ROWS:
+        stale = descends(equal, row)
+        future = ", to go" if row.get("credit") == "to_go" else ""
+        found = {"term": f"{row['estimator']} {WHERE[row['placement']]}{future}"}
+        found |= {
+            "weight": row["weighting"],
+            "fresh": descends(equal._replace(sampler=equal.policy), row),
+            "stale": stale,
+            "cut": descends(cut, row),
+            "policy": descends(policy_cut, row),
+            "reference": descends(reference_cut, row),
+        }
         if stale != "neither":
-            row["needs"] = needs([descends(case, term) == stale for case in cases], cases)
-        if values_the_kl(equal, term):
-            row["value_needs"] = needs([values_the_kl(case, term) for case in cases], cases)
-        for ratio in RATIOS:
-            if term.weighting != "none" or ratio == "token":
-                gradient = expected_term(pair, old, tree, term._replace(ratio=ratio)).gradient
-                row[ratio] = name_of(gradient, by_tree)
-        rows.append(row)
+            found["needs"] = needs([descends(case, row) == stale for case in cases], cases)
+        weighted = row["weighting"] != "none"
+        if weighted and row["placement"] == "loss" and reports_the_kl(equal, row):
+            found["report_needs"] = needs([reports_the_kl(case, row) for case in cases], cases)
+        for ratio in RATIOS if weighted else RATIOS[:1]:
+            found[ratio] = name_of(row_gradient(pair, old, tree, row, ratio), by_tree)
+        rows.append(found)
     return pd.DataFrame(rows)
 
 
