@@ -13,13 +13,20 @@ from analysis.experiments.chapters.supports import Supports
 from analysis.kl.divergences import entropy, forward_kl, reverse_kl
 from analysis.kl.enumeration import expected_gradient, reverse_kl_gradient
 from analysis.kl.scores import expected_score
-from analysis.kl.sequences import enumerate_sequences, sequence_kl, sequence_probability, token_logp
+from analysis.kl.sequences import (
+    enumerate_sequences,
+    expected_sequence_gradient,
+    sequence_kl,
+    sequence_probability,
+    token_logp,
+)
 from analysis.kl.term import KLTerm
 from analysis.kl.truncation import keep_top, masked_logits
 
 EXACT = 1e-12
 LOSSES = {(r["estimator"], r["weighting"]): r for r in supports.ROWS if r["placement"] == "loss"}
 CASES = supports.geometries(seed=5)
+TREE = enumerate_sequences(3, 3, eos=2)
 
 
 def test_every_overlap_of_three_supports_is_tried_once():
@@ -147,6 +154,29 @@ def test_as_a_report_k3_needs_the_reference_inside_the_policy(table):
 def test_the_table_does_not_depend_on_the_draw(table):
     other = supports.support_table(seed=12).set_index(["term", "weight"])
     assert other.equals(table)
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+@pytest.mark.parametrize("weighting", ["none", "detached"])
+def test_k2_and_k3_in_the_reward_descend_neither_kl(estimator, weighting):
+    row = {"estimator": estimator, "placement": "reward", "weighting": weighting}
+    fresh = CASES[-1]._replace(sampler=CASES[-1].policy)
+    for case in (CASES[-1], fresh, supports.cut_sampler(seed=1)):
+        assert supports.descends(case, row) == "neither"
+
+
+@pytest.mark.parametrize("key", [k for k in LOSSES if k[1] != "none"])
+def test_a_geometric_ratio_and_the_log_ratio_of_completions(table, key):
+    generator = torch.Generator().manual_seed(21)
+    tables = torch.randn(3, TREE.num_states, 3, generator=generator, dtype=torch.float64)
+    pair, old = Policies(*tables[:2]), tables[2]
+    targets = supports.tree_targets(pair, old, TREE)
+    geometric = supports.row_gradient(pair, old, TREE, LOSSES[key], "geometric")
+    assert supports.name_of(geometric, targets) == "neither"
+    completions = expected_sequence_gradient(*pair, TREE, old, **LOSSES[key], level="sequence")
+    stale = table.stale[f"{key[0]} as a loss", key[1]]
+    whole = {"reverse": "reverse, whole", "forward": "forward, whole"}
+    assert supports.name_of(completions, targets) == whole.get(stale, stale)
 
 
 @pytest.mark.parametrize("case", CASES[::3])
@@ -308,9 +338,6 @@ def test_staleness_by_k3_needs_equal_supports():
     exact = reverse_kl(sampler, policy)
     torch.testing.assert_close(exact, -mass.log(), rtol=0, atol=EXACT)
     assert k3 < 0.3 * exact
-
-
-TREE = enumerate_sequences(3, 3, eos=2)
 
 
 def cut_tables(seed):
