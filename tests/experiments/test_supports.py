@@ -299,6 +299,25 @@ def test_the_k1_loss_pushes_a_cut_policy_into_its_tail():
     assert moved[keep].sum() < case.policy.softmax(-1)[keep].sum() - 1e-3
 
 
+@pytest.mark.parametrize("key", [k for k in LOSSES if k[1] != "none"])
+def test_log_probs_from_before_the_cut_rescale_a_state(key):
+    policy, old, reference = torch.randn(
+        3, 6, generator=torch.Generator().manual_seed(10), dtype=torch.float64
+    )
+    keep = keep_top(old, top_p=0.7)
+    true = supports.at_one_state(Supports(policy, masked_logits(old, keep), reference), LOSSES[key])
+    logp, old_logp, ref_logp = (x.log_softmax(-1) for x in (policy, old, reference))
+    leaf = logp.clone().requires_grad_(True)
+    loss = KLTerm(**LOSSES[key]).loss(
+        leaf.unsqueeze(-1), ref_logp.unsqueeze(-1), old_logp=old_logp.unsqueeze(-1)
+    )
+    (coefficient,) = torch.autograd.grad(loss.sum(), leaf)
+    reported = expected_score(policy, masked_logits(old, keep).softmax(-1) * coefficient)
+    share = old.softmax(-1)[keep].sum()
+    torch.testing.assert_close(share * reported, true[0], rtol=0, atol=EXACT)
+    assert 0.7 <= share < 0.97
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_with_top_p_the_k1_loss_is_an_entropy_bonus(seed):
     """Exercise ``ex-cut-k1``: exact descent on fresh samples ends next to the uniform policy."""
