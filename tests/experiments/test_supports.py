@@ -266,6 +266,12 @@ def test_at_rest_under_a_cut_sampler():
     moved[keep] = case.reference.softmax(-1)[keep] / math.e
     moved[~keep] = tail / tail.sum() * (1 - inside / math.e)
     at_rest = case._replace(policy=moved.log())
+    free = torch.where(keep, case.reference.softmax(-1), 0.0)
+    free[~keep] = tail.flip(0) / tail.sum() * (1 - inside)
+    assert (free - case.reference.softmax(-1)).abs().max() > 1e-3
+    for key in (("k3", "attached"), ("k2", "detached")):
+        elsewhere = supports.at_one_state(case._replace(policy=free.log()), LOSSES[key])
+        assert elsewhere.abs().max() < EXACT
     for key, rests in (
         (("k3", "attached"), True),
         (("k2", "detached"), True),
