@@ -112,6 +112,7 @@ def markov_second_moments(
     length: int,
     *,
     weight: str = "prefix",
+    baseline: Tensor | None = None,
 ) -> Tensor:
     r"""Second moment of a sequence's gradient at every length, for policies of the last token.
 
@@ -129,11 +130,12 @@ def markov_second_moments(
     Args:
         logits, old_logits: [..., V + 1, V], policy and sampler, one row per last token; the last
             row starts the sequence. The gradient is by the policy's.
-        own: [..., V + 1, V, V] or [T, ..., V + 1, V, V], the own part's entries in the row of the
-            last token, for each next token.
+        own: [..., V + 1, V, V], the own part's entries in the row of the last token, for each next
+            token.
         future: [..., V + 1, V].
         length: number of tokens T, at least 1.
         weight: ``prefix`` or ``sequence``.
+        baseline: [T, ..., V + 1], what is taken off the coefficient of a token's score.
 
     Returns:
         [T, ...], for sequences of 1 to T tokens.
@@ -165,10 +167,11 @@ def markov_second_moments(
     gradients = torch.zeros_like(scores)  # E[R G]
     squares, products, moments = (torch.zeros_like(weights) for _ in range(3))  # S.S, S.G, G.G
     found = []
-    for own_now in own.expand(length, *score.shape):
+    for step in range(length):
+        own_now = own if baseline is None else own - baseline[step][..., None, None] * score
         n, q, c, m = (x.unsqueeze(-1) for x in (weights, squares, products, moments))
         past, past_own = beside(scores, score), beside(scores, own_now)
-        steps = (
+        stepped = (
             second * n,
             second * (q + 2 * past + n * score.square().sum(-1)),
             first * (c + beside(gradients, score))
@@ -183,6 +186,6 @@ def markov_second_moments(
         scores = moved(second, scores) + placed(second * n, score)
         # No step leads back to the row that starts a sequence.
         gradients, scores = (functional.pad(x, (0, 0, 0, 0, 0, 1)) for x in (gradients, scores))
-        weights, squares, products, moments = (functional.pad(x.sum(-2), (0, 1)) for x in steps)
+        weights, squares, products, moments = (functional.pad(x.sum(-2), (0, 1)) for x in stepped)
         found.append(moments.sum(-1))
     return torch.stack(found)

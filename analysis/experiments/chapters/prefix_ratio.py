@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pandas as pd
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from analysis.experiments.chapters.gradients import Policies
 from analysis.experiments.chapters.sequences import flat_error, quantile
@@ -58,6 +59,10 @@ LOSSES: dict[tuple[str, str], TokenLoss] = {
 }
 
 
+#: The way to the same gradient that the noise of the others is compared with.
+YARDSTICK = ("k1 reward to go", "prefix")
+
+
 def _growth(running: Tensor) -> Tensor:
     return running.diff(prepend=torch.zeros_like(running[:, :1]))
 
@@ -82,23 +87,28 @@ def loss_moments(
 def prefix_table(tables: Policies, samplers: Tensor, sequences: Sequences) -> pd.DataFrame:
     """What the mean of each loss misses of the sequence KL's gradient, and its noise.
 
-    On-policy (``fresh``) and under the given samplers (``stale``); ``samples`` is the number of
-    sequences at which noise equals the exact gradient. Medians over the pairs.
+    On-policy (``fresh``) and under the given samplers (``stale``). ``error`` is a median over the
+    pairs; ``noise``, ``low`` and ``high`` are the median, the smallest and the largest variance
+    of one sequence's gradient, in units of that of k1 in the reward to go with prefix weights.
     """
-    rows = []
-    for (cost, weight), loss in LOSSES.items():
-        row: dict[str, object] = {"cost": cost, "weight": weight}
-        for name, olds in (("fresh", tables.logits), ("stale", samplers)):
-            errors, samples = [], []
-            for logits, ref_logits, old in zip(*tables, olds, strict=True):
-                pair = Policies(logits, ref_logits)
-                exact = sequence_kl_gradient(*pair, sequences)
-                mean, spread = loss_moments(pair, old, sequences, loss)
-                errors.append(flat_error(mean, exact))
-                samples.append((spread / exact.square().sum()).item())
-            row |= {f"error_{name}": quantile(errors), f"samples_{name}": quantile(samples)}
-        rows.append(row)
-    return pd.DataFrame(rows)
+    found: dict[tuple[str, str], dict[str, float]] = {key: {} for key in LOSSES}
+    for name, olds in (("fresh", tables.logits), ("stale", samplers)):
+        errors: dict[tuple[str, str], list[float]] = {key: [] for key in LOSSES}
+        noise: dict[tuple[str, str], list[float]] = {key: [] for key in LOSSES}
+        for logits, ref_logits, old in zip(*tables, olds, strict=True):
+            pair = Policies(logits, ref_logits)
+            exact = sequence_kl_gradient(*pair, sequences)
+            moments = {key: loss_moments(pair, old, sequences, x) for key, x in LOSSES.items()}
+            for key, (mean, spread) in moments.items():
+                errors[key].append(flat_error(mean, exact))
+                noise[key].append((spread / moments[YARDSTICK].trace_var).item())
+        for key, row in found.items():
+            row[f"error_{name}"] = quantile(errors[key])
+            row[f"noise_{name}"] = quantile(noise[key])
+            row[f"low_{name}"], row[f"high_{name}"] = min(noise[key]), max(noise[key])
+    return pd.DataFrame(
+        {"cost": cost, "weight": weight, **row} for (cost, weight), row in found.items()
+    )
 
 
 def cap_table(
@@ -157,6 +167,11 @@ class Chains(NamedTuple):
     old_logits: Tensor
 
 
+#: Ways to the gradient of the sequence KL, and one more that needs stale samples to differ.
+WAYS = ("k1 reward to go", "k1 prefix", "k3 prefix", "full vocabulary prefix")
+PRODUCT = "k1 reward to go, whole product"
+
+
 def random_chains(
     vocab_size: int, count: int, *, drift: float, staleness: float, seed: int
 ) -> Chains:
@@ -173,8 +188,8 @@ def chain_samples(
 ) -> dict[str, Tensor]:
     """[lengths, N] sequences at which noise equals the exact gradient, for each way to get it.
 
-    With ``baseline`` the exact KL to go of its state is taken off each token's coefficient; the
-    time left belongs to the state, so that only the largest length is computed.
+    With ``baseline`` the mean KL to go at its position is taken off each token's coefficient, as
+    the other answers of a group estimate it; that needs the length, so only the largest is done.
     """
     logits, ref_logits, old_logits = chains
     longest = max(lengths)
@@ -186,28 +201,28 @@ def chain_samples(
     k3_cost = torch.expm1(-log_ratio) + log_ratio
     k1_own = log_ratio.unsqueeze(-1) * score
     full_own = reverse_kl_gradient(logits, ref_logits).unsqueeze(-2) / ratio.unsqueeze(-1)
-    off = 0.0
+    off = None
     if baseline:
         to_go = [torch.zeros_like(state_kl)]
         for _ in range(longest):
             to_go.append(state_kl + policy @ to_go[-1][:, :-1])
-        off = torch.stack(to_go[:0:-1]).unsqueeze(-1) * score
+        visits, means = torch.zeros_like(state_kl[..., 0]), []
+        visits[..., -1] = 1.0
+        for left in reversed(to_go[1:]):
+            means.append((visits * left[..., 0]).sum(-1))
+            visits = functional.pad((visits.unsqueeze(-1) * policy).sum(-2), (0, 1))
+        off = torch.stack(means).unsqueeze(-1).expand(longest, *state_kl.shape[:-1])
         lengths = [longest]
-    ways = {
-        "k1 reward to go": (k1_own, log_ratio, "prefix"),
-        "k1 reward to go, whole product": (k1_own, log_ratio, "sequence"),
-        "k1 prefix": (k1_own + score, log_ratio, "prefix"),
-        "k3 prefix": (k1_own, k3_cost, "prefix"),
-        "full vocabulary prefix": (full_own, state_kl / ratio, "prefix"),
-    }
+    own = torch.stack([k1_own, k1_own + score, k1_own, full_own])
+    future = torch.stack([log_ratio, log_ratio, k3_cost, state_kl / ratio])
+    wide = (x.expand(len(future), *x.shape) for x in (logits, old_logits))
+    second = markov_second_moments(*wide, own, future, longest, baseline=off)
+    moments = dict(zip(WAYS, second.unbind(1), strict=True))
+    moments[PRODUCT] = markov_second_moments(
+        logits, old_logits, k1_own, log_ratio, longest, weight="sequence", baseline=off
+    )
     signal = torch.stack([_chain_signal(logits, ref_logits, length) for length in lengths])
-    found = {}
-    for name, (own, future, weight) in ways.items():
-        second = markov_second_moments(
-            logits, old_logits, own - off, future, longest, weight=weight
-        )
-        found[name] = second[torch.tensor(lengths) - 1] / signal - 1
-    return found
+    return {way: x[torch.tensor(lengths) - 1] / signal - 1 for way, x in moments.items()}
 
 
 def _chain_signal(logits: Tensor, ref_logits: Tensor, length: int) -> Tensor:
@@ -243,27 +258,24 @@ def noise_curves(
 def baseline_table(
     length: int, vocab_size: int, count: int, *, drifts: Iterable[float], seed: int
 ) -> pd.DataFrame:
-    """Noise on-policy with and without the exact KL to go as baseline: medians over chains.
+    """Noise on-policy without and with the mean KL to go at a position as baseline.
 
-    ``kl`` is the mean KL of a sequence (nats), by dynamic programming.
+    Medians over chains; ``kl`` is that of a whole sequence (nats), by dynamic programming.
     """
-    rows = []
-    for drift in drifts:
-        chains = random_chains(vocab_size, count, drift=drift, staleness=0.0, seed=seed)
-        kl = torch.stack(
-            [markov_kl(*pair, length) for pair in zip(*chains[:2], strict=True)]
-        ).median()
-        bare, with_baseline = (
-            chain_samples(chains, [length], baseline=baseline) for baseline in (False, True)
-        )
-        rows += [
-            {
-                "kl": kl.item(),
-                "way": way,
-                "bare": bare[way].median().item(),
-                "baseline": with_baseline[way].median().item(),
-            }
-            for way in bare
-            if "whole" not in way  # on-policy every weight is one
-        ]
-    return pd.DataFrame(rows)
+    drifts = list(drifts)
+    each = [
+        random_chains(vocab_size, count, drift=drift, staleness=0.0, seed=seed) for drift in drifts
+    ]
+    chains = Chains(*(torch.cat(parts) for parts in zip(*each, strict=True)))
+    kl = torch.stack([markov_kl(*pair, length) for pair in zip(*chains[:2], strict=True)])
+    bare, centred = (chain_samples(chains, [length], baseline=x) for x in (False, True))
+    columns = {
+        name: x.unflatten(-1, (len(drifts), count)).median(-1).values.flatten().tolist()
+        for name, x in {
+            "kl": kl.expand(len(WAYS), -1),
+            "bare": torch.cat([bare[way] for way in WAYS]),
+            "baseline": torch.cat([centred[way] for way in WAYS]),
+        }.items()
+    }
+    ways = [way for way in WAYS for _ in drifts]
+    return pd.DataFrame({"way": ways, **columns}).sort_values("kl", kind="stable")
