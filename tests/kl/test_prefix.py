@@ -167,6 +167,43 @@ def test_noise_gap_is_the_difference_of_two_variances(world):
     torch.testing.assert_close(gap, difference, rtol=1e-10, atol=1e-12)
 
 
+def test_k1_adds_a_baseline_of_minus_one_and_the_best_one_is_a_mean_kl_to_go(world):
+    given = [x.detach() for x in (world.logp, world.ref_logp, world.old_logp)]
+    ratio = world.ratio("prefix").detach()
+    to_go = prefix_coefficients(*given, world.mask, estimator="k1") - ratio
+
+    def variance(constant):
+        credit = to_go - constant * ratio
+        return credit_moments(world.logits, world.sequences, credit, world.old_logits).trace_var
+
+    policy = world.logits.softmax(-1)[world.sequences.states]
+    one_hot = torch.eye(policy.shape[-1], dtype=torch.float64)[world.sequences.tokens]
+    squared = (one_hot - policy).square().sum(-1)
+    probability = sequence_probability(world.old_logits, world.sequences)
+    over, under = (
+        probability @ torch.where(world.mask, squared * ratio * x, 0.0).sum(-1)
+        for x in (to_go, ratio)
+    )
+    best = (over / under).item()
+    for constant in (-1.0, 0.0, 0.7):
+        excess = variance(constant) - variance(best)
+        torch.testing.assert_close(excess, under * (constant - best) ** 2, rtol=1e-9, atol=1e-11)
+    assert variance(0.0) < variance(-1.0)
+
+
+def test_a_policy_that_dropped_a_token_it_seldom_draws_makes_k1s_constant_a_help():
+    """The mean is weighted by the squared score, which is large for seldom tokens."""
+    peaked = World(2, 1, None, stale=False)
+    logp = torch.tensor([0.99, 0.01], dtype=torch.float64).log()
+    ref_logp = torch.tensor([0.5, 0.5], dtype=torch.float64).log()
+    moments = [
+        credit_moments(logp[None], peaked.sequences, (logp - ref_logp + constant)[:, None])
+        for constant in (0.0, 1.0)
+    ]
+    assert moments[1].trace_var < moments[0].trace_var
+    torch.testing.assert_close(moments[0].mean, moments[1].mean, **TIGHT)
+
+
 @pytest.mark.parametrize("shape", WORLDS.values(), ids=WORLDS.keys())
 def test_k3_is_quieter_near_the_reference_and_not_everywhere(shape, stale):
     ratios = []
@@ -224,6 +261,12 @@ def test_markov_moments_are_those_of_every_sequence_listed(weight):
                 gradients.flatten(1).square().sum(-1)
             )
             torch.testing.assert_close(found[upto - 1, chain], expected, rtol=1e-11, atol=1e-12)
+
+
+def test_a_cap_on_the_estimator_is_a_bias(stale):
+    far = World(3, 4, 2, stale=stale, drift=3.0)
+    clipped = ESTIMATORS["k3_clip"](far.logp, far.ref_logp)
+    assert far.error(far.gradient(far.ratio("prefix") * clipped)) > 1e-3
 
 
 def test_it_is_a_sum_over_tokens_and_no_mean_over_an_answer():
