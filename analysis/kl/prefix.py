@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from analysis.checks import check_choice, check_same_shape
+from analysis.checks import as_mask, check_choice, check_same_shape
 from analysis.kl.credit import state_average
 from analysis.kl.importance import importance_ratio
 from analysis.kl.sequences import Sequences, sequence_probability, token_logp
@@ -53,10 +53,11 @@ def prefix_coefficients(
         ValueError: on an unknown name or a shape mismatch.
     """
     check_choice("estimator", estimator, ESTIMATORS)
+    counted = as_mask("mask", mask, "logp", logp)
     ratio = importance_ratio(logp, old_logp, mask, level="prefix").detach()
     cost = ratio * kl_penalty(logp, ref_logp, estimator=estimator, mask=mask)
     own = ratio * gradient_coefficient(logp, ref_logp, estimator=estimator)
-    return torch.where(mask, own + cost.flip(-1).cumsum(-1).flip(-1), 0.0)
+    return torch.where(counted, own + cost.flip(-1).cumsum(-1).flip(-1), 0.0)
 
 
 def k3_noise_gap(

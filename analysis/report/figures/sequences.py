@@ -62,7 +62,7 @@ def gae(curves: pd.DataFrame) -> Figure:
 
 
 def lengths(curves: pd.DataFrame) -> Figure:
-    """Error of a per-token loss against the length, for policies that forget and that do not."""
+    """Error of a token-weighted loss against the length, for a short and for a long memory."""
     figure, axes = style.subplots(height=3.9)
     names = {0.0: "mixes fast", max(curves.stickiness): "repeats\nitself"}
     colours = dict(zip(names, ("#3D5A9E", "#9A5B00"), strict=True))
@@ -75,7 +75,7 @@ def lengths(curves: pd.DataFrame) -> Figure:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_ylim(bottom=-0.02)
     axes.set_xlabel("tokens in a sequence (log scale)")
-    axes.set_ylabel("relative error of the per-token\nloss's expected gradient")
+    axes.set_ylabel("relative error of the\nexpected gradient")
     style.label_line_ends(axes)
     return figure
 
