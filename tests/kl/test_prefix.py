@@ -263,6 +263,28 @@ def test_markov_moments_are_those_of_every_sequence_listed(weight):
             torch.testing.assert_close(found[upto - 1, chain], expected, rtol=1e-11, atol=1e-12)
 
 
+def test_a_baseline_belongs_beside_the_score_and_not_into_the_cost(world):
+    """Inside the loss it is paid once a token: it moves the mean length."""
+    k3 = ESTIMATORS["k3"](world.logp, world.ref_logp)
+    prefix, baseline = world.ratio("prefix"), draw(world.mask.shape[1], seed=7)
+    beside = prefix * k3 - (prefix * baseline).detach() * world.logp
+    torch.testing.assert_close(world.gradient(beside), world.exact, **TIGHT)
+    inside = world.gradient(prefix * (k3 - 1.0))
+    on_policy = token_logp(world.leaf, world.sequences).sum(-1).exp()
+    mean_length = on_policy @ world.mask.sum(-1).double()
+    (longer,) = torch.autograd.grad(mean_length, world.leaf, retain_graph=True)
+    torch.testing.assert_close(inside, world.exact - longer, **TIGHT)
+
+
+def test_one_token_has_no_future(stale):
+    one = World(4, 1, None, stale=stale)
+    torch.testing.assert_close(one.ratio("prefix"), one.ratio("token"))
+    k3 = ESTIMATORS["k3"](one.logp, one.ref_logp)
+    torch.testing.assert_close(one.gradient(one.ratio("token") * k3), one.exact, **TIGHT)
+    gap = k3_noise_gap(one.logits, one.ref_logits, one.sequences, one.old_logits)
+    assert gap.abs() < 1e-12
+
+
 def test_a_cap_on_the_estimator_is_a_bias(stale):
     far = World(3, 4, 2, stale=stale, drift=3.0)
     clipped = ESTIMATORS["k3_clip"](far.logp, far.ref_logp)
