@@ -12,6 +12,7 @@ from analysis.kl.credit import (
     last_token_groups,
     sample_gradients,
     tie_states,
+    weighted_moments,
 )
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.enumeration import relative_error
@@ -261,6 +262,35 @@ def test_markov_moments_are_those_of_every_sequence_listed(weight):
                 gradients.flatten(1).square().sum(-1)
             )
             torch.testing.assert_close(found[upto - 1, chain], expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_independent_tokens_make_the_noise_of_a_value_that_of_the_gradient(length):
+    """One row of logits for every token, the KL to go as baseline, on-policy: a closed form."""
+    sequences = enumerate_sequences(3, length)
+    row, ref_row = 1.2 * draw(2, 3, seed=11)
+    logits, ref_logits = (x.expand(sequences.num_states, 3) for x in (row, ref_row))
+    logp, ref_logp = token_logp(logits, sequences), token_logp(ref_logits, sequences)
+    policy, log_ratio = row.softmax(-1), row.log_softmax(-1) - ref_row.log_softmax(-1)
+    mean = policy @ log_ratio
+    owed = mean * torch.arange(length, 0, -1, dtype=torch.float64)
+    shared = torch.zeros(sequences.num_states, dtype=torch.long)
+    probability = sequence_probability(logits, sequences)
+    score = torch.eye(3, dtype=torch.float64) - policy
+    own_gradient = (log_ratio - mean)[:, None] * score
+    own = policy @ (own_gradient - policy @ own_gradient).square().sum(-1)
+    values = {"k1": log_ratio, "k3": torch.expm1(-log_ratio) + log_ratio}
+    for estimator, value in values.items():
+        given = (logp, ref_logp, logp, sequences.mask)
+        coefficient = prefix_coefficients(*given, estimator=estimator) - owed
+        if estimator == "k1":
+            coefficient = coefficient - 1.0
+        gradients = tie_states(sample_gradients(logits, sequences, coefficient), shared)
+        found = weighted_moments(probability, gradients)
+        torch.testing.assert_close(found.mean[0], length * (policy @ own_gradient), **TIGHT)
+        spread = policy @ (value - mean).square() * (1 - policy.square().sum())
+        closed = length * own + length * (length - 1) / 2 * spread
+        torch.testing.assert_close(found.trace_var, closed, rtol=1e-11, atol=1e-12)
 
 
 def test_a_baseline_belongs_beside_the_score_and_not_into_the_cost(world):
