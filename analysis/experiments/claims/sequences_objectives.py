@@ -42,7 +42,14 @@ def _token_objective(
     logp: Tensor, old_logp: Tensor, ref_logp: Tensor, advantages: Tensor, mask: Tensor
 ) -> Tensor:
     """The token form by the package: loss and k3, aggregated as the printed sums are."""
-    loss = policy_loss(logp, old_logp, advantages, mask, epsilon_low=EPSILON, epsilon_high=EPSILON)
+    loss = policy_loss(
+        logp,
+        old_logp=old_logp,
+        advantages=advantages,
+        mask=mask,
+        epsilon_low=EPSILON,
+        epsilon_high=EPSILON,
+    )
     penalty = aggregate(kl_loss(logp, ref_logp, mask=mask), mask, "seq_mean_token_mean")
     return -(loss.loss + BETA * penalty)
 
@@ -89,7 +96,9 @@ def sequence_form() -> Finding:
     ratio = torch.where(mask, logp - old_logp, 0.0).sum(-1).exp()
     clipped = ratio.clamp(1 - EPSILON, 1 + EPSILON)
     printed = torch.minimum(ratio * advantages, clipped * advantages).mean()
-    ours = -policy_loss(logp, old_logp, advantages, mask, kind="sequence").loss
+    ours = -policy_loss(
+        logp, old_logp=old_logp, advantages=advantages, mask=mask, kind="sequence"
+    ).loss
     sequences = enumerate_sequences(3, 4, eos=2)
     tables = random_tables(sequences, 3, 4, spread=SPREAD, seed=152)
     value, forward, reverse = [], [], []
