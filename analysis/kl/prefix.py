@@ -15,6 +15,7 @@ from torch.nn import functional
 from analysis.checks import as_mask, check_choice, check_same_shape
 from analysis.kl.credit import state_average
 from analysis.kl.importance import importance_ratio
+from analysis.kl.returns import reward_to_go
 from analysis.kl.sequences import Sequences, sequence_probability, token_logp
 from analysis.kl.surrogates import ESTIMATORS, gradient_coefficient, kl_penalty
 from analysis.shapes import LogProbs, Mask, Values
@@ -57,7 +58,7 @@ def prefix_coefficients(
     ratio = importance_ratio(logp, old_logp, mask, level="prefix").detach()
     cost = ratio * kl_penalty(logp, ref_logp, estimator=estimator, mask=mask)
     own = ratio * gradient_coefficient(logp, ref_logp, estimator=estimator)
-    return torch.where(counted, own + cost.flip(-1).cumsum(-1).flip(-1), 0.0)
+    return torch.where(counted, own + reward_to_go(cost), 0.0)
 
 
 def k3_noise_gap(
@@ -91,7 +92,7 @@ def k3_noise_gap(
     sampler = logits if old_logits is None else old_logits
     logp, ref_logp, old_logp = (token_logp(x, sequences) for x in (logits, ref_logits, sampler))
     ref_log_ratio = logp - ref_logp
-    to_go = ref_log_ratio.flip(-1).cumsum(-1).flip(-1)
+    to_go = reward_to_go(ref_log_ratio)
     action_values = state_average(to_go, logits, sequences, by_action=True)
     owed = action_values[sequences.states, sequences.tokens]
     policy = logits.softmax(-1)

@@ -20,12 +20,14 @@ from analysis.kl.importance import importance_ratio
 from analysis.kl.prefix import k3_noise_gap, markov_second_moments, prefix_coefficients
 from analysis.kl.sequences import (
     enumerate_sequences,
+    expected_sequence_gradient,
     sequence_kl_gradient,
     sequence_probability,
     token_logp,
     visited_kl_gradient,
 )
 from analysis.kl.surrogates import ESTIMATORS
+from analysis.kl.term import KLTerm
 from tests.trees import draw
 
 TIGHT = {"rtol": 0, "atol": 1e-12}
@@ -81,6 +83,30 @@ def test_attached_prefix_losses_have_the_gradient_of_the_sequence_kl(world, esti
     # Detached, or with the token's own ratio, the same loss misses the future.
     assert world.error(world.gradient(world.ratio("prefix").detach() * value)) > 0.05
     assert world.error(world.gradient(world.ratio("token") * value)) > 0.05
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_the_term_that_trainers_run_is_that_loss(world, estimator):
+    term = KLTerm(estimator=estimator, weighting="attached", ratio="prefix")
+    gradient = expected_sequence_gradient(
+        world.logits,
+        world.ref_logits,
+        world.sequences,
+        world.old_logits,
+        estimator=estimator,
+        weighting="attached",
+        ratio="prefix",
+    )
+    torch.testing.assert_close(gradient, world.exact, **TIGHT)
+    # The lines that chapter 6 shows.
+    mask, old_logp = world.mask, world.old_logp
+    log_ratio = torch.where(mask, world.logp - old_logp.detach(), 0.0)
+    prefix = log_ratio.cumsum(-1).exp()
+    ref_log_ratio = torch.where(mask, world.logp - world.ref_logp.detach(), 0.0)
+    cost = {"k1": ref_log_ratio, "k3": torch.expm1(-ref_log_ratio) + ref_log_ratio}[estimator]
+    shown = (prefix * cost).sum(-1)
+    value = term.loss(world.logp, world.ref_logp, old_logp=old_logp, mask=mask).sum(-1)
+    torch.testing.assert_close(shown, value, **TIGHT)
 
 
 def test_what_k2_needs(world):

@@ -19,16 +19,17 @@ from analysis.kl.estimators import k1, k2, k3
 from analysis.kl.full_vocabulary import markov_kl, visited_kl
 from analysis.kl.importance import importance_ratio
 from analysis.kl.prefix import markov_second_moments
+from analysis.kl.returns import reward_to_go
 from analysis.kl.sequences import (
     Sequences,
     sequence_kl_gradient,
     sequence_probability,
     token_logp,
 )
-from analysis.objectives.credit import reward_to_go
+from analysis.kl.term import KLTerm
 
-#: A per-token loss [N, T] of log-probs under policy, reference and sampler, and the KL of each
-#: token's state.
+#: A per-token loss [N, T] of log-probs under policy, reference and sampler, the mask, and the KL
+#: of each token's state.
 TokenLoss = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -36,20 +37,25 @@ def _prefix(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
     return importance_ratio(logp, old_logp, mask, level="prefix")
 
 
-#: What is compared, by cost and weight. The first three and the fifth have the gradient of the
+def _term(**fields: str) -> TokenLoss:
+    term = KLTerm(**fields)
+    return lambda p, r, o, m, _: term.loss(p, r, old_logp=o, mask=m)
+
+
+#: What is compared, by cost and ratio. The first three and the fifth have the gradient of the
 #: sequence KL, as have the two ways to put k1 in the reward.
 LOSSES: dict[tuple[str, str], TokenLoss] = {
-    ("k3", "prefix, attached"): lambda p, r, o, m, _: _prefix(p, o, m) * k3(p, r),
-    ("k1", "prefix, attached"): lambda p, r, o, m, _: _prefix(p, o, m) * k1(p, r),
+    ("k3", "prefix, attached"): _term(estimator="k3", weighting="attached", ratio="prefix"),
+    ("k1", "prefix, attached"): _term(estimator="k1", weighting="attached", ratio="prefix"),
     ("full vocabulary", "tokens before, attached"): lambda p, _, o, m, state_kl: (
         _prefix(p, o, m) / importance_ratio(p, o, m) * state_kl
     ),
-    ("k2", "prefix, attached"): lambda p, r, o, m, _: _prefix(p, o, m) * k2(p, r),
+    ("k2", "prefix, attached"): _term(estimator="k2", weighting="attached", ratio="prefix"),
     ("growth of k2", "prefix, detached"): lambda p, r, o, m, _: (
         _prefix(p, o, m).detach() * _growth(k2(p.cumsum(-1), r.cumsum(-1)))
     ),
-    ("k2", "prefix, detached"): lambda p, r, o, m, _: _prefix(p, o, m).detach() * k2(p, r),
-    ("k3", "token, attached"): lambda p, r, o, m, _: importance_ratio(p, o, m) * k3(p, r),
+    ("k2", "prefix, detached"): _term(estimator="k2", weighting="detached", ratio="prefix"),
+    ("k3", "token, attached"): _term(estimator="k3", weighting="attached"),
     ("k1 reward to go", "prefix"): lambda p, r, o, m, _: (
         reward_to_go(_prefix(p, o, m) * k1(p, r)).detach() * p
     ),
@@ -57,8 +63,6 @@ LOSSES: dict[tuple[str, str], TokenLoss] = {
         (importance_ratio(p, o, m, level="sequence") * reward_to_go(k1(p, r))).detach() * p
     ),
 }
-
-
 #: The way to the same gradient that the noise of the others is compared with.
 YARDSTICK = ("k1 reward to go", "prefix")
 
