@@ -152,14 +152,13 @@ def _options() -> tuple[Option, ...]:
             "prime-rl",
             "ref_kl",
             partial(losses.prime_rl, kind="ref_kl"),
-            term=term("k2", "detached"),
         ),
         *(
             Option("RPG", kind, partial(rpg, kind=kind), reference_is_sampler=True)
             for kind in ("rpg_fkl", "rpg_rkl", "rpg_ufkl", "rpg_urkl", "rpg_js", "rpg_ujs")
         ),
         Option("rlhf-book", "kl1", partial(losses.rlhf_book, kind="kl1")),
-        Option("rlhf-book", "kl2", partial(losses.rlhf_book, kind="kl2")),
+        Option("rlhf-book", "kl2", partial(losses.rlhf_book, kind="kl2"), term=term("k2")),
         Option("rlhf-book", "kl3", partial(losses.rlhf_book, kind="kl3"), True),
     )
 

@@ -85,8 +85,8 @@ def kl_axes(
         predictions=(
             "A loss that shows k3 and has the gradient of k2 trains as k2 does, to the bit.",
             "k1 in the reward holds the policy at every credit, level and order.",
-            "The k2 loss of the whole sequence is the harder leash: it also counts what a token "
-            "does to the states after it.",
+            "The k2 loss of the whole sequence ends as k1 in the reward at that level does: sample "
+            "by sample it has its gradient.",
             "MiniMax-01's surrogate holds the policy less than k2 does at the same beta.",
         ),
     )
