@@ -393,6 +393,36 @@ def test_k3_needs_the_policy_to_cover_the_reference_and_k1_does_not():
     }
     torch.testing.assert_close(found["k1"], exact, **TIGHT)
     assert relative_error(found["k3"].flatten(), exact.flatten()) > 0.05
+    # k3 reads the forbidden mass as a discount: earlier tokens are drawn to such states.
+    forbidden = (on_policy @ (1 - share)[world.sequences.states]).sum()
+    (drawn,) = torch.autograd.grad(forbidden, world.leaf, retain_graph=True)
+    torch.testing.assert_close(found["k3"], exact - drawn, **TIGHT)
+    token = world.gradient(world.ratio("token") * ESTIMATORS["k3"](world.logp, ref_logp))
+    k2 = world.gradient(world.ratio("token").detach() * ESTIMATORS["k2"](world.logp, ref_logp))
+    torch.testing.assert_close(token, k2, **TIGHT)  # a token-weighted loss does not notice
+
+
+def test_masking_tokens_that_the_policy_chose_is_not_leaving_out_their_cost(world):
+    """As for overlong answers: the tokens move the states, masked or not."""
+    counted = world.mask.clone()
+    counted[:, 0] = False
+    k3 = ESTIMATORS["k3"](world.logp, world.ref_logp)
+    on_policy = token_logp(world.leaf, world.sequences).sum(-1).exp()
+    kept = (on_policy @ torch.where(counted, world.log_ratio, 0.0)).sum()
+    (exact,) = torch.autograd.grad(kept, world.leaf, retain_graph=True)
+    loss_mask_only = torch.where(counted, world.ratio("prefix") * k3, 0.0)
+    torch.testing.assert_close(world.gradient(loss_mask_only), exact, **TIGHT)
+    skipping = importance_ratio(world.logp, world.old_logp, counted, level="prefix")
+    gradient = world.gradient(torch.where(counted, skipping * k3, 0.0))
+    assert relative_error(gradient.flatten(), exact.flatten()) > 0.05
+
+
+def test_zero_probabilities_are_loud():
+    logp, mask = torch.tensor([[-1.0, -2.0]]), torch.ones(1, 2, dtype=torch.bool)
+    term = KLTerm(estimator="k3", weighting="attached", ratio="prefix")
+    never = torch.tensor([[-1.0, -math.inf]])
+    assert term.loss(logp, never, old_logp=logp, mask=mask)[0, 1] == math.inf
+    assert term.loss(never, logp, old_logp=logp, mask=mask)[0, 1].isnan()
 
 
 def test_a_certain_token_adds_to_the_cost_and_to_no_ratio():

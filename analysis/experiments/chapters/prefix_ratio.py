@@ -205,28 +205,38 @@ def chain_samples(
     k3_cost = torch.expm1(-log_ratio) + log_ratio
     k1_own = log_ratio.unsqueeze(-1) * score
     full_own = reverse_kl_gradient(logits, ref_logits).unsqueeze(-2) / ratio.unsqueeze(-1)
-    off = None
-    if baseline:
-        to_go = [torch.zeros_like(state_kl)]
-        for _ in range(longest):
-            to_go.append(state_kl + policy @ to_go[-1][:, :-1])
-        visits, means = torch.zeros_like(state_kl[..., 0]), []
-        visits[..., -1] = 1.0
-        for left in reversed(to_go[1:]):
-            means.append((visits * left[..., 0]).sum(-1))
-            visits = functional.pad((visits.unsqueeze(-1) * policy).sum(-2), (0, 1))
-        off = torch.stack(means).unsqueeze(-1).expand(longest, *state_kl.shape[:-1])
-        lengths = [longest]
     own = torch.stack([k1_own, k1_own + score, k1_own, full_own])
     future = torch.stack([log_ratio, log_ratio, k3_cost, state_kl / ratio])
     wide = (x.expand(len(future), *x.shape) for x in (logits, old_logits))
+    off = product_off = None
+    if baseline:
+        lengths = [longest]
+        owed, own_kl = _mean_kls(policy, state_kl.squeeze(-1), longest)
+        off = torch.stack([owed, owed, owed, owed - own_kl], dim=1)  # the vocabulary's own is known
+        off = off.unsqueeze(-1).expand(*off.shape, policy.shape[-2])
+        product_off = off[:, 0]
     second = markov_second_moments(*wide, own, future, longest, baseline=off)
     moments = dict(zip(WAYS, second.unbind(1), strict=True))
     moments[PRODUCT] = markov_second_moments(
-        logits, old_logits, k1_own, log_ratio, longest, weight="sequence", baseline=off
+        logits, old_logits, k1_own, log_ratio, longest, weight="sequence", baseline=product_off
     )
     signal = torch.stack([_chain_signal(logits, ref_logits, length) for length in lengths])
     return {way: x[torch.tensor(lengths) - 1] / signal - 1 for way, x in moments.items()}
+
+
+def _mean_kls(policy: Tensor, state_kl: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """[length, N] each: the mean KL to go at a position, and the mean KL of its own token."""
+    to_go = [torch.zeros_like(state_kl)]
+    for _ in range(length):
+        to_go.append(state_kl + (policy @ to_go[-1][..., :-1, None]).squeeze(-1))
+    visits = torch.zeros_like(state_kl)
+    visits[..., -1] = 1.0
+    owed, own = [], []
+    for left in reversed(to_go[1:]):
+        owed.append((visits * left).sum(-1))
+        own.append((visits * state_kl).sum(-1))
+        visits = functional.pad((visits.unsqueeze(-1) * policy).sum(-2), (0, 1))
+    return torch.stack(owed), torch.stack(own)
 
 
 def _chain_signal(logits: Tensor, ref_logits: Tensor, length: int) -> Tensor:
