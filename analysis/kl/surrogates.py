@@ -51,10 +51,11 @@ def kl_loss(
         \mathrm{sg}(\rho_t) & \text{detached} \end{cases}, \qquad
         \rho_t = \pi_\theta(a_t) / \pi_{\mathrm{old}}(a_t)
 
-    On-policy the expected gradient is zero for k1, that of the reverse KL for k2 and that of the
-    *forward* KL for k3. Under stale samples only these choices still give the gradient of
-    the reverse KL at the visited states: k1, k3 or k4 attached, and k2 detached. With
-    ``ratio="prefix"``, k1, k3 or k4 attached give that of the whole sequence KL.
+    On-policy, at a state or summed over tokens (not under a weight that depends on the length), the
+    expected gradient is zero for k1, that of the reverse KL for k2 and that of the *forward* KL for
+    k3. Under stale samples only these choices still give the gradient of the reverse KL at the
+    visited states: k1, k3 or k4 attached, and k2 detached. With ``ratio="prefix"``, k1, k3 or k4
+    attached give that of the whole sequence KL.
 
     Equation: ``kl_loss``
     Sampler: :math:`a_t \sim \pi_{\mathrm{old}}`.
@@ -156,7 +157,7 @@ def straight_through(value: Values, gradient: Values) -> Values:
 
 
 def minimax01(logp: LogProbs, ref_logp: LogProbs) -> Values:
-    r"""The KL surrogate ascribed to MiniMax-01: the difference of probabilities as coefficient.
+    r"""The KL term of MiniMax-01: the difference of probabilities as coefficient.
 
     .. math:: \mathrm{sg}\big(\pi_\theta(a) - \pi_{\mathrm{ref}}(a)\big) \log \pi_\theta(a)
 
@@ -165,7 +166,7 @@ def minimax01(logp: LogProbs, ref_logp: LogProbs) -> Values:
     Euclidean distance of the two distributions: no KL in either direction.
 
     Equation: ``minimax01``
-    Source: Liu et al. (2025), figure 1 and appendix F.
+    Source: MiniMax (2025), MiniMax-01, section 5.4.2; Liu et al. (2025), figure 1, appendix F.
     Sampler: :math:`a \sim \pi_\theta`.
 
     Args, Returns, Raises: as :func:`analysis.kl.estimators.k1`. The value has no meaning, only

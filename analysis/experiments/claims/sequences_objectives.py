@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from analysis.experiments.chapters.completion_weights import weight_table
 from analysis.experiments.chapters.gradients import random_tables
 from analysis.experiments.chapters.sequence_ratios import gradient_weights, random_returns
 from analysis.experiments.chapters.sequences import EXACT, SPREAD, flat_error
@@ -126,8 +127,9 @@ def sequence_form() -> Finding:
 def sum_over_tokens() -> Finding:
     """The sum over tokens and the mean over tokens, against the gradient of the mean return.
 
-    The two are enumerated on sequences with an end token and on sequences of one length; recorded
-    runs say what each did to the lengths of wrong answers, less those of right ones.
+    The two are enumerated on sequences with an end token and on sequences of one length, and so is
+    what the mean does to a k2 loss; recorded runs say what each did to the lengths of wrong
+    answers, less those of right ones.
     """
     errors = {}
     for name, sequences in (
@@ -143,6 +145,7 @@ def sum_over_tokens() -> Finding:
             gradient = credit_moments(logits, sequences, weights * whole).mean
             direction = gradient / gradient.norm() * exact.norm()
             errors[f"{name}_{mode.rsplit('_')[-1]}_error"] = flat_error(direction, exact)
+    errors["kl_off_under_mean"] = weight_table([(3, 4)], 40, spread=1.5, seed=163)["k2"].item()
     finals = recorded("length_growth").finals
     finals = finals.assign(excess=finals["wrong_length"] - finals["right_length"])
     figures = errors | difference(finals, "grpo", "token_sum", "excess").figures("trained_excess")

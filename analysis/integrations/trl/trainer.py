@@ -107,13 +107,17 @@ class KLGRPOTrainer(GRPOTrainer):
         if self._exact:
             output["ref_hidden"] = self._hidden  # the reference is what TRL scores last
         if in_reward:
-            logp, mask = output["old_per_token_logps"], _loss_mask(output)
-            owed = self.kl_term.penalty(logp, output["ref_per_token_logps"], mask=mask)
-            output["kl_penalties"] = self.kl_beta * owed
-            without = per_token_advantages(output["advantages"], "old_per_token_logps", logp)
-            output["advantages"] = torch.where(mask, without - output["kl_penalties"], 0.0)
+            self._penalise(output)
         self._scored = self._entropies = self._hidden = None
         return output
+
+    def _penalise(self, output: dict[str, Any]) -> None:
+        """Subtract the KL of the policy that sampled from the advantages, in place."""
+        logp, mask = output["old_per_token_logps"], _loss_mask(output)
+        owed = self.kl_term.penalty(logp, output["ref_per_token_logps"], mask=mask)
+        output["kl_penalties"] = self.kl_beta * owed
+        without = per_token_advantages(output["advantages"], "old_per_token_logps", logp)
+        output["advantages"] = torch.where(mask, without - output["kl_penalties"], 0.0)
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, *others: Any) -> Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, *others)
