@@ -7,6 +7,7 @@ import torch
 
 from analysis.experiments.chapters import prefix_ratio as study
 from analysis.experiments.chapters.gradients import random_tables
+from analysis.experiments.chapters.stale_sequences import moved_tables
 from analysis.kl.sequences import enumerate_sequences
 
 EXACT = {
@@ -17,6 +18,7 @@ EXACT = {
     ("k1 reward to go", "prefix"),
     ("k1 reward to go", "whole"),
 }
+ERRORS = ("error_fresh", "error_stale")
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +40,23 @@ def samplers(tables):
 
 def test_which_losses_are_the_sequence_kl(tables, samplers, ragged):
     table = study.prefix_table(tables, samplers, ragged).set_index(["cost", "weight"])
-    for column in ("error_fresh", "error_stale"):
-        assert {key for key, error in table[column].items() if error < 1e-12} == EXACT
+    exact = {c: {key for key, error in table[c].items() if error < 1e-12} for c in ERRORS}
+    assert exact["error_stale"] == EXACT
+    assert exact["error_fresh"] == EXACT | {("k3", "token, gradient of prefix")}
     assert (table.loc[study.YARDSTICK, ["low_stale", "high_stale"]] == 1).all()
     full = table.loc["full vocabulary", "tokens before, attached"]
     assert full.high_fresh < 1 > full.high_stale
     k1 = table.loc["k1", "prefix, attached"]
     assert k1.low_fresh > 1 < k1.low_stale  # its constant is a baseline of the wrong sign
+
+
+def test_without_a_product_in_the_value_the_error_is_of_first_order(tables, ragged):
+    errors = []
+    for size in (0.02, 0.01):
+        samplers = moved_tables(tables.logits, size, seed=5)
+        table = study.prefix_table(tables, samplers, ragged).set_index(["cost", "weight"])
+        errors.append(table.error_stale["k3", "token, gradient of prefix"])
+    assert errors[0] / errors[1] == pytest.approx(2, rel=0.05)
 
 
 def test_a_cap_trades_bias_for_noise_and_rescaling_keeps_the_gradient(tables, samplers, ragged):

@@ -56,6 +56,9 @@ LOSSES: dict[tuple[str, str], TokenLoss] = {
     ),
     ("k2", "prefix, detached"): _term(estimator="k2", weighting="detached", ratio="prefix"),
     ("k3", "token, attached"): _term(estimator="k3", weighting="attached"),
+    ("k3", "token, gradient of prefix"): lambda p, r, o, m, _: (
+        importance_ratio(p, o, m).detach() * _prefix(p, p.detach(), m) * k3(p, r)
+    ),
     ("k1 reward to go", "prefix"): lambda p, r, o, m, _: (
         reward_to_go(_prefix(p, o, m) * k1(p, r)).detach() * p
     ),
