@@ -69,7 +69,7 @@ def length_curves(
     stickiness: float = 0.0,
     seed: int,
 ) -> pd.DataFrame:
-    """Error and cosine of the best per-token loss as sequences grow, by dynamic programming.
+    """Error and cosine of the best token-weighted loss as sequences grow, by dynamic programming.
 
     The policies see the last token only and share their parameters over positions, so that the
     gradients of long sequences are exact too. The policy is its reference moved by ``drift``;
