@@ -210,39 +210,6 @@ def tilt_curves(gaps: Tensor, *, beta: float, best_share: float, steps: int) -> 
     return pd.concat(frames, ignore_index=True)
 
 
-def flow_paths(
-    arm: Arm, starts: Tensor, ref_logits: Tensor, *, frames: int, growth: float, step_size: float
-) -> Tensor:
-    """[frames + 1, S, V] probabilities along the exact flow of an arm, with no reward at all.
-
-    Each frame lasts ``growth`` times as long as the one before, from one step on: fine where the
-    flow is fast, long enough for where it is slow.
-    """
-    path = [starts.log_softmax(-1)]
-    for frame in range(frames):
-        end = expected_ascent(
-            path[-1],
-            torch.zeros_like(starts),
-            ref_logits.expand_as(starts),
-            beta=1.0,
-            steps=round(growth**frame),
-            step_size=step_size,
-            **arm._asdict(),
-        )
-        path.append(end)
-    return torch.stack(path).exp()
-
-
-def simplex_grid(resolution: int, margin: float = 0.1) -> Tensor:
-    """[S, 3] logits of evenly spaced policies over three tokens, the outermost near the edges."""
-    points = [
-        (i + margin, j + margin, resolution - i - j + margin)
-        for i in range(resolution + 1)
-        for j in range(resolution + 1 - i)
-    ]
-    return torch.tensor(points, dtype=torch.float64).log().log_softmax(-1)
-
-
 def sequence_ascent(
     rewards: Tensor,
     ref_table: Tensor,
