@@ -191,6 +191,28 @@ def test_an_end_with_two_tokens_exists_where_the_majority_is_worse():
     assert equal.max() > 1 - 1e-9
 
 
+def test_the_force_that_parts_two_tied_tokens_is_cubic():
+    tied = torch.tensor([0.3, 0.3, 0.4], dtype=torch.float64).log()
+    apart = []
+    for d in (0.05, 0.1):
+        logits = torch.tensor([d / 2, -d / 2, -300.0], dtype=torch.float64)
+        force = plain_force(logits, tied)
+        apart.append((force[0] - force[1]).item())
+    assert apart[1] / apart[0] == pytest.approx(8.0, rel=0.02)
+    assert apart[0] > 0
+
+
+def test_a_sign_step_stands_still_around_a_truncation():
+    """What Adam makes of forces that do not change: equal steps for all survivors."""
+    near = truncated(1e-9) + 0.2 * random_logits(100, 5, seed=13, scale=1.0).clamp(-1, 1)
+    force = plain_force(near, REF.log().expand_as(near))
+    assert (force[:, KEPT] > 0).all() and (force[:, ~KEPT] < 0).all()
+    moved = (near + 0.1 * force.sign())[:, KEPT].softmax(-1)
+    assert torch.allclose(moved, near[:, KEPT].softmax(-1), rtol=0, atol=1e-14)
+    plain = (near + 0.1 * force)[:, KEPT].softmax(-1)
+    assert (plain - moved).abs().amax(-1).min() > 1e-5
+
+
 @pytest.mark.parametrize("share", [0.55, 0.7, 0.9])
 def test_two_tokens_creep_back_on_one_side_of_the_reference_only(share):
     """Phi'' = (p - pi)(1/pi^2 - 1/(1 - pi)^2): one unstable point, below one half."""
@@ -290,6 +312,17 @@ def test_no_clipped_end_where_a_parked_token_would_be_above_the_cap():
         torch.zeros_like(rare), rare.log(), few, beta=1.0, estimator="k3_clip"
     )
     assert logp.isnan().all()
+
+
+def test_a_forbidden_token_stays_forbidden_under_clipped_k3():
+    ref_logits = torch.tensor([0.5, 0.3, 0.2, 0.0], dtype=torch.float64).log()
+    rewards = torch.tensor([0.0, 0.1, 0.0, 9.0], dtype=torch.float64)
+    kept = torch.tensor([True, True, False, True])
+    logp = penalty_equilibrium(rewards, ref_logits, kept, beta=1.0, estimator="k3_clip")
+    assert logp[3] == -math.inf
+    credit = (rewards - k3_clip(logp, ref_logits))[:3]
+    assert torch.allclose(credit, credit[:1].expand(3), atol=1e-9)
+    assert logp.exp().sum().item() == pytest.approx(1.0, abs=1e-12)
 
 
 def test_clipped_k3_is_negative_where_the_reference_is_eight_thousand_times_likelier():
