@@ -9,7 +9,7 @@ import torch
 from scipy.special import expi
 
 from analysis.kl.ascent import expected_ascent, token_advantage
-from analysis.kl.divergences import reverse_kl
+from analysis.kl.divergences import forward_kl, reverse_kl
 from analysis.kl.enumeration import expected_gradient
 from analysis.kl.estimators import k3, k3_clip
 from analysis.kl.fixed_points import penalty_equilibrium
@@ -349,3 +349,54 @@ def test_a_token_below_the_cap_rises_by_its_reward_alone():
         logits, torch.zeros_like(rewards), ref_logits, beta=0.7, estimator="k3_clip"
     )
     assert (level[capped] < 0).all()
+
+
+def weighted_force(logits, ref_logits, weight):
+    """The plain direction of k1 + weight (r - 1) in the reward."""
+    logp = logits.log_softmax(-1)
+    log_ratio = logp - ref_logits.log_softmax(-1)
+    penalty = log_ratio + weight * torch.expm1(-log_ratio)
+    return logp.exp() * ((logp.exp() * penalty).sum(-1, keepdim=True) - penalty)
+
+
+@pytest.mark.parametrize("weight", [-1.0, 0.0, 0.4, 1.0, 1.7])
+def test_an_unbiased_estimate_in_the_reward_descends_a_difference_of_two_kls(weight):
+    logits, ref_logits = random_logits(20, 6, seed=14), random_logits(20, 6, seed=15)
+    leaf = logits.clone().requires_grad_(True)
+    value = reverse_kl(leaf, ref_logits) - weight * forward_kl(leaf, ref_logits)
+    (slope,) = torch.autograd.grad(value.sum(), leaf)
+    force = weighted_force(logits, ref_logits, weight)
+    assert torch.allclose(force, -slope, rtol=0, atol=1e-12)
+    log_ratio = logits.log_softmax(-1) - ref_logits.log_softmax(-1)
+    mean = (logits.softmax(-1) * (log_ratio + weight * torch.expm1(-log_ratio))).sum(-1)
+    assert torch.allclose(mean, reverse_kl(logits, ref_logits), rtol=0, atol=1e-12)
+    if weight:
+        (kl_alone,) = torch.autograd.grad(reverse_kl(leaf, ref_logits).sum(), leaf)
+        assert (force + kl_alone).abs().amax(-1).min() > 1e-3
+
+
+def test_the_pull_of_the_reference_shrinks_with_the_weight():
+    small = 1e-5 * random_logits(10, 5, seed=16, scale=1.0)
+    of_k1 = weighted_force(REF.log() + small, REF.log(), 0.0)
+    for weight in (-1.0, 0.5, 0.9, 2.0):
+        force = weighted_force(REF.log() + small, REF.log(), weight)
+        assert torch.allclose(force, (1 - weight) * of_k1, rtol=0, atol=1e-9)
+        assert (force - of_k1).abs().amax(-1).min() > 1e-8
+
+
+@pytest.mark.parametrize("natural", [True, False])
+def test_any_positive_weight_loses_tokens_and_no_other_does(natural):
+    starts = REF.log() + random_logits(200, 5, seed=17, scale=1.0)
+    returned = {}
+    for weight in (-1.0, 0.0, 0.5):
+        logp = starts
+        for _ in range(2000):
+            move = weighted_force(logp, REF.log(), weight)
+            if natural:
+                move = (move / logp.softmax(-1)).clamp(-1, 1)
+            logp = (logp + 0.3 * move).log_softmax(-1).clamp(min=-600.0)
+        returned[weight] = ((logp.exp() - REF).abs().amax(-1) < 1e-3).double().mean().item()
+    assert returned[-1.0] == returned[0.0] == 1.0
+    assert 0.2 < returned[0.5] < 0.8
+    rare = truncated(1e-12)
+    assert torch.allclose(weighted_force(rare, REF.log(), 0.5)[~KEPT], -0.5 * REF[~KEPT], rtol=1e-6)

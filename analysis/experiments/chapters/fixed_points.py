@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from analysis.experiments.chapters.gradients import Arm
-from analysis.kl.ascent import expected_ascent, token_advantage
+from analysis.kl.ascent import Geometry, expected_ascent, token_advantage
 from analysis.kl.fixed_points import (
     euclidean_optimum,
     forward_kl_optimum,
@@ -71,7 +71,14 @@ def random_starts(problems: Problems, count: int, *, spread: float, seed: int) -
 
 
 def ascent_ends(
-    problems: Problems, starts: Tensor, arm: Arm, *, beta: float, steps: int, step_size: float
+    problems: Problems,
+    starts: Tensor,
+    arm: Arm,
+    *,
+    beta: float,
+    steps: int,
+    step_size: float,
+    geometry: Geometry = "natural",
 ) -> Tensor:
     """[S, N, V] probabilities where exact ascent on an arm ends, from each start."""
     rewards, ref_logits = (x.expand_as(starts) for x in problems)
@@ -82,6 +89,7 @@ def ascent_ends(
         beta=beta,
         steps=steps,
         step_size=step_size,
+        geometry=geometry,
         **arm._asdict(),
     ).exp()
 
