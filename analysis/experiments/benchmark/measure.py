@@ -24,7 +24,7 @@ from analysis.experiments.benchmark.contenders import (
 from analysis.experiments.benchmark.counting import generated_tokens, member_update
 from analysis.experiments.benchmark.journal import Journal, Unwritten
 from analysis.experiments.benchmark.worker import phase_shares, population
-from analysis.training.schema import Schema
+from analysis.schema import Schema
 
 MEMBERS = (1, 4, 8, 24, 48)
 WIDTHS = (32, 64)

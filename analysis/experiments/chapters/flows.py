@@ -9,14 +9,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from analysis.experiments.chapters.gradients import Arm
 from analysis.experiments.chapters.single_samples import centred, sampled_descent
 from analysis.kl.ascent import Geometry, expected_ascent
 from analysis.kl.surrogates import ESTIMATORS
+from analysis.kl.term import KLTerm
 
 
 def flow_paths(
-    arm: Arm,
+    arm: KLTerm,
     starts: Tensor,
     ref_logits: Tensor,
     *,
@@ -40,7 +40,7 @@ def flow_paths(
             steps=round(growth**frame),
             step_size=step_size,
             geometry=geometry,
-            **arm._asdict(),
+            **arm.at_one_state,
         )
         path.append(end)
     return torch.stack(path).exp()
@@ -75,7 +75,7 @@ def penalty_paths(
     per_frame = round(sum(growth**frame for frame in range(frames)) / frames)
     paths = {}
     for name in estimators:
-        arm = Arm(name, "reward")
+        arm = KLTerm(estimator=name, placement="reward")
         flows = [
             flow_paths(arm, starts, ref_logits, step_size=size, geometry=geometry, **times)
             for geometry, size in (("natural", step_size), ("plain", 5 * step_size))
