@@ -400,3 +400,18 @@ def test_any_positive_weight_loses_tokens_and_no_other_does(natural):
     assert 0.2 < returned[0.5] < 0.8
     rare = truncated(1e-12)
     assert torch.allclose(weighted_force(rare, REF.log(), 0.5)[~KEPT], -0.5 * REF[~KEPT], rtol=1e-6)
+
+
+def test_a_clamp_on_the_penalty_takes_the_lasting_force_away_and_loses_tokens_all_the_same():
+    starts = REF.log() + random_logits(100, 5, seed=18, scale=1.0)
+    ends_of = {}
+    for ceiling in (10.0, math.inf):
+        logp = starts.log_softmax(-1)
+        for _ in range(3000):
+            penalty = k3(logp, REF.log().expand_as(logp)).clamp(max=ceiling)
+            mean = (logp.exp() * penalty).sum(-1, keepdim=True)
+            logp = (logp + 0.5 * logp.exp() * (mean - penalty)).log_softmax(-1).clamp(min=-600.0)
+        ends_of[ceiling] = (logp.exp() > 0.01 * REF).sum(-1)
+    assert (ends_of[math.inf] == 1).all()
+    assert (ends_of[10.0] > 1).double().mean() > 0.5
+    assert (ends_of[10.0] < 5).all()
