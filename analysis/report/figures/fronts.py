@@ -50,9 +50,11 @@ def fronts(
             x, y = (table.loc[(metric, arm)] for metric in ("reverse_kl", "accuracy"))
             look = style.line(*ARMS[arm])
             bars = {"xerr": style.bars(x), "yerr": style.bars(y), "elinewidth": 1.0}
-            panel.errorbar(x["iqm"], y["iqm"], **bars, **look)
+            panel.errorbar(x["mean"], y["mean"], **bars, **look)
             sizes = 20.0 * np.arange(1, len(x) + 1)  # a larger marker for a larger beta
-            panel.scatter(x["iqm"], y["iqm"], sizes, look["color"], marker=look["marker"], zorder=3)
+            panel.scatter(
+                x["mean"], y["mean"], sizes, look["color"], marker=look["marker"], zorder=3
+            )
         panel.set_xscale("log")
         panel.set_title(title)
         panel.set_ylabel("final accuracy")
@@ -72,9 +74,9 @@ def differences(table: pd.DataFrame, other: str) -> Figure:
         other: how the other arm is called.
     """
     figure, axes = style.subplots(height=4.2)
-    for arm, rows in table.dropna(subset=["iqm"]).groupby("arm", sort=False):
+    for arm, rows in table.dropna(subset=["mean"]).groupby("arm", sort=False):
         look = style.line(*ARMS[arm])
-        axes.plot(rows["level"], rows["iqm"], **look)
+        axes.plot(rows["level"], rows["mean"], **look)
         axes.fill_between(
             rows["level"], rows["low"], rows["high"], color=look["color"], alpha=0.18, linewidth=0
         )
@@ -92,7 +94,7 @@ def differences(table: pd.DataFrame, other: str) -> Figure:
 def dots(
     finals: pd.DataFrame, labels: dict[str, str], metrics: Sequence[tuple[str, str]]
 ) -> Figure:
-    """One row an arm: interquartile means with their bands, one panel a metric.
+    """One row an arm: means with their intervals, one panel a metric.
 
     Args:
         finals: one row per member.
@@ -114,5 +116,5 @@ def dots(
 
 def _dots_of(axes: Axes, rows: pd.DataFrame) -> None:
     place = np.arange(len(rows))
-    axes.errorbar(rows["iqm"], place, xerr=style.bars(rows), fmt="o", color=style.COLOURS["k2"])
-    axes.axvline(rows["iqm"].iloc[0], color="#5A5A5A", linewidth=1.0, linestyle=":")
+    axes.errorbar(rows["mean"], place, xerr=style.bars(rows), fmt="o", color=style.COLOURS["k2"])
+    axes.axvline(rows["mean"].iloc[0], color="#5A5A5A", linewidth=1.0, linestyle=":")
