@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.experiments.ablations.summaries import by_arm, judged, paired, updates_to
+from analysis.experiments.ablations.summaries import by_arm, judged, paired, tally, updates_to
 from analysis.experiments.statistics import interval
 
 
@@ -88,6 +88,24 @@ def test_accuracies_are_one_within_a_margin_and_kls_within_a_ratio():
     assert paired(double, [("near", "here", "reverse_kl")])["equivalent"][0] > 0.99
     unmargined = frame.rename(columns={"accuracy": "length"})
     assert np.isnan(paired(unmargined, [("near", "here", "length")])["equivalent"][0])
+
+
+def test_a_page_counts_its_verdicts_and_its_comparisons():
+    columns = ["p", "equivalent"]
+    one = pd.DataFrame([(0.001, 1.0), (0.04, 1.0)], columns=columns)
+    other = pd.DataFrame([(0.5, 0.01), (0.5, 0.5), (np.nan, np.nan)], columns=columns)
+    found = tally([one, other], 5)
+    assert found == {
+        "comparisons": 5,
+        "differing": 1,
+        "equivalent": 1,
+        "suggestive": 1,
+        "unresolved": 1,
+        "excluding": 2,
+        "by_chance": 0,
+    }
+    with pytest.raises(ValueError, match="set comparisons=5"):
+        tally([one, other], 4)
 
 
 def test_unclear_arms_are_refused():

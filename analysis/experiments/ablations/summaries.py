@@ -116,6 +116,28 @@ def judged(table: pd.DataFrame, comparisons: int) -> pd.DataFrame:
     return table.assign(verdict=said, differs=[word == "differs" for word in said])
 
 
+def tally(tables: Iterable[pd.DataFrame], comparisons: int) -> dict[str, int]:
+    """How the comparisons of a page come out: the number of each verdict.
+
+    Returns:
+        ``comparisons``, all of them; ``differing``, ``equivalent``, ``suggestive`` and
+        ``unresolved``; ``excluding``, whose own interval excludes zero, and ``by_chance``, of how
+        many it would if no two arms differed.
+
+    Raises:
+        ValueError: the page makes another number of comparisons than its verdicts stand for.
+    """
+    page = judged(pd.concat(tables, ignore_index=True), comparisons)
+    if len(page) != comparisons:
+        raise ValueError(f"this page makes {len(page)} comparisons: set comparisons={len(page)}")
+    counts = page["verdict"].value_counts()
+    names = {"differs": "differing"} | {n: n for n in ("equivalent", "suggestive", "unresolved")}
+    excluding = int((page["p"] < 1 - statistics.LEVEL).sum())
+    found = {name: int(counts.get(word, 0)) for word, name in names.items()}
+    by_chance = round((1 - statistics.LEVEL) * comparisons)
+    return {"comparisons": comparisons, **found, "excluding": excluding, "by_chance": by_chance}
+
+
 def at_equal(
     finals: pd.DataFrame, arms: Iterable[str], *, level: float, of: str, metric: str
 ) -> pd.DataFrame:
