@@ -7,6 +7,8 @@ import pytest
 from scipy import stats
 
 from analysis.experiments import statistics
+from analysis.experiments.ablations import ablation, recording
+from analysis.experiments.ablations.summaries import of_seeds
 from analysis.experiments.chapters import coverage
 
 
@@ -149,3 +151,15 @@ def test_recorded_differences_are_standardised_and_many():
     np.testing.assert_allclose(differences.std(axis=1, ddof=1), 1.0, rtol=1e-12)
     skewed = coverage.skewness(differences)
     np.testing.assert_allclose(skewed, stats.skew(differences, axis=1, bias=False), atol=1e-10)
+
+
+def test_starts_of_their_own_add_what_the_simulation_adds():
+    one, own = (recording.load(recording.folder_of(name)).finals for name in ("full", "starts"))
+    ratios = []
+    for arm, other, metric in ablation.COMPARISONS:
+        variances = [
+            (of_seeds(table, arm, metric, 0.3) - of_seeds(table, other, metric, 0.3)).var()
+            for table in (one, own)
+        ]
+        ratios.append(variances[1] / variances[0])
+    assert stats.gmean(ratios) == pytest.approx(1 + coverage.STARTS_ADD, rel=0.25)
