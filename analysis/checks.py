@@ -1,7 +1,8 @@
 """Argument checks: one clear ``ValueError`` that names the argument and says what to do.
 
 Only shapes, dtypes and names are checked. Values are not: that would cost a device
-synchronisation per call, and a non-finite log-prob must stay visible to the trainer.
+synchronisation per call, and a non-finite log-prob must stay visible to the trainer. The one
+exception is a mask of numbers, which must be 0 or 1; a boolean mask costs nothing.
 """
 
 from __future__ import annotations
@@ -63,8 +64,14 @@ def pair_of_floats(
 
 
 def as_mask(name: str, mask: Tensor, like_name: str, like: Tensor) -> Tensor:
-    """A boolean mask (True = counted) of the shape of ``like``; 0/1 tensors are accepted."""
+    """A boolean mask (True = counted) of the shape of ``like``; tensors of 0 and 1 are accepted."""
     if not isinstance(mask, Tensor):
         raise ValueError(f"{name} must be a torch tensor, got {type(mask).__name__}")
     check_same_shape(like_name, like, name, mask)
-    return mask if mask.dtype == torch.bool else mask != 0
+    if mask.dtype == torch.bool:
+        return mask
+    counted = mask == 1
+    other = ~(counted | (mask == 0))
+    if other.any():
+        raise ValueError(f"{name} must hold 0 or 1, got {mask[other][0].item()!r}: True = counted")
+    return counted

@@ -14,8 +14,9 @@ from analysis.experiments.diagnosis.folders import recorded_settings
 from analysis.experiments.diagnosis.measure import measure
 from analysis.experiments.diagnosis.readers import read_rollouts
 from analysis.experiments.diagnosis.reports import report
-from analysis.experiments.diagnosis.schema import Estimator, Settings
+from analysis.experiments.diagnosis.schema import Settings, described_term
 from analysis.files import replace_file
+from analysis.kl.term import Estimator, Placement, Weighting
 from analysis.report.diagnosis_page import html_page, lines
 
 #: Exit status where --fail-on matches; 1 is a file that cannot be diagnosed.
@@ -30,8 +31,8 @@ def diagnose(
     fail_on: str = "",
     framework: Literal["unknown", "trl", "verl", "openrlhf"] | None = None,
     estimator: Estimator | None = None,
-    placement: Literal["unknown", "loss", "reward"] | None = None,
-    weighting: Literal["unknown", "none", "attached", "detached"] | None = None,
+    placement: Placement | None = None,
+    weighting: Weighting | None = None,
     epsilon_low: float | None = None,
     epsilon_high: float | None = None,
     resamples: int | None = None,
@@ -52,9 +53,9 @@ def diagnose(
         json: write the report here, for a machine.
         fail_on: codes or severities (error, warning, note), separated by commas.
         framework: whose clamps to assume.
-        estimator: the KL estimator of the run.
-        placement: whether it is differentiated or subtracted from the reward.
-        weighting: the off-policy weight on it.
+        estimator: the KL estimator of the run; with it the two below.
+        placement: whether it is differentiated (the default) or subtracted from the reward.
+        weighting: the off-policy weight on it; by default none.
         epsilon_low: lower clip of the policy ratio; by default 0.2.
         epsilon_high: upper clip of the policy ratio; by default 0.2.
         resamples: of the bootstrap; by default 1000.
@@ -70,9 +71,7 @@ def diagnose(
     matching([], wanted)
     options = {
         "framework": framework,
-        "estimator": estimator,
-        "placement": placement,
-        "weighting": weighting,
+        "kl": described_term(estimator, placement, weighting),
         "epsilon_low": epsilon_low,
         "epsilon_high": epsilon_high,
         "resamples": resamples,

@@ -107,7 +107,8 @@ def sample_coefficient(
     with torch.enable_grad():
         leaf = logp.detach().requires_grad_(True)
         if placement == "loss":
-            loss = kl_loss(leaf, ref_logp, old_logp, estimator=estimator, weighting=weighting)
+            sampled = {} if weighting == "none" else {"old_logp": old_logp}
+            loss = kl_loss(leaf, ref_logp, estimator=estimator, weighting=weighting, **sampled)
         else:
             penalty = kl_penalty(old_logp, ref_logp, estimator=estimator)
             weight = 1.0 if weighting == "none" else torch.exp(leaf - old_logp).detach()

@@ -8,17 +8,15 @@ are finite sums. Gradients are by the logits table ``[states, vocab]``.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from analysis.checks import check_choice, check_float, check_same_shape
-from analysis.kl.enumeration import PLACEMENTS, exact_kl_gradient
-from analysis.kl.surrogates import kl_loss, kl_penalty
-
-LEVELS = ("token", "sequence")
-CREDITS = ("immediate", "to_go", "whole")
+from analysis.kl.enumeration import exact_kl_gradient
+from analysis.kl.importance import importance_ratio
+from analysis.kl.term import Credit, KLTerm, Level, Placement
 
 
 class Sequences(NamedTuple):
@@ -180,18 +178,19 @@ def expected_sequence_gradient(
     level: str = "token",
     placement: str = "loss",
     weighting: str = "none",
+    ratio: str = "token",
     credit: str = "immediate",
+    token_weights: Tensor | None = None,
 ) -> Tensor:
     r"""Exact expected gradient [states, vocab] of a sampled KL term over whole sequences.
 
     .. math:: \text{loss:} \quad \mathbb{E}_{y \sim \pi_{\mathrm{old}}}
-        \nabla \sum_t w_t\, k(l_t), \qquad
+        \nabla \sum_t \omega_t\, \kappa_t, \qquad
         \text{reward:} \quad \mathbb{E}_{y \sim \pi_{\mathrm{old}}}
-        \sum_t w_t\, K_t\, \nabla \log \pi_\theta(y_t | y_{<t})
+        \sum_t \omega_t\, w_t\, K_t\, \nabla \log \pi_\theta(y_t | y_{<t})
 
-    with :math:`K_t = k_t` (immediate credit), :math:`\sum_{u \ge t} k_u` (to go) or
-    :math:`\sum_u k_u` (whole). At level ``sequence`` the log-ratio is that of the whole sequence,
-    :math:`\sum_t l_t`, and so is the weight.
+    with :math:`\kappa_t` the loss and :math:`K_t` the penalty of :class:`analysis.kl.term.KLTerm`,
+    the code that trainers run, and :math:`\omega_t` the weight of a token in the aggregate.
 
     Equation: ``expected_sequence_gradient``
     Sampler: :math:`y \sim \pi_{\mathrm{old}}`; on-policy if ``old_logits`` is left out.
@@ -199,51 +198,48 @@ def expected_sequence_gradient(
     Args:
         logits, ref_logits, old_logits: [states, vocab] tables of policy, reference, sampler.
         sequences: from :func:`enumerate_sequences`.
-        estimator: a name of :data:`analysis.kl.surrogates.LOSS_ESTIMATORS`.
-        level: ``token`` or ``sequence``.
-        placement: ``loss`` or ``reward``; in the reward the penalty is that of the sampler.
-        weighting: ``none``, ``attached`` or ``detached``; per token at level ``token``.
-        credit: for the reward at level ``token``.
+        estimator, level, placement, credit: as in :class:`analysis.kl.term.KLTerm`; in the reward
+            the penalty is that of the sampler.
+        weighting, ratio: of the loss as there; of the reward, the weight :math:`w` of the policy
+            gradient. At level ``sequence`` it is the whole sequence's.
+        token_weights: [N, T], a function of the mask alone such as ``1 / |o|``; by default 1, the
+            sum over tokens.
 
     Returns:
         The gradient that *descent* on the KL term follows.
 
     Raises:
-        ValueError: on an unknown name or a table of the wrong shape.
+        ValueError: on an unknown or meaningless choice, or a table of the wrong shape.
     """
-    check_choice("level", level, LEVELS)
-    check_choice("placement", placement, PLACEMENTS)
-    check_choice("credit", credit, CREDITS)
+    check_choice("level", level, get_args(Level))
+    check_choice("placement", placement, get_args(Placement))
+    check_choice("credit", credit, get_args(Credit))
     check_same_shape("logits", logits, "ref_logits", ref_logits)
     old_logits = logits if old_logits is None else old_logits
+    in_loss = placement == "loss"
+    fields = {"estimator": estimator, "placement": placement, "level": level}
+    if in_loss:
+        term = KLTerm(**fields, weighting=weighting, ratio=ratio)
+    else:
+        term = KLTerm(**fields, **({"credit": credit} if level == "token" else {}))
     with torch.enable_grad():
         leaf = logits.detach().requires_grad_(True)
         logp = token_logp(leaf, sequences)
         ref_logp = token_logp(ref_logits.detach(), sequences)
         old_logp = token_logp(old_logits.detach(), sequences)
         probability, mask = old_logp.sum(-1).exp(), sequences.mask
-        if level == "sequence":
-            logp, ref_logp, old_logp = (x.sum(-1, keepdim=True) for x in (logp, ref_logp, old_logp))
-            mask = mask.any(-1, keepdim=True)
-        if placement == "loss":
-            terms = kl_loss(
-                logp, ref_logp, old_logp, estimator=estimator, weighting=weighting, mask=mask
-            )
+        if in_loss:
+            terms = term.loss(logp, ref_logp, old_logp=old_logp, mask=mask)
         else:
-            penalty = kl_penalty(old_logp, ref_logp, estimator=estimator, mask=mask)
-            weight = 1.0 if weighting == "none" else torch.exp(logp - old_logp).detach()
-            terms = weight * _credited(penalty, credit) * logp
+            terms = term.penalty(old_logp, ref_logp, mask=mask) * logp
+            if weighting != "none":
+                kind = "sequence" if level == "sequence" else ratio
+                terms = importance_ratio(logp, old_logp, mask, level=kind).detach() * terms
+        if token_weights is not None:
+            terms = terms * token_weights
         expected = (probability.unsqueeze(-1) * torch.where(mask, terms, 0.0)).sum()
         (gradient,) = torch.autograd.grad(expected, leaf)
     return gradient
-
-
-def _credited(penalty: Tensor, credit: str) -> Tensor:
-    if credit == "immediate":
-        return penalty
-    if credit == "whole":
-        return penalty.sum(-1, keepdim=True).expand_as(penalty)
-    return penalty.flip(-1).cumsum(-1).flip(-1)
 
 
 def _padded(rows: list[list[int]], length: int) -> Tensor:

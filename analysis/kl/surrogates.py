@@ -14,8 +14,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from analysis.checks import as_mask, check_choice, check_float, check_same_shape, pair_of_floats
+from analysis.checks import as_mask, check_choice, check_same_shape, pair_of_floats
 from analysis.kl import estimators
+from analysis.kl.importance import importance_ratio
 from analysis.shapes import LogProbs, Mask, Values
 
 WEIGHTINGS = ("none", "attached", "detached")
@@ -36,10 +37,11 @@ LOSS_ESTIMATORS = (*ESTIMATORS, "minimax01")
 def kl_loss(
     logp: LogProbs,
     ref_logp: LogProbs,
-    old_logp: LogProbs | None = None,
     *,
+    old_logp: LogProbs | None = None,
     estimator: str = "k3",
     weighting: str = "none",
+    ratio: str = "token",
     mask: Mask | None = None,
 ) -> Values:
     r"""Per-token KL term of a loss to be minimised.
@@ -49,9 +51,11 @@ def kl_loss(
         \mathrm{sg}(\rho_t) & \text{detached} \end{cases}, \qquad
         \rho_t = \pi_\theta(a_t) / \pi_{\mathrm{old}}(a_t)
 
-    On-policy the expected gradient is zero for k1, that of the reverse KL for k2 and that of the
-    *forward* KL for k3. Under stale samples only these choices still give the gradient of
-    the reverse KL at the visited states: k1, k3 or k4 attached, and k2 detached.
+    On-policy, at a state or summed over tokens (not under a weight that depends on the length), the
+    expected gradient is zero for k1, that of the reverse KL for k2 and that of the *forward* KL for
+    k3. Under stale samples only these choices still give the gradient of the reverse KL at the
+    visited states: k1, k3 or k4 attached, and k2 detached. With ``ratio="prefix"``, k1, k3 or k4
+    attached give that of the whole sequence KL.
 
     Equation: ``kl_loss``
     Sampler: :math:`a_t \sim \pi_{\mathrm{old}}`.
@@ -59,11 +63,13 @@ def kl_loss(
     Args:
         logp: [...], log-probs of the sampled tokens under the trained policy, with gradient.
         ref_logp: [...], under the reference; treated as constant.
-        old_logp: [...], under the policy that sampled; treated as constant. Needed unless
-            ``weighting`` is ``none``; on-policy pass ``logp.detach()``.
+        old_logp: [...], under the policy that sampled; treated as constant. For a weighting only,
+            which needs it; on-policy pass ``logp.detach()``.
         estimator: ``k1``, ``k2``, ``k3``, ``k3_clip``, ``k4``, or ``minimax01`` (the surrogate
             :func:`minimax01`).
         weighting: ``none``, ``attached`` (gradient flows through the ratio) or ``detached``.
+        ratio: which ratio weighs a token, by :func:`analysis.kl.importance.importance_ratio`; all
+            but ``token`` read the last axis as the tokens of a completion.
         mask: [...], True = counted. Masked positions, whatever they hold, give exactly zero value
             and gradient.
 
@@ -71,10 +77,12 @@ def kl_loss(
         [...], nats per token.
 
     Raises:
-        ValueError: on an unknown name, a shape mismatch, or a missing ``old_logp``.
+        ValueError: on an unknown name, a shape mismatch, a missing ``old_logp``, or an argument
+            that would go unread.
     """
     check_choice("estimator", estimator, LOSS_ESTIMATORS)
     check_choice("weighting", weighting, WEIGHTINGS)
+    _refuse_unread(old_logp, weighting, ratio)
     logp, ref_logp = _counted_pair(logp, ref_logp, mask)
     ref_logp = ref_logp.detach()
     if estimator == "minimax01":
@@ -83,18 +91,9 @@ def kl_loss(
         loss = ESTIMATORS[estimator](logp, ref_logp)
     if weighting == "none":
         return loss
-    if old_logp is None:
-        raise ValueError(
-            f"old_logp is needed for weighting={weighting!r}: pass the sampler's log-probs "
-            "(on-policy: logp.detach())"
-        )
-    check_float("old_logp", old_logp)
-    check_same_shape("logp", logp, "old_logp", old_logp)
-    counted_old_logp = old_logp.detach().to(logp.dtype)
-    if mask is not None:
-        counted_old_logp = torch.where(as_mask("mask", mask, "logp", logp), counted_old_logp, 0.0)
-    ratio = torch.exp(logp - counted_old_logp)
-    return (ratio if weighting == "attached" else ratio.detach()) * loss
+    counted = torch.ones_like(logp, dtype=torch.bool) if mask is None else mask
+    weight = importance_ratio(logp, old_logp, counted, level=ratio)
+    return (weight if weighting == "attached" else weight.detach()) * loss
 
 
 def kl_penalty(
@@ -158,7 +157,7 @@ def straight_through(value: Values, gradient: Values) -> Values:
 
 
 def minimax01(logp: LogProbs, ref_logp: LogProbs) -> Values:
-    r"""The KL surrogate ascribed to MiniMax-01: the difference of probabilities as coefficient.
+    r"""The KL term of MiniMax-01: the difference of probabilities as coefficient.
 
     .. math:: \mathrm{sg}\big(\pi_\theta(a) - \pi_{\mathrm{ref}}(a)\big) \log \pi_\theta(a)
 
@@ -167,7 +166,7 @@ def minimax01(logp: LogProbs, ref_logp: LogProbs) -> Values:
     Euclidean distance of the two distributions: no KL in either direction.
 
     Equation: ``minimax01``
-    Source: Liu et al. (2025), figure 1 and appendix F.
+    Source: MiniMax (2025), MiniMax-01, section 5.4.2; Liu et al. (2025), figure 1, appendix F.
     Sampler: :math:`a \sim \pi_\theta`.
 
     Args, Returns, Raises: as :func:`analysis.kl.estimators.k1`. The value has no meaning, only
@@ -216,6 +215,21 @@ def gradient_coefficient(
     if estimator == "k3_clip":
         return torch.where(one_minus_ratio > 1.0 - max_ratio, one_minus_ratio, 1.0)
     return one_minus_ratio
+
+
+def _refuse_unread(old_logp: Tensor | None, weighting: str, ratio: str) -> None:
+    """The sampler's log-probs and the kind of ratio mean something with a weighting only."""
+    if weighting != "none" and old_logp is None:
+        raise ValueError(
+            f"old_logp is needed for weighting={weighting!r}: pass the sampler's log-probs "
+            "(on-policy: logp.detach())"
+        )
+    if weighting == "none" and (old_logp is not None or ratio != "token"):
+        unread = "old_logp" if old_logp is not None else f"ratio={ratio!r}"
+        raise ValueError(
+            f"{unread} would go unread with weighting='none': leave it out, or set weighting to "
+            "'attached' or 'detached'"
+        )
 
 
 def _counted_pair(logp: Tensor, ref_logp: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:

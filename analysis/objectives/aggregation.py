@@ -115,8 +115,8 @@ def seq_mean_token_sum_norm(counted: Tensor) -> Tensor:
 
     .. math:: w_{i,t} = \frac{m_{i,t}}{N\, T}
 
-    The constant is the width :math:`T`: pad to the longest completion *allowed*, not to the
-    longest one seen, for a scale that does not move between batches.
+    The constant is the width :math:`T`: pad to the longest completion *allowed*. The longest one
+    *seen* depends on each completion, and a divisor that does is a weight on its length.
 
     Equation: ``seq_mean_token_sum_norm``
     Source: Liu et al. (2025), Dr. GRPO.
@@ -136,6 +136,42 @@ MODES: dict[str, Callable[[Tensor], Tensor]] = {
         seq_mean_token_sum_norm,
     )
 }
+
+
+def token_mean_weight(length_probability: Tensor, completions: int) -> Tensor:
+    r"""What :func:`token_mean` makes of a completion in expectation: a weight of its own length.
+
+    .. math:: \mathbb{E}\Big[\frac{\sum_{i,t} v_{i,t}}{\sum_i T_i}\Big]
+        = \mathbb{E}\Big[w_N(T) \sum_t v_t\Big], \qquad
+        w_N(t) = \mathbb{E}\Big[\frac{N}{t + T_2 + \dots + T_N}\Big]
+
+    for independent completions of lengths :math:`T_i`. :math:`w_1(t) = 1/t` is
+    :func:`seq_mean_token_mean`; as N grows the weight tends to :math:`1/\mathbb{E}[T]`, a constant.
+
+    Equation: ``token_mean_weight``
+
+    Args:
+        length_probability: [L + 1], of the lengths 0 to L; they sum to one.
+        completions: :math:`N`, completions whose tokens are counted together, at least 1.
+
+    Returns:
+        [L + 1], per token, at each length :math:`t`; nothing counted divides by 1, as in a batch.
+
+    Raises:
+        ValueError: if N is below 1 or the probabilities are not one axis of floats.
+    """
+    check_float("length_probability", length_probability)
+    if length_probability.ndim != 1 or completions < 1:
+        raise ValueError(
+            "need length_probability [L + 1] and completions >= 1, got "
+            f"{tuple(length_probability.shape)} and {completions!r}"
+        )
+    longest = len(length_probability) - 1
+    size = longest * completions + 1
+    powers = torch.fft.rfft(length_probability, size) ** (completions - 1)
+    others = torch.fft.irfft(powers, size)  # probability of each total length of the other N - 1
+    total = torch.arange(longest + 1).unsqueeze(-1) + torch.arange(size)
+    return (completions * others / total.clamp(min=1)).sum(dim=-1)
 
 
 def _num_rows(counted: Tensor) -> int:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from analysis.checks import (
@@ -22,38 +21,11 @@ from analysis.checks import (
     check_float,
     check_same_shape,
 )
+from analysis.kl.returns import reward_to_go
 from analysis.objectives.groups import standardise
 from analysis.shapes import Mask, Values
 
 CREDITS = ("immediate", "to_go")
-
-
-def reward_to_go(rewards: Values, *, gamma: float = 1.0) -> Values:
-    r"""Sum of the rewards from each position on, discounted.
-
-    .. math:: G_t = \sum_{s \ge t} \gamma^{s-t} R_s
-
-    Equation: ``reward_to_go``
-    Source: Sutton and Barto (2018), section 3.3.
-
-    Args:
-        rewards: [..., T], one a position.
-        gamma: the discount per position, in [0, 1].
-
-    Returns:
-        [..., T], in the unit of the rewards; exactly 0 past the last nonzero reward.
-
-    Raises:
-        ValueError: if ``gamma`` is outside [0, 1].
-    """
-    check_float("rewards", rewards)
-    if not 0.0 <= gamma <= 1.0:
-        raise ValueError(f"gamma must be in [0, 1], got {gamma!r}")
-    total, span = at_least_float32(rewards), 1
-    while span < rewards.shape[-1]:  # invariant: total[t] holds the rewards t .. t + span - 1
-        total = total + gamma**span * functional.pad(total[..., span:], (0, span))
-        span *= 2
-    return total
 
 
 def fold_kl(

@@ -51,10 +51,10 @@ class TokenTerms(NamedTuple):
 
 def policy_loss(
     logp: LogProbs,
+    *,
     old_logp: LogProbs,
     advantages: Tensor,
     mask: Mask,
-    *,
     kind: str = "grpo",
     epsilon_low: float = 0.2,
     epsilon_high: float = 0.2,
@@ -218,7 +218,7 @@ def reinforce(
     Source: Williams (1992).
     Gradient: :math:`-A_t \nabla \log \pi_\theta(a_t)`.
 
-    Args, Returns: as :func:`grpo`; ``old_logp`` and ``clip`` are not used and the weight is 1.
+    Args, Returns: as :func:`grpo`; the weight is 1 whoever sampled, which no clip range changes.
     """
     weight = torch.ones_like(advantages)
     return TokenTerms(-advantages * logp, weight, torch.zeros_like(counted))

@@ -114,9 +114,9 @@ def merged_loss(
     )
     output = policy_loss(
         logp,
-        old_logp,
-        reward,
-        mask,
+        old_logp=old_logp,
+        advantages=reward,
+        mask=mask,
         kind="grpo_off_policy",
         epsilon_low=epsilon_low,
         epsilon_high=epsilon_high,
@@ -159,9 +159,9 @@ def kl_coefficient_kept(
     )
     output = policy_loss(
         logp.detach(),
-        old_logp,
-        reward,
-        mask,
+        old_logp=old_logp,
+        advantages=reward,
+        mask=mask,
         kind="grpo_off_policy",
         epsilon_low=epsilon_low,
         epsilon_high=epsilon_high,

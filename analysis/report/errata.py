@@ -1,9 +1,12 @@
-"""The errata of the seed documents: what is printed, what it should say, and a test of both."""
+"""The errata, the seed documents' and our own: what stood, what is true, and a test of both."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import date
 from itertools import groupby
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -14,11 +17,20 @@ from analysis.report.project import Project
 from analysis.report.strict_yaml import load_yaml
 
 _INTRODUCTION = """\
-# Errata of the seed documents
+# Errata
 
-Misprints, sign errors and self-contradictions of the five documents, in the order of the
-documents. Each has a test in which the printed form fails and the corrected one passes. None is
-a reproach: finding them is how we learned what the formulas say.
+Misprints, sign errors and self-contradictions of the five seed documents, in the order of the
+documents, and then [our own](our-own-corrections). Each has a test in which the printed form fails
+and the corrected one passes. None is a reproach: finding them is how we learned what the formulas
+say.
+"""
+
+_OUR_OWN = """\
+(our-own-corrections)=
+## Our own corrections
+
+What earlier versions of this book stated and what is not so, or not as widely as it was stated.
+The date is that of the version in which the statement first stood.
 """
 
 SEEDS = {
@@ -44,61 +56,89 @@ class Erratum(BaseModel):
     test: str  #: tests/path.py::test_name
 
 
+class Correction(BaseModel):
+    """One statement of this book that was wrong."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    id: str = Field(pattern=r"^[A-Z][A-Za-z0-9-]*$")
+    where: str = Field(min_length=1)  #: every place that made the statement
+    stood: str = Field(min_length=1)
+    since: date = Field(strict=False)  #: of the first version that made it
+    true: str = Field(min_length=1)
+    test: str = Field(alias="shown_by")  #: tests/path.py::test_name
+
+
+Row = TypeVar("Row", Erratum, Correction)
+
+
 def load_errata(project: Project) -> list[Erratum]:
-    """Every erratum, in the order of the file.
+    """Every erratum of the seed documents, in the order of the file.
 
     Raises:
         Refused: a malformed or repeated row, or a test that does not exist; names the row.
     """
-    path = project.book / "errata.yaml"
-    label = project.relative(path)
-    rows = load_yaml(path, label)
-    errata = [_row(label, row) for row in rows]
-    ids = [erratum.id for erratum in errata]
-    for twice in sorted({i for i in ids if ids.count(i) > 1}):
-        raise Refused(f"{label}: {twice} is written twice; keep one")
-    for erratum in errata:
-        if problem := missing_test(project, erratum.test):
-            raise Refused(f"{label}: {erratum.id}: {problem}")
-    return errata
+    return _load(project, "errata.yaml", Erratum)
+
+
+def load_corrections(project: Project) -> list[Correction]:
+    """Every corrected statement of our own, in the order of the file; raises as `load_errata`."""
+    return _load(project, "corrections.yaml", Correction)
 
 
 def write_errata(project: Project, path: Path) -> None:
     """Write the page of errata."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, errata_page(project, load_errata(project)).encode())
+    page = errata_page(project, load_errata(project), load_corrections(project))
+    replace_file(path, page.encode())
 
 
-def errata_page(project: Project, errata: list[Erratum]) -> str:
+def errata_page(
+    project: Project, errata: Sequence[Erratum], corrections: Sequence[Correction]
+) -> str:
     """The page as MyST text."""
     parts = [_INTRODUCTION]
     for seed, rows in groupby(sorted(errata, key=lambda e: e.id), key=lambda e: e.seed):
         parts.append(f"## Seed {seed}: {SEEDS[seed]}\n")
-        parts += [_entry(project, erratum) for erratum in rows]
+        for row in rows:
+            said = {"Printed": row.printed, "Corrected": row.corrected}
+            parts.append(_entry(project, row, row.place, said, row.why))
+    parts.append(_OUR_OWN)
+    for row in corrections:
+        said = {f"Stood since {row.since}": row.stood}
+        parts.append(_entry(project, row, row.where, said, f"*True:* {row.true}"))
     return "\n".join(parts)
 
 
-def _entry(project: Project, erratum: Erratum) -> str:
-    return "\n".join(
-        [
-            f"({erratum.id.lower()})=",
-            ":::{div} erratum",
-            f"**{erratum.place}**",
-            "",
-            f"*Printed:* {erratum.printed}",
-            "",
-            f"*Corrected:* {erratum.corrected}",
-            "",
-            f"{erratum.why} ({tested_link(project, erratum.test, 'test')})",
-            ":::",
-            "",
-        ]
-    )
+def _entry(
+    project: Project, row: Erratum | Correction, place: str, said: dict[str, str], closing: str
+) -> str:
+    lines = [f"({row.id.lower()})=", ":::{div} erratum", f"**{place}**", ""]
+    for name, text in said.items():
+        lines += [f"*{name}:* {text}", ""]
+    link = tested_link(project, row.test, "test")
+    return "\n".join([*lines, f"{closing} ({link})", ":::", ""])
 
 
-def _row(label: str, row: object) -> Erratum:
+def _load(project: Project, name: str, kind: type[Row]) -> list[Row]:
+    path = project.book / name
+    label = project.relative(path)
+    rows = load_yaml(path, label) or []
+    if not isinstance(rows, list):
+        raise Refused(f"{label}: must be a list")
+    parsed = [_row(label, row, kind) for row in rows]
+    ids = [row.id for row in parsed]
+    for twice in sorted({i for i in ids if ids.count(i) > 1}):
+        raise Refused(f"{label}: {twice} is written twice; keep one")
+    for row in parsed:
+        if problem := missing_test(project, row.test):
+            raise Refused(f"{label}: {row.id}: {problem}")
+    return parsed
+
+
+def _row(label: str, row: object, kind: type[Row]) -> Row:
     try:
-        return Erratum.model_validate(row)
+        return kind.model_validate(row)
     except ValidationError as error:
         name = row.get("id", "a row") if isinstance(row, dict) else "a row"
         raise Refused(f"{label}: {name}: {first_problem(error, whole='row')}") from None

@@ -18,11 +18,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from analysis.errors import Refused
 from analysis.experiments.ablations.catalogue import CATALOGUE
+from analysis.kl.term import KLTerm
 from analysis.report.equations import equations, implementations
 from analysis.report.evidence import missing_function, missing_section, missing_test
 from analysis.report.ledger import load_ledger
 from analysis.report.project import Project
 from analysis.report.strict_yaml import load_yaml
+from analysis.schema import Schema
 from analysis.training.arms import (
     Advantage,
     Arm,
@@ -32,7 +34,6 @@ from analysis.training.arms import (
     Sampler,
     Shaping,
 )
-from analysis.training.schema import Schema
 
 #: Kinds of methods, in the order of the page, with its headings.
 FAMILIES = {
@@ -49,7 +50,7 @@ FAMILIES = {
 
 _PARTS: dict[str, type[Schema]] = {
     part.__name__: part
-    for part in (Arm, Objective, Advantage, Shaping, Sampler, Correction, Distillation)
+    for part in (Arm, KLTerm, Objective, Advantage, Shaping, Sampler, Correction, Distillation)
 }
 _CALL = re.compile(r"([a-z_][a-z0-9_]*)\(")
 

@@ -1,10 +1,11 @@
-"""The book's one Sphinx extension of its own, loaded by ``_config.yml``. It does five small things.
+"""The book's one Sphinx extension of its own, loaded by ``_config.yml``. It does six small things.
 
 * serves MathJax from the book itself, so that maths renders without a network;
 * drops the script that would load Thebe from a network;
 * takes figures out of the executed notebooks, so that other pages can show them
   (``book/_generated/figures/<name>.png``; the images of glued figures do not cross pages);
 * points the Colab, Binder and edit links at ``notebooks/``, since ``book/_run/`` is not committed;
+* labels citations so that no two works look the same (`analysis.report.citations`);
 * registers the role ``{given}``, which shows a number that no run computes, such as a version.
 """
 
@@ -32,6 +33,7 @@ MATHJAX_FONTS = "mathjax/output/chtml/fonts"
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the extension (called by Sphinx)."""
     app.add_role("given", given)
+    app.setup_extension("analysis.report.citations")
     app.connect("config-inited", use_local_mathjax, priority=100)
     app.connect("builder-inited", drop_thebe)
     app.connect("builder-inited", extract_run_figures)

@@ -1,4 +1,4 @@
-"""YAML in which a key written twice is an error, not a silent override."""
+"""YAML in which a key written twice is an error, and in which ``true:`` is a key like any other."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from analysis.errors import Refused
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses duplicate keys."""
+    """SafeLoader that refuses duplicate keys and reads every word before a colon as text."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:bool":
+                key_node.tag = "tag:yaml.org,2002:str"
             key = self.construct_object(key_node, deep=True)
             if key in seen:
                 raise yaml.constructor.ConstructorError(

@@ -3,7 +3,7 @@
 An arm is a composition. Each part has a default that is plain GRPO without a KL term, so an arm
 names only what it changes:
 
->>> Arm(kl_estimator="k2", beta=0.1).name
+>>> Arm(kl=KLTerm(estimator="k2"), beta=0.1).name
 'k2_loss'
 >>> Arm(label="clip_higher", objective=Objective(epsilon_high=0.28)).name
 'clip_higher'
@@ -15,19 +15,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from analysis.kl.term import KLTerm, Level
+from analysis.schema import Schema
 from analysis.training.ignored import refuse_ignored
-from analysis.training.schema import Schema
-
-LOSS_ESTIMATORS = ("k1", "k2", "k3", "k3_clip", "k4", "minimax01", "exact", "forward")
-REWARD_ESTIMATORS = ("k1", "k2", "k3", "k3_clip", "k4")
-
-Estimator = Literal[
-    "none", "k1", "k2", "k3", "k3_clip", "k4", "minimax01", "exact", "forward", "cross_entropy"
-]
-Placement = Literal["loss", "reward"]
-Weighting = Literal["none", "attached", "detached"]
-Level = Literal["token", "sequence"]
-Credit = Literal["to_go", "immediate"]
 
 
 class Objective(Schema):
@@ -165,12 +155,8 @@ class Correction(Schema):
 class Distillation(Schema):
     """A second KL term, to the teacher."""
 
-    #: ``forward`` and ``exact`` read the whole vocabulary; ``cross_entropy`` is minus the
-    #: log-prob of the sampled token: supervised, if the teacher samples.
-    estimator: Estimator = "k1"
-    placement: Placement = "reward"
-    weighting: Weighting = "none"
-    credit: Credit = "immediate"
+    #: Any but ``none``; its reference is the teacher. By default on-policy distillation.
+    kl: KLTerm = KLTerm(estimator="k1", placement="reward", credit="immediate")
     weight: float = Field(default=1.0, gt=0)
     #: Weight reached after ``anneal_updates``; None = constant.
     weight_end: float | None = Field(default=None, ge=0)
@@ -180,30 +166,18 @@ class Distillation(Schema):
 
     @model_validator(mode="after")
     def _consistent(self) -> Distillation:
-        if self.estimator == "none":
+        if self.kl.estimator == "none":
             raise ValueError("distillation with estimator='none': leave distillation out")
-        _check_divergence(self.estimator, self.placement, self.weighting, "token")
         return self
 
 
 class Arm(Schema):
-    """One way to train; the first fields are how the KL to the reference enters."""
+    """One way to train."""
 
     #: Name in tables and figures; by default it says how the KL enters.
     label: str = ""
-    #: ``exact`` is the reverse KL, ``forward`` the forward KL summed over the vocabulary at each
-    #: visited state.
-    kl_estimator: Estimator
-    kl_placement: Placement = "loss"
-    #: Off-policy weight of the KL loss: see :func:`analysis.kl.surrogates.kl_loss`.
-    kl_weighting: Weighting = "none"
-    #: ``sequence`` estimates from the log-ratio of the whole completion.
-    kl_level: Level = "token"
-    #: Credit of a KL penalty in the reward: a token pays for its own, or for all that follow too.
-    kl_credit: Credit = "to_go"
-    #: Estimator that the KL loss reports while ``kl_estimator`` gives its gradient
-    #: (straight-through); by default the same.
-    kl_value: Literal["k1", "k2", "k3", "k3_clip", "k4"] | None = None
+    #: How the KL to the reference enters.
+    kl: KLTerm = KLTerm(estimator="none")
     #: Coefficient of the KL term. Negative rewards divergence: of use in tests only.
     beta: float = 0.0
     objective: Objective = Objective()
@@ -215,36 +189,22 @@ class Arm(Schema):
 
     @model_validator(mode="after")
     def _kl_is_consistent(self) -> Arm:
-        if self.kl_estimator == "none":
-            if self.beta != 0.0 or self.kl_placement != "loss" or self.kl_weighting != "none":
-                raise ValueError("kl_estimator='none' takes no beta, placement or weighting")
-        else:
-            _check_divergence(
-                self.kl_estimator, self.kl_placement, self.kl_weighting, self.kl_level
-            )
-        if self.kl_estimator == "cross_entropy":
-            raise ValueError("kl_estimator='cross_entropy' is for distillation")
-        if self.kl_value is not None and (
-            self.kl_placement != "loss" or self.kl_estimator not in REWARD_ESTIMATORS
-        ):
-            raise ValueError("kl_value is for a sampled kl_estimator with kl_placement='loss'")
+        if self.kl.estimator == "none" and self.beta != 0.0:
+            raise ValueError(f"beta={self.beta} with kl.estimator='none': name an estimator")
+        if self.kl.estimator == "cross_entropy":
+            raise ValueError("estimator='cross_entropy' is for distillation")
         return self
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Arm:
-        merged = self.objective.kind == "grpo_off_policy" and self.kl_estimator != "none"
-        if merged and (self.kl_estimator, self.kl_placement) != ("k1", "reward"):
+        merged = self.objective.kind == "grpo_off_policy" and self.kl.estimator != "none"
+        if merged and self.kl != KLTerm(estimator="k1", placement="reward", credit="immediate"):
             raise ValueError(
-                "kind='grpo_off_policy' holds its KL as k1 in the reward: set kl_estimator='k1' "
-                "and kl_placement='reward'"
+                "kind='grpo_off_policy' holds its KL as k1 in the reward, of each token its own: "
+                "set kl=KLTerm(estimator='k1', placement='reward', credit='immediate')"
             )
-        if merged and (self.kl_credit, self.advantage.kl_order) != ("immediate", "after"):
-            raise ValueError(
-                "kind='grpo_off_policy' charges a token with its own KL only: set "
-                "kl_credit='immediate' and kl_order='after'"
-            )
-        if merged and self.kl_level == "sequence":
-            raise ValueError("kind='grpo_off_policy' holds its KL per token: leave kl_level alone")
+        if merged and self.advantage.kl_order != "after":
+            raise ValueError("kind='grpo_off_policy' charges tokens: set kl_order='after'")
         if self.correction.keep_sampling_mask and (
             self.sampler.top_p == 1.0 or self.sampler.temperature != 1.0
         ):
@@ -264,35 +224,5 @@ class Arm(Schema):
 
     @property
     def name(self) -> str:
-        """The label, or such as ``none``, ``k3_loss``, ``k1_reward`` or ``k3_loss_attached``;
-        without beta."""
-        if self.label:
-            return self.label
-        if self.kl_estimator == "none":
-            return "none"
-        suffix = "" if self.kl_weighting == "none" else f"_{self.kl_weighting}"
-        return f"{self.kl_estimator}_{self.kl_placement}{suffix}"
-
-
-def _check_divergence(estimator: str, placement: str, weighting: str, level: str) -> None:
-    """Estimator, placement, weighting and level of a KL term must fit together."""
-    if placement == "reward":
-        if estimator not in REWARD_ESTIMATORS:
-            raise ValueError(
-                f"kl_estimator={estimator!r} works as a loss only; "
-                f"in the reward use one of {list(REWARD_ESTIMATORS)}"
-            )
-        if weighting != "none":
-            raise ValueError("kl_weighting is for kl_placement='loss': set it to 'none'")
-    elif estimator in ("exact", "forward", "cross_entropy") and weighting != "none":
-        raise ValueError(
-            f"kl_estimator={estimator!r} is not weighted per sampled token: "
-            "set kl_weighting to 'none'"
-        )
-    elif estimator == "minimax01" and weighting == "attached":
-        raise ValueError(
-            "kl_estimator='minimax01' has a gradient and no value: an attached weight would "
-            "differentiate the value, set kl_weighting to 'none' or 'detached'"
-        )
-    if level == "sequence" and estimator not in REWARD_ESTIMATORS:
-        raise ValueError(f"kl_level='sequence' needs one of {list(REWARD_ESTIMATORS)}")
+        """The label, or the name of the KL term; without beta."""
+        return self.label or self.kl.name

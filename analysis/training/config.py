@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from pydantic import Field, model_validator
 
+from analysis.schema import Schema
 from analysis.training.arms import Arm
 from analysis.training.policy import PolicyConfig
-from analysis.training.schema import Schema
 from analysis.training.tasks import SortTask
 
 

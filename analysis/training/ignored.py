@@ -19,7 +19,7 @@ def refuse_ignored(arm: Arm) -> None:
     """
     if arm.advantage.level != "outcome":
         _of_steps(arm)
-    if arm.kl_placement == "reward" and arm.advantage.kl_order == "before":
+    if arm.kl.placement == "reward" and arm.advantage.kl_order == "before":
         _before_the_baseline(arm)
     if arm.objective.kind in OVER_COMPLETIONS:
         _over_completions(arm)
@@ -43,9 +43,9 @@ def _before_the_baseline(arm: Arm) -> None:
 
 def _over_completions(arm: Arm) -> None:
     kind, correction = f"kind={arm.objective.kind!r}", arm.correction
-    if arm.kl_placement == "reward" and arm.advantage.kl_order == "after":
+    if arm.kl.placement == "reward" and arm.advantage.kl_order == "after":
         raise ValueError(f"{kind} reads rewards, no advantages: set kl_order='before'")
-    if arm.distillation is not None and arm.distillation.placement == "reward":
+    if arm.distillation is not None and arm.distillation.kl.placement == "reward":
         raise ValueError(f"{kind} reads rewards, no advantages: distil with placement='loss'")
     if arm.advantage.level != "outcome":
         raise ValueError(f"{kind} is over whole completions: leave level alone")

@@ -26,6 +26,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from analysis.schema import Schema
 from analysis.training.packing import (
     pack_completions,
     pack_gradients,
@@ -35,7 +36,6 @@ from analysis.training.packing import (
 )
 from analysis.training.products import fast_products
 from analysis.training.randomness import uniforms
-from analysis.training.schema import Schema
 from analysis.training.setting import Weights
 from analysis.training.transformer import Tape, backward, forward
 

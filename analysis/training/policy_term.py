@@ -144,12 +144,21 @@ def _token_terms(key: Key, logp: Tensor, old_logp: Tensor, batch: Batch) -> tupl
     objective, mask = key.objective, batch.rollout.mask
     clip = {"epsilon_low": objective.epsilon_low, "epsilon_high": objective.epsilon_high}
     if objective.kind != "grpo_off_policy" or key.beta == 0.0:
-        output = policy_loss(logp, old_logp, batch.advantages, mask, kind=objective.kind, **clip)
+        output = policy_loss(
+            logp,
+            old_logp=old_logp,
+            advantages=batch.advantages,
+            mask=mask,
+            kind=objective.kind,
+            **clip,
+        )
         return output.per_token, output.clipped
     kl = {"beta": key.beta, "reading": objective.reading}
     inputs = (logp, batch.ref_logp, old_logp, batch.advantages, mask)
     merged = merged_reward(*inputs, **kl).detach()
-    output = policy_loss(logp.detach(), old_logp, merged, mask, kind=objective.kind, **clip)
+    output = policy_loss(
+        logp.detach(), old_logp=old_logp, advantages=merged, mask=mask, kind=objective.kind, **clip
+    )
     return merged_loss(*inputs, **kl, **clip), output.clipped
 
 

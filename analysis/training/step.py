@@ -129,7 +129,7 @@ def make_batch(
     ref_logits = policy.logits(reference, rollout.prompts, rollout.inputs) / config.temperature
     ref_logp = token_logp(ref_logits, rollout.completions, temperature=1.0)
     mask, old_logp = rollout.mask, rollout.old_logp
-    before = terms.kl.penalty(old_logp, ref_logp, mask, order="before").sum(dim=-1)
+    before = terms.kl.completion_penalty(old_logp, ref_logp, mask)
     worth = terms.advantage.worth(scores, mask, before, dated.noise)
     advantages = worth.tokens - terms.kl.penalty(old_logp, ref_logp, mask)
     batch = Batch(
@@ -162,8 +162,8 @@ def compute_step(logits: Tensor, terms: Terms, batch: Batch, *, measure: bool) -
         logits: [M, P, G, T, V], at the sampling temperature, with gradient.
         measure: add the metrics of the policy, which read the whole vocabulary.
     """
-    _, _, completions, old_logp, mask, _, _ = batch.rollout
-    logp = token_logp(logits, completions, temperature=1.0)
+    old_logp, mask = batch.rollout.old_logp, batch.rollout.mask
+    logp = token_logp(logits, batch.rollout.completions, temperature=1.0)
     weights = terms.policy.token_weights(batch, logp.dtype)
     policy = terms.policy.terms(logp, logits, batch, weights)
     kl = terms.kl.loss(Views(logp, old_logp, batch.ref_logp, logits, batch.ref_logits, mask))

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from analysis.training.schema import Schema
+from analysis.schema import Schema
 from analysis.training.setting import Scores
 
 NUM_DIGIT_TOKENS = 10

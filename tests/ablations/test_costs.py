@@ -11,12 +11,13 @@ import pytest
 from analysis.experiments.ablations import costs
 from analysis.experiments.ablations.presets import NO_KL, Preset
 from analysis.experiments.benchmark.counting import forward_flops, member_update
+from analysis.kl.term import KLTerm
 from analysis.training.arms import Arm, Distillation, Objective, Sampler
 from analysis.training.config import TeacherConfig, TrainConfig
 from analysis.training.policy import PolicyConfig
 
 LARGE = PolicyConfig(width=64)
-TAUGHT = Arm(label="taught", kl_estimator="none", distillation=Distillation())
+TAUGHT = Arm(label="taught", distillation=Distillation())
 CONFIG = TrainConfig(updates=40, log_every=10, teacher=TeacherConfig(policy=LARGE))
 
 
@@ -74,14 +75,14 @@ def test_each_arm_is_charged_with_the_passes_that_it_needs():
     assert member_update(CONFIG).flops == 4 * own
 
     def flops(**parts):
-        return costs.update_cost(CONFIG, Arm(**({"kl_estimator": "none"} | parts))).flops
+        return costs.update_cost(CONFIG, Arm(**({"kl": KLTerm(estimator="none")} | parts))).flops
 
     assert flops() == 3 * own  # sampling, and a backward pass of two
     assert flops(distillation=Distillation()) == 3 * own + large
-    cloning = Distillation(estimator="cross_entropy", placement="loss")
+    cloning = Distillation(kl=KLTerm(estimator="cross_entropy"))
     assert flops(sampler=Sampler(by="teacher"), distillation=cloning) == 3 * own + large
     assert flops(objective=Objective(kind="dpo")) == 4 * own
-    assert flops(kl_estimator="k2", beta=0.1) == 4 * own
+    assert flops(kl=KLTerm(estimator="k2"), beta=0.1) == 4 * own
     assert flops(sampler=Sampler(staleness=2)) == 4 * own
 
 

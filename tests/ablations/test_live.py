@@ -13,6 +13,7 @@ from analysis.experiments.ablations.live import described, device_of, live_prese
 from analysis.experiments.ablations.presets import NO_KL, Preset, quick
 from analysis.experiments.language_models.config import FolderModel, HubModel, PackagedModel
 from analysis.experiments.language_models.presets import SMOLLM2
+from analysis.kl.term import KLTerm
 from analysis.report.figures.ablation import accuracy_curves, reverse_kl_curves, span_of
 from analysis.report.parameters import Parameter
 from analysis.training.config import Arm
@@ -99,7 +100,7 @@ def test_smollm2_trains_on_packaged_weights(
     """Two arms and one update; the weights are unpacked into a cache of their own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     fields = live_preset("smollm2-135m", weights="packaged", updates=2).model_dump()
-    fields["arms"] = (NO_KL, Arm(kl_estimator="exact", beta=0.1))
+    fields["arms"] = (NO_KL, Arm(kl=KLTerm(estimator="exact"), beta=0.1))
     live = ablation.run(Preset.model_validate(fields))
     assert not live.failures and len(live.curves) == 4
     start, after = (live.curves.query("update == @at") for at in (0, 1))

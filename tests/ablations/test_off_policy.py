@@ -61,7 +61,7 @@ def test_lags_and_weights_are_crossed():
     arms = arms_of("staleness")
     assert len(arms) == 3 * 6
     arm = arms["k3_attached_lag_16", 0.3]
-    assert (arm.kl_estimator, arm.kl_weighting, arm.sampler.staleness) == ("k3", "attached", 16)
+    assert (arm.kl.estimator, arm.kl.weighting, arm.sampler.staleness) == ("k3", "attached", 16)
 
 
 def test_a_weight_on_fresh_samples_changes_nothing_and_on_stale_ones_does():

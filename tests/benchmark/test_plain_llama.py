@@ -9,6 +9,7 @@ import torch
 from analysis.experiments.benchmark.journal import Journal
 from analysis.experiments.benchmark.plain import BETA
 from analysis.experiments.language_models.presets import SMOKE
+from analysis.kl.term import KLTerm
 from analysis.training.arms import Arm
 from analysis.training.config import Member
 from analysis.training.pretrained.config import PretrainedConfig
@@ -44,7 +45,7 @@ def plain(tmp_path, task):
 
 def test_loss_and_gradient_are_those_of_a_member(tmp_path, task, plain):
     setting = pretrained_setting(CONFIG, load_llama(tmp_path, torch.float32), task)
-    arm = Arm(kl_estimator="k3", beta=BETA)
+    arm = Arm(kl=KLTerm(estimator="k3"), beta=BETA)
     trainer = PopulationTrainer(CONFIG, [Member(arm=arm, seed=1)], setting)
     with torch.no_grad():  # away from the reference
         trainer.weights += 0.3 * torch.randn(trainer.weights.shape)

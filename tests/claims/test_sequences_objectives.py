@@ -17,7 +17,7 @@ def test_token_form_of_two_answers_by_hand():
     old_logp = torch.log(torch.tensor([[0.4, 0.3], [0.4, 0.1]], dtype=torch.float64))
     mask = torch.tensor([[True, True], [True, False]])
     advantages = torch.tensor([2.0, -1.0], dtype=torch.float64)
-    output = policy_loss(logp, old_logp, advantages, mask)
+    output = policy_loss(logp, old_logp=old_logp, advantages=advantages, mask=mask)
     by_hand = ((1.2 * 2 + 1.0 * 2) / 2 + max(0.5, 0.8) * -1) / 2
     assert -output.loss.item() == pytest.approx(by_hand, abs=1e-12)
     finding = sequences_objectives.grpo_objective()
@@ -31,9 +31,9 @@ def test_sequence_form_by_hand():
     old_logp = torch.log(torch.tensor([[0.5, 0.4]], dtype=torch.float64))
     mask = torch.ones(1, 2, dtype=torch.bool)
     one = torch.ones(1, dtype=torch.float64)
-    output = policy_loss(logp, old_logp, one, mask, kind="sequence")
+    output = policy_loss(logp, old_logp=old_logp, advantages=one, mask=mask, kind="sequence")
     assert -output.loss.item() == pytest.approx(0.18 / 0.20, abs=1e-12)
-    token = policy_loss(logp, old_logp, one, mask)
+    token = policy_loss(logp, old_logp=old_logp, advantages=one, mask=mask)
     assert -token.loss.item() == pytest.approx((1.2 + 0.75) / 2, abs=1e-12)
     finding = sequences_objectives.sequence_form()
     assert finding.verdict == "holds"
@@ -67,7 +67,9 @@ def test_cispo_weight_by_hand(ratio, weight):
     old_logp = torch.tensor([[math.log(0.2)]], dtype=torch.float64)
     mask = torch.ones(1, 1, dtype=torch.bool)
     one = torch.ones(1, dtype=torch.float64)
-    policy_loss(logp, old_logp, -3 * one, mask, kind="cispo").loss.backward()
+    policy_loss(
+        logp, old_logp=old_logp, advantages=-3 * one, mask=mask, kind="cispo"
+    ).loss.backward()
     assert logp.grad.item() == pytest.approx(3 * weight)
     finding = sequences_objectives.cispo_weight()
     assert finding.verdict == "holds"
@@ -80,7 +82,9 @@ def test_cispo_weighs_tokens_and_gspo_sequences():
     mask, one = torch.ones(1, 2, dtype=torch.bool), torch.ones(1, dtype=torch.float64)
     slopes = {}
     for kind in ("cispo", "gspo"):
-        loss = policy_loss(logp, old_logp, -one, mask, kind=kind).per_token.sum()
+        loss = policy_loss(
+            logp, old_logp=old_logp, advantages=-one, mask=mask, kind=kind
+        ).per_token.sum()
         slopes[kind] = torch.autograd.grad(loss, logp)[0][0].tolist()
     assert slopes["cispo"] == pytest.approx([1.1, 0.9])
     assert slopes["gspo"] == pytest.approx([math.sqrt(0.99)] * 2)

@@ -209,18 +209,23 @@ def test_what_a_dump_leaves_unchecked_is_said(tmp_path, capsys):
     assert "exact KL" not in said, "what no dump can say is no news"
 
 
-def test_an_option_equal_to_its_default_takes_precedence_over_the_dump(tmp_path, monkeypatch):
+def test_an_option_takes_precedence_over_the_dump(tmp_path, monkeypatch, capsys):
     from analysis.cli import diagnose as command
 
     heard = []
     monkeypatch.setattr(command, "measure", lambda rollouts, settings: heard.append(settings))
     monkeypatch.setattr(command, "report", lambda *_, **__: pytest.skip("heard enough"))
     monkeypatch.setattr(command, "read_rollouts", lambda file: None)
-    (tmp_path / "settings.json").write_text('{"epsilon_high": 0.28, "estimator": "k3"}')
-    for options in ([], ["--epsilon-high", "0.2", "--estimator", "unknown"]):
+    (tmp_path / "settings.json").write_text('{"epsilon_high": 0.28, "kl": {"estimator": "k3"}}')
+    for options in ([], ["--epsilon-high", "0.2", "--estimator", "k2"]):
         with pytest.raises(pytest.skip.Exception):
             main(["diagnose", str(tmp_path), *options])
-    assert [(s.epsilon_high, s.estimator) for s in heard] == [(0.28, "k3"), (0.2, "unknown")]
+    assert [(s.epsilon_high, s.kl.estimator) for s in heard] == [(0.28, "k3"), (0.2, "k2")]
+    assert main(["diagnose", str(tmp_path), "--placement", "reward"]) == 1
+    assert "name its estimator too" in capsys.readouterr().err
+    options = ["--estimator", "exact", "--placement", "reward"]
+    assert main(["diagnose", str(tmp_path), *options]) == 1
+    assert "works in the loss only" in capsys.readouterr().err
 
 
 def test_a_seed_below_zero_is_refused(tmp_path, capsys):

@@ -35,12 +35,16 @@ from analysis.experiments.diagnosis.schema import (
     Report,
     Settings,
 )
+from analysis.kl.term import KLTerm
 
 ROOT = Path(__file__).parents[2]
 BIGGER = Run(sequences=80)
 
 
-def found(frame, **settings) -> list[Finding]:
+def found(frame, *, kl=None, **settings) -> list[Finding]:
+    """``kl`` holds what is known of the term."""
+    if kl is not None:
+        settings["kl"] = KLTerm(**kl)
     table = {name: frame[name].to_numpy() for name in frame}
     return find(measure(assemble(table, "simulated"), Settings(resamples=200, **settings)))
 
@@ -161,7 +165,7 @@ def test_a_kl_that_grows_for_nothing():
 
 def test_an_overflow_of_k3(healthy):
     lost = healthy.assign(logp=healthy.logp.where(healthy.index != 100, -95.0))
-    finding = next(f for f in found(lost, estimator="k3") if f.code == "overflow")
+    finding = next(f for f in found(lost, kl={"estimator": "k3"}) if f.code == "overflow")
     assert finding.evidence["tokens"] == 1
     assert "overflow" not in codes(
         healthy.assign(logp=healthy.logp.where(healthy.index != 100, -85))
@@ -175,23 +179,23 @@ def test_few_sequences(healthy):
 
 def test_a_policy_far_away_is_only_noted():
     frame = simulate(Run(sequences=80, sharpness=1.0, drift=1.5, growth=1.0), 0)
-    notes = [f for f in found(frame, estimator="k2") if f.code == "far-from-reference"]
+    notes = [f for f in found(frame, kl={"estimator": "k2"}) if f.code == "far-from-reference"]
     assert [note.severity for note in notes] == ["note"]
 
 
 @pytest.mark.parametrize(
-    ("settings", "code", "expected"),
+    ("kl", "code", "expected"),
     [
-        ({"estimator": "k1", "placement": "loss"}, "k1-in-loss", True),
-        ({"estimator": "k1", "placement": "loss", "weighting": "attached"}, "k1-in-loss", False),
+        ({"estimator": "k1"}, "k1-in-loss", True),
+        ({"estimator": "k1", "weighting": "attached"}, "k1-in-loss", False),
         ({"estimator": "k1", "placement": "reward"}, "k1-in-loss", False),
         ({"estimator": "k3", "placement": "reward"}, "penalty-in-reward", True),
         ({"estimator": "k1", "placement": "reward"}, "penalty-in-reward", False),
         ({"estimator": "k3", "placement": "loss"}, "penalty-in-reward", False),
     ],
 )
-def test_what_settings_alone_decide(healthy, settings, code, expected):
-    assert (code in codes(healthy, **settings)) is expected
+def test_what_settings_alone_decide(healthy, kl, code, expected):
+    assert (code in codes(healthy, kl=kl)) is expected
 
 
 @pytest.mark.parametrize(
@@ -199,10 +203,10 @@ def test_what_settings_alone_decide(healthy, settings, code, expected):
     [
         ({}, "warning"),
         ({"framework": "verl"}, "error"),
-        ({"framework": "openrlhf", "estimator": "k3"}, "error"),
+        ({"framework": "openrlhf", "kl": {"estimator": "k3"}}, "error"),
         ({"framework": "trl"}, None),
-        ({"framework": "verl", "estimator": "k2"}, None),
-        ({"framework": "verl", "placement": "reward"}, None),
+        ({"framework": "verl", "kl": {"estimator": "k2"}}, None),
+        ({"framework": "verl", "kl": {"placement": "reward"}}, None),
     ],
 )
 def test_a_dead_zone_is_the_frameworks(settings, severity):
@@ -402,13 +406,15 @@ def test_a_sampler_at_another_temperature_than_the_entropy_says(temperature, wor
 def test_findings_about_k3_are_for_those_who_use_it(estimator):
     for name in ("dead_zone", "heavy_tail"):
         assert {"dead-zone", "k3-gradient"} & set(codes(example(name)))
-        assert not {"dead-zone", "k3-gradient"} & set(codes(example(name), estimator=estimator))
+        assert not {"dead-zone", "k3-gradient"} & set(
+            codes(example(name), kl={"estimator": estimator})
+        )
 
 
 def test_k3_with_its_ratio_attached_has_the_gradient_of_the_reverse_kl():
-    far = next(n for n in EXAMPLES if "k3-gradient" in codes(example(n), estimator="k3"))
-    attached = {"estimator": "k3", "placement": "loss", "weighting": "attached"}
-    assert "k3-gradient" not in codes(example(far), **attached)
+    far = next(n for n in EXAMPLES if "k3-gradient" in codes(example(n), kl={"estimator": "k3"}))
+    attached = {"estimator": "k3", "weighting": "attached"}
+    assert "k3-gradient" not in codes(example(far), kl=attached)
 
 
 def test_the_report_survives_json():

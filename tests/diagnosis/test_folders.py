@@ -13,6 +13,7 @@ from analysis.experiments.diagnosis.measure import measure
 from analysis.experiments.diagnosis.readers import read_rollouts
 from analysis.experiments.diagnosis.reports import report
 from analysis.experiments.diagnosis.schema import Report, Settings
+from analysis.kl.term import KLTerm
 
 
 @pytest.fixture
@@ -51,7 +52,8 @@ def test_a_folder_without_dumps_is_refused(tmp_path):
 
 def test_what_the_trainer_said_holds_unless_the_command_says_otherwise(folder, tmp_path):
     out = tmp_path / "report.json"
-    given = Settings(framework="trl", estimator="k1", placement="reward", epsilon_high=0.28)
+    term = KLTerm(estimator="k1", placement="reward", credit="immediate")
+    given = Settings(framework="trl", kl=term, epsilon_high=0.28)
     record_settings(folder, given)
     assert recorded_settings(folder) == given
     diagnose(folder, json=out)
@@ -66,7 +68,7 @@ def test_what_the_trainer_said_holds_unless_the_command_says_otherwise(folder, t
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"estimator": "k9"}', r"settings\.json: estimator: Input should be .*'k3'"),
+        ('{"kl": {"estimator": "k9"}}', r"settings\.json: kl\.estimator: Input should be .*'k3'"),
         ('{"epsilon_low": -1}', r"settings\.json: epsilon_low: Input should be greater than"),
         ('{"estimater": "k3"}', r"settings\.json: estimater: Extra inputs are not permitted"),
         ('{"estimator": ', r"settings\.json: Invalid JSON"),

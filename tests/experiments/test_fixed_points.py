@@ -11,10 +11,15 @@ import torch
 
 from analysis.experiments.chapters import fixed_points as study
 from analysis.experiments.chapters import one_state, single_samples
-from analysis.experiments.chapters.gradients import Arm, drifted_logits, random_policies
+from analysis.experiments.chapters.gradients import drifted_logits, random_policies
 from analysis.kl.divergences import entropy, reverse_kl
 from analysis.kl.enumeration import gradient_moments
 from analysis.kl.sequences import enumerate_sequences, token_logp
+from analysis.kl.term import KLTerm
+
+
+def term(estimator: str, placement: str = "loss", *, weighting: str = "none") -> KLTerm:
+    return KLTerm(estimator=estimator, placement=placement, weighting=weighting)
 
 
 @pytest.fixture(scope="module")
@@ -27,31 +32,37 @@ def test_which_arms_have_one_end(problems):
     assert torch.equal(starts[0], problems.ref_logits)
     table = study.ends_table(problems, starts, beta=1.0, steps=800, step_size=0.6)
     rows = table.set_index(["estimator", "placement", "weighting"])
-    for arm in (Arm("k2"), Arm("k1", "reward"), Arm("k3"), Arm("k3", "loss", "attached")):
-        assert rows.share_unique[arm] == 1.0
-        assert rows.error[arm] < 1e-9
-        assert rows.residual[arm] < 1e-9
-        assert rows.given_up[arm] == 0.0
+    key = lambda term: tuple(term.at_one_state.values())
+    for arm in (
+        term("k2"),
+        term("k1", "reward"),
+        term("k3"),
+        term("k3", weighting="attached"),
+    ):
+        assert rows.share_unique[key(arm)] == 1.0
+        assert rows.error[key(arm)] < 1e-9
+        assert rows.residual[key(arm)] < 1e-9
+        assert rows.given_up[key(arm)] == 0.0
     for arm in study.PENALTIES:
-        assert rows.share_unique[arm] < 1.0
-        assert rows.error[arm] < 1e-6
-        assert rows.given_up[arm] > 0.2
-    assert rows.share_unique[Arm("minimax01")] == 1.0
+        assert rows.share_unique[key(arm)] < 1.0
+        assert rows.error[key(arm)] < 1e-6
+        assert rows.given_up[key(arm)] > 0.2
+    assert rows.share_unique["minimax01", "loss", "none"] == 1.0
 
 
 def test_a_wrong_closed_form_would_be_seen(problems, monkeypatch):
-    monkeypatch.setitem(study.OPTIMA, Arm("k3"), study.reverse_kl_optimum)
+    monkeypatch.setitem(study.OPTIMA, term("k3"), study.reverse_kl_optimum)
     starts = study.random_starts(problems, 1, spread=1.0, seed=4)
-    table = study.ends_table(problems, starts, [Arm("k3")], beta=1.0, steps=800, step_size=0.6)
+    table = study.ends_table(problems, starts, [term("k3")], beta=1.0, steps=800, step_size=0.6)
     assert table.error[0] > 1e-2
 
 
 def test_k1_loss_is_greedy(problems):
     early, late = (
-        study.greedy_share(problems, Arm("k1"), beta=1.0, steps=steps) for steps in (10, 2000)
+        study.greedy_share(problems, term("k1"), beta=1.0, steps=steps) for steps in (10, 2000)
     )
     assert early < 0.9 < 0.99 < late
-    assert study.greedy_share(problems, Arm("k2"), beta=1.0, steps=2000) < 0.9
+    assert study.greedy_share(problems, term("k2"), beta=1.0, steps=2000) < 0.9
 
 
 def test_tilts_are_exponential_and_hyperbolic():
@@ -69,7 +80,10 @@ def test_flows_end_where_the_theorem_says():
     ref_logits = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).log()
     starts = study.simplex_grid(4)
     assert torch.allclose(starts.exp().sum(-1), torch.ones(15, dtype=torch.float64))
-    for arm, loses in ((Arm("k2"), False), (Arm("k3", "reward"), True)):
+    for arm, loses in (
+        (term("k2"), False),
+        (term("k3", "reward"), True),
+    ):
         path = study.flow_paths(arm, starts, ref_logits, frames=50, growth=1.12, step_size=0.05)
         assert path.shape == (51, 15, 3)
         assert bool((path[-1].min(-1).values < 1e-3).all()) is loses
@@ -127,7 +141,9 @@ def test_noise_map_is_one_on_the_diagonal():
 def test_stale_table_knows_the_weights():
     policies = random_policies(30, 7, spread=1.0, seed=2)
     old = drifted_logits(policies.logits, torch.tensor([0.7], dtype=torch.float64), seed=3)[0]
-    arms = [Arm("k2", "loss", w) for w in ("none", "detached")] + [Arm("k3", "loss", "detached")]
+    arms = [term("k2", weighting=w) for w in ("none", "detached")] + [
+        term("k3", weighting="detached")
+    ]
     table = one_state.stale_table(policies, old, arms)
     assert table.fresh_optimises.tolist() == ["reverse", "reverse", "forward"]
     assert table.stale_optimises.tolist() == ["neither", "reverse", "forward"]

@@ -6,8 +6,12 @@ import pytest
 import torch
 
 from analysis.experiments.chapters import gradients as study
-from analysis.experiments.chapters.gradients import Arm
 from analysis.kl.sequences import enumerate_sequences
+from analysis.kl.term import KLTerm
+
+
+def term(estimator: str, placement: str = "loss", *, weighting: str = "none") -> KLTerm:
+    return KLTerm(estimator=estimator, placement=placement, weighting=weighting)
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +20,12 @@ def pairs():
 
 
 def test_what_each_arm_optimises_at_one_state(pairs):
-    arms = [*study.LOSS_AND_REWARD, Arm("k4"), Arm("k3_clip"), Arm("minimax01")]
+    arms = [
+        *study.LOSS_AND_REWARD,
+        term("k4"),
+        term("k3_clip"),
+        term("minimax01"),
+    ]
     table = study.one_state_table(pairs, arms).set_index(["estimator", "placement"])
     assert table.optimises.to_dict() == {
         ("k1", "loss"): "nothing",
@@ -56,8 +65,10 @@ def test_drift_starts_at_the_reference_and_spares_the_exact_arms(pairs):
 
 def test_staleness_breaks_exactly_the_arms_without_their_weight(pairs):
     distances = torch.tensor([0.0, 1.0], dtype=torch.float64)
-    arms = [Arm(k, "loss", w) for k in ("k1", "k2", "k3") for w in ("none", "attached", "detached")]
-    curves = study.staleness_curves(pairs, distances, seed=1, arms=arms)
+    arms = [
+        term(k, weighting=w) for k in ("k1", "k2", "k3") for w in ("none", "attached", "detached")
+    ]
+    curves = study.staleness_curves(pairs, distances, seed=1, terms=arms)
     stale = curves[curves.staleness > 0].set_index(["estimator", "weighting"])["median"]
     exact = {("k2", "detached"), ("k3", "attached"), ("k1", "attached")}
     for key, error in stale.items():
@@ -65,7 +76,14 @@ def test_staleness_breaks_exactly_the_arms_without_their_weight(pairs):
 
 
 def test_noise_agrees_with_a_sample(pairs):
-    table = study.noise_table(pairs, [Arm("k2"), Arm("k1", "reward"), Arm("k3")])
+    table = study.noise_table(
+        pairs,
+        [
+            term("k2"),
+            term("k1", "reward"),
+            term("k3"),
+        ],
+    )
     assert table.samples_median[0] == pytest.approx(table.samples_median[1], rel=1e-12)
     assert table.samples_median[2] > table.samples_median[0]
     one = study.Policies(pairs.logits[:1], pairs.ref_logits[:1])
@@ -77,7 +95,7 @@ def test_noise_agrees_with_a_sample(pairs):
     scores = torch.nn.functional.one_hot(actions, 9) - policy
     samples = (logp - ref_logp)[actions].unsqueeze(-1) * scores
     sampled = samples.var(0).sum() / samples.mean(0).square().sum()
-    enumerated = study.noise_table(one, [Arm("k2")]).samples_median[0]
+    enumerated = study.noise_table(one, [term("k2")]).samples_median[0]
     assert sampled.item() == pytest.approx(enumerated, rel=0.03)
 
 

@@ -7,6 +7,7 @@ import torch
 
 from analysis.experiments.chapters import length_drift as study
 from analysis.experiments.chapters.process_rewards import open_length_chain
+from analysis.kl.credit import state_average
 from analysis.kl.sequences import sequence_probability
 
 
@@ -58,3 +59,36 @@ def test_row_weights_by_hand():
     lengths = problem.sequences.mask.sum(-1).double()
     torch.testing.assert_close(study.row_weights(problem, "seq_mean_token_mean"), 1 / lengths)
     assert (study.row_weights(problem, "seq_mean_token_sum") == 1).all()
+
+
+@pytest.mark.parametrize("mode", study.MODES)
+def test_along_the_natural_gradient_a_class_moves_by_a_covariance(mode):
+    """Exactly nothing under the sum; under 1/|o| right answers get shorter, wrong ones longer."""
+    problem = open_length_chain(5, right=0.4, stop=0.2)
+    weights, lengths = study.row_weights(problem, mode), problem.sequences.mask.sum(-1).double()
+    mass = sequence_probability(problem.logits, problem.sequences)
+    advantage = problem.outcome - mass @ problem.outcome
+    credit = (weights * advantage)[:, None].expand(problem.sequences.mask.shape)
+    natural = state_average(credit, problem.logits, problem.sequences, by_action=True)
+    for chosen, sign in ((problem.outcome, -1), (1 - problem.outcome, 1)):
+        inside = mass * chosen / (mass @ chosen)
+        spread = inside @ (lengths * weights) - (inside @ lengths) * (inside @ weights)
+        expected = (inside @ advantage) * spread
+        slope = study.mean_length_slope(problem, chosen, natural) * natural.norm()
+        assert slope.item() == pytest.approx(expected.item(), abs=1e-14)
+        assert abs(slope) < 1e-14 if mode == "seq_mean_token_sum" else sign * slope > 1e-3
+
+
+def test_raising_the_mean_of_one_over_length_need_not_shorten():
+    """Old statement: raising E[1/|o|] makes answers shorter. 50 tokens, or a lottery: 2 or 100."""
+    logits = torch.tensor([0.1, 0.05], dtype=torch.float64).logit().requires_grad_()
+    lottery, short = logits.sigmoid()
+
+    def mean(medium, least, most):
+        return (1 - lottery) * medium + lottery * (short * least + (1 - short) * most)
+
+    (inverse,) = torch.autograd.grad(mean(1 / 50, 1 / 2, 1 / 100), logits, retain_graph=True)
+    (length,) = torch.autograd.grad(mean(50, 2, 100), logits)
+    assert (inverse * length).sum() > 1e-3  # the step that raises E[1/|o|] lengthens
+    fisher = torch.stack([lottery * (1 - lottery), lottery * short * (1 - short)]).detach()
+    assert (inverse * length / fisher).sum() < -0.1  # the natural one shortens

@@ -59,8 +59,12 @@ def test_coefficients_by_hand():
 def test_attached_weight_is_differentiated_and_detached_is_not(logp):
     ratio = torch.exp(LOGP - OLD_LOGP)
     for estimator, value in (("k1", k1), ("k2", k2), ("k3", k3)):
-        attached = kl_loss(logp, REF_LOGP, OLD_LOGP, estimator=estimator, weighting="attached")
-        detached = kl_loss(logp, REF_LOGP, OLD_LOGP, estimator=estimator, weighting="detached")
+        attached = kl_loss(
+            logp, REF_LOGP, old_logp=OLD_LOGP, estimator=estimator, weighting="attached"
+        )
+        detached = kl_loss(
+            logp, REF_LOGP, old_logp=OLD_LOGP, estimator=estimator, weighting="detached"
+        )
         assert torch.allclose(attached, ratio * value(LOGP, REF_LOGP))
         assert torch.equal(attached, detached)
         coefficient = gradient_coefficient(LOGP, REF_LOGP, estimator=estimator)
@@ -71,15 +75,15 @@ def test_attached_weight_is_differentiated_and_detached_is_not(logp):
 
 
 def test_attached_k3_has_the_coefficient_of_detached_k2(logp):
-    attached = kl_loss(logp, REF_LOGP, OLD_LOGP, estimator="k3", weighting="attached")
-    detached = kl_loss(logp, REF_LOGP, OLD_LOGP, estimator="k2", weighting="detached")
+    attached = kl_loss(logp, REF_LOGP, old_logp=OLD_LOGP, estimator="k3", weighting="attached")
+    detached = kl_loss(logp, REF_LOGP, old_logp=OLD_LOGP, estimator="k2", weighting="detached")
     assert torch.allclose(gradient(attached, logp), gradient(detached, logp), rtol=0, atol=1e-12)
 
 
 def test_reference_and_sampler_get_no_gradient(logp):
     ref_logp = REF_LOGP.clone().requires_grad_(True)
     old_logp = OLD_LOGP.clone().requires_grad_(True)
-    loss = kl_loss(logp, ref_logp, old_logp, estimator="k3", weighting="attached").sum()
+    loss = kl_loss(logp, ref_logp, old_logp=old_logp, estimator="k3", weighting="attached").sum()
     grads = torch.autograd.grad(loss, (ref_logp, old_logp), allow_unused=True)
     assert grads == (None, None)
 
@@ -97,17 +101,14 @@ def test_the_penalty_is_the_detached_estimator(estimator, logp):
 def test_masked_positions_contribute_exactly_nothing(estimator, weighting, garbage):
     mask = torch.tensor([[True, True, False], [True, False, False]])
     spoil = lambda x: torch.where(mask, x, garbage)
+    how = {"estimator": estimator, "weighting": weighting}
+    old, spoilt = ({"old_logp": OLD_LOGP}, {"old_logp": spoil(OLD_LOGP)})
+    if weighting == "none":
+        old = spoilt = {}
     logp = spoil(LOGP).requires_grad_(True)
-    loss = kl_loss(
-        logp,
-        spoil(REF_LOGP),
-        spoil(OLD_LOGP),
-        estimator=estimator,
-        weighting=weighting,
-        mask=mask,
-    )
+    loss = kl_loss(logp, spoil(REF_LOGP), **spoilt, **how, mask=mask)
     clean_logp = LOGP.clone().requires_grad_(True)
-    clean = kl_loss(clean_logp, REF_LOGP, OLD_LOGP, estimator=estimator, weighting=weighting)
+    clean = kl_loss(clean_logp, REF_LOGP, **old, **how)
     assert torch.equal(loss, torch.where(mask, clean, 0.0))
     assert torch.equal(gradient(loss, logp), torch.where(mask, gradient(clean, clean_logp), 0.0))
     if estimator in ESTIMATORS:
@@ -124,11 +125,21 @@ def test_bad_input_names_the_argument(logp):
     with pytest.raises(ValueError, match=r"estimator must be one of.*did you mean 'k3'"):
         kl_loss(logp, REF_LOGP, estimator="k33")
     with pytest.raises(ValueError, match="weighting must be one of"):
-        kl_loss(logp, REF_LOGP, OLD_LOGP, weighting="both")
+        kl_loss(logp, REF_LOGP, old_logp=OLD_LOGP, weighting="both")
     with pytest.raises(ValueError, match="old_logp is needed"):
         kl_loss(logp, REF_LOGP, weighting="attached")
+    with pytest.raises(ValueError, match="old_logp would go unread"):
+        kl_loss(logp, REF_LOGP, old_logp=OLD_LOGP)
+    with pytest.raises(ValueError, match="ratio='prefix' would go unread"):
+        kl_loss(logp, REF_LOGP, ratio="prefix")
+    with pytest.raises(TypeError):
+        kl_loss(logp, REF_LOGP, OLD_LOGP)
+    for bad in (0.5, 2.0, -1.0, math.nan):
+        mask = torch.ones_like(LOGP).index_fill(1, torch.tensor([1]), bad)
+        with pytest.raises(ValueError, match="mask must hold 0 or 1"):
+            kl_loss(logp, REF_LOGP, mask=mask)
     with pytest.raises(ValueError, match="old_logp has shape"):
-        kl_loss(logp, REF_LOGP, OLD_LOGP[0], weighting="detached")
+        kl_loss(logp, REF_LOGP, old_logp=OLD_LOGP[0], weighting="detached")
     with pytest.raises(ValueError, match="mask has shape"):
         kl_loss(logp, REF_LOGP, mask=torch.ones(3, dtype=torch.bool))
     with pytest.raises(ValueError, match="estimator must be one of"):

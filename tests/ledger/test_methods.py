@@ -12,6 +12,7 @@ import yaml
 
 from analysis.errors import Refused
 from analysis.experiments.ablations.catalogue import CATALOGUE
+from analysis.kl.term import KLTerm
 from analysis.report.build import book_generators
 from analysis.report.ledger import load_ledger
 from analysis.report.methods import (
@@ -60,7 +61,7 @@ ENTRY = {
     "equation": "gspo",
     "function": "analysis.objectives.losses.gspo",
     "test": "tests/objectives/test_losses.py::test_gspo_token_form_equals_its_sequence_form",
-    "use": 'Arm(kl_estimator="none", objective=Objective(kind="gspo"))',
+    "use": 'Arm(kl=KLTerm(estimator="none"), objective=Objective(kind="gspo"))',
     "presets": {"objectives": ["gspo"]},
     "section": "06_sequences#thm-geometric-weight",
     "claims": ["S3-23"],
@@ -100,9 +101,9 @@ def test_what_switches_a_method_on_works(method):
         assert name in functions
         assert eval(method.use, functions | {"torch": torch}) is not None
         return
-    plain = Arm(kl_estimator="none")
+    plain = Arm()
     default = method.id in ("grpo", "ppo-clip", "no-kl", "group-normalise")
-    assert (method.arm == plain) == default or method.arm.kl_estimator != "none"
+    assert (method.arm == plain) == default or method.arm.kl.estimator != "none"
 
 
 #: Presets that measure no method of their own: budgets, starts and machines.
@@ -138,9 +139,9 @@ def test_every_arm_of_the_chapters_presets_is_some_method():
 
 
 def test_an_arm_is_read_from_its_expression():
-    text = 'Arm(label="x", kl_estimator="k2", beta=-0.5, sampler=Sampler(by="teacher"))'
+    text = 'Arm(label="x", kl=KLTerm(estimator="k2"), beta=-0.5, sampler=Sampler(by="teacher"))'
     assert arm_of(text) == Arm(
-        label="x", kl_estimator="k2", beta=-0.5, sampler=Sampler(by="teacher")
+        label="x", kl=KLTerm(estimator="k2"), beta=-0.5, sampler=Sampler(by="teacher")
     )
 
 
@@ -150,37 +151,41 @@ def test_an_arm_is_read_from_its_expression():
         'Arm("none")',
         "Arm(**{})",
         "__import__('os').system('true')",
-        "Arm(kl_estimator=print())",
+        "Arm(kl=KLTerm(estimator=print()))",
         'Objective(kind="gspo")',
         "Arm(",
         "3",
-        'Arm(kl_estimator="none", beta=1.0)',
+        'Arm(kl=KLTerm(estimator="none"), beta=1.0)',
     ],
 )
 def test_anything_else_is_no_arm(text):
-    with pytest.raises(ValueError, match=r"is no|takes no beta"):
+    with pytest.raises(ValueError, match=r"is no|name an estimator"):
         arm_of(text)
 
 
 def test_an_arm_switches_on_what_it_sets_whatever_its_numbers():
-    pattern = arm_of('Arm(kl_estimator="k2", beta=0.1, distillation=Distillation(weight_end=0.0))')
+    pattern = arm_of(
+        'Arm(kl=KLTerm(estimator="k2"), beta=0.1, distillation=Distillation(weight_end=0.0))'
+    )
     lesson = Distillation(weight_end=0.0, weight=7.0)
-    assert switches_on(Arm(kl_estimator="k2", beta=3.0, distillation=lesson), pattern)
+    assert switches_on(Arm(kl=KLTerm(estimator="k2"), beta=3.0, distillation=lesson), pattern)
     for other in (
-        Arm(kl_estimator="k3", beta=3.0, distillation=lesson),
-        Arm(kl_estimator="k2", beta=0.0, distillation=lesson),
-        Arm(kl_estimator="k2", beta=3.0),
-        Arm(kl_estimator="k2", beta=3.0, distillation=Distillation()),
-        Arm(kl_estimator="k2", beta=3.0, distillation=Distillation(weight_end=0.5)),
+        Arm(kl=KLTerm(estimator="k3"), beta=3.0, distillation=lesson),
+        Arm(kl=KLTerm(estimator="k2"), beta=0.0, distillation=lesson),
+        Arm(kl=KLTerm(estimator="k2"), beta=3.0),
+        Arm(kl=KLTerm(estimator="k2"), beta=3.0, distillation=Distillation()),
+        Arm(kl=KLTerm(estimator="k2"), beta=3.0, distillation=Distillation(weight_end=0.5)),
     ):
         assert not switches_on(other, pattern)
     assert switches_on(
-        Arm(kl_estimator="none", objective=Objective(kind="gspo", epsilon_low=0.1)),
-        arm_of('Arm(kl_estimator="none", objective=Objective(kind="gspo", epsilon_low=0.2))'),
+        Arm(objective=Objective(kind="gspo", epsilon_low=0.1)),
+        arm_of(
+            'Arm(kl=KLTerm(estimator="none"), objective=Objective(kind="gspo", epsilon_low=0.2))'
+        ),
     )
     assert not switches_on(
-        Arm(kl_estimator="none", advantage=Advantage(drop_uniform_groups=True)),
-        arm_of('Arm(kl_estimator="none", advantage=Advantage(drop_uniform_groups=False))'),
+        Arm(advantage=Advantage(drop_uniform_groups=True)),
+        arm_of('Arm(kl=KLTerm(estimator="none"), advantage=Advantage(drop_uniform_groups=False))'),
     )
 
 
@@ -220,7 +225,7 @@ def test_a_place_that_shows_no_recording_is_named():
         ({"presets": {}}, "give presets, or say in unmeasured"),
         ({"unmeasured": "no"}, "give presets, or say in unmeasured"),
         ({"use": "gspo(x)"}, "presets measure arms"),
-        ({"use": 'Arm(kl_estimator="none", objective=Objective(kind="ppo"))'}, "kind"),
+        ({"use": 'Arm(kl=KLTerm(estimator="none"), objective=Objective(kind="ppo"))'}, "kind"),
         ({"family": "other"}, "family"),
         ({"extra": 1}, "extra"),
         ({"id": "Gspo"}, "id"),

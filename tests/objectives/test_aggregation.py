@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
 
-from analysis.objectives.aggregation import MODES, aggregate, token_weights
+from analysis.objectives.aggregation import (
+    MODES,
+    aggregate,
+    token_mean_weight,
+    token_weights,
+)
 
 VALUES = torch.tensor(
     [[1.0, 2.0, 4.0, 8.0], [3.0, -5.0, 7.0, 11.0], [13.0, 17.0, 19.0, 23.0]], dtype=torch.float64
@@ -97,3 +103,36 @@ def test_refusals_name_the_argument():
         aggregate(VALUES, MASK[:2], "token_mean")
     with pytest.raises(ValueError, match="mask"):
         token_weights(torch.tensor(True), "token_mean")
+
+
+def test_the_token_mean_in_expectation_against_every_batch():
+    probability = torch.tensor([0.1, 0.4, 0.2, 0.3], dtype=torch.float64)  # some are empty
+    for number in (1, 2, 3):
+        expected = torch.zeros(4, dtype=torch.float64)
+        for lengths in itertools.product(range(4), repeat=number):
+            lengths = torch.tensor(lengths)
+            mask = torch.arange(3) < lengths[:, None]
+            weight = number * token_weights(mask, "token_mean", dtype=torch.float64)[0, 0]
+            expected[lengths[0]] += weight * probability[lengths[1:]].prod()
+        weights = token_mean_weight(probability, number)
+        torch.testing.assert_close(weights[1:], expected[1:], rtol=0, atol=1e-12)
+
+
+def test_the_token_mean_runs_from_one_over_length_to_a_constant():
+    probability = torch.tensor([0.1, 0.0, 0.2, 0.3, 0.4], dtype=torch.float64)
+    lengths = torch.arange(5, dtype=torch.float64)
+    torch.testing.assert_close(token_mean_weight(probability, 1)[1:], 1 / lengths[1:])
+    assert (token_mean_weight(probability, 7).diff()[1:] < 0).all()
+    mean = probability @ lengths
+    gaps = [(token_mean_weight(probability, n) * mean - 1).abs().max() for n in (100, 400)]
+    assert gaps[1] < 0.01
+    assert gaps[0] / gaps[1] == pytest.approx(4, rel=0.05)
+
+
+def test_what_a_batch_cannot_be_is_refused():
+    with pytest.raises(ValueError, match="completions >= 1"):
+        token_mean_weight(torch.ones(2) / 2, 0)
+    with pytest.raises(ValueError, match="length_probability"):
+        token_mean_weight(torch.ones(2, 2) / 2, 3)
+    with pytest.raises(ValueError, match="floating"):
+        token_mean_weight(torch.tensor([0, 1]), 3)

@@ -79,7 +79,9 @@ def test_value_and_gradient_by_hand(kind, per_token, seed):
         advantages = torch.randn(3, 4, generator=generator, dtype=torch.float64)
     terms, weights, clipped, gradient = by_hand(kind, logp, old_logp, advantages)
     given_advantages = advantages if per_token else ADVANTAGES
-    output = policy_loss(logp, old_logp, given_advantages, MASK, kind=kind, **CLIP)
+    output = policy_loss(
+        logp, old_logp=old_logp, advantages=given_advantages, mask=MASK, kind=kind, **CLIP
+    )
     output.loss.backward()
     assert torch.allclose(output.per_token, terms, rtol=0, atol=1e-12)
     assert torch.allclose(output.weight, weights, rtol=0, atol=1e-12)
@@ -94,9 +96,15 @@ def test_value_and_gradient_by_hand(kind, per_token, seed):
 @pytest.mark.parametrize("kind", KINDS)
 def test_flipped_signs_and_swapped_arguments_differ(kind):
     logp, old_logp = log_probs()
-    loss = policy_loss(logp, old_logp, ADVANTAGES, MASK, kind=kind, **CLIP).loss
-    flipped = policy_loss(logp, old_logp, -ADVANTAGES, MASK, kind=kind, **CLIP).loss
-    swapped = policy_loss(old_logp, logp, ADVANTAGES, MASK, kind=kind, **CLIP).loss
+    loss = policy_loss(
+        logp, old_logp=old_logp, advantages=ADVANTAGES, mask=MASK, kind=kind, **CLIP
+    ).loss
+    flipped = policy_loss(
+        logp, old_logp=old_logp, advantages=-ADVANTAGES, mask=MASK, kind=kind, **CLIP
+    ).loss
+    swapped = policy_loss(
+        old_logp, old_logp=logp, advantages=ADVANTAGES, mask=MASK, kind=kind, **CLIP
+    ).loss
     assert (loss - flipped).abs() > 1e-2
     assert (loss - swapped).abs() > 1e-2
     (gradient,) = torch.autograd.grad(loss, logp)
@@ -109,7 +117,13 @@ def test_bounds_are_not_interchangeable(kind):
     logp, old_logp = log_probs()
     per_token = [
         policy_loss(
-            logp, old_logp, ADVANTAGES, MASK, kind=kind, epsilon_low=low, epsilon_high=high
+            logp,
+            old_logp=old_logp,
+            advantages=ADVANTAGES,
+            mask=MASK,
+            kind=kind,
+            epsilon_low=low,
+            epsilon_high=high,
         ).per_token
         for low, high in ((LOW, HIGH), (HIGH, LOW))
     ]
@@ -121,7 +135,11 @@ def test_a_step_against_the_gradient_raises_what_has_a_positive_advantage(kind):
     old_logp = torch.tensor([[-1.0, -2.0], [-1.5, -0.5]], dtype=torch.float64)
     logp = old_logp.clone().requires_grad_()
     policy_loss(
-        logp, old_logp, torch.tensor([1.0, -2.0]), torch.ones(2, 2), kind=kind
+        logp,
+        old_logp=old_logp,
+        advantages=torch.tensor([1.0, -2.0]),
+        mask=torch.ones(2, 2),
+        kind=kind,
     ).loss.backward()
     assert (logp.grad[0] < 0).all()  # descent adds log-prob
     assert (logp.grad[1] > 0).all()
@@ -131,9 +149,13 @@ def test_a_step_against_the_gradient_raises_what_has_a_positive_advantage(kind):
 def test_on_policy_every_token_kind_has_the_gradient_of_reinforce(kind):
     _, old_logp = log_probs()
     logp = old_logp.clone().requires_grad_()
-    output = policy_loss(logp, old_logp, ADVANTAGES, MASK, kind=kind, **CLIP)
+    output = policy_loss(
+        logp, old_logp=old_logp, advantages=ADVANTAGES, mask=MASK, kind=kind, **CLIP
+    )
     (gradient,) = torch.autograd.grad(output.loss, logp)
-    plain = policy_loss(logp, old_logp, ADVANTAGES, MASK, kind="reinforce").loss
+    plain = policy_loss(
+        logp, old_logp=old_logp, advantages=ADVANTAGES, mask=MASK, kind="reinforce"
+    ).loss
     (expected,) = torch.autograd.grad(plain, logp)
     assert torch.allclose(gradient, expected, rtol=0, atol=1e-12)
     assert torch.equal(output.weight, MASK.double())
@@ -158,7 +180,12 @@ def test_clip_edges(kind, advantage, ratio, is_clipped):
     old_logp = torch.tensor([[-2.0]], dtype=torch.float64)
     logp = (old_logp + math.log(ratio)).requires_grad_()
     output = policy_loss(
-        logp, old_logp, torch.tensor([advantage]), torch.ones(1, 1), kind=kind, **CLIP
+        logp,
+        old_logp=old_logp,
+        advantages=torch.tensor([advantage]),
+        mask=torch.ones(1, 1),
+        kind=kind,
+        **CLIP,
     )
     output.loss.backward()
     bounded = min(max(ratio, 1 - LOW), 1 + HIGH) if is_clipped else ratio
@@ -172,9 +199,9 @@ def test_a_weight_exactly_on_its_bound_keeps_its_gradient():
     for kind in MIN_TYPE:
         output = policy_loss(
             logp,
-            torch.zeros(1, 2, dtype=torch.float64),
-            torch.tensor([[3.0, -3.0]]),
-            torch.ones(1, 2),
+            old_logp=torch.zeros(1, 2, dtype=torch.float64),
+            advantages=torch.tensor([[3.0, -3.0]]),
+            mask=torch.ones(1, 2),
             kind=kind,
             epsilon_low=0.0,
             epsilon_high=0.0,
@@ -197,9 +224,9 @@ def test_the_clipped_form_is_the_minimum(log_ratio, advantage, low, high, kind):
     expected = -torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
     output = policy_loss(
         logp,
-        old_logp,
-        torch.tensor([advantage], dtype=torch.float64),
-        torch.ones(1, 1),
+        old_logp=old_logp,
+        advantages=torch.tensor([advantage], dtype=torch.float64),
+        mask=torch.ones(1, 1),
         kind=kind,
         epsilon_low=low,
         epsilon_high=high,
@@ -214,9 +241,9 @@ def test_cispo_clips_the_weight_and_keeps_the_gradient_of_every_token():
     advantages = torch.tensor([[-2.0, 5.0, 2.0]], dtype=torch.float64)
     output = policy_loss(
         logp,
-        old_logp,
-        advantages,
-        torch.ones(1, 3),
+        old_logp=old_logp,
+        advantages=advantages,
+        mask=torch.ones(1, 3),
         kind="cispo",
         aggregation="seq_mean_token_sum",
         **CLIP,
@@ -225,7 +252,9 @@ def test_cispo_clips_the_weight_and_keeps_the_gradient_of_every_token():
     expected = [[2.0 * (1 - LOW), -5.0 * 1.1, -2.0 * (1 + HIGH)]]
     assert logp.grad.tolist()[0] == pytest.approx(expected[0], abs=1e-12)
     assert output.clipped.tolist() == [[True, False, True]]
-    clipped_surrogate = policy_loss(logp, old_logp, advantages, torch.ones(1, 3), **CLIP)
+    clipped_surrogate = policy_loss(
+        logp, old_logp=old_logp, advantages=advantages, mask=torch.ones(1, 3), **CLIP
+    )
     (gradient,) = torch.autograd.grad(clipped_surrogate.loss, logp)
     assert gradient[0, 0] == 0 and gradient[0, 2] == 0  # grpo loses exactly those two
 
@@ -233,7 +262,9 @@ def test_cispo_clips_the_weight_and_keeps_the_gradient_of_every_token():
 @pytest.mark.parametrize("seed", range(5))
 def test_gspo_token_form_equals_its_sequence_form(seed):
     logp, old_logp = log_probs(seed)
-    output = policy_loss(logp, old_logp, ADVANTAGES, MASK, kind="gspo", **CLIP)
+    output = policy_loss(
+        logp, old_logp=old_logp, advantages=ADVANTAGES, mask=MASK, kind="gspo", **CLIP
+    )
     (gradient,) = torch.autograd.grad(output.loss, logp)
     terms = []
     for row in range(3):
@@ -245,14 +276,18 @@ def test_gspo_token_form_equals_its_sequence_form(seed):
     (expected,) = torch.autograd.grad(loss, logp)
     assert torch.allclose(output.loss, loss, rtol=0, atol=1e-12)
     assert torch.allclose(gradient, expected, rtol=0, atol=1e-12)
-    grpo = policy_loss(logp, old_logp, ADVANTAGES, MASK, kind="grpo", **CLIP)
+    grpo = policy_loss(
+        logp, old_logp=old_logp, advantages=ADVANTAGES, mask=MASK, kind="grpo", **CLIP
+    )
     assert (grpo.loss - output.loss).abs() > 1e-4
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_sequence_kind_is_the_objective_over_whole_sequences(seed):
     logp, old_logp = log_probs(seed)
-    output = policy_loss(logp, old_logp, ADVANTAGES, MASK, kind="sequence", **CLIP)
+    output = policy_loss(
+        logp, old_logp=old_logp, advantages=ADVANTAGES, mask=MASK, kind="sequence", **CLIP
+    )
     (gradient,) = torch.autograd.grad(output.loss, logp)
     log_ratio = torch.where(MASK, logp - old_logp, 0.0).sum(-1)
     ratio = log_ratio.exp()
@@ -266,10 +301,16 @@ def test_grpo_off_policy_is_grpo_on_folded_advantages():
     logp, old_logp = log_probs()
     kl = torch.randn(3, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     folded = fold_kl(ADVANTAGES, kl, MASK, beta=0.5)
-    output = policy_loss(logp, old_logp, folded, MASK, kind="grpo_off_policy", **CLIP)
-    expected = policy_loss(logp, old_logp, folded, MASK, kind="grpo", **CLIP)
+    output = policy_loss(
+        logp, old_logp=old_logp, advantages=folded, mask=MASK, kind="grpo_off_policy", **CLIP
+    )
+    expected = policy_loss(
+        logp, old_logp=old_logp, advantages=folded, mask=MASK, kind="grpo", **CLIP
+    )
     assert all(torch.equal(*pair) for pair in zip(output, expected, strict=True))
-    without = policy_loss(logp, old_logp, ADVANTAGES, MASK, kind="grpo_off_policy", **CLIP)
+    without = policy_loss(
+        logp, old_logp=old_logp, advantages=ADVANTAGES, mask=MASK, kind="grpo_off_policy", **CLIP
+    )
     assert (without.loss - output.loss).abs() > 1e-2
 
 
@@ -277,7 +318,14 @@ def test_grpo_off_policy_is_grpo_on_folded_advantages():
 @pytest.mark.parametrize("kind", KINDS)
 def test_loss_is_the_weighted_sum_of_its_terms(kind, aggregation):
     logp, old_logp = log_probs()
-    output = policy_loss(logp, old_logp, ADVANTAGES, MASK, kind=kind, aggregation=aggregation)
+    output = policy_loss(
+        logp,
+        old_logp=old_logp,
+        advantages=ADVANTAGES,
+        mask=MASK,
+        kind=kind,
+        aggregation=aggregation,
+    )
     weights = token_weights(MASK, aggregation, dtype=torch.float64)
     assert torch.allclose(output.loss, (output.per_token * weights).sum(), rtol=0, atol=1e-12)
 
@@ -287,9 +335,9 @@ def test_dr_grpo_weighs_a_token_alike_in_every_row():
     logp = torch.zeros(3, 4, dtype=torch.float64, requires_grad=True)
     output = policy_loss(
         logp,
-        logp.detach(),
-        group_centre(rewards),
-        MASK,
+        old_logp=logp.detach(),
+        advantages=group_centre(rewards),
+        mask=MASK,
         aggregation="seq_mean_token_sum_norm",
     )
     output.loss.backward()
@@ -302,14 +350,16 @@ def test_dr_grpo_weighs_a_token_alike_in_every_row():
 def test_masked_garbage_changes_neither_value_nor_gradient(kind, garbage):
     logp, old_logp = log_probs()
     advantages = ADVANTAGES[:, None].expand(3, 4)
-    clean = policy_loss(logp, old_logp, advantages, MASK, kind=kind, **CLIP)
+    clean = policy_loss(
+        logp, old_logp=old_logp, advantages=advantages, mask=MASK, kind=kind, **CLIP
+    )
     (expected,) = torch.autograd.grad(clean.loss, logp)
     dirty_logp = torch.where(MASK, logp.detach(), garbage).requires_grad_()
     dirty = policy_loss(
         dirty_logp,
-        torch.where(MASK, old_logp, garbage),
-        torch.where(MASK, advantages, garbage),
-        MASK,
+        old_logp=torch.where(MASK, old_logp, garbage),
+        advantages=torch.where(MASK, advantages, garbage),
+        mask=MASK,
         kind=kind,
         **CLIP,
     )
@@ -325,13 +375,21 @@ def test_masked_garbage_changes_neither_value_nor_gradient(kind, garbage):
 def test_empty_rows_add_zero_and_an_empty_batch_is_zero(kind, aggregation):
     logp, old_logp = log_probs()
     nothing = torch.zeros_like(MASK)
-    output = policy_loss(logp * math.nan, old_logp, ADVANTAGES, nothing, kind=kind)
+    output = policy_loss(
+        logp * math.nan, old_logp=old_logp, advantages=ADVANTAGES, mask=nothing, kind=kind
+    )
     assert output.loss.item() == 0.0 and output.clip_fraction.item() == 0.0
     mask = MASK.clone()
     mask[1] = False
     advantages = torch.tensor([1.5, math.nan, 0.4], dtype=torch.float64)
     output = policy_loss(
-        logp, old_logp, advantages, mask, kind=kind, aggregation=aggregation, **CLIP
+        logp,
+        old_logp=old_logp,
+        advantages=advantages,
+        mask=mask,
+        kind=kind,
+        aggregation=aggregation,
+        **CLIP,
     )
     output.loss.backward()
     assert output.loss.isfinite() and output.loss != 0
@@ -343,7 +401,11 @@ def test_empty_rows_add_zero_and_an_empty_batch_is_zero(kind, aggregation):
 def test_an_overflowing_ratio_that_is_clipped_has_zero_gradient_not_nan(kind):
     logp = torch.tensor([[0.0]], requires_grad=True)
     output = policy_loss(
-        logp, torch.tensor([[-200.0]]), torch.tensor([1.0]), torch.ones(1, 1), kind=kind
+        logp,
+        old_logp=torch.tensor([[-200.0]]),
+        advantages=torch.tensor([1.0]),
+        mask=torch.ones(1, 1),
+        kind=kind,
     )
     output.loss.backward()
     assert output.loss.item() == pytest.approx(-1.2)
@@ -356,7 +418,9 @@ def test_an_overflowing_row_with_a_masked_tail_or_zero_advantage_stays_finite(ki
     logp = torch.zeros(2, 3, requires_grad=True)
     mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
     old_logp = torch.full((2, 3), -200.0)
-    output = policy_loss(logp, old_logp, torch.tensor([1.0, 0.0]), mask, kind=kind)
+    output = policy_loss(
+        logp, old_logp=old_logp, advantages=torch.tensor([1.0, 0.0]), mask=mask, kind=kind
+    )
     output.loss.backward()
     assert output.loss.item() == pytest.approx(-1.2 / 2)
     assert torch.equal(logp.grad, torch.zeros(2, 3))
@@ -369,14 +433,16 @@ def test_a_bad_log_prob_that_counts_stays_visible(kind):
     bad = logp.detach().clone()
     bad[0, 1] = math.nan
     for advantages in (ADVANTAGES, torch.zeros(3)):
-        assert policy_loss(bad, old_logp, advantages, MASK, kind=kind).loss.isnan()
+        assert policy_loss(
+            bad, old_logp=old_logp, advantages=advantages, mask=MASK, kind=kind
+        ).loss.isnan()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_the_policy_gets_a_gradient(kind):
     logp, old_logp = log_probs()
     old_logp, advantages = old_logp.requires_grad_(), ADVANTAGES.clone().requires_grad_()
-    output = policy_loss(logp, old_logp, advantages, MASK, kind=kind)
+    output = policy_loss(logp, old_logp=old_logp, advantages=advantages, mask=MASK, kind=kind)
     output.loss.backward()
     assert old_logp.grad is None and advantages.grad is None and logp.grad is not None
     assert [name for name in LossOutput._fields if getattr(output, name).requires_grad] == [
@@ -390,9 +456,16 @@ def test_only_the_policy_gets_a_gradient(kind):
 def test_low_precision_inputs_are_computed_in_float32(kind, dtype):
     logp, old_logp = (tensor.detach().to(dtype) for tensor in log_probs())
     advantages = ADVANTAGES.to(dtype)
-    output = policy_loss(logp, old_logp, advantages, MASK, kind=kind, **CLIP)
+    output = policy_loss(
+        logp, old_logp=old_logp, advantages=advantages, mask=MASK, kind=kind, **CLIP
+    )
     exact = policy_loss(
-        logp.double(), old_logp.double(), advantages.double(), MASK, kind=kind, **CLIP
+        logp.double(),
+        old_logp=old_logp.double(),
+        advantages=advantages.double(),
+        mask=MASK,
+        kind=kind,
+        **CLIP,
     )
     assert output.loss.dtype == torch.float32
     assert exact.loss.dtype == torch.float64
@@ -404,12 +477,12 @@ def test_low_precision_inputs_are_computed_in_float32(kind, dtype):
 def test_leading_axes_are_rows(kind, per_token):
     logp, old_logp = log_probs()
     advantages = ADVANTAGES[:, None].expand(3, 4) if per_token else ADVANTAGES
-    flat = policy_loss(logp, old_logp, advantages, MASK, kind=kind, **CLIP)
+    flat = policy_loss(logp, old_logp=old_logp, advantages=advantages, mask=MASK, kind=kind, **CLIP)
     deep = policy_loss(
         logp.reshape(3, 1, 4),
-        old_logp.reshape(3, 1, 4),
-        advantages.reshape(3, 1, *advantages.shape[1:]),
-        MASK.reshape(3, 1, 4),
+        old_logp=old_logp.reshape(3, 1, 4),
+        advantages=advantages.reshape(3, 1, *advantages.shape[1:]),
+        mask=MASK.reshape(3, 1, 4),
         kind=kind,
         **CLIP,
     )
@@ -419,27 +492,36 @@ def test_leading_axes_are_rows(kind, per_token):
 
 def test_zero_one_masks_of_other_dtypes():
     logp, old_logp = log_probs()
-    expected = policy_loss(logp, old_logp, ADVANTAGES, MASK).loss
+    expected = policy_loss(logp, old_logp=old_logp, advantages=ADVANTAGES, mask=MASK).loss
     for dtype in (torch.int64, torch.float32):
-        assert torch.equal(policy_loss(logp, old_logp, ADVANTAGES, MASK.to(dtype)).loss, expected)
+        assert torch.equal(
+            policy_loss(logp, old_logp=old_logp, advantages=ADVANTAGES, mask=MASK.to(dtype)).loss,
+            expected,
+        )
 
 
 def test_refusals_name_the_argument():
     logp, old_logp = log_probs()
     with pytest.raises(ValueError, match=r"kind.*did you mean 'gspo'"):
-        policy_loss(logp, old_logp, ADVANTAGES, MASK, kind="gsp")
+        policy_loss(logp, old_logp=old_logp, advantages=ADVANTAGES, mask=MASK, kind="gsp")
     with pytest.raises(ValueError, match=r"aggregation.*did you mean 'token_mean'"):
-        policy_loss(logp, old_logp, ADVANTAGES, MASK, aggregation="tokenmean")
+        policy_loss(
+            logp, old_logp=old_logp, advantages=ADVANTAGES, mask=MASK, aggregation="tokenmean"
+        )
     with pytest.raises(ValueError, match="old_logp has shape"):
-        policy_loss(logp, old_logp[:2], ADVANTAGES, MASK)
+        policy_loss(logp, old_logp=old_logp[:2], advantages=ADVANTAGES, mask=MASK)
     with pytest.raises(ValueError, match="mask has shape"):
-        policy_loss(logp, old_logp, ADVANTAGES, MASK[:, :2])
+        policy_loss(logp, old_logp=old_logp, advantages=ADVANTAGES, mask=MASK[:, :2])
     for wrong in (ADVANTAGES[:2], ADVANTAGES[:, None], torch.ones(4)):
         with pytest.raises(ValueError, match="advantages has shape"):
-            policy_loss(logp, old_logp, wrong, MASK)
+            policy_loss(logp, old_logp=old_logp, advantages=wrong, mask=MASK)
     for epsilon in (-0.1, 1.1, math.nan):
         with pytest.raises(ValueError, match="epsilon_low"):
-            policy_loss(logp, old_logp, ADVANTAGES, MASK, epsilon_low=epsilon)
+            policy_loss(
+                logp, old_logp=old_logp, advantages=ADVANTAGES, mask=MASK, epsilon_low=epsilon
+            )
     for epsilon in (-0.1, math.nan):
         with pytest.raises(ValueError, match="epsilon_high"):
-            policy_loss(logp, old_logp, ADVANTAGES, MASK, epsilon_high=epsilon)
+            policy_loss(
+                logp, old_logp=old_logp, advantages=ADVANTAGES, mask=MASK, epsilon_high=epsilon
+            )

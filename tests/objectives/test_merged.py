@@ -77,7 +77,9 @@ def test_the_clip_of_the_attached_reading_leaves_a_k1_gradient():
 def test_without_a_gradient_inside_it_is_grpo_off_policy():
     logp, ref, old = log_probs()
     reward = merged_reward(logp, ref, old, ADVANTAGES, MASK, beta=BETA, reading="old")
-    known = policy_loss(logp, old, reward, MASK, kind="grpo_off_policy", **CLIP).per_token
+    known = policy_loss(
+        logp, old_logp=old, advantages=reward, mask=MASK, kind="grpo_off_policy", **CLIP
+    ).per_token
     loss = merged_loss(logp, ref, old, ADVANTAGES, MASK, beta=BETA, reading="old", **CLIP)
     torch.testing.assert_close(loss, known, rtol=0, atol=0)
 

@@ -9,9 +9,13 @@ import torch
 
 from analysis.experiments.chapters import fixed_points as study
 from analysis.experiments.chapters import one_state, single_samples
-from analysis.experiments.chapters.gradients import Arm
+from analysis.kl.term import KLTerm
 from analysis.report import style
 from analysis.report.figures import fixed_points as figures
+
+
+def term(estimator: str, placement: str = "loss", *, weighting: str = "none") -> KLTerm:
+    return KLTerm(estimator=estimator, placement=placement, weighting=weighting)
 
 
 def colours(axes) -> set[str]:
@@ -38,7 +42,11 @@ def test_flows_mark_every_end_once():
         arm: study.flow_paths(
             arm, study.simplex_grid(3), reference.log(), frames=40, growth=1.15, step_size=0.05
         ).numpy()
-        for arm in (Arm("k2"), Arm("k3", "reward"), Arm("k3"))
+        for arm in (
+            term("k2"),
+            term("k3", "reward"),
+            term("k3"),
+        )
     }
     panels = figures.simplex_flows(paths, reference.numpy()).axes
     assert [title(axes) for axes in panels[:3]] == [

@@ -25,8 +25,9 @@ assert divergences.entropy(logits).shape == (2, 4)
 for name in surrogates.ESTIMATORS:
     assert surrogates.ESTIMATORS[name](logp, ref_logp).shape == (2, 4)
     for weighting in surrogates.WEIGHTINGS:
+        sampled = {} if weighting == "none" else {"old_logp": old_logp}
         loss = surrogates.kl_loss(
-            logp, ref_logp, old_logp, estimator=name, weighting=weighting, mask=mask
+            logp, ref_logp, **sampled, estimator=name, weighting=weighting, mask=mask
         )
         assert loss.shape == (2, 4)
     surrogates.kl_penalty(logp, ref_logp, estimator=name, mask=mask)
@@ -40,7 +41,7 @@ advantages.group_normalise(rewards)
 advantages.group_centre(rewards)
 advantages.leave_one_out(rewards)
 for kind in losses.KINDS:
-    losses.policy_loss(logp, old_logp, torch.randn(2), mask, kind=kind)
+    losses.policy_loss(logp, old_logp=old_logp, advantages=torch.randn(2), mask=mask, kind=kind)
 preference.dpo_loss(logp, ref_logp, logp, ref_logp)
 
 try:  # the hook is really in place: a shape that the annotation forbids is caught by it

@@ -40,7 +40,7 @@ def test_the_recorded_presets_are_those_of_the_catalogue() -> None:
 def test_figure_2_has_the_published_sizes_and_arms() -> None:
     preset = make_preset("figure2", {})
     assert (preset.config.num_prompts, preset.config.group_size) == (12, 6)
-    assert {arm.beta for arm in preset.arms if arm.kl_estimator != "none"} == {0.04}
+    assert {arm.beta for arm in preset.arms if arm.kl.estimator != "none"} == {0.04}
     assert {"none", "k1_reward", "k2_loss", "k3_loss"} <= {arm.name for arm in preset.arms}
 
 

@@ -23,6 +23,7 @@ from analysis.experiments.sweeps.store import (
     member_records,
     population_record,
 )
+from analysis.kl.term import KLTerm
 from analysis.training.config import Arm, Member
 from analysis.training.records import Failure
 from analysis.training.trainer import PopulationTrainer
@@ -227,8 +228,8 @@ def test_records_hold_infinite_and_missing_values_to_the_bit(straight: Ablation)
 
 
 def test_equal_bodies_are_equal_bytes(tiny: Preset) -> None:
-    one = Member(arm=Arm(kl_estimator="k1", beta=1.0), seed=3)
-    two = Member.model_validate_json('{"seed":3,"arm":{"beta":1,"kl_estimator":"k1"}}')
+    one = Member(arm=Arm(kl=KLTerm(estimator="k1"), beta=1.0), seed=3)
+    two = Member.model_validate_json('{"seed":3,"arm":{"beta":1,"kl":{"estimator":"k1"}}}')
     assert canonical(one) == canonical(two)
 
 

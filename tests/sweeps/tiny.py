@@ -19,6 +19,7 @@ from analysis.experiments.sweeps.crew import Place
 from analysis.experiments.sweeps.progress import Progress
 from analysis.experiments.sweeps.store import MemberRecord, Store, population_record
 from analysis.experiments.sweeps.workers import ThisMachine
+from analysis.kl.term import KLTerm
 from analysis.training.config import Arm, StartConfig, TrainConfig
 from analysis.training.metrics import METRICS
 from analysis.training.policy import PolicyConfig
@@ -46,8 +47,8 @@ def make_tiny(
         ),
         arms=(
             NO_KL,
-            *(Arm(kl_estimator="k3", beta=beta) for beta in betas),
-            Arm(kl_estimator="k1", kl_placement="reward", beta=0.5),
+            *(Arm(kl=KLTerm(estimator="k3"), beta=beta) for beta in betas),
+            Arm(kl=KLTerm(estimator="k1", placement="reward"), beta=0.5),
         ),
         seeds=(0, 1),
         predictions=(),

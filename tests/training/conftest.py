@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from analysis.kl.term import KLTerm
 from analysis.training.config import Arm, StartConfig, TrainConfig
 from analysis.training.policy import PolicyConfig
 from analysis.training.tasks import SortTask
@@ -33,12 +34,12 @@ def all_arms() -> list[Arm]:
     """Every combination that a configuration accepts, with a beta that is felt."""
     beta = 0.7
     losses = [
-        Arm(kl_estimator=estimator, kl_weighting=weighting, beta=beta)
+        Arm(kl=KLTerm(estimator=estimator, weighting=weighting), beta=beta)
         for estimator in ("k1", "k2", "k3")
         for weighting in ("none", "attached", "detached")
     ]
     rewards = [
-        Arm(kl_estimator=estimator, kl_placement="reward", beta=beta)
+        Arm(kl=KLTerm(estimator=estimator, placement="reward"), beta=beta)
         for estimator in ("k1", "k2", "k3")
     ]
-    return [Arm(kl_estimator="none"), Arm(kl_estimator="exact", beta=beta), *losses, *rewards]
+    return [Arm(), Arm(kl=KLTerm(estimator="exact"), beta=beta), *losses, *rewards]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from analysis.kl.term import KLTerm
 from analysis.training.arms import (
     Advantage,
     Arm,
@@ -12,12 +13,14 @@ from analysis.training.arms import (
     Shaping,
 )
 
-K1_REWARD = {"kl_estimator": "k1", "kl_placement": "reward", "beta": 0.3}
-NONE = {"kl_estimator": "none"}
+#: Each token its own k1, as the merged objective and on-policy distillation have it.
+OPD = Distillation().kl
+K1_REWARD = {"kl": KLTerm(estimator="k1", placement="reward"), "beta": 0.3}
+NONE = {"kl": KLTerm(estimator="none")}
 
 
 def make_arm(label, **fields):
-    return Arm(label=label, **(fields if "kl_estimator" in fields else NONE | fields))
+    return Arm(label=label, **fields)
 
 
 OBJECTIVES = [
@@ -34,8 +37,8 @@ OBJECTIVES += [
     make_arm(
         f"merged_{reading}",
         objective=Objective(kind="grpo_off_policy", reading=reading),
-        kl_credit="immediate",
-        **K1_REWARD,
+        kl=OPD,
+        beta=0.3,
     )
     for reading in ("old", "detached", "attached")
 ]
@@ -45,7 +48,7 @@ OBJECTIVES += [
     for tau in (1.0, 0.25)
 ]
 OBJECTIVES += [
-    make_arm("dpo_k2", objective=Objective(kind="dpo"), kl_estimator="k2", beta=0.4),
+    make_arm("dpo_k2", objective=Objective(kind="dpo"), kl=KLTerm(estimator="k2"), beta=0.4),
     make_arm(
         "mirror_descent_before",
         objective=Objective(kind="mirror_descent"),
@@ -61,7 +64,7 @@ AGGREGATIONS = [
     make_arm(
         f"{kind}_{mode}",
         objective=Objective(kind=kind, aggregation=mode),
-        kl_estimator="k3",
+        kl=KLTerm(estimator="k3"),
         beta=0.5,
     )
     for kind in ("grpo", "gspo", "sequence", "mirror_descent")
@@ -77,52 +80,64 @@ KL = [
     *(
         make_arm(
             f"{name}_sequence_{weighting}",
-            kl_estimator=name,
-            kl_level="sequence",
+            kl=KLTerm(estimator=name, level="sequence", weighting=weighting),
             beta=0.1,
-            kl_weighting=weighting,
         )
         for name in ("k1", "k2", "k3", "k3_clip", "k4")
         for weighting in ("none", "attached", "detached")
     ),
     *(
-        make_arm(f"{name}_{weighting}", kl_estimator=name, kl_weighting=weighting, beta=0.5)
+        make_arm(f"{name}_{weighting}", kl=KLTerm(estimator=name, weighting=weighting), beta=0.5)
         for name in ("k3_clip", "k4")
         for weighting in ("none", "attached", "detached")
     ),
-    make_arm("minimax01", kl_estimator="minimax01", beta=2.0),
-    make_arm("minimax01_detached", kl_estimator="minimax01", kl_weighting="detached", beta=2.0),
-    make_arm("exact", kl_estimator="exact", beta=0.5),
-    make_arm("forward", kl_estimator="forward", beta=0.5),
-    make_arm("k2_shows_k3", kl_estimator="k2", kl_value="k3", beta=0.5),
-    make_arm("k1_shows_k2", kl_estimator="k1", kl_value="k2", kl_weighting="detached", beta=0.5),
+    *(
+        make_arm(
+            f"{name}_{weighting}_{ratio}",
+            kl=KLTerm(estimator=name, weighting=weighting, ratio=ratio),
+            beta=0.1,
+        )
+        for name in ("k1", "k2", "k3")
+        for weighting in ("attached", "detached")
+        for ratio in ("prefix", "sequence", "geometric")
+    ),
+    make_arm("minimax01", kl=KLTerm(estimator="minimax01"), beta=2.0),
     make_arm(
-        "k2_shows_k1_sequence", kl_estimator="k2", kl_value="k1", kl_level="sequence", beta=0.1
+        "minimax01_detached", kl=KLTerm(estimator="minimax01", weighting="detached"), beta=2.0
+    ),
+    make_arm("exact", kl=KLTerm(estimator="exact"), beta=0.5),
+    make_arm("forward", kl=KLTerm(estimator="forward"), beta=0.5),
+    make_arm("k2_shows_k3", kl=KLTerm(estimator="k2", value="k3"), beta=0.5),
+    make_arm("k1_shows_k2", kl=KLTerm(estimator="k1", value="k2", weighting="detached"), beta=0.5),
+    make_arm(
+        "k2_shows_k1_sequence", kl=KLTerm(estimator="k2", value="k1", level="sequence"), beta=0.1
     ),
     make_arm(
-        "k3_shows_k2_attached", kl_estimator="k3", kl_value="k2", kl_weighting="attached", beta=0.5
+        "k3_shows_k2_attached",
+        kl=KLTerm(estimator="k3", value="k2", weighting="attached"),
+        beta=0.5,
     ),
 ]
 
 KL_REWARD = [
     make_arm(
         f"{name}_reward_{credit}_{level}",
-        kl_estimator=name,
-        kl_placement="reward",
+        kl=KLTerm(estimator=name, placement="reward", credit=credit, level=level),
         beta=0.2,
-        kl_credit=credit,
-        kl_level=level,
     )
     for name in ("k1", "k2", "k3", "k3_clip", "k4")
-    for credit, level in (("to_go", "token"), ("immediate", "token"), ("to_go", "sequence"))
+    for credit, level in (
+        ("to_go", "token"),
+        ("immediate", "token"),
+        ("whole", "token"),
+        ("to_go", "sequence"),
+    )
 ]
 KL_REWARD += [
     make_arm(
         f"{name}_before_{baseline}_{level}",
-        kl_estimator=name,
-        kl_placement="reward",
+        kl=KLTerm(estimator=name, placement="reward", level=level),
         beta=0.2,
-        kl_level=level,
         advantage=Advantage(kl_order="before", baseline=baseline),
     )
     for name in ("k1", "k3")
@@ -139,7 +154,7 @@ ADVANTAGES = [
     make_arm("std_both", advantage=Advantage(std_min=0.25, std_max=0.3, ddof=0)),
     make_arm("centre", advantage=Advantage(baseline="group_centre")),
     make_arm("leave_one_out", advantage=Advantage(baseline="leave_one_out")),
-    make_arm("zero_k2", advantage=Advantage(baseline="zero"), kl_estimator="k2", beta=0.5),
+    make_arm("zero_k2", advantage=Advantage(baseline="zero"), kl=KLTerm(estimator="k2"), beta=0.5),
     make_arm("shortest_right", advantage=Advantage(baseline="shortest_right")),
     make_arm(
         "shortest_right_cloned",
@@ -160,7 +175,7 @@ ADVANTAGES = [
         make_arm(
             f"drop_{kind}_{mode}",
             advantage=Advantage(drop_uniform_groups=True),
-            kl_estimator="k2",
+            kl=KLTerm(estimator="k2"),
             beta=0.5,
             objective=Objective(kind=kind, aggregation=mode),
         )
@@ -196,7 +211,10 @@ SAMPLERS = [
     make_arm("fresh"),
     make_arm("stale1", sampler=Sampler(staleness=1)),
     make_arm(
-        "stale2", sampler=Sampler(staleness=2), kl_estimator="k2", kl_weighting="detached", beta=0.5
+        "stale2",
+        sampler=Sampler(staleness=2),
+        kl=KLTerm(estimator="k2", weighting="detached"),
+        beta=0.5,
     ),
     make_arm("stale_reward", sampler=Sampler(staleness=2), **K1_REWARD),
     make_arm("hot", sampler=Sampler(temperature=1.3)),
@@ -230,7 +248,7 @@ CORRECTIONS = [
         "truncated_stale_cispo",
         sampler=Sampler(temperature=0.7, staleness=1),
         objective=Objective(kind="cispo"),
-        kl_estimator="k3",
+        kl=KLTerm(estimator="k3"),
         beta=0.5,
         correction=Correction(mismatch="truncated", bound=1.1),
     ),
@@ -243,7 +261,10 @@ CORRECTIONS = [
     ),
     make_arm("mask_truncated", correction=Correction(mask_truncated=True)),
     make_arm(
-        "mask_truncated_k2", correction=Correction(mask_truncated=True), kl_estimator="k2", beta=0.5
+        "mask_truncated_k2",
+        correction=Correction(mask_truncated=True),
+        kl=KLTerm(estimator="k2"),
+        beta=0.5,
     ),
     *(
         make_arm(
@@ -257,7 +278,7 @@ CORRECTIONS = [
     make_arm(
         "keep_stale",
         sampler=Sampler(top_p=0.8, staleness=2),
-        kl_estimator="k2",
+        kl=KLTerm(estimator="k2"),
         beta=0.5,
         correction=Correction(keep_sampling_mask=True),
     ),
@@ -273,28 +294,30 @@ CORRECTIONS = [
 ZERO = Advantage(baseline="zero")
 DISTILLATIONS = [
     *(
-        make_arm(f"k1_reward_{credit}", advantage=ZERO, distillation=Distillation(credit=credit))
+        make_arm(
+            f"k1_reward_{credit}",
+            advantage=ZERO,
+            distillation=Distillation(kl=KLTerm(estimator="k1", placement="reward", credit=credit)),
+        )
         for credit in ("immediate", "to_go")
     ),
     *(
         make_arm(
             f"{name}_{weighting}",
-            distillation=Distillation(
-                estimator=name, placement="loss", weighting=weighting, weight=0.5
-            ),
+            distillation=Distillation(kl=KLTerm(estimator=name, weighting=weighting), weight=0.5),
         )
         for name in ("k1", "k2", "k3", "k3_clip")
         for weighting in ("none", "attached", "detached")
     ),
     *(
-        make_arm(name, advantage=ZERO, distillation=Distillation(estimator=name, placement="loss"))
+        make_arm(name, advantage=ZERO, distillation=Distillation(kl=KLTerm(estimator=name)))
         for name in ("exact", "forward", "cross_entropy", "minimax01")
     ),
     make_arm(
         "supervised",
         advantage=ZERO,
         sampler=Sampler(by="teacher"),
-        distillation=Distillation(estimator="cross_entropy", placement="loss"),
+        distillation=Distillation(kl=KLTerm(estimator="cross_entropy")),
     ),
     make_arm("annealed", distillation=Distillation(weight=2.0, weight_end=0.5, anneal_updates=10)),
     make_arm(
@@ -303,22 +326,16 @@ DISTILLATIONS = [
     make_arm("only_below", distillation=Distillation(only_below=0.5)),
     make_arm(
         "only_below_loss",
-        kl_estimator="k3",
+        kl=KLTerm(estimator="k3"),
         beta=0.5,
         distillation=Distillation(
-            estimator="k2",
-            placement="loss",
-            only_below=0.5,
-            weight=3.0,
-            weight_end=0.0,
-            anneal_updates=7,
+            kl=KLTerm(estimator="k2"), only_below=0.5, weight=3.0, weight_end=0.0, anneal_updates=7
         ),
     ),
     make_arm(
         "kdrl",
-        distillation=Distillation(estimator="k2", placement="loss", weight=0.3),
-        kl_estimator="k1",
-        kl_placement="reward",
+        distillation=Distillation(kl=KLTerm(estimator="k2"), weight=0.3),
+        kl=KLTerm(estimator="k1", placement="reward"),
         beta=0.2,
     ),
 ]

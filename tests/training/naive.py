@@ -145,10 +145,11 @@ def estimate(name, l):
     }[name]
 
 
-def kl_losses(completion, anchor, estimator, weighting="none", level="token", value=None):
+def kl_losses(completion, anchor, term):
     """KL loss of each token to ``anchor`` ("ref" or "teacher")."""
     logp, old = completion.taken("policy"), completion.taken("old")
     other = completion.taken(anchor)
+    estimator = term.estimator
     if estimator in ("exact", "forward"):
         pairs = zip(completion.policy, getattr(completion, anchor), strict=True)
         if estimator == "exact":
@@ -156,31 +157,39 @@ def kl_losses(completion, anchor, estimator, weighting="none", level="token", va
         return [(q.exp() * (q - p)).sum() for p, q in pairs]
     if estimator == "cross_entropy":
         return [-x for x in logp]
-    repeat = len(logp) if level == "sequence" else 1
-    if level == "sequence":
+    count = len(logp)
+    if term.level == "sequence":
         logp, old, other = ([sum(part)] for part in (logp, old, other))
-    losses = []
-    for x, o, y in zip(logp, old, other, strict=True):
-        ratio = torch.exp(x - o)
-        weight = {"none": 1.0, "attached": ratio, "detached": ratio.detach()}[weighting]
+    steps, losses = [x - o for x, o in zip(logp, old, strict=True)], []
+    for t, (x, y) in enumerate(zip(logp, other, strict=True)):
+        span = {
+            "token": steps[t],
+            "prefix": sum(steps[: t + 1]),
+            "sequence": sum(steps),
+            "geometric": sum(steps) / len(steps),
+        }
+        ratio = torch.exp(span[term.ratio])
+        weight = {"none": 1.0, "attached": ratio, "detached": ratio.detach()}[term.weighting]
         if estimator == "minimax01":
             losses.append(weight * (x.exp() - y.exp()).detach() * x)
             continue
         loss = weight * estimate(estimator, x - y)
-        if value is not None:
-            shown = (weight * estimate(value, x - y)).detach()
+        if term.value is not None:
+            shown = (weight * estimate(term.value, x - y)).detach()
             loss = loss - loss.detach() + shown
         losses.append(loss)
-    return losses * repeat
+    return losses if term.level == "token" else [losses[0] / count] * count
 
 
-def owed(completion, anchor, estimator, credit, level="token"):
+def owed(completion, anchor, term):
     """What each token owes of a KL in the reward, at the weights that sampled."""
     own = [x - y for x, y in zip(completion.taken("old"), completion.taken(anchor), strict=True)]
-    if level == "sequence":
-        return [estimate(estimator, sum(own))] * len(own)
-    own = [estimate(estimator, l) for l in own]
-    return [sum(own[t:]) for t in range(len(own))] if credit == "to_go" else own
+    if term.level == "sequence":
+        return [estimate(term.estimator, sum(own))] * len(own)
+    own = [estimate(term.estimator, l) for l in own]
+    first = {"to_go": lambda t: own[t:], "immediate": lambda t: own[t : t + 1]}
+    spans = first | {"whole": lambda t: own}
+    return [sum(spans[term.credit](t)) for t in range(len(own))]
 
 
 def shaped_rewards(run, p, completions):
@@ -202,9 +211,11 @@ def shaped_rewards(run, p, completions):
             reward = reward - shaping.weight * min(max(over, 0) / shaping.buffer, 1)
         if shaping.noise:
             reward = reward + shaping.noise * run.noise[p, g]
-        if arm.kl_placement == "reward" and arm.advantage.kl_order == "before":
-            kl = owed(completions[g], "ref", arm.kl_estimator, "immediate", arm.kl_level)
-            reward = reward - arm.beta * (kl[0] if arm.kl_level == "sequence" else sum(kl))
+        if arm.kl.placement == "reward" and arm.advantage.kl_order == "before":
+            whole = arm.kl.level == "sequence" or arm.kl.credit == "whole"
+            own = arm.kl if whole else arm.kl.model_copy(update={"credit": "immediate"})
+            kl = owed(completions[g], "ref", own)
+            reward = reward - arm.beta * (kl[0] if whole else sum(kl))
         shaped.append(reward)
     return torch.stack(shaped)
 

@@ -47,7 +47,7 @@ def policy_terms(run, completion, worth, outcome):
     elif objective.kind == "reinforce":
         terms = [-a * x for a, x in zip(worth, logp, strict=True)]
     else:
-        if objective.kind == "grpo_off_policy" and arm.kl_estimator != "none":
+        if objective.kind == "grpo_off_policy" and arm.kl.estimator != "none":
             of = {"old": old, "detached": [x.detach() for x in logp], "attached": logp}
             pairs = zip(of[objective.reading], completion.taken("ref"), strict=True)
             kl = [x - y for x, y in pairs]
@@ -133,19 +133,17 @@ def naive_loss(run, groups=None):
             tokens, taught = worth[g], lesson_weight(run, run.rewards[p, g])
             outcome, kl = worth[g][0], [torch.zeros((), dtype=torch.float64)] * len(tokens)
             merged = arm.objective.kind == "grpo_off_policy"
-            if arm.kl_placement == "reward" and arm.advantage.kl_order == "after" and not merged:
-                part = naive.owed(completion, "ref", arm.kl_estimator, arm.kl_credit, arm.kl_level)
+            if arm.kl.placement == "reward" and arm.advantage.kl_order == "after" and not merged:
+                part = naive.owed(completion, "ref", arm.kl)
                 tokens = [a - arm.beta * k for a, k in zip(tokens, part, strict=True)]
-            if arm.kl_placement == "loss" and arm.kl_estimator != "none":
-                how = (arm.kl_estimator, arm.kl_weighting, arm.kl_level, arm.kl_value)
-                part = naive.kl_losses(completion, "ref", *how)
+            if arm.kl.placement == "loss" and arm.kl.estimator != "none":
+                part = naive.kl_losses(completion, "ref", arm.kl)
                 kl = [x + arm.beta * k for x, k in zip(kl, part, strict=True)]
-            if lesson is not None and lesson.placement == "reward":
-                part = naive.owed(completion, "teacher", lesson.estimator, lesson.credit)
+            if lesson is not None and lesson.kl.placement == "reward":
+                part = naive.owed(completion, "teacher", lesson.kl)
                 tokens = [a - taught * k for a, k in zip(tokens, part, strict=True)]
-            if lesson is not None and lesson.placement == "loss":
-                how = (lesson.estimator, lesson.weighting)
-                part = naive.kl_losses(completion, "teacher", *how)
+            if lesson is not None and lesson.kl.placement == "loss":
+                part = naive.kl_losses(completion, "teacher", lesson.kl)
                 kl = [x + taught * k for x, k in zip(kl, part, strict=True)]
             kl_rows.append(kl)
             policy_rows.append(policy_terms(run, completion, [a.detach() for a in tokens], outcome))

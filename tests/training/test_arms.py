@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from analysis.kl.term import KLTerm
 from analysis.training.arms import (
     Advantage,
     Arm,
@@ -15,53 +16,36 @@ from analysis.training.arms import (
     Shaping,
 )
 
-NONE = {"kl_estimator": "none"}
-REWARD = {"kl_estimator": "k1", "kl_placement": "reward", "beta": 0.1}
-MERGED = REWARD | {"kl_credit": "immediate", "objective": Objective(kind="grpo_off_policy")}
+NONE: dict = {}
+REWARD = {"kl": KLTerm(estimator="k1", placement="reward"), "beta": 0.1}
+OWN = {"kl": KLTerm(estimator="k1", placement="reward", credit="immediate"), "beta": 0.1}
+MERGED = OWN | {"objective": Objective(kind="grpo_off_policy")}
 HOT = Sampler(temperature=1.2)
 NUCLEUS = Sampler(top_p=0.9)
 
-#: A part that is refused, a message, and the same with one field changed, which is not.
+#: A part that is refused, a message, and the same with one field changed, which is not. What a KL
+#: term refuses by itself is tested with it.
 REFUSED = {
-    "no KL, but a beta": (NONE | {"beta": 0.1}, "takes no beta", NONE),
-    "exact in the reward": (REWARD | {"kl_estimator": "exact"}, "works as a loss only", REWARD),
-    "weighted penalty": (
-        REWARD | {"kl_weighting": "attached"},
-        "kl_weighting is for kl_placement='loss'",
-        REWARD,
-    ),
-    "weighted exact": (
-        {"kl_estimator": "exact", "kl_weighting": "detached"},
-        "not weighted per sampled token",
-        {"kl_estimator": "exact"},
-    ),
-    "attached minimax01": (
-        {"kl_estimator": "minimax01", "kl_weighting": "attached"},
-        "has a gradient and no value",
-        {"kl_estimator": "minimax01", "kl_weighting": "detached"},
-    ),
-    "sequence minimax01": (
-        {"kl_estimator": "minimax01", "kl_level": "sequence"},
-        "kl_level='sequence' needs one of",
-        {"kl_estimator": "k2", "kl_level": "sequence"},
-    ),
+    "no KL, but a beta": (NONE | {"beta": 0.1}, "name an estimator", NONE),
     "cross entropy to the reference": (
-        {"kl_estimator": "cross_entropy"},
+        {"kl": KLTerm(estimator="cross_entropy")},
         "is for distillation",
-        {"kl_estimator": "forward"},
+        {"kl": KLTerm(estimator="forward")},
     ),
-    "value in the reward": (REWARD | {"kl_value": "k3"}, "kl_value is for", REWARD),
-    "value of exact": (
-        {"kl_estimator": "exact", "kl_value": "k3"},
-        "kl_value is for",
-        {"kl_estimator": "k2", "kl_value": "k3"},
+    "merged loss": (
+        MERGED | {"kl": KLTerm(estimator="k1")},
+        "holds its KL as k1 in the reward",
+        MERGED,
     ),
-    "merged loss": (MERGED | {"kl_placement": "loss"}, "holds its KL as k1 in the reward", MERGED),
-    "merged to go": (MERGED | {"kl_credit": "to_go"}, "its own KL only", MERGED),
-    "merged sequence": (MERGED | {"kl_level": "sequence"}, "holds its KL per token", MERGED),
+    "merged to go": (MERGED | REWARD, "of each token its own", MERGED),
+    "merged sequence": (
+        MERGED | {"kl": KLTerm(estimator="k1", placement="reward", level="sequence")},
+        "of each token its own",
+        MERGED,
+    ),
     "merged before": (
         MERGED | {"advantage": Advantage(kl_order="before")},
-        "its own KL only",
+        "charges tokens",
         MERGED,
     ),
     "mask kept without top-p": (
@@ -118,7 +102,7 @@ REFUSED = {
         NONE
         | {
             "objective": Objective(kind="mirror_descent"),
-            "distillation": Distillation(placement="loss"),
+            "distillation": Distillation(kl=KLTerm()),
         },
     ),
     "mirror descent of steps": (
@@ -164,8 +148,10 @@ PARTS = {
     "current of no budget": (lambda: Sampler(train_on="current"), "give a budget"),
     "bound": (lambda: Correction(mismatch="masked", bound=0.5), "bound"),
     "NaN": (lambda: Correction(bound=float("nan")), "bound"),
-    "no lesson": (lambda: Distillation(estimator="none"), "leave distillation out"),
-    "exact lesson in the reward": (lambda: Distillation(estimator="exact"), "works as a loss only"),
+    "no lesson": (
+        lambda: Distillation(kl=KLTerm(estimator="none")),
+        "leave distillation out",
+    ),
     "unknown field": (lambda: Sampler(top_k=3), "top_k"),
 }
 
@@ -189,7 +175,7 @@ def test_a_part_that_is_none_is_refused(case):
 
 def test_an_arm_is_named_by_its_label_or_by_how_its_kl_enters():
     assert Arm(**NONE).name == "none"
-    assert Arm(kl_estimator="k3", beta=0.1).name == "k3_loss"
-    assert Arm(kl_estimator="k3", kl_weighting="attached", beta=0.1).name == "k3_loss_attached"
+    assert Arm(kl=KLTerm(estimator="k3"), beta=0.1).name == "k3_loss"
+    assert Arm(kl=KLTerm(weighting="attached"), beta=0.1).name == "k3_loss_attached"
     assert Arm(**REWARD).name == "k1_reward"
     assert Arm(label="clip_higher", **NONE).name == "clip_higher"

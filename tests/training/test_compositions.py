@@ -9,6 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from analysis.kl.term import KLTerm
 from analysis.training.arms import (
     Advantage,
     Arm,
@@ -26,27 +27,28 @@ from analysis.training.trainer import PopulationTrainer
 #: What each axis of an arm may be; a composition is one choice of each that is valid.
 AXES = {
     "kl": [
-        {"kl_estimator": "none"},
-        *(
-            {"kl_estimator": name, "beta": 0.3, "kl_weighting": weighting}
-            for name in ("k1", "k2", "k3", "k3_clip", "k4", "minimax01")
-            for weighting in ("none", "attached", "detached")
-        ),
-        {"kl_estimator": "exact", "beta": 0.3},
-        {"kl_estimator": "forward", "beta": 0.3},
-        {"kl_estimator": "k2", "kl_value": "k3", "beta": 0.3},
-        {"kl_estimator": "k2", "kl_level": "sequence", "beta": 0.1},
+        {"kl": KLTerm(estimator="none")},
         *(
             {
-                "kl_estimator": name,
-                "kl_placement": "reward",
+                "kl": KLTerm(estimator=name, weighting=weighting),
+                "beta": 0.3,
+            }
+            for name in ("k1", "k2", "k3", "k3_clip", "k4", "minimax01")
+            for weighting in ("none", "attached", "detached")
+            if (name, weighting) != ("minimax01", "attached")
+        ),
+        {"kl": KLTerm(estimator="exact"), "beta": 0.3},
+        {"kl": KLTerm(estimator="forward"), "beta": 0.3},
+        {"kl": KLTerm(estimator="k2", value="k3"), "beta": 0.3},
+        {"kl": KLTerm(estimator="k3", weighting="attached", ratio="prefix"), "beta": 0.1},
+        {"kl": KLTerm(estimator="k2", level="sequence"), "beta": 0.1},
+        *(
+            {
+                "kl": KLTerm(estimator=name, placement="reward", credit=credit, level=level),
                 "beta": 0.2,
-                "kl_credit": credit,
-                "kl_level": level,
             }
             for name in ("k1", "k2", "k3")
-            for credit in ("to_go", "immediate")
-            for level in ("token", "sequence")
+            for credit, level in (("to_go", "token"), ("immediate", "token"), ("to_go", "sequence"))
         ),
     ],
     "objective": [
@@ -102,10 +104,16 @@ AXES = {
     "distillation": [
         {},
         {"distillation": Distillation(weight=0.3)},
-        {"distillation": Distillation(credit="to_go", weight=0.3, only_below=0.5)},
-        {"distillation": Distillation(estimator="k2", placement="loss", weighting="detached")},
-        {"distillation": Distillation(estimator="exact", placement="loss", weight_end=0.0)},
-        {"distillation": Distillation(estimator="cross_entropy", placement="loss", weight=0.5)},
+        {
+            "distillation": Distillation(
+                kl=KLTerm(estimator="k1", placement="reward", credit="to_go"),
+                weight=0.3,
+                only_below=0.5,
+            )
+        },
+        {"distillation": Distillation(kl=KLTerm(estimator="k2", weighting="detached"))},
+        {"distillation": Distillation(kl=KLTerm(estimator="exact"), weight_end=0.0)},
+        {"distillation": Distillation(kl=KLTerm(estimator="cross_entropy"), weight=0.5)},
     ],
 }
 
@@ -156,7 +164,7 @@ def test_the_compositions_use_every_choice_of_every_axis():
     assert {arm.correction.mismatch for arm in arms} == {"none", "truncated", "masked"}
     assert any(arm.sampler.budget for arm in arms) and any(arm.distillation for arm in arms)
     assert any(arm.sampler.by == "teacher" for arm in arms)
-    assert {arm.kl_placement for arm in arms} == {"loss", "reward"}
+    assert {arm.kl.placement for arm in arms} == {"loss", "reward"}
 
 
 @pytest.mark.parametrize("inner", [(1, 1), (2, 3)], ids=["one-step", "stale-minibatches"])
@@ -185,7 +193,7 @@ def test_forty_random_compositions_train_and_are_their_solo_runs(config, inner):
 def test_a_run_goes_on_from_any_update_to_the_same_bits(config):
     arms = [arm for arm in compositions(40, seed=1) if arm.sampler.staleness or arm.sampler.budget]
     assert {arm.sampler.staleness for arm in arms} == {0, 1, 3}
-    arms = [*arms, Arm(kl_estimator="none")]
+    arms = [*arms, Arm()]
     straight = PopulationTrainer(config, members(arms))
     for _ in range(config.updates):
         straight.advance()
@@ -205,8 +213,8 @@ def test_a_run_goes_on_from_any_update_to_the_same_bits(config):
 @pytest.mark.parametrize("lost", ["history.1", "buffer"])
 def test_a_state_without_what_a_sampler_needs_is_refused(config, lost):
     arms = [
-        Arm(kl_estimator="none", label="a", sampler=Sampler(staleness=2)),
-        Arm(kl_estimator="none", label="b", sampler=Sampler(budget=2)),
+        Arm(label="a", sampler=Sampler(staleness=2)),
+        Arm(label="b", sampler=Sampler(budget=2)),
     ]
     trainer = PopulationTrainer(config, members(arms))
     trainer.advance()
@@ -220,7 +228,7 @@ def test_a_state_without_what_a_sampler_needs_is_refused(config, lost):
 
 
 def test_a_budget_that_fits_every_completion_changes_nothing(config):
-    plain = Arm(kl_estimator="k2", beta=0.3)
+    plain = Arm(kl=KLTerm(estimator="k2"), beta=0.3)
     longest = config.task.completion_length
     budgets = [
         plain.model_copy(update={"sampler": Sampler(budget=longest, train_on=which)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from analysis.kl.term import KLTerm
 from analysis.training.arms import Objective
 from analysis.training.config import Arm, Member
 from analysis.training.setting import Scores
@@ -37,6 +38,16 @@ def loss_and_gradient(run):
     return loss, torch.cat([grad.flatten() for grad in grads])
 
 
+def credited(arms: list[Arm], credit: str) -> list[Arm]:
+    """With this credit of a KL in the reward."""
+    in_reward = [arm for arm in arms if arm.kl.placement == "reward"]
+    changed = [
+        arm.model_copy(update={"kl": arm.kl.model_copy(update={"credit": credit})})
+        for arm in in_reward
+    ]
+    return [arm for arm in arms if arm.kl.placement != "reward"] + changed
+
+
 @pytest.mark.parametrize("kl_credit", ["to_go", "immediate"])
 def test_the_gradient_of_every_arm_is_that_of_a_naive_single_run(small_config, all_arms, kl_credit):
     config = small_config.model_copy(
@@ -47,8 +58,10 @@ def test_the_gradient_of_every_arm_is_that_of_a_naive_single_run(small_config, a
             "group_size": 3,
         }
     )
-    changed = {"kl_credit": kl_credit, "objective": Objective(epsilon_high=0.28)}
-    all_arms = [arm.model_copy(update=changed) for arm in all_arms]
+    all_arms = [
+        arm.model_copy(update={"objective": Objective(epsilon_high=0.28)})
+        for arm in credited(all_arms, kl_credit)
+    ]
     trainer = PopulationTrainer(config, [Member(arm=arm, seed=3) for arm in all_arms])
     generator = torch.Generator().manual_seed(0)
     shape = trainer.weights.shape
@@ -104,7 +117,7 @@ def test_the_kl_cosine_is_that_of_naive_gradients(small_config, all_arms, kl_cre
             "cosine_every": 2,
         }
     )
-    all_arms = [arm.model_copy(update={"kl_credit": kl_credit}) for arm in all_arms]
+    all_arms = credited(all_arms, kl_credit)
     trainer = PopulationTrainer(config, [Member(arm=arm, seed=3) for arm in all_arms])
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -112,7 +125,7 @@ def test_the_kl_cosine_is_that_of_naive_gradients(small_config, all_arms, kl_cre
         trainer.weights += 0.1 * torch.randn(shape, generator=generator, dtype=torch.float64)
     drawn, scores, *_ = trainer.rollout(2)
     rewards = scores.rewards.double()
-    none, exact = Arm(kl_estimator="none"), Arm(kl_estimator="exact", beta=1.0)
+    none, exact = Arm(), Arm(kl=KLTerm(estimator="exact"), beta=1.0)
     expected = []
     for row, arm in enumerate(all_arms):
         without, of_arm, of_exact = (

@@ -126,6 +126,6 @@ def test_without_graphs_a_function_is_called():
 
 
 def test_graphs_on_a_device_without_them_are_refused(small_config: TrainConfig):
-    member = Member(arm=Arm(kl_estimator="none"), seed=0)
+    member = Member(arm=Arm(), seed=0)
     with pytest.raises(ValueError, match="graphs are for cuda: on cpu leave them off"):
         PopulationTrainer(small_config, [member], graphs=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from analysis.kl.term import KLTerm
 from analysis.training.config import Arm, Member, TrainConfig
 from analysis.training.policy import PolicyConfig
 from analysis.training.tasks import SortTask
@@ -26,7 +27,7 @@ def change():
         group_size=8,
     )
     arms = [
-        Arm(kl_estimator=estimator, kl_placement=placement, beta=sign * BETA)
+        Arm(kl=KLTerm(estimator=estimator, placement=placement), beta=sign * BETA)
         for estimator, placement in [
             ("exact", "loss"),
             ("k1", "loss"),

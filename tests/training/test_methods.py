@@ -11,6 +11,7 @@ import dataclasses
 import pytest
 import torch
 
+from analysis.kl.term import KLTerm
 from analysis.training.arms import Advantage, Arm, Objective
 from analysis.training.kl_cosine import kl_cosine, kl_objectives
 from tests.training import naive_loss
@@ -60,11 +61,11 @@ def test_distillation_follows_its_schedule(small_config, update):
 
 
 def test_a_straight_through_loss_has_the_value_of_one_and_the_gradient_of_the_other(small_config):
-    of = {"kl_estimator": "k2", "beta": 0.5}
+    of = {"kl": KLTerm(estimator="k2"), "beta": 0.5}
     arms = [
-        Arm(label="shows", kl_value="k3", **of),
+        Arm(label="shows", **of | {"kl": KLTerm(estimator="k2", value="k3")}),
         Arm(label="k2", **of),
-        Arm(label="k3", **of | {"kl_estimator": "k3"}),
+        Arm(label="k3", **of | {"kl": KLTerm(estimator="k3")}),
     ]
     population = Population(small_config, arms)
     shows, k2, k3 = population.output.losses
@@ -85,7 +86,7 @@ def test_the_kl_cosine_is_over_the_groups_that_count(small_config, aggregation):
         "advantage": Advantage(drop_uniform_groups=True),
         "objective": Objective(aggregation=aggregation),
     }
-    one = Arm(kl_estimator="k3", beta=0.5, **parts)
+    one = Arm(kl=KLTerm(estimator="k3"), beta=0.5, **parts)
     population = Population(small_config, [one], same=True)
     trainer, run = population.trainer, population.run(0)
     logits = trainer._logits(trainer.weights, population.batch, None)
@@ -96,14 +97,14 @@ def test_the_kl_cosine_is_over_the_groups_that_count(small_config, aggregation):
         arm = Arm(**fields)
         return population.expected(dataclasses.replace(run, arm=arm))[1]
 
-    none = gradient(kl_estimator="none", **parts)
-    of_arm = gradient(kl_estimator="k3", beta=0.5, **parts) - none
-    of_exact = gradient(kl_estimator="exact", beta=1.0, **parts) - none
+    none = gradient(**parts)
+    of_arm = gradient(kl=KLTerm(estimator="k3"), beta=0.5, **parts) - none
+    of_exact = gradient(kl=KLTerm(estimator="exact"), beta=1.0, **parts) - none
     expected = torch.cosine_similarity(of_arm, of_exact, dim=0)
     assert torch.isclose(measured[0], expected, rtol=0, atol=1e-9)
     everyone = parts | {"advantage": Advantage()}
-    without = gradient(kl_estimator="none", **everyone)
-    of_all = [gradient(kl_estimator=name, beta=1.0, **everyone) for name in ("k3", "exact")]
+    without = gradient(**everyone)
+    of_all = [gradient(kl=KLTerm(estimator=name), beta=1.0, **everyone) for name in ("k3", "exact")]
     of_all = [part - without for part in of_all]
     assert (torch.cosine_similarity(*of_all, dim=0) - expected).abs() > 1e-3
 

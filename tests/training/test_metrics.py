@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from analysis.kl.term import KLTerm
 from analysis.training.config import Arm, Member, TrainConfig
 from analysis.training.metrics import METRICS, member_mean
 from analysis.training.trainer import PopulationTrainer
@@ -15,7 +16,7 @@ def test_member_mean_ignores_what_masked_positions_hold():
 
 
 def test_a_run_logs_every_metric_of_the_glossary_and_no_other(small_config):
-    record = PopulationTrainer(small_config, [Member(arm=Arm(kl_estimator="none"), seed=0)]).run()
+    record = PopulationTrainer(small_config, [Member(arm=Arm(), seed=0)]).run()
     assert set(record.metrics) == set(METRICS)
     assert record.updates.tolist() == [0, 2, 4]
     assert all(values.shape == (3, 1) for values in record.metrics.values())
@@ -23,7 +24,7 @@ def test_a_run_logs_every_metric_of_the_glossary_and_no_other(small_config):
 
 
 def test_the_first_update_is_at_the_reference_and_later_ones_are_not(small_config):
-    members = [Member(arm=Arm(kl_estimator="k3", beta=0.1), seed=s) for s in range(3)]
+    members = [Member(arm=Arm(kl=KLTerm(estimator="k3"), beta=0.1), seed=s) for s in range(3)]
     metrics = PopulationTrainer(small_config, members).run().metrics
     for name in ("reverse_kl", "forward_kl", "k1", "k2", "k3"):
         np.testing.assert_allclose(metrics[name][0], 0.0, atol=1e-6)
@@ -33,7 +34,7 @@ def test_the_first_update_is_at_the_reference_and_later_ones_are_not(small_confi
 
 
 def test_on_policy_ratios_are_one_and_stale_ones_are_not(small_config):
-    members = [Member(arm=Arm(kl_estimator="none"), seed=s) for s in range(3)]
+    members = [Member(arm=Arm(), seed=s) for s in range(3)]
     fresh = PopulationTrainer(small_config, members).run().metrics
     np.testing.assert_allclose(fresh["ratio_ess"], 1.0, atol=1e-5)
     assert (fresh["clip_fraction"] == 0).all()
@@ -62,11 +63,10 @@ def test_a_bad_configuration_is_refused(fields, message):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"kl_estimator": "none", "beta": 0.1}, "takes no beta"),
-        ({"kl_estimator": "exact", "kl_placement": "reward"}, "works as a loss only"),
-        ({"kl_estimator": "k1", "kl_placement": "reward", "kl_weighting": "attached"}, "kl_weight"),
-        ({"kl_estimator": "k5"}, "kl_estimator"),
-        ({"kl_estimator": "k1", "beta": float("inf")}, "beta"),
+        ({"beta": 0.1}, "name an estimator"),
+        ({"kl": {"estimator": "exact", "placement": "reward"}}, "works in the loss only"),
+        ({"kl": {"estimator": "k5"}}, "kl.estimator"),
+        ({"kl": {"estimator": "k1"}, "beta": float("inf")}, "beta"),
     ],
 )
 def test_a_contradictory_arm_is_refused(fields, message):

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import torch
 
+from analysis.kl.term import KLTerm
 from analysis.training.arms import Advantage, Arm, Distillation, Objective, Sampler
 from analysis.training.config import Member, StartConfig, TeacherConfig
 from analysis.training.rollout import token_logp
 from analysis.training.tasks import SortTask
 from analysis.training.trainer import PopulationTrainer
 
-RL = Arm(kl_estimator="none")
+RL = Arm()
 CLONING = Arm(
     label="cloning",
-    kl_estimator="none",
     advantage=Advantage(baseline="zero"),
     sampler=Sampler(by="teacher"),
-    distillation=Distillation(estimator="cross_entropy", placement="loss"),
+    distillation=Distillation(kl=KLTerm(estimator="cross_entropy")),
 )
-HOT = Arm(label="hot", kl_estimator="none", sampler=Sampler(temperature=3.0))
-STALE = Arm(label="stale", kl_estimator="none", sampler=Sampler(staleness=3))
+HOT = Arm(label="hot", sampler=Sampler(temperature=3.0))
+STALE = Arm(label="stale", sampler=Sampler(staleness=3))
 
 
 def taught(config):
@@ -73,7 +73,6 @@ def test_a_stale_sampler_lags_and_the_policy_itself_does_not(small_config):
 
 def test_rejection_sampling_is_supervised_on_the_shortest_right_completion(small_config):
     arm = Arm(
-        kl_estimator="none",
         objective=Objective(kind="reinforce"),
         advantage=Advantage(baseline="shortest_right"),
     )

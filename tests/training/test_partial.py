@@ -46,7 +46,7 @@ def watched(config, arm):
 
 
 def of_budget(train_on="all", **fields):
-    return Arm(kl_estimator="none", sampler=Sampler(budget=BUDGET, train_on=train_on), **fields)
+    return Arm(sampler=Sampler(budget=BUDGET, train_on=train_on), **fields)
 
 
 def counted(tokens):
@@ -83,9 +83,7 @@ def test_every_segment_is_of_the_weights_that_sampled_it(config):
 def test_a_group_keeps_its_prompt_until_it_is_done_and_then_takes_the_days(config):
     _, drawn, _ = watched(config, of_budget())
     fresh = [
-        PopulationTrainer(config, [Member(arm=Arm(kl_estimator="none"), seed=1)])
-        .rollout(u)
-        .rollout.prompts
+        PopulationTrainer(config, [Member(arm=Arm(), seed=1)]).rollout(u).rollout.prompts
         for u in range(config.updates)
     ]
     begun = [0] * config.num_prompts

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from analysis.kl.term import KLTerm
 from analysis.training.config import Arm, Member, TrainConfig
 from analysis.training.metrics import METRICS
 from analysis.training.optimizer import PopulationAdamW, clip_rows
@@ -36,7 +37,7 @@ def test_a_member_of_a_population_is_its_solo_run_to_the_bit(small_config, all_a
 def test_default_sizes_are_solo_runs_to_the_bit_too():
     start = TrainConfig().start.model_copy(update={"updates": 3})
     config = TrainConfig(task=SortTask(reward="graded"), start=start, updates=2)
-    members = members_of([Arm(kl_estimator="k3", beta=0.5), Arm(kl_estimator="none")], (0, 1, 2))
+    members = members_of([Arm(kl=KLTerm(estimator="k3"), beta=0.5), Arm()], (0, 1, 2))
     together, alone = PopulationTrainer(config, members), PopulationTrainer(config, members[4:5])
     together.run()
     alone.run()
@@ -52,7 +53,7 @@ def test_two_runs_are_equal_to_the_bit(small_config, all_arms):
 
 
 def test_a_member_that_goes_nan_is_frozen_named_and_leaves_the_others_unchanged(small_config):
-    arms = [Arm(kl_estimator=estimator, beta=0.5) for estimator in ("k1", "k2", "k3")]
+    arms = [Arm(kl=KLTerm(estimator=estimator), beta=0.5) for estimator in ("k1", "k2", "k3")]
     healthy = PopulationTrainer(small_config, members_of(arms))
     poisoned = PopulationTrainer(small_config, members_of(arms))
     for update in range(4):
@@ -74,7 +75,9 @@ def test_a_member_that_goes_nan_is_frozen_named_and_leaves_the_others_unchanged(
 
 
 def test_an_overflowing_kl_loss_is_named(small_config):
-    trainer = PopulationTrainer(small_config, members_of([Arm(kl_estimator="k3", beta=0.5)]))
+    trainer = PopulationTrainer(
+        small_config, members_of([Arm(kl=KLTerm(estimator="k3"), beta=0.5)])
+    )
     batch = trainer.batch(trainer.rollout(0))
     output = trainer.losses(batch._replace(ref_logp=batch.ref_logp + 200.0))  # exp overflows
     (gradient,) = torch.autograd.grad(output.losses.sum(), trainer.weights)
@@ -83,7 +86,7 @@ def test_an_overflowing_kl_loss_is_named(small_config):
 
 
 def test_equal_rewards_give_exactly_no_gradient(small_config):
-    trainer = PopulationTrainer(small_config, members_of([Arm(kl_estimator="none")], (0, 1)))
+    trainer = PopulationTrainer(small_config, members_of([Arm()], (0, 1)))
     drawn = trainer.rollout(0)
     scored = drawn.scores.rewards
     for rewards, still in ((torch.full_like(scored, 0.3), True), (scored, False)):
@@ -125,7 +128,7 @@ def test_no_members_is_refused(small_config):
 def test_every_seed_can_have_a_start_of_its_own(small_config):
     start = small_config.start.model_copy(update={"count": 3})
     config = small_config.model_copy(update={"start": start, "updates": 3, "log_every": 1})
-    members = members_of([Arm(kl_estimator="k2", beta=0.5)], seeds=(0, 1, 2, 4))
+    members = members_of([Arm(kl=KLTerm(estimator="k2"), beta=0.5)], seeds=(0, 1, 2, 4))
     together = PopulationTrainer(config, members)
     first = together.weights.detach().clone()
     assert torch.equal(first[1], first[3])  # 4 modulo 3

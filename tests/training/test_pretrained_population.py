@@ -12,6 +12,7 @@ from analysis.experiments.ablations.settings import setting_of
 from analysis.experiments.ablations.source import source_of
 from analysis.experiments.language_models.config import ArithmeticTask, LanguageConfig
 from analysis.experiments.language_models.presets import SMOKE, SMOLLM2
+from analysis.kl.term import KLTerm
 from analysis.training.config import Arm, Member, TrainConfig
 from analysis.training.metrics import METRICS, PARTIAL_METRICS
 from analysis.training.pretrained.config import ForwardConfig, LlamaConfig, LoraConfig
@@ -110,7 +111,7 @@ def test_a_member_that_goes_nan_leaves_its_neighbours():
 
 def test_the_gradient_is_that_of_finite_differences():
     config = CONFIG.model_copy(update={"precision": "float64"})
-    arms = [Arm(kl_estimator="exact", beta=0.5), Arm(kl_estimator="k3", beta=0.5)]
+    arms = [Arm(kl=KLTerm(estimator="exact"), beta=0.5), Arm(kl=KLTerm(estimator="k3"), beta=0.5)]
     trainer = trainer_of(members_of(arms), config)
     for update in range(2):  # away from the start, where B is zero
         trainer.update(update)

@@ -12,6 +12,7 @@ from analysis.experiments.language_models.config import (
     HubModel,
     PackagedModel,
 )
+from analysis.kl.term import KLTerm
 from analysis.training.config import Arm, Member
 from analysis.training.pretrained.config import LlamaConfig, PretrainedConfig
 from analysis.training.pretrained.llama import PAD
@@ -107,7 +108,7 @@ def test_a_population_learns_to_answer_questions_of_different_lengths():
         tied=False,
     )
     setting = pretrained_setting(config, random_llama(llama, 0, torch.float32), task)
-    members = [Member(arm=Arm(kl_estimator="k2", beta=0.01), seed=seed) for seed in (0, 1)]
+    members = [Member(arm=Arm(kl=KLTerm(estimator="k2"), beta=0.01), seed=seed) for seed in (0, 1)]
     record = PopulationTrainer(config, members, setting).run()
     accuracy, length = record.metrics["accuracy"], record.metrics["length"]
     assert (accuracy[-1] > accuracy[0] + 0.25).all()

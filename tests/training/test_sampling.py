@@ -17,7 +17,7 @@ from tests.training.naive import END, SEPARATOR, first_loop, naive_logits, nucle
 
 
 def of(**fields) -> Arm:
-    return Arm(kl_estimator="none", sampler=Sampler(**fields))
+    return Arm(sampler=Sampler(**fields))
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_loops_by_hand(times, period, counted):
 
 def test_members_of_one_seed_see_one_noise_and_no_width_is_none(config):
     def noisy(width, label):
-        return Arm(label=label, kl_estimator="none", shaping=Shaping(noise=width))
+        return Arm(label=label, shaping=Shaping(noise=width))
 
     members = [
         Member(arm=noisy(0.0, "a"), seed=1),
@@ -212,7 +212,7 @@ def test_members_of_one_seed_see_one_noise_and_no_width_is_none(config):
 
 
 def test_an_arm_that_needs_a_teacher_is_refused_without_one(small_config):
-    cloning = Member(arm=Arm(kl_estimator="none", sampler=Sampler(by="teacher")), seed=0)
+    cloning = Member(arm=Arm(sampler=Sampler(by="teacher")), seed=0)
     with pytest.raises(ValueError, match=r"^arm 'none' needs a teacher: set teacher in the config"):
         PopulationTrainer(small_config, [cloning])
 
@@ -222,7 +222,6 @@ def test_keep_mask_of_a_correction_reaches_the_policy(config):
     masks = (False, True)
     arms = [
         Arm(
-            kl_estimator="none",
             label=str(m),
             sampler=Sampler(top_p=0.6),
             correction=Correction(keep_sampling_mask=m),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from analysis.kl.term import KLTerm
 from analysis.training.arms import Arm, Distillation
 from analysis.training.config import Member, StartConfig, TeacherConfig, TrainConfig
 from analysis.training.start import supervised_start
@@ -12,7 +13,7 @@ from analysis.training.tasks import SortTask
 from analysis.training.trainer import PopulationTrainer
 from tests.training.naive import SEPARATOR, naive_logits
 
-K2 = Arm(kl_estimator="k2", beta=0.5)
+K2 = Arm(kl=KLTerm(estimator="k2"), beta=0.5)
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_a_teacher_learns_on_its_own_number_of_fillers(small_config):
             "group_size": 40,
         }
     )
-    taught = Arm(kl_estimator="none", distillation=Distillation())
+    taught = Arm(distillation=Distillation())
     by_teacher = taught.model_copy(
         update={"sampler": taught.sampler.model_copy(update={"by": "teacher"})}
     )

@@ -103,8 +103,9 @@ def tidy(record: RunRecord) -> pd.DataFrame:
     """One row per member and logging window, members in their order."""
     frames = []
     for row, member in enumerate(record.members):
-        axes = {name: getattr(member.arm, name) for name in ARM_COLUMNS[1:]}
-        fields = {"arm": member.arm.name, **axes, "seed": member.seed}
+        arm = member.arm
+        axes = {f"kl_{name}": value for name, value in arm.kl.at_one_state.items()}
+        fields = {"arm": arm.name, **axes, "beta": arm.beta, "seed": member.seed}
         values = {name: record.metrics[name][:, row] for name in METRICS}
         frames.append(pd.DataFrame({**fields, "update": record.updates, **values}))
     return pd.concat(frames, ignore_index=True)[[*MEMBER_COLUMNS, "update", *METRICS]]

@@ -53,7 +53,7 @@ def update_cost(config: TrainConfig, arm: Arm) -> Cost:
     if taught and config.teacher is None:
         raise ValueError(f"arm {arm.name!r} needs a teacher: set teacher in the config")
     samples_apart = arm.sampler.foreign and arm.sampler.by == "policy"
-    reads_reference = arm.kl_estimator != "none" or arm.objective.kind == "dpo"
+    reads_reference = arm.kl.estimator != "none" or arm.objective.kind == "dpo"
     flops = (3 + samples_apart + reads_reference) * forward_flops(config)
     if taught:
         flops += forward_flops(_of_teacher(config))

@@ -7,8 +7,9 @@ from typing import Any
 from pydantic import Field, NonNegativeFloat, model_validator
 
 from analysis.experiments.language_models.config import LanguageConfig
+from analysis.kl.term import KLTerm
+from analysis.schema import Schema
 from analysis.training.config import Arm, Member, StartConfig, TrainConfig
-from analysis.training.schema import Schema
 
 
 class Preset(Schema):
@@ -37,14 +38,14 @@ class Preset(Schema):
 
 def kl_arms(beta: float) -> tuple[Arm, ...]:
     """Seven ways to use the KL at one beta: k1, k2, k3, exact as loss; k1, k2, k3 in reward."""
-    losses = [Arm(kl_estimator=name, beta=beta) for name in ("k1", "k2", "k3", "exact")]
+    losses = [Arm(kl=KLTerm(estimator=name), beta=beta) for name in ("k1", "k2", "k3", "exact")]
     rewards = [
-        Arm(kl_estimator=name, kl_placement="reward", beta=beta) for name in ("k1", "k2", "k3")
+        Arm(kl=KLTerm(estimator=name, placement="reward"), beta=beta) for name in ("k1", "k2", "k3")
     ]
     return (*losses, *rewards)
 
 
-NO_KL = Arm(kl_estimator="none")
+NO_KL = Arm()
 
 PREDICTIONS = (
     "k1 as a loss ends as far from the reference as no KL term: its expected gradient is zero.",

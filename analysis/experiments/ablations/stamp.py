@@ -13,7 +13,7 @@ import torch
 
 from analysis.experiments.ablations.settings import PopulationConfig
 from analysis.experiments.ablations.source import source_of
-from analysis.training.schema import Schema
+from analysis.schema import Schema
 
 
 class Stamp(Schema):

@@ -28,7 +28,7 @@ RECORDED = recording.RESULTS / "untrained_cpu"
 TABLE = "untrained.csv"
 
 #: The teacher samples: its rollout says how good it is.
-BY_TEACHER = Arm(label="teacher", kl_estimator="none", sampler=Sampler(by="teacher"))
+BY_TEACHER = Arm(label="teacher", sampler=Sampler(by="teacher"))
 
 #: The recorded presets of which a page quotes the start.
 QUOTED = (

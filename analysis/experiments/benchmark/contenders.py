@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from analysis.experiments.benchmark.plain import BETA
+from analysis.schema import Schema
 from analysis.training.config import StartConfig, TrainConfig
 from analysis.training.policy import PolicyConfig
-from analysis.training.schema import Schema
 from analysis.training.start import make_policy
 from analysis.training.tasks import SortTask
 

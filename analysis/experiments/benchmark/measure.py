@@ -23,7 +23,7 @@ from analysis.experiments.benchmark.contenders import (
 from analysis.experiments.benchmark.counting import generated_tokens, member_update
 from analysis.experiments.benchmark.journal import Journal, Unwritten
 from analysis.experiments.benchmark.worker import phase_shares, population
-from analysis.training.schema import Schema
+from analysis.schema import Schema
 
 #: Of the bootstrap of a median.
 RESAMPLES = 2000

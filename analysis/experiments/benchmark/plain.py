@@ -106,7 +106,9 @@ class PlainTrainer:
         with torch.no_grad():
             ref_logp = self.logp(self.reference, rows, completions)
         logp = self.logp(self.model, rows, completions)
-        loss = policy_loss(logp, old_logp, advantages, mask, aggregation=AGGREGATION).loss
+        loss = policy_loss(
+            logp, old_logp=old_logp, advantages=advantages, mask=mask, aggregation=AGGREGATION
+        ).loss
         kl = kl_loss(logp, ref_logp, estimator="k3", mask=mask)
         loss = loss + BETA * aggregate(kl, mask, AGGREGATION)
         self.optimizer.zero_grad()

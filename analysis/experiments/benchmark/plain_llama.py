@@ -103,7 +103,9 @@ class PlainLlamaTrainer:
         with torch.no_grad():
             ref_logp = self.logp(prompts, rows, adapters=False)
         logp = self.logp(prompts, rows)
-        loss = policy_loss(logp, logp.detach(), advantages, mask, aggregation=AGGREGATION).loss
+        loss = policy_loss(
+            logp, old_logp=logp.detach(), advantages=advantages, mask=mask, aggregation=AGGREGATION
+        ).loss
         kl = kl_loss(logp, ref_logp, estimator="k3", mask=mask)
         return loss + BETA * aggregate(kl, mask, AGGREGATION)
 

@@ -18,7 +18,7 @@ from analysis.experiments.benchmark.device import DeviceBenchmark
 from analysis.experiments.benchmark.language import PLAIN, LanguageBenchmark
 from analysis.experiments.benchmark.measure import Benchmark, BenchmarkConfig
 from analysis.experiments.language_models.config import LanguageConfig
-from analysis.training.schema import Schema
+from analysis.schema import Schema
 
 RECORDED = recording.RESULTS / "benchmark_cpu"
 #: The same on another make of processor.

@@ -9,7 +9,6 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from analysis.experiments.chapters.gradients import Arm
 from analysis.kl.ascent import expected_ascent, token_advantage
 from analysis.kl.fixed_points import (
     euclidean_optimum,
@@ -23,6 +22,7 @@ from analysis.kl.sequences import (
     sequence_probability,
     token_logp,
 )
+from analysis.kl.term import KLTerm
 
 #: Below this probability a token counts as given up at the end of an ascent.
 GIVEN_UP = 1e-12
@@ -33,16 +33,16 @@ SAME_POLICY = 5e-3
 Optimum = Callable[..., Tensor]
 
 #: What each arm is claimed to converge to; the penalties' ends depend on who survives.
-OPTIMA: dict[Arm, Optimum] = {
-    Arm("k2"): reverse_kl_optimum,
-    Arm("k1", "reward"): reverse_kl_optimum,
-    Arm("k3", "loss", "attached"): reverse_kl_optimum,
-    Arm("k3"): forward_kl_optimum,
-    Arm("k4"): forward_kl_optimum,
-    Arm("minimax01"): euclidean_optimum,
+OPTIMA: dict[KLTerm, Optimum] = {
+    KLTerm(estimator="k2"): reverse_kl_optimum,
+    KLTerm(estimator="k1", placement="reward"): reverse_kl_optimum,
+    KLTerm(estimator="k3", weighting="attached"): reverse_kl_optimum,
+    KLTerm(estimator="k3"): forward_kl_optimum,
+    KLTerm(estimator="k4"): forward_kl_optimum,
+    KLTerm(estimator="minimax01"): euclidean_optimum,
 }
-PENALTIES = (Arm("k2", "reward"), Arm("k3", "reward"))
-CLIPPED = Arm("k3_clip")
+PENALTIES = (KLTerm(estimator="k2", placement="reward"), KLTerm(estimator="k3", placement="reward"))
+CLIPPED = KLTerm(estimator="k3_clip")
 ENDS = (*OPTIMA, CLIPPED, *PENALTIES)
 
 
@@ -71,7 +71,7 @@ def random_starts(problems: Problems, count: int, *, spread: float, seed: int) -
 
 
 def ascent_ends(
-    problems: Problems, starts: Tensor, arm: Arm, *, beta: float, steps: int, step_size: float
+    problems: Problems, starts: Tensor, arm: KLTerm, *, beta: float, steps: int, step_size: float
 ) -> Tensor:
     """[S, N, V] probabilities where exact ascent on an arm ends, from each start."""
     rewards, ref_logits = (x.expand_as(starts) for x in problems)
@@ -82,11 +82,11 @@ def ascent_ends(
         beta=beta,
         steps=steps,
         step_size=step_size,
-        **arm._asdict(),
+        **arm.at_one_state,
     ).exp()
 
 
-def predicted_ends(problems: Problems, ends: Tensor, arm: Arm, *, beta: float) -> Tensor:
+def predicted_ends(problems: Problems, ends: Tensor, arm: KLTerm, *, beta: float) -> Tensor:
     """[S, N, V] probabilities that the closed form gives; NaN where the arm has none.
 
     Penalties and clipped k3 have one equilibrium for each surviving set: the set is read from
@@ -115,7 +115,7 @@ def _cut_forward_optimum(problems: Problems, support: Tensor, *, beta: float) ->
 def ends_table(
     problems: Problems,
     starts: Tensor,
-    arms: Iterable[Arm] = ENDS,
+    arms: Iterable[KLTerm] = ENDS,
     *,
     beta: float,
     steps: int,
@@ -138,7 +138,7 @@ def ends_table(
         below = survives & (ends < problems.ref_logits.softmax(-1) * (1 - 1e-9))
         rows.append(
             {
-                **arm._asdict(),
+                **arm.at_one_state,
                 "share_unique": (apart < SAME_POLICY).double().mean().item(),
                 "error": error.nan_to_num(-1.0).max().item() if error.isfinite().any() else None,
                 "residual": residual(ends, problems, arm, beta=beta).max().item(),
@@ -150,17 +150,17 @@ def ends_table(
     return pd.DataFrame(rows)
 
 
-def residual(policies: Tensor, problems: Problems, arm: Arm, *, beta: float) -> Tensor:
+def residual(policies: Tensor, problems: Problems, arm: KLTerm, *, beta: float) -> Tensor:
     """[S, N]: the largest ``pi(a) |A(a) - A(b)|`` among surviving tokens; zero at a fixed point."""
     rewards, ref_logits = (x.expand_as(policies) for x in problems)
-    advantage = token_advantage(policies.log(), rewards, ref_logits, beta=beta, **arm._asdict())
+    advantage = token_advantage(policies.log(), rewards, ref_logits, beta=beta, **arm.at_one_state)
     policy = torch.where(policies > GIVEN_UP, policies, 0.0)
     alive = torch.where(policy > 0, advantage, 0.0)
     centre = (policy * alive).sum(-1, keepdim=True) / policy.sum(-1, keepdim=True)
     return (policy * (alive - centre)).abs().amax(-1)
 
 
-def greedy_share(problems: Problems, arm: Arm, *, beta: float, steps: int) -> float:
+def greedy_share(problems: Problems, arm: KLTerm, *, beta: float, steps: int) -> float:
     """Smallest probability of the best token after exact ascent from the reference."""
     ends = ascent_ends(
         problems, problems.ref_logits[None], arm, beta=beta, steps=steps, step_size=1.0
@@ -170,10 +170,10 @@ def greedy_share(problems: Problems, arm: Arm, *, beta: float, steps: int) -> fl
 
 
 #: The laws of the tilt figure, with the arm that is ascended to check each.
-LAWS: dict[str, tuple[Arm, Optimum]] = {
-    "k2": (Arm("k2"), reverse_kl_optimum),
-    "k3": (Arm("k3"), forward_kl_optimum),
-    "minimax01": (Arm("minimax01"), euclidean_optimum),
+LAWS: dict[str, tuple[KLTerm, Optimum]] = {
+    "k2": (KLTerm(estimator="k2"), reverse_kl_optimum),
+    "k3": (KLTerm(estimator="k3"), forward_kl_optimum),
+    "minimax01": (KLTerm(estimator="minimax01"), euclidean_optimum),
 }
 
 
@@ -211,7 +211,7 @@ def tilt_curves(gaps: Tensor, *, beta: float, best_share: float, steps: int) -> 
 
 
 def flow_paths(
-    arm: Arm, starts: Tensor, ref_logits: Tensor, *, frames: int, growth: float, step_size: float
+    arm: KLTerm, starts: Tensor, ref_logits: Tensor, *, frames: int, growth: float, step_size: float
 ) -> Tensor:
     """[frames + 1, S, V] probabilities along the exact flow of an arm, with no reward at all.
 
@@ -227,7 +227,7 @@ def flow_paths(
             beta=1.0,
             steps=round(growth**frame),
             step_size=step_size,
-            **arm._asdict(),
+            **arm.at_one_state,
         )
         path.append(end)
     return torch.stack(path).exp()

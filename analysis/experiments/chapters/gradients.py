@@ -24,21 +24,14 @@ from analysis.kl.sequences import (
     sequence_kl_gradient,
     visited_kl_gradient,
 )
+from analysis.kl.term import KLTerm
 
 #: Below this relative error two enumerated gradients are the same gradient.
 SAME = 1e-9
 
 
-class Arm(NamedTuple):
-    """One way of turning an estimator into a gradient."""
-
-    estimator: str
-    placement: str = "loss"
-    weighting: str = "none"
-
-
 LOSS_AND_REWARD = tuple(
-    Arm(estimator, placement)
+    KLTerm(estimator=estimator, placement=placement)
     for placement in ("loss", "reward")
     for estimator in ("k1", "k2", "k3")
 )
@@ -96,18 +89,18 @@ def derivation_errors(policies: Policies) -> pd.DataFrame:
     )
 
 
-def one_state_table(policies: Policies, arms: Iterable[Arm] = LOSS_AND_REWARD) -> pd.DataFrame:
-    """Expected on-policy gradient of each arm beside the exact gradients of both KLs.
+def one_state_table(policies: Policies, terms: Iterable[KLTerm] = LOSS_AND_REWARD) -> pd.DataFrame:
+    """Expected on-policy gradient of each term beside the exact gradients of both KLs.
 
     Cosine and relative error are medians over the policies; ``optimises`` names the exact
-    gradient that the arm equals at *every* policy, to a relative error of ``SAME``.
+    gradient that the term equals at *every* policy, to a relative error of ``SAME``.
     """
     exact = {d: exact_kl_gradient(*policies, direction=d) for d in ("reverse", "forward")}
     exact["reverse − forward"] = exact["reverse"] - exact["forward"]
     rows = []
-    for arm in arms:
-        gradient = expected_gradient(*policies, **arm._asdict())
-        rows.append({**arm._asdict(), **_compare(gradient, exact)})
+    for term in terms:
+        gradient = expected_gradient(*policies, **term.at_one_state)
+        rows.append({**term.at_one_state, **_compare(gradient, exact)})
     return pd.DataFrame(rows)
 
 
@@ -116,11 +109,11 @@ def drift_curves(
     distances: Tensor,
     *,
     seed: int,
-    arms: Iterable[Arm] = LOSS_AND_REWARD,
+    terms: Iterable[KLTerm] = LOSS_AND_REWARD,
 ) -> pd.DataFrame:
     """Relative error against the reverse KL's gradient as the policy leaves its reference.
 
-    Returns a tidy frame: arm, ``kl`` (median reverse KL, nats) and the 10th, 50th and 90th
+    Returns a tidy frame: the term, ``kl`` (median reverse KL, nats) and the 10th, 50th and 90th
     percentile of the error over the references.
     """
     moved = drifted_logits(ref_logits, distances, seed=seed)
@@ -128,14 +121,14 @@ def drift_curves(
     kl = reverse_kl(moved, fixed).median(dim=-1).values
     exact = exact_kl_gradient(moved, fixed, direction="reverse")
     frames = []
-    for arm in arms:
-        error = relative_error(expected_gradient(moved, fixed, **arm._asdict()), exact)
-        frames.append(_quantile_frame(arm, "kl", kl, error))
+    for term in terms:
+        error = relative_error(expected_gradient(moved, fixed, **term.at_one_state), exact)
+        frames.append(_quantile_frame(term, "kl", kl, error))
     return pd.concat(frames, ignore_index=True)
 
 
 def staleness_curves(
-    policies: Policies, distances: Tensor, *, seed: int, arms: Iterable[Arm]
+    policies: Policies, distances: Tensor, *, seed: int, terms: Iterable[KLTerm]
 ) -> pd.DataFrame:
     """Relative error against the reverse KL's gradient as the sampler falls behind the policy.
 
@@ -146,25 +139,27 @@ def staleness_curves(
     staleness = reverse_kl(old_logits, logits).median(dim=-1).values
     exact = exact_kl_gradient(logits, ref_logits, direction="reverse")
     frames = []
-    for arm in arms:
-        gradient = expected_gradient(logits, ref_logits, old_logits, **arm._asdict())
-        frames.append(_quantile_frame(arm, "staleness", staleness, relative_error(gradient, exact)))
+    for term in terms:
+        gradient = expected_gradient(logits, ref_logits, old_logits, **term.at_one_state)
+        frames.append(
+            _quantile_frame(term, "staleness", staleness, relative_error(gradient, exact))
+        )
     return pd.concat(frames, ignore_index=True)
 
 
-def noise_table(policies: Policies, arms: Iterable[Arm]) -> pd.DataFrame:
-    """Samples that each on-policy arm needs for a signal-to-noise ratio of one.
+def noise_table(policies: Policies, terms: Iterable[KLTerm]) -> pd.DataFrame:
+    """Samples that each on-policy term needs for a signal-to-noise ratio of one.
 
     The trace of one sample's gradient covariance over the squared norm of its own mean: median
     and 90th percentile over the policies.
     """
     rows = []
-    for arm in arms:
-        mean, trace_var = gradient_moments(*policies, **arm._asdict())
+    for term in terms:
+        mean, trace_var = gradient_moments(*policies, **term.at_one_state)
         samples = trace_var / mean.square().sum(-1)
         rows.append(
             {
-                **arm._asdict(),
+                **term.at_one_state,
                 "samples_median": samples.median().item(),
                 "samples_p90": samples.quantile(0.9).item(),
             }
@@ -191,7 +186,7 @@ SEQUENCE_CHOICES = (
 
 
 def sequence_table(tables: Policies, sequences: Sequences) -> pd.DataFrame:
-    """On-policy arms over whole sequences against the exact gradients of the sequence KL.
+    """On-policy terms over whole sequences against the exact gradients of the sequence KL.
 
     ``optimises`` also knows the *visited* KL: per-token KL with the visited states held fixed.
     """
@@ -243,13 +238,13 @@ def _compare(gradient: Tensor, exact: dict[str, Tensor]) -> dict[str, object]:
     return row
 
 
-def _quantile_frame(arm: Arm, axis: str, position: Tensor, error: Tensor) -> pd.DataFrame:
+def _quantile_frame(term: KLTerm, axis: str, position: Tensor, error: Tensor) -> pd.DataFrame:
     low, mid, high = torch.quantile(
         error, torch.tensor([0.1, 0.5, 0.9], dtype=error.dtype), dim=-1
     ).numpy()
     return pd.DataFrame(
         {
-            **arm._asdict(),
+            **term.at_one_state,
             axis: position.numpy(),
             "p10": low,
             "median": mid,

@@ -9,8 +9,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from analysis.experiments.chapters.gradients import SAME, Arm, Policies
+from analysis.experiments.chapters.gradients import SAME, Policies
 from analysis.kl.enumeration import exact_kl_gradient, gradient_moments, relative_error
+from analysis.kl.term import KLTerm
 
 
 def noise_ratio(logits: Tensor, ref_logits: Tensor) -> Tensor:
@@ -35,15 +36,18 @@ def noise_map(resolution: int, vocab_size: int) -> pd.DataFrame:
     return pd.DataFrame(noise_ratio(*pair).log10(), index=odds.tolist(), columns=odds.tolist())
 
 
-def stale_table(policies: Policies, old_logits: Tensor, arms: Iterable[Arm]) -> pd.DataFrame:
-    """Per-sample variance and error of each arm's expected gradient against both exact KLs,
-    on samples of the policy itself and of an older one; medians over the rows."""
+def stale_table(policies: Policies, old_logits: Tensor, terms: Iterable[KLTerm]) -> pd.DataFrame:
+    """Per-sample variance and error of each term's expected gradient against both exact KLs,
+    on samples of the policy itself and of an older one; medians over the rows.
+
+    A term in the reward has two rows: the policy gradient without its ratio and with it.
+    """
     exact = {d: exact_kl_gradient(*policies, direction=d) for d in ("reverse", "forward")}
     rows = []
-    for arm in arms:
-        row: dict[str, object] = {**arm._asdict()}
+    for axes in (axes for term in terms for axes in _weighted(term)):
+        row: dict[str, object] = {**axes}
         for name, old in (("fresh", policies.logits), ("stale", old_logits)):
-            moments = gradient_moments(*policies, old, **arm._asdict())
+            moments = gradient_moments(*policies, old, **axes)
             errors = {d: relative_error(moments.mean, g) for d, g in exact.items()}
             vanishes = bool((moments.mean.norm(dim=-1) < SAME).all())
             same = [d for d, error in errors.items() if bool((error < SAME).all())]
@@ -51,3 +55,9 @@ def stale_table(policies: Policies, old_logits: Tensor, arms: Iterable[Arm]) -> 
             row[f"{name}_variance"] = moments.trace_var.median().item()
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _weighted(term: KLTerm) -> list[dict[str, str]]:
+    if term.placement == "loss":
+        return [term.at_one_state]
+    return [term.at_one_state | {"weighting": weighting} for weighting in ("none", "detached")]

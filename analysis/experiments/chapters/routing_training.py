@@ -121,7 +121,9 @@ def train(
             experts = drawn.experts if routing == "replayed" else own_experts(head, bandits.hidden)
             logp = state_logp(head, bandits.hidden, experts).gather(-1, drawn.tokens)
             everything = torch.ones_like(drawn.tokens, dtype=torch.bool)
-            loss = policy_loss(logp, drawn.old_logp, drawn.advantages, everything)
+            loss = policy_loss(
+                logp, old_logp=drawn.old_logp, advantages=drawn.advantages, mask=everything
+            )
             if step == 0:
                 ratios = (logp.detach().flatten(1), drawn.old_logp.flatten(1))
                 measured = {

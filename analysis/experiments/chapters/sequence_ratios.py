@@ -119,9 +119,9 @@ def gradient_weights(
         leaf = logp.requires_grad_(True)
         output = policy_loss(
             leaf,
-            old_logp,
-            per_token,
-            sequences.mask,
+            old_logp=old_logp,
+            advantages=per_token,
+            mask=sequences.mask,
             kind=weight,
             epsilon_low=epsilon,
             epsilon_high=epsilon,
@@ -207,9 +207,9 @@ def clip_curves(advantage: float, ratios: Tensor, *, epsilon: float = 0.2) -> pd
     log_ratio = ratios.log().requires_grad_(True)
     output = policy_loss(
         log_ratio.unsqueeze(0),
-        torch.zeros_like(log_ratio).unsqueeze(0),
-        torch.full_like(log_ratio, advantage).unsqueeze(0).detach(),
-        torch.ones(1, len(ratios), dtype=torch.bool),
+        old_logp=torch.zeros_like(log_ratio).unsqueeze(0),
+        advantages=torch.full_like(log_ratio, advantage).unsqueeze(0).detach(),
+        mask=torch.ones(1, len(ratios), dtype=torch.bool),
         epsilon_low=epsilon,
         epsilon_high=epsilon,
     )

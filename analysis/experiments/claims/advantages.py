@@ -35,7 +35,9 @@ def group_normalisation() -> Finding:
     bounds = {ddof: group_normalise(groups, eps=0.0, ddof=ddof).abs().max() for ddof in (0, 1)}
     logp = torch.zeros(size, 5, dtype=torch.float64, requires_grad=True)
     mask = torch.ones(size, 5, dtype=torch.bool)
-    loss = policy_loss(logp, logp.detach(), ours[1], mask, aggregation="token_mean").loss
+    loss = policy_loss(
+        logp, old_logp=logp.detach(), advantages=ours[1], mask=mask, aggregation="token_mean"
+    ).loss
     (gradient,) = torch.autograd.grad(loss, logp)
     figures = {
         "formula_error": (printed - ours)[defined].abs().max().item(),
@@ -275,9 +277,9 @@ def _ratio_gradient(ratios: torch.Tensor, epsilon_high: float) -> torch.Tensor:
     logp = ratios.log().requires_grad_(True)
     loss = policy_loss(
         logp,
-        torch.zeros_like(logp),
-        torch.ones_like(logp),
-        torch.ones_like(logp, dtype=torch.bool),
+        old_logp=torch.zeros_like(logp),
+        advantages=torch.ones_like(logp),
+        mask=torch.ones_like(logp, dtype=torch.bool),
         epsilon_high=epsilon_high,
         aggregation="seq_mean_token_sum",
     ).loss
@@ -292,6 +294,8 @@ def _grown_probability(start: float, epsilon_high: float) -> float:
     for _ in range(40):
         leaf = logits.clone().requires_grad_(True)
         logp = leaf.log_softmax(-1)[:1]
-        loss = policy_loss(logp, old, advantage, counted, epsilon_high=epsilon_high).loss
+        loss = policy_loss(
+            logp, old_logp=old, advantages=advantage, mask=counted, epsilon_high=epsilon_high
+        ).loss
         logits = logits - 0.02 * torch.autograd.grad(loss, leaf)[0]
     return logits.softmax(-1)[0].item()

@@ -65,7 +65,7 @@ def weighted_k3() -> Finding:
         for w in ("none", "attached", "detached")
     }
     logp, ref_logp, old_logp = (x.log_softmax(-1) for x in (logits, ref_logits, old_logits))
-    weighted = kl_loss(logp, ref_logp, old_logp, estimator="k3", weighting="attached")
+    weighted = kl_loss(logp, ref_logp, old_logp=old_logp, estimator="k3", weighting="attached")
     value = (old_logp.exp() * weighted).sum(-1) - reverse_kl(logits, ref_logits)
     unweighted = (old_logp.exp() * k3(logp, ref_logp)).sum(-1) / reverse_kl(logits, ref_logits) - 1
     tables, samplers = stale_trees()
@@ -93,7 +93,7 @@ def _sequence_value_error(tables: Policies, samplers: Tensor) -> float:
     for logits, ref_logits, old_logits in zip(*tables, samplers, strict=True):
         logp, ref_logp, old_logp = (token_logp(x, TREE) for x in (logits, ref_logits, old_logits))
         terms = kl_loss(
-            logp, ref_logp, old_logp, estimator="k3", weighting="attached", mask=TREE.mask
+            logp, ref_logp, old_logp=old_logp, estimator="k3", weighting="attached", mask=TREE.mask
         )
         estimate = sequence_probability(old_logits, TREE) @ (terms * TREE.mask).sum(-1)
         errors.append((estimate / sequence_kl(logits, ref_logits, TREE) - 1).abs())

@@ -8,11 +8,13 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from analysis.experiments.chapters.completion_weights import weight_table
 from analysis.experiments.chapters.gradients import (
     Policies,
     derivation_errors,
     drifted_logits,
     random_policies,
+    random_tables,
 )
 from analysis.experiments.chapters.one_state import noise_ratio
 from analysis.experiments.claims import Finding, decides, settle
@@ -24,6 +26,7 @@ from analysis.kl.enumeration import (
     relative_error,
 )
 from analysis.kl.potentials import half_squared_distance
+from analysis.kl.sequences import enumerate_sequences, expected_sequence_gradient
 from analysis.kl.surrogates import gradient_coefficient, kl_loss
 from analysis.kl.variance import estimator_means
 
@@ -58,13 +61,17 @@ def _median(values: Tensor) -> float:
 
 @decides("S0-4")
 def grpo_names_the_reverse_kl() -> Finding:
-    """Mean of k3 against the reverse KL's sum; its expected gradient against both exact ones."""
+    """Mean of k3 against the reverse KL's sum; its expected gradient against both exact ones.
+
+    Also the share that is not the forward KL's under GRPO's 1/|o|, on ragged sequences.
+    """
     value = _worst(estimator_means(*pairs())["k3"] - reverse_kl(*pairs()))
     forward, reverse = error_to("forward", "k3"), error_to("reverse", "k3")
     figures = {
         "value_to_reverse": value,
         "gradient_to_forward": _worst(forward),
         "gradient_to_reverse": _median(reverse),
+        "off_under_mean": weight_table([(3, 4)], 40, spread=1.5, seed=6)["k3"].item(),
     }
     return Finding(settle(value < EXACT and _worst(reverse) < EXACT, value < EXACT), figures)
 
@@ -91,11 +98,29 @@ def k2_loss_is_the_kl_gradient() -> Finding:
 
 @decides("S4-15")
 def k1_loss_has_no_gradient() -> Finding:
-    """Norm of the k1 loss's expected gradient on fresh samples; on stale ones for contrast."""
+    """Norm of the k1 loss's expected gradient on fresh samples; on stale ones for contrast.
+
+    On ragged sequences with tokens summed, and under GRPO's 1/|o|.
+    """
     fresh = expected_gradient(*pairs(), estimator="k1").norm(dim=-1)
     old = expected_gradient(*pairs(), stale(), estimator="k1").norm(dim=-1)
-    figures = {"fresh": _worst(fresh), "stale": _median(old)}
-    return Finding(settle(figures["fresh"] < EXACT < figures["stale"], False), figures)
+    sequences = enumerate_sequences(3, 4, eos=2)
+    tables = random_tables(sequences, 3, 1, spread=1.5, seed=6)
+    ragged = (tables.logits[0], tables.ref_logits[0], sequences)
+    lengths = sequences.mask.sum(dim=-1, keepdim=True).double()
+    by_sum, by_mean = (
+        expected_sequence_gradient(*ragged, estimator="k1", token_weights=weights).norm().item()
+        for weights in (torch.ones_like(lengths), 1 / lengths)
+    )
+    figures = {
+        "fresh": _worst(fresh),
+        "stale": _median(old),
+        "token_sum": by_sum,
+        "one_over_length": by_mean,
+    }
+    sometimes = max(figures["fresh"], figures["token_sum"]) < EXACT
+    always = sometimes and max(figures["stale"], figures["one_over_length"]) < EXACT
+    return Finding(settle(always, sometimes), figures)
 
 
 @decides("S4-11")

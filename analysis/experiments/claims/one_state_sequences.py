@@ -15,7 +15,7 @@ from analysis.experiments.chapters.fixed_points import (
     sequence_ascent,
     sequence_optimum,
 )
-from analysis.experiments.chapters.gradients import Arm, random_policies
+from analysis.experiments.chapters.gradients import random_policies
 from analysis.experiments.claims import Finding, decides, settle
 from analysis.experiments.claims.one_state_gradients import EXACT, error_to, stale
 from analysis.experiments.claims.recorded import difference, recorded
@@ -29,6 +29,7 @@ from analysis.kl.sequences import (
     token_logp,
 )
 from analysis.kl.surrogates import kl_loss
+from analysis.kl.term import KLTerm
 from analysis.objectives.losses import policy_loss
 
 
@@ -48,7 +49,9 @@ def equation_3_gradient(old_table: Tensor, advantages: Tensor, *, beta: float) -
     leaf = table.clone().requires_grad_(True)
     logp = token_logp(leaf, sequences)
     old_logp, ref_logp = (token_logp(x, sequences) for x in (old_table, ref_table))
-    surrogate = policy_loss(logp, old_logp, advantages, sequences.mask).per_token
+    surrogate = policy_loss(
+        logp, old_logp=old_logp, advantages=advantages, mask=sequences.mask
+    ).per_token
     penalty = kl_loss(logp, ref_logp, estimator="k3", mask=sequences.mask)
     lengths = sequences.mask.sum(-1)
     per_sequence = (-surrogate - beta * penalty).sum(-1) / lengths
@@ -131,9 +134,9 @@ def fixed_points_of_the_kl_terms() -> Finding:
     starts = random_starts(problems, 3, spread=1.0, seed=9)
     figures = {}
     for name, arm in (
-        ("k1_reward", Arm("k1", "reward")),
-        ("k2_loss", Arm("k2")),
-        ("k3_loss", Arm("k3")),
+        ("k1_reward", KLTerm(estimator="k1", placement="reward")),
+        ("k2_loss", KLTerm(estimator="k2")),
+        ("k3_loss", KLTerm(estimator="k3")),
     ):
         ends = ascent_ends(problems, starts, arm, beta=1.0, steps=400, step_size=0.6)
         closed = OPTIMA[arm](*problems, beta=1.0).exp()

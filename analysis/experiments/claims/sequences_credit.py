@@ -117,9 +117,9 @@ def _clipped_share() -> float:
     logp, old_logp = logits.log_softmax(-1), old.log_softmax(-1)
     output = policy_loss(
         logp[None],
-        old_logp[None],
-        (ref.log_softmax(-1) - old_logp)[None],
-        torch.ones(1, 64, dtype=torch.bool),
+        old_logp=old_logp[None],
+        advantages=(ref.log_softmax(-1) - old_logp)[None],
+        mask=torch.ones(1, 64, dtype=torch.bool),
         kind="grpo_off_policy",
     )
     return (old_logp.exp() * output.clipped[0]).sum().item()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from analysis.experiments.chapters.completion_weights import weight_table
 from analysis.experiments.chapters.gradients import random_tables
 from analysis.experiments.chapters.sequence_ratios import gradient_weights, random_returns
 from analysis.experiments.chapters.sequences import EXACT, SPREAD, flat_error
@@ -42,7 +43,14 @@ def _token_objective(
     logp: Tensor, old_logp: Tensor, ref_logp: Tensor, advantages: Tensor, mask: Tensor
 ) -> Tensor:
     """The token form by the package: loss and k3, aggregated as the printed sums are."""
-    loss = policy_loss(logp, old_logp, advantages, mask, epsilon_low=EPSILON, epsilon_high=EPSILON)
+    loss = policy_loss(
+        logp,
+        old_logp=old_logp,
+        advantages=advantages,
+        mask=mask,
+        epsilon_low=EPSILON,
+        epsilon_high=EPSILON,
+    )
     penalty = aggregate(kl_loss(logp, ref_logp, mask=mask), mask, "seq_mean_token_mean")
     return -(loss.loss + BETA * penalty)
 
@@ -89,7 +97,9 @@ def sequence_form() -> Finding:
     ratio = torch.where(mask, logp - old_logp, 0.0).sum(-1).exp()
     clipped = ratio.clamp(1 - EPSILON, 1 + EPSILON)
     printed = torch.minimum(ratio * advantages, clipped * advantages).mean()
-    ours = -policy_loss(logp, old_logp, advantages, mask, kind="sequence").loss
+    ours = -policy_loss(
+        logp, old_logp=old_logp, advantages=advantages, mask=mask, kind="sequence"
+    ).loss
     sequences = enumerate_sequences(3, 4, eos=2)
     tables = random_tables(sequences, 3, 4, spread=SPREAD, seed=152)
     value, forward, reverse = [], [], []
@@ -117,8 +127,9 @@ def sequence_form() -> Finding:
 def sum_over_tokens() -> Finding:
     """The sum over tokens and the mean over tokens, against the gradient of the mean return.
 
-    The two are enumerated on sequences with an end token and on sequences of one length; recorded
-    runs say what each did to the lengths of wrong answers, less those of right ones.
+    The two are enumerated on sequences with an end token and on sequences of one length, and so is
+    what the mean does to a k2 loss; recorded runs say what each did to the lengths of wrong
+    answers, less those of right ones.
     """
     errors = {}
     for name, sequences in (
@@ -134,6 +145,7 @@ def sum_over_tokens() -> Finding:
             gradient = credit_moments(logits, sequences, weights * whole).mean
             direction = gradient / gradient.norm() * exact.norm()
             errors[f"{name}_{mode.rsplit('_')[-1]}_error"] = flat_error(direction, exact)
+    errors["kl_off_under_mean"] = weight_table([(3, 4)], 40, spread=1.5, seed=163)["k2"].item()
     finals = recorded("length_growth").finals
     finals = finals.assign(excess=finals["wrong_length"] - finals["right_length"])
     figures = errors | difference(finals, "grpo", "token_sum", "excess").figures("trained_excess")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 from analysis.experiments.diagnosis.measure import Measured
 from analysis.experiments.diagnosis.schema import Finding, Severity
+from analysis.kl.term import KLTerm
 
 #: Below a tenth of a standard deviation a pull or push explains under 1% of the update.
 SMALLEST_STRENGTH = 0.1
@@ -25,7 +28,7 @@ def kl_maximised(m: Measured) -> Finding | None:
     if strength is None or not m.enough or strength.low <= 0 or strength.value < SMALLEST_STRENGTH:
         return None
     growth, reward = m.numbers.get("kl_growth"), m.intervals.get("reward_growth")
-    if m.settings.estimator == "none" or (growth is not None and growth <= 1):
+    if _is(m.settings.kl, "none") or (growth is not None and growth <= 1):
         return None
     severity: Severity = "error"
     rising = reward is not None and reward.high > 0
@@ -81,14 +84,14 @@ def kl_without_reward(m: Measured) -> Finding | None:
 
 def k1_in_loss(m: Measured) -> Finding | None:
     """The settings say that k1 is differentiated."""
-    s = m.settings
-    if (s.estimator, s.placement) != ("k1", "loss") or s.weighting == "attached":
+    kl = m.settings.kl
+    if not _is(kl, "k1") or kl.placement != "loss" or kl.weighting == "attached":
         return None
     return Finding(
         code="k1-in-loss",
         severity="error",
         title="k1 as a loss has no expected gradient",
-        evidence={"weighting": s.weighting},
+        evidence={"weighting": kl.weighting},
         advice="Move k1 to the reward, or use k2 in the loss: same value, a gradient that pulls.",
         chapter="05_fixed_points#thm-k1-walk",
     )
@@ -96,14 +99,14 @@ def k1_in_loss(m: Measured) -> Finding | None:
 
 def penalty_in_reward(m: Measured) -> Finding | None:
     """The settings say that k2 or k3 is subtracted from the reward."""
-    s = m.settings
-    if s.placement != "reward" or s.estimator not in ("k2", "k3"):
+    kl = m.settings.kl
+    if not _is(kl, "k2", "k3") or kl.placement != "reward":
         return None
     return Finding(
         code="penalty-in-reward",
         severity="warning",
-        title=f"{s.estimator} in the reward is the gradient of no KL",
-        evidence={"estimator": s.estimator},
+        title=f"{kl.estimator} in the reward is the gradient of no KL",
+        evidence={"estimator": kl.estimator},
         advice="In the reward use k1.",
         chapter="05_fixed_points#thm-penalty-equilibria",
     )
@@ -136,3 +139,8 @@ def uniform_push(m: Measured) -> Finding | None:
         else "Advantages may be off centre, or part of the KL term is k1 as a loss.",
         chapter="05_fixed_points#thm-k1-walk",
     )
+
+
+def _is(kl: KLTerm | None, *estimators: str) -> TypeGuard[KLTerm]:
+    """Is the term known to be one of these?"""
+    return kl is not None and kl.estimator in estimators

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -10,6 +11,7 @@ from analysis.experiments.chapters.numerics import overflow_threshold
 from analysis.experiments.diagnosis.measure import Measured
 from analysis.experiments.diagnosis.schema import Finding, Severity, Tail
 from analysis.experiments.diagnosis.tails import infinite_variance
+from analysis.kl.term import KLTerm
 
 #: A root-mean-square log-ratio of 0.1 (its square over two): half of what a clip at 0.2 allows is
 #: used up before the first update. Rounding to bfloat16 in the engine gives about a tenth of it.
@@ -66,7 +68,7 @@ def stale_samples(m: Measured) -> Finding | None:
     staleness, clipped = m.numbers.get("staleness_kl", 0.0), m.numbers.get("clip_fraction", 0.0)
     if staleness <= bound and clipped <= LARGEST_CLIP_FRACTION:
         return None
-    unweighted = m.settings.weighting in ("unknown", "none")
+    unweighted = m.settings.kl is None or m.settings.kl.weighting == "none"
     return Finding(
         code="stale-samples",
         severity="error",
@@ -167,11 +169,11 @@ def unseen_mass(m: Measured) -> Finding | None:
 def dead_zone(m: Measured) -> Finding | None:
     """Tokens whose KL gradient a clamp removes."""
     s = m.settings
-    if s.framework == "trl" or s.placement == "reward":
+    if s.framework == "trl" or not _in_loss(s.kl, ("k2", "k3")):
         return None
-    estimator = "k2" if s.estimator == "k2" else "k3"
+    estimator = "k3" if s.kl is None else s.kl.estimator
     force = m.numbers[f"dead_force_{estimator}"]
-    if force <= MOST_DEAD_FORCE or s.estimator not in ("unknown", "k2", "k3"):
+    if force <= MOST_DEAD_FORCE:
         return None
     severity: Severity = "warning" if s.framework == "unknown" else "error"
     where = "verl and OpenRLHF" if s.framework == "unknown" else s.framework
@@ -192,11 +194,11 @@ def dead_zone(m: Measured) -> Finding | None:
 
 def k3_gradient(m: Measured) -> Finding | None:
     """k3's gradient far from the reverse KL's."""
-    s = m.settings
+    kl = m.settings.kl
     gap = m.numbers.get("k3_gradient_gap", 0.0)
-    if not gap > LARGEST_GRADIENT_GAP or s.estimator not in ("unknown", "k3"):
+    if not gap > LARGEST_GRADIENT_GAP or not _in_loss(kl, ("k3",)):
         return None
-    if s.placement == "reward" or s.weighting == "attached":  # the reverse KL's gradient, exactly
+    if kl is not None and kl.weighting == "attached":  # the reverse KL's gradient, exactly
         return None
     return Finding(
         code="k3-gradient",
@@ -261,3 +263,8 @@ def far_from_reference(m: Measured) -> Finding | None:
 
 def _untrusted(tail: Tail | None) -> bool:
     return tail is not None and tail.k is not None and tail.k > tail.threshold
+
+
+def _in_loss(kl: KLTerm | None, estimators: Sequence[str]) -> bool:
+    """May the term be one of these in the loss? Of an unknown term anything may be."""
+    return kl is None or (kl.placement == "loss" and kl.estimator in estimators)

@@ -7,11 +7,13 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from analysis.errors import Refused, first_problem
+from analysis.kl.term import KLTerm
 
 Floats = NDArray[np.float64]
 Severity = Literal["error", "warning", "note"]
-Estimator = Literal["unknown", "none", "k1", "k2", "k3", "k3_clip", "minimax01", "exact"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 
@@ -60,13 +62,30 @@ class Settings(_Frozen):
     """What the trainer did with these log-probs, as far as the user says so."""
 
     framework: Literal["unknown", "trl", "verl", "openrlhf"] = "unknown"
-    estimator: Estimator = "unknown"
-    placement: Literal["unknown", "loss", "reward"] = "unknown"
-    weighting: Literal["unknown", "none", "attached", "detached"] = "unknown"
+    #: The run's KL term; None = unknown.
+    kl: KLTerm | None = None
     epsilon_low: float = Field(default=0.2, gt=0, lt=1)
     epsilon_high: float = Field(default=0.2, gt=0)
     resamples: int = Field(default=1000, ge=100)
     seed: int = Field(default=0, ge=0)
+
+
+def described_term(
+    estimator: str | None, placement: str | None = None, weighting: str | None = None
+) -> KLTerm | None:
+    """The KL term that a user describes, ``unknown`` as None; None without an estimator.
+
+    Raises:
+        Refused: a placement or weighting without an estimator, or axes that do not go together.
+    """
+    axes = {"estimator": estimator, "placement": placement, "weighting": weighting}
+    given = {name: value for name, value in axes.items() if value not in (None, "unknown")}
+    if given and "estimator" not in given:
+        raise Refused(f"{next(iter(given))} describes a KL term: name its estimator too")
+    try:
+        return KLTerm(**given) if given else None
+    except ValidationError as error:
+        raise Refused(f"the KL term: {first_problem(error)}") from None
 
 
 class Interval(_Frozen):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from analysis.kl.estimators import k1, k2, k3
+from analysis.kl.surrogates import straight_through
 
 
 def trl_grpo(
@@ -46,7 +47,7 @@ def verl(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> Tens
         "low_var_kl": lambda: _k3_of(ref_log_ratio.clamp(-20, 20)).clamp(-10, 10),
     }
     value = values[kind.removesuffix("+")]()
-    return _straight_through(value, k2(logp, ref_logp)) if kind.endswith("+") else value
+    return straight_through(value, k2(logp, ref_logp)) if kind.endswith("+") else value
 
 
 def openrlhf(
@@ -68,7 +69,7 @@ def openrlhf(
     if not unbiased_gradient:
         return value
     weight = (logp - old_logp).exp().clamp(max=10).detach()
-    return _straight_through(value, weight * k2(logp, ref_logp))
+    return straight_through(value, weight * k2(logp, ref_logp))
 
 
 def nemo_rl(
@@ -158,9 +159,4 @@ def rlhf_book(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) ->
 
 
 def _k3_of(ref_log_ratio: Tensor) -> Tensor:
-    return torch.expm1(-ref_log_ratio) + ref_log_ratio
-
-
-def _straight_through(value: Tensor, differentiated: Tensor) -> Tensor:
-    """The value of one tensor with the gradient of another."""
-    return value.detach() + differentiated - differentiated.detach()
+    return k3(ref_log_ratio, torch.zeros_like(ref_log_ratio))

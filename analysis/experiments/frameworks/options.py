@@ -9,6 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from analysis.experiments.frameworks import losses
+from analysis.kl.term import KLTerm
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -30,6 +31,8 @@ class Option(NamedTuple):
     setting: str
     loss: Loss
     default: bool = False  #: what the framework uses once its KL loss is on
+    #: The term of ours with the same gradient where no clamp binds; None = there is none.
+    term: KLTerm | None = None
     reference_is_sampler: bool = False
 
 
@@ -74,53 +77,88 @@ SOURCES = (
 
 
 def _options() -> tuple[Option, ...]:
+    def term(estimator: str, weighting: str = "none") -> KLTerm:
+        return KLTerm(estimator=estimator, weighting=weighting)
+
     trl, verl, openrlhf, nemo = losses.trl_grpo, losses.verl, losses.openrlhf, losses.nemo_rl
     slime, rpg = losses.slime, losses.rpg
     return (
-        Option("TRL", "use_bias_correction_kl", partial(trl, bias_correction=True), True),
-        Option("TRL", "without", partial(trl, bias_correction=False)),
-        Option("Liger", "default", partial(trl, bias_correction=False), True),
-        Option("verl", "low_var_kl", partial(verl, kind="low_var_kl"), True),
-        Option("verl", "low_var_kl+", partial(verl, kind="low_var_kl+")),
-        Option("verl", "kl", partial(verl, kind="kl")),
+        Option(
+            "TRL",
+            "use_bias_correction_kl",
+            partial(trl, bias_correction=True),
+            True,
+            term=term("k3", "attached"),
+        ),
+        Option("TRL", "without", partial(trl, bias_correction=False), term=term("k3")),
+        Option("Liger", "default", partial(trl, bias_correction=False), True, term=term("k3")),
+        Option("verl", "low_var_kl", partial(verl, kind="low_var_kl"), True, term=term("k3")),
+        Option("verl", "low_var_kl+", partial(verl, kind="low_var_kl+"), term=term("k2")),
+        Option("verl", "kl", partial(verl, kind="kl"), term=term("k1")),
         Option("verl", "abs", partial(verl, kind="abs")),
-        Option("verl", "mse", partial(verl, kind="mse")),
-        Option("OpenRLHF", "k1", partial(openrlhf, estimator="k1"), True),
-        Option("OpenRLHF", "k2", partial(openrlhf, estimator="k2")),
-        Option("OpenRLHF", "k3", partial(openrlhf, estimator="k3")),
+        Option("verl", "mse", partial(verl, kind="mse"), term=term("k2")),
+        Option("OpenRLHF", "k1", partial(openrlhf, estimator="k1"), True, term=term("k1")),
+        Option("OpenRLHF", "k2", partial(openrlhf, estimator="k2"), term=term("k2")),
+        Option("OpenRLHF", "k3", partial(openrlhf, estimator="k3"), term=term("k3")),
         Option(
             "OpenRLHF",
             "k3, unbiased_gradient",
             partial(openrlhf, estimator="k3", unbiased_gradient=True),
+            term=term("k2", "detached"),
         ),
-        Option("NeMo-RL", "k3", partial(nemo, kind="k3"), True),
+        Option("NeMo-RL", "k3", partial(nemo, kind="k3"), True, term=term("k2")),
         Option(
             "NeMo-RL",
             "k3, use_on_policy_kl_approximation",
             partial(nemo, kind="k3", on_policy_approximation=True),
+            term=term("k3", "attached"),
         ),
         Option("NeMo-RL", "k1", partial(nemo, kind="k1")),
         Option("NeMo-RL", "k2", partial(nemo, kind="k2")),
-        Option("slime", "k1", partial(slime, kind="k1"), True),
-        Option("slime", "k1, use-unbiased-kl", partial(slime, kind="k1", unbiased=True)),
-        Option("slime", "k2", partial(slime, kind="k2")),
-        Option("slime", "k2, use-unbiased-kl", partial(slime, kind="k2", unbiased=True)),
-        Option("slime", "low_var_kl", partial(slime, kind="low_var_kl")),
+        Option("slime", "k1", partial(slime, kind="k1"), True, term=term("k1")),
         Option(
-            "slime", "low_var_kl, use-unbiased-kl", partial(slime, kind="low_var_kl", unbiased=True)
+            "slime",
+            "k1, use-unbiased-kl",
+            partial(slime, kind="k1", unbiased=True),
+            term=term("k1", "attached"),
         ),
-        Option("open-instruct", "2", partial(losses.open_instruct, estimator=2), True),
-        Option("open-instruct", "3", partial(losses.open_instruct, estimator=3)),
+        Option("slime", "k2", partial(slime, kind="k2"), term=term("k2")),
+        Option(
+            "slime",
+            "k2, use-unbiased-kl",
+            partial(slime, kind="k2", unbiased=True),
+            term=term("k2", "attached"),
+        ),
+        Option("slime", "low_var_kl", partial(slime, kind="low_var_kl"), term=term("k3")),
+        Option(
+            "slime",
+            "low_var_kl, use-unbiased-kl",
+            partial(slime, kind="low_var_kl", unbiased=True),
+            term=term("k3", "attached"),
+        ),
+        Option(
+            "open-instruct", "2", partial(losses.open_instruct, estimator=2), True, term=term("k3")
+        ),
+        Option(
+            "open-instruct",
+            "3",
+            partial(losses.open_instruct, estimator=3),
+            term=term("k1", "attached"),
+        ),
         Option(
             "prime-rl", "rl", partial(losses.prime_rl, kind="rl"), True, reference_is_sampler=True
         ),
-        Option("prime-rl", "ref_kl", partial(losses.prime_rl, kind="ref_kl")),
+        Option(
+            "prime-rl",
+            "ref_kl",
+            partial(losses.prime_rl, kind="ref_kl"),
+        ),
         *(
             Option("RPG", kind, partial(rpg, kind=kind), reference_is_sampler=True)
             for kind in ("rpg_fkl", "rpg_rkl", "rpg_ufkl", "rpg_urkl", "rpg_js", "rpg_ujs")
         ),
         Option("rlhf-book", "kl1", partial(losses.rlhf_book, kind="kl1")),
-        Option("rlhf-book", "kl2", partial(losses.rlhf_book, kind="kl2")),
+        Option("rlhf-book", "kl2", partial(losses.rlhf_book, kind="kl2"), term=term("k2")),
         Option("rlhf-book", "kl3", partial(losses.rlhf_book, kind="kl3"), True),
     )
 

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from analysis.schema import Schema
 from analysis.training.pretrained.config import LlamaConfig, PretrainedConfig
-from analysis.training.schema import Schema
 from analysis.training.tasks import SortTask
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"

@@ -18,6 +18,7 @@ from analysis.experiments.language_models.config import (
     PackagedModel,
     RandomModel,
 )
+from analysis.kl.term import KLTerm
 from analysis.training.arms import Arm
 from analysis.training.pretrained.config import (
     PROJECTIONS,
@@ -97,7 +98,7 @@ FRONT = Preset(
     name="smollm2_front",
     config=SHORT.config,
     arms=(
-        Arm(kl_estimator="k3", beta=0.1),
+        Arm(kl=KLTerm(estimator="k3"), beta=0.1),
         *(arm for arm in kl_arms(1.0) if arm.name in ("k2_loss", "exact_loss", "k1_reward")),
         *(arm for arm in kl_arms(0.5) if arm.name in ("exact_loss", "k1_reward")),
     ),

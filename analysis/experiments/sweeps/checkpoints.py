@@ -20,9 +20,9 @@ from analysis.experiments.ablations.stamp import Stamp
 from analysis.experiments.sweeps.generations import Generation, Generations, tensors_of
 from analysis.experiments.sweeps.sealed import Damaged, canonical, seal, unseal
 from analysis.files import sha256_bytes
+from analysis.schema import Schema
 from analysis.training.config import Member
 from analysis.training.records import Failure, TrainerState
-from analysis.training.schema import Schema
 from analysis.training.trainer import PopulationTrainer
 
 

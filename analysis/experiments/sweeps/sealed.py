@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from analysis.errors import first_problem
 from analysis.files import sha256_bytes
-from analysis.training.schema import Schema
+from analysis.schema import Schema
 
 Body = TypeVar("Body", bound=Schema)
 

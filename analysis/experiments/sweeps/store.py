@@ -28,10 +28,10 @@ from analysis.experiments.ablations.settings import PopulationConfig
 from analysis.experiments.ablations.stamp import Stamp
 from analysis.experiments.sweeps.sealed import Damaged, canonical, seal, unseal
 from analysis.files import replace_file, sha256_bytes
+from analysis.schema import Schema
 from analysis.training.config import Member
 from analysis.training.metrics import METRICS
 from analysis.training.records import Failure, RunRecord
-from analysis.training.schema import Schema
 
 #: A metric may be infinite, and is NaN once its member is frozen.
 Metric = Annotated[float, Field(strict=False, allow_inf_nan=True)]

@@ -9,7 +9,7 @@ except ImportError:
         "analysis.integrations.trl needs TRL, which is not installed: pip install 'kl-term[trl]'"
     ) from None
 
-from analysis.integrations.term import KLTerm
 from analysis.integrations.trl.trainer import KLGRPOTrainer
+from analysis.kl.term import KLTerm
 
 __all__ = ["KLGRPOTrainer", "KLTerm"]

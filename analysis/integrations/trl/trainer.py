@@ -17,13 +17,16 @@ from analysis.experiments.diagnosis.dumping import append_rollouts, refuse_anoth
 from analysis.experiments.diagnosis.folders import record_settings
 from analysis.experiments.diagnosis.schema import Settings
 from analysis.integrations.measurements import Sampled, measure
-from analysis.integrations.term import KLTerm, loss_terms, penalised_advantages
 from analysis.integrations.trl import hidden_states
 from analysis.integrations.trl.aggregation import LOSS_TYPES, loss_weights
 from analysis.kl.chunked import reverse_kl_from_hidden
+from analysis.kl.term import KLTerm
+from analysis.objectives.credit import per_token_advantages
 
 #: What this was written against: the methods it extends are no public interface of TRL.
 TRL_VERSION = "1.16.0"
+#: What only the population trainer has.
+UNSUPPORTED = ("forward", "cross_entropy")
 #: ``k3_clip`` caps the ratio here.
 MAX_RATIO = 10.0
 
@@ -104,19 +107,17 @@ class KLGRPOTrainer(GRPOTrainer):
         if self._exact:
             output["ref_hidden"] = self._hidden  # the reference is what TRL scores last
         if in_reward:
-            without = output["advantages"]
-            output["advantages"] = penalised_advantages(
-                self.kl_term,
-                self.kl_beta,
-                without,
-                output["old_per_token_logps"],
-                output["ref_per_token_logps"],
-                _loss_mask(output),
-            )
-            without = without if without.ndim > 1 else without.unsqueeze(-1)
-            output["kl_penalties"] = (without - output["advantages"]) * _loss_mask(output)
+            self._penalise(output)
         self._scored = self._entropies = self._hidden = None
         return output
+
+    def _penalise(self, output: dict[str, Any]) -> None:
+        """Subtract the KL of the policy that sampled from the advantages, in place."""
+        logp, mask = output["old_per_token_logps"], _loss_mask(output)
+        owed = self.kl_term.penalty(logp, output["ref_per_token_logps"], mask=mask)
+        output["kl_penalties"] = self.kl_beta * owed
+        without = per_token_advantages(output["advantages"], "old_per_token_logps", logp)
+        output["advantages"] = torch.where(mask, without - output["kl_penalties"], 0.0)
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, *others: Any) -> Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, *others)
@@ -155,7 +156,9 @@ class KLGRPOTrainer(GRPOTrainer):
         if self._exact:
             terms = self._exact_terms(model, hidden, inputs["ref_hidden"], sampled.mask)
         elif self._has_term("loss"):
-            terms = loss_terms(self.kl_term, logp, sampled.ref_logp, sampled.old_logp, sampled.mask)
+            terms = self.kl_term.loss(
+                logp, sampled.ref_logp, old_logp=sampled.old_logp, mask=sampled.mask
+            )
         added = torch.zeros_like(loss)
         if terms is not None:
             weights = self._loss_weights(sampled.mask, inputs)
@@ -230,9 +233,7 @@ class KLGRPOTrainer(GRPOTrainer):
         term = self.kl_term
         return Settings(
             framework="trl",
-            estimator=term.estimator if self.kl_beta else "none",
-            placement=term.placement,
-            weighting=term.weighting,
+            kl=term if self.kl_beta else KLTerm(estimator="none"),
             epsilon_low=self.epsilon_low,
             epsilon_high=self.epsilon_high,
         )
@@ -274,6 +275,8 @@ def chosen_term(kl_term: KLTerm | None, args: GRPOConfig) -> KLTerm:
             return KLTerm()
         by_level = {"token": "token", "sequence": "geometric"}
         return KLTerm(weighting="attached", ratio=by_level[args.importance_sampling_level])
+    if kl_term.estimator in UNSUPPORTED:
+        raise ValueError(f"estimator={kl_term.estimator!r} is not supported here: use 'exact'")
     if kl_term.estimator == "none" and args.beta != 0:
         raise ValueError(f"estimator='none' measures only: set GRPOConfig.beta={args.beta} to 0")
     if kl_term.weighting != "none" and not args.use_bias_correction_kl:

@@ -88,6 +88,36 @@ def lengths(groups: dict[str, pd.DataFrame]) -> Figure:
     return figure
 
 
+def aggregation(curves: pd.DataFrame) -> Figure:
+    """Share of a KL loss's gradient that is no KL's, by the completions averaged together."""
+    figure, axes = style.subplots(height=3.9)
+    for estimator, curve in curves.groupby("estimator"):
+        look = style.line(estimator)
+        name = {"k2": "reverse KL", "k3": "forward KL"}[estimator]
+        look["label"] = f"{look['label']} against the {name}"
+        axes.loglog(curve.completions, curve["median"], **look)
+        axes.fill_between(
+            curve.completions, curve.low, curve.high, color=look["color"], alpha=0.15, linewidth=0
+        )
+    first = curves[curves.completions == curves.completions.min()]
+    axes.annotate(
+        "GRPO: each completion\nby itself, $1/|o|$",
+        (1, first["median"].max()),
+        xytext=(30, 26),
+        textcoords="offset points",
+        va="center",
+        arrowprops={"arrowstyle": "-", "color": QUIET},
+    )
+    sizes = sorted(curves.completions.unique())[::2]
+    axes.set_xticks(sizes, [f"{size:g}" for size in sizes])
+    axes.minorticks_off()
+    axes.set_ylim(2e-4, 2)
+    axes.set_xlabel("completions in the token mean (log scale)")
+    axes.set_ylabel("share of the gradient\nthat is not the KL's")
+    axes.legend(loc="lower left")
+    return figure
+
+
 def prm_credit(table: pd.DataFrame) -> Figure:
     """Bias and variance of the policy gradient by where the credit comes from."""
     figure, panels = style.subplots(1, 2, sharey=True, height=3.6)

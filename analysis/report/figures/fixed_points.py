@@ -11,7 +11,7 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from analysis.experiments.chapters.gradients import Arm
+from analysis.kl.term import KLTerm
 from analysis.report import style
 
 _QUIET = "#5A5A5A"
@@ -64,7 +64,7 @@ _HEIGHT = np.sqrt(3) / 2
 
 
 def simplex_flows(
-    paths: Mapping[Arm, NDArray[np.float64]], reference: NDArray[np.float64]
+    paths: Mapping[KLTerm, NDArray[np.float64]], reference: NDArray[np.float64]
 ) -> Figure:
     """Exact flow of each arm over the policies of three tokens, without any reward.
 

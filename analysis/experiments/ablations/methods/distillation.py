@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from analysis.experiments.ablations.presets import Preset, fresh_seeds, train_config
+from analysis.kl.term import KLTerm
 from analysis.training.arms import Advantage, Arm, Distillation, Objective, Sampler, Shaping
 from analysis.training.config import StartConfig, TeacherConfig, TrainConfig
 from analysis.training.tasks import SortTask
@@ -12,7 +13,9 @@ from analysis.training.tasks import SortTask
 #: Six digits and an end token, behind up to six fillers that the reward does not see.
 FILLERS = SortTask(num_digits=6, end_token=True, max_fillers=6)
 
-GRPO = Arm(label="grpo", kl_estimator="none")
+GRPO = Arm(label="grpo")
+#: On-policy distillation as it is usually written: of each token its own k1 in the reward.
+OPD = Distillation().kl
 
 #: Accuracies whose cost the chapter compares, by preset; chosen with the settings.
 THRESHOLDS = {"distillation": (0.55, 0.6, 0.65), "distillation_sparse": (0.04, 0.06, 0.1)}
@@ -22,23 +25,22 @@ def taught(label: str, *, reward: bool = False, by: str = "policy", **distillati
     """An arm that learns from the teacher, with the reward of the task or without."""
     return Arm(
         label=label,
-        kl_estimator="none",
         advantage=Advantage() if reward else Advantage(baseline="zero"),
         sampler=Sampler(by=by),
-        distillation=Distillation(**({"placement": "loss"} | distillation)),
+        distillation=Distillation(**distillation),
     )
 
 
 #: From the teacher alone. In the reward, k1 is on-policy distillation as it is usually written.
 LESSONS = (
-    taught("opd_immediate", estimator="k1", placement="reward", credit="immediate"),
-    taught("opd_to_go", estimator="k1", placement="reward", credit="to_go"),
-    taught("k2_loss", estimator="k2"),
-    taught("k3_loss", estimator="k3"),
-    taught("reverse_exact", estimator="exact"),
-    taught("forward_exact", estimator="forward"),
-    taught("forward_teacher", estimator="forward", by="teacher"),
-    taught("supervised", estimator="cross_entropy", by="teacher"),
+    taught("opd_immediate", kl=OPD),
+    taught("opd_to_go", kl=KLTerm(estimator="k1", placement="reward")),
+    taught("k2_loss", kl=KLTerm(estimator="k2")),
+    taught("k3_loss", kl=KLTerm(estimator="k3")),
+    taught("reverse_exact", kl=KLTerm(estimator="exact")),
+    taught("forward_exact", kl=KLTerm(estimator="forward")),
+    taught("forward_teacher", kl=KLTerm(estimator="forward"), by="teacher"),
+    taught("supervised", kl=KLTerm(estimator="cross_entropy"), by="teacher"),
 )
 
 
@@ -94,16 +96,16 @@ def weak_teacher(
     updates: int = 400,
 ) -> Preset:
     """A teacher that reinforcement learning can pass: who stops there?"""
-    exact = {"estimator": "exact", "reward": True}
+    exact = {"kl": KLTerm(estimator="exact"), "reward": True}
     return Preset(
         name="weak_teacher",
         config=_config(120, 150, learning_rate=learning_rate, updates=updates),
         arms=(
             GRPO,
-            taught("opd_immediate", estimator="k1", placement="reward"),
-            taught("reverse_exact", estimator="exact"),
-            taught("supervised", estimator="cross_entropy", by="teacher"),
-            taught("opd_and_grpo", estimator="k1", placement="reward", reward=True),
+            taught("opd_immediate", kl=OPD),
+            taught("reverse_exact", kl=KLTerm(estimator="exact")),
+            taught("supervised", kl=KLTerm(estimator="cross_entropy"), by="teacher"),
+            taught("opd_and_grpo", kl=OPD, reward=True),
             taught("exact_and_grpo", weight=weight, **exact),
             taught(
                 "exact_annealed_to_grpo",
@@ -144,13 +146,13 @@ def kdrl(
         ),
         arms=(
             GRPO,
-            taught("teacher_only", estimator="k2"),
-            both("kdrl_k2", estimator="k2"),
-            both("kdrl_k3", estimator="k3"),
-            both("kdrl_annealed", estimator="k2", **annealed),
-            both("kdrl_masked", estimator="k2", **wrong_only),
-            both("kdrl_annealed_masked", estimator="k2", **annealed, **wrong_only),
-            both("kdrl_k3_masked", estimator="k3", **wrong_only),
+            taught("teacher_only", kl=KLTerm(estimator="k2")),
+            both("kdrl_k2", kl=KLTerm(estimator="k2")),
+            both("kdrl_k3", kl=KLTerm(estimator="k3")),
+            both("kdrl_annealed", kl=KLTerm(estimator="k2"), **annealed),
+            both("kdrl_masked", kl=KLTerm(estimator="k2"), **wrong_only),
+            both("kdrl_annealed_masked", kl=KLTerm(estimator="k2"), **annealed, **wrong_only),
+            both("kdrl_k3_masked", kl=KLTerm(estimator="k3"), **wrong_only),
         ),
         seeds=fresh_seeds(3300, num_seeds),
         predictions=(
@@ -178,7 +180,7 @@ def long_to_short(
         return Shaping(length="relative", weight=strength)
 
     def rewarded(label: str, **parts: Any) -> Arm:
-        return Arm(label=label, kl_estimator="none", **parts)
+        return Arm(label=label, **parts)
 
     return Preset(
         name="long_to_short",
@@ -204,9 +206,9 @@ def long_to_short(
                 objective=Objective(kind="reinforce"),
                 advantage=Advantage(baseline="shortest_right"),
             ),
-            taught("opd_short_teacher", estimator="k1", placement="reward"),
-            taught("reverse_exact_short_teacher", estimator="exact"),
-            taught("supervised_short_teacher", estimator="cross_entropy", by="teacher"),
+            taught("opd_short_teacher", kl=OPD),
+            taught("reverse_exact_short_teacher", kl=KLTerm(estimator="exact")),
+            taught("supervised_short_teacher", kl=KLTerm(estimator="cross_entropy"), by="teacher"),
         ),
         seeds=fresh_seeds(3400, num_seeds),
         predictions=(

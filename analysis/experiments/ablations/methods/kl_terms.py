@@ -13,6 +13,7 @@ from analysis.experiments.ablations.presets import (
     kl_arms,
     train_config,
 )
+from analysis.kl.term import KLTerm
 from analysis.training.arms import Advantage, Arm
 
 
@@ -56,7 +57,11 @@ def kl_axes(
     *, beta: NonNegativeFloat = 0.3, num_seeds: int = 10, updates: int = CONFIG.updates
 ) -> Preset:
     """One estimator each, over level, credit, order and value: the axes that names hide."""
-    reward = {"kl_estimator": "k1", "kl_placement": "reward", "beta": beta}
+
+    def in_reward(label: str, advantage: Advantage = Advantage(), **axes: str) -> Arm:  # noqa: B008
+        kl = KLTerm(estimator="k1", placement="reward", **axes)
+        return Arm(label=label, kl=kl, beta=beta, advantage=advantage)
+
     before = Advantage(kl_order="before")
     leave_one_out = Advantage(kl_order="before", baseline="leave_one_out")
     return Preset(
@@ -64,24 +69,24 @@ def kl_axes(
         config=train_config(updates=updates, log_every=10),
         arms=(
             NO_KL,
-            Arm(kl_estimator="exact", beta=beta),
-            Arm(kl_estimator="forward", beta=beta),
-            Arm(kl_estimator="minimax01", beta=beta),
-            Arm(kl_estimator="k3_clip", beta=beta),
-            Arm(label="k2_loss_shows_k3", kl_estimator="k2", kl_value="k3", beta=beta),
-            Arm(label="k2_loss_sequence", kl_estimator="k2", kl_level="sequence", beta=beta),
-            Arm(label="k1_reward_to_go", **reward),
-            Arm(label="k1_reward_immediate", kl_credit="immediate", **reward),
-            Arm(label="k1_reward_sequence", kl_level="sequence", **reward),
-            Arm(label="k1_reward_before_std", advantage=before, **reward),
-            Arm(label="k1_reward_before_loo", advantage=leave_one_out, **reward),
+            Arm(kl=KLTerm(estimator="exact"), beta=beta),
+            Arm(kl=KLTerm(estimator="forward"), beta=beta),
+            Arm(kl=KLTerm(estimator="minimax01"), beta=beta),
+            Arm(kl=KLTerm(estimator="k3_clip"), beta=beta),
+            Arm(label="k2_loss_shows_k3", kl=KLTerm(estimator="k2", value="k3"), beta=beta),
+            Arm(label="k2_loss_sequence", kl=KLTerm(estimator="k2", level="sequence"), beta=beta),
+            in_reward("k1_reward_to_go"),
+            in_reward("k1_reward_immediate", credit="immediate"),
+            in_reward("k1_reward_sequence", level="sequence"),
+            in_reward("k1_reward_before_std", before),
+            in_reward("k1_reward_before_loo", leave_one_out),
         ),
         seeds=fresh_seeds(400, num_seeds),
         predictions=(
             "A loss that shows k3 and has the gradient of k2 trains as k2 does, to the bit.",
             "k1 in the reward holds the policy at every credit, level and order.",
-            "The k2 loss of the whole sequence is the harder leash: it also counts what a token "
-            "does to the states after it.",
+            "The k2 loss of the whole sequence ends as k1 in the reward at that level does: sample "
+            "by sample it has its gradient.",
             "MiniMax-01's surrogate holds the policy less than k2 does at the same beta.",
         ),
     )

@@ -9,6 +9,7 @@ from pydantic import NonNegativeFloat
 
 from analysis.experiments.ablations.methods.three_ways import WIDE
 from analysis.experiments.ablations.presets import Preset, fresh_seeds, train_config
+from analysis.kl.term import KLTerm
 from analysis.training.arms import Arm, Correction, Objective, Sampler
 from analysis.training.tasks import SortTask
 
@@ -85,7 +86,6 @@ def stale_masking(*, lag: int = 16, num_seeds: int = 10, updates: int = 150) -> 
     def arm(label: str, delta: float | None = None, **objective: object) -> Arm:
         return Arm(
             label=label if delta is None else f"{label}_mask_{delta:g}",
-            kl_estimator="none",
             sampler=stale,
             objective=Objective(**objective),
             correction=Correction(sequence_mask_delta=delta),
@@ -96,7 +96,7 @@ def stale_masking(*, lag: int = 16, num_seeds: int = 10, updates: int = 150) -> 
         name="stale_masking",
         config=train_config(updates=updates, learning_rate=1e-3, log_every=15, cosine_every=0),
         arms=(
-            Arm(label="fresh", kl_estimator="none"),
+            Arm(label="fresh"),
             arm("token"),
             *(arm("token", delta) for delta in (0.1, 0.3)),
             arm("token_wide", **WIDE),
@@ -148,7 +148,6 @@ def mismatch(
     arms = [
         Arm(
             label=f"{name}_{how}",
-            kl_estimator="none",
             sampler=sampler,
             correction=correction,
         )
@@ -161,7 +160,7 @@ def mismatch(
     return Preset(
         name="mismatch",
         config=train_config(updates=updates, learning_rate=1e-3, log_every=15, cosine_every=0),
-        arms=(Arm(label="same", kl_estimator="none"), *arms),
+        arms=(Arm(label="same"), *arms),
         seeds=fresh_seeds(2400, num_seeds),
         predictions=(
             "By its own accuracy the policy loses where its sampler is colder or cuts the tail, "
@@ -183,7 +182,6 @@ def partial_rollouts(
     continued = [
         Arm(
             label=f"budget_{budget}_{train_on}",
-            kl_estimator="none",
             sampler=Sampler(budget=budget, train_on=train_on),
         )
         for budget in budgets
@@ -198,7 +196,7 @@ def partial_rollouts(
             log_every=10,
             cosine_every=0,
         ),
-        arms=(Arm(label="whole", kl_estimator="none"), *continued),
+        arms=(Arm(label="whole"), *continued),
         seeds=fresh_seeds(2500, num_seeds),
         predictions=(
             "At equal updates a budget is less accurate than whole rollouts: fewer groups finish.",
@@ -216,8 +214,7 @@ def _stale(name: str, lag: int, beta: float = 0.0, *, label: str = "") -> Arm:
     estimator, weighting = KL_LOSSES.get(name, ("none", "none"))
     return Arm(
         label=label or f"{name}_lag_{lag}",
-        kl_estimator=estimator,
-        kl_weighting=weighting,
+        kl=KLTerm(estimator=estimator, weighting=weighting),
         beta=beta,
         sampler=Sampler(staleness=lag),
     )

@@ -18,4 +18,4 @@ def plain(label: str, **parts: Any) -> Arm:
     >>> plain("centred", advantage=CENTRED).name
     'centred'
     """
-    return Arm(label=label, kl_estimator="none", **parts)
+    return Arm(label=label, **parts)

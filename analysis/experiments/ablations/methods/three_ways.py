@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import NonNegativeFloat
 
 from analysis.experiments.ablations.presets import NO_KL, Preset, fresh_seeds, train_config
+from analysis.kl.term import KLTerm
 from analysis.training.arms import Arm, Objective
 from analysis.training.config import TrainConfig
 
@@ -35,18 +36,18 @@ def three_ways(
         arm
         for beta in betas
         for arm in (
-            Arm(kl_estimator="exact", beta=beta),
+            Arm(kl=KLTerm(estimator="exact"), beta=beta),
             merged("old", beta),
             merged("detached", beta),
         )
     ]
     others = (
-        Arm(kl_estimator="k2", beta=middle),
-        Arm(kl_estimator="k2", kl_weighting="detached", beta=middle),
+        Arm(kl=KLTerm(estimator="k2"), beta=middle),
+        Arm(kl=KLTerm(estimator="k2", weighting="detached"), beta=middle),
         merged("attached", middle),
         merged("old", middle, wide=True),
         merged("detached", middle, wide=True),
-        Arm(label="none_wide", kl_estimator="none", objective=Objective(**WIDE)),
+        Arm(label="none_wide", objective=Objective(**WIDE)),
     )
     return Preset(
         name="three_ways",
@@ -79,7 +80,11 @@ def three_ways_half_step(
     Written after ``three_ways`` was recorded, on its seeds, so that neither side of the comparison
     with large batches is held to a poor step size.
     """
-    arms = (Arm(kl_estimator="exact", beta=beta), merged("old", beta), merged("detached", beta))
+    arms = (
+        Arm(kl=KLTerm(estimator="exact"), beta=beta),
+        merged("old", beta),
+        merged("detached", beta),
+    )
     return Preset(
         name="three_ways_half_step",
         config=_config(updates=updates, num_iterations=num_iterations, learning_rate=learning_rate),
@@ -110,7 +115,7 @@ def three_ways_on_policy(
     return Preset(
         name="three_ways_on_policy",
         config=_config(updates=updates, num_prompts=num_prompts, learning_rate=learning_rate),
-        arms=(NO_KL, *(Arm(kl_estimator="k2", beta=beta) for beta in betas)),
+        arms=(NO_KL, *(Arm(kl=KLTerm(estimator="k2"), beta=beta) for beta in betas)),
         seeds=fresh_seeds(FIRST_SEED, num_seeds),
         predictions=(
             "At equal samples, after a quarter of these updates, it is less accurate than the "
@@ -125,9 +130,7 @@ def merged(reading: str, beta: float, *, wide: bool = False) -> Arm:
     bounds = WIDE if wide else {}
     return Arm(
         label=f"merged_{reading}{'_wide' if wide else ''}",
-        kl_estimator="k1",
-        kl_placement="reward",
-        kl_credit="immediate",
+        kl=KLTerm(estimator="k1", placement="reward", credit="immediate"),
         beta=beta,
         objective=Objective(kind="grpo_off_policy", reading=reading, **bounds),
     )

@@ -1,0 +1,453 @@
+"""A weight on each completion against autograd, other samplers and every batch, term by term."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from analysis.experiments.chapters import completion_weights as study
+from analysis.kl.credit import credit_moments, state_average, tie_states
+from analysis.kl.enumeration import exact_kl_gradient
+from analysis.kl.sequences import (
+    enumerate_sequences,
+    expected_sequence_gradient,
+    sequence_kl_gradient,
+    sequence_probability,
+    state_visits,
+    token_logp,
+    visited_kl_gradient,
+)
+from analysis.kl.surrogates import gradient_coefficient, kl_loss
+from analysis.objectives.aggregation import aggregate
+from tests.trees import TIGHT, draw
+
+VOCAB, LONGEST = 3, 4
+END = VOCAB - 1
+RAGGED = enumerate_sequences(VOCAB, LONGEST, eos=END)
+FIXED = enumerate_sequences(VOCAB, 3)
+ESTIMATORS = ("k1", "k2", "k3")
+
+
+def pair(sequences, seed=0, vocab=VOCAB):
+    logits = 2 * draw(sequences.num_states, vocab, seed=2 * seed)
+    return logits, 2 * draw(sequences.num_states, vocab, seed=2 * seed + 1)
+
+
+def lengths(sequences):
+    return sequences.mask.sum(-1).double()
+
+
+def by_token(weights, sequences):
+    return weights.unsqueeze(-1).expand(sequences.mask.shape)
+
+
+def gradient_of(value, logits):
+    leaf = logits.clone().requires_grad_()
+    return torch.autograd.grad(value(leaf), leaf)[0]
+
+
+def of_term(pair, sequences, estimator, weights, **fields):
+    return expected_sequence_gradient(
+        *pair, sequences, estimator=estimator, token_weights=weights.unsqueeze(-1), **fields
+    )
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_the_gradient_is_a_weighted_coefficient_times_the_score(estimator):
+    logits, ref = pair(RAGGED)
+    weights = 1 / lengths(RAGGED)
+    logp, ref_logp = token_logp(logits, RAGGED), token_logp(ref, RAGGED)
+    credit = by_token(weights, RAGGED) * gradient_coefficient(logp, ref_logp, estimator=estimator)
+    by_hand = credit_moments(logits, RAGGED, credit).mean
+    torch.testing.assert_close(of_term((logits, ref), RAGGED, estimator, weights), by_hand, **TIGHT)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_weight_is_another_sampler(estimator):
+    """Old statement: on fresh samples k2 and k3 follow a KL and k1 nothing, whatever the mean."""
+    logits, ref = pair(RAGGED)
+    weights = 1 / lengths(RAGGED)
+    of_action = state_average(by_token(weights, RAGGED), logits, RAGGED, by_action=True)
+    tilted = logits.log_softmax(-1) + of_action.log()
+    by_sampler = expected_sequence_gradient(logits, ref, RAGGED, tilted, estimator=estimator)
+    mean = sequence_probability(logits, RAGGED) @ weights
+    gradient = of_term((logits, ref), RAGGED, estimator, weights)
+    torch.testing.assert_close(gradient, mean * by_sampler, **TIGHT)
+    fresh = expected_sequence_gradient(logits, ref, RAGGED, estimator=estimator)
+    assert (gradient - mean * fresh).abs().max() > 1e-2
+
+
+def test_k1_is_the_gradient_of_the_mean_weight():
+    logits, ref = pair(RAGGED)
+    weights = 1 / lengths(RAGGED)
+    gradient = of_term((logits, ref), RAGGED, "k1", weights)
+    exact = gradient_of(lambda z: sequence_probability(z, RAGGED) @ weights, logits)
+    torch.testing.assert_close(gradient, exact, **TIGHT)
+    assert gradient.norm() > 1e-2
+    at_reference = of_term((ref, ref), RAGGED, "k1", weights)
+    assert at_reference.norm() > 1e-2
+    for estimator in ("k2", "k3"):
+        assert of_term((ref, ref), RAGGED, estimator, weights).norm() < 1e-14
+
+
+@pytest.mark.parametrize(("estimator", "direction"), study.DIRECTIONS.items())
+def test_the_error_is_a_covariance_at_each_state(estimator, direction):
+    logits, ref = pair(RAGGED)
+    weights = 1 / lengths(RAGGED)
+    policy, visits = logits.softmax(-1), state_visits(logits, RAGGED).unsqueeze(-1)
+    of_action = state_average(by_token(weights, RAGGED), logits, RAGGED, by_action=True)
+    of_state = (policy * of_action).sum(-1, keepdim=True)
+    coefficient = gradient_coefficient(
+        logits.log_softmax(-1), ref.log_softmax(-1), estimator=estimator
+    )
+    scores = torch.eye(VOCAB, dtype=logits.dtype) - policy.unsqueeze(-2)  # [S, V, V]: e_a - pi
+    product = policy * (of_action - of_state) * coefficient
+    covariance = (product.unsqueeze(-1) * scores).sum(-2)
+    exact = visits * (of_state * exact_kl_gradient(logits, ref, direction=direction) + covariance)
+    torch.testing.assert_close(of_term((logits, ref), RAGGED, estimator, weights), exact, **TIGHT)
+    assert (visits * covariance).norm() > 1e-2
+
+
+def test_what_the_tokens_decide_adds_up_to_the_variance_of_the_weight():
+    logits, _ = pair(RAGGED)
+    weights = 1 / lengths(RAGGED)
+    of_action = state_average(by_token(weights, RAGGED), logits, RAGGED, by_action=True)
+    policy = logits.softmax(-1)
+    of_state = (policy * of_action).sum(-1, keepdim=True)
+    spread = (policy * (of_action - of_state).square()).sum(-1)
+    mass = sequence_probability(logits, RAGGED)
+    variance = mass @ weights.square() - (mass @ weights).square()
+    torch.testing.assert_close(state_visits(logits, RAGGED) @ spread, variance, **TIGHT)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_exact_at_one_length_at_one_state_and_for_constants(seed):
+    for sequences in (FIXED, enumerate_sequences(5, 1)):
+        logits, ref = pair(sequences, seed, vocab=int(sequences.tokens.max()) + 1)
+        weights = 1 / lengths(sequences)
+        exact = weights[0] * visited_kl_gradient(logits, ref, sequences)
+        torch.testing.assert_close(of_term((logits, ref), sequences, "k2", weights), exact, **TIGHT)
+        assert of_term((logits, ref), sequences, "k1", weights).norm() < 1e-14
+    both = pair(RAGGED, seed)
+    for estimator, direction in study.DIRECTIONS.items():
+        constant = study.completion_weights(both[0], RAGGED, math.inf)
+        gradient = of_term(both, RAGGED, estimator, constant)
+        exact = constant[0] * visited_kl_gradient(*both, RAGGED, direction=direction)
+        torch.testing.assert_close(gradient, exact, **TIGHT)
+        mean = of_term(both, RAGGED, estimator, 1 / lengths(RAGGED))
+        assert study.unexplained(mean, exact) > 1e-3
+
+
+def test_two_tokens_keep_the_direction_of_each_state_and_three_do_not():
+    """With two tokens a state's gradient has one dimension, and both weights are positive."""
+    for vocab, bound in ((2, None), (3, 1e-2)):
+        sequences = enumerate_sequences(vocab, 5, eos=vocab - 1)
+        both = pair(sequences, 0, vocab)
+        for estimator, direction in study.DIRECTIONS.items():
+            gradient = of_term(both, sequences, estimator, 1 / lengths(sequences))
+            exact = visited_kl_gradient(*both, sequences, direction=direction)
+            left = study.unexplained(gradient, exact)
+            assert left < 1e-12 if bound is None else left > bound
+            if vocab == 2:
+                assert ((gradient * exact).sum(-1) > 0).all()
+
+
+def test_a_k2_loss_under_one_over_length_can_raise_the_kl_it_names():
+    """Root: end (log-ratio 0.6), a (1.4), b (-2.5); after a and b the policy is the reference."""
+    sequences = enumerate_sequences(3, 5, eos=END)
+    logits = torch.tensor([0.0, 0.0, -30.0]).double().repeat(sequences.num_states, 1)
+    ref = logits.clone()
+    logits[0] = torch.tensor([0.4, 0.05, 0.55]).double().log()
+    ref[0] = torch.tensor([0.1, 0.6, 0.3]).double().log()
+    kl = sequence_kl_gradient(logits, ref, sequences)
+    mean = of_term((logits, ref), sequences, "k2", 1 / lengths(sequences))
+    total = of_term((logits, ref), sequences, "k2", torch.ones(len(sequences.mask)).double())
+    assert (mean * kl).sum() < -0.01 < 0.01 < (total * kl).sum()
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_mean_over_the_tokens_of_a_batch_is_a_weight(estimator, number):
+    """Every batch, through the aggregation that a trainer runs."""
+    sequences = enumerate_sequences(3, 3 if number < 3 else 2, eos=END)
+    logits, ref = pair(sequences)
+    mass, ref_logp = sequence_probability(logits, sequences), token_logp(ref, sequences)
+    batches = itertools.product(range(len(mass)), repeat=number)
+
+    def loss(leaf):
+        terms = kl_loss(token_logp(leaf, sequences), ref_logp, estimator=estimator)
+        rows = [list(batch) for batch in batches]
+        return sum(
+            mass[row].prod() * aggregate(terms[row], sequences.mask[row], "token_mean")
+            for row in rows
+        )
+
+    weights = study.completion_weights(logits, sequences, number)
+    torch.testing.assert_close(
+        of_term((logits, ref), sequences, estimator, weights), gradient_of(loss, logits), **TIGHT
+    )
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_the_error_of_a_batch_falls_as_one_over_its_completions(estimator):
+    both = pair(RAGGED)
+    mass, size = sequence_probability(both[0], RAGGED), lengths(RAGGED)
+    mean = mass @ size
+    spread = mass @ size.square() - mean.square()
+    total = of_term(both, RAGGED, estimator, torch.ones_like(size))
+    leading = total * spread / mean**3 - of_term(both, RAGGED, estimator, size - mean) / mean**2
+    if estimator == "k1":  # lengthens: the gradient of 1 / E[T]
+        shorter = gradient_of(lambda z: 1 / (sequence_probability(z, RAGGED) @ size), both[0])
+        torch.testing.assert_close(leading, shorter, **TIGHT)
+    errors = []
+    for number in (64, 256):
+        weights = study.completion_weights(both[0], RAGGED, number)
+        rest = number * (of_term(both, RAGGED, estimator, weights) - total / mean) - leading
+        errors.append((rest.norm() / leading.norm()).item())
+    assert errors[1] < 0.02
+    assert errors[0] == pytest.approx(4 * errors[1], rel=0.05)
+
+
+def generalised_kl(weights, of_logp, other_logp):
+    return weights @ (of_logp.exp() * (of_logp - other_logp) - of_logp.exp() + other_logp.exp())
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_at_sequence_level_the_weight_leaves_a_divergence(estimator):
+    logits, ref = pair(RAGGED)
+    weights = 1 / lengths(RAGGED)
+    ref_logp = token_logp(ref, RAGGED).sum(-1)
+
+    def objective(leaf):
+        logp = token_logp(leaf, RAGGED).sum(-1)
+        if estimator == "k1":
+            return weights @ logp.exp()
+        sides = (logp, ref_logp) if estimator == "k2" else (ref_logp, logp)
+        return generalised_kl(weights, *sides)
+
+    exact = gradient_of(objective, logits)
+    whole = of_term((logits, ref), RAGGED, estimator, weights, level="sequence")
+    torch.testing.assert_close(whole, exact, **TIGHT)
+    assert exact.norm() > 1e-2
+    if estimator == "k2":  # and k1 in the reward, each token owing all of the completion's
+        owed = {"placement": "reward", "credit": "whole"}
+        torch.testing.assert_close(
+            of_term((logits, ref), RAGGED, "k1", weights, **owed), exact, **TIGHT
+        )
+    if estimator != "k1":
+        assert objective(logits) > 0.1
+        assert abs(objective(ref)) < 1e-14
+
+
+def test_k1_with_its_ratio_attached_is_k3_with_its_own_plus_the_push_on_length():
+    logits, ref = pair(RAGGED)
+    weights = 1 / lengths(RAGGED)
+    k1, k3 = (
+        of_term((logits, ref), RAGGED, e, weights, weighting="attached") for e in ("k1", "k3")
+    )
+    torch.testing.assert_close(k3, of_term((logits, ref), RAGGED, "k2", weights), **TIGHT)
+    push = gradient_of(lambda z: sequence_probability(z, RAGGED) @ weights, logits)
+    torch.testing.assert_close(k1, k3 + push, **TIGHT)
+    assert push.norm() > 1e-2
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_a_prefix_ratio_weighs_each_token_with_what_the_sampler_expects(estimator):
+    """The loss is exactly E_pi of the sum of W_old(s, a) k, with W_old of the sampler, frozen."""
+    logits, ref = pair(RAGGED)
+    old = logits + 0.5 * draw(*logits.shape, seed=9)
+    weights = 1 / lengths(RAGGED)
+    ref_logp = token_logp(ref, RAGGED)
+    expected = state_average(by_token(weights, RAGGED), old, RAGGED, by_action=True)
+    expected = expected[RAGGED.states, RAGGED.tokens]
+
+    def exact(leaf):
+        logp = token_logp(leaf, RAGGED)
+        term = kl_loss(logp, ref_logp, estimator=estimator, mask=RAGGED.mask)
+        return logp.sum(-1).exp() @ (expected * term).sum(-1)
+
+    fields = {"weighting": "attached", "ratio": "prefix"}
+    gradient = of_term((logits, ref), RAGGED, estimator, weights, old_logits=old, **fields)
+    torch.testing.assert_close(gradient, gradient_of(exact, logits), **TIGHT)
+    kl = sequence_kl_gradient(logits, ref, RAGGED)
+    assert study.unexplained(gradient.flatten(), kl.flatten()) > 1e-2
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_one_over_length_pays_for_length_where_the_baseline_leaves_the_kl_out(centred):
+    """The resting point of the natural flow on the reward less k1 of the whole completion."""
+    beta, size = 0.5, lengths(RAGGED)
+    ref_logp = token_logp(draw(RAGGED.num_states, VOCAB, seed=3), RAGGED).sum(-1)
+    reward = draw(len(size), seed=4)
+    logp = ref_logp
+    for _ in range(4000):
+        mass = logp.exp()
+        advantage = reward - mass @ reward - beta * (logp - ref_logp)
+        if centred:
+            advantage = advantage - mass @ advantage
+        logp = (logp + advantage / size).log_softmax(-1)
+    mass = logp.exp()
+    bonus = 0.0 if centred else beta * (mass @ (logp - ref_logp)) / (mass @ size)
+    tilt = (ref_logp + (reward + bonus * size) / beta).log_softmax(-1)
+    torch.testing.assert_close(logp, tilt, rtol=0, atol=1e-10)
+    optimum = (ref_logp + reward / beta).log_softmax(-1).exp()
+    longer = (mass - optimum) @ size
+    assert abs(longer) < 1e-10 if centred else longer > 0.3
+
+
+def test_a_token_left_out_for_what_it_is_breaks_even_the_sum():
+    """The end token uncounted: k1 is minus the visited gradient of ending, not zero."""
+    logits, ref = pair(RAGGED)
+    ends = RAGGED.mask & (RAGGED.tokens == END)
+    counted = RAGGED.mask & ~ends
+    mass = sequence_probability(logits, RAGGED)
+    ref_logp = token_logp(ref, RAGGED)
+
+    def loss(leaf):
+        terms = kl_loss(token_logp(leaf, RAGGED), ref_logp, estimator="k1", mask=counted)
+        return mass @ terms.sum(-1)
+
+    visits = state_visits(logits, RAGGED).detach()
+    ending = gradient_of(lambda z: visits @ z.softmax(-1)[:, END], logits)
+    torch.testing.assert_close(gradient_of(loss, logits), -ending, **TIGHT)
+    assert ending.norm() > 1e-2
+
+
+def test_tokens_that_the_policy_did_not_choose_may_be_left_out():
+    """The second token is a tool's: masked, and in no score."""
+    logits, _ = pair(RAGGED)
+    counted = RAGGED.mask.clone()
+    counted[:, 1] = False
+    chosen = torch.ones(RAGGED.num_states, dtype=torch.bool)
+    chosen[RAGGED.states[:, 1][RAGGED.mask[:, 1]]] = False
+    weights = 1 / counted.sum(-1).double()
+    masked = RAGGED._replace(mask=counted)
+    credit = by_token(weights, masked)
+    scores = credit_moments(logits, RAGGED, torch.where(counted, credit, 0.0)).mean
+    exact = gradient_of(lambda z: sequence_probability(z, RAGGED) @ weights, logits)
+    torch.testing.assert_close(scores[chosen], exact[chosen], **TIGHT)
+    assert scores[~chosen].abs().max() < 1e-14 < exact[~chosen].abs().max()
+
+
+def test_a_ragged_tree_of_which_the_policy_reaches_one_length_is_exact():
+    logits, ref = pair(RAGGED)
+    depth = (RAGGED.states >= 0).cumsum(-1)  # position + 1 of each state
+    position = torch.zeros(RAGGED.num_states, dtype=torch.long)
+    position[RAGGED.states[RAGGED.mask]] = depth[RAGGED.mask]
+    logits[:, END] = torch.where(position == 3, 60.0, -60.0)  # it always ends after three tokens
+    ref[:, END] = logits[:, END]
+    weights = 1 / lengths(RAGGED)
+    assert of_term((logits, ref), RAGGED, "k1", weights).norm() < 1e-12
+    for estimator, direction in study.DIRECTIONS.items():
+        exact = visited_kl_gradient(logits, ref, RAGGED, direction=direction) / 3
+        gradient = of_term((logits, ref), RAGGED, estimator, weights)
+        torch.testing.assert_close(gradient, exact, **TIGHT)
+        assert exact.norm() > 1e-2
+
+
+def test_a_divisor_that_is_the_longest_completion_seen_is_a_weight():
+    """Every pair of completions, cut to the longer one before it is aggregated."""
+    sequences = enumerate_sequences(3, 3, eos=END)
+    logits, ref = pair(sequences)
+    mass, size = sequence_probability(logits, sequences), sequences.mask.sum(-1)
+    ref_logp = token_logp(ref, sequences)
+
+    def loss(leaf):
+        terms = kl_loss(token_logp(leaf, sequences), ref_logp, estimator="k1")
+        total = 0.0
+        for i, j in itertools.product(range(len(mass)), repeat=2):
+            row, width = [i, j], max(size[i], size[j])
+            cut = terms[row, :width], sequences.mask[row, :width]
+            total = total + mass[i] * mass[j] * aggregate(*cut, "seq_mean_token_sum_norm")
+        return total
+
+    longest = torch.maximum(size[:, None], size).double()
+    weights = (mass / longest).sum(-1)
+    gradient = gradient_of(loss, logits)
+    expected = of_term((logits, ref), sequences, "k1", weights)
+    torch.testing.assert_close(gradient, expected, **TIGHT)
+    assert gradient.norm() > 1e-3
+
+
+def test_cut_completions_left_out_push_k1_towards_never_ending():
+    logits, ref = pair(RAGGED)
+    finished = ((RAGGED.tokens == END) & RAGGED.mask).any(-1).double()
+    gradient = of_term((logits, ref), RAGGED, "k1", finished)
+    exact = gradient_of(lambda z: sequence_probability(z, RAGGED) @ finished, logits)
+    torch.testing.assert_close(gradient, exact, **TIGHT)
+    assert gradient.norm() > 1e-2
+
+
+def test_an_end_of_equal_probability_everywhere_still_decides_the_length():
+    logits, ref = pair(RAGGED)
+    logits[:, :END] = logits[:, :END].log_softmax(-1) + math.log(0.7)
+    logits[:, END] = math.log(0.3)
+    weights = 1 / lengths(RAGGED)
+    of_action = state_average(by_token(weights, RAGGED), logits, RAGGED, by_action=True)
+    last = torch.zeros(RAGGED.num_states, dtype=torch.bool)
+    last[RAGGED.states[:, -1][RAGGED.mask[:, -1]]] = True
+    assert (of_action[:, 0] - of_action[:, 1]).abs().max() < 1e-14
+    assert (of_action[~last, END] - of_action[~last, 0]).min() > 0.05
+    assert of_term((logits, ref), RAGGED, "k1", weights).norm() > 1e-2
+
+
+def test_a_weight_table_by_hand_and_its_echo_in_the_curve():
+    table = study.weight_table([(3, 3)], 5, spread=1.5, seed=0)
+    curve = study.batch_curves((3, 3), 5, [1, 64], spread=1.5, seed=0)
+    first = curve[curve["completions"] == 1].set_index("estimator")["median"]
+    assert first["k2"] == table["k2"].item()
+    assert first["k3"] == table["k3"].item()
+    last = curve[curve["completions"] == 64].set_index("estimator")["median"]
+    assert (last < first / 30).all()
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_positions_in_closed_form_against_the_tree(estimator):
+    sequences = enumerate_sequences(VOCAB, LONGEST, eos=END)
+    position = torch.zeros(sequences.num_states, dtype=torch.long)
+    column = torch.arange(LONGEST).expand(sequences.mask.shape)
+    position[sequences.states[sequences.mask]] = column[sequences.mask]
+    pair = 2 * draw(2, LONGEST, VOCAB, seed=5)
+    both = tuple(table[position] for table in pair)
+    gradient, total = study.position_gradients(*pair, estimator=estimator)
+    for weights, closed in (
+        (1 / lengths(sequences), gradient),
+        (lengths(sequences) * 0 + 1, total),
+    ):
+        tree = tie_states(of_term(both, sequences, estimator, weights), position)
+        torch.testing.assert_close(closed, tree, **TIGHT)
+
+
+def test_long_answers_keep_a_kl_with_other_weights_on_states():
+    table = study.long_answers((4, 64), 10, vocab_size=4, spread=1.0, seed=0)
+    assert (table["k2"] > 0.1).all()
+    short, long = table["k2_states"]
+    assert long < short / 3
+
+
+def test_the_push_of_k1_equals_the_pull_of_k2_at_half_the_squared_variation():
+    """Squared sizes in the metric of the natural gradient, policy and reference close."""
+    logits, _ = pair(RAGGED)
+    ref = logits + 1e-4 * draw(*logits.shape, seed=8)
+    weights, mass = 1 / lengths(RAGGED), sequence_probability(logits, RAGGED)
+    kl = mass @ (token_logp(logits, RAGGED) - token_logp(ref, RAGGED)).sum(-1)
+    variance = mass @ weights.square() - (mass @ weights).square()
+    variation = variance / (mass @ weights).square()
+    sizes = []
+    for gradient in (
+        of_term((logits, ref), RAGGED, "k1", weights),
+        (mass @ weights) * of_term((logits, ref), RAGGED, "k2", torch.ones_like(weights)),
+    ):
+        natural = gradient / (state_visits(logits, RAGGED)[:, None] * logits.softmax(-1))
+        sizes.append((gradient * natural).sum())
+    assert sizes[0].item() == pytest.approx(variance.item(), rel=1e-10)
+    assert (sizes[1] / sizes[0]).item() == pytest.approx((2 * kl / variation).item(), rel=1e-3)
+
+
+def test_the_recorded_spread_is_within_prompts():
+    spread = study.recorded_spread().set_index("arm")
+    assert spread.loc["none", "variation"] < 0.05
+    assert (spread["equal_kl"] < 0.01 * spread["kl"]).all()

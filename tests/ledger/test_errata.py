@@ -1,0 +1,88 @@
+"""The corrections of our own: complete, evidenced, shown, and what the loader refuses."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+
+import pytest
+import yaml
+
+from analysis.errors import Refused
+from analysis.report.errata import Correction, errata_page, load_corrections, load_errata
+from analysis.report.project import Project
+
+PROJECT = Project(Path(__file__).parents[2])
+ROW = """\
+- id: M0
+  where: Chapter 0, summary
+  stood: one and one are three
+  since: "2026-11-20"
+  true: one and one are two
+  shown_by: tests/test_sums.py::test_one_and_one
+"""
+
+
+@pytest.fixture
+def book(tmp_path):
+    """Loads the corrections of a book that holds nothing but the given ones."""
+    (tmp_path / "book").mkdir()
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_sums.py").write_text("def test_one_and_one():\n    pass\n")
+
+    def load(text):
+        (tmp_path / "book" / "corrections.yaml").write_text(text)
+        return load_corrections(Project(tmp_path))
+
+    return load
+
+
+def test_every_correction_is_shown_once_with_what_stood_and_what_is_true():
+    corrections = load_corrections(PROJECT)
+    page = errata_page(PROJECT, load_errata(PROJECT), corrections)
+    assert page.count("## Our own corrections") == 1
+    own = page.partition("## Our own corrections")[2]
+    for correction in corrections:
+        assert own.count(f"({correction.id.lower()})=") == 1
+        assert correction.since <= date.today()
+
+
+def test_a_correction_shows_what_stood_since_when_and_what_is_true():
+    (row,) = yaml.load(ROW, yaml.BaseLoader)
+    row["shown_by"] = "tests/ledger/test_errata.py::test_refused"
+    page = errata_page(PROJECT, [], [Correction.model_validate(row)])
+    assert "**Chapter 0, summary**\n" in page
+    assert "*Stood since 2026-11-20:* one and one are three\n" in page
+    assert "*True:* one and one are two ([test](https://" in page
+
+
+def test_a_book_without_corrections_has_none(book):
+    assert book("# none yet\n") == []
+
+
+def test_true_is_a_key_like_any_other(book):
+    (correction,) = book(ROW)
+    assert correction.true == "one and one are two"
+    assert correction.since == date(2026, 11, 20)
+    assert book(ROW.replace('"2026-11-20"', "2026-11-20")) == [correction]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("test_one_and_one", "test_two", r"M0: no test tests/test_sums\.py::test_two"),
+        ("tests/test_sums.py", "tests/gone.py", r"M0: no test tests/gone\.py"),
+        ('"2026-11-20"', "in spring", "M0: since: "),
+        ('"2026-11-20"', "20261120", "M0: since: "),
+        ("  stood: one and one are three\n", "", "M0: stood: Field required"),
+        ("  stood: one", "  stood: ''\n  why: one", "M0: stood: "),
+        ("where:", "place: x\n  where:", "M0: place: Extra inputs"),
+        ("id: M0", "id: m 0", "m 0: id: "),
+        ("true: one", "true: yes\n  true: one", "'true' is written twice"),
+        (ROW, ROW + ROW, "M0 is written twice"),
+        (ROW, "M0: x", "must be a list"),
+    ],
+)
+def test_refused(book, old, new, problem):
+    with pytest.raises(Refused, match=problem):
+        book(ROW.replace(old, new))

@@ -1,0 +1,167 @@
+"""Citations: each resolves, each work is cited, no two look the same, and priority has a source."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pybtex.database import BibliographyData, Entry, parse_file, parse_string
+from sphinx.application import Sphinx
+
+from analysis.errors import Refused
+from analysis.report.citations import AuthorYearStyle, label, tell_apart
+
+ROOT = Path(__file__).parents[2]
+BIBLIOGRAPHY = ROOT / "book" / "references.bib"
+CITATION = re.compile(r"\{cite(?::\w+)?\}`([^`]+)`")
+#: A sentence that says who was first: "first shown by", "first derived in", "goes back to".
+PRIORITY = re.compile(
+    r"\bfirst (?:shown|proved|derived|stated|made|given|named|pointed out)\b"
+    r"|\b(?:goes?|went) back to\b"
+)
+SENTENCE = re.compile(r"(?<=[.:;!?])\s+(?=[A-Z*{$\[(])|\n\s*\n|\n(?=[-|#:])")
+
+
+def pages() -> dict[str, str]:
+    """The prose of the book by file: what is written by hand, and what pages are made from."""
+    written = [
+        path for pattern in ("*.md", "*.yaml") for path in sorted((ROOT / "book").glob(pattern))
+    ]
+    prose = {path.name: path.read_text(encoding="utf-8") for path in written}
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        prose[path.name] = "\n\n".join(
+            "".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"
+        )
+    return prose
+
+
+def cited(text: str) -> set[str]:
+    """The keys that a text cites."""
+    return {key.strip() for keys in CITATION.findall(text) for key in keys.split(",")}
+
+
+def unsourced(text: str) -> list[str]:
+    """The sentences that say who was first and cite nobody."""
+    return [
+        sentence
+        for sentence in SENTENCE.split(text)
+        if PRIORITY.search(sentence) and not cited(sentence)
+    ]
+
+
+def works(*authors: str, year: str = "2025") -> BibliographyData:
+    """A bibliography of one work for each list of authors, titled A, B, C in reverse order."""
+    titles = reversed("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefgh"[: len(authors)])
+    return parse_string(
+        "".join(
+            f"@misc{{w{i}, author = {{{who}}}, title = {{{title}}}, year = {{{year}}}}}\n"
+            for i, (who, title) in enumerate(zip(authors, titles, strict=True))
+        ),
+        "bibtex",
+    )
+
+
+def labels(data: BibliographyData) -> dict[str, str]:
+    return {entry.key: entry.label for entry in AuthorYearStyle().format_bibliography(data)}
+
+
+def test_every_citation_names_a_work():
+    known = set(parse_file(BIBLIOGRAPHY).entries)
+    unknown = {name: cited(text) - known for name, text in pages().items()}
+    assert {name: keys for name, keys in unknown.items() if keys} == {}
+
+
+def test_every_work_is_cited():
+    assert (
+        set(parse_file(BIBLIOGRAPHY).entries) - set().union(*map(cited, pages().values())) == set()
+    )
+
+
+def test_who_was_first_is_said_with_a_source():
+    found = {name: unsourced(text) for name, text in pages().items()}
+    assert {name: sentences for name, sentences in found.items() if sentences} == {}
+
+
+def test_a_claim_of_priority_without_a_source_is_found():
+    sourced = "This was first shown by {cite:t}`tang2025pitfalls`. The rest is not."
+    assert unsourced(sourced) == []
+    assert unsourced("Zero was known {cite}`tang2025pitfalls`. It was first shown by others.") == [
+        "It was first shown by others."
+    ]
+    assert unsourced("- a {cite}`x`\n- it goes back to nobody") == ["- it goes back to nobody"]
+
+
+def test_each_chapter_ends_with_what_is_known_and_what_is_ours():
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        if path.name.startswith("21_"):
+            continue  # the guide: every line of it links to its chapter
+        last = "".join(json.loads(path.read_text(encoding="utf-8"))["cells"][-1]["source"])
+        assert last.startswith("## What is known and what is ours\n"), path.name
+        assert cited(last), path.name
+        assert "chapter adds" in last, path.name
+
+
+def test_no_two_works_of_the_book_print_the_same():
+    data = parse_file(BIBLIOGRAPHY)
+    before = Counter(map(label, data.entries.values()))
+    assert before.most_common(1)[0][1] > 1  # without letters they do
+    tell_apart(data.entries.values())
+    assert max(Counter(labels(data).values()).values()) == 1
+    assert not [name for name in labels(data).values() if "others" in name]
+
+
+def test_letters_follow_the_titles_and_are_put_once():
+    data = works("Liu, Ann and Doe, B and Roe, C", "Roe, D", "Liu, Zoe and Poe, E and Doe, F")
+    tell_apart(data.entries.values())
+    expected = {"w2": "Liu et al., 2025a", "w0": "Liu et al., 2025b", "w1": "Roe, 2025"}
+    assert labels(data) == expected
+    assert list(labels(data)) == ["w2", "w0", "w1"]  # the order of the bibliography
+    tell_apart(data.entries.values())
+    assert labels(data) == expected
+
+
+def test_more_works_than_letters_are_refused():
+    with pytest.raises(Refused, match="27 works of the bibliography print as Poe, 2025"):
+        tell_apart(works(*["Poe, E"] * 27).entries.values())
+
+
+def test_pages_and_bibliography_print_the_same_labels(tmp_path):
+    works("Liu, A and Doe, B and Roe, C", "Liu, D and Poe, E and Coe, F").to_file(
+        str(tmp_path / "references.bib"), "bibtex"
+    )
+    (tmp_path / "index.rst").write_text(
+        "Page\n====\n\nAs :cite:t:`w0` show :cite:p:`w0,w1`.\n\n.. bibliography::\n"
+    )
+    settings = {
+        "extensions": ["analysis.report.citations", "sphinxcontrib.bibtex"],
+        "bibtex_bibfiles": ["references.bib"],
+        "bibtex_default_style": "author_year",
+        "bibtex_reference_style": "author_year",
+    }
+    folder = str(tmp_path)
+    app = Sphinx(
+        folder,
+        None,
+        f"{folder}/out",
+        f"{folder}/trees",
+        "text",
+        settings,
+        status=None,
+        warning=None,
+    )
+    app.build()
+    text = (tmp_path / "out" / "index.txt").read_text(encoding="utf-8")
+    on_the_page = "As Liu *et al.* [2025b] show [Liu *et al.*, 2025a, Liu *et al.*, 2025b]."
+    assert on_the_page in " ".join(text.split())
+    assert [line[:20] for line in text.splitlines() if line.startswith("[Liu")] == [
+        "[Liu et al., 2025a] ",
+        "[Liu et al., 2025b] ",
+    ]
+
+
+def test_an_entry_has_a_label():
+    assert label(Entry("misc", fields={"title": "T", "year": "1999"}, persons={})) == "T, 1999"
