@@ -69,6 +69,21 @@ def test_seeds_that_do_not_reach_a_level_are_not_dropped():
     assert whole["reached"][0] == 6 and whole["mean"][0] == pytest.approx(0.0, abs=1e-9)
 
 
+def test_an_average_over_all_that_is_shared_may_hide_two_gaps():
+    finals = fronts()
+    curved = finals["arm"] == "good"
+    log_kl = np.log(finals["reverse_kl"])
+    low, high = np.log(0.5), np.log(2.0)  # what the curves of each seed share
+    finals.loc[curved, "accuracy"] += 0.1 * (log_kl - (low + high) / 2) - 0.1
+    gaps = [
+        paired_along(finals, [("good", "bad")], of="reverse_kl", metric="accuracy", part=part)
+        for part in ((0.0, 1.0), (0.0, 0.5), (0.5, 1.0))
+    ]
+    quarter = 0.1 * (high - low) / 4  # the middle of a half is a quarter of the range away
+    expected = [0.0, -quarter, quarter]
+    assert [gap["mean"][0] for gap in gaps] == pytest.approx(expected, abs=1e-9)
+
+
 def test_one_beta_is_no_curve():
     finals = fronts(1).query("beta == 0.3")
     with pytest.raises(ValueError, match="'good' has one beta"):

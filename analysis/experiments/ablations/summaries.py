@@ -193,7 +193,12 @@ def paired_at_equal(
 
 
 def paired_along(
-    finals: pd.DataFrame, pairs: Sequence[tuple[str, str]], *, of: str, metric: str
+    finals: pd.DataFrame,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    of: str,
+    metric: str,
+    part: tuple[float, float] = (0.0, 1.0),
 ) -> pd.DataFrame:
     r"""Arm minus other arm in a metric at equal values of another, over all that they share.
 
@@ -203,13 +208,21 @@ def paired_along(
     :math:`[a_s, b_s]` is what the two curves of seed :math:`s` have in common. No level is chosen,
     so that no seed falls out which does not reach it.
 
+    Args:
+        finals: one row per member.
+        pairs: (arm, other arm) each.
+        of: what is equal; positive.
+        metric: what is compared.
+        part: of the logarithmic range that a seed's curves share, from its lower end: an average
+            over all of it may hide a gap at one end that another makes up for.
+
     Returns:
         One row per pair: ``arm``, ``other``, ``reached``, in how many seeds the curves overlap, and
         the columns of :func:`of_differences`, NaN unless all do.
     """
     arms = list(dict.fromkeys(arm for pair in pairs for arm in pair))
     curves = _curves(finals, arms, of, metric)
-    shares = (np.arange(SHARED_POINTS) + 0.5) / SHARED_POINTS
+    shares = part[0] + (part[1] - part[0]) * (np.arange(SHARED_POINTS) + 0.5) / SHARED_POINTS
     rows = []
     for pair in pairs:
         gaps = []
