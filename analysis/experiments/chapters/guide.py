@@ -62,8 +62,20 @@ EVIDENCE: dict[str, Comparison] = {
 }
 
 
+#: Preset -> how many comparisons its chapter makes: a line is judged as its chapter judges it.
+COMPARISONS = {
+    **dict.fromkeys(("full", "half_step"), 33),
+    **dict.fromkeys(("starts", "kl_axes"), 80),
+    **dict.fromkeys(("clip_higher", "length_growth", "near_ties", "process"), 88),
+    **dict.fromkeys(("mismatch", "partial_rollouts", "stale_masking", "staleness"), 115),
+    "three_ways": 115,
+    **dict.fromkeys(("distillation", "distillation_sparse", "kdrl", "weak_teacher"), 55),
+}
+
+
 def evidence() -> pd.DataFrame:
-    """One row per line of the guide: ``key``, its comparison, and the paired difference.
+    """One row per line of the guide: ``key``, its comparison, the paired difference and what its
+    chapter says of it, ``verdict``.
 
     Raises:
         ValueError: a recording is missing or changed.
@@ -72,6 +84,7 @@ def evidence() -> pd.DataFrame:
     finals = {preset: recording.load(recording.folder_of(preset)).finals for preset in presets}
     rows = []
     for key, (preset, *pair, beta) in EVIDENCE.items():
-        (row,) = summaries.paired(finals[preset], [tuple(pair)], beta=beta).to_dict("records")
+        found = summaries.paired(finals[preset], [tuple(pair)], beta=beta)
+        (row,) = summaries.judged(found, COMPARISONS[preset]).to_dict("records")
         rows.append({"key": key, "preset": preset, "beta": beta, **row})
     return pd.DataFrame(rows)
