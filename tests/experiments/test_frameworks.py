@@ -38,7 +38,9 @@ def test_every_option_was_read_somewhere():
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("option", [o for o in OPTIONS if o.term is not None], ids=str)
+@pytest.mark.parametrize(
+    "option", [o for o in OPTIONS if o.term], ids=lambda o: f"{o.framework} {o.setting}"
+)
 def test_an_option_has_the_mean_gradient_of_its_term(at, option):
     expected = expected_gradient(*at, **option.term.at_one_state)
     gradient = audit.mean_gradient(option.loss, at)

@@ -55,3 +55,13 @@ def test_its_figures_are_those_of_the_committed_notebooks(path):
 def test_every_link_into_the_repository_resolves():
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
         assert (ROOT / target).is_file(), target
+
+
+@pytest.mark.parametrize("package", ["analysis.kl", "analysis.objectives"])
+def test_the_public_names_import_from_their_package(package):
+    names = importlib.import_module(package).__all__
+    space: dict = {}
+    exec(f"from {package} import {', '.join(names)}", space)
+    assert all(callable(space[name]) for name in names)
+    with pytest.raises(ImportError):
+        exec(f"from {package} import nothing", {})

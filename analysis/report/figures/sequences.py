@@ -12,7 +12,8 @@ from analysis.report import style
 #: Colour and label of what is no estimator: critics, objectives and weights.
 LOOKS: dict[str, tuple[str, str]] = {
     "zero": ("#9A5B00", "no critic"),
-    "exact": ("#111111", "exact critic"),
+    "exact": ("#111111", "discounted critic"),
+    "scaled": ("#3D5A9E", "scaled critic"),
     "linear": ("#3D5A9E", "token sum"),
     "token_mean": ("#9A5B00", "token mean"),
     "geometric": ("#7A3E9D", "GSPO"),
@@ -49,7 +50,7 @@ def gae(curves: pd.DataFrame) -> Figure:
     gammas = sorted(curves.gamma.unique(), reverse=True)
     figure, axes = style.subplots(1, len(gammas), sharey=True, height=3.7)
     for panel, gamma in zip(axes, gammas, strict=True):
-        for critic in ("zero", "exact"):
+        for critic in ("zero", "exact", "scaled"):
             curve = curves[(curves.gamma == gamma) & (curves.critic == critic)]
             _banded(panel, curve, "lam", critic)
         panel.set_title(rf"$\gamma = {gamma:g}$")
