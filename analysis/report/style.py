@@ -199,7 +199,7 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
     return placed
 
 
-def bars(rows: Any, middle: str = "iqm", low: str = "low", high: str = "high") -> np.ndarray:
+def bars(rows: Any, middle: str = "mean", low: str = "low", high: str = "high") -> np.ndarray:
     """Error bars as matplotlib wants them: lengths below and above the middle, [2, rows].
 
     Rounding may not make one negative.

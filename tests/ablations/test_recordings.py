@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.experiments.ablations import ablation, recording
+from analysis.experiments.ablations import ablation, recording, summaries
 from analysis.experiments.ablations.catalogue import CATALOGUE, FIRST_SEED, make_preset
 from analysis.experiments.ablations.source import source_of
 
@@ -44,11 +44,11 @@ def test_the_same_population_on_another_processor_says_the_same():
     assert elsewhere.manifest["device"] != first.manifest["device"]
     assert set(elsewhere.sources) & set(first.sources), "not of one code"
     assert (elsewhere.finals["reverse_kl"] != first.finals["reverse_kl"]).mean() > 0.9, "other runs"
-    both = ablation.comparisons(first.finals, 0.3).merge(
-        ablation.comparisons(elsewhere.finals, 0.3),
-        on=["arm", "other", "metric"],
-        suffixes=("", "_elsewhere"),
+    here, there = (
+        summaries.judged(summaries.paired(run.finals, ablation.COMPARISONS, beta=0.3), 1)
+        for run in (first, elsewhere)
     )
+    both = here.merge(there, on=["arm", "other", "metric"], suffixes=("", "_elsewhere"))
     opposed = both["differs"] & both["differs_elsewhere"]
     opposed &= both["mean"] * both["mean_elsewhere"] < 0
     assert len(both) == 16 and not opposed.any()

@@ -1,62 +1,22 @@
-"""Interquartile means, bootstrap bands and paired differences, against scipy and by simulation."""
+"""Means over seeds and paired differences, on tables whose answer is known."""
 
 from __future__ import annotations
 
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import trim_mean
 
-from analysis.experiments.ablations.summaries import (
-    bootstrap,
-    by_arm,
-    interquartile_mean,
-    paired,
-    updates_to,
-)
-
-
-@pytest.mark.parametrize("seeds", [1, 2, 3, 4, 5, 7, 8, 10, 11, 16, 33])
-def test_the_interquartile_mean_is_scipy_s_trimmed_mean(seeds):
-    values = np.random.default_rng(seeds).lognormal(sigma=2.0, size=(6, seeds))
-    np.testing.assert_allclose(interquartile_mean(values), trim_mean(values, 0.25, axis=1))
-    if seeds >= 4:
-        assert (np.abs(interquartile_mean(values) - values.mean(1)) > 1e-3).any()
-
-
-def test_the_interquartile_mean_by_hand():
-    assert interquartile_mean(np.array([8.0, 1.0, 100.0, 2.0, 4.0, -50.0, 3.0, 9.0])) == 4.25
-    assert np.isnan(interquartile_mean(np.array([1.0, np.nan, 2.0, 3.0])))
-
-
-@pytest.mark.parametrize("statistic", [interquartile_mean, lambda x: x.mean(axis=-1)])
-def test_the_band_covers_the_truth_about_as_often_as_it_says(statistic):
-    values = np.random.default_rng(3).normal(size=(600, 20))
-    low, high = bootstrap(values, statistic)
-    covered = ((low <= 0) & (high >= 0)).mean()
-    assert 0.89 < covered < 0.96  # a percentile bootstrap of 20 values covers slightly too little
-    narrow = bootstrap(values, statistic, level=0.5)
-    assert 0.42 < ((narrow[0] <= 0) & (narrow[1] >= 0)).mean() < 0.56
-    point = statistic(values)
-    assert ((low < point) & (point < high)).mean() > 0.999
-
-
-def test_rows_are_resampled_together_and_the_same_every_time():
-    values = np.random.default_rng(0).normal(size=(2, 12))
-    first, again = bootstrap(values), bootstrap(values)
-    assert np.array_equal(first, again)
-    shifted = bootstrap(values + 5.0)
-    np.testing.assert_allclose(np.array(shifted) - np.array(first), 5.0)
+from analysis.experiments.ablations.summaries import by_arm, judged, paired, tally, updates_to
+from analysis.experiments.statistics import interval
 
 
 def test_a_diverged_seed_leaves_no_interval():
-    values = np.random.default_rng(0).normal(size=(2, 12)) + 9.0
-    values[0, 3] = np.nan
-    low, high = bootstrap(values)
-    assert np.isnan([low[0], high[0]]).all() and low[1] < high[1]
-    frame = table({("a", 0.0, "none"): values[0], ("b", 0.0, "none"): np.zeros(12)})
-    found = paired(frame, [("a", "b", "accuracy")])
-    assert np.isnan(found["iqm"][0]) and np.isnan(found["low"][0]) and not found["differs"][0]
+    values = np.random.default_rng(0).normal(size=12) + 9.0
+    values[3] = np.nan
+    frame = table({("a", 0.0, "none"): values, ("b", 0.0, "none"): np.zeros(12)})
+    found = judged(paired(frame, [("a", "b", "accuracy")]), 1)
+    assert found[["mean", "low", "high", "p"]].isna().all(axis=None)
+    assert found["verdict"][0] == "not estimable" and not found["differs"][0]
 
 
 def table(arms, metric="accuracy", **columns):
@@ -78,11 +38,13 @@ def test_by_arm_has_a_row_per_arm_beta_update_and_metric():
     assert len(found) == 3 * 2 * 2 and set(found["seeds"]) == {10}
     assert list(found["arm"][:3]) == ["b", "a", "b"], "the order of the table"
     row = found[(found["arm"] == "b") & (found["beta"] == 0.3) & (found["metric"] == "accuracy")]
-    np.testing.assert_allclose(row["iqm"], interquartile_mean(luck + 2))
-    ((low,), (high,)) = bootstrap(luck[None] + 2)
-    np.testing.assert_allclose(row[["low", "high"]], [[low, high]] * 2)
+    np.testing.assert_allclose(row[["mean", "low", "high"]], [interval(luck + 2)] * 2)
     flat = found[found["metric"] == "length"]
-    assert (flat[["iqm", "low", "high"]] == 7.0).all(axis=None)
+    assert (flat[["mean", "low", "high"]] == 7.0).all(axis=None)
+    spread = by_arm(frame, ["accuracy"], band="range").iloc[0]
+    assert (spread["low"], spread["high"]) == (luck.min(), luck.max())
+    with pytest.raises(ValueError, match="metric must be one of"):
+        by_arm(frame, ["acuracy"])
     assert "update" not in by_arm(frame[frame["update"] == 0].drop(columns="update"), ["length"])
 
 
@@ -102,15 +64,48 @@ def test_paired_differences_cancel_the_luck_of_a_seed():
     }
     frame = table(arms).sample(frac=1.0, random_state=0)
     found = paired(frame, [("k2", "none", "accuracy"), ("none", "k2", "accuracy")], beta=0.3)
-    np.testing.assert_allclose(found["iqm"][0], interquartile_mean(0.5 + small))
-    np.testing.assert_allclose(found["iqm"][1], -found["iqm"][0])
-    assert found["differs"].all() and found["low"][0] > 0.3 and found["high"][0] < 0.7
+    np.testing.assert_allclose(found.loc[0, ["mean", "low", "high"]], interval(0.5 + small))
     np.testing.assert_allclose(
-        [found["low"][1], found["high"][1]], [-found["high"][0], -found["low"][0]], rtol=0.05
+        found.loc[1, ["mean", "high", "low"]], -found.loc[0, ["mean", "low", "high"]]
     )
-    assert list(found["seeds"]) == [12, 12]
-    same = paired(frame, [("k2", "k2", "accuracy")], beta=1.0)
-    assert same["iqm"][0] == 0 and not same["differs"][0]
+    assert judged(found, 2)["differs"].all() and list(found["seeds"]) == [12, 12]
+    same = judged(paired(frame, [("k2", "k2", "accuracy")], beta=1.0), 1)
+    assert same["mean"][0] == 0 and same["verdict"][0] == "equivalent"
+
+
+def test_accuracies_are_one_within_a_margin_and_kls_within_a_ratio():
+    noise = 0.002 * np.random.default_rng(3).normal(size=10)
+    arms = {("near", 0.0, "none"): 0.52 + noise, ("far", 0.0, "none"): 0.54 - noise}
+    frame = table(arms | {("here", 0.0, "none"): np.full(10, 0.5)})
+    pairs = [(arm, "here", "accuracy") for arm in ("near", "far")]
+    assert list(judged(paired(frame, pairs), 100)["verdict"]) == ["differs", "differs"]
+    near, far = paired(frame, pairs)["equivalent"]
+    assert near < 0.001 and far > 0.99, "0.02 is within the margin of 0.03, 0.04 is not"
+    tiny = frame.assign(reverse_kl=frame["accuracy"] / 1e3)
+    near, far = paired(tiny, [(*pair[:2], "reverse_kl") for pair in pairs])["equivalent"]
+    assert near < 0.001 and far < 0.001, "4 and 8 per cent, at any size of the KL"
+    double = tiny.assign(reverse_kl=tiny["reverse_kl"].where(tiny["arm"] == "here", 2e-3))
+    assert paired(double, [("near", "here", "reverse_kl")])["equivalent"][0] > 0.99
+    unmargined = frame.rename(columns={"accuracy": "length"})
+    assert np.isnan(paired(unmargined, [("near", "here", "length")])["equivalent"][0])
+
+
+def test_a_page_counts_its_verdicts_and_its_comparisons():
+    columns = ["p", "equivalent"]
+    one = pd.DataFrame([(0.001, 1.0), (0.04, 1.0)], columns=columns)
+    other = pd.DataFrame([(0.5, 0.01), (0.5, 0.5), (np.nan, np.nan)], columns=columns)
+    found = tally([one, other], 5)
+    assert found == {
+        "comparisons": 5,
+        "differing": 1,
+        "equivalent": 1,
+        "suggestive": 1,
+        "unresolved": 1,
+        "excluding": 2,
+        "by_chance": 0,
+    }
+    with pytest.raises(ValueError, match="set comparisons=5"):
+        tally([one, other], 4)
 
 
 def test_unclear_arms_are_refused():

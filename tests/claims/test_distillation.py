@@ -9,7 +9,8 @@ import torch
 from analysis.experiments.ablations.costs import Ratio
 from analysis.experiments.chapters.imitation import steps_ratio
 from analysis.experiments.claims import distillation as claims
-from analysis.experiments.claims.recorded import Band, recorded
+from analysis.experiments.claims.recorded import recorded
+from analysis.experiments.statistics import Interval
 from analysis.objectives.imitation import imitation_cost
 
 
@@ -49,10 +50,10 @@ def test_annealing_and_masking():
 @pytest.mark.parametrize(
     ("length", "accuracy", "expected"),
     [
-        (Band(-0.3, -0.5, -0.1), Band(0.02, 0.0, 0.04), True),
-        (Band(-0.3, -0.7, 0.1), Band(0.02, 0.0, 0.04), False),  # not surely shorter
-        (Band(-0.3, -0.5, -0.1), Band(-0.1, -0.15, -0.05), False),  # bought with accuracy
-        (Band(0.3, 0.1, 0.5), Band(0.02, 0.0, 0.04), False),
+        (Interval(-0.3, -0.5, -0.1), Interval(0.02, 0.0, 0.04), True),
+        (Interval(-0.3, -0.7, 0.1), Interval(0.02, 0.0, 0.04), False),  # not surely shorter
+        (Interval(-0.3, -0.5, -0.1), Interval(-0.1, -0.15, -0.05), False),  # bought with accuracy
+        (Interval(0.3, 0.1, 0.5), Interval(0.02, 0.0, 0.04), False),
     ],
 )
 def test_shorter_at_equal_accuracy_is_read_off_whole_bands(length, accuracy, expected):

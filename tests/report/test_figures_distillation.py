@@ -16,7 +16,7 @@ def table() -> pd.DataFrame:
         ("supervised", 0.5, 1.0, 0.8, 1.2, 0),
         ("supervised", 0.6, 1.5, 1.1, 2.0, 2),
     ]
-    columns = ["other", "threshold", "iqm", "low", "high", "missed"]
+    columns = ["other", "threshold", "mean", "low", "high", "missed"]
     return pd.DataFrame(rows, columns=columns)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.experiments.ablations.summaries import paired_at_equal
+from analysis.experiments.ablations.summaries import paired_along
 from analysis.report.figures import fronts
 
 
@@ -36,14 +36,17 @@ def test_a_front_runs_through_the_points_of_its_betas(finals):
     assert panel.get_xscale() == "log"
 
 
-def test_differences_leave_out_what_no_seed_reaches(finals):
-    table = paired_at_equal(
-        finals, [("k2_loss", "exact_loss")], (0.1, 50.0), of="reverse_kl", metric="accuracy"
-    )
-    figure = fronts.differences(table, "the exact KL")
-    (line,) = (ln for ln in figure.axes[0].get_lines() if ln.get_label() == "$k_2$")
-    np.testing.assert_allclose(line.get_xdata(), [0.1])
-    np.testing.assert_allclose(line.get_ydata(), [0.0], atol=1e-12)
+def test_differences_stand_beside_the_margin(finals):
+    pairs = [(arm, "exact_loss") for arm in ("k2_loss", "k3_loss")]
+    whole = paired_along(finals, pairs, of="reverse_kl", metric="accuracy").assign(level="all")
+    near = whole.assign(level="near", mean=whole["mean"] + 0.1, high=whole["high"] + 0.1)
+    figure = fronts.differences(pd.concat([whole, near]), "the exact KL")
+    axes = figure.axes[0]
+    k2 = next(c for c in axes.containers if c.get_label() == "$k_2$ as a loss").lines[0]
+    np.testing.assert_allclose(np.asarray(k2.get_xdata(), dtype=float), [0.0, 0.1], atol=1e-12)
+    (margin,) = (patch for patch in axes.patches if patch.get_label() == "equivalent within")
+    assert margin.get_x() == -0.03 and margin.get_width() == pytest.approx(0.06)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["all", "near"]
 
 
 def test_dots_are_in_the_order_of_their_labels(finals):

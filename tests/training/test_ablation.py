@@ -82,55 +82,6 @@ def test_coarser_curves_average_the_windows_of_a_span(small_ablation):
     assert same["entropy"][4] == one["entropy"][4]
 
 
-def test_summaries_over_seeds_of_a_known_table():
-    table = pd.DataFrame(
-        {
-            "arm": "k2_loss",
-            "kl_estimator": "k2",
-            "kl_placement": "loss",
-            "kl_weighting": "none",
-            "beta": 0.5,
-            "seed": [0, 1, 2],
-            "accuracy": [0.1, 0.2, 0.6],
-        }
-    )
-    (row,) = ablation.over_seeds(table, "accuracy", "range").to_dict("records")
-    assert (row["mean"], row["low"], row["high"], row["seeds"]) == (pytest.approx(0.3), 0.1, 0.6, 3)
-    (row,) = ablation.over_seeds(table, "accuracy", "bootstrap").to_dict("records")
-    assert 0.1 <= row["low"] < row["mean"] < row["high"] <= 0.6
-    with pytest.raises(ValueError, match="metric must be one of"):
-        ablation.over_seeds(table, "acuracy", "range")
-
-
-def test_bootstrap_interval_covers_the_mean_as_often_as_it_says():
-    values = np.random.default_rng(1).normal(size=(2000, 30))
-    low, high = ablation.bootstrap_mean(values)
-    covered = ((low <= 0) & (high >= 0)).mean()
-    assert 0.91 < covered < 0.96  # a percentile bootstrap of 30 values covers slightly too little
-
-
-def test_paired_differences_cancel_what_a_seed_shares():
-    seeds = np.arange(10)
-    luck = np.random.default_rng(0).normal(size=10)
-    rows = [("none", 0.0, luck), ("k2_loss", 0.5, luck + 0.25), ("k2_loss", 1.0, luck - 9.0)]
-    table = pd.concat(
-        pd.DataFrame(
-            {
-                "arm": arm,
-                "kl_estimator": arm.split("_")[0],
-                "beta": beta,
-                "seed": seeds,
-                "accuracy": values,
-            }
-        )
-        for arm, beta, values in rows
-    )
-    difference = ablation.paired_difference(table, "accuracy", "k2_loss", "none", 0.5)
-    np.testing.assert_allclose(difference.to_numpy(), 0.25, atol=1e-12)
-    with pytest.raises(ValueError, match="no arm 'k3_loss'"):
-        ablation.paired_difference(table, "accuracy", "k3_loss", "none", 0.5)
-
-
 def test_cosines_are_averaged_over_training_and_then_over_seeds():
     table = pd.DataFrame(
         {
@@ -143,20 +94,8 @@ def test_cosines_are_averaged_over_training_and_then_over_seeds():
     )
     cosines = ablation.kl_cosines(table, 0.3).set_index("arm")
     assert list(cosines.index) == ["k2_loss", "k1_loss"]
-    assert cosines.loc["k2_loss"].tolist() == pytest.approx([0.6, 0.3, 0.9])
+    assert cosines.loc["k2_loss", "mean"] == pytest.approx(0.6)  # of 0.3 and 0.9
     assert cosines.loc["k1_loss", "mean"] == pytest.approx(0.0)
-
-
-def test_comparisons_say_which_differences_exclude_zero(small_ablation):
-    finals = ablation.final(small_ablation.curves)
-    table = ablation.comparisons(finals, 0.5)
-    assert list(zip(table["arm"], table["other"], table["metric"], strict=True)) == list(
-        ablation.COMPARISONS
-    )
-    row = table.iloc[0]
-    expected = ablation.paired_difference(finals, row["metric"], row["arm"], row["other"], 0.5)
-    assert (row["mean"], row["low"], row["high"]) == tuple(expected)
-    assert (table["differs"] == (table["low"] * table["high"] > 0)).all()
 
 
 def test_an_unknown_beta_is_refused(small_ablation):

@@ -1,4 +1,4 @@
-"""The GRPO ablation: a preset to tidy tables, and their summaries over seeds.
+"""The GRPO ablation: a preset to tidy tables, one row per member and logging window.
 
 A tidy table has one row per member and logging window: the member's arm (``arm``,
 ``kl_estimator``, ``kl_placement``, ``kl_weighting``, ``beta``), its ``seed``, the window's first
@@ -8,18 +8,17 @@ A tidy table has one row per member and logging window: the member's arm (``arm`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
 
+from analysis.experiments import statistics
 from analysis.experiments.ablations.memory import members_that_fit
 from analysis.experiments.ablations.presets import Preset
 from analysis.experiments.ablations.settings import PopulationConfig, setting_of
 from analysis.experiments.ablations.stamp import Stamp, current_stamp
-from analysis.experiments.ablations.summaries import bootstrap, of_seeds
 from analysis.training.config import Member
 from analysis.training.metrics import METRICS
 from analysis.training.records import Failure, RunRecord
@@ -32,7 +31,7 @@ CHUNK = 24
 ARM_COLUMNS = ("arm", "kl_estimator", "kl_placement", "kl_weighting", "beta")
 MEMBER_COLUMNS = (*ARM_COLUMNS, "seed")
 
-#: What the predictions compare, as (arm, other arm, metric): see :func:`comparisons`.
+#: What the predictions compare, as (arm, other arm, metric).
 COMPARISONS = (
     ("k1_loss", "none", "reverse_kl"),
     ("k2_loss", "exact_loss", "reverse_kl"),
@@ -139,87 +138,14 @@ def at_beta(table: pd.DataFrame, beta: float) -> pd.DataFrame:
     return table[(table["beta"] == beta) | (table["kl_estimator"] == "none")]
 
 
-def over_seeds(
-    table: pd.DataFrame, metric: str, band: Literal["range", "bootstrap"]
-) -> pd.DataFrame:
-    """Mean over seeds with a band, per arm, beta and (where there is one) update.
-
-    Args:
-        table: from :func:`run` (curves) or :func:`final`.
-        metric: a name in :data:`analysis.training.metrics.METRICS`.
-        band: ``range`` is from the lowest to the highest seed; ``bootstrap`` is the 95% percentile
-            interval of the mean over resampled seeds (use it from about ten seeds on).
-
-    Returns:
-        One row per arm, beta and update, with ``mean``, ``low``, ``high`` and ``seeds``.
-
-    Raises:
-        ValueError: on an unknown metric or band.
-    """
-    if metric not in METRICS:
-        raise ValueError(f"metric must be one of {list(METRICS)}, got {metric!r}")
-    if band not in ("range", "bootstrap"):
-        raise ValueError(f"band must be 'range' or 'bootstrap', got {band!r}")
-    keys = [*ARM_COLUMNS, *(["update"] if "update" in table else [])]
-    wide = table.pivot(index=keys, columns="seed", values=metric)
-    wide = wide.reindex(pd.MultiIndex.from_frame(table[keys].drop_duplicates()))
-    values = wide.to_numpy()  # (rows, seeds)
-    low, high = (
-        (values.min(axis=1), values.max(axis=1)) if band == "range" else bootstrap_mean(values)
-    )
-    summary = pd.DataFrame({"mean": values.mean(axis=1), "low": low, "high": high}, wide.index)
-    return summary.assign(seeds=values.shape[1]).reset_index()
-
-
-def bootstrap_mean(values: np.ndarray, *, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
-    """:func:`~analysis.experiments.ablations.summaries.bootstrap` of the mean of rows [R, S]."""
-    return bootstrap(values, partial(np.mean, axis=-1), level=level)
-
-
-def paired_difference(
-    finals: pd.DataFrame, metric: str, arm: str, other: str, beta: float
-) -> pd.Series:
-    """``arm`` minus ``other`` at one beta: mean over seeds and its 95% bootstrap interval.
-
-    Arms share prompts and sampling noise seed by seed, so differences are taken per seed.
-    ``other="none"`` has no beta and is compared with every one.
-    """
-    kept = at_beta(finals, beta)
-    difference = of_seeds(kept, arm, metric, beta) - of_seeds(kept, other, metric, beta)
-    difference = difference.to_numpy()[None]
-    (low,), (high,) = bootstrap_mean(difference)
-    return pd.Series({"mean": difference.mean(), "low": low, "high": high})
-
-
 def kl_cosines(curves: pd.DataFrame, beta: float) -> pd.DataFrame:
     """The metric ``kl_cosine`` at one beta: means over training, then over seeds.
 
     Returns:
-        One row per arm with a KL term: ``arm``, and ``mean`` with its 95% bootstrap interval over
-        seeds, ``low`` to ``high``.
+        One row per arm with a KL term: ``arm``, and ``mean`` with its interval over seeds, ``low``
+        to ``high``.
     """
     measured = at_beta(curves, beta).dropna(subset=["kl_cosine"])
     by_seed = measured.groupby(["arm", "seed"], sort=False)["kl_cosine"].mean().unstack()
-    low, high = bootstrap_mean(by_seed.to_numpy())
-    values = {"mean": by_seed.mean(axis=1), "low": low, "high": high}
+    values = statistics.interval(by_seed.to_numpy())._asdict()
     return pd.DataFrame(values, index=by_seed.index).reset_index()
-
-
-def comparisons(finals: pd.DataFrame, beta: float) -> pd.DataFrame:
-    """:func:`paired_difference` of every pair in ``COMPARISONS``: what the predictions are about.
-
-    Returns:
-        One row per pair: ``arm``, ``other``, ``metric``, ``mean``, ``low``, ``high``, and
-        ``differs``, whether the interval excludes zero.
-    """
-    rows = [
-        {
-            "arm": arm,
-            "other": other,
-            "metric": metric,
-            **paired_difference(finals, metric, arm, other, beta),
-        }
-        for arm, other, metric in COMPARISONS
-    ]
-    table = pd.DataFrame(rows)
-    return table.assign(differs=(table["low"] > 0) | (table["high"] < 0))

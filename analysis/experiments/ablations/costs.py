@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from analysis.experiments import statistics
 from analysis.experiments.ablations.presets import Preset
-from analysis.experiments.ablations.summaries import bootstrap, interquartile_mean
 from analysis.experiments.benchmark.counting import forward_flops, generated_tokens
 from analysis.training.arms import Arm
 from analysis.training.config import TrainConfig
@@ -31,13 +31,13 @@ class Cost(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """How many times the cost of another arm, over seeds."""
+    """How many times the cost of another arm: a geometric mean over seeds, and its interval."""
 
-    iqm: float
-    low: float
-    high: float
-    missed: int  #: seeds in which the arm never got there: the ratio is a lower bound
-    other_missed: int  #: seeds in which the other arm did not: an upper bound
+    mean: float
+    low: float  #: zero if the other arm missed in a seed: its own ratio is an upper bound
+    high: float  #: infinite if the arm did: a lower bound
+    missed: int  #: seeds in which the arm never got there
+    other_missed: int  #: seeds in which the other arm did not
     seeds: int
 
 
@@ -99,8 +99,8 @@ def first_crossing(places: np.ndarray, values: np.ndarray, threshold: float) -> 
 def cost_ratio(spent: pd.DataFrame, arm: str, other: str, unit: str) -> Ratio:
     """How many times more ``arm`` spent than ``other``, seed by seed.
 
-    An interquartile mean with its bootstrap band. Who never got there is charged with the whole
-    run.
+    The interval is that of the mean logarithm. Who never got there is charged with the whole run,
+    and the interval is open on the side on which its cost is not known.
 
     Raises:
         ValueError: an unknown arm or unit.
@@ -113,11 +113,11 @@ def cost_ratio(spent: pd.DataFrame, arm: str, other: str, unit: str) -> Ratio:
         if rows.empty:
             raise ValueError(f"no arm {name!r} among {sorted(set(spent['arm']))}")
         sides.append(rows)
-    values = (sides[0][unit] / sides[1][unit]).to_numpy()[None]
-    (low,), (high,) = bootstrap(values)
+    logs = np.log((sides[0][unit] / sides[1][unit]).to_numpy())
+    mean, low, high = (float(np.exp(value)) for value in statistics.interval(logs))
     missed, other_missed = (int((~side["reached"]).sum()) for side in sides)
-    iqm = float(interquartile_mean(values)[0])
-    return Ratio(iqm, float(low), float(high), missed, other_missed, values.shape[1])
+    low, high = 0.0 if other_missed else low, float("inf") if missed else high
+    return Ratio(mean, low, high, missed, other_missed, len(logs))
 
 
 def _of_teacher(config: TrainConfig) -> TrainConfig:

@@ -1,74 +1,58 @@
-"""What seeds say: interquartile means with bootstrap bands, paired differences, fronts.
+"""Tables over seeds: means with their intervals, paired differences, arms at equal KL.
 
 Arms of one preset share prompts and sampling noise seed by seed, so two arms are compared seed by
-seed. All intervals are 95% percentile bootstraps over seeds.
+seed. All intervals are those of :mod:`analysis.experiments.statistics`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 
-RESAMPLES = 2000
-LEVEL = 0.95
-#: Fewer seeds than this give no interval.
-MIN_SEEDS = 4
+from analysis.checks import check_choice
+from analysis.experiments import statistics
+from analysis.experiments.ablations.ablation import ARM_COLUMNS
+
+#: What two one-sided tests are run against: an accuracy, or the ratio of two KLs.
+ACCURACIES = ("accuracy", "own_accuracy", "average")
+KLS = ("reverse_kl", "forward_kl", "teacher_kl")
+#: Points at which two curves are compared along the range of KL that they share.
+SHARED_POINTS = 32
 
 
-def interquartile_mean(values: np.ndarray) -> np.ndarray:
-    r"""Mean of the middle half of the last axis: as robust as a median, nearly as sharp as a mean.
-
-    .. math:: \mathrm{IQM}(x) = \frac{1}{S - 2k} \sum_{i=k+1}^{S-k} x_{(i)}, \qquad
-        k = \lfloor S / 4 \rfloor
-
-    Source: Agarwal et al. (2021); a quarter is cut at each end, rounded down.
-
-    Args:
-        values: [..., S], one a seed. A NaN (a diverged seed) makes the result NaN.
-    """
-    cut = values.shape[-1] // 4
-    ordered = np.sort(values, axis=-1)  # NaN last
-    middle = ordered[..., cut : values.shape[-1] - cut].mean(axis=-1)
-    return np.where(np.isnan(values).any(axis=-1), np.nan, middle)
-
-
-def bootstrap(
-    values: np.ndarray,
-    statistic: Callable[[np.ndarray], np.ndarray] = interquartile_mean,
-    *,
-    level: float = LEVEL,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Percentile interval of a statistic of rows [R, S] over S seeds, resampled together.
-
-    A row with a NaN (a diverged seed) has a NaN interval: the others alone would look too good.
-    """
-    seeds = values.shape[1]
-    picks = np.random.default_rng(0).integers(seeds, size=(RESAMPLES, seeds))
-    drawn = statistic(values[:, picks])  # (R, resamples)
-    tail = 50.0 * (1.0 - level)
-    low, high = np.percentile(drawn, [tail, 100.0 - tail], axis=1)
-    return low, high
-
-
-def by_arm(table: pd.DataFrame, metrics: Iterable[str]) -> pd.DataFrame:
-    """Interquartile mean of metrics per arm, beta and (where there is one) update, with its band.
+def by_arm(
+    table: pd.DataFrame,
+    metrics: Iterable[str],
+    band: Literal["range", "interval"] = "interval",
+) -> pd.DataFrame:
+    """Mean of metrics per arm, beta and (where there is one) update, with its interval.
 
     Args:
         table: of :mod:`analysis.experiments.ablations.ablation`: curves, or one row per member.
+        metrics: columns of it.
+        band: the interval of the mean, or the ``range`` of the seeds where they are few.
 
     Returns:
-        One row per arm, beta, update and metric: ``iqm``, ``low``, ``high``, ``seeds``.
+        One row per arm, beta, update and metric: ``mean``, ``low``, ``high``, ``seeds``.
+
+    Raises:
+        ValueError: on an unknown metric or band.
     """
-    keys = ["arm", "beta", *(["update"] if "update" in table else [])]
+    check_choice("band", band, ("range", "interval"))
+    keys = [name for name in (*ARM_COLUMNS, "update") if name in table]
     parts = []
     for metric in metrics:
+        check_choice("metric", metric, list(table))
         wide = table.pivot(index=keys, columns="seed", values=metric)
         wide = wide.reindex(pd.MultiIndex.from_frame(table[keys].drop_duplicates()))
         values = wide.to_numpy()
-        low, high = bootstrap(values)
-        part = {"metric": metric, "iqm": interquartile_mean(values), "low": low, "high": high}
+        mean, low, high = statistics.interval(values)
+        if band == "range":
+            low, high = values.min(axis=1), values.max(axis=1)
+        part = {"metric": metric, "mean": mean, "low": low, "high": high}
         parts.append(pd.DataFrame(part, wide.index).assign(seeds=values.shape[1]).reset_index())
     return pd.concat(parts, ignore_index=True)
 
@@ -76,7 +60,7 @@ def by_arm(table: pd.DataFrame, metrics: Iterable[str]) -> pd.DataFrame:
 def paired(
     finals: pd.DataFrame, pairs: Sequence[tuple[str, str, str]], *, beta: float | None = None
 ) -> pd.DataFrame:
-    """Arm minus other arm in a metric, taken per seed: interquartile mean and band.
+    """Arm minus other arm in a metric, taken per seed: mean and interval.
 
     Args:
         finals: one row per member.
@@ -85,30 +69,73 @@ def paired(
             has only one.
 
     Returns:
-        One row per pair: ``arm``, ``other``, ``metric``, ``iqm``, ``low``, ``high``, ``seeds``,
-        and ``differs``, whether the band excludes zero.
+        One row per pair: ``arm``, ``other``, ``metric``, and the columns of :func:`of_differences`.
 
     Raises:
         ValueError: an arm is unknown, or has several betas and none is given.
     """
     rows = []
     for arm, other, metric in pairs:
-        difference = of_seeds(finals, arm, metric, beta) - of_seeds(finals, other, metric, beta)
-        values = difference.to_numpy()[None]
-        (low,), (high,) = bootstrap(values)
-        rows.append(
-            {
-                "arm": arm,
-                "other": other,
-                "metric": metric,
-                "iqm": float(interquartile_mean(values)[0]),
-                "low": low,
-                "high": high,
-                "seeds": values.shape[1],
-                "differs": bool(low > 0 or high < 0),
-            }
-        )
+        left, right = (of_seeds(finals, name, metric, beta) for name in (arm, other))
+        row = {"arm": arm, "other": other, "metric": metric}
+        if metric in KLS and (left > 0).all() and (right > 0).all():
+            ratio = (np.log(left) - np.log(right)).to_numpy()
+            margin = {"same": ratio, "margin": np.log(statistics.KL_RATIO_MARGIN)}
+        else:
+            margin = {"margin": statistics.ACCURACY_MARGIN} if metric in ACCURACIES else {}
+        rows.append(row | of_differences((left - right).to_numpy(), **margin))
     return pd.DataFrame(rows)
+
+
+def of_differences(
+    values: np.ndarray, *, margin: float | None = None, same: np.ndarray | None = None
+) -> dict[str, float]:
+    """One comparison of seeds [S]: ``mean``, ``low``, ``high``, ``seeds``, ``p``, ``equivalent``.
+
+    The last is the p value of two one-sided tests of ``same`` (by default the differences) against
+    a margin; NaN where none is stated.
+    """
+    interval = statistics.interval(values)._asdict()
+    tested = values if same is None else same
+    equivalent = np.nan if margin is None else statistics.equivalence(tested, margin)
+    p = statistics.p_value(values)
+    return {**interval, "seeds": len(values), "p": float(p), "equivalent": float(equivalent)}
+
+
+def judged(table: pd.DataFrame, comparisons: int) -> pd.DataFrame:
+    """Comparisons with their ``verdict`` and whether they are said to differ, ``differs``.
+
+    Args:
+        table: of :func:`paired` and its kind.
+        comparisons: of the whole page, not of the table: :func:`statistics.verdict`.
+    """
+    said = [
+        statistics.verdict(p, equivalent, comparisons)
+        for p, equivalent in zip(table["p"], table["equivalent"], strict=True)
+    ]
+    return table.assign(verdict=said, differs=[word == "differs" for word in said])
+
+
+def tally(tables: Iterable[pd.DataFrame], comparisons: int) -> dict[str, int]:
+    """How the comparisons of a page come out: the number of each verdict.
+
+    Returns:
+        ``comparisons``, all of them; ``differing``, ``equivalent``, ``suggestive`` and
+        ``unresolved``; ``excluding``, whose own interval excludes zero, and ``by_chance``, of how
+        many it would if no two arms differed.
+
+    Raises:
+        ValueError: the page makes another number of comparisons than its verdicts stand for.
+    """
+    page = judged(pd.concat(tables, ignore_index=True), comparisons)
+    if len(page) != comparisons:
+        raise ValueError(f"this page makes {len(page)} comparisons: set comparisons={len(page)}")
+    counts = page["verdict"].value_counts()
+    names = {"differs": "differing"} | {n: n for n in ("equivalent", "suggestive", "unresolved")}
+    excluding = int((page["p"] < 1 - statistics.LEVEL).sum())
+    found = {name: int(counts.get(word, 0)) for word, name in names.items()}
+    by_chance = round((1 - statistics.LEVEL) * comparisons)
+    return {"comparisons": comparisons, **found, "excluding": excluding, "by_chance": by_chance}
 
 
 def at_equal(
@@ -117,8 +144,8 @@ def at_equal(
     """What each arm has of one metric where another has a given level, along its betas.
 
     For each seed the members of an arm are a curve over beta; ``metric`` is read off it by linear
-    interpolation in the logarithm of ``of``. A seed whose curve does not reach the level is left
-    out.
+    interpolation in the logarithm of ``of``. A seed whose curve does not reach the level is
+    censored: it has no value, and it says something about the arm.
 
     Args:
         finals: one row per member.
@@ -126,19 +153,16 @@ def at_equal(
         level: of the metric ``of``, positive.
 
     Returns:
-        One row per arm and seed: ``arm``, ``seed`` and the metric; NaN where it is left out.
+        One row per arm and seed: ``arm``, ``seed`` and the metric; NaN where it is censored.
 
     Raises:
         ValueError: an arm has fewer than two betas.
     """
-    rows = []
-    for arm in arms:
-        members = finals[finals["arm"] == arm]
-        if members["beta"].nunique() < 2:
-            raise ValueError(f"arm {arm!r} has one beta: a curve needs at least two")
-        for seed, curve in members.sort_values("beta").groupby("seed"):
-            reached = _crossing(np.log(curve[of].to_numpy()), curve[metric].to_numpy(), level)
-            rows.append({"arm": arm, "seed": seed, metric: reached})
+    curves = _curves(finals, arms, of, metric)
+    rows = [
+        {"arm": arm, "seed": seed, metric: _crossing(*curve, np.log(level))}
+        for (arm, seed), curve in curves.items()
+    ]
     return pd.DataFrame(rows)
 
 
@@ -153,8 +177,9 @@ def paired_at_equal(
     """Arm minus other arm in a metric where both have the same level of another: :func:`at_equal`.
 
     Returns:
-        One row per pair and level: ``arm``, ``other``, ``level``, ``iqm``, ``low``, ``high`` and
-        ``seeds``, those whose curves both reach the level; NaN below four of them.
+        One row per pair and level: ``arm``, ``other``, ``level``, ``reached``, in how many seeds
+        both curves reach it, and the columns of :func:`of_differences`. They are NaN unless all
+        seeds do: those that do are a selection by the very thing that is compared.
     """
     arms = list(dict.fromkeys(arm for pair in pairs for arm in pair))
     rows = []
@@ -162,20 +187,75 @@ def paired_at_equal(
         values = at_equal(finals, arms, level=level, of=of, metric=metric)
         wide = values.pivot(index="seed", columns="arm", values=metric)
         for arm, other in pairs:
-            difference = (wide[arm] - wide[other]).dropna().to_numpy()[None]
-            row = {"arm": arm, "other": other, "level": level, "seeds": difference.shape[1]}
-            if difference.shape[1] < MIN_SEEDS:
-                rows.append(row | dict.fromkeys(("iqm", "low", "high"), np.nan))
-                continue
-            (low,), (high,) = bootstrap(difference)
-            iqm = float(interquartile_mean(difference)[0])
-            rows.append(row | {"iqm": iqm, "low": low, "high": high})
+            row = {"arm": arm, "other": other, "level": level}
+            rows.append(row | _censored((wide[arm] - wide[other]).to_numpy()))
     return pd.DataFrame(rows)
 
 
-def _crossing(log_x: np.ndarray, y: np.ndarray, level: float) -> float:
-    """y where the curve first crosses ``log(level)``, from the last point (largest beta) back."""
-    target = np.log(level)
+def paired_along(
+    finals: pd.DataFrame,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    of: str,
+    metric: str,
+    part: tuple[float, float] = (0.0, 1.0),
+) -> pd.DataFrame:
+    r"""Arm minus other arm in a metric at equal values of another, over all that they share.
+
+    .. math:: \frac{1}{\log b_s - \log a_s} \int_{\log a_s}^{\log b_s}
+        \big(y^{arm}_s(u) - y^{other}_s(u)\big)\, \mathrm{d}u
+
+    :math:`[a_s, b_s]` is what the two curves of seed :math:`s` have in common. No level is chosen,
+    so that no seed falls out which does not reach it.
+
+    Args:
+        finals: one row per member.
+        pairs: (arm, other arm) each.
+        of: what is equal; positive.
+        metric: what is compared.
+        part: of the logarithmic range that a seed's curves share, from its lower end: an average
+            over all of it may hide a gap at one end that another makes up for.
+
+    Returns:
+        One row per pair: ``arm``, ``other``, ``reached``, in how many seeds the curves overlap, and
+        the columns of :func:`of_differences`, NaN unless all do.
+    """
+    arms = list(dict.fromkeys(arm for pair in pairs for arm in pair))
+    curves = _curves(finals, arms, of, metric)
+    shares = part[0] + (part[1] - part[0]) * (np.arange(SHARED_POINTS) + 0.5) / SHARED_POINTS
+    rows = []
+    for pair in pairs:
+        gaps = []
+        for seed in sorted({seed for arm, seed in curves if arm == pair[0]}):
+            both = [curves[arm, seed] for arm in pair]
+            low, high = max(x.min() for x, _ in both), min(x.max() for x, _ in both)
+            places = low + shares * (high - low) if low < high else []
+            here, there = ([_crossing(*curve, at) for at in places] for curve in both)
+            gaps.append(np.mean(np.subtract(here, there)) if low < high else np.nan)
+        rows.append(dict(zip(("arm", "other"), pair, strict=True)) | _censored(np.array(gaps)))
+    return pd.DataFrame(rows)
+
+
+def _censored(values: np.ndarray) -> dict[str, float]:
+    """:func:`of_differences` of accuracies, with how many seeds have one; NaN unless all do."""
+    reached = int(np.isfinite(values).sum())
+    return {"reached": reached} | of_differences(values, margin=statistics.ACCURACY_MARGIN)
+
+
+def _curves(finals: pd.DataFrame, arms: Iterable[str], of: str, metric: str) -> dict:
+    """(arm, seed) -> the logarithm of one metric and another, by rising beta."""
+    curves = {}
+    for arm in arms:
+        members = finals[finals["arm"] == arm]
+        if members["beta"].nunique() < 2:
+            raise ValueError(f"arm {arm!r} has one beta: a curve needs at least two")
+        for seed, curve in members.sort_values("beta").groupby("seed"):
+            curves[arm, seed] = np.log(curve[of].to_numpy()), curve[metric].to_numpy()
+    return curves
+
+
+def _crossing(log_x: np.ndarray, y: np.ndarray, target: float) -> float:
+    """y where the curve first crosses ``target``, from the last point (largest beta) back."""
     for i in range(len(log_x) - 1, 0, -1):
         low, high = log_x[i], log_x[i - 1]
         if min(low, high) <= target <= max(low, high) and low != high:

@@ -13,7 +13,6 @@ import torch
 from pydantic import Field, ValidationError, field_validator
 
 from analysis.experiments.ablations.stamp import Stamp, current_stamp
-from analysis.experiments.ablations.summaries import RESAMPLES
 from analysis.experiments.benchmark.contenders import (
     LARGEST,
     Contender,
@@ -26,6 +25,8 @@ from analysis.experiments.benchmark.journal import Journal, Unwritten
 from analysis.experiments.benchmark.worker import phase_shares, population
 from analysis.schema import Schema
 
+#: Of the bootstrap of a median.
+RESAMPLES = 2000
 MEMBERS = (1, 4, 8, 24, 48)
 WIDTHS = (32, 64)
 #: A turn of the population: this many member-updates, in whole logging windows.

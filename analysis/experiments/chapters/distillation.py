@@ -55,8 +55,8 @@ def cost_table(
 
     Returns:
         One row per threshold, other arm and unit (``updates``, ``tokens``, ``flops``): the
-        interquartile mean of the ratio over seeds ``iqm``, its band ``low`` to ``high``, and in how
-        many seeds the arm (``missed``) and the other (``other_missed``) never got there.
+        geometric mean of the ratio over seeds ``mean``, its interval ``low`` to ``high``, and in
+        how many seeds the arm (``missed``) and the other (``other_missed``) never got there.
     """
     others, rows = list(others), []
     for threshold in thresholds:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
+from analysis.experiments import statistics
 from analysis.experiments.ablations import summaries
 from analysis.experiments.language_models.kept import Kept
 from analysis.experiments.language_models.tail import ESTIMATORS
@@ -15,7 +16,7 @@ from analysis.experiments.language_models.tail import ESTIMATORS
 def beside(finals: dict[str, pd.DataFrame], metric: str, *, beta: float) -> pd.DataFrame:
     r"""How often the metric of no KL term each arm ends at, in several populations.
 
-    .. math:: r = \exp\Big(\mathrm{IQM}_s \big(\log m_s^{arm} - \log m_s^{none}\big)\Big)
+    .. math:: r = \exp\Big(\frac1S \sum_s \big(\log m_s^{arm} - \log m_s^{none}\big)\Big)
 
     Seeds are paired: an arm and no KL term meet the same prompts.
 
@@ -25,19 +26,21 @@ def beside(finals: dict[str, pd.DataFrame], metric: str, *, beta: float) -> pd.D
         beta: of the arms that are compared.
 
     Returns:
-        One row per population and arm: ``population``, ``arm``, ``ratio`` with its band ``low`` to
-        ``high``, ``seeds``, and ``differs``, whether the band excludes one.
+        One row per population and arm: ``population``, ``arm``, ``ratio`` with its interval ``low``
+        to ``high``, ``seeds``, and ``p`` and ``equivalent`` as of
+        :func:`~analysis.experiments.ablations.summaries.of_differences`, of the logarithm.
     """
-    parts = []
+    rows, margin = [], np.log(statistics.KL_RATIO_MARGIN)
     for population, table in finals.items():
-        logs = table.assign(**{metric: np.log(table[metric])})
-        arms = table.loc[table["beta"] == beta, "arm"].unique()
-        pairs = [(arm, "none", metric) for arm in arms]
-        ratios = summaries.paired(logs, pairs, beta=beta)
-        ratios[["ratio", "low", "high"]] = np.exp(ratios[["iqm", "low", "high"]])
-        parts.append(ratios.assign(population=population))
-    columns = ["population", "arm", "ratio", "low", "high", "seeds", "differs"]
-    return pd.concat(parts, ignore_index=True)[columns]
+        logs = table.assign(log=np.log(table[metric]))
+        none = summaries.of_seeds(logs, "none", "log", beta)
+        for arm in table.loc[table["beta"] == beta, "arm"].unique():
+            gaps = summaries.of_seeds(logs, arm, "log", beta) - none
+            row = summaries.of_differences(gaps.to_numpy(), margin=margin)
+            ratio = {"ratio": row.pop("mean"), "low": row["low"], "high": row["high"]}
+            ratio = {name: np.exp(value) for name, value in ratio.items()}
+            rows.append({"population": population, "arm": arm} | row | ratio)
+    return pd.DataFrame(rows)
 
 
 def from_no_kl(finals: pd.DataFrame, arms: Iterable[str]) -> pd.DataFrame:
@@ -145,16 +148,18 @@ def elsewhere_at_equal(table: pd.DataFrame, arm: str, other: str, level: float) 
 
     Returns:
         One row per skill: ``ratio`` of the arm's forward KL to the other's, the geometric mean over
-        the seeds whose curves both reach the level; their range ``low`` to ``high``; ``seeds``.
+        the seeds, NaN unless the curves of all reach the level; their range ``low`` to ``high``;
+        ``seeds``, how many reach it.
     """
     rows = []
     for skill, part in table.groupby("skill", sort=False):
         logs = from_no_kl(part.assign(log=np.log(part["forward_kl"])), [arm, other])
         reached = summaries.at_equal(logs, [arm, other], level=level, of="on_task", metric="log")
         wide = reached.pivot(index="seed", columns="arm", values="log")
-        gap = (wide[arm] - wide[other]).dropna()
+        gap = (wide[arm] - wide[other]).to_numpy()
         ends = {"ratio": gap.mean(), "low": gap.min(), "high": gap.max()}
-        rows.append({"skill": skill, **{n: np.exp(v) for n, v in ends.items()}, "seeds": len(gap)})
+        reached = int(np.isfinite(gap).sum())
+        rows.append({"skill": skill, **{n: np.exp(v) for n, v in ends.items()}, "seeds": reached})
     return pd.DataFrame(rows)
 
 

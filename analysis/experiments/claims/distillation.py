@@ -15,7 +15,8 @@ from analysis.experiments.ablations.costs import Ratio, cost_ratio, crossings
 from analysis.experiments.chapters.imitation import steps_ratio
 from analysis.experiments.chapters.preference import gradient_of
 from analysis.experiments.claims import Finding, decides, settle
-from analysis.experiments.claims.recorded import Band, difference, recorded
+from analysis.experiments.claims.recorded import difference, recorded
+from analysis.experiments.statistics import Interval
 from analysis.kl.enumeration import cosine, reverse_kl_gradient
 from analysis.objectives.guidance import annealed, low_reward_mask
 from analysis.objectives.imitation import imitation_cost
@@ -87,8 +88,8 @@ def annealing_and_masking() -> Finding:
     return Finding(settle(all(shorter), any(shorter)), figures)
 
 
-def shorter_at_equal_accuracy(length: Band, accuracy: Band) -> bool:
-    """Is the whole band of the length below zero and that of the accuracy not?"""
+def shorter_at_equal_accuracy(length: Interval, accuracy: Interval) -> bool:
+    """Is the whole interval of the length below zero, and all of the accuracy's above the loss?"""
     return length.below and accuracy.low > -EQUAL_ACCURACY
 
 
@@ -109,7 +110,7 @@ def distillation_speed() -> Finding:
         "offline_flops": cost_ratio(easy, "supervised", "opd_immediate", "flops"),
     }
     for name, ratio in ratios.items():
-        figures |= Band(ratio.iqm, ratio.low, ratio.high).figures(name)
+        figures |= Interval(ratio.mean, ratio.low, ratio.high).figures(name)
     faster = [
         figures["steps_ratio_length_4"] >= CLAIMED_STEPS,
         reaches(ratios["easy"], CLAIMED_STEPS),

@@ -18,7 +18,8 @@ from analysis.experiments.chapters.single_samples import (
 )
 from analysis.experiments.claims import Finding, decides, settle
 from analysis.experiments.claims.one_state_gradients import EXACT, pairs
-from analysis.experiments.claims.recorded import Band, difference, recorded
+from analysis.experiments.claims.recorded import difference, recorded
+from analysis.experiments.statistics import Interval
 from analysis.kl.divergences import entropy, reverse_kl
 from analysis.kl.enumeration import expected_gradient, gradient_moments
 from analysis.kl.surrogates import gradient_coefficient, kl_loss
@@ -182,7 +183,7 @@ def k3_noise_against_k2() -> Finding:
     return Finding(settle(always, shares["far"] > 0.5), figures)
 
 
-def _jumps(preset: str, beta: float) -> Band:
+def _jumps(preset: str, beta: float) -> Interval:
     """Fluctuation of the gradient norm, k3 as a loss less k2, in a recorded run: trained."""
     jumps = fluctuation(recorded(preset).curves, ["gradient_norm"])
     return difference(jumps, "k3_loss", "k2_loss", "gradient_norm", beta=beta)

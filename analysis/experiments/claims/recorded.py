@@ -1,39 +1,17 @@
 """Differences between the arms of a recorded population, as figures of a claim.
 
-All are interquartile means over the seeds with 95% bootstrap bands: on the tiny policy, at the
-settings of the preset, and no statement about any other.
+All are means over the seeds with the intervals of :mod:`analysis.experiments.statistics`: on the
+tiny policy, at the settings of the preset, and no statement about any other.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
 
 import pandas as pd
 
 from analysis.experiments.ablations import recording, summaries
-
-
-class Band(NamedTuple):
-    """A difference over seeds."""
-
-    iqm: float
-    low: float
-    high: float
-
-    @property
-    def above(self) -> bool:
-        """Is zero below the whole band?"""
-        return self.low > 0.0
-
-    @property
-    def below(self) -> bool:
-        """Is zero above the whole band?"""
-        return self.high < 0.0
-
-    def figures(self, name: str) -> dict[str, float]:
-        """The three numbers, named."""
-        return {name: self.iqm, f"{name}_low": self.low, f"{name}_high": self.high}
+from analysis.experiments.statistics import Interval
 
 
 @cache
@@ -44,22 +22,17 @@ def recorded(preset: str) -> recording.Recorded:
 
 def difference(
     finals: pd.DataFrame, arm: str, other: str, metric: str, *, beta: float | None = None
-) -> Band:
+) -> Interval:
     """``arm`` minus ``other``, taken per seed: :func:`summaries.paired`."""
-    (row,) = summaries.paired(finals, [(arm, other, metric)], beta=beta).to_dict("records")
-    return Band(row["iqm"], row["low"], row["high"])
+    return _only(summaries.paired(finals, [(arm, other, metric)], beta=beta))
 
 
-def difference_at_equal(
-    finals: pd.DataFrame, arm: str, other: str, metric: str, *, of: str, level: float
-) -> Band:
-    """``arm`` minus ``other`` where both have the same level of a metric, read off along beta.
+def difference_along(
+    finals: pd.DataFrame, arm: str, other: str, metric: str, *, of: str
+) -> Interval:
+    """``arm`` minus ``other`` at equal values of a metric: :func:`summaries.paired_along`."""
+    return _only(summaries.paired_along(finals, [(arm, other)], of=of, metric=metric))
 
-    Raises:
-        ValueError: too few seeds reach the level for a band.
-    """
-    table = summaries.paired_at_equal(finals, [(arm, other)], [level], of=of, metric=metric)
-    (row,) = table.to_dict("records")
-    if row["seeds"] < summaries.MIN_SEEDS:
-        raise ValueError(f"{arm} and {other} both reach {of}={level:g} in {row['seeds']} seeds")
-    return Band(row["iqm"], row["low"], row["high"])
+
+def _only(table: pd.DataFrame) -> Interval:
+    return Interval(*table.loc[0, list(Interval._fields)])

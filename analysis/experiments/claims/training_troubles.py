@@ -5,22 +5,21 @@ from __future__ import annotations
 import pandas as pd
 import torch
 
-from analysis.experiments.ablations import summaries
 from analysis.experiments.claims import Finding, decides, settle
-from analysis.experiments.claims.recorded import Band, difference, recorded
+from analysis.experiments.claims.recorded import difference, recorded
+from analysis.experiments.statistics import Interval, interval
 from analysis.objectives.advantages import group_normalise
 
 #: Below this share of what a start had, entropy counts as collapsed.
 COLLAPSED = 0.5
 
 
-def over_training(curves: pd.DataFrame, arm: str, metric: str, *, ratio: bool = False) -> Band:
-    """Last logging window less the first, or over it, of one arm: per seed, then the band."""
+def over_training(curves: pd.DataFrame, arm: str, metric: str, *, ratio: bool = False) -> Interval:
+    """Last logging window less the first, or over it, of one arm: per seed, then the interval."""
     wide = curves[curves["arm"] == arm].pivot(index="seed", columns="update", values=metric)
     first, last = wide.iloc[:, 0], wide.iloc[:, -1]
-    change = (last / first if ratio else last - first).to_numpy()[None]
-    (low,), (high,) = summaries.bootstrap(change)
-    return Band(float(summaries.interquartile_mean(change)[0]), low, high)
+    change = last / first if ratio else last - first
+    return Interval(*map(float, interval(change.to_numpy())))
 
 
 @decides("S1-13")

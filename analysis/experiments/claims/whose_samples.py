@@ -8,7 +8,8 @@ import torch
 from analysis.experiments.chapters import projection, routing_training
 from analysis.experiments.chapters.routing import routing_drift
 from analysis.experiments.claims import Finding, decides, settle
-from analysis.experiments.claims.recorded import Band, difference
+from analysis.experiments.claims.recorded import difference
+from analysis.experiments.statistics import Interval
 from analysis.kl.sequences import enumerate_sequences, sequence_probability
 from analysis.objectives.gae import generalised_advantage
 
@@ -85,7 +86,7 @@ def keep_routing() -> Finding:
     return Finding(settle(linear and jumps, False), figures)
 
 
-def _gain_of_replay(noise: float) -> Band:
+def _gain_of_replay(noise: float) -> Interval:
     """Exact reward of bandits at the end, replayed minus recomputed, over bandits."""
     options = {"noise": noise, "seeds": range(200, 220), "updates": 24, "states": 16}
     ends = [

@@ -10,7 +10,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.experiments.ablations.ablation import coarsen, over_seeds
+from analysis.experiments.ablations.ablation import coarsen
+from analysis.experiments.ablations.summaries import by_arm
 from analysis.report import style
 
 #: Updates that one point of a curve averages; fewer where that would leave fewer points than these.
@@ -38,7 +39,7 @@ def reverse_kl_curves(curves: pd.DataFrame, band: str) -> Figure:
 def front(finals: pd.DataFrame, band: str) -> Figure:
     """Final accuracy against final exact reverse KL: one line an arm, one point a beta."""
     figure, panels = style.subplots(2, 1, height=7.2, sharex=True, sharey=True)
-    accuracy, kl = (over_seeds(finals, metric, band) for metric in ("accuracy", "reverse_kl"))
+    accuracy, kl = (by_arm(finals, [metric], band) for metric in ("accuracy", "reverse_kl"))
     for panel, (placement, names) in zip(panels, PANELS.items(), strict=True):
         for name in names:
             at = _rows(accuracy, name, placement)
@@ -47,8 +48,8 @@ def front(finals: pd.DataFrame, band: str) -> Figure:
             panel.errorbar(
                 x["mean"],
                 y["mean"],
-                xerr=style.bars(x, "mean"),
-                yerr=style.bars(y, "mean"),
+                xerr=style.bars(x),
+                yerr=style.bars(y),
                 elinewidth=1.0,
                 **look,
             )
@@ -74,7 +75,7 @@ def _curves(curves: pd.DataFrame, metric: str, band: str, label: str, scale: str
     gaps = np.diff(np.unique(curves["update"]))
     if gaps.size:  # whole logging windows
         span = math.ceil(span / gaps.min()) * int(gaps.min())
-    summary = over_seeds(coarsen(curves, span), metric, band)
+    summary = by_arm(coarsen(curves, span), [metric], band)
     summary["update"] += span / 2
     figure, panels = style.subplots(2, 1, height=6.6, sharex=True, sharey=True)
     for panel, (placement, names) in zip(panels, PANELS.items(), strict=True):

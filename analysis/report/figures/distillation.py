@@ -46,10 +46,10 @@ def costs(
             x = places_of_rows + 0.12 * (number - (len(others) - 1) / 2)
             colour = style.COLOURS[LESSONS[other]]
             look = {"fmt": "none", "color": colour, "elinewidth": 1.5}
-            panel.errorbar(x, rows["iqm"], yerr=style.bars(rows), **look)
+            panel.errorbar(x, rows["mean"], yerr=style.bars(rows), **look)
             bound = (rows["missed"] > 0).to_numpy()
             for marker, chosen in (("o", ~bound), ("^", bound)):
-                panel.plot(x[chosen], rows["iqm"][chosen], marker, color=colour)
+                panel.plot(x[chosen], rows["mean"][chosen], marker, color=colour)
             panel.plot([], [], "o", color=colour, label=called)
         panel.set_xticks(list(places.values()), [f"{level:g}" for level in places])
         panel.set_yscale("log")
@@ -78,8 +78,8 @@ def tradeoff(
     for look, (arm, called) in zip(LOOKS, arms.items(), strict=False):
         x, y = (summary.loc[(metric, arm)] for metric in metrics)
         axes.errorbar(
-            x["iqm"],
-            y["iqm"],
+            x["mean"],
+            y["mean"],
             xerr=style.bars(x),
             yerr=style.bars(y),
             fmt=style.MARKERS[look],

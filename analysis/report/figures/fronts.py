@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import LogLocator, NullFormatter
 
+from analysis.experiments import statistics
 from analysis.experiments.ablations.summaries import by_arm
 from analysis.report import style
 
@@ -50,9 +51,11 @@ def fronts(
             x, y = (table.loc[(metric, arm)] for metric in ("reverse_kl", "accuracy"))
             look = style.line(*ARMS[arm])
             bars = {"xerr": style.bars(x), "yerr": style.bars(y), "elinewidth": 1.0}
-            panel.errorbar(x["iqm"], y["iqm"], **bars, **look)
+            panel.errorbar(x["mean"], y["mean"], **bars, **look)
             sizes = 20.0 * np.arange(1, len(x) + 1)  # a larger marker for a larger beta
-            panel.scatter(x["iqm"], y["iqm"], sizes, look["color"], marker=look["marker"], zorder=3)
+            panel.scatter(
+                x["mean"], y["mean"], sizes, look["color"], marker=look["marker"], zorder=3
+            )
         panel.set_xscale("log")
         panel.set_title(title)
         panel.set_ylabel("final accuracy")
@@ -65,34 +68,37 @@ def fronts(
 
 
 def differences(table: pd.DataFrame, other: str) -> Figure:
-    """Accuracy at equal KL, less that of another arm: one line an arm, with its band.
+    """Accuracy at equal KL, less that of another arm: a group a part of the range, a marker an arm.
 
     Args:
-        table: of :func:`analysis.experiments.ablations.summaries.paired_at_equal`.
+        table: of :func:`analysis.experiments.ablations.summaries.paired_along`, with the part in
+            ``level``.
         other: how the other arm is called.
     """
-    figure, axes = style.subplots(height=4.2)
-    for arm, rows in table.dropna(subset=["iqm"]).groupby("arm", sort=False):
-        look = style.line(*ARMS[arm])
-        axes.plot(rows["level"], rows["iqm"], **look)
-        axes.fill_between(
-            rows["level"], rows["low"], rows["high"], color=look["color"], alpha=0.18, linewidth=0
-        )
-    axes.axhline(0.0, color="#5A5A5A", linewidth=1.0)
-    axes.set_xscale("log")
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticks(table["level"].unique())
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel("exact reverse KL (nats per token), log scale")
-    axes.set_ylabel(f"accuracy, less that of {other}")
-    axes.legend(ncols=2)
+    levels, arms = list(table["level"].unique()), list(table["arm"].unique())
+    figure, axes = style.subplots(height=1.2 + 0.32 * len(table))
+    margin = statistics.ACCURACY_MARGIN
+    axes.axvspan(
+        -margin, margin, color="#5A5A5A", alpha=0.12, linewidth=0, label="equivalent within"
+    )
+    for place, arm in enumerate(arms):
+        rows = table[table["arm"] == arm]
+        height = np.arange(len(levels)) + 0.2 * (place - (len(arms) - 1) / 2)
+        look = style.line(*ARMS[arm]) | {"linestyle": "none"}
+        look["label"] += " in the reward" if ARMS[arm][1] == "reward" else " as a loss"
+        axes.errorbar(rows["mean"], height, xerr=style.bars(rows), **look)
+    axes.axvline(0.0, color="#5A5A5A", linewidth=1.0)
+    axes.set_yticks(range(len(levels)), levels)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"accuracy, less that of {other}, at equal KL")
+    axes.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, 1.25))
     return figure
 
 
 def dots(
     finals: pd.DataFrame, labels: dict[str, str], metrics: Sequence[tuple[str, str]]
 ) -> Figure:
-    """One row an arm: interquartile means with their bands, one panel a metric.
+    """One row an arm: means with their intervals, one panel a metric.
 
     Args:
         finals: one row per member.
@@ -114,5 +120,5 @@ def dots(
 
 def _dots_of(axes: Axes, rows: pd.DataFrame) -> None:
     place = np.arange(len(rows))
-    axes.errorbar(rows["iqm"], place, xerr=style.bars(rows), fmt="o", color=style.COLOURS["k2"])
-    axes.axvline(rows["iqm"].iloc[0], color="#5A5A5A", linewidth=1.0, linestyle=":")
+    axes.errorbar(rows["mean"], place, xerr=style.bars(rows), fmt="o", color=style.COLOURS["k2"])
+    axes.axvline(rows["mean"].iloc[0], color="#5A5A5A", linewidth=1.0, linestyle=":")

@@ -123,7 +123,7 @@ def _line(axes: Axes, rows: pd.DataFrame, look: str, called: str, window: float)
     middle = rows["update"] + window / 2
     colour = style.COLOURS[look]
     axes.plot(
-        middle, rows["iqm"], color=colour, marker=style.MARKERS[look], markevery=2, label=called
+        middle, rows["mean"], color=colour, marker=style.MARKERS[look], markevery=2, label=called
     )
     axes.fill_between(middle, rows["low"], rows["high"], color=colour, alpha=0.16, linewidth=0)
 

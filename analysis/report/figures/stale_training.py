@@ -92,7 +92,9 @@ def ages(finals: pd.DataFrame) -> Figure:
             rows = table[(table["metric"] == metric) & table["arm"].isin(_at(name, lags))]
             rows = rows.sort_values("lag")
             x = np.arange(len(rows)) + 0.05 * (place - 2.5)
-            panel.errorbar(x, rows["iqm"], yerr=style.bars(rows), elinewidth=1.0, **loss_look(name))
+            panel.errorbar(
+                x, rows["mean"], yerr=style.bars(rows), elinewidth=1.0, **loss_look(name)
+            )
         panel.set_ylabel(label)
     panels[0].legend(ncols=2, loc="lower left")
     panels[1].set_yscale("log")
@@ -123,11 +125,11 @@ def ways(finals: pd.DataFrame) -> Figure:
         x, y = (table.loc[(metric, arm)] for metric in ("reverse_kl", "accuracy"))
         look = way_look(arm)
         bars = {"xerr": style.bars(x), "yerr": style.bars(y), "elinewidth": 1.0}
-        axes.errorbar(x["iqm"], y["iqm"], **bars, **look)
+        axes.errorbar(x["mean"], y["mean"], **bars, **look)
         sizes = 6.0 + 2.0 * np.arange(len(x))  # a larger marker for a larger beta
         inside = look.get("markerfacecolor", look["color"])
         for place, size in enumerate(sizes):
-            at = (x["iqm"].iloc[place], y["iqm"].iloc[place])
+            at = (x["mean"].iloc[place], y["mean"].iloc[place])
             axes.plot(*at, look["marker"], color=look["color"], mfc=inside, markersize=size)
     axes.set_xscale("log")
     axes.xaxis.set_minor_locator(NullLocator())
@@ -240,5 +242,5 @@ def _at(name: str, lags: list[int]) -> list[str]:
 
 
 def _band(axes: Axes, x: pd.Index | pd.Series, rows: pd.DataFrame, look: dict[str, str]) -> None:
-    axes.plot(x, rows["iqm"], **look, markevery=max(1, len(rows) // 8))
+    axes.plot(x, rows["mean"], **look, markevery=max(1, len(rows) // 8))
     axes.fill_between(x, rows["low"], rows["high"], color=look["color"], alpha=0.18, linewidth=0)

@@ -1,0 +1,225 @@
+"""How often an interval over seeds holds what it is about: simulated from what was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy.special import ndtr, ndtri, stdtrit
+
+from analysis.experiments import statistics
+from analysis.experiments.ablations.folders import read_table
+from analysis.experiments.ablations.recording import RESULTS
+
+METRICS = ("accuracy", "own_accuracy", "reverse_kl", "entropy", "length")
+RESAMPLES = 500
+#: Bandwidth of the smoothed resampling, in standard deviations.
+SMOOTHING = 0.5
+#: What trimmed means leave out at each end.
+TRIM = 0.25
+#: Share of runs that are lost in the hardest population, and how far they fall.
+LOST, FALL = 0.1, 8.0
+#: Variance that starts of their own add to that between seeds: in the comparisons of chapter 4 ten
+#: starts have 1.4 times the variance of one (geometric mean; recordings ``starts`` and ``full``).
+STARTS_ADD = 0.4
+
+#: Draws [len(rows), n] from populations that are told by their number.
+Draw = Callable[[np.random.Generator, np.ndarray, int], np.ndarray]
+
+
+class Bounds(NamedTuple):
+    """Of an interval in each simulation, and the statistic that it is of."""
+
+    low: np.ndarray
+    high: np.ndarray
+    of: str = "mean"
+
+
+def recorded_differences() -> np.ndarray:
+    """[P, 10]: every arm less the first of its recording, seed by seed, of mean 0 and deviation 1.
+
+    All recordings of ten seeds and all of ``METRICS``; a difference that is nearly always zero is
+    left out.
+    """
+    found = []
+    for path in sorted(RESULTS.glob("*_cpu*/final.csv")):
+        table = read_table(path)
+        for metric in METRICS:
+            wide = table.pivot(index="seed", columns=["arm", "beta"], values=metric)
+            first = tuple(table.loc[0, ["arm", "beta"]])
+            gaps = wide.drop(columns=[first]).sub(wide[first], axis=0).to_numpy().T
+            kept = gaps[[len(np.unique(row)) > 5 for row in gaps]]
+            if len(wide) == 10 and len(kept):
+                kept = kept - kept.mean(axis=1, keepdims=True)
+                found.append(kept / kept.std(axis=1, ddof=1, keepdims=True))
+    return np.concatenate(found)
+
+
+def skewness(values: np.ndarray) -> np.ndarray:
+    """Of samples [..., S], without its small-sample bias."""
+    size = values.shape[-1]
+    centred = values - values.mean(axis=-1, keepdims=True)
+    biased = (centred**3).mean(axis=-1) / (centred**2).mean(axis=-1) ** 1.5
+    return biased * np.sqrt(size * (size - 1)) / (size - 2)
+
+
+def populations(differences: np.ndarray) -> dict[str, Draw]:
+    """Name -> how to draw from populations of mean zero, as many as there are ``differences``.
+
+    Ten numbers look skewed though they are from a normal: the recorded skewness is shrunk by what
+    its variance over the recordings has more than that.
+    """
+    size = differences.shape[1]
+    skews = skewness(differences)
+    of_normal = 6 * size * (size - 1) / ((size - 2) * (size + 1) * (size + 3))
+    skews = skews * np.sqrt(max(0.0, 1 - of_normal / skews.var()))
+    shapes = 4.0 / np.maximum(np.abs(skews), 0.02) ** 2  # of a gamma with that skewness
+
+    def smoothed(rng: np.random.Generator, rows: np.ndarray, n: int) -> np.ndarray:
+        picks = rng.integers(size, size=(len(rows), n))
+        noise = SMOOTHING * rng.standard_normal((len(rows), n))
+        return np.take_along_axis(differences[rows], picks, axis=1) + noise
+
+    def skewed(rng: np.random.Generator, rows: np.ndarray, n: int) -> np.ndarray:
+        shape = shapes[rows, None]
+        drawn = rng.gamma(shape, size=(len(rows), n))
+        return np.sign(skews[rows, None]) * (drawn - shape) / np.sqrt(shape)
+
+    def lost(rng: np.random.Generator, rows: np.ndarray, n: int) -> np.ndarray:
+        falls = FALL * ((rng.random((len(rows), n)) < LOST) - LOST)
+        return rng.standard_normal((len(rows), n)) - falls
+
+    return {
+        "recorded, smoothed": smoothed,
+        "recorded skewness": skewed,
+        "normal": lambda rng, rows, n: rng.standard_normal((len(rows), n)),
+        "heavy tails: t, 3 degrees": lambda rng, rows, n: rng.standard_t(3, size=(len(rows), n)),
+        "skewed: exponential": lambda rng, rows, n: rng.exponential(size=(len(rows), n)) - 1.0,
+        "one run in ten is lost": lost,
+    }
+
+
+def t_mean(values: np.ndarray) -> Bounds:
+    """The interval of the book: :func:`analysis.experiments.statistics.interval`."""
+    return Bounds(*statistics.interval(values)[1:])
+
+
+def t_trimmed(values: np.ndarray) -> Bounds:
+    """Of the interquartile mean, with the winsorised variance (Yuen, 1974)."""
+    size = values.shape[1]
+    cut = int(TRIM * size)
+    kept, ordered = size - 2 * cut, np.sort(values, axis=1)
+    winsorised = ordered.clip(ordered[:, cut, None], ordered[:, size - cut - 1, None])
+    error = winsorised.std(axis=1, ddof=1) * np.sqrt((size - 1) / (kept * (kept - 1)))
+    centre = ordered[:, cut : size - cut].mean(axis=1)
+    reach = stdtrit(kept - 1, (1 + statistics.LEVEL) / 2) * error
+    return Bounds(centre - reach, centre + reach, "interquartile mean")
+
+
+def bootstraps(values: np.ndarray, rng: np.random.Generator) -> dict[str, Bounds]:
+    """Four that resample the seeds of each simulation [simulations, n]."""
+    parts = np.array_split(values, max(1, len(values) // 100))
+    rows = [_bootstraps(part, rng) for part in parts]
+    return {
+        name: Bounds(*np.concatenate([row[name] for row in rows], axis=1), of)
+        for name, of in (
+            ("percentile, interquartile mean", "interquartile mean"),
+            ("percentile, mean", "mean"),
+            ("BCa, mean", "mean"),
+            ("studentised, mean", "mean"),
+        )
+    }
+
+
+def _bootstraps(values: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    size = values.shape[1]
+    drawn = values[:, rng.integers(size, size=(RESAMPLES, size))]  # [simulations, resamples, n]
+    means, mean = drawn.mean(axis=2), values.mean(axis=1, keepdims=True)
+    deviation = values.std(axis=1, ddof=1, keepdims=True)
+    errors = np.maximum(drawn.std(axis=2, ddof=1), 1e-9 * deviation)
+    tails = np.array([1 - statistics.LEVEL, 1 + statistics.LEVEL]) / 2
+    turned = np.quantile((means - mean) / errors, tails[::-1], axis=1)
+    cut = int(TRIM * size)
+    middles = np.sort(drawn, axis=2)[:, :, cut : size - cut].mean(axis=2)
+    return {
+        "percentile, interquartile mean": np.quantile(middles, tails, axis=1),
+        "percentile, mean": np.quantile(means, tails, axis=1),
+        "BCa, mean": _accelerated(values, means, tails),
+        "studentised, mean": mean[:, 0] - turned * deviation[:, 0],
+    }
+
+
+def _accelerated(values: np.ndarray, means: np.ndarray, tails: np.ndarray) -> np.ndarray:
+    """Bias-corrected and accelerated (Efron, 1987): other quantiles of the resampled means."""
+    mean = values.mean(axis=1, keepdims=True)
+    below = ((means < mean).mean(axis=1) + (means <= mean).mean(axis=1)) / 2
+    bias = ndtri(below.clip(1 / RESAMPLES, 1 - 1 / RESAMPLES))
+    left_out = mean - values  # to the factor n - 1, the jackknife's deviations
+    speed = -(left_out**3).sum(axis=1) / (6 * (left_out**2).sum(axis=1) ** 1.5)
+    ordered = np.sort(means, axis=1)
+    ends = []
+    for tail in tails:
+        moved = bias + ndtri(tail)
+        share = ndtr(bias + moved / (1 - speed * moved))
+        place = (share * (RESAMPLES - 1)).round().astype(int)
+        ends.append(np.take_along_axis(ordered, place[:, None], axis=1)[:, 0])
+    return np.stack(ends)
+
+
+def coverage_table(
+    seeds: Iterable[int] = (4, 5, 10, 20), *, simulations: int = 2000, seed: int = 0
+) -> pd.DataFrame:
+    """Share of simulations in which an interval holds the population's own value.
+
+    Args:
+        seeds: numbers of them, a row each.
+        simulations: of the bootstraps; intervals in closed form have ten times as many.
+        seed: of the simulation.
+
+    Returns:
+        One row per population, number of seeds ``n`` and ``interval``: ``coverage``, its standard
+        ``error``, and ``width``, the median in standard deviations of one seed.
+    """
+    rows, differences = [], recorded_differences()
+    everyone = np.arange(len(differences))
+    for name, draw in populations(differences).items():
+        rng = np.random.default_rng(seed)
+        many = np.sort(draw(rng, everyone, 2000), axis=1)
+        true = {"mean": 0.0 * everyone, "interquartile mean": many[:, 500:1500].mean(axis=1)}
+        for size in seeds:
+            chosen = rng.integers(len(everyone), size=10 * simulations)
+            values = draw(rng, chosen, size)
+            found = {"t, mean": t_mean(values), "t, interquartile mean": t_trimmed(values)}
+            for interval, (low, high, of) in (
+                found | bootstraps(values[:simulations], rng)
+            ).items():
+                aim = true[of][chosen[: len(low)]]
+                held = ((low <= aim) & (aim <= high)).mean()
+                error = np.sqrt(held * (1 - held) / len(low))
+                row = {"population": name, "n": size, "interval": interval, "coverage": held}
+                rows.append(row | {"error": error, "width": np.median(high - low)})
+    return pd.DataFrame(rows)
+
+
+def coverage_of_starts(*, simulations: int = 20000, seed: int = 0) -> pd.DataFrame:
+    """Coverage of the mean over starts, from so many starts and so many seeds of each.
+
+    Returns:
+        One row per design: ``starts``, ``seeds`` of each, and the coverage of the t interval over
+        ``runs`` as if all were independent, and over the ``means`` of the starts.
+    """
+    rng = np.random.default_rng(seed)
+    rows = []
+    for starts, each in ((1, 10), (2, 10), (5, 2), (5, 4), (10, 1)):
+        shifts = np.sqrt(STARTS_ADD) * rng.standard_normal((simulations, starts, 1))
+        values = shifts + rng.standard_normal((simulations, starts, each))
+        values = values.reshape(simulations, starts * each)
+        per_start = statistics.of_starts(values, np.repeat(np.arange(starts), each))
+        row = {"starts": starts, "seeds": each}
+        for name, of in (("runs", values), ("means", per_start)):
+            low, high, _ = t_mean(of)
+            row[name] = np.nan if np.isnan(low).all() else ((low <= 0) & (high >= 0)).mean()
+        rows.append(row)
+    return pd.DataFrame(rows)

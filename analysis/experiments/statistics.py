@@ -1,0 +1,127 @@
+"""What seeds say: the mean of paired differences, its t interval, equivalence, multiplicity.
+
+One statistic and one interval for every comparison of recorded runs, chosen by measured coverage
+(:mod:`analysis.experiments.chapters.coverage`). Margins were set after the runs were known; they
+bind what is recorded next.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import stdtr, stdtrit
+
+LEVEL = 0.95
+#: Fewer seeds than this give no interval.
+MIN_SEEDS = 4
+#: Two accuracies this close count as one.
+ACCURACY_MARGIN = 0.03
+#: So do two KLs whose ratio is below this, either way round.
+KL_RATIO_MARGIN = 1.25
+
+
+class Interval(NamedTuple):
+    """A mean over seeds and where it may lie."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def above(self) -> bool:
+        """Is zero below the whole interval?"""
+        return self.low > 0.0
+
+    @property
+    def below(self) -> bool:
+        """Is zero above the whole interval?"""
+        return self.high < 0.0
+
+    def figures(self, name: str) -> dict[str, float]:
+        """The three numbers, named."""
+        return {name: self.mean, f"{name}_low": self.low, f"{name}_high": self.high}
+
+
+def interval(values: np.ndarray, *, level: float = LEVEL) -> Interval:
+    r"""Mean over the last axis and its t interval.
+
+    .. math:: \bar x \pm t_{S-1,\,(1+c)/2}\; s / \sqrt S
+
+    Source: Student (1908). Where seeds share a few starts, give one mean a start
+    (:func:`of_starts`): those are what is independent.
+
+    Args:
+        values: [..., S], one a seed. A NaN (a diverged seed) makes all three NaN.
+        level: the coverage :math:`c`.
+    """
+    mean, error, freedom = _moments(values)
+    reach = stdtrit(freedom, (1.0 + level) / 2.0) * error if freedom > 0 else np.nan * error
+    if values.shape[-1] < MIN_SEEDS:
+        reach = np.nan * error
+    return Interval(mean, mean - reach, mean + reach)
+
+
+def p_value(values: np.ndarray) -> np.ndarray:
+    """Two-sided p value of a mean of zero: below 0.05 exactly where :func:`interval` excludes it.
+
+    Args:
+        values: [..., S].
+    """
+    mean, error, freedom = _moments(values)
+    return np.minimum(1.0, 2.0 * stdtr(freedom, -_over(np.abs(mean), error)))
+
+
+def equivalence(values: np.ndarray, margin: float) -> np.ndarray:
+    r"""P value of two one-sided tests: small where the mean lies within ``margin`` of zero.
+
+    .. math:: p = \max\big(F_{S-1}(-(m + \bar x) / e),\ F_{S-1}(-(m - \bar x) / e)\big)
+
+    Source: Schuirmann (1987). At 0.05 it says so exactly where the 90% interval lies inside.
+
+    Args:
+        values: [..., S].
+        margin: :math:`m`, stated before the data are seen.
+
+    Raises:
+        ValueError: the margin is not positive.
+    """
+    if not margin > 0.0:
+        raise ValueError(f"margin must be positive, got {margin}")
+    mean, error, freedom = _moments(values)
+    return stdtr(freedom, -_over(margin - np.abs(mean), error))
+
+
+def of_starts(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Mean of the seeds [..., S] of each start [..., G]; ``starts`` [S] names the seed's."""
+    names = np.unique(starts)
+    return np.stack([values[..., starts == name].mean(axis=-1) for name in names], axis=-1)
+
+
+def verdict(p: float, equivalent: float, comparisons: int) -> str:
+    """What a page may say of one of its comparisons.
+
+    ``differs`` where ``p`` stands Bonferroni over all ``comparisons`` of the page; else
+    ``equivalent`` where two one-sided tests say so at 0.05; else ``suggestive`` where ``p`` is
+    below 0.05 alone; else ``unresolved``, and ``not estimable`` where there is no number.
+    """
+    if np.isnan(p):
+        return "not estimable"
+    if p * comparisons < 1.0 - LEVEL:
+        return "differs"
+    if equivalent < 1.0 - LEVEL:
+        return "equivalent"
+    return "suggestive" if p < 1.0 - LEVEL else "unresolved"
+
+
+def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    count = values.shape[-1]
+    error = values.std(axis=-1, ddof=1) / np.sqrt(count) if count > 1 else np.nan * values[..., 0]
+    return values.mean(axis=-1), error, count - 1
+
+
+def _over(numerator: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """Their ratio; of equal seeds, whose error is zero, an infinity of its sign, or 0 / 0 = 0."""
+    numerator, error = np.broadcast_arrays(np.asarray(numerator, float), np.asarray(error, float))
+    exact = np.where(numerator == 0.0, 0.0, np.copysign(np.inf, numerator))
+    return np.where(error == 0.0, exact, numerator / np.where(error == 0.0, 1.0, error))
