@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -19,6 +20,7 @@ def reproduce(
     ] = (),
     /,
     members: int | None = None,
+    beside: Path | None = None,
     seal: tyro.conf.FlagCreatePairsOff[bool] = False,
 ) -> None:
     """Train members of recorded populations again, in full, and compare every digit.
@@ -30,6 +32,9 @@ def reproduce(
         recordings: folders in results/, by name, or elsewhere, by path; by default all recorded
             presets whose packages are installed.
         members: how many of each; by default each arm once, with the seeds in turn.
+        beside: another checkout of this project, of a source that the recording lists: its digits
+            on this machine are compared with, for a processor on which no code gives the recorded
+            ones.
         seal: write into the manifest of a recording that agrees that the code as it is now gives
             its digits. Its tables stay as they are.
     """
@@ -39,7 +44,7 @@ def reproduce(
         for folder in reproduction.find(recordings):
             try:
                 found = reproduction.reproduce(
-                    folder, members=members, progress=sys.stderr.isatty()
+                    folder, members=members, beside=beside, progress=sys.stderr.isatty()
                 )
             except Unavailable as missing:
                 if recordings:

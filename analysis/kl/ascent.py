@@ -35,7 +35,7 @@ def token_advantage(
         \nabla_z \big(\mathbb{E}[R] - \beta D\big) = \pi_\theta \odot A
 
     with :math:`C` of :func:`analysis.kl.enumeration.sample_coefficient`, on-policy. A policy is a
-    fixed point if and only if :math:`A` vanishes on every token it still samples.
+    fixed point of the natural flow if and only if :math:`A` vanishes on every token it samples.
 
     Equation: ``token_advantage``
     Sampler: :math:`a \sim \pi_\theta`.
@@ -79,9 +79,12 @@ def expected_ascent(
     .. math:: z \leftarrow z + \eta\, A \;\text{(natural)}, \qquad
         z \leftarrow z + \eta\, \pi_\theta \odot A \;\text{(plain)}
 
-    Both directions vanish at the same interior policies; the natural one, the same field
-    preconditioned by the Fisher matrix, gets there in hundreds of steps. A natural step moves no
-    logit by more than one, and a token that falls to :data:`GIVEN_UP` stays there.
+    Both directions vanish at the same *interior* policies; the natural one, the same field
+    preconditioned by the Fisher matrix, gets there in hundreds of steps. At the boundary they part:
+    where :math:`\pi_\theta(b)\, C(b)` does not vanish with :math:`\pi_\theta(b)`, as under k3 in
+    the reward, a truncation is an end of the natural flow and not even stationary for the plain
+    one. A natural step moves no logit by more than one, and a token that falls to
+    :data:`GIVEN_UP` stays there.
 
     Equation: ``expected_ascent``
 

@@ -13,6 +13,8 @@ All policies are returned as log-probs, which are logits too. Tokens that the re
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -27,6 +29,9 @@ from analysis.shapes import Logits, Values
 
 #: Enough halvings for float64, and more Newton steps than doubling from the left end can take.
 _BISECTIONS, _NEWTON_STEPS = 100, 1100
+
+#: The cap of :func:`analysis.kl.estimators.k3_clip`.
+_MAX_RATIO = 10.0
 
 
 def reverse_kl_optimum(rewards: Logits, ref_logits: Logits, *, beta: float) -> Logits:
@@ -123,24 +128,28 @@ def euclidean_optimum(rewards: Logits, ref_logits: Logits, *, beta: float) -> Lo
 def penalty_equilibrium(
     rewards: Logits, ref_logits: Logits, support: Tensor, *, beta: float, estimator: str
 ) -> Logits:
-    r"""A stable fixed point of k2 or k3 in the reward: at most one for each set of survivors.
+    r"""A stable fixed point of a penalty in the reward: at most one for each set of survivors.
 
     .. math:: R(a) - \beta\, k\big(l(a)\big) = \lambda \;\text{ and }\; l(a) \ge 0
         \quad \text{for } a \in S, \qquad \pi(a) = 0 \;\text{ for } a \notin S
 
-    With equal rewards that is the reference cut down to :math:`S` and renormalised.
+    With equal rewards that is the reference cut down to :math:`S` and renormalised. Clipped k3
+    falls again below :math:`\pi_{\mathrm{ref}} / r_{\max}` and loses no token: there the tokens
+    outside :math:`S` solve the same equation with :math:`k = r_{\max} - 1 + l`.
 
     Equation: ``penalty_equilibrium``
-    Reached by: k2 and k3 in the reward, from starts that depend on :math:`S`.
+    Reached by: k2 in the reward; k3 too, but by the natural flow only; clipped k3. From starts that
+        depend on :math:`S`.
 
     Args:
         rewards, ref_logits: [..., V].
         support: [..., V] bool, the set :math:`S`; at least one token of each row.
         beta: weight of the penalty.
-        estimator: ``k2`` or ``k3``.
+        estimator: ``k2``, ``k3`` or ``k3_clip`` (cap 10).
 
     Returns:
-        [..., V], log-probs; NaN in rows where no policy on :math:`S` has every :math:`l \ge 0`.
+        [..., V], log-probs; NaN in rows where no policy has every :math:`l \ge 0` on :math:`S`,
+        and, for ``k3_clip``, :math:`r \ge r_{\max}` outside.
 
     Raises:
         ValueError: as :func:`reverse_kl_optimum`, or on an unknown name or an empty support.
@@ -153,23 +162,29 @@ def penalty_equilibrium(
         raise ValueError("support is empty: keep at least one token that the reference allows")
     inverse = _INVERSE_ESTIMATORS[estimator]
     floor = torch.where(support, rewards, torch.inf).amin(-1, keepdim=True)
-    above = torch.where(support, rewards - floor, 0.0)
-    ref_logp = torch.where(support, ref_logp, -torch.inf)
+    above = (torch.where(ref_logp > -torch.inf, rewards, floor) - floor) / beta
+    parked = 1.0 - _MAX_RATIO if estimator == "k3_clip" else -torch.inf
+
+    def log_ratio(level: Tensor) -> Tensor:  # level: (floor - lambda) / beta
+        inside = inverse(torch.where(support, above, 0.0) + level)
+        return torch.where(support, inside, above + level + parked)
+
+    def mass(level: Tensor) -> Tensor:
+        return torch.exp(ref_logp + log_ratio(level)).sum(-1, keepdim=True)
+
     # The reference renormalised on S has one log-ratio everywhere: enough mass for the left end.
-    shared = -torch.logsumexp(ref_logp, dim=-1, keepdim=True)
-    low = torch.zeros_like(shared)  # of (floor - lambda) / beta
-    high = shared + torch.expm1(-shared) if estimator == "k3" else 0.5 * shared.square()
-    exists = _mass(ref_logp, inverse(above / beta)) <= 1 + 1e-12
+    shared = -torch.where(support, ref_logp, -torch.inf).logsumexp(-1, keepdim=True)
+    low = torch.zeros_like(shared)
+    high = 0.5 * shared.square() if estimator == "k2" else shared + torch.expm1(-shared)
+    exists = mass(low) <= 1 + 1e-12
     for _ in range(_BISECTIONS):
         middle = 0.5 * (low + high)
-        heavy = _mass(ref_logp, inverse(above / beta + middle)) > 1
+        heavy = mass(middle) > 1
         low, high = torch.where(heavy, low, middle), torch.where(heavy, middle, high)
-    logp = ref_logp + inverse(above / beta + 0.5 * (low + high))
-    return torch.where(exists, torch.log_softmax(logp, dim=-1), torch.nan)
-
-
-def _mass(ref_logp: Tensor, ref_log_ratio: Tensor) -> Tensor:
-    return torch.exp(ref_logp + ref_log_ratio).sum(-1, keepdim=True)
+    found = log_ratio(0.5 * (low + high))
+    capped = support | (ref_logp == -torch.inf) | (found <= -math.log(_MAX_RATIO))
+    exists &= capped.all(-1, keepdim=True)
+    return torch.where(exists, torch.log_softmax(ref_logp + found, dim=-1), torch.nan)
 
 
 def _inverse_k2(value: Tensor) -> Tensor:
@@ -186,7 +201,7 @@ def _inverse_k3(value: Tensor) -> Tensor:
     return root
 
 
-_INVERSE_ESTIMATORS = {"k2": _inverse_k2, "k3": _inverse_k3}
+_INVERSE_ESTIMATORS = {"k2": _inverse_k2, "k3": _inverse_k3, "k3_clip": _inverse_k3}
 
 
 def _multiplier_excess(gap: Tensor, ref_logp: Tensor, beta: float) -> Tensor:

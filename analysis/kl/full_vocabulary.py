@@ -116,7 +116,7 @@ def markov_kl(
     Args:
         logits, ref_logits: [V + 1, V], as :func:`markov_visits`.
         length: number of tokens.
-        fixed_states: keep the visits out of the gradient, as every per-token loss does.
+        fixed_states: keep the visits out of the gradient, as every token-weighted loss does.
 
     Returns:
         A scalar, nats, with gradient.

@@ -21,8 +21,8 @@ def importance_ratio(
         \prod_{u \le T} \rho_u \;\text{(sequence)}, \quad
         \Big(\prod_{u \le T} \rho_u\Big)^{1/T} \;\text{(geometric)}
 
-    Only the prefix ratio corrects both the token and the states it was drawn in. ``geometric`` is
-    GSPO's length-normalised weight.
+    The prefix ratio corrects both the token and the states it was drawn in; with its gradient it
+    also tells earlier tokens what they lead to. ``geometric`` is GSPO's length-normalised weight.
 
     Equation: ``importance_ratio``
 

@@ -1,8 +1,8 @@
 r"""One exact step on the surrogate of a KL-regularised objective, at one state.
 
 With the KL of the *sampling* policy folded into the reward the objective is linear in the policy.
-It has the right gradient where the samples were drawn, and its literal maximiser is one token: only
-a proximal step makes a method of it.
+It has the right gradient where the samples were drawn, and its literal maximiser is one token (any
+policy, if the sampler is the optimum already): only a proximal step makes a method of it.
 """
 
 from __future__ import annotations

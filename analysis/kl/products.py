@@ -1,7 +1,8 @@
 r"""How importance ratios spread when they are multiplied along a sequence.
 
-Tokens drawn independently from one pair of distributions give closed forms; a tree of prefixes
-gives a finite sum. Everything is under the sampler :math:`\pi_{\mathrm{old}}`.
+Tokens drawn independently from one pair of distributions give closed forms, policies that see the
+last token only a product of matrices, a tree of prefixes a finite sum. Everything is under the
+sampler :math:`\pi_{\mathrm{old}}`, which allows every token of the policy.
 """
 
 from __future__ import annotations
@@ -148,6 +149,7 @@ def chi_square_bounds(logits: Tensor, old_logits: Tensor, length: int) -> tuple[
 
     Integrating out the last token multiplies the second moment by its :math:`1 + \chi^2_s`, so the
     growth is exponential if the chi-square of *every* state keeps away from zero.
+    :func:`markov_product_growth` says what one state can do.
 
     Equation: ``chi_square_bounds``
 
@@ -160,3 +162,58 @@ def chi_square_bounds(logits: Tensor, old_logits: Tensor, length: int) -> tuple[
     """
     per_state = chi_square(old_logits, logits)  # of the policy from the sampler
     return product_variance(per_state.min(), length), product_variance(per_state.max(), length)
+
+
+def markov_product_variance(logits: Tensor, old_logits: Tensor, length: int) -> Tensor:
+    r"""Variance of a sequence's ratio for policies that see the last token only.
+
+    .. math:: u_{n+1}(b) = \chi^2_b + \sum_a B(b, a)\, u_n(a), \qquad
+        B(b, a) = \frac{\pi_\theta(a|b)^2}{\pi_{\mathrm{old}}(a|b)}, \qquad u_0 = 0
+
+    Equation: ``markov_product_variance``
+
+    Args:
+        logits, old_logits: [V + 1, V], one row per last token; the last row starts the sequence.
+        length: number of tokens, at least 1.
+
+    Returns:
+        A scalar, dimensionless; ``inf`` where the sampler forbids what the policy allows.
+    """
+    chi2 = chi_square(old_logits, logits)  # of the policy from the sampler
+    tilted = tilted_transitions(logits, old_logits)
+    excess = torch.zeros_like(chi2)  # second moment less one, of the rest of the sequence
+    for _ in range(length):
+        later = tilted * excess[:-1]
+        excess = chi2 + torch.where((tilted == 0) | (excess[:-1] == 0), 0.0, later).sum(-1)
+    return excess[-1]
+
+
+def markov_product_growth(logits: Tensor, old_logits: Tensor) -> Tensor:
+    r"""Factor a token by which the second moment of a sequence's ratio grows in the end.
+
+    .. math:: r(B) = \lim_{T \to \infty}
+        \mathbb{E}_{y \sim \pi_{\mathrm{old}}}\Big[\prod_{t \le T} \rho_t^2\Big]^{1/T} \ge 1
+
+    the spectral radius of the matrix of :func:`markov_product_variance` on the rows that the
+    policy can reach. It exceeds 1 as soon as the policies differ in a row that recurs.
+
+    Equation: ``markov_product_growth``
+
+    Args:
+        logits, old_logits: as :func:`markov_product_variance`.
+
+    Returns:
+        A scalar, dimensionless.
+    """
+    tilted = tilted_transitions(logits, old_logits)
+    reached = tilted[-1] > 0
+    for _ in range(len(reached)):
+        reached = reached | (tilted[:-1][reached] > 0).any(0)
+    return torch.linalg.eigvals(tilted[:-1][reached][:, reached]).abs().max()
+
+
+def tilted_transitions(logits: Tensor, old_logits: Tensor) -> Tensor:
+    """[V + 1, V]: the sampler's transitions times the squared ratio; rows sum to one plus chi2."""
+    logits, old_logits = pair_of_floats("logits", logits, "old_logits", old_logits)
+    logp, old_logp = logits.log_softmax(-1), old_logits.log_softmax(-1)
+    return torch.where(logp == -torch.inf, 0.0, (2 * logp - old_logp).exp())

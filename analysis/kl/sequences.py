@@ -158,8 +158,9 @@ def visited_kl_gradient(
     .. math:: \sum_s d^{\pi_{\mathrm{old}}}(s)\,
         \nabla \mathrm{KL}\big(\pi_\theta(\cdot|s) \Vert \pi_{\mathrm{ref}}(\cdot|s)\big)
 
-    It is what token-level losses can reach at best: the sequence KL's gradient without the effect
-    of today's token on tomorrow's states.
+    It is what a loss with token ratios can reach at best: the sequence KL's gradient without the
+    effect of today's token on tomorrow's states, which the attached prefix ratio brings in
+    (:func:`analysis.kl.prefix.prefix_coefficients`).
 
     Equation: ``visited_kl_gradient``
     """

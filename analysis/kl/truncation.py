@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from analysis.checks import check_float, check_positive, check_same_shape
+from analysis.kl.divergences import log_softmaxes
 
 
 def keep_top(logits: Tensor, *, top_k: int | None = None, top_p: float = 1.0) -> Tensor:
@@ -53,6 +54,39 @@ def masked_logits(logits: Tensor, keep: Tensor) -> Tensor:
     """
     check_same_shape("logits", logits, "keep", keep)
     return torch.where(keep, logits, -torch.inf)
+
+
+def covered_kl(logits: Tensor, ref_logits: Tensor, keep: Tensor) -> Tensor:
+    r"""The part of the reverse KL that lies on the kept tokens, as a divergence of its own.
+
+    .. math:: D_K(\pi_\theta \Vert \pi_{\mathrm{ref}}) = \sum_{a \in K} \Big( \pi_\theta(a)
+        \log \frac{\pi_\theta(a)}{\pi_{\mathrm{ref}}(a)} - \pi_\theta(a) + \pi_{\mathrm{ref}}(a)
+        \Big) \ge 0
+
+    Over a set of tokens and its complement the two parts sum to the KL. It vanishes if and only if
+    the two policies agree on the kept tokens. It is the mean of k3 with the ratio, under a sampler
+    that draws the kept tokens only.
+
+    Equation: ``covered_kl``
+    Source: the KL of measures that need not sum to one, Csiszar (1991).
+
+    Args:
+        logits, ref_logits: [..., V].
+        keep: [..., V] bool.
+
+    Returns:
+        [...], nats, with gradient; ``inf`` where the policy allows a kept token that the reference
+        forbids.
+
+    Raises:
+        ValueError: on a shape mismatch.
+    """
+    logp, ref_logp = log_softmaxes(logits, ref_logits)
+    check_same_shape("logits", logp, "keep", keep)
+    allowed = keep & (logp > -torch.inf)
+    log_ratio = torch.where(allowed, logp, 0.0) - torch.where(allowed, ref_logp, 0.0)
+    terms = torch.where(allowed, logp.exp(), 0.0) * (log_ratio - 1)
+    return torch.where(keep, terms + ref_logp.exp(), 0.0).sum(-1)
 
 
 def tempered(logits: Tensor, temperature: float) -> Tensor:

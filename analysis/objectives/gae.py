@@ -1,9 +1,9 @@
 r"""Generalised advantage estimation, and what it makes of a KL in the reward.
 
 GAE trades variance for bias with two numbers, :math:`\gamma` and :math:`\lambda`, and a critic.
-For a game that bias is a choice of horizon. For the KL of a sequence what is left is the gradient
-of no objective: :func:`gae_kl_gradient` is the exact expected direction, to be held against the
-gradient of the sequence KL.
+For a game that bias is a choice of horizon. For the KL of a sequence what is left is in general the
+gradient of no objective: :func:`gae_kl_gradient` is the exact expected direction, to be compared
+with the gradient of the sequence KL.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from analysis.kl.surrogates import kl_penalty
 from analysis.objectives.credit import reward_to_go
 from analysis.shapes import Mask, Values
 
-CRITICS = ("zero", "exact")
+CRITICS = ("zero", "exact", "scaled")
 
 
 def generalised_advantage(
@@ -72,9 +72,16 @@ def gae_kl_gradient(
 
     .. math:: \mathbb{E}_{y \sim \pi_\theta} \sum_t A_t[l]\, \nabla \log \pi_\theta(y_t | y_{<t})
 
-    It is the gradient of the sequence KL if :math:`\gamma = 1` and either :math:`\lambda = 1` or
-    the critic is exact. With a zero critic it is reward-to-go with discount
-    :math:`\gamma\lambda`; with :math:`\lambda = 0` that is immediate credit.
+    With :math:`V` the undiscounted KL to go and :math:`\hat V` the critic, it is the gradient of
+    the sequence KL plus
+
+    .. math:: \mathbb{E}_{y \sim \pi_\theta} \sum_t \Big(\sum_{j \ge 1} (\gamma\lambda)^{j-1}\,
+        \varepsilon(s_{t+j})\Big) \nabla \log \pi_\theta(y_t | y_{<t}), \qquad
+        \varepsilon = \gamma (1 - \lambda) \hat V - (1 - \gamma\lambda) V
+
+    with :math:`\varepsilon = 0` past the last token. So it is exact if
+    :math:`\gamma = \lambda = 1`, and for every :math:`0 < \gamma \le 1`, :math:`\lambda < 1` with
+    the scaled critic. With a zero critic it is reward-to-go with discount :math:`\gamma\lambda`.
 
     Equation: ``gae_kl_gradient``
     Sampler: :math:`y \sim \pi_\theta`.
@@ -83,20 +90,27 @@ def gae_kl_gradient(
         logits, ref_logits: [states, vocab], tables of policy and reference.
         sequences: from :func:`analysis.kl.sequences.enumerate_sequences`.
         gamma, lam: as :func:`generalised_advantage`.
-        critic: ``zero``, or ``exact``: the mean discounted KL to go of each state.
+        critic: ``zero``; ``exact``, the mean discounted KL to go of each state; or ``scaled``, the
+            undiscounted one times :math:`(1 - \gamma\lambda) / (\gamma (1 - \lambda))`.
 
     Returns:
         [states, vocab], which gradient *descent* on the KL follows.
 
     Raises:
-        ValueError: on an unknown critic, an argument outside its range or a shape mismatch.
+        ValueError: on an unknown critic, an argument outside its range, a shape mismatch, or the
+            scaled critic at ``gamma=0`` or ``lam=1``, where there is none.
     """
     check_choice("critic", critic, CRITICS)
     logp, ref_logp = (token_logp(x.detach(), sequences) for x in (logits, ref_logits))
     costs = kl_penalty(logp, ref_logp, estimator="k1", mask=sequences.mask)
     values = torch.zeros_like(costs)
-    if critic == "exact":
-        table = state_average(reward_to_go(costs, gamma=gamma), logits, sequences)
+    if critic != "zero":
+        discount = gamma if critic == "exact" else 1.0
+        table = state_average(reward_to_go(costs, gamma=discount), logits, sequences)
         values = table[sequences.states]
+    if critic == "scaled":
+        if gamma == 0.0 or lam == 1.0:
+            raise ValueError(f"no critic is exact by scale at gamma={gamma!r}, lam={lam!r}")
+        values = values * (1 - gamma * lam) / (gamma * (1 - lam))
     credit = generalised_advantage(costs, values, sequences.mask, gamma=gamma, lam=lam)
     return credit_moments(logits, sequences, credit).mean

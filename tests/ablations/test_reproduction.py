@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import analysis
 from analysis.cli.main import main
 from analysis.experiments.ablations import ablation, catalogue, recording, reproduction
 from analysis.experiments.ablations.ablation import Ablation
@@ -248,6 +249,38 @@ def test_the_recorded_source_is_not_sealed_again(recorded: Path) -> None:
     before = (recorded / "manifest.json").read_bytes()
     assert not reproduction.seal(reproduction.reproduce(recorded, members=1))
     assert (recorded / "manifest.json").read_bytes() == before
+
+
+def test_on_another_processor_an_earlier_checkout_gives_the_digits(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    earlier = tmp_path / "earlier"
+    shutil.copytree(recording.RESULTS / "small_cpu", earlier / "results" / "small_cpu")
+    shutil.copytree(
+        Path(analysis.__path__[0]),
+        earlier / "analysis",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    trainer = earlier / "analysis" / "training" / "trainer.py"
+    trainer.write_text(trainer.read_text() + "\n\nUNUSED = 1\n")
+    beside = ["reproduce", "small_cpu", "--members", "2", "--seal", "--beside", str(earlier)]
+    assert main(beside) == 1
+    assert "is of no source that small_cpu lists" in capsys.readouterr().err
+    _, source = reproduction._trained_in(earlier, "small_cpu", 1)
+    change_a_digit(recorded, "entropy", line=1)  # as on another processor
+    change(recorded / "manifest.json", lambda manifest: manifest | {"source": source})
+    assert main(["reproduce", "small_cpu", "--members", "2"]) == 1
+    capsys.readouterr()
+    assert main(beside) == 0
+    assert capsys.readouterr().out.endswith("; sealed\n")
+    (entry,) = recording.load(recorded).manifest["reproduced"]
+    assert entry["beside"] == source != entry["source"]
+    train_differently(monkeypatch, after=2)
+    assert main(beside) == 1
+    assert "the code here computes something else" in capsys.readouterr().err
+    shutil.rmtree(earlier / "results")
+    assert main(beside) == 1
+    assert "did not train small_cpu" in capsys.readouterr().err
 
 
 def test_nothing_is_sealed_where_a_digit_differs(

@@ -30,6 +30,10 @@ def test_variance_of_products_by_loop():
     finding = sequences_ratios.product_variance_grows()
     assert finding.verdict == "holds if"
     assert abs(finding.figures["one_state_growth"]) < 1e-12
+    step = torch.full((10, 10), 0.1, dtype=torch.float64)
+    step[0] = torch.tensor([0.4] + 9 * [0.6 / 9], dtype=torch.float64).square() / 0.1
+    recurrent = step.new_full((10,), 0.1) @ torch.linalg.matrix_power(step, 99).sum(-1)
+    assert finding.figures["one_of_ten_100"] == pytest.approx(float(recurrent), rel=1e-12)
 
 
 def test_exponent_of_the_product_needs_log_ratios():

@@ -138,6 +138,8 @@ def test_k3_clip_tames_the_variance_at_a_price():
     assert finding.verdict == "holds if"
     assert finding.figures["bias"] == pytest.approx(clipped / kl - 1, abs=1e-4)
     assert finding.figures["coefficient_above_cap"] == 1.0
+    below, above = estimators.k3_clip(torch.zeros(2), torch.tensor([8.99, 9.01]))
+    assert below > 0 > above
 
 
 def test_k4_is_k3(monkeypatch):

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from analysis.experiments.chapters import fixed_points as study
-from analysis.experiments.chapters import one_state, single_samples
+from analysis.experiments.chapters import flows, one_state, single_samples
 from analysis.experiments.chapters.gradients import drifted_logits, random_policies
 from analysis.kl.divergences import entropy, reverse_kl
-from analysis.kl.enumeration import gradient_moments
+from analysis.kl.enumeration import expected_gradient, gradient_moments
 from analysis.kl.sequences import enumerate_sequences, token_logp
+from analysis.kl.surrogates import ESTIMATORS
 from analysis.kl.term import KLTerm
 
 
@@ -78,17 +79,68 @@ def test_tilts_are_exponential_and_hyperbolic():
 
 def test_flows_end_where_the_theorem_says():
     ref_logits = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).log()
-    starts = study.simplex_grid(4)
+    starts = flows.simplex_grid(4)
     assert torch.allclose(starts.exp().sum(-1), torch.ones(15, dtype=torch.float64))
     for arm, loses in (
         (term("k2"), False),
         (term("k3", "reward"), True),
     ):
-        path = study.flow_paths(arm, starts, ref_logits, frames=50, growth=1.12, step_size=0.05)
+        path = flows.flow_paths(arm, starts, ref_logits, frames=50, growth=1.12, step_size=0.05)
         assert path.shape == (51, 15, 3)
         assert bool((path[-1].min(-1).values < 1e-3).all()) is loses
         distance = (path[-1] - ref_logits.exp()).abs().max()
         assert (distance < 1e-3).item() is not loses
+
+
+def test_where_penalties_end_under_each_dynamics():
+    ref_logits = torch.tensor([0.4, 0.25, 0.2, 0.1, 0.05], dtype=torch.float64).log()
+    generator = torch.Generator().manual_seed(5)
+    starts = ref_logits + torch.randn(40, 5, generator=generator, dtype=torch.float64)
+    paths = flows.penalty_paths(ref_logits, starts, ("k2", "k3", "k3_clip"), frames=60, seed=6)
+    rows = flows.survivors_table(paths, ref_logits).set_index(["estimator", "dynamics"])
+    assert rows.one["k3", "plain flow"] == 1.0 > 0.3 > rows.one["k3", "natural flow"]
+    assert rows.one["k2"].max() < 0.3
+    assert rows.one["k3", "sampled"] > 0.7 > 0.5 > rows.one["k3", "sampled, clipped"]
+    assert rows.distance["k3", "natural flow"] < 1e-9
+    assert rows.distance["k2"].max() < 0.01
+    assert (rows.least["k3_clip"] > 0.5 * math.exp(-9)).all()
+    assert rows.least["k3", "plain flow"] < 1e-100
+
+
+def test_a_batch_without_rare_tokens_stands_still_at_a_truncation():
+    """The expected force has length above a tenth; the draws that carry it do not come."""
+    ref = torch.tensor([0.4, 0.25, 0.2, 0.1, 0.05], dtype=torch.float64)
+    kept = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    policy = kept * ref / (kept * ref).sum() * (1 - 2e-10) + (1 - kept) * 1e-10
+    start = policy.log().expand(30, 5)
+    force = expected_gradient(start, ref.log().expand(30, 5), estimator="k3", placement="reward")
+    assert (force.norm(dim=-1) > 0.1).all()
+    penalty = single_samples.centred(ESTIMATORS["k3"])
+    settings = {"step_size": 0.1, "steps": 200, "batch_size": 8, "seed": 3}
+    still = single_samples.sampled_descent(start, ref.log().expand(30, 5), penalty, **settings)
+    assert (still[-1] - still[0]).abs().max() < 1e-12
+    noisy = single_samples.sampled_descent(
+        start, ref.log().expand(30, 5), ESTIMATORS["k3"], **settings
+    )
+    assert (noisy[-1] - noisy[0]).abs().max() > 1e-3
+
+
+def test_a_leave_one_out_baseline_keeps_the_mean_and_a_clip_keeps_the_length():
+    values = torch.tensor([[1.0, 4.0, -2.0]], dtype=torch.float64)
+    centred = single_samples.centred(lambda logp, ref_logp: logp)(values, values)
+    assert centred.tolist() == [[0.0, 4.5, -4.5]]
+    start = torch.tensor([[0.0, -3.0]], dtype=torch.float64)
+    moved = single_samples.sampled_descent(
+        start,
+        start,
+        lambda logp, ref_logp: torch.full_like(logp, 50.0),
+        step_size=1.0,
+        steps=1,
+        seed=0,
+        max_norm=0.25,
+    )
+    contrast = (moved[1] - moved[0])[0]
+    assert (contrast[0] - contrast[1]).abs().item() == pytest.approx(0.25 * 2**0.5, abs=1e-5)
 
 
 def test_sequence_optimum_is_a_distribution_tilted_by_hand():

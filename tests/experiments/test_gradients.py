@@ -104,6 +104,9 @@ def test_what_each_arm_optimises_over_sequences(eos):
     sequences = enumerate_sequences(3, 3, eos=eos)
     tables = study.random_tables(sequences, 3, 6, spread=1.5, seed=2)
     table = study.sequence_table(tables, sequences)
+    prefix = table[table.ratio == "prefix"].set_index("estimator").optimises
+    assert prefix.to_dict() == {"k1": "reverse", "k2": "neither", "k3": "reverse"}
+    table = table[table.ratio == "none"]
     rows = table.set_index(["estimator", "placement", "level", "credit"]).optimises
     assert rows["k1", "reward", "token", "to_go"] == "reverse"
     assert rows["k1", "reward", "sequence", "immediate"] == "reverse"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
-from analysis.experiments.ablations import recording
+from analysis.experiments.ablations import ablation, recording, summaries
 from analysis.experiments.ablations.source import source_of
 from analysis.experiments.chapters import language_model
+from analysis.experiments.language_models import tail
 from analysis.experiments.language_models.kept import Kept
 from analysis.experiments.language_models.presets import SHORT
 from analysis.training.metrics import PARTIAL_METRICS

@@ -9,7 +9,9 @@ import torch
 
 from analysis.experiments.chapters import group_orders, reward_side
 from analysis.experiments.chapters.gradients import random_policies, random_tables
+from analysis.kl.ascent import expected_ascent
 from analysis.kl.enumeration import relative_error, reverse_kl_gradient
+from analysis.kl.fixed_points import reverse_kl_optimum
 from analysis.kl.sequences import enumerate_sequences
 
 
@@ -52,6 +54,20 @@ def test_population_limits_in_units_of_the_reward(prompts):
     )
     assert relative_error(after * std, effective).max() < 1e-12
     assert relative_error(after * std, exact_gradient(prompts, 0.3)).median() > 0.01
+
+
+def test_the_limits_need_a_spread_that_is_not_zero(prompts):
+    optimum = reverse_kl_optimum(prompts.rewards, prompts.ref_logits, beta=0.3)
+    solved = prompts._replace(logits=optimum)
+    first = group_orders.population_gradient(solved, "kl_then_normalise", beta=0.3)
+    assert not (first.norm(dim=-1) < 1e-3).all()  # rounding over rounding, or 0 / 0
+    equal = prompts._replace(rewards=torch.zeros_like(prompts.rewards))
+    second = group_orders.population_gradient(equal, "normalise_then_kl", beta=0.3)
+    assert second.isnan().all()
+    third = group_orders.population_gradient(equal, "kl_then_leave_one_out", beta=0.3)
+    assert relative_error(third, exact_gradient(equal, 0.3)).max() < 1e-12
+    at_optimum = group_orders.population_gradient(solved, "kl_then_leave_one_out", beta=0.3)
+    assert at_optimum.abs().max() < 1e-12
 
 
 def test_large_groups_approach_the_population_limit():
@@ -117,6 +133,26 @@ def test_where_training_on_the_penalty_alone_ends():
     assert table.share_collapsed[["k2", "k3"]].min() > 0.9
     assert table.survivors.max() < 1e-6
     assert table.fewest_rising.min() >= 1
+
+
+def test_on_the_logits_k3_goes_on_to_one_token_and_k2_does_not():
+    starts = group_orders.random_prompts(60, 5, distance=1.0, seed=4)
+    left = {}
+    for name in ("k2", "k3"):
+        end = expected_ascent(
+            starts.logits,
+            torch.zeros_like(starts.rewards),
+            starts.ref_logits,
+            beta=1.0,
+            estimator=name,
+            placement="reward",
+            steps=4000,
+            step_size=0.5,
+            geometry="plain",
+        )
+        left[name] = (end - starts.ref_logits.log_softmax(-1) > math.log(0.01)).sum(-1)
+    assert (left["k3"] == 1).double().mean() > 0.95
+    assert (left["k2"] > 1).double().mean() > 0.5
 
 
 def test_one_sample_at_a_time_a_positive_k1_still_returns():

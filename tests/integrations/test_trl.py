@@ -45,6 +45,10 @@ TERMS = [
         for ratio in ("prefix", "sequence", "geometric")
     ),
     *(
+        KLTerm(estimator=estimator, weighting="attached", ratio="prefix")
+        for estimator in ("k1", "k3")
+    ),
+    *(
         KLTerm(estimator=estimator, level="sequence", weighting=weighting)
         for estimator in ("k1", "k2", "k3")
         for weighting in ("none", "attached", "detached")

@@ -132,3 +132,11 @@ def test_the_capped_ratio_has_its_gradient_however_far_the_reference_is(distance
     (gradient,) = torch.autograd.grad(value.sum(), logp)
     assert value.item() == pytest.approx(9.0 - distance, rel=1e-6)
     assert gradient.item() == 1.0, "above the cap it pushes away, and is never NaN"
+
+
+def test_a_clamp_on_the_value_of_k3_has_two_edges():
+    """k3 = 10 at r near 13.6, a token given up, and at r near e^-11, one the reference forbids."""
+    zero = torch.zeros(3, dtype=torch.float64)
+    for edges, beyond in (((13.5, 13.8), [False, True]), ((1.66e-5, 1.68e-5), [True, False])):
+        ratios = torch.tensor([*edges, 1.0], dtype=torch.float64)
+        assert (k3(zero, ratios.log()) > 10).tolist() == [*beyond, False]

@@ -49,6 +49,16 @@ def test_log_ratios_to_the_optimum_shrink_by_one_minus_the_product(product):
     )
 
 
+def test_the_literal_maximiser_is_one_token_unless_the_sampler_is_the_optimum():
+    literal = mirror_step(OLD, REF, REWARDS, beta=BETA, step_size=1e6).exp()
+    assert literal.max() == 1.0
+    optimum = reverse_kl_optimum(REWARDS, REF, beta=BETA)
+    flat = folded_reward(optimum, REF, REWARDS, beta=BETA)
+    torch.testing.assert_close(flat, flat[:1].expand(3), rtol=0, atol=1e-14)
+    still = mirror_step(optimum, REF, REWARDS, beta=BETA, step_size=1e6)
+    torch.testing.assert_close(still, optimum, rtol=0, atol=1e-8)
+
+
 @pytest.mark.parametrize("bad", [{"beta": 0.0, "step_size": 1.0}, {"beta": 1.0, "step_size": -1.0}])
 def test_bad_coefficients_are_refused(bad):
     with pytest.raises(ValueError, match="must be finite and > 0"):

@@ -5,14 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
+from analysis.experiments.chapters.sequence_ratios import one_recurrent_state
+from analysis.kl.credit import last_token_groups
 from analysis.kl.divergences import chi_square, reverse_kl
 from analysis.kl.products import (
     chi_square_bounds,
     geometric_spread,
     log_ratio_spread,
+    markov_product_growth,
+    markov_product_variance,
     product_variance,
     ratio_power_mean,
     sequence_ratio_spread,
+    tilted_transitions,
 )
 from analysis.kl.sequences import enumerate_sequences, sequence_probability, token_logp
 
@@ -77,3 +82,92 @@ def test_bounds_hold_on_a_tree_and_are_not_trivial():
 def test_tiny_chi_square_keeps_its_digits():
     tiny = torch.tensor(1e-14, dtype=torch.float64)
     assert product_variance(tiny, 100).item() == pytest.approx(1e-12, rel=1e-9)
+
+
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_markov_variance_is_the_enumeration(length):
+    sequences = enumerate_sequences(3, length)
+    tables = draw(2, 4, 3, seed=11)
+    tables[:, 1, 2] = -torch.inf  # neither policy allows it
+    tables[0, 0, 0] = -torch.inf  # the sampler alone does
+    groups = last_token_groups(sequences, 3)
+    ratio = torch.ones(len(sequences.tokens), dtype=torch.float64)
+    chance = torch.ones_like(ratio)
+    policy, sampler = (table.softmax(-1)[groups] for table in tables)
+    for t in range(length):
+        at = sequences.states[:, t], sequences.tokens[:, t]
+        chance *= sampler[at]
+        ratio *= torch.where(sampler[at] > 0, policy[at] / sampler[at], 0.0)
+    listed = chance @ ratio.square() - 1
+    torch.testing.assert_close(markov_product_variance(*tables, length), listed, **TIGHT)
+    flipped = markov_product_variance(*tables.flip(0), length)
+    assert flipped == torch.inf if length > 1 else abs(flipped / listed - 1) > 0.01
+
+
+def test_equal_rows_are_independent_tokens(token_pair):
+    logits, old = (row.expand(4, 3) for row in token_pair)
+    chi2 = chi_square(token_pair[1], token_pair[0])
+    torch.testing.assert_close(markov_product_growth(logits, old), 1 + chi2, **TIGHT)
+    torch.testing.assert_close(
+        markov_product_variance(logits, old, 40), product_variance(chi2, 40), **TIGHT
+    )
+
+
+def test_one_recurrent_state_of_ten_is_enough_for_exponential_growth():
+    """The counterexample to "if they differ in a few states only, it is not exponential"."""
+    logits, old = one_recurrent_state(10, 0.4)
+    chi2 = chi_square(old, logits)
+    assert chi2[0].item() == pytest.approx(1) and chi2[1:].abs().max() < 1e-14
+    growth = markov_product_growth(logits, old)
+    assert growth.item() == pytest.approx((2.5 + 0.65**0.5) / 2)  # of [[1.6, .4], [.1, .9]]
+    assert markov_product_variance(logits, old, 100).item() == pytest.approx(1.285e21, rel=1e-3)
+    longer = markov_product_variance(logits, old, 101) / markov_product_variance(logits, old, 100)
+    torch.testing.assert_close(longer, growth, rtol=1e-9, atol=0)
+
+
+def test_growth_is_one_plus_the_chi_square_where_the_tilted_chain_dwells():
+    logits, old = draw(2, 5, 4, seed=12)
+    values, vectors = torch.linalg.eig(tilted_transitions(logits, old)[:-1].T)
+    dwell = vectors[:, values.abs().argmax()].real
+    dwell = dwell / dwell.sum()
+    assert (dwell > 0).all()
+    chi2 = chi_square(old, logits)[:-1]
+    torch.testing.assert_close(markov_product_growth(logits, old), 1 + dwell @ chi2, **TIGHT)
+
+
+def chain(*rows):
+    """Logits of a Markov chain from its probabilities."""
+    return torch.tensor(rows, dtype=torch.float64).log()
+
+
+def test_what_bounds_the_variance_is_the_number_of_visits_and_not_transience():
+    """Token 0 is left for good. Passed once it costs its chi-square once; dwelt in, it explodes."""
+    passed = chain([0, 0.3, 0.7], [0, 0.5, 0.5], [0, 0.5, 0.5], [1, 0, 0])
+    passed_by = chain([0, 0.6, 0.4], [0, 0.5, 0.5], [0, 0.5, 0.5], [1, 0, 0])
+    chi2 = chi_square(passed_by, passed)[0]
+    for length in (2, 10, 1000):
+        variance = markov_product_variance(passed, passed_by, length)
+        torch.testing.assert_close(variance, chi2, **TIGHT)
+    dwelt = chain([0.9, 0.1, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0])
+    left_early = chain([0.5, 0.5, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0])
+    growth = markov_product_growth(dwelt, left_early)
+    assert growth.item() == pytest.approx(0.9**2 / 0.5)
+    assert markov_product_growth(left_early, dwelt).item() == pytest.approx(1)
+    settled = 2.5 / (1 - 0.5**2 / 0.9) - 1
+    assert markov_product_variance(left_early, dwelt, 1000).item() == pytest.approx(settled)
+
+
+@pytest.mark.parametrize("end", [0.30, 0.10])
+def test_an_end_token_keeps_the_variance_finite_below_its_own_chance(end):
+    """chi2 / (q - chi2) with q = pi(end)^2 / old(end) if chi2 < q, and infinite otherwise."""
+    policy, old = [0.45 - end / 2, 0.55 - end / 2, end], [0.6 - 0.1, 0.5 - 0.1, 0.1]
+    tables = [chain(row, row, [0, 0, 1], row) for row in (policy, old)]
+    chi2 = chi_square(tables[1], tables[0])[0].item()
+    stop = end**2 / 0.1
+    variance = markov_product_variance(*tables, 4000).item()
+    assert chi2 < stop
+    assert variance == pytest.approx(chi2 / (stop - chi2), rel=1e-9)
+    apart = chain([0.75, 0.15, 0.1], [0.75, 0.15, 0.1], [0, 0, 1], [0.75, 0.15, 0.1])
+    assert chi_square(tables[1], apart)[0] > 0.1
+    assert markov_product_growth(apart, tables[1]) > 1
+    assert markov_product_variance(apart, tables[1], 4000) > 1e20

@@ -79,3 +79,15 @@ def test_unknown_objective_is_refused(world):
     sequences, logits, old, returns = world
     with pytest.raises(ValueError, match="did you mean 'token'"):
         ratio_objective(logits, old, sequences, returns, objective="tokn")
+
+
+def test_a_dropped_state_ratio_does_no_harm_where_the_rest_of_the_answer_earns_nothing(world):
+    """Moved at every state and exact: the bias is general, not inevitable."""
+    sequences, logits, old, returns = world
+    first = draw(VOCAB_SIZE, seed=5)[sequences.tokens[:, 0]]
+    for reward, exact in ((first, True), (returns, False)):
+        whole = reward[:, None].expand(sequences.mask.shape)
+        promised = token_surrogate(logits, old, sequences, advantage_table(whole, old, sequences))
+        gain = sequence_probability(logits, sequences) @ reward
+        gain = gain - sequence_probability(old, sequences) @ reward
+        assert torch.allclose(promised, gain, rtol=0, atol=1e-12) is exact

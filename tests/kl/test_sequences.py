@@ -132,7 +132,7 @@ def test_reverse_gradient_is_the_log_ratio_to_go(world):
     assert torch.allclose(whole, exact, **TIGHT)
 
 
-def test_token_losses_miss_the_future(world):
+def test_token_weighted_losses_miss_the_future(world):
     sequences, logits, ref_logits, _ = world
     exact = sequence_kl_gradient(logits, ref_logits, sequences)
     visited = visited_kl_gradient(logits, ref_logits, sequences)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
-from analysis.kl.truncation import keep_top, masked_logits, tempered
+from analysis.kl.divergences import reverse_kl
+from analysis.kl.truncation import covered_kl, keep_top, masked_logits, tempered
 
 
 @pytest.fixture
@@ -55,3 +58,45 @@ def test_refused_arguments(logits):
         tempered(logits, 0.0)
     with pytest.raises(ValueError, match="keep"):
         masked_logits(logits, torch.ones(3, dtype=torch.bool))
+
+
+def test_covered_kl_by_hand_and_its_parts(logits):
+    reference = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64).log()
+    keep = torch.tensor([True, False, True, False])
+    by_hand = 0.4 * math.log(4) - 0.4 + 0.1  # the third token is equal in both
+    assert covered_kl(logits, reference, keep).item() == pytest.approx(by_hand)
+    parts = covered_kl(logits, reference, keep) + covered_kl(logits, reference, ~keep)
+    torch.testing.assert_close(parts, reverse_kl(logits, reference))
+    assert covered_kl(logits, reference, ~keep) > 0
+    assert covered_kl(logits, logits, keep) == 0
+
+
+def test_covered_kl_with_zeros(logits):
+    reference = torch.tensor([0.0, 0.5, 0.5, 0.0], dtype=torch.float64).log()
+    everything = torch.ones(4, dtype=torch.bool)
+    assert covered_kl(logits, reference, everything) == torch.inf
+    inside = torch.tensor([False, True, True, False])
+    assert covered_kl(logits, reference, inside).isfinite()
+    lost = covered_kl(masked_logits(logits, ~inside), reference, inside)
+    assert lost.item() == pytest.approx(1.0)  # the reference's mass where the policy has none
+    leaf = logits.clone().requires_grad_(True)
+    (gradient,) = torch.autograd.grad(covered_kl(leaf, reference, inside), leaf)
+    assert gradient.isfinite().all() and gradient[0] != 0
+
+
+def test_covered_kl_is_a_mass_term_and_the_kl_inside():
+    generator = torch.Generator().manual_seed(5)
+    policy, reference = torch.randn(2, 6, generator=generator, dtype=torch.float64)
+    keep = torch.tensor([True, True, False, True, False, False])
+    mass, ref_mass = (x.softmax(-1)[keep].sum() for x in (policy, reference))
+    inside = reverse_kl(masked_logits(policy, keep), masked_logits(reference, keep))
+    expected = mass * (mass / ref_mass).log() - mass + ref_mass + mass * inside
+    torch.testing.assert_close(covered_kl(policy, reference, keep), expected)
+    assert (expected - mass * inside).item() > 1e-3
+
+
+def test_a_tail_of_one_percent_can_hold_most_of_the_kl():
+    policy = torch.tensor([0.99, 0.01], dtype=torch.float64).log()
+    reference = torch.stack([torch.tensor(-1e-20, dtype=torch.float64), policy[1] - 300.0])
+    cut = covered_kl(policy, reference, torch.tensor([False, True]))
+    assert cut / reverse_kl(policy, reference) > 0.99

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import brentq
 
 from analysis.kl.divergences import chi_square, forward_kl, reverse_kl
 from analysis.kl.variance import (
@@ -188,3 +189,31 @@ def test_bad_input_names_the_argument(function, logits):
 def test_a_sampler_of_another_shape_is_refused(function, logits):
     with pytest.raises(ValueError, match="old_logits has shape"):
         function(logits, logits, logits[:3])
+
+
+def test_k3_loses_only_through_tokens_that_the_policy_gave_up(logits, ref_logits):
+    policy, ref = logits.softmax(-1), ref_logits.softmax(-1)
+    ratio = ref / policy
+    edge = brentq(lambda r: r - 1 - 2 * math.log(r), 2.0, 10.0)
+    assert 3.5 < edge < 3.52
+    by_token = policy * (ratio - 1) * (ratio - 1 - 2 * ratio.log())
+    assert torch.allclose(by_token.sum(-1), variance_gap(logits, ref_logits), rtol=1e-10)
+    assert torch.equal(by_token > 0, ratio > edge)
+    # Two tokens given up to just inside the edge, and a KL without bound: k3 wins all the same.
+    row = torch.tensor([0.1, 0.1, 0.3, 0.5], dtype=torch.float64)
+    for rare in (1e-3, 1e-9, 1e-18):
+        risen = 0.1 * 0.99 * edge
+        ref_row = torch.tensor([risen, risen, 1 - 2 * risen - rare, rare], dtype=torch.float64)
+        assert variance_gap(row.log(), ref_row.log()) < 0
+
+
+def test_far_away_k3_need_not_lose():
+    """The sentence that stood: far away chi squared grows and k3 loses."""
+    even = torch.tensor([0.5, 0.5], dtype=torch.float64).log()
+    for rare in (1e-4, 1e-8, 1e-16):
+        ref = torch.tensor([1.0, rare], dtype=torch.float64).log()
+        assert reverse_kl(even, ref) > 0.4 * -math.log(rare)
+        assert chi_square(even, ref) == pytest.approx(1.0, abs=1e-3)
+        assert variance_gap(even, ref) < -6
+        spread = estimator_variances(even, ref)
+        assert spread["k3"] < spread["k1"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.kl.credit import credit_moments
+from analysis.kl.credit import credit_moments, state_average
 from analysis.kl.sequences import (
+    enumerate_sequences,
     sequence_kl_gradient,
     token_logp,
     visited_kl_gradient,
@@ -40,15 +41,107 @@ def test_advantage_is_the_backward_recursion(gamma, lam):
         )
 
 
-@pytest.mark.parametrize("gamma", [1.0, 0.9])
-@pytest.mark.parametrize("lam", [1.0, 0.9, 0.0])
-@pytest.mark.parametrize("critic", ["zero", "exact"])
+DISCOUNTS = [(1.0, 0.9), (1.0, 0.0), (0.9, 0.0), (0.9, 0.95), (0.3, 0.5)]
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.9, 1.0), *DISCOUNTS])
+@pytest.mark.parametrize("critic", ["zero", "exact", "scaled"])
 def test_which_settings_are_exact(world, gamma, lam, critic):
     sequences, logits, reference = world
+    if critic == "scaled" and lam == 1.0:
+        return
     gradient = gae_kl_gradient(logits, reference, sequences, gamma=gamma, lam=lam, critic=critic)
     error = (gradient - sequence_kl_gradient(logits, reference, sequences)).abs().max()
-    exact = gamma == 1.0 and (lam == 1.0 or critic == "exact")
+    exact = gamma == lam == 1.0 or critic == "scaled" or (critic == "exact" and gamma == 1.0)
     assert (error < 1e-12) if exact else (error > 1e-3)
+
+
+def _family(sequences, logits, reference, gamma, lam):
+    """Every exact critic, as an affine map of one free number a state: offset and matrix."""
+    prefixes = {
+        tuple(row[:t].tolist()): int(state)
+        for row, states, mask in zip(
+            sequences.tokens, sequences.states, sequences.mask, strict=True
+        )
+        for t, state in enumerate(states)
+        if mask[t]
+    }
+    costs = token_logp(logits, sequences) - token_logp(reference, sequences)
+    value = state_average(reward_to_go(costs), logits, sequences)
+    free = torch.zeros(sequences.num_states, sequences.num_states, dtype=torch.float64)
+    for prefix, state in prefixes.items():
+        children = [(*prefix, token) for token in range(VOCAB_SIZE)]
+        if all(child in prefixes for child in children):  # the sequence cannot end here
+            free[state, state] -= gamma * lam
+            for child in children:
+                free[prefixes[child], state] += 1.0
+    scale = gamma * (1 - lam)
+    return value * (1 - gamma * lam) / scale, free / scale, prefixes[()]
+
+
+def _error(values, world, gamma, lam):
+    sequences, logits, reference = world
+    costs = token_logp(logits, sequences) - token_logp(reference, sequences)
+    credit = generalised_advantage(
+        costs, values[sequences.states], sequences.mask, gamma=gamma, lam=lam
+    )
+    gradient = credit_moments(logits, sequences, credit).mean
+    return gradient - sequence_kl_gradient(logits, reference, sequences)
+
+
+@pytest.mark.parametrize(("gamma", "lam"), DISCOUNTS)
+def test_the_exact_critics_are_all_of_one_family(world, gamma, lam):
+    """The gradient is affine in the critic: its null space has the family's dimension, no more."""
+    sequences, logits, reference = world
+    offset, free, root = _family(sequences, logits, reference, gamma, lam)
+    step = 0.7 * draw(sequences.num_states, seed=3)
+    first = torch.zeros_like(step)
+    first[root] = step[root]
+    for critic in (offset, offset + free @ step, offset + free @ step + first):
+        assert _error(critic, world, gamma, lam).abs().max() < 1e-12
+    response = torch.stack(
+        [
+            (_error(offset + unit, world, gamma, lam) - _error(offset, world, gamma, lam)).flatten()
+            for unit in torch.eye(sequences.num_states, dtype=torch.float64)
+        ]
+    )
+    nullity = sequences.num_states - torch.linalg.matrix_rank(response, atol=1e-10)
+    first[root] = 1.0
+    assert nullity == torch.linalg.matrix_rank(torch.column_stack([free, first]), atol=1e-10)
+    assert nullity >= 1
+
+
+def test_where_every_prefix_may_end_the_critic_is_unique_but_for_the_empty_one():
+    sequences = enumerate_sequences(VOCAB_SIZE, 4, eos=2)
+    logits, reference = draw(2, sequences.num_states, VOCAB_SIZE, seed=1)
+    _, free, _ = _family(sequences, logits, reference, 0.9, 0.5)
+    assert (free == 0).all()
+
+
+def test_an_error_by_position_alone_is_harmless_at_a_fixed_length_only():
+    for eos, harmless in ((None, True), (2, False)):
+        sequences = enumerate_sequences(VOCAB_SIZE, 4, eos=eos)
+        logits, reference = draw(2, sequences.num_states, VOCAB_SIZE, seed=1)
+        offset, _, _ = _family(sequences, logits, reference, 1.0, 0.5)
+        position = torch.zeros(sequences.num_states, dtype=torch.long)
+        column = torch.arange(4).expand_as(sequences.mask)
+        position[sequences.states[sequences.mask]] = column[sequences.mask]
+        error = draw(4, seed=5)[position]
+        moved = _error(offset + error, (sequences, logits, reference), 1.0, 0.5).abs().max()
+        assert (moved < 1e-12) == harmless
+        assert harmless or moved > 1e-2
+
+
+def test_no_critic_is_exact_at_lambda_one_with_a_discount(world):
+    sequences, logits, reference = world
+    errors = [
+        _error(scale * draw(sequences.num_states, seed=4), world, 0.9, 1.0) for scale in (0.0, 5.0)
+    ]
+    torch.testing.assert_close(*errors, **TIGHT)  # a critic is a baseline there
+    assert errors[0].abs().max() > 1e-2
+    for gamma, lam in ((0.9, 1.0), (0.0, 0.5)):
+        with pytest.raises(ValueError, match="no critic"):
+            gae_kl_gradient(logits, reference, sequences, gamma=gamma, lam=lam, critic="scaled")
 
 
 def test_zero_critic_is_discounted_reward_to_go(world):

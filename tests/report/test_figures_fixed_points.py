@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from analysis.experiments.chapters import fixed_points as study
-from analysis.experiments.chapters import one_state, single_samples
+from analysis.experiments.chapters import flows, one_state, single_samples
 from analysis.kl.term import KLTerm
 from analysis.report import style
 from analysis.report.figures import fixed_points as figures
@@ -39,8 +39,8 @@ def test_tilts_draw_each_law_and_its_ascent():
 def test_flows_mark_every_end_once():
     reference = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     paths = {
-        arm: study.flow_paths(
-            arm, study.simplex_grid(3), reference.log(), frames=40, growth=1.15, step_size=0.05
+        arm: flows.flow_paths(
+            arm, flows.simplex_grid(3), reference.log(), frames=40, growth=1.15, step_size=0.05
         ).numpy()
         for arm in (
             term("k2"),
@@ -60,6 +60,22 @@ def test_flows_mark_every_end_once():
     assert len(ends[0].get_xdata()) == 1
     assert ends[0].get_xdata()[0] == pytest.approx(0.3 + 0.1, abs=1e-3)
     assert len(ends[1].get_xdata()) > 3
+
+
+def test_penalties_stand_side_by_side_a_row_a_dynamics():
+    reference = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    paths = flows.penalty_paths(
+        reference.log(), flows.simplex_grid(3), ("k2", "k3"), frames=40, seed=1
+    )
+    arrays = {key: path.numpy() for key, path in paths.items()}
+    panels = figures.penalty_dynamics(arrays, reference.numpy()).axes
+    assert [title(axes) for axes in panels[:3]] == [
+        "$k_2$, natural flow",
+        "$k_3$, natural flow",
+        "$k_2$, plain flow",
+    ]
+    ends = [next(line for line in axes.get_lines() if line.get_marker() == "o") for axes in panels]
+    assert len(ends[1].get_xdata()) > 3 == len(ends[3].get_xdata())
 
 
 def test_walks_and_bands():

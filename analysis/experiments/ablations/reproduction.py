@@ -1,12 +1,19 @@
 """Recorded members trained again in full, and compared digit by digit with what was recorded.
 
 The same operations in the same order give the same digits. A change of the code that keeps them
-all can be sealed: the recording then also counts as one of the code as it is now.
+all can be sealed: the recording then also counts as one of the code as it is now. On another make
+of processor than the recording's no code gives its digits; there the code is compared with an
+earlier one, in a checkout beside this, which the recording counts as its own.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -25,6 +32,7 @@ from analysis.experiments.ablations.folders import (
     as_written,
     manifest_of,
     read_manifest,
+    read_table,
 )
 from analysis.experiments.ablations.presets import Preset
 from analysis.experiments.ablations.settings import setting_of
@@ -42,6 +50,7 @@ class Reproduction(NamedTuple):
     recorded_on: str  #: device and versions
     stamp: Stamp
     seconds: float
+    beside: str | None = None  #: the source that it was compared with, if not with the recording
 
     @property
     def agrees(self) -> bool:
@@ -115,36 +124,91 @@ def chosen(preset: Preset, count: int | None = None) -> tuple[Member, ...]:
 
 
 def reproduce(
-    directory: Path, *, members: int | None = None, progress: bool = False
+    directory: Path,
+    *,
+    members: int | None = None,
+    beside: Path | None = None,
+    progress: bool = False,
 ) -> Reproduction:
     """Train members of a recording again, over all updates, and compare every number as written.
 
     Args:
         directory: of the recording.
         members: how many; by default each arm once, see :func:`chosen`.
+        beside: a checkout with a source of the recording, to be compared with in its place.
         progress: show a bar.
 
     Raises:
         Unavailable: a model or an optional package cannot be had.
-        ValueError: the recording is damaged or no longer understood, or ``members`` below one.
+        ValueError: the recording is damaged or no longer understood, ``members`` is below one, or
+            the other checkout cannot train it or is of no source of the recording.
     """
     started = time.monotonic()
     recorded = recording.load(directory)
     config = recorded.preset.config
     again = chosen(recorded.preset, members)
     stamp = current_stamp(config)
-    records = train(config, again, setting_of(config), progress=progress)
-    curves = as_written(pd.concat([tidy(record) for record in records], ignore_index=True))
-    both = recording.compared(recorded.curves, curves)
+    known, source = recorded.curves, None
+    if beside is not None:
+        known, source = _trained_in(beside, directory.name, members)
+        if source not in recorded.sources:
+            raise ValueError(f"{beside} is of no source that {directory.name} lists")
+    both = recording.compared(known, curves_of(recorded.preset, again, progress=progress))
     return Reproduction(
         directory=directory,
         members=again,
         updates=config.updates,
         differing=differing(both),
-        recorded_on=place(recorded.manifest),
+        recorded_on=place(recorded.manifest if source is None else stamp.model_dump()),
         stamp=stamp,
         seconds=time.monotonic() - started,
+        beside=source,
     )
+
+
+def curves_of(preset: Preset, members: Sequence[Member], *, progress: bool = False) -> pd.DataFrame:
+    """Tidy curves of members trained now, as they would be recorded."""
+    records = train(preset.config, members, setting_of(preset.config), progress=progress)
+    return as_written(pd.concat([tidy(record) for record in records], ignore_index=True))
+
+
+#: Run by the other checkout, in its own words: these names are as old as sealing is.
+_TRAIN = """
+import json, sys
+import pandas as pd, torch
+from analysis.experiments.ablations import recording, reproduction
+from analysis.experiments.ablations.ablation import tidy, train
+from analysis.experiments.ablations.settings import setting_of
+from analysis.experiments.ablations.source import source_of
+
+torch.set_num_threads(1)
+name, members, target = json.loads(sys.argv[1])
+preset = recording.load(recording.RESULTS / name).preset
+records = train(preset.config, reproduction.chosen(preset, members), setting_of(preset.config))
+pd.concat([tidy(record) for record in records], ignore_index=True).to_csv(
+    target, index=False, float_format="%.6g"
+)
+print(source_of(preset.config))
+"""
+
+
+def _trained_in(checkout: Path, name: str, members: int | None) -> tuple[pd.DataFrame, str]:
+    """Curves of the same members by the code of another checkout, and the hash of its source."""
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "curves.csv"
+        order = json.dumps([name, members, str(target)])
+        done = subprocess.run(
+            [sys.executable, "-c", _TRAIN, order],
+            cwd=checkout,
+            env=os.environ | {"PYTHONPATH": str(checkout.resolve())},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no word"])[-1]
+            raise ValueError(f"{checkout} did not train {name}: {last}")
+        return read_table(target), done.stdout.split()[-1]
 
 
 def seal(reproduction: Reproduction) -> bool:
@@ -172,6 +236,7 @@ def seal(reproduction: Reproduction) -> bool:
         "members": [
             {"arm": m.arm.name, "beta": m.arm.beta, "seed": m.seed} for m in reproduction.members
         ],
+        **({} if reproduction.beside is None else {"beside": reproduction.beside}),
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     kept = [entry for entry in entries if entry["source"] != stamp.source]

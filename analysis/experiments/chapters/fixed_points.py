@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from analysis.kl.ascent import expected_ascent, token_advantage
+from analysis.kl.ascent import Geometry, expected_ascent, token_advantage
 from analysis.kl.fixed_points import (
     euclidean_optimum,
     forward_kl_optimum,
@@ -71,7 +71,14 @@ def random_starts(problems: Problems, count: int, *, spread: float, seed: int) -
 
 
 def ascent_ends(
-    problems: Problems, starts: Tensor, arm: KLTerm, *, beta: float, steps: int, step_size: float
+    problems: Problems,
+    starts: Tensor,
+    arm: KLTerm,
+    *,
+    beta: float,
+    steps: int,
+    step_size: float,
+    geometry: Geometry = "natural",
 ) -> Tensor:
     """[S, N, V] probabilities where exact ascent on an arm ends, from each start."""
     rewards, ref_logits = (x.expand_as(starts) for x in problems)
@@ -82,6 +89,7 @@ def ascent_ends(
         beta=beta,
         steps=steps,
         step_size=step_size,
+        geometry=geometry,
         **arm.at_one_state,
     ).exp()
 
@@ -208,39 +216,6 @@ def tilt_curves(gaps: Tensor, *, beta: float, best_share: float, steps: int) -> 
             )
         )
     return pd.concat(frames, ignore_index=True)
-
-
-def flow_paths(
-    arm: KLTerm, starts: Tensor, ref_logits: Tensor, *, frames: int, growth: float, step_size: float
-) -> Tensor:
-    """[frames + 1, S, V] probabilities along the exact flow of an arm, with no reward at all.
-
-    Each frame lasts ``growth`` times as long as the one before, from one step on: fine where the
-    flow is fast, long enough for where it is slow.
-    """
-    path = [starts.log_softmax(-1)]
-    for frame in range(frames):
-        end = expected_ascent(
-            path[-1],
-            torch.zeros_like(starts),
-            ref_logits.expand_as(starts),
-            beta=1.0,
-            steps=round(growth**frame),
-            step_size=step_size,
-            **arm.at_one_state,
-        )
-        path.append(end)
-    return torch.stack(path).exp()
-
-
-def simplex_grid(resolution: int, margin: float = 0.1) -> Tensor:
-    """[S, 3] logits of evenly spaced policies over three tokens, the outermost near the edges."""
-    points = [
-        (i + margin, j + margin, resolution - i - j + margin)
-        for i in range(resolution + 1)
-        for j in range(resolution + 1 - i)
-    ]
-    return torch.tensor(points, dtype=torch.float64).log().log_softmax(-1)
 
 
 def sequence_ascent(

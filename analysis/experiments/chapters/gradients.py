@@ -175,9 +175,10 @@ def random_tables(
     return Policies(*(x.unflatten(-1, (sequences.num_states, vocab_size)) for x in flat))
 
 
-#: Level, placement and credit of the sequence table, in reading order.
+#: Placement, level, attached ratio and credit of the sequence table, in reading order.
 SEQUENCE_CHOICES = (
     {"placement": "loss", "level": "token", "credit": "immediate"},
+    {"placement": "loss", "level": "token", "ratio": "prefix", "credit": "immediate"},
     {"placement": "loss", "level": "sequence", "credit": "immediate"},
     {"placement": "reward", "level": "token", "credit": "immediate"},
     {"placement": "reward", "level": "token", "credit": "to_go"},
@@ -209,10 +210,12 @@ def sequence_table(tables: Policies, sequences: Sequences) -> pd.DataFrame:
                 expected_sequence_gradient,
                 sequences=sequences,
                 estimator=estimator,
+                weighting="attached" if "ratio" in choice else "none",
                 **choice,
             )
             gradient = _per_pair(expected, tables)
-            rows.append({"estimator": estimator, **choice, **_compare(gradient, exact)})
+            row = {"estimator": estimator, "ratio": "none", **choice}
+            rows.append(row | _compare(gradient, exact))
     return pd.DataFrame(rows)
 
 

@@ -97,7 +97,10 @@ def order_table(
 
 
 def population_gradient(prompts: Prompts, order: str, *, beta: float) -> Tensor:
-    """[N, V]: the limit of an order for large groups, ``eps = 0``, from exact moments."""
+    """[N, V]: the limit of an order for large groups, ``eps = 0``, from exact moments.
+
+    NaN where the spread that the order divides by is zero.
+    """
     policy = prompts.logits.softmax(-1)
     kl = prompts.logits.log_softmax(-1) - prompts.ref_logits.log_softmax(-1)
     penalised = prompts.rewards - beta * kl

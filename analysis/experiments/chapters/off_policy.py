@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import pandas as pd
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from analysis.experiments.chapters.gradients import random_policies
 from analysis.kl.divergences import reverse_kl
-from analysis.kl.enumeration import exact_kl_gradient, relative_error
+from analysis.kl.enumeration import exact_kl_gradient, expected_gradient, relative_error
 from analysis.kl.scores import expected_score
+from analysis.kl.truncation import keep_top, masked_logits
 from analysis.objectives.merged import kl_coefficient_kept, merged_loss
 
 NO_CLIP = {"epsilon_low": 1.0, "epsilon_high": math.inf}
@@ -207,6 +209,44 @@ def silenced_curves(
                     | {"staleness": _staleness(states)}
                     | {f"{k}_{q}": share[k].quantile(q / 100) for k in share for q in (10, 50, 90)}
                 )
+    return pd.DataFrame(rows)
+
+
+def cut_curves(
+    top_ps: Iterable[float], *, count: int, vocab_size: int, distance: float, seed: int
+) -> pd.DataFrame:
+    """Error of weighted KL terms against the reverse KL's gradient when the sampler cuts its tail.
+
+    The policy is its reference moved by ``distance`` and samples its likeliest tokens only; the
+    weight is the true ratio to that sampler. Returns, by ``top_p``, the median ``missing`` mass and
+    the 10th, 50th and 90th percentile of the relative error of each term over ``count`` states.
+    """
+    ref_logits, shift = random_policies(count, vocab_size, spread=1.0, seed=seed)
+    logits = ref_logits + distance * shift
+    exact = exact_kl_gradient(logits, ref_logits, direction="reverse")
+    rows = []
+    for top_p in top_ps:
+        keep = keep_top(logits, top_p=top_p)
+        sampler = masked_logits(logits, keep)
+        penalty = torch.where(keep, sampler.log_softmax(-1) - ref_logits.log_softmax(-1), 0.0)
+        centred = penalty - (sampler.softmax(-1) * penalty).sum(-1, keepdim=True)
+        gradients = {
+            estimator: expected_gradient(
+                logits, ref_logits, sampler, estimator=estimator, weighting="attached"
+            )
+            for estimator in ("k1", "k3")
+        }
+        kept = torch.where(keep, logits.softmax(-1), 0.0)
+        gradients["reward"] = expected_score(logits, kept * penalty)
+        gradients["baseline"] = expected_score(logits, kept * centred)
+        missing = (1 - kept.sum(-1)).median().item()
+        for name, gradient in gradients.items():
+            error = relative_error(gradient, exact)
+            low, median, high = (error.quantile(q).item() for q in (0.1, 0.5, 0.9))
+            rows.append(
+                {"top_p": top_p, "missing": missing, "name": name}
+                | {"p10": low, "median": median, "p90": high}
+            )
     return pd.DataFrame(rows)
 
 

@@ -8,7 +8,7 @@ p are two normal tails each. Under p it is the part of the mean of r that lies a
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -102,21 +102,31 @@ def samples_to_see(pair: GaussianPair, unseen: float) -> float:
     return 1 / tail_mass(pair, log_threshold).under_q
 
 
-def underestimate_probability(pair: GaussianPair, sample_size: float) -> float:
-    r"""A proved lower bound on the probability that the sample mean of r falls below its mean, 1.
+def underestimate_probability(
+    pair: GaussianPair, sample_size: float, *, of: Literal["k3", "r"] = "k3"
+) -> float:
+    r"""A proved lower bound on the probability that a sample mean falls below its expectation.
 
-    .. math:: \Pr[\bar r_n < 1] \;\ge\; \max_t \Big[1 - n P_q(r > t)
-        - \frac{v_t}{v_t + n\, P_p(r > t)^2}\Big], \qquad
-        v_t = \mathrm{Var}_q\big[r\,[r \le t]\big]
+    .. math:: \Pr\big[\bar f_n < \mathbb{E}_q[f]\big] \;\ge\; \max_t \Big[1 - n P_q(r > t)
+        - \frac{v_t}{v_t + n\, m_t^2}\Big], \qquad
+        v_t = \mathrm{Var}_q\big[f\,[r \le t]\big], \quad m_t = \mathbb{E}_q\big[f\,[r > t]\big]
+
+    for :math:`f = k_3`, whose expectation is the KL, or :math:`f = r`, whose expectation is 1. The
+    two events differ by the error of the mean of k1.
 
     Equation: ``underestimate_probability``
     Sampler: :math:`x \sim q`, n times.
 
-    Args, Returns: as :func:`unseen_mass`.
+    Args:
+        pair, sample_size: as :func:`unseen_mass`.
+        of: whose mean.
+
+    Returns:
+        Between 0 and 1.
     """
     start = largest_seen(pair, sample_size)
     bounds = [
-        _underestimate_bound(pair, sample_size, start + step) for step in np.arange(0, 8, 0.25)
+        _underestimate_bound(pair, sample_size, start + step, of) for step in np.arange(0, 8, 0.25)
     ]
     return max(0.0, *bounds)
 
@@ -138,17 +148,20 @@ def clip_bias(pair: GaussianPair, max_ratio: float) -> float:
     return -(mass.under_p - max_ratio * mass.under_q)
 
 
-def _underestimate_bound(pair: GaussianPair, sample_size: float, log_threshold: float) -> float:
+def _underestimate_bound(
+    pair: GaussianPair, sample_size: float, log_threshold: float, of: str
+) -> float:
     low, high = seen_interval(pair, log_threshold)
-    mass = tail_mass(pair, log_threshold)
     x = np.linspace(low, high, 4001)
     log_q = -0.5 * ((x - pair.q_mean) / pair.q_std) ** 2 - math.log(pair.q_std)
     log_p = -0.5 * ((x - pair.p_mean) / pair.p_std) ** 2 - math.log(pair.p_std)
-    density = np.exp(2 * log_p - log_q) / math.sqrt(2 * math.pi)
-    second_moment = float(np.trapezoid(density, x))
-    variance = second_moment - (1 - mass.under_p) ** 2
-    slack = variance / (variance + sample_size * mass.under_p**2)
-    return 1 - sample_size * mass.under_q - slack
+    log_r = log_p - log_q
+    f, whole = (np.exp(log_r), 1.0) if of == "r" else (np.expm1(log_r) - log_r, pair.kl)
+    density = np.exp(log_q) / math.sqrt(2 * math.pi)
+    seen, second_moment = (float(np.trapezoid(density * f**power, x)) for power in (1, 2))
+    variance, lacks = second_moment - seen**2, max(0.0, whole - seen)
+    slack = variance / (variance + sample_size * lacks**2)
+    return 1 - sample_size * tail_mass(pair, log_threshold).under_q - slack
 
 
 def _outside(low: float, high: float, mean: float, std: float) -> float:

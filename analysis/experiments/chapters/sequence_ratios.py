@@ -228,3 +228,16 @@ def clip_curves(advantage: float, ratios: Tensor, *, epsilon: float = 0.2) -> pd
 def doubling_length(chi2: float) -> float:
     """Tokens after which the second moment of a product of ratios has doubled."""
     return math.log(2) / math.log1p(chi2)
+
+
+def one_recurrent_state(vocab_size: int, stay: float) -> tuple[Tensor, Tensor]:
+    """Policy and sampler [V + 1, V] of Markov tokens that differ after the first token only.
+
+    The sampler is uniform; after the first token the policy repeats it with probability ``stay``
+    and is uniform over the others. With ten tokens and ``stay = 0.4`` the chi-square there is 1.
+    """
+    sampler = torch.full((vocab_size + 1, vocab_size), 1 / vocab_size, dtype=torch.float64)
+    policy = sampler.clone()
+    policy[0] = (1 - stay) / (vocab_size - 1)
+    policy[0, 0] = stay
+    return policy.log(), sampler.log()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 import pandas as pd
@@ -43,21 +44,19 @@ def gae_curves(
     """Error of k1 in the reward through GAE against the gradient of the sequence KL.
 
     Returns a tidy frame: gamma, critic, lam and the 10th, 50th and 90th percentile over the pairs.
+    The scaled critic has no row where there is none.
     """
     exact = [sequence_kl_gradient(*pair, sequences) for pair in zip(*tables, strict=True)]
     rows = []
-    lams = list(lams)
-    for gamma in gammas:
-        for critic in CRITICS:
-            for lam in lams:
-                errors = [
-                    flat_error(
-                        gae_kl_gradient(*pair, sequences, gamma=gamma, lam=lam, critic=critic),
-                        referee,
-                    )
-                    for pair, referee in zip(zip(*tables, strict=True), exact, strict=True)
-                ]
-                rows.append({"gamma": gamma, "critic": critic, "lam": lam, **_band(errors)})
+    for gamma, critic, lam in itertools.product(gammas, CRITICS, lams):
+        if critic == "scaled" and (gamma == 0.0 or lam == 1.0):
+            continue
+        options = {"gamma": gamma, "critic": critic, "lam": lam}
+        errors = [
+            flat_error(gae_kl_gradient(*pair, sequences, **options), referee)
+            for pair, referee in zip(zip(*tables, strict=True), exact, strict=True)
+        ]
+        rows.append({**options, **_band(errors)})
     return pd.DataFrame(rows)
 
 
@@ -70,7 +69,7 @@ def length_curves(
     stickiness: float = 0.0,
     seed: int,
 ) -> pd.DataFrame:
-    """Error and cosine of the best per-token loss as sequences grow, by dynamic programming.
+    """Error and cosine of the best token-weighted loss as sequences grow, by dynamic programming.
 
     The policies see the last token only and share their parameters over positions, so that the
     gradients of long sequences are exact too. The policy is its reference moved by ``drift``;

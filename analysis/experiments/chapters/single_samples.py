@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -49,6 +50,16 @@ def with_reward_noise(coefficient: Coefficient, *, beta: float, seed: int) -> Co
     return noisy
 
 
+def centred(coefficient: Coefficient) -> Coefficient:
+    """The coefficient less the mean of the batch's other samples: a leave-one-out baseline."""
+
+    def less_others(logp: Tensor, ref_logp: Tensor) -> Tensor:
+        value, size = coefficient(logp, ref_logp), logp.shape[-1]
+        return (value - value.mean(-1, keepdim=True)) * size / (size - 1)
+
+    return less_others
+
+
 def sampled_descent(
     start_logits: Tensor,
     ref_logits: Tensor,
@@ -59,6 +70,7 @@ def sampled_descent(
     seed: int,
     batch_size: int = 1,
     checkpoints: int = 1,
+    max_norm: float = math.inf,
 ) -> Tensor:
     """Stochastic descent of a KL loss on freshly sampled tokens, one policy a row.
 
@@ -71,6 +83,7 @@ def sampled_descent(
         seed: of the sampled tokens.
         batch_size: tokens sampled for one step.
         checkpoints: how many policies to keep, evenly spaced; ``steps`` must be a multiple.
+        max_norm: a batch's gradient is cut to this length, as trainers clip it.
 
     Returns:
         [checkpoints + 1, M, V], log-probs, the start first.
@@ -92,6 +105,7 @@ def sampled_descent(
         weight = coefficient(logp.gather(-1, tokens), ref_logp.gather(-1, tokens)) / batch_size
         gradient = -policy * weight.sum(-1, keepdim=True)
         gradient.scatter_add_(-1, tokens, weight)
+        gradient *= (max_norm / gradient.norm(dim=-1, keepdim=True)).clamp(max=1.0)
         logits = _on_grid(logits - step_size * gradient)
         logp = logits.log_softmax(-1)
         if step % (steps // checkpoints) == 0:

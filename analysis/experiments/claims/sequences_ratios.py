@@ -8,6 +8,7 @@ from torch import Tensor
 from analysis.experiments.chapters.gradients import drifted_logits, random_tables
 from analysis.experiments.chapters.sequence_ratios import (
     mismatch_gradients,
+    one_recurrent_state,
     order_curves,
     random_returns,
     slope,
@@ -21,6 +22,7 @@ from analysis.kl.enumeration import cosine
 from analysis.kl.products import (
     chi_square_bounds,
     geometric_spread,
+    markov_product_variance,
     product_variance,
     sequence_ratio_spread,
 )
@@ -45,7 +47,8 @@ def _near(value: float, target: float) -> bool:
 
 @decides("S3-21")
 def product_variance_grows() -> Finding:
-    """Variance of products of ratios: in closed form, listed, and where one state alone changes.
+    """Variance of products of ratios: in closed form, listed, and where one state alone changes,
+    met once or again and again.
 
     The closed form multiplies second moments; the referee lists every sequence.
     """
@@ -74,6 +77,7 @@ def product_variance_grows() -> Finding:
         "iid_variance_5": product_variance(chi2, 5).item(),
         "iid_variance_50": product_variance(chi2, 50).item(),
         "one_state_growth": abs(first_only[-1] / first_only[0] - 1),
+        "one_of_ten_100": markov_product_variance(*one_recurrent_state(10, 0.4), 100).item(),
         "outside_bounds": float(not low <= listed <= high),
         "delta_log_gap_1000": misprint.item(),
     }

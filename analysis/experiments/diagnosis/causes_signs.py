@@ -107,8 +107,9 @@ def penalty_in_reward(m: Measured) -> Finding | None:
         severity="warning",
         title=f"{kl.estimator} in the reward is the gradient of no KL",
         evidence={"estimator": kl.estimator},
-        advice="In the reward use k1.",
-        chapter="05_fixed_points#thm-penalty-equilibria",
+        advice="In the reward use k1: this one loses tokens below the reference, k3 in the end all "
+        "but one.",
+        chapter="05_fixed_points#thm-k3-plain-flow",
     )
 
 

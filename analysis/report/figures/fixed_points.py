@@ -75,28 +75,32 @@ def simplex_flows(
     rows = -(-len(paths) // 2)
     figure, panels = style.subplots(rows, 2, height=2.75 * rows)
     for axes, (arm, path) in zip(panels.flat, paths.items(), strict=False):
-        _triangle(axes)
-        colour = style.COLOURS[arm.estimator]
-        x, y = _flat(path)
-        axes.plot(x, y, color=colour, linewidth=0.9, alpha=0.7)
-        axes.plot(x[0], y[0], linestyle="none", marker=".", markersize=2.5, color=colour)
-        _, first = np.unique((16 * path[-1]).round(), axis=0, return_index=True)
-        ends = path[-1][first]  # one circle for equal ends
-        axes.plot(*_flat(ends), linestyle="none", marker="o", markersize=8, color=colour, zorder=4)
-        axes.plot(
-            *_flat(reference),
-            linestyle="none",
-            marker="D",
-            markersize=6,
-            markerfacecolor="white",
-            markeredgecolor="#111111",
-            markeredgewidth=1.5,
-            zorder=5,
-        )
+        _flow(axes, path, reference, style.COLOURS[arm.estimator])
         where = "loss" if arm.placement == "loss" else "reward"
         axes.set_title(f"{style.LABELS[arm.estimator]} {where}", fontsize="medium")
     for axes in panels.flat[len(paths) :]:
         axes.set_axis_off()
+    return figure
+
+
+def penalty_dynamics(
+    paths: Mapping[tuple[str, str], NDArray[np.float64]], reference: NDArray[np.float64]
+) -> Figure:
+    """Runs of each penalty in the reward over the policies of three tokens, a row a dynamics.
+
+    Args:
+        paths: [frames, starts, 3] probabilities for each of two estimators and each dynamics.
+        reference: [3] probabilities.
+    """
+    rows = len(paths) // 2
+    figure, panels = style.subplots(rows, 2, height=2.5 * rows)
+    columns = list(dict.fromkeys(estimator for estimator, _ in paths))
+    order = dict.fromkeys(dynamics for _, dynamics in paths)
+    keys = [(estimator, dynamics) for dynamics in order for estimator in columns]
+    for axes, (estimator, dynamics) in zip(panels.flat, keys, strict=True):
+        path = paths[estimator, dynamics]
+        _flow(axes, path, reference, style.COLOURS[estimator])
+        axes.set_title(f"{style.LABELS[estimator]}, {dynamics}", fontsize="medium")
     return figure
 
 
@@ -178,6 +182,29 @@ def _triangle(axes: Axes) -> None:
     axes.set_axis_off()
     axes.set_xlim(-0.12, 1.12)
     axes.set_ylim(-0.08, _HEIGHT + 0.14)
+
+
+def _flow(
+    axes: Axes, path: NDArray[np.float64], reference: NDArray[np.float64], colour: str
+) -> None:
+    """Runs [frames, starts, 3] in a triangle: lines from dots, a circle for each different end."""
+    _triangle(axes)
+    x, y = _flat(path)
+    axes.plot(x, y, color=colour, linewidth=0.9, alpha=0.7)
+    axes.plot(x[0], y[0], linestyle="none", marker=".", markersize=2.5, color=colour)
+    _, first = np.unique((16 * path[-1]).round(), axis=0, return_index=True)
+    ends = path[-1][first]  # one circle for equal ends
+    axes.plot(*_flat(ends), linestyle="none", marker="o", markersize=8, color=colour, zorder=4)
+    axes.plot(
+        *_flat(reference),
+        linestyle="none",
+        marker="D",
+        markersize=6,
+        markerfacecolor="white",
+        markeredgecolor="#111111",
+        markeredgewidth=1.5,
+        zorder=5,
+    )
 
 
 def _flat(policies: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

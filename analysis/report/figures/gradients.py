@@ -78,22 +78,23 @@ def staleness(curves: pd.DataFrame) -> Figure:
 
 #: What each row of the sequence figure is called, from top to bottom.
 SEQUENCE_ROWS = {
-    ("loss", "token", "immediate"): "loss\nper token",
-    ("loss", "sequence", "immediate"): "loss\nwhole sequence",
-    ("reward", "token", "immediate"): "reward\nimmediate credit",
-    ("reward", "token", "to_go"): "reward\ncredit to go",
-    ("reward", "sequence", "immediate"): "reward\nwhole sequence",
+    ("loss", "token", "none", "immediate"): "loss\nper token",
+    ("loss", "token", "prefix", "immediate"): "loss\nprefix ratio",
+    ("loss", "sequence", "none", "immediate"): "loss\nwhole sequence",
+    ("reward", "token", "none", "immediate"): "reward\nimmediate credit",
+    ("reward", "token", "none", "to_go"): "reward\ncredit to go",
+    ("reward", "sequence", "none", "immediate"): "reward\nwhole sequence",
 }
 
 
 def sequence_cosines(table: pd.DataFrame) -> Figure:
-    """Cosine with the exact gradient of the sequence KL, by placement, level and credit."""
-    figure, axes = style.subplots(height=4.4)
+    """Cosine with the exact gradient of the sequence KL, by placement, level, ratio and credit."""
+    figure, axes = style.subplots(height=5.0)
     rows = list(SEQUENCE_ROWS)
     pointing = table[table.optimises != "nothing"]
     nudges = {"k1": 0.22, "k2": 0.0, "k3": -0.22}
     for estimator, arms in pointing.groupby("estimator"):
-        keys = arms[["placement", "level", "credit"]].itertuples(index=False, name=None)
+        keys = arms[["placement", "level", "ratio", "credit"]].itertuples(index=False, name=None)
         look = style.line(estimator)
         axes.errorbar(
             arms.cosine_reverse,

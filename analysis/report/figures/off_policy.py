@@ -29,6 +29,15 @@ WEIGHTS = {
 }
 
 
+#: Colour, line style and label of each term under a sampler that cuts its tail.
+CUT_TERMS = {
+    "k1": ("k1", "-", r"$\rho\, k_1$"),
+    "k3": ("k3", "-", r"$\rho\, k_3$"),
+    "reward": ("reverse", "--", "reward"),
+    "baseline": ("none", "-", "less mean"),
+}
+
+
 def readings(curves: pd.DataFrame) -> Figure:
     """Error of the merged KL's expected gradient against staleness, by reading."""
     figure, axes = style.subplots(height=3.9)
@@ -82,6 +91,25 @@ def sequence_weights(curves: pd.DataFrame) -> Figure:
     axes.set_xlabel(r"staleness $\mathrm{KL}(\pi_{\mathrm{old}} \Vert\, \pi_\theta)$ (nats)")
     axes.set_ylabel("relative error of the\nexpected gradient")
     style.label_line_ends(axes)
+    return figure
+
+
+def cut(curves: pd.DataFrame) -> Figure:
+    """Error of each term's expected gradient against the mass that the sampler cuts off."""
+    titles = ("near the reference", "farther away")
+    figure, panels = style.subplots(1, len(titles), sharey=True, height=3.9)
+    for axes, title, distance in zip(panels, titles, curves.distance.unique(), strict=True):
+        for name, (colour, dashes, label) in CUT_TERMS.items():
+            curve = curves[(curves.distance == distance) & (curves.name == name)]
+            axes.plot(
+                curve.missing, curve["median"], color=style.COLOURS[colour], ls=dashes, label=label
+            )
+        axes.set_title(title)
+        axes.set_xlim(0, curves.missing.max())
+    panels[0].set_ylim(-0.02, None)
+    panels[0].set_ylabel("relative error of the\nKL's expected gradient")
+    style.label_line_ends(panels[-1])
+    figure.supxlabel("policy's mass that the sampler cuts off", fontsize="medium")
     return figure
 
 

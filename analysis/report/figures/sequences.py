@@ -12,7 +12,8 @@ from analysis.report import style
 #: Colour and label of what is no estimator: critics, objectives and weights.
 LOOKS: dict[str, tuple[str, str]] = {
     "zero": ("#9A5B00", "no critic"),
-    "exact": ("#111111", "exact critic"),
+    "exact": ("#111111", "discounted critic"),
+    "scaled": ("#3D5A9E", "scaled critic"),
     "linear": ("#3D5A9E", "token sum"),
     "token_mean": ("#9A5B00", "token mean"),
     "geometric": ("#7A3E9D", "GSPO"),
@@ -21,6 +22,15 @@ LOOKS: dict[str, tuple[str, str]] = {
     "both factors, product": ("#111111", "both, product"),
     "both factors, per token": ("#3D5A9E", "both, per token"),
     "first factor dropped": ("#9A5B00", "first dropped"),
+}
+
+#: Estimator that colours each way to the sequence KL's gradient, its line style and its label.
+WAYS: dict[str, tuple[str, str, str]] = {
+    "k1 prefix": ("k1", "-", "$k_1$ prefix loss"),
+    "k1 reward to go, whole product": ("none", ":", "reward, product"),
+    "k1 reward to go": ("k1", "--", "$k_1$ reward"),
+    "k3 prefix": ("k3", "-", "$k_3$ prefix loss"),
+    "full vocabulary prefix": ("exact", "-", "full vocabulary"),
 }
 
 #: What each row of the off-policy figure is called.
@@ -40,7 +50,7 @@ def gae(curves: pd.DataFrame) -> Figure:
     gammas = sorted(curves.gamma.unique(), reverse=True)
     figure, axes = style.subplots(1, len(gammas), sharey=True, height=3.7)
     for panel, gamma in zip(axes, gammas, strict=True):
-        for critic in ("zero", "exact"):
+        for critic in ("zero", "exact", "scaled"):
             curve = curves[(curves.gamma == gamma) & (curves.critic == critic)]
             _banded(panel, curve, "lam", critic)
         panel.set_title(rf"$\gamma = {gamma:g}$")
@@ -53,7 +63,7 @@ def gae(curves: pd.DataFrame) -> Figure:
 
 
 def lengths(curves: pd.DataFrame) -> Figure:
-    """Error of a per-token loss against the length, for policies that forget and that do not."""
+    """Error of a token-weighted loss against the length, for a short and for a long memory."""
     figure, axes = style.subplots(height=3.9)
     names = {0.0: "mixes fast", max(curves.stickiness): "repeats\nitself"}
     colours = dict(zip(names, ("#3D5A9E", "#9A5B00"), strict=True))
@@ -66,8 +76,31 @@ def lengths(curves: pd.DataFrame) -> Figure:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_ylim(bottom=-0.02)
     axes.set_xlabel("tokens in a sequence (log scale)")
-    axes.set_ylabel("relative error of the per-token\nloss's expected gradient")
+    axes.set_ylabel("relative error of the\nexpected gradient")
     style.label_line_ends(axes)
+    return figure
+
+
+def noise(curves: pd.DataFrame) -> Figure:
+    """Sequences until signal equals noise against their length, fresh and stale."""
+    panels = {0.0: "fresh samples", max(curves.staleness): "stale samples"}
+    figure, axes = style.subplots(1, len(panels), sharey=True, height=4.6)
+    for panel, (staleness, title) in zip(axes, panels.items(), strict=True):
+        shown = curves[(curves.staleness == staleness) & (curves.length > 1)]
+        for way, (colour, dashes, label) in WAYS.items():
+            if not staleness and "product" in way:
+                continue  # on-policy the product is one
+            curve = shown[shown.way == way]
+            look = {"color": style.COLOURS[colour], "linestyle": dashes, "label": label}
+            panel.plot(curve.length, curve.samples, **look)
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log")
+        panel.set_xticks([2, 16, 128, 512], ["2", "16", "128", "512"])
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.set_title(title)
+    style.label_line_ends(axes[-1])
+    axes[0].set_ylabel("sequences until signal\nequals noise (log scale)")
+    figure.supxlabel("tokens in a sequence (log scale)", fontsize="medium")
     return figure
 
 

@@ -1,0 +1,193 @@
+r"""The attached prefix ratio: a per-token loss with the gradient of the KL of whole sequences.
+
+Weighed with the ratio of everything up to and including it, gradient and all, a token's estimator
+has the mean that it has under the policy itself. So the sum over tokens is, in expectation and as
+a function of the parameters, the sequence KL. Here is what one sample then contributes, and how
+noisy that is.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from analysis.checks import as_mask, check_choice, check_same_shape
+from analysis.kl.credit import state_average
+from analysis.kl.importance import importance_ratio
+from analysis.kl.returns import reward_to_go
+from analysis.kl.sequences import Sequences, sequence_probability, token_logp
+from analysis.kl.surrogates import ESTIMATORS, gradient_coefficient, kl_penalty
+from analysis.shapes import LogProbs, Mask, Values
+
+#: By what a sequence's gradient is weighed: each token's cost by the ratio up to it, or all of it
+#: by the ratio of the whole sequence.
+MOMENT_WEIGHTS = ("prefix", "sequence")
+
+
+def prefix_coefficients(
+    logp: LogProbs, ref_logp: LogProbs, old_logp: LogProbs, mask: Mask, *, estimator: str = "k3"
+) -> Values:
+    r"""The number beside each score when an estimator is a loss under the attached prefix ratio.
+
+    .. math:: \nabla \sum_t R_t\, k(l_t) = \sum_t c_t\, \nabla \log \pi_\theta(y_t | y_{<t}),
+        \qquad c_t = R_t\, \big(k(l_t) + k'(l_t)\big) + \sum_{u > t} R_u\, k(l_u),
+        \qquad R_t = \prod_{u \le t} \rho_u
+
+    For k3 the bracket is :math:`l_t`: a token pays k1 for itself and k3 for every token after it.
+    For k1 it is :math:`l_t + 1`, per-decision credit to go and a constant.
+
+    Equation: ``prefix_coefficients``
+    Source: Precup, Sutton and Singh (2000) for the per-decision weights.
+    Sampler: :math:`y \sim \pi_{\mathrm{old}}`.
+
+    Args:
+        logp, ref_logp, old_logp: [..., T], log-probs of the sampled tokens under policy, reference
+            and sampler.
+        mask: [..., T], True = counted; a masked token has ratio 1 and no cost.
+        estimator: ``k1``, ``k2``, ``k3``, ``k3_clip`` or ``k4``.
+
+    Returns:
+        [..., T], without gradient; exactly 0 where masked.
+
+    Raises:
+        ValueError: on an unknown name or a shape mismatch.
+    """
+    check_choice("estimator", estimator, ESTIMATORS)
+    counted = as_mask("mask", mask, "logp", logp)
+    ratio = importance_ratio(logp, old_logp, mask, level="prefix").detach()
+    cost = ratio * kl_penalty(logp, ref_logp, estimator=estimator, mask=mask)
+    own = ratio * gradient_coefficient(logp, ref_logp, estimator=estimator)
+    return torch.where(counted, own + reward_to_go(cost), 0.0)
+
+
+def k3_noise_gap(
+    logits: Tensor, ref_logits: Tensor, sequences: Sequences, old_logits: Tensor | None = None
+) -> Tensor:
+    r"""How much noisier k3 under the attached prefix ratio is than k1 in the reward to go.
+
+    .. math:: \Delta = \mathbb{E}_{y \sim \pi_{\mathrm{old}}} \sum_t R_t^2
+        \sum_{u < t} \Vert \nabla \log \pi_\theta(y_u | y_{<u}) \Vert^2\,
+        \big[ (r_t - 1)^2 + 2\, (r_t - 1)\, Q_t \big], \qquad
+        Q_t = \mathbb{E}_{\pi_\theta} \Big[ \sum_{u \ge t} l_u \,\Big|\, y_{\le t} \Big]
+
+    The difference of the traces of the two covariances, for one sequence; both means are the
+    gradient of the sequence KL, and both weigh per decision. Negative near the reference, where
+    :math:`r_t - 1 \approx -l_t`: the bracket is then :math:`-l_t^2`.
+
+    Equation: ``k3_noise_gap``
+    Sampler: :math:`y \sim \pi_{\mathrm{old}}`; on-policy if ``old_logits`` is left out.
+
+    Args:
+        logits, ref_logits, old_logits: [states, vocab], policy, reference, sampler; one row a
+            prefix, all positive.
+        sequences: from :func:`analysis.kl.sequences.enumerate_sequences`.
+
+    Returns:
+        A scalar, nats squared.
+
+    Raises:
+        ValueError: on a table of the wrong shape.
+    """
+    sampler = logits if old_logits is None else old_logits
+    logp, ref_logp, old_logp = (token_logp(x, sequences) for x in (logits, ref_logits, sampler))
+    ref_log_ratio = logp - ref_logp
+    to_go = reward_to_go(ref_log_ratio)
+    action_values = state_average(to_go, logits, sequences, by_action=True)
+    owed = action_values[sequences.states, sequences.tokens]
+    policy = logits.softmax(-1)
+    chosen = logp.exp()
+    squared = 1 - 2 * chosen + policy.square().sum(-1)[sequences.states]  # |e_a - pi|^2
+    past = torch.where(sequences.mask, squared, 0.0).cumsum(-1) - squared
+    variate = torch.expm1(-ref_log_ratio)
+    ratio = importance_ratio(logp, old_logp, sequences.mask, level="prefix")
+    per_token = ratio.square() * past * variate * (variate + 2 * owed)
+    total = torch.where(sequences.mask, per_token, 0.0).sum(-1)
+    return sequence_probability(sampler, sequences) @ total
+
+
+def markov_second_moments(
+    logits: Tensor,
+    old_logits: Tensor,
+    own: Tensor,
+    future: Tensor,
+    length: int,
+    *,
+    weight: str = "prefix",
+    baseline: Tensor | None = None,
+) -> Tensor:
+    r"""Second moment of a sequence's gradient at every length, for policies of the last token.
+
+    .. math:: \mathbb{E}_{y \sim \pi_{\mathrm{old}}} \Vert G_T \Vert^2, \qquad
+        G_t = \rho_t^{\,p}\, G_{t-1} + R_t\, (o_t + f_t\, S_{t-1}), \qquad
+        S_t = S_{t-1} + \nabla \log \pi_\theta(y_t | y_{t-1})
+
+    with :math:`p = 0` for ``prefix`` and :math:`p = 1` for ``sequence``. The token's own part
+    :math:`o_t` and its price to the tokens before it, :math:`f_t`, depend on the last two tokens.
+    Six moments given the last token are closed under a step, so that the second moment takes
+    :math:`O(T)` and not :math:`V^T` terms.
+
+    Equation: ``markov_second_moments``
+
+    Args:
+        logits, old_logits: [..., V + 1, V], policy and sampler, one row per last token; the last
+            row starts the sequence. The gradient is by the policy's.
+        own: [..., V + 1, V, V], the own part's entries in the row of the last token, for each next
+            token.
+        future: [..., V + 1, V].
+        length: number of tokens T, at least 1.
+        weight: ``prefix`` or ``sequence``.
+        baseline: [T, ..., V + 1], what is taken off the coefficient of a token's score.
+
+    Returns:
+        [T, ...], for sequences of 1 to T tokens.
+
+    Raises:
+        ValueError: on an unknown weight or a shape mismatch.
+    """
+    check_choice("weight", weight, MOMENT_WEIGHTS)
+    check_same_shape("logits", logits, "old_logits", old_logits)
+    policy, sampler = logits.softmax(-1), old_logits.softmax(-1)
+    rows, vocab = policy.shape[-2:]
+    one = torch.eye(rows, dtype=policy.dtype)
+    score = torch.eye(vocab, dtype=policy.dtype) - policy.unsqueeze(-2)  # [..., row, token, V]
+    ratio = policy / sampler
+    power = int(weight == "sequence")
+    zeroth, first, second = (sampler * ratio**n for n in (2 * power, 1 + power, 2))
+
+    def moved(by: Tensor, moment: Tensor) -> Tensor:  # [..., row, row, V] to the next last token
+        return torch.einsum("...ba,...bxv->...axv", by, moment)
+
+    def placed(by: Tensor, vectors: Tensor) -> Tensor:  # what is written to the row one is in
+        return torch.einsum("...ba,bx,...bav->...axv", by, one, vectors)
+
+    def beside(moment: Tensor, vectors: Tensor) -> Tensor:  # [..., row, token], inner products
+        return torch.einsum("...bbv,...bav->...ba", moment, vectors)
+
+    weights = one[-1].expand(*policy.shape[:-1])  # E[R^2], given the last token
+    scores = torch.zeros(*policy.shape[:-1], rows, vocab, dtype=policy.dtype)  # E[R^2 S]
+    gradients = torch.zeros_like(scores)  # E[R G]
+    squares, products, moments = (torch.zeros_like(weights) for _ in range(3))  # S.S, S.G, G.G
+    found = []
+    for step in range(length):
+        own_now = own if baseline is None else own - baseline[step][..., None, None] * score
+        n, q, c, m = (x.unsqueeze(-1) for x in (weights, squares, products, moments))
+        past, past_own = beside(scores, score), beside(scores, own_now)
+        stepped = (
+            second * n,
+            second * (q + 2 * past + n * score.square().sum(-1)),
+            first * (c + beside(gradients, score))
+            + second * (n * (own_now * score).sum(-1) + past_own + future * (past + q)),
+            zeroth * m
+            + 2 * first * (beside(gradients, own_now) + future * c)
+            + second * (n * own_now.square().sum(-1) + 2 * future * past_own + future**2 * q),
+        )
+        gradients = (
+            moved(first, gradients) + moved(second * future, scores) + placed(second * n, own_now)
+        )
+        scores = moved(second, scores) + placed(second * n, score)
+        # No step leads back to the row that starts a sequence.
+        gradients, scores = (functional.pad(x, (0, 0, 0, 0, 0, 1)) for x in (gradients, scores))
+        weights, squares, products, moments = (functional.pad(x.sum(-2), (0, 1)) for x in stepped)
+        found.append(moments.sum(-1))
+    return torch.stack(found)

@@ -1,0 +1,91 @@
+"""Tables of the attached prefix ratio: which rows are the sequence KL, and who is the quieter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from analysis.experiments.chapters import prefix_ratio as study
+from analysis.experiments.chapters.gradients import random_tables
+from analysis.experiments.chapters.stale_sequences import moved_tables
+from analysis.kl.sequences import enumerate_sequences
+
+EXACT = {
+    ("k1", "prefix, attached"),
+    ("k3", "prefix, attached"),
+    ("full vocabulary", "tokens before, attached"),
+    ("growth of k2", "prefix, detached"),
+    ("k1 reward to go", "prefix"),
+    ("k1 reward to go", "whole"),
+}
+ERRORS = ("error_fresh", "error_stale")
+
+
+@pytest.fixture(scope="module")
+def ragged():
+    return enumerate_sequences(3, 3, eos=2)
+
+
+@pytest.fixture(scope="module")
+def tables(ragged):
+    return random_tables(ragged, 3, 5, spread=1.2, seed=3)
+
+
+@pytest.fixture(scope="module")
+def samplers(tables):
+    generator = torch.Generator().manual_seed(4)
+    step = torch.randn(tables.logits.shape, generator=generator, dtype=torch.float64)
+    return tables.logits + 0.5 * step
+
+
+def test_which_losses_are_the_sequence_kl(tables, samplers, ragged):
+    table = study.prefix_table(tables, samplers, ragged).set_index(["cost", "weight"])
+    exact = {c: {key for key, error in table[c].items() if error < 1e-12} for c in ERRORS}
+    assert exact["error_stale"] == EXACT
+    assert exact["error_fresh"] == EXACT | {("k3", "token, gradient of prefix")}
+    assert (table.loc[study.YARDSTICK, ["low_stale", "high_stale"]] == 1).all()
+    full = table.loc["full vocabulary", "tokens before, attached"]
+    assert full.high_fresh < 1 > full.high_stale
+    k1 = table.loc["k1", "prefix, attached"]
+    assert k1.low_fresh > 1 < k1.low_stale  # its constant is a baseline of the wrong sign
+
+
+def test_without_a_product_in_the_value_the_error_is_of_first_order(tables, ragged):
+    errors = []
+    for size in (0.02, 0.01):
+        samplers = moved_tables(tables.logits, size, seed=5)
+        table = study.prefix_table(tables, samplers, ragged).set_index(["cost", "weight"])
+        errors.append(table.error_stale["k3", "token, gradient of prefix"])
+    assert errors[0] / errors[1] == pytest.approx(2, rel=0.05)
+
+
+def test_a_cap_trades_bias_for_noise_and_rescaling_keeps_the_gradient(tables, samplers, ragged):
+    table = study.cap_table(tables, samplers, ragged, [1.0, 2.0, torch.inf]).set_index("cap")
+    for kind in ("clamp", "rescaled"):
+        assert table[f"bias_{kind}"].is_monotonic_decreasing
+        assert table[f"noise_{kind}"].is_monotonic_increasing
+        assert table[f"bias_{kind}"][torch.inf] < 1e-12
+    assert table.bias_rescaled[1.0] < table.bias_clamp[1.0]
+    assert 0 == table.capped[torch.inf] < table.capped[2.0] < table.capped[1.0]
+    fresh = study.cap_table(tables, tables.logits, ragged, [1.0])
+    assert fresh.bias_clamp.item() < 1e-12  # a ratio of one is not over the cap
+
+
+def test_noise_against_length():
+    curves = study.noise_curves([1, 8], 4, 5, drift=0.1, staleness=[0.0, 0.2], seed=1)
+    at = curves.set_index(["staleness", "way", "length"]).samples
+    for staleness in (0.0, 0.2):
+        one, more = (at[staleness].xs(n, level="length") for n in (1, 8))
+        assert one["k1 reward to go"] == pytest.approx(one["k3 prefix"])  # no future, no difference
+        assert more["full vocabulary prefix"] < more["k3 prefix"] < more["k1 reward to go"]
+        assert more["k1 reward to go"] < more["k1 prefix"]
+    assert at[0.0, study.PRODUCT, 8] == pytest.approx(at[0.0, "k1 reward to go", 8])
+    assert at[0.2, study.PRODUCT, 8] > 1.01 * at[0.2, "k1 reward to go", 8]
+
+
+def test_a_baseline_helps_k3_most_near_the_reference():
+    table = study.baseline_table(32, 4, 5, drifts=[0.05, 1.0], seed=1)
+    near, far = (table[table.kl == kl].set_index("way") for kl in sorted(table.kl.unique()))
+    assert (near.baseline < near.bare).all() and (far.baseline < far.bare).all()
+    gain = lambda at: at.baseline["k1 reward to go"] / at.baseline["k3 prefix"]
+    assert gain(near) > 5 > gain(far)
