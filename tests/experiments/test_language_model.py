@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
-from analysis.experiments.ablations import recording
+from analysis.experiments.ablations import ablation, recording, summaries
 from analysis.experiments.ablations.source import source_of
 from analysis.experiments.chapters import language_model
+from analysis.experiments.language_models import tail
 from analysis.experiments.language_models.kept import Kept
 from analysis.experiments.language_models.presets import SHORT
 from analysis.training.metrics import PARTIAL_METRICS
@@ -178,3 +180,41 @@ def test_a_recorded_member_is_trained_again_from_the_packaged_weights():
     for name, within in (("accuracy", 0.01), ("entropy", 1e-3), ("gradient_norm", 0.02)):
         assert again.loc[name, "difference"] <= within, name
     assert again.loc["accuracy", "again"] > 0.1 and again.loc["gradient_norm", "again"] > 0.05
+
+
+@pytest.fixture(scope="module")
+def ended() -> dict[str, pd.DataFrame]:
+    """Recording -> its last quarter, one row a member."""
+    names = ("smollm2_short", "smollm2_front")
+    runs = {name: recording.load(recording.folder_of(name)) for name in names}
+    return {name: ablation.final(run.curves, share=0.25) for name, run in runs.items()}
+
+
+def test_which_terms_cost_accuracy_on_a_language_model(ended):
+    """By scipy: "every term that stays near costs accuracy" stands for one of four."""
+    wide = ended["smollm2_short"].pivot(index="seed", columns="arm", values="accuracy")
+    tested = {
+        arm: stats.ttest_rel(wide[arm], wide["none"])
+        for arm in ("k3_loss", "k2_loss", "exact_loss", "k1_reward")
+    }
+    assert tested["k3_loss"].pvalue < 0.05 / 34, "all comparisons of its page"
+    assert 0.05 / 34 < tested["k2_loss"].pvalue < 0.05
+    assert min(tested[arm].pvalue for arm in ("exact_loss", "k1_reward")) > 0.05
+    assert max(test.confidence_interval().high for test in tested.values()) < 0.01, "none gains"
+
+
+def test_at_equal_kl_three_terms_are_equivalent(ended):
+    every = pd.concat(ended.values())
+    pairs = [(arm, "exact_loss") for arm in ("k3_loss", "k1_reward")]
+    along = summaries.paired_along(every, pairs, of="reverse_kl", metric="accuracy")
+    assert list(along["reached"]) == [5, 5] and (along["equivalent"] < 0.05).all()
+    at_beta = every[every["beta"] == 0.3]
+    apart = summaries.paired(at_beta, [("k3_loss", "exact_loss", "accuracy")])
+    assert apart["equivalent"][0] > 0.9 and apart["p"][0] < 0.05, "at one beta they are not"
+
+
+def test_the_deviation_of_k3_without_the_rarest_tokens():
+    one_run = tail.recorded()["none"].tail
+    whole, cut = (language_model.deviations(t) for t in (one_run, one_run.query("decade >= -6")))
+    assert whole["k3"] > 2000 and 50 < cut["k3"] < 200
+    assert whole["k1"] == pytest.approx(cut["k1"], rel=0.1)
