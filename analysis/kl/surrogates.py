@@ -16,7 +16,7 @@ from torch import Tensor
 
 from analysis.checks import as_mask, check_choice, check_same_shape, pair_of_floats
 from analysis.kl import estimators
-from analysis.kl.importance import importance_ratio
+from analysis.kl.importance import RATIO_LEVELS, importance_ratio
 from analysis.shapes import LogProbs, Mask, Values
 
 WEIGHTINGS = ("none", "attached", "detached")
@@ -83,6 +83,7 @@ def kl_loss(
     """
     check_choice("estimator", estimator, LOSS_ESTIMATORS)
     check_choice("weighting", weighting, WEIGHTINGS)
+    check_choice("ratio", ratio, RATIO_LEVELS)
     _refuse_unread(old_logp, weighting, ratio)
     logp, ref_logp = _counted_pair(logp, ref_logp, mask)
     ref_logp = ref_logp.detach()
@@ -94,7 +95,8 @@ def kl_loss(
         return loss
     counted = torch.ones_like(logp, dtype=torch.bool) if mask is None else mask
     weight = importance_ratio(logp, old_logp, counted, level=ratio)
-    return (weight if weighting == "attached" else weight.detach()) * loss
+    weighted = (weight if weighting == "attached" else weight.detach()) * loss
+    return weighted if mask is None else torch.where(counted.bool(), weighted, 0.0)
 
 
 def kl_penalty(
@@ -134,7 +136,7 @@ def kl_penalty(
 def straight_through(value: Values, gradient: Values) -> Values:
     r"""A loss that reports one estimator and is differentiated as another.
 
-    .. math:: \ell = g + \mathrm{sg}(v - g)
+    .. math:: \ell = \mathrm{sg}(v) + g - \mathrm{sg}(g)
 
     What a log shows and what training follows then differ: k3's value with k2's gradient reads as
     a KL that is never negative and moves the policy along the reverse KL.
@@ -154,7 +156,7 @@ def straight_through(value: Values, gradient: Values) -> Values:
         ValueError: on a shape mismatch.
     """
     check_same_shape("value", value, "gradient", gradient)
-    return gradient + (value - gradient).detach()
+    return value.detach() + (gradient - gradient.detach())
 
 
 def minimax01(logp: LogProbs, ref_logp: LogProbs) -> Values:

@@ -12,7 +12,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from analysis.checks import as_mask
+from analysis.checks import as_mask, check_same_shape, pair_of_floats
 from analysis.kl.divergences import forward_kl, reverse_kl
 from analysis.kl.returns import reward_to_go
 from analysis.kl.surrogates import ESTIMATORS, kl_loss, kl_penalty, straight_through
@@ -36,18 +36,19 @@ FULL_VOCABULARY = ("exact", "forward")
 class KLTerm(Schema):
     r"""How a KL to a reference enters training, apart from its coefficient; by default GRPO's own.
 
-    Let :math:`\kappa_t` be the term of one token. Its loss is aggregated like the policy loss, its
-    penalty is subtracted from the advantages, both times beta.
+    A loss is aggregated like the policy loss, a penalty is subtracted from the advantages, both
+    times beta. The loss of a token is
 
     .. math:: \text{token:} \quad \kappa_t = w_t\, k(l_t), \qquad
         \text{sequence:} \quad \kappa_t = \frac{1}{T}\, W\, k\Big(\sum_{u \le T} l_u\Big)
 
-    **Scale.** At either level the tokens of a completion *sum* to its term: at level ``sequence``
-    its :math:`T` counted tokens share :math:`W k(\sum l)` evenly. So a unit of beta means the same
-    at both levels; with k1 both have the same value under every aggregation that weighs the tokens
-    of a completion alike; and k2 as a loss has, sample by sample, the gradient of k1 in the reward.
-    With an aggregation that divides by :math:`T` (``seq_mean_token_mean``) the term of a completion
-    is divided by its length at either level.
+    **Scale of a loss.** At either level the tokens of a completion *sum* to its loss: at level
+    ``sequence`` its :math:`T` counted tokens share :math:`W k(\sum l)` evenly. So with k1 and no
+    weighting both levels have one value under every aggregation that weighs the tokens of a
+    completion alike, and at level ``sequence`` k2 as a loss has, sample by sample, the gradient of
+    k1 in the reward. An aggregation that divides by :math:`T` (``seq_mean_token_mean``) divides the
+    loss of a completion by its length at either level. In the reward nothing is shared: at level
+    ``sequence`` each token owes the whole.
 
     Fields that have no meaning for a choice must be left at their defaults.
 
@@ -116,13 +117,9 @@ class KLTerm(Schema):
         """Such as ``none``, ``k3_loss``, ``k1_reward`` or ``k3_loss_attached_prefix``."""
         if self.estimator == "none":
             return "none"
-        parts = [self.estimator, self.placement]
-        parts += [
-            value
-            for field, value in (("weighting", self.weighting), ("ratio", self.ratio))
-            if value != type(self).model_fields[field].default
-        ]
-        return "_".join(parts if self.level == "token" else [*parts, self.level])
+        rest = self.model_dump(exclude={"estimator", "placement", "value"}, exclude_defaults=True)
+        shown = [] if self.value is None else ["shows", self.value]
+        return "_".join([self.estimator, self.placement, *rest.values(), *shown])
 
     @property
     def at_one_state(self) -> dict[str, str]:
@@ -155,6 +152,8 @@ class KLTerm(Schema):
             logits, ref_logits: [..., T, V], at the sampling temperature. Read by ``exact`` and
                 ``forward``; finite where masked.
 
+        What the term does not read may be given, so that one call serves every term.
+
         Returns:
             [..., T], nats; exactly zero in value and gradient where masked.
 
@@ -163,21 +162,25 @@ class KLTerm(Schema):
         """
         if self.placement != "loss" or self.estimator == "none":
             raise ValueError(f"{self.name} has no loss: use penalty, or leave the term out")
+        logp, ref_logp = pair_of_floats("logp", logp, "ref_logp", ref_logp)
+        counted = _counted(logp, mask)
         if self.reads_logits:
             if logits is None or ref_logits is None:
                 raise ValueError(f"estimator={self.estimator!r} needs logits and ref_logits")
             full = {"exact": reverse_kl, "forward": forward_kl}[self.estimator](logits, ref_logits)
-            return full if mask is None else torch.where(mask, full, 0.0)
+            check_same_shape("logp", logp, "the KL of logits", full)
+            return torch.where(counted, full, 0.0)
         if self.estimator == "cross_entropy":
-            return -logp if mask is None else torch.where(mask, -logp, 0.0)
+            return torch.where(counted, -logp, 0.0)
         weight: dict[str, Any] = {"weighting": self.weighting, "ratio": self.ratio}
         if self.weighting != "none":
             weight["old_logp"] = old_logp
         if self.level == "token":
-            return self._shown(logp, ref_logp, mask=mask, **weight)
-        counted = _counted(logp, mask)
+            return self._shown(logp, ref_logp, mask=counted, **weight)
         if weight.get("old_logp") is not None:
-            weight["old_logp"] = _whole(old_logp, counted)
+            weight["old_logp"] = _whole(
+                pair_of_floats("logp", logp, "old_logp", old_logp)[1], counted
+            )
         whole = self._shown(_whole(logp, counted), _whole(ref_logp, counted), **weight)
         return torch.where(counted, whole / counted.sum(-1, keepdim=True).clamp(min=1), 0.0)
 
@@ -215,6 +218,7 @@ class KLTerm(Schema):
 
         Args, Raises: as :meth:`penalty`.
         """
+        logp, ref_logp = pair_of_floats("logp", logp, "ref_logp", ref_logp)
         counted = _counted(logp, mask)
         if self.level == "token":
             return self._own_penalty(logp, ref_logp, counted).sum(-1)

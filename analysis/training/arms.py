@@ -209,6 +209,13 @@ class Arm(Schema):
             self.sampler.top_p == 1.0 or self.sampler.temperature != 1.0
         ):
             raise ValueError("keep_sampling_mask needs a sampler with top_p < 1 and temperature 1")
+        terms = [self.kl, *([] if self.distillation is None else [self.distillation.kl])]
+        whole = any(term.level == "sequence" or term.ratio != "token" for term in terms)
+        if self.sampler.train_on == "current" and whole:
+            raise ValueError(
+                "train_on='current' leaves out tokens that level='sequence' and ratio read: use "
+                "level='token' with ratio='token'"
+            )
         if self.correction.mismatch != "none" and not self.sampler.mismatched:
             raise ValueError(
                 "a mismatch correction needs a sampler whose temperature or top_p differs"

@@ -157,3 +157,8 @@ def test_straight_through_has_the_value_of_one_and_the_gradient_of_the_other(log
     assert (value - slope).abs().max() > 0.1
     with pytest.raises(ValueError, match="value"):
         straight_through(value, slope[:1])
+
+
+def test_straight_through_cancels_nothing():
+    value, slope = torch.tensor([-59.0]), torch.tensor([4.2e25], requires_grad=True)
+    assert straight_through(value, slope).item() == -59.0

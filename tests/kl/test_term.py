@@ -162,6 +162,49 @@ def test_masked_positions_give_exactly_nothing(sampled, fields, garbage):
         assert torch.equal(torch.where(MASK, one, 0.0), other)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_half_precision_is_summed_in_float32(dtype, level):
+    generator = torch.Generator().manual_seed(1)
+    logp, ref_logp = (-9 * torch.rand(2, 2, 4000, generator=generator)).to(dtype)
+    mask = torch.ones(2, 4000, dtype=torch.bool)
+    fields = {"estimator": "k1", "level": level}
+    loss = KLTerm(**fields).loss(logp, ref_logp, mask=mask)
+    exact = (logp.double() - ref_logp.double()).sum(-1)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss.double().sum(-1), exact, rtol=1e-3, atol=1e-2)
+    owed = KLTerm(placement="reward", **fields).penalty(logp, ref_logp, mask=mask)
+    torch.testing.assert_close(owed[:, 0].double(), exact, rtol=1e-3, atol=1e-2)
+    mixed = KLTerm(**fields).loss(logp.float(), ref_logp, mask=mask)
+    torch.testing.assert_close(mixed.double().sum(-1), exact, rtol=1e-3, atol=1e-2)
+
+
+def test_an_overflowing_ratio_leaves_masked_positions_at_zero():
+    logp = torch.tensor([[-1.0, -1.0, -1.0]])
+    mask = torch.tensor([[True, True, False]])
+    for ratio in ("prefix", "sequence"):
+        term = KLTerm(weighting="attached", ratio=ratio)
+        loss = term.loss(logp, logp - 0.5, old_logp=torch.full((1, 3), -95.0), mask=mask)
+        assert loss[0, 2] == 0
+
+
+@pytest.mark.parametrize("estimator", ["exact", "forward", "cross_entropy", "k3"])
+def test_every_term_checks_its_mask_and_shapes(sampled, estimator):
+    logp, ref_logp, _ = sampled
+    logits = {}
+    if estimator in ("exact", "forward"):
+        logits = dict.fromkeys(("logits", "ref_logits"), torch.randn(*MASK.shape, 5).double())
+    term = KLTerm(estimator=estimator)
+    loss = term.loss(logp, ref_logp, mask=MASK.long(), **logits)
+    assert torch.equal(loss, term.loss(logp, ref_logp, mask=MASK, **logits))
+    with pytest.raises(ValueError, match="mask has shape"):
+        term.loss(logp, ref_logp, mask=MASK[0], **logits)
+    with pytest.raises(ValueError, match="mask must hold 0 or 1"):
+        term.loss(logp, ref_logp, mask=2 * MASK.long(), **logits)
+    with pytest.raises(ValueError, match="ref_logp has shape"):
+        term.loss(logp, ref_logp[0], mask=MASK, **logits)
+
+
 @pytest.mark.parametrize("estimator", ["k1", "k3", "k4"])
 def test_the_attached_prefix_ratio_descends_the_sequence_kl(estimator):
     ragged = enumerate_sequences(3, 3, eos=2)
@@ -216,3 +259,7 @@ def test_names():
     assert KLTerm(estimator="none").name == "none"
     assert KLTerm(weighting="attached", ratio="prefix").name == "k3_loss_attached_prefix"
     assert KLTerm(estimator="k2", level="sequence").name == "k2_loss_sequence"
+    assert KLTerm(estimator="k2", value="k3").name == "k2_loss_shows_k3"
+    reward = {"estimator": "k1", "placement": "reward"}
+    assert KLTerm(**reward).name == "k1_reward"
+    assert KLTerm(**reward, credit="immediate").name == "k1_reward_immediate"

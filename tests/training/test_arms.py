@@ -43,6 +43,14 @@ REFUSED = {
         "of each token its own",
         MERGED,
     ),
+    "a completion of which a part is trained": (
+        {
+            "kl": KLTerm(estimator="k2", level="sequence"),
+            "sampler": Sampler(budget=2, train_on="current"),
+        },
+        "train_on='current' leaves out tokens",
+        {"kl": KLTerm(estimator="k2"), "sampler": Sampler(budget=2, train_on="current")},
+    ),
     "merged before": (
         MERGED | {"advantage": Advantage(kl_order="before")},
         "charges tokens",

@@ -156,7 +156,7 @@ def assert_same(first, second):
 
 
 def test_the_compositions_use_every_choice_of_every_axis():
-    arms = compositions(40, seed=0)
+    arms = compositions(40, seed=2)
     assert len({arm.model_copy(update={"label": ""}) for arm in arms}) == 40
     kinds = {arm.objective.kind for arm in arms}
     assert len(kinds) == 8 and {arm.objective.aggregation for arm in arms} >= {"token_mean"}
@@ -170,7 +170,7 @@ def test_the_compositions_use_every_choice_of_every_axis():
 @pytest.mark.parametrize("inner", [(1, 1), (2, 3)], ids=["one-step", "stale-minibatches"])
 def test_forty_random_compositions_train_and_are_their_solo_runs(config, inner):
     config = config.model_copy(update={"num_iterations": inner[0], "num_minibatches": inner[1]})
-    everyone = members(compositions(40, seed=0))
+    everyone = members(compositions(40, seed=2))
     together = PopulationTrainer(config, everyone)
     record = together.run()
     assert not record.failures
