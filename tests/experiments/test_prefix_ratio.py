@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from analysis.experiments.chapters import chain_noise as chains
 from analysis.experiments.chapters import prefix_ratio as study
 from analysis.experiments.chapters.gradients import random_tables
 from analysis.experiments.chapters.stale_sequences import moved_tables
@@ -13,6 +14,7 @@ from analysis.kl.sequences import enumerate_sequences
 EXACT = {
     ("k1", "prefix, attached"),
     ("k3", "prefix, attached"),
+    ("k3", "whole, attached"),
     ("full vocabulary", "tokens before, attached"),
     ("growth of k2", "prefix, detached"),
     ("k1 reward to go", "prefix"),
@@ -71,20 +73,40 @@ def test_a_cap_trades_bias_for_noise_and_rescaling_keeps_the_gradient(tables, sa
     assert fresh.bias_clamp.item() < 1e-12  # a ratio of one is not over the cap
 
 
+def test_the_variances_on_trees_are_those_of_the_losses():
+    near, far = (
+        row
+        for _, row in study.tree_table(
+            [(3, 3, 2)], 8, distances=[0.3, 1.2], staleness=0.3, seed=0
+        ).iterrows()
+    )
+    assert near.k3_high < 1 < far.k3_high
+    assert near.whole_low < near.whole_noise < near.whole_high
+    sequences = enumerate_sequences(3, 3, eos=2)
+    step, ref_logits = random_tables(sequences, 3, 8, spread=1.0, seed=0)
+    logits = ref_logits + 0.3 * step
+    tables = study.Policies(logits, ref_logits)
+    table = study.prefix_table(tables, moved_tables(logits, 0.3, seed=1), sequences)
+    at = table.set_index(["cost", "weight"])
+    for name, key in (("k3", ("k3", "prefix, attached")), ("whole", ("k1 reward to go", "whole"))):
+        for end in ("low", "high"):
+            assert near[f"{name}_{end}"] == pytest.approx(at[f"{end}_stale"][key], rel=1e-9)
+
+
 def test_noise_against_length():
-    curves = study.noise_curves([1, 8], 4, 5, drift=0.1, staleness=[0.0, 0.2], seed=1)
+    curves = chains.noise_curves([1, 8], 4, 5, drift=0.1, staleness=[0.0, 0.2], seed=1)
     at = curves.set_index(["staleness", "way", "length"]).samples
     for staleness in (0.0, 0.2):
         one, more = (at[staleness].xs(n, level="length") for n in (1, 8))
         assert one["k1 reward to go"] == pytest.approx(one["k3 prefix"])  # no future, no difference
         assert more["full vocabulary prefix"] < more["k3 prefix"] < more["k1 reward to go"]
         assert more["k1 reward to go"] < more["k1 prefix"]
-    assert at[0.0, study.PRODUCT, 8] == pytest.approx(at[0.0, "k1 reward to go", 8])
-    assert at[0.2, study.PRODUCT, 8] > 1.01 * at[0.2, "k1 reward to go", 8]
+    assert at[0.0, chains.PRODUCT, 8] == pytest.approx(at[0.0, "k1 reward to go", 8])
+    assert at[0.2, chains.PRODUCT, 8] > 1.01 * at[0.2, "k1 reward to go", 8]
 
 
 def test_a_baseline_helps_k3_most_near_the_reference():
-    table = study.baseline_table(32, 4, 5, drifts=[0.05, 1.0], seed=1)
+    table = chains.baseline_table(32, 4, 5, drifts=[0.05, 1.0], seed=1)
     near, far = (table[table.kl == kl].set_index("way") for kl in sorted(table.kl.unique()))
     assert (near.baseline < near.bare).all() and (far.baseline < far.bare).all()
     gain = lambda at: at.baseline["k1 reward to go"] / at.baseline["k3 prefix"]

@@ -417,6 +417,30 @@ def test_masking_tokens_that_the_policy_chose_is_not_leaving_out_their_cost(worl
     assert relative_error(gradient.flatten(), exact.flatten()) > 0.05
 
 
+def test_tool_outputs_are_skipped_rightly(stale):
+    """The second token is an environment's: everyone's log-prob of it is the same, and masked."""
+    world = World(3, 4, None, stale=stale)
+    environment = world.sequences.states[:, 1].unique()
+    tables = [x.clone() for x in (world.logits, world.ref_logits, world.old_logits)]
+    for table in tables:
+        table[environment] = world.ref_logits[environment]
+    logits, ref_logits, old_logits = tables
+    exact = sequence_kl_gradient(logits, ref_logits, world.sequences)
+    leaf = logits.clone().requires_grad_(True)
+    given = [token_logp(x, world.sequences) for x in (leaf, ref_logits, old_logits)]
+    chosen = world.mask.clone()
+    chosen[:, 1] = False
+    for unread in given:  # what a masked position holds does not matter
+        unread[:, 1] = unread[:, 1].detach() - 7.0
+    logp, ref_logp, old_logp = given
+    term = KLTerm(estimator="k3", weighting="attached", ratio="prefix")
+    loss = term.loss(logp, ref_logp, old_logp=old_logp, mask=chosen).sum(-1)
+    probability = sequence_probability(old_logits, world.sequences)
+    (gradient,) = torch.autograd.grad(probability @ loss, leaf)
+    exact[environment] = 0.0  # not the policy's to change
+    torch.testing.assert_close(gradient, exact, **TIGHT)
+
+
 def test_zero_probabilities_are_loud():
     logp, mask = torch.tensor([[-1.0, -2.0]]), torch.ones(1, 2, dtype=torch.bool)
     term = KLTerm(estimator="k3", weighting="attached", ratio="prefix")

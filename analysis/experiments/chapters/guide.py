@@ -26,7 +26,7 @@ EVIDENCE: dict[str, Comparison] = {
     "k1_loss": Comparison("starts", "k1_loss", "none", "accuracy", 0.3),
     "k1_reward": Comparison("full", "k1_reward", "exact_loss", "accuracy", 0.3),
     "k3_reward": Comparison("full", "k3_reward", "none", "accuracy", 0.3),
-    "k2_sequence": Comparison("kl_axes", "k2_loss_sequence", "k2_loss_shows_k3", "accuracy"),
+    "k2_sequence": Comparison("kl_axes", "k2_loss_sequence", "k1_reward_sequence", "accuracy"),
     "merged": Comparison("three_ways", "merged_old", "exact_loss", "accuracy", 0.3),
     "merged_wide": Comparison("three_ways", "merged_old_wide", "merged_old", "accuracy", 0.3),
     "weight_k3": Comparison("staleness", "k3_attached_lag_16", "k3_lag_16", "own_accuracy", 0.3),
@@ -65,7 +65,7 @@ EVIDENCE: dict[str, Comparison] = {
 #: Preset -> how many comparisons its chapter makes: a line is judged as its chapter judges it.
 COMPARISONS = {
     **dict.fromkeys(("full", "half_step"), 33),
-    **dict.fromkeys(("starts", "kl_axes"), 80),
+    **dict.fromkeys(("starts", "kl_axes"), 82),
     **dict.fromkeys(("clip_higher", "length_growth", "near_ties", "process"), 88),
     **dict.fromkeys(("mismatch", "partial_rollouts", "stale_masking", "staleness"), 115),
     "three_ways": 115,
