@@ -166,12 +166,13 @@ def token_mean_weight(length_probability: Tensor, completions: int) -> Tensor:
             "need length_probability [L + 1] and completions >= 1, got "
             f"{tuple(length_probability.shape)} and {completions!r}"
         )
-    longest = len(length_probability) - 1
+    longest = len(length_probability) - 1  # powers of a thousand lose every digit of float32
     size = longest * completions + 1
-    powers = torch.fft.rfft(length_probability, size) ** (completions - 1)
+    powers = torch.fft.rfft(length_probability.double(), size) ** (completions - 1)
     others = torch.fft.irfft(powers, size)  # probability of each total length of the other N - 1
     total = torch.arange(longest + 1).unsqueeze(-1) + torch.arange(size)
-    return (completions * others / total.clamp(min=1)).sum(dim=-1)
+    weights = (completions * others / total.clamp(min=1)).sum(dim=-1)
+    return weights.to(length_probability.dtype)
 
 
 def _num_rows(counted: Tensor) -> int:

@@ -21,7 +21,7 @@ from analysis.kl.sequences import (
     visited_kl_gradient,
 )
 from analysis.kl.surrogates import gradient_coefficient, kl_loss
-from analysis.objectives.aggregation import aggregate
+from analysis.objectives.aggregation import aggregate, token_mean_weight
 from tests.trees import TIGHT, draw
 
 VOCAB, LONGEST = 3, 4
@@ -451,3 +451,11 @@ def test_the_recorded_spread_is_within_prompts():
     spread = study.recorded_spread().set_index("arm")
     assert spread.loc["none", "variation"] < 0.05
     assert (spread["equal_kl"] < 0.01 * spread["kl"]).all()
+
+
+def test_the_weight_of_thousands_of_completions_keeps_its_digits_in_float32():
+    lengths = torch.tensor([0.0, 0.2, 0.3, 0.1, 0.4])
+    weight, exact = (token_mean_weight(x, 2000) for x in (lengths, lengths.double()))
+    assert weight.dtype == torch.float32
+    torch.testing.assert_close(weight.double(), exact, rtol=1e-6, atol=0)
+    assert (weight.diff() < 0).all()
