@@ -1,9 +1,10 @@
 r"""The attached prefix ratio: a per-token loss with the gradient of the KL of whole sequences.
 
 Weighed with the ratio of everything up to and including it, gradient and all, a token's estimator
-has the mean that it has under the policy itself. So the sum over tokens is, in expectation and as
-a function of the parameters, the sequence KL. Here is what one sample then contributes, and how
-noisy that is.
+has the mean that it has under the policy itself. So with k1 the sum over tokens is, in expectation
+and as a function of the parameters, the sequence KL, and with k3 too where the policy allows what
+the reference allows; with k2 and clipped k3 it is no KL. Here is what one sample then contributes,
+and how noisy that is.
 """
 
 from __future__ import annotations
@@ -72,8 +73,9 @@ def k3_noise_gap(
         Q_t = \mathbb{E}_{\pi_\theta} \Big[ \sum_{u \ge t} l_u \,\Big|\, y_{\le t} \Big]
 
     The difference of the traces of the two covariances, for one sequence; both means are the
-    gradient of the sequence KL, and both weigh per decision. Negative near the reference, where
-    :math:`r_t - 1 \approx -l_t`: the bracket is then :math:`-l_t^2`.
+    gradient of the sequence KL, and both weigh per decision. Negative where every log-ratio and
+    the KL to come are small: there :math:`r_t - 1 \approx -l_t`, and the bracket is
+    :math:`-l_t^2`. A small KL alone does not make it so, nor do these where states share parameters.
 
     Equation: ``k3_noise_gap``
     Sampler: :math:`y \sim \pi_{\mathrm{old}}`; on-policy if ``old_logits`` is left out.

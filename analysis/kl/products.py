@@ -195,7 +195,8 @@ def markov_product_growth(logits: Tensor, old_logits: Tensor) -> Tensor:
         \mathbb{E}_{y \sim \pi_{\mathrm{old}}}\Big[\prod_{t \le T} \rho_t^2\Big]^{1/T} \ge 1
 
     the spectral radius of the matrix of :func:`markov_product_variance` on the rows that the
-    policy can reach. It exceeds 1 as soon as the policies differ in a row that recurs.
+    policy can reach, where the sampler allows what the policy allows. It exceeds 1 as soon as the
+    policies differ in a row that recurs.
 
     Equation: ``markov_product_growth``
 
@@ -203,13 +204,19 @@ def markov_product_growth(logits: Tensor, old_logits: Tensor) -> Tensor:
         logits, old_logits: as :func:`markov_product_variance`.
 
     Returns:
-        A scalar, dimensionless.
+        A scalar, dimensionless; ``inf`` where, in a row that the policy can reach, the sampler
+        forbids what the policy allows.
     """
     tilted = tilted_transitions(logits, old_logits)
-    reached = tilted[-1] > 0
-    for _ in range(len(reached)):
-        reached = reached | (tilted[:-1][reached] > 0).any(0)
-    return torch.linalg.eigvals(tilted[:-1][reached][:, reached]).abs().max()
+    allowed = logits != -torch.inf
+    reached = torch.zeros(len(tilted), dtype=torch.bool)
+    reached[-1] = True
+    for _ in range(len(tilted)):
+        reached[:-1] |= allowed[reached].any(0)
+    if tilted[reached].isposinf().any():
+        return torch.full_like(tilted[0, 0], torch.inf)
+    row = reached[:-1]
+    return torch.linalg.eigvals(tilted[:-1][row][:, row]).abs().max()
 
 
 def tilted_transitions(logits: Tensor, old_logits: Tensor) -> Tensor:

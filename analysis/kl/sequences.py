@@ -27,6 +27,10 @@ class Sequences(NamedTuple):
     mask: Tensor  #: [N, T] bool, True = counted
     num_states: int  #: rows of the logits table: prefixes at which a token is drawn
 
+    def only(self, kept: Tensor) -> Sequences:
+        """Some of the sequences [N] bool, on the same states."""
+        return Sequences(self.tokens[kept], self.states[kept], self.mask[kept], self.num_states)
+
 
 def enumerate_sequences(vocab_size: int, max_length: int, *, eos: int | None = None) -> Sequences:
     """All sequences of exactly ``max_length`` tokens, or, with ``eos``, of at most that many.
@@ -89,6 +93,11 @@ def sequence_probability(logits: Tensor, sequences: Sequences) -> Tensor:
     return token_logp(logits, sequences).sum(-1).exp()
 
 
+def can_draw(logits: Tensor, sequences: Sequences) -> Tensor:
+    """[N] bool: the sequences that a policy does not forbid; to its means the others add nothing."""
+    return token_logp(logits, sequences).sum(-1) != -torch.inf  # NaN stays visible
+
+
 def state_visits(logits: Tensor, sequences: Sequences) -> Tensor:
     r"""Probability [states] that a rollout passes through each prefix.
 
@@ -112,6 +121,9 @@ def sequence_kl(
         = \sum_s d^{\pi_\theta}(s)\,
           \mathrm{KL}\big(\pi_\theta(\cdot|s) \Vert \pi_{\mathrm{ref}}(\cdot|s)\big)
 
+    ``inf`` where the policy allows what the reference forbids; a token that the policy forbids
+    (``-inf`` in its table) adds nothing.
+
     Equation: ``sequence_kl``
 
     Raises:
@@ -119,6 +131,7 @@ def sequence_kl(
     """
     check_choice("direction", direction, ("reverse", "forward"))
     of, other = (logits, ref_logits) if direction == "reverse" else (ref_logits, logits)
+    sequences = sequences.only(can_draw(of, sequences))
     of_logp, other_logp = token_logp(of, sequences), token_logp(other, sequences)
     return (of_logp.sum(-1).exp() * (of_logp - other_logp).sum(-1)).sum()
 
@@ -193,6 +206,9 @@ def expected_sequence_gradient(
     with :math:`\kappa_t` the loss and :math:`K_t` the penalty of :class:`analysis.kl.term.KLTerm`,
     the code that trainers run, and :math:`\omega_t` the weight of a token in the aggregate.
 
+    Sequences that the sampler forbids add nothing. What the policy forbids and the sampler draws
+    has weight zero, and is infinite without a weight.
+
     Equation: ``expected_sequence_gradient``
     Sampler: :math:`y \sim \pi_{\mathrm{old}}`; on-policy if ``old_logits`` is left out.
 
@@ -217,6 +233,8 @@ def expected_sequence_gradient(
     check_choice("credit", credit, get_args(Credit))
     check_same_shape("logits", logits, "ref_logits", ref_logits)
     old_logits = logits if old_logits is None else old_logits
+    drawn = can_draw(old_logits, sequences)
+    sequences = sequences.only(drawn)
     in_loss = placement == "loss"
     fields = {"estimator": estimator, "placement": placement, "level": level}
     if in_loss:
@@ -237,7 +255,7 @@ def expected_sequence_gradient(
                 kind = "sequence" if level == "sequence" else ratio
                 terms = importance_ratio(logp, old_logp, mask, level=kind).detach() * terms
         if token_weights is not None:
-            terms = terms * token_weights
+            terms = terms * token_weights[drawn]
         expected = (probability.unsqueeze(-1) * torch.where(mask, terms, 0.0)).sum()
         (gradient,) = torch.autograd.grad(expected, leaf)
     return gradient

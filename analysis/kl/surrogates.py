@@ -55,8 +55,8 @@ def kl_loss(
     expected gradient is zero for k1, that of the reverse KL for k2 and that of the *forward* KL for
     k3. Under stale samples only these choices still give the gradient of the reverse KL at the
     visited states: k1, k3 or k4 attached, and k2 detached. With ``ratio="prefix"``, k1, k3 or k4
-    attached give that of the whole sequence KL. All of them need a sampler that allows every token
-    of the policy.
+    attached give that of the whole sequence KL, k3 and k4 only where the policy allows every token
+    that the reference allows. All of them need a sampler that allows every token of the policy.
 
     Equation: ``kl_loss``
     Sampler: :math:`a_t \sim \pi_{\mathrm{old}}`.

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from analysis.checks import as_mask, check_choice, check_float, check_same_shape
 from analysis.kl.credit import credit_moments, state_average
-from analysis.kl.sequences import Sequences, token_logp
+from analysis.kl.sequences import Sequences, can_draw, token_logp
 from analysis.kl.surrogates import kl_penalty
 from analysis.objectives.credit import reward_to_go
 from analysis.shapes import Mask, Values
@@ -101,6 +101,7 @@ def gae_kl_gradient(
             scaled critic at ``gamma=0`` or ``lam=1``, where there is none.
     """
     check_choice("critic", critic, CRITICS)
+    sequences = sequences.only(can_draw(logits.detach(), sequences))
     logp, ref_logp = (token_logp(x.detach(), sequences) for x in (logits, ref_logits))
     costs = kl_penalty(logp, ref_logp, estimator="k1", mask=sequences.mask)
     values = torch.zeros_like(costs)

@@ -20,10 +20,10 @@ from analysis.experiments.chapters.stale_sequences import weighted_kl_gradient
 from analysis.kl.divergences import forward_kl, reverse_kl
 from analysis.kl.sequences import (
     Sequences,
+    can_draw,
     enumerate_sequences,
     expected_sequence_gradient,
     sequence_kl_gradient,
-    sequence_probability,
     visited_kl_gradient,
 )
 from analysis.kl.term import KLTerm
@@ -81,10 +81,10 @@ def row_gradient(
     A token that the sampler never draws adds nothing, nor does one of weight zero; the policy may
     forbid tokens at one state only.
     """
-    drawn = sequence_probability(old_logits, sequences) > 0
+    drawn = can_draw(old_logits, sequences)
     if row["weighting"] != "none":
-        drawn &= sequence_probability(pair.logits, sequences) > 0
-    counted = Sequences(*(x[drawn] for x in sequences[:3]), sequences.num_states)
+        drawn &= can_draw(pair.logits, sequences)
+    counted = sequences.only(drawn)
     if row["placement"] == "recomputed":
         options = {"level": ratio, "credit": row["credit"]}
         return weighted_kl_gradient(pair, old_logits, counted, **options).view_as(pair.logits)
