@@ -68,6 +68,7 @@ def test_a_cap_trades_bias_for_noise_and_rescaling_keeps_the_gradient(tables, sa
         assert table[f"noise_{kind}"].is_monotonic_increasing
         assert table[f"bias_{kind}"][torch.inf] < 1e-12
     assert table.bias_rescaled[1.0] < table.bias_clamp[1.0]
+    assert table.kept_is_closer[1.0] > 0.5
     assert 0 == table.capped[torch.inf] < table.capped[2.0] < table.capped[1.0]
     fresh = study.cap_table(tables, tables.logits, ragged, [1.0])
     assert fresh.bias_clamp.item() < 1e-12  # a ratio of one is not over the cap
@@ -111,3 +112,22 @@ def test_a_baseline_helps_k3_most_near_the_reference():
     assert (near.baseline < near.bare).all() and (far.baseline < far.bare).all()
     gain = lambda at: at.baseline["k1 reward to go"] / at.baseline["k3 prefix"]
     assert gain(near) > 5 > gain(far)
+
+
+@pytest.mark.parametrize("each", [-0.5, 0.5])
+def test_a_capped_ratio_is_finite_on_long_answers(each):
+    """As prefix * (prefix.clamp(max=c) / prefix).detach() it was 0 / 0 or inf * 0."""
+    logp = torch.full((1, 400), -1.0, requires_grad=True)
+    old_logp, mask = logp.detach() - each, torch.ones(1, 400, dtype=torch.bool)
+    prefix = (each * torch.arange(1, 401)).exp()
+    assert (prefix * (prefix.clamp(max=2.0) / prefix)).isnan().any()
+    capped = study._capped(logp, old_logp, mask, 2.0)
+    torch.testing.assert_close(capped[0], prefix.clamp(max=2.0))
+    # The lines that chapter 6 shows.
+    log_ratio = logp - old_logp
+    running = log_ratio.cumsum(-1)
+    shown = (running - running.detach()).exp() * running.detach().exp().clamp(max=2.0)
+    torch.testing.assert_close(shown, capped)
+    (gradient,) = torch.autograd.grad(shown.sum(), logp)
+    to_go = prefix.clamp(max=2.0).flip(-1).cumsum(-1).flip(-1)
+    torch.testing.assert_close(gradient[0], to_go)

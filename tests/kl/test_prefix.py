@@ -379,6 +379,31 @@ def test_k1_needs_the_sampler_to_cover_the_policy_and_then_k3_is_drawn_to_the_re
     torch.testing.assert_close(ends["k3"], ref[kept], rtol=1e-5, atol=0)
 
 
+def test_under_a_cut_sampler_k1_ends_at_ref_over_e_for_the_last_token_only():
+    """Earlier: pi / ref = exp(-1 - v) with v the best sum to come, minus the mass that is kept."""
+    ref = torch.tensor([[0.4, 0.35, 0.25], [0.5, 0.2, 0.3], [0.3, 0.3, 0.4]], dtype=torch.float64)
+    kept = slice(0, 2)  # each of the two leads to a row of its own
+
+    def descend(policy):
+        leaf = policy.log().requires_grad_(True)
+        at = leaf.softmax(-1)
+        own = (at * (at / ref).log())[:, kept].sum(-1)
+        loss = own[0] + at[0, kept] @ own[1:]
+        return loss.detach(), torch.autograd.grad(loss, leaf)[0]
+
+    def completed(kept_part):
+        return torch.cat([kept_part, 1 - kept_part.sum(-1, keepdim=True)], dim=-1)
+
+    last = ref[:, kept] / math.e
+    first = ref[0, kept] * torch.exp(-1 + last[1:].sum(-1))
+    best, at_rest = descend(completed(torch.cat([first[None], last[1:]])))
+    assert at_rest.abs().max() < 1e-14
+    assert best.item() == pytest.approx(-first.sum().item(), abs=1e-14)
+    assert ((first > 1.1 * ref[0, kept] / math.e) & (first < ref[0, kept])).all()
+    everywhere, still_moving = descend(completed(last))  # ref / e at every token
+    assert everywhere > best and still_moving.abs().max() > 0.01
+
+
 def test_k3_needs_the_policy_to_cover_the_reference_and_k1_does_not():
     """The reference allows a token that the policy rules out, more of it in some states."""
     world = World(2, 4, None, stale=True)
@@ -465,12 +490,41 @@ def test_a_certain_token_adds_to_the_cost_and_to_no_ratio():
         torch.testing.assert_close(longer[:, :2], shorter + ratio[:, 2:] * cost, **TIGHT)
 
 
+def test_a_policy_that_is_certain_where_the_reference_is_not_makes_k3_wrong():
+    """The policy ends after two tokens; the reference goes on, more often after the first."""
+    world = World(2, 1, None, stale=False)
+    policy, reference = (torch.tensor(x, dtype=torch.float64) for x in ([0.6, 0.4], [0.5, 0.5]))
+    ends = torch.tensor([0.2, 0.9], dtype=torch.float64)  # the reference's share of a certain end
+    own = (policy / reference).log()
+    gradient = {}
+    for name, cost in {"k1": -ends.log(), "k3": ends - 1 - ends.log()}.items():
+        gradient[name] = credit_moments(
+            policy.log()[None], world.sequences, (own + cost)[:, None]
+        ).mean[0]
+    leaf = policy.log().requires_grad_(True)
+    at = leaf.softmax(-1)
+    (exact,) = torch.autograd.grad((at * (at.log() - reference.log() - ends.log())).sum(), leaf)
+    torch.testing.assert_close(gradient["k1"], exact, **TIGHT)
+    assert relative_error(gradient["k3"], exact).item() == pytest.approx(0.3666, abs=1e-4)
+    # What is missing: earlier tokens are drawn to where the reference has most beyond the policy.
+    drawn = policy * ((1 - ends) - policy @ (1 - ends))
+    torch.testing.assert_close(gradient["k3"], exact - drawn, **TIGHT)
+
+
 def test_half_precision_overflows_unless_raised_first():
     logp = torch.full((1, 512), -1.0, dtype=torch.float16)
     old_logp = torch.full((1, 512), -1.03125, dtype=torch.float16)
     ratio = importance_ratio(logp, old_logp, torch.ones(1, 512), level="prefix")
     assert ratio[0, -1].item() == pytest.approx(math.exp(16), rel=1e-5)
     assert torch.exp((logp - old_logp).cumsum(-1))[0, -1].isinf()
+    # Raised first the loss is finite, and its gradient is not: it flows back into float16.
+    term = KLTerm(estimator="k3", weighting="attached", ratio="prefix")
+    for dtype, finite in ((torch.float16, False), (torch.float32, True)):
+        leaf = logp.to(dtype, copy=True).requires_grad_(True)
+        loss = term.loss(leaf, leaf.detach() + 0.2, old_logp=old_logp, mask=torch.ones(1, 512))
+        assert loss.isfinite().all()
+        loss.sum().backward()
+        assert leaf.grad.isfinite().all() == finite
 
 
 def test_bad_input_names_the_argument():

@@ -171,3 +171,42 @@ def test_an_end_token_keeps_the_variance_finite_below_its_own_chance(end):
     assert chi_square(tables[1], apart)[0] > 0.1
     assert markov_product_growth(apart, tables[1]) > 1
     assert markov_product_variance(apart, tables[1], 4000) > 1e20
+
+
+def test_what_the_sampler_forbids_makes_the_growth_infinite_where_the_policy_gets():
+    """Not NaN in a row that recurs, and not one in the row that starts."""
+    even = chain([0.5, 0.5], [0.5, 0.5], [0.5, 0.5])
+    for row in (0, 2):
+        sampler = even.clone()
+        sampler[row, 1] = -torch.inf
+        assert markov_product_growth(even, sampler) == torch.inf
+        assert markov_product_variance(even, sampler, 5) == torch.inf
+    # Without coverage the second moment falls: there r >= 1 does not hold.
+    only_first = chain([1, 0], [1, 0], [1, 0])
+    sequences = enumerate_sequences(2, 10)
+    ratio = token_logp(even[last_token_groups(sequences, 2)], sequences).sum(-1).exp()
+    drawn = sequence_probability(only_first[last_token_groups(sequences, 2)], sequences)
+    assert (drawn @ ratio.square()).item() == pytest.approx(0.25**10)
+
+
+def test_only_states_that_the_policy_can_reach_count():
+    """The sampler alone goes to token 1, where it differs much from the policy and may forbid."""
+    policy = chain([1, 0, 0], [0, 0.1, 0.9], [0, 0.1, 0.9], [1, 0, 0])
+    sampler = chain([0.9, 0.1, 0], [0, 0.5, 0.5], [0, 1, 0], [0.9, 0.1, 0])
+    assert markov_product_growth(policy, sampler).item() == pytest.approx(1 / 0.9)
+    assert markov_product_variance(policy, sampler, 50).item() == pytest.approx(0.9**-50 - 1)
+    # A transition whose square underflows is one all the same.
+    rare = torch.tensor([[0.0, -400.0], [0.0, 0.0], [0.0, -400.0]], dtype=torch.float64)
+    behind = torch.tensor([[0.0, -400.0], [3.0, 0.0], [0.0, -400.0]], dtype=torch.float64)
+    assert markov_product_growth(rare, behind) > 1
+
+
+def test_a_policy_that_never_ends_has_no_finite_or_infinite_variance_of_whole_answers():
+    """With q = 0 no finite answer has weight: all of its moments are zero, and not infinite."""
+    policy, sampler = chain([1, 0], [0, 1], [1, 0]), chain([0.8, 0.2], [0, 1], [0.8, 0.2])
+    sequences = enumerate_sequences(2, 6, eos=1)
+    tables = (x[last_token_groups(sequences, 2)] for x in (policy, sampler))
+    logp, old_logp = (token_logp(x, sequences) for x in tables)
+    ended = sequences.tokens.gather(1, sequences.mask.sum(-1, keepdim=True) - 1).squeeze(-1) == 1
+    assert (old_logp.sum(-1).exp() * logp.sum(-1).exp())[ended].sum() == 0
+    assert chi_square(sampler, policy)[0] > 0

@@ -236,3 +236,48 @@ def test_bad_input_names_the_argument():
             expected_sequence_gradient(logits, logits, sequences, estimator="k1", **{name: "x"})
     with pytest.raises(ValueError, match="direction must be one of"):
         sequence_kl(logits, logits, sequences, direction="x")
+
+
+@pytest.mark.parametrize("direction", ["reverse", "forward"])
+def test_a_forbidden_token_leaves_the_kl_and_its_gradient_finite(direction):
+    """The first token 1 is forbidden by the side that the mean is under: NaN, once."""
+    sequences = enumerate_sequences(3, 3, eos=2)
+    logits, ref_logits = table(sequences, 3, 1), table(sequences, 3, 2)
+    forbids = logits if direction == "reverse" else ref_logits
+    forbids[0, 1] = -torch.inf
+    found = sequence_kl(logits, ref_logits, sequences, direction=direction)
+    gradient = sequence_kl_gradient(logits, ref_logits, sequences, direction=direction)
+    forbids[0, 1] = -60.0
+    near = sequence_kl(logits, ref_logits, sequences, direction=direction)
+    torch.testing.assert_close(found, near, rtol=0, atol=1e-12)
+    near = sequence_kl_gradient(logits, ref_logits, sequences, direction=direction)
+    torch.testing.assert_close(gradient, near, rtol=0, atol=1e-12)
+    assert gradient.abs().max() > 0.05
+    forbids[0, 1] = torch.nan
+    assert sequence_kl(logits, ref_logits, sequences, direction=direction).isnan()
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"estimator": "k3", "weighting": "attached", "ratio": "prefix"},
+        {"estimator": "k2", "weighting": "detached"},
+        {"estimator": "k1", "placement": "reward", "credit": "to_go"},
+    ],
+)
+def test_a_token_that_a_fresh_sampler_forbids_adds_nothing(choice):
+    sequences = enumerate_sequences(3, 3, eos=2)
+    logits, ref_logits = table(sequences, 3, 1), table(sequences, 3, 2)
+    weights = sequences.mask.double() * draw_weights(sequences)
+    logits[0, 1] = -torch.inf
+    of = lambda x: expected_sequence_gradient(
+        x, ref_logits, sequences, token_weights=weights, **choice
+    )
+    found = of(logits)
+    logits[0, 1] = -60.0
+    torch.testing.assert_close(found, of(logits), rtol=0, atol=1e-12)
+
+
+def draw_weights(sequences):
+    generator = torch.Generator().manual_seed(5)
+    return torch.rand(sequences.mask.shape, generator=generator, dtype=torch.float64)

@@ -172,3 +172,14 @@ def test_refusals():
         generalised_advantage(ones, ones, ones, gamma=-0.1)
     with pytest.raises(ValueError, match="values"):
         generalised_advantage(ones, torch.ones(2, 2), ones)
+
+
+@pytest.mark.parametrize("critic", ["zero", "exact", "scaled"])
+def test_a_forbidden_token_leaves_the_direction_finite(critic):
+    sequences = enumerate_sequences(3, 3, eos=2)
+    logits, ref_logits = draw(2, sequences.num_states, 3, seed=21)
+    logits[0, 1] = -torch.inf
+    found = gae_kl_gradient(logits, ref_logits, sequences, gamma=0.9, lam=0.5, critic=critic)
+    logits[0, 1] = -60.0
+    near = gae_kl_gradient(logits, ref_logits, sequences, gamma=0.9, lam=0.5, critic=critic)
+    torch.testing.assert_close(found, near, rtol=0, atol=1e-12)

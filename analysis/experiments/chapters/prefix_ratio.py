@@ -207,7 +207,9 @@ def cap_table(
 
 def _capped(logp: Tensor, old_logp: Tensor, mask: Tensor, cap: float) -> Tensor:
     """The prefix ratio's value, capped, with the whole gradient of its logarithm; never NaN."""
-    return _prefix(logp, old_logp, mask).detach().clamp(max=cap) * _prefix(logp, logp.detach(), mask)
+    return _prefix(logp, old_logp, mask).detach().clamp(max=cap) * _prefix(
+        logp, logp.detach(), mask
+    )
 
 
 def _share_over(tables: Policies, samplers: Tensor, sequences: Sequences, cap: float) -> float:
