@@ -10,8 +10,15 @@ import torch
 from analysis.experiments.chapters import off_policy as study
 from analysis.experiments.chapters import stale_sequences
 from analysis.experiments.chapters.gradients import Policies, random_policies, random_tables
-from analysis.kl.enumeration import relative_error
-from analysis.kl.sequences import enumerate_sequences
+from analysis.kl.credit import credit_moments
+from analysis.kl.enumeration import relative_error, reverse_kl_gradient
+from analysis.kl.sequences import (
+    can_draw,
+    enumerate_sequences,
+    sequence_kl_gradient,
+    state_visits,
+    token_logp,
+)
 
 TREE = enumerate_sequences(3, 3, eos=2)
 
@@ -86,6 +93,36 @@ def test_which_weight_gives_which_sequence_gradient():
     visited = stale_sequences.visited_errors(pair, tables.logits[1], TREE)
     assert visited["token", "sampler"] < 1e-12 < 0.05 < visited["token", "policy"]
     assert visited["prefix", "policy"] < 1e-12 < 0.05 < visited["prefix", "sampler"]
+
+
+def test_the_token_ratio_needs_coverage_at_every_state_that_the_sampler_visits():
+    """Every sequence of the policy is allowed by the sampler, and item 1 fails all the same."""
+    sequences = enumerate_sequences(2, 2)
+    table = lambda *rows: torch.tensor(rows, dtype=torch.float64).log()
+    policy = table([1.0, 0.0], [0.6, 0.4], [0.7, 0.3])
+    reference = table([0.5, 0.5], [0.3, 0.7], [0.4, 0.6])
+    for sampler, exact in (
+        (table([0.5, 0.5], [0.5, 0.5], [1.0, 0.0]), False),  # it goes to state 2 and forbids there
+        (table([0.5, 0.5], [0.5, 0.5], [0.8, 0.2]), True),
+    ):
+        assert (can_draw(sampler, sequences) | ~can_draw(policy, sequences)).all()
+        drawn = sequences.only(can_draw(sampler, sequences))
+        logp, ref_logp, old_logp = (token_logp(x, drawn) for x in (policy, reference, sampler))
+        ratio = (logp - old_logp).exp()
+        credit = torch.where(ratio > 0, ratio * (logp - ref_logp), 0.0)
+        found = credit_moments(policy, drawn, credit, sampler).mean
+        visits = state_visits(sampler, sequences).unsqueeze(-1)
+        claimed = visits[1:] * reverse_kl_gradient(policy[1:], reference[1:])
+        assert torch.allclose(found[1:], claimed, rtol=0, atol=1e-12) == exact
+        # Where the policy gets, items 2 and 3 hold with both samplers.
+        torch.testing.assert_close(found[1], claimed[0], rtol=0, atol=1e-12)
+        whole = torch.where(ratio > 0, ratio, 0.0).prod(-1, keepdim=True)
+        cost = torch.where(whole > 0, logp - ref_logp, 0.0)
+        to_go = cost.flip(-1).cumsum(-1).flip(-1)
+        sequence = credit_moments(policy, drawn, whole * to_go, sampler).mean
+        torch.testing.assert_close(
+            sequence, sequence_kl_gradient(policy, reference, sequences), rtol=0, atol=1e-12
+        )
 
 
 def test_what_each_term_descends_on_stale_trees():

@@ -94,6 +94,14 @@ def test_the_variances_on_trees_are_those_of_the_losses():
             assert near[f"{name}_{end}"] == pytest.approx(at[f"{end}_stale"][key], rel=1e-9)
 
 
+def test_shared_rows_and_a_small_kl_make_the_prefix_loss_the_noisier_one():
+    found = study.noise_counterexamples()
+    assert found["shared_two"] == pytest.approx(1.498, rel=1e-3)
+    assert found["shared_four"] == pytest.approx(7.821, rel=1e-3)
+    assert found["small_kl"] == pytest.approx(0.0035, rel=0.02)
+    assert found["small_kl_times"] == pytest.approx(1.94, rel=2e-3)
+
+
 def test_noise_against_length():
     curves = chains.noise_curves([1, 8], 4, 5, drift=0.1, staleness=[0.0, 0.2], seed=1)
     at = curves.set_index(["staleness", "way", "length"]).samples

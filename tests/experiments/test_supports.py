@@ -326,7 +326,7 @@ def test_log_probs_from_before_the_cut_rescale_a_state(key):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_with_top_p_the_k1_loss_is_an_entropy_bonus(seed):
-    """Exercise ``ex-cut-k1``: exact descent on fresh samples ends next to the uniform policy."""
+    """Exercise ``ex-cut-k1``: exact descent nears the uniform policy if nothing else stops it."""
     generator = torch.Generator().manual_seed(seed)
     logits, reference = 2 * torch.randn(2, 8, generator=generator, dtype=torch.float64)
     start = entropy(logits)
@@ -339,6 +339,34 @@ def test_with_top_p_the_k1_loss_is_an_entropy_bonus(seed):
         sampler = masked_logits(logits, keep)
         logits = logits - 0.2 * expected_gradient(logits, reference, sampler, estimator="k1")
     assert start < 0.85 * math.log(8) < 0.97 * math.log(8) < entropy(logits)
+
+
+def test_the_entropy_bonus_ends_as_soon_as_top_p_keeps_every_token():
+    """With fewer than 1 / (1 - p) tokens: far from uniform, where the rarest has 1 - p."""
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0], dtype=torch.float64)
+    for _ in range(2000):
+        keep = keep_top(logits, top_p=0.9)
+        assert keep.all() == (logits.softmax(-1).min() > 0.1)
+        gradient = expected_gradient(logits, -logits, masked_logits(logits, keep), estimator="k1")
+        if keep.all():
+            break
+        logits = logits - 0.02 * gradient
+    assert gradient.abs().max() < 1e-15
+    assert entropy(logits) < 0.9 * math.log(4)
+
+
+def test_what_a_cut_leaves_exact_is_more_where_the_logits_are_not_free():
+    """The policy moves along one direction that leaves the missed token alone."""
+    policy, reference = (
+        torch.tensor(x, dtype=torch.float64).log() for x in ([0.4, 0.4, 0.2], [0.3, 0.4, 0.3])
+    )
+    sampler = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64).log()
+    along = torch.tensor([1.0, -1.0, 0.0], dtype=torch.float64)
+    found = supports.at_one_state(Supports(policy, sampler, reference), LOSSES["k3", "attached"])[0]
+    exact = reverse_kl_gradient(policy, reference)
+    assert (found - exact).abs().max() > 0.01  # free, it differs: pi is not ref at token 2
+    torch.testing.assert_close(found @ along, exact @ along, rtol=0, atol=EXACT)
+    assert (exact @ along).abs() > 0.05
 
 
 def test_the_mask_kept_on_the_policy_scales_the_forward_kl():

@@ -11,7 +11,7 @@ from torch import Tensor
 from analysis.experiments.chapters.gradients import Policies, random_tables
 from analysis.experiments.chapters.sequences import flat_error, quantile
 from analysis.experiments.chapters.stale_sequences import moved_tables
-from analysis.kl.credit import credit_moments, weighted_moments
+from analysis.kl.credit import sample_gradients, tie_states, weighted_moments
 from analysis.kl.enumeration import GradientMoments
 from analysis.kl.estimators import k1, k2, k3
 from analysis.kl.full_vocabulary import visited_kl
@@ -21,6 +21,7 @@ from analysis.kl.returns import reward_to_go
 from analysis.kl.sequences import (
     Sequences,
     enumerate_sequences,
+    sequence_kl,
     sequence_kl_gradient,
     sequence_probability,
     token_logp,
@@ -141,7 +142,7 @@ def tree_table(
             samplers = moved_tables(logits, staleness, seed=seed + 1)
             found = torch.stack(
                 [
-                    _relative_noise(*x, sequences)
+                    relative_noise(*x, sequences)
                     for x in zip(logits, ref_logits, samplers, strict=True)
                 ]
             )
@@ -153,14 +154,25 @@ def tree_table(
     return pd.DataFrame(rows)
 
 
-def _relative_noise(
-    logits: Tensor, ref_logits: Tensor, old_logits: Tensor, sequences: Sequences
+def relative_noise(
+    logits: Tensor,
+    ref_logits: Tensor,
+    old_logits: Tensor,
+    sequences: Sequences,
+    shared: Tensor | None = None,
 ) -> Tensor:
-    """[2]: variances of the k3 prefix loss and of the full product over per-decision weights'."""
+    """[2]: variances of the k3 prefix loss and of the full product over per-decision weights'.
+
+    ``shared`` [states] is the row of logits that each state uses; by default each has its own.
+    """
+    rows = torch.arange(len(logits)) if shared is None else shared
+    probability = sequence_probability(old_logits, sequences)
     logp, ref_logp, old_logp = (token_logp(x, sequences) for x in (logits, ref_logits, old_logits))
     mask, log_ratio = sequences.mask, logp - ref_logp
     yardstick, k3_loss, whole = (
-        credit_moments(logits, sequences, credit, old_logits).trace_var
+        weighted_moments(
+            probability, tie_states(sample_gradients(logits, sequences, credit), rows)
+        ).trace_var
         for credit in (
             reward_to_go(_prefix(logp, old_logp, mask) * log_ratio),
             prefix_coefficients(logp, ref_logp, old_logp, mask),
@@ -168,6 +180,29 @@ def _relative_noise(
         )
     )
     return torch.stack([k3_loss, whole]) / yardstick
+
+
+def noise_counterexamples() -> dict[str, float]:
+    """Where the k3 prefix loss is noisier than k1 in the reward though the policies are near.
+
+    ``shared_two`` and ``shared_four``: times the variance for answers of at most two and four
+    tokens, one row for all states (go on or end), a ten thousandth of a nat per logit apart.
+    ``small_kl_times``: a row for every prefix, two tokens, ``small_kl`` nats in all.
+    """
+    found = {}
+    row = torch.tensor([0.8, 0.2], dtype=torch.float64).log()
+    ref_row = row - 1e-4 * torch.tensor([1.0, 0.0])
+    for name, longest in (("shared_two", 2), ("shared_four", 4)):
+        sequences = enumerate_sequences(2, longest, eos=1)
+        tables = (x.expand(sequences.num_states, 2) for x in (row, ref_row, row))
+        one = torch.zeros(sequences.num_states, dtype=torch.long)
+        found[name] = relative_noise(*tables, sequences, one)[0].item()
+    two = enumerate_sequences(2, 2)
+    first = torch.tensor([[0.1, 0.105], [0.99, 0.94], [0.99, 0.99]], dtype=torch.float64)
+    logits, ref_logits = torch.stack([first, 1 - first], dim=-1).log().unbind(1)
+    found["small_kl"] = sequence_kl(logits, ref_logits, two).item()
+    found["small_kl_times"] = relative_noise(logits, ref_logits, logits, two)[0].item()
+    return found
 
 
 def cap_table(
