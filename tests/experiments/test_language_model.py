@@ -197,8 +197,8 @@ def test_which_terms_cost_accuracy_on_a_language_model(ended):
         arm: stats.ttest_rel(wide[arm], wide["none"])
         for arm in ("k3_loss", "k2_loss", "exact_loss", "k1_reward")
     }
-    assert tested["k3_loss"].pvalue < 0.05 / 34, "all comparisons of its page"
-    assert 0.05 / 34 < tested["k2_loss"].pvalue < 0.05
+    assert tested["k3_loss"].pvalue < 0.05 / 30, "all comparisons of its page"
+    assert 0.05 / 30 < tested["k2_loss"].pvalue < 0.05
     assert min(tested[arm].pvalue for arm in ("exact_loss", "k1_reward")) > 0.05
     assert max(test.confidence_interval().high for test in tested.values()) < 0.01, "none gains"
 
@@ -206,8 +206,10 @@ def test_which_terms_cost_accuracy_on_a_language_model(ended):
 def test_at_equal_kl_three_terms_are_equivalent(ended):
     every = pd.concat(ended.values())
     pairs = [(arm, "exact_loss") for arm in ("k3_loss", "k1_reward")]
-    along = summaries.paired_along(every, pairs, of="reverse_kl", metric="accuracy")
-    assert list(along["reached"]) == [5, 5] and (along["equivalent"] < 0.05).all()
+    for part in ((0.0, 1.0), (0.0, 0.5), (0.5, 1.0)):
+        options = {"of": "reverse_kl", "metric": "accuracy", "part": part}
+        along = summaries.paired_along(every, pairs, **options)
+        assert list(along["reached"]) == [5, 5] and (along["equivalent"] < 0.05).all()
     at_beta = every[every["beta"] == 0.3]
     apart = summaries.paired(at_beta, [("k3_loss", "exact_loss", "accuracy")])
     assert apart["equivalent"][0] > 0.9 and apart["p"][0] < 0.05, "at one beta they are not"
