@@ -61,6 +61,26 @@ def test_sum_and_mean_over_tokens_differ_by_the_length():
     assert finding.figures["ragged_mean_error"] > 0.1 > 1e-12 > finding.figures["fixed_mean_error"]
 
 
+def test_sum_and_mean_over_tokens_agree_for_rewards_on_answers_of_one_length():
+    """Old statement: they agree only if all answers have one length; for some rewards they do."""
+    logits = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    logp = (logits + torch.tensor([0.7, -0.4, 0.0]).double()).log_softmax(-1)
+    lengths = torch.tensor([1, 2, 2]).double()
+    gradients = []
+    for rewards in (torch.tensor([0.0, 1.0, 0.0]), torch.tensor([1.0, 1.0, 0.0])):
+        score = logp.exp().detach() * rewards.double() * logp
+        gradients.append(
+            [
+                torch.autograd.grad((score / by).sum(), logits, retain_graph=True)[0]
+                for by in (1.0, lengths)
+            ]
+        )
+    (of_one, its_mean), (total, mean) = gradients
+    torch.testing.assert_close(its_mean, of_one / 2, rtol=0, atol=1e-15)
+    assert of_one.norm() > 0.1
+    assert torch.linalg.matrix_rank(torch.stack([total, mean])) == 2  # no constant for this reward
+
+
 @pytest.mark.parametrize(("ratio", "weight"), [(0.5, 0.8), (1.1, 1.1), (3.0, 1.2)])
 def test_cispo_weight_by_hand(ratio, weight):
     logp = torch.tensor([[math.log(ratio * 0.2)]], dtype=torch.float64, requires_grad=True)

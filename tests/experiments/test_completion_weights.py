@@ -10,6 +10,7 @@ import torch
 
 from analysis.experiments.chapters import completion_weights as study
 from analysis.kl.credit import credit_moments, state_average, tie_states
+from analysis.kl.divergences import forward_kl, reverse_kl
 from analysis.kl.enumeration import exact_kl_gradient
 from analysis.kl.sequences import (
     enumerate_sequences,
@@ -21,6 +22,7 @@ from analysis.kl.sequences import (
     visited_kl_gradient,
 )
 from analysis.kl.surrogates import gradient_coefficient, kl_loss
+from analysis.objectives.advantages import group_centre
 from analysis.objectives.aggregation import aggregate, token_mean_weight
 from tests.trees import TIGHT, draw
 
@@ -123,6 +125,66 @@ def test_what_the_tokens_decide_adds_up_to_the_variance_of_the_weight():
     torch.testing.assert_close(state_visits(logits, RAGGED) @ spread, variance, **TIGHT)
 
 
+@pytest.mark.parametrize("column", [0, 1])
+def test_what_a_prompt_or_a_tool_decides_about_the_weight_leaves_no_error(column):
+    """Old statement: without error only if the weight is the same for all completions."""
+    logits, ref = pair(FIXED)
+    own = FIXED.mask.clone()
+    own[:, column] = False  # column 0: which of three prompts; column 1: what the tool answers
+    chosen = torch.ones(FIXED.num_states, dtype=torch.bool)
+    chosen[FIXED.states[:, column]] = False
+    logits[~chosen] = logits[~chosen][0]  # it answers alike, whatever was asked
+    policy, mass = logits.softmax(-1), sequence_probability(logits, FIXED)
+    visits = state_visits(logits, FIXED)
+    logp, ref_logp = token_logp(logits, FIXED), token_logp(ref, FIXED)
+    external = torch.tensor([1, 1 / 2, 1 / 4]).double()[FIXED.tokens[:, column]]
+    mixed = external / (1 + FIXED.tokens[:, 2])
+    for weights in (external, mixed):
+        of_action = state_average(by_token(weights, FIXED), logits, FIXED, by_action=True)
+        of_state = (policy * of_action).sum(-1, keepdim=True)
+        spread = visits * (policy * (of_action - of_state).square()).sum(-1)
+        variance = mass @ weights.square() - (mass @ weights).square()
+        torch.testing.assert_close(spread.sum(), variance, **TIGHT)
+        assert spread[~chosen].sum() > 1e-3
+        k1, k2 = (
+            credit_moments(logits, FIXED, torch.where(own, weights[:, None] * c, 0.0)).mean[chosen]
+            for c in (torch.ones_like(logp), logp - ref_logp)
+        )
+        kl = exact_kl_gradient(logits, ref, direction="reverse")
+        error = k2 - (visits[:, None] * of_state * kl)[chosen]
+        if weights is external:  # it varies, and the policy's tokens decide nothing about it
+            assert max(spread[chosen].sum(), k1.norm(), error.norm()) < 1e-13
+        else:
+            assert min(spread[chosen].sum(), k1.norm(), error.norm()) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("direction", "divergence"), [("reverse", reverse_kl), ("forward", forward_kl)]
+)
+def test_the_sum_over_the_vocabulary_keeps_its_kl_with_other_weights_on_states(
+    direction, divergence
+):
+    """Old statement: a mean per completion leaves no KL. Of sampled tokens; not of this one."""
+    logits, ref = pair(RAGGED)
+    weights, mass = 1 / lengths(RAGGED), sequence_probability(logits, RAGGED)
+
+    def loss(leaf):
+        terms = divergence(leaf, ref)[RAGGED.states]
+        return mass @ (weights * torch.where(RAGGED.mask, terms, 0.0).sum(-1))
+
+    gradient = gradient_of(loss, logits)
+    of_state = state_average(by_token(weights, RAGGED), logits, RAGGED, by_action=True)
+    of_state = (logits.softmax(-1) * of_state).sum(-1, keepdim=True)
+    visits = state_visits(logits, RAGGED)[:, None]
+    exact = visits * exact_kl_gradient(logits, ref, direction=direction)
+    torch.testing.assert_close(gradient, of_state * exact, **TIGHT)
+    assert of_state.min() > 1 / LONGEST - 1e-12
+    assert study.unexplained(gradient.flatten(), exact.flatten()) > 1e-2
+    estimator = {"reverse": "k2", "forward": "k3"}[direction]
+    sampled = of_term((logits, ref), RAGGED, estimator, weights)
+    assert study.unexplained(sampled, exact) > 1e-2
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_exact_at_one_length_at_one_state_and_for_constants(seed):
     for sequences in (FIXED, enumerate_sequences(5, 1)):
@@ -155,6 +217,24 @@ def test_two_tokens_keep_the_direction_of_each_state_and_three_do_not():
                 assert ((gradient * exact).sum(-1) > 0).all()
 
 
+@pytest.mark.parametrize(("estimator", "direction"), study.DIRECTIONS.items())
+def test_what_counts_is_the_tokens_that_can_be_produced(estimator, direction):
+    """Old statement: with three tokens in the vocabulary no weights on states give the term."""
+    logits, ref = pair(RAGGED)
+    states = torch.arange(RAGGED.num_states)
+    for table in (logits, ref):
+        table[states, states % END] = -80.0  # END and one of the other two are left
+    weights = 1 / lengths(RAGGED)
+    gradient = of_term((logits, ref), RAGGED, estimator, weights)
+    exact = visited_kl_gradient(logits, ref, RAGGED, direction=direction)
+    visited = state_visits(logits, RAGGED) > 1e-10
+    gradient, exact = gradient[visited], exact[visited]
+    assert study.unexplained(gradient, exact) < 1e-12
+    assert ((gradient * exact).sum(-1) > 0).all()
+    assert study.unexplained(gradient.flatten(), exact.flatten()) > 1e-2
+    assert of_term((logits, ref), RAGGED, "k1", weights).norm() > 1e-2
+
+
 def test_a_k2_loss_under_one_over_length_can_raise_the_kl_it_names():
     """Root: end (log-ratio 0.6), a (1.4), b (-2.5); after a and b the policy is the reference."""
     sequences = enumerate_sequences(3, 5, eos=END)
@@ -166,6 +246,27 @@ def test_a_k2_loss_under_one_over_length_can_raise_the_kl_it_names():
     mean = of_term((logits, ref), sequences, "k2", 1 / lengths(sequences))
     total = of_term((logits, ref), sequences, "k2", torch.ones(len(sequences.mask)).double())
     assert (mean * kl).sum() < -0.01 < 0.01 < (total * kl).sum()
+
+
+@pytest.mark.parametrize(("longest", "along_the_natural_gradient"), [(4, False), (16, True)])
+def test_by_plain_logits_it_raises_the_kl_at_a_smaller_ratio_of_lengths(
+    longest, along_the_natural_gradient
+):
+    """At the root end, a, b; after a and b the policy is the reference and never ends early."""
+    policy = torch.tensor([0.38, 0.02, 0.6], dtype=torch.float64)
+    log_ratio = torch.tensor([1.0, 0.0, 0.5], dtype=torch.float64)
+    rest = 1 - (policy * (-log_ratio).exp())[[0, END]].sum()
+    log_ratio[1] = (policy[1] / rest).log()
+    logits = torch.tensor([0.0, 0.0, -60.0]).double().repeat(longest, 1)
+    ref = logits.clone()
+    logits[0], ref[0] = policy.log(), policy.log() - log_ratio
+    mean, kl = (g[0] for g in study.position_gradients(logits, ref, estimator="k2"))
+    by_hand = torch.tensor([1 / longest, 1 / longest, 1], dtype=torch.float64) * log_ratio
+    torch.testing.assert_close(mean, policy * (by_hand - policy @ by_hand), **TIGHT)
+    assert mean.argmax() == END and (mean[:END] < 0).all()  # it pushes down the end token alone
+    assert mean @ kl < -1e-3
+    natural = mean @ (kl / policy)
+    assert natural < -1e-3 if along_the_natural_gradient else natural > 1e-3
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -254,6 +355,15 @@ def test_k1_with_its_ratio_attached_is_k3_with_its_own_plus_the_push_on_length()
     assert push.norm() > 1e-2
 
 
+@pytest.mark.parametrize("ratio", ["prefix", "sequence", "geometric"])
+def test_attached_k3_is_k2_with_the_token_s_own_ratio_alone(ratio):
+    """Old statement: attached ratios, whichever, give k3 the gradient of k2 on fresh samples."""
+    both, weights = pair(RAGGED), 1 / lengths(RAGGED)
+    k2 = of_term(both, RAGGED, "k2", weights)
+    k3 = of_term(both, RAGGED, "k3", weights, weighting="attached", ratio=ratio)
+    assert (k3 - k2).norm() > 0.1 * k2.norm()
+
+
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
 def test_a_prefix_ratio_weighs_each_token_with_what_the_sampler_expects(estimator):
     """The loss is exactly E_pi of the sum of W_old(s, a) k, with W_old of the sampler, frozen."""
@@ -276,26 +386,46 @@ def test_a_prefix_ratio_weighs_each_token_with_what_the_sampler_expects(estimato
     assert study.unexplained(gradient.flatten(), kl.flatten()) > 1e-2
 
 
-@pytest.mark.parametrize("centred", [False, True])
-def test_one_over_length_pays_for_length_where_the_baseline_leaves_the_kl_out(centred):
-    """The resting point of the natural flow on the reward less k1 of the whole completion."""
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("baseline", ["expected", "of the group", "of the group, KL included"])
+def test_what_pays_for_length_is_one_over_length_and_a_baseline_without_the_kl(baseline, summed):
+    """The resting point of the natural flow on the reward less k1 of the whole completion.
+
+    Old statement: with tokens summed it is the tilt by R / beta, whatever the baseline. The mean of
+    a group of two takes half of the reward, and none of a KL that is subtracted after it.
+    """
     beta, size = 0.5, lengths(RAGGED)
+    weights = torch.ones_like(size) if summed else 1 / size
     ref_logp = token_logp(draw(RAGGED.num_states, VOCAB, seed=3), RAGGED).sum(-1)
     reward = draw(len(size), seed=4)
+
+    def over_groups(values, mass):  # expected advantage of each completion, over its partners
+        pairs = torch.stack(torch.broadcast_tensors(values[:, None], values), dim=-1)
+        return group_centre(pairs)[..., 0] @ mass
+
     logp = ref_logp
     for _ in range(4000):
         mass = logp.exp()
-        advantage = reward - mass @ reward - beta * (logp - ref_logp)
-        if centred:
-            advantage = advantage - mass @ advantage
-        logp = (logp + advantage / size).log_softmax(-1)
+        price = beta * (logp - ref_logp)
+        if baseline == "of the group, KL included":
+            advantage = over_groups(reward - price, mass)
+        else:
+            of_group = baseline == "of the group"
+            centred = over_groups(reward, mass) if of_group else reward - mass @ reward
+            advantage = centred - price
+        logp = (logp + advantage * weights).log_softmax(-1)
     mass = logp.exp()
-    bonus = 0.0 if centred else beta * (mass @ (logp - ref_logp)) / (mass @ size)
-    tilt = (ref_logp + (reward + bonus * size) / beta).log_softmax(-1)
+    share = 0.5 if baseline == "of the group" else 1.0
+    pays = baseline != "of the group, KL included" and not summed
+    bonus = beta * (mass @ (logp - ref_logp)) / (mass @ size) if pays else 0.0
+    tilt = (ref_logp + (share * reward + bonus * size) / beta).log_softmax(-1)
     torch.testing.assert_close(logp, tilt, rtol=0, atol=1e-10)
-    optimum = (ref_logp + reward / beta).log_softmax(-1).exp()
-    longer = (mass - optimum) @ size
-    assert abs(longer) < 1e-10 if centred else longer > 0.3
+    paper = (ref_logp + reward / beta).log_softmax(-1)
+    as_on_paper = baseline != "of the group" and not pays
+    assert (logp - paper).abs().max() < 1e-10 if as_on_paper else (logp - paper).norm() > 0.3
+    unpaid = (ref_logp + share * reward / beta).log_softmax(-1).exp()
+    longer = (mass - unpaid) @ size
+    assert longer > 0.1 if pays else abs(longer) < 1e-10
 
 
 def test_a_token_left_out_for_what_it_is_breaks_even_the_sum():

@@ -92,3 +92,37 @@ def test_raising_the_mean_of_one_over_length_need_not_shorten():
     assert (inverse * length).sum() > 1e-3  # the step that raises E[1/|o|] lengthens
     fisher = torch.stack([lottery * (1 - lottery), lottery * short * (1 - short)]).detach()
     assert (inverse * length / fisher).sum() < -0.1  # the natural one shortens
+
+
+@pytest.mark.parametrize(
+    ("chances", "parts"), [((0.7, 0.7, 0.1), ["second"]), ((0.4, 0.2, 0.99), ["first", "second"])]
+)
+def test_classes_that_share_logits_can_lengthen_right_answers(chances, parts):
+    """Old statement: 1/|o| raises E[1/|o|] among right answers and lowers it among wrong ones.
+
+    Short (two tokens) or long (eight), then right or wrong: three logits.
+    """
+    logits = torch.tensor(chances, dtype=torch.float64).logit().requires_grad_()
+    short, *correct = logits.sigmoid()
+    length, correct = torch.stack([short, 1 - short]), torch.stack(correct)
+    inverse = torch.tensor([1 / 2, 1 / 8], dtype=torch.float64)
+    terms, rates = {"first": 0.0, "second": 0.0}, []
+    success = (length @ correct).item()
+    for chance, advantage in ((correct, 1 - success), (1 - correct, -success)):
+        share = length @ chance
+        mean = (length * chance) @ inverse / share
+        variance = (length * chance) @ inverse.square() / share - mean.square()
+        of_share, of_mean = (
+            torch.autograd.grad(x, logits, retain_graph=True)[0] for x in (share, mean)
+        )
+        terms["first"] = terms["first"] + advantage * (mean * of_share).detach()
+        terms["second"] = terms["second"] + advantage * (share * of_mean).detach()
+        rates.append((of_mean, advantage * variance.item()))
+    raising_right = rates[0][0]
+    assert sum(terms[part] for part in parts) @ raising_right < -1e-4  # by plain logits it falls
+    visits = torch.cat([torch.ones(1).double(), length.detach()])
+    chance = logits.detach().sigmoid()
+    natural = (terms["first"] + terms["second"]) / (visits * chance * (1 - chance))
+    for of_mean, rate in rates:  # along the natural gradient each class by its own variance
+        assert (natural @ of_mean).item() == pytest.approx(rate, abs=1e-14)
+    assert rates[0][1] > 1e-3 > -1e-3 > rates[1][1]

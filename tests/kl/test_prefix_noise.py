@@ -162,7 +162,7 @@ def test_the_gap_with_shared_parameters(shape, stale):
     [(0.105, 0.94, 0.0035, 1.94), (0.1 * math.exp(0.5), None, 0.063, 36.6)],
 )
 def test_a_small_kl_is_not_near_enough(first, later, kl, times):
-    """Own rows: few nats in all, and one token that the reference has six or more times as often."""
+    """Own rows: few nats in all, and one token that the reference has six times as often."""
     later = 0.99 * math.exp(-0.5) if later is None else later
     sequences = enumerate_sequences(2, 2)
     policy = rows([0.1, 0.9], [0.99, 0.01], [0.99, 0.01])

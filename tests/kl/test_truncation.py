@@ -100,3 +100,10 @@ def test_a_tail_of_one_percent_can_hold_most_of_the_kl():
     reference = torch.stack([torch.tensor(-1e-20, dtype=torch.float64), policy[1] - 300.0])
     cut = covered_kl(policy, reference, torch.tensor([False, True]))
     assert cut / reverse_kl(policy, reference) > 0.99
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_top_p_of_one_cuts_nothing_however_rare(dtype):
+    logits = torch.tensor([0.0, -20.0, -30.0, -60.0], dtype=dtype)
+    assert keep_top(logits).all()
+    assert keep_top(logits, top_k=2).tolist() == [True, True, False, False]
