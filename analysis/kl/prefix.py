@@ -75,7 +75,7 @@ def k3_noise_gap(
     The difference of the traces of the two covariances, for one sequence; both means are the
     gradient of the sequence KL, and both weigh per decision. Negative where every log-ratio and
     the KL to come are small: there :math:`r_t - 1 \approx -l_t`, and the bracket is
-    :math:`-l_t^2`. A small KL alone does not make it so, nor do these where parameters are shared.
+    :math:`-l_t^2`. A small KL alone does not make it so, nor do these where rows are shared.
 
     Equation: ``k3_noise_gap``
     Sampler: :math:`y \sim \pi_{\mathrm{old}}`; on-policy if ``old_logits`` is left out.

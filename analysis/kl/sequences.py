@@ -94,7 +94,7 @@ def sequence_probability(logits: Tensor, sequences: Sequences) -> Tensor:
 
 
 def can_draw(logits: Tensor, sequences: Sequences) -> Tensor:
-    """[N] bool: the sequences that a policy allows; to its means the others add nothing."""
+    """[N] bool: sequences that a policy does not forbid; the others add nothing to its means."""
     return token_logp(logits, sequences).sum(-1) != -torch.inf  # NaN stays visible
 
 
