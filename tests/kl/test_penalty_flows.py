@@ -351,6 +351,27 @@ def test_a_token_below_the_cap_rises_by_its_reward_alone():
     assert (level[capped] < 0).all()
 
 
+def test_below_the_cap_the_plain_flow_can_bring_a_token_back_that_the_natural_flow_loses():
+    """With equal rewards its logit falls, and still its probability may rise past the cap."""
+    ref = torch.tensor([0.1, 0.8, 0.1], dtype=torch.float64)
+    edge = math.log(10 / (3 * 0.1))  # below the mean logit: no way back
+    start = torch.tensor([[0.8901, 0.1, 0.0099], [0.8986, 0.1, 0.0014]], dtype=torch.float64).log()
+    depth = start.mean(-1) - start[:, 2]
+    assert (start[:, 2].exp() < ref[2] / 10).all()
+    assert depth[0] < edge < depth[1]
+    moves = {"rewards": torch.zeros_like(start), "ref_logits": ref.log().expand_as(start)}
+    credit = token_advantage(start, **moves, beta=1.0, estimator="k3_clip")
+    assert (credit[:, 2] < 0).all()
+    logit_rates = start.exp() * credit
+    assert logit_rates[0, 2] > (start.exp() * logit_rates)[0].sum()  # its probability rises
+    along = {"beta": 1.0, "estimator": "k3_clip", "step_size": 0.2}
+    plain = expected_ascent(start, **moves, **along, geometry="plain", steps=3000).exp()
+    assert torch.allclose(plain[0], ref, atol=1e-9)
+    assert plain[1, 2] < 0.6 * 0.0014  # like one over the time
+    natural = expected_ascent(start, **moves, **along, geometry="natural", steps=3000).exp()
+    assert natural[:, 2].max() < 1e-100
+
+
 def weighted_force(logits, ref_logits, weight):
     """The plain direction of k1 + weight (r - 1) in the reward."""
     logp = logits.log_softmax(-1)
