@@ -191,6 +191,21 @@ def test_an_end_with_two_tokens_exists_where_the_majority_is_worse():
     assert equal.max() > 1 - 1e-9
 
 
+@pytest.mark.parametrize("geometry", ["natural", "plain"])
+def test_a_majority_and_small_rewards_against_it_keep_every_token(geometry):
+    """Counterexample to "k3 in the reward ends at one token": an interior end that attracts."""
+    ref = torch.tensor([0.8, 0.12, 0.08], dtype=torch.float64)
+    policy = torch.tensor([0.76, 0.15, 0.09], dtype=torch.float64)
+    rewards = (ref / policy - 1) + (policy / ref).log()  # R - k3 is the same for all tokens
+    assert rewards.min() > 0 and rewards.max() < 0.03 and rewards.argmin() == 0
+    shares = torch.tensor([[0.72, 0.17, 0.11], [0.79, 0.13, 0.08], [0.74, 0.18, 0.08]]).double()
+    along = {"geometry": geometry, "steps": 6000, "size": 0.5}
+    end = ends(shares.log(), ref.log(), rewards=rewards, **along)
+    assert torch.allclose(end, policy, atol=1e-6)
+    against = ends(policy.log(), ref.log(), rewards=-rewards, **along)  # in the majority's favour
+    assert against.min() < 1e-6
+
+
 def test_the_force_that_parts_two_tied_tokens_is_cubic():
     tied = torch.tensor([0.3, 0.3, 0.4], dtype=torch.float64).log()
     apart = []
