@@ -24,8 +24,9 @@ TRIM = 0.25
 #: Share of runs that are lost in the hardest population, and how far they fall.
 LOST, FALL = 0.1, 8.0
 #: Variance that starts of their own add to that between seeds: in the comparisons of chapter 4 ten
-#: starts have 1.4 times the variance of one (geometric mean; recordings ``starts`` and ``full``).
-STARTS_ADD = 0.4
+#: starts have 1.6 times the variance of one (geometric mean; recordings ``starts`` and ``full``;
+#: single comparisons lie between a sixth and twelve times).
+STARTS_ADD = 0.6
 
 #: Draws [len(rows), n] from populations that are told by their number.
 Draw = Callable[[np.random.Generator, np.ndarray, int], np.ndarray]

@@ -65,7 +65,7 @@ EVIDENCE: dict[str, Comparison] = {
 #: Preset -> how many comparisons its chapter makes: a line is judged as its chapter judges it.
 COMPARISONS = {
     **dict.fromkeys(("full", "half_step"), 33),
-    **dict.fromkeys(("starts", "kl_axes"), 82),
+    **dict.fromkeys(("starts", "kl_axes"), 84),
     **dict.fromkeys(("clip_higher", "length_growth", "near_ties", "process"), 88),
     **dict.fromkeys(("mismatch", "partial_rollouts", "stale_masking", "staleness"), 115),
     "three_ways": 115,
