@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import stdtr, stdtrit
 
 LEVEL = 0.95
-#: Fewer seeds than this give no interval.
+#: Fewer seeds than this give no interval and no p value.
 MIN_SEEDS = 4
 #: Two accuracies this close count as one.
 ACCURACY_MARGIN = 0.03
@@ -56,9 +56,7 @@ def interval(values: np.ndarray, *, level: float = LEVEL) -> Interval:
         level: the coverage :math:`c`.
     """
     mean, error, freedom = _moments(values)
-    reach = stdtrit(freedom, (1.0 + level) / 2.0) * error if freedom > 0 else np.nan * error
-    if values.shape[-1] < MIN_SEEDS:
-        reach = np.nan * error
+    reach = stdtrit(freedom, (1.0 + level) / 2.0) * error
     return Interval(mean, mean - reach, mean + reach)
 
 
@@ -115,9 +113,10 @@ def verdict(p: float, equivalent: float, comparisons: int) -> str:
 
 
 def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-    count = values.shape[-1]
-    error = values.std(axis=-1, ddof=1) / np.sqrt(count) if count > 1 else np.nan * values[..., 0]
-    return values.mean(axis=-1), error, count - 1
+    count, mean = values.shape[-1], values.mean(axis=-1)
+    enough = count >= MIN_SEEDS
+    error = values.std(axis=-1, ddof=1) / np.sqrt(count) if enough else np.nan * mean
+    return mean, error, count - 1
 
 
 def _over(numerator: np.ndarray, error: np.ndarray) -> np.ndarray:

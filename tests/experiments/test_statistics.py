@@ -56,7 +56,9 @@ def test_equal_seeds_leave_no_doubt():
 
 
 def test_few_or_diverged_seeds_give_no_interval():
-    assert np.isnan(statistics.interval(np.array([1.0, 2.0, 3.0]))[1:]).all()
+    few = np.array([1.0, 1.1, 1.2])
+    assert np.isnan(statistics.interval(few)[1:]).all()
+    assert np.isnan(statistics.p_value(few)) and np.isnan(statistics.equivalence(few, 9.0))
     assert np.isnan(statistics.interval(np.array([1.0, 2.0, np.nan, 4.0, 5.0]))).all()
 
 
