@@ -128,12 +128,13 @@ def euclidean_optimum(rewards: Logits, ref_logits: Logits, *, beta: float) -> Lo
 def penalty_equilibrium(
     rewards: Logits, ref_logits: Logits, support: Tensor, *, beta: float, estimator: str
 ) -> Logits:
-    r"""A stable fixed point of a penalty in the reward: at most one for each set of survivors.
+    r"""A fixed point of a penalty in the reward: at most one for each set of survivors.
 
     .. math:: R(a) - \beta\, k\big(l(a)\big) = \lambda \;\text{ and }\; l(a) \ge 0
         \quad \text{for } a \in S, \qquad \pi(a) = 0 \;\text{ for } a \notin S
 
-    With equal rewards that is the reference cut down to :math:`S` and renormalised. Clipped k3
+    Stable if every :math:`l > 0` on :math:`S`. With equal rewards that is the reference cut down to
+    :math:`S` and renormalised, and the whole reference is no stable one. Clipped k3
     falls again below :math:`\pi_{\mathrm{ref}} / r_{\max}` and loses no token: there the tokens
     outside :math:`S` solve the same equation with :math:`k = r_{\max} - 1 + l`.
 

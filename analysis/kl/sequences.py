@@ -250,10 +250,12 @@ def expected_sequence_gradient(
         if in_loss:
             terms = term.loss(logp, ref_logp, old_logp=old_logp, mask=mask)
         else:
-            terms = term.penalty(old_logp, ref_logp, mask=mask) * logp
+            owed = term.penalty(old_logp, ref_logp, mask=mask)
             if weighting != "none":
                 kind = "sequence" if level == "sequence" else ratio
-                terms = importance_ratio(logp, old_logp, mask, level=kind).detach() * terms
+                weight = importance_ratio(logp, old_logp, mask, level=kind).detach()
+                owed = torch.where(weight == 0.0, 0.0, weight * owed)
+            terms = owed * logp
         if token_weights is not None:
             terms = terms * token_weights[drawn]
         expected = (probability.unsqueeze(-1) * torch.where(mask, terms, 0.0)).sum()

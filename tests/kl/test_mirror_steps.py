@@ -59,6 +59,26 @@ def test_the_literal_maximiser_is_one_token_unless_the_sampler_is_the_optimum():
     torch.testing.assert_close(still, optimum, rtol=0, atol=1e-8)
 
 
+def test_the_gradient_of_the_folded_objective_is_right_at_the_sampler_only():
+    """Both as an objective and as a mean over the sampler's tokens."""
+    cost = -folded_reward(OLD, REF, 0 * REWARDS, beta=1.0)  # log(old / ref)
+    sampler = OLD.softmax(-1)
+    for moved in (torch.zeros(3), torch.tensor([0.4, -0.3, 0.1])):
+        leaf = (OLD + moved).requires_grad_(True)
+        policy = leaf.softmax(-1)
+        wanted, of_objective, of_samples = (
+            torch.autograd.grad(value, leaf, retain_graph=True)[0]
+            for value in (
+                reverse_kl(leaf, REF),
+                (policy * cost).sum(),
+                (sampler * cost * policy.log()).sum(),
+            )
+        )
+        for found in (of_objective, of_samples):
+            error = (found - wanted).abs().max()
+            assert error > 1e-2 if moved.any() else error < 1e-14
+
+
 @pytest.mark.parametrize("bad", [{"beta": 0.0, "step_size": 1.0}, {"beta": 1.0, "step_size": -1.0}])
 def test_bad_coefficients_are_refused(bad):
     with pytest.raises(ValueError, match="must be finite and > 0"):

@@ -9,7 +9,7 @@ import torch
 from scipy.special import expi
 
 from analysis.kl.ascent import expected_ascent, token_advantage
-from analysis.kl.divergences import forward_kl, reverse_kl
+from analysis.kl.divergences import entropy, forward_kl, reverse_kl
 from analysis.kl.enumeration import expected_gradient
 from analysis.kl.estimators import k3, k3_clip
 from analysis.kl.fixed_points import penalty_equilibrium
@@ -191,6 +191,21 @@ def test_an_end_with_two_tokens_exists_where_the_majority_is_worse():
     assert equal.max() > 1 - 1e-9
 
 
+@pytest.mark.parametrize("geometry", ["natural", "plain"])
+def test_a_majority_and_small_rewards_against_it_keep_every_token(geometry):
+    """Counterexample to "k3 in the reward ends at one token": an interior end that attracts."""
+    ref = torch.tensor([0.8, 0.12, 0.08], dtype=torch.float64)
+    policy = torch.tensor([0.76, 0.15, 0.09], dtype=torch.float64)
+    rewards = (ref / policy - 1) + (policy / ref).log()  # R - k3 is the same for all tokens
+    assert rewards.min() > 0 and rewards.max() < 0.03 and rewards.argmin() == 0
+    shares = torch.tensor([[0.72, 0.17, 0.11], [0.79, 0.13, 0.08], [0.74, 0.18, 0.08]]).double()
+    along = {"geometry": geometry, "steps": 6000, "size": 0.5}
+    end = ends(shares.log(), ref.log(), rewards=rewards, **along)
+    assert torch.allclose(end, policy, atol=1e-6)
+    against = ends(policy.log(), ref.log(), rewards=-rewards, **along)  # in the majority's favour
+    assert against.min() < 1e-6
+
+
 def test_the_force_that_parts_two_tied_tokens_is_cubic():
     tied = torch.tensor([0.3, 0.3, 0.4], dtype=torch.float64).log()
     apart = []
@@ -349,6 +364,75 @@ def test_a_token_below_the_cap_rises_by_its_reward_alone():
         logits, torch.zeros_like(rewards), ref_logits, beta=0.7, estimator="k3_clip"
     )
     assert (level[capped] < 0).all()
+
+
+def test_below_the_cap_the_plain_flow_can_bring_a_token_back_that_the_natural_flow_loses():
+    """With equal rewards its logit falls, and still its probability may rise past the cap."""
+    ref = torch.tensor([0.1, 0.8, 0.1], dtype=torch.float64)
+    edge = math.log(10 / (3 * 0.1))  # below the mean logit: no way back
+    start = torch.tensor([[0.8901, 0.1, 0.0099], [0.8986, 0.1, 0.0014]], dtype=torch.float64).log()
+    depth = start.mean(-1) - start[:, 2]
+    assert (start[:, 2].exp() < ref[2] / 10).all()
+    assert depth[0] < edge < depth[1]
+    moves = {"rewards": torch.zeros_like(start), "ref_logits": ref.log().expand_as(start)}
+    credit = token_advantage(start, **moves, beta=1.0, estimator="k3_clip")
+    assert (credit[:, 2] < 0).all()
+    logit_rates = start.exp() * credit
+    assert logit_rates[0, 2] > (start.exp() * logit_rates)[0].sum()  # its probability rises
+    along = {"beta": 1.0, "estimator": "k3_clip", "step_size": 0.2}
+    plain = expected_ascent(start, **moves, **along, geometry="plain", steps=3000).exp()
+    assert torch.allclose(plain[0], ref, atol=1e-9)
+    assert plain[1, 2] < 0.6 * 0.0014  # like one over the time
+    natural = expected_ascent(start, **moves, **along, geometry="natural", steps=3000).exp()
+    assert natural[:, 2].max() < 1e-100
+
+
+@pytest.mark.parametrize("name", ["k2", "k3"])
+def test_the_lower_of_two_tokens_below_the_reference_can_rise_and_come_back(name):
+    """They are driven apart, as the theorem says; "the lower one falls ever faster" stood there."""
+    ref = torch.tensor([0.7, 0.1, 0.2], dtype=torch.float64)
+    path = [torch.tensor([0.6, 0.099, 0.301], dtype=torch.float64)]
+    for _ in range(40):
+        path.append(
+            ends(path[-1].log(), ref.log(), geometry="natural", steps=2, estimator=name, size=0.05)
+        )
+    lower, higher = (torch.stack(path) / ref).log()[:, :2].unbind(-1)
+    below = higher < 0
+    assert lower[0] < higher[0] and below[:3].all()
+    assert (lower.diff() > 0).all()
+    assert (higher - lower)[below].diff().min() > 0
+    end = ends(path[-1].log(), ref.log(), geometry="natural", steps=9000, estimator=name)
+    assert torch.allclose(end, ref, atol=2e-3)
+
+
+def test_the_logit_of_a_token_can_rise_and_its_probability_fall():
+    """Plain steps: a penalty below average raises the logit; a sample lowers one not sampled."""
+    policy = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
+    penalty = torch.tensor([0.0, 1.0, 0.3], dtype=torch.float64)
+    force = policy * ((policy * penalty).sum() - penalty)
+    assert force[2] > 0
+    assert (policy.log() + 1e-3 * force).softmax(-1)[2] < policy[2]
+    peaked = torch.tensor([0.9, 0.05, 0.05], dtype=torch.float64)
+    for step_size in (1e-3, 0.1, 1.0):
+        sampled = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
+        moved = (peaked.log() - step_size * (sampled - peaked)).softmax(-1)
+        assert moved[0] > peaked[0] and moved[1] < peaked[1]
+
+
+def test_raising_a_token_costs_more_entropy_than_lowering_it_at_a_large_step():
+    """From the uniform policy the two losses agree to second order in the step only."""
+    sampled = torch.eye(8, dtype=torch.float64)[0]
+    for step_size, tolerance in ((1e-3, 2e-3), (1.0, None)):
+        raised, lowered = (
+            math.log(8) - entropy(sign * step_size * sampled).item() for sign in (1, -1)
+        )
+        if tolerance:
+            law = step_size**2 * 7 / (2 * 8**2)
+            assert raised == pytest.approx(law, rel=tolerance)
+            assert lowered == pytest.approx(law, rel=tolerance)
+        else:
+            assert raised == pytest.approx(0.0851, abs=1e-4)
+            assert lowered == pytest.approx(0.0324, abs=1e-4)
 
 
 def weighted_force(logits, ref_logits, weight):

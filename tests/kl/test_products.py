@@ -201,12 +201,15 @@ def test_only_states_that_the_policy_can_reach_count():
     assert markov_product_growth(rare, behind) > 1
 
 
-def test_a_policy_that_never_ends_has_no_finite_or_infinite_variance_of_whole_answers():
-    """With q = 0 no finite answer has weight: all of its moments are zero, and not infinite."""
+def test_for_a_policy_that_never_ends_the_ratio_of_whole_answers_is_zero():
+    """With q = 0 the closed form would call it infinite; only answers cut short have a weight."""
     policy, sampler = chain([1, 0], [0, 1], [1, 0]), chain([0.8, 0.2], [0, 1], [0.8, 0.2])
     sequences = enumerate_sequences(2, 6, eos=1)
     tables = (x[last_token_groups(sequences, 2)] for x in (policy, sampler))
-    logp, old_logp = (token_logp(x, sequences) for x in tables)
-    ended = sequences.tokens.gather(1, sequences.mask.sum(-1, keepdim=True) - 1).squeeze(-1) == 1
-    assert (old_logp.sum(-1).exp() * logp.sum(-1).exp())[ended].sum() == 0
+    logp, old_logp = (token_logp(x, sequences).sum(-1) for x in tables)
+    second = old_logp.exp() * (logp - old_logp).exp().square()
+    ended = ((sequences.tokens == 1) & sequences.mask).any(-1)
+    assert old_logp.exp()[ended].sum().item() == pytest.approx(1 - 0.8**6)
+    assert second[ended].sum() == 0
+    assert second[~ended].sum().item() == pytest.approx(0.8**-6)
     assert chi_square(sampler, policy)[0] > 0

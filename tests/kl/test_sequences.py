@@ -278,6 +278,32 @@ def test_a_token_that_a_fresh_sampler_forbids_adds_nothing(choice):
     torch.testing.assert_close(found, of(logits), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("reference_too", [False, True])
+@pytest.mark.parametrize("credit", ["immediate", "to_go"])
+def test_in_the_reward_what_the_policy_forbids_by_now_has_weight_zero(credit, reference_too):
+    """The sampler draws it: its weight is zero, and zero times infinity is not to be NaN."""
+    sequences = enumerate_sequences(3, 2)
+    logits, ref_logits, old_logits = (table(sequences, 3, seed) for seed in (1, 2, 3))
+    if reference_too:
+        ref_logits[0, 1] = -torch.inf
+    of = lambda x, only: expected_sequence_gradient(
+        x,
+        ref_logits,
+        sequences.only(only),
+        old_logits,
+        estimator="k1",
+        placement="reward",
+        weighting="detached",
+        ratio="sequence",
+        credit=credit,
+    )
+    everything = torch.ones(len(sequences.mask), dtype=torch.bool)
+    logits[0, 1] = -torch.inf
+    found = of(logits, everything)
+    torch.testing.assert_close(found, of(logits, sequences.tokens[:, 0] != 1), rtol=0, atol=1e-12)
+    assert found.isfinite().all() and found.abs().max() > 0.05
+
+
 def draw_weights(sequences):
     generator = torch.Generator().manual_seed(5)
     return torch.rand(sequences.mask.shape, generator=generator, dtype=torch.float64)

@@ -124,3 +124,23 @@ def test_refusals(change, message):
     options = {"beta": BETA, "reading": "old", **change}
     with pytest.raises(ValueError, match=message):
         merged_loss(logp, ref, old, ADVANTAGES, MASK, **options)
+
+
+def test_what_is_silent_without_a_clip():
+    """Corners of two theorems: no log-ratio, no KL to silence; no advantage, no slope anywhere."""
+    logp, old = torch.tensor([math.log(0.5)]).double(), torch.tensor([math.log(0.5)]).double()
+    given = torch.tensor([1.0]).double(), torch.tensor([True])
+    assert kl_coefficient_kept(logp, logp, old, *given, beta=BETA, **CLIP) == 0.0  # inside the clip
+    assert kl_coefficient_kept(logp, logp - 0.5, old, *given, beta=BETA, **CLIP) != 0.0
+    leaf = logp.clone().requires_grad_(True)
+    loss = policy_loss(
+        leaf[None],
+        old_logp=old[None],
+        advantages=torch.zeros(1, 1).double(),
+        mask=torch.ones(1, 1, dtype=torch.bool),
+    ).per_token
+    assert torch.autograd.grad(loss.sum(), leaf)[0] == 0.0  # at a ratio of one
+    policy = torch.tensor([0.5, 0.3, 0.2, 0.0]).double()
+    for kept, mean in (([0, 1, 2], 1.0), ([0, 1], 0.8)):  # token 3 has no mass to remove
+        mu = torch.softmax(torch.tensor([0.4, -0.3, 0.1, 0.7]).double()[kept], -1)
+        assert (mu @ (policy[kept] / mu)).item() == pytest.approx(mean)

@@ -44,7 +44,8 @@ def weighted_kl_gradient(
     penalty = logp - ref_logp
     owed = reward_to_go(penalty) if credit == "to_go" else penalty
     ratio = importance_ratio(logp, old_logp, sequences.mask, level=level)
-    return credit_moments(pair.logits, sequences, ratio * owed, old_logits).mean.flatten()
+    credits = torch.where(ratio == 0.0, 0.0, ratio * owed)
+    return credit_moments(pair.logits, sequences, credits, old_logits).mean.flatten()
 
 
 def moved_tables(logits: Tensor, distance: float, *, seed: int) -> Tensor:
