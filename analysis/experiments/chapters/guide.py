@@ -67,8 +67,8 @@ COMPARISONS = {
     **dict.fromkeys(("full", "half_step"), 33),
     **dict.fromkeys(("starts", "kl_axes"), 84),
     **dict.fromkeys(("clip_higher", "length_growth", "near_ties", "process"), 88),
-    **dict.fromkeys(("mismatch", "partial_rollouts", "stale_masking", "staleness"), 115),
-    "three_ways": 115,
+    **dict.fromkeys(("mismatch", "partial_rollouts", "stale_masking", "staleness"), 117),
+    "three_ways": 117,
     **dict.fromkeys(("distillation", "distillation_sparse", "kdrl", "weak_teacher"), 55),
 }
 
