@@ -9,7 +9,7 @@ Nothing here is sampled: these are the referees of every claim about gradients.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -17,9 +17,10 @@ from torch import Tensor
 from analysis.checks import check_choice, check_same_shape
 from analysis.kl.divergences import forward_kl, log_softmaxes, reverse_kl
 from analysis.kl.surrogates import kl_loss, kl_penalty
+from analysis.kl.term import Placement
 from analysis.shapes import Logits, LogProbs, Values
 
-PLACEMENTS = ("loss", "reward")
+PLACEMENTS: tuple[str, ...] = get_args(Placement)
 
 
 class GradientMoments(NamedTuple):

@@ -45,7 +45,7 @@ def test_which_losses_are_the_sequence_kl(tables, samplers, ragged):
     exact = {c: {key for key, error in table[c].items() if error < 1e-12} for c in ERRORS}
     assert exact["error_stale"] == EXACT
     assert exact["error_fresh"] == EXACT | {("k3", "token, gradient of prefix")}
-    assert (table.loc[study.YARDSTICK, ["low_stale", "high_stale"]] == 1).all()
+    assert (table.loc[study.BASELINE, ["low_stale", "high_stale"]] == 1).all()
     full = table.loc["full vocabulary", "tokens before, attached"]
     assert full.high_fresh < 1 > full.high_stale
     k1 = table.loc["k1", "prefix, attached"]

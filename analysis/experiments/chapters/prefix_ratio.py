@@ -68,7 +68,7 @@ LOSSES: dict[tuple[str, str], TokenLoss] = {
     ),
 }
 #: The way to the same gradient that the noise of the others is compared with.
-YARDSTICK = ("k1 reward to go", "prefix")
+BASELINE = ("k1 reward to go", "prefix")
 
 
 def _growth(running: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ def prefix_table(tables: Policies, samplers: Tensor, sequences: Sequences) -> pd
             moments = {key: loss_moments(pair, old, sequences, x) for key, x in LOSSES.items()}
             for key, (mean, spread) in moments.items():
                 errors[key].append(flat_error(mean, exact))
-                noise[key].append((spread / moments[YARDSTICK].trace_var).item())
+                noise[key].append((spread / moments[BASELINE].trace_var).item())
         for key, row in found.items():
             row[f"error_{name}"] = quantile(errors[key])
             row[f"noise_{name}"] = quantile(noise[key])
