@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from analysis.lazy import lookup
 
 #: The public names and their modules; loaded when asked for, so that a run loads what it needs.
 _HOMES = {
@@ -22,9 +21,4 @@ _HOMES = {
     "reverse_kl": "divergences",
 }
 __all__ = list(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = lookup(__name__, _HOMES)

@@ -1,14 +1,14 @@
 r"""Training without sampling noise: ascent along the exact expected gradient, at one state.
 
 The gradient is the one a trainer's samples have in expectation, stop-gradients included, so where
-the ascent ends is what the arm is *for*, whatever objective its authors had in mind.
+the ascent ends is what the variant is *for*, whatever objective its authors had in mind.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from analysis.checks import check_choice, check_same_shape, pair_of_floats
+from analysis.checks import check_choice, check_same_shape, checked, pair_of_floats
 from analysis.kl.enumeration import sample_coefficient
 from analysis.shapes import Logits
 
@@ -19,6 +19,7 @@ GEOMETRIES: tuple[Geometry, ...] = ("natural", "plain")
 GIVEN_UP = -600.0
 
 
+@checked
 def token_advantage(
     logits: Logits,
     rewards: Logits,
@@ -61,6 +62,7 @@ def token_advantage(
     return credit - (logp.exp() * credit).sum(-1, keepdim=True)
 
 
+@checked
 def expected_ascent(
     start_logits: Logits,
     rewards: Logits,
@@ -74,7 +76,7 @@ def expected_ascent(
     step_size: float = 0.5,
     geometry: Geometry = "natural",
 ) -> Logits:
-    r"""Follow an arm's exact expected gradient from a start.
+    r"""Follow a variant's exact expected gradient from a start.
 
     .. math:: z \leftarrow z + \eta\, A \;\text{(natural)}, \qquad
         z \leftarrow z + \eta\, \pi_\theta \odot A \;\text{(plain)}
@@ -91,7 +93,7 @@ def expected_ascent(
     Args:
         start_logits, rewards, ref_logits: [..., V].
         beta: weight of the KL term.
-        estimator, placement, weighting: the arm.
+        estimator, placement, weighting: the variant.
         steps, step_size: length of the ascent.
         geometry: ``natural`` or ``plain``.
 

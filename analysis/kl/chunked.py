@@ -8,13 +8,13 @@ again and recomputes the logits. Nothing is approximated.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from analysis.checks import as_mask, check_float, check_positive, check_same_shape
+from analysis.checks import as_mask, check_float, check_positive, check_same_shape, checked
 from analysis.kl.vocabulary_blocks import (
     Chunks,
     Head,
@@ -43,6 +43,7 @@ class Divergences(NamedTuple):
     entropy: Tensor  #: [...], of the policy
 
 
+@checked
 def divergences_from_hidden(
     hidden: Tensor,
     head: Head,
@@ -98,18 +99,21 @@ def divergences_from_hidden(
             "a KL needs one vocabulary"
         )
     counted = _counted(hidden, mask)
-    values = _Divergences.apply(
-        hidden[counted],
-        head.weight,
-        head.bias,
-        ref_hidden.detach()[counted],
-        head.temperature,
-        Head(*(x.detach() if isinstance(x, Tensor) else x for x in ref_head)),
-        chunks,
-    )
+    ref_bias = None if ref_head.bias is None else ref_head.bias.detach()
+    with _as_declared(hidden):
+        values = _Divergences.apply(
+            hidden[counted],
+            head.weight,
+            head.bias,
+            ref_hidden.detach()[counted],
+            head.temperature,
+            Head(ref_head.weight.detach(), ref_bias, ref_head.temperature),
+            chunks,
+        )
     return Divergences(*(_scattered(value, counted) for value in values))
 
 
+@checked
 def reverse_kl_from_hidden(
     hidden: Tensor,
     head: Head,
@@ -138,6 +142,7 @@ def reverse_kl_from_hidden(
     ).reverse
 
 
+@checked
 def forward_kl_from_hidden(
     hidden: Tensor,
     head: Head,
@@ -163,6 +168,7 @@ def forward_kl_from_hidden(
     ).forward
 
 
+@checked
 def entropy_from_hidden(
     hidden: Tensor, head: Head, *, mask: Tensor | None = None, chunks: Chunks | None = None
 ) -> Tensor:
@@ -190,7 +196,16 @@ class _Divergences(torch.autograd.Function):
     """Of ``hidden [N, d]``, ``weight [V, d]`` and ``bias [V]``; the rest is constant."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, bias, ref_hidden, temperature, ref_head, chunks):
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        ref_hidden: Tensor,
+        temperature: float,
+        ref_head: Head,
+        chunks: Chunks,
+    ) -> tuple[Tensor, ...]:
         dtype = _compute_dtype(hidden, weight, ref_hidden, ref_head.weight)
         head = Head(weight, bias, temperature)
         s = statistics(hidden, head, ref_hidden, ref_head, chunks, dtype)
@@ -206,7 +221,14 @@ class _Divergences(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, by_reverse, by_forward, by_entropy):
+    def backward(ctx: Any, *by_divergence: Tensor | None) -> tuple[Tensor | None, ...]:
+        with _as_declared(ctx.saved_tensors[0]):
+            return _Divergences._backward(ctx, *by_divergence)
+
+    @staticmethod
+    def _backward(
+        ctx: Any, by_reverse: Tensor | None, by_forward: Tensor | None, by_entropy: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, ref_hidden, *per_token = ctx.saved_tensors
         temperature, ref_head, chunks, dtype = ctx.constants
         log_z, ref_log_z, reverse, entropy = (x.to(dtype).unsqueeze(-1) for x in per_token)
@@ -246,6 +268,11 @@ class _Divergences(torch.autograd.Function):
         return by_hidden.to(hidden.dtype), by_weight, by_bias, None, None, None, None
 
 
+def _as_declared(tensor: Tensor) -> torch.autocast:
+    """No autocast: products of widened blocks would be rounded to half precision again."""
+    return torch.autocast(tensor.device.type, enabled=False)
+
+
 def _compute_dtype(*inputs: Tensor) -> torch.dtype:
     dtype = torch.float32
     for tensor in inputs:
@@ -265,6 +292,11 @@ def _scattered(values: Tensor, counted: Tensor) -> Tensor:
 
 
 def _check(hidden: Tensor, head: Head, hidden_name: str, head_name: str) -> None:
+    if not isinstance(head, Head):
+        raise ValueError(
+            f"{head_name} is a {type(head).__name__}: give Head(lm_head.weight, lm_head.bias, "
+            "temperature)"
+        )
     check_float(hidden_name, hidden)
     check_float(f"{head_name}.weight", head.weight)
     check_positive(f"{head_name}.temperature", head.temperature)

@@ -10,12 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from analysis.checks import check_float, check_same_shape
+from analysis.checks import check_float, check_same_shape, checked
 from analysis.kl.enumeration import GradientMoments
 from analysis.kl.sequences import Sequences, sequence_probability
+from analysis.shapes import PerSequence, PerToken, Table
 
 
-def sample_gradients(logits: Tensor, sequences: Sequences, credit: Tensor) -> Tensor:
+@checked
+def sample_gradients(logits: Table, sequences: Sequences, credit: PerToken) -> Tensor:
     r"""The gradient that one sampled sequence contributes, for each sequence.
 
     .. math:: g(y) = \sum_t c_t(y)\, \nabla \log \pi_\theta(y_t | y_{<t})
@@ -46,8 +48,9 @@ def sample_gradients(logits: Tensor, sequences: Sequences, credit: Tensor) -> Te
     return gradients
 
 
+@checked
 def credit_moments(
-    logits: Tensor, sequences: Sequences, credit: Tensor, old_logits: Tensor | None = None
+    logits: Table, sequences: Sequences, credit: PerToken, old_logits: Table | None = None
 ) -> GradientMoments:
     r"""Exact mean and variance of the sampled gradient of a credit scheme.
 
@@ -72,7 +75,8 @@ def credit_moments(
     return weighted_moments(probability, sample_gradients(logits, sequences, credit))
 
 
-def weighted_moments(probability: Tensor, gradients: Tensor) -> GradientMoments:
+@checked
+def weighted_moments(probability: PerSequence, gradients: Tensor) -> GradientMoments:
     """Mean and trace of the covariance of gradients [N, ...] drawn with probability [N]."""
     flat = gradients.flatten(1)
     mean = probability @ flat
@@ -80,8 +84,9 @@ def weighted_moments(probability: Tensor, gradients: Tensor) -> GradientMoments:
     return GradientMoments(mean.unflatten(0, gradients.shape[1:]), spread)
 
 
+@checked
 def state_average(
-    values: Tensor, logits: Tensor, sequences: Sequences, *, by_action: bool = False
+    values: PerToken, logits: Table, sequences: Sequences, *, by_action: bool = False
 ) -> Tensor:
     r"""Mean of a per-token quantity given the state it is met in: the exact critic of a return.
 
@@ -116,7 +121,8 @@ def state_average(
     return total / weight
 
 
-def advantage_table(returns: Tensor, logits: Tensor, sequences: Sequences) -> Tensor:
+@checked
+def advantage_table(returns: PerToken, logits: Table, sequences: Sequences) -> Tensor:
     r"""Exact advantages of every action in every state.
 
     .. math:: A(s, a) = Q(s, a) - V(s)
@@ -135,6 +141,7 @@ def advantage_table(returns: Tensor, logits: Tensor, sequences: Sequences) -> Te
     return action_values - values
 
 
+@checked
 def last_token_groups(sequences: Sequences, vocab_size: int) -> Tensor:
     """[states] long: the last token of each prefix, and ``vocab_size`` for the empty one.
 
@@ -146,6 +153,7 @@ def last_token_groups(sequences: Sequences, vocab_size: int) -> Tensor:
     return groups
 
 
+@checked
 def tie_states(gradient: Tensor, groups: Tensor) -> Tensor:
     r"""The gradient by shared parameters, from the gradient by the table.
 

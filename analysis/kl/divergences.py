@@ -11,10 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from analysis.checks import at_least_float32, check_float, pair_of_floats
+from analysis.checks import at_least_float32, check_float, checked, pair_of_floats
 from analysis.shapes import Logits, Values
 
 
+@checked
 def reverse_kl(logits: Logits, ref_logits: Logits) -> Values:
     r"""Reverse KL of a policy from its reference: the KL of the RLHF objective.
 
@@ -38,6 +39,7 @@ def reverse_kl(logits: Logits, ref_logits: Logits) -> Values:
     return _mean_log_ratio(logp, ref_logp)
 
 
+@checked
 def forward_kl(logits: Logits, ref_logits: Logits) -> Values:
     r"""Forward KL: the mean is taken under the reference.
 
@@ -53,6 +55,7 @@ def forward_kl(logits: Logits, ref_logits: Logits) -> Values:
     return _mean_log_ratio(ref_logp, logp)
 
 
+@checked
 def chi_square(logits: Logits, ref_logits: Logits) -> Values:
     r"""Chi-square divergence of the reference from the policy: the variance of :math:`r`.
 
@@ -74,6 +77,7 @@ def chi_square(logits: Logits, ref_logits: Logits) -> Values:
     return _sum_where(allowed, ref_logp, torch.expm1(log_r))
 
 
+@checked
 def entropy(logits: Logits) -> Values:
     r"""Shannon entropy of the policy.
 
@@ -96,6 +100,7 @@ def entropy(logits: Logits) -> Values:
     return -_sum_where(allowed, logp, torch.where(allowed, logp, 0.0))
 
 
+@checked
 def log_softmaxes(logits: Logits, ref_logits: Logits) -> tuple[Tensor, Tensor]:
     """Log-probs of a policy and its reference, in a common dtype of at least float32.
 

@@ -9,18 +9,16 @@ Nothing here is sampled: these are the referees of every claim about gradients.
 
 from __future__ import annotations
 
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from analysis.checks import check_choice, check_same_shape
+from analysis.checks import check_choice, check_same_shape, checked
 from analysis.kl.divergences import forward_kl, log_softmaxes, reverse_kl
+from analysis.kl.names import PLACEMENTS
 from analysis.kl.surrogates import kl_loss, kl_penalty
-from analysis.kl.term import Placement
 from analysis.shapes import Logits, LogProbs, Values
-
-PLACEMENTS: tuple[str, ...] = get_args(Placement)
 
 
 class GradientMoments(NamedTuple):
@@ -30,6 +28,7 @@ class GradientMoments(NamedTuple):
     trace_var: Tensor  #: [...], trace of the covariance of one sample's gradient
 
 
+@checked
 def reverse_kl_gradient(logits: Logits, ref_logits: Logits) -> Logits:
     r"""Closed-form gradient of the reverse KL by the logits.
 
@@ -56,6 +55,7 @@ def reverse_kl_gradient(logits: Logits, ref_logits: Logits) -> Logits:
     return torch.where(policy == 0, 0.0, policy * (logp - ref_logp - divergence.unsqueeze(-1)))
 
 
+@checked
 def forward_kl_gradient(logits: Logits, ref_logits: Logits) -> Logits:
     r"""Closed-form gradient of the forward KL by the logits.
 
@@ -71,6 +71,7 @@ def forward_kl_gradient(logits: Logits, ref_logits: Logits) -> Logits:
     return logp.exp() - ref_logp.exp()
 
 
+@checked
 def sample_coefficient(
     logp: LogProbs,
     ref_logp: LogProbs,
@@ -108,16 +109,20 @@ def sample_coefficient(
     with torch.enable_grad():
         leaf = logp.detach().requires_grad_(True)
         if placement == "loss":
-            sampled = {} if weighting == "none" else {"old_logp": old_logp}
-            loss = kl_loss(leaf, ref_logp, estimator=estimator, weighting=weighting, **sampled)
+            sampled = None if weighting == "none" else old_logp
+            loss = kl_loss(
+                leaf, ref_logp, old_logp=sampled, estimator=estimator, weighting=weighting
+            )
         else:
             penalty = kl_penalty(old_logp, ref_logp, estimator=estimator)
             weight = 1.0 if weighting == "none" else torch.exp(leaf - old_logp).detach()
             loss = weight * penalty * leaf
         (coefficient,) = torch.autograd.grad(loss.sum(), leaf)
-    return coefficient
+    undefined = logp.isnan() | ref_logp.isnan() | old_logp.isnan()
+    return torch.where(undefined, torch.nan, coefficient)
 
 
+@checked
 def gradient_moments(
     logits: Logits,
     ref_logits: Logits,
@@ -163,6 +168,7 @@ def gradient_moments(
     return GradientMoments(mean, second_moment - mean.square().sum(-1))
 
 
+@checked
 def expected_gradient(
     logits: Logits,
     ref_logits: Logits,
@@ -186,6 +192,7 @@ def expected_gradient(
     ).mean
 
 
+@checked
 def exact_kl_gradient(logits: Logits, ref_logits: Logits, *, direction: str) -> Logits:
     """Gradient of the reverse or forward KL by the logits, by name (see the two closed forms)."""
     gradients = {"reverse": reverse_kl_gradient, "forward": forward_kl_gradient}
@@ -193,6 +200,7 @@ def exact_kl_gradient(logits: Logits, ref_logits: Logits, *, direction: str) -> 
     return gradients[direction](logits, ref_logits)
 
 
+@checked
 def exact_kl(logits: Logits, ref_logits: Logits, *, direction: str) -> Values:
     """Reverse or forward KL by name."""
     divergences = {"reverse": reverse_kl, "forward": forward_kl}
@@ -200,12 +208,14 @@ def exact_kl(logits: Logits, ref_logits: Logits, *, direction: str) -> Values:
     return divergences[direction](logits, ref_logits)
 
 
-def cosine(gradient: Tensor, exact: Tensor) -> Tensor:
+@checked
+def cosine(gradient: Logits, exact: Logits) -> Tensor:
     """Cosine of two gradients over the last axis; NaN where one of them vanishes."""
     norms = gradient.norm(dim=-1) * exact.norm(dim=-1)
     return torch.where(norms > 0, (gradient * exact).sum(-1) / norms, torch.nan)
 
 
-def relative_error(gradient: Tensor, exact: Tensor) -> Tensor:
+@checked
+def relative_error(gradient: Logits, exact: Logits) -> Tensor:
     """Norm of the difference over the norm of the exact gradient, over the last axis."""
     return (gradient - exact).norm(dim=-1) / exact.norm(dim=-1)

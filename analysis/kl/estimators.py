@@ -18,10 +18,11 @@ import math
 import torch
 from torch import Tensor
 
-from analysis.checks import check_positive, pair_of_floats
+from analysis.checks import check_positive, checked, pair_of_floats
 from analysis.shapes import LogProbs, Values
 
 
+@checked
 def k1(logp: LogProbs, ref_logp: LogProbs) -> Values:
     r"""The log-ratio itself.
 
@@ -46,6 +47,7 @@ def k1(logp: LogProbs, ref_logp: LogProbs) -> Values:
     return _ref_log_ratio(logp, ref_logp)
 
 
+@checked
 def k2(logp: LogProbs, ref_logp: LogProbs) -> Values:
     r"""Half the squared log-ratio.
 
@@ -62,6 +64,7 @@ def k2(logp: LogProbs, ref_logp: LogProbs) -> Values:
     return 0.5 * _ref_log_ratio(logp, ref_logp).square()
 
 
+@checked
 def k3(logp: LogProbs, ref_logp: LogProbs) -> Values:
     r"""The log-ratio plus the control variate :math:`r - 1`: the KL term of the GRPO paper.
 
@@ -82,6 +85,7 @@ def k3(logp: LogProbs, ref_logp: LogProbs) -> Values:
     return torch.expm1(-ref_log_ratio) + ref_log_ratio
 
 
+@checked
 def k3_clip(logp: LogProbs, ref_logp: LogProbs, max_ratio: float = 10.0) -> Values:
     r"""k3 with its ratio capped from above.
 
@@ -115,6 +119,7 @@ def k3_clip(logp: LogProbs, ref_logp: LogProbs, max_ratio: float = 10.0) -> Valu
     return torch.expm1(bounded).clamp(max=max_ratio - 1.0) + ref_log_ratio
 
 
+@checked
 def k4(logp: LogProbs, ref_logp: LogProbs) -> Values:
     r"""k3 where k1 is negative, else the smaller of k1 and k3; which is k3 everywhere.
 

@@ -23,9 +23,10 @@ from analysis.checks import (
     check_choice,
     check_positive,
     check_same_shape,
+    checked,
     pair_of_floats,
 )
-from analysis.shapes import Logits, Values
+from analysis.shapes import Kept, Logits, Values
 
 #: Enough halvings for float64, and more Newton steps than doubling from the left end can take.
 _BISECTIONS, _NEWTON_STEPS = 100, 1100
@@ -34,6 +35,7 @@ _BISECTIONS, _NEWTON_STEPS = 100, 1100
 _MAX_RATIO = 10.0
 
 
+@checked
 def reverse_kl_optimum(rewards: Logits, ref_logits: Logits, *, beta: float) -> Logits:
     r"""The optimum under the reverse KL: the reference, tilted exponentially by the reward.
 
@@ -59,6 +61,7 @@ def reverse_kl_optimum(rewards: Logits, ref_logits: Logits, *, beta: float) -> L
     return torch.log_softmax(ref_logp + rewards / beta, dim=-1)
 
 
+@checked
 def forward_kl_optimum(rewards: Logits, ref_logits: Logits, *, beta: float) -> Logits:
     r"""The optimum under the forward KL: the reference, tilted hyperbolically by the reward.
 
@@ -76,6 +79,7 @@ def forward_kl_optimum(rewards: Logits, ref_logits: Logits, *, beta: float) -> L
     return torch.log_softmax(ref_logp - torch.log(excess + gap), dim=-1)
 
 
+@checked
 def forward_kl_multiplier(rewards: Logits, ref_logits: Logits, *, beta: float) -> Values:
     r"""The multiplier that makes the forward-KL optimum sum to one.
 
@@ -98,6 +102,7 @@ def forward_kl_multiplier(rewards: Logits, ref_logits: Logits, *, beta: float) -
     return best + _multiplier_excess(gap, ref_logp, beta)
 
 
+@checked(nan="refused")
 def euclidean_optimum(rewards: Logits, ref_logits: Logits, *, beta: float) -> Logits:
     r"""The optimum under half the squared Euclidean distance: a projection onto the simplex.
 
@@ -125,8 +130,10 @@ def euclidean_optimum(rewards: Logits, ref_logits: Logits, *, beta: float) -> Lo
     return torch.log((target - threshold.gather(-1, kept - 1)).clamp(min=0.0))
 
 
+@checked(nan="refused")
+@torch.no_grad()
 def penalty_equilibrium(
-    rewards: Logits, ref_logits: Logits, support: Tensor, *, beta: float, estimator: str
+    rewards: Logits, ref_logits: Logits, support: Kept, *, beta: float, estimator: str
 ) -> Logits:
     r"""A fixed point of a penalty in the reward: at most one for each set of survivors.
 
@@ -149,8 +156,8 @@ def penalty_equilibrium(
         estimator: ``k2``, ``k3`` or ``k3_clip`` (cap 10).
 
     Returns:
-        [..., V], log-probs; NaN in rows where no policy has every :math:`l \ge 0` on :math:`S`,
-        and, for ``k3_clip``, :math:`r \ge r_{\max}` outside.
+        [..., V], log-probs without gradient; NaN in rows where no policy has every
+        :math:`l \ge 0` on :math:`S` and, for ``k3_clip``, :math:`r \ge r_{\max}` outside.
 
     Raises:
         ValueError: as :func:`reverse_kl_optimum`, or on an unknown name or an empty support.

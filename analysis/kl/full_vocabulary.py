@@ -10,16 +10,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from analysis.checks import check_choice, check_same_shape
+from analysis.checks import check_choice, check_same_shape, checked
 from analysis.kl.credit import sample_gradients
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.enumeration import reverse_kl_gradient
+from analysis.kl.names import TOKEN_CREDITS
 from analysis.kl.sequences import Sequences
+from analysis.shapes import Table
 
-FULL_CREDITS = ("immediate", "to_go")
 
-
-def visited_kl(logits: Tensor, ref_logits: Tensor, sequences: Sequences) -> Tensor:
+@checked
+def visited_kl(logits: Table, ref_logits: Table, sequences: Sequences) -> Tensor:
     r"""Exact KL of each state that a sequence passes through.
 
     .. math:: K_t(y) = \mathrm{KL}\big(\pi_\theta(\cdot | y_{<t}) \Vert
@@ -37,8 +38,9 @@ def visited_kl(logits: Tensor, ref_logits: Tensor, sequences: Sequences) -> Tens
     return torch.where(sequences.mask, per_state[sequences.states], 0.0)
 
 
+@checked
 def full_vocabulary_gradients(
-    logits: Tensor, ref_logits: Tensor, sequences: Sequences, *, credit: str = "immediate"
+    logits: Table, ref_logits: Table, sequences: Sequences, *, credit: str = "immediate"
 ) -> Tensor:
     r"""One sequence's gradient of the full-vocabulary KL, for each sequence.
 
@@ -63,7 +65,7 @@ def full_vocabulary_gradients(
     Raises:
         ValueError: on an unknown credit or a shape mismatch.
     """
-    check_choice("credit", credit, FULL_CREDITS)
+    check_choice("credit", credit, TOKEN_CREDITS)
     check_same_shape("logits", logits, "ref_logits", ref_logits)
     row, column = sequences.mask.nonzero(as_tuple=True)
     state = sequences.states[row, column]
@@ -76,7 +78,8 @@ def full_vocabulary_gradients(
     return gradients
 
 
-def markov_visits(logits: Tensor, length: int) -> Tensor:
+@checked(nan="refused")
+def markov_visits(logits: Table, length: int) -> Tensor:
     r"""Expected visits to each row of a policy that sees the last token only.
 
     .. math:: d(b) = \sum_{t \le T} P(\text{last token before } t = b), \qquad
@@ -100,8 +103,9 @@ def markov_visits(logits: Tensor, length: int) -> Tensor:
     return torch.cat([visits, visits.new_ones(1)])
 
 
+@checked
 def markov_kl(
-    logits: Tensor, ref_logits: Tensor, length: int, *, fixed_states: bool = False
+    logits: Table, ref_logits: Table, length: int, *, fixed_states: bool = False
 ) -> Tensor:
     r"""Exact sequence KL of two policies that see the last token only, in :math:`O(T V^2)`.
 

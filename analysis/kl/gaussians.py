@@ -14,6 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from analysis.checks import at_least_float32, checked
+from analysis.shapes import AnyFloats
+
 
 class Moments(NamedTuple):
     """Mean and variance of one sample (nats, nats squared); the variance may be ``inf``."""
@@ -22,6 +25,7 @@ class Moments(NamedTuple):
     var: float | Tensor
 
 
+@checked
 def moments(
     q_mean: float | Tensor,
     q_std: float | Tensor,
@@ -54,14 +58,14 @@ def moments(
     for name in ("q_std", "p_std"):
         if not bool((as_tensors[name] > 0).all()):
             raise ValueError(f"{name} must be > 0, got {arguments[name]!r}")
-    q_mean, q_std, p_mean, p_std = torch.broadcast_tensors(*as_tensors.values())
+    q_m, q_s, p_m, p_s = torch.broadcast_tensors(*as_tensors.values())
 
-    coefficients = _log_ratio_polynomial(q_mean, q_std, p_mean, p_std)
+    coefficients = _log_ratio_polynomial(q_m, q_s, p_m, p_s)
     l1, l2, l4 = (_mean_of_power(coefficients, power) for power in (1, 2, 4))
     # Var[b z + c z^2] = b^2 + 2 c^2: no subtraction of large numbers.
     var_k1 = coefficients[1].square() + 2 * coefficients[2].square()
-    symmetric_kl = l1 + gaussian_kl(p_mean, p_std, q_mean, q_std)
-    var_k3 = var_k1 + gaussian_chi_square(q_mean, q_std, p_mean, p_std) - 2 * symmetric_kl
+    symmetric_kl = l1 + gaussian_kl(p_m, p_s, q_m, q_s)
+    var_k3 = var_k1 + gaussian_chi_square(q_m, q_s, p_m, p_s) - 2 * symmetric_kl
     table = {
         "k1": Moments(l1, var_k1),
         "k2": Moments(l2 / 2, (l4 - l2.square()) / 4),
@@ -73,7 +77,8 @@ def moments(
     return {name: Moments(float(mean), float(var)) for name, (mean, var) in table.items()}
 
 
-def gaussian_kl(q_mean: Tensor, q_std: Tensor, p_mean: Tensor, p_std: Tensor) -> Tensor:
+@checked
+def gaussian_kl(q_mean: AnyFloats, q_std: AnyFloats, p_mean: AnyFloats, p_std: AnyFloats) -> Tensor:
     r"""KL divergence of two Gaussians.
 
     .. math:: \mathrm{KL}(q \Vert p) = \log\frac{\sigma_p}{\sigma_q}
@@ -87,11 +92,17 @@ def gaussian_kl(q_mean: Tensor, q_std: Tensor, p_mean: Tensor, p_std: Tensor) ->
     Returns:
         Their broadcast shape, nats.
     """
+    dtype = at_least_float32(q_mean).dtype  # of all: squares overflow in float32 and below
+    q_mean, q_std, p_mean, p_std = (x.double() for x in (q_mean, q_std, p_mean, p_std))
     second_moment = q_std.square() + (q_mean - p_mean).square()
-    return torch.log(p_std / q_std) + second_moment / (2 * p_std.square()) - 0.5
+    divergence = torch.log(p_std / q_std) + second_moment / (2 * p_std.square()) - 0.5
+    return divergence.to(dtype)
 
 
-def gaussian_chi_square(q_mean: Tensor, q_std: Tensor, p_mean: Tensor, p_std: Tensor) -> Tensor:
+@checked
+def gaussian_chi_square(
+    q_mean: AnyFloats, q_std: AnyFloats, p_mean: AnyFloats, p_std: AnyFloats
+) -> Tensor:
     r"""Chi-square divergence of p from q: the variance of :math:`r = p/q` under q.
 
     .. math:: \chi^2(p \Vert q) = \frac{\sigma_q^2}{\sigma_p \sqrt{2\sigma_q^2 - \sigma_p^2}}
@@ -102,8 +113,10 @@ def gaussian_chi_square(q_mean: Tensor, q_std: Tensor, p_mean: Tensor, p_std: Te
 
     Args, Returns: as :func:`gaussian_kl`.
     """
+    dtype = at_least_float32(q_mean).dtype
+    q_mean, q_std, p_mean, p_std = (x.double() for x in (q_mean, q_std, p_mean, p_std))
     spread = 2 * q_std.square() - p_std.square()
-    exists = spread > 0
+    exists = ~(spread <= 0)  # NaN stays visible
     spread = torch.where(exists, spread, 1.0)
     log_second_moment = (
         2 * torch.log(q_std)
@@ -111,9 +124,11 @@ def gaussian_chi_square(q_mean: Tensor, q_std: Tensor, p_mean: Tensor, p_std: Te
         - 0.5 * torch.log(spread)
         + (q_mean - p_mean).square() / spread
     )
-    return torch.where(exists, torch.expm1(log_second_moment), torch.inf)
+    value = torch.expm1(log_second_moment)
+    return torch.where(exists | value.isnan(), value, torch.inf).to(dtype)
 
 
+@checked
 def k3_variance_is_finite(q_std: float, p_std: float) -> bool:
     r"""Whether the variance of k3 exists: the sampler must be wide enough for the reference.
 
@@ -121,7 +136,8 @@ def k3_variance_is_finite(q_std: float, p_std: float) -> bool:
 
     Equation: ``k3_variance_is_finite``
     """
-    return 2 * q_std**2 > p_std**2
+    scale = -math.frexp(max(abs(q_std), abs(p_std)))[1]  # a power of two: exact, no overflow
+    return 2 * math.ldexp(q_std, scale) ** 2 > math.ldexp(p_std, scale) ** 2
 
 
 def _finite(name: str, value: float | Tensor) -> Tensor:
@@ -154,4 +170,5 @@ def _mean_of_power(coefficients: list[Tensor], power: int) -> Tensor:
                 longer[i + j] = longer[i + j] + left * right
         product = longer
     even = range(0, len(product), 2)
-    return sum(product[degree] * math.prod(range(degree - 1, 0, -2)) for degree in even)
+    terms = (product[degree] * math.prod(range(degree - 1, 0, -2)) for degree in even)
+    return sum(terms, torch.zeros_like(product[0]))

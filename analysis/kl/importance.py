@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from analysis.checks import as_mask, check_choice, pair_of_floats
+from analysis.checks import as_mask, check_choice, checked, pair_of_floats
+from analysis.kl.names import RATIO_LEVELS
 from analysis.shapes import LogProbs, Mask, Values
 
-RATIO_LEVELS = ("token", "prefix", "sequence", "geometric")
 
-
+@checked
 def importance_ratio(
     logp: LogProbs, old_logp: LogProbs, mask: Mask, *, level: str = "token"
 ) -> Values:
@@ -50,6 +50,7 @@ def importance_ratio(
     return torch.exp(log_ratio)
 
 
+@checked
 def effective_sample_size(logp: LogProbs, old_logp: LogProbs, mask: Mask) -> Tensor:
     r"""Kish's effective share of the counted tokens under their token-level ratios.
 

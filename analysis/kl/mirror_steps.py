@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import torch
 
-from analysis.checks import check_positive, check_same_shape, pair_of_floats
+from analysis.checks import check_positive, check_same_shape, checked, pair_of_floats
 from analysis.shapes import Logits, Values
 
 
+@checked
 def folded_reward(
-    old_logits: Logits, ref_logits: Logits, rewards: Values, *, beta: float
+    old_logits: Logits, ref_logits: Logits, rewards: Logits, *, beta: float
 ) -> Values:
     r"""Reward minus the KL of the policy that sampled.
 
@@ -41,8 +42,9 @@ def folded_reward(
     return rewards - beta * (old_logits.log_softmax(-1) - ref_logits.log_softmax(-1))
 
 
+@checked
 def mirror_step(
-    old_logits: Logits, ref_logits: Logits, rewards: Values, *, beta: float, step_size: float
+    old_logits: Logits, ref_logits: Logits, rewards: Logits, *, beta: float, step_size: float
 ) -> Logits:
     r"""Maximiser of the folded reward minus a KL to the policy that sampled.
 

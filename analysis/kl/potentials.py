@@ -1,8 +1,9 @@
 r"""What a KL term descends on-policy, as one number: its potential.
 
-At one state every arm has an expected gradient :math:`\mathbb{E}_{a \sim \pi_\theta}[C(a) \nabla
-\log \pi_\theta(a)]` whose coefficient depends on the token through its own probability alone.
-Such a field is the gradient of a sum of integrals, one a token, and here they are in closed form.
+At one state every variant has an expected gradient :math:`\mathbb{E}_{a \sim \pi_\theta}[C(a)
+\nabla \log \pi_\theta(a)]` whose coefficient depends on the token through its own probability
+alone. Such a field is the gradient of a sum of integrals, one a token, and here they are in closed
+form.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ import math
 import torch
 from torch import Tensor
 
-from analysis.checks import check_choice, check_positive, pair_of_floats
+from analysis.checks import check_choice, check_positive, checked, pair_of_floats
 from analysis.kl.divergences import forward_kl, reverse_kl
-from analysis.kl.enumeration import PLACEMENTS
-from analysis.kl.surrogates import ESTIMATORS, LOSS_ESTIMATORS, WEIGHTINGS
+from analysis.kl.names import PLACEMENTS, WEIGHTINGS
+from analysis.kl.surrogates import ESTIMATORS, LOSS_ESTIMATORS
 from analysis.kl.variance import estimator_means
 from analysis.shapes import Logits, Values
 
 
+@checked
 def kl_potential(
     logits: Logits,
     ref_logits: Logits,
@@ -69,6 +71,7 @@ def kl_potential(
     return mean if placement == "loss" else mean - as_loss
 
 
+@checked
 def half_squared_distance(logits: Logits, ref_logits: Logits) -> Values:
     r"""Half the squared Euclidean distance of two policies: what MiniMax-01's surrogate descends.
 
@@ -89,6 +92,7 @@ def half_squared_distance(logits: Logits, ref_logits: Logits) -> Values:
     return 0.5 * (logits.softmax(-1) - ref_logits.softmax(-1)).square().sum(-1)
 
 
+@checked
 def capped_forward_kl(logits: Logits, ref_logits: Logits, max_ratio: float = 10.0) -> Values:
     r"""The forward KL of which no token can cost more than a cap: what clipped k3 descends.
 

@@ -13,19 +13,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from analysis.checks import as_mask, check_choice, check_same_shape
+from analysis.checks import as_mask, check_choice, check_same_shape, checked
 from analysis.kl.credit import state_average
 from analysis.kl.importance import importance_ratio
 from analysis.kl.returns import reward_to_go
 from analysis.kl.sequences import Sequences, sequence_probability, token_logp
 from analysis.kl.surrogates import ESTIMATORS, gradient_coefficient, kl_penalty
-from analysis.shapes import LogProbs, Mask, Values
+from analysis.shapes import AnyFloats, Logits, LogProbs, Mask, Table, Values
 
 #: By what a sequence's gradient is weighed: each token's cost by the ratio up to it, or all of it
 #: by the ratio of the whole sequence.
 MOMENT_WEIGHTS = ("prefix", "sequence")
 
 
+@checked
 def prefix_coefficients(
     logp: LogProbs, ref_logp: LogProbs, old_logp: LogProbs, mask: Mask, *, estimator: str = "k3"
 ) -> Values:
@@ -62,8 +63,9 @@ def prefix_coefficients(
     return torch.where(counted, own + reward_to_go(cost), 0.0)
 
 
+@checked
 def k3_noise_gap(
-    logits: Tensor, ref_logits: Tensor, sequences: Sequences, old_logits: Tensor | None = None
+    logits: Table, ref_logits: Table, sequences: Sequences, old_logits: Table | None = None
 ) -> Tensor:
     r"""How much noisier k3 under the attached prefix ratio is than k1 in the reward to go.
 
@@ -108,15 +110,16 @@ def k3_noise_gap(
     return sequence_probability(sampler, sequences) @ total
 
 
+@checked
 def markov_second_moments(
-    logits: Tensor,
-    old_logits: Tensor,
-    own: Tensor,
-    future: Tensor,
+    logits: Logits,
+    old_logits: Logits,
+    own: AnyFloats,
+    future: Logits,
     length: int,
     *,
     weight: str = "prefix",
-    baseline: Tensor | None = None,
+    baseline: AnyFloats | None = None,
 ) -> Tensor:
     r"""Second moment of a sequence's gradient at every length, for policies of the last token.
 

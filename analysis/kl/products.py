@@ -12,10 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from analysis.checks import check_same_shape, pair_of_floats
+from analysis.checks import check_same_shape, checked, pair_of_floats
 from analysis.kl.divergences import chi_square
 from analysis.kl.importance import importance_ratio
 from analysis.kl.sequences import Sequences, sequence_probability, token_logp
+from analysis.shapes import AnyFloats, Logits, Table
 
 
 class Spread(NamedTuple):
@@ -25,7 +26,8 @@ class Spread(NamedTuple):
     var: Tensor
 
 
-def product_variance(chi2: Tensor, length: Tensor | int) -> Tensor:
+@checked
+def product_variance(chi2: AnyFloats, length: Tensor | int) -> Tensor:
     r"""Variance of a product of independent ratios with one chi-square a token.
 
     .. math:: \mathrm{Var}\Big[\prod_{t \le T} \rho_t\Big]
@@ -43,7 +45,8 @@ def product_variance(chi2: Tensor, length: Tensor | int) -> Tensor:
     return torch.expm1(length * torch.log1p(chi2))
 
 
-def ratio_power_mean(logits: Tensor, old_logits: Tensor, power: float | Tensor) -> Tensor:
+@checked
+def ratio_power_mean(logits: Logits, old_logits: Logits, power: float | Tensor) -> Tensor:
     r"""Mean of a power of one token's ratio.
 
     .. math:: M(p) = \mathbb{E}_{a \sim \pi_{\mathrm{old}}}[\rho(a)^p]
@@ -64,7 +67,8 @@ def ratio_power_mean(logits: Tensor, old_logits: Tensor, power: float | Tensor) 
     return (old_logp + power * (logits.log_softmax(-1) - old_logp)).logsumexp(-1).exp()
 
 
-def geometric_spread(logits: Tensor, old_logits: Tensor, length: Tensor | int) -> Spread:
+@checked
+def geometric_spread(logits: Logits, old_logits: Logits, length: Tensor | int) -> Spread:
     r"""Mean and variance of GSPO's weight for independent tokens of one distribution.
 
     .. math:: \mathbb{E}[w] = M(1/T)^T, \qquad \mathbb{E}[w^2] = M(2/T)^T, \qquad
@@ -90,7 +94,8 @@ def geometric_spread(logits: Tensor, old_logits: Tensor, length: Tensor | int) -
     return Spread(first.exp(), first.mul(2).exp() * torch.expm1(second - 2 * first))
 
 
-def log_ratio_spread(logits: Tensor, old_logits: Tensor) -> Spread:
+@checked
+def log_ratio_spread(logits: Logits, old_logits: Logits) -> Spread:
     r"""Mean and variance of one token's log-ratio under the sampler.
 
     .. math:: \mathbb{E}[\log \rho] = -\mathrm{KL}(\pi_{\mathrm{old}} \Vert \pi_\theta), \qquad
@@ -113,8 +118,9 @@ def log_ratio_spread(logits: Tensor, old_logits: Tensor) -> Spread:
     return Spread(mean, (old_logp.exp() * (log_ratio - mean.unsqueeze(-1)).square()).sum(-1))
 
 
+@checked
 def sequence_ratio_spread(
-    logits: Tensor, old_logits: Tensor, sequences: Sequences, *, level: str = "sequence"
+    logits: Table, old_logits: Table, sequences: Sequences, *, level: str = "sequence"
 ) -> Spread:
     r"""Mean and variance of a sequence's ratio, summed over every sequence.
 
@@ -141,7 +147,8 @@ def sequence_ratio_spread(
     return Spread(mean, probability @ (weight - mean).square())
 
 
-def chi_square_bounds(logits: Tensor, old_logits: Tensor, length: int) -> tuple[Tensor, Tensor]:
+@checked
+def chi_square_bounds(logits: Table, old_logits: Table, length: int) -> tuple[Tensor, Tensor]:
     r"""Between which products the variance of a sequence ratio of fixed length lies.
 
     .. math:: (1 + \min_s \chi^2_s)^T - 1 \le \mathrm{Var}\Big[\prod_t \rho_t\Big]
@@ -164,7 +171,8 @@ def chi_square_bounds(logits: Tensor, old_logits: Tensor, length: int) -> tuple[
     return product_variance(per_state.min(), length), product_variance(per_state.max(), length)
 
 
-def markov_product_variance(logits: Tensor, old_logits: Tensor, length: int) -> Tensor:
+@checked
+def markov_product_variance(logits: Table, old_logits: Table, length: int) -> Tensor:
     r"""Variance of a sequence's ratio for policies that see the last token only.
 
     .. math:: u_{n+1}(b) = \chi^2_b + \sum_a B(b, a)\, u_n(a), \qquad
@@ -188,7 +196,8 @@ def markov_product_variance(logits: Tensor, old_logits: Tensor, length: int) -> 
     return excess[-1]
 
 
-def markov_product_growth(logits: Tensor, old_logits: Tensor) -> Tensor:
+@checked(nan="refused")
+def markov_product_growth(logits: Table, old_logits: Table) -> Tensor:
     r"""Factor a token by which the second moment of a sequence's ratio grows in the end.
 
     .. math:: r(B) = \lim_{T \to \infty}
@@ -219,7 +228,8 @@ def markov_product_growth(logits: Tensor, old_logits: Tensor) -> Tensor:
     return torch.linalg.eigvals(tilted[:-1][row][:, row]).abs().max()
 
 
-def tilted_transitions(logits: Tensor, old_logits: Tensor) -> Tensor:
+@checked
+def tilted_transitions(logits: Table, old_logits: Table) -> Tensor:
     """[V + 1, V]: the sampler's transitions times the squared ratio; rows sum to one plus chi2."""
     logits, old_logits = pair_of_floats("logits", logits, "old_logits", old_logits)
     logp, old_logp = logits.log_softmax(-1), old_logits.log_softmax(-1)

@@ -12,18 +12,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from analysis.checks import check_choice, check_same_shape
+from analysis.checks import check_choice, check_same_shape, checked
 from analysis.kl.importance import importance_ratio
 from analysis.kl.sequences import Sequences, sequence_probability, token_logp
+from analysis.shapes import PerSequence, Table
 
 OBJECTIVES = ("sequence", "linear", "token", "token_mean", "geometric")
 
 
+@checked
 def ratio_objective(
-    logits: Tensor,
-    old_logits: Tensor,
+    logits: Table,
+    old_logits: Table,
     sequences: Sequences,
-    returns: Tensor,
+    returns: PerSequence,
     *,
     objective: str = "sequence",
 ) -> Tensor:
@@ -61,11 +63,12 @@ def ratio_objective(
     return (sequence_probability(old_logits.detach(), sequences) * weight * returns.detach()).sum()
 
 
+@checked
 def ratio_objective_gradient(
-    logits: Tensor,
-    old_logits: Tensor,
+    logits: Table,
+    old_logits: Table,
     sequences: Sequences,
-    returns: Tensor,
+    returns: PerSequence,
     *,
     objective: str = "sequence",
 ) -> Tensor:
@@ -77,8 +80,9 @@ def ratio_objective_gradient(
     return gradient
 
 
+@checked
 def token_surrogate(
-    logits: Tensor, old_logits: Tensor, sequences: Sequences, advantages: Tensor
+    logits: Table, old_logits: Table, sequences: Sequences, advantages: Table
 ) -> Tensor:
     r"""The surrogate of TRPO and PPO: token ratios, the sampler's states and advantages.
 
@@ -102,8 +106,9 @@ def token_surrogate(
     return _mean_advantage(logits, old_logits, sequences, advantages, level="token")
 
 
+@checked
 def performance_difference(
-    logits: Tensor, old_logits: Tensor, sequences: Sequences, advantages: Tensor
+    logits: Table, old_logits: Table, sequences: Sequences, advantages: Table
 ) -> Tensor:
     r"""The performance-difference lemma: what the policy's own states would give.
 

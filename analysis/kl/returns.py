@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch.nn import functional
 
-from analysis.checks import at_least_float32, check_float
+from analysis.checks import at_least_float32, check_float, checked
 from analysis.shapes import Values
 
 
+@checked
 def reward_to_go(rewards: Values, *, gamma: float = 1.0) -> Values:
     r"""Sum of the rewards from each position on, discounted.
 

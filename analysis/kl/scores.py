@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import torch
 
-from analysis.checks import pair_of_floats
-from analysis.shapes import Logits, Values
+from analysis.checks import checked, pair_of_floats
+from analysis.shapes import Logits
 
 
-def expected_score(logits: Logits, weights: Values) -> Logits:
+@checked
+def expected_score(logits: Logits, weights: Logits) -> Logits:
     r"""Weighted sum of the scores of all tokens, by the logits of a softmax.
 
     .. math:: \sum_a w(a)\, \nabla_z \log \pi_\theta(a) = w - \pi_\theta \sum_a w(a)

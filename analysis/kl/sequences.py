@@ -8,15 +8,18 @@ are finite sums. Gradients are by the logits table ``[states, vocab]``.
 
 from __future__ import annotations
 
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from analysis.checks import check_choice, check_float, check_same_shape
+from analysis.checks import check_choice, check_same_shape, checked
 from analysis.kl.enumeration import exact_kl_gradient
 from analysis.kl.importance import importance_ratio
-from analysis.kl.term import Credit, KLTerm, Level, Placement
+from analysis.kl.names import CREDITS, DIRECTIONS, LEVELS, PLACEMENTS
+from analysis.kl.surrogates import LOSS_ESTIMATORS
+from analysis.kl.term import KLTerm
+from analysis.shapes import PerToken, Table
 
 
 class Sequences(NamedTuple):
@@ -32,6 +35,7 @@ class Sequences(NamedTuple):
         return Sequences(self.tokens[kept], self.states[kept], self.mask[kept], self.num_states)
 
 
+@checked
 def enumerate_sequences(vocab_size: int, max_length: int, *, eos: int | None = None) -> Sequences:
     """All sequences of exactly ``max_length`` tokens, or, with ``eos``, of at most that many.
 
@@ -56,7 +60,7 @@ def enumerate_sequences(vocab_size: int, max_length: int, *, eos: int | None = N
     complete: list[tuple[list[int], list[int]]] = []
     num_states = 0
     for position in range(max_length):
-        grown = []
+        grown: list[tuple[list[int], list[int]]] = []
         for tokens, states in live:
             state, num_states = num_states, num_states + 1
             for token in range(vocab_size):
@@ -73,32 +77,35 @@ def enumerate_sequences(vocab_size: int, max_length: int, *, eos: int | None = N
     )
 
 
-def token_logp(logits: Tensor, sequences: Sequences) -> Tensor:
+@checked
+def token_logp(logits: Table, sequences: Sequences) -> Tensor:
     """Log-prob [N, T] of each token of each sequence under a logits table [states, vocab].
 
     Raises:
         ValueError: if the table does not have one row per prefix.
     """
-    check_float("logits", logits)
-    if logits.ndim != 2 or logits.shape[0] != sequences.num_states:
-        raise ValueError(
-            f"logits must be a table [{sequences.num_states}, vocab], got {tuple(logits.shape)}"
-        )
     logp = torch.log_softmax(logits, dim=-1)[sequences.states, sequences.tokens]
     return torch.where(sequences.mask, logp, 0.0)
 
 
-def sequence_probability(logits: Tensor, sequences: Sequences) -> Tensor:
+@checked
+def sequence_probability(logits: Table, sequences: Sequences) -> Tensor:
     """Probability [N] of each sequence; they sum to one."""
     return token_logp(logits, sequences).sum(-1).exp()
 
 
-def can_draw(logits: Tensor, sequences: Sequences) -> Tensor:
+@checked(nan="refused")
+def can_draw(logits: Table, sequences: Sequences) -> Tensor:
     """[N] bool: sequences that a policy does not forbid; the others add nothing to its means."""
+    return _drawable(logits, sequences)
+
+
+def _drawable(logits: Tensor, sequences: Sequences) -> Tensor:
     return token_logp(logits, sequences).sum(-1) != -torch.inf  # NaN stays visible
 
 
-def state_visits(logits: Tensor, sequences: Sequences) -> Tensor:
+@checked
+def state_visits(logits: Table, sequences: Sequences) -> Tensor:
     r"""Probability [states] that a rollout passes through each prefix.
 
     .. math:: d^{\pi}(s) = \sum_{y \ni s} \pi(y)
@@ -111,8 +118,9 @@ def state_visits(logits: Tensor, sequences: Sequences) -> Tensor:
     return visits.index_add(0, sequences.states[sequences.mask], per_token[sequences.mask])
 
 
+@checked
 def sequence_kl(
-    logits: Tensor, ref_logits: Tensor, sequences: Sequences, *, direction: str = "reverse"
+    logits: Table, ref_logits: Table, sequences: Sequences, *, direction: str = "reverse"
 ) -> Tensor:
     r"""KL divergence of two autoregressive policies over whole sequences (nats, a scalar).
 
@@ -129,15 +137,16 @@ def sequence_kl(
     Raises:
         ValueError: on an unknown direction or a table of the wrong shape.
     """
-    check_choice("direction", direction, ("reverse", "forward"))
+    check_choice("direction", direction, DIRECTIONS)
     of, other = (logits, ref_logits) if direction == "reverse" else (ref_logits, logits)
-    sequences = sequences.only(can_draw(of, sequences))
+    sequences = sequences.only(_drawable(of, sequences))
     of_logp, other_logp = token_logp(of, sequences), token_logp(other, sequences)
     return (of_logp.sum(-1).exp() * (of_logp - other_logp).sum(-1)).sum()
 
 
+@checked
 def sequence_kl_gradient(
-    logits: Tensor, ref_logits: Tensor, sequences: Sequences, *, direction: str = "reverse"
+    logits: Table, ref_logits: Table, sequences: Sequences, *, direction: str = "reverse"
 ) -> Tensor:
     r"""Exact gradient [states, vocab] of the sequence KL, by autograd through the full sum.
 
@@ -158,11 +167,12 @@ def sequence_kl_gradient(
     return gradient
 
 
+@checked
 def visited_kl_gradient(
-    logits: Tensor,
-    ref_logits: Tensor,
+    logits: Table,
+    ref_logits: Table,
     sequences: Sequences,
-    old_logits: Tensor | None = None,
+    old_logits: Table | None = None,
     *,
     direction: str = "reverse",
 ) -> Tensor:
@@ -182,19 +192,20 @@ def visited_kl_gradient(
     return visits.detach().unsqueeze(-1) * per_state
 
 
+@checked(nan="refused")
 def expected_sequence_gradient(
-    logits: Tensor,
-    ref_logits: Tensor,
+    logits: Table,
+    ref_logits: Table,
     sequences: Sequences,
-    old_logits: Tensor | None = None,
+    old_logits: Table | None = None,
     *,
     estimator: str,
     level: str = "token",
     placement: str = "loss",
     weighting: str = "none",
     ratio: str = "token",
-    credit: str = "immediate",
-    token_weights: Tensor | None = None,
+    credit: str = "to_go",
+    token_weights: PerToken | None = None,
 ) -> Tensor:
     r"""Exact expected gradient [states, vocab] of a sampled KL term over whole sequences.
 
@@ -228,19 +239,21 @@ def expected_sequence_gradient(
     Raises:
         ValueError: on an unknown or meaningless choice, or a table of the wrong shape.
     """
-    check_choice("level", level, get_args(Level))
-    check_choice("placement", placement, get_args(Placement))
-    check_choice("credit", credit, get_args(Credit))
+    check_choice("estimator", estimator, (*LOSS_ESTIMATORS, "cross_entropy"))
+    check_choice("level", level, LEVELS)
+    check_choice("placement", placement, PLACEMENTS)
+    check_choice("credit", credit, CREDITS)
     check_same_shape("logits", logits, "ref_logits", ref_logits)
     old_logits = logits if old_logits is None else old_logits
-    drawn = can_draw(old_logits, sequences)
+    drawn = _drawable(old_logits, sequences)
     sequences = sequences.only(drawn)
     in_loss = placement == "loss"
-    fields = {"estimator": estimator, "placement": placement, "level": level}
+    fields: dict[str, Any] = {"estimator": estimator, "placement": placement, "level": level}
     if in_loss:
-        term = KLTerm(**fields, weighting=weighting, ratio=ratio)
-    else:
-        term = KLTerm(**fields, **({"credit": credit} if level == "token" else {}))
+        fields |= {"weighting": weighting, "ratio": ratio}
+    elif level == "token":
+        fields["credit"] = credit
+    term = KLTerm(**fields)
     with torch.enable_grad():
         leaf = logits.detach().requires_grad_(True)
         logp = token_logp(leaf, sequences)

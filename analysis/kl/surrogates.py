@@ -14,12 +14,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from analysis.checks import as_mask, check_choice, check_same_shape, pair_of_floats
+from analysis.checks import as_mask, check_choice, check_same_shape, checked, pair_of_floats
 from analysis.kl import estimators
-from analysis.kl.importance import RATIO_LEVELS, importance_ratio
+from analysis.kl.importance import importance_ratio
+from analysis.kl.names import RATIO_LEVELS, WEIGHTINGS
 from analysis.shapes import LogProbs, Mask, Values
-
-WEIGHTINGS = ("none", "attached", "detached")
 
 #: The estimators of :mod:`analysis.kl.estimators`, by name.
 ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -34,6 +33,7 @@ ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 LOSS_ESTIMATORS = (*ESTIMATORS, "minimax01")
 
 
+@checked
 def kl_loss(
     logp: LogProbs,
     ref_logp: LogProbs,
@@ -91,7 +91,7 @@ def kl_loss(
         loss = minimax01(logp, ref_logp)
     else:
         loss = ESTIMATORS[estimator](logp, ref_logp)
-    if weighting == "none":
+    if weighting == "none" or old_logp is None:
         return loss
     counted = torch.ones_like(logp, dtype=torch.bool) if mask is None else mask
     weight = importance_ratio(logp, old_logp, counted, level=ratio)
@@ -99,6 +99,7 @@ def kl_loss(
     return weighted if mask is None else torch.where(counted.bool(), weighted, 0.0)
 
 
+@checked
 def kl_penalty(
     logp: LogProbs,
     ref_logp: LogProbs,
@@ -133,6 +134,7 @@ def kl_penalty(
     return ESTIMATORS[estimator](logp.detach(), ref_logp.detach())
 
 
+@checked
 def straight_through(value: Values, gradient: Values) -> Values:
     r"""A loss that reports one estimator and is differentiated as another.
 
@@ -159,6 +161,7 @@ def straight_through(value: Values, gradient: Values) -> Values:
     return value.detach() + (gradient - gradient.detach())
 
 
+@checked
 def minimax01(logp: LogProbs, ref_logp: LogProbs) -> Values:
     r"""The KL term of MiniMax-01: the difference of probabilities as coefficient.
 
@@ -178,6 +181,7 @@ def minimax01(logp: LogProbs, ref_logp: LogProbs) -> Values:
     return gradient_coefficient(logp, ref_logp, estimator="minimax01") * logp
 
 
+@checked
 def gradient_coefficient(
     logp: LogProbs, ref_logp: LogProbs, *, estimator: str, max_ratio: float = 10.0
 ) -> Values:
@@ -209,14 +213,14 @@ def gradient_coefficient(
     logp, ref_logp = logp.detach(), ref_logp.detach()
     ref_log_ratio = logp - ref_logp
     if estimator == "k1":
-        return torch.ones_like(ref_log_ratio)
+        return torch.where(ref_log_ratio.isnan(), torch.nan, torch.ones_like(ref_log_ratio))
     if estimator == "k2":
         return ref_log_ratio
     if estimator == "minimax01":
         return torch.exp(logp) - torch.exp(ref_logp)
     one_minus_ratio = -torch.expm1(-ref_log_ratio)
     if estimator == "k3_clip":
-        return torch.where(one_minus_ratio > 1.0 - max_ratio, one_minus_ratio, 1.0)
+        return torch.where(one_minus_ratio <= 1.0 - max_ratio, 1.0, one_minus_ratio)
     return one_minus_ratio
 
 

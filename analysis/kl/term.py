@@ -6,28 +6,19 @@ integration, the diagnosis, the audit of the frameworks and the chapters all rea
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from analysis.checks import as_mask, check_same_shape, pair_of_floats
+from analysis.checks import as_mask, check_same_shape, checked, pair_of_floats
 from analysis.kl.divergences import forward_kl, reverse_kl
+from analysis.kl.names import Credit, Estimator, Level, Placement, Ratio, Value, Weighting
 from analysis.kl.returns import reward_to_go
 from analysis.kl.surrogates import ESTIMATORS, kl_loss, kl_penalty, straight_through
 from analysis.schema import Schema
 from analysis.shapes import Logits, LogProbs, Mask, Values
-
-Estimator = Literal[
-    "none", "k1", "k2", "k3", "k3_clip", "k4", "minimax01", "exact", "forward", "cross_entropy"
-]
-Placement = Literal["loss", "reward"]
-Level = Literal["token", "sequence"]
-Weighting = Literal["none", "attached", "detached"]
-Ratio = Literal["token", "prefix", "sequence", "geometric"]
-Credit = Literal["to_go", "immediate", "whole"]
-Value = Literal["k1", "k2", "k3", "k3_clip", "k4"]
 
 #: Estimators that sum over the vocabulary at each visited state.
 FULL_VOCABULARY = ("exact", "forward")
@@ -130,6 +121,7 @@ class KLTerm(Schema):
     def reads_logits(self) -> bool:
         return self.estimator in FULL_VOCABULARY
 
+    @checked
     def loss(
         self,
         logp: LogProbs,
@@ -177,13 +169,14 @@ class KLTerm(Schema):
             weight["old_logp"] = old_logp
         if self.level == "token":
             return self._shown(logp, ref_logp, mask=counted, **weight)
-        if weight.get("old_logp") is not None:
+        if self.weighting != "none" and old_logp is not None:
             weight["old_logp"] = _whole(
                 pair_of_floats("logp", logp, "old_logp", old_logp)[1], counted
             )
         whole = self._shown(_whole(logp, counted), _whole(ref_logp, counted), **weight)
         return torch.where(counted, whole / counted.sum(-1, keepdim=True).clamp(min=1), 0.0)
 
+    @checked
     def penalty(self, logp: LogProbs, ref_logp: LogProbs, *, mask: Mask | None = None) -> Values:
         r"""What each token owes in the reward: subtract beta times it from the advantages.
 
@@ -211,6 +204,7 @@ class KLTerm(Schema):
         own = self._own_penalty(logp, ref_logp, counted)
         return own if self.credit == "immediate" else torch.where(counted, reward_to_go(own), 0.0)
 
+    @checked
     def completion_penalty(
         self, logp: LogProbs, ref_logp: LogProbs, *, mask: Mask | None = None
     ) -> Values:

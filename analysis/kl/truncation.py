@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from analysis.checks import check_float, check_positive, check_same_shape
+from analysis.checks import check_float, check_positive, check_same_shape, checked
 from analysis.kl.divergences import log_softmaxes
+from analysis.shapes import Kept, Logits
 
 
-def keep_top(logits: Tensor, *, top_k: int | None = None, top_p: float = 1.0) -> Tensor:
+@checked(nan="refused")
+def keep_top(logits: Logits, *, top_k: int | None = None, top_p: float = 1.0) -> Tensor:
     """The sampling mask [..., V]: which tokens top-k and top-p leave to the sampler.
 
     Top-p keeps the smallest set of likeliest tokens whose probability reaches ``top_p``; among
@@ -32,7 +34,8 @@ def keep_top(logits: Tensor, *, top_k: int | None = None, top_p: float = 1.0) ->
     return torch.zeros_like(kept).scatter(-1, order, kept)
 
 
-def masked_logits(logits: Tensor, keep: Tensor) -> Tensor:
+@checked
+def masked_logits(logits: Logits, keep: Kept) -> Tensor:
     r"""The policy restricted to the kept tokens, and renormalised by the softmax.
 
     .. math:: \tilde\pi(a) = \frac{\pi(a)\, [a \in K]}{\sum_{b \in K} \pi(b)}
@@ -57,7 +60,8 @@ def masked_logits(logits: Tensor, keep: Tensor) -> Tensor:
     return torch.where(keep, logits, -torch.inf)
 
 
-def covered_kl(logits: Tensor, ref_logits: Tensor, keep: Tensor) -> Tensor:
+@checked
+def covered_kl(logits: Logits, ref_logits: Logits, keep: Kept) -> Tensor:
     r"""The part of the reverse KL that lies on the kept tokens, as a divergence of its own.
 
     .. math:: D_K(\pi_\theta \Vert \pi_{\mathrm{ref}}) = \sum_{a \in K} \Big( \pi_\theta(a)
@@ -84,13 +88,14 @@ def covered_kl(logits: Tensor, ref_logits: Tensor, keep: Tensor) -> Tensor:
     """
     logp, ref_logp = log_softmaxes(logits, ref_logits)
     check_same_shape("logits", logp, "keep", keep)
-    allowed = keep & (logp > -torch.inf)
+    allowed = keep & (logp != -torch.inf)
     log_ratio = torch.where(allowed, logp, 0.0) - torch.where(allowed, ref_logp, 0.0)
     terms = torch.where(allowed, logp.exp(), 0.0) * (log_ratio - 1)
     return torch.where(keep, terms + ref_logp.exp(), 0.0).sum(-1)
 
 
-def tempered(logits: Tensor, temperature: float) -> Tensor:
+@checked
+def tempered(logits: Logits, temperature: float) -> Tensor:
     r"""The logits a sampler uses at a temperature.
 
     .. math:: \mu(a) \propto \pi(a)^{1/\tau}

@@ -12,12 +12,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from analysis.checks import check_same_shape
+from analysis.checks import check_same_shape, checked
 from analysis.kl.divergences import log_softmaxes
 from analysis.kl.surrogates import ESTIMATORS
 from analysis.shapes import Logits, Values
 
 
+@checked
 def jeffreys_divergence(logits: Logits, ref_logits: Logits) -> Values:
     r"""Jeffreys divergence, reverse plus forward KL: how :math:`r` and :math:`\log r` covary.
 
@@ -45,6 +46,7 @@ def jeffreys_divergence(logits: Logits, ref_logits: Logits) -> Values:
     return (policy * torch.expm1(log_r) * log_r).sum(-1)
 
 
+@checked
 def variance_gap(logits: Logits, ref_logits: Logits) -> Values:
     r"""How much more the control variate costs than it saves; k3 beats k1 where this is negative.
 
@@ -64,6 +66,7 @@ def variance_gap(logits: Logits, ref_logits: Logits) -> Values:
     return (policy * excess * (excess - 2 * log_r)).sum(-1)
 
 
+@checked
 def optimal_control_weight(logits: Logits, ref_logits: Logits) -> Values:
     r"""The weight of :math:`r - 1` that minimises the variance of :math:`k_1 + \lambda (r - 1)`.
 
@@ -90,6 +93,7 @@ def optimal_control_weight(logits: Logits, ref_logits: Logits) -> Values:
     return torch.where(equal, 1.0, jeffreys / torch.where(equal, 1.0, chi_square))
 
 
+@checked
 def estimator_means(
     logits: Logits, ref_logits: Logits, old_logits: Logits | None = None
 ) -> dict[str, Values]:
@@ -116,6 +120,7 @@ def estimator_means(
     return {name: _mean(sampler, k(logp, ref_logp)) for name, k in ESTIMATORS.items()}
 
 
+@checked
 def estimator_variances(
     logits: Logits, ref_logits: Logits, old_logits: Logits | None = None
 ) -> dict[str, Values]:
@@ -149,7 +154,7 @@ def _variance(weights: Tensor, values: Tensor) -> Tensor:
 
 def _mean(weights: Tensor, values: Tensor) -> Tensor:
     """Weighted sum over the tokens that can be sampled: the others do not exist for a sampler."""
-    return torch.where(weights > 0, weights * values, 0.0).sum(-1)
+    return torch.where(weights == 0, 0.0, weights * values).sum(-1)
 
 
 def _sampler(logp: Tensor, old_logits: Tensor | None) -> Tensor:

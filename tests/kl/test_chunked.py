@@ -237,3 +237,28 @@ def test_a_large_vocabulary_fits_into_four_gigabytes(chunked):
     else:
         assert child.returncode != 0
         assert "allocate memory" in child.stderr or "MemoryError" in child.stderr, child.stderr
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_autocast_does_not_round_the_products(half):
+    """Close to the reference, rounded products were worth more than the whole KL."""
+    hidden, head, ref_hidden, ref_head = drawn(torch.float32, ref_width=5)
+    ref_hidden, ref_head = hidden + 0.01 * ref_hidden, head
+    results = []
+    for enabled in (False, True):
+        leaf = hidden.clone().requires_grad_()
+        with torch.autocast("cpu", dtype=half, enabled=enabled):
+            value = reverse_kl_from_hidden(leaf, head, ref_hidden, ref_head)
+            assert value.dtype == torch.float32
+            value.sum().backward()
+        results.append((value.detach(), leaf.grad))
+    for plain, cast in zip(*results, strict=True):
+        torch.testing.assert_close(cast, plain, rtol=0, atol=0)
+
+
+def test_a_module_in_place_of_a_head_is_refused():
+    hidden, head, ref_hidden, ref_head = drawn()
+    with pytest.raises(ValueError, match=r"head is a Linear: give Head\(lm_head.weight"):
+        reverse_kl_from_hidden(hidden, torch.nn.Linear(5, 23), ref_hidden, ref_head)
+    with pytest.raises(ValueError, match="ref_head is a Linear"):
+        reverse_kl_from_hidden(hidden, head, ref_hidden, torch.nn.Linear(4, 23))

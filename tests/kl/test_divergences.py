@@ -91,17 +91,6 @@ def test_half_precision_is_computed_in_float32(logits, ref_logits):
     assert reverse_kl(logits, ref_logits).dtype == torch.float64
 
 
-def test_bad_input_names_the_argument(logits):
-    with pytest.raises(ValueError, match="ref_logits has shape"):
-        reverse_kl(logits, logits[0])
-    with pytest.raises(ValueError, match="ref_logits must be a floating-point tensor"):
-        forward_kl(logits, logits.long())
-    with pytest.raises(ValueError, match="vocabulary axis"):
-        chi_square(torch.tensor(1.0), torch.tensor(1.0))
-    with pytest.raises(ValueError, match="logits must be a torch tensor"):
-        entropy([0.0, 1.0])
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("place", ["policy", "reference"])
 def test_what_is_not_finite_stays_visible(bad, place):

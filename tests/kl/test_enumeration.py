@@ -104,31 +104,16 @@ def test_off_policy_weights(logits, ref_logits, old_logits, estimator, weighting
         assert error.max() < 1e-11
     else:
         assert error.min() > 0.05
-
-
-def test_detached_k3_still_optimises_the_forward_kl_off_policy(logits, ref_logits, old_logits):
-    gradient = expected_gradient(
-        logits, ref_logits, old_logits, estimator="k3", weighting="detached"
-    )
-    assert torch.allclose(gradient, forward_kl_gradient(logits, ref_logits), **TIGHT)
+    if (estimator, weighting) == ("k3", "detached"):
+        assert torch.allclose(gradient, forward_kl_gradient(logits, ref_logits), **TIGHT)
 
 
 def test_k1_reward_off_policy_carries_the_samplers_log_ratio(
     logits, ref_logits, old_logits, policy, reference, sampler
 ):
-    for weighting, weights in (
-        ("none", sampler),
-        ("attached", policy),
-        ("detached", policy),
-    ):
-        gradient = expected_gradient(
-            logits,
-            ref_logits,
-            old_logits,
-            estimator="k1",
-            placement="reward",
-            weighting=weighting,
-        )
+    for weighting, weights in (("none", sampler), ("attached", policy), ("detached", policy)):
+        how = {"estimator": "k1", "placement": "reward", "weighting": weighting}
+        gradient = expected_gradient(logits, ref_logits, old_logits, **how)
         by_hand = score_expectation(policy, weights, np.log(sampler / reference))
         assert np.abs(gradient.numpy() - by_hand).max() < 1e-12
 
@@ -214,8 +199,6 @@ def test_cosine_and_relative_error():
 
 
 def test_bad_input_names_the_argument(logits, ref_logits):
-    with pytest.raises(ValueError, match="old_logits has shape"):
-        expected_gradient(logits, ref_logits, logits[0], estimator="k1")
     with pytest.raises(ValueError, match="placement must be one of"):
         expected_gradient(logits, ref_logits, estimator="k1", placement="bonus")
     with pytest.raises(ValueError, match="direction must be one of"):

@@ -126,14 +126,14 @@ def test_rare_best_tokens_and_forbidden_ones():
 @pytest.mark.parametrize("use", [("loss", "none"), ("loss", "attached"), ("reward", "none")])
 def test_the_potential_is_what_the_samples_descend(estimator, use, logits, ref_logits):
     placement, weighting = use
-    arm = {"estimator": estimator, "placement": placement, "weighting": weighting}
+    variant = {"estimator": estimator, "placement": placement, "weighting": weighting}
     leaf = (2 * logits).requires_grad_(True)
     if estimator == "minimax01" and use != ("loss", "none"):
         with pytest.raises(ValueError, match="minimax01"):
-            kl_potential(leaf, ref_logits, **arm)
+            kl_potential(leaf, ref_logits, **variant)
         return
-    (slope,) = torch.autograd.grad(kl_potential(leaf, ref_logits, **arm).sum(), leaf)
-    mean = expected_gradient(2 * logits, ref_logits, 2 * logits, **arm)
+    (slope,) = torch.autograd.grad(kl_potential(leaf, ref_logits, **variant).sum(), leaf)
+    mean = expected_gradient(2 * logits, ref_logits, 2 * logits, **variant)
     assert torch.allclose(slope, mean, rtol=0, atol=1e-12)
     if (estimator, placement, weighting) != ("k1", "loss", "none"):
         assert not torch.allclose(-slope, mean, atol=1e-3)
@@ -155,7 +155,7 @@ def test_the_cap_only_lowers_the_forward_kl(logits, ref_logits):
 
 
 @pytest.mark.parametrize(
-    ("arm", "optimum"),
+    ("variant", "optimum"),
     [
         (("k2", "loss", "none"), reverse_kl_optimum),
         (("k1", "reward", "none"), reverse_kl_optimum),
@@ -165,8 +165,8 @@ def test_the_cap_only_lowers_the_forward_kl(logits, ref_logits):
     ],
 )
 @pytest.mark.parametrize("geometry", ["natural", "plain"])
-def test_ascent_ends_at_the_closed_form_from_anywhere(arm, optimum, geometry, rewards):
-    estimator, placement, weighting = arm
+def test_ascent_ends_at_the_closed_form_from_anywhere(variant, optimum, geometry, rewards):
+    estimator, placement, weighting = variant
     reference, gentle = 0.3 * rewards.flip(-1), 0.5 * rewards
     closed = optimum(gentle, reference, beta=1.0).exp()
     for seed in (5, 6):

@@ -88,6 +88,7 @@ def test_the_force_on_any_token_and_its_limit():
     assert torch.allclose(force[:, 2], -beta * ref[:, 2], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_where_the_flows_end_from_three_hundred_starts():
     starts = REF.log() + random_logits(300, 5, seed=1, scale=1.0)
     for name in ("k2", "k3"):
@@ -176,6 +177,7 @@ def test_which_ends_with_several_tokens_attract_the_plain_flow_of_k3(tokens):
     assert (worth < level.amax(-1))[stable].all()
 
 
+@pytest.mark.slow
 def test_an_end_with_two_tokens_exists_where_the_majority_is_worse():
     policy = torch.tensor([0.7, 0.3], dtype=torch.float64)
     ref = torch.tensor([0.65, 0.15, 0.2], dtype=torch.float64)
@@ -191,6 +193,7 @@ def test_an_end_with_two_tokens_exists_where_the_majority_is_worse():
     assert equal.max() > 1 - 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("geometry", ["natural", "plain"])
 def test_a_majority_and_small_rewards_against_it_keep_every_token(geometry):
     """Counterexample to "k3 in the reward ends at one token": an interior end that attracts."""

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from analysis.experiments.chapters import chain_noise
+from analysis.chapters.ch06_prefix_ratio import Chains, chain_samples, random_chains
 from analysis.kl.credit import (
     credit_moments,
     sample_gradients,
@@ -97,8 +97,8 @@ def test_with_shared_parameters_near_the_reference_need_not_be_quieter(length, t
 
 @pytest.mark.parametrize("staleness", [0.0, 0.1])
 def test_the_chains_of_the_chapter_are_quieter_near_the_reference(staleness):
-    random = chain_noise.random_chains(8, 12, drift=0.1, staleness=staleness, seed=0)
-    found = chain_noise.chain_samples(random, [2, 8, 64, 512])
+    random = random_chains(8, 12, drift=0.1, staleness=staleness, seed=0)
+    found = chain_samples(random, [2, 8, 64, 512])
     assert (found["k3 prefix"] < found["k1 reward to go"]).all()
 
 
@@ -107,7 +107,7 @@ def test_a_chain_near_the_reference_can_be_noisier():
     policy = rows([0.8, 0.2], [1e-9, 1 - 1e-9], [1 - 1e-9, 1e-9])[None]
     reference = policy.clone()
     reference[0, 0, 0] -= 1e-3
-    found = chain_noise.chain_samples(chain_noise.Chains(policy, reference, policy), [5])
+    found = chain_samples(Chains(policy, reference, policy), [5])
     assert found["k3 prefix"].item() > 5 * found["k1 reward to go"].item()
 
 

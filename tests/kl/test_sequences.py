@@ -112,24 +112,10 @@ def test_reverse_gradient_is_the_log_ratio_to_go(world):
     exact = sequence_kl_gradient(logits, ref_logits, sequences)
     assert torch.allclose(exact, by_hand, **TIGHT)
     assert not torch.allclose(exact, -by_hand, atol=1e-3)
-    to_go = expected_sequence_gradient(
-        logits,
-        ref_logits,
-        sequences,
-        estimator="k1",
-        placement="reward",
-        credit="to_go",
-    )
-    whole = expected_sequence_gradient(
-        logits,
-        ref_logits,
-        sequences,
-        estimator="k1",
-        placement="reward",
-        credit="whole",
-    )
-    assert torch.allclose(to_go, exact, **TIGHT)
-    assert torch.allclose(whole, exact, **TIGHT)
+    for credit in ("to_go", "whole"):
+        how = {"estimator": "k1", "placement": "reward", "credit": credit}
+        credited = expected_sequence_gradient(logits, ref_logits, sequences, **how)
+        assert torch.allclose(credited, exact, **TIGHT)
 
 
 def test_token_weighted_losses_miss_the_future(world):
@@ -137,14 +123,8 @@ def test_token_weighted_losses_miss_the_future(world):
     exact = sequence_kl_gradient(logits, ref_logits, sequences)
     visited = visited_kl_gradient(logits, ref_logits, sequences)
     loss = expected_sequence_gradient(logits, ref_logits, sequences, estimator="k2")
-    immediate = expected_sequence_gradient(
-        logits,
-        ref_logits,
-        sequences,
-        estimator="k1",
-        placement="reward",
-        credit="immediate",
-    )
+    how = {"estimator": "k1", "placement": "reward", "credit": "immediate"}
+    immediate = expected_sequence_gradient(logits, ref_logits, sequences, **how)
     assert torch.allclose(loss, visited, **TIGHT)
     assert torch.allclose(immediate, visited, **TIGHT)
     assert relative_error(loss.flatten(), exact.flatten()) > 0.05
@@ -172,15 +152,9 @@ def test_off_policy_sequence_weights_are_exact_and_token_weights_are_not(
 ):
     sequences, logits, ref_logits, old_logits = world
     exact = sequence_kl_gradient(logits, ref_logits, sequences)
-    at = lambda level: expected_sequence_gradient(
-        logits,
-        ref_logits,
-        sequences,
-        old_logits,
-        estimator=estimator,
-        weighting=weighting,
-        level=level,
-    )
+    given = (logits, ref_logits, sequences, old_logits)
+    how = {"estimator": estimator, "weighting": weighting}
+    at = lambda level: expected_sequence_gradient(*given, **how, level=level)
     assert torch.allclose(at("sequence"), exact, rtol=0, atol=1e-11)
     assert relative_error(at("token").flatten(), exact.flatten()) > 0.05
     # What a token weight does reach: the per-state gradient at the states the sampler visits.
@@ -209,16 +183,8 @@ def test_rewards_against_the_written_out_sum(world, estimator, credit):
             weight = (logp - old_logp)[i, t].exp()
             credited = {"immediate": k[t], "to_go": sum(k[t:]), "whole": sum(k)}[credit]
             by_hand += probability * weight * credited * score[i, t]
-    gradient = expected_sequence_gradient(
-        logits,
-        ref_logits,
-        sequences,
-        old_logits,
-        estimator=estimator,
-        placement="reward",
-        weighting="detached",
-        credit=credit,
-    )
+    how = {"estimator": estimator, "placement": "reward", "weighting": "detached"}
+    gradient = expected_sequence_gradient(*world[1:3], sequences, old_logits, **how, credit=credit)
     assert torch.allclose(gradient, by_hand, rtol=0, atol=1e-11)
 
 
