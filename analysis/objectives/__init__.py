@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from analysis.lazy import lookup
 
 #: The public names and their modules; loaded when asked for.
 _HOMES = {
@@ -15,9 +14,4 @@ _HOMES = {
     "process_supervision": "advantages",
 }
 __all__ = list(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = lookup(__name__, _HOMES)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from analysis.checks import at_least_float32, check_float
+from analysis.checks import at_least_float32, check_float, checked
 from analysis.objectives.credit import fold_kl, process_supervision, reward_to_go
 from analysis.objectives.groups import deviations, standardise
 from analysis.shapes import Rewards
@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 
+@checked
 def group_normalise(
     rewards: Rewards,
     *,
@@ -68,6 +69,7 @@ def group_normalise(
     return _like(rewards, advantages)
 
 
+@checked
 def group_centre(rewards: Rewards) -> Rewards:
     r"""Rewards minus the mean of their group: the advantage of Dr. GRPO.
 
@@ -88,6 +90,7 @@ def group_centre(rewards: Rewards) -> Rewards:
     return _like(rewards, deviations(rewards, _whole_group(rewards)))
 
 
+@checked
 def leave_one_out(rewards: Rewards) -> Rewards:
     r"""Rewards minus the mean of the *others*: the advantage of RLOO.
 

@@ -9,14 +9,16 @@ of the leading axes is a row. A weight depends on the mask alone, never on the v
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import unwrap
 
 import torch
 from torch import Tensor
 
-from analysis.checks import as_mask, at_least_float32, check_choice, check_float
-from analysis.shapes import Mask, Values
+from analysis.checks import as_mask, at_least_float32, check_choice, check_float, checked
+from analysis.shapes import Mask, Values, ZerosOnes
 
 
+@checked
 def aggregate(values: Values, mask: Mask, mode: str) -> Tensor:
     r"""Weighted sum of the counted values.
 
@@ -43,6 +45,7 @@ def aggregate(values: Values, mask: Mask, mode: str) -> Tensor:
     return (torch.where(counted, values, 0.0) * weights).sum()
 
 
+@checked
 def token_weights(mask: Mask, mode: str, *, dtype: torch.dtype | None = None) -> Values:
     """The weights that :func:`aggregate` applies, zero on masked positions.
 
@@ -64,7 +67,8 @@ def token_weights(mask: Mask, mode: str, *, dtype: torch.dtype | None = None) ->
     return MODES[mode](counted.to(dtype or torch.get_default_dtype()))
 
 
-def token_mean(counted: Tensor) -> Tensor:
+@checked
+def token_mean(counted: ZerosOnes) -> Tensor:
     r"""Every counted token weighs the same, whatever row it is in.
 
     .. math:: w_{i,t} = \frac{m_{i,t}}{\sum_{j,s} m_{j,s}}
@@ -81,7 +85,8 @@ def token_mean(counted: Tensor) -> Tensor:
     return counted / counted.sum().clamp(min=1)
 
 
-def seq_mean_token_mean(counted: Tensor) -> Tensor:
+@checked
+def seq_mean_token_mean(counted: ZerosOnes) -> Tensor:
     r"""Every row weighs the same: a token of a long row weighs less.
 
     .. math:: w_{i,t} = \frac{1}{N} \frac{m_{i,t}}{\sum_{s} m_{i,s}}
@@ -96,7 +101,8 @@ def seq_mean_token_mean(counted: Tensor) -> Tensor:
     return counted / (_num_rows(counted) * counted.sum(dim=-1, keepdim=True).clamp(min=1))
 
 
-def seq_mean_token_sum(counted: Tensor) -> Tensor:
+@checked
+def seq_mean_token_sum(counted: ZerosOnes) -> Tensor:
     r"""Every row is summed, then rows are averaged: a long row weighs more.
 
     .. math:: w_{i,t} = \frac{m_{i,t}}{N}
@@ -110,7 +116,8 @@ def seq_mean_token_sum(counted: Tensor) -> Tensor:
     return counted / _num_rows(counted)
 
 
-def seq_mean_token_sum_norm(counted: Tensor) -> Tensor:
+@checked
+def seq_mean_token_sum_norm(counted: ZerosOnes) -> Tensor:
     r"""Row sums over a constant, the width of the tensor: no length bias, scale of order one.
 
     .. math:: w_{i,t} = \frac{m_{i,t}}{N\, T}
@@ -126,9 +133,9 @@ def seq_mean_token_sum_norm(counted: Tensor) -> Tensor:
     return counted / (_num_rows(counted) * max(counted.shape[-1], 1))
 
 
-#: Aggregation modes by name.
+#: Aggregation modes by name, without their guard: :func:`token_weights` gives them zeros and ones.
 MODES: dict[str, Callable[[Tensor], Tensor]] = {
-    mode.__name__: mode
+    mode.__name__: unwrap(mode)
     for mode in (
         token_mean,
         seq_mean_token_mean,
@@ -138,6 +145,7 @@ MODES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@checked
 def token_mean_weight(length_probability: Tensor, completions: int) -> Tensor:
     r"""What :func:`token_mean` makes of a completion in expectation: a weight of its own length.
 

@@ -20,16 +20,17 @@ from analysis.checks import (
     check_choice,
     check_float,
     check_same_shape,
+    checked,
 )
+from analysis.kl.names import TOKEN_CREDITS
 from analysis.kl.returns import reward_to_go
 from analysis.objectives.groups import standardise
-from analysis.shapes import Mask, Values
-
-CREDITS = ("immediate", "to_go")
+from analysis.shapes import AnyFloats, Mask, Values
 
 
+@checked
 def fold_kl(
-    advantages: Tensor,
+    advantages: AnyFloats,
     kl_penalty: Values,
     mask: Mask,
     *,
@@ -66,7 +67,7 @@ def fold_kl(
     Raises:
         ValueError: on an unknown credit, an argument outside its range, or a shape mismatch.
     """
-    check_choice("credit", credit, CREDITS)
+    check_choice("credit", credit, TOKEN_CREDITS)
     if not (math.isfinite(beta) and beta >= 0):
         raise ValueError(f"beta must be finite and >= 0, got {beta!r}")
     check_float("kl_penalty", kl_penalty)
@@ -77,6 +78,7 @@ def fold_kl(
     return torch.where(counted, token_advantages - beta * owed, 0.0)
 
 
+@checked
 def process_supervision(
     step_rewards: Tensor | Sequence[Sequence[float] | Tensor],
     step_ends: Tensor | Sequence[Sequence[int] | Tensor],
@@ -149,6 +151,10 @@ def _step_tensors(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The padded layout, whichever layout came in."""
     if not isinstance(step_rewards, Tensor):
+        if not isinstance(step_rewards, (list, tuple)):
+            raise ValueError(f"step_rewards must be a tensor or lists, got {type(step_rewards)}")
+        if not isinstance(step_ends, (list, tuple)):
+            raise ValueError(f"step_ends must be lists, as step_rewards is: got {type(step_ends)}")
         step_rewards, step_ends = _pad_lists(step_rewards, step_ends)
     check_float("step_rewards", step_rewards)
     device = step_rewards.device

@@ -10,12 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from analysis.checks import at_least_float32, check_float
+from analysis.checks import at_least_float32, check_float, checked
 from analysis.objectives.groups import standardise
+from analysis.shapes import Values
 
 
+@checked
 def difficulty_weight(
-    success: Tensor, group_size: int, *, ddof: int = 1, eps: float = 1e-4
+    success: Values, group_size: int, *, ddof: int = 1, eps: float = 1e-4
 ) -> Tensor:
     r"""Weight of a prompt under the normalised advantage, exact for every group size.
 
@@ -48,8 +50,9 @@ def difficulty_weight(
     return (group_size - 1) / group_size * (chances * inverse_std.to(chances.dtype)).sum(-1)
 
 
+@checked
 def normalised_objective(
-    success: Tensor, group_size: int, *, ddof: int = 1, eps: float = 1e-4
+    success: Values, group_size: int, *, ddof: int = 1, eps: float = 1e-4
 ) -> Tensor:
     r"""What the normalised advantage ascends in place of the success probability.
 
@@ -69,7 +72,8 @@ def normalised_objective(
     return (at_least * inverse_std.to(chances.dtype)).sum(-1) / group_size
 
 
-def arcsine_objective(success: Tensor) -> Tensor:
+@checked
+def arcsine_objective(success: Values) -> Tensor:
     r"""The limit of :func:`normalised_objective` for large groups (``ddof`` any, no eps).
 
     .. math:: F_\infty(p) = \int_0^p \frac{du}{\sqrt{u (1 - u)}} = 2 \arcsin \sqrt{p}
@@ -100,7 +104,7 @@ def _inverse_stds(group_size: int, *, ddof: int, eps: float) -> Tensor:
 def _binomial(success: Tensor, trials: int) -> Tensor:
     """[..., trials + 1]: probabilities of each number of successes."""
     check_float("success", success)
-    if bool(((success < 0) | (success > 1)).any()):
+    if not bool(((success >= 0) & (success <= 1)).all()):
         raise ValueError("success must hold probabilities, in [0, 1]")
     success = at_least_float32(success).unsqueeze(-1)
     count = torch.arange(trials + 1, dtype=success.dtype, device=success.device)

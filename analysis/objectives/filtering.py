@@ -9,10 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from analysis.checks import at_least_float32, check_float
-from analysis.shapes import Rewards
+from analysis.checks import at_least_float32, check_float, checked
+from analysis.shapes import Rewards, Tokens, Values
 
 
+@checked(nan="refused")
 def informative_groups(rewards: Rewards) -> Tensor:
     r"""Groups whose rewards are not all equal: what dynamic sampling keeps.
 
@@ -39,7 +40,8 @@ def informative_groups(rewards: Rewards) -> Tensor:
     return rewards.amax(dim=-1) > rewards.amin(dim=-1)
 
 
-def kept_fraction(success: Tensor, group_size: int) -> Tensor:
+@checked
+def kept_fraction(success: Values, group_size: int) -> Tensor:
     r"""Expected share of the groups of a prompt that dynamic sampling keeps, for binary rewards.
 
     .. math:: \Pr(\mathrm{keep}) = 1 - p^G - (1 - p)^G
@@ -63,7 +65,8 @@ def kept_fraction(success: Tensor, group_size: int) -> Tensor:
     return 1 - success**group_size - (1 - success) ** group_size
 
 
-def repeats(tokens: Tensor, *, period: int, times: int) -> Tensor:
+@checked
+def repeats(tokens: Tokens, *, period: int, times: int) -> Tensor:
     r"""Where a completion has just repeated a block of tokens ``times`` times over.
 
     .. math:: \mathrm{repeats}_t = \big[\, y_s = y_{s - P}

@@ -12,16 +12,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from analysis.checks import as_mask, check_choice, check_float, check_same_shape
+from analysis.checks import as_mask, check_choice, check_float, check_same_shape, checked
 from analysis.kl.credit import credit_moments, state_average
 from analysis.kl.sequences import Sequences, can_draw, token_logp
 from analysis.kl.surrogates import kl_penalty
 from analysis.objectives.credit import reward_to_go
-from analysis.shapes import Mask, Values
+from analysis.shapes import Mask, Table, Values
 
 CRITICS = ("zero", "exact", "scaled")
 
 
+@checked
 def generalised_advantage(
     rewards: Values, values: Values, mask: Mask, *, gamma: float = 1.0, lam: float = 0.95
 ) -> Values:
@@ -59,9 +60,10 @@ def generalised_advantage(
     return torch.where(counted, reward_to_go(errors, gamma=gamma * lam), 0.0)
 
 
+@checked
 def gae_kl_gradient(
-    logits: Tensor,
-    ref_logits: Tensor,
+    logits: Table,
+    ref_logits: Table,
     sequences: Sequences,
     *,
     gamma: float = 1.0,

@@ -1,6 +1,6 @@
 r"""Statistics of a group of rewards, on the last axis, in float64.
 
-Every deviation is taken after a shift by one member of the group. The mean of equal floats need
+Every deviation is taken after a shift by one run of the group. The mean of equal floats need
 not equal them, but the mean of their differences is exactly zero, so a group of equal rewards has
 deviations of exactly 0 in every dtype.
 """
@@ -12,8 +12,12 @@ import math
 import torch
 from torch import Tensor
 
+from analysis.checks import checked
+from analysis.shapes import Mask, Values
 
-def deviations(values: Tensor, counted: Tensor) -> Tensor:
+
+@checked
+def deviations(values: Values, counted: Mask) -> Tensor:
     """Counted values minus their mean.
 
     Args:
@@ -26,15 +30,16 @@ def deviations(values: Tensor, counted: Tensor) -> Tensor:
     values = values.detach().to(torch.float64)
     if values.shape[-1] == 0:
         return values
-    member = values.gather(-1, counted.to(torch.uint8).argmax(dim=-1, keepdim=True))
-    shifted = torch.where(counted, values - member, 0.0)
+    run = values.gather(-1, counted.to(torch.uint8).argmax(dim=-1, keepdim=True))
+    shifted = torch.where(counted, values - run, 0.0)
     mean = shifted.sum(dim=-1, keepdim=True) / _count(counted).clamp(min=1)
     return torch.where(counted, shifted - mean, 0.0)
 
 
+@checked
 def standardise(
-    values: Tensor,
-    counted: Tensor,
+    values: Values,
+    counted: Mask,
     *,
     ddof: int,
     eps: float,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from analysis.checks import check_float, check_same_shape
+from analysis.checks import check_float, check_same_shape, checked
+from analysis.shapes import Mask, Numbers, Values
 
 
+@checked
 def annealed(step: int, total: int, *, start: float, end: float) -> float:
     r"""A coefficient that moves linearly from one value to another.
 
@@ -29,7 +31,8 @@ def annealed(step: int, total: int, *, start: float, end: float) -> float:
     return start + (end - start) * min(step / total, 1.0)
 
 
-def low_reward_mask(rewards: Tensor, threshold: float) -> Tensor:
+@checked(nan="refused")
+def low_reward_mask(rewards: Values, threshold: float) -> Tensor:
     r"""The completions that still need a teacher.
 
     .. math:: m_i = [\, R_i < c \,]
@@ -52,7 +55,8 @@ def low_reward_mask(rewards: Tensor, threshold: float) -> Tensor:
     return rewards < threshold
 
 
-def current_segment(mask: Tensor, sampled_at: Tensor, iteration: int) -> Tensor:
+@checked
+def current_segment(mask: Mask, sampled_at: Numbers, iteration: int) -> Tensor:
     r"""The tokens of a partial rollout that the current policy sampled itself.
 
     .. math:: m'_{i,t} = m_{i,t}\, [\, n_{i,t} = n \,]

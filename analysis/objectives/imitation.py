@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 
+from analysis.checks import checked
 
+
+@checked
 def imitation_cost(error: float, horizon: int, recovery: float) -> float:
     r"""Expected steps off the teacher's path, on a chain.
 

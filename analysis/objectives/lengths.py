@@ -11,11 +11,12 @@ import math
 import torch
 from torch import Tensor
 
-from analysis.checks import at_least_float32, check_float, check_same_shape
-from analysis.shapes import Rewards
+from analysis.checks import at_least_float32, check_float, check_same_shape, checked
+from analysis.shapes import Correct, Lengths, Rewards
 
 
-def length_penalty(rewards: Rewards, lengths: Tensor, *, weight: float) -> Rewards:
+@checked
+def length_penalty(rewards: Rewards, lengths: Lengths, *, weight: float) -> Rewards:
     r"""Reward minus a price per token.
 
     .. math:: R_i = R^{\mathrm{task}}_i - \lambda\, |y_i|
@@ -44,7 +45,8 @@ def length_penalty(rewards: Rewards, lengths: Tensor, *, weight: float) -> Rewar
     return rewards - weight * lengths
 
 
-def soft_overlong(lengths: Tensor, *, max_length: int, buffer: int) -> Tensor:
+@checked
+def soft_overlong(lengths: Lengths, *, max_length: int, buffer: int) -> Tensor:
     r"""A penalty that begins ``buffer`` tokens before the limit and reaches -1 at the limit.
 
     .. math:: R^{\mathrm{len}}(y) = \begin{cases}
@@ -72,7 +74,8 @@ def soft_overlong(lengths: Tensor, *, max_length: int, buffer: int) -> Tensor:
     return ((max_length - buffer - _real(lengths)) / buffer).clamp(-1.0, 0.0)
 
 
-def relative_length_reward(correct: Tensor, lengths: Tensor) -> Rewards:
+@checked(nan="refused")
+def relative_length_reward(correct: Correct, lengths: Lengths) -> Rewards:
     r"""The length reward of Kimi k1.5: relative to the group, and never a gift to a wrong answer.
 
     .. math:: R^{\mathrm{len}}_i = \begin{cases} \lambda_i & \text{correct} \\

@@ -6,22 +6,23 @@ checks, masks and aggregates. The kinds differ in one thing: what weighs
 :math:`\rho_t = \pi_\theta(a_t) / \pi_{\mathrm{old}}(a_t)` the importance ratio, everything is
 clipped to :math:`[1 - \epsilon_{\mathrm{low}}, 1 + \epsilon_{\mathrm{high}}]`. The KL term is
 separate: :func:`analysis.kl.surrogates.kl_loss` added to the per-token terms, or
-:func:`analysis.objectives.advantages.fold_kl` applied to the advantages.
+:func:`analysis.objectives.credit.fold_kl` applied to the advantages.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from inspect import unwrap
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from analysis.checks import as_mask, check_choice, pair_of_floats
+from analysis.checks import as_mask, check_choice, checked, pair_of_floats
 from analysis.objectives.aggregation import aggregate
 from analysis.objectives.credit import per_token_advantages
-from analysis.shapes import LogProbs, Mask
+from analysis.shapes import AnyFloats, LogProbs, Mask, Values
 
 
 class LossOutput(NamedTuple):
@@ -49,11 +50,12 @@ class TokenTerms(NamedTuple):
     clipped: Tensor
 
 
+@checked
 def policy_loss(
     logp: LogProbs,
     *,
     old_logp: LogProbs,
-    advantages: Tensor,
+    advantages: AnyFloats,
     mask: Mask,
     kind: str = "grpo",
     epsilon_low: float = 0.2,
@@ -112,8 +114,9 @@ def policy_loss(
     )
 
 
+@checked
 def grpo(
-    logp: Tensor, old_logp: Tensor, advantages: Tensor, counted: Tensor, clip: ClipRange
+    logp: LogProbs, old_logp: LogProbs, advantages: Values, counted: Mask, clip: ClipRange
 ) -> TokenTerms:
     r"""Clipped surrogate with one importance ratio a token.
 
@@ -139,8 +142,9 @@ def grpo(
     return _clipped_surrogate(logp - old_logp, advantages, clip)
 
 
+@checked
 def gspo(
-    logp: Tensor, old_logp: Tensor, advantages: Tensor, counted: Tensor, clip: ClipRange
+    logp: LogProbs, old_logp: LogProbs, advantages: Values, counted: Mask, clip: ClipRange
 ) -> TokenTerms:
     r"""Clipped surrogate with one length-normalised ratio a sequence, in its token form.
 
@@ -164,8 +168,9 @@ def gspo(
     return _clipped_surrogate(log_weight, advantages, clip)
 
 
+@checked
 def sequence(
-    logp: Tensor, old_logp: Tensor, advantages: Tensor, counted: Tensor, clip: ClipRange
+    logp: LogProbs, old_logp: LogProbs, advantages: Values, counted: Mask, clip: ClipRange
 ) -> TokenTerms:
     r"""Clipped surrogate with the importance ratio of the whole sequence.
 
@@ -186,8 +191,9 @@ def sequence(
     return _clipped_surrogate(_row_sum(logp - old_logp).expand_as(logp), advantages, clip)
 
 
+@checked
 def cispo(
-    logp: Tensor, old_logp: Tensor, advantages: Tensor, counted: Tensor, clip: ClipRange
+    logp: LogProbs, old_logp: LogProbs, advantages: Values, counted: Mask, clip: ClipRange
 ) -> TokenTerms:
     r"""REINFORCE with a clipped, detached importance weight: no token loses its gradient.
 
@@ -207,8 +213,9 @@ def cispo(
     return TokenTerms(-weight * advantages * logp, ratio, clipped)
 
 
+@checked
 def reinforce(
-    logp: Tensor, old_logp: Tensor, advantages: Tensor, counted: Tensor, clip: ClipRange
+    logp: LogProbs, old_logp: LogProbs, advantages: Values, counted: Mask, clip: ClipRange
 ) -> TokenTerms:
     r"""The plain policy gradient: no importance weight, hence right on-policy only.
 
@@ -220,12 +227,13 @@ def reinforce(
 
     Args, Returns: as :func:`grpo`; the weight is 1 whoever sampled, which no clip range changes.
     """
-    weight = torch.ones_like(advantages)
-    return TokenTerms(-advantages * logp, weight, torch.zeros_like(counted))
+    weight = torch.where(old_logp.isnan(), torch.nan, torch.ones_like(advantages))
+    return TokenTerms(-weight * advantages * logp, weight, torch.zeros_like(counted))
 
 
+@checked
 def grpo_off_policy(
-    logp: Tensor, old_logp: Tensor, advantages: Tensor, counted: Tensor, clip: ClipRange
+    logp: LogProbs, old_logp: LogProbs, advantages: Values, counted: Mask, clip: ClipRange
 ) -> TokenTerms:
     r"""The GRPO form on advantages that already hold the KL term.
 
@@ -235,7 +243,7 @@ def grpo_off_policy(
 
     So the KL term is weighted and clipped with the reward, and no token can be pushed by the one
     while the clip silences the other. Pass :math:`\hat R` from
-    :func:`analysis.objectives.advantages.fold_kl` as ``advantages``.
+    :func:`analysis.objectives.credit.fold_kl` as ``advantages``.
 
     Equation: ``grpo_off_policy``
     Source: Liu, Liu and Liu, "Rethinking KL Divergence in RLHF" (March 2025), equation 39.
@@ -245,9 +253,10 @@ def grpo_off_policy(
     return grpo(logp, old_logp, advantages, counted, clip)
 
 
-#: Kinds of policy loss by name.
+#: Kinds of policy loss by name, without their guard: :func:`policy_loss` checks what it gives.
 KINDS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor, ClipRange], TokenTerms]] = {
-    kind.__name__: kind for kind in (grpo, gspo, cispo, reinforce, grpo_off_policy, sequence)
+    kind.__name__: unwrap(kind)
+    for kind in (grpo, gspo, cispo, reinforce, grpo_off_policy, sequence)
 }
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
 
-from analysis.checks import as_mask, check_float, pair_of_floats
-from analysis.shapes import LogProbs, Mask
+from analysis.checks import as_mask, check_float, checked, pair_of_floats
+from analysis.shapes import AnyFloats, LogProbs, Mask
 
 
+@checked(nan="refused")
 def off_policy_sequence_mask(
-    logp: LogProbs, old_logp: LogProbs, advantages: Tensor, mask: Mask, *, delta: float
+    logp: LogProbs, old_logp: LogProbs, advantages: AnyFloats, mask: Mask, *, delta: float
 ) -> Mask:
     r"""Leave out a sequence of negative advantage that the policy has moved away from.
 

@@ -10,22 +10,22 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
 
-from analysis.checks import as_mask, check_choice, check_same_shape, pair_of_floats
+from analysis.checks import as_mask, check_choice, check_same_shape, checked, pair_of_floats
 from analysis.objectives.credit import per_token_advantages
 from analysis.objectives.losses import policy_loss
-from analysis.shapes import LogProbs, Mask, Values
+from analysis.shapes import AnyFloats, LogProbs, Mask, Values
 
 READINGS = ("old", "detached", "attached")
 PENALTIES = ("k1", "k3")
 
 
+@checked(nan="refused")
 def merged_reward(
     logp: LogProbs,
     ref_logp: LogProbs,
     old_logp: LogProbs,
-    advantages: Tensor,
+    advantages: AnyFloats,
     mask: Mask,
     *,
     beta: float,
@@ -71,11 +71,12 @@ def merged_reward(
     return torch.where(counted, token_advantages, 0.0) - beta * coefficient
 
 
+@checked(nan="refused")
 def merged_loss(
     logp: LogProbs,
     ref_logp: LogProbs,
     old_logp: LogProbs,
-    advantages: Tensor,
+    advantages: AnyFloats,
     mask: Mask,
     *,
     beta: float,
@@ -126,11 +127,12 @@ def merged_loss(
     return output.per_token - weight * (reward - reward.detach())
 
 
+@checked(nan="refused")
 def kl_coefficient_kept(
     logp: LogProbs,
     ref_logp: LogProbs,
     old_logp: LogProbs,
-    advantages: Tensor,
+    advantages: AnyFloats,
     mask: Mask,
     *,
     beta: float,

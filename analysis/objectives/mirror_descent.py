@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from analysis.checks import check_float, check_positive, check_same_shape
+from analysis.checks import check_float, check_positive, check_same_shape, checked
 from analysis.objectives.preference import implicit_reward
 from analysis.shapes import LogProbs, Values
 
 
+@checked
 def mirror_descent_loss(
-    logp: LogProbs, old_logp: LogProbs, rewards: Values, baseline: Tensor, *, tau: float
+    logp: LogProbs, old_logp: LogProbs, rewards: Values, baseline: Values, *, tau: float
 ) -> Values:
     r"""Squared distance of the implicit reward from the reward, per completion.
 
@@ -53,6 +54,7 @@ def mirror_descent_loss(
     return (rewards.detach() - baseline.detach() - implied).square()
 
 
+@checked
 def log_partition(rewards: Values, log_weights: LogProbs, *, tau: float) -> Tensor:
     r"""The normaliser of the step, in the unit of the reward.
 

@@ -12,13 +12,14 @@ import math
 import torch
 from torch import Tensor
 
-from analysis.checks import as_mask, check_choice, pair_of_floats
+from analysis.checks import as_mask, check_choice, checked, pair_of_floats
+from analysis.kl.names import LEVELS
 from analysis.shapes import LogProbs, Mask, Values
 
 CORRECTIONS = ("none", "truncated", "masked")
-LEVELS = ("token", "sequence")
 
 
+@checked(nan="refused")
 def mismatch_weight(
     old_logp: LogProbs,
     sampler_logp: LogProbs,

@@ -11,11 +11,12 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from analysis.checks import at_least_float32, check_same_shape
+from analysis.checks import at_least_float32, check_same_shape, checked
 from analysis.objectives.advantages import group_normalise, leave_one_out
 from analysis.shapes import Rewards
 
 
+@checked
 def kl_then_normalise(
     rewards: Rewards, kl: Rewards, *, beta: float, ddof: int = 1, eps: float = 1e-4
 ) -> Rewards:
@@ -46,6 +47,7 @@ def kl_then_normalise(
     return group_normalise(_penalised(rewards, kl, beta), ddof=ddof, eps=eps)
 
 
+@checked
 def normalise_then_kl(
     rewards: Rewards, kl: Rewards, *, beta: float, ddof: int = 1, eps: float = 1e-4
 ) -> Rewards:
@@ -68,6 +70,7 @@ def normalise_then_kl(
     return advantages - beta * at_least_float32(kl.detach())
 
 
+@checked
 def kl_then_leave_one_out(rewards: Rewards, kl: Rewards, *, beta: float) -> Rewards:
     r"""KL first, no division: the penalised rewards minus the mean of the others.
 

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from analysis.checks import check_positive, check_same_shape, pair_of_floats
+from analysis.checks import check_positive, check_same_shape, checked, pair_of_floats
 from analysis.shapes import LogProbs, Values
 
 
+@checked
 def implicit_reward(logp: LogProbs, ref_logp: LogProbs, *, beta: float = 0.1) -> Values:
     r"""The reward under which a policy is already optimal, up to a constant per prompt.
 
@@ -42,6 +43,7 @@ def implicit_reward(logp: LogProbs, ref_logp: LogProbs, *, beta: float = 0.1) ->
     return beta * (logp - ref_logp.detach())
 
 
+@checked
 def dpo_loss(
     logp_w: LogProbs,
     logp_l: LogProbs,
@@ -77,6 +79,7 @@ def dpo_loss(
     return -functional.logsigmoid(_margin(logp_w, logp_l, ref_logp_w, ref_logp_l, beta))
 
 
+@checked
 def dpo_gradient_weight(
     logp_w: LogProbs,
     logp_l: LogProbs,

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from analysis.checks import as_mask, at_least_float32, check_choice, check_float
+from analysis.checks import as_mask, at_least_float32, check_choice, check_float, checked
 from analysis.shapes import Mask, Values
 
 
+@checked
 def marginal_rewards(scores: Values, initial: Tensor | float = 0.0) -> Values:
     r"""What each step adds to the score of the path.
 
@@ -39,11 +40,15 @@ def marginal_rewards(scores: Values, initial: Tensor | float = 0.0) -> Values:
     """
     check_float("scores", scores)
     scores = at_least_float32(scores)
-    start = torch.as_tensor(initial, dtype=scores.dtype, device=scores.device)
-    before = torch.cat([start.expand(scores.shape[:-1]).unsqueeze(-1), scores[..., :-1]], dim=-1)
+    if isinstance(initial, Tensor):
+        start = initial.to(scores).expand(scores.shape[:-1]).unsqueeze(-1)
+    else:  # filled there: a copy from the CPU cannot be part of a CUDA graph
+        start = torch.full_like(scores[..., :1], initial)
+    before = torch.cat([start, scores[..., :-1]], dim=-1)
     return scores - before
 
 
+@checked(nan="refused")
 def path_score(scores: Values, mask: Mask, how: str) -> Values:
     r"""One score a path from the scores of its steps.
 
@@ -74,6 +79,7 @@ def path_score(scores: Values, mask: Mask, how: str) -> Values:
     return PATH_SCORES[how](at_least_float32(scores), counted)
 
 
+@checked(nan="refused")
 def best_of_n(scores: Values, mask: Mask, *, how: str = "last") -> Tensor:
     r"""Index of the path with the highest score, the first of them if tied.
 
@@ -95,6 +101,7 @@ def best_of_n(scores: Values, mask: Mask, *, how: str = "last") -> Tensor:
     return path_score(scores, mask, how).argmax(dim=-1)
 
 
+@checked(nan="refused")
 def early_stop(scores: Values, *, patience: int, initial: Tensor | float = 0.0) -> Tensor:
     r"""How many steps a path is given before its score has fallen ``patience`` times in a row.
 
@@ -119,6 +126,7 @@ def early_stop(scores: Values, *, patience: int, initial: Tensor | float = 0.0) 
     return torch.where(stopped.any(dim=-1), first, scores.shape[-1])
 
 
+@checked(nan="refused")
 def falls_in_a_row(scores: Values, *, patience: int, initial: Tensor | float = 0.0) -> Tensor:
     """[..., K] bool: whether the last ``patience`` steps up to each one all lowered the score."""
     if patience < 1:

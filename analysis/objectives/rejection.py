@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from analysis.checks import check_same_shape
+from analysis.checks import check_same_shape, checked
+from analysis.shapes import Correct, Lengths
 
 
-def shortest_right(correct: Tensor, lengths: Tensor) -> Tensor:
+@checked(nan="refused")
+def shortest_right(correct: Correct, lengths: Lengths) -> Tensor:
     r"""The shortest right completion of each group, the first of equals.
 
     .. math:: s_i = [\, i = i^* \,], \qquad

@@ -7,11 +7,15 @@ log-prob a smooth function of the parameters again.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, TypeAlias
 
 from torch import Tensor
 
-from analysis.shapes import LogProbs
+from analysis.checks import checked
+from analysis.shapes import Axes, LogProbs
+
+Hidden: TypeAlias = Annotated[Tensor, Axes("N D")]
+Experts: TypeAlias = Annotated[Tensor, Axes("N", "integers")]
 
 
 class ExpertHead(NamedTuple):
@@ -21,12 +25,14 @@ class ExpertHead(NamedTuple):
     experts: Tensor  #: [E, V, D]
 
 
-def choose_experts(head: ExpertHead, hidden: Tensor) -> Tensor:
+@checked(nan="refused")
+def choose_experts(head: ExpertHead, hidden: Hidden) -> Tensor:
     """[N] expert of each of the hidden states [N, D]: the one with the largest router logit."""
-    return (hidden @ head.router.T).argmax(dim=-1)
+    return _router_logits(head, hidden).argmax(dim=-1)
 
 
-def routed_logp(head: ExpertHead, hidden: Tensor, experts: Tensor) -> LogProbs:
+@checked(nan="refused")
+def routed_logp(head: ExpertHead, hidden: Hidden, experts: Experts) -> LogProbs:
     r"""Log-probs over the vocabulary when every state goes through a *given* expert.
 
     .. math:: \log \pi(\cdot \mid h) = \log\operatorname{softmax}\big(g_e(h)\, W_e h\big), \qquad
@@ -46,6 +52,18 @@ def routed_logp(head: ExpertHead, hidden: Tensor, experts: Tensor) -> LogProbs:
     Returns:
         [N, V].
     """
-    gate = (hidden @ head.router.T).softmax(dim=-1).gather(-1, experts.unsqueeze(-1))
+    logits = _router_logits(head, hidden)
+    if bool(((experts < 0) | (experts >= len(head.router))).any()):
+        raise ValueError(f"experts must be in [0, {len(head.router)})")
+    gate = logits.softmax(dim=-1).gather(-1, experts.unsqueeze(-1))
     logits = (head.experts[experts] @ hidden.unsqueeze(-1)).squeeze(-1)
     return (gate * logits).log_softmax(dim=-1)
+
+
+def _router_logits(head: ExpertHead, hidden: Tensor) -> Tensor:
+    if hidden.shape[-1] != head.router.shape[-1] or hidden.dtype != head.router.dtype:
+        raise ValueError(
+            f"hidden is {hidden.dtype} {tuple(hidden.shape)}: head.router needs "
+            f"{head.router.dtype} [N, {head.router.shape[-1]}]"
+        )
+    return hidden @ head.router.T

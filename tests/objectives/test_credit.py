@@ -127,6 +127,8 @@ def test_equal_step_rewards_are_exactly_zero(eps):
         ([[1.0], [2.0]], [[1], [2]], [3], "lengths has shape"),
         ([[1.0], [2.0]], [[1], [2]], [3.0, 3.0], "lengths must hold integers"),
         ([[], [2.0]], [[], [2]], [-1, 3], "lengths must be >= 0"),
+        ({1: 2.0}, [[1], [2]], [3, 3], "step_rewards must be a tensor or lists"),
+        ([[1.0], [2.0]], torch.tensor([[1], [2]]), [3, 3], "step_ends must be lists"),
         ([[1.0, 2.0]], [[0, 1]], [3], "at least two"),
         ([], [], [], "at least two|outputs"),
     ],
@@ -211,10 +213,10 @@ def test_fold_kl_refuses():
     for beta in (-0.1, math.nan, math.inf):
         with pytest.raises(ValueError, match="beta"):
             fold_kl(ADVANTAGES, KL, MASK, beta=beta)
-    with pytest.raises(ValueError, match="advantages has shape"):
-        fold_kl(ADVANTAGES[:1], KL, MASK, beta=0.1)
     with pytest.raises(ValueError, match="mask"):
         fold_kl(ADVANTAGES, KL, MASK[:, :2], beta=0.1)
+    with pytest.raises(ValueError, match=r"give one a row, .*, or one a token"):
+        fold_kl(ADVANTAGES[:1], KL, MASK, beta=0.1)
 
 
 def test_to_go_has_the_gradient_of_the_sequence_kl_and_immediate_has_not():

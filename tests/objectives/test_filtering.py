@@ -45,5 +45,3 @@ def test_refusals():
         repeats(torch.arange(4), period=1, times=1)
     with pytest.raises(ValueError, match="group_size"):
         kept_fraction(torch.tensor(0.5), 0)
-    with pytest.raises(ValueError, match="group axis"):
-        informative_groups(torch.tensor(0.5))

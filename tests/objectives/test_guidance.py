@@ -40,6 +40,8 @@ def test_imitation_cost_at_the_ends():
     assert imitation_cost(0.01, 50, 0.99) == pytest.approx(0.5)
     with pytest.raises(ValueError, match="recovery"):
         imitation_cost(0.1, 5, 1.1)
+    with pytest.raises(ValueError, match="horizon"):
+        imitation_cost(0.1, 0, 0.5)
 
 
 def test_routed_logp_by_hand():
@@ -58,3 +60,6 @@ def test_routed_logp_by_hand():
         logits = gates[expert] * (head.experts[expert] @ state)
         assert torch.allclose(got[row], logits.log_softmax(-1))
     assert torch.allclose(got.exp().sum(-1), torch.ones(7, dtype=torch.float64))
+    for unknown in (-1, 3):
+        with pytest.raises(ValueError, match=r"experts must be in \[0, 3\)"):
+            routed_logp(head, hidden, torch.full((7,), unknown))

@@ -112,7 +112,5 @@ def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="level"):
         weights(level="word")
     for bound in (0.9, math.nan):
-        with pytest.raises(ValueError, match="bound must be at least 1"):
+        with pytest.raises(ValueError, match=r"bound (must be at least 1|is NaN)"):
             weights(bound=bound)
-    with pytest.raises(ValueError, match="shape"):
-        mismatch_weight(TRAINER, SAMPLER[:, :1], EVERY)

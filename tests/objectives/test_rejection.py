@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 import torch
 
 from analysis.objectives.rejection import shortest_right
@@ -17,10 +16,3 @@ def test_the_shortest_of_the_right_is_chosen_and_the_first_of_equals():
         [False, False, False],
         [False, False, True],
     ]
-
-
-def test_bad_arguments_are_refused():
-    with pytest.raises(ValueError, match="correct must be a boolean"):
-        shortest_right(torch.ones(2, 3), torch.ones(2, 3))
-    with pytest.raises(ValueError, match="shape"):
-        shortest_right(torch.ones(2, 3, dtype=torch.bool), torch.ones(2, 4))
