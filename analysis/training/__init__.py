@@ -1,1 +1,1 @@
-"""Training a population: all arms and seeds of an ablation as one batch of tiny policies."""
+"""Training a population: all variants and seeds of an ablation as one batch of tiny policies."""

@@ -1,4 +1,4 @@
-"""What a run is made of: the arm and seed of each member, and what all members share."""
+"""What a run is made of: the variant and seed of each run, and what all runs share."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import torch
 from pydantic import Field, model_validator
 
 from analysis.schema import Schema
-from analysis.training.arms import Arm
-from analysis.training.policy import PolicyConfig
-from analysis.training.tasks import SortTask
+from analysis.training.tiny.policy import PolicyConfig
+from analysis.training.tiny.tasks import SortTask
+from analysis.training.variants import Variant
 
 
-class Member(Schema):
+class Run(Schema):
     """One run of the population."""
 
-    arm: Arm
+    variant: Variant
     #: Of prompts and sampling; the starting policy is shared. Equal seeds see equal noise.
     seed: int = Field(ge=0)
 
 
 class StartConfig(Schema):
-    """The supervised policies from which members start, and which are their references."""
+    """The supervised policies from which runs start, and which are their references."""
 
     #: Of the first start; the next ones follow.
     seed: int = Field(default=0, ge=0)
-    #: How many starts there are: a member takes that of its seed modulo their number.
+    #: How many starts there are: a run takes that of its seed modulo their number.
     count: int = Field(default=1, ge=1)
     updates: int = Field(default=110, ge=0)
     batch_size: int = Field(default=128, ge=1)
@@ -36,7 +36,7 @@ class StartConfig(Schema):
 
 
 class RunConfig(Schema):
-    """What all members of a population share, whatever the policy."""
+    """What all runs of a population share, whatever the policy."""
 
     updates: int = Field(default=300, ge=1)
     num_prompts: int = Field(default=12, ge=1)
@@ -90,7 +90,7 @@ class TrainConfig(RunConfig):
     task: SortTask = SortTask()
     policy: PolicyConfig = PolicyConfig()
     start: StartConfig = StartConfig()
-    #: None where no arm has one.
+    #: None where no variant has one.
     teacher: TeacherConfig | None = None
 
     @model_validator(mode="after")

@@ -10,13 +10,15 @@ graphs are asked for, every call runs as it is.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+LOG = logging.getLogger(__name__)
 
 #: Calls before a function is recorded: libraries set themselves up in the first.
 WARM_UP = 2
@@ -63,8 +65,17 @@ class CudaRecorder:
         self, function: Callable[[], Any], *, passing: bool
     ) -> tuple[Any, Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._shared if passing else None):
-            outputs = function()
+        stream, first = torch.cuda.current_stream(), None
+        try:
+            with torch.cuda.graph(graph, pool=self._shared if passing else None):
+                try:
+                    outputs = function()
+                except Exception as error:
+                    first = error
+                    raise
+        except Exception as error:  # ending a broken capture raises too, and leaves no stream
+            torch.cuda.set_stream(stream)
+            raise first or error from None
         return outputs, graph.replay
 
     def address(self, tensor: Tensor) -> Hashable:
@@ -101,12 +112,14 @@ class Graphs:
     """Records each function at its third call with inputs of the same shapes, then replays it.
 
     A replay writes into the outputs of the recording: results hold until the next call under the
-    same name, and of passing ones until any other call. Clone what must live longer.
+    same name, and of passing ones until any other call. Clone what must live longer. A function
+    that cannot be recorded is reported; from then on every call runs as it is.
     """
 
     def __init__(self, recorder: Recorder, fixed: Iterable[Tensor] = ()) -> None:
         self._recorder = recorder
-        self._fixed = {recorder.address(tensor) for tensor in fixed}
+        self._fixed = {_place(recorder, tensor) for tensor in fixed}
+        self._broken = False
         self._calls: Counter[Hashable] = Counter()
         self._graphs: dict[Hashable, _Graph] = {}
 
@@ -115,42 +128,47 @@ class Graphs:
     ) -> Any:
         key = (name, *map(_signature, leaves(inputs)))
         self._calls[key] += 1
-        if self._calls[key] <= WARM_UP:
+        if self._broken or self._calls[key] <= WARM_UP:
             return function(*inputs)
         if key not in self._graphs:
-            record = partial(self._recorder.record, passing=passing)
-            graph = _Graph(name, record, self._recorder.address, function, inputs, self._fixed)
+            try:
+                graph = _Graph(name, self._recorder, function, inputs, self._fixed, passing=passing)
+            except Exception:
+                LOG.exception("graph %r cannot be recorded: going on without graphs", name)
+                self._broken = True
+                return function(*inputs)
             self._graphs[key] = graph
             outputs = [leaf for leaf in leaves(graph.outputs) if isinstance(leaf, Tensor)]
-            self._fixed.update(map(self._recorder.address, outputs))
+            self._fixed.update(_place(self._recorder, tensor) for tensor in outputs)
         return self._graphs[key](inputs)
 
 
 class _Graph:
     """One recorded function.
 
-    Inputs in ``fixed`` memory are read where they are; for the others it keeps tensors of its own,
-    into which they are copied.
+    Inputs that stand in ``fixed`` places are read there; for the others, a part of such a place
+    among them, it keeps tensors of its own, into which they are copied.
     """
 
     def __init__(
         self,
         name: Hashable,
-        record: Callable[[Callable[[], Any]], tuple[Any, Callable[[], None]]],
-        address: Callable[[Tensor], Hashable],
+        recorder: Recorder,
         function: Callable[..., Any],
         inputs: Any,
         fixed: set[Hashable],
+        *,
+        passing: bool,
     ) -> None:
-        self._name, self._address = name, address
-
-        def held(tensor: Tensor) -> Tensor:
-            return tensor if address(tensor) in fixed else tensor.clone()
-
-        inputs = _mapped(held, inputs)
+        self._name, self._recorder = name, recorder
+        self._moves = [
+            isinstance(leaf, Tensor) and _place(recorder, leaf) not in fixed
+            for leaf in leaves(inputs)
+        ]
+        moves = iter(self._moves)
+        inputs = _mapped(lambda leaf: leaf.clone() if next(moves) else leaf, inputs)
         self._held = list(leaves(inputs))
-        self._moves = [isinstance(x, Tensor) and address(x) not in fixed for x in self._held]
-        self.outputs, self._replay = record(lambda: function(*inputs))
+        self.outputs, self._replay = recorder.record(lambda: function(*inputs), passing=passing)
 
     def __call__(self, inputs: Any) -> Any:
         for held, given, moves in zip(self._held, leaves(inputs), self._moves, strict=True):
@@ -164,7 +182,11 @@ class _Graph:
     def _same(self, held: Any, given: Any) -> bool:
         if not isinstance(held, Tensor):
             return held is given
-        return self._address(held) == self._address(given) and held.stride() == given.stride()
+        return _place(self._recorder, held) == _place(self._recorder, given)
+
+
+def _place(recorder: Recorder, tensor: Tensor) -> Hashable:
+    return recorder.address(tensor), tuple(tensor.shape), tensor.stride()
 
 
 def leaves(tree: Any) -> Iterator[Any]:
@@ -176,12 +198,10 @@ def leaves(tree: Any) -> Iterator[Any]:
         yield tree
 
 
-def _mapped(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    """Nested tuples with a function applied to their tensors."""
-    if isinstance(tree, Tensor):
-        return function(tree)
+def _mapped(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Nested tuples with a function applied to their leaves, in order."""
     if not isinstance(tree, tuple):
-        return tree
+        return function(tree)
     parts = [_mapped(function, part) for part in tree]
     return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
 

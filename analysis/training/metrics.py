@@ -1,4 +1,4 @@
-"""What every update logs, per member, and the glossary that says so."""
+"""What every update logs, per run, and the glossary that says so."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from analysis.kl import divergences, estimators
-from analysis.training.setting import Scores
+from analysis.training.environment import Scores
 
 #: Cheap: the mean over all updates of a logging window.
 WINDOW_METRICS: dict[str, str] = {
@@ -19,7 +19,7 @@ WINDOW_METRICS: dict[str, str] = {
     "wrong_length": "The same over the wrong completions; NaN if there is none.",
     "own_accuracy": "Accuracy of completions of the policy itself, whoever samples for training.",
     "own_length": "Length of completions of the policy itself, whoever samples for training.",
-    "gradient_norm": "Euclidean norm of the member's gradient before clipping.",
+    "gradient_norm": "Euclidean norm of the run's gradient before clipping.",
     "clip_fraction": "Share of tokens whose gradient the ratio clip changes.",
     "ratio_ess": "Effective sample size of the token ratios to the sampler, as a share of tokens.",
     "used_fraction": "Share of tokens whose policy term no mask or filter leaves out.",
@@ -34,7 +34,7 @@ POLICY_METRICS: dict[str, str] = {
     "k3": "Mean of the estimator k3 over the sampled tokens.",
     "entropy": "Exact entropy of the policy over the vocabulary, at visited states.",
     "teacher_kl": "Exact KL of the policy from the teacher, full vocabulary; NaN without one.",
-    "kl_cosine": "Cosine of the arm's KL gradient with the exact reverse KL's, over all weights.",
+    "kl_cosine": "Cosine of the run's KL gradient with the exact reverse KL's, over all weights.",
 }
 
 #: Name -> one-line definition. Within an update, a metric is the mean over its optimizer steps and
@@ -47,15 +47,15 @@ METRICS: dict[str, str] = WINDOW_METRICS | POLICY_METRICS
 PARTIAL_METRICS: tuple[str, ...] = ("kl_cosine", "teacher_kl", "right_length", "wrong_length")
 
 
-def member_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """[M]: mean of values [M, ...] over the counted tokens of each member."""
+def run_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """[M]: mean of values [M, ...] over the counted tokens of each run."""
     return _mean_where(mask.flatten(1), values.flatten(1))
 
 
 def elementwise_mean(values: Sequence[Tensor]) -> Tensor:
     """[M]: mean of tensors [M] where they are not NaN, added in their order; NaN if none is.
 
-    The mean over a dimension of their stack would round by M, so a member's would not be its own.
+    The mean over a dimension of their stack would round by M, so a run's would not be its own.
     """
     defined = [~value.isnan() for value in values]
     total = sum(torch.where(d, v, 0.0) for d, v in zip(defined, values, strict=True))
@@ -111,9 +111,9 @@ def policy_metrics(
         "k3": estimators.k3(logp, ref_logp),
         "entropy": divergences.entropy(logits),
     }
-    measured = {name: member_mean(value, mask) for name, value in values.items()}
+    measured = {name: run_mean(value, mask) for name, value in values.items()}
     if teacher_logits is None:
         nothing = torch.full_like(measured["entropy"], torch.nan)
         return measured | {"teacher_kl": nothing}
     distance = divergences.reverse_kl(logits, teacher_logits)
-    return measured | {"teacher_kl": member_mean(distance, mask)}
+    return measured | {"teacher_kl": run_mean(distance, mask)}

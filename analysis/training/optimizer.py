@@ -1,4 +1,4 @@
-"""One fused AdamW over the weights of all members; each member clipped by its own gradient norm."""
+"""One fused AdamW over the weights of all runs; each run clipped by its own gradient norm."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def clip_rows(gradient: Tensor, max_norm: float) -> Clipped:
 
 
 class PopulationAdamW:
-    """AdamW on weights [M, N]; it is elementwise, so members do not mix.
+    """AdamW on weights [M, N]; it is elementwise, so runs do not mix.
 
-    The rows of frozen members stay as they are, to the bit.
+    The rows of frozen runs stay as they are, to the bit.
     """
 
     #: What it remembers of the steps so far: their number and two moments of the gradient.
@@ -40,7 +40,7 @@ class PopulationAdamW:
 
     @torch.no_grad()
     def step(self, gradient: Tensor, frozen: Tensor | None = None) -> None:
-        """One step on a gradient [M, N], but for the ``frozen`` members.
+        """One step on a gradient [M, N], but for the ``frozen`` runs.
 
         Args:
             gradient: overwritten where it is theirs.

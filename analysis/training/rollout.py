@@ -1,18 +1,19 @@
-"""Sampling completions for many members at once, and the log-probs under which they were drawn."""
+"""Completions of many runs, the log-probs under which they were drawn, and what training adds."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from analysis.kl.truncation import keep_top, masked_logits
-from analysis.training.setting import PopulationPolicy, Task, Weights
+from analysis.training.environment import PopulationPolicy, Task, Weights
 
 
 class Rollout(NamedTuple):
-    """Completions of one update. M members, P prompts, G completions of each, T tokens."""
+    """Completions of one update. M runs, P prompts, G completions of each, T tokens."""
 
     prompts: Tensor  #: [M, P, L]
     inputs: Tensor  #: [M, P, G, T], what the policy reads to predict each completion token
@@ -26,7 +27,7 @@ class Rollout(NamedTuple):
     keep: Tensor
 
 
-class Drawing(NamedTuple):
+class SamplingParams(NamedTuple):
     """How tokens are drawn from a policy's logits at the run's temperature."""
 
     temperature: float = 1.0  #: of the sampler over the run's
@@ -38,7 +39,12 @@ class Drawing(NamedTuple):
         return self == PLAIN
 
 
-PLAIN = Drawing()
+PLAIN = SamplingParams()
+
+
+def at_temperature(logits: Tensor, temperature: float) -> Tensor:
+    """Logits over the temperature; themselves at 1, where a pass over the vocabulary is spared."""
+    return logits if temperature == 1.0 else logits / temperature
 
 
 def token_logp(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
@@ -48,13 +54,13 @@ def token_logp(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
 
     The policy is the distribution that is sampled, so the temperature belongs inside.
     """
-    logp = torch.log_softmax(logits / temperature, dim=-1)
+    logp = torch.log_softmax(at_temperature(logits, temperature), dim=-1)
     return logp.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
-def completion_inputs(completions: Tensor, opening: int) -> Tensor:
-    """What the policy reads to predict each token: the opening one, then all but the last."""
-    start = torch.full_like(completions[..., :1], opening)
+def completion_inputs(completions: Tensor, bos_token: int) -> Tensor:
+    """What the policy reads to predict each token: the token that opens, then all but the last."""
+    start = torch.full_like(completions[..., :1], bos_token)
     return torch.cat([start, completions[..., :-1]], dim=-1)
 
 
@@ -76,9 +82,9 @@ def sample(
     prompts: Tensor,
     uniforms: Tensor,
     temperature: float,
-    past: Any = None,
+    cache: Any = None,
     *,
-    drawing: Drawing = PLAIN,
+    params: SamplingParams = PLAIN,
     forced: Tensor | None = None,
 ) -> Rollout:
     """Sample G completions of each prompt with a key-value cache.
@@ -87,24 +93,26 @@ def sample(
         prompts: [M, P, L].
         uniforms: [M, P, G, T] in [0, 1), one per token: the whole randomness of the rollout.
         temperature: divides the logits.
-        past: the policy's room for completions, to be filled; by default a new one.
-        drawing: how the sampler's distribution differs from the policy's.
+        cache: the policy's room for completions, to be filled; by default a new one.
+        params: how the sampler's distribution differs from the policy's.
         forced: [M, P, G, T], tokens that are already there; -1 where one is to be drawn.
     """
     prefix = policy.prefill(weights, prompts)
-    tokens = torch.full_like(uniforms[..., :1], task.opening, dtype=torch.long)
-    past = policy.empty_cache(uniforms) if past is None else past
+    tokens = torch.full_like(uniforms[..., :1], task.bos_token, dtype=torch.long)
+    cache = policy.empty_cache(uniforms) if cache is None else cache
     completions, logps, drawn_logps, kept = [], [], [], []
     for step in range(uniforms.shape[-1]):
-        logits = policy.extend(weights, prefix, tokens, past, step) / temperature  # (M, P, G, 1, V)
+        # Logits are (M, P, G, 1, V).
+        logits = policy.extend(weights, prefix, tokens, cache, step)
+        logits = at_temperature(logits, temperature)
         logp = torch.log_softmax(logits, dim=-1)
         drawn_logp = logp
-        if not drawing.is_plain:
-            drawn = logits / drawing.temperature
-            kept.append(keep_top(drawn, top_p=drawing.top_p))
+        if not params.is_plain:
+            drawn = at_temperature(logits, params.temperature)
+            kept.append(keep_top(drawn, top_p=params.top_p))
             drawn_logp = torch.log_softmax(masked_logits(drawn, kept[-1]), dim=-1)
         tokens = inverse_cdf(drawn_logp.exp(), uniforms[..., step : step + 1])
-        if not drawing.is_plain:
+        if not params.is_plain:
             tokens = torch.minimum(tokens, _last_kept(kept[-1]))
         if forced is not None:
             given = forced[..., step : step + 1]
@@ -116,11 +124,11 @@ def sample(
     old_logp = torch.cat(logps, dim=-1)
     return Rollout(
         prompts,
-        completion_inputs(drawn, task.opening),
+        completion_inputs(drawn, task.bos_token),
         drawn,
         old_logp,
         task.completion_mask(drawn),
-        old_logp if drawing.is_plain else torch.cat(drawn_logps, dim=-1),
+        old_logp if params.is_plain else torch.cat(drawn_logps, dim=-1),
         torch.cat(kept, dim=-2) if kept else torch.ones_like(drawn, dtype=torch.bool).unsqueeze(-1),
     )
 
@@ -132,3 +140,35 @@ def _last_kept(keep: Tensor) -> Tensor:
 
 def _of_tokens(logp: Tensor, tokens: Tensor) -> Tensor:
     return logp.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+
+class Batch(NamedTuple):
+    """A rollout with all that stays fixed while it is trained on; axes [M, P, ...]."""
+
+    rollout: Rollout
+    ref_logits: Tensor  #: [M, P, G, T, V], of the reference, at the sampling temperature
+    ref_logp: Tensor  #: [M, P, G, T]
+    rewards: Tensor  #: [M, P, G], shaped
+    outcomes: Tensor  #: [M, P, G], advantage of the whole completion, before any KL
+    advantages: Tensor  #: [M, P, G, T], with the KL in the reward folded in
+    kept: Tensor  #: [M, P] bool, the groups that the step is a mean over
+    trained: Tensor  #: [M, P, G, T] bool, counted tokens that are trained on
+    finished: Tensor  #: [M, P, G] bool, False where cut at the longest length
+    #: [M, P, G, T, V] and [M, P, G, T], of the teacher; None without one.
+    teacher_logits: Tensor | None = None
+    teacher_logp: Tensor | None = None
+    #: [M, P, G, 1], weight of the distillation on each completion; None without a teacher.
+    distillation_weight: Tensor | None = None
+
+    def of_runs(self, rows: slice | Tensor) -> Batch:
+        """The same for some of the runs; ``rows`` index the first axis."""
+        return self._indexed(lambda part: part[rows])
+
+    def of_prompts(self, prompts: slice) -> Batch:
+        """The same for some of the prompts."""
+        return self._indexed(lambda part: part[:, prompts].contiguous())
+
+    def _indexed(self, index: Callable[[Tensor], Tensor]) -> Batch:
+        rollout = Rollout(*(index(part) for part in self.rollout))
+        rest = (None if part is None else index(part) for part in self[1:])
+        return Batch(rollout, *rest)

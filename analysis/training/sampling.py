@@ -1,7 +1,12 @@
-"""One update's completions of all members, each sampled as its own arm says.
+"""One update's completions of all runs, each sampled as its own variant says.
 
-Members are sampled in groups of one sampler. A group that samples from the very weights it is about
+Runs are sampled in groups of one sampler. A group that samples from the very weights it is about
 to train keeps its activations: they are the forward pass of its first optimizer step.
+
+Partial rollouts: with a budget, completions are cut at so many new tokens and continued at the next
+update. A group is trained on when all its completions are finished; until then its prompt and what
+has been sampled wait in a :class:`Buffer`. So one completion can hold segments of several policies,
+each with its own log-probs.
 """
 
 from __future__ import annotations
@@ -14,25 +19,24 @@ import torch
 from torch import Tensor
 
 from analysis.objectives.filtering import repeats
-from analysis.training.arms import Sampler
-from analysis.training.config import Member, RunConfig
+from analysis.objectives.guidance import current_segment
+from analysis.training.config import Run, RunConfig
+from analysis.training.environment import Environment, ReplayingPolicy, Scores
 from analysis.training.graphs import Launch
-from analysis.training.grouping import Group, Groups
-from analysis.training.partial import Buffer
-from analysis.training.randomness import member_uniforms
-from analysis.training.rollout import Drawing, Rollout, sample
-from analysis.training.setting import ReplayingPolicy, Scores, Setting
+from analysis.training.population import Group, Groups, run_uniforms, uploaded
+from analysis.training.rollout import Rollout, SamplingParams, sample
+from analysis.training.variants import Sampler
 
-#: Activations of each group of members, or None where they are not the trained policy's.
-Pasts = Sequence[Any]
+#: Activations of each group of runs, or None where they are not the trained policy's.
+Caches = Sequence[Any]
 
 
-class Drawn(NamedTuple):
+class SampledBatch(NamedTuple):
     """What sampling gives the update."""
 
     rollout: Rollout
     scores: Scores
-    pasts: Pasts
+    caches: Caches
     done: Tensor  #: [M, P] bool, groups that are trained on; others are still being sampled
     trained: Tensor  #: [M, P, G, T] bool, counted tokens that are trained on
 
@@ -48,17 +52,17 @@ class Samplers:
     def __init__(
         self,
         config: RunConfig,
-        members: Sequence[Member],
-        setting: Setting,
+        runs: Sequence[Run],
+        environment: Environment,
         launch: Launch,
         *,
         keep: bool,
     ) -> None:
-        self.config, self.setting, self.launch = config, setting, launch
-        self.keep = keep and isinstance(setting.policy, ReplayingPolicy)
-        self.seeds = [member.seed for member in members]
+        self.config, self.environment, self.launch = config, environment, launch
+        self.keep = keep and isinstance(environment.policy, ReplayingPolicy)
+        self.seeds = [run.seed for run in runs]
         self.groups: Groups[Sampler] = Groups(
-            [member.arm.sampler for member in members], setting.start.device
+            [run.variant.sampler for run in runs], environment.start.device
         )
         lag = max(group.key.staleness for group in self.groups)
         #: Weights [M, N] at the start of this update, of the one before, and so on.
@@ -99,26 +103,26 @@ class Samplers:
             names = {name: f"buffer.{place}.{name}" for name in Buffer.STATE}
             buffer.restore({n: tensors[key] for n, key in names.items() if key in tensors})
 
-    def draw(self, update: int) -> Drawn:
-        """Completions of every member at the remembered weights, and the verifier's scores."""
-        config, task = self.config, self.setting.task
-        device = self.setting.start.device
+    def sample(self, update: int) -> SampledBatch:
+        """Completions of every run at the remembered weights, and the verifier's scores."""
+        config, task = self.config, self.environment.task
+        device = self.environment.start.device
         shape = (config.num_prompts, task.draws_per_prompt)
-        drawn = member_uniforms(self.seeds, "prompts", update, shape, torch.float64)
-        prompts = task.prompts(drawn.to(device))
+        drawn = run_uniforms(self.seeds, "prompts", update, shape, torch.float64)
+        prompts = task.prompts(uploaded(drawn, device))
         noise = self._noise(update)
-        rollouts, pasts, cuts, dones, trained = [], [], [], [], []
+        rollouts, caches, cuts, dones, trained = [], [], [], [], []
         for place, group in enumerate(self.groups):
             buffer, given = self.buffers.get(place), (prompts[group.rows], noise[group.rows])
             if buffer is not None:
                 rollout, done, kept = self._continued(buffer, group, *given, update)
-                past = None
+                cache = None
             else:
-                rollout, past = self._sample(group, *given)
+                rollout, cache = self._sample(group, *given)
                 done, kept = torch.ones_like(rollout.mask[..., 0, 0]), rollout.mask
             rollout, cut = stopped_at_repeats(group.key, rollout)
             rollouts.append(rollout)
-            pasts.append(past)
+            caches.append(cache)
             cuts.append(cut)
             dones.append(done)
             trained.append(kept & rollout.mask)
@@ -127,40 +131,40 @@ class Samplers:
         if any(group.key.repeat_times for group in self.groups):
             scores = without(scores, self.groups.join(cuts))
         join = self.groups.join
-        return Drawn(rollout, scores, tuple(pasts), join(dones), join(trained))
+        return SampledBatch(rollout, scores, tuple(caches), join(dones), join(trained))
 
-    def own(self, drawn: Drawn, update: int) -> Drawn:
+    def on_policy(self, sampled: SampledBatch, update: int) -> SampledBatch:
         """What the policy itself makes of this update's prompts, at the remembered weights.
 
-        Members that sampled so keep their completions; a foreign sampler's are drawn again, with
+        Runs that sampled so keep their completions; those of another sampler are drawn again, with
         the same noise.
         """
-        if not any(group.key.foreign for group in self.groups):
-            return drawn
-        noise, task = self._noise(update), self.setting.task
+        if not any(group.key.off_policy for group in self.groups):
+            return sampled
+        noise, task = self._noise(update), self.environment.task
         masks, accuracies = [], []
         for group in self.groups:
             rows = group.rows
-            mask, accuracy = drawn.rollout.mask[rows], drawn.scores.accuracy[rows]
-            if group.key.foreign:
-                prompts = drawn.rollout.prompts[rows]
+            mask, accuracy = sampled.rollout.mask[rows], sampled.scores.accuracy[rows]
+            if group.key.off_policy:
+                prompts = sampled.rollout.prompts[rows]
                 rollout, _ = self._sample(group, prompts, noise[rows], sampler=Sampler())
                 mask = rollout.mask
                 accuracy = task.score(prompts, rollout.completions).accuracy
             masks.append(mask)
             accuracies.append(accuracy)
         accuracy = self.groups.join(accuracies)
-        return drawn._replace(
-            rollout=drawn.rollout._replace(mask=self.groups.join(masks)),
-            scores=drawn.scores._replace(accuracy=accuracy),
+        return sampled._replace(
+            rollout=sampled.rollout._replace(mask=self.groups.join(masks)),
+            scores=sampled.scores._replace(accuracy=accuracy),
         )
 
     def _noise(self, update: int) -> Tensor:
         """[M, P, G, T]: the uniforms with which the completions of an update are sampled."""
         config = self.config
-        shape = (config.num_prompts, config.group_size, self.setting.task.completion_length)
-        noise = member_uniforms(self.seeds, "sampling", update, shape, config.dtype)
-        return noise.to(self.setting.start.device)
+        shape = (config.num_prompts, config.group_size, self.environment.task.completion_length)
+        noise = run_uniforms(self.seeds, "sampling", update, shape, config.dtype)
+        return uploaded(noise, self.environment.start.device)
 
     def _continued(
         self, buffer: Buffer, group: Group, prompts: Tensor, noise: Tensor, update: int
@@ -181,24 +185,25 @@ class Samplers:
     ) -> tuple[Rollout, Any]:
         """The rollout of a group, by its own sampler or another, and the activations it keeps."""
         own, sampler = sampler is None, sampler or group.key
-        keep = own and self.keep and sampler.on_policy
-        policy = self.setting.policy
+        keep = own and self.keep and sampler.shares_activations
+        policy = self.environment.policy
         weights = self.history[min(sampler.staleness, len(self.history) - 1)][group.rows]
-        drawing = Drawing(sampler.temperature, sampler.top_p)
+        params = SamplingParams(sampler.temperature, sampler.top_p)
 
-        def drawn(
+        def sampled(
             weights: Tensor, prompts: Tensor, noise: Tensor, forced: Tensor | None
         ) -> tuple[Rollout, Any]:
-            past = policy.empty_cache(noise, keep=True) if keep else None
+            cache = policy.empty_cache(noise, keep=True) if keep else None
             views = policy.unflatten(weights)
             by = policy
             if sampler.by == "teacher":
-                by, views = self.setting.teacher.policy, self.setting.teacher.of_members(group.size)
+                teacher = self.environment.teacher
+                by, views = teacher.policy, teacher.of_runs(group.size)
             temperature = self.config.temperature
-            task, options = self.setting.task, {"drawing": drawing, "forced": forced}
-            return sample(by, views, task, prompts, noise, temperature, past, **options), past
+            task, options = self.environment.task, {"params": params, "forced": forced}
+            return sample(by, views, task, prompts, noise, temperature, cache, **options), cache
 
-        return self.launch(("sample", group.key, own), drawn, weights, prompts, noise, forced)
+        return self.launch(("sample", group.key, own), sampled, weights, prompts, noise, forced)
 
     def _join(self, rollouts: Sequence[Rollout]) -> Rollout:
         """Rollouts of the groups as one; sampling masks are as wide as the widest of them."""
@@ -223,3 +228,85 @@ def without(scores: Scores, cut: Tensor) -> Scores:
     steps = None if scores.steps is None else torch.where(cut.unsqueeze(-1), 0.0, scores.steps)
     finished = ~cut if scores.finished is None else scores.finished & ~cut
     return Scores(rewards, accuracy, steps, finished)
+
+
+#: Update of a token that is not sampled yet.
+UNSAMPLED = -1
+
+
+class Buffer:
+    """What the runs of one sampler carry from update to update.
+
+    Args:
+        sampler: with a budget.
+    """
+
+    #: Tensors [m, P, ...] that a run's state holds.
+    STATE = ("prompts", "completions", "sampled_at", "old_logp")
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+        self.tensors: dict[str, Tensor] = {}
+
+    def resume(self, prompts: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        """Prompts to sample on from, this update's where a group begins, and forced tokens.
+
+        Args:
+            prompts: [m, P, L], of this update.
+            uniforms: [m, P, G, T], of this update; its shape and dtype are used.
+
+        Returns:
+            Prompts [m, P, L], and tokens [m, P, G, T], -1 where one is to be drawn.
+        """
+        if not self.tensors:
+            unsampled = torch.full_like(uniforms, UNSAMPLED, dtype=torch.long)
+            self.tensors = {
+                "prompts": prompts,
+                "completions": unsampled,
+                "sampled_at": unsampled,
+                "old_logp": torch.zeros_like(uniforms),
+            }
+        sampled = self._sampled()
+        begun = sampled.flatten(-2).any(dim=-1, keepdim=True)
+        carried = torch.where(begun, self.tensors["prompts"], prompts)
+        return carried, torch.where(sampled, self.tensors["completions"], -1)
+
+    def advance(self, rollout: Rollout, update: int) -> tuple[Rollout, Tensor, Tensor]:
+        """Take up to the budget of new tokens a completion; let go of the groups that are done.
+
+        Args:
+            rollout: sampled from :meth:`resume`, as if there were no budget.
+            update: this one.
+
+        Returns:
+            The rollout, where nothing of unfinished groups is counted; [m, P] bool, the groups that
+            are finished; and [m, P, G, T] bool, the tokens that are to be trained on.
+        """
+        before = self._sampled()
+        position = torch.arange(before.shape[-1], device=before.device)
+        first = before.sum(dim=-1, keepdim=True)
+        new = (position >= first) & (position < first + self.sampler.budget)
+        sampled_at = torch.where(new, update, self.tensors["sampled_at"])
+        old_logp = torch.where(before, self.tensors["old_logp"], rollout.old_logp)
+        unfinished = rollout.mask & (sampled_at == UNSAMPLED)
+        done = ~unfinished.flatten(-2).any(dim=-1)
+        mask = rollout.mask & done[..., None, None]
+        trained = mask
+        if self.sampler.train_on == "current":
+            trained = current_segment(mask, sampled_at, update)
+        empty = done[..., None, None]
+        self.tensors = {
+            "prompts": rollout.prompts,
+            "completions": rollout.completions,
+            "sampled_at": torch.where(empty, UNSAMPLED, sampled_at),
+            "old_logp": old_logp,
+        }
+        rollout = rollout._replace(old_logp=old_logp, sampler_logp=old_logp, mask=mask)
+        return rollout, done, trained
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from the tensors of a state; with none, from nothing."""
+        self.tensors = dict(tensors)
+
+    def _sampled(self) -> Tensor:
+        return self.tensors["sampled_at"] != UNSAMPLED

@@ -1,9 +1,9 @@
-"""Policy-gradient training of a whole population: every member in the same batched operations.
+"""Policy-gradient training of a whole population: every run in the same batched operations.
 
 One update: sample completions, verify them, turn rewards into advantages, subtract the KL of the
-arms that have it in the reward, then take one or more optimizer steps on the policy term plus the
-KL of the arms that have it in the loss. Members share no state but the frozen reference and
-teacher: member i of a population is, bit for bit on the CPU, the run it would be alone.
+variants that have it in the reward, then take one or more optimizer steps on the policy term plus
+the KL of the variants that have it in the loss. Runs share no state but the frozen reference and
+teacher: run i of a population is, bit for bit on the CPU, the run it would be alone.
 """
 
 from __future__ import annotations
@@ -11,17 +11,26 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from analysis.training.batch import Batch
-from analysis.training.config import Member, RunConfig, TrainConfig
+from analysis.checks import trusted
+from analysis.training.config import Run, RunConfig, TrainConfig
+from analysis.training.cpu import keep_freed_memory
+from analysis.training.environment import Environment
 from analysis.training.graphs import launcher
-from analysis.training.kl_cosine import kl_cosine, kl_objectives
-from analysis.training.memory import keep_freed_memory
+from analysis.training.loss import (
+    StepOutput,
+    Terms,
+    compute_step,
+    kl_cosine,
+    kl_objectives,
+    make_batch,
+)
 from analysis.training.metrics import (
     METRICS,
     POLICY_METRICS,
@@ -30,58 +39,84 @@ from analysis.training.metrics import (
     rollout_metrics,
 )
 from analysis.training.optimizer import PopulationAdamW, clip_rows
-from analysis.training.records import Failure, RunRecord, TrainerState
-from analysis.training.sampling import Drawn, Pasts, Samplers
-from analysis.training.setting import Setting
-from analysis.training.start import tiny_setting
-from analysis.training.step import StepOutput, Terms, compute_step, make_batch
+from analysis.training.rollout import Batch, at_temperature
+from analysis.training.sampling import Caches, SampledBatch, Samplers
+from analysis.training.tiny.start import tiny_environment
+
+
+class Failure(NamedTuple):
+    """A run that went NaN or infinite: it is frozen as it was before that optimizer step."""
+
+    run: int  #: its place in the population
+    update: int
+    step: int  #: optimizer step within the update
+    tensor: str  #: the first tensor, in order of computation, that was not finite
+
+
+class RunRecord(NamedTuple):
+    """What a run logged. W logging windows, M runs."""
+
+    config: RunConfig
+    runs: tuple[Run, ...]
+    updates: np.ndarray  #: [W], the first update of each logging window
+    metrics: dict[str, np.ndarray]  #: name in METRICS -> [W, M]; NaN once a run is frozen
+    failures: tuple[Failure, ...]
+    wall_seconds: float
+
+
+class TrainerState(NamedTuple):
+    """All that the rest of a run depends on; its randomness is keyed by seed and update."""
+
+    update: int  #: updates done
+    tensors: dict[str, Tensor]
+    failures: tuple[Failure, ...]
+    wall_seconds: float
 
 
 class PopulationTrainer:
     """Weights, optimizer and bookkeeping of a population.
 
     Args:
-        config: what all members share.
-        members: one run each.
-        setting: policy, task and start; by default the tiny ones that ``config`` describes. Its
+        config: what all runs share.
+        runs: one run each.
+        environment: policy, task and start; by default the tiny ones that ``config`` describes. Its
             device is that of the run.
         graphs: launch each phase of an update as a whole, on a GPU: see
             :mod:`analysis.training.graphs`. Numbers do not depend on it.
 
     Raises:
-        ValueError: if ``members`` is empty, there is no setting for ``config``, or its device has
+        ValueError: if ``runs`` is empty, there is no environment for ``config``, or its device has
             no graphs.
     """
 
     def __init__(
         self,
         config: RunConfig,
-        members: Sequence[Member],
-        setting: Setting | None = None,
+        runs: Sequence[Run],
+        environment: Environment | None = None,
         *,
         graphs: bool = False,
     ) -> None:
-        if not members:
-            raise ValueError("members is empty: give at least one")
-        if setting is None:
+        if not runs:
+            raise ValueError("runs is empty: give at least one")
+        if environment is None:
             if not isinstance(config, TrainConfig):
-                raise ValueError(f"setting is missing: {type(config).__name__} describes none")
-            setting = tiny_setting(config)
+                raise ValueError(f"environment is missing: {type(config).__name__} describes none")
+            environment = tiny_environment(config)
         keep_freed_memory()
         self.config = config
-        self.members = tuple(members)
-        self.policy, self.teacher = setting.policy, setting.teacher
-        self.device = setting.start.device
-        size, starts = len(self.members), len(setting.start)
-        start = setting.start[[member.seed % starts for member in self.members]]
-        self.reference = self.policy.reference(setting.start if starts == 1 else start, size)
+        self.runs = tuple(runs)
+        self.policy, self.teacher = environment.policy, environment.teacher
+        self.device = environment.start.device
+        size, starts = len(self.runs), len(environment.start)
+        start = environment.start[[run.seed % starts for run in self.runs]]
+        self.reference = self.policy.reference(environment.start if starts == 1 else start, size)
         self.weights = start.clone().requires_grad_()
-        self.terms = Terms(
-            config, self.members, self.device, has_teacher=setting.teacher is not None
-        )
+        has_teacher = environment.teacher is not None
+        self.terms = Terms(config, self.runs, self.device, has_teacher=has_teacher)
         self.launch = launcher(self.device, graphs=graphs, fixed=[self.weights])
         one_step = config.num_minibatches == 1
-        self.samplers = Samplers(config, self.members, setting, self.launch, keep=one_step)
+        self.samplers = Samplers(config, self.runs, environment, self.launch, keep=one_step)
         self.optimizer = PopulationAdamW(self.weights, config.learning_rate, config.weight_decay)
         self.alive = torch.ones(size, dtype=torch.bool, device=self.device)
         self.frozen = torch.zeros(0, dtype=torch.long, device=self.device)  #: the others' places
@@ -95,16 +130,17 @@ class PopulationTrainer:
         """Updates done."""
         return len(self.logged)
 
-    def rollout(self, update: int) -> Drawn:
-        """Sampled completions of every member, and what the verifier says of them."""
+    def rollout(self, update: int) -> SampledBatch:
+        """Sampled completions of every run, and what the verifier says of them."""
         self.samplers.remember(self.weights)
-        return self.samplers.draw(update)
+        return self.samplers.sample(update)
 
-    def batch(self, drawn: Drawn, update: int = 0) -> Batch:
+    def batch(self, sampled: SampledBatch, update: int = 0) -> Batch:
         """The rollout with all that stays fixed while it is trained on."""
         of_run = (self.policy, self.reference, self.config, self.terms)
         make = partial(make_batch, *of_run, teacher=self.teacher)
-        return self.launch("batch", make, drawn, self.terms.at(update, drawn.scores.rewards))
+        context = self.terms.context(update, sampled.scores.rewards)
+        return self.launch("batch", make, sampled, context)
 
     def update(self, update: int, *, measure: bool = True) -> dict[str, Tensor]:
         """One rollout and the optimizer steps on it; metrics [M], means over those steps.
@@ -112,9 +148,9 @@ class PopulationTrainer:
         Without ``measure`` only the cheap ones, ``WINDOW_METRICS``.
         """
         config = self.config
-        drawn = self.rollout(update)
-        own = self.samplers.own(drawn, update)
-        batch = self.batch(drawn, update)
+        sampled = self.rollout(update)
+        on_policy = self.samplers.on_policy(sampled, update)
+        batch = self.batch(sampled, update)
         per_minibatch = config.num_prompts // config.num_minibatches
         firsts = list(range(0, config.num_prompts, per_minibatch)) * config.num_iterations
         derive = partial(self.gradient, measure=measure)
@@ -122,8 +158,8 @@ class PopulationTrainer:
         for step, first in enumerate(firsts):
             part = batch.of_prompts(slice(first, first + per_minibatch))
             if measure and step == 0:
-                cosines = self._kl_cosine(part, drawn.pasts, update)
-            given = (part, None if step else drawn.pasts)
+                cosines = self._kl_cosine(part, sampled.caches, update)
+            given = (part, None if step else sampled.caches)
             output, gradient = self.launch(("gradient", measure), derive, *given, passing=True)
             clipped = clip_rows(gradient, config.max_grad_norm)
             self._freeze_failed(update, step, output, gradient, clipped.norms)
@@ -133,9 +169,9 @@ class PopulationTrainer:
         measured = {name: elementwise_mean([m[name] for m in logged]) for name in logged[0]}
         if measure:
             measured["kl_cosine"] = cosines
-        measured |= rollout_metrics(drawn.rollout.mask, drawn.scores, drawn.done)
-        of_own = rollout_metrics(own.rollout.mask, own.scores, own.done)
-        measured |= {f"own_{name}": of_own[name] for name in ("accuracy", "length")}
+        measured |= rollout_metrics(sampled.rollout.mask, sampled.scores, sampled.done)
+        own = rollout_metrics(on_policy.rollout.mask, on_policy.scores, on_policy.done)
+        measured |= {f"own_{name}": own[name] for name in ("accuracy", "length")}
         return {name: torch.where(self.alive, v, torch.nan) for name, v in measured.items()}
 
     def losses(
@@ -143,25 +179,25 @@ class PopulationTrainer:
         batch: Batch,
         *,
         measure: bool = False,
-        pasts: Pasts | None = None,
+        caches: Caches | None = None,
         weights: Tensor | None = None,
     ) -> StepOutput:
         """Losses at the current weights, differentiable with respect to them.
 
         Args:
-            pasts: activations of the whole batch under these weights, if they were kept.
+            caches: activations of the whole batch under these weights, if they were kept.
             weights: the tensor with respect to which, by default ``self.weights``.
         """
         weights = self.weights if weights is None else weights
-        logits = self._logits(weights, batch, pasts)
+        logits = self._logits(weights, batch, caches)
         return compute_step(logits, self.terms, batch, measure=measure)
 
     def gradient(
-        self, batch: Batch, pasts: Pasts | None = None, *, measure: bool = False
+        self, batch: Batch, caches: Caches | None = None, *, measure: bool = False
     ) -> tuple[StepOutput, Tensor]:
         """The losses at the current weights, and their gradient [M, N]."""
         weights = self._leaf()
-        output = self.losses(batch, measure=measure, pasts=pasts, weights=weights)
+        output = self.losses(batch, measure=measure, caches=caches, weights=weights)
         (gradient,) = torch.autograd.grad(output.losses.sum(), weights)
         return output._replace(losses=output.losses.detach()), gradient
 
@@ -169,36 +205,36 @@ class PopulationTrainer:
         """The weights, as a tensor whose gradient no computation but one asks for."""
         return self.weights.detach().requires_grad_()
 
-    def _logits(self, weights: Tensor, batch: Batch, pasts: Pasts | None) -> Tensor:
+    def _logits(self, weights: Tensor, batch: Batch, caches: Caches | None) -> Tensor:
         """[M, P, G, T, V], at the sampling temperature, as a function of the weights.
 
-        Members that sampled with these very weights have left their activations in ``pasts``.
+        Runs that sampled with these very weights have left their activations in ``caches``.
         """
         groups = self.samplers.groups
-        pasts = [None] * len(groups) if pasts is None else pasts
+        caches = [None] * len(groups) if caches is None else caches
         parts = []
-        for (_, rows, _), past in zip(groups, pasts, strict=True):
+        for (_, rows, _), cache in zip(groups, caches, strict=True):
             views = self.policy.unflatten(weights[rows])
-            if past is None:
+            if cache is None:
                 inputs = (batch.rollout.prompts[rows], batch.rollout.inputs[rows])
                 parts.append(self.policy.logits(views, *inputs))
             else:
-                parts.append(self.policy.replay(views, past))
-        return groups.join(parts) / self.config.temperature
+                parts.append(self.policy.replay(views, cache))
+        return at_temperature(groups.join(parts), self.config.temperature)
 
-    def _kl_cosine(self, batch: Batch, pasts: Pasts, update: int) -> Tensor:
+    def _kl_cosine(self, batch: Batch, caches: Caches, update: int) -> Tensor:
         """[M]: the metric ``kl_cosine``; NaN where the configuration asks for none.
 
         Before the first update the policy is the reference: both gradients are rounding errors.
         """
         every = self.config.cosine_every
         if not every or update == 0 or update % every:
-            return self.weights.new_full((len(self.members),), torch.nan)
-        return self.launch("cosine", self._measured_cosine, batch, pasts, passing=True).clone()
+            return self.weights.new_full((len(self.runs),), torch.nan)
+        return self.launch("cosine", self._measured_cosine, batch, caches, passing=True).clone()
 
-    def _measured_cosine(self, batch: Batch, pasts: Pasts) -> Tensor:
+    def _measured_cosine(self, batch: Batch, caches: Caches) -> Tensor:
         weights = self._leaf()
-        objectives = kl_objectives(self.terms, batch, self._logits(weights, batch, pasts))
+        objectives = kl_objectives(self.terms, batch, self._logits(weights, batch, caches))
         return kl_cosine(objectives, weights)
 
     def run(self, *, progress: bool = False) -> RunRecord:
@@ -212,7 +248,8 @@ class PopulationTrainer:
         """The next update, logged."""
         started = time.perf_counter()
         measure = self.done % self.config.log_every == 0
-        self.logged.append(self.update(self.done, measure=measure))
+        with trusted():
+            self.logged.append(self.update(self.done, measure=measure))
         self.wall_seconds += time.perf_counter() - started
 
     def record(self) -> RunRecord:
@@ -223,7 +260,7 @@ class PopulationTrainer:
         firsts = {n: [w[0][n] for w in windows] for n in POLICY_METRICS}
         return RunRecord(
             config=self.config,
-            members=self.members,
+            runs=self.runs,
             updates=np.arange(0, self.done, every),
             metrics={n: torch.stack(v).cpu().numpy() for n, v in (means | firsts).items()},
             failures=tuple(self.failures),
@@ -242,7 +279,7 @@ class PopulationTrainer:
         return TrainerState(self.done, copies, tuple(self.failures), self.wall_seconds)
 
     def restore(self, state: TrainerState) -> None:
-        """Go on from a state of the same configuration and members, to the same bits.
+        """Go on from a state of the same configuration and runs, to the same bits.
 
         Raises:
             ValueError: a tensor is missing; nothing is changed then.
@@ -273,21 +310,21 @@ class PopulationTrainer:
     def _freeze_failed(
         self, update: int, step: int, output: StepOutput, gradient: Tensor, norms: Tensor
     ) -> None:
-        """Mark the members whose loss or gradient is not finite, before they are stepped."""
+        """Mark the runs whose loss or gradient is not finite, before they are stepped."""
         finite = torch.isfinite(norms) & torch.isfinite(output.losses)
         failed = [row for row, bad in enumerate((self.alive & ~finite).tolist()) if bad]
-        for member in failed:
+        for run in failed:
             tensors = output.tensors | {
                 f"gradient of {name}": part
                 for name, part in self.policy.unflatten(gradient).items()
             }
-            bad = [k for k, v in tensors.items() if not torch.isfinite(v[member]).all()]
+            bad = [k for k, v in tensors.items() if not torch.isfinite(v[run]).all()]
             name = bad[0] if bad else "gradient norm"
-            self.failures.append(Failure(member, update, step, name))
+            self.failures.append(Failure(run, update, step, name))
         if failed:
             self._freeze([*self.frozen.tolist(), *failed])
 
     def _freeze(self, rows: list[int]) -> None:
-        """These members, and no others, are left as they are from now on."""
+        """These runs, and no others, are left as they are from now on."""
         self.frozen = torch.tensor(sorted(rows), dtype=torch.long).to(self.device)
         self.alive.fill_(True).index_fill_(0, self.frozen, False)

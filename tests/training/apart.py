@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from analysis.training.config import Member, StartConfig, TeacherConfig
-from analysis.training.policy import PolicyConfig
-from analysis.training.randomness import member_uniforms
-from analysis.training.setting import Scores
+from analysis.training.config import Run, StartConfig, TeacherConfig
+from analysis.training.environment import Scores
+from analysis.training.population import run_uniforms
+from analysis.training.tiny.policy import PolicyConfig
 from analysis.training.trainer import PopulationTrainer
-from tests.training.naive import Run
+from tests.training.naive import NaiveRun
 from tests.training.naive_loss import naive_loss
 
 UPDATE = 3
@@ -17,9 +17,9 @@ SEED = 29  # of completions that are short, long, looping and cut, in one group
 
 
 class Population:
-    """The arms of one axis, away from their reference and away from their samplers."""
+    """The variants of one axis, away from their reference and away from their samplers."""
 
-    def __init__(self, small_config, arms, *, seed=SEED, update=UPDATE, same=False):
+    def __init__(self, small_config, variants, *, seed=SEED, update=UPDATE, same=False):
         self.config = small_config.model_copy(
             update={
                 "precision": "float64",
@@ -32,25 +32,25 @@ class Population:
                 ),
             }
         )
-        self.arms, self.seed, self.update = arms, seed, update
-        self.trainer = PopulationTrainer(self.config, [Member(arm=a, seed=seed) for a in arms])
+        self.variants, self.seed, self.update = variants, seed, update
+        self.trainer = PopulationTrainer(self.config, [Run(variant=a, seed=seed) for a in variants])
         generator = torch.Generator().manual_seed(0)
-        self.past = []
+        self.cache = []
         with torch.no_grad():
             for _ in range(3):
-                self.past.insert(0, self._move(generator))
-                drawn = self.trainer.rollout(update)
+                self.cache.insert(0, self._move(generator))
+                sampled = self.trainer.rollout(update)
             self._move(generator)
-        shape = drawn.rollout.old_logp.shape
+        shape = sampled.rollout.old_logp.shape
         rewards = torch.rand(shape[1:3], generator=generator, dtype=torch.float64)
         if same:
             rewards[1] = 0.3
         steps = (torch.rand(shape[1:], generator=generator, dtype=torch.float64) < 0.5).double()
         accuracy = steps[..., 0]
         of_all = [part.expand(shape[0], *part.shape) for part in (rewards, accuracy, steps)]
-        self.scores = Scores(*of_all, drawn.scores.finished)
-        self.drawn = drawn._replace(scores=self.scores)
-        self.batch = self.trainer.batch(self.drawn, update)
+        self.scores = Scores(*of_all, sampled.scores.finished)
+        self.sampled = sampled._replace(scores=self.scores)
+        self.batch = self.trainer.batch(self.sampled, update)
         self.output = self.trainer.losses(self.batch)
         losses = self.output.losses.sum()
         (self.gradient,) = torch.autograd.grad(losses, self.trainer.weights)
@@ -61,17 +61,17 @@ class Population:
         self.trainer.weights += 0.1 * noise
         return self.trainer.weights.detach().clone()
 
-    def run(self, row) -> Run:
-        """What the naive run of a member needs."""
-        one, rollout, trainer = self.arms[row], self.drawn.rollout, self.trainer
+    def run(self, row) -> NaiveRun:
+        """What the naive run of a run needs."""
+        one, rollout, trainer = self.variants[row], self.sampled.rollout, self.trainer
         views = trainer.policy.unflatten(trainer.weights.detach())
-        teacher = {n: w[0] for n, w in trainer.teacher.of_members(1).items()}
-        then = trainer.policy.unflatten(self.past[one.sampler.staleness])
-        noise = member_uniforms(
+        teacher = {n: w[0] for n, w in trainer.teacher.of_runs(1).items()}
+        then = trainer.policy.unflatten(self.cache[one.sampler.staleness])
+        noise = run_uniforms(
             [self.seed], "noise", self.update, rollout.mask.shape[1:3], torch.float64
         )
-        return Run(
-            arm=one,
+        return NaiveRun(
+            variant=one,
             temperature=self.config.temperature,
             weights={name: part[row].clone().requires_grad_() for name, part in views.items()},
             reference={name: part[row] for name, part in trainer.reference.items()},

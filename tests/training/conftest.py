@@ -5,9 +5,27 @@ from __future__ import annotations
 import pytest
 
 from analysis.kl.term import KLTerm
-from analysis.training.config import Arm, StartConfig, TrainConfig
-from analysis.training.policy import PolicyConfig
-from analysis.training.tasks import SortTask
+from analysis.training.config import StartConfig, TrainConfig, Variant
+from analysis.training.pretrained.config import LlamaConfig
+from analysis.training.tiny.policy import PolicyConfig
+from analysis.training.tiny.tasks import SortTask
+
+
+def llama(**sizes) -> LlamaConfig:
+    """One layer of two heads that share their keys, unless a test says otherwise."""
+    small = {
+        "vocab_size": 12,
+        "width": 8,
+        "inner": 12,
+        "num_layers": 1,
+        "num_heads": 2,
+        "num_kv_heads": 1,
+        "head_dim": 4,
+        "norm_eps": 1e-5,
+        "rope_theta": 100.0,
+        "tied": False,
+    }
+    return LlamaConfig(**small | sizes)
 
 
 @pytest.fixture(autouse=True)
@@ -30,16 +48,16 @@ def small_config() -> TrainConfig:
 
 
 @pytest.fixture
-def all_arms() -> list[Arm]:
+def all_variants() -> list[Variant]:
     """Every combination that a configuration accepts, with a beta that is felt."""
     beta = 0.7
     losses = [
-        Arm(kl=KLTerm(estimator=estimator, weighting=weighting), beta=beta)
+        Variant(kl=KLTerm(estimator=estimator, weighting=weighting), beta=beta)
         for estimator in ("k1", "k2", "k3")
         for weighting in ("none", "attached", "detached")
     ]
     rewards = [
-        Arm(kl=KLTerm(estimator=estimator, placement="reward"), beta=beta)
+        Variant(kl=KLTerm(estimator=estimator, placement="reward"), beta=beta)
         for estimator in ("k1", "k2", "k3")
     ]
-    return [Arm(), Arm(kl=KLTerm(estimator="exact"), beta=beta), *losses, *rewards]
+    return [Variant(), Variant(kl=KLTerm(estimator="exact"), beta=beta), *losses, *rewards]

@@ -88,7 +88,8 @@ def empty(calls: list[Call]) -> None:
 def refuse_traffic(operation: Any, args: Any, kwargs: dict[str, Any]) -> None:
     """Between the device and the CPU, as CUDA refuses it while it records."""
     tensors = [x for x in tree_leaves((args, kwargs)) if _is_tensor(x)]
-    near = [x for x in tensors if not isinstance(x, FarTensor) and x.dim() > 0]
+    copies = operation in far_device.COPIES  # of numbers too
+    near = [x for x in tensors if not isinstance(x, FarTensor) and (copies or x.dim() > 0)]
     if near or far_device.reads(operation, args, kwargs):
         raise RuntimeError(f"{operation}: far device and CPU meet inside a recording")
 

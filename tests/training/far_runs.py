@@ -13,18 +13,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from analysis.experiments.ablations.catalogue import CATALOGUE, make_preset
-from analysis.experiments.ablations.presets import Preset
-from analysis.experiments.ablations.settings import setting_of
-from analysis.experiments.language_models.presets import SMOKE
+from analysis.experiments.environment import environment_of
+from analysis.experiments.preset import Preset
+from analysis.experiments.presets import PRESETS, make_preset
+from analysis.experiments.presets.language import llama_smoke
+from analysis.training.environment import Environment
 from analysis.training.graphs import RECORDERS, WARM_UP
 from analysis.training.pretrained.config import ForwardConfig
-from analysis.training.pretrained.setting import pretrained_setting
-from analysis.training.pretrained.tasks import TextTask
+from analysis.training.pretrained.tasks import TextTask, pretrained_environment
 from analysis.training.pretrained.weights import random_llama
-from analysis.training.records import RunRecord
-from analysis.training.setting import Setting
-from analysis.training.trainer import PopulationTrainer
+from analysis.training.trainer import PopulationTrainer, RunRecord
 from tests.training import far_device
 from tests.training.far_graphs import FarRecorder
 
@@ -46,9 +44,9 @@ def shortened(preset: Preset, seeds: int = 1) -> Preset:
     return Preset.model_validate(fields | {"seeds": preset.seeds[:seeds]})
 
 
-def questions(device: str) -> Setting:
+def questions(device: str) -> Environment:
     """A task of texts that begin alike, on a random Llama with fused attention."""
-    config = SMOKE.config.model_copy(
+    config = llama_smoke().config.model_copy(
         update={"precision": "float64", "forward": ForwardConfig(attention="sdpa")}
     )
     task = TextTask(
@@ -58,7 +56,7 @@ def questions(device: str) -> Setting:
         completion_length=3,
     )
     assert task.shared == 2
-    return pretrained_setting(
+    return pretrained_environment(
         config, random_llama(config.model.llama, 0, config.dtype, device), task
     )
 
@@ -76,12 +74,14 @@ class Watch:
             self.waits[str(operation)] += 1
 
 
-def compared(name: str, preset: Preset, near: Setting, far: Setting, device: Any) -> dict[str, Any]:
-    on_cpu = PopulationTrainer(preset.config, preset.members, near)
+def compared(
+    name: str, preset: Preset, near: Environment, far: Environment, device: Any
+) -> dict[str, Any]:
+    on_cpu = PopulationTrainer(preset.config, preset.runs, near)
     start = on_cpu.weights.detach().clone()
     expected = on_cpu.run()
     with device:
-        there = PopulationTrainer(preset.config, preset.members, far, graphs=True)
+        there = PopulationTrainer(preset.config, preset.runs, far, graphs=True)
         watches = [watched(there.advance) for _ in range(UPDATES)]
         found = there.record()
         there.restore(there.state())
@@ -90,7 +90,7 @@ def compared(name: str, preset: Preset, near: Setting, far: Setting, device: Any
     return {
         "preset": name,
         "device": there.weights.device.type,
-        "members": len(preset.members),
+        "runs": len(preset.runs),
         "steps": preset.config.num_minibatches * preset.config.num_iterations,
         "metrics": largest_difference(expected, found),
         "weights": (on_cpu.weights.detach() - weights).abs().max().item(),
@@ -123,14 +123,14 @@ def main() -> None:
     torch.set_num_threads(1)
     device = far_device.install()
     RECORDERS[far_device.NAME] = FarRecorder
-    presets = {n: shortened(make_preset(n, {})) for n in CATALOGUE if n not in NEEDS_WEIGHTS}
+    presets = {n: shortened(make_preset(n, {})) for n in PRESETS if n not in NEEDS_WEIGHTS}
     presets["more seeds"] = shortened(make_preset("quick", {}), seeds=3)
     for name, preset in presets.items():
-        near = setting_of(preset.config, "cpu")
+        near = environment_of(preset.config, "cpu")
         with device:
-            far = setting_of(preset.config, far_device.NAME)
+            far = environment_of(preset.config, far_device.NAME)
         print(json.dumps(compared(name, preset, near, far, device)), flush=True)
-    preset, near = shortened(SMOKE), questions("cpu")
+    preset, near = shortened(llama_smoke()), questions("cpu")
     with device:
         far = questions(far_device.NAME)
     print(json.dumps(compared("questions", preset, near, far, device)), flush=True)

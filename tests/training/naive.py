@@ -39,10 +39,10 @@ def naive_norm(x):
 
 
 @dataclass(frozen=True)
-class Run:
-    """Everything one member's loss depends on. P prompts, G completions, T tokens."""
+class NaiveRun:
+    """Everything one run's loss depends on. P prompts, G completions, T tokens."""
 
-    arm: Any
+    variant: Any
     temperature: float
     weights: dict  #: of the policy, with gradient
     reference: dict
@@ -83,7 +83,9 @@ def read(run):
 
 def _completion(run, prompt, row):
     length = row.index(END) + 1 if END in row else len(row)
-    cut = first_loop(row[:length], run.arm.sampler.repeat_period, run.arm.sampler.repeat_times)
+    cut = first_loop(
+        row[:length], run.variant.sampler.repeat_period, run.variant.sampler.repeat_times
+    )
     length, finished = (length, END in row) if cut is None else (cut + 1, False)
     tokens = [*prompt, SEPARATOR, *row[:-1]]
 
@@ -91,7 +93,7 @@ def _completion(run, prompt, row):
         logits = naive_logits(weights, tokens)[len(prompt) :] / run.temperature / over
         return list(torch.log_softmax(logits, -1)[:length])
 
-    sampler = run.arm.sampler
+    sampler = run.variant.sampler
     return Completion(
         row[:length],
         logp(run.weights),
@@ -193,8 +195,8 @@ def owed(completion, anchor, term):
 
 
 def shaped_rewards(run, p, completions):
-    """Rewards of the group with what the arm adds to them."""
-    arm, shaping = run.arm, run.arm.shaping
+    """Rewards of the group with what the variant adds to them."""
+    variant, shaping = run.variant, run.variant.shaping
     lengths = [len(c.tokens) for c in completions]
     longest = run.completions.shape[-1]
     shaped = []
@@ -211,11 +213,11 @@ def shaped_rewards(run, p, completions):
             reward = reward - shaping.weight * min(max(over, 0) / shaping.buffer, 1)
         if shaping.noise:
             reward = reward + shaping.noise * run.noise[p, g]
-        if arm.kl.placement == "reward" and arm.advantage.kl_order == "before":
-            whole = arm.kl.level == "sequence" or arm.kl.credit == "whole"
-            own = arm.kl if whole else arm.kl.model_copy(update={"credit": "immediate"})
+        if variant.kl.placement == "reward" and variant.advantage.kl_order == "before":
+            whole = variant.kl.level == "sequence" or variant.kl.credit == "whole"
+            own = variant.kl if whole else variant.kl.model_copy(update={"credit": "immediate"})
             kl = owed(completions[g], "ref", own)
-            reward = reward - arm.beta * (kl[0] if whole else sum(kl))
+            reward = reward - variant.beta * (kl[0] if whole else sum(kl))
         shaped.append(reward)
     return torch.stack(shaped)
 
@@ -239,7 +241,7 @@ def baselined(advantage, values):
 
 def advantages(run, p, completions, shaped):
     """[G][T] of a group, before any KL that comes after the baseline."""
-    how = run.arm.advantage
+    how = run.variant.advantage
     if how.level == "outcome":
         of_completion = baselined(how, shaped)
         if how.baseline == "shortest_right":

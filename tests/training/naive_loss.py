@@ -15,7 +15,7 @@ def clipped(ratio, advantage, objective):
 
 def policy_views(run, completion):
     """Log-probs of the tokens taken, of the policy and of its sampler."""
-    if not run.arm.correction.keep_sampling_mask:
+    if not run.variant.correction.keep_sampling_mask:
         return completion.taken("policy"), completion.taken("old")
     logp = []
     for t, token in enumerate(completion.tokens):
@@ -26,7 +26,7 @@ def policy_views(run, completion):
 
 def policy_terms(run, completion, worth, outcome):
     """Policy term of each token of a completion."""
-    arm, objective = run.arm, run.arm.objective
+    variant, objective = run.variant, run.variant.objective
     logp, old = policy_views(run, completion)
     log_ratios = [x - o for x, o in zip(logp, old, strict=True)]
     ratios = [torch.exp(l) for l in log_ratios]
@@ -47,11 +47,11 @@ def policy_terms(run, completion, worth, outcome):
     elif objective.kind == "reinforce":
         terms = [-a * x for a, x in zip(worth, logp, strict=True)]
     else:
-        if objective.kind == "grpo_off_policy" and arm.kl.estimator != "none":
+        if objective.kind == "grpo_off_policy" and variant.kl.estimator != "none":
             of = {"old": old, "detached": [x.detach() for x in logp], "attached": logp}
             pairs = zip(of[objective.reading], completion.taken("ref"), strict=True)
             kl = [x - y for x, y in pairs]
-            worth = [a - arm.beta * k for a, k in zip(worth, kl, strict=True)]
+            worth = [a - variant.beta * k for a, k in zip(worth, kl, strict=True)]
         terms = [clipped(r, a, objective) for r, a in zip(ratios, worth, strict=True)]
     return [
         f * x for f, x in zip(factors(run, completion, log_ratios, outcome), terms, strict=True)
@@ -60,7 +60,7 @@ def policy_terms(run, completion, worth, outcome):
 
 def factors(run, completion, log_ratios, outcome):
     """By what the corrections multiply each token's policy term."""
-    how, count = run.arm.correction, len(log_ratios)
+    how, count = run.variant.correction, len(log_ratios)
     if how.mask_truncated and not completion.finished:
         return [0.0] * count
     drift = -sum(log_ratios).item() / count
@@ -77,9 +77,9 @@ def factors(run, completion, log_ratios, outcome):
     return [r if 1 / how.bound <= r <= how.bound else 0.0 for r in ratios]
 
 
-def lesson_weight(run, reward):
+def distillation_weight(run, reward):
     """Coefficient of the distillation on a completion of this reward."""
-    how = run.arm.distillation
+    how = run.variant.distillation
     if how is None or (how.only_below is not None and reward >= how.only_below):
         return 0.0
     end = how.weight if how.weight_end is None else how.weight_end
@@ -101,7 +101,7 @@ def aggregated(mode, rows, longest):
 
 def of_completions(run, completions, shaped):
     """Mirror descent or DPO on one group."""
-    tau, kind = run.arm.objective.tau, run.arm.objective.kind
+    tau, kind = run.variant.objective.tau, run.variant.objective.kind
     views = [policy_views(run, completion) for completion in completions]
     log_ratio = [sum(logp) - sum(old) for logp, old in views]
     if kind == "mirror_descent":
@@ -120,25 +120,29 @@ def of_completions(run, completions, shaped):
 
 def naive_loss(run, groups=None):
     """The loss of a run, with gradient; ``groups`` from :func:`naive.read` if already read."""
-    arm, lesson = run.arm, run.arm.distillation
+    variant, lesson = run.variant, run.variant.distillation
     policy_rows, kl_rows, whole = [], [], []
     for p, completions in enumerate(naive.read(run) if groups is None else groups):
         shaped = naive.shaped_rewards(run, p, completions)
-        if arm.advantage.drop_uniform_groups and shaped.max() == shaped.min():
+        if variant.advantage.drop_uniform_groups and shaped.max() == shaped.min():
             continue
-        if arm.objective.kind in ("mirror_descent", "dpo"):
+        if variant.objective.kind in ("mirror_descent", "dpo"):
             whole.append(of_completions(run, completions, shaped))
         worth = naive.advantages(run, p, completions, shaped)
         for g, completion in enumerate(completions):
-            tokens, taught = worth[g], lesson_weight(run, run.rewards[p, g])
+            tokens, taught = worth[g], distillation_weight(run, run.rewards[p, g])
             outcome, kl = worth[g][0], [torch.zeros((), dtype=torch.float64)] * len(tokens)
-            merged = arm.objective.kind == "grpo_off_policy"
-            if arm.kl.placement == "reward" and arm.advantage.kl_order == "after" and not merged:
-                part = naive.owed(completion, "ref", arm.kl)
-                tokens = [a - arm.beta * k for a, k in zip(tokens, part, strict=True)]
-            if arm.kl.placement == "loss" and arm.kl.estimator != "none":
-                part = naive.kl_losses(completion, "ref", arm.kl)
-                kl = [x + arm.beta * k for x, k in zip(kl, part, strict=True)]
+            merged = variant.objective.kind == "grpo_off_policy"
+            if (
+                variant.kl.placement == "reward"
+                and variant.advantage.kl_order == "after"
+                and not merged
+            ):
+                part = naive.owed(completion, "ref", variant.kl)
+                tokens = [a - variant.beta * k for a, k in zip(tokens, part, strict=True)]
+            if variant.kl.placement == "loss" and variant.kl.estimator != "none":
+                part = naive.kl_losses(completion, "ref", variant.kl)
+                kl = [x + variant.beta * k for x, k in zip(kl, part, strict=True)]
             if lesson is not None and lesson.kl.placement == "reward":
                 part = naive.owed(completion, "teacher", lesson.kl)
                 tokens = [a - taught * k for a, k in zip(tokens, part, strict=True)]
@@ -149,7 +153,7 @@ def naive_loss(run, groups=None):
             policy_rows.append(policy_terms(run, completion, [a.detach() for a in tokens], outcome))
     if not kl_rows:
         return torch.zeros((), dtype=torch.float64)
-    mode, longest = arm.objective.aggregation, run.completions.shape[-1]
+    mode, longest = variant.objective.aggregation, run.completions.shape[-1]
     loss = aggregated(mode, kl_rows, longest)
     if whole:
         return loss + sum(whole) / len(whole)

@@ -1,4 +1,4 @@
-"""Arms of every axis together: each member of a mixed population is its solo run, to the bit."""
+"""Variants of every axis together: each run of a mixed population is its solo run, to the bit."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 from pydantic import ValidationError
 
 from analysis.kl.term import KLTerm
-from analysis.training.arms import (
+from analysis.training.config import Run, StartConfig, TeacherConfig
+from analysis.training.metrics import METRICS, PARTIAL_METRICS
+from analysis.training.tiny.policy import PolicyConfig
+from analysis.training.trainer import PopulationTrainer
+from analysis.training.variants import (
     Advantage,
-    Arm,
     Correction,
     Distillation,
     Objective,
     Sampler,
     Shaping,
+    Variant,
 )
-from analysis.training.config import Member, StartConfig, TeacherConfig
-from analysis.training.metrics import METRICS, PARTIAL_METRICS
-from analysis.training.policy import PolicyConfig
-from analysis.training.trainer import PopulationTrainer
 
-#: What each axis of an arm may be; a composition is one choice of each that is valid.
+#: What each axis of a variant may be; a composition is one choice of each that is valid.
 AXES = {
     "kl": [
         {"kl": KLTerm(estimator="none")},
@@ -118,13 +118,13 @@ AXES = {
 }
 
 
-def compositions(count: int, seed: int) -> list[Arm]:
-    """So many random arms that are valid; what an axis cannot go with is drawn again."""
+def compositions(count: int, seed: int) -> list[Variant]:
+    """So many random variants that are valid; what an axis cannot go with is drawn again."""
     draw, found = random.Random(seed), []
     while len(found) < count:
         fields = {name: part for axis in AXES.values() for name, part in draw.choice(axis).items()}
         try:
-            found.append(Arm(label=f"composition {len(found)}", **fields))
+            found.append(Variant(label=f"composition {len(found)}", **fields))
         except ValidationError:
             continue
     return found
@@ -141,13 +141,15 @@ def config(small_config):
     )
 
 
-def members(arms, seed=5):
-    return [Member(arm=arm, seed=seed + place % 2) for place, arm in enumerate(arms)]
+def runs(variants, seed=5):
+    return [Run(variant=variant, seed=seed + place % 2) for place, variant in enumerate(variants)]
 
 
-def teaches(arm: Arm) -> bool:
-    """Does an arm always have a gradient at its reference, where that of a KL is 0?"""
-    return arm.advantage.baseline not in ("zero", "shortest_right") or bool(arm.distillation)
+def teaches(variant: Variant) -> bool:
+    """Does a variant always have a gradient at its reference, where that of a KL is 0?"""
+    return variant.advantage.baseline not in ("zero", "shortest_right") or bool(
+        variant.distillation
+    )
 
 
 def assert_same(first, second):
@@ -156,49 +158,57 @@ def assert_same(first, second):
 
 
 def test_the_compositions_use_every_choice_of_every_axis():
-    arms = compositions(40, seed=2)
-    assert len({arm.model_copy(update={"label": ""}) for arm in arms}) == 40
-    kinds = {arm.objective.kind for arm in arms}
-    assert len(kinds) == 8 and {arm.objective.aggregation for arm in arms} >= {"token_mean"}
-    assert {arm.sampler.staleness for arm in arms} == {0, 1, 3}
-    assert {arm.correction.mismatch for arm in arms} == {"none", "truncated", "masked"}
-    assert any(arm.sampler.budget for arm in arms) and any(arm.distillation for arm in arms)
-    assert any(arm.sampler.by == "teacher" for arm in arms)
-    assert {arm.kl.placement for arm in arms} == {"loss", "reward"}
+    variants = compositions(40, seed=2)
+    assert len({variant.model_copy(update={"label": ""}) for variant in variants}) == 40
+    kinds = {variant.objective.kind for variant in variants}
+    assert len(kinds) == 8 and {variant.objective.aggregation for variant in variants} >= {
+        "token_mean"
+    }
+    assert {variant.sampler.staleness for variant in variants} == {0, 1, 3}
+    assert {variant.correction.mismatch for variant in variants} == {"none", "truncated", "masked"}
+    assert any(variant.sampler.budget for variant in variants) and any(
+        variant.distillation for variant in variants
+    )
+    assert any(variant.sampler.by == "teacher" for variant in variants)
+    assert {variant.kl.placement for variant in variants} == {"loss", "reward"}
 
 
 @pytest.mark.parametrize("inner", [(1, 1), (2, 3)], ids=["one-step", "stale-minibatches"])
 def test_forty_random_compositions_train_and_are_their_solo_runs(config, inner):
     config = config.model_copy(update={"num_iterations": inner[0], "num_minibatches": inner[1]})
-    everyone = members(compositions(40, seed=2))
+    everyone = runs(compositions(40, seed=2))
     together = PopulationTrainer(config, everyone)
     record = together.run()
     assert not record.failures
     assert together.weights.isfinite().all()
     start = PopulationTrainer(config, everyone).weights
-    learns = [row for row, member in enumerate(everyone) if teaches(member.arm)]
+    learns = [row for row, run in enumerate(everyone) if teaches(run.variant)]
     assert ((together.weights - start).norm(dim=1)[learns] > 1e-3).all()
-    whole = [row for row, member in enumerate(everyone) if not member.arm.sampler.budget]
+    whole = [row for row, run in enumerate(everyone) if not run.variant.sampler.budget]
     for name in METRICS:  # a budget may leave a window without a finished group
         if name not in PARTIAL_METRICS:
             assert np.isfinite(record.metrics[name][:, whole]).all(), name
     for row in range(inner[1] - 1, len(everyone), 3 if inner[1] == 1 else 8):
         alone = PopulationTrainer(config, [everyone[row]])
         solo = alone.run()
-        assert torch.equal(together.weights[row], alone.weights[0]), everyone[row].arm
+        assert torch.equal(together.weights[row], alone.weights[0]), everyone[row].variant
         for name in METRICS:
             np.testing.assert_array_equal(record.metrics[name][:, row], solo.metrics[name][:, 0])
 
 
 def test_a_run_goes_on_from_any_update_to_the_same_bits(config):
-    arms = [arm for arm in compositions(40, seed=1) if arm.sampler.staleness or arm.sampler.budget]
-    assert {arm.sampler.staleness for arm in arms} == {0, 1, 3}
-    arms = [*arms, Arm()]
-    straight = PopulationTrainer(config, members(arms))
+    variants = [
+        variant
+        for variant in compositions(40, seed=1)
+        if variant.sampler.staleness or variant.sampler.budget
+    ]
+    assert {variant.sampler.staleness for variant in variants} == {0, 1, 3}
+    variants = [*variants, Variant()]
+    straight = PopulationTrainer(config, runs(variants))
     for _ in range(config.updates):
         straight.advance()
     for done in (1, 2, 3):
-        first, second = (PopulationTrainer(config, members(arms)) for _ in range(2))
+        first, second = (PopulationTrainer(config, runs(variants)) for _ in range(2))
         for _ in range(done):
             first.advance()
         state = first.state()
@@ -212,11 +222,11 @@ def test_a_run_goes_on_from_any_update_to_the_same_bits(config):
 
 @pytest.mark.parametrize("lost", ["history.1", "buffer"])
 def test_a_state_without_what_a_sampler_needs_is_refused(config, lost):
-    arms = [
-        Arm(label="a", sampler=Sampler(staleness=2)),
-        Arm(label="b", sampler=Sampler(budget=2)),
+    variants = [
+        Variant(label="a", sampler=Sampler(staleness=2)),
+        Variant(label="b", sampler=Sampler(budget=2)),
     ]
-    trainer = PopulationTrainer(config, members(arms))
+    trainer = PopulationTrainer(config, runs(variants))
     trainer.advance()
     trainer.advance()
     state = trainer.state()
@@ -224,18 +234,18 @@ def test_a_state_without_what_a_sampler_needs_is_refused(config, lost):
     assert names
     tensors = {name: part for name, part in state.tensors.items() if name != names[0]}
     with pytest.raises(ValueError, match="the state lacks the tensor"):
-        PopulationTrainer(config, members(arms)).restore(state._replace(tensors=tensors))
+        PopulationTrainer(config, runs(variants)).restore(state._replace(tensors=tensors))
 
 
 def test_a_budget_that_fits_every_completion_changes_nothing(config):
-    plain = Arm(kl=KLTerm(estimator="k2"), beta=0.3)
+    plain = Variant(kl=KLTerm(estimator="k2"), beta=0.3)
     longest = config.task.completion_length
     budgets = [
         plain.model_copy(update={"sampler": Sampler(budget=longest, train_on=which)})
         for which in ("all", "current")
     ]
-    config = config.model_copy(update={"num_minibatches": 3})  # no arm replays its sampling
-    trainer = PopulationTrainer(config, [Member(arm=a, seed=1) for a in (plain, *budgets)])
+    config = config.model_copy(update={"num_minibatches": 3})  # no variant replays its sampling
+    trainer = PopulationTrainer(config, [Run(variant=a, seed=1) for a in (plain, *budgets)])
     record = trainer.run()
     for row in (1, 2):
         assert torch.equal(trainer.weights[0], trainer.weights[row])

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.far_runs import CATALOGUE, NEEDS_WEIGHTS
+from tests.training.far_runs import NEEDS_WEIGHTS, PRESETS
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]  # where tests can be imported from
 
@@ -52,7 +54,7 @@ def test_the_far_device_refuses_what_cuda_refuses():
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("preset", [*(n for n in CATALOGUE if n not in NEEDS_WEIGHTS), "questions"])
+@pytest.mark.parametrize("preset", [*(n for n in PRESETS if n not in NEEDS_WEIGHTS), "questions"])
 def test_every_preset_trains_there_with_the_numbers_of_the_cpu(runs, preset):
     row = runs[preset]
     assert row["device"] == "far"
@@ -60,22 +62,22 @@ def test_every_preset_trains_there_with_the_numbers_of_the_cpu(runs, preset):
     assert row["metrics"] < 1e-12 and row["weights"] < 1e-11
 
 
-@pytest.mark.parametrize("preset", [n for n in CATALOGUE if n not in NEEDS_WEIGHTS])
+@pytest.mark.parametrize("preset", [n for n in PRESETS if n not in NEEDS_WEIGHTS])
 def test_an_optimizer_step_waits_for_the_device_once(runs, preset):
-    """To learn which members failed: a device that is read from more often stands idle."""
+    """To learn which runs failed: a device that is read from more often stands idle."""
     for waits in runs[preset]["waits"]:
         assert set(waits) <= {"aten._to_copy.default"}
         assert sum(waits.values()) == runs[preset]["steps"]
 
 
-@pytest.mark.parametrize("preset", [*(n for n in CATALOGUE if n not in NEEDS_WEIGHTS), "questions"])
+@pytest.mark.parametrize("preset", [*(n for n in PRESETS if n not in NEEDS_WEIGHTS), "questions"])
 def test_graphs_spare_most_launches(runs, preset):
     """What is left are the task's scores, the optimizer, and what goes in and out."""
     assert runs[preset]["replayed"] < 0.3 * runs[preset]["operations"]
 
 
-def test_more_members_are_not_more_operations(runs):
-    """On a GPU an update of a small model takes the time of its launches, however many members."""
+def test_more_runs_are_not_more_operations(runs):
+    """On a GPU an update of a small model takes the time of its launches, however many runs."""
     few, many = runs["quick"], runs["more seeds"]
-    assert many["members"] == 3 * few["members"]
+    assert many["runs"] == 3 * few["runs"]
     assert many["operations"] == few["operations"]

@@ -1,4 +1,4 @@
-"""Members grouped by what they compute, and put back in their order."""
+"""Runs grouped by what they compute, and put back in their order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from analysis.training.grouping import Groups
+from analysis.training.population import Groups
 
 CPU = torch.device("cpu")
 
@@ -21,14 +21,14 @@ def test_one_group_is_a_slice_and_copies_nothing():
     assert values[rows].data_ptr() == values.data_ptr()
 
 
-def test_groups_come_in_the_order_of_their_first_members():
+def test_groups_come_in_the_order_of_their_first_runs():
     groups = Groups(["b", "a", "b", None, "a"], CPU)
     found = [(key, rows.tolist(), size) for key, rows, size in groups]
     assert found == [("b", [0, 2], 2), ("a", [1, 4], 2), (None, [3], 1)]
 
 
 @pytest.mark.parametrize("keys", list(itertools.product("abc", repeat=4)))
-def test_what_is_joined_is_in_the_order_of_the_members(keys):
+def test_what_is_joined_is_in_the_order_of_the_runs(keys):
     groups = Groups(keys, CPU)
     values = torch.arange(12.0).view(4, 3)
     assert torch.equal(groups.join([values[group.rows] for group in groups]), values)
@@ -37,7 +37,7 @@ def test_what_is_joined_is_in_the_order_of_the_members(keys):
     assert torch.equal(groups.map(lambda key, rows: factors[key] * values[rows]), expected)
 
 
-def test_gradients_find_their_members():
+def test_gradients_find_their_runs():
     values = torch.ones(3, requires_grad=True)
     groups = Groups(["b", "a", "b"], CPU)
     groups.map(lambda key, rows: {"a": 2.0, "b": 5.0}[key] * values[rows]).sum().backward()

@@ -1,7 +1,8 @@
-"""Every axis of an arm against :mod:`tests.training.naive`, which shares no code with the trainer.
+"""Every axis of a variant against :mod:`tests.training.naive`, which shares no code with it.
 
-A population of the arms of one axis is moved away from its reference, samples, is moved away from
-its samplers, and its losses and gradients are compared with those of naive single runs, to 1e-9.
+A population of the variants of one axis is moved away from its reference, samples, is moved away
+from its samplers, and its losses and gradients are compared with those of naive single runs, to
+1e-9.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import pytest
 import torch
 
 from analysis.kl.term import KLTerm
-from analysis.training.arms import Advantage, Arm, Objective
-from analysis.training.kl_cosine import kl_cosine, kl_objectives
+from analysis.training.loss import kl_cosine, kl_objectives
+from analysis.training.variants import Advantage, Objective, Variant
 from tests.training import naive_loss
 from tests.training.apart import Population
-from tests.training.method_arms import (
+from tests.training.method_variants import (
     AXES,
     CORRECTIONS,
     DISTILLATIONS,
@@ -46,28 +47,28 @@ def test_loss_and_gradient_are_those_of_a_naive_run(small_config, axis, same):
 
 @pytest.mark.parametrize("update", [0, 2, 7, 30])
 def test_distillation_follows_its_schedule(small_config, update):
-    arms = [one for one in DISTILLATIONS if one.distillation.weight_end is not None]
-    population = Population(small_config, arms, update=update)
+    variants = [one for one in DISTILLATIONS if one.distillation.weight_end is not None]
+    population = Population(small_config, variants, update=update)
     losses = []
-    for row in range(len(arms)):
+    for row in range(len(variants)):
         run = population.run(row)
         loss, gradient = population.expected(run)
         assert (population.output.losses[row] - loss).abs() < 1e-9
         assert (population.gradient[row] - gradient).abs().max() < 1e-9
         later = population.expected(dataclasses.replace(run, update=update + 1))[0]
         losses.append((loss - later).abs().item())
-    moving = [update < one.distillation.anneal_updates for one in arms]
+    moving = [update < one.distillation.anneal_updates for one in variants]
     assert [change > 1e-6 for change in losses] == moving
 
 
 def test_a_straight_through_loss_has_the_value_of_one_and_the_gradient_of_the_other(small_config):
     of = {"kl": KLTerm(estimator="k2"), "beta": 0.5}
-    arms = [
-        Arm(label="shows", **of | {"kl": KLTerm(estimator="k2", value="k3")}),
-        Arm(label="k2", **of),
-        Arm(label="k3", **of | {"kl": KLTerm(estimator="k3")}),
+    variants = [
+        Variant(label="shows", **of | {"kl": KLTerm(estimator="k2", value="k3")}),
+        Variant(label="k2", **of),
+        Variant(label="k3", **of | {"kl": KLTerm(estimator="k3")}),
     ]
-    population = Population(small_config, arms)
+    population = Population(small_config, variants)
     shows, k2, k3 = population.output.losses
     assert torch.isclose(shows, k3, rtol=0, atol=1e-12) and (k2 - k3).abs() > 1e-3
     gradient = population.gradient
@@ -76,7 +77,7 @@ def test_a_straight_through_loss_has_the_value_of_one_and_the_gradient_of_the_ot
 
 
 def changed(one, part, **fields):
-    """An arm with other fields in a part, unchecked: a sign no arm may have."""
+    """A variant with other fields in a part, unchecked: a sign no variant may have."""
     return one.model_copy(update={part: getattr(one, part).model_copy(update=fields)})
 
 
@@ -86,7 +87,7 @@ def test_the_kl_cosine_is_over_the_groups_that_count(small_config, aggregation):
         "advantage": Advantage(drop_uniform_groups=True),
         "objective": Objective(aggregation=aggregation),
     }
-    one = Arm(kl=KLTerm(estimator="k3"), beta=0.5, **parts)
+    one = Variant(kl=KLTerm(estimator="k3"), beta=0.5, **parts)
     population = Population(small_config, [one], same=True)
     trainer, run = population.trainer, population.run(0)
     logits = trainer._logits(trainer.weights, population.batch, None)
@@ -94,13 +95,13 @@ def test_the_kl_cosine_is_over_the_groups_that_count(small_config, aggregation):
     measured = kl_cosine(objectives, trainer.weights)
 
     def gradient(**fields):
-        arm = Arm(**fields)
-        return population.expected(dataclasses.replace(run, arm=arm))[1]
+        variant = Variant(**fields)
+        return population.expected(dataclasses.replace(run, variant=variant))[1]
 
     none = gradient(**parts)
-    of_arm = gradient(kl=KLTerm(estimator="k3"), beta=0.5, **parts) - none
+    of_variant = gradient(kl=KLTerm(estimator="k3"), beta=0.5, **parts) - none
     of_exact = gradient(kl=KLTerm(estimator="exact"), beta=1.0, **parts) - none
-    expected = torch.cosine_similarity(of_arm, of_exact, dim=0)
+    expected = torch.cosine_similarity(of_variant, of_exact, dim=0)
     assert torch.isclose(measured[0], expected, rtol=0, atol=1e-9)
     everyone = parts | {"advantage": Advantage()}
     without = gradient(**everyone)
@@ -109,8 +110,8 @@ def test_the_kl_cosine_is_over_the_groups_that_count(small_config, aggregation):
     assert (torch.cosine_similarity(*of_all, dim=0) - expected).abs() > 1e-3
 
 
-def named(arms, *starts):
-    return [one for one in arms if one.name.startswith(starts)]
+def named(variants, *starts):
+    return [one for one in variants if one.name.startswith(starts)]
 
 
 FLIPS = {
@@ -156,13 +157,13 @@ FLIPS = {
 
 @pytest.mark.parametrize("flip", FLIPS)
 def test_a_flipped_sign_would_be_noticed(small_config, flip):
-    arms, flipped = FLIPS[flip]
-    population = Population(small_config, arms)
-    for row, one in enumerate(arms):
+    variants, flipped = FLIPS[flip]
+    population = Population(small_config, variants)
+    for row, one in enumerate(variants):
         run = population.run(row)
-        wrong = dataclasses.replace(run, arm=flipped(one))
+        wrong = dataclasses.replace(run, variant=flipped(one))
         if flip == "staleness":
-            current = population.past[0]
+            current = population.cache[0]
             views = population.trainer.policy.unflatten(current)
             wrong = dataclasses.replace(wrong, sampled_by={n: w[row] for n, w in views.items()})
         gradient = population.expected(wrong)[1]
@@ -171,15 +172,15 @@ def test_a_flipped_sign_would_be_noticed(small_config, flip):
 
 @pytest.mark.parametrize("wrong", ["inverted", "kept"])
 def test_a_mismatch_weight_the_wrong_way_would_be_noticed(small_config, monkeypatch, wrong):
-    arms = [one for one in CORRECTIONS if one.correction.mismatch != "none"]
-    population = Population(small_config, arms)
+    variants = [one for one in CORRECTIONS if one.correction.mismatch != "none"]
+    population = Population(small_config, variants)
     right = naive_loss.factors
     other = {
         "inverted": lambda *of: [1 / f if f else 0.0 for f in right(*of)],
         "kept": lambda *of: [1.0 for _ in right(*of)],
     }
     monkeypatch.setattr(naive_loss, "factors", other[wrong])
-    for row, one in enumerate(arms):
+    for row, one in enumerate(variants):
         gradient = population.expected(population.run(row))[1]
         assert (population.gradient[row] - gradient).norm() > 1e-3, one.name
 
@@ -208,10 +209,10 @@ def test_every_axis_clips_masks_and_cuts_somewhere(small_config):
     ):
         assert 0.0 < used[name] < 1.0, name
     samplers = Population(small_config, SAMPLERS)
-    cut = samplers.drawn.rollout.mask.sum(-1)
+    cut = samplers.sampled.rollout.mask.sum(-1)
     assert (cut[9] < cut[0]).any(), "no completion loops"
-    assert not samplers.drawn.rollout.keep[5].all()
-    lengths = Population(small_config, SHAPINGS).drawn.rollout.mask.sum(-1)
+    assert not samplers.sampled.rollout.keep[5].all()
+    lengths = Population(small_config, SHAPINGS).sampled.rollout.mask.sum(-1)
     assert (lengths[0].amin(-1) < lengths[0].amax(-1)).any(), "all lengths are equal"
     groups = [read(samplers.run(row))[0] for row in (0, 7)]
     assert groups[0][0].tokens != groups[1][0].tokens, "the teacher samples what the policy does"

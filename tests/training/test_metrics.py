@@ -5,18 +5,18 @@ import pytest
 import torch
 
 from analysis.kl.term import KLTerm
-from analysis.training.config import Arm, Member, TrainConfig
-from analysis.training.metrics import METRICS, member_mean
+from analysis.training.config import Run, TrainConfig, Variant
+from analysis.training.metrics import METRICS, run_mean
 from analysis.training.trainer import PopulationTrainer
 
 
-def test_member_mean_ignores_what_masked_positions_hold():
+def test_run_mean_ignores_what_masked_positions_hold():
     values = torch.tensor([[1.0, 3.0, torch.nan]])
-    assert member_mean(values, torch.tensor([[True, True, False]])).tolist() == [2.0]
+    assert run_mean(values, torch.tensor([[True, True, False]])).tolist() == [2.0]
 
 
 def test_a_run_logs_every_metric_of_the_glossary_and_no_other(small_config):
-    record = PopulationTrainer(small_config, [Member(arm=Arm(), seed=0)]).run()
+    record = PopulationTrainer(small_config, [Run(variant=Variant(), seed=0)]).run()
     assert set(record.metrics) == set(METRICS)
     assert record.updates.tolist() == [0, 2, 4]
     assert all(values.shape == (3, 1) for values in record.metrics.values())
@@ -24,8 +24,8 @@ def test_a_run_logs_every_metric_of_the_glossary_and_no_other(small_config):
 
 
 def test_the_first_update_is_at_the_reference_and_later_ones_are_not(small_config):
-    members = [Member(arm=Arm(kl=KLTerm(estimator="k3"), beta=0.1), seed=s) for s in range(3)]
-    metrics = PopulationTrainer(small_config, members).run().metrics
+    runs = [Run(variant=Variant(kl=KLTerm(estimator="k3"), beta=0.1), seed=s) for s in range(3)]
+    metrics = PopulationTrainer(small_config, runs).run().metrics
     for name in ("reverse_kl", "forward_kl", "k1", "k2", "k3"):
         np.testing.assert_allclose(metrics[name][0], 0.0, atol=1e-6)
     assert (metrics["reverse_kl"][-1] > 1e-4).all()
@@ -34,12 +34,12 @@ def test_the_first_update_is_at_the_reference_and_later_ones_are_not(small_confi
 
 
 def test_on_policy_ratios_are_one_and_stale_ones_are_not(small_config):
-    members = [Member(arm=Arm(), seed=s) for s in range(3)]
-    fresh = PopulationTrainer(small_config, members).run().metrics
+    runs = [Run(variant=Variant(), seed=s) for s in range(3)]
+    fresh = PopulationTrainer(small_config, runs).run().metrics
     np.testing.assert_allclose(fresh["ratio_ess"], 1.0, atol=1e-5)
     assert (fresh["clip_fraction"] == 0).all()
     stale_config = small_config.model_copy(update={"num_iterations": 8, "learning_rate": 3e-3})
-    stale = PopulationTrainer(stale_config, members).run().metrics
+    stale = PopulationTrainer(stale_config, runs).run().metrics
     assert (stale["ratio_ess"] < 0.999).all()
     assert stale["clip_fraction"].max() > 0
 
@@ -69,6 +69,6 @@ def test_a_bad_configuration_is_refused(fields, message):
         ({"kl": {"estimator": "k1"}, "beta": float("inf")}, "beta"),
     ],
 )
-def test_a_contradictory_arm_is_refused(fields, message):
+def test_a_contradictory_variant_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
-        Arm(**fields)
+        Variant(**fields)

@@ -5,21 +5,21 @@ from __future__ import annotations
 import torch
 
 from analysis.kl.term import KLTerm
-from analysis.training.arms import Advantage, Arm, Distillation, Objective, Sampler
-from analysis.training.config import Member, StartConfig, TeacherConfig
+from analysis.training.config import Run, StartConfig, TeacherConfig
 from analysis.training.rollout import token_logp
-from analysis.training.tasks import SortTask
+from analysis.training.tiny.tasks import SortTask
 from analysis.training.trainer import PopulationTrainer
+from analysis.training.variants import Advantage, Distillation, Objective, Sampler, Variant
 
-RL = Arm()
-CLONING = Arm(
+RL = Variant()
+CLONING = Variant(
     label="cloning",
     advantage=Advantage(baseline="zero"),
     sampler=Sampler(by="teacher"),
     distillation=Distillation(kl=KLTerm(estimator="cross_entropy")),
 )
-HOT = Arm(label="hot", sampler=Sampler(temperature=3.0))
-STALE = Arm(label="stale", sampler=Sampler(staleness=3))
+HOT = Variant(label="hot", sampler=Sampler(temperature=3.0))
+STALE = Variant(label="stale", sampler=Sampler(staleness=3))
 
 
 def taught(config):
@@ -34,8 +34,12 @@ def taught(config):
     )
 
 
-def metrics_of(config, *arms):
-    return PopulationTrainer(config, [Member(arm=arm, seed=1) for arm in arms]).run().metrics
+def metrics_of(config, *variants):
+    return (
+        PopulationTrainer(config, [Run(variant=variant, seed=1) for variant in variants])
+        .run()
+        .metrics
+    )
 
 
 def test_a_policy_that_samples_for_itself_is_its_own(small_config):
@@ -46,49 +50,49 @@ def test_a_policy_that_samples_for_itself_is_its_own(small_config):
 
 def test_at_one_start_all_samplers_leave_the_policy_the_same_accuracy(small_config):
     config = taught(small_config).model_copy(update={"updates": 1, "log_every": 1})
-    (own,), (drawn,) = (
+    (own,), (sampled,) = (
         metrics_of(config, RL, CLONING, HOT)[name] for name in ("own_accuracy", "accuracy")
     )
-    assert own[0] == own[1] == own[2] == drawn[0]
-    assert drawn[1] > drawn[0] > drawn[2]
+    assert own[0] == own[1] == own[2] == sampled[0]
+    assert sampled[1] > sampled[0] > sampled[2]
 
 
 def test_a_stale_sampler_lags_and_the_policy_itself_does_not(small_config):
     config = taught(small_config)
     stale, fresh, start = (
-        PopulationTrainer(config, [Member(arm=arm, seed=1)]) for arm in (STALE, RL, RL)
+        PopulationTrainer(config, [Run(variant=variant, seed=1)]) for variant in (STALE, RL, RL)
     )
     for _ in range(3):
         stale.advance()
     with torch.no_grad():
         fresh.weights.copy_(stale.weights)
-    drawn = stale.rollout(3)
-    own = stale.samplers.own(drawn, 3)
-    assert torch.equal(drawn.rollout.completions, start.rollout(3).rollout.completions)
+    sampled = stale.rollout(3)
+    own = stale.samplers.on_policy(sampled, 3)
+    assert torch.equal(sampled.rollout.completions, start.rollout(3).rollout.completions)
     now = fresh.rollout(3)
     assert torch.equal(own.scores.accuracy, now.scores.accuracy)
     assert torch.equal(own.rollout.mask, now.rollout.mask)
-    assert not torch.equal(own.rollout.mask, drawn.rollout.mask)
+    assert not torch.equal(own.rollout.mask, sampled.rollout.mask)
 
 
 def test_rejection_sampling_is_supervised_on_the_shortest_right_completion(small_config):
-    arm = Arm(
+    variant = Variant(
         objective=Objective(kind="reinforce"),
         advantage=Advantage(baseline="shortest_right"),
     )
     config = taught(small_config)
-    trainer = PopulationTrainer(config, [Member(arm=arm, seed=1)])
-    drawn = trainer.rollout(0)
-    losses = trainer.losses(trainer.batch(drawn)).losses
+    trainer = PopulationTrainer(config, [Run(variant=variant, seed=1)])
+    sampled = trainer.rollout(0)
+    losses = trainer.losses(trainer.batch(sampled)).losses
     (gradient,) = torch.autograd.grad(losses.sum(), trainer.weights)
 
-    rollout = drawn.rollout
+    rollout = sampled.rollout
     views = trainer.policy.unflatten(trainer.weights)
     logits = trainer.policy.logits(views, rollout.prompts, rollout.inputs)
     logp = token_logp(logits, rollout.completions, temperature=1.0)
     loss, kept = 0.0, 0
     for prompt in range(config.num_prompts):
-        right = drawn.scores.accuracy[0, prompt].nonzero().flatten().tolist()
+        right = sampled.scores.accuracy[0, prompt].nonzero().flatten().tolist()
         lengths = rollout.mask[0, prompt].sum(dim=-1).tolist()
         if right:
             best = min(right, key=lambda i: lengths[i])

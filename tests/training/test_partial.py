@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.training.arms import Arm, Objective, Sampler
-from analysis.training.config import Member
-from analysis.training.tasks import SortTask
+from analysis.training.config import Run
+from analysis.training.tiny.tasks import SortTask
 from analysis.training.trainer import PopulationTrainer
+from analysis.training.variants import Objective, Sampler, Variant
 from tests.training.naive import END, SEPARATOR, naive_logits
 
 BUDGET = 2
@@ -29,24 +29,24 @@ def config(small_config):
     )
 
 
-def watched(config, arm):
+def watched(config, variant):
     """Rollouts and the weights that each update began with."""
-    trainer, drawn, weights = PopulationTrainer(config, [Member(arm=arm, seed=1)]), [], []
+    trainer, sampled, weights = PopulationTrainer(config, [Run(variant=variant, seed=1)]), [], []
     make_batch = trainer.batch
 
     def batch(one, update):
-        drawn.append(one)
+        sampled.append(one)
         return make_batch(one, update)
 
     trainer.batch = batch
     for _ in range(config.updates):
         weights.append(trainer.policy.unflatten(trainer.weights.detach().clone()))
         trainer.advance()
-    return trainer, drawn, weights
+    return trainer, sampled, weights
 
 
 def of_budget(train_on="all", **fields):
-    return Arm(sampler=Sampler(budget=BUDGET, train_on=train_on), **fields)
+    return Variant(sampler=Sampler(budget=BUDGET, train_on=train_on), **fields)
 
 
 def counted(tokens):
@@ -54,9 +54,9 @@ def counted(tokens):
 
 
 def test_every_segment_is_of_the_weights_that_sampled_it(config):
-    _, drawn, weights = watched(config, of_budget())
+    _, sampled, weights = watched(config, of_budget())
     longest, begun, mixed = config.task.completion_length, [0] * config.num_prompts, 0
-    for update, (rollout, _, _, done, trained) in enumerate(drawn):
+    for update, (rollout, _, _, done, trained) in enumerate(sampled):
         for p in range(config.num_prompts):
             spent = (update - begun[p] + 1) * BUDGET
             rows = rollout.completions[0, p].tolist()
@@ -81,13 +81,13 @@ def test_every_segment_is_of_the_weights_that_sampled_it(config):
 
 
 def test_a_group_keeps_its_prompt_until_it_is_done_and_then_takes_the_days(config):
-    _, drawn, _ = watched(config, of_budget())
+    _, sampled, _ = watched(config, of_budget())
     fresh = [
-        PopulationTrainer(config, [Member(arm=Arm(), seed=1)]).rollout(u).rollout.prompts
+        PopulationTrainer(config, [Run(variant=Variant(), seed=1)]).rollout(u).rollout.prompts
         for u in range(config.updates)
     ]
     begun = [0] * config.num_prompts
-    for update, one in enumerate(drawn):
+    for update, one in enumerate(sampled):
         for p in range(config.num_prompts):
             assert torch.equal(one.rollout.prompts[0, p], fresh[begun[p]][0, p]), (update, p)
             if one.done[0, p]:
@@ -97,8 +97,8 @@ def test_a_group_keeps_its_prompt_until_it_is_done_and_then_takes_the_days(confi
 @pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean_token_mean"])
 def test_a_step_is_a_mean_over_the_groups_that_are_done(config, aggregation):
     objective = Objective(kind="reinforce", aggregation=aggregation)
-    trainer, drawn, _ = watched(config, of_budget(objective=objective))
-    some = [one for one in drawn if 0 < one.done.sum() < config.num_prompts]
+    trainer, sampled, _ = watched(config, of_budget(objective=objective))
+    some = [one for one in sampled if 0 < one.done.sum() < config.num_prompts]
     assert some, "always all or none are done"
     make_batch = PopulationTrainer.batch
     for one in some:

@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.training.policy import PolicyConfig
 from analysis.training.rollout import sample, token_logp
-from analysis.training.start import make_policy
+from analysis.training.tiny.policy import PolicyConfig
+from analysis.training.tiny.start import make_policy
 
 
 @pytest.fixture
 def population(small_config):
-    """A policy, three members' own weights, prompts and uniforms, in float64."""
+    """A policy, three runs' own weights, prompts and uniforms, in float64."""
     policy = make_policy(small_config)
     flat = torch.cat([policy.initial_weights(seed, torch.float64) for seed in range(3)])
     generator = torch.Generator().manual_seed(0)
@@ -27,12 +27,12 @@ def test_log_probs_kept_from_sampling_are_those_of_the_full_forward(
     small_config, population, temperature
 ):
     policy, weights, prompts, uniforms = population
-    drawn = sample(policy, weights, small_config.task, prompts, uniforms, temperature)
-    logits = policy.logits(weights, prompts, drawn.inputs)
-    full = token_logp(logits, drawn.completions, temperature)
-    assert torch.allclose(drawn.old_logp, full, rtol=0, atol=1e-12)
-    other_temperature = token_logp(logits, drawn.completions, temperature + 0.1)
-    assert (drawn.old_logp - other_temperature).abs().max() > 1e-3
+    sampled = sample(policy, weights, small_config.task, prompts, uniforms, temperature)
+    logits = policy.logits(weights, prompts, sampled.inputs)
+    full = token_logp(logits, sampled.completions, temperature)
+    assert torch.allclose(sampled.old_logp, full, rtol=0, atol=1e-12)
+    other_temperature = token_logp(logits, sampled.completions, temperature + 0.1)
+    assert (sampled.old_logp - other_temperature).abs().max() > 1e-3
 
 
 def test_no_token_sees_what_comes_after_it(small_config, population):
@@ -58,14 +58,14 @@ def test_completions_see_their_prompt_and_not_each_other(small_config, populatio
     assert (policy.logits(weights, other_prompt, inputs) - before).abs().max() > 1e-3
 
 
-def test_members_use_their_own_weights(population):
+def test_runs_use_their_own_weights(population):
     policy, weights, prompts, uniforms = population
     inputs = (uniforms * 10).long()
     together = policy.logits(weights, prompts, inputs)
-    for member in range(3):
-        alone = {name: part[member : member + 1] for name, part in weights.items()}
-        solo = policy.logits(alone, prompts[member : member + 1], inputs[member : member + 1])
-        assert torch.equal(together[member], solo[0])
+    for run in range(3):
+        alone = {name: part[run : run + 1] for name, part in weights.items()}
+        solo = policy.logits(alone, prompts[run : run + 1], inputs[run : run + 1])
+        assert torch.equal(together[run], solo[0])
 
 
 def test_heads_must_divide_the_width():

@@ -5,31 +5,31 @@ import pytest
 import torch
 
 from analysis.kl.term import KLTerm
-from analysis.training.config import Arm, Member, TrainConfig
+from analysis.training.config import Run, TrainConfig, Variant
 from analysis.training.metrics import METRICS
 from analysis.training.optimizer import PopulationAdamW, clip_rows
-from analysis.training.start import supervised_start
-from analysis.training.tasks import SortTask
+from analysis.training.tiny.start import supervised_start
+from analysis.training.tiny.tasks import SortTask
 from analysis.training.trainer import PopulationTrainer
 
 
-def members_of(arms, seeds=(0,)):
-    return [Member(arm=arm, seed=seed) for arm in arms for seed in seeds]
+def runs_of(variants, seeds=(0,)):
+    return [Run(variant=variant, seed=seed) for variant in variants for seed in seeds]
 
 
 @pytest.mark.parametrize("inner", [(1, 1), (2, 3)], ids=["on-policy", "stale-minibatches"])
-def test_a_member_of_a_population_is_its_solo_run_to_the_bit(small_config, all_arms, inner):
+def test_a_run_of_a_population_is_its_solo_run_to_the_bit(small_config, all_variants, inner):
     config = small_config.model_copy(
         update={"num_iterations": inner[0], "num_minibatches": inner[1], "log_every": 5}
     )
-    members = members_of(all_arms, seeds=(0, 11))
-    together = PopulationTrainer(config, members)
+    runs = runs_of(all_variants, seeds=(0, 11))
+    together = PopulationTrainer(config, runs)
     record = together.run()
     assert not record.failures
-    for row in range(0, len(members), 3):
-        alone = PopulationTrainer(config, [members[row]])
+    for row in range(0, len(runs), 3):
+        alone = PopulationTrainer(config, [runs[row]])
         solo = alone.run()
-        assert torch.equal(together.weights[row], alone.weights[0]), members[row]
+        assert torch.equal(together.weights[row], alone.weights[0]), runs[row]
         for name in METRICS:
             np.testing.assert_array_equal(record.metrics[name][:, row], solo.metrics[name][:, 0])
 
@@ -37,25 +37,27 @@ def test_a_member_of_a_population_is_its_solo_run_to_the_bit(small_config, all_a
 def test_default_sizes_are_solo_runs_to_the_bit_too():
     start = TrainConfig().start.model_copy(update={"updates": 3})
     config = TrainConfig(task=SortTask(reward="graded"), start=start, updates=2)
-    members = members_of([Arm(kl=KLTerm(estimator="k3"), beta=0.5), Arm()], (0, 1, 2))
-    together, alone = PopulationTrainer(config, members), PopulationTrainer(config, members[4:5])
+    runs = runs_of([Variant(kl=KLTerm(estimator="k3"), beta=0.5), Variant()], (0, 1, 2))
+    together, alone = PopulationTrainer(config, runs), PopulationTrainer(config, runs[4:5])
     together.run()
     alone.run()
     assert torch.equal(together.weights[4], alone.weights[0])
     assert not torch.equal(together.weights[4], together.weights[1])
 
 
-def test_two_runs_are_equal_to_the_bit(small_config, all_arms):
-    first = PopulationTrainer(small_config, members_of(all_arms)).run()
-    second = PopulationTrainer(small_config, members_of(all_arms)).run()
+def test_two_runs_are_equal_to_the_bit(small_config, all_variants):
+    first = PopulationTrainer(small_config, runs_of(all_variants)).run()
+    second = PopulationTrainer(small_config, runs_of(all_variants)).run()
     for name in METRICS:
         np.testing.assert_array_equal(first.metrics[name], second.metrics[name])
 
 
-def test_a_member_that_goes_nan_is_frozen_named_and_leaves_the_others_unchanged(small_config):
-    arms = [Arm(kl=KLTerm(estimator=estimator), beta=0.5) for estimator in ("k1", "k2", "k3")]
-    healthy = PopulationTrainer(small_config, members_of(arms))
-    poisoned = PopulationTrainer(small_config, members_of(arms))
+def test_a_run_that_goes_nan_is_frozen_named_and_leaves_the_others_unchanged(small_config):
+    variants = [
+        Variant(kl=KLTerm(estimator=estimator), beta=0.5) for estimator in ("k1", "k2", "k3")
+    ]
+    healthy = PopulationTrainer(small_config, runs_of(variants))
+    poisoned = PopulationTrainer(small_config, runs_of(variants))
     for update in range(4):
         if update == 2:
             with torch.no_grad():
@@ -76,7 +78,7 @@ def test_a_member_that_goes_nan_is_frozen_named_and_leaves_the_others_unchanged(
 
 def test_an_overflowing_kl_loss_is_named(small_config):
     trainer = PopulationTrainer(
-        small_config, members_of([Arm(kl=KLTerm(estimator="k3"), beta=0.5)])
+        small_config, runs_of([Variant(kl=KLTerm(estimator="k3"), beta=0.5)])
     )
     batch = trainer.batch(trainer.rollout(0))
     output = trainer.losses(batch._replace(ref_logp=batch.ref_logp + 200.0))  # exp overflows
@@ -86,24 +88,24 @@ def test_an_overflowing_kl_loss_is_named(small_config):
 
 
 def test_equal_rewards_give_exactly_no_gradient(small_config):
-    trainer = PopulationTrainer(small_config, members_of([Arm()], (0, 1)))
-    drawn = trainer.rollout(0)
-    scored = drawn.scores.rewards
+    trainer = PopulationTrainer(small_config, runs_of([Variant()], (0, 1)))
+    sampled = trainer.rollout(0)
+    scored = sampled.scores.rewards
     for rewards, still in ((torch.full_like(scored, 0.3), True), (scored, False)):
-        batch = trainer.batch(drawn._replace(scores=drawn.scores._replace(rewards=rewards)))
+        batch = trainer.batch(sampled._replace(scores=sampled.scores._replace(rewards=rewards)))
         (gradient,) = torch.autograd.grad(trainer.losses(batch).losses.sum(), trainer.weights)
         assert (batch.advantages == 0).all() == still
         assert (gradient == 0).all() == still
 
 
-def test_clipping_is_per_member():
+def test_clipping_is_per_run():
     gradient = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
     clipped, norms = clip_rows(gradient, max_norm=1.0)
     assert torch.allclose(norms, torch.tensor([5.0, 0.5, 0.0]))
     assert torch.allclose(clipped, torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]]))
 
 
-def test_adamw_is_torch_adamw_per_member_and_leaves_frozen_rows():
+def test_adamw_is_torch_adamw_per_run_and_leaves_frozen_rows():
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(3, 7, generator=generator, dtype=torch.float64)
     solo = [row.clone().requires_grad_() for row in weights]
@@ -120,22 +122,22 @@ def test_adamw_is_torch_adamw_per_member_and_leaves_frozen_rows():
     assert torch.allclose(population, torch.stack(solo), rtol=0, atol=1e-14)
 
 
-def test_no_members_is_refused(small_config):
-    with pytest.raises(ValueError, match="members is empty"):
+def test_no_runs_is_refused(small_config):
+    with pytest.raises(ValueError, match="runs is empty"):
         PopulationTrainer(small_config, [])
 
 
 def test_every_seed_can_have_a_start_of_its_own(small_config):
     start = small_config.start.model_copy(update={"count": 3})
     config = small_config.model_copy(update={"start": start, "updates": 3, "log_every": 1})
-    members = members_of([Arm(kl=KLTerm(estimator="k2"), beta=0.5)], seeds=(0, 1, 2, 4))
-    together = PopulationTrainer(config, members)
+    runs = runs_of([Variant(kl=KLTerm(estimator="k2"), beta=0.5)], seeds=(0, 1, 2, 4))
+    together = PopulationTrainer(config, runs)
     first = together.weights.detach().clone()
     assert torch.equal(first[1], first[3])  # 4 modulo 3
     assert not torch.equal(first[0], first[1]) and not torch.equal(first[0], first[2])
     record = together.run()
-    assert (record.metrics["reverse_kl"][0] == 0).all(), "a member is not its own reference"
-    alone = PopulationTrainer(config, [members[2]])
+    assert (record.metrics["reverse_kl"][0] == 0).all(), "a run is not its own reference"
+    alone = PopulationTrainer(config, [runs[2]])
     alone.run()
     assert torch.equal(together.weights[2], alone.weights[0])
     one = small_config.model_copy(

@@ -13,24 +13,16 @@ from analysis.training.pretrained.llama import PAD, LlamaPolicy
 from analysis.training.pretrained.weights import load_llama, random_llama, save_llama
 from analysis.training.rollout import completion_inputs
 
+from .conftest import llama
+
 VOCAB, LAYERS = 37, 2
-MEMBERS, PROMPTS, GROUP, STEPS, LENGTH = 2, 3, 4, 5, 6
+RUNS, PROMPTS, GROUP, STEPS, LENGTH = 2, 3, 4, 5, 6
 ATTENTIONS = ("explicit", "sdpa")
 
 
 def llama_config(kv_heads: int = 2, *, tied: bool = False) -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=VOCAB,
-        width=20,
-        inner=28,
-        num_layers=LAYERS,
-        num_heads=4,
-        num_kv_heads=kv_heads,
-        head_dim=6,
-        norm_eps=1e-5,
-        rope_theta=100.0,
-        tied=tied,
-    )
+    sizes = {"vocab_size": VOCAB, "width": 20, "inner": 28, "num_layers": LAYERS, "head_dim": 6}
+    return llama(**sizes, num_heads=4, num_kv_heads=kv_heads, tied=tied)
 
 
 def llama_policy(
@@ -46,16 +38,16 @@ def tokens(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def texts() -> tuple[torch.Tensor, torch.Tensor]:
     """Prompts of 3 to 6 tokens, left-padded, and completion inputs."""
-    prompts = tokens(MEMBERS, PROMPTS, LENGTH)
+    prompts = tokens(RUNS, PROMPTS, LENGTH)
     prompts[0, 0, :2] = PAD
     prompts[1, 0, :3] = PAD
     prompts[1, 2, :1] = PAD
-    return prompts, tokens(MEMBERS, PROMPTS, GROUP, STEPS, seed=1)
+    return prompts, tokens(RUNS, PROMPTS, GROUP, STEPS, seed=1)
 
 
-def members_apart(policy: LlamaPolicy, members: int, seed: int = 0) -> torch.Tensor:
-    """Weights [M, N] whose adapters do something, each member's something else."""
-    weights = policy.start().repeat(members, 1)
+def runs_apart(policy: LlamaPolicy, runs: int, seed: int = 0) -> torch.Tensor:
+    """Weights [M, N] whose adapters do something, each run's something else."""
+    weights = policy.start().repeat(runs, 1)
     generator = torch.Generator().manual_seed(seed)
     return weights + 0.2 * torch.randn(weights.shape, generator=generator, dtype=weights.dtype)
 
@@ -110,9 +102,9 @@ def test_logits_are_those_of_a_naive_llama_with_merged_adapters(kv_heads, tied, 
     model = random_llama(config, 3, torch.float64)
     policy = llama_policy(config, attention)
     prompts, inputs = texts()
-    adapters = policy.unflatten(members_apart(policy, MEMBERS))
-    for active, merged in (({}, [{}] * MEMBERS), (adapters, [])):
-        merged = merged or [{n: part[m] for n, part in adapters.items()} for m in range(MEMBERS)]
+    adapters = policy.unflatten(runs_apart(policy, RUNS))
+    for active, merged in (({}, [{}] * RUNS), (adapters, [])):
+        merged = merged or [{n: part[m] for n, part in adapters.items()} for m in range(RUNS)]
         ours = policy.logits(active, prompts, inputs)
         for m, p, g in ((0, 0, 0), (0, 1, 3), (1, 0, 2), (1, 2, 1)):
             prompt = prompts[m, p][prompts[m, p] != PAD]
@@ -125,7 +117,7 @@ def test_logits_are_those_of_a_naive_llama_with_merged_adapters(kv_heads, tied, 
 def test_padding_changes_nothing_and_no_gradient_passes_it(attention):
     policy = llama_policy(llama_config(), attention)
     prompts, inputs = texts()
-    weights = members_apart(policy, MEMBERS).requires_grad_()
+    weights = runs_apart(policy, RUNS).requires_grad_()
     padded = policy.logits(policy.unflatten(weights), prompts, inputs)[1, 0]
     short = prompts[1:, :1, 3:]
     alone = policy.logits(policy.unflatten(weights[1:]), short, inputs[1:, :1])[0, 0]
@@ -147,7 +139,7 @@ def test_what_prompts_share_is_read_once_and_changes_neither_logits_nor_gradient
     for prompt in prompts.flatten(0, 1):  # all begin with 11, 5, behind their padding
         prompt[int((prompt == PAD).sum()) :][:shared] = torch.tensor([11, 5])
     every_token = llama_policy(llama_config(), attention)
-    weights = members_apart(every_token, MEMBERS).requires_grad_()
+    weights = runs_apart(every_token, RUNS).requires_grad_()
     results = []
     for known in (0, 1, shared):
         policy = llama_policy(llama_config(), attention, shared=known)
@@ -171,10 +163,10 @@ def test_extending_a_cache_is_the_full_forward(attention, steps):
     policy = llama_policy(llama_config(), attention)
     prompts, inputs = texts()
     inputs = inputs[..., :4]
-    adapters = policy.unflatten(members_apart(policy, MEMBERS))
-    prefix, past = policy.prefill(adapters, prompts), policy.empty_cache(inputs)
+    adapters = policy.unflatten(runs_apart(policy, RUNS))
+    prefix, cache = policy.prefill(adapters, prompts), policy.empty_cache(inputs)
     pieces = [
-        policy.extend(adapters, prefix, inputs[..., t : t + steps], past, t)
+        policy.extend(adapters, prefix, inputs[..., t : t + steps], cache, t)
         for t in range(0, 4, steps)
     ]
     full = policy.logits(adapters, prompts, inputs)
@@ -210,6 +202,7 @@ def test_both_attentions_agree_in_bfloat16_up_to_its_rounding():
         assert 1e-4 < error < 0.15, "the products are not in bfloat16, or more than they are"
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("kv_heads", [2, 4], ids=["grouped", "one-to-one"])
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_transformers_computes_the_same_logits_and_greedy_tokens(tmp_path, kv_heads, tied):
@@ -218,18 +211,18 @@ def test_transformers_computes_the_same_logits_and_greedy_tokens(tmp_path, kv_he
     theirs = transformers.LlamaForCausalLM.from_pretrained(tmp_path).eval()
     policy = LlamaPolicy(load_llama(tmp_path, torch.float32), LoraConfig(), ForwardConfig())
     prompts, _ = texts()
-    opening, drawn = 7, []
+    bos_token, sampled = 7, []
     prefix = policy.prefill({}, prompts)
-    like = torch.zeros(MEMBERS, PROMPTS, 1, STEPS)
-    past, current = policy.empty_cache(like), torch.full_like(like[..., :1], opening).long()
+    like = torch.zeros(RUNS, PROMPTS, 1, STEPS)
+    cache, current = policy.empty_cache(like), torch.full_like(like[..., :1], bos_token).long()
     for step in range(STEPS):
-        current = policy.extend({}, prefix, current, past, step).argmax(dim=-1)
-        drawn.append(current)
-    greedy = torch.cat(drawn, dim=-1)
-    logits = policy.logits({}, prompts, completion_inputs(greedy, opening))
-    for m in range(MEMBERS):
+        current = policy.extend({}, prefix, current, cache, step).argmax(dim=-1)
+        sampled.append(current)
+    greedy = torch.cat(sampled, dim=-1)
+    logits = policy.logits({}, prompts, completion_inputs(greedy, bos_token))
+    for m in range(RUNS):
         for p in range(PROMPTS):
-            prompt = [*prompts[m, p][prompts[m, p] != PAD].tolist(), opening]
+            prompt = [*prompts[m, p][prompts[m, p] != PAD].tolist(), bos_token]
             text = torch.tensor([prompt + greedy[m, p, 0, :-1].tolist()])
             expected = theirs(text).logits[0, -STEPS:]
             assert torch.allclose(logits[m, p, 0], expected, rtol=0, atol=1e-4)

@@ -6,55 +6,55 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.experiments.ablations import ablation, recording
-from analysis.experiments.ablations.presets import Preset
-from analysis.experiments.ablations.settings import setting_of
-from analysis.experiments.ablations.source import source_of
-from analysis.experiments.language_models.config import ArithmeticTask, LanguageConfig
-from analysis.experiments.language_models.presets import SMOKE, SMOLLM2
+from analysis.experiments import recording
+from analysis.experiments.environment import environment_of
+from analysis.experiments.language.model import ArithmeticTask, LanguageConfig
+from analysis.experiments.preset import Preset
+from analysis.experiments.presets.language import llama_smoke, smollm2
+from analysis.experiments.provenance import source_of
 from analysis.kl.term import KLTerm
-from analysis.training.config import Arm, Member, TrainConfig
+from analysis.training.config import Run, TrainConfig, Variant
 from analysis.training.metrics import METRICS, PARTIAL_METRICS
 from analysis.training.pretrained.config import ForwardConfig, LlamaConfig, LoraConfig
 from analysis.training.pretrained.llama import LlamaPolicy
 from analysis.training.pretrained.lora import Lora
-from analysis.training.pretrained.setting import pretrained_setting
+from analysis.training.pretrained.tasks import pretrained_environment
 from analysis.training.pretrained.weights import random_llama
 from analysis.training.trainer import PopulationTrainer
 
-CONFIG = SMOKE.config
+CONFIG = llama_smoke().config
 
 
-def members_of(arms, seeds=(0,)):
-    return [Member(arm=arm, seed=seed) for arm in arms for seed in seeds]
+def runs_of(variants, seeds=(0,)):
+    return [Run(variant=variant, seed=seed) for variant in variants for seed in seeds]
 
 
-def trainer_of(members, config=CONFIG):
-    return PopulationTrainer(config, members, setting_of(config))
+def trainer_of(runs, config=CONFIG):
+    return PopulationTrainer(config, runs, environment_of(config))
 
 
 @pytest.mark.parametrize("products", ["full", "bfloat16"])
 @pytest.mark.parametrize("attention", ["explicit", "sdpa"])
-def test_every_member_starts_as_the_reference_to_the_bit(products, attention):
+def test_every_run_starts_as_the_reference_to_the_bit(products, attention):
     forward = ForwardConfig(products=products, attention=attention)
     config = CONFIG.model_copy(update={"forward": forward})
-    trainer = trainer_of(members_of(SMOKE.arms[:3]), config)
+    trainer = trainer_of(runs_of(llama_smoke().variants[:3]), config)
     assert trainer.reference == {}
-    drawn = trainer.rollout(0).rollout
+    sampled = trainer.rollout(0).rollout
     views = trainer.policy.unflatten(trainer.weights.detach())
-    member = trainer.policy.logits(views, drawn.prompts, drawn.inputs)
-    assert torch.equal(member, trainer.policy.logits({}, drawn.prompts, drawn.inputs))
+    run = trainer.policy.logits(views, sampled.prompts, sampled.inputs)
+    assert torch.equal(run, trainer.policy.logits({}, sampled.prompts, sampled.inputs))
     metrics = trainer.update(0)
     assert (metrics["reverse_kl"] == 0).all()
     assert (trainer.update(1)["reverse_kl"] > 1e-6).all()
 
 
 def test_only_adapters_are_trained_and_the_frozen_weights_are_kept_once():
-    trainer = trainer_of(members_of(SMOKE.arms))
+    trainer = trainer_of(runs_of(llama_smoke().variants))
     policy = trainer.policy
     ins_and_outs = 2 * (16 + 16) + 2 * (16 + 8) + 3 * (16 + 24)  # of the seven projections
     assert policy.lora.num_parameters == 2 * 2 * ins_and_outs  # rank 2, two blocks
-    assert trainer.weights.shape == (len(SMOKE.arms), policy.lora.num_parameters)
+    assert trainer.weights.shape == (len(llama_smoke().variants), policy.lora.num_parameters)
 
 
 def test_targets_and_rank_say_what_is_adapted():
@@ -68,27 +68,27 @@ def test_targets_and_rank_say_what_is_adapted():
     views = lora.unflatten(weights)
     assert all((part == 0).all() == name.endswith("B") for name, part in views.items())
     bound = 24**-0.5
-    drawn = views["block0.down_proj.A"]
-    assert 0.8 * bound < drawn.abs().max() <= bound and drawn.std() > 0.4 * bound
+    sampled = views["block0.down_proj.A"]
+    assert 0.8 * bound < sampled.abs().max() <= bound and sampled.std() > 0.4 * bound
     with pytest.raises(ValueError, match="names a projection twice"):
         LoraConfig(targets=("q_proj", "q_proj"))
 
 
-def test_a_member_is_its_solo_run_to_rounding():
-    """The large product sums the rows of all members alike, but picks its kernel by their number.
+def test_a_run_is_its_solo_run_to_rounding():
+    """The large product sums the rows of all runs alike, but picks its kernel by their number.
 
     At this size it was the same kernel, and the runs equal to the bit, on the machine of writing.
     """
     update = {"precision": "float64", "updates": 5, "log_every": 1}
     config = CONFIG.model_copy(update=update)
-    members = members_of(SMOKE.arms, seeds=(0, 3))
-    together = trainer_of(members, config)
+    runs = runs_of(llama_smoke().variants, seeds=(0, 3))
+    together = trainer_of(runs, config)
     record = together.run()
     assert not record.failures
     moved = (together.weights - together.policy.start()).abs().amax(dim=1)
     assert moved.min() > 1e-3
-    for row in range(0, len(members), 5):
-        alone = trainer_of([members[row]], config)
+    for row in range(0, len(runs), 5):
+        alone = trainer_of([runs[row]], config)
         solo = alone.run()
         assert torch.allclose(together.weights[row], alone.weights[0], rtol=0, atol=1e-10)
         for name in METRICS:
@@ -98,8 +98,8 @@ def test_a_member_is_its_solo_run_to_rounding():
     assert (together.weights[0] - together.weights[1]).abs().max() > 1e-3
 
 
-def test_a_member_that_goes_nan_leaves_its_neighbours():
-    healthy, poisoned = (trainer_of(members_of(SMOKE.arms[:3])) for _ in range(2))
+def test_a_run_that_goes_nan_leaves_its_neighbours():
+    healthy, poisoned = (trainer_of(runs_of(llama_smoke().variants[:3])) for _ in range(2))
     with torch.no_grad():
         poisoned.policy.unflatten(poisoned.weights)["block0.q_proj.B"][1, 0, 0] = torch.nan
     for update in range(2):
@@ -111,15 +111,18 @@ def test_a_member_that_goes_nan_leaves_its_neighbours():
 
 def test_the_gradient_is_that_of_finite_differences():
     config = CONFIG.model_copy(update={"precision": "float64"})
-    arms = [Arm(kl=KLTerm(estimator="exact"), beta=0.5), Arm(kl=KLTerm(estimator="k3"), beta=0.5)]
-    trainer = trainer_of(members_of(arms), config)
+    variants = [
+        Variant(kl=KLTerm(estimator="exact"), beta=0.5),
+        Variant(kl=KLTerm(estimator="k3"), beta=0.5),
+    ]
+    trainer = trainer_of(runs_of(variants), config)
     for update in range(2):  # away from the start, where B is zero
         trainer.update(update)
-    drawn = trainer.rollout(2)
+    sampled = trainer.rollout(2)
     generator = torch.Generator().manual_seed(0)
-    shape = drawn.rollout.old_logp.shape
+    shape = sampled.rollout.old_logp.shape
     advantages = torch.randn(shape, generator=generator, dtype=torch.float64)
-    batch = trainer.batch(drawn)._replace(advantages=advantages)
+    batch = trainer.batch(sampled)._replace(advantages=advantages)
     (gradient,) = torch.autograd.grad(trainer.losses(batch).losses.sum(), trainer.weights)
     direction = torch.randn(gradient.shape, generator=generator, dtype=torch.float64)
     start, step = trainer.weights.detach().clone(), 1e-6
@@ -137,17 +140,17 @@ def test_the_gradient_is_that_of_finite_differences():
 def test_a_model_of_another_precision_is_refused():
     model = random_llama(CONFIG.model.llama, 0, torch.float64)
     with pytest.raises(ValueError, match=r"model is torch\.float64: load it as torch\.float32"):
-        pretrained_setting(CONFIG, model, CONFIG.task)
+        pretrained_environment(CONFIG, model, CONFIG.task)
 
 
-def test_the_smoke_preset_runs_all_arms_and_is_recorded(tmp_path):
-    config = SMOKE.config.model_copy(update={"updates": 4, "log_every": 2})
-    result = ablation.run(SMOKE.model_copy(update={"config": config}))
+def test_the_smoke_preset_runs_all_variants_and_is_recorded(tmp_path):
+    config = llama_smoke().config.model_copy(update={"updates": 4, "log_every": 2})
+    result = recording.run(llama_smoke().model_copy(update={"config": config}))
     assert not result.failures
     always = [name for name in METRICS if name not in PARTIAL_METRICS]
     assert np.isfinite(result.curves[always].to_numpy()).all()
-    assert len(result.curves) == 2 * len(SMOKE.arms)
-    assert result.stamp.source == source_of(CONFIG) != source_of(TrainConfig())
+    assert len(result.curves) == 2 * len(llama_smoke().variants)
+    assert result.manifest["source"] == source_of(CONFIG) != source_of(TrainConfig())
     recording.save(result, tmp_path / "smoke")
     recorded = recording.load(tmp_path / "smoke")
     assert recorded.preset == result.preset and isinstance(recorded.preset.config, LanguageConfig)
@@ -155,23 +158,25 @@ def test_the_smoke_preset_runs_all_arms_and_is_recorded(tmp_path):
     assert (again.loc[again["metric"].isin(always), "difference"] <= 1e-4).all()
 
 
-def test_the_smollm2_preset_is_the_ablation_of_eight_arms_and_three_seeds():
-    assert len(SMOLLM2.members) == 24 and SMOLLM2.config.updates == 200
-    assert Preset.model_validate_json(SMOLLM2.model_dump_json()) == SMOLLM2
+def test_the_smollm2_preset_is_the_ablation_of_eight_variants_and_three_seeds():
+    assert len(smollm2().runs) == 24 and smollm2().config.updates == 200
+    assert Preset.model_validate_json(smollm2().model_dump_json()) == smollm2()
 
 
 def test_model_and_task_must_fit():
     with pytest.raises(ValueError, match="a random model has no tokenizer"):
-        setting_of(CONFIG.model_copy(update={"task": ArithmeticTask()}))
+        environment_of(CONFIG.model_copy(update={"task": ArithmeticTask()}))
     with pytest.raises(ValueError, match="SortTask is for a random model"):
-        setting_of(SMOLLM2.config.model_copy(update={"task": CONFIG.task}))
+        environment_of(smollm2().config.model_copy(update={"task": CONFIG.task}))
 
 
 def test_the_policy_keeps_its_frozen_weights_as_they_were():
     model = random_llama(CONFIG.model.llama, 0, torch.float32)
     before = model.layers[0].projections["q_proj"].clone()
     trainer = PopulationTrainer(
-        CONFIG, members_of(SMOKE.arms[:2]), pretrained_setting(CONFIG, model, CONFIG.task)
+        CONFIG,
+        runs_of(llama_smoke().variants[:2]),
+        pretrained_environment(CONFIG, model, CONFIG.task),
     )
     trainer.update(0)
     assert isinstance(trainer.policy, LlamaPolicy)

@@ -5,21 +5,23 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.experiments.language_models.checkpoints import folder_of, needed
-from analysis.experiments.language_models.config import (
+from analysis.experiments.language.model import (
     ArithmeticTask,
     FolderModel,
     HubModel,
     PackagedModel,
+    folder_of,
+    needed,
 )
 from analysis.kl.term import KLTerm
-from analysis.training.config import Arm, Member
-from analysis.training.pretrained.config import LlamaConfig, PretrainedConfig
+from analysis.training.config import Run, Variant
+from analysis.training.pretrained.config import PretrainedConfig
 from analysis.training.pretrained.llama import PAD
-from analysis.training.pretrained.setting import pretrained_setting
-from analysis.training.pretrained.tasks import TextTask
+from analysis.training.pretrained.tasks import TextTask, pretrained_environment
 from analysis.training.pretrained.weights import random_llama
 from analysis.training.trainer import PopulationTrainer
+
+from .conftest import llama
 
 END, OTHER_END, OPENING = 0, 1, 9
 QUESTIONS = [[5, 6, 7, OPENING], [5, OPENING], [8, 8, OPENING]]
@@ -44,7 +46,7 @@ def test_questions_are_left_padded_and_drawn_evenly(task):
     prompts = task.prompts(grid.view(1, -1, 1))
     assert prompts[0, [0, 150, 299]].tolist() == [[5, 6, 7], [PAD, PAD, 5], [PAD, 8, 8]]
     assert (prompts[0] == torch.tensor([PAD, 8, 8])).all(dim=-1).sum() == 100
-    assert task.opening == OPENING
+    assert task.bos_token == OPENING
 
 
 @pytest.mark.parametrize(
@@ -95,30 +97,22 @@ def test_a_population_learns_to_answer_questions_of_different_lengths():
         QUESTIONS, starts_with_place_plus_two, end_tokens=[END, OTHER_END], completion_length=3
     )
     config = PretrainedConfig(updates=30, num_prompts=8, group_size=16, learning_rate=2e-2)
-    llama = LlamaConfig(
-        vocab_size=12,
-        width=16,
-        inner=24,
-        num_layers=1,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=8,
-        norm_eps=1e-5,
-        rope_theta=100.0,
-        tied=False,
-    )
-    setting = pretrained_setting(config, random_llama(llama, 0, torch.float32), task)
-    members = [Member(arm=Arm(kl=KLTerm(estimator="k2"), beta=0.01), seed=seed) for seed in (0, 1)]
-    record = PopulationTrainer(config, members, setting).run()
+    model = random_llama(llama(width=16, inner=24, head_dim=8), 0, torch.float32)
+    environment = pretrained_environment(config, model, task)
+    runs = [
+        Run(variant=Variant(kl=KLTerm(estimator="k2"), beta=0.01), seed=seed) for seed in (0, 1)
+    ]
+    record = PopulationTrainer(config, runs, environment).run()
     accuracy, length = record.metrics["accuracy"], record.metrics["length"]
     assert (accuracy[-1] > accuracy[0] + 0.25).all()
     assert (length < 3).any(), "no completion ended early: the mask is not exercised"
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("name", ["chain_sum", "products"])
 def test_arithmetic_is_asked_and_scored_through_a_tokenizer(monkeypatch, name):
     pytest.importorskip("reasoning_gym", reason="the extra lm is not installed")
-    from analysis.experiments.language_models import questions
+    from analysis.experiments.language import questions
 
     class Characters:
         def __call__(self, text):
@@ -140,11 +134,12 @@ def test_arithmetic_is_asked_and_scored_through_a_tokenizer(monkeypatch, name):
     rows = [[ord(c) for c in attempt.ljust(6)] for attempt in tries]
     scores = task.score(prompt, torch.tensor(rows)[None, None])
     assert scores.rewards.flatten().tolist() == [1.0, 0.0, 0.0, 0.0]
-    assert chr(task.opening) == "="
+    assert chr(task.bos_token) == "="
 
 
 def test_what_cannot_be_had_is_said_in_one_line(monkeypatch, tmp_path):
-    with pytest.raises(ValueError, match=r"^no_such_module is not installed: pip install 'kl-term"):
+    said = r"^no_such_module is not installed: pip install -e '\.\[lm\]'"
+    with pytest.raises(ValueError, match=said):
         needed("no_such_module", "lm")
     assert folder_of(FolderModel(path=str(tmp_path))) == tmp_path
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -153,6 +148,7 @@ def test_what_cannot_be_had_is_said_in_one_line(monkeypatch, tmp_path):
         folder_of(PackagedModel())
 
 
+@pytest.mark.peers
 def test_a_model_that_is_not_on_the_hub_is_said_in_one_line(monkeypatch, tmp_path):
     pytest.importorskip("huggingface_hub", reason="the extra lm is not installed")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from analysis.training.pretrained.config import LlamaConfig
 from analysis.training.pretrained.weights import (
     load_llama,
     random_llama,
@@ -16,18 +15,9 @@ from analysis.training.pretrained.weights import (
     save_llama,
 )
 
-CONFIG = LlamaConfig(
-    vocab_size=11,
-    width=8,
-    inner=12,
-    num_layers=2,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=4,
-    norm_eps=1e-6,
-    rope_theta=1e4,
-    tied=False,
-)
+from .conftest import llama
+
+CONFIG = llama(vocab_size=11, num_layers=2)
 
 
 @pytest.fixture

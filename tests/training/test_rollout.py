@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from analysis.training.randomness import member_uniforms, uniforms
+from analysis.training.population import run_uniforms, uniforms
 from analysis.training.rollout import completion_inputs, inverse_cdf
 
 
@@ -20,13 +20,13 @@ def test_inverse_cdf_never_draws_a_token_of_probability_zero_at_the_ends():
 
 
 def test_completion_inputs_are_shifted_behind_the_opening_token():
-    assert completion_inputs(torch.tensor([4, 5, 6]), opening=9).tolist() == [9, 4, 5]
+    assert completion_inputs(torch.tensor([4, 5, 6]), bos_token=9).tolist() == [9, 4, 5]
 
 
 def test_draws_depend_on_seed_stream_and_update_and_on_nothing_else():
     shape = (4, 3)
-    together = member_uniforms([5, 7, 5], "sampling", 2, shape, torch.float64)
-    alone = member_uniforms([7], "sampling", 2, shape, torch.float64)
+    together = run_uniforms([5, 7, 5], "sampling", 2, shape, torch.float64)
+    alone = run_uniforms([7], "sampling", 2, shape, torch.float64)
     assert torch.equal(together[1], alone[0])
     assert torch.equal(together[0], together[2])
     keys = [(5, "sampling", 2), (7, "sampling", 2), (5, "prompts", 2), (5, "sampling", 3)]

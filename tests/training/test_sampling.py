@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.training.arms import Arm, Correction, Sampler, Shaping
-from analysis.training.config import Member, StartConfig, TeacherConfig
-from analysis.training.policy import PolicyConfig
-from analysis.training.rollout import Drawing, Rollout, sample
+from analysis.training.config import Run, StartConfig, TeacherConfig
+from analysis.training.rollout import Rollout, SamplingParams, sample
 from analysis.training.sampling import stopped_at_repeats
-from analysis.training.tasks import SortTask
+from analysis.training.tiny.policy import PolicyConfig
+from analysis.training.tiny.tasks import SortTask
 from analysis.training.trainer import PopulationTrainer
+from analysis.training.variants import Correction, Sampler, Shaping, Variant
 from tests.training.naive import END, SEPARATOR, first_loop, naive_logits, nucleus
 
 
-def of(**fields) -> Arm:
-    return Arm(sampler=Sampler(**fields))
+def of(**fields) -> Variant:
+    return Variant(sampler=Sampler(**fields))
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def config(small_config):
 
 
 def naive_logp(weights, temperature, rollout, row):
-    """[P, G, T]: log-probs of a member's completions, one sequence at a time."""
+    """[P, G, T]: log-probs of a run's completions, one sequence at a time."""
     found = torch.empty_like(rollout.old_logp[row])
     for p, prompt in enumerate(rollout.prompts[row].tolist()):
         for g, completion in enumerate(rollout.completions[row, p].tolist()):
@@ -47,13 +47,13 @@ def of_row(policy, weights, row):
 
 def test_samples_are_of_the_weights_so_many_updates_ago(config):
     lags = (0, 1, 3)
-    members = [Member(arm=of(staleness=lag), seed=2) for lag in lags]
-    trainer, before, rollouts = PopulationTrainer(config, members), [], []
+    runs = [Run(variant=of(staleness=lag), seed=2) for lag in lags]
+    trainer, before, rollouts = PopulationTrainer(config, runs), [], []
     make_batch = trainer.batch
 
-    def watched(drawn, update):
-        rollouts.append(drawn.rollout)
-        return make_batch(drawn, update)
+    def watched(sampled, update):
+        rollouts.append(sampled.rollout)
+        return make_batch(sampled, update)
 
     trainer.batch = watched
     for update in range(6):
@@ -71,7 +71,7 @@ def test_samples_are_of_the_weights_so_many_updates_ago(config):
 
 def test_the_first_token_is_as_frequent_as_the_sampler_says(config):
     draws, top_p, temperature = 20000, 0.85, 1.3
-    trainer = PopulationTrainer(config, [Member(arm=of(), seed=0)])
+    trainer = PopulationTrainer(config, [Run(variant=of(), seed=0)])
     weights = trainer.policy.unflatten(3.0 * trainer.weights.detach())
     prompts = torch.tensor([3, 1, 2]).expand(1, draws // 4, 3)
     uniforms = torch.rand(1, draws // 4, 4, 1, generator=torch.Generator().manual_seed(0)).double()
@@ -88,7 +88,7 @@ def test_the_first_token_is_as_frequent_as_the_sampler_says(config):
         prompts,
         uniforms,
         0.8,
-        drawing=Drawing(temperature, top_p),
+        params=SamplingParams(temperature, top_p),
     )
     tokens = rollout.completions.flatten()
     shares = tokens.bincount(minlength=16) / draws
@@ -102,14 +102,20 @@ def test_the_first_token_is_as_frequent_as_the_sampler_says(config):
 
 
 def test_nothing_is_drawn_outside_the_nucleus_even_at_the_last_uniform(config):
-    trainer = PopulationTrainer(config, [Member(arm=of(), seed=0)])
+    trainer = PopulationTrainer(config, [Run(variant=of(), seed=0)])
     weights = trainer.policy.unflatten(trainer.weights.detach())
     prompts = torch.tensor([[[3, 1, 2]]])
     highest = float(np.nextafter(1.0, 0.0))
     for value in (0.0, highest):
         uniforms = torch.full((1, 1, 2, 4), value, dtype=torch.float64)
         rollout = sample(
-            trainer.policy, weights, config.task, prompts, uniforms, 0.8, drawing=Drawing(1.0, 0.4)
+            trainer.policy,
+            weights,
+            config.task,
+            prompts,
+            uniforms,
+            0.8,
+            params=SamplingParams(1.0, 0.4),
         )
         assert rollout.sampler_logp.isfinite().all()
         assert rollout.keep.gather(-1, rollout.completions.unsqueeze(-1)).all()
@@ -117,7 +123,7 @@ def test_nothing_is_drawn_outside_the_nucleus_even_at_the_last_uniform(config):
 
 
 def test_a_plain_sampler_keeps_everything_and_is_its_own(config):
-    rollout = PopulationTrainer(config, [Member(arm=of(), seed=0)]).rollout(0).rollout
+    rollout = PopulationTrainer(config, [Run(variant=of(), seed=0)]).rollout(0).rollout
     assert rollout.sampler_logp is rollout.old_logp or torch.equal(
         rollout.sampler_logp, rollout.old_logp
     )
@@ -125,8 +131,8 @@ def test_a_plain_sampler_keeps_everything_and_is_its_own(config):
 
 
 def test_samplers_in_one_population_do_not_mix(config):
-    arms = [of(), of(staleness=2), of(temperature=1.5), of(by="teacher"), of(top_p=0.7)]
-    trainer = PopulationTrainer(config, [Member(arm=arm, seed=4) for arm in arms])
+    variants = [of(), of(staleness=2), of(temperature=1.5), of(by="teacher"), of(top_p=0.7)]
+    trainer = PopulationTrainer(config, [Run(variant=variant, seed=4) for variant in variants])
     with torch.no_grad():
         for _ in range(3):
             trainer.weights += 0.1 * torch.randn(
@@ -135,8 +141,8 @@ def test_samplers_in_one_population_do_not_mix(config):
             rollout = trainer.rollout(0).rollout
     assert [bool((row[0] == rollout.prompts[0]).all()) for row in rollout.prompts.split(1)] == [
         True
-    ] * len(arms)
-    teacher = {name: part[0] for name, part in trainer.teacher.of_members(1).items()}
+    ] * len(variants)
+    teacher = {name: part[0] for name, part in trainer.teacher.of_runs(1).items()}
     error = naive_logp(teacher, 0.8, rollout, 3) - rollout.old_logp[3]
     assert error.abs().max() < 1e-9
     assert rollout.keep[:4].all() and not rollout.keep[4].all()
@@ -153,9 +159,11 @@ def test_a_loop_ends_the_completion_unpaid(config):
             "group_size": 60,
         }
     )
-    arms = [of(), of(repeat_times=2), of(repeat_times=2, repeat_period=2)]
-    drawn = PopulationTrainer(config, [Member(arm=arm, seed=1) for arm in arms]).rollout(0)
-    rollout, scores = drawn.rollout, drawn.scores
+    variants = [of(), of(repeat_times=2), of(repeat_times=2, repeat_period=2)]
+    sampled = PopulationTrainer(
+        config, [Run(variant=variant, seed=1) for variant in variants]
+    ).rollout(0)
+    rollout, scores = sampled.rollout, sampled.scores
     cuts = [0, 0, 0]
     for row, (times, period) in enumerate(((0, 1), (2, 1), (2, 2))):
         for p in range(2):
@@ -190,47 +198,49 @@ def test_loops_by_hand(times, period, counted):
     assert counted == (7 if loop is None else loop + 1)
 
 
-def test_members_of_one_seed_see_one_noise_and_no_width_is_none(config):
+def test_runs_of_one_seed_see_one_noise_and_no_width_is_none(config):
     def noisy(width, label):
-        return Arm(label=label, shaping=Shaping(noise=width))
+        return Variant(label=label, shaping=Shaping(noise=width))
 
-    members = [
-        Member(arm=noisy(0.0, "a"), seed=1),
-        Member(arm=noisy(0.4, "b"), seed=1),
-        Member(arm=noisy(0.8, "c"), seed=1),
-        Member(arm=noisy(0.8, "d"), seed=2),
+    runs = [
+        Run(variant=noisy(0.0, "a"), seed=1),
+        Run(variant=noisy(0.4, "b"), seed=1),
+        Run(variant=noisy(0.8, "c"), seed=1),
+        Run(variant=noisy(0.8, "d"), seed=2),
     ]
-    trainer = PopulationTrainer(config, members)
-    drawn = trainer.rollout(0)
-    added = trainer.batch(drawn, 0).rewards - drawn.scores.rewards
+    trainer = PopulationTrainer(config, runs)
+    sampled = trainer.rollout(0)
+    added = trainer.batch(sampled, 0).rewards - sampled.scores.rewards
     assert (added[0] == 0).all()
     assert torch.allclose(2 * added[1], added[2], rtol=0, atol=1e-6)
     assert (added[2] >= 0).all() and (added[2] < 0.8).all() and added[2].std() > 0.1
     assert (added[3] - added[2]).abs().max() > 0.05
-    later = trainer.batch(drawn, 1).rewards - drawn.scores.rewards
+    later = trainer.batch(sampled, 1).rewards - sampled.scores.rewards
     assert (later[2] - added[2]).abs().max() > 0.05
 
 
-def test_an_arm_that_needs_a_teacher_is_refused_without_one(small_config):
-    cloning = Member(arm=Arm(sampler=Sampler(by="teacher")), seed=0)
-    with pytest.raises(ValueError, match=r"^arm 'none' needs a teacher: set teacher in the config"):
+def test_an_variant_that_needs_a_teacher_is_refused_without_one(small_config):
+    cloning = Run(variant=Variant(sampler=Sampler(by="teacher")), seed=0)
+    with pytest.raises(
+        ValueError, match=r"^variant 'none' needs a teacher: set teacher in the config"
+    ):
         PopulationTrainer(small_config, [cloning])
 
 
 def test_keep_mask_of_a_correction_reaches_the_policy(config):
     """With the sampler's mask on both sides the ratio is 1 at the sampling weights, to rounding."""
     masks = (False, True)
-    arms = [
-        Arm(
+    variants = [
+        Variant(
             label=str(m),
             sampler=Sampler(top_p=0.6),
             correction=Correction(keep_sampling_mask=m),
         )
         for m in masks
     ]
-    trainer = PopulationTrainer(config, [Member(arm=arm, seed=0) for arm in arms])
-    drawn = trainer.rollout(0)
-    output = trainer.losses(trainer.batch(drawn))
+    trainer = PopulationTrainer(config, [Run(variant=variant, seed=0) for variant in variants])
+    sampled = trainer.rollout(0)
+    output = trainer.losses(trainer.batch(sampled))
     assert output.metrics["ratio_ess"] == pytest.approx(1.0)
     (gradient,) = torch.autograd.grad(output.losses.sum(), trainer.weights)
     assert (gradient[0] - gradient[1]).norm() > 1e-3

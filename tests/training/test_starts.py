@@ -1,4 +1,4 @@
-"""One supervised start for all members, or one for every seed."""
+"""One supervised start for all runs, or one for every seed."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from analysis.kl.term import KLTerm
-from analysis.training.arms import Arm, Distillation
-from analysis.training.config import Member, StartConfig, TeacherConfig, TrainConfig
-from analysis.training.start import supervised_start
-from analysis.training.tasks import SortTask
+from analysis.training.config import Run, StartConfig, TeacherConfig, TrainConfig
+from analysis.training.tiny.start import supervised_start
+from analysis.training.tiny.tasks import SortTask
 from analysis.training.trainer import PopulationTrainer
+from analysis.training.variants import Distillation, Variant
 from tests.training.naive import SEPARATOR, naive_logits
 
-K2 = Arm(kl=KLTerm(estimator="k2"), beta=0.5)
+K2 = Variant(kl=KLTerm(estimator="k2"), beta=0.5)
 
 
 @pytest.fixture
@@ -32,27 +32,27 @@ def test_each_of_several_starts_is_the_one_it_would_be_alone(config):
     assert (several[0] - several[1]).norm() > 0.1
 
 
-def test_members_begin_at_the_start_of_their_seed_and_keep_it_as_reference(config):
+def test_runs_begin_at_the_start_of_their_seed_and_keep_it_as_reference(config):
     seeds = (0, 1, 2, 3, 7)
-    trainer = PopulationTrainer(config, [Member(arm=K2, seed=seed) for seed in seeds])
+    trainer = PopulationTrainer(config, [Run(variant=K2, seed=seed) for seed in seeds])
     starts = supervised_start(config)
     assert torch.equal(trainer.weights, starts[[0, 1, 2, 0, 1]])
     trainer.update(0)
-    drawn = trainer.rollout(1)
-    batch = trainer.batch(drawn)
+    sampled = trainer.rollout(1)
+    batch = trainer.batch(sampled)
     for row, start in enumerate((0, 1, 2, 0, 1)):
         views = trainer.policy.unflatten(starts[start : start + 1].double())
         weights = {name: part[0] for name, part in views.items()}
-        tokens = drawn.rollout.completions[row, 0, 0].tolist()
-        read = [*drawn.rollout.prompts[row, 0].tolist(), SEPARATOR, *tokens[:-1]]
+        tokens = sampled.rollout.completions[row, 0, 0].tolist()
+        read = [*sampled.rollout.prompts[row, 0].tolist(), SEPARATOR, *tokens[:-1]]
         logits = naive_logits(weights, read)[config.task.num_digits :]
         expected = torch.log_softmax(logits, -1)[range(len(tokens)), tokens].float()
         assert torch.allclose(batch.ref_logp[row, 0, 0], expected, rtol=0, atol=1e-4)
 
 
-def test_with_several_starts_members_are_their_solo_runs(config):
-    members = [Member(arm=K2, seed=seed) for seed in (5, 0, 1)]
-    together, alone = PopulationTrainer(config, members), PopulationTrainer(config, members[2:])
+def test_with_several_starts_runs_are_their_solo_runs(config):
+    runs = [Run(variant=K2, seed=seed) for seed in (5, 0, 1)]
+    together, alone = PopulationTrainer(config, runs), PopulationTrainer(config, runs[2:])
     together.run()
     alone.run()
     assert torch.equal(together.weights[2], alone.weights[0])
@@ -74,12 +74,12 @@ def test_a_teacher_learns_on_its_own_number_of_fillers(small_config):
             "group_size": 40,
         }
     )
-    taught = Arm(distillation=Distillation())
+    taught = Variant(distillation=Distillation())
     by_teacher = taught.model_copy(
         update={"sampler": taught.sampler.model_copy(update={"by": "teacher"})}
     )
-    members = [Member(arm=arm, seed=0) for arm in (taught, by_teacher)]
-    mask = PopulationTrainer(config, members).rollout(0).rollout.mask
+    runs = [Run(variant=variant, seed=0) for variant in (taught, by_teacher)]
+    mask = PopulationTrainer(config, runs).rollout(0).rollout.mask
     lengths = mask.sum(-1).float().flatten(1).mean(1)
     assert lengths[1] > lengths[0] + 2
 

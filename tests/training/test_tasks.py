@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.training.tasks import END, FILLER, SortTask
+from analysis.training.tiny.tasks import END, FILLER, SortTask
 
 
 def test_a_completion_is_right_when_it_is_the_sorted_prompt():

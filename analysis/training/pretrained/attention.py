@@ -1,6 +1,14 @@
-"""Causal attention with grouped queries, a prompt shared by its completions, and padding.
+r"""Causal attention with grouped queries, a prompt shared by its completions, and padding.
 
-Shapes: M members, P prompts, K heads of keys and values, G completions of a prompt, R query heads
+Rotary positions: each pair of channels turns by an angle that grows with the position,
+
+.. math:: \mathrm{angle}_i(t) = t\, \theta^{-2i/D}, \qquad i < D/2
+
+The pairs are channels i and i + D/2 of a head, the order in which Llama checkpoints are stored.
+
+Source: Su et al. (2021), RoFormer, section 3.2.2.
+
+Shapes: M runs, P prompts, K heads of keys and values, G completions of a prompt, R query heads
 that share one head of keys, T queries, S own positions, L prompt tokens, D channels a head. Queries
 come as [M, P, K, G, R, T, D]: for the completion's own keys the last two axes before D are rows of
 one product, for the shared prompt the last three are. Neither keys nor values are repeated.
@@ -22,11 +30,32 @@ class KeyValue(NamedTuple):
     values: Tensor
 
 
-class Visible(NamedTuple):
-    """Which positions a query may look at; every query sees at least itself."""
+class Visible:
+    """Which positions a query may look at, in every layer; every query sees at least itself.
 
-    own: Tensor  #: [..., T, S] bool, broadcasting against [M, P, 1, 1, 1, T, S]
-    prompt: Tensor | None  #: [M, P, L] bool; None where there is no prompt before
+    Args:
+        own: [..., T, S] bool, broadcasting against [M, P, 1, 1, 1, T, S].
+        prompt: [M, P, L] bool; None where there is no prompt before.
+    """
+
+    def __init__(self, own: Tensor, prompt: Tensor | None) -> None:
+        self.own, self.prompt = own, prompt
+        self._packed: Tensor | None = None
+
+    def packed(self, shape: torch.Size) -> Tensor:
+        """[M*P, 1, G*R*T, L + G*S] for queries of a shape; made by the first layer."""
+        if self._packed is None:
+            runs, prompts, _, groups, shared, steps, _ = shape
+            positions = self.own.shape[-1]
+            same = torch.eye(groups, dtype=torch.bool, device=self.own.device)
+            allowed = self.own.expand(runs, prompts, 1, 1, shared, steps, positions)
+            allowed = allowed.squeeze(2).unsqueeze(5) & same[:, None, None, :, None]
+            allowed = allowed.reshape(runs, prompts, -1, groups * positions)
+            if self.prompt is not None:
+                before = self.prompt.unsqueeze(2).expand(-1, -1, allowed.shape[2], -1)
+                allowed = torch.cat([before, allowed], dim=-1)
+            self._packed = allowed.flatten(0, 1).unsqueeze(1)
+        return self._packed
 
 
 def causal(steps: int, positions: int, start: int, device: torch.device) -> Tensor:
@@ -73,24 +102,15 @@ def fused(queries: Tensor, own: KeyValue, prompt: KeyValue | None, visible: Visi
 
     One row of G*R*T queries attends to L + G*S positions, of which it may see its own completion's.
     """
-    shape = queries.shape
-    members, prompts, _, groups, shared, steps, depth = shape
-    positions = own.keys.shape[4]
+    shape, depth = queries.shape, queries.shape[-1]
     keys, values = (part.reshape(*shape[:3], -1, depth) for part in own)
-    same = torch.eye(groups, dtype=torch.bool, device=queries.device)
-    allowed = visible.own.expand(members, prompts, 1, 1, shared, steps, positions)
-    allowed = allowed.squeeze(2).unsqueeze(5) & same[:, None, None, :, None]
-    allowed = allowed.reshape(members, prompts, -1, groups * positions)  # (M, P, G*R*T, G*S)
     if prompt is not None:
-        assert visible.prompt is not None
         keys, values = (
             torch.cat([part.squeeze(3), packed], dim=3)
             for part, packed in zip(prompt, (keys, values), strict=True)
         )
-        before = visible.prompt.unsqueeze(2).expand(-1, -1, allowed.shape[2], -1)
-        allowed = torch.cat([before, allowed], dim=-1)
     packed = queries.reshape(*shape[:3], -1, depth).flatten(0, 1)  # (M*P, K, G*R*T, D)
-    mask = allowed.flatten(0, 1).unsqueeze(1)
+    mask = visible.packed(shape)
     mixed = F.scaled_dot_product_attention(
         packed, keys.flatten(0, 1), values.flatten(0, 1), attn_mask=mask
     )
@@ -104,3 +124,24 @@ def _hide(scores: Tensor, allowed: Tensor) -> Tensor:
 def _softmax(scores: Tensor) -> Tensor:
     dtype = torch.promote_types(scores.dtype, torch.float32)
     return torch.softmax(scores, dim=-1, dtype=dtype)
+
+
+class Rotation(NamedTuple):
+    """Cosines and sines [..., T, D/2] of the angles at some positions."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def rotation(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Rotation:
+    """The rotation at integer positions [..., T]; ``dtype`` is float32 or wider."""
+    channels = torch.arange(0, head_dim, 2, device=positions.device).to(dtype)
+    inverse = 1.0 / (theta ** (channels / head_dim))  # (D/2,)
+    angles = positions.unsqueeze(-1).to(dtype) * inverse
+    return Rotation(angles.cos(), angles.sin())
+
+
+def rotate(x: Tensor, by: Rotation) -> Tensor:
+    """Turn heads [..., T, D]; the rotation must broadcast against the first half of them."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * by.cos - second * by.sin, second * by.cos + first * by.sin], dim=-1)

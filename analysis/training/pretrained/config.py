@@ -1,4 +1,4 @@
-"""The size of a Llama, the adapters of a member, how it is computed, and the run they make."""
+"""The size of a Llama, the adapters of a run, how it is computed, and the run they make."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class LlamaConfig(Schema):
 
 
 class LoraConfig(Schema):
-    """The adapters of one member: on each target ``y + alpha / rank * (x A) B``."""
+    """The adapters of one run: on each target ``y + alpha / rank * (x A) B``."""
 
     rank: int = Field(default=8, ge=1)
     alpha: float = Field(default=16.0, gt=0)
     targets: tuple[Projection, ...] = Field(default=PROJECTIONS, min_length=1)
-    #: Of A, which all members share at the start; B starts at zero.
+    #: Of A, which all runs share at the start; B starts at zero.
     seed: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")

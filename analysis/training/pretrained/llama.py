@@ -4,16 +4,16 @@ Architecture: token embedding; blocks of causal attention with rotary positions 
 and of a gated MLP :math:`W_{down}(\mathrm{silu}(W_{gate} x) \odot W_{up} x)`, each behind
 an RMSNorm and with a residual connection; a last RMSNorm; an output layer, tied or not.
 
-Members share the frozen weights, so all their rows go through one large product; their adapters
+Runs share the frozen weights, so all their rows go through one large product; their adapters
 are batched products (:mod:`analysis.training.pretrained.lora`). Without adapters the same forward
 pass is the reference policy.
 
 Prompts of different lengths are padded on the left with ``PAD``. A padded position is seen by no
 other, and a token's rotary position counts from the first real one, so padding changes nothing.
-What all prompts begin with, such as solved examples, is read once for a member.
+What all prompts begin with, such as solved examples, is read once for a run.
 
-Shapes: M members, P prompts, G completions of each, T tokens, L prompt tokens, R rows (all tokens
-of a member), K heads of keys and values, D channels a head, d channels, V vocabulary.
+Shapes: M runs, P prompts, G completions of each, T tokens, L prompt tokens, R rows (all tokens
+of a run), K heads of keys and values, D channels a head, d channels, V vocabulary.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from torch import Tensor
 
 from analysis.training.pretrained.attention import (
     KeyValue,
+    Rotation,
     Visible,
     causal,
     causal_behind_padding,
     explicit,
     fused,
+    rotate,
+    rotation,
 )
 from analysis.training.pretrained.config import ForwardConfig, LoraConfig
-from analysis.training.pretrained.frozen import frozen_product
-from analysis.training.pretrained.lora import Adapters, Lora
-from analysis.training.pretrained.rotary import Rotation, rotate, rotation
+from analysis.training.pretrained.lora import Adapters, Lora, frozen_product
 from analysis.training.pretrained.weights import FrozenLayer, Llama
 
 #: Stands before the first token of a prompt that is shorter than the longest.
@@ -55,15 +56,15 @@ class _Reading(NamedTuple):
     shape: torch.Size  #: M, P, G, T
     rotation: Rotation
     visible: Visible
-    start: int  #: where the tokens stand in ``past``
+    start: int  #: where the tokens stand in ``cache``
 
 
 class LlamaPolicy:
-    """The forward pass of frozen weights with adapters; it holds no weights of members.
+    """The forward pass of frozen weights with adapters; it holds no weights of runs.
 
     Args:
         model: frozen weights, from :mod:`analysis.training.pretrained.weights`.
-        lora: the adapters of a member.
+        lora: the adapters of a run.
         forward: type of the frozen products, and how attention is computed.
         shared: tokens with which every prompt begins alike; at least one more must follow them.
 
@@ -84,11 +85,11 @@ class LlamaPolicy:
         self._model = model._replace(layers=[self._for_products(part) for part in model.layers])
 
     def start(self) -> Tensor:
-        """[1, N]: the adapters from which all members start; they change nothing yet."""
+        """[1, N]: the adapters from which all runs start; they change nothing yet."""
         return self.lora.initial_weights(self.dtype).to(self.device)
 
-    def reference(self, start: Tensor, members: int) -> Adapters:
-        """The frozen model: no adapters, for any number of members."""
+    def reference(self, start: Tensor, runs: int) -> Adapters:
+        """The frozen model: no adapters, for any number of runs."""
         return {}
 
     def unflatten(self, weights: Tensor) -> Adapters:
@@ -118,9 +119,9 @@ class LlamaPolicy:
         return Prefix(joined, torch.cat([beginning.real, own], dim=-1))
 
     def _beginning(self, adapters: Adapters, prompts: Tensor) -> Prefix:
-        """What all prompts of a member begin with: read from its first, seen by each."""
-        members, count, _ = prompts.shape
-        here = torch.arange(self.shared, device=prompts.device).expand(members, 1, -1)
+        """What all prompts of a run begin with: read from its first, seen by each."""
+        runs, count, _ = prompts.shape
+        here = torch.arange(self.shared, device=prompts.device).expand(runs, 1, -1)
         first = prompts[:, :1]  # (M, 1, L)
         padding = (first == PAD).sum(dim=-1, keepdim=True)
         tokens = first.gather(2, padding + here).unsqueeze(2)
@@ -134,8 +135,8 @@ class LlamaPolicy:
 
     def empty_cache(self, like: Tensor) -> list[KeyValue]:
         """Room for completions of the shape of ``like`` [M, P, G, T]."""
-        members, prompts, groups, steps = like.shape
-        shape = (members, prompts, self.config.num_kv_heads, groups, steps, self.config.head_dim)
+        runs, prompts, groups, steps = like.shape
+        shape = (runs, prompts, self.config.num_kv_heads, groups, steps, self.config.head_dim)
 
         def room() -> Tensor:
             return torch.zeros(shape, dtype=self._products, device=self.device)
@@ -147,21 +148,21 @@ class LlamaPolicy:
         adapters: Adapters,
         prefix: Prefix,
         tokens: Tensor,
-        past: list[KeyValue] | None = None,
+        cache: list[KeyValue] | None = None,
         start: int = 0,
     ) -> Tensor:
         """Logits [M, P, G, T, V] of what follows each of ``tokens`` [M, P, G, T].
 
-        They are the completion's tokens from ``start`` on; those before are in the cache ``past``,
+        They are the completion's tokens from ``start`` on; those before are in ``cache``,
         and these are written into it.
         """
         steps = tokens.shape[-1]
-        seen = steps if past is None else past[0].keys.shape[4]
+        seen = steps if cache is None else cache[0].keys.shape[4]
         lengths = prefix.real.sum(dim=-1, keepdim=True)  # (M, P, 1)
         positions = lengths + start + torch.arange(steps, device=tokens.device)
         visible = Visible(causal(steps, seen, start, tokens.device), prefix.real)
         reading = _Reading(tokens.shape, self._rotation(positions), visible, start)
-        hidden, _ = self._run(adapters, tokens, reading, prefix.layers, past)
+        hidden, _ = self._run(adapters, tokens, reading, prefix.layers, cache)
         hidden = self._norm(hidden, self._model.norm)
         return frozen_product(hidden, self._model.head).unflatten(1, tokens.shape[1:])
 
@@ -175,24 +176,24 @@ class LlamaPolicy:
         tokens: Tensor,
         reading: _Reading,
         prefix: list[KeyValue] | None,
-        past: list[KeyValue] | None,
+        cache: list[KeyValue] | None,
     ) -> tuple[Tensor, list[KeyValue]]:
         """Hidden states [M, R, d] of tokens [M, P, G, T], and their keys and values."""
         x = F.embedding(tokens, self._model.embedding).flatten(1, 3)  # (M, R, d)
-        cache = []
+        layers = []
         for index, layer in enumerate(self._model.layers):
             name = f"block{index}."
             prompt = None if prefix is None else prefix[index]
-            kept = None if past is None else past[index]
+            kept = None if cache is None else cache[index]
             normed = self._norm(x, layer.attention_norm)
             mixed, own = self._attention(adapters, name, layer, normed, reading, prompt, kept)
-            cache.append(own)
+            layers.append(own)
             x = x + mixed
             normed = self._norm(x, layer.mlp_norm)
             gate = self._project(adapters, name, layer, "gate_proj", normed)
             up = self._project(adapters, name, layer, "up_proj", normed)
             x = x + self._project(adapters, name, layer, "down_proj", F.silu(gate) * up)
-        return x, cache
+        return x, layers
 
     def _attention(
         self,
@@ -202,7 +203,7 @@ class LlamaPolicy:
         x: Tensor,
         reading: _Reading,
         prompt: KeyValue | None,
-        past: KeyValue | None,
+        cache: KeyValue | None,
     ) -> tuple[Tensor, KeyValue]:
         """What attention adds to the residual stream [M, R, d], and the keys and values it saw."""
         heads, depth = self.config.num_kv_heads, self.config.head_dim
@@ -215,10 +216,10 @@ class LlamaPolicy:
         queries = rotate(by_head("q_proj"), reading.rotation).to(self._products)
         keys = rotate(by_head("k_proj"), reading.rotation).squeeze(4).to(self._products)
         own = KeyValue(keys, by_head("v_proj").squeeze(4).to(self._products))
-        if past is not None:
-            for kept, new in zip(past, own, strict=True):
+        if cache is not None:
+            for kept, new in zip(cache, own, strict=True):
                 kept[..., reading.start : reading.start + new.shape[4], :] = new
-            own = past
+            own = cache
         mixed = self._attend(queries, own, prompt, reading.visible)
         mixed = mixed.permute(0, 1, 3, 5, 2, 4, 6).reshape(*x.shape[:2], -1).to(self.dtype)
         return self._project(adapters, name, layer, "o_proj", mixed), own
@@ -226,7 +227,7 @@ class LlamaPolicy:
     def _project(
         self, adapters: Adapters, name: str, layer: FrozenLayer, projection: str, x: Tensor
     ) -> Tensor:
-        """Outputs [M, R, out] of inputs [M, R, in]: one product for all members, and adapters."""
+        """Outputs [M, R, out] of inputs [M, R, in]: one product for all runs, and adapters."""
         frozen = frozen_product(x.to(self._products), layer.projections[projection])
         return self.lora.add(frozen.to(self.dtype), x, adapters, name + projection)
 

@@ -1,9 +1,9 @@
-r"""Low-rank adapters with a leading member axis: the only weights of a member.
+r"""Products with frozen weights, and the low-rank adapters that are the only weights of a run.
 
 .. math:: y_m = x_m W^\top + \frac{\alpha}{r}\, x_m A_m B_m
 
-``W`` is frozen and shared, so its product is one large product over the rows of all members; the
-two thin products of the adapters are batched over members. B starts at zero: a member is then
+``W`` is frozen and shared, so its product is one large product over the rows of all runs; the
+two thin products of the adapters are batched over runs. B starts at zero: a run is then
 the frozen model to the bit.
 
 Source: Hu et al. (2022), LoRA, equation 3.
@@ -13,20 +13,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from analysis.training.cpu import fast_products
+from analysis.training.population import uniforms
 from analysis.training.pretrained.config import LlamaConfig, LoraConfig
-from analysis.training.randomness import uniforms
 
 #: Named adapters [M, rows, columns]; empty means off.
 Adapters = Mapping[str, Tensor]
 
 
 class Lora:
-    """The layout of one member's adapters in a row of weights [M, N]."""
+    """The layout of one run's adapters in a row of weights [M, N]."""
 
     def __init__(self, config: LoraConfig, model: LlamaConfig) -> None:
         self.scale = config.alpha / config.rank
@@ -65,3 +69,23 @@ class Lora:
             return frozen
         thin = torch.bmm(x, adapters[name + ".A"])  # (M, R, r)
         return torch.baddbmm(frozen, thin, adapters[name + ".B"], alpha=self.scale)
+
+
+def frozen_product(x: Tensor, weight: Tensor) -> Tensor:
+    """Outputs [M, R, out] of inputs [M, R, in] of all runs, ``weight`` [out, in] as stored."""
+    return _FrozenProduct.apply(x, weight)
+
+
+class _FrozenProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.weight = weight
+        ctx.multiplications = x.shape[1] * weight.numel()  # of one run
+        with fast_products(x.device, ctx.multiplications):
+            return F.linear(x, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        with fast_products(gradient.device, ctx.multiplications):
+            return gradient @ ctx.weight, None

@@ -1,4 +1,4 @@
-"""A pool of questions as token ids, with completions of their own lengths that are verified."""
+"""A pool of questions as token ids, whose completions are verified, and a frozen model on it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from analysis.training.pretrained.llama import PAD
-from analysis.training.setting import Scores
+from analysis.training.environment import Environment, Scores, Task
+from analysis.training.pretrained.config import PretrainedConfig
+from analysis.training.pretrained.llama import PAD, LlamaPolicy
+from analysis.training.pretrained.weights import Llama
 
 #: Score of an answer: (place of the question in the pool, tokens before the end) -> 1.0 if right.
 Verify = Callable[[int, Sequence[int]], float]
@@ -37,12 +39,12 @@ class TextTask:
     ) -> None:
         if not questions or not all(questions):
             raise ValueError("questions must be a list of non-empty lists of token ids")
-        openings = {question[-1] for question in questions}
-        if len(openings) > 1:
-            raise ValueError(f"questions must end with one and the same token, not {openings}")
+        bos_tokens = {question[-1] for question in questions}
+        if len(bos_tokens) > 1:
+            raise ValueError(f"questions must end with one and the same token, not {bos_tokens}")
         if not end_tokens:
             raise ValueError("end_tokens is empty: no completion would ever be right")
-        self.opening = openings.pop()
+        self.bos_token = bos_tokens.pop()
         self.draws_per_prompt = 1
         self.completion_length = completion_length
         self._verify = verify
@@ -50,12 +52,12 @@ class TextTask:
         length = max(len(question) for question in questions) - 1
         rows = [[PAD] * (length - len(q) + 1) + list(q[:-1]) for q in questions]
         self._prompts = torch.tensor(rows, dtype=torch.long).view(-1, length)
-        #: Tokens with which all questions begin alike; each has at least one more, and the opening.
+        #: Tokens with which all questions begin alike; each has at least two more.
         self.shared = _common([question[:-2] for question in questions])
         self._places = {tuple(row): place for place, row in enumerate(rows)}
 
     def prompts(self, uniforms: Tensor) -> Tensor:
-        """Questions [M, P, L], left-padded, without the opening token; uniforms [M, P, 1]."""
+        """Questions [M, P, L], left-padded, without the bos_token token; uniforms [M, P, 1]."""
         size = len(self._prompts)
         places = (uniforms.squeeze(-1) * size).long().clamp(max=size - 1)
         self._move_to(uniforms.device)
@@ -98,3 +100,17 @@ def _common(rows: Sequence[Sequence[int]]) -> int:
     first, last = min(rows), max(rows)  # in the order of words, those that differ earliest
     pairs = zip(first, last, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(last)))
+
+
+def pretrained_environment(config: PretrainedConfig, model: Llama, task: Task) -> Environment:
+    """Adapters on ``model``, on the model's device; all runs start as the model itself.
+
+    Raises:
+        ValueError: if the model has not the precision of the run.
+    """
+    dtype = model.embedding.dtype
+    if dtype != config.dtype:
+        raise ValueError(f"model is {dtype}: load it as {config.dtype}, the run's precision")
+    shared = task.shared if isinstance(task, TextTask) else 0
+    policy = LlamaPolicy(model, config.lora, config.forward, shared)
+    return Environment(task, policy, policy.start())

@@ -20,12 +20,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from analysis.training.population import uniforms
 from analysis.training.pretrained.config import (
     ATTENTION_PROJECTIONS,
     PROJECTIONS,
     LlamaConfig,
 )
-from analysis.training.randomness import uniforms
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -48,7 +48,7 @@ class FrozenLayer(NamedTuple):
 
 
 class Llama(NamedTuple):
-    """The frozen weights that all members share."""
+    """The frozen weights that all runs share."""
 
     config: LlamaConfig
     embedding: Tensor  #: [V, d]

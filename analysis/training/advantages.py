@@ -1,4 +1,4 @@
-"""From the verifier's scores to advantages: shaping, baseline and credit of each member's arm."""
+"""From the verifier's scores to advantages: shaping, baseline and credit of each run's variant."""
 
 from __future__ import annotations
 
@@ -15,40 +15,42 @@ from analysis.objectives.groups import deviations, standardise
 from analysis.objectives.lengths import length_penalty, relative_length_reward, soft_overlong
 from analysis.objectives.process import marginal_rewards
 from analysis.objectives.rejection import shortest_right
-from analysis.training.arms import Advantage, Shaping
-from analysis.training.config import Member
-from analysis.training.grouping import Groups
-from analysis.training.setting import Scores
+from analysis.training.config import Run
+from analysis.training.environment import Scores
+from analysis.training.population import Groups
+from analysis.training.variants import Advantage, Shaping
 
 
-class Worth(NamedTuple):
-    """What completions are worth before any KL, and which prompts count. M members."""
+class Advantages(NamedTuple):
+    """Of each token before any KL, and which prompts count. M runs."""
 
     rewards: Tensor  #: [M, P, G], shaped
     tokens: Tensor  #: [M, P, G, T], advantages; 0 where masked
     kept: Tensor  #: [M, P] bool, False for groups that are left out
 
 
-class AdvantageTerm:
+class AdvantageTerms:
     """Who shapes and who normalises how."""
 
-    def __init__(self, members: Sequence[Member], device: torch.device) -> None:
-        keys = [(member.arm.shaping, member.arm.advantage) for member in members]
+    def __init__(self, runs: Sequence[Run], device: torch.device) -> None:
+        keys = [(run.variant.shaping, run.variant.advantage) for run in runs]
         self.groups = Groups(keys, device)
         self.noisy = any(shaping.noise for shaping, _ in keys)
         self.needs_steps = any(advantage.level != "outcome" for _, advantage in keys)
 
-    def worth(self, scores: Scores, mask: Tensor, penalties: Tensor, noise: Tensor | None) -> Worth:
+    def of_scores(
+        self, scores: Scores, mask: Tensor, penalties: Tensor, noise: Tensor | None
+    ) -> Advantages:
         """Rewards and advantages of a rollout, and the groups that count.
 
         Args:
             scores: of the completions.
             mask: [M, P, G, T].
             penalties: [M, P, G], subtracted from the shaped reward.
-            noise: [M, P, G] in [0, 1); needed if any arm has noisy rewards.
+            noise: [M, P, G] in [0, 1); needed if any variant has noisy rewards.
 
         Raises:
-            ValueError: an arm reads step rewards and the task has none.
+            ValueError: a variant reads step rewards and the task has none.
         """
         if self.needs_steps and scores.steps is None:
             raise ValueError("level='process' and 'marginal' need a task that scores steps")
@@ -64,7 +66,7 @@ class AdvantageTerm:
             advantages.append(token_advantages(advantage, shaped, of_rows, counted))
             kept.append(kept_groups(advantage, shaped))
         join = self.groups.join
-        return Worth(join(rewards), join(advantages), join(kept))
+        return Advantages(join(rewards), join(advantages), join(kept))
 
 
 def shaped_rewards(shaping: Shaping, scores: Scores, mask: Tensor) -> Tensor:
@@ -90,8 +92,8 @@ def token_advantages(advantage: Advantage, rewards: Tensor, scores: Scores, mask
             of_completion = _baselined(advantage, rewards)
         return torch.where(mask, of_completion.unsqueeze(-1), 0.0)
     if advantage.level == "process":
-        owed = reward_to_go(_of_steps(advantage, torch.where(mask, scores.steps, 0.0), mask))
-        return torch.where(mask, owed, 0.0).to(rewards.dtype)
+        to_go = reward_to_go(_of_steps(advantage, torch.where(mask, scores.steps, 0.0), mask))
+        return torch.where(mask, to_go, 0.0).to(rewards.dtype)
     share = torch.where(mask, scores.steps, 0.0).cumsum(dim=-1) / mask.shape[-1]
     to_go = reward_to_go(marginal_rewards(share))  # (M, P, G, T)
     baselined = _baselined(advantage, to_go.transpose(-1, -2)).transpose(-1, -2)

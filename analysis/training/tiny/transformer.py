@@ -1,27 +1,84 @@
-r"""The tiny transformer of a population, forward and backward, on runs of packed rows.
+r"""The tiny transformer of a population, forward and backward, on spans of packed rows.
 
-Both are written out on the activations of a :class:`Tape`: what sampling computes token by token
-is what the gradient needs, so an on-policy update has no second forward pass.
+Both are written out on :class:`Activations`: what sampling computes token by token is
+what the gradient needs, so an on-policy update has no second forward pass.
 
-Shapes: M members, P prompts, S packed rows (:mod:`analysis.training.packing`), n of them at a
+One packed sequence per prompt: the prompt once, then its completions, step by step. Row
+``L + t G + g`` is token ``t`` of completion ``g``: what sampling has written at any moment is one
+run of rows, and so is what it writes next. A completion's rows look at the prompt and at what comes
+before them in their own completion; other completions are masked.
+
+Shapes: M runs, P prompts of L tokens, G completions of T tokens, S = L + G T rows, n of them at a
 time, d channels, H heads of D channels, V vocabulary. Activations are [M, n*P, d], so that each
-member's product is one matrix and successive runs of rows are joined along one axis.
+run's product is one matrix and successive spans of rows are joined along one axis.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from analysis.training.packing import Packing
-from analysis.training.setting import Weights
+from analysis.training.environment import Weights
 
 NORM_EPS = 1e-5
+
+
+class Packing(NamedTuple):
+    """Where the rows of a packed sequence stand and what they may look at."""
+
+    prompt_length: int
+    group_size: int
+    positions: Tensor  #: [S], of each row in its own text
+    mask: Tensor  #: [S, S], 0 where the row may look, -inf elsewhere
+
+    @property
+    def size(self) -> int:
+        """S."""
+        return self.positions.shape[0]
+
+
+@lru_cache(maxsize=32)
+def packing(
+    prompt_length: int, group_size: int, steps: int, dtype: torch.dtype, device: torch.device
+) -> Packing:
+    """The packing of ``group_size`` completions of ``steps`` tokens behind one prompt."""
+    prompt = torch.arange(prompt_length, device=device)
+    step = torch.arange(steps, device=device).repeat_interleave(group_size)
+    positions = torch.cat([prompt, prompt_length + step])
+    completion = torch.arange(group_size, device=device).repeat(steps)
+    owner = torch.cat([torch.full_like(prompt, -1), completion])
+    related = (owner == -1) | (owner == owner.unsqueeze(1))
+    allowed = related & (positions <= positions.unsqueeze(1))
+    mask = torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, -torch.inf)
+    return Packing(prompt_length, group_size, positions, mask)
+
+
+def pack_prompts(prompts: Tensor) -> Tensor:
+    """[M, L, P] from prompts [M, P, L]."""
+    return prompts.transpose(1, 2)
+
+
+def pack_completions(tokens: Tensor) -> Tensor:
+    """[M, T*G, P] from completion tokens [M, P, G, T]."""
+    return tokens.permute(0, 3, 2, 1).flatten(1, 2)
+
+
+def unpack_completions(values: Tensor, group_size: int) -> Tensor:
+    """[M, P, G, T, V] from the completion rows [M, T*G, P, V]."""
+    return values.unflatten(1, (-1, group_size)).permute(0, 3, 2, 1, 4).contiguous()
+
+
+def pack_gradients(gradient: Tensor, prompt_length: int) -> Tensor:
+    """[M, S, P, V] from the gradients of completion rows [M, P, G, T, V]: zero on the prompt."""
+    rows = gradient.permute(0, 3, 2, 1, 4).flatten(1, 2)  # (M, T*G, P, V)
+    on_prompt = rows.new_zeros(rows.shape[0], prompt_length, *rows.shape[2:])
+    return torch.cat([on_prompt, rows], dim=1)
 
 
 class Normed(NamedTuple):
@@ -42,7 +99,7 @@ class Block(NamedTuple):
     inner: Tensor  #: [M, n*P, inner], behind the ReLU
 
 
-class Run(NamedTuple):
+class Span(NamedTuple):
     """Activations of n successive rows."""
 
     tokens: Tensor  #: [M, n, P]
@@ -51,7 +108,7 @@ class Run(NamedTuple):
     logits: Tensor  #: [M, n*P, V]
 
 
-class Tape:
+class Activations:
     """Keys and values of the rows so far; with ``keep``, everything that the gradient needs.
 
     Args:
@@ -76,37 +133,37 @@ class Tape:
         self.layout = layout
         self.keep = keep
         self.filled = 0  #: rows so far
-        self.runs: list[Run] = []
+        self.spans: list[Span] = []
         #: Per block, [3, M, P, H, S, D]: queries, keys and values.
         self.qkv = [like.new_empty(3, *heads, rows, depth) for _ in range(num_layers)]
         #: Per block, [M, P, H, S, S]: attention weights.
         self.probs = [like.new_empty(*heads, rows, rows) for _ in range(num_layers if keep else 0)]
 
-    def of_members(self, members: slice) -> Tape:
-        """The part of some members, sharing its memory."""
+    def of_runs(self, runs: slice) -> Activations:
+        """The part of some runs, sharing its memory."""
         part = copy.copy(self)
-        part.qkv = [qkv[:, members] for qkv in self.qkv]
-        part.probs = [probs[members] for probs in self.probs]
-        part.runs = [_members_of(run, members) for run in self.runs]
+        part.qkv = [qkv[:, runs] for qkv in self.qkv]
+        part.probs = [probs[runs] for probs in self.probs]
+        part.spans = [_runs_of(span, runs) for span in self.spans]
         return part
 
 
-def forward(weights: Weights, tokens: Tensor, tape: Tape) -> Tensor:
-    """Logits [M, n, P, V] of the next n rows, with ``tokens`` [M, n, P], written onto the tape."""
-    members, rows, prompts = tokens.shape
-    first, end = tape.filled, tape.filled + tokens.shape[1]
-    x = _embed(weights, tokens, tape.layout.positions[first:end])
-    mask = tape.layout.mask[first:end]
+def forward(weights: Weights, tokens: Tensor, activations: Activations) -> Tensor:
+    """Logits [M, n, P, V] of the next n rows, with ``tokens`` [M, n, P]; keeps activations."""
+    runs, rows, prompts = tokens.shape
+    first, end = activations.filled, activations.filled + tokens.shape[1]
+    x = _embed(weights, tokens, activations.layout.positions[first:end])
+    mask = activations.layout.mask[first:end]
     blocks = []
-    for layer, qkv in enumerate(tape.qkv):
+    for layer, qkv in enumerate(activations.qkv):
         name = f"block{layer}."
         heads, depth = qkv.shape[3], qkv.shape[5]
         attention_norm = _norm(x)
         new = torch.bmm(attention_norm.outputs, weights[name + "attention_in"])
-        new = new.view(members, rows, prompts, 3, heads, depth)
+        new = new.view(runs, rows, prompts, 3, heads, depth)
         new = new.permute(3, 0, 2, 4, 1, 5).contiguous()  # (3, M, P, H, n, D)
-        if rows == tape.layout.size:
-            tape.qkv[layer] = qkv = new
+        if rows == activations.layout.size:
+            activations.qkv[layer] = qkv = new
         else:
             if first == 0:
                 qkv.zero_()  # rows to come are masked, but must be finite
@@ -115,32 +172,32 @@ def forward(weights: Weights, tokens: Tensor, tape: Tape) -> Tensor:
         _, keys, values = qkv.flatten(1, 3).unbind(0)  # (M*P*H, S, D)
         scores = torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=depth**-0.5)
         probs = torch.softmax(scores, dim=-1)  # (M*P*H, n, end)
-        if tape.keep:
-            tape.probs[layer].flatten(0, 2)[:, first:end] = probs
-        mixed = torch.bmm(probs, values).view(members, prompts, heads, rows, depth)
+        if activations.keep:
+            activations.probs[layer].flatten(0, 2)[:, first:end] = probs
+        mixed = torch.bmm(probs, values).view(runs, prompts, heads, rows, depth)
         mixed = mixed.permute(0, 3, 1, 2, 4).reshape(x.shape)
         x = torch.baddbmm(x, mixed, weights[name + "attention_out"])
         mlp_norm = _norm(x)
         inner = torch.bmm(mlp_norm.outputs, weights[name + "mlp_in"]).relu_()
         x = torch.baddbmm(x, inner, weights[name + "mlp_out"])
-        if tape.keep:
+        if activations.keep:
             blocks.append(Block(attention_norm, mixed, mlp_norm, inner))
     last_norm = _norm(x)
     logits = torch.bmm(last_norm.outputs, weights["head"])
-    tape.filled = end
-    if tape.keep:
-        tape.runs.append(Run(tokens, tuple(blocks), last_norm, logits))
-    return logits.view(members, rows, prompts, -1)
+    activations.filled = end
+    if activations.keep:
+        activations.spans.append(Span(tokens, tuple(blocks), last_norm, logits))
+    return logits.view(runs, rows, prompts, -1)
 
 
-def backward(weights: Weights, tape: Tape, gradient: Tensor) -> dict[str, Tensor]:
+def backward(weights: Weights, activations: Activations, gradient: Tensor) -> dict[str, Tensor]:
     """Gradients, by the names of ``weights``, from that of the logits [M, S, P, V]."""
-    run = _joined(tape.runs)
+    span = _joined(activations.spans)
     gradient = gradient.flatten(1, 2)  # (M, S*P, V)
-    grads = {"head": _weight_gradient(run.last_norm.outputs, gradient)}
-    grad_x = _norm_backward(_input_gradient(gradient, weights["head"]), run.last_norm)
-    for layer in reversed(range(len(tape.qkv))):
-        block, name = run.blocks[layer], f"block{layer}."
+    grads = {"head": _weight_gradient(span.last_norm.outputs, gradient)}
+    grad_x = _norm_backward(_input_gradient(gradient, weights["head"]), span.last_norm)
+    for layer in reversed(range(len(activations.qkv))):
+        block, name = span.blocks[layer], f"block{layer}."
         grads[name + "mlp_out"] = _weight_gradient(block.inner, grad_x)
         inner = _input_gradient(grad_x, weights[name + "mlp_out"])
         inner = torch.ops.aten.threshold_backward(inner, block.inner, 0)
@@ -149,17 +206,17 @@ def backward(weights: Weights, tape: Tape, gradient: Tensor) -> dict[str, Tensor
         grad_x = grad_x.add_(_norm_backward(normed, block.mlp_norm))
         grads[name + "attention_out"] = _weight_gradient(block.mixed, grad_x)
         mixed = _input_gradient(grad_x, weights[name + "attention_out"])
-        qkv = _attention_backward(mixed, tape.qkv[layer], tape.probs[layer])
+        qkv = _attention_backward(mixed, activations.qkv[layer], activations.probs[layer])
         grads[name + "attention_in"] = _weight_gradient(block.attention_norm.outputs, qkv)
         normed = _input_gradient(qkv, weights[name + "attention_in"])
         grad_x = grad_x.add_(_norm_backward(normed, block.attention_norm))
-    return grads | _embedding_gradients(weights, run.tokens, tape.layout.positions, grad_x)
+    return grads | _embedding_gradients(weights, span.tokens, activations.layout.positions, grad_x)
 
 
 def _attention_backward(mixed: Tensor, qkv: Tensor, probs: Tensor) -> Tensor:
     """Gradient of queries, keys and values [M, S*P, 3d] from that of what was gathered."""
-    _, members, prompts, heads, rows, depth = qkv.shape
-    mixed = mixed.view(members, rows, prompts, heads, depth).permute(0, 2, 3, 1, 4)
+    _, runs, prompts, heads, rows, depth = qkv.shape
+    mixed = mixed.view(runs, rows, prompts, heads, depth).permute(0, 2, 3, 1, 4)
     mixed = mixed.reshape(-1, rows, depth)  # (M*P*H, S, D)
     queries, keys, values = qkv.flatten(1, 3).unbind(0)
     probs = probs.flatten(0, 2)
@@ -170,14 +227,14 @@ def _attention_backward(mixed: Tensor, qkv: Tensor, probs: Tensor) -> Tensor:
     scores = scores.mul_(depth**-0.5)
     torch.bmm(scores, keys, out=grad[0])
     torch.bmm(scores.transpose(1, 2), queries, out=grad[1])
-    return grad.view(qkv.shape).permute(1, 4, 2, 0, 3, 5).reshape(members, rows * prompts, -1)
+    return grad.view(qkv.shape).permute(1, 4, 2, 0, 3, 5).reshape(runs, rows * prompts, -1)
 
 
 def _embed(weights: Weights, tokens: Tensor, positions: Tensor) -> Tensor:
-    """[M, n*P, d]: each member's own rows for its tokens [M, n, P], plus those of positions [n]."""
+    """[M, n*P, d]: each run's own rows for its tokens [M, n, P], plus those of positions [n]."""
     table = weights["token_embedding"]  # (M, V, d)
-    members, vocab_size, _ = table.shape
-    offsets = vocab_size * torch.arange(members, device=tokens.device).view(-1, 1, 1)
+    runs, vocab_size, _ = table.shape
+    offsets = vocab_size * torch.arange(runs, device=tokens.device).view(-1, 1, 1)
     x = F.embedding(tokens + offsets, table.flatten(0, 1))
     return x.add_(weights["position_embedding"].index_select(1, positions).unsqueeze(2)).flatten(
         1, 2
@@ -187,7 +244,7 @@ def _embed(weights: Weights, tokens: Tensor, positions: Tensor) -> Tensor:
 def _embedding_gradients(
     weights: Weights, tokens: Tensor, positions: Tensor, gradient: Tensor
 ) -> dict[str, Tensor]:
-    """Sums over the rows of each token and position, as products: the same at every run."""
+    """Sums over the rows of each token and position, as products: the same at every span."""
     one_hot = [
         F.one_hot(index, weights[name].shape[1]).to(gradient.dtype)
         for name, index in (
@@ -224,13 +281,13 @@ def _input_gradient(gradient: Tensor, weight: Tensor) -> Tensor:
     return torch.bmm(gradient, weight.transpose(1, 2))
 
 
-def _joined(runs: list[Run]) -> Run:
+def _joined(spans: list[Span]) -> Span:
     """Runs one after another, their rows along axis 1."""
-    return runs[0] if len(runs) == 1 else _map(lambda *parts: torch.cat(parts, dim=1), *runs)
+    return spans[0] if len(spans) == 1 else _map(lambda *parts: torch.cat(parts, dim=1), *spans)
 
 
-def _members_of(run: Run, members: slice) -> Run:
-    return _map(lambda part: part[members], run)
+def _runs_of(span: Span, runs: slice) -> Span:
+    return _map(lambda part: part[runs], span)
 
 
 def _map(function: Callable[..., Tensor], *trees: Any) -> Any:

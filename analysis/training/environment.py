@@ -1,6 +1,6 @@
 """What the trainer asks of a policy and of a task; the tiny and the pretrained policy both answer.
 
-Shapes: M members, P prompts, L prompt tokens, G completions of each, T tokens, V vocabulary.
+Shapes: M runs, P prompts, L prompt tokens, G completions of each, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
-#: Named views [M, rows, columns] of the weights [M, N] of all members.
+#: Named views [M, rows, columns] of the weights [M, N] of all runs.
 Weights = Mapping[str, Tensor]
 
 
@@ -29,7 +29,7 @@ class Task(Protocol):
     """Prompts, and completions that can be verified."""
 
     @property
-    def opening(self) -> int:
+    def bos_token(self) -> int:
         """The token that opens every completion; it is read, not sampled."""
 
     @property
@@ -56,8 +56,8 @@ class PopulationPolicy(Protocol):
     def unflatten(self, weights: Tensor) -> Weights:
         """Named views of weights [M, N]."""
 
-    def reference(self, start: Tensor, members: int) -> Weights:
-        """The frozen reference of so many members, from the weights [M, N] or [1, N] of all."""
+    def reference(self, start: Tensor, runs: int) -> Weights:
+        """The frozen reference of so many runs, from the weights [M, N] or [1, N] of all."""
 
     def prefill(self, weights: Weights, prompts: Tensor) -> Any:
         """What completions see of prompts [M, P, L]."""
@@ -66,7 +66,7 @@ class PopulationPolicy(Protocol):
         """Room for completions of the shape of ``like`` [M, P, G, T]."""
 
     def extend(
-        self, weights: Weights, prefix: Any, tokens: Tensor, past: Any = None, start: int = 0
+        self, weights: Weights, prefix: Any, tokens: Tensor, cache: Any = None, start: int = 0
     ) -> Tensor:
         """Logits [M, P, G, T, V] of what follows each of ``tokens`` [M, P, G, T]."""
 
@@ -81,8 +81,8 @@ class ReplayingPolicy(Protocol):
     def empty_cache(self, like: Tensor, *, keep: bool = False) -> Any:
         """Room for completions; with ``keep`` for their activations too."""
 
-    def replay(self, weights: Weights, past: Any) -> Tensor:
-        """The logits that filled ``past``, as a function of ``weights``, which must be the same."""
+    def replay(self, weights: Weights, cache: Any) -> Tensor:
+        """The logits that filled ``cache``, as a function of the ``weights`` that filled it."""
 
 
 class Teacher(NamedTuple):
@@ -91,16 +91,16 @@ class Teacher(NamedTuple):
     policy: PopulationPolicy
     weights: Tensor  #: [1, N']
 
-    def of_members(self, members: int) -> Weights:
-        """The same weights for so many members, at no cost in memory."""
-        return self.policy.reference(self.weights, members)
+    def of_runs(self, runs: int) -> Weights:
+        """The same weights for so many runs, at no cost in memory."""
+        return self.policy.reference(self.weights, runs)
 
 
-class Setting(NamedTuple):
+class Environment(NamedTuple):
     """What a population trains on, and from where; all on the device of ``start``."""
 
     task: Task
     policy: PopulationPolicy
-    #: [K, N], weights before the first update: a member takes the row of its seed modulo K.
+    #: [K, N], weights before the first update: a run takes the row of its seed modulo K.
     start: Tensor
     teacher: Teacher | None = None

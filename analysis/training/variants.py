@@ -1,11 +1,11 @@
-"""What tells one run of a population from another: its arm, along every axis of the methods.
+"""What tells one run of a population from another: its variant, along every axis of the methods.
 
-An arm is a composition. Each part has a default that is plain GRPO without a KL term, so an arm
-names only what it changes:
+A variant is a composition. Each part has a default that is plain GRPO without a KL term, so a
+variant names only what it changes:
 
->>> Arm(kl=KLTerm(estimator="k2"), beta=0.1).name
+>>> Variant(kl=KLTerm(estimator="k2"), beta=0.1).name
 'k2_loss'
->>> Arm(label="clip_higher", objective=Objective(epsilon_high=0.28)).name
+>>> Variant(label="clip_higher", objective=Objective(epsilon_high=0.28)).name
 'clip_higher'
 """
 
@@ -15,9 +15,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from analysis.kl.term import KLTerm, Level
+from analysis.kl.names import Level
+from analysis.kl.term import KLTerm
 from analysis.schema import Schema
-from analysis.training.ignored import refuse_ignored
 
 
 class Objective(Schema):
@@ -126,12 +126,12 @@ class Sampler(Schema):
         return self.temperature != 1.0 or self.top_p < 1.0
 
     @property
-    def foreign(self) -> bool:
+    def off_policy(self) -> bool:
         """Does it draw from something else than the policy as it is now?"""
         return self.by == "teacher" or self.mismatched or self.staleness > 0
 
     @property
-    def on_policy(self) -> bool:
+    def shares_activations(self) -> bool:
         """Are its activations those of the first optimizer step?"""
         return self.by == "policy" and self.staleness == 0 and self.budget == 0
 
@@ -171,7 +171,7 @@ class Distillation(Schema):
         return self
 
 
-class Arm(Schema):
+class Variant(Schema):
     """One way to train."""
 
     #: Name in tables and figures; by default it says how the KL enters.
@@ -188,7 +188,7 @@ class Arm(Schema):
     distillation: Distillation | None = None
 
     @model_validator(mode="after")
-    def _kl_is_consistent(self) -> Arm:
+    def _kl_is_consistent(self) -> Variant:
         if self.kl.estimator == "none" and self.beta != 0.0:
             raise ValueError(f"beta={self.beta} with kl.estimator='none': name an estimator")
         if self.kl.estimator == "cross_entropy":
@@ -196,7 +196,7 @@ class Arm(Schema):
         return self
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> Arm:
+    def _parts_fit(self) -> Variant:
         merged = self.objective.kind == "grpo_off_policy" and self.kl.estimator != "none"
         if merged and self.kl != KLTerm(estimator="k1", placement="reward", credit="immediate"):
             raise ValueError(
@@ -225,11 +225,66 @@ class Arm(Schema):
         return self
 
     @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> Arm:
+    def _nothing_is_ignored(self) -> Variant:
         refuse_ignored(self)
         return self
+
+    @property
+    def separate_kl(self) -> KLTerm | None:
+        """The KL to the reference as a term of its own; None without one, or in the objective."""
+        merged = self.objective.kind == "grpo_off_policy"
+        return None if merged or self.kl.estimator == "none" else self.kl
 
     @property
     def name(self) -> str:
         """The label, or the name of the KL term; without beta."""
         return self.label or self.kl.name
+
+
+#: Objectives over whole completions: they read rewards, and no advantage.
+OVER_COMPLETIONS = ("mirror_descent", "dpo")
+
+
+def refuse_ignored(variant: Variant) -> None:
+    """Nothing that a variant asks for may go unread.
+
+    Raises:
+        ValueError: it would; the message says which part, and what to set.
+    """
+    if variant.advantage.level != "outcome":
+        _of_steps(variant)
+    if variant.kl.placement == "reward" and variant.advantage.kl_order == "before":
+        _before_the_baseline(variant)
+    if variant.objective.kind in OVER_COMPLETIONS:
+        _over_completions(variant)
+
+
+def _of_steps(variant: Variant) -> None:
+    if variant.shaping != type(variant.shaping)():
+        raise ValueError(
+            f"level={variant.advantage.level!r} reads step rewards: shaping changes nothing"
+        )
+
+
+def _before_the_baseline(variant: Variant) -> None:
+    advantage = variant.advantage
+    if advantage.level != "outcome" or advantage.baseline in ("zero", "shortest_right"):
+        raise ValueError(
+            "kl_order='before' puts the KL into an outcome reward, and this advantage reads none: "
+            "set kl_order='after'"
+        )
+
+
+def _over_completions(variant: Variant) -> None:
+    kind, correction = f"kind={variant.objective.kind!r}", variant.correction
+    if variant.kl.placement == "reward" and variant.advantage.kl_order == "after":
+        raise ValueError(f"{kind} reads rewards, no advantages: set kl_order='before'")
+    if variant.distillation is not None and variant.distillation.kl.placement == "reward":
+        raise ValueError(f"{kind} reads rewards, no advantages: distil with placement='loss'")
+    if variant.advantage.level != "outcome":
+        raise ValueError(f"{kind} is over whole completions: leave level alone")
+    masks = correction.mask_truncated or correction.sequence_mask_delta is not None
+    if masks or correction.mismatch != "none":
+        raise ValueError(
+            f"{kind} is over whole completions: of correction it takes only keep_sampling_mask"
+        )

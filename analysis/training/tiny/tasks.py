@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from analysis.schema import Schema
-from analysis.training.setting import Scores
+from analysis.training.environment import Scores
 
 NUM_DIGIT_TOKENS = 10
 VOCAB_SIZE = 16
@@ -42,7 +42,7 @@ class SortTask(Schema):
         return self
 
     @property
-    def opening(self) -> int:
+    def bos_token(self) -> int:
         return SEPARATOR
 
     @property

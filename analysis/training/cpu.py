@@ -1,15 +1,20 @@
-"""Which library multiplies float32 matrices on the CPU.
+"""What makes PyTorch fast on a CPU: the library that multiplies, and freed memory that is kept.
 
-PyTorch calls MKL for float32 products, and MKL runs at half the rate of oneDNN on processors that
-are not Intel's. PyTorch's switch to oneDNN is named after a precision ("medium") that also allows
-bfloat16 where the hardware multiplies it fast. So the switch is tried once: it is used only where
-products keep the error of float32, and only where PyTorch takes oneDNN whatever the number of
-members, so that a member's numbers do not depend on who is trained beside it.
+**Products.** PyTorch calls MKL for float32 products, and MKL runs at half the rate of oneDNN on
+processors that are not Intel's. PyTorch's switch to oneDNN is named after a precision ("medium")
+that also allows bfloat16 where the hardware multiplies it fast. So the switch is tried once: it is
+used only where products keep the error of float32, and only where PyTorch takes oneDNN whatever the
+number of runs, so that a run's numbers do not depend on who is trained beside it.
+
+**Memory.** An update allocates and frees tensors of some megabytes by the hundred. By default glibc
+hands such blocks back to the kernel and asks for them again: every tensor then begins with page
+faults, which double the time of a forward pass.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Iterator
 from functools import cache
 
@@ -34,7 +39,7 @@ def fast_products(device: torch.device, smallest: int) -> Iterator[None]:
     """Multiply with oneDNN inside the context, if ``device`` is a CPU and that is exact there.
 
     Args:
-        smallest: multiplications of one member in the smallest of its batched products.
+        smallest: multiplications of one run in the smallest of its batched products.
     """
     if device.type != "cpu" or smallest <= SMALLEST or not onednn_is_exact():
         yield
@@ -54,9 +59,9 @@ def onednn_is_exact() -> bool:
 
 
 def _error(probe: tuple[int, int, int, int], generator: torch.Generator) -> float:
-    members, rows, inner, columns = probe
-    left = torch.randn(members, rows, inner, generator=generator)
-    right = torch.randn(members, inner, columns, generator=generator)
+    runs, rows, inner, columns = probe
+    left = torch.randn(runs, rows, inner, generator=generator)
+    right = torch.randn(runs, inner, columns, generator=generator)
     exact = torch.bmm(left.double(), right.double())
     return ((torch.bmm(left, right) - exact).abs().max() / exact.abs().max()).item()
 
@@ -69,3 +74,19 @@ def _onednn() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+#: Parameters of ``mallopt(3)``, from ``malloc.h``.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+#: The largest block that glibc accepts to take from its heap.
+_LARGEST = 32 * 2**20
+
+
+@cache
+def keep_freed_memory() -> bool:
+    """Let freed blocks of up to 32 MiB serve the next tensors; True where the C library can."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # not glibc
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST) and mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from analysis.training.config import TrainConfig
-from analysis.training.memory import keep_freed_memory
-from analysis.training.metrics import member_mean
+from analysis.training.cpu import keep_freed_memory
+from analysis.training.environment import Environment, Teacher
+from analysis.training.metrics import run_mean
 from analysis.training.optimizer import PopulationAdamW, clip_rows
-from analysis.training.policy import Policy
-from analysis.training.randomness import member_uniforms
+from analysis.training.population import run_uniforms
 from analysis.training.rollout import completion_inputs, token_logp
-from analysis.training.setting import Setting, Teacher
-from analysis.training.tasks import VOCAB_SIZE
+from analysis.training.tiny.policy import Policy
+from analysis.training.tiny.tasks import VOCAB_SIZE
 
 
 def make_policy(config: TrainConfig) -> Policy:
@@ -24,10 +24,10 @@ def make_policy(config: TrainConfig) -> Policy:
     return Policy(config.policy, VOCAB_SIZE, task.prompt_length + task.completion_length)
 
 
-def tiny_setting(config: TrainConfig, device: torch.device | str = "cpu") -> Setting:
+def tiny_environment(config: TrainConfig, device: torch.device | str = "cpu") -> Environment:
     """The tiny policy on the task of ``config``, at its supervised start."""
     start = supervised_start(config).to(device)
-    return Setting(config.task, make_policy(config), start, _teacher(config, device))
+    return Environment(config.task, make_policy(config), start, _teacher(config, device))
 
 
 def _teacher(config: TrainConfig, device: torch.device | str) -> Teacher | None:
@@ -43,7 +43,7 @@ def _teacher(config: TrainConfig, device: torch.device | str) -> Teacher | None:
 def supervised_start(config: TrainConfig) -> Tensor:
     """Weights [K, N] after ``config.start.updates`` steps of cross-entropy on right completions.
 
-    A start serves its members as initial policy and as frozen reference. With one of them, the
+    A start serves its runs as initial policy and as frozen reference. With one of them, the
     seeds of a population vary prompts and sampling, not the reference.
     """
     fields = {"task", "policy", "start", "precision", "max_grad_norm"}
@@ -60,14 +60,14 @@ def _trained(config: TrainConfig) -> Tensor:
     optimizer = PopulationAdamW(weights, start.learning_rate, weight_decay=0.0)
     shape = (start.batch_size, task.prompt_length)
     for update in range(start.updates):
-        prompts = task.prompts(member_uniforms(seeds, "start", update, shape, torch.float64))
-        drawn = member_uniforms(seeds, "fillers", update, shape[:1], torch.float64)
+        prompts = task.prompts(run_uniforms(seeds, "start", update, shape, torch.float64))
+        drawn = run_uniforms(seeds, "fillers", update, shape[:1], torch.float64)
         targets = task.examples(prompts, drawn, start.fillers).unsqueeze(2)  # (K, P, 1, T)
         counted = task.completion_mask(targets)
         logits = policy.logits(
-            policy.unflatten(weights), prompts, completion_inputs(targets, task.opening)
+            policy.unflatten(weights), prompts, completion_inputs(targets, task.bos_token)
         )
         logp = token_logp(logits, targets, temperature=1.0)
-        (gradient,) = torch.autograd.grad(-member_mean(logp, counted).sum(), weights)
+        (gradient,) = torch.autograd.grad(-run_mean(logp, counted).sum(), weights)
         optimizer.step(clip_rows(gradient, config.max_grad_norm).gradient)
     return weights.detach()

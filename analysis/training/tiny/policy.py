@@ -1,16 +1,16 @@
-r"""A population of tiny causal transformers: every weight has a leading member axis.
+r"""A population of tiny causal transformers: every weight has a leading run axis.
 
-Architecture, the same for each of the M members: learned token and position embeddings; blocks of
+Architecture, the same for each of the M runs: learned token and position embeddings; blocks of
 causal self-attention and a ReLU MLP, each behind a LayerNorm without gain or bias and
 with a residual connection; a last LayerNorm; an untied output layer. No biases, no dropout. The
 separator that opens the completion is its first input; a prompt is what precedes it.
 
-All weights of a member are one row of a matrix [M, N]; :meth:`Policy.unflatten` gives named views.
-Rows are padded to a multiple of ``ROW_MULTIPLE``, so that every member meets the same vector
-instructions wherever it stands. All members go through the same batched products, each with its
-own weights, so no member's value depends on which others are there.
+All weights of a run are one row of a matrix [M, N]; :meth:`Policy.unflatten` gives named views.
+Rows are padded to a multiple of ``ROW_MULTIPLE``, so that every run meets the same vector
+instructions wherever it stands. All runs go through the same batched products, each with its
+own weights, so no run's value depends on which others are there.
 
-Shapes: M members, P prompts, G completions of each, T tokens, L prompt tokens, d channels,
+Shapes: M runs, P prompts, G completions of each, T tokens, L prompt tokens, d channels,
 V vocabulary.
 """
 
@@ -27,29 +27,31 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from analysis.schema import Schema
-from analysis.training.packing import (
+from analysis.training.cpu import fast_products
+from analysis.training.environment import Weights
+from analysis.training.population import uniforms
+from analysis.training.tiny.transformer import (
+    Activations,
+    backward,
+    forward,
     pack_completions,
     pack_gradients,
     pack_prompts,
     packing,
     unpack_completions,
 )
-from analysis.training.products import fast_products
-from analysis.training.randomness import uniforms
-from analysis.training.setting import Weights
-from analysis.training.transformer import Tape, backward, forward
 
 #: Floats; a multiple of every vector width, unrolling included.
 ROW_MULTIPLE = 64
-#: On the CPU, passes over whole sequences take as many members at a time as keep their largest
+#: On the CPU, passes over whole sequences take as many runs at a time as keep their largest
 #: activation below this, so that it is still in the cache when the next operation reads it.
 CACHED_FLOATS = 3 * 2**18
 
 
 class PolicyConfig(Schema):
-    """The size of one member."""
+    """The size of one run."""
 
-    #: A multiple of four floats: else where a member stands decides which vector instructions it
+    #: A multiple of four floats: else where a run stands decides which vector instructions it
     #: meets, and it is not its solo run to the bit.
     width: int = Field(default=32, ge=4, multiple_of=4)
     num_layers: int = Field(default=2, ge=1)
@@ -64,12 +66,12 @@ class PolicyConfig(Schema):
         return self
 
 
-class Past:
+class Cache:
     """Room for completions behind a prompt; the first token that is read makes it."""
 
     def __init__(self, group_size: int, steps: int, keep: bool) -> None:
         self.group_size, self.steps, self.keep = group_size, steps, keep
-        self.tape: Tape | None = None
+        self.activations: Activations | None = None
         self.weights: Weights = {}  #: contiguous, so that no product copies them again
 
 
@@ -92,7 +94,7 @@ class Policy:
             }
         self.shapes["head"] = (d, vocab_size)
         self.sizes = [math.prod(shape) for shape in self.shapes.values()]
-        #: Weights of one member, and the zeros that fill its row.
+        #: Weights of one run, and the zeros that fill its row.
         self.num_parameters = sum(self.sizes)
         self.padding = -self.num_parameters % ROW_MULTIPLE
 
@@ -118,116 +120,115 @@ class Policy:
             for (name, shape), chunk in zip(self.shapes.items(), chunks, strict=True)
         }
 
-    def reference(self, start: Tensor, members: int) -> Weights:
-        """The starting weights [M, N]; one row [1, N] serves every member, at no cost in memory."""
-        return self.unflatten(start.expand(members, -1))
+    def reference(self, start: Tensor, runs: int) -> Weights:
+        """The starting weights [M, N]; one row [1, N] serves every run, at no cost in memory."""
+        return self.unflatten(start.expand(runs, -1))
 
     def prefill(self, weights: Weights, prompts: Tensor) -> Tensor:
         """What completions see of prompts [M, P, L]: their tokens, read with the first step."""
         return prompts
 
-    def empty_cache(self, like: Tensor, *, keep: bool = False) -> Past:
+    def empty_cache(self, like: Tensor, *, keep: bool = False) -> Cache:
         """Room for completions of the shape of ``like`` [M, P, G, T].
 
         ``keep`` keeps the activations too: :meth:`replay` needs them.
         """
-        return Past(like.shape[2], like.shape[3], keep)
+        return Cache(like.shape[2], like.shape[3], keep)
 
     def extend(
         self,
         weights: Weights,
         prefix: Tensor,
         tokens: Tensor,
-        past: Past | None = None,
+        cache: Cache | None = None,
         start: int = 0,
     ) -> Tensor:
         """Logits [M, P, G, T, V] of what follows each of ``tokens`` [M, P, G, T].
 
-        They are the completion's tokens from ``start`` on; those before are in ``past``, and these
+        They are the completion's tokens from ``start`` on; those before are in ``cache``, and these
         are written into it.
         """
-        past = self.empty_cache(tokens) if past is None else past
+        cache = self.empty_cache(tokens) if cache is None else cache
         rows = pack_completions(tokens)
         if start == 0:
-            past.weights = {name: part.contiguous() for name, part in weights.items()}
-            past.tape = self._tape(weights, prefix.shape, past)
+            cache.weights = {name: part.contiguous() for name, part in weights.items()}
+            cache.activations = self._activations(weights, prefix.shape, cache)
             rows = torch.cat([pack_prompts(prefix), rows], dim=1)
-        with _products(weights, past.tape):
-            logits = forward(past.weights, rows, past.tape)
+        with _products(weights, cache.activations):
+            logits = forward(cache.weights, rows, cache.activations)
         return unpack_completions(logits[:, -tokens.shape[2] * tokens.shape[3] :], tokens.shape[2])
 
     def logits(self, weights: Weights, prompts: Tensor, inputs: Tensor) -> Tensor:
         """Logits [M, P, G, T, V] for prompts [M, P, L] and completion inputs [M, P, G, T]."""
         if torch.is_grad_enabled() and weights["head"].requires_grad:
-            past = self.empty_cache(inputs, keep=True)
+            cache = self.empty_cache(inputs, keep=True)
             with torch.no_grad():
-                self.extend(weights, prompts, inputs, past)
-            return self.replay(weights, past)
+                self.extend(weights, prompts, inputs, cache)
+            return self.replay(weights, cache)
         _, _, groups, steps = inputs.shape
         blocks = self._blocks(prompts, prompts.shape[2] + groups * steps)
-        return torch.cat(
-            [self.extend(_of_members(weights, b), prompts[b], inputs[b]) for b in blocks]
-        )
+        return torch.cat([self.extend(_of_runs(weights, b), prompts[b], inputs[b]) for b in blocks])
 
-    def replay(self, weights: Weights, past: Past) -> Tensor:
-        """The logits [M, P, G, T, V] that filled ``past``, as a function of ``weights``.
+    def replay(self, weights: Weights, cache: Cache) -> Tensor:
+        """The logits [M, P, G, T, V] that filled ``cache``, as a function of ``weights``.
 
         ``weights`` must be those that filled it, and its activations kept: the gradient is taken
-        at the copy of them that is in ``past``.
+        at the copy of them that is in ``cache``.
         """
-        blocks = self._blocks(past.tape.qkv[0][0], past.tape.layout.size)
-        return _Replay.apply(past, blocks, *weights.values())
+        blocks = self._blocks(cache.activations.qkv[0][0], cache.activations.layout.size)
+        return _Replay.apply(cache, blocks, *weights.values())
 
     def _blocks(self, like: Tensor, rows: int) -> list[slice]:
-        """Members to take at a time, for tensors [M, P, ...] of so many packed rows."""
-        members, prompts = like.shape[:2]
+        """Runs to take at a time, for tensors [M, P, ...] of so many packed rows."""
+        runs, prompts = like.shape[:2]
         if like.device.type != "cpu":
-            return [slice(0, members)]
+            return [slice(0, runs)]
         inner = self.config.mlp_factor * self.config.width
         largest = prompts * rows * max(inner, self.config.num_heads * rows)
         size = max(1, CACHED_FLOATS // largest)
-        return [slice(first, first + size) for first in range(0, members, size)]
+        return [slice(first, first + size) for first in range(0, runs, size)]
 
-    def _tape(self, weights: Weights, prompts: torch.Size, past: Past) -> Tape:
+    def _activations(self, weights: Weights, prompts: torch.Size, cache: Cache) -> Activations:
         heads = self.config.num_heads
         head = weights["head"]
-        layout = packing(prompts[2], past.group_size, past.steps, head.dtype, head.device)
+        layout = packing(prompts[2], cache.group_size, cache.steps, head.dtype, head.device)
         shape = (prompts[0], prompts[1], heads, self.config.width // heads)
-        return Tape(layout, shape, self.config.num_layers, head, keep=past.keep)
+        return Activations(layout, shape, self.config.num_layers, head, keep=cache.keep)
 
 
-def _of_members(weights: Weights, members: slice) -> Weights:
-    return {name: part[members] for name, part in weights.items()}
+def _of_runs(weights: Weights, runs: slice) -> Weights:
+    return {name: part[runs] for name, part in weights.items()}
 
 
-def _products(weights: Weights, tape: Tape) -> AbstractContextManager[None]:
-    """The fast products, if even one member's smallest, one step of one head, is large enough."""
+def _products(weights: Weights, activations: Activations) -> AbstractContextManager[None]:
+    """The fast products, if even one run's smallest, one step of one head, is large enough."""
     _, width, vocab_size = weights["head"].shape
-    layout = tape.layout
+    layout = activations.layout
     seen = layout.prompt_length + layout.group_size
-    rows = tape.qkv[0].shape[2] * layout.group_size
+    rows = activations.qkv[0].shape[2] * layout.group_size
     return fast_products(weights["head"].device, rows * width * min(vocab_size, seen))
 
 
 class _Replay(torch.autograd.Function):
-    """The logits on a tape, with the gradient that its activations give, block by block."""
+    """The logits that were kept, with the gradient that their activations give, block by block."""
 
     @staticmethod
-    def forward(ctx: Any, past: Past, blocks: list[slice], *weights: Tensor) -> Tensor:
-        ctx.past, ctx.blocks = past, blocks
-        tape = past.tape
-        layout, prompts = tape.layout, tape.qkv[0].shape[2]
-        logits = torch.cat([run.logits for run in tape.runs], dim=1)
+    def forward(ctx: Any, cache: Cache, blocks: list[slice], *weights: Tensor) -> Tensor:
+        ctx.cache, ctx.blocks = cache, blocks
+        activations = cache.activations
+        layout, prompts = activations.layout, activations.qkv[0].shape[2]
+        logits = torch.cat([span.logits for span in activations.spans], dim=1)
         logits = logits.unflatten(1, (-1, prompts))  # (M, S, P, V)
         return unpack_completions(logits[:, layout.prompt_length :], layout.group_size)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        tape, weights = ctx.past.tape, ctx.past.weights
-        packed = pack_gradients(gradient, tape.layout.prompt_length)
-        with _products(weights, tape):
+        activations, weights = ctx.cache.activations, ctx.cache.weights
+        packed = pack_gradients(gradient, activations.layout.prompt_length)
+        with _products(weights, activations):
             parts = [
-                backward(_of_members(weights, b), tape.of_members(b), packed[b]) for b in ctx.blocks
+                backward(_of_runs(weights, b), activations.of_runs(b), packed[b])
+                for b in ctx.blocks
             ]
         return None, None, *(torch.cat([part[name] for part in parts]) for name in weights)

@@ -1,4 +1,4 @@
-"""Which arms there are: names, and the combinations that are refused, in one line."""
+"""Which variants there are: names, and the combinations that are refused, in one line."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import pytest
 from pydantic import ValidationError
 
 from analysis.kl.term import KLTerm
-from analysis.training.arms import (
+from analysis.training.variants import (
     Advantage,
-    Arm,
     Correction,
     Distillation,
     Objective,
     Sampler,
     Shaping,
+    Variant,
 )
 
 NONE: dict = {}
@@ -165,11 +165,11 @@ PARTS = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_an_arm_whose_parts_do_not_fit_is_refused_in_one_line(case):
+def test_an_variant_whose_parts_do_not_fit_is_refused_in_one_line(case):
     fields, message, fitting = REFUSED[case]
-    Arm(**fitting)
+    Variant(**fitting)
     with pytest.raises(ValidationError) as refused:
-        Arm(**fields)
+        Variant(**fields)
     (error,) = refused.value.errors()
     assert message in error["msg"] and "\n" not in error["msg"]
 
@@ -181,9 +181,9 @@ def test_a_part_that_is_none_is_refused(case):
         make()
 
 
-def test_an_arm_is_named_by_its_label_or_by_how_its_kl_enters():
-    assert Arm(**NONE).name == "none"
-    assert Arm(kl=KLTerm(estimator="k3"), beta=0.1).name == "k3_loss"
-    assert Arm(kl=KLTerm(weighting="attached"), beta=0.1).name == "k3_loss_attached"
-    assert Arm(**REWARD).name == "k1_reward"
-    assert Arm(label="clip_higher", **NONE).name == "clip_higher"
+def test_an_variant_is_named_by_its_label_or_by_how_its_kl_enters():
+    assert Variant(**NONE).name == "none"
+    assert Variant(kl=KLTerm(estimator="k3"), beta=0.1).name == "k3_loss"
+    assert Variant(kl=KLTerm(weighting="attached"), beta=0.1).name == "k3_loss_attached"
+    assert Variant(**REWARD).name == "k1_reward"
+    assert Variant(label="clip_higher", **NONE).name == "clip_higher"
