@@ -1,7 +1,7 @@
 """What seeds say: the mean of paired differences, its t interval, equivalence, multiplicity.
 
 One statistic and one interval for every comparison of recorded runs, chosen by measured coverage
-(:mod:`analysis.experiments.chapters.coverage`). Margins were set after the runs were known; they
+(:mod:`analysis.chapters.ch04_intervals`). Margins were set after the runs were known; they
 bind what is recorded next.
 """
 
@@ -55,8 +55,8 @@ def interval(values: np.ndarray, *, level: float = LEVEL) -> Interval:
         values: [..., S], one a seed. A NaN (a diverged seed) makes all three NaN.
         level: the coverage :math:`c`.
     """
-    mean, error, freedom = _moments(values)
-    reach = stdtrit(freedom, (1.0 + level) / 2.0) * error
+    mean, error, freedom = moments(values)
+    reach = t_quantile(freedom, level=level) * error
     return Interval(mean, mean - reach, mean + reach)
 
 
@@ -66,7 +66,7 @@ def p_value(values: np.ndarray) -> np.ndarray:
     Args:
         values: [..., S].
     """
-    mean, error, freedom = _moments(values)
+    mean, error, freedom = moments(values)
     return np.minimum(1.0, 2.0 * stdtr(freedom, -_over(np.abs(mean), error)))
 
 
@@ -86,8 +86,29 @@ def equivalence(values: np.ndarray, margin: float) -> np.ndarray:
     """
     if not margin > 0.0:
         raise ValueError(f"margin must be positive, got {margin}")
-    mean, error, freedom = _moments(values)
+    mean, error, freedom = moments(values)
     return stdtr(freedom, -_over(margin - np.abs(mean), error))
+
+
+def of_estimate(
+    mean: float, error: float, freedom: int, margin: float | None = None
+) -> dict[str, float]:
+    """``mean``, ``low``, ``high``, ``p`` and ``equivalent`` of an estimate with a standard error.
+
+    Args:
+        freedom: of t: of an estimate over starts, one fewer than there are.
+        margin: of :func:`equivalence`; None gives NaN for ``equivalent``.
+    """
+    reach = t_quantile(freedom) * error
+    p = np.minimum(1.0, 2.0 * stdtr(freedom, -_over(np.abs(mean), error)))
+    same = np.nan if margin is None else stdtr(freedom, -_over(margin - np.abs(mean), error))
+    ends = {"mean": mean, "low": mean - reach, "high": mean + reach}
+    return ends | {"p": float(p), "equivalent": float(same)}
+
+
+def t_quantile(freedom: int, *, level: float = LEVEL) -> float:
+    """Standard errors from the mean to the end of its interval."""
+    return float(stdtrit(freedom, (1.0 + level) / 2.0))
 
 
 def of_starts(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
@@ -112,7 +133,8 @@ def verdict(p: float, equivalent: float, comparisons: int) -> str:
     return "suggestive" if p < 1.0 - LEVEL else "unresolved"
 
 
-def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+def moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    """Mean over the last axis, its standard error and degrees of freedom; NaN of too few."""
     count, mean = values.shape[-1], values.mean(axis=-1)
     enough = count >= MIN_SEEDS
     error = values.std(axis=-1, ddof=1) / np.sqrt(count) if enough else np.nan * mean

@@ -1,1 +1,0 @@
-"""Presets of populations, their runs, tables and recordings."""

@@ -1,1 +1,0 @@
-"""Populations that compare methods, one module a chapter."""

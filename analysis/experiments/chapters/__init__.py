@@ -1,1 +1,0 @@
-"""The computations of the chapters, one module a theme."""

@@ -1,1 +1,0 @@
-"""Example dumps: one healthy run, and runs each broken in one known way. Seeded; see `generate`."""

@@ -1,0 +1,196 @@
+"""A preset: a population to train, and what it is expected to show.
+
+``@preset`` puts a function in :data:`PRESETS` under its own name; its parameters are those that
+``analysis sweep NAME -o parameter=value`` may change.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, ValidationError, model_validator, validate_call
+
+from analysis.checks import check_choice
+from analysis.errors import first_problem
+from analysis.experiments.language.model import LanguageConfig
+from analysis.kl.term import KLTerm
+from analysis.schema import Schema
+from analysis.training.config import Run, StartConfig, TrainConfig, Variant
+from analysis.training.variants import Advantage
+
+#: Of a mean difference.
+Expected = Literal["equivalent", "above", "below"]
+
+
+class Prediction(Schema):
+    """What two variants are expected to show in one metric, as data that a test can judge."""
+
+    variant: str
+    other: str
+    metric: str
+    #: Of the mean difference; in ``reverse_kl``, of that of logarithms.
+    expected: Expected
+    #: Coefficients over which a seed's difference is averaged, the variant without a KL term
+    #: standing for itself at each; empty = along equal KL, by the fit of the design.
+    betas: tuple[float, ...] = ()
+    why: str
+
+    @property
+    def sentence(self) -> str:
+        """The prediction in words."""
+        where = "at equal reverse KL"
+        if self.betas:
+            where = "over beta = " + ", ".join(f"{beta:g}" for beta in self.betas)
+        how = {"equivalent": "equivalent to"}.get(self.expected, self.expected)
+        return f"{self.variant} is {how} {self.other} in {self.metric} {where}: {self.why}."
+
+
+class Pilot(Schema):
+    """Runs made before the design was written, on seeds and starts that it does not use."""
+
+    tried: str
+    runs: int = Field(ge=1)
+    seen: str
+    chosen: str
+
+
+class Design(Schema):
+    """What a population is to decide, and how: written before its runs."""
+
+    question: str
+    #: The quantity that decides, and how it is compared.
+    outcome: str
+    #: Two values of the outcome this close count as one, in its unit.
+    margin: float = Field(gt=0)
+    predictions: tuple[Prediction, ...] = Field(min_length=1)
+    #: When it ends, and what is left out.
+    stopping: str
+    pilots: tuple[Pilot, ...] = Field(min_length=1)
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The predictions in words."""
+        return tuple(prediction.sentence for prediction in self.predictions)
+
+
+class Preset(Schema):
+    """A population: variants x seeds, what its runs share, and what it is expected to show."""
+
+    name: str = ""  #: that of its function: see :func:`preset`
+    config: TrainConfig | LanguageConfig
+    variants: tuple[Variant, ...] = Field(min_length=1)
+    seeds: tuple[int, ...] = Field(min_length=1)
+    #: Stated before the run, from theory and from searches on other seeds.
+    predictions: tuple[str, ...]
+    #: None of populations that were recorded before there were designs.
+    design: Design | None = None
+
+    @model_validator(mode="after")
+    def _predictions_name_variants(self) -> Preset:
+        if self.design is not None:
+            known = {variant.name for variant in self.variants}
+            named = {n for p in self.design.predictions for n in (p.variant, p.other)}
+            if unknown := sorted(named - known):
+                raise ValueError(f"the design predicts of {unknown[0]!r}, which is no variant")
+        return self
+
+    @model_validator(mode="after")
+    def _variants_have_names_of_their_own(self) -> Preset:
+        keys = [(variant.name, variant.beta) for variant in self.variants]
+        twice = sorted({key for key in keys if keys.count(key) > 1})
+        if twice:
+            raise ValueError(f"two variants share name and beta {twice[0]}: give them labels")
+        return self
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """Variants in order, the seeds of each together."""
+        return tuple(
+            Run(variant=variant, seed=seed) for variant in self.variants for seed in self.seeds
+        )
+
+
+#: Name -> a function from parameters to the preset.
+PRESETS: dict[str, Callable[..., Preset]] = {}
+
+#: A parameter that every preset has: the first of its seeds, which follow each other. A range that
+#: no other preset uses makes a second, independent sample of the same runs.
+FIRST_SEED = "first_seed"
+#: Of one population; more is a slip of the keyboard, and its list of runs alone takes minutes.
+MOST_SEEDS = 10_000
+
+
+def preset(function: Callable[..., Preset]) -> Callable[..., Preset]:
+    """Register a function from parameters to a population: its name is that of the preset."""
+    checked = validate_call(function, config=ConfigDict(allow_inf_nan=False))
+
+    @functools.wraps(function)
+    def named(**parameters: Any) -> Preset:
+        return checked(**parameters).model_copy(update={"name": function.__name__})
+
+    PRESETS[function.__name__] = named
+    return named
+
+
+def make_preset(name: str, overrides: Mapping[str, Any]) -> Preset:
+    """The preset of that name, some of its parameters replaced; ``first_seed`` is one of each.
+
+    Raises:
+        ValueError: an unknown preset or parameter, or a value that does not fit.
+    """
+    check_choice("preset", name, PRESETS)
+    known = (*inspect.signature(PRESETS[name]).parameters, FIRST_SEED)
+    for parameter in overrides:
+        check_choice(f"parameter of preset {name!r}", parameter, known)
+    own = {parameter: value for parameter, value in overrides.items() if parameter != FIRST_SEED}
+    try:
+        chosen = PRESETS[name](**own)
+        return _from_seed(chosen, **overrides) if FIRST_SEED in overrides else chosen
+    except ValidationError as error:
+        raise ValueError(f"preset {name!r}: {first_problem(error)}") from None
+
+
+@validate_call
+def _from_seed(chosen: Preset, *, first_seed: Annotated[int, Field(ge=0)], **_: Any) -> Preset:
+    return chosen.model_copy(update={"seeds": fresh_seeds(first_seed, len(chosen.seeds))})
+
+
+def fresh_seeds(first: int, count: int) -> tuple[int, ...]:
+    """Seeds from ``first`` on; each preset has its own range, which no search has seen.
+
+    Raises:
+        ValueError: more than ``MOST_SEEDS``.
+    """
+    if count > MOST_SEEDS:
+        raise ValueError(f"num_seeds must be at most {MOST_SEEDS:,}, not {count:,}")
+    return tuple(range(first, first + count))
+
+
+NO_KL = Variant()
+#: The group's mean taken off, over its standard deviation; and nothing divided.
+GROUP_STD = Advantage()
+CENTRED = Advantage(baseline="group_centre")
+
+
+def kl_variants(beta: float) -> tuple[Variant, ...]:
+    """Seven ways to use the KL at one beta: k1, k2, k3, exact as loss; k1, k2, k3 in reward."""
+    losses = [Variant(kl=KLTerm(estimator=name), beta=beta) for name in ("k1", "k2", "k3", "exact")]
+    rewards = [
+        Variant(kl=KLTerm(estimator=name, placement="reward"), beta=beta)
+        for name in ("k1", "k2", "k3")
+    ]
+    return (*losses, *rewards)
+
+
+#: Found by search on seeds 0 to 2: a step size at which the policy drifts far enough for the KL
+#: term to matter. At half of it accuracy rises in every variant but k3 in the reward, and the
+#: variants differ less.
+CONFIG = TrainConfig(start=StartConfig(updates=150), learning_rate=2e-3, cosine_every=50)
+
+
+def train_config(**changes: Any) -> TrainConfig:
+    """``CONFIG`` with some fields changed, validated."""
+    return TrainConfig(**(CONFIG.model_dump() | changes))

@@ -1,0 +1,27 @@
+"""The presets, one module a subject: importing this package registers them all."""
+
+from analysis.experiments.preset import FIRST_SEED, PRESETS, make_preset
+from analysis.experiments.presets import (
+    designed,
+    distillation,
+    kl_terms,
+    language,
+    objectives,
+    off_policy,
+    rewards,
+    three_ways,
+)
+
+__all__ = [
+    "FIRST_SEED",
+    "PRESETS",
+    "designed",
+    "distillation",
+    "kl_terms",
+    "language",
+    "make_preset",
+    "objectives",
+    "off_policy",
+    "rewards",
+    "three_ways",
+]

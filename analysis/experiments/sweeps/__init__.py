@@ -1,1 +1,0 @@
-"""Members trained once and stored, whatever happens: shards, workers, checkpoints."""

@@ -1,0 +1,67 @@
+"""What policies do before training, and the table of it that the book quotes."""
+
+from __future__ import annotations
+
+import pytest
+
+from analysis.experiments import initial_policy, recording
+from analysis.experiments.preset import Preset
+from analysis.experiments.presets import make_preset
+from analysis.experiments.presets.kl_terms import full
+from analysis.training.config import StartConfig, TeacherConfig
+from analysis.training.tiny.tasks import SortTask
+
+
+@pytest.fixture
+def two_digits() -> Preset:
+    """The preset ``distillation`` on two digits, so that a few updates teach something."""
+    wanted = make_preset("distillation", {"num_seeds": 2, "updates": 4})
+    config = wanted.config.model_copy(
+        update={
+            "task": SortTask(num_digits=2, end_token=True, max_fillers=2),
+            "start": StartConfig(updates=30, fillers=(2, 2)),
+            "teacher": TeacherConfig(start=StartConfig(updates=300, fillers=(0, 0))),
+        }
+    )
+    return wanted.model_copy(update={"config": config})
+
+
+def test_a_teacher_is_told_from_its_start(two_digits):
+    table = initial_policy.starts(two_digits, num_prompts=50).set_index("who")
+    assert table.loc["teacher", "accuracy"] > 0.8 > 0.6 > table.loc["start", "accuracy"]
+    assert table.loc["teacher", "length"] == pytest.approx(3.0, abs=0.1)  # no fillers
+    assert table.loc["start", "length"] > 3.5  # mostly two of them
+    assert (table["completions"] == 50 * two_digits.config.group_size).all()
+
+
+def test_one_row_for_each_start_that_differs():
+    preset = make_preset("starts", {"num_seeds": 3})
+    config = preset.config.model_copy(update={"start": StartConfig(updates=5, count=3)})
+    table = initial_policy.starts(preset.model_copy(update={"config": config}), num_prompts=20)
+    assert table["seed"].tolist() == list(preset.seeds)
+    assert table["who"].unique().tolist() == ["start"]
+    shared = initial_policy.starts(full(), num_prompts=5)
+    assert shared["seed"].tolist() == list(full().seeds[:1])
+
+
+@pytest.mark.parametrize("name", initial_policy._table()["preset"].unique())
+def test_the_recorded_table_holds_what_is_quoted(name):
+    table = initial_policy.recorded(name)
+    config = recording.load(recording.folder_of(name)).preset.config
+    teachers = [] if config.teacher is None else ["teacher"]
+    assert table["who"].tolist() == ["start"] * config.start.count + teachers
+    assert (table["completions"] == initial_policy.NUM_PROMPTS * config.group_size).all()
+    assert table["accuracy"].between(0, 1).all()
+
+
+def test_the_recorded_table_comes_out_again_within_what_sampling_and_rounding_allow():
+    table = initial_policy.recorded("length_growth")
+    preset = recording.load(recording.folder_of("length_growth")).preset
+    here = initial_policy.starts(preset, num_prompts=300)
+    for metric, tolerance in (("accuracy", 0.04), ("wrong_length", 0.3)):
+        assert here[metric].item() == pytest.approx(table[metric].item(), abs=tolerance)
+
+
+def test_the_table_names_its_presets():
+    with pytest.raises(ValueError, match="preset must be one of"):
+        initial_policy.recorded("fronts")

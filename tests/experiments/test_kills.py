@@ -1,0 +1,163 @@
+"""SIGKILL at random instants, to the sweep and to its workers: nothing finished is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+from functools import partial
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from analysis.experiments import pools, sweep
+from analysis.experiments.pools import LocalPool
+from analysis.experiments.recording import Recording
+from analysis.experiments.store import Store
+from tests.experiments.tiny import (
+    PROVENANCE,
+    UPDATES,
+    Heard,
+    assert_same_bits,
+    make_tiny,
+    sweep_process,
+    sweep_tiny,
+)
+
+pytestmark = pytest.mark.usefixtures("tiny_source")
+
+
+def started(*arguments: object) -> BaseProcess:
+    process = pools._context().Process(target=sweep_process, args=arguments)
+    process.start()
+    return process
+
+
+def finished_files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in (folder / "runs").glob("*.json")}
+
+
+@pytest.mark.slow
+def test_sweeps_killed_at_random_instants_end_with_the_bits_of_a_straight_run(straight, tmp_path):
+    """Twelve kills; a folder whose sweep ends before it is killed is checked and replaced."""
+    chance, folders = random.Random(0), iter(tmp_path / str(n) for n in range(100))
+    kept: dict[Path, bytes] = {}
+    orphans: list[psutil.Process] = []
+    folder, usual, interrupted = next(folders), whole_seconds(next(folders)), 0
+    for _ in range(12):
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+        process = started(folder, 2, sender)
+        receiver.recv()  # it has begun
+        process.join(timeout=chance.uniform(0.0, 0.7) * usual)
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
+            orphans += psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.join()
+        now = finished_files(folder)
+        assert kept.items() <= now.items()
+        kept = now
+        interrupted += any(folder.glob("checkpoints/*/*")) or 0 < len(now) < 6
+        if len(now) == 6:
+            check(folder, straight)
+            folder, kept = next(folders), {}
+    assert interrupted > 3, "killed too early to tell"
+    check(folder, straight)
+    assert orphans and not psutil.wait_procs(orphans, timeout=10)[1], "workers outlive their sweep"
+
+
+def whole_seconds(folder: Path) -> float:
+    """What an undisturbed sweep takes from its beginning on."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    process = started(folder, 2, sender)
+    receiver.recv()
+    began = time.monotonic()
+    process.join()
+    return time.monotonic() - began
+
+
+def check(folder: Path, straight: Recording) -> None:
+    """Let a last sweep finish the folder: right to the bit, and nothing lost or left over."""
+    kept = finished_files(folder)
+    assert_same_bits(sweep_tiny(folder, Heard()), straight)
+    assert kept.items() <= finished_files(folder).items()
+    assert not (folder / "quarantine").exists()
+    assert not any(folder.glob("checkpoints/*"))
+    assert not list(folder.rglob("*.tmp"))
+
+
+def test_killed_workers_are_replaced_and_the_others_go_on(straight, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "MAX_DEATHS", 1000)
+    chance, killed, over = random.Random(1), [], threading.Event()
+
+    def kill_some() -> None:
+        while len(killed) < 5 and not over.wait(chance.uniform(0.05, 0.3)):
+            for child in multiprocessing.active_children()[:1]:
+                os.kill(child.pid, signal.SIGKILL)
+                killed.append(child.pid)
+
+    killer = threading.Thread(target=kill_some)
+    killer.start()
+    try:
+        heard = Heard()
+        records = sweep_tiny(tmp_path, heard, workers=2)
+    finally:
+        over.set()
+        killer.join()
+    assert (
+        killed and "a worker ended by a kill or a crash; its 2 runs are tried again" in heard.text
+    )
+    assert_same_bits(records, straight)
+
+
+def test_a_killed_worker_takes_no_other_with_it(tmp_path):
+    """The worker of the first shard dies twice; that of the second is never begun again."""
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    pool, progress, tiny = LocalPool(workers=2), Heard(), make_tiny()
+    shards = sweep.shards_of(tiny, 3)
+    progress.begin(6, [3, 3], UPDATES)
+    sweep._map(partial(die_twice, marks=marks), shards, pool, progress)
+    assert sorted(path.name[:4] for path in marks.iterdir()) == ["k3_l", "none", "none", "none"]
+    assert not multiprocessing.active_children()
+
+
+def die_twice(shard, device, report, *, marks):
+    """The first shard begins with ``none``; each begin leaves a mark."""
+    name = shard.runs[0].variant.name
+    begun = len(list(marks.glob(f"{name}*")))
+    (marks / f"{name}-{begun}").touch()
+    if name == "none" and begun < 2:
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(1.0)
+    return True
+
+
+def test_a_shard_that_always_kills_its_worker_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "complete_shard", die)
+    with pytest.raises(ValueError, match=r"2 runs from none on ended their worker 3 times"):
+        sweep_tiny(tmp_path, Heard())
+    assert not multiprocessing.active_children()
+
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_concurrent_sweeps_compute_each_run_once(tiny, straight, tmp_path):
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    processes = [started(tmp_path, 1, sender) for _ in range(3)]
+    said = [receiver.recv() for _ in range(2 * len(processes))]
+    computed = [count for count in said if count is not None]
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert sum(computed) == len(tiny.runs) * UPDATES
+    store, source = Store(tmp_path), PROVENANCE.source
+    assert_same_bits(sweep.finished_runs(tiny, store, source), straight)

@@ -1,0 +1,78 @@
+"""Runs of a language model are trained as many at a time as memory holds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from analysis.cli.sweep import sweep
+from analysis.experiments import ablation, memory, recording
+from analysis.experiments import sweep as sweeps
+from analysis.experiments.preset import Preset
+from analysis.experiments.presets.kl_terms import full
+from analysis.experiments.presets.language import llama_smoke
+
+CONFIG = llama_smoke().config
+LOGITS = 4 * 6 * CONFIG.task.completion_length * CONFIG.model.llama.vocab_size
+
+
+def test_a_run_is_as_large_as_its_logits_of_one_update():
+    assert memory.run_bytes(CONFIG) == memory.BYTES_PER_LOGIT * LOGITS
+    twice = CONFIG.model_copy(update={"num_prompts": 2 * CONFIG.num_prompts})
+    assert memory.run_bytes(twice) == 2 * memory.run_bytes(CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("runs", "workers", "fitting"), [(5.0, 1, 4), (5.0, 2, 2), (0.1, 1, 1), (100.0, 1, 80)]
+)
+def test_what_fits_is_a_share_of_what_is_free(monkeypatch, runs, workers, fitting):
+    free = round(runs * memory.run_bytes(CONFIG)) + 100
+    monkeypatch.setattr(memory, "free_bytes", lambda device: free)
+    assert memory.runs_that_fit(CONFIG, "cpu", workers) == fitting
+    assert memory.runs_that_fit(full().config, "cpu", workers) is None
+
+
+def test_this_machine_says_what_is_free():
+    assert 10**8 < memory.free_bytes("cpu") < 10**14
+
+
+def short_of_memory(monkeypatch: pytest.MonkeyPatch, runs: float) -> None:
+    free = round(runs * memory.run_bytes(CONFIG) / memory.SHARE) + 100
+    monkeypatch.setattr(memory, "free_bytes", lambda device: free)
+
+
+def preset(updates: int = 2) -> Preset:
+    config = CONFIG.model_copy(update={"updates": updates, "log_every": 1})
+    return llama_smoke().model_copy(update={"config": config})
+
+
+def test_an_ablation_is_cut_and_its_numbers_stay(monkeypatch):
+    sizes = []
+    trainer = ablation.PopulationTrainer
+
+    def noted(config, runs, setting):
+        sizes.append(len(runs))
+        return trainer(config, runs, setting)
+
+    monkeypatch.setattr(ablation, "PopulationTrainer", noted)
+    whole = recording.run(preset())
+    short_of_memory(monkeypatch, 3)
+    parts = recording.run(preset())
+    assert sizes == [8, 3, 3, 2]
+    for name in ("accuracy", "reverse_kl", "gradient_norm"):
+        np.testing.assert_allclose(whole.curves[name], parts.curves[name], atol=1e-5)
+
+
+def test_a_sweep_gives_its_workers_what_they_can_hold(monkeypatch, tmp_path, capsys):
+    seen = []
+
+    def noted(preset, size):
+        seen.append(size)
+        return cut(preset, size)
+
+    cut = sweeps.shards_of
+    monkeypatch.setattr(sweeps, "shards_of", noted)
+    short_of_memory(monkeypatch, 6)
+    sweep("llama_smoke", override=("updates=1",), store=tmp_path, workers=2)
+    assert seen == [3]  # six runs fit, for two workers
+    assert "8 runs finished" in capsys.readouterr().err

@@ -1,0 +1,234 @@
+"""The presets: each trains, its variants are what they are called, and a misfit is named."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.experiments import recording
+from analysis.experiments.preset import Preset
+from analysis.experiments.presets import FIRST_SEED, PRESETS, distillation, make_preset
+from analysis.experiments.presets.kl_terms import full, quick
+from analysis.training.config import Run, TrainConfig
+from analysis.training.metrics import METRICS, PARTIAL_METRICS
+from analysis.training.trainer import PopulationTrainer
+from analysis.training.variants import Variant
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TINY = [name for name, of in PRESETS.items() if isinstance(of().config, TrainConfig)]
+#: Presets whose runs are compared seed by seed.
+SHARED_SEEDS = (
+    {"full", "half_step", "beta_front"},
+    {"process", "process_graded"},
+    {"three_ways", "three_ways_half_step", "three_ways_on_policy"},
+    {"smollm2_short", "smollm2_front"},
+    {"quick", "smollm2", "llama_smoke"},
+)
+
+
+def shortened(name: str, updates: int = 2, *, start: int = 1) -> Preset:
+    """One seed of a preset for a few updates, from starts of a few steps."""
+    preset = make_preset(name, {"num_seeds": 1, "updates": updates})
+    config = preset.config
+    changes = {
+        "log_every": 1,
+        "num_prompts": 4,
+        "start": config.start.model_copy(update={"updates": start}),
+    }
+    if config.teacher is not None:
+        of_teacher = config.teacher.start.model_copy(update={"updates": 6})
+        changes["teacher"] = config.teacher.model_copy(update={"start": of_teacher})
+    return preset.model_copy(update={"config": config.model_copy(update=changes)})
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_two_updates_of_every_preset_are_finite(name: str) -> None:
+    preset = shortened(name)
+    result = recording.run(preset)
+    assert preset.name == name and preset.predictions and not result.failures
+    assert len(result.curves) == 2 * len(preset.variants)
+    measured = [metric for metric in METRICS if metric not in PARTIAL_METRICS]
+    # a group that waits for its budget gives no completion, and so no metric of one
+    curves = result.curves[~result.curves["variant"].str.startswith("budget")]
+    assert np.isfinite(curves[measured].to_numpy()).all()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_can_be_run_again_on_other_seeds(name: str) -> None:
+    usual, other = make_preset(name, {}), make_preset(name, {FIRST_SEED: "90000"})
+    assert other.seeds == tuple(range(90_000, 90_000 + len(usual.seeds)))
+    assert other == usual.model_copy(update={"seeds": other.seeds}), "nothing else changes"
+
+
+def test_no_two_presets_share_seeds_unless_they_are_compared() -> None:
+    seeds = {name: set(make_preset(name, {}).seeds) for name in PRESETS}
+    for one, other in itertools.combinations(seeds, 2):
+        together = any({one, other} <= group for group in SHARED_SEEDS)
+        language = {one, other} & {"smollm2_short", "smollm2_front"}  # another policy altogether
+        assert together or language or seeds[one].isdisjoint(seeds[other]), (one, other)
+    searched = seeds["quick"]
+    recorded = [name for name in TINY if name != "quick"]
+    assert all(seeds[name].isdisjoint(searched) and len(seeds[name]) >= 10 for name in recorded)
+
+
+def test_a_first_seed_goes_with_other_parameters() -> None:
+    assert make_preset("quick", {"num_seeds": 2, FIRST_SEED: 7}).seeds == (7, 8)
+
+
+def test_figure_2_has_the_published_sizes_and_variants() -> None:
+    preset = make_preset("figure2", {})
+    assert (preset.config.num_prompts, preset.config.group_size) == (12, 6)
+    assert {variant.beta for variant in preset.variants if variant.kl.estimator != "none"} == {0.04}
+    names = {variant.name for variant in preset.variants}
+    assert {"none", "k1_reward", "k2_loss", "k3_loss"} <= names
+
+
+def test_the_weights_of_the_language_model_are_named() -> None:
+    kinds = {w: make_preset("smollm2", {"weights": w}) for w in ("hub", "packaged", "/a/folder")}
+    assert {w: preset.config.model.kind for w, preset in kinds.items()} == {
+        "hub": "hub",
+        "packaged": "packaged",
+        "/a/folder": "folder",
+    }
+    assert kinds["hub"] == make_preset("smollm2", {})
+
+
+def test_a_beta_front_has_every_variant_at_every_beta() -> None:
+    preset = make_preset("beta_front", {"betas": [0.5, 2]})
+    points = {(variant.name, variant.beta) for variant in preset.variants}
+    assert len(points) == 2 * 7 and ("k2_loss", 2.0) in points
+    assert preset.seeds == full().seeds, "its points belong to the curves of full"
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        ("ful", {}, "did you mean 'full'"),
+        ("quick", {"bta": 0.1}, "did you mean 'beta'"),
+        ("quick", {"beta": "much"}, "beta: Input should be a valid number"),
+        ("quick", {"beta": float("nan")}, "beta: Input should be a finite number"),
+        ("full", {"num_seeds": 0}, "seeds: Tuple should have at least 1 item"),
+        ("full", {"num_seeds": 10_001}, "num_seeds must be at most 10,000, not 10,001"),
+        ("quick", {"num_seeds": 10**12}, "num_seeds must be at most 10,000"),
+        ("full", {"updates": 1.5}, "updates: Input should be a valid integer"),
+        ("full", {"updates": 0}, "updates: Input should be greater than or equal to 1"),
+        ("beta_front", {"betas": 0.1}, "betas: Input should be a valid tuple"),
+        ("quick", {"beta": -0.1}, "beta: Input should be greater than or equal to 0"),
+        ("beta_front", {"betas": [0.1, -1]}, "betas.1: Input should be greater than or equal to 0"),
+        ("quick", {"first_sed": 1}, "did you mean 'first_seed'"),
+        ("quick", {FIRST_SEED: -1}, "first_seed: Input should be greater than or equal to 0"),
+        ("quick", {FIRST_SEED: 1.5}, "first_seed: Input should be a valid integer"),
+    ],
+)
+def test_what_does_not_fit_is_named(name: str, overrides: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_preset(name, overrides)
+
+
+@pytest.mark.parametrize("parameter", ["learning_rate", "beta", "num_seeds"])
+def test_parameters_are_checked_where_a_preset_is_called(parameter: str) -> None:
+    wrong = {"learning_rate": -1.0, "beta": float("nan"), "num_seeds": 0}[parameter]
+    with pytest.raises(ValueError, match=parameter.removeprefix("num_")):
+        quick(**{parameter: wrong})
+
+
+def test_one_sample_distillation_in_the_reward_is_the_k2_loss() -> None:
+    preset = shortened("distillation", start=3)
+    trainer = PopulationTrainer(preset.config, [Run(variant=v, seed=1) for v in preset.variants])
+    drawn = trainer.rollout(0)
+    losses = trainer.losses(trainer.batch(drawn), caches=drawn.caches).losses
+    (gradient,) = torch.autograd.grad(losses.sum(), trainer.weights)
+    found = dict(zip([variant.name for variant in preset.variants], gradient, strict=True))
+    assert torch.allclose(found["opd_immediate"], found["k2_loss"], rtol=1e-4, atol=1e-6)
+    for other in ("opd_to_go", "k3_loss", "reverse_exact"):
+        assert (found["opd_immediate"] - found[other]).norm() > 0.1 * found["k2_loss"].norm()
+
+
+def test_lessons_do_not_read_the_reward_and_guided_variants_do() -> None:
+    preset = make_preset("distillation", {})
+    assert preset.variants[0] == distillation.GRPO
+    assert all(variant.advantage.baseline == "zero" for variant in preset.variants[1:])
+    variants = make_preset("kdrl", {"updates": 80}).variants
+    guided = {v.name: v for v in variants if v.name.startswith("kdrl")}
+    assert all(v.advantage.baseline == "group_normalise" for v in guided.values())
+    assert len({v.distillation for v in guided.values()}) == len(guided) == 6
+    annealed = guided["kdrl_annealed"].distillation
+    assert (annealed.weight, annealed.weight_end, annealed.anneal_updates) == (0.3, 0.0, 40)
+
+
+def test_each_variant_of_the_cumulative_table_adds_one_thing() -> None:
+    variants = make_preset("dapo", {}).variants
+    for before, after in itertools.pairwise(variants):
+        assert len(_changed(before, after)) == 1
+    assert len(_changed(variants[0], variants[-1])) == 5
+
+
+def _changed(before: Variant, after: Variant) -> set[str]:
+    """Fields, of any part of the variants, in which they differ; the label is none."""
+    old, new = (_flat(variant) for variant in (before, after))
+    changed = {field for field in new if old.get(field) != new[field]}
+    if {"shaping.weight", "shaping.buffer"} & changed:  # belong to the one length reward
+        changed -= {"shaping.weight", "shaping.buffer"}
+    return changed
+
+
+def _flat(variant: Variant) -> dict[str, object]:
+    fields = variant.model_dump(exclude={"label", "distillation"})
+    parts = {part: values for part, values in fields.items() if isinstance(values, dict)}
+    return {f"{part}.{name}": v for part, values in parts.items() for name, v in values.items()}
+
+
+def variants_of(name: str) -> dict[tuple[str, float], Variant]:
+    return {(variant.name, variant.beta): variant for variant in make_preset(name, {}).variants}
+
+
+def test_a_weight_on_fresh_samples_changes_nothing_and_on_stale_ones_does() -> None:
+    curves = recording.run(shortened("staleness", 6, start=120)).curves
+    norms = curves.set_index(["variant", "update"])["gradient_norm"]
+    assert (norms["k2_lag_0"] == norms["k2_detached_lag_0"]).all()
+    differ = (norms["k2_lag_4"] - norms["k2_detached_lag_4"]).abs()
+    assert differ[0] == 0  # the first update has no older policy to sample from
+    assert differ.loc[5] > 0
+
+
+def test_lags_and_weights_are_crossed() -> None:
+    variants = variants_of("staleness")
+    variant = variants["k3_attached_lag_16", 0.3]
+    assert len(variants) == 3 * 6 and variant.sampler.staleness == 16
+    assert (variant.kl.estimator, variant.kl.weighting) == ("k3", "attached")
+
+
+def test_merged_variants_hold_their_kl_in_the_objective() -> None:
+    merged = {k: v for k, v in variants_of("three_ways").items() if k[0].startswith("merged")}
+    assert merged
+    for (name, beta), variant in merged.items():
+        assert variant.objective.kind == "grpo_off_policy"
+        assert variant.objective.reading == name.split("_")[1]
+        assert (variant.objective.epsilon_high > 1) == name.endswith("wide")
+        assert beta > 0
+
+
+def test_the_large_batch_draws_in_a_quarter_of_its_updates_what_the_three_ways_draw() -> None:
+    several, large = (make_preset(n, {}).config for n in ("three_ways", "three_ways_on_policy"))
+    drawn = [c.updates * c.num_prompts * c.group_size for c in (several, large)]
+    assert 4 * drawn[0] == drawn[1]
+    assert large.num_iterations == large.num_minibatches == 1
+
+
+def test_masks_corrections_and_budgets_are_what_their_labels_say() -> None:
+    masks = {name: variant for (name, _), variant in variants_of("stale_masking").items()}
+    assert masks["reinforce_mask_0.1"].correction.sequence_mask_delta == 0.1
+    assert masks["reinforce"].correction.sequence_mask_delta is None
+    assert {v.sampler.staleness for name, v in masks.items() if name != "fresh"} == {16}
+    corrected = {name: variant for (name, _), variant in variants_of("mismatch").items()}
+    for name, variant in corrected.items():
+        sampler = next((s for s in ("cold", "hot", "top_p") if name.startswith(s)), None)
+        if sampler is not None:
+            assert variant.sampler == corrected[f"{sampler}_uncorrected"].sampler
+    assert corrected["top_p_keep_mask"].correction.keep_sampling_mask
+    budgets = {name: variant for (name, _), variant in variants_of("partial_rollouts").items()}
+    assert budgets["budget_4_current"].sampler.train_on == "current"
+    assert [budgets[name].sampler.budget for name in ("budget_8_all", "whole")] == [8, 0]

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.experiments import ablation, recording, reproduction, summaries
+from analysis.experiments.preset import NO_KL, Preset, kl_variants
+from analysis.experiments.presets import FIRST_SEED, make_preset
+from analysis.experiments.presets import kl_terms as presets
+from analysis.experiments.presets.language import llama_smoke
+from analysis.experiments.provenance import source_of, sources_of
+from analysis.training.config import StartConfig, TrainConfig
+from analysis.training.metrics import METRICS, PARTIAL_METRICS
+from analysis.training.tiny.policy import PolicyConfig
+from analysis.training.tiny.tasks import SortTask
+
+
+@pytest.fixture(scope="module")
+def small_preset() -> Preset:
+    small_config = TrainConfig(
+        task=SortTask(num_digits=3, end_token=True, reward="graded"),
+        policy=PolicyConfig(width=12, num_layers=2, num_heads=3),
+        start=StartConfig(updates=20, batch_size=16),
+        updates=6,
+        num_prompts=3,
+        group_size=5,
+        log_every=2,
+    )
+    return Preset(
+        name="small",
+        config=small_config,
+        variants=(NO_KL, *kl_variants(0.5)),
+        seeds=(0, 1),
+        predictions=(),
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(small_preset):
+    return recording.run(small_preset)
+
+
+def test_chunks_do_not_change_the_results(small_preset, trained, monkeypatch):
+    monkeypatch.setattr(ablation, "CHUNK", 3)
+    pd.testing.assert_frame_equal(recording.run(small_preset).curves, trained.curves)
+
+
+def test_final_is_the_mean_over_the_last_windows(trained):
+    curves = trained.curves
+    one = curves[(curves["variant"] == "k2_loss") & (curves["seed"] == 1)]
+    table = ablation.final(curves, share=0.67)  # two of three windows
+    row = table[(table["variant"] == "k2_loss") & (table["seed"] == 1)]
+    assert row["entropy"].item() == pytest.approx(one["entropy"].iloc[1:].mean())
+    assert len(table) == len(trained.preset.runs)
+
+
+def test_coarser_curves_average_the_windows_of_a_span(trained):
+    curves = trained.curves  # windows at 0, 2 and 4
+    coarse = ablation.coarsen(curves, 4)
+    assert sorted(coarse["update"].unique()) == [0, 4]
+    one = curves[(curves["variant"] == "k3_loss") & (curves["seed"] == 1)].set_index("update")
+    same = coarse[(coarse["variant"] == "k3_loss") & (coarse["seed"] == 1)].set_index("update")
+    assert same["entropy"][0] == pytest.approx(one["entropy"][[0, 2]].mean())
+    assert same["entropy"][4] == one["entropy"][4]
+
+
+def test_cosines_are_averaged_over_training_and_then_over_seeds():
+    table = pd.DataFrame(
+        {
+            "variant": ["none", *4 * ["k2_loss"], *2 * ["k1_loss"]],
+            "kl_estimator": ["none", *4 * ["k2"], *2 * ["k1"]],
+            "beta": [0.0, *6 * [0.3]],
+            "seed": [0, 0, 0, 1, 1, 0, 1],
+            "kl_cosine": [np.nan, 0.2, 0.4, 0.9, np.nan, -0.1, 0.1],
+        }
+    )
+    cosines = ablation.kl_cosines(table, 0.3).set_index("variant")
+    assert list(cosines.index) == ["k2_loss", "k1_loss"]
+    assert cosines.loc["k2_loss", "mean"] == pytest.approx(0.6)  # of 0.3 and 0.9
+    assert cosines.loc["k1_loss", "mean"] == pytest.approx(0.0)
+
+
+def test_an_unknown_beta_is_refused(trained):
+    with pytest.raises(ValueError, match="known are"):
+        ablation.at_beta(trained.curves, 0.25)
+
+
+def test_a_recording_reads_back_and_notices_a_change(trained, tmp_path):
+    directory = tmp_path / "results" / "small"
+    recording.save(trained, directory)
+    recording.save(trained, directory)  # replaces
+    recorded = recording.load(directory)
+    assert recorded.preset == trained.preset
+    pd.testing.assert_frame_equal(recorded.curves, trained.curves, rtol=1e-5, check_dtype=False)
+    assert [path.name for path in directory.parent.iterdir()] == ["small"]
+    manifest = json.loads((directory / "manifest.json").read_text())
+    assert set(manifest["files"]) == {"curves.csv", "final.csv"}
+    assert manifest["source"] == source_of(trained.preset.config)
+
+    curves = directory / "curves.csv"
+    curves.write_text(curves.read_text().replace("0.", "1.", 1))
+    for read in (recording.load, recording.add_to_manifest):
+        with pytest.raises(ValueError, match=r"curves\.csv is missing or changed"):
+            read(directory)
+
+
+def test_a_recording_of_other_variants_says_how_to_make_it_again(trained, tmp_path):
+    recording.save(trained, tmp_path / "small")
+    fields = recording.manifest_of(tmp_path / "small")
+    fields["configuration"]["config"]["kl_credit"] = "to_go"
+    recording.add_to_manifest(tmp_path / "small", configuration=fields["configuration"])
+    with pytest.raises(ValueError, match="record it again with analysis sweep small --record"):
+        recording.load(tmp_path / "small")
+
+
+def test_a_recorded_run_trains_again_alone_to_the_recorded_digits(trained, tmp_path):
+    recording.save(trained, tmp_path / "small")
+    recorded = recording.load(tmp_path / "small")
+    both = recording.rerun(recorded, "k3_loss", 0.5, 1, windows=2)
+    assert len(both) >= 2 * (len(METRICS) - len(PARTIAL_METRICS))
+    assert (both["difference"] <= 1e-5 * both["again"].abs()).all()
+    other = recording.rerun(recorded, "k3_loss", 0.5, 0, windows=2)
+    assert (other["again"] - both["again"]).abs().max() > 1e-3
+    with pytest.raises(ValueError, match="no run 'k3_loss'"):
+        recording.rerun(recorded, "k3_loss", 0.1, 1, windows=2)
+
+
+@pytest.mark.parametrize(
+    ("config", "imports"),
+    [
+        (presets.quick().config, "analysis.training.trainer"),
+        (llama_smoke().config, "analysis.training.trainer, analysis.experiments.environment"),
+    ],
+    ids=["tiny", "pretrained"],
+)
+def test_the_source_of_a_run_is_what_training_imports(config, imports):
+    script = (
+        f"import sys, analysis, {imports}\n"
+        "root = analysis.__path__[0]\n"
+        "files = [m.__file__ for n, m in sys.modules.items() if n.startswith('analysis.')]\n"
+        "print(*sorted('analysis' + f[len(root):] for f in files if not f.endswith('__init__.py')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    loaded, listed = set(done.stdout.split()), set(sources_of(config))
+    assert loaded - {"analysis/lazy.py"} <= listed, "a file that a run needs is not hashed"
+    assert len(listed) > len(sources_of(presets.quick().config)) - 1
+
+
+def test_a_failed_save_leaves_the_earlier_recording(trained, tmp_path, monkeypatch):
+    directory = tmp_path / "small"
+    recording.save(trained, directory)
+    before = (directory / "curves.csv").read_bytes()
+    monkeypatch.setattr(recording, "sha256_file", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        recording.save(trained, directory)
+    assert (directory / "curves.csv").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["small"]
+
+
+def test_a_save_that_cannot_take_its_place_leaves_the_earlier_recording(
+    trained, tmp_path, monkeypatch
+):
+    directory = tmp_path / "small"
+    recording.save(trained, directory)
+    before = (directory / "curves.csv").read_bytes()
+    replace, moved = os.replace, []
+
+    def fail_once(source, target):
+        moved.append(source)
+        if len(moved) == 2:  # the old one has made way, the new one is to come
+            raise PermissionError(13, "Permission denied")
+        replace(source, target)
+
+    monkeypatch.setattr(recording.os, "replace", fail_once)
+    with pytest.raises(PermissionError):
+        recording.save(trained, directory)
+    assert (directory / "curves.csv").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["small"]
+
+
+@pytest.mark.parametrize("folder", reproduction.find(), ids=lambda folder: folder.name)
+def test_a_recording_is_of_its_preset_with_every_run_healthy(folder):
+    recorded = recording.load(folder)
+    first = {FIRST_SEED: recorded.preset.seeds[0]}
+    assert recorded.preset == make_preset(recorded.preset.name, first)
+    assert not recorded.failures
+    assert len(recorded.finals) == len(recorded.preset.runs)
+
+
+def test_a_recording_lies_where_its_name_or_its_preset_says():
+    assert recording.folder_of("full") == recording.RECORDED
+    assert recording.folder_of("half_step") == recording.RECORDED_HALF_STEP
+    assert recording.folder_of("kdrl").name == "kdrl_cpu"
+    assert recording.folder_of("kdrl_fresh").name == "kdrl_fresh_cpu"
+    assert recording.folder_of("never").name == "never_cpu"
+
+
+def test_the_same_population_on_another_processor_says_the_same():
+    first = recording.load(recording.RECORDED)
+    elsewhere = recording.load(recording.RECORDED_ELSEWHERE)
+    assert elsewhere.preset == first.preset and not elsewhere.failures
+    assert elsewhere.manifest["device"] != first.manifest["device"]
+    assert (elsewhere.finals["reverse_kl"] != first.finals["reverse_kl"]).mean() > 0.9, "other runs"
+    here, there = (
+        summaries.judged(summaries.paired(run.finals, ablation.COMPARISONS, beta=0.3), 1)
+        for run in (first, elsewhere)
+    )
+    both = here.merge(there, on=["variant", "other", "metric"], suffixes=("", "_elsewhere"))
+    opposed = both["differs"] & both["differs_elsewhere"]
+    opposed &= both["mean"] * both["mean_elsewhere"] < 0
+    assert len(both) == 16 and not opposed.any()

