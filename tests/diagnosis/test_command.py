@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from analysis.cli.main import main
-from analysis.errors import Refused
-from analysis.experiments.diagnosis.dumping import append_rollouts
-from analysis.experiments.diagnosis.generate import EXAMPLES, FOLDER, Run, simulate
-from analysis.experiments.diagnosis.readers import read_rollouts
-from analysis.experiments.diagnosis.schema import Report
+from analysis.diagnosis.columns import NAMES
+from analysis.diagnosis.dumping import SNIPPETS, append_rollouts
+from analysis.diagnosis.generate import EXAMPLES, FOLDER, Run, simulate
+from analysis.diagnosis.readers import read_rollouts
+from analysis.diagnosis.schema import Report
+from analysis.errors import UserError
 
 STALE = str(FOLDER / "stale_samples.csv.gz")
 
@@ -92,8 +97,6 @@ def test_names_in_a_dump_are_escaped_on_the_page(tmp_path):
 
 
 def test_snippet_for_trl_asks_our_trainer_for_a_dump(capsys):
-    import ast
-
     assert status("--how-to-dump", "trl") == 0
     calls = [n for n in ast.walk(ast.parse(capsys.readouterr().out)) if isinstance(n, ast.Call)]
     (call,) = [n for n in calls if getattr(n.func, "id", "") == "KLGRPOTrainer"]
@@ -102,10 +105,6 @@ def test_snippet_for_trl_asks_our_trainer_for_a_dump(capsys):
 
 @pytest.mark.parametrize("framework", ["verl", "openrlhf"])
 def test_snippets_are_python_and_name_columns_that_are_read(framework, capsys):
-    import ast
-
-    from analysis.experiments.diagnosis.columns import NAMES
-
     assert status("--how-to-dump", framework) == 0
     tree = ast.parse(capsys.readouterr().out)
     (call,) = [
@@ -113,8 +112,56 @@ def test_snippets_are_python_and_name_columns_that_are_read(framework, capsys):
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "append_rollouts"
     ]
-    keywords = {keyword.arg for keyword in call.keywords}
-    assert keywords <= set(NAMES) and {"ref_logp", "mask", "step"} <= keywords
+    columns = {keyword.arg for keyword in call.keywords if keyword.arg}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Dict) and framework == "verl":
+            columns |= {v.value for v in node.values if isinstance(v, ast.Constant)}
+    assert columns <= set(NAMES)
+    assert {"ref_logp", "old_logp", "mask", "step", "entropy", "advantage"} <= columns
+
+
+@pytest.mark.peers
+def test_the_snippet_for_verl_dumps_a_batch_of_its_trainer(tmp_path, monkeypatch):
+    """On the names of its present trainer, whose file is read, with a queue that stands in."""
+    try:
+        package = metadata.distribution("verl")
+    except metadata.PackageNotFoundError:
+        pytest.skip("verl is not installed: make test-full")
+    path = package.locate_file("verl/trainer/ppo/v1/trainer_base.py")
+    source = Path(path).read_text()
+    (method,) = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and node.name == "_update_actor"
+    ]
+    assert [argument.arg for argument in method.args.args] == ["self", "batch", "metrics"]
+    logp = -torch.rand(3, 4)
+    table = dict.fromkeys(("old_log_probs", "ref_log_prob", "entropy", "advantages"), logp)
+    table |= {"rm_scores": torch.ones(3, 4), "response_mask": torch.ones(3, 4)}
+
+    def kv_batch_get(keys, partition_id, select_fields):
+        assert all(f'"{name}"' in source for name in select_fields)
+        chosen = {name: table[name] for name in select_fields}
+        return SimpleNamespace(to_padded_tensor=lambda: chosen)
+
+    class PPOTrainer:
+        global_steps = 7
+
+        def _update_actor(self, batch, metrics):
+            return "updated"
+
+    for name, module in {
+        "transfer_queue": SimpleNamespace(kv_batch_get=kv_batch_get),
+        "verl.trainer.ppo.v1": SimpleNamespace(PPOTrainer=PPOTrainer),
+    }.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(SNIPPETS["verl"], "snippet", "exec"), {})
+    batch = SimpleNamespace(keys=["a"], partition_id="train")
+    assert PPOTrainer()._update_actor(batch, {}) == "updated"
+    found = read_rollouts(tmp_path / "rollouts.jsonl")
+    assert found.tokens == 12 and set(found.step) == {7} and set(found.reward) == {4.0}
+    assert found.entropy is not None and found.has_old_logp
 
 
 def test_dumped_batches_are_read_back(tmp_path):
@@ -135,11 +182,11 @@ def test_dumped_batches_are_read_back(tmp_path):
             advantage=torch.tensor([1.0, -1.0, 0.5, -0.5]),
         )
     found = read_rollouts(path)
-    assert (found.tokens, found.sequences, found.rows) == (2 * 11, 8, 40)
+    assert (found.tokens, found.sequences, found.rows) == (2 * 11, 8, 2 * 11), "without its padding"
     first = batches[0][0][0].double().numpy()
     assert np.abs(found.logp[:5] - first).max() < 1e-6
     assert found.advantage[:9].tolist() == [1.0] * 5 + [-1.0] * 3 + [0.5]
-    with pytest.raises(Refused, match="differ in batch size"):
+    with pytest.raises(UserError, match="differ in batch size"):
         append_rollouts(path, step=0, logp=torch.zeros(2, 3), ref_logp=torch.zeros(3, 3))
 
 
@@ -158,6 +205,7 @@ print("measured", (time.process_time() - start) / yardstick, peak)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="its unit of memory is that of Linux")
 @pytest.mark.parametrize("ending", ["csv", "jsonl"])
 def test_a_million_tokens_in_seconds_and_two_gigabytes(tmp_path, ending):

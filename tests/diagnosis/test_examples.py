@@ -7,14 +7,14 @@ import gzip
 import numpy as np
 import pytest
 
-from analysis.experiments.diagnosis import generate
-from analysis.experiments.diagnosis.columns import assemble
-from analysis.experiments.diagnosis.findings import CAUSES, find
-from analysis.experiments.diagnosis.generate import EXAMPLES, FOLDER, simulate
-from analysis.experiments.diagnosis.measure import measure
-from analysis.experiments.diagnosis.reports import diagnose
-from analysis.experiments.diagnosis.schema import Settings
-from analysis.experiments.diagnosis.trials import HEALTHY, alarm_rates, told_apart
+from analysis.chapters.ch13_diagnose_run import HEALTHY, alarm_rates, told_apart
+from analysis.diagnosis import generate
+from analysis.diagnosis.causes import CAUSES, find
+from analysis.diagnosis.columns import assemble
+from analysis.diagnosis.generate import EXAMPLES, FOLDER, simulate
+from analysis.diagnosis.measure import measure
+from analysis.diagnosis.reports import diagnose
+from analysis.diagnosis.schema import Settings
 
 FAST = Settings(resamples=200)
 FRESH_SEEDS = range(5)
@@ -51,7 +51,7 @@ def test_the_fault_is_found_under_other_seeds(name):
 
 def test_expected_codes_exist_and_differ():
     expected = [e.expected for e in EXAMPLES.values() if e.expected]
-    assert len(set(expected)) == len(expected) and set(expected) <= set(CAUSES)
+    assert len(set(expected)) == len(expected) and set(expected) <= {cause.code for cause in CAUSES}
 
 
 @pytest.mark.parametrize("name", HEALTHY)

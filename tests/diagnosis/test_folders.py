@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from analysis.cli.diagnose import diagnose
-from analysis.errors import Refused
-from analysis.experiments.diagnosis.folders import record_settings, recorded_settings
-from analysis.experiments.diagnosis.generate import as_csv, example
-from analysis.experiments.diagnosis.measure import measure
-from analysis.experiments.diagnosis.readers import read_rollouts
-from analysis.experiments.diagnosis.reports import report
-from analysis.experiments.diagnosis.schema import Report, Settings
+from analysis.diagnosis.generate import as_csv, example
+from analysis.diagnosis.measure import measure
+from analysis.diagnosis.readers import read_rollouts, record_settings, recorded_settings
+from analysis.diagnosis.reports import report
+from analysis.diagnosis.schema import Report, Settings
+from analysis.errors import UserError
 from analysis.kl.term import KLTerm
 
 
@@ -41,12 +40,14 @@ def test_files_are_read_as_one(folder, tmp_path_factory):
 def test_a_column_that_one_file_lacks_is_refused(folder):
     frame = example("heavy_tail").drop(columns="reward")
     (folder / "rollouts-2.csv").write_text(as_csv(frame))
-    with pytest.raises(Refused, match=r"rollouts-2\.csv: column reward is missing, but rollouts-0"):
+    with pytest.raises(
+        UserError, match=r"rollouts-2\.csv: column reward is missing, but rollouts-0"
+    ):
         read_rollouts(folder)
 
 
 def test_a_folder_without_dumps_is_refused(tmp_path):
-    with pytest.raises(Refused, match="holds no dump"):
+    with pytest.raises(UserError, match="holds no dump"):
         read_rollouts(tmp_path)
 
 
@@ -76,6 +77,6 @@ def test_what_the_trainer_said_holds_unless_the_command_says_otherwise(folder, t
 )
 def test_settings_that_are_none_are_refused(folder, text, message):
     (folder / "settings.json").write_text(text)
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(UserError, match=message):
         recorded_settings(folder)
     assert recorded_settings(folder / "rollouts-0.csv") == Settings()

@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from analysis.experiments.diagnosis import divergence, dynamics, integrity, ratios, tails
-from analysis.experiments.diagnosis.bootstrap import MOST_UNITS, token_means
-from analysis.experiments.diagnosis.generate import Run, simulate
-from analysis.experiments.diagnosis.measure import measure
-from analysis.experiments.diagnosis.schema import Rollouts, Settings
+from analysis.diagnosis import divergence, integrity, statistics, updates
+from analysis.diagnosis.generate import Run, simulate
+from analysis.diagnosis.measure import measure
+from analysis.diagnosis.schema import Rollouts, Settings
+from analysis.diagnosis.statistics import MOST_UNITS, token_means
 
 FAST = Settings(resamples=200)
 
@@ -74,7 +74,7 @@ def test_off_policy_numbers_by_hand():
     rho = np.array([2.0, 0.5, 1.1, 1.0])
     old = np.full(4, -1.0)
     dump = rollouts(old + np.log(rho), old, old, advantage=np.array([1.0, 1.0, 1.0, -1.0]))
-    found = ratios.off_policy(dump, Settings())
+    found = divergence.off_policy(dump, Settings())
     assert found["staleness_kl"] == pytest.approx((rho - 1 - np.log(rho)).mean(), rel=1e-12)
     assert found["staleness_ess"] == pytest.approx(rho.sum() ** 2 / (4 * (rho**2).sum()), rel=1e-12)
     assert found["clip_fraction"] == 0.25  # 0.5 is below 0.8, but its advantage is positive
@@ -87,7 +87,7 @@ def test_gaps_split_by_whose_policy_moved():
     dump = rollouts(
         frame.logp, frame.ref_logp, frame.old_logp, frame.sequence, sampler_logp=sampler
     )
-    found = ratios.off_policy(dump, Settings())
+    found = divergence.off_policy(dump, Settings())
     # variance of the logits' noise over two bounds the KL; both are seen, in the right order
     assert 0.2 * 0.04 / 2 < found["mismatch_kl"] < 0.04 / 2
     assert 0.2 * 0.16 / 2 < found["staleness_kl"] < 0.19 / 2
@@ -137,10 +137,10 @@ def test_an_infinite_value_makes_the_mean_infinite_and_only_that():
     assert found["finite"].model_dump() == {"value": 1.0, "low": 1.0, "high": 1.0}
 
 
-FITS = {"scipy": tails._with_scipy, "arviz-stats": tails._with_arviz}
+FITS = {"scipy": statistics._with_scipy, "arviz-stats": statistics._with_arviz}
 
 
-@pytest.mark.parametrize("library", FITS)
+@pytest.mark.parametrize("library", ["scipy", pytest.param("arviz-stats", marks=pytest.mark.peers)])
 @pytest.mark.parametrize("k", [0.2, 0.5, 0.8, 1.25])
 def test_tail_index_of_a_pareto(library, k):
     if library == "arviz-stats":
@@ -149,26 +149,27 @@ def test_tail_index_of_a_pareto(library, k):
     assert FITS[library](log_weights) == pytest.approx(k, abs=0.12)
 
 
+@pytest.mark.peers
 def test_both_libraries_agree():
     pytest.importorskip("arviz_stats", reason="arviz-stats is in the diagnose extra")
     for scale in (0.1, 1.0, 2.0):
         log_weights = scale * np.random.default_rng(3).standard_normal(20_000)
-        assert abs(tails._with_scipy(log_weights) - tails._with_arviz(log_weights)) < 0.03
+        assert abs(statistics._with_scipy(log_weights) - statistics._with_arviz(log_weights)) < 0.03
 
 
 def test_the_library_that_fitted_is_named(monkeypatch):
     log_weights = np.random.default_rng(0).standard_normal(1000)
     monkeypatch.setitem(__import__("sys").modules, "arviz_stats", None)
     monkeypatch.setitem(__import__("sys").modules, "arviz_stats.base", None)
-    assert tails.tail_index("r", log_weights).fitted_with == "scipy"
+    assert statistics.tail_index("r", log_weights).fitted_with == "scipy"
     monkeypatch.setitem(__import__("sys").modules, "scipy.stats", None)
-    missing = tails.tail_index("r", log_weights)
-    assert missing.k is None and "kl-term[diagnose]" in missing.fitted_with
+    missing = statistics.tail_index("r", log_weights)
+    assert missing.k is None and ".[diagnose]" in missing.fitted_with
 
 
 def test_an_atom_or_a_handful_has_no_tail():
-    assert tails.tail_index("r", np.zeros(1000)).k is None
-    assert tails.tail_index("r", np.random.default_rng(0).standard_normal(20)).k is None
+    assert statistics.tail_index("r", np.zeros(1000)).k is None
+    assert statistics.tail_index("r", np.random.default_rng(0).standard_normal(20)).k is None
 
 
 def test_grids():
@@ -205,7 +206,7 @@ def test_update_response_recovers_the_parts_of_an_update():
     dump = rollouts(
         old + np.log1p(move), old - log_ratio, old, np.arange(n) // 50, advantage=advantage
     )
-    found = dynamics.update_response(dump, FAST)
+    found = updates.update_response(dump, FAST)
     assert found["pull"].value == pytest.approx(-0.03, abs=0.001)
     assert found["advantage_response"].value == pytest.approx(0.02, abs=0.001)
     assert found["push"].value == pytest.approx(-0.01 / move.std(), rel=0.05)
@@ -221,17 +222,19 @@ def test_identities_hold_for_a_run_that_samples_from_what_it_says():
         frame.sequence,
         sampler_logp=np.array(frame.sampler_logp),
     )
-    found = {i.ratio: i.mean for i in ratios.identities(dump, FAST)}
+    found = {i.ratio: i.mean for i in divergence.identities(dump, FAST)}
     assert not found["reference/sampler"].excludes(1) and not found["old/sampler"].excludes(1)
     colder = rollouts(frame.logp * 1.5, frame.ref_logp, frame.old_logp * 1.5, frame.sequence)
-    assert {i.ratio: i.mean for i in ratios.identities(colder, FAST)}["reference/sampler"].low > 1.1
+    assert {i.ratio: i.mean for i in divergence.identities(colder, FAST)}[
+        "reference/sampler"
+    ].low > 1.1
 
 
 def test_steps_are_pooled_and_keep_their_tokens():
     frame = simulate(Run(sequences=300, steps=100), 0)
     dump = rollouts(frame.logp, frame.ref_logp, sequence=frame.sequence, step=frame.step.to_numpy())
-    steps = dynamics.kl_by_step(dump)
-    assert len(steps) == dynamics.MOST_STEPS
+    steps = updates.kl_by_step(dump)
+    assert len(steps) == updates.MOST_STEPS
     assert sum(step.tokens for step in steps) == len(frame)
     assert [step.step for step in steps] == sorted(step.step for step in steps)
 

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.errors import Refused
-from analysis.experiments.diagnosis import json_lines
-from analysis.experiments.diagnosis.readers import read_rollouts
+from analysis.diagnosis import readers
+from analysis.diagnosis.readers import read_rollouts
+from analysis.errors import UserError
 
 ROWS = [
     # sequence, position, logp, old_logp, ref_logp, mask
@@ -38,7 +38,7 @@ def changed(row: int, column: str, value) -> list[tuple]:
 
 
 def refusal(path) -> str:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(UserError) as caught:
         read_rollouts(path)
     message = str(caught.value)
     assert "\n" not in message and str(path) in message
@@ -85,7 +85,7 @@ def test_json_lines_one_row_a_token(tmp_path):
 
 @pytest.mark.parametrize("chunk", [1, 2, 100])
 def test_json_lines_one_row_a_sequence_with_framework_names(tmp_path, monkeypatch, chunk):
-    monkeypatch.setattr(json_lines, "CHUNK", chunk)
+    monkeypatch.setattr(readers, "CHUNK", chunk)
     lines = [
         {
             "per_token_logps": [-1.0, -0.5, None],
@@ -108,6 +108,7 @@ def test_json_lines_one_row_a_sequence_with_framework_names(tmp_path, monkeypatc
     assert found.advantage.tolist() == [0.5, 0.5, -0.5, -0.5]
 
 
+@pytest.mark.peers
 def test_parquet(tmp_path):
     pytest.importorskip("pyarrow", reason="pyarrow is in the diagnose extra, not in the lock")
     import pyarrow
@@ -132,9 +133,10 @@ def test_parquet(tmp_path):
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
-    assert "kl-term[diagnose]" in refusal(write(tmp_path, "PAR1", "dump.parquet"))
+    assert ".[diagnose]" in refusal(write(tmp_path, "PAR1", "dump.parquet"))
 
 
+@pytest.mark.peers
 def test_torn_parquet(tmp_path):
     pytest.importorskip("pyarrow", reason="pyarrow is in the diagnose extra, not in the lock")
     assert "no readable parquet" in refusal(write(tmp_path, "PAR1 torn", "dump.parquet"))
@@ -246,3 +248,11 @@ def test_openrlhf_calls_the_new_log_probs_action_log_probs_where_it_names_the_ol
         read = read_rollouts(tmp_path / "dump.csv")
         assert read.logp.tolist() == [-1.5, -2.5] and read.old_logp.tolist() == old
         assert not read.ignored
+
+
+def test_tokens_that_the_engine_could_not_score(tmp_path):
+    """TRL writes NaN there: they get the trainer's log-prob, and are counted."""
+    text = "sequence,logp,old_logp,ref_logp,sampler_logp\na,-1,-1.5,-1,-1.2\na,-2,-2.5,-2,nan\n"
+    found = read_rollouts(write(tmp_path, text))
+    assert found.sampler_logp.tolist() == [-1.2, -2.5] and found.unscored == 1
+    assert "-inf is no finite" in refusal(write(tmp_path, text.replace("nan", "-inf")))

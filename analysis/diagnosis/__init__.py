@@ -1,0 +1,1 @@
+"""What is wrong with the KL term of a run, from the log-probs of its rollouts."""

@@ -1,0 +1,308 @@
+"""Columns of a dump, by any framework's names, checked row by row into `Rollouts`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.diagnosis.schema import Rollouts
+from analysis.errors import UserError
+
+#: Canonical column -> the names frameworks use for it.
+NAMES: dict[str, tuple[str, ...]] = {
+    "sequence": ("sequence_id", "seq_id", "sample_id"),
+    "position": ("token_position", "pos", "t"),
+    "logp": ("per_token_logps", "log_probs", "log_prob", "logprobs", "logps"),
+    "old_logp": (
+        "old_per_token_logps",
+        "old_log_probs",
+        "old_log_prob",
+        "old_action_log_probs",
+        "action_log_probs",
+    ),
+    "ref_logp": ("ref_per_token_logps", "ref_log_prob", "ref_log_probs", "base_action_log_probs"),
+    "sampler_logp": ("sampling_per_token_logps", "rollout_log_probs", "rollout_logprobs"),
+    "mask": ("completion_mask", "response_mask", "action_mask", "loss_mask"),
+    "entropy": ("entropies", "entropys"),
+    "advantage": ("advantages",),
+    "reward": ("rewards", "score", "scores", "token_level_scores"),
+    "step": ("global_step", "iteration"),
+    "group": ("group_id", "prompt_id", "uid"),
+    "token": ("token_id", "token_ids", "completion_ids"),
+    "kl_term": ("kl_loss", "kl_penalty"),
+    "padding": ("left_padding", "prompt_padding"),
+}
+REQUIRED = ("sequence", "logp", "ref_logp")
+LOG_PROBS = ("logp", "old_logp", "ref_logp", "sampler_logp")
+FLOATS = ("entropy", "advantage", "reward", "kl_term")
+INTEGERS = ("step", "token", "padding")
+OPTIONAL = ("sampler_logp", *FLOATS, *INTEGERS, "group")
+
+#: float32 log-softmax of a certain token can come out this much above zero; more is no rounding.
+ROUNDING_ABOVE_ZERO = 1e-3
+#: No log-softmax of a model's logits is below this; what masks are filled with is.
+LOWEST = -1e4
+
+_KNOWN = {alias: name for name, aliases in NAMES.items() for alias in (name, *aliases)}
+
+Columns = Mapping[str, Any]
+#: How messages name the row of an index.
+Place = Callable[[int], str]
+
+
+def canonical(columns: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Which column of a dump is which, and the unknown ones with the nearest known name.
+
+    Raises:
+        UserError: two columns mean the same, or a required one is missing.
+    """
+    chosen: dict[str, str] = {}
+    ignored: dict[str, str] = {}
+    known = _KNOWN
+    if any(column.strip().lower() == "old_action_log_probs" for column in columns):
+        known = _KNOWN | {"action_log_probs": "logp"}  # as OpenRLHF calls the two
+    for column in columns:
+        name = known.get(column.strip().lower())
+        if name is None:
+            near = difflib.get_close_matches(column.strip().lower(), _KNOWN, n=1)
+            ignored[column] = near[0] if near else ""
+        elif name in chosen:
+            raise UserError(
+                f"columns {chosen[name]!r} and {column!r} both mean {name}; drop or rename one"
+            )
+        else:
+            chosen[name] = column
+    if "logp" not in chosen and "old_logp" in chosen:
+        chosen["logp"] = chosen["old_logp"]  # dumped before the update: the two are one
+    for name in REQUIRED:
+        if name not in chosen:
+            hints = [column for column, near in ignored.items() if _KNOWN.get(near) == name]
+            hint = f"; rename {hints[0]!r}?" if hints else ""
+            aliases = ", ".join(NAMES[name])
+            raise UserError(f"column {name} is missing (also read: {aliases}){hint}")
+    return chosen, ignored
+
+
+def assemble(table: Columns, source: str, place: Place | None = None) -> Rollouts:
+    """Counted tokens of a table of equally long columns, one row a token.
+
+    Args:
+        table: column name -> values.
+        source: how messages name the file.
+        place: how messages name a row, by its index; ``row 1`` for the first by default.
+
+    Raises:
+        UserError: one line naming the first offending row and its column.
+    """
+    try:
+        return _assemble(table, place or _row_number)
+    except UserError as refusal:
+        raise UserError(f"{source}: {refusal}") from None
+
+
+def _assemble(table: Columns, place: Place) -> Rollouts:
+    chosen, ignored = canonical(list(table))
+    rows = len(table[chosen["logp"]])
+    if not rows:
+        raise UserError("holds no rows; dump at least one sequence")
+    column = {name: table[original] for name, original in chosen.items()}
+    for name in ("old_logp", *OPTIONAL, "position"):
+        if name in column and _all_missing(column[name]):
+            del column[name]
+    counted = _mask(column["mask"], place) if "mask" in column else np.ones(rows, bool)
+    if not counted.any():
+        raise UserError("mask counts no token; True or 1 must mean counted")
+    numbers = {
+        name: _numbers(column[name], name, counted, place)
+        for name in (*LOG_PROBS, *FLOATS)
+        if name in column
+    }
+    unscored = _fill_unscored(numbers, counted)
+    for name in LOG_PROBS:
+        if name in numbers:
+            _check_log_probs(numbers[name], name, counted, place)
+    whole = {n: _integers(column[n], n, counted, place) for n in INTEGERS if n in column}
+    step = whole.get("step")
+    codes, names = _sequences(column["sequence"], step, counted, place)
+    given = "position" in column
+    position = (
+        _integers(column["position"], "position", counted, place)
+        if given
+        else np.arange(rows, dtype=np.int64)
+    )
+    kept = np.flatnonzero(counted)
+    steps = np.diff(codes[kept]), np.diff(position[kept])
+    if ((steps[0] > 0) | ((steps[0] == 0) & (steps[1] > 0))).all():
+        order = kept  # as most dumps are
+    else:
+        order = kept[np.lexsort((position[kept], codes[kept]))]
+    if given:
+        _refuse_duplicates(codes[order], position[order], order, names, place)
+    if "group" in column:
+        whole["group"] = _groups(column["group"], counted, place)
+    unchanged = len(kept) == rows and order is kept
+    sorted_columns = {
+        name: values if unchanged else values[order] for name, values in (numbers | whole).items()
+    }
+    dense = np.cumsum(np.diff(codes[order], prepend=codes[order[0]]) != 0)
+    starts = np.flatnonzero(np.diff(dense, prepend=-1))
+    placed = position[order]
+    return Rollouts(
+        logp=sorted_columns["logp"],
+        old_logp=sorted_columns.get("old_logp", sorted_columns["logp"]),
+        ref_logp=sorted_columns["ref_logp"],
+        sequence=dense.astype(np.int64),
+        position=placed if given else placed - np.repeat(placed[starts], np.bincount(dense)),
+        **{name: sorted_columns.get(name) for name in OPTIONAL},
+        rows=rows,
+        has_mask="mask" in column,
+        has_old_logp="old_logp" in numbers,
+        sequence_names=tuple(str(names[code]) for code in codes[order][starts]),
+        ignored=ignored,
+        unscored=unscored,
+    )
+
+
+def _fill_unscored(numbers: dict[str, np.ndarray], counted: np.ndarray) -> int:
+    """Tokens that the inference engine could not score (NaN) get the trainer's log-prob."""
+    if "sampler_logp" not in numbers:
+        return 0
+    sampler, trainer = numbers["sampler_logp"], numbers.get("old_logp", numbers["logp"])
+    missing = np.isnan(sampler)
+    numbers["sampler_logp"] = np.where(missing, trainer, sampler)
+    return int((missing & counted).sum())
+
+
+def _all_missing(values: Any) -> bool:
+    return bool(pd.isna(np.asarray(values)).all())
+
+
+def _numbers(values: Any, name: str, counted: np.ndarray, place: Place) -> np.ndarray:
+    """Floats; NaN where the cell is empty. Text is refused wherever it stands and counts."""
+    array = np.asarray(values)
+    if array.dtype.kind in "fiu":
+        numbers = array.astype(np.float64)
+    else:
+        numbers = pd.to_numeric(pd.Series(array), errors="coerce").to_numpy(np.float64)
+        text = counted & np.isnan(numbers) & ~pd.isna(array)
+        text &= np.array([str(v).strip().lower() != "nan" for v in array]) if text.any() else text
+        if text.any():
+            row = int(text.argmax())
+            raise UserError(f"{place(row)}, column {name}: {array[row]!r} is no number")
+    missing = counted & np.isnan(numbers)
+    if missing.any() and name not in LOG_PROBS:
+        row = int(missing.argmax())
+        raise UserError(f"{place(row)}, column {name}: empty or NaN; fill or drop the column")
+    if name not in LOG_PROBS and np.isinf(numbers[counted]).any():
+        row = int((counted & np.isinf(numbers)).argmax())
+        raise UserError(f"{place(row)}, column {name}: {numbers[row]} is not finite")
+    return numbers
+
+
+def _check_log_probs(values: np.ndarray, name: str, counted: np.ndarray, place: Place) -> None:
+    bad = counted & ~np.isfinite(values)
+    if bad.any():
+        row = int(bad.argmax())
+        raise UserError(
+            f"{place(row)}, column {name}: {values[row]} is no finite log-probability "
+            f"({int(bad.sum())} such rows); mask the token (mask 0) or fix the run"
+        )
+    high = counted & (values > ROUNDING_ABOVE_ZERO)
+    if high.any():
+        row = int(high.argmax())
+        guess = ""
+        if (values[counted] >= 0).all():
+            small = (values[counted] <= 1).all()
+            guess = "; all are: " + (
+                "probabilities? take their logarithm" if small else "was the sign dropped?"
+            )
+        raise UserError(
+            f"{place(row)}, column {name}: {values[row]:.6g} is above 0, so no "
+            f"log-probability ({int(high.sum())} such rows{guess})"
+        )
+    low = counted & (values < LOWEST)
+    if low.any():
+        row = int(low.argmax())
+        raise UserError(
+            f"{place(row)}, column {name}: {values[row]:.6g} is a mask's fill value and no "
+            f"log-probability ({int(low.sum())} such rows); mask the token (mask 0)"
+        )
+
+
+def _integers(values: Any, name: str, counted: np.ndarray, place: Place) -> np.ndarray:
+    numbers = _numbers(values, name, counted, place)
+    wrong = counted & (numbers != np.floor(numbers))
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise UserError(f"{place(row)}, column {name}: {numbers[row]} is no whole number")
+    return np.where(counted, numbers, 0).astype(np.int64)
+
+
+def _mask(values: Any, place: Place) -> np.ndarray:
+    array = np.asarray(values)
+    if array.dtype == bool:
+        return array
+    if array.dtype.kind in "fiu":
+        numbers = array.astype(np.float64)
+    else:
+        words = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0}
+        text = pd.Series(array).astype(str).str.strip().str.lower()
+        numbers = text.map(words).to_numpy(np.float64)
+    wrong = ~np.isin(numbers, (0.0, 1.0))
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise UserError(
+            f"{place(row)}, column mask: {array[row]!r} is neither 0 nor 1 "
+            "(true and false are read too; 1 = counted)"
+        )
+    return numbers == 1.0
+
+
+def _sequences(
+    values: Any, step: np.ndarray | None, counted: np.ndarray, place: Place
+) -> tuple[np.ndarray, np.ndarray]:
+    """A code a row and the name of each code; the same id at another step is another sequence."""
+    array = np.asarray(values)
+    missing = counted & pd.isna(array)
+    if missing.any():
+        raise UserError(f"{place(int(missing.argmax()))}, column sequence: empty")
+    codes, names = pd.factorize(array)
+    if step is None:
+        return codes, np.asarray(names)
+    pairs = codes.astype(np.int64) + step.astype(np.int64) * max(1, len(names))
+    both, values_of = pd.factorize(pairs)
+    labels = [f"{names[pair % len(names)]} (step {pair // len(names)})" for pair in values_of]
+    return both, np.asarray(labels, dtype=object)
+
+
+def _groups(values: Any, counted: np.ndarray, place: Place) -> np.ndarray:
+    array = np.asarray(values)
+    missing = counted & pd.isna(array)
+    if missing.any():
+        raise UserError(f"{place(int(missing.argmax()))}, column group: empty")
+    if array.dtype.kind in "iu":
+        return array.astype(np.int64)
+    return pd.util.hash_array(array.astype(str).astype(object)).view(np.int64)
+
+
+def _refuse_duplicates(
+    codes: np.ndarray, position: np.ndarray, rows: np.ndarray, names: np.ndarray, place: Place
+) -> None:
+    twice = (np.diff(codes) == 0) & (np.diff(position) == 0)
+    if twice.any():
+        at = int(twice.argmax())
+        first, second = sorted((int(rows[at]), int(rows[at + 1])))
+        raise UserError(
+            f"{place(first)} and {place(second)}: sequence {names[codes[at]]}, "
+            f"position {position[at]} twice ({int(twice.sum())} such pairs); "
+            "give each sequence its own id, or add a "
+            "step column"
+        )
+
+
+def _row_number(row: int) -> str:
+    return f"row {row + 1}"

@@ -1,0 +1,121 @@
+"""Everything that a diagnosis measures, in one pass over the rollouts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from analysis.diagnosis import divergence, groups, integrity, terms, updates
+from analysis.diagnosis.schema import (
+    Identity,
+    Interval,
+    KLEstimate,
+    Rollouts,
+    SequenceShare,
+    Settings,
+    StepKL,
+    Tail,
+)
+from analysis.diagnosis.statistics import tail_index
+
+#: Sequences and tokens below which a bootstrap interval is an anecdote, and so are the shares of
+#: rounded values.
+FEWEST_FOR_INTERVALS = (5, 100)
+
+
+class Measured(NamedTuple):
+    """What the findings are decided from."""
+
+    rollouts: Rollouts
+    settings: Settings
+    estimates: list[KLEstimate]
+    tails: list[Tail]
+    identities: list[Identity]
+    top_sequences: list[SequenceShare]
+    by_step: list[StepKL]
+    intervals: dict[str, Interval]
+    numbers: dict[str, float]
+
+    @property
+    def enough(self) -> bool:
+        """Whether the dump is large enough for its intervals to decide anything."""
+        fewest = FEWEST_FOR_INTERVALS
+        return self.rollouts.sequences >= fewest[0] and self.rollouts.tokens >= fewest[1]
+
+    def estimate(self, estimator: str, samples: str = "logged") -> Interval:
+        """One interval of the table of estimates."""
+        return next(
+            e.interval for e in self.estimates if e.estimator == estimator and e.samples == samples
+        )
+
+    def tail(self, ratio: str) -> Tail | None:
+        return next((tail for tail in self.tails if tail.ratio == ratio), None)
+
+    def identity(self, ratio: str) -> Interval | None:
+        return next((i.mean for i in self.identities if i.ratio == ratio), None)
+
+
+def measure(rollouts: Rollouts, settings: Settings | None = None) -> Measured:
+    """Measure rollouts; nothing here judges."""
+    settings = settings or Settings()
+    by_step = updates.kl_by_step(rollouts)
+    top_sequences, shares = divergence.sequence_shares(rollouts)
+    numbers = {"masked_share": 1 - rollouts.tokens / max(1, rollouts.rows)}
+    if rollouts.unscored:
+        numbers["unscored_share"] = rollouts.unscored / rollouts.tokens
+    numbers |= divergence.coefficient_gap(rollouts)
+    if rollouts.entropy is not None:
+        numbers["entropy"] = float(rollouts.entropy.mean())
+    numbers |= divergence.dead_zones(rollouts)
+    numbers |= shares
+    numbers |= divergence.off_policy(rollouts, settings)
+    numbers |= integrity.alignment(rollouts)
+    numbers |= integrity.constant_ends(rollouts)
+    numbers |= integrity.impossible_tokens(rollouts)
+    numbers |= integrity.sequence_ends(rollouts)
+    numbers |= integrity.masked_when_scored(rollouts)
+    numbers |= integrity.clamped_log_ratios(rollouts)
+    numbers |= updates.start(rollouts)
+    numbers |= updates.growth(by_step)
+    numbers |= updates.advantage_signs(rollouts)
+    numbers |= groups.measure_groups(rollouts, settings)
+    numbers |= terms.measure_term(rollouts, settings)
+    intervals = updates.update_response(rollouts, settings)
+    intervals |= divergence.surprise_gap(rollouts, settings)
+    intervals |= updates.reward_growth(rollouts, settings)
+    intervals |= groups.padding_gap(rollouts, settings)
+    grids = {name: integrity.grid_shares(values) for name, values in _log_probs(rollouts).items()}
+    numbers |= {
+        f"grid_{column}_{grid.replace(' ', '_')}": share
+        for column, shares_of in grids.items()
+        for grid, share in shares_of.items()
+    }
+    return Measured(
+        rollouts,
+        settings,
+        divergence.kl_estimates(rollouts, settings),
+        _tails(rollouts),
+        divergence.identities(rollouts, settings),
+        top_sequences,
+        by_step,
+        intervals,
+        numbers,
+    )
+
+
+def _log_probs(rollouts: Rollouts) -> dict[str, np.ndarray]:
+    found = {"logp": rollouts.logp, "ref_logp": rollouts.ref_logp}
+    if rollouts.has_old_logp:
+        found["old_logp"] = rollouts.old_logp
+    if rollouts.sampler_logp is not None:
+        found["sampler_logp"] = rollouts.sampler_logp
+    return found
+
+
+def _tails(rollouts: Rollouts) -> list[Tail]:
+    found = [tail_index("reference/policy", rollouts.ref_logp - rollouts.logp)]
+    weight = rollouts.logp - rollouts.behaviour_logp
+    if weight.any():
+        found.append(tail_index("policy/sampler", weight))
+    return found

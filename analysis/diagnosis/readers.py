@@ -1,0 +1,356 @@
+"""Dumps of rollouts: a CSV, JSON lines or parquet file, or a folder of them and its settings.
+
+One row a token or one row a sequence.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import pandas as pd
+from pydantic import ValidationError
+
+from analysis.diagnosis.columns import OPTIONAL, assemble, canonical
+from analysis.diagnosis.schema import Rollouts, Settings
+from analysis.errors import UserError, first_problem
+
+FORMATS = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".parquet")
+_REQUIRED = ("logp", "old_logp", "ref_logp", "position")
+#: What the trainer did, beside the files of its processes.
+SETTINGS = "settings.json"
+#: Characters held as Python objects at a time: bounds memory, not the file. Lines may be of one
+#: token or of a sequence of thousands.
+CHUNK = 4_000_000
+
+Row = dict[str, Any]
+
+
+def read_rollouts(path: Path) -> Rollouts:
+    """The rollouts of a file, whose ending says the format, or of all such files in a folder.
+
+    Raises:
+        UserError: no such file, another format, an unreadable or empty file, or a bad row: one line
+            naming file, row and column. Rows are numbered as lines of the file.
+    """
+    name = path.name.lower()
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.name.lower().endswith(FORMATS))
+        if not files:
+            raise UserError(f"{path}: holds no dump; give one of {', '.join(FORMATS)}")
+        return _join({file: read_rollouts(file) for file in files})
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    if not path.stat().st_size:
+        raise UserError(f"{path}: is empty; dump at least one sequence")
+    try:
+        if name.endswith((".csv", ".csv.gz")):
+            return assemble(_read_csv(path), str(path), lambda row: f"line {row + 2}")
+        if name.endswith((".jsonl", ".jsonl.gz")):
+            with _open(path) as file:
+                return _assemble_nested(_read_json_lines(file, path), str(path))
+        if name.endswith(".parquet"):
+            return _assemble_nested(_read_parquet(path), str(path))
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+    raise UserError(f"{path}: unknown format; give one of {', '.join(FORMATS)}")
+
+
+def _open(path: Path) -> TextIO:
+    if path.name.lower().endswith(".gz"):
+        return gzip.open(path, "rt", encoding="utf-8", newline="")
+    return open(path, encoding="utf-8-sig", newline="")
+
+
+def _read_csv(path: Path) -> dict[str, np.ndarray]:
+    with _open(path) as file:
+        header = next(csv.reader(file), [])
+        twice = sorted({name for name in header if header.count(name) > 1})
+        if twice:
+            raise UserError(f"{path}: column {twice[0]!r} stands twice in the first line")
+        if len(header) == 1 and set(header[0]) & set(";\t|"):
+            raise UserError(f"{path}: has one column, {header[0][:40]!r}; separate by commas")
+        try:
+            canonical(header)
+        except UserError as refusal:
+            raise UserError(f"{path}: {refusal}") from None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # a row too long loses data
+            frame = pd.read_csv(path, low_memory=False, index_col=False, encoding="utf-8-sig")
+    except pd.errors.EmptyDataError:
+        raise UserError(f"{path}: holds no rows; dump at least one sequence") from None
+    except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
+        raise UserError(f"{path}: is no regular CSV ({str(error).strip()})") from None
+    return {str(name): frame[name].to_numpy() for name in frame.columns}
+
+
+def _read_parquet(path: Path) -> dict[str, Any]:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise UserError(
+            f"{path}: parquet needs pyarrow: pip install -e '.[diagnose]', or dump .jsonl"
+        ) from None
+    from pyarrow.lib import ArrowException
+
+    try:
+        table = parquet.read_table(path)
+    except ArrowException as error:
+        raise UserError(f"{path}: is no readable parquet ({str(error).splitlines()[0]})") from None
+    if not table.num_rows:
+        raise UserError(f"{path}: holds no rows; dump at least one sequence")
+    return {name: table.column(name).to_pandas().to_numpy() for name in table.column_names}
+
+
+def _assemble_nested(table: dict[str, Any], label: str) -> Rollouts:
+    """One row a token, or one row a sequence with lists; then a row is its own sequence."""
+    own = {} if _has_sequence(table) else {"sequence": np.arange(_rows(table))}
+    try:
+        chosen, _ = canonical([*table, *own])
+    except UserError as refusal:
+        raise UserError(f"{label}: {refusal}") from None
+    logp = table[chosen["logp"]]
+    if not isinstance(_first(logp), np.ndarray | list):
+        if own:
+            raise UserError(
+                f"{label}: column sequence is missing: say which tokens belong together"
+            )
+        return assemble(table, label, lambda row: f"line {row + 1}")
+    flat = _explode(table | own, chosen, label)
+    ends = np.cumsum([len(value) for value in logp])
+    del logp
+    table.clear()  # the columns are held once
+
+    def place(row: int) -> str:
+        line = int(np.searchsorted(ends, row, side="right"))
+        return f"line {line + 1}, token {row - (ends[line - 1] if line else 0) + 1}"
+
+    return assemble(flat, label, place)
+
+
+def _rows(table: dict[str, Any]) -> int:
+    return len(next(iter(table.values())))
+
+
+def _has_sequence(table: dict[str, Any]) -> bool:
+    try:
+        canonical(list(table))
+    except UserError as refusal:
+        return "column sequence" not in str(refusal)
+    return True
+
+
+def _first(values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def _explode(table: dict[str, Any], chosen: dict[str, str], label: str) -> dict[str, np.ndarray]:
+    logp = table[chosen["logp"]]
+    for row, value in enumerate(logp, start=1):
+        if not isinstance(value, np.ndarray | list):
+            raise UserError(f"{label}: line {row}, column logp: a list was expected, as in line 1")
+    lengths = np.array([len(value) for value in logp])
+    flat: dict[str, np.ndarray] = {}
+    flat["position"] = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    for name, original in chosen.items():
+        flat[name] = _spread(table[original], lengths, name, label)
+    for original in table.keys() - set(chosen.values()):
+        flat[original] = np.zeros(int(lengths.sum()))  # named as ignored, never read
+    return flat
+
+
+def _spread(values: Any, lengths: np.ndarray, name: str, label: str) -> np.ndarray:
+    """A column of lists end to end, or a column of one value a sequence repeated."""
+    listed = [isinstance(value, np.ndarray | list) for value in values]
+    if not any(listed):
+        return np.repeat(np.asarray(values), lengths)
+    parts = []
+    for row, (value, length) in enumerate(zip(values, lengths, strict=True), start=1):
+        if not isinstance(value, np.ndarray | list):
+            parts.append(np.full(length, np.nan if value is None else value, dtype=object))
+        elif len(value) != length:
+            raise UserError(
+                f"{label}: line {row}, column {name}: {len(value)} values, but logp has {length}"
+            )
+        else:
+            parts.append(np.asarray(value))
+    return np.concatenate(parts)
+
+
+def _read_json_lines(file: TextIO, path: Path) -> dict[str, np.ndarray]:
+    """Columns of a file with one JSON object a line, all with the same fields.
+
+    Raises:
+        UserError: a line is no JSON object, or has other fields than the first; or there are none.
+    """
+    pieces: dict[str, list[np.ndarray]] = {}
+    for numbers, lines in _chunks(file):
+        rows = _parsed_together(lines) or _parsed_singly(lines, numbers, path)
+        pieces = pieces or {key: [] for key in rows[0]}
+        _check_fields(rows, numbers, pieces, path)
+        for key, parts in pieces.items():
+            parts.append(_as_column(list(map(itemgetter(key), rows))))
+    if not pieces:
+        raise UserError(f"{path}: holds no rows; dump at least one sequence")
+    return {
+        key: np.concatenate([part.astype(object) for part in parts])
+        if any(part.dtype == object for part in parts)
+        else np.concatenate(parts)
+        for key, parts in pieces.items()
+    }
+
+
+def _chunks(file: TextIO) -> Iterator[tuple[list[int], list[str]]]:
+    """Lines that are not blank, with their numbers from 1."""
+    numbers: list[int] = []
+    lines: list[str] = []
+    size = 0
+    for number, line in enumerate(file, start=1):
+        stripped = line.strip()
+        if not stripped:
+            continue
+        numbers.append(number)
+        lines.append(stripped)
+        size += len(stripped)
+        if size >= CHUNK:
+            yield numbers, lines
+            numbers, lines, size = [], [], 0
+    if lines:
+        yield numbers, lines
+
+
+def _parsed_together(lines: list[str]) -> list[Row] | None:
+    """The objects of all lines in one call, which is twice as fast; None if a line is none."""
+    if not all(line[0] == "{" and line[-1] == "}" for line in lines):
+        return None
+    try:
+        rows = json.loads(f"[{','.join(lines)}]")
+    except ValueError:
+        return None
+    return rows if len(rows) == len(lines) and all(type(row) is dict for row in rows) else None
+
+
+def _parsed_singly(lines: list[str], numbers: list[int], path: Path) -> list[Row]:
+    rows = []
+    for number, line in zip(numbers, lines, strict=True):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise UserError(
+                f"{path}: line {number} is no JSON ({error}); delete it if a killed process tore it"
+            ) from None
+        if not isinstance(row, dict):
+            raise UserError(f"{path}: line {number} is no JSON object")
+        rows.append(row)
+    return rows
+
+
+def _check_fields(rows: list[Row], numbers: list[int], fields: dict[str, Any], path: Path) -> None:
+    names = fields.keys()
+    for number, row in zip(numbers, rows, strict=True):
+        if row.keys() != names:
+            odd = sorted(row.keys() ^ names)[0]
+            raise UserError(
+                f"{path}: line {number} and the first line disagree on field {odd!r}; "
+                "write every field in every line (null where there is none)"
+            )
+
+
+def _as_column(values: list[Any]) -> np.ndarray:
+    """Python values of one field as an array; lists become arrays within it."""
+    types = set(map(type, values))
+    if list in types:
+        column = np.empty(len(values), dtype=object)
+        for i, value in enumerate(values):
+            column[i] = _as_array(value)
+        return column
+    if types & {str, dict}:
+        return np.array(values, dtype=object)
+    if types <= {bool}:
+        return np.array(values, dtype=bool)
+    if type(None) in types:
+        values = [np.nan if value is None else value for value in values]
+    return np.array(values, dtype=np.float64)
+
+
+def _as_array(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    types = set(map(type, value))
+    if types & {str, list, dict}:
+        parts = np.empty(len(value), dtype=object)
+        parts[:] = value
+        return parts
+    if type(None) in types:
+        value = [np.nan if item is None else item for item in value]
+    return np.array(value, dtype=np.float64)
+
+
+def record_settings(folder: Path, settings: Settings) -> None:
+    """Say what the trainer does, for the diagnosis of the folder."""
+    (folder / SETTINGS).write_text(settings.model_dump_json(exclude_defaults=True) + "\n")
+
+
+def recorded_settings(path: Path) -> Settings:
+    """What the trainer did, if the folder says so.
+
+    Raises:
+        UserError: the file does not hold settings.
+    """
+    file = path / SETTINGS
+    if not file.is_file():
+        return Settings()
+    try:
+        return Settings.model_validate_json(file.read_bytes())
+    except ValidationError as error:
+        raise UserError(f"{file}: {first_problem(error)}") from None
+
+
+def _join(parts: dict[Path, Rollouts]) -> Rollouts:
+    """All files as one; sequences are named by their file too.
+
+    Raises:
+        UserError: a file has a column that another lacks.
+    """
+    if len(parts) == 1:
+        return next(iter(parts.values()))
+    first, *others = parts
+    for other in others:
+        for name in (*OPTIONAL, "has_old_logp"):
+            present = [_has(parts[file], name) for file in (first, other)]
+            if present[0] != present[1]:
+                with_it, without = (first, other) if present[0] else (other, first)
+                column = name.removeprefix("has_")
+                raise UserError(f"{without}: column {column} is missing, but {with_it.name} has it")
+    named = [
+        f"{name} of {file.name}" for file, part in parts.items() for name in part.sequence_names
+    ]
+    every = list(parts.values())
+    begins = np.cumsum([0, *(part.sequences for part in every)])
+    columns = [name for name in (*_REQUIRED, *OPTIONAL) if getattr(every[0], name) is not None]
+    return replace(
+        every[0],
+        **{n: np.concatenate([getattr(part, n) for part in every]) for n in columns},
+        sequence=np.concatenate(
+            [part.sequence + begin for part, begin in zip(every, begins, strict=False)]
+        ),
+        rows=sum(part.rows for part in every),
+        unscored=sum(part.unscored for part in every),
+        has_mask=all(part.has_mask for part in every),
+        sequence_names=tuple(named),
+        ignored={name: near for part in every for name, near in part.ignored.items()},
+    )
+
+
+def _has(part: Rollouts, name: str) -> bool:
+    value = getattr(part, name)
+    return value is not None and value is not False

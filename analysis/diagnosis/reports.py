@@ -1,0 +1,86 @@
+"""From a dump to the document that says what is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from analysis.diagnosis.causes import find
+from analysis.diagnosis.measure import Measured, measure
+from analysis.diagnosis.readers import read_rollouts
+from analysis.diagnosis.schema import Report, Rollouts, Settings
+
+
+def diagnose(path: Path, settings: Settings | None = None) -> Report:
+    """Read a dump, measure it and judge it.
+
+    Raises:
+        UserError: the file cannot be diagnosed; one line says why.
+    """
+    return report(measure(read_rollouts(path), settings), source=path.name)
+
+
+def report(measured: Measured, *, source: str) -> Report:
+    """Measurements and their findings as one document."""
+    rollouts = measured.rollouts
+    return Report(
+        source=source,
+        tokens=rollouts.tokens,
+        rows=rollouts.rows,
+        sequences=rollouts.sequences,
+        steps=0 if rollouts.step is None else len(np.unique(rollouts.step)),
+        settings=measured.settings,
+        ignored_columns=rollouts.ignored,
+        estimates=measured.estimates,
+        tails=measured.tails,
+        identities=measured.identities,
+        top_sequences=measured.top_sequences,
+        by_step=measured.by_step,
+        intervals=measured.intervals,
+        measurements=measured.numbers,
+        not_measured=not_measured(rollouts),
+        findings=find(measured),
+    )
+
+
+#: What no dump of sampled tokens can say.
+NEVER_MEASURED = {
+    "exact KL": "needs the logits of the whole vocabulary at each token",
+    "direction and cosine of the KL gradient": "needs the score vectors, that is the model; "
+    "sampled tokens give only the coefficients that multiply them. A term may have the value of "
+    "one estimator and the gradient of another",
+    "KL at states that the sampler never visits": "no sample, no estimate",
+}
+
+
+def not_measured(rollouts: Rollouts) -> dict[str, str]:
+    """What this dump, or any dump of sampled tokens, cannot say."""
+    missing = dict(NEVER_MEASURED)
+    if not rollouts.has_old_logp:
+        missing["staleness, clip fraction, pull of the KL term"] = "no old_logp column"
+    elif (rollouts.old_logp == rollouts.logp).all():
+        missing["pull of the KL term"] = (
+            "logp equals old_logp: dump logp after an update on the same tokens"
+        )
+    if rollouts.sampler_logp is None:
+        missing["train-inference gap"] = "no sampler_logp column"
+    if rollouts.entropy is None:
+        missing["whether the tokens are the policy's, by its entropy"] = "no entropy column"
+    if rollouts.step is None:
+        missing["KL over steps"] = "no step column"
+    if rollouts.advantage is None:
+        missing["advantage checks"] = "no advantage column"
+    if rollouts.group is None:
+        missing["advantages against the rewards of their group, copies, counted prompts"] = (
+            "no group column"
+        )
+    if rollouts.token is None:
+        missing["whether the end token is counted"] = "no token column"
+    if rollouts.kl_term is None:
+        missing["sign, estimator and coefficient of the KL term"] = (
+            "no kl_term column: the updates show them only where nothing else moves the policy"
+        )
+    if rollouts.padding is None:
+        missing["positions under left padding"] = "no padding column"
+    return missing

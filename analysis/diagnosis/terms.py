@@ -1,0 +1,138 @@
+"""The column of the KL term itself: which estimator it is, with which sign and coefficient."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from analysis.diagnosis.schema import Evidence, Floats, Rollouts, Settings, Shown
+
+if TYPE_CHECKING:
+    from analysis.diagnosis.measure import Measured
+
+#: Share of the column's squares that a multiple of the estimator explains. Float32 and seven digits
+#: leave 1e-6 of them unexplained. A sign needs less; a name that explains as much as the middle
+#: number may differ by rounding alone.
+EXPLAINED, CONFUSED, IDENTIFIED = 0.9, 0.995, 0.999
+#: Log-ratios whose root mean square is below this make all estimators but k1 equal to rounding.
+SMALLEST_LOG_RATIO = 1e-3
+
+INVERTED = "k3 of the inverted ratio"
+ABSOLUTE = "the absolute log-ratio"
+WEIGHTED = " times policy/old"
+
+
+def measure_term(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
+    """How much of the column each candidate explains, ``term_is_*``, and its coefficient.
+
+    The coefficient is fitted at every step, so that it may change while the run goes on.
+    """
+    term = settings.kl
+    if rollouts.kl_term is None or (term is not None and not _sampled(settings)):
+        return {}
+    found = {"term_size": float(np.abs(rollouts.kl_term).mean())}
+    log_ratio = rollouts.old_logp if _in_reward(settings) else rollouts.logp
+    log_ratio = log_ratio - rollouts.ref_logp
+    if np.sqrt(np.mean(log_ratio**2)) < SMALLEST_LOG_RATIO or len(log_ratio) < 100:
+        return found
+    step = np.zeros(len(log_ratio), np.int64) if rollouts.step is None else rollouts.step
+    index = np.unique(step, return_inverse=True)[1].ravel()
+    total = float(rollouts.kl_term @ rollouts.kl_term)
+    for name, values in _candidates(rollouts, settings, log_ratio).items():
+        inner = np.bincount(index, weights=values * rollouts.kl_term)
+        square = np.bincount(index, weights=values**2)
+        slope = np.divide(inner, square, out=np.zeros_like(inner), where=square > 0)
+        rest = rollouts.kl_term - slope[index] * values
+        found[f"term_is_{name}"] = 1 - float(rest @ rest) / total if total > 0 else 0.0
+        found[f"term_beta_{name}"] = float(np.median(slope))
+    return found
+
+
+def _sampled(settings: Settings) -> bool:
+    term = settings.kl
+    return term.estimator in ("k1", "k2", "k3") and term.level == "token" and term.ratio == "token"
+
+
+def _in_reward(settings: Settings) -> bool:
+    return settings.kl is not None and settings.kl.placement == "reward"
+
+
+def _candidates(rollouts: Rollouts, settings: Settings, log_ratio: Floats) -> dict[str, Floats]:
+    with np.errstate(over="ignore"):
+        found = {
+            "k1": log_ratio,
+            "k2": log_ratio**2 / 2,
+            "k3": np.expm1(-log_ratio) + log_ratio,
+            INVERTED: np.expm1(log_ratio) - log_ratio,
+            ABSOLUTE: np.abs(log_ratio),
+        }
+        if _in_reward(settings):
+            credit = settings.kl.credit
+            found = {name: _credited(values, rollouts, credit) for name, values in found.items()}
+        else:
+            weight = np.exp(np.minimum(rollouts.logp - rollouts.old_logp, 50.0))
+            found |= {f"{name}{WEIGHTED}": weight * values for name, values in found.items()}
+    return {name: np.nan_to_num(values, posinf=1e100) for name, values in found.items()}
+
+
+def _credited(values: Floats, rollouts: Rollouts, credit: str) -> Floats:
+    if credit == "immediate":
+        return values
+    whole = np.bincount(rollouts.sequence, weights=values)[rollouts.sequence]
+    if credit == "whole":
+        return whole
+    running = np.cumsum(values)
+    lengths = np.bincount(rollouts.sequence)
+    before = running - values
+    return whole - (before - before[np.cumsum(lengths) - lengths][rollouts.sequence])
+
+
+def _best(m: Measured) -> tuple[str, float, float] | None:
+    """The candidate that explains most: its name, how much, and its coefficient."""
+    shares = {k[8:]: v for k, v in m.numbers.items() if k.startswith("term_is_")}
+    if not shares:
+        return None
+    best = max(shares, key=lambda name: shares[name])
+    return best, shares[best], m.numbers[f"term_beta_{best}"]
+
+
+def term_left_out(m: Measured) -> Shown | None:
+    named = m.settings.kl
+    if m.numbers.get("term_size") != 0.0 or (named is not None and named.estimator == "none"):
+        return None
+    apart = np.abs(m.rollouts.logp - m.rollouts.ref_logp).max()
+    if apart < SMALLEST_LOG_RATIO:
+        return None
+    return Shown({"largest |kl_term|": 0.0, "largest log-ratio": float(apart)})
+
+
+def term_negative(m: Measured) -> Shown | None:
+    best = _best(m)
+    if best is None or best[1] < EXPLAINED or best[2] >= 0:
+        return None
+    where = "taken from the reward" if _in_reward(m.settings) else "added to the loss"
+    return Shown(
+        {"estimator": best[0], "share explained": best[1], "coefficient": best[2]},
+        words={"where": where},
+    )
+
+
+def other_term(m: Measured) -> Shown | None:
+    """A named term that is another, or, of an unknown term, an estimator that is none of a KL."""
+    best, named = _best(m), m.settings.kl
+    if best is None or best[1] < IDENTIFIED or term_negative(m) is not None:
+        return None
+    if named is None:
+        expected, right = "a KL estimator", not best[0].startswith((INVERTED, ABSOLUTE))
+    else:
+        expected = (named.value or named.estimator) + (
+            "" if named.weighting == "none" else WEIGHTED
+        )
+        right = m.numbers[f"term_is_{expected}"] > CONFUSED
+    if right:
+        return None
+    evidence: Evidence = {"share that it explains": best[1], "coefficient": best[2]}
+    if named is not None:
+        evidence["share that the named term explains"] = m.numbers[f"term_is_{expected}"]
+    return Shown(evidence, words={"found": best[0], "named": expected})

@@ -1,0 +1,207 @@
+"""What the updates did: where the KL goes over steps, and whether its term pulls or pushes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from analysis.diagnosis.schema import Floats, Interval, Rollouts, Settings, StepKL
+from analysis.diagnosis.statistics import token_means
+from analysis.kl.estimators import k3
+
+#: A plot and a table of more steps than this are unreadable: they are pooled into runs of steps.
+MOST_STEPS = 40
+#: Trainers number their steps from 0 or from 1.
+LAST_FIRST_STEP = 1
+
+
+def kl_by_step(rollouts: Rollouts) -> list[StepKL]:
+    """Means of k1 and k3 over the tokens of each step (pooled above 40 steps)."""
+    if rollouts.step is None:
+        return []
+    steps, index = np.unique(rollouts.step, return_inverse=True)
+    if len(steps) > MOST_STEPS:
+        index = index * MOST_STEPS // len(steps)
+        steps = steps[
+            np.searchsorted(np.arange(len(steps)) * MOST_STEPS // len(steps), range(MOST_STEPS))
+        ]
+    count = np.bincount(index)
+    log_ratio = rollouts.logp - rollouts.ref_logp
+    value = k3(torch.from_numpy(rollouts.logp), torch.from_numpy(rollouts.ref_logp)).numpy()
+    k1_mean = np.bincount(index, weights=log_ratio) / count
+    k3_mean = np.bincount(index, weights=value) / count
+    return [
+        StepKL(step=int(s), tokens=int(n), k1=float(a), k3=float(b))
+        for s, n, a, b in zip(steps, count, k1_mean, k3_mean, strict=True)
+    ]
+
+
+def start(rollouts: Rollouts) -> dict[str, float]:
+    """Half the mean squared log-ratio to the reference before the first update, if dumped."""
+    if rollouts.step is None or rollouts.step.min() > LAST_FIRST_STEP:
+        return {}
+    first = rollouts.step == rollouts.step.min()
+    log_ratio = (rollouts.old_logp - rollouts.ref_logp)[first]
+    return {"kl_at_start": float(np.mean(log_ratio**2) / 2)}
+
+
+def growth(by_step: list[StepKL]) -> dict[str, float]:
+    """KL by k3 in the last third of the steps over that in the first third."""
+    if len(by_step) < 3:
+        return {}
+    third = len(by_step) // 3
+    first = np.mean([step.k3 for step in by_step[:third]])
+    last = np.mean([step.k3 for step in by_step[-third:]])
+    return {"kl_growth": float(last / first)} if first > 0 else {}
+
+
+def reward_growth(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
+    """Mean reward of the sequences in the last third of the steps minus that in the first third."""
+    if rollouts.step is None or rollouts.reward is None:
+        return {}
+    steps = np.unique(rollouts.step)
+    if len(steps) < 3:
+        return {}
+    third = len(steps) // 3
+    early = _mean_reward(rollouts, rollouts.step <= steps[third - 1], settings)
+    late = _mean_reward(rollouts, rollouts.step >= steps[-third], settings)
+    growth = late.value - early.value
+    return {
+        "reward_growth": Interval(
+            value=growth,
+            low=growth - math.hypot(late.value - late.low, early.high - early.value),
+            high=growth + math.hypot(late.high - late.value, early.value - early.low),
+        )
+    }
+
+
+def _mean_reward(rollouts: Rollouts, chosen: np.ndarray, settings: Settings) -> Interval:
+    _, sequence, lengths = np.unique(
+        rollouts.sequence[chosen], return_inverse=True, return_counts=True
+    )
+    return token_means(
+        {"reward": rollouts.reward[chosen]},
+        sequence,
+        resamples=settings.resamples,
+        seed=settings.seed,
+        weight=1.0 / lengths[sequence],
+    )["reward"]
+
+
+def update_response(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
+    r"""How the update moved the sampled tokens, given their advantage.
+
+    .. math:: \rho_i - 1 \approx a + b A_i + s\, l_i^{\mathrm{old}}, \qquad
+        \rho = \pi_\theta / \pi_{\mathrm{old}}, \quad
+        l^{\mathrm{old}} = \log \pi_{\mathrm{old}} - \log \pi_{\mathrm{ref}}
+
+    A term that pulls towards the reference gives :math:`s < 0`, one with the wrong sign
+    :math:`s > 0`. k1 as a loss pushes every sampled token down by the same: :math:`a < 0`.
+
+    Equation: ``update_response``
+
+    Returns:
+        ``pull`` (s, per nat), ``pull_strength`` (s in standard deviations of both),
+        ``advantage_response`` (b) and ``push`` (a, in standard deviations of :math:`\rho - 1`);
+        nothing if no update lies between the two policies.
+    """
+    move = np.expm1(np.clip(rollouts.logp - rollouts.old_logp, None, 50.0))
+    log_ratio = rollouts.old_logp - rollouts.ref_logp
+    if not (rollouts.has_old_logp and move.std() > 0 and log_ratio.std() > 0):
+        return {}
+    columns = {"pull": log_ratio - log_ratio.mean()}
+    if rollouts.advantage is not None and rollouts.advantage.std() > 0:
+        columns["advantage_response"] = rollouts.advantage
+    found = {}
+    for name, column in columns.items():
+        others = [other for key, other in columns.items() if key != name]
+        own, rest = _residual(column, others), _residual(move, others)
+        found[name] = _slope(own, rest, rollouts, settings)
+    explained = _residual(move, list(columns.values()), keep_mean=True)
+    spread = (rollouts.old_logp - rollouts.ref_logp).std() / move.std()
+    found["pull_strength"] = Interval(
+        **{end: getattr(found["pull"], end) * float(spread) for end in ("value", "low", "high")}
+    )
+    found["push"] = token_means(
+        {"push": explained / move.std()},
+        rollouts.sequence,
+        resamples=settings.resamples,
+        seed=settings.seed,
+    )["push"]
+    return found
+
+
+def advantage_signs(rollouts: Rollouts) -> dict[str, float]:
+    r"""Per sequence: how advantage follows reward, and what the KL adds to it.
+
+    Returns:
+        ``advantage_reward_correlation``; ``kl_in_advantage`` (share of the advantage's variance
+        not explained by the reward that the sequence's KL explains, with the sign of its effect);
+        ``kl_in_token_advantage`` (the same within sequences, where advantages differ by token, with
+        whichever credit explains more); ``zero_advantage_share``.
+    """
+    if rollouts.advantage is None:
+        return {}
+    lengths = np.bincount(rollouts.sequence)
+    advantage = np.bincount(rollouts.sequence, weights=rollouts.advantage) / lengths
+    zero = np.bincount(rollouts.sequence, weights=rollouts.advantage != 0) == 0
+    found = {"zero_advantage_share": float(zero.mean())} | _within_sequences(rollouts)
+    if rollouts.reward is None or len(lengths) < 10:
+        return found
+    reward = np.bincount(rollouts.sequence, weights=rollouts.reward) / lengths
+    kl = np.bincount(rollouts.sequence, weights=rollouts.old_logp - rollouts.ref_logp)
+    if advantage.std() == 0 or reward.std() == 0:
+        return found
+    found["advantage_reward_correlation"] = float(np.corrcoef(advantage, reward)[0, 1])
+    left, own = _residual(advantage, [reward]), _residual(kl, [reward])
+    if left.std() > 1e-9 * advantage.std() and own.std() > 0:
+        correlation = float(np.corrcoef(left, own)[0, 1])
+        found["kl_in_advantage"] = correlation * abs(correlation)
+    return found
+
+
+def _within_sequences(rollouts: Rollouts) -> dict[str, float]:
+    """How the log-ratio, a token's own or that to go, enters advantages that differ by token."""
+
+    def centred(values: Floats) -> Floats:
+        means = np.bincount(rollouts.sequence, weights=values) / np.bincount(rollouts.sequence)
+        return values - means[rollouts.sequence]
+
+    advantage = centred(rollouts.advantage)
+    own = rollouts.old_logp - rollouts.ref_logp
+    running = np.cumsum(own)
+    ends = np.flatnonzero(np.diff(rollouts.sequence, append=rollouts.sequences))
+    to_go = running[ends][rollouts.sequence] - running + own
+    if advantage.std() <= 1e-6 * max(1.0, rollouts.advantage.std()) or own.std() == 0:
+        return {}
+    correlations = [np.corrcoef(advantage, centred(credit))[0, 1] for credit in (own, to_go)]
+    strongest = float(max(correlations, key=abs))
+    return {"kl_in_token_advantage": strongest * abs(strongest)}
+
+
+def _residual(values: Floats, others: list[Floats], *, keep_mean: bool = False) -> Floats:
+    """What a least-squares fit on ``others`` and a constant leaves."""
+    if not others:
+        return values if keep_mean else values - values.mean()
+    design = np.stack([other - other.mean() for other in others], axis=1)
+    weights, *_ = np.linalg.lstsq(
+        design.T @ design, design.T @ (values - values.mean()), rcond=None
+    )
+    if keep_mean:
+        return values - np.stack(others, axis=1) @ weights
+    return values - values.mean() - design @ weights
+
+
+def _slope(own: Floats, rest: Floats, rollouts: Rollouts, settings: Settings) -> Interval:
+    moved = own != 0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(moved, rest / own, 0.0)
+    return token_means(
+        {"slope": ratio},
+        rollouts.sequence,
+        resamples=settings.resamples,
+        seed=settings.seed,
+        weight=own**2,
+    )["slope"]

@@ -1,0 +1,71 @@
+"""The recorded matrix, the page made of it, and a slice of it made again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis.diagnosis.causes import CAUSES
+from analysis.report.diagnosis_quality import (
+    FOLDER,
+    OUTCOMES,
+    evidence_of,
+    quality_page,
+    reasons_of,
+)
+
+RECORDED = Path(__file__).parents[2] / "results" / FOLDER
+
+
+def recorded(name: str) -> pd.DataFrame:
+    return pd.read_csv(RECORDED / f"{name}.csv", keep_default_na=False)
+
+
+def test_sound_runs_are_silent_and_faults_are_named():
+    sound, faults = recorded("sound"), recorded("faults")
+    assert sound["kind"].nunique() >= 40 and set(sound["seed"]) == {0, 1, 2}
+    assert (sound["severity"] != "error").all()
+    assert (sound["codes"] != "").mean() < 0.02
+    assert faults["kind"].nunique() >= 60
+    assert (faults["outcome"] == "named").mean() >= 0.8
+    assert (faults["outcome"] != "misnamed").all()
+
+
+def test_the_page_says_what_was_recorded():
+    page, faults = quality_page(RECORDED), recorded("faults")
+    for kind in faults[faults["outcome"] != "named"]["kind"]:
+        assert kind in page
+    for name in OUTCOMES:
+        assert f"*{name}*" in page
+    named = int((faults["outcome"] == "named").groupby(faults["kind"]).all().sum())
+    assert f"{faults['kind'].nunique()} kinds of planted faults: {named} (" in page
+    for cause in CAUSES:
+        assert f"### `{cause.code}`" in page
+
+
+def test_most_findings_have_evidence_and_a_reason():
+    assert all(evidence_of(cause) for cause in CAUSES if cause.when.__module__.endswith("groups"))
+    assert sum(bool(reasons_of(cause)) for cause in CAUSES) >= 30
+
+
+@pytest.mark.peers
+def test_a_slice_of_the_matrix_is_as_recorded():
+    pytest.importorskip("trl", reason="the extra trl is not installed: make test-full")
+    from benchmarks.diagnosis import matrix, sound
+    from benchmarks.diagnosis.faults import FAULTS
+
+    silent = [c for c in sound.cases((0,)) if c.name in ("loss type dapo", "on policy")]
+    assert [row["codes"] for row in matrix.run_sound(silent)] == ["", ""]
+    chosen = (
+        "advantages shuffled",
+        "end not counted",
+        "KL subtracted from the loss",
+        "beta never applied, no term column",
+        "rows dumped twice",
+    )
+    rows = matrix.run_faults([fault for fault in FAULTS if fault.name in chosen], (0,))
+    faults = recorded("faults")
+    before = faults[faults["seed"] == 0].set_index("kind")["outcome"]
+    assert {row["kind"]: row["outcome"] for row in rows} == dict(before[list(chosen)])
