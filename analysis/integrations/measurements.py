@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from analysis.experiments.diagnosis.tails import tail_index
+from analysis.diagnosis.statistics import tail_index
 from analysis.kl.estimators import k1, k2, k3
 
 #: Every measurement that may be logged. Means are over counted tokens, KLs in nats per token.

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from analysis.experiments.diagnosis.columns import assemble
-from analysis.experiments.diagnosis.divergence import coefficient_gap
+from analysis.diagnosis.columns import assemble
+from analysis.diagnosis.divergence import coefficient_gap
 from analysis.integrations.measurements import MEASUREMENTS, Sampled, measure
 from analysis.kl.importance import effective_sample_size
 

@@ -18,7 +18,7 @@ except ImportError as error:
 def test_one_line_names_the_extra():
     ran = subprocess.run([sys.executable, "-c", HIDDEN], capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines() == [
-        "analysis.integrations.trl needs TRL, which is not installed: pip install 'kl-term[trl]'"
+        "analysis.integrations.trl needs TRL, which is not installed: pip install -e '.[trl]'"
     ]
 
 

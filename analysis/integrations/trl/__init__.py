@@ -1,4 +1,4 @@
-"""TRL's GRPO trainer with any KL term: needs ``pip install 'kl-term[trl]'``."""
+"""TRL's GRPO trainer with any KL term: needs ``pip install -e '.[trl]'``."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ try:
     import trl as _  # noqa: F401
 except ImportError:
     raise ImportError(
-        "analysis.integrations.trl needs TRL, which is not installed: pip install 'kl-term[trl]'"
+        "analysis.integrations.trl needs TRL, which is not installed: pip install -e '.[trl]'"
     ) from None
 
+from analysis.diagnosis.dumping import Dump
+from analysis.integrations.trl.callback import DiagnosisCallback
+from analysis.integrations.trl.target import TargetKL
 from analysis.integrations.trl.trainer import KLGRPOTrainer
 from analysis.kl.term import KLTerm
 
-__all__ = ["KLGRPOTrainer", "KLTerm"]
+__all__ = ["DiagnosisCallback", "Dump", "KLGRPOTrainer", "KLTerm", "TargetKL"]

@@ -41,7 +41,10 @@ def refuse_nonlinear_heads(model: nn.Module) -> None:
 
 
 def head_of(model: nn.Module, temperature: float) -> Head:
-    """The unembedding of a model at the sampling temperature."""
+    """The unembedding of a model at the sampling temperature.
+
+    Of an adapted model it is the one that is in use now: with its adapter off, the reference's.
+    """
     head = causal_model(model).get_output_embeddings()
     return Head(head.weight, getattr(head, "bias", None), temperature)
 
