@@ -1,0 +1,1 @@
+"""The computations of the chapters, one module a theme."""

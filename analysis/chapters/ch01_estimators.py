@@ -1,0 +1,452 @@
+"""k1, k2 and k3 as values: chapter 1.
+
+Everything but the sampled column of ``schulman_table`` is enumerated, in closed form, or by
+quadrature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from scipy import optimize, stats
+from torch import Tensor
+from torch.distributions import Normal
+
+from analysis import style
+from analysis.chapters.ch11_numerics import naive_k3
+from analysis.chapters.ch20_language_model import deviations
+from analysis.chapters.claims import EXACT, Finding, claim, judge, largest, median, share
+from analysis.chapters.policies import Policies, drifted_logits, random_policies
+from analysis.experiments.language import estimator_tail
+from analysis.kl.divergences import forward_kl, reverse_kl
+from analysis.kl.estimators import k3
+from analysis.kl.gaussians import moments
+from analysis.kl.surrogates import ESTIMATORS
+from analysis.kl.variance import estimator_means, estimator_variances, variance_gap
+
+NAMES = ("k1", "k2", "k3")
+
+# --- What it computes
+
+
+class GaussianPair(NamedTuple):
+    """The Gaussian q that is sampled (the policy), and p (the reference)."""
+
+    q_mean: float
+    q_std: float
+    p_mean: float
+    p_std: float
+
+    @property
+    def kl(self) -> float:
+        """KL(q || p), nats."""
+        return moments(*self)["k1"].mean
+
+
+#: The two experiments of Schulman (2020).
+SCHULMAN_NEAR = GaussianPair(0.0, 1.0, 0.1, 1.0)
+SCHULMAN_FAR = GaussianPair(0.0, 1.0, 1.0, 1.0)
+#: The counterexample of Liu et al. (2025), appendix D.
+LIU_APPENDIX_D = GaussianPair(0.1, 0.2, 0.0, 1.0)
+
+#: Relative bias and relative standard deviation as printed by Schulman (2020), 10 million samples.
+SCHULMAN_PRINTED: dict[GaussianPair, dict[str, tuple[float, float]]] = {
+    SCHULMAN_NEAR: {"k1": (0.0, 20.0), "k2": (0.002, 1.42), "k3": (0.0, 1.42)},
+    SCHULMAN_FAR: {"k1": (0.0, 2.0), "k2": (0.25, 1.73), "k3": (0.0, 1.7)},
+}
+
+
+def log_probs(pair: GaussianPair, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-densities under q and p of the points that lie ``z`` of q's deviations from its mean."""
+    q_mean, q_std, p_mean, p_std = torch.tensor(pair, dtype=z.dtype)
+    x = q_mean + q_std * z
+    return Normal(q_mean, q_std).log_prob(x), Normal(p_mean, p_std).log_prob(x)
+
+
+def normal_draws(shape: tuple[int, ...], *, seed: int) -> Tensor:
+    """Standard normal draws in float64 from their own generator."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def normal_nodes(count: int = 40_001, half_width: float = 12.0) -> tuple[Tensor, Tensor]:
+    """Points and weights of a trapezoid rule under a standard normal; the weights sum to 1."""
+    z = torch.linspace(-half_width, half_width, count, dtype=torch.float64)
+    weights = torch.exp(-0.5 * z.square())
+    return z, weights / weights.sum()
+
+
+def schulman_table(pair: GaussianPair, *, sample_size: int, seed: int) -> pd.DataFrame:
+    """Relative bias and standard deviation of k1, k2, k3: printed, exact, and sampled.
+
+    In units of the KL, a row a quantity and estimator; from ``low`` to ``high`` is a 95% interval
+    of the sample (normal approximation; delta method for the standard deviation).
+    """
+    log_prob, exact = log_probs(pair, normal_draws((sample_size,), seed=seed)), moments(*pair)
+    rows = []
+    for name, printed in SCHULMAN_PRINTED[pair].items():
+        sample = (ESTIMATORS[name](*log_prob) / pair.kl).numpy()
+        std = sample.std()
+        # Var[s] ~ (m4 - s^4) / (4 s^2 n)
+        error_of_std = np.sqrt(stats.moment(sample, 4) - std**4) / (2 * std)
+        true = (exact[name].mean / pair.kl - 1, exact[name].var ** 0.5 / pair.kl)
+        sampled, errors = (sample.mean() - 1, std), (std, error_of_std)
+        for i, quantity in enumerate(("bias", "std")):
+            half = stats.norm.ppf(0.975) * errors[i] / sample_size**0.5
+            row = {"quantity": quantity, "estimator": name, "printed": printed[i]}
+            row |= {"exact": true[i], "sampled": sampled[i]}
+            rows.append(row | {"low": sampled[i] - half, "high": sampled[i] + half})
+    return pd.DataFrame(rows).sort_values(["quantity", "estimator"], ignore_index=True)
+
+
+def zipf_logits(vocab_size: int, exponent: float) -> Tensor:
+    """Logits [V] of a Zipf law over ranks: a vocabulary with a few likely and many rare tokens."""
+    return -exponent * torch.arange(1, vocab_size + 1, dtype=torch.float64).log()
+
+
+def drifted(ref_logits: Tensor, direction: Tensor, steps: Sequence[float] | Tensor) -> Tensor:
+    """Policies [S, V] on a straight line of logits that leaves the reference at step 0."""
+    return ref_logits + torch.as_tensor(steps, dtype=ref_logits.dtype)[:, None] * direction
+
+
+def two_tokens(probability: Tensor) -> Tensor:
+    """Logits [..., 2] of a policy over two tokens, from the first one's probability [...]."""
+    return torch.stack([probability, 1 - probability], dim=-1).log()
+
+
+def gaussian_estimates(pair: GaussianPair) -> tuple[dict[str, Tensor], Tensor]:
+    """Values of k1, k2, k3 at quadrature nodes, and the weights of the nodes under q."""
+    z, weights = normal_nodes()
+    log_prob = log_probs(pair, z)
+    return {name: ESTIMATORS[name](*log_prob) for name in NAMES}, weights
+
+
+def softmax_estimates(logits: Tensor, ref_logits: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Values of k1, k2, k3 of every token, and the policy's probabilities."""
+    logp, ref_logp = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+    return {name: ESTIMATORS[name](logp, ref_logp) for name in NAMES}, logp.exp()
+
+
+def tail_curves(
+    estimates: Mapping[str, Tensor], weights: Tensor, kl: float, thresholds: Tensor
+) -> pd.DataFrame:
+    """P(estimate > threshold * KL), one column an estimator, indexed by threshold."""
+    exceeds = {name: (v[:, None] / kl > thresholds).double() for name, v in estimates.items()}
+    columns = {name: (weights @ above).numpy() for name, above in exceeds.items()}
+    return pd.DataFrame(columns, index=pd.Index(thresholds.numpy(), name="threshold"))
+
+
+def quantile_table(
+    estimates: Mapping[str, Tensor], weights: Tensor, kl: float, levels: Sequence[float]
+) -> pd.DataFrame:
+    """Quantiles in units of the KL and the share of negative values, one row an estimator."""
+    rows = {}
+    for name, values in estimates.items():
+        options = {"weights": weights.numpy(), "method": "inverted_cdf"}
+        quantiles = np.quantile((values / kl).numpy(), levels, **options)
+        rows[name] = {f"{level:.1%}": q for level, q in zip(levels, quantiles, strict=True)}
+        rows[name]["negative"] = weights[values < 0].sum().item()
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("estimator")
+
+
+def drift_table(ref_logits: Tensor, direction: Tensor, steps: Tensor) -> pd.DataFrame:
+    """Exact ``bias`` and ``std`` in units of the KL of k1, k2, k3 and the optimal control variate
+    along a drift, a row an ``estimator`` and ``step``, with the step's ``kl`` (nats)."""
+    logits = drifted(ref_logits, direction, steps)
+    reference = ref_logits.expand_as(logits)
+    kl = reverse_kl(logits, reference)
+    means = {"optimal": kl} | estimator_means(logits, reference)
+    variances = estimator_variances(logits, reference)
+    frames = []
+    for name in (*NAMES, "optimal"):
+        columns = {"step": steps, "kl": kl, "bias": means[name] / kl - 1}
+        columns["std"] = variances[name].sqrt() / kl
+        frames.append(pd.DataFrame(columns).assign(estimator=name))
+    return pd.concat(frames, ignore_index=True)
+
+
+def crossing_kl(ref_logits: Tensor, direction: Tensor, *, farthest: float) -> float:
+    """The reverse KL (nats) at which k3 stops beating k1 along a drift; it must before
+    ``farthest``."""
+
+    def policy(step: float) -> Tensor:
+        return drifted(ref_logits, direction, [step])[0]
+
+    def gap(step: float) -> float:
+        return variance_gap(policy(step), ref_logits).item()
+
+    step = optimize.brentq(gap, farthest * 1e-3, farthest)
+    return reverse_kl(policy(step), ref_logits).item()
+
+
+def stale_table(
+    logits: Tensor, ref_logits: Tensor, direction: Tensor, steps: Tensor
+) -> pd.DataFrame:
+    """Mean of k3 when the samples come from an older policy, against both KLs; a row a step.
+
+    The sampler is ``logits - step * direction``, and ``staleness`` the policy's KL from it (nats);
+    ``k3`` and ``weighted`` are means under the sampler, the latter of ratio times k3. To first
+    order in the step, the opposite direction has the opposite error.
+    """
+    old_logits = drifted(logits, direction, -steps)
+    policy, reference = logits.expand_as(old_logits), ref_logits.expand_as(old_logits)
+    logp, old_logp = policy.log_softmax(-1), old_logits.log_softmax(-1)
+    of_token = torch.exp(logp - old_logp) * ESTIMATORS["k3"](logp, reference.log_softmax(-1))
+    return pd.DataFrame(
+        {
+            "staleness": reverse_kl(policy, old_logits),
+            "k3": estimator_means(policy, reference, old_logits)["k3"],
+            "weighted": (old_logp.exp() * of_token).sum(-1),
+            "reverse": reverse_kl(policy, reference),
+            "forward": forward_kl(policy, reference),
+        }
+    )
+
+
+def binary_bias(ref_probability: float, probabilities: Tensor) -> pd.DataFrame:
+    """Relative bias of k2 for two tokens, as the policy's probability of the first one varies."""
+    logits = two_tokens(probabilities)
+    reference = two_tokens(torch.full_like(probabilities, ref_probability))
+    bias = estimator_means(logits, reference)["k2"] / reverse_kl(logits, reference) - 1
+    return pd.DataFrame({"probability": probabilities, "bias": bias})
+
+
+# --- What it draws
+
+
+def plot_schulman(tables: Mapping[str, pd.DataFrame]) -> Figure:
+    """Exact bias and standard deviation in each setting, with the sampled intervals over them:
+    the first setting is drawn filled, the second open."""
+    figure, panels = style.subplots(1, 2, sharey=True, height=3.3)
+    spread, bias = panels
+    for index, (setting, table) in enumerate(tables.items()):
+        side = -1 if index == 0 else 1
+        for row in table.itertuples():
+            panel = spread if row.quantity == "std" else bias
+            height = 2 - NAMES.index(row.estimator) - 0.16 * side
+            look = style.line(row.estimator, markersize=9)
+            if index:
+                look["markerfacecolor"] = "white"
+            panel.plot(row.exact, height, **look)
+            interval = {"color": "black", "linewidth": 1.4, "marker": "|"}
+            panel.plot([row.low, row.high], [height, height], **interval)
+            if (row.estimator, row.quantity) == ("k1", "std"):
+                at = (row.exact, height)
+                style.note(spread, setting, at, offset=(9 * side, 0), fontsize="small")
+    spread.set(xscale="log", xlim=(1, 40), ylim=(-0.5, 2.5))
+    spread.set_xlabel("standard deviation / KL\n(log scale)")
+    spread.set_xticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
+    spread.minorticks_off()
+    spread.set_yticks(range(3), [style.LABELS[name] for name in reversed(NAMES)])
+    style.guide(bias, x=0)
+    bias.set_xlabel("bias / KL")
+    return figure
+
+
+def plot_tails(curves: Mapping[str, pd.DataFrame]) -> Figure:
+    """Probability that one sample exceeds a multiple of the KL, one panel a pair of policies."""
+    figure, panels = style.subplots(1, len(curves), sharey=True, height=3.9)
+    for panel, (title, curve) in zip(panels, curves.items(), strict=True):
+        for name in NAMES:
+            panel.plot(curve[name][curve[name] > 1e-7], **style.line(name, marker=""))
+        panel.set(xscale="log", yscale="log", title=title, ylim=(1e-6, 1.5))
+        panel.set_xticks([1, 10, 100], ["1", "10", "100"])
+    panels[0].set_ylabel("probability that one sample\nis larger (log scale)")
+    figure.supxlabel("value of the estimate / KL (log scale)", fontsize="medium")
+    panels[-1].legend(loc="upper right")
+    return figure
+
+
+def plot_drift(table: pd.DataFrame, crossing: float) -> Figure:
+    """Bias and standard deviation against the distance, with the KL where k1 and k3 cross."""
+    figure, (bias, spread) = style.subplots(2, 1, sharex=True, height=5.6, height_ratios=[1, 1.7])
+    for name in NAMES:
+        rows = table[table.estimator == name]
+        bias.plot(rows.kl, rows.bias, **style.line(name, marker=""))
+        spread.plot(rows.kl, rows["std"], **style.line(name, marker=""))
+    for panel in (bias, spread):
+        style.guide(panel, x=crossing)
+    at = {"xycoords": ("data", "axes fraction"), "va": "top"}
+    style.note(spread, f"{crossing:.2f} nats", (crossing, 0.96), offset=(-5, 0), **at)
+    spread.set(xscale="log", yscale="log", xlabel="reverse KL from the reference (nats, log scale)")
+    spread.set_ylabel("standard deviation / KL\n(log scale)")
+    bias.set_ylabel("bias / KL")
+    zero = {"xycoords": "axes fraction", "fontsize": "small"}
+    style.note(bias, "$k_1$ and $k_3$: exactly zero", (0.02, 0.18), **zero)
+    last = table[table.estimator == "k2"].iloc[-1]
+    style.note(bias, "$k_2$", (last.kl, last.bias), offset=(-8, 0), colour="k2", va="top")
+    figure.get_layout_engine().set(rect=(0, 0, 0.93, 1))
+    figure.draw_without_rendering()
+    style.label_line_ends(spread)
+    return figure
+
+
+def plot_binary_bias(curve: pd.DataFrame, ref_probability: float) -> Figure:
+    """Relative bias of k2 for two tokens, above and below zero."""
+    figure, axes = style.subplots(height=3.2)
+    style.guide(axes, y=0, linestyle="-")
+    style.guide(axes, x=ref_probability)
+    axes.plot(curve.probability, curve.bias, **style.line("k2", marker=""))
+    at = {"xycoords": ("data", "axes fraction"), "va": "baseline"}
+    equal = r"$\pi_\theta = \pi_{\mathrm{ref}}$"
+    style.note(axes, equal, (ref_probability, 0.04), offset=(6, 0), **at)
+    axes.set(xlim=(0, 1), xlabel="probability of the first token under the policy")
+    axes.set_ylabel("bias of $k_2$ / KL")
+    return figure
+
+
+def plot_stale(tables: Mapping[str, pd.DataFrame]) -> Figure:
+    """Mean of k3 under stale samplers, weighted and not, against both KLs: a label and a table for
+    each direction in which the sampler has fallen behind."""
+    figure, axes = style.subplots(height=3.7)
+    first = next(iter(tables.values()))
+    for name in ("forward", "reverse"):
+        axes.plot(first.staleness, first[name], **style.line(name, marker=""))
+    weighted = style.line("k3", linestyle="none", label=r"mean of $\rho\, k_3$")
+    for label, table in tables.items():
+        axes.plot(table.staleness, table.k3, color=style.COLOURS["k3"])
+        last = table.iloc[-1]
+        offset = (0, 6 if last.k3 > last.reverse else -6)
+        style.note(axes, label, (last.staleness, last.k3), offset=offset, colour="k3", ha="right")
+        every = table.iloc[:: max(1, len(table) // 8)]
+        axes.plot(every.staleness, every.weighted, **weighted)
+        weighted["label"] = "_"  # named once
+    axes.margins(y=0.14)
+    axes.set_xlabel("staleness: KL of the policy from its sampler (nats)")
+    axes.set_ylabel("nats")
+    axes.legend(loc="lower left")
+    return figure
+
+
+# --- What it decides
+
+#: Pairs far from each other and from symmetric; and the same references nearby.
+FAR = random_policies(200, 16, spread=1.5, seed=101)
+NEAR = FAR._replace(
+    logits=drifted_logits(FAR.ref_logits, torch.tensor([0.1], dtype=torch.float64), seed=102)[0]
+)
+STALE = drifted_logits(FAR.logits, torch.tensor([0.5], dtype=torch.float64), seed=103)[0]
+
+
+def bias_of(estimator: str, pairs: Policies = FAR, *sampler: Tensor) -> Tensor:
+    """[200]: mean of an estimator less the reverse KL, nats."""
+    return estimator_means(*pairs, *sampler)[estimator] - reverse_kl(*pairs)
+
+
+def share_noisier(estimator: str, other: str) -> dict[str, float]:
+    """How often an estimator has the larger variance of two: ``near`` the reference and ``far``."""
+    variances = {"near": estimator_variances(*NEAR), "far": estimator_variances(*FAR)}
+    return {name: share(v[estimator] > v[other]) for name, v in variances.items()}
+
+
+@claim("S0-2")
+def k3_is_unbiased_and_positive() -> Finding:
+    """Mean of k3 by enumeration on-policy, stale, and without support; its sign in floats."""
+    on_policy, stale = largest(bias_of("k3")), median(bias_of("k3", FAR, STALE).abs())
+    cut = FAR._replace(logits=FAR.logits.index_fill(-1, torch.tensor([0]), -torch.inf))
+    uncovered, missing = FAR.ref_logits.softmax(-1)[:, 0], bias_of("k3", cut)
+    smallest = k3(FAR.logits.log_softmax(-1), FAR.ref_logits.log_softmax(-1)).min().item()
+    near = torch.tensor(0.01).to(torch.bfloat16)
+    figures = {
+        "bias_on_policy": on_policy,
+        "bias_stale": stale,
+        "bias_without_support": median(missing),
+        "naive_bfloat16": naive_k3(torch.zeros_like(near), near).item(),
+    }
+    right = on_policy < EXACT and smallest >= 0
+    sometimes = right and largest(missing + uncovered) < EXACT
+    return Finding(judge(right and max(stale, largest(missing)) < EXACT, sometimes), figures)
+
+
+@claim("S0-3")
+def k3_equals_the_divergence() -> Finding:
+    """Deviation of single samples of k3 from the KL, and of their mean."""
+    spread = median(estimator_variances(*FAR)["k3"].sqrt() / reverse_kl(*FAR))
+    figures = {"relative_std": spread, "mean_error": largest(bias_of("k3"))}
+    return Finding(judge(spread < EXACT, False), figures)
+
+
+@claim("S1-7")
+def k1_is_unbiased_with_high_variance() -> Finding:
+    """Mean and variance of k1 against k3's, near and far from the reference."""
+    bias, noisier = largest(bias_of("k1")), share_noisier("k1", "k3")
+    figures = {"bias": bias, "noisier_near": noisier["near"], "noisier_far": noisier["far"]}
+    least, most = min(noisier.values()), max(noisier.values())
+    return Finding(judge(bias < EXACT and least == 1, bias < EXACT and most > 0), figures)
+
+
+@claim("S1-8")
+def k2_is_biased_with_low_variance() -> Finding:
+    """Bias of k2 in units of the KL, and its variance against k1's, near and far."""
+    bias, noisier = (bias_of("k2") / reverse_kl(*FAR)).abs(), share_noisier("k1", "k2")
+    biased = bias.min().item() > EXACT
+    figures = {
+        "bias": median(bias),
+        "quieter_near": noisier["near"],
+        "quieter_far": noisier["far"],
+    }
+    least, most = min(noisier.values()), max(noisier.values())
+    return Finding(judge(biased and least == 1, biased and most > 0), figures)
+
+
+@claim("S1-9")
+def the_printed_chain_of_means() -> Finding:
+    """E[r] and E[r - 1] under the policy."""
+    policy, reference = FAR.logits.softmax(-1), FAR.ref_logits.softmax(-1)
+    ratio = (policy * (reference / policy)).sum(-1)
+    less_one = (policy * (reference / policy - 1)).sum(-1)
+    figures = {"mean_r": ratio.mean().item(), "mean_r_less_one": largest(less_one)}
+    return Finding(judge(largest(less_one - 1) < EXACT, False), figures)
+
+
+@claim("S1-10")
+def positivity_lowers_the_variance() -> Finding:
+    """Whether k3, never negative, has the lower variance; and the identity that decides it."""
+    variances, gaussian = estimator_variances(*FAR), moments(*LIU_APPENDIX_D)
+    gap = variances["k3"] - variances["k1"]
+    figures = {
+        "noisier_far": share_noisier("k3", "k1")["far"],
+        "identity_error": largest(gap / variance_gap(*FAR) - 1),
+    }
+    implied = figures["noisier_far"] == 0 and gaussian["k3"].var < gaussian["k1"].var
+    return Finding(judge(implied, False), figures)
+
+
+@claim("S3-9")
+def k3_is_unbiased_with_low_variance() -> Finding:
+    """The rule chi-square < 2 J against the variances: near, far, and on a language model."""
+    unbiased, wins = largest(bias_of("k3")) < EXACT, share_noisier("k1", "k3")
+    variances = estimator_variances(*FAR)
+    rule_right = share((variances["k3"] < variances["k1"]) == (variance_gap(*FAR) < 0))
+    on_text = deviations(estimator_tail.recorded()["none"].tail)
+    always = unbiased and min(wins.values()) == 1 and on_text["k3"] < on_text["k1"]
+    figures = {
+        "wins_near": wins["near"],
+        "wins_far": wins["far"],
+        "rule_right": rule_right,
+        "language_k1_deviation": on_text["k1"],
+        "language_k3_deviation": on_text["k3"],
+    }
+    return Finding(judge(always, unbiased and rule_right == 1 and wins["near"] > 0), figures)
+
+
+@claim("S3-10")
+def the_control_variate() -> Finding:
+    """Mean of r - 1, its covariance with log r, and whether adding it lowers the variance."""
+    policy, reference = FAR.logits.softmax(-1), FAR.ref_logits.softmax(-1)
+    less_one, log_ratio = reference / policy - 1, (reference / policy).log()
+    mean = (policy * less_one).sum(-1)
+    mean_log = (policy * log_ratio).sum(-1, keepdim=True)
+    covariance = (policy * less_one * (log_ratio - mean_log)).sum(-1)
+    figures = {
+        "smallest_covariance": covariance.min().item(),
+        "identity_error": largest(covariance - reverse_kl(*FAR) - forward_kl(*FAR)),
+        "reduces_far": share_noisier("k1", "k3")["far"],
+    }
+    anticorrelated = largest(mean) < EXACT and bool((covariance < 0).all())
+    return Finding(judge(anticorrelated and figures["reduces_far"] == 1, anticorrelated), figures)

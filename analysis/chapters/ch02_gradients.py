@@ -1,0 +1,643 @@
+"""What each KL term optimises in expectation, enumerated: chapter 2."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from analysis import style
+from analysis.chapters.ch09_completion_weights import weight_table
+from analysis.chapters.claims import (
+    EXACT,
+    Finding,
+    claim,
+    difference,
+    error_of,
+    judge,
+    largest,
+    median,
+    recorded,
+    share,
+)
+from analysis.chapters.policies import (
+    SAME,
+    Policies,
+    drifted_logits,
+    random_policies,
+    random_tables,
+)
+from analysis.kl.divergences import reverse_kl
+from analysis.kl.enumeration import (
+    cosine,
+    exact_kl_gradient,
+    expected_gradient,
+    gradient_moments,
+    relative_error,
+)
+from analysis.kl.potentials import half_squared_distance
+from analysis.kl.scores import expected_score
+from analysis.kl.sequences import (
+    Sequences,
+    enumerate_sequences,
+    expected_sequence_gradient,
+    sequence_kl_gradient,
+    sequence_probability,
+    token_logp,
+    visited_kl_gradient,
+)
+from analysis.kl.surrogates import gradient_coefficient, kl_loss
+from analysis.kl.term import KLTerm
+from analysis.kl.variance import estimator_means
+from analysis.objectives.losses import policy_loss
+
+# --- What it computes
+
+#: How the options of a KL term are written in the tables of the page.
+NAMES: dict[str, dict[str, str]] = {
+    "estimator": {"k3_clip": "k3, clipped", "minimax01": "MiniMax-01"},
+    "weighting": {"none": "–"},
+    "ratio": {"none": "–"},
+    "level": {"token": "each token", "sequence": "the sequence"},
+    "credit": {"to_go": "to go"},
+}
+
+LOSS_AND_REWARD = tuple(
+    KLTerm(estimator=estimator, placement=placement)
+    for placement in ("loss", "reward")
+    for estimator in ("k1", "k2", "k3")
+)
+
+
+def derivation_errors(policies: Policies) -> pd.DataFrame:
+    """Each line of the derivation of the reverse KL's gradient against autograd through the KL.
+
+    The lines are enumerated from the Jacobian of the softmax, action by action: the largest
+    difference over all policies, and the same with the sign flipped.
+    """
+    logits, ref_logits = policies
+    leaf = logits.clone().requires_grad_(True)
+    (by_autograd,) = torch.autograd.grad(reverse_kl(leaf, ref_logits).sum(), leaf)
+    policy = logits.softmax(-1)
+    log_ratio = (logits.log_softmax(-1) - ref_logits.log_softmax(-1)).unsqueeze(-1)
+    jacobian = torch.diag_embed(policy) - policy[:, :, None] * policy[:, None, :]  # d pi_a / d z_b
+    score = jacobian / policy[:, :, None]  # d log pi_a / d z_b
+    lines = {
+        "product rule": (jacobian * log_ratio + jacobian).sum(1),
+        "probabilities sum to one": (jacobian * log_ratio).sum(1),
+        "log-derivative": (policy[:, :, None] * score * log_ratio).sum(1),
+        "closed form": exact_kl_gradient(logits, ref_logits, direction="reverse"),
+    }
+    errors = {
+        line: (largest(x - by_autograd), largest(x + by_autograd)) for line, x in lines.items()
+    }
+    table = pd.DataFrame.from_dict(errors, orient="index", columns=["error", "error_flipped"])
+    return table.rename_axis("line").reset_index()
+
+
+def one_state_table(policies: Policies, terms: Iterable[KLTerm] = LOSS_AND_REWARD) -> pd.DataFrame:
+    """Expected on-policy gradient of each term beside the exact gradients of both KLs.
+
+    Cosine and relative error are medians over the policies; ``optimises`` names the exact
+    gradient that the term equals at *every* policy, to a relative error of ``SAME``.
+    """
+    exact = {d: exact_kl_gradient(*policies, direction=d) for d in ("reverse", "forward")}
+    exact["reverse − forward"] = exact["reverse"] - exact["forward"]
+    return pd.DataFrame(
+        term.at_one_state | _compare(expected_gradient(*policies, **term.at_one_state), exact)
+        for term in terms
+    )
+
+
+def percentiles(values: Tensor) -> dict[str, Tensor]:
+    """``p10``, ``median`` and ``p90`` over the last dimension, interpolated."""
+    levels = torch.tensor([0.1, 0.5, 0.9], dtype=values.dtype)
+    return dict(zip(("p10", "median", "p90"), values.quantile(levels, dim=-1), strict=True))
+
+
+def drift_curves(
+    ref_logits: Tensor,
+    distances: Tensor,
+    *,
+    seed: int,
+    terms: Iterable[KLTerm] = LOSS_AND_REWARD,
+) -> pd.DataFrame:
+    """Relative error against the reverse KL's gradient as the policy leaves its reference: the
+    term, ``kl`` (median reverse KL, nats) and :func:`percentiles` over the references."""
+    moved = drifted_logits(ref_logits, distances, seed=seed)
+    fixed = ref_logits.expand_as(moved)
+    return _error_curves(terms, {"kl": reverse_kl(moved, fixed)}, moved, fixed)
+
+
+def staleness_curves(
+    policies: Policies, distances: Tensor, *, seed: int, terms: Iterable[KLTerm]
+) -> pd.DataFrame:
+    """As :func:`drift_curves`, as the sampler falls behind the policy; ``staleness`` is the median
+    KL of the sampler from the policy (nats)."""
+    old_logits = drifted_logits(policies.logits, distances, seed=seed)
+    logits, ref_logits = (x.expand_as(old_logits) for x in policies)
+    position = {"staleness": reverse_kl(old_logits, logits)}
+    return _error_curves(terms, position, logits, ref_logits, old_logits)
+
+
+def _error_curves(
+    terms: Iterable[KLTerm], position: Mapping[str, Tensor], *policies: Tensor
+) -> pd.DataFrame:
+    """Errors over policy, reference and sampler [distances, N, V], at named KLs [distances, N]."""
+    exact = exact_kl_gradient(*policies[:2], direction="reverse")
+    at = {name: kl.median(dim=-1).values for name, kl in position.items()}
+    errors = {
+        term: relative_error(expected_gradient(*policies, **term.at_one_state), exact)
+        for term in terms
+    }
+    return pd.concat(
+        [
+            pd.DataFrame({**term.at_one_state, **at, **percentiles(error)})
+            for term, error in errors.items()
+        ],
+        ignore_index=True,
+    )
+
+
+def noise_table(policies: Policies, terms: Iterable[KLTerm]) -> pd.DataFrame:
+    """Samples that each on-policy term needs for a signal-to-noise ratio of one: the trace of one
+    sample's gradient covariance over the squared norm of its mean, over the policies."""
+    rows = []
+    for term in terms:
+        mean, trace_var = gradient_moments(*policies, **term.at_one_state)
+        samples = trace_var / mean.square().sum(-1)
+        columns = {"samples_median": median(samples), "samples_p90": samples.quantile(0.9).item()}
+        rows.append(term.at_one_state | columns)
+    return pd.DataFrame(rows)
+
+
+#: The rows of the sequence table by these axes, the ratio attached, and what its figure calls them.
+SEQUENCE_AXES = ("placement", "level", "ratio", "credit")
+SEQUENCE_ROWS = {
+    ("loss", "token", "none", "immediate"): "loss\nper token",
+    ("loss", "token", "prefix", "immediate"): "loss\nprefix ratio",
+    ("loss", "sequence", "none", "immediate"): "loss\nwhole sequence",
+    ("reward", "token", "none", "immediate"): "reward\nimmediate credit",
+    ("reward", "token", "none", "to_go"): "reward\ncredit to go",
+    ("reward", "sequence", "none", "immediate"): "reward\nwhole sequence",
+}
+
+
+def sequence_table(tables: Policies, sequences: Sequences) -> pd.DataFrame:
+    """On-policy terms over whole sequences against the exact gradients of the sequence KL.
+
+    ``optimises`` also knows the *visited* KL: per-token KL with the visited states held fixed.
+    """
+    exact = {}
+    for suffix, of in (("", sequence_kl_gradient), (" (visited)", visited_kl_gradient)):
+        reverse, forward = (
+            _per_pair(partial(of, sequences=sequences, direction=direction), tables)
+            for direction in ("reverse", "forward")
+        )
+        exact |= {f"reverse{suffix}": reverse, f"forward{suffix}": forward}
+        exact[f"reverse − forward{suffix}"] = reverse - forward
+    rows = []
+    for estimator in ("k1", "k2", "k3"):
+        for place in SEQUENCE_ROWS:
+            choice = {"estimator": estimator, **dict(zip(SEQUENCE_AXES, place, strict=True))}
+            ratio = {"weighting": "attached"} if choice["ratio"] == "prefix" else {"ratio": "token"}
+            expected = partial(expected_sequence_gradient, sequences=sequences, **choice | ratio)
+            rows.append(choice | _compare(_per_pair(expected, tables), exact))
+    return pd.DataFrame(rows)
+
+
+def _per_pair(gradient: Callable[[Tensor, Tensor], Tensor], tables: Policies) -> Tensor:
+    """[count, states * vocab]: a gradient of tables, for each pair of them."""
+    return torch.stack([gradient(*pair).flatten() for pair in zip(*tables, strict=True)])
+
+
+def _compare(gradient: Tensor, exact: dict[str, Tensor]) -> dict[str, object]:
+    """Medians of cosine and error against both KLs, the gradient it equals, how often it points
+    away from the reference (descending it *raises* the reverse KL)."""
+    same = [name for name, g in exact.items() if error_of(gradient, g, worst=True) < SAME]
+    vanishes = bool((gradient.norm(dim=-1) < SAME * exact["reverse"].norm(dim=-1)).all())
+    row: dict[str, object] = {}
+    for name in ("reverse", "forward"):
+        angle = median(cosine(gradient, exact[name]))
+        row[f"cosine_{name}"] = torch.nan if vanishes else angle
+        row[f"error_{name}"] = error_of(gradient, exact[name])
+    angles = cosine(gradient, exact["reverse"])
+    ends = percentiles(angles)
+    row |= {"cosine_p10": ends["p10"].item(), "cosine_p90": ends["p90"].item()}
+    row["share_away"] = torch.nan if vanishes else share(angles < 0)
+    row["optimises"] = "nothing" if vanishes else (same or ["neither"])[0]
+    return row
+
+
+def noise_ratio(logits: Tensor, ref_logits: Tensor) -> Tensor:
+    """One sample's gradient variance (trace) under the k3 loss over that under the k2 loss.
+
+    Where policy and reference are equal both vanish, and the ratio is its limit, one.
+    """
+    k2, k3 = (gradient_moments(logits, ref_logits, estimator=k).trace_var for k in ("k2", "k3"))
+    silent = (k2 <= 0) & (k3 <= 0)
+    return torch.where(silent, 1.0, k3 / torch.where(silent, 1.0, k2))
+
+
+# --- What it draws
+
+
+def plot_coefficients(ref_logp: float, lowest_logp: float) -> Figure:
+    """Coefficient of the score against the log-prob of the sampled token."""
+    logp = torch.linspace(lowest_logp, 0.0, 241, dtype=torch.float64)
+    figure, axes = style.subplots()
+    labels = {"k1": "$k_1$ loss", "k2": "$k_2$ loss,\n$k_1$ reward", "k3": "$k_3$ loss"}
+    for name in ("k1", "k2", "k3", "minimax01"):
+        curve = gradient_coefficient(logp, torch.full_like(logp, ref_logp), estimator=name)
+        axes.plot(logp, curve, **style.line(name, marker=""))
+        label = labels.get(name, style.LABELS[name])
+        style.note(axes, label, (lowest_logp, curve[0]), offset=(-6, 0), colour=name)
+    style.guide(axes, x=ref_logp)
+    at = {"xycoords": ("data", "axes fraction"), "va": "baseline"}
+    equal = r"$\pi_\theta = \pi_{\mathrm{ref}}$"
+    style.note(axes, equal, (ref_logp, 0.04), offset=(-6, 0), **at)
+    axes.spines["left"].set_visible(False)
+    axes.yaxis.set_ticks_position("right")
+    axes.yaxis.set_label_position("right")
+    axes.set_xlabel(r"$\log \pi_\theta$ of the sampled token (nats)")
+    axes.set_ylabel(r"coefficient of $\nabla \log \pi_\theta$")
+    return figure
+
+
+def plot_drift(curves: pd.DataFrame) -> Figure:
+    """Relative error against the exact reverse-KL gradient as the policy leaves its reference."""
+    panels = {"loss": "as a loss", "reward": "in the reward"}
+    figure = _error_panels(curves, "kl", "placement", panels, height=3.9)
+    figure.supxlabel("reverse KL of the policy from its reference (nats)", fontsize="medium")
+    return figure
+
+
+def plot_staleness(curves: pd.DataFrame) -> Figure:
+    """Relative error against the exact reverse-KL gradient as the sampler falls behind."""
+    panels = {"none": "no weight", "detached": "detached ratio", "attached": "attached ratio"}
+    figure = _error_panels(curves, "staleness", "weighting", panels, height=3.7)
+    staleness = r"staleness $\mathrm{KL}(\pi_{\mathrm{old}} \Vert\, \pi_\theta)$ (nats)"
+    figure.supxlabel(staleness, fontsize="medium")
+    return figure
+
+
+def _error_panels(
+    curves: pd.DataFrame, x: str, column: str, titles: Mapping[str, str], *, height: float
+) -> Figure:
+    """A panel for each value of a column: the error of each term, from 10th to 90th percentile."""
+    figure, panels = style.subplots(1, len(titles), sharey=True, height=height)
+    panels[0].set_ylabel("relative error of the\nexpected gradient")
+    for axes, (value, title) in zip(panels, titles.items(), strict=True):
+        axes.set(ylim=(-0.08, 2.5), title=title)
+        for term, curve in curves[curves[column] == value].groupby(["estimator", "placement"]):
+            every = max(1, len(curve) // 6)
+            style.band(axes, curve, x, **style.line(*term, markevery=every))
+        style.label_line_ends(axes)
+    return figure
+
+
+def plot_sequence_cosines(table: pd.DataFrame) -> Figure:
+    """Cosine with the exact gradient of the sequence KL, by placement, level, ratio and credit."""
+    figure, axes = style.subplots(height=5.0)
+    rows = list(SEQUENCE_ROWS)
+    pointing = table[table.optimises != "nothing"]
+    nudges = {"k1": 0.22, "k2": 0.0, "k3": -0.22}
+    for estimator, variants in pointing.groupby("estimator"):
+        keys = variants[list(SEQUENCE_AXES)].itertuples(index=False, name=None)
+        places = [rows.index(key) for key in keys]
+        axes.errorbar(
+            variants.cosine_reverse,
+            [len(rows) - 1 - place + nudges[estimator] for place in places],
+            xerr=style.bars(variants, "cosine_reverse", "cosine_p10", "cosine_p90"),
+            elinewidth=1.5,
+            **style.line(estimator, linestyle="none"),
+        )
+    style.guide(axes, x=1, color="#111111", linestyle="-")
+    style.guide(axes, x=0)
+    axes.set_yticks(range(len(rows)), list(SEQUENCE_ROWS.values())[::-1])
+    axes.set(xlim=(-1.05, 1.08), xlabel="cosine with the exact gradient")
+    axes.set_xticks([-1, -0.5, 0, 0.5, 1])
+    axes.grid(False, axis="y")
+    axes.legend(loc="upper left", handletextpad=0.2)
+    return figure
+
+
+# --- What it decides
+
+
+@cache
+def pairs() -> Policies:
+    """300 policies far from their references, vocabulary of 16."""
+    return random_policies(300, 16, spread=1.5, seed=4)
+
+
+@cache
+def stale() -> Tensor:
+    """For each policy an older one that sampled."""
+    return drifted_logits(pairs().logits, torch.tensor([0.7], dtype=torch.float64), seed=5)[0]
+
+
+def error_to(direction: str, estimator: str, old: Tensor | None = None, **variant: str) -> Tensor:
+    """[300]: relative error of a variant's expected gradient against an exact KL gradient."""
+    gradient = expected_gradient(*pairs(), old, estimator=estimator, **variant)
+    return relative_error(gradient, exact_kl_gradient(*pairs(), direction=direction))
+
+
+def worst(estimator: str, *sampler: Tensor, of: str = "reverse", **variant: str) -> float:
+    """The largest :func:`error_to` a KL gradient: rounding, where the two are the same."""
+    return largest(error_to(of, estimator, *sampler, **variant))
+
+
+def typical(estimator: str, *sampler: Tensor, of: str = "reverse", **variant: str) -> float:
+    """The median :func:`error_to` a KL gradient."""
+    return median(error_to(of, estimator, *sampler, **variant))
+
+
+@claim("S0-4")
+def grpo_names_the_reverse_kl() -> Finding:
+    """Mean of k3 against the reverse KL's sum; its expected gradient against both exact ones.
+
+    Also the share that is not the forward KL's under GRPO's ``1/|o|``, on ragged sequences.
+    """
+    value = largest(estimator_means(*pairs())["k3"] - reverse_kl(*pairs()))
+    figures = {
+        "value_to_reverse": value,
+        "gradient_to_forward": worst("k3", of="forward"),
+        "gradient_to_reverse": typical("k3"),
+        "off_under_mean": weight_table([(3, 4)], 40, spread=1.5, seed=6)["k3"].item(),
+    }
+    return Finding(judge(max(value, worst("k3")) < EXACT, value < EXACT), figures)
+
+
+@claim("S4-8")
+def reverse_kl_gradient_formula() -> Finding:
+    """Every line of the derivation from the softmax Jacobian, against autograd through the KL."""
+    lines = derivation_errors(pairs())
+    figures = {"error": lines.error.max(), "error_flipped": lines.error_flipped.min()}
+    return Finding(judge(figures["error"] < EXACT < figures["error_flipped"], False), figures)
+
+
+@claim("S4-10")
+def k2_loss_is_the_kl_gradient() -> Finding:
+    """Autograd through the k2 loss, averaged over the vocabulary, fresh and stale."""
+    figures = {
+        "fresh": worst("k2"),
+        "stale": typical("k2", stale()),
+        "stale_weighted": worst("k2", stale(), weighting="detached"),
+    }
+    return Finding(judge(worst("k2", stale()) < EXACT, figures["fresh"] < EXACT), figures)
+
+
+@claim("S4-15")
+def k1_loss_has_no_gradient() -> Finding:
+    """Norm of the k1 loss's expected gradient on fresh samples; on stale ones for contrast.
+
+    On ragged sequences with tokens summed, and under GRPO's ``1/|o|``.
+    """
+    fresh = expected_gradient(*pairs(), estimator="k1").norm(dim=-1)
+    old = expected_gradient(*pairs(), stale(), estimator="k1").norm(dim=-1)
+    sequences = enumerate_sequences(3, 4, eos=2)
+    (table,), (reference,) = random_tables(sequences, 3, 1, spread=1.5, seed=6)
+    lengths = sequences.mask.sum(dim=-1, keepdim=True).double().expand(sequences.mask.shape)
+    by_sum, by_mean = (
+        expected_sequence_gradient(
+            table, reference, sequences, estimator="k1", token_weights=weights
+        )
+        for weights in (torch.ones_like(lengths), 1 / lengths)
+    )
+    figures = {
+        "fresh": largest(fresh),
+        "stale": median(old),
+        "token_sum": by_sum.norm().item(),
+        "one_over_length": by_mean.norm().item(),
+    }
+    sometimes = max(figures["fresh"], figures["token_sum"]) < EXACT
+    return Finding(judge(sometimes and max(figures.values()) < EXACT, sometimes), figures)
+
+
+@claim("S4-11")
+def a_loss_is_not_a_gradient() -> Finding:
+    """Type of both sides of eq. (15), and the coefficient named k3 against k3's own."""
+    logits, ref_logits = (x[0] for x in pairs())
+    logp, ref_logp = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+    loss = (logp.exp() * kl_loss(logp, ref_logp, estimator="k2")).sum(-1)
+    gradient = expected_gradient(logits, ref_logits, estimator="k2")
+    gaps = {
+        k: largest(gradient_coefficient(logp, ref_logp, estimator=k) - (logp - ref_logp))
+        for k in ("k2", "k3")
+    }
+    figures = {
+        "axes_of_loss": float(loss.ndim),
+        "axes_of_gradient": float(gradient.ndim),
+        "label_k2_gap": gaps["k2"],
+        "label_k3_gap": gaps["k3"],
+    }
+    typed, labelled = loss.ndim == gradient.ndim, gaps["k3"] < EXACT
+    return Finding(judge(typed and labelled, typed or labelled), figures)
+
+
+@claim("S4-18")
+def k3_loss_gradient_formula() -> Finding:
+    """The printed coefficient, with the sampler's ratio, against autograd; series and asymmetry."""
+    errors = {}
+    for name, old in (("fresh", pairs().logits), ("stale", stale())):
+        old_logp, ref_logp = old.log_softmax(-1), pairs().ref_logits.log_softmax(-1)
+        ascent = old_logp.exp() * torch.expm1(ref_logp - old_logp)
+        mean = expected_gradient(*pairs(), old, estimator="k3")
+        errors[name] = relative_error(-expected_score(pairs().logits, ascent), mean)
+    step = torch.tensor(1e-4, dtype=torch.float64)
+    figures = {
+        "fresh": largest(errors["fresh"]),
+        "stale": median(errors["stale"]),
+        "second_order": ((torch.expm1(step) - step) / step.square()).item(),
+        "asymmetry_at_2": math.expm1(2.0) / -math.expm1(-2.0),
+        "bias_to_reverse": typical("k3"),
+        "bias_to_forward": worst("k3", of="forward"),
+    }
+    return Finding(judge(largest(errors["stale"]) < EXACT, figures["fresh"] < EXACT), figures)
+
+
+@claim("S3-7")
+def derivative_of_the_mean_of_k2() -> Finding:
+    """Autograd through the whole sum over policy times k2, against the exact KL gradient."""
+    leaf = pairs().logits.clone().requires_grad_(True)
+    (full,) = torch.autograd.grad(estimator_means(leaf, pairs().ref_logits)["k2"].sum(), leaf)
+    error = relative_error(full, exact_kl_gradient(*pairs(), direction="reverse"))
+    figures = {
+        "gradient_of_mean": median(error),
+        "mean_of_gradient": worst("k2"),
+    }
+    return Finding(judge(largest(error) < EXACT, False), figures)
+
+
+@claim("S3-6")
+def kl_as_a_separate_loss() -> Finding:
+    """The three ways to differentiate the separate KL term, against the exact gradient."""
+    figures = {
+        "whole_vocabulary": worst("k1", weighting="attached"),
+        "k2_sampled": worst("k2"),
+        "k3_sampled": typical("k3"),
+    }
+    right = max(figures["whole_vocabulary"], figures["k2_sampled"]) < EXACT
+    return Finding(judge(right and figures["k3_sampled"] < EXACT, right), figures)
+
+
+@claim("S3-11")
+def which_estimator_goes_where() -> Finding:
+    """Each row of the table against the exact gradient; one-sample noise of the three variants."""
+    ratio = noise_ratio(*pairs())
+    reward = gradient_moments(*pairs(), estimator="k1", placement="reward").trace_var
+    loss = gradient_moments(*pairs(), estimator="k2").trace_var
+    figures = {
+        "k1_reward": worst("k1", placement="reward"),
+        "k2_loss": worst("k2"),
+        "k3_loss": typical("k3"),
+        "k3_noisier_share": share(ratio > 1),
+        "k3_over_k2_noise": median(ratio),
+        "k2_loss_over_k1_reward_noise": median(loss / reward),
+    }
+    rows = max(figures["k1_reward"], figures["k2_loss"]) < EXACT
+    recommended = figures["k3_loss"] < EXACT and figures["k3_noisier_share"] == 0
+    return Finding(judge(rows and recommended, rows), figures)
+
+
+@claim("S4-2")
+def the_placement_table() -> Finding:
+    """All eight cells of the table at one state on fresh samples, and the k2 cell on stale ones."""
+    table = one_state_table(pairs()).set_index(["estimator", "placement"]).optimises
+    kl_terms = {("k1", "reward"), ("k2", "loss")}
+    right = sum((cell in kl_terms) == (of == "reverse") for cell, of in table.items())
+    # 1 - r as a penalty is the k3 loss; differentiated as a loss its coefficient is r itself.
+    logp, ref_logp = (x.log_softmax(-1) for x in pairs())
+    as_penalty = expected_score(logp, -logp.exp() * torch.expm1(ref_logp - logp))
+    as_loss = ref_logp.exp() - logp.exp()
+    exact = {d: exact_kl_gradient(*pairs(), direction=d) for d in ("reverse", "forward")}
+    right += sum(error_of(x, exact["reverse"], worst=True) > EXACT for x in (as_penalty, as_loss))
+    figures = {
+        "cells_right": float(right),
+        "transferred_k3_to_forward": error_of(as_penalty, exact["forward"], worst=True),
+        "stale_k2_loss": typical("k2", stale()),
+        "stale_k1_reward": typical("k1", stale(), placement="reward"),
+    }
+    always = max(figures["stale_k2_loss"], figures["stale_k1_reward"]) < EXACT
+    return Finding(judge(always, right == 8), figures)
+
+
+@claim("S4-21")
+def k3_loss_is_not_better() -> Finding:
+    """k3 against k2 as losses: distance of the mean from the KL gradient, noise of one sample."""
+    k2, k3 = error_to("reverse", "k2"), error_to("reverse", "k3")
+    better = share(k3 < k2)
+    figures = {
+        "k3_closer_share": better,
+        "k2_error": largest(k2),
+        "k3_error": median(k3),
+        "k3_less_noisy_share": share(noise_ratio(*pairs()) < 1),
+    }
+    return Finding(judge(better == 1.0, better > 0), figures)
+
+
+@claim("S4-24")
+def minimax01_is_no_kl() -> Finding:
+    """Its expected gradient against both KLs, against autograd through the squared distance, and
+    the same coefficient summed over the vocabulary instead of sampled."""
+    logits, ref_logits = pairs()
+    leaf = logits.clone().requires_grad_(True)
+    (squared,) = torch.autograd.grad(half_squared_distance(leaf, ref_logits).sum(), leaf)
+    mean = expected_gradient(logits, ref_logits, estimator="minimax01")
+    summed = expected_score(logits, logits.softmax(-1) - ref_logits.softmax(-1))
+    forward = exact_kl_gradient(logits, ref_logits, direction="forward")
+    figures = {
+        "to_reverse": typical("minimax01"),
+        "to_forward": typical("minimax01", of="forward"),
+        "to_squared_distance": error_of(mean, squared, worst=True),
+        "summed_to_forward": error_of(summed, forward, worst=True),
+    }
+    is_kl = min(figures["to_reverse"], figures["to_forward"]) < EXACT
+    return Finding(judge(is_kl, False), figures)
+
+
+@cache
+def ragged() -> tuple[Sequences, Tensor, Tensor, Tensor]:
+    """Sequences of up to three tokens with an end token; policy, reference and older policy."""
+    sequences = enumerate_sequences(3, 3, eos=2)
+    (table, step), (reference, _) = random_tables(sequences, 3, 2, spread=1.0, seed=6)
+    return sequences, table, reference, table + 0.5 * step
+
+
+def equation_3_gradient(old_table: Tensor, advantages: Tensor, *, beta: float) -> Tensor:
+    """Ascent direction of DeepSeekMath's eq. 3 by autograd: clipped surrogate minus beta k3, mean
+    over tokens, then expectation over the sequences that ``old_table`` samples."""
+    sequences, table, ref_table, _ = ragged()
+    leaf = table.clone().requires_grad_(True)
+    logp, old_logp, ref_logp = (token_logp(x, sequences) for x in (leaf, old_table, ref_table))
+    loss = policy_loss(logp, old_logp=old_logp, advantages=advantages, mask=sequences.mask)
+    penalty = kl_loss(logp, ref_logp, estimator="k3", mask=sequences.mask)
+    per_sequence = (-loss.per_token - beta * penalty).sum(-1) / sequences.mask.sum(-1)
+    objective = (sequence_probability(old_table, sequences) * per_sequence).sum()
+    return torch.autograd.grad(objective, leaf)[0].flatten()
+
+
+def equation_21_gradient(
+    old_table: Tensor, advantages: Tensor, *, beta: float, sign: float = 1.0, mean: bool = True
+) -> Tensor:
+    """The same direction by hand: each token's score times ``A + beta (pi_ref / pi - 1)``."""
+    sequences, table, ref_table, _ = ragged()
+    logp, ref_logp = (token_logp(x, sequences) for x in (table, ref_table))
+    coefficient = advantages.unsqueeze(-1) + sign * beta * torch.expm1(ref_logp - logp)
+    weight = sequence_probability(old_table, sequences).unsqueeze(-1) * sequences.mask
+    if mean:
+        weight = weight / sequences.mask.sum(-1, keepdim=True)
+    tokens = (sequences.states, sequences.tokens)
+    drawn = torch.zeros_like(table).index_put(tokens, weight * coefficient, accumulate=True)
+    return expected_score(table, drawn).flatten()
+
+
+@claim("S2-6")
+def gradient_coefficient_of_grpo() -> Finding:
+    """Autograd through eq. 3 against eq. 21 by hand, on ragged sequences, fresh and stale."""
+    sequences, table, _, old_table = ragged()
+    generator = torch.Generator().manual_seed(7)
+    advantages = torch.randn(len(sequences.tokens), generator=generator, dtype=torch.float64)
+
+    def error(sampler: Tensor, **change: object) -> float:
+        exact = equation_3_gradient(sampler, advantages, beta=0.5)
+        by_hand = equation_21_gradient(sampler, advantages, beta=0.5, **change)
+        return relative_error(by_hand, exact).item()
+
+    figures = {
+        "fresh": error(table),
+        "stale": error(old_table),
+        "sign_flipped": error(table, sign=-1.0),
+        "without_length": error(table, mean=False),
+    }
+    right = figures["fresh"] < EXACT < figures["sign_flipped"]
+    return Finding(judge(right and figures["stale"] < EXACT, right), figures)
+
+
+@claim("S3-15")
+def kdrl_prefers_k2() -> Finding:
+    """k2 and k3 losses against the exact gradient: one state, stale samples, whole sequences; and
+    recorded: accuracy of k3 minus k2 beside GRPO."""
+    sequences, table, teacher, _ = ragged()
+    exact = sequence_kl_gradient(table, teacher, sequences).flatten()
+    over = {
+        level: expected_sequence_gradient(table, teacher, sequences, estimator="k2", level=level)
+        for level in ("token", "sequence")
+    }
+    figures = {
+        "k2": worst("k2"),
+        "k3": typical("k3"),
+        "k2_stale": typical("k2", stale()),
+        "k2_tokens": relative_error(over["token"].flatten(), exact).item(),
+        "k2_sequence": relative_error(over["sequence"].flatten(), exact).item(),
+    }
+    trained = difference(recorded("kdrl").finals, "kdrl_k3", "kdrl_k2", "own_accuracy")
+    figures |= trained.figures("trained_k3_minus_k2")
+    always = max(figures["k2_stale"], figures["k2_tokens"]) < EXACT
+    return Finding(judge(always, figures["k2"] < EXACT < figures["k3"]), figures)

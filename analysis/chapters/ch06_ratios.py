@@ -1,0 +1,702 @@
+"""Chapter 6: importance ratios along a sequence: first orders, products, clips and masks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.func import grad, jacrev
+
+from analysis import style
+from analysis.chapters.ch06_credit import RAGGED, SPREAD, look
+from analysis.chapters.claims import EXACT, Finding, claim, difference, judge, largest, recorded
+from analysis.chapters.policies import (
+    Policies,
+    flat_error,
+    log_ratios,
+    measured,
+    medians,
+    moved_logits,
+    random_tables,
+)
+from analysis.kl.credit import advantage_table, credit_moments, sample_gradients
+from analysis.kl.divergences import chi_square
+from analysis.kl.enumeration import cosine, relative_error
+from analysis.kl.importance import importance_ratio
+from analysis.kl.products import (
+    chi_square_bounds,
+    geometric_spread,
+    log_ratio_spread,
+    markov_product_variance,
+    product_variance,
+    sequence_ratio_spread,
+)
+from analysis.kl.ratio_objectives import (
+    performance_difference,
+    ratio_objective,
+    ratio_objective_gradient,
+    token_surrogate,
+)
+from analysis.kl.scores import expected_score
+from analysis.kl.sequences import (
+    Sequences,
+    enumerate_sequences,
+    sequence_probability,
+    state_visits,
+    token_logp,
+)
+from analysis.kl.truncation import keep_top, masked_logits, tempered
+from analysis.objectives.losses import policy_loss
+
+# --- What the chapter computes -----------------------------------------------------------------
+
+CLIPPED = ("gspo", "cispo", "grpo")
+WEIGHTS = ("none", "token", "prefix", "sequence", *CLIPPED)  #: of the table, in reading order
+OBJECTIVES = ("linear", "token_mean", "geometric")  #: of the token sum, GRPO and GSPO
+
+
+def random_returns(sequences: Sequences, *, seed: int) -> Tensor:
+    """[N] returns of standard deviation one, one a sequence."""
+    return moved_logits(torch.zeros(len(sequences.mask)).double(), 1.0, seed=seed)
+
+
+def slope(sizes: Iterable[float], errors: Iterable[float]) -> float:
+    """Order of an error: the slope of its logarithm against that of the step, by least squares."""
+    return float(np.polyfit(*np.log([list(sizes), list(errors)]), deg=1)[0])
+
+
+def order_curves(
+    old_logits: Tensor, sequences: Sequences, sizes: Sequence[float], *, seed: int
+) -> pd.DataFrame:
+    """How fast the linear, GRPO and GSPO objectives leave the exact one as the step shrinks.
+
+    Medians over the tables [count, states, vocab] of ``change`` (absolute error of the *change* of
+    the objective since the sampler) and ``gradient`` (relative error).
+    """
+    rows = []
+    for index, old in enumerate(old_logits):
+        fixed = {"old_logits": old, "sequences": sequences}
+        fixed["returns"] = random_returns(sequences, seed=seed + index)
+        start = {n: ratio_objective(old, **fixed, objective=n) for n in (*OBJECTIVES, "sequence")}
+        for size in sizes:
+            logits = moved_logits(old, size, seed=seed + 1000 + index)
+            gain = ratio_objective(logits, **fixed) - start["sequence"]
+            exact = ratio_objective_gradient(logits, **fixed)
+            for name in OBJECTIVES:
+                promised = ratio_objective(logits, **fixed, objective=name) - start[name]
+                gradient = ratio_objective_gradient(logits, **fixed, objective=name)
+                row = {"objective": name, "size": size, "change": (promised - gain).abs().item()}
+                rows.append(row | {"gradient": flat_error(gradient, exact)})
+    return medians(rows, "objective", "size")
+
+
+def spread_curves(logits: Tensor, old_logits: Tensor, lengths: Sequence[int]) -> pd.DataFrame:
+    """Standard deviation of three weights of a sequence of independent tokens, by its length.
+
+    ``product``, ``geometric`` (GSPO) and one ``token``; ``log_std`` is that of the log of the
+    product, which is a sum and grows as the square root only.
+    """
+    length = torch.tensor(lengths, dtype=torch.float64)
+    chi2 = chi_square(old_logits, logits)  # of the policy from the sampler
+    mean, var = geometric_spread(logits, old_logits, length)
+    return pd.DataFrame(
+        {
+            "length": lengths,
+            "product": product_variance(chi2, length).sqrt(),
+            "geometric": var.sqrt(),
+            "geometric_mean": mean,
+            "token": chi2.sqrt().expand_as(length),
+            "log_std": (length * log_ratio_spread(logits, old_logits).var).sqrt(),
+        }
+    )
+
+
+def gradient_weights(
+    logits: Tensor,
+    old_logits: Tensor,
+    sequences: Sequences,
+    returns: Tensor,
+    *,
+    weight: str,
+    epsilon: float = 0.2,
+) -> Tensor:
+    """[N, T] credit of each token: its importance weight, cut as its kind does, times the return.
+
+    For the clipped kinds it is what autograd finds through
+    :func:`analysis.objectives.losses.policy_loss`.
+    """
+    logp, old_logp = (token_logp(x.detach(), sequences) for x in (logits, old_logits))
+    per_token = returns.unsqueeze(-1).expand_as(logp)
+    if weight == "none":
+        return per_token
+    if weight not in CLIPPED:
+        return importance_ratio(logp, old_logp, sequences.mask, level=weight) * per_token
+    fixed = {"old_logp": old_logp, "advantages": per_token, "mask": sequences.mask}
+    clip = {"kind": weight, "epsilon_low": epsilon, "epsilon_high": epsilon}
+    return grad(lambda at: -policy_loss(at, **fixed, **clip).per_token.sum())(logp)
+
+
+def weight_table(tables: Policies, sequences: Sequences, *, seed: int) -> pd.DataFrame:
+    """Bias and noise of every weight against the gradient of the policy's own mean return.
+
+    ``tables`` holds policies and their stale samplers; returns are centred under the sampler.
+    ``noise`` is the standard deviation of one sequence's gradient over the norm of the exact one.
+    """
+    rows = []
+    for index, (logits, old) in enumerate(zip(*tables, strict=True)):
+        returns = _centred_returns(old, sequences, seed=seed + index)
+        exact = ratio_objective_gradient(logits, old, sequences, returns)
+        for weight in WEIGHTS:
+            credit = gradient_weights(logits, old, sequences, returns, weight=weight)
+            mean, trace_var = credit_moments(logits, sequences, credit, old)
+            noise = (trace_var.sqrt() / exact.norm()).item()
+            rows.append({"weight": weight, "bias": flat_error(mean, exact), "noise": noise})
+    return medians(rows, "weight")
+
+
+def _centred_returns(old_logits: Tensor, sequences: Sequences, *, seed: int) -> Tensor:
+    returns = random_returns(sequences, seed=seed)
+    return returns - sequence_probability(old_logits, sequences) @ returns
+
+
+def mismatch_curves(
+    old_logits: Tensor,
+    sequences: Sequences,
+    temperatures: Sequence[float],
+    *,
+    staleness: float,
+    seed: int,
+) -> pd.DataFrame:
+    """Gradient error when the sampler has another temperature than the training log-probs say."""
+    rows = []
+    for temperature in temperatures:
+        for index, old in enumerate(old_logits):
+            returns = random_returns(sequences, seed=seed + index)
+            logits = moved_logits(old, staleness, seed=seed + 500 + index)
+            sampler = tempered(old, temperature)
+            exact = ratio_objective_gradient(logits, sampler, sequences, returns)
+            found = mismatch_gradients(logits, old, sampler, sequences, returns)
+            rows += [
+                {"temperature": temperature, "weight": name, "error": flat_error(gradient, exact)}
+                for name, gradient in found.items()
+            ]
+    return medians(rows, "temperature", "weight")
+
+
+def mismatch_gradients(
+    logits: Tensor, old_logits: Tensor, sampler: Tensor, sequences: Sequences, returns: Tensor
+) -> dict[str, Tensor]:
+    """Expected gradients under the sampler with both factors, per token or multiplied, or one."""
+    mask = sequences.mask
+    logp, old_logp, sampler_logp = (token_logp(x, sequences) for x in (logits, old_logits, sampler))
+    weights = {
+        "both factors, product": importance_ratio(logp, sampler_logp, mask, level="sequence"),
+        "both factors, per token": importance_ratio(logp, sampler_logp, mask),
+        "first factor dropped": importance_ratio(logp, old_logp, mask),
+    }
+    return {
+        name: credit_moments(logits, sequences, weight * returns.unsqueeze(-1), sampler).mean
+        for name, weight in weights.items()
+    }
+
+
+def clip_curves(advantage: float, ratios: Tensor, *, epsilon: float = 0.2) -> pd.DataFrame:
+    """Objective of one token and its slope by the ratio, before and after the PPO clip."""
+    same = torch.zeros_like(ratios)
+
+    def objective(log_ratio: Tensor) -> Tensor:
+        output = policy_loss(
+            log_ratio[None],
+            old_logp=same[None],
+            advantages=torch.full_like(ratios, advantage)[None],
+            mask=torch.ones(1, len(ratios), dtype=torch.bool),
+            epsilon_low=epsilon,
+            epsilon_high=epsilon,
+        )
+        return -output.per_token[0]
+
+    columns = {
+        "ratio": ratios,
+        "objective": objective(ratios.log()),
+        "unclipped": advantage * ratios,
+        "coefficient": grad(lambda at: objective(at).sum())(ratios.log()),
+    }
+    return pd.DataFrame({name: values.numpy() for name, values in columns.items()})
+
+
+def doubling_length(chi2: float) -> float:
+    """Tokens after which the second moment of a product of ratios has doubled."""
+    return math.log(2) / math.log1p(chi2)
+
+
+def one_recurrent_state(vocab_size: int, stay: float) -> tuple[Tensor, Tensor]:
+    """Policy and sampler [V + 1, V] of Markov tokens that differ after the first token only.
+
+    The sampler is uniform; after the first token the policy repeats it with probability ``stay``
+    and is uniform over the others. With ten tokens and ``stay = 0.4`` the chi-square there is 1.
+    """
+    sampler = torch.full((vocab_size + 1, vocab_size), 1 / vocab_size, dtype=torch.float64)
+    policy = sampler.clone()
+    policy[0] = (1 - stay) / (vocab_size - 1)
+    policy[0, 0] = stay
+    return policy.log(), sampler.log()
+
+
+# --- What it draws -----------------------------------------------------------------------------
+
+#: What each row of the off-policy figure is called.
+WEIGHT_LABELS = {
+    "none": "no weight",
+    "token": "token ratio",
+    "prefix": "prefix ratio",
+    "sequence": "whole ratio",
+    "gspo": "GSPO",
+    "cispo": "CISPO",
+    "grpo": "GRPO, clipped",
+}
+
+
+def draw_orders(curves: pd.DataFrame) -> Figure:
+    """Error of the value's change and of the gradient against the step, both axes logarithmic."""
+    figure, axes = style.subplots(1, 2, height=4.0)
+    panels = {"change": ("change of value", "absolute"), "gradient": ("gradient", "relative")}
+    for panel, (column, (title, kind)) in zip(axes, panels.items(), strict=True):
+        for objective in OBJECTIVES:
+            curve = curves[curves.objective == objective]
+            panel.plot(curve["size"], curve[column], **look(objective), marker="o", markersize=5)
+        panel.set(xscale="log", yscale="log", title=title, ylabel=f"{kind} error (log scale)")
+    style.label_line_ends(axes[-1])
+    figure.supxlabel("size of the step (nats, log scale)", fontsize="medium")
+    return figure
+
+
+def draw_spreads(curves: pd.DataFrame) -> Figure:
+    """Standard deviation of a sequence's weight against its length, both axes logarithmic."""
+    figure, axes = style.subplots(height=3.9)
+    for name in ("product", "token", "geometric"):
+        shown = curves[curves[name] < 1e4]
+        axes.loglog(shown.length, shown[name], **look(name))
+    axes.set_xlabel("tokens in a sequence (log scale)")
+    axes.set_ylabel("standard deviation of the\nweight (log scale)")
+    style.label_line_ends(axes)
+    return figure
+
+
+def draw_weights(table: pd.DataFrame) -> Figure:
+    """Bias and noise of seven off-policy weights, a row each."""
+    panels = {
+        "bias": "bias\n(relative error)",
+        "noise": "noise of a sequence\n(norms of the gradient)",
+    }
+    figure, axes = style.subplots(1, len(panels), sharey=True, height=3.9)
+    rows = range(len(table))[::-1]
+    for panel, (column, title) in zip(axes, panels.items(), strict=True):
+        panel.hlines(rows, 0, table[column], color="#9FB0D6", linewidth=2)
+        panel.plot(table[column], rows, "o", color="#3D5A9E")
+        panel.set(xlim=(0, 1.1 * table[column].max()), xlabel=title)
+        panel.grid(False, axis="y")
+    axes[0].set_yticks(rows, [WEIGHT_LABELS[name] for name in table.weight])
+    return figure
+
+
+def draw_mismatch(curves: pd.DataFrame) -> Figure:
+    """Gradient error against the sampler's temperature, by what is kept of the ratio."""
+    figure, axes = style.subplots(height=3.9)
+    for name in ("first factor dropped", "both factors, per token", "both factors, product"):
+        curve = curves[curves.weight == name]
+        axes.plot(curve.temperature, curve.error, **look(name), marker="o", markersize=5)
+    style.guide(axes, x=1.0)
+    axes.set_xlabel("temperature of the sampler")
+    axes.set_ylabel("relative error of the\nexpected gradient")
+    style.label_line_ends(axes)
+    return figure
+
+
+def draw_clip(good: pd.DataFrame, bad: pd.DataFrame, *, epsilon: float) -> Figure:
+    """The clipped objective of one token against its ratio, for both signs of the advantage."""
+    figure, axes = style.subplots(1, 2, height=3.8)
+    for panel, curve, title in zip(axes, (good, bad), ("A = +1", "A = −1"), strict=True):
+        panel.plot(curve.ratio, curve.unclipped, color="#9A9088", linestyle=":", label="unclipped")
+        panel.plot(curve.ratio, curve.objective, color="#111111", label="PPO clip")
+        panel.axvspan(1 - epsilon, 1 + epsilon, color="#3D5A9E", alpha=0.12, linewidth=0)
+        panel.set_title(title)
+    axes[0].legend(loc="upper left")
+    axes[0].set_ylabel("objective of one token")
+    figure.supxlabel(r"ratio $\rho$", fontsize="medium")
+    return figure
+
+
+# --- The claims it decides ---------------------------------------------------------------------
+
+EPSILON = 0.2
+SIZES = (0.005, 0.01, 0.02, 0.04)  #: steps over which an order is measured
+ORDER = 0.1  #: how near a measured slope must come to a whole order
+
+
+def _near(value: float, target: float) -> bool:
+    return abs(value - target) < ORDER
+
+
+@claim("S3-21")
+def product_variance_grows() -> Finding:
+    """Variance of products of ratios: in closed form, listed, and where one state alone changes,
+    met once or again and again.
+
+    The closed form multiplies second moments; the referee lists every sequence.
+    """
+    generator = torch.Generator().manual_seed(71)
+    base, direction = torch.randn(2, 3, generator=generator, dtype=torch.float64)
+    moved = base + 0.3 * direction
+    chi2 = chi_square(base, moved)
+    iid, first_only = [], []
+    for length in (1, 2, 3, 4, 5):
+        tree = enumerate_sequences(3, length)
+        logits, old = (row.repeat(tree.num_states, 1) for row in (moved, base))
+        listed = sequence_ratio_spread(logits, old, tree).var
+        iid.append((listed / product_variance(chi2, length) - 1).abs().item())
+        logits[1:] = base
+        first_only.append(sequence_ratio_spread(logits, old, tree).var.item())
+    logits, old = torch.randn(2, tree.num_states, 3, generator=generator, dtype=torch.float64)
+    low, high = chi_square_bounds(logits, old, 5)
+    listed = sequence_ratio_spread(logits, old, tree).var
+    # mean log of exp(sum of rho - 1) over the product of rho, for a thousand tokens a little apart
+    near, old = (base + 0.03 * direction).softmax(-1), base.softmax(-1)
+    misprint = 1000 * (old * (near / old - 1 - (near / old).log())).sum()
+    figures = {
+        "iid_error": max(iid),
+        "iid_variance_5": product_variance(chi2, 5).item(),
+        "iid_variance_50": product_variance(chi2, 50).item(),
+        "one_state_growth": abs(first_only[-1] / first_only[0] - 1),
+        "one_of_ten_100": markov_product_variance(*one_recurrent_state(10, 0.4), 100).item(),
+        "outside_bounds": float(not low <= listed <= high),
+        "delta_log_gap_1000": misprint.item(),
+    }
+    exponential = figures["iid_error"] < EXACT and figures["outside_bounds"] == 0
+    always = figures["one_state_growth"] > 1 and figures["delta_log_gap_1000"] < EXACT
+    return Finding(judge(exponential and always, exponential), figures)
+
+
+@claim("S3-23")
+def gspo_weight() -> Finding:
+    """GSPO's gradient identity by autograd; mean and spread of its weight beside the product's; and
+    recorded runs against GRPO, in GRPO's clip range and in a narrower one."""
+    old, direction = (x[0] for x in random_tables(RAGGED, 3, 1, spread=SPREAD, seed=81))
+    logits, lengths = old + 0.5 * direction, RAGGED.mask.sum(-1)
+
+    def weights(at: Tensor) -> Tensor:
+        return (log_ratios(at, old, RAGGED).sum(-1) / lengths).exp()
+
+    credit = (weights(logits) / lengths).unsqueeze(-1).expand(RAGGED.mask.shape)
+    by_hand = sample_gradients(logits, RAGGED, credit).flatten(1)
+
+    def agreement(sampler: Tensor, direction: Tensor, seed: int) -> dict[str, Tensor]:
+        returns = _centred_returns(sampler, RAGGED, seed=seed)
+        exact, gspo = (
+            ratio_objective_gradient(
+                sampler + 0.2 * direction, sampler, RAGGED, returns, objective=name
+            )
+            for name in ("sequence", "geometric")
+        )
+        return {"cosine": cosine(gspo.flatten(), exact.flatten())}
+
+    tables = random_tables(RAGGED, 3, 8, spread=SPREAD, seed=83)
+    spreads = spread_curves(old[1] + 0.3 * old[0], old[1], [10, 1000]).set_index("length")
+    figures = {
+        "identity_error": largest(relative_error(by_hand, jacrev(weights)(logits).flatten(1))),
+        "std_10": spreads.geometric[10],
+        "std_1000": spreads.geometric[1000],
+        "product_std_1000": spreads["product"][1000],
+        "mean_1000": spreads.geometric_mean[1000],
+        "gradient_cosine": measured(agreement, *tables, range(8)).cosine.median(),
+    }
+    finals = recorded("objectives").finals
+    for variant in ("gspo", "gspo_narrow"):
+        figures |= difference(finals, variant, "grpo", "accuracy").figures(f"trained_{variant}")
+    identity_and_spread = (
+        figures["identity_error"] < EXACT
+        and figures["std_1000"] < figures["std_10"] < figures["product_std_1000"]
+    )
+    comparable = _near(figures["std_10"] / figures["std_1000"], 1)
+    return Finding(judge(identity_and_spread and comparable, identity_and_spread), figures)
+
+
+@claim("S3-33")
+def keep_sampling_mask() -> Finding:
+    """Mean ratios and gradients under a top-p sampler, with and without its mask on the policy.
+
+    The referee is autograd through the mean return of the masked, and of the full, policy; recorded
+    runs say what the mask did to the policy's own accuracy.
+    """
+    generator = torch.Generator().manual_seed(91)
+    old, direction, returns = torch.randn(3, 40, 16, generator=generator, dtype=torch.float64)
+    old, logits = 1.5 * old, 1.5 * old + 0.3 * direction
+    keep = keep_top(old, top_p=0.9)
+    sampler = masked_logits(old, keep).softmax(-1)
+    masked = masked_logits(logits, keep)
+
+    def estimated(policy_logits: Tensor) -> tuple[Tensor, Tensor]:
+        weighted = sampler * torch.where(keep, policy_logits.softmax(-1) / sampler, 0.0)
+        return weighted.sum(-1), expected_score(policy_logits, weighted * returns)
+
+    exact = grad(lambda at: (at.softmax(-1) * returns).sum())
+    masked_mean, masked_gradient = estimated(masked)
+    plain_mean, plain_gradient = estimated(logits)
+    figures = {
+        "masked_mean_error": largest(masked_mean - 1),
+        "masked_gradient_error": flat_error(masked_gradient, exact(masked)),
+        "plain_mean": plain_mean.mean().item(),
+        "plain_mean_100_tokens": plain_mean.log().mean().mul(100).exp().item(),
+        "plain_gradient_error": flat_error(plain_gradient, exact(logits)),
+        "full_policy_error": flat_error(masked_gradient, exact(logits)),
+    }
+    finals = recorded("mismatch").finals
+    pair = ("top_p_keep_mask", "top_p_uncorrected", "own_accuracy")
+    figures |= difference(finals, *pair).figures("trained_gain")
+    unbiased = max(figures["masked_mean_error"], figures["masked_gradient_error"]) < EXACT
+    return Finding(judge(unbiased and figures["full_policy_error"] < EXACT, unbiased), figures)
+
+
+@claim("S3-34")
+def token_objective_is_first_order() -> Finding:
+    """Measured orders of the token objective's error: slopes over steps of four sizes.
+
+    The route is the sum over sequences of the product of ratios, and autograd through it.
+    """
+    old_logits = random_tables(RAGGED, 3, 8, spread=SPREAD, seed=101).logits
+    curves = order_curves(old_logits, RAGGED, SIZES, seed=102)
+    linear, mean = (curves[curves.objective == name] for name in ("linear", "token_mean"))
+    old, returns = old_logits[0], random_returns(RAGGED, seed=103)
+    at_sampler = {
+        name: ratio_objective_gradient(old, old, RAGGED, returns, objective=name)
+        for name in ("sequence", "token", "token_mean")
+    }
+    figures = {
+        "gradient_error_at_sampler": flat_error(at_sampler["token"], at_sampler["sequence"]),
+        "value_order": slope(linear["size"], linear.change),
+        "gradient_order": slope(linear["size"], linear.gradient),
+        "length_mean_error": flat_error(at_sampler["token_mean"], at_sampler["sequence"]),
+        "length_mean_order": slope(mean["size"], mean.gradient),
+        "error_3_tokens": _gradient_error(3),
+        "error_8_tokens": _gradient_error(8),
+    }
+    first_order = (
+        figures["gradient_error_at_sampler"] < EXACT
+        and _near(figures["value_order"], 2)
+        and _near(figures["gradient_order"], 1)
+    )
+    everywhere = figures["length_mean_error"] < EXACT
+    return Finding(judge(first_order and everywhere, first_order), figures)
+
+
+def _gradient_error(length: int, size: float = 0.2) -> float:
+    """Median relative error of the token gradient at one step size, by length."""
+    sequences = enumerate_sequences(2, length)
+    tables = random_tables(sequences, 2, 6, spread=SPREAD, seed=104)
+    curves = order_curves(tables.logits, sequences, (size,), seed=105)
+    return curves[curves.objective == "linear"].gradient.item()
+
+
+@claim("S3-35")
+def two_factors_of_the_ratio() -> Finding:
+    """Each factor alone, the first one dropped, and both cancelling, on enumerated sequences."""
+    tables = random_tables(RAGGED, 3, 8, spread=SPREAD, seed=111)
+    found = pd.DataFrame(
+        measured(partial(_factor_errors, size=size), *tables, range(8)).median() for size in SIZES
+    )
+    figures = {
+        "identity_error": found.identity.max(),
+        "gap_order": slope(SIZES, found.gap),
+        "stale_order": slope(SIZES, found.stale),
+        "dropped_order": slope(SIZES, found.dropped),
+        "dropped_over_kept": (found.dropped / found.gap).iloc[-1],
+        "cancelled_error": found.cancelled.max(),
+    }
+    identity = figures["identity_error"] < EXACT
+    each_breaks = all(_near(figures[f"{name}_order"], 1) for name in ("gap", "stale"))
+    whatever_the_other = figures["cancelled_error"] > EXACT
+    return Finding(judge(identity and each_breaks and whatever_the_other, identity), figures)
+
+
+def _factor_errors(old: Tensor, direction: Tensor, seed: int, size: float) -> dict[str, float]:
+    returns = random_returns(RAGGED, seed=seed)
+    moved, sampler = moved_logits(old, size, seed=seed), old + size * direction
+
+    def error(logits: Tensor, sampler: Tensor, weight: str = "both factors, per token") -> float:
+        gradients = mismatch_gradients(logits, old, sampler, RAGGED, returns)
+        return flat_error(gradients[weight], gradients["both factors, product"])
+
+    first, second, both = (
+        log_ratios(*pair, RAGGED).sum(-1).exp()
+        for pair in ((old, sampler), (moved, old), (moved, sampler))
+    )
+    return {
+        "gap": error(old, sampler),
+        "stale": error(moved, old),
+        "cancelled": error(sampler, sampler),
+        "dropped": error(old, sampler, "first factor dropped"),
+        "identity": largest(first * second / both - 1),
+    }
+
+
+def _advantages(logits: Tensor, sequences: Sequences, returns: Tensor) -> Tensor:
+    whole = returns[:, None].expand(sequences.mask.shape)
+    return advantage_table(whole, logits, sequences)
+
+
+@claim("S4-46")
+def token_ratio_surrogate() -> Finding:
+    """The surrogate with dropped state ratio against the exact improvement, on full supports.
+
+    The referee is the difference of two mean returns; the performance-difference lemma, which
+    keeps the state ratio, is checked beside it.
+    """
+    old_logits = random_tables(RAGGED, 3, 8, spread=SPREAD, seed=121).logits
+    steps = {
+        size: measured(partial(_step_errors, size=size), old_logits, range(8))
+        for size in (*SIZES, 0.5)
+    }
+    found = pd.DataFrame(x.median() for x in steps.values())
+    figures = {
+        "lemma_error": max(x.lemma.max() for x in steps.values()),
+        "one_token_error": max(x.one_token.max() for x in steps.values()),
+        "value_order": slope(SIZES, found.value[:-1]),
+        "gradient_order": slope(SIZES, found.gradient[:-1]),
+        "gradient_error": found.gradient.iloc[-1],
+        "largest_value_error": steps[0.5].share.max(),
+    }
+    referee_agrees = max(figures["lemma_error"], figures["one_token_error"]) < EXACT
+    biased = figures["gradient_error"] > EXACT and _near(figures["value_order"], 2)
+    return Finding("fails" if referee_agrees and biased else "holds", figures)
+
+
+def _step_errors(old: Tensor, seed: int, size: float) -> dict[str, float]:
+    """Errors of the surrogate and the lemma after one step, and of a policy of one token."""
+    returns, one_token = random_returns(RAGGED, seed=seed), enumerate_sequences(3, 1)
+    logits = moved_logits(old, size, seed=seed)
+    found = _improvement_errors(logits, old, RAGGED, returns)
+    bandit = _improvement_errors(logits[:1], old[:1], one_token, returns[:3])
+    return found | {"one_token": bandit["value"]}
+
+
+def _improvement_errors(
+    logits: Tensor, old: Tensor, sequences: Sequences, returns: Tensor
+) -> dict[str, float]:
+    """Errors of the gain that surrogate and lemma promise, and of the surrogate's gradient."""
+    fixed = (old, sequences, _advantages(old, sequences, returns))
+    change = sequence_probability(logits, sequences) - sequence_probability(old, sequences)
+    gain = change @ returns
+    value = (token_surrogate(logits, *fixed) - gain).abs()
+    gradient = grad(token_surrogate)(logits, *fixed)
+    return {
+        "value": value.item(),
+        "share": (value / gain.abs()).item(),
+        "lemma": (performance_difference(logits, *fixed) - gain).abs().item(),
+        "gradient": flat_error(gradient, ratio_objective_gradient(logits, old, sequences, returns)),
+    }
+
+
+@claim("S4-xd")
+def two_approximations() -> Finding:
+    """Orders at which state distribution and advantages leave the sampler's, and their depth."""
+    sequences = enumerate_sequences(2, 7)
+    depth = torch.zeros(sequences.num_states, dtype=torch.long)
+    depth[sequences.states] = torch.arange(7).expand(sequences.states.shape)
+    old_logits = random_tables(sequences, 2, 8, spread=SPREAD, seed=131).logits
+
+    def gaps(old: Tensor, seed: int, size: float) -> dict[str, Tensor]:
+        returns = random_returns(sequences, seed=seed)
+        both = (old, moved_logits(old, size, seed=seed))
+        before, after = (state_visits(x, sequences) for x in both)
+        advantages = [_advantages(x, sequences, returns) for x in both]
+        state = (after - before).abs()
+        found = {f"depth_{n}": state[depth == n].sum() for n in (1, 6)}
+        return found | {"state": state.sum(), "advantage": torch.dist(*advantages)}
+
+    found = [measured(partial(gaps, size=size), old_logits, range(8)) for size in SIZES]
+    middle, total = pd.DataFrame(x.median() for x in found), sum(x.sum() for x in found)
+    figures = {
+        "state_order": slope(SIZES, middle.state),
+        "advantage_order": slope(SIZES, middle.advantage),
+        "depth_growth": total.depth_6 / total.depth_1,
+    }
+    first_order = all(_near(figures[f"{k}_order"], 1) for k in ("state", "advantage"))
+    uniform = figures["depth_growth"] < 1 + ORDER
+    return Finding(judge(first_order and uniform, first_order), figures)
+
+
+@claim("S4-48")
+def ppo_clip() -> Finding:
+    """Slope of the clipped objective in all four corners, and where one ascent step ends.
+
+    The slope is autograd through the loss; the step is taken on a policy over eight tokens.
+    """
+    ratios = torch.tensor([0.5, 1.5, 100.0], dtype=torch.float64)
+    good, bad = (clip_curves(sign, ratios).coefficient.tolist() for sign in (1.0, -1.0))
+    start = torch.zeros(8, dtype=torch.float64)
+    step = grad(lambda at: at.log_softmax(-1)[0])(start)  # of the ratio, where it is one
+    ratio = ((start + 5.0 * step).log_softmax(-1) - start.log_softmax(-1)).exp()[:1]
+    figures = {
+        "good_above": good[1],
+        "bad_below": bad[0],
+        "good_below": good[0],
+        "bad_above": bad[1],
+        "bad_far_above": bad[2],
+        "ratio_after_a_step": ratio.item(),
+        "pull_back": clip_curves(1.0, ratio).coefficient.item(),
+    }
+    incentive_ends = figures["good_above"] == figures["bad_below"] == 0.0
+    bounded = abs(figures["bad_far_above"]) <= 1.2 and figures["ratio_after_a_step"] <= 1.2
+    return Finding(judge(incentive_ends and bounded, incentive_ends), figures)
+
+
+@claim("S1-xt")
+def ratio_alone_limits_nothing() -> Finding:
+    """Slope of the unclipped ratio objective by the log-prob, at the sampler and far from it.
+
+    A limit would make it fall as the ratio grows; it is the ratio times the advantage.
+    """
+    ratios = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    clipped = clip_curves(1.0, ratios, epsilon=1.0).coefficient.tolist()  # to [0, 2]
+    figures = {
+        "slope_at_one": clipped[0],
+        "slope_at_three": grad(lambda at: at.exp().sum())(ratios.log())[1].item(),
+        "slope_at_three_clipped": clipped[1],
+    }
+    limits = figures["slope_at_three"] <= figures["slope_at_one"]
+    return Finding("holds" if limits else "fails", figures)
+
+
+@claim("S3-25")
+def cispo_weight() -> Finding:
+    """CISPO's gradient by autograd through the loss against the printed weight, ragged sequences.
+
+    Beside it, the share of tokens whose gradient PPO's clip removes, the bias of the mean, and what
+    recorded runs ended at with four steps on a rollout.
+    """
+    old, direction = (x[0] for x in random_tables(RAGGED, 3, 1, spread=SPREAD, seed=171))
+    logits, returns = old + 0.5 * direction, random_returns(RAGGED, seed=172)
+    cispo, ppo = (
+        gradient_weights(logits, old, RAGGED, returns, weight=kind) for kind in ("cispo", "grpo")
+    )
+    ratio = log_ratios(logits, old, RAGGED).exp()
+    printed = ratio.clamp(1 - EPSILON, 1 + EPSILON) * returns[:, None]
+    exact = ratio_objective_gradient(logits, old, RAGGED, returns)
+    visits = sequence_probability(old, RAGGED)[:, None] * RAGGED.mask
+    figures = {
+        "printed_error": largest((cispo - printed)[RAGGED.mask]),
+        "silenced_share": (visits * (cispo == 0)).sum().item() / visits.sum().item(),
+        "silenced_share_ppo": (visits * (ppo == 0)).sum().item() / visits.sum().item(),
+        "off_policy_bias": flat_error(credit_moments(logits, RAGGED, cispo, old).mean, exact),
+    }
+    finals = recorded("objectives").finals
+    for other in ("grpo", "reinforce"):
+        gain = difference(finals, "cispo", other, "accuracy")
+        figures |= gain.figures(f"trained_against_{other}")
+    as_printed = figures["printed_error"] < EXACT
+    return Finding(judge(as_printed and figures["silenced_share"] == 0.0, as_printed), figures)

@@ -1,0 +1,541 @@
+"""Chapter 7: what readings and clips do to the KL of stale samples."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.func import grad
+
+from analysis import style
+from analysis.chapters import ch17_stale as trained
+from analysis.chapters.ch06_credit import RAGGED, kl_estimates
+from analysis.chapters.ch07_stale_sequences import (
+    STALENESS,
+    mask_cases,
+    mask_rows,
+    standardised,
+    weight_errors,
+)
+from analysis.chapters.claims import (
+    EXACT,
+    Finding,
+    band,
+    claim,
+    difference,
+    difference_along,
+    error_of,
+    judge,
+    largest,
+    median,
+    recorded,
+    share,
+)
+from analysis.chapters.policies import (
+    Policies,
+    measured,
+    moved_logits,
+    random_policies,
+    random_tables,
+)
+from analysis.kl.divergences import reverse_kl
+from analysis.kl.enumeration import (
+    exact_kl_gradient,
+    expected_gradient,
+    relative_error,
+    reverse_kl_gradient,
+)
+from analysis.kl.estimators import k3
+from analysis.kl.scores import expected_score
+from analysis.kl.sequences import sequence_kl, sequence_probability, token_logp
+from analysis.kl.surrogates import kl_loss
+from analysis.objectives.masking import off_policy_sequence_mask
+from analysis.objectives.merged import kl_coefficient_kept, merged_loss
+
+# --- What the chapter computes -----------------------------------------------------------------
+
+NO_CLIP = {"epsilon_low": 1.0, "epsilon_high": math.inf}
+
+
+class StaleStates(NamedTuple):
+    """Independent states, one a row: policy, reference, sampler and advantages."""
+
+    logits: Tensor  #: [N, V], the trained policy
+    ref_logits: Tensor  #: [N, V], its reference
+    old_logits: Tensor  #: [N, V], the policy that sampled
+    advantages: Tensor  #: [N, V], of each token: mean 0, variance 1 under the sampler
+
+
+def stale_states(
+    count: int, vocab_size: int, distance: float, *, seed: int, along_advantage: bool = False
+) -> StaleStates:
+    """Samplers near random references, and policies that have moved on from their samplers.
+
+    They move by ``distance`` on the logits, at random or along the advantage, as maximising the
+    reward would.
+    """
+    ref_logits, shift = random_policies(count, vocab_size, spread=1.0, seed=seed)
+    old_logits = ref_logits + shift
+    rewards, direction = random_policies(count, vocab_size, spread=1.0, seed=seed + 1)
+    advantages = standardised(rewards, old_logits.softmax(-1))
+    moved = old_logits + distance * (advantages if along_advantage else direction)
+    return StaleStates(moved, ref_logits, old_logits, advantages)
+
+
+def merged_gradient(states: StaleStates, **options) -> Tensor:
+    """[N, V]: exact expected *ascent* direction of the merged objective, by autograd.
+
+    ``options`` are those of :func:`analysis.objectives.merged.merged_loss`.
+    """
+    logits, ref_logits, old_logits, advantages = states
+    ref_logp, old_logp = ref_logits.log_softmax(-1), old_logits.log_softmax(-1)
+    everywhere = torch.ones_like(logits, dtype=torch.bool)
+
+    def objective(at: Tensor) -> Tensor:
+        loss = merged_loss(
+            at.log_softmax(-1), ref_logp, old_logp, advantages, everywhere, **options
+        )
+        return -(old_logp.exp() * loss).sum()
+
+    return grad(objective)(logits)
+
+
+def merged_kl_gradient(states: StaleStates, *, reading: str, penalty: str = "k1") -> Tensor:
+    """[N, V]: the KL part of the merged objective without clip, as a descent direction."""
+    alone = states._replace(advantages=torch.zeros_like(states.advantages))
+    return -merged_gradient(alone, beta=1.0, reading=reading, penalty=penalty, **NO_CLIP)
+
+
+def regularised_gradient(states: StaleStates, *, beta: float) -> Tensor:
+    """[N, V]: exact gradient of expected advantage minus beta times the reverse KL, closed form."""
+    policy = states.logits.softmax(-1)
+    reward = expected_score(states.logits, policy * states.advantages)
+    kl = exact_kl_gradient(states.logits, states.ref_logits, direction="reverse")
+    return reward - beta * kl
+
+
+def clipped_kl_gradient(states: StaleStates, *, beta: float, epsilon: float) -> Tensor:
+    """[N, V]: what the clip leaves of the KL part of the detached reading."""
+    kept = _kept_coefficient(states, beta, epsilon)
+    return expected_score(states.logits, states.old_logits.softmax(-1) * kept)
+
+
+def silenced_mass(states: StaleStates, *, beta: float, epsilon: float) -> pd.DataFrame:
+    """Share of the KL's force that the clip removes, for each state.
+
+    A token's force is the probability it is sampled with times the size of its coefficient.
+    ``silenced`` is the share at clipped tokens; ``opposing`` the part of it that pointed against
+    the token's move since it was sampled, where the KL was pulling back.
+    """
+    logp, ref_logp, old_logp = (x.log_softmax(-1) for x in states[:3])
+    force = logp.exp() * (logp - ref_logp)
+    lost = (_kept_coefficient(states, beta, epsilon) == 0) & (force != 0)
+    against = lost & (force * (logp - old_logp) > 0)
+    size = force.abs()
+    return pd.DataFrame(
+        {
+            name: (torch.where(where, size, 0.0).sum(-1) / size.sum(-1)).numpy()
+            for name, where in (("silenced", lost), ("opposing", against))
+        }
+    )
+
+
+def _kept_coefficient(states: StaleStates, beta: float, epsilon: float) -> Tensor:
+    logps = (x.log_softmax(-1) for x in states[:3])
+    everywhere = torch.ones_like(states.logits, dtype=torch.bool)
+    clip = {"beta": beta, "epsilon_low": epsilon, "epsilon_high": epsilon}
+    return kl_coefficient_kept(*logps, states.advantages, everywhere, **clip)
+
+
+def reading_table(states: StaleStates) -> pd.DataFrame:
+    """Median relative error of each reading's KL part against both exact KL gradients, no clip."""
+    exact = {
+        d: exact_kl_gradient(states.logits, states.ref_logits, direction=d)
+        for d in ("reverse", "forward")
+    }
+    rows = []
+    for penalty, suffix in (("k1", ""), ("k3", " k3")):
+        for reading in ("old", "detached", "attached"):
+            gradient = merged_kl_gradient(states, reading=reading, penalty=penalty)
+            row = {"name": reading + suffix, "reading": reading, "penalty": penalty}
+            row |= {f"error_{d}": error_of(gradient, g) for d, g in exact.items()}
+            norm = median(gradient.norm(dim=-1) / exact["reverse"].norm(dim=-1))
+            rows.append(row | {"norm": norm})
+    return pd.DataFrame(rows)
+
+
+def reading_curves(
+    distances: Tensor, *, count: int, vocab_size: int, beta: float, epsilon: float, seed: int
+) -> pd.DataFrame:
+    """Relative error of the KL part against the reverse KL's gradient, as samples age.
+
+    Three readings without clip, and ``clipped``: the detached reading inside the clip, the
+    policy moving along the advantage. Staleness is the median KL of sampler from policy (nats).
+    """
+    rows = []
+    for distance in distances.tolist():
+        for name in ("old", "detached", "attached", "clipped"):
+            states = stale_states(
+                count, vocab_size, distance, seed=seed, along_advantage=name == "clipped"
+            )
+            if name == "clipped":
+                gradient = clipped_kl_gradient(states, beta=beta, epsilon=epsilon)
+            else:
+                gradient = merged_kl_gradient(states, reading=name)
+            exact = exact_kl_gradient(states.logits, states.ref_logits, direction="reverse")
+            error = relative_error(gradient, exact)
+            rows.append({"name": name, "staleness": _staleness(states)} | band(error))
+    return pd.DataFrame(rows)
+
+
+def silenced_curves(
+    distances: Tensor,
+    betas: tuple[float, ...],
+    *,
+    count: int,
+    vocab_size: int,
+    epsilon: float,
+    seed: int,
+) -> pd.DataFrame:
+    """Silenced and opposing share of the KL's force against staleness, moving either way."""
+    rows = []
+    for move in TITLES:
+        for distance in distances.tolist():
+            along = move == "along the advantage"
+            states = stale_states(count, vocab_size, distance, seed=seed, along_advantage=along)
+            for beta in betas:
+                lost = silenced_mass(states, beta=beta, epsilon=epsilon)
+                row = {"move": move, "beta": beta, "staleness": _staleness(states)}
+                row |= {f"{k}_{q}": lost[k].quantile(q / 100) for k in lost for q in (10, 50, 90)}
+                rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _staleness(states: StaleStates) -> float:
+    return reverse_kl(states.old_logits, states.logits).median().item()
+
+
+# --- What it draws -----------------------------------------------------------------------------
+
+#: Colour, line style and label of each reading of the merged KL.
+READING_LOOKS = {
+    "old": ("k1", "--", r"$\pi_{\mathrm{old}}$ inside"),
+    "detached": ("k2", "-", r"$\pi_\theta$ inside," "\n" "no clip"),
+    "clipped": ("reverse", "-", r"$\pi_\theta$ inside," "\n" "clipped"),
+}
+
+#: Title of each way in which the policy left its sampler.
+TITLES = {"along the advantage": "moved along $A$", "random": "moved at random"}
+
+
+def draw_readings(curves: pd.DataFrame) -> Figure:
+    """Error of the merged KL's expected gradient against staleness, by reading."""
+    figure, axes = style.subplots(height=3.9)
+    for name, (colour, dashes, label) in READING_LOOKS.items():
+        curve = curves[curves.name == name]
+        look = {"color": style.COLOURS[colour], "linestyle": dashes, "label": label}
+        every = max(1, len(curve) // 6)
+        style.band(axes, curve, "staleness", **look, marker=style.MARKERS[colour], markevery=every)
+    axes.set_ylim(-0.05, 1.25)
+    axes.set_xlabel(STALENESS)
+    axes.set_ylabel("relative error of the\nKL's expected gradient")
+    style.label_line_ends(axes)
+    return figure
+
+
+def draw_silenced(curves: pd.DataFrame) -> Figure:
+    """Share of the KL's force that the clip removes, by beta and by how the policy moved."""
+    figure, panels = style.subplots(1, 2, sharey=True, height=3.9)
+    columns = {"middle": "silenced_50", "low": "silenced_10", "high": "silenced_90"}
+    colours = [style.COLOURS[name] for name in ("reverse", "none", "forward")]
+    for axes, (move, rows) in zip(panels, curves.groupby("move", sort=True), strict=True):
+        for (beta, curve), colour in zip(rows.groupby("beta"), colours, strict=False):
+            label = rf"$\beta$ = {beta:g}"
+            style.band(axes, curve, "staleness", **columns, color=colour, label=label)
+        smallest = rows[rows.beta == rows.beta.min()]
+        axes.plot(smallest.staleness, smallest.opposing_50, color=colours[0], linestyle=":")
+        axes.set(ylim=(-0.02, 1.02), title=TITLES[move])
+    panels[0].set_ylabel("share of the KL's force silenced")
+    panels[1].legend(loc="upper right")
+    figure.supxlabel(STALENESS, fontsize="medium")
+    return figure
+
+
+# --- The claims it decides ---------------------------------------------------------------------
+
+BETA, EPSILON = 0.04, 0.2
+TRAINED_BETA = 0.3  #: of the recorded runs that are compared
+
+
+def stale(distance: float = 0.5, **options) -> StaleStates:
+    """The states of the claims; ``options`` as in :func:`stale_states`."""
+    return stale_states(100, 16, distance, seed=70, **options)
+
+
+def stale_trees() -> tuple[Policies, Tensor]:
+    """Twenty pairs of tabular policies over ragged sequences, and their stale samplers."""
+    tables = random_tables(RAGGED, 3, 20, spread=1.0, seed=71)
+    return tables, moved_logits(tables.logits, 0.5, seed=72)
+
+
+@claim("S3-29")
+def weighted_k3() -> Finding:
+    """V3.2's term, attached and detached: autograd through the loss against closed-form gradients,
+    its value against the KL, at one state and over sequences; and recorded runs on samples 16
+    updates old, with and without the weight."""
+    pair, old_logits = Policies(*stale()[:2]), stale().old_logits
+    gradient = {
+        w: expected_gradient(*pair, old_logits, estimator="k3", weighting=w)
+        for w in ("none", "attached", "detached")
+    }
+    reverse, forward = (exact_kl_gradient(*pair, direction=d) for d in ("reverse", "forward"))
+    logp, ref_logp, old_logp = (x.log_softmax(-1) for x in (*pair, old_logits))
+    weighted = kl_loss(logp, ref_logp, old_logp=old_logp, estimator="k3", weighting="attached")
+    value, plain = ((old_logp.exp() * x).sum(-1) for x in (weighted, k3(logp, ref_logp)))
+    tables, samplers = stale_trees()
+    of_sequences = measured(_sequence_value_error, *tables, samplers)
+    figures = {
+        "value_error": largest(value - reverse_kl(*pair)),
+        "value_error_unweighted": median((plain / reverse_kl(*pair) - 1).abs()),
+        "attached_to_reverse": error_of(gradient["attached"], reverse, worst=True),
+        "detached_to_forward": error_of(gradient["detached"], forward, worst=True),
+        "detached_to_reverse": error_of(gradient["detached"], reverse),
+        "unweighted_to_reverse": error_of(gradient["none"], reverse),
+        "sequence_value_error": of_sequences.value.quantile(interpolation="lower"),
+    }
+    finals = recorded("staleness").finals
+    for metric in ("own_accuracy", "reverse_kl"):
+        gain = difference(finals, "k3_attached_lag_16", "k3_lag_16", metric)
+        figures |= gain.figures(f"trained_{metric}")
+    one_state = figures["value_error"] < EXACT and figures["attached_to_reverse"] < EXACT
+    everywhere = figures["detached_to_reverse"] < EXACT and figures["sequence_value_error"] < EXACT
+    return Finding(judge(one_state and everywhere, one_state), figures)
+
+
+def _sequence_value_error(
+    logits: Tensor, ref_logits: Tensor, old_logits: Tensor
+) -> dict[str, Tensor]:
+    """Relative error of the token-weighted k3 as an estimate of the sequence KL."""
+    logp, ref_logp, old_logp = (token_logp(x, RAGGED) for x in (logits, ref_logits, old_logits))
+    weighting = {"estimator": "k3", "weighting": "attached", "mask": RAGGED.mask}
+    terms = kl_loss(logp, ref_logp, old_logp=old_logp, **weighting)
+    estimate = sequence_probability(old_logits, RAGGED) @ (terms * RAGGED.mask).sum(-1)
+    return {"value": (estimate / sequence_kl(logits, ref_logits, RAGGED) - 1).abs()}
+
+
+@claim("S3-31")
+def masked_sequences() -> Finding:
+    """The masking rule against its words token by token; what it does to bias and variance of the
+    token-ratio gradient, over every sequence of a tree; and to recorded runs on stale samples."""
+    cases = mask_cases(RAGGED, 3, 40, 0.5, seed=73)
+    rule_broken = 0
+    for case in cases:
+        logp, old_logp = (token_logp(x, RAGGED) for x in (case.logits, case.old_logits))
+        kept = off_policy_sequence_mask(logp, old_logp, case.advantages, RAGGED.mask, delta=0.2)
+        for row, advantage in enumerate(case.advantages.tolist()):
+            gaps = (old_logp - logp)[row][RAGGED.mask[row]]
+            masked = advantage < 0 and gaps.mean().item() > 0.2
+            rule_broken += bool(kept[row].any()) == masked
+    free, strict = (mask_rows(cases, RAGGED, delta) for delta in (math.inf, 0.2))
+    used = strict.masked > 0
+    ratio = (strict / free)[used].quantile(interpolation="lower")
+    figures = {
+        "rule_broken": float(rule_broken),
+        "share_variance_lower": (strict.variance < free.variance)[used].mean(),
+        "share_bias_higher": (strict.bias > free.bias)[used].mean(),
+        "variance_ratio": ratio.variance,
+        "bias_ratio": ratio.bias,
+        "bias_limit": strict.bias[used].quantile(interpolation="lower"),
+    }
+    finals = recorded("stale_masking").finals
+    saved = difference(finals, "reinforce_mask_0.1", "reinforce", "own_accuracy")
+    beside_clip = difference(finals, "token_mask_0.1", "token", "own_accuracy")
+    figures |= saved.figures("trained_unclipped") | beside_clip.figures("trained_clipped")
+    always = figures["share_bias_higher"] == 0.0 and saved.above and beside_clip.above
+    sometimes = rule_broken == 0 and figures["share_variance_lower"] > 0.5
+    return Finding(judge(sometimes and always, sometimes), figures)
+
+
+@claim("S4-25")
+def unweighted_loss() -> Finding:
+    """The printed loss and its siblings on fresh and stale samples: autograd over the vocabulary
+    against the closed-form gradient; and the sum over the vocabulary with either weight."""
+    figures = {}
+    for age, states in (("fresh", stale(0.0)), ("stale", stale())):
+        exact = reverse_kl_gradient(states.logits, states.ref_logits)
+        for name in ("k1", "k2", "k3"):
+            gradient = expected_gradient(*states[:3], estimator=name)
+            figures[f"{name}_{age}"] = error_of(gradient, exact)
+    figures["full_vocabulary"] = error_of(full_vocabulary(states, "policy"), exact, worst=True)
+    figures["full_vocabulary_old_weights"] = error_of(full_vocabulary(states, "sampler"), exact)
+    valid = {name: figures[f"{name}_fresh"] < EXACT for name in ("k1", "k2", "k3")}
+    stale_wrong = all(figures[f"{name}_stale"] > 0.05 for name in valid)
+    as_printed = valid["k1"] and figures["full_vocabulary_old_weights"] < EXACT
+    partly = valid["k2"] and figures["full_vocabulary"] < EXACT
+    return Finding(judge(as_printed and stale_wrong, partly and stale_wrong), figures)
+
+
+def full_vocabulary(states: StaleStates, weights: str) -> Tensor:
+    """Gradient of the log-ratio summed over the vocabulary under the policy or the sampler."""
+
+    def total(logits: Tensor) -> Tensor:
+        logp = logits.log_softmax(-1)
+        probability = logp.exp() if weights == "policy" else states.old_logits.softmax(-1)
+        return (probability * (logp - states.ref_logits.log_softmax(-1))).sum()
+
+    return grad(total)(states.logits)
+
+
+@claim("S4-26")
+def readings_of_the_merged_kl() -> Finding:
+    """Each reading's expected gradient by autograd, without clip, against closed forms: the reverse
+    KL, and for the sampler's log-ratio the difference of two reverse KLs; and recorded runs of
+    several steps a rollout, clipped, against the detached reading."""
+    states, unmoved = stale(), stale(0.0)
+    exact, of_unmoved = (reverse_kl_gradient(x.logits, x.ref_logits) for x in (states, unmoved))
+    drift = reverse_kl_gradient(states.logits, states.old_logits)
+    detached, attached, old = (
+        merged_kl_gradient(states, reading=r) for r in ("detached", "attached", "old")
+    )
+    old_fresh = merged_kl_gradient(unmoved, reading="old")
+    figures = {
+        "detached": error_of(detached, exact, worst=True),
+        "attached": error_of(attached, exact, worst=True),
+        "old": error_of(old, exact),
+        "old_identity": error_of(old, exact - drift, worst=True),
+        "old_fresh": error_of(old_fresh, of_unmoved, worst=True),
+    }
+    finals = recorded("three_ways").finals
+    for reading in ("old", "attached"):
+        pair = (f"merged_{reading}", "merged_detached", "accuracy")
+        figures |= difference(finals, *pair, beta=TRAINED_BETA).figures(f"trained_{reading}")
+    under_policy = max(figures["detached"], figures["attached"]) < EXACT
+    under_sampler = figures["old"] < EXACT
+    return Finding(judge(under_policy and under_sampler, under_policy), figures)
+
+
+@claim("S4-27")
+def clipped_merged_kl() -> Finding:
+    """The merged objective against the exact gradient of reward minus KL, with and without the
+    clip, the policy having moved along its advantages; how much of the KL's force is lost; and
+    recorded runs with and without the clip."""
+    states = stale(along_advantage=True)
+    exact = regularised_gradient(states, beta=BETA)
+    clip = {"epsilon_low": EPSILON, "epsilon_high": EPSILON}
+    options = {"beta": BETA, "reading": "detached"}
+    lost = silenced_mass(states, beta=BETA, epsilon=EPSILON).median()
+    over_sequences = weight_errors(*stale_trees(), RAGGED, level="token", credit="immediate")
+    figures = {
+        "unclipped": error_of(merged_gradient(states, **options, **NO_CLIP), exact, worst=True),
+        "clipped": error_of(merged_gradient(states, **options, **clip), exact),
+        "clipped_kl_part": _way_errors()["off_policy_clipped"],
+        "silenced": lost.silenced,
+        "opposing": lost.opposing,
+        "sequences_unclipped": median(over_sequences),
+    }
+    finals = recorded("three_ways").finals
+    pair = ("merged_detached", "merged_detached_wide", "accuracy")
+    figures |= difference(finals, *pair, beta=TRAINED_BETA).figures("trained_clip")
+    unclipped = figures["unclipped"] < EXACT
+    correct = figures["clipped"] < EXACT and figures["sequences_unclipped"] < EXACT
+    return Finding(judge(unclipped and correct, unclipped), figures)
+
+
+@claim("S4-xp")
+def merging_like_terms() -> Finding:
+    """The clipped surrogates of reward and KL, added, against that of their sum: gradients by
+    autograd, token by token, split by whether the two terms pull the same way."""
+    states = stale(along_advantage=True)
+    logp, ref_logp, old_logp = (x.log_softmax(-1) for x in states[:3])
+    pull = -(logp - ref_logp)  # beta = 1: the KL's advantage
+    coefficient = {
+        name: _clipped_coefficient(logp, old_logp, advantage)
+        for name, advantage in (
+            ("reward", states.advantages),
+            ("kl", pull),
+            ("merged", states.advantages + pull),
+        )
+    }
+    gap = (coefficient["reward"] + coefficient["kl"] - coefficient["merged"]).abs() > EXACT
+    together = states.advantages * pull > 0
+    inside = ((logp - old_logp).exp() - 1).abs() <= EPSILON
+    figures = {
+        "differs_same_sign": share(gap[together]),
+        "differs_inside_clip": share(gap[inside]),
+        "differs_opposite_sign": share(gap[~together & ~inside]),
+    }
+    sometimes = figures["differs_same_sign"] == 0 and figures["differs_inside_clip"] == 0
+    return Finding(judge(not bool(gap.any()), sometimes), figures)
+
+
+def _clipped_coefficient(logp: Tensor, old_logp: Tensor, advantages: Tensor) -> Tensor:
+    """What multiplies the score under PPO's minimum, by autograd through ``min`` and ``clamp``."""
+
+    def value(at: Tensor) -> Tensor:
+        ratio = torch.exp(at - old_logp)
+        bounded = ratio.clamp(1 - EPSILON, 1 + EPSILON)
+        return torch.minimum(ratio * advantages, bounded * advantages).sum()
+
+    return grad(value)(logp)
+
+
+@claim("S4-40")
+def three_implementations() -> Finding:
+    """The three ways to have a KL, and PPO's credit beside GRPO's, against the exact gradients of
+    the KL: one token a response, then ragged sequences."""
+    estimates = kl_estimates(stale_trees()[0], RAGGED).groupby(["vocabulary", "credit"])
+    errors = estimates.error.quantile(interpolation="lower")
+    figures = _way_errors() | {
+        "sequence_own_credit": errors["sampled", "immediate"],
+        "sequence_to_go": errors["sampled", "to_go"],
+        "sequence_full_vocabulary": errors["full", "immediate"],
+    }
+    one_token = ("full_vocabulary", "on_policy_k2", "off_policy_unclipped")
+    sometimes = max(figures[name] for name in one_token) < EXACT
+    others = ("off_policy_clipped", "sequence_own_credit", "sequence_full_vocabulary")
+    always = max(figures[name] for name in others) < EXACT
+    return Finding(judge(sometimes and always, sometimes), figures)
+
+
+def _way_errors() -> dict[str, float]:
+    """Error of each way's KL gradient for one token a response: the largest, clipped the median."""
+    states, on_policy = stale(along_advantage=True), stale(0.0)
+    exact = reverse_kl_gradient(states.logits, states.ref_logits)
+    of_on_policy = reverse_kl_gradient(on_policy.logits, on_policy.ref_logits)
+    k2 = expected_gradient(*on_policy[:2], estimator="k2")
+    unclipped = merged_kl_gradient(states, reading="detached")
+    clipped = clipped_kl_gradient(states, beta=BETA, epsilon=EPSILON)
+    return {
+        "full_vocabulary": error_of(full_vocabulary(states, "policy"), exact, worst=True),
+        "on_policy_k2": error_of(k2, of_on_policy, worst=True),
+        "off_policy_unclipped": error_of(unclipped, exact, worst=True),
+        "off_policy_clipped": error_of(clipped, exact),
+    }
+
+
+@claim("S4-xo")
+def best_way_overall() -> Finding:
+    """The error of each way's KL gradient on samples of one age; and the recorded ways: accuracy of
+    the merged KL, clipped, less that of the full vocabulary at equal exact KLs (a mean over all
+    that they share), and less that of k2 on large fresh batches at equal completions and at equal
+    passes through the model, each side at the better of its step sizes."""
+    figures = _way_errors()
+    del figures["off_policy_unclipped"]
+    several = recorded("three_ways").finals
+    ways = trained.costed_ways(recorded("three_ways_half_step"), recorded("three_ways_on_policy"))
+    bands = {}
+    for reading in ("old", "detached"):
+        pair = (f"merged_{reading}", "exact_loss", "accuracy")
+        bands[f"{reading}_to_full"] = difference_along(several, *pair, of="reverse_kl")
+        for cost in ("completions", "passes"):
+            ended = trained.at_equal_cost(ways, cost, TRAINED_BETA)
+            pair = (f"merged_{reading}", trained.LARGE_BATCH, "accuracy")
+            bands[f"{reading}_to_large_at_{cost}"] = difference(ended, *pair)
+    for name, interval in bands.items():
+        figures |= interval.figures(name)
+    ahead = [interval.above for interval in bands.values()]
+    return Finding(judge(all(ahead), any(ahead)), figures)

@@ -1,0 +1,642 @@
+"""Chapter 8: what the KL in the reward does to groups, flows, steps and returns, enumerated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.func import grad
+from torch.nn import functional
+
+from analysis import style
+from analysis.chapters.ch05_samples import sampled_descent, share_lowered
+from analysis.chapters.ch06_credit import RAGGED
+from analysis.chapters.ch07_off_policy import merged_kl_gradient, stale_states
+from analysis.chapters.ch09_advantages import group_moments, true_gradient
+from analysis.chapters.claims import (
+    EXACT,
+    Finding,
+    Verdict,
+    band,
+    claim,
+    error_of,
+    judge,
+    largest,
+    median,
+    share,
+)
+from analysis.chapters.policies import (
+    flat_error,
+    log_ratios,
+    measured,
+    medians,
+    random_policies,
+    random_tables,
+)
+from analysis.kl.ascent import expected_ascent
+from analysis.kl.credit import credit_moments
+from analysis.kl.divergences import reverse_kl
+from analysis.kl.enumeration import (
+    GradientMoments,
+    cosine,
+    expected_gradient,
+    forward_kl_gradient,
+    relative_error,
+    reverse_kl_gradient,
+)
+from analysis.kl.fixed_points import reverse_kl_optimum
+from analysis.kl.mirror_steps import folded_reward, mirror_step
+from analysis.kl.returns import reward_to_go
+from analysis.kl.scores import expected_score
+from analysis.kl.sequences import (
+    Sequences,
+    enumerate_sequences,
+    expected_sequence_gradient,
+    sequence_kl_gradient,
+    sequence_probability,
+    token_logp,
+)
+from analysis.kl.surrogates import ESTIMATORS, gradient_coefficient
+from analysis.objectives.ordering import ORDERS
+
+# --- What the chapter computes: groups ---------------------------------------------------------
+
+
+class Prompts(NamedTuple):
+    """Independent one-token prompts, one a row."""
+
+    logits: Tensor  #: [N, V], the policy, which also samples
+    ref_logits: Tensor  #: [N, V]
+    rewards: Tensor  #: [N, V], one a token
+
+
+def random_prompts(count: int, vocab_size: int, *, distance: float, seed: int) -> Prompts:
+    """Random references, policies ``distance`` away from them and standard normal rewards."""
+    ref_logits, step = random_policies(count, vocab_size, spread=1.0, seed=seed)
+    rewards, _ = random_policies(count, vocab_size, spread=1.0, seed=seed + 1)
+    return Prompts(ref_logits + distance * step, ref_logits, rewards)
+
+
+def order_moments(prompts: Prompts, order: str, *, beta: float, group_size: int) -> GradientMoments:
+    """Exact mean [N, V] and spread [N] of one group's gradient under an order of KL and groups."""
+    advantage = partial(ORDERS[order], beta=beta)
+    tokens = torch.arange(prompts.logits.shape[-1])
+    moments = []
+    for logits, ref_logits, rewards in zip(*prompts, strict=True):
+        kl = logits.log_softmax(-1) - ref_logits.log_softmax(-1)
+        credit = partial(_of_tokens, advantage, rewards, kl)
+        moments.append(group_moments(logits, tokens, group_size, credit))
+    return GradientMoments(*(torch.stack(x) for x in zip(*moments, strict=True)))
+
+
+def _of_tokens(
+    advantage: Callable[..., Tensor], rewards: Tensor, kl: Tensor, tokens: Tensor
+) -> Tensor:
+    return advantage(rewards[tokens], kl[tokens])
+
+
+class Weights(NamedTuple):
+    """How strongly an order's expected gradient follows each exact gradient."""
+
+    reward: Tensor  #: [N], along the gradient of the mean reward, without a KL
+    kl: Tensor  #: [N], along the descent of the KL: what the KL adds, over beta
+    bias: Tensor  #: [N], relative error of the reward part after the best rescaling
+
+
+def order_weights(prompts: Prompts, order: str, *, beta: float, group_size: int) -> Weights:
+    """Least-squares weights of an order's expected gradient on the two exact gradients."""
+    alone = order_moments(prompts, order, beta=0.0, group_size=group_size).mean
+    added = order_moments(prompts, order, beta=beta, group_size=group_size).mean - alone
+    reward = true_gradient(prompts.logits, prompts.rewards)
+    descent = -reverse_kl_gradient(prompts.logits, prompts.ref_logits)
+    scale = (alone * reward).sum(-1) / reward.square().sum(-1)
+    basis = torch.stack([reward, descent], dim=-1)
+    fitted = torch.linalg.lstsq(basis, added.unsqueeze(-1)).solution.squeeze(-1)
+    return Weights(scale, fitted[:, 1] / beta, relative_error(alone / scale.unsqueeze(-1), reward))
+
+
+def order_table(
+    prompts: Prompts, scales: Iterable[float], *, beta: float, group_size: int
+) -> pd.DataFrame:
+    """Weights of reward and KL under each order as the rewards are rescaled: medians over prompts.
+
+    ``std`` is the exact standard deviation of the reward under the policy; ``effective_beta`` the
+    weight of the KL in units of the reward, over beta; ``gain`` its absolute weight over beta.
+    """
+    rows = []
+    for scale in scales:
+        scaled = prompts._replace(rewards=scale * prompts.rewards)
+        std = median(_spread(scaled.rewards, scaled.logits.softmax(-1)))
+        for order in ORDERS:
+            weights = order_weights(scaled, order, beta=beta, group_size=group_size)
+            effective = band(weights.kl / weights.reward)
+            row = {"order": order, "scale": scale, "std": std}
+            row |= {"effective_beta": effective.pop("median"), **effective}
+            gain, bias = weights.kl.quantile(0.5).item(), median(weights.bias)
+            rows.append(row | {"gain": gain, "bias": bias})
+    return pd.DataFrame(rows)
+
+
+def population_gradient(prompts: Prompts, order: str, *, beta: float) -> Tensor:
+    """[N, V]: the limit of an order for large groups, ``eps = 0``, from exact moments.
+
+    NaN where the spread that the order divides by is zero.
+    """
+    policy = prompts.logits.softmax(-1)
+    kl = prompts.logits.log_softmax(-1) - prompts.ref_logits.log_softmax(-1)
+    penalised = prompts.rewards - beta * kl
+    credit = {
+        "kl_then_normalise": penalised / _spread(penalised, policy).unsqueeze(-1),
+        "normalise_then_kl": prompts.rewards / _spread(prompts.rewards, policy).unsqueeze(-1)
+        - beta * kl,
+        "kl_then_leave_one_out": penalised,
+    }[order]
+    return expected_score(prompts.logits, policy * credit)
+
+
+def equal_reward_curves(
+    distances: Tensor, *, count: int, vocab_size: int, beta: float, group_size: int, seed: int
+) -> pd.DataFrame:
+    """Norm of the expected gradient of a group of equal rewards against the KL from the reference.
+
+    ``exact`` is beta times the gradient of the reverse KL. Medians over prompts.
+    """
+    rows = []
+    for distance in distances.tolist():
+        prompts = random_prompts(count, vocab_size, distance=distance, seed=seed)
+        prompts = prompts._replace(rewards=torch.zeros_like(prompts.rewards))
+        kl = median(reverse_kl(*prompts[:2]))
+        gradients = {"exact": beta * reverse_kl_gradient(*prompts[:2])}
+        for order in ORDERS:
+            moments = order_moments(prompts, order, beta=beta, group_size=group_size)
+            gradients[order] = moments.mean
+        for order, gradient in gradients.items():
+            norm = gradient.norm(dim=-1).quantile(0.5).item()
+            rows.append({"order": order, "kl": kl, "norm": norm})
+    return pd.DataFrame(rows)
+
+
+def _spread(values: Tensor, probability: Tensor) -> Tensor:
+    """Standard deviation under the probabilities, over the last axis."""
+    mean = (probability * values).sum(-1, keepdim=True)
+    return (probability * (values - mean).square()).sum(-1).sqrt()
+
+
+# --- What it computes: flows, steps and returns ------------------------------------------------
+
+#: A start has returned when its reverse KL from the reference is below this (nats).
+RETURNED = 1e-3
+
+#: A token has been given up when its probability is below this share of the reference's.
+GIVEN_UP = 1e-6
+
+
+def penalty_force(log_odds: Tensor, ref_probability: float) -> pd.DataFrame:
+    """Push of each penalty on the log-odds of the first of two tokens, natural gradient.
+
+    ``d/dt log(p / (1 - p)) = k(second) - k(first)``: positive raises the first token.
+    """
+    logits = torch.stack([log_odds, torch.zeros_like(log_odds)], -1)
+    ref = torch.tensor([ref_probability, 1 - ref_probability], dtype=log_odds.dtype)
+    logp = logits.log_softmax(-1)
+    frames = []
+    for name in ("k1", "k2", "k3"):
+        penalty = ESTIMATORS[name](logp, ref.log().expand_as(logp))
+        force = penalty[:, 1] - penalty[:, 0]
+        frames.append(pd.DataFrame({"estimator": name, "log_odds": log_odds, "force": force}))
+    return pd.concat(frames, ignore_index=True)
+
+
+def flow_table(
+    starts: Prompts, estimators: Iterable[str], *, steps: int, step_size: float
+) -> pd.DataFrame:
+    """Where training on the penalty alone ends: exact natural ascent, no reward, from each start.
+
+    ``share_returned``: starts whose policy ends at the reference; ``share_collapsed``: starts that
+    lose at least one token; ``rising``: mean share of tokens that the first step raises.
+    """
+    options = {"beta": 1.0, "placement": "reward", "steps": steps, "step_size": step_size}
+    nothing = torch.zeros_like(starts.rewards)
+    rows = []
+    for name in estimators:
+        end = expected_ascent(starts.logits, nothing, starts.ref_logits, estimator=name, **options)
+        lost = end < starts.ref_logits.log_softmax(-1) + math.log(GIVEN_UP)
+        raised = -expected_gradient(*starts[:2], estimator=name, placement="reward") > 0
+        rows.append(
+            {
+                "estimator": name,
+                "share_returned": share(reverse_kl(end, starts.ref_logits) < RETURNED),
+                "share_collapsed": share(lost.any(-1)),
+                "tokens_lost": lost.double().sum(-1).mean().item(),
+                "rising": share(raised),
+                "fewest_rising": int(raised.sum(-1).min()),
+                "survivors": survivor_error(end, starts.ref_logits, ~lost),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def sample_table(
+    starts: Prompts, *, shift: float, steps: int, step_size: float, seed: int
+) -> pd.DataFrame:
+    """Training on the penalty alone with one sampled token a step, no baseline: one run a start.
+
+    ``k1 + shift`` is k1 made positive by a constant; ``constant`` is that constant alone. Columns:
+    the smallest penalty any token has at the start, the reverse KL from the reference at the start
+    and at the end (median, 90th percentile; nats) and the share of runs with a token below a
+    twentieth of its reference probability.
+    """
+    logp, ref_logp = (x.log_softmax(-1) for x in starts[:2])
+    penalties = {
+        "k1": ESTIMATORS["k1"],
+        "k1 + shift": lambda logp, ref_logp: logp - ref_logp + shift,
+        "constant": lambda logp, ref_logp: torch.full_like(logp, shift),
+        "k2": ESTIMATORS["k2"],
+        "k3": ESTIMATORS["k3"],
+    }
+    options = {"step_size": step_size, "steps": steps, "seed": seed}
+    rows = []
+    for name, penalty in penalties.items():
+        end = sampled_descent(*starts[:2], penalty, **options)[-1]
+        kl = reverse_kl(end, starts.ref_logits)
+        rows.append(
+            {
+                "penalty": name,
+                "smallest": penalty(logp, ref_logp).min().item(),
+                "kl_start": median(reverse_kl(*starts[:2])),
+                "kl_end": median(kl),
+                "kl_end_p90": kl.quantile(0.9).item(),
+                "share_low": share((end - ref_logp < math.log(0.05)).any(-1)),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def survivor_error(logp: Tensor, ref_logits: Tensor, alive: Tensor) -> float:
+    """Median distance of an end to the reference renormalised on its surviving tokens."""
+    conditional = torch.where(alive, ref_logits, -torch.inf).log_softmax(-1)
+    return median((logp.exp() - conditional.exp()).abs().amax(-1))
+
+
+def surrogate_curves(
+    prompts: Prompts, products: Iterable[float], *, beta: float, iterations: int
+) -> pd.DataFrame:
+    """Median KL from the optimum over repeated mirror steps, for several ``step_size * beta``."""
+    optimum = reverse_kl_optimum(prompts.rewards, prompts.ref_logits, beta=beta)
+    fixed = {"ref_logits": prompts.ref_logits, "rewards": prompts.rewards, "beta": beta}
+    rows = []
+    for product in products:
+        logp = prompts.ref_logits.log_softmax(-1)
+        for iteration in range(iterations + 1):
+            kl = median(reverse_kl(logp, optimum))
+            rows.append({"product": product, "iteration": iteration, "kl": kl})
+            logp = mirror_step(logp, step_size=product / beta, **fixed)
+    return pd.DataFrame(rows)
+
+
+#: How the printed per-token reward can be credited, and PPO's own way.
+CREDITS = ("own token only", "every token, to go", "last token, to go")
+
+
+def folded_return_gradient(
+    logits: Tensor,
+    ref_logits: Tensor,
+    rewards: Tensor,
+    sequences: Sequences,
+    *,
+    beta: float,
+    credit: str,
+) -> Tensor:
+    """[states, vocab]: exact ascent direction of a task reward [N] with the KL folded in.
+
+    ``own token only`` weighs a token with ``R - beta l_t``, ``every token, to go`` passes that
+    through the return, ``last token, to go`` gives the reward once, at the end.
+    """
+    mask = sequences.mask
+    penalty = beta * log_ratios(logits, ref_logits, sequences)
+    everywhere = torch.where(mask, rewards.unsqueeze(-1), 0.0)
+    follows = functional.pad(mask[:, 1:], (0, 1))
+    once = torch.where(mask & ~follows, rewards.unsqueeze(-1), 0.0)
+    returns = {
+        CREDITS[0]: everywhere - penalty,
+        CREDITS[1]: reward_to_go(everywhere - penalty),
+        CREDITS[2]: reward_to_go(once - penalty),
+    }[credit]
+    return credit_moments(logits, sequences, returns).mean
+
+
+def folded_return_table(
+    logits: Tensor, ref_logits: Tensor, rewards: Tensor, sequences: Sequences, *, beta: float
+) -> pd.DataFrame:
+    """Each credit's median relative error against the gradient of ``E[R] - beta KL``.
+
+    One table [states, vocab] of policy and reference a case, and its rewards, one a sequence.
+    """
+    rows = []
+    for case in zip(logits, ref_logits, rewards, strict=True):
+        exact = regularised_sequence_gradient(*case, sequences, beta=beta)
+        for credit in CREDITS:
+            gradient = folded_return_gradient(*case, sequences, beta=beta, credit=credit)
+            rows.append({"credit": credit, "error": flat_error(gradient, exact)})
+    return medians(rows, "credit", interpolation="lower")
+
+
+def regularised_sequence_gradient(
+    logits: Tensor, ref_logits: Tensor, rewards: Tensor, sequences: Sequences, *, beta: float
+) -> Tensor:
+    """[states, vocab]: gradient of mean reward minus beta times the sequence KL, by autograd."""
+    ascent = grad(lambda at: sequence_probability(at, sequences) @ rewards)(logits)
+    return ascent - beta * sequence_kl_gradient(logits, ref_logits, sequences)
+
+
+# --- What it draws -----------------------------------------------------------------------------
+
+#: Colour, marker and label of each order of KL and normalisation.
+ORDER_LOOKS = {
+    "kl_then_normalise": ("forward", "KL, then\nnormalise"),
+    "normalise_then_kl": ("reverse", "normalise,\nthen KL"),
+    "kl_then_leave_one_out": ("exact", "KL, then\nleave one out"),
+}
+
+
+def _order_look(order: str) -> dict[str, str]:
+    name, label = ORDER_LOOKS[order]
+    return {"color": style.COLOURS[name], "marker": style.MARKERS[name], "label": label}
+
+
+def draw_forces(frame: pd.DataFrame, ref_probability: float) -> Figure:
+    """Push of each penalty on the log-odds of one of two tokens."""
+    figure, axes = style.subplots(height=3.9)
+    for name, curve in frame.groupby("estimator"):
+        axes.plot(curve.log_odds, curve.force, **style.line(name, "reward", marker=""))
+    ref_odds = math.log(ref_probability / (1 - ref_probability))
+    style.guide(axes, y=0, linestyle="-")
+    style.guide(axes, x=ref_odds, linewidth=2.2)
+    at = {"xycoords": ("data", "axes fraction"), "va": "top"}
+    style.note(axes, "reference", (ref_odds, 0.96), offset=(-6, 0), **at)
+    for text, height in (("raised", 0.75), ("lowered", 0.22)):
+        axes.text(0.01, height, text, transform=axes.transAxes, color=style.QUIET)
+    axes.set_ylim(-4, 4)
+    axes.set_xlabel("log-odds of the first token (nats)")
+    axes.set_ylabel("push on its log-odds")
+    axes.legend(loc="lower right", handlelength=2.4)
+    return figure
+
+
+def draw_effective_beta(table: pd.DataFrame) -> Figure:
+    """Weight of the KL in units of the reward, over beta, against the spread of the rewards."""
+    figure, axes = style.subplots(height=3.9)
+    for order in ORDER_LOOKS:
+        rows = table[table.order == order]
+        style.band(axes, rows, "std", middle="effective_beta", **_order_look(order))
+    axes.set(xscale="log", yscale="log")
+    axes.set_xlabel("standard deviation of the reward (log scale)")
+    axes.set_ylabel(r"effective $\beta$ over $\beta$ (log scale)")
+    style.label_line_ends(axes)
+    return figure
+
+
+def draw_equal_rewards(curves: pd.DataFrame) -> Figure:
+    """Norm of the expected gradient of a group whose rewards are all equal."""
+    figure, axes = style.subplots(height=3.7)
+    for order in ("kl_then_normalise", "normalise_then_kl"):
+        rows = curves[curves.order == order]
+        axes.loglog(rows.kl, rows.norm, **_order_look(order))
+    axes.set_xlabel("KL of the policy from its reference (nats, log scale)")
+    axes.set_ylabel("norm of the expected\ngradient (log scale)")
+    style.label_line_ends(axes)
+    return figure
+
+
+def draw_mirror_steps(curves: pd.DataFrame) -> Figure:
+    """KL from the optimum over repeated steps on the folded objective."""
+    figure, axes = style.subplots(height=3.7)
+    colours = [style.COLOURS[name] for name in ("none", "forward", "exact", "reverse", "minimax01")]
+    for (product, rows), colour in zip(curves.groupby("product"), colours, strict=False):
+        look = {"color": colour, "marker": "o", "label": rf"$\eta\beta$ = {product:g}"}
+        axes.semilogy(rows.iteration, rows.kl.clip(lower=1e-12), **look)
+    axes.set_ylim(5e-9, 1e3)
+    axes.set_xlabel("steps")
+    axes.set_ylabel("KL from the optimum\n(nats, log scale)")
+    style.label_line_ends(axes)
+    return figure
+
+
+# --- The claims it decides ---------------------------------------------------------------------
+
+BETA = 0.1
+AGES = {"fresh": 0.0, "stale": 0.5}  #: how far the policy has moved from its sampler
+
+
+def _prompts(distance: float = 1.0) -> Prompts:
+    return random_prompts(60, 8, distance=distance, seed=80)
+
+
+def _decided(verdict: Verdict, referee: float, figures: dict[str, float]) -> Finding:
+    """A refutation counts only while the corrected statement passes; else nothing is decided."""
+    return Finding(verdict if referee < EXACT else "open", figures)
+
+
+@claim("S4-6")
+def sign_of_the_total_loss() -> Finding:
+    """The total loss exactly as printed, by autograd; descending it must raise the reward, and its
+    reward part must agree with the printed gradient of the merged form."""
+    logits, ref_logits, rewards = prompts = _prompts()
+
+    def reward_part(at: Tensor) -> Tensor:  # L_R, from the line "-L_R = E[r]"
+        return -(at.softmax(-1) * rewards).sum()
+
+    def total(at: Tensor) -> Tensor:
+        return -(reward_part(at) - BETA * reverse_kl(at, ref_logits).sum())
+
+    printed = expected_score(logits, logits.softmax(-1) * rewards)  # grad L_R = E[r grad log pi]
+    descended = logits - 1e-3 * grad(total)(logits)
+    raised = ((descended.softmax(-1) - logits.softmax(-1)) * rewards).sum(-1) > 0
+    correct = printed - BETA * reverse_kl_gradient(logits, ref_logits)
+    figures = {
+        "cosine_to_printed_gradient": cosine(grad(reward_part)(logits), printed).mean().item(),
+        "share_reward_raised": share(raised),
+        "corrected_error": error_of(correct, _regularised_ascent(*prompts), worst=True),
+    }
+    consistent = figures["cosine_to_printed_gradient"] > 1 - EXACT
+    as_printed = consistent and figures["share_reward_raised"] > 0.5
+    return _decided(judge(as_printed, False), figures["corrected_error"], figures)
+
+
+def _regularised_ascent(logits: Tensor, ref_logits: Tensor, rewards: Tensor) -> Tensor:
+    """Gradient of expected reward minus BETA times the reverse KL, by autograd through both."""
+    ascent = grad(lambda at: (at.softmax(-1) * rewards).sum())(logits)
+    return ascent - BETA * grad(lambda at: reverse_kl(at, ref_logits).sum())(logits)
+
+
+@claim("S4-7")
+def doubled_probability() -> Finding:
+    """The mean of the printed estimator, its extra probability included, against the exact gradient
+    of the reverse KL; and its mean for a constant penalty, which must vanish."""
+    logits, ref_logits, _ = _prompts()
+    policy, uniform = logits.softmax(-1), torch.zeros_like(logits)
+    log_ratio = logits.log_softmax(-1) - ref_logits.log_softmax(-1)
+    exact = reverse_kl_gradient(logits, ref_logits)
+    printed = expected_score(logits, policy**2 * log_ratio)
+    without = expected_score(logits, policy * log_ratio)
+    constant = expected_score(logits, policy**2)
+    at_uniform = expected_score(uniform, uniform.softmax(-1) ** 2 * -ref_logits.log_softmax(-1))
+    figures = {
+        "error": error_of(printed, exact),
+        "cosine": median(cosine(printed, exact)),
+        "smallest_cosine": cosine(printed, exact).min().item(),
+        "corrected_error": error_of(without, exact, worst=True),
+        "constant_penalty": median(constant.norm(dim=-1) / policy.norm(dim=-1)),
+        "uniform_sampler_cosine": cosine(at_uniform, reverse_kl_gradient(uniform, ref_logits))
+        .min()
+        .item(),
+    }
+    always = error_of(printed, exact, worst=True) < EXACT
+    verdict = judge(always and figures["constant_penalty"] < EXACT, always)
+    return _decided(verdict, figures["corrected_error"], figures)
+
+
+@claim("S4-13")
+def equivalent_objective() -> Finding:
+    """The folded objective's gradient by autograd, where it was sampled and after a move, and its
+    literal maximiser, against the gradient and the optimum of reward minus KL."""
+    logits, ref_logits, rewards = _prompts()
+    moved = random_policies(*logits.shape, spread=0.5, seed=81).logits + logits
+    folded = folded_reward(logits, ref_logits, rewards, beta=BETA)
+    errors = [
+        error_of(
+            expected_score(at, at.softmax(-1) * folded),
+            _regularised_ascent(at, ref_logits, rewards),
+        )
+        for at in (logits, moved)
+    ]
+    optimum = reverse_kl_optimum(rewards, ref_logits, beta=BETA).exp()
+    ascent = partial(expected_ascent, estimator="k1", placement="reward", steps=800)
+    literal = ascent(logits, folded, ref_logits, beta=0.0).exp()
+    step = mirror_step(logits, ref_logits, rewards, beta=BETA, step_size=1 / BETA).exp()
+    figures = {
+        "gradient_error_at_sampler": errors[0],
+        "gradient_error_after_move": errors[1],
+        "argmax_probability": median(literal.amax(-1)),
+        "argmax_distance": median((literal - optimum).abs().sum(-1) / 2),
+        "proximal_step_distance": largest((step - optimum).abs().sum(-1) / 2),
+    }
+    local = figures["gradient_error_at_sampler"] < EXACT
+    same = figures["gradient_error_after_move"] < EXACT and figures["argmax_distance"] < EXACT
+    return Finding(judge(local and same, local), figures)
+
+
+@claim("S4-29")
+def k3_moved_into_the_reward() -> Finding:
+    """The folded k3 against the k3 loss it replaces: autograd through both, fresh and stale, one
+    token and ragged sequences with the return a policy gradient passes on."""
+    gradients = {}
+    for age, distance in AGES.items():
+        states = stale_states(100, 16, distance, seed=82)
+        merged = merged_kl_gradient(states, reading="old", penalty="k3")
+        gradients[age] = (merged, expected_gradient(*states[:3], estimator="k3"))
+    forward = forward_kl_gradient(*states[:2])
+    attached = merged_kl_gradient(states, reading="attached", penalty="k3")
+    own, to_go = _folded_over_sequences("k3")
+    figures = {
+        "fresh": error_of(*gradients["fresh"], worst=True),
+        "stale_to_loss": error_of(*gradients["stale"]),
+        "stale_to_forward": error_of(gradients["stale"][0], forward),
+        "sequence_own_credit": own,
+        "sequence_to_go": to_go,
+        "attached_norm": largest(attached.norm(dim=-1) / forward.norm(dim=-1)),
+    }
+    sometimes = max(figures["fresh"], own, to_go) < EXACT
+    always = figures["stale_to_loss"] < EXACT
+    return Finding(judge(sometimes and always, sometimes), figures)
+
+
+def _folded_over_sequences(estimator: str) -> tuple[float, float]:
+    """Worst error with own-token credit and median error to go, against the loss per token."""
+
+    def errors(logits: Tensor, ref_logits: Tensor) -> dict[str, float]:
+        loss = expected_sequence_gradient(logits, ref_logits, RAGGED, estimator=estimator)
+        logps = (token_logp(x, RAGGED) for x in (logits, ref_logits))
+        own = gradient_coefficient(*logps, estimator=estimator)
+        return {
+            name: flat_error(credit_moments(logits, RAGGED, credit).mean, loss)
+            for name, credit in (("own", own), ("to_go", reward_to_go(own)))
+        }
+
+    found = measured(errors, *random_tables(RAGGED, 3, 20, spread=1.0, seed=83))
+    return found.own.max(), found.to_go.quantile(interpolation="lower")
+
+
+@claim("S4-30")
+def always_positive_penalties() -> Finding:
+    """Signs of every entry of the expected step, the effect of a constant, one-sample steps over
+    all tokens, and the ends of exact training on the penalty alone from many starts."""
+    prompts = random_prompts(200, 6, distance=1.0, seed=84)
+    logp, ref_logp = prompts.logits.log_softmax(-1), prompts.ref_logits.log_softmax(-1)
+    positive, shift = [], []
+    for name in ("k2", "k3"):
+        penalty = ESTIMATORS[name](logp, ref_logp)
+        steps = (expected_score(prompts.logits, logp.exp() * (penalty - c)) for c in (0.0, 100.0))
+        positive.append(share(penalty >= 0))
+        shift.append(largest(torch.sub(*steps)))
+    ends = flow_table(prompts, ("k1", "k2", "k3"), steps=400, step_size=0.5)
+    ends = ends.set_index("estimator")
+    figures = {
+        "share_positive": min(positive),
+        "fewest_rising": float(ends.fewest_rising[["k2", "k3"]].min()),
+        "constant_changes": max(shift),
+        "sample_lowered": share_lowered(*prompts[:2], ESTIMATORS["k3"], step_size=0.1),
+        "lost_k1": ends.share_collapsed["k1"],
+        "lost_k2": ends.share_collapsed["k2"],
+        "lost_k3": ends.share_collapsed["k3"],
+        "returned_positive_k1": ends.share_returned["k1"],
+    }
+    every_action_lowered = figures["fewest_rising"] == 0
+    k1_never_returns = 1.0 - figures["returned_positive_k1"]
+    referee = max(figures["constant_changes"], k1_never_returns, figures["lost_k1"])
+    return _decided(judge(every_action_lowered, every_action_lowered), referee, figures)
+
+
+@claim("S4-xr")
+def folded_reward_is_ppos() -> Finding:
+    """The printed per-token reward under its possible credits, over every ragged sequence, against
+    autograd through expected reward minus sequence KL."""
+    tables = random_tables(RAGGED, 3, 20, spread=1.0, seed=85)
+    rewards, _ = random_policies(20, len(RAGGED.tokens), spread=1.0, seed=86)
+    error = folded_return_table(*tables, rewards, RAGGED, beta=BETA).set_index("credit").error
+    logits, ref_logits, reward = _prompts()
+    pair = (logits.unsqueeze(1), ref_logits.unsqueeze(1))
+    single = folded_return_table(*pair, reward, enumerate_sequences(8, 1), beta=BETA)
+    names = ("own_token", "every_token", "last_token")
+    figures = dict(zip(names, error[list(CREDITS)], strict=True))
+    figures["one_token"] = single.error.max()
+    sometimes = max(figures["one_token"], figures["last_token"]) < EXACT
+    always = max(figures["own_token"], figures["every_token"]) < EXACT
+    return Finding(judge(sometimes and always, sometimes), figures)
+
+
+@claim("S4-xs")
+def loss_and_reward_convert() -> Finding:
+    """Estimators as losses against their derivatives as penalties: fresh, stale and over sequences
+    with the return a policy gradient passes on."""
+    figures = {}
+    for age, distance in AGES.items():
+        logits, ref_logits, old_logits, _ = stale_states(100, 16, distance, seed=87)
+        sampled = (old_logits.log_softmax(-1), ref_logits.log_softmax(-1))
+        errors = []
+        for name in ("k2", "k3"):
+            loss = expected_gradient(logits, ref_logits, old_logits, estimator=name)
+            penalty = gradient_coefficient(*sampled, estimator=name)
+            folded = expected_score(logits, logits.softmax(-1) * penalty)
+            errors.append(error_of(folded, loss, worst=age == "fresh"))
+        figures[age] = max(errors)
+    own, to_go = _folded_over_sequences("k2")
+    figures |= {"sequence_own_credit": own, "sequence_to_go": to_go}
+    sometimes = max(figures["fresh"], own) < EXACT
+    return Finding(judge(sometimes and max(figures["stale"], to_go) < EXACT, sometimes), figures)

@@ -1,0 +1,542 @@
+"""Chapter 9: what the group does to the reward, enumerated over every group."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.func import grad
+
+from analysis import style
+from analysis.chapters.claims import EXACT, Finding, claim, difference, judge, largest, recorded
+from analysis.kl.credit import weighted_moments
+from analysis.kl.enumeration import GradientMoments, cosine
+from analysis.kl.scores import expected_score
+from analysis.objectives.advantages import group_centre, group_normalise, leave_one_out
+from analysis.objectives.difficulty import (
+    arcsine_objective,
+    difficulty_weight,
+    normalised_objective,
+)
+from analysis.objectives.filtering import informative_groups, kept_fraction
+from analysis.objectives.lengths import length_penalty
+from analysis.objectives.losses import policy_loss
+
+# --- What the chapter computes -----------------------------------------------------------------
+
+Advantage = Callable[[Tensor], Tensor]
+
+#: Advantages by the name the chapter calls them.
+ADVANTAGES: dict[str, Advantage] = {
+    "reward itself": lambda rewards: rewards,
+    "minus the mean": group_centre,
+    "minus the others' mean": leave_one_out,
+    "normalised": group_normalise,
+}
+
+
+def random_bandits(count: int, vocab_size: int, *, seed: int) -> tuple[Tensor, Tensor]:
+    """One-step problems: logits and rewards in [0, 1], both [count, vocab]."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 1.5 * torch.randn(count, vocab_size, generator=generator, dtype=torch.float64)
+    return logits, torch.rand(count, vocab_size, generator=generator, dtype=torch.float64)
+
+
+def true_gradient(logits: Tensor, rewards: Tensor) -> Tensor:
+    """Gradient of the expected reward by the logits, [..., V]."""
+    return expected_score(logits, logits.softmax(-1) * rewards)
+
+
+def group_moments(
+    logits: Tensor, rewards: Tensor, group_size: int, advantage: Advantage
+) -> GradientMoments:
+    """Exact mean and spread of a group's gradient: every one of the V^G groups, by probability.
+
+    ``rewards`` is that of each answer; ``advantage`` turns a group's, the last axis, into credits.
+    """
+    vocab = len(logits)
+    groups = all_groups(range(vocab), group_size)
+    policy = logits.softmax(-1)
+    scores = torch.eye(vocab, dtype=logits.dtype) - policy  # [V, V], row a: e_a - pi
+    credit = advantage(rewards[groups]).unsqueeze(-1)
+    gradients = (credit * scores[groups]).mean(dim=-2)
+    return weighted_moments(policy[groups].prod(-1), gradients)
+
+
+def all_groups(values: Iterable[float], size: int) -> Tensor:
+    """[values^G, G]: every group of these values."""
+    return torch.tensor(list(itertools.product(values, repeat=size)))
+
+
+def baseline_table(logits: Tensor, rewards: Tensor, group_sizes: Iterable[int]) -> pd.DataFrame:
+    """Each advantage's expected gradient against the true one, over several problems.
+
+    ``factor`` is the length along the true gradient (median), ``factor_spread`` its range over the
+    problems, ``rest`` the largest entry of what the factor leaves, ``angle`` the largest angle to
+    the true gradient in degrees, ``noise`` the median number of groups for a signal-to-noise ratio
+    of one, relative to the reward itself.
+    """
+    exact = true_gradient(logits, rewards)
+    rows = []
+    for size in group_sizes:
+        noises = []
+        for name, advantage in ADVANTAGES.items():
+            moments = [
+                group_moments(*problem, size, advantage)
+                for problem in zip(logits, rewards, strict=True)
+            ]
+            mean, trace_var = (torch.stack(x) for x in zip(*moments, strict=True))
+            noises.append(trace_var / mean.square().sum(-1))
+            factor = (mean * exact).sum(-1) / exact.square().sum(-1)
+            row = {
+                "factor": factor.median(),
+                "factor_spread": factor.max() - factor.min(),
+                "rest": (mean - factor.unsqueeze(-1) * exact).abs().max(),
+                "angle": cosine(mean, exact).clamp(-1, 1).acos().rad2deg().max(),
+                "noise": (noises[-1] / noises[0]).median(),
+            }
+            row = {column: value.item() for column, value in row.items()}
+            rows.append({"advantage": name, "group_size": size} | row)
+    return pd.DataFrame(rows)
+
+
+def baseline_variance(success: float, advantage: Advantage, group_size: int) -> float:
+    """Trace of the covariance of a group's gradient with one right answer in two."""
+    logits = torch.tensor([success, 1 - success], dtype=torch.float64).log()
+    rewards = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    return group_moments(logits, rewards, group_size, advantage).trace_var.item()
+
+
+def variance_curves(success: Tensor, group_size: int) -> pd.DataFrame:
+    """Variance of the gradient with the others' mean as baseline over that without baseline."""
+    variances = [
+        [
+            baseline_variance(p, ADVANTAGES[name], group_size)
+            for name in ("minus the others' mean", "reward itself")
+        ]
+        for p in success.tolist()
+    ]
+    return pd.DataFrame({"success": success, "ratio": [a / b for a, b in variances]})
+
+
+def difficulty_curves(success: Tensor, group_sizes: Iterable[int], *, eps: float) -> pd.DataFrame:
+    """Weight of a prompt and objective ascended, by group size; ``inf`` marks the limit."""
+    curves: dict[float, tuple[Tensor, Tensor]] = {}
+    for size in group_sizes:
+        options = {"ddof": 0, "eps": eps}
+        weight = difficulty_weight(success, size, **options)
+        curves[size] = (weight, normalised_objective(success, size, **options))
+    curves[math.inf] = (1 / (success * (1 - success)).sqrt(), arcsine_objective(success))
+    return pd.concat(
+        [
+            pd.DataFrame({"group_size": n, "success": success, "weight": w, "objective": o})
+            for n, (w, o) in curves.items()
+        ],
+        ignore_index=True,
+    )
+
+
+def weight_table(success: Iterable[float], group_sizes: Iterable[int]) -> pd.DataFrame:
+    """The closed-form weight of a prompt against an enumeration of every group.
+
+    The policy has two right and two wrong answers of unequal probability. ``error`` is the largest
+    difference of the enumerated gradient from ``weight`` times the gradient of the success
+    probability.
+    """
+    rewards = torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    rows = []
+    for size in group_sizes:
+        for p in success:
+            answers = torch.tensor([0.7 * p, 0.3 * p, 0.8 * (1 - p), 0.2 * (1 - p)]).double()
+            logits = answers.log()
+            mean = group_moments(logits, rewards, size, group_normalise).mean
+            right = (logits.softmax(-1) * rewards).sum()
+            weight = difficulty_weight(right, size)
+            error = (mean - weight * true_gradient(logits, rewards)).abs().max()
+            rows.append(
+                {"group_size": size, "success": p, "weight": weight.item(), "error": error.item()}
+            )
+    return pd.DataFrame(rows)
+
+
+def noise_groups() -> dict[str, Tensor]:
+    """Groups of four whose rewards differ by noise, by a little, and by right and wrong."""
+    groups = {
+        "rounding": [0.99999, 1.00001, 0.99999, 1.00001],
+        "a reward model's noise": [0.70, 0.71, 0.69, 0.70],
+        "right and wrong": [0.0, 1.0, 0.0, 1.0],
+    }
+    return {name: torch.tensor(values, dtype=torch.float64) for name, values in groups.items()}
+
+
+def amplification_table() -> pd.DataFrame:
+    """Largest advantage of each group under each way of dividing."""
+    divisions = {
+        "std": partial(group_normalise, eps=0.0),
+        "std, ddof 0": partial(group_normalise, eps=0.0, ddof=0),
+        "std + 1e-4": group_normalise,
+        "clipped at 0.1": partial(group_normalise, eps=0.0, std_min=0.1),
+        "nothing": group_centre,
+    }
+    rows = [
+        {"group": name, **{how: divide(r).abs().max().item() for how, divide in divisions.items()}}
+        for name, r in noise_groups().items()
+    ]
+    return pd.DataFrame(rows)
+
+
+def textbook_normalise(rewards: Tensor, *, eps: float) -> Tensor:
+    """The formula as printed, in the dtype it is given: what an implementation must not do."""
+    return (rewards - rewards.mean(-1, keepdim=True)) / (rewards.std(-1, keepdim=True) + eps)
+
+
+def equal_rewards_table(value: float, sizes: Iterable[int]) -> pd.DataFrame:
+    """Largest advantage in groups of *equal* float32 rewards, by the printed formula and here."""
+    rows = []
+    for size in sizes:
+        rewards = torch.full((size,), value, dtype=torch.float32)
+        row: dict[str, float] = {"group_size": size}
+        for name, eps in (("no eps", 0.0), ("eps 1e-8", 1e-8), ("eps 1e-4", 1e-4)):
+            row[name] = textbook_normalise(rewards, eps=eps).abs().max().item()
+        row["here"] = group_normalise(rewards, eps=0.0).abs().max().item()
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def length_curves(rewards: Tensor, lengths: Tensor, weights: Tensor) -> pd.DataFrame:
+    """Normalised advantage of each completion of a group, by the price of a token."""
+    frames = []
+    for weight in weights.tolist():
+        advantages = group_normalise(length_penalty(rewards, lengths, weight=weight), eps=0.0)
+        columns = {"reward": rewards, "length": lengths, "advantage": advantages}
+        frames.append(pd.DataFrame({"weight": weight, **columns}))
+    return pd.concat(frames, ignore_index=True)
+
+
+# --- What it draws -----------------------------------------------------------------------------
+
+#: From light to dark as a number grows; the last is the limit.
+SHADES = ("#5E9BD1", "#2F74B5", "#1B5590", "#0E3560", "#111111")
+
+
+def draw_difficulty(curves: pd.DataFrame) -> Figure:
+    """Weight of a prompt by how often it is solved, and the objective ascended instead of that."""
+    figure, (weight, objective) = style.subplots(1, 2, height=3.9)
+    for shade, (size, curve) in zip(SHADES, curves.groupby("group_size"), strict=False):
+        look = {
+            "color": SHADES[-1] if math.isinf(size) else shade,
+            "linestyle": "--" if math.isinf(size) else "-",
+            "label": "$G \\to \\infty$" if math.isinf(size) else f"$G = {size:.0f}$",
+        }
+        weight.plot(curve.success, curve.weight, **look)
+        objective.plot(curve.success, curve.objective / curve.objective.max(), **look)
+    weight.set(ylim=(0, 6), title="weight of a prompt")
+    style.guide(weight, y=1)
+    weight.legend(loc="upper center", labelspacing=0.25, handlelength=1.6)
+    objective.plot([0, 1], [0, 1], color=style.QUIET, linewidth=1, linestyle=":")
+    objective.set(title="objective", ylabel="share of its value at $p = 1$")
+    figure.supxlabel("probability $p$ that an answer is right", fontsize="medium")
+    return figure
+
+
+def draw_baseline_variance(curves: dict[int, pd.DataFrame]) -> Figure:
+    """Variance of the gradient with over without baseline, by how often the prompt is solved."""
+    figure, axes = style.subplots()
+    for shade, (size, curve) in zip(SHADES[:-1], curves.items(), strict=False):
+        axes.semilogy(curve.success, curve.ratio, color=shade, label=f"$G = {size}$")
+    limit = next(iter(curves.values())).success
+    law = [((1 - 2 * p) / (1 - p)) ** 2 for p in limit]
+    axes.semilogy(limit, law, color=SHADES[-1], linestyle="--", label="exact baseline")
+    style.guide(axes, y=1, linestyle="-")
+    style.guide(axes, x=2 / 3)
+    at = {"xycoords": ("data", "axes fraction"), "va": "baseline"}
+    style.note(axes, "$p = 2/3$", (2 / 3, 0.03), offset=(5, 0), **at)
+    axes.set_ylim(0.01, 1000)
+    axes.set_xlabel("probability $p$ that an answer is right")
+    axes.set_ylabel("variance with over without\nbaseline (log scale)")
+    axes.legend(loc="upper left")
+    return figure
+
+
+def draw_lengths(groups: dict[str, pd.DataFrame]) -> Figure:
+    """Normalised advantage of each answer of a group against the price of a token."""
+    figure, panels = style.subplots(1, len(groups), sharey=True, height=3.9)
+    for axes, (title, curves) in zip(panels, groups.items(), strict=True):
+        kinds = curves.groupby(["reward", "length"], sort=False)
+        for look, ((reward, length), curve) in zip(style.SERIES, kinds, strict=False):
+            name = f"{'right' if reward else 'wrong'}, {length:.0f} tokens"
+            axes.semilogx(curve.weight, curve.advantage, **{**look, "marker": ""}, label=name)
+        style.guide(axes, y=0, linestyle="-")
+        axes.set(title=title, ylim=(-1.45, 2.75))
+        axes.legend(loc="upper left", labelspacing=0.2, handlelength=1.6, fontsize=10)
+    panels[0].set_ylabel("normalised advantage")
+    figure.supxlabel("price $\\lambda$ of a token (log scale)", fontsize="medium")
+    return figure
+
+
+# --- The claims it decides ---------------------------------------------------------------------
+
+
+def binary_groups(size: int) -> Tensor:
+    """[2^G, G]: every group of binary rewards."""
+    return all_groups((0.0, 1.0), size).double()
+
+
+def amplification(groups: Tensor, **bounds: float) -> Tensor:
+    """Advantage over deviation from the group's mean."""
+    return group_normalise(groups, eps=0.0, **bounds) / group_centre(groups)
+
+
+@claim("S1-2")
+def group_normalisation() -> Finding:
+    """All binary groups of eight against the printed formula; bounds; token gradients."""
+    size = 8
+    groups = binary_groups(size)
+    printed = textbook_normalise(groups, eps=0.0)
+    defined = printed.isfinite().all(-1)
+    ours = group_normalise(groups, eps=0.0)
+    bounds = {ddof: group_normalise(groups, eps=0.0, ddof=ddof).abs().max() for ddof in (0, 1)}
+    logp, mask = torch.zeros(size, 5).double(), torch.ones(size, 5, dtype=torch.bool)
+    fixed = {"old_logp": logp, "advantages": ours[1], "mask": mask, "aggregation": "token_mean"}
+    gradient = grad(lambda at: policy_loss(at, **fixed).loss)(logp)
+    figures = {
+        "formula_error": largest((printed - ours)[defined]),
+        "largest_sum": largest(ours.sum(-1)),
+        "bound_error": max(
+            abs(bounds[0].item() - (size - 1) ** 0.5),
+            abs(bounds[1].item() - (size - 1) / size**0.5),
+        ),
+        "broadcast_error": largest(gradient + ours[1][:, None] / mask.numel()),
+        "undefined_groups": float((~defined).sum()),
+        "ddof_ratio": (bounds[0] / bounds[1]).item(),
+    }
+    identities = max(list(figures.values())[:4]) < EXACT
+    return Finding(judge(identities and figures["undefined_groups"] == 0, identities), figures)
+
+
+@claim("S1-5")
+def baseline_and_scale() -> Finding:
+    """All V^G groups (V=4, G=2..4): factor, direction, variance and weight by difficulty."""
+    table = baseline_table(*random_bandits(12, 4, seed=0), (2, 3, 4)).set_index("advantage")
+    factors = {"minus the mean": 1 - 1 / table.group_size, "minus the others' mean": 1.0}
+    errors = {}
+    for name, factor in factors.items():
+        found = table.assign(error=(table.factor - factor).abs()).loc[name]
+        errors[name] = found[["error", "factor_spread", "rest"]].max(axis=None)
+    hard, easy = difficulty_weight(torch.tensor([0.05, 0.5], dtype=torch.float64), 16)
+    ratio = variance_curves(torch.tensor([0.3, 0.9], dtype=torch.float64), 4).ratio
+    figures = {
+        "centre_factor_error": errors["minus the mean"],
+        "leave_one_out_error": errors["minus the others' mean"],
+        "normalised_cosine": math.cos(math.radians(table.angle["normalised"].max())),
+        "variance_ratio_hard": ratio[0],
+        "variance_ratio_easy": ratio[1],
+        "weight_ratio": (hard / easy).item(),
+    }
+    baseline = max(figures["centre_factor_error"], figures["leave_one_out_error"]) < EXACT
+    reduces_always = max(ratio) < 1
+    only_scale = 1 - figures["normalised_cosine"] < EXACT and abs(hard / easy - 1) < 1e-3
+    return Finding(judge(baseline and reduces_always and bool(only_scale), baseline), figures)
+
+
+@claim("S3-3")
+def clip_higher() -> Finding:
+    """Gradient of the clipped loss at given ratios, and forty steps on one sampled token.
+
+    Recorded runs say what the wider clip did to entropy and to accuracy.
+    """
+    ratios = torch.tensor([1.0, 1.25, 1.3], dtype=torch.float64)
+    symmetric, higher = (_ratio_gradient(ratios, high) for high in (0.2, 0.28))
+    growth = {
+        (p, high): _grown_probability(p, high) / p for p in (0.01, 0.9) for high in (0.2, 0.28)
+    }
+    figures = {
+        "first_step_difference": (symmetric - higher)[0].abs().item(),
+        "gradient_symmetric": symmetric[1].item(),
+        "gradient_higher": higher[1].item(),
+        "rare_growth_symmetric": growth[0.01, 0.2],
+        "rare_growth_higher": growth[0.01, 0.28],
+        "likely_growth_difference": growth[0.9, 0.28] - growth[0.9, 0.2],
+    }
+    finals = recorded("clip_higher").finals
+    for clip, metric in (("higher", "entropy"), ("higher", "accuracy"), ("wide", "entropy")):
+        figures |= difference(finals, clip, "symmetric", metric).figures(f"{clip}_{metric}")
+    helps_rare = figures["rare_growth_higher"] - figures["rare_growth_symmetric"] > 0.01
+    at_once = figures["first_step_difference"] > EXACT
+    return Finding(judge(helps_rare and at_once, helps_rare), figures)
+
+
+@claim("S3-4")
+def dynamic_sampling() -> Finding:
+    """Kept fraction by enumerating all groups; the advantage of the others with and without eps.
+
+    Recorded runs say what leaving them out did to accuracy, and to what share of the tokens.
+    """
+    errors, printed = [], {0.0: [], 1e-4: []}
+    for size in (2, 4, 8):
+        groups = binary_groups(size)
+        kept = informative_groups(groups)
+        for p in (0.1, 0.5, 0.9):
+            chance = (groups * p + (1 - groups) * (1 - p)).prod(-1)
+            formula = kept_fraction(torch.tensor(p, dtype=torch.float64), size)
+            errors.append(largest(chance @ kept.double() - formula))
+        for eps, advantages in printed.items():
+            advantages += textbook_normalise(groups[~kept], eps=eps).flatten().tolist()
+    figures = {
+        "fraction_error": max(errors),
+        "undefined_share_without_eps": sum(map(math.isnan, printed[0.0])) / len(printed[0.0]),
+        "advantage_with_eps": max(map(abs, printed[1e-4])),
+        "kept_at_p10_of_8": kept_fraction(torch.tensor(0.1, dtype=torch.float64), 8).item(),
+    }
+    finals = recorded("near_ties").finals
+    dropped = difference(finals, "drop_uniform", "group_std", "accuracy")
+    noisy = difference(finals, "drop_uniform_noisy", "group_std_noisy", "accuracy")
+    left_out = difference(finals, "group_std", "drop_uniform", "used_fraction")
+    figures |= dropped.figures("trained_gain") | noisy.figures("trained_gain_noisy")
+    figures |= {"trained_share_left_out": left_out.mean}
+    undefined_without = figures["undefined_share_without_eps"] == 1
+    undefined_with = figures["advantage_with_eps"] != 0
+    formula_right = figures["fraction_error"] < EXACT
+    return Finding(
+        judge(undefined_without and undefined_with, undefined_without and formula_right),
+        figures,
+    )
+
+
+@claim("S3-5")
+def length_price() -> Finding:
+    """Normalised advantages of a long answer, by the price of a token and the group around it.
+
+    Recorded runs say what a price did to length and to accuracy.
+    """
+    lengths = torch.tensor([400.0, 100.0, 100.0, 400.0], dtype=torch.float64)
+    all_right = torch.ones(4, dtype=torch.float64)
+    mixed = torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+
+    def of_long(rewards: Tensor, price: float, sizes: Tensor = lengths) -> float:
+        return group_normalise(length_penalty(rewards, sizes, weight=price), eps=0.0)[0].item()
+
+    figures = {
+        "all_right_cheap": of_long(all_right, 1e-6),
+        "all_right_dear": of_long(all_right, 1e-1),
+        "equal_lengths": of_long(all_right, 1e-2, torch.full_like(lengths, 250.0)),
+        "long_right_cheap": of_long(mixed, 1e-6),
+        "long_right_dear": of_long(mixed, 1e-2),
+    }
+    finals = recorded("length_growth").finals
+    shorter = difference(finals, "linear_price", "grpo", "length")
+    figures |= shorter.figures("trained_length")
+    figures |= difference(finals, "linear_price", "grpo", "accuracy").figures("trained_accuracy")
+    discourages = figures["all_right_cheap"] < 0 and figures["long_right_dear"] < 0
+    discourages = discourages and shorter.below
+    price_matters = abs(figures["all_right_cheap"] - figures["all_right_dear"]) > 1e-6
+    always = price_matters and figures["equal_lengths"] < 0 and figures["long_right_cheap"] < 0
+    return Finding(judge(always, discourages), figures)
+
+
+@claim("S4-31")
+def noise_example() -> Finding:
+    """The example of the seed under both degrees of freedom, with eps, and in float32."""
+    rewards, printed = noise_groups()["rounding"], 0.8660
+    table = amplification_table().set_index("group").loc["rounding"]
+    figures = {
+        "ddof1": table["std"],
+        "by_hand": 1e-5 / (4e-10 / 3) ** 0.5,
+        "ddof0": table["std, ddof 0"],
+        "with_eps": table["std + 1e-4"],
+        "float32": textbook_normalise(rewards.float(), eps=0.0)[1].item(),
+    }
+    agree = [abs(figures[k] - printed) < 5e-5 for k in ("ddof1", "ddof0", "with_eps")]
+    return Finding(judge(all(agree), agree[0]), figures)
+
+
+@claim("S4-32")
+def clipped_std() -> Finding:
+    """Largest amplification, advantage over deviation, with and without a lower bound.
+
+    Recorded runs say what the lower bound was worth under noisy rewards.
+    """
+    noise = torch.logspace(-9, 0, 19, dtype=torch.float64)
+    rewards = noise[:, None] * torch.tensor([-1.0, 1.0, -1.0, 1.0], dtype=torch.float64)
+    clipped = {"std_min": 0.1, "std_max": 1.0}
+    figures = {
+        "bound_at_min": largest(amplification(rewards, **clipped)),
+        "unbounded_at_zero": largest(amplification(rewards, std_min=0.0, std_max=1.0)),
+        "largest_advantage_at_max": largest(group_normalise(100 * rewards[-1], eps=0.0, **clipped)),
+    }
+    finals = recorded("near_ties").finals
+    gain = difference(finals, "std_min_noisy", "group_std_noisy", "accuracy")
+    figures |= gain.figures("trained_gain")
+    bounded = figures["bound_at_min"] <= 10 * (1 + 1e-12)
+    bounded_at_zero = figures["unbounded_at_zero"] <= 10
+    return Finding(judge(bounded and bounded_at_zero, bounded), figures)
+
+
+@claim("S4-33")
+def variance_of_bounded_rewards() -> Finding:
+    """Extremes of the variance on [0, 1]: it is convex, so they sit at the binary groups."""
+    population, sample = [], []
+    for size in range(2, 13):
+        right = torch.arange(size + 1, dtype=torch.float64)[:, None]
+        groups = (torch.arange(size) < right).to(torch.float64)  # one of each number of right
+        population.append(groups.var(-1, correction=0).max())
+        sample.append(groups.var(-1, correction=1).max())
+    generator = torch.Generator().manual_seed(0)
+    interior = torch.rand(20_000, 2, generator=generator, dtype=torch.float64)
+    least = min(amplification(binary_groups(size)[1:-1]).min() for size in (2, 3, 8))
+    figures = {
+        "population_max": torch.stack(population).max().item(),
+        "sample_max": torch.stack(sample).max().item(),
+        "sample_max_of_8": sample[6].item(),
+        "interior_max": interior.var(-1, correction=1).max().item(),
+        "least_amplification": least.item(),
+    }
+    below_one = max(figures["sample_max"], figures["population_max"], figures["interior_max"]) < 1
+    amplifies = figures["least_amplification"] > 1
+    return Finding(judge(below_one and amplifies, below_one), figures)
+
+
+@claim("S4-xb")
+def smaller_variance_larger_amplification() -> Finding:
+    """Amplification of one shape of group at shrinking scales, without eps and with std_min."""
+    shape = torch.tensor([0.0, 1.0, 0.2, 0.7], dtype=torch.float64)
+    groups = torch.logspace(0, -6, 13, dtype=torch.float64)[:, None] * shape
+    plain = amplification(groups).mean(-1)
+    floored = amplification(groups, std_min=0.1).mean(-1)
+    figures = {
+        "amplification_times_std_error": largest(plain * groups.std(-1) - 1),
+        "least_growth": (plain[1:] / plain[:-1]).min().item(),
+        "least_growth_with_floor": (floored[1:] / floored[:-1]).min().item(),
+    }
+    grows = figures["least_growth"] > 1 and figures["amplification_times_std_error"] < 1e-8
+    return Finding(judge(grows, False), figures)
+
+
+def _ratio_gradient(ratios: Tensor, epsilon_high: float) -> Tensor:
+    """Gradient of the loss by log-probs at given ratios, advantage one."""
+    options = {
+        "old_logp": torch.zeros_like(ratios),
+        "advantages": torch.ones_like(ratios),
+        "mask": torch.ones_like(ratios, dtype=torch.bool),
+        "epsilon_high": epsilon_high,
+        "aggregation": "seq_mean_token_sum",
+    }
+    return grad(lambda logp: policy_loss(logp, **options).loss)(ratios.log())
+
+
+def _grown_probability(start: float, epsilon_high: float) -> float:
+    """Probability of one good token after forty ascent steps on the same sample."""
+    logits = torch.tensor([start, 1 - start], dtype=torch.float64).log()
+    old = logits.log_softmax(-1)[:1]
+    fixed = {"advantages": torch.ones(1).double(), "mask": torch.ones(1, dtype=torch.bool)}
+    fixed |= {"old_logp": old, "epsilon_high": epsilon_high}
+    slope = grad(lambda at: policy_loss(at.log_softmax(-1)[:1], **fixed).loss)
+    for _ in range(40):
+        logits = logits - 0.02 * slope(logits)
+    return logits.softmax(-1)[0].item()

@@ -1,0 +1,340 @@
+"""Chapter 9: what a weight on each completion, such as ``1/|o|``, makes of a KL loss, exactly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import partial
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from analysis import style
+from analysis.chapters.ch06_credit import RAGGED, SPREAD
+from analysis.chapters.ch06_ratios import random_returns
+from analysis.chapters.claims import EXACT, Finding, band, claim, difference, judge, recorded
+from analysis.chapters.policies import flat_error, measured, random_tables
+from analysis.experiments.language import estimator_tail
+from analysis.experiments.presets.language import smollm2_short
+from analysis.kl.credit import credit_moments
+from analysis.kl.estimators import k3
+from analysis.kl.ratio_objectives import ratio_objective_gradient
+from analysis.kl.sequences import (
+    Sequences,
+    enumerate_sequences,
+    expected_sequence_gradient,
+    sequence_kl,
+    sequence_kl_gradient,
+    sequence_probability,
+    token_logp,
+    visited_kl_gradient,
+)
+from analysis.kl.surrogates import gradient_coefficient, kl_loss
+from analysis.objectives.aggregation import aggregate, token_mean_weight, token_weights
+from analysis.objectives.losses import policy_loss
+
+# --- What the chapter computes -----------------------------------------------------------------
+
+#: The KL whose per-state gradient each loss has when tokens are summed.
+DIRECTIONS = {"k2": "reverse", "k3": "forward"}
+
+
+def completion_weights(logits: Tensor, sequences: Sequences, completions: float) -> Tensor:
+    """[N]: the weight on each completion's sum of tokens under a mean over the tokens of a batch.
+
+    One completion is GRPO's mean, ``inf`` many a constant.
+    """
+    lengths = sequences.mask.sum(dim=-1)
+    mass = sequence_probability(logits, sequences)
+    if math.isinf(completions):
+        return (1 / (mass @ lengths.to(mass.dtype))).expand(len(lengths))
+    probability = torch.bincount(lengths, weights=mass)
+    return token_mean_weight(probability, int(completions))[lengths]
+
+
+def unexplained(gradient: Tensor, exact: Tensor) -> float:
+    """Share of a gradient [..., V] that no multiple of the exact one explains, each row its own."""
+    scale = (gradient * exact).sum(dim=-1, keepdim=True) / exact.square().sum(dim=-1, keepdim=True)
+    return ((gradient - scale * exact).norm() / gradient.norm()).item()
+
+
+def _unexplained(gradient: Tensor, exact: Tensor, name: str = "k2") -> dict[str, float]:
+    whole = unexplained(gradient.flatten(), exact.flatten())
+    return {name: whole, f"{name}_states": unexplained(gradient, exact)}
+
+
+def weight_table(
+    trees: Iterable[tuple[int, int]], count: int, *, spread: float, seed: int
+) -> pd.DataFrame:
+    """By how much GRPO's mean turns the gradient of each KL loss away, on random ragged trees.
+
+    A tree is its vocabulary, with the end token, and longest completion. Medians over ``count``
+    pairs and 90th percentiles (``_90``) of ``k2`` and ``k3``, the share of the gradient that the KL
+    with token sums does not explain; of ``k2_states`` and ``k3_states``, that no reweighting of
+    states explains; and of ``k1``, norm over that of k2.
+    """
+    rows = []
+    for tree in trees:
+        found = _compare(tree, count, 1, spread=spread, seed=seed)
+        row = dict(zip(("vocab_size", "longest"), tree, strict=True))
+        for name, values in found.items():
+            row |= {name: values.median(), f"{name}_90": values.quantile(0.9)}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def batch_curves(
+    tree: tuple[int, int], count: int, sizes: Iterable[int], *, spread: float, seed: int
+) -> pd.DataFrame:
+    """The same by the number of completions whose tokens are averaged together, as quantiles."""
+    rows = []
+    for size in sizes:
+        found = _compare(tree, count, size, spread=spread, seed=seed)
+        for estimator in DIRECTIONS:
+            quantiles = band(torch.tensor(found[estimator]))
+            rows.append({"completions": size, "estimator": estimator, **quantiles})
+    return pd.DataFrame(rows)
+
+
+def _compare(
+    tree: tuple[int, int], count: int, completions: int, *, spread: float, seed: int
+) -> pd.DataFrame:
+    """The columns of :func:`weight_table` for each pair on one tree."""
+    vocab_size, longest = tree
+    sequences = enumerate_sequences(vocab_size, longest, eos=vocab_size - 1)
+    tables = random_tables(sequences, vocab_size, count, spread=spread, seed=seed)
+
+    def shares(logits: Tensor, ref_logits: Tensor) -> dict[str, float | Tensor]:
+        weights = completion_weights(logits, sequences, completions)
+        gradient = partial(
+            expected_sequence_gradient,
+            logits,
+            ref_logits,
+            sequences,
+            token_weights=weights.unsqueeze(-1).expand(sequences.mask.shape),
+        )
+        found = {"k1": gradient(estimator="k1").norm() / gradient(estimator="k2").norm()}
+        for name, direction in DIRECTIONS.items():
+            of_loss = gradient(estimator=name)
+            exact = visited_kl_gradient(logits, ref_logits, sequences, direction=direction)
+            found |= _unexplained(of_loss, exact, name)
+        return found
+
+    return measured(shares, *tables)
+
+
+def position_gradients(
+    logits: Tensor, ref_logits: Tensor, *, estimator: str
+) -> tuple[Tensor, Tensor]:
+    """A KL loss under ``1/|o|`` where only the end token, the last one, decides the length.
+
+    In closed form, for policies [T, vocab] that see the position alone; at the last one every token
+    ends the completion. Returns the expected gradient, and that of the KL with tokens summed.
+    """
+    logp = logits.log_softmax(dim=-1)
+    ends = logp[:, -1].exp()
+    reached = torch.cat([torch.ones(1, dtype=ends.dtype), (1 - ends[:-1]).cumprod(dim=0)])
+    now = 1 / torch.arange(1, len(ends) + 1, dtype=ends.dtype)
+    mass = torch.cat([(reached * ends)[:-1], reached[-1:]])  # of each length
+    later = (mass * now).flip(0).cumsum(0).flip(0) / mass.flip(0).cumsum(0).flip(0)
+    weights = torch.cat([later[1:], now[-1:]]).unsqueeze(-1).repeat(1, logits.shape[-1])
+    weights[:, -1] = now
+    coefficient = gradient_coefficient(logp, ref_logits.log_softmax(dim=-1), estimator=estimator)
+    visited = reached.unsqueeze(-1) * logp.exp() * coefficient
+    parts = (visited * weights, visited)
+    return tuple(part - logp.exp() * part.sum(dim=-1, keepdim=True) for part in parts)
+
+
+def long_answers(
+    means: Iterable[int], count: int, *, vocab_size: int, spread: float, seed: int
+) -> pd.DataFrame:
+    """What ``1/|o|`` does to a k2 loss by the length of answers, where the end token decides it.
+
+    Lengths are log-normal with a standard deviation of the logarithm of 1/2, cut at four times the
+    median; logits of the other tokens, and shifts of the reference's, are Gaussian. Medians of
+    ``k2`` and ``k2_states`` as in :func:`weight_table`.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for mean in means:
+        length = torch.arange(1, 4 * mean + 1, dtype=torch.float64)
+        mass = (-2 * (length / mean).log().square()).exp() / length
+        hazard = mass / mass.flip(0).cumsum(0).flip(0)
+        shape = (2, len(length), vocab_size)
+        pairs = []
+        for _ in range(count):
+            policy, moves = spread * torch.randn(shape, generator=generator, dtype=hazard.dtype)
+            policy[:-1, -1] = hazard[:-1].logit() + policy[:-1, :-1].logsumexp(dim=-1)
+            pairs.append(position_gradients(policy, policy + moves, estimator="k2"))
+        found = measured(_unexplained, *zip(*pairs, strict=True))
+        rows.append({"median": mean, **found.median()})
+    return pd.DataFrame(rows)
+
+
+def recorded_spread() -> pd.DataFrame:
+    r"""How much :math:`1/|o|` varies within a prompt on the recorded language model.
+
+    ``variation`` is :math:`\mathrm{sd}(1/|o|) / \mathrm{mean}(1/|o|)` with the variance within
+    prompts; ``equal_kl`` the KL of a completion (nats) at which the push of k1 is as large as the
+    pull of k2 to leading order; ``kl`` the recorded one.
+    """
+    group_size, rows = smollm2_short().config.group_size, []
+    for variant, after in estimator_tail.recorded().items():
+        log_ratio = after.dump["logp"] - after.dump["ref_logp"]
+        by_row = log_ratio.groupby(after.dump["sequence"])
+        weight = 1 / by_row.size()
+        within = weight.groupby(weight.index // group_size).var().mean()
+        variation = math.sqrt(within) / weight.mean()
+        rows.append((variant, variation, variation**2 / 2, by_row.sum().mean()))
+    return pd.DataFrame(rows, columns=["variant", "variation", "equal_kl", "kl"])
+
+
+# --- What it draws -----------------------------------------------------------------------------
+
+
+def draw_aggregation(curves: pd.DataFrame) -> Figure:
+    """Share of a KL loss's gradient that is no KL's, by the completions averaged together."""
+    figure, axes = style.subplots(height=3.9)
+    for estimator, curve in curves.groupby("estimator"):
+        label = f"{style.LABELS[estimator]} against the {DIRECTIONS[estimator]} KL"
+        style.band(axes, curve, "completions", **style.line(estimator, label=label))
+    style.note(
+        axes,
+        "GRPO: each completion\nby itself, $1/|o|$",
+        (1, curves["median"][curves.completions == curves.completions.min()].max()),
+        offset=(30, 26),
+        va="center",
+        arrowprops={"arrowstyle": "-", "color": style.QUIET},
+    )
+    axes.set(xscale="log", yscale="log", ylim=(2e-4, 2))
+    sizes = sorted(curves.completions.unique())[::2]
+    axes.set_xticks(sizes, [f"{size:g}" for size in sizes])
+    axes.minorticks_off()
+    axes.set_xlabel("completions in the token mean (log scale)")
+    axes.set_ylabel("share of the gradient\nthat is not the KL's (log scale)")
+    axes.legend(loc="lower left")
+    return figure
+
+
+# --- The claims it decides ---------------------------------------------------------------------
+
+BETA = 0.04
+EPSILON = 0.2
+
+
+def _batch(seed: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+    """Log-probs of policy, sampler and reference, advantages and a ragged mask: 6 rows of 5."""
+    generator = torch.Generator().manual_seed(seed)
+    logp, old_logp, ref_logp = -torch.rand(3, 6, 5, generator=generator, dtype=dtype)
+    advantages = torch.randn(6, generator=generator, dtype=dtype)
+    lengths = torch.tensor([5, 3, 1, 4, 2, 5])
+    return logp, old_logp, ref_logp, advantages, torch.arange(5) < lengths[:, None]
+
+
+def _token_objective(
+    logp: Tensor, old_logp: Tensor, ref_logp: Tensor, advantages: Tensor, mask: Tensor
+) -> Tensor:
+    """The token form by the package: loss and k3, aggregated as the printed sums are."""
+    loss = policy_loss(
+        logp,
+        old_logp=old_logp,
+        advantages=advantages,
+        mask=mask,
+        epsilon_low=EPSILON,
+        epsilon_high=EPSILON,
+    )
+    penalty = aggregate(kl_loss(logp, ref_logp, mask=mask), mask, "seq_mean_token_mean")
+    return -(loss.loss + BETA * penalty)
+
+
+@claim("S0-1")
+def grpo_objective() -> Finding:
+    """The printed double sum, token by token in Python, against the package; garbage as padding."""
+    logp, old_logp, ref_logp, advantages, mask = _batch(141)
+    rows = []
+    for i, advantage in enumerate(advantages.tolist()):
+        terms = []
+        for t in range(int(mask[i].sum())):
+            ratio = math.exp(logp[i, t] - old_logp[i, t])
+            log_r = float(ref_logp[i, t] - logp[i, t])
+            kl = math.exp(log_r) - log_r - 1
+            clipped = min(max(ratio, 1 - EPSILON), 1 + EPSILON)
+            terms.append(min(ratio * advantage, clipped * advantage) - BETA * kl)
+        rows.append(sum(terms) / len(terms))
+    printed = sum(rows) / len(rows)
+    ours = _token_objective(logp, old_logp, ref_logp, advantages, mask).item()
+    padding = zip((logp, old_logp, ref_logp), (torch.nan, -torch.inf, 1e9), strict=True)
+    garbage = [torch.where(mask, x, g) for x, g in padding]
+    padded = _token_objective(*garbage, advantages, mask).item()
+    flipped = _token_objective(logp, old_logp, 2 * logp - ref_logp, advantages, mask).item()
+    figures = {
+        "printed_error": abs(ours - printed),
+        "padding_change": abs(padded - ours),
+        "flipped_kl_error": abs(flipped - printed),
+    }
+    agrees = max(figures["printed_error"], figures["padding_change"]) < EXACT
+    return Finding(judge(agrees, figures["printed_error"] < EXACT), figures)
+
+
+@claim("S1-1")
+def sequence_form() -> Finding:
+    """The printed sequence form by hand against the package, and its k3's mean and gradient.
+
+    The referees are the enumerated reverse KL (value) and forward KL (gradient) of sequences.
+    """
+    logp, old_logp, _, advantages, mask = _batch(151)
+    ratio = torch.where(mask, logp - old_logp, 0.0).sum(-1).exp()
+    clipped = ratio.clamp(1 - EPSILON, 1 + EPSILON)
+    printed = torch.minimum(ratio * advantages, clipped * advantages).mean()
+    options = {"advantages": advantages, "mask": mask, "kind": "sequence"}
+    ours = -policy_loss(logp, old_logp=old_logp, **options).loss
+
+    def of_k3(logits: Tensor, ref: Tensor) -> dict[str, float | Tensor]:
+        """Errors of the mean and of the gradient of k3 on whole sequences."""
+        per_sequence = k3(*(token_logp(x, RAGGED).sum(-1) for x in (logits, ref)))
+        mean = sequence_probability(logits, RAGGED) @ per_sequence
+        gradient = expected_sequence_gradient(logits, ref, RAGGED, estimator="k3", level="sequence")
+        return {"value": (mean - sequence_kl(logits, ref, RAGGED)).abs()} | {
+            way: flat_error(gradient, sequence_kl_gradient(logits, ref, RAGGED, direction=way))
+            for way in ("forward", "reverse")
+        }
+
+    found = measured(of_k3, *random_tables(RAGGED, 3, 4, spread=SPREAD, seed=152))
+    figures = {
+        "printed_error": (ours - printed).abs().item(),
+        "value_error": found.value.max(),
+        "forward_gradient_error": found.forward.max(),
+        "reverse_gradient_error": found.reverse.min(),
+    }
+    defined = max(figures["printed_error"], figures["value_error"]) < EXACT
+    return Finding(judge(defined and figures["forward_gradient_error"] < EXACT, defined), figures)
+
+
+@claim("S3-1")
+def sum_over_tokens() -> Finding:
+    """The sum over tokens and the mean over tokens, against the gradient of the mean return.
+
+    The two are enumerated on sequences with an end token and on sequences of one length, and so is
+    what the mean does to a k2 loss; recorded runs say what each did to the lengths of wrong
+    answers, less those of right ones.
+    """
+    errors = {}
+    for name, sequences in (("ragged", RAGGED), ("fixed", enumerate_sequences(3, 3))):
+        logits = random_tables(sequences, 3, 1, spread=SPREAD, seed=161).logits[0]
+        returns = random_returns(sequences, seed=162)
+        exact = ratio_objective_gradient(logits, logits, sequences, returns)
+        whole = returns[:, None].expand(sequences.mask.shape)
+        for mode in ("seq_mean_token_sum", "seq_mean_token_mean"):
+            weights = token_weights(sequences.mask, mode, dtype=returns.dtype) * len(returns)
+            gradient = credit_moments(logits, sequences, weights * whole).mean
+            direction = gradient / gradient.norm() * exact.norm()
+            errors[f"{name}_{mode.rsplit('_')[-1]}_error"] = flat_error(direction, exact)
+    errors["kl_off_under_mean"] = weight_table([(3, 4)], 40, spread=1.5, seed=163)["k2"].item()
+    finals = recorded("length_growth").finals
+    finals = finals.assign(excess=finals["wrong_length"] - finals["right_length"])
+    figures = errors | difference(finals, "grpo", "token_sum", "excess").figures("trained_excess")
+    sums = max(errors["ragged_sum_error"], errors["fixed_sum_error"], errors["fixed_mean_error"])
+    differ = errors["ragged_mean_error"] > EXACT
+    return Finding(judge(sums < EXACT and differ, sums < EXACT), figures)

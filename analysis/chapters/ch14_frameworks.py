@@ -1,0 +1,626 @@
+r"""Chapter 14: what the KL terms of training frameworks optimise.
+
+The terms are written from reading the frameworks' public sources: :data:`SOURCES` names file,
+version and date of each. Expected gradients are enumerated beside the exact ones. Policies stay
+near enough to their reference that no clamp binds, so that a name in ``descends`` is a statement
+about the formula; what the clamps do is asked separately, token by token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from analysis import style
+from analysis.chapters.policies import SAME, drifted_logits, random_tables
+from analysis.kl.divergences import reverse_kl
+from analysis.kl.enumeration import cosine, exact_kl_gradient, relative_error
+from analysis.kl.estimators import k1, k2, k3
+from analysis.kl.scores import expected_score
+from analysis.kl.sequences import (
+    Sequences,
+    enumerate_sequences,
+    sequence_probability,
+    token_logp,
+    visited_kl_gradient,
+)
+from analysis.kl.surrogates import ESTIMATORS, straight_through
+from analysis.kl.term import KLTerm
+from analysis.objectives.advantages import group_centre, group_normalise
+from analysis.objectives.ordering import (
+    kl_then_leave_one_out,
+    kl_then_normalise,
+    normalise_then_kl,
+)
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+# The terms as read. Each function takes ``logp`` (with gradient), ``ref_logp`` and ``old_logp``
+# (without) of the same shape [...], in nats, and returns the per-token term [...] that is
+# multiplied with beta and minimised, before any aggregation. Their clamps are kept.
+
+
+def _value(estimator: str, ref_log_ratio: Tensor) -> Tensor:
+    """An estimator of the log-ratio to the reference."""
+    return ESTIMATORS[estimator](ref_log_ratio, torch.zeros_like(ref_log_ratio))
+
+
+def trl_grpo(
+    logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, bias_correction: bool, level: str = "token"
+) -> Tensor:
+    """k3, unclamped; times the live ratio if ``use_bias_correction_kl``.
+
+    At level ``sequence`` the ratio is the geometric mean over the last axis, the same for all its
+    tokens. Liger's fused GRPO loss computes the same.
+    """
+    value = k3(logp, ref_logp)
+    if not bias_correction:
+        return value
+    log_ratio = logp - old_logp
+    if level == "sequence":
+        log_ratio = log_ratio.mean(-1, keepdim=True)
+    return value * log_ratio.exp()
+
+
+def verl(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> Tensor:
+    """``kl``, ``abs``, ``mse`` or ``low_var_kl``; with ``+``, that value and the gradient of k2.
+
+    ``low_var_kl`` clamps the log-ratio at 20 and its value at 10.
+    """
+    del old_logp
+    ref_log_ratio = logp - ref_logp
+    values = {
+        "kl": ref_log_ratio,
+        "abs": ref_log_ratio.abs(),
+        "mse": k2(logp, ref_logp),
+        "low_var_kl": _value("k3", ref_log_ratio.clamp(-20, 20)).clamp(-10, 10),
+    }
+    value = values[kind.removesuffix("+")]
+    return straight_through(value, k2(logp, ref_logp)) if kind.endswith("+") else value
+
+
+def openrlhf(
+    logp: Tensor,
+    ref_logp: Tensor,
+    old_logp: Tensor,
+    *,
+    estimator: str,
+    unbiased_gradient: bool = False,
+) -> Tensor:
+    """k1, k2 or k3 clamped at 10 on both sides; k3's log-ratio is bounded before its exponential.
+
+    With ``unbiased_gradient`` that value and the gradient of k2 times the detached ratio, the
+    ratio at most 10.
+    """
+    ref_log_ratio = logp - ref_logp
+    bounded = ref_log_ratio.clamp(min=-10) if estimator == "k3" else ref_log_ratio
+    value = _value(estimator, bounded).clamp(-10, 10)
+    if not unbiased_gradient:
+        return value
+    weight = (logp - old_logp).exp().clamp(max=10).detach()
+    return straight_through(value, weight * k2(logp, ref_logp))
+
+
+def nemo_rl(
+    logp: Tensor,
+    ref_logp: Tensor,
+    old_logp: Tensor,
+    *,
+    kind: str,
+    on_policy_approximation: bool = False,
+) -> Tensor:
+    """k1, k2 or k3 of the log-ratio clamped at 20, times a live weight, clamped at 10.
+
+    The weight is the ratio to the sampler under ``use_on_policy_kl_approximation``; else it is 1
+    with the ratio's gradient. Where the log-ratio is clamped the weight is detached.
+    """
+    ref_log_ratio = logp - ref_logp
+    bounded = ref_log_ratio.clamp(-20, 20)
+    weight = (logp - (old_logp if on_policy_approximation else logp.detach())).exp()
+    weight = torch.where(bounded == ref_log_ratio, weight, weight.detach())
+    return (weight * _value(kind, bounded)).clamp(-10, 10)
+
+
+def slime(
+    logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str, unbiased: bool = False
+) -> Tensor:
+    """k1, k2 or k3, times the live ratio if ``--use-unbiased-kl``; ``low_var_kl`` clamps at 10.
+
+    The clamp comes after the ratio.
+    """
+    clamped = kind == "low_var_kl"
+    value = ESTIMATORS["k3" if clamped else kind](logp, ref_logp)
+    if unbiased:
+        value = (logp - old_logp).exp() * value
+    return value.clamp(-10, 10) if clamped else value
+
+
+def open_instruct(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, estimator: int) -> Tensor:
+    """0: k1, 1: k2, 2: k3, 3: live ratio times k1; the log-ratio clamped at 40."""
+    bounded = (logp - ref_logp).clamp(-40, 40)
+    if estimator == 3:
+        return (logp - old_logp).exp() * bounded
+    return _value(("k1", "k2", "k3")[estimator], bounded)
+
+
+def prime_rl(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> Tensor:
+    """``rl``: squared log-ratio to the sampler; ``ref_kl``: the distillation term.
+
+    ``ref_kl`` is the live ratio times the detached log-ratio to the reference, of tokens whose
+    probability fell by at most 0.2 below the sampler's. (The framework adds a thousandth of the
+    ``rl`` term to it, left out here.)
+    """
+    if kind == "rl":
+        return (logp - old_logp).square()
+    kept = logp.exp() - old_logp.exp() >= -0.2
+    return kept * (logp - ref_logp).detach() * (logp - old_logp).exp()
+
+
+def rpg(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> Tensor:
+    """The losses of Regularised Policy Gradient, in the ratio w to the reference, clamped at 10.
+
+    They are derived for samples of the reference itself. ``rpg_js`` and ``rpg_ujs`` are meant to be
+    one formula and differ in a sign.
+    """
+    del old_logp
+    log_w = logp - ref_logp
+    if kind == "rpg_fkl":
+        return -log_w
+    w = log_w.exp()
+    values = {
+        "rpg_rkl": w * log_w,
+        "rpg_ufkl": torch.expm1(log_w) - log_w,
+        "rpg_urkl": w * (log_w - 1) + 1,
+        "rpg_js": 0.5 * (w * log_w + log_w),
+        "rpg_ujs": 0.5 * (w * log_w - log_w),
+    }
+    return values[kind].clamp(-10, 10)
+
+
+def rlhf_book(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> Tensor:
+    """``kl1``, ``kl2``, ``kl3`` with policy and reference in each other's place."""
+    del old_logp
+    return {"kl1": k1, "kl2": k2, "kl3": k3}[kind](ref_logp, logp)
+
+
+class Source(NamedTuple):
+    """A framework as it was read."""
+
+    framework: str
+    repository: str
+    file: str
+    version: str  #: release, or commit
+    date: str  #: of the commit, or when the release was read
+
+
+class Option(NamedTuple):
+    """One setting of a framework's KL term in the loss."""
+
+    framework: str
+    setting: str
+    loss: Loss
+    #: The term of ours with the same gradient where no clamp binds; None = there is none.
+    term: KLTerm | None = None
+    default: bool = False  #: what the framework uses once its KL loss is on
+
+    @property
+    def reference_is_sampler(self) -> bool:
+        return self.framework == "RPG" or self.setting == "rl"
+
+
+def _read(
+    source: str, loss: Callable[..., Tensor], *settings: tuple
+) -> tuple[Source, tuple[Option, ...]]:
+    """A framework's source and its options: name, flags, and the further fields of each."""
+    read = Source(*source.split())
+    options = (
+        Option(read.framework, setting, partial(loss, **flags), *fields)
+        for setting, flags, *fields in settings
+    )
+    return read, tuple(options)
+
+
+K1, K2, K3 = (KLTerm(estimator=name) for name in ("k1", "k2", "k3"))
+LIVE_K1, LIVE_K2, LIVE_K3 = (
+    KLTerm(estimator=name, weighting="attached") for name in ("k1", "k2", "k3")
+)
+DETACHED_K2 = KLTerm(estimator="k2", weighting="detached")
+_DEFAULT = True
+
+FRAMEWORKS = (
+    _read(
+        "TRL huggingface/trl trl/trainer/grpo_trainer.py 1.16.0 2026-11-20",
+        trl_grpo,
+        ("use_bias_correction_kl", {"bias_correction": True}, LIVE_K3, _DEFAULT),
+        ("without", {"bias_correction": False}, K3),
+    ),
+    _read(
+        "Liger linkedin/Liger-Kernel liger_kernel/chunked_loss/grpo_loss.py 0.8.5 2026-11-20",
+        trl_grpo,
+        ("default", {"bias_correction": False}, K3, _DEFAULT),
+    ),
+    _read(
+        "verl verl-project/verl verl/trainer/ppo/core_algos.py 0.9.1 2026-11-20",
+        verl,
+        ("low_var_kl", {"kind": "low_var_kl"}, K3, _DEFAULT),
+        ("low_var_kl+", {"kind": "low_var_kl+"}, K2),
+        ("kl", {"kind": "kl"}, K1),
+        ("abs", {"kind": "abs"}),
+        ("mse", {"kind": "mse"}, K2),
+    ),
+    _read(
+        "OpenRLHF OpenRLHF/OpenRLHF openrlhf/models/utils.py 0.11.2 2026-11-20",
+        openrlhf,
+        ("k1", {"estimator": "k1"}, K1, _DEFAULT),
+        ("k2", {"estimator": "k2"}, K2),
+        ("k3", {"estimator": "k3"}, K3),
+        ("k3, unbiased_gradient", {"estimator": "k3", "unbiased_gradient": True}, DETACHED_K2),
+    ),
+    _read(
+        "NeMo-RL NVIDIA-NeMo/RL nemo_rl/algorithms/utils.py 7ea279a 2026-08-22",
+        nemo_rl,
+        ("k3", {"kind": "k3"}, K2, _DEFAULT),
+        (
+            "k3, use_on_policy_kl_approximation",
+            {"kind": "k3", "on_policy_approximation": True},
+            LIVE_K3,
+        ),
+        ("k1", {"kind": "k1"}),
+        ("k2", {"kind": "k2"}),
+    ),
+    _read(
+        "slime THUDM/slime slime/utils/ppo_utils.py 624b824 2026-08-21",
+        slime,
+        ("k1", {"kind": "k1"}, K1, _DEFAULT),
+        ("k1, use-unbiased-kl", {"kind": "k1", "unbiased": True}, LIVE_K1),
+        ("k2", {"kind": "k2"}, K2),
+        ("k2, use-unbiased-kl", {"kind": "k2", "unbiased": True}, LIVE_K2),
+        ("low_var_kl", {"kind": "low_var_kl"}, K3),
+        ("low_var_kl, use-unbiased-kl", {"kind": "low_var_kl", "unbiased": True}, LIVE_K3),
+    ),
+    _read(
+        "open-instruct allenai/open-instruct open_instruct/model_utils.py e6c3044 2026-08-20",
+        open_instruct,
+        ("2", {"estimator": 2}, K3, _DEFAULT),
+        ("3", {"estimator": 3}, LIVE_K1),
+    ),
+    _read(
+        "prime-rl PrimeIntellect-ai/prime-rl src/prime_rl/trainer/rl/loss.py 559b447 2026-08-21",
+        prime_rl,
+        ("rl", {"kind": "rl"}, None, _DEFAULT),
+        ("ref_kl", {"kind": "ref_kl"}),
+    ),
+    _read(
+        "RPG complex-reasoning/RPG verl/trainer/ppo/core_algos.py ec8e30b 2026-06-14",
+        rpg,
+        *(
+            (f"rpg_{kl}", {"kind": f"rpg_{kl}"})
+            for kl in ("fkl", "rkl", "ufkl", "urkl", "js", "ujs")
+        ),
+    ),
+    _read(
+        "rlhf-book natolambert/rlhf-book code/policy_gradients/loss.py a66b0bf 2026-08-21",
+        rlhf_book,
+        ("kl1", {"kind": "kl1"}),
+        ("kl2", {"kind": "kl2"}, K2),
+        ("kl3", {"kind": "kl3"}, None, _DEFAULT),
+    ),
+)
+SOURCES = tuple(source for source, _ in FRAMEWORKS)
+OPTIONS = tuple(option for _, options in FRAMEWORKS for option in options)
+
+
+# What the chapter computes.
+
+
+class States(NamedTuple):
+    """Triples of categorical policies, one a row [N, V]."""
+
+    logits: Tensor
+    ref_logits: Tensor
+    old_logits: Tensor
+
+
+def states(count: int, vocab_size: int, *, drift: float, staleness: float, seed: int) -> States:
+    """References with Gaussian logits, policies ``drift`` away, samplers ``staleness`` behind."""
+    generator = torch.Generator().manual_seed(seed)
+    ref_logits = torch.randn(count, vocab_size, generator=generator, dtype=torch.float64)
+    (logits,) = drifted_logits(ref_logits, torch.tensor([drift]).double(), seed=seed + 1)
+    (old_logits,) = drifted_logits(logits, torch.tensor([staleness]).double(), seed=seed + 2)
+    return States(logits, ref_logits, old_logits)
+
+
+def coefficient(loss: Loss, logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
+    """Derivative of a per-token loss by the log-prob of that token, by autograd."""
+    with torch.enable_grad():
+        leaf = logp.detach().clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(leaf, ref_logp, old_logp).sum(), leaf)
+    return gradient
+
+
+def mean_gradient(loss: Loss, at: States) -> Tensor:
+    """[N, V]: expected gradient by the logits under the sampler, by summing over the vocabulary."""
+    logp, ref_logp, old_logp = (x.log_softmax(-1) for x in at)
+    return expected_score(at.logits, old_logp.exp() * coefficient(loss, logp, ref_logp, old_logp))
+
+
+def known_gradients(at: States) -> dict[str, Tensor]:
+    """Exact gradients that a term may turn out to have, by the name the tables use."""
+    logp, ref_logp = at.logits.log_softmax(-1), at.ref_logits.log_softmax(-1)
+    reverse, forward = (
+        exact_kl_gradient(at.logits, at.ref_logits, direction=d) for d in ("reverse", "forward")
+    )
+    variation = logp.exp() * (logp - ref_logp).sign()  # of the sum of |policy - reference|
+    chi_square = (2 * logp - ref_logp).exp()  # of half the sum of policy^2 / reference
+    return {
+        "reverse KL": reverse,
+        "forward KL": forward,
+        "half (reverse + forward)": (reverse + forward) / 2,
+        "half (reverse − forward)": (reverse - forward) / 2,
+        "2 total variation": expected_score(at.logits, variation),
+        "half χ²(π‖ref)": expected_score(at.logits, chi_square),
+    }
+
+
+def descends(gradient: Tensor, known: dict[str, Tensor]) -> str:
+    """The exact gradient that a mean gradient equals at every state, ``nothing`` or ``neither``."""
+    if (gradient.norm(dim=-1) < SAME * known["reverse KL"].norm(dim=-1)).all():
+        return "nothing"
+    same = (name for name, g in known.items() if (relative_error(gradient, g) < SAME).all())
+    return next(same, "neither")
+
+
+def audit(at: States, options: Iterable[Option] = OPTIONS) -> pd.DataFrame:
+    """What each option descends, on fresh and on stale samples, with its median relative error.
+
+    Errors are against the reverse KL. An option whose reference is its sampler has no fresh case:
+    at the sampler itself there is nothing to descend.
+    """
+    rows = []
+    for option in options:
+        row = {"framework": option.framework, "setting": option.setting, "default": option.default}
+        cases = {"fresh": at._replace(old_logits=at.logits), "stale": at}
+        if option.reference_is_sampler:
+            cases = {"stale": at._replace(old_logits=at.ref_logits)}
+        for case, where in cases.items():
+            known = known_gradients(where)
+            gradient = mean_gradient(option.loss, where)
+            row[f"{case}_descends"] = descends(gradient, known)
+            row[f"{case}_error"] = relative_error(gradient, known["reverse KL"]).median().item()
+            row[f"{case}_cosine"] = cosine(gradient, known["reverse KL"]).median().item()
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def dead_zones(
+    options: Iterable[Option] = OPTIONS, *, furthest: float = 30.0, points: int = 60_001
+) -> pd.DataFrame:
+    """Log-ratios beyond which an option's coefficient is exactly zero on fresh samples (nats).
+
+    ``below`` and ``above`` are NaN where there is no such zone within ``furthest``.
+    """
+    log_ratio = torch.linspace(-furthest, furthest, points, dtype=torch.float64)
+    logp = torch.full_like(log_ratio, -furthest - 1)
+    ref_logp = logp - log_ratio
+    rows = []
+    for option in options:
+        old_logp = ref_logp if option.reference_is_sampler else logp
+        alive = log_ratio[coefficient(option.loss, logp, ref_logp, old_logp) != 0]
+        low, high = alive.min().item(), alive.max().item()
+        rows.append(
+            {
+                "framework": option.framework,
+                "setting": option.setting,
+                "below": low if low > -furthest else torch.nan,
+                "above": high if high < furthest else torch.nan,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def staleness_curves(
+    options: Iterable[Option],
+    stalenesses: Iterable[float],
+    *,
+    count: int,
+    vocab_size: int,
+    drift: float,
+    seed: int,
+) -> pd.DataFrame:
+    """Median relative error against the reverse KL's gradient as the sampler falls behind."""
+    rows = []
+    for staleness in stalenesses:
+        at = states(count, vocab_size, drift=drift, staleness=staleness, seed=seed)
+        exact = exact_kl_gradient(at.logits, at.ref_logits, direction="reverse")
+        kl = reverse_kl(at.old_logits, at.logits).median().item()
+        for option in options:
+            error = relative_error(mean_gradient(option.loss, at), exact).median().item()
+            row = {"framework": option.framework, "setting": option.setting}
+            rows.append(row | {"staleness": kl, "median": error})
+    return pd.DataFrame(rows)
+
+
+# Where the KL meets the normalisation of rewards. In a group with rewards R and sequence KLs K the
+# advantage is linear in both once its own standard deviation is known: A = a (R - mean) - b K up to
+# a constant. b / a is the beta that a reader of the code believes to have set, b the force of the
+# KL on the policy.
+
+Placement = Callable[..., Tensor]  # of rewards, kl and beta
+
+#: Name -> where it was read, and the advantages. For the exchange rate it does not matter that a
+#: KL in the loss is differentiated.
+PLACEMENTS: dict[str, tuple[str, Placement]] = {
+    "before the group's std": ("verl, KL in reward", partial(kl_then_normalise, eps=1e-6)),
+    "after the group's std": ("OpenRLHF group_norm", partial(normalise_then_kl, eps=1e-9)),
+    "loss, beside the group's std": ("TRL, verl, slime: KL loss", normalise_then_kl),
+    "before leave-one-out": ("TRL RLOO", kl_then_leave_one_out),
+    "after centring": ("OpenRLHF dr_grpo", lambda r, kl, *, beta: group_centre(r) - beta * kl),
+    "ignored": ("slime GRPO, kl-coef", lambda r, kl, *, beta: group_normalise(r, eps=1e-6)),
+}
+
+
+def slopes(placement: Placement, rewards: Tensor, kl: Tensor, beta: float) -> tuple[float, float]:
+    """Slopes of the advantages by reward and by minus the KL, over the group (least squares).
+
+    Raises:
+        ValueError: if the advantages are not linear in both, or the group cannot tell them apart.
+    """
+    columns = [kl - kl.mean()]
+    if rewards.std() > 0:
+        columns.append(rewards - rewards.mean())
+    design = torch.stack([*columns, torch.ones_like(kl)], dim=-1)
+    advantages = placement(rewards, kl, beta=beta)
+    if torch.linalg.matrix_rank(design) < design.shape[-1]:
+        raise ValueError("rewards and kl of the group are proportional: give another group")
+    fit = torch.linalg.lstsq(design, advantages.unsqueeze(-1)).solution.squeeze(-1)
+    if (design @ fit - advantages).abs().max() > 1e-9:
+        raise ValueError("the placement is not linear in rewards and kl")
+    fit = torch.where(fit.abs() < 1e-12, 0.0, fit)  # rounding of the fit, not a slope
+    by_reward = fit[1].item() if len(columns) == 2 else torch.nan
+    return by_reward, 0.0 - fit[0].item()
+
+
+def exchange_table(beta: float, *, group_size: int, kl_spread: float, seed: int) -> pd.DataFrame:
+    """By placement, exchange rate and force of the KL over beta, with half, one or none right.
+
+    Rewards are 0 or 1; KLs are drawn once, with standard deviation ``kl_spread`` nats.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    kl = kl_spread * torch.randn(group_size, generator=generator, dtype=torch.float64)
+    rows = []
+    for name, (used_by, placement) in PLACEMENTS.items():
+        row = {"placement": name, "used_by": used_by}
+        for label, right in (("half", group_size // 2), ("one", 1), ("none", 0)):
+            rewards = (torch.arange(group_size) < right).double()
+            by_reward, by_kl = slopes(placement, rewards, kl, beta)
+            row |= {f"rate_{label}": by_kl / by_reward / beta, f"force_{label}": by_kl / beta}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+# A ratio of the whole sequence on the KL of one token, enumerated over every sequence.
+
+
+def corrected_gradient(
+    logits: Tensor, ref_logits: Tensor, old_logits: Tensor, sequences: Sequences, *, level: str
+) -> Tensor:
+    """[states, V]: mean gradient of TRL's corrected KL, summed over tokens, under the sampler."""
+    with torch.enable_grad():
+        leaf = logits.detach().requires_grad_()
+        logp, ref_logp, old_logp = (
+            token_logp(x, sequences) for x in (leaf, ref_logits, old_logits)
+        )
+        terms = trl_grpo(logp, ref_logp, old_logp, bias_correction=True, level=level).sum(-1)
+        mean = sequence_probability(old_logits, sequences) @ terms
+        (gradient,) = torch.autograd.grad(mean, leaf)
+    return gradient
+
+
+def level_errors(
+    *, vocab_size: int, length: int, trees: int, spread: float, staleness: float, seed: int
+) -> pd.DataFrame:
+    """Median relative error of each level, on fresh and stale samples.
+
+    Against the gradient of the per-token reverse KL at the states the sampler visits, which the
+    token-level ratio has exactly.
+    """
+    sequences = enumerate_sequences(vocab_size, length)
+    tables = random_tables(sequences, vocab_size, trees, spread=spread, seed=seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    noise = torch.randn(tables.logits.shape, generator=generator, dtype=tables.logits.dtype)
+    rows = []
+    for samples, distance in (("fresh", 0.0), ("stale", staleness)):
+        for level in ("token", "sequence"):
+            errors = []
+            for logits, ref_logits, step in zip(*tables, noise, strict=True):
+                old_logits = logits - distance * step
+                exact = visited_kl_gradient(logits, ref_logits, sequences, old_logits)
+                found = corrected_gradient(logits, ref_logits, old_logits, sequences, level=level)
+                errors.append(relative_error(found.flatten(), exact.flatten()))
+            error = torch.stack(errors).median().item()
+            rows.append({"samples": samples, "level": level, "error": error})
+    return pd.DataFrame(rows)
+
+
+# What the chapter draws.
+
+#: Colour of what a term descends, by the name the audit gives it.
+DESCENDS = {
+    "reverse KL": style.COLOURS["reverse"],
+    "forward KL": style.COLOURS["forward"],
+    "nothing": style.COLOURS["none"],
+    "neither KL": style.COLOURS["k1"],
+}
+
+#: Framework and setting of each line of the staleness figure, its look and its label.
+LINES = {
+    ("TRL", "use_bias_correction_kl"): ("reverse", "-", "exact: TRL"),
+    ("TRL", "without"): ("k3", "-", "$k_3$: verl, Liger"),
+    ("NeMo-RL", "k3"): ("k2", "--", "NeMo-RL"),
+    ("slime", "k2, use-unbiased-kl"): ("k2", "-", "$ρ k_2$: slime"),
+    ("slime", "k1"): ("k1", "-", "$k_1$: slime"),
+}
+
+
+def descents(table: pd.DataFrame) -> Figure:
+    """Relative error on fresh and on stale samples, one row a setting, coloured by its descent."""
+    rows = table[table.fresh_descends.notna()].iloc[::-1].reset_index(drop=True)
+    floor = 1e-3
+    figure, axes = style.subplots(height=0.27 * len(rows) + 1.2)
+    for y, row in enumerate(rows.itertuples()):
+        errors = [max(row.fresh_error, floor), max(row.stale_error, floor)]
+        colour = DESCENDS.get(row.fresh_descends, DESCENDS["neither KL"])
+        axes.plot(errors, [y, y], color=colour, linewidth=1.2)
+        axes.plot(errors[0], y, marker="o", color=colour, linestyle="none")
+        axes.plot(errors[1], y, marker="s", color=colour, markerfacecolor="white", linestyle="none")
+    names = [_name(row) + (" *" if row.default else "") for row in rows.itertuples()]
+    axes.set_yticks(range(len(rows)), names, fontsize=9.5)
+    axes.set_xscale("log")
+    axes.set_xticks([floor, 1e-2, 1e-1, 1], ["exact", "0.01", "0.1", "1"])
+    axes.set_xlabel("relative error (log scale)")
+    axes.grid(False, axis="y")
+    for name, colour in DESCENDS.items():
+        axes.plot([], [], marker="o", linestyle="none", color=colour, label=name)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.2, -0.09), ncols=4, fontsize=9.5)
+    return figure
+
+
+def staleness_figure(curves: pd.DataFrame) -> Figure:
+    """Relative error against the reverse KL's gradient as samples age, by setting."""
+    figure, axes = style.subplots(height=3.9)
+    by_setting = curves.groupby(["framework", "setting"])
+    for key, (name, dashes, label) in LINES.items():
+        curve = by_setting.get_group(key)
+        look = style.line(name, linestyle=dashes, label=label)
+        axes.plot(curve.staleness, curve["median"], markevery=max(1, len(curve) // 5), **look)
+    axes.set_ylim(-0.05, 1.7)
+    axes.set_xlabel(r"staleness $\mathrm{KL}(\pi_{\mathrm{old}} \Vert\, \pi_\theta)$ (nats)")
+    axes.set_ylabel("relative error of the\nexpected gradient")
+    style.label_line_ends(axes)
+    return figure
+
+
+def dead_zones_figure(zones: pd.DataFrame, *, furthest: float) -> Figure:
+    """Where on the log-ratio each clamped setting has a gradient (bars) and where it has none."""
+    clamped = zones[zones[["below", "above"]].notna().any(axis=1)].iloc[::-1]
+    figure, axes = style.subplots(height=0.3 * len(clamped) + 1.1)
+    low, high = clamped.below.fillna(-furthest), clamped.above.fillna(furthest)
+    axes.barh(range(len(clamped)), high - low, left=low, color=style.COLOURS["k3"], height=0.55)
+    axes.set_yticks(range(len(clamped)), [_name(row) for row in clamped.itertuples()], fontsize=9.5)
+    style.guide(axes, x=0)
+    axes.set_xlim(-furthest, furthest)
+    axes.grid(False, axis="y")
+    axes.set_xlabel("log-ratio (nats)")
+    return figure
+
+
+def _name(row: Any) -> str:
+    """Framework and setting, the longest flag shortened so that the axes keep some room."""
+    setting = row.setting.replace("use_on_policy_kl_approximation", "on-policy approx.")
+    return f"{row.framework}: {setting}"

@@ -1,0 +1,257 @@
+"""Chapter 15: what a KL over the full vocabulary costs, and what noise it removes.
+
+Operations are counted per token, in multiply-adds times two. Attention scores, which grow with the
+context and would make the share of the KL smaller, are left out. A step is: forward of policy and
+reference, backward of the policy. Sampling, which costs at least another forward, is left out too.
+
+Variances are enumerated, of gradients by the unembedding ``[V, d]`` that all states share: a state
+with hidden vector h contributes ``g h^T``, g its gradient by the logits. The variance of a term at
+a random state and token has two parts: of the token at its state, which the sum over the vocabulary
+removes, and of the state, which it cannot. Time and memory are recorded by
+``python -m benchmarks.full_vocabulary``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from analysis import style
+from analysis.chapters.ch12_model_costs import MODELS as PUBLISHED
+from analysis.chapters.ch12_model_costs import block_weights, llama
+from analysis.experiments import recording
+from analysis.kl.chunked import Chunks
+from analysis.kl.divergences import entropy, reverse_kl
+from analysis.kl.enumeration import exact_kl_gradient, gradient_moments
+from analysis.training.pretrained.config import LlamaConfig
+
+# What the chapter computes.
+
+RECORDED = recording.RESULTS / "full_vocabulary_cpu"
+TABLE = "benchmark.csv"
+
+#: Elementary operations per logit of a KL and its gradient beyond the two log-softmaxes that the
+#: log-prob of the sampled token needs anyway: difference, product, sum; and the same backward.
+PER_LOGIT = 10
+
+#: Blocks of logits that the backward pass of the chunked form holds at one time.
+LOGIT_BLOCKS = 8
+
+#: Shapes of published models.
+MODELS: dict[str, LlamaConfig] = {
+    "SmolLM2-135M": PUBLISHED["SmolLM2-135M"],
+    "Llama-2-7B": llama(4096, 11_008, 32, 32, 32, 32_000, tied=False),
+    "Qwen2.5-7B": PUBLISHED["Qwen2.5-7B"],
+}
+
+
+def head_weights(model: LlamaConfig) -> int:
+    """Of the unembedding."""
+    return model.width * model.vocab_size
+
+
+def parameters(model: LlamaConfig) -> int:
+    """All weights but norms: the embedding counts once more where it is not tied."""
+    return block_weights(model) + head_weights(model) * (1 if model.tied else 2)
+
+
+def recorded() -> pd.DataFrame:
+    """CPU time and peak memory by method and vocabulary, checked against the manifest.
+
+    Raises:
+        ValueError: the table is missing or is not the one that was recorded.
+    """
+    recording.read_manifest(RECORDED)
+    return recording.read_table(RECORDED / TABLE)
+
+
+def operations_table(models: Mapping[str, LlamaConfig] = MODELS) -> pd.DataFrame:
+    """Share of a step that the full vocabulary adds, stored and chunked, counted per token.
+
+    A step has two forwards and one backward, which is twice a forward, and the sampled token's
+    log-probs. The chunked form throws the logits of both policies away and computes them again for
+    its backward.
+    """
+    rows = []
+    for name, model in models.items():
+        head, forward = head_weights(model), block_weights(model) + head_weights(model)
+        step, extra = 4 * 2 * forward, PER_LOGIT * model.vocab_size
+        row = {"model": name, "parameters": parameters(model), "head_share": head / forward}
+        rows.append(row | {"stored": extra / step, "chunked": (2 * 2 * head + extra) / step})
+    return pd.DataFrame(rows)
+
+
+def block_bytes(width: int, chunks: Chunks) -> int:
+    """Of the chunked form's blocks in float32: logits, and three of the unembeddings' rows.
+
+    Those are the widened rows of policy and reference and the gradient of the former. The
+    vocabulary does not occur.
+    """
+    return 4 * chunks.vocab * (LOGIT_BLOCKS * chunks.tokens + 3 * width)
+
+
+def memory_table(
+    models: Mapping[str, LlamaConfig] = MODELS,
+    *,
+    tokens: int,
+    tensors: float,
+    optimizer_bytes: int = 16,
+) -> pd.DataFrame:
+    """Bytes at the peak for a micro-batch of ``tokens``.
+
+    ``one`` tensor of logits in float32; the ``naive`` form, which holds so many ``tensors`` of
+    them, as measured; the ``chunked`` form with hidden states of the reference and gradients of
+    those of the policy; the ``weights`` with gradients and Adam, in mixed precision.
+    """
+    return pd.DataFrame(
+        {
+            "model": name,
+            "one": 4 * tokens * model.vocab_size,
+            "naive": tensors * 4 * tokens * model.vocab_size,
+            "chunked": block_bytes(model.width, Chunks()) + 2 * 4 * tokens * model.width,
+            "weights": optimizer_bytes * parameters(model),
+        }
+        for name, model in models.items()
+    )
+
+
+#: Sampled losses and the KL whose gradient is their mean on fresh samples. k3 times the live ratio
+#: has, on fresh samples, every coefficient of k2.
+VARIANTS = {"k2": "reverse", "k3": "forward"}
+
+
+class Batch(NamedTuple):
+    """States of a language-like policy and its reference."""
+
+    hidden: Tensor  #: [N, d]
+    logits: Tensor  #: [N, V]
+    ref_logits: Tensor  #: [N, V]
+
+
+def language_like(
+    states: int,
+    vocab_size: int,
+    *,
+    width: int,
+    exponent: float,
+    sharpness: float,
+    drift: float,
+    seed: int,
+) -> Batch:
+    """States whose next tokens follow a power law, each with an order of its own.
+
+    Logits of the reference are ``-exponent * log(rank)`` of the token in a common order, plus a
+    product of hidden state and unembedding with standard deviation ``sharpness``, which makes
+    states differ. The policy's unembedding has moved so that its logits moved by ``drift``.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    hidden = normal(states, width)
+    scale = 1 / width**0.5
+    frequency = -exponent * torch.arange(1, vocab_size + 1, dtype=torch.float64).log()
+    ref_logits = frequency + sharpness * scale * hidden @ normal(width, vocab_size)
+    logits = ref_logits + drift * scale * hidden @ normal(width, vocab_size)
+    return Batch(hidden, logits, ref_logits)
+
+
+def variance_parts(batch: Batch, *, variant: str) -> dict[str, float]:
+    """Squared mean of a term's gradient, and its variance within and between states.
+
+    Each is a trace, over states of equal weight and tokens of the policy.
+    """
+    exact = exact_kl_gradient(batch.logits, batch.ref_logits, direction=VARIANTS[variant])
+    spread = gradient_moments(batch.logits, batch.ref_logits, estimator=variant).trace_var
+    squared_width = batch.hidden.square().sum(-1)
+    mean = exact.T @ batch.hidden / len(batch.hidden)
+    signal = mean.square().sum().item()
+    second = (exact.square().sum(-1) * squared_width).mean().item()
+    return {
+        "signal": signal,
+        "within": (spread * squared_width).mean().item(),
+        "between": second - signal,
+    }
+
+
+def noise_table(
+    vocab_sizes: Iterable[int],
+    *,
+    states: int,
+    variants: Iterable[str] = tuple(VARIANTS),
+    **shape: float,
+) -> pd.DataFrame:
+    """Per vocabulary and variant: the parts of the variance and what they mean for the batch.
+
+    ``removed`` is the share of the variance that the full vocabulary removes; ``tokens`` is how
+    many sampled tokens are worth one with the full vocabulary.
+    """
+    rows = []
+    for vocab_size in vocab_sizes:
+        batch = language_like(states, vocab_size, **shape)
+        at = {
+            "vocab": vocab_size,
+            "kl": reverse_kl(batch.logits, batch.ref_logits).mean().item(),
+            "entropy": entropy(batch.ref_logits).mean().item(),
+        }
+        rows += [at | {"variant": v, **variance_parts(batch, variant=v)} for v in variants]
+    table = pd.DataFrame(rows)
+    total = table.within + table.between
+    return table.assign(removed=table.within / total, tokens=total / table.between)
+
+
+# What it draws.
+
+#: Colour, marker and label of each way of computing a KL loss.
+METHODS = {
+    "sampled": ("k2", "sampled token"),
+    "naive": ("none", "full, logits stored"),
+    "chunked": ("reverse", "full, in blocks"),
+    "liger": ("forward", "full, Liger"),
+}
+
+
+def benchmark(table: pd.DataFrame) -> Figure:
+    """Peak memory and CPU time of forward and backward against the vocabulary, by method."""
+    figure, panels = style.subplots(1, 2, height=3.9)
+    by_method = table.sort_values("vocab").groupby("method")
+    for method in (name for name in METHODS if name in by_method.groups):
+        name, label = METHODS[method]
+        rows = by_method.get_group(method)
+        look = {"color": style.COLOURS[name], "marker": style.MARKERS[name], "label": label}
+        panels[0].loglog(rows.vocab, rows.peak_bytes / 2**30, **look)
+        panels[1].loglog(rows.vocab, rows.seconds, **look)
+    panels[0].set_title("peak memory (GiB)")
+    panels[1].set_title("CPU time (seconds)")
+    for axes, ticks in zip(panels, ((0.1, 0.3, 1, 3), (0.2, 0.5, 1, 2, 5)), strict=True):
+        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.set_xticks([8192, 32768, 131072], ["8k", "32k", "131k"])
+        axes.minorticks_off()
+    panels[0].legend(loc="upper left", fontsize=10)
+    figure.supxlabel("vocabulary (both scales logarithmic)", fontsize="medium")
+    return figure
+
+
+def noise(table: pd.DataFrame) -> Figure:
+    """Sampled tokens that one token with the full vocabulary is worth, against the vocabulary."""
+    figure, axes = style.subplots(height=3.7)
+    dashes = dict(zip(sorted(table.drift.unique()), ("-", "--", ":"), strict=False))
+    for (variant, drift), rows in table.groupby(["variant", "drift"]):
+        label = f"{style.LABELS[variant]}, {rows.kl.median():.2g} nats"
+        look = style.line(variant, linestyle=dashes[drift], label=label)
+        axes.loglog(rows.vocab, rows.tokens, **look)
+    axes.set_ylim(4, 400)
+    ticks, vocab_sizes = (5, 10, 20, 50, 100, 200), sorted(table.vocab.unique())
+    axes.set_yticks(ticks, [str(tick) for tick in ticks])
+    axes.set_xticks(vocab_sizes, [f"{size:,}" for size in vocab_sizes])
+    axes.minorticks_off()
+    axes.set_xlabel("vocabulary (both scales logarithmic)")
+    axes.set_ylabel("sampled tokens worth\none with the full vocabulary")
+    style.label_line_ends(axes)
+    return figure

@@ -1,0 +1,340 @@
+"""Chapter 16: what the policy term does: objectives, advantages and lengths, trained."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from analysis.chapters.ch09_process_rewards import Reasoning, open_length_chain
+from analysis.chapters.claims import Finding, claim, difference, judge, recorded
+from analysis.experiments import statistics
+from analysis.experiments.statistics import Interval
+from analysis.experiments.summaries import paired
+from analysis.kl.credit import credit_moments
+from analysis.kl.sequences import sequence_probability
+from analysis.objectives.advantages import group_normalise
+from analysis.objectives.aggregation import token_weights
+
+# --- What the chapter computes ----------------------------------------------------------------
+
+#: Aggregation -> what it is called; the sum is the policy gradient of the mean reward.
+MODES = {"seq_mean_token_sum": "sum", "seq_mean_token_mean": "mean, 1/|o|"}
+
+
+def row_weights(problem: Reasoning, mode: str) -> Tensor:
+    """[N]: the weight that every counted token of a path gets, up to the number of rows."""
+    mask = problem.sequences.mask
+    return token_weights(mask, mode, dtype=problem.outcome.dtype).amax(dim=-1) * len(mask)
+
+
+def ascent(problem: Reasoning, mode: str) -> Tensor:
+    """[states, vocab]: the expected on-policy gradient of reward minus its mean, so weighted."""
+    probability = sequence_probability(problem.logits, problem.sequences)
+    advantage = problem.outcome - probability @ problem.outcome
+    credit = (row_weights(problem, mode) * advantage)[:, None] * problem.sequences.mask
+    return credit_moments(problem.logits, problem.sequences, credit).mean
+
+
+def by_classes(problem: Reasoning, mode: str) -> Tensor:
+    r"""The same by the theorem: :math:`\sum_C a_C \nabla (\Pr(C)\, \mathbb{E}[w \mid C])`.
+
+    By autograd through the two classes, right and wrong, each with the advantage it has.
+    """
+    logits = problem.logits.clone().requires_grad_()
+    probability = sequence_probability(logits, problem.sequences)
+    right = problem.outcome
+    success = (probability @ right).detach()
+    weights = row_weights(problem, mode)
+    classes = (1 - success) * (probability @ (right * weights)) - success * (
+        probability @ ((1 - right) * weights)
+    )
+    return torch.autograd.grad(classes, logits)[0]
+
+
+def mean_length_slope(problem: Reasoning, chosen: Tensor, direction: Tensor) -> float:
+    """Change of the mean length of the chosen paths [N] per unit step along a direction."""
+    logits = problem.logits.clone().requires_grad_()
+    mass = sequence_probability(logits, problem.sequences) * chosen
+    lengths = problem.sequences.mask.sum(dim=-1).to(mass.dtype)
+    (slope,) = torch.autograd.grad(mass @ lengths / mass.sum(), logits)
+    return ((slope * direction).sum() / direction.norm()).item()
+
+
+def drift_table(rights: Iterable[float], *, max_steps: int = 7, stop: float = 0.25) -> pd.DataFrame:
+    """Which way the lengths of right and of wrong answers go under each weight.
+
+    Args:
+        rights: probabilities that a step is right.
+        max_steps: of the longest path.
+        stop: probability that a path ends at each step.
+
+    Returns:
+        One row per probability and weight: ``success`` of a path, ``wrong`` and ``right``, tokens
+        per unit step, and ``error`` of the theorem.
+    """
+    rows = []
+    for right in rights:
+        problem = open_length_chain(max_steps, right=right, stop=stop)
+        probability = sequence_probability(problem.logits, problem.sequences)
+        for mode, called in MODES.items():
+            direction = ascent(problem, mode)
+            rows.append(
+                {
+                    "weight": called,
+                    "success": (probability @ problem.outcome).item(),
+                    "wrong": mean_length_slope(problem, 1 - problem.outcome, direction),
+                    "right": mean_length_slope(problem, problem.outcome, direction),
+                    "error": (direction - by_classes(problem, mode)).abs().max().item(),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+# --- The recorded runs and what they are called -----------------------------------------------
+
+RUNS = (
+    "objectives",
+    "clip_higher",
+    "near_ties",
+    "length_growth",
+    "dapo",
+    "process",
+    "process_graded",
+)
+OBJECTIVES = {
+    "grpo": "GRPO",
+    "grpo_token_mean": "GRPO, token mean",
+    "grpo_token_sum": "GRPO, token sum",
+    "dr_grpo": "Dr. GRPO",
+    "gspo": "GSPO, GRPO's clip",
+    "gspo_narrow": "GSPO, narrow clip",
+    "sequence": "sequence ratio",
+    "mirror_descent": "mirror descent",
+    "cispo": "CISPO",
+    "reinforce": "REINFORCE",
+    "rloo": "RLOO",
+    "dpo": "DPO",
+}
+CLIPS = {"symmetric": "0.2", "higher": "0.28", "wide": "0.4", "unclipped": "none"}
+ADVANTAGES = {
+    "group_std": "over std",
+    "std_min": "std at least 0.1",
+    "group_centre": "centred",
+    "leave_one_out": "leave one out",
+    "drop_uniform": "equal groups out",
+}
+WEIGHTS = {
+    "grpo": "GRPO, $1/|o|$",
+    "token_mean": "token mean",
+    "token_sum": "token sum",
+    "dr_grpo": "Dr. GRPO",
+}
+BRAKES = {
+    "grpo": "none",
+    "linear_price": "price",
+    "relative_reward": "relative",
+    "soft_overlong": "soft overlong",
+    "stop_loops": "loops stopped",
+}
+DAPO = {
+    "grpo": "GRPO",
+    "overlong_filtering": "+ overlong filtering",
+    "clip_higher": "+ Clip-Higher",
+    "soft_overlong": "+ soft overlong",
+    "token_mean": "+ token mean",
+    "dynamic_sampling": "+ dynamic sampling",
+}
+CREDITS = {
+    "outcome": "outcome",
+    "process": "process",
+    "marginal": "marginal",
+    "outcome_centre": "outcome, centred",
+    "marginal_centre": "marginal, centred",
+}
+#: Variant of any of the runs -> what tables call it.
+NAMES = (
+    {"symmetric": "upper clip 0.2", "higher": "0.28", "wide": "0.4", "unclipped": "no upper clip"}
+    | {f"{name}_noisy": f"{called}, noisy" for name, called in (CLIPS | ADVANTAGES).items()}
+    | {f"graded_{name}": f"{called}, graded" for name, called in CREDITS.items()}
+    | DAPO
+    | ADVANTAGES
+    | WEIGHTS
+    | BRAKES
+    | CREDITS
+    | OBJECTIVES
+)
+COMPARISONS = 88
+
+
+def compare() -> dict[str, pd.DataFrame]:
+    """Every comparison of the page, over the last logging window, seed by seed.
+
+    ``average`` is the accuracy averaged over training, ``excess`` the length of wrong answers less
+    that of right ones.
+    """
+    finals = {name: recorded(name).finals for name in RUNS}
+    lengths = finals["length_growth"]
+    lengths = lengths.assign(excess=lengths["wrong_length"] - lengths["right_length"])
+    objectives = [name for name in OBJECTIVES if name != "grpo"]
+    clips, dapo = ("higher", "wide", "unclipped"), list(DAPO)
+    advantages = [name for name in ADVANTAGES if name != "group_std"]
+    brakes = [name for name in BRAKES if name != "grpo"]
+    credits = [
+        ("process", "outcome"),
+        ("marginal", "outcome"),
+        ("marginal_centre", "outcome_centre"),
+        ("marginal", "marginal_centre"),
+        ("graded_outcome", "outcome"),
+        ("graded_marginal", "graded_outcome"),
+        ("graded_marginal", "marginal"),
+    ]
+
+    def against(variants: Iterable[str], other: str, *metrics: str) -> list[tuple[str, str, str]]:
+        return [(variant, other, metric) for metric in metrics for variant in variants]
+
+    return {
+        "objectives": paired(
+            finals["objectives"], against(objectives, "grpo", "accuracy", "reverse_kl")
+        ),
+        "clips": paired(
+            finals["clip_higher"],
+            against(clips, "symmetric", "entropy", "accuracy")
+            + [(f"{clip}_noisy", clip, "accuracy") for clip in CLIPS],
+        ),
+        "ties": paired(
+            finals["near_ties"],
+            [(f"{name}_noisy", name, "accuracy") for name in ADVANTAGES]
+            + against(advantages, "group_std", "accuracy"),
+        ),
+        "weights": paired(
+            lengths,
+            [
+                ("grpo", other, metric)
+                for metric in ("excess", "wrong_length", "accuracy")
+                for other in ("token_mean", "token_sum", "dr_grpo")
+            ],
+        ),
+        "brakes": paired(lengths, against(brakes, "grpo", "length", "accuracy")),
+        "dapo": paired(
+            finals["dapo"],
+            [
+                (after, before, metric)
+                for metric in ("accuracy", "length", "used_fraction")
+                for before, after in itertools.pairwise(dapo)
+            ],
+        ),
+        "dapo_whole": paired(finals["dapo"], [(dapo[-1], dapo[0], "accuracy")]),
+        "credit": paired(
+            credited(), [(*pair, metric) for metric in ("average", "accuracy") for pair in credits]
+        ),
+    }
+
+
+def credited() -> pd.DataFrame:
+    """One row per run of ``process`` and ``process_graded``, with the ``average`` accuracy."""
+    parts = []
+    for name, prefix in (("process", ""), ("process_graded", "graded_")):
+        run = recorded(name)
+        average = run.curves.groupby(["variant", "seed"])["accuracy"].mean().rename("average")
+        part = run.finals.join(average, on=["variant", "seed"])
+        parts.append(part.assign(variant=prefix + part["variant"]))
+    return pd.concat(parts)
+
+
+def over_training(
+    curves: pd.DataFrame, variant: str, metric: str, *, ratio: bool = False
+) -> Interval:
+    """Last logging window less the first, or over it, of a variant: over seeds."""
+    wide = curves[curves["variant"] == variant].pivot(index="seed", columns="update", values=metric)
+    first, last = wide.iloc[:, 0], wide.iloc[:, -1]
+    change = last / first if ratio else last - first
+    return Interval(*map(float, statistics.interval(change.to_numpy())))
+
+
+#: Verdicts that the prose states.
+SAYS = {
+    "differs": [
+        *(
+            ("objectives", name, "grpo", "accuracy")
+            for name in ("gspo", "cispo", "reinforce", "rloo", "dpo")
+        ),
+        *(("clips", f"{clip}_noisy", clip, "accuracy") for clip in ("higher", "wide", "unclipped")),
+        ("ties", "group_std_noisy", "group_std", "accuracy"),
+        *(("weights", "grpo", name, "excess") for name in ("token_mean", "token_sum", "dr_grpo")),
+        ("brakes", "linear_price", "grpo", "accuracy"),
+        ("brakes", "relative_reward", "grpo", "accuracy"),
+        *(("credit", name, "outcome", "average") for name in ("process", "marginal")),
+        ("credit", "graded_marginal", "graded_outcome", "average"),
+    ],
+    "equivalent": [
+        *(
+            ("objectives", name, "grpo", "accuracy")
+            for name in ("sequence", "mirror_descent", "grpo_token_sum", "dr_grpo")
+        ),
+        ("ties", "std_min_noisy", "std_min", "accuracy"),
+        ("weights", "grpo", "token_sum", "accuracy"),
+        ("dapo", "dynamic_sampling", "token_mean", "accuracy"),
+        ("dapo_whole", "dynamic_sampling", "grpo", "accuracy"),
+        ("credit", "marginal", "marginal_centre", "average"),
+        ("credit", "graded_outcome", "outcome", "average"),
+    ],
+    "suggestive": [
+        *(("objectives", name, "grpo", "reverse_kl") for name in ("sequence", "mirror_descent")),
+        *(("clips", clip, "symmetric", "entropy") for clip in ("higher", "wide", "unclipped")),
+        ("clips", "unclipped", "symmetric", "accuracy"),
+        ("clips", "symmetric_noisy", "symmetric", "accuracy"),
+        *(("brakes", name, "grpo", "length") for name in ("soft_overlong", "stop_loops")),
+        ("brakes", "soft_overlong", "grpo", "accuracy"),
+    ],
+    "unresolved": [
+        *(("objectives", name, "grpo", "accuracy") for name in ("grpo_token_mean", "gspo_narrow")),
+        ("ties", "drop_uniform", "group_std", "accuracy"),
+        ("weights", "grpo", "token_sum", "wrong_length"),
+        *(("dapo", "soft_overlong", "clip_higher", name) for name in ("length", "accuracy")),
+    ],
+}
+
+
+# --- The claims it decides --------------------------------------------------------------------
+
+#: Below this share of what a start had, entropy counts as collapsed.
+COLLAPSED = 0.5
+
+
+@claim("S1-13")
+def instabilities() -> Finding:
+    """Recorded runs: entropy left with the plain clip, what reward noise costs, what collapses.
+
+    What needs no training beside it: how far noise alone drives a group in which nothing differs.
+    """
+    generator = torch.Generator().manual_seed(0)
+    noise = 1e-3 * torch.randn(4096, 8, generator=generator, dtype=torch.float64)
+    right_and_wrong = (torch.rand(4096, 8, generator=generator) < 0.5).to(torch.float64)
+    clips, ties = recorded("clip_higher"), recorded("near_ties")
+    entropy = over_training(clips.curves, "symmetric", "entropy", ratio=True)
+    plain = over_training(ties.curves, "group_std", "accuracy")
+    noisy = over_training(ties.curves, "group_std_noisy", "accuracy")
+    cost = difference(ties.finals, "group_std_noisy", "group_std", "accuracy")
+    floored = difference(ties.finals, "std_min_noisy", "std_min", "accuracy")
+    figures = {
+        "advantage_of_noise": group_normalise(1 + noise).abs().mean().item(),
+        "advantage_of_signal": group_normalise(right_and_wrong).abs().mean().item(),
+        "advantage_of_noise_clipped": group_normalise(1 + noise, std_min=0.1).abs().mean().item(),
+        **entropy.figures("entropy_left"),
+        **cost.figures("noise_cost"),
+        **floored.figures("noise_cost_floored"),
+        **plain.figures("accuracy_change"),
+        **noisy.figures("accuracy_change_noisy"),
+    }
+    collapses, suffers = entropy.high < COLLAPSED, cost.below
+    always_unstable, unstable_with_noise = plain.below, noisy.below
+    return Finding(
+        judge(
+            collapses and suffers and always_unstable, collapses or suffers or unstable_with_noise
+        ),
+        figures,
+    )

@@ -1,0 +1,170 @@
+"""A contextual bandit trained through a mixture of experts whose sampler routes a little otherwise.
+
+The inference engine's router sees other rounding than the trainer's, so near a tie it picks another
+expert. Either the trainer replays the experts that sampled, or it routes again by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from analysis.chapters.policies import random_head
+from analysis.experiments.summaries import paired
+from analysis.kl.importance import effective_sample_size
+from analysis.objectives.advantages import group_centre
+from analysis.objectives.losses import policy_loss
+from analysis.objectives.routing import ExpertHead
+
+EXPERTS, VOCAB, WIDTH = 8, 8, 12
+ROUTINGS = ("replayed", "recomputed")
+
+
+class Bandits(NamedTuple):
+    """One bandit a seed: states, and the one token that is right in each."""
+
+    hidden: Tensor  #: [S, N, D]
+    right: Tensor  #: [S, N]
+
+
+class Sampled(NamedTuple):
+    """Tokens of one rollout and how they came about."""
+
+    experts: Tensor  #: [S, N], those of the sampler
+    tokens: Tensor  #: [S, N, G]
+    old_logp: Tensor  #: [S, N, G]
+    advantages: Tensor  #: [S, N, G]
+
+
+def random_bandits(seeds: Sequence[int], states: int) -> tuple[Bandits, ExpertHead]:
+    """Bandits with Gaussian states, and the heads they start from: parameters [S, ...]."""
+    hidden, right, heads = [], [], []
+    for seed in seeds:
+        generator = torch.Generator().manual_seed(seed)
+        hidden.append(torch.randn(states, WIDTH, generator=generator, dtype=torch.float64))
+        right.append(torch.randint(VOCAB, (states,), generator=generator))
+        heads.append(random_head(EXPERTS, VOCAB, WIDTH, seed=seed))
+    start = ExpertHead(*(torch.stack(parts) for parts in zip(*heads, strict=True)))
+    return Bandits(torch.stack(hidden), torch.stack(right)), start
+
+
+def state_logp(head: ExpertHead, hidden: Tensor, experts: Tensor) -> Tensor:
+    """[S, N, V]: :func:`analysis.objectives.routing.routed_logp` of every seed's head at once."""
+    gate = (hidden @ head.router.mT).softmax(dim=-1).gather(-1, experts.unsqueeze(-1))
+    of_seed = torch.arange(len(hidden)).unsqueeze(-1)
+    logits = (head.experts[of_seed, experts] @ hidden.unsqueeze(-1)).squeeze(-1)
+    return (gate * logits).log_softmax(dim=-1)
+
+
+def own_experts(head: ExpertHead, hidden: Tensor, noise: Tensor | float = 0.0) -> Tensor:
+    """[S, N]: the experts that the heads choose, with ``noise`` [S, E, D] added to their router."""
+    return (hidden @ (head.router + noise).mT).argmax(dim=-1)
+
+
+def expected_reward(head: ExpertHead, bandits: Bandits) -> Tensor:
+    """[S]: chance of the right token, summed over the vocabulary, by the heads' own routing."""
+    logp = state_logp(head, bandits.hidden, own_experts(head, bandits.hidden))
+    return logp.exp().gather(-1, bandits.right.unsqueeze(-1)).mean(dim=(1, 2))
+
+
+def sample(
+    head: ExpertHead, bandits: Bandits, group_size: int, noise: float, generator: torch.Generator
+) -> Sampled:
+    """A group of tokens in each state, from a router moved by Gaussian noise of that size."""
+    shake = noise * torch.randn(head.router.shape, generator=generator, dtype=head.router.dtype)
+    experts = own_experts(head, bandits.hidden, shake)
+    logp = state_logp(head, bandits.hidden, experts)
+    flat = torch.multinomial(
+        logp.exp().flatten(0, 1), group_size, replacement=True, generator=generator
+    )
+    tokens = flat.view(*bandits.right.shape, group_size)
+    rewards = (tokens == bandits.right.unsqueeze(-1)).to(logp.dtype)
+    return Sampled(experts, tokens, logp.gather(-1, tokens), group_centre(rewards))
+
+
+def train(
+    routing: str,
+    *,
+    noise: float,
+    seeds: Sequence[int],
+    updates: int = 100,
+    steps: int = 4,
+    states: int = 32,
+    group_size: int = 8,
+    learning_rate: float = 0.02,
+) -> pd.DataFrame:
+    """Train every seed's bandit with the clipped surrogate and one routing in the trainer.
+
+    Args:
+        routing: ``replayed`` or ``recomputed``.
+        noise: of the sampler's router, as a multiple of a unit Gaussian.
+        seeds: of bandits, heads and samples; both routings see the same draws.
+        updates: rollouts.
+        steps: Adam steps on each.
+
+    Returns:
+        One row per seed and update: the exact ``reward`` before it, and of the *first* step on its
+        rollout ``ess`` and ``clip_fraction`` of the ratios and ``flipped``, the share of states
+        that the trainer would route otherwise than the sampler did.
+    """
+    bandits, start = random_bandits(seeds, states)
+    head = ExpertHead(*(part.clone().requires_grad_() for part in start))
+    optimizer = torch.optim.Adam(head, lr=learning_rate)
+    generator = torch.Generator().manual_seed(seeds[0])
+    rows = []
+    for update in range(updates):
+        with torch.no_grad():
+            reward = expected_reward(head, bandits)
+            drawn = sample(head, bandits, group_size, noise, generator)
+            flipped = own_experts(head, bandits.hidden) != drawn.experts
+        for step in range(steps):
+            experts = drawn.experts if routing == "replayed" else own_experts(head, bandits.hidden)
+            logp = state_logp(head, bandits.hidden, experts).gather(-1, drawn.tokens)
+            everything = torch.ones_like(drawn.tokens, dtype=torch.bool)
+            loss = policy_loss(
+                logp, old_logp=drawn.old_logp, advantages=drawn.advantages, mask=everything
+            )
+            if step == 0:
+                ratios = (logp.detach().flatten(1), drawn.old_logp.flatten(1))
+                measured = {
+                    "ess": effective_sample_size(*ratios, everything.flatten(1)),
+                    "clip_fraction": loss.clipped.double().mean(dim=(1, 2)),
+                    "flipped": flipped.double().mean(dim=1),
+                }
+            optimizer.zero_grad()
+            loss.loss.backward()
+            optimizer.step()
+        values = {"reward": reward} | measured
+        rows.append(pd.DataFrame({"seed": seeds, "update": update} | _numbers(values)))
+    return pd.concat(rows, ignore_index=True).assign(routing=routing, noise=noise)
+
+
+def _numbers(values: dict[str, Tensor]) -> dict[str, list[float]]:
+    return {name: value.tolist() for name, value in values.items()}
+
+
+def gains(curves: pd.DataFrame, *, last: int = 10) -> pd.DataFrame:
+    """Replayed less recomputed reward over the ``last`` updates, by noise of the sampler's router.
+
+    Args:
+        curves: of :func:`train`, all noises and both routings.
+
+    Returns:
+        One row per ``noise``: the columns of :func:`analysis.experiments.summaries.paired`, and of
+        the recomputed runs ``flipped`` and ``ess``.
+    """
+    late = curves[curves["update"] > curves["update"].max() - last]
+    ends = late.groupby(["routing", "noise", "seed"], as_index=False)[
+        ["reward", "ess", "flipped"]
+    ].mean()
+    ends = ends.assign(variant=ends["routing"], beta=0.0, kl_estimator="none")
+    rows = []
+    for noise, own in ends.groupby("noise"):
+        means = own.loc[own["routing"] == "recomputed", ["flipped", "ess"]].mean()
+        found = paired(own, [("replayed", "recomputed", "reward")])
+        rows.append(found.assign(noise=noise, **means))
+    return pd.concat(rows, ignore_index=True)

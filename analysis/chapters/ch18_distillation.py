@@ -1,0 +1,454 @@
+"""Chapter 18: what a teacher is worth, in updates, in operations and in length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+
+from analysis import style
+from analysis.chapters.ch10_dpo import gradient_of, steps_ratio
+from analysis.chapters.ch18_costs import Ratio, cost_ratio, crossings
+from analysis.chapters.claims import Finding, claim, difference, judge, recorded
+from analysis.chapters.training_figures import looks
+from analysis.experiments.preset import Preset
+from analysis.experiments.recording import Recording
+from analysis.experiments.statistics import Interval
+from analysis.experiments.summaries import by_variant, paired
+from analysis.kl.enumeration import cosine, reverse_kl_gradient
+from analysis.objectives.guidance import annealed, low_reward_mask
+from analysis.objectives.imitation import imitation_cost
+from analysis.training.config import Run
+from analysis.training.tiny.tasks import END, FILLER, NUM_DIGIT_TOKENS
+from analysis.training.trainer import PopulationTrainer
+
+# --- What the chapter computes ----------------------------------------------------------------
+
+
+def completions_after(
+    preset: Preset, variants: Iterable[str], *, updates: int, seed: int = 0, prompts: int = 3
+) -> pd.DataFrame:
+    """What runs of some variants write after so many updates, on the same prompts.
+
+    Returns:
+        One row per variant and prompt: ``variant``, ``prompt``, ``sorted`` and ``completion``, as
+        text.
+    """
+    names = list(variants)
+    chosen = [variant for name in names for variant in preset.variants if variant.name == name]
+    config = preset.config.model_copy(update={"updates": updates, "log_every": updates})
+    trainer = PopulationTrainer(config, [Run(variant=variant, seed=seed) for variant in chosen])
+    trainer.run()
+    rollout = trainer.rollout(updates).rollout
+    answers = config.task.targets(rollout.prompts)
+    return pd.DataFrame(
+        {
+            "variant": name,
+            "prompt": as_text(rollout.prompts[run, prompt]),
+            "sorted": as_text(answers[run, prompt]),
+            "completion": as_text(rollout.completions[run, prompt, 0]),
+        }
+        for run, name in enumerate(names)
+        for prompt in range(prompts)
+    )
+
+
+def as_text(tokens: torch.Tensor) -> str:
+    """Tokens [T] of the sorting task as characters; ``?`` for those that mean nothing."""
+    signs = {END: ".", FILLER: "_"} | {digit: str(digit) for digit in range(NUM_DIGIT_TOKENS)}
+    return "".join(signs.get(token, "?") for token in tokens.tolist())
+
+
+def cost_table(
+    recorded: Recording, variant: str, others: Iterable[str], thresholds: Iterable[float]
+) -> pd.DataFrame:
+    """How many times more a variant spends than others until the policy reaches an accuracy.
+
+    Returns:
+        One row per threshold, other variant and unit (``updates``, ``tokens``, ``flops``): the
+        geometric mean of the ratio over seeds ``mean``, its interval ``low`` to ``high``, and in
+        how many seeds the variant (``missed``) and the other (``other_missed``) never got there.
+    """
+    others, rows = list(others), []
+    for threshold in thresholds:
+        spent = crossings(recorded.curves, recorded.preset, "own_accuracy", threshold)
+        for other in others:
+            for unit in ("updates", "tokens", "flops"):
+                ratio = cost_ratio(spent, variant, other, unit)
+                rows.append(
+                    {"threshold": threshold, "other": other, "unit": unit, **ratio._asdict()}
+                )
+    return pd.DataFrame(rows)
+
+
+# --- What it draws ----------------------------------------------------------------------------
+
+#: Whose colour a lesson takes: that of its place among the learning curves, where it has one.
+LESSONS = {
+    "opd_immediate": "k2",
+    "k3_loss": "k3_clip",
+    "reverse_exact": "k3",
+    "forward_exact": "forward",
+    "supervised": "minimax01",
+}
+
+
+def costs(
+    panels: Mapping[str, pd.DataFrame], others: Mapping[str, str], claimed: tuple[float, float]
+) -> Figure:
+    """How many times more GRPO spends than each lesson until an accuracy, log scale.
+
+    A triangle instead of a circle: in some seeds GRPO never got there, and the ratio is at least
+    this.
+
+    Args:
+        panels: title -> rows of one unit of
+            :func:`cost_table`.
+        others: lesson, one of ``LESSONS`` -> what it is called.
+        claimed: range of the ratio that reports give, shaded.
+    """
+    figure, axes = style.subplots(len(panels), 1, height=0.8 + 3.0 * len(panels), sharey=True)
+    for panel, (title, table) in zip(axes, panels.items(), strict=True):
+        places = {level: i for i, level in enumerate(sorted(table["threshold"].unique()))}
+        panel.axhspan(*claimed, color=style.COLOURS["none"], alpha=0.25, linewidth=0)
+        panel.axhline(1.0, color=style.COLOURS["exact"], linewidth=1.0)
+        for number, (other, called) in enumerate(others.items()):
+            rows = table[table["other"] == other]
+            places_of_rows = rows["threshold"].map(places)
+            x = places_of_rows + 0.12 * (number - (len(others) - 1) / 2)
+            colour = style.COLOURS[LESSONS[other]]
+            look = {"fmt": "none", "color": colour, "elinewidth": 1.5}
+            panel.errorbar(x, rows["mean"], yerr=style.bars(rows), **look)
+            bound = (rows["missed"] > 0).to_numpy()
+            for marker, chosen in (("o", ~bound), ("^", bound)):
+                panel.plot(x[chosen], rows["mean"][chosen], marker, color=colour)
+            panel.plot([], [], "o", color=colour, label=called)
+        panel.set_xticks(list(places.values()), [f"{level:g}" for level in places])
+        panel.set_yscale("log")
+        panel.set_yticks([0.5, 1, 2, 5, 10], ["0.5", "1", "2", "5", "10"])
+        panel.minorticks_off()
+        panel.set_title(title)
+        panel.set_ylabel("GRPO's cost over the lesson's")
+    axes[-1].set_xlabel("accuracy reached")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
+def tradeoff(
+    finals: pd.DataFrame, variants: Mapping[str, str], marks: Mapping[str, tuple[float, float]]
+) -> Figure:
+    """Final accuracy against final length, one point a variant, with bands over seeds.
+
+    Args:
+        finals: one row per run.
+        variants: variant -> what it is called.
+        marks: what policies that are not trained here are called -> (length, accuracy).
+    """
+    figure, axes = style.subplots(height=5.2)
+    metrics = ("own_length", "own_accuracy")
+    summary = by_variant(finals, metrics).set_index(["metric", "variant"])
+    for variant, look in looks(variants).items():
+        x, y = (summary.loc[(metric, variant)] for metric in metrics)
+        bars = {"xerr": style.bars(x), "yerr": style.bars(y), "elinewidth": 1.5}
+        axes.errorbar(x["mean"], y["mean"], **bars, **look | {"linestyle": "none"})
+    for called, (length, accuracy) in marks.items():
+        axes.plot(length, accuracy, "o", mfc="none", color=style.COLOURS["exact"], markersize=11)
+        axes.annotate(called, (length, accuracy), (9, 5), textcoords="offset points")
+    axes.set_xlabel("final length of the policy's own completions (tokens)")
+    axes.set_ylabel("final accuracy")
+    axes.margins(x=0.12)
+    figure.legend(loc="outside lower center", ncols=3)
+    return figure
+
+
+def with_level(figure: Figure, level: float, called: str) -> Figure:
+    """The figure with a named dashed level across each panel."""
+    for panel in figure.axes:
+        panel.axhline(level, color=style.COLOURS["exact"], linewidth=1.2, linestyle="--")
+        left = panel.get_xlim()[0]
+        panel.annotate(called, (left, level), (4, 3), textcoords="offset points")
+    return figure
+
+
+# --- What the page compares, and what its prose says of it ------------------------------------
+
+RUNS = ("distillation", "distillation_sparse", "weak_teacher", "kdrl", "long_to_short")
+COMPARISONS = 55
+#: Variant of any of the runs -> what tables call it.
+NAMES = {
+    "grpo": "GRPO",
+    "opd_immediate": "distillation (one sample)",
+    "opd_to_go": "distillation, credit to go",
+    "k2_loss": "k₂ as a loss",
+    "k3_loss": "k₃ as a loss",
+    "reverse_exact": "exact reverse KL",
+    "forward_exact": "exact forward KL",
+    "forward_teacher": "exact forward KL, teacher's answers",
+    "supervised": "supervised",
+    "opd_and_grpo": "distillation + GRPO",
+    "exact_and_grpo": "exact reverse KL + GRPO",
+    "exact_annealed_to_grpo": "exact reverse KL, annealed to GRPO",
+    "kdrl_k2": "GRPO + k₂",
+    "kdrl_masked": "GRPO + k₂, masked",
+    "kdrl_annealed": "GRPO + k₂, annealed",
+    "kdrl_annealed_masked": "GRPO + k₂, annealed and masked",
+    "kdrl_k3": "GRPO + k₃",
+    "kdrl_k3_masked": "GRPO + k₃, masked",
+    "teacher_only": "teacher only",
+    "relative_reward": "relative reward 0.2",
+    "relative_reward_strong": "relative reward 1",
+    "linear_price": "price per token",
+    "dpo": "DPO, tau 1",
+    "dpo_low_tau": "DPO, tau 0.1",
+    "shortest_rejection": "shortest right answer",
+    "opd_short_teacher": "distillation, short teacher",
+    "reverse_exact_short_teacher": "exact reverse KL, short teacher",
+    "supervised_short_teacher": "supervised, short teacher",
+}
+
+
+def compare() -> dict[str, pd.DataFrame]:
+    """Every comparison of the page, over the last two windows, seed by seed.
+
+    ``again`` is of seeds that were trained after the rules of the ledger were written.
+    """
+    easy, sparse, weak, kdrl, short = (recorded(name).finals for name in RUNS)
+
+    def accuracies(table: pd.DataFrame, *pairs: tuple[str, str]) -> pd.DataFrame:
+        return paired(table, [(*pair, "own_accuracy") for pair in pairs])
+
+    def both(*pairs: tuple[str, str]) -> list[tuple[str, str, str]]:
+        return [(*pair, metric) for pair in pairs for metric in ("own_length", "own_accuracy")]
+
+    exact, forward = ("reverse_exact", "opd_immediate"), ("forward_exact", "reverse_exact")
+    entropy = [(*forward, "entropy")]
+    taught = [("kdrl_masked", "kdrl_k2"), ("kdrl_annealed", "kdrl_k2")]
+    masked_k3 = ("kdrl_k3_masked", "kdrl_k3")
+    to_go = [("opd_to_go", "opd_immediate", "teacher_kl")]
+    samples = ("supervised", "opd_immediate")
+    k3_k2 = ("k3_loss", "k2_loss")
+    return {
+        "easy": accuracies(
+            easy,
+            ("k2_loss", "opd_immediate"),
+            exact,
+            ("opd_to_go", "opd_immediate"),
+            samples,
+            ("forward_teacher", "supervised"),
+            k3_k2,
+            forward,
+        ),
+        "easy_entropy": paired(easy, entropy),
+        "sparse": accuracies(
+            sparse,
+            ("opd_immediate", "grpo"),
+            exact,
+            ("opd_to_go", "grpo"),
+            samples,
+            k3_k2,
+            forward,
+        ),
+        "sparse_entropy": paired(sparse, entropy),
+        "easy_to_go": paired(easy, to_go),
+        "sparse_to_go": paired(sparse, to_go),
+        "weak": accuracies(
+            weak,
+            ("grpo", "opd_immediate"),
+            ("grpo", "reverse_exact"),
+            ("grpo", "supervised"),
+            ("opd_and_grpo", "grpo"),
+            ("exact_and_grpo", "grpo"),
+            ("exact_annealed_to_grpo", "grpo"),
+            samples,
+            exact,
+        ),
+        "kdrl": paired(
+            kdrl,
+            [
+                ("kdrl_k2", "grpo", "own_length"),
+                *both(*taught, ("kdrl_annealed_masked", "kdrl_k2"), masked_k3),
+                ("kdrl_k3", "kdrl_k2", "own_accuracy"),
+                ("kdrl_annealed", "grpo", "own_accuracy"),
+                ("kdrl_annealed_masked", "grpo", "own_accuracy"),
+            ],
+        ),
+        "again": paired(recorded("kdrl_fresh").finals, both(*taught, masked_k3)),
+        "short": paired(
+            short,
+            [
+                *both(("relative_reward", "grpo"), ("linear_price", "grpo"), ("dpo", "grpo")),
+                ("shortest_rejection", "relative_reward", "own_accuracy"),
+                ("shortest_rejection", "reverse_exact_short_teacher", "own_accuracy"),
+                ("shortest_rejection", "grpo", "own_accuracy"),
+                ("opd_short_teacher", "grpo", "own_accuracy"),
+                ("reverse_exact_short_teacher", "grpo", "own_accuracy"),
+                ("supervised_short_teacher", "grpo", "own_accuracy"),
+            ],
+        ),
+    }
+
+
+def _accuracy(*rows: tuple[str, str, str]) -> list[tuple[str, ...]]:
+    return [(*row, "own_accuracy") for row in rows]
+
+
+#: Verdicts that the prose states.
+SAYS = {
+    "differs": _accuracy(
+        ("easy", "reverse_exact", "opd_immediate"),
+        ("sparse", "reverse_exact", "opd_immediate"),
+        ("easy", "forward_exact", "reverse_exact"),
+        ("sparse", "forward_exact", "reverse_exact"),
+        ("weak", "grpo", "opd_immediate"),
+        ("weak", "exact_and_grpo", "grpo"),
+        ("kdrl", "kdrl_masked", "kdrl_k2"),
+        ("kdrl", "kdrl_annealed", "kdrl_k2"),
+        ("kdrl", "kdrl_k3", "kdrl_k2"),
+        ("short", "reverse_exact_short_teacher", "grpo"),
+    ),
+    "equivalent": _accuracy(
+        ("easy", "supervised", "opd_immediate"), ("sparse", "supervised", "opd_immediate")
+    ),
+    "suggestive": [
+        ("easy_to_go", "opd_to_go", "opd_immediate", "teacher_kl"),
+        ("kdrl", "kdrl_annealed", "kdrl_k2", "own_length"),
+        ("kdrl", "kdrl_k3_masked", "kdrl_k3", "own_length"),
+        *_accuracy(
+            ("weak", "opd_and_grpo", "grpo"),
+            ("kdrl", "kdrl_k3_masked", "kdrl_k3"),
+            ("kdrl", "kdrl_annealed_masked", "grpo"),
+            ("short", "shortest_rejection", "grpo"),
+            ("short", "dpo", "grpo"),
+            ("short", "linear_price", "grpo"),
+        ),
+    ],
+    "unresolved": [
+        ("kdrl", "kdrl_masked", "kdrl_k2", "own_length"),
+        *_accuracy(
+            ("short", "relative_reward", "grpo"),
+            ("short", "shortest_rejection", "reverse_exact_short_teacher"),
+            ("short", "opd_short_teacher", "grpo"),
+        ),
+    ],
+}
+
+
+# --- The claims it decides --------------------------------------------------------------------
+
+#: An accuracy that is given up for less length: equal up to this.
+EQUAL_ACCURACY = 0.02
+#: Designs of KDRL against the constant weight on all completions: (name, variant, other variant).
+GUIDED = (
+    ("masked", "kdrl_masked", "kdrl_k2"),
+    ("masked_k3", "kdrl_k3_masked", "kdrl_k3"),
+    ("annealed", "kdrl_annealed", "kdrl_k2"),
+)
+#: What reports say: on-policy distillation against reinforcement learning, in steps, and against
+#: training on the teacher's samples, in operations.
+CLAIMED_STEPS, CLAIMED_OFFLINE = 7.0, 9.0
+
+
+@claim("S3-12")
+def compounding_errors() -> Finding:
+    """Growth exponent of the exact cost from T = 64 to 128, with and without a way back; and
+    recorded: supervised on the teacher's samples against distillation on own samples, one sample
+    each, eight tokens."""
+    error = 1e-4
+
+    def exponent(recovery: float) -> float:
+        costs = [imitation_cost(error, horizon, recovery) for horizon in (64, 128)]
+        return math.log2(costs[1] / costs[0])
+
+    figures = {
+        "exponent_no_way_back": exponent(0.0),
+        "exponent_own_states": exponent(1 - error),
+        "exponent_half_recovers": exponent(0.5),
+        "cost_no_error": imitation_cost(0.0, 128, 0.0),
+    }
+    presets = ("distillation", "distillation_sparse", "weak_teacher")
+    for name, preset in zip(("trained", "trained_sparse", "trained_weak"), presets, strict=True):
+        finals = recorded(preset).finals
+        figures |= difference(finals, "supervised", "opd_immediate", "own_accuracy").figures(name)
+    quadratic = [figures["exponent_no_way_back"] > 1.9, figures["exponent_half_recovers"] > 1.9]
+    return Finding(judge(all(quadratic), any(quadratic)), figures)
+
+
+@claim("S3-16")
+def annealing_and_masking() -> Finding:
+    """The schedule, and what a mask on rewards does to the expected distillation gradient; and
+    recorded: annealed and masked against the constant weight, with a teacher of longer answers."""
+    generator = torch.Generator().manual_seed(0)
+    logits, teacher = torch.randn(2, 6, generator=generator, dtype=torch.float64)
+    rewards = torch.tensor([1.0, 1.0, 0.0, 0.0, 1.0, 0.0], dtype=torch.float64)
+    policy, log_ratio = logits.softmax(-1), logits.log_softmax(-1) - teacher.log_softmax(-1)
+    mask = low_reward_mask(rewards, 0.5).to(torch.float64)
+    scores = torch.eye(6, dtype=torch.float64) - policy
+    masked = (policy * mask * log_ratio) @ scores
+    masked_value = gradient_of(lambda z: _masked_divergence(z, teacher, mask), logits)
+    failing = gradient_of(lambda z: (z.softmax(-1) * mask).sum(), logits)
+    figures = {
+        "schedule_middle": annealed(5, 10, start=1.0, end=0.0),
+        "cosine_with_full_kl": cosine(masked, reverse_kl_gradient(logits, teacher)).item(),
+        "decomposition_error": (masked + failing - masked_value).abs().max().item(),
+    }
+    shorter = []
+    for name, variant, other in GUIDED:
+        length, accuracy = (
+            difference(recorded("kdrl_fresh").finals, variant, other, metric)
+            for metric in ("own_length", "own_accuracy")
+        )
+        figures |= length.figures(f"{name}_length") | accuracy.figures(f"{name}_accuracy")
+        shorter.append(shorter_at_equal_accuracy(length, accuracy))
+    return Finding(judge(all(shorter), any(shorter)), figures)
+
+
+def shorter_at_equal_accuracy(length: Interval, accuracy: Interval) -> bool:
+    """Is the whole interval of the length below zero, and all of the accuracy's above the loss?"""
+    return length.below and accuracy.low > -EQUAL_ACCURACY
+
+
+@claim("S3-18")
+def distillation_speed() -> Finding:
+    """Exact-gradient steps to a success of 0.9, sparse reward over dense teacher, by length; and
+    recorded: what GRPO spends over what distillation spends to one accuracy, easy and sparse."""
+    figures = {f"steps_ratio_length_{n}": steps_ratio(n, vocab_size=4) for n in (1, 2, 4)}
+    easy, sparse = (
+        _spent(preset, threshold)
+        for preset, threshold in (("distillation_fresh", 0.6), ("distillation_sparse_fresh", 0.06))
+    )
+    ratios = {
+        "easy": cost_ratio(easy, "grpo", "opd_immediate", "updates"),
+        "sparse": cost_ratio(sparse, "grpo", "opd_immediate", "updates"),
+        "easy_flops": cost_ratio(easy, "grpo", "opd_immediate", "flops"),
+        "sparse_flops": cost_ratio(sparse, "grpo", "opd_immediate", "flops"),
+        "offline_flops": cost_ratio(easy, "supervised", "opd_immediate", "flops"),
+    }
+    for name, ratio in ratios.items():
+        figures |= Interval(ratio.mean, ratio.low, ratio.high).figures(name)
+    faster = [
+        figures["steps_ratio_length_4"] >= CLAIMED_STEPS,
+        reaches(ratios["easy"], CLAIMED_STEPS),
+        reaches(ratios["sparse"], CLAIMED_STEPS),
+        reaches(ratios["offline_flops"], CLAIMED_OFFLINE),
+    ]
+    return Finding(judge(all(faster), any(faster)), figures)
+
+
+def reaches(ratio: Ratio, claimed: float) -> bool:
+    """Does the band allow the claimed factor? Where most seeds only bound it, any band does."""
+    return ratio.high >= claimed or ratio.missed > ratio.seeds // 2
+
+
+def _spent(preset: str, accuracy: float) -> pd.DataFrame:
+    """What each run of a recorded preset spent until an accuracy of its own completions."""
+    run = recorded(preset)
+    return crossings(run.curves, run.preset, "own_accuracy", accuracy)
+
+
+def _masked_divergence(logits: torch.Tensor, teacher: torch.Tensor, mask: torch.Tensor):
+    """Share of the reverse KL on the masked-in outcomes."""
+    log_ratio = logits.log_softmax(-1) - teacher.log_softmax(-1)
+    return (logits.softmax(-1) * mask * log_ratio).sum()

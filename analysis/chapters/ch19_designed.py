@@ -1,0 +1,352 @@
+"""Chapter 19: KL terms on twenty seeds of ten starts, by designs written before the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from analysis import style
+from analysis.chapters.claims import recorded
+from analysis.experiments import designs, hierarchical
+from analysis.experiments.presets.designed import FIGURE2, HOLDING
+from analysis.experiments.summaries import KLS, by_variant, fluctuation
+
+# --- What the chapter computes ----------------------------------------------------------------
+
+#: Terms of every setting.
+SAMPLED = ("k2_loss", "k3_loss", "k1_reward")
+#: Outcomes that the prose states, here and on other pages: preset -> outcome -> what was compared.
+SAYS: dict[str, dict[str, tuple[tuple[str, ...], ...]]] = {
+    "equal_kl": {
+        "open": (
+            ("k3_loss", "exact_loss", "reward", "equal KL"),
+            ("k1_reward", "exact_loss", "reward", "equal KL"),
+            ("k1_loss", "none", "reverse_kl", "0.03, 0.1, 0.3"),
+        ),
+        "holds": (
+            ("k2_loss", "exact_loss", "reward", "equal KL"),
+            ("k3_loss_attached_prefix", "exact_loss", "reward", "equal KL"),
+            ("k1_loss", "none", "reward", "1, 3"),
+            *(
+                (name, "none", "reverse_kl", "0.3, 1, 3")
+                for name in (*HOLDING, "exact_loss", "k3_reward")
+            ),
+            ("k2_reward", "k1_reward", "reverse_kl", "0.3, 1, 3"),
+            ("k2_loss", "exact_loss", "reverse_kl", "0.03, 0.1, 0.3, 1"),
+            ("k3_loss_attached_prefix", "k1_reward", "reverse_kl", "0.03, 0.1, 0.3, 1"),
+            ("k3_loss_attached_prefix", "k1_reward", "reward", "equal KL"),
+        ),
+    },
+    "equal_kl_ended": {
+        "holds": (
+            *((name, "exact_loss", "reward", "equal KL") for name in SAMPLED),
+            *((name, "none", "reverse_kl", "0.1, 0.3, 1") for name in (*SAMPLED, "exact_loss")),
+        ),
+    },
+    "long_completions": {
+        "open": (("k3_loss_attached_prefix", "exact_loss", "reward", "equal KL"),),
+        "holds": (
+            ("k3_loss_attached_prefix", "k1_reward", "reverse_kl", "0.03, 0.1, 0.3"),
+            ("k3_loss_attached_prefix", "k1_reward", "reward", "equal KL"),
+            *(
+                (name, "exact_loss", "reverse_kl", "0.03, 0.1, 0.3")
+                for name in ("k2_loss", "k1_reward", "k3_loss_attached_prefix")
+            ),
+            *((name, "exact_loss", "reward", "equal KL") for name in ("k2_loss", "k1_reward")),
+            *(
+                (name, "exact_loss", "gradient_norm", "0.3")
+                for name in ("k1_reward", "k3_loss_attached_prefix")
+            ),
+        ),
+    },
+    "aggregation_length": {
+        "open": (
+            ("only_k1_batch_mean", "only_k1_sum", "length", "1"),
+            ("k1_sum", "none_sum", "length", "0.1, 0.3, 1"),
+            ("k1_batch_mean", "none_batch_mean", "length", "0.1, 0.3, 1"),
+        ),
+        "holds": (
+            ("only_k1_mean", "only_k1_sum", "length", "1"),
+            ("k1_mean", "none_mean", "length", "0.1, 0.3, 1"),
+            ("k2_mean", "k2_sum", "length", "0.3"),
+            *(
+                (f"k2_{how}", f"none_{how}", "reverse_kl", "0.3")
+                for how in ("mean", "batch_mean", "sum")
+            ),
+            ("k2_mean", "k2_sum", "reverse_kl", "0.3"),
+        ),
+    },
+}
+#: Presets that compare the reward of terms at equal KL -> what their setting is called.
+SETTINGS = {
+    "equal_kl": "8 tokens",
+    "equal_kl_ended": "answers that end",
+    "long_completions": "32 tokens",
+}
+#: Of this page.
+RECORDED = tuple(SETTINGS)
+#: Variant -> estimator and placement, which say how it is drawn, and what tables call it.
+TERMS = {
+    "none": ("none", "loss", "no KL term"),
+    "k1_loss": ("k1", "loss", "$k_1$ loss"),
+    "k2_loss": ("k2", "loss", "$k_2$ loss"),
+    "k3_loss": ("k3", "loss", "$k_3$ loss"),
+    "exact_loss": ("exact", "loss", "exact KL"),
+    "k1_reward": ("k1", "reward", "$k_1$ reward"),
+    "k2_reward": ("k2", "reward", "$k_2$ reward"),
+    "k3_reward": ("k3", "reward", "$k_3$ reward"),
+    "k3_loss_attached_prefix": ("k4", "loss", "$k_3$, prefix ratio"),
+}
+
+#: What tables call the variants.
+CALLED = {
+    "none": "no KL term",
+    "k1_loss": "k₁ as a loss",
+    "k2_loss": "k₂ as a loss",
+    "k3_loss": "k₃ as a loss",
+    "exact_loss": "the exact KL",
+    "k1_reward": "k₁ in the reward",
+    "k2_reward": "k₂ in the reward",
+    "k3_reward": "k₃ in the reward",
+    "k3_loss_attached_prefix": "k₃ with the prefix ratio",
+}
+#: Panels of the KL over the coefficient.
+PLACED = {
+    "KL in the loss": ("k1_loss", "k2_loss", "k3_loss", "exact_loss", "k3_loss_attached_prefix"),
+    "KL in the reward": ("k1_reward", "k2_reward", "k3_reward"),
+}
+
+
+@cache
+def predictions(preset: str) -> pd.DataFrame:
+    """Every prediction of a recorded design beside what was found."""
+    return designs.judged_predictions(recorded(preset))
+
+
+def check_outcomes(preset: str) -> None:
+    """Refuse a recording whose outcomes are not those that the prose states.
+
+    Raises:
+        ValueError: names the predictions.
+    """
+    table = predictions(preset)
+    keys = table[["variant", "other", "metric", "at"]].apply(tuple, axis=1)
+    for outcome in {*table["outcome"], *SAYS[preset]}:
+        found, said = set(keys[table["outcome"] == outcome]), set(SAYS[preset].get(outcome, ()))
+        if found != said:
+            raise ValueError(
+                f"{preset}, {outcome}: the text says {sorted(said)}, the runs {sorted(found)}"
+            )
+
+
+@cache
+def figure2() -> pd.DataFrame:
+    """Figure 2 at equal KL: the predictions of its design, of fluctuations in place of rewards."""
+    run = recorded("equal_kl")
+    metrics = [prediction.metric for prediction in FIGURE2.predictions]
+    finals = run.finals.merge(
+        np.log(fluctuation(run.curves, metrics).set_index(list(_KEYS))[metrics])
+        .add_prefix(_JUMPS)
+        .reset_index(),
+        on=list(_KEYS),
+    )
+    rows = []
+    for prediction in FIGURE2.predictions:
+        read = prediction.model_copy(update={"metric": f"{_JUMPS}{prediction.metric}"})
+        rows.append(designs.judged(finals, read, FIGURE2, run.preset.config.start.count))
+    return pd.DataFrame(rows)
+
+
+_JUMPS = "jumps of "
+_KEYS = ("variant", "beta", "seed")
+
+
+def costs() -> pd.DataFrame:
+    """Reward less the exact KL's at equal KL, in every recorded setting.
+
+    Returns:
+        The rows of :func:`predictions` of a reward at equal KL, with ``setting`` and ``margin``.
+    """
+    rows = []
+    for preset, setting in SETTINGS.items():
+        table = predictions(preset)
+        kept = table[(table["at"] == "equal KL") & (table["other"] == "exact_loss")]
+        margin = recorded(preset).preset.design.margin
+        rows.append(kept.assign(setting=setting, margin=margin))
+    return pd.concat(rows, ignore_index=True)
+
+
+def shown(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
+    """Judged predictions as pages quote them.
+
+    Args:
+        table: of :func:`predictions`.
+        names: variant -> what the page calls it.
+
+    Returns:
+        The table with ``key``, ``compared`` and ``spec``, a number format; means and
+        ends of KLs and fluctuations are ratios in place of logarithms.
+    """
+    of_kl = table["metric"].isin(KLS) | table["metric"].str.startswith(_JUMPS)
+    ratios = {name: table[name].where(~of_kl, np.exp(table[name])) for name in _ENDS}
+    key = table["variant"] + "_" + table["other"] + "_" + table["metric"].str.replace(" ", "_")
+    between = ["over" if kl else "less" for kl in of_kl]
+    return table.assign(
+        **ratios,
+        key=key,
+        compared=[
+            f"{names.get(one, one)}, {how} {names.get(other, other)}"
+            for one, how, other in zip(table["variant"], between, table["other"], strict=True)
+        ],
+        spec=np.where(of_kl, ".2f", "+.3f"),
+    )
+
+
+_ENDS = ("mean", "low", "high")
+
+
+def against(variant: str, other: str, *, preset: str = "equal_kl") -> dict[str, float]:
+    """One variant less another in reward at equal KL, by the design's fit."""
+    return _fit(preset, variant, other).difference(recorded(preset).preset.design.margin)
+
+
+def by_half(variant: str, *, preset: str = "equal_kl") -> dict[str, dict[str, float]]:
+    """One variant less the exact KL in the ``near`` and the ``far`` half of the log KL compared."""
+    fitted, margin = _fit(preset, variant, "exact_loss"), recorded(preset).preset.design.margin
+    middle = (fitted.low + fitted.high) / 2
+    halves = {"near": fitted._replace(high=middle), "far": fitted._replace(low=middle)}
+    return {name: half.difference(margin) for name, half in halves.items()}
+
+
+def span(preset: str) -> float:
+    """By how much the exact KL's own reward changes over the log KL that it shares with k2."""
+    fitted = _fit(preset, "k2_loss", "exact_loss")
+    reward = fitted.curve(1, np.linspace(fitted.low, fitted.high, 60)).mean
+    return float(np.ptp(reward))
+
+
+def _fit(preset: str, variant: str, other: str) -> hierarchical.Fit:
+    run = recorded(preset)
+    starts = run.preset.config.start.count
+    return hierarchical.fit(
+        run.finals, variant, other, starts=starts, of=designs.EQUAL, metric="reward"
+    )
+
+
+def of_starts(finals: pd.DataFrame, starts: int) -> pd.DataFrame:
+    """Means over the seeds of each start: rows of runs whose ``seed`` is the start."""
+    keys = ["variant", "beta", "kl_estimator", "seed"]
+    grouped = finals.assign(seed=finals["seed"] % starts).groupby(keys, sort=False)
+    return grouped.mean(numeric_only=True).reset_index()
+
+
+# --- What it draws ----------------------------------------------------------------------------
+
+
+def draw_curves(names: Iterable[str] = HOLDING, *, preset: str = "equal_kl") -> Figure:
+    """Reward over KL: points are means of a variant at one coefficient, lines the fits.
+
+    Each line is that of the fit against the exact KL, over the central runs of the variant.
+    """
+    run = recorded(preset)
+    starts = run.preset.config.start.count
+    figure, axes = style.subplots(height=4.6)
+    means = by_variant(of_starts(run.finals, starts), ["reward", "reverse_kl"]).set_index(
+        ["metric", "variant"]
+    )
+    names = list(names)
+    for name in ("none", "exact_loss", *names):
+        estimator, placement, called = TERMS[name]
+        look = style.line(estimator, placement) | {"label": called, "linestyle": "none"}
+        x, y = (means.loc[(metric, [name]), :] for metric in ("reverse_kl", "reward"))
+        bars = {"xerr": style.bars(x), "yerr": style.bars(y), "elinewidth": 1.0}
+        axes.errorbar(x["mean"], y["mean"], **bars, **look)
+        if name == "none":
+            continue
+        other = names[0] if name == "exact_loss" else "exact_loss"
+        fitted = hierarchical.fit(
+            run.finals, name, other, starts=starts, of=designs.EQUAL, metric="reward"
+        )
+        own = np.log(run.finals.loc[run.finals["variant"] == name, designs.EQUAL])
+        log_kl = np.linspace(*np.percentile(own, hierarchical.CENTRAL), 40)
+        mean, low, high = fitted.curve(0, log_kl)
+        dashes = style.LINESTYLES[placement]
+        axes.plot(np.exp(log_kl), mean, color=look["color"], linestyle=dashes)
+        if name == "exact_loss":
+            axes.fill_between(np.exp(log_kl), low, high, color=look["color"], alpha=0.12, lw=0)
+    _log_kl(axes)
+    axes.set_ylabel("reward at the end")
+    axes.legend(ncols=2)
+    return figure
+
+
+def draw_costs(table: pd.DataFrame) -> Figure:
+    """Reward at equal KL, less that of the exact KL, one row a setting.
+
+    Args:
+        table: of :func:`costs`.
+    """
+    settings = list(dict.fromkeys(table["setting"]))
+    figure, axes = style.subplots(height=1.4 + 1.0 * len(settings))
+    seen = set()
+    for place, setting in enumerate(settings):
+        rows = table[table["setting"] == setting]
+        margin = rows["margin"].iloc[0]
+        axes.fill_betweenx(
+            [place - 0.42, place + 0.42], -margin, margin, color=style.QUIET, alpha=0.12, lw=0
+        )
+        for shift, (_, row) in zip(
+            np.linspace(-0.27, 0.27, len(rows)), rows.iterrows(), strict=True
+        ):
+            estimator, placement, called = TERMS[row["variant"]]
+            look = style.line(estimator, placement) | {"linestyle": "none"}
+            look["label"] = "_" if called in seen else called
+            seen.add(called)
+            ends = [[row["mean"] - row["low"]], [row["high"] - row["mean"]]]
+            axes.errorbar(row["mean"], place + shift, xerr=ends, **look)
+    axes.axvline(0.0, color=style.QUIET, linewidth=1.0)
+    axes.set_yticks(range(len(settings)), settings)
+    axes.invert_yaxis()
+    axes.set_xlabel("reward, less that of the exact KL, at equal KL")
+    axes.legend(ncols=2, loc="lower center", bbox_to_anchor=(0.45, 1.0))
+    return figure
+
+
+def draw_kls(finals: pd.DataFrame, names: Mapping[str, tuple[str, ...]]) -> Figure:
+    """Reverse KL at the end over the coefficient, one panel a group; dotted: no KL term.
+
+    Args:
+        finals: one row per run, or of :func:`of_starts`.
+        names: title -> variants.
+    """
+    figure, panels = style.subplots(
+        len(names), 1, height=0.4 + 3.0 * len(names), sharex=True, sharey=True, squeeze=False
+    )
+    table = by_variant(finals, ["reverse_kl"]).set_index("variant")
+    for axes, (title, variants) in zip(panels[:, 0], names.items(), strict=True):
+        axes.axhline(table.loc["none", "mean"], color=style.QUIET, linestyle=":")
+        for name in variants:
+            estimator, placement, called = TERMS[name]
+            rows = table.loc[name]
+            look = style.line(estimator, placement) | {"label": called}
+            axes.errorbar(rows["beta"], rows["mean"], yerr=style.bars(rows), **look)
+        axes.set(xscale="log", yscale="log", title=title, ylabel="reverse KL (nats), log scale")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.legend(ncols=2)
+    panels[-1, 0].set_xlabel(r"coefficient $\beta$, log scale")
+    panels[-1, 0].xaxis.set_major_formatter("{x:g}")
+    return figure
+
+
+def _log_kl(axes) -> None:
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("exact reverse KL at the end (nats per token), log scale")

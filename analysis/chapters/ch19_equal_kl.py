@@ -1,0 +1,192 @@
+"""Chapter 19: KL terms compared at equal KL, on several starts, and on every other axis."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+
+from analysis import style
+from analysis.chapters.claims import recorded
+from analysis.chapters.training_figures import KL_TERMS, kl_look
+from analysis.experiments import ablation, statistics
+from analysis.experiments.presets import make_preset
+from analysis.experiments.summaries import fluctuation, paired, paired_along, paired_at_equal
+from analysis.kl.term import KLTerm
+from analysis.training.config import Run
+from analysis.training.trainer import PopulationTrainer
+
+# --- What the chapter computes ----------------------------------------------------------------
+
+COMPARISONS = 84
+BETA, FIGURE2_BETA = 0.3, 0.04
+#: Part of the range of KL that two curves share -> its ends, in shares of the logarithm.
+PARTS = {
+    "all they share": (0.0, 1.0),
+    "its nearer half": (0.0, 0.5),
+    "its farther half": (0.5, 1.0),
+}
+LEVELS = (0.045, 0.06, 0.08, 0.1, 0.12)
+SAMPLED = ("k2_loss", "k3_loss", "k1_reward")
+#: Variant -> what tables call it.
+NAMES = {
+    "none": "no KL term",
+    "k1_loss": "k₁ as a loss",
+    "k2_loss": "k₂ as a loss",
+    "k3_loss": "k₃ as a loss",
+    "exact_loss": "exact KL",
+    "k1_reward": "k₁ in the reward",
+    "k2_reward": "k₂ in the reward",
+    "k3_reward": "k₃ in the reward",
+    "forward_loss": "exact forward KL",
+    "minimax01_loss": "MiniMax-01",
+    "k2_loss_shows_k3": "k₂, logged as k₃",
+    "k2_loss_sequence": "k₂, whole sequence",
+    "k1_reward_to_go": "k₁ in the reward, credit to go",
+    "k1_reward_immediate": "k₁ in the reward, immediate",
+    "k1_reward_sequence": "k₁ in the reward, whole sequence",
+    "k1_reward_before_std": "k₁ in the reward, then std",
+    "k1_reward_before_loo": "k₁ in the reward, then leave-one-out",
+}
+
+
+@cache
+def curves_over_beta() -> pd.DataFrame:
+    """Final rows of all runs of the KL terms over all coefficients."""
+    return pd.concat([recorded("full").finals, recorded("beta_front").finals], ignore_index=True)
+
+
+def compare() -> dict[str, pd.DataFrame]:
+    """Every comparison of the page, seed by seed."""
+    finals, pairs = curves_over_beta(), [(name, "exact_loss") for name in SAMPLED]
+    equal = {"of": "reverse_kl", "metric": "accuracy"}
+    return {
+        **{
+            part.split()[1]: paired_along(finals, pairs, part=ends, **equal)
+            for part, ends in PARTS.items()
+        },
+        "between": paired_along(
+            finals, [("k2_loss", "k3_loss")], part=PARTS["its farther half"], **equal
+        ),
+        **{f"at_{level:g}": paired_at_equal(finals, pairs, [level], **equal) for level in LEVELS},
+        **{
+            name: paired(recorded(run).finals, ablation.COMPARISONS, beta=BETA)
+            for name, run in (("one_start", "full"), ("starts", "starts"))
+        },
+        "axes": paired(recorded("kl_axes").finals, AXES),
+        "figure2": _figure2(),
+    }
+
+
+#: What is compared at one coefficient: (variant, other variant, metric).
+AXES = (
+    ("k2_loss_sequence", "k1_reward_sequence", "reverse_kl"),
+    ("k2_loss_sequence", "k1_reward_sequence", "accuracy"),
+    ("k2_loss_sequence", "k2_loss_shows_k3", "reverse_kl"),
+    ("k2_loss_sequence", "k2_loss_shows_k3", "accuracy"),
+    ("k1_reward_immediate", "k1_reward_to_go", "reverse_kl"),
+    ("k1_reward_immediate", "k1_reward_to_go", "accuracy"),
+    ("k1_reward_sequence", "k1_reward_to_go", "reverse_kl"),
+    ("k1_reward_sequence", "k1_reward_to_go", "accuracy"),
+    ("k1_reward_before_std", "k1_reward_to_go", "accuracy"),
+    ("k1_reward_before_loo", "k1_reward_to_go", "accuracy"),
+    ("minimax01_loss", "none", "reverse_kl"),
+    ("minimax01_loss", "k2_loss_shows_k3", "reverse_kl"),
+    ("forward_loss", "exact_loss", "reverse_kl"),
+    ("forward_loss", "exact_loss", "accuracy"),
+)
+
+
+def _figure2() -> pd.DataFrame:
+    """The replica of figure 2: where it ends, and how much it fluctuates on the way."""
+    run = recorded("figure2")
+    jumps = fluctuation(run.curves, ["gradient_norm", "reverse_kl"])
+    names = {name: f"fluctuation of {name}" for name in ("gradient_norm", "reverse_kl")}
+    jumps = jumps.rename(columns=names)
+    rows = []
+    for pair in (("k3_loss", "k2_loss"), ("k3_loss", "none"), ("k2_loss", "none")):
+        ends = [(*pair, metric) for metric in ("accuracy", "reverse_kl")]
+        rows.append(paired(run.finals, ends, beta=FIGURE2_BETA))
+        rows.append(paired(jumps, [(*pair, name) for name in names.values()], beta=FIGURE2_BETA))
+    reward = [("k3_reward", "none", "accuracy")]
+    rows.append(paired(run.finals, reward, beta=FIGURE2_BETA))
+    return pd.concat(rows, ignore_index=True)
+
+
+def shown_is_trained(updates: int) -> bool:
+    """Does k2 that is logged as k3 end at the weights of plain k2, to the bit?"""
+    preset = make_preset("kl_axes", {})
+    shown = next(each for each in preset.variants if each.name == "k2_loss_shows_k3")
+    plain = shown.model_copy(update={"label": "", "kl": KLTerm(estimator="k2")})
+    runs = [Run(variant=variant, seed=0) for variant in (shown, plain)]
+    trainer = PopulationTrainer(preset.config, runs)
+    for _ in range(updates):
+        trainer.advance()
+    return torch.equal(trainer.weights[0], trainer.weights[1])
+
+
+#: Verdicts that the prose states.
+SAYS = {
+    "differs": [("starts", "k3_loss", "k2_loss", "accuracy")],
+    "equivalent": [
+        ("they", "k2_loss", "exact_loss"),
+        *(("farther", name, "exact_loss") for name in SAMPLED),
+        ("axes", "k2_loss_sequence", "k1_reward_sequence", "accuracy"),
+        ("axes", "k2_loss_sequence", "k2_loss_shows_k3", "reverse_kl"),
+        ("axes", "k1_reward_immediate", "k1_reward_to_go", "reverse_kl"),
+        ("axes", "k1_reward_sequence", "k1_reward_to_go", "reverse_kl"),
+    ],
+    "suggestive": [
+        *((part, name, "exact_loss") for part in ("they", "nearer") for name in SAMPLED[1:]),
+        ("between", "k2_loss", "k3_loss"),
+        ("starts", "k1_loss", "none", "accuracy"),
+        ("axes", "minimax01_loss", "none", "reverse_kl"),
+        ("axes", "minimax01_loss", "k2_loss_shows_k3", "reverse_kl"),
+        ("axes", "forward_loss", "exact_loss", "reverse_kl"),
+        ("figure2", "k3_reward", "none", "accuracy"),
+    ],
+    "unresolved": [
+        ("nearer", "k2_loss", "exact_loss"),
+        ("axes", "k2_loss_sequence", "k1_reward_sequence", "reverse_kl"),
+        ("axes", "k2_loss_sequence", "k2_loss_shows_k3", "accuracy"),
+        ("axes", "forward_loss", "exact_loss", "accuracy"),
+        *(
+            ("figure2", "k3_loss", "k2_loss", f"fluctuation of {metric}")
+            for metric in ("gradient_norm", "reverse_kl")
+        ),
+    ],
+}
+
+
+# --- What it draws ----------------------------------------------------------------------------
+
+
+def differences(table: pd.DataFrame, other: str) -> Figure:
+    """Accuracy at equal KL, less that of another variant, by part of the range.
+
+    Args:
+        table: of :func:`analysis.experiments.summaries.paired_along`, with the part in
+            ``level``.
+        other: how the other variant is called.
+    """
+    levels, variants = list(table["level"].unique()), list(table["variant"].unique())
+    figure, axes = style.subplots(height=1.2 + 0.32 * len(table))
+    margin = statistics.ACCURACY_MARGIN
+    axes.axvspan(
+        -margin, margin, color="#5A5A5A", alpha=0.12, linewidth=0, label="equivalent within"
+    )
+    for place, variant in enumerate(variants):
+        rows = table[table["variant"] == variant]
+        height = np.arange(len(levels)) + 0.2 * (place - (len(variants) - 1) / 2)
+        look = dict(kl_look(variant)) | {"linestyle": "none"}
+        look["label"] += " in the reward" if KL_TERMS[variant][1] == "reward" else " as a loss"
+        axes.errorbar(rows["mean"], height, xerr=style.bars(rows), **look)
+    axes.axvline(0.0, color="#5A5A5A", linewidth=1.0)
+    axes.set_yticks(range(len(levels)), levels)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"accuracy, less that of {other}, at equal KL")
+    axes.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, 1.25))
+    return figure

@@ -1,0 +1,417 @@
+"""Chapter 20: what the recorded runs on a language model say, beside those of the tiny policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
+
+from analysis import style
+from analysis.chapters.claims import recorded
+from analysis.chapters.training_figures import KL_TERMS
+from analysis.experiments import ablation, statistics, summaries
+from analysis.experiments.language.estimator_tail import ESTIMATORS
+from analysis.experiments.language.retention import Retention
+
+# --- What the chapter computes ----------------------------------------------------------------
+
+
+def beside(finals: dict[str, pd.DataFrame], metric: str, *, beta: float) -> pd.DataFrame:
+    r"""How often the metric of no KL term each variant ends at, in several populations.
+
+    .. math:: r = \exp\Big(\frac1S \sum_s \big(\log m_s^{variant} - \log m_s^{none}\big)\Big)
+
+    Seeds are paired: a variant and no KL term meet the same prompts.
+
+    Args:
+        finals: name of a population -> one row per run.
+        metric: a positive one.
+        beta: of the variants that are compared.
+
+    Returns:
+        One row per population and variant: ``population``, ``variant``, ``ratio`` with its interval
+        ``low`` to ``high``, ``seeds``, and ``p`` and ``equivalent`` as of
+        :func:`~analysis.experiments.summaries.of_differences`, of the logarithm.
+    """
+    rows, margin = [], np.log(statistics.KL_RATIO_MARGIN)
+    for population, table in finals.items():
+        logs = table.assign(log=np.log(table[metric]))
+        none = summaries.of_seeds(logs, "none", "log", beta)
+        for variant in table.loc[table["beta"] == beta, "variant"].unique():
+            gaps = summaries.of_seeds(logs, variant, "log", beta) - none
+            row = summaries.of_differences(gaps.to_numpy(), margin=margin)
+            ratio = {"ratio": row.pop("mean"), "low": row["low"], "high": row["high"]}
+            ratio = {name: np.exp(value) for name, value in ratio.items()}
+            rows.append({"population": population, "variant": variant} | row | ratio)
+    return pd.DataFrame(rows)
+
+
+def from_no_kl(finals: pd.DataFrame, variants: Iterable[str]) -> pd.DataFrame:
+    """Fronts that begin at no KL term: its runs stand for every variant at a coefficient of zero.
+
+    Args:
+        finals: one row per run; those of the variant ``none`` among them.
+        variants: that are kept, beside ``none``.
+
+    Returns:
+        The rows of ``none`` and of the variants, and for each variant a copy of those of ``none``.
+    """
+    none = finals[finals["variant"] == "none"]
+    kept = [finals[finals["variant"] == variant] for variant in variants]
+    starts = [none.assign(variant=variant) for variant in variants]
+    return pd.concat([none, *starts, *kept], ignore_index=True)
+
+
+def readings(curves: pd.DataFrame) -> pd.DataFrame:
+    """What a log shows as the KL, and what it is: one row per run, window and estimator.
+
+    Both are means over the same completions: ``sampled`` of an estimator at the sampled tokens,
+    ``exact`` of the KL over the vocabulary at each of their states.
+
+    Returns:
+        ``estimator``, ``sampled``, ``exact`` and ``ratio``; windows before the first step, where
+        the KL is zero, are left out.
+    """
+    moved = curves[curves["update"] > 0]
+    long = moved.melt("reverse_kl", list(ESTIMATORS), "estimator", "sampled")
+    long = long.rename(columns={"reverse_kl": "exact"})
+    return long.assign(ratio=long["sampled"] / long["exact"])
+
+
+def reading_errors(table: pd.DataFrame) -> pd.DataFrame:
+    """Of :func:`readings`: how wrong one update's reading is, relative to the exact KL.
+
+    Returns:
+        One row per estimator: ``median`` and ``largest`` of the ratio; ``bias``, its mean less one;
+        ``rms``, the root of the mean square of that difference.
+    """
+    rows = []
+    for name, part in table.groupby("estimator", sort=False):
+        error = part["ratio"] - 1.0
+        rows.append(
+            {
+                "estimator": name,
+                "median": part["ratio"].median(),
+                "largest": part["ratio"].max(),
+                "bias": error.mean(),
+                "rms": float(np.sqrt(np.square(error).mean())),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def elsewhere(kept: Retention, finals: pd.DataFrame) -> pd.DataFrame:
+    """What trained runs still are at states of the reference, beside their KL on the task.
+
+    Args:
+        kept: the recorded readings.
+        finals: one row per run of the populations that they are of.
+
+    Returns:
+        One row per run and skill: ``variant``, ``beta``, ``seed``, ``kl_estimator``, ``skill``;
+        ``on_task``, the exact reverse KL of the end of training; ``forward_kl`` of the skill;
+        ``right``, and ``gained``, what it is more than the reference's (both NaN where there is no
+        right answer).
+    """
+    keys = ["variant", "beta", "seed"]
+    of_task = finals[[*keys, "kl_estimator", "reverse_kl"]]
+    of_task = of_task.rename(columns={"reverse_kl": "on_task"})
+    runs = kept.runs.astype({"beta": float}).drop(columns=["reverse_kl", "states"])
+    start = runs["skill"].map(kept.reference.set_index("skill")["right"])
+    table = runs.assign(gained=runs["right"] - start)
+    return table.merge(of_task, on=keys, validate="many_to_one")
+
+
+def by_skill(table: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """The mean over the seeds of each skill, variant and beta, and the seeds' range.
+
+    Args:
+        table: from :func:`elsewhere`.
+        metric: one of its columns.
+
+    Returns:
+        One row per skill, variant and beta, in their order: ``mean``, ``low``, ``high``, ``seeds``.
+    """
+    grouped = table.groupby(["skill", "variant", "beta"], sort=False)[metric]
+    columns = {"mean": "mean", "low": "min", "high": "max", "seeds": "size"}
+    return grouped.agg(**columns).reset_index()
+
+
+def elsewhere_at_equal(table: pd.DataFrame, variant: str, other: str, level: float) -> pd.DataFrame:
+    """KL to the reference of two variants on each skill where they agree on the task.
+
+    Along each variant's curve over beta, from no KL term on, seed by seed:
+    :func:`~analysis.experiments.summaries.at_equal`, of the logarithm.
+
+    Args:
+        table: from :func:`elsewhere`.
+        variant: compared with ``other``.
+        other: a variant.
+        level: of ``on_task``.
+
+    Returns:
+        One row per skill: ``ratio`` of the variant's forward KL to the other's, the geometric mean
+        over the seeds, NaN unless the curves of all reach the level; their range ``low`` to
+        ``high``; ``seeds``, how many reach it.
+    """
+    rows = []
+    for skill, part in table.groupby("skill", sort=False):
+        logs = from_no_kl(part.assign(log=np.log(part["forward_kl"])), [variant, other])
+        reached = summaries.at_equal(
+            logs, [variant, other], level=level, of="on_task", metric="log"
+        )
+        wide = reached.pivot(index="seed", columns="variant", values="log")
+        gap = (wide[variant] - wide[other]).to_numpy()
+        ends = {"ratio": gap.mean(), "low": gap.min(), "high": gap.max()}
+        reached = int(np.isfinite(gap).sum())
+        rows.append({"skill": skill, **{n: np.exp(v) for n, v in ends.items()}, "seeds": reached})
+    return pd.DataFrame(rows)
+
+
+def seen(table: pd.DataFrame) -> pd.DataFrame:
+    """Share of the exact KL that tokens of at least a given probability hold, by estimator.
+
+    Args:
+        table: of one run, as :func:`analysis.experiments.language.estimator_tail.contributions`.
+
+    Returns:
+        One row per decade, from the likeliest down: ``probability``, its lower end, and ``k1`` and
+        ``k3``. Both end at one: their means over the whole vocabulary are the exact KL.
+    """
+    ordered = table.sort_values("decade", ascending=False)
+    shares = ordered[["k1", "k3"]].cumsum() / ordered[["k1", "k3"]].sum()
+    return shares.assign(probability=10.0 ** ordered["decade"]).reset_index(drop=True)
+
+
+def deviations(table: pd.DataFrame) -> pd.Series:
+    r"""Standard deviation of one sampled token's estimate over the exact KL, by estimator.
+
+    .. math:: \sqrt{E_\pi[k^2] - E_\pi[k]^2} \,/\, \mathrm{KL}
+
+    States differ in their KL; that spread is part of it, as it is part of a log's.
+    """
+    sums = table.sum(numeric_only=True)
+    spread = {
+        name: np.sqrt(sums[f"{name}_squared"] - sums[name] ** 2) / sums["k1"] for name in ESTIMATORS
+    }
+    return pd.Series(spread)
+
+
+# --- What the page compares, and what its prose says of it ------------------------------------
+
+COMPARISONS = 30
+BETA, FAR_BETA = 0.3, 1.0
+#: What is compared at one coefficient, in KL and in accuracy.
+PAIRS = (
+    *((name, "none") for name in KL_TERMS if name != "none"),
+    ("k2_loss", "exact_loss"),
+    ("k3_loss", "k2_loss"),
+    ("k1_reward", "exact_loss"),
+)
+PARTS = {
+    "whole": (0.0, 1.0),
+    "nearer": (0.0, 0.5),
+    "farther": (0.5, 1.0),
+}
+
+
+def ends() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Last quarter of each run: at one coefficient, and at the others."""
+    runs = (recorded("smollm2_short"), recorded("smollm2_front"))
+    return tuple(ablation.final(run.curves, share=0.25) for run in runs)
+
+
+def compare() -> dict[str, pd.DataFrame]:
+    """Every comparison of the page, seed by seed."""
+    finals, others = ends()
+    every = pd.concat([finals, others], ignore_index=True)
+    equal = [("k3_loss", "exact_loss"), ("k1_reward", "exact_loss")]
+    metrics = ("reverse_kl", "accuracy")
+    far = others[others["beta"] == max(others["beta"])]
+    jumps = summaries.fluctuation(recorded("smollm2_short").curves, ["gradient_norm", "reverse_kl"])
+    return {
+        "one": summaries.paired(finals, [(*pair, name) for name in metrics for pair in PAIRS]),
+        **{
+            name: summaries.paired_along(
+                every, equal, of="reverse_kl", metric="accuracy", part=part
+            )
+            for name, part in PARTS.items()
+        },
+        "far": summaries.paired(far, [("k2_loss", "exact_loss", name) for name in metrics]),
+        "jumps": summaries.paired(
+            jumps, [("k3_loss", "k2_loss", name) for name in ("gradient_norm", "reverse_kl")]
+        ),
+    }
+
+
+#: Verdicts that the prose states.
+SAYS = {
+    "differs": [
+        ("one", "k3_loss", "none", "reverse_kl"),
+        ("one", "k3_loss", "none", "accuracy"),
+        ("far", "k2_loss", "exact_loss", "accuracy"),
+    ],
+    "equivalent": [
+        ("one", "k1_loss", "none", "reverse_kl"),
+        ("one", "k2_loss", "exact_loss", "reverse_kl"),
+        ("one", "k1_reward", "exact_loss", "reverse_kl"),
+        ("one", "k2_reward", "none", "reverse_kl"),
+        ("one", "k3_reward", "none", "reverse_kl"),
+        *((part, name, "exact_loss") for part in PARTS for name in ("k3_loss", "k1_reward")),
+    ],
+    "suggestive": [
+        ("one", "k2_loss", "none", "reverse_kl"),
+        ("one", "k2_loss", "none", "accuracy"),
+        ("far", "k2_loss", "exact_loss", "reverse_kl"),
+    ],
+    "unresolved": [
+        ("one", "exact_loss", "none", "accuracy"),
+        ("one", "k1_reward", "none", "accuracy"),
+        ("one", "k3_reward", "none", "accuracy"),
+        *(("jumps", "k3_loss", "k2_loss", name) for name in ("gradient_norm", "reverse_kl")),
+    ],
+}
+
+
+# --- What it draws ----------------------------------------------------------------------------
+
+#: The upper edge of the panels of :func:`readings`.
+HIGHEST = 3.0
+
+
+def beside_figure(table: pd.DataFrame, label: str) -> Figure:
+    """One row a variant, one marker a population: the last population filled, the others hollow.
+
+    Args:
+        table: of :func:`beside`.
+        label: of the axis.
+    """
+    populations = list(table["population"].unique())
+    variants = [variant for variant in KL_TERMS if variant in set(table["variant"])]
+    figure, axes = style.subplots(height=1.4 + 0.5 * len(variants))
+    for index, population in enumerate(populations):
+        rows = table[table["population"] == population].set_index("variant").loc[variants]
+        filled = index == len(populations) - 1
+        shift = 0.16 * (2 * index - len(populations) + 1)
+        for place, (variant, row) in enumerate(rows.iterrows()):
+            colour = style.COLOURS[KL_TERMS[variant][0]]
+            axes.errorbar(
+                row["ratio"],
+                place + shift,
+                xerr=style.bars(row, "ratio"),
+                fmt="o",
+                color=colour,
+                markerfacecolor=colour if filled else "white",
+            )
+        face = "#5A5A5A" if filled else "white"
+        axes.plot([], [], "o", color="#5A5A5A", markerfacecolor=face, label=population)
+    axes.axvline(1.0, color="#5A5A5A", linewidth=1.0, linestyle=":")
+    axes.set_xscale("log")
+    axes.set_xticks([0.2, 0.5, 1.0, 2.0, 5.0])
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel(label)
+    axes.set_yticks(range(len(variants)), [_called(variant) for variant in variants])
+    axes.invert_yaxis()
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=len(populations))
+    return figure
+
+
+def readings_figure(table: pd.DataFrame) -> Figure:
+    """What each estimator shows over the exact KL, a panel an estimator, a point a reading.
+
+    Args:
+        table: of :func:`readings`.
+    """
+    names = list(table["estimator"].unique())
+    figure, panels = style.subplots(len(names), 1, height=7.2, sharex=True, sharey=True)
+    for panel, name in zip(panels, names, strict=True):
+        rows = table[table["estimator"] == name]
+        look = style.line(name)
+        shown = rows["ratio"].clip(upper=HIGHEST)  # what lies above is drawn at the edge
+        panel.scatter(rows["exact"], shown, 16, look["color"], marker=look["marker"], alpha=0.45)
+        panel.axhline(1.0, color="#5A5A5A", linewidth=1.0)
+        panel.set_title(look["label"])
+        panel.set_ylabel("reading / exact")
+        panel.set_xscale("log")
+        panel.set_xticks([0.05, 0.1, 0.2, 0.5])
+        panel.xaxis.set_major_formatter("{x:g}")
+        panel.xaxis.set_minor_formatter(NullFormatter())
+    panels[-1].set_xlabel("exact reverse KL (nats per token), log scale")
+    return figure
+
+
+def elsewhere_figure(table: pd.DataFrame, shown: Sequence[tuple[str, float]]) -> Figure:
+    """How far policies are from the reference, one row a skill, one marker a variant.
+
+    Args:
+        table: of :func:`by_skill`, of ``forward_kl``.
+        shown: variant and beta of each marker, from the top; a larger marker for a larger beta.
+    """
+    skills = list(table["skill"].unique())
+    rows = table.set_index(["variant", "beta", "skill"]).sort_index()
+    figure, axes = style.subplots(height=1.9 + 0.85 * len(skills))
+    for index, (variant, beta) in enumerate(shown):
+        look = style.line(*KL_TERMS[variant])
+        look["label"] = _called(variant, beta)
+        rank = sum(other < beta for name, other in shown if name == variant)
+        values = rows.loc[(variant, beta)].loc[skills]
+        places = [place + 0.8 * ((index + 0.5) / len(shown) - 0.5) for place in range(len(skills))]
+        axes.errorbar(
+            values["mean"],
+            places,
+            xerr=style.bars(values, "mean"),
+            **look | {"linestyle": "none"},
+            markersize=6 + 4 * rank,
+            markerfacecolor=look["color"] if KL_TERMS[variant][1] == "loss" else "white",
+        )
+    for place in range(1, len(skills)):
+        axes.axhline(place - 0.5, color="#E4E4E4", linewidth=0.8)
+    axes.grid(axis="y", visible=False)
+    axes.set_xscale("log")
+    axes.set_xlabel("forward KL at the reference's states (nats per token)")
+    axes.set_yticks(range(len(skills)), skills)
+    axes.invert_yaxis()
+    axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=2)
+    return figure
+
+
+def _called(variant: str, beta: float | None = None) -> str:
+    estimator, placement = KL_TERMS[variant]
+    if estimator == "none":
+        return style.LABELS[estimator]
+    name = f"{style.LABELS[estimator]}, {placement}"
+    return name if beta is None else f"{name}, $\\beta$={beta:g}"
+
+
+def seen_figure(table: pd.DataFrame, tokens: float) -> Figure:
+    """How much of the KL lies in tokens of at least a given probability.
+
+    Args:
+        table: of :func:`seen`.
+        tokens: that one update samples: rarer tokens than one in so many are mostly in no log.
+    """
+    figure, axes = style.subplots(height=4.2)
+    shown = table[table["probability"] > 0]
+    for name in ("k1", "k3"):
+        axes.plot(shown["probability"], shown[name], **style.line(name))
+    axes.axvline(1.0 / tokens, color="#5A5A5A", linewidth=1.0, linestyle=":")
+    axes.annotate(
+        "once in an update",
+        (1.0 / tokens, 0.04),
+        xycoords=("data", "axes fraction"),
+        xytext=(6, 0),
+        textcoords="offset points",
+        color="#5A5A5A",
+    )
+    axes.set_ylim(0.0, 1.08)
+    axes.axhline(1.0, color="#5A5A5A", linewidth=1.0)
+    axes.set_xscale("log")
+    axes.invert_xaxis()
+    axes.set_xlabel("probability of the rarest token counted, log scale")
+    axes.set_ylabel("share of the exact KL")
+    axes.legend(loc="center right")
+    return figure

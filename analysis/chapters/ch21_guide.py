@@ -1,0 +1,133 @@
+"""The evidence behind each line of the decision guide, read from the recorded runs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pandas as pd
+
+from analysis.chapters import (
+    ch04_grpo,
+    ch16_objectives,
+    ch17_stale,
+    ch18_distillation,
+    ch19_equal_kl,
+)
+from analysis.chapters.claims import recorded
+from analysis.experiments import summaries
+
+
+class Comparison(NamedTuple):
+    """Two variants of a recorded run, paired seed by seed."""
+
+    preset: str
+    variant: str
+    other: str
+    metric: str
+    beta: float | None = None
+
+
+#: Line of the guide -> what it rests on.
+EVIDENCE: dict[str, Comparison] = {
+    "kl_or_none": Comparison("full", "k2_loss", "none", "accuracy", 0.3),
+    "kl_or_none_half": Comparison("half_step", "k2_loss", "none", "accuracy", 0.3),
+    "k1_loss": Comparison("starts", "k1_loss", "none", "accuracy", 0.3),
+    "k1_reward": Comparison("full", "k1_reward", "exact_loss", "accuracy", 0.3),
+    "k3_reward": Comparison("full", "k3_reward", "none", "accuracy", 0.3),
+    "k2_sequence": Comparison("kl_axes", "k2_loss_sequence", "k1_reward_sequence", "accuracy"),
+    "merged": Comparison("three_ways", "merged_old", "exact_loss", "accuracy", 0.3),
+    "merged_wide": Comparison("three_ways", "merged_old_wide", "merged_old", "accuracy", 0.3),
+    "weight_k3": Comparison("staleness", "k3_attached_lag_16", "k3_lag_16", "own_accuracy", 0.3),
+    "weight_k2": Comparison("staleness", "k2_detached_lag_16", "k2_lag_16", "own_accuracy", 0.3),
+    "exact_stale": Comparison("staleness", "exact_lag_16", "k2_lag_16", "own_accuracy", 0.3),
+    "no_weight": Comparison("stale_masking", "reinforce", "token", "own_accuracy"),
+    "masked": Comparison("stale_masking", "reinforce_mask_0.1", "token", "own_accuracy"),
+    "stale": Comparison("stale_masking", "token", "fresh", "own_accuracy"),
+    "noisy_std": Comparison("near_ties", "group_std_noisy", "group_std", "accuracy"),
+    "noisy_floor": Comparison("near_ties", "std_min_noisy", "group_std", "accuracy"),
+    "clip_higher": Comparison("clip_higher", "higher", "symmetric", "entropy"),
+    "unclipped": Comparison("clip_higher", "unclipped", "symmetric", "accuracy"),
+    "dr_grpo": Comparison("length_growth", "dr_grpo", "grpo", "wrong_length"),
+    "price": Comparison("length_growth", "linear_price", "grpo", "accuracy"),
+    "overlong": Comparison("length_growth", "soft_overlong", "grpo", "length"),
+    "process": Comparison("process", "process", "outcome", "accuracy"),
+    "hot": Comparison("mismatch", "hot_uncorrected", "same", "own_accuracy"),
+    "hot_corrected": Comparison(
+        "mismatch", "hot_truncated_token", "hot_uncorrected", "own_accuracy"
+    ),
+    "cold": Comparison("mismatch", "cold_uncorrected", "same", "own_accuracy"),
+    "truncated": Comparison("mismatch", "top_p_uncorrected", "same", "own_accuracy"),
+    "top_p": Comparison("mismatch", "top_p_keep_mask", "top_p_uncorrected", "own_accuracy"),
+    "partial": Comparison("partial_rollouts", "budget_8_current", "budget_8_all", "accuracy"),
+    "opd_easy": Comparison("distillation", "opd_immediate", "grpo", "own_accuracy"),
+    "opd_sparse": Comparison("distillation_sparse", "opd_immediate", "grpo", "own_accuracy"),
+    "opd_exact": Comparison("distillation", "reverse_exact", "opd_immediate", "own_accuracy"),
+    "opd_to_go": Comparison("distillation_sparse", "opd_to_go", "opd_immediate", "own_accuracy"),
+    "supervised": Comparison("distillation", "supervised", "reverse_exact", "own_accuracy"),
+    "weak_teacher": Comparison("weak_teacher", "exact_and_grpo", "grpo", "own_accuracy"),
+    "kdrl": Comparison("kdrl", "kdrl_k2", "kdrl_k3", "own_accuracy"),
+    "annealed": Comparison("kdrl", "kdrl_annealed", "kdrl_k2", "own_accuracy"),
+}
+
+
+#: Preset -> how many comparisons its chapter makes: a line is judged as its chapter judges it.
+COMPARISONS = {
+    **dict.fromkeys(("full", "half_step"), ch04_grpo.COMPARISONS),
+    **dict.fromkeys(("starts", "kl_axes"), ch19_equal_kl.COMPARISONS),
+    **dict.fromkeys(ch16_objectives.RUNS, ch16_objectives.COMPARISONS),
+    **dict.fromkeys(ch17_stale.RUNS, ch17_stale.COMPARISONS),
+    **dict.fromkeys(ch18_distillation.RUNS, ch18_distillation.COMPARISONS),
+}
+
+
+def evidence() -> pd.DataFrame:
+    """One row per line of the guide: ``key``, its comparison, the paired difference and what its
+    chapter says of it, ``verdict``.
+
+    Raises:
+        ValueError: a recording is missing or changed.
+    """
+    presets = dict.fromkeys(line.preset for line in EVIDENCE.values())
+    finals = {preset: recorded(preset).finals for preset in presets}
+    rows = []
+    for key, (preset, *pair, beta) in EVIDENCE.items():
+        found = summaries.paired(finals[preset], [tuple(pair)], beta=beta)
+        (row,) = summaries.judged(found, COMPARISONS[preset]).to_dict("records")
+        rows.append({"key": key, "preset": preset, "beta": beta, **row})
+    return pd.DataFrame(rows)
+
+
+#: Variant -> what the table of all comparisons calls it.
+NAMES = {
+    **ch17_stale.NAMES,
+    **ch19_equal_kl.NAMES,
+    **ch18_distillation.NAMES,
+    **ch16_objectives.NAMES,
+}
+
+#: Verdicts that the prose states; what it says to differ, differs.
+SAYS = {
+    "equivalent": {
+        "k2_sequence",
+        "kl_or_none_half",
+        "noisy_floor",
+        "hot",
+        "hot_corrected",
+        "top_p",
+    },
+    "suggestive": {"k1_loss", "weight_k3", "clip_higher", "unclipped", "dr_grpo", "overlong"},
+    "unresolved": {"k1_reward", "merged", "weight_k2"},
+}
+
+
+def check_verdicts(table: pd.DataFrame) -> None:
+    """Refuse evidence whose verdicts are not those that the prose states.
+
+    Raises:
+        ValueError: names the lines.
+    """
+    for word in ("differs", "not estimable", *SAYS):
+        found = set(table.loc[table["verdict"] == word, "key"])
+        said = SAYS.get(word, found if word == "differs" else set())
+        if found != said:
+            raise ValueError(f"{word}: the text says {sorted(said)}, the runs {sorted(found)}")

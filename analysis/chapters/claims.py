@@ -1,0 +1,136 @@
+"""How a chapter decides a claim of the ledger.
+
+A claim is decided by a function without arguments that returns a :class:`Finding`. It stands in the
+module of the chapter that shows it, registered under the claim's id, so that the ledger cannot name
+evidence that does not exist:
+
+>>> @claim("S0-2")
+... def k3_is_unbiased() -> Finding: ...
+
+The verdict is *computed* from the measured figures by comparison with stated tolerances; it is
+never typed in. ``book/claims.yaml`` records verdict and figures, and ``analysis claims`` refuses
+any disagreement between the two.
+
+Numbers of recorded runs are read here too: :func:`difference` and :func:`difference_along` are
+means over the seeds with the intervals of :mod:`analysis.experiments.statistics`, at the settings
+of the preset, and no statement about any other.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Literal, NamedTuple
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from analysis.experiments import recording, summaries
+from analysis.experiments.statistics import Interval
+from analysis.kl.enumeration import relative_error
+
+Verdict = Literal["holds", "holds if", "fails", "open"]
+VERDICTS: tuple[Verdict, ...] = ("holds", "holds if", "fails", "open")
+
+#: Largest difference of two enumerated numbers of order one that a claim calls equal.
+EXACT = 1e-12
+
+
+class Finding(NamedTuple):
+    """What recomputing a claim gave."""
+
+    verdict: Verdict
+    figures: Mapping[str, float]  #: the measured numbers the verdict rests on, by name
+
+
+Decision = Callable[[], Finding]
+_DECISIONS: dict[str, Decision] = {}
+
+
+def claim(*claims: str) -> Callable[[Decision], Decision]:
+    """Register the decorated function as the one that decides these claims.
+
+    Raises:
+        ValueError: if another function already decides one of them.
+    """
+
+    def register(decision: Decision) -> Decision:
+        for claim in claims:
+            known = _DECISIONS.get(claim)
+            if known is not None and known.__qualname__ != decision.__qualname__:
+                raise ValueError(
+                    f"claim {claim} is decided by {known.__qualname__} and "
+                    f"{decision.__qualname__}: keep one"
+                )
+            _DECISIONS[claim] = decision
+        return decision
+
+    return register
+
+
+def decisions() -> dict[str, Decision]:
+    """Every registered decision by claim id; imports all chapters."""
+    for module in pkgutil.iter_modules(importlib.import_module("analysis.chapters").__path__):
+        importlib.import_module(f"analysis.chapters.{module.name}")
+    return dict(_DECISIONS)
+
+
+def judge(always: bool, sometimes: bool) -> Verdict:
+    """``holds`` if it always did, ``holds if`` if only sometimes, else ``fails``."""
+    if always:
+        return "holds"
+    return "holds if" if sometimes else "fails"
+
+
+def largest(values: Tensor) -> float:
+    """The largest absolute value."""
+    return values.abs().max().item()
+
+
+def median(values: Tensor) -> float:
+    """The median, as torch takes it: the lower one of two in the middle."""
+    return values.median().item()
+
+
+def band(values: Tensor) -> dict[str, float]:
+    """The 10th, 50th and 90th percentile, interpolated, as ``p10``, ``median`` and ``p90``."""
+    levels = torch.tensor([0.1, 0.5, 0.9], dtype=values.dtype)
+    return dict(zip(("p10", "median", "p90"), values.quantile(levels).tolist(), strict=True))
+
+
+def share(events: Tensor) -> float:
+    """How often a condition is met."""
+    return events.double().mean().item()
+
+
+def error_of(gradient: Tensor, exact: Tensor, *, worst: bool = False) -> float:
+    """Median relative error over the rows of [N, V] and [N, V], or the largest."""
+    errors = relative_error(gradient, exact)
+    return largest(errors) if worst else median(errors)
+
+
+@cache
+def recorded(preset: str) -> recording.Recording:
+    """The recording of a preset of the catalogue, read once."""
+    return recording.load(recording.folder_of(preset))
+
+
+def difference(
+    finals: pd.DataFrame, variant: str, other: str, metric: str, *, beta: float | None = None
+) -> Interval:
+    """``variant`` minus ``other``, taken per seed: ``summaries.paired``."""
+    return _only(summaries.paired(finals, [(variant, other, metric)], beta=beta))
+
+
+def difference_along(
+    finals: pd.DataFrame, variant: str, other: str, metric: str, *, of: str
+) -> Interval:
+    """``variant`` minus ``other`` at equal values of a metric: ``summaries.paired_along``."""
+    return _only(summaries.paired_along(finals, [(variant, other)], of=of, metric=metric))
+
+
+def _only(table: pd.DataFrame) -> Interval:
+    return Interval(*table.loc[0, list(Interval._fields)])

@@ -1,0 +1,90 @@
+"""Random policies and references, which most chapters enumerate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from analysis.kl.enumeration import relative_error
+from analysis.kl.sequences import Sequences, token_logp
+from analysis.objectives.routing import ExpertHead
+
+#: Below this relative error two enumerated gradients are the same gradient.
+SAME = 1e-9
+
+
+class Policies(NamedTuple):
+    """Pairs of categorical policies, one a row."""
+
+    logits: Tensor  #: [N, V], the trained policy
+    ref_logits: Tensor  #: [N, V], its reference
+
+
+def random_policies(count: int, vocab_size: int, *, spread: float, seed: int) -> Policies:
+    """Independent policies and references: Gaussian logits of standard deviation ``spread``."""
+    generator = torch.Generator().manual_seed(seed)
+    logits, ref_logits = spread * torch.randn(
+        2, count, vocab_size, generator=generator, dtype=torch.float64
+    )
+    return Policies(logits, ref_logits)
+
+
+def drifted_logits(logits: Tensor, distances: Tensor, *, seed: int) -> Tensor:
+    """[D, N, V]: each policy moved ``distance`` along its own random direction of unit variance."""
+    generator = torch.Generator().manual_seed(seed)
+    direction = torch.randn(logits.shape, generator=generator, dtype=logits.dtype)
+    return logits + distances[:, None, None] * direction
+
+
+def moved_logits(logits: Tensor, distance: float, *, seed: int) -> Tensor:
+    """Logits moved by ``distance`` along a random direction of unit variance."""
+    generator = torch.Generator().manual_seed(seed)
+    return logits + distance * torch.randn(logits.shape, generator=generator, dtype=logits.dtype)
+
+
+def random_tables(
+    sequences: Sequences, vocab_size: int, count: int, *, spread: float, seed: int
+) -> Policies:
+    """``count`` pairs of tabular autoregressive policies: logits [count, states, vocab]."""
+    flat = random_policies(count, sequences.num_states * vocab_size, spread=spread, seed=seed)
+    return Policies(*(x.unflatten(-1, (sequences.num_states, vocab_size)) for x in flat))
+
+
+def log_ratios(logits: Tensor, ref_logits: Tensor, sequences: Sequences) -> Tensor:
+    """[N, T]: log-ratio of two tables at each token of each sequence; of a reference, k1."""
+    return token_logp(logits, sequences) - token_logp(ref_logits, sequences)
+
+
+def flat_error(gradient: Tensor, exact: Tensor) -> float:
+    """Relative error of a whole gradient, whatever its shape."""
+    return relative_error(gradient.flatten(), exact.flatten()).item()
+
+
+def measured(
+    measure: Callable[..., Mapping[str, float | Tensor]], *tables: Iterable[Any]
+) -> pd.DataFrame:
+    """What ``measure`` finds for each row of the tables, such as each pair of policies."""
+    return pd.DataFrame(
+        {name: float(x) for name, x in measure(*row).items()} for row in zip(*tables, strict=True)
+    )
+
+
+def medians(
+    rows: Iterable[Mapping[str, Any]], *keys: str, interpolation: str = "linear"
+) -> pd.DataFrame:
+    """Medians of the figures in rows that share these keys, in the order they first come."""
+    groups = pd.DataFrame(rows).groupby(list(keys), sort=False)
+    return groups.quantile(interpolation=interpolation).reset_index()
+
+
+def random_head(experts: int, vocab_size: int, width: int, *, seed: int) -> ExpertHead:
+    """A router and experts with Gaussian parameters."""
+    generator = torch.Generator().manual_seed(seed)
+    return ExpertHead(
+        torch.randn(experts, width, generator=generator, dtype=torch.float64) / width**0.5,
+        2 * torch.randn(experts, vocab_size, width, generator=generator, dtype=torch.float64),
+    )

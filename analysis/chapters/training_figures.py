@@ -1,0 +1,183 @@
+"""How pages about recorded runs draw them: over training, at the end, and accuracy against KL.
+
+Points and lines are means over the seeds; bars and bands are the intervals of
+:mod:`analysis.experiments.statistics`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from analysis import style
+from analysis.experiments import statistics, summaries
+
+#: KL term of a recorded variant -> its estimator and placement, which say how it is drawn.
+KL_TERMS = {
+    "none": ("none", "loss"),
+    "k1_loss": ("k1", "loss"),
+    "k2_loss": ("k2", "loss"),
+    "k3_loss": ("k3", "loss"),
+    "exact_loss": ("exact", "loss"),
+    "k1_reward": ("k1", "reward"),
+    "k2_reward": ("k2", "reward"),
+    "k3_reward": ("k3", "reward"),
+}
+KL_PANELS = {
+    "KL in the loss": ("none", "k1_loss", "k2_loss", "k3_loss", "exact_loss"),
+    "KL in the reward": ("none", "k1_reward", "k2_reward", "k3_reward", "exact_loss"),
+}
+KL_LABEL = "final exact reverse KL (nats per token), log scale"
+#: Whose colour and marker variants that are no KL estimators take, by their place in a figure.
+LOOKS = ("exact", "k2", "k1", "k3", "minimax01", "forward", "k3_clip", "none", "k4", "reverse")
+
+Look = Mapping[str, Any]  #: options of ``Axes.plot``
+
+
+def kl_look(variant: str) -> Look:
+    """Colour, marker and line style of a variant that is a KL term."""
+    return style.line(*KL_TERMS[variant])
+
+
+def looks(names: Mapping[str, str]) -> dict[str, Look]:
+    """Colour, marker and label of variants that are no KL estimators, by what they are called:
+    what is called alike looks alike."""
+    places = {called: LOOKS[place] for place, called in enumerate(dict.fromkeys(names.values()))}
+    return {name: style.line(places[called], label=called) for name, called in names.items()}
+
+
+def t_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Ends of the book's interval, as seaborn asks for them."""
+    return tuple(statistics.interval(np.asarray(values, float))[1:])
+
+
+def seed_range(values: Sequence[float]) -> tuple[float, float]:
+    """Lowest and highest seed, where they are too few for an interval."""
+    return min(values), max(values)
+
+
+def bands(
+    axes: Axes,
+    curves: pd.DataFrame,
+    metric: str,
+    variants: Mapping[str, Look],
+    *,
+    x: str = "update",
+    errorbar=t_interval,
+) -> None:
+    """One line a variant, the mean over the seeds, with a band."""
+    for variant, look in variants.items():
+        own = curves[curves["variant"] == variant]
+        options = {"markevery": max(1, own[x].nunique() // 8), "err_kws": {"alpha": 0.18, "lw": 0}}
+        drawn = {key: value for key, value in look.items() if key != "label"}
+        options |= {"legend": False, "markeredgecolor": look["color"], "errorbar": errorbar}
+        sns.lineplot(own, x=x, y=metric, ax=axes, **options, **drawn)
+        axes.get_lines()[-1].set_label(look["label"])
+
+
+def middles(curves: pd.DataFrame) -> pd.DataFrame:
+    """Curves whose ``update`` is the middle of the logging window instead of its begin."""
+    updates = np.unique(curves["update"])
+    window = updates[1] - updates[0] if len(updates) > 1 else 0
+    return curves.assign(update=curves["update"] + window / 2)
+
+
+def training_curves(
+    table: pd.DataFrame, panels: Mapping[str, Mapping[str, str]], metric: str, label: str
+) -> Figure:
+    """One metric of tidy curves over training, one line a variant: panel -> variant -> its name."""
+    figure, axes = panels_of(len(panels), sharey=True)
+    known = looks({called: called for group in panels.values() for called in group.values()})
+    for panel, (title, group) in zip(axes, panels.items(), strict=True):
+        shown = {variant: known[called] for variant, called in group.items()}
+        bands(panel, middles(table), metric, shown)
+        panel.set(title=title, ylabel=label)
+    return labelled(figure, axes)
+
+
+def metrics_over_training(
+    table: pd.DataFrame, variants: Mapping[str, str], metrics: Mapping[str, str]
+) -> Figure:
+    """Several metrics (metric -> axis label) of the same variants over training, a panel each."""
+    figure, axes = panels_of(len(metrics))
+    for panel, (metric, label) in zip(axes, metrics.items(), strict=True):
+        bands(panel, middles(table), metric, looks(variants))
+        panel.set_ylabel(label)
+    return labelled(figure, axes)
+
+
+def dots(finals: pd.DataFrame, labels: Mapping[str, str], metrics: Mapping[str, str]) -> Figure:
+    """One row a variant (-> its name), from the top: means over runs with their intervals, one
+    panel for each of at most two metrics (-> its axis label); dotted: the first variant."""
+    size = {"height": 1.0 + 0.42 * len(labels), "sharey": True, "squeeze": False}
+    figure, panels = style.subplots(1, len(metrics), **size)
+    look = {"linestyle": "none", "capsize": 0.25, "err_kws": {"linewidth": 1.5}, "markersize": 7}
+    for panel, (metric, label) in zip(panels[0], metrics.items(), strict=True):
+        options = {"order": list(labels), "errorbar": t_interval, "color": style.COLOURS["k2"]}
+        sns.pointplot(finals, x=metric, y="variant", ax=panel, **options, **look)
+        first = finals.loc[finals["variant"] == next(iter(labels)), metric].mean()
+        style.guide(panel, x=first)
+        panel.set(xlabel=label, ylabel="")
+        panel.locator_params(axis="x", nbins=4)
+    panels[0][0].set_yticks(range(len(labels)), labels.values())
+    return figure
+
+
+def front(axes: Axes, finals: pd.DataFrame, variants: Mapping[str, Look], *, size=6.0) -> None:
+    """Accuracy against exact reverse KL: one line a variant, one point a coefficient.
+
+    A larger marker is a larger coefficient; bars are intervals over the seeds.
+    """
+    table = summaries.by_variant(finals, ["accuracy", "reverse_kl"])
+    table = table.set_index(["metric", "variant", "beta"]).sort_index()
+    for variant, look in variants.items():
+        x, y = (table.loc[(metric, variant)] for metric in ("reverse_kl", "accuracy"))
+        bars = {"xerr": style.bars(x), "yerr": style.bars(y), "elinewidth": 1.0}
+        axes.errorbar(x["mean"], y["mean"], **bars, **look)
+        inside = look.get("markerfacecolor", look["color"])
+        for place, at in enumerate(zip(x["mean"], y["mean"], strict=True)):
+            shape = {"marker": look["marker"], "markersize": size + 2.0 * place}
+            axes.plot(*at, color=look["color"], markerfacecolor=inside, **shape)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_ylabel("final accuracy")
+
+
+def fronts(
+    finals: pd.DataFrame, panels: Mapping[str, Sequence[str]] = MappingProxyType(KL_PANELS)
+) -> Figure:
+    """:func:`front` of variants that are KL terms, a panel each (title -> its variants)."""
+    options = {"sharex": True, "sharey": True, "squeeze": False}
+    figure, axes = style.subplots(len(panels), 1, height=0.4 + 3.5 * len(panels), **options)
+    for panel, (title, variants) in zip(axes[:, 0], panels.items(), strict=True):
+        front(panel, finals, {variant: kl_look(variant) for variant in variants})
+        panel.set_title(title)
+        panel.legend(ncols=2)
+    axes[-1, 0].set_xlabel(KL_LABEL)
+    return figure
+
+
+def panels_of(count: int, **options: Any) -> tuple[Figure, np.ndarray]:
+    """A figure with ``count`` panels, one below the other."""
+    size = {"height": 0.6 + 2.9 * count, "sharex": True, "squeeze": False}
+    figure, axes = style.subplots(count, 1, **size, **options)
+    return figure, axes[:, 0]
+
+
+def labelled(figure: Figure, panels: Sequence[Axes]) -> Figure:
+    """The figure with each line's label at its end."""
+    panels[-1].set_xlabel("update")
+    figure.draw_without_rendering()
+    for panel in panels:
+        style.label_line_ends(panel)
+    return figure

@@ -1,0 +1,328 @@
+"""Chapter 3's computations against the literal script, scipy, quadrature and brute force."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.distributions as dis
+from scipy import integrate, stats
+
+from analysis.chapters import ch03_counterexample as study
+from analysis.chapters.ch01_estimators import (
+    LIU_APPENDIX_D,
+    SCHULMAN_FAR,
+    GaussianPair,
+    log_probs,
+    normal_draws,
+)
+from analysis.kl import estimators
+from analysis.kl.estimators import k3
+from analysis.kl.gaussians import moments
+from tests.chapters import drawing
+
+PAIRS = [LIU_APPENDIX_D, GaussianPair(-0.5, 0.6, 0.4, 0.9)]
+
+
+def literal_script(seed: int):
+    """The appendix as printed, typos mended."""
+    torch.manual_seed(seed)
+    p = dis.Normal(loc=0, scale=1)
+    q = dis.Normal(loc=0.1, scale=0.2)
+    x = q.sample(sample_shape=(10_000,))
+    truekl = dis.kl_divergence(q, p)
+    logr = p.log_prob(x) - q.log_prob(x)
+    k1 = -logr
+    k2 = logr**2 / 2
+    k3 = (logr.exp() - 1) - logr
+    k4 = torch.where(k1 < 0, k3, torch.minimum(k1, k3))
+    k3_clip = torch.clamp(torch.exp(logr), max=10) - 1 - logr
+    return [
+        number
+        for k in (k1, k2, k3, k4, k3_clip)
+        for number in (((k.mean() - truekl) / truekl).item(), (k.std() / truekl).item())
+    ]
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return study.printed_script_over(range(200))
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_the_script_is_the_printed_one(runs, seed):
+    assert runs.loc[seed].to_numpy() == pytest.approx(literal_script(seed), abs=2e-5, rel=2e-5)
+
+
+def test_print_lies_among_the_seeds_and_k3_falls_short_in_most(runs):
+    against = study.against_print(runs)
+    assert against.place.between(0.01, 0.99).all()
+    assert 0.85 < (runs["k3"]["bias"] < 0).mean() < 0.99
+    assert against.exact["k3", "bias"] == pytest.approx(0, abs=1e-12)
+    assert against.exact["k3", "std"] == math.inf
+    for name in ("k1", "k2", "k3_clip"):
+        exact, spread = against.exact[name, "bias"], against.exact[name, "std"] / 100
+        assert abs(against["median"][name, "bias"] - exact) < spread / 2
+        assert abs(against.printed[name, "bias"] - exact) < 3 * spread
+
+
+def test_a_matching_seed_would_be_found(runs):
+    fake = runs.iloc[:3].copy()
+    assert study.matching_seeds(fake) == []
+    fake.iloc[1] = study.PRINTED.to_numpy().ravel() + 3e-5
+    assert study.matching_seeds(fake) == [1]
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("threshold", [2.0, 30.0, 1e5])
+def test_tail_masses_against_quadrature(pair, threshold):
+    q, p = stats.norm(pair.q_mean, pair.q_std), stats.norm(pair.p_mean, pair.p_std)
+    low, high = study.seen_interval(pair, math.log(threshold))
+    for edge in (low, high):
+        assert p.logpdf(edge) - q.logpdf(edge) == pytest.approx(math.log(threshold), rel=1e-9)
+    inside = integrate.quad(lambda x: p.pdf(x), low, high, epsabs=1e-13)[0]
+    mass = study.tail_mass(pair, math.log(threshold))
+    assert mass.under_p == pytest.approx(1 - inside, rel=1e-7, abs=1e-11)
+    assert mass.under_q == pytest.approx(q.cdf(low) + q.sf(high), rel=1e-9)
+    truncated_mean = integrate.quad(
+        lambda x: q.pdf(x) * math.exp(p.logpdf(x) - q.logpdf(x)), low, high
+    )
+    assert truncated_mean[0] == pytest.approx(1 - mass.under_p, abs=1e-9)
+
+
+def test_a_wide_sampler_has_no_power_law():
+    wide = GaussianPair(0.0, 1.0, 0.0, 1.0)
+    assert study.ratio_tail_index(wide) == math.inf
+    with pytest.raises(ValueError, match="q_std must be below p_std"):
+        study.tail_mass(wide, 1.0)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_tail_index_is_the_limit_of_the_local_slope(pair):
+    alpha = study.ratio_tail_index(pair)
+    slopes = []
+    for exponent in (20, 80, 240):
+        log_t = exponent * math.log(10) / alpha
+        near, far = (study.tail_mass(pair, f * log_t).under_q for f in (0.99, 1.0))
+        slopes.append(math.log(near / far) / (0.01 * log_t))
+    errors = np.abs(np.array(slopes) - alpha) / alpha
+    assert errors[2] < errors[1] < errors[0]
+    assert errors[2] < 0.1
+
+
+@pytest.mark.parametrize(("q_std", "finite"), [(0.6, False), (0.70, False), (0.72, True)])
+def test_tail_index_above_two_is_a_finite_variance(q_std, finite):
+    pair = GaussianPair(0.1, q_std, 0.0, 1.0)
+    assert (study.ratio_tail_index(pair) > 2) == finite
+    assert math.isfinite(moments(*pair)["k3"].var) == finite
+
+
+def test_unseen_mass_and_the_sample_size_to_see_it_are_inverse():
+    for size in (1e2, 1e4, 1e8):
+        unseen = study.unseen_mass(LIU_APPENDIX_D, size)
+        assert study.samples_to_see(LIU_APPENDIX_D, unseen) == pytest.approx(size, rel=1e-6)
+    log_t = study.largest_seen(LIU_APPENDIX_D, 1e4)
+    assert study.tail_mass(LIU_APPENDIX_D, log_t).under_q == pytest.approx(1e-4, rel=1e-9)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_proved_bounds_are_below_the_measured_shares(pair):
+    logp, ref_logp = log_probs(pair, normal_draws((400, 2000), seed=1))
+    short = {
+        "r": torch.exp(ref_logp - logp).mean(-1) < 1,
+        "k3": k3(logp, ref_logp).mean(-1) < pair.kl,
+    }
+    for of, event in short.items():
+        measured = event.double().mean().item()
+        assert study.underestimate_probability(pair, 2000, of=of) < measured + 3 * 0.5 / 20
+
+
+def test_a_mean_ratio_below_one_is_not_a_mean_of_k3_below_the_kl():
+    pair = GaussianPair(0.1, 0.6, 0.0, 1.0)
+    logp, ref_logp = log_probs(pair, normal_draws((4000, 50), seed=2))
+    ratio_short = torch.exp(ref_logp - logp).mean(-1) < 1
+    value_short = k3(logp, ref_logp).mean(-1) < pair.kl
+    assert (ratio_short & ~value_short).any()
+    assert (value_short & ~ratio_short).any()
+
+
+@pytest.mark.parametrize("max_ratio", [1.5, 10.0, 200.0])
+def test_clip_bias_against_quadrature(max_ratio):
+    pair = LIU_APPENDIX_D
+    q, p = stats.norm(pair.q_mean, pair.q_std), stats.norm(pair.p_mean, pair.p_std)
+    low, high = study.seen_interval(pair, math.log(max_ratio))
+
+    def excess(x):
+        return p.pdf(x) - max_ratio * q.pdf(x)
+
+    cut = sum(integrate.quad(excess, *side)[0] for side in ((-12, low), (high, 12)))
+    assert study.clip_bias(pair, max_ratio) == pytest.approx(-cut, abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("pair", "grows"), [(LIU_APPENDIX_D, True), (GaussianPair(0, 1, 0.3, 1), False)]
+)
+def test_a_sweep_has_the_sizes_it_was_asked_for_and_grows_without_a_variance(pair, grows):
+    options = {"replicates": 300, "draws": 1_000_000, "seed": 4}
+    by_size = study.sample_size_sweep(pair, [100, 10_000], **options).groupby("sample_size")
+    assert by_size.size().to_dict() == {100: 300, 10_000: 100}
+    medians = by_size["std"].median()
+    growth = medians[10_000] / medians[100]
+    assert growth > 5 if grows else growth < 1.3
+
+
+def test_location_crossing_by_newton():
+    square = 1.2
+    for _ in range(50):
+        square -= (math.expm1(square) - 2 * square) / (math.exp(square) - 2)
+    assert study.location_crossing() == pytest.approx(math.sqrt(square), rel=1e-12)
+
+
+def test_gaussian_phase_matches_single_pairs_and_marks_the_infinite_region():
+    shifts = torch.tensor([0.1, 1.5], dtype=torch.float64)
+    scales = torch.tensor([0.2, 0.9, 1.0], dtype=torch.float64)
+    ratio = study.gaussian_phase(shifts, scales)
+    assert np.isinf(ratio[0]).all()
+    for i, scale in enumerate(scales.tolist()):
+        for j, shift in enumerate(shifts.tolist()):
+            pair = moments(shift, scale, 0.0, 1.0)
+            assert ratio[i, j] == pytest.approx(pair["k3"].var / pair["k1"].var, rel=1e-12)
+    assert ratio[2, 0] < 1 < ratio[2, 1]
+
+
+def test_binary_phase_is_the_tangent_and_secant_rule():
+    probabilities = torch.tensor([0.02, 0.3, 0.6, 0.97], dtype=torch.float64)
+    ratio = study.binary_phase(probabilities)
+    assert np.isnan(np.diag(ratio)).all()
+    for i, q in enumerate(probabilities.tolist()):
+        for j, p in enumerate(probabilities.tolist()):
+            if i == j:
+                continue
+            secant = (math.log(p / (1 - p)) - math.log(q / (1 - q))) / (p - q)
+            tangent = 1 / (q * (1 - q))
+            assert (ratio[i, j] < 1) == (tangent < 2 * secant)
+    assert (ratio[~np.isnan(ratio)] < 1).any() and (ratio[~np.isnan(ratio)] > 1).any()
+
+
+def test_random_drifts_obey_the_rule_of_one_half():
+    drifts = study.random_drifts(300, 12, ref_spread=1.5, farthest=3.0, seed=2)
+    assert ((drifts.weight > 0.5) == (drifts.ratio < 1)).all()
+    assert (drifts.optimal <= np.minimum(1, drifts.ratio) * (1 + 1e-9)).all()
+    for ratio in (drifts.ratio, drifts.ratio_k2):
+        assert (ratio < 1).any() and (ratio > 1).any()
+
+
+def test_shares_count_the_wins_and_leave_out_thin_bins():
+    drifts = study.random_drifts(400, 12, ref_spread=1.5, farthest=3.0, seed=2)
+    edges = np.array([1e-6, 0.1, 1.0, 100.0])
+    shares = study.share_of_wins(drifts, edges, min_pairs=1)
+    assert shares.pairs.sum() == 400
+    near = drifts[drifts.kl <= 0.1]
+    assert shares["share"][0] == pytest.approx((near.ratio < 1).mean())
+    assert (shares.low <= shares["share"]).all() and (shares["share"] <= shares.high).all()
+    assert len(study.share_of_wins(drifts, edges, min_pairs=401)) == 0
+
+
+PRINTED_STD = (10_000, 2.4417)
+
+
+def sweep() -> pd.DataFrame:
+    options = {"replicates": 20, "draws": 100_000, "seed": 0}
+    return study.sample_size_sweep(LIU_APPENDIX_D, [50, 500, 5000], **options)
+
+
+def growth():
+    return study.plot_growing_std(sweep(), 0.46, PRINTED_STD)
+
+
+def seen():
+    edge = study.largest_seen(LIU_APPENDIX_D, 1e4)
+    return study.plot_seen(LIU_APPENDIX_D, study.seen_interval(LIU_APPENDIX_D, edge), 0.44)
+
+
+def sizes():
+    predicted = pd.DataFrame({"sample_size": [1e2, 1e10, 1e20], "unseen": [0.5, 0.2, 0.05]})
+    return study.plot_sample_sizes(sweep(), predicted, 0.01)
+
+
+def gaussian_phase():
+    shifts = torch.linspace(0.01, 2, 20, dtype=torch.float64)
+    scales = torch.linspace(0.05, 2, 21, dtype=torch.float64)
+    ratio = study.gaussian_phase(shifts, scales)
+    points = {"printed": LIU_APPENDIX_D, "far": SCHULMAN_FAR}
+    return study.plot_gaussian_phase(shifts.numpy(), scales.numpy(), ratio, points)
+
+
+def binary_phase():
+    probabilities = torch.sigmoid(torch.linspace(-5, 5, 21, dtype=torch.float64))
+    return study.plot_binary_phase(probabilities.numpy(), study.binary_phase(probabilities))
+
+
+def wins():
+    drifts = study.random_drifts(300, 10, ref_spread=1.5, farthest=3.0, seed=0)
+    shares = study.share_of_wins(drifts, np.logspace(-4, 2, 7), min_pairs=1)
+    return study.plot_softmax_wins(drifts, shares, 0.6)
+
+
+def weight():
+    drifts = study.random_drifts(300, 10, ref_spread=1.5, farthest=3.0, seed=0)
+    return study.plot_optimal_weight(drifts)
+
+
+@pytest.mark.parametrize(
+    ("draw", "x_words", "y_words"),
+    [
+        (seen, "standard deviations", "density"),
+        (sizes, "sample size", "relative error"),
+        (growth, "sample size", "/ KL"),
+        (gaussian_phase, "standard deviations", "width"),
+        (binary_phase, "logit scale", "logit scale"),
+        (wins, "nats", "share of pairs"),
+        (weight, "nats", "weight"),
+    ],
+)
+def test_figures(draw, x_words, y_words):
+    drawing.check(draw(), x_words, y_words)
+
+
+def test_the_figure_of_seeds(runs):
+    drawing.check(study.plot_seeds(runs, study.PRINTED), "relative error", "share of seeds")
+
+
+def test_published_numbers_are_marked_where_they_are():
+    marks = {
+        tuple(line.get_xydata()[0])
+        for line in gaussian_phase().axes[0].get_lines()
+        if line.get_marker() == "o"
+    }
+    assert marks == {(0.1, 0.2), (1.0, 1.0)}
+    triangles = [ln for ln in growth().axes[0].get_lines() if ln.get_marker() == "v"]
+    assert [tuple(ln.get_xydata()[0]) for ln in triangles] == [PRINTED_STD]
+
+
+def mean(function):
+    """Mean of a function of the log-ratio under the published Gaussians, by quadrature."""
+    q, p = stats.norm(0.1, 0.2), stats.norm(0, 1)
+    value, _ = integrate.quad(
+        lambda x: q.pdf(x) * function(q.logpdf(x) - p.logpdf(x)), -2.4, 2.6, limit=400
+    )
+    return value
+
+
+def test_exact_moments_against_quadrature():
+    kl = mean(lambda log_ratio: log_ratio)
+    k2 = mean(lambda log_ratio: log_ratio**2 / 2)
+    clipped = mean(lambda log_ratio: min(math.exp(-log_ratio), 10) - 1 + log_ratio)
+    exact = study.exact_moments(LIU_APPENDIX_D)
+    assert exact.bias["k2"] == pytest.approx(k2 / kl - 1, abs=1e-8)
+    variance = mean(lambda log_ratio: (log_ratio**2 / 2 - k2) ** 2)
+    assert exact["std"]["k2"] == pytest.approx(math.sqrt(variance) / kl, abs=1e-8)
+    assert exact.bias["k3_clip"] == pytest.approx(clipped / kl - 1, abs=1e-4)
+
+
+def test_another_k4_changes_the_verdict(monkeypatch):
+    monkeypatch.setattr(study, "k4", estimators.k1)
+    assert study.k4_is_k3().verdict == "fails"

@@ -1,0 +1,112 @@
+"""What chapter 4 trains live: the tiny policy as ever, or SmolLM2 from wherever it can be had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analysis.chapters.ch04_grpo import training
+from analysis.chapters.ch04_live import described, device_of, live_preset
+from analysis.errors import UserError
+from analysis.experiments import recording
+from analysis.experiments.language.model import FolderModel, HubModel, PackagedModel
+from analysis.experiments.preset import NO_KL, Preset
+from analysis.experiments.presets.kl_terms import quick
+from analysis.experiments.presets.language import smollm2
+from analysis.kl.term import KLTerm
+from analysis.report.parameters import Parameter
+from analysis.training.config import Variant
+from tests.packaged import needs_packaged_weights
+
+
+def test_without_parameters_it_is_the_quick_preset() -> None:
+    assert live_preset("tiny") == quick()
+    assert len(live_preset("tiny", profile="full").seeds) == 10
+    assert len(live_preset("tiny", profile="full", num_seeds=12).seeds) == 12
+
+
+def test_every_parameter_reaches_the_tiny_preset() -> None:
+    chosen = {"num_seeds": 2, "updates": 7, "beta": 0.7, "learning_rate": 0.5}
+    assert live_preset("tiny", **chosen) == quick(**chosen)
+
+
+def test_smollm2_is_small_on_a_cpu_and_the_preset_in_full() -> None:
+    assert live_preset("smollm2-135m", profile="full") == smollm2()
+    small = live_preset("smollm2-135m")
+    assert (small.config.updates, len(small.seeds), small.variants) == (10, 1, smollm2().variants)
+    assert small.config.learning_rate == smollm2().config.learning_rate
+    chosen = live_preset(
+        "smollm2-135m", num_seeds=2, updates=3, beta=0.7, learning_rate=0.5, profile="full"
+    )
+    assert (len(chosen.seeds), chosen.config.updates, chosen.config.learning_rate) == (2, 3, 0.5)
+    assert {variant.beta for variant in chosen.variants[1:]} == {0.7}
+    assert chosen.config.group_size == smollm2().config.group_size
+
+
+@pytest.mark.parametrize(
+    ("weights", "model", "said"),
+    [
+        ("hub", HubModel(), "SmolLM2-135M-Instruct from the hub"),
+        ("packaged", PackagedModel(), "near the released weights, not the same"),
+        ("/some/folder", FolderModel(path="/some/folder"), "the model in the folder"),
+    ],
+)
+def test_weights_come_from_the_hub_a_package_or_a_folder(
+    weights: str, model: HubModel | PackagedModel | FolderModel, said: str
+) -> None:
+    preset = live_preset("smollm2-135m", weights=weights)
+    assert preset.config.model == model
+    assert said in described(preset)
+    assert "10 updates of 4 × 4 completions; variants: 8, seeds: 1" in described(preset)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="tiny"):
+        live_preset("foo")
+    with pytest.raises(ValueError, match="profile"):
+        live_preset("tiny", profile="slow")
+    with pytest.raises(ValueError, match="'tiny' is trained from scratch"):
+        live_preset("tiny", weights="packaged")
+    with pytest.raises(UserError, match="policy is one of tiny, smollm2-135m, not 'foo'"):
+        Parameter("policy", "str", "tiny").check("foo", "04")
+
+
+def test_the_tiny_policy_trains_on_the_cpu() -> None:
+    assert device_of(live_preset("tiny")) == "cpu"
+    assert described(live_preset("tiny")) == (
+        "The live run: the tiny transformer that sorts digits; 300 updates of 12 × 6 "
+        "completions; variants: 8, seeds: 3."
+    )
+
+
+def test_a_run_as_short_as_that_of_smollm2_is_drawn() -> None:
+    preset = live_preset("tiny", updates=10, num_seeds=1)
+    config = preset.config.model_copy(update={"log_every": 1, "cosine_every": 0})
+    curves = recording.run(preset.model_copy(update={"config": config})).curves
+    for figure in (training(curves, name, name) for name in ("accuracy", "reverse_kl")):
+        assert [len(line.get_xdata()) for line in figure.axes[0].get_lines()[:5]] == [10] * 5
+
+
+@needs_packaged_weights
+def test_smollm2_trains_on_packaged_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two variants and one update; the weights are unpacked into a cache of their own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    fields = live_preset("smollm2-135m", weights="packaged", updates=2).model_dump()
+    fields["variants"] = (NO_KL, Variant(kl=KLTerm(estimator="exact"), beta=0.1))
+    live = recording.run(Preset.model_validate(fields))
+    assert not live.failures and len(live.curves) == 4
+    start, after = (live.curves.query("update == @at") for at in (0, 1))
+    assert (start["reverse_kl"].abs() < 1e-5).all()
+    assert (after["reverse_kl"] > 1e-3).all()
+
+
+def test_a_point_of_a_curve_averages_whole_windows() -> None:
+    preset = quick(updates=48, num_seeds=1)
+    config = preset.config.model_copy(update={"log_every": 4})
+    short = recording.run(preset.model_copy(update={"config": config}))
+    figure = training(short.curves, "accuracy", "accuracy")
+    line = figure.axes[0].get_lines()[0]
+    assert list(line.get_xdata()) == [4 * window + 2 for window in range(12)]

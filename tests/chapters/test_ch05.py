@@ -1,0 +1,396 @@
+"""Chapter 5 on small problems, by routes that the chapter does not take."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from analysis import style
+from analysis.chapters import ch05_fixed_points as study
+from analysis.chapters import ch05_samples as samples
+from analysis.chapters.policies import drifted_logits, random_policies
+from analysis.kl.divergences import entropy, reverse_kl
+from analysis.kl.enumeration import expected_gradient, gradient_moments
+from analysis.kl.sequences import enumerate_sequences, token_logp
+from analysis.kl.surrogates import ESTIMATORS
+from analysis.kl.term import KLTerm
+from tests.chapters import drawing
+
+
+def term(estimator: str, placement: str = "loss", *, weighting: str = "none") -> KLTerm:
+    return KLTerm(estimator=estimator, placement=placement, weighting=weighting)
+
+
+@pytest.fixture(scope="module")
+def problems():
+    return study.random_problems(6, 5, spread=0.5, reward_spread=0.5, seed=3)
+
+
+@pytest.mark.slow
+def test_which_variants_have_one_end(problems):
+    starts = study.random_starts(problems, 3, spread=1.5, seed=4)
+    assert torch.equal(starts[0], problems.ref_logits)
+    table = study.ends_table(problems, starts, beta=1.0, steps=800, step_size=0.6)
+    rows = table.set_index(["estimator", "placement", "weighting"])
+    key = lambda term: tuple(term.at_one_state.values())
+    for variant in (
+        term("k2"),
+        term("k1", "reward"),
+        term("k3"),
+        term("k3", weighting="attached"),
+    ):
+        assert rows.share_unique[key(variant)] == 1.0
+        assert rows.error[key(variant)] < 1e-9
+        assert rows.residual[key(variant)] < 1e-9
+        assert rows.given_up[key(variant)] == 0.0
+    for variant in study.PENALTIES:
+        assert rows.share_unique[key(variant)] < 1.0
+        assert rows.error[key(variant)] < 1e-6
+        assert rows.given_up[key(variant)] > 0.2
+    assert rows.share_unique["minimax01", "loss", "none"] == 1.0
+
+
+def test_a_wrong_closed_form_would_be_seen(problems, monkeypatch):
+    monkeypatch.setitem(study.OPTIMA, term("k3"), study.reverse_kl_optimum)
+    starts = study.random_starts(problems, 1, spread=1.0, seed=4)
+    table = study.ends_table(problems, starts, [term("k3")], beta=1.0, steps=800, step_size=0.6)
+    assert table.error[0] > 1e-2
+
+
+def test_k1_loss_is_greedy(problems):
+    early, late = (
+        study.greedy_share(problems, term("k1"), beta=1.0, steps=steps) for steps in (10, 2000)
+    )
+    assert early < 0.9 < 0.99 < late
+    assert study.greedy_share(problems, term("k2"), beta=1.0, steps=2000) < 0.9
+
+
+def test_tilts_are_exponential_and_hyperbolic():
+    gaps = torch.tensor([0.0, 2.0, 20.0], dtype=torch.float64)
+    table = study.tilt_curves(gaps, beta=1.0, best_share=0.5, steps=3000)
+    closed = table.set_index(["law", "gap"]).closed
+    assert closed["k2", 2.0] == pytest.approx(2 / (1 + math.exp(2)), rel=1e-12)
+    assert 1 / 21 < closed["k3", 20.0] < 2 / 20
+    assert closed["minimax01", 2.0] == 0.0
+    exact = table[table.law != "minimax01"]
+    assert (exact.closed - exact.ascent).abs().max() < 1e-9
+
+
+def test_flows_end_where_the_theorem_says():
+    ref_logits = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).log()
+    starts = study.simplex_grid(4)
+    assert torch.allclose(starts.exp().sum(-1), torch.ones(15, dtype=torch.float64))
+    for variant, loses in (
+        (term("k2"), False),
+        (term("k3", "reward"), True),
+    ):
+        path = study.flow_paths(variant, starts, ref_logits, frames=50, growth=1.12, step_size=0.05)
+        assert path.shape == (51, 15, 3)
+        assert bool((path[-1].min(-1).values < 1e-3).all()) is loses
+        distance = (path[-1] - ref_logits.exp()).abs().max()
+        assert (distance < 1e-3).item() is not loses
+
+
+@pytest.mark.slow
+def test_where_penalties_end_under_each_dynamics():
+    ref_logits = torch.tensor([0.4, 0.25, 0.2, 0.1, 0.05], dtype=torch.float64).log()
+    generator = torch.Generator().manual_seed(5)
+    starts = ref_logits + torch.randn(40, 5, generator=generator, dtype=torch.float64)
+    paths = study.penalty_paths(ref_logits, starts, ("k2", "k3", "k3_clip"), frames=60, seed=6)
+    rows = study.survivors_table(paths, ref_logits).set_index(["estimator", "dynamics"])
+    assert rows.one["k3", "plain flow"] == 1.0 > 0.3 > rows.one["k3", "natural flow"]
+    assert rows.one["k2"].max() < 0.3
+    assert rows.one["k3", "sampled"] > 0.7 > 0.5 > rows.one["k3", "sampled, clipped"]
+    assert rows.distance["k3", "natural flow"] < 1e-9
+    assert rows.distance["k2"].max() < 0.01
+    assert (rows.least["k3_clip"] > 0.5 * math.exp(-9)).all()
+    assert rows.least["k3", "plain flow"] < 1e-100
+
+
+def test_a_batch_without_rare_tokens_stands_still_at_a_truncation():
+    """The expected force has length above a tenth; the draws that carry it do not come."""
+    ref = torch.tensor([0.4, 0.25, 0.2, 0.1, 0.05], dtype=torch.float64)
+    kept = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    policy = kept * ref / (kept * ref).sum() * (1 - 2e-10) + (1 - kept) * 1e-10
+    start = policy.log().expand(30, 5)
+    force = expected_gradient(start, ref.log().expand(30, 5), estimator="k3", placement="reward")
+    assert (force.norm(dim=-1) > 0.1).all()
+    penalty = samples.centred(ESTIMATORS["k3"])
+    settings = {"step_size": 0.1, "steps": 200, "batch_size": 8, "seed": 3}
+    still = samples.sampled_descent(start, ref.log().expand(30, 5), penalty, **settings)
+    assert (still[-1] - still[0]).abs().max() < 1e-12
+    noisy = samples.sampled_descent(start, ref.log().expand(30, 5), ESTIMATORS["k3"], **settings)
+    assert (noisy[-1] - noisy[0]).abs().max() > 1e-3
+
+
+def test_a_leave_one_out_baseline_keeps_the_mean_and_a_clip_keeps_the_length():
+    values = torch.tensor([[1.0, 4.0, -2.0]], dtype=torch.float64)
+    centred = samples.centred(lambda logp, ref_logp: logp)(values, values)
+    assert centred.tolist() == [[0.0, 4.5, -4.5]]
+    start = torch.tensor([[0.0, -3.0]], dtype=torch.float64)
+    steep = lambda logp, ref_logp: torch.full_like(logp, 50.0)
+    options = {"step_size": 1.0, "steps": 1, "seed": 0, "max_norm": 0.25}
+    moved = samples.sampled_descent(start, start, steep, **options)
+    contrast = (moved[1] - moved[0])[0]
+    assert (contrast[0] - contrast[1]).abs().item() == pytest.approx(0.25 * 2**0.5, abs=1e-5)
+
+
+def test_sequence_optimum_is_a_distribution_tilted_by_hand():
+    sequences = enumerate_sequences(2, 2)
+    table = torch.tensor([[0.5, -0.5], [2.0, -2.0], [0.0, 0.5]], dtype=torch.float64)
+    rewards = torch.tensor([0.0, 2.0, 1.0, -1.0], dtype=torch.float64)
+    by_hand = (token_logp(table, sequences).sum(-1) + rewards / 0.7).exp()
+    optimum = study.sequence_optimum(rewards, table, sequences, beta=0.7)
+    assert torch.allclose(optimum, by_hand / by_hand.sum(), atol=1e-14)
+    options = {"beta": 0.7, "steps": 300, "step_size": 3.0, "estimator": "k2"}
+    ends = {
+        level: study.sequence_ascent(rewards, table, sequences, level=level, **options)
+        for level in ("token", "sequence")
+    }
+    assert torch.allclose(ends["sequence"], optimum, atol=1e-8)
+    assert (ends["token"] - optimum).abs().max() > 0.01
+
+
+def test_stale_table_knows_the_weights():
+    policies = random_policies(30, 7, spread=1.0, seed=2)
+    old = drifted_logits(policies.logits, torch.tensor([0.7], dtype=torch.float64), seed=3)[0]
+    variants = [term("k2", weighting=w) for w in ("none", "detached")] + [
+        term("k3", weighting="detached")
+    ]
+    table = samples.stale_table(policies, old, variants)
+    assert table.fresh_optimises.tolist() == ["reverse", "reverse", "forward"]
+    assert table.stale_optimises.tolist() == ["neither", "reverse", "forward"]
+    variance = gradient_moments(*policies, estimator="k2").trace_var.median().item()
+    assert table.fresh_variance[0] == pytest.approx(variance, rel=1e-12)
+
+
+def test_sampled_descent_follows_the_expected_gradient():
+    one = random_policies(1, 5, spread=1.0, seed=6)
+    k2, rows = samples.coefficient_of("k2"), (x.expand(20_000, -1) for x in one)
+    once = samples.sampled_descent(*rows, k2, step_size=1e-3, steps=1, seed=0)
+    moved = (once[1] - once[0]).mean(0) / -1e-3
+    mean = gradient_moments(*one, estimator="k2").mean[0]
+    centred = moved - moved.mean()
+    assert torch.allclose(centred, mean, atol=0.05)
+    assert not torch.allclose(-centred, mean, atol=0.3)
+
+
+def test_batches_only_average():
+    logits, ref_logits = random_policies(1, 5, spread=1.0, seed=6)
+    begin = reverse_kl(logits, ref_logits).item()
+    rows = (logits.expand(40, -1), ref_logits.expand(40, -1))
+    for estimator, batch_size in itertools.product(("k2", "k3"), (1, 16)):
+        options = {"step_size": 0.02 * batch_size, "steps": 1600 // batch_size, "seed": 1}
+        options |= {"batch_size": batch_size, "checkpoints": 4}
+        history = samples.sampled_descent(*rows, samples.coefficient_of(estimator), **options)
+        table = samples.kl_quantiles(history, ref_logits, 1600).set_index("position")
+        assert table.loc[0, "median"] == pytest.approx(begin)
+        assert table.loc[1600, "median"] < 0.1 * begin
+    with pytest.raises(ValueError, match="checkpoints"):
+        samples.sampled_descent(
+            *rows, samples.WALKS["k1"], step_size=0.1, steps=5, checkpoints=2, seed=0
+        )
+
+
+def test_entropy_drift_against_samples_and_its_leading_order():
+    uniform = torch.zeros(1, 8, dtype=torch.float64)
+    drift = samples.entropy_drift(uniform, step_size=0.01).item()
+    assert drift == pytest.approx(-(0.01**2) * 7 / 128, rel=0.02)
+    skewed = random_policies(1, 8, spread=1.0, seed=9).logits
+    rows = skewed.expand(50_000, -1)
+    many = samples.sampled_descent(rows, rows, samples.WALKS["k1"], step_size=0.5, steps=1, seed=4)
+    change = entropy(many[1]) - entropy(many[0])
+    error = change.std() / len(change) ** 0.5
+    assert abs(change.mean() - samples.entropy_drift(skewed, step_size=0.5)) < 4 * error
+
+
+@pytest.mark.parametrize("step_size", [0.1, 1.0, 3.9])
+def test_a_k1_step_takes_twins_apart_and_its_flipped_sign_takes_them_together(step_size):
+    y, z = random_policies(200, 8, spread=2.0, seed=21)
+    z = torch.cat([z, y + 1e-3 * z])
+    y = torch.cat([y, y])
+    before = (y - z).norm(dim=-1)
+    for name, sign in (("k1", 1), ("flipped", -1)):
+        coefficient = samples.WALKS[name]
+
+        def stepped(logits: torch.Tensor, token: int, coefficient=coefficient) -> torch.Tensor:
+            logp = logits.log_softmax(-1)
+            weight = coefficient(logp[:, [token]], logp[:, [token]])
+            score = torch.eye(8, dtype=logp.dtype)[token] - logp.exp()
+            return logits - step_size * weight * score
+
+        for token in range(8):
+            after = (stepped(y, token) - stepped(z, token)).norm(dim=-1)
+            assert (sign * (after - before) > 0).all()
+
+
+def test_the_last_bit_decides_no_run(monkeypatch):
+    walk = partial(
+        samples.sampled_descent,
+        ref_logits=torch.zeros(40, 8, dtype=torch.float64),
+        coefficient=samples.WALKS["k1"],
+        step_size=0.1,
+        steps=2500,
+        seed=5,
+    )
+    noise = 1e-15 * torch.randn(40, 8, generator=torch.Generator().manual_seed(6)).double()
+    assert torch.equal(walk(0 * noise), walk(noise))
+    monkeypatch.setattr(samples, "GRID", 2.0**-52)
+    parted = (walk(0 * noise)[-1].exp() - walk(noise)[-1].exp()).abs().amax(-1) > 0.1
+    assert parted.double().mean() > 0.1
+
+
+def test_twins_part_under_k1_and_stay_together_with_the_sign_flipped():
+    options = {"vocab_size": 8, "runs": 40, "apart": 2.0**-14}
+    options |= {"steps": 2000, "step_size": 0.1, "seed": 7}
+    parted = {
+        walk: (samples.twin_distance(samples.WALKS[walk], **options) > 0.1).double().mean()
+        for walk in ("k1", "flipped")
+    }
+    assert parted["k1"] > 0.3 > 0.1 > parted["flipped"]
+
+
+def walk_table(**changes) -> pd.DataFrame:
+    options = {"vocab_size": 8, "runs": 30, "steps": 400, "step_size": 0.3, "checkpoints": 2}
+    return samples.walk_table(samples.WALKS, **(options | {"seed": 5} | changes))
+
+
+def test_walks_start_uniform_and_k2_stays():
+    table = walk_table()
+    last = table[table.position == 400].set_index("walk")["median"]
+    first = table[table.position == 0].set_index("walk")["median"]
+    assert first.to_numpy() == pytest.approx(math.log(8))
+    assert last["k2"] == pytest.approx(first["k2"])
+    assert last["k1"] < 0.7 * first["k1"]
+    assert last["flipped"] < 0.7 * first["flipped"]
+    assert last["printed"] > 0.97 * first["printed"]
+
+
+def title(axes) -> str:
+    return axes.get_title(loc="left") or axes.get_title()
+
+
+def test_tilts_draw_each_law_and_its_ascent():
+    gaps = torch.linspace(0, 3, 4, dtype=torch.float64)
+    curves = study.tilt_curves(gaps, beta=0.5, best_share=0.5, steps=50)
+    figure = study.plot_tilts(curves, 0.5, curves)
+    drawing.check(figure, "beta", "probability kept")
+    (axes,) = figure.axes
+    assert {style.COLOURS[k] for k in study.LAWS} <= {ln.get_color() for ln in axes.get_lines()}
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    assert lines["$k_3$ loss"].get_xdata()[-1] == pytest.approx(6.0)
+
+
+def test_flows_mark_every_end_once():
+    reference = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    paths = {
+        variant: study.flow_paths(
+            variant, study.simplex_grid(3), reference.log(), frames=40, growth=1.15, step_size=0.05
+        ).numpy()
+        for variant in (
+            term("k2"),
+            term("k3", "reward"),
+            term("k3"),
+        )
+    }
+    panels = study.plot_flows(paths, reference.numpy()).axes
+    assert [title(axes) for axes in panels[:3]] == [
+        "$k_2$ loss",
+        "$k_3$ reward",
+        "$k_3$ loss",
+    ]
+    ends = [
+        next(line for line in axes.get_lines() if line.get_marker() == "o") for axes in panels[:3]
+    ]
+    assert len(ends[0].get_xdata()) == 1
+    assert ends[0].get_xdata()[0] == pytest.approx(0.3 + 0.1, abs=1e-3)
+    assert len(ends[1].get_xdata()) > 3
+
+
+def test_penalties_stand_side_by_side_a_row_a_dynamics():
+    reference = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    paths = study.penalty_paths(
+        reference.log(), study.simplex_grid(3), ("k2", "k3"), frames=40, seed=1
+    )
+    arrays = {key: path.numpy() for key, path in paths.items()}
+    panels = study.plot_penalty_dynamics(arrays, reference.numpy()).axes
+    assert [title(axes) for axes in panels[:3]] == [
+        "$k_2$, natural flow",
+        "$k_3$, natural flow",
+        "$k_2$, plain flow",
+    ]
+    ends = [next(line for line in axes.get_lines() if line.get_marker() == "o") for axes in panels]
+    assert len(ends[1].get_xdata()) > 3 == len(ends[3].get_xdata())
+
+
+def test_walks_and_bands():
+    table = walk_table(vocab_size=4, runs=8, steps=20)
+    figure = samples.plot_walks(table)
+    drawing.check(figure, "steps", "entropy")
+    (axes,) = figure.axes
+    assert len(axes.collections) == len(samples.WALKS)
+    frames = table[table.walk == "k1"].assign(term="k2")
+    sizes = [frames.assign(step_size=size) for size in (0.1, 1.0)]
+    panels = samples.plot_anchored(pd.concat(sizes)).axes
+    assert [title(axes) for axes in panels] == ["step 0.1", "step 1"]
+
+
+def test_noise_is_purple_where_k3_is_noisier_and_nothing_where_policies_are_equal():
+    table = samples.noise_map(16, 5)
+    assert table.max().max() > 100 and table.min().min() < 0.3
+    assert (np.diag(table) == 1).all()
+    figure = samples.plot_noise(table)
+    drawing.check(figure, "reference", "policy")
+    (mesh,) = [c for c in figure.axes[0].collections if hasattr(c, "get_clim")][:1]
+    red, green, blue, _ = mesh.cmap(mesh.norm(100.0))
+    assert min(red, blue) > green
+
+
+def test_what_one_step_does_to_two_tokens_by_hand():
+    logits = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    p = 1 / (1 + math.exp(-1.0))
+    assert 1 / (1 + math.exp(-(1.0 - 2 * 0.3 * (1 - p)))) < p  # the log-odds fall
+    for walk, share in (("k1", 1.0), ("flipped", 0.0)):
+        assert samples.share_lowered(logits, logits, samples.WALKS[walk], step_size=0.3) == share
+    ref = 1 / (1 + math.exp(14.0))  # the variance's trace is 2 p q (c1 q + c2 p)^2
+    k2 = math.log(0.7 / ref) * 0.3 + math.log(0.3 / (1 - ref)) * 0.7
+    k3 = (1 - ref / 0.7) * 0.3 + (1 - (1 - ref) / 0.3) * 0.7
+    found = samples.k3_noise_against_k2().figures
+    assert found["ratio_forbidden"] == pytest.approx((k3 / k2) ** 2, rel=1e-9)
+    for name in ("trained", "language"):  # no difference is seen, on either policy
+        assert found[f"{name}_low"] < 0 < found[f"{name}_high"]
+
+
+def test_flipped_signs_change_the_verdicts(monkeypatch):
+    with monkeypatch.context() as flipped:
+        flipped.setitem(samples.WALKS, "k1", samples.WALKS["flipped"])
+        assert samples.k1_loss_walks_at_random().verdict == "fails"
+    right = samples.coefficient_of
+    monkeypatch.setattr(
+        samples, "coefficient_of", lambda name: lambda logp, ref: -right(name)(logp, ref)
+    )
+    assert samples.one_sample_is_unbiased_and_constrains().verdict == "holds"
+
+
+def test_a_step_of_the_k2_loss_raises_what_the_reference_prefers():
+    """Liu et al. print "lowers" where they mean "raises"."""
+    assert samples.the_sign_of_one_k2_step().figures == {
+        "lowered_where_ref_is_larger": 0.0,
+        "lowered_where_ref_is_smaller": 1.0,
+    }
+    policy, reference = 0.2, 0.5
+    odds = math.log(policy / (1 - policy)) - 0.1 * math.log(policy / reference)
+    assert 1 / (1 + math.exp(-odds)) > policy
+
+
+def test_the_published_plot_of_coefficients_leaves_the_log_probs():
+    """Their axis runs from -3 to 2; log-probs end at 0."""
+    found = samples.the_published_coefficient_plot().figures
+    assert found["share_above_zero"] == pytest.approx(2 / 5, abs=0.01)
+    assert found["k3_at_minus_3"] == pytest.approx(1 - math.exp(2.3), rel=1e-12)

@@ -1,0 +1,201 @@
+"""The numbers of chapter 10 against plain optimisers, simulation, quadrature and cases by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from analysis.chapters import ch10_dpo as study
+from analysis.chapters.policies import random_head
+from analysis.kl.divergences import reverse_kl
+from analysis.kl.sequences import enumerate_sequences, sequence_probability
+from analysis.objectives.routing import choose_experts
+from tests.chapters import drawing
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return study.random_preferences(5, beta=0.7, seed=4)
+
+
+@pytest.fixture(scope="module")
+def features():
+    return torch.randn(5, 2, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+
+
+def test_pair_distributions_are_distributions(problem):
+    for pairs in study.pair_distributions(problem).values():
+        assert pairs.sum().item() == pytest.approx(1.0)
+        assert torch.allclose(pairs, pairs.T) and (pairs.diagonal() == 0).all()
+
+
+def test_fit_is_stationary_for_the_loss_it_minimises(problem, features):
+    for pairs in study.pair_distributions(problem).values():
+        counts = study.labelled(pairs, -problem.rewards)  # not the problem's own labels
+        for basis in (torch.eye(5, dtype=torch.float64), features):
+            fitted = study.fit(problem, counts, features=basis)
+            slope = study.gradient_of(
+                lambda z: study.population_loss(z.log_softmax(-1), problem, counts),  # noqa: B023
+                fitted,
+            )
+            assert (slope @ basis).abs().max() < 1e-9
+            assert reverse_kl(fitted, problem.optimum) > 1e-3
+
+
+def test_no_policy_along_the_features_beats_the_best(problem, features):
+    best = study.best_limited(problem, features)
+    assert (study.data_table(problem, features).objective_limited <= best + 1e-9).all()
+    assert best < study.objective(problem.optimum, problem)
+
+
+def test_sampled_labels_follow_the_model(problem):
+    pairs = study.pair_distributions(problem)["uniform"]
+    generator = torch.Generator().manual_seed(0)
+    counts = study.sample_counts(pairs, problem.rewards, 400_000, generator=generator)
+    assert torch.allclose(counts, study.labelled(pairs, problem.rewards), atol=1e-3)
+
+
+def test_chosen_slope_is_the_derivative_of_the_path():
+    model = study.bystander(2.0)
+    path = study.pair_path(model, beta=1.0, rate=1e-6, steps=2)
+    # The step is rate * sigma(0) * beta along the pair's difference.
+    assert path.chosen.iloc[1] / (1e-6 * 0.5) == pytest.approx(study.chosen_slope(model), rel=1e-4)
+
+
+def test_steps_to_success_are_found_by_the_same_gradient_by_autograd():
+    logits, steps = torch.zeros(3, dtype=torch.float64), 0
+    while logits.softmax(-1)[0] ** 2 < 0.9:
+        leaf = logits.clone().requires_grad_(True)
+        success = leaf.softmax(-1)[0] * logits.softmax(-1)[0]  # one of two positions
+        logits = logits + 0.5 * torch.autograd.grad(success, leaf)[0]
+        steps += 1
+    assert study.steps_to_success(2, 3, dense=False) == steps
+    assert study.steps_to_success(2, 3, dense=True) < steps
+
+
+def test_published_normaliser_sums_over_completions_not_tokens(problem):
+    sequences = enumerate_sequences(2, 2)
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(3, 2, generator=generator, dtype=torch.float64)
+    completion = sequence_probability(table, sequences)
+    rewards = torch.tensor([0.0, 1.0, 0.5, 2.0], dtype=torch.float64)
+    tilted = completion * (rewards / problem.beta).exp()
+    normaliser = tilted.sum()
+    over_tokens = (table[0].softmax(-1) * (rewards[[0, 2]] / problem.beta).exp()).sum()
+    assert (tilted / normaliser).sum().item() == pytest.approx(1.0)
+    assert abs((tilted / over_tokens).sum().item() - 1.0) > 0.1
+
+
+def test_published_maximum_and_minimum_are_not_equal(problem):
+    best = study.objective(problem.optimum, problem)
+    chain_end = -best / problem.beta  # what the printed chain of equalities ends in
+    assert abs(best - chain_end) > 0.1
+    assert chain_end == pytest.approx(
+        -math.log((problem.ref_logp.exp() * (problem.rewards / problem.beta).exp()).sum())
+    )
+
+
+def test_published_reward_follows_from_the_optimum_and_not_from_equation_2(problem):
+    # Equation 67 needs pi*, which equation 64 defines; equation 2 is the distribution of states.
+    log_z = ((problem.ref_logp.exp() * (problem.rewards / problem.beta).exp()).sum()).log()
+    implied = problem.beta * (problem.optimum - problem.ref_logp) + problem.beta * log_z
+    assert torch.allclose(implied, problem.rewards)
+    uniform = torch.full_like(implied, -math.log(5))
+    assert not torch.allclose(
+        problem.beta * (uniform - problem.ref_logp) + problem.beta * log_z, problem.rewards
+    )
+
+
+def test_islands_leave_one_number_undetermined(problem):
+    pairs = study.pair_distributions(problem)["two islands"]
+    fitted = study.fit(problem, study.labelled(pairs, problem.rewards))
+    gap = fitted - problem.optimum
+    assert gap[:2].std() < 1e-10 and gap[2:].std() < 1e-10  # right within each island
+    assert (gap[0] - gap[3]).abs() > 0.01  # wrong between them
+
+
+def test_a_flipped_sign_changes_the_verdict(monkeypatch):
+    monkeypatch.setattr(study, "reverse_kl", lambda p, q: -reverse_kl(p, q))
+    assert study.regularised_optimum().verdict == "fails"
+
+
+def test_an_sft_term_moves_the_optimum_because_nothing_balances_it(problem):
+    counts = study.labelled(study.pair_distributions(problem)["uniform"], problem.rewards)
+    preferred = counts.sum(-1)
+    slope = study.gradient_of(lambda z: -(preferred * z.log_softmax(-1)).sum(), problem.optimum)
+    assert torch.allclose(slope, problem.optimum.exp() - preferred) and slope.abs().max() > 0.05
+
+
+def test_gaussian_fits_by_moments_and_by_a_grid():
+    target = study.mixture()
+    forward = study.fit_gaussian(target, "forward", 0.0)
+    assert forward["std"] == pytest.approx(math.sqrt(0.25 + 0.21 * 16), rel=1e-4)
+    other = study.fit_gaussian(target, "reverse", 2.0)
+    assert other["kl"] == pytest.approx(-math.log(0.3), abs=1e-3)
+    value, mean, std = min(
+        (study.gaussian_kl(target, m.double(), s.double(), "reverse").item(), m.item(), s.item())
+        for m in torch.linspace(-3, 3, 25)
+        for s in torch.linspace(0.3, 3, 25)
+    )
+    assert mean == pytest.approx(-2.0, abs=0.13) and std < 0.7
+    assert value > -math.log(0.7) - 1e-3
+
+
+def test_density_curves_integrate_to_one_and_pick_the_lower_minimum():
+    target = study.mixture()
+    curves = study.density_curves(target, study.fits(target, starts=(-2.0, 2.0)), limit=9)
+    assert curves.sum().drop("x").to_list() == pytest.approx(3 * [400 / 18], abs=3e-3)
+    assert curves.x[curves.reverse.idxmax()] == pytest.approx(-2.0, abs=0.05)
+
+
+def test_nothing_moves_without_a_step_and_heads_use_their_experts():
+    table = study.routing_drift([0.0], seeds=2)
+    assert table.replayed.item() == table.recomputed.item() == table.flipped.item() == 0
+    head = random_head(8, 16, 12, seed=0)
+    hidden = torch.randn(50, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert len(choose_experts(head, hidden).unique()) > 3
+
+
+def data(problem):
+    table = study.data_table(problem, torch.eye(5, 2, dtype=torch.float64))
+    return study.plot_data_distributions(table, best_limited=0.5, reference=0.1)
+
+
+def finite(problem):
+    curves = study.finite_data_curves(problem, [50, 200], names=["uniform", "chain"], seeds=2)
+    return study.plot_finite_data(curves)
+
+
+def paths(_):
+    path = study.pair_path(study.bystander(2.0), beta=0.5, rate=0.5, steps=5)
+    return study.plot_pair_paths({"one": path, "two": path})
+
+
+def imitation(_):
+    return study.plot_imitation(study.cost_curves(0.01, [1, 4], (0.0, 0.1)))
+
+
+def fitted(_):
+    table = study.fits(study.mixture(), starts=(-2.0,))
+    return study.plot_projection(study.density_curves(study.mixture(), table))
+
+
+def routing(_):
+    return study.plot_routing(study.routing_drift([1e-3, 1e-2], seeds=1))
+
+
+@pytest.mark.parametrize(
+    ("draw", "x_words", "y_words"),
+    [
+        (data, "KL", ""),
+        (finite, "comparisons", "nats"),
+        (paths, "gradient steps", "reward"),
+        (imitation, "horizon", "path"),
+        (fitted, "x", "density"),
+        (routing, "step", "nats"),
+    ],
+)
+def test_figures(problem, draw, x_words, y_words):
+    drawing.check(draw(problem), x_words, y_words)

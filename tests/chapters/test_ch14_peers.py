@@ -1,0 +1,280 @@
+"""Our reading of the frameworks' KL terms against their own code, value and gradient."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections import defaultdict
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from analysis.chapters import ch14_frameworks as chapter
+from analysis.chapters.ch14_frameworks import SOURCES
+from analysis.objectives.ordering import kl_then_normalise
+
+pytestmark = pytest.mark.peers
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    """Log-probs [3, 40], from close to the reference to beyond every clamp but float32's."""
+    generator = torch.Generator().manual_seed(5)
+    logp = -3 * torch.rand(3, 40, generator=generator) - 0.1
+    ref_logp = logp - torch.linspace(-12, 12, 120).view(3, 40).roll(1, 0)
+    old_logp = logp + 0.4 * torch.randn(3, 40, generator=generator)
+    return logp, ref_logp, old_logp
+
+
+def assert_same(ours, theirs, tokens):
+    """Value and gradient of two losses agree to 1e-6 relative to the largest."""
+    results = []
+    for loss in (ours, theirs):
+        leaf = tokens[0].clone().requires_grad_()
+        value = loss(leaf, *tokens[1:])
+        (gradient,) = torch.autograd.grad(value.sum(), leaf)
+        results.append((value.detach(), gradient))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+    assert results[0][1].abs().max() > 0.1
+
+
+def near(tokens, bound):
+    """The same, with log-ratios to the reference of at most this size."""
+    logp, ref_logp, old_logp = tokens
+    return logp, logp - (logp - ref_logp).clamp(-bound, bound), old_logp
+
+
+def doubles(tokens):
+    return tuple(x.double() for x in tokens)
+
+
+def functions_of(package, path, *names, **namespace):
+    """Functions of an installed package, from its own file, without its other dependencies."""
+    try:
+        file = Path(metadata.distribution(package).locate_file(path))
+    except metadata.PackageNotFoundError:
+        pytest.skip(f"{package} is not installed: make test-full compares with its own code")
+    return functions_in(file, *names, **namespace)
+
+
+def functions_read(framework, *names, **namespace):
+    """Functions of a framework without a release, from a checkout of the commit that was read."""
+    (source,) = (source for source in SOURCES if source.framework == framework)
+    folder = source.repository.partition("/")[2]
+    if "FRAMEWORK_SOURCES" not in os.environ:
+        pytest.skip(
+            f"set FRAMEWORK_SOURCES to a folder that holds {folder} at {source.version} "
+            "to compare with its own code"
+        )
+    return functions_in(
+        Path(os.environ["FRAMEWORK_SOURCES"], folder, source.file), *names, **namespace
+    )
+
+
+def functions_in(file, *names, **namespace):
+    wanted = []
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.FunctionDef) and node.name in names:
+            node.decorator_list = []
+            wanted.append(node)
+    assert {node.name for node in wanted} == set(names), f"{file} has changed"
+    module = {"torch": torch, **namespace}
+    code = ast.Module([ast.parse("from __future__ import annotations").body[0], *wanted], [])
+    exec(compile(code, str(file), "exec"), module)
+    return [module[name] for name in names]
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("bias_correction", [False, True])
+def test_trl(tokens, bias_correction, level):
+    pytest.importorskip("trl", reason="trl is not installed: make test-full compares with it")
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    def theirs(logp, ref_logp, old_logp):
+        count = logp.numel()
+        trainer = SimpleNamespace(
+            _get_per_token_logps_and_entropies=lambda *a, **k: (logp, torch.zeros_like(logp), None),
+            args=SimpleNamespace(use_bias_correction_kl=bias_correction, delta=None),
+            model=SimpleNamespace(training=True),
+            beta=1.0,
+            epsilon_low=0.2,
+            epsilon_high=0.2,
+            loss_type="dr_grpo",
+            max_completion_length=logp.shape[1],
+            importance_sampling_level=level,
+            top_entropy_quantile=1.0,
+            off_policy_mask_threshold=None,
+            use_vllm=False,
+            aux_loss_enabled=False,
+            _entropy_bonus_enabled=False,
+            current_gradient_accumulation_steps=1,
+            accelerator=SimpleNamespace(reduce=lambda x, **k: x, gather=lambda x: x),
+            _metrics={"train": defaultdict(list)},
+        )
+        inputs = {
+            "prompt_ids": torch.zeros(len(logp), 1, dtype=torch.long),
+            "prompt_mask": torch.ones(len(logp), 1, dtype=torch.long),
+            "completion_ids": torch.zeros(logp.shape, dtype=torch.long),
+            "completion_mask": torch.ones(logp.shape, dtype=torch.long),
+            "advantages": torch.zeros(len(logp)),
+            "old_per_token_logps": old_logp,
+            "ref_per_token_logps": ref_logp,
+        }
+        return GRPOTrainer._compute_loss(trainer, trainer.model, inputs) * count
+
+    def ours(*tensors):
+        return chapter.trl_grpo(*tensors, bias_correction=bias_correction, level=level).sum()
+
+    assert_same(ours, theirs, doubles(near(tokens, 3)))
+
+
+def test_liger(tokens):
+    pytest.importorskip("liger_kernel", reason="liger-kernel is not installed: make test-full")
+    from liger_kernel.chunked_loss.grpo_loss import k3_loss_fn
+
+    assert_same(
+        partial(chapter.trl_grpo, bias_correction=False),
+        lambda logp, ref_logp, old_logp: k3_loss_fn(ref_logp, logp),
+        doubles(tokens),
+    )
+
+
+@pytest.mark.parametrize("kind", ["kl", "abs", "mse", "low_var_kl", "low_var_kl+", "kl+"])
+def test_verl(tokens, kind):
+    penalty, _ = functions_of(
+        "verl", "verl/trainer/ppo/core_algos.py", "kl_penalty", "kl_penalty_forward"
+    )
+    assert_same(
+        partial(chapter.verl, kind=kind),
+        lambda logp, ref, old: penalty(logp, ref, kind),
+        doubles(tokens),
+    )
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_openrlhf(tokens, estimator, unbiased):
+    (approx_kl,) = functions_of(
+        "openrlhf", "openrlhf/models/utils.py", "compute_approx_kl", KL_IS_WEIGHT_CLIP=10.0
+    )
+    options = {"estimator": estimator, "unbiased_gradient": unbiased}
+
+    def theirs(logp, ref_logp, old_logp):
+        return approx_kl(
+            logp, ref_logp, old_logp, kl_estimator=estimator, unbiased_gradient=unbiased
+        )
+
+    assert_same(partial(chapter.openrlhf, **options), theirs, near(tokens, 9))
+
+
+def test_verl_takes_the_kl_off_before_it_divides():
+    (outcome_advantage,) = functions_of(
+        "verl",
+        "verl/trainer/ppo/core_algos.py",
+        "compute_grpo_outcome_advantage",
+        defaultdict=defaultdict,
+    )
+    rewards, kl = torch.tensor([1.0, 0, 0, 1, 0, 0]).double(), torch.arange(6).double().square()
+    token_rewards = torch.stack([-0.1 * kl / 2, rewards - 0.1 * kl / 2], dim=-1)
+    theirs, _ = outcome_advantage(token_rewards, torch.ones(6, 2), ["one prompt"] * 6)
+    ours = kl_then_normalise(rewards, kl, beta=0.1, eps=1e-6)
+    torch.testing.assert_close(theirs[:, 0], ours, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("on_policy", [False, True])
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
+def test_nemo_rl(tokens, kind, on_policy):
+    (calculate_kl,) = functions_read("NeMo-RL", "calculate_kl")
+
+    def theirs(logp, ref_logp, old_logp):
+        weights = (logp - (old_logp if on_policy else logp.detach())).exp()
+        return calculate_kl(logp, ref_logp, kind, 20.0, 10.0, weights)
+
+    assert_same(
+        partial(chapter.nemo_rl, kind=kind, on_policy_approximation=on_policy),
+        theirs,
+        doubles(tokens),
+    )
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "low_var_kl"])
+def test_slime(tokens, kind, unbiased):
+    (approx_kl,) = functions_read("slime", "compute_approx_kl")
+
+    def theirs(logp, ref_logp, old_logp):
+        return approx_kl(logp, ref_logp, kind, (logp - old_logp).exp() if unbiased else None)
+
+    ours = partial(chapter.slime, kind=kind, unbiased=unbiased)
+    assert_same(ours, theirs, near(tokens, 3))  # it widens to float32 only
+
+
+@pytest.mark.parametrize("estimator", range(4))
+def test_open_instruct(tokens, estimator):
+    (estimate_kl,) = functions_read("open-instruct", "estimate_kl")
+    assert_same(
+        partial(chapter.open_instruct, estimator=estimator),
+        lambda logp, ref, old: estimate_kl((logp - ref).clamp(-40, 40), (logp - old).exp())[
+            estimator
+        ],
+        doubles(tokens),
+    )
+
+
+@pytest.mark.parametrize(
+    "kind", ["rpg_fkl", "rpg_rkl", "rpg_ufkl", "rpg_urkl", "rpg_js", "rpg_ujs"]
+)
+def test_rpg(tokens, kind):
+    (kl_penalty,) = functions_read("RPG", "kl_penalty")
+    assert_same(
+        partial(chapter.rpg, kind=kind),
+        lambda logp, ref, old: kl_penalty(logp, ref, kind),
+        doubles(tokens),
+    )
+
+
+@pytest.mark.parametrize("kind", ["kl1", "kl2", "kl3"])
+def test_rlhf_book(tokens, kind):
+    (approx_kl,) = functions_read("rlhf-book", f"approx_{kind}")
+    assert_same(
+        partial(chapter.rlhf_book, kind=kind),
+        lambda logp, ref, old: approx_kl(logp, ref, None),
+        doubles(tokens),
+    )
+
+
+@pytest.mark.parametrize("kind", ["rl", "ref_kl"])
+def test_prime_rl(tokens, kind):
+    name = {"rl": "default_loss_fn", "ref_kl": "ref_kl_loss_fn"}[kind]
+    framework = functions_read(
+        "prime-rl",
+        name,
+        "compute_importance_ratio_and_mismatch_kl",
+        "_safe_mean",
+        LossOutputs=SimpleNamespace,
+    )
+
+    def theirs(logp, ref_logp, old_logp):
+        inputs = SimpleNamespace(
+            trainer_logprobs=logp,
+            inference_logprobs=old_logp,
+            ref_logprobs=ref_logp,
+            advantages=torch.zeros_like(logp),
+            loss_mask=torch.ones_like(logp, dtype=torch.bool),
+            loss_weights=None,
+        )
+        if kind == "rl":
+            config = SimpleNamespace(dppo_mask_high=1.0, dppo_mask_low=1.0, adv_tau=1.0, kl_tau=1.0)
+            return framework[0](inputs, config).loss
+        return framework[0](inputs).loss
+
+    def ours(*three):
+        extra = 1e-3 * chapter.prime_rl(*three, kind="rl") if kind == "ref_kl" else 0.0
+        return (chapter.prime_rl(*three, kind=kind) + extra).sum()
+
+    assert_same(ours, theirs, doubles(tokens))

@@ -1,0 +1,111 @@
+"""Chapter 17: costs and peaks of recorded curves, on tables whose answers are known."""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from analysis.chapters import ch07_off_policy
+from analysis.chapters import ch17_stale as study
+from analysis.experiments import recording
+from analysis.experiments.ablation import VARIANT_COLUMNS
+from analysis.experiments.recording import Recording
+from analysis.training.config import RunConfig
+from analysis.training.metrics import METRICS
+
+
+def curves(values: list[float], every: int) -> pd.DataFrame:
+    """One run with one value of every metric in each window."""
+    fields = dict.fromkeys(VARIANT_COLUMNS, "none") | {"beta": 0.0, "seed": 0}
+    return pd.DataFrame(
+        {**fields, "update": every * place, **dict.fromkeys(METRICS, value)}
+        for place, value in enumerate(values)
+    )
+
+
+def test_passes_are_counted_forward_by_forward():
+    # sampling, reference, backward of the first step; then forward and backward of three more
+    assert study.passes_per_completion(4) == 1 + 1 + 2 + 3 * (1 + 2)
+    assert study.passes_per_completion(1) == 4
+    assert study.passes_per_completion(4, replay=False) == 1 + 1 + 4 * (1 + 2)
+    with pytest.raises(ValueError, match="num_iterations"):
+        study.passes_per_completion(0)
+
+
+def test_costs_are_those_at_the_end_of_a_window():
+    config = RunConfig(updates=10, num_prompts=3, group_size=2, num_iterations=2, log_every=4)
+    table = study.with_costs(curves([0.1, 0.2, 0.3], 4), config)
+    assert table["completions"].tolist() == [24, 48, 60]  # the last window has two updates
+    assert table["passes"].tolist() == [7 * 24, 7 * 48, 7 * 60]
+    assert table["recomputed"].tolist() == [8 * 24, 8 * 48, 8 * 60]
+
+
+def test_finals_within_a_cost_do_not_read_what_came_later():
+    config = RunConfig(updates=12, num_prompts=3, group_size=2, log_every=4)
+    table = study.with_costs(curves([0.1, 0.2, 0.9], 4), config)
+    within = study.final_within(table, "completions", 48, share=0.5)
+    assert within["accuracy"].item() == 0.2
+    with pytest.raises(ValueError, match="no window within completions=10: its first ends at 24"):
+        study.final_within(table, "completions", 10)
+
+
+def test_finals_within_a_cost_are_of_each_variants_own_windows():
+    long, short = (
+        curves(values, every).assign(variant=variant, cost=lambda table: table["update"] + 1)
+        for variant, values, every in (("long", [0.1, 0.2], 30), ("short", [0.3, 0.4, 0.5], 10))
+    )
+    within = study.final_within(pd.concat([long, short]), "cost", 15, share=0.5)
+    assert within.set_index("variant")["accuracy"].to_dict() == {"long": 0.1, "short": 0.4}
+
+
+def test_the_peak_is_over_a_runs_own_windows():
+    table = pd.concat([curves([1.0, 7.0, 2.0], 5), curves([3.0, 4.0, 1.0], 5).assign(seed=1)])
+    assert study.peaks_of(table, "gradient_norm")["gradient_norm"].tolist() == [7.0, 4.0]
+
+
+def recorded(variant: str, config: RunConfig, values: list[float]) -> Recording:
+    preset = SimpleNamespace(config=config)
+    table = curves(values, config.log_every).assign(variant=variant, beta=0.3)
+    return Recording(preset, table, table, {})
+
+
+def test_ways_are_compared_where_the_cheaper_one_ends():
+    config = RunConfig(updates=20, num_prompts=2, group_size=2, num_iterations=4, log_every=10)
+    several = recorded("merged_old", config, [0.1, 0.2])
+    config = RunConfig(updates=60, num_prompts=4, group_size=2, log_every=10)
+    large = recorded("k2_loss", config, [0.3, 0.4, 0.5, 0.6, 0.7, 0.8])
+    ways = study.costed_ways(several, large)
+    assert set(ways["variant"]) == {"merged_old", study.LARGE_BATCH}
+    # 80 completions and 1040 passes, against 80 and 320 in every window of the large batches
+    drawn = study.at_equal_cost(ways, "completions", 0.3).set_index("variant")["accuracy"]
+    assert drawn.to_dict() == {"merged_old": 0.2, study.LARGE_BATCH: 0.3}
+    passed = study.at_equal_cost(ways, "passes", 0.3).set_index("variant")["accuracy"]
+    assert passed.to_dict() == {"merged_old": 0.2, study.LARGE_BATCH: 0.5}
+
+
+def accuracy_within(preset: str, variant: str, windows: range) -> dict[int, float]:
+    """Seed -> mean accuracy over logging windows, from the file."""
+    values = defaultdict(list)
+    with (recording.folder_of(preset) / "curves.csv").open(newline="") as lines:
+        for row in csv.DictReader(lines):
+            mine = row["variant"] == variant and float(row["beta"]) == 0.3
+            if mine and int(row["update"]) in windows:
+                values[int(row["seed"])].append(float(row["accuracy"]))
+    return {seed: sum(each) / len(each) for seed, each in values.items()}
+
+
+def test_the_best_way_overall_from_the_files():
+    """The large batches draw 48 x 6 completions an update and cost 4 passes each; the others draw
+    12 x 6 and cost 13: after 60 updates 4320 and 56160, which is 15 and 48.75 updates."""
+    figures = ch07_off_policy.best_way_overall().figures
+    for reading in ("old", "detached"):
+        # a fifth of twelve windows is two; of the three and nine within the cost, one and two
+        ended = accuracy_within("three_ways_half_step", f"merged_{reading}", range(50, 60))
+        for cost, windows in (("completions", range(10, 15)), ("passes", range(35, 45))):
+            others = accuracy_within("three_ways_on_policy", "k2_loss", windows)
+            by_hand = sum(ended[seed] - others[seed] for seed in ended) / len(ended)
+            assert figures[f"{reading}_to_large_at_{cost}"] == pytest.approx(by_hand, abs=2e-6)

@@ -1,0 +1,126 @@
+"""Chapter 18: simulations beside exact values, bands beside their rules, costs by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from analysis.chapters import ch18_distillation as claims
+from analysis.chapters.ch10_dpo import steps_ratio
+from analysis.chapters.ch18_costs import Ratio
+from analysis.chapters.claims import recorded
+from analysis.experiments.presets import make_preset
+from analysis.experiments.recording import Recording
+from analysis.experiments.statistics import Interval
+from analysis.objectives.imitation import imitation_cost
+from analysis.training.config import StartConfig, TeacherConfig
+from analysis.training.tiny.tasks import END, FILLER, SortTask
+
+
+def mean_over_seeds(preset: str, variant: str, metric: str) -> float:
+    """A cruder statistic than the claim's: the plain mean of the last two windows."""
+    curves = recorded(preset).curves
+    last = sorted(curves["update"].unique())[-2:]
+    chosen = curves[(curves["variant"] == variant) & curves["update"].isin(last)]
+    return float(chosen[metric].mean())
+
+
+def test_compounding_errors():
+    found = claims.compounding_errors()
+    assert found.verdict == "holds if"
+    generator = torch.Generator().manual_seed(0)
+    off, cost = torch.zeros(200_000), torch.zeros(200_000)
+    for _ in range(20):
+        errs = (torch.rand(off.shape, generator=generator) < 0.02).float()
+        off = torch.where(off > 0, off, errs)
+        cost = cost + off
+    assert cost.mean().item() == pytest.approx(imitation_cost(0.02, 20, 0.0), rel=0.02)
+    crude = [mean_over_seeds("distillation", a, "own_accuracy") for a in ("supervised", "k2_loss")]
+    assert found.figures["trained"] == pytest.approx(crude[0] - crude[1], abs=0.01)
+
+
+def test_annealing_and_masking():
+    found = claims.annealing_and_masking()
+    assert found.figures["decomposition_error"] < 1e-12
+    assert found.figures["cosine_with_full_kl"] < 0.9
+    assert found.verdict == "holds if"
+    for name in ("masked", "annealed"):
+        variants = (f"kdrl_{name}", "kdrl_k2")
+        crude = [mean_over_seeds("kdrl_fresh", variant, "own_length") for variant in variants]
+        assert found.figures[f"{name}_length"] == pytest.approx(crude[0] - crude[1], abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("length", "accuracy", "expected"),
+    [
+        (Interval(-0.3, -0.5, -0.1), Interval(0.02, 0.0, 0.04), True),
+        (Interval(-0.3, -0.7, 0.1), Interval(0.02, 0.0, 0.04), False),  # not surely shorter
+        (Interval(-0.3, -0.5, -0.1), Interval(-0.1, -0.15, -0.05), False),  # bought with accuracy
+        (Interval(0.3, 0.1, 0.5), Interval(0.02, 0.0, 0.04), False),
+    ],
+)
+def test_shorter_at_equal_accuracy_is_read_off_whole_bands(length, accuracy, expected):
+    assert claims.shorter_at_equal_accuracy(length, accuracy) is expected
+
+
+def test_distillation_speed():
+    found = claims.distillation_speed()
+    assert found.figures["steps_ratio_length_1"] < found.figures["steps_ratio_length_4"]
+    assert steps_ratio(3, vocab_size=4) > steps_ratio(2, vocab_size=4)
+    assert found.verdict == "holds if"
+    assert found.figures["easy"] < found.figures["sparse"]
+    # a teacher of equal size makes four passes of three
+    assert found.figures["easy_flops"] == pytest.approx(0.75 * found.figures["easy"])
+
+
+def test_a_factor_is_reached_when_the_band_or_the_bound_allows_it():
+    assert not claims.reaches(Ratio(1.2, 1.0, 1.4, 0, 0, 10), 7.0)
+    assert claims.reaches(Ratio(5.0, 3.0, 8.0, 0, 0, 10), 7.0)
+    assert claims.reaches(Ratio(5.0, 4.0, 6.0, 6, 0, 10), 7.0)  # most seeds: only a lower bound
+
+
+@pytest.mark.parametrize("name", ["distillation", "distillation_sparse", "kdrl"])
+def test_seeds_are_enough_and_those_that_decide_are_other_ones(name):
+    first, fresh = recorded(name), recorded(f"{name}_fresh")
+    seeds = [np.unique(part.finals["seed"]) for part in (first, fresh)]
+    assert all(len(part) >= 10 and part.min() >= 3000 for part in seeds)
+    assert not set(seeds[0]) & set(seeds[1])
+    same = first.preset.model_copy(update={"seeds": fresh.preset.seeds})
+    assert fresh.preset == same, "nothing but the seeds differs"
+
+
+def test_completions_are_of_the_variants_asked_for_and_on_the_same_prompts():
+    wanted = make_preset("distillation", {"num_seeds": 2, "updates": 4})
+    small = {
+        "task": SortTask(num_digits=2, end_token=True, max_fillers=2),
+        "start": StartConfig(updates=30, fillers=(2, 2)),
+        "teacher": TeacherConfig(start=StartConfig(updates=60, fillers=(0, 0))),
+    }
+    two_digits = wanted.model_copy(update={"config": wanted.config.model_copy(update=small)})
+    table = claims.completions_after(two_digits, ("k2_loss", "supervised"), updates=2, prompts=4)
+    assert table["variant"].tolist() == ["k2_loss"] * 4 + ["supervised"] * 4
+    assert table["prompt"].tolist()[:4] == table["prompt"].tolist()[4:]
+    assert [sorted(p) for p in table["prompt"]] == [list(s[:-1]) for s in table["sorted"]]
+    assert table["sorted"].str.endswith(".").all() and (table["completion"].str.len() == 5).all()
+
+
+def test_tokens_as_text():
+    assert claims.as_text(torch.tensor([FILLER, 0, 9, 14, END])) == "_09?."
+
+
+def test_costs_by_threshold():
+    rows = [
+        {"variant": variant, "seed": seed, "update": update, "own_accuracy": value}
+        for variant, speed in (("grpo", 0.01), ("k2_loss", 0.02))
+        for seed in (0, 1)
+        for update, value in [(0, 0.0), (20, 20 * speed), (40, 40 * speed)]
+    ]
+    two_digits = make_preset("distillation", {"num_seeds": 2})
+    run = Recording(two_digits, pd.DataFrame(rows), pd.DataFrame(), {})
+    table = claims.cost_table(run, "grpo", ["k2_loss"], [0.2]).set_index("unit")
+    # crossed 20 updates after the first window's middle (10), against 10: 30 over 20
+    assert table.loc["updates", "mean"] == pytest.approx(1.5)
+    assert table.loc["tokens", "mean"] == pytest.approx(1.5)
+    assert table.loc["flops", "mean"] == pytest.approx(1.5 * 3 / 4)

@@ -1,0 +1,122 @@
+"""Designed recordings: every prediction judged again from the stored rows, by other code."""
+
+from __future__ import annotations
+
+import csv
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from analysis.chapters import ch19_designed
+from analysis.chapters.claims import recorded
+from analysis.experiments import recording
+from analysis.experiments.presets import PRESETS
+from tests.chapters import drawing
+from tests.experiments import dense_mixed_model
+
+DESIGNED = [
+    name
+    for name, of in PRESETS.items()
+    if of().design is not None and (recording.RESULTS / f"{name}_cpu").is_dir()
+]
+STARTS = 10
+
+
+def rows_of(preset: str) -> list[dict[str, str]]:
+    path = recording.RESULTS / f"{preset}_cpu" / "final.csv"
+    with path.open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def by_seed(rows, variant: str, beta: float, metric: str) -> dict[int, float]:
+    """A seed's value; a variant without a KL term stands for itself at every coefficient."""
+    kept = [r for r in rows if r["variant"] == variant]
+    kept = [r for r in kept if r["kl_estimator"] == "none" or float(r["beta"]) == beta]
+    return {int(r["seed"]): float(r[metric]) for r in kept}
+
+
+@pytest.mark.parametrize("preset", DESIGNED)
+def test_predictions_at_equal_coefficients_are_scipy_s_of_the_stored_rows(preset: str) -> None:
+    rows, table = rows_of(preset), ch19_designed.predictions(preset)
+    for number, prediction in enumerate(recorded(preset).preset.design.predictions):
+        if not prediction.betas:
+            continue
+        gaps: dict[int, list[float]] = {}
+        log = math.log if prediction.metric == "reverse_kl" else float
+        for beta in prediction.betas:
+            one, other = (
+                by_seed(rows, name, beta, prediction.metric)
+                for name in (prediction.variant, prediction.other)
+            )
+            assert len(one) == 20 and one.keys() == other.keys()
+            for seed in one:
+                gaps.setdefault(seed % STARTS, []).append(log(one[seed]) - log(other[seed]))
+        means = [sum(values) / len(values) for values in gaps.values()]
+        ends = stats.ttest_1samp(means, 0.0).confidence_interval()
+        found = table.iloc[number]
+        expected = (np.mean(means), ends.low, ends.high)
+        assert tuple(found[["mean", "low", "high"]]) == pytest.approx(expected, abs=1e-9)
+        margin = 0.2231435513 if prediction.metric == "reverse_kl" else None
+        margin = margin or recorded(preset).preset.design.margin
+        sides = [
+            stats.ttest_1samp(np.array(means) + margin, 0.0, alternative="greater").pvalue,
+            stats.ttest_1samp(np.array(means) - margin, 0.0, alternative="less").pvalue,
+        ]
+        holds = {
+            "above": ends.low > 0,
+            "below": ends.high < 0,
+            "equivalent": max(sides) < 0.05,
+        }[prediction.expected]
+        assert (found["outcome"] == "holds") == holds, prediction.sentence
+
+
+@pytest.mark.parametrize("preset", [name for name in DESIGNED if name in ch19_designed.SETTINGS])
+def test_equal_kl_is_a_dense_fit_of_the_stored_rows(preset: str) -> None:
+    rows, table = rows_of(preset), ch19_designed.predictions(preset)
+    number, prediction = next(
+        (n, p)
+        for n, p in enumerate(recorded(preset).preset.design.predictions)
+        if not p.betas and p.variant == "k1_reward"
+    )
+    kept = [r for r in rows if r["variant"] in (prediction.variant, prediction.other)]
+    x = np.log([float(r["reverse_kl"]) for r in kept])
+    y = np.array([float(r[prediction.metric]) for r in kept])
+    one = np.array([float(r["variant"] == prediction.variant) for r in kept])
+    seed = np.array([int(r["seed"]) for r in kept])
+    centre = x.mean()
+    coefficients, covariance = dense_mixed_model.coefficients(x - centre, y, one, seed, STARTS)
+    ends = [np.percentile(x[one == which], (10, 90)) for which in (1, 0)]
+    at = np.linspace(max(e[0] for e in ends), min(e[1] for e in ends), 20001) - centre
+    powers = np.array([1.0, at.mean(), (at**2).mean()])
+    contrast = np.concatenate([powers, -powers])
+    mean, error = contrast @ coefficients, math.sqrt(contrast @ covariance @ contrast)
+    reach = stats.t.ppf(0.975, STARTS - 1) * error
+    found = table.iloc[number]
+    assert found["mean"] == pytest.approx(mean, abs=5e-4)
+    assert (found["high"] - found["low"]) / 2 == pytest.approx(reach, rel=0.03)
+
+
+@pytest.mark.parametrize("preset", DESIGNED)
+def test_outcomes_are_those_that_the_prose_states(preset: str, monkeypatch) -> None:
+    ch19_designed.check_outcomes(preset)
+    said = ch19_designed.SAYS[preset]
+    word, (first, *rest) = next(iter(said.items()))
+    monkeypatch.setitem(ch19_designed.SAYS, preset, said | {word: tuple(rest)})
+    with pytest.raises(ValueError, match=f"{word}.*{first[0]}"):
+        ch19_designed.check_outcomes(preset)
+
+
+@pytest.mark.parametrize("preset", DESIGNED)
+def test_a_tenth_of_the_runs_was_trained_again(preset: str) -> None:
+    run = recorded(preset)
+    assert run.manifest["reproduced"]["runs"] >= len(run.finals) / 10
+    assert not run.failures
+
+
+def test_figures_say_what_they_show() -> None:
+    drawing.check(ch19_designed.draw_curves(), "reverse KL", "reward")
+    drawing.check(ch19_designed.draw_costs(ch19_designed.costs()), "exact KL", "")
+    kls = ch19_designed.draw_kls(recorded("equal_kl").finals, ch19_designed.PLACED)
+    drawing.check(kls, "coefficient", "reverse KL")

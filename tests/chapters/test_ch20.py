@@ -1,0 +1,224 @@
+"""What is read off the recorded run on a language model, and whether that is its preset's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from analysis.chapters import ch20_language_model as language_model
+from analysis.experiments import ablation, recording, summaries
+from analysis.experiments.language import estimator_tail
+from analysis.experiments.language.retention import Retention
+from analysis.experiments.presets.language import smollm2_short
+from analysis.training.metrics import PARTIAL_METRICS
+from tests.packaged import needs_packaged_weights
+
+
+def finals(**kl: list[float]) -> pd.DataFrame:
+    """One row per variant and seed with these reverse KLs."""
+    rows = [
+        {
+            "variant": variant,
+            "kl_estimator": variant.partition("_")[0],
+            "beta": 0.0 if variant == "none" else 0.3,
+            "seed": seed,
+            "reverse_kl": value,
+        }
+        for variant, values in kl.items()
+        for seed, value in enumerate(values)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_an_variant_is_compared_with_no_kl_term_seed_by_seed():
+    none = [0.1, 0.4, 1.6, 6.4]
+    halved, mixed = [x / 2 for x in none], [0.2, 0.2, 3.2, 3.2]
+    tables = {"toy": finals(none=none, k2_loss=halved), "text": finals(none=none, k1_loss=mixed)}
+    found = language_model.beside(tables, "reverse_kl", beta=0.3).set_index(
+        ["population", "variant"]
+    )
+    half = found.loc[("toy", "k2_loss")]
+    assert [half["ratio"], half["low"], half["high"]] == pytest.approx([0.5] * 3)
+    assert half["p"] < 1e-9 and half["seeds"] == 4
+    even = found.loc[("text", "k1_loss")]  # twice or half: the geometric mean is one
+    assert even["ratio"] == pytest.approx(1.0) and even["low"] < 1.0 < even["high"]
+    assert even["p"] > 0.9
+
+
+def test_fronts_begin_at_no_kl_term_seed_by_seed():
+    runs = finals(none=[0.4, 0.5], k2_loss=[0.2, 0.3], k3_loss=[0.1, 0.1], k1_loss=[0.4, 0.4])
+    fronts = language_model.from_no_kl(runs, ["k2_loss", "k3_loss"])
+    assert set(fronts["variant"]) == {"none", "k2_loss", "k3_loss"}
+    for variant, ends in (("k2_loss", [0.2, 0.3]), ("k3_loss", [0.1, 0.1])):
+        wide = fronts[fronts["variant"] == variant].pivot(
+            index="seed", columns="beta", values="reverse_kl"
+        )
+        assert wide[0.0].to_list() == [0.4, 0.5] and wide[0.3].to_list() == ends
+    assert fronts[fronts["variant"] == "none"]["reverse_kl"].to_list() == [0.4, 0.5]
+
+
+def readings_elsewhere(finals: pd.DataFrame, powers: dict[str, float]) -> Retention:
+    """Runs whose forward KL on each skill is a multiple of their KL on the task, by variant."""
+    scales = {"near": 2.0, "far": 0.01}
+    rows = [
+        {
+            **{name: run[name] for name in ("variant", "beta", "seed")},
+            "skill": skill,
+            "states": 10,
+            "forward_kl": scale * powers[run["variant"]] * run["reverse_kl"],
+            "reverse_kl": -1.0,
+            "right": 0.5 + 0.1 * run["seed"] if skill == "near" else np.nan,
+        }
+        for run in finals.to_dict("records")
+        for skill, scale in scales.items()
+    ]
+    reference = pd.DataFrame({"skill": [*scales], "right": [0.4, np.nan]})
+    return Retention(pd.DataFrame(rows), reference)
+
+
+@pytest.fixture
+def scattered() -> pd.DataFrame:
+    """Four seeds, two variants at two lengths each, and no KL term."""
+    none, near, far = ([base * (1 + 0.1 * seed) for seed in range(4)] for base in (0.5, 0.3, 0.1))
+    first = finals(none=none, k3_loss=near, exact_loss=near)
+    second = finals(k3_loss=far, exact_loss=far).assign(beta=1.0)
+    return pd.concat([first, second], ignore_index=True)
+
+
+def test_what_is_kept_elsewhere_stands_beside_the_kl_on_the_task(scattered):
+    kept = readings_elsewhere(scattered, {"none": 1.0, "k3_loss": 0.5, "exact_loss": 1.0})
+    table = language_model.elsewhere(kept, scattered)
+    assert len(table) == 2 * len(scattered)
+    on_task = table.set_index(["variant", "beta", "seed", "skill"])["on_task"]
+    assert on_task["k3_loss", 1.0, 2, "far"] == pytest.approx(0.1 * 1.2)
+    near = table[table["skill"] == "near"]
+    assert near["gained"].to_numpy() == pytest.approx(0.1 + 0.1 * near["seed"].to_numpy())
+    assert table[table["skill"] == "far"]["gained"].isna().all()
+    means = language_model.by_skill(table, "forward_kl").set_index(["skill", "variant", "beta"])
+    one = means.loc[("near", "exact_loss", 1.0)]
+    expected = [2.0 * 0.1 * factor for factor in (1.15, 1.0, 1.3)]
+    assert one[["mean", "low", "high"]].to_list() == pytest.approx(expected) and one["seeds"] == 4
+    assert means.loc[("far", "k3_loss", 1.0), "mean"] == pytest.approx(0.01 * 0.5 * 0.1 * 1.15)
+
+
+def test_a_run_that_was_not_trained_is_not_read(scattered):
+    kept = readings_elsewhere(scattered, {"none": 1.0, "k3_loss": 0.5, "exact_loss": 1.0})
+    with pytest.raises(pd.errors.MergeError, match="not unique"):
+        language_model.elsewhere(kept, pd.concat([scattered, scattered]))
+
+
+def test_at_equal_kl_on_the_task_variants_are_compared_elsewhere(scattered):
+    kept = readings_elsewhere(scattered, {"none": 1.0, "k3_loss": 0.5, "exact_loss": 1.0})
+    table = language_model.elsewhere(kept, scattered)
+    found = language_model.elsewhere_at_equal(table, "k3_loss", "exact_loss", 0.2)
+    assert found["skill"].to_list() == ["near", "far"] and (found["seeds"] == 4).all()
+    # Between its two lengths, below no KL term, k3 is at half of the exact KL's everywhere.
+    for column in ("ratio", "low", "high"):
+        assert found[column].to_numpy() == pytest.approx([0.5, 0.5])
+
+
+def test_a_reading_is_over_the_exact_kl_of_its_update():
+    curves = pd.DataFrame(
+        {
+            "update": [0, 4, 8],
+            "reverse_kl": [0.0, 0.2, 0.5],
+            "k1": [0.0, -0.1, 0.75],
+            "k2": [0.0, 0.2, 0.5],
+            "k3": [0.0, 0.3, 0.5],
+        }
+    )
+    table = language_model.readings(curves)
+    assert len(table) == 6, "the start, where every KL is zero, is left out"
+    errors = language_model.reading_errors(table).set_index("estimator")
+    assert errors.columns.to_list() == ["median", "largest", "bias", "rms"]
+    assert errors.loc["k1"].to_list() == pytest.approx([0.5, 1.5, -0.5, np.sqrt(1.25)])
+    assert errors.loc["k2"].to_list() == pytest.approx([1.0, 1.0, 0.0, 0.0])
+    assert errors.loc["k3"].to_list() == pytest.approx([1.25, 1.5, 0.25, np.sqrt(0.125)])
+
+
+def test_what_tokens_of_each_probability_hold_adds_up_to_the_kl():
+    table = pd.DataFrame(
+        {
+            "decade": [-np.inf, -3.0, -1.0],
+            "k1": [-0.01, 0.01, 0.2],
+            "k3": [0.1, 0.06, 0.04],
+            "k1_squared": [0.0, 0.01, 0.28],
+            "k2": [0.0, 0.0, 0.5],
+            "k2_squared": [0.0, 0.0, 0.25],
+            "k3_squared": [4.0, 0.03, 0.01],
+        }
+    )
+    shares = language_model.seen(table)
+    assert shares["probability"].to_list() == pytest.approx([0.1, 1e-3, 0.0])
+    assert shares["k1"].to_list() == pytest.approx([1.0, 1.05, 1.0])
+    assert shares["k3"].to_list() == pytest.approx([0.2, 0.5, 1.0])
+    spread = language_model.deviations(table)
+    assert spread["k1"] == pytest.approx(np.sqrt(0.29 - 0.04) / 0.2)
+    assert spread["k2"] == pytest.approx(0.0)
+    assert spread["k3"] == pytest.approx(np.sqrt(4.04 - 0.04) / 0.2)
+
+
+def test_the_recording_is_the_preset_and_complete():
+    recorded = recording.load(recording.folder_of(smollm2_short().name))
+    assert recorded.preset == smollm2_short()
+    assert not recorded.manifest["failures"]
+    assert len(recorded.finals) == len(smollm2_short().runs)
+    windows = smollm2_short().config.updates // smollm2_short().config.log_every
+    assert len(recorded.curves) == windows * len(smollm2_short().runs)
+    measured = recorded.curves.drop(columns=list(PARTIAL_METRICS)).select_dtypes("number")
+    assert np.isfinite(measured.to_numpy()).all()
+    start = recorded.curves.query("update == 0")
+    assert start["reverse_kl"].abs().max() < 1e-6, "all runs start as the model itself"
+    assert start.groupby("seed")["entropy"].std().max() < 1e-4, "variants of a seed begin alike"
+
+
+@needs_packaged_weights
+def test_a_recorded_run_is_trained_again_from_the_packaged_weights():
+    recorded = recording.load(recording.folder_of(smollm2_short().name))
+    again = recording.rerun(recorded, "k3_loss", 0.3, smollm2_short().seeds[0], windows=1)
+    again = again.set_index("metric")
+    for name, within in (("accuracy", 0.01), ("entropy", 1e-3), ("gradient_norm", 0.02)):
+        assert again.loc[name, "difference"] <= within, name
+    assert again.loc["accuracy", "again"] > 0.1 and again.loc["gradient_norm", "again"] > 0.05
+
+
+@pytest.fixture(scope="module")
+def ended() -> dict[str, pd.DataFrame]:
+    """Recording -> its last quarter, one row a run."""
+    names = ("smollm2_short", "smollm2_front")
+    runs = {name: recording.load(recording.folder_of(name)) for name in names}
+    return {name: ablation.final(run.curves, share=0.25) for name, run in runs.items()}
+
+
+def test_which_terms_cost_accuracy_on_a_language_model(ended):
+    """By scipy: "every term that stays near costs accuracy" stands for one of four."""
+    wide = ended["smollm2_short"].pivot(index="seed", columns="variant", values="accuracy")
+    tested = {
+        variant: stats.ttest_rel(wide[variant], wide["none"])
+        for variant in ("k3_loss", "k2_loss", "exact_loss", "k1_reward")
+    }
+    assert tested["k3_loss"].pvalue < 0.05 / 30, "all comparisons of its page"
+    assert 0.05 / 30 < tested["k2_loss"].pvalue < 0.05
+    assert min(tested[variant].pvalue for variant in ("exact_loss", "k1_reward")) > 0.05
+    assert max(test.confidence_interval().high for test in tested.values()) < 0.01, "none gains"
+
+
+def test_at_equal_kl_three_terms_are_equivalent(ended):
+    every = pd.concat(ended.values())
+    pairs = [(variant, "exact_loss") for variant in ("k3_loss", "k1_reward")]
+    for part in ((0.0, 1.0), (0.0, 0.5), (0.5, 1.0)):
+        options = {"of": "reverse_kl", "metric": "accuracy", "part": part}
+        along = summaries.paired_along(every, pairs, **options)
+        assert list(along["reached"]) == [5, 5] and (along["equivalent"] < 0.05).all()
+    at_beta = every[every["beta"] == 0.3]
+    apart = summaries.paired(at_beta, [("k3_loss", "exact_loss", "accuracy")])
+    assert apart["equivalent"][0] > 0.9 and apart["p"][0] < 0.05, "at one beta they are not"
+
+
+def test_the_deviation_of_k3_without_the_rarest_tokens():
+    one_run = estimator_tail.recorded()["none"].tail
+    whole, cut = (language_model.deviations(t) for t in (one_run, one_run.query("decade >= -6")))
+    assert whole["k3"] > 2000 and 50 < cut["k3"] < 200
+    assert whole["k1"] == pytest.approx(cut["k1"], rel=0.1)

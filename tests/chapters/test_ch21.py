@@ -1,0 +1,47 @@
+"""The evidence of the guide: variants of their presets, quoted with intervals, as recorded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import analysis
+from analysis.chapters.ch21_guide import COMPARISONS, EVIDENCE, evidence
+from analysis.experiments.presets import make_preset
+from analysis.training.metrics import METRICS
+
+NOTEBOOK = Path(analysis.__path__[0]).parent / "notebooks" / "21_guide.ipynb"
+
+
+@pytest.mark.parametrize("key", EVIDENCE)
+def test_a_line_compares_variants_of_a_preset_with_ten_seeds(key):
+    line = EVIDENCE[key]
+    preset = make_preset(line.preset, {})
+    names = {variant.name for variant in preset.variants}
+    assert {line.variant, line.other} <= names and line.metric in METRICS
+    assert len(preset.seeds) >= 10
+
+
+def test_every_line_is_quoted_with_its_interval():
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    text = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    for key in EVIDENCE:
+        assert f"`{key}`" in text, key
+
+
+def test_a_line_is_judged_by_the_count_of_its_chapter():
+    """Each would differ on its own; counted with the others of its chapter not all do."""
+    table = evidence().set_index("key")
+    assert set(COMPARISONS) >= {line.preset for line in EVIDENCE.values()}
+    assert table.loc["weight_k3", "verdict"] == "suggestive"
+    assert table.loc["kl_or_none", "verdict"] == "differs"
+    assert table.loc["kl_or_none_half", "verdict"] == "equivalent"
+
+
+def test_differences_are_those_of_the_recorded_runs():
+    table = evidence().set_index("key")
+    assert len(table) == len(EVIDENCE) and (table["seeds"] >= 10).all()
+    assert (table["low"] <= table["mean"]).all() and (table["mean"] <= table["high"]).all()
+    assert table.loc["k3_reward", "mean"] < -0.2 < table.loc["k1_reward", "mean"]

@@ -1,0 +1,175 @@
+"""Every figure of chapters 6 to 9 draws its own numbers under its own labels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from analysis.chapters import (
+    ch06_credit,
+    ch06_prefix_ratio,
+    ch06_ratios,
+    ch07_off_policy,
+    ch07_stale_sequences,
+    ch07_supports,
+    ch08_reward_side,
+    ch09_advantages,
+    ch09_completion_weights,
+    ch09_process_rewards,
+)
+from analysis.chapters.policies import random_tables
+from analysis.kl.sequences import enumerate_sequences
+from tests.chapters import drawing
+
+TREE = enumerate_sequences(3, 3, eos=2)
+PAIRS = random_tables(TREE, 3, 3, spread=1.0, seed=1)
+FEW = torch.tensor([0.0, 0.5], dtype=torch.float64)
+STATES = {"count": 5, "vocab_size": 6, "seed": 2}
+PROMPTS = ch08_reward_side.random_prompts(3, 3, distance=1.0, seed=3)
+CHAIN = ch09_process_rewards.fixed_length_chain(4, 2, right=0.6, spread=0.5)
+GRID = torch.linspace(0.3, 2.0, 9, dtype=torch.float64)
+
+#: Figure with the data it draws, and words of its axes across and up.
+FIGURES = {
+    "gae": (
+        lambda: ch06_credit.draw_gae(ch06_credit.gae_curves(PAIRS, TREE, [0.0, 1.0], [1.0, 0.9])),
+        ("GAE", "relative error"),
+    ),
+    "noise": (
+        lambda: ch06_prefix_ratio.draw_noise(
+            ch06_prefix_ratio.noise_curves([1, 2, 4], 3, 3, drift=0.1, staleness=[0.0, 0.1], seed=1)
+        ),
+        ("tokens in a sequence", "sequences until signal"),
+    ),
+    "orders": (
+        lambda: ch06_ratios.draw_orders(
+            ch06_ratios.order_curves(PAIRS.logits, TREE, [0.1, 0.2], seed=1)
+        ),
+        ("size of the step", "absolute error"),
+    ),
+    "weights": (
+        lambda: ch06_ratios.draw_weights(ch06_ratios.weight_table(PAIRS, TREE, seed=1)),
+        ("noise of a sequence", ""),
+    ),
+    "mismatch": (
+        lambda: ch06_ratios.draw_mismatch(
+            ch06_ratios.mismatch_curves(PAIRS.logits, TREE, [0.8, 1.0], staleness=0.1, seed=1)
+        ),
+        ("temperature", "relative error"),
+    ),
+    "clip": (
+        lambda: ch06_ratios.draw_clip(
+            *(ch06_ratios.clip_curves(sign, GRID) for sign in (1.0, -1.0)), epsilon=0.2
+        ),
+        ("ratio", "objective"),
+    ),
+    "readings": (
+        lambda: ch07_off_policy.draw_readings(
+            ch07_off_policy.reading_curves(FEW, beta=0.04, epsilon=0.2, **STATES)
+        ),
+        ("staleness", "relative error"),
+    ),
+    "sequence weights": (
+        lambda: ch07_stale_sequences.draw_sequence_weights(
+            ch07_stale_sequences.sequence_weight_curves(PAIRS, TREE, FEW, seed=1)
+        ),
+        ("staleness", "relative error"),
+    ),
+    "equal rewards": (
+        lambda: ch08_reward_side.draw_equal_rewards(
+            ch08_reward_side.equal_reward_curves(
+                FEW + 0.1, count=3, vocab_size=3, beta=0.1, group_size=2, seed=1
+            )
+        ),
+        ("KL of the policy", "norm"),
+    ),
+    "mirror steps": (
+        lambda: ch08_reward_side.draw_mirror_steps(
+            ch08_reward_side.surrogate_curves(PROMPTS, (0.5, 1.0), beta=0.2, iterations=2)
+        ),
+        ("steps", "KL from the optimum"),
+    ),
+    "baseline variance": (
+        lambda: ch09_advantages.draw_baseline_variance(
+            {2: ch09_advantages.variance_curves(FEW + 0.2, 2)}
+        ),
+        ("probability", "variance with over without"),
+    ),
+    "aggregation": (
+        lambda: ch09_completion_weights.draw_aggregation(
+            ch09_completion_weights.batch_curves((3, 3), 3, [1, 2, 4], spread=1.0, seed=1)
+        ),
+        ("completions", "share of the gradient"),
+    ),
+    "early stop": (
+        lambda: ch09_process_rewards.draw_early_stop(
+            {"perfect": ch09_process_rewards.stopping_table(CHAIN, [1, 2], noise=0.0, seed=0)}
+        ),
+        ("falls in a row", "solved paths per token"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("draw", "words"), FIGURES.values(), ids=FIGURES)
+def test_a_figure_draws_its_data_under_its_labels(draw, words):
+    figure = draw()
+    drawing.check(figure, *words)
+    for axes in figure.axes:
+        assert any(len(line.get_xdata()) > 0 for line in axes.lines)
+
+
+def lines(figure, panel=0):
+    found = {x.get_label(): np.asarray(x.get_ydata()) for x in figure.axes[panel].lines}
+    return found
+
+
+def test_lines_carry_the_data_of_their_labels():
+    curves = ch06_credit.length_curves([1, 4], 3, 3, drift=0.5, seed=1)
+    sticky = ch06_credit.length_curves([1, 4], 3, 3, drift=0.5, stickiness=4.0, seed=1)
+    drawn = lines(ch06_credit.draw_lengths(pd.concat([curves, sticky])))
+    np.testing.assert_array_equal(drawn["repeats\nitself"], sticky["median"])
+    force = ch08_reward_side.penalty_force(torch.tensor([-3.0, 0.0]).double(), 0.3)
+    drawn = lines(ch08_reward_side.draw_forces(force, 0.3))
+    by_name = force.groupby("estimator").force.apply(list)
+    assert drawn["$k_1$"].tolist() == by_name["k1"] != by_name["k3"]
+    spread = ch06_ratios.spread_curves(PAIRS.logits[0][0], PAIRS.ref_logits[0][0], [1, 10])
+    drawn = lines(ch06_ratios.draw_spreads(spread))
+    np.testing.assert_array_equal(drawn["GSPO"], spread.geometric)
+
+
+def test_panels_carry_the_data_of_their_titles():
+    silenced = ch07_off_policy.silenced_curves(FEW + 0.3, (0.04, 1.0), epsilon=0.2, **STATES)
+    drawn = lines(ch07_off_policy.draw_silenced(silenced))
+    at = silenced[(silenced.move == "along the advantage") & (silenced.beta == 0.04)]
+    np.testing.assert_array_equal(drawn[r"$\beta$ = 0.04"], at.silenced_50)
+    cuts = ch07_supports.cut_curves([1.0, 0.8], distance=0.3, **STATES).assign(distance=0.3)
+    far = ch07_supports.cut_curves([1.0, 0.8], distance=1.0, **STATES).assign(distance=1.0)
+    drawn = lines(ch07_supports.draw_cut(pd.concat([cuts, far])), panel=1)
+    np.testing.assert_array_equal(drawn[r"$\rho\, k_3$"], far[far.name == "k3"]["median"])
+
+
+def test_tables_become_curves():
+    masks = ch07_stale_sequences.mask_table(TREE, 3, (np.inf, 0.0), count=3, distance=0.7, seed=1)
+    drawn = lines(ch07_stale_sequences.draw_masking(masks))
+    strict = masks[masks.delta == 0].iloc[0]
+    assert drawn[r"$\delta$ = 0"][0] == pytest.approx(strict.bias + strict.variance)
+    success = torch.linspace(0.1, 0.9, 5, dtype=torch.float64)
+    curves = ch09_advantages.difficulty_curves(success, [4], eps=0.0)
+    drawn = lines(ch09_advantages.draw_difficulty(curves))
+    np.testing.assert_array_equal(drawn["$G = 4$"], curves[curves.group_size == 4].weight)
+    orders = ch08_reward_side.order_table(PROMPTS, (0.1, 1.0), beta=0.1, group_size=2)
+    drawn = lines(ch08_reward_side.draw_effective_beta(orders))
+    np.testing.assert_allclose(drawn["KL, then\nleave one out"], 1.0)
+    prices = torch.tensor([0.001, 0.1], dtype=torch.float64)
+    tokens = torch.tensor([400.0, 100.0], dtype=torch.float64)
+    right = ch09_advantages.length_curves(torch.ones(2).double(), tokens, prices)
+    drawn = lines(ch09_advantages.draw_lengths({"all right": right, "again": right}))
+    assert (drawn["right, 400 tokens"] < 0).all()
+    credit = ch09_process_rewards.credit_table(CHAIN, seed=1)
+    figure = ch09_process_rewards.draw_prm_credit(credit)
+    assert figure.axes[0].get_yticklabels()[0].get_text() == "outcome"
+    best = ch09_process_rewards.best_of_n_curves(CHAIN, [1, 4], noise=0.0, seeds=1)
+    drawn = lines(ch09_process_rewards.draw_best_of_n({"perfect": best, "again": best}))
+    np.testing.assert_array_equal(drawn["last"], best[best.how == "last"].accuracy)

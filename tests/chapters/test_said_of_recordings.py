@@ -1,0 +1,69 @@
+"""What pages once said of recorded runs, and what the recordings say."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis.chapters import ch19_designed
+from analysis.experiments import ablation, recording, summaries
+
+
+def finals(name: str) -> pd.DataFrame:
+    return recording.load(recording.folder_of(name)).finals
+
+
+def test_equivalent_to_the_exact_kl_is_not_equivalent_to_each_other():
+    pairs = [(variant, "exact_loss") for variant in ("k2_loss", "k3_loss", "k1_reward")]
+    found = summaries.paired_along(
+        pd.concat([finals("full"), finals("beta_front")]),
+        [*pairs, ("k2_loss", "k3_loss")],
+        of="reverse_kl",
+        metric="accuracy",
+        part=(0.5, 1.0),
+    )
+    said = list(summaries.judged(found, 84)["verdict"])
+    assert said == ["equivalent", "equivalent", "equivalent", "suggestive"]
+
+
+def test_at_equal_kl_two_sampled_terms_lie_below_the_exact_one():
+    """Equivalent from one start; on ten neither is, and both lie below."""
+    table = ch19_designed.predictions("equal_kl")
+    asked = table[(table["at"] == "equal KL") & (table["other"] == "exact_loss")]
+    asked = asked.set_index("variant")
+    for variant in ("k3_loss", "k1_reward"):
+        assert asked.loc[variant, "high"] < 0 and asked.loc[variant, "outcome"] == "open"
+    ended = ch19_designed.predictions("equal_kl_ended").set_index(["variant", "metric"])
+    assert {ended.loc[(v, "reward"), "outcome"] for v in ("k3_loss", "k1_reward")} == {"holds"}
+
+
+def test_one_of_three_equivalences_comes_again_on_another_processor():
+    keys = ["variant", "other", "metric"]
+    elsewhere = recording.load(recording.RESULTS / "grpo_tiny_cpu_elsewhere").finals
+    here, there = (
+        summaries.judged(summaries.paired(table, ablation.COMPARISONS, beta=0.3), 33)
+        .set_index(keys)["verdict"]
+        .eq("equivalent")
+        for table in (finals("full"), elsewhere)
+    )
+    assert (here.sum(), (here & there).sum()) == (3, 1)
+    assert here["k1_loss", "none", "reverse_kl"] and not there["k1_loss", "none", "reverse_kl"]
+
+
+def test_at_a_small_beta_k3_in_the_reward_loses_one_run_and_its_cost_is_suggestive():
+    replica = finals("figure2")
+    assert (replica.query("variant == 'k3_reward'")["accuracy"] < 0.1).sum() == 1
+    found = summaries.paired(replica, [("k3_reward", "none", "accuracy")], beta=0.04)
+    assert list(summaries.judged(found, 84)["verdict"]) == ["suggestive"]
+
+
+def test_no_kl_to_a_teacher_that_writes_longer_is_more_accurate_than_the_reward_alone():
+    accuracy = finals("kdrl").groupby("variant")["own_accuracy"].mean()
+    assert accuracy.idxmax() == "grpo"
+
+
+def test_samples_of_a_teacher_end_below_its_vocabulary_on_own_samples():
+    pair = [("supervised", "reverse_exact", "own_accuracy")]
+    found = pd.concat(
+        summaries.paired(finals(name), pair) for name in ("distillation", "distillation_sparse")
+    )
+    assert (found["high"] < 0).all()
