@@ -1,27 +1,33 @@
-"""Building the book: check everything, build aside, swap in on success."""
+"""Building the book: check everything, render aside, swap in on success."""
 
 from __future__ import annotations
 
-import contextlib
 import os
+import re
 import shutil
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
-from analysis.errors import Refused
-from analysis.files import sha256_file, write_durably
-from analysis.report.book_config import config_problems
-from analysis.report.locking import Claim
-from analysis.report.pages import missing_pages, prose_pages, run_problems, toc_pages
+from tqdm import tqdm
+
+import analysis
+from analysis.errors import UserError
+from analysis.files import sha256_file, sha256_tree, write_durably
+from analysis.report.pages import config_problems, run_problems, toc_pages
+from analysis.report.processes import exclusive, pinned_environment, stop_tree
 from analysis.report.project import Project
-from analysis.report.prose import prose_problems
-from analysis.report.provenance import hash_json, shared_inputs
-from analysis.report.records import readme_problems
+from analysis.report.prose import prose_problems, readme_problems
+from analysis.report.provenance import environment_sha256, hash_json, ledger_problems
 from analysis.report.results import verify_results
-from analysis.report.settled import ledger_problems
+
+if TYPE_CHECKING:
+    from analysis.report.translation import Language
 
 FINGERPRINT = ".fingerprint"
 
@@ -55,66 +61,34 @@ BUILDERS = {
         "*.pdf",
         ("xelatex", "latexmk", "xindy"),
         "apt install latexmk texlive-xetex texlive-latex-recommended texlive-latex-extra "
-        "texlive-fonts-recommended texlive-fonts-extra tex-gyre fonts-freefont-otf xindy",
+        "texlive-fonts-recommended texlive-fonts-extra texlive-lang-chinese tex-gyre "
+        "fonts-freefont-otf xindy",
     ),
 }
 
 
 def book_generators() -> Mapping[str, Generator]:
     """The pages written from the code and the runs, by file name."""
-    from analysis.report import equations
+    from analysis.report.api import PAGES, write_reference
     from analysis.report.costs_page import write_costs
+    from analysis.report.diagnosis_quality import write_diagnosis_quality
     from analysis.report.errata import write_errata
     from analysis.report.glossary import write_glossary
     from analysis.report.ledger_page import write_ledger
-    from analysis.report.methods_page import write_methods
+    from analysis.report.methods import write_methods
+    from analysis.report.reliability import write_torture
     from analysis.report.status import write_status
-
-    def write_equations(project: Project, path: Path) -> None:
-        try:
-            equations.write_index(path, project.root)
-        except ValueError as error:
-            raise Refused(str(error)) from None
 
     return {
         "costs.md": write_costs,
-        "equations.md": write_equations,
+        "diagnosis_quality.md": write_diagnosis_quality,
         "errata.md": write_errata,
         "ledger.md": write_ledger,
         "methods.md": write_methods,
         "metrics.md": write_glossary,
+        "torture.md": write_torture,
         "status.md": write_status,
-    }
-
-
-def problems(project: Project) -> list[str]:
-    """Everything that keeps the book from being built, one line each."""
-    verify_results(project)
-    return [
-        *config_problems(project),
-        *missing_pages(project),
-        *run_problems(project),
-        *ledger_problems(project),
-        *prose_problems(project, prose_pages(project)),
-        *readme_problems(project),
-    ]
-
-
-def fingerprint(project: Project) -> str:
-    """Digest of everything the built book is a function of."""
-    skipped = (project.generated, project.runs / "failed", project.runs / ".locks")
-    files = {
-        project.config,
-        project.toc,
-        *(path for path in project.book.rglob("*") if path.is_file()),
-        *(page.with_suffix(".md") for page in toc_pages(project)),
-    }
-    hashes = {
-        project.relative(path): sha256_file(path)
-        for path in files
-        if path.is_file() and not any(path.is_relative_to(folder) for folder in skipped)
-    }
-    return hash_json([hashes, shared_inputs(project)])
+    } | {f"api_{page}.md": write_reference for page in PAGES}
 
 
 def build_book(
@@ -131,58 +105,131 @@ def build_book(
         generators: `book_generators` by default.
 
     Raises:
-        Refused: the book may not be built or does not render; the earlier book is untouched.
+        UserError: the book may not be built or does not render; the earlier book is untouched.
     """
     for program in builder.needs:
         if shutil.which(program) is None:
-            raise Refused(f"{program} is not installed, and a PDF needs it: {builder.advice}")
-    with Claim(project.build / f".{builder.folder}.lock") as claim:
-        if not claim.acquire():
-            raise Refused(f"{project.relative(project.build)}/ is being built by {claim.holder()}")
+            raise UserError(f"{program} is not installed, and a PDF needs it: {builder.advice}")
+
+    def refuse(holder: str) -> None:
+        raise UserError(f"{project.relative(project.build)}/ is being built by {holder}")
+
+    with exclusive(project.build / f".{builder.folder}.lock", refuse):
         target = project.build / builder.folder
-        _recover(target)
-        if found := problems(project):
-            raise Refused("\n".join(found))
-        inputs = fingerprint(project)
+        _undo_half_a_swap(target)
+        problems = config_problems(project)
+        verify_results(project)
+        inputs = _inputs(project, builder)
+        problems += [*run_problems(project), *ledger_problems(project)]
         stored = target / FINGERPRINT
-        if stored.is_file() and stored.read_text() == inputs and _products(target, builder):
+        current = stored.is_file() and stored.read_text().partition(" ")[0] == inputs
+        if not current:
+            problems += [*prose_problems(project), *readme_problems(project)]
+        if problems:
+            raise UserError("\n".join(problems))
+        if current and stored.read_text() == _said_of(inputs, target):
             print("the book is up to date", file=sys.stderr)
         else:
+            if current:
+                print("the built book was edited since: building it again", file=sys.stderr)
             started = time.monotonic()
-            _rebuild(project, builder, target, inputs, render, generators)
+            project.generated.mkdir(parents=True, exist_ok=True)
+            chosen = book_generators() if generators is None else generators
+            for name, generate in chosen.items():
+                generate(project, project.generated / name)
+            _rebuild(project, builder, target, inputs, render or render_book)
             print(f"built in {time.monotonic() - started:.0f} s", file=sys.stderr)
         return _products(target, builder)[0]
 
 
+def fingerprint(project: Project) -> str:
+    """Digest of everything the built book is a function of.
+
+    A page may show any source below the command line, with its comments.
+    """
+    skipped = (project.generated, project.runs / "failed", project.runs / ".locks")
+    files = {
+        project.config,
+        project.toc,
+        project.readme,
+        *(path for path in project.book.rglob("*") if path.is_file()),
+        *(path for path in project.root.glob("notebooks/*.ipynb")),
+        *(page.with_suffix(".md") for page in toc_pages(project)),
+        *(p for p in project.package.rglob("*.py") if p.parent != project.package / "cli"),
+    }
+    hashes = {
+        project.relative(path): sha256_file(path)
+        for path in files
+        if path.is_file() and not any(path.is_relative_to(folder) for folder in skipped)
+    }
+    return hash_json([hashes, sha256_tree(project.results), environment_sha256(project)])
+
+
+def current_pdf(project: Project) -> Path | None:
+    """The book as a PDF, if there is one of the same inputs."""
+    folder = project.build / BUILDERS["pdflatex"].folder
+    stored, found = folder / FINGERPRINT, _products(folder, BUILDERS["pdflatex"])
+    if not found or not stored.is_file():
+        return None
+    return found[0] if stored.read_text().partition(" ")[0] == fingerprint(project) else None
+
+
+def _inputs(project: Project, builder: Builder) -> str:
+    """The digest of all that a builder's product is a function of: the pages offer the PDF."""
+    pdf = current_pdf(project) if builder.name == "html" else None
+    said = fingerprint(project)
+    return said if pdf is None else hash_json([said, sha256_file(pdf)])
+
+
 def _rebuild(
-    project: Project,
-    builder: Builder,
-    target: Path,
-    inputs: str,
-    render: Renderer | None,
-    generators: Mapping[str, Generator] | None,
+    project: Project, builder: Builder, target: Path, inputs: str, render: Renderer
 ) -> None:
-    if render is None:
-        from analysis.report.rendering import render_book as render
-    project.generated.mkdir(parents=True, exist_ok=True)
-    for name, generate in (book_generators() if generators is None else generators).items():
-        generate(project, project.generated / name)
+    from analysis.report.translation import LANGUAGES, catalogues
+
     aside = project.build / f".building-{builder.folder}"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
+    editions = [one for one in LANGUAGES if builder.name == "html" and catalogues(project, one)]
     try:
-        render(project, builder.name, aside)
-        built = aside / "_build" / builder.folder
-        if not _products(built, builder):
-            raise Refused(f"jupyter-book made no {builder.product}; see _build/build.log")
-        if fingerprint(project) != inputs:
-            raise Refused("a source of the book changed while it was built; build again")
-        write_durably(built / FINGERPRINT, inputs.encode())
+        with ThreadPoolExecutor() as pool:
+            others = {
+                one: pool.submit(_edition, project, builder, aside, one, render) for one in editions
+            }
+            render(project, builder.name, aside)
+            built = aside / "_build" / builder.folder
+            if not _products(built, builder):
+                raise UserError(f"jupyter-book made no {builder.product}; see _build/build.log")
+            for language, edition in others.items():
+                os.rename(edition.result(), built / language.folder)
+        if _inputs(project, builder) != inputs:
+            raise UserError("a source of the book changed while it was built; build again")
         if builder.name == "html":
             write_durably(built / ".nojekyll", b"")
+        write_durably(built / FINGERPRINT, _said_of(inputs, built).encode())
         _swap(built, target)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _said_of(inputs: str, built: Path) -> str:
+    """The hash of what the book is a function of, and that of the book."""
+    return f"{inputs} {sha256_tree(built)}"
+
+
+def _edition(
+    project: Project, builder: Builder, aside: Path, language: Language, render: Renderer
+) -> Path:
+    """Render the edition in another language, and return its folder."""
+    from analysis.report.translation import stage
+
+    staged = Project(aside / language.folder)
+    stage(project, language, staged.root)
+    staged.build.mkdir()
+    try:
+        render(staged, builder.name, staged.root)
+    except UserError as refusal:
+        raise UserError(f"in {language.name}:\n{refusal}") from None
+    return staged.build / builder.folder
 
 
 def _products(folder: Path, builder: Builder) -> list[Path]:
@@ -194,19 +241,103 @@ def _swap(new: Path, target: Path) -> None:
     old = _old(target)
     shutil.rmtree(old, ignore_errors=True)
     try:
-        with contextlib.suppress(FileNotFoundError):
+        if target.exists():
             os.rename(target, old)
         os.rename(new, target)
     finally:
-        _recover(target)
+        _undo_half_a_swap(target)
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _recover(target: Path) -> None:
-    """Undo a swap that was interrupted halfway."""
+def _undo_half_a_swap(target: Path) -> None:
     if not target.exists() and _old(target).exists():
         os.rename(_old(target), target)
 
 
 def _old(target: Path) -> Path:
     return target.with_name(f".{target.name}.old")
+
+
+_JUPYTER_BOOK = "from jupyter_book.cli.main import main; main()"
+_STAGE = re.compile(r"(reading sources|writing output|copying images)\.\.\.\s*\[\s*(\d+)%\]")
+_WARNING = re.compile(r"\b(WARNING|ERROR|SEVERE|CRITICAL)\b|^Extension error|^[\w.]+Error: \S")
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+def render_book(project: Project, builder: str, destination: Path) -> None:
+    """Render the book with every warning an error, nothing cached, into ``destination``/_build.
+
+    The full output of jupyter-book is kept in ``_build/build.log``.
+
+    Raises:
+        UserError: it fails; one line a warning, each with its file and line.
+    """
+    packages = [str(project.root), str(Path(analysis.__file__).parents[1])]
+    with subprocess.Popen(
+        [
+            *(sys.executable, "-P", "-c", _JUPYTER_BOOK, "build", str(project.root)),
+            *("--all", "-W", "--keep-going", "-n"),
+            *("--builder", builder, "--path-output", str(destination)),
+        ],
+        cwd=project.root,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env=pinned_environment(
+            PYTHONPATH=os.pathsep.join(packages), PYTHONUNBUFFERED="1", NO_COLOR="1"
+        ),
+    ) as process:
+        try:
+            assert process.stdout is not None
+            with open(project.build / "build.log", "w", encoding="utf-8") as log:
+                lines = list(_shown(_lines(process.stdout), log))
+            failed = process.wait() != 0
+        finally:
+            if process.poll() is None:
+                stop_tree(process.pid)
+    if failed:
+        raise UserError(failure_message(lines, project.root))
+
+
+def failure_message(lines: Iterable[str], root: Path) -> str:
+    """The warnings among jupyter-book's output lines, relative to ``root``; else its last lines."""
+    lines = [_by_cell(line.replace(f"{root}{os.sep}", "")) for line in lines]
+    warnings = [line for line in lines if _WARNING.search(line)]
+    said = list(dict.fromkeys(warnings)) or lines[-10:]
+    return "\n".join([*said, "the book does not build; the earlier one is untouched"])
+
+
+def _by_cell(line: str) -> str:
+    """MyST-NB numbers the lines of cell k of a notebook from k * 10000."""
+    return re.sub(
+        r"\.ipynb:(\d+)(\d{4})\b", lambda m: f".ipynb:cell {m[1]}:{int(m[2])}", line, count=1
+    )
+
+
+def _lines(stream: IO[bytes]) -> Iterator[str]:
+    """Lines ended by a newline or, as progress is, by a carriage return."""
+    rest = b""
+    while chunk := stream.read1(65536):  # type: ignore[attr-defined]
+        *lines, rest = re.split(rb"[\r\n]+", rest + chunk)
+        yield from (_ANSI.sub("", line.decode(errors="replace")).strip() for line in lines)
+    yield _ANSI.sub("", rest.decode(errors="replace")).strip()
+
+
+def _shown(lines: Iterable[str], log: IO[str]) -> Iterator[str]:
+    """Pass lines through, logging them; show how far the stage is that they belong to."""
+    with tqdm(
+        total=100,
+        desc="starting",
+        disable=not sys.stderr.isatty(),
+        leave=False,
+        bar_format="{desc:<16} {bar:20} {n:.0f} % [{elapsed}]",
+    ) as bar:
+        for line in lines:
+            log.write(line + "\n")
+            if match := _STAGE.match(line):
+                bar.set_description_str(match[1], refresh=False)
+                bar.n = int(match[2])
+                bar.refresh()
+            elif line:
+                yield line

@@ -19,7 +19,7 @@ from pybtex.style.sorting import BaseSortingStyle
 from sphinx.application import Sphinx
 from sphinxcontrib.bibtex.style.referencing.author_year import AuthorYearReferenceStyle
 
-from analysis.errors import Refused
+from analysis.errors import UserError
 
 _REFERENCE_STYLE = AuthorYearReferenceStyle()  # what ``{cite}`` prints
 
@@ -35,13 +35,13 @@ def tell_apart(entries: Iterable[Entry]) -> None:
     """Put a letter behind the year of works that would print the same label.
 
     Raises:
-        Refused: more works of one label than letters; names the label.
+        UserError: more works of one label than letters; names the label.
     """
     ordered = sorted(entries, key=lambda entry: (label(entry), entry.fields["title"]))
     for same, group in groupby(ordered, key=label):
         works = list(group)
         if len(works) > len(ascii_lowercase):
-            raise Refused(f"{len(works)} works of the bibliography print as {same}")
+            raise UserError(f"{len(works)} works of the bibliography print as {same}")
         if len(works) > 1:
             for work, letter in zip(works, ascii_lowercase, strict=False):
                 work.fields["year"] += letter

@@ -1,4 +1,4 @@
-"""The page of derived costs: tables of :mod:`analysis.experiments.benchmark.llama_costs`."""
+"""The page of derived costs: tables of :mod:`analysis.chapters.ch12_model_costs`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.experiments.benchmark import recorded
-from analysis.experiments.benchmark.llama_costs import (
+from analysis.chapters.ch12_model_costs import (
     ABLATION,
     H100,
     LOGIT_PASSES,
@@ -16,7 +15,7 @@ from analysis.experiments.benchmark.llama_costs import (
     Workload,
     table,
 )
-from analysis.experiments.benchmark.measure import floors
+from analysis.chapters.ch12_performance import floors, load
 from analysis.files import replace_file
 from analysis.report.numbers import format_value
 from analysis.report.project import Project
@@ -26,11 +25,11 @@ from analysis.training.pretrained.config import LoraConfig
 _COLUMNS = {
     "model": ("model", ""),
     "parameters": ("weights (millions)", ",.0f"),
-    "adapters": ("a member's adapters (millions)", ".1f"),
+    "adapters": ("a run's adapters (millions)", ".1f"),
     "teraflops": ("teraflop an update", ",.0f"),
     "seconds": ("seconds an update", ".2g"),
     "sampling": ("of it sampling", ".0%"),
-    "per_hour": ("member-updates a GPU-hour", ",.0f"),
+    "per_hour": ("run-updates a GPU-hour", ",.0f"),
     "per_hour_float32": ("in float32", ",.0f"),
 }
 _CPU_COLUMNS = {
@@ -60,10 +59,10 @@ def costs_page() -> str:
             "divided by the published rates of a GPU. {doc}`/book/scale` says how such a sweep is "
             "run.",
             "",
-            "## An ablation: many members, short answers",
+            "## An ablation: many runs, short answers",
             "",
             *_section(ABLATION, lora),
-            "## A reasoning run: one member, long answers",
+            "## A reasoning run: one run, long answers",
             "",
             *_section(REASONING, lora),
             "## What is assumed",
@@ -87,7 +86,7 @@ def costs_page() -> str:
 def _section(load: Workload, lora: LoraConfig) -> list[str]:
     """What is computed, and the table."""
     return [
-        f"Members: {load.members}, of rank {lora.rank} on all projections. For each "
+        f"Runs: {load.runs}, of rank {lora.rank} on all projections. For each "
         f"{load.num_prompts} prompts of {load.prompt_length} tokens and {load.group_size} "
         f"completions of {load.completion_length} tokens. One {H100.name}.",
         "",
@@ -117,19 +116,19 @@ def _assumptions(gpu: Gpu, lora: LoraConfig) -> list[str]:
         "- Frozen products and attention are in bfloat16, or in float32 in the last column. The "
         "head, the adapters and the log-softmax are in float32 in both, as this package computes "
         "them: bfloat16 noise in the logits would swamp a small KL.",
-        "- One optimizer step an update, on-policy. Members share the frozen weights, and the "
+        "- One optimizer step an update, on-policy. Runs share the frozen weights, and the "
         "completions of a group share their prompt.",
         "- Sampling reads all weights once a token, and the cache of each completion. Logits are "
         f"passed over {sum(LOGIT_PASSES.values())} times.",
         "- Nothing waits for a verifier, for the launch of a kernel, or for memory that is not "
-        "there. Real runs are slower. Memory is not checked: the logits of all members are the "
+        "there. Real runs are slower. Memory is not checked: the logits of all runs are the "
         "largest tensor.",
     ]
 
 
 def _checked() -> pd.DataFrame:
     """The recorded CPU benchmark, one process."""
-    least = floors(recorded.load().benchmark)
+    least = floors(load())
     return least[least["processes"] == 1].assign(share=lambda rows: 1.0 / rows["ratio"])
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import base64
 from html import escape
+from typing import TYPE_CHECKING
 
 import pandas as pd
-from matplotlib.figure import Figure
 
-from analysis.experiments.diagnosis.reports import NEVER_MEASURED
-from analysis.experiments.diagnosis.schema import Finding, Report, Rollouts
-from analysis.report import style
-from analysis.report.figures import diagnosis as figures
+from analysis.diagnosis.reports import NEVER_MEASURED
+from analysis.diagnosis.schema import Finding, Report, Rollouts
 from analysis.report.numbers import format_value
 
-BOOK = "https://github.com/kl-term/kl-term/blob/main/notebooks"
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -49,7 +48,7 @@ def lines(report: Report) -> str:
             f"{rank}. {finding.severity} {finding.code}: {finding.title}",
             f"   {shown}",
             f"   {finding.advice}",
-            f"   {chapter_url(finding)}",
+            f"   explained in {chapter(finding)}",
         ]
     if not report.findings:
         text.append("nothing found")
@@ -60,11 +59,10 @@ def lines(report: Report) -> str:
     return "\n".join(text)
 
 
-def chapter_url(finding: Finding, *, book: str | None = None) -> str:
-    """Where a finding is explained: in the repository, or on a page of a built book."""
+def chapter(finding: Finding) -> str:
+    """Where a finding is explained: a chapter of the book, and a label on its page."""
     notebook, _, label = finding.chapter.partition("#")
-    page = f"{BOOK}/{notebook}.ipynb" if book is None else f"{book}{notebook}.html"
-    return f"{page}#{label}" if label else page
+    return f"notebooks/{notebook}.ipynb" + (f", {label}" if label else "")
 
 
 def sequences_table(report: Report) -> pd.DataFrame:
@@ -97,6 +95,8 @@ def measurements_table(report: Report) -> pd.DataFrame:
 
 def html_page(report: Report, rollouts: Rollouts) -> str:
     """The whole diagnosis as one file without outside references."""
+    from analysis.chapters import ch13_diagnose_run as figures  # needs matplotlib; lines do not
+
     parts = [f"<h1>Diagnosis of {escape(report.source)}</h1>"]
     parts.append(
         f"<p>{report.tokens:,} counted tokens of {report.rows:,} rows, "
@@ -131,7 +131,7 @@ def findings_html(report: Report, *, book: str | None = None) -> str:
 
     Args:
         report: what was found.
-        book: prefix of the pages of a built book; the repository's notebooks by default.
+        book: prefix of the pages of a built book, to link to; by default chapters are named.
     """
     sections = [_section(finding, book) for finding in report.findings]
     return "\n".join(sections) or "<p>Nothing found.</p>"
@@ -142,11 +142,15 @@ def _section(finding: Finding, book: str | None) -> str:
         f"<li>{escape(name)}: {escape(_number(value))}</li>"
         for name, value in finding.evidence.items()
     )
+    page, _, label = finding.chapter.partition("#")
+    why = f"Explained in {escape(chapter(finding))}."
+    if book is not None:
+        place = f"{book}{page}.html{'#' + label if label else ''}"
+        why = f'<a href="{escape(place)}">Why</a>'
     return (
-        f'<section class="{finding.severity}"><h3>{escape(finding.title)}</h3>'
-        f"<p>{finding.severity} <code>{finding.code}</code></p><ul>{shown}</ul>"
-        f"<p>{escape(finding.advice)} "
-        f'<a href="{chapter_url(finding, book=book)}">Why</a></p></section>'
+        f'<section class="{escape(finding.severity)}"><h3>{escape(finding.title)}</h3>'
+        f"<p>{escape(finding.severity)} <code>{escape(finding.code)}</code></p><ul>{shown}</ul>"
+        f"<p>{escape(finding.advice)} {why}</p></section>"
     )
 
 
@@ -155,6 +159,8 @@ def _table(frame: pd.DataFrame, index: bool) -> str:
 
 
 def _image(figure: Figure, alt: str) -> str:
+    from analysis import style
+
     data = base64.b64encode(style.png(figure)).decode()
     return f'<img alt="{escape(alt)}" src="data:image/png;base64,{data}">'
 

@@ -1,28 +1,28 @@
-"""The errata, the seed documents' and our own: what stood, what is true, and a test of both."""
+"""The errata, the sources' and our own: what stood, what is true, and a test of both."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import date
 from itertools import groupby
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from analysis.errors import Refused, first_problem
+from analysis.errors import UserError
 from analysis.files import replace_file
-from analysis.report.evidence import missing_test, tested_link
+from analysis.report.ledger import SOURCES, Source, load_rows, load_sources
 from analysis.report.project import Project
-from analysis.report.strict_yaml import load_yaml
 
 _INTRODUCTION = """\
 # Errata
 
-Misprints, sign errors and self-contradictions of the five seed documents, in the order of the
-documents, and then [our own](our-own-corrections). Each has a test in which the printed form fails
-and the corrected one passes. None is a reproach: finding them is how we learned what the formulas
-say.
+Misprints, sign errors and self-contradictions of the five sources, in the order of
+{doc}`/book/_generated/ledger`, and then [our own](our-own-corrections). Each has a test in which
+the printed form fails and the corrected one passes. None is a reproach: finding them is how we
+learned what the formulas say.
 """
 
 _OUR_OWN = """\
@@ -30,16 +30,9 @@ _OUR_OWN = """\
 ## Our own corrections
 
 What earlier versions of this book stated and what is not so, or not as widely as it was stated.
-The date is that of the version in which the statement first stood.
+The name below is that of the test that shows it; where there is none, the chapter does. The date
+is that of the version in which the statement first stood.
 """
-
-SEEDS = {
-    0: "a blog post on the KL estimator of DeepSeekMath",
-    1: "a tutorial on GRPO, PPO and DPO",
-    2: "a blog post on TRL's KL term",
-    3: "lecture notes on aligning language models",
-    4: "Rethinking KL Divergence in RLHF, first version of March 2025",
-}
 
 
 class Erratum(BaseModel):
@@ -48,12 +41,16 @@ class Erratum(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     id: str = Field(pattern=r"^E-S[0-4]-\d\d$")
-    seed: int = Field(ge=0, le=4)
     place: str  #: equation, section or figure
     printed: str
     corrected: str
     why: str  #: one sentence
-    test: str  #: tests/path.py::test_name
+    test: str  #: name of the test that shows it
+
+    @property
+    def source(self) -> str:
+        """The letter of the source, as its number stands in the id."""
+        return SOURCES[int(self.id[3])]
 
 
 class Correction(BaseModel):
@@ -66,79 +63,69 @@ class Correction(BaseModel):
     stood: str = Field(min_length=1)
     since: date = Field(strict=False)  #: of the first version that made it
     true: str = Field(min_length=1)
-    test: str = Field(alias="shown_by")  #: tests/path.py::test_name
+    test: str = Field(min_length=1, alias="shown_by")  #: name of the test that fails for what stood
 
 
-Row = TypeVar("Row", Erratum, Correction)
+Tested = TypeVar("Tested", Erratum, Correction)
 
 
 def load_errata(project: Project) -> list[Erratum]:
-    """Every erratum of the seed documents, in the order of the file.
+    """Every erratum of the sources, in the order of the file.
 
     Raises:
-        Refused: a malformed or repeated row, or a test that does not exist; names the row.
+        UserError: a malformed or repeated row, or a test that does not exist; names the row.
     """
-    return _load(project, "errata.yaml", Erratum)
+    return _tested(project, load_rows(project, project.book / "errata.yaml", Erratum))
 
 
 def load_corrections(project: Project) -> list[Correction]:
     """Every corrected statement of our own, in the order of the file; raises as `load_errata`."""
-    return _load(project, "corrections.yaml", Correction)
+    return _tested(project, load_rows(project, project.book / "corrections.yaml", Correction))
 
 
 def write_errata(project: Project, path: Path) -> None:
     """Write the page of errata."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    page = errata_page(project, load_errata(project), load_corrections(project))
+    page = errata_page(load_errata(project), load_corrections(project), load_sources(project))
     replace_file(path, page.encode())
 
 
 def errata_page(
-    project: Project, errata: Sequence[Erratum], corrections: Sequence[Correction]
+    errata: Sequence[Erratum], corrections: Sequence[Correction], sources: Sequence[Source]
 ) -> str:
     """The page as MyST text."""
+    headings = {source.id: source.heading for source in sources}
     parts = [_INTRODUCTION]
-    for seed, rows in groupby(sorted(errata, key=lambda e: e.id), key=lambda e: e.seed):
-        parts.append(f"## Seed {seed}: {SEEDS[seed]}\n")
+    for letter, rows in groupby(sorted(errata, key=lambda e: e.id), key=lambda e: e.source):
+        parts.append(f"## {headings[letter]}\n")
         for row in rows:
             said = {"Printed": row.printed, "Corrected": row.corrected}
-            parts.append(_entry(project, row, row.place, said, row.why))
+            parts.append(_entry(row, row.place, said, row.why))
     parts.append(_OUR_OWN)
     for row in corrections:
         said = {f"Stood since {row.since}": row.stood}
-        parts.append(_entry(project, row, row.where, said, f"*True:* {row.true}"))
+        parts.append(_entry(row, row.where, said, f"*True:* {row.true}"))
     return "\n".join(parts)
 
 
-def _entry(
-    project: Project, row: Erratum | Correction, place: str, said: dict[str, str], closing: str
-) -> str:
-    lines = [f"({row.id.lower()})=", ":::{div} erratum", f"**{place}**", ""]
+def _entry(row: Erratum | Correction, place: str, said: dict[str, str], closing: str) -> str:
+    lines = [f"({row.id.lower()})=", ":::{div} erratum", f"**{row.id}** {place}", ""]
     for name, text in said.items():
         lines += [f"*{name}:* {text}", ""]
-    link = tested_link(project, row.test, "test")
-    return "\n".join([*lines, f"{closing} ({link})", ":::", ""])
+    return "\n".join([*lines, closing, "", f"`{row.test}`" if row.test else "", ":::", ""])
 
 
-def _load(project: Project, name: str, kind: type[Row]) -> list[Row]:
-    path = project.book / name
-    label = project.relative(path)
-    rows = load_yaml(path, label) or []
-    if not isinstance(rows, list):
-        raise Refused(f"{label}: must be a list")
-    parsed = [_row(label, row, kind) for row in rows]
-    ids = [row.id for row in parsed]
-    for twice in sorted({i for i in ids if ids.count(i) > 1}):
-        raise Refused(f"{label}: {twice} is written twice; keep one")
-    for row in parsed:
-        if problem := missing_test(project, row.test):
-            raise Refused(f"{label}: {row.id}: {problem}")
-    return parsed
+def _tested(project: Project, rows: list[Tested]) -> list[Tested]:
+    tests = _tests(project.root / "tests")
+    for row in rows:
+        if row.test and row.test.partition("[")[0] not in tests:
+            raise UserError(f"{row.id}: no test {row.test}")
+    return rows
 
 
-def _row(label: str, row: object, kind: type[Row]) -> Row:
-    try:
-        return kind.model_validate(row)
-    except ValidationError as error:
-        name = row.get("id", "a row") if isinstance(row, dict) else "a row"
-        raise Refused(f"{label}: {name}: {first_problem(error, whole='row')}") from None
+def _tests(folder: Path) -> set[str]:
+    return {
+        name
+        for path in folder.rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }

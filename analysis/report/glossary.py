@@ -12,7 +12,7 @@ from analysis.training.metrics import POLICY_METRICS, WINDOW_METRICS
 _INTRODUCTION = """\
 # Metrics of a training run
 
-Every column of the curves in `results/`, by the name it has there. One value per member and logging
+Every column of the curves in `results/`, by the name it has there. One value per run and logging
 window. Within an update a metric is the mean over its optimizer steps and over counted tokens. KLs,
 estimators and entropy are in nats per token. {doc}`/book/notation` defines the symbols.
 """

@@ -1,8 +1,8 @@
-"""The ledger: every claim of the seed documents, its verdict, and the code that decides it.
+"""The ledger: every claim of the five sources, its verdict, and the figures it rests on.
 
-``book/claims.yaml`` records what was found. :func:`recompute` finds it again, and
-:func:`disagreement` says in one line where the two differ, so no verdict and no figure outlives
-its evidence.
+``book/claims.yaml`` records what was found. :func:`recompute` finds it again with the functions
+that ``@claim`` registers (:mod:`analysis.chapters.claims`), and :func:`disagreement` says in one
+line where the two differ, so no verdict and no figure outlives its evidence.
 """
 
 from __future__ import annotations
@@ -13,40 +13,68 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from analysis.errors import Refused, first_problem
-from analysis.experiments.claims import Decision, Finding, Verdict, decisions
+from analysis.chapters.claims import Decision, Finding, Verdict, decisions
+from analysis.errors import UserError, first_problem
+from analysis.files import replace_file
 from analysis.report.numbers import fill
 from analysis.report.project import Project
 from analysis.report.strict_yaml import load_yaml
 
-_ID = re.compile(r"S[0-4]-(\d+|x[a-z])")
+SOURCES = "ABCDE"
 _QUOTED = re.compile(r"\{([a-z][a-z0-9_]*)(?::[^{}]*)?\}")
 
 
-class Claim(BaseModel):
-    """One row of the ledger."""
+class Row(BaseModel):
+    """One entry of a file of the ledger."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    id: str = Field(pattern=_ID.pattern)
-    seed: int = Field(ge=0, le=4)
-    source: str  #: where in the seed
+    id: str
+
+
+class Source(BaseModel):
+    """One of the sources judged; a field that our copy does not give is empty."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    id: str = Field(alias="key", pattern=f"^[{SOURCES}]$")
+    about: str  #: one sentence
+    title: str = ""
+    title_in_english: str = ""
+    opens: str = ""  #: its first words, where the title does not find it
+    authors: str = ""
+    date: str = ""
+    link: str = ""
+    cite: str = ""  #: key in the bibliography
+
+    @property
+    def heading(self) -> str:
+        """``Source A, "title"``, as Markdown."""
+        shown = f'"{self.title}"' if self.title else "untitled"
+        return f"Source {self.id}, {f'[{shown}]({self.link})' if self.link else shown}"
+
+
+class Claim(Row):
+    """One claim: what a source says, and what was found."""
+
+    id: str = Field(pattern=r"^S[0-4]-(\d+|x[a-z])$")
+    source: str = Field(pattern=f"^[{SOURCES}]$")
+    place: str  #: where in the source
     kind: Literal["definition", "theorem", "numeric", "empirical", "method"]
     statement: str
     verdict: Verdict
     condition: str  #: one sentence: when it holds, or what is true instead
-    measured: dict[str, float]  #: the figures the verdict rests on, by name
-    figure: str  #: a phrase that quotes them, ``{name:.3g}``
-    decided_by: str  #: dotted name of the function that recomputes verdict and figures
-    test: str  #: tests/path.py::test_name
+    figure: str  #: a phrase that quotes what was measured, ``{name:.3g}``
     section: str  #: page, or page#label, that proves or shows it
     implemented: str = ""  #: for definitions and methods: the function that implements it
     experiment: str = ""  #: for open claims: what will decide it
     tolerance: float = Field(default=1e-3, gt=0, lt=1)  #: relative, of the figures
+    measured: dict[str, float]  #: by name; written by ``analysis claims --write``
 
     @model_validator(mode="after")
     def _complete(self) -> Claim:
@@ -55,8 +83,8 @@ class Claim(BaseModel):
             raise ValueError(f"figure quotes {sorted(unknown)}, which measured does not hold")
         if (self.verdict == "open") != bool(self.experiment):
             raise ValueError("exactly the open claims name an experiment")
-        if not self.id.startswith(f"S{self.seed}-"):
-            raise ValueError(f"seed {self.seed} does not fit the id")
+        if self.source != SOURCES[int(self.id[1])]:
+            raise ValueError(f"source {self.source} does not fit the id")
         return self
 
     @property
@@ -75,39 +103,64 @@ class Outcome:
     seconds: float
 
 
+Kind = TypeVar("Kind", bound=BaseModel)
+
+
 def ledger_path(project: Project) -> Path:
     return project.book / "claims.yaml"
 
 
 def load_ledger(project: Project) -> list[Claim]:
-    """Every row, in the order of the file.
+    """Every claim, in the order of the file; raises as :func:`load_rows`."""
+    return load_rows(project, ledger_path(project), Claim)
+
+
+def load_sources(project: Project) -> list[Source]:
+    """The sources judged, in their order; raises as :func:`load_rows`."""
+    return load_rows(project, project.book / "sources.yaml", Source)
+
+
+def load_rows(project: Project, path: Path, kind: type[Kind]) -> list[Kind]:
+    """Every entry of a file of the ledger.
 
     Raises:
-        Refused: no list of rows, an unknown or missing field, or an id written twice.
+        UserError: no list, an unknown or missing field, or an id written twice; names the entry.
     """
-    path = ledger_path(project)
     label = project.relative(path)
-    rows = load_yaml(path, label)
+    rows = load_yaml(path, label) or []
     if not isinstance(rows, list):
-        raise Refused(f"{label}: must be a list of claims")
-    claims = [_row(label, number, row) for number, row in enumerate(rows, start=1)]
-    ids = [claim.id for claim in claims]
+        raise UserError(f"{label}: must be a list")
+    parsed = [_row(label, number, row, kind) for number, row in enumerate(rows, start=1)]
+    ids = [row.id for row in parsed]
     for twice in sorted({i for i in ids if ids.count(i) > 1}):
-        raise Refused(f"{label}: {twice} is written twice; keep one")
-    return claims
+        raise UserError(f"{label}: {twice} is written twice; keep one")
+    return parsed
+
+
+def write_measured(project: Project, outcomes: Iterable[Outcome]) -> None:
+    """Write recomputed verdicts and figures into the ledger, and leave all else as it is."""
+    path = ledger_path(project)
+    found = {o.claim.id: o.finding for o in outcomes if o.finding is not None and o.problem}
+    rows = load_yaml(path, project.relative(path))
+    for row in rows:
+        if finding := found.get(row["id"]):
+            row["verdict"] = finding.verdict
+            row["measured"] = {k: float(f"{float(v):.4g}") for k, v in finding.figures.items()}
+    text = yaml.safe_dump(rows, sort_keys=False, allow_unicode=True, width=110)
+    replace_file(path, text.encode())
 
 
 def select_claims(claims: Iterable[Claim], ids: Iterable[str]) -> list[Claim]:
     """The rows with these ids, all of them for none.
 
     Raises:
-        Refused: an id that the ledger does not hold.
+        UserError: an id that the ledger does not hold.
     """
     claims, wanted = list(claims), list(ids)
     known = {claim.id: claim for claim in claims}
     for identifier in wanted:
         if identifier not in known:
-            raise Refused(f"no claim {identifier!r} in the ledger; ids look like {claims[0].id}")
+            raise UserError(f"no claim {identifier!r} in the ledger; ids look like {claims[0].id}")
     return [known[identifier] for identifier in wanted] if wanted else claims
 
 
@@ -143,21 +196,19 @@ def disagreement(claim: Claim, finding: Finding) -> str:
 def _decide(claim: Claim, functions: dict[str, Decision]) -> tuple[Finding | None, str]:
     function = functions.get(claim.id)
     if function is None:
-        return None, f"no function decides it; register {claim.decided_by} with @decides"
-    name = f"{function.__module__}.{function.__qualname__}"
-    if name != claim.decided_by:
-        return None, f"decided_by names {claim.decided_by}, but {name} decides it"
+        return None, f'no function decides it; write one under @claim("{claim.id}")'
     try:
         finding = function()
     except Exception as error:  # a decision that crashes is a disagreement, not the end of the run
+        name = f"{function.__module__}.{function.__qualname__}"
         return None, f"{name} raised {type(error).__name__}: {error}"
     return finding, disagreement(claim, finding)
 
 
-def _row(label: str, number: int, row: object) -> Claim:
-    identifier = row.get("id", f"row {number}") if isinstance(row, dict) else f"row {number}"
+def _row(label: str, number: int, row: object, kind: type[Kind]) -> Kind:
     try:
-        return Claim.model_validate(row)
+        return kind.model_validate(row)
     except ValidationError as error:
+        named = isinstance(row, dict) and (row.get("id") or row.get("key"))
         problem = first_problem(error, whole="row")
-        raise Refused(f"{label}: {identifier}: {problem}") from None
+        raise UserError(f"{label}: {named or f'row {number}'}: {problem}") from None

@@ -1,115 +1,153 @@
-"""The ledger as a page: one card a claim, its evidence linked, filtered by seed, kind and verdict.
+"""The ledger and the errata as pages: one card an entry, its evidence linked.
 
 Cards are MyST, so every link is checked when the book is built and the page reads without
-scripts; ``book/_static/ledger.js`` only adds the three filters.
+scripts; ``book/_static/ledger.js`` only adds the filters.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from analysis.errors import Refused
-from analysis.experiments.claims import VERDICTS
+from analysis.chapters.claims import VERDICTS, Decision, decisions
+from analysis.errors import UserError
 from analysis.files import replace_file
-from analysis.report.equations import equations
-from analysis.report.evidence import (
-    code_link,
-    missing_function,
-    missing_section,
-    missing_test,
-    section_link,
-    tested_link,
-)
-from analysis.report.ledger import Claim, load_ledger
+from analysis.report.ledger import Claim, Source, load_ledger, load_sources
 from analysis.report.project import Project
 
+_TEXTS = (
+    "The ledger: every claim, decided",
+    "Five widely read texts on GRPO make {total} checkable statements: definitions, theorems, "
+    "numbers, experiences, methods. Each has a verdict here, the exact condition, the figure it "
+    "rests on, and the code that recomputes it. `analysis claims` recomputes them all and fails on "
+    "any disagreement; so does the build of this page.",
+    "**holds**: true as worded. **holds if**: true in part, or under a condition the source does "
+    "not state. **fails**: false as worded. **open**: needs training at a scale this book has not "
+    "recorded.",
+    "Filter by source, kind and verdict with the buttons above the first claim (they need "
+    "JavaScript).",
+    "In all: {summary}.",
+)
 _INTRODUCTION = """\
-# The ledger: every claim, decided
+# {0}
 
-Five documents that taught many of us GRPO make {total} checkable statements: definitions, theorems,
-numbers, experiences, methods. Each has a verdict here, the exact condition, the figure it rests on,
-and the code that recomputes it. `analysis claims` recomputes them all and fails on any
-disagreement; so does the build of this page.
+{1}
 
-**holds**: true as worded. **holds if**: true in part, or under a condition the source does not
-state. **fails**: false as worded. **open**: needs training at a scale this book has not recorded.
+{sources}
+
+{2}
 
 ```{{div}} ledger-filters
-Filter by seed, kind and verdict with the buttons above the first claim (they need JavaScript).
+{3}
 ```
 
-{summary}
+{4}
 """
+_WORDS = ("source", "implemented in", "recomputed by", "Measured:", "Will be decided by:")
+_PROOFS = ("thm-", "prop-", "lem-", "cor-", "def-", "rem-")
 
 
-def write_ledger(project: Project, path: Path) -> None:
-    """Write the ledger's page.
+Translate = Callable[[str], str]
+
+
+def write_ledger(project: Project, path: Path, translate: Translate = str) -> None:
+    """Write the ledger's page, in the words that ``translate`` gives.
 
     Raises:
-        Refused: a row is malformed, or names a function, test or section that does not exist.
+        UserError: a row is malformed, or no function decides it.
     """
-    claims = load_ledger(project)
-    faults = evidence_problems(project, claims)
-    if faults:
-        raise Refused("\n".join(faults))
+    claims, functions = load_ledger(project), decisions()
+    if missing := [claim.id for claim in claims if claim.id not in functions]:
+        raise UserError(f"book/claims.yaml: no function decides {', '.join(missing)}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, ledger_page(project, claims).encode())
+    replace_file(path, ledger_page(claims, load_sources(project), functions, translate).encode())
 
 
-def ledger_page(project: Project, claims: list[Claim]) -> str:
+def translatable(project: Project) -> Iterator[str]:
+    """The texts of the page that are translated, in English: not the verdicts' conditions."""
+    yield from (*_TEXTS, *_WORDS, *VERDICTS)
+    yield from (source.about for source in load_sources(project))
+    yield from (claim.statement for claim in load_ledger(project))
+
+
+def ledger_page(
+    claims: list[Claim],
+    sources: list[Source],
+    functions: Mapping[str, Decision],
+    translate: Translate = str,
+) -> str:
     """The page as MyST text."""
-    labelled = {equation.label for equation in equations(project.root)}
     count = Counter(claim.verdict for claim in claims)
-    summary = ", ".join(f"{count[verdict]} {verdict}" for verdict in VERDICTS if count[verdict])
-    introduction = _INTRODUCTION.format(total=len(claims), summary=f"In all: {summary}.")
-    return "\n".join([introduction, *(_card(project, claim, labelled) for claim in claims)])
+    summary = ", ".join(f"{count[one]} {translate(one)}" for one in VERDICTS if count[one])
+    texts = (translate(text).format(total=len(claims), summary=summary) for text in _TEXTS)
+    introduction = _INTRODUCTION.format(*texts, sources=source_list(sources, translate))
+    cards = (_card(claim, functions[claim.id], translate) for claim in claims)
+    return "\n".join([introduction, *cards])
 
 
-def evidence_problems(project: Project, claims: list[Claim]) -> list[str]:
-    """One line for each row whose function, test or section is not in the checkout."""
-    return [
-        f"book/claims.yaml: {claim.id}: {problem}"
-        for claim in claims
-        for problem in _missing_evidence(project, claim)
+def source_list(sources: list[Source], translate: Translate = str) -> str:
+    """The sources judged, as a Markdown list."""
+    return "\n".join(f"- {_described(source, translate)}" for source in sources)
+
+
+def section_link(section: str) -> str:
+    """A section ``page`` or ``page#label`` as the role that links it."""
+    page, _, label = section.partition("#")
+    if label.startswith(_PROOFS):
+        return f"{{prf:ref}}`{label}`"
+    if label.startswith("fig-"):
+        return f"{{numref}}`{label}`"
+    if label.startswith("sec-"):
+        place = f"chapter {int(page[:2])}" if page[:2].isdigit() else page
+        return f"{{ref}}`a section of {place} <{label}>`"
+    if label:
+        return f"equation {{eq}}`{label}`"
+    return f"{{doc}}`/book/{'_run/' if page[:2].isdigit() else ''}{page}`"
+
+
+def code(name: str) -> str:
+    """A function by its bare name, linked to the reference."""
+    return f"{{py:obj}}`~{name}`"
+
+
+def _described(source: Source, translate: Translate) -> str:
+    parts = [
+        f"({source.title_in_english})" if source.title_in_english else "",
+        f"which opens with \u201c{source.opens}\u201d" if source.opens else "",
+        f"by {source.authors}" if source.authors else "",
+        source.date,
+        f"{{cite}}`{source.cite}`" if source.cite else "",
     ]
+    named = ", ".join([f"**{source.heading}**", *filter(None, parts)])
+    return f"{named}. {translate(source.about)}".replace("**, (", "** (")
 
 
-def _missing_evidence(project: Project, claim: Claim) -> list[str]:
-    named = {"decided_by": claim.decided_by, "implemented": claim.implemented}
-    problems = [
-        *(missing_function(project, field, name) for field, name in named.items() if name),
-        missing_test(project, claim.test),
-        missing_section(project, claim.section),
-    ]
-    return [problem for problem in problems if problem]
-
-
-def _card(project: Project, claim: Claim, labelled: set[str]) -> str:
+def _card(claim: Claim, decision: Decision, translate: Translate) -> str:
     verdict = claim.verdict.replace(" ", "-")
+    classes = f"claim claim-source-{claim.source.lower()} claim-{claim.kind} claim-{verdict}"
+    function = f"{decision.__module__}.{decision.__qualname__}"
+    source, implemented, recomputed, measured, decided = map(translate, _WORDS)
+    evidence = [
+        f"{source} {claim.source}, {claim.place}",
+        claim.kind,
+        f"{implemented} {code(claim.implemented)}" if claim.implemented else "",
+        f"{recomputed} {code(function)}",
+        section_link(claim.section),
+    ]
     lines = [
         f"({claim.id.lower()})=",
-        f":::{{div}} claim claim-seed-{claim.seed} claim-{claim.kind} claim-{verdict}",
-        f"**{claim.id}** {claim.statement}",
+        f":::{{div}} {classes}",
+        f"**{claim.id}** {translate(claim.statement)}",
         "",
-        f"<span class='verdict verdict-{verdict}'>{claim.verdict}</span> {claim.condition}",
+        f"<span class='verdict verdict-{verdict}'>{translate(claim.verdict)}</span> "
+        f"{claim.condition}",
         "",
-        f"*Measured:* {claim.shown_figure}." if claim.shown_figure else "",
-        f"*Will be decided by:* {claim.experiment}" if claim.experiment else "",
+        f"*{measured}* {claim.shown_figure}." if claim.shown_figure else "",
+        f"*{decided}* {claim.experiment}" if claim.experiment else "",
         "",
-        " · ".join(_evidence(project, claim, labelled)),
+        " · ".join(filter(None, evidence)),
         ":::",
         "",
     ]
     return "\n".join(lines)
-
-
-def _evidence(project: Project, claim: Claim, labelled: set[str]) -> list[str]:
-    named = claim.source.startswith("seed")
-    links = [claim.source if named else f"seed {claim.seed}, {claim.source}", claim.kind]
-    if claim.implemented:
-        links.append(f"implemented in {code_link(project, claim.implemented)}")
-    links.append(f"recomputed by {code_link(project, claim.decided_by)}")
-    links.append(tested_link(project, claim.test, "tested"))
-    links.append(section_link(claim.section, labelled))
-    return links

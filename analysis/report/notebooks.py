@@ -2,21 +2,55 @@
 
 from __future__ import annotations
 
-import selectors
-from collections.abc import Callable, Iterable
+import contextlib
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from analysis.errors import Refused
-from analysis.files import require_writable
-from analysis.report.jobs import Job
-from analysis.report.processes import available_cores
-from analysis.report.project import Project
-from analysis.report.provenance import why_not_current
-from analysis.report.publication import keep_failed, publish, sweep, temporary
+from tqdm import tqdm
 
-OUTPUT_CAP_BYTES = 20_000_000
+import analysis
+from analysis.errors import UserError
+from analysis.files import replace_file, require_writable, sha256_bytes
+from analysis.freshness import processor_name, reads_sha256
+from analysis.report.pages import output_problems
+from analysis.report.parameters import changed_parameters, declared_parameters, resolve_parameters
+from analysis.report.processes import (
+    THREADS,
+    available_cores,
+    exclusive,
+    pinned_environment,
+    stop_tree,
+)
+from analysis.report.project import Project, select_notebooks
+from analysis.report.provenance import (
+    Provenance,
+    RunFiles,
+    hash_source,
+    inputs_of,
+    read_notebook,
+    versions,
+    why_stale,
+    write_provenance,
+)
+from analysis.report.setup_cell import with_setup
+
 CELL_TIMEOUT_SECONDS = 1200.0
+OUTPUT_CAP_BYTES = 20_000_000
+#: Papermill names the cell that hangs; if even papermill falls silent, it is stopped after this.
+SILENCE_GRACE_SECONDS = 60.0
+#: The program that executes one notebook.
+CHILD = (sys.executable, "-P", "-m", "analysis.report.execute")
 
 
 @dataclass(frozen=True)
@@ -24,156 +58,375 @@ class Limits:
     """How much a run may use."""
 
     jobs: int = field(default_factory=lambda: min(2, available_cores()))
-    timeout: float = CELL_TIMEOUT_SECONDS
-    cap: int = OUTPUT_CAP_BYTES
+    timeout: float = CELL_TIMEOUT_SECONDS  #: of a cell, in seconds
+    cap: int = OUTPUT_CAP_BYTES  #: of the executed notebook
 
 
-def run_jobs(
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One notebook with its checked parameters."""
+
+    source: Path
+    label: str
+    parameters: Mapping[str, Any]
+    overrides: Mapping[str, Any]  #: the parameters that differ from their defaults
+    inputs: Mapping[str, str]  #: hashes of what the run is a function of
+    files: RunFiles
+
+    @property
+    def name(self) -> str:
+        return self.source.stem
+
+
+class _Failed(Exception):
+    """A notebook did not come to its end, or not to one that may be published."""
+
+
+def plan(
     project: Project,
-    jobs: Iterable[Job],
-    limits: Limits,
+    sources: Iterable[Path],
     *,
-    force: bool = False,
-    command: Callable[[], list[str]] | None = None,
-) -> None:
+    directory: Path,
+    values: Mapping[str, Any] | None = None,
+    texts: Mapping[str, str] | None = None,
+) -> list[Job]:
+    """The jobs for ``sources``, with every parameter checked and no work done.
+
+    Args:
+        directory: where the executed notebooks go.
+        values: parameters from a file, by name.
+        texts: parameters typed on the command line, by name.
+
+    Raises:
+        UserError: a notebook or a parameter is not acceptable.
+    """
+    jobs = []
+    for source in sources:
+        label = project.relative(source)
+        notebook = read_notebook(source, label)
+        declared = declared_parameters(notebook, label)
+        parameters = resolve_parameters(declared, values or {}, texts or {}, label)
+        jobs.append(
+            Job(
+                source,
+                label,
+                parameters,
+                changed_parameters(declared, parameters),
+                inputs_of(project, notebook, parameters, label),
+                RunFiles(directory, source.stem),
+            )
+        )
+    return jobs
+
+
+def stale_jobs(project: Project, jobs: Iterable[Job]) -> list[tuple[Job, str]]:
+    """The jobs whose run is not current, each with the reason."""
+    reasons = ((job, why_stale(project, job.files, job.inputs)) for job in jobs)
+    return [(job, reason) for job, reason in reasons if reason is not None]
+
+
+def run_jobs(project: Project, jobs: Iterable[Job], limits: Limits, *, force: bool = False) -> None:
     """Execute ``jobs``, a few at a time, and publish each that succeeds.
 
     Args:
         force: run what another process has just finished, too.
-        command: the child program, `analysis.report.execution.runner_command` by default.
 
     Raises:
-        Refused: a place is not writable, or a notebook failed; the others still finished, and
+        UserError: a place is not writable, or a notebook failed; the others still finished, and
             earlier outputs of the failed ones are untouched.
     """
-    from analysis.report.execution import runner_command
-    from analysis.report.progress import Progress
-
     jobs = list(jobs)
     for directory in {job.files.directory for job in jobs}:
         require_writable(directory)
     for job in jobs:
         if job.files.output.is_dir() or job.files.provenance.is_dir():
-            raise Refused(f"{job.files.output}: a folder is in the way; remove it")
-    progress = Progress(job.name for job in jobs)
-    queue = _Queue(project, jobs, limits, force, command or runner_command, progress)
-    try:
-        failures = queue.drain()
-    finally:
-        queue.abandon()
-        progress.close()
-    if failures:
-        raise Refused("\n".join(failures))
-
-
-class _Queue:
-    """Waiting and running jobs; a single thread listens to all children."""
-
-    def __init__(
-        self,
-        project: Project,
-        jobs: list[Job],
-        limits: Limits,
-        force: bool,
-        command: Callable[[], list[str]],
-        progress: Any,
-    ) -> None:
-        self.project, self.limits, self.force = project, limits, force
-        self.command, self.progress = command, progress
-        self.waiting = jobs
-        self.running: dict[Job, tuple[Any, Any]] = {}
-        self.announced: set[str] = set()
-        self.failures: list[str] = []
-        self.selector = selectors.DefaultSelector()
-
-    def drain(self) -> list[str]:
-        while self.waiting or self.running:
-            self._start_some()
-            self.progress.tick()
-            for key, _ in self.selector.select(timeout=0.2):
-                job = key.data
-                for event in self.running[job][0].pump():
-                    if event["event"] == "cell":
-                        self.progress.cell(job.name, event["index"], event["count"])
-            for job, (execution, _) in list(self.running.items()):
-                execution.check_silence()
-                if execution.result is not None:
-                    self._settle(job)
-        return self.failures
-
-    def abandon(self) -> None:
-        """Stop what is still running; published outputs stay as they are."""
-        for job in list(self.running):
-            self._release(job)
-        self.selector.close()
-
-    def _start_some(self) -> None:
-        for job in list(self.waiting):
-            if len(self.running) >= self.limits.jobs:
-                return
-            self._start(job)
-
-    def _start(self, job: Job) -> None:
-        from analysis.report.execution import Execution, Request
-        from analysis.report.locking import Claim
-
-        claim = Claim(job.files.lock)
-        if not claim.acquire():
-            if job.name not in self.announced:
-                self.announced.add(job.name)
-                self.progress.note(f"{job.name}: waiting for {claim.holder()}, which is running it")
-            return
-        self.waiting.remove(job)
-        finished = job.name in self.announced and why_not_current(job.files, job.inputs) is None
-        if finished and not self.force:
-            claim.release()
-            self.progress.ended(job.name, "was finished by the other process")
-            return
+            raise UserError(f"{job.files.output}: a folder is in the way; remove it")
+    runs = [_Run(project, job, limits, force) for job in jobs]
+    with (
+        tqdm(
+            total=len(jobs),
+            disable=not sys.stderr.isatty(),
+            bar_format="{bar:20} {n_fmt}/{total_fmt} [{elapsed}]{postfix}",
+            leave=False,
+        ) as bar,
+        ThreadPoolExecutor(limits.jobs) as pool,
+    ):
+        waiting = {pool.submit(run): run for run in runs}
+        failures: list[str] = []
         try:
-            sweep(job.files)
-            job.files.failed.parent.mkdir(exist_ok=True)
-            execution = Execution(
-                Request(
-                    source=str(job.source),
-                    parameters=dict(job.overrides),
-                    output=str(temporary(job.files.output)),
-                    failed=str(temporary(job.files.failed)),
-                    cwd=str(self.project.notebooks),
-                    pythonpath=str(self.project.root),
-                    timeout=self.limits.timeout,
-                    cap=self.limits.cap,
-                ),
-                self.command,
-            )
-        except BaseException:
-            claim.release()
-            raise
-        self.running[job] = (execution, claim)
-        self.selector.register(execution.stdout, selectors.EVENT_READ, job)
-        self.progress.started(job.name)
-
-    def _settle(self, job: Job) -> None:
-        execution = self.running[job][0]
-        try:
-            if execution.result["event"] == "done":
-                publish(job, execution.result["device"], execution.seconds)
-                self.progress.ended(job.name, f"done in {execution.seconds:.1f} s")
-            else:
-                self._fail(job, execution.result["message"])
-        except (Refused, OSError) as error:
-            self._fail(job, str(error))
+            pending = set(waiting)
+            while pending:
+                done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
+                for future in done:
+                    if failure := future.result():
+                        failures.append(failure)
+                    bar.update()
+                bar.set_postfix_str(", ".join(run.cell for run in runs if run.cell))
         finally:
-            self._release(job)
+            for run in runs:
+                run.stopping.set()
+    if failures:
+        raise UserError("\n".join(failures))
 
-    def _fail(self, job: Job, message: str) -> None:
-        kept = keep_failed(job, message)
-        where = f"; see {self.project.relative(kept)}" if kept else ""
-        self.failures.append(f"{job.name}: {message}{where}")
-        self.progress.ended(job.name, "failed")
 
-    def _release(self, job: Job) -> None:
-        execution, claim = self.running.pop(job)
-        self.selector.unregister(execution.stdout)
-        execution.close()
-        sweep(job.files)
-        claim.release()
+class _Run:
+    """One notebook on its way: waits for its lock, runs in a child, is published or kept aside."""
+
+    def __init__(self, project: Project, job: Job, limits: Limits, force: bool) -> None:
+        self.project, self.job, self.limits, self.force = project, job, limits, force
+        self.stopping = threading.Event()
+        self.cell = ""  #: shown while it runs
+        self._waited = False
+
+    def __call__(self) -> str | None:
+        """Run; what went wrong in one line, or None."""
+        try:
+            with exclusive(self.job.files.lock, self._wait):
+                if self.stopping.is_set():
+                    return None
+                return self._run()
+        except _Failed:  # stopped while it waited
+            return None
+        finally:
+            self.cell = ""
+
+    def _wait(self, holder: str) -> None:
+        if self.stopping.is_set():
+            raise _Failed
+        if not self._waited:
+            self._say(f"waiting for {holder}, which is running it")
+        self._waited = True
+
+    def _run(self) -> str | None:
+        job, started = self.job, time.monotonic()
+        finished = self._waited and why_stale(self.project, job.files, job.inputs) is None
+        if finished and not self.force:
+            self._say("was finished by the other process")
+            return None
+        for torn in job.files.directory.glob(f".{job.name}.*.tmp"):  # of a killed process
+            torn.unlink(missing_ok=True)
+        if not sys.stderr.isatty():
+            self._say("running")
+        with tempfile.TemporaryDirectory(prefix="analysis-run-") as scratch:
+            output = Path(scratch) / "notebook.ipynb"
+            try:
+                self._execute(Path(scratch), output)
+                self._publish(Path(scratch), output, time.monotonic() - started)
+            except (_Failed, UserError, OSError) as error:
+                if self.stopping.is_set():
+                    return None
+                self._say("failed")
+                return f"{job.name}: {error}{self._keep(output, str(error))}"
+        self._say(f"done in {time.monotonic() - started:.1f} s")
+        return None
+
+    def _execute(self, scratch: Path, output: Path) -> None:
+        """Let the child run the notebook.
+
+        Raises:
+            _Failed: it did not come to its end; names the cell.
+        """
+        request = {
+            "source": str(self.job.source),
+            "output": str(output),
+            "parameters": dict(self.job.overrides),
+            "scratch": str(scratch),
+            "root": str(self.project.root),
+            "cwd": str(self.project.notebooks),
+            "timeout": self.limits.timeout,
+        }
+        with (
+            open(scratch / "errors", "w+b") as errors,
+            subprocess.Popen(
+                CHILD,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+                env=pinned_environment(
+                    PYTHONPATH=str(Path(analysis.__file__).parents[1]),
+                    PYTHONHASHSEED="0",
+                    IPYTHONDIR=str(scratch / "ipython"),
+                    JUPYTER_RUNTIME_DIR=str(scratch / "runtime"),
+                ),
+            ) as child,
+        ):
+            assert child.stdin is not None and child.stdout is not None
+            try:
+                with contextlib.suppress(BrokenPipeError):  # dead on arrival: said below
+                    child.stdin.write(json.dumps(request).encode() + b"\n")
+                    child.stdin.flush()
+                self._watch(child, output)
+                said = child.stdout.read()
+            finally:
+                if child.poll() is None:
+                    stop_tree(child.pid)
+            try:
+                outcome = json.loads(said)
+            except ValueError:
+                errors.seek(0)
+                last = errors.read().decode(errors="replace").strip().splitlines()[-1:]
+                raise _Failed(
+                    f"{self._where(output)} ended its runner (exit {child.returncode})"
+                    + "".join(f": {line}" for line in last)
+                ) from None
+        match outcome:
+            case {"in_cell": what}:
+                raise _Failed(f"{self._where(output)} {what}")
+            case {"died": what}:
+                raise _Failed(f"{what} in {self._where(output)}")
+            case {"refused": what}:
+                raise _Failed(what)
+
+    def _watch(self, child: subprocess.Popen[bytes], output: Path) -> None:
+        """Wait for the child; stop it when it is asked to, falls silent or fills the disk."""
+        changed, heard = 0, time.monotonic()
+        while child.poll() is None and not self.stopping.wait(0.1):
+            with contextlib.suppress(OSError):
+                state = output.stat()
+                if state.st_mtime_ns != changed:
+                    changed, heard = state.st_mtime_ns, time.monotonic()
+                    if sys.stderr.isatty() and (cells := _cells(output)):
+                        self.cell = f"{self.job.name} {_running(cells) + 1}/{len(cells)}"
+                if state.st_size > 2 * self.limits.cap:
+                    self._refuse_size(output)
+            silent = time.monotonic() - heard
+            if silent > self.limits.timeout + SILENCE_GRACE_SECONDS:
+                raise _Failed(f"{self._where(output)} fell silent for {silent:.0f} s")
+        if self.stopping.is_set():
+            raise _Failed("stopped")
+
+    def _where(self, output: Path) -> str:
+        """The cell that ran last, as a person counts them."""
+        cells = _cells(output)
+        index = _running(cells)
+        if index < 0:
+            return "the start of the kernel"
+        return _cell_label(cells, index)
+
+    def _refuse_size(self, output: Path) -> None:
+        """Name the cell with the longest outputs."""
+        cells = _cells(output)
+        index = max(range(len(cells)), key=lambda i: len(json.dumps(cells[i].get("outputs", []))))
+        cap = f"{self.limits.cap / 1e6:g} MB"
+        raise _Failed(f"{_cell_label(cells, index)} wrote more than {cap} of output")
+
+    def _publish(self, scratch: Path, output: Path, seconds: float) -> None:
+        """Put a finished run into place, its provenance last, and forget earlier failures."""
+        job = self.job
+        if job.inputs["notebook"] != hash_source(read_notebook(job.source, job.label)):
+            raise _Failed(f"{job.label} changed while it ran; run it again")
+        notebook = clean(read_notebook(output, job.name))
+        data = (json.dumps(notebook, indent=1, ensure_ascii=False) + "\n").encode()
+        if len(data) > self.limits.cap:
+            self._refuse_size(output)
+        for problem in output_problems(notebook):
+            raise _Failed(problem)
+        log = (scratch / "reads").read_text(encoding="utf-8").splitlines()
+        device = [line.removeprefix("device: ") for line in log if line.startswith("device: ")]
+        provenance = Provenance(
+            notebook=job.label,
+            parameters=dict(job.parameters),
+            inputs=dict(job.inputs),
+            reads=reads_sha256(set(log[: len(log) - len(device)]), self.project.root),
+            output=sha256_bytes(data),
+            device=device[0] if device else f"CPU ({processor_name()})",
+            threads=THREADS,
+            versions=versions(),
+            platform=platform.platform(),
+            wall_seconds=round(seconds, 1),
+            finished_at=datetime.now(UTC).replace(microsecond=0),
+        )
+        replace_file(job.files.output, data)
+        write_provenance(job.files.provenance, provenance)
+        for path in (job.files.failed, job.files.failure):
+            path.unlink(missing_ok=True)
+
+    def _keep(self, output: Path, reason: str) -> str:
+        """Keep what a failed run left, aside, with the reason; where, as the end of a message."""
+        files = self.job.files
+        files.failed.parent.mkdir(exist_ok=True)
+        record = {"reason": reason, "at": time.time()}
+        with contextlib.suppress(UserError):
+            replace_file(files.failure, (json.dumps(record) + "\n").encode())
+            notebook = clean(read_notebook(output, ""))
+            replace_file(files.failed, (json.dumps(notebook, indent=1) + "\n").encode())
+            return f"; see {self.project.relative(files.failed)}"
+        return ""
+
+    def _say(self, text: str) -> None:
+        tqdm.write(f"{self.job.name}  {text}", file=sys.stderr)
+        sys.stderr.flush()
+
+
+def _cells(output: Path) -> list[dict[str, Any]]:
+    """The notebook's own cells in papermill's working copy, as far as it is whole."""
+    try:
+        cells = json.loads(output.read_bytes())["cells"]
+    except (OSError, ValueError, KeyError):
+        return []
+    added = {"injected-parameters", "papermill-error-cell-tag"}
+    return [cell for cell in cells if added.isdisjoint(cell["metadata"].get("tags", ()))]
+
+
+def _running(cells: list[dict[str, Any]]) -> int:
+    """The last cell that papermill has started; -1 for none."""
+    times = [cell["metadata"].get("papermill", {}).get("start_time") for cell in cells]
+    return max((index for index, time in enumerate(times) if time), default=-1)
+
+
+def _cell_label(cells: list[dict[str, Any]], index: int) -> str:
+    first, *_ = "".join(cells[index]["source"]).strip().splitlines() or [""]
+    return f"cell {index + 1} (`{first[:80]}`)"
+
+
+def clean(notebook: dict[str, Any]) -> dict[str, Any]:
+    """Drop what differs between two equal runs: times, durations and paths."""
+    papermill = notebook["metadata"].get("papermill", {})
+    notebook["metadata"]["papermill"] = {
+        key: papermill[key] for key in ("parameters", "version") if key in papermill
+    }
+    for cell in notebook["cells"]:
+        metadata = cell["metadata"]
+        for key in ("papermill", "execution"):
+            metadata.pop(key, None)
+        if metadata.get("tags") == []:  # papermill adds an empty list
+            del metadata["tags"]
+        if "injected-parameters" in metadata.get("tags", ()):
+            cell["id"] = "injected-parameters"  # papermill draws a random one
+    return notebook
+
+
+def refresh_notebooks(project: Project) -> list[Path]:
+    """Copy the book's runs over their sources, without the tables of their figures; the sources
+    that changed.
+
+    Where the configuration begins to name a repository, they get the cell of
+    `analysis.report.setup_cell`, and want another run.
+
+    Raises:
+        UserError: a run is not current, or not at its notebook's default parameters.
+    """
+    jobs = plan(project, select_notebooks(project, ()), directory=project.runs)
+    for job, reason in stale_jobs(project, jobs):
+        raise UserError(f"{job.name}: {reason}; run: analysis run {job.name}")
+    refreshed = []
+    for job in jobs:
+        notebook = read_notebook(job.files.output, project.relative(job.files.output))
+        notebook["metadata"].pop("papermill", None)
+        _drop_figure_data(notebook)
+        notebook = with_setup(notebook, project)
+        text = json.dumps(notebook, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+        if text.encode() != job.source.read_bytes():
+            replace_file(job.source, text.encode())
+            refreshed.append(job.source)
+    return refreshed
+
+
+def _drop_figure_data(notebook: dict[str, Any]) -> None:
+    """Take the tables of figures out of a notebook: a run of it makes them again."""
+    from analysis.report.figure_data import KEY
+
+    for cell in notebook["cells"]:
+        for output in cell.get("outputs", ()):
+            output.get("metadata", {}).get("image/png", {}).pop(KEY, None)

@@ -1,63 +1,44 @@
-"""The pages of the book, and whether each may be published."""
+"""The pages of the book, and whether each may be published.
+
+What Sphinx finds itself is left to it, since the build turns its warnings into errors: broken
+references and links between pages, missing files of ``_toc.yml``, quotations of unknown numbers.
+"""
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from analysis.errors import Refused
+from analysis.errors import UserError
+from analysis.files import read_json
 from analysis.report.project import Project
-from analysis.report.provenance import (
-    RunFiles,
-    hash_source,
-    read_notebook,
-    shared_inputs,
-    why_not_current,
-)
+from analysis.report.provenance import RunFiles, inputs_of, read_notebook, why_stale
 from analysis.report.strict_yaml import load_yaml
 
-_SCRIPT = re.compile(r"<script\b[^>]*>.*?(?:</script\s*>|\Z)", re.IGNORECASE | re.DOTALL)
-_ACTIVE = re.compile(r"javascript:|<[^>]+\son[a-z]+\s*=|<iframe\b", re.IGNORECASE)
-# Kinds that a browser interprets; images and plain text it only shows.
+#: Kinds of output that a browser interprets; images and plain text it only shows.
 _RENDERED = ("text/html", "text/markdown", "text/latex", "image/svg+xml")
-# Scripts that the book ships itself.
+_ACTIVE = re.compile(r"<script|javascript:|<[^>]+\son[a-z]+\s*=|<iframe\b", re.IGNORECASE)
+#: Scripts that the book ships itself.
 _ALLOWED_SCRIPT = re.compile(
     r'<script( defer| async)? src="(\.\./)+_static/[\w.-]+\.js"( defer| async)?>\s*</script>'
 )
-_TOC_KEYS = {
-    "caption",
-    "chapters",
-    "defaults",
-    "entries",
-    "file",
-    "format",
-    "glob",
-    "hidden",
-    "maxdepth",
-    "numbered",
-    "options",
-    "parts",
-    "reversed",
-    "root",
-    "sections",
-    "subtrees",
-    "title",
-    "titlesonly",
-    "url",
-}
+#: Read by jupyter_book.config, but in neither its schema nor its defaults.
+_UNLISTED = {"parse": {"myst_substitutions": {}}}
 
 
 def toc_pages(project: Project) -> list[Path]:
     """The pages that _toc.yml lists, in order, as files without a suffix.
 
     Raises:
-        Refused: a key is misspelt, or the file is no table of contents.
+        UserError: the file is no table of contents.
     """
     toc = load_yaml(project.toc, project.toc.name)
     if not isinstance(toc, dict) or "root" not in toc:
-        raise Refused("_toc.yml: name the first page with 'root:'")
+        raise UserError("_toc.yml: name the first page with 'root:'")
     return [project.root / name for name in _files(toc)]
 
 
@@ -67,8 +48,6 @@ def _files(node: Any) -> Iterator[str]:
             yield from _files(part)
     elif isinstance(node, dict):
         for key, value in node.items():
-            if key not in _TOC_KEYS:
-                raise Refused(f"_toc.yml: unknown key {key!r}")
             if key in ("root", "file"):
                 yield str(value)
             elif key not in ("defaults", "options"):
@@ -84,33 +63,8 @@ def run_pages(project: Project) -> list[RunFiles]:
     ]
 
 
-def prose_pages(project: Project) -> dict[Path, Path]:
-    """Each page that holds prose, with the file in which it is written."""
-    generated = (project.runs, project.generated)
-    written = [
-        path
-        for path in sorted(project.book.rglob("*.md"))
-        if not any(path.is_relative_to(folder) for folder in generated)
-    ]
-    notebooks = {run.output: project.notebooks / f"{run.name}.ipynb" for run in run_pages(project)}
-    return {path: path for path in written} | {
-        page: source for page, source in notebooks.items() if source.is_file()
-    }
-
-
-def missing_pages(project: Project) -> list[str]:
-    """The entries of _toc.yml for which no file exists, one line each."""
-    return [
-        f"_toc.yml: {project.relative(page)} does not exist; write it or correct the entry"
-        for page in toc_pages(project)
-        if page.parent not in (project.runs, project.generated)
-        and not any(page.with_name(page.name + end).is_file() for end in ("", ".md", ".ipynb"))
-    ]
-
-
 def run_problems(project: Project) -> list[str]:
     """Why executed notebooks may not be published, one line each."""
-    shared = shared_inputs(project)
     problems = []
     for run in run_pages(project):
         source = project.notebooks / f"{run.name}.ipynb"
@@ -119,19 +73,24 @@ def run_problems(project: Project) -> list[str]:
             problems.append(f"{label}: there is no {project.relative(source)}; correct _toc.yml")
             continue
         notebook = read_notebook(source, project.relative(source))
-        inputs = {"notebook": hash_source(notebook), **shared}
-        reason = why_not_current(run, inputs)
-        if reason is not None:
+        inputs = inputs_of(project, notebook, {}, project.relative(source))
+        del inputs["parameters"]  # a page may be published with other parameters than the defaults
+        if reason := why_stale(project, run, inputs):
             problems.append(f"{label}: {reason}; run: analysis run {run.name}")
-            continue
-        for problem in output_problems(read_notebook(run.output, label)):
-            problems.append(f"{label}: {problem}")
+        else:
+            found = output_problems(read_notebook(run.output, label))
+            problems += [f"{label}: {problem}" for problem in found]
     return problems
 
 
-def output_problems(notebook: dict[str, Any]) -> Iterator[str]:
+def output_problems(notebook: Mapping[str, Any]) -> Iterator[str]:
     """What in the outputs of an executed notebook must not be published."""
-    for index, cell in enumerate(notebook["cells"], start=1):
+    cells = (
+        cell
+        for cell in notebook["cells"]
+        if "injected-parameters" not in cell["metadata"].get("tags", ())
+    )
+    for index, cell in enumerate(cells, start=1):
         if cell["cell_type"] != "code":
             continue
         if "".join(cell["source"]).strip() and cell.get("execution_count") is None:
@@ -150,5 +109,47 @@ def _runs_code(kind: str, content: Any) -> bool:
     if not kind.endswith(_RENDERED):
         return False
     text = "".join(content) if isinstance(content, list) else str(content)
-    scripts = _SCRIPT.findall(text)
-    return bool(_ACTIVE.search(text)) or any(not _ALLOWED_SCRIPT.fullmatch(s) for s in scripts)
+    return bool(_ACTIVE.search(_ALLOWED_SCRIPT.sub("", text)))
+
+
+def config_problems(project: Project) -> list[str]:
+    """The unknown keys of _config.yml, which Jupyter Book passes over in silence.
+
+    Raises:
+        UserError: the file is no YAML mapping or repeats a key.
+    """
+    config = load_yaml(project.config, project.config.name)
+    if not isinstance(config, dict):
+        raise UserError("_config.yml: must be a mapping")
+    spec = find_spec("jupyter_book")
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError("jupyter-book is not installed; run make book")
+    folder = Path(spec.submodule_search_locations[0])
+    schema = read_json(folder / "config_schema.json", "config_schema.json")
+    defaults = load_yaml(folder / "default_config.yml", "default_config.yml")
+    known = _merge(_merge(_schema_keys(schema), _nested(defaults)), _UNLISTED)
+    return list(_unknown(config, known, ""))
+
+
+def _schema_keys(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _schema_keys(value) for key, value in schema.get("properties", {}).items()}
+
+
+def _nested(value: Any) -> dict[str, Any]:
+    return {key: _nested(part) for key, part in value.items()} if isinstance(value, dict) else {}
+
+
+def _merge(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _merge(first.get(key, {}), second.get(key, {})) for key in first.keys() | second.keys()
+    }
+
+
+def _unknown(config: Mapping[Any, Any], known: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    for key, value in config.items():
+        if key not in known:
+            nearest = difflib.get_close_matches(str(key), known, 1)
+            hint = f"; did you mean {nearest[0]}?" if nearest else ""
+            yield f"_config.yml: unknown key {prefix}{key}{hint}"
+        elif isinstance(value, dict) and known[key]:
+            yield from _unknown(value, known[key], f"{prefix}{key}.")

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.errors import Refused
-from analysis.experiments.ablations.policy_names import POLICIES
+from analysis.errors import UserError
+from analysis.experiments.policy_names import POLICIES
 
 PROFILES = ("quick", "full")
 #: Parameters that mean one of a few names in every notebook that has them.
@@ -36,7 +36,7 @@ class Parameter:
         """``value`` as this parameter's type, strictly: 1 may stand for 1.0, never 1.5 for 1.
 
         Raises:
-            Refused: another type, or a number that is not finite.
+            UserError: another type, or a number that is not finite.
         """
         from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -46,12 +46,21 @@ class Parameter:
         )
         try:
             checked = adapter.validate_json(json.dumps(value))
-        except (ValidationError, TypeError):
-            raise Refused(f"{label}: {self._complaint(value)}") from None
+        except (ValidationError, TypeError, RecursionError):
+            raise UserError(f"{label}: {self._complaint(value)}") from None
+        if type(checked) is int and checked < self._least:
+            raise UserError(
+                f"{label}: parameter {self.name} must be at least {self._least}, not {checked}"
+            )
         known = CHOICES.get(self.name)
         if known is not None and checked not in known:
-            raise Refused(f"{label}: {self.name} is one of {', '.join(known)}, not {checked!r}")
+            raise UserError(f"{label}: {self.name} is one of {', '.join(known)}, not {checked!r}")
         return checked
+
+    @property
+    def _least(self) -> int:
+        """Whole numbers are counts, and those that may be none are 0 by default, as seeds are."""
+        return 0 if self.default == 0 else 1
 
     def _complaint(self, value: Any) -> str:
         finite = "finite " if "float" in self.annotation else ""
@@ -70,7 +79,7 @@ def declared_parameters(notebook: Mapping[str, Any], label: str) -> dict[str, Pa
         label: how messages name it.
 
     Raises:
-        Refused: not exactly one code cell is tagged ``parameters``, or a line of it is not
+        UserError: not exactly one code cell is tagged ``parameters``, or a line of it is not
             ``name: type = literal``.
     """
     cells = [
@@ -79,18 +88,20 @@ def declared_parameters(notebook: Mapping[str, Any], label: str) -> dict[str, Pa
         if "parameters" in cell.get("metadata", {}).get("tags", ())
     ]
     if len(cells) != 1 or cells[0]["cell_type"] != "code":
-        raise Refused(
+        raise UserError(
             f"{label}: {len(cells)} cells are tagged 'parameters'; tag exactly one code cell"
         )
     try:
         statements = ast.parse("".join(cells[0]["source"])).body
     except SyntaxError as error:
-        raise Refused(f"{label}: line {error.lineno} of the parameters cell is no Python") from None
+        raise UserError(
+            f"{label}: line {error.lineno} of the parameters cell is no Python"
+        ) from None
     parameters: dict[str, Parameter] = {}
     for statement in statements:
         parameter = _declaration(statement, label)
         if parameter.name in parameters:
-            raise Refused(f"{label}: parameter {parameter.name} is declared twice")
+            raise UserError(f"{label}: parameter {parameter.name} is declared twice")
         parameters[parameter.name] = parameter
     return parameters
 
@@ -106,7 +117,7 @@ def _declaration(statement: ast.stmt, label: str) -> Parameter:
             else:
                 parameter.check(parameter.default, label)
                 return parameter
-    raise Refused(
+    raise UserError(
         f"{label}: write line {statement.lineno} of the parameters cell as 'name: type = literal', "
         f"not {ast.unparse(statement)!r}"
     )
@@ -133,16 +144,16 @@ def parse_assignments(assignments: Iterable[str], option: str = "-p") -> dict[st
     """``["beta=0.1", ...]`` as typed on a command line behind ``option``, by name.
 
     Raises:
-        Refused: no ``=``, a bad name, or a name given twice.
+        UserError: no ``=``, a bad name, or a name given twice.
     """
     texts: dict[str, str] = {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         if not equals:
-            raise Refused(f"{option} {assignment}: write it as name=value")
+            raise UserError(f"{option} {assignment}: write it as name=value")
         require_parameter_name(name, option)
         if name in texts:
-            raise Refused(f"{option} {name}: given twice")
+            raise UserError(f"{option} {name}: given twice")
         texts[name] = text
     return texts
 
@@ -150,9 +161,9 @@ def parse_assignments(assignments: Iterable[str], option: str = "-p") -> dict[st
 def require_parameter_name(name: Any, label: str) -> None:
     """Refuse what is no Python name, and names under which secrets travel."""
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-        raise Refused(f"{label}: {name!r} is no parameter name")
+        raise UserError(f"{label}: {name!r} is no parameter name")
     if _SECRET.search(name):
-        raise Refused(
+        raise UserError(
             f"{label}: {name} looks like a secret, and parameters are stored in the page; "
             "use an environment variable"
         )
@@ -168,7 +179,7 @@ def from_text(text: str, annotation: str) -> Any:
     for read in (json.loads, float):
         try:
             return read(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
     return text
 
@@ -182,12 +193,12 @@ def resolve_parameters(
     """Every parameter's value: its default, else from a file (``values``), else typed (``texts``).
 
     Raises:
-        Refused: an unknown or unsafe name, a wrong type, or a number that is not finite.
+        UserError: an unknown or unsafe name, a wrong type, or a number that is not finite.
     """
     for name in (*declared, *values, *texts):
         require_parameter_name(name, label)
         if name not in declared:
-            raise Refused(f"{label}: no parameter {name!r}; {_suggestion(name, declared)}")
+            raise UserError(f"{label}: no parameter {name!r}; {_suggestion(name, declared)}")
     given = dict(values) | {n: from_text(t, declared[n].annotation) for n, t in texts.items()}
     return {
         name: parameter.check(given.get(name, parameter.default), label)

@@ -1,19 +1,19 @@
-"""Child processes that never outlive their parent."""
+"""Child processes that never outlive their parent, and one writer of an output at a time."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import platform
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from analysis.errors import Stopped
-
-if TYPE_CHECKING:
-    import psutil
 
 # Reductions in another order give other last digits: one thread makes runs repeatable.
 THREADS = 1
@@ -28,7 +28,8 @@ _THREAD_VARIABLES = (
 
 def pinned_environment(**extra: str) -> dict[str, str]:
     """This process's environment with the numerical libraries pinned to `THREADS` threads."""
-    return os.environ | dict.fromkeys(_THREAD_VARIABLES, str(THREADS)) | extra
+    pinned = dict.fromkeys(_THREAD_VARIABLES, str(THREADS))
+    return os.environ | pinned | {"PYTHONUTF8": "1"} | extra
 
 
 def available_cores() -> int:
@@ -38,31 +39,20 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def stop_tree(pid: int) -> None:
-    """Kill process ``pid`` and all its descendants, whatever sessions they moved to."""
+def stop_tree(pid: int, *, itself: bool = True) -> None:
+    """Kill all descendants of process ``pid``, whatever sessions they moved to, and then it."""
     import psutil
 
     with contextlib.suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
-        with contextlib.suppress(psutil.Error):
-            root.suspend()  # a stopped parent starts no further children
-        _kill([*root.children(recursive=True), root])
-
-
-def stop_descendants() -> None:
-    """Kill everything this process has started."""
-    import psutil
-
-    _kill(psutil.Process().children(recursive=True))
-
-
-def _kill(family: list[psutil.Process]) -> None:
-    import psutil
-
-    for process in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(family, timeout=1)
+        if itself:
+            with contextlib.suppress(psutil.Error):
+                root.suspend()  # a stopped parent starts no further children
+        family = [*root.children(recursive=True), *([root] if itself else [])]
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(family, timeout=1)
 
 
 @contextlib.contextmanager
@@ -81,3 +71,37 @@ def stoppable() -> Iterator[None]:
     finally:
         for each, handler in previous.items():
             signal.signal(each, handler)
+
+
+@contextlib.contextmanager
+def exclusive(path: Path, busy: Callable[[str], object]) -> Iterator[None]:
+    """Hold the lock at ``path``, which at most one process on a file system does.
+
+    Args:
+        busy: called again and again with who holds it, in words, while it is not free; may raise.
+    """
+    from filelock import FileLock, Timeout
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    note = path.with_suffix(".holder")
+    lock = FileLock(path)
+    while True:
+        try:
+            lock.acquire(timeout=0.2, poll_interval=0.1)
+            break
+        except Timeout:
+            busy(_holder(note))
+    try:
+        note.write_text(json.dumps({"pid": os.getpid(), "host": platform.node()}))
+        yield
+    finally:
+        note.unlink(missing_ok=True)
+        lock.release()
+
+
+def _holder(note: Path) -> str:
+    try:
+        holder = json.loads(note.read_bytes())
+        return f"process {holder['pid']} on {holder['host']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.errors import Refused
+from analysis.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,10 @@ class Project:
     @property
     def book(self) -> Path:
         return self.root / "book"
+
+    @property
+    def claims(self) -> Path:
+        return self.book / "claims.yaml"
 
     @property
     def runs(self) -> Path:
@@ -71,12 +75,14 @@ def find_project(start: Path) -> Project:
     """The checkout that holds ``start``.
 
     Raises:
-        Refused: no folder from ``start`` upwards holds both pyproject.toml and notebooks/.
+        UserError: no folder from ``start`` upwards holds both pyproject.toml and notebooks/.
     """
     for folder in (start.resolve(), *start.resolve().parents):
         if (folder / "pyproject.toml").is_file() and (folder / "notebooks").is_dir():
             return Project(folder)
-    raise Refused(f"{start}: no pyproject.toml beside notebooks/ here or above; cd into a checkout")
+    raise UserError(
+        f"{start}: no pyproject.toml beside notebooks/ here or above; cd into a checkout"
+    )
 
 
 def select_notebooks(project: Project, names: Iterable[str]) -> list[Path]:
@@ -85,11 +91,11 @@ def select_notebooks(project: Project, names: Iterable[str]) -> list[Path]:
     A name is a number (``01``), a stem (``01_estimators``) or a path.
 
     Raises:
-        Refused: there are no notebooks, or a name means none or several of them.
+        UserError: there are no notebooks, or a name means none or several of them.
     """
     available = sorted(project.notebooks.glob("*.ipynb"))
     if not available:
-        raise Refused(f"{project.relative(project.notebooks)}/ holds no notebooks")
+        raise UserError(f"{project.relative(project.notebooks)}/ holds no notebooks")
     chosen = {_select(project, name, available) for name in names}
     return [path for path in available if path in chosen] if chosen else available
 
@@ -104,7 +110,7 @@ def _select(project: Project, name: str, available: list[Path]) -> Path:
         return found[0]
     stems = [p.stem for p in available]
     if found:
-        raise Refused(f"{name!r} means several notebooks: {', '.join(p.stem for p in found)}")
+        raise UserError(f"{name!r} means several notebooks: {', '.join(p.stem for p in found)}")
     nearest = difflib.get_close_matches(stem, stems, 1, 0.5)
     hint = f"did you mean {nearest[0]}?" if nearest else f"choose from {', '.join(stems)}"
-    raise Refused(f"no notebook {name!r} in {project.relative(project.notebooks)}/; {hint}")
+    raise UserError(f"no notebook {name!r} in {project.relative(project.notebooks)}/; {hint}")

@@ -1,57 +1,67 @@
-"""What a run was made from: the hash of every input, beside the output it explains."""
+"""What a run was made from: the hash of every input, beside the output it explains.
+
+Everything that the book publishes is a function of its *inputs*: the notebook, its parameters, the
+code that it imports, the locked environment, and the files that it opened. A result whose inputs
+changed is stale. A record is sealed by its own hash, which notices any edit; it is no signature, so
+whoever edits a result, its record and the hashes is believed.
+"""
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from analysis.errors import Refused
-from analysis.files import replace_file, sha256_bytes, sha256_file, sha256_tree
+from analysis.errors import UserError
+from analysis.files import (
+    read_json,
+    replace_file,
+    sealed,
+    sha256_bytes,
+    sha256_file,
+    unsealed,
+)
+from analysis.freshness import (
+    changed_read,
+    code_sha256,
+    import_closure,
+    imported_files,
+    reads_sha256,
+)
 from analysis.report.project import Project
+from analysis.schema import Schema
 
-SCHEMA = 1
-
+VERSIONS = ("torch", "numpy", "papermill")
 _CHANGED = {
     "notebook": "the notebook changed since the run",
     "parameters": "other parameters are asked for",
-    "package": "the source of analysis/ changed since the run",
-    "results": "the recorded results changed since the run",
+    "code": "the code that it imports changed since the run",
     "environment": "requirements.lock or torch changed since the run",
 }
 _VOLATILE_METADATA = {"execution", "papermill", "ExecuteTime"}
 
 
-@dataclass(frozen=True)
-class Provenance:
-    """One finished run.
+class Provenance(Schema):
+    """One finished run."""
 
-    Attributes:
-        notebook: its source, relative to the root.
-        parameters: every parameter with the value it had.
-        inputs: sha256 of the notebook's source, parameters, package, results and environment.
-        output: sha256 of the executed notebook.
-        device: where tensors were computed.
-        threads: the number of threads the numerical libraries were pinned to.
-        versions: of python and the main libraries.
-        wall_seconds: from start to published.
-        finished_at: UTC, ISO 8601.
-    """
-
-    schema: int
-    notebook: str
-    parameters: dict[str, Any]
-    inputs: dict[str, str]
-    output: str
-    device: str
-    threads: int
-    versions: dict[str, str]
+    version: Literal[3] = 3
+    notebook: str  #: its source, relative to the root
+    parameters: dict[str, Any]  #: every parameter with the value it had
+    inputs: dict[str, str]  #: hash of the notebook, its parameters, its code and the environment
+    reads: dict[str, str]  #: hash of every file of the project that it opened
+    output: str  #: hash of the executed notebook
+    device: str  #: where tensors were computed
+    threads: int  #: that the numerical libraries were pinned to
+    versions: dict[str, str]  #: of python and the main libraries
     platform: str
-    wall_seconds: float
-    finished_at: str
+    wall_seconds: float  #: from start to published
+    finished_at: datetime
 
     @property
     def profile(self) -> str:
@@ -90,16 +100,18 @@ def read_notebook(path: Path, label: str) -> dict[str, Any]:
     """The parsed JSON of a notebook.
 
     Raises:
-        Refused: it cannot be read or is no notebook.
+        UserError: it cannot be read or is no notebook.
     """
+    notebook = read_json(path, label)
     try:
-        notebook = json.loads(path.read_bytes())
         if not {"cells", "metadata"} <= notebook.keys():
             raise ValueError("no notebook")
-    except OSError as error:
-        raise Refused(f"{label}: cannot be read ({error.strerror})") from None
-    except (ValueError, AttributeError):
-        raise Refused(f"{label}: no valid notebook; open it in Jupyter and save it again") from None
+        for cell in notebook["cells"]:
+            "".join(cell["source"]), cell["metadata"].items(), cell["cell_type"]
+    except (ValueError, AttributeError, KeyError, TypeError):
+        raise UserError(
+            f"{label}: no valid notebook; open it in Jupyter and save it again"
+        ) from None
     return notebook
 
 
@@ -115,7 +127,7 @@ def hash_source(notebook: Mapping[str, Any]) -> str:
             "source": "".join(cell["source"]),
             "metadata": {
                 key: value
-                for key, value in cell.get("metadata", {}).items()
+                for key, value in cell["metadata"].items()
                 if key not in _VOLATILE_METADATA
             },
             "attachments": cell.get("attachments", {}),
@@ -123,6 +135,12 @@ def hash_source(notebook: Mapping[str, Any]) -> str:
         for cell in notebook["cells"]
     ]
     return hash_json({"cells": cells, "mystnb": notebook["metadata"].get("mystnb", {})})
+
+
+def environment_sha256(project: Project) -> str:
+    """Digest of the locked packages and the version of torch, which is outside the lock."""
+    lock = sha256_file(project.lock) if project.lock.is_file() else "absent"
+    return hash_json([lock, installed_version("torch")])
 
 
 def installed_version(distribution: str) -> str:
@@ -133,71 +151,135 @@ def installed_version(distribution: str) -> str:
         return "absent"
 
 
-def shared_inputs(project: Project) -> dict[str, str]:
-    """The hashes that all runs of a checkout share."""
-    lock = sha256_file(project.lock) if project.lock.is_file() else "absent"
-    return {
-        "package": sha256_tree(project.package, "**/*.py"),
-        "results": sha256_tree(project.results),
-        "environment": hash_json([lock, installed_version("torch")]),
-    }
+def versions() -> dict[str, str]:
+    """Of Python and the libraries that a run's digits may depend on."""
+    return {"python": platform.python_version()} | {n: installed_version(n) for n in VERSIONS}
 
 
 def inputs_of(
-    notebook: Mapping[str, Any], parameters: Mapping[str, Any], shared: Mapping[str, str]
+    project: Project, notebook: Mapping[str, Any], parameters: Mapping[str, Any], label: str
 ) -> dict[str, str]:
-    """The hash of everything a run is a function of."""
+    """The hash of everything that is known of a run's inputs before it runs.
+
+    Raises:
+        UserError: a code cell, or a module that it imports, is no Python.
+    """
+    files: set[str] = set()
+    for index, cell in enumerate(notebook["cells"], start=1):
+        if cell["cell_type"] == "code":
+            try:
+                files.update(imported_files(_python("".join(cell["source"])), project.root))
+            except SyntaxError:
+                raise UserError(f"{label}: cell {index} is no Python") from None
     return {
         "notebook": hash_source(notebook),
         "parameters": hash_json(parameters),
-        **shared,
+        "code": closure_sha256(project, files),
+        "environment": environment_sha256(project),
     }
 
 
+def closure_sha256(project: Project, files: Iterable[str]) -> str:
+    """Hash of the code of some modules and of all that they import."""
+    try:
+        return code_sha256(import_closure(files, project.root), project.root)
+    except SyntaxError as error:
+        raise UserError(f"{error.filename}:{error.lineno}: no Python ({error.msg})") from None
+
+
+def _python(source: str) -> str:
+    """A cell without the lines that only IPython understands."""
+    try:
+        ast.parse(source)
+    except SyntaxError:
+        lines = source.split("\n")
+        return "\n".join("" if line.lstrip()[:1] in ("%", "!") else line for line in lines)
+    return source
+
+
 def write_provenance(path: Path, provenance: Provenance) -> None:
-    replace_file(path, (json.dumps(asdict(provenance), indent=2) + "\n").encode())
+    replace_file(path, sealed(provenance.model_dump(mode="json")))
 
 
 def read_provenance(path: Path) -> Provenance | None:
-    """The provenance at ``path``; None where it is absent, damaged or of another schema."""
+    """The provenance at ``path``; None where it is absent, edited or of another version."""
     try:
-        content = json.loads(path.read_bytes())
-        if content["schema"] != SCHEMA or set(content) != {f.name for f in fields(Provenance)}:
-            return None
-        provenance = Provenance(**content)
-        if provenance.inputs["parameters"] != hash_json(provenance.parameters):
-            return None
-    except (OSError, ValueError, KeyError, TypeError):
+        content = unsealed(path.read_bytes())
+        return Provenance.model_validate_json(json.dumps(content))
+    except (OSError, ValueError):
         return None
-    return provenance
 
 
-def why_not_current(files: RunFiles, inputs: Mapping[str, str]) -> str | None:
+def why_stale(project: Project, files: RunFiles, inputs: Mapping[str, str]) -> str | None:
     """Why the run in ``files`` may not stand for ``inputs``; None when it may.
 
     Args:
         inputs: what the run should have been made from; parts left out are not compared.
     """
-    if not files.output.is_file():
-        failure = _failure(files)
-        return f"its last run failed: {failure}" if failure else "it was never run"
     if failure := _failure(files):
         return f"its last run failed: {failure}"
+    if not files.output.is_file():
+        return "it was never run"
     provenance = read_provenance(files.provenance)
     if provenance is None:
         return "its run has no readable provenance"
     for key, value in inputs.items():
         if provenance.inputs.get(key) != value:
             return _CHANGED[key]
+    if changed := changed_read(provenance.reads, project.root):
+        return f"{changed} changed since the run"
     if sha256_file(files.output) != provenance.output:
         return "the executed notebook was edited after the run"
     return None
 
 
 def _failure(files: RunFiles) -> str | None:
-    try:
-        return str(json.loads(files.failure.read_bytes())["reason"])
-    except OSError:
+    if not files.failure.exists():
         return None
-    except (ValueError, KeyError, TypeError):
+    try:
+        return str(read_json(files.failure, "")["reason"])
+    except (UserError, KeyError, TypeError):
         return "for an unknown reason"
+
+
+def store_ledger(project: Project, problems: Mapping[str, str], reads: Iterable[str]) -> None:
+    """Keep how recomputing the whole ledger ended, with the hash of what it was made from.
+
+    Args:
+        problems: the claims that disagree, each with how.
+        reads: the files that were opened.
+    """
+    content = {
+        "inputs": _ledger_inputs(project),
+        "reads": reads_sha256(reads, project.root),
+        "problems": dict(problems),
+    }
+    project.runs.mkdir(parents=True, exist_ok=True)
+    replace_file(project.runs / "claims.json", sealed(content))
+
+
+def ledger_problems(project: Project) -> list[str]:
+    """What keeps the ledger from being published, one line each."""
+    if not project.claims.is_file():
+        return []
+    try:
+        stored = unsealed((project.runs / "claims.json").read_bytes())
+        inputs, reads, problems = stored["inputs"], dict(stored["reads"]), dict(stored["problems"])
+    except (OSError, KeyError, TypeError, ValueError):
+        return ["book/claims.yaml: never recomputed; run: analysis claims"]
+    if inputs != _ledger_inputs(project) or changed_read(reads, project.root):
+        return ["book/claims.yaml or its evidence changed since; run: analysis claims"]
+    return [f"book/claims.yaml: {claim}: {problem}" for claim, problem in problems.items()]
+
+
+def _ledger_inputs(project: Project) -> dict[str, str]:
+    """The rows, the code of every module that may decide a claim, and the environment."""
+    deciding = [
+        path.relative_to(project.root).as_posix()
+        for path in (project.package / "chapters").glob("*.py")
+    ]
+    return {
+        "rows": sha256_file(project.claims),
+        "code": closure_sha256(project, deciding),
+        "environment": environment_sha256(project),
+    }

@@ -3,17 +3,17 @@
 Each folder in ``results/`` holds a ``manifest.json``::
 
     {"preset": "...", "seeds": [0, 1, ...], "device": "...", "versions": {"torch": "..."},
-     "source": "sha256 of the package that made it", "files": {"metrics.parquet": "sha256"}}
+     "source": "sha256 of the package that made it", "files": {"metrics.parquet": "sha256"},
+     "sha256": "of the fields above"}
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from analysis.errors import Refused
-from analysis.files import sha256_file
+from analysis.errors import UserError
+from analysis.files import sha256_file, unsealed
 from analysis.report.project import Project
 
 MANIFEST = "manifest.json"
@@ -44,11 +44,11 @@ def verify_results(project: Project) -> None:
     """Check every recorded result against its manifest.
 
     Raises:
-        Refused: a manifest is missing or incomplete, or a file was changed, lost or added.
+        UserError: a manifest is missing or incomplete, or a file was changed, lost or added.
     """
     for path in _entries(project):
         if path.is_file() and path.name not in _DESCRIPTIONS:
-            raise Refused(f"{project.relative(path)}: move it into a recorded result's folder")
+            raise UserError(f"{project.relative(path)}: move it into a recorded result's folder")
     for directory in recorded_results(project):
         _verify(directory, project.relative(directory))
 
@@ -57,18 +57,17 @@ def read_manifest(directory: Path, label: str) -> dict[str, Any]:
     """The manifest of one recorded result.
 
     Raises:
-        Refused: it is missing, damaged or lacks a field.
+        UserError: it is missing, was edited or lacks a field.
     """
-    path = directory / MANIFEST
+    if not (directory / MANIFEST).is_file():
+        raise UserError(f"{label}/{MANIFEST} is missing: record the result again")
     try:
-        manifest = json.loads(path.read_bytes())
-    except OSError:
-        raise Refused(f"{label}/{MANIFEST} is missing: record the result again") from None
-    except ValueError:
-        raise Refused(f"{label}/{MANIFEST} is no JSON: restore it or record again") from None
+        manifest = unsealed((directory / MANIFEST).read_bytes())
+    except (OSError, ValueError) as damage:
+        raise UserError(f"{label}/{MANIFEST} {damage}: restore it or record again") from None
     for field, kind in REQUIRED.items():
-        if not isinstance(manifest, dict) or not isinstance(manifest.get(field), kind):
-            raise Refused(f"{label}/{MANIFEST} lacks {field!r} ({kind.__name__}): record again")
+        if not isinstance(manifest.get(field), kind):
+            raise UserError(f"{label}/{MANIFEST} lacks {field!r} ({kind.__name__}): record again")
     return manifest
 
 
@@ -83,8 +82,10 @@ def _verify(directory: Path, label: str) -> None:
     }
     for name in sorted(present | set(recorded)):
         if name not in present:
-            raise Refused(f"{label}/{name} is in the manifest but missing: restore it")
+            raise UserError(f"{label}/{name} is in the manifest but missing: restore it")
         if name not in recorded:
-            raise Refused(f"{label}/{name} is not in the manifest: record again or remove it")
+            raise UserError(f"{label}/{name} is not in the manifest: record again or remove it")
         if sha256_file(directory / name) != recorded[name]:
-            raise Refused(f"{label}/{name} changed since it was recorded: restore or record again")
+            raise UserError(
+                f"{label}/{name} changed since it was recorded: restore or record again"
+            )

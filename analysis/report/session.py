@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from functools import partialmethod
@@ -17,10 +18,12 @@ import torch
 import tqdm.notebook
 import tqdm.std
 from IPython import get_ipython
-from IPython.core.pylabtools import select_figure_formats
 from myst_nb import glue
 
-from analysis.report import style
+from analysis import style
+from analysis.chapters.comparisons import Page
+from analysis.report import tables
+from analysis.report.figure_data import show_with_data
 from analysis.report.numbers import format_value
 
 PROFILES = ("quick", "full")
@@ -50,7 +53,7 @@ def start(profile: str = "quick") -> None:
     pandas.set_option("display.max_rows", None)  # a table is shown whole
     shell = get_ipython()
     if shell is not None:
-        select_figure_formats(shell, "retina", bbox_inches=None, metadata=style.PNG_METADATA)
+        show_with_data(shell)
 
 
 def record(key: str, value: Any, spec: str = "") -> None:
@@ -82,6 +85,25 @@ def record(key: str, value: Any, spec: str = "") -> None:
     text = format_value(key, value, spec)
     _recorded[key] = cell
     glue(key, text, display=False)
+
+
+def record_page(page: Page, **specs: str) -> None:
+    """Record every comparison of a page as ``+0.12 (+0.05 to +0.19)``, and its counts of verdicts.
+
+    A comparison's key is its table, variant, other variant and metric, joined by underscores; one
+    that is not estimable is left out. A count's key is its name: ``differing``, ``by_chance``, ...
+
+    Args:
+        page: of :func:`analysis.chapters.comparisons.judged_page`.
+        specs: metric -> format specification, where two signed decimals do not fit.
+    """
+    for key, row in page.rows():
+        if not math.isnan(row["mean"]):
+            spec = specs.get(row.get("metric", ""), "+.2f")
+            name = re.sub(r"\W+", "_", "_".join(key).replace(".", "")).lower()
+            record(name, tables.with_interval(row, spec))
+    for name, count in page.counts.items():
+        record(name, count)
 
 
 def _current_cell() -> tuple[str, int]:

@@ -1,17 +1,24 @@
-"""The book's one Sphinx extension of its own, loaded by ``_config.yml``. It does six small things.
+"""What the book's pages need of Sphinx beside its extensions. It does nine small things.
 
 * serves MathJax from the book itself, so that maths renders without a network;
-* drops the script that would load Thebe from a network;
+* drops the script that would load Thebe from a network, and all icons that no page shows;
+* moves the displayed formula that a theorem announces (its text ends with a colon or a comma) into
+  the theorem's box;
+* describes each page to search engines and cards by its first paragraph;
 * takes figures out of the executed notebooks, so that other pages can show them
   (``book/_generated/figures/<name>.png``; the images of glued figures do not cross pages);
 * points the Colab, Binder and edit links at ``notebooks/``, since ``book/_run/`` is not committed;
+* sets proofs on paper as running text, and labels theorems by the page they stand on;
 * labels citations so that no two works look the same (`analysis.report.citations`);
 * registers the role ``{given}``, which shows a number that no run computes, such as a version.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
+from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +27,7 @@ import sphinx_thebe
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
+from sphinx_proof import nodes as proof_nodes
 
 from analysis.report.run_figures import write_figures
 
@@ -29,6 +37,23 @@ GENERATED_FOLDER = "book/_generated/"
 MATHJAX = "mathjax/tex-mml-chtml.js"
 MATHJAX_FONTS = "mathjax/output/chtml/fonts"
 
+_STATEMENTS = tuple(proof_nodes.NODE_TYPES[name] for name in ("theorem", "proposition", "lemma"))
+_DESCRIPTION = 200  # characters
+_ICON_CLASS = re.compile(r"\bfa-([a-z0-9-]+)")
+_ICON = re.compile(r'"?([a-z0-9-]+)"?:\[(\d+),(\d+),(\[[^\]]*\]),"[0-9a-f]+","([^"]+)"\]')
+_DRAW_ICONS = """\
+const icons = ICONS;
+document.addEventListener("DOMContentLoaded", () => {
+  for (const icon of document.querySelectorAll("i[class*='fa-']")) {
+    const name = [...icon.classList].map((c) => c.slice(3)).find((n) => n in icons);
+    if (!name) continue;
+    const [width, height, outline] = icons[name];
+    icon.innerHTML = `<svg viewBox="0 0 ${width} ${height}" width="1em" height="1em" ` +
+      `fill="currentColor" aria-hidden="true"><path d="${outline}"/></svg>`;
+  }
+});
+"""
+
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the extension (called by Sphinx)."""
@@ -37,8 +62,15 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("config-inited", use_local_mathjax, priority=100)
     app.connect("builder-inited", drop_thebe)
     app.connect("builder-inited", extract_run_figures)
+    app.connect("doctree-read", complete_theorems)
+    app.connect("builder-inited", label_theorems_by_page)
+    app.connect("builder-inited", number_by_chapter, priority=900)
+    app.connect("env-check-consistency", number_by_part_again)
+    app.connect("doctree-resolved", set_proofs)
     app.connect("html-page-context", point_links_at_sources, priority=900)
+    app.connect("html-page-context", describe_page)
     app.connect("build-finished", copy_mathjax)
+    app.connect("build-finished", keep_used_icons)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
 
 
@@ -66,6 +98,107 @@ def copy_mathjax(app: Sphinx, failure: Exception | None) -> None:
     (target / MATHJAX).parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source / MATHJAX, target / MATHJAX)
     shutil.copytree(source / MATHJAX_FONTS, target / MATHJAX_FONTS, dirs_exist_ok=True)
+
+
+def keep_used_icons(app: Sphinx, failure: Exception | None) -> None:
+    """Replace the theme's script of 1.5 MB of icons by the few that pages show."""
+    path = Path(app.outdir) / "_static/scripts/fontawesome.js"
+    if failure is not None or app.builder.format != "html" or not path.is_file():
+        return
+    path.with_suffix(".js.map").unlink(missing_ok=True)
+    used = {
+        name
+        for page in Path(app.outdir).rglob("*.html")
+        for name in _ICON_CLASS.findall(page.read_text(encoding="utf-8"))
+    }
+    icons = {}
+    for names, width, height, others, outline in _ICON.findall(path.read_text(encoding="utf-8")):
+        for name in (names, *re.findall(r'"([^"]+)"', others)):
+            if name in used:
+                icons[name] = [int(width), int(height), outline]
+    path.write_text(_DRAW_ICONS.replace("ICONS", json.dumps(icons)), encoding="utf-8")
+
+
+def complete_theorems(app: Sphinx, doctree: nodes.document) -> None:
+    """Move a formula behind a theorem whose text announces it into the theorem's box.
+
+    MyST nests a labelled display only in a longer fence, so chapters write it behind the box.
+    """
+    for theorem in list(doctree.findall(lambda n: isinstance(n, _STATEMENTS))):
+        body = next((part for part in theorem.children if isinstance(part, nodes.section)), theorem)
+        while body.astext().rstrip().endswith((":", ",")):
+            at = theorem.parent.index(theorem) + 1
+            parts = theorem.parent[at : at + 2]
+            taken = parts if parts and isinstance(parts[0], nodes.target) else parts[:1]
+            if not taken or not isinstance(taken[-1], nodes.math_block):
+                break
+            for part in taken:
+                theorem.parent.remove(part)
+                body.append(part)
+
+
+def number_by_chapter(app: Sphinx) -> None:
+    """Number theorems on paper as on the site, 3.4: Jupyter Book adds a level for the parts.
+
+    Only while they are numbered: for figures LaTeX counts the part as that level.
+    """
+    if app.builder.format == "latex":
+        app.kl_depth = app.config.numfig_secnum_depth
+        app.config.numfig_secnum_depth = 1
+
+
+def number_by_part_again(app: Sphinx, env: Any) -> None:
+    """Give LaTeX back the depth that :func:`number_by_chapter` took."""
+    if app.builder.format == "latex":
+        app.config.numfig_secnum_depth = app.kl_depth
+
+
+def label_theorems_by_page(app: Sphinx) -> None:
+    """Name the page of a theorem in LaTeX by the file it came from.
+
+    sphinx-proof finds it by the page's title, and not where smart quotes have changed that.
+    """
+    proof_nodes.find_parent = _page_of
+
+
+def _page_of(env: Any, node: nodes.Element, tag: str) -> str | None:
+    while node is not None and "docname" not in node.attributes:
+        node = node.parent
+    return None if node is None else node["docname"]
+
+
+def set_proofs(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """On paper a proof is text that ends with a square, and no box without a title."""
+    if app.builder.format != "latex":
+        return
+    for proof in list(doctree.findall(proof_nodes.proof_node)):
+        parts = list(proof.children)
+        if len(parts) == 1 and isinstance(parts[0], (nodes.section, nodes.admonition)):
+            parts = list(parts[0].children)
+        if parts and isinstance(parts[-1], nodes.paragraph):
+            parts[-1] += nodes.raw("", r"\hfill$\square$", format="latex")
+        proof.replace_self(parts)
+
+
+def describe_page(
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """Give a page a description and a card: its title and its first paragraph."""
+    if doctree is None:
+        return
+    first = next((p.astext() for p in doctree.findall(nodes.paragraph) if len(p.astext()) > 60), "")
+    text = escape(_one_line(first), quote=True)
+    title = escape(re.sub("<[^>]*>", "", str(context.get("title", ""))), quote=True)
+    tags = {"og:title": title, "og:description": text, "og:type": "article"}
+    lines = [f'<meta name="description" content="{text}" />']
+    lines += [f'<meta property="{name}" content="{said}" />' for name, said in tags.items()]
+    context["metatags"] = "\n".join([context.get("metatags", ""), *lines])
+
+
+def _one_line(text: str) -> str:
+    """A paragraph without its formulas' markup, cut at a word."""
+    plain = " ".join(re.sub(r"[\\${}]", "", text).split())
+    return plain if len(plain) <= _DESCRIPTION else plain[:_DESCRIPTION].rpartition(" ")[0] + " ..."
 
 
 def drop_thebe(app: Sphinx) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ from analysis.report.tables import as_markdown
 _INTRODUCTION = """\
 # Runs behind this book
 
-Every number and figure comes from one of the runs below. A page whose notebook, parameters, code,
-recorded results or locked environment changed since its run does not build.
+Every number and figure comes from one of the runs below. A page does not build if, since its run,
+its notebook, its parameters, the code that it imports, a file that it read or the locked
+environment changed.
 """
 _NO_RESULTS = "No recorded result is used: every page was computed by its own run.\n"
 
@@ -49,6 +49,8 @@ def status_page(project: Project) -> str:
                 ("Page", "Changed from the defaults"),
                 ((_link(n), _changes(project, n, p)) for n, p in runs),
             ),
+            "## Files that a page reads\n",
+            as_markdown(("Page", "Read"), ((_link(n), _reads(p)) for n, p in runs)),
             "## Versions\n",
             as_markdown(
                 ("Page", "Versions", "Platform", "Threads"),
@@ -61,12 +63,11 @@ def status_page(project: Project) -> str:
 
 
 def _run_row(name: str, provenance: Provenance) -> tuple[str, ...]:
-    finished = datetime.datetime.fromisoformat(provenance.finished_at)
     return (
         _link(name),
         provenance.profile,
         _duration(provenance.wall_seconds),
-        f"{finished:%Y-%m-%d %H:%M} UTC",
+        f"{provenance.finished_at:%Y-%m-%d %H:%M} UTC",
         provenance.device,
     )
 
@@ -76,6 +77,13 @@ def _changes(project: Project, name: str, provenance: Provenance) -> str:
     declared = declared_parameters(read_notebook(source, provenance.notebook), name)
     changed = changed_parameters(declared, provenance.parameters)
     return ", ".join(f"`{key} = {json.dumps(value)}`" for key, value in changed.items()) or "none"
+
+
+def _reads(provenance: Provenance) -> str:
+    """The recorded results, and other files, that a run opened."""
+    parts = (name.split("/") for name in provenance.reads)
+    found = {"/".join(part[:2]) if part[0] == "results" else "/".join(part) for part in parts}
+    return ", ".join(f"`{name}`" for name in sorted(found)) or "none"
 
 
 def _recorded(project: Project) -> str:

@@ -1,4 +1,6 @@
-"""YAML in which a key written twice is an error, and in which ``true:`` is a key like any other."""
+"""YAML in which a key written twice is an error, ``true:`` is a key like any other, and no part
+holds itself.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,28 @@ from typing import Any
 
 import yaml
 
-from analysis.errors import Refused
+from analysis.errors import UserError
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses duplicate keys and reads every word before a colon as text."""
+    """SafeLoader that refuses duplicate keys and parts that hold themselves, and reads each word
+    before a colon as text.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._open: list[str | None] = []  #: anchors of the parts that are being read
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent) and event.anchor in self._open:
+            raise yaml.composer.ComposerError(
+                None, None, f"&{event.anchor} holds itself", event.start_mark
+            )
+        self._open.append(getattr(event, "anchor", None))
+        node = super().compose_node(parent, index)
+        self._open.pop()
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -31,15 +50,17 @@ def load_yaml(path: Path, label: str | None = None) -> Any:
     """The content of a YAML file.
 
     Raises:
-        Refused: the file cannot be read, is no YAML, or repeats a key; names the line.
+        UserError: the file cannot be read, is no YAML, or repeats a key; names the line.
     """
     label = label or str(path)
     try:
         return yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
     except OSError as error:
-        raise Refused(f"{label}: cannot be read ({error.strerror})") from None
+        raise UserError(f"{label}: cannot be read ({error.strerror})") from None
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise Refused(f"{label}{line}: {error.problem}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, TypeError) as error:
-        raise Refused(f"{label}: no valid YAML ({str(error).splitlines()[0]})") from None
+        raise UserError(f"{label}{line}: {error.problem}") from None
+    except RecursionError:
+        raise UserError(f"{label}: nested too deeply") from None
+    except (yaml.YAMLError, UnicodeDecodeError, TypeError, ValueError) as error:
+        raise UserError(f"{label}: no valid YAML ({str(error).splitlines()[0]})") from None

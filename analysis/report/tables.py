@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -37,6 +38,66 @@ def as_text(
         }
     )
     return text.set_index(list(text.columns[:index]))
+
+
+#: What metrics are called in tables.
+METRICS = {
+    "accuracy": "accuracy",
+    "own_accuracy": "accuracy",
+    "average": "accuracy, mean over training",
+    "reverse_kl": "reverse KL (nats)",
+    "forward_kl": "forward KL (nats)",
+    "teacher_kl": "KL to the teacher (nats)",
+    "entropy": "entropy (nats)",
+    "length": "length (tokens)",
+    "own_length": "length (tokens)",
+    "wrong_length": "wrong answers (tokens)",
+    "excess": "wrong less right (tokens)",
+    "used_fraction": "share of tokens used",
+    "gradient_norm": "gradient norm",
+    "fluctuation of gradient_norm": "fluctuation of the gradient norm",
+    "fluctuation of reverse_kl": "fluctuation of the reverse KL",
+}
+
+
+def with_interval(row: Mapping[str, Any], spec: str) -> str:
+    """A mean and its interval in one piece of text: ``+0.12 (+0.05 to +0.19)``."""
+    mean, low, high = (format_value(name, row[name], spec) for name in ("mean", "low", "high"))
+    return f"{mean} ({low} to {high})"
+
+
+def differences(
+    table: pd.DataFrame, names: Mapping[str, str], *, spec: str = "+.3f", **extra: str
+) -> pd.DataFrame:
+    """Judged comparisons as readers meet them: names, difference, interval and verdict.
+
+    Args:
+        table: of :func:`analysis.experiments.summaries.judged`.
+        names: variant -> what the page calls it.
+        spec: of the numbers.
+        extra: further columns of ``table`` -> their heading; they come first.
+
+    Returns:
+        A frame of strings, one row a comparison.
+    """
+    called = {name: names.get(name, name) for name in {*table["variant"], *table["other"]}}
+    text = table.assign(
+        compared=table["variant"].map(called) + ", less " + table["other"].map(called),
+        between=[
+            f"{format_value('low', low, spec)} to {format_value('high', high, spec)}"
+            if low == low
+            else "–"
+            for low, high in zip(table["low"], table["high"], strict=True)
+        ],
+    )
+    columns = {name: (heading, "") for name, heading in extra.items()}
+    columns["compared"] = ("variants", "")
+    if "metric" in table:
+        text["metric"] = [METRICS.get(name, name) for name in text["metric"]]
+        columns["metric"] = ("of", "")
+    columns |= {"mean": ("difference", spec), "between": ("95% interval", "")}
+    columns["verdict"] = ("verdict", "")
+    return as_text(text, columns, index=len(extra) + 1 + ("metric" in table))
 
 
 def as_markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -13,6 +13,8 @@ import pytest
 from analysis.report.ledger import load_ledger
 from analysis.report.project import Project
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 #: Instructions that every x86-64 processor has, in each library that chooses its own.

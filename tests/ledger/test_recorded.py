@@ -3,38 +3,46 @@
 from __future__ import annotations
 
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from analysis.chapters.claims import VERDICTS, decisions
 from analysis.cli.main import main
-from analysis.experiments.claims import VERDICTS, decisions
 from analysis.report.errata import errata_page, load_errata
-from analysis.report.ledger import ledger_path, load_ledger, recompute
-from analysis.report.ledger_page import evidence_problems, ledger_page
+from analysis.report.ledger import SOURCES, ledger_path, load_ledger, load_sources, recompute
+from analysis.report.ledger_page import ledger_page
 from analysis.report.project import Project
 
 PROJECT = Project(Path(__file__).parents[2])
 LEDGER = load_ledger(PROJECT)
 
-#: Rows that the list of claims holds, by seed; ids with a letter were found beside the list.
-LISTED = {0: 4, 1: 12, 2: 4, 3: 31, 4: 39}
+#: Rows that the list of claims holds, by source; ids with a letter were found beside the list.
+LISTED = {"A": 4, "B": 12, "C": 4, "D": 31, "E": 39}
 
 
 def test_every_listed_claim_has_its_row():
-    listed = Counter(claim.seed for claim in LEDGER if claim.id.split("-")[1].isdigit())
+    listed = Counter(claim.source for claim in LEDGER if claim.id.split("-")[1].isdigit())
     assert listed == LISTED
     assert sum(LISTED.values()) == 90
 
 
-def test_every_row_names_evidence_that_exists():
-    assert evidence_problems(PROJECT, LEDGER) == []
+def test_what_the_ledger_says_is_implemented_is():
+    for name in filter(None, (claim.implemented for claim in LEDGER)):
+        module, _, function = name.rpartition(".")
+        assert callable(getattr(import_module(module), function)), name
+
+
+def test_the_sources_stand_in_their_order():
+    assert "".join(source.id for source in load_sources(PROJECT)) == SOURCES
 
 
 def test_no_decision_without_a_row():
     assert set(decisions()) == {claim.id for claim in LEDGER}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("claim", LEDGER, ids=lambda claim: claim.id)
 def test_recomputed(claim):
     (outcome,) = recompute([claim])
@@ -69,7 +77,7 @@ def test_the_command_fails_on_a_verdict_changed_by_hand(checkout, capsys):
 
 
 def test_the_page_shows_every_row_once():
-    page = ledger_page(PROJECT, LEDGER)
+    page = ledger_page(LEDGER, load_sources(PROJECT), decisions())
     for claim in LEDGER:
         assert page.count(f"({claim.id.lower()})=") == 1
     shown = {claim.verdict for claim in LEDGER}
@@ -78,7 +86,7 @@ def test_the_page_shows_every_row_once():
 
 def test_every_erratum_is_shown_with_its_test():
     errata = load_errata(PROJECT)
-    page = errata_page(PROJECT, errata, [])
-    assert {erratum.seed for erratum in errata} == {0, 1, 2, 3, 4}
+    page = errata_page(errata, [], load_sources(PROJECT))
+    assert {erratum.source for erratum in errata} == set(SOURCES)
     for erratum in errata:
         assert page.count(f"({erratum.id.lower()})=") == 1

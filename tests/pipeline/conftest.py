@@ -4,42 +4,42 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
 
-from analysis.report.jobs import plan
-from analysis.report.notebooks import Limits, run_jobs
+from analysis.report import notebooks
+from analysis.report.notebooks import Job, Limits, plan, run_jobs
 from analysis.report.project import Project, select_notebooks
 
 DEFAULTS = 'n: int = 1\nrate: float = 0.5\nlabel: str = "a"\nprofile: str = "quick"'
 
-# Speaks the protocol of analysis.report.runner, but only copies the notebook.
+# Stands in for analysis.report.execute, but only runs cells that begin with "# stub".
 STUB = """
-import json, pathlib, sys, time
+import json, os, pathlib, sys, time
 request = json.loads(sys.stdin.readline())
-notebook = json.loads(pathlib.Path(request["source"]).read_text())
-def send(**event):
-    print(json.dumps(event), flush=True)
+source, output = pathlib.Path(request["source"]), pathlib.Path(request["output"])
+notebook = json.loads(source.read_text())
+reads = pathlib.Path(request["scratch"], "reads")
+reads.touch()
+def end(**outcome):
+    print(json.dumps(outcome), flush=True)
+    os._exit(0)
 for index, cell in enumerate(notebook["cells"], 1):
-    source = "".join(cell["source"])
-    send(event="cell", index=index, count=len(notebook["cells"]), line=source)
-    if source.startswith("stub: "):
-        exec(source.removeprefix("stub: "))
+    cell["metadata"]["papermill"] = {"start_time": "now"}
+    output.write_text(json.dumps(notebook))
+    text = "".join(cell["source"])
+    if text.startswith("# stub"):
+        exec(text)
     if cell["cell_type"] == "code":
         cell["execution_count"] = index
 notebook["metadata"]["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
-text = json.dumps(notebook)
-pathlib.Path(request["output"]).write_text(text)
-send(event="done", device="cpu")
+output.write_text(json.dumps(notebook))
+end()
 """
-
-
-def stub_command() -> list[str]:
-    return [sys.executable, "-I", "-c", STUB]
+STUB_CHILD = (sys.executable, "-I", "-c", STUB)
 
 
 def make_notebook(*code: str, parameters: str | None = DEFAULTS, prose: str = "# Title") -> Any:
@@ -56,35 +56,37 @@ class Workspace:
 
     def __init__(self, root: Path) -> None:
         self.project = Project(root)
-        for folder in ("notebooks", "analysis", "results", "book"):
+        for folder in ("notebooks", "analysis/kl", "results", "book"):
             (root / folder).mkdir(parents=True)
         (root / "pyproject.toml").touch()
         (root / "requirements.lock").write_text("tqdm==1\n")
         (root / "analysis" / "__init__.py").write_text("value = 1\n")
+        (root / "analysis" / "kl" / "terms.py").write_text("value = 1\n")
 
     def notebook(self, name: str, *code: str, **options: Any) -> Path:
         path = self.project.notebooks / f"{name}.ipynb"
         nbformat.write(make_notebook(*code, **options), path)
         return path
 
-    def plan(self, *names: str, directory: Path | None = None, **options: Any) -> list[Any]:
+    def plan(self, *names: str, directory: Path | None = None, **options: Any) -> list[Job]:
         sources = select_notebooks(self.project, names)
         return plan(self.project, sources, directory=directory or self.project.runs, **options)
 
-    def run(
-        self,
-        *names: str,
-        command: Callable[[], list[str]] | None = stub_command,
-        limits: Limits | None = None,
-        **options: Any,
-    ) -> None:
-        jobs = self.plan(*names, **options)
-        run_jobs(self.project, jobs, limits or Limits(jobs=2), command=command)
+    def run(self, *names: str, limits: Limits | None = None, **options: Any) -> None:
+        run_jobs(self.project, self.plan(*names, **options), limits or Limits(jobs=2))
 
     def executed(self, name: str) -> Any:
         return json.loads((self.project.runs / f"{name}.ipynb").read_text())
 
 
 @pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
+def real_workspace(tmp_path: Path) -> Workspace:
+    """A project whose notebooks run in kernels."""
     return Workspace(tmp_path / "a project")
+
+
+@pytest.fixture
+def workspace(real_workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """A project whose notebooks run no kernel."""
+    monkeypatch.setattr(notebooks, "CHILD", STUB_CHILD)
+    return real_workspace

@@ -14,13 +14,20 @@ from typing import Any
 
 import pytest
 
-from analysis.errors import Refused, Stopped
-from analysis.report.build import BUILDERS, FINGERPRINT, build_book
-from analysis.report.locking import Claim
+from analysis.errors import Stopped, UserError
+from analysis.files import sealed, sha256_file
+from analysis.report.build import (
+    BUILDERS,
+    FINGERPRINT,
+    build_book,
+    current_pdf,
+    failure_message,
+)
 from analysis.report.pages import output_problems
+from analysis.report.processes import exclusive
 from analysis.report.project import Project
 from analysis.report.provenance import RunFiles, read_provenance, write_provenance
-from analysis.report.rendering import failure_message
+from analysis.report.results import REQUIRED, verify_results
 from analysis.report.status import write_status
 from tests.pipeline.conftest import Workspace
 
@@ -57,7 +64,7 @@ def book(workspace: Workspace) -> Workspace:
     (root / "_toc.yml").write_text(TOC)
     (root / "_config.yml").write_text(CONFIG)
     (workspace.project.book / "index.md").write_text("# First\n")
-    workspace.notebook("01_a", "x = 1")
+    workspace.notebook("01_a", "from analysis.kl import terms; x = 1")
     workspace.run()
     return workspace
 
@@ -71,9 +78,7 @@ def reseal(book: Workspace, change: Callable[[dict[str, Any]], None]) -> None:
     provenance = read_provenance(files.provenance)
     assert provenance is not None
     digest = hashlib.sha256(files.output.read_bytes()).hexdigest()
-    write_provenance(
-        files.provenance, type(provenance)(**{**provenance.__dict__, "output": digest})
-    )
+    write_provenance(files.provenance, provenance.model_copy(update={"output": digest}))
 
 
 def test_book_is_built_once_and_again_after_a_change(book: Workspace) -> None:
@@ -89,10 +94,26 @@ def test_book_is_built_once_and_again_after_a_change(book: Workspace) -> None:
     assert (html(book) / ".nojekyll").is_file()
     (book.project.book / "index.md").write_text("# Second\n")
     assert build(book, render=counted) == "# Second\n"
-    (book.project.package / "__init__.py").write_text("value = 2\n")
+    (book.project.package / "cli").mkdir()
+    (book.project.package / "cli" / "main.py").write_text("# A comment.\n")
+    build(book, render=counted)
+    assert calls == ["html"] * 2
+    (book.project.package / "kl" / "terms.py").write_text("value = 2\n")
     book.run()
     build(book, render=counted)
     assert calls == ["html"] * 3
+
+
+def test_a_built_page_that_was_edited_is_built_again(
+    book: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build(book)
+    (html(book) / "index.html").write_text("# Edited\n")
+    assert build(book) == "# First\n"
+    assert "edited since" in capsys.readouterr().err
+    (html(book) / "added.png").touch()
+    build(book)
+    assert not (html(book) / "added.png").exists()
 
 
 def test_status_page_tells_the_runs(book: Workspace) -> None:
@@ -127,10 +148,10 @@ def unexecute(book: Workspace) -> None:
 
 
 def fail_again(book: Workspace) -> None:
-    book.notebook("01_a", "stub: send(event='failed', kind='cell', message='raised E'); sys.exit()")
-    with pytest.raises(Refused):
+    book.notebook("01_a", "# stub\nend(in_cell='raised E')")
+    with pytest.raises(UserError):
         book.run()
-    book.notebook("01_a", "x = 1")
+    book.notebook("01_a", "from analysis.kl import terms; x = 1")
 
 
 def remove(path: str) -> Callable[[Workspace], None]:
@@ -152,7 +173,7 @@ ERROR = {"output_type": "error", "ename": "ZeroDivisionError", "evalue": "", "tr
         (remove("book/_run/01_a.json"), "01_a.ipynb: its run has no readable provenance"),
         (remove("notebooks/01_a.ipynb"), "there is no notebooks/01_a.ipynb; correct _toc.yml"),
         (edit("notebooks/01_a.ipynb", "x = 1", "x = 2"), "01_a.ipynb: the notebook changed"),
-        (edit("analysis/__init__.py", "1", "2"), "01_a.ipynb: the source of analysis/ changed"),
+        (edit("analysis/kl/terms.py", "1", "2"), "01_a.ipynb: the code that it imports changed"),
         (edit("requirements.lock", "1", "2"), "01_a.ipynb: requirements.lock or torch changed"),
         (edit("book/_run/01_a.ipynb", "x = 1", "x = 2"), "01_a.ipynb: the executed notebook was"),
         (fail_again, "01_a.ipynb: its last run failed: cell 3"),
@@ -166,8 +187,8 @@ ERROR = {"output_type": "error", "ename": "ZeroDivisionError", "evalue": "", "tr
         ),
         (edit("_config.yml", "execute_n", "exekute_n"), "unknown key execute.exekute_notebooks"),
         (edit("_config.yml", "title: T", "title: T\ntitle: U"), "_config.yml:2: the key 'title'"),
-        (edit("_toc.yml", "chapters", "chaptres"), "_toc.yml: unknown key 'chaptres'"),
-        (edit("_toc.yml", "book/index", "book/indx"), "_toc.yml: book/indx does not exist"),
+        (edit("_toc.yml", "root", "rooot"), "_toc.yml: name the first page with 'root:'"),
+        (edit("_toc.yml", "format", "root: a\nformat: &a [*a]\nx"), "_toc.yml:2: "),
         (edit("book/index.md", "First", "First 0.25"), "book/index.md:1: the number 0.25"),
     ],
 )
@@ -176,7 +197,7 @@ def test_fault_stops_the_build_and_leaves_the_old_book(
 ) -> None:
     build(book)
     change(book)
-    with pytest.raises(Refused) as refusal:
+    with pytest.raises(UserError) as refusal:
         build(book)
     assert message in str(refusal.value)
     assert (html(book) / "index.html").read_text() == "# First\n"
@@ -185,7 +206,7 @@ def test_fault_stops_the_build_and_leaves_the_old_book(
 def test_every_problem_is_named_at_once(book: Workspace) -> None:
     edit("book/index.md", "First", "0.25")(book)
     edit("_config.yml", "title", "tittle")(book)
-    with pytest.raises(Refused) as refusal:
+    with pytest.raises(UserError) as refusal:
         build(book)
     assert len(str(refusal.value).splitlines()) == 2
 
@@ -208,11 +229,12 @@ def test_every_problem_is_named_at_once(book: Workspace) -> None:
     ],
 )
 def test_scripts_in_outputs(kind: str, text: str, refused: bool) -> None:
-    cell = {"cell_type": "code", "source": "x", "execution_count": 1, "outputs": [data(kind, text)]}
+    cell = {"cell_type": "code", "source": "x", "execution_count": 1, "metadata": {}}
+    cell["outputs"] = [data(kind, text)]
     assert bool(list(output_problems({"cells": [cell]}))) == refused
 
 
-@pytest.mark.parametrize("error", [Refused("broken"), Stopped(15), OSError("disk")])
+@pytest.mark.parametrize("error", [UserError("broken"), Stopped(15), OSError("disk")])
 def test_failed_rendering_leaves_the_old_book(book: Workspace, error: Exception) -> None:
     build(book)
 
@@ -248,23 +270,50 @@ def test_source_changed_while_building_is_not_published(book: Workspace) -> None
         render(project, builder, destination)
         (project.book / "index.md").write_text("# Meanwhile\n")
 
-    with pytest.raises(Refused, match="changed while it was built"):
+    with pytest.raises(UserError, match="changed while it was built"):
         build(book, render=meddle)
     assert not html(book).exists()
 
 
 def test_second_builder_is_refused_and_told_by_whom(book: Workspace) -> None:
-    with Claim(book.project.build / ".html.lock") as claim:
-        assert claim.acquire()
-        with pytest.raises(Refused, match=rf"is being built by process {os.getpid()}"):
-            build(book)
+    with (
+        exclusive(book.project.build / ".html.lock", print),
+        pytest.raises(UserError, match=rf"is being built by process {os.getpid()}"),
+    ):
+        build(book)
+
+
+def test_the_pages_offer_a_pdf_of_the_same_inputs_only(
+    book: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_paper(project: Project, builder: str, destination: Path) -> None:
+        folder = destination / "_build" / "latex"
+        folder.mkdir(parents=True)
+        (folder / "kl-term.pdf").write_bytes(b"%PDF")
+
+    renders = []
+
+    def counted(*of: Any) -> None:
+        renders.append(of)
+        render(*of)
+
+    monkeypatch.setattr(shutil, "which", lambda program: program)
+    build(book, render=counted)
+    assert current_pdf(book.project) is None
+    build_book(book.project, BUILDERS["pdflatex"], render=on_paper, generators={})
+    assert current_pdf(book.project) == book.project.build / "latex/kl-term.pdf"
+    build(book, render=counted)  # again, for now there is a PDF to offer
+    build(book, render=counted)
+    assert len(renders) == 2
+    (book.project.book / "index.md").write_text("# Second\n")
+    assert current_pdf(book.project) is None
 
 
 def test_pdf_without_tex_says_what_to_install(
     book: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda program: None)
-    with pytest.raises(Refused, match=r"xelatex is not installed.*apt install latexmk"):
+    with pytest.raises(UserError, match=r"xelatex is not installed.*apt install latexmk"):
         build_book(book.project, BUILDERS["pdflatex"], render=render, generators={})
 
 
@@ -279,19 +328,34 @@ def test_lines_of_notebooks_are_told_by_cell() -> None:
     assert message.splitlines()[0] == "book/_run/01_a.ipynb:cell 2:13: WARNING: bad"
 
 
-def test_real_jupyter_book_builds_then_refuses_a_broken_reference(book: Workspace) -> None:
-    """Twice, so that a cache of the first build cannot hide the second one's warning."""
+@pytest.mark.slow
+def test_real_jupyter_book_refuses_what_sphinx_finds_and_then_builds(book: Workspace) -> None:
+    """Twice, so that a cache of the first build cannot hide the second one's warnings."""
     generators = {"status.md": write_status}
-    (book.project.book / "index.md").write_text("# First\n\nSee {ref}`nowhere`.\n")
+    toc = book.project.toc
+    toc.write_text(TOC + "  - file: book/nowhere\n")
+    (book.project.book / "index.md").write_text(
+        "# First\n\nSee {ref}`nowhere` and {doc}`gone` and [here](none.md).\n\n"
+        "{glue:text}`_run/01_a.ipynb::gap:s` {py:func}`analysis.nothing`\n"
+    )
     for _ in range(2):
-        with pytest.raises(Refused, match=r"book/index\.md:3: WARNING: undefined label: 'nowhere'"):
+        with pytest.raises(UserError) as refusal:
             build_book(book.project, BUILDERS["html"], generators=generators)
+        said = str(refusal.value)
+        for fault in ("index.md:3: WARNING: undefined label: 'nowhere'", "gone", "none.md", "gap"):
+            assert fault in said, fault
+        assert "book/nowhere" in said and "analysis.nothing" in said
+    toc.write_text(TOC.replace("chapters", "chaptres"))
+    with pytest.raises(UserError, match="chaptres"):
+        build_book(book.project, BUILDERS["html"], generators=generators)
+    toc.write_text(TOC)
     (book.project.book / "index.md").write_text("# First\n\nSee {doc}`/book/_run/01_a`.\n")
     index = build_book(book.project, BUILDERS["html"], generators=generators)
     assert index.is_file() and (html(book) / FINGERPRINT).is_file()
     assert "Title" in (html(book) / "book" / "index.html").read_text()
 
 
+@pytest.mark.slow
 def test_unchanged_book_needs_no_heavy_imports(book: Workspace) -> None:
     """What ``make book`` costs when there is nothing to do is mostly imports."""
     build(book)
@@ -314,3 +378,73 @@ def test_unchanged_book_needs_no_heavy_imports(book: Workspace) -> None:
     assert done.returncode == 0, done.stderr
     assert "01_a  up to date" in done.stderr and "the book is up to date" in done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+# Recorded results are what their manifest says.
+
+
+@pytest.fixture
+def recorded(workspace: Workspace) -> Path:
+    folder = workspace.project.results / "gpu"
+    (folder / "parts").mkdir(parents=True)
+    (folder / "table.csv").write_text("a,b\n")
+    (folder / "parts" / "0.csv").write_text("1,2\n")
+    manifest = {
+        "preset": "full",
+        "seeds": [0, 1],
+        "device": "GPU",
+        "versions": {"torch": "2"},
+        "source": "abc",
+        "files": {name: sha256_file(folder / name) for name in ("table.csv", "parts/0.csv")},
+    }
+    (folder / "manifest.json").write_bytes(sealed(manifest))
+    (workspace.project.results / "README.md").write_text("what this is")
+    verify_results(workspace.project)
+    return folder
+
+
+def device_by_hand(folder: Path) -> None:
+    """A field that no check of the tables reads."""
+    path = folder / "manifest.json"
+    path.write_text(path.read_text().replace('"GPU"', '"TPU"'))
+
+
+def lack(field: str) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        del manifest[field]
+        (folder / "manifest.json").write_bytes(sealed(manifest))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda folder: (folder / "parts" / "0.csv").write_bytes(b"1,3\n"),
+            "results/gpu/parts/0.csv changed",
+        ),
+        (lambda folder: (folder / "table.csv").unlink(), "gpu/table.csv is in the manifest"),
+        (lambda folder: (folder / "new.csv").touch(), "results/gpu/new.csv is not in the manifest"),
+        (lambda folder: (folder / "manifest.json").unlink(), "gpu/manifest.json is missing"),
+        (
+            lambda folder: (folder / "manifest.json").write_text("{"),
+            "manifest.json is no valid JSON",
+        ),
+        (
+            lambda folder: (folder / "manifest.json").write_text("[" * 100_000),
+            "manifest.json is no valid JSON",
+        ),
+        (lambda folder: (folder / "manifest.json").write_text("{}"), "no 'sha256' that seals it"),
+        (device_by_hand, "manifest.json changed since it was written"),
+        (lambda folder: (folder.parent / "loose.csv").touch(), "results/loose.csv: move it"),
+        *((lack(field), f"lacks '{field}'") for field in REQUIRED),
+    ],
+)
+def test_a_changed_recording_is_named(
+    workspace: Workspace, recorded: Path, change: Callable[[Path], object], message: str
+) -> None:
+    change(recorded)
+    with pytest.raises(UserError, match=message):
+        verify_results(workspace.project)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from analysis.cli.main import COMMANDS, main
 from analysis.report.provenance import read_provenance
-from tests.pipeline.conftest import Workspace, stub_command
+from tests.pipeline.conftest import Workspace
 
 
 @pytest.fixture
@@ -18,7 +21,6 @@ def checkout(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace
     workspace.notebook("01_first", "x = 1")
     workspace.notebook("02_second", "x = 2")
     monkeypatch.chdir(workspace.project.notebooks)
-    monkeypatch.setattr("analysis.report.execution.runner_command", stub_command)
     return workspace
 
 
@@ -78,6 +80,7 @@ def test_output_elsewhere_leaves_the_book_alone(checkout: Workspace, tmp_path: P
         (["run", "01_frist"], "did you mean 01_first?"),
         (["run", "-p", "m=1"], "notebooks/01_first.ipynb: no parameter 'm'"),
         (["run", "-p", "n=1.5"], "parameter n must be int, not 1.5"),
+        (["run", "-p", "n=-5"], "parameter n must be at least 1, not -5"),
         (["run", "-p", "rate=nan"], "parameter rate must be finite float, not nan"),
         (["run", "-p", "n;import os=1"], "is no parameter name"),
         (["run", "-p", "api_key=canary"], "api_key looks like a secret"),
@@ -131,3 +134,67 @@ def test_outside_a_checkout_is_refused(
     monkeypatch.chdir(tmp_path)
     assert main(["run"]) == 1
     assert "cd into a checkout" in capsys.readouterr().err
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def analysis(checkout: Workspace, *arguments: str, **settings: str) -> tuple[int, str]:
+    """Status and complaints of the command in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "analysis", *arguments],
+        cwd=checkout.project.root,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | settings,
+    )
+    return done.returncode, done.stderr
+
+
+def test_what_hides_a_module_of_python_itself_is_named(checkout: Workspace) -> None:
+    folder = checkout.project.root / "mine"
+    folder.mkdir()
+    (folder / "typing.py").write_text("x = 1\n")
+    path = os.pathsep.join([str(folder), str(ROOT)])
+    status, said = analysis(checkout, "run", PYTHONPATH=path)
+    assert status == 1 and said.count("\n") == 1
+    assert f"unset PYTHONPATH={path}" in said
+
+
+@pytest.mark.parametrize("module", ["yaml.py", "pydantic.py", "tyro/__init__.py"])
+def test_what_hides_an_installed_package_is_named(checkout: Workspace, module: str) -> None:
+    hiding = checkout.project.root / "mine" / module
+    hiding.parent.mkdir(parents=True)
+    hiding.write_text("x = 1\n")
+    (checkout.project.root / "p.yaml").write_text("n: 2\n")
+    path = os.pathsep.join([str(checkout.project.root / "mine"), str(ROOT)])
+    status, said = analysis(checkout, "run", "--parameters-file", "p.yaml", PYTHONPATH=path)
+    assert status == 1 and said.count("\n") == 1
+    assert f"{hiding} hides the installed {module.partition('/')[0].removesuffix('.py')}" in said
+
+
+def test_a_terminal_that_knows_no_greek_still_gets_its_answer(checkout: Workspace) -> None:
+    plain = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}
+    status, said = analysis(checkout, "run", "-p", "β=1", **plain, PYTHONUTF8="0")
+    assert status == 1 and "Traceback" not in said and "no parameter" in said
+
+
+@pytest.mark.parametrize("text", ["n: " + "[" * 5000, "n: &a [*a]", "n: 1e999999", "? [1]\n: 2"])
+def test_a_hostile_parameters_file_is_one_line(
+    checkout: Workspace, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    path = checkout.project.root / "p.yaml"
+    path.write_text(text)
+    assert main(["run", "--parameters-file", str(path)]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "[]", '{"cells": [{}], "metadata": {}}'])
+def test_a_damaged_notebook_is_one_line(
+    checkout: Workspace, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    (checkout.project.notebooks / "01_first.ipynb").write_text(text)
+    assert main(["run", "01"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("analysis: notebooks/01_first.ipynb: no valid") and said.count("\n") == 1

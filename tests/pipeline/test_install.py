@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.cli.install import STEPS, Step, bar, locked_packages, run
+from analysis.report.build import BUILDERS
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,45 +34,14 @@ def wheel(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("genuine", [True, False])
-def test_only_the_locked_hash_installs(
-    wheel: Path,
-    genuine: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    digest = hashlib.sha256(wheel.read_bytes() if genuine else b"other").hexdigest()
-    monkeypatch.chdir(wheel.parent)
-    Path("requirements.lock").write_text(f"tampered==1.0 \\\n    --hash=sha256:{digest}\n")
-    source = ("--no-index", "--find-links", ".", "--target", "site")
-    assert run(Step("locked", (*STEPS[0].arguments, *source)), 1) == genuine
-    assert Path("site/tampered.py").exists() == genuine
-    said = capsys.readouterr().err
-    assert ("done" in said) if genuine else ("DO NOT MATCH THE HASHES" in said)
-
-
-def test_the_lock_is_installed_with_hashes_and_before_torch() -> None:
-    locked, torch, package = (step.arguments for step in STEPS)
-    assert {"--require-hashes", "--no-deps", "requirements.lock"} <= set(locked)
-    assert torch == ("--constraint", "constraints.txt", "torch")
-    assert {"--no-deps", "--no-build-isolation", "--editable"} <= set(package)
-
-
-def test_bar_and_count() -> None:
-    assert bar(1, 4, width=4) == "[#...] 1/4"
-    assert bar(9, 4, width=4) == "[####] 9/4"
-    lock = "a==1 \\\n    --hash=sha256:x\nb==1 ; python_version < '3.12' \\\n    --hash=sha256:y\n"
-    assert locked_packages(lock) == 2
-
-
-def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def make(folder: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["make", *arguments],
         cwd=folder,
         capture_output=True,
         text=True,
         check=False,
-        env={k: v for k, v in os.environ.items() if k not in ("MAKELEVEL", "MAKEFLAGS")},
+        env={k: v for k, v in os.environ.items() if k not in ("MAKELEVEL", "MAKEFLAGS")} | settings,
     )
 
 
@@ -84,6 +53,29 @@ def bare(tmp_path: Path) -> Path:
     for name in ("Makefile", "pyproject.toml", "requirements.lock", "constraints.txt"):
         shutil.copy(ROOT / name, folder / name)
     return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("genuine", [True, False])
+def test_only_the_locked_hash_installs_and_a_torn_environment_is_made_anew(
+    wheel: Path, bare: Path, genuine: bool
+) -> None:
+    bin_folder = bare / ".venv" / "bin"
+    bin_folder.mkdir(parents=True)
+    if not genuine:  # as a late kill leaves it: pip answers, and a package has half of its files
+        (bin_folder / "python").write_text(f"#!/bin/sh\nexec '{sys.executable}' \"$@\"\n")
+        (bin_folder / "python").chmod(0o755)
+    (bare / ".venv.unfinished").touch()
+    (bare / ".venv" / "torn").touch()
+    digest = hashlib.sha256(wheel.read_bytes() if genuine else b"other").hexdigest()
+    (bare / "requirements.lock").write_text(f"tampered==1.0 \\\n    --hash=sha256:{digest}\n")
+    done = make(bare, ".venv/.ready", PIP_NO_INDEX="1", PIP_FIND_LINKS=str(wheel.parent))
+    assert done.returncode != 0  # there is no torch at this index
+    assert bool(list((bare / ".venv").rglob("tampered.py"))) == genuine
+    assert ("[2/3] torch" in done.stdout) == genuine
+    assert ("DO NOT MATCH THE HASHES" in done.stderr) != genuine
+    assert not (bare / ".venv" / ".ready").exists() and (bare / ".venv.unfinished").exists()
+    assert not (bare / ".venv" / "torn").exists()
 
 
 def test_old_python_is_refused_in_one_line(bare: Path) -> None:
@@ -106,8 +98,16 @@ def test_absent_python_is_refused_in_one_line(bare: Path) -> None:
 
 def test_help_is_the_default_and_lists_every_target(bare: Path) -> None:
     said = make(bare).stdout
-    for target in ("book", "test", "serve", "pdf", "notebooks", "lint", "lock", "clean"):
+    for target in ("book", "test", "test-slow", "test-full", "coverage", "serve", "pdf", "lint"):
         assert f"make {target} " in said
+
+
+def test_a_pdf_without_tex_is_refused_in_one_line_before_anything_is_installed(bare: Path) -> None:
+    done = make(bare, "pdf", "PATH=" + str(bare / "empty"), "SHELL=/bin/sh")
+    assert done.returncode != 0
+    said = done.stdout.splitlines()
+    assert said == [f"make pdf needs TeX and finds no xelatex: {BUILDERS['pdflatex'].advice}"]
+    assert not (bare / ".venv").exists()
 
 
 def test_serve_without_a_book_says_what_to_do(bare: Path) -> None:

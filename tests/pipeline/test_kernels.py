@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -11,21 +10,22 @@ import sys
 import time
 from pathlib import Path
 
-import nbformat
 import psutil
 import pytest
-from nbclient.exceptions import DeadKernelError
 
 import analysis
-from analysis.errors import Refused
-from analysis.report import runner
+from analysis.errors import UserError
+from analysis.report import execute
 from analysis.report.notebooks import Limits
-from tests.pipeline.conftest import Workspace, make_notebook
+from analysis.report.provenance import read_provenance
+from tests.pipeline.conftest import Workspace
+
+pytestmark = pytest.mark.slow
 
 NASTY = 'it\'s "quoted" {braces}\n\\n new line; import os é∞'
 CODE = {
     "01_ok": [
-        "import os, sys",
+        "import os, sys; open('../results/a.csv').read()",
         "print(sys.prefix); print(os.environ['OMP_NUM_THREADS']); print(repr(label)); print(n)",
     ],
     "02_raises": ["x = 1\n", "y = 1 / 0"],
@@ -33,6 +33,8 @@ CODE = {
     "04_hangs": ["# waits\nimport time; time.sleep(600)"],
     "05_floods": ["print('x' * 3_000_000)"],
     "06_exits": ["raise SystemExit(3)"],
+    "07_exits_well": ["raise SystemExit(0)", "x = 1"],
+    "08_script": ["from IPython.display import HTML; HTML('<script>alert(1)</script>')"],
 }
 
 
@@ -40,11 +42,11 @@ CODE = {
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, dict[str, str]]:
     """A project in which every notebook above was run once, and the message of each failure."""
     workspace = Workspace(tmp_path_factory.mktemp("kernels") / "a project")
+    (workspace.project.results / "a.csv").write_text("1")
     for name, code in CODE.items():
         workspace.notebook(name, *code)
-    with pytest.raises(Refused) as refusal:
+    with pytest.raises(UserError) as refusal:
         workspace.run(
-            command=None,
             limits=Limits(jobs=2, timeout=5, cap=1_000_000),
             texts={"label": NASTY, "n": "7"},
         )
@@ -61,6 +63,8 @@ def test_own_interpreter_one_thread_and_exact_parameters(
     assert Path(prefix).resolve() == Path(sys.prefix).resolve()
     assert (threads, label, n) == ("1", repr(NASTY), "7")
     assert "01_ok" not in messages
+    provenance = read_provenance(workspace.project.runs / "01_ok.json")
+    assert provenance is not None and list(provenance.reads) == ["results/a.csv"]
 
 
 def test_executed_notebook_holds_no_times_and_no_paths(
@@ -81,6 +85,8 @@ def test_executed_notebook_holds_no_times_and_no_paths(
         ("04_hangs", "cell 3 (`# waits`) ran longer than the limit of 5 s"),
         ("05_floods", "cell 3 (`print('x' * 3_000_000)`) wrote more than 1 MB of output"),
         ("06_exits", "cell 3 (`raise SystemExit(3)`) raised SystemExit: 3"),
+        ("07_exits_well", "cell 3 stores the error SystemExit"),
+        ("08_script", "cell 3 stores a script (text/html)"),
     ],
 )
 def test_failure_names_the_cell_and_is_never_published(
@@ -101,29 +107,16 @@ def kernelspec(folder: Path, argv: list[str]) -> None:
     (spec / "kernel.json").write_text(json.dumps(content))
 
 
-IMPOSTOR = (
-    "import sys; sys.prefix = '/elsewhere'; "
-    "from ipykernel.kernelapp import launch_new_instance as start; start()"
-)
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["/usr/bin/other-python", "-m", "ipykernel_launcher"], "starts /usr/bin/other-python"),
-        (["python", "-c", IMPOSTOR, "-f", "{connection_file}"], "the Python of /elsewhere"),
-    ],
-)
-def test_kernel_of_another_interpreter_is_refused(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, argv: list[str], message: str
+def test_a_kernel_of_another_interpreter_is_never_started(
+    real_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = workspace.project.root / "jupyter"
-    kernelspec(other, argv)
+    other = real_workspace.project.root / "jupyter"
+    kernelspec(other, ["/usr/bin/other-python", "-m", "ipykernel_launcher"])
     monkeypatch.setenv("JUPYTER_PATH", str(other))
-    workspace.notebook("01_a")
-    with pytest.raises(Refused, match=message):
-        workspace.run(command=None)
-    assert not (workspace.project.runs / "01_a.ipynb").exists()
+    real_workspace.notebook("01_a", "import sys; print(sys.prefix)")
+    real_workspace.run()
+    (printed,) = real_workspace.executed("01_a")["cells"][-1]["outputs"]
+    assert Path("".join(printed["text"]).strip()).resolve() == Path(sys.prefix).resolve()
 
 
 def start_cli(workspace: Workspace) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
@@ -136,7 +129,7 @@ def start_cli(workspace: Workspace) -> tuple[subprocess.Popen[str], list[psutil.
         f"pathlib.Path({str(ready)!r}).touch(); time.sleep(600)",
     )
     runner = subprocess.Popen(
-        [sys.executable, "-m", "analysis.cli", "run"],
+        [sys.executable, "-m", "analysis", "run"],
         cwd=workspace.project.notebooks,
         stderr=subprocess.PIPE,
         text=True,
@@ -161,8 +154,9 @@ def ended(process: psutil.Process) -> bool:
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_signal_leaves_no_child_and_no_torn_file(
-    workspace: Workspace, signum: signal.Signals
+    real_workspace: Workspace, signum: signal.Signals
 ) -> None:
+    workspace = real_workspace
     workspace.notebook("01_a", "x = 1")
     workspace.run()
     published = workspace.project.runs / "01_a.ipynb"
@@ -182,73 +176,24 @@ def test_signal_leaves_no_child_and_no_torn_file(
         assert "earlier outputs are as they were" in said and "Traceback" not in said
 
 
-def test_nbval_notices_a_dead_kernel(tmp_path: Path) -> None:
-    import nbformat
-
-    notebook = make_notebook("import os\nos.kill(os.getpid(), 9)")
-    for index, cell in enumerate(notebook.cells):
-        if cell.cell_type == "code":
-            cell.execution_count = index
-    nbformat.write(notebook, tmp_path / "dies.ipynb")
-    started = time.monotonic()
-    root = Path(analysis.__file__).parents[1]
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "--nbval", "--nbval-current-env"),
-            *("-p", "tests.pipeline.nbval_alive", "--nbval-cell-timeout=600"),
-            *("--rootdir", tmp_path, tmp_path / "dies.ipynb"),
-        ],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 1, done.stdout
-    assert "the kernel died in this cell" in done.stdout
-    assert time.monotonic() - started < 30
-
-
-def execute_here(tmp_path: Path, source: str) -> nbformat.NotebookNode:
-    path = tmp_path / "one.ipynb"
-    cells = [nbformat.v4.new_code_cell("", metadata={"tags": ["parameters"]})]
-    cells.append(nbformat.v4.new_code_cell(source))
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
-    request = {"source": str(path), "cap": 1e6, "timeout": 60, "parameters": {}, "cwd": "."}
-    return runner.execute(request, runner.Reporter(io.StringIO()))
-
-
 @pytest.mark.parametrize(("silent", "answers"), [(1, True), (2, False)])
 def test_a_kernel_that_never_answers_is_started_once_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: int, answers: bool
 ) -> None:
-    start, tries = runner.WatchedClient.start_new_kernel_client, []
+    tries: list[str] = []
 
-    def start_or_not(client):
-        tries.append(client.startup_timeout)
+    def start_or_not(source: str, output: str, **options: object) -> None:
+        tries.append(source)
         if len(tries) <= silent:
             raise RuntimeError("Kernel didn't respond in 60 seconds")
-        return start(client)
 
-    monkeypatch.setattr(runner.WatchedClient, "start_new_kernel_client", start_or_not)
+    monkeypatch.setattr(execute.papermill, "execute_notebook", start_or_not)
+    monkeypatch.setenv("JUPYTER_PATH", "")
+    request = {"scratch": str(tmp_path), "root": str(tmp_path), "source": "a", "output": "b"}
+    request |= {"parameters": {}, "cwd": ".", "timeout": 1}
     if answers:
-        done = execute_here(tmp_path, "6 * 7")
-        assert done.cells[-1].outputs[0].data["text/plain"] == "42"
+        execute.execute(request)
     else:
         with pytest.raises(RuntimeError, match="didn't respond"):
-            execute_here(tmp_path, "6 * 7")
-    assert tries == list(runner.STARTUP_SECONDS)
-
-
-def test_a_kernel_that_has_answered_is_not_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start, tries = runner.WatchedClient.start_new_kernel_client, []
-    monkeypatch.setattr(
-        runner.WatchedClient,
-        "start_new_kernel_client",
-        lambda client: tries.append(client) or start(client),
-    )
-    with pytest.raises(DeadKernelError):
-        execute_here(tmp_path, "import os; os._exit(1)")
-    assert len(tries) == 1
+            execute.execute(request)
+    assert len(tries) == 2

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.errors import Refused
+from analysis.errors import UserError
 from analysis.report.parameters import (
     changed_parameters,
     declared_parameters,
@@ -79,20 +79,20 @@ def test_text_is_read_by_the_declared_type(text: tuple[str, str], value: Any) ->
     ],
 )
 def test_bad_value_is_refused(name: str, value: Any, message: str) -> None:
-    with pytest.raises(Refused, match=message) as refusal:
+    with pytest.raises(UserError, match=message) as refusal:
         resolve(**{name: value})
     assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("text", ["nan", "NaN", "inf", "-inf", "Infinity", "abc", ""])
 def test_text_that_is_no_finite_number_is_refused(text: str) -> None:
-    with pytest.raises(Refused, match="rate must be finite float"):
+    with pytest.raises(UserError, match="rate must be finite float"):
         resolve({"rate": text})
 
 
 @pytest.mark.parametrize("name", ["hf_token", "token", "api_key", "PASSWORD", "client_secret"])
 def test_secret_is_refused_and_its_value_never_said(name: str) -> None:
-    with pytest.raises(Refused, match=name) as refusal:
+    with pytest.raises(UserError, match=name) as refusal:
         parse_assignments([f"{name}=canary"])
     assert "canary" not in str(refusal.value)
 
@@ -105,7 +105,7 @@ def test_ordinary_name_is_no_secret(name: str) -> None:
 @pytest.mark.parametrize("assignments", [["n"], ["n=1", "n=2"], ["=1"], ["n =1"]])
 def test_bad_assignment_is_refused(assignments: list[str]) -> None:
     for option in ("-p", "-o"):
-        with pytest.raises(Refused, match=f"^{option}"):
+        with pytest.raises(UserError, match=f"^{option}"):
             parse_assignments(assignments, option)
 
 
@@ -133,7 +133,7 @@ def test_bad_parameters_cell_is_refused(cells: list[str], message: str) -> None:
     notebook = make_notebook(parameters=None)
     for cell in cells:
         notebook.cells += make_notebook(parameters=cell).cells[1:]
-    with pytest.raises(Refused, match=message) as refusal:
+    with pytest.raises(UserError, match=message) as refusal:
         declared_parameters(notebook, "notebooks/03_x.ipynb")
     assert "notebooks/03_x.ipynb" in str(refusal.value)
 
@@ -149,5 +149,5 @@ def test_bad_parameters_cell_is_refused(cells: list[str], message: str) -> None:
 def test_bad_yaml_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "p.yaml"
     path.write_text(text)
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(UserError, match=message):
         load_yaml(path)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
 
-from analysis.report import style
+from analysis import style
 
 NAMES = [
     "none",
@@ -111,9 +111,42 @@ def test_line_carries_the_placement_in_its_style() -> None:
 
 
 @pytest.mark.parametrize(("name", "placement"), [("k5", "loss"), ("k3", "bonus")])
-def test_unknown_arm_is_refused(name: str, placement: str) -> None:
+def test_unknown_variant_is_refused(name: str, placement: str) -> None:
     with pytest.raises(ValueError, match="must be one of"):
         style.line(name, placement)
+
+
+def test_what_a_line_changes_it_changes_alone() -> None:
+    assert style.line("k3", marker="") == style.line("k3") | {"marker": ""}
+
+
+@pytest.mark.parametrize(
+    ("offset", "ha", "va"),
+    [((8, -6), "left", "top"), ((-6, 0), "right", "center"), ((0, 6), "left", "bottom")],
+)
+def test_a_note_stands_on_the_side_of_its_offset(offset, ha: str, va: str) -> None:
+    axes = style.subplots()[1]
+    style.note(axes, "here", (2.0, 3.0), offset=offset, colour="k3")
+    (text,) = axes.texts
+    assert (text.xy, text.get_ha(), text.get_va()) == ((2.0, 3.0), ha, va)
+    assert text.get_color() == style.text_colour(style.COLOURS["k3"])
+
+
+def test_a_band_lies_between_its_columns_and_its_line_on_the_middle() -> None:
+    axes = style.subplots()[1]
+    rows = {"x": [0.0, 1.0], "median": [2.0, 3.0], "p10": [1.0, 2.0], "p90": [4.0, 5.0]}
+    style.band(axes, rows, "x", **style.line("k1"))
+    assert list(axes.get_lines()[0].get_ydata()) == rows["median"]
+    heights = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert set(heights) == {*rows["p10"], *rows["p90"]}
+
+
+def test_a_ratio_of_one_has_the_middle_of_the_colours() -> None:
+    axes = style.subplots()[1]
+    ratio = np.array([[1.0, 100.0], [0.01, 1e9]])
+    style.ratio_mesh(axes, [0, 1], [0, 1], ratio, decades=2, cmap="PuOr", label="ratio")
+    (mesh,) = axes.collections
+    np.testing.assert_allclose(mesh.norm(ratio).ravel()[:3], [0.5, 1.0, 0.0], atol=1e-12)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))

@@ -1,0 +1,335 @@
+"""The book in other languages: catalogues of its paragraphs, and an edition made from them.
+
+A catalogue ``book/locale/<language>/<page>.po`` (gettext) holds the paragraphs of one page and
+their translations. An edition is the same book, from the same runs: `stage` copies the pages with
+what the catalogues translate, and Sphinx builds them into a folder of the site. A paragraph without
+a translation stays English, and a page without a catalogue says so. ``analysis translate`` brings
+the catalogues up to date.
+
+The module is a Sphinx extension too: it links each page to the same page of the other edition.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import nbformat
+import yaml
+from babel.messages.catalog import Catalog
+from babel.messages.pofile import PoFileError, read_po, write_po
+from sphinx.application import Sphinx
+
+from analysis.errors import UserError
+from analysis.files import replace_file
+from analysis.report.pages import toc_pages
+from analysis.report.project import Project
+from analysis.report.strict_yaml import load_yaml
+
+
+class Language(NamedTuple):
+    """A language of the book beside English."""
+
+    code: str  #: as Sphinx knows it
+    folder: str  #: of the site, and the tag of its pages
+    name: str  #: in itself
+    title: str  #: of the book
+    untranslated: str  #: what a page without a catalogue says
+
+
+CHINESE = Language(
+    "zh_CN",
+    "zh",
+    "中文",
+    "KL 项：GRPO 的正则项究竟在优化什么",
+    "本页尚未翻译，以下为英文原文。",
+)
+LANGUAGES = (CHINESE,)
+
+#: What a translation maps a piece of the source to.
+Translate = Callable[[str], str]
+
+_FENCE = re.compile(r"\s*(?P<marks>`{3,}|:{3,})(?:\{(?P<name>[\w:+.-]+)\}[ \t]*(?P<title>.*)|.*)")
+_OPTION = re.compile(r"(\s*:(?P<name>[\w-]+):[ \t]*)(?P<value>.*)")
+#: No prose: comments, labels, rules.
+_STRUCTURE = re.compile(r"\s*(%|<!--|\([\w-]+\)=\s*$|-{3,}\s*$|\+\+\+)")
+#: Directives whose body is no prose, those whose first line is a title, and options that are read.
+_VERBATIM = {"math", "literalinclude", "code-block", "code-cell", "bibliography", "eval-rst"}
+_TITLED = re.compile(r"prf:\w+|grid-item-card|admonition|dropdown|exercise")
+_READ_OPTIONS = ("alt", "caption")
+#: What a translation must keep: roles with their targets, formulas, addresses of links.
+_KEPT = re.compile(r"\{[\w:]+\}`[^`]*`|\$[^$\n]+\$|(?<=\]\()[^)\s]+")
+_WORD = re.compile(r"[A-Za-z]{2}")
+_DIGITS = re.compile(r"\d+(?:[.,]\d+)*")
+
+
+def pieces(text: str) -> list[str]:
+    """The pieces of MyST text that a reader reads, as `key` writes them."""
+    return _noted(lambda note: translated(text, note))
+
+
+def _noted(walk: Callable[[Translate], object]) -> list[str]:
+    """What ``walk`` would have translated."""
+    found: list[str] = []
+
+    def note(piece: str) -> str:
+        found.append(key(piece))
+        return piece
+
+    walk(note)
+    return found
+
+
+def key(piece: str) -> str:
+    """A piece of text whatever its line breaks."""
+    return " ".join(piece.split())
+
+
+def translated(text: str, translate: Translate) -> str:
+    """MyST text with each piece of prose replaced: a paragraph, list, table, heading or title."""
+    lines, fences, paragraph, into = text.split("\n"), [], [], []
+
+    def end() -> None:
+        if paragraph:
+            source = "\n".join(paragraph)
+            indent = re.match(r"\s*", paragraph[0])[0]
+            chosen = translate(source)
+            kept = chosen == source
+            into.extend(paragraph if kept else [indent + line for line in chosen.split("\n")])
+            paragraph.clear()
+
+    front = bool(lines) and lines[0] == "---"
+    maths = options = False
+    for number, line in enumerate(lines):
+        verbatim = bool(fences) and fences[-1][1]
+        fence = _FENCE.fullmatch(line)
+        if front:
+            front = number == 0 or line != "---"
+        elif fence and fences and line.strip() == fences[-1][0]:
+            end()
+            fences.pop()
+        elif verbatim:
+            pass
+        elif fence:
+            end()
+            name = fence["name"] or ""
+            code = not name and fence["marks"][0] == "`"
+            fences.append((fence["marks"], code or name in _VERBATIM))
+            options = True
+            if _TITLED.fullmatch(name) and fence["title"]:
+                line = line[: fence.start("title")] + translate(fence["title"])
+            into.append(line)
+            continue
+        elif maths or line.lstrip().startswith("$$"):
+            end()
+            maths = line.count("$$") % 2 != maths
+        elif options and (option := _OPTION.fullmatch(line)):
+            read = option["name"] in _READ_OPTIONS
+            into.append(option[1] + (translate(option["value"]) if read else option["value"]))
+            continue
+        elif not line.strip() or _STRUCTURE.match(line):
+            end()
+        elif line.startswith("#"):
+            end()
+            line = translate(line)
+        else:
+            options = False
+            paragraph.append(line)
+            continue
+        options = False
+        into.append(line)
+    end()
+    return "\n".join(into)
+
+
+def translated_notebook(notebook: nbformat.NotebookNode, translate: Translate) -> None:
+    """Replace the prose of a notebook, and the captions and descriptions of its figures."""
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = translated(cell.source, translate)
+            continue
+        shown = cell.metadata.get("mystnb", {})
+        for part, name in (("figure", "caption"), ("image", "alt")):
+            if shown.get(part, {}).get(name):
+                shown[part][name] = translate(shown[part][name])
+
+
+def catalogue_path(project: Project, language: Language, page: str) -> Path:
+    """Where the catalogue of a page lies: the page is its file's name without a suffix."""
+    return project.book / "locale" / language.code / f"{page}.po"
+
+
+def catalogues(project: Project, language: Language) -> list[str]:
+    """The pages that have a catalogue, and ``menu``."""
+    return sorted(
+        path.stem for path in catalogue_path(project, language, "menu").parent.glob("*.po")
+    )
+
+
+def load(project: Project, language: Language, page: str) -> dict[str, str]:
+    """The translations of a page, by `key`; those that are fuzzy or empty are left out.
+
+    Raises:
+        UserError: the file is no catalogue.
+    """
+    path = catalogue_path(project, language, page)
+    try:
+        catalogue = read_po(io.BytesIO(path.read_bytes()), abort_invalid=True)
+    except (PoFileError, ValueError) as error:
+        raise UserError(f"{project.relative(path)}: {error}") from None
+    except FileNotFoundError:
+        return {}
+    return {str(m.id): str(m.string) for m in catalogue if m.id and m.string and not m.fuzzy}
+
+
+def translator(translations: Mapping[str, str]) -> Translate:
+    """What replaces a piece by its translation, and leaves it where there is none."""
+    return lambda piece: translations.get(key(piece), piece)
+
+
+def texts(project: Project, page: str) -> list[str]:
+    """All pieces of a page in English, in order, once each.
+
+    ``menu`` are the headings of ``_toc.yml``; ``ledger`` the texts from which its page is written.
+    """
+    if page == "menu":
+        found = [key(caption) for caption in _captions(load_yaml(project.toc, "_toc.yml"))]
+    elif page == "ledger":
+        from analysis.report.ledger_page import translatable
+
+        found = [key(piece) for piece in translatable(project)]
+    elif (path := project.notebooks / f"{page}.ipynb").is_file():
+        notebook = nbformat.read(path, as_version=4)
+        found = _noted(lambda note: translated_notebook(notebook, note))
+    else:
+        path = project.book / f"{page}.md"
+        if not path.is_file():
+            raise UserError(f"book/locale: no page {page}; rename or delete its catalogues")
+        found = pieces(path.read_text(encoding="utf-8"))
+    return [piece for piece in dict.fromkeys(found) if _WORD.search(_KEPT.sub("", piece))]
+
+
+def update(project: Project, language: Language, page: str) -> tuple[int, int]:
+    """Bring a catalogue up to date: pieces that are new come empty, those that went leave.
+
+    Returns:
+        The numbers of pieces, and of those without a translation.
+    """
+    known = load(project, language, page)
+    catalogue = Catalog(locale=language.code)
+    sources = texts(project, page)
+    for source in sources:
+        catalogue.add(source, known.get(source, ""))
+    written = io.BytesIO()
+    write_po(written, catalogue, width=100, omit_header=True)
+    path = catalogue_path(project, language, page)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, written.getvalue())
+    return len(sources), sum(source not in known for source in sources)
+
+
+def problems(project: Project, language: Language) -> Iterator[str]:
+    """What is missing, stale or altered in the catalogues, one line each."""
+    for page in catalogues(project, language):
+        known, sources = load(project, language, page), texts(project, page)
+        label = f"{language.code}/{page}.po"
+        for source in sources:
+            if source not in known:
+                yield f"{label}: not translated: {source[:80]}"
+            elif _kept(source) != _kept(known[source]):
+                yield f"{label}: roles, formulas or links differ: {source[:80]}"
+            elif extra := set(_DIGITS.findall(known[source])) - set(_DIGITS.findall(source)):
+                yield f"{label}: numbers the source has not, {', '.join(extra)}: {source[:80]}"
+        for stale in known.keys() - set(sources):
+            yield f"{label}: no longer in the book: {stale[:80]}"
+
+
+def _kept(piece: str) -> set[str]:
+    """What no translation may change; of a reference with words of its own only the target."""
+    return {re.sub(r"`.*<(.*)>`", r"`\1`", found) for found in _KEPT.findall(piece)}
+
+
+def stage(project: Project, language: Language, destination: Path) -> None:
+    """Write the sources of an edition: configuration, menu, and pages as far as translated."""
+    shutil.copytree(
+        project.book, destination / "book", ignore=shutil.ignore_patterns(".*", "locale")
+    )
+    for name in ("analysis", "notebooks", "results"):
+        (destination / name).symlink_to(project.root / name)
+    config, toc = (load_yaml(path, path.name) for path in (project.config, project.toc))
+    config["title"] = language.title
+    config["sphinx"]["config"] |= {"language": language.code}
+    config["sphinx"]["config"]["html_theme_options"]["logo"]["text"] = language.title.split("：")[0]
+    menu = translator(load(project, language, "menu"))
+    for part in toc.get("parts", ()):
+        part["caption"] = menu(part["caption"])
+    for name, content in (("_config.yml", config), ("_toc.yml", toc)):
+        text = yaml.safe_dump(content, allow_unicode=True, sort_keys=False)
+        (destination / name).write_text(text, encoding="utf-8")
+    known = set(catalogues(project, language))
+    for page in toc_pages(project):
+        path = destination / page.relative_to(project.root)
+        translations = load(project, language, path.name) if path.name in known else None
+        _stage_page(project, language, path, translations)
+
+
+def _stage_page(
+    project: Project, language: Language, path: Path, translations: Mapping[str, str] | None
+) -> None:
+    source = path.with_suffix(".md")
+    if path.name == "ledger" and translations is not None:
+        from analysis.report.ledger_page import write_ledger
+
+        write_ledger(project, source, translator(translations))
+    elif source.is_file():
+        text = source.read_text(encoding="utf-8")
+        source.write_text(_edition(text, language, translations), encoding="utf-8")
+    elif (source := path.with_name(f"{path.name}.ipynb")).is_file():
+        notebook = nbformat.read(source, as_version=4)
+        if translations is None:
+            first = next(cell for cell in notebook.cells if cell.cell_type == "markdown")
+            first.source = _edition(first.source, language, None)
+        else:
+            translated_notebook(notebook, translator(translations))
+        nbformat.write(notebook, source)
+
+
+def _edition(text: str, language: Language, translations: Mapping[str, str] | None) -> str:
+    if translations is not None:
+        return translated(text, translator(translations))
+    note = f"\\g<0>\n\n```{{div}} untranslated\n{language.untranslated}\n```\n"
+    return re.sub(r"^# .*$", note, text, count=1, flags=re.MULTILINE)
+
+
+def _captions(toc: Mapping[str, Any]) -> Sequence[str]:
+    return [part["caption"] for part in toc.get("parts", ()) if part.get("caption")]
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the extension (called by Sphinx)."""
+    app.connect("html-page-context", link_other_edition, priority=910)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def link_other_edition(
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """A button to the same page in the other language, and the links that search engines read."""
+    if doctree is None:
+        return
+    up = "../" * pagename.count("/")
+    here = next((one for one in LANGUAGES if one.code == app.config.language), None)
+    for other in LANGUAGES if here is None else (None,):
+        address = (
+            f"{up}../{pagename}.html" if other is None else f"{up}{other.folder}/{pagename}.html"
+        )
+        name, tag = ("English", "en") if other is None else (other.name, other.folder)
+        button = {"type": "link", "url": address, "text": name, "tooltip": name, "icon": ""}
+        buttons = context.setdefault("header_buttons", [])
+        buttons.insert(0, button | {"label": "language-button"})
+        link = f'<link rel="alternate" hreflang="{tag}" href="{address}" />'
+        context["metatags"] = "\n".join([context.get("metatags", ""), link])

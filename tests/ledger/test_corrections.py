@@ -1,0 +1,93 @@
+"""Counterexamples to statements that earlier versions of the book made (book/corrections.yaml)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from analysis.chapters import ch07_supports as supports
+from analysis.kl.divergences import forward_kl
+from analysis.kl.enumeration import reverse_kl_gradient
+
+EXACT = 1e-12
+LOSSES = {(r["estimator"], r["weighting"]): r for r in supports.ROWS if r["placement"] == "loss"}
+
+
+def test_always_positive_penalties():
+    """Two tokens, integrated: a positive penalty that returns, and two that do not."""
+    ref = torch.tensor([0.3, 0.7], dtype=torch.float64)
+    penalties = {
+        "k1 + 100": lambda l: l + 100,
+        "k2": lambda l: l.square() / 2,
+        "k3": lambda l: torch.expm1(-l) + l,
+    }
+    ends = {}
+    for name, penalty in penalties.items():
+        logits = torch.tensor([0.2, 0.8], dtype=torch.float64).log()
+        for _ in range(4000):
+            p = logits.softmax(-1)
+            cost = penalty((p / ref).log())
+            assert (cost >= 0).all()
+            step = -p * (cost - (p * cost).sum())
+            assert (step >= 0).any()
+            logits = logits + 0.2 * step
+        ends[name] = logits.softmax(-1)[0].item()
+    assert ends["k1 + 100"] == pytest.approx(0.3, abs=1e-9)
+    assert ends["k2"] < 0.01
+    assert ends["k3"] < 1e-6
+
+
+def test_sum_and_mean_over_tokens_agree_for_rewards_on_answers_of_one_length():
+    """Old statement: they agree only if all answers have one length; for some rewards they do."""
+    logits = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    logp = (logits + torch.tensor([0.7, -0.4, 0.0]).double()).log_softmax(-1)
+    lengths = torch.tensor([1, 2, 2]).double()
+    gradients = []
+    for rewards in (torch.tensor([0.0, 1.0, 0.0]), torch.tensor([1.0, 1.0, 0.0])):
+        score = logp.exp().detach() * rewards.double() * logp
+        gradients.append(
+            [
+                torch.autograd.grad((score / by).sum(), logits, retain_graph=True)[0]
+                for by in (1.0, lengths)
+            ]
+        )
+    (of_one, its_mean), (total, mean) = gradients
+    torch.testing.assert_close(its_mean, of_one / 2, rtol=0, atol=1e-15)
+    assert of_one.norm() > 0.1
+    assert torch.linalg.matrix_rank(torch.stack([total, mean])) == 2  # no constant for this reward
+
+
+def test_equal_supports_are_not_what_the_reverse_lines_need():
+    """The old condition: the sampler allows every token of policy *and* reference."""
+    policy, sampler, reference = torch.randn(
+        3, 5, generator=torch.Generator().manual_seed(2)
+    ).double()
+    policy[0] = sampler[0] = -torch.inf  # the reference alone allows it: the condition is broken
+    sampler_only = torch.cat([sampler[1:], sampler[:1]])
+    assert sampler_only.isinf().sum() == 1
+    case = supports.Supports(policy, sampler, reference)
+    referee = reverse_kl_gradient(policy, reference)
+    for key in (("k1", "attached"), ("k3", "attached"), ("k2", "detached")):
+        found = supports.at_one_state(case, LOSSES[key])[0]
+        torch.testing.assert_close(found, referee, rtol=0, atol=EXACT)
+    sampler[0] = 0.3  # now it is met, and the forward line is false: that KL is infinite
+    case = supports.Supports(policy, sampler, reference)
+    assert forward_kl(policy, reference) == torch.inf
+    assert supports.descends(case, LOSSES["k3", "detached"]) != "forward"
+
+
+def test_other_weights_of_the_sum_are_exact_too():
+    """The counterexample to "if and only if the weights are the policy's, differentiated"."""
+    policy, old, reference = torch.randn(3, 6, generator=torch.Generator().manual_seed(9)).double()
+    leaf = policy.clone().requires_grad_(True)
+    log_ratio = leaf.log_softmax(-1) - reference.log_softmax(-1)
+    probability = leaf.softmax(-1)
+    exact = reverse_kl_gradient(policy, reference)
+    for weights, good in (
+        (probability, True),
+        ((probability * log_ratio).detach(), True),
+        (probability.detach(), False),
+        (old.softmax(-1), False),
+    ):
+        (gradient,) = torch.autograd.grad((weights * log_ratio).sum(), leaf, retain_graph=True)
+        assert ((gradient - exact).abs().max() < EXACT) == good

@@ -1,0 +1,299 @@
+"""Runs without a kernel: when they are stale, how they are published, and who may write."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from analysis.errors import UserError
+from analysis.files import replace_file, sealed
+from analysis.report import notebooks
+from analysis.report.notebooks import Limits, refresh_notebooks, stale_jobs
+from analysis.report.provenance import ledger_problems, read_provenance, store_ledger
+from tests.pipeline.conftest import DEFAULTS, Workspace
+
+#: Imports one module, reads one result, and has a child that says so.
+READS = "# stub\nreads.write_text('results/a.csv\\n')\n"
+CODE = "from analysis.kl import terms"
+
+
+def reasons(workspace: Workspace, **options: object) -> list[str]:
+    return [reason for _, reason in stale_jobs(workspace.project, workspace.plan(**options))]
+
+
+@pytest.fixture
+def ran(workspace: Workspace) -> Workspace:
+    (workspace.project.results / "a.csv").write_text("1")
+    workspace.notebook("01_a", CODE, READS)
+    workspace.run()
+    assert reasons(workspace) == []
+    return workspace
+
+
+def write(path: str, text: str) -> Callable[[Workspace], object]:
+    def change(workspace: Workspace) -> None:
+        file = workspace.project.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    return change
+
+
+def edit(path: str, old: str, new: str) -> Callable[[Workspace], object]:
+    def change(workspace: Workspace) -> None:
+        file = workspace.project.root / path
+        assert old in file.read_text()
+        file.write_text(file.read_text().replace(old, new))
+
+    return change
+
+
+def notebook(*code: str, **options: str) -> Callable[[Workspace], object]:
+    return lambda workspace: workspace.notebook("01_a", *code, **options)
+
+
+def tear(workspace: Workspace) -> None:
+    path = workspace.project.runs / "01_a.json"
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def reversion(workspace: Workspace) -> None:
+    """As another version would have written it."""
+    path = workspace.project.runs / "01_a.json"
+    path.write_bytes(sealed(json.loads(path.read_text()) | {"version": 2}))
+
+
+def redate(field: str) -> Callable[[Workspace], None]:
+    """Edit a field by hand that no check of staleness reads."""
+
+    def change(workspace: Workspace) -> None:
+        path = workspace.project.runs / "01_a.json"
+        was = json.loads(path.read_text())[field]
+        now = was.replace("20", "19", 1) if field == "finished_at" else "a GPU"
+        path.write_text(path.read_text().replace(json.dumps(was), json.dumps(now)))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (notebook("x = 2", READS), "the notebook changed"),
+        (notebook(CODE, READS, prose="# Other"), "the notebook changed"),
+        (
+            notebook(CODE, READS, parameters=DEFAULTS.replace("n: int = 1", "n: int = 2")),
+            "the notebook changed",
+        ),
+        (write("analysis/kl/terms.py", "value = 2\n"), "the code that it imports changed"),
+        (write("results/a.csv", "2"), "results/a.csv changed"),
+        (lambda w: (w.project.results / "a.csv").unlink(), "results/a.csv changed"),
+        (write("requirements.lock", "tqdm==2\n"), "requirements.lock or torch changed"),
+        (edit("book/_run/01_a.ipynb", "terms", "words"), "edited after the run"),
+        (tear, "no readable provenance"),
+        (reversion, "no readable provenance"),
+        (edit("book/_run/01_a.json", '"n": 1', '"n": 9'), "no readable provenance"),
+        (edit("book/_run/01_a.json", '"threads": 1', '"threads": "x"'), "no readable provenance"),
+        *((redate(field), "no readable provenance") for field in ("device", "platform")),
+        (redate("finished_at"), "no readable provenance"),
+        (write("book/_run/01_a.json", "[" * 100_000), "no readable provenance"),
+        (lambda w: (w.project.runs / "01_a.ipynb").unlink(), "never run"),
+    ],
+)
+def test_a_change_of_an_input_makes_the_run_stale(
+    ran: Workspace, change: Callable[[Workspace], object], reason: str
+) -> None:
+    change(ran)
+    (found,) = reasons(ran)
+    assert reason in found
+    ran.run()
+    assert reasons(ran) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        write("analysis/cli/main.py", "import os\n"),
+        write("analysis/kl/other.py", "value = 2\n"),
+        write("analysis/kl/terms.py", '"""Doc."""\n\nvalue = 1  # why\n'),
+        write("results/b.csv", "2"),
+        write("results/b/manifest.json", "{}"),
+    ],
+)
+def test_what_a_run_does_not_use_leaves_it_current(
+    ran: Workspace, change: Callable[[Workspace], object]
+) -> None:
+    change(ran)
+    assert reasons(ran) == []
+
+
+def test_other_parameters_are_another_run(ran: Workspace) -> None:
+    assert reasons(ran, texts={"n": "1"}) == []
+    (reason,) = reasons(ran, texts={"n": "2"})
+    assert "other parameters" in reason
+
+
+def test_provenance_says_what_ran(workspace: Workspace) -> None:
+    workspace.notebook("01_a")
+    workspace.run(texts={"profile": "full", "n": "3"})
+    provenance = read_provenance(workspace.project.runs / "01_a.json")
+    assert provenance is not None
+    assert provenance.notebook == "notebooks/01_a.ipynb"
+    assert provenance.profile == "full"
+    assert provenance.parameters == {"n": 3, "rate": 0.5, "label": "a", "profile": "full"}
+    assert set(provenance.inputs) == {"notebook", "parameters", "code", "environment"}
+    assert provenance.threads == 1 and provenance.device.startswith("CPU (")
+    assert provenance.finished_at.utcoffset() is not None
+
+
+def test_refresh_copies_outputs_and_leaves_the_run_current(ran: Workspace) -> None:
+    source = ran.project.notebooks / "01_a.ipynb"
+    assert refresh_notebooks(ran.project) == [source]
+    assert json.loads(source.read_text())["cells"][2]["execution_count"] == 3
+    assert reasons(ran) == []
+    assert refresh_notebooks(ran.project) == []
+    ran.run(texts={"n": "2"})
+    with pytest.raises(UserError, match="01_a: other parameters"):
+        refresh_notebooks(ran.project)
+
+
+def test_success_is_published_and_nothing_else_left(workspace: Workspace) -> None:
+    workspace.notebook("01_a", "x = 1")
+    workspace.notebook("02_b", "x = 2")
+    workspace.project.runs.mkdir(parents=True)
+    (workspace.project.runs / ".01_a.ipynb.12345.tmp").write_text("torn by a kill")
+    workspace.run()
+    assert {p.name for p in workspace.project.runs.iterdir() if p.is_file()} == {
+        f"{name}.{end}" for name in ("01_a", "02_b") for end in ("ipynb", "json")
+    }
+
+
+def test_failure_names_the_cell_keeps_the_old_output_and_lets_others_finish(
+    ran: Workspace,
+) -> None:
+    old = (ran.project.runs / "01_a.ipynb").read_bytes()
+    ran.notebook("01_a", "# stub\nend(in_cell='raised E')")
+    ran.notebook("02_b")
+    with pytest.raises(UserError, match=r"^01_a: cell 3 \(`# stub`\) raised E; see book/_run/fail"):
+        ran.run()
+    assert (ran.project.runs / "01_a.ipynb").read_bytes() == old
+    assert (ran.project.runs / "02_b.ipynb").is_file()
+    assert "raised E" in json.loads((ran.project.runs / "failed/01_a.json").read_text())["reason"]
+    ran.notebook("01_a", "x = 1")
+    ran.run()
+    assert not (ran.project.runs / "failed/01_a.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("os.kill(os.getpid(), 9)", r"cell 3 .* ended its runner \(exit -9\)"),
+        ("sys.exit('no luck')", r"cell 3 .* ended its runner \(exit 1\): no luck"),
+        ("time.sleep(60)", r"cell 3 .* fell silent"),
+        ("cell['outputs'] = ['x' * 3000]", r"cell 3 .* wrote more than 0.002 MB of output"),
+        (
+            "source.write_text(source.read_text().replace('# Title', '# Other'))",
+            "changed while it ran",
+        ),
+        ("end()", "cell 3 was not executed"),
+    ],
+)
+def test_a_run_that_goes_wrong_is_not_published(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, code: str, message: str
+) -> None:
+    monkeypatch.setattr(notebooks, "SILENCE_GRACE_SECONDS", 0.3)
+    workspace.notebook("01_a", f"# stub\n{code}")
+    with pytest.raises(UserError, match=message) as refusal:
+        workspace.run(limits=Limits(jobs=1, timeout=0.5, cap=2000))
+    assert "\n" not in str(refusal.value)
+    assert not (workspace.project.runs / "01_a.ipynb").exists()
+
+
+def test_second_runner_waits_and_names_the_holder(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workspace.notebook("01_a")
+    lock = workspace.project.runs / ".locks" / "01_a.lock"
+    script = (
+        "import pathlib, time\n"
+        "from analysis.report.processes import exclusive\n"
+        f"with exclusive(pathlib.Path({str(lock)!r}), print):\n"
+        "    print('held', flush=True); time.sleep(1)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        workspace.run()
+        assert f"01_a  waiting for process {holder.pid}" in capsys.readouterr().err
+    assert (workspace.project.runs / "01_a.ipynb").is_file()
+
+
+@pytest.mark.parametrize("place", ["pyproject.toml", "pyproject.toml/inside", "/proc/nowhere"])
+def test_unwritable_output_fails_before_any_work(
+    workspace: Workspace, place: str, tmp_path: Path
+) -> None:
+    flag = tmp_path / "ran"
+    workspace.notebook("01_a", f"# stub\npathlib.Path({str(flag)!r}).touch()")
+    with pytest.raises(UserError, match="cannot be written"):
+        workspace.run(directory=workspace.project.root / place)
+    assert not flag.exists()
+
+
+def test_folder_in_the_way_fails_before_any_work(workspace: Workspace) -> None:
+    workspace.notebook("01_a")
+    (workspace.project.runs / "01_a.ipynb").mkdir(parents=True)
+    with pytest.raises(UserError, match="a folder is in the way"):
+        workspace.run()
+
+
+def test_full_disk_keeps_the_old_file_and_names_path_and_size(tmp_path: Path) -> None:
+    path = tmp_path / "out.ipynb"
+    replace_file(path, b"old")
+    script = (  # a file size limit stands in for a full disk: the write fails halfway
+        "import pathlib, resource, signal, sys\n"
+        "from analysis.files import replace_file\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "replace_file(pathlib.Path(sys.argv[1]), b'x' * 5000)\n"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=False
+    )
+    assert child.returncode != 0
+    assert "out.ipynb" in child.stderr and "no room for 5,000 bytes" in child.stderr
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["out.ipynb"]
+
+
+def test_the_book_needs_a_ledger_recomputed_since_the_last_change(workspace: Workspace) -> None:
+    project = workspace.project
+    assert ledger_problems(project) == []  # no ledger, nothing to check
+    project.claims.write_text("[]")
+    (project.package / "chapters").mkdir()
+    (project.package / "chapters" / "ch01.py").write_text("from analysis.kl import terms\n")
+    (project.results / "a.csv").write_text("1")
+    assert "never recomputed" in ledger_problems(project)[0]
+    store_ledger(project, {}, ["results/a.csv"])
+    write("analysis/cli/main.py", "import os\n")(workspace)
+    write("results/b.csv", "1")(workspace)
+    assert ledger_problems(project) == []
+    for path, text in (
+        ("analysis/kl/terms.py", "value = 2\n"),
+        ("results/a.csv", "2"),
+        ("book/claims.yaml", "[1]"),
+        ("requirements.lock", "tqdm==2"),
+    ):
+        write(path, text)(workspace)
+        assert "changed since" in ledger_problems(project)[0]
+        store_ledger(project, {}, ["results/a.csv"])
+    store_ledger(project, {"S4-12": "recorded 'fails', recomputed 'holds if'"}, [])
+    assert ledger_problems(project) == [
+        "book/claims.yaml: S4-12: recorded 'fails', recomputed 'holds if'"
+    ]
+    stored = project.runs / "claims.json"
+    for text in (stored.read_text().replace("S4-12", "S4-13"), "[" * 100_000):
+        stored.write_text(text)
+        assert "never recomputed" in ledger_problems(project)[0]

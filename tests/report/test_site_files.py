@@ -1,0 +1,76 @@
+"""What the site offers beside its pages, and the index that the search ranks first."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import nbformat
+import pytest
+
+from analysis import style
+from analysis.report.index_terms import FILE, read_terms
+from analysis.report.pages import toc_pages
+from analysis.report.project import Project
+from analysis.report.site_files import card, figure_tables, sitemap
+
+ROOT = Path(__file__).resolve().parents[2]
+CONF = """
+extensions = ["analysis.report.index_terms"]
+root_doc = "book/index"
+"""
+
+
+def test_a_table_is_found_by_the_name_of_its_figure(tmp_path: Path) -> None:
+    image = nbformat.v4.new_output(
+        "display_data", {"image/png": "aGk="}, metadata={"image/png": {"data": "x,y\n1,2\n"}}
+    )
+    named = nbformat.v4.new_code_cell("a", metadata={"mystnb": {"figure": {"name": "fig-a"}}})
+    named.outputs = [image]
+    unnamed = nbformat.v4.new_code_cell("b", outputs=[image])
+    notebook = nbformat.v4.new_notebook(cells=[named, unnamed])
+    nbformat.write(notebook, tmp_path / "01_a.ipynb")
+    assert figure_tables(tmp_path) == {"fig-a": "x,y\n1,2\n"}
+
+
+def test_the_sitemap_has_whole_addresses() -> None:
+    tree = ElementTree.fromstring(sitemap("https://example.org/b/", ["book/a&b.html"]).encode())
+    assert [place.text for place in tree.iter() if place.tag.endswith("loc")] == [
+        "https://example.org/b/book/a&b.html"
+    ]
+
+
+def test_the_card_has_the_size_that_others_expect() -> None:
+    image = style.png(card())
+    width, height = (int.from_bytes(image[at : at + 4], "big") for at in (16, 20))
+    assert (width, height) == (1200, 630)
+
+
+def test_every_chapter_is_in_the_index() -> None:
+    terms = read_terms(ROOT / FILE)
+    pages = {path.relative_to(ROOT / "book").as_posix() for path in toc_pages(Project(ROOT))}
+    assert terms.keys() <= pages
+    assert {page for page in pages if page.startswith("_run/")} <= terms.keys()
+
+
+def test_a_term_on_two_pages_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "index_terms.yaml"
+    path.write_text("a: [one, two]\nb: [two]\n")
+    with pytest.raises(ValueError, match="'two' stands at a and at b"):
+        read_terms(path)
+
+
+def test_terms_stand_in_the_index_of_the_search(tmp_path: Path) -> None:
+    (tmp_path / "book").mkdir()
+    (tmp_path / "conf.py").write_text(CONF)
+    (tmp_path / "book/index.rst").write_text("A title\n=======\n\nText.\n")
+    (tmp_path / FILE).write_text("index: [Appendix D]\n")
+    # A second Sphinx in this process would find its nodes registered.
+    subprocess.run([sys.executable, "-m", "sphinx", "-q", tmp_path, tmp_path / "out"], check=True)
+    written = (tmp_path / "out/searchindex.js").read_text()
+    index = json.loads(re.fullmatch(r"Search\.setIndex\((.*)\)", written)[1])
+    assert index["indexentries"] == {"appendix d": [[0, "a-title", True]]}

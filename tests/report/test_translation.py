@@ -1,0 +1,168 @@
+"""The edition in another language: nothing missing, nothing stale, nothing altered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from analysis.errors import UserError
+from analysis.report.project import Project, find_project
+from analysis.report.translation import (
+    CHINESE,
+    catalogue_path,
+    catalogues,
+    load,
+    pieces,
+    problems,
+    stage,
+    translated,
+    update,
+)
+
+PAGE = """\
+---
+orphan: true
+---
+# A title
+(sec-label)=
+## A heading, with $x^2$
+
+A paragraph over
+two lines with {eq}`kl_loss`.
+
+| a | b |
+|---|---|
+| one | two |
+
+$$
+not = words
+$$
+
+```{prf:theorem} The name
+:label: thm-one
+
+Let it be. Then
+
+$$ (label)
+\\E = 0
+$$
+```
+
+::::{grid} 1 2
+:gutter: 3
+:::{grid-item-card} Card title
+- an item
+- another
+:::
+::::
+
+```{figure} a.png
+:alt: What it shows
+:name: fig-a
+
+The caption.
+```
+
+```python
+code = "no words"
+```
+"""
+WORDS = [
+    "# A title",
+    "## A heading, with $x^2$",
+    "A paragraph over two lines with {eq}`kl_loss`.",
+    "| a | b | |---|---| | one | two |",
+    "The name",
+    "Let it be. Then",
+    "Card title",
+    "- an item - another",
+    "What it shows",
+    "The caption.",
+]
+
+
+@pytest.fixture(scope="module")
+def book():
+    return find_project(Path(__file__).parent)
+
+
+def test_only_what_a_reader_reads_is_translated():
+    assert pieces(PAGE) == WORDS
+    assert translated(PAGE, lambda piece: piece) == PAGE
+    upper = translated(PAGE, lambda piece: piece.upper())
+    assert "WHAT IT SHOWS" in upper and ":name: fig-a" in upper and "not = words" in upper
+    assert upper.count("\n") == PAGE.count("\n")
+
+
+def test_the_pages_that_were_promised_are_translated_whole_and_none_is_stale(book):
+    promised = {"answer", "index", "ledger", "menu", "00_start", "01_estimators", "02_gradients"}
+    promised |= {"03_k3_counterexample", "04_grpo_ablation"}
+    assert promised <= set(catalogues(book, CHINESE))
+    assert list(problems(book, CHINESE)) == []
+
+
+SENTENCE = "By {eq}`kl_loss` it is 2.5 nats."
+
+
+@pytest.fixture
+def one_page(tmp_path):
+    project = Project(tmp_path)
+    project.book.mkdir()
+    (project.book / "index.md").write_text(f"# First\n\n{SENTENCE}\n")
+    update(project, CHINESE, "index")
+    return project
+
+
+def _translate(project, said):
+    catalogue_path(project, CHINESE, "index").write_text(
+        f'msgid "# First"\nmsgstr "# Eins"\n\nmsgid "{SENTENCE}"\nmsgstr "{said}"\n'
+    )
+
+
+def test_what_a_translation_lacks_or_alters_is_told(one_page):
+    told = list(problems(one_page, CHINESE))
+    assert len(told) == 2 and all("not translated" in line for line in told)
+    _translate(one_page, "{eq}`kl_penalty` 2.5")
+    (told,) = problems(one_page, CHINESE)
+    assert "roles, formulas or links differ" in told
+    _translate(one_page, "{eq}`kl_loss` 2.5 nat")
+    assert list(problems(one_page, CHINESE)) == []
+
+
+def test_a_number_that_the_source_has_not_is_told(one_page):
+    _translate(one_page, "{eq}`kl_loss` 2.6 nat")
+    (told,) = problems(one_page, CHINESE)
+    assert "numbers the source has not, 2.6" in told
+
+
+def test_a_paragraph_that_changed_is_stale_until_the_catalogue_is_updated(one_page):
+    _translate(one_page, "{eq}`kl_loss` 2.5 nat")
+    (one_page.book / "index.md").write_text("# First\n\nOtherwise.\n")
+    assert any("no longer in the book" in line for line in problems(one_page, CHINESE))
+    assert update(one_page, CHINESE, "index") == (2, 1)
+    assert not any("no longer" in line for line in problems(one_page, CHINESE))
+
+
+def test_a_catalogue_of_no_page_and_a_broken_one_are_refused(one_page):
+    with pytest.raises(UserError, match="no page nowhere"):
+        update(one_page, CHINESE, "nowhere")
+    catalogue_path(one_page, CHINESE, "index").write_text('msgid "open\n')
+    with pytest.raises(UserError, match=r"index\.po"):
+        load(one_page, CHINESE, "index")
+
+
+def test_an_edition_has_the_runs_of_the_book_and_its_own_words(book, tmp_path):
+    stage(book, CHINESE, tmp_path / "zh")
+    config = (tmp_path / "zh/_config.yml").read_text(encoding="utf-8")
+    assert "language: zh_CN" in config
+    assert "# KL 项" in (tmp_path / "zh/book/index.md").read_text(encoding="utf-8")
+    assert CHINESE.untranslated in (tmp_path / "zh/book/notation.md").read_text(encoding="utf-8")
+    for run in book.runs.glob("0[0-4]_*.ipynb"):
+        ours, theirs = (
+            nbformat.read(path, as_version=4).cells
+            for path in (run, tmp_path / "zh/book/_run" / run.name)
+        )
+        assert [cell.get("outputs") for cell in ours] == [cell.get("outputs") for cell in theirs]
+        assert ours[0].source != theirs[0].source
