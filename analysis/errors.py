@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
 
-class Refused(ValueError):
+class UserError(ValueError):
     """Something must be changed first; each line of the message names one thing and what to do."""
 
 

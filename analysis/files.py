@@ -5,12 +5,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from analysis.errors import Refused
+from analysis.errors import UserError
+
+#: The field of a sealed file that holds the hash of the others.
+SEAL = "sha256"
 
 
 def sha256_bytes(data: bytes) -> str:
@@ -35,11 +41,52 @@ def sha256_tree(root: Path, pattern: str = "**/*") -> str:
     return digest.hexdigest()
 
 
+def read_json(path: Path, label: str) -> Any:
+    """The content of a JSON file; ``label`` names it in a refusal.
+
+    Raises:
+        UserError: it cannot be read or is no JSON.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{label}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        raise UserError(f"{label}: no valid JSON; restore it or make it again") from None
+
+
+def sealed(content: Mapping[str, Any]) -> bytes:
+    """JSON that ends with the hash of the rest; no signature: whoever changes both is believed."""
+    body = {name: value for name, value in content.items() if name != SEAL}
+    return _json_bytes(body | {SEAL: sha256_bytes(_json_bytes(body))})
+
+
+def unsealed(data: bytes) -> dict[str, Any]:
+    """What :func:`sealed` was given.
+
+    Raises:
+        ValueError: a byte differs, or there is no seal; says which.
+    """
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ValueError("is no valid JSON") from None
+    if not isinstance(content, dict) or SEAL not in content:
+        raise ValueError(f"has no {SEAL!r} that seals it")
+    if sealed(content) != data:
+        raise ValueError("changed since it was written")
+    return {name: value for name, value in content.items() if name != SEAL}
+
+
+def _json_bytes(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, indent=1) + "\n").encode()
+
+
 def write_durably(path: Path, data: bytes) -> None:
     """Write ``data`` to ``path`` and wait until it is on disk; leave no torn file behind.
 
     Raises:
-        Refused: the disk is full or the place is not writable; names path and size.
+        UserError: the disk is full or the place is not writable; names path and size.
     """
     try:
         with open(path, "wb") as file:
@@ -49,14 +96,14 @@ def write_durably(path: Path, data: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             path.unlink()
-        raise Refused(_cannot_write(path, len(data), error)) from None
+        raise UserError(_cannot_write(path, len(data), error)) from None
 
 
 def replace_file(path: Path, data: bytes) -> None:
     """Put ``data`` at ``path`` in one step: a reader sees the old file or the new one.
 
     Raises:
-        Refused: see `write_durably`; the old file is then intact.
+        UserError: see `write_durably`; the old file is then intact.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     write_durably(temporary, data)
@@ -64,14 +111,14 @@ def replace_file(path: Path, data: bytes) -> None:
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise Refused(_cannot_write(path, len(data), error)) from None
+        raise UserError(_cannot_write(path, len(data), error)) from None
 
 
 def require_writable(directory: Path) -> None:
     """Make ``directory`` and prove that a file can be written there.
 
     Raises:
-        Refused: it cannot.
+        UserError: it cannot.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -79,7 +126,7 @@ def require_writable(directory: Path) -> None:
             probe.write(b"\0" * 4096)
             probe.flush()
     except OSError as error:
-        raise Refused(_cannot_write(directory, 4096, error)) from None
+        raise UserError(_cannot_write(directory, 4096, error)) from None
 
 
 def _cannot_write(path: Path, size: int, error: OSError) -> str:

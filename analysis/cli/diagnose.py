@@ -7,16 +7,15 @@ from typing import Annotated, Literal
 
 import tyro
 
-from analysis.errors import Refused
-from analysis.experiments.diagnosis.dumping import SNIPPETS
-from analysis.experiments.diagnosis.findings import matching
-from analysis.experiments.diagnosis.folders import recorded_settings
-from analysis.experiments.diagnosis.measure import measure
-from analysis.experiments.diagnosis.readers import read_rollouts
-from analysis.experiments.diagnosis.reports import report
-from analysis.experiments.diagnosis.schema import Settings, described_term
+from analysis.diagnosis.causes import matching
+from analysis.diagnosis.dumping import SNIPPETS
+from analysis.diagnosis.measure import measure
+from analysis.diagnosis.readers import read_rollouts, recorded_settings
+from analysis.diagnosis.reports import report
+from analysis.diagnosis.schema import Settings, described_term
+from analysis.errors import UserError
 from analysis.files import replace_file
-from analysis.kl.term import Estimator, Placement, Weighting
+from analysis.kl.names import Estimator, Placement, Weighting
 from analysis.report.diagnosis_page import html_page, lines
 
 #: Exit status where --fail-on matches; 1 is a file that cannot be diagnosed.
@@ -66,7 +65,7 @@ def diagnose(
         print(SNIPPETS[how_to_dump])
         return
     if file is None:
-        raise Refused("give the file to diagnose (how to make one: --how-to-dump trl)")
+        raise UserError("give the file to diagnose (how to make one: --how-to-dump trl)")
     wanted = tuple(name.strip() for name in fail_on.split(",") if name.strip())
     matching([], wanted)
     options = {
@@ -81,7 +80,7 @@ def diagnose(
     try:
         settings = Settings(**recorded_settings(file).model_dump() | given)
     except ValueError as error:
-        raise Refused(_settings_complaint(error)) from None
+        raise UserError(_settings_complaint(error)) from None
     rollouts = read_rollouts(file)
     found = report(measure(rollouts, settings), source=file.name)
     if json is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from analysis.report.notebooks import refresh_notebooks
 from analysis.report.project import find_project
-from analysis.report.publication import refresh_notebooks
 from analysis.report.run_figures import refresh_copies
 
 

@@ -9,9 +9,10 @@ from typing import Annotated
 import torch
 import tyro
 
-from analysis.errors import Refused
-from analysis.experiments.ablations import reproduction
-from analysis.experiments.language_models.checkpoints import Unavailable
+from analysis.errors import UserError
+from analysis.experiments.language.model import Unavailable
+from analysis.experiments.reproduction import find
+from analysis.experiments.reproduction import reproduce as reproduced
 
 
 def reproduce(
@@ -19,11 +20,12 @@ def reproduce(
         tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[RECORDING ...]")
     ] = (),
     /,
-    members: int | None = None,
+    runs: int | None = None,
+    updates: int | None = None,
     beside: Path | None = None,
-    seal: tyro.conf.FlagCreatePairsOff[bool] = False,
+    curves: Path | None = None,
 ) -> None:
-    """Train members of recorded populations again, in full, and compare every digit.
+    """Train runs of recorded populations again and compare every digit.
 
     Prints one line a recording and ends with a non-zero status if any digit differs. Trains on one
     thread, as the recordings were.
@@ -31,35 +33,38 @@ def reproduce(
     Args:
         recordings: folders in results/, by name, or elsewhere, by path; by default all recorded
             presets whose packages are installed.
-        members: how many of each; by default each arm once, with the seeds in turn.
-        beside: another checkout of this project, of a source that the recording lists: its digits
-            on this machine are compared with, for a processor on which no code gives the recorded
-            ones.
-        seal: write into the manifest of a recording that agrees that the code as it is now gives
-            its digits. Its tables stay as they are.
+        runs: how many of each; by default each variant once, with the seeds in turn.
+        updates: how many of each run; by default all.
+        beside: another checkout of this project, which trains the same runs on this machine; its
+            digits are compared with, for a processor on which no code gives the recorded ones.
+        curves: a CSV file to write the curves trained now to; of one recording.
     """
     torch.set_num_threads(1)
-    departures = []
+    explanations = []
     try:
-        for folder in reproduction.find(recordings):
+        folders = find(recordings)
+        if curves is not None and len(folders) != 1:
+            raise UserError("--curves is of one recording: name it")
+        for folder in folders:
             try:
-                found = reproduction.reproduce(
-                    folder, members=members, beside=beside, progress=sys.stderr.isatty()
+                found = reproduced(
+                    folder,
+                    runs=runs,
+                    updates=updates,
+                    beside=beside,
+                    progress=sys.stderr.isatty(),
                 )
             except Unavailable as missing:
                 if recordings:
-                    raise Refused(f"{folder.name} cannot be trained here: {missing}") from None
+                    raise UserError(f"{folder.name} cannot be trained here: {missing}") from None
                 print(f"{folder.name}: skipped, {missing}", flush=True)
                 continue
-            said = found.summary
+            if curves is not None:
+                found.curves.to_csv(curves, index=False)
             if not found.agrees:
-                departures.append(found.explanation)
-            elif seal:
-                said += (
-                    "; sealed" if reproduction.seal(found) else "; this source is listed already"
-                )
-            print(said, flush=True)
+                explanations.append(found.explanation)
+            print(found.summary, flush=True)
     except ValueError as error:
-        raise Refused(str(error)) from None
-    if departures:
-        raise Refused("\n".join(departures))
+        raise UserError(str(error)) from None
+    if explanations:
+        raise UserError("\n".join(explanations))

@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from analysis.errors import Refused
-from analysis.report.jobs import plan, stale_jobs
-from analysis.report.notebooks import CELL_TIMEOUT_SECONDS, Limits, run_jobs
+from analysis.errors import UserError
+from analysis.report.notebooks import CELL_TIMEOUT_SECONDS, Limits, plan, run_jobs, stale_jobs
 from analysis.report.parameters import parse_assignments
 from analysis.report.project import find_project, select_notebooks
 from analysis.report.results import verify_results
@@ -35,8 +34,8 @@ def run(
 ) -> None:
     """Execute notebooks through papermill, each in a process and kernel of its own.
 
-    A run is repeated only when its notebook, its parameters, the package, the recorded results or
-    the locked environment changed since.
+    A run is repeated only when its notebook, its parameters, the code that it imports, a file that
+    it read or the locked environment changed since.
 
     Args:
         names: notebooks as number, name or path; all by default.
@@ -53,7 +52,7 @@ def run(
     limits = _limits(jobs, timeout)
     texts = parse_assignments(parameter)
     if profile is not None and texts.setdefault("profile", profile) != profile:
-        raise Refused("--profile and -p profile=... disagree; give one of them")
+        raise UserError("--profile and -p profile=... disagree; give one of them")
     sources = select_notebooks(project, names)
     verify_results(project)
     planned = plan(
@@ -63,7 +62,7 @@ def run(
         values=_read_parameters(parameters_file),
         texts=texts,
     )
-    stale = dict(stale_jobs(planned))
+    stale = dict(stale_jobs(project, planned))
     for job in planned:
         if force or job in stale:
             continue
@@ -80,9 +79,9 @@ def run(
 
 def _limits(jobs: int | None, timeout: float) -> Limits:
     if jobs is not None and jobs < 1:
-        raise Refused(f"--jobs must be at least 1, not {jobs}")
+        raise UserError(f"--jobs must be at least 1, not {jobs}")
     if not 0 < timeout < float("inf"):
-        raise Refused(f"--timeout must be a positive number of seconds, not {timeout}")
+        raise UserError(f"--timeout must be a positive number of seconds, not {timeout}")
     return Limits(timeout=timeout) if jobs is None else Limits(jobs=jobs, timeout=timeout)
 
 
@@ -93,5 +92,5 @@ def _read_parameters(path: Path | None) -> dict[str, Any]:
 
     content = load_yaml(path)
     if not isinstance(content, dict):
-        raise Refused(f"{path}: must hold a mapping of parameter names to values")
+        raise UserError(f"{path}: must hold a mapping of parameter names to values")
     return content

@@ -1,4 +1,4 @@
-"""``analysis sweep``: every member of a preset trained once and stored, whatever happens."""
+"""``analysis sweep``: every run of a preset trained once and stored, whatever happens."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from typing import Annotated, Literal
 
 import tyro
 
-from analysis.errors import Refused
-from analysis.experiments.ablations import catalogue, recording
-from analysis.experiments.ablations.catalogue import make_preset
-from analysis.experiments.ablations.folders import check_target
-from analysis.experiments.ablations.memory import members_that_fit
-from analysis.experiments.ablations.presets import Preset
-from analysis.experiments.sweeps.crew import Place
-from analysis.experiments.sweeps.inventory import damage, inventory
-from analysis.experiments.sweeps.progress import Progress
-from analysis.experiments.sweeps.ray_cluster import RayCluster
-from analysis.experiments.sweeps.store import MemberRecord, Store
-from analysis.experiments.sweeps.sweep import as_ablation, run_sweep, shard_size
-from analysis.experiments.sweeps.workers import ThisMachine, devices_of
+from analysis.errors import UserError
+from analysis.experiments import recording
+from analysis.experiments.inventory import damage, inventory
+from analysis.experiments.memory import runs_that_fit
+from analysis.experiments.pools import LocalPool, Pool, devices_of
+from analysis.experiments.preset import Preset
+from analysis.experiments.presets import PRESETS, make_preset
+from analysis.experiments.progress import Progress
+from analysis.experiments.provenance import merged
+from analysis.experiments.ray_pool import RayPool
+from analysis.experiments.store import Store, StoredRun, run_record
+from analysis.experiments.sweep import run_sweep, shard_size
 from analysis.report.parameters import from_text, parse_assignments
 from analysis.report.processes import available_cores
 
@@ -39,7 +38,7 @@ def sweep(
     ] = (),
     store: Path = STORE,
     device: Literal["cpu", "cuda"] = "cpu",
-    members_per_shard: int | None = None,
+    runs_per_shard: int | None = None,
     workers: int | None = None,
     ray_address: str | None = None,
     gpus_per_shard: float | None = None,
@@ -47,17 +46,17 @@ def sweep(
     list: tyro.conf.FlagCreatePairsOff[bool] = False,
     record: Path | None = None,
 ) -> None:
-    """Train the members of a preset that are not stored yet.
+    """Train the runs of a preset that are not stored yet.
 
     It may be stopped at any time, started again, and run several times at once in one folder: each
-    member is computed once, to the same bits.
+    run is computed once, to the same bits.
 
     Args:
         preset: its name; without one, their names are listed.
         override: a parameter of the preset as name=value; may be repeated.
-        store: the folder of finished members.
+        store: the folder of finished runs.
         device: cpu or cuda.
-        members_per_shard: members trained together by one worker; results do not depend on it. By
+        runs_per_shard: runs trained together by one worker; results do not depend on it. By
             default at most 24, and fewer where workers would idle or memory is short.
         workers: processes; by default one a core, or one a GPU. On Ray: shards at a time; by
             default as many as the cluster has room for.
@@ -70,64 +69,62 @@ def sweep(
         record: a folder to write the finished sweep to, as the book's recorded results.
     """
     if graphs and device != "cuda":
-        raise Refused("--graphs records CUDA graphs: give it with --device cuda")
+        raise UserError("--graphs records CUDA graphs: give it with --device cuda")
     folder = Store(store)
     chosen = _preset(preset, parse_assignments(override, "-o")) if preset else None
     if list:
         _show(folder, chosen)
     elif chosen is None:
-        raise Refused(f"name a preset: {', '.join(catalogue.CATALOGUE)}")
+        raise UserError(f"name a preset: {', '.join(PRESETS)}")
     else:
         if record is not None:
-            check_target(record)
-        with _place(device, workers, ray_address, gpus_per_shard) as place:
-            if members_per_shard is None:
-                members_per_shard = _shard_size(chosen, place)
+            recording.check_target(record)
+        with _pool(device, workers, ray_address, gpus_per_shard) as pool:
+            if runs_per_shard is None:
+                runs_per_shard = _shard_size(chosen, pool)
             progress = Progress()
+            sizes = {"runs_per_shard": runs_per_shard, "graphs": graphs}
             try:
-                records = run_sweep(
-                    chosen,
-                    folder,
-                    progress,
-                    place,
-                    members_per_shard=members_per_shard,
-                    graphs=graphs,
-                )
+                stored = run_sweep(chosen, folder, progress, pool, **sizes)
             finally:
                 progress.close()
-        _summarise(chosen, records)
+        _summarise(chosen, stored)
         if record is not None:
-            recording.save(as_ablation(chosen, records), record)
+            provenance = merged([one.provenance for one in stored])
+            trained = recording.of_records(chosen, [run_record(stored)], provenance)
+            recording.save(trained, record)
             print(f"recorded in {record}", file=sys.stderr)
 
 
 @contextmanager
-def _place(
+def _pool(
     device: str, workers: int | None, ray_address: str | None, gpus_per_shard: float | None
-) -> Iterator[Place]:
+) -> Iterator[Pool]:
     if ray_address is not None:
-        with RayCluster(
+        with RayPool(
             ray_address, device=device, gpus_per_shard=gpus_per_shard, workers=workers
-        ) as cluster:
-            yield cluster
+        ) as pool:
+            yield pool
         return
     if gpus_per_shard is not None:
-        raise Refused("--gpus-per-shard is for --ray-address: here a GPU has one worker by default")
+        raise UserError(
+            "--gpus-per-shard is for --ray-address: here a GPU has one worker by default"
+        )
     if workers is None:
         workers = available_cores() if device == "cpu" else max(len(devices_of(device)), 1)
-    yield ThisMachine(device, workers)
+    yield LocalPool(device, workers)
 
 
-def _shard_size(preset: Preset, place: Place) -> int:
+def _shard_size(preset: Preset, pool: Pool) -> int:
     """What memory allows is known of this machine only, not of a cluster's."""
-    size = shard_size(len(preset.members), place.workers)
-    if not isinstance(place, ThisMachine):
+    size = shard_size(len(preset.runs), pool.workers)
+    if not isinstance(pool, LocalPool):
         return size
-    on_each = math.ceil(place.workers / len(place.devices))
+    on_each = math.ceil(pool.workers / len(pool.devices))
     try:
-        fitting = members_that_fit(preset.config, place.devices[0], on_each)
+        fitting = runs_that_fit(preset.config, pool.devices[0], on_each)
     except ValueError as error:
-        raise Refused(str(error)) from None
+        raise UserError(str(error)) from None
     return size if fitting is None else min(size, fitting)
 
 
@@ -136,7 +133,7 @@ def _preset(name: str, texts: Mapping[str, str]) -> Preset:
     try:
         return make_preset(name, values)
     except ValueError as error:
-        raise Refused(str(error)) from None
+        raise UserError(str(error)) from None
 
 
 def _show(store: Store, preset: Preset | None) -> None:
@@ -146,17 +143,16 @@ def _show(store: Store, preset: Preset | None) -> None:
         print(f"damaged: {line}")
 
 
-def _summarise(preset: Preset, records: Iterable[MemberRecord]) -> None:
-    """Diverged members by name, then what is finished."""
-    diverged = [record for record in records if record.failure is not None]
-    for record in diverged:
-        member, failure = record.spec.member, record.failure
+def _summarise(preset: Preset, stored: Iterable[StoredRun]) -> None:
+    """Diverged runs by name, then what is finished."""
+    diverged = [one for one in stored if one.failure is not None]
+    for one in diverged:
         print(
-            f"diverged: {member.arm.name} beta={member.arm.beta} seed={member.seed} "
-            f"at update {failure.update}, {failure.tensor} not finite",
+            f"diverged: {one.run.variant.name} beta={one.run.variant.beta} seed={one.run.seed} "
+            f"at update {one.failure.update}, {one.failure.tensor} not finite",
             file=sys.stderr,
         )
     print(
-        f"{preset.name}: {len(preset.members)} members finished, {len(diverged)} diverged",
+        f"{preset.name}: {len(preset.runs)} runs finished, {len(diverged)} diverged",
         file=sys.stderr,
     )

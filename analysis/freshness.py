@@ -1,0 +1,300 @@
+"""What a result was made from: the code it imports and the files it opens.
+
+There is one notion of freshness for pages, the ledger and trained runs. A result depends on the
+*code* of every module of this project that it imports, directly or through others, and on every
+*file* of the project that it opened. Comments, docstrings and layout are not code.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import os
+import platform
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+#: The folder that holds the packages of this project.
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("analysis", "benchmarks", "torture")
+#: Folders whose files are made from others, or are no input.
+_OUTPUTS = ("_build", "book/_run", "book/_generated", "notebooks", "sweeps")
+
+
+def import_closure(starts: Iterable[str], root: Path = ROOT) -> tuple[str, ...]:
+    """The modules that ``starts`` import, directly or not, themselves included, sorted.
+
+    Args:
+        starts: files, as paths relative to ``root`` such as ``analysis/training/trainer.py``.
+        root: the folder that holds the packages.
+    """
+    found: set[str] = set()
+    pending = list(starts)
+    while pending:
+        name = pending.pop()
+        if name not in found:
+            found.add(name)
+            pending += _module(root / name, _version(root / name)).imports(root)
+    return tuple(sorted(found))
+
+
+def imported_files(source: str, root: Path = ROOT) -> tuple[str, ...]:
+    """The modules that a piece of Python imports by name, such as the cells of a notebook."""
+    return _imports(ast.parse(source), ()).files(root)
+
+
+def code_sha256(files: Iterable[str], root: Path = ROOT) -> str:
+    """Hash of the names and the code of modules."""
+    digest = hashlib.sha256()
+    for name in files:
+        digest.update(f"{name}\0{_module(root / name, _version(root / name)).code}\0".encode())
+    return digest.hexdigest()
+
+
+def code_alone(source: str) -> str:
+    """Python source without comments, docstrings and layout: the same text on every Python.
+
+    (``ast.unparse`` and ``ast.dump`` change their spelling from version to version.)
+    """
+    return repr(_spelt(ast.parse(source)))
+
+
+@cache
+def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """As the system names it; where it names none, ``unnamed processor``."""
+    with contextlib.suppress(OSError):
+        for line in cpuinfo.read_text(errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name" and value.strip():
+                return " ".join(value.split())
+    return platform.processor() or "unnamed processor"
+
+
+class Reads:
+    """The files below ``root`` that this process has opened since, and the folders it listed."""
+
+    def __init__(self, root: Path = ROOT, log: Path | None = None) -> None:
+        self.paths: set[str] = set()
+        self._root = f"{root.resolve()}{os.sep}"
+        self._log = log
+
+    def note(self, event: str, path: object) -> None:
+        """Take one audit event; keep it if a result may depend on it."""
+        if not isinstance(path, str | os.PathLike):
+            return
+        name = os.path.abspath(path)
+        if not name.startswith(self._root):
+            return
+        name = name[len(self._root) :].replace(os.sep, "/")
+        listed = event != "open"
+        if listed and not f"{name}/".startswith("results/"):
+            return
+        if name in self.paths or not (listed or _is_input(name)):
+            return
+        self.paths.add(name)
+        if self._log is not None:
+            with open(self._log, "a", encoding="utf-8") as log:
+                log.write(name + "\n")
+
+
+@contextmanager
+def track_reads(root: Path = ROOT) -> Iterator[Reads]:
+    """Collect the files of the project that the block opens."""
+    reads = watch(Reads(root))
+    try:
+        yield reads
+    finally:
+        _WATCHING.discard(reads)
+
+
+def watch(reads: Reads) -> Reads:
+    """Let ``reads`` hear of every file that this process opens from now on."""
+    global _is_hooked
+    if not _is_hooked:  # an audit hook stays for ever
+        sys.addaudithook(_hear)
+        _is_hooked = True
+    _WATCHING.add(reads)
+    return reads
+
+
+_WATCHING: set[Reads] = set()
+_is_hooked = False
+
+
+def _hear(event: str, arguments: tuple[Any, ...]) -> None:
+    if _WATCHING and event in ("open", "os.listdir", "os.scandir"):
+        if event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR):
+            return
+        for reads in tuple(_WATCHING):
+            reads.note(event, arguments[0])
+
+
+def _is_input(name: str) -> bool:
+    """Whether a file, relative to the root, is an input of a result and no module or output."""
+    return not (
+        name.endswith((".py", ".pyc", ".lock"))
+        or any(part.startswith(".") or part == "__pycache__" for part in name.split("/"))
+        or f"{name}/".startswith(tuple(f"{folder}/" for folder in _OUTPUTS))
+    )
+
+
+def reads_sha256(paths: Iterable[str], root: Path = ROOT) -> dict[str, str]:
+    """The hash of each file, or of the names in each folder, as it is now, or ``absent``."""
+    return {name: _read_sha256(root / name) for name in sorted(paths)}
+
+
+def changed_read(recorded: Mapping[str, str], root: Path = ROOT) -> str | None:
+    """The first file whose hash is not the recorded one any more."""
+    return next((n for n, digest in recorded.items() if _read_sha256(root / n) != digest), None)
+
+
+def _read_sha256(path: Path) -> str:
+    try:
+        if path.is_dir():
+            names = sorted(p.name for p in path.iterdir() if not p.name.startswith("."))
+            return hashlib.sha256("\0".join(names).encode()).hexdigest()
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return "absent"
+
+
+class _Imports:
+    """The names that a module imports: of modules, and ``(package, name)`` from packages."""
+
+    def __init__(self) -> None:
+        self.modules: set[str] = set()
+        self.names: set[tuple[str, str]] = set()
+
+    def files(self, root: Path) -> tuple[str, ...]:
+        """The files that these names mean.
+
+        A name that a package loads when asked for, by the table in its ``__init__.py``, means the
+        module that the table says; a package around a module is none of its inputs.
+        """
+        found: set[str] = set()
+        for module in self.modules:
+            table = _lazy_names(_package_file(module, root))
+            found |= _file_of(module, root)
+            found |= {f for inside in table.values() for f in _file_of(f"{module}.{inside}", root)}
+        for module, name in self.names:
+            table = _lazy_names(_package_file(module, root))
+            inside = _file_of(f"{module}.{table.get(name, name)}", root)
+            found |= inside or _file_of(module, root)
+        return tuple(sorted(found))
+
+
+class _Module:
+    """One file, parsed once."""
+
+    def __init__(self, path: Path) -> None:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        parts = path.with_suffix("").parts
+        top = max((i for i, part in enumerate(parts) if part in PACKAGES), default=len(parts) - 1)
+        self.names = _imports(tree, parts[top:-1])
+        self._tree = tree
+        self._code: str | None = None
+
+    def imports(self, root: Path) -> tuple[str, ...]:
+        return self.names.files(root)
+
+    @property
+    def code(self) -> str:
+        if self._code is None:
+            self._code = hashlib.sha256(repr(_spelt(self._tree)).encode()).hexdigest()
+        return self._code
+
+
+@cache
+def _module(path: Path, version: tuple[int, int]) -> _Module:
+    return _Module(path)
+
+
+def _version(path: Path) -> tuple[int, int]:
+    state = path.stat()
+    return state.st_mtime_ns, state.st_size
+
+
+def _imports(tree: ast.AST, package: tuple[str, ...]) -> _Imports:
+    """What a module inside ``package`` imports at run time, at its top or in a function."""
+    found = _Imports()
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            pending += node.orelse
+            continue
+        pending += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Import):
+            found.modules |= {alias.name for alias in node.names if _is_own(alias.name)}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*base, *((node.module or "").split(".") if node.module else ())])
+            if _is_own(module):
+                found.names |= {(module, alias.name) for alias in node.names}
+    return found
+
+
+def _is_own(module: str) -> bool:
+    return module.partition(".")[0] in PACKAGES
+
+
+def _file_of(module: str, root: Path) -> set[str]:
+    """The file of a module or package; none for what is no module."""
+    path = module.replace(".", "/")
+    files = (f"{path}.py", f"{path}/__init__.py")
+    return {*[file for file in files if os.path.isfile(f"{root}/{file}")][:1]}
+
+
+def _package_file(module: str, root: Path) -> Path:
+    return root.joinpath(*module.split("."), "__init__.py")
+
+
+def _lazy_names(path: Path) -> Mapping[str, str]:
+    """The names that a package loads from its modules when asked for, as its table says."""
+    return _table(path, _version(path)) if path.is_file() else {}
+
+
+@cache
+def _table(path: Path, version: tuple[int, int]) -> Mapping[str, str]:
+    pairs = (
+        (key, value)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Dict)
+        for key, value in zip(node.keys, node.values, strict=True)
+    )
+    return {
+        key.value: value.value
+        for key, value in pairs
+        if isinstance(key, ast.Constant) and isinstance(value, ast.Constant)
+    }
+
+
+def _spelt(part: Any) -> Any:
+    """A node as nested lists: its type and the fields that hold something."""
+    if isinstance(part, ast.JoinedStr):  # whose parts may be empty texts, or are left out
+        return ["JoinedStr", *(_spelt(value) for value in part.values if not _is_empty(value))]
+    if isinstance(part, ast.AST):
+        fields = [(name, value) for name, value in ast.iter_fields(part) if name != "kind"]
+        held = [[name, _spelt(value)] for name, value in fields if value is not None]
+        return [type(part).__name__, *(field for field in held if field[1] != [])]
+    if isinstance(part, list):
+        return [_spelt(each) for each in part if not _is_text(each)]
+    return repr(part)
+
+
+def _is_empty(part: ast.expr) -> bool:
+    return isinstance(part, ast.Constant) and part.value == ""
+
+
+def _is_text(part: Any) -> bool:
+    """A statement that is a text and does nothing."""
+    return (
+        isinstance(part, ast.Expr)
+        and isinstance(part.value, ast.Constant)
+        and isinstance(part.value.value, str)
+    )
