@@ -1,28 +1,26 @@
-"""The yardstick on transformers computes what a member of the population does."""
+"""The baseline on transformers computes what a run of the population does."""
 
 from __future__ import annotations
 
-import pandas as pd
 import pytest
 import torch
 
-from analysis.experiments.benchmark.journal import Journal
-from analysis.experiments.benchmark.plain import BETA
-from analysis.experiments.language_models.presets import SMOKE
+from analysis.chapters.plain_grpo import BETA
+from analysis.experiments.presets.language import llama_smoke
 from analysis.kl.term import KLTerm
-from analysis.training.arms import Arm
-from analysis.training.config import Member
+from analysis.training.config import Run
 from analysis.training.pretrained.config import PretrainedConfig
-from analysis.training.pretrained.setting import pretrained_setting
-from analysis.training.pretrained.tasks import TextTask
+from analysis.training.pretrained.tasks import TextTask, pretrained_environment
 from analysis.training.pretrained.weights import load_llama, random_llama, save_llama
 from analysis.training.trainer import PopulationTrainer
+from analysis.training.variants import Variant
 
 transformers = pytest.importorskip("transformers", reason="the extra lm is not installed")
+pytestmark = pytest.mark.peers
 
 QUESTIONS = [[5, 6, 7, 9], [5, 6, 8, 3, 9], [5, 4, 9], [5, 6, 4, 9]]
 CONFIG = PretrainedConfig(updates=4, num_prompts=3, group_size=4, learning_rate=1e-2)
-LLAMA = SMOKE.config.model.llama
+LLAMA = llama_smoke().config.model.llama
 
 
 def first_is_low(place, tokens):
@@ -36,17 +34,17 @@ def task():
 
 @pytest.fixture
 def plain(tmp_path, task):
-    from analysis.experiments.benchmark.plain_llama import PlainLlamaTrainer
+    from benchmarks.plain_transformers import PlainLlamaTrainer
 
     save_llama(random_llama(LLAMA, 3, torch.float32), tmp_path)
     model = transformers.LlamaForCausalLM.from_pretrained(tmp_path)
     return PlainLlamaTrainer(model, CONFIG, task, seed=0)
 
 
-def test_loss_and_gradient_are_those_of_a_member(tmp_path, task, plain):
-    setting = pretrained_setting(CONFIG, load_llama(tmp_path, torch.float32), task)
-    arm = Arm(kl=KLTerm(estimator="k3"), beta=BETA)
-    trainer = PopulationTrainer(CONFIG, [Member(arm=arm, seed=1)], setting)
+def test_loss_and_gradient_are_those_of_a_run(tmp_path, task, plain):
+    setting = pretrained_environment(CONFIG, load_llama(tmp_path, torch.float32), task)
+    variant = Variant(kl=KLTerm(estimator="k3"), beta=BETA)
+    trainer = PopulationTrainer(CONFIG, [Run(variant=variant, seed=1)], setting)
     with torch.no_grad():  # away from the reference
         trainer.weights += 0.3 * torch.randn(trainer.weights.shape)
     ours = setting.policy.unflatten(trainer.weights)
@@ -79,26 +77,22 @@ def test_it_samples_what_it_scores_and_trains_its_adapters_alone(plain):
 
 
 def test_both_take_turns_on_one_model(tmp_path, task, plain, monkeypatch):
-    from analysis.experiments.benchmark import language
-    from analysis.experiments.language_models.config import FolderModel, LanguageConfig
+    from analysis.experiments.language.model import FolderModel, LanguageConfig
+    from benchmarks import language
 
     config = LanguageConfig(
         **CONFIG.model_dump() | {"log_every": 2}, model=FolderModel(path=str(tmp_path))
     )
     llama = load_llama(tmp_path, torch.float32)
-    monkeypatch.setattr(language, "setting_of", lambda *_: pretrained_setting(config, llama, task))
+    monkeypatch.setattr(
+        language, "environment_of", lambda *_: pretrained_environment(config, llama, task)
+    )
     heard = []
-    of_all = (config, torch.device("cpu"), (1, 3), 2)
-    journal = Journal(tmp_path / "benchmark", tmp_path / "unfinished")
-    benchmark = language.run(*of_all, heard.append, journal)
-    rounds = benchmark.rounds
-    assert len(heard) == 9 and rounds["round"].to_list() == [0, 0, 0, 1, 1, 1]
-    assert set(zip(rounds["contender"], rounds["members"], strict=True)) == {
-        (language.PLAIN, 1),
+    rounds = language.run(config, torch.device("cpu"), (1, 3), 2, heard.append)
+    assert len(heard) == 3 + 3 * 3 and rounds["round"].to_list() == [0, 0, 0, 1, 1, 1]
+    assert set(zip(rounds["trainer"], rounds["runs"], strict=True)) == {
+        (language.TRANSFORMERS, 1),
         ("population", 1),
         ("population", 3),
     }
     assert (rounds["seconds"] > 0).all()
-    kept = []
-    pd.testing.assert_frame_equal(language.run(*of_all, kept.append, journal).rounds, rounds)
-    assert kept == ["round 1 (kept)", "round 2 (kept)"]

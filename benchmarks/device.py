@@ -1,0 +1,177 @@
+"""Populations on one device, and what the device does at best: for GPUs, in one process.
+
+Everything is timed between synchronisations. The same code runs on the CPU, where its figures say
+less than those of :mod:`benchmarks.measure`: there is no second process to take
+turns with.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
+
+import pandas as pd
+import torch
+
+from analysis.chapters.ch12_performance import of_width
+from analysis.experiments.environment import PopulationConfig, environment_of
+from analysis.experiments.provenance import Provenance, provenance_here, sources_of
+from analysis.freshness import code_sha256
+from analysis.training import graphs
+from analysis.training.environment import Environment
+from analysis.training.optimizer import clip_rows
+from analysis.training.trainer import PopulationTrainer
+from benchmarks.worker import runs_in_turn
+
+PRODUCT_SIZE = 8192
+COPIED_BYTES = 2**30
+
+
+class Load(NamedTuple):
+    """One population to be timed."""
+
+    name: str
+    config: PopulationConfig
+    runs: int
+    updates: int
+
+
+class DeviceBenchmark(NamedTuple):
+    """What a device did. All tables are tidy."""
+
+    populations: pd.DataFrame  #: name, runs, graphs, ms, tokens, gigabytes
+    phases: pd.DataFrame  #: name, runs, phase, ms
+    machine: pd.DataFrame  #: precision, flops_per_second; bytes_per_second of a copy
+
+
+def tiny_loads(
+    runs: Sequence[int] = (24, 128, 512), widths: Sequence[int] = (32, 64), updates: int = 20
+) -> list[Load]:
+    """Populations of the tiny policy, untrained: time does not depend on what it has learned."""
+    return [
+        Load(f"tiny, width {width}", of_width(width), size, updates)
+        for width in widths
+        for size in runs
+    ]
+
+
+def run(
+    loads: Sequence[Load],
+    device: torch.device,
+    say: Callable[[str], None] = lambda text: None,
+) -> DeviceBenchmark:
+    """Time the machine, then every load, on CUDA also with its launches in graphs.
+
+    Raises:
+        ValueError: a model of a load cannot be had.
+    """
+    populations, phases = [], []
+    for load in loads:
+        say(f"{load.name}, {load.runs} runs")
+        environment = environment_of(load.config, device)
+        spent: dict[str, float] = {}
+        populations.append(_row(load, environment, spent, graphed=False))
+        if device.type in graphs.RECORDERS:
+            populations.append(_row(load, environment, None, graphed=True))
+        phases += [
+            {"name": load.name, "runs": load.runs, "phase": phase, "ms": 1e3 * sec / load.updates}
+            for phase, sec in spent.items()
+        ]
+    return DeviceBenchmark(pd.DataFrame(populations), pd.DataFrame(phases), machine_rates(device))
+
+
+def provenance_of(loads: Sequence[Load], device: torch.device) -> Provenance:
+    """That of a benchmark of these loads, of the source that any of them depends on."""
+    sources = {file for load in loads for file in sources_of(load.config)}
+    return provenance_here(code_sha256(sorted(sources)), device)
+
+
+def machine_rates(
+    device: torch.device, size: int = PRODUCT_SIZE, copied: int = COPIED_BYTES
+) -> pd.DataFrame:
+    """The rate of a square product in float32 and bfloat16, and of a copy, read and written."""
+    rows = []
+    for dtype in (torch.float32, torch.bfloat16):
+        left = torch.ones(size, size, dtype=dtype, device=device)
+        seconds = _mean_seconds(partial(torch.matmul, left, left), device)
+        name = str(dtype).removeprefix("torch.")
+        rows.append({"precision": name, "flops_per_second": 2 * size**3 / seconds})
+    source = torch.ones(copied, dtype=torch.uint8, device=device)
+    seconds = _mean_seconds(partial(torch.empty_like(source).copy_, source), device)
+    return pd.DataFrame(rows).assign(bytes_per_second=2 * copied / seconds)
+
+
+def _row(
+    load: Load, environment: Environment, phases: dict[str, float] | None, *, graphed: bool
+) -> dict[str, object]:
+    """A population timed; seconds in each of its phases go to ``phases``."""
+    device, config = environment.start.device, load.config
+    trainer = PopulationTrainer(config, runs_in_turn(load.runs), environment, graphs=graphed)
+    # The graph of an update that is measured is recorded in the last of these.
+    for _ in range(graphs.WARM_UP * (config.log_every if graphed else 1) + 1):
+        trainer.advance()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    total = seconds_of(trainer.advance, load.updates, device) / load.updates
+    peak = torch.cuda.max_memory_allocated(device) / 1e9 if device.type == "cuda" else math.nan
+    if phases is not None:
+        _phases(trainer, load, device, phases)
+    completions = config.num_prompts * config.group_size * load.runs
+    return {
+        "name": load.name,
+        "runs": load.runs,
+        "graphs": graphed,
+        "ms": 1e3 * total / load.runs,
+        "tokens": completions * environment.task.completion_length / total,
+        "gigabytes": peak,
+    }
+
+
+def _phases(
+    trainer: PopulationTrainer, load: Load, device: torch.device, spent: dict[str, float]
+) -> None:
+    """Seconds in each phase of the updates that follow, synchronised between phases."""
+    for update in range(trainer.done, trainer.done + load.updates):
+        with _clock(device, spent, "rollout"):
+            drawn = trainer.rollout(update)
+        with _clock(device, spent, "reference"):
+            batch = trainer.batch(drawn, update)
+        with _clock(device, spent, "forward"):
+            output = trainer.losses(batch, caches=drawn.caches)
+        with _clock(device, spent, "backward"):
+            (gradient,) = torch.autograd.grad(output.losses.sum(), trainer.weights)
+        with _clock(device, spent, "optimizer"):
+            clipped = clip_rows(gradient, trainer.config.max_grad_norm).gradient
+            trainer.optimizer.step(clipped, trainer.frozen)
+
+
+@contextmanager
+def _clock(device: torch.device, spent: dict[str, float], phase: str) -> Iterator[None]:
+    _synchronise(device)
+    started = time.perf_counter()
+    yield
+    _synchronise(device)
+    spent[phase] = spent.get(phase, 0.0) + time.perf_counter() - started
+
+
+def seconds_of(call: Callable[[], object], calls: int, device: torch.device) -> float:
+    """What so many calls take, from a device that is done to a device that is done."""
+    spent: dict[str, float] = {}
+    with _clock(device, spent, "calls"):
+        for _ in range(calls):
+            call()
+    return spent["calls"]
+
+
+def _mean_seconds(call: Callable[[], object], device: torch.device, calls: int = 10) -> float:
+    call()
+    return seconds_of(call, calls, device) / calls
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,188 @@
+"""Faults planted in the dump of a sound run, a row a token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+
+Change = Callable[[pd.DataFrame, np.random.Generator], pd.DataFrame]
+LOG_PROBS = ("logp", "old_logp", "ref_logp")
+
+
+def _by_sequence(frame: pd.DataFrame) -> pd.core.groupby.DataFrameGroupBy:
+    return frame.groupby("sequence", sort=False)
+
+
+def shifted(*columns: str) -> Change:
+    """Log-probs of the next token."""
+
+    def change(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+        moved = _by_sequence(frame)[list(columns)].shift(-1)
+        return frame.assign(**moved.fillna(frame[list(columns)].mean()))
+
+    return change
+
+
+def exchanged(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    return frame.assign(
+        ref_logp=frame["old_logp"], logp=frame["ref_logp"], old_logp=frame["ref_logp"]
+    )
+
+
+def reference_is_old(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    return frame.assign(ref_logp=frame["old_logp"])
+
+
+def rounded(grid: str, *columns: str) -> Change:
+    def change(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+        values = frame[list(columns)]
+        if grid == "float16":
+            return frame.assign(**values.astype(np.float16).astype(float))
+        if grid == "bfloat16":
+            size = 2.0 ** (np.floor(np.log2(values.abs().clip(lower=1e-30))) - 7)
+            return frame.assign(**(np.round(values / size) * size))
+        return frame.assign(**values.round(int(grid)))
+
+    return change
+
+
+def clamped(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    """Log-ratios beyond a bound were cut to it: one token in a hundred is far off."""
+    far = generator.random(len(frame)) < 0.01
+    return frame.assign(logp=np.where(far, frame["ref_logp"] - 10.0, frame["logp"]))
+
+
+def in_bits(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    return frame.assign(**{name: frame[name] / np.log(2) for name in LOG_PROBS})
+
+
+def of_sequences(how: str) -> Change:
+    """Each token has the sum, or the mean, of its sequence."""
+
+    def change(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+        groups = _by_sequence(frame)
+        return frame.assign(**{name: groups[name].transform(how) for name in LOG_PROBS})
+
+    return change
+
+
+def probabilities(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    return frame.assign(**{name: np.exp(frame[name]) for name in LOG_PROBS})
+
+
+def sign_dropped(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    return frame.assign(**{name: -frame[name] for name in LOG_PROBS})
+
+
+def filled(value: float) -> Change:
+    """One token in a hundred holds what a mask is filled with."""
+
+    def change(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+        return frame.assign(
+            ref_logp=np.where(generator.random(len(frame)) < 0.01, value, frame["ref_logp"])
+        )
+
+    return change
+
+
+def without(*columns: str) -> Change:
+    def change(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+        return frame.drop(columns=list(columns), errors="ignore")
+
+    return change
+
+
+def twice(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    """A tenth of the sequences stand twice."""
+    names = frame["sequence"].unique()
+    again = frame[frame["sequence"].isin(generator.choice(names, len(names) // 10, replace=False))]
+    return pd.concat(
+        [frame, again.assign(sequence=again["sequence"] + names.max() + 1)], ignore_index=True
+    )
+
+
+def prompt_counted(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    """Four tokens of the prompt, equal in a group, stand before each completion."""
+    firsts = _by_sequence(frame).first().reset_index()
+    parts = [frame.assign(position=frame["position"] + 4)]
+    for position in range(4):
+        # equal within a group and rollout, and as improbable as words of a prompt are
+        draw = {g: -generator.exponential(4.0) - 1 for g in firsts["group"].unique()}
+        surprise = firsts["group"].map(draw)
+        noise = 0.02 * generator.standard_normal((3, len(firsts)))
+        values = {n: np.minimum(surprise + e, 0) for n, e in zip(LOG_PROBS, noise, strict=True)}
+        values["old_logp"] = surprise
+        token = firsts["group"] % 7 + position
+        parts.append(firsts.assign(position=position, token=token, **values))
+    both = pd.concat(parts, ignore_index=True)
+    return both.sort_values(["sequence", "position"], kind="stable", ignore_index=True)
+
+
+def prompt_counted_without_groups(
+    frame: pd.DataFrame, generator: np.random.Generator
+) -> pd.DataFrame:
+    return prompt_counted(frame, generator).drop(columns=["group", "token"])
+
+
+def token_after_the_end(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    """A newline of the template is counted behind the end of each completion that ended."""
+    lasts = _by_sequence(frame).last().reset_index()
+    lasts = lasts[lasts["position"] < lasts["position"].max()]
+    logp = -generator.exponential(3.0, len(lasts)) - 6
+    added = lasts.assign(
+        position=lasts["position"] + 1,
+        token=12,
+        logp=logp,
+        old_logp=logp,
+        ref_logp=np.minimum(0.0, logp + 0.1 * generator.standard_normal(len(lasts))),
+    )
+    both = pd.concat([frame, added], ignore_index=True)
+    return both.sort_values(["sequence", "position"], kind="stable", ignore_index=True)
+
+
+def tool_tokens_counted(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    """A tool's answer in the middle of one completion in four: tokens that nobody sampled."""
+    chosen = (frame["sequence"] % 4 == 0) & frame["position"].between(4, 7)
+    surprise = generator.exponential(8.0, int(chosen.sum())) + 4
+    changed = frame.copy()
+    for name in LOG_PROBS:
+        changed.loc[chosen, name] = -surprise - 0.05 * generator.random(len(surprise))
+    return changed
+
+
+def unscored_mask(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    """The reference holds zeros where its own, shifted mask was off."""
+    last = ~_by_sequence(frame)["sequence"].transform(lambda s: s.duplicated(keep="last"))
+    return frame.assign(ref_logp=np.where(last, 0.0, frame["ref_logp"]))
+
+
+def rewards_of_others(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    """The rewards that are logged are those of other completions."""
+    firsts = _by_sequence(frame)["reward"].first()
+    shuffled = pd.Series(generator.permutation(firsts.to_numpy()), index=firsts.index)
+    return frame.assign(reward=frame["sequence"].map(shuffled))
+
+
+def a_few_far(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    """One completion in a hundred is a loop that the reference does not know."""
+    names = frame["sequence"].unique()
+    chosen = frame["sequence"].isin(names[-max(1, len(names) // 100) :])
+    return frame.assign(ref_logp=np.where(chosen, frame["ref_logp"] - 20.0, frame["ref_logp"]))
+
+
+def entropy_in_bits(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    return frame.assign(entropy=frame["entropy"] / np.log(2))
+
+
+def sampler_is(change: str) -> Change:
+    """A column of an inference engine: ``shifted`` by a token, or ``rounded``."""
+
+    def plant(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+        with_it = frame.assign(sampler_logp=frame["old_logp"])
+        if change == "shifted":
+            return shifted("sampler_logp")(with_it, generator)
+        return rounded("bfloat16", "sampler_logp")(with_it, generator)
+
+    return plant

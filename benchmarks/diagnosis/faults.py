@@ -1,0 +1,197 @@
+"""Every kind of fault: how it is planted, and what a diagnosis should say first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from benchmarks.diagnosis import dump_faults as dumps
+from benchmarks.diagnosis import run_faults as runs
+
+LOG_PROBS = dumps.LOG_PROBS
+BOTH = ("logp", "old_logp")
+
+
+class Fault(NamedTuple):
+    """One kind. ``first`` names it; ``symptom`` lists it among what else it may be."""
+
+    name: str
+    where: str  #: what is at fault
+    first: tuple[str, ...] = ()
+    symptom: tuple[str, ...] = ()
+    column: str | None = None  #: without which it cannot be told; the report must say so
+    run: Mapping[str, Any] = MappingProxyType(
+        {}
+    )  #: of the case: ``fault`` and whatever else it needs
+    dump: dumps.Change | None = None
+
+
+def _run(name: str, where: str, plant: Any, *first: str, **others: Any) -> Fault:
+    own = ("symptom", "column", "dump")
+    rest = {key: others.pop(key) for key in own if key in others}
+    return Fault(name, where, first, run={"fault": plant} | others, **rest)
+
+
+def _dump(name: str, where: str, change: dumps.Change, *first: str, **others: Any) -> Fault:
+    own = ("symptom", "column")
+    rest = {key: others.pop(key) for key in own if key in others}
+    return Fault(name, where, first, run=others, dump=change, **rest)
+
+
+ON_POLICY = {"num_iterations": 1}
+K1_REWARD = {"estimator": "k1", "placement": "reward"}
+K3 = {"estimator": "k3", "weighting": "attached"}
+OTHER = ("other-sampler",)
+
+FAULTS: tuple[Fault, ...] = (
+    # The reference.
+    _run("another reference model", "reference", runs.another_reference, "starts-away"),
+    _run("reference at another temperature", "reference", runs.reference_at_another_temperature,
+         "starts-away"),
+    _run("reference scored without its prompt", "reference", runs.reference_without_the_prompt,
+         "starts-away", "other-tokens"),
+    _run("reference synchronised at every step", "reference", runs.reference_is_the_policy,
+         "identical-reference"),
+    _run("adapter on when the reference is scored", "reference", runs.reference_is_the_policy,
+         "identical-reference", lora={"r": 8}, settings={"learning_rate": 5e-3}),
+    _run("reference rows of other completions", "reference", runs.reference_rows_of_others,
+         "other-tokens"),
+    _run("reference scored with dropout", "reference", runs.reference_with_dropout, "starts-away"),
+    _dump("reference shifted by a token", "reference", dumps.shifted("ref_logp"), "misaligned"),
+    _dump("reference is a copy of old_logp", "reference", dumps.reference_is_old,
+          "identical-reference"),
+    _dump("policy and reference exchanged", "reference", dumps.exchanged, "negative-kl"),
+    _dump("reference scored under a shifted mask", "reference", dumps.unscored_mask,
+          "masked-when-scored"),
+    _dump("mask's fill value in the reference", "reference", dumps.filled(-1e9), "refused"),
+    _dump("infinities in the reference", "reference", dumps.filled(-float("inf")), "refused"),
+    _dump("NaN in the reference", "reference", dumps.filled(float("nan")), "refused"),
+    # What old_logp is.
+    _run("old_logp from the start of the run", "old policy", runs.old_from_the_start,
+         "identical-reference"),
+    _run("old_logp from four rollouts ago", "old policy", runs.old_from_earlier, "old-not-sampler",
+         "scored-twice", settings={"learning_rate": 2e-3}),
+    _run("old_logp of other rows", "old policy", runs.old_rows_of_others, "other-tokens"),
+    _dump("old_logp shifted by a token", "old policy", dumps.shifted("old_logp"), "misaligned"),
+    _run("dropout when the policy is scored", "old policy", runs.dropout_when_scoring,
+         "scored-twice"),
+    _run("dropout of the adapter", "old policy", None, "scored-twice",
+         lora={"r": 8, "lora_alpha": 32, "lora_dropout": 0.2},
+         settings={"learning_rate": 5e-3, "max_steps": 24}),
+    _run("dropout, one update a rollout", "old policy", runs.dropout_when_scoring,
+         symptom=("starts-away", *OTHER), settings=ON_POLICY),
+    # The sampler.
+    _run("sampler hotter", "sampler", runs.samples_hotter, *OTHER),
+    _run("sampler colder", "sampler", runs.samples_colder, *OTHER),
+    _run("top-k that the trainer does not know", "sampler", runs.samples_top_k, *OTHER),
+    _run("top-p that the trainer does not know", "sampler", runs.samples_top_p, *OTHER),
+    _run("min-p that the trainer does not know", "sampler", runs.samples_min_p, *OTHER),
+    _run("repetition penalty", "sampler", runs.repetition_penalty, *OTHER),
+    _run("sampler hotter, one update a rollout", "sampler", runs.samples_hotter, *OTHER,
+         settings=ON_POLICY),
+    _run("sampler hotter, no entropy column", "sampler", runs.samples_hotter, column="entropy",
+         symptom=("ratio-mean",), dump=dumps.without("entropy")),
+    _run("greedy sampler", "sampler", runs.greedy, "duplicates"),
+    _run("one completion for a whole group", "sampler", runs.one_completion_a_group, "duplicates"),
+    _run("engine with the weights of the start", "sampler", runs.stale_weights,
+         "old-not-sampler", symptom=(*OTHER, "ratio-mean", "negative-kl"),
+         settings={"max_steps": 24, "learning_rate": 2e-3}),
+    _run("engine with the weights of the start, reporting", "sampler",
+         runs.stale_engine_that_reports, "train-inference-mismatch", symptom=("negative-kl",),
+         settings={"max_steps": 24, "learning_rate": 2e-3}),
+    _run("engine with other numerics, reporting", "sampler", runs.mismatched_engine,
+         "train-inference-mismatch"),
+    _run("engine's log-probs before the temperature", "sampler", runs.sampler_before_temperature,
+         "train-inference-mismatch", "ratio-mean", settings={"temperature": 0.7}),
+    _run("absolute positions under left padding", "sampler", None, "padded-positions",
+         model="gpt2", prompts=(1, 9)),
+    _dump("engine's column shifted by a token", "sampler", dumps.sampler_is("shifted"),
+          "misaligned"),
+    _dump("engine's column in bfloat16", "sampler", dumps.sampler_is("rounded"),
+          "coarse-logprobs"),
+    # Masks.
+    _run("padding counted", "mask", runs.counts_padding, "counted-padding", "masked-when-scored"),
+    _run("mask shifted by a token", "mask", runs.mask_shifted, "masked-when-scored",
+         "unsampled-end"),
+    _run("end not counted", "mask", runs.end_not_counted, "missing-end"),
+    _run("end not counted, no token column", "mask", runs.end_not_counted, column="token",
+         dump=dumps.without("token")),
+    _run("completions cut at random", "mask", runs.completions_cut, "missing-end"),
+    _run("mask of another row", "mask", runs.mask_of_another_row, "masked-when-scored",
+         "unsampled-end", "missing-end", "counted-padding"),
+    _dump("prompt counted", "mask", dumps.prompt_counted, "counted-prompt"),
+    _dump("prompt counted, no group column", "mask", dumps.prompt_counted_without_groups,
+          symptom=("impossible-tokens", "duplicates", *OTHER)),
+    _dump("a tool's tokens counted", "mask", dumps.tool_tokens_counted, "impossible-tokens",
+          symptom=OTHER),
+    _dump("token after the end counted", "mask", dumps.token_after_the_end, "unsampled-end",
+          symptom=OTHER),
+    _dump("all columns shifted by a token", "mask", dumps.shifted(*LOG_PROBS, "kl_term"),
+          "misaligned"),
+    # Rewards and advantages.
+    _run("advantages with the wrong sign", "advantage", runs.advantages_flipped, "advantage-sign"),
+    _run("advantages shuffled", "advantage", runs.advantages_shuffled, "advantage-unrelated"),
+    _run("advantages of the next row", "advantage", runs.advantages_of_the_next_row,
+         "advantage-unrelated"),
+    _dump("rewards of other completions", "advantage", dumps.rewards_of_others,
+          "advantage-unrelated"),
+    _run("advantages are the rewards", "advantage", runs.advantages_are_rewards,
+         "advantage-off-centre"),
+    _run("baseline of the whole batch", "advantage", runs.baseline_of_the_batch,
+         "advantage-off-centre"),
+    _run("groups along the wrong axis", "advantage", runs.wrong_group_axis,
+         "advantage-off-centre"),
+    _run("a constant added to the advantages", "advantage", runs.advantages_off_centre,
+         "advantage-off-centre"),
+    _run("advantages shuffled, no group column", "advantage", runs.advantages_shuffled,
+         "advantage-unrelated", column="group", dump=dumps.without("group")),
+    _run("all rewards equal", "advantage", None, "no-signal", reward="constant"),
+    _run("advantages all zero", "advantage", runs.advantages_are_zero, "no-signal"),
+    _run("KL added to the advantages", "advantage", runs.kl_added_to_advantages, "kl-negative",
+         "kl-rewarded", term=K1_REWARD),
+    _run("KL added to the advantages, no term column", "advantage", runs.kl_added_to_advantages,
+         "kl-rewarded", column="kl_term", term=K1_REWARD, settings={"beta": 0.5},
+         dump=dumps.without("kl_term")),
+    # The KL term.
+    _run("KL subtracted from the loss", "KL term", runs.kl_subtracted, "kl-negative", term=K3),
+    _run("KL subtracted, one update a rollout", "KL term", runs.kl_subtracted, "kl-negative",
+         term=K3, settings=ON_POLICY),
+    _run("KL subtracted, no term column", "KL term", runs.kl_subtracted, "kl-maximised",
+         column="kl_term", term=K3, dump=dumps.without("kl_term")),
+    _run("beta never applied", "KL term", runs.kl_left_out, "kl-left-out", term=K3),
+    _run("beta never applied, no term column", "KL term", runs.kl_left_out, column="kl_term",
+         term=K3, dump=dumps.without("kl_term")),
+    _run("k1 in the place of k3", "KL term", runs.k1_in_its_place, "other-term", term=K3),
+    _run("absolute log-ratio in the place of k3", "KL term", runs.absolute_in_its_place,
+         "other-term", term=K3),
+    _run("k3 of the inverted ratio", "KL term", runs.swapped_in_k3, "other-term", term=K3),
+    _run("k1 as a loss", "KL term", None, "k1-in-loss", term={"estimator": "k1"}),
+    _run("k3 in the reward", "KL term", None, "penalty-in-reward",
+         term={"estimator": "k3", "placement": "reward"}),
+    _run("k2 in the reward", "KL term", None, "penalty-in-reward",
+         term={"estimator": "k2", "placement": "reward"}),
+    _run("k3's value with k2's gradient", "KL term", runs.gradient_of_k2, column="gradient",
+         term={"estimator": "k3"}),
+    # Numbers.
+    _run("old_logp and ref_logp in bfloat16", "numbers", runs.old_in_bfloat16, "coarse-logprobs"),
+    _dump("log-probs in bfloat16", "numbers", dumps.rounded("bfloat16", *LOG_PROBS),
+          "coarse-logprobs"),
+    _dump("log-probs in float16", "numbers", dumps.rounded("float16", *LOG_PROBS),
+          "coarse-logprobs"),
+    _dump("log-probs of two decimals", "numbers", dumps.rounded("2", *LOG_PROBS),
+          "coarse-logprobs"),
+    _dump("log-ratios clamped", "numbers", dumps.clamped, "clamped-values"),
+    _dump("sums of sequences", "numbers", dumps.of_sequences("sum"), "sequence-sums"),
+    _dump("means of sequences", "numbers", dumps.of_sequences("mean"), "sequence-sums"),
+    _dump("probabilities", "numbers", dumps.probabilities, "refused"),
+    _dump("sign dropped", "numbers", dumps.sign_dropped, "refused"),
+    _dump("log-probs in bits", "numbers", dumps.in_bits, symptom=OTHER),
+    _dump("entropy in bits", "numbers", dumps.entropy_in_bits, symptom=OTHER),
+    # The run.
+    _run("sixteen updates a rollout", "run", None, "stale-samples",
+         settings={"num_iterations": 16, "max_steps": 32, "learning_rate": 2e-3}),
+    _dump("a few completions far off", "run", dumps.a_few_far, "concentrated",
+          settings={"learning_rate": 3e-4}),
+    _dump("rows dumped twice", "run", dumps.twice, "duplicates"),
+)  # fmt: skip

@@ -1,0 +1,107 @@
+"""Runs the matrix: each sound run and each fault under each seed, with what was found first."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.diagnosis.columns import assemble
+from analysis.diagnosis.measure import measure
+from analysis.diagnosis.readers import read_rollouts, recorded_settings
+from analysis.diagnosis.reports import report
+from analysis.diagnosis.schema import Report
+from analysis.errors import UserError
+from benchmarks.diagnosis.faults import Fault
+from benchmarks.diagnosis.tiny_runs import Case, run
+
+Row = dict[str, Any]
+#: Outcomes of a planted fault.
+OUTCOMES = ("named", "symptom", "said", "missed", "misnamed")
+
+
+def run_sound(cases: Iterable[Case], say: Callable[[str], None] = print) -> list[Row]:
+    """A row a run: its loud codes, most important first."""
+    rows = []
+    for case in cases:
+        with tempfile.TemporaryDirectory() as folder:
+            found = _diagnosed(run(case, Path(folder)))
+        rows.append({"kind": case.name, "seed": case.seed, **_loud(found)})
+        say(f"sound, {case.name}, seed {case.seed}: {rows[-1]['codes'] or 'silent'}")
+    return rows
+
+
+def run_faults(
+    faults: Iterable[Fault], seeds: Iterable[int], say: Callable[[str], None] = print
+) -> list[Row]:
+    """A row a fault and seed, with its outcome."""
+    rows, seeds = [], tuple(seeds)
+    with tempfile.TemporaryDirectory() as folder:
+        bases: dict[str, Path] = {}
+        for fault in faults:
+            for seed in seeds:
+                case = Case(name=fault.name, seed=seed, **fault.run)
+                key = json.dumps([seed, *(repr(value) for value in case[1:])], default=str)
+                if key not in bases:
+                    bases[key] = run(case, Path(folder) / str(len(bases)))
+                rows.append(judged(fault, seed, bases[key]))
+                say(f"{fault.name}, seed {seed}: {rows[-1]['outcome']} ({rows[-1]['codes']})")
+    return rows
+
+
+def judged(fault: Fault, seed: int, dump: Path) -> Row:
+    """What the diagnosis makes of a dump with a fault."""
+    try:
+        found = _diagnosed(dump) if fault.dump is None else _changed(fault, seed, dump)
+    except UserError as refusal:
+        named = "refused" in fault.first
+        outcome = "named" if named else "misnamed"
+        row = {"codes": "refused", "severity": "", "said": str(refusal)}
+    else:
+        row = _loud(found)
+        first = row["codes"].split(" ")[0]
+        outcome = _outcome(fault, first, found)
+    return {"kind": fault.name, "where": fault.where, "seed": seed, "outcome": outcome, **row}
+
+
+def _outcome(fault: Fault, first: str, found: Report) -> str:
+    if first in fault.first:
+        return "named"
+    if first in fault.symptom:
+        return "symptom"
+    if first:
+        return "misnamed"
+    unsaid = fault.column is None or not any(
+        fault.column in why for why in found.not_measured.values()
+    )
+    return "missed" if unsaid else "said"
+
+
+def _diagnosed(dump: Path) -> Report:
+    return report(measure(read_rollouts(dump), recorded_settings(dump)), source=dump.name)
+
+
+def _changed(fault: Fault, seed: int, dump: Path) -> Report:
+    rollouts = read_rollouts(dump)
+    columns = ("logp", "old_logp", "ref_logp", "sequence", "position", "entropy", "advantage",
+               "reward", "step", "group", "token", "kl_term", "padding")  # fmt: skip
+    held = {name: getattr(rollouts, name) for name in columns}
+    frame = pd.DataFrame({name: values for name, values in held.items() if values is not None})
+    frame = fault.dump(frame, np.random.default_rng(seed))
+    table = {name: frame[name].to_numpy() for name in frame}
+    changed = assemble(table, fault.name)
+    return report(measure(changed, recorded_settings(dump)), source=fault.name)
+
+
+def _loud(found: Report) -> Row:
+    loud = [f for f in found.findings if f.severity != "note"]
+    return {
+        "codes": " ".join(f.code for f in loud),
+        "severity": loud[0].severity if loud else "",
+        "said": loud[0].title if loud else "",
+    }

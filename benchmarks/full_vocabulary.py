@@ -1,0 +1,149 @@
+"""CPU time and peak memory of KL losses against the vocabulary, each in a process of its own.
+
+``python -m benchmarks.full_vocabulary`` measures and records; chapter 15 reads what is recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from analysis.chapters.ch15_full_vocabulary import RECORDED, TABLE
+from analysis.experiments.provenance import provenance_here
+from analysis.experiments.recording import write_folder
+from analysis.freshness import code_sha256, import_closure
+from analysis.kl.chunked import Head, reverse_kl_from_hidden
+from analysis.kl.divergences import reverse_kl
+from analysis.kl.estimators import k2
+from benchmarks.processes import CHECKOUT, THREAD_LIMITS
+
+VOCABULARIES = (8_192, 32_000, 49_152, 98_304, 152_064)
+TOKENS, WIDTH, LIGER_TOKENS = 1024, 128, 256
+
+
+def _sampled(hidden: Tensor, weight: Tensor, ref_hidden: Tensor, ref_weight: Tensor) -> Tensor:
+    """k2 of one sampled token, with the logits stored: what trainers do."""
+    taken = torch.arange(len(hidden)).unsqueeze(-1) % len(weight)
+    logp = (hidden @ weight.T).log_softmax(-1).gather(-1, taken)
+    with torch.no_grad():
+        ref_logp = (ref_hidden @ ref_weight.T).log_softmax(-1).gather(-1, taken)
+    return k2(logp, ref_logp).mean()
+
+
+def _naive(hidden: Tensor, weight: Tensor, ref_hidden: Tensor, ref_weight: Tensor) -> Tensor:
+    return reverse_kl(hidden @ weight.T, ref_hidden @ ref_weight.T).mean()
+
+
+def _chunked(hidden: Tensor, weight: Tensor, ref_hidden: Tensor, ref_weight: Tensor) -> Tensor:
+    return reverse_kl_from_hidden(hidden, Head(weight), ref_hidden, Head(ref_weight)).mean()
+
+
+def _liger(hidden: Tensor, weight: Tensor, ref_hidden: Tensor, ref_weight: Tensor) -> Tensor:
+    """Liger's fused distillation loss at its reverse-KL end, uncompiled, as there is no GPU."""
+    from liger_kernel.chunked_loss import LigerFusedLinearJSDLoss
+
+    loss = LigerFusedLinearJSDLoss(
+        weight_hard_loss=0.0,
+        weight_soft_loss=1.0,
+        beta=1.0,
+        compiled=False,
+        chunk_size=LIGER_TOKENS,
+    )
+    labels = torch.zeros(len(hidden), dtype=torch.long)
+    return loss(hidden, weight, ref_hidden, ref_weight, labels)
+
+
+METHODS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+    "sampled": _sampled,
+    "naive": _naive,
+    "chunked": _chunked,
+    "liger": _liger,
+}
+
+
+def measure_here(method: str, vocab: int, tokens: int, width: int) -> dict[str, float]:
+    """Forward and backward once, in this process: CPU seconds, and bytes above those before.
+
+    Call it in a fresh process, in which no freed memory lies about to be used again. Linux only.
+    """
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.empty(shape).normal_(generator=generator)
+
+    hidden, ref_hidden = normal(tokens, width), normal(tokens, width)
+    weight, ref_weight = (normal(vocab, width).mul_(2 / width**0.5) for _ in range(2))
+    inputs = hidden.requires_grad_(), weight.requires_grad_(), ref_hidden, ref_weight
+    METHODS[method](hidden[:2], weight[:9], ref_hidden[:2], ref_weight[:9])  # load what it loads
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    before = _status("VmRSS")
+    started = time.process_time()
+    value = METHODS[method](*inputs)
+    value.backward()
+    seconds = time.process_time() - started
+    peak = _status("VmHWM") - before
+    assert weight.grad is not None and bool(weight.grad.isfinite().all())
+    return {"value": value.item(), "seconds": seconds, "peak_bytes": peak}
+
+
+def _status(field: str) -> int:
+    """A size in the kernel's account of this process, in bytes."""
+    (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def measure(method: str, vocab: int, tokens: int, width: int, repeats: int = 1) -> dict[str, Any]:
+    """:func:`measure_here` in fresh processes: the fastest of the repeats, and the lowest peak.
+
+    Raises:
+        RuntimeError: a child failed; holds the end of what it said.
+    """
+    sizes = {"vocab": vocab, "tokens": tokens, "width": width}
+    runs = []
+    for _ in range(repeats):
+        child = subprocess.run(
+            [sys.executable, "-m", "benchmarks.full_vocabulary", method, *map(str, sizes.values())],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=CHECKOUT,
+            env=os.environ | dict.fromkeys(THREAD_LIMITS, "1"),
+        )
+        if child.returncode:
+            raise RuntimeError(f"{method} at a vocabulary of {vocab} failed: {child.stderr[-400:]}")
+        runs.append(json.loads(child.stdout))
+    best = {name: min(run[name] for run in runs) for name in ("seconds", "peak_bytes")}
+    return {"method": method, **sizes, "value": runs[0]["value"], **best}
+
+
+def record(repeats: int = 3) -> None:
+    """Measure every method that can be imported at every vocabulary, and write the table."""
+    methods = [m for m in METHODS if m != "liger" or find_spec("liger_kernel")]
+    rows = [measure(m, v, TOKENS, WIDTH, repeats) for v in VOCABULARIES for m in methods]
+    source = code_sha256(import_closure(["benchmarks/full_vocabulary.py"]))
+    fields = provenance_here(source, threads=1).model_dump()
+    if "liger" in methods:
+        fields["versions"]["liger-kernel"] = version("liger-kernel")
+    fields |= {"preset": "full vocabulary", "seeds": [0], "repeats": repeats}
+    write_folder(RECORDED, {TABLE: pd.DataFrame(rows)}, fields)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        chosen, *numbers = sys.argv[1:]
+        print(json.dumps(measure_here(chosen, *map(int, numbers))))
+    else:
+        record()

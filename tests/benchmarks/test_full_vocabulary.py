@@ -1,0 +1,31 @@
+"""What is timed over the full vocabulary agrees, and the recording has all of it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from analysis.chapters.ch15_full_vocabulary import recorded
+from benchmarks.full_vocabulary import VOCABULARIES, measure
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read from /proc")
+def test_methods_agree_on_what_they_measure():
+    rows = {m: measure(m, 3000, 64, 16) for m in ("naive", "chunked")}
+    assert rows["chunked"]["value"] == pytest.approx(rows["naive"]["value"], rel=1e-5)
+    assert all(row["seconds"] > 0 and row["peak_bytes"] > 0 for row in rows.values())
+
+
+def test_a_failed_child_is_named():
+    with pytest.raises(RuntimeError, match="unheard_of at a vocabulary of 10 failed"):
+        measure("unheard_of", 10, 4, 4)
+
+
+def test_the_record_is_whole():
+    by = recorded().set_index(["method", "vocab"])
+    for vocab in VOCABULARIES:
+        assert by.value["chunked", vocab] == pytest.approx(by.value["naive", vocab], rel=1e-4)
+        assert by.value["liger", vocab] == pytest.approx(by.value["naive", vocab], rel=1e-4)
+        assert by.peak_bytes["chunked", vocab] < by.peak_bytes["naive", vocab]
