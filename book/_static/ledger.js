@@ -1,14 +1,14 @@
-// Filters of the ledger: one button a seed, a kind and a verdict; a claim shows when it fits all three.
+// Filters of the ledger: one button a source, a kind and a verdict; a claim shows when it fits all three.
 document.addEventListener("DOMContentLoaded", () => {
   const place = document.querySelector(".ledger-filters");
   const claims = [...document.querySelectorAll(".claim")];
   if (!place || claims.length === 0) return;
   const axes = {
-    seed: ["seed-0", "seed-1", "seed-2", "seed-3", "seed-4"],
+    source: ["source-a", "source-b", "source-c", "source-d", "source-e"],
     kind: ["definition", "theorem", "numeric", "empirical", "method"],
     verdict: ["holds", "holds-if", "fails", "open"],
   };
-  const chosen = { seed: null, kind: null, verdict: null };
+  const chosen = { source: null, kind: null, verdict: null };
   const shown = document.createElement("p");
   shown.setAttribute("aria-live", "polite");
   const fits = (claim, axis) =>
@@ -31,7 +31,7 @@ document.addEventListener("DOMContentLoaded", () => {
     for (const value of values) {
       const button = document.createElement("button");
       button.type = "button";
-      button.textContent = value.replace("-", " ");
+      button.textContent = value.replace("-", " ").replace(/^source (.)/, (_, key) => `source ${key.toUpperCase()}`);
       button.setAttribute("aria-pressed", "false");
       button.addEventListener("click", () => {
         chosen[axis] = chosen[axis] === value ? null : value;

@@ -1,0 +1,92 @@
+// For the reader: figures open in place, wide tables and formulas scroll with a cue, tables have one
+// header row, search excerpts are prose, and what the theme leaves without a name has one.
+(() => {
+  const wide = "div.math, .kl-scroll";
+  const mark = (box) => {
+    const more = box.scrollWidth > box.clientWidth + 1;
+    box.classList.toggle("kl-more", more);
+    if (more) box.setAttribute("tabindex", "0");
+    else box.removeAttribute("tabindex");
+    box.classList.toggle("kl-end", box.scrollLeft + box.clientWidth >= box.scrollWidth - 2);
+  };
+  // pandas heads an indexed frame with two rows, one of them empty but for the index's name.
+  const oneHeader = (table) => {
+    const rows = table.tHead ? [...table.tHead.rows] : [];
+    if (rows.length !== 2) return;
+    const [columns, names] = rows.map((row) => [...row.cells]);
+    const fits = columns.length === names.length && columns.every((cell, i) =>
+      !cell.textContent.trim() || !names[i].textContent.trim());
+    if (!fits) return;
+    names.forEach((cell, i) => { if (cell.textContent.trim()) columns[i].innerHTML = cell.innerHTML; });
+    rows[1].remove();
+  };
+  // A name that a voice reads is the one that an eye reads.
+  const name = () => {
+    for (const part of document.querySelectorAll("summary[aria-label], button.search-button-field")) {
+      if (part.textContent.trim()) part.removeAttribute("aria-label");
+    }
+    // A list of works holds their anchors, too, which no list may.
+    for (const part of document.querySelectorAll(".citation-list, .citation-list > .citation")) {
+      part.removeAttribute("role");
+    }
+    for (const summary of document.querySelectorAll(".bd-links summary")) {
+      const of = summary.closest("li")?.querySelector("a")?.textContent.trim();
+      if (of && !summary.textContent.trim()) summary.setAttribute("aria-label", `Pages below ${of}`);
+    }
+  };
+  document.addEventListener("DOMContentLoaded", () => {
+    name();
+    const article = document.querySelector("article.bd-article");
+    if (!article) return;
+    for (const table of article.querySelectorAll("table")) {
+      oneHeader(table);
+      if (table.closest(".highlighttable, .kl-scroll")) continue;
+      const box = document.createElement("div");
+      box.className = "kl-scroll";
+      box.setAttribute("role", "region");
+      box.setAttribute("aria-label", "table");
+      table.replaceWith(box);
+      box.append(table);
+    }
+    const dialog = document.createElement("dialog");
+    dialog.className = "kl-zoom";
+    const large = document.createElement("img");
+    large.alt = "";
+    dialog.append(large);
+    dialog.addEventListener("click", () => dialog.close());
+    document.body.append(dialog);
+    for (const image of article.querySelectorAll("figure img")) {
+      const link = image.closest("a") ?? image;
+      link.addEventListener("click", (event) => {
+        event.preventDefault();
+        large.src = image.src;
+        large.alt = image.alt;
+        dialog.showModal();
+      });
+    }
+    const boxes = [...article.querySelectorAll(wide)];
+    // MathJax makes each formula a stop of the tabulator, two hundred a page; one that scrolls is enough.
+    const update = () => {
+      for (const formula of article.querySelectorAll("mjx-container")) formula.removeAttribute("tabindex");
+      boxes.forEach(mark);
+    };
+    for (const box of boxes) box.addEventListener("scroll", () => mark(box), { passive: true });
+    window.addEventListener("resize", update);
+    (window.MathJax?.startup?.promise ?? Promise.resolve()).then(update);
+    window.addEventListener("load", () => {
+      (window.MathJax?.startup?.promise ?? Promise.resolve()).then(update);
+    });
+  });
+  // The search is loaded behind this script, and begins when the page is there.
+  document.addEventListener("DOMContentLoaded", () => {
+    if (typeof Search === "undefined") return;
+    Search.htmlToText = (html, anchor) => {
+      const page = new DOMParser().parseFromString(html, "text/html");
+      const noise = "script, style, nav, button, summary, .headerlink, .math, .highlight, table, .code-of";
+      const start = (anchor && page.querySelector(`[role="main"] ${anchor}`)) ||
+        page.querySelector("article.bd-article") || page.querySelector('[role="main"]') || page.body;
+      start.querySelectorAll(noise).forEach((part) => part.remove());
+      return start.textContent.replace(/\\\([^]*?\\\)|\\\[[^]*?\\\]/g, "");
+    };
+  });
+})();
