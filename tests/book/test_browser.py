@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -25,7 +26,10 @@ FLAGS = [
 ]
 WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine"),
+]
 
 TYPESET = "() => (window.MathJax?.startup?.promise ?? Promise.resolve()).then(() => true)"
 LOADED = "() => Promise.all([...document.images].map(i => i.decode().then(() => '', () => i.src)))"
@@ -166,28 +170,65 @@ def test_search_finds_a_page(visitor: Visitor) -> None:
     assert visitor.page.locator("#search-results li a").count() >= 1
 
 
+@pytest.mark.parametrize(
+    ("asked", "page"),
+    [
+        ("appendix d", "_run/03_k3_counterexample"),
+        ("infinite variance", "_run/03_k3_counterexample"),
+        ("off-policy", "_run/07_off_policy"),
+        ("prefix ratio", "_run/06_sequences"),
+        ("low_var_kl", "answer"),
+        ("distillation", "_run/18_distillation"),
+        ("dpo", "_run/10_dpo"),
+        ("bfloat16", "_run/11_numerics"),
+        ("deepseek-v3.2", "_run/07_off_policy"),
+        ("process reward", "_run/16_objectives"),
+    ],
+)
+def test_search_finds_first_the_page_about_it_and_shows_prose(
+    server: str, browser: playwright.Browser, asked: str, page: str
+) -> None:
+    context = browser.new_context(viewport=WIDE, reduced_motion="reduce")
+    visitor = Visitor(server, context.new_page())
+    visitor.visit(f"search.html?q={asked}")
+    first = visitor.page.locator("#search-results li").first
+    first.locator("a").first.wait_for(timeout=10000)
+    assert first.locator("a").first.get_attribute("href").startswith(f"book/{page}.html")
+    visitor.page.wait_for_timeout(1500)
+    for excerpt in visitor.page.locator("#search-results li p").all_inner_texts():
+        assert not re.search(r"\\[a-z]{2,}|\\\(|Show the code|Hide the code", excerpt), excerpt
+    context.close()
+
+
+def test_a_formula_stops_the_tabulator_only_where_it_scrolls(visitor: Visitor) -> None:
+    visitor.visit("book/_run/02_gradients.html")
+    visitor.page.wait_for_function("() => !document.querySelector('mjx-container[tabindex]')")
+    stops = visitor.page.locator("article div.math[tabindex]")
+    assert stops.count() == visitor.page.locator("article div.math.kl-more").count()
+
+
 def test_there_is_one_search_box(visitor: Visitor) -> None:
     visitor.visit("book/notation.html")
     boxes = ".bd-header input[type=search], .bd-sidebar input[type=search], .search-button-field"
     assert visitor.page.locator(boxes).count() == 1
 
 
-def test_the_ledger_is_filtered_by_seed_kind_and_verdict(visitor: Visitor) -> None:
+def test_the_ledger_is_filtered_by_source_kind_and_verdict(visitor: Visitor) -> None:
     faults = visitor.visit("book/_generated/ledger.html")
     page = visitor.page
     claims = page.locator(".claim")
     total = claims.count()
     press = lambda name: page.get_by_role("button", name=name, exact=True).click()
     shown = lambda: page.locator(".claim:visible").count()
-    press("seed 4")
-    of_seed = shown()
+    press("source E")
+    of_source = shown()
     press("fails")
     both = shown()
-    assert 0 < both < of_seed < total
-    assert both == page.locator(".claim-seed-4.claim-fails").count()
+    assert 0 < both < of_source < total
+    assert both == page.locator(".claim-source-e.claim-fails").count()
     assert page.get_by_text(f"{both} of {total} claims", exact=True).is_visible()
     press("fails")
-    press("seed 4")
+    press("source E")
     assert shown() == total
     assert faults == []
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
 import nbformat
 import pytest
 import torch
+import yaml
 from pybtex.database import Entry, parse_file
 
+from analysis.kl import kl_loss
 from analysis.report import run_figures
-from analysis.report.style import COLOURS
+from analysis.style import COLOURS
 
 ROOT = Path(__file__).resolve().parents[2]
 BOOK = ROOT / "book"
@@ -32,6 +35,66 @@ def test_the_example_for_trainers_runs_and_does_what_the_text_says() -> None:
     assert torch.isfinite(gradient).all()
     assert (gradient[~mask] == 0).all()
     assert (gradient[mask] != 0).any()
+
+
+def test_a_chapter_has_the_number_of_its_notebook() -> None:
+    numbered = [
+        chapter["file"].rpartition("/")[2]
+        for part in yaml.safe_load((ROOT / "_toc.yml").read_text())["parts"]
+        for chapter in (part["chapters"] if part.get("numbered") else ())
+    ]
+    assert len(numbered) > 20
+    assert [int(name[:2]) for name in numbered] == list(range(1, len(numbered) + 1))
+
+
+def test_the_lines_of_torch_on_the_answer_page_are_the_attached_k3() -> None:
+    (example,) = [b for b in tab_blocks("python") if "def kl_term" in b]
+    namespace: dict[str, object] = {}
+    exec(compile(example, "book/answer.md", "exec"), namespace)
+    generator = torch.Generator().manual_seed(0)
+    logp, old_logp, ref_logp = -3 * torch.rand(3, 4, 6, generator=generator, dtype=torch.float64)
+    mask = torch.arange(6) < torch.tensor([[6], [4], [1], [3]])
+    old_logp[~mask] = ref_logp[~mask] = torch.nan
+    results = []
+    for function in (
+        namespace["kl_term"],
+        lambda *x: (
+            kl_loss(
+                *(x[0], x[2]), old_logp=x[1], estimator="k3", weighting="attached", mask=x[3]
+            ).sum()
+            / x[3].sum()
+        ),
+    ):
+        leaf = logp.clone().requires_grad_(True)
+        value = function(leaf, old_logp, ref_logp, mask)
+        results.append((value.detach(), torch.autograd.grad(value, leaf)[0]))
+    (value, gradient), (ours, its_gradient) = results
+    torch.testing.assert_close(value, ours, rtol=0, atol=1e-14)
+    torch.testing.assert_close(gradient, its_gradient, rtol=0, atol=1e-14)
+    assert (gradient[mask] != 0).all()
+
+
+def test_the_flags_of_the_answer_page_are_those_of_the_packages() -> None:
+    """TRL's defaults by its own configuration; the other two by the text of their files."""
+    trl = pytest.importorskip("trl")
+    (lines,) = [b for b in tab_blocks("python") if "GRPOConfig" in b]
+    fields = trl.GRPOConfig.__dataclass_fields__
+    assert fields["beta"].default == 0.0
+    for name, value in re.findall(r"^    (\w+)=(\S+),", lines, re.MULTILINE):
+        assert name in fields
+        if name != "beta":
+            assert fields[name].default == eval(value), name
+    for package, marks in (("verl", "kl_loss_type"), ("openrlhf", "--algo.kl.unbiased_gradient")):
+        spec = importlib.util.find_spec(package)
+        if spec is None or not spec.submodule_search_locations:
+            pytest.skip(f"{package} is not installed: make test-full")
+        files = Path(spec.submodule_search_locations[0]).rglob("*.*")
+        sources = [p.read_text() for p in files if p.suffix in (".py", ".yaml")]
+        assert any(marks in source for source in sources)
+
+
+def tab_blocks(language: str) -> list[str]:
+    return blocks(BOOK / "answer.md", language)
 
 
 def test_the_commands_set_parameters_that_the_notebook_has() -> None:

@@ -4,24 +4,44 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from analysis.report.site import site_problems
+from PIL import Image
+
+from tests.book.site_problems import site_problems
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_no_link_anchor_image_or_resource_is_broken(html: Path) -> None:
     assert site_problems(html) == []
 
 
-def test_remote_links_name_files_of_the_repository(html: Path) -> None:
-    pages = sorted((html / "book/_run").glob("*.html"))
-    assert pages
-    for page in pages:
-        remote = re.findall(r'href="(https://[^"]+)"', page.read_text(encoding="utf-8"))
-        assert [url for url in remote if "_run/" in url or "_generated/" in url] == []
-        here = [url for url in remote if f"notebooks/{page.stem}.ipynb" in url]
-        hosts = {urlsplit(url).hostname for url in here}
-        assert hosts == {"github.com", "colab.research.google.com", "mybinder.org"}, page.name
+def test_pages_link_to_no_repository_but_serve_their_notebooks(html: Path) -> None:
+    """_config.yml names no repository: a link to one would lead nowhere."""
+    assert "repository:" not in re.sub("#.*", "", (ROOT / "_config.yml").read_text())
+    for page in sorted((html / "book").rglob("*.html")):
+        text = page.read_text(encoding="utf-8")
+        assert "kl-term/kl-term" not in text
+        assert "colab.research" not in text and "mybinder" not in text
+        if page.parent.name == "_run":
+            assert f"_sources/book/_run/{page.stem}.ipynb" in text
+
+
+def test_the_reference_serves_the_source_of_the_functions(html: Path) -> None:
+    assert 'id="analysis.kl.estimators.k3"' in (html / "book/_generated/api_kl.html").read_text()
+    assert "expm1" in (html / "_modules/analysis/kl/estimators.html").read_text()
+    assert "analysis.kl.estimators.k3" in (html / "genindex.html").read_text()
+
+
+def test_pages_say_what_they_are_about(html: Path) -> None:
+    for page in sorted((html / "book/_run").glob("*.html")):
+        assert re.search(r'<meta name="description" content="[^"]{60,}', page.read_text()), (
+            page.name
+        )
+
+
+def test_only_the_icons_that_pages_show_are_carried_along(html: Path) -> None:
+    assert (html / "_static/scripts/fontawesome.js").stat().st_size < 20_000
 
 
 def test_mathjax_is_carried_along_and_small(html: Path) -> None:
@@ -30,3 +50,33 @@ def test_mathjax_is_carried_along_and_small(html: Path) -> None:
     assert any(path.suffix == ".js" for path in files)
     assert any(path.suffix == ".woff" for path in files)
     assert size < 3e6, f"{size} bytes of MathJax"
+
+
+def test_no_page_is_heavy(html: Path) -> None:
+    """Pages stay readable on a phone: text below 300 kB, with its images below 1.5 MB."""
+    heavy = []
+    for page in sorted((html / "book").rglob("*.html")):
+        text = page.read_text(encoding="utf-8")
+        sources = {(page.parent / s).resolve() for s in re.findall(r'<img[^>]+src="([^"]+)"', text)}
+        images = sum(path.stat().st_size for path in sources if path.is_file())
+        size = page.stat().st_size
+        if size > 300_000 or size + images > 1_500_000:
+            heavy.append(f"{page.relative_to(html)}: {size} bytes, {images} of images")
+    assert heavy == []
+
+
+def test_figures_of_runs_offer_their_data(html: Path) -> None:
+    page = (html / "book/_run/02_gradients.html").read_text()
+    links = re.findall(r'class="kl-data" href="([^"]+\.csv)"', page)
+    assert len(links) >= 2
+    for link in links:
+        text = (html / "book/_run" / link).resolve().read_text()
+        assert text.startswith("panel,kind,series,x,y,low,high\n")
+        assert text.count("\n") > 5
+
+
+def test_the_site_has_a_card(html: Path) -> None:
+    with Image.open(html / "_static/card.png") as card:
+        assert card.size == (1200, 630)
+    landing = (html / "book/index.html").read_text()
+    assert 'property="og:image" content="../_static/card.png"' in landing

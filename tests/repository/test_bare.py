@@ -8,15 +8,13 @@ import sys
 
 import pytest
 
-from analysis.cli.main import COMMANDS
+from analysis.cli.main import COMMANDS, EXTRAS
 
 #: What the floors above, the book and the tests use, and a bare box does not have.
 ABSENT = [
     "IPython",
-    "beartype",
     "hypothesis",
     "ipykernel",
-    "jaxtyping",
     "matplotlib",
     "myst_nb",
     "nbformat",
@@ -83,4 +81,5 @@ def test_a_command_names_what_it_lacks_in_one_line(command):
     child = on_a_bare_box(COMMAND, command)
     assert child.returncode == 1
     (line,) = child.stderr.splitlines()
-    assert "is not installed" in line and "pip install 'kl-term[book]'" in line
+    extra = EXTRAS.get(command, "book")
+    assert "is not installed" in line and f"pip install -e '.[{extra}]'" in line

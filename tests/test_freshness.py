@@ -1,0 +1,159 @@
+"""What makes a result stale: code that it imports and files that it opened, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from analysis.freshness import (
+    ROOT,
+    changed_read,
+    code_alone,
+    code_sha256,
+    import_closure,
+    imported_files,
+    reads_sha256,
+    track_reads,
+)
+
+MODULES = {
+    "analysis/__init__.py": '__version__ = "1"\n',
+    "analysis/kl/__init__.py": '_HOMES = {"k3": "estimators", "entropy": "divergences"}\n',
+    "analysis/kl/estimators.py": '"""Doc."""\nfrom analysis.checks import check\nk3 = 1\n',
+    "analysis/kl/divergences.py": "entropy = 1\n",
+    "analysis/checks.py": "def check():\n    from analysis import late\n",
+    "analysis/late.py": "x = 1\n",
+    "analysis/typed.py": "if TYPE_CHECKING:\n    from analysis.kl.divergences import entropy\n",
+    "analysis/near.py": "from .kl import divergences\nfrom . import late\n",
+    "analysis/cli/main.py": "from analysis.kl import k3, entropy\n",
+    "benchmarks/measure.py": "import torch, analysis.kl\n",
+}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name, text in MODULES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("source", "files"),
+    [
+        ("from analysis.kl import k3", "kl/estimators checks late"),
+        ("from analysis.kl.estimators import k3 as k", "kl/estimators checks late"),
+        ("from analysis.kl import estimators", "kl/estimators checks late"),
+        ("from analysis import typed", "typed"),
+        ("from analysis import near", "near kl/divergences late"),
+        ("from analysis import __version__", "__init__"),
+        ("import numpy, pandas.api", ""),
+        ("def f():\n    import analysis.late", "late"),
+    ],
+)
+def test_the_closure_holds_what_is_imported(tree: Path, source: str, files: str) -> None:
+    expected = sorted(f"analysis/{name}.py" for name in files.split())
+    assert list(import_closure(imported_files(source, tree), tree)) == expected
+
+
+def test_a_package_means_all_that_it_loads_when_asked_for(tree: Path) -> None:
+    found = import_closure(["benchmarks/measure.py"], tree)
+    assert {"analysis/kl/estimators.py", "analysis/kl/divergences.py"} < set(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "stale"),
+    [
+        ("analysis/cli/main.py", "\n", "\nimport sys\n", False),
+        ("analysis/kl/divergences.py", "= 1", "= 2", False),
+        ("analysis/__init__.py", '"1"', '"2"', False),
+        ("analysis/kl/estimators.py", "Doc.", "Documentation.", False),
+        ("analysis/kl/estimators.py", "k3 = 1", "k3 = (1)  # why", False),
+        ("analysis/kl/estimators.py", "k3 = 1", "k3 = 2", True),
+        ("analysis/late.py", "x = 1", "x = 2", True),
+    ],
+)
+def test_only_a_changed_line_that_is_imported_makes_stale(
+    tree: Path, name: str, old: str, new: str, stale: bool
+) -> None:
+    def now() -> str:
+        return code_sha256(import_closure(["analysis/kl/estimators.py"], tree), tree)
+
+    before, path = now(), tree / name
+    path.write_text(path.read_text().replace(old, new))
+    os.utime(path, ns=(1, 1))  # two writes within one tick of the clock
+    assert (now() != before) == stale
+
+
+def test_a_file_of_the_package_is_listed_if_python_loads_it() -> None:
+    script = (
+        "import sys, analysis.kl.surrogates, analysis.objectives.losses\n"
+        "print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('analysis.')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    loaded = {Path(file).relative_to(ROOT).as_posix() for file in done.stdout.split()}
+    starts = ("analysis/kl/surrogates.py", "analysis/objectives/losses.py")
+    loaded = {file for file in loaded if "__init__" not in file}
+    assert loaded - {"analysis/lazy.py"} <= set(import_closure(starts)), "it only looks names up"
+
+
+def test_code_is_what_runs() -> None:
+    source = 'def f(x):\n    """Doc."""\n    return x + 1  # why\n'
+    same = '"""Module."""\n\ndef f(x):\n    return (x + 1)\n'
+    assert code_alone(source) == code_alone(same)
+    assert code_alone(source) != code_alone(source.replace("+ 1", "+ 2"))
+    for code, other in (('[""]', "[]"), ("f(None)", "f()"), ("f'{x}'", "f'{x!r}'"), ("a", "'a'")):
+        assert code_alone(f"y = {code}") != code_alone(f"y = {other}")
+
+
+def test_every_python_spells_the_code_alike() -> None:
+    # Nested quotes, a format that is an expression, empty parts, a class, a lambda, a slice.
+    source = """
+class A(B, metaclass=C):
+    x: int = 1
+    def f(self, *a, k=None, **o):
+        return f"{', '.join(a):<{k}}" + f"{self.x!r:}{''}" + u"t", a[1:, ...], lambda v, /: -v
+"""
+    digest = hashlib.sha256(code_alone(source).encode()).hexdigest()
+    assert digest.startswith("d88c5c8db381"), "runs recorded on another Python would look stale"
+
+
+def test_files_that_are_opened_and_results_that_are_listed_are_inputs(tree: Path) -> None:
+    for name in ("results/a/table.csv", "results/b/table.csv", "analysis/example.csv"):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text("1")
+    with track_reads(tree) as reads:
+        (tree / "results/a/table.csv").read_text()
+        (tree / "analysis/late.py").read_text()
+        (tree / "analysis/example.csv").read_bytes()
+        (tree / "made.csv").write_text("2")
+        list((tree / "results").iterdir())
+        with pytest.raises(OSError, match="none"):
+            (tree / "results/none.csv").read_bytes()
+    (tree / "results/b/table.csv").read_text()
+    recorded = reads_sha256(reads.paths, tree)
+    assert set(recorded) == {
+        "results",
+        "results/a/table.csv",
+        "results/none.csv",
+        "analysis/example.csv",
+    }
+    assert changed_read(recorded, tree) is None
+    (tree / "results/b/table.csv").write_text("2")
+    assert changed_read(recorded, tree) is None
+    (tree / "results/c").mkdir()
+    assert changed_read(recorded, tree) == "results"
+    (tree / "results/c").rmdir()
+    (tree / "results/a/table.csv").write_text("2")
+    assert changed_read(recorded, tree) == "results/a/table.csv"
