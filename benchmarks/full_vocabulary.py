@@ -35,7 +35,7 @@ TOKENS, WIDTH, LIGER_TOKENS = 1024, 128, 256
 
 def _sampled(hidden: Tensor, weight: Tensor, ref_hidden: Tensor, ref_weight: Tensor) -> Tensor:
     """k2 of one sampled token, with the logits stored: what trainers do."""
-    taken = torch.arange(len(hidden)).unsqueeze(-1) % len(weight)
+    taken = torch.arange(len(hidden), device=hidden.device).unsqueeze(-1) % len(weight)
     logp = (hidden @ weight.T).log_softmax(-1).gather(-1, taken)
     with torch.no_grad():
         ref_logp = (ref_hidden @ ref_weight.T).log_softmax(-1).gather(-1, taken)

@@ -1,0 +1,206 @@
+"""Designed populations of a size for a GPU: more starts, more seeds, longer answers.
+
+As in :mod:`analysis.experiments.presets.designed`, the design is committed before the runs::
+
+    analysis sweep equal_kl_large --device cuda --graphs --runs-per-shard 512 \\
+        --record results/equal_kl_large_cuda
+"""
+
+from __future__ import annotations
+
+from analysis.experiments.preset import (
+    NO_KL,
+    Design,
+    Expected,
+    Pilot,
+    Prediction,
+    Preset,
+    fresh_seeds,
+    kl_variants,
+    preset,
+    train_config,
+)
+from analysis.experiments.presets.designed import (
+    AT_EQUAL_BETA,
+    AT_EQUAL_KL,
+    BETAS,
+    STOPPING,
+    prefix_ratio,
+)
+from analysis.training.config import StartConfig
+from analysis.training.tiny.tasks import SortTask
+from analysis.training.variants import Variant
+
+#: Compared with the exact KL as a loss.
+COMPARED = ("k2_loss", "k3_loss", "k1_reward", "k3_loss_attached_prefix")
+NUM_STARTS = 20
+#: First seed of the starts; no other preset uses them.
+FIRST_START = 100
+
+
+def with_terms(betas: tuple[float, ...], names: tuple[str, ...]) -> tuple[Variant, ...]:
+    """No KL term, and these terms at each coefficient."""
+    terms = (v for beta in betas for v in (*kl_variants(beta), prefix_ratio(beta)))
+    return (NO_KL, *(variant for variant in terms if variant.name in names))
+
+
+def _in_reward(variant: str, other: str, expected: Expected, why: str) -> Prediction:
+    """Along equal KL."""
+    return Prediction(variant=variant, other=other, metric="reward", expected=expected, why=why)
+
+
+_LARGE = Design(
+    question=(
+        "With twice the starts and twenty times the runs of equal_kl: what does each KL term cost "
+        "in reward against the exact KL at equal KL?"
+    ),
+    outcome=AT_EQUAL_KL,
+    margin=0.03,
+    predictions=(
+        _in_reward("k2_loss", "exact_loss", "equivalent", "they have one expected gradient"),
+        _in_reward("k3_loss", "exact_loss", "below", "it costs near the reference, as in equal_kl"),
+        _in_reward("k1_reward", "exact_loss", "below", "its noise costs a little, as in equal_kl"),
+        _in_reward("k1_reward", "exact_loss", "equivalent", "the cost is within the margin"),
+        _in_reward(
+            "k3_loss_attached_prefix",
+            "exact_loss",
+            "below",
+            "its noise costs a little, as in equal_kl",
+        ),
+        _in_reward(
+            "k3_loss_attached_prefix", "exact_loss", "equivalent", "the cost is within the margin"
+        ),
+        _in_reward(
+            "k3_loss_attached_prefix",
+            "k1_reward",
+            "equivalent",
+            "both have the gradient of the KL of whole completions",
+        ),
+    ),
+    stopping=STOPPING,
+    pilots=(
+        Pilot(
+            tried="The preset equal_kl: ten other starts, twenty other seeds, on two cores.",
+            runs=820,
+            seen=(
+                "Against the exact KL: k2 as a loss -0.008 (-0.020 to +0.005), k3 as a loss -0.032 "
+                "(-0.044 to -0.019), k1 in the reward -0.024 (-0.037 to -0.010), the prefix ratio "
+                "-0.019 (-0.032 to -0.006): equivalence was open for three of them."
+            ),
+            chosen="The same configuration and coefficients on 20 new starts, 20 seeds on each.",
+        ),
+    ),
+)
+
+
+@preset
+def equal_kl_large(*, num_seeds: int = 20 * NUM_STARTS, updates: int = 150) -> Preset:
+    """``equal_kl`` again on 20 new starts with 20 seeds each: the cost of a term in reward."""
+    return Preset(
+        config=train_config(
+            start=StartConfig(updates=150, seed=FIRST_START, count=NUM_STARTS),
+            updates=updates,
+            log_every=15,
+            cosine_every=0,
+        ),
+        variants=with_terms(BETAS, (*COMPARED, "exact_loss")),
+        seeds=fresh_seeds(6000, num_seeds),
+        predictions=_LARGE.sentences,
+        design=_LARGE,
+    )
+
+
+LONG_BETAS = (0.03, 0.1, 0.3)
+
+
+def _in_kl(variant: str, other: str, why: str) -> Prediction:
+    """Equivalence at equal coefficients."""
+    return Prediction(
+        variant=variant,
+        other=other,
+        metric="reverse_kl",
+        expected="equivalent",
+        betas=LONG_BETAS,
+        why=why,
+    )
+
+
+_LONG = Design(
+    question=(
+        "Does the attached prefix ratio train as k1 in the reward does when answers have up to 128 "
+        "tokens, and do terms that see one token at a time end elsewhere?"
+    ),
+    outcome=(
+        f"Exact reverse KL per token at equal coefficients. {AT_EQUAL_BETA} The reward, the share "
+        f"of right positions: {AT_EQUAL_KL}"
+    ),
+    margin=0.01,
+    predictions=(
+        _in_kl(
+            "k3_loss_attached_prefix",
+            "k1_reward",
+            "both have the gradient of the KL of whole completions",
+        ),
+        _in_reward(
+            "k3_loss_attached_prefix",
+            "k1_reward",
+            "equivalent",
+            "both have the gradient of the KL of whole completions",
+        ),
+        _in_kl("k2_loss", "exact_loss", "on fresh samples they have one expected gradient"),
+        *(
+            _in_reward(name, "exact_loss", "equivalent", "each descends a KL")
+            for name in ("k2_loss", "k1_reward", "k3_loss_attached_prefix")
+        ),
+        *(
+            Prediction(
+                variant=name,
+                other="exact_loss",
+                metric="gradient_norm",
+                expected="above",
+                betas=(0.3,),
+                why="the noise of all later tokens is in each token's weight",
+            )
+            for name in ("k1_reward", "k3_loss_attached_prefix")
+        ),
+    ),
+    stopping=STOPPING,
+    pilots=(
+        Pilot(
+            tried=(
+                "Seeds 0 and 1, starts 901 and 902 of 80 updates, 40 updates at step size 2e-3: no "
+                "KL term; the exact KL, k1 in the reward and the prefix ratio at 0.1."
+            ),
+            runs=8,
+            seen=(
+                "Reward from 0.16 to 0.17 and 0.21, length from 101 to 113 and 123 of 128; reverse "
+                "KL 0.13 without a KL term, 0.03 to 0.05 with one."
+            ),
+            chosen=(
+                "80 updates; betas 0.03 to 0.3; the margin of the design of 32 tokens. Five starts "
+                "with four seeds each, as a start takes 20 seconds of a core."
+            ),
+        ),
+    ),
+)
+
+
+@preset
+def long_completions_128(*, num_seeds: int = 20, updates: int = 80) -> Preset:
+    """``long_completions`` on answers that end by themselves, of up to 128 tokens."""
+    return Preset(
+        config=train_config(
+            task=SortTask(num_digits=63, end_token=True, max_fillers=64, reward="graded"),
+            start=StartConfig(updates=80, batch_size=32, seed=FIRST_START, count=5),
+            updates=updates,
+            num_prompts=4,
+            log_every=10,
+            cosine_every=0,
+        ),
+        variants=with_terms(
+            LONG_BETAS, ("exact_loss", "k2_loss", "k1_reward", "k3_loss_attached_prefix")
+        ),
+        seeds=fresh_seeds(6500, num_seeds),
+        predictions=_LONG.sentences,
+        design=_LONG,
+    )
