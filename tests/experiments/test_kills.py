@@ -43,18 +43,36 @@ def finished_files(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in (folder / "runs").glob("*.json")}
 
 
+def stored(folder: Path) -> set[Path]:
+    """Checkpoints and finished runs."""
+    return {*folder.glob("checkpoints/*/*"), *folder.glob("runs/*.json")}
+
+
+def wait_for_news(process: BaseProcess, folder: Path, times: int) -> None:
+    """Until what is stored has changed so often, or the process has ended."""
+    before = stored(folder)
+    while times and process.is_alive():
+        process.join(timeout=0.001)
+        if (now := stored(folder)) != before:
+            before, times = now, times - 1
+
+
 @pytest.mark.slow
 def test_sweeps_killed_at_random_instants_end_with_the_bits_of_a_straight_run(straight, tmp_path):
-    """Twelve kills; a folder whose sweep ends before it is killed is checked and replaced."""
+    """Killed so much later than some checkpoint or run was stored, however slow the machine is.
+
+    A folder whose sweep ends before it is killed is checked and replaced.
+    """
     chance, folders = random.Random(0), iter(tmp_path / str(n) for n in range(100))
     kept: dict[Path, bytes] = {}
     orphans: list[psutil.Process] = []
-    folder, usual, interrupted = next(folders), whole_seconds(next(folders)), 0
-    for _ in range(12):
+    folder, interrupted = next(folders), 0
+    while interrupted < 8:
         receiver, sender = multiprocessing.Pipe(duplex=False)
         process = started(folder, 2, sender)
         receiver.recv()  # it has begun
-        process.join(timeout=chance.uniform(0.0, 0.7) * usual)
+        wait_for_news(process, folder, chance.randrange(6))
+        process.join(timeout=chance.uniform(0.0, 0.05))
         with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
             orphans += psutil.Process(process.pid).children(recursive=True)
         process.kill()
@@ -62,23 +80,12 @@ def test_sweeps_killed_at_random_instants_end_with_the_bits_of_a_straight_run(st
         now = finished_files(folder)
         assert kept.items() <= now.items()
         kept = now
-        interrupted += any(folder.glob("checkpoints/*/*")) or 0 < len(now) < 6
+        interrupted += process.exitcode == -signal.SIGKILL and any(stored(folder))
         if len(now) == 6:
             check(folder, straight)
             folder, kept = next(folders), {}
-    assert interrupted > 3, "killed too early to tell"
     check(folder, straight)
-    assert orphans and not psutil.wait_procs(orphans, timeout=10)[1], "workers outlive their sweep"
-
-
-def whole_seconds(folder: Path) -> float:
-    """What an undisturbed sweep takes from its beginning on."""
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    process = started(folder, 2, sender)
-    receiver.recv()
-    began = time.monotonic()
-    process.join()
-    return time.monotonic() - began
+    assert orphans and not psutil.wait_procs(orphans, timeout=60)[1], "workers outlive their sweep"
 
 
 def check(folder: Path, straight: Recording) -> None:
@@ -92,27 +99,33 @@ def check(folder: Path, straight: Recording) -> None:
 
 
 def test_killed_workers_are_replaced_and_the_others_go_on(straight, tmp_path, monkeypatch):
+    """Again in another folder where a kill met only workers that had nothing to do."""
     monkeypatch.setattr(sweep, "MAX_DEATHS", 1000)
-    chance, killed, over = random.Random(1), [], threading.Event()
+    chance = random.Random(1)
 
-    def kill_some() -> None:
-        while len(killed) < 5 and not over.wait(chance.uniform(0.05, 0.3)):
+    def kill_some(folder: Path, over: threading.Event) -> None:
+        for _ in range(5):
+            before = stored(folder)
+            while stored(folder) == before and not over.wait(0.001):
+                pass
+            over.wait(chance.uniform(0.0, 0.05))
             for child in multiprocessing.active_children()[:1]:
                 os.kill(child.pid, signal.SIGKILL)
-                killed.append(child.pid)
 
-    killer = threading.Thread(target=kill_some)
-    killer.start()
-    try:
-        heard = Heard()
-        records = sweep_tiny(tmp_path, heard, workers=2)
-    finally:
-        over.set()
-        killer.join()
-    assert (
-        killed and "a worker ended by a kill or a crash; its 2 runs are tried again" in heard.text
-    )
-    assert_same_bits(records, straight)
+    for folder in (tmp_path / str(n) for n in range(20)):
+        heard, over = Heard(), threading.Event()
+        killer = threading.Thread(target=kill_some, args=(folder, over))
+        killer.start()
+        try:
+            records = sweep_tiny(folder, heard, workers=2)
+        finally:
+            over.set()
+            killer.join()
+        assert_same_bits(records, straight)
+        if "a worker ended by a kill or a crash; its 2 runs are tried again" in heard.text:
+            break
+    else:
+        pytest.fail("no kill met a worker at work")
 
 
 def test_a_killed_worker_takes_no_other_with_it(tmp_path):
