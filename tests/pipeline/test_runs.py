@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -207,27 +208,39 @@ def test_a_run_that_goes_wrong_is_not_published(
 ) -> None:
     monkeypatch.setattr(notebooks, "SILENCE_GRACE_SECONDS", 0.3)
     workspace.notebook("01_a", f"# stub\n{code}")
+    limits = Limits(jobs=1, timeout=2.0 if "silent" in message else 60.0, cap=2000)
     with pytest.raises(UserError, match=message) as refusal:
-        workspace.run(limits=Limits(jobs=1, timeout=0.5, cap=2000))
+        workspace.run(limits=limits)
     assert "\n" not in str(refusal.value)
     assert not (workspace.project.runs / "01_a.ipynb").exists()
 
 
 def test_second_runner_waits_and_names_the_holder(
-    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace.notebook("01_a")
     lock = workspace.project.runs / ".locks" / "01_a.lock"
     script = (
-        "import pathlib, time\n"
+        "import pathlib\n"
         "from analysis.report.processes import exclusive\n"
         f"with exclusive(pathlib.Path({str(lock)!r}), print):\n"
-        "    print('held', flush=True); time.sleep(1)\n"
+        "    print('held', flush=True); input()\n"
     )
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as holder:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script], **pipes) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+
+        class Release(io.StringIO):
+            """The holder lets go as soon as the other says that it waits."""
+
+            def write(self, text: str) -> int:
+                if f"01_a  waiting for process {holder.pid}" in text:
+                    holder.communicate(b"\n")
+                return super().write(text)
+
+        monkeypatch.setattr(sys, "stderr", Release())
         workspace.run()
-        assert f"01_a  waiting for process {holder.pid}" in capsys.readouterr().err
+        assert holder.returncode == 0, "nobody waited"
     assert (workspace.project.runs / "01_a.ipynb").is_file()
 
 

@@ -28,14 +28,14 @@ ROOT = Path(__file__).parents[2]
         lambda chance: failing_disks(print, every=9),
         lambda chance: flips(70, chance, print),
         lambda chance: mutations(24, chance, print),
-        lambda chance: kills(4, chance, print),
+        lambda chance: kills(3, chance, print),  # more may cost more compute than many do
     ],
     ids=["disk", "flips", "mutations", "kills"],
 )
 def test_nothing_is_lost_and_nothing_gets_past(tried, one_thread: None) -> None:
     outcomes = tried(random.Random(1))
     assert survived(outcomes), outcomes
-    assert sum(outcome.tried for outcome in outcomes) >= 4
+    assert sum(outcome.tried for outcome in outcomes) >= 3
 
 
 @pytest.mark.parametrize(
