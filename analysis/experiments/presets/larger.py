@@ -21,15 +21,17 @@ from analysis.experiments.preset import (
     train_config,
 )
 from analysis.experiments.presets.designed import (
+    AGGREGATIONS,
     AT_EQUAL_BETA,
     AT_EQUAL_KL,
     BETAS,
     STOPPING,
     prefix_ratio,
 )
+from analysis.kl.term import KLTerm
 from analysis.training.config import StartConfig
 from analysis.training.tiny.tasks import SortTask
-from analysis.training.variants import Variant
+from analysis.training.variants import Advantage, Objective, Variant
 
 #: Compared with the exact KL as a loss.
 COMPARED = ("k2_loss", "k3_loss", "k1_reward", "k3_loss_attached_prefix")
@@ -203,4 +205,103 @@ def long_completions_128(*, num_seeds: int = 20, updates: int = 80) -> Preset:
         seeds=fresh_seeds(6500, num_seeds),
         predictions=_LONG.sentences,
         design=_LONG,
+    )
+
+
+def _averaged(name: str, how: str, beta: float, *, reward: bool = True) -> Variant:
+    """A KL loss under one of the ways to average tokens, with or without a reward."""
+    return Variant(
+        label=f"{name}_{how}",
+        kl=KLTerm(estimator=name.removeprefix("only_") if beta else "none"),
+        beta=beta,
+        objective=Objective(aggregation=AGGREGATIONS[how]),
+        advantage=Advantage() if reward else Advantage(baseline="zero"),
+    )
+
+
+def _in_length(variant: str, other: str, why: str) -> Prediction:
+    """At coefficient 1."""
+    return Prediction(
+        variant=variant, other=other, metric="length", expected="above", betas=(1.0,), why=why
+    )
+
+
+_AGGREGATION = Design(
+    question=(
+        "Does k1 as a loss make answers of up to 112 tokens longer under 1/|o|, as its expected "
+        "gradient there, that of E[1/|o|], says?"
+    ),
+    outcome=f"Mean length of answers, in tokens. {AT_EQUAL_BETA}",
+    margin=2.0,
+    predictions=(
+        _in_length(
+            "only_k1_mean",
+            "only_k1_sum",
+            "without a reward it descends E[1/|o|] under the one, and nothing under the other",
+        ),
+        _in_length(
+            "only_k1_mean",
+            "only_k1_batch_mean",
+            "over a batch the weight of a token hardly depends on its own completion",
+        ),
+        _in_length("k1_mean", "none_mean", "beside a reward it descends E[1/|o|] too"),
+        *(
+            Prediction(
+                variant=f"k2_{how}",
+                other=f"none_{how}",
+                metric="reverse_kl",
+                expected="below",
+                betas=(0.3,),
+                why="under every weight it is smallest at the reference",
+            )
+            for how in AGGREGATIONS
+        ),
+    ),
+    stopping=STOPPING,
+    pilots=(
+        Pilot(
+            tried=(
+                "Seeds 0 and 1, starts 901 and 902, 40 updates at step size 2e-3: k1 at 1 without "
+                "a reward under 1/|o| and under sums, and beside a reward under 1/|o|; no KL term."
+            ),
+            runs=8,
+            seen=(
+                "In updates 10 to 19, 106 tokens against 59 for k1 alone, 99 against 85 beside a "
+                "reward; by update 30 most were near the limit of 112."
+            ),
+            chosen="20 updates at half the step size, not tried beforehand.",
+        ),
+    ),
+)
+
+
+@preset
+def aggregation_length_112(*, num_seeds: int = 20, updates: int = 20) -> Preset:
+    """``aggregation_length`` on answers of 48 to 112 tokens."""
+    variants = [
+        variant
+        for how in AGGREGATIONS
+        for variant in (
+            _averaged("none", how, 0.0),
+            _averaged("k2", how, 0.3),
+            _averaged("only_k1", how, 1.0, reward=False),
+            _averaged("k1", how, 1.0),
+        )
+    ]
+    return Preset(
+        config=train_config(
+            task=SortTask(num_digits=47, end_token=True, max_fillers=64, reward="graded"),
+            start=StartConfig(
+                updates=80, batch_size=32, seed=FIRST_START, count=5, fillers=(0, 16)
+            ),
+            updates=updates,
+            learning_rate=1e-3,
+            num_prompts=4,
+            log_every=2,
+            cosine_every=0,
+        ),
+        variants=tuple(variants),
+        seeds=fresh_seeds(6600, num_seeds),
+        predictions=_AGGREGATION.sentences,
+        design=_AGGREGATION,
     )
