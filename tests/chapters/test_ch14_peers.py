@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import os
 from collections import defaultdict
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +14,7 @@ import torch
 from analysis.chapters import ch14_frameworks as chapter
 from analysis.chapters.ch14_frameworks import SOURCES
 from analysis.objectives.ordering import kl_then_normalise
+from tests.released import functions_in, functions_of
 
 pytestmark = pytest.mark.peers
 
@@ -53,15 +52,6 @@ def doubles(tokens):
     return tuple(x.double() for x in tokens)
 
 
-def functions_of(package, path, *names, **namespace):
-    """Functions of an installed package, from its own file, without its other dependencies."""
-    try:
-        file = Path(metadata.distribution(package).locate_file(path))
-    except metadata.PackageNotFoundError:
-        pytest.skip(f"{package} is not installed: make test-full compares with its own code")
-    return functions_in(file, *names, **namespace)
-
-
 def functions_read(framework, *names, **namespace):
     """Functions of a framework without a release, from a checkout of the commit that was read."""
     (source,) = (source for source in SOURCES if source.framework == framework)
@@ -74,19 +64,6 @@ def functions_read(framework, *names, **namespace):
     return functions_in(
         Path(os.environ["FRAMEWORK_SOURCES"], folder, source.file), *names, **namespace
     )
-
-
-def functions_in(file, *names, **namespace):
-    wanted = []
-    for node in ast.parse(file.read_text()).body:
-        if isinstance(node, ast.FunctionDef) and node.name in names:
-            node.decorator_list = []
-            wanted.append(node)
-    assert {node.name for node in wanted} == set(names), f"{file} has changed"
-    module = {"torch": torch, **namespace}
-    code = ast.Module([ast.parse("from __future__ import annotations").body[0], *wanted], [])
-    exec(compile(code, str(file), "exec"), module)
-    return [module[name] for name in names]
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
