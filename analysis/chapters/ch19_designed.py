@@ -232,10 +232,7 @@ def span(preset: str) -> float:
 
 def _fit(preset: str, variant: str, other: str) -> hierarchical.Fit:
     run = recorded(preset)
-    starts = run.preset.config.start.count
-    return hierarchical.fit(
-        run.finals, variant, other, starts=starts, of=designs.EQUAL, metric="reward"
-    )
+    return designs.at_equal_kl(run.finals, variant, other, run.preset.config.start.count)
 
 
 def of_starts(finals: pd.DataFrame, starts: int) -> pd.DataFrame:
@@ -269,9 +266,7 @@ def draw_curves(names: Iterable[str] = HOLDING, *, preset: str = "equal_kl") -> 
         if name == "none":
             continue
         other = names[0] if name == "exact_loss" else "exact_loss"
-        fitted = hierarchical.fit(
-            run.finals, name, other, starts=starts, of=designs.EQUAL, metric="reward"
-        )
+        fitted = designs.at_equal_kl(run.finals, name, other, starts)
         own = np.log(run.finals.loc[run.finals["variant"] == name, designs.EQUAL])
         log_kl = np.linspace(*np.percentile(own, hierarchical.CENTRAL), 40)
         mean, low, high = fitted.curve(0, log_kl)

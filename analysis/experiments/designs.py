@@ -8,10 +8,12 @@ import pandas as pd
 from analysis.experiments import hierarchical, statistics
 from analysis.experiments.preset import Design, Expected, Prediction
 from analysis.experiments.recording import Recording
-from analysis.experiments.summaries import KLS, of_seeds
+from analysis.experiments.summaries import ACCURACIES, KLS, of_seeds
 
 #: What is equal at equal KL.
 EQUAL = "reverse_kl"
+#: Of these a small value is the worst, of every other metric a large one.
+BETTER_HIGHER = ("reward", *ACCURACIES)
 
 
 def judged_predictions(recording: Recording) -> pd.DataFrame:
@@ -42,8 +44,7 @@ def judged(
     if prediction.betas:
         found = at_betas(finals, prediction, starts, margin_of(prediction.metric, design))
     else:
-        fitted = hierarchical.fit(finals, *names, starts=starts, of=EQUAL, metric=prediction.metric)
-        found = fitted.difference(design.margin)
+        found = at_equal_kl(finals, *names, starts, prediction.metric).difference(design.margin)
     margin = margin_of(prediction.metric, design)
     at = ", ".join(f"{beta:g}" for beta in prediction.betas) or "equal KL"
     said = {
@@ -56,6 +57,28 @@ def judged(
     return {**said, **found, "outcome": outcome(found, prediction.expected, margin)}
 
 
+def at_equal_kl(
+    finals: pd.DataFrame, variant: str, other: str, starts: int, metric: str = "reward"
+) -> hierarchical.Fit:
+    """The fit of two variants over log KL; runs that are not finite are :func:`at_worst`."""
+    runs = at_worst(finals[finals["variant"].isin((variant, other))], EQUAL, metric)
+    return hierarchical.fit(runs, variant, other, starts=starts, of=EQUAL, metric=metric)
+
+
+def at_worst(runs: pd.DataFrame, *metrics: str) -> pd.DataFrame:
+    """The runs of a comparison, what is not finite at the worst of its finite values.
+
+    Args:
+        runs: all that are compared.
+        metrics: columns; the worst is the smallest of :data:`BETTER_HIGHER`, else the largest.
+    """
+    for metric in metrics:
+        finite = runs[metric][np.isfinite(runs[metric])]
+        worst = finite.min() if metric in BETTER_HIGHER else finite.max()
+        runs = runs.assign(**{metric: finite.reindex(runs.index, fill_value=worst)})
+    return runs
+
+
 def margin_of(metric: str, design: Design) -> float:
     """The design's margin, or of a KL the logarithm of ``KL_RATIO_MARGIN``."""
     return float(np.log(statistics.KL_RATIO_MARGIN)) if metric in KLS else design.margin
@@ -64,10 +87,16 @@ def margin_of(metric: str, design: Design) -> float:
 def at_betas(
     finals: pd.DataFrame, prediction: Prediction, starts: int, margin: float
 ) -> dict[str, float]:
-    """Mean difference at equal coefficients, over the means of starts; of logarithms of a KL."""
+    """Mean difference at equal coefficients, over the means of starts; of logarithms of a KL.
+
+    Runs that are not finite are :func:`at_worst`.
+    """
+    of_variants = finals["variant"].isin((prediction.variant, prediction.other))
+    at = finals["beta"].isin(prediction.betas) | (finals["kl_estimator"] == "none")
+    compared = at_worst(finals[of_variants & at], prediction.metric)
 
     def along(name: str) -> pd.Series:
-        values = [of_seeds(finals, name, prediction.metric, beta) for beta in prediction.betas]
+        values = [of_seeds(compared, name, prediction.metric, beta) for beta in prediction.betas]
         if prediction.metric in KLS:
             values = [np.log(each) for each in values]
         return sum(values) / len(values)

@@ -93,3 +93,44 @@ def test_an_interval_across_the_margin_leaves_a_prediction_open() -> None:
     assert designs.outcome(found, "equivalent", 0.03) == "open"
     assert designs.outcome(found, "above", 0.03) == "open"
     assert designs.outcome(found | {"mean": np.nan}, "above", 0.03) == "not estimable"
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(
+    ("metric", "betas", "variant", "worst"),
+    [
+        ("reward", (), "k2_loss", 0.0),  # smallest reward of the two variants, largest KL
+        ("reward", (0.1, 1.0), "k2_loss", 0.0),
+        ("reverse_kl", (0.1, 1.0), "exact_loss", np.exp(0.506)),
+    ],
+)
+def test_a_run_that_is_not_finite_counts_at_the_worst_value(
+    number, metric, betas, variant, worst
+) -> None:
+    """As the stopping rule of every design promises; runs that are not compared set no value."""
+    preset = PRESETS["equal_kl"]()
+    values = {"k2_loss": 0.5, "k3_loss": -3.0, "k1_loss": 3.0}
+    finals = finals_of(preset, values)
+    spread = 1.0 + 0.1 * np.random.default_rng(0).standard_normal(len(finals))
+    finals["reverse_kl"] *= spread if not betas else 1.0
+    prediction = preset.design.predictions[0].model_copy(
+        update={"variant": "k2_loss", "other": "exact_loss", "metric": metric, "betas": betas}
+    )
+    broken = finals.index[(finals["variant"] == variant) & (finals["beta"] == 1.0)][3]
+    columns = [metric] if betas else [designs.EQUAL, metric]
+    by_hand, lost = finals.copy(), finals.copy()
+    compared = finals[finals["variant"].isin(("k2_loss", "exact_loss"))].drop(index=broken)
+    by_hand.loc[broken, metric] = worst
+    if not betas:
+        by_hand.loc[broken, designs.EQUAL] = compared[designs.EQUAL].max()
+    lost.loc[broken, columns] = number
+    found, expected, whole = (
+        designs.judged(runs, prediction, preset.design, 10) for runs in (lost, by_hand, finals)
+    )
+    assert found == expected
+    assert found["seeds"] == 20 and found["mean"] != pytest.approx(whole["mean"], abs=1e-4)
+
+
+def test_finite_runs_are_compared_as_they_are() -> None:
+    finals = finals_of(PRESETS["equal_kl"](), {"k2_loss": 0.5})
+    pd.testing.assert_frame_equal(designs.at_worst(finals, "reward", "reverse_kl"), finals)
