@@ -17,8 +17,6 @@ from benchmarks import measure, processes
 from benchmarks.processes import Case, Workers
 from benchmarks.worker import measure_rates, phase_shares, population
 
-TABLE = pd.DataFrame({"ms": [1.0]})
-
 
 def test_rates_are_positive():
     rates = measure_rates(seconds=0.002)

@@ -15,7 +15,6 @@ from analysis.chapters import ch01_estimators as study
 from analysis.chapters.ch01_estimators import SCHULMAN_FAR, SCHULMAN_NEAR
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.surrogates import ESTIMATORS
-from tests.chapters import drawing
 
 V = 40
 STEPS = torch.linspace(0.1, 3, 12, dtype=torch.float64)
@@ -132,45 +131,6 @@ def test_binary_bias_of_k2_by_hand():
 
 def drift(steps: torch.Tensor = STEPS) -> pd.DataFrame:
     return study.drift_table(study.zipf_logits(V, 1.2), study.normal_draws((V,), seed=3), steps)
-
-
-def schulman():
-    pairs = {"shift 0.1": SCHULMAN_NEAR, "shift 1": SCHULMAN_FAR}
-    tables = {n: study.schulman_table(p, sample_size=1000, seed=0) for n, p in pairs.items()}
-    return study.plot_schulman(tables)
-
-
-def tails():
-    thresholds = torch.logspace(-1, 2, 50, dtype=torch.float64)
-    curves = study.tail_curves(*study.gaussian_estimates(SCHULMAN_FAR), 0.5, thresholds)
-    return study.plot_tails({"one": curves, "two": curves})
-
-
-def binary():
-    probabilities = torch.linspace(0.05, 0.95, 9, dtype=torch.float64)
-    return study.plot_binary_bias(study.binary_bias(0.2, probabilities), 0.2)
-
-
-def stale():
-    reference, direction = study.zipf_logits(V, 1.2), study.normal_draws((V,), seed=3)
-    drifts = {"ahead": direction, "behind": -direction}
-    return study.plot_stale(
-        {n: study.stale_table(reference + d, reference, d, STEPS / 4) for n, d in drifts.items()}
-    )
-
-
-@pytest.mark.parametrize(
-    ("draw", "x_words", "y_words"),
-    [
-        (lambda: study.plot_drift(drift(), 0.5), "nats", "/ KL"),
-        (schulman, "/ KL", ""),
-        (tails, "/ KL", "probability"),
-        (binary, "probability", "/ KL"),
-        (stale, "nats", "nats"),
-    ],
-)
-def test_figures(draw, x_words, y_words):
-    drawing.check(draw(), x_words, y_words)
 
 
 def test_the_drift_figure_draws_k3_as_k3():

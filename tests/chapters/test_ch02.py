@@ -13,7 +13,6 @@ from analysis.kl.divergences import forward_kl, reverse_kl
 from analysis.kl.estimators import k1, k2, k3
 from analysis.kl.sequences import enumerate_sequences
 from analysis.kl.term import KLTerm
-from tests.chapters import drawing
 
 
 def term(estimator: str, placement: str = "loss", *, weighting: str = "none") -> KLTerm:
@@ -107,38 +106,6 @@ def test_what_each_variant_optimises_over_sequences(eos):
     assert rows["k3", "reward", "sequence", "immediate"] == "reverse − forward"
     assert rows["k3", "reward", "token", "immediate"] == "reverse − forward (visited)"
     assert rows["k3", "reward", "token", "to_go"] == "neither"
-
-
-def drift():
-    pairs = random_policies(10, 6, spread=1.5, seed=5)
-    return study.plot_drift(study.drift_curves(pairs.ref_logits, torch.arange(3).double(), seed=1))
-
-
-def staleness():
-    pairs = random_policies(10, 6, spread=1.5, seed=5)
-    terms = [term("k2", weighting=w) for w in ("none", "attached", "detached")]
-    return study.plot_staleness(
-        study.staleness_curves(pairs, torch.arange(3).double(), seed=1, terms=terms)
-    )
-
-
-def cosines():
-    sequences = enumerate_sequences(2, 2)
-    tables = random_tables(sequences, 2, 3, spread=1.5, seed=2)
-    return study.plot_sequence_cosines(study.sequence_table(tables, sequences))
-
-
-@pytest.mark.parametrize(
-    ("draw", "x_words", "y_words"),
-    [
-        (drift, "nats", "relative error"),
-        (staleness, "nats", "relative error"),
-        (lambda: study.plot_coefficients(-0.7, -3.0), "nats", "coefficient"),
-        (cosines, "cosine", ""),
-    ],
-)
-def test_figures(draw, x_words, y_words):
-    drawing.check(draw(), x_words, y_words)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from analysis.chapters.ch01_estimators import (
 from analysis.kl import estimators
 from analysis.kl.estimators import k3
 from analysis.kl.gaussians import moments
-from tests.chapters import drawing
 
 PAIRS = [LIU_APPENDIX_D, GaussianPair(-0.5, 0.6, 0.4, 0.9)]
 
@@ -238,58 +237,12 @@ def growth():
     return study.plot_growing_std(sweep(), 0.46, PRINTED_STD)
 
 
-def seen():
-    edge = study.largest_seen(LIU_APPENDIX_D, 1e4)
-    return study.plot_seen(LIU_APPENDIX_D, study.seen_interval(LIU_APPENDIX_D, edge), 0.44)
-
-
-def sizes():
-    predicted = pd.DataFrame({"sample_size": [1e2, 1e10, 1e20], "unseen": [0.5, 0.2, 0.05]})
-    return study.plot_sample_sizes(sweep(), predicted, 0.01)
-
-
 def gaussian_phase():
     shifts = torch.linspace(0.01, 2, 20, dtype=torch.float64)
     scales = torch.linspace(0.05, 2, 21, dtype=torch.float64)
     ratio = study.gaussian_phase(shifts, scales)
     points = {"printed": LIU_APPENDIX_D, "far": SCHULMAN_FAR}
     return study.plot_gaussian_phase(shifts.numpy(), scales.numpy(), ratio, points)
-
-
-def binary_phase():
-    probabilities = torch.sigmoid(torch.linspace(-5, 5, 21, dtype=torch.float64))
-    return study.plot_binary_phase(probabilities.numpy(), study.binary_phase(probabilities))
-
-
-def wins():
-    drifts = study.random_drifts(300, 10, ref_spread=1.5, farthest=3.0, seed=0)
-    shares = study.share_of_wins(drifts, np.logspace(-4, 2, 7), min_pairs=1)
-    return study.plot_softmax_wins(drifts, shares, 0.6)
-
-
-def weight():
-    drifts = study.random_drifts(300, 10, ref_spread=1.5, farthest=3.0, seed=0)
-    return study.plot_optimal_weight(drifts)
-
-
-@pytest.mark.parametrize(
-    ("draw", "x_words", "y_words"),
-    [
-        (seen, "standard deviations", "density"),
-        (sizes, "sample size", "relative error"),
-        (growth, "sample size", "/ KL"),
-        (gaussian_phase, "standard deviations", "width"),
-        (binary_phase, "logit scale", "logit scale"),
-        (wins, "nats", "share of pairs"),
-        (weight, "nats", "weight"),
-    ],
-)
-def test_figures(draw, x_words, y_words):
-    drawing.check(draw(), x_words, y_words)
-
-
-def test_the_figure_of_seeds(runs):
-    drawing.check(study.plot_seeds(runs, study.PRINTED), "relative error", "share of seeds")
 
 
 def test_published_numbers_are_marked_where_they_are():

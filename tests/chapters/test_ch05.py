@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 import torch
 
-from analysis import style
 from analysis.chapters import ch05_fixed_points as study
 from analysis.chapters import ch05_samples as samples
 from analysis.chapters.policies import drifted_logits, random_policies
@@ -20,7 +19,6 @@ from analysis.kl.enumeration import expected_gradient, gradient_moments
 from analysis.kl.sequences import enumerate_sequences, token_logp
 from analysis.kl.surrogates import ESTIMATORS
 from analysis.kl.term import KLTerm
-from tests.chapters import drawing
 
 
 def term(estimator: str, placement: str = "loss", *, weighting: str = "none") -> KLTerm:
@@ -276,17 +274,6 @@ def title(axes) -> str:
     return axes.get_title(loc="left") or axes.get_title()
 
 
-def test_tilts_draw_each_law_and_its_ascent():
-    gaps = torch.linspace(0, 3, 4, dtype=torch.float64)
-    curves = study.tilt_curves(gaps, beta=0.5, best_share=0.5, steps=50)
-    figure = study.plot_tilts(curves, 0.5, curves)
-    drawing.check(figure, "beta", "probability kept")
-    (axes,) = figure.axes
-    assert {style.COLOURS[k] for k in study.LAWS} <= {ln.get_color() for ln in axes.get_lines()}
-    lines = {line.get_label(): line for line in axes.get_lines()}
-    assert lines["$k_3$ loss"].get_xdata()[-1] == pytest.approx(6.0)
-
-
 def test_flows_mark_every_end_once():
     reference = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     paths = {
@@ -313,41 +300,13 @@ def test_flows_mark_every_end_once():
     assert len(ends[1].get_xdata()) > 3
 
 
-def test_penalties_stand_side_by_side_a_row_a_dynamics():
-    reference = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-    paths = study.penalty_paths(
-        reference.log(), study.simplex_grid(3), ("k2", "k3"), frames=40, seed=1
-    )
-    arrays = {key: path.numpy() for key, path in paths.items()}
-    panels = study.plot_penalty_dynamics(arrays, reference.numpy()).axes
-    assert [title(axes) for axes in panels[:3]] == [
-        "$k_2$, natural flow",
-        "$k_3$, natural flow",
-        "$k_2$, plain flow",
-    ]
-    ends = [next(line for line in axes.get_lines() if line.get_marker() == "o") for axes in panels]
-    assert len(ends[1].get_xdata()) > 3 == len(ends[3].get_xdata())
-
-
-def test_walks_and_bands():
-    table = walk_table(vocab_size=4, runs=8, steps=20)
-    figure = samples.plot_walks(table)
-    drawing.check(figure, "steps", "entropy")
-    (axes,) = figure.axes
-    assert len(axes.collections) == len(samples.WALKS)
-    frames = table[table.walk == "k1"].assign(term="k2")
-    sizes = [frames.assign(step_size=size) for size in (0.1, 1.0)]
-    panels = samples.plot_anchored(pd.concat(sizes)).axes
-    assert [title(axes) for axes in panels] == ["step 0.1", "step 1"]
-
-
 def test_noise_is_purple_where_k3_is_noisier_and_nothing_where_policies_are_equal():
     table = samples.noise_map(16, 5)
     assert table.max().max() > 100 and table.min().min() < 0.3
     assert (np.diag(table) == 1).all()
-    figure = samples.plot_noise(table)
-    drawing.check(figure, "reference", "policy")
-    (mesh,) = [c for c in figure.axes[0].collections if hasattr(c, "get_clim")][:1]
+    (mesh,) = [c for c in samples.plot_noise(table).axes[0].collections if hasattr(c, "get_clim")][
+        :1
+    ]
     red, green, blue, _ = mesh.cmap(mesh.norm(100.0))
     assert min(red, blue) > green
 

@@ -12,7 +12,6 @@ from analysis.chapters.policies import random_head
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.sequences import enumerate_sequences, sequence_probability
 from analysis.objectives.routing import choose_experts
-from tests.chapters import drawing
 
 
 @pytest.fixture(scope="module")
@@ -156,46 +155,3 @@ def test_nothing_moves_without_a_step_and_heads_use_their_experts():
     head = random_head(8, 16, 12, seed=0)
     hidden = torch.randn(50, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert len(choose_experts(head, hidden).unique()) > 3
-
-
-def data(problem):
-    table = study.data_table(problem, torch.eye(5, 2, dtype=torch.float64))
-    return study.plot_data_distributions(table, best_limited=0.5, reference=0.1)
-
-
-def finite(problem):
-    curves = study.finite_data_curves(problem, [50, 200], names=["uniform", "chain"], seeds=2)
-    return study.plot_finite_data(curves)
-
-
-def paths(_):
-    path = study.pair_path(study.bystander(2.0), beta=0.5, rate=0.5, steps=5)
-    return study.plot_pair_paths({"one": path, "two": path})
-
-
-def imitation(_):
-    return study.plot_imitation(study.cost_curves(0.01, [1, 4], (0.0, 0.1)))
-
-
-def fitted(_):
-    table = study.fits(study.mixture(), starts=(-2.0,))
-    return study.plot_projection(study.density_curves(study.mixture(), table))
-
-
-def routing(_):
-    return study.plot_routing(study.routing_drift([1e-3, 1e-2], seeds=1))
-
-
-@pytest.mark.parametrize(
-    ("draw", "x_words", "y_words"),
-    [
-        (data, "KL", ""),
-        (finite, "comparisons", "nats"),
-        (paths, "gradient steps", "reward"),
-        (imitation, "horizon", "path"),
-        (fitted, "x", "density"),
-        (routing, "step", "nats"),
-    ],
-)
-def test_figures(problem, draw, x_words, y_words):
-    drawing.check(draw(problem), x_words, y_words)

@@ -11,7 +11,6 @@ from scipy.integrate import solve_ivp
 from analysis.chapters import ch16_lengths
 from analysis.experiments import recording, start_lengths
 from analysis.experiments.presets.designed import aggregation_length
-from tests.chapters import drawing
 
 LENGTHS = np.array([2.0, 5.0, 9.0, 10.0, 11.0, 15.0])
 MASS = np.array([0.05, 0.05, 0.3, 0.3, 0.25, 0.05])
@@ -68,8 +67,3 @@ def test_what_was_walked_is_read_from_the_stored_curves() -> None:
     assert found["length"] == pytest.approx(mean("length", 20))
     kl = (mean("reverse_kl", 20) + mean("reverse_kl", 30)) / 2 * mean("length", 20)
     assert found["kl"] == pytest.approx(kl)
-
-
-def test_figures_say_what_they_show() -> None:
-    drawing.check(ch16_lengths.draw_walk(ch16_lengths.walked()), "length", "KL")
-    drawing.check(ch16_lengths.draw_lengths(), "update", "length")

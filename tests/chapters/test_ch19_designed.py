@@ -13,7 +13,6 @@ from analysis.chapters import ch19_designed
 from analysis.chapters.claims import recorded
 from analysis.experiments import recording
 from analysis.experiments.presets import PRESETS
-from tests.chapters import drawing
 from tests.experiments import dense_mixed_model
 
 DESIGNED = [
@@ -113,10 +112,3 @@ def test_a_tenth_of_the_runs_was_trained_again(preset: str) -> None:
     run = recorded(preset)
     assert run.manifest["reproduced"]["runs"] >= len(run.finals) / 10
     assert not run.failures
-
-
-def test_figures_say_what_they_show() -> None:
-    drawing.check(ch19_designed.draw_curves(), "reverse KL", "reward")
-    drawing.check(ch19_designed.draw_costs(ch19_designed.costs()), "exact KL", "")
-    kls = ch19_designed.draw_kls(recorded("equal_kl").finals, ch19_designed.PLACED)
-    drawing.check(kls, "coefficient", "reverse KL")

@@ -1,4 +1,4 @@
-"""Figures of the trained chapters: each draws, and its points are means of the given runs."""
+"""Figures of the trained chapters: their points are means of the given runs."""
 
 from __future__ import annotations
 
@@ -8,22 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import style
 from analysis.chapters import (
-    ch04_grpo,
-    ch11_numerics,
-    ch15_full_vocabulary,
     ch17_stale,
     ch18_distillation,
-    ch19_equal_kl,
-    ch20_language_model,
 )
 from analysis.chapters import training_figures as figures
-from analysis.chapters.ch17_routing import ROUTINGS
 from analysis.chapters.claims import recorded
-from analysis.experiments.language import estimator_tail
 from analysis.experiments.statistics import interval
-from analysis.experiments.summaries import paired_along
 
 SEEDS = range(6)
 METRICS = ("accuracy", "own_accuracy", "reverse_kl", "ratio_ess", "entropy", "gradient_norm")
@@ -52,16 +43,6 @@ def over_beta() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["variant", "beta", "seed", "reverse_kl", "accuracy"])
 
 
-def aged() -> pd.DataFrame:
-    return table({f"{n}_lag_{lag}": 0.1 + lag / 100 for n in ch17_stale.LOSSES for lag in (0, 16)})
-
-
-def differences():
-    pairs = [(variant, "exact_loss") for variant in ("k2_loss", "k3_loss")]
-    found = paired_along(over_beta(), pairs, of="reverse_kl", metric="accuracy")
-    return ch19_equal_kl.differences(found.assign(level="all"), "the exact KL")
-
-
 def costs():
     rows = [("supervised", 0.5, 1.0, 0.8, 1.2, 0), ("supervised", 0.6, 1.5, 1.1, 2.0, 2)]
     spent = pd.DataFrame(rows, columns=["other", "threshold", "mean", "low", "high", "missed"])
@@ -76,84 +57,13 @@ def cheap_and_dear():
     return ch17_stale.at_cost(drawn.assign(completions=cost, passes=10 * cost))
 
 
-def routings():
-    drawn = table(dict.fromkeys(ROUTINGS, 0.5), update=[0, 1], noise=[0.0, 0.3])
-    return ch17_stale.routings(drawn.rename(columns={"variant": "routing", "accuracy": "reward"}))
-
-
 def decoding():
     budgets = ch17_stale.decoding_steps(recorded("partial_rollouts"))
     return ch17_stale.decoding(table(dict.fromkeys(budgets, 0.3), update=[0, 10]), budgets)
 
 
-def numerics():
-    errors = ch11_numerics.error_curves(ch11_numerics.small_log_ratios(count=50), bins=3)
-    return ch11_numerics.cancellation(errors)
-
-
-def vocabulary_noise():
-    shape = {"width": 3, "exponent": 1.0, "sharpness": 1.0, "drift": 0.5, "seed": 4}
-    found = ch15_full_vocabulary.noise_table([8, 64], states=6, **shape).assign(drift=0.5)
-    return ch15_full_vocabulary.noise(found)
-
-
 def two_dots():
     return figures.dots(table({"a": 0.1, "b": 0.5}), {"b": "B", "a": "A"}, {"accuracy": "x"})
-
-
-def weak_teacher():
-    drawn = figures.training_curves(
-        recorded("weak_teacher").curves, {"a": {"grpo": "GRPO"}}, "own_accuracy", "accuracy"
-    )
-    return ch18_distillation.with_level(drawn, 0.5, "teacher")
-
-
-FIGURES = {
-    "04 accuracy": lambda: ch04_grpo.training(recorded("full").curves, "accuracy", "accuracy"),
-    "04 KL": lambda: ch04_grpo.training(recorded("full").curves, "reverse_kl", "KL, log scale"),
-    "11 cancellation": numerics,
-    "11 clamps": lambda: ch11_numerics.clamps(-6.0, 6.0),
-    "15 cost": lambda: ch15_full_vocabulary.benchmark(ch15_full_vocabulary.recorded()),
-    "15 noise": vocabulary_noise,
-    "16 dots": lambda: figures.dots(
-        table({"a": 0.1, "b": 0.5}), {"b": "B", "a": "A"}, {"accuracy": "x"}
-    ),
-    "16 metrics": lambda: figures.metrics_over_training(
-        table({"a": 0.1, "b": 0.5}, update=[0, 10]), {"a": "A"}, {"entropy": "nats"}
-    ),
-    "17 ages": lambda: ch17_stale.ages(aged()),
-    "17 peaks": lambda: ch17_stale.peaks(aged(), 16),
-    "17 ways": lambda: ch17_stale.ways(table(dict.fromkeys(ch17_stale.WAYS, 0.3))),
-    "17 cost": cheap_and_dear,
-    "17 masks": lambda: ch17_stale.masks(recorded("stale_masking").finals),
-    "17 mismatch": lambda: ch17_stale.mismatches(recorded("mismatch").finals),
-    "17 routing": routings,
-    "17 decoding": decoding,
-    "18 costs": costs,
-    "18 teacher": weak_teacher,
-    "18 trade-off": lambda: ch18_distillation.tradeoff(
-        recorded("kdrl").finals, {"grpo": "GRPO"}, {"start": (6.0, 0.3)}
-    ),
-    "19 fronts": lambda: figures.fronts(over_beta()),
-    "19 differences": differences,
-    "20 beside": lambda: ch20_language_model.beside_figure(
-        ch20_language_model.beside({"a": recorded("full").finals}, "reverse_kl", beta=0.3), "KL"
-    ),
-    "20 readings": lambda: ch20_language_model.readings_figure(
-        ch20_language_model.readings(recorded("smollm2_short").curves)
-    ),
-    "20 rare tokens": lambda: ch20_language_model.seen_figure(
-        ch20_language_model.seen(estimator_tail.recorded()["none"].tail), 1000.0
-    ),
-}
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("name", FIGURES)
-def test_a_figure_draws_without_a_warning(name):
-    figure = FIGURES[name]()
-    assert len(style.png(figure)) > 5000
-    assert all(axes.has_data() for axes in figure.axes)
 
 
 def test_lines_are_means_over_seeds_in_the_middle_of_their_windows():

@@ -18,8 +18,6 @@ from torture.mutations import mutations
 from torture.outcome import Outcome
 from torture.sweeps import failing_disks, kills
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
