@@ -359,6 +359,89 @@ def test_mixed_precision_is_computed_or_refused(name):
             )
 
 
+def options_of(calls: Calls, given: dict, name: str) -> list[str]:
+    """What a choice with a default may be, as its refusal lists it."""
+    try:
+        calls.function(**given | {name: "?"})
+    except ValueError as error:
+        return re.findall(r"'(\w+)'", str(error).rpartition(", got")[0])
+    return []
+
+
+def each_choice(name: str):
+    """Valid calls with every combination of the options that have a default."""
+    calls = CALLS[name]
+    signature = inspect.signature(calls.function).parameters
+    for given in calls.valid():
+        choices = {
+            option: found
+            for option, hint in calls.hints.items()
+            if option not in given and is_a(str, hint) and signature[option].default is not None
+            if (found := options_of(calls, given, option))
+        }
+        for values in itertools.product(*choices.values()):
+            call = given | dict(zip(choices, values, strict=True))
+            try:
+                calls.function(**call)
+            except ValueError as error:
+                needed = re.match(r"(\w+) is needed", str(error))
+                if not needed:  # a combination that is refused
+                    continue
+                call[needed[1]] = calls.candidates(needed[1], calls.hints[needed[1]])[0]
+            yield calls, call
+
+
+def with_gradients(function, given: dict) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Results, and the gradient of the sum of what is differentiable by every float."""
+    leaves = {
+        name: value.clone().requires_grad_() if value.is_floating_point() else value
+        for name, value in tensors(given).items()
+    }
+    results = tensors_of(function(**given | leaves))
+    total = [result.sum() for result in results if result.requires_grad]
+    wanted = {name: value for name, value in leaves.items() if value.requires_grad}
+    if not total or not wanted:
+        return results, {}
+    found = torch.autograd.grad(sum(total), list(wanted.values()), allow_unused=True)
+    return results, {n: g for n, g in zip(wanted, found, strict=True) if g is not None}
+
+
+#: With floats beside their mask; hidden states have an axis more and a test of their own.
+MASKED = [
+    name
+    for name, calls in CALLS.items()
+    if "mask" in calls.hints
+    and not name.startswith("kl.chunked")
+    and name not in ("objectives.aggregation.token_weights", "objectives.guidance.current_segment")
+]
+
+
+@pytest.mark.parametrize("garbage", [torch.nan, torch.inf, -torch.inf, 1e30])
+@pytest.mark.parametrize("name", MASKED)
+def test_masked_positions_leave_no_trace(name, garbage):
+    for calls, given in each_choice(name):
+        shape = calls.shape(axes_of(calls.hints["mask"]))
+        mask = torch.ones(shape, dtype=torch.bool)
+        mask[..., -1] = mask[0, 1:] = False
+        given = given | {"mask": mask}
+        spoilt = {
+            argument: torch.where(mask, value, garbage)
+            for argument, value in tensors(given).items()
+            if value.is_floating_point() and value.shape == shape
+        }
+        assert spoilt, "nothing was tried"
+        clean, clean_gradients = with_gradients(calls.function, given)
+        dirty, gradients = with_gradients(calls.function, given | spoilt)
+        for one, other in zip(clean, dirty, strict=True):
+            torch.testing.assert_close(other, one, rtol=0, atol=0, equal_nan=True)
+            ratio = name.startswith("kl.importance")  # is one there
+            assert ratio or other.shape != shape or torch.count_nonzero(other[~mask]) == 0
+        assert gradients.keys() == clean_gradients.keys()
+        for argument, gradient in gradients.items():
+            torch.testing.assert_close(gradient, clean_gradients[argument], rtol=0, atol=0)
+            assert argument not in spoilt or torch.count_nonzero(gradient[~mask]) == 0
+
+
 @ALL
 def test_numbers_are_numbers(name):
     calls = CALLS[name]

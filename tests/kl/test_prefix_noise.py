@@ -9,7 +9,6 @@ import torch
 
 from analysis.chapters.ch06_prefix_ratio import Chains, chain_samples, random_chains
 from analysis.kl.credit import (
-    credit_moments,
     sample_gradients,
     state_average,
     tie_states,
@@ -259,11 +258,3 @@ def test_the_last_bracket_has_the_mean_of_two_divergences_on_policy_only():
     sampler = rows([0.1, 0.45, 0.45])[0]
     stale = (2 * policy - sampler).exp() @ bracket
     assert abs(stale / (chi2 - 2 * both)) > 2
-
-
-def test_own_rows_world_is_the_one_of_credit_moments():
-    sequences = enumerate_sequences(3, 3, eos=0)
-    policy, reference, old = draw(3, sequences.num_states, 3, seed=9)
-    world = Shared(sequences, torch.arange(sequences.num_states), policy, reference, old)
-    moments = credit_moments(policy, sequences, world.k3, old)
-    torch.testing.assert_close(world.variance(world.k3), moments.trace_var, **TIGHT)

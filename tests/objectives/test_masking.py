@@ -42,15 +42,6 @@ def test_the_sign_of_the_log_ratio_matters():
     assert swapped.any(-1).tolist() == [True, True, False, False]
 
 
-def test_padding_garbage_is_ignored():
-    negative = torch.full((4,), -1.0, dtype=torch.float64)
-    garbage = torch.where(MASK, LOGP, math.nan)
-    assert (
-        off_policy_sequence_mask(garbage, OLD, negative, MASK, delta=0.3)
-        == off_policy_sequence_mask(LOGP, OLD, negative, MASK, delta=0.3)
-    ).all()
-
-
 def test_refusals():
     with pytest.raises(ValueError, match="delta must be >= 0"):
         off_policy_sequence_mask(LOGP, OLD, torch.zeros(4), MASK, delta=-0.1)
