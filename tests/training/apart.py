@@ -17,9 +17,9 @@ SEED = 29  # of completions that are short, long, looping and cut, in one group
 
 
 class Population:
-    """The variants of one axis, away from their reference and away from their samplers."""
+    """The variants of one axis, away from their reference and, if ``stale``, their samplers."""
 
-    def __init__(self, small_config, variants, *, seed=SEED, update=UPDATE, same=False):
+    def __init__(self, small_config, variants, *, seed=SEED, update=UPDATE, same=False, stale=True):
         self.config = small_config.model_copy(
             update={
                 "precision": "float64",
@@ -40,7 +40,8 @@ class Population:
             for _ in range(3):
                 self.cache.insert(0, self._move(generator))
                 sampled = self.trainer.rollout(update)
-            self._move(generator)
+            if stale:
+                self._move(generator)
         shape = sampled.rollout.old_logp.shape
         rewards = torch.rand(shape[1:3], generator=generator, dtype=torch.float64)
         if same:

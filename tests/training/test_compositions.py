@@ -157,22 +157,6 @@ def assert_same(first, second):
         np.testing.assert_array_equal(first.metrics[name], second.metrics[name], err_msg=name)
 
 
-def test_the_compositions_use_every_choice_of_every_axis():
-    variants = compositions(40, seed=2)
-    assert len({variant.model_copy(update={"label": ""}) for variant in variants}) == 40
-    kinds = {variant.objective.kind for variant in variants}
-    assert len(kinds) == 8 and {variant.objective.aggregation for variant in variants} >= {
-        "token_mean"
-    }
-    assert {variant.sampler.staleness for variant in variants} == {0, 1, 3}
-    assert {variant.correction.mismatch for variant in variants} == {"none", "truncated", "masked"}
-    assert any(variant.sampler.budget for variant in variants) and any(
-        variant.distillation for variant in variants
-    )
-    assert any(variant.sampler.by == "teacher" for variant in variants)
-    assert {variant.kl.placement for variant in variants} == {"loss", "reward"}
-
-
 @pytest.mark.parametrize("inner", [(1, 1), (2, 3)], ids=["one-step", "stale-minibatches"])
 def test_forty_random_compositions_train_and_are_their_solo_runs(config, inner):
     config = config.model_copy(update={"num_iterations": inner[0], "num_minibatches": inner[1]})

@@ -61,24 +61,36 @@ def test_distillation_follows_its_schedule(small_config, update):
     assert [change > 1e-6 for change in losses] == moving
 
 
-def test_a_straight_through_loss_has_the_value_of_one_and_the_gradient_of_the_other(small_config):
-    of = {"kl": KLTerm(estimator="k2"), "beta": 0.5}
-    variants = [
-        Variant(label="shows", **of | {"kl": KLTerm(estimator="k2", value="k3")}),
-        Variant(label="k2", **of),
-        Variant(label="k3", **of | {"kl": KLTerm(estimator="k3")}),
-    ]
-    population = Population(small_config, variants)
-    shows, k2, k3 = population.output.losses
-    assert torch.isclose(shows, k3, rtol=0, atol=1e-12) and (k2 - k3).abs() > 1e-3
-    gradient = population.gradient
-    assert torch.allclose(gradient[0], gradient[1], rtol=0, atol=1e-12)
-    assert (gradient[0] - gradient[2]).norm() > 1e-2
-
-
 def changed(one, part, **fields):
     """A variant with other fields in a part, unchecked: a sign no variant may have."""
     return one.model_copy(update={part: getattr(one, part).model_copy(update=fields)})
+
+
+def measured_cosines(population):
+    trainer = population.trainer
+    logits = trainer._logits(trainer.weights, population.batch, None)
+    return kl_cosine(kl_objectives(trainer.terms, population.batch, logits), trainer.weights)
+
+
+def test_the_kl_cosine_is_that_of_naive_gradients(small_config):
+    variants = named([*KL, *KL_REWARD], "k1_", "k2_", "k3_")
+    variants = [v for v in variants if v.kl.level == v.kl.ratio == "token" and not v.kl.value]
+    variants = [v for v in variants if v.advantage.kl_order == Advantage().kl_order]
+    population = Population(small_config, variants, stale=False)
+    measured = measured_cosines(population)
+    for row, one in enumerate(variants):
+        run = population.run(row)
+        of_none, of_exact, of_variant = (
+            population.expected(dataclasses.replace(run, variant=variant))[1]
+            for variant in (
+                one.model_copy(update={"kl": KLTerm(estimator="none"), "beta": 0.0}),
+                one.model_copy(update={"kl": KLTerm(estimator="exact"), "beta": 1.0}),
+                one,
+            )
+        )
+        expected = torch.cosine_similarity(of_variant - of_none, of_exact - of_none, dim=0)
+        assert torch.isclose(measured[row], expected, rtol=0, atol=1e-9), one.name
+    assert measured.min() < 0.5 < measured.max() and measured.std() > 0.1
 
 
 @pytest.mark.parametrize("aggregation", ["seq_mean_token_mean", "token_mean"])
@@ -89,10 +101,7 @@ def test_the_kl_cosine_is_over_the_groups_that_count(small_config, aggregation):
     }
     one = Variant(kl=KLTerm(estimator="k3"), beta=0.5, **parts)
     population = Population(small_config, [one], same=True)
-    trainer, run = population.trainer, population.run(0)
-    logits = trainer._logits(trainer.weights, population.batch, None)
-    objectives = kl_objectives(trainer.terms, population.batch, logits)
-    measured = kl_cosine(objectives, trainer.weights)
+    run, measured = population.run(0), measured_cosines(population)
 
     def gradient(**fields):
         variant = Variant(**fields)
