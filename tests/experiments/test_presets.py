@@ -78,14 +78,6 @@ def test_a_first_seed_goes_with_other_parameters() -> None:
     assert make_preset("quick", {"num_seeds": 2, FIRST_SEED: 7}).seeds == (7, 8)
 
 
-def test_figure_2_has_the_published_sizes_and_variants() -> None:
-    preset = make_preset("figure2", {})
-    assert (preset.config.num_prompts, preset.config.group_size) == (12, 6)
-    assert {variant.beta for variant in preset.variants if variant.kl.estimator != "none"} == {0.04}
-    names = {variant.name for variant in preset.variants}
-    assert {"none", "k1_reward", "k2_loss", "k3_loss"} <= names
-
-
 def test_the_weights_of_the_language_model_are_named() -> None:
     kinds = {w: make_preset("smollm2", {"weights": w}) for w in ("hub", "packaged", "/a/folder")}
     assert {w: preset.config.model.kind for w, preset in kinds.items()} == {
@@ -181,10 +173,6 @@ def _flat(variant: Variant) -> dict[str, object]:
     return {f"{part}.{name}": v for part, values in parts.items() for name, v in values.items()}
 
 
-def variants_of(name: str) -> dict[tuple[str, float], Variant]:
-    return {(variant.name, variant.beta): variant for variant in make_preset(name, {}).variants}
-
-
 def test_a_weight_on_fresh_samples_changes_nothing_and_on_stale_ones_does() -> None:
     curves = recording.run(shortened("staleness", 6, start=120)).curves
     norms = curves.set_index(["variant", "update"])["gradient_norm"]
@@ -194,41 +182,8 @@ def test_a_weight_on_fresh_samples_changes_nothing_and_on_stale_ones_does() -> N
     assert differ.loc[5] > 0
 
 
-def test_lags_and_weights_are_crossed() -> None:
-    variants = variants_of("staleness")
-    variant = variants["k3_attached_lag_16", 0.3]
-    assert len(variants) == 3 * 6 and variant.sampler.staleness == 16
-    assert (variant.kl.estimator, variant.kl.weighting) == ("k3", "attached")
-
-
-def test_merged_variants_hold_their_kl_in_the_objective() -> None:
-    merged = {k: v for k, v in variants_of("three_ways").items() if k[0].startswith("merged")}
-    assert merged
-    for (name, beta), variant in merged.items():
-        assert variant.objective.kind == "grpo_off_policy"
-        assert variant.objective.reading == name.split("_")[1]
-        assert (variant.objective.epsilon_high > 1) == name.endswith("wide")
-        assert beta > 0
-
-
 def test_the_large_batch_draws_in_a_quarter_of_its_updates_what_the_three_ways_draw() -> None:
     several, large = (make_preset(n, {}).config for n in ("three_ways", "three_ways_on_policy"))
     drawn = [c.updates * c.num_prompts * c.group_size for c in (several, large)]
     assert 4 * drawn[0] == drawn[1]
     assert large.num_iterations == large.num_minibatches == 1
-
-
-def test_masks_corrections_and_budgets_are_what_their_labels_say() -> None:
-    masks = {name: variant for (name, _), variant in variants_of("stale_masking").items()}
-    assert masks["reinforce_mask_0.1"].correction.sequence_mask_delta == 0.1
-    assert masks["reinforce"].correction.sequence_mask_delta is None
-    assert {v.sampler.staleness for name, v in masks.items() if name != "fresh"} == {16}
-    corrected = {name: variant for (name, _), variant in variants_of("mismatch").items()}
-    for name, variant in corrected.items():
-        sampler = next((s for s in ("cold", "hot", "top_p") if name.startswith(s)), None)
-        if sampler is not None:
-            assert variant.sampler == corrected[f"{sampler}_uncorrected"].sampler
-    assert corrected["top_p_keep_mask"].correction.keep_sampling_mask
-    budgets = {name: variant for (name, _), variant in variants_of("partial_rollouts").items()}
-    assert budgets["budget_4_current"].sampler.train_on == "current"
-    assert [budgets[name].sampler.budget for name in ("budget_8_all", "whole")] == [8, 0]

@@ -75,9 +75,3 @@ def test_markov_policies_by_dynamic_programming():
         (gradient,) = torch.autograd.grad(value, leaf)
         tied = tie_states(referee(table, ref_table, sequences), groups)
         torch.testing.assert_close(gradient, tied, **TIGHT)
-
-
-def test_unknown_credit_is_refused(world):
-    sequences, logits, reference = world
-    with pytest.raises(ValueError, match="credit"):
-        full_vocabulary_gradients(logits, reference, sequences, credit="whole")

@@ -368,6 +368,18 @@ def options_of(calls: Calls, given: dict, name: str) -> list[str]:
     return []
 
 
+@ALL
+def test_an_unknown_option_is_refused_with_the_nearest_one(name):
+    calls = CALLS[name]
+    for given in calls.valid():
+        for argument in (n for n, hint in calls.hints.items() if is_a(str, hint)):
+            options = options_of(calls, given, argument)
+            said = f"must be one of.*did you mean '{options[0]}'" if options else "Input should be"
+            wrong = given | {argument: f"{options[0]}_" if options else "?"}
+            with pytest.raises(ValueError, match=said):
+                calls.function(**wrong)
+
+
 def each_choice(name: str):
     """Valid calls with every combination of the options that have a default."""
     calls = CALLS[name]

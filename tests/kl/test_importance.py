@@ -51,8 +51,3 @@ def test_extremes_stay_finite():
     mask = torch.ones(3, dtype=torch.bool)
     assert effective_sample_size(logp, old_logp, mask).item() == pytest.approx(1 / 3, abs=1e-12)
     assert effective_sample_size(logp, old_logp, ~mask).isnan()
-
-
-def test_bad_input_names_the_argument():
-    with pytest.raises(ValueError, match="level must be one of"):
-        importance_ratio(LOGP, OLD_LOGP, MASK, level="tokens")

@@ -527,10 +527,7 @@ def test_half_precision_overflows_unless_raised_first():
         assert leaf.grad.isfinite().all() == finite
 
 
-def test_bad_input_names_the_argument():
+def test_minimax01_has_no_prefix_coefficients():
     rows = [draw(2, 3, seed=s) for s in range(3)]
     with pytest.raises(ValueError, match="estimator must be one of"):
         prefix_coefficients(*rows, torch.ones(2, 3), estimator="minimax01")
-    table = draw(4, 3, seed=1)
-    with pytest.raises(ValueError, match="weight must be one of"):
-        markov_second_moments(table, table, table[..., None], table, 2, weight="token")

@@ -75,12 +75,6 @@ def test_performance_difference_lemma_and_its_token_surrogate(world):
     assert abs(token_surrogate(old, old, sequences, advantages)) < 1e-12
 
 
-def test_unknown_objective_is_refused(world):
-    sequences, logits, old, returns = world
-    with pytest.raises(ValueError, match="did you mean 'token'"):
-        ratio_objective(logits, old, sequences, returns, objective="tokn")
-
-
 def test_a_dropped_state_ratio_does_no_harm_where_the_rest_of_the_answer_earns_nothing(world):
     """Moved at every state and exact: the bias is general, not inevitable."""
     sequences, logits, old, returns = world

@@ -80,9 +80,7 @@ def test_half_precision_is_summed_in_float32(mode):
     assert total.item() == pytest.approx(exact, rel=1e-5)
 
 
-def test_refusals_name_the_argument():
-    with pytest.raises(ValueError, match=r"aggregation.*did you mean 'token_mean'"):
-        aggregate(VALUES, MASK, "token_means")
+def test_a_mask_without_axes_is_refused():
     with pytest.raises(ValueError, match="mask"):
         token_weights(torch.tensor(True), "token_mean")
 

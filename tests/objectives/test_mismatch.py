@@ -103,10 +103,6 @@ def test_a_large_ratio_does_not_overflow():
 
 
 def test_bad_arguments_are_refused():
-    with pytest.raises(ValueError, match="kind"):
-        weights(kind="clipped")
-    with pytest.raises(ValueError, match="level"):
-        weights(level="word")
     for bound in (0.9, math.nan):
         with pytest.raises(ValueError, match=r"bound (must be at least 1|is NaN)"):
             weights(bound=bound)

@@ -50,8 +50,6 @@ def test_early_stop_by_hand():
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="did you mean 'product'"):
-        path_score(SCORES, MASK, "produkt")
     with pytest.raises(ValueError, match="without steps"):
         best_of_n(SCORES, torch.zeros_like(MASK))
     with pytest.raises(ValueError, match="patience"):

@@ -98,17 +98,6 @@ def test_a_run_is_its_solo_run_to_rounding():
     assert (together.weights[0] - together.weights[1]).abs().max() > 1e-3
 
 
-def test_a_run_that_goes_nan_leaves_its_neighbours():
-    healthy, poisoned = (trainer_of(runs_of(llama_smoke().variants[:3])) for _ in range(2))
-    with torch.no_grad():
-        poisoned.policy.unflatten(poisoned.weights)["block0.q_proj.B"][1, 0, 0] = torch.nan
-    for update in range(2):
-        healthy.update(update)
-        poisoned.update(update)
-    assert poisoned.alive.tolist() == [True, False, True]
-    assert torch.equal(poisoned.weights[[0, 2]], healthy.weights[[0, 2]])
-
-
 def test_the_gradient_is_that_of_finite_differences():
     config = CONFIG.model_copy(update={"precision": "float64"})
     variants = [
