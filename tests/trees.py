@@ -12,7 +12,7 @@ TREES = {"fixed": (3, None), "ragged": (4, 2)}
 TIGHT = {"rtol": 0, "atol": 1e-12}
 
 
-def draw(*shape: int, seed: int) -> torch.Tensor:
-    """Standard normal, float64."""
+def draw(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
+    """Normal of mean 0, float64."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+    return scale * torch.randn(*shape, generator=generator, dtype=torch.float64)

@@ -13,6 +13,7 @@ from analysis.kl.credit import credit_moments, state_average
 from analysis.kl.sequences import enumerate_sequences, sequence_kl_gradient, token_logp
 from analysis.objectives.advantages import reward_to_go
 from analysis.objectives.gae import generalised_advantage
+from tests.trees import TIGHT
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,6 @@ def test_clip_curves_by_hand():
 
 
 EOS, LENGTH = 2, 3
-TIGHT = {"rtol": 0, "atol": 1e-12}
 
 
 def prefixes():

@@ -15,8 +15,8 @@ from analysis.experiments.presets import make_preset
 from analysis.experiments.recording import Recording
 from analysis.experiments.statistics import Interval
 from analysis.objectives.imitation import imitation_cost
-from analysis.training.config import StartConfig, TeacherConfig
-from analysis.training.tiny.tasks import END, FILLER, SortTask
+from analysis.training.tiny.tasks import END, FILLER
+from tests.experiments.tiny import two_digits
 
 
 def mean_over_seeds(preset: str, variant: str, metric: str) -> float:
@@ -92,14 +92,9 @@ def test_seeds_are_enough_and_those_that_decide_are_other_ones(name):
 
 
 def test_completions_are_of_the_variants_asked_for_and_on_the_same_prompts():
-    wanted = make_preset("distillation", {"num_seeds": 2, "updates": 4})
-    small = {
-        "task": SortTask(num_digits=2, end_token=True, max_fillers=2),
-        "start": StartConfig(updates=30, fillers=(2, 2)),
-        "teacher": TeacherConfig(start=StartConfig(updates=60, fillers=(0, 0))),
-    }
-    two_digits = wanted.model_copy(update={"config": wanted.config.model_copy(update=small)})
-    table = claims.completions_after(two_digits, ("k2_loss", "supervised"), updates=2, prompts=4)
+    table = claims.completions_after(
+        two_digits(60), ("k2_loss", "supervised"), updates=2, prompts=4
+    )
     assert table["variant"].tolist() == ["k2_loss"] * 4 + ["supervised"] * 4
     assert table["prompt"].tolist()[:4] == table["prompt"].tolist()[4:]
     assert [sorted(p) for p in table["prompt"]] == [list(s[:-1]) for s in table["sorted"]]

@@ -5,33 +5,19 @@ from __future__ import annotations
 import pytest
 
 from analysis.experiments import initial_policy, recording
-from analysis.experiments.preset import Preset
 from analysis.experiments.presets import make_preset
 from analysis.experiments.presets.kl_terms import full
-from analysis.training.config import StartConfig, TeacherConfig
-from analysis.training.tiny.tasks import SortTask
+from analysis.training.config import StartConfig
+from tests.experiments.tiny import two_digits
 
 
-@pytest.fixture
-def two_digits() -> Preset:
-    """The preset ``distillation`` on two digits, so that a few updates teach something."""
-    wanted = make_preset("distillation", {"num_seeds": 2, "updates": 4})
-    config = wanted.config.model_copy(
-        update={
-            "task": SortTask(num_digits=2, end_token=True, max_fillers=2),
-            "start": StartConfig(updates=30, fillers=(2, 2)),
-            "teacher": TeacherConfig(start=StartConfig(updates=300, fillers=(0, 0))),
-        }
-    )
-    return wanted.model_copy(update={"config": config})
-
-
-def test_a_teacher_is_told_from_its_start(two_digits):
-    table = initial_policy.starts(two_digits, num_prompts=50).set_index("who")
+def test_a_teacher_is_told_from_its_start():
+    preset = two_digits(300)
+    table = initial_policy.starts(preset, num_prompts=50).set_index("who")
     assert table.loc["teacher", "accuracy"] > 0.8 > 0.6 > table.loc["start", "accuracy"]
     assert table.loc["teacher", "length"] == pytest.approx(3.0, abs=0.1)  # no fillers
     assert table.loc["start", "length"] > 3.5  # mostly two of them
-    assert (table["completions"] == 50 * two_digits.config.group_size).all()
+    assert (table["completions"] == 50 * preset.config.group_size).all()
 
 
 def test_one_row_for_each_start_that_differs():

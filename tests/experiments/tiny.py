@@ -18,7 +18,7 @@ from analysis.experiments.provenance import Provenance
 from analysis.experiments.recording import Recording
 from analysis.experiments.store import Store, StoredRun, run_record
 from analysis.kl.term import KLTerm
-from analysis.training.config import StartConfig, TrainConfig, Variant
+from analysis.training.config import StartConfig, TeacherConfig, TrainConfig, Variant
 from analysis.training.metrics import METRICS
 from analysis.training.tiny.policy import PolicyConfig
 from analysis.training.tiny.tasks import SortTask
@@ -51,6 +51,19 @@ def make_tiny(
         seeds=(0, 1),
         predictions=(),
     )
+
+
+def two_digits(teacher_updates: int) -> Preset:
+    """The preset ``distillation`` on two digits, so that a few updates teach something."""
+    from analysis.experiments.presets import make_preset  # not what the processes need
+
+    wanted = make_preset("distillation", {"num_seeds": 2, "updates": 4})
+    changes = {
+        "task": SortTask(num_digits=2, end_token=True, max_fillers=2),
+        "start": StartConfig(updates=30, fillers=(2, 2)),
+        "teacher": TeacherConfig(start=StartConfig(updates=teacher_updates, fillers=(0, 0))),
+    }
+    return wanted.model_copy(update={"config": wanted.config.model_copy(update=changes)})
 
 
 #: Of the sweeps in these tests; hashing the real source would be most of their time.

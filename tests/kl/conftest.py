@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from tests.trees import draw
+
 
 def random_logits(*shape: int, seed: int, scale: float = 1.5) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return scale * torch.randn(*shape, generator=generator, dtype=torch.float64)
+    return draw(*shape, seed=seed, scale=scale)
 
 
 def softmax(logits: torch.Tensor) -> np.ndarray:

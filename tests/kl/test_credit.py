@@ -20,22 +20,17 @@ from analysis.kl.sequences import (
     sequence_probability,
     token_logp,
 )
+from tests.trees import TIGHT, draw
 
-TIGHT = {"rtol": 0, "atol": 1e-12}
 WORLDS = [(3, 3, None), (3, 4, 2), (2, 4, 0)]
-
-
-def draw(*shape, seed):
-    generator = torch.Generator().manual_seed(seed)
-    return 1.2 * torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 @pytest.fixture(params=WORLDS, ids=["fixed", "ragged", "ragged2"])
 def world(request):
     vocab, length, eos = request.param
     sequences = enumerate_sequences(vocab, length, eos=eos)
-    logits, other = draw(2, sequences.num_states, vocab, seed=3)
-    return sequences, logits, other, draw(*sequences.mask.shape, seed=4)
+    logits, other = draw(2, sequences.num_states, vocab, seed=3, scale=1.2)
+    return sequences, logits, other, draw(*sequences.mask.shape, seed=4, scale=1.2)
 
 
 def test_sample_gradients_are_those_of_autograd(world):
@@ -93,7 +88,7 @@ def test_tied_states_are_the_chain_rule():
     groups = last_token_groups(sequences, vocab)
     assert groups[0] == vocab
     assert groups[1:4].tolist() == [0, 1, 2]
-    shared, reference = draw(2, vocab + 1, vocab, seed=5)
+    shared, reference = draw(2, vocab + 1, vocab, seed=5, scale=1.2)
     leaf = shared.clone().requires_grad_(True)
     divergence = sequence_kl(leaf[groups], reference[groups], sequences)
     (expected,) = torch.autograd.grad(divergence, leaf)
@@ -103,7 +98,7 @@ def test_tied_states_are_the_chain_rule():
 
 def test_refusals():
     sequences = enumerate_sequences(2, 2)
-    logits = draw(sequences.num_states, 2, seed=1)
+    logits = draw(sequences.num_states, 2, seed=1, scale=1.2)
     with pytest.raises(ValueError, match="credit"):
         sample_gradients(logits, sequences, torch.zeros(3, 2, dtype=torch.float64))
     with pytest.raises(ValueError, match="values"):

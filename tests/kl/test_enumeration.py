@@ -18,8 +18,7 @@ from analysis.kl.enumeration import (
     reverse_kl_gradient,
     sample_coefficient,
 )
-
-TIGHT = {"rtol": 0, "atol": 1e-12}
+from tests.trees import TIGHT
 
 
 def score_expectation(policy, weights, coefficient):

@@ -28,9 +28,8 @@ from analysis.kl.sequences import (
 )
 from analysis.kl.surrogates import ESTIMATORS
 from analysis.kl.term import KLTerm
-from tests.trees import draw
+from tests.trees import TIGHT, draw
 
-TIGHT = {"rtol": 0, "atol": 1e-12}
 WORLDS = {"fixed": (3, 3, None), "ragged": (3, 4, 2), "ragged2": (2, 5, 0), "wide": (4, 3, 1)}
 
 

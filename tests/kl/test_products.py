@@ -20,18 +20,14 @@ from analysis.kl.products import (
     tilted_transitions,
 )
 from analysis.kl.sequences import enumerate_sequences, sequence_probability, token_logp
+from tests.trees import draw
 
 TIGHT = {"rtol": 1e-11, "atol": 1e-12}
 
 
-def draw(*shape, seed, scale=0.7):
-    generator = torch.Generator().manual_seed(seed)
-    return scale * torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
 @pytest.fixture
 def token_pair():
-    return draw(2, 3, seed=1)
+    return draw(2, 3, seed=1, scale=0.7)
 
 
 @pytest.mark.parametrize("length", [1, 3, 5])
@@ -71,7 +67,7 @@ def test_geometric_weight_settles_below_one(token_pair):
 
 def test_bounds_hold_on_a_tree_and_are_not_trivial():
     sequences = enumerate_sequences(3, 4)
-    logits, old = draw(2, sequences.num_states, 3, seed=7)
+    logits, old = draw(2, sequences.num_states, 3, seed=7, scale=0.7)
     low, high = chi_square_bounds(logits, old, 4)
     ratio = (token_logp(logits, sequences) - token_logp(old, sequences)).sum(-1).exp()
     var = sequence_probability(old, sequences) @ ratio.square() - 1
@@ -87,7 +83,7 @@ def test_tiny_chi_square_keeps_its_digits():
 @pytest.mark.parametrize("length", [1, 2, 5])
 def test_markov_variance_is_the_enumeration(length):
     sequences = enumerate_sequences(3, length)
-    tables = draw(2, 4, 3, seed=11)
+    tables = draw(2, 4, 3, seed=11, scale=0.7)
     tables[:, 1, 2] = -torch.inf  # neither policy allows it
     tables[0, 0, 0] = -torch.inf  # the sampler alone does
     groups = last_token_groups(sequences, 3)
@@ -126,7 +122,7 @@ def test_one_recurrent_state_of_ten_is_enough_for_exponential_growth():
 
 
 def test_growth_is_one_plus_the_chi_square_where_the_tilted_chain_dwells():
-    logits, old = draw(2, 5, 4, seed=12)
+    logits, old = draw(2, 5, 4, seed=12, scale=0.7)
     values, vectors = torch.linalg.eig(tilted_transitions(logits, old)[:-1].T)
     dwell = vectors[:, values.abs().argmax()].real
     dwell = dwell / dwell.sum()

@@ -19,13 +19,11 @@ from analysis.kl.sequences import (
     token_logp,
     visited_kl_gradient,
 )
-
-TIGHT = {"rtol": 0, "atol": 1e-12}
+from tests.trees import TIGHT, draw
 
 
 def table(sequences, vocab, seed):
-    generator = torch.Generator().manual_seed(seed)
-    return 1.2 * torch.randn(sequences.num_states, vocab, generator=generator, dtype=torch.float64)
+    return draw(sequences.num_states, vocab, seed=seed, scale=1.2)
 
 
 @pytest.fixture(params=[(3, 3, None), (3, 3, 2), (2, 4, 0)], ids=["fixed", "ragged", "ragged2"])
@@ -229,7 +227,7 @@ def test_a_forbidden_token_leaves_the_kl_and_its_gradient_finite(direction):
 def test_a_token_that_a_fresh_sampler_forbids_adds_nothing(choice):
     sequences = enumerate_sequences(3, 3, eos=2)
     logits, ref_logits = table(sequences, 3, 1), table(sequences, 3, 2)
-    weights = sequences.mask.double() * draw_weights(sequences)
+    weights = sequences.mask.double() * draw(*sequences.mask.shape, seed=5).exp()
     logits[0, 1] = -torch.inf
     of = lambda x: expected_sequence_gradient(
         x, ref_logits, sequences, token_weights=weights, **choice
@@ -263,8 +261,3 @@ def test_in_the_reward_what_the_policy_forbids_by_now_has_weight_zero(credit, re
     found = of(logits, everything)
     torch.testing.assert_close(found, of(logits, sequences.tokens[:, 0] != 1), rtol=0, atol=1e-12)
     assert found.isfinite().all() and found.abs().max() > 0.05
-
-
-def draw_weights(sequences):
-    generator = torch.Generator().manual_seed(5)
-    return torch.rand(sequences.mask.shape, generator=generator, dtype=torch.float64)
