@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import tyro
@@ -16,16 +17,18 @@ import analysis.diagnosis
 from analysis.errors import UserError
 from analysis.experiments.recording import check_target, write_folder
 from benchmarks.diagnosis import matrix, sound, tiny_runs
-from benchmarks.diagnosis.faults import FAULTS
+from benchmarks.diagnosis.faults import FAULTS, HELD_OUT
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "results" / "diagnosis_matrix"
+HELD_OUT_RECORDED = ROOT / "results" / "diagnosis_held_out"
 
 
 def record(
     seeds: tuple[int, ...] = sound.SEEDS,
     fault_seeds: tuple[int, ...] = (0, 1),
     only: str | None = None,
+    held_out: bool = False,
     directory: Path | None = None,
 ) -> None:
     """Train every sound run and every faulty one, diagnose them, and record what was found.
@@ -36,15 +39,18 @@ def record(
         seeds: of the sound runs.
         fault_seeds: of the faulty ones.
         only: only kinds whose name holds this; then nothing is recorded without --directory.
-        directory: where the record goes; by default results/diagnosis_matrix.
+        held_out: only the faults by which no threshold was set, and no sound runs.
+        directory: where the record goes; by default results/diagnosis_matrix, or
+            results/diagnosis_held_out.
     """
     if directory is None and only is None:
-        directory = RECORDED
+        directory = HELD_OUT_RECORDED if held_out else RECORDED
     if directory is not None:
         check_target(directory)
     began = time.perf_counter()
-    chosen = [case for case in sound.cases(seeds) if only is None or only in case.name]
-    faults = [fault for fault in FAULTS if only is None or only in fault.name]
+    cases, every = ([], HELD_OUT) if held_out else (sound.cases(seeds), FAULTS)
+    chosen = [case for case in cases if only is None or only in case.name]
+    faults = [fault for fault in every if only is None or only in fault.name]
     if not (chosen or faults):
         raise UserError(f"--only {only}: no kind has that in its name")
     tables = {
@@ -53,7 +59,11 @@ def record(
     }
     print(summary(tables["sound.csv"], tables["faults.csv"]))
     if directory is not None:
-        write_folder(directory, tables, _fields(seeds, fault_seeds, began))
+        fields = _fields(seeds, fault_seeds, began)
+        if held_out:
+            del tables["sound.csv"], fields["configuration"]["sound"]
+            fields |= {"preset": "diagnosis_held_out", "seeds": list(fault_seeds)}
+        write_folder(directory, tables, fields)
         print(f"written to {directory}")
 
 
@@ -64,7 +74,7 @@ def summary(silent: pd.DataFrame, faults: pd.DataFrame) -> str:
     return f"{len(silent)} sound runs, {loud} not silent; {len(faults)} faulty ones: {outcomes}"
 
 
-def _fields(seeds: Sequence[int], fault_seeds: Sequence[int], began: float) -> dict[str, object]:
+def _fields(seeds: Sequence[int], fault_seeds: Sequence[int], began: float) -> dict[str, Any]:
     import numpy
     import torch
     import transformers

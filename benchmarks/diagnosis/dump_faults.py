@@ -54,6 +54,33 @@ def clamped(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame
     return frame.assign(logp=np.where(far, frame["ref_logp"] - 10.0, frame["logp"]))
 
 
+def permuted(column: str) -> Change:
+    """The values of each completion, in another order."""
+
+    def change(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+        mixed = _by_sequence(frame)[column].transform(lambda s: generator.permutation(s.to_numpy()))
+        return frame.assign(**{column: mixed})
+
+    return change
+
+
+def _of_others(values: pd.Series) -> np.ndarray:
+    """As many values, from a hundred tokens earlier."""
+    return np.roll(values.to_numpy(), 100)
+
+
+def sampler_of_others(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    return frame.assign(sampler_logp=_of_others(frame["old_logp"]))
+
+
+def entropy_of_others(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    return frame.assign(entropy=_of_others(frame["entropy"]))
+
+
+def to_base_ten(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    return frame.assign(**{name: frame[name] / np.log(10) for name in LOG_PROBS})
+
+
 def in_bits(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
     return frame.assign(**{name: frame[name] / np.log(2) for name in LOG_PROBS})
 

@@ -113,6 +113,17 @@ def reference_with_dropout(trainer: Any, output: Output) -> None:
     output[REF] = (output[REF] + 0.15 * noise).clamp(max=0.0)
 
 
+def reference_in_4_bits(trainer: Any) -> None:
+    """Each matrix rounded to sixteen levels of its largest weight."""
+
+    def rounded(weights: Tensor) -> Tensor:
+        step = weights.abs().max().clamp(min=1e-12) / 8
+        return (weights / step).round() * step if weights.dim() > 1 else weights
+
+    state = _state(trainer.ref_model)
+    trainer.ref_model.load_state_dict({name: rounded(weights) for name, weights in state.items()})
+
+
 # What old_logp is.
 
 
@@ -189,6 +200,10 @@ samples_top_p = _sampling(top_p=0.8)
 samples_min_p = _sampling(min_p=0.1)
 repetition_penalty = _sampling(repetition_penalty=1.3)
 greedy = _sampling(do_sample=False)
+no_repeated_pairs = _sampling(no_repeat_ngram_size=2)
+typical = _sampling(typical_p=0.8)
+token_suppressed = _sampling(suppress_tokens=[2])
+no_early_end = _sampling(min_new_tokens=8)
 
 
 def stale_weights(trainer: Any) -> None:
@@ -221,6 +236,18 @@ def stale_engine_that_reports(trainer: Any) -> None:
 
     def change(trainer: Any, output: Output) -> Output:
         output["sampling_per_token_logps"] = _scored(trainer, first, output)
+        return output
+
+    _after("_generate_and_score_completions", change)(trainer)
+
+
+def hotter_engine_that_reports(trainer: Any) -> None:
+    """The engine samples at another temperature, and reports those log-probs."""
+    _generates_with(trainer, lambda trainer: _hotter(_state(trainer.model), 1.4))
+
+    def change(trainer: Any, output: Output) -> Output:
+        engine = _hotter(_state(trainer.model), 1.4)
+        output["sampling_per_token_logps"] = _scored(trainer, engine, output)
         return output
 
     _after("_generate_and_score_completions", change)(trainer)
@@ -267,6 +294,13 @@ def mask_of_another_row(trainer: Any, output: Output) -> None:
     output["completion_mask"] = output["completion_mask"].roll(1, 0)
 
 
+@_in_rollouts
+def first_half_counted(trainer: Any, output: Output) -> None:
+    mask = output["completion_mask"]
+    kept = (mask.sum(1) + 1) // 2
+    output["completion_mask"] = mask * (torch.arange(mask.shape[1]) < kept[:, None])
+
+
 # Rewards and advantages.
 
 
@@ -284,6 +318,30 @@ def advantages_shuffled(trainer: Any, output: Output) -> None:
 @_in_rollouts
 def advantages_of_the_next_row(trainer: Any, output: Output) -> None:
     output["advantages"] = output["advantages"].roll(1, 0)
+
+
+def advantages_of_the_batch_before(trainer: Any) -> None:
+    kept: list[Tensor] = []
+
+    def change(trainer: Any, output: Output) -> Output:
+        kept.append(output["advantages"])
+        output["advantages"] = kept[max(0, len(kept) - 2)]
+        return output
+
+    _after("_generate_and_score_completions", change)(trainer)
+
+
+@_in_rollouts
+def half_of_the_advantages_flipped(trainer: Any, output: Output) -> None:
+    """Of every second group."""
+    group = torch.arange(len(output["advantages"])) // trainer.num_generations
+    output["advantages"] = output["advantages"] * (1 - 2 * (group % 2))
+
+
+@_in_rollouts
+def advantages_not_centred(trainer: Any, output: Output) -> None:
+    groups = output["rewards"].view(-1, trainer.num_generations)
+    output["advantages"] = (groups / (groups.std(1, keepdim=True) + 1e-4)).flatten()
 
 
 @_in_rollouts
@@ -365,4 +423,8 @@ gradient_of_k2 = _term(
     lambda term, log_ratio: term.detach() + log_ratio**2 / 2 - (log_ratio**2 / 2).detach()
 )
 absolute_in_its_place = _term(lambda term, log_ratio: log_ratio.abs())
+k2_in_its_place = _term(lambda term, log_ratio: log_ratio**2 / 2)
+kl_on_the_first_half = _term(
+    lambda term, log_ratio: term * (torch.arange(term.shape[1]) < term.shape[1] // 2)
+)
 swapped_in_k3 = _term(lambda term, log_ratio: log_ratio.exp() - 1 - log_ratio)
