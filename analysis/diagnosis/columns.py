@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -109,62 +109,72 @@ def _assemble(table: Columns, place: Place) -> Rollouts:
     rows = len(table[chosen["logp"]])
     if not rows:
         raise UserError("holds no rows; dump at least one sequence")
-    column = {name: table[original] for name, original in chosen.items()}
-    for name in ("old_logp", *OPTIONAL, "position"):
-        if name in column and _all_missing(column[name]):
-            del column[name]
-    counted = _mask(column["mask"], place) if "mask" in column else np.ones(rows, bool)
+
+    def present(*names: str) -> Iterator[tuple[str, Any]]:
+        """Columns that are there, one at a time: a table may make them as they are asked for."""
+        for name in names:
+            if name in chosen:
+                values = table[chosen[name]]
+                if name not in ("old_logp", *OPTIONAL, "position") or not _all_missing(values):
+                    yield name, values
+
+    masks = [_mask(values, place) for _, values in present("mask")]
+    counted = masks[0] if masks else np.ones(rows, bool)
     if not counted.any():
         raise UserError("mask counts no token; True or 1 must mean counted")
-    numbers = {
-        name: _numbers(column[name], name, counted, place)
-        for name in (*LOG_PROBS, *FLOATS)
-        if name in column
+    found = {
+        name: _numbers(values, name, counted, place)
+        for name, values in present(*LOG_PROBS, *FLOATS)
     }
-    unscored = _fill_unscored(numbers, counted)
+    unscored = _fill_unscored(found, counted)
     for name in LOG_PROBS:
-        if name in numbers:
-            _check_log_probs(numbers[name], name, counted, place)
-    whole = {n: _integers(column[n], n, counted, place) for n in INTEGERS if n in column}
-    step = whole.get("step")
-    codes, names = _sequences(column["sequence"], step, counted, place)
-    given = "position" in column
-    position = (
-        _integers(column["position"], "position", counted, place)
-        if given
-        else np.arange(rows, dtype=np.int64)
-    )
-    kept = np.flatnonzero(counted)
-    steps = np.diff(codes[kept]), np.diff(position[kept])
-    if ((steps[0] > 0) | ((steps[0] == 0) & (steps[1] > 0))).all():
-        order = kept  # as most dumps are
-    else:
-        order = kept[np.lexsort((position[kept], codes[kept]))]
-    if given:
-        _refuse_duplicates(codes[order], position[order], order, names, place)
-    if "group" in column:
-        whole["group"] = _groups(column["group"], counted, place)
-    unchanged = len(kept) == rows and order is kept
-    sorted_columns = {
-        name: values if unchanged else values[order] for name, values in (numbers | whole).items()
-    }
-    dense = np.cumsum(np.diff(codes[order], prepend=codes[order[0]]) != 0)
+        if name in found:
+            _check_log_probs(found[name], name, counted, place)
+    for name, values in present(*INTEGERS, "position"):
+        found[name] = _integers(values, name, counted, place)
+    codes, names = _sequences(table[chosen["sequence"]], found.get("step"), counted, place)
+    given = found.pop("position", None)
+    position = np.arange(rows, dtype=np.int64) if given is None else given
+    order = _order(codes, position, counted)
+    if given is not None:
+        _refuse_duplicates(codes, position, order, names, place)
+    for name, values in present("group"):
+        found[name] = _groups(values, counted, place)
+    found |= {"position": position, "code": codes}
+    if order is not None:
+        for name in found:
+            found[name] = found[name][order]
+    codes, placed = found.pop("code"), found.pop("position")
+    dense = np.cumsum(np.diff(codes, prepend=codes[0]) != 0)
     starts = np.flatnonzero(np.diff(dense, prepend=-1))
-    placed = position[order]
     return Rollouts(
-        logp=sorted_columns["logp"],
-        old_logp=sorted_columns.get("old_logp", sorted_columns["logp"]),
-        ref_logp=sorted_columns["ref_logp"],
-        sequence=dense.astype(np.int64),
-        position=placed if given else placed - np.repeat(placed[starts], np.bincount(dense)),
-        **{name: sorted_columns.get(name) for name in OPTIONAL},
+        logp=found["logp"],
+        old_logp=found.get("old_logp", found["logp"]),
+        ref_logp=found["ref_logp"],
+        sequence=dense.astype(np.int64, copy=False),
+        position=placed
+        if given is not None
+        else placed - np.repeat(placed[starts], np.bincount(dense)),
+        **{name: found.get(name) for name in OPTIONAL},
         rows=rows,
-        has_mask="mask" in column,
-        has_old_logp="old_logp" in numbers,
-        sequence_names=tuple(str(names[code]) for code in codes[order][starts]),
+        has_mask=bool(masks),
+        has_old_logp="old_logp" in found,
+        sequence_names=tuple(str(names[code]) for code in codes[starts]),
         ignored=ignored,
         unscored=unscored,
     )
+
+
+def _order(codes: np.ndarray, position: np.ndarray, counted: np.ndarray) -> np.ndarray | None:
+    """The counted rows by sequence and position; None where these are all rows as they stand."""
+    kept = None if counted.all() else np.flatnonzero(counted)
+    if kept is not None:
+        codes, position = codes[kept], position[kept]
+    steps = np.diff(codes)
+    if ((steps > 0) | ((steps == 0) & (np.diff(position) > 0))).all():
+        return kept  # as most dumps are
+    order = np.lexsort((position, codes))
+    return order if kept is None else kept[order]
 
 
 def _fill_unscored(numbers: dict[str, np.ndarray], counted: np.ndarray) -> int:
@@ -290,8 +300,15 @@ def _groups(values: Any, counted: np.ndarray, place: Place) -> np.ndarray:
 
 
 def _refuse_duplicates(
-    codes: np.ndarray, position: np.ndarray, rows: np.ndarray, names: np.ndarray, place: Place
+    codes: np.ndarray,
+    position: np.ndarray,
+    rows: np.ndarray | None,
+    names: np.ndarray,
+    place: Place,
 ) -> None:
+    if rows is None:
+        return  # in order, each position after the one before
+    codes, position = codes[rows], position[rows]
     twice = (np.diff(codes) == 0) & (np.diff(position) == 0)
     if twice.any():
         at = int(twice.argmax())

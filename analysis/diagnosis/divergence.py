@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from analysis.diagnosis.schema import (
     Floats,
@@ -46,9 +49,8 @@ def kl_estimates(rollouts: Rollouts, settings: Settings) -> list[KLEstimate]:
     found = []
     for samples, logp, weight in readings:
         policy, ref = torch.from_numpy(logp), torch.from_numpy(rollouts.ref_logp)
-        values = {name: estimator(policy, ref).numpy() for name, estimator in ESTIMATORS.items()}
         means = token_means(
-            values,
+            {name: partial(_values, make, policy, ref) for name, make in ESTIMATORS.items()},
             rollouts.sequence,
             resamples=settings.resamples,
             seed=settings.seed,
@@ -59,6 +61,10 @@ def kl_estimates(rollouts: Rollouts, settings: Settings) -> list[KLEstimate]:
             for name, interval in means.items()
         ]
     return found
+
+
+def _values(estimator: Callable[..., Tensor], policy: Tensor, ref: Tensor) -> Floats:
+    return estimator(policy, ref).numpy()
 
 
 def coefficient_gap(rollouts: Rollouts) -> dict[str, float]:

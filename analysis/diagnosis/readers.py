@@ -9,7 +9,7 @@ import csv
 import gzip
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
@@ -93,7 +93,7 @@ def _read_csv(path: Path) -> dict[str, np.ndarray]:
     return {str(name): frame[name].to_numpy() for name in frame.columns}
 
 
-def _read_parquet(path: Path) -> dict[str, Any]:
+def _read_parquet(path: Path) -> Mapping[str, Any]:
     try:
         import pyarrow.parquet as parquet
     except ImportError:
@@ -103,17 +103,37 @@ def _read_parquet(path: Path) -> dict[str, Any]:
     from pyarrow.lib import ArrowException
 
     try:
-        table = parquet.read_table(path)
+        file = parquet.ParquetFile(path)
     except ArrowException as error:
         raise UserError(f"{path}: is no readable parquet ({str(error).splitlines()[0]})") from None
-    if not table.num_rows:
+    if not file.metadata.num_rows:
         raise UserError(f"{path}: holds no rows; dump at least one sequence")
-    return {name: table.column(name).to_pandas().to_numpy() for name in table.column_names}
+    return _Columns(file)
 
 
-def _assemble_nested(table: dict[str, Any], label: str) -> Rollouts:
+class _Columns(Mapping[str, Any]):
+    """Columns of a parquet file, each read when it is asked for: few are held at a time."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        import pyarrow
+
+        pyarrow.default_memory_pool().release_unused()  # of the column before
+        table = self._file.read(columns=[name], use_threads=False)
+        return table.column(name).to_pandas().to_numpy()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file.schema_arrow.names)
+
+    def __len__(self) -> int:
+        return len(self._file.schema_arrow.names)
+
+
+def _assemble_nested(table: Mapping[str, Any], label: str) -> Rollouts:
     """One row a token, or one row a sequence with lists; then a row is its own sequence."""
-    own = {} if _has_sequence(table) else {"sequence": np.arange(_rows(table))}
+    own = () if _has_sequence(table) else ("sequence",)
     try:
         chosen, _ = canonical([*table, *own])
     except UserError as refusal:
@@ -125,23 +145,12 @@ def _assemble_nested(table: dict[str, Any], label: str) -> Rollouts:
                 f"{label}: column sequence is missing: say which tokens belong together"
             )
         return assemble(table, label, lambda row: f"line {row + 1}")
-    flat = _explode(table | own, chosen, label)
-    ends = np.cumsum([len(value) for value in logp])
+    flat = _Flat(table, chosen, _lengths(logp, label), label)
     del logp
-    table.clear()  # the columns are held once
-
-    def place(row: int) -> str:
-        line = int(np.searchsorted(ends, row, side="right"))
-        return f"line {line + 1}, token {row - (ends[line - 1] if line else 0) + 1}"
-
-    return assemble(flat, label, place)
+    return assemble(flat, label, flat.place)
 
 
-def _rows(table: dict[str, Any]) -> int:
-    return len(next(iter(table.values())))
-
-
-def _has_sequence(table: dict[str, Any]) -> bool:
+def _has_sequence(table: Mapping[str, Any]) -> bool:
     try:
         canonical(list(table))
     except UserError as refusal:
@@ -153,19 +162,42 @@ def _first(values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-def _explode(table: dict[str, Any], chosen: dict[str, str], label: str) -> dict[str, np.ndarray]:
-    logp = table[chosen["logp"]]
+def _lengths(logp: Any, label: str) -> np.ndarray:
     for row, value in enumerate(logp, start=1):
         if not isinstance(value, np.ndarray | list):
             raise UserError(f"{label}: line {row}, column logp: a list was expected, as in line 1")
-    lengths = np.array([len(value) for value in logp])
-    flat: dict[str, np.ndarray] = {}
-    flat["position"] = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    for name, original in chosen.items():
-        flat[name] = _spread(table[original], lengths, name, label)
-    for original in table.keys() - set(chosen.values()):
-        flat[original] = np.zeros(int(lengths.sum()))  # named as ignored, never read
-    return flat
+    return np.array([len(value) for value in logp])
+
+
+class _Flat(Mapping[str, Any]):
+    """Columns by their canonical names, one row a token, each made when it is asked for."""
+
+    def __init__(
+        self, table: Mapping[str, Any], chosen: dict[str, str], lengths: np.ndarray, label: str
+    ) -> None:
+        self._table, self._chosen, self._label = table, chosen, label
+        self._lengths, self._ends = lengths, np.cumsum(lengths)
+        self._names = set(table)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        original = self._chosen.get(name)
+        if original in self._names:
+            return _spread(self._table[original], self._lengths, name, self._label)
+        if name == "sequence":
+            return np.repeat(np.arange(len(self._lengths)), self._lengths)
+        return np.arange(self._ends[-1]) - np.repeat(self._ends - self._lengths, self._lengths)
+
+    def __iter__(self) -> Iterator[str]:
+        """With those that are named as ignored, and never read."""
+        return iter({"position", *self._chosen, *(self._names - {*self._chosen.values()})})
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def place(self, row: int) -> str:
+        """How messages name a token."""
+        line = int(np.searchsorted(self._ends, row, side="right"))
+        return f"line {line + 1}, token {row - (self._ends[line - 1] if line else 0) + 1}"
 
 
 def _spread(values: Any, lengths: np.ndarray, name: str, label: str) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -17,7 +18,7 @@ _HUGE = 1e290
 
 
 def token_means(
-    columns: dict[str, Floats],
+    columns: Mapping[str, Floats | Callable[[], Floats]],
     sequence: np.ndarray,
     *,
     resamples: int,
@@ -30,7 +31,8 @@ def token_means(
         i \sim \text{Uniform, with replacement}
 
     Args:
-        columns: name -> [N] values; a name's interval does not depend on the other columns.
+        columns: name -> [N] values, or what makes them when they are summed; a name's interval
+            does not depend on the other columns.
         sequence: [N], codes from 0.
         resamples: bootstrap resamples.
         seed: of the resampling.
@@ -54,11 +56,18 @@ def token_means(
     }
 
 
-def _unit_sums(values: Floats, weight: Floats | None, units: np.ndarray, count: int) -> Floats:
+def _unit_sums(
+    column: Floats | Callable[[], Floats],
+    weight: Floats | None,
+    units: np.ndarray,
+    count: int,
+) -> Floats:
     """Weighted sums by unit; infinite ones as a huge number, which no draw turns into NaN."""
+    values = column() if callable(column) else column
     with np.errstate(invalid="ignore", over="ignore"):
         weighted = values if weight is None else weight * values
         weighted = np.nan_to_num(weighted, nan=0.0, posinf=_HUGE, neginf=-_HUGE)
+        del values
         return np.clip(np.bincount(units, weights=weighted, minlength=count), -_HUGE, _HUGE)
 
 

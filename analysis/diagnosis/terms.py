@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,7 +41,7 @@ def measure_term(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
     step = np.zeros(len(log_ratio), np.int64) if rollouts.step is None else rollouts.step
     index = np.unique(step, return_inverse=True)[1].ravel()
     total = float(rollouts.kl_term @ rollouts.kl_term)
-    for name, values in _candidates(rollouts, settings, log_ratio).items():
+    for name, values in _candidates(rollouts, settings, log_ratio):
         inner = np.bincount(index, weights=values * rollouts.kl_term)
         square = np.bincount(index, weights=values**2)
         slope = np.divide(inner, square, out=np.zeros_like(inner), where=square > 0)
@@ -58,22 +60,29 @@ def _in_reward(settings: Settings) -> bool:
     return settings.kl is not None and settings.kl.placement == "reward"
 
 
-def _candidates(rollouts: Rollouts, settings: Settings, log_ratio: Floats) -> dict[str, Floats]:
-    with np.errstate(over="ignore"):
-        found = {
-            "k1": log_ratio,
-            "k2": log_ratio**2 / 2,
-            "k3": np.expm1(-log_ratio) + log_ratio,
-            INVERTED: np.expm1(log_ratio) - log_ratio,
-            ABSOLUTE: np.abs(log_ratio),
-        }
-        if _in_reward(settings):
-            credit = settings.kl.credit
-            found = {name: _credited(values, rollouts, credit) for name, values in found.items()}
-        else:
-            weight = np.exp(np.minimum(rollouts.logp - rollouts.old_logp, 50.0))
-            found |= {f"{name}{WEIGHTED}": weight * values for name, values in found.items()}
-    return {name: np.nan_to_num(values, posinf=1e100) for name, values in found.items()}
+#: Candidate -> its value at a log-ratio.
+_VALUES: dict[str, Callable[[Floats], Floats]] = {
+    "k1": np.array,
+    "k2": lambda l: l**2 / 2,
+    "k3": lambda l: np.expm1(-l) + l,
+    INVERTED: lambda l: np.expm1(l) - l,
+    ABSOLUTE: np.abs,
+}
+
+
+def _candidates(
+    rollouts: Rollouts, settings: Settings, log_ratio: Floats
+) -> Iterator[tuple[str, Floats]]:
+    """Each in turn, so that few are held at a time."""
+    weighted = [False] if _in_reward(settings) else [False, True]
+    for by_ratio, (name, make) in product(weighted, _VALUES.items()):
+        with np.errstate(over="ignore"):
+            values = make(log_ratio)
+            if _in_reward(settings):
+                values = _credited(values, rollouts, settings.kl.credit)
+            if by_ratio:
+                values = np.exp(np.minimum(rollouts.logp - rollouts.old_logp, 50.0)) * values
+        yield name + (WEIGHTED if by_ratio else ""), np.nan_to_num(values, posinf=1e100)
 
 
 def _credited(values: Floats, rollouts: Rollouts, credit: str) -> Floats:

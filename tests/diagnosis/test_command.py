@@ -16,7 +16,7 @@ import torch
 
 from analysis.cli.main import main
 from analysis.diagnosis.columns import NAMES
-from analysis.diagnosis.dumping import SNIPPETS, append_rollouts
+from analysis.diagnosis.dumping import SNIPPETS, Dump, append_rollouts
 from analysis.diagnosis.generate import EXAMPLES, FOLDER, Run, simulate
 from analysis.diagnosis.readers import read_rollouts
 from analysis.diagnosis.schema import Report
@@ -235,6 +235,48 @@ def test_a_million_tokens_in_seconds_and_two_gigabytes(tmp_path, ending):
     )
     _, yardsticks, gigabytes = done.stdout.splitlines()[-1].split()
     assert float(yardsticks) < 40 and float(gigabytes) < 2
+
+
+BEYOND_IMPORTS = """
+import resource, sys
+import analysis.cli.diagnose, pyarrow.parquet, scipy.stats
+from analysis.cli.main import main
+imported = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+assert main(["diagnose", sys.argv[1]]) < 2
+print("measured", (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - imported) / 2**10)
+"""
+
+
+@pytest.mark.peers
+@pytest.mark.skipif(sys.platform != "linux", reason="its unit of memory is that of Linux")
+def test_a_million_tokens_of_parquet_take_little_beyond_the_imports(tmp_path):
+    """Twelve columns of eight bytes are 92 MB; the rest is what a measurement works with."""
+    pytest.importorskip("pyarrow", reason="the extra diagnose is not installed: make test-full")
+    generator = torch.Generator().manual_seed(0)
+    dump = Dump(tmp_path, format="parquet")
+    for step in range(16):
+        logp = -3 * torch.rand(250, 250, generator=generator)
+        near = [(logp + 0.02 * torch.randn(250, 250, generator=generator)).clamp(max=0)] * 3
+        dump.write(
+            step=step,
+            generation=step,
+            **dict(zip(("logp", "ref_logp", "sampler_logp"), near, strict=True)),
+            old_logp=logp,
+            entropy=-logp,
+            kl_term=near[0] - logp,
+            token=torch.randint(50_000, (250, 250), generator=generator),
+            advantage=torch.randn(250, generator=generator),
+            reward=torch.randn(250, generator=generator),
+            group=torch.arange(250) // 10,
+        )
+    assert dump.written == 1_000_000
+    done = subprocess.run(
+        [sys.executable, "-c", BEYOND_IMPORTS, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert float(done.stdout.split()[-1]) < 260
 
 
 def test_a_line_that_was_torn_is_not_glued_to_the_next(tmp_path):
