@@ -8,8 +8,10 @@ import pandas as pd
 import pytest
 
 from analysis.diagnosis.causes import CAUSES
+from analysis.experiments.recording import read_manifest
 from analysis.report.diagnosis_quality import (
     FOLDER,
+    HELD_OUT,
     OUTCOMES,
     evidence_of,
     quality_page,
@@ -19,8 +21,8 @@ from analysis.report.diagnosis_quality import (
 RECORDED = Path(__file__).parents[2] / "results" / FOLDER
 
 
-def recorded(name: str) -> pd.DataFrame:
-    return pd.read_csv(RECORDED / f"{name}.csv", keep_default_na=False)
+def recorded(name: str, folder: str = FOLDER) -> pd.DataFrame:
+    return pd.read_csv(RECORDED.with_name(folder) / f"{name}.csv", keep_default_na=False)
 
 
 def test_sound_runs_are_silent_and_faults_are_named():
@@ -43,6 +45,24 @@ def test_the_page_says_what_was_recorded():
     assert f"{faults['kind'].nunique()} kinds of planted faults: {named} (" in page
     for cause in CAUSES:
         assert f"### `{cause.code}`" in page
+
+
+def test_faults_are_held_out_and_none_is_left_out_of_their_record():
+    from benchmarks.diagnosis.faults import FAULTS
+    from benchmarks.diagnosis.faults import HELD_OUT as KINDS
+
+    names = [fault.name for fault in KINDS]
+    assert not set(names) & {fault.name for fault in FAULTS}
+    rows = recorded("faults", HELD_OUT)
+    assert list(rows["kind"].unique()) == names and (rows.groupby("kind").size() == 2).all()
+    assert (rows["outcome"] != "misnamed").all()
+    manifest = read_manifest(RECORDED.with_name(HELD_OUT))
+    assert manifest["preset"] == HELD_OUT
+    held = quality_page(RECORDED).split("## Faults that no threshold was set by")[1]
+    named = int((rows["outcome"] == "named").groupby(rows["kind"]).all().sum())
+    assert f"{len(names)} further kinds" in held and f"{named} (" in held
+    for kind in rows[rows["outcome"] != "named"]["kind"]:
+        assert kind in held.split("## Each finding")[0]
 
 
 def test_most_findings_have_evidence_and_a_reason():
