@@ -535,6 +535,9 @@ def overflow(m: Measured) -> Shown | None:
 
 
 def heavy_tail(m: Measured) -> Shown | None:
+    """k1 and k3 of a policy differ on the tokens of an earlier one even where both means exist: if
+    a ratio corrects the term, or the reward takes it, those of the policy that sampled count.
+    """
     tail = m.tail("reference/policy")
     harmless = (
         m.numbers["largest_ratio_over_mean"] < HARMLESS_RATIO
@@ -543,6 +546,10 @@ def heavy_tail(m: Measured) -> Shown | None:
     if tail is None or tail.k is None or tail.k <= tail.threshold or harmless:
         return None
     k1, k3 = m.estimate("k1"), m.estimate("k3")
+    kl = m.settings.kl
+    corrected = kl is not None and (kl.weighting != "none" or kl.placement == "reward")
+    if corrected and any(e.samples == "sampling" for e in m.estimates):
+        k1, k3 = m.estimate("k1", "sampling"), m.estimate("k3", "sampling")
     apart = k3.value > OFF_K1 * max(k1.value, 0.0) or k1.value > OFF_K1 * k3.value
     return Shown(
         {

@@ -289,6 +289,20 @@ def test_mass_of_the_reference_that_no_sample_stands_for(healthy):
     assert "unseen-mass" not in codes(light)
 
 
+def test_a_tail_of_the_update_alone_is_a_note_where_the_ratio_corrects_it(healthy):
+    """The update pushed some tokens far down: they are the old policy's, whose k1 and k3 agree."""
+    generator = np.random.default_rng(2)
+    depth = 9 * generator.exponential(1.0, len(healthy)) * (generator.random(len(healthy)) < 0.02)
+    stale = healthy.assign(logp=healthy.logp - depth)
+    severity = {}
+    for weighting in ("none", "attached"):
+        kl = {"estimator": "k3", "weighting": weighting}
+        severity[weighting] = {f.code: f.severity for f in found(stale, kl=kl)}["heavy-tail"]
+    assert severity == {"none": "warning", "attached": "note"}
+    of_samples = {f.code: f.severity for f in found(example("heavy_tail"), kl=kl)}
+    assert of_samples["heavy-tail"] == "warning", "its own samples have the tail"
+
+
 def test_errors_come_before_warnings_and_data_before_training():
     frame = example("stale_samples")
     codes_in_order = [cause.code for cause in CAUSES]
