@@ -41,8 +41,7 @@ python -m benchmarks.diagnosis
 
 A kind counts with its worst outcome under seeds {fault_seeds}. The thresholds were set while such
 runs were looked at, so other models and trainers may do worse. Sound runs took a learning rate of
-{rate}; at twice that, with these models,
-k3's tail becomes too heavy in about one run of twenty, and the report says so.
+{rate}.
 """
 
 _HELD_OUT = """\
