@@ -28,6 +28,10 @@ RECORDED = recording.RESULTS / "benchmark_cpu"
 #: The same on another make of processor.
 RECORDED_SECOND = recording.RESULTS / "benchmark_cpu_second"
 RECORDED_LANGUAGE = recording.RESULTS / "benchmark_smollm2_cpu"
+#: Populations on one GPU, and whether its numbers are the CPU's.
+RECORDED_GPU = recording.RESULTS / "benchmark_cuda"
+RECORDED_GPU_LANGUAGE = recording.RESULTS / "benchmark_smollm2_cuda"
+RECORDED_AGREEMENT = recording.RESULTS / "agreement_cuda"
 TABLES = ("rounds", "machine", "phases")
 
 #: The trainer to which the others are compared, and the baseline of the language model.
@@ -74,6 +78,54 @@ def load_language(directory: Path = RECORDED_LANGUAGE) -> tuple[pd.DataFrame, di
     """Rounds (round, trainer, runs, seconds) of the language model's, and its manifest."""
     manifest = read_manifest(directory)
     return pd.read_csv(directory / "rounds.csv"), manifest
+
+
+class OnGpu(NamedTuple):
+    """What one GPU did; the tables of :mod:`benchmarks.device`, TRL there, and its kernels."""
+
+    populations: pd.DataFrame  #: name, runs, graphs, ms (per run-update), tokens, gigabytes
+    trl: pd.DataFrame  #: name, precision, seconds (per update of its one run)
+    kernels: pd.DataFrame  #: name, runs, kernels, busy_ms, ms, of an update without graphs
+    machine: pd.DataFrame  #: precision, flops_per_second, bytes_per_second
+    device: str
+
+
+def load_gpu(directory: Path = RECORDED_GPU) -> OnGpu:
+    """Read the benchmark of a GPU, after checking its files against the manifest.
+
+    Raises:
+        ValueError: a file is missing or is not the one that was recorded.
+    """
+    manifest = read_manifest(directory)
+    names = ("populations", "trl", "kernels", "machine")
+    tables = (pd.read_csv(directory / f"{name}.csv") for name in names)
+    return OnGpu(*tables, manifest["device"].removeprefix("cuda, "))
+
+
+def beside_trl(found: OnGpu) -> pd.DataFrame:
+    """``populations`` with ``called``, and ``ratio``: how many times as long TRL takes per
+    run-update at the same batch; NaN where it was not timed."""
+    table = found.populations
+    trl = {
+        row["name"] + (f", {row['precision']}" if "SmolLM2" in row["name"] else ""): row["seconds"]
+        for row in found.trl.to_dict("records")
+    }
+    how = np.where(table["graphs"], "CUDA graphs", "direct")
+    return table.assign(how=how, ratio=1e3 * table["name"].map(trl) / table["ms"])
+
+
+def agreement(directory: Path = RECORDED_AGREEMENT) -> pd.DataFrame:
+    """Presets trained in double precision on the CPU and a GPU.
+
+    Returns:
+        One row per preset and way to launch: ``preset``, ``runs``, ``graphs``, and the largest
+        differences of ``metrics`` and ``weights``; the weights have ``moved`` by so much.
+
+    Raises:
+        ValueError: a file is missing or is not the one that was recorded.
+    """
+    read_manifest(directory)
+    return pd.read_csv(directory / "agreement.csv")
 
 
 def medians(benchmark: Benchmark) -> pd.DataFrame:
