@@ -14,6 +14,7 @@ removes, and of the state, which it cannot. Time and memory are recorded by
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
@@ -33,6 +34,7 @@ from analysis.training.pretrained.config import LlamaConfig
 # What the chapter computes.
 
 RECORDED = recording.RESULTS / "full_vocabulary_cpu"
+RECORDED_GPU = recording.RESULTS / "full_vocabulary_cuda"
 TABLE = "benchmark.csv"
 
 #: Elementary operations per logit of a KL and its gradient beyond the two log-softmaxes that the
@@ -60,14 +62,14 @@ def parameters(model: LlamaConfig) -> int:
     return block_weights(model) + head_weights(model) * (1 if model.tied else 2)
 
 
-def recorded() -> pd.DataFrame:
+def recorded(directory: Path = RECORDED) -> pd.DataFrame:
     """CPU time and peak memory by method and vocabulary, checked against the manifest.
 
     Raises:
         ValueError: the table is missing or is not the one that was recorded.
     """
-    recording.read_manifest(RECORDED)
-    return recording.read_table(RECORDED / TABLE)
+    recording.read_manifest(directory)
+    return recording.read_table(directory / TABLE)
 
 
 def operations_table(models: Mapping[str, LlamaConfig] = MODELS) -> pd.DataFrame:
