@@ -13,6 +13,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from analysis import style
 from analysis.chapters.claims import recorded
 from analysis.experiments import designs, hierarchical
+from analysis.experiments.preset import Prediction
 from analysis.experiments.presets.designed import FIGURE2, HOLDING
 from analysis.experiments.summaries import KLS, by_variant, fluctuation
 
@@ -40,6 +41,37 @@ SAYS: dict[str, dict[str, tuple[tuple[str, ...], ...]]] = {
             ("k2_loss", "exact_loss", "reverse_kl", "0.03, 0.1, 0.3, 1"),
             ("k3_loss_attached_prefix", "k1_reward", "reverse_kl", "0.03, 0.1, 0.3, 1"),
             ("k3_loss_attached_prefix", "k1_reward", "reward", "equal KL"),
+        ),
+    },
+    "equal_kl_large": {
+        "holds": (
+            ("k2_loss", "exact_loss", "reward", "equal KL"),
+            ("k3_loss", "exact_loss", "reward", "equal KL"),
+            ("k1_reward", "exact_loss", "reward", "equal KL"),
+            ("k3_loss_attached_prefix", "exact_loss", "reward", "equal KL"),
+            ("k3_loss_attached_prefix", "k1_reward", "reward", "equal KL"),
+        ),
+    },
+    "equal_kl_wide": {
+        "open": tuple((name, "exact_loss", "reward", "equal KL") for name in SAMPLED),
+        "holds": tuple(
+            (name, "none", "reverse_kl", "0.1, 0.3, 1") for name in (*SAMPLED, "exact_loss")
+        ),
+    },
+    "long_completions_128": {
+        "open": (
+            ("k3_loss_attached_prefix", "k1_reward", "reward", "equal KL"),
+            *(
+                (name, "exact_loss", "reward", "equal KL")
+                for name in ("k1_reward", "k3_loss_attached_prefix")
+            ),
+            ("k1_reward", "exact_loss", "gradient_norm", "0.3"),
+        ),
+        "holds": (
+            ("k3_loss_attached_prefix", "k1_reward", "reverse_kl", "0.03, 0.1, 0.3"),
+            ("k2_loss", "exact_loss", "reverse_kl", "0.03, 0.1, 0.3"),
+            ("k2_loss", "exact_loss", "reward", "equal KL"),
+            ("k3_loss_attached_prefix", "exact_loss", "gradient_norm", "0.3"),
         ),
     },
     "equal_kl_ended": {
@@ -81,12 +113,52 @@ SAYS: dict[str, dict[str, tuple[tuple[str, ...], ...]]] = {
             ("k2_mean", "k2_sum", "reverse_kl", "0.3"),
         ),
     },
+    "aggregation_length_112": {
+        "holds": (
+            ("only_k1_mean", "only_k1_sum", "length", "1"),
+            ("only_k1_mean", "only_k1_batch_mean", "length", "1"),
+            ("k1_mean", "none_mean", "length", "1"),
+            *(
+                (f"k2_{how}", f"none_{how}", "reverse_kl", "0.3")
+                for how in ("mean", "batch_mean", "sum")
+            ),
+        ),
+    },
+    "smollm2_equal_kl": {
+        "open": (
+            ("k3_loss", "exact_loss", "reward", "equal KL"),
+            ("k3_loss", "exact_loss", "forward_kl", "equal KL"),
+        ),
+        "holds": (
+            ("k1_reward", "exact_loss", "reward", "equal KL"),
+            *(
+                (name, "none", "reverse_kl", "0.25, 0.5")
+                for name in ("exact_loss", "k3_loss", "k1_reward")
+            ),
+        ),
+    },
+    "stale_starts": {
+        "open": (
+            ("clipped_masked", "clipped", "reward", "0.3"),
+            ("exact", "k2_detached", "reward", "0.3"),
+            ("k2", "k2_detached", "reward", "0.3"),
+        ),
+        "holds": (
+            ("unclipped", "clipped", "reward", "0.3"),
+            ("unclipped_masked", "unclipped", "reward", "0.3"),
+            ("unclipped_masked", "clipped", "reward", "0.3"),
+            ("k3_attached", "k2_detached", "reverse_kl", "0.3"),
+        ),
+    },
 }
 #: Presets that compare the reward of terms at equal KL -> what their setting is called.
 SETTINGS = {
-    "equal_kl": "8 tokens",
+    "equal_kl_large": "8 tokens, 20 starts",
+    "equal_kl": "8 tokens, 10 starts",
+    "equal_kl_wide": "twice the width",
     "equal_kl_ended": "answers that end",
     "long_completions": "32 tokens",
+    "long_completions_128": "up to 128 tokens",
 }
 #: Of this page.
 RECORDED = tuple(SETTINGS)
@@ -170,15 +242,25 @@ def costs() -> pd.DataFrame:
     """Reward less the exact KL's at equal KL, in every recorded setting.
 
     Returns:
-        The rows of :func:`predictions` of a reward at equal KL, with ``setting`` and ``margin``.
+        The rows of :func:`predictions` of a reward at equal KL, one a variant, with ``setting``
+        and ``margin``.
     """
     rows = []
     for preset, setting in SETTINGS.items():
         table = predictions(preset)
         kept = table[(table["at"] == "equal KL") & (table["other"] == "exact_loss")]
         margin = recorded(preset).preset.design.margin
-        rows.append(kept.assign(setting=setting, margin=margin))
+        rows.append(kept.drop_duplicates("variant").assign(setting=setting, margin=margin))
     return pd.concat(rows, ignore_index=True)
+
+
+def unpredicted(preset: str, variant: str, other: str, metric: str, beta: float) -> dict:
+    """A comparison that no design names, at one coefficient: a row of :func:`predictions`."""
+    run = recorded(preset)
+    asked = Prediction(
+        variant=variant, other=other, metric=metric, expected="equivalent", betas=(beta,), why=""
+    )
+    return designs.judged(run.finals, asked, run.preset.design, designs.starts_of(run.preset))
 
 
 def shown(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:

@@ -6,9 +6,10 @@ import numpy as np
 import pandas as pd
 
 from analysis.experiments import hierarchical, statistics
-from analysis.experiments.preset import Design, Expected, Prediction
+from analysis.experiments.preset import Design, Expected, Prediction, Preset
 from analysis.experiments.recording import Recording
 from analysis.experiments.summaries import ACCURACIES, KLS, of_seeds
+from analysis.training.config import TrainConfig
 
 #: What is equal at equal KL.
 EQUAL = "reverse_kl"
@@ -30,10 +31,16 @@ def judged_predictions(recording: Recording) -> pd.DataFrame:
     design = recording.preset.design
     if design is None:
         raise ValueError(f"{recording.preset.name} was recorded without a design")
-    starts = recording.preset.config.start.count
+    starts = starts_of(recording.preset)
     return pd.DataFrame(
         [judged(recording.finals, prediction, design, starts) for prediction in design.predictions]
     )
+
+
+def starts_of(preset: Preset) -> int:
+    """Starts of a preset's runs; a pretrained model is one for all, and seeds take their place."""
+    config = preset.config
+    return config.start.count if isinstance(config, TrainConfig) else len(preset.seeds)
 
 
 def judged(

@@ -38,6 +38,11 @@ NO_METHODS = {
     "equal_kl_ended",
     "equal_kl_wide",
     "stale_starts",
+    "equal_kl_large",
+    "long_completions_128",
+    "aggregation_length_112",
+    "smollm2_equal_kl",
+    "smollm2_prefix",
 }
 ENTRY = {
     "name": "GSPO",
