@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
@@ -46,6 +47,42 @@ class Prediction(Schema):
             where = "over beta = " + ", ".join(f"{beta:g}" for beta in self.betas)
         how = {"equivalent": "equivalent to"}.get(self.expected, self.expected)
         return f"{self.variant} is {how} {self.other} in {self.metric} {where}: {self.why}."
+
+
+#: ``variants how other: metric``, and behind ``at`` the coefficients, if not along equal KL.
+_PREDICTION = re.compile(r"(.+) ([=<>]) (\S+): (\S+)(?: at (.+))?")
+_HOW: dict[str, Expected] = {"=": "equivalent", "<": "below", ">": "above"}
+
+
+def predict(reasons: Mapping[str, str]) -> tuple[Prediction, ...]:
+    """Predictions by their shortest spelling, each with its reason.
+
+    >>> predict({"k2_loss k3_loss < none: reverse_kl at 0.3 1": "both descend a KL"})
+
+    is one prediction of k2 and one of k3: each is below ``none`` in reverse KL, averaged over the
+    two coefficients; ``=`` is equivalent, ``>`` above, and without ``at`` it is at equal KL.
+
+    Raises:
+        ValueError: another spelling.
+    """
+    found = []
+    for spelling, why in reasons.items():
+        match = _PREDICTION.fullmatch(spelling)
+        if match is None:
+            raise ValueError(f"a prediction reads 'a b < other: metric at 0.1 1', not {spelling!r}")
+        variants, how, other, metric, betas = match.groups(default="")
+        found += [
+            Prediction(
+                variant=variant,
+                other=other,
+                metric=metric,
+                expected=_HOW[how],
+                betas=tuple(float(beta) for beta in betas.split()),
+                why=why,
+            )
+            for variant in variants.split()
+        ]
+    return tuple(found)
 
 
 class Pilot(Schema):

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from analysis.experiments import designs
-from analysis.experiments.preset import Preset
+from analysis.experiments.preset import Preset, predict
 from analysis.experiments.presets import PRESETS, designed
 from analysis.experiments.summaries import KLS
 from analysis.training.config import TrainConfig
@@ -61,6 +61,16 @@ def test_a_prediction_of_an_unknown_variant_is_refused() -> None:
     design = preset.design.model_copy(update={"predictions": (prediction,)})
     with pytest.raises(ValidationError, match="k5_loss"):
         Preset(**{**dict(preset), "design": design})
+
+
+def test_a_prediction_is_spelled_in_one_line() -> None:
+    two = predict({"a b < c: reward at 0.1 1": "so"})
+    assert [(p.variant, p.expected, p.other, p.betas) for p in two] == [
+        (name, "below", "c", (0.1, 1.0)) for name in "ab"
+    ]
+    assert predict({"a = c: reward": "so"})[0].betas == ()
+    with pytest.raises(ValueError, match="a is c"):
+        predict({"a is c: reward": "so"})
 
 
 @pytest.mark.parametrize(

@@ -6,20 +6,21 @@ value; what is not recorded is an open question.
 
 from __future__ import annotations
 
+from typing import Any
+
 from analysis.experiments.preset import (
     NO_KL,
     Design,
-    Expected,
     Pilot,
-    Prediction,
     Preset,
     fresh_seeds,
     kl_variants,
+    predict,
     preset,
     train_config,
 )
 from analysis.kl.term import KLTerm
-from analysis.training.config import StartConfig, TrainConfig
+from analysis.training.config import StartConfig
 from analysis.training.tiny.policy import PolicyConfig
 from analysis.training.tiny.tasks import SortTask
 from analysis.training.variants import Advantage, Correction, Objective, Sampler, Variant
@@ -30,8 +31,10 @@ NUM_STARTS = 10
 FIRST_START = 40
 #: Coefficients of a curve of reward over KL.
 BETAS = (0.03, 0.1, 0.3, 1.0, 3.0)
-#: Terms whose reward at equal KL is compared with that of the exact KL.
-HOLDING = ("k2_loss", "k3_loss", "k1_reward", "k3_loss_attached_prefix")
+#: Sampled terms that descend a KL, whose reward at equal KL is compared with the exact KL's.
+KL_TERMS = ("k2_loss", "k3_loss", "k1_reward", "k3_loss_attached_prefix")
+
+OF_COMPLETIONS = "both have the gradient of the KL of whole completions"
 
 AT_EQUAL_KL = (
     "Mean reward of the last tenth of a run at equal exact reverse KL of those updates, by one "
@@ -59,29 +62,30 @@ def prefix_ratio(beta: float) -> Variant:
     return Variant(kl=KLTerm(estimator="k3", weighting="attached", ratio="prefix"), beta=beta)
 
 
+def _designed(
+    design: Design, variants: tuple[Variant, ...], seeds: tuple[int, ...], **config: Any
+) -> Preset:
+    """A population of this design, which differs so from the usual configuration.
+
+    ``start`` holds what differs from a start of 150 updates, on the starts of these presets.
+    """
+    start = {"updates": 150, "seed": FIRST_START, "count": NUM_STARTS} | config.pop("start", {})
+    config = {"start": StartConfig(**start), "log_every": 10, "cosine_every": 0} | config
+    return Preset(
+        config=train_config(**config),
+        variants=variants,
+        seeds=seeds,
+        predictions=design.sentences,
+        design=design,
+    )
+
+
 @preset
 def equal_kl(*, num_seeds: int = NUM_SEEDS, updates: int = 150) -> Preset:
     """Which terms keep the policy near the reference, and what they cost in reward at equal KL."""
-    return Preset(
-        config=_config(updates=updates),
-        variants=(
-            NO_KL,
-            *(v for beta in BETAS for v in (*kl_variants(beta), prefix_ratio(beta))),
-        ),
-        seeds=fresh_seeds(5000, num_seeds),
-        predictions=_EQUAL_KL.sentences,
-        design=_EQUAL_KL,
-    )
-
-
-def _costs(names: tuple[str, ...], why: str) -> tuple[Prediction, ...]:
-    """Equivalence of each in reward to the exact KL at equal KL."""
-    return tuple(
-        Prediction(
-            variant=name, other="exact_loss", metric="reward", expected="equivalent", why=why
-        )
-        for name in names
-    )
+    terms = [v for beta in BETAS for v in (*kl_variants(beta), prefix_ratio(beta))]
+    seeds = fresh_seeds(5000, num_seeds)
+    return _designed(_EQUAL_KL, (NO_KL, *terms), seeds, updates=updates)
 
 
 _EQUAL_KL = Design(
@@ -91,74 +95,26 @@ _EQUAL_KL = Design(
     ),
     outcome=f"{AT_EQUAL_KL} Whether a term keeps the policy near: {AT_EQUAL_BETA}",
     margin=0.03,
-    predictions=(
-        *_costs(HOLDING, "it descends a KL too"),
-        Prediction(
-            variant="k1_loss",
-            other="none",
-            metric="reverse_kl",
-            expected="equivalent",
-            betas=(0.03, 0.1, 0.3),
-            why="its expected gradient is zero, and its noise is small at these coefficients",
-        ),
-        Prediction(
-            variant="k1_loss",
-            other="none",
-            metric="reward",
-            expected="below",
-            betas=(1.0, 3.0),
-            why="its noise stays, and it buys nothing",
-        ),
-        *(
-            Prediction(
-                variant=name,
-                other="none",
-                metric="reverse_kl",
-                expected="below",
-                betas=(0.3, 1.0, 3.0),
-                why="it descends a KL",
-            )
-            for name in (*HOLDING, "exact_loss")
-        ),
-        Prediction(
-            variant="k2_reward",
-            other="k1_reward",
-            metric="reverse_kl",
-            expected="above",
-            betas=(0.3, 1.0, 3.0),
-            why="in the reward it is no gradient of a KL",
-        ),
-        Prediction(
-            variant="k3_reward",
-            other="none",
-            metric="reverse_kl",
-            expected="above",
-            betas=(0.3, 1.0, 3.0),
-            why="a small ratio is paid for, so probability flows to one token",
-        ),
-        Prediction(
-            variant="k2_loss",
-            other="exact_loss",
-            metric="reverse_kl",
-            expected="equivalent",
-            betas=(0.03, 0.1, 0.3, 1.0),
-            why="on fresh samples it has the exact KL's expected gradient",
-        ),
-        Prediction(
-            variant="k3_loss_attached_prefix",
-            other="k1_reward",
-            metric="reverse_kl",
-            expected="equivalent",
-            betas=(0.03, 0.1, 0.3, 1.0),
-            why="both have the gradient of the KL of whole completions",
-        ),
-        Prediction(
-            variant="k3_loss_attached_prefix",
-            other="k1_reward",
-            metric="reward",
-            expected="equivalent",
-            why="both have the gradient of the KL of whole completions",
-        ),
+    predictions=predict(
+        {
+            f"{' '.join(KL_TERMS)} = exact_loss: reward": "it descends a KL too",
+            "k1_loss = none: reverse_kl at 0.03 0.1 0.3": (
+                "its expected gradient is zero, and its noise is small at these coefficients"
+            ),
+            "k1_loss < none: reward at 1 3": "its noise stays, and it buys nothing",
+            f"{' '.join(KL_TERMS)} exact_loss < none: reverse_kl at 0.3 1 3": "it descends a KL",
+            "k2_reward > k1_reward: reverse_kl at 0.3 1 3": (
+                "in the reward it is no gradient of a KL"
+            ),
+            "k3_reward > none: reverse_kl at 0.3 1 3": (
+                "a small ratio is paid for, so probability flows to one token"
+            ),
+            "k2_loss = exact_loss: reverse_kl at 0.03 0.1 0.3 1": (
+                "on fresh samples it has the exact KL's expected gradient"
+            ),
+            "k3_loss_attached_prefix = k1_reward: reverse_kl at 0.03 0.1 0.3 1": OF_COMPLETIONS,
+            "k3_loss_attached_prefix = k1_reward: reward": OF_COMPLETIONS,
+        }
     ),
     stopping=STOPPING,
     pilots=(
@@ -193,21 +149,13 @@ FIGURE2 = Design(
         "the log KL of the last tenth."
     ),
     margin=0.223,
-    predictions=(
-        Prediction(
-            variant="k3_loss",
-            other="k2_loss",
-            metric="gradient_norm",
-            expected="equivalent",
-            why="near the reference the two gradients are equal to first order",
-        ),
-        Prediction(
-            variant="k3_loss",
-            other="k2_loss",
-            metric="reverse_kl",
-            expected="equivalent",
-            why="near the reference the two gradients are equal to first order",
-        ),
+    predictions=predict(
+        {
+            f"k3_loss = k2_loss: {metric}": (
+                "near the reference the two gradients are equal to first order"
+            )
+            for metric in ("gradient_norm", "reverse_kl")
+        }
     ),
     stopping=STOPPING,
     pilots=(
@@ -252,30 +200,14 @@ def aggregation_length(*, num_seeds: int = NUM_SEEDS, updates: int = 80) -> Pres
             *(averaged("k1", how, beta) for beta in (0.1, 0.3, 1.0)),
         )
     ]
-    return Preset(
-        config=_config(
-            updates=updates,
-            learning_rate=1e-3,
-            task=SortTask(num_digits=6, end_token=True, max_fillers=8),
-            start=StartConfig(updates=90, seed=FIRST_START, count=NUM_STARTS, fillers=(2, 4)),
-        ),
-        variants=tuple(variants),
-        seeds=fresh_seeds(5100, num_seeds),
-        predictions=_AGGREGATION.sentences,
-        design=_AGGREGATION,
-    )
-
-
-def _longer(
-    variant: str,
-    other: str,
-    why: str,
-    *,
-    expected: Expected = "above",
-    betas: tuple[float, ...] = (0.1, 0.3, 1.0),
-) -> Prediction:
-    return Prediction(
-        variant=variant, other=other, metric="length", expected=expected, betas=betas, why=why
+    return _designed(
+        _AGGREGATION,
+        tuple(variants),
+        fresh_seeds(5100, num_seeds),
+        updates=updates,
+        learning_rate=1e-3,
+        task=SortTask(num_digits=6, end_token=True, max_fillers=8),
+        start={"updates": 90, "fillers": (2, 4)},
     )
 
 
@@ -286,54 +218,30 @@ _AGGREGATION = Design(
     ),
     outcome=f"Mean length of answers, in tokens. {AT_EQUAL_BETA}",
     margin=0.25,
-    predictions=(
-        _longer(
-            "only_k1_mean",
-            "only_k1_sum",
-            "without a reward it descends E[1/|o|] under the one, and nothing under the other",
-            betas=(1.0,),
-        ),
-        _longer(
-            "only_k1_batch_mean",
-            "only_k1_sum",
-            "over a batch the weight of a token hardly depends on its own completion",
-            expected="equivalent",
-            betas=(1.0,),
-        ),
-        _longer("k1_mean", "none_mean", "beside a reward it descends E[1/|o|] too"),
-        _longer("k1_sum", "none_sum", "its expected gradient is zero", expected="equivalent"),
-        _longer(
-            "k1_batch_mean",
-            "none_batch_mean",
-            "its expected gradient is nearly zero",
-            expected="equivalent",
-        ),
-        _longer(
-            "k2_mean",
-            "k2_sum",
-            "what k2 descends is zero at the reference",
-            expected="equivalent",
-            betas=(0.3,),
-        ),
-        *(
-            Prediction(
-                variant=f"k2_{how}",
-                other=f"none_{how}",
-                metric="reverse_kl",
-                expected="below",
-                betas=(0.3,),
-                why="under every weight it is smallest at the reference",
-            )
-            for how in AGGREGATIONS
-        ),
-        Prediction(
-            variant="k2_mean",
-            other="k2_sum",
-            metric="reverse_kl",
-            expected="equivalent",
-            betas=(0.3,),
-            why="reward and KL have the same weights, and the optimizer takes out the scale",
-        ),
+    predictions=predict(
+        {
+            "only_k1_mean > only_k1_sum: length at 1": (
+                "without a reward it descends E[1/|o|] under the one, and nothing under the other"
+            ),
+            "only_k1_batch_mean = only_k1_sum: length at 1": (
+                "over a batch the weight of a token hardly depends on its own completion"
+            ),
+            "k1_mean > none_mean: length at 0.1 0.3 1": "beside a reward it descends E[1/|o|] too",
+            "k1_sum = none_sum: length at 0.1 0.3 1": "its expected gradient is zero",
+            "k1_batch_mean = none_batch_mean: length at 0.1 0.3 1": (
+                "its expected gradient is nearly zero"
+            ),
+            "k2_mean = k2_sum: length at 0.3": "what k2 descends is zero at the reference",
+            **{
+                f"k2_{how} < none_{how}: reverse_kl at 0.3": (
+                    "under every weight it is smallest at the reference"
+                )
+                for how in AGGREGATIONS
+            },
+            "k2_mean = k2_sum: reverse_kl at 0.3": (
+                "reward and KL have the same weights, and the optimizer takes out the scale"
+            ),
+        }
     ),
     stopping=STOPPING,
     pilots=(
@@ -360,22 +268,17 @@ _AGGREGATION = Design(
 @preset
 def long_completions(*, num_seeds: int = NUM_SEEDS, updates: int = 60) -> Preset:
     """The prefix ratio beside k1 in the reward and per-token terms, on answers of 32 tokens."""
-    return Preset(
-        config=_config(
-            updates=updates,
-            num_prompts=4,
-            learning_rate=4e-3,
-            task=SortTask(num_digits=32, reward="graded"),
-            start=StartConfig(updates=80, batch_size=64, seed=FIRST_START, count=NUM_STARTS),
-        ),
-        variants=_at(LONG_BETAS, ("exact_loss", "k2_loss", "k1_reward", "k3_loss_attached_prefix")),
-        seeds=fresh_seeds(5200, num_seeds),
-        predictions=_LONG.sentences,
-        design=_LONG,
+    return _designed(
+        _LONG,
+        _at((0.03, 0.1, 0.3), ("exact_loss", "k2_loss", "k1_reward", "k3_loss_attached_prefix")),
+        fresh_seeds(5200, num_seeds),
+        updates=updates,
+        num_prompts=4,
+        learning_rate=4e-3,
+        task=SortTask(num_digits=32, reward="graded"),
+        start={"updates": 80, "batch_size": 64},
     )
 
-
-LONG_BETAS = (0.03, 0.1, 0.3)
 
 _LONG = Design(
     question=(
@@ -387,54 +290,24 @@ _LONG = Design(
         f"of right positions: {AT_EQUAL_KL}"
     ),
     margin=0.01,
-    predictions=(
-        Prediction(
-            variant="k3_loss_attached_prefix",
-            other="k1_reward",
-            metric="reverse_kl",
-            expected="equivalent",
-            betas=LONG_BETAS,
-            why="both have the gradient of the KL of whole completions",
-        ),
-        Prediction(
-            variant="k3_loss_attached_prefix",
-            other="k1_reward",
-            metric="reward",
-            expected="equivalent",
-            why="both have the gradient of the KL of whole completions",
-        ),
-        *(
-            Prediction(
-                variant=name,
-                other="exact_loss",
-                metric="reverse_kl",
-                expected="equivalent",
-                betas=LONG_BETAS,
-                why=why,
-            )
-            for name, why in (
-                ("k2_loss", "on fresh samples it has the exact KL's expected gradient"),
-                ("k1_reward", "what a token does to later states is little in this task"),
-                ("k3_loss_attached_prefix", "what a token does to later states is little here"),
-            )
-        ),
-        *_costs(("k2_loss", "k1_reward", "k3_loss_attached_prefix"), "each descends a KL"),
-        Prediction(
-            variant="k1_reward",
-            other="exact_loss",
-            metric="gradient_norm",
-            expected="above",
-            betas=(0.3,),
-            why="the noise of all later tokens is in each token's weight",
-        ),
-        Prediction(
-            variant="k3_loss_attached_prefix",
-            other="exact_loss",
-            metric="gradient_norm",
-            expected="above",
-            betas=(0.3,),
-            why="the noise of all later tokens is in each token's weight",
-        ),
+    predictions=predict(
+        {
+            "k3_loss_attached_prefix = k1_reward: reverse_kl at 0.03 0.1 0.3": OF_COMPLETIONS,
+            "k3_loss_attached_prefix = k1_reward: reward": OF_COMPLETIONS,
+            "k2_loss = exact_loss: reverse_kl at 0.03 0.1 0.3": (
+                "on fresh samples it has the exact KL's expected gradient"
+            ),
+            "k1_reward = exact_loss: reverse_kl at 0.03 0.1 0.3": (
+                "what a token does to later states is little in this task"
+            ),
+            "k3_loss_attached_prefix = exact_loss: reverse_kl at 0.03 0.1 0.3": (
+                "what a token does to later states is little here"
+            ),
+            "k2_loss k1_reward k3_loss_attached_prefix = exact_loss: reward": "each descends a KL",
+            "k1_reward k3_loss_attached_prefix > exact_loss: gradient_norm at 0.3": (
+                "the noise of all later tokens is in each token's weight"
+            ),
+        }
     ),
     stopping=STOPPING,
     pilots=(
@@ -463,57 +336,45 @@ _LONG = Design(
 @preset
 def equal_kl_ended(*, num_seeds: int = NUM_SEEDS, updates: int = 100) -> Preset:
     """Reward at equal KL on a second task: answers that end, some fillers, a graded reward."""
-    return Preset(
-        config=_config(
-            updates=updates,
-            task=SortTask(num_digits=6, end_token=True, max_fillers=2, reward="graded"),
-            start=StartConfig(updates=110, seed=FIRST_START, count=NUM_STARTS),
-        ),
-        variants=_at(OTHER_BETAS, ("exact_loss", "k2_loss", "k3_loss", "k1_reward"), sums=True),
-        seeds=fresh_seeds(5300, num_seeds),
-        predictions=_ENDED.sentences,
-        design=_ENDED,
+    return _designed(
+        _ENDED,
+        _at((0.1, 0.3, 1.0), ("exact_loss", *SAMPLED), sums=True),
+        fresh_seeds(5300, num_seeds),
+        updates=updates,
+        task=SortTask(num_digits=6, end_token=True, max_fillers=2, reward="graded"),
+        start={"updates": 110},
     )
 
 
 @preset
 def equal_kl_wide(*, num_seeds: int = NUM_SEEDS, updates: int = 100) -> Preset:
     """Reward at equal KL in a policy twice as wide."""
-    return Preset(
-        config=_config(
-            updates=updates,
-            learning_rate=1e-3,
-            policy=PolicyConfig(width=64),
-            start=StartConfig(updates=110, seed=FIRST_START, count=NUM_STARTS),
-        ),
-        variants=_at(OTHER_BETAS, ("exact_loss", "k2_loss", "k3_loss", "k1_reward")),
-        seeds=fresh_seeds(5400, num_seeds),
-        predictions=_WIDE.sentences,
-        design=_WIDE,
+    return _designed(
+        _WIDE,
+        _at((0.1, 0.3, 1.0), ("exact_loss", *SAMPLED)),
+        fresh_seeds(5400, num_seeds),
+        updates=updates,
+        learning_rate=1e-3,
+        policy=PolicyConfig(width=64),
+        start={"updates": 110},
     )
 
 
-OTHER_BETAS = (0.1, 0.3, 1.0)
+#: Sampled terms that are compared on other tasks and policies.
+SAMPLED = ("k2_loss", "k3_loss", "k1_reward")
 
 
 def _elsewhere(where: str, pilot: Pilot) -> Design:
+    terms = " ".join(SAMPLED)
     return Design(
         question=f"Do the terms cost the same reward at equal KL {where}?",
         outcome=AT_EQUAL_KL,
         margin=0.03,
-        predictions=(
-            *_costs(("k2_loss", "k3_loss", "k1_reward"), "it descends a KL too"),
-            *(
-                Prediction(
-                    variant=name,
-                    other="none",
-                    metric="reverse_kl",
-                    expected="below",
-                    betas=OTHER_BETAS,
-                    why="it descends a KL",
-                )
-                for name in ("k2_loss", "k3_loss", "k1_reward", "exact_loss")
-            ),
+        predictions=predict(
+            {
+                f"{terms} = exact_loss: reward": "it descends a KL too",
+                f"{terms} exact_loss < none: reverse_kl at 0.1 0.3 1": "it descends a KL",
+            }
         ),
         stopping=STOPPING,
         pilots=(pilot,),
@@ -566,51 +427,36 @@ def stale_starts(*, num_seeds: int = NUM_SEEDS, updates: int = 150) -> Preset:
             correction=Correction(sequence_mask_delta=delta),
         )
 
-    return Preset(
-        config=_config(updates=updates, learning_rate=1e-3),
-        variants=(
-            objective("clipped", "grpo"),
-            objective("clipped_masked", "grpo", 0.1),
-            objective("unclipped", "reinforce"),
-            objective("unclipped_masked", "reinforce", 0.1),
-            loss("exact", estimator="exact"),
-            loss("k2", estimator="k2"),
-            loss("k2_detached", estimator="k2", weighting="detached"),
-            loss("k3_attached", estimator="k3", weighting="attached"),
-        ),
-        seeds=fresh_seeds(5500, num_seeds),
-        predictions=_STALE.sentences,
-        design=_STALE,
+    variants = (
+        objective("clipped", "grpo"),
+        objective("clipped_masked", "grpo", 0.1),
+        objective("unclipped", "reinforce"),
+        objective("unclipped_masked", "reinforce", 0.1),
+        loss("exact", estimator="exact"),
+        loss("k2", estimator="k2"),
+        loss("k2_detached", estimator="k2", weighting="detached"),
+        loss("k3_attached", estimator="k3", weighting="attached"),
     )
-
-
-def _stale(
-    variant: str, other: str, expected: Expected, why: str, metric: str = "reward"
-) -> Prediction:
-    """At the preset's one coefficient."""
-    return Prediction(
-        variant=variant, other=other, metric=metric, expected=expected, betas=(0.3,), why=why
-    )
+    seeds = fresh_seeds(5500, num_seeds)
+    return _designed(_STALE, variants, seeds, updates=updates, learning_rate=1e-3)
 
 
 _STALE = Design(
     question="Which correction for samples 16 updates old is worth its variance?",
     outcome=f"Mean reward. {AT_EQUAL_BETA}",
     margin=0.03,
-    predictions=(
-        _stale("unclipped", "clipped", "below", "nothing stops its gradient"),
-        _stale("unclipped_masked", "unclipped", "above", "the mask leaves out what ruins it"),
-        _stale("unclipped_masked", "clipped", "above", "what is left has its gradient whole"),
-        _stale("clipped_masked", "clipped", "equivalent", "the clip has silenced the same tokens"),
-        _stale("exact", "k2_detached", "above", "it has no noise of a sampled token"),
-        _stale("k2", "k2_detached", "equivalent", "the weight corrects little and costs variance"),
-        _stale(
-            "k3_attached",
-            "k2_detached",
-            "equivalent",
-            "sample by sample they have one gradient",
-            "reverse_kl",
-        ),
+    predictions=predict(
+        {
+            "unclipped < clipped: reward at 0.3": "nothing stops its gradient",
+            "unclipped_masked > unclipped: reward at 0.3": "the mask leaves out what ruins it",
+            "unclipped_masked > clipped: reward at 0.3": "what is left has its gradient whole",
+            "clipped_masked = clipped: reward at 0.3": "the clip has silenced the same tokens",
+            "exact > k2_detached: reward at 0.3": "it has no noise of a sampled token",
+            "k2 = k2_detached: reward at 0.3": "the weight corrects little and costs variance",
+            "k3_attached = k2_detached: reverse_kl at 0.3": (
+                "sample by sample they have one gradient"
+            ),
+        }
     ),
     stopping=STOPPING,
     pilots=(
@@ -630,14 +476,11 @@ _STALE = Design(
 )
 
 
-def _at(betas: tuple[float, ...], names: tuple[str, ...], *, sums: bool = False) -> tuple:
+def _at(
+    betas: tuple[float, ...], names: tuple[str, ...], *, sums: bool = False
+) -> tuple[Variant, ...]:
     """No KL term, and these terms at each coefficient; tokens averaged or summed."""
     of_beta = [v for beta in betas for v in (*kl_variants(beta), prefix_ratio(beta))]
     objective = Objective(aggregation=AGGREGATIONS["sum" if sums else "mean"])
     chosen = (NO_KL, *(variant for variant in of_beta if variant.name in names))
     return tuple(variant.model_copy(update={"objective": objective}) for variant in chosen)
-
-
-def _config(**changes: object) -> TrainConfig:
-    start = StartConfig(updates=150, seed=FIRST_START, count=NUM_STARTS)
-    return train_config(**({"start": start, "log_every": 10, "cosine_every": 0} | changes))
