@@ -253,8 +253,7 @@ def label_line_ends(axes: Axes) -> None:
     Call it last: it reads the axis limits and freezes them. Lines without a label are left alone.
     """
     lines = [ln for ln in axes.get_lines() if not str(ln.get_label()).startswith("_")]
-    axes.set_xlim(axes.get_xlim())
-    axes.set_ylim(axes.get_ylim())
+    axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())
     to_fraction = axes.transData + axes.transAxes.inverted()
     ends = [_last_finite(ln.get_xdata(), ln.get_ydata()) for ln in lines]
     heights = [float(to_fraction.transform(end)[1]) for end in ends]

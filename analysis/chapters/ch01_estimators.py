@@ -317,8 +317,7 @@ def plot_stale(tables: Mapping[str, pd.DataFrame]) -> Figure:
         axes.plot(every.staleness, every.weighted, **weighted)
         weighted["label"] = "_"  # named once
     axes.margins(y=0.14)
-    axes.set_xlabel("staleness: KL of the policy from its sampler (nats)")
-    axes.set_ylabel("nats")
+    axes.set(xlabel="staleness: KL of the policy from its sampler (nats)", ylabel="nats")
     axes.legend(loc="lower left")
     return figure
 

@@ -262,8 +262,7 @@ def plot_walks(table: pd.DataFrame) -> Figure:
         name, dashes, label = WALK_LOOKS[str(walk)]
         look = style.line(name, marker="", linestyle=dashes, label=label)
         style.band(axes, curve, "position", **look)
-    axes.set_xlabel("steps, one sampled token each")
-    axes.set_ylabel("entropy (nats)")
+    axes.set(xlabel="steps, one sampled token each", ylabel="entropy (nats)")
     axes.set_ylim(0, None)
     style.label_line_ends(axes)
     return figure
@@ -290,8 +289,7 @@ def plot_noise(table: pd.DataFrame) -> Figure:
     style.ratio_mesh(axes, odds, odds, table.to_numpy(), decades=3, cmap="PuOr", label=label)
     axes.plot(odds, odds, color="#111111", linewidth=1, linestyle=":")
     axes.set_aspect("equal")
-    axes.set_xlabel("log-odds of a token, reference")
-    axes.set_ylabel("log-odds of the token, policy")
+    axes.set(xlabel="log-odds of a token, reference", ylabel="log-odds of the token, policy")
     return figure
 
 

@@ -312,8 +312,7 @@ def draw_mismatch(curves: pd.DataFrame) -> Figure:
         curve = curves[curves.weight == name]
         axes.plot(curve.temperature, curve.error, **look(name), marker="o", markersize=5)
     style.guide(axes, x=1.0)
-    axes.set_xlabel("temperature of the sampler")
-    axes.set_ylabel("relative error of the\nexpected gradient")
+    axes.set(xlabel="temperature of the sampler", ylabel="relative error of the\nexpected gradient")
     style.label_line_ends(axes)
     return figure
 

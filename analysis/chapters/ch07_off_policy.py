@@ -241,8 +241,7 @@ def draw_readings(curves: pd.DataFrame) -> Figure:
         every = max(1, len(curve) // 6)
         style.band(axes, curve, "staleness", **look, marker=style.MARKERS[colour], markevery=every)
     axes.set_ylim(-0.05, 1.25)
-    axes.set_xlabel(STALENESS)
-    axes.set_ylabel("relative error of the\nKL's expected gradient")
+    axes.set(xlabel=STALENESS, ylabel="relative error of the\nKL's expected gradient")
     style.label_line_ends(axes)
     return figure
 

@@ -274,8 +274,7 @@ def draw_sequence_weights(curves: pd.DataFrame) -> Figure:
         look = {"color": style.COLOURS[colour], "linestyle": dashes, "label": label}
         axes.plot(curve.staleness, curve["median"], **look)
     axes.set_ylim(-0.03, None)
-    axes.set_xlabel(STALENESS)
-    axes.set_ylabel("relative error of the\nexpected gradient")
+    axes.set(xlabel=STALENESS, ylabel="relative error of the\nexpected gradient")
     style.label_line_ends(axes)
     return figure
 

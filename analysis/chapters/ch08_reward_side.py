@@ -383,8 +383,7 @@ def draw_forces(frame: pd.DataFrame, ref_probability: float) -> Figure:
     for text, height in (("raised", 0.75), ("lowered", 0.22)):
         axes.text(0.01, height, text, transform=axes.transAxes, color=style.QUIET)
     axes.set_ylim(-4, 4)
-    axes.set_xlabel("log-odds of the first token (nats)")
-    axes.set_ylabel("push on its log-odds")
+    axes.set(xlabel="log-odds of the first token (nats)", ylabel="push on its log-odds")
     axes.legend(loc="lower right", handlelength=2.4)
     return figure
 
@@ -395,8 +394,7 @@ def draw_effective_beta(table: pd.DataFrame) -> Figure:
     for order in ORDER_LOOKS:
         rows = table[table.order == order]
         style.band(axes, rows, "std", middle="effective_beta", **_order_look(order))
-    axes.set(xscale="log", yscale="log")
-    axes.set_xlabel("standard deviation of the reward (log scale)")
+    axes.set(xscale="log", yscale="log", xlabel="standard deviation of the reward (log scale)")
     axes.set_ylabel(r"effective $\beta$ over $\beta$ (log scale)")
     style.label_line_ends(axes)
     return figure
@@ -422,8 +420,7 @@ def draw_mirror_steps(curves: pd.DataFrame) -> Figure:
         look = {"color": colour, "marker": "o", "label": rf"$\eta\beta$ = {product:g}"}
         axes.semilogy(rows.iteration, rows.kl.clip(lower=1e-12), **look)
     axes.set_ylim(5e-9, 1e3)
-    axes.set_xlabel("steps")
-    axes.set_ylabel("KL from the optimum\n(nats, log scale)")
+    axes.set(xlabel="steps", ylabel="KL from the optimum\n(nats, log scale)")
     style.label_line_ends(axes)
     return figure
 

@@ -414,8 +414,7 @@ def plot_finite_data(curves: pd.DataFrame) -> Figure:
     figure, axes = style.subplots(height=3.9)
     for look, (name, curve) in zip(style.SERIES, curves.groupby("pairs", sort=False), strict=False):
         style.band(axes, curve, "number", **look, label=name)
-    axes.set(xscale="log", yscale="log")
-    axes.set_xlabel("comparisons (log scale)")
+    axes.set(xscale="log", yscale="log", xlabel="comparisons (log scale)")
     axes.set_ylabel("KL from the optimum\n(nats, log scale)")
     axes.legend(loc="lower left", fontsize=10)
     return figure
@@ -460,8 +459,7 @@ def plot_projection(curves: pd.DataFrame) -> Figure:
             axes, f"best in {style.LABELS[direction]}", place, colour=direction, va="baseline"
         )
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("x")
-    axes.set_ylabel("density")
+    axes.set(xlabel="x", ylabel="density")
     return figure
 
 

@@ -131,8 +131,7 @@ def where(report: Report, rollouts: Rollouts) -> Figure:
         left.legend()
     else:
         left.annotate("no step column", (0.5, 0.5), xycoords="axes fraction", ha="center")
-    left.set_xlabel("step")
-    left.set_ylabel("KL (nats per token)")
+    left.set(xlabel="step", ylabel="KL (nats per token)")
     first, last = rollouts.position.min(), rollouts.position.max()
     longest = float(last - first) + 1
     bins = ((rollouts.position - first) * _POSITION_BINS / longest).astype(int)

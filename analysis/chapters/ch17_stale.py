@@ -240,8 +240,7 @@ def at_cost(curves: pd.DataFrame) -> Figure:
         shown = {name: way_look(name) for name in WAYS if name in set(curves["variant"])}
         bands(panel, drawn, "accuracy", shown, x=cost)
         panel.set_xlim(0.0, 1.5 * curves.groupby("variant")[cost].max().min() / 1000)
-        panel.set_xlabel(label)
-        panel.set_ylabel("accuracy")
+        panel.set(xlabel=label, ylabel="accuracy")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return figure
 
@@ -274,8 +273,7 @@ def routings(curves: pd.DataFrame) -> Figure:
     for panel, noise in zip(panels, noises, strict=True):
         own = curves[curves["noise"] == noise].assign(variant=lambda rows: rows["routing"])
         bands(panel, own, "reward", looks)
-        panel.set_title(f"noise {noise:g}")
-        panel.set(xlabel="update", ylabel="expected reward, exact")
+        panel.set(title=f"noise {noise:g}", xlabel="update", ylabel="expected reward, exact")
     panels[0].legend()
     return figure
 
@@ -296,8 +294,7 @@ def decoding(curves: pd.DataFrame, steps: Mapping[str, int]) -> Figure:
     for panel, x in zip(panels, ("update", "steps"), strict=True):
         bands(panel, table, "accuracy", looks, x=x)
     for panel, label in zip(panels, ("update", "sequential decoding steps"), strict=True):
-        panel.set_xlabel(label)
-        panel.set_ylabel("accuracy")
+        panel.set(xlabel=label, ylabel="accuracy")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return figure
 

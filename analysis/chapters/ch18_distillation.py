@@ -130,8 +130,7 @@ def costs(
         panel.set_yscale("log")
         panel.set_yticks([0.5, 1, 2, 5, 10], ["0.5", "1", "2", "5", "10"])
         panel.minorticks_off()
-        panel.set_title(title)
-        panel.set_ylabel("GRPO's cost over the lesson's")
+        panel.set(title=title, ylabel="GRPO's cost over the lesson's")
     axes[-1].set_xlabel("accuracy reached")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure

@@ -334,9 +334,7 @@ def readings_figure(table: pd.DataFrame) -> Figure:
         shown = rows["ratio"].clip(upper=HIGHEST)  # what lies above is drawn at the edge
         panel.scatter(rows["exact"], shown, 16, look["color"], marker=look["marker"], alpha=0.45)
         panel.axhline(1.0, color="#5A5A5A", linewidth=1.0)
-        panel.set_title(look["label"])
-        panel.set_ylabel("reading / exact")
-        panel.set_xscale("log")
+        panel.set(title=look["label"], ylabel="reading / exact", xscale="log")
         panel.set_xticks([0.05, 0.1, 0.2, 0.5])
         panel.xaxis.set_major_formatter("{x:g}")
         panel.xaxis.set_minor_formatter(NullFormatter())
@@ -371,8 +369,7 @@ def elsewhere_figure(table: pd.DataFrame, shown: Sequence[tuple[str, float]]) ->
     for place in range(1, len(skills)):
         axes.axhline(place - 0.5, color="#E4E4E4", linewidth=0.8)
     axes.grid(axis="y", visible=False)
-    axes.set_xscale("log")
-    axes.set_xlabel("forward KL at the reference's states (nats per token)")
+    axes.set(xscale="log", xlabel="forward KL at the reference's states (nats per token)")
     axes.set_yticks(range(len(skills)), skills)
     axes.invert_yaxis()
     axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=2)
