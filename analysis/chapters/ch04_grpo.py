@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.chapters.claims import recorded
+from analysis.chapters.comparisons import pairs, rows
 from analysis.chapters.training_figures import (
     KL_PANELS,
     bands,
@@ -35,7 +36,7 @@ def compare() -> dict[str, pd.DataFrame]:
     return {
         "here": paired(recorded("full").finals, ablation.COMPARISONS, beta=BETA),
         "half": paired(
-            recorded("half_step").finals, [("exact_loss", "none", "accuracy")], beta=BETA
+            recorded("half_step").finals, pairs("exact_loss/none", "accuracy"), beta=BETA
         ),
         "elsewhere": paired(there, ablation.COMPARISONS, beta=BETA),
     }
@@ -44,20 +45,16 @@ def compare() -> dict[str, pd.DataFrame]:
 #: Verdicts that the prose states.
 SAYS = {
     "equivalent": [
-        ("here", "k2_loss", "exact_loss", "reverse_kl"),
-        ("here", "k1_reward", "k2_loss", "reverse_kl"),
-        ("here", "k1_loss", "none", "reverse_kl"),
-        ("half", "exact_loss", "none", "accuracy"),
+        *rows("here", "k2_loss/exact_loss k1_reward/k2_loss k1_loss/none", "reverse_kl"),
+        *rows("half", "exact_loss/none", "accuracy"),
     ],
     "suggestive": [
-        ("here", "k2_reward", "k1_reward", "reverse_kl"),
-        ("here", "k3_loss", "k2_loss", "reverse_kl"),
-        ("elsewhere", "k3_loss", "k2_loss", "accuracy"),
+        *rows("here", "k2_reward/k1_reward k3_loss/k2_loss", "reverse_kl"),
+        *rows("elsewhere", "k3_loss/k2_loss", "accuracy"),
     ],
     "unresolved": [
-        ("here", "k1_loss", "none", "accuracy"),
-        ("here", "k3_loss", "k2_loss", "accuracy"),
-        ("elsewhere", "k1_loss", "none", "reverse_kl"),
+        *rows("here", "k1_loss/none k3_loss/k2_loss", "accuracy"),
+        *rows("elsewhere", "k1_loss/none", "reverse_kl"),
     ],
 }
 

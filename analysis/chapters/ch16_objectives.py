@@ -11,6 +11,7 @@ from torch import Tensor
 
 from analysis.chapters.ch09_process_rewards import Reasoning, open_length_chain
 from analysis.chapters.claims import Finding, claim, difference, judge, recorded
+from analysis.chapters.comparisons import pairs, rows
 from analysis.experiments import statistics
 from analysis.experiments.statistics import Interval
 from analysis.experiments.summaries import paired
@@ -183,15 +184,10 @@ def compare() -> dict[str, pd.DataFrame]:
     clips, dapo = ("higher", "wide", "unclipped"), list(DAPO)
     advantages = [name for name in ADVANTAGES if name != "group_std"]
     brakes = [name for name in BRAKES if name != "grpo"]
-    credits = [
-        ("process", "outcome"),
-        ("marginal", "outcome"),
-        ("marginal_centre", "outcome_centre"),
-        ("marginal", "marginal_centre"),
-        ("graded_outcome", "outcome"),
-        ("graded_marginal", "graded_outcome"),
-        ("graded_marginal", "marginal"),
-    ]
+    credits = (
+        "process/outcome marginal/outcome marginal_centre/outcome_centre marginal/marginal_centre "
+        "graded_outcome/outcome graded_marginal/graded_outcome graded_marginal/marginal"
+    )
 
     def against(variants: Iterable[str], other: str, *metrics: str) -> list[tuple[str, str, str]]:
         return [(variant, other, metric) for metric in metrics for variant in variants]
@@ -212,11 +208,9 @@ def compare() -> dict[str, pd.DataFrame]:
         ),
         "weights": paired(
             lengths,
-            [
-                ("grpo", other, metric)
-                for metric in ("excess", "wrong_length", "accuracy")
-                for other in ("token_mean", "token_sum", "dr_grpo")
-            ],
+            pairs(
+                "grpo/token_mean grpo/token_sum grpo/dr_grpo", "excess", "wrong_length", "accuracy"
+            ),
         ),
         "brakes": paired(lengths, against(brakes, "grpo", "length", "accuracy")),
         "dapo": paired(
@@ -228,9 +222,7 @@ def compare() -> dict[str, pd.DataFrame]:
             ],
         ),
         "dapo_whole": paired(finals["dapo"], [(dapo[-1], dapo[0], "accuracy")]),
-        "credit": paired(
-            credited(), [(*pair, metric) for metric in ("average", "accuracy") for pair in credits]
-        ),
+        "credit": paired(credited(), pairs(credits, "average", "accuracy")),
     }
 
 
@@ -258,43 +250,36 @@ def over_training(
 #: Verdicts that the prose states.
 SAYS = {
     "differs": [
-        *(
-            ("objectives", name, "grpo", "accuracy")
-            for name in ("gspo", "cispo", "reinforce", "rloo", "dpo")
+        *rows("objectives", "gspo/grpo cispo/grpo reinforce/grpo rloo/grpo dpo/grpo", "accuracy"),
+        *rows("clips", "higher_noisy/higher wide_noisy/wide unclipped_noisy/unclipped", "accuracy"),
+        *rows("ties", "group_std_noisy/group_std", "accuracy"),
+        *rows("weights", "grpo/token_mean grpo/token_sum grpo/dr_grpo", "excess"),
+        *rows("brakes", "linear_price/grpo relative_reward/grpo", "accuracy"),
+        *rows(
+            "credit", "process/outcome marginal/outcome graded_marginal/graded_outcome", "average"
         ),
-        *(("clips", f"{clip}_noisy", clip, "accuracy") for clip in ("higher", "wide", "unclipped")),
-        ("ties", "group_std_noisy", "group_std", "accuracy"),
-        *(("weights", "grpo", name, "excess") for name in ("token_mean", "token_sum", "dr_grpo")),
-        ("brakes", "linear_price", "grpo", "accuracy"),
-        ("brakes", "relative_reward", "grpo", "accuracy"),
-        *(("credit", name, "outcome", "average") for name in ("process", "marginal")),
-        ("credit", "graded_marginal", "graded_outcome", "average"),
     ],
     "equivalent": [
-        *(
-            ("objectives", name, "grpo", "accuracy")
-            for name in ("sequence", "mirror_descent", "grpo_token_sum", "dr_grpo")
-        ),
-        ("ties", "std_min_noisy", "std_min", "accuracy"),
-        ("weights", "grpo", "token_sum", "accuracy"),
-        ("dapo", "dynamic_sampling", "token_mean", "accuracy"),
-        ("dapo_whole", "dynamic_sampling", "grpo", "accuracy"),
-        ("credit", "marginal", "marginal_centre", "average"),
-        ("credit", "graded_outcome", "outcome", "average"),
+        *rows("objectives", "sequence/grpo mirror_descent/grpo", "accuracy"),
+        *rows("objectives", "grpo_token_sum/grpo dr_grpo/grpo", "accuracy"),
+        *rows("ties", "std_min_noisy/std_min", "accuracy"),
+        *rows("weights", "grpo/token_sum", "accuracy"),
+        *rows("dapo", "dynamic_sampling/token_mean", "accuracy"),
+        *rows("dapo_whole", "dynamic_sampling/grpo", "accuracy"),
+        *rows("credit", "marginal/marginal_centre graded_outcome/outcome", "average"),
     ],
     "suggestive": [
-        *(("objectives", name, "grpo", "reverse_kl") for name in ("sequence", "mirror_descent")),
-        *(("clips", clip, "symmetric", "entropy") for clip in ("higher", "wide", "unclipped")),
-        ("clips", "unclipped", "symmetric", "accuracy"),
-        ("clips", "symmetric_noisy", "symmetric", "accuracy"),
-        *(("brakes", name, "grpo", "length") for name in ("soft_overlong", "stop_loops")),
-        ("brakes", "soft_overlong", "grpo", "accuracy"),
+        *rows("objectives", "sequence/grpo mirror_descent/grpo", "reverse_kl"),
+        *rows("clips", "higher/symmetric wide/symmetric unclipped/symmetric", "entropy"),
+        *rows("clips", "unclipped/symmetric symmetric_noisy/symmetric", "accuracy"),
+        *rows("brakes", "soft_overlong/grpo stop_loops/grpo", "length"),
+        *rows("brakes", "soft_overlong/grpo", "accuracy"),
     ],
     "unresolved": [
-        *(("objectives", name, "grpo", "accuracy") for name in ("grpo_token_mean", "gspo_narrow")),
-        ("ties", "drop_uniform", "group_std", "accuracy"),
-        ("weights", "grpo", "token_sum", "wrong_length"),
-        *(("dapo", "soft_overlong", "clip_higher", name) for name in ("length", "accuracy")),
+        *rows("objectives", "grpo_token_mean/grpo gspo_narrow/grpo", "accuracy"),
+        *rows("ties", "drop_uniform/group_std", "accuracy"),
+        *rows("weights", "grpo/token_sum", "wrong_length"),
+        *rows("dapo", "soft_overlong/clip_higher", "length", "accuracy"),
     ],
 }
 

@@ -12,6 +12,7 @@ from matplotlib.ticker import NullLocator
 from analysis import style
 from analysis.chapters.ch17_routing import ROUTINGS
 from analysis.chapters.claims import recorded
+from analysis.chapters.comparisons import pairs, rows
 from analysis.chapters.training_figures import KL_LABEL, Look, bands, dots, front
 from analysis.experiments.ablation import RUN_COLUMNS, final
 from analysis.experiments.recording import Recording
@@ -393,43 +394,24 @@ def compare(routing: pd.DataFrame) -> dict[str, pd.DataFrame]:
         **_of_ways(),
         "masks": paired(
             recorded("stale_masking").finals,
-            [
-                (variant, other, "own_accuracy")
-                for variant, other in (
-                    ("token", "fresh"),
-                    ("token_mask_0.1", "token"),
-                    ("gspo", "token"),
-                    ("gspo_tight", "token"),
-                    ("sequence", "token"),
-                    ("cispo", "token"),
-                    ("cispo_mask_0.1", "cispo"),
-                    ("cispo_mask_0.1", "token"),
-                    ("reinforce", "token"),
-                    ("reinforce_mask_0.1", "reinforce"),
-                    ("reinforce_mask_0.1", "token"),
-                    ("reinforce_mask_0.1", "fresh"),
-                )
-            ],
+            pairs(
+                "token/fresh token_mask_0.1/token gspo/token gspo_tight/token sequence/token "
+                "cispo/token cispo_mask_0.1/cispo cispo_mask_0.1/token reinforce/token "
+                "reinforce_mask_0.1/reinforce reinforce_mask_0.1/token reinforce_mask_0.1/fresh",
+                "own_accuracy",
+            ),
         ),
         "mismatch": paired(
             recorded("mismatch").finals,
-            [
-                (variant, other, metric)
-                for metric in ("own_accuracy", "entropy")
-                for variant, other in (
-                    ("cold_uncorrected", "same"),
-                    ("hot_uncorrected", "same"),
-                    ("top_p_uncorrected", "same"),
-                    ("cold_truncated_token", "cold_uncorrected"),
-                    ("cold_truncated_sequence", "cold_uncorrected"),
-                    ("hot_truncated_token", "hot_uncorrected"),
-                    ("hot_truncated_token", "same"),
-                    ("hot_masked_token", "hot_uncorrected"),
-                    ("hot_truncated_sequence", "hot_uncorrected"),
-                    ("top_p_truncated_sequence", "top_p_uncorrected"),
-                    ("top_p_keep_mask", "top_p_uncorrected"),
-                )
-            ],
+            pairs(
+                "cold_uncorrected/same hot_uncorrected/same top_p_uncorrected/same "
+                "cold_truncated_token/cold_uncorrected cold_truncated_sequence/cold_uncorrected "
+                "hot_truncated_token/hot_uncorrected hot_truncated_token/same "
+                "hot_masked_token/hot_uncorrected hot_truncated_sequence/hot_uncorrected "
+                "top_p_truncated_sequence/top_p_uncorrected top_p_keep_mask/top_p_uncorrected",
+                "own_accuracy",
+                "entropy",
+            ),
         ),
         **{f"routing_{noise}": table for noise, table in routing.groupby("noise")},
         **_of_budgets(),
@@ -438,31 +420,30 @@ def compare(routing: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 def _of_ages() -> dict[str, pd.DataFrame]:
     run, front_run = recorded("staleness"), recorded("stale_front")
-    pairs = [
-        ("k2_detached", "k2"),
-        ("k3_attached", "k3"),
-        ("k3_attached", "k2_detached"),
-        ("exact", "k2"),
-        ("exact", "k2_detached"),
-        ("k2", "none"),
-    ]
-    spikes = [("k2_detached", "k2"), ("k3", "k2"), ("exact", "k2"), ("k3_attached", "k3")]
+    oldest = (
+        "k2_detached/k2 k3_attached/k3 k3_attached/k2_detached exact/k2 exact/k2_detached k2/none"
+    )
+    spikes = pairs("k2_detached/k2 k3/k2 exact/k2 k3_attached/k3", "gradient_norm")
     logs = peaks_of(run.curves, "gradient_norm")
     logs["gradient_norm"] = np.log(logs["gradient_norm"])
 
-    def at_oldest(table: pd.DataFrame, rows: list[tuple[str, str, str]]) -> pd.DataFrame:
-        named = [(f"{a}_lag_{OLDEST}", f"{b}_lag_{OLDEST}", metric) for a, b, metric in rows]
+    def at_oldest(table: pd.DataFrame, compared: list[tuple[str, ...]]) -> pd.DataFrame:
+        named = [(f"{a}_lag_{OLDEST}", f"{b}_lag_{OLDEST}", metric) for a, b, metric in compared]
         found = paired(table, named)
         for side in ("variant", "other"):
             found[side] = found[side].str.removesuffix(f"_lag_{OLDEST}")
         return found
 
-    metrics = ("own_accuracy", "reverse_kl")
     along = {"of": "reverse_kl", "metric": "own_accuracy"}
-    equal = [("exact_loss", "k2_loss"), ("k2_detached_loss", "k2_loss"), ("k3_loss", "k2_loss")]
-    equal += [("exact_loss", "k2_detached_loss"), ("exact_loss", "k3_loss")]
+    equal = pairs(
+        "exact_loss/k2_loss k2_detached_loss/k2_loss k3_loss/k2_loss "
+        "exact_loss/k2_detached_loss exact_loss/k3_loss"
+    )
     return {
-        "oldest": at_oldest(run.finals, [(*pair, name) for pair in pairs for name in metrics]),
+        "oldest": at_oldest(
+            run.finals,
+            [row for pair in oldest.split() for row in pairs(pair, "own_accuracy", "reverse_kl")],
+        ),
         **{
             f"aged_{lag}": paired(
                 run.finals,
@@ -470,7 +451,7 @@ def _of_ages() -> dict[str, pd.DataFrame]:
             )
             for lag in (4, OLDEST)
         },
-        "spikes": at_oldest(logs, [(*pair, "gradient_norm") for pair in spikes]),
+        "spikes": at_oldest(logs, spikes),
         "equal_kl": paired_along(front_run.finals, equal, **along),
     }
 
@@ -478,7 +459,7 @@ def _of_ages() -> dict[str, pd.DataFrame]:
 def _of_ways() -> dict[str, pd.DataFrame]:
     several, half, large = (recorded(name) for name in RUNS[2:5])
     merged = ("merged_old", "merged_detached")
-    pairs = [
+    large_batch = [
         (variant, LARGE_BATCH, metric)
         for metric in ("accuracy", "reverse_kl")
         for variant in ("exact_loss", *merged)
@@ -491,7 +472,7 @@ def _of_ways() -> dict[str, pd.DataFrame]:
     halved = [(f"{name}, half", name, "accuracy") for name in ("none", "exact_loss", *merged)]
     return {
         **{
-            f"{step}_{cost}": paired(at_equal_cost(ways, cost, BETA), pairs)
+            f"{step}_{cost}": paired(at_equal_cost(ways, cost, BETA), large_batch)
             for step, ways in steps.items()
             for cost in ("completions", "passes")
         },
@@ -506,19 +487,16 @@ def _of_ways() -> dict[str, pd.DataFrame]:
             at_equal_cost(steps["half"], "recomputed", BETA),
             [("merged_old", LARGE_BATCH, "accuracy")],
         ),
-        "half_step": paired(half.finals, [("merged_detached", "none", "accuracy")]),
+        "half_step": paired(half.finals, pairs("merged_detached/none", "accuracy")),
         "readings": paired(
             several.finals,
             [
-                ("k2_loss_detached", "k2_loss", "accuracy"),
-                ("k2_loss", "exact_loss", "accuracy"),
-                ("k2_loss", "exact_loss", "reverse_kl"),
-                ("merged_attached", "merged_detached", "accuracy"),
-                ("merged_old", "merged_detached", "accuracy"),
-                ("merged_old", "merged_detached", "reverse_kl"),
-                ("merged_old_wide", "merged_old", "accuracy"),
-                ("merged_detached_wide", "merged_detached", "accuracy"),
-                ("none_wide", "none", "accuracy"),
+                *pairs("k2_loss_detached/k2_loss", "accuracy"),
+                *pairs("k2_loss/exact_loss", "accuracy", "reverse_kl"),
+                *pairs("merged_attached/merged_detached", "accuracy"),
+                *pairs("merged_old/merged_detached", "accuracy", "reverse_kl"),
+                *pairs("merged_old_wide/merged_old", "accuracy"),
+                *pairs("merged_detached_wide/merged_detached none_wide/none", "accuracy"),
             ],
             beta=BETA,
         ),
@@ -550,54 +528,37 @@ def decoding_steps(run: Recording) -> dict[str, int]:
 #: Verdicts that the prose states.
 SAYS = {
     "differs": [
-        ("oldest", "exact", "k2", "own_accuracy"),
-        ("oldest", "k2", "none", "own_accuracy"),
-        ("equal_kl", "exact_loss", "k2_loss"),
-        ("equal_kl", "exact_loss", "k2_detached_loss"),
-        ("equal_kl", "exact_loss", "k3_loss"),
-        ("readings", "merged_detached_wide", "merged_detached", "accuracy"),
-        ("readings", "merged_attached", "merged_detached", "accuracy"),
-        *(
-            ("masks", name, "token", "own_accuracy")
-            for name in ("reinforce", "cispo", "gspo_tight", "reinforce_mask_0.1", "cispo_mask_0.1")
-        ),
-        *(
-            ("mismatch", f"{name}_uncorrected", "same", "own_accuracy")
-            for name in ("cold", "top_p")
-        ),
+        *rows("oldest", "exact/k2 k2/none", "own_accuracy"),
+        *rows("equal_kl", "exact_loss/k2_loss exact_loss/k2_detached_loss exact_loss/k3_loss"),
+        *rows("readings", "merged_detached_wide/merged_detached", "accuracy"),
+        *rows("readings", "merged_attached/merged_detached", "accuracy"),
+        *rows("masks", "reinforce/token cispo/token gspo_tight/token", "own_accuracy"),
+        *rows("masks", "reinforce_mask_0.1/token cispo_mask_0.1/token", "own_accuracy"),
+        *rows("mismatch", "cold_uncorrected/same top_p_uncorrected/same", "own_accuracy"),
     ],
     "equivalent": [
-        ("half_step", "merged_detached", "none", "accuracy"),
-        *(("ways_equal_kl", name, "exact_loss") for name in ("merged_old", "merged_detached")),
-        ("mismatch", "hot_uncorrected", "same", "own_accuracy"),
-        ("mismatch", "cold_truncated_token", "cold_uncorrected", "own_accuracy"),
-        ("mismatch", "top_p_truncated_sequence", "top_p_uncorrected", "own_accuracy"),
-        ("mismatch", "top_p_keep_mask", "top_p_uncorrected", "own_accuracy"),
+        *rows("half_step", "merged_detached/none", "accuracy"),
+        *rows("ways_equal_kl", "merged_old/exact_loss merged_detached/exact_loss"),
+        *rows("mismatch", "hot_uncorrected/same", "own_accuracy"),
+        *rows("mismatch", "cold_truncated_token/cold_uncorrected", "own_accuracy"),
+        *rows("mismatch", "top_p_truncated_sequence/top_p_uncorrected", "own_accuracy"),
+        *rows("mismatch", "top_p_keep_mask/top_p_uncorrected", "own_accuracy"),
     ],
     "suggestive": [
-        ("oldest", "k2_detached", "k2", "reverse_kl"),
-        ("oldest", "k3_attached", "k3", "own_accuracy"),
-        ("oldest", "k3_attached", "k2_detached", "reverse_kl"),
-        ("aged_16", "exact_lag_16", "exact_lag_0", "own_accuracy"),
-        *(
-            (f"half_{cost}", "merged_old", LARGE_BATCH, "accuracy")
-            for cost in ("completions", "passes")
-        ),
-        ("budget_8_steps", "budget_8_all", "whole", "accuracy"),
-        ("masks", "gspo", "token", "own_accuracy"),
-        ("masks", "reinforce_mask_0.1", "fresh", "own_accuracy"),
-        ("mismatch", "cold_truncated_sequence", "cold_uncorrected", "own_accuracy"),
-        ("mismatch", "hot_masked_token", "hot_uncorrected", "own_accuracy"),
+        *rows("oldest", "k2_detached/k2 k3_attached/k2_detached", "reverse_kl"),
+        *rows("oldest", "k3_attached/k3", "own_accuracy"),
+        *rows(f"aged_{OLDEST}", "exact_lag_16/exact_lag_0", "own_accuracy"),
+        *rows("half_completions", f"merged_old/{LARGE_BATCH}", "accuracy"),
+        *rows("half_passes", f"merged_old/{LARGE_BATCH}", "accuracy"),
+        *rows("budget_8_steps", "budget_8_all/whole", "accuracy"),
+        *rows("masks", "gspo/token reinforce_mask_0.1/fresh", "own_accuracy"),
+        *rows("mismatch", "cold_truncated_sequence/cold_uncorrected", "own_accuracy"),
+        *rows("mismatch", "hot_masked_token/hot_uncorrected", "own_accuracy"),
     ],
     "unresolved": [
-        ("oldest", "k2_detached", "k2", "own_accuracy"),
-        ("readings", "k2_loss_detached", "k2_loss", "accuracy"),
-        ("readings", "merged_old", "merged_detached", "accuracy"),
-        ("masks", "token_mask_0.1", "token", "own_accuracy"),
-        ("masks", "sequence", "token", "own_accuracy"),
+        *rows("oldest", "k2_detached/k2", "own_accuracy"),
+        *rows("readings", "k2_loss_detached/k2_loss merged_old/merged_detached", "accuracy"),
+        *rows("masks", "token_mask_0.1/token sequence/token", "own_accuracy"),
     ],
-    "not estimable": [
-        ("equal_kl", "k2_detached_loss", "k2_loss"),
-        ("equal_kl", "k3_loss", "k2_loss"),
-    ],
+    "not estimable": rows("equal_kl", "k2_detached_loss/k2_loss k3_loss/k2_loss"),
 }

@@ -13,6 +13,7 @@ from analysis import style
 from analysis.chapters.ch10_dpo import gradient_of, steps_ratio
 from analysis.chapters.ch18_costs import Ratio, cost_ratio, crossings
 from analysis.chapters.claims import Finding, claim, difference, judge, recorded
+from analysis.chapters.comparisons import pairs, rows
 from analysis.chapters.training_figures import looks
 from analysis.experiments.preset import Preset
 from analysis.experiments.recording import Recording
@@ -216,121 +217,83 @@ def compare() -> dict[str, pd.DataFrame]:
     """
     easy, sparse, weak, kdrl, short = (recorded(name).finals for name in RUNS)
 
-    def accuracies(table: pd.DataFrame, *pairs: tuple[str, str]) -> pd.DataFrame:
-        return paired(table, [(*pair, "own_accuracy") for pair in pairs])
-
-    def both(*pairs: tuple[str, str]) -> list[tuple[str, str, str]]:
-        return [(*pair, metric) for pair in pairs for metric in ("own_length", "own_accuracy")]
-
-    exact, forward = ("reverse_exact", "opd_immediate"), ("forward_exact", "reverse_exact")
-    entropy = [(*forward, "entropy")]
-    taught = [("kdrl_masked", "kdrl_k2"), ("kdrl_annealed", "kdrl_k2")]
-    masked_k3 = ("kdrl_k3_masked", "kdrl_k3")
-    to_go = [("opd_to_go", "opd_immediate", "teacher_kl")]
-    samples = ("supervised", "opd_immediate")
-    k3_k2 = ("k3_loss", "k2_loss")
+    opd, supervised = "reverse_exact/opd_immediate", "supervised/opd_immediate"
+    forward, k3 = "forward_exact/reverse_exact", "k3_loss/k2_loss"
+    taught, masked_k3 = "kdrl_masked/kdrl_k2 kdrl_annealed/kdrl_k2", "kdrl_k3_masked/kdrl_k3"
+    to_go = pairs("opd_to_go/opd_immediate", "teacher_kl")
+    of_easy = (
+        f"k2_loss/opd_immediate {opd} opd_to_go/opd_immediate {supervised} "
+        f"forward_teacher/supervised {k3} {forward}"
+    )
+    of_sparse = f"opd_immediate/grpo {opd} opd_to_go/grpo {supervised} {k3} {forward}"
+    of_weak = (
+        "grpo/opd_immediate grpo/reverse_exact grpo/supervised opd_and_grpo/grpo "
+        f"exact_and_grpo/grpo exact_annealed_to_grpo/grpo {supervised} {opd}"
+    )
     return {
-        "easy": accuracies(
-            easy,
-            ("k2_loss", "opd_immediate"),
-            exact,
-            ("opd_to_go", "opd_immediate"),
-            samples,
-            ("forward_teacher", "supervised"),
-            k3_k2,
-            forward,
-        ),
-        "easy_entropy": paired(easy, entropy),
-        "sparse": accuracies(
-            sparse,
-            ("opd_immediate", "grpo"),
-            exact,
-            ("opd_to_go", "grpo"),
-            samples,
-            k3_k2,
-            forward,
-        ),
-        "sparse_entropy": paired(sparse, entropy),
+        "easy": paired(easy, pairs(of_easy, "own_accuracy")),
+        "easy_entropy": paired(easy, pairs(forward, "entropy")),
+        "sparse": paired(sparse, pairs(of_sparse, "own_accuracy")),
+        "sparse_entropy": paired(sparse, pairs(forward, "entropy")),
         "easy_to_go": paired(easy, to_go),
         "sparse_to_go": paired(sparse, to_go),
-        "weak": accuracies(
-            weak,
-            ("grpo", "opd_immediate"),
-            ("grpo", "reverse_exact"),
-            ("grpo", "supervised"),
-            ("opd_and_grpo", "grpo"),
-            ("exact_and_grpo", "grpo"),
-            ("exact_annealed_to_grpo", "grpo"),
-            samples,
-            exact,
-        ),
+        "weak": paired(weak, pairs(of_weak, "own_accuracy")),
         "kdrl": paired(
             kdrl,
             [
-                ("kdrl_k2", "grpo", "own_length"),
-                *both(*taught, ("kdrl_annealed_masked", "kdrl_k2"), masked_k3),
-                ("kdrl_k3", "kdrl_k2", "own_accuracy"),
-                ("kdrl_annealed", "grpo", "own_accuracy"),
-                ("kdrl_annealed_masked", "grpo", "own_accuracy"),
+                *pairs("kdrl_k2/grpo", "own_length"),
+                *_both(f"{taught} kdrl_annealed_masked/kdrl_k2 {masked_k3}"),
+                *pairs(
+                    "kdrl_k3/kdrl_k2 kdrl_annealed/grpo kdrl_annealed_masked/grpo", "own_accuracy"
+                ),
             ],
         ),
-        "again": paired(recorded("kdrl_fresh").finals, both(*taught, masked_k3)),
+        "again": paired(recorded("kdrl_fresh").finals, _both(f"{taught} {masked_k3}")),
         "short": paired(
             short,
             [
-                *both(("relative_reward", "grpo"), ("linear_price", "grpo"), ("dpo", "grpo")),
-                ("shortest_rejection", "relative_reward", "own_accuracy"),
-                ("shortest_rejection", "reverse_exact_short_teacher", "own_accuracy"),
-                ("shortest_rejection", "grpo", "own_accuracy"),
-                ("opd_short_teacher", "grpo", "own_accuracy"),
-                ("reverse_exact_short_teacher", "grpo", "own_accuracy"),
-                ("supervised_short_teacher", "grpo", "own_accuracy"),
+                *_both("relative_reward/grpo linear_price/grpo dpo/grpo"),
+                *pairs(
+                    "shortest_rejection/relative_reward "
+                    "shortest_rejection/reverse_exact_short_teacher shortest_rejection/grpo "
+                    "opd_short_teacher/grpo reverse_exact_short_teacher/grpo "
+                    "supervised_short_teacher/grpo",
+                    "own_accuracy",
+                ),
             ],
         ),
     }
 
 
-def _accuracy(*rows: tuple[str, str, str]) -> list[tuple[str, ...]]:
-    return [(*row, "own_accuracy") for row in rows]
+def _both(spelled: str) -> list[tuple[str, ...]]:
+    """Each pair in length and then in accuracy."""
+    return [row for pair in spelled.split() for row in pairs(pair, "own_length", "own_accuracy")]
 
 
 #: Verdicts that the prose states.
 SAYS = {
-    "differs": _accuracy(
-        ("easy", "reverse_exact", "opd_immediate"),
-        ("sparse", "reverse_exact", "opd_immediate"),
-        ("easy", "forward_exact", "reverse_exact"),
-        ("sparse", "forward_exact", "reverse_exact"),
-        ("weak", "grpo", "opd_immediate"),
-        ("weak", "exact_and_grpo", "grpo"),
-        ("kdrl", "kdrl_masked", "kdrl_k2"),
-        ("kdrl", "kdrl_annealed", "kdrl_k2"),
-        ("kdrl", "kdrl_k3", "kdrl_k2"),
-        ("short", "reverse_exact_short_teacher", "grpo"),
-    ),
-    "equivalent": _accuracy(
-        ("easy", "supervised", "opd_immediate"), ("sparse", "supervised", "opd_immediate")
-    ),
+    "differs": [
+        *rows("easy", "reverse_exact/opd_immediate forward_exact/reverse_exact", "own_accuracy"),
+        *rows("sparse", "reverse_exact/opd_immediate forward_exact/reverse_exact", "own_accuracy"),
+        *rows("weak", "grpo/opd_immediate exact_and_grpo/grpo", "own_accuracy"),
+        *rows("kdrl", "kdrl_masked/kdrl_k2 kdrl_annealed/kdrl_k2 kdrl_k3/kdrl_k2", "own_accuracy"),
+        *rows("short", "reverse_exact_short_teacher/grpo", "own_accuracy"),
+    ],
+    "equivalent": [
+        *rows("easy", "supervised/opd_immediate", "own_accuracy"),
+        *rows("sparse", "supervised/opd_immediate", "own_accuracy"),
+    ],
     "suggestive": [
-        ("easy_to_go", "opd_to_go", "opd_immediate", "teacher_kl"),
-        ("kdrl", "kdrl_annealed", "kdrl_k2", "own_length"),
-        ("kdrl", "kdrl_k3_masked", "kdrl_k3", "own_length"),
-        *_accuracy(
-            ("weak", "opd_and_grpo", "grpo"),
-            ("kdrl", "kdrl_k3_masked", "kdrl_k3"),
-            ("kdrl", "kdrl_annealed_masked", "grpo"),
-            ("short", "shortest_rejection", "grpo"),
-            ("short", "dpo", "grpo"),
-            ("short", "linear_price", "grpo"),
-        ),
+        *rows("easy_to_go", "opd_to_go/opd_immediate", "teacher_kl"),
+        *rows("kdrl", "kdrl_annealed/kdrl_k2 kdrl_k3_masked/kdrl_k3", "own_length"),
+        *rows("weak", "opd_and_grpo/grpo", "own_accuracy"),
+        *rows("kdrl", "kdrl_k3_masked/kdrl_k3 kdrl_annealed_masked/grpo", "own_accuracy"),
+        *rows("short", "shortest_rejection/grpo dpo/grpo linear_price/grpo", "own_accuracy"),
     ],
     "unresolved": [
-        ("kdrl", "kdrl_masked", "kdrl_k2", "own_length"),
-        *_accuracy(
-            ("short", "relative_reward", "grpo"),
-            ("short", "shortest_rejection", "reverse_exact_short_teacher"),
-            ("short", "opd_short_teacher", "grpo"),
-        ),
+        *rows("kdrl", "kdrl_masked/kdrl_k2", "own_length"),
+        *rows("short", "relative_reward/grpo opd_short_teacher/grpo", "own_accuracy"),
+        *rows("short", "shortest_rejection/reverse_exact_short_teacher", "own_accuracy"),
     ],
 }
 

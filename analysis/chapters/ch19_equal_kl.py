@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from analysis import style
 from analysis.chapters.claims import recorded
+from analysis.chapters.comparisons import pairs, rows
 from analysis.chapters.training_figures import KL_TERMS, kl_look
 from analysis.experiments import ablation, statistics
 from analysis.experiments.presets import make_preset
@@ -30,7 +31,9 @@ PARTS = {
     "its farther half": (0.5, 1.0),
 }
 LEVELS = (0.045, 0.06, 0.08, 0.1, 0.12)
-SAMPLED = ("k2_loss", "k3_loss", "k1_reward")
+SAMPLED = "k2_loss/exact_loss k3_loss/exact_loss k1_reward/exact_loss"
+#: What fluctuates in figure 2 -> the name of its fluctuation.
+JUMPS = {name: f"fluctuation of {name}" for name in ("gradient_norm", "reverse_kl")}
 #: Variant -> what tables call it.
 NAMES = {
     "none": "no KL term",
@@ -61,17 +64,17 @@ def curves_over_beta() -> pd.DataFrame:
 
 def compare() -> dict[str, pd.DataFrame]:
     """Every comparison of the page, seed by seed."""
-    finals, pairs = curves_over_beta(), [(name, "exact_loss") for name in SAMPLED]
+    finals, sampled = curves_over_beta(), pairs(SAMPLED)
     equal = {"of": "reverse_kl", "metric": "accuracy"}
     return {
         **{
-            part.split()[1]: paired_along(finals, pairs, part=ends, **equal)
+            part.split()[1]: paired_along(finals, sampled, part=ends, **equal)
             for part, ends in PARTS.items()
         },
         "between": paired_along(
-            finals, [("k2_loss", "k3_loss")], part=PARTS["its farther half"], **equal
+            finals, pairs("k2_loss/k3_loss"), part=PARTS["its farther half"], **equal
         ),
-        **{f"at_{level:g}": paired_at_equal(finals, pairs, [level], **equal) for level in LEVELS},
+        **{f"at_{level:g}": paired_at_equal(finals, sampled, [level], **equal) for level in LEVELS},
         **{
             name: paired(recorded(run).finals, ablation.COMPARISONS, beta=BETA)
             for name, run in (("one_start", "full"), ("starts", "starts"))
@@ -83,37 +86,29 @@ def compare() -> dict[str, pd.DataFrame]:
 
 #: What is compared at one coefficient: (variant, other variant, metric).
 AXES = (
-    ("k2_loss_sequence", "k1_reward_sequence", "reverse_kl"),
-    ("k2_loss_sequence", "k1_reward_sequence", "accuracy"),
-    ("k2_loss_sequence", "k2_loss_shows_k3", "reverse_kl"),
-    ("k2_loss_sequence", "k2_loss_shows_k3", "accuracy"),
-    ("k1_reward_immediate", "k1_reward_to_go", "reverse_kl"),
-    ("k1_reward_immediate", "k1_reward_to_go", "accuracy"),
-    ("k1_reward_sequence", "k1_reward_to_go", "reverse_kl"),
-    ("k1_reward_sequence", "k1_reward_to_go", "accuracy"),
-    ("k1_reward_before_std", "k1_reward_to_go", "accuracy"),
-    ("k1_reward_before_loo", "k1_reward_to_go", "accuracy"),
-    ("minimax01_loss", "none", "reverse_kl"),
-    ("minimax01_loss", "k2_loss_shows_k3", "reverse_kl"),
-    ("forward_loss", "exact_loss", "reverse_kl"),
-    ("forward_loss", "exact_loss", "accuracy"),
+    *pairs("k2_loss_sequence/k1_reward_sequence", "reverse_kl", "accuracy"),
+    *pairs("k2_loss_sequence/k2_loss_shows_k3", "reverse_kl", "accuracy"),
+    *pairs("k1_reward_immediate/k1_reward_to_go", "reverse_kl", "accuracy"),
+    *pairs("k1_reward_sequence/k1_reward_to_go", "reverse_kl", "accuracy"),
+    *pairs("k1_reward_before_std/k1_reward_to_go k1_reward_before_loo/k1_reward_to_go", "accuracy"),
+    *pairs("minimax01_loss/none minimax01_loss/k2_loss_shows_k3", "reverse_kl"),
+    *pairs("forward_loss/exact_loss", "reverse_kl", "accuracy"),
 )
 
 
 def _figure2() -> pd.DataFrame:
     """The replica of figure 2: where it ends, and how much it fluctuates on the way."""
     run = recorded("figure2")
-    jumps = fluctuation(run.curves, ["gradient_norm", "reverse_kl"])
-    names = {name: f"fluctuation of {name}" for name in ("gradient_norm", "reverse_kl")}
-    jumps = jumps.rename(columns=names)
-    rows = []
-    for pair in (("k3_loss", "k2_loss"), ("k3_loss", "none"), ("k2_loss", "none")):
-        ends = [(*pair, metric) for metric in ("accuracy", "reverse_kl")]
-        rows.append(paired(run.finals, ends, beta=FIGURE2_BETA))
-        rows.append(paired(jumps, [(*pair, name) for name in names.values()], beta=FIGURE2_BETA))
-    reward = [("k3_reward", "none", "accuracy")]
-    rows.append(paired(run.finals, reward, beta=FIGURE2_BETA))
-    return pd.concat(rows, ignore_index=True)
+    jumps = fluctuation(run.curves, JUMPS)
+    jumps = jumps.rename(columns=JUMPS)
+    parts = []
+    for pair in ("k3_loss/k2_loss", "k3_loss/none", "k2_loss/none"):
+        ends = pairs(pair, "accuracy", "reverse_kl")
+        parts.append(paired(run.finals, ends, beta=FIGURE2_BETA))
+        parts.append(paired(jumps, pairs(pair, *JUMPS.values()), beta=FIGURE2_BETA))
+    reward = pairs("k3_reward/none", "accuracy")
+    parts.append(paired(run.finals, reward, beta=FIGURE2_BETA))
+    return pd.concat(parts, ignore_index=True)
 
 
 def shown_is_trained(updates: int) -> bool:
@@ -130,33 +125,29 @@ def shown_is_trained(updates: int) -> bool:
 
 #: Verdicts that the prose states.
 SAYS = {
-    "differs": [("starts", "k3_loss", "k2_loss", "accuracy")],
+    "differs": rows("starts", "k3_loss/k2_loss", "accuracy"),
     "equivalent": [
-        ("they", "k2_loss", "exact_loss"),
-        *(("farther", name, "exact_loss") for name in SAMPLED),
-        ("axes", "k2_loss_sequence", "k1_reward_sequence", "accuracy"),
-        ("axes", "k2_loss_sequence", "k2_loss_shows_k3", "reverse_kl"),
-        ("axes", "k1_reward_immediate", "k1_reward_to_go", "reverse_kl"),
-        ("axes", "k1_reward_sequence", "k1_reward_to_go", "reverse_kl"),
+        *rows("they", "k2_loss/exact_loss"),
+        *rows("farther", "k2_loss/exact_loss k3_loss/exact_loss k1_reward/exact_loss"),
+        *rows("axes", "k2_loss_sequence/k1_reward_sequence", "accuracy"),
+        *rows("axes", "k2_loss_sequence/k2_loss_shows_k3", "reverse_kl"),
+        *rows("axes", "k1_reward_immediate/k1_reward_to_go", "reverse_kl"),
+        *rows("axes", "k1_reward_sequence/k1_reward_to_go", "reverse_kl"),
     ],
     "suggestive": [
-        *((part, name, "exact_loss") for part in ("they", "nearer") for name in SAMPLED[1:]),
-        ("between", "k2_loss", "k3_loss"),
-        ("starts", "k1_loss", "none", "accuracy"),
-        ("axes", "minimax01_loss", "none", "reverse_kl"),
-        ("axes", "minimax01_loss", "k2_loss_shows_k3", "reverse_kl"),
-        ("axes", "forward_loss", "exact_loss", "reverse_kl"),
-        ("figure2", "k3_reward", "none", "accuracy"),
+        *rows("they", "k3_loss/exact_loss k1_reward/exact_loss"),
+        *rows("nearer", "k3_loss/exact_loss k1_reward/exact_loss"),
+        *rows("between", "k2_loss/k3_loss"),
+        *rows("starts", "k1_loss/none", "accuracy"),
+        *rows("axes", "minimax01_loss/none minimax01_loss/k2_loss_shows_k3", "reverse_kl"),
+        *rows("axes", "forward_loss/exact_loss", "reverse_kl"),
+        *rows("figure2", "k3_reward/none", "accuracy"),
     ],
     "unresolved": [
-        ("nearer", "k2_loss", "exact_loss"),
-        ("axes", "k2_loss_sequence", "k1_reward_sequence", "reverse_kl"),
-        ("axes", "k2_loss_sequence", "k2_loss_shows_k3", "accuracy"),
-        ("axes", "forward_loss", "exact_loss", "accuracy"),
-        *(
-            ("figure2", "k3_loss", "k2_loss", f"fluctuation of {metric}")
-            for metric in ("gradient_norm", "reverse_kl")
-        ),
+        *rows("nearer", "k2_loss/exact_loss"),
+        *rows("axes", "k2_loss_sequence/k1_reward_sequence", "reverse_kl"),
+        *rows("axes", "k2_loss_sequence/k2_loss_shows_k3 forward_loss/exact_loss", "accuracy"),
+        *rows("figure2", "k3_loss/k2_loss", *JUMPS.values()),
     ],
 }
 

@@ -11,6 +11,7 @@ from matplotlib.ticker import NullFormatter
 
 from analysis import style
 from analysis.chapters.claims import recorded
+from analysis.chapters.comparisons import pairs, rows
 from analysis.chapters.training_figures import KL_TERMS
 from analysis.experiments import ablation, statistics, summaries
 from analysis.experiments.language.estimator_tail import ESTIMATORS
@@ -205,12 +206,8 @@ def deviations(table: pd.DataFrame) -> pd.Series:
 COMPARISONS = 30
 BETA, FAR_BETA = 0.3, 1.0
 #: What is compared at one coefficient, in KL and in accuracy.
-PAIRS = (
-    *((name, "none") for name in KL_TERMS if name != "none"),
-    ("k2_loss", "exact_loss"),
-    ("k3_loss", "k2_loss"),
-    ("k1_reward", "exact_loss"),
-)
+PAIRS = " ".join(f"{name}/none" for name in KL_TERMS if name != "none")
+PAIRS += " k2_loss/exact_loss k3_loss/k2_loss k1_reward/exact_loss"
 PARTS = {
     "whole": (0.0, 1.0),
     "nearer": (0.0, 0.5),
@@ -228,50 +225,40 @@ def compare() -> dict[str, pd.DataFrame]:
     """Every comparison of the page, seed by seed."""
     finals, others = ends()
     every = pd.concat([finals, others], ignore_index=True)
-    equal = [("k3_loss", "exact_loss"), ("k1_reward", "exact_loss")]
-    metrics = ("reverse_kl", "accuracy")
+    equal = pairs("k3_loss/exact_loss k1_reward/exact_loss")
     far = others[others["beta"] == max(others["beta"])]
     jumps = summaries.fluctuation(recorded("smollm2_short").curves, ["gradient_norm", "reverse_kl"])
     return {
-        "one": summaries.paired(finals, [(*pair, name) for name in metrics for pair in PAIRS]),
+        "one": summaries.paired(finals, pairs(PAIRS, "reverse_kl", "accuracy")),
         **{
             name: summaries.paired_along(
                 every, equal, of="reverse_kl", metric="accuracy", part=part
             )
             for name, part in PARTS.items()
         },
-        "far": summaries.paired(far, [("k2_loss", "exact_loss", name) for name in metrics]),
-        "jumps": summaries.paired(
-            jumps, [("k3_loss", "k2_loss", name) for name in ("gradient_norm", "reverse_kl")]
-        ),
+        "far": summaries.paired(far, pairs("k2_loss/exact_loss", "reverse_kl", "accuracy")),
+        "jumps": summaries.paired(jumps, pairs("k3_loss/k2_loss", "gradient_norm", "reverse_kl")),
     }
 
 
 #: Verdicts that the prose states.
 SAYS = {
     "differs": [
-        ("one", "k3_loss", "none", "reverse_kl"),
-        ("one", "k3_loss", "none", "accuracy"),
-        ("far", "k2_loss", "exact_loss", "accuracy"),
+        *rows("one", "k3_loss/none", "reverse_kl", "accuracy"),
+        *rows("far", "k2_loss/exact_loss", "accuracy"),
     ],
     "equivalent": [
-        ("one", "k1_loss", "none", "reverse_kl"),
-        ("one", "k2_loss", "exact_loss", "reverse_kl"),
-        ("one", "k1_reward", "exact_loss", "reverse_kl"),
-        ("one", "k2_reward", "none", "reverse_kl"),
-        ("one", "k3_reward", "none", "reverse_kl"),
-        *((part, name, "exact_loss") for part in PARTS for name in ("k3_loss", "k1_reward")),
+        *rows("one", "k1_loss/none k2_loss/exact_loss k1_reward/exact_loss", "reverse_kl"),
+        *rows("one", "k2_reward/none k3_reward/none", "reverse_kl"),
+        *(row for part in PARTS for row in rows(part, "k3_loss/exact_loss k1_reward/exact_loss")),
     ],
     "suggestive": [
-        ("one", "k2_loss", "none", "reverse_kl"),
-        ("one", "k2_loss", "none", "accuracy"),
-        ("far", "k2_loss", "exact_loss", "reverse_kl"),
+        *rows("one", "k2_loss/none", "reverse_kl", "accuracy"),
+        *rows("far", "k2_loss/exact_loss", "reverse_kl"),
     ],
     "unresolved": [
-        ("one", "exact_loss", "none", "accuracy"),
-        ("one", "k1_reward", "none", "accuracy"),
-        ("one", "k3_reward", "none", "accuracy"),
-        *(("jumps", "k3_loss", "k2_loss", name) for name in ("gradient_norm", "reverse_kl")),
+        *rows("one", "exact_loss/none k1_reward/none k3_reward/none", "accuracy"),
+        *rows("jumps", "k3_loss/k2_loss", "gradient_norm", "reverse_kl"),
     ],
 }
 

@@ -21,6 +21,17 @@ KEYS = ("variant", "other", "metric")
 Verdicts = Mapping[str, Iterable[tuple[str, ...]]]
 
 
+def pairs(spelled: str, *metrics: str) -> list[tuple[str, ...]]:
+    """``"k2/none k3/k2"``: each variant beside the other, with each of the metrics in turn."""
+    found = [tuple(pair.split("/")) for pair in spelled.split()]
+    return [(*pair, metric) for metric in metrics for pair in found] if metrics else found
+
+
+def rows(table: str, spelled: str, *metrics: str) -> list[tuple[str, ...]]:
+    """The keys of :func:`pairs` in a table of the page, as :data:`Verdicts` name them."""
+    return [(table, *pair) for pair in pairs(spelled, *metrics)]
+
+
 class Page(NamedTuple):
     """All comparisons of one page."""
 
@@ -29,8 +40,7 @@ class Page(NamedTuple):
 
     def row(self, table: str, *key: str) -> pd.Series:
         """One comparison: its variant, other variant and, where there is one, metric."""
-        rows = self.tables[table]
-        (found,) = [row for _, row in rows.iterrows() if key_of(row) == key]
+        (found,) = [row for _, row in self.tables[table].iterrows() if key_of(row) == key]
         return found
 
     def rows(self) -> Iterable[tuple[tuple[str, ...], pd.Series]]:
