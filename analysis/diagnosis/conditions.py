@@ -141,7 +141,7 @@ def counted_padding(m: Measured) -> Shown | None:
     )
 
 
-def shifted_column(m: Measured) -> Shown | None:
+def misaligned(m: Measured) -> Shown | None:
     for name in ("ref", "old", "sampler"):
         aligned = m.numbers.get(f"aligned_{name}", 1.0)
         shifted = m.numbers.get(f"shifted_{name}", 0.0)
@@ -161,11 +161,11 @@ def shifted_column(m: Measured) -> Shown | None:
     return None
 
 
-def unrelated_column(m: Measured) -> Shown | None:
+def other_tokens(m: Measured) -> Shown | None:
     for name in ("ref", "old", "sampler"):
         aligned = m.numbers.get(f"aligned_{name}", 1.0)
         ratio = m.numbers.get(f"ratio_{name}", 1.0)
-        if aligned < UNRELATED and ratio > UNRELATED_RATIO and shifted_column(m) is None:
+        if aligned < UNRELATED and ratio > UNRELATED_RATIO and misaligned(m) is None:
             evidence: Evidence = {"correlation with logp": aligned, "mean ratio to logp": ratio}
             return Shown(evidence, words={"column": name})
     return None
@@ -241,7 +241,7 @@ def negative_kl(m: Measured) -> Shown | None:
         return None  # noise in the policy's score lowers it
     backwards = float(np.exp(np.clip(log_ratio, None, 50)).mean())
     exchanged = abs(backwards - 1) < RATIO_MARGIN
-    if not exchanged and mismatch(m) is not None:
+    if not exchanged and train_inference_mismatch(m) is not None:
         return None  # says why
     return Shown(
         {"mean of k1": k1.value, "upper end": k1.high, "mean of pi/pi_ref": backwards},
@@ -280,7 +280,12 @@ def other_sampler(m: Measured) -> Shown | None:
         return None
     if m.numbers.get("left_out_share", 0.0) > groups.MOST_LEFT_OUT:
         return None  # what was left out, such as cut completions, was chosen by its tokens
-    why = (groups.padded_positions, groups.counted_prompt, groups.copies, mismatch)
+    why = (
+        groups.padded_positions,
+        groups.counted_prompt,
+        groups.duplicates,
+        train_inference_mismatch,
+    )
     stale = stale_samples(m)
     if any(cause(m) for cause in why) or (stale is not None and stale.severity == "error"):
         return None
@@ -484,7 +489,7 @@ def no_signal(m: Measured) -> Shown | None:
 # Samples, tails and clamps.
 
 
-def mismatch(m: Measured) -> Shown | None:
+def train_inference_mismatch(m: Measured) -> Shown | None:
     gap = m.numbers.get("mismatch_kl", 0.0)
     if not gap > LARGEST_MISMATCH_KL:
         return None

@@ -257,12 +257,12 @@ def padding_gap(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
 # When they are faults.
 
 
-def one_value(m: Measured) -> Shown | None:
+def sequence_sums(m: Measured) -> Shown | None:
     share = m.numbers.get("one_value_share", 0.0)
     return Shown({"share of sequences": share}) if share > 0.5 and m.enough else None
 
 
-def copies(m: Measured) -> Shown | None:
+def duplicates(m: Measured) -> Shown | None:
     share, count = (m.numbers.get(f"copied_{name}", 0.0) for name in ("share", "sequences"))
     if share < MOST_COPIES or count < FEWEST_COPIES:
         return None
@@ -275,7 +275,7 @@ def copies(m: Measured) -> Shown | None:
 
 def counted_prompt(m: Measured) -> Shown | None:
     shared = m.numbers.get("shared_start", 0.0)
-    if shared < SHARED_START or copies(m) is not None:
+    if shared < SHARED_START or duplicates(m) is not None:
         return None
     return Shown({"nats a group by which its completions begin alike": shared})
 

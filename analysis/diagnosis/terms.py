@@ -106,7 +106,7 @@ def _best(m: Measured) -> tuple[str, float, float] | None:
     return best, shares[best], m.numbers[f"term_beta_{best}"]
 
 
-def term_left_out(m: Measured) -> Shown | None:
+def kl_left_out(m: Measured) -> Shown | None:
     named = m.settings.kl
     if m.numbers.get("term_size") != 0.0 or (named is not None and named.estimator == "none"):
         return None
@@ -116,7 +116,7 @@ def term_left_out(m: Measured) -> Shown | None:
     return Shown({"largest |kl_term|": 0.0, "largest log-ratio": float(apart)})
 
 
-def term_negative(m: Measured) -> Shown | None:
+def kl_negative(m: Measured) -> Shown | None:
     best = _best(m)
     if best is None or best[1] < EXPLAINED or best[2] >= 0:
         return None
@@ -130,7 +130,7 @@ def term_negative(m: Measured) -> Shown | None:
 def other_term(m: Measured) -> Shown | None:
     """A named term that is another, or, of an unknown term, an estimator that is none of a KL."""
     best, named = _best(m), m.settings.kl
-    if best is None or best[1] < IDENTIFIED or term_negative(m) is not None:
+    if best is None or best[1] < IDENTIFIED or kl_negative(m) is not None:
         return None
     if named is None:
         expected, right = "a KL estimator", not best[0].startswith((INVERTED, ABSOLUTE))
