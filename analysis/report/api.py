@@ -24,7 +24,6 @@ from sphinx.application import Sphinx
 from sphinx.util.logging import getLogger
 
 from analysis.chapters.claims import decisions
-from analysis.files import replace_file
 from analysis.report.methods import load_methods
 from analysis.report.project import Project
 
@@ -98,9 +97,8 @@ def modules_of(page: str) -> list[str]:
     ]
 
 
-def write_reference(project: Project, path: Path) -> None:
-    """Write a page of :data:`PAGES`, which is the stem of ``path`` behind ``api_``."""
-    page = path.stem.removeprefix("api_")
+def reference_page(project: Project, page: str) -> str:
+    """A page of :data:`PAGES` as MyST text."""
     heading, package, _ = PAGES[page]
     deciding: dict[str, list[str]] = {}
     if package == "chapters":
@@ -118,8 +116,7 @@ def write_reference(project: Project, path: Path) -> None:
             functions = dict.fromkeys([*_equations(name), *deciding[name]])
             lines = [lines[0], "", *(f".. autofunction:: {name}.{one}" for one in functions)]
         parts += [f"## {heading}\n", "```{eval-rst}", *lines, "```\n"]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, "\n".join(parts).encode())
+    return "\n".join(parts)
 
 
 def _equations(module: str) -> list[str]:

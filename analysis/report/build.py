@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from tqdm import tqdm
 
 import analysis
 from analysis.errors import UserError
-from analysis.files import sha256_file, sha256_tree, write_durably
+from analysis.files import replace_file, sha256_file, sha256_tree, write_durably
 from analysis.report.pages import config_problems, run_problems, toc_pages
 from analysis.report.processes import exclusive, pinned_environment, stop_tree
 from analysis.report.project import Project
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
 FINGERPRINT = ".fingerprint"
 
-Generator = Callable[[Project, Path], None]
+#: What a generated page says.
+Generator = Callable[[Project], str]
 Renderer = Callable[[Project, str, Path], None]
 
 
@@ -69,26 +71,29 @@ BUILDERS = {
 
 def book_generators() -> Mapping[str, Generator]:
     """The pages written from the code and the runs, by file name."""
-    from analysis.report.api import PAGES, write_reference
-    from analysis.report.costs_page import write_costs
-    from analysis.report.diagnosis_quality import write_diagnosis_quality
-    from analysis.report.errata import write_errata
-    from analysis.report.glossary import write_glossary
-    from analysis.report.ledger_page import write_ledger
-    from analysis.report.methods import write_methods
-    from analysis.report.reliability import write_torture
-    from analysis.report.status import write_status
+    from analysis.report.api import PAGES, reference_page
+    from analysis.report.costs_page import costs_page
+    from analysis.report.diagnosis_quality import FOLDER, quality_page
+    from analysis.report.errata import errata_page, load_corrections, load_errata
+    from analysis.report.glossary import glossary_page
+    from analysis.report.ledger import load_sources
+    from analysis.report.ledger_page import page_of_ledger
+    from analysis.report.methods import load_methods, methods_page
+    from analysis.report.reliability import torture_figures
+    from analysis.report.status import status_page
 
     return {
-        "costs.md": write_costs,
-        "diagnosis_quality.md": write_diagnosis_quality,
-        "errata.md": write_errata,
-        "ledger.md": write_ledger,
-        "methods.md": write_methods,
-        "metrics.md": write_glossary,
-        "torture.md": write_torture,
-        "status.md": write_status,
-    } | {f"api_{page}.md": write_reference for page in PAGES}
+        "costs.md": lambda project: costs_page(),
+        "diagnosis_quality.md": lambda project: quality_page(project.results / FOLDER),
+        "errata.md": lambda project: errata_page(
+            load_errata(project), load_corrections(project), load_sources(project)
+        ),
+        "ledger.md": page_of_ledger,
+        "methods.md": lambda project: methods_page(load_methods(project)),
+        "metrics.md": lambda project: glossary_page(),
+        "torture.md": torture_figures,
+        "status.md": status_page,
+    } | {f"api_{page}.md": partial(reference_page, page=page) for page in PAGES}
 
 
 def build_book(
@@ -136,7 +141,7 @@ def build_book(
             project.generated.mkdir(parents=True, exist_ok=True)
             chosen = book_generators() if generators is None else generators
             for name, generate in chosen.items():
-                generate(project, project.generated / name)
+                replace_file(project.generated / name, generate(project).encode())
             _rebuild(project, builder, target, inputs, render or render_book)
             print(f"built in {time.monotonic() - started:.0f} s", file=sys.stderr)
         return _products(target, builder)[0]

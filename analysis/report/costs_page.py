@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 
 from analysis.chapters.ch12_model_costs import (
@@ -16,9 +14,7 @@ from analysis.chapters.ch12_model_costs import (
     table,
 )
 from analysis.chapters.ch12_performance import floors, load
-from analysis.files import replace_file
 from analysis.report.numbers import format_value
-from analysis.report.project import Project
 from analysis.report.tables import as_markdown, as_text
 from analysis.training.pretrained.config import LoraConfig
 
@@ -39,12 +35,6 @@ _CPU_COLUMNS = {
     "ratio": ("measured, times as long", ".1f"),
     "share": ("share of the rate", ".0%"),
 }
-
-
-def write_costs(project: Project, path: Path) -> None:
-    """Write the page of derived costs."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, costs_page().encode())
 
 
 def costs_page() -> str:

@@ -11,8 +11,6 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.diagnosis.causes import CAUSES, Cause
-from analysis.files import replace_file
-from analysis.report.project import Project
 from analysis.report.tables import as_markdown
 
 FOLDER = "diagnosis_matrix"
@@ -55,12 +53,6 @@ tokens is not seen in so few completions.
 python -m benchmarks.diagnosis --held-out
 ```
 """
-
-
-def write_diagnosis_quality(project: Project, path: Path) -> None:
-    """Write the page on how good the diagnosis is."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, quality_page(project.results / FOLDER).encode())
 
 
 def quality_page(folder: Path) -> str:

@@ -9,12 +9,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from analysis.errors import UserError
-from analysis.files import replace_file
-from analysis.report.ledger import SOURCES, Source, load_rows, load_sources
+from analysis.report.ledger import SOURCES, Source, load_rows
 from analysis.report.project import Project
+from analysis.schema import Schema
 
 _INTRODUCTION = """\
 # Errata
@@ -35,10 +35,8 @@ is that of the version in which the statement first stood.
 """
 
 
-class Erratum(BaseModel):
+class Erratum(Schema):
     """One misprint."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     id: str = Field(pattern=r"^E-S[0-4]-\d\d$")
     place: str  #: equation, section or figure
@@ -53,10 +51,8 @@ class Erratum(BaseModel):
         return SOURCES[int(self.id[3])]
 
 
-class Correction(BaseModel):
+class Correction(Schema):
     """One statement of this book that was wrong."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     id: str = Field(pattern=r"^[A-Z][A-Za-z0-9-]*$")
     where: str = Field(min_length=1)  #: every place that made the statement
@@ -81,13 +77,6 @@ def load_errata(project: Project) -> list[Erratum]:
 def load_corrections(project: Project) -> list[Correction]:
     """Every corrected statement of our own, in the order of the file; raises as `load_errata`."""
     return _tested(project, load_rows(project, project.book / "corrections.yaml", Correction))
-
-
-def write_errata(project: Project, path: Path) -> None:
-    """Write the page of errata."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    page = errata_page(load_errata(project), load_corrections(project), load_sources(project))
-    replace_file(path, page.encode())
 
 
 def errata_page(

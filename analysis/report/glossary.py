@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
-from analysis.files import replace_file
-from analysis.report.project import Project
 from analysis.training.metrics import POLICY_METRICS, WINDOW_METRICS
 
 _INTRODUCTION = """\
@@ -24,12 +21,6 @@ They need the whole vocabulary or the reference. `kl_cosine` needs two more grad
 measured every `cosine_every` updates, on the first optimizer step, and is empty in between, without
 a KL term and while the policy is the reference.
 """
-
-
-def write_glossary(project: Project, path: Path) -> None:
-    """Write the glossary page."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, glossary_page().encode())
 
 
 def glossary_page() -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from analysis.chapters.claims import Decision, Finding, Verdict, decisions
 from analysis.errors import UserError, first_problem
@@ -24,23 +24,20 @@ from analysis.files import replace_file
 from analysis.report.numbers import fill
 from analysis.report.project import Project
 from analysis.report.strict_yaml import load_yaml
+from analysis.schema import Schema
 
 SOURCES = "ABCDE"
 _QUOTED = re.compile(r"\{([a-z][a-z0-9_]*)(?::[^{}]*)?\}")
 
 
-class Row(BaseModel):
+class Row(Schema):
     """One entry of a file of the ledger."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     id: str
 
 
-class Source(BaseModel):
+class Source(Schema):
     """One of the sources judged; a field that our copy does not give is empty."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     id: str = Field(alias="key", pattern=f"^[{SOURCES}]$")
     about: str  #: one sentence
@@ -61,6 +58,8 @@ class Source(BaseModel):
 
 class Claim(Row):
     """One claim: what a source says, and what was found."""
+
+    model_config = ConfigDict(allow_inf_nan=True)
 
     id: str = Field(pattern=r"^S[0-4]-(\d+|x[a-z])$")
     source: str = Field(pattern=f"^[{SOURCES}]$")
@@ -103,7 +102,7 @@ class Outcome:
     seconds: float
 
 
-Kind = TypeVar("Kind", bound=BaseModel)
+Kind = TypeVar("Kind", bound=Schema)
 
 
 def ledger_path(project: Project) -> Path:

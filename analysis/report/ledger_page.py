@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 
 from analysis.chapters.claims import VERDICTS, Decision, decisions
 from analysis.errors import UserError
-from analysis.files import replace_file
 from analysis.report.ledger import Claim, Source, load_ledger, load_sources
 from analysis.report.project import Project
 
@@ -51,8 +49,8 @@ _PROOFS = ("thm-", "prop-", "lem-", "cor-", "def-", "rem-")
 Translate = Callable[[str], str]
 
 
-def write_ledger(project: Project, path: Path, translate: Translate = str) -> None:
-    """Write the ledger's page, in the words that ``translate`` gives.
+def page_of_ledger(project: Project, translate: Translate = str) -> str:
+    """The ledger's page, in the words that ``translate`` gives.
 
     Raises:
         UserError: a row is malformed, or no function decides it.
@@ -60,8 +58,7 @@ def write_ledger(project: Project, path: Path, translate: Translate = str) -> No
     claims, functions = load_ledger(project), decisions()
     if missing := [claim.id for claim in claims if claim.id not in functions]:
         raise UserError(f"book/claims.yaml: no function decides {', '.join(missing)}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, ledger_page(claims, load_sources(project), functions, translate).encode())
+    return ledger_page(claims, load_sources(project), functions, translate)
 
 
 def translatable(project: Project) -> Iterator[str]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from analysis.errors import UserError, first_problem
-from analysis.files import replace_file
 from analysis.report.ledger_page import code, section_link
 from analysis.report.project import Project
 from analysis.report.strict_yaml import load_yaml
+from analysis.schema import Schema
 
 _INTRODUCTION = """\
 # Methods: code, measurement, explanation
@@ -28,19 +27,17 @@ _COLUMNS = ("Method", "Computed by", "Trained in", "Explained in")
 _WIDTH = 88  #: of a line of code
 
 
-class Method(BaseModel):
+class Method(Schema):
     """One method."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: str
     reference: str  #: short citation, MyST
     function: str  #: dotted name, below ``analysis``, of what computes it
     use: str  #: ``Variant(...)``, or for what is done outside training a call of the function
-    presets: list[str] = []  #: presets with variants that switch it on
+    presets: list[str] = Field(default=[])  #: presets with variants that switch it on
     unmeasured: str = ""  #: why no preset measures it
     section: str  #: page, or page#label, that explains it
-    claims: list[str] = []
+    claims: list[str] = Field(default=[])
 
     @model_validator(mode="after")
     def _measured_or_not(self) -> Method:
@@ -49,10 +46,8 @@ class Method(BaseModel):
         return self
 
 
-class Table(BaseModel):
+class Table(Schema):
     """All methods."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     shown: dict[str, str]  #: preset -> page, or page#label, that shows its recording
     methods: dict[str, list[Method]] = Field(min_length=1)  #: by heading
@@ -70,12 +65,6 @@ def load_methods(project: Project) -> Table:
         return Table.model_validate(load_yaml(path, label))
     except ValidationError as error:
         raise UserError(f"{label}: {first_problem(error)}") from None
-
-
-def write_methods(project: Project, path: Path) -> None:
-    """Write the page of methods."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, methods_page(load_methods(project)).encode())
 
 
 def methods_page(table: Table) -> str:

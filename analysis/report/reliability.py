@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 
 from analysis.errors import UserError
-from analysis.files import replace_file
 from analysis.report.numbers import format_value
 from analysis.report.project import Project
 from analysis.report.results import read_manifest
@@ -21,12 +18,6 @@ Sweeps that were killed again and again computed {compute} times the updates of 
 {table}
 Recorded in `results/{recorded}` in {minutes} minutes on {device}, with {versions}.
 """
-
-
-def write_torture(project: Project, path: Path) -> None:
-    """Write the sentence and the table that the page includes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, torture_figures(project).encode())
 
 
 def torture_figures(project: Project) -> str:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
-from analysis.files import replace_file
 from analysis.report.pages import run_pages
 from analysis.report.parameters import changed_parameters, declared_parameters
 from analysis.report.project import Project
@@ -22,12 +20,6 @@ its notebook, its parameters, the code that it imports, a file that it read or t
 environment changed.
 """
 _NO_RESULTS = "No recorded result is used: every page was computed by its own run.\n"
-
-
-def write_status(project: Project, path: Path) -> None:
-    """Write the status page."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, status_page(project).encode())
 
 
 def status_page(project: Project) -> str:

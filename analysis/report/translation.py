@@ -282,9 +282,11 @@ def _stage_page(
 ) -> None:
     source = path.with_suffix(".md")
     if path.name == "ledger" and translations is not None:
-        from analysis.report.ledger_page import write_ledger
+        from analysis.report.ledger_page import page_of_ledger
 
-        write_ledger(project, source, translator(translations))
+        source.parent.mkdir(parents=True, exist_ok=True)
+        text = page_of_ledger(project, translator(translations))
+        source.write_text(text, encoding="utf-8")
     elif source.is_file():
         text = source.read_text(encoding="utf-8")
         source.write_text(_edition(text, language, translations), encoding="utf-8")

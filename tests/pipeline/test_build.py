@@ -28,7 +28,7 @@ from analysis.report.processes import exclusive
 from analysis.report.project import Project
 from analysis.report.provenance import RunFiles, read_provenance, write_provenance
 from analysis.report.results import REQUIRED, verify_results
-from analysis.report.status import write_status
+from analysis.report.status import status_page
 from tests.pipeline.conftest import Workspace
 
 TOC = """\
@@ -49,7 +49,7 @@ def render(project: Project, builder: str, destination: Path) -> None:
 
 
 def build(workspace: Workspace, **options: Any) -> str:
-    chosen = {"render": render, "generators": {"status.md": write_status}} | options
+    chosen = {"render": render, "generators": {"status.md": status_page}} | options
     return build_book(workspace.project, BUILDERS["html"], **chosen).read_text()
 
 
@@ -331,7 +331,7 @@ def test_lines_of_notebooks_are_told_by_cell() -> None:
 @pytest.mark.slow
 def test_real_jupyter_book_refuses_what_sphinx_finds_and_then_builds(book: Workspace) -> None:
     """Twice, so that a cache of the first build cannot hide the second one's warnings."""
-    generators = {"status.md": write_status}
+    generators = {"status.md": status_page}
     toc = book.project.toc
     toc.write_text(TOC + "  - file: book/nowhere\n")
     (book.project.book / "index.md").write_text(
