@@ -21,7 +21,7 @@ from analysis import style
 from analysis.chapters.ch11_numerics import naive_k3
 from analysis.chapters.ch20_language_model import deviations
 from analysis.chapters.claims import EXACT, Finding, claim, judge, largest, median, share
-from analysis.chapters.policies import Policies, drifted_logits, random_policies
+from analysis.chapters.policies import Policies, drifted_logits, normal_draws, random_policies
 from analysis.experiments.language import estimator_tail
 from analysis.kl.divergences import forward_kl, reverse_kl
 from analysis.kl.estimators import k3
@@ -66,12 +66,6 @@ def log_probs(pair: GaussianPair, z: Tensor) -> tuple[Tensor, Tensor]:
     q_mean, q_std, p_mean, p_std = torch.tensor(pair, dtype=z.dtype)
     x = q_mean + q_std * z
     return Normal(q_mean, q_std).log_prob(x), Normal(p_mean, p_std).log_prob(x)
-
-
-def normal_draws(shape: tuple[int, ...], *, seed: int) -> Tensor:
-    """Standard normal draws in float64 from their own generator."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def normal_nodes(count: int = 40_001, half_width: float = 12.0) -> tuple[Tensor, Tensor]:

@@ -29,6 +29,7 @@ from analysis.chapters.policies import (
     SAME,
     Policies,
     drifted_logits,
+    normal_draws,
     random_policies,
     random_tables,
 )
@@ -602,8 +603,7 @@ def equation_21_gradient(
 def gradient_coefficient_of_grpo() -> Finding:
     """Autograd through eq. 3 against eq. 21 by hand, on ragged sequences, fresh and stale."""
     sequences, table, _, old_table = ragged()
-    generator = torch.Generator().manual_seed(7)
-    advantages = torch.randn(len(sequences.tokens), generator=generator, dtype=torch.float64)
+    advantages = normal_draws((len(sequences.tokens),), seed=7)
 
     def error(sampler: Tensor, **change: object) -> float:
         exact = equation_3_gradient(sampler, advantages, beta=0.5)

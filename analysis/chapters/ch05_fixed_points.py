@@ -17,6 +17,7 @@ from torch import Tensor
 from analysis import style
 from analysis.chapters.ch05_samples import centred, sampled_descent
 from analysis.chapters.claims import Finding, claim, judge, largest, share
+from analysis.chapters.policies import normal_draws
 from analysis.kl.ascent import Geometry, expected_ascent, token_advantage
 from analysis.kl.fixed_points import (
     euclidean_optimum,
@@ -69,15 +70,13 @@ def random_problems(
     count: int, vocab_size: int, *, spread: float, reward_spread: float, seed: int
 ) -> Problems:
     """Gaussian reference logits of standard deviation ``spread``, rewards of ``reward_spread``."""
-    generator = torch.Generator().manual_seed(seed)
-    draws = torch.randn(2, count, vocab_size, generator=generator, dtype=torch.float64)
+    draws = normal_draws((2, count, vocab_size), seed=seed)
     return Problems(reward_spread * draws[0], spread * draws[1])
 
 
 def random_starts(problems: Problems, count: int, *, spread: float, seed: int) -> Tensor:
     """[count, N, V] logits: the reference itself, then policies drawn away from it."""
-    generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(count, *problems.ref_logits.shape, generator=generator, dtype=torch.float64)
+    noise = normal_draws((count, *problems.ref_logits.shape), seed=seed)
     noise[0] = 0.0
     return problems.ref_logits + spread * noise
 

@@ -24,6 +24,7 @@ from analysis.chapters.policies import (
     log_ratios,
     measured,
     moved_logits,
+    normal_draws,
     random_tables,
 )
 from analysis.kl.credit import credit_moments, last_token_groups, tie_states, weighted_moments
@@ -93,9 +94,7 @@ def length_curves(
     The policies see the last token only and share their parameters over positions. The policy is
     its reference moved by ``drift``; ``stickiness`` (nats) favours repeating the last token.
     """
-    generator = torch.Generator().manual_seed(seed)
-    shape = (2, count, vocab_size + 1, vocab_size)
-    base, direction = torch.randn(shape, generator=generator, dtype=torch.float64)
+    base, direction = normal_draws((2, count, vocab_size + 1, vocab_size), seed=seed)
     ref_logits = base + stickiness * torch.eye(vocab_size + 1, dtype=base.dtype)[:, :-1]
     rows = []
     for length in lengths:
@@ -272,8 +271,7 @@ def _credit_errors(
 
 def _stale_gap() -> float:
     """In the reward k1 keeps the sampler's log-ratio and a ratio weight; the k2 loss does not."""
-    generator = torch.Generator().manual_seed(4)
-    logits, ref, old = SPREAD * torch.randn(3, 20, 8, generator=generator, dtype=torch.float64)
+    logits, ref, old = SPREAD * normal_draws((3, 20, 8), seed=4)
     tables = (logits, ref, logits + 0.3 * old)
     reward = expected_gradient(*tables, estimator="k1", placement="reward", weighting="detached")
     return relative_error(reward, expected_gradient(*tables, estimator="k2")).median().item()
@@ -281,8 +279,7 @@ def _stale_gap() -> float:
 
 def _normalised_gap() -> float:
     """The KL part of the gradient when the KL enters before group normalisation, against beta."""
-    generator = torch.Generator().manual_seed(7)
-    logits, ref, rewards = torch.randn(3, 4, generator=generator, dtype=torch.float64)
+    logits, ref, rewards = normal_draws((3, 4), seed=7)
     normalise = partial(group_normalise, eps=0.0)
     penalised = rewards - BETA * (logits.log_softmax(-1) - ref.log_softmax(-1))
     with_kl, without = (group_moments(logits, x, 3, normalise).mean for x in (penalised, rewards))
@@ -291,8 +288,7 @@ def _normalised_gap() -> float:
 
 def _clipped_share() -> float:
     """Share of sampled tokens whose KL in the reward is silenced by the PPO clip."""
-    generator = torch.Generator().manual_seed(8)
-    logits, ref, drift = torch.randn(3, 64, generator=generator, dtype=torch.float64)
+    logits, ref, drift = normal_draws((3, 64), seed=8)
     logp, old_logp = logits.log_softmax(-1), (logits + 0.3 * drift).log_softmax(-1)
     output = policy_loss(
         logp[None],

@@ -15,7 +15,14 @@ from torch.nn import functional
 
 from analysis import style
 from analysis.chapters.ch06_credit import binary_scale
-from analysis.chapters.policies import Policies, flat_error, measured, moved_logits, random_tables
+from analysis.chapters.policies import (
+    Policies,
+    flat_error,
+    measured,
+    moved_logits,
+    normal_draws,
+    random_tables,
+)
 from analysis.kl.credit import sample_gradients, tie_states, weighted_moments
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.enumeration import GradientMoments, reverse_kl_gradient
@@ -277,9 +284,7 @@ def random_chains(
     vocab_size: int, count: int, *, drift: float, staleness: float, seed: int
 ) -> Chains:
     """References of unit-variance logits, policies ``drift`` away, samplers ``staleness`` away."""
-    generator = torch.Generator().manual_seed(seed)
-    shape = (3, count, vocab_size + 1, vocab_size)
-    ref_logits, moved, behind = torch.randn(shape, generator=generator, dtype=torch.float64)
+    ref_logits, moved, behind = normal_draws((3, count, vocab_size + 1, vocab_size), seed=seed)
     logits = ref_logits + drift * moved
     return Chains(logits, ref_logits, logits + staleness * behind)
 

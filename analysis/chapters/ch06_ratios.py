@@ -15,6 +15,7 @@ from torch.func import grad, jacrev
 
 from analysis import style
 from analysis.chapters.ch06_credit import RAGGED, SPREAD, look
+from analysis.chapters.ch09_advantages import clip_curves
 from analysis.chapters.claims import EXACT, Finding, claim, difference, judge, largest, recorded
 from analysis.chapters.policies import (
     Policies,
@@ -23,6 +24,7 @@ from analysis.chapters.policies import (
     measured,
     medians,
     moved_logits,
+    normal_draws,
     random_tables,
 )
 from analysis.kl.credit import advantage_table, credit_moments, sample_gradients
@@ -204,30 +206,6 @@ def mismatch_gradients(
         name: credit_moments(logits, sequences, weight * returns.unsqueeze(-1), sampler).mean
         for name, weight in weights.items()
     }
-
-
-def clip_curves(advantage: float, ratios: Tensor, *, epsilon: float = 0.2) -> pd.DataFrame:
-    """Objective of one token and its slope by the ratio, before and after the PPO clip."""
-    same = torch.zeros_like(ratios)
-
-    def objective(log_ratio: Tensor) -> Tensor:
-        output = policy_loss(
-            log_ratio[None],
-            old_logp=same[None],
-            advantages=torch.full_like(ratios, advantage)[None],
-            mask=torch.ones(1, len(ratios), dtype=torch.bool),
-            epsilon_low=epsilon,
-            epsilon_high=epsilon,
-        )
-        return -output.per_token[0]
-
-    columns = {
-        "ratio": ratios,
-        "objective": objective(ratios.log()),
-        "unclipped": advantage * ratios,
-        "coefficient": grad(lambda at: objective(at).sum())(ratios.log()),
-    }
-    return pd.DataFrame({name: values.numpy() for name, values in columns.items()})
 
 
 def doubling_length(chi2: float) -> float:
@@ -432,8 +410,7 @@ def keep_sampling_mask() -> Finding:
     The referee is autograd through the mean return of the masked, and of the full, policy; recorded
     runs say what the mask did to the policy's own accuracy.
     """
-    generator = torch.Generator().manual_seed(91)
-    old, direction, returns = torch.randn(3, 40, 16, generator=generator, dtype=torch.float64)
+    old, direction, returns = normal_draws((3, 40, 16), seed=91)
     old, logits = 1.5 * old, 1.5 * old + 0.3 * direction
     keep = keep_top(old, top_p=0.9)
     sampler = masked_logits(old, keep).softmax(-1)

@@ -19,7 +19,7 @@ from torch import Tensor
 from analysis import style
 from analysis.chapters.ch07_stale_sequences import weighted_kl_gradient
 from analysis.chapters.claims import EXACT, band
-from analysis.chapters.policies import Policies, random_policies
+from analysis.chapters.policies import Policies, normal_draws, random_policies
 from analysis.kl.divergences import forward_kl, reverse_kl
 from analysis.kl.enumeration import exact_kl_gradient, expected_gradient, relative_error
 from analysis.kl.scores import expected_score
@@ -243,8 +243,7 @@ def support_table(*, seed: int) -> pd.DataFrame:
     )
     reference_cut = reference_cut._replace(sampler=reference_cut.policy)
     tree = enumerate_sequences(3, 3, eos=2)
-    generator = torch.Generator().manual_seed(seed)
-    tables = torch.randn(3, tree.num_states, 3, generator=generator, dtype=torch.float64)
+    tables = normal_draws((3, tree.num_states, 3), seed=seed)
     pair, old = Policies(*tables[:2]), tables[2]
     by_tree = tree_targets(pair, old, tree)
     rows = []
@@ -273,8 +272,7 @@ def support_table(*, seed: int) -> pd.DataFrame:
 
 def cut_sampler(*, seed: int, vocab_size: int = 6, top_p: float = 0.7) -> Supports:
     """A policy that samples its own likeliest tokens only, beside a reference of full support."""
-    generator = torch.Generator().manual_seed(seed)
-    policy, reference = torch.randn(2, vocab_size, generator=generator, dtype=torch.float64)
+    policy, reference = normal_draws((2, vocab_size), seed=seed)
     return Supports(policy, masked_logits(policy, keep_top(policy, top_p=top_p)), reference)
 
 

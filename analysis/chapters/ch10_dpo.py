@@ -29,7 +29,7 @@ from analysis.chapters.claims import (
     recorded,
     share,
 )
-from analysis.chapters.policies import random_head
+from analysis.chapters.policies import normal_draws, random_head
 from analysis.experiments.statistics import Interval
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.enumeration import reverse_kl_gradient
@@ -59,8 +59,7 @@ class Preferences(NamedTuple):
 
 def random_preferences(vocab_size: int, *, beta: float, seed: int) -> Preferences:
     """A reference far from uniform and rewards of standard deviation one."""
-    generator = torch.Generator().manual_seed(seed)
-    ref_logits, rewards = torch.randn(2, vocab_size, generator=generator, dtype=torch.float64)
+    ref_logits, rewards = normal_draws((2, vocab_size), seed=seed)
     return Preferences((1.5 * ref_logits).log_softmax(-1), rewards, beta)
 
 
@@ -482,8 +481,7 @@ def plot_routing(table: pd.DataFrame) -> Figure:
 def regularised_optimum() -> Finding:
     """2000 random policies against the identity; the optimum; Bradley and Terry's odds."""
     problem = random_preferences(8, beta=0.5, seed=0)
-    generator = torch.Generator().manual_seed(1)
-    policies = (2 * torch.randn(2000, 8, generator=generator, dtype=torch.float64)).log_softmax(-1)
+    policies = (2 * normal_draws((2000, 8), seed=1)).log_softmax(-1)
     optimum, value = problem.optimum, objective(policies, problem)
     normaliser = log_partition(problem.rewards, problem.ref_logp, tau=problem.beta)
     identity = -problem.beta * reverse_kl(policies, optimum.expand_as(policies)) + normaliser
@@ -504,8 +502,7 @@ def regularised_optimum() -> Finding:
 @claim("S4-43")
 def dpo_loss_and_gradient() -> Finding:
     """Autograd through the loss against the printed gradient, by the logits of 200 policies."""
-    generator = torch.Generator().manual_seed(0)
-    logits, ref_logits = torch.randn(2, 200, 6, generator=generator, dtype=torch.float64)
+    logits, ref_logits = normal_draws((2, 200, 6), seed=0)
     ref_logp, beta = ref_logits.log_softmax(-1), 0.3
 
     def pair(z: Tensor) -> tuple[Tensor, ...]:
@@ -531,8 +528,7 @@ def dpo_loss_and_gradient() -> Finding:
 def dpo_needs_no_samples_of_the_policy() -> Finding:
     """Minimiser of the population loss under six pair distributions; few parameters; few pairs."""
     problem = random_preferences(6, beta=0.5, seed=0)
-    generator = torch.Generator().manual_seed(1)
-    features = torch.randn(6, 2, generator=generator, dtype=torch.float64)
+    features = normal_draws((6, 2), seed=1)
     table = data_table(problem, features).set_index("pairs")
     near, far = "the optimum's own samples", "what the reference avoids"
     data = finite_data_curves(problem, [2000], names=(near, far), seeds=5).set_index("pairs")

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from analysis import style
-from analysis.chapters.policies import SAME, drifted_logits, random_tables
+from analysis.chapters.policies import SAME, drifted_logits, normal_draws, random_tables
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.enumeration import cosine, exact_kl_gradient, relative_error
 from analysis.kl.estimators import k1, k2, k3
@@ -329,8 +329,7 @@ class States(NamedTuple):
 
 def states(count: int, vocab_size: int, *, drift: float, staleness: float, seed: int) -> States:
     """References with Gaussian logits, policies ``drift`` away, samplers ``staleness`` behind."""
-    generator = torch.Generator().manual_seed(seed)
-    ref_logits = torch.randn(count, vocab_size, generator=generator, dtype=torch.float64)
+    ref_logits = normal_draws((count, vocab_size), seed=seed)
     (logits,) = drifted_logits(ref_logits, torch.tensor([drift]).double(), seed=seed + 1)
     (old_logits,) = drifted_logits(logits, torch.tensor([staleness]).double(), seed=seed + 2)
     return States(logits, ref_logits, old_logits)
@@ -491,8 +490,7 @@ def exchange_table(beta: float, *, group_size: int, kl_spread: float, seed: int)
 
     Rewards are 0 or 1; KLs are drawn once, with standard deviation ``kl_spread`` nats.
     """
-    generator = torch.Generator().manual_seed(seed)
-    kl = kl_spread * torch.randn(group_size, generator=generator, dtype=torch.float64)
+    kl = kl_spread * normal_draws((group_size,), seed=seed)
     rows = []
     for name, (used_by, placement) in PLACEMENTS.items():
         row = {"placement": name, "used_by": used_by}
@@ -532,8 +530,7 @@ def level_errors(
     """
     sequences = enumerate_sequences(vocab_size, length)
     tables = random_tables(sequences, vocab_size, trees, spread=spread, seed=seed)
-    generator = torch.Generator().manual_seed(seed + 1)
-    noise = torch.randn(tables.logits.shape, generator=generator, dtype=tables.logits.dtype)
+    noise = normal_draws(tables.logits.shape, seed=seed + 1)
     rows = []
     for samples, distance in (("fresh", 0.0), ("stale", staleness)):
         for level in ("token", "sequence"):

@@ -14,6 +14,7 @@ from analysis.chapters.ch10_dpo import gradient_of, steps_ratio
 from analysis.chapters.ch18_costs import Ratio, cost_ratio, crossings
 from analysis.chapters.claims import Finding, claim, difference, judge, recorded
 from analysis.chapters.comparisons import pairs, rows
+from analysis.chapters.policies import normal_draws
 from analysis.chapters.training_figures import looks
 from analysis.experiments.preset import Preset
 from analysis.experiments.recording import Recording
@@ -342,8 +343,7 @@ def compounding_errors() -> Finding:
 def annealing_and_masking() -> Finding:
     """The schedule, and what a mask on rewards does to the expected distillation gradient; and
     recorded: annealed and masked against the constant weight, with a teacher of longer answers."""
-    generator = torch.Generator().manual_seed(0)
-    logits, teacher = torch.randn(2, 6, generator=generator, dtype=torch.float64)
+    logits, teacher = normal_draws((2, 6), seed=0)
     rewards = torch.tensor([1.0, 1.0, 0.0, 0.0, 1.0, 0.0], dtype=torch.float64)
     policy, log_ratio = logits.softmax(-1), logits.log_softmax(-1) - teacher.log_softmax(-1)
     mask = low_reward_mask(rewards, 0.5).to(torch.float64)

@@ -24,13 +24,15 @@ class Policies(NamedTuple):
     ref_logits: Tensor  #: [N, V], its reference
 
 
+def normal_draws(shape: tuple[int, ...], *, seed: int) -> Tensor:
+    """Standard normal draws in float64 from their own generator."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
 def random_policies(count: int, vocab_size: int, *, spread: float, seed: int) -> Policies:
     """Independent policies and references: Gaussian logits of standard deviation ``spread``."""
-    generator = torch.Generator().manual_seed(seed)
-    logits, ref_logits = spread * torch.randn(
-        2, count, vocab_size, generator=generator, dtype=torch.float64
-    )
-    return Policies(logits, ref_logits)
+    return Policies(*(spread * normal_draws((2, count, vocab_size), seed=seed)))
 
 
 def drifted_logits(logits: Tensor, distances: Tensor, *, seed: int) -> Tensor:
