@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
+from torch.func import grad
 
 from analysis import style
 from analysis.chapters.ch09_completion_weights import weight_table
@@ -82,8 +83,7 @@ def derivation_errors(policies: Policies) -> pd.DataFrame:
     difference over all policies, and the same with the sign flipped.
     """
     logits, ref_logits = policies
-    leaf = logits.clone().requires_grad_(True)
-    (by_autograd,) = torch.autograd.grad(reverse_kl(leaf, ref_logits).sum(), leaf)
+    by_autograd = grad(lambda at: reverse_kl(at, ref_logits).sum())(logits)
     policy = logits.softmax(-1)
     log_ratio = (logits.log_softmax(-1) - ref_logits.log_softmax(-1)).unsqueeze(-1)
     jacobian = torch.diag_embed(policy) - policy[:, :, None] * policy[:, None, :]  # d pi_a / d z_b
@@ -466,8 +466,8 @@ def k3_loss_gradient_formula() -> Finding:
 @claim("S3-7")
 def derivative_of_the_mean_of_k2() -> Finding:
     """Autograd through the whole sum over policy times k2, against the exact KL gradient."""
-    leaf = pairs().logits.clone().requires_grad_(True)
-    (full,) = torch.autograd.grad(estimator_means(leaf, pairs().ref_logits)["k2"].sum(), leaf)
+    logits, ref_logits = pairs()
+    full = grad(lambda at: estimator_means(at, ref_logits)["k2"].sum())(logits)
     error = relative_error(full, exact_kl_gradient(*pairs(), direction="reverse"))
     figures = {
         "gradient_of_mean": median(error),
@@ -548,8 +548,7 @@ def minimax01_is_no_kl() -> Finding:
     """Its expected gradient against both KLs, against autograd through the squared distance, and
     the same coefficient summed over the vocabulary instead of sampled."""
     logits, ref_logits = pairs()
-    leaf = logits.clone().requires_grad_(True)
-    (squared,) = torch.autograd.grad(half_squared_distance(leaf, ref_logits).sum(), leaf)
+    squared = grad(lambda at: half_squared_distance(at, ref_logits).sum())(logits)
     mean = expected_gradient(logits, ref_logits, estimator="minimax01")
     summed = expected_score(logits, logits.softmax(-1) - ref_logits.softmax(-1))
     forward = exact_kl_gradient(logits, ref_logits, direction="forward")
@@ -575,13 +574,16 @@ def equation_3_gradient(old_table: Tensor, advantages: Tensor, *, beta: float) -
     """Ascent direction of DeepSeekMath's eq. 3 by autograd: clipped surrogate minus beta k3, mean
     over tokens, then expectation over the sequences that ``old_table`` samples."""
     sequences, table, ref_table, _ = ragged()
-    leaf = table.clone().requires_grad_(True)
-    logp, old_logp, ref_logp = (token_logp(x, sequences) for x in (leaf, old_table, ref_table))
-    loss = policy_loss(logp, old_logp=old_logp, advantages=advantages, mask=sequences.mask)
-    penalty = kl_loss(logp, ref_logp, estimator="k3", mask=sequences.mask)
-    per_sequence = (-loss.per_token - beta * penalty).sum(-1) / sequences.mask.sum(-1)
-    objective = (sequence_probability(old_table, sequences) * per_sequence).sum()
-    return torch.autograd.grad(objective, leaf)[0].flatten()
+    old_logp, ref_logp = (token_logp(x, sequences) for x in (old_table, ref_table))
+
+    def objective(at: Tensor) -> Tensor:
+        logp = token_logp(at, sequences)
+        loss = policy_loss(logp, old_logp=old_logp, advantages=advantages, mask=sequences.mask)
+        penalty = kl_loss(logp, ref_logp, estimator="k3", mask=sequences.mask)
+        per_sequence = (-loss.per_token - beta * penalty).sum(-1) / sequences.mask.sum(-1)
+        return sequence_probability(old_table, sequences) @ per_sequence
+
+    return grad(objective)(table).flatten()
 
 
 def equation_21_gradient(

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.func import grad
 
 from analysis import style
 from analysis.chapters.ch05_samples import centred, sampled_descent
@@ -205,9 +206,7 @@ def sequence_ascent(
     """
     table = ref_table.clone()
     for _ in range(steps):
-        leaf = table.detach().requires_grad_(True)
-        mean_reward = (sequence_probability(leaf, sequences) * rewards).sum()
-        (ascend,) = torch.autograd.grad(mean_reward, leaf)
+        ascend = grad(lambda at: sequence_probability(at, sequences) @ rewards)(table)
         descend = expected_sequence_gradient(table, ref_table, sequences, **choice)
         table = table + step_size * (ascend - beta * descend)
     return sequence_probability(table, sequences)

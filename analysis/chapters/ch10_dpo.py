@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch.distributions import Categorical, MixtureSameFamily, Normal
+from torch.func import grad
 
 from analysis import style
 from analysis.chapters import ch17_routing as routing_training
@@ -224,16 +225,18 @@ def bystander(overlap: float) -> SharedFeatures:
 
 def pair_path(model: SharedFeatures, *, beta: float, rate: float, steps: int) -> pd.DataFrame:
     """Implicit rewards of all three while gradient descent on one pair's DPO loss runs."""
-    theta = torch.zeros(model.features.shape[-1], dtype=torch.float64, requires_grad=True)
-    rows = []
-    for step in range(steps):
-        logp = (model.ref_logp + model.features @ theta).log_softmax(-1)
-        loss = dpo_loss(logp[0], logp[1], model.ref_logp[0], model.ref_logp[1], beta=beta)
-        chosen, rejected, other = (beta * (logp - model.ref_logp)).tolist()
-        rows.append({"step": step, "chosen": chosen, "rejected": rejected, "bystander": other})
-        (gradient,) = torch.autograd.grad(loss, theta)
-        theta = (theta - rate * gradient).detach().requires_grad_(True)
-    return pd.DataFrame(rows)
+
+    def logp(theta: Tensor) -> Tensor:
+        return (model.ref_logp + model.features @ theta).log_softmax(-1)
+
+    slope = grad(lambda at: dpo_loss(*logp(at)[:2], *model.ref_logp[:2], beta=beta))
+    theta = torch.zeros(model.features.shape[-1], dtype=torch.float64)
+    path = []
+    for _ in range(steps):
+        path.append(beta * (logp(theta) - model.ref_logp))
+        theta = theta - rate * slope(theta)
+    table = pd.DataFrame(torch.stack(path), columns=["chosen", "rejected", "bystander"])
+    return table.rename_axis("step").reset_index()
 
 
 def chosen_slope(model: SharedFeatures) -> float:
@@ -241,13 +244,6 @@ def chosen_slope(model: SharedFeatures) -> float:
     step = model.features[0] - model.features[1]
     moved = model.features @ step
     return (moved[0] - (model.ref_logp.exp() * moved).sum()).item()
-
-
-def gradient_of(loss: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
-    """Autograd's gradient of a scalar function of a tensor."""
-    leaf = at.detach().clone().requires_grad_(True)
-    (gradient,) = torch.autograd.grad(loss(leaf), leaf)
-    return gradient
 
 
 def _minimise(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
@@ -509,7 +505,7 @@ def dpo_loss_and_gradient() -> Finding:
         logp = z.log_softmax(-1)
         return logp[:, 0], logp[:, 1], ref_logp[:, 0], ref_logp[:, 1]
 
-    by_autograd = gradient_of(lambda z: dpo_loss(*pair(z), beta=beta).sum(), logits)
+    by_autograd = grad(lambda z: dpo_loss(*pair(z), beta=beta).sum())(logits)
     weight = dpo_gradient_weight(*pair(logits), beta=beta).unsqueeze(-1)
     scores = torch.eye(6, dtype=torch.float64)[:2, None] - logits.softmax(-1)
     printed = -weight * (scores[0] - scores[1])
@@ -560,7 +556,7 @@ def mirror_descent_step() -> Finding:
         )
 
     optimum = reverse_kl_optimum(rewards, start, beta=tau)
-    at_start = gradient_of(lambda z: loss(z, baseline), start)
+    at_start = grad(loss)(start, baseline)
     lengths = [
         reverse_kl(reverse_kl_optimum(rewards, start, beta=t), start).item()
         for t in (0.25, 0.5, 1.0, 2.0)
@@ -570,7 +566,7 @@ def mirror_descent_step() -> Finding:
         "gradient_error": largest(at_start + 2 * tau * policy * (rewards - mean)),
         "step_kl_tau_025": lengths[0],
         "step_kl_tau_2": lengths[-1],
-        "mean_stand_in_gradient": gradient_of(lambda z: loss(z, mean), optimum).norm().item(),
+        "mean_stand_in_gradient": grad(loss)(optimum, mean).norm().item(),
     }
     finals = recorded("objectives").finals
     for metric in ("accuracy", "reverse_kl"):

@@ -11,6 +11,7 @@ import torch
 from matplotlib.figure import Figure
 from scipy.optimize import bisect
 from torch import Tensor
+from torch.func import grad
 
 from analysis import style
 from analysis.chapters.claims import Finding, claim, judge, largest, median
@@ -121,10 +122,8 @@ def clamped_coefficient(
     Frameworks clamp it against overflow. Where the clamp binds, the gradient is exactly zero: a
     dead zone.
     """
-    leaf = log_ratios.clone().requires_grad_(True)
-    value = estimator(leaf, torch.zeros_like(leaf)).clamp(-value_bound, value_bound)
-    (coefficient,) = torch.autograd.grad(value.sum(), leaf)
-    return coefficient
+    fixed = torch.zeros_like(log_ratios)
+    return grad(lambda at: estimator(at, fixed).clamp(-value_bound, value_bound).sum())(log_ratios)
 
 
 def dead_zones() -> pd.DataFrame:
@@ -194,9 +193,8 @@ REF_LOGP = LOGP.T.contiguous()
 @claim("S2-2")
 def the_printed_line_is_k3() -> Finding:
     """Value and gradient of the printed line against k3, and against k3 with the sign flipped."""
-    leaf = LOGP.clone().requires_grad_(True)
-    printed = naive_k3(leaf, REF_LOGP)
-    (gradient,) = torch.autograd.grad(printed.sum(), leaf)
+    printed = naive_k3(LOGP, REF_LOGP)
+    gradient = grad(lambda at: naive_k3(at, REF_LOGP).sum())(LOGP)
     by_hand = 1 - torch.exp(REF_LOGP - LOGP)
     figures = {
         "value_error": largest(printed - k3(LOGP, REF_LOGP)) / largest(printed),

@@ -16,6 +16,7 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
+from torch.func import grad
 
 from analysis import style
 from analysis.chapters.policies import SAME, drifted_logits, normal_draws, random_tables
@@ -337,10 +338,7 @@ def states(count: int, vocab_size: int, *, drift: float, staleness: float, seed:
 
 def coefficient(loss: Loss, logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
     """Derivative of a per-token loss by the log-prob of that token, by autograd."""
-    with torch.enable_grad():
-        leaf = logp.detach().clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(loss(leaf, ref_logp, old_logp).sum(), leaf)
-    return gradient
+    return grad(lambda at: loss(at, ref_logp, old_logp).sum())(logp)
 
 
 def mean_gradient(loss: Loss, at: States) -> Tensor:
@@ -509,15 +507,13 @@ def corrected_gradient(
     logits: Tensor, ref_logits: Tensor, old_logits: Tensor, sequences: Sequences, *, level: str
 ) -> Tensor:
     """[states, V]: mean gradient of TRL's corrected KL, summed over tokens, under the sampler."""
-    with torch.enable_grad():
-        leaf = logits.detach().requires_grad_()
-        logp, ref_logp, old_logp = (
-            token_logp(x, sequences) for x in (leaf, ref_logits, old_logits)
-        )
-        terms = trl_grpo(logp, ref_logp, old_logp, bias_correction=True, level=level).sum(-1)
-        mean = sequence_probability(old_logits, sequences) @ terms
-        (gradient,) = torch.autograd.grad(mean, leaf)
-    return gradient
+    fixed = [token_logp(x, sequences) for x in (ref_logits, old_logits)]
+
+    def mean(at: Tensor) -> Tensor:
+        terms = trl_grpo(token_logp(at, sequences), *fixed, bias_correction=True, level=level)
+        return sequence_probability(old_logits, sequences) @ terms.sum(-1)
+
+    return grad(mean)(logits)
 
 
 def level_errors(

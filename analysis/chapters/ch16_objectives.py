@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import pandas as pd
 import torch
 from torch import Tensor
+from torch.func import grad
 
 from analysis.chapters.ch09_process_rewards import Reasoning, open_length_chain
 from analysis.chapters.claims import Finding, claim, difference, judge, recorded
@@ -45,24 +46,21 @@ def by_classes(problem: Reasoning, mode: str) -> Tensor:
 
     By autograd through the two classes, right and wrong, each with the advantage it has.
     """
-    logits = problem.logits.clone().requires_grad_()
-    probability = sequence_probability(logits, problem.sequences)
-    right = problem.outcome
-    success = (probability @ right).detach()
-    weights = row_weights(problem, mode)
-    classes = (1 - success) * (probability @ (right * weights)) - success * (
-        probability @ ((1 - right) * weights)
-    )
-    return torch.autograd.grad(classes, logits)[0]
+    right, weights = problem.outcome, row_weights(problem, mode)
+    success = sequence_probability(problem.logits, problem.sequences) @ right
+    of_path = ((1 - success) * right - success * (1 - right)) * weights
+    return grad(lambda at: sequence_probability(at, problem.sequences) @ of_path)(problem.logits)
 
 
 def mean_length_slope(problem: Reasoning, chosen: Tensor, direction: Tensor) -> float:
     """Change of the mean length of the chosen paths [N] per unit step along a direction."""
-    logits = problem.logits.clone().requires_grad_()
-    mass = sequence_probability(logits, problem.sequences) * chosen
-    lengths = problem.sequences.mask.sum(dim=-1).to(mass.dtype)
-    (slope,) = torch.autograd.grad(mass @ lengths / mass.sum(), logits)
-    return ((slope * direction).sum() / direction.norm()).item()
+    lengths = problem.sequences.mask.sum(dim=-1).to(chosen.dtype)
+
+    def mean_length(at: Tensor) -> Tensor:
+        mass = sequence_probability(at, problem.sequences) * chosen
+        return mass @ lengths / mass.sum()
+
+    return ((grad(mean_length)(problem.logits) * direction).sum() / direction.norm()).item()
 
 
 def drift_table(rights: Iterable[float], *, max_steps: int = 7, stop: float = 0.25) -> pd.DataFrame:

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from torch.func import grad
 
 from analysis import style
-from analysis.chapters.ch10_dpo import gradient_of, steps_ratio
+from analysis.chapters.ch10_dpo import steps_ratio
 from analysis.chapters.ch18_costs import Ratio, cost_ratio, crossings
 from analysis.chapters.claims import Finding, claim, difference, judge, recorded
 from analysis.chapters.comparisons import pairs, rows
@@ -349,8 +350,8 @@ def annealing_and_masking() -> Finding:
     mask = low_reward_mask(rewards, 0.5).to(torch.float64)
     scores = torch.eye(6, dtype=torch.float64) - policy
     masked = (policy * mask * log_ratio) @ scores
-    masked_value = gradient_of(lambda z: _masked_divergence(z, teacher, mask), logits)
-    failing = gradient_of(lambda z: (z.softmax(-1) * mask).sum(), logits)
+    masked_value = grad(_masked_divergence)(logits, teacher, mask)
+    failing = grad(lambda z: (z.softmax(-1) * mask).sum())(logits)
     figures = {
         "schedule_middle": annealed(5, 10, start=1.0, end=0.0),
         "cosine_with_full_kl": cosine(masked, reverse_kl_gradient(logits, teacher)).item(),
