@@ -383,14 +383,8 @@ def seen_figure(table: pd.DataFrame, tokens: float) -> Figure:
     for name in ("k1", "k3"):
         axes.plot(shown["probability"], shown[name], **style.line(name))
     axes.axvline(1.0 / tokens, color="#5A5A5A", linewidth=1.0, linestyle=":")
-    axes.annotate(
-        "once in an update",
-        (1.0 / tokens, 0.04),
-        xycoords=("data", "axes fraction"),
-        xytext=(6, 0),
-        textcoords="offset points",
-        color="#5A5A5A",
-    )
+    at = {"xycoords": ("data", "axes fraction"), "va": "baseline", "color": style.QUIET}
+    style.note(axes, "once in an update", (1.0 / tokens, 0.04), offset=(6, 0), **at)
     axes.set_ylim(0.0, 1.08)
     axes.axhline(1.0, color="#5A5A5A", linewidth=1.0)
     axes.set_xscale("log")

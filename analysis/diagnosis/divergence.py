@@ -52,9 +52,8 @@ def kl_estimates(rollouts: Rollouts, settings: Settings) -> list[KLEstimate]:
         means = token_means(
             {name: partial(_values, make, policy, ref) for name, make in ESTIMATORS.items()},
             rollouts.sequence,
-            resamples=settings.resamples,
-            seed=settings.seed,
             weight=weight,
+            **settings.bootstrap,
         )
         found += [
             KLEstimate(estimator=name, samples=samples, interval=interval)
@@ -197,9 +196,7 @@ def identities(rollouts: Rollouts, settings: Settings) -> list[Identity]:
         columns["old/sampler"] = _ratio(rollouts.old_logp - behaviour)
     if rollouts.has_old_logp and (rollouts.logp != rollouts.old_logp).any():
         columns["policy/old"] = _ratio(rollouts.logp - rollouts.old_logp)
-    means = token_means(
-        columns, rollouts.sequence, resamples=settings.resamples, seed=settings.seed
-    )
+    means = token_means(columns, rollouts.sequence, **settings.bootstrap)
     return [Identity(ratio=name, mean=mean) for name, mean in means.items()]
 
 
@@ -214,13 +211,9 @@ def surprise_gap(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
     """
     if rollouts.entropy is None:
         return {}
-    return token_means(
-        {"surprise_gap": -rollouts.logp - rollouts.entropy},
-        rollouts.sequence,
-        resamples=settings.resamples,
-        seed=settings.seed,
-        weight=_ratio(rollouts.logp - rollouts.behaviour_logp),
-    )
+    gap = {"surprise_gap": -rollouts.logp - rollouts.entropy}
+    weight = _ratio(rollouts.logp - rollouts.behaviour_logp)
+    return token_means(gap, rollouts.sequence, weight=weight, **settings.bootstrap)
 
 
 def _ratio(log_ratio: Floats) -> Floats:

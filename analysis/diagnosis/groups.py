@@ -245,9 +245,8 @@ def padding_gap(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
         token_means(
             {"gap": surprise[side]},
             np.unique(rollouts.sequence[side], return_inverse=True)[1].ravel(),
-            resamples=settings.resamples,
-            seed=settings.seed,
             weight=weight[side],
+            **settings.bootstrap,
         )["gap"]
         for side in sides
     )

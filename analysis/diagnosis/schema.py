@@ -80,6 +80,11 @@ class Settings(_Frozen):
     resamples: int = Field(default=1000, ge=100)
     seed: int = Field(default=0, ge=0)
 
+    @property
+    def bootstrap(self) -> dict[str, int]:
+        """How intervals are resampled."""
+        return {"resamples": self.resamples, "seed": self.seed}
+
 
 def described_term(
     estimator: str | None, placement: str | None = None, weighting: str | None = None

@@ -81,13 +81,8 @@ def _mean_reward(rollouts: Rollouts, chosen: np.ndarray, settings: Settings) -> 
     _, sequence, lengths = np.unique(
         rollouts.sequence[chosen], return_inverse=True, return_counts=True
     )
-    return token_means(
-        {"reward": rollouts.reward[chosen]},
-        sequence,
-        resamples=settings.resamples,
-        seed=settings.seed,
-        weight=1.0 / lengths[sequence],
-    )["reward"]
+    reward, weight = {"reward": rollouts.reward[chosen]}, 1.0 / lengths[sequence]
+    return token_means(reward, sequence, weight=weight, **settings.bootstrap)["reward"]
 
 
 def update_response(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
@@ -124,13 +119,8 @@ def update_response(rollouts: Rollouts, settings: Settings) -> dict[str, Interva
     found["pull_strength"] = Interval(
         **{end: getattr(found["pull"], end) * float(spread) for end in ("value", "low", "high")}
     )
-    found["push"] = token_means(
-        {"push": explained / move.std()},
-        rollouts.sequence,
-        resamples=settings.resamples,
-        seed=settings.seed,
-    )["push"]
-    return found
+    push = {"push": explained / move.std()}
+    return found | token_means(push, rollouts.sequence, **settings.bootstrap)
 
 
 def advantage_signs(rollouts: Rollouts) -> dict[str, float]:
@@ -198,10 +188,6 @@ def _slope(own: Floats, rest: Floats, rollouts: Rollouts, settings: Settings) ->
     moved = own != 0
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(moved, rest / own, 0.0)
-    return token_means(
-        {"slope": ratio},
-        rollouts.sequence,
-        resamples=settings.resamples,
-        seed=settings.seed,
-        weight=own**2,
-    )["slope"]
+    return token_means({"slope": ratio}, rollouts.sequence, weight=own**2, **settings.bootstrap)[
+        "slope"
+    ]

@@ -19,7 +19,7 @@ from analysis.checks import check_choice
 from analysis.experiments import recording
 from analysis.experiments.preset import NO_KL, Preset
 from analysis.experiments.provenance import current_provenance
-from analysis.experiments.recording import read_manifest, read_table, write_folder
+from analysis.experiments.recording import recorded_table, write_folder
 from analysis.training.config import Run
 from analysis.training.metrics import rollout_metrics
 from analysis.training.trainer import PopulationTrainer
@@ -73,15 +73,11 @@ def starts(preset: Preset, *, num_prompts: int = NUM_PROMPTS) -> pd.DataFrame:
 def record(names: Sequence[str] = ()) -> None:
     """Measure recorded presets on one thread and record the table; by default those it holds."""
     torch.set_num_threads(1)
-    names = names or list(_table()["preset"].unique())
+    names = names or list(recorded_table(RECORDED, TABLE)["preset"].unique())
     presets = {name: recording.load(recording.folder_of(name)).preset for name in names}
     provenance = current_provenance(presets[names[0]].config)
     tables = [starts(preset).assign(preset=name) for name, preset in presets.items()]
-    fields = {
-        "preset": "untrained",
-        "seeds": [],
-        **provenance.model_dump(),
-    }
+    fields = {"preset": "untrained", "seeds": [], **provenance.model_dump()}
     write_folder(RECORDED, {TABLE: pd.concat(tables, ignore_index=True)}, fields)
 
 
@@ -91,11 +87,6 @@ def recorded(preset: str) -> pd.DataFrame:
     Raises:
         ValueError: the table is damaged, or does not hold the preset.
     """
-    table = _table()
+    table = recorded_table(RECORDED, TABLE)
     check_choice("preset", preset, table["preset"].unique())
     return table[table["preset"] == preset].drop(columns="preset").reset_index(drop=True)
-
-
-def _table() -> pd.DataFrame:
-    read_manifest(RECORDED)
-    return read_table(RECORDED / TABLE)

@@ -263,6 +263,16 @@ def read_table(source: Path | io.StringIO) -> pd.DataFrame:
     return pd.read_csv(source, keep_default_na=False, na_values=[""])
 
 
+def recorded_table(directory: Path, name: str) -> pd.DataFrame:
+    """A table of a recorded folder, once its files are found to be those of its manifest.
+
+    Raises:
+        ValueError: as :func:`read_manifest`.
+    """
+    read_manifest(directory)
+    return read_table(directory / name)
+
+
 def as_written(table: pd.DataFrame) -> pd.DataFrame:
     """A table as it is after being written and read back: six significant digits."""
     return read_table(io.StringIO(_as_text(table)))

@@ -15,7 +15,7 @@ from analysis.experiments import recording
 from analysis.experiments.preset import NO_KL, Preset
 from analysis.experiments.presets.designed import aggregation_length
 from analysis.experiments.provenance import current_provenance
-from analysis.experiments.recording import read_manifest, read_table, write_folder
+from analysis.experiments.recording import recorded_table, write_folder
 from analysis.training.config import Run
 from analysis.training.trainer import PopulationTrainer
 
@@ -50,10 +50,5 @@ def record() -> None:
 
 
 def recorded() -> pd.DataFrame:
-    """Recorded rows of :func:`sampled`, after checking them against their manifest.
-
-    Raises:
-        ValueError: the table is missing or damaged.
-    """
-    read_manifest(RECORDED)
-    return read_table(RECORDED / TABLE)
+    """Rows of :func:`sampled` as recorded."""
+    return recorded_table(RECORDED, TABLE)

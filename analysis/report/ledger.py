@@ -105,13 +105,9 @@ class Outcome:
 Kind = TypeVar("Kind", bound=Schema)
 
 
-def ledger_path(project: Project) -> Path:
-    return project.book / "claims.yaml"
-
-
 def load_ledger(project: Project) -> list[Claim]:
     """Every claim, in the order of the file; raises as :func:`load_rows`."""
-    return load_rows(project, ledger_path(project), Claim)
+    return load_rows(project, project.claims, Claim)
 
 
 def load_sources(project: Project) -> list[Source]:
@@ -138,7 +134,7 @@ def load_rows(project: Project, path: Path, kind: type[Kind]) -> list[Kind]:
 
 def write_measured(project: Project, outcomes: Iterable[Outcome]) -> None:
     """Write recomputed verdicts and figures into the ledger, and leave all else as it is."""
-    path = ledger_path(project)
+    path = project.claims
     found = {o.claim.id: o.finding for o in outcomes if o.finding is not None and o.problem}
     rows = load_yaml(path, project.relative(path))
     for row in rows:

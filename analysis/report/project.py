@@ -10,59 +10,34 @@ from pathlib import Path
 from analysis.errors import UserError
 
 
+class _Place:
+    """A path below the root of a project."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __get__(self, project: Project, owner: type[Project]) -> Path:
+        return project.root / self.path
+
+
 @dataclass(frozen=True)
 class Project:
     """The paths of one checkout; everything in the pipeline is relative to ``root``."""
 
     root: Path
 
-    @property
-    def notebooks(self) -> Path:
-        return self.root / "notebooks"
-
-    @property
-    def package(self) -> Path:
-        return self.root / "analysis"
-
-    @property
-    def results(self) -> Path:
-        return self.root / "results"
-
-    @property
-    def lock(self) -> Path:
-        return self.root / "requirements.lock"
-
-    @property
-    def book(self) -> Path:
-        return self.root / "book"
-
-    @property
-    def claims(self) -> Path:
-        return self.book / "claims.yaml"
-
-    @property
-    def runs(self) -> Path:
-        return self.book / "_run"
-
-    @property
-    def generated(self) -> Path:
-        return self.book / "_generated"
-
-    @property
-    def config(self) -> Path:
-        return self.root / "_config.yml"
-
-    @property
-    def toc(self) -> Path:
-        return self.root / "_toc.yml"
-
-    @property
-    def readme(self) -> Path:
-        return self.root / "README.md"
-
-    @property
-    def build(self) -> Path:
-        return self.root / "_build"
+    notebooks = _Place("notebooks")
+    package = _Place("analysis")
+    results = _Place("results")
+    lock = _Place("requirements.lock")
+    book = _Place("book")
+    claims = _Place("book/claims.yaml")
+    runs = _Place("book/_run")
+    generated = _Place("book/_generated")
+    config = _Place("_config.yml")
+    toc = _Place("_toc.yml")
+    readme = _Place("README.md")
+    build = _Place("_build")
 
     def relative(self, path: Path) -> str:
         """``path`` as a reader of the repository would write it."""

@@ -11,7 +11,7 @@ import pytest
 from analysis.chapters.claims import VERDICTS, decisions
 from analysis.cli.main import main
 from analysis.report.errata import errata_page, load_errata
-from analysis.report.ledger import SOURCES, ledger_path, load_ledger, load_sources, recompute
+from analysis.report.ledger import SOURCES, load_ledger, load_sources, recompute
 from analysis.report.ledger_page import ledger_page
 from analysis.report.project import Project
 
@@ -56,7 +56,7 @@ def checkout(tmp_path, monkeypatch):
     for folder in ("notebooks", "book", "analysis"):
         (tmp_path / folder).mkdir()
     ledger = tmp_path / "book" / "claims.yaml"
-    ledger.write_text(ledger_path(PROJECT).read_text(encoding="utf-8"), encoding="utf-8")
+    ledger.write_text(PROJECT.claims.read_text(encoding="utf-8"), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return ledger
 

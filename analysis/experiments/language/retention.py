@@ -39,12 +39,7 @@ from analysis.experiments.language.skills import Skill, skills_of
 from analysis.experiments.preset import Preset
 from analysis.experiments.presets.language import smollm2_front, smollm2_short
 from analysis.experiments.provenance import current_provenance
-from analysis.experiments.recording import (
-    as_written,
-    read_manifest,
-    read_table,
-    write_folder,
-)
+from analysis.experiments.recording import as_written, recorded_table, write_folder
 from analysis.experiments.reproduction import mismatches
 from analysis.files import replace_file, require_writable, sha256_bytes
 from analysis.kl.divergences import forward_kl, reverse_kl
@@ -270,10 +265,5 @@ class Retention(NamedTuple):
 
 
 def recorded() -> Retention:
-    """The recorded tables, after checking them against their manifest.
-
-    Raises:
-        ValueError: one is missing or is not the one that was recorded.
-    """
-    read_manifest(RECORDED)
-    return Retention(*(read_table(RECORDED / f"{name}.csv") for name in ("kept", "reference")))
+    """The recorded tables: see :func:`analysis.experiments.recording.recorded_table`."""
+    return Retention(*(recorded_table(RECORDED, f"{name}.csv") for name in ("kept", "reference")))
