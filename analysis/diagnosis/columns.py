@@ -191,6 +191,13 @@ def _all_missing(values: Any) -> bool:
     return bool(pd.isna(np.asarray(values)).all())
 
 
+def _refuse(bad: np.ndarray, name: str, place: Place, why: Callable[[int], str]) -> None:
+    """Name the first offending row of a column, and why it offends."""
+    if bad.any():
+        row = int(bad.argmax())
+        raise UserError(f"{place(row)}, column {name}: {why(row)}")
+
+
 def _numbers(values: Any, name: str, counted: np.ndarray, place: Place) -> np.ndarray:
     """Floats; NaN where the cell is empty. Text is refused wherever it stands and counts."""
     array = np.asarray(values)
@@ -200,55 +207,36 @@ def _numbers(values: Any, name: str, counted: np.ndarray, place: Place) -> np.nd
         numbers = pd.to_numeric(pd.Series(array), errors="coerce").to_numpy(np.float64)
         text = counted & np.isnan(numbers) & ~pd.isna(array)
         text &= np.array([str(v).strip().lower() != "nan" for v in array]) if text.any() else text
-        if text.any():
-            row = int(text.argmax())
-            raise UserError(f"{place(row)}, column {name}: {array[row]!r} is no number")
-    missing = counted & np.isnan(numbers)
-    if missing.any() and name not in LOG_PROBS:
-        row = int(missing.argmax())
-        raise UserError(f"{place(row)}, column {name}: empty or NaN; fill or drop the column")
-    if name not in LOG_PROBS and np.isinf(numbers[counted]).any():
-        row = int((counted & np.isinf(numbers)).argmax())
-        raise UserError(f"{place(row)}, column {name}: {numbers[row]} is not finite")
+        _refuse(text, name, place, lambda row: f"{array[row]!r} is no number")
+    if name not in LOG_PROBS:
+        missing, infinite = (counted & bad for bad in (np.isnan(numbers), np.isinf(numbers)))
+        _refuse(missing, name, place, lambda row: "empty or NaN; fill or drop the column")
+        _refuse(infinite, name, place, lambda row: f"{numbers[row]} is not finite")
     return numbers
 
 
 def _check_log_probs(values: np.ndarray, name: str, counted: np.ndarray, place: Place) -> None:
     bad = counted & ~np.isfinite(values)
-    if bad.any():
-        row = int(bad.argmax())
-        raise UserError(
-            f"{place(row)}, column {name}: {values[row]} is no finite log-probability "
-            f"({int(bad.sum())} such rows); mask the token (mask 0) or fix the run"
-        )
+    no_number = f"no finite log-probability ({int(bad.sum())} such rows)"
+    fix = "mask the token (mask 0) or fix the run"
+    _refuse(bad, name, place, lambda row: f"{values[row]} is {no_number}; {fix}")
     high = counted & (values > ROUNDING_ABOVE_ZERO)
-    if high.any():
-        row = int(high.argmax())
-        guess = ""
-        if (values[counted] >= 0).all():
-            small = (values[counted] <= 1).all()
-            guess = "; all are: " + (
-                "probabilities? take their logarithm" if small else "was the sign dropped?"
-            )
-        raise UserError(
-            f"{place(row)}, column {name}: {values[row]:.6g} is above 0, so no "
-            f"log-probability ({int(high.sum())} such rows{guess})"
-        )
+    guess = ""
+    if (values[counted] >= 0).all():
+        guess = "; all are: was the sign dropped?"
+        if (values[counted] <= 1).all():
+            guess = "; all are: probabilities? take their logarithm"
+    positive = f"above 0, so no log-probability ({int(high.sum())} such rows{guess})"
+    _refuse(high, name, place, lambda row: f"{values[row]:.6g} is {positive}")
     low = counted & (values < LOWEST)
-    if low.any():
-        row = int(low.argmax())
-        raise UserError(
-            f"{place(row)}, column {name}: {values[row]:.6g} is a mask's fill value and no "
-            f"log-probability ({int(low.sum())} such rows); mask the token (mask 0)"
-        )
+    filled = f"a mask's fill value and no log-probability ({int(low.sum())} such rows)"
+    _refuse(low, name, place, lambda row: f"{values[row]:.6g} is {filled}; mask the token (mask 0)")
 
 
 def _integers(values: Any, name: str, counted: np.ndarray, place: Place) -> np.ndarray:
     numbers = _numbers(values, name, counted, place)
     wrong = counted & (numbers != np.floor(numbers))
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise UserError(f"{place(row)}, column {name}: {numbers[row]} is no whole number")
+    _refuse(wrong, name, place, lambda row: f"{numbers[row]} is no whole number")
     return np.where(counted, numbers, 0).astype(np.int64)
 
 
@@ -262,13 +250,9 @@ def _mask(values: Any, place: Place) -> np.ndarray:
         words = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0}
         text = pd.Series(array).astype(str).str.strip().str.lower()
         numbers = text.map(words).to_numpy(np.float64)
+    meant = "neither 0 nor 1 (true and false are read too; 1 = counted)"
     wrong = ~np.isin(numbers, (0.0, 1.0))
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise UserError(
-            f"{place(row)}, column mask: {array[row]!r} is neither 0 nor 1 "
-            "(true and false are read too; 1 = counted)"
-        )
+    _refuse(wrong, "mask", place, lambda row: f"{array[row]!r} is {meant}")
     return numbers == 1.0
 
 
@@ -277,9 +261,7 @@ def _sequences(
 ) -> tuple[np.ndarray, np.ndarray]:
     """A code a row and the name of each code; the same id at another step is another sequence."""
     array = np.asarray(values)
-    missing = counted & pd.isna(array)
-    if missing.any():
-        raise UserError(f"{place(int(missing.argmax()))}, column sequence: empty")
+    _refuse(counted & pd.isna(array), "sequence", place, lambda row: "empty")
     codes, names = pd.factorize(array)
     if step is None:
         return codes, np.asarray(names)
@@ -291,9 +273,7 @@ def _sequences(
 
 def _groups(values: Any, counted: np.ndarray, place: Place) -> np.ndarray:
     array = np.asarray(values)
-    missing = counted & pd.isna(array)
-    if missing.any():
-        raise UserError(f"{place(int(missing.argmax()))}, column group: empty")
+    _refuse(counted & pd.isna(array), "group", place, lambda row: "empty")
     if array.dtype.kind in "iu":
         return array.astype(np.int64)
     return pd.util.hash_array(array.astype(str).astype(object)).view(np.int64)

@@ -73,7 +73,7 @@ def starts(preset: Preset, *, num_prompts: int = NUM_PROMPTS) -> pd.DataFrame:
 def record(names: Sequence[str] = ()) -> None:
     """Measure recorded presets on one thread and record the table; by default those it holds."""
     torch.set_num_threads(1)
-    names = names or list(recorded_table(RECORDED, TABLE)["preset"].unique())
+    names = names or list(_table()["preset"].unique())
     presets = {name: recording.load(recording.folder_of(name)).preset for name in names}
     provenance = current_provenance(presets[names[0]].config)
     tables = [starts(preset).assign(preset=name) for name, preset in presets.items()]
@@ -87,6 +87,10 @@ def recorded(preset: str) -> pd.DataFrame:
     Raises:
         ValueError: the table is damaged, or does not hold the preset.
     """
-    table = recorded_table(RECORDED, TABLE)
+    table = _table()
     check_choice("preset", preset, table["preset"].unique())
     return table[table["preset"] == preset].drop(columns="preset").reset_index(drop=True)
+
+
+def _table() -> pd.DataFrame:
+    return recorded_table(RECORDED, TABLE)
