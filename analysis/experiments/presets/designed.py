@@ -62,10 +62,10 @@ def prefix_ratio(beta: float) -> Variant:
     return Variant(kl=KLTerm(estimator="k3", weighting="attached", ratio="prefix"), beta=beta)
 
 
-def _designed(
+def population(
     design: Design, variants: tuple[Variant, ...], seeds: tuple[int, ...], **config: Any
 ) -> Preset:
-    """A population of this design, which differs so from the usual configuration.
+    """Runs of a design whose configuration differs so from the usual one.
 
     ``start`` holds what differs from a start of 150 updates, on the starts of these presets.
     """
@@ -85,7 +85,7 @@ def equal_kl(*, num_seeds: int = NUM_SEEDS, updates: int = 150) -> Preset:
     """Which terms keep the policy near the reference, and what they cost in reward at equal KL."""
     terms = [v for beta in BETAS for v in (*kl_variants(beta), prefix_ratio(beta))]
     seeds = fresh_seeds(5000, num_seeds)
-    return _designed(_EQUAL_KL, (NO_KL, *terms), seeds, updates=updates)
+    return population(_EQUAL_KL, (NO_KL, *terms), seeds, updates=updates)
 
 
 _EQUAL_KL = Design(
@@ -177,19 +177,20 @@ AGGREGATIONS = {
 }
 
 
+def averaged(name: str, how: str, beta: float, *, reward: bool = True) -> Variant:
+    """A KL loss under one of the ways to average tokens, with or without a reward."""
+    return Variant(
+        label=f"{name}_{how}",
+        kl=KLTerm(estimator=name.removeprefix("only_") if beta else "none"),
+        beta=beta,
+        objective=Objective(aggregation=AGGREGATIONS[how]),
+        advantage=Advantage() if reward else Advantage(baseline="zero"),
+    )
+
+
 @preset
 def aggregation_length(*, num_seeds: int = NUM_SEEDS, updates: int = 80) -> Preset:
     """What averaging tokens does to a KL loss and to the length of answers."""
-
-    def averaged(name: str, how: str, beta: float, *, reward: bool = True) -> Variant:
-        return Variant(
-            label=f"{name}_{how}",
-            kl=KLTerm(estimator=name.removeprefix("only_") if beta else "none"),
-            beta=beta,
-            objective=Objective(aggregation=AGGREGATIONS[how]),
-            advantage=Advantage() if reward else Advantage(baseline="zero"),
-        )
-
     variants = [
         variant
         for how in AGGREGATIONS
@@ -200,7 +201,7 @@ def aggregation_length(*, num_seeds: int = NUM_SEEDS, updates: int = 80) -> Pres
             *(averaged("k1", how, beta) for beta in (0.1, 0.3, 1.0)),
         )
     ]
-    return _designed(
+    return population(
         _AGGREGATION,
         tuple(variants),
         fresh_seeds(5100, num_seeds),
@@ -268,9 +269,11 @@ _AGGREGATION = Design(
 @preset
 def long_completions(*, num_seeds: int = NUM_SEEDS, updates: int = 60) -> Preset:
     """The prefix ratio beside k1 in the reward and per-token terms, on answers of 32 tokens."""
-    return _designed(
+    return population(
         _LONG,
-        _at((0.03, 0.1, 0.3), ("exact_loss", "k2_loss", "k1_reward", "k3_loss_attached_prefix")),
+        with_terms(
+            (0.03, 0.1, 0.3), ("exact_loss", "k2_loss", "k1_reward", "k3_loss_attached_prefix")
+        ),
         fresh_seeds(5200, num_seeds),
         updates=updates,
         num_prompts=4,
@@ -336,9 +339,9 @@ _LONG = Design(
 @preset
 def equal_kl_ended(*, num_seeds: int = NUM_SEEDS, updates: int = 100) -> Preset:
     """Reward at equal KL on a second task: answers that end, some fillers, a graded reward."""
-    return _designed(
+    return population(
         _ENDED,
-        _at((0.1, 0.3, 1.0), ("exact_loss", *SAMPLED), sums=True),
+        with_terms((0.1, 0.3, 1.0), ("exact_loss", *SAMPLED), sums=True),
         fresh_seeds(5300, num_seeds),
         updates=updates,
         task=SortTask(num_digits=6, end_token=True, max_fillers=2, reward="graded"),
@@ -349,9 +352,9 @@ def equal_kl_ended(*, num_seeds: int = NUM_SEEDS, updates: int = 100) -> Preset:
 @preset
 def equal_kl_wide(*, num_seeds: int = NUM_SEEDS, updates: int = 100) -> Preset:
     """Reward at equal KL in a policy twice as wide."""
-    return _designed(
+    return population(
         _WIDE,
-        _at((0.1, 0.3, 1.0), ("exact_loss", *SAMPLED)),
+        with_terms((0.1, 0.3, 1.0), ("exact_loss", *SAMPLED)),
         fresh_seeds(5400, num_seeds),
         updates=updates,
         learning_rate=1e-3,
@@ -438,7 +441,7 @@ def stale_starts(*, num_seeds: int = NUM_SEEDS, updates: int = 150) -> Preset:
         loss("k3_attached", estimator="k3", weighting="attached"),
     )
     seeds = fresh_seeds(5500, num_seeds)
-    return _designed(_STALE, variants, seeds, updates=updates, learning_rate=1e-3)
+    return population(_STALE, variants, seeds, updates=updates, learning_rate=1e-3)
 
 
 _STALE = Design(
@@ -476,7 +479,7 @@ _STALE = Design(
 )
 
 
-def _at(
+def with_terms(
     betas: tuple[float, ...], names: tuple[str, ...], *, sums: bool = False
 ) -> tuple[Variant, ...]:
     """No KL term, and these terms at each coefficient; tokens averaged or summed."""

@@ -9,48 +9,25 @@ As in :mod:`analysis.experiments.presets.designed`, the design is committed befo
 from __future__ import annotations
 
 from analysis.experiments.language.model import LanguageConfig
-from analysis.experiments.preset import (
-    NO_KL,
-    Design,
-    Expected,
-    Pilot,
-    Prediction,
-    Preset,
-    fresh_seeds,
-    kl_variants,
-    preset,
-    train_config,
-)
+from analysis.experiments.preset import Design, Pilot, Preset, fresh_seeds, predict, preset
 from analysis.experiments.presets.designed import (
     AGGREGATIONS,
     AT_EQUAL_BETA,
     AT_EQUAL_KL,
     BETAS,
+    KL_TERMS,
+    OF_COMPLETIONS,
     STOPPING,
-    prefix_ratio,
+    averaged,
+    population,
+    with_terms,
 )
 from analysis.experiments.presets.language import smollm2
-from analysis.kl.term import KLTerm
-from analysis.training.config import StartConfig
 from analysis.training.tiny.tasks import SortTask
-from analysis.training.variants import Advantage, Objective, Variant
 
-#: Compared with the exact KL as a loss.
-COMPARED = ("k2_loss", "k3_loss", "k1_reward", "k3_loss_attached_prefix")
 NUM_STARTS = 20
 #: First seed of the starts; no other preset uses them.
 FIRST_START = 100
-
-
-def with_terms(betas: tuple[float, ...], names: tuple[str, ...]) -> tuple[Variant, ...]:
-    """No KL term, and these terms at each coefficient."""
-    terms = (v for beta in betas for v in (*kl_variants(beta), prefix_ratio(beta)))
-    return (NO_KL, *(variant for variant in terms if variant.name in names))
-
-
-def _in_reward(variant: str, other: str, expected: Expected, why: str) -> Prediction:
-    """Along equal KL."""
-    return Prediction(variant=variant, other=other, metric="reward", expected=expected, why=why)
 
 
 _LARGE = Design(
@@ -60,26 +37,18 @@ _LARGE = Design(
     ),
     outcome=AT_EQUAL_KL,
     margin=0.03,
-    predictions=(
-        _in_reward("k2_loss", "exact_loss", "equivalent", "they have one expected gradient"),
-        _in_reward("k3_loss", "exact_loss", "below", "it costs near the reference, as in equal_kl"),
-        _in_reward("k1_reward", "exact_loss", "below", "its noise costs a little, as in equal_kl"),
-        _in_reward("k1_reward", "exact_loss", "equivalent", "the cost is within the margin"),
-        _in_reward(
-            "k3_loss_attached_prefix",
-            "exact_loss",
-            "below",
-            "its noise costs a little, as in equal_kl",
-        ),
-        _in_reward(
-            "k3_loss_attached_prefix", "exact_loss", "equivalent", "the cost is within the margin"
-        ),
-        _in_reward(
-            "k3_loss_attached_prefix",
-            "k1_reward",
-            "equivalent",
-            "both have the gradient of the KL of whole completions",
-        ),
+    predictions=predict(
+        {
+            "k2_loss = exact_loss: reward": "they have one expected gradient",
+            "k3_loss < exact_loss: reward": "it costs near the reference, as in equal_kl",
+            "k1_reward < exact_loss: reward": "its noise costs a little, as in equal_kl",
+            "k1_reward = exact_loss: reward": "the cost is within the margin",
+            "k3_loss_attached_prefix < exact_loss: reward": (
+                "its noise costs a little, as in equal_kl"
+            ),
+            "k3_loss_attached_prefix = exact_loss: reward": "the cost is within the margin",
+            "k3_loss_attached_prefix = k1_reward: reward": OF_COMPLETIONS,
+        }
     ),
     stopping=STOPPING,
     pilots=(
@@ -100,32 +69,13 @@ _LARGE = Design(
 @preset
 def equal_kl_large(*, num_seeds: int = 20 * NUM_STARTS, updates: int = 150) -> Preset:
     """``equal_kl`` again on 20 new starts with 20 seeds each: the cost of a term in reward."""
-    return Preset(
-        config=train_config(
-            start=StartConfig(updates=150, seed=FIRST_START, count=NUM_STARTS),
-            updates=updates,
-            log_every=15,
-            cosine_every=0,
-        ),
-        variants=with_terms(BETAS, (*COMPARED, "exact_loss")),
-        seeds=fresh_seeds(6000, num_seeds),
-        predictions=_LARGE.sentences,
-        design=_LARGE,
-    )
-
-
-LONG_BETAS = (0.03, 0.1, 0.3)
-
-
-def _in_kl(variant: str, other: str, why: str) -> Prediction:
-    """Equivalence at equal coefficients."""
-    return Prediction(
-        variant=variant,
-        other=other,
-        metric="reverse_kl",
-        expected="equivalent",
-        betas=LONG_BETAS,
-        why=why,
+    return population(
+        _LARGE,
+        with_terms(BETAS, (*KL_TERMS, "exact_loss")),
+        fresh_seeds(6000, num_seeds),
+        updates=updates,
+        log_every=15,
+        start={"seed": FIRST_START, "count": NUM_STARTS},
     )
 
 
@@ -139,34 +89,18 @@ _LONG = Design(
         f"of right positions: {AT_EQUAL_KL}"
     ),
     margin=0.01,
-    predictions=(
-        _in_kl(
-            "k3_loss_attached_prefix",
-            "k1_reward",
-            "both have the gradient of the KL of whole completions",
-        ),
-        _in_reward(
-            "k3_loss_attached_prefix",
-            "k1_reward",
-            "equivalent",
-            "both have the gradient of the KL of whole completions",
-        ),
-        _in_kl("k2_loss", "exact_loss", "on fresh samples they have one expected gradient"),
-        *(
-            _in_reward(name, "exact_loss", "equivalent", "each descends a KL")
-            for name in ("k2_loss", "k1_reward", "k3_loss_attached_prefix")
-        ),
-        *(
-            Prediction(
-                variant=name,
-                other="exact_loss",
-                metric="gradient_norm",
-                expected="above",
-                betas=(0.3,),
-                why="the noise of all later tokens is in each token's weight",
-            )
-            for name in ("k1_reward", "k3_loss_attached_prefix")
-        ),
+    predictions=predict(
+        {
+            "k3_loss_attached_prefix = k1_reward: reverse_kl at 0.03 0.1 0.3": OF_COMPLETIONS,
+            "k3_loss_attached_prefix = k1_reward: reward": OF_COMPLETIONS,
+            "k2_loss = exact_loss: reverse_kl at 0.03 0.1 0.3": (
+                "on fresh samples they have one expected gradient"
+            ),
+            "k2_loss k1_reward k3_loss_attached_prefix = exact_loss: reward": "each descends a KL",
+            "k1_reward k3_loss_attached_prefix > exact_loss: gradient_norm at 0.3": (
+                "the noise of all later tokens is in each token's weight"
+            ),
+        }
     ),
     stopping=STOPPING,
     pilots=(
@@ -192,39 +126,16 @@ _LONG = Design(
 @preset
 def long_completions_128(*, num_seeds: int = 20, updates: int = 80) -> Preset:
     """``long_completions`` on answers that end by themselves, of up to 128 tokens."""
-    return Preset(
-        config=train_config(
-            task=SortTask(num_digits=63, end_token=True, max_fillers=64, reward="graded"),
-            start=StartConfig(updates=80, batch_size=32, seed=FIRST_START, count=5),
-            updates=updates,
-            num_prompts=4,
-            log_every=10,
-            cosine_every=0,
+    return population(
+        _LONG,
+        with_terms(
+            (0.03, 0.1, 0.3), ("exact_loss", "k2_loss", "k1_reward", "k3_loss_attached_prefix")
         ),
-        variants=with_terms(
-            LONG_BETAS, ("exact_loss", "k2_loss", "k1_reward", "k3_loss_attached_prefix")
-        ),
-        seeds=fresh_seeds(6500, num_seeds),
-        predictions=_LONG.sentences,
-        design=_LONG,
-    )
-
-
-def _averaged(name: str, how: str, beta: float, *, reward: bool = True) -> Variant:
-    """A KL loss under one of the ways to average tokens, with or without a reward."""
-    return Variant(
-        label=f"{name}_{how}",
-        kl=KLTerm(estimator=name.removeprefix("only_") if beta else "none"),
-        beta=beta,
-        objective=Objective(aggregation=AGGREGATIONS[how]),
-        advantage=Advantage() if reward else Advantage(baseline="zero"),
-    )
-
-
-def _in_length(variant: str, other: str, why: str) -> Prediction:
-    """At coefficient 1."""
-    return Prediction(
-        variant=variant, other=other, metric="length", expected="above", betas=(1.0,), why=why
+        fresh_seeds(6500, num_seeds),
+        task=SortTask(num_digits=63, end_token=True, max_fillers=64, reward="graded"),
+        start={"updates": 80, "batch_size": 32, "seed": FIRST_START, "count": 5},
+        updates=updates,
+        num_prompts=4,
     )
 
 
@@ -235,29 +146,22 @@ _AGGREGATION = Design(
     ),
     outcome=f"Mean length of answers, in tokens. {AT_EQUAL_BETA}",
     margin=2.0,
-    predictions=(
-        _in_length(
-            "only_k1_mean",
-            "only_k1_sum",
-            "without a reward it descends E[1/|o|] under the one, and nothing under the other",
-        ),
-        _in_length(
-            "only_k1_mean",
-            "only_k1_batch_mean",
-            "over a batch the weight of a token hardly depends on its own completion",
-        ),
-        _in_length("k1_mean", "none_mean", "beside a reward it descends E[1/|o|] too"),
-        *(
-            Prediction(
-                variant=f"k2_{how}",
-                other=f"none_{how}",
-                metric="reverse_kl",
-                expected="below",
-                betas=(0.3,),
-                why="under every weight it is smallest at the reference",
-            )
-            for how in AGGREGATIONS
-        ),
+    predictions=predict(
+        {
+            "only_k1_mean > only_k1_sum: length at 1": (
+                "without a reward it descends E[1/|o|] under the one, and nothing under the other"
+            ),
+            "only_k1_mean > only_k1_batch_mean: length at 1": (
+                "over a batch the weight of a token hardly depends on its own completion"
+            ),
+            "k1_mean > none_mean: length at 1": "beside a reward it descends E[1/|o|] too",
+            **{
+                f"k2_{how} < none_{how}: reverse_kl at 0.3": (
+                    "under every weight it is smallest at the reference"
+                )
+                for how in AGGREGATIONS
+            },
+        }
     ),
     stopping=STOPPING,
     pilots=(
@@ -284,54 +188,32 @@ def aggregation_length_112(*, num_seeds: int = 20, updates: int = 20) -> Preset:
         variant
         for how in AGGREGATIONS
         for variant in (
-            _averaged("none", how, 0.0),
-            _averaged("k2", how, 0.3),
-            _averaged("only_k1", how, 1.0, reward=False),
-            _averaged("k1", how, 1.0),
+            averaged("none", how, 0.0),
+            averaged("k2", how, 0.3),
+            averaged("only_k1", how, 1.0, reward=False),
+            averaged("k1", how, 1.0),
         )
     ]
-    return Preset(
-        config=train_config(
-            task=SortTask(num_digits=47, end_token=True, max_fillers=64, reward="graded"),
-            start=StartConfig(
-                updates=80, batch_size=32, seed=FIRST_START, count=5, fillers=(0, 16)
-            ),
-            updates=updates,
-            learning_rate=1e-3,
-            num_prompts=4,
-            log_every=2,
-            cosine_every=0,
-        ),
-        variants=tuple(variants),
-        seeds=fresh_seeds(6600, num_seeds),
-        predictions=_AGGREGATION.sentences,
-        design=_AGGREGATION,
+    return population(
+        _AGGREGATION,
+        tuple(variants),
+        fresh_seeds(6600, num_seeds),
+        task=SortTask(num_digits=47, end_token=True, max_fillers=64, reward="graded"),
+        start={
+            **{"updates": 80, "batch_size": 32, "fillers": (0, 16)},
+            **{"seed": FIRST_START, "count": 5},
+        },
+        updates=updates,
+        learning_rate=1e-3,
+        num_prompts=4,
+        log_every=2,
     )
 
-
-LANGUAGE_BETAS = (0.05, 0.1, 0.25, 0.5)
-#: Of coefficients that are felt.
-FELT = (0.25, 0.5)
 
 _LANGUAGE_OUTCOME = (
     f"{AT_EQUAL_KL} There is one model, and so one start: seeds take the place of starts, and the "
     "interval says nothing about other models."
 )
-
-
-def _nearer(names: tuple[str, ...], betas: tuple[float, ...]) -> tuple[Prediction, ...]:
-    """Each ends at a smaller KL than no KL term."""
-    return tuple(
-        Prediction(
-            variant=name,
-            other="none",
-            metric="reverse_kl",
-            expected="below",
-            betas=betas,
-            why="it descends a KL",
-        )
-        for name in names
-    )
 
 
 _LANGUAGE_PILOTS = (
@@ -363,17 +245,13 @@ _LANGUAGE = Design(
     ),
     outcome=_LANGUAGE_OUTCOME,
     margin=0.05,
-    predictions=(
-        _in_reward("k3_loss", "exact_loss", "below", "it was on two cores, with five seeds"),
-        _in_reward("k1_reward", "exact_loss", "equivalent", "few tokens bring little noise"),
-        Prediction(
-            variant="k3_loss",
-            other="exact_loss",
-            metric="forward_kl",
-            expected="below",
-            why="its expected gradient is the forward KL's",
-        ),
-        *_nearer(("exact_loss", "k3_loss", "k1_reward"), FELT),
+    predictions=predict(
+        {
+            "k3_loss < exact_loss: reward": "it was on two cores, with five seeds",
+            "k1_reward = exact_loss: reward": "few tokens bring little noise",
+            "k3_loss < exact_loss: forward_kl": "its expected gradient is the forward KL's",
+            "exact_loss k3_loss k1_reward < none: reverse_kl at 0.25 0.5": "it descends a KL",
+        }
     ),
     stopping=(
         f"{STOPPING} The time on the GPU ended after the coefficients up to 0.5, in which 128 of "
@@ -389,35 +267,25 @@ def smollm2_equal_kl(*, num_seeds: int = 10, updates: int = 60, weights: str = "
     """Accuracy at equal KL of adapters on SmolLM2-135M-Instruct."""
     return Preset(
         config=_language_config(updates, weights),
-        variants=with_terms(LANGUAGE_BETAS, ("exact_loss", "k3_loss", "k1_reward")),
+        variants=with_terms((0.05, 0.1, 0.25, 0.5), ("exact_loss", "k3_loss", "k1_reward")),
         seeds=fresh_seeds(7000, num_seeds),
         predictions=_LANGUAGE.sentences,
         design=_LANGUAGE,
     )
 
 
-PREFIX_BETAS = (*FELT, 1.0)
-
 _PREFIX = Design(
     question="On a language model: does the attached prefix ratio train as k1 in the reward does?",
     outcome=_LANGUAGE_OUTCOME,
     margin=0.05,
-    predictions=(
-        _in_reward(
-            "k3_loss_attached_prefix",
-            "k1_reward",
-            "equivalent",
-            "both have the gradient of the KL of whole completions",
-        ),
-        Prediction(
-            variant="k3_loss_attached_prefix",
-            other="k1_reward",
-            metric="reverse_kl",
-            expected="equivalent",
-            betas=PREFIX_BETAS,
-            why="both have the gradient of the KL of whole completions",
-        ),
-        *_nearer(("k1_reward", "k3_loss_attached_prefix"), PREFIX_BETAS),
+    predictions=predict(
+        {
+            "k3_loss_attached_prefix = k1_reward: reward": OF_COMPLETIONS,
+            "k3_loss_attached_prefix = k1_reward: reverse_kl at 0.25 0.5 1": OF_COMPLETIONS,
+            "k1_reward k3_loss_attached_prefix < none: reverse_kl at 0.25 0.5 1": (
+                "it descends a KL"
+            ),
+        }
     ),
     stopping=STOPPING,
     pilots=_LANGUAGE_PILOTS,
@@ -429,7 +297,7 @@ def smollm2_prefix(*, num_seeds: int = 10, updates: int = 60, weights: str = "hu
     """The prefix ratio beside k1 in the reward on SmolLM2-135M-Instruct; not trained yet."""
     return Preset(
         config=_language_config(updates, weights),
-        variants=with_terms(PREFIX_BETAS, ("k1_reward", "k3_loss_attached_prefix")),
+        variants=with_terms((0.25, 0.5, 1.0), ("k1_reward", "k3_loss_attached_prefix")),
         seeds=fresh_seeds(7000, num_seeds),
         predictions=_PREFIX.sentences,
         design=_PREFIX,
