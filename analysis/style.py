@@ -21,44 +21,21 @@ from PIL import Image
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-COLOURS: dict[str, str] = {
-    "none": "#9A9088",
-    "k1": "#A13405",
-    "k2": "#226BCB",
-    "k3": "#065C44",
-    "k3_clip": "#289CCB",
-    "k4": "#5FA253",
-    "minimax01": "#A24089",
-    "exact": "#111111",
-    "reverse": "#230B62",
-    "forward": "#AA9112",
+_ESTIMATORS: dict[str, tuple[str, str, str]] = {
+    "none": ("#9A9088", "x", "no KL term"),
+    "k1": ("#A13405", "o", "$k_1$"),
+    "k2": ("#226BCB", "s", "$k_2$"),
+    "k3": ("#065C44", "^", "$k_3$"),
+    "k3_clip": ("#289CCB", "v", "$k_3$ clipped"),
+    "k4": ("#5FA253", "<", "$k_4$"),
+    "minimax01": ("#A24089", "P", "MiniMax-01"),
+    "exact": ("#111111", "*", "exact"),
+    "reverse": ("#230B62", "D", "reverse KL"),
+    "forward": ("#AA9112", "X", "forward KL"),
 }
-
-MARKERS: dict[str, str] = {
-    "none": "x",
-    "k1": "o",
-    "k2": "s",
-    "k3": "^",
-    "k3_clip": "v",
-    "k4": "<",
-    "minimax01": "P",
-    "exact": "*",
-    "reverse": "D",
-    "forward": "X",
-}
-
-LABELS: dict[str, str] = {
-    "none": "no KL term",
-    "k1": "$k_1$",
-    "k2": "$k_2$",
-    "k3": "$k_3$",
-    "k3_clip": "$k_3$ clipped",
-    "k4": "$k_4$",
-    "minimax01": "MiniMax-01",
-    "exact": "exact",
-    "reverse": "reverse KL",
-    "forward": "forward KL",
-}
+COLOURS, MARKERS, LABELS = (
+    {name: look[part] for name, look in _ESTIMATORS.items()} for part in range(3)
+)
 
 LINESTYLES: dict[str, str] = {"loss": "-", "reward": "--"}
 """Placement of the KL term: solid in the loss, dashed in the reward."""

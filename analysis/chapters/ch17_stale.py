@@ -96,13 +96,8 @@ def costed_ways(several: Recording, large: Recording) -> pd.DataFrame:
 
 
 def at_equal_cost(ways: pd.DataFrame, cost: str, beta: float) -> pd.DataFrame:
-    """One row per run of one beta: where each way stands when the cheapest run has ended.
-
-    Args:
-        ways: of :func:`costed_ways`.
-        cost: ``completions``, ``passes`` or ``recomputed``.
-        beta: the KL coefficient.
-    """
+    """One row per run of one beta: where each of :func:`costed_ways` stands when the cheapest run
+    has ended, by ``completions``, ``passes`` or ``recomputed``."""
     at_beta = ways[ways["beta"] == beta]
     limit = at_beta.groupby("variant")[cost].max().min()
     return final_within(at_beta, cost, limit)
@@ -115,22 +110,14 @@ def peaks_of(curves: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 # --- What it draws ----------------------------------------------------------------------------
 
-#: KL loss on stale samples -> its estimator, and whether it is weighted.
+#: KL loss on stale samples -> its estimator, and what says in its label that it is weighted.
 LOSSES = {
-    "none": ("none", False),
-    "k2": ("k2", False),
-    "k2_detached": ("k2", True),
-    "k3": ("k3", False),
-    "k3_attached": ("k3", True),
-    "exact": ("exact", False),
-}
-LOSS_LABELS = {
-    "none": "no KL term",
-    "k2": "$k_2$",
-    "k2_detached": "$k_2$, weighted",
-    "k3": "$k_3$",
-    "k3_attached": "$k_3$, weighted",
-    "exact": "exact",
+    "none": ("none", ""),
+    "k2": ("k2", ""),
+    "k2_detached": ("k2", ", weighted"),
+    "k3": ("k3", ""),
+    "k3_attached": ("k3", ", weighted"),
+    "exact": ("exact", ""),
 }
 #: One of the three ways -> its estimator, placement and label.
 WAYS = {
@@ -206,7 +193,7 @@ def ages(finals: pd.DataFrame) -> Figure:
 
 def peaks(table: pd.DataFrame, lag: int) -> Figure:
     """The largest gradient norm that a run logged, by KL loss, at one age."""
-    labels = {f"{name}_lag_{lag}": label for name, label in LOSS_LABELS.items()}
+    labels = {f"{name}_lag_{lag}": loss_look(name)["label"] for name in LOSSES}
     kept = table[table["variant"].isin(labels)]
     figure = dots(kept, labels, {"gradient_norm": "largest logged gradient norm, log scale"})
     figure.axes[0].set_xscale("log")
@@ -303,7 +290,7 @@ def decoding(curves: pd.DataFrame, steps: Mapping[str, int]) -> Figure:
 def loss_look(name: str) -> Look:
     """Colour and marker of the estimator; dotted and hollow where the loss is weighted."""
     estimator, weighted = LOSSES[name]
-    look = style.line(estimator) | {"label": LOSS_LABELS[name]}
+    look = style.line(estimator, label=style.LABELS[estimator] + weighted)
     return look | ({"linestyle": ":", "markerfacecolor": "white"} if weighted else {})
 
 

@@ -53,12 +53,7 @@ def beside(finals: dict[str, pd.DataFrame], metric: str, *, beta: float) -> pd.D
 def from_no_kl(finals: pd.DataFrame, variants: Iterable[str]) -> pd.DataFrame:
     """Fronts that begin at no KL term: its runs stand for every variant at a coefficient of zero.
 
-    Args:
-        finals: one row per run; those of the variant ``none`` among them.
-        variants: that are kept, beside ``none``.
-
-    Returns:
-        The rows of ``none`` and of the variants, and for each variant a copy of those of ``none``.
+    The rows of ``none`` and of the variants, and for each variant a copy of those of ``none``.
     """
     none = finals[finals["variant"] == "none"]
     kept = [finals[finals["variant"] == variant] for variant in variants]
@@ -83,25 +78,18 @@ def readings(curves: pd.DataFrame) -> pd.DataFrame:
 
 
 def reading_errors(table: pd.DataFrame) -> pd.DataFrame:
-    """Of :func:`readings`: how wrong one update's reading is, relative to the exact KL.
+    """How wrong one of :func:`readings` is, relative to the exact KL, a row an estimator.
 
-    Returns:
-        One row per estimator: ``median`` and ``largest`` of the ratio; ``bias``, its mean less one;
-        ``rms``, the root of the mean square of that difference.
+    ``median`` and ``largest`` of the ratio; ``bias``, its mean less one; ``rms``, the root of the
+    mean square of that difference.
     """
-    rows = []
-    for name, part in table.groupby("estimator", sort=False):
-        error = part["ratio"] - 1.0
-        rows.append(
-            {
-                "estimator": name,
-                "median": part["ratio"].median(),
-                "largest": part["ratio"].max(),
-                "bias": error.mean(),
-                "rms": float(np.sqrt(np.square(error).mean())),
-            }
-        )
-    return pd.DataFrame(rows)
+    errors = table.assign(error=table["ratio"] - 1.0).groupby("estimator", sort=False)
+    return errors.agg(
+        median=("ratio", "median"),
+        largest=("ratio", "max"),
+        bias=("error", "mean"),
+        rms=("error", lambda error: np.sqrt(np.square(error).mean())),
+    ).reset_index()
 
 
 def elsewhere(kept: Retention, finals: pd.DataFrame) -> pd.DataFrame:
@@ -127,15 +115,8 @@ def elsewhere(kept: Retention, finals: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_skill(table: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """The mean over the seeds of each skill, variant and beta, and the seeds' range.
-
-    Args:
-        table: from :func:`elsewhere`.
-        metric: one of its columns.
-
-    Returns:
-        One row per skill, variant and beta, in their order: ``mean``, ``low``, ``high``, ``seeds``.
-    """
+    """A column of :func:`elsewhere` by skill, variant and beta, in their order: the ``mean`` over
+    the ``seeds``, and their range from ``low`` to ``high``."""
     grouped = table.groupby(["skill", "variant", "beta"], sort=False)[metric]
     columns = {"mean": "mean", "low": "min", "high": "max", "seeds": "size"}
     return grouped.agg(**columns).reset_index()
@@ -149,8 +130,7 @@ def elsewhere_at_equal(table: pd.DataFrame, variant: str, other: str, level: flo
 
     Args:
         table: from :func:`elsewhere`.
-        variant: compared with ``other``.
-        other: a variant.
+        variant, other: that are compared.
         level: of ``on_task``.
 
     Returns:
@@ -175,12 +155,9 @@ def elsewhere_at_equal(table: pd.DataFrame, variant: str, other: str, level: flo
 def seen(table: pd.DataFrame) -> pd.DataFrame:
     """Share of the exact KL that tokens of at least a given probability hold, by estimator.
 
-    Args:
-        table: of one run, as :func:`analysis.experiments.language.estimator_tail.contributions`.
-
-    Returns:
-        One row per decade, from the likeliest down: ``probability``, its lower end, and ``k1`` and
-        ``k3``. Both end at one: their means over the whole vocabulary are the exact KL.
+    Of :func:`analysis.experiments.language.estimator_tail.contributions`, one row per decade, from
+    the likeliest down: ``probability``, its lower end, ``k1`` and ``k3``. Both end at one: their
+    means over the whole vocabulary are the exact KL.
     """
     ordered = table.sort_values("decade", ascending=False)
     shares = ordered[["k1", "k3"]].cumsum() / ordered[["k1", "k3"]].sum()
@@ -270,12 +247,7 @@ HIGHEST = 3.0
 
 
 def beside_figure(table: pd.DataFrame, label: str) -> Figure:
-    """One row a variant, one marker a population: the last population filled, the others hollow.
-
-    Args:
-        table: of :func:`beside`.
-        label: of the axis.
-    """
+    """:func:`beside`, one row a variant, one marker a population: the last one is filled."""
     populations = list(table["population"].unique())
     variants = [variant for variant in KL_TERMS if variant in set(table["variant"])]
     figure, axes = style.subplots(height=1.4 + 0.5 * len(variants))
@@ -285,14 +257,9 @@ def beside_figure(table: pd.DataFrame, label: str) -> Figure:
         shift = 0.16 * (2 * index - len(populations) + 1)
         for place, (variant, row) in enumerate(rows.iterrows()):
             colour = style.COLOURS[KL_TERMS[variant][0]]
-            axes.errorbar(
-                row["ratio"],
-                place + shift,
-                xerr=style.bars(row, "ratio"),
-                fmt="o",
-                color=colour,
-                markerfacecolor=colour if filled else "white",
-            )
+            look = {"color": colour, "markerfacecolor": colour if filled else "white"}
+            bars = style.bars(row, "ratio")
+            axes.errorbar(row["ratio"], place + shift, xerr=bars, fmt="o", **look)
         face = "#5A5A5A" if filled else "white"
         axes.plot([], [], "o", color="#5A5A5A", markerfacecolor=face, label=population)
     axes.axvline(1.0, color="#5A5A5A", linewidth=1.0, linestyle=":")
@@ -308,11 +275,7 @@ def beside_figure(table: pd.DataFrame, label: str) -> Figure:
 
 
 def readings_figure(table: pd.DataFrame) -> Figure:
-    """What each estimator shows over the exact KL, a panel an estimator, a point a reading.
-
-    Args:
-        table: of :func:`readings`.
-    """
+    """What each of :func:`readings` shows over the exact KL, a panel an estimator."""
     names = list(table["estimator"].unique())
     figure, panels = style.subplots(len(names), 1, height=7.2, sharex=True, sharey=True)
     for panel, name in zip(panels, names, strict=True):
@@ -372,11 +335,9 @@ def _called(variant: str, beta: float | None = None) -> str:
 
 
 def seen_figure(table: pd.DataFrame, tokens: float) -> Figure:
-    """How much of the KL lies in tokens of at least a given probability.
+    """How much of the KL lies in tokens of at least a given probability: :func:`seen`.
 
-    Args:
-        table: of :func:`seen`.
-        tokens: that one update samples: rarer tokens than one in so many are mostly in no log.
+    Tokens rarer than one in the ``tokens`` that an update samples are mostly in no log.
     """
     figure, axes = style.subplots(height=4.2)
     shown = table[table["probability"] > 0]
