@@ -66,14 +66,9 @@ def mean_length_slope(problem: Reasoning, chosen: Tensor, direction: Tensor) -> 
 def drift_table(rights: Iterable[float], *, max_steps: int = 7, stop: float = 0.25) -> pd.DataFrame:
     """Which way the lengths of right and of wrong answers go under each weight.
 
-    Args:
-        rights: probabilities that a step is right.
-        max_steps: of the longest path.
-        stop: probability that a path ends at each step.
-
-    Returns:
-        One row per probability and weight: ``success`` of a path, ``wrong`` and ``right``, tokens
-        per unit step, and ``error`` of the theorem.
+    One row per probability that a step is right and weight: ``success`` of a path, ``wrong`` and
+    ``right``, tokens per unit step, and ``error`` of the theorem. A path ends with probability
+    ``stop`` at each step.
     """
     rows = []
     for right in rights:

@@ -97,19 +97,13 @@ def train(
     group_size: int = 8,
     learning_rate: float = 0.02,
 ) -> pd.DataFrame:
-    """Train every seed's bandit with the clipped surrogate and one routing in the trainer.
+    """Train every seed's bandit with the clipped surrogate, routing ``replayed`` or ``recomputed``.
 
-    Args:
-        routing: ``replayed`` or ``recomputed``.
-        noise: of the sampler's router, as a multiple of a unit Gaussian.
-        seeds: of bandits, heads and samples; both routings see the same draws.
-        updates: rollouts.
-        steps: Adam steps on each.
-
-    Returns:
-        One row per seed and update: the exact ``reward`` before it, and of the *first* step on its
-        rollout ``ess`` and ``clip_fraction`` of the ratios and ``flipped``, the share of states
-        that the trainer would route otherwise than the sampler did.
+    Unit Gaussians times ``noise`` are added to the sampler's router; both routings see the same
+    draws, and take ``steps`` of Adam on each rollout. One row per seed and update: the exact
+    ``reward`` before it, and of the *first* step on its rollout ``ess`` and ``clip_fraction`` of
+    the ratios and ``flipped``, the share of states that the trainer would route otherwise than the
+    sampler did.
     """
     bandits, start = random_bandits(seeds, states)
     head = ExpertHead(*(part.clone().requires_grad_() for part in start))
@@ -150,12 +144,9 @@ def _numbers(values: dict[str, Tensor]) -> dict[str, list[float]]:
 def gains(curves: pd.DataFrame, *, last: int = 10) -> pd.DataFrame:
     """Replayed less recomputed reward over the ``last`` updates, by noise of the sampler's router.
 
-    Args:
-        curves: of :func:`train`, all noises and both routings.
-
-    Returns:
-        One row per ``noise``: the columns of :func:`analysis.experiments.summaries.paired`, and of
-        the recomputed runs ``flipped`` and ``ess``.
+    Of :func:`train`, all noises and both routings. One row per ``noise``: the columns of
+    :func:`analysis.experiments.summaries.paired`, and of the recomputed runs ``flipped`` and
+    ``ess``.
     """
     late = curves[curves["update"] > curves["update"].max() - last]
     ends = late.groupby(["routing", "noise", "seed"], as_index=False)[

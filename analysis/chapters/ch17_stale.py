@@ -85,9 +85,7 @@ def final_within(
 def costed_ways(several: Recording, large: Recording) -> pd.DataFrame:
     """Curves of the three ways with their costs, the large batches under a name of their own.
 
-    Args:
-        several: several optimizer steps a rollout; its own unweighted k2 is left out.
-        large: one step on large batches; its runs without a KL term are left out.
+    Of several steps a rollout the unweighted k2 is left out, of large batches no KL term.
     """
     steps, batches = (with_costs(run.curves, run.preset.config) for run in (several, large))
     steps = steps[steps["variant"] != "k2_loss"]
@@ -212,12 +210,8 @@ def ways(finals: pd.DataFrame) -> Figure:
 
 
 def at_cost(curves: pd.DataFrame) -> Figure:
-    """Accuracy over completions drawn and over passes through the model.
-
-    Args:
-        curves: one beta a variant, with ``completions`` and ``passes``; drawn to half as much again
-            as the cheapest variant has cost.
-    """
+    """Accuracy over completions drawn and over passes through the model, one beta a variant, to
+    half as much again as the cheapest variant has cost."""
     figure, panels = style.subplots(2, 1, height=6.6, sharey=True)
     costs = (
         ("completions", "answers drawn (thousands)"),
@@ -267,21 +261,17 @@ def routings(curves: pd.DataFrame) -> Figure:
 
 
 def decoding(curves: pd.DataFrame, steps: Mapping[str, int]) -> Figure:
-    """Accuracy over updates and over decoding steps that follow one another.
-
-    Args:
-        curves: recorded.
-        steps: variant -> decoding steps of an update.
-    """
+    """Accuracy over updates, and over decoding steps that follow one another (variant -> those of
+    an update)."""
     figure, panels = style.subplots(2, 1, height=6.6, sharey=True)
     table = curves.assign(steps=curves["update"] * curves["variant"].map(steps))
     looks = {
         variant: style.line(name) | {"label": label, "linestyle": dashes, "marker": ""}
         for variant, (name, dashes, label) in BUDGETS.items()
     }
-    for panel, x in zip(panels, ("update", "steps"), strict=True):
+    labels = {"update": "update", "steps": "sequential decoding steps"}
+    for panel, (x, label) in zip(panels, labels.items(), strict=True):
         bands(panel, table, "accuracy", looks, x=x)
-    for panel, label in zip(panels, ("update", "sequential decoding steps"), strict=True):
         panel.set(xlabel=label, ylabel="accuracy")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return figure
@@ -371,11 +361,7 @@ NAMES |= {
 
 
 def compare(routing: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Every comparison of the page, seed by seed.
-
-    Args:
-        routing: of :func:`analysis.chapters.ch17_routing.gains`, trained by the notebook.
-    """
+    """Every comparison of the page, seed by seed, and the ``gains`` of routings that it trains."""
     return {
         **_of_ages(),
         **_of_ways(),

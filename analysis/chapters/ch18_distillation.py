@@ -104,14 +104,9 @@ def costs(
 ) -> Figure:
     """How many times more GRPO spends than each lesson until an accuracy, log scale.
 
-    A triangle instead of a circle: in some seeds GRPO never got there, and the ratio is at least
-    this.
-
-    Args:
-        panels: title -> rows of one unit of
-            :func:`cost_table`.
-        others: lesson, one of ``LESSONS`` -> what it is called.
-        claimed: range of the ratio that reports give, shaded.
+    Panels are rows of one unit of :func:`cost_table` by title; ``claimed`` is what reports
+    give, shaded. A triangle instead of a circle: in some seeds GRPO never got there, so the ratio
+    is at least this.
     """
     figure, axes = style.subplots(len(panels), 1, height=0.8 + 3.0 * len(panels), sharey=True)
     for panel, (title, table) in zip(axes, panels.items(), strict=True):
@@ -142,12 +137,9 @@ def costs(
 def tradeoff(
     finals: pd.DataFrame, variants: Mapping[str, str], marks: Mapping[str, tuple[float, float]]
 ) -> Figure:
-    """Final accuracy against final length, one point a variant, with bands over seeds.
+    """Final accuracy against final length, one point a variant (-> its name), with bars over seeds.
 
-    Args:
-        finals: one row per run.
-        variants: variant -> what it is called.
-        marks: what policies that are not trained here are called -> (length, accuracy).
+    ``marks`` are policies that are not trained here: name -> (length, accuracy).
     """
     figure, axes = style.subplots(height=5.2)
     metrics = ("own_length", "own_accuracy")

@@ -156,13 +156,7 @@ SAYS = {
 
 
 def differences(table: pd.DataFrame, other: str) -> Figure:
-    """Accuracy at equal KL, less that of another variant, by part of the range.
-
-    Args:
-        table: of :func:`analysis.experiments.summaries.paired_along`, with the part in
-            ``level``.
-        other: how the other variant is called.
-    """
+    """Accuracy at equal KL, less that of another variant, by part of the range, as ``level``."""
     levels, variants = list(table["level"].unique()), list(table["variant"].unique())
     figure, axes = style.subplots(height=1.2 + 0.32 * len(table))
     margin = statistics.ACCURACY_MARGIN

@@ -56,14 +56,10 @@ def key_of(row: pd.Series) -> tuple[str, ...]:
 
 
 def judged_page(tables: Mapping[str, pd.DataFrame], comparisons: int) -> Page:
-    """Judge all tables of a page together.
-
-    Args:
-        tables: of :func:`analysis.experiments.summaries.paired` and its kind.
-        comparisons: how many the page says that it makes.
+    """Judge all tables of a page together, by name.
 
     Raises:
-        ValueError: it makes another number.
+        ValueError: it makes another number of ``comparisons`` than it says.
     """
     counts = summaries.tally(tables.values(), comparisons)
     judged = {name: summaries.judged(table, comparisons) for name, table in tables.items()}

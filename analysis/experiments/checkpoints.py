@@ -99,11 +99,7 @@ class Checkpoints:
     ) -> None:
         """Let ``trainer`` go on from the newest intact checkpoint, if there is any.
 
-        Args:
-            trainer: of the shard, before its first update.
-            provenance: under what it trains.
-            quarantine: moves a corrupt file and returns its new place.
-            say: told which file was corrupt, and how.
+        ``quarantine`` moves a corrupt file and returns its new place; ``say`` is told which.
         """
         for path in self.paths():
             try:

@@ -15,11 +15,7 @@ COUNTS = ("finished", "diverged", "stale", "missing")
 
 
 def inventory(store: Store, preset: Preset | None = None) -> pd.DataFrame:
-    """How many runs are stored, of a preset or of all.
-
-    Args:
-        store: the store.
-        preset: list its runs only, missing ones included.
+    """How many runs are stored, of a preset, missing ones included, or of all.
 
     Returns:
         Columns ``config`` (a hash of what the runs share), ``variant``, ``beta``, ``updates`` and

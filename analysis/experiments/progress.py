@@ -23,13 +23,7 @@ class Progress:
         self._bar = tqdm(disable=True)
 
     def begin(self, runs: int, missing: Sequence[int], updates: int) -> None:
-        """Start the clock.
-
-        Args:
-            runs: of the whole sweep.
-            missing: for each shard to compute, its runs that are not stored.
-            updates: of each run.
-        """
+        """Start the clock: runs of the sweep, those ``missing`` in each shard, their updates."""
         self._started = self._said = time.monotonic()
         self._shares = [count * updates for count in missing]
         self._bar = tqdm(

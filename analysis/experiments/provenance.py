@@ -30,13 +30,7 @@ class Provenance(Schema):
 def current_provenance(
     config: PopulationConfig, device: torch.device | str = "cpu", threads: int | None = None
 ) -> Provenance:
-    """That of a run started now.
-
-    Args:
-        config: what its runs share.
-        device: where it runs.
-        threads: of the process that computes it; by default this one.
-    """
+    """That of a run started now, with the threads of this process by default."""
     return provenance_here(source_of(config), device, threads)
 
 

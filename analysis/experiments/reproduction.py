@@ -171,14 +171,10 @@ def reproduce(
 
 
 def mismatches(both: pd.DataFrame) -> pd.DataFrame:
-    """The numbers that differ at all, earliest first.
+    """The rows of :func:`analysis.experiments.recording.compared` that differ, earliest first.
 
-    Args:
-        both: from :func:`analysis.experiments.recording.compared`.
-
-    Returns:
-        The rows of ``both`` whose numbers differ, with their ``size``: the difference over the
-        metric's largest recorded value of that run, infinite where only one is a number.
+    Their ``size`` is the difference over the metric's largest recorded value of that run, infinite
+    where only one is a number.
     """
     run = both.groupby(["variant", "beta", "seed", "metric"], sort=False)["recorded"]
     largest = run.transform(lambda values: values.abs().max())
@@ -208,11 +204,6 @@ def meaning(rows: pd.DataFrame, recorded_on: str, here: str) -> str:
     What is measured of the policy at update 0 can differ by rounding only, which on another machine
     has grown while the start was trained. Later it is the machine that tells whether rounding may
     be the reason.
-
-    Args:
-        rows: at least one.
-        recorded_on: device and versions of the recording.
-        here: those of this machine.
     """
     allowed = ROUNDING if here == recorded_on else TRAINED_ELSEWHERE
     start = rows[(rows["update"] == 0) & (rows["size"] > allowed)]

@@ -129,9 +129,7 @@ def html_page(report: Report, rollouts: Rollouts) -> str:
 def findings_html(report: Report, *, book: str | None = None) -> str:
     """Findings in order, each with its evidence, what to change and a link to the reason.
 
-    Args:
-        report: what was found.
-        book: prefix of the pages of a built book, to link to; by default chapters are named.
+    ``book`` is the prefix of the pages of a built book; by default chapters are named.
     """
     sections = [_section(finding, book) for finding in report.findings]
     return "\n".join(sections) or "<p>Nothing found.</p>"

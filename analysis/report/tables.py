@@ -24,9 +24,6 @@ def as_text(
         columns: for each column to show, its heading and its number format (``""`` for text).
         index: how many leading columns head the rows.
         missing: what a NaN shows as.
-
-    Returns:
-        A frame of strings.
     """
     text = pd.DataFrame(
         {
@@ -71,14 +68,7 @@ def differences(
 ) -> pd.DataFrame:
     """Judged comparisons as readers meet them: names, difference, interval and verdict.
 
-    Args:
-        table: of :func:`analysis.experiments.summaries.judged`.
-        names: variant -> what the page calls it.
-        spec: of the numbers.
-        extra: further columns of ``table`` -> their heading; they come first.
-
-    Returns:
-        A frame of strings, one row a comparison.
+    ``extra`` are further columns of the table -> their heading; they come first.
     """
     called = {name: names.get(name, name) for name in {*table["variant"], *table["other"]}}
     text = table.assign(
