@@ -23,6 +23,7 @@ from analysis.chapters.claims import (
     judge,
     largest,
     median,
+    percentiles,
     recorded,
     share,
 )
@@ -113,12 +114,6 @@ def one_state_table(policies: Policies, terms: Iterable[KLTerm] = LOSS_AND_REWAR
         term.at_one_state | _compare(expected_gradient(*policies, **term.at_one_state), exact)
         for term in terms
     )
-
-
-def percentiles(values: Tensor) -> dict[str, Tensor]:
-    """``p10``, ``median`` and ``p90`` over the last dimension, interpolated."""
-    levels = torch.tensor([0.1, 0.5, 0.9], dtype=values.dtype)
-    return dict(zip(("p10", "median", "p90"), values.quantile(levels, dim=-1), strict=True))
 
 
 def drift_curves(

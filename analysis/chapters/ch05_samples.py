@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import grad
 
 from analysis import style
-from analysis.chapters.ch02_gradients import noise_ratio, pairs, percentiles
+from analysis.chapters.ch02_gradients import noise_ratio, pairs
 from analysis.chapters.ch19_designed import figure2
 from analysis.chapters.claims import (
     EXACT,
@@ -25,6 +25,7 @@ from analysis.chapters.claims import (
     judge,
     largest,
     median,
+    percentiles,
     recorded,
     share,
 )

@@ -42,9 +42,8 @@ from analysis.objectives.merged import kl_coefficient_kept, merged_loss
 
 def standardised(values: Tensor, probability: Tensor) -> Tensor:
     """Values minus their mean over their standard deviation, under the probabilities given."""
-    mean = (probability * values).sum(-1, keepdim=True)
-    variance = (probability * (values - mean).square()).sum(-1, keepdim=True)
-    return (values - mean) / variance.sqrt()
+    centred = values - (probability * values).sum(-1, keepdim=True)
+    return centred / (probability * centred.square()).sum(-1, keepdim=True).sqrt()
 
 
 def weighted_kl_gradient(

@@ -95,10 +95,15 @@ def median(values: Tensor) -> float:
     return values.median().item()
 
 
-def band(values: Tensor) -> dict[str, float]:
-    """The 10th, 50th and 90th percentile, interpolated, as ``p10``, ``median`` and ``p90``."""
+def percentiles(values: Tensor) -> dict[str, Tensor]:
+    """``p10``, ``median`` and ``p90`` over the last dimension, interpolated."""
     levels = torch.tensor([0.1, 0.5, 0.9], dtype=values.dtype)
-    return dict(zip(("p10", "median", "p90"), values.quantile(levels).tolist(), strict=True))
+    return dict(zip(("p10", "median", "p90"), values.quantile(levels, dim=-1), strict=True))
+
+
+def band(values: Tensor) -> dict[str, float]:
+    """:func:`percentiles` of one row of values, as numbers."""
+    return {name: value.item() for name, value in percentiles(values.flatten()).items()}
 
 
 def share(events: Tensor) -> float:
