@@ -378,11 +378,7 @@ def k2_is_biased_with_low_variance() -> Finding:
     """Bias of k2 in units of the KL, and its variance against k1's, near and far."""
     bias, noisier = (bias_of("k2") / reverse_kl(*FAR)).abs(), share_noisier("k1", "k2")
     biased = bias.min().item() > EXACT
-    figures = {
-        "bias": median(bias),
-        "quieter_near": noisier["near"],
-        "quieter_far": noisier["far"],
-    }
+    figures = {"bias": median(bias), "quieter_near": noisier["near"], "quieter_far": noisier["far"]}
     least, most = min(noisier.values()), max(noisier.values())
     return Finding(judge(biased and least == 1, biased and most > 0), figures)
 

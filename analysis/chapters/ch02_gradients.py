@@ -117,11 +117,7 @@ def one_state_table(policies: Policies, terms: Iterable[KLTerm] = LOSS_AND_REWAR
 
 
 def drift_curves(
-    ref_logits: Tensor,
-    distances: Tensor,
-    *,
-    seed: int,
-    terms: Iterable[KLTerm] = LOSS_AND_REWARD,
+    ref_logits: Tensor, distances: Tensor, *, seed: int, terms: Iterable[KLTerm] = LOSS_AND_REWARD
 ) -> pd.DataFrame:
     """Relative error against the reverse KL's gradient as the policy leaves its reference: the
     term, ``kl`` (median reverse KL, nats) and :func:`percentiles` over the references."""
@@ -464,10 +460,7 @@ def derivative_of_the_mean_of_k2() -> Finding:
     logits, ref_logits = pairs()
     full = grad(lambda at: estimator_means(at, ref_logits)["k2"].sum())(logits)
     error = relative_error(full, exact_kl_gradient(*pairs(), direction="reverse"))
-    figures = {
-        "gradient_of_mean": median(error),
-        "mean_of_gradient": worst("k2"),
-    }
+    figures = {"gradient_of_mean": median(error), "mean_of_gradient": worst("k2")}
     return Finding(judge(largest(error) < EXACT, False), figures)
 
 

@@ -336,11 +336,7 @@ def simplex_grid(resolution: int, margin: float = 0.1) -> Tensor:
 # --- What it draws
 
 #: What each law is called at the end of its line.
-LAW_LABELS = {
-    "k2": "$k_2$ loss,\n$k_1$ reward",
-    "k3": "$k_3$ loss",
-    "minimax01": "MiniMax-01",
-}
+LAW_LABELS = {"k2": "$k_2$ loss,\n$k_1$ reward", "k3": "$k_3$ loss", "minimax01": "MiniMax-01"}
 
 #: Lowest tilt drawn: a token that is given up falls through it.
 FLOOR = 1e-6

@@ -430,8 +430,7 @@ def dynamic_sampling() -> Finding:
     undefined_with = figures["advantage_with_eps"] != 0
     formula_right = figures["fraction_error"] < EXACT
     return Finding(
-        judge(undefined_without and undefined_with, undefined_without and formula_right),
-        figures,
+        judge(undefined_without and undefined_with, undefined_without and formula_right), figures
     )
 
 

@@ -34,11 +34,7 @@ from analysis.kl.sequences import (
 from analysis.kl.surrogates import ESTIMATORS, straight_through
 from analysis.kl.term import KLTerm
 from analysis.objectives.advantages import group_centre, group_normalise
-from analysis.objectives.ordering import (
-    kl_then_leave_one_out,
-    kl_then_normalise,
-    normalise_then_kl,
-)
+from analysis.objectives.ordering import kl_then_leave_one_out, kl_then_normalise, normalise_then_kl
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 

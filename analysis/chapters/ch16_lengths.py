@@ -14,11 +14,7 @@ from analysis.experiments import start_lengths, statistics
 # --- What the chapter computes ----------------------------------------------------------------
 
 #: How tokens are averaged -> what figures call it.
-AVERAGES = {
-    "mean": "$1/|o|$",
-    "batch_mean": "one mean over the batch",
-    "sum": "sum over tokens",
-}
+AVERAGES = {"mean": "$1/|o|$", "batch_mean": "one mean over the batch", "sum": "sum over tokens"}
 #: Variant -> what tables call it.
 NAMES = {
     f"{name}_{how}": f"{called}, {average.replace('$', '')}"

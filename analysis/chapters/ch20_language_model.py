@@ -185,11 +185,7 @@ BETA, FAR_BETA = 0.3, 1.0
 #: What is compared at one coefficient, in KL and in accuracy.
 PAIRS = " ".join(f"{name}/none" for name in KL_TERMS if name != "none")
 PAIRS += " k2_loss/exact_loss k3_loss/k2_loss k1_reward/exact_loss"
-PARTS = {
-    "whole": (0.0, 1.0),
-    "nearer": (0.0, 0.5),
-    "farther": (0.5, 1.0),
-}
+PARTS = {"whole": (0.0, 1.0), "nearer": (0.0, 0.5), "farther": (0.5, 1.0)}
 
 
 def ends() -> tuple[pd.DataFrame, pd.DataFrame]:

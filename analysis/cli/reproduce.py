@@ -48,11 +48,7 @@ def reproduce(
         for folder in folders:
             try:
                 found = reproduced(
-                    folder,
-                    runs=runs,
-                    updates=updates,
-                    beside=beside,
-                    progress=sys.stderr.isatty(),
+                    folder, runs=runs, updates=updates, beside=beside, progress=sys.stderr.isatty()
                 )
             except Unavailable as missing:
                 if recordings:

@@ -131,13 +131,7 @@ CAUSES: tuple[Cause, ...] = (
         "02_gradients#thm-off-policy-weights",
         kind="spoils",
     ),
-    Cause(
-        when.other_sampler,
-        "{which}",
-        "{what}",
-        "06_sequences#thm-sampling-mask",
-        kind="data",
-    ),
+    Cause(when.other_sampler, "{which}", "{what}", "06_sequences#thm-sampling-mask", kind="data"),
     Cause(
         groups.padded_positions,
         "Rows with left padding were scored at other positions than they were sampled at",

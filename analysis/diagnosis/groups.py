@@ -309,10 +309,7 @@ def padded_positions(m: Measured) -> Shown | None:
     if not most.clear_of(0.0) or abs(most.value) < bound or abs(least.value) > abs(most.value) / 3:
         return None
     return Shown(
-        {
-            "mean of -log p minus the entropy, padded most": most.value,
-            "padded least": least.value,
-        }
+        {"mean of -log p minus the entropy, padded most": most.value, "padded least": least.value}
     )
 
 

@@ -48,11 +48,7 @@ COMPARISONS = (
 
 
 def train(
-    config: PopulationConfig,
-    runs: Sequence[Run],
-    setting: Environment,
-    *,
-    progress: bool = False,
+    config: PopulationConfig, runs: Sequence[Run], setting: Environment, *, progress: bool = False
 ) -> list[RunRecord]:
     """Train runs, ``CHUNK`` at a time or as many as memory holds.
 

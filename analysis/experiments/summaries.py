@@ -24,9 +24,7 @@ SHARED_POINTS = 32
 
 
 def by_variant(
-    table: pd.DataFrame,
-    metrics: Iterable[str],
-    band: Literal["range", "interval"] = "interval",
+    table: pd.DataFrame, metrics: Iterable[str], band: Literal["range", "interval"] = "interval"
 ) -> pd.DataFrame:
     """Mean of metrics per variant, beta and (where there is one) update, with its interval.
 

@@ -19,14 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from analysis.errors import UserError
-from analysis.files import (
-    read_json,
-    replace_file,
-    sealed,
-    sha256_bytes,
-    sha256_file,
-    unsealed,
-)
+from analysis.files import read_json, replace_file, sealed, sha256_bytes, sha256_file, unsealed
 from analysis.freshness import (
     changed_read,
     code_sha256,

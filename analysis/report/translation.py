@@ -42,11 +42,7 @@ class Language(NamedTuple):
 
 
 CHINESE = Language(
-    "zh_CN",
-    "zh",
-    "中文",
-    "KL 项：GRPO 的正则项究竟在优化什么",
-    "本页尚未翻译，以下为英文原文。",
+    "zh_CN", "zh", "中文", "KL 项：GRPO 的正则项究竟在优化什么", "本页尚未翻译，以下为英文原文。"
 )
 LANGUAGES = (CHINESE,)
 

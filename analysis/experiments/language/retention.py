@@ -70,10 +70,7 @@ VARIANTS: dict[str, tuple[Preset, tuple[tuple[str, float], ...]]] = {
             ("k1_reward", 0.3),
         ),
     ),
-    "smollm2_front": (
-        smollm2_front(),
-        (("k3_loss", 0.1), ("exact_loss", 0.5), ("k1_reward", 0.5)),
-    ),
+    "smollm2_front": (smollm2_front(), (("k3_loss", 0.1), ("exact_loss", 0.5), ("k1_reward", 0.5))),
 }
 
 #: Written before any run was read.

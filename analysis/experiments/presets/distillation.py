@@ -90,11 +90,7 @@ def distillation_sparse(
 
 @preset
 def weak_teacher(
-    *,
-    weight: float = 0.3,
-    learning_rate: float = 1e-3,
-    num_seeds: int = 10,
-    updates: int = 400,
+    *, weight: float = 0.3, learning_rate: float = 1e-3, num_seeds: int = 10, updates: int = 400
 ) -> Preset:
     """A teacher that reinforcement learning can pass: who stops there?"""
     exact = {"kl": KLTerm(estimator="exact"), "reward": True}
@@ -127,11 +123,7 @@ def weak_teacher(
 
 @preset
 def kdrl(
-    *,
-    weight: float = 0.3,
-    learning_rate: float = 1e-3,
-    num_seeds: int = 10,
-    updates: int = 300,
+    *, weight: float = 0.3, learning_rate: float = 1e-3, num_seeds: int = 10, updates: int = 300
 ) -> Preset:
     """GRPO beside a teacher that is better but wordier: estimators, annealing, masking."""
     annealed = {"weight_end": 0.0, "anneal_updates": max(1, updates // 2)}
@@ -169,11 +161,7 @@ def kdrl(
 
 @preset
 def long_to_short(
-    *,
-    weight: float = 0.2,
-    learning_rate: float = 1e-3,
-    num_seeds: int = 10,
-    updates: int = 200,
+    *, weight: float = 0.2, learning_rate: float = 1e-3, num_seeds: int = 10, updates: int = 200
 ) -> Preset:
     """A start that opens with any number of fillers; methods that make its answers short."""
 

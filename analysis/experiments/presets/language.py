@@ -19,12 +19,7 @@ from analysis.experiments.language.model import (
 )
 from analysis.experiments.preset import NO_KL, Preset, fresh_seeds, kl_variants, preset
 from analysis.kl.term import KLTerm
-from analysis.training.pretrained.config import (
-    PROJECTIONS,
-    ForwardConfig,
-    LlamaConfig,
-    LoraConfig,
-)
+from analysis.training.pretrained.config import PROJECTIONS, ForwardConfig, LlamaConfig, LoraConfig
 from analysis.training.tiny.tasks import VOCAB_SIZE, SortTask
 from analysis.training.variants import Variant
 

@@ -118,11 +118,7 @@ def clip_higher(
 
 @preset
 def dapo(
-    *,
-    learning_rate: float = 5e-4,
-    num_iterations: int = 4,
-    num_seeds: int = 10,
-    updates: int = 120,
+    *, learning_rate: float = 5e-4, num_iterations: int = 4, num_seeds: int = 10, updates: int = 120
 ) -> Preset:
     """GRPO, then DAPO's five changes, each variant with all of those before it."""
     filtered = Correction(mask_truncated=True)

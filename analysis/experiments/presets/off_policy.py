@@ -147,11 +147,7 @@ def mismatch(
     of_top_p = {f"{kind}_{level}": corrections[f"{kind}_{level}"] for kind, level in whole}
     of_top_p["keep_mask"] = Correction(keep_sampling_mask=True)
     variants = [
-        Variant(
-            label=f"{name}_{how}",
-            sampler=sampler,
-            correction=correction,
-        )
+        Variant(label=f"{name}_{how}", sampler=sampler, correction=correction)
         for name, sampler in samplers.items()
         for how, correction in {
             "uncorrected": Correction(),
@@ -182,8 +178,7 @@ def partial_rollouts(
     """Completions cut at a budget of new tokens and continued at the next update."""
     continued = [
         Variant(
-            label=f"budget_{budget}_{train_on}",
-            sampler=Sampler(budget=budget, train_on=train_on),
+            label=f"budget_{budget}_{train_on}", sampler=Sampler(budget=budget, train_on=train_on)
         )
         for budget in budgets
         for train_on in ("all", "current")
