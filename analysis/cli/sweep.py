@@ -22,7 +22,12 @@ from analysis.experiments.progress import Progress
 from analysis.experiments.provenance import merged
 from analysis.experiments.ray_pool import RayPool
 from analysis.experiments.store import Store, StoredRun, run_record
-from analysis.experiments.sweep import run_sweep, shard_size
+from analysis.experiments.sweep import (
+    RUNS_PER_GPU_SHARD,
+    RUNS_PER_SHARD,
+    run_sweep,
+    shard_size,
+)
 from analysis.report.parameters import from_text, parse_assignments
 from analysis.report.processes import available_cores
 
@@ -57,7 +62,8 @@ def sweep(
         store: the folder of finished runs.
         device: cpu or cuda.
         runs_per_shard: runs trained together by one worker; results do not depend on it. By
-            default at most 24, and fewer where workers would idle or memory is short.
+            default at most 24, on a GPU of this machine 512, and fewer where workers would idle or
+            memory is short.
         workers: processes; by default one a core, or one a GPU. On Ray: shards at a time; by
             default as many as the cluster has room for.
         ray_address: compute on a Ray cluster: local (a new one here), auto (that of this machine),
@@ -81,7 +87,7 @@ def sweep(
             recording.check_target(record)
         with _pool(device, workers, ray_address, gpus_per_shard) as pool:
             if runs_per_shard is None:
-                runs_per_shard = _shard_size(chosen, pool)
+                runs_per_shard = _shard_size(chosen, pool, graphs)
             progress = Progress()
             sizes = {"runs_per_shard": runs_per_shard, "graphs": graphs}
             try:
@@ -115,17 +121,17 @@ def _pool(
     yield LocalPool(device, workers)
 
 
-def _shard_size(preset: Preset, pool: Pool) -> int:
+def _shard_size(preset: Preset, pool: Pool, graphs: bool) -> int:
     """What memory allows is known of this machine only, not of a cluster's."""
-    size = shard_size(len(preset.runs), pool.workers)
     if not isinstance(pool, LocalPool):
-        return size
-    on_each = math.ceil(pool.workers / len(pool.devices))
+        return shard_size(len(preset.runs), pool.workers)
+    device, on_each = pool.devices[0], math.ceil(pool.workers / len(pool.devices))
+    most = RUNS_PER_SHARD if device == "cpu" else RUNS_PER_GPU_SHARD
     try:
-        fitting = runs_that_fit(preset.config, pool.devices[0], on_each)
+        fitting = runs_that_fit(preset.config, device, on_each, graphs=graphs)
     except ValueError as error:
         raise UserError(str(error)) from None
-    return size if fitting is None else min(size, fitting)
+    return min(shard_size(len(preset.runs), pool.workers, most), fitting)
 
 
 def _preset(name: str, texts: Mapping[str, str]) -> Preset:

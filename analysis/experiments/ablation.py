@@ -56,7 +56,7 @@ def train(
         One record per chunk, in the order of ``runs``; its failures name runs by their place
         in the whole.
     """
-    chunk = min(CHUNK, runs_that_fit(config, str(setting.start.device)) or CHUNK)
+    chunk = min(CHUNK, runs_that_fit(config, str(setting.start.device)))
     records = []
     for first in range(0, len(runs), chunk):
         trainer = PopulationTrainer(config, runs[first : first + chunk], setting)

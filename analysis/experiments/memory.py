@@ -1,7 +1,8 @@
-"""How many runs may be trained at once before a language model's logits fill the memory.
+"""How many runs may be trained at once before their activations fill the memory.
 
-The tiny policy is never the limit. A language model is: an update holds some two dozen tensors of
-the size of all its logits at once, one run more is one more of each.
+Of a language model an update holds some two dozen tensors of the size of all its logits at once;
+one run more is one more of each. Of the tiny policy it holds the activations of each layer, of
+which the attention grows with the square of a prompt's completions.
 """
 
 from __future__ import annotations
@@ -12,36 +13,50 @@ import torch
 from analysis.experiments.environment import PopulationConfig
 from analysis.experiments.language.model import LanguageConfig, RandomModel, folder_of
 from analysis.training.pretrained.weights import read_config
+from analysis.training.tiny.tasks import VOCAB_SIZE
 
 #: Peak of an update of one run over its logits, all metrics included; activations and adapters
 #: are counted with them. Measured on SmolLM2-135M, prompts of 36 tokens and completions of six.
 BYTES_PER_LOGIT = 96
+#: The same of the tiny policy, over its rows times layers times width, and over its attention
+#: matrices. Measured on a GPU, widths 32 and 64, 512 runs; a CPU needs half of it.
+BYTES_PER_UNIT, BYTES_PER_SCORE = 160, 8
+#: With CUDA graphs, whose recordings keep memory of their own: 24 runs of SmolLM2-135M take 49 GB
+#: without and do not fit into 80 GB with them.
+GRAPHS = 3
 #: Of the memory that is free; the rest is for the frozen weights and what else runs.
 SHARE = 0.8
 
 
-def runs_that_fit(config: PopulationConfig, device: str, workers: int = 1) -> int | None:
-    """For each of ``workers`` on this machine, at least one; None where memory is no limit.
+def runs_that_fit(
+    config: PopulationConfig, device: str, workers: int = 1, *, graphs: bool = False
+) -> int:
+    """For each of ``workers`` on this machine, at least one.
 
     Raises:
         ValueError: the model cannot be had; one line says what to do.
     """
-    if not isinstance(config, LanguageConfig):
-        return None
-    return max(1, int(SHARE * free_bytes(device) / workers) // run_bytes(config))
+    needed = run_bytes(config) * (GRAPHS if graphs else 1)
+    return max(1, int(SHARE * free_bytes(device) / workers) // needed)
 
 
-def run_bytes(config: LanguageConfig) -> int:
-    """What one run of a population on a language model needs at its peak, roughly.
+def run_bytes(config: PopulationConfig) -> int:
+    """What one run of a population needs at its peak, roughly.
 
     Raises:
         ValueError: the model cannot be had; one line says what to do.
     """
-    source = config.model
-    random = isinstance(source, RandomModel)
-    vocab_size = source.llama.vocab_size if random else read_config(folder_of(source)).vocab_size
-    tokens = config.num_prompts * config.group_size * config.task.completion_length
-    return BYTES_PER_LOGIT * tokens * vocab_size
+    completed = config.group_size * config.task.completion_length  # tokens of a prompt
+    if isinstance(config, LanguageConfig):
+        source = config.model
+        random = isinstance(source, RandomModel)
+        llama = source.llama if random else read_config(folder_of(source))
+        return BYTES_PER_LOGIT * config.num_prompts * completed * llama.vocab_size
+    policy, rows = config.policy, config.task.prompt_length + completed
+    units, scores = rows * policy.width, policy.num_heads * rows**2
+    of_layer = BYTES_PER_UNIT * units + BYTES_PER_SCORE * scores
+    logits = BYTES_PER_LOGIT * completed * VOCAB_SIZE
+    return config.num_prompts * (policy.num_layers * of_layer + logits)
 
 
 def free_bytes(device: str) -> int:

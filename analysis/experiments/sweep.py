@@ -24,6 +24,8 @@ from analysis.files import require_writable
 
 #: Runs trained at once: more are slower on a CPU, and lose more when killed.
 RUNS_PER_SHARD = 24
+#: A GPU has room for more, and an update of them takes little longer than one of 24.
+RUNS_PER_GPU_SHARD = 512
 CHECKPOINT_EVERY = 50
 #: How often one shard may lose its worker.
 MAX_DEATHS = 3
@@ -84,9 +86,9 @@ def shards_of(preset: Preset, size: int) -> list[Shard]:
     return [Shard(config=preset.config, runs=runs[first : first + size]) for first in firsts]
 
 
-def shard_size(runs: int, workers: int) -> int:
-    """``RUNS_PER_SHARD``, or fewer where workers would idle."""
-    return min(RUNS_PER_SHARD, math.ceil(runs / workers))
+def shard_size(runs: int, workers: int, most: int = RUNS_PER_SHARD) -> int:
+    """``most``, or fewer where workers would idle."""
+    return min(most, math.ceil(runs / workers))
 
 
 def finished_runs(preset: Preset, store: Store, source: str) -> list[StoredRun]:

@@ -9,8 +9,10 @@ from analysis.cli.sweep import sweep
 from analysis.experiments import ablation, memory, recording
 from analysis.experiments import sweep as sweeps
 from analysis.experiments.preset import Preset
-from analysis.experiments.presets.kl_terms import full
+from analysis.experiments.presets import make_preset
 from analysis.experiments.presets.language import llama_smoke
+from analysis.training.config import TrainConfig
+from analysis.training.pretrained.config import LlamaConfig
 
 CONFIG = llama_smoke().config
 LOGITS = 4 * 6 * CONFIG.task.completion_length * CONFIG.model.llama.vocab_size
@@ -29,7 +31,42 @@ def test_what_fits_is_a_share_of_what_is_free(monkeypatch, runs, workers, fittin
     free = round(runs * memory.run_bytes(CONFIG)) + 100
     monkeypatch.setattr(memory, "free_bytes", lambda device: free)
     assert memory.runs_that_fit(CONFIG, "cpu", workers) == fitting
-    assert memory.runs_that_fit(full().config, "cpu", workers) is None
+    assert memory.runs_that_fit(CONFIG, "cpu", workers, graphs=True) == max(1, fitting // 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "measured"),
+    [
+        ("full", {"width": 32, "mlp_factor": 4}, 5.45e9 / 512),
+        ("full", {"width": 64, "mlp_factor": 4}, 9.29e9 / 512),
+    ],
+)
+def test_a_run_of_the_tiny_policy_is_as_large_as_a_gpu_found_it(name, changes, measured):
+    fields = make_preset(name, {}).config.model_dump()
+    fields["policy"] |= changes
+    fields["task"]["end_token"] = True
+    assert memory.run_bytes(TrainConfig.model_validate(fields)) == pytest.approx(measured, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "graphs", "least", "most"),
+    [
+        ("equal_kl_large", 1, True, 512, 10**5),  # of the largest recorded sweep: 512 fitted
+        ("long_completions_128", 1, True, 65, 259),  # 65 fitted, 260 did not
+        ("aggregation_length_112", 1, True, 60, 239),  # 60 fitted, 240 did not
+        ("smollm2", 1, False, 24, 30),  # 24 took 49 GB
+        ("smollm2", 1, True, 2, 23),  # 24 did not fit
+        ("smollm2", 2, False, 12, 16),  # 16 fitted twice
+    ],
+)
+def test_what_fits_into_80_gigabytes(monkeypatch, name, workers, graphs, least, most):
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 84_465_090_560)
+    monkeypatch.setattr(
+        memory, "read_config", lambda folder: LlamaConfig.model_construct(vocab_size=49152)
+    )
+    monkeypatch.setattr(memory, "folder_of", lambda model: None)
+    config = make_preset(name, {}).config
+    assert least <= memory.runs_that_fit(config, "cuda:0", workers, graphs=graphs) <= most
 
 
 def test_this_machine_says_what_is_free():

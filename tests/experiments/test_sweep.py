@@ -17,7 +17,7 @@ from analysis.experiments.preset import Preset
 from analysis.experiments.presets import PRESETS
 from analysis.experiments.presets.language import smollm2
 from analysis.experiments.recording import Recording
-from analysis.experiments.sweep import shard_size
+from analysis.experiments.sweep import RUNS_PER_GPU_SHARD, shard_size
 from tests.experiments.tiny import PROVENANCE, make_tiny
 
 pytestmark = pytest.mark.usefixtures("tiny_source")
@@ -161,6 +161,7 @@ def test_what_a_preset_needs_and_is_not_there_is_one_line(
 
 def test_shards_leave_no_worker_idle() -> None:
     assert [shard_size(n, 2) for n in (1, 8, 47, 48, 500)] == [1, 4, 24, 24, 24]
+    assert [shard_size(n, 1, RUNS_PER_GPU_SHARD) for n in (260, 10_400)] == [260, 512]
 
 
 def test_graphs_are_for_a_gpu(sweep, capsys: pytest.CaptureFixture[str]) -> None:
