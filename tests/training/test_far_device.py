@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.far_runs import NEEDS_WEIGHTS, PRESETS
+from benchmarks.agreement import presets, shortened
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]  # where tests can be imported from
+PRESETS = presets()
+TAUGHT = [name for name, one in PRESETS.items() if getattr(one.config, "teacher", None)]
 
 MIXING = """
 import torch
@@ -48,13 +50,22 @@ def runs() -> dict[str, dict]:
     return {row["preset"]: row for row in rows}
 
 
+@pytest.mark.parametrize(
+    "preset", [n for n, p in PRESETS.items() if getattr(p.config, "teacher", 0)]
+)
+def test_a_teacher_is_not_the_start(preset):
+    """Or distillation would train on rounding errors, and every comparison of it say nothing."""
+    config = shortened(PRESETS[preset]).config
+    assert config.teacher.start.updates > config.start.updates
+
+
 def test_the_far_device_refuses_what_cuda_refuses():
     command = [sys.executable, "-c", MIXING]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("preset", [*(n for n in PRESETS if n not in NEEDS_WEIGHTS), "questions"])
+@pytest.mark.parametrize("preset", [*PRESETS, "questions"])
 def test_every_preset_trains_there_with_the_numbers_of_the_cpu(runs, preset):
     row = runs[preset]
     assert row["device"] == "far"
@@ -62,7 +73,7 @@ def test_every_preset_trains_there_with_the_numbers_of_the_cpu(runs, preset):
     assert row["metrics"] < 1e-12 and row["weights"] < 1e-11
 
 
-@pytest.mark.parametrize("preset", [n for n in PRESETS if n not in NEEDS_WEIGHTS])
+@pytest.mark.parametrize("preset", PRESETS)
 def test_an_optimizer_step_waits_for_the_device_once(runs, preset):
     """To learn which runs failed: a device that is read from more often stands idle."""
     for waits in runs[preset]["waits"]:
@@ -70,7 +81,7 @@ def test_an_optimizer_step_waits_for_the_device_once(runs, preset):
         assert sum(waits.values()) == runs[preset]["steps"]
 
 
-@pytest.mark.parametrize("preset", [*(n for n in PRESETS if n not in NEEDS_WEIGHTS), "questions"])
+@pytest.mark.parametrize("preset", [*PRESETS, "questions"])
 def test_graphs_spare_most_launches(runs, preset):
     """What is left are the task's scores, the optimizer, and what goes in and out."""
     assert runs[preset]["replayed"] < 0.3 * runs[preset]["operations"]
