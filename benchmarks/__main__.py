@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,7 +57,7 @@ def bench(
     if widths != measure.WIDTHS and language_model and device == "cpu":
         raise UserError("--widths are of the tiny policy, which --language-model leaves out")
     _check_widths(widths)
-    config = _language_config(device, weights) if language_model else None
+    config = language_config(device, weights) if language_model else None
     if device == "cuda":
         folder = directory or chapter.RECORDED.with_name("benchmark_cuda")
         bench_device(widths, folder, config)
@@ -99,13 +99,19 @@ def bench_device(widths: tuple[int, ...], directory: Path, config: LanguageConfi
     """Populations on one GPU."""
     if not torch.cuda.is_available():
         raise UserError("--device cuda: torch sees no GPU here")
-    check_target(directory)
     loads = device_benchmark.tiny_loads(widths=widths)
     if config is not None:
         loads.append(device_benchmark.Load("SmolLM2-135M adapters", config, 24, updates=5))
-    gpu = torch.device("cuda")
-    provenance = device_benchmark.provenance_of(loads, gpu)
-    tables = device_benchmark.run(loads, gpu, _say)._asdict()
+    bench_loads(loads, torch.device("cuda"), directory)
+
+
+def bench_loads(
+    loads: Sequence[device_benchmark.Load], device: torch.device, directory: Path
+) -> None:
+    """Populations and what the device does at best."""
+    check_target(directory)
+    provenance = device_benchmark.provenance_of(loads, device)
+    tables = device_benchmark.run(loads, device, _say)._asdict()
     for table in tables.values():
         print(table.round(3).to_string(index=False))
     _record(directory, "device_benchmark", tables, provenance.model_dump())
@@ -149,7 +155,7 @@ def _check_widths(widths: tuple[int, ...]) -> None:
             raise UserError(f"--widths: width {width}: {reason}") from None
 
 
-def _language_config(device: str, weights: str | None) -> LanguageConfig:
+def language_config(device: str, weights: str | None) -> LanguageConfig:
     """That of the recorded runs, without the metric that costs another gradient."""
     config = (smollm2() if device == "cuda" else smollm2_short()).config
     config = config.model_copy(update={"cosine_every": 0})

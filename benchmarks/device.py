@@ -27,8 +27,8 @@ from analysis.training.optimizer import clip_rows
 from analysis.training.trainer import PopulationTrainer
 from benchmarks.worker import runs_in_turn
 
-PRODUCT_SIZE = 8192
-COPIED_BYTES = 2**30
+#: Rows of a product and bytes of a copy that keep a GPU busy; a CPU has enough with less.
+SIZES = {"cuda": (8192, 2**30), "cpu": (1024, 2**27)}
 
 
 class Load(NamedTuple):
@@ -45,7 +45,7 @@ class DeviceBenchmark(NamedTuple):
 
     populations: pd.DataFrame  #: name, runs, graphs, ms, tokens, gigabytes
     phases: pd.DataFrame  #: name, runs, phase, ms
-    machine: pd.DataFrame  #: precision, flops_per_second; bytes_per_second of a copy
+    machine: pd.DataFrame  #: see :func:`machine_rates`
 
 
 def tiny_loads(
@@ -70,13 +70,18 @@ def run(
         ValueError: a model of a load cannot be had.
     """
     populations, phases = [], []
+    ways = (False, True) if device.type in graphs.RECORDERS else (False,)
     for load in loads:
-        say(f"{load.name}, {load.runs} runs")
         environment = environment_of(load.config, device)
         spent: dict[str, float] = {}
-        populations.append(_row(load, environment, spent, graphed=False))
-        if device.type in graphs.RECORDERS:
-            populations.append(_row(load, environment, None, graphed=True))
+        for graphed in ways:
+            said = f"{load.name}, {load.runs} runs{', graphs' if graphed else ''}"
+            say(said)
+            try:
+                row = _row(load, environment, None if graphed else spent, graphed=graphed)
+                populations.append(row)
+            except torch.OutOfMemoryError:
+                say(f"{said}: out of memory, left out")
         phases += [
             {"name": load.name, "runs": load.runs, "phase": phase, "ms": 1e3 * sec / load.updates}
             for phase, sec in spent.items()
@@ -91,18 +96,47 @@ def provenance_of(loads: Sequence[Load], device: torch.device) -> Provenance:
 
 
 def machine_rates(
-    device: torch.device, size: int = PRODUCT_SIZE, copied: int = COPIED_BYTES
+    device: torch.device, size: int | None = None, copied: int | None = None
 ) -> pd.DataFrame:
-    """The rate of a square product in float32 and bfloat16, and of a copy, read and written."""
+    """The rate of a square product of random numbers, and of a copy, read and written.
+
+    Columns: precision (float32, bfloat16, on CUDA tf32), flops_per_second, bytes_per_second,
+    seconds_per_launch (of the smallest operation), seconds_per_node (the same in a graph).
+    """
+    usual = SIZES[device.type]
+    size, copied = size or usual[0], copied or usual[1]
     rows = []
-    for dtype in (torch.float32, torch.bfloat16):
-        left = torch.ones(size, size, dtype=dtype, device=device)
-        seconds = _mean_seconds(partial(torch.matmul, left, left), device)
-        name = str(dtype).removeprefix("torch.")
+    ways = [("float32", torch.float32, False), ("bfloat16", torch.bfloat16, False)]
+    if device.type == "cuda":
+        ways.insert(1, ("tf32", torch.float32, True))
+    before = torch.backends.cuda.matmul.allow_tf32
+    for name, dtype, tf32 in ways:
+        left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        seconds = _mean_seconds(partial(torch.matmul, left, right), device)
         rows.append({"precision": name, "flops_per_second": 2 * size**3 / seconds})
-    source = torch.ones(copied, dtype=torch.uint8, device=device)
+    torch.backends.cuda.matmul.allow_tf32 = before
+    source = torch.randint(0, 255, (copied,), dtype=torch.uint8, device=device)
     seconds = _mean_seconds(partial(torch.empty_like(source).copy_, source), device)
-    return pd.DataFrame(rows).assign(bytes_per_second=2 * copied / seconds)
+    launch, node = _seconds_of_launches(device)
+    return pd.DataFrame(rows).assign(
+        bytes_per_second=2 * copied / seconds, seconds_per_launch=launch, seconds_per_node=node
+    )
+
+
+def _seconds_of_launches(device: torch.device, launches: int = 1000) -> tuple[float, float]:
+    """Of an operation on little, launched by itself and in a graph; NaN where there is none."""
+    little = torch.randn(64, device=device)
+
+    def launch() -> None:
+        for _ in range(launches):
+            little.mul_(1.0)
+
+    alone = _mean_seconds(launch, device) / launches
+    if device.type not in graphs.RECORDERS:
+        return alone, math.nan
+    _, replay = graphs.RECORDERS[device.type]().record(launch, passing=False)
+    return alone, _mean_seconds(replay, device) / launches
 
 
 def _row(

@@ -27,6 +27,7 @@ from analysis.freshness import code_sha256, import_closure
 from analysis.kl.chunked import Head, reverse_kl_from_hidden
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.estimators import k2
+from benchmarks.device import seconds_of
 from benchmarks.processes import CHECKOUT, THREAD_LIMITS
 
 VOCABULARIES = (8_192, 32_000, 49_152, 98_304, 152_064)
@@ -79,14 +80,8 @@ def measure_here(method: str, vocab: int, tokens: int, width: int) -> dict[str, 
     Call it in a fresh process, in which no freed memory lies about to be used again. Linux only.
     """
     torch.set_num_threads(1)
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.empty(shape).normal_(generator=generator)
-
-    hidden, ref_hidden = normal(tokens, width), normal(tokens, width)
-    weight, ref_weight = (normal(vocab, width).mul_(2 / width**0.5) for _ in range(2))
-    inputs = hidden.requires_grad_(), weight.requires_grad_(), ref_hidden, ref_weight
+    inputs = _inputs(vocab, tokens, width, torch.device("cpu"))
+    hidden, weight, ref_hidden, ref_weight = inputs
     METHODS[method](hidden[:2], weight[:9], ref_hidden[:2], ref_weight[:9])  # load what it loads
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
     before = _status("VmRSS")
@@ -97,6 +92,43 @@ def measure_here(method: str, vocab: int, tokens: int, width: int) -> dict[str, 
     peak = _status("VmHWM") - before
     assert weight.grad is not None and bool(weight.grad.isfinite().all())
     return {"value": value.item(), "seconds": seconds, "peak_bytes": peak}
+
+
+def _inputs(vocab: int, tokens: int, width: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Hidden states [tokens, width] and unembedding [vocab, width], and those of a reference."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.empty(shape, device=device).normal_(generator=generator)
+
+    hidden, ref_hidden = normal(tokens, width), normal(tokens, width)
+    weight, ref_weight = (normal(vocab, width).mul_(2 / width**0.5) for _ in range(2))
+    return hidden.requires_grad_(), weight.requires_grad_(), ref_hidden, ref_weight
+
+
+def measure_on(
+    device: torch.device, method: str, vocab: int, tokens: int, width: int, calls: int = 5
+) -> dict[str, Any]:
+    """Forward and backward on a GPU: mean seconds, and bytes allocated above those before."""
+    inputs = _inputs(vocab, tokens, width, device)
+
+    def both() -> Tensor:
+        for tensor in inputs:
+            tensor.grad = None
+        value = METHODS[method](*inputs)
+        value.backward()
+        return value.detach()
+
+    value = both().item()
+    for tensor in inputs:
+        tensor.grad = None
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    both()
+    peak = torch.cuda.max_memory_allocated(device) - before
+    seconds = seconds_of(both, calls, device) / calls
+    sizes = {"vocab": vocab, "tokens": tokens, "width": width}
+    return {"method": method, **sizes, "value": value, "seconds": seconds, "peak_bytes": peak}
 
 
 def _status(field: str) -> int:

@@ -68,7 +68,7 @@ def _turn(workers: Workers) -> dict[str, object]:
     if case.kind == "machine":
         rates = pd.DataFrame(turn.answers).sum().to_dict()
         return {"width": case.width, "processes": case.processes, **rates}
-    named = case.model_dump(exclude={"updates"})
+    named = case.model_dump(exclude={"updates", "device"})
     return {**named, "trainer": case.name, "seconds": turn.seconds}
 
 

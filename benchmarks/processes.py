@@ -39,6 +39,7 @@ class Case(Schema):
     processes: int = 1
     threads: int = 1  #: of each process
     updates: int = 1  #: of each process, a turn
+    device: str = "cpu"  #: of TRL; the others know only that one here
 
     @property
     def name(self) -> str:
@@ -145,6 +146,7 @@ def command(case: Case) -> list[str]:
     spec = config.policy.model_dump() | {
         "vocab_size": make_policy(config).shapes["head"][1],
         "threads": case.threads,
+        "device": case.device,
         "updates": case.updates,
         "num_digits": config.task.num_digits,
         "completion_length": config.task.completion_length,

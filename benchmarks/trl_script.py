@@ -86,6 +86,8 @@ def main() -> None:
         def on_step_begin(self, args, state, control, **_):
             done = state.global_step - WARM_UP
             if done >= 0 and done % spec["updates"] == 0:
+                if spec["device"] == "cuda":
+                    torch.cuda.synchronize()
                 took = {"seconds": time.perf_counter() - self.started}
                 write(json.dumps(took) if done else "ready")
                 if not sys.stdin.readline():
@@ -107,7 +109,7 @@ def main() -> None:
             processing_class=tokenizer,
             args=GRPOConfig(
                 output_dir=folder,
-                use_cpu=True,
+                use_cpu=spec["device"] == "cpu",
                 bf16=False,
                 gradient_checkpointing=False,
                 per_device_train_batch_size=spec["num_prompts"] * spec["group_size"],

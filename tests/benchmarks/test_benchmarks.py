@@ -162,6 +162,7 @@ def test_a_device_is_timed_phase_by_phase(monkeypatch):
 def test_rates_of_a_device_are_those_of_its_products():
     table = device_benchmark.machine_rates(torch.device("cpu"), size=128, copied=2**22)
     assert list(table["precision"]) == ["float32", "bfloat16"]
+    assert (table["seconds_per_launch"].between(1e-8, 1e-2)).all()
     assert (table["flops_per_second"] > 1e8).all() and (table["bytes_per_second"] > 1e8).all()
 
 
