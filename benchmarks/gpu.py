@@ -1,0 +1,194 @@
+"""``python -m benchmarks.gpu``: what is worth knowing of a GPU, in the minutes that one has it.
+
+Steps in order of value, each a command of its own with a limit of time. After each of them
+``DIRECTORY/summary.jsonl`` has its line, and what it wrote is in ``DIRECTORY`` already, so that
+whatever ends the call costs no more than the step it was in. A sweep that was cut goes on from its
+store when it is called again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import tyro
+
+from analysis.errors import UserError
+from analysis.experiments.presets import PRESETS, make_preset
+from analysis.files import replace_file, require_writable
+from benchmarks import agreement
+from benchmarks.gpu_steps import Call
+from benchmarks.processes import CHECKOUT, THREAD_LIMITS
+
+#: A step is not begun with less time than this: libraries take as long to load.
+LEAST_SECONDS = 12.0
+SAID_OF_A_FAILURE = 1500
+
+
+class Step(NamedTuple):
+    """One command."""
+
+    name: str
+    seconds: float  #: at most
+    command: list[str]
+
+
+#: Name -> what it is for, and the seconds it may take (an H100 took half of them).
+STEPS: dict[str, tuple[str, float]] = {
+    "agreement": ("presets in double precision, CPU against device, directly and by graphs", 200),
+    "rates": ("products, copies, launches: what the machine does at best", 40),
+    "populations": ("seconds and memory of populations of the tiny policy, phase by phase", 90),
+    "sweep:equal_kl_wide": ("260 runs of the main comparison, recorded", 90),
+    "sweep:stale_starts": ("160 runs under staleness, recorded", 90),
+    "language": ("adapters on SmolLM2 beside transformers, in turns", 120),
+    "trl": ("TRL's trainer at the sizes of the tiny policy", 60),
+    "vocabulary": ("memory and seconds of the KL over a whole vocabulary", 40),
+    "sweep:aggregation_length_112": ("answers of 112 tokens, recorded", 120),
+    "sweep:long_completions_128": ("answers of 128 tokens, recorded", 180),
+    "sweep:smollm2": ("adapters on SmolLM2, recorded: a call of its own", 540),
+    "sweep:equal_kl_large": ("10,400 runs of the main comparison: a call of its own", 540),
+}
+
+#: Of a sweep, where the defaults of ``analysis sweep --graphs`` are not what an H100 does best.
+#: A language model is not waiting for launches, and two workers fill each other's gaps.
+SWEEPS = {
+    "smollm2": ["--workers", "2"],
+    "smollm2_equal_kl": ["--workers", "2", "--runs-per-shard", "15"],
+    "smollm2_prefix": ["--workers", "2", "--runs-per-shard", "15"],
+    "long_completions_128": ["--graphs", "--runs-per-shard", "65"],
+    "aggregation_length_112": ["--graphs", "--runs-per-shard", "60"],
+}
+
+
+def gpu(
+    steps: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
+    /,
+    directory: Path = Path("gpu"),
+    device: Literal["cuda", "cpu"] = "cuda",
+    minutes: float = 10.0,
+    weights: str | None = None,
+    small: tyro.conf.FlagCreatePairsOff[bool] = False,
+    list: tyro.conf.FlagCreatePairsOff[bool] = False,
+) -> int:
+    """Run steps one after another; exit status 1 if one failed or was cut.
+
+    Args:
+        steps: by default all of --list; any preset is a step sweep:PRESET.
+        directory: where results, logs and summary.jsonl go.
+        device: cpu rehearses.
+        minutes: after which the step then running is cut.
+        weights: of the language model: hub (the default), packaged or a local folder.
+        small: sizes of seconds.
+        list: show the steps and what they are for.
+    """
+    if list:
+        for name, (purpose, seconds) in STEPS.items():
+            print(f"{name:30}{seconds:4.0f} s  {purpose}")
+        return 0
+    call = Call(device=device, directory=directory.resolve(), small=small, weights=weights)
+    lines = run_steps(
+        [step_of(name, call) for name in steps or STEPS], 60 * minutes, call.directory
+    )
+    return int(any(line["status"] in ("failed", "cut") for line in lines))
+
+
+def step_of(name: str, call: Call) -> Step:
+    """The command of a step.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    kind, _, preset = name.partition(":")
+    if name not in STEPS and (kind != "sweep" or preset not in PRESETS):
+        raise UserError(f"{name!r}: no such step; --list shows them")
+    seconds = STEPS.get(name, ("", 540.0))[1]
+    if kind != "sweep":
+        command = ["-m", "benchmarks.gpu_steps", name, call.model_dump_json()]
+        return Step(name, seconds, [sys.executable, *command])
+    more = list(SWEEPS.get(preset, ["--graphs"])) if call.device == "cuda" else []
+    if call.small:
+        more += ["-o", "num_seeds=2", "-o", "updates=20"]
+    if call.weights is not None and agreement.needs_weights(make_preset(preset, {})):
+        more += ["-o", f"weights={call.weights}"]
+    recorded = call.directory / f"{preset}_{call.device}"
+    places = ["--store", str(call.directory / "store"), "--record", str(recorded)]
+    command = [sys.executable, "-m", "analysis", "sweep", preset, "--device", call.device]
+    return Step(name, seconds, [*command, *places, *more])
+
+
+def run_steps(steps: Sequence[Step], seconds: float, directory: Path) -> list[dict[str, Any]]:
+    """Run them in turn, for so many seconds in all; the lines of the summary, as on disk.
+
+    A line: step, status (done, failed, cut, not begun), seconds, and of a failure the end of what
+    it said; all of that is in ``logs/``.
+
+    Raises:
+        UserError: the directory cannot be written.
+    """
+    require_writable(directory / "logs")
+    end, lines = time.monotonic() + seconds, []
+    for step in steps:
+        left = end - time.monotonic()
+        if left < LEAST_SECONDS:
+            line = {"step": step.name, "status": "not begun", "seconds": 0.0}
+        else:
+            line = run_step(step, min(step.seconds, left), directory)
+        lines.append(line)
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        replace_file(directory / "summary.jsonl", text.encode())
+        print(f"{step.name}: {line['status']}, {line['seconds']} s", flush=True)
+        if "said" in line:
+            print(line["said"], file=sys.stderr, flush=True)
+    return lines
+
+
+def run_step(step: Step, seconds: float, directory: Path) -> dict[str, Any]:
+    """A command and all it starts, ended together."""
+    log = directory / "logs" / f"{step.name.replace(':', '_')}.txt"
+    began = time.monotonic()
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            step.command,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            cwd=CHECKOUT,
+            env=os.environ | dict.fromkeys(THREAD_LIMITS, "1"),
+            start_new_session=True,
+        )
+        try:
+            status = "failed" if process.wait(seconds) else "done"
+        except subprocess.TimeoutExpired:
+            status = "cut"
+        finally:  # also where this process is interrupted
+            _end_group(process)
+    line = {"step": step.name, "status": status, "seconds": round(time.monotonic() - began, 1)}
+    if status != "done":
+        line["said"] = log.read_bytes()[-SAID_OF_A_FAILURE:].decode(errors="replace").strip()
+    return line
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """What a step leaves behind would hold the GPU's memory in the next."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    try:
+        return tyro.cli(gpu, prog="python -m benchmarks.gpu", args=arguments)
+    except UserError as error:
+        print(f"benchmarks.gpu: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

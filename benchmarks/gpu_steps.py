@@ -1,0 +1,141 @@
+"""What one step of :mod:`benchmarks.gpu` does: ``python -m benchmarks.gpu_steps STEP CALL``.
+
+CALL is in JSON. Sweeps are no steps of these but ``analysis sweep`` itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+import torch
+
+from analysis.chapters.ch15_full_vocabulary import TABLE
+from analysis.experiments.provenance import provenance_here
+from analysis.experiments.recording import write_folder
+from analysis.freshness import code_sha256, import_closure
+from analysis.report.processes import available_cores
+from analysis.schema import Schema
+from benchmarks import __main__ as command
+from benchmarks import agreement, full_vocabulary
+from benchmarks import device as device_benchmark
+from benchmarks.processes import CHECKOUT, Case, Workers, trl_version
+
+
+class Call(Schema):
+    """Where a step runs, how large, and where its tables go."""
+
+    device: Literal["cuda", "cpu"]
+    directory: Path
+    small: bool = False  #: sizes of seconds
+    weights: str | None = None  #: of the language model: hub, packaged or a folder
+
+    def write(self, name: str, tables: dict[str, pd.DataFrame], **fields: Any) -> None:
+        """A folder ``NAME_DEVICE`` of tables, replacing what it held."""
+        source = code_sha256(import_closure(["benchmarks/gpu_steps.py"]))
+        made = provenance_here(source, torch.device(self.device)).model_dump()
+        folder = self.directory / f"{name}_{self.device}"
+        write_folder(folder, tables, made | {"preset": name, "seeds": [], **fields})
+
+
+def agree(call: Call) -> None:
+    """Each preset in a process of its own: an error of CUDA ends what can be trusted of one."""
+    presets = agreement.presets()
+    names = sorted(presets, key=lambda name: -presets[name].config.task.completion_length)
+    rows, failed = [], []
+    with ThreadPoolExecutor(max(1, min(8, available_cores()))) as pool:
+        chosen = names[-2:] if call.small else names
+        found_of = pool.map(lambda name: _agreement(call, name), chosen)
+        for name, done in zip(chosen, found_of, strict=True):
+            if done.returncode:
+                failed.append(f"{name}: {done.stderr[-500:]}")
+                continue
+            for way, found in json.loads(done.stdout).items():
+                size = len(agreement.shortened(presets[name]).runs)
+                rows.append({"preset": name, "runs": size, "graphs": way == "graphs", **found})
+                if not max(found["metrics"], found["weights"]) < agreement.TOLERANCE:
+                    failed.append(f"{name}, {way}: {found}")
+            table = {"agreement.csv": pd.DataFrame(rows)}
+            call.write("agreement", table, updates=agreement.UPDATES, precision="float64")
+    if failed:
+        raise SystemExit("\n".join(failed))
+
+
+def _agreement(call: Call, name: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-W", "ignore", "-m", "benchmarks.agreement", call.device, name]
+    return subprocess.run(program, capture_output=True, text=True, cwd=CHECKOUT, env=os.environ)
+
+
+def rates(call: Call) -> None:
+    table = device_benchmark.machine_rates(torch.device(call.device))
+    print(table.to_string(index=False))
+    call.write("rates", {"machine.csv": table})
+
+
+def populations(call: Call) -> None:
+    sizes = {"runs": (2,), "widths": (32,), "updates": 2} if call.small else {}
+    loads = device_benchmark.tiny_loads(**sizes)
+    folder = call.directory / f"benchmark_{call.device}"
+    command.bench_loads(loads, torch.device(call.device), folder)
+
+
+def language(call: Call) -> None:
+    config = command.language_config(call.device, call.weights)
+    if call.small:
+        small = {"num_prompts": 1, "group_size": 2, "num_minibatches": 1, "log_every": 1}
+        config = config.model_copy(update=small)
+    folder = call.directory / f"benchmark_smollm2_{call.device}"
+    command.bench_language(config, call.device, 1 if call.small else 3, folder)
+
+
+def trl(call: Call) -> None:
+    """Seconds of an update of one run, in turns of ten."""
+    if (version := trl_version()) is None:
+        raise SystemExit("TRL is not installed: pip install -e '.[trl]'")
+    updates, turns = (1, 1) if call.small else (10, 3)
+    workers = Workers(Case(kind="trl", width=32, updates=updates, device=call.device))
+    try:
+        workers.wait_until_ready()
+        seconds = [workers.turn().seconds for _ in range(turns)]
+    finally:
+        workers.end()
+    table = pd.DataFrame({"name": "tiny, width 32", "round": range(turns), "seconds": seconds})
+    call.write("trl", {"trl.csv": table}, trl=version)
+
+
+def vocabulary(call: Call) -> None:
+    tokens, width, sizes = (64, 16, (512,)) if call.small else (4096, 1024, (32_000, 152_064))
+    rows = []
+    for vocab in sizes:
+        for method in ("sampled", "naive", "chunked"):
+            measure = full_vocabulary.measure
+            if call.device == "cuda":
+                measure = partial(full_vocabulary.measure_on, torch.device("cuda"))
+            rows.append(measure(method, vocab, tokens, width))
+            call.write("full_vocabulary", {TABLE: pd.DataFrame(rows)})
+
+
+STEPS: dict[str, Callable[[Call], None]] = {
+    "agreement": agree,
+    "rates": rates,
+    "populations": populations,
+    "language": language,
+    "trl": trl,
+    "vocabulary": vocabulary,
+}
+
+
+if __name__ == "__main__":
+    step, given = sys.argv[1:]
+    try:
+        STEPS[step](Call.model_validate_json(given))
+    except ValueError as error:  # a model or a package cannot be had
+        raise SystemExit(str(error)) from error
