@@ -40,6 +40,10 @@ class Load(NamedTuple):
     updates: int
 
 
+class NotRecorded(Exception):
+    """Graphs failed and the population went on without."""
+
+
 class DeviceBenchmark(NamedTuple):
     """What a device did. All tables are tidy."""
 
@@ -64,7 +68,9 @@ def run(
     device: torch.device,
     say: Callable[[str], None] = lambda text: None,
 ) -> DeviceBenchmark:
-    """Time the machine, then every load, on CUDA also with its launches in graphs.
+    """Time every load, on CUDA also with its launches in graphs, then the machine.
+
+    What does not fit into memory is said and left out.
 
     Raises:
         ValueError: a model of a load cannot be had.
@@ -80,8 +86,8 @@ def run(
             try:
                 row = _row(load, environment, None if graphed else spent, graphed=graphed)
                 populations.append(row)
-            except torch.OutOfMemoryError:
-                say(f"{said}: out of memory, left out")
+            except (torch.OutOfMemoryError, NotRecorded) as error:
+                say(f"{said}: left out, {type(error).__name__}")
         phases += [
             {"name": load.name, "runs": load.runs, "phase": phase, "ms": 1e3 * sec / load.updates}
             for phase, sec in spent.items()
@@ -144,10 +150,14 @@ def _row(
 ) -> dict[str, object]:
     """A population timed; seconds in each of its phases go to ``phases``."""
     device, config = environment.start.device, load.config
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # of a population that did not fit
     trainer = PopulationTrainer(config, runs_in_turn(load.runs), environment, graphs=graphed)
     # The graph of an update that is measured is recorded in the last of these.
     for _ in range(graphs.WARM_UP * (config.log_every if graphed else 1) + 1):
         trainer.advance()
+    if graphed and trainer.launch._broken:
+        raise NotRecorded
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     total = seconds_of(trainer.advance, load.updates, device) / load.updates

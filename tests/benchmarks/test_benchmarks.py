@@ -159,6 +159,21 @@ def test_a_device_is_timed_phase_by_phase(monkeypatch):
     assert (phases > 0).all()
 
 
+def test_a_population_that_does_not_fit_is_left_out(monkeypatch):
+    def full(load, *_, **__):
+        if load.runs > 2:
+            raise torch.OutOfMemoryError
+        return {"runs": load.runs}
+
+    monkeypatch.setattr(device_benchmark, "_row", full)
+    monkeypatch.setattr(device_benchmark, "machine_rates", lambda device: None)
+    said = []
+    loads = device_benchmark.tiny_loads(runs=(2, 3), widths=(8,))
+    result = device_benchmark.run(loads, torch.device("cpu"), said.append)
+    assert list(result.populations["runs"]) == [2]
+    assert said[-1] == "tiny, width 8, 3 runs: left out, OutOfMemoryError"
+
+
 def test_rates_of_a_device_are_those_of_its_products():
     table = device_benchmark.machine_rates(torch.device("cpu"), size=128, copied=2**22)
     assert list(table["precision"]) == ["float32", "bfloat16"]

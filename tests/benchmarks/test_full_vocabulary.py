@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 
 import pytest
+import torch
 
 from analysis.chapters.ch15_full_vocabulary import recorded
-from benchmarks.full_vocabulary import VOCABULARIES, measure
+from benchmarks.full_vocabulary import VOCABULARIES, measure, measure_on
 
 
 @pytest.mark.slow
@@ -16,6 +17,16 @@ def test_methods_agree_on_what_they_measure():
     rows = {m: measure(m, 3000, 64, 16) for m in ("naive", "chunked")}
     assert rows["chunked"]["value"] == pytest.approx(rows["naive"]["value"], rel=1e-5)
     assert all(row["seconds"] > 0 and row["peak_bytes"] > 0 for row in rows.values())
+
+
+def test_methods_agree_where_a_device_counts_its_memory(monkeypatch):
+    for name in ("reset_peak_memory_stats", "memory_allocated", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda device, name=name: 7 if "max" in name else 3)
+    sizes = (300, 64, 16)
+    on = torch.device("cpu")
+    rows = [measure_on(on, method, *sizes, calls=1) for method in ("naive", "chunked")]
+    assert rows[1]["value"] == pytest.approx(rows[0]["value"], rel=1e-5)
+    assert all(row["seconds"] > 0 and row["peak_bytes"] == 4 for row in rows)
 
 
 def test_a_failed_child_is_named():
