@@ -11,6 +11,7 @@ import tyro
 
 from analysis.errors import UserError
 from analysis.experiments.language.model import Unavailable
+from analysis.experiments.recording import manifest_of
 from analysis.experiments.reproduction import find
 from analysis.experiments.reproduction import reproduce as reproduced
 
@@ -32,7 +33,7 @@ def reproduce(
 
     Args:
         recordings: folders in results/, by name, or elsewhere, by path; by default all recorded
-            presets whose packages are installed.
+            presets whose packages are installed, but those of a GPU.
         runs: how many of each; by default each variant once, with the seeds in turn.
         updates: how many of each run; by default all.
         beside: another checkout of this project, which trains the same runs on this machine; its
@@ -46,6 +47,9 @@ def reproduce(
         if curves is not None and len(folders) != 1:
             raise UserError("--curves is of one recording: name it")
         for folder in folders:
+            if not recordings and manifest_of(folder)["device"].startswith("cuda"):
+                print(f"{folder.name}: skipped, recorded on a GPU", flush=True)
+                continue
             try:
                 found = reproduced(
                     folder, runs=runs, updates=updates, beside=beside, progress=sys.stderr.isatty()

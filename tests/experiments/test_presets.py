@@ -26,6 +26,7 @@ SHARED_SEEDS = (
     {"three_ways", "three_ways_half_step", "three_ways_on_policy"},
     {"smollm2_short", "smollm2_front"},
     {"quick", "smollm2", "llama_smoke"},
+    {"smollm2_equal_kl", "smollm2_prefix"},
 )
 
 

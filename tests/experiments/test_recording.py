@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 
 from analysis.experiments import ablation, recording, reproduction, summaries
 from analysis.experiments.preset import NO_KL, Preset, kl_variants
-from analysis.experiments.presets import FIRST_SEED, make_preset
+from analysis.experiments.presets import FIRST_SEED, PRESETS, make_preset
 from analysis.experiments.presets import kl_terms as presets
 from analysis.experiments.presets.language import llama_smoke
 from analysis.experiments.provenance import source_of, sources_of
@@ -189,8 +190,10 @@ def test_a_save_that_cannot_take_its_place_leaves_the_earlier_recording(
 @pytest.mark.parametrize("folder", reproduction.find(), ids=lambda folder: folder.name)
 def test_a_recording_is_of_its_preset_with_every_run_healthy(folder):
     recorded = recording.load(folder)
-    first = {FIRST_SEED: recorded.preset.seeds[0]}
-    assert recorded.preset == make_preset(recorded.preset.name, first)
+    given = {FIRST_SEED: recorded.preset.seeds[0]}
+    if "weights" in inspect.signature(PRESETS[recorded.preset.name]).parameters:
+        given["weights"] = recorded.preset.config.model.kind
+    assert recorded.preset == make_preset(recorded.preset.name, given)
     assert not recorded.failures
     assert len(recorded.finals) == len(recorded.preset.runs)
 
