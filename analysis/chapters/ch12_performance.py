@@ -81,7 +81,7 @@ def load_language(directory: Path = RECORDED_LANGUAGE) -> tuple[pd.DataFrame, di
 
 
 class OnGpu(NamedTuple):
-    """What one GPU did; the tables of :mod:`benchmarks.device`, TRL there, and its kernels."""
+    """What one GPU did; the tables of ``benchmarks.device``, TRL there, and its kernels."""
 
     populations: pd.DataFrame  #: name, runs, graphs, ms (per run-update), tokens, gigabytes
     trl: pd.DataFrame  #: name, precision, seconds (per update of its one run)
@@ -110,7 +110,7 @@ def beside_trl(found: OnGpu) -> pd.DataFrame:
         row["name"] + (f", {row['precision']}" if "SmolLM2" in row["name"] else ""): row["seconds"]
         for row in found.trl.to_dict("records")
     }
-    how = np.where(table["graphs"], "CUDA graphs", "direct")
+    how = np.where(table["graphs"], "graphs", "direct")
     return table.assign(how=how, ratio=1e3 * table["name"].map(trl) / table["ms"])
 
 

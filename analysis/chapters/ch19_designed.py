@@ -14,7 +14,7 @@ from analysis import style
 from analysis.chapters.claims import recorded
 from analysis.experiments import designs, hierarchical
 from analysis.experiments.preset import Prediction
-from analysis.experiments.presets.designed import FIGURE2, HOLDING
+from analysis.experiments.presets.designed import FIGURE2, COMPARED
 from analysis.experiments.summaries import KLS, by_variant, fluctuation
 
 # --- What the chapter computes ----------------------------------------------------------------
@@ -35,7 +35,7 @@ SAYS: dict[str, dict[str, tuple[tuple[str, ...], ...]]] = {
             ("k1_loss", "none", "reward", "1, 3"),
             *(
                 (name, "none", "reverse_kl", "0.3, 1, 3")
-                for name in (*HOLDING, "exact_loss", "k3_reward")
+                for name in (*COMPARED, "exact_loss", "k3_reward")
             ),
             ("k2_reward", "k1_reward", "reverse_kl", "0.3, 1, 3"),
             ("k2_loss", "exact_loss", "reverse_kl", "0.03, 0.1, 0.3, 1"),
@@ -274,7 +274,8 @@ def shown(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
         The table with ``key``, ``compared`` and ``spec``, a number format; means and
         ends of KLs and fluctuations are ratios in place of logarithms.
     """
-    of_kl = table["metric"].isin(KLS) | table["metric"].str.startswith(_JUMPS)
+    logs = table["metric"].isin(KLS) & (table["at"] != "equal KL")  # that fit has no logarithm
+    of_kl = logs | table["metric"].str.startswith(_JUMPS)
     ratios = {name: table[name].where(~of_kl, np.exp(table[name])) for name in _ENDS}
     key = table["variant"] + "_" + table["other"] + "_" + table["metric"].str.replace(" ", "_")
     between = ["over" if kl else "less" for kl in of_kl]
@@ -327,7 +328,7 @@ def of_starts(finals: pd.DataFrame, starts: int) -> pd.DataFrame:
 # --- What it draws ----------------------------------------------------------------------------
 
 
-def draw_curves(names: Iterable[str] = HOLDING, *, preset: str = "equal_kl") -> Figure:
+def draw_curves(names: Iterable[str] = COMPARED, *, preset: str = "equal_kl") -> Figure:
     """Reward over KL: points are means of a variant at one coefficient, lines the fits.
 
     Each line is that of the fit against the exact KL, over the central runs of the variant.

@@ -32,7 +32,7 @@ FIRST_START = 40
 #: Coefficients of a curve of reward over KL.
 BETAS = (0.03, 0.1, 0.3, 1.0, 3.0)
 #: Sampled terms that descend a KL, whose reward at equal KL is compared with the exact KL's.
-HOLDING = ("k2_loss", "k3_loss", "k1_reward", "k3_loss_attached_prefix")
+COMPARED = ("k2_loss", "k3_loss", "k1_reward", "k3_loss_attached_prefix")
 
 OF_COMPLETIONS = "both have the gradient of the KL of whole completions"
 
@@ -97,12 +97,12 @@ _EQUAL_KL = Design(
     margin=0.03,
     predictions=predict(
         {
-            f"{' '.join(HOLDING)} = exact_loss: reward": "it descends a KL too",
+            f"{' '.join(COMPARED)} = exact_loss: reward": "it descends a KL too",
             "k1_loss = none: reverse_kl at 0.03 0.1 0.3": (
                 "its expected gradient is zero, and its noise is small at these coefficients"
             ),
             "k1_loss < none: reward at 1 3": "its noise stays, and it buys nothing",
-            f"{' '.join(HOLDING)} exact_loss < none: reverse_kl at 0.3 1 3": "it descends a KL",
+            f"{' '.join(COMPARED)} exact_loss < none: reverse_kl at 0.3 1 3": "it descends a KL",
             "k2_reward > k1_reward: reverse_kl at 0.3 1 3": (
                 "in the reward it is no gradient of a KL"
             ),

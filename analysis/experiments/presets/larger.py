@@ -15,7 +15,7 @@ from analysis.experiments.presets.designed import (
     AT_EQUAL_BETA,
     AT_EQUAL_KL,
     BETAS,
-    HOLDING,
+    COMPARED,
     OF_COMPLETIONS,
     STOPPING,
     averaged,
@@ -71,7 +71,7 @@ def equal_kl_large(*, num_seeds: int = 20 * NUM_STARTS, updates: int = 150) -> P
     """``equal_kl`` again on 20 new starts with 20 seeds each: the cost of a term in reward."""
     return population(
         _LARGE,
-        with_terms(BETAS, (*HOLDING, "exact_loss")),
+        with_terms(BETAS, (*COMPARED, "exact_loss")),
         fresh_seeds(6000, num_seeds),
         updates=updates,
         log_every=15,
