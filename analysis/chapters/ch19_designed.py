@@ -1,4 +1,4 @@
-"""Chapter 19: KL terms on twenty seeds of ten starts, by designs written before the runs."""
+"""Chapter 19: KL terms on ten and twenty starts, by designs written before the runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from analysis import style
 from analysis.chapters.claims import recorded
 from analysis.experiments import designs, hierarchical
 from analysis.experiments.preset import Prediction
-from analysis.experiments.presets.designed import FIGURE2, COMPARED
+from analysis.experiments.presets.designed import COMPARED, FIGURE2
 from analysis.experiments.summaries import KLS, by_variant, fluctuation
 
 # --- What the chapter computes ----------------------------------------------------------------
