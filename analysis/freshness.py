@@ -66,13 +66,20 @@ def code_alone(source: str) -> str:
 
 @cache
 def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """As the system names it; where it names none, ``unnamed processor``."""
+    """As the system names it, with the numbers that tell apart makes of one name.
+
+    Where it names none, ``unnamed processor``.
+    """
+    found: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for line in cpuinfo.read_text(errors="replace").splitlines():
             key, _, value = line.partition(":")
-            if key.strip() == "model name" and value.strip():
-                return " ".join(value.split())
-    return platform.processor() or "unnamed processor"
+            if value.strip():
+                found.setdefault(key.strip(), " ".join(value.split()))
+    numbers = [f"{key} {found[key]}" for key in ("cpu family", "model", "stepping") if key in found]
+    if "model name" not in found:
+        return platform.processor() or "unnamed processor"
+    return found["model name"] + (f" ({', '.join(numbers)})" if numbers else "")
 
 
 class Reads:

@@ -33,6 +33,9 @@ from analysis.training.metrics import POLICY_METRICS
 #: Of the largest recorded value of a run's metric. Sums taken in another order stay below it
 #: until they flip a sampled token.
 ROUNDING = 1e-3
+#: A metric this small is rounding, whatever the largest recorded: a policy's KL from itself is
+#: exactly zero on one processor and a few 1e-9 on another.
+NOTHING = 1e-6
 #: The same of the policy at update 0 on another processor, whose rounding has trained another start
 #: and another teacher: a KL between them was seen to change by 0.03.
 TRAINED_ELSEWHERE = 0.1
@@ -173,11 +176,11 @@ def reproduce(
 def mismatches(both: pd.DataFrame) -> pd.DataFrame:
     """The rows of :func:`analysis.experiments.recording.compared` that differ, earliest first.
 
-    Their ``size`` is the difference over the metric's largest recorded value of that run, infinite
-    where only one is a number.
+    Their ``size`` is the difference over the metric's largest recorded value of that run, or over
+    ``NOTHING`` if that is smaller; infinite where only one is a number.
     """
     run = both.groupby(["variant", "beta", "seed", "metric"], sort=False)["recorded"]
-    largest = run.transform(lambda values: values.abs().max())
+    largest = run.transform(lambda values: values.abs().max()).clip(lower=NOTHING)
     with np.errstate(divide="ignore", invalid="ignore"):
         size = (both["difference"] / largest).fillna(math.inf)
     rows = both.assign(size=size)[both["recorded"] != both["again"]]

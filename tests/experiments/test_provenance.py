@@ -24,12 +24,13 @@ def test_provenance_names_source_kernels_threads_and_versions() -> None:
 
 
 def test_two_makes_of_processor_are_not_one_device(tmp_path: Path) -> None:
-    names = {}
-    for name in ("Some Processor  9000", "Another(R) Processor"):
-        cpuinfo = tmp_path / name
-        cpuinfo.write_text(f"processor\t: 0\nmodel\t\t: 17\nmodel name\t: {name}\nflags\t: fpu\n")
-        names[name] = processor_name(cpuinfo)
-    assert list(names.values()) == ["Some Processor 9000", "Another(R) Processor"]
+    names = []
+    for name, model in (("Some Processor  9000", 17), ("Another", 17), ("Another", 18)):
+        lines = f"processor\t: 0\nmodel\t\t: {model}\nmodel name\t: {name}\nflags\t: fpu\n"
+        cpuinfo = tmp_path / f"{name} {model}"
+        cpuinfo.write_text(lines + f"\n{lines}")
+        names.append(processor_name(cpuinfo))
+    assert names == ["Some Processor 9000 (model 17)", "Another (model 17)", "Another (model 18)"]
     assert processor_name() in current_provenance(make_tiny().config).device
 
 

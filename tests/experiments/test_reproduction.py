@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
@@ -196,6 +197,14 @@ def test_a_last_digit_at_update_0_is_rounding(recorded: Path) -> None:
     rows = reproduction.reproduce(recorded).mismatches
     assert list(rows["update"]) == [0] and 0 < rows["size"].item() < ROUNDING
     assert "already at update 0" not in meaning(rows, "there", "here")
+
+
+@pytest.mark.parametrize(("again", "accused"), [(5e-9, False), (-5e-9, False), (1e-3, True)])
+def test_a_kl_of_a_policy_from_itself_may_be_rounding(again: float, accused: bool) -> None:
+    place = {"variant": "none", "beta": 0.0, "seed": 0, "update": 0, "metric": "reverse_kl"}
+    row = {**place, "recorded": 0.0, "again": again, "difference": abs(again)}
+    rows = mismatches(pd.DataFrame([row]))
+    assert ("already at update 0" in meaning(rows, "there", "here")) == accused
 
 
 def test_runs_are_compared_up_to_an_update_and_their_curves_are_written(
