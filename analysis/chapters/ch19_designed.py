@@ -334,7 +334,7 @@ def draw_curves(names: Iterable[str] = COMPARED, *, preset: str = "equal_kl") ->
     Each line is that of the fit against the exact KL, over the central runs of the variant.
     """
     run = recorded(preset)
-    starts = run.preset.config.start.count
+    starts = designs.starts_of(run.preset)
     figure, axes = style.subplots(height=4.6)
     means = by_variant(of_starts(run.finals, starts), ["reward", "reverse_kl"]).set_index(
         ["metric", "variant"]
