@@ -27,6 +27,8 @@ CENTRAL = (10.0, 90.0)
 #: Variances over the residual's: where the search begins, and the widest it looks.
 FIRST_RATIOS = (0.3, 0.3, 0.1)
 RATIO_BOUNDS = (1e-6, 1e3)
+#: Where a variance is nearly zero the likelihood is flat: looser, the digits shown are not settled.
+CONVERGED = {"ftol": 1e-14, "gtol": 1e-9}
 
 
 class Fit(NamedTuple):
@@ -106,7 +108,9 @@ def fit(runs: pd.DataFrame, variant: str, other: str, *, starts: int, of: str, m
         lambda logs: _restricted(blocks, np.exp(logs)).criterion,
         np.log(FIRST_RATIOS),
         method="L-BFGS-B",
+        jac="3-point",
         bounds=bounds,
+        options=CONVERGED,
     )
     best = _restricted(blocks, np.exp(found.x))
     ends = [np.percentile(log_kl[part], CENTRAL) for part in (first, ~first)]
