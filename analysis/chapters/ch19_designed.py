@@ -230,7 +230,7 @@ def figure2() -> pd.DataFrame:
     rows = []
     for prediction in FIGURE2.predictions:
         read = prediction.model_copy(update={"metric": f"{_JUMPS}{prediction.metric}"})
-        rows.append(designs.judged(finals, read, FIGURE2, run.preset.config.start.count))
+        rows.append(designs.judged(finals, read, FIGURE2, designs.starts_of(run.preset)))
     return pd.DataFrame(rows)
 
 
@@ -313,9 +313,10 @@ def span(preset: str) -> float:
     return float(np.ptp(reward))
 
 
+@cache
 def _fit(preset: str, variant: str, other: str) -> hierarchical.Fit:
     run = recorded(preset)
-    return designs.at_equal_kl(run.finals, variant, other, run.preset.config.start.count)
+    return designs.at_equal_kl(run.finals, variant, other, designs.starts_of(run.preset))
 
 
 def of_starts(finals: pd.DataFrame, starts: int) -> pd.DataFrame:
@@ -334,11 +335,9 @@ def draw_curves(names: Iterable[str] = COMPARED, *, preset: str = "equal_kl") ->
     Each line is that of the fit against the exact KL, over the central runs of the variant.
     """
     run = recorded(preset)
-    starts = designs.starts_of(run.preset)
     figure, axes = style.subplots(height=4.6)
-    means = by_variant(of_starts(run.finals, starts), ["reward", "reverse_kl"]).set_index(
-        ["metric", "variant"]
-    )
+    means = of_starts(run.finals, designs.starts_of(run.preset))
+    means = by_variant(means, ["reward", "reverse_kl"]).set_index(["metric", "variant"])
     names = list(names)
     for name in ("none", "exact_loss", *names):
         estimator, placement, called = TERMS[name]
@@ -349,10 +348,9 @@ def draw_curves(names: Iterable[str] = COMPARED, *, preset: str = "equal_kl") ->
         if name == "none":
             continue
         other = names[0] if name == "exact_loss" else "exact_loss"
-        fitted = designs.at_equal_kl(run.finals, name, other, starts)
         own = np.log(run.finals.loc[run.finals["variant"] == name, designs.EQUAL])
         log_kl = np.linspace(*np.percentile(own, hierarchical.CENTRAL), 40)
-        mean, low, high = fitted.curve(0, log_kl)
+        mean, low, high = _fit(preset, name, other).curve(0, log_kl)
         dashes = style.LINESTYLES[placement]
         axes.plot(np.exp(log_kl), mean, color=look["color"], linestyle=dashes)
         if name == "exact_loss":
