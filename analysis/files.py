@@ -114,6 +114,33 @@ def replace_file(path: Path, data: bytes) -> None:
         raise UserError(_cannot_write(path, len(data), error)) from None
 
 
+def replace_folder(new: Path, target: Path) -> None:
+    """Put folder ``new`` in the place of ``target``; an interruption leaves one of them whole.
+
+    Killed in between, the next call, or :func:`restore_folder`, brings the earlier one back.
+    """
+    restore_folder(target)
+    old = _aside(target)
+    shutil.rmtree(old, ignore_errors=True)
+    try:
+        if target.exists():
+            os.rename(target, old)
+        os.rename(new, target)
+    finally:
+        restore_folder(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def restore_folder(target: Path) -> None:
+    """Bring back what a replacement that did not come to its end has moved aside."""
+    if not target.exists() and _aside(target).exists():
+        os.rename(_aside(target), target)
+
+
+def _aside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.old")
+
+
 def require_writable(directory: Path) -> None:
     """Make ``directory`` and prove that a file can be written there.
 

@@ -15,9 +15,9 @@ from pydantic import ValidationError
 from analysis.chapters import ch12_performance as chapter
 from analysis.errors import UserError
 from analysis.experiments.language.model import LanguageConfig, needed
+from analysis.experiments.manifests import check_target, write_folder
 from analysis.experiments.presets.language import model_of, smollm2, smollm2_short
 from analysis.experiments.provenance import current_provenance
-from analysis.experiments.recording import check_target, write_folder
 from benchmarks import device as device_benchmark
 from benchmarks import language, measure
 from benchmarks.processes import TRL_PYTHON, trl_version

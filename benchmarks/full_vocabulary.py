@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from analysis.chapters.ch15_full_vocabulary import RECORDED, TABLE
+from analysis.experiments.manifests import write_folder
 from analysis.experiments.provenance import provenance_here
-from analysis.experiments.recording import write_folder
 from analysis.freshness import code_sha256, import_closure
 from analysis.kl.chunked import Head, reverse_kl_from_hidden
 from analysis.kl.divergences import reverse_kl

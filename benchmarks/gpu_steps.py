@@ -19,8 +19,8 @@ import pandas as pd
 import torch
 
 from analysis.chapters.ch15_full_vocabulary import TABLE
+from analysis.experiments.manifests import write_folder
 from analysis.experiments.provenance import provenance_here
-from analysis.experiments.recording import write_folder
 from analysis.freshness import code_sha256, import_closure
 from analysis.report.processes import available_cores
 from analysis.schema import Schema

@@ -12,11 +12,11 @@ from typing import NamedTuple
 from analysis.errors import UserError
 from analysis.experiments.checkpoints import Checkpoints
 from analysis.experiments.environment import environment_of
+from analysis.experiments.manifests import verify_results
 from analysis.experiments.provenance import current_provenance
 from analysis.experiments.store import CorruptFile, Shard, Store, stored_runs
 from analysis.report.project import Project, find_project
 from analysis.report.provenance import RunFiles, ledger_problems, why_stale
-from analysis.report.results import verify_results
 from analysis.training.trainer import PopulationTrainer, TrainerState
 from torture.outcome import Outcome
 from torture.pretended import run_without_kernel
@@ -121,7 +121,7 @@ def _book(root: Path) -> list[Target]:
 
     def verified(_: Path) -> bool:
         try:
-            verify_results(project)
+            verify_results(project.results)
         except UserError:
             return False
         return True

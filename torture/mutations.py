@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from analysis.errors import UserError
+from analysis.experiments.manifests import verify_results
 from analysis.freshness import import_closure, imported_files
 from analysis.report.build import fingerprint
 from analysis.report.ledger import load_ledger, recompute
@@ -20,7 +21,6 @@ from analysis.report.pages import config_problems, run_pages, run_problems, toc_
 from analysis.report.project import Project, find_project
 from analysis.report.prose import prose_problems, readme_problems, records_of
 from analysis.report.provenance import ledger_problems, read_notebook
-from analysis.report.results import verify_results
 from torture.outcome import Outcome
 from torture.pretended import run_without_kernel
 
@@ -90,7 +90,7 @@ def _as_expected(kind: str, mutation: Mutation, found: list[str], rebuilt: bool)
 def _refusals(project: Project) -> list[str]:
     """What a recording is refused for."""
     try:
-        verify_results(project)
+        verify_results(project.results)
     except UserError as refusal:
         return [str(refusal)]
     return []

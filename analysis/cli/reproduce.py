@@ -11,7 +11,7 @@ import tyro
 
 from analysis.errors import UserError
 from analysis.experiments.language.model import Unavailable
-from analysis.experiments.recording import manifest_of
+from analysis.experiments.manifests import manifest_of
 from analysis.experiments.reproduction import find
 from analysis.experiments.reproduction import reproduce as reproduced
 

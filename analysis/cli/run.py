@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from analysis.errors import UserError
+from analysis.experiments.manifests import verify_results
 from analysis.report.notebooks import CELL_TIMEOUT_SECONDS, Limits, plan, run_jobs, stale_jobs
 from analysis.report.parameters import parse_assignments
 from analysis.report.project import find_project, select_notebooks
-from analysis.report.results import verify_results
 
 
 def run(
@@ -54,7 +54,7 @@ def run(
     if profile is not None and texts.setdefault("profile", profile) != profile:
         raise UserError("--profile and -p profile=... disagree; give one of them")
     sources = select_notebooks(project, names)
-    verify_results(project)
+    verify_results(project.results)
     planned = plan(
         project,
         sources,

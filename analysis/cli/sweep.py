@@ -14,6 +14,7 @@ import tyro
 from analysis.errors import UserError
 from analysis.experiments import recording
 from analysis.experiments.inventory import damage, inventory
+from analysis.experiments.manifests import check_target
 from analysis.experiments.memory import runs_that_fit
 from analysis.experiments.pools import LocalPool, Pool, devices_of
 from analysis.experiments.preset import Preset
@@ -84,7 +85,7 @@ def sweep(
         raise UserError(f"name a preset: {', '.join(PRESETS)}")
     else:
         if record is not None:
-            recording.check_target(record)
+            check_target(record)
         with _pool(device, workers, ray_address, gpus_per_shard) as pool:
             if runs_per_shard is None:
                 runs_per_shard = _shard_size(chosen, pool, graphs)

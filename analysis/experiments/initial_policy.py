@@ -17,9 +17,10 @@ import torch
 
 from analysis.checks import check_choice
 from analysis.experiments import recording
+from analysis.experiments.manifests import write_folder
 from analysis.experiments.preset import NO_KL, Preset
 from analysis.experiments.provenance import current_provenance
-from analysis.experiments.recording import recorded_table, write_folder
+from analysis.experiments.recording import recorded_table
 from analysis.training.config import Run
 from analysis.training.metrics import rollout_metrics
 from analysis.training.trainer import PopulationTrainer

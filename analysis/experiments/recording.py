@@ -1,20 +1,15 @@
 """A recording: a trained population as tables in a folder, with a manifest of their hashes.
 
 ``curves.csv`` holds the tidy curves, ``final.csv`` one row per run, both with six significant
-digits. The manifest says what was trained, under which source, on which device, with which
-versions, and is sealed by its own hash. A folder appears whole or not at all. ``analysis sweep NAME
---record FOLDER`` makes one.
+digits; for the manifest see :mod:`analysis.experiments.manifests`. ``analysis sweep NAME --record
+FOLDER`` makes one.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,12 +18,17 @@ import torch
 from pydantic import ValidationError
 
 import analysis
-from analysis.errors import UserError
 from analysis.experiments.ablation import final, tidy, train
 from analysis.experiments.environment import environment_of
+from analysis.experiments.manifests import (
+    FLOAT_FORMAT,
+    MANIFEST,
+    manifest_of,
+    read_manifest,
+    write_folder,
+)
 from analysis.experiments.preset import Preset
 from analysis.experiments.provenance import Provenance, current_provenance
-from analysis.files import replace_file, sealed, sha256_file, unsealed
 from analysis.training.metrics import METRICS
 from analysis.training.trainer import RunRecord
 
@@ -39,8 +39,6 @@ RECORDED = RESULTS / "grpo_tiny_cpu"
 RECORDED_HALF_STEP = RESULTS / "grpo_tiny_cpu_half_step"
 #: The first, trained once more on another make of processor.
 RECORDED_ELSEWHERE = RESULTS / "grpo_tiny_cpu_elsewhere"
-MANIFEST = "manifest.json"
-FLOAT_FORMAT = "%.6g"
 
 
 class Recording(NamedTuple):
@@ -99,7 +97,7 @@ def save(recording: Recording, directory: Path) -> None:
     """Write a recording to ``directory``, replacing what it held.
 
     Raises:
-        UserError: see :func:`check_target`.
+        UserError: see :func:`analysis.experiments.manifests.check_target`.
     """
     tables = {"curves.csv": recording.curves, "final.csv": recording.finals}
     write_folder(directory, tables, recording.manifest)
@@ -171,93 +169,6 @@ def compared(curves: pd.DataFrame, again: pd.DataFrame) -> pd.DataFrame:
     return both
 
 
-def check_target(directory: Path) -> None:
-    """Refuse a place where recording would destroy something that is no recording.
-
-    Raises:
-        UserError: a file, a folder that one is in, or a folder with other things than a recording.
-    """
-    if directory.is_file():
-        raise UserError(f"{directory} is a file: name a folder to record in")
-    if Path.cwd().is_relative_to(directory.resolve()):
-        raise UserError(f"{directory} holds the folder you are in: name a new folder to record in")
-    if directory.is_dir() and any(directory.iterdir()) and not (directory / MANIFEST).is_file():
-        raise UserError(f"{directory} is no recording, and would be replaced: name a new folder")
-
-
-def write_folder(
-    directory: Path, tables: Mapping[str, pd.DataFrame], fields: Mapping[str, Any]
-) -> None:
-    """Write tables and their manifest, replacing what the folder held.
-
-    Args:
-        tables: by file name.
-        fields: of the manifest; the time, the hash of each file and the seal are added.
-
-    Raises:
-        UserError: see :func:`check_target`.
-    """
-    check_target(directory)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
-    before = partial.with_name(f"{partial.name}-before")
-    try:
-        for name, table in tables.items():
-            (partial / name).write_text(_as_text(table))
-        manifest = {
-            **fields,
-            "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "files": {name: sha256_file(partial / name) for name in tables},
-        }
-        (partial / MANIFEST).write_bytes(sealed(manifest))
-        partial.chmod(0o755)
-        if directory.exists():
-            os.replace(directory, before)
-        os.replace(partial, directory)
-        shutil.rmtree(before, ignore_errors=True)
-    except BaseException:
-        if before.exists() and not directory.exists():
-            os.replace(before, directory)  # the earlier recording is where it was
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-
-
-def read_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest of a recorded folder, once its files are found to be those it names.
-
-    Raises:
-        ValueError: as :func:`manifest_of`, or a file is missing or is not the recorded one.
-    """
-    manifest = manifest_of(directory)
-    _check_files(directory, manifest)
-    return manifest
-
-
-def _check_files(directory: Path, manifest: Mapping[str, Any]) -> None:
-    for name, digest in manifest["files"].items():
-        file = directory / name
-        if not file.is_file() or sha256_file(file) != digest:
-            raise ValueError(f"{file} is missing or changed since it was recorded: restore it")
-
-
-def manifest_of(directory: Path) -> dict[str, Any]:
-    """The manifest of a recorded folder, its files unread.
-
-    Raises:
-        ValueError: it is missing, was edited or is none.
-    """
-    path = directory / MANIFEST
-    if not path.is_file():
-        raise ValueError(f"{path} is missing: record the run again")
-    try:
-        manifest = unsealed(path.read_bytes())
-    except ValueError as damage:
-        raise ValueError(f"{path} {damage}: restore it or record the run again") from None
-    if not isinstance(manifest.get("files"), dict):
-        raise ValueError(f"{path} is no manifest, it lists no files: restore it")
-    return manifest
-
-
 def read_table(source: Path | io.StringIO) -> pd.DataFrame:
     """A table of a recorded folder: only an empty field is NaN, for a variant is named ``none``."""
     return pd.read_csv(source, keep_default_na=False, na_values=[""])
@@ -275,19 +186,4 @@ def recorded_table(directory: Path, name: str) -> pd.DataFrame:
 
 def as_written(table: pd.DataFrame) -> pd.DataFrame:
     """A table as it is after being written and read back: six significant digits."""
-    return read_table(io.StringIO(_as_text(table)))
-
-
-def _as_text(table: pd.DataFrame) -> str:
-    return table.to_csv(index=False, float_format=FLOAT_FORMAT)
-
-
-def add_to_manifest(directory: Path, **fields: Any) -> None:
-    """Add fields to a manifest and seal it anew, once its files are found to be those it names.
-
-    Raises:
-        ValueError: a file is missing or changed.
-    """
-    manifest = json.loads((directory / MANIFEST).read_bytes()) | fields
-    _check_files(directory, manifest)
-    replace_file(directory / MANIFEST, sealed(manifest))
+    return read_table(io.StringIO(table.to_csv(index=False, float_format=FLOAT_FORMAT)))

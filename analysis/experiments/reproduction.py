@@ -24,9 +24,10 @@ from analysis.checks import check_choice
 from analysis.experiments import recording
 from analysis.experiments.ablation import tidy, train
 from analysis.experiments.environment import environment_of
+from analysis.experiments.manifests import MANIFEST, manifest_of
 from analysis.experiments.preset import Preset
 from analysis.experiments.provenance import current_provenance
-from analysis.experiments.recording import MANIFEST, as_written, manifest_of, read_table
+from analysis.experiments.recording import as_written, read_table
 from analysis.training.config import Run
 from analysis.training.metrics import POLICY_METRICS
 

@@ -12,10 +12,11 @@ import pandas as pd
 import torch
 
 from analysis.experiments import recording
+from analysis.experiments.manifests import write_folder
 from analysis.experiments.preset import NO_KL, Preset
 from analysis.experiments.presets.designed import aggregation_length
 from analysis.experiments.provenance import current_provenance
-from analysis.experiments.recording import recorded_table, write_folder
+from analysis.experiments.recording import recorded_table
 from analysis.training.config import Run
 from analysis.training.trainer import PopulationTrainer
 

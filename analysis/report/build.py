@@ -19,13 +19,20 @@ from tqdm import tqdm
 
 import analysis
 from analysis.errors import UserError
-from analysis.files import replace_file, sha256_file, sha256_tree, write_durably
+from analysis.experiments.manifests import verify_results
+from analysis.files import (
+    replace_file,
+    replace_folder,
+    restore_folder,
+    sha256_file,
+    sha256_tree,
+    write_durably,
+)
 from analysis.report.pages import config_problems, run_problems, toc_pages
 from analysis.report.processes import exclusive, pinned_environment, stop_tree
 from analysis.report.project import Project
 from analysis.report.prose import prose_problems, readme_problems
 from analysis.report.provenance import environment_sha256, hash_json, ledger_problems
-from analysis.report.results import verify_results
 
 if TYPE_CHECKING:
     from analysis.report.translation import Language
@@ -121,9 +128,9 @@ def build_book(
 
     with exclusive(project.build / f".{builder.folder}.lock", refuse):
         target = project.build / builder.folder
-        _undo_half_a_swap(target)
+        restore_folder(target)
         problems = config_problems(project)
-        verify_results(project)
+        verify_results(project.results)
         inputs = _inputs(project, builder)
         problems += [*run_problems(project), *ledger_problems(project)]
         stored = target / FINGERPRINT
@@ -211,7 +218,7 @@ def _rebuild(
         if builder.name == "html":
             write_durably(built / ".nojekyll", b"")
         write_durably(built / FINGERPRINT, _said_of(inputs, built).encode())
-        _swap(built, target)
+        replace_folder(built, target)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -239,28 +246,6 @@ def _edition(
 
 def _products(folder: Path, builder: Builder) -> list[Path]:
     return sorted(folder.glob(builder.product))
-
-
-def _swap(new: Path, target: Path) -> None:
-    """Put folder ``new`` in the place of ``target``; an interruption leaves one of them whole."""
-    old = _old(target)
-    shutil.rmtree(old, ignore_errors=True)
-    try:
-        if target.exists():
-            os.rename(target, old)
-        os.rename(new, target)
-    finally:
-        _undo_half_a_swap(target)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _undo_half_a_swap(target: Path) -> None:
-    if not target.exists() and _old(target).exists():
-        os.rename(_old(target), target)
-
-
-def _old(target: Path) -> Path:
-    return target.with_name(f".{target.name}.old")
 
 
 _JUPYTER_BOOK = "from jupyter_book.cli.main import main; main()"

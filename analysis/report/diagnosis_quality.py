@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.diagnosis.causes import CAUSES, Cause
+from analysis.experiments.manifests import read_manifest
 from analysis.report.tables import as_markdown
 
 FOLDER = "diagnosis_matrix"
@@ -57,8 +58,6 @@ python -m benchmarks.diagnosis --held-out
 
 def quality_page(folder: Path) -> str:
     """The page as MyST text, from a recorded matrix and the faults held out beside it."""
-    from analysis.experiments.recording import read_manifest
-
     manifest = read_manifest(folder)
     sound, faults, held_out = (
         pd.read_csv(path, keep_default_na=False)

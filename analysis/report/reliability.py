@@ -5,9 +5,9 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.errors import UserError
+from analysis.experiments.manifests import read_manifest
 from analysis.report.numbers import format_value
 from analysis.report.project import Project
-from analysis.report.results import read_manifest
 from analysis.report.tables import as_markdown
 
 RECORDED = "torture"
@@ -29,7 +29,7 @@ def torture_figures(project: Project) -> str:
     folder = project.results / RECORDED
     if not folder.is_dir():
         return "Nothing is recorded in this checkout: run `make torture`.\n"
-    manifest = read_manifest(folder, project.relative(folder))
+    manifest = read_manifest(folder)
     faults = pd.read_csv(folder / "faults.csv")
     past = faults[(faults["lost"] > 0) | (faults["silent"] > 0)]
     if not past.empty:

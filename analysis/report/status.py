@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from analysis.experiments.manifests import manifest_of, recorded_folders
 from analysis.report.pages import run_pages
 from analysis.report.parameters import changed_parameters, declared_parameters
 from analysis.report.project import Project
 from analysis.report.provenance import Provenance, read_notebook, read_provenance
-from analysis.report.results import read_manifest, recorded_results
 from analysis.report.tables import as_markdown
 
 _INTRODUCTION = """\
@@ -79,10 +79,10 @@ def _reads(provenance: Provenance) -> str:
 
 
 def _recorded(project: Project) -> str:
-    directories = recorded_results(project)
+    directories = recorded_folders(project.results)
     if not directories:
         return _NO_RESULTS
-    manifests = [(d, read_manifest(d, project.relative(d))) for d in directories]
+    manifests = [(directory, manifest_of(directory)) for directory in directories]
     return as_markdown(
         ("Folder", "Preset", "Seeds", "Computed on", "Versions"),
         ((f"`{project.relative(d)}`", *_manifest_row(manifest)) for d, manifest in manifests),

@@ -15,7 +15,7 @@ import tyro
 
 import analysis.diagnosis
 from analysis.errors import UserError
-from analysis.experiments.recording import check_target, write_folder
+from analysis.experiments.manifests import check_target, write_folder
 from benchmarks.diagnosis import matrix, sound, tiny_runs
 from benchmarks.diagnosis.faults import FAULTS, HELD_OUT
 

@@ -271,7 +271,8 @@ def test_refusal_is_one_line_before_anything_is_trained(
 ) -> None:
     monkeypatch.setattr(reproduction, "train", lambda *_, **__: pytest.fail("trained"))
     (recorded.parent / "tail_cpu").mkdir()
-    (recorded.parent / "tail_cpu" / "manifest.json").write_bytes(sealed({"files": {}}))
+    fields = json.loads((recorded / "manifest.json").read_bytes()) | {"files": {}}
+    (recorded.parent / "tail_cpu" / "manifest.json").write_bytes(sealed(fields))
     assert main(["reproduce", *arguments]) == 1
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1
@@ -280,25 +281,7 @@ def test_refusal_is_one_line_before_anything_is_trained(
 def test_a_damaged_recording_is_refused(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (recorded / "curves.csv").write_text("variant\n")
     assert main(["reproduce"]) == 1
-    assert "curves.csv is missing or changed" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        (b"", "is no valid JSON"),
-        (b"[" * 100_000, "is no valid JSON"),
-        (b"[]", "has no 'sha256' that seals it"),
-        (b"{}", "has no 'sha256' that seals it"),
-        (sealed({"files": {}}).replace(b"{}", b"[]"), "changed since it was written"),
-        (sealed({"files": 1}), "is no manifest"),
-    ],
-)
-def test_a_manifest_that_is_none_is_named(recorded: Path, capsys, data: bytes, said: str) -> None:
-    (recorded / "manifest.json").write_bytes(data)
-    assert main(["reproduce", "small_cpu"]) == 1
-    found = capsys.readouterr().err
-    assert f"small_cpu/manifest.json {said}" in found and found.count("\n") == 1
+    assert "curves.csv changed since" in capsys.readouterr().err
 
 
 def test_without_its_packages_a_recording_is_skipped_unless_it_is_named(

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from analysis.errors import Stopped, UserError
-from analysis.files import sealed, sha256_file
 from analysis.report.build import (
     BUILDERS,
     FINGERPRINT,
@@ -27,7 +26,6 @@ from analysis.report.pages import output_problems
 from analysis.report.processes import exclusive
 from analysis.report.project import Project
 from analysis.report.provenance import RunFiles, read_provenance, write_provenance
-from analysis.report.results import REQUIRED, verify_results
 from analysis.report.status import status_page
 from tests.pipeline.conftest import Workspace
 
@@ -249,22 +247,6 @@ def test_failed_rendering_leaves_the_old_book(book: Workspace, error: Exception)
     assert {path.name for path in book.project.build.iterdir()} <= {"html", ".html.lock"}
 
 
-def test_interrupted_swap_is_undone(book: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    build(book)
-    rename = os.rename
-
-    def rename_once(source: Path, target: Path) -> None:
-        if Path(target).name == "html" and ".building" in str(source):
-            raise Stopped(15)
-        rename(source, target)
-
-    monkeypatch.setattr(os, "rename", rename_once)
-    (book.project.book / "index.md").write_text("# Second\n")
-    with pytest.raises(Stopped):
-        build(book)
-    assert (html(book) / "index.html").read_text() == "# First\n"
-
-
 def test_source_changed_while_building_is_not_published(book: Workspace) -> None:
     def meddle(project: Project, builder: str, destination: Path) -> None:
         render(project, builder, destination)
@@ -378,73 +360,3 @@ def test_unchanged_book_needs_no_heavy_imports(book: Workspace) -> None:
     assert done.returncode == 0, done.stderr
     assert "01_a  up to date" in done.stderr and "the book is up to date" in done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
-
-
-# Recorded results are what their manifest says.
-
-
-@pytest.fixture
-def recorded(workspace: Workspace) -> Path:
-    folder = workspace.project.results / "gpu"
-    (folder / "parts").mkdir(parents=True)
-    (folder / "table.csv").write_text("a,b\n")
-    (folder / "parts" / "0.csv").write_text("1,2\n")
-    manifest = {
-        "preset": "full",
-        "seeds": [0, 1],
-        "device": "GPU",
-        "versions": {"torch": "2"},
-        "source": "abc",
-        "files": {name: sha256_file(folder / name) for name in ("table.csv", "parts/0.csv")},
-    }
-    (folder / "manifest.json").write_bytes(sealed(manifest))
-    (workspace.project.results / "README.md").write_text("what this is")
-    verify_results(workspace.project)
-    return folder
-
-
-def device_by_hand(folder: Path) -> None:
-    """A field that no check of the tables reads."""
-    path = folder / "manifest.json"
-    path.write_text(path.read_text().replace('"GPU"', '"TPU"'))
-
-
-def lack(field: str) -> Callable[[Path], object]:
-    def change(folder: Path) -> None:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        del manifest[field]
-        (folder / "manifest.json").write_bytes(sealed(manifest))
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            lambda folder: (folder / "parts" / "0.csv").write_bytes(b"1,3\n"),
-            "results/gpu/parts/0.csv changed",
-        ),
-        (lambda folder: (folder / "table.csv").unlink(), "gpu/table.csv is in the manifest"),
-        (lambda folder: (folder / "new.csv").touch(), "results/gpu/new.csv is not in the manifest"),
-        (lambda folder: (folder / "manifest.json").unlink(), "gpu/manifest.json is missing"),
-        (
-            lambda folder: (folder / "manifest.json").write_text("{"),
-            "manifest.json is no valid JSON",
-        ),
-        (
-            lambda folder: (folder / "manifest.json").write_text("[" * 100_000),
-            "manifest.json is no valid JSON",
-        ),
-        (lambda folder: (folder / "manifest.json").write_text("{}"), "no 'sha256' that seals it"),
-        (device_by_hand, "manifest.json changed since it was written"),
-        (lambda folder: (folder.parent / "loose.csv").touch(), "results/loose.csv: move it"),
-        *((lack(field), f"lacks '{field}'") for field in REQUIRED),
-    ],
-)
-def test_a_changed_recording_is_named(
-    workspace: Workspace, recorded: Path, change: Callable[[Path], object], message: str
-) -> None:
-    change(recorded)
-    with pytest.raises(UserError, match=message):
-        verify_results(workspace.project)

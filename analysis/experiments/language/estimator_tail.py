@@ -19,10 +19,10 @@ from torch import Tensor
 
 from analysis.experiments import recording
 from analysis.experiments.environment import environment_of
+from analysis.experiments.manifests import read_manifest, write_folder
 from analysis.experiments.preset import Preset
 from analysis.experiments.presets.language import smollm2_short
 from analysis.experiments.provenance import current_provenance
-from analysis.experiments.recording import read_manifest, write_folder
 from analysis.kl.estimators import k1, k2, k3
 from analysis.training.rollout import token_logp
 from analysis.training.trainer import PopulationTrainer

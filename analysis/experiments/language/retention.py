@@ -36,10 +36,11 @@ from analysis.experiments.environment import environment_of
 from analysis.experiments.language.model import LanguageConfig, folder_of
 from analysis.experiments.language.questions import tokenizer_of
 from analysis.experiments.language.skills import Skill, skills_of
+from analysis.experiments.manifests import write_folder
 from analysis.experiments.preset import Preset
 from analysis.experiments.presets.language import smollm2_front, smollm2_short
 from analysis.experiments.provenance import current_provenance
-from analysis.experiments.recording import as_written, recorded_table, write_folder
+from analysis.experiments.recording import as_written, recorded_table
 from analysis.experiments.reproduction import mismatches
 from analysis.files import replace_file, require_writable, sha256_bytes
 from analysis.kl.divergences import forward_kl, reverse_kl

@@ -1,0 +1,174 @@
+"""Recorded folders: tables beside a manifest of their hashes, which is sealed by its own.
+
+A folder appears whole or not at all, and no edit of it goes unnoticed. ``manifest.json`` says what
+was recorded, under which source, on which device and with which versions::
+
+    {"preset": "...", "seeds": [0, 1, ...], "device": "...", "versions": {"torch": "..."},
+     "source": "sha256 of the package that made it", "files": {"curves.csv": "sha256"},
+     "sha256": "of the fields above"}
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analysis.errors import UserError
+from analysis.files import (
+    replace_file,
+    replace_folder,
+    restore_folder,
+    sealed,
+    sha256_file,
+    unsealed,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MANIFEST = "manifest.json"
+FLOAT_FORMAT = "%.6g"
+REQUIRED = {
+    "preset": str,
+    "seeds": list,
+    "device": str,
+    "versions": dict,
+    "source": str,
+    "files": dict,
+}
+#: What may lie beside tables, and beside recorded folders.
+_DESCRIPTION = "README.md"
+
+
+def check_target(directory: Path) -> None:
+    """Refuse a place where recording would destroy something that is no recording.
+
+    Raises:
+        UserError: a file, a folder that one is in, or a folder with other things than a recording.
+    """
+    if directory.is_file():
+        raise UserError(f"{directory} is a file: name a folder to record in")
+    if Path.cwd().is_relative_to(directory.resolve()):
+        raise UserError(f"{directory} holds the folder you are in: name a new folder to record in")
+    if directory.is_dir() and any(directory.iterdir()) and not (directory / MANIFEST).is_file():
+        raise UserError(f"{directory} is no recording, and would be replaced: name a new folder")
+
+
+def write_folder(
+    directory: Path, tables: Mapping[str, pd.DataFrame], fields: Mapping[str, Any]
+) -> None:
+    """Write tables, six significant digits a number, and their manifest; replaces the folder.
+
+    Args:
+        tables: by file name.
+        fields: of the manifest; the time, the hash of each file and the seal are added.
+
+    Raises:
+        UserError: see :func:`check_target`.
+    """
+    restore_folder(directory)
+    check_target(directory)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    try:
+        for name, table in tables.items():
+            table.to_csv(partial / name, index=False, float_format=FLOAT_FORMAT)
+        manifest = {
+            **fields,
+            "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "files": {name: sha256_file(partial / name) for name in tables},
+        }
+        (partial / MANIFEST).write_bytes(sealed(manifest))
+        partial.chmod(0o755)
+        replace_folder(partial, directory)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest of a recorded folder, once its files are found to be those it names.
+
+    Raises:
+        UserError: as :func:`manifest_of`, or a file was changed, lost or added.
+    """
+    manifest = manifest_of(directory)
+    _check_files(directory, manifest["files"])
+    return manifest
+
+
+def manifest_of(directory: Path) -> dict[str, Any]:
+    """The manifest of a recorded folder, its files unread.
+
+    Raises:
+        UserError: it is missing, was edited or lacks a field.
+    """
+    path = directory / MANIFEST
+    if not path.is_file():
+        raise UserError(f"{path} is missing: record the result again")
+    try:
+        manifest = unsealed(path.read_bytes())
+    except (OSError, ValueError) as damage:
+        raise UserError(f"{path} {damage}: restore it or record again") from None
+    for field, kind in REQUIRED.items():
+        if not isinstance(manifest.get(field), kind):
+            raise UserError(f"{path} lacks {field!r} ({kind.__name__}): record again")
+    return manifest
+
+
+def add_to_manifest(directory: Path, **fields: Any) -> None:
+    """Add fields to a manifest and seal it anew, once its files are found to be those it names.
+
+    Raises:
+        UserError: a file was changed, lost or added.
+    """
+    manifest = json.loads((directory / MANIFEST).read_bytes()) | fields
+    _check_files(directory, manifest["files"])
+    replace_file(directory / MANIFEST, sealed(manifest))
+
+
+def recorded_folders(results: Path) -> list[Path]:
+    """The recorded folders in ``results``, by name.
+
+    Raises:
+        UserError: a file lies beside them.
+    """
+    if not results.is_dir():
+        return []
+    entries = sorted(path for path in results.iterdir() if not path.name.startswith("."))
+    for path in entries:
+        if path.is_file() and path.name != _DESCRIPTION:
+            raise UserError(f"{path}: move it into a recorded result's folder")
+    return [path for path in entries if path.is_dir()]
+
+
+def verify_results(results: Path) -> None:
+    """Check every recorded folder against its manifest.
+
+    Raises:
+        UserError: as :func:`recorded_folders` and :func:`read_manifest`.
+    """
+    for directory in recorded_folders(results):
+        read_manifest(directory)
+
+
+def _check_files(directory: Path, recorded: Mapping[str, str]) -> None:
+    present = {
+        path.relative_to(directory).as_posix()
+        for path in directory.rglob("*")
+        if path.is_file()
+        and path.name not in (MANIFEST, _DESCRIPTION)
+        and not path.name.startswith(".")
+    }
+    for name in sorted(present | set(recorded)):
+        file = directory / name
+        if name not in present:
+            raise UserError(f"{file} is in the manifest but missing: restore it")
+        if name not in recorded:
+            raise UserError(f"{file} is not in the manifest: record again or remove it")
+        if sha256_file(file) != recorded[name]:
+            raise UserError(f"{file} changed since it was recorded: restore or record again")

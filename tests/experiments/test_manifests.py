@@ -1,0 +1,140 @@
+"""Recorded folders are what their manifests say, and appear whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis.errors import UserError
+from analysis.experiments import manifests
+from analysis.experiments.manifests import (
+    REQUIRED,
+    add_to_manifest,
+    manifest_of,
+    read_manifest,
+    verify_results,
+    write_folder,
+)
+from analysis.files import sealed, sha256_file
+
+FIELDS = {
+    "preset": "full",
+    "seeds": [0, 1],
+    "device": "GPU",
+    "versions": {"torch": "2"},
+    "source": "abc",
+}
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """A folder of two tables, one in a folder of its own, in ``results``."""
+    folder = tmp_path / "results" / "gpu"
+    (folder / "parts").mkdir(parents=True)
+    (folder / "table.csv").write_text("a,b\n")
+    (folder / "parts" / "0.csv").write_text("1,2\n")
+    files = {name: sha256_file(folder / name) for name in ("table.csv", "parts/0.csv")}
+    (folder / "manifest.json").write_bytes(sealed(FIELDS | {"files": files}))
+    for described in (folder, folder.parent):
+        (described / "README.md").write_text("what this is")
+    verify_results(folder.parent)
+    return folder
+
+
+def write(name: str, data: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(data)
+
+
+def device_by_hand(folder: Path) -> None:
+    """A field that no check of the tables reads."""
+    path = folder / "manifest.json"
+    path.write_text(path.read_text().replace('"GPU"', '"TPU"'))
+
+
+def lack(field: str) -> Callable[[Path], object]:
+    return lambda folder: write(
+        "manifest.json",
+        sealed({name: part for name, part in manifest_of(folder).items() if name != field}),
+    )(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (write("parts/0.csv", b"1,3\n"), "results/gpu/parts/0.csv changed"),
+        (lambda folder: (folder / "table.csv").unlink(), "gpu/table.csv is in the manifest"),
+        (write("new.csv", b""), "results/gpu/new.csv is not in the manifest"),
+        (lambda folder: (folder / "manifest.json").unlink(), "gpu/manifest.json is missing"),
+        *(
+            (write("manifest.json", data), "gpu/manifest.json is no valid JSON")
+            for data in (b"", b"{", b"[" * 100_000)
+        ),
+        *(
+            (write("manifest.json", data), "gpu/manifest.json has no 'sha256' that seals it")
+            for data in (b"{}", b"[]")
+        ),
+        (device_by_hand, "gpu/manifest.json changed since it was written"),
+        (write("../loose.csv", b""), "results/loose.csv: move it"),
+        *((lack(field), f"gpu/manifest.json lacks '{field}'") for field in REQUIRED),
+    ],
+)
+def test_a_changed_recording_is_named_in_one_line(
+    recorded: Path, change: Callable[[Path], object], message: str
+) -> None:
+    change(recorded)
+    with pytest.raises(UserError, match=message) as refusal:
+        verify_results(recorded.parent)
+    assert "\n" not in str(refusal.value)
+
+
+def test_fields_are_added_under_a_new_seal_unless_a_file_changed(recorded: Path) -> None:
+    add_to_manifest(recorded, differing=3)
+    assert read_manifest(recorded)["differing"] == 3
+    (recorded / "table.csv").write_text("a,c\n")
+    with pytest.raises(UserError, match=r"table\.csv changed"):
+        add_to_manifest(recorded, differing=4)
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> Path:
+    """A folder that was recorded, and is to be replaced."""
+    folder = tmp_path / "small"
+    write_folder(folder, {"table.csv": pd.DataFrame({"a": [1 / 3]})}, FIELDS)
+    assert (folder / "table.csv").read_text() == "a\n0.333333\n"
+    return folder
+
+
+def test_a_folder_is_replaced_and_nothing_else_left(earlier: Path) -> None:
+    write_folder(earlier, {"other.csv": pd.DataFrame({"a": [2]})}, FIELDS)
+    assert list(read_manifest(earlier)["files"]) == ["other.csv"]
+    assert [path.name for path in earlier.parent.iterdir()] == ["small"]
+
+
+@pytest.mark.parametrize("place", ["hashing", "renaming", "killed"])
+def test_what_fails_on_the_way_leaves_the_earlier_folder(
+    earlier: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    before = json.loads((earlier / "manifest.json").read_text())
+    rename, moved = os.rename, []
+
+    def fail_once(source: Path, target: Path) -> None:
+        moved.append(source)
+        if len(moved) == 2:  # the old one has made way, the new one is to come
+            raise OSError(13, "Permission denied")
+        rename(source, target)
+
+    if place == "renaming":
+        monkeypatch.setattr(os, "rename", fail_once)
+    else:
+        monkeypatch.setattr(manifests, "sha256_file", lambda _: 1 / 0)
+    if place == "killed":  # before, between the two renamings
+        earlier.rename(earlier.with_name(".small.old"))
+    with pytest.raises((OSError, ZeroDivisionError)):
+        write_folder(earlier, {"other.csv": pd.DataFrame()}, FIELDS)
+    assert json.loads((earlier / "manifest.json").read_text()) == before
+    assert [path.name for path in earlier.parent.iterdir()] == ["small"]
