@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
+from numbers import Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 
@@ -51,7 +52,9 @@ def checked(function: Any = None, *, nan: str = "shown") -> Any:
     A tensor must hold what its annotation says, on the device of the others, with axes of one size
     a name; it must not be complex. Floats of several types are computed in the widest, and a mask
     arrives as booleans. A float must be a number and not NaN, an integer an integer. What the
-    function calls in turn is trusted: arguments are checked once, where they come in.
+    function calls in turn is trusted: arguments are checked once, where they come in. What torch
+    refuses all the same, such as shapes that do not broadcast where a function says that they do,
+    is refused with the names and shapes of the arguments.
 
     Args:
         nan: ``shown`` where NaN in a tensor reaches the result; ``refused`` where it could not,
@@ -91,31 +94,47 @@ def _guard(function: Callable[..., Any], nan: str) -> Callable[..., Any]:
                 key += (name, _NAN if isinstance(value, float) and value != value else type(value))
         passed = tuple(key)
         values = known.get(passed, _UNKNOWN)
-        if values is None:
-            token = trust(True)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                distrust(token)
-        if len(args) > len(names):
-            return function(*args, **kwargs)  # which refuses it
-        given = dict(zip(names, args, strict=False)) | kwargs
-        if values is _UNKNOWN:
-            if not specs:
-                specs.update(_specs(function))
-            checks = _Checks(specs)
-            values = checks.passed(given, refuse_nan=nan == "refused")
-            if checks.remember:
-                if len(known) >= _REMEMBERED:
-                    known.clear()
-                known[passed] = None if values.are_as_given else values
-        ready = values.ready(given)
-        with trusted():
-            return function(
-                *(ready[name] for name in names[: len(args)]), **{n: ready[n] for n in kwargs}
-            )
+        token = trust(True)
+        try:
+            if values is not None and len(args) <= len(names):  # else it refuses them itself
+                given = dict(zip(names, args, strict=False)) | kwargs
+                if values is _UNKNOWN:
+                    if not specs:
+                        specs.update(_specs(function))
+                    checks = _Checks(specs)
+                    values = checks.passed(given, refuse_nan=nan == "refused")
+                    if checks.remember:
+                        if len(known) >= _REMEMBERED:
+                            known.clear()
+                        known[passed] = None if values.are_as_given else values
+                ready = values.ready(given)
+                args = tuple(ready[name] for name in names[: len(args)])
+                kwargs = {name: ready[name] for name in kwargs}
+            return function(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, IndexError) as error:
+            given = dict(zip(names, args, strict=False)) | kwargs
+            raise ValueError(_refused_by_torch(function.__name__, given, error)) from error
+        finally:
+            distrust(token)
 
     return guard
+
+
+def _refused_by_torch(name: str, given: dict[str, Any], error: Exception) -> str:
+    """Its first line, after what each argument was."""
+    said = []
+    for argument, value in given.items():
+        if isinstance(value, Tensor):
+            layout = "" if value.layout == torch.strided else f" {value.layout}"
+            said.append(f"{argument} {list(value.shape)}{layout}")
+        elif isinstance(value, (int, float, str)):
+            said.append(f"{argument}={value!r:.40}")
+        elif argument != "self" and value is not None:
+            said.append(argument)
+    first, *_ = str(error).splitlines() or [type(error).__name__]
+    return f"{name} cannot take {', '.join(said)}: {first}"
 
 
 @dataclass(frozen=True)
@@ -352,8 +371,8 @@ def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
 
 
 def check_positive(name: str, value: float) -> None:
-    """Refuse a number that is not finite and above zero."""
-    if not (math.isfinite(value) and value > 0):
+    """Refuse what is no number, and a number that is not finite and above zero."""
+    if not (isinstance(value, Real) and math.isfinite(value) and value > 0):
         raise ValueError(f"{name} must be finite and > 0, got {value!r}")
 
 

@@ -28,7 +28,7 @@ def keep_top(logits: Logits, *, top_k: int | None = None, top_p: float = 1.0) ->
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     probability = ordered.softmax(-1)
     kept = probability.cumsum(-1) - probability < top_p  # what comes before has not reached it
-    kept |= top_p == 1.0  # a sum that rounds to one reaches it before its rarest tokens
+    kept |= bool(top_p == 1.0)  # a sum that rounds to one reaches it before its rarest tokens
     if top_k is not None:
         kept &= torch.arange(logits.shape[-1], device=logits.device) < top_k
     return torch.zeros_like(kept).scatter(-1, order, kept)

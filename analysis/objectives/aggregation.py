@@ -60,7 +60,7 @@ def token_weights(mask: Mask, mode: str, *, dtype: torch.dtype | None = None) ->
     Raises:
         ValueError: on an unknown mode or a mask without a token axis.
     """
-    check_choice("aggregation", mode, MODES)
+    check_choice("mode", mode, MODES)
     counted = as_mask("mask", mask, "mask", mask)
     if counted.ndim == 0:
         raise ValueError("mask must have a token axis: shape [..., T], got a scalar")

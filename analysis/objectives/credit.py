@@ -160,9 +160,16 @@ def _step_tensors(
     device = step_rewards.device
     return (
         step_rewards,
-        torch.as_tensor(step_ends, device=device),
-        torch.as_tensor(lengths, device=device),
+        _tensor("step_ends", step_ends, device),
+        _tensor("lengths", lengths, device),
     )
+
+
+def _tensor(name: str, numbers: object, device: torch.device) -> Tensor:
+    try:
+        return torch.as_tensor(numbers, device=device)
+    except (TypeError, RuntimeError):
+        raise ValueError(f"{name} must be a tensor or lists, got {type(numbers)}") from None
 
 
 def _pad_lists(step_rewards: Sequence, step_ends: Sequence) -> tuple[Tensor, Tensor]:

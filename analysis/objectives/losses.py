@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from analysis.checks import as_mask, check_choice, checked, pair_of_floats
-from analysis.objectives.aggregation import aggregate
+from analysis.objectives.aggregation import MODES, aggregate
 from analysis.objectives.credit import per_token_advantages
 from analysis.shapes import AnyFloats, LogProbs, Mask, Values
 
@@ -92,6 +92,7 @@ def policy_loss(
         ValueError: on an unknown name, a clip range that is none, or a shape mismatch.
     """
     check_choice("kind", kind, KINDS)
+    check_choice("aggregation", aggregation, MODES)
     clip = _clip_range(epsilon_low, epsilon_high)
     logp, old_logp = pair_of_floats("logp", logp, "old_logp", old_logp)
     token_advantages = per_token_advantages(advantages, "logp", logp)

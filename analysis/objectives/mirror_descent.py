@@ -48,6 +48,7 @@ def mirror_descent_loss(
     Raises:
         ValueError: if ``tau`` is not finite and positive, or shapes differ.
     """
+    check_positive("tau", tau)
     check_same_shape("logp", logp, "rewards", rewards)
     check_same_shape("logp", logp, "baseline", baseline)
     implied = implicit_reward(logp, old_logp, beta=tau)

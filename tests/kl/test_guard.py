@@ -587,3 +587,24 @@ def calls_inside(call) -> int:
     finally:
         sys.setprofile(None)
     return counted
+
+
+@ALL
+def test_what_torch_refuses_is_said_with_the_name_of_the_argument(name):
+    """Shapes that do not broadcast, no batch at all, tensors that are not dense."""
+    for calls, given, argument in each(name):
+        value = given[argument]
+        others = {"empty": value[:0], "one more axis": value[..., None]} if value.ndim else {}
+        others |= {"no elements": value[..., :0]} if value.ndim else {}
+        others |= {"sparse": value.to_sparse()} if value.ndim else {}
+        for other in others.values():
+            outcome(calls.function, given | {argument: other}, argument)
+
+
+def test_out_of_memory_stays_what_it_is():
+    @checked
+    def full(logp: LogProbs) -> Tensor:
+        raise torch.OutOfMemoryError("no room")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        full(torch.zeros(3))
