@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
+from analysis.checks import check_positive
+
 LEVEL = 0.95
 #: Fewer seeds than this give no interval and no p value.
 MIN_SEEDS = 4
@@ -84,8 +86,7 @@ def equivalence(values: np.ndarray, margin: float) -> np.ndarray:
     Raises:
         ValueError: the margin is not positive.
     """
-    if not margin > 0.0:
-        raise ValueError(f"margin must be positive, got {margin}")
+    check_positive("margin", margin)
     mean, error, freedom = moments(values)
     return stdtr(freedom, -_over(margin - np.abs(mean), error))
 
@@ -98,7 +99,14 @@ def of_estimate(
     Args:
         freedom: of t: of an estimate over starts, one fewer than there are.
         margin: of :func:`equivalence`; None gives NaN for ``equivalent``.
+
+    Raises:
+        ValueError: the error is negative, or the margin is not positive.
     """
+    if error < 0.0:
+        raise ValueError(f"error must not be negative, got {error}")
+    if margin is not None:
+        check_positive("margin", margin)
     reach = t_quantile(freedom) * error
     p = np.minimum(1.0, 2.0 * stdtr(freedom, -_over(np.abs(mean), error)))
     same = np.nan if margin is None else stdtr(freedom, -_over(margin - np.abs(mean), error))
@@ -107,12 +115,17 @@ def of_estimate(
 
 
 def t_quantile(freedom: int, *, level: float = LEVEL) -> float:
-    """Standard errors from the mean to the end of its interval."""
+    """Standard errors from the mean to the end of its interval; NaN of no degree of freedom."""
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"level must be between 0 and 1, got {level}")
     return float(stdtrit(freedom, (1.0 + level) / 2.0))
 
 
 def of_starts(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """Mean of the seeds [..., S] of each start [..., G]; ``starts`` [S] names the seed's."""
+    values, starts = _numbers(values), np.asarray(starts)
+    if starts.shape != values.shape[-1:]:
+        raise ValueError(f"starts has shape {starts.shape} but values has {values.shape}")
     names = np.unique(starts)
     return np.stack([values[..., starts == name].mean(axis=-1) for name in names], axis=-1)
 
@@ -123,7 +136,14 @@ def verdict(p: float, equivalent: float, comparisons: int) -> str:
     ``differs`` where ``p`` stands Bonferroni over all ``comparisons`` of the page; else
     ``equivalent`` where two one-sided tests say so at 0.05; else ``suggestive`` where ``p`` is
     below 0.05 alone; else ``unresolved``, and ``not estimable`` where there is no number.
+
+    Raises:
+        ValueError: ``p`` is no probability, or there is no comparison.
     """
+    if p < 0.0 or p > 1.0:
+        raise ValueError(f"p must be between 0 and 1, got {p}")
+    if comparisons < 1:
+        raise ValueError(f"comparisons must be at least 1, got {comparisons}")
     if np.isnan(p):
         return "not estimable"
     if p * comparisons < 1.0 - LEVEL:
@@ -135,10 +155,19 @@ def verdict(p: float, equivalent: float, comparisons: int) -> str:
 
 def moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     """Mean over the last axis, its standard error and degrees of freedom; NaN of too few."""
+    values = _numbers(values)
     count, mean = values.shape[-1], values.mean(axis=-1)
     enough = count >= MIN_SEEDS
     error = values.std(axis=-1, ddof=1) / np.sqrt(count) if enough else np.nan * mean
     return mean, error, count - 1
+
+
+def _numbers(values: np.ndarray) -> np.ndarray:
+    """The values as real numbers with an axis of seeds."""
+    found = np.asarray(values)
+    if found.ndim == 0 or found.dtype.kind not in "iuf":
+        raise ValueError(f"values must be real numbers [..., S], got {found.dtype} {found.shape}")
+    return found
 
 
 def _over(numerator: np.ndarray, error: np.ndarray) -> np.ndarray:

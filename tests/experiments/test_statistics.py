@@ -41,7 +41,7 @@ def test_a_mean_outside_the_margin_is_never_equivalent(values):
     outside = values - values.mean(axis=1, keepdims=True) + 0.6
     assert (statistics.equivalence(outside, 0.5) > 0.5).all()
     assert (statistics.p_value(outside) > 0.05).any(), "not seen to differ, and not the same"
-    with pytest.raises(ValueError, match="margin must be positive"):
+    with pytest.raises(ValueError, match="margin must be finite and > 0"):
         statistics.equivalence(values, 0.0)
 
 
@@ -93,3 +93,26 @@ def test_a_page_of_equal_variants_seldom_says_that_two_differ():
     of_page, alone = (np.any(said, axis=1).mean() for said in apart)
     assert of_page < 0.09 and alone > 0.8
     assert (p.min(axis=1) * comparisons < 0.05).mean() == pytest.approx(0.05, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda v: statistics.interval(v + 1j), "values"),
+        (lambda v: statistics.interval(np.float64(1.0)), "values"),
+        (lambda v: statistics.p_value(np.array(["a"] * 6)), "values"),
+        (lambda v: statistics.interval(v, level=95), "level"),
+        (lambda v: statistics.equivalence(v, np.nan), "margin"),
+        (lambda v: statistics.equivalence(v, "0.1"), "margin"),
+        (lambda v: statistics.of_estimate(0.1, -1.0, 5), "error"),
+        (lambda v: statistics.of_estimate(0.1, 0.1, 5, -1.0), "margin"),
+        (lambda v: statistics.of_starts(v, np.arange(5)), "starts"),
+        (lambda v: statistics.of_starts(v, np.zeros((40, 7))), "starts"),
+        (lambda v: statistics.verdict(-0.1, 0.1, 3), "p must be"),
+        (lambda v: statistics.verdict(0.1, 0.1, 0), "comparisons"),
+    ],
+)
+def test_arguments_that_are_none_are_named(values, call, named):
+    with pytest.raises(ValueError, match=named):
+        call(values)
+    assert statistics.interval(values.tolist()).mean.shape == (40,)
