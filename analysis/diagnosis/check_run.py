@@ -5,8 +5,12 @@ import numpy as np
 
 def check_run(logp, old_logp, ref_logp, mask):
     """Equally shaped log-probs of the sampled tokens; mask is 1 where a token counts."""
-    counted = np.asarray(mask) == 1
-    logp, old_logp, ref_logp = (np.float64(x)[counted] for x in (logp, old_logp, ref_logp))
+    logp, old_logp, ref_logp, mask = (np.float64(x) for x in (logp, old_logp, ref_logp, mask))
+    if not logp.shape == old_logp.shape == ref_logp.shape == mask.shape:
+        raise ValueError("logp, old_logp, ref_logp and mask must have one shape")
+    if not (np.isin(mask, (0, 1)).all() and mask.any()):
+        raise ValueError("mask must hold 0 or 1, and count a token")
+    logp, old_logp, ref_logp = (x[mask == 1] for x in (logp, old_logp, ref_logp))
     log_ratio = logp - ref_logp
     k3 = np.expm1(-log_ratio) + log_ratio
     update = logp - old_logp

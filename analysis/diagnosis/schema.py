@@ -47,6 +47,15 @@ class Rollouts:
     ignored: dict[str, str] = field(default_factory=dict)  #: unknown column -> nearest known name
     unscored: int = 0  #: tokens for which the engine gave no log-prob: they have ``old_logp``'s
 
+    def __post_init__(self) -> None:
+        for name, column in vars(self).items():
+            if isinstance(column, np.ndarray):
+                if column.shape != (len(self.logp),):
+                    shape = (len(self.logp),)
+                    raise ValueError(f"{name} has shape {column.shape}: logp has {shape}")
+                if column.dtype.kind == "f" and np.isnan(column).any():
+                    raise ValueError(f"{name} holds NaN")
+
     @property
     def tokens(self) -> int:
         return len(self.logp)

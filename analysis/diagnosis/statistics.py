@@ -62,11 +62,14 @@ def _unit_sums(
     units: np.ndarray,
     count: int,
 ) -> Floats:
-    """Weighted sums by unit; infinite ones as a huge number, which no draw turns into NaN."""
+    """Weighted sums by unit; infinite ones as a huge number, which no draw turns into NaN.
+
+    NaN stays visible; an infinite value of weight zero counts as zero.
+    """
     values = column() if callable(column) else column
     with np.errstate(invalid="ignore", over="ignore"):
-        weighted = values if weight is None else weight * values
-        weighted = np.nan_to_num(weighted, nan=0.0, posinf=_HUGE, neginf=-_HUGE)
+        weighted = values if weight is None else np.where(weight == 0.0, 0.0, weight * values)
+        weighted = np.nan_to_num(weighted, nan=np.nan, posinf=_HUGE, neginf=-_HUGE)
         del values
         return np.clip(np.bincount(units, weights=weighted, minlength=count), -_HUGE, _HUGE)
 

@@ -47,6 +47,22 @@ def test_two_tokens_by_hand_in_any_shape_beside_padding():
     assert found["largest update"] == pytest.approx(2.0)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mask": [[1.0, 0.5]]}, "mask must hold 0 or 1"),
+        ({"mask": [[1.0, math.nan]]}, "mask must hold 0 or 1"),
+        ({"mask": [[0, 0]]}, "count a token"),
+        ({"mask": [1, 1]}, "mask must have one shape"),
+        ({"ref_logp": [[-1.0]]}, "ref_logp and mask must have one shape"),
+    ],
+)
+def test_what_would_be_counted_wrongly_is_refused(change, message):
+    columns = {name: [[-1.0, -2.0]] for name in ("logp", "old_logp", "ref_logp")}
+    with pytest.raises(ValueError, match=message):
+        check_run(**columns | {"mask": [[1, 1]]} | change)
+
+
 def test_it_stands_alone_and_is_short():
     tree = ast.parse(Path(module.__file__).read_text())
     imported = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]

@@ -128,6 +128,25 @@ def test_intervals_cover_the_exact_kl():
     assert inside >= 51
 
 
+def test_nan_stays_visible_and_a_weight_of_zero_counts_nothing():
+    columns = {"a": np.array([1.0, np.nan]), "b": np.array([1.0, np.inf]), "c": np.ones(2)}
+    how = {"sequence": np.array([0, 1]), "resamples": 100, "seed": 0}
+    means = token_means(columns, **how)
+    assert np.isnan(means["a"].value) and means["b"].value == np.inf and means["c"].value == 1.0
+    means = token_means(columns, weight=np.array([1.0, 0.0]), **how)
+    assert [mean.value for mean in means.values()] == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [(np.zeros(3), "ref_logp has shape"), (np.array([0.0, np.nan]), "ref_logp holds NaN")],
+)
+def test_rollouts_hold_columns_of_one_length_without_nan(column, message):
+    logp, index = np.zeros(2), np.arange(2)
+    with pytest.raises(ValueError, match=message):
+        Rollouts(logp, logp, column, index, index)
+
+
 def test_an_infinite_value_makes_the_mean_infinite_and_only_that():
     values = np.r_[np.inf, np.ones(99)]
     columns = {"infinite": values, "finite": np.ones(100)}
