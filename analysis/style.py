@@ -8,7 +8,7 @@ under protanopia, deuteranopia and tritanopia; ``tests/report/test_style.py`` me
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
@@ -204,6 +204,79 @@ def band(
         table[x], table[low], table[high], color=look["color"], alpha=0.15, linewidth=0
     )
     axes.plot(table[x], table[middle], **look)
+
+
+def lines(
+    table: Any,
+    x: str,
+    y: str = "median",
+    *,
+    kind: str | list[str],
+    looks: Mapping[Any, Mapping[str, Any]],
+    xlabel: str,
+    ylabel: str,
+    panel: str = "",
+    titles: Mapping[Any, str] | None = None,
+    band_of: tuple[str, str] | None = None,
+    legend: str = "",
+    height: float = 3.9,
+    **options: Any,
+) -> Figure:
+    """Lines over ``x``, one a kind, in one panel or in several side by side.
+
+    Args:
+        table, x, y: a row a point, and the columns along the axes.
+        kind: the column, or columns, that tell the lines apart.
+        looks: what is drawn, in this order: kind -> options of ``Axes.plot``, with a label.
+        xlabel, ylabel: of the figure.
+        panel, titles: the column that tells the panels apart, and its values -> their titles.
+        band_of: columns between which a band lies around each line, such as p10 and p90.
+        legend: where the first panel has a legend; by default labels stand at the line ends.
+        height: inches.
+        options: of :meth:`matplotlib.axes.Axes.set`, for every panel.
+    """
+    titles = titles or {"": ""}
+    figure, panels = subplots(1, len(titles), sharey=True, squeeze=False, height=height)
+    for axes, (value, title) in zip(panels.flat, titles.items(), strict=True):
+        curves = dict(iter((table[table[panel] == value] if panel else table).groupby(kind)))
+        for name in (name for name in looks if name in curves):
+            if band_of:
+                low, high = band_of
+                band(axes, curves[name], x, middle=y, low=low, high=high, **looks[name])
+            else:
+                axes.plot(curves[name][x], curves[name][y], **looks[name])
+        axes.set(title=title, **options)
+    panels.flat[0].set_ylabel(ylabel)
+    if panel:
+        figure.supxlabel(xlabel, fontsize="medium")
+    else:
+        panels.flat[0].set_xlabel(xlabel)
+    if legend:
+        panels.flat[0].legend(loc=legend)
+    else:
+        label_line_ends(panels.flat[-1])
+    return figure
+
+
+def dots(
+    table: Any, label: str, columns: Mapping[str, str], *, colour: str, height: float = 3.9
+) -> Figure:
+    """A row of the table each, as a dot at the end of a line from zero.
+
+    Args:
+        table, label: a row a dot, and the column that names them.
+        columns: the columns drawn, a panel each -> the label of its axis.
+        colour, height: of the dots, and of the figure (inches).
+    """
+    figure, panels = subplots(1, len(columns), sharey=True, height=height)
+    rows = range(len(table))[::-1]
+    for axes, (column, title) in zip(panels, columns.items(), strict=True):
+        axes.hlines(rows, 0, table[column], color="#B9B9B9", linewidth=2)
+        axes.plot(table[column], rows, linestyle="none", marker="o", color=colour)
+        axes.set(xlim=(min(0, table[column].min()) - 0.03, 1.1 * table[column].max()), xlabel=title)
+        axes.grid(False, axis="y")
+    panels[0].set_yticks(rows, table[label])
+    return figure
 
 
 def ratio_mesh(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -139,6 +140,38 @@ def test_a_band_lies_between_its_columns_and_its_line_on_the_middle() -> None:
     assert list(axes.get_lines()[0].get_ydata()) == rows["median"]
     heights = axes.collections[0].get_paths()[0].vertices[:, 1]
     assert set(heights) == {*rows["p10"], *rows["p90"]}
+
+
+def test_lines_carry_the_data_of_their_labels_in_the_panel_of_their_title() -> None:
+    rows = [(p, k, x, x * p * k, 0.0, 9.0) for p in (1, 2) for k in (3, 5) for x in (1.0, 2.0)]
+    table = pd.DataFrame(rows, columns=["panel", "kind", "x", "median", "p10", "p90"])
+    figure = style.lines(
+        table,
+        "x",
+        kind="kind",
+        looks={5: style.line("k1"), 3: style.line("k2"), 7: style.line("k3")},
+        panel="panel",
+        titles={2: "two", 1: "one"},
+        band_of=("p10", "p90"),
+        xlabel="x",
+        ylabel="y",
+    )
+    drawn = {
+        (axes.get_title(loc="left") or axes.get_title(), line.get_label()): list(line.get_ydata())
+        for axes in figure.axes
+        for line in axes.get_lines()
+    }
+    assert drawn["two", style.LABELS["k1"]] == [10.0, 20.0]
+    assert drawn["one", style.LABELS["k2"]] == [3.0, 6.0]
+    assert len(drawn) == 4
+
+
+def test_dots_end_where_their_row_says() -> None:
+    table = pd.DataFrame({"name": ["a", "b"], "bias": [0.5, 2.0], "noise": [3.0, 1.0]})
+    figure = style.dots(table, "name", {"bias": "bias", "noise": "noise"}, colour="#111111")
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["a", "b"]
+    dots = [list(axes.get_lines()[0].get_xdata()) for axes in figure.axes]
+    assert dots == [[0.5, 2.0], [3.0, 1.0]]
 
 
 def test_a_ratio_of_one_has_the_middle_of_the_colours() -> None:
