@@ -1,14 +1,14 @@
-"""Chapter 6: which token answers for the KL that comes later, over all sequences of a tree."""
+"""Chapter 6: credit for the KL that comes later, and the attached prefix ratio, enumerated."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 from torch import Tensor
@@ -16,18 +16,24 @@ from torch.func import grad
 from torch.nn import functional
 
 from analysis import style
-from analysis.chapters.ch09_advantages import group_moments
 from analysis.chapters.claims import EXACT, Finding, band, claim, difference, judge, recorded
 from analysis.chapters.policies import (
     Policies,
     flat_error,
+    group_moments,
     log_ratios,
     measured,
     moved_logits,
     normal_draws,
     random_tables,
 )
-from analysis.kl.credit import credit_moments, last_token_groups, tie_states, weighted_moments
+from analysis.kl.credit import (
+    credit_moments,
+    last_token_groups,
+    sample_gradients,
+    tie_states,
+    weighted_moments,
+)
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.enumeration import (
     GradientMoments,
@@ -36,7 +42,10 @@ from analysis.kl.enumeration import (
     relative_error,
     reverse_kl_gradient,
 )
+from analysis.kl.estimators import k1, k2, k3
 from analysis.kl.full_vocabulary import full_vocabulary_gradients, markov_kl, visited_kl
+from analysis.kl.importance import importance_ratio
+from analysis.kl.prefix import markov_second_moments, prefix_coefficients
 from analysis.kl.returns import reward_to_go
 from analysis.kl.scores import expected_score
 from analysis.kl.sequences import (
@@ -47,8 +56,10 @@ from analysis.kl.sequences import (
     sequence_kl_gradient,
     sequence_probability,
     state_visits,
+    token_logp,
     visited_kl_gradient,
 )
+from analysis.kl.term import KLTerm
 from analysis.objectives.advantages import group_normalise
 from analysis.objectives.gae import CRITICS, gae_kl_gradient
 from analysis.objectives.losses import policy_loss
@@ -56,7 +67,7 @@ from analysis.objectives.losses import policy_loss
 RAGGED = enumerate_sequences(3, 4, eos=2)  #: what claims enumerate
 SPREAD = 1.2  #: standard deviation of the random logits there
 
-# --- What the chapter computes -----------------------------------------------------------------
+# --- Credit for the KL that comes later ------------------------------------------------------
 
 
 def gae_curves(
@@ -147,69 +158,393 @@ def _estimators(
     return moments
 
 
-# --- What it draws -----------------------------------------------------------------------------
+# --- The attached prefix ratio, on trees -----------------------------------------------------
+
+#: A per-token loss [N, T] of log-probs under policy, reference and sampler, the mask, and the KL
+#: of each token's state.
+TokenLoss = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-#: Colour and label of what is no estimator: critics, objectives and weights.
-LOOKS: dict[str, tuple[str, str]] = {
-    "zero": ("#9A5B00", "no critic"),
-    "exact": ("#111111", "discounted critic"),
-    "scaled": ("#3D5A9E", "scaled critic"),
-    "linear": ("#3D5A9E", "token sum"),
-    "token_mean": ("#9A5B00", "token mean"),
-    "geometric": ("#7A3E9D", "GSPO"),
-    "product": ("#111111", "product"),
-    "token": ("#3D5A9E", "one token"),
-    "both factors, product": ("#111111", "both, product"),
-    "both factors, per token": ("#3D5A9E", "both, per token"),
-    "first factor dropped": ("#9A5B00", "first dropped"),
+def _prefix(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
+    return importance_ratio(logp, old_logp, mask, level="prefix")
+
+
+def _term(**fields: str) -> TokenLoss:
+    term = KLTerm(**fields)
+    return lambda p, r, o, m, _: term.loss(p, r, old_logp=o, mask=m)
+
+
+#: What is compared, by cost and ratio. The first three and the fifth have the gradient of the
+#: sequence KL, as have the two ways to put k1 in the reward.
+LOSSES: dict[tuple[str, str], TokenLoss] = {
+    ("k3", "prefix, attached"): _term(estimator="k3", weighting="attached", ratio="prefix"),
+    ("k1", "prefix, attached"): _term(estimator="k1", weighting="attached", ratio="prefix"),
+    ("full vocabulary", "tokens before, attached"): lambda p, _, o, m, state_kl: (
+        _prefix(p, o, m) / importance_ratio(p, o, m) * state_kl
+    ),
+    ("k2", "prefix, attached"): _term(estimator="k2", weighting="attached", ratio="prefix"),
+    ("growth of k2", "prefix, detached"): lambda p, r, o, m, _: (
+        _prefix(p, o, m).detach() * _growth(k2(p.cumsum(-1), r.cumsum(-1)))
+    ),
+    ("k2", "prefix, detached"): _term(estimator="k2", weighting="detached", ratio="prefix"),
+    ("k3", "token, attached"): _term(estimator="k3", weighting="attached"),
+    ("k3", "token, gradient of prefix"): lambda p, r, o, m, _: (
+        importance_ratio(p, o, m).detach() * _prefix(p, p.detach(), m) * k3(p, r)
+    ),
+    ("k1 reward to go", "prefix"): lambda p, r, o, m, _: (
+        reward_to_go(_prefix(p, o, m) * k1(p, r)).detach() * p
+    ),
+    ("k1 reward to go", "whole"): lambda p, r, o, m, _: (
+        (importance_ratio(p, o, m, level="sequence") * reward_to_go(k1(p, r))).detach() * p
+    ),
+}
+
+
+#: The way to the same gradient that the noise of the others is compared with.
+BASELINE = ("k1 reward to go", "prefix")
+
+
+def _growth(running: Tensor) -> Tensor:
+    return running.diff(prepend=torch.zeros_like(running[:, :1]))
+
+
+def loss_moments(
+    pair: Policies, old_logits: Tensor, sequences: Sequences, loss: TokenLoss
+) -> GradientMoments:
+    """Mean and variance of one sequence's gradient of a loss summed over tokens, by autograd."""
+    with torch.enable_grad():
+        leaf = pair.logits.detach().requires_grad_(True)
+        logp, ref_logp, old_logp = (
+            token_logp(x, sequences) for x in (leaf, pair.ref_logits, old_logits)
+        )
+        state_kl = visited_kl(leaf, pair.ref_logits, sequences)
+        per_token = loss(logp, ref_logp, old_logp, sequences.mask, state_kl)
+        per_sequence = torch.where(sequences.mask, per_token, 0.0).sum(-1)
+        each = torch.eye(len(per_sequence), dtype=per_sequence.dtype)
+        (gradients,) = torch.autograd.grad(per_sequence, leaf, each, is_grads_batched=True)
+    return weighted_moments(sequence_probability(old_logits, sequences), gradients)
+
+
+def prefix_table(tables: Policies, samplers: Tensor, sequences: Sequences) -> pd.DataFrame:
+    """What the mean of each loss misses of the sequence KL's gradient, and its noise.
+
+    On-policy (``fresh``) and under the given samplers (``stale``). ``error`` is a median over the
+    pairs; ``noise``, ``low`` and ``high`` are the median, the smallest and the largest variance
+    of one sequence's gradient, in units of that of k1 in the reward to go with prefix weights.
+    """
+    rows = []
+    for age, olds in (("fresh", tables.logits), ("stale", samplers)):
+        for logits, ref_logits, old in zip(*tables, olds, strict=True):
+            pair = Policies(logits, ref_logits)
+            exact = sequence_kl_gradient(*pair, sequences)
+            moments = {key: loss_moments(pair, old, sequences, x) for key, x in LOSSES.items()}
+            for (cost, weight), (mean, spread) in moments.items():
+                noise = (spread / moments[BASELINE].trace_var).item()
+                rows.append((age, cost, weight, flat_error(mean, exact), noise))
+    found = pd.DataFrame(rows, columns=["age", "cost", "weight", "error", "noise"])
+    summary = found.groupby(["cost", "weight", "age"], sort=False).agg(
+        error=("error", "median"),
+        noise=("noise", "median"),
+        low=("noise", "min"),
+        high=("noise", "max"),
+    )
+    summary = summary.unstack("age", sort=False)
+    summary.columns = ["_".join(names) for names in summary.columns]
+    return summary.reset_index()
+
+
+def noise_counterexamples() -> dict[str, float]:
+    """Where the k3 prefix loss is noisier than k1 in the reward though the policies are near.
+
+    Times the variance on fresh samples, for answers of at most two and four tokens that share one
+    row of logits (go on or end), a ten thousandth of a nat per logit apart; and for two tokens with
+    a row for every prefix, ``small_kl`` nats in all.
+    """
+    found = {}
+    row = torch.tensor([0.8, 0.2], dtype=torch.float64).log()
+    ref_row = row - 1e-4 * torch.tensor([1.0, 0.0])
+    for name, longest in (("shared_two", 2), ("shared_four", 4)):
+        sequences = enumerate_sequences(2, longest, eos=1)
+        pair = Policies(*(x.expand(sequences.num_states, 2) for x in (row, ref_row)))
+        found[name] = _fresh_noise(pair, sequences, shared=True)
+    two = enumerate_sequences(2, 2)
+    first = torch.tensor([[0.1, 0.105], [0.99, 0.94], [0.99, 0.99]], dtype=torch.float64)
+    pair = Policies(*torch.stack([first, 1 - first], dim=-1).log().unbind(1))
+    kl = sequence_kl(*pair, two).item()
+    return found | {"small_kl": kl, "small_kl_times": _fresh_noise(pair, two, shared=False)}
+
+
+def _fresh_noise(pair: Policies, sequences: Sequences, *, shared: bool) -> float:
+    """Variance of the k3 prefix loss over that of k1 in the reward, by own rows or by one."""
+    rows = torch.zeros(len(pair.logits)).long() if shared else torch.arange(len(pair.logits))
+    logp, ref_logp = (token_logp(x, sequences) for x in pair)
+    probability = sequence_probability(pair.logits, sequences)
+    k3_loss, reward = (
+        weighted_moments(
+            probability, tie_states(sample_gradients(pair.logits, sequences, credit), rows)
+        ).trace_var
+        for credit in (
+            prefix_coefficients(logp, ref_logp, logp, sequences.mask),
+            reward_to_go(logp - ref_logp),
+        )
+    )
+    return (k3_loss / reward).item()
+
+
+def cap_medians(
+    tables: Policies, samplers: Tensor, sequences: Sequences, cap: float
+) -> dict[str, float]:
+    """Bias and noise of k3 under a capped prefix ratio, attached, by the way it is capped.
+
+    ``clamp`` differentiates the cap, so that a capped token's ratio is a constant; ``rescaled``
+    caps the value and keeps the gradient of the ratio's logarithm. ``capped`` is the mean share of
+    tokens over the cap. Medians over the pairs, in norms of the exact gradient; ``kept_is_closer``
+    is the share of pairs on which ``rescaled`` has the smaller bias.
+    """
+    losses: dict[str, TokenLoss] = {
+        "clamp": lambda p, r, o, m, _: _prefix(p, o, m).clamp(max=cap) * k3(p, r),
+        "rescaled": lambda p, r, o, m, _: (
+            _prefix(p, o, m).detach().clamp(max=cap) * _prefix(p, p.detach(), m) * k3(p, r)
+        ),
+    }
+
+    def errors(logits: Tensor, ref_logits: Tensor, old_logits: Tensor) -> dict[str, Any]:
+        pair, mask = Policies(logits, ref_logits), sequences.mask
+        exact = sequence_kl_gradient(*pair, sequences)
+        chance = sequence_probability(old_logits, sequences)
+        over = _prefix(*(token_logp(x, sequences) for x in (logits, old_logits)), mask) > cap
+        counts = (chance @ x.sum(-1).double() for x in (over & mask, mask))
+        found: dict[str, Any] = {"capped": torch.div(*counts)}
+        for kind, loss in losses.items():
+            mean, spread = loss_moments(pair, old_logits, sequences, loss)
+            found[f"bias_{kind}"] = flat_error(mean, exact)
+            found[f"noise_{kind}"] = spread.sqrt() / exact.norm()
+        return found
+
+    found = measured(errors, *tables, samplers)
+    closer = (found.bias_rescaled < found.bias_clamp).mean()
+    return {**found.median(), "kept_is_closer": closer}
+
+
+# --- The prefix ratio along chains of any length ---------------------------------------------
+
+
+class Chains(NamedTuple):
+    """Policies that see the last token only, [N, V + 1, V]; the last row starts a sequence."""
+
+    logits: Tensor
+    ref_logits: Tensor
+    old_logits: Tensor
+
+
+#: Ways to the gradient of the sequence KL, and one more that needs stale samples to differ.
+WAYS = ("k1 reward to go", "k1 prefix", "k3 prefix", "full vocabulary prefix")
+
+
+PRODUCT = "k1 reward to go, whole product"
+
+
+def random_chains(
+    vocab_size: int, count: int, *, drift: float, staleness: float, seed: int
+) -> Chains:
+    """References of unit-variance logits, policies ``drift`` away, samplers ``staleness`` away."""
+    ref_logits, moved, behind = normal_draws((3, count, vocab_size + 1, vocab_size), seed=seed)
+    logits = ref_logits + drift * moved
+    return Chains(logits, ref_logits, logits + staleness * behind)
+
+
+def chain_samples(
+    chains: Chains, lengths: Sequence[int], *, baseline: bool = False
+) -> dict[str, Tensor]:
+    """[lengths, N] sequences at which noise equals the exact gradient, for each way to get it.
+
+    With ``baseline`` the mean KL to go at its position is taken off each token's coefficient, as
+    the other answers of a group estimate it; that needs the length, so only the largest is done.
+    """
+    logits, ref_logits, old_logits = chains
+    longest = max(lengths)
+    policy = logits.softmax(-1)
+    log_ratio = logits.log_softmax(-1) - ref_logits.log_softmax(-1)
+    score = torch.eye(policy.shape[-1], dtype=policy.dtype) - policy.unsqueeze(-2)
+    ratio = policy / old_logits.softmax(-1)
+    state_kl = reverse_kl(logits, ref_logits).unsqueeze(-1)
+    k3_cost = torch.expm1(-log_ratio) + log_ratio
+    k1_own = log_ratio.unsqueeze(-1) * score
+    full_own = reverse_kl_gradient(logits, ref_logits).unsqueeze(-2) / ratio.unsqueeze(-1)
+    own = torch.stack([k1_own, k1_own + score, k1_own, full_own])
+    future = torch.stack([log_ratio, log_ratio, k3_cost, state_kl / ratio])
+    pairs = list(zip(logits, ref_logits, strict=True))
+    wide = (x.expand(len(future), *x.shape) for x in (logits, old_logits))
+    off = product_off = None
+    if baseline:
+        lengths = [longest]
+        owed, own_kl = _mean_kls(policy, state_kl.squeeze(-1), longest)
+        off = torch.stack([owed, owed, owed, owed - own_kl], dim=1)  # the vocabulary's own is known
+        off = off.unsqueeze(-1).expand(*off.shape, policy.shape[-2])
+        product_off = off[:, 0]
+    second = markov_second_moments(*wide, own, future, longest, baseline=off)
+    moments = dict(zip(WAYS, second.unbind(1), strict=True))
+    moments[PRODUCT] = markov_second_moments(
+        logits, old_logits, k1_own, log_ratio, longest, weight="sequence", baseline=product_off
+    )
+    signal = torch.stack(
+        [
+            torch.stack([grad(markov_kl)(*pair, length).square().sum() for pair in pairs])
+            for length in lengths
+        ]
+    )
+    return {way: x[torch.tensor(lengths) - 1] / signal - 1 for way, x in moments.items()}
+
+
+def _mean_kls(policy: Tensor, state_kl: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """[length, N] each: the mean KL to go at a position, and the mean KL of its own token."""
+    to_go = [torch.zeros_like(state_kl)]
+    for _ in range(length):
+        to_go.append(state_kl + (policy @ to_go[-1][..., :-1, None]).squeeze(-1))
+    visits = torch.zeros_like(state_kl)
+    visits[..., -1] = 1.0
+    owed, own = [], []
+    for left in reversed(to_go[1:]):
+        owed.append((visits * left).sum(-1))
+        own.append((visits * state_kl).sum(-1))
+        visits = functional.pad((visits.unsqueeze(-1) * policy).sum(-2), (0, 1))
+    return torch.stack(owed), torch.stack(own)
+
+
+def noise_curves(
+    lengths: Sequence[int],
+    vocab_size: int,
+    count: int,
+    *,
+    drift: float,
+    staleness: Iterable[float],
+    seed: int,
+) -> pd.DataFrame:
+    """Noise of each way to the sequence KL's gradient against the length: medians over chains."""
+    rows = []
+    for behind in staleness:
+        chains = random_chains(vocab_size, count, drift=drift, staleness=behind, seed=seed)
+        for way, samples in chain_samples(chains, lengths).items():
+            middle = samples.median(-1).values.tolist()
+            rows += [
+                {"staleness": behind, "way": way, "length": length, "samples": value}
+                for length, value in zip(lengths, middle, strict=True)
+            ]
+    return pd.DataFrame(rows)
+
+
+def baseline_table(
+    length: int, vocab_size: int, count: int, *, drifts: Iterable[float], seed: int
+) -> pd.DataFrame:
+    """Noise on-policy without and with the mean KL to go at a position as baseline.
+
+    Medians over chains; ``kl`` is that of a whole sequence (nats), by dynamic programming.
+    """
+    rows = []
+    for drift in drifts:
+        chains = random_chains(vocab_size, count, drift=drift, staleness=0.0, seed=seed)
+        kl = torch.stack([markov_kl(*pair, length) for pair in zip(*chains[:2], strict=True)])
+        bare, centred = (chain_samples(chains, [length], baseline=x) for x in (False, True))
+        for way in WAYS:
+            middle = (x.median().item() for x in (kl, bare[way], centred[way]))
+            rows.append((way, *middle))
+    table = pd.DataFrame(rows, columns=["way", "kl", "bare", "baseline"])
+    return table.sort_values("kl", kind="stable")
+
+
+# --- What it draws ---------------------------------------------------------------------------
+
+EXPECTED_ERROR = "relative error of the\nexpected gradient"
+
+#: Colour and label of each critic of GAE, and of each memory of a policy.
+CRITIC_LOOKS = {
+    "zero": {"color": "#9A5B00", "marker": "o", "label": "no critic"},
+    "exact": {"color": "#111111", "marker": "o", "label": "discounted critic"},
+    "scaled": {"color": "#3D5A9E", "marker": "o", "label": "scaled critic"},
+}
+MEMORY_LOOKS = {
+    0.0: {"color": "#3D5A9E", "marker": "o", "label": "mixes fast"},
+    5.0: {"color": "#9A5B00", "marker": "o", "label": "repeats\nitself"},
+}
+
+#: Estimator that colours each way to the sequence KL's gradient, its line style and its label.
+WAY_LOOKS: dict[str, dict[str, str]] = {
+    way: {"color": style.COLOURS[colour], "linestyle": dashes, "label": label}
+    for way, colour, dashes, label in (
+        ("k1 prefix", "k1", "-", "$k_1$ prefix loss"),
+        (PRODUCT, "none", ":", "reward, product"),
+        ("k1 reward to go", "k1", "--", "$k_1$ reward"),
+        ("k3 prefix", "k3", "-", "$k_3$ prefix loss"),
+        ("full vocabulary prefix", "exact", "-", "full vocabulary"),
+    )
 }
 
 
 def draw_gae(curves: pd.DataFrame) -> Figure:
     """Error of the KL's gradient through GAE against lambda, one panel a discount."""
     gammas = sorted(curves.gamma.unique(), reverse=True)
-    figure, axes = style.subplots(1, len(gammas), sharey=True, height=3.7)
-    for panel, gamma in zip(axes, gammas, strict=True):
-        for critic in ("zero", "exact", "scaled"):
-            curve = curves[(curves.gamma == gamma) & (curves.critic == critic)]
-            style.band(panel, curve, "lam", **look(critic), marker="o", markersize=5)
-        panel.set(title=rf"$\gamma = {gamma:g}$", ylim=(-0.04, 1.4), xticks=[0, 0.5, 1])
-    style.label_line_ends(axes[-1])
-    figure.supxlabel(r"$\lambda$ of GAE", fontsize="medium")
-    axes[0].set_ylabel("relative error of the\nexpected gradient")
-    return figure
+    return style.lines(
+        curves,
+        "lam",
+        kind="critic",
+        looks=CRITIC_LOOKS,
+        panel="gamma",
+        titles={gamma: rf"$\gamma = {gamma:g}$" for gamma in gammas},
+        band_of=("p10", "p90"),
+        height=3.7,
+        ylim=(-0.04, 1.4),
+        xticks=[0, 0.5, 1],
+        xlabel=r"$\lambda$ of GAE",
+        ylabel=EXPECTED_ERROR,
+    )
 
 
 def draw_lengths(curves: pd.DataFrame) -> Figure:
     """Error of a token-weighted loss against the length, for a short and for a long memory."""
-    figure, axes = style.subplots(height=3.9)
-    looks = (("#3D5A9E", "mixes fast"), ("#9A5B00", "repeats\nitself"))
-    for (colour, label), (_, curve) in zip(looks, curves.groupby("stickiness"), strict=True):
-        style.band(axes, curve, "length", color=colour, marker="o", label=label)
-    lengths = curves.length.unique()
-    binary_scale(axes, lengths)
-    axes.set_ylim(bottom=-0.02)
-    axes.set_xlabel("tokens in a sequence (log scale)")
-    axes.set_ylabel("relative error of the\nexpected gradient")
-    style.label_line_ends(axes)
+    figure = style.lines(
+        curves,
+        "length",
+        kind="stickiness",
+        looks=MEMORY_LOOKS,
+        band_of=("p10", "p90"),
+        xscale="log",
+        ylim=(-0.02, None),
+        xlabel="tokens in a sequence (log scale)",
+        ylabel=EXPECTED_ERROR,
+    )
+    return _binary_scale(figure, curves.length.unique())
+
+
+def draw_noise(curves: pd.DataFrame) -> Figure:
+    """Sequences until signal equals noise against their length, fresh and stale."""
+    fresh_product = (curves.staleness == 0) & (curves.way == PRODUCT)  # there the product is one
+    figure = style.lines(
+        curves[(curves.length > 1) & ~fresh_product],
+        "length",
+        "samples",
+        kind="way",
+        looks=WAY_LOOKS,
+        panel="staleness",
+        titles={0.0: "fresh samples", curves.staleness.max(): "stale samples"},
+        height=4.6,
+        xscale="log",
+        yscale="log",
+        xlabel="tokens in a sequence (log scale)",
+        ylabel="sequences until signal\nequals noise (log scale)",
+    )
+    return _binary_scale(figure, (2, 16, 128, 512))
+
+
+def _binary_scale(figure: Figure, ticks: Iterable[int]) -> Figure:
+    """The figure with powers of two along the axis, and these numbers written out."""
+    for axes in figure.axes:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(list(ticks), [str(n) for n in ticks])
+        axes.xaxis.set_minor_locator(NullLocator())
     return figure
 
 
-def binary_scale(axes: Axes, ticks: Iterable[int]) -> None:
-    """Powers of two along the axis, with these numbers written out."""
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(list(ticks), [str(n) for n in ticks])
-    axes.xaxis.set_minor_locator(NullLocator())
-
-
-def look(name: str) -> dict[str, str]:
-    """Colour and label of :data:`LOOKS`, for ``Axes.plot``."""
-    return dict(zip(("color", "label"), LOOKS[name], strict=True))
-
-
-# --- The claims it decides ---------------------------------------------------------------------
-
+# --- The claims it decides -------------------------------------------------------------------
 
 BETA = 0.3
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.func import grad, jacrev
 
 from analysis import style
-from analysis.chapters.ch06_credit import RAGGED, SPREAD, look
-from analysis.chapters.ch09_advantages import clip_curves
+from analysis.chapters.ch06_credit import RAGGED, SPREAD
 from analysis.chapters.claims import EXACT, Finding, claim, difference, judge, largest, recorded
 from analysis.chapters.policies import (
     Policies,
@@ -53,13 +52,24 @@ from analysis.kl.sequences import (
     state_visits,
     token_logp,
 )
-from analysis.kl.truncation import keep_top, masked_logits, tempered
+from analysis.kl.truncation import keep_top, masked_logits
 from analysis.objectives.losses import policy_loss
 
-# --- What the chapter computes -----------------------------------------------------------------
+# --- Importance ratios: first orders, products and weights -----------------------------------
 
 CLIPPED = ("gspo", "cispo", "grpo")
-WEIGHTS = ("none", "token", "prefix", "sequence", *CLIPPED)  #: of the table, in reading order
+EPSILON = 0.2
+
+#: The weights of the table, in reading order, and what the figure calls them.
+WEIGHTS = {
+    "none": "no weight",
+    "token": "token ratio",
+    "prefix": "prefix ratio",
+    "sequence": "whole ratio",
+    "gspo": "GSPO",
+    "cispo": "CISPO",
+    "grpo": "GRPO, clipped",
+}
 OBJECTIVES = ("linear", "token_mean", "geometric")  #: of the token sum, GRPO and GSPO
 
 
@@ -167,30 +177,6 @@ def _centred_returns(old_logits: Tensor, sequences: Sequences, *, seed: int) -> 
     return returns - sequence_probability(old_logits, sequences) @ returns
 
 
-def mismatch_curves(
-    old_logits: Tensor,
-    sequences: Sequences,
-    temperatures: Sequence[float],
-    *,
-    staleness: float,
-    seed: int,
-) -> pd.DataFrame:
-    """Gradient error when the sampler has another temperature than the training log-probs say."""
-    rows = []
-    for temperature in temperatures:
-        for index, old in enumerate(old_logits):
-            returns = random_returns(sequences, seed=seed + index)
-            logits = moved_logits(old, staleness, seed=seed + 500 + index)
-            sampler = tempered(old, temperature)
-            exact = ratio_objective_gradient(logits, sampler, sequences, returns)
-            found = mismatch_gradients(logits, old, sampler, sequences, returns)
-            rows += [
-                {"temperature": temperature, "weight": name, "error": flat_error(gradient, exact)}
-                for name, gradient in found.items()
-            ]
-    return medians(rows, "temperature", "weight")
-
-
 def mismatch_gradients(
     logits: Tensor, old_logits: Tensor, sampler: Tensor, sequences: Sequences, returns: Tensor
 ) -> dict[str, Tensor]:
@@ -208,11 +194,6 @@ def mismatch_gradients(
     }
 
 
-def doubling_length(chi2: float) -> float:
-    """Tokens after which the second moment of a product of ratios has doubled."""
-    return math.log(2) / math.log1p(chi2)
-
-
 def one_recurrent_state(vocab_size: int, stay: float) -> tuple[Tensor, Tensor]:
     """Policy and sampler [V + 1, V] of Markov tokens that differ after the first token only.
 
@@ -226,92 +207,54 @@ def one_recurrent_state(vocab_size: int, stay: float) -> tuple[Tensor, Tensor]:
     return policy.log(), sampler.log()
 
 
-# --- What it draws -----------------------------------------------------------------------------
+def clip_slopes(
+    advantage: float, ratios: Iterable[float], *, epsilon: float = EPSILON
+) -> list[float]:
+    """Slope of the clipped objective of one token by its log-prob, at each ratio to the sampler."""
+    log_ratio = torch.tensor([list(ratios)], dtype=torch.float64).log()
+    fixed = {"old_logp": torch.zeros_like(log_ratio), "mask": torch.ones_like(log_ratio).bool()}
+    fixed |= {"advantages": torch.full_like(log_ratio, advantage)}
+    clip = {"epsilon_low": min(epsilon, 1.0), "epsilon_high": epsilon}
+    slopes = grad(lambda at: -policy_loss(at, **fixed, **clip).per_token.sum())(log_ratio)
+    return slopes[0].tolist()
 
-#: What each row of the off-policy figure is called.
-WEIGHT_LABELS = {
-    "none": "no weight",
-    "token": "token ratio",
-    "prefix": "prefix ratio",
-    "sequence": "whole ratio",
-    "gspo": "GSPO",
-    "cispo": "CISPO",
-    "grpo": "GRPO, clipped",
+
+# --- What it draws ---------------------------------------------------------------------------
+
+SPREAD_LOOKS = {
+    "product": {"color": "#111111", "label": "product"},
+    "token": {"color": "#3D5A9E", "label": "one token"},
+    "geometric": {"color": "#7A3E9D", "label": "GSPO"},
 }
-
-
-def draw_orders(curves: pd.DataFrame) -> Figure:
-    """Error of the value's change and of the gradient against the step, both axes logarithmic."""
-    figure, axes = style.subplots(1, 2, height=4.0)
-    panels = {"change": ("change of value", "absolute"), "gradient": ("gradient", "relative")}
-    for panel, (column, (title, kind)) in zip(axes, panels.items(), strict=True):
-        for objective in OBJECTIVES:
-            curve = curves[curves.objective == objective]
-            panel.plot(curve["size"], curve[column], **look(objective), marker="o", markersize=5)
-        panel.set(xscale="log", yscale="log", title=title, ylabel=f"{kind} error (log scale)")
-    style.label_line_ends(axes[-1])
-    figure.supxlabel("size of the step (nats, log scale)", fontsize="medium")
-    return figure
 
 
 def draw_spreads(curves: pd.DataFrame) -> Figure:
     """Standard deviation of a sequence's weight against its length, both axes logarithmic."""
-    figure, axes = style.subplots(height=3.9)
-    for name in ("product", "token", "geometric"):
-        shown = curves[curves[name] < 1e4]
-        axes.loglog(shown.length, shown[name], **look(name))
-    axes.set_xlabel("tokens in a sequence (log scale)")
-    axes.set_ylabel("standard deviation of the\nweight (log scale)")
-    style.label_line_ends(axes)
-    return figure
+    return style.lines(
+        curves.melt("length", list(SPREAD_LOOKS)).query("value < 1e4"),
+        "length",
+        "value",
+        kind="variable",
+        looks=SPREAD_LOOKS,
+        xscale="log",
+        yscale="log",
+        xlabel="tokens in a sequence (log scale)",
+        ylabel="standard deviation of the\nweight (log scale)",
+    )
 
 
 def draw_weights(table: pd.DataFrame) -> Figure:
     """Bias and noise of seven off-policy weights, a row each."""
-    panels = {
+    columns = {
         "bias": "bias\n(relative error)",
         "noise": "noise of a sequence\n(norms of the gradient)",
     }
-    figure, axes = style.subplots(1, len(panels), sharey=True, height=3.9)
-    rows = range(len(table))[::-1]
-    for panel, (column, title) in zip(axes, panels.items(), strict=True):
-        panel.hlines(rows, 0, table[column], color="#9FB0D6", linewidth=2)
-        panel.plot(table[column], rows, "o", color="#3D5A9E")
-        panel.set(xlim=(0, 1.1 * table[column].max()), xlabel=title)
-        panel.grid(False, axis="y")
-    axes[0].set_yticks(rows, [WEIGHT_LABELS[name] for name in table.weight])
-    return figure
+    shown = table.assign(label=table.weight.map(WEIGHTS))
+    return style.dots(shown, "label", columns, colour="#3D5A9E")
 
 
-def draw_mismatch(curves: pd.DataFrame) -> Figure:
-    """Gradient error against the sampler's temperature, by what is kept of the ratio."""
-    figure, axes = style.subplots(height=3.9)
-    for name in ("first factor dropped", "both factors, per token", "both factors, product"):
-        curve = curves[curves.weight == name]
-        axes.plot(curve.temperature, curve.error, **look(name), marker="o", markersize=5)
-    style.guide(axes, x=1.0)
-    axes.set(xlabel="temperature of the sampler", ylabel="relative error of the\nexpected gradient")
-    style.label_line_ends(axes)
-    return figure
+# --- The claims it decides -------------------------------------------------------------------
 
-
-def draw_clip(good: pd.DataFrame, bad: pd.DataFrame, *, epsilon: float) -> Figure:
-    """The clipped objective of one token against its ratio, for both signs of the advantage."""
-    figure, axes = style.subplots(1, 2, height=3.8)
-    for panel, curve, title in zip(axes, (good, bad), ("A = +1", "A = −1"), strict=True):
-        panel.plot(curve.ratio, curve.unclipped, color="#9A9088", linestyle=":", label="unclipped")
-        panel.plot(curve.ratio, curve.objective, color="#111111", label="PPO clip")
-        panel.axvspan(1 - epsilon, 1 + epsilon, color="#3D5A9E", alpha=0.12, linewidth=0)
-        panel.set_title(title)
-    axes[0].legend(loc="upper left")
-    axes[0].set_ylabel("objective of one token")
-    figure.supxlabel(r"ratio $\rho$", fontsize="medium")
-    return figure
-
-
-# --- The claims it decides ---------------------------------------------------------------------
-
-EPSILON = 0.2
 SIZES = (0.005, 0.01, 0.02, 0.04)  #: steps over which an order is measured
 ORDER = 0.1  #: how near a measured slope must come to a whole order
 
@@ -612,19 +555,18 @@ def ppo_clip() -> Finding:
 
     The slope is autograd through the loss; the step is taken on a policy over eight tokens.
     """
-    ratios = torch.tensor([0.5, 1.5, 100.0], dtype=torch.float64)
-    good, bad = (clip_curves(sign, ratios).coefficient.tolist() for sign in (1.0, -1.0))
+    good, bad = (clip_slopes(sign, (0.5, 1.5, 100.0)) for sign in (1.0, -1.0))
     start = torch.zeros(8, dtype=torch.float64)
     step = grad(lambda at: at.log_softmax(-1)[0])(start)  # of the ratio, where it is one
-    ratio = ((start + 5.0 * step).log_softmax(-1) - start.log_softmax(-1)).exp()[:1]
+    ratio = ((start + 5.0 * step).log_softmax(-1) - start.log_softmax(-1))[0].exp().item()
     figures = {
         "good_above": good[1],
         "bad_below": bad[0],
         "good_below": good[0],
         "bad_above": bad[1],
         "bad_far_above": bad[2],
-        "ratio_after_a_step": ratio.item(),
-        "pull_back": clip_curves(1.0, ratio).coefficient.item(),
+        "ratio_after_a_step": ratio,
+        "pull_back": clip_slopes(1.0, [ratio])[0],
     }
     incentive_ends = figures["good_above"] == figures["bad_below"] == 0.0
     bounded = abs(figures["bad_far_above"]) <= 1.2 and figures["ratio_after_a_step"] <= 1.2
@@ -637,15 +579,14 @@ def ratio_alone_limits_nothing() -> Finding:
 
     A limit would make it fall as the ratio grows; it is the ratio times the advantage.
     """
-    ratios = torch.tensor([1.0, 3.0], dtype=torch.float64)
-    clipped = clip_curves(1.0, ratios, epsilon=1.0).coefficient.tolist()  # to [0, 2]
+    at_one, at_three = clip_slopes(1.0, (1.0, 3.0), epsilon=math.inf)
+    clipped = clip_slopes(1.0, [3.0], epsilon=1.0)[0]  # to [0, 2]
     figures = {
-        "slope_at_one": clipped[0],
-        "slope_at_three": grad(lambda at: at.exp().sum())(ratios.log())[1].item(),
-        "slope_at_three_clipped": clipped[1],
+        "slope_at_one": at_one,
+        "slope_at_three": at_three,
+        "slope_at_three_clipped": clipped,
     }
-    limits = figures["slope_at_three"] <= figures["slope_at_one"]
-    return Finding("holds" if limits else "fails", figures)
+    return Finding("holds" if at_three <= at_one else "fails", figures)
 
 
 @claim("S3-25")

@@ -18,7 +18,7 @@ from analysis import style
 from analysis.chapters.ch05_samples import sampled_descent, share_lowered
 from analysis.chapters.ch06_credit import RAGGED
 from analysis.chapters.ch07_off_policy import merged_kl_gradient, stale_states
-from analysis.chapters.ch09_advantages import group_moments, true_gradient
+from analysis.chapters.ch09_advantages import true_gradient
 from analysis.chapters.claims import (
     EXACT,
     Finding,
@@ -33,6 +33,7 @@ from analysis.chapters.claims import (
 )
 from analysis.chapters.policies import (
     flat_error,
+    group_moments,
     log_ratios,
     measured,
     medians,

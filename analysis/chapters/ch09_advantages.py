@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -14,9 +13,10 @@ from torch import Tensor
 from torch.func import grad
 
 from analysis import style
+from analysis.chapters.ch06_ratios import clip_slopes
 from analysis.chapters.claims import EXACT, Finding, claim, difference, judge, largest, recorded
-from analysis.kl.credit import weighted_moments
-from analysis.kl.enumeration import GradientMoments, cosine
+from analysis.chapters.policies import all_groups, group_moments
+from analysis.kl.enumeration import cosine
 from analysis.kl.scores import expected_score
 from analysis.objectives.advantages import group_centre, group_normalise, leave_one_out
 from analysis.objectives.difficulty import (
@@ -51,27 +51,6 @@ def random_bandits(count: int, vocab_size: int, *, seed: int) -> tuple[Tensor, T
 def true_gradient(logits: Tensor, rewards: Tensor) -> Tensor:
     """Gradient of the expected reward by the logits, [..., V]."""
     return expected_score(logits, logits.softmax(-1) * rewards)
-
-
-def group_moments(
-    logits: Tensor, rewards: Tensor, group_size: int, advantage: Advantage
-) -> GradientMoments:
-    """Exact mean and spread of a group's gradient: every one of the V^G groups, by probability.
-
-    ``rewards`` is that of each answer; ``advantage`` turns a group's, the last axis, into credits.
-    """
-    vocab = len(logits)
-    groups = all_groups(range(vocab), group_size)
-    policy = logits.softmax(-1)
-    scores = torch.eye(vocab, dtype=logits.dtype) - policy  # [V, V], row a: e_a - pi
-    credit = advantage(rewards[groups]).unsqueeze(-1)
-    gradients = (credit * scores[groups]).mean(dim=-2)
-    return weighted_moments(policy[groups].prod(-1), gradients)
-
-
-def all_groups(values: Iterable[float], size: int) -> Tensor:
-    """[values^G, G]: every group of these values."""
-    return torch.tensor(list(itertools.product(values, repeat=size)))
 
 
 def baseline_table(logits: Tensor, rewards: Tensor, group_sizes: Iterable[int]) -> pd.DataFrame:
@@ -219,30 +198,6 @@ def length_curves(rewards: Tensor, lengths: Tensor, weights: Tensor) -> pd.DataF
     return pd.concat(frames, ignore_index=True)
 
 
-def clip_curves(advantage: float, ratios: Tensor, *, epsilon: float = 0.2) -> pd.DataFrame:
-    """Objective of one token and its slope by the ratio, before and after the PPO clip."""
-    same = torch.zeros_like(ratios)
-
-    def objective(log_ratio: Tensor) -> Tensor:
-        output = policy_loss(
-            log_ratio[None],
-            old_logp=same[None],
-            advantages=torch.full_like(ratios, advantage)[None],
-            mask=torch.ones(1, len(ratios), dtype=torch.bool),
-            epsilon_low=epsilon,
-            epsilon_high=epsilon,
-        )
-        return -output.per_token[0]
-
-    columns = {
-        "ratio": ratios,
-        "objective": objective(ratios.log()),
-        "unclipped": advantage * ratios,
-        "coefficient": grad(lambda at: objective(at).sum())(ratios.log()),
-    }
-    return pd.DataFrame({name: values.numpy() for name, values in columns.items()})
-
-
 # --- What it draws -----------------------------------------------------------------------------
 
 #: From light to dark as a number grows; the last is the limit.
@@ -375,17 +330,14 @@ def clip_higher() -> Finding:
 
     Recorded runs say what the wider clip did to entropy and to accuracy.
     """
-    ratios = torch.tensor([1.0, 1.25, 1.3], dtype=torch.float64)
-    symmetric, higher = (
-        -clip_curves(1.0, ratios, epsilon=high).coefficient for high in (0.2, 0.28)
-    )
+    symmetric, higher = (clip_slopes(1.0, (1.0, 1.25), epsilon=high) for high in (0.2, 0.28))
     growth = {
         (p, high): _grown_probability(p, high) / p for p in (0.01, 0.9) for high in (0.2, 0.28)
     }
     figures = {
         "first_step_difference": abs(symmetric[0] - higher[0]),
-        "gradient_symmetric": symmetric[1],
-        "gradient_higher": higher[1],
+        "gradient_symmetric": -symmetric[1],
+        "gradient_higher": -higher[1],
         "rare_growth_symmetric": growth[0.01, 0.2],
         "rare_growth_higher": growth[0.01, 0.28],
         "likely_growth_difference": growth[0.9, 0.28] - growth[0.9, 0.2],

@@ -1,7 +1,8 @@
-"""Random policies and references, which most chapters enumerate."""
+"""Random policies and references, which most chapters enumerate, and the groups they answer in."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -9,7 +10,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from analysis.kl.enumeration import relative_error
+from analysis.kl.credit import weighted_moments
+from analysis.kl.enumeration import GradientMoments, relative_error
 from analysis.kl.sequences import Sequences, token_logp
 from analysis.objectives.routing import ExpertHead
 
@@ -64,6 +66,27 @@ def log_ratios(logits: Tensor, ref_logits: Tensor, sequences: Sequences) -> Tens
 def flat_error(gradient: Tensor, exact: Tensor) -> float:
     """Relative error of a whole gradient, whatever its shape."""
     return relative_error(gradient.flatten(), exact.flatten()).item()
+
+
+def group_moments(
+    logits: Tensor, rewards: Tensor, group_size: int, advantage: Callable[[Tensor], Tensor]
+) -> GradientMoments:
+    """Exact mean and spread of a group's gradient: every one of the V^G groups, by probability.
+
+    ``rewards`` is that of each answer; ``advantage`` turns a group's, the last axis, into credits.
+    """
+    vocab = len(logits)
+    groups = all_groups(range(vocab), group_size)
+    policy = logits.softmax(-1)
+    scores = torch.eye(vocab, dtype=logits.dtype) - policy  # [V, V], row a: e_a - pi
+    credit = advantage(rewards[groups]).unsqueeze(-1)
+    gradients = (credit * scores[groups]).mean(dim=-2)
+    return weighted_moments(policy[groups].prod(-1), gradients)
+
+
+def all_groups(values: Iterable[float], size: int) -> Tensor:
+    """[values^G, G]: every group of these values."""
+    return torch.tensor(list(itertools.product(values, repeat=size)))
 
 
 def measured(

@@ -1,4 +1,4 @@
-"""Chapter 6: limits of its curves, printed forms by hand, and what would change a verdict."""
+"""Chapter 6: which losses follow the sequence KL, printed forms by hand, and wrong verdicts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from analysis.chapters import ch06_credit, ch06_ratios
-from analysis.chapters.policies import random_tables
+from analysis.chapters.policies import moved_logits, random_tables
 from analysis.kl.credit import credit_moments, state_average
 from analysis.kl.sequences import enumerate_sequences, sequence_kl_gradient, token_logp
 from analysis.objectives.advantages import reward_to_go
@@ -47,45 +47,53 @@ def test_bias_of_a_wrong_critic_is_the_one_of_the_theorem(policies, ragged, gamm
         assert (found - referee + bias).abs().max() > 1e-2
 
 
-def test_one_token_has_no_future_and_sticky_policies_a_long_one():
-    options = {"drift": 0.5, "seed": 1}
-    fast = ch06_credit.length_curves([1, 32], 6, 8, **options)
-    sticky = ch06_credit.length_curves([1, 32], 6, 8, stickiness=5.0, **options)
-    assert fast["median"][0] < ch06_credit.EXACT > sticky["median"][0]
-    assert ch06_credit.EXACT < fast["median"][1] < sticky["median"][1]
-    assert sticky.cosine[1] < 0.999
+#: The losses of the table whose mean is the gradient of the sequence KL, by cost and ratio.
+EXACT_ROWS = {
+    ("k1", "prefix, attached"),
+    ("k3", "prefix, attached"),
+    ("full vocabulary", "tokens before, attached"),
+    ("growth of k2", "prefix, detached"),
+    ("k1 reward to go", "prefix"),
+    ("k1 reward to go", "whole"),
+}
 
 
-def test_spread_curves_start_together_and_part():
-    old, moved = torch.tensor([[0.0, 1.0, 0.3], [0.2, 0.9, 0.2]], dtype=torch.float64)
-    curves = ch06_ratios.spread_curves(moved, old, [1, 10, 1000]).set_index("length")
-    assert curves["product"][1] == pytest.approx(curves.token[1])
-    assert curves.geometric[1] == pytest.approx(curves.token[1])
-    assert curves["product"][1000] > curves.token[1000] > curves.geometric[1000]
-    assert curves.log_std[1000] == pytest.approx(10 * curves.log_std[10])
-    doubled = ch06_ratios.doubling_length(curves.token[1] ** 2)
-    assert (1 + curves.token[1] ** 2) ** doubled == pytest.approx(2)
+def test_which_losses_are_the_sequence_kl(policies, ragged):
+    mixed, missed = ("k3", "token, gradient of prefix"), []
+    for size in (0.02, 0.01):
+        samplers = moved_logits(policies.logits, size, seed=5)
+        table = ch06_credit.prefix_table(policies, samplers, ragged).set_index(["cost", "weight"])
+        exact = {c: set(table.index[table[f"error_{c}"] < 1e-12]) for c in ("stale", "fresh")}
+        assert exact == {"stale": EXACT_ROWS, "fresh": EXACT_ROWS | {mixed}}
+        missed.append(table.error_stale[mixed])
+    assert missed[0] / missed[1] == pytest.approx(2, rel=0.05)  # of first order in the staleness
 
 
-def test_clipped_weights_by_hand(policies, ragged):
-    old, logits = policies.logits[0], policies.logits[0] + 0.5 * policies.ref_logits[0]
-    returns = ch06_ratios.random_returns(ragged, seed=4)
-    ratio = (token_logp(logits, ragged) - token_logp(old, ragged)).exp()
-    gain = returns[:, None].expand_as(ratio)
-    silent = ((gain > 0) & (ratio > 1.2)) | ((gain < 0) & (ratio < 0.8))
-    assert silent[ragged.mask].any()
-    weights = ch06_ratios.gradient_weights(logits, old, ragged, returns, weight="grpo")
-    expected = torch.where(silent, 0.0, ratio * gain)
-    torch.testing.assert_close(weights[ragged.mask], expected[ragged.mask])
+def test_a_cap_trades_bias_for_noise_and_rescaling_keeps_the_gradient(policies, ragged):
+    samplers = moved_logits(policies.logits, 0.5, seed=4)
+    tight, loose, free = (
+        ch06_credit.cap_medians(policies, samplers, ragged, cap) for cap in (1.0, 2.0, torch.inf)
+    )
+    for kind in ("clamp", "rescaled"):
+        assert free[f"bias_{kind}"] < 1e-12 < loose[f"bias_{kind}"] < tight[f"bias_{kind}"]
+        assert tight[f"noise_{kind}"] < loose[f"noise_{kind}"] < free[f"noise_{kind}"]
+    assert tight["bias_rescaled"] < tight["bias_clamp"]
+    assert free["capped"] == 0 < loose["capped"] < tight["capped"]
+    fresh = ch06_credit.cap_medians(policies, policies.logits, ragged, 1.0)
+    assert fresh["bias_clamp"] < 1e-12  # a ratio of one is not over the cap
 
 
-def test_clip_curves_by_hand():
-    grid = torch.tensor([0.5, 1.0, 1.5], dtype=torch.float64)
-    good, bad = (ch06_ratios.clip_curves(sign, grid) for sign in (1.0, -1.0))
-    assert good.objective.tolist() == pytest.approx([0.5, 1.0, 1.2])
-    assert bad.objective.tolist() == pytest.approx([-0.8, -1.0, -1.5])
-    assert good.coefficient.tolist() == pytest.approx([0.5, 1.0, 0.0])
-    assert bad.coefficient.tolist() == pytest.approx([0.0, -1.0, -1.5])
+@pytest.mark.parametrize("each", [-0.5, 0.5])
+def test_a_capped_ratio_is_finite_on_long_answers(each):
+    """The line that chapter 6 shows; as ratio * (capped / ratio).detach() it was 0 / 0."""
+    logp = torch.full((1, 400), -1.0, requires_grad=True)
+    prefix = (each * torch.arange(1, 401)).exp()
+    assert (prefix * (prefix.clamp(max=2.0) / prefix)).isnan().any()
+    running = (logp - (logp.detach() - each)).cumsum(-1)
+    capped = running.detach().exp().clamp(max=2.0) * (running - running.detach()).exp()
+    torch.testing.assert_close(capped[0], prefix.clamp(max=2.0))
+    (gradient,) = torch.autograd.grad(capped.sum(), logp)
+    torch.testing.assert_close(gradient[0], prefix.clamp(max=2.0).flip(-1).cumsum(-1).flip(-1))
 
 
 EOS, LENGTH = 2, 3

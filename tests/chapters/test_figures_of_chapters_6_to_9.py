@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from analysis.chapters import (
-    ch06_credit,
-    ch06_ratios,
     ch07_off_policy,
     ch07_stale_sequences,
     ch07_supports,
@@ -34,17 +32,10 @@ def lines(figure, panel=0):
 
 
 def test_lines_carry_the_data_of_their_labels():
-    curves = ch06_credit.length_curves([1, 4], 3, 3, drift=0.5, seed=1)
-    sticky = ch06_credit.length_curves([1, 4], 3, 3, drift=0.5, stickiness=4.0, seed=1)
-    drawn = lines(ch06_credit.draw_lengths(pd.concat([curves, sticky])))
-    np.testing.assert_array_equal(drawn["repeats\nitself"], sticky["median"])
     force = ch08_reward_side.penalty_force(torch.tensor([-3.0, 0.0]).double(), 0.3)
     drawn = lines(ch08_reward_side.draw_forces(force, 0.3))
     by_name = force.groupby("estimator").force.apply(list)
     assert drawn["$k_1$"].tolist() == by_name["k1"] != by_name["k3"]
-    spread = ch06_ratios.spread_curves(PAIRS.logits[0][0], PAIRS.ref_logits[0][0], [1, 10])
-    drawn = lines(ch06_ratios.draw_spreads(spread))
-    np.testing.assert_array_equal(drawn["GSPO"], spread.geometric)
 
 
 def test_panels_carry_the_data_of_their_titles():

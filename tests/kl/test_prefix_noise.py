@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from analysis.chapters.ch06_prefix_ratio import Chains, chain_samples, random_chains
+from analysis.chapters.ch06_credit import Chains, chain_samples, random_chains
 from analysis.kl.credit import (
     sample_gradients,
     state_average,
