@@ -113,7 +113,12 @@ OBJECTIVES = {
     "rloo": "RLOO",
     "dpo": "DPO",
 }
-CLIPS = {"symmetric": "0.2", "higher": "0.28", "wide": "0.4", "unclipped": "none"}
+CLIPS = {
+    "symmetric": "upper clip 0.2",
+    "higher": "upper clip 0.28",
+    "wide": "upper clip 0.4",
+    "unclipped": "no upper clip",
+}
 ADVANTAGES = {
     "group_std": "over std",
     "std_min": "std at least 0.1",
@@ -151,7 +156,7 @@ CREDITS = {
 }
 #: Variant of any of the runs -> what tables call it.
 NAMES = (
-    {"symmetric": "upper clip 0.2", "higher": "0.28", "wide": "0.4", "unclipped": "no upper clip"}
+    CLIPS
     | {f"{name}_noisy": f"{called}, noisy" for name, called in (CLIPS | ADVANTAGES).items()}
     | {f"graded_{name}": f"{called}, graded" for name, called in CREDITS.items()}
     | DAPO
@@ -171,8 +176,7 @@ def compare() -> dict[str, pd.DataFrame]:
     that of right ones.
     """
     finals = {name: recorded(name).finals for name in RUNS}
-    lengths = finals["length_growth"]
-    lengths = lengths.assign(excess=lengths["wrong_length"] - lengths["right_length"])
+    lengths = with_excess(finals["length_growth"])
     objectives = [name for name in OBJECTIVES if name != "grpo"]
     clips, dapo = ("higher", "wide", "unclipped"), list(DAPO)
     advantages = [name for name in ADVANTAGES if name != "group_std"]
@@ -217,6 +221,11 @@ def compare() -> dict[str, pd.DataFrame]:
         "dapo_whole": paired(finals["dapo"], [(dapo[-1], dapo[0], "accuracy")]),
         "credit": paired(credited(), pairs(credits, "average", "accuracy")),
     }
+
+
+def with_excess(finals: pd.DataFrame) -> pd.DataFrame:
+    """Runs with the ``excess`` length of their wrong answers over their right ones, in tokens."""
+    return finals.assign(excess=finals["wrong_length"] - finals["right_length"])
 
 
 def credited() -> pd.DataFrame:

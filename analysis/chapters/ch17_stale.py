@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from analysis import style
-from analysis.chapters.ch17_routing import ROUTINGS
 from analysis.chapters.claims import recorded
 from analysis.chapters.comparisons import pairs, rows
-from analysis.chapters.training_figures import KL_LABEL, Look, bands, dots, front
+from analysis.chapters.training_figures import KL_LABEL, front
 from analysis.experiments.ablation import RUN_COLUMNS, final
 from analysis.experiments.recording import Recording
 from analysis.experiments.summaries import by_variant, paired, paired_along
@@ -108,193 +105,54 @@ def peaks_of(curves: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 # --- What it draws ----------------------------------------------------------------------------
 
-#: KL loss on stale samples -> its estimator, and what says in its label that it is weighted.
-LOSSES = {
-    "none": ("none", ""),
-    "k2": ("k2", ""),
-    "k2_detached": ("k2", ", weighted"),
-    "k3": ("k3", ""),
-    "k3_attached": ("k3", ", weighted"),
-    "exact": ("exact", ""),
-}
-#: One of the three ways -> its estimator, placement and label.
+#: One of the three ways -> its estimator and placement.
 WAYS = {
-    "none": ("none", "loss", "no KL term"),
-    "exact_loss": ("exact", "loss", "full vocabulary"),
-    "merged_old": ("k1", "reward", r"merged, $\pi_{\mathrm{old}}$ inside"),
-    "merged_detached": ("k1", "reward", r"merged, $\pi_\theta$ inside"),
-    LARGE_BATCH: ("k2", "loss", "$k_2$, large fresh batches"),
+    "none": ("none", "loss"),
+    "exact_loss": ("exact", "loss"),
+    "merged_old": ("k1", "reward"),
+    "merged_detached": ("k1", "reward"),
+    LARGE_BATCH: ("k2", "loss"),
 }
-MASKS = {
-    "fresh": "fresh samples, token ratio",
-    "token": "token ratio, clipped",
-    "token_mask_0.1": "… masked at 0.1",
-    "token_mask_0.3": "… masked at 0.3",
-    "token_wide": "token ratio, no clip",
-    "gspo": "GSPO, 0.2",
-    "gspo_tight": "GSPO, 0.03",
-    "sequence": "sequence ratio, clipped",
-    "cispo": "CISPO",
-    "cispo_mask_0.1": "… masked at 0.1",
-    "cispo_mask_0.3": "… masked at 0.3",
-    "cispo_upper": "CISPO, upper bound only",
-    "reinforce": "no weight",
-    "reinforce_mask_0.03": "… masked at 0.03",
-    "reinforce_mask_0.1": "… masked at 0.1",
-    "reinforce_mask_0.3": "… masked at 0.3",
-}
-MISMATCHES = {"cold": "temperature 0.7", "hot": "temperature 1.3", "top_p": "top-p 0.8"}
-CORRECTIONS = {
-    "uncorrected": "uncorrected",
-    "truncated_token": "truncated, token",
-    "masked_token": "masked, token",
-    "truncated_sequence": "truncated, sequence",
-    "masked_sequence": "masked, sequence",
-    "keep_mask": "sampling mask kept",
-}
-BUDGETS = {
-    "whole": ("none", "-", "whole rollouts"),
-    "budget_8_all": ("k2", "-", "8 tokens an update"),
-    "budget_4_all": ("k3", "-", "4 tokens an update"),
-    "budget_8_current": ("k2", ":", "8, last segment only"),
-    "budget_4_current": ("k3", ":", "4, last segment only"),
-}
+#: What is hollow and dotted beside its like: a weighted loss, the sampler's log-ratio.
+HOLLOW = {"linestyle": ":", "markerfacecolor": "white"}
 
 
 def ages(finals: pd.DataFrame) -> Figure:
     """Own accuracy and exact reverse KL over the age of the samples, one line a KL loss."""
     table = by_variant(finals, ["own_accuracy", "reverse_kl"])
-    table["lag"] = table["variant"].str.rsplit("_", n=1).str[-1].astype(int)
-    lags = sorted(table["lag"].unique())
-    figure, panels = style.subplots(2, 1, height=7.0, sharex=True)
-    for panel, (metric, label) in zip(
-        panels,
-        (("own_accuracy", "final accuracy"), ("reverse_kl", "exact reverse KL (nats), log")),
-        strict=True,
-    ):
+    table[["loss", "lag"]] = table["variant"].str.split("_lag_", expand=True)
+    lags = list(table["lag"].unique())
+    figure, panels = style.subplots(1, 2, height=4.0)
+    labels = {"own_accuracy": "final accuracy", "reverse_kl": "reverse KL (nats), log scale"}
+    for panel, (metric, label) in zip(panels, labels.items(), strict=True):
         for place, name in enumerate(LOSSES):
-            rows = table[(table["metric"] == metric) & table["variant"].isin(_at(name, lags))]
-            rows = rows.sort_values("lag")
+            rows = table[(table["metric"] == metric) & (table["loss"] == name)]
+            estimator, _, weighted = name.partition("_")
+            look = style.line(estimator, label=LOSSES[name]) | (HOLLOW if weighted else {})
             x = np.arange(len(rows)) + 0.05 * (place - 2.5)
-            panel.errorbar(
-                x, rows["mean"], yerr=style.bars(rows), elinewidth=1.0, **loss_look(name)
-            )
-        panel.set_ylabel(label)
-    panels[0].legend(ncols=2, loc="lower left")
+            panel.errorbar(x, rows["mean"], yerr=style.bars(rows), elinewidth=1.0, **look)
+        panel.set(ylabel=label, xlabel="age (updates)")
+        panel.set_xticks(range(len(lags)), lags)
     panels[1].set_yscale("log")
     panels[1].yaxis.set_minor_locator(NullLocator())
     panels[1].set_yticks([0.05, 0.1, 0.2, 0.4], ["0.05", "0.1", "0.2", "0.4"])
-    panels[1].set_xticks(range(len(lags)), [str(lag) for lag in lags])
-    panels[1].set_xlabel("age of the sampling weights (updates)")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     return figure
 
 
-def peaks(table: pd.DataFrame, lag: int) -> Figure:
-    """The largest gradient norm that a run logged, by KL loss, at one age."""
-    labels = {f"{name}_lag_{lag}": loss_look(name)["label"] for name in LOSSES}
-    kept = table[table["variant"].isin(labels)]
-    figure = dots(kept, labels, {"gradient_norm": "largest logged gradient norm, log scale"})
-    figure.axes[0].set_xscale("log")
-    figure.axes[0].xaxis.set_minor_locator(NullLocator())
-    figure.axes[0].set_xticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
-    return figure
-
-
-def ways(finals: pd.DataFrame) -> Figure:
-    """Accuracy against exact reverse KL of the three ways, one line a way, one point a beta."""
-    figure, axes = style.subplots(height=4.8)
-    front(axes, finals, {variant: way_look(variant) for variant in WAYS})
+def ways(several: pd.DataFrame, large: pd.DataFrame) -> Figure:
+    """Accuracy against exact reverse KL of the three ways, one line a way, one point a beta, from
+    the final rows of several steps a rollout and of large batches."""
+    batches = large[large["beta"] > 0].assign(variant=LARGE_BATCH)
+    looks = {
+        name: style.line(*drawn, label=NAMES[name]) | (HOLLOW if name == "merged_old" else {})
+        for name, drawn in WAYS.items()
+    }
+    figure, axes = style.subplots(height=4.2)
+    front(axes, pd.concat([several[several["variant"] != "k2_loss"], batches]), looks)
     axes.set_xlabel(KL_LABEL)
     figure.legend(loc="outside upper center", ncols=2)
     return figure
-
-
-def at_cost(curves: pd.DataFrame) -> Figure:
-    """Accuracy over completions drawn and over passes through the model, one beta a variant, to
-    half as much again as the cheapest variant has cost."""
-    figure, panels = style.subplots(2, 1, height=6.6, sharey=True)
-    costs = (
-        ("completions", "answers drawn (thousands)"),
-        ("passes", "forward passes over an answer (thousands)"),
-    )
-    for panel, (cost, label) in zip(panels, costs, strict=True):
-        drawn = curves.assign(**{cost: curves[cost] / 1000})
-        shown = {name: way_look(name) for name in WAYS if name in set(curves["variant"])}
-        bands(panel, drawn, "accuracy", shown, x=cost)
-        panel.set_xlim(0.0, 1.5 * curves.groupby("variant")[cost].max().min() / 1000)
-        panel.set(xlabel=label, ylabel="accuracy")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
-    return figure
-
-
-def masks(finals: pd.DataFrame) -> Figure:
-    """Own accuracy and effective sample size of every objective on stale samples."""
-    return dots(finals, MASKS, {"own_accuracy": "final accuracy", "ratio_ess": "effective share"})
-
-
-def mismatches(finals: pd.DataFrame) -> Figure:
-    """Own accuracy and entropy of every sampler and correction."""
-    labels = {"same": "sampler agrees"}
-    for sampler, name in MISMATCHES.items():
-        for how, correction in CORRECTIONS.items():
-            if f"{sampler}_{how}" in set(finals["variant"]):
-                labels[f"{sampler}_{how}"] = (
-                    f"{name}: {correction}" if how == "uncorrected" else correction
-                )
-    return dots(finals, labels, {"own_accuracy": "final accuracy", "entropy": "entropy (nats)"})
-
-
-def routings(curves: pd.DataFrame) -> Figure:
-    """Exact reward over updates with replayed and recomputed routing, one panel a noise."""
-    noises = sorted(curves["noise"].unique())
-    figure, panels = style.subplots(1, len(noises), height=3.6, sharey=True)
-    looks = {
-        routing: style.line(name) | {"label": routing, "marker": ""}
-        for routing, name in zip(ROUTINGS, ("k2", "k1"), strict=True)
-    }
-    for panel, noise in zip(panels, noises, strict=True):
-        own = curves[curves["noise"] == noise].assign(variant=lambda rows: rows["routing"])
-        bands(panel, own, "reward", looks)
-        panel.set(title=f"noise {noise:g}", xlabel="update", ylabel="expected reward, exact")
-    panels[0].legend()
-    return figure
-
-
-def decoding(curves: pd.DataFrame, steps: Mapping[str, int]) -> Figure:
-    """Accuracy over updates, and over decoding steps that follow one another (variant -> those of
-    an update)."""
-    figure, panels = style.subplots(2, 1, height=6.6, sharey=True)
-    table = curves.assign(steps=curves["update"] * curves["variant"].map(steps))
-    looks = {
-        variant: style.line(name) | {"label": label, "linestyle": dashes, "marker": ""}
-        for variant, (name, dashes, label) in BUDGETS.items()
-    }
-    labels = {"update": "update", "steps": "sequential decoding steps"}
-    for panel, (x, label) in zip(panels, labels.items(), strict=True):
-        bands(panel, table, "accuracy", looks, x=x)
-        panel.set(xlabel=label, ylabel="accuracy")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
-    return figure
-
-
-def loss_look(name: str) -> Look:
-    """Colour and marker of the estimator; dotted and hollow where the loss is weighted."""
-    estimator, weighted = LOSSES[name]
-    look = style.line(estimator, label=style.LABELS[estimator] + weighted)
-    return look | ({"linestyle": ":", "markerfacecolor": "white"} if weighted else {})
-
-
-def way_look(variant: str) -> Look:
-    """Colour, marker and label of one of the ways; the sampler's log-ratio is dotted and hollow."""
-    estimator, placement, label = WAYS[variant]
-    look = style.line(estimator, placement) | {"label": label}
-    return look | (
-        {"linestyle": ":", "markerfacecolor": "white"} if variant == "merged_old" else {}
-    )
-
-
-def _at(name: str, lags: list[int]) -> list[str]:
-    return [f"{name}_lag_{lag}" for lag in lags]
 
 
 # --- What the page compares, and what its prose says of it ------------------------------------
@@ -312,28 +170,61 @@ RUNS = (
 COMPARISONS = 117
 #: Age of the oldest samples of ``staleness``, in updates; beta of most comparisons.
 OLDEST, BETA = 16, 0.3
-#: Variant of any of the runs -> what tables call it.
-NAMES = {
+#: KL loss on stale samples -> what it is called.
+LOSSES = {
     "none": "no KL term",
-    "none, half": "no KL term, half step",
-    "none_wide": "no KL term, no clip",
     "k2": "k₂",
     "k2_detached": "k₂, weighted",
     "k3": "k₃",
     "k3_attached": "k₃, weighted",
     "exact": "full vocabulary",
-    "k2_loss": "k₂",
-    "k2_detached_loss": "k₂, weighted",
+}
+OBJECTIVES = {
+    "fresh": "fresh samples, token ratio",
+    "token": "token ratio, clipped",
+    "token_wide": "token ratio, no clip",
+    "gspo": "GSPO, 0.2",
+    "gspo_tight": "GSPO, 0.03",
+    "sequence": "sequence ratio, clipped",
+    "cispo": "CISPO",
+    "cispo_upper": "CISPO, upper bound only",
+    "reinforce": "no weight",
+}
+SAMPLERS = {"cold": "temperature 0.7", "hot": "temperature 1.3", "top_p": "top-p 0.8"}
+CORRECTIONS = {
+    "uncorrected": "uncorrected",
+    "truncated_token": "truncated, token",
+    "masked_token": "masked, token",
+    "truncated_sequence": "truncated, sequence",
+    "masked_sequence": "masked, sequence",
+    "keep_mask": "sampling mask kept",
+}
+#: Variant of any of the runs -> what tables call it.
+NAMES = {
+    **LOSSES,
+    "none_wide": "no KL term, no clip",
+    **{f"{name}_loss": called for name, called in LOSSES.items()},
     "k2_loss_detached": "k₂, weighted",
-    "k3_loss": "k₃",
-    "exact_loss": "full vocabulary",
-    "merged_old": "merged, old policy's log-ratio",
-    "merged_detached": "merged, present policy's log-ratio",
+    "merged_old": "merged, old log-ratio",
+    "merged_detached": "merged, present log-ratio",
     "merged_attached": "merged, log-ratio differentiated",
     "merged_old_wide": "merged, old, no clip",
     "merged_detached_wide": "merged, present, no clip",
     LARGE_BATCH: "large fresh batches",
+    **OBJECTIVES,
+    **{
+        f"{name}_mask_{delta}": f"{OBJECTIVES[name]}, masked at {delta}"
+        for name in ("token", "cispo", "reinforce")
+        for delta in ("0.03", "0.1", "0.3")
+    },
+    "clipped_masked": "clipped, masked",
+    "unclipped_masked": "unclipped, masked",
     "same": "sampler agrees",
+    **{
+        f"{sampler}_{how}": f"{name}, {correction}"
+        for sampler, name in SAMPLERS.items()
+        for how, correction in CORRECTIONS.items()
+    },
     "replayed": "experts replayed",
     "recomputed": "experts chosen again",
     "whole": "whole rollouts",
@@ -342,22 +233,8 @@ NAMES = {
     "budget_8_current": "8 tokens, last segment only",
     "budget_4_current": "4 tokens, last segment only",
 }
+NAMES |= {f"{name}, half": f"{NAMES[name]}, half step" for name in ("none", *WAYS)}
 NAMES |= {f"{name}_lag_{lag}": f"{NAMES[name]}, age {lag}" for name in LOSSES for lag in (0, 4, 16)}
-NAMES |= {
-    name: f"{NAMES[name.removesuffix(', half')]}, half step"
-    for name in ("exact_loss, half", "merged_old, half", "merged_detached, half")
-}
-NAMES |= {
-    f"{sampler}_{how}": f"{name}, {correction}"
-    for sampler, name in MISMATCHES.items()
-    for how, correction in CORRECTIONS.items()
-}
-NAMES |= {
-    name: called.replace(
-        "… ", f"{NAMES.get(name.split('_mask')[0], MASKS[name.split('_mask')[0]])}, "
-    )
-    for name, called in MASKS.items()
-}
 
 
 def compare(routing: pd.DataFrame) -> dict[str, pd.DataFrame]:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from torch.func import grad
 
-from analysis import style
 from analysis.chapters.ch10_dpo import steps_ratio
 from analysis.chapters.ch18_costs import Ratio, cost_ratio, crossings
 from analysis.chapters.claims import Finding, claim, difference, judge, recorded
 from analysis.chapters.comparisons import pairs, rows
 from analysis.chapters.policies import normal_draws
-from analysis.chapters.training_figures import looks
 from analysis.experiments.preset import Preset
 from analysis.experiments.recording import Recording
 from analysis.experiments.statistics import Interval
-from analysis.experiments.summaries import by_variant, paired
+from analysis.experiments.summaries import paired
 from analysis.kl.enumeration import cosine, reverse_kl_gradient
 from analysis.objectives.guidance import annealed, low_reward_mask
 from analysis.objectives.imitation import imitation_cost
@@ -85,86 +82,6 @@ def cost_table(
                     {"threshold": threshold, "other": other, "unit": unit, **ratio._asdict()}
                 )
     return pd.DataFrame(rows)
-
-
-# --- What it draws ----------------------------------------------------------------------------
-
-#: Whose colour a lesson takes: that of its place among the learning curves, where it has one.
-LESSONS = {
-    "opd_immediate": "k2",
-    "k3_loss": "k3_clip",
-    "reverse_exact": "k3",
-    "forward_exact": "forward",
-    "supervised": "minimax01",
-}
-
-
-def costs(
-    panels: Mapping[str, pd.DataFrame], others: Mapping[str, str], claimed: tuple[float, float]
-) -> Figure:
-    """How many times more GRPO spends than each lesson until an accuracy, log scale.
-
-    Panels are rows of one unit of :func:`cost_table` by title; ``claimed`` is what reports
-    give, shaded. A triangle instead of a circle: in some seeds GRPO never got there, so the ratio
-    is at least this.
-    """
-    figure, axes = style.subplots(len(panels), 1, height=0.8 + 3.0 * len(panels), sharey=True)
-    for panel, (title, table) in zip(axes, panels.items(), strict=True):
-        places = {level: i for i, level in enumerate(sorted(table["threshold"].unique()))}
-        panel.axhspan(*claimed, color=style.COLOURS["none"], alpha=0.25, linewidth=0)
-        panel.axhline(1.0, color=style.COLOURS["exact"], linewidth=1.0)
-        for number, (other, called) in enumerate(others.items()):
-            rows = table[table["other"] == other]
-            places_of_rows = rows["threshold"].map(places)
-            x = places_of_rows + 0.12 * (number - (len(others) - 1) / 2)
-            colour = style.COLOURS[LESSONS[other]]
-            look = {"fmt": "none", "color": colour, "elinewidth": 1.5}
-            panel.errorbar(x, rows["mean"], yerr=style.bars(rows), **look)
-            bound = (rows["missed"] > 0).to_numpy()
-            for marker, chosen in (("o", ~bound), ("^", bound)):
-                panel.plot(x[chosen], rows["mean"][chosen], marker, color=colour)
-            panel.plot([], [], "o", color=colour, label=called)
-        panel.set_xticks(list(places.values()), [f"{level:g}" for level in places])
-        panel.set_yscale("log")
-        panel.set_yticks([0.5, 1, 2, 5, 10], ["0.5", "1", "2", "5", "10"])
-        panel.minorticks_off()
-        panel.set(title=title, ylabel="GRPO's cost over the lesson's")
-    axes[-1].set_xlabel("accuracy reached")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    return figure
-
-
-def tradeoff(
-    finals: pd.DataFrame, variants: Mapping[str, str], marks: Mapping[str, tuple[float, float]]
-) -> Figure:
-    """Final accuracy against final length, one point a variant (-> its name), with bars over seeds.
-
-    ``marks`` are policies that are not trained here: name -> (length, accuracy).
-    """
-    figure, axes = style.subplots(height=5.2)
-    metrics = ("own_length", "own_accuracy")
-    summary = by_variant(finals, metrics).set_index(["metric", "variant"])
-    for variant, look in looks(variants).items():
-        x, y = (summary.loc[(metric, variant)] for metric in metrics)
-        bars = {"xerr": style.bars(x), "yerr": style.bars(y), "elinewidth": 1.5}
-        axes.errorbar(x["mean"], y["mean"], **bars, **look | {"linestyle": "none"})
-    for called, (length, accuracy) in marks.items():
-        axes.plot(length, accuracy, "o", mfc="none", color=style.COLOURS["exact"], markersize=11)
-        axes.annotate(called, (length, accuracy), (9, 5), textcoords="offset points")
-    axes.set_xlabel("final length of the policy's own completions (tokens)")
-    axes.set_ylabel("final accuracy")
-    axes.margins(x=0.12)
-    figure.legend(loc="outside lower center", ncols=3)
-    return figure
-
-
-def with_level(figure: Figure, level: float, called: str) -> Figure:
-    """The figure with a named dashed level across each panel."""
-    for panel in figure.axes:
-        panel.axhline(level, color=style.COLOURS["exact"], linewidth=1.2, linestyle="--")
-        left = panel.get_xlim()[0]
-        panel.annotate(called, (left, level), (4, 3), textcoords="offset points")
-    return figure
 
 
 # --- What the page compares, and what its prose says of it ------------------------------------
@@ -257,6 +174,16 @@ def compare() -> dict[str, pd.DataFrame]:
             ],
         ),
     }
+
+
+def from_both_starts(metric: str) -> pd.DataFrame:
+    """A final metric of each variant from the two starts, ``easy`` and ``sparse``, seed by seed."""
+    parts = []
+    for start, name in (("easy", "distillation"), ("sparse", "distillation_sparse")):
+        finals = recorded(name).finals
+        order = finals["seed"] - finals["seed"].min()
+        parts.append(finals.assign(seed=order).set_index(["variant", "seed"])[metric].rename(start))
+    return pd.concat(parts, axis=1).reset_index()
 
 
 def _both(spelled: str) -> list[tuple[str, ...]]:

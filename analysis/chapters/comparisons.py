@@ -43,6 +43,11 @@ class Page(NamedTuple):
         (found,) = [row for _, row in self.tables[table].iterrows() if key_of(row) == key]
         return found
 
+    def whole(self) -> pd.DataFrame:
+        """Every comparison in one table, that of its own named in ``part``."""
+        named = (table.assign(part=name.replace("_", " ")) for name, table in self.tables.items())
+        return pd.concat(named, ignore_index=True)
+
     def rows(self) -> Iterable[tuple[tuple[str, ...], pd.Series]]:
         """Every comparison with its key: the table's name, then :func:`key_of`."""
         for name, table in self.tables.items():

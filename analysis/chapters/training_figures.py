@@ -36,22 +36,12 @@ KL_PANELS = {
     "KL in the reward": ("none", "k1_reward", "k2_reward", "k3_reward", "exact_loss"),
 }
 KL_LABEL = "final exact reverse KL (nats per token), log scale"
-#: Whose colour and marker variants that are no KL estimators take, by their place in a figure.
-LOOKS = ("exact", "k2", "k1", "k3", "minimax01", "forward", "k3_clip", "none", "k4", "reverse")
-
 Look = Mapping[str, Any]  #: options of ``Axes.plot``
 
 
 def kl_look(variant: str) -> Look:
     """Colour, marker and line style of a variant that is a KL term."""
     return style.line(*KL_TERMS[variant])
-
-
-def looks(names: Mapping[str, str]) -> dict[str, Look]:
-    """Colour, marker and label of variants that are no KL estimators, by what they are called:
-    what is called alike looks alike."""
-    places = {called: LOOKS[place] for place, called in enumerate(dict.fromkeys(names.values()))}
-    return {name: style.line(places[called], label=called) for name, called in names.items()}
 
 
 def t_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -83,51 +73,20 @@ def bands(
         axes.get_lines()[-1].set_label(look["label"])
 
 
-def middles(curves: pd.DataFrame) -> pd.DataFrame:
-    """Curves whose ``update`` is the middle of the logging window instead of its begin."""
-    updates = np.unique(curves["update"])
-    window = updates[1] - updates[0] if len(updates) > 1 else 0
-    return curves.assign(update=curves["update"] + window / 2)
-
-
-def training_curves(
-    table: pd.DataFrame, panels: Mapping[str, Mapping[str, str]], metric: str, label: str
-) -> Figure:
-    """One metric of tidy curves over training, one line a variant: panel -> variant -> its name."""
-    figure, axes = panels_of(len(panels), sharey=True)
-    known = looks({called: called for group in panels.values() for called in group.values()})
-    for panel, (title, group) in zip(axes, panels.items(), strict=True):
-        shown = {variant: known[called] for variant, called in group.items()}
-        bands(panel, middles(table), metric, shown)
-        panel.set(title=title, ylabel=label)
-    return labelled(figure, axes)
-
-
-def metrics_over_training(
-    table: pd.DataFrame, variants: Mapping[str, str], metrics: Mapping[str, str]
-) -> Figure:
-    """Several metrics (metric -> axis label) of the same variants over training, a panel each."""
-    figure, axes = panels_of(len(metrics))
-    for panel, (metric, label) in zip(axes, metrics.items(), strict=True):
-        bands(panel, middles(table), metric, looks(variants))
-        panel.set_ylabel(label)
-    return labelled(figure, axes)
-
-
-def dots(finals: pd.DataFrame, labels: Mapping[str, str], metrics: Mapping[str, str]) -> Figure:
-    """One row a variant (-> its name), from the top: means over runs with their intervals, one
-    panel for each of at most two metrics (-> its axis label); dotted: the first variant."""
-    size = {"height": 1.0 + 0.42 * len(labels), "sharey": True, "squeeze": False}
+def dots(finals: pd.DataFrame, names: Mapping[str, str], metrics: Mapping[str, str]) -> Figure:
+    """One row a variant, in the order of the table: means over runs with their intervals, one panel
+    for each of at most two metrics (-> its axis label); dotted: the first variant."""
+    order = list(dict.fromkeys(finals["variant"]))
+    size = {"height": 0.8 + 0.29 * len(order), "sharey": True, "squeeze": False}
     figure, panels = style.subplots(1, len(metrics), **size)
-    look = {"linestyle": "none", "capsize": 0.25, "err_kws": {"linewidth": 1.5}, "markersize": 7}
+    look = {"linestyle": "none", "capsize": 0.25, "err_kws": {"linewidth": 1.5}, "markersize": 6}
     for panel, (metric, label) in zip(panels[0], metrics.items(), strict=True):
-        options = {"order": list(labels), "errorbar": t_interval, "color": style.COLOURS["k2"]}
+        options = {"order": order, "errorbar": t_interval, "color": style.COLOURS["k2"]}
         sns.pointplot(finals, x=metric, y="variant", ax=panel, **options, **look)
-        first = finals.loc[finals["variant"] == next(iter(labels)), metric].mean()
-        style.guide(panel, x=first)
+        style.guide(panel, x=finals.loc[finals["variant"] == order[0], metric].mean())
         panel.set(xlabel=label, ylabel="")
         panel.locator_params(axis="x", nbins=4)
-    panels[0][0].set_yticks(range(len(labels)), labels.values())
+    panels[0][0].set_yticks(range(len(order)), [names.get(name, name) for name in order])
     return figure
 
 

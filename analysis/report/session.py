@@ -106,6 +106,12 @@ def record_page(page: Page, **specs: str) -> None:
         record(name, count)
 
 
+def record_predictions(prefix: str, judged: pandas.DataFrame) -> None:
+    """Record every judged prediction that has a number, under the prefix and its ``key``."""
+    for row in judged.dropna(subset=["mean"]).drop_duplicates("key").to_dict("records"):
+        record(f"{prefix}_{row['key']}", tables.with_interval(row, row["spec"]))
+
+
 def _current_cell() -> tuple[str, int]:
     shell = get_ipython()
     if shell is None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
+from IPython.display import Markdown
 
 from analysis.report.numbers import format_value
 
@@ -83,11 +84,47 @@ def differences(
     columns = {name: (heading, "") for name, heading in extra.items()}
     columns["compared"] = ("variants", "")
     if "metric" in table:
-        text["metric"] = [METRICS.get(name, name) for name in text["metric"]]
+        named = text["metric"].fillna("accuracy at equal KL")
+        text["metric"] = [METRICS.get(name, name) for name in named]
         columns["metric"] = ("of", "")
     columns |= {"mean": ("difference", spec), "between": ("95% interval", "")}
     columns["verdict"] = ("verdict", "")
     return as_text(text, columns, index=len(extra) + 1 + ("metric" in table))
+
+
+def predicted(judged: pd.DataFrame, **extra: str) -> pd.DataFrame:
+    """Judged predictions (:func:`analysis.chapters.ch19_designed.shown`) as readers meet them.
+
+    ``extra`` are further columns of the table -> their heading; they come first.
+    """
+    named = {
+        "reverse_kl": "reverse KL, ratio",
+        "length": "tokens",
+        "gradient_norm": "gradient norm",
+    }
+    found = [
+        with_interval(row, row["spec"]) if row["mean"] == row["mean"] else "–"
+        for row in judged.to_dict("records")
+    ]
+    columns = {
+        "compared": ("variants", ""),
+        "metric": ("of", ""),
+        "at": ("at coefficients", ""),
+        "expected": ("predicted", ""),
+        "found": ("found, 95% interval", ""),
+        "outcome": ("outcome", ""),
+    }
+    text = judged.assign(found=found, metric=judged["metric"].replace(METRICS | named))
+    extras = {name: (heading, "") for name, heading in extra.items()}
+    return as_text(text, extras | columns, index=len(extra) + 3)
+
+
+def predictions(said: Mapping[str, Iterable[str]]) -> Markdown:
+    """What was predicted before the runs: name of the recording -> its sentences."""
+    lists = ("\n".join(f"1. {text}" for text in texts) for texts in said.values())
+    return Markdown(
+        "\n\n".join(f"**{name}**\n\n{texts}" for name, texts in zip(said, lists, strict=True))
+    )
 
 
 def as_markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

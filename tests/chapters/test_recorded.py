@@ -91,6 +91,7 @@ def test_every_variant_of_a_table_has_a_name(chapter):
         shown = tables.differences(table, names)
         assert len(shown) == len(table) and not shown.isna().any().any()
         assert shown["95% interval"].str.contains(" to |–").all()
+    assert len(tables.differences(page.whole(), names, part="table")) == module.COMPARISONS
 
 
 def test_a_page_that_compares_another_number_is_refused(chapter):
