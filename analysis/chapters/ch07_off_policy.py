@@ -1,10 +1,11 @@
-"""Chapter 7: what readings and clips do to the KL of stale samples."""
+"""Chapter 7: what readings, weights, clips and masks do to the KL of stale samples, enumerated."""
 
 from __future__ import annotations
 
 import math
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
@@ -14,13 +15,6 @@ from torch.func import grad
 from analysis import style
 from analysis.chapters import ch17_stale as trained
 from analysis.chapters.ch06_credit import RAGGED, kl_estimates
-from analysis.chapters.ch07_stale_sequences import (
-    STALENESS,
-    mask_cases,
-    mask_rows,
-    standardised,
-    weight_errors,
-)
 from analysis.chapters.claims import (
     EXACT,
     Finding,
@@ -37,11 +31,14 @@ from analysis.chapters.claims import (
 )
 from analysis.chapters.policies import (
     Policies,
+    flat_error,
+    log_ratios,
     measured,
     moved_logits,
     random_policies,
     random_tables,
 )
+from analysis.kl.credit import credit_moments
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.enumeration import (
     exact_kl_gradient,
@@ -50,13 +47,21 @@ from analysis.kl.enumeration import (
     reverse_kl_gradient,
 )
 from analysis.kl.estimators import k3
+from analysis.kl.importance import importance_ratio
+from analysis.kl.returns import reward_to_go
 from analysis.kl.scores import expected_score
-from analysis.kl.sequences import sequence_kl, sequence_probability, token_logp
+from analysis.kl.sequences import (
+    Sequences,
+    sequence_kl,
+    sequence_kl_gradient,
+    sequence_probability,
+    token_logp,
+)
 from analysis.kl.surrogates import kl_loss
 from analysis.objectives.masking import off_policy_sequence_mask
 from analysis.objectives.merged import kl_coefficient_kept, merged_loss
 
-# --- What the chapter computes -----------------------------------------------------------------
+# --- One state: readings and clips -----------------------------------------------------------
 
 NO_CLIP = {"epsilon_low": 1.0, "epsilon_high": math.inf}
 
@@ -68,6 +73,12 @@ class StaleStates(NamedTuple):
     ref_logits: Tensor  #: [N, V], its reference
     old_logits: Tensor  #: [N, V], the policy that sampled
     advantages: Tensor  #: [N, V], of each token: mean 0, variance 1 under the sampler
+
+
+def standardised(values: Tensor, probability: Tensor) -> Tensor:
+    """Values minus their mean over their standard deviation, under the probabilities given."""
+    centred = values - (probability * values).sum(-1, keepdim=True)
+    return centred / (probability * centred.square()).sum(-1, keepdim=True).sqrt()
 
 
 def stale_states(
@@ -151,23 +162,6 @@ def _kept_coefficient(states: StaleStates, beta: float, epsilon: float) -> Tenso
     return kl_coefficient_kept(*logps, states.advantages, everywhere, **clip)
 
 
-def reading_table(states: StaleStates) -> pd.DataFrame:
-    """Median relative error of each reading's KL part against both exact KL gradients, no clip."""
-    exact = {
-        d: exact_kl_gradient(states.logits, states.ref_logits, direction=d)
-        for d in ("reverse", "forward")
-    }
-    rows = []
-    for penalty, suffix in (("k1", ""), ("k3", " k3")):
-        for reading in ("old", "detached", "attached"):
-            gradient = merged_kl_gradient(states, reading=reading, penalty=penalty)
-            row = {"name": reading + suffix, "reading": reading, "penalty": penalty}
-            row |= {f"error_{d}": error_of(gradient, g) for d, g in exact.items()}
-            norm = median(gradient.norm(dim=-1) / exact["reverse"].norm(dim=-1))
-            rows.append(row | {"norm": norm})
-    return pd.DataFrame(rows)
-
-
 def reading_curves(
     distances: Tensor, *, count: int, vocab_size: int, beta: float, epsilon: float, seed: int
 ) -> pd.DataFrame:
@@ -219,13 +213,140 @@ def _staleness(states: StaleStates) -> float:
     return reverse_kl(states.old_logits, states.logits).median().item()
 
 
-# --- What it draws -----------------------------------------------------------------------------
+# --- Stale sequences: weights, credits and masks ---------------------------------------------
 
-#: Colour, line style and label of each reading of the merged KL.
+
+def weighted_kl_gradient(
+    pair: Policies, old_logits: Tensor, sequences: Sequences, *, level: str, credit: str
+) -> Tensor:
+    """[states, vocab]: expected KL gradient from stale sequences, one ratio level and credit."""
+    logp, old_logp = (token_logp(x, sequences) for x in (pair.logits, old_logits))
+    costs = log_ratios(*pair, sequences)
+    owed = reward_to_go(costs) if credit == "to_go" else costs
+    ratio = importance_ratio(logp, old_logp, sequences.mask, level=level)
+    credits = torch.where(ratio == 0.0, 0.0, ratio * owed)
+    return credit_moments(pair.logits, sequences, credits, old_logits).mean
+
+
+def weight_errors(
+    tables: Policies, samplers: Tensor, sequences: Sequences, *, level: str, credit: str
+) -> Tensor:
+    """[M]: relative error of a weight and credit against each sequence KL's gradient."""
+    errors = []
+    for *pair, old_logits in zip(*tables, samplers, strict=True):
+        found = weighted_kl_gradient(
+            Policies(*pair), old_logits, sequences, level=level, credit=credit
+        )
+        errors.append(flat_error(found, sequence_kl_gradient(*pair, sequences)))
+    return torch.tensor(errors)
+
+
+def sequence_weight_curves(
+    tables: Policies, sequences: Sequences, distances: Tensor, *, seed: int
+) -> pd.DataFrame:
+    """Errors of each weight and credit as samples age, as quantiles over the pairs.
+
+    Staleness is the median KL of sampler from policy over whole sequences (nats).
+    """
+    rows = []
+    for distance in distances.tolist():
+        samplers = moved_logits(tables.logits, distance, seed=seed)
+        pairs = zip(samplers, tables.logits, strict=True)
+        staleness = torch.stack([sequence_kl(*pair, sequences) for pair in pairs]).median().item()
+        for level, credit in WEIGHT_LOOKS:
+            errors = weight_errors(tables, samplers, sequences, level=level, credit=credit)
+            rows.append({"level": level, "credit": credit, "staleness": staleness} | band(errors))
+    return pd.DataFrame(rows)
+
+
+class MaskCase(NamedTuple):
+    """One stale tree of sequences with a standardised advantage for each."""
+
+    logits: Tensor  #: [states, vocab]
+    old_logits: Tensor  #: [states, vocab]
+    advantages: Tensor  #: [N]
+
+
+def mask_cases(
+    sequences: Sequences, vocab_size: int, count: int, distance: float, *, seed: int
+) -> list[MaskCase]:
+    """Random tables that have moved from their samplers, with random rewards a sequence."""
+    size = sequences.num_states * vocab_size
+    old, step = random_policies(count, size, spread=1.0, seed=seed)
+    rewards, _ = random_policies(count, len(sequences.tokens), spread=1.0, seed=seed + 1)
+    cases = []
+    for old_row, step_row, reward in zip(old, step, rewards, strict=True):
+        old_logits = old_row.view(sequences.num_states, vocab_size)
+        logits = old_logits + distance * step_row.view_as(old_logits)
+        advantages = standardised(reward, sequence_probability(old_logits, sequences))
+        cases.append(MaskCase(logits, old_logits, advantages))
+    return cases
+
+
+def mask_row(case: MaskCase, sequences: Sequences, delta: float) -> dict[str, float]:
+    """Bias and spread of the masked token-ratio policy gradient against the on-policy one.
+
+    ``bias`` is relative to the norm of the exact gradient and squared; ``variance`` is the trace
+    of one sequence's covariance in the same unit; ``masked`` the probability of a masked sequence.
+    """
+    logits, old_logits, advantages = case
+    logp, old_logp = token_logp(logits, sequences), token_logp(old_logits, sequences)
+    kept = off_policy_sequence_mask(logp, old_logp, advantages, sequences.mask, delta=delta)
+    whole = advantages.unsqueeze(-1).expand_as(logp)
+    exact = credit_moments(logits, sequences, whole).mean
+    ratio = importance_ratio(logp, old_logp, sequences.mask, level="token")
+    credit = torch.where(kept, ratio * whole, 0.0)
+    mean, variance = credit_moments(logits, sequences, credit, old_logits)
+    unit = exact.square().sum()
+    gone = sequences.mask.any(-1) & ~kept.any(-1)
+    masked = (sequence_probability(old_logits, sequences) * gone).sum()
+    found = {"bias": (mean - exact).square().sum() / unit, "variance": variance / unit}
+    return {name: x.item() for name, x in found.items()} | {"masked": masked.item()}
+
+
+def mask_rows(cases: list[MaskCase], sequences: Sequences, delta: float) -> pd.DataFrame:
+    """:func:`mask_row` of each case."""
+    return pd.DataFrame([mask_row(case, sequences, delta) for case in cases])
+
+
+def mask_table(
+    sequences: Sequences,
+    vocab_size: int,
+    deltas: tuple[float, ...],
+    *,
+    count: int,
+    distance: float,
+    seed: int,
+) -> pd.DataFrame:
+    """Medians of :func:`mask_row` over random cases for each threshold; ``inf`` masks nothing."""
+    cases = mask_cases(sequences, vocab_size, count, distance, seed=seed)
+    return pd.DataFrame(
+        {"delta": delta, **mask_rows(cases, sequences, delta).median()} for delta in deltas
+    )
+
+
+# --- What it draws ---------------------------------------------------------------------------
+
+STALENESS = r"staleness $\mathrm{KL}(\pi_{\mathrm{old}} \Vert\, \pi_\theta)$ (nats)"
+
+#: How each reading of the merged KL is drawn, and each weight and credit over sequences.
 READING_LOOKS = {
-    "old": ("k1", "--", r"$\pi_{\mathrm{old}}$ inside"),
-    "detached": ("k2", "-", r"$\pi_\theta$ inside," "\n" "no clip"),
-    "clipped": ("reverse", "-", r"$\pi_\theta$ inside," "\n" "clipped"),
+    name: style.line(of, linestyle=dashes, label=label, markevery=4)
+    for name, of, dashes, label in (
+        ("old", "k1", "--", r"$\pi_{\mathrm{old}}$ inside"),
+        ("detached", "k2", "-", "$\\pi_\\theta$ inside,\nno clip"),
+        ("clipped", "reverse", "-", "$\\pi_\\theta$ inside,\nclipped"),
+    )
+}
+WEIGHT_LOOKS = {
+    (level, credit): {"color": style.COLOURS[of], "linestyle": dashes, "label": label}
+    for level, credit, of, dashes, label in (
+        ("token", "immediate", "none", "-", "token, own"),
+        ("prefix", "immediate", "none", "--", "prefix, own"),
+        ("token", "to_go", "forward", "-", "token, to go"),
+        ("prefix", "to_go", "forward", "--", "prefix, to go"),
+        ("sequence", "to_go", "exact", "-", "sequence, to go"),
+    )
 }
 
 #: Title of each way in which the policy left its sampler.
@@ -234,37 +355,86 @@ TITLES = {"along the advantage": "moved along $A$", "random": "moved at random"}
 
 def draw_readings(curves: pd.DataFrame) -> Figure:
     """Error of the merged KL's expected gradient against staleness, by reading."""
-    figure, axes = style.subplots(height=3.9)
-    for name, (colour, dashes, label) in READING_LOOKS.items():
-        curve = curves[curves.name == name]
-        look = {"color": style.COLOURS[colour], "linestyle": dashes, "label": label}
-        every = max(1, len(curve) // 6)
-        style.band(axes, curve, "staleness", **look, marker=style.MARKERS[colour], markevery=every)
-    axes.set_ylim(-0.05, 1.25)
-    axes.set(xlabel=STALENESS, ylabel="relative error of the\nKL's expected gradient")
-    style.label_line_ends(axes)
-    return figure
+    return style.lines(
+        curves,
+        "staleness",
+        kind="name",
+        looks=READING_LOOKS,
+        band_of=("p10", "p90"),
+        ylim=(-0.05, 1.25),
+        xlabel=STALENESS,
+        ylabel="relative error of the\nKL's expected gradient",
+    )
 
 
 def draw_silenced(curves: pd.DataFrame) -> Figure:
     """Share of the KL's force that the clip removes, by beta and by how the policy moved."""
-    figure, panels = style.subplots(1, 2, sharey=True, height=3.9)
-    columns = {"middle": "silenced_50", "low": "silenced_10", "high": "silenced_90"}
     colours = [style.COLOURS[name] for name in ("reverse", "none", "forward")]
-    for axes, (move, rows) in zip(panels, curves.groupby("move", sort=True), strict=True):
-        for (beta, curve), colour in zip(rows.groupby("beta"), colours, strict=False):
-            label = rf"$\beta$ = {beta:g}"
-            style.band(axes, curve, "staleness", **columns, color=colour, label=label)
-        smallest = rows[rows.beta == rows.beta.min()]
-        axes.plot(smallest.staleness, smallest.opposing_50, color=colours[0], linestyle=":")
-        axes.set(ylim=(-0.02, 1.02), title=TITLES[move])
-    panels[0].set_ylabel("share of the KL's force silenced")
-    panels[1].legend(loc="upper right")
-    figure.supxlabel(STALENESS, fontsize="medium")
+    betas = sorted(curves.beta.unique())
+    figure = style.lines(
+        curves,
+        "staleness",
+        "silenced_50",
+        kind="beta",
+        looks={
+            beta: {"color": colour, "label": rf"$\beta$ = {beta:g}"}
+            for beta, colour in zip(betas, colours, strict=False)
+        },
+        panel="move",
+        titles=TITLES,
+        band_of=("silenced_10", "silenced_90"),
+        ylim=(-0.02, 1.02),
+        xlabel=STALENESS,
+        ylabel="share of the KL's force silenced",
+    )
+    smallest = curves[curves.beta == betas[0]]
+    for axes, move in zip(figure.axes, TITLES, strict=True):
+        rows = smallest[smallest.move == move]
+        axes.plot(rows.staleness, rows.opposing_50, color=colours[0], linestyle=":")
     return figure
 
 
-# --- The claims it decides ---------------------------------------------------------------------
+def draw_sequence_weights(curves: pd.DataFrame) -> Figure:
+    """Error against the sequence KL's gradient as samples age, by ratio level and credit."""
+    return style.lines(
+        curves,
+        "staleness",
+        kind=["level", "credit"],
+        looks=WEIGHT_LOOKS,
+        height=4.2,
+        ylim=(-0.03, None),
+        xlabel=STALENESS,
+        ylabel="relative error of the\nexpected gradient",
+    )
+
+
+def draw_masking(table: pd.DataFrame) -> Figure:
+    """Mean squared error of the averaged gradient against the number of sequences."""
+    rows = [
+        (delta, count, bias + variance / count)
+        for delta, bias, variance in table[["delta", "bias", "variance"]].itertuples(index=False)
+        for count in np.logspace(0, 3.5, 60)
+    ]
+    colours = [style.COLOURS[name] for name in ("none", "forward", "minimax01", "reverse")]
+    labels = {d: "no mask" if np.isinf(d) else rf"$\delta$ = {d:g}" for d in table.delta}
+    return style.lines(
+        pd.DataFrame(rows, columns=["delta", "count", "error"]),
+        "count",
+        "error",
+        kind="delta",
+        looks={
+            delta: {"color": colour, "label": label}
+            for colour, (delta, label) in zip(colours, labels.items(), strict=False)
+        },
+        height=3.7,
+        xscale="log",
+        yscale="log",
+        xlabel="sequences averaged (log scale)",
+        ylabel="squared error over the squared\nexact gradient (log scale)",
+    )
+
+
+# --- The claims it decides -------------------------------------------------------------------
 
 BETA, EPSILON = 0.04, 0.2
 TRAINED_BETA = 0.3  #: of the recorded runs that are compared

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from analysis.chapters import ch07_off_policy, ch07_stale_sequences
-from analysis.chapters.policies import moved_logits, random_policies, random_tables
+from analysis.chapters import ch07_off_policy
+from analysis.chapters.policies import random_tables
 from analysis.kl.credit import credit_moments
 from analysis.kl.enumeration import reverse_kl_gradient
 from analysis.kl.sequences import (
@@ -22,13 +22,6 @@ from tests.chapters.differences import kl, slope_of
 TREE = enumerate_sequences(3, 3, eos=2)
 
 
-def test_advantages_are_standardised_under_the_sampler():
-    states = ch07_off_policy.stale_states(30, 9, 0.5, seed=1)
-    sampler = states.old_logits.softmax(-1)
-    assert (sampler * states.advantages).sum(-1).abs().max() < 1e-12
-    assert ((sampler * states.advantages.square()).sum(-1) - 1).abs().max() < 1e-12
-
-
 def test_fresh_samples_are_never_silenced():
     fresh = ch07_off_policy.stale_states(20, 9, 0.0, seed=2)
     assert (ch07_off_policy.silenced_mass(fresh, beta=0.04, epsilon=0.2) == 0).all(axis=None)
@@ -37,7 +30,7 @@ def test_fresh_samples_are_never_silenced():
 def test_which_weight_gives_which_sequence_gradient():
     tables = random_tables(TREE, 3, 6, spread=1.0, seed=5)
     distances = torch.tensor([0.0, 0.7], dtype=torch.float64)
-    curves = ch07_stale_sequences.sequence_weight_curves(tables, TREE, distances, seed=6)
+    curves = ch07_off_policy.sequence_weight_curves(tables, TREE, distances, seed=6)
     stale = curves[curves.staleness > 0].set_index(["level", "credit"])["median"]
     assert stale["sequence", "to_go"] < 1e-12
     assert stale.drop([("sequence", "to_go")]).min() > 0.05
@@ -71,24 +64,6 @@ def test_the_token_ratio_needs_coverage_at_every_state_that_the_sampler_visits()
         torch.testing.assert_close(
             sequence, sequence_kl_gradient(policy, reference, sequences), rtol=0, atol=1e-12
         )
-
-
-def test_what_each_term_descends_on_stale_trees():
-    tables = random_tables(TREE, 3, 6, spread=1.0, seed=8)
-    samplers = moved_logits(tables.logits, 0.6, seed=9)
-    rewards, _ = random_policies(6, len(TREE.tokens), spread=1.0, seed=10)
-    table = ch07_stale_sequences.tree_table(
-        tables, samplers, rewards, TREE, beta=0.04, epsilon=0.2
-    ).set_index("term")
-    reverse = table.index[table.error_reverse < 1e-12]
-    assert set(reverse) == {
-        "merged, policy inside",
-        "merged, policy inside, differentiated",
-        "k2 loss, detached ratio",
-        "k3 loss, attached ratio",
-    }
-    assert list(table.index[table.error_forward < 1e-12]) == ["k3 loss, detached ratio"]
-    assert table.error_sequence.min() > 0.05
 
 
 POLICY = torch.tensor([0.55, 0.35, 0.10], dtype=torch.float64)
