@@ -124,8 +124,8 @@ def replace_folder(new: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
     try:
         if target.exists():
-            os.rename(target, old)
-        os.rename(new, target)
+            os.replace(target, old)
+        os.replace(new, target)
     finally:
         restore_folder(target)
     shutil.rmtree(old, ignore_errors=True)
@@ -134,7 +134,7 @@ def replace_folder(new: Path, target: Path) -> None:
 def restore_folder(target: Path) -> None:
     """Bring back what a replacement that did not come to its end has moved aside."""
     if not target.exists() and _aside(target).exists():
-        os.rename(_aside(target), target)
+        os.replace(_aside(target), target)
 
 
 def _aside(target: Path) -> Path:

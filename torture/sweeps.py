@@ -25,11 +25,11 @@ import analysis.files
 from analysis.errors import UserError
 from analysis.experiments import pools, sweep
 from analysis.experiments.environment import environment_of
+from analysis.experiments.manifests import REQUIRED, read_manifest, write_folder
 from analysis.experiments.pools import LocalPool
 from analysis.experiments.preset import NO_KL, Preset
 from analysis.experiments.progress import Progress
 from analysis.experiments.provenance import source_of
-from analysis.experiments.recording import read_manifest, write_folder
 from analysis.experiments.shard import complete_shard
 from analysis.experiments.store import Shard, Store, StoredRun, without_checksum
 from analysis.kl.term import KLTerm
@@ -287,18 +287,19 @@ def _failing_recording(operation: str) -> Outcome:
     tables = [
         {"a.csv": pd.DataFrame({"x": [n]}), "b.csv": pd.DataFrame({"y": [n]})} for n in (1, 2)
     ]
+    fields = {name: kind() for name, kind in REQUIRED.items()}
     tried = lost = silent = 0
     with tempfile.TemporaryDirectory() as root, failing(operation, 0, 0) as calls:
-        write_folder(Path(root, "r"), tables[0], {})
+        write_folder(Path(root, "r"), tables[0], fields)
         calls[0] = 0
-        write_folder(Path(root, "r"), tables[1], {})
+        write_folder(Path(root, "r"), tables[1], fields)
     for nth in range(1, calls[0] + 1):
         for number in ERRORS:
             with tempfile.TemporaryDirectory() as root:
                 place, tried = Path(root, "r"), tried + 1
-                write_folder(place, tables[0], {})
+                write_folder(place, tables[0], fields)
                 with contextlib.suppress(OSError, UserError), failing(operation, nth, number):
-                    write_folder(place, tables[1], {})
+                    write_folder(place, tables[1], fields)
                     silent += 1
                 try:
                     read_manifest(place)

@@ -77,7 +77,7 @@ def write_folder(
     partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
         for name, table in tables.items():
-            table.to_csv(partial / name, index=False, float_format=FLOAT_FORMAT)
+            (partial / name).write_text(as_text(table))
         manifest = {
             **fields,
             "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -88,6 +88,11 @@ def write_folder(
         replace_folder(partial, directory)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def as_text(table: pd.DataFrame) -> str:
+    """A table as it is written."""
+    return table.to_csv(index=False, float_format=FLOAT_FORMAT)
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:

@@ -21,8 +21,8 @@ import analysis
 from analysis.experiments.ablation import final, tidy, train
 from analysis.experiments.environment import environment_of
 from analysis.experiments.manifests import (
-    FLOAT_FORMAT,
     MANIFEST,
+    as_text,
     manifest_of,
     read_manifest,
     write_folder,
@@ -186,4 +186,4 @@ def recorded_table(directory: Path, name: str) -> pd.DataFrame:
 
 def as_written(table: pd.DataFrame) -> pd.DataFrame:
     """A table as it is after being written and read back: six significant digits."""
-    return read_table(io.StringIO(table.to_csv(index=False, float_format=FLOAT_FORMAT)))
+    return read_table(io.StringIO(as_text(table)))

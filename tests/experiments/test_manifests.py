@@ -120,16 +120,16 @@ def test_what_fails_on_the_way_leaves_the_earlier_folder(
     earlier: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     before = json.loads((earlier / "manifest.json").read_text())
-    rename, moved = os.rename, []
+    replace, moved = os.replace, []
 
     def fail_once(source: Path, target: Path) -> None:
         moved.append(source)
         if len(moved) == 2:  # the old one has made way, the new one is to come
             raise OSError(13, "Permission denied")
-        rename(source, target)
+        replace(source, target)
 
     if place == "renaming":
-        monkeypatch.setattr(os, "rename", fail_once)
+        monkeypatch.setattr(os, "replace", fail_once)
     else:
         monkeypatch.setattr(manifests, "sha256_file", lambda _: 1 / 0)
     if place == "killed":  # before, between the two renamings

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from analysis.errors import UserError
-from analysis.experiments.recording import write_folder
+from analysis.experiments.manifests import write_folder
 from analysis.report.project import Project
 from analysis.report.reliability import torture_figures
 from torture.__main__ import survived
