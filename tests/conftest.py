@@ -10,7 +10,7 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import pytest  # noqa: E402
 
-from tests.trees import TREES, VOCAB_SIZE  # noqa: E402
+from tests.trees import TREES, VOCAB_SIZE, on_one_thread  # noqa: E402
 
 
 @pytest.fixture(params=TREES.values(), ids=TREES.keys())
@@ -25,9 +25,5 @@ def sequences(request: pytest.FixtureRequest):
 @pytest.fixture
 def one_thread():
     """Torch on one thread, as in recorded runs: more of them sum in another order."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with on_one_thread():
+        yield

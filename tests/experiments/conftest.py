@@ -5,12 +5,12 @@ from __future__ import annotations
 import multiprocessing.forkserver
 
 import pytest
-import torch
 
 from analysis.experiments import inventory, pools, recording, sweep
 from analysis.experiments.preset import Preset
 from analysis.experiments.recording import Recording
 from tests.experiments.tiny import PROVENANCE, make_tiny
+from tests.trees import on_one_thread
 
 
 @pytest.fixture(scope="session")
@@ -35,9 +35,5 @@ def tiny() -> Preset:
 @pytest.fixture(scope="session")
 def straight(tiny: Preset) -> Recording:
     """One process, one population, no checkpoint."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with on_one_thread():
         return recording.run(tiny)
-    finally:
-        torch.set_num_threads(threads)

@@ -11,11 +11,10 @@ import torch
 
 from analysis.diagnosis.columns import assemble
 from analysis.experiments.language import estimator_tail
-from analysis.experiments.preset import Preset
-from analysis.experiments.presets.language import llama_smoke
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.estimators import k1, k3
 from analysis.training.trainer import PopulationTrainer
+from tests.experiments.tiny import short_llama
 
 
 def log_probs(states: int, vocab_size: int, scale: float, seed: int) -> torch.Tensor:
@@ -54,15 +53,8 @@ def test_a_token_counts_in_the_decade_of_its_probability():
     assert abs(table.loc[-np.inf, "k1"]) < 1e-12
 
 
-@pytest.fixture(scope="module")
-def preset() -> Preset:
-    config = llama_smoke().config.model_copy(update={"updates": 3, "log_every": 1})
-    return llama_smoke().model_copy(
-        update={"config": config, "variants": llama_smoke().variants[:2]}
-    )
-
-
-def test_runs_are_trained_and_then_measured_where_they_go(preset):
+def test_runs_are_trained_and_then_measured_where_they_go():
+    preset = short_llama(3, 2)
     after = estimator_tail.train_and_measure(preset, rollouts=2)
     assert list(after) == ["none", "k1_loss"]
     trainer = PopulationTrainer(
@@ -86,8 +78,8 @@ def test_runs_are_trained_and_then_measured_where_they_go(preset):
     np.testing.assert_allclose(dump["logp"], dump["old_logp"], atol=1e-5)
 
 
-def test_a_dump_is_one_that_the_diagnosis_reads(preset):
-    dump = estimator_tail.train_and_measure(preset, rollouts=2)["k1_loss"].dump
+def test_a_dump_is_one_that_the_diagnosis_reads():
+    dump = estimator_tail.train_and_measure(short_llama(3, 2), rollouts=2)["k1_loss"].dump
     rollouts = assemble({name: dump[name].to_numpy() for name in dump}, "recorded")
     assert rollouts.tokens == len(dump) and rollouts.sequences == 2 * 4 * 6
 

@@ -8,11 +8,11 @@ import pytest
 from analysis.cli.sweep import sweep
 from analysis.experiments import ablation, memory, recording
 from analysis.experiments import sweep as sweeps
-from analysis.experiments.preset import Preset
 from analysis.experiments.presets import make_preset
 from analysis.experiments.presets.language import llama_smoke
 from analysis.training.config import TrainConfig
 from analysis.training.pretrained.config import LlamaConfig
+from tests.experiments.tiny import short_llama
 
 CONFIG = llama_smoke().config
 LOGITS = 4 * 6 * CONFIG.task.completion_length * CONFIG.model.llama.vocab_size
@@ -78,11 +78,6 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch, runs: float) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda device: free)
 
 
-def preset(updates: int = 2) -> Preset:
-    config = CONFIG.model_copy(update={"updates": updates, "log_every": 1})
-    return llama_smoke().model_copy(update={"config": config})
-
-
 def test_an_ablation_is_cut_and_its_numbers_stay(monkeypatch):
     sizes = []
     trainer = ablation.PopulationTrainer
@@ -92,9 +87,9 @@ def test_an_ablation_is_cut_and_its_numbers_stay(monkeypatch):
         return trainer(config, runs, setting)
 
     monkeypatch.setattr(ablation, "PopulationTrainer", noted)
-    whole = recording.run(preset())
+    whole = recording.run(short_llama(2))
     short_of_memory(monkeypatch, 3)
-    parts = recording.run(preset())
+    parts = recording.run(short_llama(2))
     assert sizes == [8, 3, 3, 2]
     for name in ("accuracy", "reverse_kl", "gradient_norm"):
         np.testing.assert_allclose(whole.curves[name], parts.curves[name], atol=1e-5)

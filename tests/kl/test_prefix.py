@@ -524,9 +524,3 @@ def test_half_precision_overflows_unless_raised_first():
         assert loss.isfinite().all()
         loss.sum().backward()
         assert leaf.grad.isfinite().all() == finite
-
-
-def test_minimax01_has_no_prefix_coefficients():
-    rows = [draw(2, 3, seed=s) for s in range(3)]
-    with pytest.raises(ValueError, match="estimator must be one of"):
-        prefix_coefficients(*rows, torch.ones(2, 3), estimator="minimax01")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,24 @@ def make_notebook(*code: str, parameters: str | None = DEFAULTS, prose: str = "#
         cells.append(nbformat.v4.new_code_cell(parameters, metadata={"tags": ["parameters"]}))
     cells += [nbformat.v4.new_code_cell(source) for source in code]
     return nbformat.v4.new_notebook(cells=cells)
+
+
+Change = Callable[["Workspace"], object]
+
+
+def edit(path: str, old: str, new: str) -> Change:
+    """Replace text in a file of the project."""
+
+    def change(workspace: Workspace) -> None:
+        file = workspace.project.root / path
+        assert old in file.read_text()
+        file.write_text(file.read_text().replace(old, new))
+
+    return change
+
+
+def remove(path: str) -> Change:
+    return lambda workspace: (workspace.project.root / path).unlink()
 
 
 class Workspace:

@@ -6,7 +6,6 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from analysis.files import replace_file, sealed
 from analysis.report import notebooks
 from analysis.report.notebooks import Limits, refresh_notebooks, stale_jobs
 from analysis.report.provenance import ledger_problems, read_provenance, store_ledger
-from tests.pipeline.conftest import DEFAULTS, Workspace
+from tests.pipeline.conftest import DEFAULTS, Change, Workspace, edit, remove
 
 #: Imports one module, reads one result, and has a child that says so.
 READS = "# stub\nreads.write_text('results/a.csv\\n')\n"
@@ -36,7 +35,7 @@ def ran(workspace: Workspace) -> Workspace:
     return workspace
 
 
-def write(path: str, text: str) -> Callable[[Workspace], object]:
+def write(path: str, text: str) -> Change:
     def change(workspace: Workspace) -> None:
         file = workspace.project.root / path
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -45,16 +44,7 @@ def write(path: str, text: str) -> Callable[[Workspace], object]:
     return change
 
 
-def edit(path: str, old: str, new: str) -> Callable[[Workspace], object]:
-    def change(workspace: Workspace) -> None:
-        file = workspace.project.root / path
-        assert old in file.read_text()
-        file.write_text(file.read_text().replace(old, new))
-
-    return change
-
-
-def notebook(*code: str, **options: str) -> Callable[[Workspace], object]:
+def notebook(*code: str, **options: str) -> Change:
     return lambda workspace: workspace.notebook("01_a", *code, **options)
 
 
@@ -69,7 +59,7 @@ def reversion(workspace: Workspace) -> None:
     path.write_bytes(sealed(json.loads(path.read_text()) | {"version": 2}))
 
 
-def redate(field: str) -> Callable[[Workspace], None]:
+def redate(field: str) -> Change:
     """Edit a field by hand that no check of staleness reads."""
 
     def change(workspace: Workspace) -> None:
@@ -92,7 +82,7 @@ def redate(field: str) -> Callable[[Workspace], None]:
         ),
         (write("analysis/kl/terms.py", "value = 2\n"), "the code that it imports changed"),
         (write("results/a.csv", "2"), "results/a.csv changed"),
-        (lambda w: (w.project.results / "a.csv").unlink(), "results/a.csv changed"),
+        (remove("results/a.csv"), "results/a.csv changed"),
         (write("requirements.lock", "tqdm==2\n"), "requirements.lock or torch changed"),
         (edit("book/_run/01_a.ipynb", "terms", "words"), "edited after the run"),
         (tear, "no readable provenance"),
@@ -102,11 +92,11 @@ def redate(field: str) -> Callable[[Workspace], None]:
         *((redate(field), "no readable provenance") for field in ("device", "platform")),
         (redate("finished_at"), "no readable provenance"),
         (write("book/_run/01_a.json", "[" * 100_000), "no readable provenance"),
-        (lambda w: (w.project.runs / "01_a.ipynb").unlink(), "never run"),
+        (remove("book/_run/01_a.ipynb"), "never run"),
     ],
 )
 def test_a_change_of_an_input_makes_the_run_stale(
-    ran: Workspace, change: Callable[[Workspace], object], reason: str
+    ran: Workspace, change: Change, reason: str
 ) -> None:
     change(ran)
     (found,) = reasons(ran)
@@ -125,9 +115,7 @@ def test_a_change_of_an_input_makes_the_run_stale(
         write("results/b/manifest.json", "{}"),
     ],
 )
-def test_what_a_run_does_not_use_leaves_it_current(
-    ran: Workspace, change: Callable[[Workspace], object]
-) -> None:
+def test_what_a_run_does_not_use_leaves_it_current(ran: Workspace, change: Change) -> None:
     change(ran)
     assert reasons(ran) == []
 

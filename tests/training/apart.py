@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from analysis.training.config import Run, StartConfig, TeacherConfig
+from analysis.training.config import Run
 from analysis.training.environment import Scores
 from analysis.training.population import run_uniforms
-from analysis.training.tiny.policy import PolicyConfig
 from analysis.training.trainer import PopulationTrainer
+from tests.training.conftest import TEACHER
 from tests.training.naive import NaiveRun
 from tests.training.naive_loss import naive_loss
 
@@ -26,10 +26,7 @@ class Population:
                 "temperature": 0.8,
                 "num_prompts": 2,
                 "group_size": 3,
-                "teacher": TeacherConfig(
-                    start=StartConfig(updates=30, batch_size=16),
-                    policy=PolicyConfig(width=24, num_layers=1, num_heads=3),
-                ),
+                "teacher": TEACHER,
             }
         )
         self.variants, self.seed, self.update = variants, seed, update

@@ -5,10 +5,16 @@ from __future__ import annotations
 import pytest
 
 from analysis.kl.term import KLTerm
-from analysis.training.config import StartConfig, TrainConfig, Variant
+from analysis.training.config import StartConfig, TeacherConfig, TrainConfig, Variant
 from analysis.training.pretrained.config import LlamaConfig
 from analysis.training.tiny.policy import PolicyConfig
 from analysis.training.tiny.tasks import SortTask
+
+#: Of another size than the policy.
+TEACHER = TeacherConfig(
+    start=StartConfig(updates=30, batch_size=16),
+    policy=PolicyConfig(width=24, num_layers=1, num_heads=3),
+)
 
 
 def llama(**sizes) -> LlamaConfig:

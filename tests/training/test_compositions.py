@@ -10,11 +10,11 @@ import torch
 from pydantic import ValidationError
 
 from analysis.kl.term import KLTerm
-from analysis.training.config import Run, StartConfig, TeacherConfig
+from analysis.training.config import Run
 from analysis.training.metrics import METRICS, PARTIAL_METRICS
-from analysis.training.tiny.policy import PolicyConfig
 from analysis.training.trainer import PopulationTrainer
 from analysis.training.variants import Sampler, Variant
+from tests.training.conftest import TEACHER
 from tests.training.method_variants import (
     ADVANTAGES,
     AGGREGATIONS,
@@ -62,13 +62,8 @@ def compositions(count: int, seed: int) -> list[Variant]:
 
 @pytest.fixture
 def config(small_config):
-    teacher = TeacherConfig(
-        start=StartConfig(updates=30, batch_size=16),
-        policy=PolicyConfig(width=8, num_layers=1, num_heads=2),
-    )
-    return small_config.model_copy(
-        update={"teacher": teacher, "updates": 4, "log_every": 2, "cosine_every": 2}
-    )
+    changed = {"teacher": TEACHER, "updates": 4, "log_every": 2, "cosine_every": 2}
+    return small_config.model_copy(update=changed)
 
 
 def runs(variants, seed=5):

@@ -58,17 +58,3 @@ def test_on_policy_ratios_are_one_and_stale_ones_are_not(small_config):
 def test_a_bad_configuration_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         TrainConfig(**fields)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"beta": 0.1}, "name an estimator"),
-        ({"kl": {"estimator": "exact", "placement": "reward"}}, "works in the loss only"),
-        ({"kl": {"estimator": "k5"}}, "kl.estimator"),
-        ({"kl": {"estimator": "k1"}, "beta": float("inf")}, "beta"),
-    ],
-)
-def test_a_contradictory_variant_is_refused(fields, message):
-    with pytest.raises(ValueError, match=message):
-        Variant(**fields)

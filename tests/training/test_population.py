@@ -8,7 +8,6 @@ from analysis.kl.term import KLTerm
 from analysis.training.config import Run, TrainConfig, Variant
 from analysis.training.metrics import METRICS
 from analysis.training.optimizer import PopulationAdamW, clip_rows
-from analysis.training.tiny.start import supervised_start
 from analysis.training.tiny.tasks import SortTask
 from analysis.training.trainer import PopulationTrainer
 
@@ -17,24 +16,7 @@ def runs_of(variants, seeds=(0,)):
     return [Run(variant=variant, seed=seed) for variant in variants for seed in seeds]
 
 
-@pytest.mark.parametrize("inner", [(1, 1), (2, 3)], ids=["on-policy", "stale-minibatches"])
-def test_a_run_of_a_population_is_its_solo_run_to_the_bit(small_config, all_variants, inner):
-    config = small_config.model_copy(
-        update={"num_iterations": inner[0], "num_minibatches": inner[1], "log_every": 5}
-    )
-    runs = runs_of(all_variants, seeds=(0, 11))
-    together = PopulationTrainer(config, runs)
-    record = together.run()
-    assert not record.failures
-    for row in range(0, len(runs), 3):
-        alone = PopulationTrainer(config, [runs[row]])
-        solo = alone.run()
-        assert torch.equal(together.weights[row], alone.weights[0]), runs[row]
-        for name in METRICS:
-            np.testing.assert_array_equal(record.metrics[name][:, row], solo.metrics[name][:, 0])
-
-
-def test_default_sizes_are_solo_runs_to_the_bit_too():
+def test_default_sizes_are_solo_runs_to_the_bit():
     start = TrainConfig().start.model_copy(update={"updates": 3})
     config = TrainConfig(task=SortTask(reward="graded"), start=start, updates=2)
     runs = runs_of([Variant(kl=KLTerm(estimator="k3"), beta=0.5), Variant()], (0, 1, 2))
@@ -125,22 +107,3 @@ def test_adamw_is_torch_adamw_per_run_and_leaves_frozen_rows():
 def test_no_runs_is_refused(small_config):
     with pytest.raises(ValueError, match="runs is empty"):
         PopulationTrainer(small_config, [])
-
-
-def test_every_seed_can_have_a_start_of_its_own(small_config):
-    start = small_config.start.model_copy(update={"count": 3})
-    config = small_config.model_copy(update={"start": start, "updates": 3, "log_every": 1})
-    runs = runs_of([Variant(kl=KLTerm(estimator="k2"), beta=0.5)], seeds=(0, 1, 2, 4))
-    together = PopulationTrainer(config, runs)
-    first = together.weights.detach().clone()
-    assert torch.equal(first[1], first[3])  # 4 modulo 3
-    assert not torch.equal(first[0], first[1]) and not torch.equal(first[0], first[2])
-    record = together.run()
-    assert (record.metrics["reverse_kl"][0] == 0).all(), "a run is not its own reference"
-    alone = PopulationTrainer(config, [runs[2]])
-    alone.run()
-    assert torch.equal(together.weights[2], alone.weights[0])
-    one = small_config.model_copy(
-        update={"start": start.model_copy(update={"seed": 2, "count": 1})}
-    )
-    assert torch.equal(supervised_start(one)[0], first[2]), "a start depends on its seed alone"

@@ -160,6 +160,7 @@ PARTS = {
         lambda: Distillation(kl=KLTerm(estimator="none")),
         "leave distillation out",
     ),
+    "beta": (lambda: Variant(kl=KLTerm(estimator="k1"), beta=float("inf")), "beta"),
     "unknown field": (lambda: Sampler(top_k=3), "top_k"),
 }
 
