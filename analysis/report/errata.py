@@ -5,34 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import date
-from itertools import groupby
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import Field
 
 from analysis.errors import UserError
+from analysis.report.generated import render
 from analysis.report.ledger import SOURCES, Source, load_rows
 from analysis.report.project import Project
 from analysis.schema import Schema
-
-_INTRODUCTION = """\
-# Errata
-
-Misprints, sign errors and self-contradictions of the five sources, in the order of
-{doc}`/book/_generated/ledger`, and then [our own](our-own-corrections). Each has a test in which
-the printed form fails and the corrected one passes. None is a reproach: finding them is how we
-learned what the formulas say.
-"""
-
-_OUR_OWN = """\
-(our-own-corrections)=
-## Our own corrections
-
-What earlier versions of this book stated and what is not so, or not as widely as it was stated.
-The name below is that of the test that shows it; where there is none, the chapter does. The date
-is that of the version in which the statement first stood.
-"""
 
 
 class Erratum(Schema):
@@ -84,24 +66,7 @@ def errata_page(
 ) -> str:
     """The page as MyST text."""
     headings = {source.id: source.heading for source in sources}
-    parts = [_INTRODUCTION]
-    for letter, rows in groupby(sorted(errata, key=lambda e: e.id), key=lambda e: e.source):
-        parts.append(f"## {headings[letter]}\n")
-        for row in rows:
-            said = {"Printed": row.printed, "Corrected": row.corrected}
-            parts.append(_entry(row, row.place, said, row.why))
-    parts.append(_OUR_OWN)
-    for row in corrections:
-        said = {f"Stood since {row.since}": row.stood}
-        parts.append(_entry(row, row.where, said, f"*True:* {row.true}"))
-    return "\n".join(parts)
-
-
-def _entry(row: Erratum | Correction, place: str, said: dict[str, str], closing: str) -> str:
-    lines = [f"({row.id.lower()})=", ":::{div} erratum", f"**{row.id}** {place}", ""]
-    for name, text in said.items():
-        lines += [f"*{name}:* {text}", ""]
-    return "\n".join([*lines, closing, "", f"`{row.test}`" if row.test else "", ":::", ""])
+    return render("errata.md", errata=errata, corrections=corrections, headings=headings)
 
 
 def _tested(project: Project, rows: list[Tested]) -> list[Tested]:

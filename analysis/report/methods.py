@@ -7,23 +7,12 @@ import ast
 from pydantic import Field, ValidationError, model_validator
 
 from analysis.errors import UserError, first_problem
+from analysis.report.generated import render
 from analysis.report.ledger_page import code, section_link
 from analysis.report.project import Project
 from analysis.report.strict_yaml import load_yaml
 from analysis.schema import Schema
 
-_INTRODUCTION = """\
-# Methods: code, measurement, explanation
-
-{total} methods, each one small function. A row gives the function that computes it, with its
-equation and source, the presets that train it, linked to what their recording shows, and where it
-is explained. Below each table stands how a variant of an ablation switches its methods on.
-
-All variants are made of one {{py:obj}}`~analysis.training.variants.Variant`: its parts combine
-freely, and a combination in which one part would go unread is refused. `analysis sweep NAME` trains
-a preset.
-"""
-_COLUMNS = ("Method", "Computed by", "Trained in", "Explained in")
 _WIDTH = 88  #: of a line of code
 
 
@@ -44,6 +33,27 @@ class Method(Schema):
         if bool(self.presets) == bool(self.unmeasured):
             raise ValueError("give presets, or say in unmeasured why there is none")
         return self
+
+    @property
+    def computed_by(self) -> str:
+        """The function, linked to the reference."""
+        return code(f"analysis.{self.function}")
+
+    @property
+    def explained_in(self) -> str:
+        """Section and claims, linked."""
+        claims = ", ".join(f"{{ref}}`{claim} <{claim.lower()}>`" for claim in self.claims)
+        return "; ".join(filter(None, (section_link(self.section), claims)))
+
+    @property
+    def switch(self) -> str:
+        """``use`` as code under the method's name, a keyword a line where it is long."""
+        call = ast.parse(self.use, mode="eval").body
+        if len(self.use) <= _WIDTH or not isinstance(call, ast.Call):
+            return f"# {self.name}\n{self.use}"
+        words = [*call.args, *call.keywords]
+        lines = "".join(f"    {ast.unparse(word)},\n" for word in words).replace("'", '"')
+        return f"# {self.name}\n{ast.unparse(call.func)}(\n{lines})"
 
 
 class Table(Schema):
@@ -69,32 +79,9 @@ def load_methods(project: Project) -> Table:
 
 def methods_page(table: Table) -> str:
     """The page as MyST text."""
-    parts = [_INTRODUCTION.format(total=sum(map(len, table.methods.values())))]
-    shown = {name: f"{name} in {section_link(place)}" for name, place in table.shown.items()}
-    for heading, methods in table.methods.items():
-        rule = "|".join("---" for _ in _COLUMNS)
-        parts += [f"## {heading}\n", f"| {' | '.join(_COLUMNS)} |", f"|{rule}|"]
-        parts += [_row(method, shown) for method in methods]
-        parts += ["\nSwitched on by\n", "```python", "\n\n".join(map(_switch, methods)), "```\n"]
-    return "\n".join(parts)
-
-
-def _row(method: Method, shown: dict[str, str]) -> str:
-    claims = ", ".join(f"{{ref}}`{claim} <{claim.lower()}>`" for claim in method.claims)
-    cells = (
-        f"**{method.name}**<br>{method.reference}",
-        code(f"analysis.{method.function}"),
-        "<br>".join(shown.get(name, name) for name in method.presets) or method.unmeasured,
-        "; ".join(filter(None, (section_link(method.section), claims))),
+    return render(
+        "methods.md",
+        total=sum(map(len, table.methods.values())),
+        tables=table.methods,
+        shown={name: f"{name} in {section_link(place)}" for name, place in table.shown.items()},
     )
-    return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
-
-
-def _switch(method: Method) -> str:
-    """The expression as code under the method's name, a keyword a line where it is long."""
-    call = ast.parse(method.use, mode="eval").body
-    if len(method.use) <= _WIDTH or not isinstance(call, ast.Call):
-        return f"# {method.name}\n{method.use}"
-    words = [*call.args, *call.keywords]
-    lines = "".join(f"    {ast.unparse(word)},\n" for word in words).replace("'", '"')
-    return f"# {method.name}\n{ast.unparse(call.func)}(\n{lines})"

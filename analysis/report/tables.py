@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -124,12 +124,4 @@ def predictions(said: Mapping[str, Iterable[str]]) -> Markdown:
     lists = ("\n".join(f"1. {text}" for text in texts) for texts in said.values())
     return Markdown(
         "\n\n".join(f"**{name}**\n\n{texts}" for name, texts in zip(said, lists, strict=True))
-    )
-
-
-def as_markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of a Markdown page."""
-    lines = [header, ("---",) * len(header), *rows]
-    return "".join(
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines
     )
