@@ -15,7 +15,7 @@ from torch.func import grad
 from torch.nn import functional
 
 from analysis import style
-from analysis.chapters.ch05_samples import sampled_descent, share_lowered
+from analysis.chapters.ch05_samples import share_lowered
 from analysis.chapters.ch06_credit import RAGGED
 from analysis.chapters.ch07_off_policy import merged_kl_gradient, stale_states
 from analysis.chapters.ch09_advantages import true_gradient
@@ -127,8 +127,8 @@ def order_table(
 ) -> pd.DataFrame:
     """Weights of reward and KL under each order as the rewards are rescaled: medians over prompts.
 
-    ``std`` is the exact standard deviation of the reward under the policy; ``effective_beta`` the
-    weight of the KL in units of the reward, over beta; ``gain`` its absolute weight over beta.
+    ``std`` is the exact standard deviation of the reward under the policy; ``median``, ``p10`` and
+    ``p90`` are of the KL's weight in units of the reward, over beta.
     """
     rows = []
     for scale in scales:
@@ -136,50 +136,8 @@ def order_table(
         std = median(_spread(scaled.rewards, scaled.logits.softmax(-1)))
         for order in ORDERS:
             weights = order_weights(scaled, order, beta=beta, group_size=group_size)
-            effective = band(weights.kl / weights.reward)
-            row = {"order": order, "scale": scale, "std": std}
-            row |= {"effective_beta": effective.pop("median"), **effective}
-            gain, bias = weights.kl.quantile(0.5).item(), median(weights.bias)
-            rows.append(row | {"gain": gain, "bias": bias})
-    return pd.DataFrame(rows)
-
-
-def population_gradient(prompts: Prompts, order: str, *, beta: float) -> Tensor:
-    """[N, V]: the limit of an order for large groups, ``eps = 0``, from exact moments.
-
-    NaN where the spread that the order divides by is zero.
-    """
-    policy = prompts.logits.softmax(-1)
-    kl = prompts.logits.log_softmax(-1) - prompts.ref_logits.log_softmax(-1)
-    penalised = prompts.rewards - beta * kl
-    credit = {
-        "kl_then_normalise": penalised / _spread(penalised, policy).unsqueeze(-1),
-        "normalise_then_kl": prompts.rewards / _spread(prompts.rewards, policy).unsqueeze(-1)
-        - beta * kl,
-        "kl_then_leave_one_out": penalised,
-    }[order]
-    return expected_score(prompts.logits, policy * credit)
-
-
-def equal_reward_curves(
-    distances: Tensor, *, count: int, vocab_size: int, beta: float, group_size: int, seed: int
-) -> pd.DataFrame:
-    """Norm of the expected gradient of a group of equal rewards against the KL from the reference.
-
-    ``exact`` is beta times the gradient of the reverse KL. Medians over prompts.
-    """
-    rows = []
-    for distance in distances.tolist():
-        prompts = random_prompts(count, vocab_size, distance=distance, seed=seed)
-        prompts = prompts._replace(rewards=torch.zeros_like(prompts.rewards))
-        kl = median(reverse_kl(*prompts[:2]))
-        gradients = {"exact": beta * reverse_kl_gradient(*prompts[:2])}
-        for order in ORDERS:
-            moments = order_moments(prompts, order, beta=beta, group_size=group_size)
-            gradients[order] = moments.mean
-        for order, gradient in gradients.items():
-            norm = gradient.norm(dim=-1).quantile(0.5).item()
-            rows.append({"order": order, "kl": kl, "norm": norm})
+            row = {"order": order, "scale": scale, "std": std, "bias": median(weights.bias)}
+            rows.append(row | band(weights.kl / weights.reward))
     return pd.DataFrame(rows)
 
 
@@ -193,9 +151,6 @@ def _spread(values: Tensor, probability: Tensor) -> Tensor:
 
 #: A start has returned when its reverse KL from the reference is below this (nats).
 RETURNED = 1e-3
-
-#: A token has been given up when its probability is below this share of the reference's.
-GIVEN_UP = 1e-6
 
 
 def penalty_force(log_odds: Tensor, ref_probability: float) -> pd.DataFrame:
@@ -219,86 +174,23 @@ def flow_table(
 ) -> pd.DataFrame:
     """Where training on the penalty alone ends: exact natural ascent, no reward, from each start.
 
-    ``share_returned``: starts whose policy ends at the reference; ``share_collapsed``: starts that
-    lose at least one token; ``rising``: mean share of tokens that the first step raises.
+    ``returned``: the share of starts whose policy ends at the reference; ``lost``: that of starts
+    that lose a token, below a millionth of its reference probability; ``fewest_rising``: the
+    smallest number of tokens that the first step raises.
     """
     options = {"beta": 1.0, "placement": "reward", "steps": steps, "step_size": step_size}
     nothing = torch.zeros_like(starts.rewards)
-    rows = []
+    rows = {}
     for name in estimators:
         end = expected_ascent(starts.logits, nothing, starts.ref_logits, estimator=name, **options)
-        lost = end < starts.ref_logits.log_softmax(-1) + math.log(GIVEN_UP)
+        lost = end < starts.ref_logits.log_softmax(-1) + math.log(1e-6)
         raised = -expected_gradient(*starts[:2], estimator=name, placement="reward") > 0
-        rows.append(
-            {
-                "estimator": name,
-                "share_returned": share(reverse_kl(end, starts.ref_logits) < RETURNED),
-                "share_collapsed": share(lost.any(-1)),
-                "tokens_lost": lost.double().sum(-1).mean().item(),
-                "rising": share(raised),
-                "fewest_rising": int(raised.sum(-1).min()),
-                "survivors": survivor_error(end, starts.ref_logits, ~lost),
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def sample_table(
-    starts: Prompts, *, shift: float, steps: int, step_size: float, seed: int
-) -> pd.DataFrame:
-    """Training on the penalty alone with one sampled token a step, no baseline: one run a start.
-
-    ``k1 + shift`` is k1 made positive by a constant; ``constant`` is that constant alone. Columns:
-    the smallest penalty any token has at the start, the reverse KL from the reference at the start
-    and at the end (median, 90th percentile; nats) and the share of runs with a token below a
-    twentieth of its reference probability.
-    """
-    logp, ref_logp = (x.log_softmax(-1) for x in starts[:2])
-    penalties = {
-        "k1": ESTIMATORS["k1"],
-        "k1 + shift": lambda logp, ref_logp: logp - ref_logp + shift,
-        "constant": lambda logp, ref_logp: torch.full_like(logp, shift),
-        "k2": ESTIMATORS["k2"],
-        "k3": ESTIMATORS["k3"],
-    }
-    options = {"step_size": step_size, "steps": steps, "seed": seed}
-    rows = []
-    for name, penalty in penalties.items():
-        end = sampled_descent(*starts[:2], penalty, **options)[-1]
-        kl = reverse_kl(end, starts.ref_logits)
-        rows.append(
-            {
-                "penalty": name,
-                "smallest": penalty(logp, ref_logp).min().item(),
-                "kl_start": median(reverse_kl(*starts[:2])),
-                "kl_end": median(kl),
-                "kl_end_p90": kl.quantile(0.9).item(),
-                "share_low": share((end - ref_logp < math.log(0.05)).any(-1)),
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def survivor_error(logp: Tensor, ref_logits: Tensor, alive: Tensor) -> float:
-    """Median distance of an end to the reference renormalised on its surviving tokens."""
-    conditional = torch.where(alive, ref_logits, -torch.inf).log_softmax(-1)
-    return median((logp.exp() - conditional.exp()).abs().amax(-1))
-
-
-def surrogate_curves(
-    prompts: Prompts, products: Iterable[float], *, beta: float, iterations: int
-) -> pd.DataFrame:
-    """Median KL from the optimum over repeated mirror steps, for several ``step_size * beta``."""
-    optimum = reverse_kl_optimum(prompts.rewards, prompts.ref_logits, beta=beta)
-    fixed = {"ref_logits": prompts.ref_logits, "rewards": prompts.rewards, "beta": beta}
-    rows = []
-    for product in products:
-        logp = prompts.ref_logits.log_softmax(-1)
-        for iteration in range(iterations + 1):
-            kl = median(reverse_kl(logp, optimum))
-            rows.append({"product": product, "iteration": iteration, "kl": kl})
-            logp = mirror_step(logp, step_size=product / beta, **fixed)
-    return pd.DataFrame(rows)
+        rows[name] = {
+            "returned": share(reverse_kl(end, starts.ref_logits) < RETURNED),
+            "lost": share(lost.any(-1)),
+            "fewest_rising": float(raised.sum(-1).min()),
+        }
+    return pd.DataFrame.from_dict(rows, orient="index")
 
 
 #: How the printed per-token reward can be credited, and PPO's own way.
@@ -358,18 +250,6 @@ def regularised_sequence_gradient(
 
 # --- What it draws -----------------------------------------------------------------------------
 
-#: Colour, marker and label of each order of KL and normalisation.
-ORDER_LOOKS = {
-    "kl_then_normalise": ("forward", "KL, then\nnormalise"),
-    "normalise_then_kl": ("reverse", "normalise,\nthen KL"),
-    "kl_then_leave_one_out": ("exact", "KL, then\nleave one out"),
-}
-
-
-def _order_look(order: str) -> dict[str, str]:
-    name, label = ORDER_LOOKS[order]
-    return {"color": style.COLOURS[name], "marker": style.MARKERS[name], "label": label}
-
 
 def draw_forces(frame: pd.DataFrame, ref_probability: float) -> Figure:
     """Push of each penalty on the log-odds of one of two tokens."""
@@ -391,39 +271,22 @@ def draw_forces(frame: pd.DataFrame, ref_probability: float) -> Figure:
 
 def draw_effective_beta(table: pd.DataFrame) -> Figure:
     """Weight of the KL in units of the reward, over beta, against the spread of the rewards."""
-    figure, axes = style.subplots(height=3.9)
-    for order in ORDER_LOOKS:
-        rows = table[table.order == order]
-        style.band(axes, rows, "std", middle="effective_beta", **_order_look(order))
-    axes.set(xscale="log", yscale="log", xlabel="standard deviation of the reward (log scale)")
-    axes.set_ylabel(r"effective $\beta$ over $\beta$ (log scale)")
-    style.label_line_ends(axes)
-    return figure
-
-
-def draw_equal_rewards(curves: pd.DataFrame) -> Figure:
-    """Norm of the expected gradient of a group whose rewards are all equal."""
-    figure, axes = style.subplots(height=3.7)
-    for order in ("kl_then_normalise", "normalise_then_kl"):
-        rows = curves[curves.order == order]
-        axes.loglog(rows.kl, rows.norm, **_order_look(order))
-    axes.set_xlabel("KL of the policy from its reference (nats, log scale)")
-    axes.set_ylabel("norm of the expected\ngradient (log scale)")
-    style.label_line_ends(axes)
-    return figure
-
-
-def draw_mirror_steps(curves: pd.DataFrame) -> Figure:
-    """KL from the optimum over repeated steps on the folded objective."""
-    figure, axes = style.subplots(height=3.7)
-    colours = [style.COLOURS[name] for name in ("none", "forward", "exact", "reverse", "minimax01")]
-    for (product, rows), colour in zip(curves.groupby("product"), colours, strict=False):
-        look = {"color": colour, "marker": "o", "label": rf"$\eta\beta$ = {product:g}"}
-        axes.semilogy(rows.iteration, rows.kl.clip(lower=1e-12), **look)
-    axes.set_ylim(5e-9, 1e3)
-    axes.set(xlabel="steps", ylabel="KL from the optimum\n(nats, log scale)")
-    style.label_line_ends(axes)
-    return figure
+    labels = {
+        "kl_then_normalise": ("forward", "KL, then\nnormalise"),
+        "normalise_then_kl": ("reverse", "normalise,\nthen KL"),
+        "kl_then_leave_one_out": ("exact", "KL, then\nleave one out"),
+    }
+    return style.lines(
+        table,
+        "std",
+        kind="order",
+        looks={order: style.line(of, label=label) for order, (of, label) in labels.items()},
+        band_of=("p10", "p90"),
+        xscale="log",
+        yscale="log",
+        xlabel="standard deviation of the reward (log scale)",
+        ylabel=r"effective $\beta$ over $\beta$ (log scale)",
+    )
 
 
 # --- The claims it decides ---------------------------------------------------------------------
@@ -584,16 +447,15 @@ def always_positive_penalties() -> Finding:
         positive.append(share(penalty >= 0))
         shift.append(largest(torch.sub(*steps)))
     ends = flow_table(prompts, ("k1", "k2", "k3"), steps=400, step_size=0.5)
-    ends = ends.set_index("estimator")
     figures = {
         "share_positive": min(positive),
-        "fewest_rising": float(ends.fewest_rising[["k2", "k3"]].min()),
+        "fewest_rising": ends.fewest_rising[["k2", "k3"]].min(),
         "constant_changes": max(shift),
         "sample_lowered": share_lowered(*prompts[:2], ESTIMATORS["k3"], step_size=0.1),
-        "lost_k1": ends.share_collapsed["k1"],
-        "lost_k2": ends.share_collapsed["k2"],
-        "lost_k3": ends.share_collapsed["k3"],
-        "returned_positive_k1": ends.share_returned["k1"],
+        "lost_k1": ends.lost["k1"],
+        "lost_k2": ends.lost["k2"],
+        "lost_k3": ends.lost["k3"],
+        "returned_positive_k1": ends.returned["k1"],
     }
     every_action_lowered = figures["fewest_rising"] == 0
     k1_never_returns = 1.0 - figures["returned_positive_k1"]

@@ -355,7 +355,7 @@ CAUSES: tuple[Cause, ...] = (
         "{most} sequences have advantage zero",
         "They still get the KL's gradient: the effective beta is larger than it looks. Filter such "
         "groups, change the difficulty of the prompts, or look for a reward that is constant.",
-        "08_reward_side#fig-equal-rewards",
+        "08_reward_side#equal-rewards",
         severity="note",
         kind="data",
     ),
