@@ -1,154 +1,125 @@
-"""Recorded functions, on the far device's recorder: what a replay may and may not do."""
+"""Recorded functions: what a replay may and may not do, and every preset replayed."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from analysis.training import graphs as training_graphs
 from analysis.training.config import Run, TrainConfig
-from analysis.training.graphs import WARM_UP, CudaRecorder, launcher
+from analysis.training.graphs import WARM_UP, CudaRecorder, Graphs, launcher
 from analysis.training.trainer import PopulationTrainer
 from analysis.training.variants import Variant
+from benchmarks.agreement import differences
+from tests.training.short_presets import UPDATES, short_presets
+from tests.training.tape import Tape
 
-pytestmark = pytest.mark.slow
 
-#: Programs for a process of their own: a process has one far device for good.
-BEGIN = f"""
-import logging
+def test_a_replay_computes_anew_without_the_program():
+    calls = []
 
-import torch
-from analysis.training.graphs import Graphs
-from tests.training.far_device import install
-from tests.training.far_graphs import FarRecorder
+    def double(x, nothing):
+        calls.append(1)
+        return 2 * x, (x + 1,)
 
-WARM_UP = {WARM_UP}
-device = install()
-device.__enter__()
+    graphs = Graphs(Tape())
+    for n in range(6):
+        twice, (more,) = graphs("double", double, torch.tensor([n, 1.0]), None)
+        assert twice.tolist() == [2.0 * n, 2.0] and more.tolist() == [n + 1.0, 2.0]
+    assert len(calls) == WARM_UP + 1
+    # Another shape is another recording; results hold until the next call under the name.
+    for n in range(6):
+        assert graphs("double", double, torch.tensor([float(n)]), None)[0].tolist() == [2.0 * n]
+    assert len(calls) == 2 * (WARM_UP + 1)
+    assert twice.tolist() == [10.0, 2.0]
+    graphs("double", double, torch.tensor([7.0, 8.0]), None)
+    assert twice.tolist() == [14.0, 16.0]
 
-def far(*numbers):
-    return torch.tensor(numbers).to("far")
 
-class Log(logging.Handler):
-    said = []
+def test_what_is_no_input_stays_as_it_was_recorded():
+    """The reason why every preset is replayed below."""
+    state = {"scale": 0.0}
+    graphs = Graphs(Tape())
+    for n in range(5):
+        state["scale"] = float(n)
+        found = graphs("scaled", lambda x: x * state["scale"], torch.tensor(1.0)).item()
+        assert found == min(n, WARM_UP)
 
-    def emit(self, record):
-        self.said.append(record.getMessage() + str(record.exc_info[1]))
 
-logging.getLogger("analysis.training.graphs").addHandler(Log())
+def test_passing_results_last_until_any_other_call():
+    graphs = Graphs(Tape())
+    for n in range(5):
+        x = torch.tensor(float(n))
+        one = graphs("one", lambda x: x + 1, x, passing=True)
+        kept = graphs("kept", lambda x: x + 2, x)
+        assert one.item() == n + 1
+        other = graphs("other", lambda x: x + 3, x, passing=True)
+        assert other.item() == n + 3 and kept.item() == n + 2
+    assert one.isnan()
 
-def refused(call, *words):
-    try:
-        call()
-    except RuntimeError as error:
-        return all(word in str(error) for word in words)
-    return False
-"""
 
-REPLAYS = """
-calls = []
-def double(x, nothing):
-    calls.append(1)
-    return 2 * x, (x + 1,)
+def test_fixed_inputs_are_read_where_they_are():
+    weights = torch.tensor([1.0, 2.0])
+    graphs = Graphs(Tape(), fixed=[weights])
 
-graphs = Graphs(FarRecorder())
-for n in range(6):
-    twice, (more,) = graphs("double", double, far(float(n), 1.0), None)
-    assert twice.tolist() == [2.0 * n, 2.0] and more.tolist() == [n + 1.0, 2.0]
-assert len(calls) == WARM_UP + 1
-# Another shape is another recording; results hold until the next call under the name.
-for n in range(6):
-    assert graphs("double", double, far(float(n)), None)[0].tolist() == [2.0 * n]
-assert len(calls) == 2 * (WARM_UP + 1)
-assert twice.tolist() == [10.0, 2.0]
-graphs("double", double, far(7.0, 8.0), None)
-assert twice.tolist() == [14.0, 16.0]
-"""
+    def step(weights, x):
+        return (weights * x).sum().reshape(1), [x]
 
-STALE = """
-# What is not an input stays as it was recorded: the reason why the trainer's tests replay.
-state = {"scale": 0.0}
-graphs = Graphs(FarRecorder())
-for n in range(5):
-    state["scale"] = float(n)
-    found = graphs("scaled", lambda x: x * state["scale"], far(1.0)).item()
-    assert found == min(n, WARM_UP), (n, found)
-"""
+    for n in range(5):
+        total, kept = graphs("step", step, weights, torch.ones(2))
+        assert total.tolist() == [3.0 + 2 * n]
+        graphs("read", lambda total, kept: 2 * kept[0], total, kept)
+        weights.add_(1.0)
+    # Weights elsewhere, or a list that no recording made, are not what was recorded.
+    for name, inputs in {"step": (weights.clone(), torch.ones(2)), "read": (total, [1])}.items():
+        with pytest.raises(RuntimeError, match=f"'{name}': an input is not the one recorded"):
+            graphs(name, step, *inputs)
 
-PASSING = """
-graphs = Graphs(FarRecorder())
-for n in range(5):
-    one = graphs("one", lambda x: x + 1, far(float(n)), passing=True)
-    kept = graphs("kept", lambda x: x + 2, far(float(n)))
-    assert one.item() == n + 1
-    other = graphs("other", lambda x: x + 3, far(float(n)), passing=True)
-    assert other.item() == n + 3 and kept.item() == n + 2
-assert not one.item() == 5.0
-"""
 
-FIXED = """
-weights = far(1.0, 2.0)
-graphs = Graphs(FarRecorder(), fixed=[weights])
-def step(weights, x):
-    return (weights * x).sum().reshape(1), [x]
-for n in range(5):
-    total, kept = graphs("step", step, weights, far(1.0, 1.0))
-    assert total.tolist() == [3.0 + 2 * n]
-    doubled = graphs("read", lambda total, kept: 2 * kept[0], total, kept)
-    weights.add_(1.0)
-# Weights elsewhere, or a list that no recording made, are not what was recorded.
-assert refused(lambda: graphs("step", step, weights.clone(), far(1.0, 1.0)), "'step'", "input")
-assert refused(lambda: graphs("read", None, total, [1]), "'read'", "input")
-"""
+def test_parts_of_a_result_are_inputs():
+    """Minibatches of one run are in its memory: no copy makes them contiguous."""
+    graphs = Graphs(Tape())
+    for n in range(5):
+        whole = graphs("whole", lambda x: x + 1, torch.tensor([[float(n), 1.0, 2.0, 3.0]]))
+        for first in (0, 2):
+            part = whole[:, first : first + 2].contiguous()
+            doubled = graphs("part", lambda x: 2 * x, part, passing=True)
+            assert doubled.tolist() == (2 * part).tolist()
 
-PARTS = """
-# Minibatches of one run are parts of a result, in its memory: no copy makes them contiguous.
-graphs = Graphs(FarRecorder())
-for n in range(5):
-    whole = graphs("whole", lambda x: x + 1, far([[float(n), 1.0, 2.0, 3.0]]))
-    for first in (0, 2):
-        part = whole[:, first : first + 2].contiguous()
-        doubled = graphs("part", lambda x: 2 * x, part, passing=True)
-        assert doubled.tolist() == (2 * part).tolist()
-assert not Log.said
-"""
 
-REFUSED = """
-# What CUDA cannot record is reported with its first error, and computed all the same.
-near, number = torch.tensor([1.0, 2.0]), torch.tensor(2.0)
-for function in (
-    lambda x: x * x.sum().item(),
-    lambda x: x.cpu(),
-    lambda x: x + near.to("far"),
-    lambda x: x + number.to("far"),
-    lambda x: x[x > 1.0],
-):
-    graphs, before = Graphs(FarRecorder()), len(Log.said)
+def test_what_cannot_be_recorded_is_reported_and_computed(caplog):
+    class Refusing(Tape):
+        def record(self, function, *, passing):
+            raise RuntimeError("device and CPU meet")
+
+    graphs = Graphs(Refusing())
     for n in range(WARM_UP + 3):
-        assert graphs("it", function, far(n, 2.0)).tolist() == function(far(n, 2.0)).tolist()
-    assert len(Log.said) == before + 1
-    assert "'it'" in Log.said[-1] and "meet" in Log.said[-1]
-graphs = Graphs(FarRecorder())
-for n in range(WARM_UP + 3):
-    graphs("it", lambda x: torch.where(x > 1.0, x, 0.0), far(1.0, 2.0))
-assert len(Log.said) == before + 1
-"""
+        assert graphs("it", lambda x: 2 * x, torch.tensor(float(n))).item() == 2 * n
+    assert caplog.text.count("Traceback") == 1
+    assert "'it'" in caplog.text and "device and CPU meet" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "program",
-    [REPLAYS, STALE, PASSING, FIXED, PARTS, REFUSED],
-    ids=["replays", "stale", "passing", "fixed", "parts", "refused"],
-)
-def test_recordings(program):
-    command = [sys.executable, "-W", "ignore", "-c", BEGIN + program]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root)
-    assert done.returncode == 0, done.stderr[-2000:]
+SHORT = {name: (preset, make) for name, preset, make in short_presets()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHORT)
+def test_every_preset_replays_to_the_bit(name, monkeypatch, caplog):
+    """Numbers that the program changes and no input brings would stay as they were recorded."""
+    preset, make = SHORT[name]
+    monkeypatch.setitem(training_graphs.RECORDERS, "cpu", Tape)
+    monkeypatch.setattr(training_graphs, "WARM_UP", 0)
+    direct = PopulationTrainer(preset.config, preset.runs, make("cpu"))
+    start = direct.weights.detach().clone()
+    direct.run()
+    replayed = PopulationTrainer(preset.config, preset.runs, make("cpu"), graphs=True)
+    replayed.run()
+    assert replayed.done == UPDATES and not caplog.text
+    found = differences(start, direct, replayed)
+    assert found["moved"] > 1e-4, "nothing was trained"
+    assert found["metrics"] == found["weights"] == 0.0
 
 
 class BrokenCapture:

@@ -1,0 +1,48 @@
+"""Every preset at a size that tests can afford, and a task of texts, on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from analysis.experiments.environment import environment_of
+from analysis.experiments.preset import Preset
+from analysis.experiments.presets import make_preset
+from analysis.experiments.presets.language import llama_smoke
+from analysis.training.environment import Environment
+from analysis.training.pretrained.config import ForwardConfig
+from analysis.training.pretrained.tasks import TextTask, pretrained_environment
+from analysis.training.pretrained.weights import random_llama
+from benchmarks.agreement import presets, shortened
+
+#: One to record (the cosine an update later: it is not measured at the first), one to replay all.
+UPDATES = 3
+SHORT = {"updates": UPDATES, "window": 1, "digits": 8}
+
+#: What a preset trains on, on a device.
+Make = Callable[[str], Environment]
+
+
+def short_presets() -> Iterator[tuple[str, Preset, Make]]:
+    """Name, preset and environment: all presets, one with more seeds, and ``questions``."""
+    chosen = {name: shortened(preset, **SHORT) for name, preset in presets().items()}
+    chosen["more seeds"] = shortened(make_preset("quick", {}), seeds=3, **SHORT)
+    for name, preset in chosen.items():
+        yield name, preset, lambda device, config=preset.config: environment_of(config, device)
+    yield "questions", shortened(llama_smoke(), **SHORT), questions
+
+
+def questions(device: str) -> Environment:
+    """A task of texts that begin alike, on a random Llama with fused attention."""
+    config = llama_smoke().config.model_copy(
+        update={"precision": "float64", "forward": ForwardConfig(attention="sdpa")}
+    )
+    task = TextTask(
+        [[5, 6, 7, 9], [5, 6, 8, 3, 9], [5, 6, 4, 9]],
+        lambda place, tokens: float(list(tokens[:1]) == [place]),
+        end_tokens=[0, 1],
+        completion_length=3,
+    )
+    assert task.shared == 2
+    return pretrained_environment(
+        config, random_llama(config.model.llama, 0, config.dtype, device), task
+    )
