@@ -41,32 +41,6 @@ def test_what_each_variant_optimises_at_one_state(pairs):
     assert table.error_reverse["k2", "loss"] < 1e-12 < table.error_reverse["k3", "loss"]
 
 
-def test_drift_starts_at_the_reference_and_spares_the_exact_variants(pairs):
-    distances = torch.tensor([0.01, 1.0, 3.0], dtype=torch.float64)
-    curves = study.drift_curves(pairs.ref_logits, distances, seed=1)
-    at = curves.set_index(["estimator", "placement"])["median"]
-    assert (at["k2", "loss"] < 1e-12).all()
-    assert (at["k1", "reward"] < 1e-12).all()
-    assert at["k3", "loss"].iloc[0] < 0.02
-    assert at["k3", "loss"].iloc[-1] > 0.3
-    kl = curves[(curves.estimator == "k1") & (curves.placement == "loss")].kl
-    assert kl.is_monotonic_increasing
-    assert kl.iloc[0] < 1e-3
-    assert (curves.p10 <= curves["median"]).all() and (curves["median"] <= curves.p90).all()
-
-
-def test_staleness_breaks_exactly_the_variants_without_their_weight(pairs):
-    distances = torch.tensor([0.0, 1.0], dtype=torch.float64)
-    variants = [
-        term(k, weighting=w) for k in ("k1", "k2", "k3") for w in ("none", "attached", "detached")
-    ]
-    curves = study.staleness_curves(pairs, distances, seed=1, terms=variants)
-    stale = curves[curves.staleness > 0].set_index(["estimator", "weighting"])["median"]
-    exact = {("k2", "detached"), ("k3", "attached"), ("k1", "attached")}
-    for key, error in stale.items():
-        assert (error < 1e-10) == (key in exact), key
-
-
 def test_noise_agrees_with_a_sample():
     one = Policies(*(x[:1] for x in random_policies(1, 9, spread=1.2, seed=5)))
     policy, log_ratio = one.logits[0].softmax(-1), (one.logits - one.ref_logits)[0]
@@ -85,9 +59,8 @@ def test_noise_agrees_with_a_sample():
     assert abs(ratio - 1) > 0.1
 
 
-@pytest.mark.parametrize("eos", [None, 2])
-def test_what_each_variant_optimises_over_sequences(eos):
-    sequences = enumerate_sequences(3, 3, eos=eos)
+def test_what_each_variant_optimises_over_sequences():
+    sequences = enumerate_sequences(3, 3, eos=2)
     tables = random_tables(sequences, 3, 6, spread=1.5, seed=2)
     table = study.sequence_table(tables, sequences)
     prefix = table[table.ratio == "prefix"].set_index("estimator").optimises
