@@ -204,11 +204,14 @@ def _rebuild(
     aside.mkdir(parents=True)
     editions = [one for one in LANGUAGES if builder.name == "html" and catalogues(project, one)]
     try:
+        staged = {one: _staged(project, aside, one) for one in editions}
         with ThreadPoolExecutor() as pool:
-            others = {
-                one: pool.submit(_edition, project, builder, aside, one, render) for one in editions
-            }
-            render(project, builder.name, aside)
+            others = {one: pool.submit(_edition, staged[one], builder, one, render) for one in staged}
+            try:
+                render(project, builder.name, aside)
+            except BaseException:
+                _stop_rendering()
+                raise
             built = aside / "_build" / builder.folder
             if not _products(built, builder):
                 raise UserError(f"jupyter-book made no {builder.product}; see _build/build.log")
@@ -229,15 +232,18 @@ def _said_of(inputs: str, built: Path) -> str:
     return f"{inputs} {sha256_tree(built)}"
 
 
-def _edition(
-    project: Project, builder: Builder, aside: Path, language: Language, render: Renderer
-) -> Path:
-    """Render the edition in another language, and return its folder."""
+def _staged(project: Project, aside: Path, language: Language) -> Project:
+    """The sources of the edition in another language."""
     from analysis.report.translation import stage
 
     staged = Project(aside / language.folder)
     stage(project, language, staged.root)
     staged.build.mkdir()
+    return staged
+
+
+def _edition(staged: Project, builder: Builder, language: Language, render: Renderer) -> Path:
+    """Render the edition in another language, and return its folder."""
     try:
         render(staged, builder.name, staged.root)
     except UserError as refusal:
@@ -253,6 +259,14 @@ _JUPYTER_BOOK = "from jupyter_book.cli.main import main; main()"
 _STAGE = re.compile(r"(reading sources|writing output|copying images)\.\.\.\s*\[\s*(\d+)%\]")
 _WARNING = re.compile(r"\b(WARNING|ERROR|SEVERE|CRITICAL)\b|^Extension error|^[\w.]+Error: \S")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+#: The processes that render an edition now.
+_RENDERING: set[int] = set()
+
+
+def _stop_rendering() -> None:
+    """Stop what is rendered: a book that failed in English waits for no other edition."""
+    for pid in tuple(_RENDERING):
+        stop_tree(pid)
 
 
 def render_book(project: Project, builder: str, destination: Path) -> None:
@@ -279,12 +293,14 @@ def render_book(project: Project, builder: str, destination: Path) -> None:
             PYTHONPATH=os.pathsep.join(packages), PYTHONUNBUFFERED="1", NO_COLOR="1"
         ),
     ) as process:
+        _RENDERING.add(process.pid)
         try:
             assert process.stdout is not None
             with open(project.build / "build.log", "w", encoding="utf-8") as log:
                 lines = list(_shown(_lines(process.stdout), log))
             failed = process.wait() != 0
         finally:
+            _RENDERING.discard(process.pid)
             if process.poll() is None:
                 stop_tree(process.pid)
     if failed:

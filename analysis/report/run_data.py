@@ -84,8 +84,8 @@ def index(results: Path, shown: dict[str, str]) -> dict[str, Any]:
 
 
 def write_run_data(app: Sphinx, failure: Exception | None) -> None:
-    """Write the scripts into the built site."""
-    if failure is not None or app.builder.format != "html":
+    """Write the scripts into the built site, once: editions in other languages share them."""
+    if failure is not None or app.builder.format != "html" or app.config.language != "en":
         return
     project = Project(Path(app.srcdir))
     target = Path(app.outdir) / FOLDER

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from analysis.report.build import (
     build_book,
     current_pdf,
     failure_message,
+    render_book,
 )
 from analysis.report.pages import output_problems
 from analysis.report.processes import exclusive
@@ -228,6 +230,24 @@ def test_failed_rendering_leaves_the_old_book(book: Workspace, error: Exception)
         build(book, render=fail)
     assert (html(book) / "index.html").read_text() == "# First\n"
     assert {path.name for path in book.project.build.iterdir()} <= {"html", ".html.lock"}
+
+
+def test_a_failure_in_english_waits_for_no_other_edition(
+    book: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (book.project.root / "_config.yml").write_text(
+        f"{CONFIG}sphinx: {{config: {{html_theme_options: {{logo: {{text: T}}}}}}}}\n"
+    )
+    catalogue = book.project.book / "locale/zh_CN/index.po"
+    catalogue.parent.mkdir(parents=True)
+    catalogue.write_text('msgid "# First"\nmsgstr "# 一"\n')
+    sleeps = "600 if sys.argv[2].endswith('zh') else 2"
+    fails = f"import sys, time; time.sleep({sleeps}); sys.exit('WARNING: broken')"
+    monkeypatch.setattr("analysis.report.build._JUPYTER_BOOK", fails)
+    started = time.monotonic()
+    with pytest.raises(UserError, match="WARNING: broken"):
+        build(book, render=render_book)
+    assert time.monotonic() - started < 60
 
 
 def test_source_changed_while_building_is_not_published(book: Workspace) -> None:

@@ -1,7 +1,9 @@
 // Runs: the recorded ablations, drawn from the digits in results/.
 "use strict";
 globalThis.klRuns = (() => {
-  const base = document.currentScript.src.replace(/[^/]*$/, "runs/");
+  // An edition in another language stands in a folder of the site and shares the recordings.
+  const folder = /^(en|$)/.test(document.documentElement.lang) ? "runs/" : "../../../_static/explore/runs/";
+  const base = document.currentScript.src.replace(/[^/]*$/, folder);
   const waiting = new Map(), arrived = new Map();
   const receive = (name, content) => {
     arrived.set(name, content);
