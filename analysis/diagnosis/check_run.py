@@ -15,11 +15,11 @@ def check_run(logp, old_logp, ref_logp, mask):
     k3 = np.expm1(-log_ratio) + log_ratio
     update = logp - old_logp
     return {
-        "k1": log_ratio.mean(),  # the KL to the reference, unbiased; clearly below 0: wrong columns
+        "k1": log_ratio.mean(),  # the KL, unbiased; clearly below 0: wrong columns
         "k2": np.square(log_ratio).mean() / 2,
-        "k3": k3.mean(),  # what GRPO logs; far below k1: its average misses rare tokens
-        "missing mass": (log_ratio - k3).mean(),  # k1 - k3: what the reference does elsewhere
-        "largest token's share": k3.max() / k3.sum() if k3.any() else 0.0,  # over 1%: distrust k3
-        "staleness": (np.expm1(update) - update).mean(),  # old policy to policy; fine below 0.01
+        "k3": k3.mean(),  # what GRPO logs; far below k1: misses rare tokens
+        "missing mass": (log_ratio - k3).mean(),  # what the reference does elsewhere
+        "largest token's share": k3.max() / k3.sum() if k3.any() else 0.0,
+        "staleness": (np.expm1(update) - update).mean(),  # fine below 0.01
         "largest update": np.exp(np.abs(update).max()),  # ratio of one token, either way
     }

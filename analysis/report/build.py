@@ -206,7 +206,9 @@ def _rebuild(
     try:
         staged = {one: _staged(project, aside, one) for one in editions}
         with ThreadPoolExecutor() as pool:
-            others = {one: pool.submit(_edition, staged[one], builder, one, render) for one in staged}
+            others = {
+                one: pool.submit(_edition, staged[one], builder, one, render) for one in staged
+            }
             try:
                 render(project, builder.name, aside)
             except BaseException:

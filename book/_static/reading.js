@@ -1,7 +1,8 @@
-// For the reader: figures open in place, wide tables and formulas scroll with a cue, tables have one
-// header row, search excerpts are prose, and what the theme leaves without a name has one.
+// For the reader: figures open in place, wide tables, formulas and code scroll with a cue, tables have one
+// header row, hidden code that follows hidden code opens with it, search excerpts are prose, and what the
+// theme leaves without a name has one.
 (() => {
-  const wide = "div.math, .kl-scroll";
+  const wide = "div.math, .kl-scroll, div.highlight pre";
   const mark = (box) => {
     const more = box.scrollWidth > box.clientWidth + 1;
     box.classList.toggle("kl-more", more);
@@ -19,6 +20,13 @@
     if (!fits) return;
     names.forEach((cell, i) => { if (cell.textContent.trim()) columns[i].innerHTML = cell.innerHTML; });
     rows[1].remove();
+  };
+  // Cells of hidden code that show nothing, one after the other, are one line to open.
+  const oneBar = (cell) => {
+    const [hidden, next] = [cell, cell.nextElementSibling].map((c) => c?.matches("div.cell") && c.querySelector(":scope > details.hide"));
+    if (!hidden || !next || cell.querySelector(":scope > .cell_output")) return;
+    next.querySelector("summary").after(...[...hidden.children].filter((part) => part.localName !== "summary"));
+    cell.remove();
   };
   // A name that a voice reads is the one that an eye reads.
   const name = () => {
@@ -38,6 +46,7 @@
     name();
     const article = document.querySelector("article.bd-article");
     if (!article) return;
+    article.querySelectorAll("div.cell").forEach(oneBar);
     for (const table of article.querySelectorAll("table")) {
       oneHeader(table);
       if (table.closest(".highlighttable, .kl-scroll")) continue;
