@@ -43,6 +43,8 @@ _INTRODUCTION = """\
 {4}
 """
 _WORDS = ("source", "implemented in", "recomputed by", "Measured:", "Will be decided by:")
+_KINDS = ("definition", "theorem", "numeric", "empirical", "method")
+_DESCRIBED = ("Source", "untitled", "which opens with", "by")
 _PROOFS = ("thm-", "prop-", "lem-", "cor-", "def-", "rem-")
 
 
@@ -63,7 +65,7 @@ def page_of_ledger(project: Project, translate: Translate = str) -> str:
 
 def translatable(project: Project) -> Iterator[str]:
     """The texts of the page that are translated, in English: not the verdicts' conditions."""
-    yield from (*_TEXTS, *_WORDS, *VERDICTS)
+    yield from (*_TEXTS, *_WORDS, *_KINDS, *_DESCRIBED, *VERDICTS)
     yield from (source.about for source in load_sources(project))
     yield from (claim.statement for claim in load_ledger(project))
 
@@ -109,14 +111,16 @@ def code(name: str) -> str:
 
 
 def _described(source: Source, translate: Translate) -> str:
+    word, untitled, opens, by = map(translate, _DESCRIBED)
     parts = [
         f"({source.title_in_english})" if source.title_in_english else "",
-        f"which opens with \u201c{source.opens}\u201d" if source.opens else "",
-        f"by {source.authors}" if source.authors else "",
+        f"{opens} \u201c{source.opens}\u201d" if source.opens else "",
+        f"{by} {source.authors}" if source.authors else "",
         source.date,
         f"{{cite}}`{source.cite}`" if source.cite else "",
     ]
-    named = ", ".join([f"**{source.heading}**", *filter(None, parts)])
+    heading = source.heading.replace("Source", word, 1).replace("untitled", untitled, 1)
+    named = ", ".join([f"**{heading}**", *filter(None, parts)])
     return f"{named}. {translate(source.about)}".replace("**, (", "** (")
 
 
@@ -127,7 +131,7 @@ def _card(claim: Claim, decision: Decision, translate: Translate) -> str:
     source, implemented, recomputed, measured, decided = map(translate, _WORDS)
     evidence = [
         f"{source} {claim.source}, {claim.place}",
-        claim.kind,
+        translate(claim.kind),
         f"{implemented} {code(claim.implemented)}" if claim.implemented else "",
         f"{recomputed} {code(function)}",
         section_link(claim.section),
@@ -137,8 +141,8 @@ def _card(claim: Claim, decision: Decision, translate: Translate) -> str:
         f":::{{div}} {classes}",
         f"**{claim.id}** {translate(claim.statement)}",
         "",
-        f"<span class='verdict verdict-{verdict}'>{translate(claim.verdict)}</span> "
-        f"{claim.condition}",
+        f"<span class='verdict verdict-{verdict}'>**{translate(claim.verdict)}**</span> "
+        f"{translate(claim.condition)}",
         "",
         f"*{measured}* {claim.shown_figure}." if claim.shown_figure else "",
         f"*{decided}* {claim.experiment}" if claim.experiment else "",

@@ -107,7 +107,8 @@ def _link_data(app: Sphinx, doctree: nodes.document, docname: str) -> None:
         if name is None or caption is None:
             continue
         target = f"{root}{DATA}/{name}.csv"
-        link = f' <a class="kl-data" href="{target}" download>Data (CSV)</a>'
+        said = "数据（CSV）" if _is_translated(app) else "Data (CSV)"
+        link = f' <a class="kl-data" href="{target}" download>{said}</a>'
         caption.append(nodes.raw("", link, format="html"))
 
 

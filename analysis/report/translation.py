@@ -22,7 +22,9 @@ import nbformat
 import yaml
 from babel.messages.catalog import Catalog
 from babel.messages.pofile import PoFileError, read_po, write_po
+from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx_proof.nodes import proof_node
 
 from analysis.errors import UserError
 from analysis.files import replace_file
@@ -39,10 +41,22 @@ class Language(NamedTuple):
     name: str  #: in itself
     title: str  #: of the book
     untranslated: str  #: what a page without a catalogue says
+    show: str  #: hidden code
+    hide: str
+    search: str  #: stands in an empty search box
+    proof: str  #: begins a proof
 
 
 CHINESE = Language(
-    "zh_CN", "zh", "中文", "KL 项：GRPO 的正则项究竟在优化什么", "本页尚未翻译，以下为英文原文。"
+    "zh_CN",
+    "zh",
+    "中文",
+    title="KL 项：GRPO 的正则项究竟在优化什么",
+    untranslated="本页尚未翻译，以下为英文原文。",
+    show="显示代码",
+    hide="隐藏代码",
+    search="搜索本书",
+    proof="证明。",
 )
 LANGUAGES = (CHINESE,)
 
@@ -57,8 +71,11 @@ _STRUCTURE = re.compile(r"\s*(%|<!--|\([\w-]+\)=\s*$|-{3,}\s*$|\+\+\+)")
 _VERBATIM = {"math", "literalinclude", "code-block", "code-cell", "bibliography", "eval-rst"}
 _TITLED = re.compile(r"prf:\w+|grid-item-card|admonition|dropdown|exercise")
 _READ_OPTIONS = ("alt", "caption")
+#: Catalogues that may lag behind the book: what they lack is shown in English.
+LAGGING = ("conditions", "titles")
 #: What a translation must keep: roles with their targets, formulas, addresses of links.
 _KEPT = re.compile(r"\{[\w:]+\}`[^`]*`|\$[^$\n]+\$|(?<=\]\()[^)\s]+")
+_TITLE = re.compile(r"^# .*$", re.MULTILINE)
 _WORD = re.compile(r"[A-Za-z]{2}")
 _DIGITS = re.compile(r"\d+(?:[.,]\d+)*")
 
@@ -190,10 +207,17 @@ def translator(translations: Mapping[str, str]) -> Translate:
 def texts(project: Project, page: str) -> list[str]:
     """All pieces of a page in English, in order, once each.
 
-    ``menu`` are the headings of ``_toc.yml``; ``ledger`` the texts from which its page is written.
+    ``menu`` are the headings of ``_toc.yml``; ``titles`` those of the pages without a catalogue;
+    ``ledger`` the texts from which its page is written, ``conditions`` those of its verdicts.
     """
     if page == "menu":
         found = [key(caption) for caption in _captions(load_yaml(project.toc, "_toc.yml"))]
+    elif page == "titles":
+        found = list(_titles(project))
+    elif page == "conditions":
+        from analysis.report.ledger import load_ledger
+
+        found = [key(claim.condition) for claim in load_ledger(project)]
     elif page == "ledger":
         from analysis.report.ledger_page import translatable
 
@@ -229,8 +253,10 @@ def update(project: Project, language: Language, page: str) -> tuple[int, int]:
 
 
 def problems(project: Project, language: Language) -> Iterator[str]:
-    """What is missing, stale or altered in the catalogues, one line each."""
+    """What is missing, stale or altered in the catalogues that keep up, one line each."""
     for page in catalogues(project, language):
+        if page in LAGGING:
+            continue
         known, sources = load(project, language, page), texts(project, page)
         label = f"{language.code}/{page}.po"
         for source in sources:
@@ -259,7 +285,11 @@ def stage(project: Project, language: Language, destination: Path) -> None:
     config, toc = (load_yaml(path, path.name) for path in (project.config, project.toc))
     config["title"] = language.title
     config["sphinx"]["config"] |= {"language": language.code}
-    config["sphinx"]["config"]["html_theme_options"]["logo"]["text"] = language.title.split("：")[0]
+    prompts = {"nb_code_prompt_show": language.show, "nb_code_prompt_hide": language.hide}
+    config["sphinx"]["config"] |= prompts
+    theme = config["sphinx"]["config"]["html_theme_options"]
+    theme["logo"]["text"] = language.title.split("：")[0]
+    theme["search_bar_text"] = language.search
     menu = translator(load(project, language, "menu"))
     for part in toc.get("parts", ()):
         part["caption"] = menu(part["caption"])
@@ -267,40 +297,61 @@ def stage(project: Project, language: Language, destination: Path) -> None:
         text = yaml.safe_dump(content, allow_unicode=True, sort_keys=False)
         (destination / name).write_text(text, encoding="utf-8")
     known = set(catalogues(project, language))
+    titles = translator(load(project, language, "titles"))
     for page in toc_pages(project):
         path = destination / page.relative_to(project.root)
         translations = load(project, language, path.name) if path.name in known else None
-        _stage_page(project, language, path, translations)
+        _stage_page(project, language, path, translations, titles)
 
 
 def _stage_page(
-    project: Project, language: Language, path: Path, translations: Mapping[str, str] | None
+    project: Project,
+    language: Language,
+    path: Path,
+    translations: Mapping[str, str] | None,
+    titles: Translate,
 ) -> None:
     source = path.with_suffix(".md")
     if path.name == "ledger" and translations is not None:
         from analysis.report.ledger_page import page_of_ledger
 
         source.parent.mkdir(parents=True, exist_ok=True)
-        text = page_of_ledger(project, translator(translations))
+        conditions = load(project, language, "conditions")
+        text = page_of_ledger(project, translator({**conditions, **translations}))
         source.write_text(text, encoding="utf-8")
     elif source.is_file():
         text = source.read_text(encoding="utf-8")
-        source.write_text(_edition(text, language, translations), encoding="utf-8")
+        source.write_text(_edition(text, language, translations, titles), encoding="utf-8")
     elif (source := path.with_name(f"{path.name}.ipynb")).is_file():
         notebook = nbformat.read(source, as_version=4)
         if translations is None:
             first = next(cell for cell in notebook.cells if cell.cell_type == "markdown")
-            first.source = _edition(first.source, language, None)
+            first.source = _edition(first.source, language, None, titles)
         else:
             translated_notebook(notebook, translator(translations))
         nbformat.write(notebook, source)
 
 
-def _edition(text: str, language: Language, translations: Mapping[str, str] | None) -> str:
+def _edition(
+    text: str, language: Language, translations: Mapping[str, str] | None, titles: Translate
+) -> str:
     if translations is not None:
         return translated(text, translator(translations))
-    note = f"\\g<0>\n\n```{{div}} untranslated\n{language.untranslated}\n```\n"
-    return re.sub(r"^# .*$", note, text, count=1, flags=re.MULTILINE)
+    note = f"\n\n```{{div}} untranslated\n{language.untranslated}\n```\n"
+    return _TITLE.sub(lambda title: titles(title[0]) + note, text, count=1)
+
+
+def _titles(project: Project) -> Iterator[str]:
+    """The headings of the pages that are written by hand and have no catalogue."""
+    for page in toc_pages(project):
+        notebook, text = project.notebooks / f"{page.name}.ipynb", page.with_suffix(".md")
+        if any(catalogue_path(project, one, page.name).is_file() for one in LANGUAGES):
+            continue
+        if notebook.is_file():
+            cells = nbformat.read(notebook, as_version=4).cells
+            yield next(_TITLE.search(c.source)[0] for c in cells if c.cell_type == "markdown")
+        elif text.is_file() and page.parent == project.book:
+            yield _TITLE.search(text.read_text(encoding="utf-8"))[0]
 
 
 def _captions(toc: Mapping[str, Any]) -> Sequence[str]:
@@ -309,8 +360,17 @@ def _captions(toc: Mapping[str, Any]) -> Sequence[str]:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the extension (called by Sphinx)."""
+    app.connect("doctree-read", begin_proofs)
     app.connect("html-page-context", link_other_edition, priority=910)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def begin_proofs(app: Sphinx, doctree: nodes.document) -> None:
+    """Begin proofs in the language of the edition; sphinx-proof knows one."""
+    here = next((one for one in LANGUAGES if one.code == app.config.language), None)
+    for proof in doctree.findall(proof_node) if here else ():
+        first = next(iter(proof.findall(nodes.Text)))
+        first.parent.replace(first, nodes.Text(re.sub(r"^Proof\.\s*", here.proof, first)))
 
 
 def link_other_edition(

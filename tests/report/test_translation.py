@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
+from docutils import nodes
+from docutils.utils import new_document
+from sphinx_proof.nodes import proof_node
 
 from analysis.errors import UserError
 from analysis.report.project import Project, find_project
 from analysis.report.translation import (
     CHINESE,
+    begin_proofs,
     catalogue_path,
     catalogues,
     load,
@@ -145,6 +150,22 @@ def test_a_paragraph_that_changed_is_stale_until_the_catalogue_is_updated(one_pa
     assert not any("no longer" in line for line in problems(one_page, CHINESE))
 
 
+def test_titles_may_lag_behind(one_page):
+    (one_page.root / "_toc.yml").write_text("root: book/index\nchapters: [{file: book/a}]\n")
+    (one_page.book / "a.md").write_text("# Second\n\nText.\n")
+    assert update(one_page, CHINESE, "titles") == (1, 1)
+    assert not any("titles" in line for line in problems(one_page, CHINESE))
+
+
+def test_a_proof_begins_in_the_language_of_the_edition():
+    for language, said in (("en", "Proof. It is."), ("zh_CN", "证明。It is.")):
+        paragraph = nodes.paragraph("", "Proof. It is.")
+        document = new_document("")
+        document += proof_node("", nodes.admonition("", paragraph))
+        begin_proofs(SimpleNamespace(config=SimpleNamespace(language=language)), document)
+        assert paragraph.astext() == said
+
+
 def test_a_catalogue_of_no_page_and_a_broken_one_are_refused(one_page):
     with pytest.raises(UserError, match="no page nowhere"):
         update(one_page, CHINESE, "nowhere")
@@ -158,7 +179,8 @@ def test_an_edition_has_the_runs_of_the_book_and_its_own_words(book, tmp_path):
     config = (tmp_path / "zh/_config.yml").read_text(encoding="utf-8")
     assert "language: zh_CN" in config
     assert "# KL 项" in (tmp_path / "zh/book/index.md").read_text(encoding="utf-8")
-    assert CHINESE.untranslated in (tmp_path / "zh/book/notation.md").read_text(encoding="utf-8")
+    untranslated = (tmp_path / "zh/book/notation.md").read_text(encoding="utf-8")
+    assert untranslated.startswith("# 记号与约定\n") and CHINESE.untranslated in untranslated
     for run in book.runs.glob("0[0-4]_*.ipynb"):
         ours, theirs = (
             nbformat.read(path, as_version=4).cells
