@@ -17,7 +17,6 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 import torch
-from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from scipy import optimize, stats
@@ -32,7 +31,6 @@ from analysis.chapters.ch01_estimators import (
     GaussianPair,
     log_probs,
     normal_nodes,
-    two_tokens,
 )
 from analysis.chapters.claims import Finding, claim, judge, largest, share
 from analysis.kl.divergences import reverse_kl
@@ -103,12 +101,6 @@ def exact_moments(pair: GaussianPair) -> pd.DataFrame:
     rows = {n: (exact[n][0] / pair.kl - 1, exact[n][1] ** 0.5 / pair.kl) for n in NAMES}
     table = pd.DataFrame.from_dict(rows, orient="index", columns=["bias", "std"])
     return table.rename_axis("estimator")
-
-
-def matching_seeds(runs: pd.DataFrame, digits: int = 4) -> list[int]:
-    """Seeds whose ten numbers all round to the printed ones."""
-    close = (runs - PRINTED.to_numpy().ravel()).abs() <= 0.5 * 10.0**-digits + 1e-6
-    return runs.index[close.all(axis=1)].tolist()
 
 
 def sample_size_sweep(
@@ -298,16 +290,6 @@ def location_crossing() -> float:
     return math.sqrt(-0.5 - lower_branch.real)
 
 
-def binary_phase(probabilities: Tensor) -> np.ndarray:
-    """Ratio of the variances of k3 and k1 for two tokens; NaN where the policies are equal.
-
-    By the probability of the first token [N]: rows are the policy's, columns the reference's.
-    """
-    policy, reference = torch.meshgrid(probabilities, probabilities, indexing="ij")
-    variances = estimator_variances(two_tokens(policy), two_tokens(reference))
-    return torch.where(policy == reference, torch.nan, variances["k3"] / variances["k1"]).numpy()
-
-
 def random_drifts(
     count: int, vocab_size: int, *, ref_spread: float, farthest: float, seed: int
 ) -> pd.DataFrame:
@@ -408,8 +390,12 @@ def plot_seen(pair: GaussianPair, interval: tuple[float, float], unseen: float) 
 def plot_sample_sizes(sweep: pd.DataFrame, predicted: pd.DataFrame, unseen_goal: float) -> Figure:
     """Error of the sample mean of k3 against sample size, and the rule of thumb far beyond it."""
     figure, axes = style.subplots(height=3.8)
-    _median_and_quartiles(axes, sweep, "bias")
-    axes.plot(predicted.sample_size, -predicted.unseen, **BY_THEORY)
+    look = style.line("k3", markeredgecolor=style.COLOURS["k3"])
+    look |= {"estimator": "median", "errorbar": ("pi", 50), "legend": False}
+    look["err_kws"] = {"alpha": 0.25, "linewidth": 0}
+    sns.lineplot(sweep, x="sample_size", y="bias", ax=axes, **look)
+    rule = {"color": style.COLOURS["exact"], "linestyle": (0, (4, 2))}
+    axes.plot(predicted.sample_size, -predicted.unseen, **rule)
     style.guide(axes, y=0, color="black", linewidth=1.2, linestyle="-")
     style.guide(axes, y=-unseen_goal)
     quiet = {"offset": (2, -4), "color": style.QUIET}
@@ -425,34 +411,6 @@ def plot_sample_sizes(sweep: pd.DataFrame, predicted: pd.DataFrame, unseen_goal:
     return figure
 
 
-def plot_growing_std(sweep: pd.DataFrame, exponent: float, printed: tuple[int, float]) -> Figure:
-    """Sample standard deviation of k3 against sample size, beside its power law."""
-    figure, axes = style.subplots(height=3.5)
-    _median_and_quartiles(axes, sweep, "std")
-    medians = sweep.groupby("sample_size")["std"].median()
-    sizes, through = medians.index.to_numpy(dtype=float), len(medians) // 2
-    law = medians.iloc[through] * (sizes / sizes[through]) ** exponent
-    axes.plot(sizes, law, **BY_THEORY)
-    text, at = f"slope {exponent:.2f}", (sizes[-1], law[-1])
-    style.note(axes, text, at, offset=(-16, 0), va="baseline")
-    axes.plot(*printed, marker="v", color="black", markersize=9)
-    style.note(axes, "printed", printed, offset=(8, -6))
-    axes.set(xscale="log", yscale="log", xlabel="sample size $n$ (log scale)")
-    axes.set_ylabel("sample standard deviation of\n$k_3$ / KL (log scale)")
-    return figure
-
-
-#: How a curve is drawn that is computed and not sampled.
-BY_THEORY = {"color": style.COLOURS["exact"], "linestyle": (0, (4, 2))}
-
-
-def _median_and_quartiles(axes: Axes, sweep: pd.DataFrame, column: str) -> None:
-    options = {"estimator": "median", "errorbar": ("pi", 50), "legend": False}
-    look = style.line("k3", markeredgecolor=style.COLOURS["k3"])
-    look["err_kws"] = {"alpha": 0.25, "linewidth": 0}
-    sns.lineplot(sweep, x="sample_size", y=column, ax=axes, **options, **look)
-
-
 #: From "k3 is quieter" over "equal" to "k1 is quieter", in the colours of the two estimators.
 DIVERGING = LinearSegmentedColormap.from_list(
     "k3-k1", [style.COLOURS["k3"], "#FFFFFF", style.COLOURS["k1"]]
@@ -464,7 +422,10 @@ def plot_gaussian_phase(
 ) -> Figure:
     """Ratio of the variances of k3 and k1 over mean shift and width; hatched where infinite."""
     figure, axes = style.subplots(height=4.6)
-    _variance_mesh(axes, shifts, scales, np.where(np.isfinite(ratio), ratio, np.nan))
+    finite = np.where(np.isfinite(ratio), ratio, np.nan)
+    label = "variance of $k_3$ / variance of $k_1$ (log scale)"
+    style.ratio_mesh(axes, shifts, scales, finite, decades=2, cmap=DIVERGING, label=label)
+    axes.contour(shifts, scales, np.log10(finite), levels=[0.0], colors="black", linewidths=1.6)
     edge = math.sqrt(0.5)
     style.guide(axes, y=edge, color="black", linewidth=1.2, linestyle="--")
     hatch = {"facecolor": "#F3E9E4", "edgecolor": style.QUIET, "hatch": "///", "linewidth": 0}
@@ -481,31 +442,6 @@ def plot_gaussian_phase(
     axes.set_xlabel("shift of the mean (standard deviations of the reference)")
     axes.set_ylabel("policy's width /\nreference's width")
     return figure
-
-
-def plot_binary_phase(probabilities: np.ndarray, ratio: np.ndarray) -> Figure:
-    """The same ratio for two tokens, over both probabilities on logit axes."""
-    figure, axes = style.subplots(height=4.6)
-    # Where the policies are equal both variances vanish; k3's does so faster.
-    _variance_mesh(axes, probabilities, probabilities, np.nan_to_num(ratio, nan=1e-9))
-    axes.plot(probabilities, probabilities, color=style.QUIET, linewidth=1, linestyle=":")
-    axes.set(xscale="logit", yscale="logit")
-    ticks = [0.01, 0.1, 0.5, 0.9, 0.99]
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
-        axis.set_ticks([], minor=True)
-    axes.annotate("$k_1$ wins", (0.9, 0.02), ha="right")
-    axes.annotate("$k_3$ wins", (0.93, 0.86), ha="left")
-    axes.set_xlabel("first token under the reference (logit scale)")
-    axes.set_ylabel("first token under the policy\n(logit scale)")
-    return figure
-
-
-def _variance_mesh(axes: Axes, x: np.ndarray, y: np.ndarray, ratio: np.ndarray) -> None:
-    """The ratio in colours, with the line where both variances are equal."""
-    label = "variance of $k_3$ / variance of $k_1$ (log scale)"
-    style.ratio_mesh(axes, x, y, ratio, decades=2, cmap=DIVERGING, label=label)
-    axes.contour(x, y, np.log10(ratio), levels=[0.0], colors="black", linewidths=1.6)
 
 
 def plot_softmax_wins(drifts: pd.DataFrame, shares: pd.DataFrame, crossing: float) -> Figure:
@@ -527,20 +463,6 @@ def plot_softmax_wins(drifts: pd.DataFrame, shares: pd.DataFrame, crossing: floa
         style.guide(panel, x=crossing, linestyle="--")
     at = {"xycoords": ("data", "axes fraction"), "va": "top", "fontsize": "small"}
     style.note(share, "Gaussians of\nequal width", (crossing, 0.9), offset=(6, 0), **at)
-    return figure
-
-
-def plot_optimal_weight(drifts: pd.DataFrame) -> Figure:
-    """The best weight of the control variate against the distance, one dot a random pair."""
-    figure, axes = style.subplots(height=3.3)
-    dots = {"s": 5, "alpha": 0.4, "color": style.COLOURS["exact"], "linewidth": 0}
-    axes.scatter(drifts.kl, drifts.weight, **dots)
-    for height, name in ((0.0, "k1"), (1.0, "k3")):
-        axes.axhline(height, color=style.COLOURS[name])
-        at = {"xycoords": ("axes fraction", "data"), "colour": name}
-        style.note(axes, style.LABELS[name], (1.01, height), **at)
-    axes.set(xscale="log", xlabel="reverse KL from the reference (nats, log scale)")
-    axes.set_ylabel(r"optimal weight $\lambda^\ast$ of $r - 1$")
     return figure
 
 
