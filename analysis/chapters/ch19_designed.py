@@ -4,151 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from analysis import style
+from analysis.chapters.ch19_equal_kl import NAMES
 from analysis.chapters.claims import recorded
-from analysis.experiments import designs, hierarchical
+from analysis.chapters.training_figures import KL_TERMS
+from analysis.experiments import designs, hierarchical, recording
 from analysis.experiments.preset import Prediction
 from analysis.experiments.presets.designed import COMPARED, FIGURE2
 from analysis.experiments.summaries import KLS, by_variant, fluctuation
 
 # --- What the chapter computes ----------------------------------------------------------------
 
-#: Terms of every setting.
-SAMPLED = ("k2_loss", "k3_loss", "k1_reward")
-#: Outcomes that the prose states, here and on other pages: preset -> outcome -> what was compared.
-SAYS: dict[str, dict[str, tuple[tuple[str, ...], ...]]] = {
+#: Predictions that are open, as their presets spell them: by the prose of every page, all others of
+#: these presets hold.
+OPEN: dict[str, set[str]] = {
     "equal_kl": {
-        "open": (
-            ("k3_loss", "exact_loss", "reward", "equal KL"),
-            ("k1_reward", "exact_loss", "reward", "equal KL"),
-            ("k1_loss", "none", "reverse_kl", "0.03, 0.1, 0.3"),
-        ),
-        "holds": (
-            ("k2_loss", "exact_loss", "reward", "equal KL"),
-            ("k3_loss_attached_prefix", "exact_loss", "reward", "equal KL"),
-            ("k1_loss", "none", "reward", "1, 3"),
-            *(
-                (name, "none", "reverse_kl", "0.3, 1, 3")
-                for name in (*COMPARED, "exact_loss", "k3_reward")
-            ),
-            ("k2_reward", "k1_reward", "reverse_kl", "0.3, 1, 3"),
-            ("k2_loss", "exact_loss", "reverse_kl", "0.03, 0.1, 0.3, 1"),
-            ("k3_loss_attached_prefix", "k1_reward", "reverse_kl", "0.03, 0.1, 0.3, 1"),
-            ("k3_loss_attached_prefix", "k1_reward", "reward", "equal KL"),
-        ),
+        "k3_loss = exact_loss: reward",
+        "k1_reward = exact_loss: reward",
+        "k1_loss = none: reverse_kl at 0.03, 0.1, 0.3",
     },
-    "equal_kl_large": {
-        "holds": (
-            ("k2_loss", "exact_loss", "reward", "equal KL"),
-            ("k3_loss", "exact_loss", "reward", "equal KL"),
-            ("k1_reward", "exact_loss", "reward", "equal KL"),
-            ("k3_loss_attached_prefix", "exact_loss", "reward", "equal KL"),
-            ("k3_loss_attached_prefix", "k1_reward", "reward", "equal KL"),
-        ),
-    },
+    "equal_kl_large": set(),
     "equal_kl_wide": {
-        "open": tuple((name, "exact_loss", "reward", "equal KL") for name in SAMPLED),
-        "holds": tuple(
-            (name, "none", "reverse_kl", "0.1, 0.3, 1") for name in (*SAMPLED, "exact_loss")
-        ),
+        "k2_loss = exact_loss: reward",
+        "k3_loss = exact_loss: reward",
+        "k1_reward = exact_loss: reward",
     },
+    "equal_kl_ended": set(),
+    "long_completions": {"k3_loss_attached_prefix = exact_loss: reward"},
     "long_completions_128": {
-        "open": (
-            ("k3_loss_attached_prefix", "k1_reward", "reward", "equal KL"),
-            *(
-                (name, "exact_loss", "reward", "equal KL")
-                for name in ("k1_reward", "k3_loss_attached_prefix")
-            ),
-            ("k1_reward", "exact_loss", "gradient_norm", "0.3"),
-        ),
-        "holds": (
-            ("k3_loss_attached_prefix", "k1_reward", "reverse_kl", "0.03, 0.1, 0.3"),
-            ("k2_loss", "exact_loss", "reverse_kl", "0.03, 0.1, 0.3"),
-            ("k2_loss", "exact_loss", "reward", "equal KL"),
-            ("k3_loss_attached_prefix", "exact_loss", "gradient_norm", "0.3"),
-        ),
-    },
-    "equal_kl_ended": {
-        "holds": (
-            *((name, "exact_loss", "reward", "equal KL") for name in SAMPLED),
-            *((name, "none", "reverse_kl", "0.1, 0.3, 1") for name in (*SAMPLED, "exact_loss")),
-        ),
-    },
-    "long_completions": {
-        "open": (("k3_loss_attached_prefix", "exact_loss", "reward", "equal KL"),),
-        "holds": (
-            ("k3_loss_attached_prefix", "k1_reward", "reverse_kl", "0.03, 0.1, 0.3"),
-            ("k3_loss_attached_prefix", "k1_reward", "reward", "equal KL"),
-            *(
-                (name, "exact_loss", "reverse_kl", "0.03, 0.1, 0.3")
-                for name in ("k2_loss", "k1_reward", "k3_loss_attached_prefix")
-            ),
-            *((name, "exact_loss", "reward", "equal KL") for name in ("k2_loss", "k1_reward")),
-            *(
-                (name, "exact_loss", "gradient_norm", "0.3")
-                for name in ("k1_reward", "k3_loss_attached_prefix")
-            ),
-        ),
+        "k3_loss_attached_prefix = k1_reward: reward",
+        "k1_reward = exact_loss: reward",
+        "k3_loss_attached_prefix = exact_loss: reward",
+        "k1_reward > exact_loss: gradient_norm at 0.3",
     },
     "aggregation_length": {
-        "open": (
-            ("only_k1_batch_mean", "only_k1_sum", "length", "1"),
-            ("k1_sum", "none_sum", "length", "0.1, 0.3, 1"),
-            ("k1_batch_mean", "none_batch_mean", "length", "0.1, 0.3, 1"),
-        ),
-        "holds": (
-            ("only_k1_mean", "only_k1_sum", "length", "1"),
-            ("k1_mean", "none_mean", "length", "0.1, 0.3, 1"),
-            ("k2_mean", "k2_sum", "length", "0.3"),
-            *(
-                (f"k2_{how}", f"none_{how}", "reverse_kl", "0.3")
-                for how in ("mean", "batch_mean", "sum")
-            ),
-            ("k2_mean", "k2_sum", "reverse_kl", "0.3"),
-        ),
+        "only_k1_batch_mean = only_k1_sum: length at 1",
+        "k1_sum = none_sum: length at 0.1, 0.3, 1",
+        "k1_batch_mean = none_batch_mean: length at 0.1, 0.3, 1",
     },
-    "aggregation_length_112": {
-        "holds": (
-            ("only_k1_mean", "only_k1_sum", "length", "1"),
-            ("only_k1_mean", "only_k1_batch_mean", "length", "1"),
-            ("k1_mean", "none_mean", "length", "1"),
-            *(
-                (f"k2_{how}", f"none_{how}", "reverse_kl", "0.3")
-                for how in ("mean", "batch_mean", "sum")
-            ),
-        ),
-    },
-    "smollm2_equal_kl": {
-        "open": (
-            ("k3_loss", "exact_loss", "reward", "equal KL"),
-            ("k3_loss", "exact_loss", "forward_kl", "equal KL"),
-        ),
-        "holds": (
-            ("k1_reward", "exact_loss", "reward", "equal KL"),
-            *(
-                (name, "none", "reverse_kl", "0.25, 0.5")
-                for name in ("exact_loss", "k3_loss", "k1_reward")
-            ),
-        ),
-    },
+    "aggregation_length_112": set(),
+    "smollm2_equal_kl": {"k3_loss < exact_loss: reward", "k3_loss < exact_loss: forward_kl"},
     "stale_starts": {
-        "open": (
-            ("clipped_masked", "clipped", "reward", "0.3"),
-            ("exact", "k2_detached", "reward", "0.3"),
-            ("k2", "k2_detached", "reward", "0.3"),
-        ),
-        "holds": (
-            ("unclipped", "clipped", "reward", "0.3"),
-            ("unclipped_masked", "unclipped", "reward", "0.3"),
-            ("unclipped_masked", "clipped", "reward", "0.3"),
-            ("k3_attached", "k2_detached", "reverse_kl", "0.3"),
-        ),
+        "clipped_masked = clipped: reward at 0.3",
+        "exact > k2_detached: reward at 0.3",
+        "k2 = k2_detached: reward at 0.3",
     },
 }
 #: Presets that compare the reward of terms at equal KL -> what their setting is called.
@@ -162,31 +69,9 @@ SETTINGS = {
 }
 #: Of this page.
 RECORDED = tuple(SETTINGS)
-#: Variant -> estimator and placement, which say how it is drawn, and what tables call it.
-TERMS = {
-    "none": ("none", "loss", "no KL term"),
-    "k1_loss": ("k1", "loss", "$k_1$ loss"),
-    "k2_loss": ("k2", "loss", "$k_2$ loss"),
-    "k3_loss": ("k3", "loss", "$k_3$ loss"),
-    "exact_loss": ("exact", "loss", "exact KL"),
-    "k1_reward": ("k1", "reward", "$k_1$ reward"),
-    "k2_reward": ("k2", "reward", "$k_2$ reward"),
-    "k3_reward": ("k3", "reward", "$k_3$ reward"),
-    "k3_loss_attached_prefix": ("k4", "loss", "$k_3$, prefix ratio"),
-}
+#: Variant -> estimator and placement, which say how it is drawn.
+TERMS = KL_TERMS | {"k3_loss_attached_prefix": ("k4", "loss")}
 
-#: What tables call the variants.
-CALLED = {
-    "none": "no KL term",
-    "k1_loss": "k₁ as a loss",
-    "k2_loss": "k₂ as a loss",
-    "k3_loss": "k₃ as a loss",
-    "exact_loss": "the exact KL",
-    "k1_reward": "k₁ in the reward",
-    "k2_reward": "k₂ in the reward",
-    "k3_reward": "k₃ in the reward",
-    "k3_loss_attached_prefix": "k₃ with the prefix ratio",
-}
 #: Panels of the KL over the coefficient.
 PLACED = {
     "KL in the loss": ("k1_loss", "k2_loss", "k3_loss", "exact_loss", "k3_loss_attached_prefix"),
@@ -207,13 +92,27 @@ def check_outcomes(preset: str) -> None:
         ValueError: names the predictions.
     """
     table = predictions(preset)
-    keys = table[["variant", "other", "metric", "at"]].apply(tuple, axis=1)
-    for outcome in {*table["outcome"], *SAYS[preset]}:
-        found, said = set(keys[table["outcome"] == outcome]), set(SAYS[preset].get(outcome, ()))
-        if found != said:
-            raise ValueError(
-                f"{preset}, {outcome}: the text says {sorted(said)}, the runs {sorted(found)}"
-            )
+    found = dict(zip(map(_spelled, table.to_dict("records")), table["outcome"], strict=True))
+    said = {key: "open" if key in OPEN[preset] else "holds" for key in {*found, *OPEN[preset]}}
+    wrong = [
+        f"{key}: the text says {word}, the runs {found.get(key, 'nothing')}"
+        for key, word in sorted(said.items())
+        if found.get(key) != word
+    ]
+    if wrong:
+        raise ValueError(f"{preset}: {'; '.join(wrong)}")
+
+
+def _spelled(row: Mapping[str, Any]) -> str:
+    sign = {"equivalent": "=", "above": ">", "below": "<"}[row["expected"]]
+    at = "" if row["at"] == "equal KL" else f" at {row['at']}"
+    return f"{row['variant']} {sign} {row['other']}: {row['metric']}{at}"
+
+
+def same_elsewhere(preset: str, folder: str) -> bool:
+    """Has each prediction the same outcome by a second recording of the preset, in a folder?"""
+    again = designs.judged_predictions(recording.load(recording.RESULTS / folder))
+    return list(again["outcome"]) == list(predictions(preset)["outcome"])
 
 
 @cache
@@ -335,24 +234,22 @@ def draw_curves(names: Iterable[str] = COMPARED, *, preset: str = "equal_kl") ->
     Each line is that of the fit against the exact KL, over the central runs of the variant.
     """
     run = recorded(preset)
-    figure, axes = style.subplots(height=4.6)
+    figure, axes = style.subplots(height=4.2)
     means = of_starts(run.finals, designs.starts_of(run.preset))
     means = by_variant(means, ["reward", "reverse_kl"]).set_index(["metric", "variant"])
     names = list(names)
     for name in ("none", "exact_loss", *names):
-        estimator, placement, called = TERMS[name]
-        look = style.line(estimator, placement) | {"label": called, "linestyle": "none"}
+        look = _look(name)
         x, y = (means.loc[(metric, [name]), :] for metric in ("reverse_kl", "reward"))
         bars = {"xerr": style.bars(x), "yerr": style.bars(y), "elinewidth": 1.0}
-        axes.errorbar(x["mean"], y["mean"], **bars, **look)
+        axes.errorbar(x["mean"], y["mean"], **bars, **look | {"linestyle": "none"})
         if name == "none":
             continue
         other = names[0] if name == "exact_loss" else "exact_loss"
         own = np.log(run.finals.loc[run.finals["variant"] == name, designs.EQUAL])
         log_kl = np.linspace(*np.percentile(own, hierarchical.CENTRAL), 40)
         mean, low, high = _fit(preset, name, other).curve(0, log_kl)
-        dashes = style.LINESTYLES[placement]
-        axes.plot(np.exp(log_kl), mean, color=look["color"], linestyle=dashes)
+        axes.plot(np.exp(log_kl), mean, color=look["color"], linestyle=look["linestyle"])
         if name == "exact_loss":
             axes.fill_between(np.exp(log_kl), low, high, color=look["color"], alpha=0.12, lw=0)
     _log_kl(axes)
@@ -368,7 +265,7 @@ def draw_costs(table: pd.DataFrame) -> Figure:
         table: of :func:`costs`.
     """
     settings = list(dict.fromkeys(table["setting"]))
-    figure, axes = style.subplots(height=1.4 + 1.0 * len(settings))
+    figure, axes = style.subplots(height=1.4 + 0.7 * len(settings))
     seen = set()
     for place, setting in enumerate(settings):
         rows = table[table["setting"] == setting]
@@ -379,10 +276,9 @@ def draw_costs(table: pd.DataFrame) -> Figure:
         for shift, (_, row) in zip(
             np.linspace(-0.27, 0.27, len(rows)), rows.iterrows(), strict=True
         ):
-            estimator, placement, called = TERMS[row["variant"]]
-            look = style.line(estimator, placement) | {"linestyle": "none"}
-            look["label"] = "_" if called in seen else called
-            seen.add(called)
+            look = _look(row["variant"]) | {"linestyle": "none"}
+            look |= {"label": "_"} if row["variant"] in seen else {}
+            seen.add(row["variant"])
             ends = [[row["mean"] - row["low"]], [row["high"] - row["mean"]]]
             axes.errorbar(row["mean"], place + shift, xerr=ends, **look)
     axes.axvline(0.0, color=style.QUIET, linewidth=1.0)
@@ -401,17 +297,15 @@ def draw_kls(finals: pd.DataFrame, names: Mapping[str, tuple[str, ...]]) -> Figu
         names: title -> variants.
     """
     figure, panels = style.subplots(
-        len(names), 1, height=0.4 + 3.0 * len(names), sharex=True, sharey=True, squeeze=False
+        len(names), 1, height=0.4 + 2.5 * len(names), sharex=True, sharey=True, squeeze=False
     )
     table = by_variant(finals, ["reverse_kl"]).set_index("variant")
     for axes, (title, variants) in zip(panels[:, 0], names.items(), strict=True):
         axes.axhline(table.loc["none", "mean"], color=style.QUIET, linestyle=":")
         for name in variants:
-            estimator, placement, called = TERMS[name]
             rows = table.loc[name]
-            look = style.line(estimator, placement) | {"label": called}
-            axes.errorbar(rows["beta"], rows["mean"], yerr=style.bars(rows), **look)
-        axes.set(xscale="log", yscale="log", title=title, ylabel="reverse KL (nats), log scale")
+            axes.errorbar(rows["beta"], rows["mean"], yerr=style.bars(rows), **_look(name))
+        axes.set(xscale="log", yscale="log", title=title, ylabel="reverse KL (nats)")
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.legend(ncols=2)
@@ -420,7 +314,11 @@ def draw_kls(finals: pd.DataFrame, names: Mapping[str, tuple[str, ...]]) -> Figu
     return figure
 
 
-def _log_kl(axes) -> None:
+def _look(variant: str) -> dict[str, Any]:
+    return style.line(*TERMS[variant], label=NAMES[variant])
+
+
+def _log_kl(axes: Axes) -> None:
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from functools import cache
 
-import numpy as np
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 
-from analysis import style
 from analysis.chapters.claims import recorded
 from analysis.chapters.comparisons import pairs, rows
-from analysis.chapters.training_figures import KL_TERMS, kl_look
-from analysis.experiments import ablation, statistics
+from analysis.experiments import ablation
 from analysis.experiments.presets import make_preset
 from analysis.experiments.summaries import fluctuation, paired, paired_along, paired_at_equal
 from analysis.kl.term import KLTerm
@@ -44,8 +40,10 @@ NAMES = {
     "k1_reward": "k₁ in the reward",
     "k2_reward": "k₂ in the reward",
     "k3_reward": "k₃ in the reward",
+    "k3_loss_attached_prefix": "k₃, prefix ratio",
     "forward_loss": "exact forward KL",
     "minimax01_loss": "MiniMax-01",
+    "k3_clip_loss": "k₃, clipped",
     "k2_loss_shows_k3": "k₂, logged as k₃",
     "k2_loss_sequence": "k₂, whole sequence",
     "k1_reward_to_go": "k₁ in the reward, credit to go",
@@ -150,28 +148,3 @@ SAYS = {
         *rows("figure2", "k3_loss/k2_loss", *JUMPS.values()),
     ],
 }
-
-
-# --- What it draws ----------------------------------------------------------------------------
-
-
-def differences(table: pd.DataFrame, other: str) -> Figure:
-    """Accuracy at equal KL, less that of another variant, by part of the range, as ``level``."""
-    levels, variants = list(table["level"].unique()), list(table["variant"].unique())
-    figure, axes = style.subplots(height=1.2 + 0.32 * len(table))
-    margin = statistics.ACCURACY_MARGIN
-    axes.axvspan(
-        -margin, margin, color="#5A5A5A", alpha=0.12, linewidth=0, label="equivalent within"
-    )
-    for place, variant in enumerate(variants):
-        rows = table[table["variant"] == variant]
-        height = np.arange(len(levels)) + 0.2 * (place - (len(variants) - 1) / 2)
-        look = dict(kl_look(variant)) | {"linestyle": "none"}
-        look["label"] += " in the reward" if KL_TERMS[variant][1] == "reward" else " as a loss"
-        axes.errorbar(rows["mean"], height, xerr=style.bars(rows), **look)
-    axes.axvline(0.0, color="#5A5A5A", linewidth=1.0)
-    axes.set_yticks(range(len(levels)), levels)
-    axes.invert_yaxis()
-    axes.set_xlabel(f"accuracy, less that of {other}, at equal KL")
-    axes.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, 1.25))
-    return figure

@@ -10,44 +10,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from analysis import style
+from analysis.chapters.ch19_equal_kl import NAMES
 from analysis.chapters.claims import recorded
 from analysis.chapters.comparisons import pairs, rows
 from analysis.chapters.training_figures import KL_TERMS
-from analysis.experiments import ablation, statistics, summaries
+from analysis.experiments import ablation, summaries
 from analysis.experiments.language.estimator_tail import ESTIMATORS
 from analysis.experiments.language.retention import Retention
 
 # --- What the chapter computes ----------------------------------------------------------------
-
-
-def beside(finals: dict[str, pd.DataFrame], metric: str, *, beta: float) -> pd.DataFrame:
-    r"""How often the metric of no KL term each variant ends at, in several populations.
-
-    .. math:: r = \exp\Big(\frac1S \sum_s \big(\log m_s^{variant} - \log m_s^{none}\big)\Big)
-
-    Seeds are paired: a variant and no KL term meet the same prompts.
-
-    Args:
-        finals: name of a population -> one row per run.
-        metric: a positive one.
-        beta: of the variants that are compared.
-
-    Returns:
-        One row per population and variant: ``population``, ``variant``, ``ratio`` with its interval
-        ``low`` to ``high``, ``seeds``, and ``p`` and ``equivalent`` as of
-        :func:`~analysis.experiments.summaries.of_differences`, of the logarithm.
-    """
-    rows, margin = [], np.log(statistics.KL_RATIO_MARGIN)
-    for population, table in finals.items():
-        logs = table.assign(log=np.log(table[metric]))
-        none = summaries.of_seeds(logs, "none", "log", beta)
-        for variant in table.loc[table["beta"] == beta, "variant"].unique():
-            gaps = summaries.of_seeds(logs, variant, "log", beta) - none
-            row = summaries.of_differences(gaps.to_numpy(), margin=margin)
-            ratio = {"ratio": row.pop("mean"), "low": row["low"], "high": row["high"]}
-            ratio = {name: np.exp(value) for name, value in ratio.items()}
-            rows.append({"population": population, "variant": variant} | row | ratio)
-    return pd.DataFrame(rows)
 
 
 def from_no_kl(finals: pd.DataFrame, variants: Iterable[str]) -> pd.DataFrame:
@@ -242,38 +213,10 @@ SAYS = {
 HIGHEST = 3.0
 
 
-def beside_figure(table: pd.DataFrame, label: str) -> Figure:
-    """:func:`beside`, one row a variant, one marker a population: the last one is filled."""
-    populations = list(table["population"].unique())
-    variants = [variant for variant in KL_TERMS if variant in set(table["variant"])]
-    figure, axes = style.subplots(height=1.4 + 0.5 * len(variants))
-    for index, population in enumerate(populations):
-        rows = table[table["population"] == population].set_index("variant").loc[variants]
-        filled = index == len(populations) - 1
-        shift = 0.16 * (2 * index - len(populations) + 1)
-        for place, (variant, row) in enumerate(rows.iterrows()):
-            colour = style.COLOURS[KL_TERMS[variant][0]]
-            look = {"color": colour, "markerfacecolor": colour if filled else "white"}
-            bars = style.bars(row, "ratio")
-            axes.errorbar(row["ratio"], place + shift, xerr=bars, fmt="o", **look)
-        face = "#5A5A5A" if filled else "white"
-        axes.plot([], [], "o", color="#5A5A5A", markerfacecolor=face, label=population)
-    axes.axvline(1.0, color="#5A5A5A", linewidth=1.0, linestyle=":")
-    axes.set_xscale("log")
-    axes.set_xticks([0.2, 0.5, 1.0, 2.0, 5.0])
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel(label)
-    axes.set_yticks(range(len(variants)), [_called(variant) for variant in variants])
-    axes.invert_yaxis()
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=len(populations))
-    return figure
-
-
 def readings_figure(table: pd.DataFrame) -> Figure:
     """What each of :func:`readings` shows over the exact KL, a panel an estimator."""
     names = list(table["estimator"].unique())
-    figure, panels = style.subplots(len(names), 1, height=7.2, sharex=True, sharey=True)
+    figure, panels = style.subplots(len(names), 1, height=5.6, sharex=True, sharey=True)
     for panel, name in zip(panels, names, strict=True):
         rows = table[table["estimator"] == name]
         look = style.line(name)
@@ -297,10 +240,10 @@ def elsewhere_figure(table: pd.DataFrame, shown: Sequence[tuple[str, float]]) ->
     """
     skills = list(table["skill"].unique())
     rows = table.set_index(["variant", "beta", "skill"]).sort_index()
-    figure, axes = style.subplots(height=1.9 + 0.85 * len(skills))
+    figure, axes = style.subplots(height=1.6 + 0.7 * len(skills))
     for index, (variant, beta) in enumerate(shown):
-        look = style.line(*KL_TERMS[variant])
-        look["label"] = _called(variant, beta)
+        called = NAMES[variant] + (f", $\\beta$={beta:g}" if beta else "")
+        look = style.line(*KL_TERMS[variant], label=called)
         rank = sum(other < beta for name, other in shown if name == variant)
         values = rows.loc[(variant, beta)].loc[skills]
         places = [place + 0.8 * ((index + 0.5) / len(shown) - 0.5) for place in range(len(skills))]
@@ -319,34 +262,4 @@ def elsewhere_figure(table: pd.DataFrame, shown: Sequence[tuple[str, float]]) ->
     axes.set_yticks(range(len(skills)), skills)
     axes.invert_yaxis()
     axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=2)
-    return figure
-
-
-def _called(variant: str, beta: float | None = None) -> str:
-    estimator, placement = KL_TERMS[variant]
-    if estimator == "none":
-        return style.LABELS[estimator]
-    name = f"{style.LABELS[estimator]}, {placement}"
-    return name if beta is None else f"{name}, $\\beta$={beta:g}"
-
-
-def seen_figure(table: pd.DataFrame, tokens: float) -> Figure:
-    """How much of the KL lies in tokens of at least a given probability: :func:`seen`.
-
-    Tokens rarer than one in the ``tokens`` that an update samples are mostly in no log.
-    """
-    figure, axes = style.subplots(height=4.2)
-    shown = table[table["probability"] > 0]
-    for name in ("k1", "k3"):
-        axes.plot(shown["probability"], shown[name], **style.line(name))
-    axes.axvline(1.0 / tokens, color="#5A5A5A", linewidth=1.0, linestyle=":")
-    at = {"xycoords": ("data", "axes fraction"), "va": "baseline", "color": style.QUIET}
-    style.note(axes, "once in an update", (1.0 / tokens, 0.04), offset=(6, 0), **at)
-    axes.set_ylim(0.0, 1.08)
-    axes.axhline(1.0, color="#5A5A5A", linewidth=1.0)
-    axes.set_xscale("log")
-    axes.invert_xaxis()
-    axes.set_xlabel("probability of the rarest token counted, log scale")
-    axes.set_ylabel("share of the exact KL")
-    axes.legend(loc="center right")
     return figure

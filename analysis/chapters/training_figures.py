@@ -60,16 +60,16 @@ def bands(
     metric: str,
     variants: Mapping[str, Look],
     *,
-    x: str = "update",
     errorbar=t_interval,
 ) -> None:
-    """One line a variant, the mean over the seeds, with a band."""
+    """One line a variant over training, the mean over the seeds, with a band."""
     for variant, look in variants.items():
         own = curves[curves["variant"] == variant]
-        options = {"markevery": max(1, own[x].nunique() // 8), "err_kws": {"alpha": 0.18, "lw": 0}}
+        options = {"legend": False, "errorbar": errorbar, "err_kws": {"alpha": 0.18, "lw": 0}}
+        options |= {"markevery": max(1, own["update"].nunique() // 8)}
+        options |= {"markeredgecolor": look["color"]}
         drawn = {key: value for key, value in look.items() if key != "label"}
-        options |= {"legend": False, "markeredgecolor": look["color"], "errorbar": errorbar}
-        sns.lineplot(own, x=x, y=metric, ax=axes, **options, **drawn)
+        sns.lineplot(own, x="update", y=metric, ax=axes, **options, **drawn)
         axes.get_lines()[-1].set_label(look["label"])
 
 

@@ -100,11 +100,15 @@ def test_equal_kl_is_a_dense_fit_of_the_stored_rows(preset: str) -> None:
 @pytest.mark.parametrize("preset", DESIGNED)
 def test_outcomes_are_those_that_the_prose_states(preset: str, monkeypatch) -> None:
     ch19_designed.check_outcomes(preset)
-    said = ch19_designed.SAYS[preset]
-    word, (first, *rest) = next(iter(said.items()))
-    monkeypatch.setitem(ch19_designed.SAYS, preset, said | {word: tuple(rest)})
-    with pytest.raises(ValueError, match=f"{word}.*{first[0]}"):
+    said, outcomes = ch19_designed.OPEN[preset], ch19_designed.predictions(preset)["outcome"]
+    assert sorted(outcomes) == ["holds"] * (len(outcomes) - len(said)) + ["open"] * len(said)
+    monkeypatch.setitem(ch19_designed.OPEN, preset, said | {"none = none: reward"})
+    with pytest.raises(ValueError, match="none = none: reward: the text says open, the runs noth"):
         ch19_designed.check_outcomes(preset)
+    monkeypatch.setitem(ch19_designed.OPEN, preset, set())
+    if said:
+        with pytest.raises(ValueError, match="the text says holds, the runs open"):
+            ch19_designed.check_outcomes(preset)
 
 
 @pytest.mark.parametrize("preset", DESIGNED)

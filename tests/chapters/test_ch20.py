@@ -32,21 +32,6 @@ def finals(**kl: list[float]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def test_an_variant_is_compared_with_no_kl_term_seed_by_seed():
-    none = [0.1, 0.4, 1.6, 6.4]
-    halved, mixed = [x / 2 for x in none], [0.2, 0.2, 3.2, 3.2]
-    tables = {"toy": finals(none=none, k2_loss=halved), "text": finals(none=none, k1_loss=mixed)}
-    found = language_model.beside(tables, "reverse_kl", beta=0.3).set_index(
-        ["population", "variant"]
-    )
-    half = found.loc[("toy", "k2_loss")]
-    assert [half["ratio"], half["low"], half["high"]] == pytest.approx([0.5] * 3)
-    assert half["p"] < 1e-9 and half["seeds"] == 4
-    even = found.loc[("text", "k1_loss")]  # twice or half: the geometric mean is one
-    assert even["ratio"] == pytest.approx(1.0) and even["low"] < 1.0 < even["high"]
-    assert even["p"] > 0.9
-
-
 def test_fronts_begin_at_no_kl_term_seed_by_seed():
     runs = finals(none=[0.4, 0.5], k2_loss=[0.2, 0.3], k3_loss=[0.1, 0.1], k1_loss=[0.4, 0.4])
     fronts = language_model.from_no_kl(runs, ["k2_loss", "k3_loss"])
