@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 import base64
-from html import escape
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pandas as pd
 
 from analysis.diagnosis.reports import NEVER_MEASURED
 from analysis.diagnosis.schema import Finding, Report, Rollouts
+from analysis.report.generated import render
 from analysis.report.numbers import format_value
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{title}</title><style>
-body{{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem}}
-img{{max-width:100%;height:auto}}table{{border-collapse:collapse;margin:1rem 0}}
-td,th{{padding:.2rem .8rem .2rem 0;text-align:left;border-bottom:1px solid #ddd}}
-.error{{border-left:.4rem solid #A13405}}.warning{{border-left:.4rem solid #AA9112}}
-.note{{border-left:.4rem solid #226BCB}}section{{padding-left:1rem;margin:1.2rem 0}}
-h3{{margin:0}}.table{{overflow-x:auto}}
-</style></head><body>
-{body}
-</body></html>
-"""
 
 
 def lines(report: Report) -> str:
@@ -95,35 +78,20 @@ def measurements_table(report: Report) -> pd.DataFrame:
 
 def html_page(report: Report, rollouts: Rollouts) -> str:
     """The whole diagnosis as one file without outside references."""
-    from analysis.chapters import ch13_diagnose_run as figures  # needs matplotlib; lines do not
+    from analysis import style  # which needs matplotlib, as the figures do; lines do not
+    from analysis.chapters import ch13_diagnose_run as figures
 
-    parts = [f"<h1>Diagnosis of {escape(report.source)}</h1>"]
-    parts.append(
-        f"<p>{report.tokens:,} counted tokens of {report.rows:,} rows, "
-        f"{report.sequences:,} sequences, {report.steps:,} steps. Nats per token.</p>"
+    return render(
+        "diagnosis.html",
+        **_of_findings(report, None),
+        report=report,
+        rollouts=rollouts,
+        figures=figures,
+        png=lambda figure: base64.b64encode(style.png(figure)).decode(),
+        nearest=_nearest,
+        sequences=sequences_table(report),
+        measurements=measurements_table(report),
     )
-    parts += [
-        f"<p>Ignored column <code>{escape(name)}</code>{escape(_nearest(near))}.</p>"
-        for name, near in _ignored(report)
-    ]
-    parts.append("<h2>What to change, in order</h2>")
-    parts.append(findings_html(report))
-    parts += ["<h2>The KL</h2>", _image(figures.estimates(report), "KL by estimator")]
-    parts += [
-        _image(figures.log_ratios(rollouts), "Histogram of log-ratios"),
-        _image(figures.where(report, rollouts), "KL by step and position"),
-    ]
-    gap = figures.gaps(report)
-    if gap is not None:
-        parts.append(_image(gap, "KL between sampler, old policy and policy"))
-    if report.top_sequences:
-        parts += ["<h2>Sequences that carry the KL</h2>", _table(sequences_table(report), False)]
-    parts += ["<h2>Measured</h2>", _table(measurements_table(report), True)]
-    missing = "".join(
-        f"<li>{escape(name)}: {escape(why)}</li>" for name, why in report.not_measured.items()
-    )
-    parts.append(f"<h2>Not measured</h2><ul>{missing}</ul>")
-    return _PAGE.format(title=escape(f"Diagnosis of {report.source}"), body="\n".join(parts))
 
 
 def findings_html(report: Report, *, book: str | None = None) -> str:
@@ -131,36 +99,11 @@ def findings_html(report: Report, *, book: str | None = None) -> str:
 
     ``book`` is the prefix of the pages of a built book; by default chapters are named.
     """
-    sections = [_section(finding, book) for finding in report.findings]
-    return "\n".join(sections) or "<p>Nothing found.</p>"
+    return render("findings.html", **_of_findings(report, book))
 
 
-def _section(finding: Finding, book: str | None) -> str:
-    shown = "".join(
-        f"<li>{escape(name)}: {escape(_number(value))}</li>"
-        for name, value in finding.evidence.items()
-    )
-    page, _, label = finding.chapter.partition("#")
-    why = f"Explained in {escape(chapter(finding))}."
-    if book is not None:
-        place = f"{book}{page}.html{'#' + label if label else ''}"
-        why = f'<a href="{escape(place)}">Why</a>'
-    return (
-        f'<section class="{escape(finding.severity)}"><h3>{escape(finding.title)}</h3>'
-        f"<p>{escape(finding.severity)} <code>{escape(finding.code)}</code></p><ul>{shown}</ul>"
-        f"<p>{escape(finding.advice)} {why}</p></section>"
-    )
-
-
-def _table(frame: pd.DataFrame, index: bool) -> str:
-    return f'<div class="table">{frame.to_html(border=0, index=index)}</div>'
-
-
-def _image(figure: Figure, alt: str) -> str:
-    from analysis import style
-
-    data = base64.b64encode(style.png(figure)).decode()
-    return f'<img alt="{escape(alt)}" src="data:image/png;base64,{data}">'
+def _of_findings(report: Report, book: str | None) -> dict[str, Any]:
+    return {"findings": report.findings, "book": book, "number": _number, "chapter": chapter}
 
 
 def _number(value: float | int | str) -> str:

@@ -18,7 +18,7 @@ TEMPLATES = Path(__file__).with_name("templates")
 
 
 def render(name: str, **values: Any) -> str:
-    """The template ``name`` as MyST text.
+    """The template ``name`` as MyST text, or as HTML, in which every text is escaped.
 
     Its filters: ``number(spec)`` rounds as :func:`format_value`; ``table`` makes one of a frame of
     texts, its index first; ``cell`` keeps text inside a cell; ``versions`` lists packages.
@@ -47,6 +47,7 @@ def _versions(versions: Mapping[str, str]) -> str:
 _ENVIRONMENT = jinja2.Environment(
     loader=jinja2.FileSystemLoader(TEMPLATES),
     undefined=jinja2.StrictUndefined,
+    autoescape=jinja2.select_autoescape(["html"]),
     trim_blocks=True,
     lstrip_blocks=True,
     keep_trailing_newline=True,
