@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 #: The folder that holds the packages of this project.
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,20 +39,20 @@ def import_closure(starts: Iterable[str], root: Path = ROOT) -> tuple[str, ...]:
         name = pending.pop()
         if name not in found:
             found.add(name)
-            pending += _module(root / name, _version(root / name)).imports(root)
+            pending += _files(_read(root / name).imports, root)
     return tuple(sorted(found))
 
 
 def imported_files(source: str, root: Path = ROOT) -> tuple[str, ...]:
     """The modules that a piece of Python imports by name, such as the cells of a notebook."""
-    return _imports(ast.parse(source), ()).files(root)
+    return _files(_imports(ast.parse(source), ()), root)
 
 
 def code_sha256(files: Iterable[str], root: Path = ROOT) -> str:
     """Hash of the names and the code of modules."""
     digest = hashlib.sha256()
     for name in files:
-        digest.update(f"{name}\0{_module(root / name, _version(root / name)).code}\0".encode())
+        digest.update(f"{name}\0{_read(root / name).code}\0".encode())
     return digest.hexdigest()
 
 
@@ -170,65 +170,42 @@ def _read_sha256(path: Path) -> str:
         return "absent"
 
 
-class _Imports:
-    """The names that a module imports: of modules, and ``(package, name)`` from packages."""
+class _Module(NamedTuple):
+    """One file, as far as results depend on it."""
 
-    def __init__(self) -> None:
-        self.modules: set[str] = set()
-        self.names: set[tuple[str, str]] = set()
-
-    def files(self, root: Path) -> tuple[str, ...]:
-        """The files that these names mean.
-
-        A name that a package loads when asked for, by the table in its ``__init__.py``, means the
-        module that the table says; a package around a module is none of its inputs.
-        """
-        found: set[str] = set()
-        for module in self.modules:
-            table = _lazy_names(_package_file(module, root))
-            found |= _file_of(module, root)
-            found |= {f for inside in table.values() for f in _file_of(f"{module}.{inside}", root)}
-        for module, name in self.names:
-            table = _lazy_names(_package_file(module, root))
-            inside = _file_of(f"{module}.{table.get(name, name)}", root)
-            found |= inside or _file_of(module, root)
-        return tuple(sorted(found))
+    imports: frozenset[tuple[str, str]]  #: see :func:`_imports`
+    code: str  #: hash of what runs
+    texts: Mapping[str, str]  #: the pairs of texts in its dictionaries
 
 
-class _Module:
-    """One file, parsed once."""
-
-    def __init__(self, path: Path) -> None:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        parts = path.with_suffix("").parts
-        top = max((i for i, part in enumerate(parts) if part in PACKAGES), default=len(parts) - 1)
-        self.names = _imports(tree, parts[top:-1])
-        self._tree = tree
-        self._code: str | None = None
-
-    def imports(self, root: Path) -> tuple[str, ...]:
-        return self.names.files(root)
-
-    @property
-    def code(self) -> str:
-        if self._code is None:
-            self._code = hashlib.sha256(repr(_spelt(self._tree)).encode()).hexdigest()
-        return self._code
+def _read(path: Path) -> _Module:
+    state = path.stat()
+    return _parsed(path, state.st_mtime_ns, state.st_size)
 
 
 @cache
-def _module(path: Path, version: tuple[int, int]) -> _Module:
-    return _Module(path)
+def _parsed(path: Path, changed: int, size: int) -> _Module:
+    """A file, parsed once while it stays as it is."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    parts = path.with_suffix("").parts
+    top = max((i for i, part in enumerate(parts) if part in PACKAGES), default=len(parts) - 1)
+    pairs = (
+        (key.value, value.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Dict)
+        for key, value in zip(node.keys, node.values, strict=True)
+        if isinstance(key, ast.Constant) and isinstance(value, ast.Constant)
+    )
+    code = hashlib.sha256(repr(_spelt(tree)).encode()).hexdigest()
+    return _Module(frozenset(_imports(tree, parts[top:-1])), code, dict(pairs))
 
 
-def _version(path: Path) -> tuple[int, int]:
-    state = path.stat()
-    return state.st_mtime_ns, state.st_size
+def _imports(tree: ast.AST, package: tuple[str, ...]) -> set[tuple[str, str]]:
+    """What a module inside ``package`` imports at run time, at its top or in a function.
 
-
-def _imports(tree: ast.AST, package: tuple[str, ...]) -> _Imports:
-    """What a module inside ``package`` imports at run time, at its top or in a function."""
-    found = _Imports()
+    Modules of this project, each with the name that is taken from it, empty for the whole.
+    """
+    found: set[tuple[str, str]] = set()
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()
@@ -237,17 +214,28 @@ def _imports(tree: ast.AST, package: tuple[str, ...]) -> _Imports:
             continue
         pending += ast.iter_child_nodes(node)
         if isinstance(node, ast.Import):
-            found.modules |= {alias.name for alias in node.names if _is_own(alias.name)}
+            found |= {(alias.name, "") for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join([*base, *((node.module or "").split(".") if node.module else ())])
-            if _is_own(module):
-                found.names |= {(module, alias.name) for alias in node.names}
-    return found
+            found |= {(module, alias.name) for alias in node.names}
+    return {pair for pair in found if pair[0].partition(".")[0] in PACKAGES}
 
 
-def _is_own(module: str) -> bool:
-    return module.partition(".")[0] in PACKAGES
+def _files(imports: Iterable[tuple[str, str]], root: Path) -> tuple[str, ...]:
+    """The files that imports mean.
+
+    A name that a package loads when asked for, by the table in its ``__init__.py``, means the
+    module that the table says; a package around a module is none of its inputs.
+    """
+    found: set[str] = set()
+    for module, name in imports:
+        package = root.joinpath(*module.split("."), "__init__.py")
+        table = _read(package).texts if package.is_file() else {}
+        inside = [table.get(name, name)] if name else table.values()
+        files = {file for part in inside for file in _file_of(f"{module}.{part}", root)}
+        found |= files if name and files else files | _file_of(module, root)
+    return tuple(sorted(found))
 
 
 def _file_of(module: str, root: Path) -> set[str]:
@@ -255,30 +243,6 @@ def _file_of(module: str, root: Path) -> set[str]:
     path = module.replace(".", "/")
     files = (f"{path}.py", f"{path}/__init__.py")
     return {*[file for file in files if os.path.isfile(f"{root}/{file}")][:1]}
-
-
-def _package_file(module: str, root: Path) -> Path:
-    return root.joinpath(*module.split("."), "__init__.py")
-
-
-def _lazy_names(path: Path) -> Mapping[str, str]:
-    """The names that a package loads from its modules when asked for, as its table says."""
-    return _table(path, _version(path)) if path.is_file() else {}
-
-
-@cache
-def _table(path: Path, version: tuple[int, int]) -> Mapping[str, str]:
-    pairs = (
-        (key, value)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Dict)
-        for key, value in zip(node.keys, node.values, strict=True)
-    )
-    return {
-        key.value: value.value
-        for key, value in pairs
-        if isinstance(key, ast.Constant) and isinstance(value, ast.Constant)
-    }
 
 
 def _spelt(part: Any) -> Any:
