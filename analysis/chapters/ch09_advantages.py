@@ -121,29 +121,6 @@ def difficulty_curves(success: Tensor, group_sizes: Iterable[int], *, eps: float
     )
 
 
-def weight_table(success: Iterable[float], group_sizes: Iterable[int]) -> pd.DataFrame:
-    """The closed-form weight of a prompt against an enumeration of every group.
-
-    The policy has two right and two wrong answers of unequal probability. ``error`` is the largest
-    difference of the enumerated gradient from ``weight`` times the gradient of the success
-    probability.
-    """
-    rewards = torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
-    rows = []
-    for size in group_sizes:
-        for p in success:
-            answers = torch.tensor([0.7 * p, 0.3 * p, 0.8 * (1 - p), 0.2 * (1 - p)]).double()
-            logits = answers.log()
-            mean = group_moments(logits, rewards, size, group_normalise).mean
-            right = (logits.softmax(-1) * rewards).sum()
-            weight = difficulty_weight(right, size)
-            error = (mean - weight * true_gradient(logits, rewards)).abs().max()
-            rows.append(
-                {"group_size": size, "success": p, "weight": weight.item(), "error": error.item()}
-            )
-    return pd.DataFrame(rows)
-
-
 def noise_groups() -> dict[str, Tensor]:
     """Groups of four whose rewards differ by noise, by a little, and by right and wrong."""
     groups = {
@@ -175,29 +152,6 @@ def textbook_normalise(rewards: Tensor, *, eps: float) -> Tensor:
     return (rewards - rewards.mean(-1, keepdim=True)) / (rewards.std(-1, keepdim=True) + eps)
 
 
-def equal_rewards_table(value: float, sizes: Iterable[int]) -> pd.DataFrame:
-    """Largest advantage in groups of *equal* float32 rewards, by the printed formula and here."""
-    rows = []
-    for size in sizes:
-        rewards = torch.full((size,), value, dtype=torch.float32)
-        row: dict[str, float] = {"group_size": size}
-        for name, eps in (("no eps", 0.0), ("eps 1e-8", 1e-8), ("eps 1e-4", 1e-4)):
-            row[name] = textbook_normalise(rewards, eps=eps).abs().max().item()
-        row["here"] = group_normalise(rewards, eps=0.0).abs().max().item()
-        rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def length_curves(rewards: Tensor, lengths: Tensor, weights: Tensor) -> pd.DataFrame:
-    """Normalised advantage of each completion of a group, by the price of a token."""
-    frames = []
-    for weight in weights.tolist():
-        advantages = group_normalise(length_penalty(rewards, lengths, weight=weight), eps=0.0)
-        columns = {"reward": rewards, "length": lengths, "advantage": advantages}
-        frames.append(pd.DataFrame({"weight": weight, **columns}))
-    return pd.concat(frames, ignore_index=True)
-
-
 # --- What it draws -----------------------------------------------------------------------------
 
 #: From light to dark as a number grows; the last is the limit.
@@ -221,41 +175,6 @@ def draw_difficulty(curves: pd.DataFrame) -> Figure:
     objective.plot([0, 1], [0, 1], color=style.QUIET, linewidth=1, linestyle=":")
     objective.set(title="objective", ylabel="share of its value at $p = 1$")
     figure.supxlabel("probability $p$ that an answer is right", fontsize="medium")
-    return figure
-
-
-def draw_baseline_variance(curves: dict[int, pd.DataFrame]) -> Figure:
-    """Variance of the gradient with over without baseline, by how often the prompt is solved."""
-    figure, axes = style.subplots()
-    for shade, (size, curve) in zip(SHADES[:-1], curves.items(), strict=False):
-        axes.semilogy(curve.success, curve.ratio, color=shade, label=f"$G = {size}$")
-    limit = next(iter(curves.values())).success
-    law = [((1 - 2 * p) / (1 - p)) ** 2 for p in limit]
-    axes.semilogy(limit, law, color=SHADES[-1], linestyle="--", label="exact baseline")
-    style.guide(axes, y=1, linestyle="-")
-    style.guide(axes, x=2 / 3)
-    at = {"xycoords": ("data", "axes fraction"), "va": "baseline"}
-    style.note(axes, "$p = 2/3$", (2 / 3, 0.03), offset=(5, 0), **at)
-    axes.set_ylim(0.01, 1000)
-    axes.set_xlabel("probability $p$ that an answer is right")
-    axes.set_ylabel("variance with over without\nbaseline (log scale)")
-    axes.legend(loc="upper left")
-    return figure
-
-
-def draw_lengths(groups: dict[str, pd.DataFrame]) -> Figure:
-    """Normalised advantage of each answer of a group against the price of a token."""
-    figure, panels = style.subplots(1, len(groups), sharey=True, height=3.9)
-    for axes, (title, curves) in zip(panels, groups.items(), strict=True):
-        kinds = curves.groupby(["reward", "length"], sort=False)
-        for look, ((reward, length), curve) in zip(style.SERIES, kinds, strict=False):
-            name = f"{'right' if reward else 'wrong'}, {length:.0f} tokens"
-            axes.semilogx(curve.weight, curve.advantage, **{**look, "marker": ""}, label=name)
-        style.guide(axes, y=0, linestyle="-")
-        axes.set(title=title, ylim=(-1.45, 2.75))
-        axes.legend(loc="upper left", labelspacing=0.2, handlelength=1.6, fontsize=10)
-    panels[0].set_ylabel("normalised advantage")
-    figure.supxlabel("price $\\lambda$ of a token (log scale)", fontsize="medium")
     return figure
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from functools import partial
 
 import pandas as pd
 import torch
@@ -31,7 +30,7 @@ from analysis.kl.sequences import (
     token_logp,
     visited_kl_gradient,
 )
-from analysis.kl.surrogates import gradient_coefficient, kl_loss
+from analysis.kl.surrogates import kl_loss
 from analysis.objectives.aggregation import aggregate, token_mean_weight, token_weights
 from analysis.objectives.losses import policy_loss
 
@@ -60,117 +59,46 @@ def unexplained(gradient: Tensor, exact: Tensor) -> float:
     return ((gradient - scale * exact).norm() / gradient.norm()).item()
 
 
-def _unexplained(gradient: Tensor, exact: Tensor, name: str = "k2") -> dict[str, float]:
-    whole = unexplained(gradient.flatten(), exact.flatten())
-    return {name: whole, f"{name}_states": unexplained(gradient, exact)}
-
-
-def weight_table(
-    trees: Iterable[tuple[int, int]], count: int, *, spread: float, seed: int
-) -> pd.DataFrame:
-    """By how much GRPO's mean turns the gradient of each KL loss away, on random ragged trees.
-
-    A tree is its vocabulary, with the end token, and longest completion. Medians over ``count``
-    pairs and 90th percentiles (``_90``) of ``k2`` and ``k3``, the share of the gradient that the KL
-    with token sums does not explain; of ``k2_states`` and ``k3_states``, that no reweighting of
-    states explains; and of ``k1``, norm over that of k2.
-    """
-    rows = []
-    for tree in trees:
-        found = _compare(tree, count, 1, spread=spread, seed=seed)
-        row = dict(zip(("vocab_size", "longest"), tree, strict=True))
-        for name, values in found.items():
-            row |= {name: values.median(), f"{name}_90": values.quantile(0.9)}
-        rows.append(row)
-    return pd.DataFrame(rows)
-
-
 def batch_curves(
     tree: tuple[int, int], count: int, sizes: Iterable[int], *, spread: float, seed: int
 ) -> pd.DataFrame:
-    """The same by the number of completions whose tokens are averaged together, as quantiles."""
+    """:func:`weight_errors` by the number of completions that are averaged together: quantiles."""
     rows = []
     for size in sizes:
-        found = _compare(tree, count, size, spread=spread, seed=seed)
+        found = weight_errors(tree, count, completions=size, spread=spread, seed=seed)
         for estimator in DIRECTIONS:
             quantiles = band(torch.tensor(found[estimator]))
             rows.append({"completions": size, "estimator": estimator, **quantiles})
     return pd.DataFrame(rows)
 
 
-def _compare(
-    tree: tuple[int, int], count: int, completions: int, *, spread: float, seed: int
+def weight_errors(
+    tree: tuple[int, int], count: int, *, completions: int = 1, spread: float, seed: int
 ) -> pd.DataFrame:
-    """The columns of :func:`weight_table` for each pair on one tree."""
+    """By how much a mean over tokens turns the gradient of each KL loss away, on one ragged tree.
+
+    The tree is its vocabulary, with the end token, and longest completion. A row a random pair:
+    ``k2`` and ``k3``, the share of the gradient that the KL with token sums does not explain.
+    """
     vocab_size, longest = tree
     sequences = enumerate_sequences(vocab_size, longest, eos=vocab_size - 1)
     tables = random_tables(sequences, vocab_size, count, spread=spread, seed=seed)
 
-    def shares(logits: Tensor, ref_logits: Tensor) -> dict[str, float | Tensor]:
-        weights = completion_weights(logits, sequences, completions)
-        gradient = partial(
-            expected_sequence_gradient,
-            logits,
-            ref_logits,
-            sequences,
-            token_weights=weights.unsqueeze(-1).expand(sequences.mask.shape),
-        )
-        found = {"k1": gradient(estimator="k1").norm() / gradient(estimator="k2").norm()}
+    def shares(*pair: Tensor) -> dict[str, float]:
+        weights = completion_weights(pair[0], sequences, completions)
+        found = {}
         for name, direction in DIRECTIONS.items():
-            of_loss = gradient(estimator=name)
-            exact = visited_kl_gradient(logits, ref_logits, sequences, direction=direction)
-            found |= _unexplained(of_loss, exact, name)
+            gradient = expected_sequence_gradient(
+                *pair,
+                sequences,
+                estimator=name,
+                token_weights=weights.unsqueeze(-1).expand(sequences.mask.shape),
+            )
+            exact = visited_kl_gradient(*pair, sequences, direction=direction)
+            found[name] = unexplained(gradient.flatten(), exact.flatten())
         return found
 
     return measured(shares, *tables)
-
-
-def position_gradients(
-    logits: Tensor, ref_logits: Tensor, *, estimator: str
-) -> tuple[Tensor, Tensor]:
-    """A KL loss under ``1/|o|`` where only the end token, the last one, decides the length.
-
-    In closed form, for policies [T, vocab] that see the position alone; at the last one every token
-    ends the completion. Returns the expected gradient, and that of the KL with tokens summed.
-    """
-    logp = logits.log_softmax(dim=-1)
-    ends = logp[:, -1].exp()
-    reached = torch.cat([torch.ones(1, dtype=ends.dtype), (1 - ends[:-1]).cumprod(dim=0)])
-    now = 1 / torch.arange(1, len(ends) + 1, dtype=ends.dtype)
-    mass = torch.cat([(reached * ends)[:-1], reached[-1:]])  # of each length
-    later = (mass * now).flip(0).cumsum(0).flip(0) / mass.flip(0).cumsum(0).flip(0)
-    weights = torch.cat([later[1:], now[-1:]]).unsqueeze(-1).repeat(1, logits.shape[-1])
-    weights[:, -1] = now
-    coefficient = gradient_coefficient(logp, ref_logits.log_softmax(dim=-1), estimator=estimator)
-    visited = reached.unsqueeze(-1) * logp.exp() * coefficient
-    parts = (visited * weights, visited)
-    return tuple(part - logp.exp() * part.sum(dim=-1, keepdim=True) for part in parts)
-
-
-def long_answers(
-    means: Iterable[int], count: int, *, vocab_size: int, spread: float, seed: int
-) -> pd.DataFrame:
-    """What ``1/|o|`` does to a k2 loss by the length of answers, where the end token decides it.
-
-    Lengths are log-normal with a standard deviation of the logarithm of 1/2, cut at four times the
-    median; logits of the other tokens, and shifts of the reference's, are Gaussian. Medians of
-    ``k2`` and ``k2_states`` as in :func:`weight_table`.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    rows = []
-    for mean in means:
-        length = torch.arange(1, 4 * mean + 1, dtype=torch.float64)
-        mass = (-2 * (length / mean).log().square()).exp() / length
-        hazard = mass / mass.flip(0).cumsum(0).flip(0)
-        shape = (2, len(length), vocab_size)
-        pairs = []
-        for _ in range(count):
-            policy, moves = spread * torch.randn(shape, generator=generator, dtype=hazard.dtype)
-            policy[:-1, -1] = hazard[:-1].logit() + policy[:-1, :-1].logsumexp(dim=-1)
-            pairs.append(position_gradients(policy, policy + moves, estimator="k2"))
-        found = measured(_unexplained, *zip(*pairs, strict=True))
-        rows.append({"median": mean, **found.median()})
-    return pd.DataFrame(rows)
 
 
 def recorded_spread() -> pd.DataFrame:
@@ -331,7 +259,7 @@ def sum_over_tokens() -> Finding:
             gradient = credit_moments(logits, sequences, weights * whole).mean
             direction = gradient / gradient.norm() * exact.norm()
             errors[f"{name}_{mode.rsplit('_')[-1]}_error"] = flat_error(direction, exact)
-    errors["kl_off_under_mean"] = weight_table([(3, 4)], 40, spread=1.5, seed=163)["k2"].item()
+    errors["kl_off_under_mean"] = weight_errors((3, 4), 40, spread=1.5, seed=163).k2.median()
     finals = recorded("length_growth").finals
     finals = finals.assign(excess=finals["wrong_length"] - finals["right_length"])
     figures = errors | difference(finals, "grpo", "token_sum", "excess").figures("trained_excess")

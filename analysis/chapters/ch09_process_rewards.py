@@ -15,7 +15,6 @@ from torch.func import grad
 from torch.nn import functional
 
 from analysis import style
-from analysis.chapters.ch09_advantages import SHADES
 from analysis.chapters.claims import EXACT, Finding, claim, difference, judge, largest, recorded
 from analysis.chapters.policies import flat_error, moved_logits
 from analysis.kl.credit import credit_moments, state_average
@@ -196,33 +195,28 @@ def stopping_table(
 # --- What it draws -----------------------------------------------------------------------------
 
 
-def draw_prm_credit(table: pd.DataFrame) -> Figure:
-    """Bias and variance of the policy gradient by where the credit comes from."""
-    figure, panels = style.subplots(1, 2, sharey=True, height=3.6)
-    rows = range(len(table))[::-1]
-    for axes, column in zip(panels, ("variance", "bias"), strict=True):
-        axes.hlines(rows, 0, table[column], color="#B9B9B9", linewidth=1.5)
-        axes.plot(table[column], rows, linestyle="none", marker="o", color=SHADES[2])
-        axes.set(title=column, xlim=(-0.05, 1.45))
-        axes.grid(False, axis="y")
-    panels[0].set_yticks(rows, [name.replace(", ", ",\n") for name in table.credit])
-    panels[0].set_xlabel("outcome = 1")
-    panels[1].set_xlabel("true gradient = 1")
-    return figure
-
-
-def draw_best_of_n(panels: dict[str, pd.DataFrame]) -> Figure:
-    """Accuracy of the chosen path against the number of paths, by path score."""
-    figure, all_axes = style.subplots(1, len(panels), sharey=True, height=3.9)
-    labels = {"last": "last", "sum": "sum of raw scores"}
-    for axes, (title, curves) in zip(all_axes, panels.items(), strict=True):
-        for look, (how, curve) in zip(style.SERIES, curves.groupby("how", sort=False), strict=True):
-            axes.plot(curve.number, curve.accuracy, **look, label=labels.get(how, how))
+def draw_best_of_n(curves: pd.DataFrame) -> Figure:
+    """Accuracy of the chosen path against the number of paths, by path score and PRM."""
+    labels = {"sum": "sum of raw scores"}
+    scores = curves.how.unique()
+    figure = style.lines(
+        curves,
+        "number",
+        "accuracy",
+        kind="how",
+        looks={
+            how: {**look, "label": labels.get(how, how)}
+            for look, how in zip(style.SERIES, scores, strict=True)
+        },
+        panel="prm",
+        titles={name: f"{name} PRM" for name in curves.prm.unique()},
+        legend="lower right",
+        ylim=(0.3, 1.03),
+        xlabel="number $N$ of paths (log scale)",
+        ylabel="probability that the\nchosen path is solved",
+    )
+    for axes in figure.axes:
         axes.set_xscale("log", base=2)
-        axes.set(title=title, ylim=(0.3, 1.03))
-    all_axes[0].set_ylabel("probability that the\nchosen path is solved")
-    all_axes[0].legend(loc="lower right", labelspacing=0.2, fontsize=9.5)
-    figure.supxlabel("number $N$ of paths (log scale)", fontsize="medium")
     return figure
 
 

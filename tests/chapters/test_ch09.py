@@ -10,7 +10,7 @@ import torch
 from analysis.chapters import ch09_advantages, ch09_process_rewards
 from analysis.kl.credit import sample_gradients
 from analysis.kl.sequences import sequence_probability
-from analysis.objectives.advantages import group_normalise, leave_one_out, process_supervision
+from analysis.objectives.advantages import group_normalise, process_supervision
 
 
 def test_group_moments_agree_with_sampling():
@@ -23,45 +23,6 @@ def test_group_moments_agree_with_sampling():
     sampled = (group_normalise(rewards[groups]).unsqueeze(-1) * scores[groups]).mean(1)
     assert torch.allclose(sampled.mean(0), exact.mean, atol=0.005)
     assert sampled.var(0).sum().item() == pytest.approx(exact.trace_var.item(), rel=0.01)
-
-
-def test_true_gradient_is_autograds():
-    logits, rewards = ch09_advantages.random_bandits(5, 4, seed=1)
-    leaf = logits.clone().requires_grad_(True)
-    (gradient,) = torch.autograd.grad((leaf.softmax(-1) * rewards).sum(), leaf)
-    assert torch.allclose(ch09_advantages.true_gradient(logits, rewards), gradient, atol=1e-14)
-
-
-def test_variance_ratio_approaches_the_law_of_an_exact_baseline():
-    for p in (0.3, 0.8):
-        law = ((1 - 2 * p) / (1 - p)) ** 2
-        gaps = [
-            abs(ch09_advantages.variance_curves(torch.tensor([p]).double(), size).ratio[0] - law)
-            for size in (2, 4, 8)
-        ]
-        assert gaps[0] > gaps[1] > gaps[2]
-    never = ch09_advantages.baseline_variance(0.3, leave_one_out, 2)
-    assert never > ch09_advantages.baseline_variance(
-        0.3, ch09_advantages.ADVANTAGES["reward itself"], 2
-    )
-
-
-def test_difficulty_curves_end_in_their_limit():
-    success = torch.linspace(0.1, 0.9, 9, dtype=torch.float64)
-    curves = ch09_advantages.difficulty_curves(success, [2, 512], eps=0.0).set_index("group_size")
-    limit = curves.loc[torch.inf]
-    assert (curves.weight[2] == curves.weight[2].iloc[0]).all()
-    assert abs(curves.weight[512].values / limit.weight.values - 1).max() < 0.02
-    assert (limit.objective.diff().dropna() > 0).all()
-
-
-def test_perfect_values_are_a_martingale():
-    problem = ch09_process_rewards.fixed_length_chain(4, 2, right=0.4, spread=0.5, seed=2)
-    values = ch09_process_rewards.state_values(problem)
-    scores = ch09_process_rewards.prm_scores(problem, values, problem.outcome)
-    probability = sequence_probability(problem.logits, problem.sequences)
-    for t in range(4):
-        assert (probability @ scores[:, t]).item() == pytest.approx(values[0].item(), abs=1e-12)
 
 
 def test_open_chains_end_and_score_at_their_last_step():

@@ -10,7 +10,7 @@ import torch
 from torch.func import grad
 
 from analysis.chapters import ch09_completion_weights
-from analysis.kl.credit import credit_moments, state_average, tie_states
+from analysis.kl.credit import credit_moments, state_average
 from analysis.kl.divergences import forward_kl, reverse_kl
 from analysis.kl.enumeration import exact_kl_gradient
 from analysis.kl.sequences import (
@@ -63,15 +63,6 @@ def of_term(pair, sequences, estimator, weights, **fields):
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_the_gradient_is_a_weighted_coefficient_times_the_score(estimator):
-    logits, ref, weights = ONE_OVER_LENGTH
-    logp, ref_logp = token_logp(logits, RAGGED), token_logp(ref, RAGGED)
-    credit = by_token(weights, RAGGED) * gradient_coefficient(logp, ref_logp, estimator=estimator)
-    by_hand = credit_moments(logits, RAGGED, credit).mean
-    torch.testing.assert_close(of_term((logits, ref), RAGGED, estimator, weights), by_hand, **TIGHT)
-
-
-@pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_a_weight_is_another_sampler(estimator):
     """Old statement: on fresh samples k2 and k3 follow a KL and k1 nothing, whatever the mean."""
     logits, ref, weights = ONE_OVER_LENGTH
@@ -112,17 +103,6 @@ def test_the_error_is_a_covariance_at_each_state(estimator, direction):
     exact = visits * (of_state * exact_kl_gradient(logits, ref, direction=direction) + covariance)
     torch.testing.assert_close(of_term((logits, ref), RAGGED, estimator, weights), exact, **TIGHT)
     assert (visits * covariance).norm() > 1e-2
-
-
-def test_what_the_tokens_decide_adds_up_to_the_variance_of_the_weight():
-    logits, _, weights = ONE_OVER_LENGTH
-    of_action = state_average(by_token(weights, RAGGED), logits, RAGGED, by_action=True)
-    policy = logits.softmax(-1)
-    of_state = (policy * of_action).sum(-1, keepdim=True)
-    spread = (policy * (of_action - of_state).square()).sum(-1)
-    mass = sequence_probability(logits, RAGGED)
-    variance = mass @ weights.square() - (mass @ weights).square()
-    torch.testing.assert_close(state_visits(logits, RAGGED) @ spread, variance, **TIGHT)
 
 
 @pytest.mark.parametrize("column", [0, 1])
@@ -185,15 +165,14 @@ def test_the_sum_over_the_vocabulary_keeps_its_kl_with_other_weights_on_states(
     assert ch09_completion_weights.unexplained(sampled, exact) > 1e-2
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_exact_at_one_length_at_one_state_and_for_constants(seed):
+def test_exact_at_one_length_at_one_state_and_for_constants():
     for sequences in (FIXED, enumerate_sequences(5, 1)):
-        logits, ref = pair(sequences, seed, vocab=int(sequences.tokens.max()) + 1)
+        logits, ref = pair(sequences, vocab=int(sequences.tokens.max()) + 1)
         weights = 1 / lengths(sequences)
         exact = weights[0] * visited_kl_gradient(logits, ref, sequences)
         torch.testing.assert_close(of_term((logits, ref), sequences, "k2", weights), exact, **TIGHT)
         assert of_term((logits, ref), sequences, "k1", weights).norm() < 1e-14
-    both = pair(RAGGED, seed)
+    both = pair(RAGGED)
     for estimator, direction in ch09_completion_weights.DIRECTIONS.items():
         constant = ch09_completion_weights.completion_weights(both[0], RAGGED, math.inf)
         gradient = of_term(both, RAGGED, estimator, constant)
@@ -409,22 +388,6 @@ def test_a_token_left_out_for_what_it_is_breaks_even_the_sum():
     assert ending.norm() > 1e-2
 
 
-def test_tokens_that_the_policy_did_not_choose_may_be_left_out():
-    """The second token is a tool's: masked, and in no score."""
-    logits, _ = pair(RAGGED)
-    counted = RAGGED.mask.clone()
-    counted[:, 1] = False
-    chosen = torch.ones(RAGGED.num_states, dtype=torch.bool)
-    chosen[RAGGED.states[:, 1][RAGGED.mask[:, 1]]] = False
-    weights = 1 / counted.sum(-1).double()
-    masked = RAGGED._replace(mask=counted)
-    credit = by_token(weights, masked)
-    scores = credit_moments(logits, RAGGED, torch.where(counted, credit, 0.0)).mean
-    exact = grad(lambda z: sequence_probability(z, RAGGED) @ weights)(logits)
-    torch.testing.assert_close(scores[chosen], exact[chosen], **TIGHT)
-    assert scores[~chosen].abs().max() < 1e-14 < exact[~chosen].abs().max()
-
-
 def test_a_divisor_that_is_the_longest_completion_seen_is_a_weight():
     """Every pair of completions, cut to the longer one before it is aggregated."""
     sequences = enumerate_sequences(3, 3, eos=END)
@@ -456,23 +419,6 @@ def test_cut_completions_left_out_push_k1_towards_never_ending():
     exact = grad(lambda z: sequence_probability(z, RAGGED) @ finished)(logits)
     torch.testing.assert_close(gradient, exact, **TIGHT)
     assert gradient.norm() > 1e-2
-
-
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_positions_in_closed_form_against_the_tree(estimator):
-    sequences = enumerate_sequences(VOCAB, LONGEST, eos=END)
-    position = torch.zeros(sequences.num_states, dtype=torch.long)
-    column = torch.arange(LONGEST).expand(sequences.mask.shape)
-    position[sequences.states[sequences.mask]] = column[sequences.mask]
-    pair = 2 * draw(2, LONGEST, VOCAB, seed=5)
-    both = tuple(table[position] for table in pair)
-    gradient, total = ch09_completion_weights.position_gradients(*pair, estimator=estimator)
-    for weights, closed in (
-        (1 / lengths(sequences), gradient),
-        (lengths(sequences) * 0 + 1, total),
-    ):
-        tree = tie_states(of_term(both, sequences, estimator, weights), position)
-        torch.testing.assert_close(closed, tree, **TIGHT)
 
 
 def test_the_push_of_k1_equals_the_pull_of_k2_at_half_the_squared_variation():
