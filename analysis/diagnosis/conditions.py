@@ -560,7 +560,6 @@ def heavy_tail(m: Measured) -> Shown | None:
         {
             "tail index k": tail.k,
             "largest trusted": tail.threshold,
-            "fitted with": tail.fitted_with,
             "KL by k3": m.estimate("k3").value,
             "KL by k1": m.estimate("k1").value,
             "k3's squared coefficients on 1% of the tokens": m.numbers.get(

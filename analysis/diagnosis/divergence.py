@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 
@@ -19,9 +18,8 @@ from analysis.diagnosis.schema import (
     SequenceShare,
     Settings,
 )
-from analysis.diagnosis.statistics import token_means
+from analysis.diagnosis.statistics import BLOCK, token_means
 from analysis.kl.estimators import k2, k3
-from analysis.kl.importance import effective_sample_size
 from analysis.kl.surrogates import ESTIMATORS, gradient_coefficient
 
 #: verl, OpenRLHF, NeMo-RL and slime clamp the estimator's value here at the snapshots read.
@@ -40,19 +38,18 @@ def kl_estimates(rollouts: Rollouts, settings: Settings) -> list[KLEstimate]:
     :math:`\pi_\theta / \mu` (self-normalised), so that they stand for :math:`\pi_\theta` at the
     visited states.
     """
-    readings: list[tuple[str, Floats, Floats | None]] = [("logged", rollouts.logp, None)]
+    readings: list[tuple[str, Floats, bool]] = [("logged", rollouts.logp, False)]
     if not np.array_equal(rollouts.old_logp, rollouts.logp):
-        readings.append(("sampling", rollouts.old_logp, None))
-    log_weight = rollouts.logp - rollouts.behaviour_logp
-    if log_weight.any():
-        readings.append(("reweighted", rollouts.logp, np.exp(log_weight - log_weight.max())))
+        readings.append(("sampling", rollouts.old_logp, False))
+    if not np.array_equal(rollouts.behaviour_logp, rollouts.logp):
+        readings.append(("reweighted", rollouts.logp, True))
     found = []
-    for samples, logp, weight in readings:
-        policy, ref = torch.from_numpy(logp), torch.from_numpy(rollouts.ref_logp)
+    for samples, logp, reweighted in readings:
+        pair = torch.from_numpy(logp), torch.from_numpy(rollouts.ref_logp)
         means = token_means(
-            {name: partial(_values, make, policy, ref) for name, make in ESTIMATORS.items()},
+            {name: partial(_values, make, *pair) for name, make in ESTIMATORS.items()},
             rollouts.sequence,
-            weight=weight,
+            weight=_weight(rollouts) if reweighted else None,
             **settings.bootstrap,
         )
         found += [
@@ -62,8 +59,15 @@ def kl_estimates(rollouts: Rollouts, settings: Settings) -> list[KLEstimate]:
     return found
 
 
-def _values(estimator: Callable[..., Tensor], policy: Tensor, ref: Tensor) -> Floats:
-    return estimator(policy, ref).numpy()
+def _weight(rollouts: Rollouts) -> Floats:
+    """[N]: policy over sampler, with one for the largest."""
+    weight = rollouts.logp - rollouts.behaviour_logp
+    weight -= weight.max()
+    return np.exp(weight, out=weight)
+
+
+def _values(estimator: Callable[..., Tensor], policy: Tensor, ref: Tensor, block: slice) -> Floats:
+    return estimator(policy[block], ref[block]).numpy()
 
 
 def coefficient_gap(rollouts: Rollouts) -> dict[str, float]:
@@ -87,8 +91,7 @@ def coefficient_gap(rollouts: Rollouts) -> dict[str, float]:
     policy, ref = torch.from_numpy(rollouts.logp), torch.from_numpy(rollouts.ref_logp)
     reverse = gradient_coefficient(policy, ref, estimator="k2").numpy()
     forward = gradient_coefficient(policy, ref, estimator="k3").numpy()
-    log_weight = rollouts.logp - rollouts.behaviour_logp
-    weight = np.exp(log_weight - log_weight.max())
+    weight = _weight(rollouts)
     weight /= weight.sum()
     with np.errstate(over="ignore", invalid="ignore"):
         reverse = reverse - weight @ reverse
@@ -117,17 +120,20 @@ def dead_zones(rollouts: Rollouts) -> dict[str, float]:
         For k2 and k3, ``dead_share_*``: the share of tokens; ``dead_force_*``: the share of the
         summed absolute coefficient that they would have had. ``largest_ratio_over_mean`` of r.
     """
-    log_ratio = torch.from_numpy(rollouts.logp - rollouts.ref_logp)
-    found = {}
-    largest = -log_ratio.min().item() - torch.logsumexp(-log_ratio, 0).item()
-    found["largest_ratio_over_mean"] = math.exp(min(largest + math.log(len(log_ratio)), 700.0))
+    sampled = rollouts.logp - rollouts.ref_logp
+    found = {"largest_ratio_over_mean": len(sampled) / float(np.exp(sampled.min() - sampled).sum())}
     for name, estimator in (("k2", k2), ("k3", k3)):
-        zero = torch.zeros_like(log_ratio)
-        free = gradient_coefficient(log_ratio, zero, estimator=name).abs()
-        dead = (estimator(log_ratio, zero) > VALUE_CLAMP) | (log_ratio.abs() > LOG_RATIO_CLAMP)
-        total = free.sum().item()
-        found[f"dead_share_{name}"] = dead.double().mean().item()
-        found[f"dead_force_{name}"] = free[dead].sum().item() / total if total > 0 else 0.0
+        share, force, total = 0, 0.0, 0.0
+        for start in range(0, len(sampled), BLOCK):
+            log_ratio = torch.from_numpy(sampled[start : start + BLOCK])
+            zero = torch.zeros_like(log_ratio)
+            free = gradient_coefficient(log_ratio, zero, estimator=name).abs()
+            dead = (estimator(log_ratio, zero) > VALUE_CLAMP) | (log_ratio.abs() > LOG_RATIO_CLAMP)
+            share += dead.sum().item()
+            force += free[dead].sum().item()
+            total += free.sum().item()
+        found[f"dead_share_{name}"] = share / len(sampled)
+        found[f"dead_force_{name}"] = force / total if total > 0 else 0.0
     return found
 
 
@@ -222,20 +228,17 @@ def _ratio(log_ratio: Floats) -> Floats:
 
 
 def _pair(name: str, sampled_from: Floats, other: Floats) -> dict[str, float]:
-    first, second = torch.from_numpy(sampled_from), torch.from_numpy(other)
-    everything = torch.ones_like(first, dtype=torch.bool)
-    return {
-        f"{name}_kl": k3(first, second).mean().item(),
-        f"{name}_ess": effective_sample_size(second, first, everything).item(),
-        f"{name}_largest": (second - first).abs().max().item(),
-    }
+    log_ratio = other - sampled_from
+    found = {f"{name}_largest": float(max(log_ratio.max(), -log_ratio.min()))}
+    found[f"{name}_ess"] = _ess(log_ratio)
+    with np.errstate(over="ignore"):
+        return found | {f"{name}_kl": float(np.mean(np.expm1(log_ratio) - log_ratio))}
 
 
 def _ess(log_weights: Floats) -> float:
-    weights = torch.from_numpy(log_weights)
-    return effective_sample_size(
-        weights, torch.zeros_like(weights), torch.ones_like(weights, dtype=torch.bool)
-    ).item()
+    """Effective share of the samples."""
+    weight = np.exp(log_weights - log_weights.max())
+    return float(weight.sum() ** 2 / (len(weight) * (weight @ weight)))
 
 
 def _clip_fraction(rollouts: Rollouts, settings: Settings) -> float:

@@ -11,12 +11,12 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
-import pandas as pd
 from pydantic import ValidationError
 
 from analysis.diagnosis.columns import OPTIONAL, assemble, canonical
@@ -71,6 +71,8 @@ def _open(path: Path) -> TextIO:
 
 
 def _read_csv(path: Path) -> dict[str, np.ndarray]:
+    import pandas as pd
+
     with _open(path) as file:
         header = next(csv.reader(file), [])
         twice = sorted({name for name in header if header.count(name) > 1})
@@ -120,15 +122,30 @@ class _Columns(Mapping[str, Any]):
     def __getitem__(self, name: str) -> np.ndarray:
         import pyarrow
 
-        pyarrow.default_memory_pool().release_unused()  # of the column before
-        table = self._file.read(columns=[name], use_threads=False)
-        return table.column(name).to_pandas().to_numpy()
+        column = self._file.read(columns=[name], use_threads=False).column(name).combine_chunks()
+        pyarrow.default_memory_pool().release_unused()
+        if not pyarrow.types.is_list(column.type):
+            return _as_numpy(column)
+        offsets, values = _as_numpy(column.offsets), _as_numpy(column.values)
+        rows = np.empty(len(column), dtype=object)
+        for row, (first, end) in enumerate(pairwise(offsets)):
+            rows[row] = values[first:end]
+        if column.null_count:
+            rows[_as_numpy(column.is_null())] = None
+        return rows
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._file.schema_arrow.names)
 
     def __len__(self) -> int:
         return len(self._file.schema_arrow.names)
+
+
+def _as_numpy(array: Any) -> np.ndarray:
+    """An arrow array; of plain numbers without pandas, which its own way to numpy imports."""
+    if array.null_count == 0 and str(array.type).startswith(("float", "double", "int", "uint")):
+        return np.from_dlpack(array)
+    return array.to_numpy(zero_copy_only=False)
 
 
 def _assemble_nested(table: Mapping[str, Any], label: str) -> Rollouts:
@@ -371,10 +388,11 @@ def _join(parts: dict[Path, Rollouts]) -> Rollouts:
     columns = [name for name in (*_REQUIRED, *OPTIONAL) if getattr(every[0], name) is not None]
     return replace(
         every[0],
-        **{n: np.concatenate([getattr(part, n) for part in every]) for n in columns},
         sequence=np.concatenate(
-            [part.sequence + begin for part, begin in zip(every, begins, strict=False)]
+            [part.sequence + np.int32(begin) for part, begin in zip(every, begins, strict=False)]
         ),
+        # One at a time, each dropped from its parts: the dump is not held twice.
+        **{n: np.concatenate([vars(part).pop(n) for part in every]) for n in columns},
         rows=sum(part.rows for part in every),
         unscored=sum(part.unscored for part in every),
         has_mask=all(part.has_mask for part in every),

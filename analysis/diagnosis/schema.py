@@ -15,6 +15,7 @@ from analysis.errors import UserError, first_problem
 from analysis.kl.term import KLTerm
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.integer]
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
@@ -29,17 +30,17 @@ class Rollouts:
     logp: Floats  #: [N], under the trained policy
     old_logp: Floats  #: [N], under the policy as the trainer knew it when sampling
     ref_logp: Floats  #: [N], under the reference
-    sequence: NDArray[np.int64]  #: [N], from 0, ascending
-    position: NDArray[np.int64]  #: [N], within the sequence
+    sequence: Integers  #: [N], from 0, ascending
+    position: Integers  #: [N], within the sequence
     sampler_logp: Floats | None = None  #: [N], as reported by the inference engine
     entropy: Floats | None = None  #: [N], of the trained policy at the token's state, nats
     advantage: Floats | None = None  #: [N]
     reward: Floats | None = None  #: [N]
-    step: NDArray[np.int64] | None = None  #: [N]
-    group: NDArray[np.int64] | None = None  #: [N], equal for completions of one prompt
-    token: NDArray[np.int64] | None = None  #: [N], ids in the vocabulary
+    step: Integers | None = None  #: [N]
+    group: Integers | None = None  #: [N], equal for completions of one prompt
+    token: Integers | None = None  #: [N], ids in the vocabulary
     kl_term: Floats | None = None  #: [N], what the KL adds to the loss or takes from the reward
-    padding: NDArray[np.int64] | None = None  #: [N], padding tokens left of the prompt
+    padding: Integers | None = None  #: [N], padding tokens left of the prompt
     rows: int = 0  #: rows of the dump, counted or not
     has_mask: bool = False
     has_old_logp: bool = True
@@ -154,7 +155,7 @@ class Tail(_Frozen):
     ratio: str
     k: float | None
     threshold: float  #: above it neither a mean nor its interval can be trusted
-    fitted_with: str
+    unfitted: str = ""  #: why k is None
 
 
 class Finding(_Frozen):

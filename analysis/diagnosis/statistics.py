@@ -13,12 +13,14 @@ from analysis.diagnosis.schema import Floats, Interval, Tail
 #: Above this many sequences, random bags of whole sequences are resampled in their place: the
 #: spread of a mean is the same, the cost is bounded.
 MOST_UNITS = 1000
+#: Tokens that are worked on at a time: a million of them take no further columns of a million.
+BLOCK = 1 << 17
 #: Stands for infinity in sums: the mean of a column that holds one is huge, then said infinite.
 _HUGE = 1e290
 
 
 def token_means(
-    columns: Mapping[str, Floats | Callable[[], Floats]],
+    columns: Mapping[str, Floats | Callable[[slice], Floats]],
     sequence: np.ndarray,
     *,
     resamples: int,
@@ -31,8 +33,8 @@ def token_means(
         i \sim \text{Uniform, with replacement}
 
     Args:
-        columns: name -> [N] values, or what makes them when they are summed; a name's interval
-            does not depend on the other columns.
+        columns: name -> [N] values, or what makes those of a slice; a name's interval does not
+            depend on the other columns.
         sequence: [N], codes from 0.
         resamples: bootstrap resamples.
         seed: of the resampling.
@@ -57,7 +59,7 @@ def token_means(
 
 
 def _unit_sums(
-    column: Floats | Callable[[], Floats],
+    column: Floats | Callable[[slice], Floats],
     weight: Floats | None,
     units: np.ndarray,
     count: int,
@@ -66,12 +68,16 @@ def _unit_sums(
 
     NaN stays visible; an infinite value of weight zero counts as zero.
     """
-    values = column() if callable(column) else column
+    sums = np.zeros(count)
     with np.errstate(invalid="ignore", over="ignore"):
-        weighted = values if weight is None else np.where(weight == 0.0, 0.0, weight * values)
-        weighted = np.nan_to_num(weighted, nan=np.nan, posinf=_HUGE, neginf=-_HUGE)
-        del values
-        return np.clip(np.bincount(units, weights=weighted, minlength=count), -_HUGE, _HUGE)
+        for start in range(0, len(units), BLOCK):
+            block = slice(start, start + BLOCK)
+            values = column(block) if callable(column) else column[block]
+            if weight is not None:
+                values = np.where(weight[block] == 0.0, 0.0, weight[block] * values)
+            values = np.nan_to_num(values, nan=np.nan, posinf=_HUGE, neginf=-_HUGE)
+            sums += np.bincount(units[block], weights=values, minlength=count)
+        return np.clip(sums, -_HUGE, _HUGE)
 
 
 def _infinite(value: float) -> float:
@@ -106,6 +112,8 @@ INFINITE_VARIANCE_K = 0.5
 FEWEST_TOKENS = 100
 #: The weakly informative prior of PSIS: ten observations at k = 1/2.
 _PRIOR_COUNT, _PRIOR_K = 10, 0.5
+#: Of the grid of scales that the posterior mean is taken over, as PSIS does.
+_PRIOR_SCALES, _FEWEST_SCALES = 3, 30
 #: Largest log-ratios that differ by less than this are one atom: there is no tail to fit.
 _CONSTANT = 1e-9
 
@@ -126,56 +134,42 @@ def infinite_variance(tail: Tail | None) -> bool:
 
 
 def tail_index(ratio: str, log_weights: Floats) -> Tail:
-    """Tail index of ``exp(log_weights)``, by arviz-stats if installed, else by scipy.
+    """Tail index of ``exp(log_weights)``, fitted to its largest values as PSIS does.
 
     Args:
         ratio: what the report calls it.
         log_weights: [N], finite.
+
+    Source: Vehtari et al. (2024).
     """
-    threshold = trusted_k(len(log_weights))
-    if len(log_weights) < FEWEST_TOKENS:
-        return Tail(ratio=ratio, k=None, threshold=threshold, fitted_with="too few tokens")
-    top = np.partition(log_weights, len(log_weights) - _tail_size(len(log_weights)))
-    if np.ptp(top[len(log_weights) - _tail_size(len(log_weights)) :]) < _CONSTANT:
-        return Tail(ratio=ratio, k=None, threshold=threshold, fitted_with="largest values equal")
-    for name, fit in (("arviz-stats", _with_arviz), ("scipy", _with_scipy)):
-        try:
-            k = fit(log_weights)
-        except (ImportError, FloatingPointError):  # not installed; no fit to tied values
-            continue
-        if not math.isfinite(k):
-            continue
-        return Tail(ratio=ratio, k=k, threshold=threshold, fitted_with=name)
-    return Tail(
-        ratio=ratio,
-        k=None,
-        threshold=threshold,
-        fitted_with="nothing; pip install -e '.[diagnose]'",
-    )
-
-
-def _tail_size(count: int) -> int:
-    """How many of the largest weights PSIS fits."""
-    return math.ceil(min(0.2 * count, 3 * math.sqrt(count)))
-
-
-def _with_arviz(log_weights: Floats) -> float:
-    from arviz_stats.base import array_stats
-
-    # Its argument is the log-likelihood of leave-one-out: minus the log-weight.
-    with np.errstate(invalid="raise", divide="raise"):
-        _, k = array_stats.psislw(-log_weights)
-    return float(k)
-
-
-def _with_scipy(log_weights: Floats) -> float:
-    """The same tail by maximum likelihood, shrunk by the same prior."""
-    from scipy.stats import genpareto
-
-    count, size = len(log_weights), _tail_size(len(log_weights))
-    top = np.sort(np.partition(log_weights, count - size - 1)[count - size - 1 :])
-    weights = np.exp(top - top[-1])
-    excess = weights[1:] - weights[0]
+    count = len(log_weights)
+    threshold = trusted_k(count)
+    if count < FEWEST_TOKENS:
+        return Tail(ratio=ratio, k=None, threshold=threshold, unfitted="too few tokens")
+    first = count - int(min(0.2 * count, 3 * math.sqrt(count)))
+    top = np.sort(np.partition(log_weights, first - 1)[first - 1 :])
+    excess = np.exp(top[1:] - top[-1]) - np.exp(top[0] - top[-1])
     excess = excess[excess > 0]
-    k, _, _ = genpareto.fit(excess / excess.mean(), floc=0)
-    return float((len(excess) * k + _PRIOR_COUNT * _PRIOR_K) / (len(excess) + _PRIOR_COUNT))
+    if top[-1] - top[1] < _CONSTANT or len(excess) < 5:
+        return Tail(ratio=ratio, k=None, threshold=threshold, unfitted="largest values equal")
+    return Tail(ratio=ratio, k=_pareto_shape(excess), threshold=threshold)
+
+
+def _pareto_shape(excess: Floats) -> float:
+    r"""Shape k of a generalised Pareto distribution, from ascending positive values [M].
+
+    .. math:: k = \frac{1}{M} \sum_j \log(1 - \hat b x_j), \qquad
+        \hat b = \sum_i w_i b_i, \quad w_i \propto L(b_i)
+
+    with the profile likelihood L over a grid of inverse scales b, then shrunk by the prior on k.
+    """
+    count = len(excess)
+    grid = _FEWEST_SCALES + int(math.sqrt(count))
+    quartile = excess[int(count / 4 + 0.5) - 1]
+    scale = 1 - np.sqrt(grid / (np.arange(1, grid + 1) - 0.5))
+    scale = scale / (_PRIOR_SCALES * quartile) + 1 / excess[-1]
+    shape = np.log1p(-scale[:, None] * excess).mean(1)
+    likelihood = count * (np.log(-scale / shape) - shape - 1)
+    weight = np.exp(likelihood - likelihood.max())
+    k = float(np.log1p(-(weight @ scale / weight.sum()) * excess).mean())
+    return (count * k + _PRIOR_COUNT * _PRIOR_K) / (count + _PRIOR_COUNT)

@@ -102,11 +102,14 @@ def update_response(rollouts: Rollouts, settings: Settings) -> dict[str, Interva
         ``advantage_response`` (b) and ``push`` (a, in standard deviations of :math:`\rho - 1`);
         nothing if no update lies between the two policies.
     """
-    move = np.expm1(np.clip(rollouts.logp - rollouts.old_logp, None, 50.0))
     log_ratio = rollouts.old_logp - rollouts.ref_logp
-    if not (rollouts.has_old_logp and move.std() > 0 and log_ratio.std() > 0):
+    log_ratio -= log_ratio.mean()
+    move = rollouts.logp - rollouts.old_logp
+    move = np.expm1(np.minimum(move, 50.0, out=move), out=move)
+    spreads = log_ratio.std(), move.std()
+    if not (rollouts.has_old_logp and min(spreads) > 0):
         return {}
-    columns = {"pull": log_ratio - log_ratio.mean()}
+    columns = {"pull": log_ratio}
     if rollouts.advantage is not None and rollouts.advantage.std() > 0:
         columns["advantage_response"] = rollouts.advantage
     found = {}
@@ -114,13 +117,14 @@ def update_response(rollouts: Rollouts, settings: Settings) -> dict[str, Interva
         others = [other for key, other in columns.items() if key != name]
         own, rest = _residual(column, others), _residual(move, others)
         found[name] = _slope(own, rest, rollouts, settings)
-    explained = _residual(move, list(columns.values()), keep_mean=True)
-    spread = (rollouts.old_logp - rollouts.ref_logp).std() / move.std()
+        del own, rest
+    scale = float(spreads[0] / spreads[1])
     found["pull_strength"] = Interval(
-        **{end: getattr(found["pull"], end) * float(spread) for end in ("value", "low", "high")}
+        **{end: getattr(found["pull"], end) * scale for end in ("value", "low", "high")}
     )
-    push = {"push": explained / move.std()}
-    return found | token_means(push, rollouts.sequence, **settings.bootstrap)
+    push = _residual(move, list(columns.values()), keep_mean=True)
+    push /= spreads[1]
+    return found | token_means({"push": push}, rollouts.sequence, **settings.bootstrap)
 
 
 def advantage_signs(rollouts: Rollouts) -> dict[str, float]:
@@ -172,22 +176,23 @@ def _within_sequences(rollouts: Rollouts) -> dict[str, float]:
 
 
 def _residual(values: Floats, others: list[Floats], *, keep_mean: bool = False) -> Floats:
-    """What a least-squares fit on ``others`` and a constant leaves."""
-    if not others:
-        return values if keep_mean else values - values.mean()
-    design = np.stack([other - other.mean() for other in others], axis=1)
-    weights, *_ = np.linalg.lstsq(
-        design.T @ design, design.T @ (values - values.mean()), rcond=None
-    )
-    if keep_mean:
-        return values - np.stack(others, axis=1) @ weights
-    return values - values.mean() - design @ weights
+    """What a least-squares fit on ``others`` and a constant leaves; with the constant, if kept."""
+    mean = values.mean()
+    rest = values - mean
+    centred = [other - other.mean() for other in others]
+    gram = np.array([[one @ other for other in centred] for one in centred])
+    shared = np.array([one @ rest for one in centred])
+    weights = np.linalg.lstsq(gram, shared, rcond=None)[0] if others else []
+    for other, around, weight in zip(others, centred, weights, strict=True):
+        rest -= weight * around
+        mean -= weight * other.mean()
+    return rest + mean if keep_mean else rest
 
 
 def _slope(own: Floats, rest: Floats, rollouts: Rollouts, settings: Settings) -> Interval:
-    moved = own != 0
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(moved, rest / own, 0.0)
-    return token_means({"slope": ratio}, rollouts.sequence, weight=own**2, **settings.bootstrap)[
+    """Of ``rest`` on ``own``; both are overwritten."""
+    slope = np.divide(rest, own, out=rest, where=own != 0)
+    weight = np.square(own, out=own)
+    return token_means({"slope": slope}, rollouts.sequence, weight=weight, **settings.bootstrap)[
         "slope"
     ]

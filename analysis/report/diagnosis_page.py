@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import base64
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from analysis.diagnosis.reports import NEVER_MEASURED
 from analysis.diagnosis.schema import Finding, Report, Rollouts
-from analysis.report.generated import render
 from analysis.report.numbers import format_value
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def lines(report: Report) -> str:
@@ -50,6 +50,8 @@ def chapter(finding: Finding) -> str:
 
 def sequences_table(report: Report) -> pd.DataFrame:
     """The sequences with the largest share of the KL."""
+    import pandas as pd  # tables need it; lines do not
+
     return pd.DataFrame(
         {
             "sequence": s.sequence,
@@ -63,9 +65,11 @@ def sequences_table(report: Report) -> pd.DataFrame:
 
 def measurements_table(report: Report) -> pd.DataFrame:
     """Everything else that was measured."""
+    import pandas as pd
+
     rows = {name.replace("_", " "): _number(value) for name, value in report.measurements.items()}
     for tail in report.tails:
-        shown = tail.fitted_with if tail.k is None else f"{tail.k:.2f} ({tail.fitted_with})"
+        shown = tail.unfitted if tail.k is None else f"{tail.k:.2f}"
         rows[f"tail index of {tail.ratio}, trusted to {tail.threshold:.2f}"] = shown
     intervals = {name.replace("_", " "): interval for name, interval in report.intervals.items()}
     intervals |= {f"mean of {identity.ratio}": identity.mean for identity in report.identities}
@@ -80,6 +84,7 @@ def html_page(report: Report, rollouts: Rollouts) -> str:
     """The whole diagnosis as one file without outside references."""
     from analysis import style  # which needs matplotlib, as the figures do; lines do not
     from analysis.chapters import ch13_diagnose_run as figures
+    from analysis.report.generated import render
 
     return render(
         "diagnosis.html",
@@ -99,6 +104,8 @@ def findings_html(report: Report, *, book: str | None = None) -> str:
 
     ``book`` is the prefix of the pages of a built book; by default chapters are named.
     """
+    from analysis.report.generated import render
+
     return render("findings.html", **_of_findings(report, book))
 
 
