@@ -6,7 +6,7 @@ Each problem is small enough to sum over every pair, path or position.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import pandas as pd
@@ -22,11 +22,11 @@ from analysis.chapters import ch17_routing as routing_training
 from analysis.chapters.claims import (
     EXACT,
     Finding,
-    band,
     claim,
     difference,
     judge,
     largest,
+    median,
     recorded,
     share,
 )
@@ -188,26 +188,24 @@ def sample_counts(
     return counts.view_as(pairs) / number
 
 
-def finite_data_curves(
-    problem: Preferences, numbers: Iterable[int], *, names: Iterable[str], seeds: int
-) -> pd.DataFrame:
-    """KL of the fitted policy from the optimum against the number of pairs, by who made them.
+def finite_data_errors(
+    problem: Preferences, number: int, *, names: Iterable[str], seeds: int
+) -> dict[str, float]:
+    """Median KL of the fitted policy from the optimum after ``number`` sampled comparisons.
 
-    A ridge of one pseudo-comparison keeps separated data finite. Percentiles over ``seeds`` data
-    sets.
+    A ridge of one pseudo-comparison keeps separated data finite; a median over ``seeds`` data sets.
     """
 
-    def error(pairs: Tensor, number: int, seed: int) -> float:
+    def error(pairs: Tensor, seed: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
         counts = sample_counts(pairs, problem.rewards, number, generator=generator)
-        return reverse_kl(fit(problem, counts, ridge=1 / number), problem.optimum).item()
+        return reverse_kl(fit(problem, counts, ridge=1 / number), problem.optimum)
 
-    distributions = pair_distributions(problem)
-    rows = []
-    for name, number in itertools.product(names, numbers):
-        errors = [error(distributions[name], number, seed) for seed in range(seeds)]
-        rows.append({"pairs": name, "number": number, **band(torch.tensor(errors))})
-    return pd.DataFrame(rows)
+    pairs = pair_distributions(problem)
+    return {
+        name: median(torch.stack([error(pairs[name], seed) for seed in range(seeds)]))
+        for name in names
+    }
 
 
 class SharedFeatures(NamedTuple):
@@ -261,14 +259,6 @@ def _minimise(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
 
     optimiser.step(closure)
     return leaf.detach()
-
-
-def cost_curves(error: float, horizons: Iterable[int], recoveries: Iterable[float]) -> pd.DataFrame:
-    """Expected steps off the path by horizon, for imitators that find back more or less often."""
-    return pd.DataFrame(
-        {"recovery": c, "horizon": t, "cost": imitation_cost(error, t, c)}
-        for c, t in itertools.product(recoveries, horizons)
-    )
 
 
 def steps_to_success(
@@ -404,17 +394,6 @@ def plot_data_distributions(
     return figure
 
 
-def plot_finite_data(curves: pd.DataFrame) -> Figure:
-    """KL of the fitted policy from the optimum against the number of comparisons."""
-    figure, axes = style.subplots(height=3.9)
-    for look, (name, curve) in zip(style.SERIES, curves.groupby("pairs", sort=False), strict=False):
-        style.band(axes, curve, "number", **look, label=name)
-    axes.set(xscale="log", yscale="log", xlabel="comparisons (log scale)")
-    axes.set_ylabel("KL from the optimum\n(nats, log scale)")
-    axes.legend(loc="lower left", fontsize=10)
-    return figure
-
-
 def plot_pair_paths(paths: dict[str, pd.DataFrame]) -> Figure:
     """Implicit rewards of the three completions while one pair's loss falls."""
     figure, panels = style.subplots(1, len(paths), sharey=True, height=3.7)
@@ -429,14 +408,13 @@ def plot_pair_paths(paths: dict[str, pd.DataFrame]) -> Figure:
     return figure
 
 
-def plot_imitation(curves: pd.DataFrame) -> Figure:
+def plot_imitation(error: float, horizons: Sequence[int]) -> Figure:
     """Expected steps off the path against the horizon, by how easily the student finds back."""
     names = ("never finds back", "one time in ten", "trained on its own states")
     figure, axes = style.subplots(height=3.7)
-    for look, name, (_, curve) in zip(
-        style.SERIES, names, curves.groupby("recovery"), strict=False
-    ):
-        axes.loglog(curve.horizon, curve.cost, **look, label=name)
+    for look, name, recovery in zip(style.SERIES, names, (0.0, 0.1, 1 - error), strict=False):
+        costs = [imitation_cost(error, t, recovery) for t in horizons]
+        axes.loglog(horizons, costs, **look, label=name)
     axes.set_xlabel("horizon $T$ (steps, log scale)")
     axes.set_ylabel("expected steps off the\npath (log scale)")
     axes.legend(loc="upper left")
@@ -527,15 +505,15 @@ def dpo_needs_no_samples_of_the_policy() -> Finding:
     features = normal_draws((6, 2), seed=1)
     table = data_table(problem, features).set_index("pairs")
     near, far = "the optimum's own samples", "what the reference avoids"
-    data = finite_data_curves(problem, [2000], names=(near, far), seeds=5).set_index("pairs")
+    data = finite_data_errors(problem, 2000, names=(near, far), seeds=5)
     figures = {
         "largest_kl_connected": table.kl.drop("two islands").max(),
         "kl_two_islands": table.kl["two islands"],
         "limited_objective_reference": table.objective_limited["the reference's samples"],
         "limited_objective_avoided": table.objective_limited[far],
         "limited_objective_optimum": table.objective_limited[near],
-        "kl_2000_pairs_near": data["median"][near],
-        "kl_2000_pairs_far": data["median"][far],
+        "kl_2000_pairs_near": data[near],
+        "kl_2000_pairs_far": data[far],
     }
     return Finding(judge(figures["largest_kl_connected"] > EXACT, False), figures)
 

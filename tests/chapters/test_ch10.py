@@ -9,10 +9,8 @@ import torch
 from torch.func import grad
 
 from analysis.chapters import ch10_dpo as study
-from analysis.chapters.policies import random_head
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.sequences import enumerate_sequences, sequence_probability
-from analysis.objectives.routing import choose_experts
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +21,6 @@ def problem():
 @pytest.fixture(scope="module")
 def features():
     return torch.randn(5, 2, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
-
-
-def test_pair_distributions_are_distributions(problem):
-    for pairs in study.pair_distributions(problem).values():
-        assert pairs.sum().item() == pytest.approx(1.0)
-        assert torch.allclose(pairs, pairs.T) and (pairs.diagonal() == 0).all()
 
 
 def test_fit_is_stationary_for_the_loss_it_minimises(problem, features):
@@ -47,13 +39,6 @@ def test_no_policy_along_the_features_beats_the_best(problem, features):
     best = study.best_limited(problem, features)
     assert (study.data_table(problem, features).objective_limited <= best + 1e-9).all()
     assert best < study.objective(problem.optimum, problem)
-
-
-def test_sampled_labels_follow_the_model(problem):
-    pairs = study.pair_distributions(problem)["uniform"]
-    generator = torch.Generator().manual_seed(0)
-    counts = study.sample_counts(pairs, problem.rewards, 400_000, generator=generator)
-    assert torch.allclose(counts, study.labelled(pairs, problem.rewards), atol=1e-3)
 
 
 def test_chosen_slope_is_the_derivative_of_the_path():
@@ -140,18 +125,3 @@ def test_gaussian_fits_by_moments_and_by_a_grid():
     )
     assert mean == pytest.approx(-2.0, abs=0.13) and std < 0.7
     assert value > -math.log(0.7) - 1e-3
-
-
-def test_density_curves_integrate_to_one_and_pick_the_lower_minimum():
-    target = study.mixture()
-    curves = study.density_curves(target, study.fits(target, starts=(-2.0, 2.0)), limit=9)
-    assert curves.sum().drop("x").to_list() == pytest.approx(3 * [400 / 18], abs=3e-3)
-    assert curves.x[curves.reverse.idxmax()] == pytest.approx(-2.0, abs=0.05)
-
-
-def test_nothing_moves_without_a_step_and_heads_use_their_experts():
-    table = study.routing_drift([0.0], seeds=2)
-    assert table.replayed.item() == table.recomputed.item() == table.flipped.item() == 0
-    head = random_head(8, 16, 12, seed=0)
-    hidden = torch.randn(50, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    assert len(choose_experts(head, hidden).unique()) > 3
