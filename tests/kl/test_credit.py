@@ -94,12 +94,3 @@ def test_tied_states_are_the_chain_rule():
     (expected,) = torch.autograd.grad(divergence, leaf)
     by_table = sequence_kl_gradient(shared[groups], reference[groups], sequences)
     torch.testing.assert_close(tie_states(by_table, groups), expected, **TIGHT)
-
-
-def test_refusals():
-    sequences = enumerate_sequences(2, 2)
-    logits = draw(sequences.num_states, 2, seed=1, scale=1.2)
-    with pytest.raises(ValueError, match="credit"):
-        sample_gradients(logits, sequences, torch.zeros(3, 2, dtype=torch.float64))
-    with pytest.raises(ValueError, match="values"):
-        state_average(torch.zeros(3, 2, dtype=torch.float64), logits, sequences)

@@ -187,11 +187,6 @@ def test_cosine_and_relative_error():
     assert relative_error(u, v)[0] == pytest.approx(2**0.5 / 5)
 
 
-def test_minimax01_is_no_reward(logits, ref_logits):
-    with pytest.raises(ValueError, match="estimator must be one of"):
-        expected_gradient(logits, ref_logits, estimator="minimax01", placement="reward")
-
-
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k3_clip"])
 @pytest.mark.parametrize("placement", ["loss", "reward"])
 def test_a_token_that_all_forbid_changes_nothing(estimator, placement):

@@ -186,17 +186,6 @@ def test_rewards_against_the_written_out_sum(world, estimator, credit):
     assert torch.allclose(gradient, by_hand, rtol=0, atol=1e-11)
 
 
-def test_bad_input_names_the_argument():
-    sequences = enumerate_sequences(3, 2)
-    logits = table(sequences, 3, 0)
-    with pytest.raises(ValueError, match=r"logits must be a table \[4, vocab\]"):
-        token_logp(logits[:2], sequences)
-    with pytest.raises(ValueError, match="eos must be a token"):
-        enumerate_sequences(3, 2, eos=3)
-    with pytest.raises(ValueError, match="vocab_size >= 2"):
-        enumerate_sequences(1, 2)
-
-
 @pytest.mark.parametrize("direction", ["reverse", "forward"])
 def test_a_forbidden_token_leaves_the_kl_and_its_gradient_finite(direction):
     """The first token 1 is forbidden by the side that the mean is under: NaN, once."""

@@ -94,19 +94,6 @@ def test_minimax01_is_no_value_but_a_gradient(logp):
     assert torch.allclose(gradient(minimax01(logp, REF_LOGP), logp), coefficient)
 
 
-def test_bad_input_names_the_argument(logp):
-    with pytest.raises(ValueError, match="old_logp is needed"):
-        kl_loss(logp, REF_LOGP, weighting="attached")
-    with pytest.raises(ValueError, match="old_logp would go unread"):
-        kl_loss(logp, REF_LOGP, old_logp=OLD_LOGP)
-    with pytest.raises(ValueError, match="ratio='prefix' would go unread"):
-        kl_loss(logp, REF_LOGP, ratio="prefix")
-    with pytest.raises(TypeError):
-        kl_loss(logp, REF_LOGP, OLD_LOGP)
-    with pytest.raises(ValueError, match="estimator must be one of"):
-        kl_penalty(LOGP, REF_LOGP, estimator="minimax01")
-
-
 def test_straight_through_has_the_value_of_one_and_the_gradient_of_the_other(logp):
     value, slope = (kl_loss(logp, REF_LOGP, estimator=name) for name in ("k3", "k2"))
     loss = straight_through(value, slope)
@@ -114,8 +101,6 @@ def test_straight_through_has_the_value_of_one_and_the_gradient_of_the_other(log
     assert torch.allclose(gradient(loss, logp), gradient(slope, logp), rtol=0, atol=1e-14)
     assert (gradient(loss, logp) - gradient(value, logp)).abs().max() > 0.1
     assert (value - slope).abs().max() > 0.1
-    with pytest.raises(ValueError, match="value"):
-        straight_through(value, slope[:1])
 
 
 def test_straight_through_cancels_nothing():

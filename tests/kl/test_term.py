@@ -208,16 +208,6 @@ def test_what_would_go_unread_is_refused(fields, message):
         KLTerm(**fields)
 
 
-def test_a_loss_is_no_penalty(sampled):
-    logp, ref_logp, _ = sampled
-    with pytest.raises(ValueError, match="k3_loss has no penalty"):
-        KLTerm().penalty(logp, ref_logp)
-    with pytest.raises(ValueError, match="k1_reward has no loss"):
-        KLTerm(estimator="k1", placement="reward").loss(logp, ref_logp)
-    with pytest.raises(ValueError, match="old_logp is needed"):
-        KLTerm(weighting="attached").loss(logp, ref_logp)
-
-
 def test_names():
     assert KLTerm().name == "k3_loss"
     assert KLTerm(estimator="none").name == "none"

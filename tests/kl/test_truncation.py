@@ -47,19 +47,6 @@ def test_temperature(logits):
     torch.testing.assert_close(tempered(logits, 0.5).softmax(-1), squared / squared.sum())
 
 
-@pytest.mark.parametrize("options", [{"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.1}])
-def test_refused_options(logits, options):
-    with pytest.raises(ValueError, match="top_"):
-        keep_top(logits, **options)
-
-
-def test_refused_arguments(logits):
-    with pytest.raises(ValueError, match="temperature"):
-        tempered(logits, 0.0)
-    with pytest.raises(ValueError, match="keep"):
-        masked_logits(logits, torch.ones(3, dtype=torch.bool))
-
-
 def test_covered_kl_by_hand_and_its_parts(logits):
     reference = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64).log()
     keep = torch.tensor([True, False, True, False])

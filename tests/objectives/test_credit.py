@@ -155,13 +155,10 @@ def test_reward_to_go_against_its_recursion(gamma, length):
     assert torch.allclose(result, torch.stack(expected[::-1], dim=-1), rtol=0, atol=1e-12)
 
 
-def test_reward_to_go_looks_forward_and_refuses_other_discounts():
+def test_reward_to_go_looks_forward():
     late = torch.tensor([0.0, 0.0, 1.0, 0.0])
     assert reward_to_go(late, gamma=0.5).tolist() == [0.25, 0.5, 1.0, 0.0]
     assert reward_to_go(torch.zeros(2, 0)).shape == (2, 0)
-    for gamma in (-0.1, 1.1, math.nan):
-        with pytest.raises(ValueError, match="gamma"):
-            reward_to_go(late, gamma=gamma)
 
 
 KL = torch.tensor([[0.5, -1.0, 2.0, 4.0], [1.0, 3.0, -0.5, 8.0]], dtype=torch.float64)
@@ -190,16 +187,6 @@ def test_fold_kl_takes_one_advantage_a_token_and_beta_zero_is_no_kl():
         fold_kl(tokens, KL, MASK, beta=2.0),
         fold_kl(tokens, KL, MASK, beta=2.0, credit="to_go", gamma=0.0),
     )
-
-
-def test_fold_kl_refuses():
-    for beta in (-0.1, math.nan, math.inf):
-        with pytest.raises(ValueError, match="beta"):
-            fold_kl(ADVANTAGES, KL, MASK, beta=beta)
-    with pytest.raises(ValueError, match="mask"):
-        fold_kl(ADVANTAGES, KL, MASK[:, :2], beta=0.1)
-    with pytest.raises(ValueError, match=r"give one a row, .*, or one a token"):
-        fold_kl(ADVANTAGES[:1], KL, MASK, beta=0.1)
 
 
 def test_to_go_has_the_gradient_of_the_sequence_kl_and_immediate_has_not():

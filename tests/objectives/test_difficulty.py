@@ -69,10 +69,3 @@ def test_large_groups_reach_the_arcsine_and_small_ones_are_bounded():
 
 def test_a_group_of_two_is_not_reweighted():
     assert torch.allclose(difficulty_weight(P, 2, eps=0.0), torch.full_like(P, 0.5**0.5))
-
-
-def test_refusals():
-    with pytest.raises(ValueError, match="group_size"):
-        difficulty_weight(P, 1)
-    with pytest.raises(ValueError, match="probabilities"):
-        difficulty_weight(P + 1, 4)

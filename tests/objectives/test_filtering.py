@@ -38,10 +38,3 @@ def test_loops_of_any_period_up_to_the_longest():
     assert repeats(tokens, period=1, times=3).nonzero().flatten().tolist() == [9]
     assert not repeats(torch.arange(10), period=3, times=2).any()
     assert not repeats(tokens[:3], period=2, times=3).any()
-
-
-def test_refusals():
-    with pytest.raises(ValueError, match="times"):
-        repeats(torch.arange(4), period=1, times=1)
-    with pytest.raises(ValueError, match="group_size"):
-        kept_fraction(torch.tensor(0.5), 0)

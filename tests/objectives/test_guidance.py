@@ -13,8 +13,6 @@ from analysis.objectives.routing import ExpertHead, choose_experts, routed_logp
 def test_annealing_ends_where_it_should():
     values = [annealed(n, 4, start=1.0, end=0.2) for n in (0, 1, 4, 9)]
     assert values == pytest.approx([1.0, 0.8, 0.2, 0.2])
-    with pytest.raises(ValueError, match="total"):
-        annealed(1, 0, start=1.0, end=0.0)
 
 
 def test_masks():
@@ -22,8 +20,6 @@ def test_masks():
     mask = torch.tensor([1, 1, 1, 0])
     sampled_at = torch.tensor([3, 4, 4, 4])
     assert current_segment(mask, sampled_at, 4).tolist() == [False, True, True, False]
-    with pytest.raises(ValueError, match="sampled_at"):
-        current_segment(mask, sampled_at[:2], 4)
 
 
 @pytest.mark.parametrize(("error", "recovery"), [(0.1, 0.0), (0.1, 0.9), (0.3, 0.2), (1.0, 1.0)])
@@ -38,10 +34,6 @@ def test_imitation_cost_is_the_recursion(error, recovery):
 def test_imitation_cost_at_the_ends():
     assert imitation_cost(0.0, 50, 0.0) == 0.0
     assert imitation_cost(0.01, 50, 0.99) == pytest.approx(0.5)
-    with pytest.raises(ValueError, match="recovery"):
-        imitation_cost(0.1, 5, 1.1)
-    with pytest.raises(ValueError, match="horizon"):
-        imitation_cost(0.1, 0, 0.5)
 
 
 def test_routed_logp_by_hand():

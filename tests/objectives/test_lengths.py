@@ -38,10 +38,3 @@ def test_relative_reward_by_hand():
     wrong_and_long = relative_length_reward(torch.tensor([True, False, True]), LENGTHS)
     assert wrong_and_long.tolist() == pytest.approx([0.5, -0.5, 0.0])
     assert relative_length_reward(correct, torch.full((3,), 7)).tolist() == [0, 0, 0]
-
-
-def test_refusals():
-    with pytest.raises(ValueError, match="weight"):
-        length_penalty(LENGTHS, LENGTHS, weight=-1.0)
-    with pytest.raises(ValueError, match="buffer"):
-        soft_overlong(LENGTHS, max_length=10, buffer=11)

@@ -100,11 +100,6 @@ def test_what_the_clip_keeps_of_the_kl_is_the_slope_by_beta():
     assert (kept[MASK] != 0).any()
 
 
-def test_a_negative_beta_is_refused():
-    with pytest.raises(ValueError, match="beta must be finite and >= 0"):
-        merged_loss(*log_probs(), ADVANTAGES, MASK, beta=-1.0, reading="old")
-
-
 def test_what_is_silent_without_a_clip():
     """Corners of two theorems: no log-ratio, no KL to silence; no advantage, no slope anywhere."""
     logp, old = torch.tensor([math.log(0.5)]).double(), torch.tensor([math.log(0.5)]).double()

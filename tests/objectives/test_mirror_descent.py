@@ -43,10 +43,3 @@ def test_gradient_at_the_sampler_is_the_policy_gradient(baseline):
     exact = policy * (REWARDS - (policy * REWARDS).sum())
     assert torch.allclose(gradient, -2 * TAU * exact, atol=1e-14)
     assert not torch.allclose(gradient, 2 * TAU * exact, atol=1e-3)
-
-
-def test_refusals():
-    with pytest.raises(ValueError, match="tau"):
-        log_partition(REWARDS, LOGP, tau=0.0)
-    with pytest.raises(ValueError, match="baseline"):
-        mirror_descent_loss(LOGP, LOGP, REWARDS, REWARDS[:2], tau=1.0)

@@ -47,10 +47,3 @@ def test_early_stop_by_hand():
     assert early_stop(SCORES, patience=2, initial=0.9).tolist() == [4, 2]
     assert early_stop(SCORES, patience=3, initial=0.9).tolist() == [4, 3]
     assert early_stop(SCORES, patience=1).tolist() == [3, 2]
-
-
-def test_refusals():
-    with pytest.raises(ValueError, match="without steps"):
-        best_of_n(SCORES, torch.zeros_like(MASK))
-    with pytest.raises(ValueError, match="patience"):
-        early_stop(SCORES, patience=0)

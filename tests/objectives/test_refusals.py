@@ -1,0 +1,73 @@
+"""What the objectives refuse, each naming the argument; see also tests/kl/test_guard.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from analysis.objectives.aggregation import token_mean_weight, token_weights
+from analysis.objectives.credit import fold_kl, reward_to_go
+from analysis.objectives.difficulty import difficulty_weight
+from analysis.objectives.filtering import kept_fraction, repeats
+from analysis.objectives.gae import generalised_advantage
+from analysis.objectives.guidance import annealed, current_segment
+from analysis.objectives.imitation import imitation_cost
+from analysis.objectives.lengths import length_penalty, soft_overlong
+from analysis.objectives.masking import off_policy_sequence_mask
+from analysis.objectives.merged import merged_loss
+from analysis.objectives.mirror_descent import log_partition, mirror_descent_loss
+from analysis.objectives.mismatch import mismatch_weight
+from analysis.objectives.ordering import ORDERS
+from analysis.objectives.preference import dpo_loss
+from analysis.objectives.process import best_of_n, early_stop
+
+ROW, ROWS, EVERY = torch.ones(4), torch.ones(2, 4), torch.ones(2, 4, dtype=torch.bool)
+BETA = "beta must be finite and >= 0"
+
+REFUSED: list[tuple[str, Callable[[], object]]] = [
+    ("mask", lambda: token_weights(torch.tensor(True), "token_mean")),
+    ("completions >= 1", lambda: token_mean_weight(torch.ones(2) / 2, 0)),
+    ("length_probability", lambda: token_mean_weight(torch.ones(2, 2) / 2, 3)),
+    ("floating", lambda: token_mean_weight(torch.tensor([0, 1]), 3)),
+    *(("gamma", lambda g=g: reward_to_go(ROW, gamma=g)) for g in (-0.1, 1.1, math.nan)),
+    *(("beta", lambda b=b: fold_kl(ROW[:2], ROWS, EVERY, beta=b)) for b in (-0.1, math.inf)),
+    ("mask", lambda: fold_kl(ROW[:2], ROWS, EVERY[:, :2], beta=0.1)),
+    (r"give one a row, .*, or one a token", lambda: fold_kl(ROW[:1], ROWS, EVERY, beta=0.1)),
+    ("group_size", lambda: difficulty_weight(ROW / 2, 1)),
+    ("probabilities", lambda: difficulty_weight(ROW + 1, 4)),
+    ("times", lambda: repeats(torch.arange(4), period=1, times=1)),
+    ("group_size", lambda: kept_fraction(torch.tensor(0.5), 0)),
+    ("lam", lambda: generalised_advantage(ROWS, ROWS, EVERY, lam=1.5)),
+    ("gamma", lambda: generalised_advantage(ROWS, ROWS, EVERY, gamma=-0.1)),
+    ("values", lambda: generalised_advantage(ROWS, ROWS[:, :2], EVERY)),
+    ("total", lambda: annealed(1, 0, start=1.0, end=0.0)),
+    ("sampled_at", lambda: current_segment(EVERY[0], torch.tensor([3, 4]), 4)),
+    ("recovery", lambda: imitation_cost(0.1, 5, 1.1)),
+    ("horizon", lambda: imitation_cost(0.1, 0, 0.5)),
+    ("weight", lambda: length_penalty(ROW, ROW, weight=-1.0)),
+    ("buffer", lambda: soft_overlong(ROW, max_length=10, buffer=11)),
+    ("delta", lambda: off_policy_sequence_mask(ROWS, ROWS, ROW[:2], EVERY, delta=-0.1)),
+    (
+        "give one a sequence",
+        lambda: off_policy_sequence_mask(ROWS, ROWS, ROWS, EVERY, delta=0.1),
+    ),
+    (BETA, lambda: merged_loss(ROWS, ROWS, ROWS, ROW[:2], EVERY, beta=-1.0, reading="old")),
+    ("tau", lambda: log_partition(ROW, ROW, tau=0.0)),
+    ("baseline", lambda: mirror_descent_loss(ROW, ROW, ROW, ROW[:2], tau=1.0)),
+    ("bound must be at least 1", lambda: mismatch_weight(ROWS, ROWS, EVERY, bound=0.9)),
+    ("bound is NaN", lambda: mismatch_weight(ROWS, ROWS, EVERY, bound=math.nan)),
+    *((BETA, lambda o=o: o(ROW, ROW, beta=-1.0)) for o in ORDERS.values()),
+    *(("at least two", lambda o=o: o(ROW[:1], ROW[:1], beta=0.5)) for o in ORDERS.values()),
+    *(("beta", lambda b=b: dpo_loss(*[ROW] * 4, beta=b)) for b in (0.0, -0.1, math.inf)),
+    ("without steps", lambda: best_of_n(ROWS, ~EVERY)),
+    ("patience", lambda: early_stop(ROWS, patience=0)),
+]
+
+
+@pytest.mark.parametrize(("named", "call"), REFUSED)
+def test_what_is_refused_is_named(named: str, call: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=named):
+        call()
