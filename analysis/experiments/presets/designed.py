@@ -6,6 +6,7 @@ value; what is not recorded is an open question.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from analysis.experiments.preset import (
@@ -15,9 +16,9 @@ from analysis.experiments.preset import (
     Preset,
     fresh_seeds,
     kl_variants,
+    population,
     predict,
     preset,
-    train_config,
 )
 from analysis.kl.term import KLTerm
 from analysis.training.config import StartConfig
@@ -62,22 +63,23 @@ def prefix_ratio(beta: float) -> Variant:
     return Variant(kl=KLTerm(estimator="k3", weighting="attached", ratio="prefix"), beta=beta)
 
 
-def population(
-    design: Design, variants: tuple[Variant, ...], seeds: tuple[int, ...], **config: Any
-) -> Preset:
-    """Runs of a design whose configuration differs so from the usual one.
+def design(*, predictions: Mapping[str, str], stopping: str = STOPPING, **said: Any) -> Design:
+    """A design that ends as these presets do, its predictions in their shortest spelling."""
+    return Design(predictions=predict(predictions), stopping=stopping, **said)
 
-    ``start`` holds what differs from a start of 150 updates, on the starts of these presets.
-    """
-    start = {"updates": 150, "seed": FIRST_START, "count": NUM_STARTS} | config.pop("start", {})
-    config = {"start": StartConfig(**start), "log_every": 10, "cosine_every": 0} | config
-    return Preset(
-        config=train_config(**config),
-        variants=variants,
-        seeds=seeds,
-        predictions=design.sentences,
-        design=design,
-    )
+
+def designed(
+    written: Design,
+    variants: Iterable[Variant],
+    seeds: tuple[int, ...],
+    *,
+    start: Mapping[str, Any] | None = None,
+    **config: Any,
+) -> Preset:
+    """Runs of a design, from starts of 150 updates but for what ``start`` says."""
+    of_start = {"updates": 150, "seed": FIRST_START, "count": NUM_STARTS} | dict(start or {})
+    runs = {"variants": variants, "seeds": seeds, "start": StartConfig(**of_start)}
+    return population(design=written, **{"log_every": 10} | runs | config)
 
 
 @preset
@@ -85,38 +87,33 @@ def equal_kl(*, num_seeds: int = NUM_SEEDS, updates: int = 150) -> Preset:
     """Which terms keep the policy near the reference, and what they cost in reward at equal KL."""
     terms = [v for beta in BETAS for v in (*kl_variants(beta), prefix_ratio(beta))]
     seeds = fresh_seeds(5000, num_seeds)
-    return population(_EQUAL_KL, (NO_KL, *terms), seeds, updates=updates)
+    return designed(_EQUAL_KL, (NO_KL, *terms), seeds, updates=updates)
 
 
-_EQUAL_KL = Design(
+_EQUAL_KL = design(
     question=(
         "Which KL terms keep the policy near the reference, and what does each cost in reward "
         "against the exact KL at equal KL?"
     ),
     outcome=f"{AT_EQUAL_KL} Whether a term keeps the policy near: {AT_EQUAL_BETA}",
     margin=0.03,
-    predictions=predict(
-        {
-            f"{' '.join(COMPARED)} = exact_loss: reward": "it descends a KL too",
-            "k1_loss = none: reverse_kl at 0.03 0.1 0.3": (
-                "its expected gradient is zero, and its noise is small at these coefficients"
-            ),
-            "k1_loss < none: reward at 1 3": "its noise stays, and it buys nothing",
-            f"{' '.join(COMPARED)} exact_loss < none: reverse_kl at 0.3 1 3": "it descends a KL",
-            "k2_reward > k1_reward: reverse_kl at 0.3 1 3": (
-                "in the reward it is no gradient of a KL"
-            ),
-            "k3_reward > none: reverse_kl at 0.3 1 3": (
-                "a small ratio is paid for, so probability flows to one token"
-            ),
-            "k2_loss = exact_loss: reverse_kl at 0.03 0.1 0.3 1": (
-                "on fresh samples it has the exact KL's expected gradient"
-            ),
-            "k3_loss_attached_prefix = k1_reward: reverse_kl at 0.03 0.1 0.3 1": OF_COMPLETIONS,
-            "k3_loss_attached_prefix = k1_reward: reward": OF_COMPLETIONS,
-        }
-    ),
-    stopping=STOPPING,
+    predictions={
+        f"{' '.join(COMPARED)} = exact_loss: reward": "it descends a KL too",
+        "k1_loss = none: reverse_kl at 0.03 0.1 0.3": (
+            "its expected gradient is zero, and its noise is small at these coefficients"
+        ),
+        "k1_loss < none: reward at 1 3": "its noise stays, and it buys nothing",
+        f"{' '.join(COMPARED)} exact_loss < none: reverse_kl at 0.3 1 3": "it descends a KL",
+        "k2_reward > k1_reward: reverse_kl at 0.3 1 3": "in the reward it is no gradient of a KL",
+        "k3_reward > none: reverse_kl at 0.3 1 3": (
+            "a small ratio is paid for, so probability flows to one token"
+        ),
+        "k2_loss = exact_loss: reverse_kl at 0.03 0.1 0.3 1": (
+            "on fresh samples it has the exact KL's expected gradient"
+        ),
+        "k3_loss_attached_prefix = k1_reward: reverse_kl at 0.03 0.1 0.3 1": OF_COMPLETIONS,
+        "k3_loss_attached_prefix = k1_reward: reward": OF_COMPLETIONS,
+    },
     pilots=(
         Pilot(
             tried=(
@@ -140,7 +137,7 @@ _EQUAL_KL = Design(
 
 #: Of figure 2 of "Rethinking KL Divergence in RLHF" (Liu et al., 2025), read off the runs of
 #: :func:`equal_kl`; written while they were trained and none had been read.
-FIGURE2 = Design(
+FIGURE2 = design(
     question="At equal KL, does k3 as a loss fluctuate more than k2 as a loss?",
     outcome=(
         "Logarithm of the fluctuation over the second half of a run, of the gradient norm and of "
@@ -149,15 +146,12 @@ FIGURE2 = Design(
         "the log KL of the last tenth."
     ),
     margin=0.223,
-    predictions=predict(
-        {
-            f"k3_loss = k2_loss: {metric}": (
-                "near the reference the two gradients are equal to first order"
-            )
-            for metric in ("gradient_norm", "reverse_kl")
-        }
-    ),
-    stopping=STOPPING,
+    predictions={
+        f"k3_loss = k2_loss: {metric}": (
+            "near the reference the two gradients are equal to first order"
+        )
+        for metric in ("gradient_norm", "reverse_kl")
+    },
     pilots=(
         Pilot(
             tried="The older preset figure2: one start, ten seeds, one coefficient.",
@@ -188,22 +182,26 @@ def averaged(name: str, how: str, beta: float, *, reward: bool = True) -> Varian
     )
 
 
-@preset
-def aggregation_length(*, num_seeds: int = NUM_SEEDS, updates: int = 80) -> Preset:
-    """What averaging tokens does to a KL loss and to the length of answers."""
-    variants = [
+def averages(*betas: float) -> list[Variant]:
+    """Under each average: no KL term, k2, k1 without a reward, and k1 beside it at each beta."""
+    return [
         variant
         for how in AGGREGATIONS
         for variant in (
             averaged("none", how, 0.0),
             averaged("k2", how, 0.3),
             averaged("only_k1", how, 1.0, reward=False),
-            *(averaged("k1", how, beta) for beta in (0.1, 0.3, 1.0)),
+            *(averaged("k1", how, beta) for beta in betas),
         )
     ]
-    return population(
+
+
+@preset
+def aggregation_length(*, num_seeds: int = NUM_SEEDS, updates: int = 80) -> Preset:
+    """What averaging tokens does to a KL loss and to the length of answers."""
+    return designed(
         _AGGREGATION,
-        tuple(variants),
+        averages(0.1, 0.3, 1.0),
         fresh_seeds(5100, num_seeds),
         updates=updates,
         learning_rate=1e-3,
@@ -212,39 +210,36 @@ def aggregation_length(*, num_seeds: int = NUM_SEEDS, updates: int = 80) -> Pres
     )
 
 
-_AGGREGATION = Design(
+_AGGREGATION = design(
     question=(
         "Does k1 as a loss make answers longer under 1/|o| and not under sums, as its expected "
         "gradient there, that of E[1/|o|], says, and is it felt beside a reward?"
     ),
     outcome=f"Mean length of answers, in tokens. {AT_EQUAL_BETA}",
     margin=0.25,
-    predictions=predict(
-        {
-            "only_k1_mean > only_k1_sum: length at 1": (
-                "without a reward it descends E[1/|o|] under the one, and nothing under the other"
-            ),
-            "only_k1_batch_mean = only_k1_sum: length at 1": (
-                "over a batch the weight of a token hardly depends on its own completion"
-            ),
-            "k1_mean > none_mean: length at 0.1 0.3 1": "beside a reward it descends E[1/|o|] too",
-            "k1_sum = none_sum: length at 0.1 0.3 1": "its expected gradient is zero",
-            "k1_batch_mean = none_batch_mean: length at 0.1 0.3 1": (
-                "its expected gradient is nearly zero"
-            ),
-            "k2_mean = k2_sum: length at 0.3": "what k2 descends is zero at the reference",
-            **{
-                f"k2_{how} < none_{how}: reverse_kl at 0.3": (
-                    "under every weight it is smallest at the reference"
-                )
-                for how in AGGREGATIONS
-            },
-            "k2_mean = k2_sum: reverse_kl at 0.3": (
-                "reward and KL have the same weights, and the optimizer takes out the scale"
-            ),
-        }
-    ),
-    stopping=STOPPING,
+    predictions={
+        "only_k1_mean > only_k1_sum: length at 1": (
+            "without a reward it descends E[1/|o|] under the one, and nothing under the other"
+        ),
+        "only_k1_batch_mean = only_k1_sum: length at 1": (
+            "over a batch the weight of a token hardly depends on its own completion"
+        ),
+        "k1_mean > none_mean: length at 0.1 0.3 1": "beside a reward it descends E[1/|o|] too",
+        "k1_sum = none_sum: length at 0.1 0.3 1": "its expected gradient is zero",
+        "k1_batch_mean = none_batch_mean: length at 0.1 0.3 1": (
+            "its expected gradient is nearly zero"
+        ),
+        "k2_mean = k2_sum: length at 0.3": "what k2 descends is zero at the reference",
+        **{
+            f"k2_{how} < none_{how}: reverse_kl at 0.3": (
+                "under every weight it is smallest at the reference"
+            )
+            for how in AGGREGATIONS
+        },
+        "k2_mean = k2_sum: reverse_kl at 0.3": (
+            "reward and KL have the same weights, and the optimizer takes out the scale"
+        ),
+    },
     pilots=(
         Pilot(
             tried=(
@@ -269,7 +264,7 @@ _AGGREGATION = Design(
 @preset
 def long_completions(*, num_seeds: int = NUM_SEEDS, updates: int = 60) -> Preset:
     """The prefix ratio beside k1 in the reward and per-token terms, on answers of 32 tokens."""
-    return population(
+    return designed(
         _LONG,
         with_terms(
             (0.03, 0.1, 0.3), ("exact_loss", "k2_loss", "k1_reward", "k3_loss_attached_prefix")
@@ -283,7 +278,7 @@ def long_completions(*, num_seeds: int = NUM_SEEDS, updates: int = 60) -> Preset
     )
 
 
-_LONG = Design(
+_LONG = design(
     question=(
         "Does the attached prefix ratio train as k1 in the reward does when answers are 32 tokens "
         "long, and do terms that see one token at a time end elsewhere?"
@@ -293,26 +288,23 @@ _LONG = Design(
         f"of right positions: {AT_EQUAL_KL}"
     ),
     margin=0.01,
-    predictions=predict(
-        {
-            "k3_loss_attached_prefix = k1_reward: reverse_kl at 0.03 0.1 0.3": OF_COMPLETIONS,
-            "k3_loss_attached_prefix = k1_reward: reward": OF_COMPLETIONS,
-            "k2_loss = exact_loss: reverse_kl at 0.03 0.1 0.3": (
-                "on fresh samples it has the exact KL's expected gradient"
-            ),
-            "k1_reward = exact_loss: reverse_kl at 0.03 0.1 0.3": (
-                "what a token does to later states is little in this task"
-            ),
-            "k3_loss_attached_prefix = exact_loss: reverse_kl at 0.03 0.1 0.3": (
-                "what a token does to later states is little here"
-            ),
-            "k2_loss k1_reward k3_loss_attached_prefix = exact_loss: reward": "each descends a KL",
-            "k1_reward k3_loss_attached_prefix > exact_loss: gradient_norm at 0.3": (
-                "the noise of all later tokens is in each token's weight"
-            ),
-        }
-    ),
-    stopping=STOPPING,
+    predictions={
+        "k3_loss_attached_prefix = k1_reward: reverse_kl at 0.03 0.1 0.3": OF_COMPLETIONS,
+        "k3_loss_attached_prefix = k1_reward: reward": OF_COMPLETIONS,
+        "k2_loss = exact_loss: reverse_kl at 0.03 0.1 0.3": (
+            "on fresh samples it has the exact KL's expected gradient"
+        ),
+        "k1_reward = exact_loss: reverse_kl at 0.03 0.1 0.3": (
+            "what a token does to later states is little in this task"
+        ),
+        "k3_loss_attached_prefix = exact_loss: reverse_kl at 0.03 0.1 0.3": (
+            "what a token does to later states is little here"
+        ),
+        "k2_loss k1_reward k3_loss_attached_prefix = exact_loss: reward": "each descends a KL",
+        "k1_reward k3_loss_attached_prefix > exact_loss: gradient_norm at 0.3": (
+            "the noise of all later tokens is in each token's weight"
+        ),
+    },
     pilots=(
         Pilot(
             tried=(
@@ -339,7 +331,7 @@ _LONG = Design(
 @preset
 def equal_kl_ended(*, num_seeds: int = NUM_SEEDS, updates: int = 100) -> Preset:
     """Reward at equal KL on a second task: answers that end, some fillers, a graded reward."""
-    return population(
+    return designed(
         _ENDED,
         with_terms((0.1, 0.3, 1.0), ("exact_loss", *SAMPLED), sums=True),
         fresh_seeds(5300, num_seeds),
@@ -352,7 +344,7 @@ def equal_kl_ended(*, num_seeds: int = NUM_SEEDS, updates: int = 100) -> Preset:
 @preset
 def equal_kl_wide(*, num_seeds: int = NUM_SEEDS, updates: int = 100) -> Preset:
     """Reward at equal KL in a policy twice as wide."""
-    return population(
+    return designed(
         _WIDE,
         with_terms((0.1, 0.3, 1.0), ("exact_loss", *SAMPLED)),
         fresh_seeds(5400, num_seeds),
@@ -369,17 +361,14 @@ SAMPLED = ("k2_loss", "k3_loss", "k1_reward")
 
 def _elsewhere(where: str, pilot: Pilot) -> Design:
     terms = " ".join(SAMPLED)
-    return Design(
+    return design(
         question=f"Do the terms cost the same reward at equal KL {where}?",
         outcome=AT_EQUAL_KL,
         margin=0.03,
-        predictions=predict(
-            {
-                f"{terms} = exact_loss: reward": "it descends a KL too",
-                f"{terms} exact_loss < none: reverse_kl at 0.1 0.3 1": "it descends a KL",
-            }
-        ),
-        stopping=STOPPING,
+        predictions={
+            f"{terms} = exact_loss: reward": "it descends a KL too",
+            f"{terms} exact_loss < none: reverse_kl at 0.1 0.3 1": "it descends a KL",
+        },
         pilots=(pilot,),
     )
 
@@ -441,27 +430,22 @@ def stale_starts(*, num_seeds: int = NUM_SEEDS, updates: int = 150) -> Preset:
         loss("k3_attached", estimator="k3", weighting="attached"),
     )
     seeds = fresh_seeds(5500, num_seeds)
-    return population(_STALE, variants, seeds, updates=updates, learning_rate=1e-3)
+    return designed(_STALE, variants, seeds, updates=updates, learning_rate=1e-3)
 
 
-_STALE = Design(
+_STALE = design(
     question="Which correction for samples 16 updates old is worth its variance?",
     outcome=f"Mean reward. {AT_EQUAL_BETA}",
     margin=0.03,
-    predictions=predict(
-        {
-            "unclipped < clipped: reward at 0.3": "nothing stops its gradient",
-            "unclipped_masked > unclipped: reward at 0.3": "the mask leaves out what ruins it",
-            "unclipped_masked > clipped: reward at 0.3": "what is left has its gradient whole",
-            "clipped_masked = clipped: reward at 0.3": "the clip has silenced the same tokens",
-            "exact > k2_detached: reward at 0.3": "it has no noise of a sampled token",
-            "k2 = k2_detached: reward at 0.3": "the weight corrects little and costs variance",
-            "k3_attached = k2_detached: reverse_kl at 0.3": (
-                "sample by sample they have one gradient"
-            ),
-        }
-    ),
-    stopping=STOPPING,
+    predictions={
+        "unclipped < clipped: reward at 0.3": "nothing stops its gradient",
+        "unclipped_masked > unclipped: reward at 0.3": "the mask leaves out what ruins it",
+        "unclipped_masked > clipped: reward at 0.3": "what is left has its gradient whole",
+        "clipped_masked = clipped: reward at 0.3": "the clip has silenced the same tokens",
+        "exact > k2_detached: reward at 0.3": "it has no noise of a sampled token",
+        "k2 = k2_detached: reward at 0.3": "the weight corrects little and costs variance",
+        "k3_attached = k2_detached: reverse_kl at 0.3": "sample by sample they have one gradient",
+    },
     pilots=(
         Pilot(
             tried=(

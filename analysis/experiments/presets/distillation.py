@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from analysis.experiments.preset import Preset, fresh_seeds, preset, train_config
+from analysis.experiments.preset import Preset, fresh_seeds, population, preset
 from analysis.kl.term import KLTerm
-from analysis.training.config import StartConfig, TeacherConfig, TrainConfig
+from analysis.training.config import StartConfig, TeacherConfig
 from analysis.training.tiny.tasks import SortTask
 from analysis.training.variants import Advantage, Distillation, Objective, Sampler, Shaping, Variant
 
@@ -44,11 +44,28 @@ LESSONS = (
 )
 
 
+def supervised(
+    start: int,
+    teacher: int,
+    *,
+    fillers: tuple[int, int] | None = None,
+    teacher_fillers: tuple[int, int] | None = None,
+) -> dict[str, Any]:
+    """The policy's start and the teacher: so many supervised updates each."""
+    return {
+        "start": StartConfig(updates=start, fillers=fillers),
+        "teacher": TeacherConfig(start=StartConfig(updates=teacher, fillers=teacher_fillers)),
+        "log_every": 20,
+    }
+
+
 @preset
 def distillation(*, learning_rate: float = 1e-3, num_seeds: int = 10, updates: int = 300) -> Preset:
     """A start that is right half of the time, and a good teacher of its own size."""
-    return Preset(
-        config=_config(150, 300, learning_rate=learning_rate, updates=updates),
+    return population(
+        **supervised(150, 300),
+        learning_rate=learning_rate,
+        updates=updates,
         variants=(GRPO, *LESSONS),
         seeds=fresh_seeds(3000, num_seeds),
         predictions=(
@@ -72,8 +89,10 @@ def distillation_sparse(
     *, learning_rate: float = 1e-3, num_seeds: int = 10, updates: int = 300
 ) -> Preset:
     """The same from a start that is right about twice in a hundred tries: a sparse reward."""
-    return Preset(
-        config=_config(60, 300, learning_rate=learning_rate, updates=updates),
+    return population(
+        **supervised(60, 300),
+        learning_rate=learning_rate,
+        updates=updates,
         variants=(GRPO, *LESSONS),
         seeds=fresh_seeds(3100, num_seeds),
         predictions=(
@@ -94,8 +113,10 @@ def weak_teacher(
 ) -> Preset:
     """A teacher that reinforcement learning can pass: who stops there?"""
     exact = {"kl": KLTerm(estimator="exact"), "reward": True}
-    return Preset(
-        config=_config(120, 150, learning_rate=learning_rate, updates=updates),
+    return population(
+        **supervised(120, 150),
+        learning_rate=learning_rate,
+        updates=updates,
         variants=(
             GRPO,
             taught("opd_immediate", kl=OPD),
@@ -132,10 +153,11 @@ def kdrl(
     def both(label: str, **parts: Any) -> Variant:
         return taught(label, reward=True, weight=weight, **parts)
 
-    return Preset(
-        config=_config(
-            130, 280, fillers=(0, 2), task=FILLERS, learning_rate=learning_rate, updates=updates
-        ),
+    return population(
+        **supervised(130, 280, fillers=(0, 2)),
+        task=FILLERS,
+        learning_rate=learning_rate,
+        updates=updates,
         variants=(
             GRPO,
             taught("teacher_only", kl=KLTerm(estimator="k2")),
@@ -168,29 +190,22 @@ def long_to_short(
     def relative(strength: float) -> Shaping:
         return Shaping(length="relative", weight=strength)
 
-    def rewarded(label: str, **parts: Any) -> Variant:
-        return Variant(label=label, **parts)
-
-    return Preset(
-        config=_config(
-            200,
-            270,
-            teacher_fillers=(0, 1),
-            task=FILLERS,
-            learning_rate=learning_rate,
-            updates=updates,
-        ),
+    return population(
+        **supervised(200, 270, teacher_fillers=(0, 1)),
+        task=FILLERS,
+        learning_rate=learning_rate,
+        updates=updates,
         variants=(
             GRPO,
-            rewarded("relative_reward", shaping=relative(weight)),
-            rewarded("relative_reward_strong", shaping=relative(1.0)),
-            rewarded("linear_price", shaping=Shaping(length="linear", weight=0.05)),
-            rewarded("dpo", shaping=relative(1.0), objective=Objective(kind="dpo", tau=1.0)),
-            rewarded(
-                "dpo_low_tau", shaping=relative(1.0), objective=Objective(kind="dpo", tau=0.1)
+            Variant(label="relative_reward", shaping=relative(weight)),
+            Variant(label="relative_reward_strong", shaping=relative(1.0)),
+            Variant(label="linear_price", shaping=Shaping(length="linear", weight=0.05)),
+            Variant(label="dpo", shaping=relative(1.0), objective=Objective(kind="dpo", tau=1.0)),
+            Variant(
+                label="dpo_low_tau", shaping=relative(1.0), objective=Objective(kind="dpo", tau=0.1)
             ),
-            rewarded(
-                "shortest_rejection",
+            Variant(
+                label="shortest_rejection",
                 objective=Objective(kind="reinforce"),
                 advantage=Advantage(baseline="shortest_right"),
             ),
@@ -210,22 +225,4 @@ def long_to_short(
             "Distillation ends at the short teacher's mean length, not below it, and no less "
             "accurate than GRPO.",
         ),
-    )
-
-
-def _config(
-    start: int,
-    teacher: int,
-    *,
-    fillers: tuple[int, int] | None = None,
-    teacher_fillers: tuple[int, int] | None = None,
-    **changes: Any,
-) -> TrainConfig:
-    """Supervised starts of so many updates, of the policy and of the teacher."""
-    return train_config(
-        start=StartConfig(updates=start, fillers=fillers),
-        teacher=TeacherConfig(start=StartConfig(updates=teacher, fillers=teacher_fillers)),
-        log_every=20,
-        cosine_every=0,
-        **changes,
     )

@@ -9,7 +9,7 @@ As in :mod:`analysis.experiments.presets.designed`, the design is committed befo
 from __future__ import annotations
 
 from analysis.experiments.language.model import LanguageConfig
-from analysis.experiments.preset import Design, Pilot, Preset, fresh_seeds, predict, preset
+from analysis.experiments.preset import Pilot, Preset, fresh_seeds, preset
 from analysis.experiments.presets.designed import (
     AGGREGATIONS,
     AT_EQUAL_BETA,
@@ -18,8 +18,9 @@ from analysis.experiments.presets.designed import (
     COMPARED,
     OF_COMPLETIONS,
     STOPPING,
-    averaged,
-    population,
+    averages,
+    design,
+    designed,
     with_terms,
 )
 from analysis.experiments.presets.language import smollm2
@@ -28,29 +29,26 @@ from analysis.training.tiny.tasks import SortTask
 NUM_STARTS = 20
 #: First seed of the starts; no other preset uses them.
 FIRST_START = 100
+#: Of long answers, five of them.
+SHORT_START = {"updates": 80, "batch_size": 32, "seed": FIRST_START, "count": 5}
 
 
-_LARGE = Design(
+_LARGE = design(
     question=(
         "With twice the starts and twenty times the runs of equal_kl: what does each KL term cost "
         "in reward against the exact KL at equal KL?"
     ),
     outcome=AT_EQUAL_KL,
     margin=0.03,
-    predictions=predict(
-        {
-            "k2_loss = exact_loss: reward": "they have one expected gradient",
-            "k3_loss < exact_loss: reward": "it costs near the reference, as in equal_kl",
-            "k1_reward < exact_loss: reward": "its noise costs a little, as in equal_kl",
-            "k1_reward = exact_loss: reward": "the cost is within the margin",
-            "k3_loss_attached_prefix < exact_loss: reward": (
-                "its noise costs a little, as in equal_kl"
-            ),
-            "k3_loss_attached_prefix = exact_loss: reward": "the cost is within the margin",
-            "k3_loss_attached_prefix = k1_reward: reward": OF_COMPLETIONS,
-        }
-    ),
-    stopping=STOPPING,
+    predictions={
+        "k2_loss = exact_loss: reward": "they have one expected gradient",
+        "k3_loss < exact_loss: reward": "it costs near the reference, as in equal_kl",
+        "k1_reward < exact_loss: reward": "its noise costs a little, as in equal_kl",
+        "k1_reward = exact_loss: reward": "the cost is within the margin",
+        "k3_loss_attached_prefix < exact_loss: reward": "its noise costs a little, as in equal_kl",
+        "k3_loss_attached_prefix = exact_loss: reward": "the cost is within the margin",
+        "k3_loss_attached_prefix = k1_reward: reward": OF_COMPLETIONS,
+    },
     pilots=(
         Pilot(
             tried="The preset equal_kl: ten other starts, twenty other seeds, on two cores.",
@@ -69,7 +67,7 @@ _LARGE = Design(
 @preset
 def equal_kl_large(*, num_seeds: int = 20 * NUM_STARTS, updates: int = 150) -> Preset:
     """``equal_kl`` again on 20 new starts with 20 seeds each: the cost of a term in reward."""
-    return population(
+    return designed(
         _LARGE,
         with_terms(BETAS, (*COMPARED, "exact_loss")),
         fresh_seeds(6000, num_seeds),
@@ -79,7 +77,7 @@ def equal_kl_large(*, num_seeds: int = 20 * NUM_STARTS, updates: int = 150) -> P
     )
 
 
-_LONG = Design(
+_LONG = design(
     question=(
         "Does the attached prefix ratio train as k1 in the reward does when answers have up to 128 "
         "tokens, and do terms that see one token at a time end elsewhere?"
@@ -89,20 +87,17 @@ _LONG = Design(
         f"of right positions: {AT_EQUAL_KL}"
     ),
     margin=0.01,
-    predictions=predict(
-        {
-            "k3_loss_attached_prefix = k1_reward: reverse_kl at 0.03 0.1 0.3": OF_COMPLETIONS,
-            "k3_loss_attached_prefix = k1_reward: reward": OF_COMPLETIONS,
-            "k2_loss = exact_loss: reverse_kl at 0.03 0.1 0.3": (
-                "on fresh samples they have one expected gradient"
-            ),
-            "k2_loss k1_reward k3_loss_attached_prefix = exact_loss: reward": "each descends a KL",
-            "k1_reward k3_loss_attached_prefix > exact_loss: gradient_norm at 0.3": (
-                "the noise of all later tokens is in each token's weight"
-            ),
-        }
-    ),
-    stopping=STOPPING,
+    predictions={
+        "k3_loss_attached_prefix = k1_reward: reverse_kl at 0.03 0.1 0.3": OF_COMPLETIONS,
+        "k3_loss_attached_prefix = k1_reward: reward": OF_COMPLETIONS,
+        "k2_loss = exact_loss: reverse_kl at 0.03 0.1 0.3": (
+            "on fresh samples they have one expected gradient"
+        ),
+        "k2_loss k1_reward k3_loss_attached_prefix = exact_loss: reward": "each descends a KL",
+        "k1_reward k3_loss_attached_prefix > exact_loss: gradient_norm at 0.3": (
+            "the noise of all later tokens is in each token's weight"
+        ),
+    },
     pilots=(
         Pilot(
             tried=(
@@ -126,44 +121,41 @@ _LONG = Design(
 @preset
 def long_completions_128(*, num_seeds: int = 20, updates: int = 80) -> Preset:
     """``long_completions`` on answers that end by themselves, of up to 128 tokens."""
-    return population(
+    return designed(
         _LONG,
         with_terms(
             (0.03, 0.1, 0.3), ("exact_loss", "k2_loss", "k1_reward", "k3_loss_attached_prefix")
         ),
         fresh_seeds(6500, num_seeds),
         task=SortTask(num_digits=63, end_token=True, max_fillers=64, reward="graded"),
-        start={"updates": 80, "batch_size": 32, "seed": FIRST_START, "count": 5},
+        start=SHORT_START,
         updates=updates,
         num_prompts=4,
     )
 
 
-_AGGREGATION = Design(
+_AGGREGATION = design(
     question=(
         "Does k1 as a loss make answers of up to 112 tokens longer under 1/|o|, as its expected "
         "gradient there, that of E[1/|o|], says?"
     ),
     outcome=f"Mean length of answers, in tokens. {AT_EQUAL_BETA}",
     margin=2.0,
-    predictions=predict(
-        {
-            "only_k1_mean > only_k1_sum: length at 1": (
-                "without a reward it descends E[1/|o|] under the one, and nothing under the other"
-            ),
-            "only_k1_mean > only_k1_batch_mean: length at 1": (
-                "over a batch the weight of a token hardly depends on its own completion"
-            ),
-            "k1_mean > none_mean: length at 1": "beside a reward it descends E[1/|o|] too",
-            **{
-                f"k2_{how} < none_{how}: reverse_kl at 0.3": (
-                    "under every weight it is smallest at the reference"
-                )
-                for how in AGGREGATIONS
-            },
-        }
-    ),
-    stopping=STOPPING,
+    predictions={
+        "only_k1_mean > only_k1_sum: length at 1": (
+            "without a reward it descends E[1/|o|] under the one, and nothing under the other"
+        ),
+        "only_k1_mean > only_k1_batch_mean: length at 1": (
+            "over a batch the weight of a token hardly depends on its own completion"
+        ),
+        "k1_mean > none_mean: length at 1": "beside a reward it descends E[1/|o|] too",
+        **{
+            f"k2_{how} < none_{how}: reverse_kl at 0.3": (
+                "under every weight it is smallest at the reference"
+            )
+            for how in AGGREGATIONS
+        },
+    },
     pilots=(
         Pilot(
             tried=(
@@ -184,25 +176,12 @@ _AGGREGATION = Design(
 @preset
 def aggregation_length_112(*, num_seeds: int = 20, updates: int = 20) -> Preset:
     """``aggregation_length`` on answers of 48 to 112 tokens."""
-    variants = [
-        variant
-        for how in AGGREGATIONS
-        for variant in (
-            averaged("none", how, 0.0),
-            averaged("k2", how, 0.3),
-            averaged("only_k1", how, 1.0, reward=False),
-            averaged("k1", how, 1.0),
-        )
-    ]
-    return population(
+    return designed(
         _AGGREGATION,
-        tuple(variants),
+        averages(1.0),
         fresh_seeds(6600, num_seeds),
         task=SortTask(num_digits=47, end_token=True, max_fillers=64, reward="graded"),
-        start={
-            **{"updates": 80, "batch_size": 32, "fillers": (0, 16)},
-            **{"seed": FIRST_START, "count": 5},
-        },
+        start=SHORT_START | {"fillers": (0, 16)},
         updates=updates,
         learning_rate=1e-3,
         num_prompts=4,
@@ -238,21 +217,19 @@ _LANGUAGE_PILOTS = (
     ),
 )
 
-_LANGUAGE = Design(
+_LANGUAGE = design(
     question=(
         "On a language model: what does each KL term cost in accuracy against the exact KL at "
         "equal KL, and does k3 as a loss pull towards the forward KL?"
     ),
     outcome=_LANGUAGE_OUTCOME,
     margin=0.05,
-    predictions=predict(
-        {
-            "k3_loss < exact_loss: reward": "it was on two cores, with five seeds",
-            "k1_reward = exact_loss: reward": "few tokens bring little noise",
-            "k3_loss < exact_loss: forward_kl": "its expected gradient is the forward KL's",
-            "exact_loss k3_loss k1_reward < none: reverse_kl at 0.25 0.5": "it descends a KL",
-        }
-    ),
+    predictions={
+        "k3_loss < exact_loss: reward": "it was on two cores, with five seeds",
+        "k1_reward = exact_loss: reward": "few tokens bring little noise",
+        "k3_loss < exact_loss: forward_kl": "its expected gradient is the forward KL's",
+        "exact_loss k3_loss k1_reward < none: reverse_kl at 0.25 0.5": "it descends a KL",
+    },
     stopping=(
         f"{STOPPING} The time on the GPU ended after the coefficients up to 0.5, in which 128 of "
         "130 runs had ended; the last two were trained on a CPU. What was designed beside them, "
@@ -274,20 +251,15 @@ def smollm2_equal_kl(*, num_seeds: int = 10, updates: int = 60, weights: str = "
     )
 
 
-_PREFIX = Design(
+_PREFIX = design(
     question="On a language model: does the attached prefix ratio train as k1 in the reward does?",
     outcome=_LANGUAGE_OUTCOME,
     margin=0.05,
-    predictions=predict(
-        {
-            "k3_loss_attached_prefix = k1_reward: reward": OF_COMPLETIONS,
-            "k3_loss_attached_prefix = k1_reward: reverse_kl at 0.25 0.5 1": OF_COMPLETIONS,
-            "k1_reward k3_loss_attached_prefix < none: reverse_kl at 0.25 0.5 1": (
-                "it descends a KL"
-            ),
-        }
-    ),
-    stopping=STOPPING,
+    predictions={
+        "k3_loss_attached_prefix = k1_reward: reward": OF_COMPLETIONS,
+        "k3_loss_attached_prefix = k1_reward: reverse_kl at 0.25 0.5 1": OF_COMPLETIONS,
+        "k1_reward k3_loss_attached_prefix < none: reverse_kl at 0.25 0.5 1": "it descends a KL",
+    },
     pilots=_LANGUAGE_PILOTS,
 )
 

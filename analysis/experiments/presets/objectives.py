@@ -11,8 +11,8 @@ from analysis.experiments.preset import (
     GROUP_STD,
     Preset,
     fresh_seeds,
+    population,
     preset,
-    train_config,
 )
 from analysis.training.config import StartConfig
 from analysis.training.tiny.tasks import SortTask
@@ -36,15 +36,12 @@ def objectives(
     def variant(label: str, advantage: Advantage = GROUP_STD, **objective: object) -> Variant:
         return Variant(label=label, advantage=advantage, objective=Objective(**objective))
 
-    return Preset(
-        config=train_config(
-            updates=updates,
-            learning_rate=learning_rate,
-            num_iterations=num_iterations,
-            task=SortTask(num_digits=6, end_token=True, max_fillers=2),
-            log_every=15,
-            cosine_every=0,
-        ),
+    return population(
+        updates=updates,
+        learning_rate=learning_rate,
+        num_iterations=num_iterations,
+        task=SortTask(num_digits=6, end_token=True, max_fillers=2),
+        log_every=15,
         variants=(
             variant("grpo"),
             variant("grpo_token_mean", aggregation="token_mean"),
@@ -85,16 +82,13 @@ def clip_higher(
     updates: int = 120,
 ) -> Preset:
     """Upper clip 0.2, 0.28, 0.4 and none above 0.8, with and without noise on the reward."""
-    return Preset(
-        config=train_config(
-            updates=updates,
-            learning_rate=learning_rate,
-            num_iterations=num_iterations,
-            start=StartConfig(updates=110),
-            log_every=15,
-            cosine_every=0,
-        ),
-        variants=tuple(
+    return population(
+        updates=updates,
+        learning_rate=learning_rate,
+        num_iterations=num_iterations,
+        start=StartConfig(updates=110),
+        log_every=15,
+        variants=(
             Variant(
                 label=f"{name}{suffix}",
                 objective=Objective(epsilon_high=high),
@@ -127,16 +121,13 @@ def dapo(
     tokens = Objective(epsilon_high=0.28, aggregation="token_mean")
     dynamic = Advantage(drop_uniform_groups=True)
     shaped = {"correction": filtered, "shaping": overlong}
-    return Preset(
-        config=train_config(
-            updates=updates,
-            learning_rate=learning_rate,
-            num_iterations=num_iterations,
-            task=SortTask(num_digits=6, end_token=True, max_fillers=3),
-            start=StartConfig(updates=110, fillers=(1, 3)),
-            log_every=15,
-            cosine_every=0,
-        ),
+    return population(
+        updates=updates,
+        learning_rate=learning_rate,
+        num_iterations=num_iterations,
+        task=SortTask(num_digits=6, end_token=True, max_fillers=3),
+        start=StartConfig(updates=110, fillers=(1, 3)),
+        log_every=15,
         variants=(
             Variant(label="grpo"),
             Variant(label="overlong_filtering", correction=filtered),

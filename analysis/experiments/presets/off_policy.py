@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pydantic import NonNegativeFloat
 
-from analysis.experiments.preset import Preset, fresh_seeds, preset, train_config
+from analysis.experiments.preset import Preset, fresh_seeds, population, preset
 from analysis.experiments.presets.three_ways import WIDE
 from analysis.kl.term import KLTerm
 from analysis.training.tiny.tasks import SortTask
@@ -37,9 +37,10 @@ def staleness(
         for lag in lags
         for variant in (_stale("none", lag), *(_stale(name, lag, beta) for name in KL_LOSSES))
     ]
-    return Preset(
-        config=train_config(updates=updates, log_every=10, cosine_every=0),
-        variants=tuple(variants),
+    return population(
+        updates=updates,
+        log_every=10,
+        variants=variants,
         seeds=fresh_seeds(2000, num_seeds),
         predictions=(
             "On fresh samples the weight changes nothing: k2 with and without it is one run.",
@@ -67,8 +68,9 @@ def stale_front(
     """The weights at one age of the samples over several betas, to compare them at equal KL."""
     names = ("k2", "k2_detached", "k3", "exact")
     variants = [_stale(name, lag, beta, label=f"{name}_loss") for beta in betas for name in names]
-    return Preset(
-        config=train_config(updates=updates, log_every=20, cosine_every=0),
+    return population(
+        updates=updates,
+        log_every=20,
         variants=(_stale("none", lag), *variants),
         seeds=fresh_seeds(2100, num_seeds),
         predictions=(
@@ -93,8 +95,10 @@ def stale_masking(*, lag: int = 16, num_seeds: int = 10, updates: int = 150) -> 
         )
 
     cispo, reinforce = {"kind": "cispo"}, {"kind": "reinforce"}
-    return Preset(
-        config=train_config(updates=updates, learning_rate=1e-3, log_every=15, cosine_every=0),
+    return population(
+        updates=updates,
+        learning_rate=1e-3,
+        log_every=15,
         variants=(
             Variant(label="fresh"),
             variant("token"),
@@ -154,8 +158,10 @@ def mismatch(
             **(of_top_p if name == "top_p" else corrections),
         }.items()
     ]
-    return Preset(
-        config=train_config(updates=updates, learning_rate=1e-3, log_every=15, cosine_every=0),
+    return population(
+        updates=updates,
+        learning_rate=1e-3,
+        log_every=15,
         variants=(Variant(label="same"), *variants),
         seeds=fresh_seeds(2400, num_seeds),
         predictions=(
@@ -183,14 +189,11 @@ def partial_rollouts(
         for budget in budgets
         for train_on in ("all", "current")
     ]
-    return Preset(
-        config=train_config(
-            updates=updates,
-            learning_rate=1e-3,
-            task=SortTask(num_digits=6, end_token=True, max_fillers=8),
-            log_every=10,
-            cosine_every=0,
-        ),
+    return population(
+        updates=updates,
+        learning_rate=1e-3,
+        task=SortTask(num_digits=6, end_token=True, max_fillers=8),
+        log_every=10,
         variants=(Variant(label="whole"), *continued),
         seeds=fresh_seeds(2500, num_seeds),
         predictions=(

@@ -5,18 +5,16 @@ Settings were found by search on seeds 0 to 2.
 
 from __future__ import annotations
 
-from typing import Literal
-
 from analysis.experiments.preset import (
     CENTRED,
     CONFIG,
     GROUP_STD,
     Preset,
     fresh_seeds,
+    population,
     preset,
-    train_config,
 )
-from analysis.training.config import StartConfig, TrainConfig
+from analysis.training.config import StartConfig
 from analysis.training.tiny.tasks import SortTask
 from analysis.training.variants import Advantage, Objective, Sampler, Shaping, Variant
 
@@ -39,15 +37,12 @@ def near_ties(
     updates: int = 200,
 ) -> Preset:
     """Five advantages on exact rewards, and on rewards with noise too small to matter."""
-    return Preset(
-        config=train_config(
-            updates=updates,
-            learning_rate=learning_rate,
-            start=StartConfig(updates=110),
-            log_every=20,
-            cosine_every=0,
-        ),
-        variants=tuple(
+    return population(
+        updates=updates,
+        learning_rate=learning_rate,
+        start=StartConfig(updates=110),
+        log_every=20,
+        variants=(
             Variant(label=f"{name}{suffix}", advantage=advantage, shaping=Shaping(noise=width))
             for suffix, width in (("", 0.0), ("_noisy", noise))
             for name, advantage in ADVANTAGES.items()
@@ -72,15 +67,12 @@ def length_growth(
     """Four weights of a token by the length of its row, and four ways to keep answers short."""
     sums = Objective(aggregation="seq_mean_token_sum")
     norm = Objective(aggregation="seq_mean_token_sum_norm")
-    return Preset(
-        config=train_config(
-            updates=updates,
-            learning_rate=learning_rate,
-            task=SortTask(num_digits=6, end_token=True, max_fillers=8),
-            start=StartConfig(updates=90, fillers=(2, 4)),
-            log_every=15,
-            cosine_every=0,
-        ),
+    return population(
+        updates=updates,
+        learning_rate=learning_rate,
+        task=SortTask(num_digits=6, end_token=True, max_fillers=8),
+        start=StartConfig(updates=90, fillers=(2, 4)),
+        log_every=15,
         variants=(
             Variant(label="grpo"),
             Variant(label="token_mean", objective=Objective(aggregation="token_mean")),
@@ -105,12 +97,18 @@ def length_growth(
     )
 
 
+MARGINAL = Variant(label="marginal", advantage=Advantage(level="marginal"))
+#: What a run begins with whose start is right once in thirty.
+FROM_ONE_IN_THIRTY = {"start": StartConfig(updates=70), "learning_rate": 1e-3, "log_every": 20}
+
+
 @preset
 def process(*, num_seeds: int = 10, updates: int = 200) -> Preset:
     """Credit for a right outcome, for every right step, and for what a token adds to the score."""
     marginal = Advantage(level="marginal", baseline="group_centre")
-    return Preset(
-        config=_credited("exact", updates),
+    return population(
+        **FROM_ONE_IN_THIRTY,
+        updates=updates,
         variants=(
             Variant(label="outcome"),
             Variant(label="outcome_centre", advantage=CENTRED),
@@ -133,8 +131,10 @@ def process(*, num_seeds: int = 10, updates: int = 200) -> Preset:
 @preset
 def process_graded(*, num_seeds: int = 10, updates: int = 200) -> Preset:
     """The same rewards, the outcome now the share of right positions: is it density or credit?"""
-    return Preset(
-        config=_credited("graded", updates),
+    return population(
+        **FROM_ONE_IN_THIRTY,
+        updates=updates,
+        task=SortTask(reward="graded"),
         variants=(
             Variant(label="outcome"),
             Variant(label="outcome_centre", advantage=CENTRED),
@@ -143,25 +143,9 @@ def process_graded(*, num_seeds: int = 10, updates: int = 200) -> Preset:
         seeds=fresh_seeds(1100, num_seeds),
         predictions=(
             "Marginal rewards do not read the outcome: the variant is that of the preset process, "
-            "to "
-            "the bit.",
+            "to the bit.",
             "A graded outcome ends no more accurate than an exact one: what the steps gain is "
             "their credit, not that partly right answers count.",
             "Marginal rewards end more accurate than the graded outcome, which they sum to.",
         ),
-    )
-
-
-MARGINAL: Variant = Variant(label="marginal", advantage=Advantage(level="marginal"))
-
-
-def _credited(reward: Literal["exact", "graded"], updates: int) -> TrainConfig:
-    """From a start that is right once in thirty."""
-    return train_config(
-        updates=updates,
-        learning_rate=1e-3,
-        task=SortTask(reward=reward),
-        start=StartConfig(updates=70),
-        log_every=20,
-        cosine_every=0,
     )

@@ -6,13 +6,10 @@ large batches. Settings were found by search on seeds 0 to 2.
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import NonNegativeFloat
 
-from analysis.experiments.preset import NO_KL, Preset, fresh_seeds, preset, train_config
+from analysis.experiments.preset import NO_KL, Preset, fresh_seeds, population, preset
 from analysis.kl.term import KLTerm
-from analysis.training.config import TrainConfig
 from analysis.training.variants import Objective, Variant
 
 #: Bounds that no ratio of these runs reaches often: the clip is off in all but name.
@@ -50,8 +47,11 @@ def three_ways(
         merged("detached", middle, wide=True),
         Variant(label="none_wide", objective=Objective(**WIDE)),
     )
-    return Preset(
-        config=_config(updates=updates, num_iterations=num_iterations, learning_rate=learning_rate),
+    return population(
+        updates=updates,
+        num_iterations=num_iterations,
+        learning_rate=learning_rate,
+        log_every=5,
         variants=(NO_KL, *fronts, *others),
         seeds=fresh_seeds(FIRST_SEED, num_seeds),
         predictions=(
@@ -86,8 +86,11 @@ def three_ways_half_step(
         merged("old", beta),
         merged("detached", beta),
     )
-    return Preset(
-        config=_config(updates=updates, num_iterations=num_iterations, learning_rate=learning_rate),
+    return population(
+        updates=updates,
+        num_iterations=num_iterations,
+        learning_rate=learning_rate,
+        log_every=5,
         variants=(NO_KL, *variants),
         seeds=fresh_seeds(FIRST_SEED, num_seeds),
         predictions=(
@@ -113,8 +116,11 @@ def three_ways_on_policy(
     With four times the prompts of ``three_ways``, one of these updates draws as many samples as
     four of those, and takes one step where they take sixteen.
     """
-    return Preset(
-        config=_config(updates=updates, num_prompts=num_prompts, learning_rate=learning_rate),
+    return population(
+        updates=updates,
+        num_prompts=num_prompts,
+        learning_rate=learning_rate,
+        log_every=5,
         variants=(NO_KL, *(Variant(kl=KLTerm(estimator="k2"), beta=beta) for beta in betas)),
         seeds=fresh_seeds(FIRST_SEED, num_seeds),
         predictions=(
@@ -134,7 +140,3 @@ def merged(reading: str, beta: float, *, wide: bool = False) -> Variant:
         beta=beta,
         objective=Objective(kind="grpo_off_policy", reading=reading, **bounds),
     )
-
-
-def _config(**changes: Any) -> TrainConfig:
-    return train_config(log_every=5, cosine_every=0, **changes)
