@@ -53,7 +53,7 @@ def run_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def elementwise_mean(values: Sequence[Tensor]) -> Tensor:
-    """[M]: mean of tensors [M] where they are not NaN, added in their order; NaN if none is.
+    """[..., M]: mean of tensors [..., M] where they are not NaN, in their order; NaN if none is.
 
     The mean over a dimension of their stack would round by M, so a run's would not be its own.
     """

@@ -9,7 +9,7 @@ teacher: run i of a population is, bit for bit on the CPU, the run it would be a
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -164,15 +164,24 @@ class PopulationTrainer:
             clipped = clip_rows(gradient, config.max_grad_norm)
             self._freeze_failed(update, step, output, gradient, clipped.norms)
             self.optimizer.step(clipped.gradient, self.frozen)
-            logged.append({n: value.clone() for n, value in output.metrics.items()})
-            logged[-1]["gradient_norm"] = clipped.norms
-        measured = {name: elementwise_mean([m[name] for m in logged]) for name in logged[0]}
+            logged.append(torch.stack([*output.metrics.values(), clipped.norms]))
+        names, rows = [*output.metrics, "gradient_norm"], elementwise_mean(logged)
         if measure:
-            measured["kl_cosine"] = cosines
-        measured |= rollout_metrics(sampled.rollout.mask, sampled.scores, sampled.done)
-        own = rollout_metrics(on_policy.rollout.mask, on_policy.scores, on_policy.done)
-        measured |= {f"own_{name}": own[name] for name in ("accuracy", "length")}
-        return {name: torch.where(self.alive, v, torch.nan) for name, v in measured.items()}
+            names, rows = [*names, "kl_cosine"], torch.cat([rows, cosines.unsqueeze(0)])
+        whole = self._rollout_metrics("sampled", sampled)
+        own = whole if on_policy is sampled else self._rollout_metrics("own", on_policy)
+        whole = whole | {f"own_{name}": own[name] for name in ("accuracy", "length")}
+        return self._of_alive(names, rows) | self._of_alive(whole, torch.stack([*whole.values()]))
+
+    def _rollout_metrics(self, name: str, sampled: SampledBatch) -> dict[str, Tensor]:
+        """Metrics [M] that hold until the next call under the name."""
+        given = (sampled.rollout.mask, sampled.scores, sampled.done)
+        return self.launch(("metrics", name), rollout_metrics, *given)
+
+    def _of_alive(self, names: Iterable[str], rows: Tensor) -> dict[str, Tensor]:
+        """Rows [K, M] by name, NaN where a run is frozen: one launch for all of them."""
+        alive = torch.where(self.alive, rows, torch.nan)
+        return dict(zip(names, alive.unbind(), strict=True))
 
     def losses(
         self,
