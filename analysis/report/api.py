@@ -212,7 +212,8 @@ def _link(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     def address(document: str, anchor: str) -> str:
         return f"{app.builder.get_relative_uri(docname, document)}#{anchor}"
 
-    for formula in list(doctree.findall(nodes.math_block)):
+    printed = app.builder.format == "latex"  # paper has no reference
+    for formula in [] if printed else list(doctree.findall(nodes.math_block)):
         place = app.env.kl_equations.get(formula.get("label"))
         if place is not None and place[0] != docname:
             name = place[1].removeprefix("analysis.")
@@ -230,7 +231,7 @@ def _link(app: Sphinx, doctree: nodes.document, docname: str) -> None:
         end = 0
         for found in _ENTRY.finditer(text):
             document, anchor = entries.get(found[0].lower(), ("", ""))
-            if document in ("", docname):
+            if document in ("", docname) or (printed and document not in app.builder.docnames):
                 continue
             parts.append(nodes.Text(text[end : found.start()]))
             uri = address(document, anchor)

@@ -1,4 +1,4 @@
-"""What the book's pages need of Sphinx beside its extensions. It does nine small things.
+"""What the book's pages need of Sphinx beside its extensions. It does eight small things.
 
 * serves MathJax from the book itself, so that maths renders without a network;
 * drops the script that would load Thebe from a network, and all icons that no page shows;
@@ -8,7 +8,6 @@
 * takes figures out of the executed notebooks, so that other pages can show them
   (``book/_generated/figures/<name>.png``; the images of glued figures do not cross pages);
 * points the Colab, Binder and edit links at ``notebooks/``, since ``book/_run/`` is not committed;
-* sets proofs on paper as running text, and labels theorems by the page they stand on;
 * labels citations so that no two works look the same (`analysis.report.citations`);
 * registers the role ``{given}``, which shows a number that no run computes, such as a version.
 """
@@ -63,10 +62,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("builder-inited", drop_thebe)
     app.connect("builder-inited", extract_run_figures)
     app.connect("doctree-read", complete_theorems)
-    app.connect("builder-inited", label_theorems_by_page)
-    app.connect("builder-inited", number_by_chapter, priority=900)
-    app.connect("env-check-consistency", number_by_part_again)
-    app.connect("doctree-resolved", set_proofs)
     app.connect("html-page-context", point_links_at_sources, priority=900)
     app.connect("html-page-context", describe_page)
     app.connect("build-finished", copy_mathjax)
@@ -135,49 +130,6 @@ def complete_theorems(app: Sphinx, doctree: nodes.document) -> None:
             for part in taken:
                 theorem.parent.remove(part)
                 body.append(part)
-
-
-def number_by_chapter(app: Sphinx) -> None:
-    """Number theorems on paper as on the site, 3.4: Jupyter Book adds a level for the parts.
-
-    Only while they are numbered: for figures LaTeX counts the part as that level.
-    """
-    if app.builder.format == "latex":
-        app.kl_depth = app.config.numfig_secnum_depth
-        app.config.numfig_secnum_depth = 1
-
-
-def number_by_part_again(app: Sphinx, env: Any) -> None:
-    """Give LaTeX back the depth that :func:`number_by_chapter` took."""
-    if app.builder.format == "latex":
-        app.config.numfig_secnum_depth = app.kl_depth
-
-
-def label_theorems_by_page(app: Sphinx) -> None:
-    """Name the page of a theorem in LaTeX by the file it came from.
-
-    sphinx-proof finds it by the page's title, and not where smart quotes have changed that.
-    """
-    proof_nodes.find_parent = _page_of
-
-
-def _page_of(env: Any, node: nodes.Element, tag: str) -> str | None:
-    while node is not None and "docname" not in node.attributes:
-        node = node.parent
-    return None if node is None else node["docname"]
-
-
-def set_proofs(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    """On paper a proof is text that ends with a square, and no box without a title."""
-    if app.builder.format != "latex":
-        return
-    for proof in list(doctree.findall(proof_nodes.proof_node)):
-        parts = list(proof.children)
-        if len(parts) == 1 and isinstance(parts[0], (nodes.section, nodes.admonition)):
-            parts = list(parts[0].children)
-        if parts and isinstance(parts[-1], nodes.paragraph):
-            parts[-1] += nodes.raw("", r"\hfill$\square$", format="latex")
-        proof.replace_self(parts)
 
 
 def describe_page(

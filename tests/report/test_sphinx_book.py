@@ -63,40 +63,6 @@ def test_a_formula_that_a_theorem_announces_is_moved_into_its_box() -> None:
         assert section.children[-1].astext() == "After."
 
 
-def proof() -> tuple[nodes.document, nodes.Element]:
-    box = proof_nodes.proof_node("", nodes.admonition("", nodes.paragraph(text="Proof. It is.")))
-    document = new_document("")
-    document += nodes.section("", box, docname="book/a")
-    return document, box
-
-
-def test_on_paper_a_proof_is_text_that_ends_with_a_square() -> None:
-    for kind, boxes in (("latex", 0), ("html", 1)):
-        document, _ = proof()
-        app = SimpleNamespace(builder=SimpleNamespace(format=kind))
-        sphinx_book.set_proofs(app, document, "book/a")
-        assert len(list(document.findall(proof_nodes.proof_node))) == boxes
-        (paragraph,) = document.findall(nodes.paragraph)
-        assert paragraph.astext().startswith("Proof. It is.")
-        assert bool(list(paragraph.findall(nodes.raw))) == (kind == "latex")
-
-
-def test_a_theorem_in_latex_is_labelled_by_its_page() -> None:
-    _, box = proof()
-    assert sphinx_book._page_of(None, box, "section") == "book/a"
-    assert sphinx_book._page_of(None, nodes.paragraph(), "section") is None
-
-
-def test_theorems_are_numbered_by_chapter_and_figures_by_what_latex_counts() -> None:
-    for kind, meanwhile in (("latex", 1), ("html", 2)):
-        config = SimpleNamespace(numfig_secnum_depth=2)
-        app = SimpleNamespace(builder=SimpleNamespace(format=kind), config=config)
-        sphinx_book.number_by_chapter(app)
-        assert config.numfig_secnum_depth == meanwhile
-        sphinx_book.number_by_part_again(app, None)
-        assert config.numfig_secnum_depth == 2
-
-
 def test_a_description_is_one_line_without_markup() -> None:
     said = sphinx_book._one_line("The   \\KL of\n" + "$\\pi$ many words " * 40)
     assert said.startswith("The KL of pi many words") and len(said) <= 204
