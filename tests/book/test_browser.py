@@ -123,7 +123,11 @@ def visitor(
 
 
 def pages(html: Path) -> list[str]:
-    return sorted(path.relative_to(html).as_posix() for path in (html / "book").rglob("*.html"))
+    """The pages of the book, and those that are translated."""
+    ours = (html / "book").rglob("*.html")
+    theirs = (html / "zh/book").rglob("*.html")
+    translated = (page for page in theirs if "untranslated" not in page.read_text("utf-8"))
+    return sorted(page.relative_to(html).as_posix() for page in (*ours, *translated))
 
 
 def test_every_page_is_quiet_typeset_and_fits_the_screen(visitor: Visitor, html: Path) -> None:

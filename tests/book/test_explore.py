@@ -318,6 +318,14 @@ def test_shown_runs_are_the_recorded_ones(explorers: playwright.Page) -> None:
     assert numbers_of(explorers, "runs") != rows
 
 
+def test_editions_share_the_recorded_runs(html: Path, explorers: playwright.Page) -> None:
+    rows = numbers_of(explorers, "runs")
+    explorers.goto(f"{html.as_uri()}/zh/book/explore.html")
+    explorers.wait_for_selector("[data-explore=runs] table")
+    assert numbers_of(explorers, "runs") == rows
+    assert not (html / "zh/_static/explore/runs").exists()
+
+
 def test_no_explorer_is_wider_than_a_phone(explorers: playwright.Page) -> None:
     root = "document.documentElement"
     assert explorers.evaluate(f"{root}.scrollWidth - {root}.clientWidth") == 0
