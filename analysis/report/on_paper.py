@@ -110,6 +110,8 @@ def _name_folded(cell: nodes.Element) -> None:
 def _fit(table: nodes.table) -> None:
     """Let names in a table of prose break; a long one too, its columns as wide as their text."""
     for name in table.findall(nodes.literal):
+        if isinstance(name.parent, addnodes.pending_xref):
+            continue
         first, *others = re.split(r"(?<=[-_./=])(?=\w)", name.astext())
         name[:] = [nodes.Text(first)]
         for part in others:

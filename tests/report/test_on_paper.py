@@ -104,12 +104,15 @@ def test_a_long_table_of_prose_breaks_over_pages_and_its_names_break() -> None:
     for words, classes in ((2, []), (800, ["longtable", "colwidths-given"])):
         cells = [nodes.entry("", nodes.paragraph("", text)) for text in ("a", "word " * words)]
         cells[0][0] += nodes.literal("", "use_it")
+        link = addnodes.pending_xref("", nodes.literal("", "thm-one"))
+        cells[0][0] += link
         body = nodes.tbody("", nodes.row("", *cells))
         columns = [nodes.colspec(colwidth=50) for _ in cells]
         table = nodes.table("", nodes.tgroup("", *columns, body))
         on_paper._fit(table)
         assert table["classes"] == classes
-        (name,) = table.findall(nodes.literal)
+        assert link[0].children == [nodes.Text("thm-one")]
+        name, _ = table.findall(nodes.literal)
         assert [part.astext() for part in name] == ["use_", r"\allowbreak{}", "it"]
         narrow, wide = (column["colwidth"] for column in columns)
         assert (narrow < wide) == bool(classes)
