@@ -257,7 +257,18 @@ def _products(folder: Path, builder: Builder) -> list[Path]:
     return sorted(folder.glob(builder.product))
 
 
-_JUPYTER_BOOK = "from jupyter_book.cli.main import main; main()"
+#: Ends with whoever started it, lest it write into the folder of the next build.
+_JUPYTER_BOOK = """\
+import os, signal, threading
+parent = os.dup(0)
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+def end():
+    os.read(parent, 1)
+    os.killpg(0, signal.SIGKILL)
+threading.Thread(target=end, daemon=True).start()
+from jupyter_book.cli.main import main
+main()
+"""
 _STAGE = re.compile(r"(reading sources|writing output|copying images)\.\.\.\s*\[\s*(\d+)%\]")
 _WARNING = re.compile(r"\b(WARNING|ERROR|SEVERE|CRITICAL)\b|^Extension error|^[\w.]+Error: \S")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -287,7 +298,7 @@ def render_book(project: Project, builder: str, destination: Path) -> None:
             *("--builder", builder, "--path-output", str(destination)),
         ],
         cwd=project.root,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,

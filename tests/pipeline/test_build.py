@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ import pytest
 
 from analysis.errors import Stopped, UserError
 from analysis.report.build import (
+    _JUPYTER_BOOK,
     BUILDERS,
     FINGERPRINT,
     build_book,
@@ -215,6 +217,24 @@ def test_scripts_in_outputs(kind: str, text: str, refused: bool) -> None:
     cell = {"cell_type": "code", "source": "x", "execution_count": 1, "metadata": {}}
     cell["outputs"] = [data(kind, text)]
     assert bool(list(output_problems({"cells": [cell]}))) == refused
+
+
+def test_a_renderer_ends_with_whoever_started_it(tmp_path: Path) -> None:
+    """Else it would go on writing into the folder of the next build."""
+    (tmp_path / "jupyter_book" / "cli").mkdir(parents=True)
+    says_so = "import time\ndef main():\n    print(1, flush=True)\n    time.sleep(600)\n"
+    (tmp_path / "jupyter_book" / "cli" / "main.py").write_text(says_so)
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", _JUPYTER_BOOK],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == b"1\n"
+        process.stdin.close()
+        assert process.wait(60) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("error", [UserError("broken"), Stopped(15), OSError("disk")])
