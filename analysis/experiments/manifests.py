@@ -26,6 +26,7 @@ from analysis.files import (
     sealed,
     sha256_file,
     unsealed,
+    write_durably,
 )
 
 if TYPE_CHECKING:
@@ -77,13 +78,13 @@ def write_folder(
     partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
         for name, table in tables.items():
-            (partial / name).write_text(as_text(table))
+            write_durably(partial / name, as_text(table).encode())
         manifest = {
             **fields,
             "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "files": {name: sha256_file(partial / name) for name in tables},
         }
-        (partial / MANIFEST).write_bytes(sealed(manifest))
+        write_durably(partial / MANIFEST, sealed(manifest))
         partial.chmod(0o755)
         replace_folder(partial, directory)
     finally:
