@@ -18,6 +18,7 @@ from analysis.experiments.provenance import provenance_here
 from analysis.experiments.recording import write_folder
 from analysis.freshness import code_sha256, import_closure
 from analysis.report.project import find_project
+from torture.book import book
 from torture.flips import flips
 from torture.mutations import mutations
 from torture.outcome import Outcome, say
@@ -31,6 +32,7 @@ def main() -> int:
     """Run, print a table, and say by the exit status whether anything got past."""
     parser = argparse.ArgumentParser(prog="python -m torture", description=__doc__)
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--books", type=int, default=20, help="kills of the making of a book")
     parser.add_argument("--flips", type=int, default=10_000, help="bits")
     parser.add_argument("--mutations", type=int, default=200)
     parser.add_argument("--every", type=int, default=1, help="one failing operation in so many")
@@ -43,6 +45,7 @@ def main() -> int:
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
         parts = [
             pool.submit(kills, options.kills, random.Random(seed), say),
+            pool.submit(book, options.books, random.Random(seed), say),
             pool.submit(mutations, options.mutations, random.Random(seed), say),
             pool.submit(flips, options.flips, random.Random(seed), say),
             pool.submit(failing_disks, say, options.every),
@@ -66,7 +69,9 @@ def survived(outcomes: list[Outcome]) -> bool:
 def _record(table: pd.DataFrame, options: argparse.Namespace, seconds: float) -> None:
     root = find_project(Path(__file__).parent).root
     files = import_closure([f"torture/{path.name}" for path in Path(__file__).parent.glob("*.py")])
-    asked = {name: getattr(options, name) for name in ("kills", "flips", "mutations", "every")}
+    asked = {
+        name: getattr(options, name) for name in ("kills", "books", "flips", "mutations", "every")
+    }
     fields = {
         "preset": "torture",
         "seeds": [options.seed],

@@ -224,18 +224,18 @@ def failing(operation: str, nth: int, number: int) -> Iterator[list[int]]:
 
         return maybe
 
-    before = os.fsync, os.replace, Path.write_text
+    before = os.fsync, os.replace, os.rename, Path.write_text
     if operation == "write":
         analysis.files.open = opened  # type: ignore[attr-defined]
         Path.write_text = wrapped(Path.write_text)  # type: ignore[method-assign]
     elif operation == "fsync":
         os.fsync = wrapped(os.fsync)
     else:
-        os.replace = wrapped(os.replace)
+        os.replace, os.rename = wrapped(os.replace), wrapped(os.rename)
     try:
         yield calls
     finally:
-        os.fsync, os.replace, Path.write_text = before  # type: ignore[method-assign]
+        os.fsync, os.replace, os.rename, Path.write_text = before  # type: ignore[method-assign]
         if operation == "write":
             del analysis.files.open  # type: ignore[attr-defined]
 
@@ -293,6 +293,7 @@ def _failing_recording(operation: str) -> Outcome:
         write_folder(Path(root, "r"), tables[0], fields)
         calls[0] = 0
         write_folder(Path(root, "r"), tables[1], fields)
+    assert calls[0], f"a recording does no {operation}"
     for nth in range(1, calls[0] + 1):
         for number in ERRORS:
             with tempfile.TemporaryDirectory() as root:

@@ -13,6 +13,7 @@ from analysis.experiments.manifests import write_folder
 from analysis.report.project import Project
 from analysis.report.reliability import torture_figures
 from torture.__main__ import survived
+from torture.book import book
 from torture.flips import flips
 from torture.mutations import mutations
 from torture.outcome import Outcome
@@ -27,8 +28,9 @@ from torture.sweeps import failing_disks, kills
         lambda chance: flips(70, chance, print),
         lambda chance: mutations(24, chance, print),
         lambda chance: kills(3, chance, print),  # more may cost more compute than many do
+        lambda chance: book(3, chance, print),
     ],
-    ids=["disk", "flips", "mutations", "kills"],
+    ids=["disk", "flips", "mutations", "kills", "book"],
 )
 def test_nothing_is_lost_and_nothing_gets_past(tried, one_thread: None) -> None:
     outcomes = tried(random.Random(1))
