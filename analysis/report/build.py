@@ -168,7 +168,7 @@ def fingerprint(project: Project) -> str:
         *(path for path in project.root.glob("notebooks/*.ipynb")),
         *(page.with_suffix(".md") for page in toc_pages(project)),
         *(p for p in project.package.rglob("*.py") if p.parent != project.package / "cli"),
-        *(project.package / "report" / "templates").iterdir(),
+        *(project.package / "report" / "templates").glob("*"),
     }
     hashes = {
         project.relative(path): sha256_file(path)
