@@ -221,9 +221,12 @@ def test_scripts_in_outputs(kind: str, text: str, refused: bool) -> None:
 
 def test_a_renderer_ends_with_whoever_started_it(tmp_path: Path) -> None:
     """Else it would go on writing into the folder of the next build."""
-    (tmp_path / "jupyter_book" / "cli").mkdir(parents=True)
+    folder = tmp_path / "jupyter_book" / "cli"
+    folder.mkdir(parents=True)
+    for package in (folder, folder.parent):
+        (package / "__init__.py").touch()
     says_so = "import time\ndef main():\n    print(1, flush=True)\n    time.sleep(600)\n"
-    (tmp_path / "jupyter_book" / "cli" / "main.py").write_text(says_so)
+    (folder / "main.py").write_text(says_so)
     with subprocess.Popen(
         [sys.executable, "-P", "-c", _JUPYTER_BOOK],
         stdin=subprocess.PIPE,
