@@ -206,6 +206,11 @@ def band(
     axes.plot(table[x], table[middle], **look)
 
 
+#: For :func:`lines`: both scales logarithmic, and a band from the 10th to the 90th percentile.
+LOG_LOG = {"xscale": "log", "yscale": "log"}
+P10_TO_P90 = {"band_of": ("p10", "p90")}
+
+
 def lines(
     table: Any,
     x: str,

@@ -483,55 +483,30 @@ WAY_LOOKS: dict[str, dict[str, str]] = {
 def draw_gae(curves: pd.DataFrame) -> Figure:
     """Error of the KL's gradient through GAE against lambda, one panel a discount."""
     gammas = sorted(curves.gamma.unique(), reverse=True)
-    return style.lines(
-        curves,
-        "lam",
-        kind="critic",
-        looks=CRITIC_LOOKS,
-        panel="gamma",
-        titles={gamma: rf"$\gamma = {gamma:g}$" for gamma in gammas},
-        band_of=("p10", "p90"),
-        height=3.7,
-        ylim=(-0.04, 1.4),
-        xticks=[0, 0.5, 1],
-        xlabel=r"$\lambda$ of GAE",
-        ylabel=EXPECTED_ERROR,
-    )
+    panels = {"panel": "gamma", "titles": {g: rf"$\gamma = {g:g}$" for g in gammas}}
+    panels |= {"ylim": (-0.04, 1.4), "xticks": [0, 0.5, 1], "height": 3.7}
+    labels = {"xlabel": r"$\lambda$ of GAE", "ylabel": EXPECTED_ERROR}
+    looks = {"kind": "critic", "looks": CRITIC_LOOKS}
+    return style.lines(curves, "lam", **looks, **labels, **panels, **style.P10_TO_P90)
 
 
 def draw_lengths(curves: pd.DataFrame) -> Figure:
     """Error of a token-weighted loss against the length, for a short and for a long memory."""
-    figure = style.lines(
-        curves,
-        "length",
-        kind="stickiness",
-        looks=MEMORY_LOOKS,
-        band_of=("p10", "p90"),
-        xscale="log",
-        ylim=(-0.02, None),
-        xlabel="tokens in a sequence (log scale)",
-        ylabel=EXPECTED_ERROR,
-    )
+    labels = {"xlabel": "tokens in a sequence (log scale)", "ylabel": EXPECTED_ERROR}
+    looks = {"kind": "stickiness", "looks": MEMORY_LOOKS, "xscale": "log", "ylim": (-0.02, None)}
+    figure = style.lines(curves, "length", **looks, **labels, **style.P10_TO_P90)
     return _binary_scale(figure, curves.length.unique())
 
 
 def draw_noise(curves: pd.DataFrame) -> Figure:
     """Sequences until signal equals noise against their length, fresh and stale."""
     fresh_product = (curves.staleness == 0) & (curves.way == PRODUCT)  # there the product is one
-    figure = style.lines(
-        curves[(curves.length > 1) & ~fresh_product],
-        "length",
-        "samples",
-        kind="way",
-        looks=WAY_LOOKS,
-        panel="staleness",
-        titles={0.0: "fresh samples", curves.staleness.max(): "stale samples"},
-        height=4.6,
-        xscale="log",
-        yscale="log",
-        xlabel="tokens in a sequence (log scale)",
-        ylabel="sequences until signal\nequals noise (log scale)",
-    )
+    shown = curves[(curves.length > 1) & ~fresh_product]
+    titles = {0.0: "fresh samples", curves.staleness.max(): "stale samples"}
+    looks = {"kind": "way", "looks": WAY_LOOKS, "panel": "staleness", "titles": titles}
+    labels = {"xlabel": "tokens in a sequence (log scale)"}
+    labels |= {"ylabel": "sequences until signal\nequals noise (log scale)"}
+    figure = style.lines(shown, "length", "samples", **looks, **labels, **style.LOG_LOG, height=4.6)
     return _binary_scale(figure, (2, 16, 128, 512))
 
 

@@ -230,17 +230,11 @@ SPREAD_LOOKS = {
 
 def draw_spreads(curves: pd.DataFrame) -> Figure:
     """Standard deviation of a sequence's weight against its length, both axes logarithmic."""
-    return style.lines(
-        curves.melt("length", list(SPREAD_LOOKS)).query("value < 1e4"),
-        "length",
-        "value",
-        kind="variable",
-        looks=SPREAD_LOOKS,
-        xscale="log",
-        yscale="log",
-        xlabel="tokens in a sequence (log scale)",
-        ylabel="standard deviation of the\nweight (log scale)",
-    )
+    shown = curves.melt("length", list(SPREAD_LOOKS)).query("value < 1e4")
+    labels = {"xlabel": "tokens in a sequence (log scale)"}
+    labels |= {"ylabel": "standard deviation of the\nweight (log scale)"}
+    looks = {"kind": "variable", "looks": SPREAD_LOOKS}
+    return style.lines(shown, "length", "value", **looks, **labels, **style.LOG_LOG)
 
 
 def draw_weights(table: pd.DataFrame) -> Figure:

@@ -355,39 +355,22 @@ TITLES = {"along the advantage": "moved along $A$", "random": "moved at random"}
 
 def draw_readings(curves: pd.DataFrame) -> Figure:
     """Error of the merged KL's expected gradient against staleness, by reading."""
-    return style.lines(
-        curves,
-        "staleness",
-        kind="name",
-        looks=READING_LOOKS,
-        band_of=("p10", "p90"),
-        ylim=(-0.05, 1.25),
-        xlabel=STALENESS,
-        ylabel="relative error of the\nKL's expected gradient",
-    )
+    labels = {"xlabel": STALENESS, "ylabel": "relative error of the\nKL's expected gradient"}
+    looks = {"kind": "name", "looks": READING_LOOKS, "ylim": (-0.05, 1.25)}
+    return style.lines(curves, "staleness", **looks, **labels, **style.P10_TO_P90)
 
 
 def draw_silenced(curves: pd.DataFrame) -> Figure:
     """Share of the KL's force that the clip removes, by beta and by how the policy moved."""
     colours = [style.COLOURS[name] for name in ("reverse", "none", "forward")]
-    betas = sorted(curves.beta.unique())
-    figure = style.lines(
-        curves,
-        "staleness",
-        "silenced_50",
-        kind="beta",
-        looks={
-            beta: {"color": colour, "label": rf"$\beta$ = {beta:g}"}
-            for beta, colour in zip(betas, colours, strict=False)
-        },
-        panel="move",
-        titles=TITLES,
-        band_of=("silenced_10", "silenced_90"),
-        ylim=(-0.02, 1.02),
-        xlabel=STALENESS,
-        ylabel="share of the KL's force silenced",
-    )
-    smallest = curves[curves.beta == betas[0]]
+    of_beta = dict(zip(sorted(curves.beta.unique()), colours, strict=False))
+    looks = {b: {"color": c, "label": rf"$\beta$ = {b:g}"} for b, c in of_beta.items()}
+    panels = {"panel": "move", "titles": TITLES, "ylim": (-0.02, 1.02)}
+    panels |= {"band_of": ("silenced_10", "silenced_90")}
+    labels = {"xlabel": STALENESS, "ylabel": "share of the KL's force silenced"}
+    shown = {"kind": "beta", "looks": looks} | panels | labels
+    figure = style.lines(curves, "staleness", "silenced_50", **shown)
+    smallest = curves[curves.beta == min(of_beta)]
     for axes, move in zip(figure.axes, TITLES, strict=True):
         rows = smallest[smallest.move == move]
         axes.plot(rows.staleness, rows.opposing_50, color=colours[0], linestyle=":")
@@ -396,42 +379,23 @@ def draw_silenced(curves: pd.DataFrame) -> Figure:
 
 def draw_sequence_weights(curves: pd.DataFrame) -> Figure:
     """Error against the sequence KL's gradient as samples age, by ratio level and credit."""
-    return style.lines(
-        curves,
-        "staleness",
-        kind=["level", "credit"],
-        looks=WEIGHT_LOOKS,
-        height=4.2,
-        ylim=(-0.03, None),
-        xlabel=STALENESS,
-        ylabel="relative error of the\nexpected gradient",
-    )
+    labels = {"xlabel": STALENESS, "ylabel": "relative error of the\nexpected gradient"}
+    looks = {"kind": ["level", "credit"], "looks": WEIGHT_LOOKS, "ylim": (-0.03, None)}
+    return style.lines(curves, "staleness", **looks, **labels, height=4.2)
 
 
 def draw_masking(table: pd.DataFrame) -> Figure:
     """Mean squared error of the averaged gradient against the number of sequences."""
-    rows = [
-        (delta, count, bias + variance / count)
-        for delta, bias, variance in table[["delta", "bias", "variance"]].itertuples(index=False)
-        for count in np.logspace(0, 3.5, 60)
-    ]
+    figure, axes = style.subplots(height=3.7)
+    count = np.logspace(0, 3.5, 60)
     colours = [style.COLOURS[name] for name in ("none", "forward", "minimax01", "reverse")]
-    labels = {d: "no mask" if np.isinf(d) else rf"$\delta$ = {d:g}" for d in table.delta}
-    return style.lines(
-        pd.DataFrame(rows, columns=["delta", "count", "error"]),
-        "count",
-        "error",
-        kind="delta",
-        looks={
-            delta: {"color": colour, "label": label}
-            for colour, (delta, label) in zip(colours, labels.items(), strict=False)
-        },
-        height=3.7,
-        xscale="log",
-        yscale="log",
-        xlabel="sequences averaged (log scale)",
-        ylabel="squared error over the squared\nexact gradient (log scale)",
-    )
+    for row, colour in zip(table.itertuples(), colours, strict=False):
+        label = "no mask" if np.isinf(row.delta) else rf"$\delta$ = {row.delta:g}"
+        axes.loglog(count, row.bias + row.variance / count, color=colour, label=label)
+    axes.set_xlabel("sequences averaged (log scale)")
+    axes.set_ylabel("squared error over the squared\nexact gradient (log scale)")
+    style.label_line_ends(axes)
+    return figure
 
 
 # --- The claims it decides -------------------------------------------------------------------

@@ -269,24 +269,20 @@ def draw_forces(frame: pd.DataFrame, ref_probability: float) -> Figure:
     return figure
 
 
+#: Whose colour and marker each order of KL and groups has, and its label.
+ORDER_LOOKS = {
+    "kl_then_normalise": style.line("forward", label="KL, then\nnormalise"),
+    "normalise_then_kl": style.line("reverse", label="normalise,\nthen KL"),
+    "kl_then_leave_one_out": style.line("exact", label="KL, then\nleave one out"),
+}
+
+
 def draw_effective_beta(table: pd.DataFrame) -> Figure:
     """Weight of the KL in units of the reward, over beta, against the spread of the rewards."""
-    labels = {
-        "kl_then_normalise": ("forward", "KL, then\nnormalise"),
-        "normalise_then_kl": ("reverse", "normalise,\nthen KL"),
-        "kl_then_leave_one_out": ("exact", "KL, then\nleave one out"),
-    }
-    return style.lines(
-        table,
-        "std",
-        kind="order",
-        looks={order: style.line(of, label=label) for order, (of, label) in labels.items()},
-        band_of=("p10", "p90"),
-        xscale="log",
-        yscale="log",
-        xlabel="standard deviation of the reward (log scale)",
-        ylabel=r"effective $\beta$ over $\beta$ (log scale)",
-    )
+    labels = {"xlabel": "standard deviation of the reward (log scale)"}
+    labels |= {"ylabel": r"effective $\beta$ over $\beta$ (log scale)"}
+    looks = {"kind": "order", "looks": ORDER_LOOKS, **style.LOG_LOG, **style.P10_TO_P90}
+    return style.lines(table, "std", **looks, **labels)
 
 
 # --- The claims it decides ---------------------------------------------------------------------

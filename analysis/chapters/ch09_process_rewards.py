@@ -197,24 +197,14 @@ def stopping_table(
 
 def draw_best_of_n(curves: pd.DataFrame) -> Figure:
     """Accuracy of the chosen path against the number of paths, by path score and PRM."""
-    labels = {"sum": "sum of raw scores"}
-    scores = curves.how.unique()
-    figure = style.lines(
-        curves,
-        "number",
-        "accuracy",
-        kind="how",
-        looks={
-            how: {**look, "label": labels.get(how, how)}
-            for look, how in zip(style.SERIES, scores, strict=True)
-        },
-        panel="prm",
-        titles={name: f"{name} PRM" for name in curves.prm.unique()},
-        legend="lower right",
-        ylim=(0.3, 1.03),
-        xlabel="number $N$ of paths (log scale)",
-        ylabel="probability that the\nchosen path is solved",
-    )
+    named = {"last": "last", "sum": "sum of raw scores", "mean": "mean", "min": "min"}
+    named |= {"product": "product"}
+    series = zip(named.items(), style.SERIES, strict=True)
+    looks = {"kind": "how", "looks": {how: {**x, "label": text} for (how, text), x in series}}
+    looks |= {"panel": "prm", "titles": {name: f"{name} PRM" for name in curves.prm.unique()}}
+    labels = {"xlabel": "number $N$ of paths (log scale)", "legend": "lower right"}
+    labels |= {"ylabel": "probability that the\nchosen path is solved", "ylim": (0.3, 1.03)}
+    figure = style.lines(curves, "number", "accuracy", **looks, **labels)
     for axes in figure.axes:
         axes.set_xscale("log", base=2)
     return figure
