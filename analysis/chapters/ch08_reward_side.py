@@ -15,7 +15,7 @@ from torch.func import grad
 from torch.nn import functional
 
 from analysis import style
-from analysis.chapters.ch05_samples import share_lowered
+from analysis.chapters.ch05_fixed_points import share_lowered
 from analysis.chapters.ch06_credit import RAGGED
 from analysis.chapters.ch07_off_policy import merged_kl_gradient, stale_states
 from analysis.chapters.ch09_advantages import true_gradient
