@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from scipy import optimize, stats
+from scipy import optimize
 from torch import Tensor
 from torch.distributions import Normal
 
@@ -76,26 +76,20 @@ def normal_nodes(count: int = 40_001, half_width: float = 12.0) -> tuple[Tensor,
 
 
 def schulman_table(pair: GaussianPair, *, sample_size: int, seed: int) -> pd.DataFrame:
-    """Relative bias and standard deviation of k1, k2, k3: printed, exact, and sampled.
+    """Bias and standard deviation of k1, k2, k3, in units of the KL: printed, exact, and sampled.
 
-    In units of the KL, a row a quantity and estimator; from ``low`` to ``high`` is a 95% interval
-    of the sample (normal approximation; delta method for the standard deviation).
+    A row a quantity and estimator.
     """
     log_prob, exact = log_probs(pair, normal_draws((sample_size,), seed=seed)), moments(*pair)
     rows = []
     for name, printed in SCHULMAN_PRINTED[pair].items():
-        sample = (ESTIMATORS[name](*log_prob) / pair.kl).numpy()
-        std = sample.std()
-        # Var[s] ~ (m4 - s^4) / (4 s^2 n)
-        error_of_std = np.sqrt(stats.moment(sample, 4) - std**4) / (2 * std)
+        sample = ESTIMATORS[name](*log_prob) / pair.kl
         true = (exact[name].mean / pair.kl - 1, exact[name].var ** 0.5 / pair.kl)
-        sampled, errors = (sample.mean() - 1, std), (std, error_of_std)
-        for i, quantity in enumerate(("bias", "std")):
-            half = stats.norm.ppf(0.975) * errors[i] / sample_size**0.5
-            row = {"quantity": quantity, "estimator": name, "printed": printed[i]}
-            row |= {"exact": true[i], "sampled": sampled[i]}
-            rows.append(row | {"low": sampled[i] - half, "high": sampled[i] + half})
-    return pd.DataFrame(rows).sort_values(["quantity", "estimator"], ignore_index=True)
+        sampled = (sample.mean().item() - 1, sample.std().item())
+        rows += zip(("bias", "std"), (name, name), printed, true, sampled, strict=True)
+    columns = ["quantity", "estimator", "printed", "exact", "sampled"]
+    table = pd.DataFrame(rows, columns=columns)
+    return table.sort_values(["quantity", "estimator"], ignore_index=True)
 
 
 def zipf_logits(vocab_size: int, exponent: float) -> Tensor:
@@ -202,44 +196,7 @@ def stale_table(
     )
 
 
-def binary_bias(ref_probability: float, probabilities: Tensor) -> pd.DataFrame:
-    """Relative bias of k2 for two tokens, as the policy's probability of the first one varies."""
-    logits = two_tokens(probabilities)
-    reference = two_tokens(torch.full_like(probabilities, ref_probability))
-    bias = estimator_means(logits, reference)["k2"] / reverse_kl(logits, reference) - 1
-    return pd.DataFrame({"probability": probabilities, "bias": bias})
-
-
 # --- What it draws
-
-
-def plot_schulman(tables: Mapping[str, pd.DataFrame]) -> Figure:
-    """Exact bias and standard deviation in each setting, with the sampled intervals over them:
-    the first setting is drawn filled, the second open."""
-    figure, panels = style.subplots(1, 2, sharey=True, height=3.3)
-    spread, bias = panels
-    for index, (setting, table) in enumerate(tables.items()):
-        side = -1 if index == 0 else 1
-        for row in table.itertuples():
-            panel = spread if row.quantity == "std" else bias
-            height = 2 - NAMES.index(row.estimator) - 0.16 * side
-            look = style.line(row.estimator, markersize=9)
-            if index:
-                look["markerfacecolor"] = "white"
-            panel.plot(row.exact, height, **look)
-            interval = {"color": "black", "linewidth": 1.4, "marker": "|"}
-            panel.plot([row.low, row.high], [height, height], **interval)
-            if (row.estimator, row.quantity) == ("k1", "std"):
-                at = (row.exact, height)
-                style.note(spread, setting, at, offset=(9 * side, 0), fontsize="small")
-    spread.set(xscale="log", xlim=(1, 40), ylim=(-0.5, 2.5))
-    spread.set_xlabel("standard deviation / KL\n(log scale)")
-    spread.set_xticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
-    spread.minorticks_off()
-    spread.set_yticks(range(3), [style.LABELS[name] for name in reversed(NAMES)])
-    style.guide(bias, x=0)
-    bias.set_xlabel("bias / KL")
-    return figure
 
 
 def plot_tails(curves: Mapping[str, pd.DataFrame]) -> Figure:
@@ -277,42 +234,6 @@ def plot_drift(table: pd.DataFrame, crossing: float) -> Figure:
     figure.get_layout_engine().set(rect=(0, 0, 0.93, 1))
     figure.draw_without_rendering()
     style.label_line_ends(spread)
-    return figure
-
-
-def plot_binary_bias(curve: pd.DataFrame, ref_probability: float) -> Figure:
-    """Relative bias of k2 for two tokens, above and below zero."""
-    figure, axes = style.subplots(height=3.2)
-    style.guide(axes, y=0, linestyle="-")
-    style.guide(axes, x=ref_probability)
-    axes.plot(curve.probability, curve.bias, **style.line("k2", marker=""))
-    at = {"xycoords": ("data", "axes fraction"), "va": "baseline"}
-    equal = r"$\pi_\theta = \pi_{\mathrm{ref}}$"
-    style.note(axes, equal, (ref_probability, 0.04), offset=(6, 0), **at)
-    axes.set(xlim=(0, 1), xlabel="probability of the first token under the policy")
-    axes.set_ylabel("bias of $k_2$ / KL")
-    return figure
-
-
-def plot_stale(tables: Mapping[str, pd.DataFrame]) -> Figure:
-    """Mean of k3 under stale samplers, weighted and not, against both KLs: a label and a table for
-    each direction in which the sampler has fallen behind."""
-    figure, axes = style.subplots(height=3.7)
-    first = next(iter(tables.values()))
-    for name in ("forward", "reverse"):
-        axes.plot(first.staleness, first[name], **style.line(name, marker=""))
-    weighted = style.line("k3", linestyle="none", label=r"mean of $\rho\, k_3$")
-    for label, table in tables.items():
-        axes.plot(table.staleness, table.k3, color=style.COLOURS["k3"])
-        last = table.iloc[-1]
-        offset = (0, 6 if last.k3 > last.reverse else -6)
-        style.note(axes, label, (last.staleness, last.k3), offset=offset, colour="k3", ha="right")
-        every = table.iloc[:: max(1, len(table) // 8)]
-        axes.plot(every.staleness, every.weighted, **weighted)
-        weighted["label"] = "_"  # named once
-    axes.margins(y=0.14)
-    axes.set(xlabel="staleness: KL of the policy from its sampler (nats)", ylabel="nats")
-    axes.legend(loc="lower left")
     return figure
 
 

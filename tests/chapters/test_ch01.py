@@ -10,7 +10,6 @@ import pytest
 import torch
 from scipy import stats
 
-from analysis import style
 from analysis.chapters import ch01_estimators as study
 from analysis.chapters.ch01_estimators import SCHULMAN_FAR, SCHULMAN_NEAR
 from analysis.kl.divergences import reverse_kl
@@ -45,22 +44,14 @@ def test_quadrature_nodes_have_the_moments_of_a_standard_normal():
 
 
 @pytest.mark.parametrize("pair", [SCHULMAN_NEAR, SCHULMAN_FAR])
-def test_schulman_table_agrees_with_print_and_its_intervals_with_the_closed_form(pair):
+def test_schulman_table_agrees_with_print_and_with_a_sample(pair):
     table = study.schulman_table(pair, sample_size=400_000, seed=5)
     off = (table.exact - table.printed).abs().groupby(table.quantity).max()
     assert off["std"] < 0.006 and off["bias"] < 0.001
-    width = table.high - table.low
-    assert ((table.exact - table.sampled).abs() < 2 * width).all()  # four standard errors
-    assert (width > 0).all()
-
-
-def test_intervals_of_the_sample_cover_as_often_as_they_say():
-    tables = [
-        study.schulman_table(SCHULMAN_FAR, sample_size=2000, seed=seed) for seed in range(150)
-    ]
-    rows = pd.concat(tables).query("estimator == 'k1'")
-    covers = (rows.low < rows.exact) & (rows.exact < rows.high)
-    assert covers.groupby(rows.quantity).mean().between(0.9, 0.99).all()
+    error = (table.exact - table.sampled).abs().groupby(table.quantity).apply(list)
+    deviation = table.exact[table.quantity == "std"].to_numpy()
+    assert (error["bias"] < 4 * deviation / 400_000**0.5).all()
+    assert (error["std"] < 0.05 * deviation).all()
 
 
 def test_survival_and_quantiles_of_a_loaded_die():
@@ -119,24 +110,8 @@ def test_stale_samples_bias_k3_in_both_directions_and_the_ratio_repairs_it(refer
     assert errors[0] * errors[1] < 0
 
 
-def test_binary_bias_of_k2_by_hand():
-    table = study.binary_bias(0.2, torch.tensor([0.5, 0.05], dtype=torch.float64))
-    for probability, bias in zip(table.probability, table.bias, strict=True):
-        l1, l2 = math.log(probability / 0.2), math.log((1 - probability) / 0.8)
-        kl = probability * l1 + (1 - probability) * l2
-        k2 = (probability * l1**2 + (1 - probability) * l2**2) / 2
-        assert bias == pytest.approx(k2 / kl - 1, rel=1e-10)
-    assert table.bias[0] > 0 > table.bias[1]
-
-
 def drift(steps: torch.Tensor = STEPS) -> pd.DataFrame:
     return study.drift_table(study.zipf_logits(V, 1.2), study.normal_draws((V,), seed=3), steps)
-
-
-def test_the_drift_figure_draws_k3_as_k3():
-    panel = study.plot_drift(drift(), 0.5).axes[1]
-    (line,) = (ln for ln in panel.get_lines() if ln.get_label() == style.LABELS["k3"])
-    assert np.array_equal(line.get_ydata(), drift().query("estimator == 'k3'")["std"])
 
 
 def test_claims_count_what_numpy_counts():
