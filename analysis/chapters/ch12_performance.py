@@ -280,20 +280,3 @@ def time_over_runs(benchmark: Benchmark) -> Figure:
     figure.legend(handles, labels, loc="outside upper center", ncols=2)
     panels[-1, 0].set_xlabel("runs trained together (both axes log)")
     return figure
-
-
-def phases(benchmark: Benchmark) -> Figure:
-    """The share of an update's time in each phase, one bar a size."""
-    shares = benchmark.phases.pivot(index="width", columns="phase", values="share")
-    figure, axes = style.subplots(height=3.4)
-    labels = [f"{width} channels" for width in shares.index]
-    start = pd.Series(0.0, shares.index)
-    for name, colour in zip(
-        benchmark.phases["phase"].unique(), style.COLOURS.values(), strict=False
-    ):
-        axes.barh(labels, 100 * shares[name], left=100 * start, color=colour, label=name)
-        start = start + shares[name]
-    axes.set_xlabel("share of an update's time (%)")
-    axes.grid(False, axis="y")
-    figure.legend(loc="outside upper center", ncols=4)
-    return figure

@@ -20,7 +20,6 @@ from torch.func import grad
 
 from analysis import style
 from analysis.chapters.policies import SAME, drifted_logits, normal_draws, random_tables
-from analysis.kl.divergences import reverse_kl
 from analysis.kl.enumeration import cosine, exact_kl_gradient, relative_error
 from analysis.kl.estimators import k1, k2, k3
 from analysis.kl.scores import expected_score
@@ -417,28 +416,6 @@ def dead_zones(
     return pd.DataFrame(rows)
 
 
-def staleness_curves(
-    options: Iterable[Option],
-    stalenesses: Iterable[float],
-    *,
-    count: int,
-    vocab_size: int,
-    drift: float,
-    seed: int,
-) -> pd.DataFrame:
-    """Median relative error against the reverse KL's gradient as the sampler falls behind."""
-    rows = []
-    for staleness in stalenesses:
-        at = states(count, vocab_size, drift=drift, staleness=staleness, seed=seed)
-        exact = exact_kl_gradient(at.logits, at.ref_logits, direction="reverse")
-        kl = reverse_kl(at.old_logits, at.logits).median().item()
-        for option in options:
-            error = relative_error(mean_gradient(option.loss, at), exact).median().item()
-            row = {"framework": option.framework, "setting": option.setting}
-            rows.append(row | {"staleness": kl, "median": error})
-    return pd.DataFrame(rows)
-
-
 # Where the KL meets the normalisation of rewards. In a group with rewards R and sequence KLs K the
 # advantage is linear in both once its own standard deviation is known: A = a (R - mean) - b K up to
 # a constant. b / a is the beta that a reader of the code believes to have set, b the force of the
@@ -547,15 +524,6 @@ DESCENDS = {
     "neither KL": style.COLOURS["k1"],
 }
 
-#: Framework and setting of each line of the staleness figure, its look and its label.
-LINES = {
-    ("TRL", "use_bias_correction_kl"): ("reverse", "-", "exact: TRL"),
-    ("TRL", "without"): ("k3", "-", "$k_3$: verl, Liger"),
-    ("NeMo-RL", "k3"): ("k2", "--", "NeMo-RL"),
-    ("slime", "k2, use-unbiased-kl"): ("k2", "-", "$ρ k_2$: slime"),
-    ("slime", "k1"): ("k1", "-", "$k_1$: slime"),
-}
-
 
 def descents(table: pd.DataFrame) -> Figure:
     """Relative error on fresh and on stale samples, one row a setting, coloured by its descent."""
@@ -577,35 +545,6 @@ def descents(table: pd.DataFrame) -> Figure:
     for name, colour in DESCENDS.items():
         axes.plot([], [], marker="o", linestyle="none", color=colour, label=name)
     axes.legend(loc="upper center", bbox_to_anchor=(0.2, -0.09), ncols=4, fontsize=9.5)
-    return figure
-
-
-def staleness_figure(curves: pd.DataFrame) -> Figure:
-    """Relative error against the reverse KL's gradient as samples age, by setting."""
-    figure, axes = style.subplots(height=3.9)
-    by_setting = curves.groupby(["framework", "setting"])
-    for key, (name, dashes, label) in LINES.items():
-        curve = by_setting.get_group(key)
-        look = style.line(name, linestyle=dashes, label=label)
-        axes.plot(curve.staleness, curve["median"], markevery=max(1, len(curve) // 5), **look)
-    axes.set_ylim(-0.05, 1.7)
-    axes.set_xlabel(r"staleness $\mathrm{KL}(\pi_{\mathrm{old}} \Vert\, \pi_\theta)$ (nats)")
-    axes.set_ylabel("relative error of the\nexpected gradient")
-    style.label_line_ends(axes)
-    return figure
-
-
-def dead_zones_figure(zones: pd.DataFrame, *, furthest: float) -> Figure:
-    """Where on the log-ratio each clamped setting has a gradient (bars) and where it has none."""
-    clamped = zones[zones[["below", "above"]].notna().any(axis=1)].iloc[::-1]
-    figure, axes = style.subplots(height=0.3 * len(clamped) + 1.1)
-    low, high = clamped.below.fillna(-furthest), clamped.above.fillna(furthest)
-    axes.barh(range(len(clamped)), high - low, left=low, color=style.COLOURS["k3"], height=0.55)
-    axes.set_yticks(range(len(clamped)), [_name(row) for row in clamped.itertuples()], fontsize=9.5)
-    style.guide(axes, x=0)
-    axes.set_xlim(-furthest, furthest)
-    axes.grid(False, axis="y")
-    axes.set_xlabel("log-ratio (nats)")
     return figure
 
 

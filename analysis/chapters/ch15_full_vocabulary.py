@@ -238,22 +238,3 @@ def benchmark(table: pd.DataFrame) -> Figure:
     panels[0].legend(loc="upper left", fontsize=10)
     figure.supxlabel("vocabulary (both scales logarithmic)", fontsize="medium")
     return figure
-
-
-def noise(table: pd.DataFrame) -> Figure:
-    """Sampled tokens that one token with the full vocabulary is worth, against the vocabulary."""
-    figure, axes = style.subplots(height=3.7)
-    dashes = dict(zip(sorted(table.drift.unique()), ("-", "--", ":"), strict=False))
-    for (variant, drift), rows in table.groupby(["variant", "drift"]):
-        label = f"{style.LABELS[variant]}, {rows.kl.median():.2g} nats"
-        look = style.line(variant, linestyle=dashes[drift], label=label)
-        axes.loglog(rows.vocab, rows.tokens, **look)
-    axes.set_ylim(4, 400)
-    ticks, vocab_sizes = (5, 10, 20, 50, 100, 200), sorted(table.vocab.unique())
-    axes.set_yticks(ticks, [str(tick) for tick in ticks])
-    axes.set_xticks(vocab_sizes, [f"{size:,}" for size in vocab_sizes])
-    axes.minorticks_off()
-    axes.set_xlabel("vocabulary (both scales logarithmic)")
-    axes.set_ylabel("sampled tokens worth\none with the full vocabulary")
-    style.label_line_ends(axes)
-    return figure

@@ -161,3 +161,17 @@ def test_a_language_model_is_compared_round_by_round():
     assert table.loc[(chapter.TRANSFORMERS, 1), "ratio"] == 1.0
     row = table.loc[("population", 4)]
     assert [row["seconds"], row["ratio"], row["low"], row["high"]] == [3.0, 3.0, 1.5, 4.0]
+
+
+def test_the_times_drawn_are_the_medians():
+    benchmark = chapter.load()
+    figure = chapter.time_over_runs(benchmark)
+    table = chapter.medians(benchmark)
+    assert len(figure.axes) == len((32, 64))
+    for panel, width in zip(figure.axes, (32, 64), strict=True):
+        alone = table[(table["width"] == width) & (table["processes"] == 1)]
+        expected = alone[alone["kind"] == "population"].sort_values("runs")
+        lines = [line for line in panel.lines if list(line.get_xdata()) == list(expected["runs"])]
+        assert list(lines[0].get_ydata()) == list(expected["ms"])
+        fastest = chapter.best(table, "plain", width)["ms"]
+        assert any(set(line.get_ydata()) == {fastest} for line in panel.lines)
