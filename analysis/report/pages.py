@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from sphinx_external_toc.parsing import MalformedError, parse_toc_data
+
 from analysis.errors import UserError
 from analysis.files import read_json
 from analysis.report.project import Project
@@ -27,7 +29,7 @@ _ALLOWED_SCRIPT = re.compile(
     r'<script( defer| async)? src="(\.\./)+_static/[\w.-]+\.js"( defer| async)?>\s*</script>'
 )
 #: Read by jupyter_book.config, but in neither its schema nor its defaults.
-_UNLISTED = {"parse": {"myst_substitutions": {}}}
+_UNLISTED = {("parse", "myst_substitutions")}
 
 
 def toc_pages(project: Project) -> list[Path]:
@@ -36,22 +38,11 @@ def toc_pages(project: Project) -> list[Path]:
     Raises:
         UserError: the file is no table of contents.
     """
-    toc = load_yaml(project.toc, project.toc.name)
-    if not isinstance(toc, dict) or "root" not in toc:
-        raise UserError("_toc.yml: name the first page with 'root:'")
-    return [project.root / name for name in _files(toc)]
-
-
-def _files(node: Any) -> Iterator[str]:
-    if isinstance(node, list):
-        for part in node:
-            yield from _files(part)
-    elif isinstance(node, dict):
-        for key, value in node.items():
-            if key in ("root", "file"):
-                yield str(value)
-            elif key not in ("defaults", "options"):
-                yield from _files(value)
+    try:
+        pages = parse_toc_data(load_yaml(project.toc, project.toc.name))
+    except MalformedError as error:
+        raise UserError(f"_toc.yml: {error}") from error
+    return [project.root / page for page in pages]
 
 
 def run_pages(project: Project) -> list[RunFiles]:
@@ -127,29 +118,26 @@ def config_problems(project: Project) -> list[str]:
     folder = Path(spec.submodule_search_locations[0])
     schema = read_json(folder / "config_schema.json", "config_schema.json")
     defaults = load_yaml(folder / "default_config.yml", "default_config.yml")
-    known = _merge(_merge(_schema_keys(schema), _nested(defaults)), _UNLISTED)
-    return list(_unknown(config, known, ""))
-
-
-def _schema_keys(schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _schema_keys(value) for key, value in schema.get("properties", {}).items()}
-
-
-def _nested(value: Any) -> dict[str, Any]:
-    return {key: _nested(part) for key, part in value.items()} if isinstance(value, dict) else {}
-
-
-def _merge(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: _merge(first.get(key, {}), second.get(key, {})) for key in first.keys() | second.keys()
-    }
-
-
-def _unknown(config: Mapping[Any, Any], known: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    for key, value in config.items():
-        if key not in known:
-            nearest = difflib.get_close_matches(str(key), known, 1)
+    known = {*_paths(_properties(schema)), *_paths(defaults), *_UNLISTED}
+    parents = {(), *(path[:-1] for path in known)}
+    problems = []
+    for path in _paths(config):
+        if path not in known and path[:-1] in parents:
+            beside = [other[-1] for other in known if other[:-1] == path[:-1]]
+            nearest = difflib.get_close_matches(path[-1], beside, 1)
             hint = f"; did you mean {nearest[0]}?" if nearest else ""
-            yield f"_config.yml: unknown key {prefix}{key}{hint}"
-        elif isinstance(value, dict) and known[key]:
-            yield from _unknown(value, known[key], f"{prefix}{key}.")
+            problems.append(f"_config.yml: unknown key {'.'.join(path)}{hint}")
+    return problems
+
+
+def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _properties(value) for key, value in schema.get("properties", {}).items()}
+
+
+def _paths(value: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The keys of nested mappings, each with those above it."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            path = (*above, str(key))
+            yield path
+            yield from _paths(part, path)

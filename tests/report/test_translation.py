@@ -151,7 +151,9 @@ def test_a_paragraph_that_changed_is_stale_until_the_catalogue_is_updated(one_pa
 
 
 def test_titles_may_lag_behind(one_page):
-    (one_page.root / "_toc.yml").write_text("root: book/index\nchapters: [{file: book/a}]\n")
+    (one_page.root / "_toc.yml").write_text(
+        "format: jb-book\nroot: book/index\nchapters: [{file: book/a}]\n"
+    )
     (one_page.book / "a.md").write_text("# Second\n\nText.\n")
     assert update(one_page, CHINESE, "titles") == (1, 1)
     assert not any("titles" in line for line in problems(one_page, CHINESE))
