@@ -140,23 +140,3 @@ def where(report: Report, rollouts: Rollouts) -> Figure:
     right.plot(middle, means, **style.line("k1", marker="."))
     right.set_xlabel("position in the sequence")
     return figure
-
-
-def gaps(report: Report) -> Figure | None:
-    """KLs between the sampler, the old policy and the policy; None where there is no gap."""
-    names = {
-        "mismatch": "sampler to old",
-        "staleness": "old to policy",
-        "total": "sampler to policy",
-    }
-    kls = {label: report.measurements.get(f"{name}_kl", 0) for name, label in names.items()}
-    values = {label: kl for label, kl in kls.items() if kl > 0}
-    if not values:
-        return None
-    figure, axes = style.subplots(height=1.1 + 0.5 * len(values))
-    axes.plot([*values.values()], [*values], **style.line("reverse", linestyle=""))
-    axes.set_ylim(-0.5, len(values) - 0.5)
-    axes.set_xscale("log")
-    axes.invert_yaxis()
-    axes.set_xlabel("KL (nats per token, log scale)")
-    return figure

@@ -148,7 +148,7 @@ def ways(several: pd.DataFrame, large: pd.DataFrame) -> Figure:
         name: style.line(*drawn, label=NAMES[name]) | (HOLLOW if name == "merged_old" else {})
         for name, drawn in WAYS.items()
     }
-    figure, axes = style.subplots(height=4.2)
+    figure, axes = style.subplots(height=3.7)
     front(axes, pd.concat([several[several["variant"] != "k2_loss"], batches]), looks)
     axes.set_xlabel(KL_LABEL)
     figure.legend(loc="outside upper center", ncols=2)

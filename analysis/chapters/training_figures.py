@@ -77,7 +77,7 @@ def dots(finals: pd.DataFrame, names: Mapping[str, str], metrics: Mapping[str, s
     """One row a variant, in the order of the table: means over runs with their intervals, one panel
     for each of at most two metrics (-> its axis label); dotted: the first variant."""
     order = list(dict.fromkeys(finals["variant"]))
-    size = {"height": 0.8 + 0.29 * len(order), "sharey": True, "squeeze": False}
+    size = {"height": 0.8 + 0.26 * len(order), "sharey": True, "squeeze": False}
     figure, panels = style.subplots(1, len(metrics), **size)
     look = {"linestyle": "none", "capsize": 0.25, "err_kws": {"linewidth": 1.5}, "markersize": 6}
     for panel, (metric, label) in zip(panels[0], metrics.items(), strict=True):
