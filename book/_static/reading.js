@@ -47,6 +47,7 @@
     const article = document.querySelector("article.bd-article");
     if (!article) return;
     article.querySelectorAll("div.cell").forEach(oneBar);
+    for (const em of article.querySelectorAll("em")) em.classList.toggle("kl-latin", /^[ -~]*$/.test(em.textContent));
     for (const table of article.querySelectorAll("table")) {
       oneHeader(table);
       if (table.closest(".highlighttable, .kl-scroll")) continue;
