@@ -8,28 +8,39 @@ from __future__ import annotations
 
 import base64
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import nbformat
 
+from analysis.report.figure_data import KEY
 
-def figures(notebook: Path) -> dict[str, bytes]:
-    """The PNG of every figure cell of one executed notebook, by figure name.
+
+class Shown(NamedTuple):
+    """The PNG of a figure, and what it draws as a table, empty where it draws no data."""
+
+    image: bytes
+    table: str
+
+
+def figures(*notebooks: Path) -> dict[str, Shown]:
+    """What every figure cell of executed notebooks shows, by figure name.
 
     Raises:
         ValueError: a figure cell without an image, or one name on two cells; names both.
     """
-    found: dict[str, bytes] = {}
-    for cell in nbformat.read(notebook, as_version=4).cells:
-        name = cell.metadata.get("mystnb", {}).get("figure", {}).get("name")
-        if name is None:
-            continue
-        image = _image(cell.get("outputs", []))
-        if image is None:
-            raise ValueError(f"{notebook.name}: figure {name!r} has no image; run the notebook")
-        if name in found:
-            raise ValueError(f"{notebook.name}: figure name {name!r} is used twice")
-        found[name] = image
+    found: dict[str, Shown] = {}
+    for notebook in notebooks:
+        for cell in nbformat.read(notebook, as_version=4).cells:
+            name = cell.metadata.get("mystnb", {}).get("figure", {}).get("name")
+            if name is None:
+                continue
+            outputs = [out for out in cell.get("outputs", []) if "image/png" in out.get("data", {})]
+            if not outputs:
+                raise ValueError(f"{notebook.name}: figure {name!r} has no image; run the notebook")
+            if name in found:
+                raise ValueError(f"{notebook.name}: figure name {name!r} is used twice")
+            table = outputs[0].get("metadata", {}).get("image/png", {}).get(KEY, "")
+            found[name] = Shown(base64.b64decode(outputs[0].data["image/png"]), table)
     return found
 
 
@@ -38,9 +49,9 @@ def write_figures(folder: Path, target: Path) -> list[Path]:
 
     A figure that no notebook has any more is removed, and an unchanged one is left alone.
     """
-    images = _figures_of_all(folder)
+    found = figures(*sorted(folder.glob("*.ipynb")))
     target.mkdir(parents=True, exist_ok=True)
-    paths = {target / f"{name}.png": image for name, image in images.items()}
+    paths = {target / f"{name}.png": shown.image for name, shown in found.items()}
     for stale in set(target.glob("*.png")) - set(paths):
         stale.unlink()
     for path, image in paths.items():
@@ -60,30 +71,12 @@ def refresh_copies(folder: Path, notebooks: Path) -> list[Path]:
     Raises:
         ValueError: no notebook has the figure of a copy; names the copy.
     """
-    images = _figures_of_all(notebooks)
+    found = figures(*sorted(notebooks.glob("*.ipynb")))
     changed = []
     for copy in sorted(folder.glob("fig-*.png")):
-        if copy.stem not in images:
+        if copy.stem not in found:
             raise ValueError(f"{copy.name}: no notebook in {notebooks.name}/ has this figure")
-        if copy.read_bytes() != images[copy.stem]:
-            copy.write_bytes(images[copy.stem])
+        if copy.read_bytes() != found[copy.stem].image:
+            copy.write_bytes(found[copy.stem].image)
             changed.append(copy)
     return changed
-
-
-def _figures_of_all(folder: Path) -> dict[str, bytes]:
-    images: dict[str, bytes] = {}
-    for notebook in sorted(folder.glob("*.ipynb")):
-        for name, image in figures(notebook).items():
-            if name in images:
-                raise ValueError(f"{notebook.name}: figure name {name!r} is in another notebook")
-            images[name] = image
-    return images
-
-
-def _image(outputs: list[Any]) -> bytes | None:
-    for output in outputs:
-        png = output.get("data", {}).get("image/png")
-        if png is not None:
-            return base64.b64decode(png)
-    return None

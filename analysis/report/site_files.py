@@ -16,7 +16,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import torch
 from docutils import nodes
 from matplotlib.figure import Figure
@@ -26,26 +25,13 @@ from analysis import style
 from analysis.files import replace_file
 from analysis.kl.surrogates import ESTIMATORS
 from analysis.report.build import current_pdf
-from analysis.report.figure_data import KEY
 from analysis.report.project import Project
+from analysis.report.run_figures import figures
 
 RUNS = "book/_run"
 DATA = "_static/data"
 CARD = "_static/card.png"
 PDF = "kl-term.pdf"
-
-
-def figure_tables(folder: Path) -> dict[str, str]:
-    """The table of every named figure of the executed notebooks in ``folder``, by its name."""
-    found = {}
-    for notebook in sorted(folder.glob("*.ipynb")):
-        for cell in nbformat.read(notebook, as_version=4).cells:
-            name = cell.metadata.get("mystnb", {}).get("figure", {}).get("name")
-            for output in cell.get("outputs", []) if name else []:
-                data = output.get("metadata", {}).get("image/png", {}).get(KEY)
-                if data:
-                    found[name] = data
-    return found
 
 
 def sitemap(base: str, pages: list[str]) -> str:
@@ -87,7 +73,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
 
 
 def _read(app: Sphinx) -> None:
-    app.kl_tables = figure_tables(Path(app.srcdir) / RUNS)
+    shown = figures(*sorted((Path(app.srcdir) / RUNS).glob("*.ipynb")))
+    app.kl_tables = {name: figure.table for name, figure in shown.items() if figure.table}
     app.kl_pdf = current_pdf(Project(Path(app.srcdir)))
 
 

@@ -27,7 +27,13 @@ def notebook(path: Path, *cells: tuple[str, bytes | None]) -> Path:
 
 def test_named_figures_are_taken_and_others_left(tmp_path: Path) -> None:
     path = notebook(tmp_path / "01.ipynb", ("", b"other"), ("fig-a", b"aa"), ("fig-b", b"bb"))
-    assert run_figures.figures(path) == {"fig-a": b"aa", "fig-b": b"bb"}
+    written = nbformat.read(path, as_version=4)
+    written.cells[-1].outputs[-1].metadata = {"image/png": {"data": "x,y\n1,2\n"}}
+    nbformat.write(written, path)
+    assert run_figures.figures(path) == {
+        "fig-a": (b"aa", ""),
+        "fig-b": (b"bb", "x,y\n1,2\n"),
+    }
 
 
 def test_a_figure_without_an_image_is_refused_by_name(tmp_path: Path) -> None:
@@ -42,7 +48,7 @@ def test_a_name_used_twice_is_refused_within_and_across_notebooks(tmp_path: Path
         run_figures.figures(path)
     notebook(tmp_path / "01.ipynb", ("fig-a", b"a"))
     notebook(tmp_path / "02.ipynb", ("fig-a", b"b"))
-    with pytest.raises(ValueError, match=r"02.ipynb: .* is in another notebook"):
+    with pytest.raises(ValueError, match=r"02.ipynb: .* is used twice"):
         run_figures.write_figures(tmp_path, tmp_path / "out")
 
 

@@ -9,32 +9,19 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
-import nbformat
 import pytest
 
 from analysis import style
 from analysis.report.index_terms import FILE, read_terms
 from analysis.report.pages import toc_pages
 from analysis.report.project import Project
-from analysis.report.site_files import card, figure_tables, sitemap
+from analysis.report.site_files import card, sitemap
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = """
 extensions = ["analysis.report.index_terms"]
 root_doc = "book/index"
 """
-
-
-def test_a_table_is_found_by_the_name_of_its_figure(tmp_path: Path) -> None:
-    image = nbformat.v4.new_output(
-        "display_data", {"image/png": "aGk="}, metadata={"image/png": {"data": "x,y\n1,2\n"}}
-    )
-    named = nbformat.v4.new_code_cell("a", metadata={"mystnb": {"figure": {"name": "fig-a"}}})
-    named.outputs = [image]
-    unnamed = nbformat.v4.new_code_cell("b", outputs=[image])
-    notebook = nbformat.v4.new_notebook(cells=[named, unnamed])
-    nbformat.write(notebook, tmp_path / "01_a.ipynb")
-    assert figure_tables(tmp_path) == {"fig-a": "x,y\n1,2\n"}
 
 
 def test_the_sitemap_has_whole_addresses() -> None:

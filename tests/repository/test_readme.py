@@ -1,4 +1,4 @@
-"""The README keeps its promises: its code runs, its names import, its figure is the chapter's."""
+"""The README keeps its promises: its code runs, its names import."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from analysis.report.run_figures import figures
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -41,15 +39,6 @@ def test_every_name_of_the_table_imports():
         module, _, name = first.rpartition(".")
         for function in (name, *others):
             assert callable(getattr(importlib.import_module(module), function)), function
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "book/_static/figures").glob("*.png")))
-def test_its_figures_are_those_of_the_committed_notebooks(path):
-    assert f"book/_static/figures/{path.name}" in README
-    shown = {}
-    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
-        shown |= figures(notebook)
-    assert path.read_bytes() == shown[path.stem], "run make notebooks"
 
 
 def test_every_link_into_the_repository_resolves():
