@@ -317,20 +317,6 @@ def random_drifts(
     )
 
 
-def share_of_wins(drifts: pd.DataFrame, edges: np.ndarray, *, min_pairs: int = 20) -> pd.DataFrame:
-    """Share of :func:`random_drifts` where k3 beats k1, with its Wilson 95% interval from ``low``
-    to ``high``; a row a bin between the ``edges`` (nats) that has ``min_pairs``, at its geometric
-    middle ``kl``."""
-    middles = np.sqrt(edges[:-1] * edges[1:])
-    rows = []
-    for index, wins in (drifts.ratio < 1).groupby(pd.cut(drifts.kl, edges, labels=False)):
-        if len(wins) >= min_pairs:
-            interval = stats.binomtest(wins.sum(), len(wins)).proportion_ci(method="wilson")
-            row = {"kl": middles[int(index)], "pairs": len(wins), "share": wins.mean()}
-            rows.append(row | {"low": interval.low, "high": interval.high})
-    return pd.DataFrame(rows)
-
-
 # --- What it draws
 
 
@@ -444,25 +430,17 @@ def plot_gaussian_phase(
     return figure
 
 
-def plot_softmax_wins(drifts: pd.DataFrame, shares: pd.DataFrame, crossing: float) -> Figure:
-    """Every random pair, and the share of pairs where k3 wins, against the distance."""
-    figure, (cloud, share) = style.subplots(2, 1, sharex=True, height=5.4, height_ratios=[1.5, 1])
+def plot_softmax_wins(drifts: pd.DataFrame, crossing: float) -> Figure:
+    """Ratio of the variances of k3 and k1 against the distance, one dot a random pair."""
+    figure, axes = style.subplots(height=3.9)
     winner = np.where(drifts.ratio < 1, style.COLOURS["k3"], style.COLOURS["k1"])
-    cloud.scatter(drifts.kl, drifts.ratio, s=5, alpha=0.35, color=winner, linewidth=0)
-    style.guide(cloud, y=1, color="black", linewidth=1.2, linestyle="-")
-    cloud.set(xscale="log", yscale="log")
-    cloud.set_ylabel("variance of $k_3$ /\nvariance of $k_1$ (log scale)")
-    columns = {"middle": "share", "low": "low", "high": "high"}
-    style.band(share, shares, "kl", **columns, **style.line("k3"))
-    style.guide(share, y=0.5)
-    share.yaxis.set_major_formatter("{x:.0%}")
-    share.set_yticks([0, 0.5, 1])
-    share.set_ylabel("share of pairs\nwhere $k_3$ wins")
-    share.set_xlabel("reverse KL from the reference (nats, log scale)")
-    for panel in (cloud, share):
-        style.guide(panel, x=crossing, linestyle="--")
+    axes.scatter(drifts.kl, drifts.ratio, s=5, alpha=0.35, color=winner, linewidth=0)
+    style.guide(axes, y=1, color="black", linewidth=1.2, linestyle="-")
+    style.guide(axes, x=crossing, linestyle="--")
     at = {"xycoords": ("data", "axes fraction"), "va": "top", "fontsize": "small"}
-    style.note(share, "Gaussians of\nequal width", (crossing, 0.9), offset=(6, 0), **at)
+    style.note(axes, "Gaussians of\nequal width", (crossing, 0.96), offset=(-6, 0), **at)
+    axes.set(xscale="log", yscale="log", xlabel="reverse KL from the reference (nats, log scale)")
+    axes.set_ylabel("variance of $k_3$ /\nvariance of $k_1$ (log scale)")
     return figure
 
 

@@ -30,7 +30,6 @@ from analysis.chapters.policies import (
 from analysis.kl.credit import (
     credit_moments,
     last_token_groups,
-    sample_gradients,
     tie_states,
     weighted_moments,
 )
@@ -45,7 +44,7 @@ from analysis.kl.enumeration import (
 from analysis.kl.estimators import k1, k2, k3
 from analysis.kl.full_vocabulary import full_vocabulary_gradients, markov_kl, visited_kl
 from analysis.kl.importance import importance_ratio
-from analysis.kl.prefix import markov_second_moments, prefix_coefficients
+from analysis.kl.prefix import markov_second_moments
 from analysis.kl.returns import reward_to_go
 from analysis.kl.scores import expected_score
 from analysis.kl.sequences import (
@@ -251,44 +250,6 @@ def prefix_table(tables: Policies, samplers: Tensor, sequences: Sequences) -> pd
     summary = summary.unstack("age", sort=False)
     summary.columns = ["_".join(names) for names in summary.columns]
     return summary.reset_index()
-
-
-def noise_counterexamples() -> dict[str, float]:
-    """Where the k3 prefix loss is noisier than k1 in the reward though the policies are near.
-
-    Times the variance on fresh samples, for answers of at most two and four tokens that share one
-    row of logits (go on or end), a ten thousandth of a nat per logit apart; and for two tokens with
-    a row for every prefix, ``small_kl`` nats in all.
-    """
-    found = {}
-    row = torch.tensor([0.8, 0.2], dtype=torch.float64).log()
-    ref_row = row - 1e-4 * torch.tensor([1.0, 0.0])
-    for name, longest in (("shared_two", 2), ("shared_four", 4)):
-        sequences = enumerate_sequences(2, longest, eos=1)
-        pair = Policies(*(x.expand(sequences.num_states, 2) for x in (row, ref_row)))
-        found[name] = _fresh_noise(pair, sequences, shared=True)
-    two = enumerate_sequences(2, 2)
-    first = torch.tensor([[0.1, 0.105], [0.99, 0.94], [0.99, 0.99]], dtype=torch.float64)
-    pair = Policies(*torch.stack([first, 1 - first], dim=-1).log().unbind(1))
-    kl = sequence_kl(*pair, two).item()
-    return found | {"small_kl": kl, "small_kl_times": _fresh_noise(pair, two, shared=False)}
-
-
-def _fresh_noise(pair: Policies, sequences: Sequences, *, shared: bool) -> float:
-    """Variance of the k3 prefix loss over that of k1 in the reward, by own rows or by one."""
-    rows = torch.zeros(len(pair.logits)).long() if shared else torch.arange(len(pair.logits))
-    logp, ref_logp = (token_logp(x, sequences) for x in pair)
-    probability = sequence_probability(pair.logits, sequences)
-    k3_loss, reward = (
-        weighted_moments(
-            probability, tie_states(sample_gradients(pair.logits, sequences, credit), rows)
-        ).trace_var
-        for credit in (
-            prefix_coefficients(logp, ref_logp, logp, sequences.mask),
-            reward_to_go(logp - ref_logp),
-        )
-    )
-    return (k3_loss / reward).item()
 
 
 def cap_medians(

@@ -29,29 +29,6 @@ def problems():
     return study.random_problems(6, 5, spread=0.5, reward_spread=0.5, seed=3)
 
 
-@pytest.mark.slow
-def test_which_variants_have_one_end(problems):
-    starts = study.random_starts(problems, 3, spread=1.5, seed=4)
-    assert torch.equal(starts[0], problems.ref_logits)
-    table = study.ends_table(problems, starts, beta=1.0, steps=800, step_size=0.6)
-    rows = table.set_index(["estimator", "placement", "weighting"])
-    key = lambda term: tuple(term.at_one_state.values())
-    for variant in (
-        term("k2"),
-        term("k1", "reward"),
-        term("k3"),
-        term("k3", weighting="attached"),
-    ):
-        assert rows.share_unique[key(variant)] == 1.0
-        assert rows.error[key(variant)] < 1e-9
-        assert rows.given_up[key(variant)] == 0.0
-    for variant in study.PENALTIES:
-        assert rows.share_unique[key(variant)] < 1.0
-        assert rows.error[key(variant)] < 1e-6
-        assert rows.given_up[key(variant)] > 0.2
-    assert rows.share_unique["minimax01", "loss", "none"] == 1.0
-
-
 def test_a_wrong_closed_form_would_be_seen(problems, monkeypatch):
     monkeypatch.setitem(study.OPTIMA, term("k3"), study.reverse_kl_optimum)
     starts = study.random_starts(problems, 1, spread=1.0, seed=4)
@@ -65,32 +42,6 @@ def test_k1_loss_is_greedy(problems):
     )
     assert early < 0.9 < 0.99 < late
     assert study.greedy_share(problems, term("k2"), beta=1.0, steps=2000) < 0.9
-
-
-def test_tilts_are_exponential_and_hyperbolic():
-    gaps = torch.tensor([0.0, 2.0, 20.0], dtype=torch.float64)
-    table = study.tilt_curves(gaps, beta=1.0, best_share=0.5, steps=3000)
-    closed = table.set_index(["law", "gap"]).closed
-    assert closed["k2", 2.0] == pytest.approx(2 / (1 + math.exp(2)), rel=1e-12)
-    assert 1 / 21 < closed["k3", 20.0] < 2 / 20
-    assert closed["minimax01", 2.0] == 0.0
-    exact = table[table.law != "minimax01"]
-    assert (exact.closed - exact.ascent).abs().max() < 1e-9
-
-
-def test_flows_end_where_the_theorem_says():
-    ref_logits = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).log()
-    starts = study.simplex_grid(4)
-    assert torch.allclose(starts.exp().sum(-1), torch.ones(15, dtype=torch.float64))
-    for variant, loses in (
-        (term("k2"), False),
-        (term("k3", "reward"), True),
-    ):
-        path = study.flow_paths(variant, starts, ref_logits, frames=50, growth=1.12, step_size=0.05)
-        assert path.shape == (51, 15, 3)
-        assert bool((path[-1].min(-1).values < 1e-3).all()) is loses
-        distance = (path[-1] - ref_logits.exp()).abs().max()
-        assert (distance < 1e-3).item() is not loses
 
 
 @pytest.mark.slow
