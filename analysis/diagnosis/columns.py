@@ -45,6 +45,8 @@ OPTIONAL = ("sampler_logp", *FLOATS, *INTEGERS, "group")
 ROUNDING_ABOVE_ZERO = 1e-3
 #: No log-softmax of a model's logits is below this; what masks are filled with is.
 LOWEST = -1e4
+#: Of other floats: sums of products of squares must stay finite.
+LARGEST = 1e60
 
 _KNOWN = {alias: name for name, aliases in NAMES.items() for alias in (name, *aliases)}
 
@@ -156,10 +158,15 @@ def _assemble(table: Columns, place: Place) -> Rollouts:
         rows=rows,
         has_mask=bool(masks),
         has_old_logp="old_logp" in found,
-        sequence_names=tuple(str(names[code]) for code in codes[starts]),
-        ignored=ignored,
+        sequence_names=tuple(_text(names[code]) for code in codes[starts]),
+        ignored={_text(name): near for name, near in ignored.items()},
         unscored=unscored,
     )
+
+
+def _text(name: object) -> str:
+    """As it can be written: JSON may hold half a character."""
+    return str(name).encode(errors="replace").decode()
 
 
 def _order(codes: np.ndarray, position: np.ndarray, counted: np.ndarray) -> np.ndarray | None:
@@ -217,8 +224,10 @@ def _numbers(values: Any, name: str, counted: np.ndarray, place: Place) -> np.nd
         _refuse(text, name, place, lambda row: f"{array[row]!r} is no number")
     if name not in LOG_PROBS:
         missing, infinite = (counted & bad for bad in (np.isnan(numbers), np.isinf(numbers)))
+        large = counted & (np.abs(numbers) > LARGEST)
         _refuse(missing, name, place, lambda row: "empty or NaN; fill or drop the column")
         _refuse(infinite, name, place, lambda row: f"{numbers[row]} is not finite")
+        _refuse(large, name, place, lambda row: f"{numbers[row]:.6g} is too large to be squared")
     return numbers
 
 
@@ -244,6 +253,8 @@ def _integers(values: Any, name: str, counted: np.ndarray, place: Place) -> np.n
     numbers = _numbers(values, name, counted, place)
     wrong = counted & (numbers != np.floor(numbers))
     _refuse(wrong, name, place, lambda row: f"{numbers[row]} is no whole number")
+    large = counted & (np.abs(numbers) >= 2.0**53)
+    _refuse(large, name, place, lambda row: f"{numbers[row]:.6g} is too large for a whole number")
     kept = np.where(counted, numbers, 0)
     return kept.astype(np.int32 if np.abs(kept).max() < 2**31 else np.int64)
 
@@ -272,6 +283,9 @@ def _sequences(
     """A code a row and the name of each code; the same id at another step is another sequence."""
     array = np.asarray(values)
     _refuse(counted & _empty(array), "sequence", place, lambda row: "empty")
+    if array.dtype == object:
+        odd = np.array([isinstance(value, (dict, list)) for value in array])
+        _refuse(counted & odd, "sequence", place, lambda row: f"{array[row]!r:.40} is no name")
     codes, names = _codes(array)
     if step is None:
         return codes, names

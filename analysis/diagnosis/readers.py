@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -60,7 +61,8 @@ def read_rollouts(path: Path) -> Rollouts:
         if name.endswith(".parquet"):
             return _assemble_nested(_read_parquet(path), str(path))
     except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
+        first, *_ = str(error).splitlines()
+        raise UserError(f"{path}: cannot be read ({first})") from None
     raise UserError(f"{path}: unknown format; give one of {', '.join(FORMATS)}")
 
 
@@ -283,7 +285,7 @@ def _parsed_together(lines: list[str]) -> list[Row] | None:
         return None
     try:
         rows = json.loads(f"[{','.join(lines)}]")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return rows if len(rows) == len(lines) and all(type(row) is dict for row in rows) else None
 
@@ -293,7 +295,7 @@ def _parsed_singly(lines: list[str], numbers: list[int], path: Path) -> list[Row
     for number, line in zip(numbers, lines, strict=True):
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(
                 f"{path}: line {number} is no JSON ({error}); delete it if a killed process tore it"
             ) from None
@@ -328,7 +330,21 @@ def _as_column(values: list[Any]) -> np.ndarray:
         return np.array(values, dtype=bool)
     if type(None) in types:
         values = [np.nan if value is None else value for value in values]
-    return np.array(values, dtype=np.float64)
+    return _as_floats(values)
+
+
+def _as_floats(values: list[Any]) -> np.ndarray:
+    try:
+        return np.array(values, dtype=np.float64)
+    except OverflowError:  # an integer beyond the floats counts as infinite
+        return np.array([_as_float(value) for value in values])
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _as_array(value: Any) -> Any:
@@ -341,7 +357,7 @@ def _as_array(value: Any) -> Any:
         return parts
     if type(None) in types:
         value = [np.nan if item is None else item for item in value]
-    return np.array(value, dtype=np.float64)
+    return _as_floats(value)
 
 
 def record_settings(folder: Path, settings: Settings) -> None:

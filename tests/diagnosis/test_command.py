@@ -96,6 +96,15 @@ def test_names_in_a_dump_are_escaped_on_the_page(tmp_path):
     assert "<script" not in page.read_text() and "<b>x" not in page.read_text()
 
 
+def test_half_a_character_in_a_name_is_replaced(tmp_path):
+    path, page, document = (tmp_path / name for name in ("dump.jsonl", "page.html", "report.json"))
+    path.write_text('{"sequence": "\\ud800", "logp": -1, "ref_logp": -2, "\\udfff": 0}\n')
+    assert status(str(path), "--page", str(page), "--json", str(document)) == 0
+    report = Report.model_validate_json(document.read_text())
+    assert [one.sequence for one in report.top_sequences] == ["?"]
+    assert list(report.ignored_columns) == ["?"]
+
+
 def test_snippet_for_trl_asks_our_trainer_for_a_dump(capsys):
     assert status("--how-to-dump", "trl") == 0
     calls = [n for n in ast.walk(ast.parse(capsys.readouterr().out)) if isinstance(n, ast.Call)]

@@ -220,6 +220,14 @@ def test_bad_csv(tmp_path, text, said):
         (['{"logp": [-1, "x"], "ref_logp": [-1, -1]}'], "line 1, token 2, column logp: 'x'"),
         (['{"logp": -1, "ref_logp": -1}'], "column sequence is missing"),
         (["", ""], "holds no rows"),
+        (["[" * 100_000], "line 1 is no JSON"),
+        (['{"logp": ' + "[" * 100_000 + "]" * 100_000 + "}"], "line 1 is no JSON"),
+        ([f'{{"sequence": 0, "ref_logp": -1, "logp": -{10**400}}}'], "logp: -inf is no finite"),
+        (['{"sequence": {"a": 1}, "ref_logp": -1, "logp": -1}'], "{'a': 1} is no name"),
+        (['{"sequence": 0, "position": 1e30, "ref_logp": -1, "logp": -1}'], "1e+30 is too large"),
+        (['{"sequence": 0, "step": 1e308, "ref_logp": -1, "logp": -1}'], "1e+308 is too large"),
+        (['{"sequence": 0, "advantage": -1e300, "ref_logp": -1, "logp": -1}'], "too large to be"),
+        (['{"sequence": 0, "entropy": 1e308, "ref_logp": -1, "logp": -1}'], "too large to be"),
     ],
 )
 def test_bad_json_lines(tmp_path, lines, said):
