@@ -48,21 +48,6 @@ def readings(curves: pd.DataFrame) -> pd.DataFrame:
     return long.assign(ratio=long["sampled"] / long["exact"])
 
 
-def reading_errors(table: pd.DataFrame) -> pd.DataFrame:
-    """How wrong one of :func:`readings` is, relative to the exact KL, a row an estimator.
-
-    ``median`` and ``largest`` of the ratio; ``bias``, its mean less one; ``rms``, the root of the
-    mean square of that difference.
-    """
-    errors = table.assign(error=table["ratio"] - 1.0).groupby("estimator", sort=False)
-    return errors.agg(
-        median=("ratio", "median"),
-        largest=("ratio", "max"),
-        bias=("error", "mean"),
-        rms=("error", lambda error: np.sqrt(np.square(error).mean())),
-    ).reset_index()
-
-
 def elsewhere(kept: Retention, finals: pd.DataFrame) -> pd.DataFrame:
     """What trained runs still are at states of the reference, beside their KL on the task.
 
