@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.integrate import solve_ivp
 
-from analysis.chapters import ch16_lengths
+from analysis.chapters import ch16_objectives as ch16
 from analysis.experiments import recording, start_lengths
 from analysis.experiments.presets.designed import aggregation_length
 
@@ -18,7 +18,7 @@ MASS = np.array([0.05, 0.05, 0.3, 0.3, 0.25, 0.05])
 
 def test_the_tilt_is_where_the_natural_flow_of_the_loss_leads() -> None:
     """Integrated: probabilities move by minus their own 1/|o| above its mean."""
-    tau, kl = ch16_lengths.tilted(LENGTHS, MASS, 11.5)
+    tau, kl = ch16.tilted(LENGTHS, MASS, 11.5)
 
     def flow(_: float, share: np.ndarray) -> np.ndarray:
         weight = 1 / LENGTHS
@@ -32,10 +32,10 @@ def test_the_tilt_is_where_the_natural_flow_of_the_loss_leads() -> None:
 
 
 def test_a_tilt_at_the_start_costs_nothing_and_a_length_out_of_reach_is_refused() -> None:
-    assert ch16_lengths.tilted(LENGTHS, MASS, MASS @ LENGTHS) == (0.0, pytest.approx(0.0))
+    assert ch16.tilted(LENGTHS, MASS, MASS @ LENGTHS) == (0.0, pytest.approx(0.0))
     for mean in (9.0, 15.0):
         with pytest.raises(ValueError, match="mean must be"):
-            ch16_lengths.tilted(LENGTHS, MASS, mean)
+            ch16.tilted(LENGTHS, MASS, mean)
 
 
 def test_the_recorded_starts_are_all_there() -> None:
@@ -62,7 +62,7 @@ def test_what_was_walked_is_read_from_the_stored_curves() -> None:
     def mean(metric: str, update: int) -> float:
         return np.mean([float(r[metric]) for r in rows if int(r["update"]) == update])
 
-    along = ch16_lengths.walked()
+    along = ch16.walked()
     (found,) = along[(along["average"] == "mean") & (along["update"] == 20)].to_dict("records")
     assert found["length"] == pytest.approx(mean("length", 20))
     kl = (mean("reverse_kl", 20) + mean("reverse_kl", 30)) / 2 * mean("length", 20)

@@ -9,7 +9,7 @@ import torch
 
 from analysis.chapters import ch18_distillation as claims
 from analysis.chapters.ch10_dpo import steps_ratio
-from analysis.chapters.ch18_costs import Ratio
+from analysis.chapters.ch18_distillation import Ratio
 from analysis.chapters.claims import recorded
 from analysis.experiments.presets import make_preset
 from analysis.experiments.recording import Recording

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.chapters import ch18_costs as costs
+from analysis.chapters import ch18_distillation as costs
 from analysis.experiments.preset import NO_KL, Preset
 from analysis.kl.term import KLTerm
 from analysis.training.config import TeacherConfig, TrainConfig
