@@ -48,8 +48,9 @@ CAUSES: tuple[Cause, ...] = (
         groups.duplicates,
         "Completions stand more than once",
         "The sampler returned one completion for several rows (a seed that each request repeats, "
-        "greedy decoding), or rows were dumped twice. Without a group column it may also be the "
-        "prompt that is counted: its tokens make short answers that are alike look improbable.",
+        "greedy decoding), or rows were dumped twice or all under one step. Without a group column "
+        "it may also be the prompt that is counted: its tokens make short answers that are alike "
+        "look improbable.",
         "03_k3_counterexample#thm-underestimate",
         kind="data",
     ),
@@ -215,6 +216,12 @@ CAUSES: tuple[Cause, ...] = (
         kind="data",
     ),
     Cause(
+        when.advantage_opposed,
+        "Updates move tokens against their advantages",
+        "The policy loss has the wrong sign, or logp and old_logp are exchanged.",
+        "09_advantages#thm-baseline",
+    ),
+    Cause(
         terms.kl_left_out,
         "The KL term is zero at every token",
         "The coefficient did not reach the loss, or the term is masked out.",
@@ -229,8 +236,8 @@ CAUSES: tuple[Cause, ...] = (
     Cause(
         terms.other_term,
         "The KL term is {found}, not {named}",
-        "Check the estimator that the trainer computes, and which policy stands above in its "
-        "ratio: r is reference over policy.",
+        "Check the estimator that the trainer computes, which tokens it leaves out, which policy "
+        "stands above in its ratio (r is reference over policy), and that logp is not old_logp.",
         "01_estimators#thm-unbiased",
     ),
     Cause(

@@ -31,7 +31,7 @@ UNRELATED = 0.3
 #: Log-probs of other tokens make the mean ratio explode, a policy that is far away does not: its
 #: mean is at most one.
 UNRELATED_RATIO = 1.5
-#: No update turns a certain token into one of probability below 1/e, and not three at once.
+#: The first updates turn no certain token into one of probability below 1/e, and not three at once.
 MOST_MASKED = 1e-3
 #: The bound is on a mean; fewer early ends have too noisy a mean to hold against it.
 FEWEST_ENDS = 20
@@ -172,8 +172,8 @@ def other_tokens(m: Measured) -> Shown | None:
 
 
 def masked_when_scored(m: Measured) -> Shown | None:
-    share = m.numbers["masked_when_scored_share"]
-    if share < MOST_MASKED or share * m.rollouts.tokens < FEWEST_IMPOSSIBLE - 0.5:
+    share, count = (m.numbers[f"masked_when_scored_{what}"] for what in ("share", "tokens"))
+    if share < MOST_MASKED or count < FEWEST_IMPOSSIBLE:
         return None
     return Shown({"share with log-prob 0 in one column and below -1 in another": share})
 
@@ -380,6 +380,21 @@ def advantage_sign(m: Measured) -> Shown | None:
     return Shown({"correlation over sequences": correlation})
 
 
+def advantage_opposed(m: Measured) -> Shown | None:
+    """Not where the tokens of an update are other ones: then the response is near zero."""
+    response = m.intervals.get("advantage_strength")
+    if response is None or not m.enough or not response.clear_of(0.0):
+        return None
+    if response.value > -SMALLEST_STRENGTH:
+        return None
+    return Shown(
+        {
+            "response to the advantage, in standard deviations": response.value,
+            "upper end": response.high,
+        }
+    )
+
+
 def kl_rewarded(m: Measured) -> Shown | None:
     names = ("kl_in_advantage", "kl_in_token_advantage")
     share = max(m.numbers.get(name, 0.0) for name in names)
@@ -471,7 +486,7 @@ def kl_without_reward(m: Measured) -> Shown | None:
         "KL in the last third": last,
     }
     if reward is None:
-        return Shown(evidence, "note", {"but": " (no reward column to say for what)"})
+        return Shown(evidence, "note", {"but": " (too few rewards are dumped to say for what)"})
     evidence |= {"reward, last third minus first": reward.value, "upper end of that": reward.high}
     flat = reward.high < SMALLEST_GAIN * float(m.rollouts.reward.std())
     return Shown(evidence, "warning" if flat else "note", {"but": ", the reward does not"})

@@ -23,8 +23,9 @@ _SHORTEST_CERTAIN_RUN = 10
 _CERTAIN = 1e-6
 #: A token certain under one column (log-prob exactly 0) and this improbable under another (nats).
 _UNCERTAIN = -1.0
-#: This many tokens of the earliest steps show whether columns belong together.
-_EARLY_TOKENS = 1000
+#: So many tokens of the earliest steps show whether columns belong together: three hundred tell a
+#: correlation to 0.06. Later, a run that collapses looks like columns that do not.
+_EARLY_TOKENS = 300
 #: Values of the log-ratio at which frameworks clamp it.
 CLAMPS = (10.0, 20.0)
 
@@ -67,10 +68,7 @@ def alignment(rollouts: Rollouts) -> dict[str, float]:
         For ref, old and sampler, and for minus the entropy: ``aligned_*`` and ``shifted_*`` (the
         larger of both shifts); for the log-probs ``ratio_*``, the mean ratio to logp.
     """
-    unread = _masked_when_scored(rollouts)
-    if rollouts.step is not None:
-        steps = np.sort(rollouts.step)
-        unread = unread | (rollouts.step > steps[min(_EARLY_TOKENS, len(steps)) - 1])
+    unread = _masked_when_scored(rollouts) | ~_early(rollouts)
     same = (np.diff(rollouts.sequence) == 0) & ~(unread[1:] | unread[:-1])
     found = {}
     others = {
@@ -159,8 +157,20 @@ def sequence_ends(rollouts: Rollouts) -> dict[str, float]:
 
 
 def masked_when_scored(rollouts: Rollouts) -> dict[str, float]:
-    """Share of tokens with log-prob exactly zero in one column and far from zero in another."""
-    return {"masked_when_scored_share": float(_masked_when_scored(rollouts).mean())}
+    """Tokens of the earliest steps with log-prob zero in one column and far from it in another."""
+    masked = _masked_when_scored(rollouts)[_early(rollouts)]
+    return {
+        "masked_when_scored_share": float(masked.mean()),
+        "masked_when_scored_tokens": float(masked.sum()),
+    }
+
+
+def _early(rollouts: Rollouts) -> np.ndarray:
+    """Tokens of the earliest steps, where policies have not parted yet; without steps, all."""
+    if rollouts.step is None:
+        return np.ones(rollouts.tokens, bool)
+    steps = np.sort(rollouts.step)
+    return rollouts.step <= steps[min(_EARLY_TOKENS, len(steps)) - 1]
 
 
 def _masked_when_scored(rollouts: Rollouts) -> np.ndarray:

@@ -130,18 +130,18 @@ def kl_negative(m: Measured) -> Shown | None:
 def other_term(m: Measured) -> Shown | None:
     """A named term that is another, or, of an unknown term, an estimator that is none of a KL."""
     best, named = _best(m), m.settings.kl
-    if best is None or best[1] < IDENTIFIED or kl_negative(m) is not None:
+    if best is None or kl_negative(m) is not None:
         return None
+    evidence: Evidence = {"share that it explains": best[1], "coefficient": best[2]}
+    found = best[0] if best[1] >= IDENTIFIED else "something else"
     if named is None:
         expected, right = "a KL estimator", not best[0].startswith((INVERTED, ABSOLUTE))
+        right |= best[1] < IDENTIFIED
     else:
         expected = (named.value or named.estimator) + (
             "" if named.weighting == "none" else WEIGHTED
         )
-        right = m.numbers[f"term_is_{expected}"] > CONFUSED
-    if right:
-        return None
-    evidence: Evidence = {"share that it explains": best[1], "coefficient": best[2]}
-    if named is not None:
-        evidence["share that the named term explains"] = m.numbers[f"term_is_{expected}"]
-    return Shown(evidence, words={"found": best[0], "named": expected})
+        share = m.numbers[f"term_is_{expected}"]
+        evidence["share that the named term explains"] = share
+        right = share > CONFUSED
+    return None if right else Shown(evidence, words={"found": found, "named": expected})

@@ -13,6 +13,8 @@ from analysis.kl.estimators import k3
 
 #: A plot and a table of more steps than this are unreadable: they are pooled into runs of steps.
 MOST_STEPS = 40
+#: Fewer prompts make a bootstrap interval an anecdote.
+FEWEST_PROMPTS = 5
 #: Trainers number their steps from 0 or from 1.
 LAST_FIRST_STEP = 1
 
@@ -58,7 +60,11 @@ def growth(by_step: list[StepKL]) -> dict[str, float]:
 
 
 def reward_growth(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
-    """Mean reward of the sequences in the last third of the steps minus that in the first third."""
+    """Mean reward of the sequences in the last third of the steps minus that in the first third.
+
+    Completions of one prompt are alike, so prompts are resampled where groups are dumped; nothing
+    with fewer than five on either side.
+    """
     if rollouts.step is None or rollouts.reward is None:
         return {}
     steps = np.unique(rollouts.step)
@@ -67,6 +73,8 @@ def reward_growth(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]
     third = len(steps) // 3
     early = _mean_reward(rollouts, rollouts.step <= steps[third - 1], settings)
     late = _mean_reward(rollouts, rollouts.step >= steps[-third], settings)
+    if early is None or late is None:
+        return {}
     growth = late.value - early.value
     return {
         "reward_growth": Interval(
@@ -77,12 +85,15 @@ def reward_growth(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]
     }
 
 
-def _mean_reward(rollouts: Rollouts, chosen: np.ndarray, settings: Settings) -> Interval:
-    _, sequence, lengths = np.unique(
-        rollouts.sequence[chosen], return_inverse=True, return_counts=True
-    )
-    reward, weight = {"reward": rollouts.reward[chosen]}, 1.0 / lengths[sequence]
-    return token_means(reward, sequence, weight=weight, **settings.bootstrap)["reward"]
+def _mean_reward(rollouts: Rollouts, chosen: np.ndarray, settings: Settings) -> Interval | None:
+    sequence, unit = rollouts.sequence[chosen], rollouts.group
+    unit = sequence if unit is None else unit[chosen]
+    prompts, unit = np.unique(unit, return_inverse=True)
+    if len(prompts) < FEWEST_PROMPTS:
+        return None
+    weight = 1.0 / np.bincount(sequence)[sequence]
+    reward = {"reward": rollouts.reward[chosen]}
+    return token_means(reward, unit.ravel(), weight=weight, **settings.bootstrap)["reward"]
 
 
 def update_response(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
@@ -98,9 +109,9 @@ def update_response(rollouts: Rollouts, settings: Settings) -> dict[str, Interva
     Equation: ``update_response``
 
     Returns:
-        ``pull`` (s, per nat), ``pull_strength`` (s in standard deviations of both),
-        ``advantage_response`` (b) and ``push`` (a, in standard deviations of :math:`\rho - 1`);
-        nothing if no update lies between the two policies.
+        ``pull`` (s, per nat) and ``advantage_response`` (b), both also in standard deviations as
+        ``pull_strength`` and ``advantage_strength``; ``push`` (a, in standard deviations of
+        :math:`\rho - 1`); nothing if no update lies between the two policies.
     """
     log_ratio = rollouts.old_logp - rollouts.ref_logp
     log_ratio -= log_ratio.mean()
@@ -118,10 +129,13 @@ def update_response(rollouts: Rollouts, settings: Settings) -> dict[str, Interva
         own, rest = _residual(column, others), _residual(move, others)
         found[name] = _slope(own, rest, rollouts, settings)
         del own, rest
-    scale = float(spreads[0] / spreads[1])
-    found["pull_strength"] = Interval(
-        **{end: getattr(found["pull"], end) * scale for end in ("value", "low", "high")}
-    )
+    scales = {"pull": ("pull_strength", spreads[0] / spreads[1])}
+    if "advantage_response" in found:
+        scale = rollouts.advantage.std() / spreads[1]
+        scales["advantage_response"] = ("advantage_strength", scale)
+    for name, (strength, scale) in scales.items():
+        ends = {end: value * float(scale) for end, value in found[name]}
+        found[strength] = Interval(**ends)
     push = _residual(move, list(columns.values()), keep_mean=True)
     push /= spreads[1]
     return found | token_means({"push": push}, rollouts.sequence, **settings.bootstrap)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
+from benchmarks.diagnosis.tiny_runs import SETTINGS
+
 Change = Callable[[pd.DataFrame, np.random.Generator], pd.DataFrame]
 LOG_PROBS = ("logp", "old_logp", "ref_logp")
 
@@ -52,6 +54,44 @@ def clamped(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame
     """Log-ratios beyond a bound were cut to it: one token in a hundred is far off."""
     far = generator.random(len(frame)) < 0.01
     return frame.assign(logp=np.where(far, frame["ref_logp"] - 10.0, frame["logp"]))
+
+
+def policies_exchanged(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    return frame.assign(logp=frame["old_logp"], old_logp=frame["logp"])
+
+
+def one_step(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    """The number of the step is never counted up."""
+    return frame.assign(step=0)
+
+
+def rewards_negated(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    return frame.assign(reward=-frame["reward"])
+
+
+def groups_of_every_eighth(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    return frame.assign(group=frame["sequence"] % 8)
+
+
+def two_under_one_name(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    pairs = frame["sequence"] // 2
+    return frame.assign(sequence=pairs, position=frame.groupby(pairs).cumcount())
+
+
+def end_twice(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    lasts = _by_sequence(frame).last().reset_index()
+    both = pd.concat([frame, lasts.assign(position=lasts["position"] + 1)], ignore_index=True)
+    return both.sort_values(["sequence", "position"], kind="stable", ignore_index=True)
+
+
+def reversed_in_each(column: str) -> Change:
+    """The values of each completion, last first."""
+
+    def change(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+        turned = _by_sequence(frame)[column].transform(lambda s: s.to_numpy()[::-1])
+        return frame.assign(**{column: turned})
+
+    return change
 
 
 def permuted(column: str) -> Change:
@@ -193,10 +233,14 @@ def rewards_of_others(frame: pd.DataFrame, generator: np.random.Generator) -> pd
 
 
 def a_few_far(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
-    """One completion in a hundred is a loop that the reference does not know."""
+    """One completion in a hundred is a loop that the reference does not know, and its KL is due."""
     names = frame["sequence"].unique()
     chosen = frame["sequence"].isin(names[-max(1, len(names) // 100) :])
-    return frame.assign(ref_logp=np.where(chosen, frame["ref_logp"] - 20.0, frame["ref_logp"]))
+    ref_logp = np.where(chosen, frame["ref_logp"] - 20.0, frame["ref_logp"])
+    l = frame["logp"] - ref_logp
+    owed = np.exp(frame["logp"] - frame["old_logp"]) * (np.expm1(-l) + l)
+    term = np.where(chosen, SETTINGS["beta"] * owed, frame["kl_term"])
+    return frame.assign(ref_logp=ref_logp, kl_term=term)
 
 
 def entropy_in_bits(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:

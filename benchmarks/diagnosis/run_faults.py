@@ -113,6 +113,43 @@ def reference_with_dropout(trainer: Any, output: Output) -> None:
     output[REF] = (output[REF] + 0.15 * noise).clamp(max=0.0)
 
 
+def _with_another_token(output: Output) -> Output:
+    """The rollouts with one more token at the end of each prompt."""
+    ids, mask = output["prompt_ids"], output["prompt_mask"]
+    token, one = torch.full_like(ids[:, :1], 20), torch.ones_like(mask[:, :1])
+    longer = {"prompt_ids": torch.cat([ids, token], 1), "prompt_mask": torch.cat([mask, one], 1)}
+    return output | longer
+
+
+@_in_rollouts
+def reference_after_another_token(trainer: Any, output: Output) -> None:
+    output[REF] = _scored(trainer, _state(trainer.ref_model), _with_another_token(output))
+
+
+@_in_rollouts
+def scored_after_another_token(trainer: Any, output: Output) -> None:
+    """All policies are scored under a template that the sampler did not have."""
+    output.update(_with_another_token(output))
+    output[OLD] = _scored(trainer, _state(trainer.model), output)
+    output[REF] = _scored(trainer, _state(trainer.ref_model), output)
+
+
+@_in_rollouts
+def scored_under_other_prompts(trainer: Any, output: Output) -> None:
+    for name in ("prompt_ids", "prompt_mask"):
+        output[name] = output[name].roll(trainer.num_generations, 0)
+    output[OLD] = _scored(trainer, _state(trainer.model), output)
+    output[REF] = _scored(trainer, _state(trainer.ref_model), output)
+
+
+@_in_rollouts
+def reference_of_the_completion(trainer: Any, output: Output) -> None:
+    """The mean over the completion, at each of its tokens."""
+    mask = output["completion_mask"].float()
+    means = (output[REF] * mask).sum(1) / mask.sum(1)
+    output[REF] = means[:, None].expand_as(output[REF]).clone()
+
+
 def reference_in_4_bits(trainer: Any) -> None:
     """Each matrix rounded to sixteen levels of its largest weight."""
 
@@ -142,6 +179,11 @@ def old_from_earlier(trainer: Any) -> None:
         return output
 
     _after("_generate_and_score_completions", change)(trainer)
+
+
+@_in_rollouts
+def old_before_the_temperature(trainer: Any, output: Output) -> None:
+    output[OLD] = _scored(trainer, _hotter(_state(trainer.model), 1 / trainer.temperature), output)
 
 
 @_in_rollouts
@@ -204,6 +246,8 @@ no_repeated_pairs = _sampling(no_repeat_ngram_size=2)
 typical = _sampling(typical_p=0.8)
 token_suppressed = _sampling(suppress_tokens=[2])
 no_early_end = _sampling(min_new_tokens=8)
+no_end = _sampling(suppress_tokens=[11])
+one_token_favoured = _sampling(sequence_bias=[[[4], 2.0]])
 
 
 def stale_weights(trainer: Any) -> None:
@@ -227,6 +271,12 @@ def mismatched_engine(trainer: Any) -> None:
         return output
 
     _after("_generate_and_score_completions", change)(trainer)
+
+
+@_in_rollouts
+def engine_reports_less(trainer: Any, output: Output) -> None:
+    """Log-probs a fifth too near to zero, such as of a truncated distribution."""
+    output["sampling_per_token_logps"] = 0.8 * output[OLD]
 
 
 def stale_engine_that_reports(trainer: Any) -> None:
@@ -307,6 +357,21 @@ def first_half_counted(trainer: Any, output: Output) -> None:
 @_in_rollouts
 def advantages_flipped(trainer: Any, output: Output) -> None:
     output["advantages"] = -output["advantages"]
+
+
+@_in_rollouts
+def only_positive_advantages(trainer: Any, output: Output) -> None:
+    output["advantages"] = output["advantages"].clamp(min=0)
+
+
+@_in_rollouts
+def advantages_of_the_next_group(trainer: Any, output: Output) -> None:
+    output["advantages"] = output["advantages"].roll(trainer.num_generations, 0)
+
+
+def policy_loss_flipped(trainer: Any) -> None:
+    """The whole loss is maximised."""
+    _after("_compute_loss", lambda trainer, loss: -loss)(trainer)
 
 
 @_in_rollouts
@@ -427,4 +492,6 @@ k2_in_its_place = _term(lambda term, log_ratio: log_ratio**2 / 2)
 kl_on_the_first_half = _term(
     lambda term, log_ratio: term * (torch.arange(term.shape[1]) < term.shape[1] // 2)
 )
+kl_where_it_is_small = _term(lambda term, log_ratio: term * (log_ratio.abs() < 0.05))
+kl_of_the_completion = _term(lambda term, log_ratio: term.mean(1, keepdim=True).expand_as(term))
 swapped_in_k3 = _term(lambda term, log_ratio: log_ratio.exp() - 1 - log_ratio)

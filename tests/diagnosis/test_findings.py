@@ -276,6 +276,53 @@ def test_growth_of_the_reward_by_the_rewards_of_sequences():
     assert growth.low > 0
 
 
+def test_completions_of_one_prompt_are_no_independent_rewards():
+    frame = simulate(Run(sequences=120, gain=0.6), 3)
+
+    def growth(groups):
+        table = {name: frame[name].to_numpy() for name in frame} | {"group": groups.to_numpy()}
+        return measure(assemble(table, "simulated")).intervals.get("reward_growth")
+
+    alone, sixes = growth(frame["sequence"]), growth(frame["sequence"] // 6)
+    assert sixes.value == pytest.approx(alone.value)
+    assert growth(frame["sequence"] // 20) is None, "two prompts on either side are an anecdote"
+
+
+def test_updates_against_the_advantages(healthy):
+    """Both faults look alike: a loss with the wrong sign, and columns that are exchanged."""
+    frame = healthy.drop(columns="sampler_logp")
+    exchanged = frame.assign(logp=frame.old_logp, old_logp=frame.logp)
+    assert "advantage-opposed" in codes(exchanged)
+    assert "advantage-opposed" not in codes(frame)
+    flipped = simulate(Run(sequences=80, learning=-0.05), 7)
+    assert codes(flipped)[0] == "advantage-opposed"
+
+
+@pytest.mark.parametrize("left_out", ["half of each completion", "where it is large", "nothing"])
+def test_a_term_that_is_no_estimator_of_each_token(healthy, left_out):
+    l = healthy.logp - healthy.ref_logp
+    term = 0.05 * (np.expm1(-l) + l)
+    kept = {
+        "half of each completion": healthy.position < 15,
+        "where it is large": l.abs() < 0.1,
+        "nothing": l == l,
+    }[left_out]
+    found_codes = codes(healthy.assign(kl_term=term * kept), kl={"estimator": "k3"})
+    assert ("other-term" in found_codes) == (left_out != "nothing")
+
+
+def test_a_policy_that_collapsed_was_not_masked(healthy):
+    """Its tokens are certain, to the last bit, and improbable under the reference."""
+    frame = healthy.drop(columns="sampler_logp")
+    late = frame.assign(
+        step=frame.step + 100, sequence=frame.sequence + 1000, logp=0.0, ref_logp=-5.0
+    )
+    late.loc[late.position > 3, "old_logp"] = 0.0
+    found_codes = codes(pd.concat([frame, late]))
+    assert not {"masked-when-scored", "other-tokens", "misaligned"} & set(found_codes)
+    assert "masked-when-scored" in codes(late)
+
+
 def test_mass_of_the_reference_that_no_sample_stands_for(healthy):
     frame = simulate(Run(sequences=80, lost=1.0, loss_depth=1.0, loss_spread=4.0), 1)
     (finding,) = [f for f in found(frame) if f.code == "unseen-mass"]
