@@ -103,8 +103,11 @@ def replace_file(path: Path, data: bytes) -> None:
     """Put ``data`` at ``path`` in one step: a reader sees the old file or the new one.
 
     Raises:
-        UserError: see `write_durably`; the old file is then intact.
+        UserError: see `write_durably`, the old file is then intact; or what stands there is no
+            file, such as a folder or a terminal.
     """
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is no regular file: choose another place")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     write_durably(temporary, data)
     try:

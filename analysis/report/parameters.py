@@ -97,6 +97,8 @@ def declared_parameters(notebook: Mapping[str, Any], label: str) -> dict[str, Pa
         raise UserError(
             f"{label}: line {error.lineno} of the parameters cell is no Python"
         ) from None
+    except RecursionError:
+        raise UserError(f"{label}: the parameters cell is nested too deeply") from None
     parameters: dict[str, Parameter] = {}
     for statement in statements:
         parameter = _declaration(statement, label)

@@ -97,10 +97,13 @@ def read_notebook(path: Path, label: str) -> dict[str, Any]:
     """
     notebook = read_json(path, label)
     try:
-        if not {"cells", "metadata"} <= notebook.keys():
-            raise ValueError("no notebook")
+        if notebook["nbformat"] != 4:
+            raise ValueError("another format")
+        notebook["metadata"].items()
         for cell in notebook["cells"]:
-            "".join(cell["source"]), cell["metadata"].items(), cell["cell_type"]
+            "".join(cell["source"]).encode(), cell["cell_type"]
+            if not isinstance(cell["metadata"].get("tags", []), list):
+                raise ValueError("no tags")
     except (ValueError, AttributeError, KeyError, TypeError):
         raise UserError(
             f"{label}: no valid notebook; open it in Jupyter and save it again"

@@ -190,7 +190,22 @@ def test_a_hostile_parameters_file_is_one_line(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "{", "[]", '{"cells": [{}], "metadata": {}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[" * 100_000, "{", "[]", '{"cells": [{}], "metadata": {}}'),
+        '{"cells": [], "metadata": {}, "nbformat": 3}',
+        '{"cells": [], "metadata": null, "nbformat": 4}',
+        *(
+            f'{{"cells": [{cell}], "metadata": {{}}, "nbformat": 4}}'
+            for cell in (
+                '{"cell_type": "code", "source": "", "metadata": {"tags": 5}}',
+                '{"cell_type": "code", "source": "", "metadata": {"tags": null}}',
+                '{"cell_type": "code", "source": "\\ud800", "metadata": {}}',
+            )
+        ),
+    ],
+)
 def test_a_damaged_notebook_is_one_line(
     checkout: Workspace, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:

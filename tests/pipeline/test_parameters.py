@@ -127,6 +127,7 @@ def test_any_text_survives(text: str) -> None:
         (["import os"], "line 1"),
         (["n: int = 1\nn: int = 2"], "declared twice"),
         (["n: int ="], "is no Python"),
+        (["n: int = " + "-" * 5000 + "1"], "nested too deeply"),
     ],
 )
 def test_bad_parameters_cell_is_refused(cells: list[str], message: str) -> None:

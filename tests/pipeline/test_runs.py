@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -248,6 +249,14 @@ def test_folder_in_the_way_fails_before_any_work(workspace: Workspace) -> None:
     (workspace.project.runs / "01_a.ipynb").mkdir(parents=True)
     with pytest.raises(UserError, match="a folder is in the way"):
         workspace.run()
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(UserError, match="is no regular file"):
+            replace_file(place, b"new")
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_full_disk_keeps_the_old_file_and_names_path_and_size(tmp_path: Path) -> None:
