@@ -298,6 +298,25 @@ def test_runs_lead_where_the_theory_says(explorers: playwright.Page) -> None:
     assert shown() == pytest.approx([0.6, 0.3, 0.1], abs=0.006)  # k1 as a loss: nowhere
 
 
+def test_the_shown_gradient_is_that_of_the_shown_probabilities(explorers: playwright.Page) -> None:
+    place = explorers.locator("[data-explore=gradients]")
+    place.get_by_label("Tokens").select_option("5")
+    place.get_by_label("fresh samples").press("Space")
+    for name, token in (("Policy", "b"), ("Sampler", "c")):
+        slider = place.get_by_role("group", name=name).get_by_label(token, exact=True)
+        for _ in range(7):
+            slider.press("ArrowRight")
+    policy, ref, old = (
+        torch.tensor([float(x) for x in group.locator("output").all_inner_texts()]).log().double()
+        for group in (
+            place.get_by_role("group", name=n) for n in ("Policy", "Reference", "Sampler")
+        )
+    )
+    expected = enumeration.gradient_moments(policy, ref, old, estimator="k3").mean.tolist()
+    found = [float(x.replace("−", "-")) for x in numbers_of(explorers, "gradients")[0][1:]]
+    assert found == pytest.approx(expected, rel=0.01, abs=0.003)
+
+
 def test_the_prefix_ratio_misses_nothing(explorers: playwright.Page) -> None:
     whole, token, prefix = numbers_of(explorers, "sequences")
     assert prefix[1:-1] == whole[1:-1] and prefix[-1] == "0"

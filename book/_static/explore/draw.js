@@ -39,12 +39,13 @@ globalThis.klDraw = (() => {
     const id = fresh("slider");
     const output = html("output", { for: id }, shown(value));
     const input = html("input", { id, type: "range", min, max, step, value, "aria-valuetext": shown(value) });
-    const show = () => {
-      output.textContent = shown(input.valueAsNumber);
+    const show = (exact) => {
+      output.textContent = shown(exact);
       input.setAttribute("aria-valuetext", output.textContent);
     };
-    input.addEventListener("input", () => { show(); change(input.valueAsNumber); });
-    const set = (to) => { input.value = to; show(); };
+    input.addEventListener("input", () => { show(input.valueAsNumber); change(input.valueAsNumber); });
+    // The handle stands at a step, what is shown and computed with need not.
+    const set = (to) => { input.value = to; show(to); };
     return { node: html("div", { class: `kl-slider${label.length > 1 ? " kl-long" : ""}` }, html("label", { for: id }, label), input, output), input, set };
   };
 
