@@ -102,11 +102,6 @@ def drifted(ref_logits: Tensor, direction: Tensor, steps: Sequence[float] | Tens
     return ref_logits + torch.as_tensor(steps, dtype=ref_logits.dtype)[:, None] * direction
 
 
-def two_tokens(probability: Tensor) -> Tensor:
-    """Logits [..., 2] of a policy over two tokens, from the first one's probability [...]."""
-    return torch.stack([probability, 1 - probability], dim=-1).log()
-
-
 def gaussian_estimates(pair: GaussianPair) -> tuple[dict[str, Tensor], Tensor]:
     """Values of k1, k2, k3 at quadrature nodes, and the weights of the nodes under q."""
     z, weights = normal_nodes()

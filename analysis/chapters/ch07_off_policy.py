@@ -283,30 +283,31 @@ def mask_cases(
     return cases
 
 
-def mask_row(case: MaskCase, sequences: Sequences, delta: float) -> dict[str, float]:
-    """Bias and spread of the masked token-ratio policy gradient against the on-policy one.
-
-    ``bias`` is relative to the norm of the exact gradient and squared; ``variance`` is the trace
-    of one sequence's covariance in the same unit; ``masked`` the probability of a masked sequence.
-    """
-    logits, old_logits, advantages = case
-    logp, old_logp = token_logp(logits, sequences), token_logp(old_logits, sequences)
-    kept = off_policy_sequence_mask(logp, old_logp, advantages, sequences.mask, delta=delta)
-    whole = advantages.unsqueeze(-1).expand_as(logp)
-    exact = credit_moments(logits, sequences, whole).mean
-    ratio = importance_ratio(logp, old_logp, sequences.mask, level="token")
-    credit = torch.where(kept, ratio * whole, 0.0)
-    mean, variance = credit_moments(logits, sequences, credit, old_logits)
-    unit = exact.square().sum()
-    gone = sequences.mask.any(-1) & ~kept.any(-1)
-    masked = (sequence_probability(old_logits, sequences) * gone).sum()
-    found = {"bias": (mean - exact).square().sum() / unit, "variance": variance / unit}
-    return {name: x.item() for name, x in found.items()} | {"masked": masked.item()}
-
-
 def mask_rows(cases: list[MaskCase], sequences: Sequences, delta: float) -> pd.DataFrame:
-    """:func:`mask_row` of each case."""
-    return pd.DataFrame([mask_row(case, sequences, delta) for case in cases])
+    """Bias and spread of the masked token-ratio policy gradient, a row a case.
+
+    ``bias`` is against the on-policy gradient, relative to its norm and squared; ``variance`` is
+    the trace of one sequence's covariance in the same unit; ``masked`` the probability of a masked
+    sequence.
+    """
+
+    def row(logits: Tensor, old_logits: Tensor, advantages: Tensor) -> dict[str, Tensor]:
+        logp, old_logp = token_logp(logits, sequences), token_logp(old_logits, sequences)
+        kept = off_policy_sequence_mask(logp, old_logp, advantages, sequences.mask, delta=delta)
+        whole = advantages.unsqueeze(-1).expand_as(logp)
+        exact = credit_moments(logits, sequences, whole).mean
+        ratio = importance_ratio(logp, old_logp, sequences.mask, level="token")
+        credit = torch.where(kept, ratio * whole, 0.0)
+        mean, variance = credit_moments(logits, sequences, credit, old_logits)
+        unit = exact.square().sum()
+        gone = sequences.mask.any(-1) & ~kept.any(-1)
+        return {
+            "bias": (mean - exact).square().sum() / unit,
+            "variance": variance / unit,
+            "masked": sequence_probability(old_logits, sequences) @ gone.to(unit.dtype),
+        }
+
+    return measured(row, *zip(*cases, strict=True))
 
 
 def mask_table(
@@ -318,7 +319,7 @@ def mask_table(
     distance: float,
     seed: int,
 ) -> pd.DataFrame:
-    """Medians of :func:`mask_row` over random cases for each threshold; ``inf`` masks nothing."""
+    """Medians of :func:`mask_rows` over random cases for each threshold; ``inf`` masks nothing."""
     cases = mask_cases(sequences, vocab_size, count, distance, seed=seed)
     return pd.DataFrame(
         {"delta": delta, **mask_rows(cases, sequences, delta).median()} for delta in deltas
