@@ -114,9 +114,11 @@ def predicted(judged: pd.DataFrame, **extra: str) -> pd.DataFrame:
         "found": ("found, 95% interval", ""),
         "outcome": ("outcome", ""),
     }
+    if judged["at"].nunique() == 1:
+        del columns["at"]
     text = judged.assign(found=found, metric=judged["metric"].replace(METRICS | named))
     extras = {name: (heading, "") for name, heading in extra.items()}
-    return as_text(text, extras | columns, index=len(extra) + 3)
+    return as_text(text, extras | columns, index=len(extra) + 2 + ("at" in columns))
 
 
 def predictions(said: Mapping[str, Iterable[str]]) -> Markdown:
