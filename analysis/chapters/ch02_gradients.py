@@ -35,6 +35,7 @@ from analysis.chapters.policies import (
     random_policies,
     random_tables,
 )
+from analysis.kl.credit import credit_moments
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.enumeration import (
     cosine,
@@ -533,12 +534,9 @@ def equation_21_gradient(
     sequences, table, ref_table, _ = ragged()
     logp, ref_logp = (token_logp(x, sequences) for x in (table, ref_table))
     coefficient = advantages.unsqueeze(-1) + sign * beta * torch.expm1(ref_logp - logp)
-    weight = sequence_probability(old_table, sequences).unsqueeze(-1) * sequences.mask
     if mean:
-        weight = weight / sequences.mask.sum(-1, keepdim=True)
-    tokens = (sequences.states, sequences.tokens)
-    drawn = torch.zeros_like(table).index_put(tokens, weight * coefficient, accumulate=True)
-    return expected_score(table, drawn).flatten()
+        coefficient = coefficient / sequences.mask.sum(-1, keepdim=True)
+    return credit_moments(table, sequences, coefficient, old_table).mean.flatten()
 
 
 @claim("S2-6")

@@ -32,6 +32,7 @@ from analysis.chapters.claims import (
 )
 from analysis.chapters.policies import normal_draws, random_head
 from analysis.experiments.statistics import Interval
+from analysis.kl.credit import advantage_table, state_average
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.enumeration import reverse_kl_gradient
 from analysis.kl.fixed_points import reverse_kl_optimum
@@ -604,18 +605,14 @@ def ppo_compares_with_a_critic() -> Finding:
     probability = sequence_probability(logits, sequences)
     reference = sequence_probability(ref_logits, sequences) @ rewards
 
-    def given(values: Tensor, length: int) -> Tensor:
-        """[N]: mean of values over the sequences that share the first ``length`` tokens."""
-        prefix = sequences.tokens[:, :length]
-        same = (prefix[:, None] == prefix).all(-1).to(values.dtype)
-        return (same @ (probability * values)) / (same @ probability)
-
-    values = torch.stack([given(rewards, length) for length in range(3)], dim=1)
-    per_token = F.pad(rewards[:, None], (2, 0))
-    sampled = generalised_advantage(per_token, values, sequences.mask, lam=1.0)[:, 0]
+    whole = rewards[:, None].expand(sequences.mask.shape)
+    values = state_average(whole, logits, sequences)[sequences.states]
+    last_only = F.pad(rewards[:, None], (2, 0))
+    sampled = generalised_advantage(last_only, values, sequences.mask, lam=1.0)
+    by_action = state_average(sampled, logits, sequences, by_action=True)
     figures = {
-        "gae_error": largest(given(sampled, 1) - (given(rewards, 1) - given(rewards, 0))),
-        "mean_advantage": (probability @ sampled).abs().item(),
+        "gae_error": largest(by_action - advantage_table(whole, logits, sequences)),
+        "mean_advantage": (probability @ sampled[:, 0]).abs().item(),
         "mean_against_reference": (probability @ (rewards - reference)).item(),
     }
     is_critic = max(figures["gae_error"], figures["mean_advantage"]) < EXACT
