@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from analysis.objectives.aggregation import token_mean_weight, token_weights
-from analysis.objectives.credit import fold_kl, reward_to_go
+from analysis.objectives.credit import fold_kl, process_supervision, reward_to_go
 from analysis.objectives.difficulty import difficulty_weight
 from analysis.objectives.filtering import kept_fraction, repeats
 from analysis.objectives.gae import generalised_advantage
@@ -36,6 +36,7 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     *(("beta", lambda b=b: fold_kl(ROW[:2], ROWS, EVERY, beta=b)) for b in (-0.1, math.inf)),
     ("mask", lambda: fold_kl(ROW[:2], ROWS, EVERY[:, :2], beta=0.1)),
     (r"give one a row, .*, or one a token", lambda: fold_kl(ROW[:1], ROWS, EVERY, beta=0.1)),
+    ("lengths must be", lambda: process_supervision(ROWS, [[0], [0]], object())),
     ("group_size", lambda: difficulty_weight(ROW / 2, 1)),
     ("probabilities", lambda: difficulty_weight(ROW + 1, 4)),
     ("times", lambda: repeats(torch.arange(4), period=1, times=1)),
