@@ -191,9 +191,9 @@ class _Spec:
             elif option in (float, int, str, bool):
                 self.types.append(option)
             elif option is not NoneType:
-                sequences = isinstance(option, type) and hasattr(option, "num_states")
-                self.types += [option] if sequences else []
-                self.open = self.open or not sequences
+                known = hasattr(option, "num_states") or hasattr(option, "_fields")
+                self.types += [option] if known else []
+                self.open = self.open or not known
         self.holds = "numbers" if self.axes is None else self.axes.holds
         self.names = " or ".join([*(["a tensor"] if self.tensor else []), *map(_named, self.types)])
 
@@ -222,6 +222,7 @@ class _Checks:
         """What of them must still be read."""
         tensors: dict[str, Tensor] = {}
         sequences: dict[str, Any] = {}
+        records: dict[str, Any] = {}
         for name, value in given.items():
             spec = self.specs.get(name)
             if spec is None or (value is None and spec.optional):
@@ -236,8 +237,12 @@ class _Checks:
                 _check_plain(name, value, spec)
                 if hasattr(value, "num_states"):
                     sequences[name] = value
+                elif hasattr(value, "_fields"):
+                    records[name] = value
         for name, value in sequences.items():  # last: tables say how many tokens there are
             self._bind_sequences(name, value)
+        for name, value in records.items():
+            self._check_record(name, value, tensors, refuse_nan=refuse_nan)
         holding: dict[str, list[str]] = {"mask": [], "zeros and ones": []}
         floats = []
         for name, tensor in tensors.items():
@@ -264,6 +269,21 @@ class _Checks:
         _check_holds(name, value, spec.holds)
         if spec.axes is not None and spec.axes.names != "*":
             self._bind(name, value, spec.axes)
+
+    def _check_record(
+        self, name: str, record: Any, others: dict[str, Tensor], *, refuse_nan: bool
+    ) -> None:
+        """The fields of a named tuple, each against its annotation."""
+        self.remember = False
+        for field, spec in _specs(type(record)).items():
+            label, value = f"{name}.{field}", getattr(record, field)
+            if isinstance(value, Tensor):
+                self._check_tensor(label, value, spec)
+                _check_device(label, value, others)
+                if refuse_nan:
+                    _refuse_nan({label: value}, None)
+            elif not (spec.open or (value is None and spec.optional)):
+                _check_plain(label, value, spec)
 
     def _bind(self, name: str, value: Tensor, axes: Axes) -> None:
         """One size a name, over all arguments of a call."""

@@ -601,6 +601,24 @@ def test_what_torch_refuses_is_said_with_the_name_of_the_argument(name):
             outcome(calls.function, given | {argument: other}, argument)
 
 
+@ALL
+def test_the_fields_of_named_tuples_are_arguments(name):
+    calls = CALLS[name]
+    for argument, hint in calls.hints.items():
+        value = next((v for k, v in OTHERS.items() if is_a(k, hint) and k is not Sequences), ())
+        for field, part in zip(getattr(value, "_fields", ()), value, strict=True):
+            tensor = isinstance(part, Tensor)
+            wrong = ["x", 1j, part.to("meta") if tensor else torch.nan]
+            for given, other in itertools.product(calls.valid(), wrong):
+                broken = value._replace(**{field: other})
+                result = outcome(calls.function, given | {argument: broken}, argument)
+                assert result is None, f"{argument}.{field}: {other!r} was taken"
+            for given in calls.valid() if tensor else ():
+                broken = value._replace(**{field: part * torch.nan})
+                result = outcome(calls.function, given | {argument: broken}, argument)
+                assert result is None or shows_nan(result), f"{argument}.{field}: NaN vanished"
+
+
 def test_out_of_memory_stays_what_it_is():
     @checked
     def full(logp: LogProbs) -> Tensor:
