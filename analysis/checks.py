@@ -199,6 +199,8 @@ class _Spec:
 
 
 def _named(kind: type) -> str:
+    if fields := getattr(kind, "_fields", ()):
+        return f"{kind.__name__}({', '.join(fields)})"
     of = {float: "a number", int: "an integer", str: "a name", bool: "True or False"}
     return of.get(kind, kind.__name__)
 

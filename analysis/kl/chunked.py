@@ -292,11 +292,6 @@ def _scattered(values: Tensor, counted: Tensor) -> Tensor:
 
 
 def _check(hidden: Tensor, head: Head, hidden_name: str, head_name: str) -> None:
-    if not isinstance(head, Head):
-        raise ValueError(
-            f"{head_name} is a {type(head).__name__}: give Head(lm_head.weight, lm_head.bias, "
-            "temperature)"
-        )
     check_float(hidden_name, hidden)
     check_float(f"{head_name}.weight", head.weight)
     check_positive(f"{head_name}.temperature", head.temperature)
