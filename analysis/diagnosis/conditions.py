@@ -211,7 +211,7 @@ def identical_reference(m: Measured) -> Shown | None:
     if same[name] < SAME:
         return None
     step = m.rollouts.step
-    begins = step is not None and step.max() <= LAST_FIRST_STEP
+    begins = step is not None and step.max() <= max(LAST_FIRST_STEP, m.settings.rollout_steps - 1)
     idle = m.numbers.get("zero_advantage_share", 0.0) >= ALL_SILENT  # nothing moves the policy
     evidence: Evidence = {f"share of tokens with ref_logp equal to {name}": same[name]}
     kept = name == "old_logp" and same["logp"] < SAME

@@ -27,11 +27,12 @@ class Dump:
 
     folder: str | Path
     every: int = 1  #: generation batches: of the first of so many, all steps are dumped
-    tokens: int | None = None  #: budget of each process; nothing is dumped once it is reached
+    tokens: int | None = None  #: budget of each process; no further rollout is dumped beyond it
     format: Literal["jsonl", "parquet"] = "jsonl"
     rank: int = 0  #: of this process
     written: int = field(default=0, init=False)  #: tokens, so far
     _files: int = field(default=0, init=False)
+    _last: int | None = field(default=None, init=False)  #: generation that was dumped last
 
     def __post_init__(self) -> None:
         self.folder = Path(self.folder)
@@ -59,15 +60,17 @@ class Dump:
             )
 
     def write(self, *, step: int, generation: int, **fields: Tensor | None) -> None:
-        """Append a batch, unless another generation's turn or beyond the budget.
+        """Append a batch, unless another generation's turn, or of a new one beyond the budget.
 
         Args:
             step: number of the optimizer step.
             generation: number of the generation batch that the rows are of, from 0.
             fields: as of :func:`append_rollouts`.
         """
-        if generation % self.every or (self.tokens is not None and self.written >= self.tokens):
+        spent = self.tokens is not None and self.written >= self.tokens
+        if generation % self.every or (spent and generation != self._last):
             return
+        self._last = generation
         if self.format == "jsonl":
             self.written += append_rollouts(self.path, step=step, **fields)
         else:

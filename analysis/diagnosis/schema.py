@@ -87,6 +87,8 @@ class Settings(_Frozen):
     ratio_level: Literal["token", "sequence"] = "token"
     #: Completions of a prompt; None = as many as the largest group has.
     group_size: int | None = Field(default=None, ge=2)
+    #: Optimizer steps on one rollout: in a run's first one, old policy and reference are one.
+    rollout_steps: int = Field(default=1, ge=1)
     resamples: int = Field(default=1000, ge=100, le=100_000)
     seed: int = Field(default=0, ge=0)
 

@@ -66,6 +66,14 @@ def test_a_reference_that_is_the_policy(healthy):
     assert found(same)[0].severity == "error"
 
 
+def test_in_a_runs_first_rollout_the_old_policy_is_the_reference(healthy):
+    first = healthy.assign(old_logp=healthy.ref_logp, step=healthy.step - FIRST_STEP)
+    first = first.drop(columns="sampler_logp")
+    for steps, severity in ((8, "note"), (1, "error")):
+        reported = {f.code: f.severity for f in found(first, rollout_steps=steps)}
+        assert reported["identical-reference"] == severity
+
+
 def test_a_reference_at_another_temperature(healthy):
     assert "ratio-mean" in codes(healthy.assign(ref_logp=0.7 * healthy.ref_logp))
 

@@ -80,6 +80,26 @@ def test_a_sound_run_is_checked_without_a_word(plain, caplog):
     assert logged[1]["diagnosis/k1"] != 0
 
 
+@pytest.mark.parametrize(
+    ("every", "tokens", "settings", "checks"),
+    [
+        (3, 50_000, {}, [4, 8]),
+        (4, 1, {}, [4, 8]),
+        (2, 50_000, {"per_device_train_batch_size": 16, "steps_per_generation": 2}, [4, 8]),
+        (1, 50_000, {"per_device_train_batch_size": 16, "steps_per_generation": 4}, [8]),
+    ],
+)
+def test_rollouts_are_checked_whole(plain, caplog, every, tokens, settings, checks):
+    """A part of one has groups that lack completions, and first steps that are none."""
+    trainer = plain(**settings)
+    trainer.add_callback(DiagnosisCallback(trainer, every=every, tokens=tokens))
+    with caplog.at_level(logging.WARNING, logger="analysis"):
+        trainer.train()
+    assert caplog.messages == []
+    logged = [log["step"] for log in trainer.state.log_history if "diagnosis/errors" in log]
+    assert logged == checks
+
+
 def test_the_run_is_that_of_trl(plain):
     watched, alone = plain(), plain()
     watched.add_callback(DiagnosisCallback(watched, every=2))
@@ -139,7 +159,7 @@ def test_the_plain_trainer_dumps_what_ours_does(plain, model, tmp_path, form):
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_dump_controls(model, tmp_path, form):
-    """Every second generation batch, whole; or until a budget of tokens is used up."""
+    """Every second generation batch; or until a budget of tokens is used up: each batch whole."""
     if form == "parquet":
         pytest.importorskip("pyarrow")
     given = tiny_trl.arguments(model, tmp_path / "out", **LARGER)
@@ -150,9 +170,8 @@ def test_dump_controls(model, tmp_path, form):
     second, budget = (read_rollouts(tmp_path / name) for name in ("second", "budget"))
     assert sorted(set(second.step)) == [0, 1, 4, 5]
     assert second.rows == second.tokens, "no padding"
-    whole = [int((second.step == step).sum()) for step in (0, 1)]
-    assert sum(whole[:2]) >= 500 > sum(whole[:1]) or whole[0] >= 500
-    assert set(budget.step) < set(range(4)) and 500 <= budget.tokens < 500 + max(whole) + 1
+    first = int((second.step <= 1).sum())
+    assert budget.tokens >= 500 and len(set(budget.step)) == 2 * (1 if first >= 500 else 2)
 
 
 def test_a_dump_refuses_what_has_no_meaning(tmp_path):

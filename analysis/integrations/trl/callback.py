@@ -37,8 +37,9 @@ class DiagnosisCallback(TrainerCallback):
 
     Args:
         trainer: a ``GRPOTrainer`` with a reference, that is with ``beta`` above zero.
-        every: steps between checks. What is checked are the steps since the last one.
-        tokens: at most so many of them, those of the first steps.
+        every: least number of steps between checks. Rollouts are checked whole, with all steps that
+            are trained on them.
+        tokens: where so many are held, no further rollout is, until the next check.
         stop_on: codes or severities that end the training, such as ``("error",)``.
         dump: folder for the rollouts as well, or a :class:`~analysis.diagnosis.dumping.Dump`.
 
@@ -66,7 +67,9 @@ class DiagnosisCallback(TrainerCallback):
         self._trainer, self._every, self._tokens = trainer, every, tokens
         self._stop_on = tuple(stop_on)
         self._window: list[dict[str, np.ndarray]] = []
-        self._held = self._rows = 0
+        self._held = self._rows = self._checked = 0
+        self._rollout = -1  #: number of the present one
+        self._full = False  #: is there no room for the present one?
         self._dump = None
         if dump is not None:
             given = dump if isinstance(dump, Dump) else Dump(dump)
@@ -82,8 +85,10 @@ class DiagnosisCallback(TrainerCallback):
             record_settings(Path(self._dump.folder), self._settings())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step % self._every:
+        ended = capture.generation(self._trainer) != self._rollout
+        if not ended or state.global_step - self._checked < self._every:
             return
+        self._checked = state.global_step
         stop = torch.tensor([float(self._check(state.global_step))])
         total = self._trainer.accelerator.reduce(stop.to(args.device), reduction="sum")
         if total.item() > 0:
@@ -94,11 +99,12 @@ class DiagnosisCallback(TrainerCallback):
         return capture.settings(self._trainer, term)
 
     def _batch(self, fields: capture.Fields) -> None:
-        step = self._trainer.state.global_step
+        step, rollout = self._trainer.state.global_step, capture.generation(self._trainer)
         if self._dump is not None:
-            generation = capture.generation(self._trainer)
-            self._dump.write(step=step, generation=generation, **fields)
-        if self._held >= self._tokens:
+            self._dump.write(step=step, generation=rollout, **fields)
+        if rollout != self._rollout:
+            self._rollout, self._full = rollout, self._held >= self._tokens
+        if self._full:
             return
         self._window.append(_flat(fields, step, self._rows))
         self._held += len(self._window[-1]["logp"])

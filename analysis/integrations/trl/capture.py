@@ -38,7 +38,7 @@ def own_groups(trainer: Any, count: int) -> Tensor:
 
 def generation(trainer: Any) -> int:
     """Number of the generation batch that the present step belongs to, from 0."""
-    made = trainer.args.steps_per_generation * trainer.num_iterations
+    made = trainer.args.steps_per_generation * trainer.num_iterations  # micro-batches
     return trainer.state.global_step * trainer.args.gradient_accumulation_steps // made
 
 
@@ -65,6 +65,7 @@ def fields(
 
 def settings(trainer: Any, term: KLTerm) -> Settings:
     """What the diagnosis should know of a run."""
+    made = trainer.args.steps_per_generation * trainer.num_iterations
     return Settings(
         framework="trl",
         kl=term,
@@ -72,6 +73,7 @@ def settings(trainer: Any, term: KLTerm) -> Settings:
         epsilon_high=trainer.epsilon_high,
         ratio_level=trainer.importance_sampling_level,
         group_size=trainer.num_generations,
+        rollout_steps=max(1, made // trainer.args.gradient_accumulation_steps),
     )
 
 
