@@ -2,7 +2,7 @@
 // header row, hidden code that follows hidden code opens with it, search excerpts are prose, and what the
 // theme leaves without a name has one.
 (() => {
-  const wide = "div.math, .kl-scroll, div.highlight pre";
+  const wide = "div.math mjx-container, .kl-scroll, div.highlight pre";
   const mark = (box) => {
     const more = box.scrollWidth > box.clientWidth + 1;
     box.classList.toggle("kl-more", more);
@@ -74,13 +74,16 @@
         dialog.showModal();
       });
     }
-    const boxes = [...article.querySelectorAll(wide)];
     // MathJax makes each formula a stop of the tabulator, two hundred a page; one that scrolls is enough.
+    const heard = new WeakSet();
     const update = () => {
       for (const formula of article.querySelectorAll("mjx-container")) formula.removeAttribute("tabindex");
-      boxes.forEach(mark);
+      for (const box of article.querySelectorAll(wide)) {
+        mark(box);
+        if (!heard.has(box)) box.addEventListener("scroll", () => mark(box), { passive: true });
+        heard.add(box);
+      }
     };
-    for (const box of boxes) box.addEventListener("scroll", () => mark(box), { passive: true });
     window.addEventListener("resize", update);
     (window.MathJax?.startup?.promise ?? Promise.resolve()).then(update);
     window.addEventListener("load", () => {
