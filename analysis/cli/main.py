@@ -24,7 +24,9 @@ except ImportError:
     from importlib.metadata import packages_distributions
 
     names = ", ".join(sorted({*packages_distributions().get("analysis", []), "kl-term"}))
-    sys.exit(f"analysis: several packages have this name ({names}): install each on its own")
+    path = os.environ.get("PYTHONPATH")
+    fix = f"unset PYTHONPATH={path}, or " if path else ""
+    sys.exit(f"analysis: several packages have this name ({names}): {fix}install each on its own")
 
 from analysis.errors import Stopped, UserError
 

@@ -113,3 +113,4 @@ def test_another_package_of_this_name_is_refused_in_one_line(tmp_path: Path) -> 
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("analysis: several packages have this name (") and "kl-term" in line
+    assert f"unset PYTHONPATH={tmp_path}, or install each on its own" in line
