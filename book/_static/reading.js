@@ -2,7 +2,7 @@
 // header row, hidden code that follows hidden code opens with it, search excerpts are prose, and what the
 // theme leaves without a name has one.
 (() => {
-  const wide = "div.math mjx-container, .kl-scroll, div.highlight pre";
+  const wide = "div.math mjx-container, mjx-container.kl-wide, .kl-scroll, div.highlight pre";
   const mark = (box) => {
     const more = box.scrollWidth > box.clientWidth + 1;
     box.classList.toggle("kl-more", more);
@@ -78,6 +78,11 @@
     const heard = new WeakSet();
     const update = () => {
       for (const formula of article.querySelectorAll("mjx-container")) formula.removeAttribute("tabindex");
+      for (const formula of article.querySelectorAll("span.math mjx-container")) {
+        formula.classList.remove("kl-wide");
+        const room = formula.closest("p, li, td, th, dd, figcaption, h1, h2, h3, h4")?.clientWidth ?? Infinity;
+        formula.classList.toggle("kl-wide", formula.firstElementChild.getBoundingClientRect().width > room);
+      }
       for (const box of article.querySelectorAll(wide)) {
         mark(box);
         if (!heard.has(box)) box.addEventListener("scroll", () => mark(box), { passive: true });

@@ -209,7 +209,7 @@ def test_a_formula_stops_the_tabulator_only_where_it_scrolls(visitor: Visitor) -
     page = visitor.page
     marked = "[...document.querySelectorAll('mjx-container[tabindex]')].map(m => m.className)"
     page.wait_for_function(f"() => {marked}.every(names => names.includes('kl-more'))")
-    scrolls = page.locator("article div.math mjx-container").evaluate_all(
+    scrolls = page.locator("article mjx-container").evaluate_all(
         "all => all.filter(m => m.scrollWidth > m.clientWidth + 1).length"
     )
     assert page.locator("article mjx-container.kl-more[tabindex]").count() == scrolls
