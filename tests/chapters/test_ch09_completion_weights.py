@@ -105,6 +105,17 @@ def test_the_error_is_a_covariance_at_each_state(estimator, direction):
     assert (visits * covariance).norm() > 1e-2
 
 
+def test_what_the_tokens_decide_adds_up_to_the_variance_of_the_weight():
+    logits, _, weights = ONE_OVER_LENGTH
+    of_action = state_average(by_token(weights, RAGGED), logits, RAGGED, by_action=True)
+    policy = logits.softmax(-1)
+    of_state = (policy * of_action).sum(-1, keepdim=True)
+    spread = (policy * (of_action - of_state).square()).sum(-1)
+    mass = sequence_probability(logits, RAGGED)
+    variance = mass @ weights.square() - (mass @ weights).square()
+    torch.testing.assert_close(state_visits(logits, RAGGED) @ spread, variance, **TIGHT)
+
+
 @pytest.mark.parametrize("column", [0, 1])
 def test_what_a_prompt_or_a_tool_decides_about_the_weight_leaves_no_error(column):
     """Old statement: without error only if the weight is the same for all completions."""
