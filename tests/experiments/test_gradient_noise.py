@@ -9,7 +9,7 @@ from analysis.chapters import ch19_noise
 from analysis.experiments import gradient_noise as noise
 
 RECORDED = noise.recorded()
-#: Of 48 points one is expected to lie farther from its line than this in one table of 300.
+#: Standard errors; the points share their random numbers, so they are not as many checks.
 FARTHEST = 4.0
 
 
