@@ -201,19 +201,35 @@ def test_dumped_batches_are_read_back(tmp_path):
 
 MEASURED = """
 import json, re, sys, time
-text = "[" + ",".join(["-1.234567"] * 3_000_000) + "]"
+text = "[" + ",".join(["-1.234567"] * int(sys.argv[1])) + "]"
 start = time.process_time()
 json.loads(text)
 yardstick = time.process_time() - start
 del text
 start = time.process_time()
 from analysis.cli.main import main
-assert main(["diagnose", sys.argv[1], "--page", sys.argv[2]]) == 0
+code = main(["diagnose", *sys.argv[2:]])
 seconds = time.process_time() - start
 # Of this process; what getrusage calls the peak begins with that of the one that started it.
-peak = int(re.search(r"VmHWM:\\s+([0-9]+)", open("/proc/self/status").read())[1]) / 2**20
-print("measured", seconds / yardstick, peak)
+peak = int(re.search(r"VmHWM:\\s+([0-9]+)", open("/proc/self/status").read())[1]) / 2**10
+print("measured", code, seconds / yardstick, peak, "pandas" in sys.modules)
 """
+
+
+def measured(numbers, *arguments):
+    """What a diagnosis in a process of its own ends with and takes.
+
+    Its exit code; processor time in that of parsing so many numbers; megabytes; whether pandas was
+    imported.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, str(numbers), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    _, code, yardsticks, megabytes, pandas = done.stdout.splitlines()[-1].split()
+    return code, float(yardsticks), float(megabytes), pandas == "True"
 
 
 @pytest.mark.slow
@@ -238,33 +254,8 @@ def test_a_million_tokens_in_seconds_and_two_gigabytes(tmp_path, ending):
         text = lists.to_json(orient="records", lines=True)
         path.write_text(text * copies)
     assert len(read_rollouts(path).logp) >= 1_000_000 * 0.98
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURED, str(path), str(tmp_path / "page.html")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    _, yardsticks, gigabytes = done.stdout.splitlines()[-1].split()
-    assert float(yardsticks) < 40 and float(gigabytes) < 2
-
-
-FROM_PARQUET = """
-import json, re, sys, time
-text = "[" + ",".join(["-1.234567"] * 1_000_000) + "]"
-start = time.process_time()
-json.loads(text)
-yardstick = time.process_time() - start
-del text
-start = time.process_time()
-from analysis.cli.main import main
-try:
-    main(["diagnose", sys.argv[1]])
-finally:
-    seconds = time.process_time() - start
-    # Of this process; what getrusage calls the peak begins with that of the one that started it.
-    peak = int(re.search(r"VmHWM:\\s+([0-9]+)", open("/proc/self/status").read())[1]) / 2**10
-    print("measured", seconds / yardstick, peak, "pandas" in sys.modules)
-"""
+    code, yardsticks, megabytes, _ = measured(3_000_000, path, "--page", tmp_path / "page.html")
+    assert code == "0" and yardsticks < 40 and megabytes < 2 * 2**10
 
 
 @pytest.mark.peers
@@ -299,16 +290,10 @@ def test_a_million_tokens_of_parquet_take_seconds_and_half_a_gigabyte(tmp_path):
         )
     assert dump.written == 1_000_000
     (tmp_path / "settings.json").write_text('{"framework": "trl", "kl": {"estimator": "k3"}}')
-    done = subprocess.run(
-        [sys.executable, "-c", FROM_PARQUET, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    _, yardsticks, megabytes, pandas = done.stdout.splitlines()[-1].split()
-    assert pandas == "False" and float(yardsticks) < 50
+    _, yardsticks, megabytes, pandas = measured(1_000_000, tmp_path)
+    assert not pandas and yardsticks < 50
     if torch.version.cuda is None:
-        assert float(megabytes) < 500
+        assert megabytes < 500
 
 
 def test_a_line_that_was_torn_is_not_glued_to_the_next(tmp_path):
