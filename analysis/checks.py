@@ -398,12 +398,6 @@ def check_positive(name: str, value: float) -> None:
         raise ValueError(f"{name} must be finite and > 0, got {value!r}")
 
 
-def check_not_negative(name: str, value: float) -> None:
-    """Refuse a number that is not finite and at least zero."""
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name} must be finite and >= 0, got {value!r}")
-
-
 def at_least_float32(tensor: Tensor) -> Tensor:
     """Half-precision inputs are computed (and returned) in float32; float64 stays float64."""
     if tensor.dtype in _WIDE:
