@@ -26,6 +26,10 @@ from analysis.training.variants import Advantage
 Expected = Literal["equivalent", "above", "below"]
 
 
+#: Coefficients of variants that have no KL term to a reference.
+AT_END = (0.0,)
+
+
 class Prediction(Schema):
     """What two variants are expected to show in one metric, as data that a test can judge."""
 
@@ -45,6 +49,8 @@ class Prediction(Schema):
         where = "at equal reverse KL"
         if self.betas:
             where = "over beta = " + ", ".join(f"{beta:g}" for beta in self.betas)
+        if self.betas == AT_END:
+            where = "at the end"
         how = {"equivalent": "equivalent to"}.get(self.expected, self.expected)
         return f"{self.variant} is {how} {self.other} in {self.metric} {where}: {self.why}."
 
@@ -54,13 +60,14 @@ _PREDICTION = re.compile(r"(.+) ([=<>]) (\S+): (\S+)(?: at (.+))?")
 _HOW: dict[str, Expected] = {"=": "equivalent", "<": "below", ">": "above"}
 
 
-def predict(reasons: Mapping[str, str]) -> tuple[Prediction, ...]:
+def predict(reasons: Mapping[str, str], *, at: tuple[float, ...] = ()) -> tuple[Prediction, ...]:
     """Predictions by their shortest spelling, each with its reason.
 
     >>> predict({"k2_loss k3_loss < none: reverse_kl at 0.3 1": "both descend a KL"})
 
     is one prediction of k2 and one of k3: each is below ``none`` in reverse KL, averaged over the
-    two coefficients; ``=`` is equivalent, ``>`` above, and without ``at`` it is at equal KL.
+    two coefficients; ``=`` is equivalent, ``>`` above. What has no coefficients behind ``at`` is
+    compared at those of the argument, by default at equal KL.
 
     Raises:
         ValueError: another spelling.
@@ -77,7 +84,7 @@ def predict(reasons: Mapping[str, str]) -> tuple[Prediction, ...]:
                 other=other,
                 metric=metric,
                 expected=_HOW[how],
-                betas=tuple(float(beta) for beta in betas.split()),
+                betas=tuple(float(beta) for beta in betas.split()) or at,
                 why=why,
             )
             for variant in variants.split()

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from analysis.experiments.preset import (
+    AT_END,
     NO_KL,
     Design,
     Pilot,
@@ -50,6 +51,11 @@ AT_EQUAL_BETA = (
     "over the seeds of a start: a t interval over the means of the starts. KLs are compared by "
     "their logarithm, with a margin of log 1.25. Equivalent: two one-sided tests at 0.05."
 )
+AT_END_OF_TRAINING = (
+    "A seed's difference in the last tenth of a run, averaged over the seeds of a start: a t "
+    "interval over the means of the starts. KLs are compared by their logarithm, with a margin of "
+    "log 1.25. Equivalent: two one-sided tests at 0.05."
+)
 STOPPING = (
     "All runs of the preset, once; none is left out or added. A run that is not finite counts at "
     "the worst value of its comparison. A prediction holds where its test says so at 0.05, is "
@@ -63,9 +69,31 @@ def prefix_ratio(beta: float) -> Variant:
     return Variant(kl=KLTerm(estimator="k3", weighting="attached", ratio="prefix"), beta=beta)
 
 
-def design(*, predictions: Mapping[str, str], stopping: str = STOPPING, **said: Any) -> Design:
+def design(
+    *,
+    predictions: Mapping[str, str],
+    at: tuple[float, ...] = (),
+    stopping: str = STOPPING,
+    **said: Any,
+) -> Design:
     """A design that ends as these presets do, its predictions in their shortest spelling."""
-    return Design(predictions=predict(predictions), stopping=stopping, **said)
+    return Design(predictions=predict(predictions, at=at), stopping=stopping, **said)
+
+
+def on_ten_starts(runs: int, seen: str, *, chosen: str = "", **said: Any) -> Design:
+    """A design whose pilot is the same configuration on one start and ten other seeds.
+
+    Args:
+        runs, seen: of the pilot.
+        chosen: what else it decided.
+        said: the rest of :func:`design`; by default accuracies at the end of training are
+            compared, with a margin of 0.03.
+    """
+    tried = "The same configuration on one start (seed 0), ten seeds, recorded before."
+    kept = f"{NUM_STARTS} other starts, {NUM_SEEDS} other seeds, the configuration as it was."
+    pilot = Pilot(tried=tried, runs=runs, seen=seen, chosen=f"{kept} {chosen}".strip())
+    ends = {"outcome": f"Accuracy. {AT_END_OF_TRAINING}", "margin": 0.03, "at": AT_END}
+    return design(pilots=(pilot,), **ends | said)
 
 
 def designed(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from analysis.experiments.preset import Preset, fresh_seeds, population, preset
+from analysis.experiments.preset import Preset, fresh_seeds, preset
+from analysis.experiments.presets.designed import AT_END_OF_TRAINING, designed, on_ten_starts
 from analysis.kl.term import KLTerm
 from analysis.training.config import StartConfig, TeacherConfig
 from analysis.training.tiny.tasks import SortTask
@@ -17,8 +18,9 @@ GRPO = Variant(label="grpo")
 #: On-policy distillation as it is usually written: of each token its own k1 in the reward.
 OPD = Distillation().kl
 
-#: Accuracies whose cost the chapter compares, by preset; chosen with the settings.
-THRESHOLDS = {"distillation": (0.55, 0.6, 0.65), "distillation_sparse": (0.04, 0.06, 0.1)}
+#: Accuracies whose cost the chapter compares, by preset; chosen with the settings. The ten easy
+#: starts are right up to 0.58 of the time.
+THRESHOLDS = {"distillation": (0.6, 0.65, 0.7), "distillation_sparse": (0.04, 0.06, 0.1)}
 
 
 def taught(label: str, *, reward: bool = False, by: str = "policy", **distillation: Any) -> Variant:
@@ -51,73 +53,98 @@ def supervised(
     fillers: tuple[int, int] | None = None,
     teacher_fillers: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
-    """The policy's start and the teacher: so many supervised updates each."""
+    """The policies' starts and their one teacher: so many supervised updates each."""
     return {
-        "start": StartConfig(updates=start, fillers=fillers),
+        "start": {"updates": start, "fillers": fillers},
         "teacher": TeacherConfig(start=StartConfig(updates=teacher, fillers=teacher_fillers)),
         "log_every": 20,
     }
 
 
 @preset
-def distillation(*, learning_rate: float = 1e-3, num_seeds: int = 10, updates: int = 300) -> Preset:
-    """A start that is right half of the time, and a good teacher of its own size."""
-    return population(
+def distillation(*, learning_rate: float = 1e-3, num_seeds: int = 20, updates: int = 300) -> Preset:
+    """Starts that are right half of the time, and a good teacher of their own size."""
+    return designed(
+        _EASY,
+        (GRPO, *LESSONS),
+        fresh_seeds(7000, num_seeds),
         **supervised(150, 300),
         learning_rate=learning_rate,
         updates=updates,
-        variants=(GRPO, *LESSONS),
-        seeds=fresh_seeds(3000, num_seeds),
-        predictions=(
-            "With an easy start on-policy distillation saves GRPO less than half of its updates "
-            "to any of the three accuracies: no factor of 7.",
-            "k1 in the reward with immediate credit trains as the k2 loss does: no difference in "
-            "accuracy.",
-            "Summed over the vocabulary, the reverse KL ends more accurate than its one-sample "
-            "form on the same samples.",
-            "Credit to go, the gradient of the sequence KL, ends no more accurate than immediate "
-            "credit: it is noisier.",
-            "Supervised on the teacher's samples ends no less accurate than on-policy "
-            "distillation by one sample: over eight tokens errors hardly compound.",
-            "No lesson passes the teacher's accuracy.",
-        ),
     )
+
+
+#: Primary outcomes of both starts.
+OF_COSTS = (
+    f"Accuracy of the policy's own answers. {AT_END_OF_TRAINING} What GRPO spends over what "
+    "distillation spends until that accuracy first reaches each of three values: the mean "
+    "logarithm of the ratio, over starts; a run that never gets there is charged with all of it."
+)
+_EASY = on_ten_starts(
+    90,
+    "Against one-sample distillation: the exact reverse KL +0.068, supervised +0.021, credit to go "
+    "-0.024, k3 as a loss below k2 by 0.019. GRPO needed 1.4 times the updates to 0.6.",
+    chosen="Accuracies of 0.6, 0.65 and 0.7 in place of 0.55, 0.6 and 0.65, as starts vary.",
+    question="From a start that is right half of the time, which form of distillation learns most?",
+    outcome=OF_COSTS,
+    predictions={
+        "k2_loss = opd_immediate: own_accuracy": "sample by sample they have one gradient",
+        "reverse_exact > opd_immediate: own_accuracy": "it has no noise of a sampled token",
+        "opd_to_go < opd_immediate: own_accuracy": "it is noisier",
+        "opd_to_go > opd_immediate: teacher_kl": "so it was in the pilot",
+        "supervised = opd_immediate: own_accuracy": "over eight tokens errors hardly compound",
+        "forward_teacher = supervised: own_accuracy": "one gradient, without the token's noise",
+        "k3_loss < k2_loss: own_accuracy": "it descends the forward KL by one noisy token",
+        "forward_exact < reverse_exact: own_accuracy": "there is one right answer to find",
+        "forward_exact > reverse_exact: entropy": "it covers what the teacher might say",
+        "opd_immediate > grpo: own_accuracy": "each token is told, not each answer",
+    },
+)
 
 
 @preset
 def distillation_sparse(
-    *, learning_rate: float = 1e-3, num_seeds: int = 10, updates: int = 300
+    *, learning_rate: float = 1e-3, num_seeds: int = 20, updates: int = 300
 ) -> Preset:
-    """The same from a start that is right about twice in a hundred tries: a sparse reward."""
-    return population(
+    """The same from starts that are right about twice in a hundred tries: a sparse reward."""
+    return designed(
+        _SPARSE,
+        (GRPO, *LESSONS),
+        fresh_seeds(7100, num_seeds),
         **supervised(60, 300),
         learning_rate=learning_rate,
         updates=updates,
-        variants=(GRPO, *LESSONS),
-        seeds=fresh_seeds(3100, num_seeds),
-        predictions=(
-            "Where the reward is sparse, GRPO needs at least twice the updates of on-policy "
-            "distillation to every accuracy that it reaches, and more than with the easy start.",
-            "Credit to go ends below the start: it walks to states where the teacher is sure, "
-            "right or wrong, and its entropy ends lowest of all.",
-            "The exact reverse KL ends most accurate of the lessons on own samples.",
-            "Supervised on the teacher's samples keeps up with on-policy distillation by one "
-            "sample.",
-        ),
     )
+
+
+_SPARSE = on_ten_starts(
+    90,
+    "Against one-sample distillation: the exact reverse KL +0.067, supervised +0.004, GRPO -0.125; "
+    "credit to go ended 0.074 below GRPO, far from the teacher. GRPO needed 3 times the updates.",
+    question="And from a start that is right twice in a hundred tries?",
+    outcome=OF_COSTS,
+    predictions={
+        "opd_immediate > grpo: own_accuracy": "where no answer is right the reward says nothing",
+        "reverse_exact > opd_immediate: own_accuracy": "it has no noise of a sampled token",
+        "opd_to_go < grpo: own_accuracy": "it walks to states where the teacher is sure",
+        "opd_to_go > opd_immediate: teacher_kl": "so it was in the pilot",
+        "supervised = opd_immediate: own_accuracy": "over eight tokens errors hardly compound",
+        "k3_loss < k2_loss: own_accuracy": "it descends the forward KL by one noisy token",
+        "forward_exact < reverse_exact: own_accuracy": "there is one right answer to find",
+        "forward_exact > reverse_exact: entropy": "it covers what the teacher might say",
+    },
+)
 
 
 @preset
 def weak_teacher(
-    *, weight: float = 0.3, learning_rate: float = 1e-3, num_seeds: int = 10, updates: int = 400
+    *, weight: float = 0.3, learning_rate: float = 1e-3, num_seeds: int = 20, updates: int = 400
 ) -> Preset:
     """A teacher that reinforcement learning can pass: who stops there?"""
     exact = {"kl": KLTerm(estimator="exact"), "reward": True}
-    return population(
-        **supervised(120, 150),
-        learning_rate=learning_rate,
-        updates=updates,
-        variants=(
+    return designed(
+        _WEAK,
+        (
             GRPO,
             taught("opd_immediate", kl=OPD),
             taught("reverse_exact", kl=KLTerm(estimator="exact")),
@@ -132,19 +159,35 @@ def weak_teacher(
                 **exact,
             ),
         ),
-        seeds=fresh_seeds(3200, num_seeds),
-        predictions=(
-            "The three lessons without a reward end at the teacher's accuracy, give or take "
-            "three points.",
-            "GRPO starts slower and ends above them.",
-            "Teacher and reward together end above GRPO alone.",
-        ),
+        fresh_seeds(7200, num_seeds),
+        **supervised(120, 150),
+        learning_rate=learning_rate,
+        updates=updates,
     )
+
+
+_WEAK = on_ten_starts(
+    70,
+    "GRPO ended 0.063 above one-sample distillation, which ended near the teacher; with the "
+    "reward and the teacher together 0.036 to 0.070 above GRPO.",
+    question="Does a policy pass a weak teacher, and does that teacher help the reward along?",
+    outcome=f"Accuracy of the policy's own answers. {AT_END_OF_TRAINING}",
+    predictions={
+        "grpo > opd_immediate: own_accuracy": "a student stops near its teacher",
+        "grpo > reverse_exact: own_accuracy": "a student stops near its teacher",
+        "grpo > supervised: own_accuracy": "a student stops near its teacher",
+        "opd_and_grpo > grpo: own_accuracy": "the teacher tells each token at first",
+        "exact_and_grpo > grpo: own_accuracy": "the teacher tells each token at first",
+        "exact_annealed_to_grpo > grpo: own_accuracy": "and does not pull back later",
+        "supervised < opd_immediate: own_accuracy": "so it was in the pilot",
+        "reverse_exact > opd_immediate: own_accuracy": "it has no noise of a sampled token",
+    },
+)
 
 
 @preset
 def kdrl(
-    *, weight: float = 0.3, learning_rate: float = 1e-3, num_seeds: int = 10, updates: int = 300
+    *, weight: float = 0.3, learning_rate: float = 1e-3, num_seeds: int = 20, updates: int = 300
 ) -> Preset:
     """GRPO beside a teacher that is better but wordier: estimators, annealing, masking."""
     annealed = {"weight_end": 0.0, "anneal_updates": max(1, updates // 2)}
@@ -153,12 +196,9 @@ def kdrl(
     def both(label: str, **parts: Any) -> Variant:
         return taught(label, reward=True, weight=weight, **parts)
 
-    return population(
-        **supervised(130, 280, fillers=(0, 2)),
-        task=FILLERS,
-        learning_rate=learning_rate,
-        updates=updates,
-        variants=(
+    return designed(
+        _KDRL,
+        (
             GRPO,
             taught("teacher_only", kl=KLTerm(estimator="k2")),
             both("kdrl_k2", kl=KLTerm(estimator="k2")),
@@ -168,34 +208,52 @@ def kdrl(
             both("kdrl_annealed_masked", kl=KLTerm(estimator="k2"), **annealed, **wrong_only),
             both("kdrl_k3_masked", kl=KLTerm(estimator="k3"), **wrong_only),
         ),
-        seeds=fresh_seeds(3300, num_seeds),
-        predictions=(
-            "A constant weight makes the answers longer than GRPO's: they move towards the "
-            "teacher's length.",
-            "Masking by reward makes the answers of the constant weight shorter, by less than "
-            "half a token, and no less accurate.",
-            "Annealing makes them shorter too, and more accurate.",
-            "None of them ends more accurate or shorter than GRPO alone.",
-            "At equal weight k3 ends less accurate than k2.",
-        ),
+        fresh_seeds(7300, num_seeds),
+        **supervised(130, 280, fillers=(0, 2)),
+        task=FILLERS,
+        learning_rate=learning_rate,
+        updates=updates,
     )
+
+
+_KDRL = on_ten_starts(
+    160,
+    "On twice ten seeds of one start, against the constant weight: masking +0.07 of accuracy and "
+    "no change in length, annealing +0.11 and -0.2 tokens, masked k3 -0.2 tokens beside k3; k3 "
+    "0.08 below k2; none above GRPO alone.",
+    question="Beside GRPO and a wordier teacher: what do estimator, annealing and a mask change?",
+    outcome=f"Accuracy and length (tokens) of the policy's own answers. {AT_END_OF_TRAINING}",
+    predictions={
+        "kdrl_k2 > grpo: own_length": "answers move towards the teacher's length",
+        "kdrl_masked kdrl_annealed kdrl_annealed_masked > kdrl_k2: own_accuracy": (
+            "the reward has more of a say"
+        ),
+        "kdrl_annealed kdrl_annealed_masked < kdrl_k2: own_length": (
+            "the teacher's length is let go of"
+        ),
+        "kdrl_masked < kdrl_k2: own_length": "as reported: right answers are left alone",
+        "kdrl_k3_masked < kdrl_k3: own_length": "as reported: right answers are left alone",
+        "kdrl_k3_masked > kdrl_k3: own_accuracy": "the reward has more of a say",
+        "kdrl_k3 < kdrl_k2: own_accuracy": "it descends the forward KL by one noisy token",
+        "kdrl_k2 kdrl_annealed kdrl_annealed_masked < grpo: own_accuracy": (
+            "so it was in the pilot"
+        ),
+    },
+)
 
 
 @preset
 def long_to_short(
-    *, weight: float = 0.2, learning_rate: float = 1e-3, num_seeds: int = 10, updates: int = 200
+    *, weight: float = 0.2, learning_rate: float = 1e-3, num_seeds: int = 20, updates: int = 200
 ) -> Preset:
-    """A start that opens with any number of fillers; methods that make its answers short."""
+    """Starts that open with any number of fillers; methods that make their answers short."""
 
     def relative(strength: float) -> Shaping:
         return Shaping(length="relative", weight=strength)
 
-    return population(
-        **supervised(200, 270, teacher_fillers=(0, 1)),
-        task=FILLERS,
-        learning_rate=learning_rate,
-        updates=updates,
-        variants=(
+    return designed(
+        _SHORT,
+        (
             GRPO,
             Variant(label="relative_reward", shaping=relative(weight)),
             Variant(label="relative_reward_strong", shaping=relative(1.0)),
@@ -213,16 +271,32 @@ def long_to_short(
             taught("reverse_exact_short_teacher", kl=KLTerm(estimator="exact")),
             taught("supervised_short_teacher", kl=KLTerm(estimator="cross_entropy"), by="teacher"),
         ),
-        seeds=fresh_seeds(3400, num_seeds),
-        predictions=(
-            "GRPO alone already shortens the answers, without being paid for it.",
-            "The relative length reward at weight 0.2, the linear price, and DPO at tau 1 end "
-            "within half a token of the shortest right answer, no less accurate than GRPO.",
-            "At weight 1 the relative reward ruins the policy: short and wrong beats long and "
-            "wrong. So does DPO at tau 0.1.",
-            "Shortest rejection sampling ends most accurate of all variants, at the shortest right "
-            "length.",
-            "Distillation ends at the short teacher's mean length, not below it, and no less "
-            "accurate than GRPO.",
-        ),
+        fresh_seeds(7400, num_seeds),
+        **supervised(200, 270, teacher_fillers=(0, 1)),
+        task=FILLERS,
+        learning_rate=learning_rate,
+        updates=updates,
     )
+
+
+_SHORT = on_ten_starts(
+    100,
+    "Against GRPO: the shortest right answer +0.06 of accuracy, the exact KL to a short teacher "
+    "+0.05, DPO -0.06, the relative reward -0.06, the price per token -0.22 with some seeds lost "
+    "outright; the strong relative reward and DPO at a low tau lost most seeds.",
+    question="Which way of making long answers short keeps them right?",
+    outcome=f"Accuracy and length (tokens) of the policy's own answers. {AT_END_OF_TRAINING}",
+    predictions={
+        "relative_reward linear_price dpo < grpo: own_length": "they are paid for it",
+        "relative_reward linear_price dpo < grpo: own_accuracy": (
+            "short and wrong is paid for where a whole group is wrong"
+        ),
+        "relative_reward_strong dpo_low_tau < grpo: own_accuracy": (
+            "short and wrong beats long and wrong"
+        ),
+        "shortest_rejection > grpo: own_accuracy": "only right answers are imitated",
+        "shortest_rejection > relative_reward: own_accuracy": "only right answers are imitated",
+        "reverse_exact_short_teacher > grpo: own_accuracy": "each token is told",
+        "opd_short_teacher supervised_short_teacher = grpo: own_accuracy": "so it was in the pilot",
+    },
+)
