@@ -83,7 +83,7 @@ OF_COSTS = (
 _EASY = on_ten_starts(
     90,
     "Against one-sample distillation: the exact reverse KL +0.068, supervised +0.021, credit to go "
-    "-0.024, k3 as a loss below k2 by 0.019. GRPO needed 1.4 times the updates to 0.6.",
+    "-0.024, k3 as a loss below k2 by 0.019. GRPO needed 1.2 times the updates to 0.6.",
     chosen="Accuracies of 0.6, 0.65 and 0.7 in place of 0.55, 0.6 and 0.65, as starts vary.",
     question="From a start that is right half of the time, which form of distillation learns most?",
     outcome=OF_COSTS,
@@ -120,7 +120,7 @@ def distillation_sparse(
 _SPARSE = on_ten_starts(
     90,
     "Against one-sample distillation: the exact reverse KL +0.067, supervised +0.004, GRPO -0.125; "
-    "credit to go ended 0.074 below GRPO, far from the teacher. GRPO needed 3 times the updates.",
+    "credit to go ended 0.074 below GRPO. GRPO needed 2.7 times the updates to 0.06.",
     question="And from a start that is right twice in a hundred tries?",
     outcome=OF_COSTS,
     predictions={
@@ -283,7 +283,7 @@ _SHORT = on_ten_starts(
     100,
     "Against GRPO: the shortest right answer +0.06 of accuracy, the exact KL to a short teacher "
     "+0.05, DPO -0.06, the relative reward -0.06, the price per token -0.22 with some seeds lost "
-    "outright; the strong relative reward and DPO at a low tau lost most seeds.",
+    "outright; the strong relative reward and DPO at a low tau lost every seed.",
     question="Which way of making long answers short keeps them right?",
     outcome=f"Accuracy and length (tokens) of the policy's own answers. {AT_END_OF_TRAINING}",
     predictions={
