@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.experiments import hierarchical, statistics
-from analysis.experiments.preset import Design, Expected, Prediction, Preset
+from analysis.experiments.preset import EQUAL_KL, Design, Expected, Prediction, Preset
 from analysis.experiments.recording import Recording
 from analysis.experiments.summaries import ACCURACIES, KLS, of_seeds
 from analysis.training.config import TrainConfig
@@ -53,7 +53,7 @@ def judged(
     else:
         found = at_equal_kl(finals, *names, starts, prediction.metric).difference(design.margin)
     margin = margin_of(prediction.metric, design)
-    at = ", ".join(f"{beta:g}" for beta in prediction.betas) or "equal KL"
+    at = ", ".join(f"{beta:g}" for beta in prediction.betas) or EQUAL_KL
     said = {
         "variant": names[0],
         "other": names[1],

@@ -28,6 +28,8 @@ Expected = Literal["equivalent", "above", "below"]
 
 #: Coefficients of variants that have no KL term to a reference.
 AT_END = (0.0,)
+#: In place of coefficients: along the KL that both variants reach.
+EQUAL_KL = "equal KL"
 
 
 class Prediction(Schema):
@@ -66,8 +68,8 @@ def predict(reasons: Mapping[str, str], *, at: tuple[float, ...] = ()) -> tuple[
     >>> predict({"k2_loss k3_loss < none: reverse_kl at 0.3 1": "both descend a KL"})
 
     is one prediction of k2 and one of k3: each is below ``none`` in reverse KL, averaged over the
-    two coefficients; ``=`` is equivalent, ``>`` above. What has no coefficients behind ``at`` is
-    compared at those of the argument, by default at equal KL.
+    two coefficients; ``=`` is equivalent, ``>`` above. Behind ``at`` may stand ``equal KL``; where
+    nothing does, coefficients are those of the argument, by default none: at equal KL.
 
     Raises:
         ValueError: another spelling.
@@ -84,12 +86,16 @@ def predict(reasons: Mapping[str, str], *, at: tuple[float, ...] = ()) -> tuple[
                 other=other,
                 metric=metric,
                 expected=_HOW[how],
-                betas=tuple(float(beta) for beta in betas.split()) or at,
+                betas=_coefficients(betas) if betas else at,
                 why=why,
             )
             for variant in variants.split()
         ]
     return tuple(found)
+
+
+def _coefficients(spelled: str) -> tuple[float, ...]:
+    return () if spelled == EQUAL_KL else tuple(float(beta) for beta in spelled.split())
 
 
 class Pilot(Schema):

@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from pydantic import NonNegativeFloat
 
-from analysis.experiments.preset import Preset, fresh_seeds, population, preset
+from analysis.experiments.preset import Preset, fresh_seeds, preset
+from analysis.experiments.presets.designed import (
+    AT_END_OF_TRAINING,
+    AT_EQUAL_KL,
+    designed,
+    on_ten_starts,
+)
 from analysis.experiments.presets.three_ways import WIDE
 from analysis.kl.term import KLTerm
 from analysis.training.tiny.tasks import SortTask
@@ -28,7 +34,7 @@ def staleness(
     *,
     lags: tuple[int, ...] = (0, 4, 16),
     beta: NonNegativeFloat = 0.3,
-    num_seeds: int = 10,
+    num_seeds: int = 20,
     updates: int = 200,
 ) -> Preset:
     """Age of the samples x off-policy weight of the KL loss, at one beta."""
@@ -37,24 +43,45 @@ def staleness(
         for lag in lags
         for variant in (_stale("none", lag), *(_stale(name, lag, beta) for name in KL_LOSSES))
     ]
-    return population(
+    return designed(
+        _AGES,
+        variants,
+        fresh_seeds(7500, num_seeds),
         updates=updates,
         log_every=10,
-        variants=variants,
-        seeds=fresh_seeds(2000, num_seeds),
-        predictions=(
-            "On fresh samples the weight changes nothing: k2 with and without it is one run.",
-            "Samples 4 updates old cost little accuracy, samples 16 updates old much, in every "
-            "variant.",
-            "k2 with a detached weight and k3 with an attached one end alike at every age: sample "
-            "by sample they have one gradient.",
-            "At 16 updates the unweighted k2 ends no farther from the reference than the weighted "
-            "one: the exact weight buys no tighter leash.",
-            "At 16 updates the weighted losses have the largest spikes of the gradient norm, and "
-            "the full vocabulary the smallest among the KL losses.",
-            "At 16 updates the full-vocabulary KL ends most accurate.",
-        ),
     )
+
+
+_AGES = on_ten_starts(
+    180,
+    "Samples 16 updates old cost accuracy under every sampled KL loss; there the full vocabulary "
+    "ended above plain k2, weighted k2 farther from the reference than plain k2, and the "
+    "largest gradient norm of k3 was a multiple of that of k2.",
+    question="What does the age of the samples cost, by off-policy weight of the KL loss?",
+    outcome=f"Accuracy of the policy's own answers. {AT_END_OF_TRAINING}",
+    at=(0.3,),
+    predictions={
+        "k2_detached_lag_0 = k2_lag_0: reverse_kl": "on fresh samples every weight is one",
+        **{
+            f"{name}_lag_16 < {name}_lag_0: own_accuracy": "the clip silences old samples"
+            for name in ("none", *KL_LOSSES)
+        },
+        "exact_lag_16 > k2_lag_16: own_accuracy": "it needs no weight",
+        "exact_lag_16 > k2_detached_lag_16: own_accuracy": "it has no noise of a sampled token",
+        "k2_lag_16 > none_lag_16: own_accuracy": "a KL steadies training on old samples",
+        "k2_detached_lag_16 > k2_lag_16: reverse_kl": "so it was in the pilot",
+        "k2_detached_lag_16 = k2_lag_16: own_accuracy": (
+            "the weight corrects little and costs variance"
+        ),
+        "k3_attached_lag_16 = k2_detached_lag_16: reverse_kl": (
+            "sample by sample they have one gradient"
+        ),
+        "k3_attached_lag_16 > k3_lag_16: own_accuracy": "so it was in the pilot",
+        "k3_lag_16 > k2_lag_16: log_peak_gradient": (
+            "its coefficient is exponential where the policy has fallen below the reference"
+        ),
+    },
+)
 
 
 @preset
@@ -62,27 +89,39 @@ def stale_front(
     *,
     lag: int = 16,
     betas: tuple[NonNegativeFloat, ...] = (0.1, 0.3, 1.0),
-    num_seeds: int = 10,
+    num_seeds: int = 20,
     updates: int = 200,
 ) -> Preset:
     """The weights at one age of the samples over several betas, to compare them at equal KL."""
     names = ("k2", "k2_detached", "k3", "exact")
     variants = [_stale(name, lag, beta, label=f"{name}_loss") for beta in betas for name in names]
-    return population(
+    return designed(
+        _EQUAL_KL,
+        (_stale("none", lag), *variants),
+        fresh_seeds(7600, num_seeds),
         updates=updates,
         log_every=20,
-        variants=(_stale("none", lag), *variants),
-        seeds=fresh_seeds(2100, num_seeds),
-        predictions=(
-            "At equal exact reverse KL the full-vocabulary KL is the most accurate.",
-            "At equal exact reverse KL, k2 with and without the weight do not differ in accuracy.",
-            "At equal exact reverse KL, unweighted k3 is the least accurate.",
-        ),
     )
 
 
+_EQUAL_KL = on_ten_starts(
+    130,
+    "At equal KL the full vocabulary was the most accurate; plain and weighted k2 reached a "
+    "common KL in few seeds.",
+    question="On samples 16 updates old, what does each KL loss cost at equal KL?",
+    outcome=f"Accuracy of the policy's own answers. {AT_EQUAL_KL}",
+    at=(),
+    predictions={
+        "exact_loss > k2_loss: own_accuracy": "it needs no weight",
+        "exact_loss > k2_detached_loss: own_accuracy": "it has no noise of a sampled token",
+        "exact_loss > k3_loss: own_accuracy": "unweighted, k3 has the gradient of no KL here",
+        "k2_detached_loss = k2_loss: own_accuracy": "the weight corrects little",
+    },
+)
+
+
 @preset
-def stale_masking(*, lag: int = 16, num_seeds: int = 10, updates: int = 150) -> Preset:
+def stale_masking(*, lag: int = 16, num_seeds: int = 20, updates: int = 150) -> Preset:
     """What to do with stale samples when there is no KL term: ratios, clips and the mask."""
     stale = Sampler(staleness=lag)
 
@@ -95,11 +134,9 @@ def stale_masking(*, lag: int = 16, num_seeds: int = 10, updates: int = 150) -> 
         )
 
     cispo, reinforce = {"kind": "cispo"}, {"kind": "reinforce"}
-    return population(
-        updates=updates,
-        learning_rate=1e-3,
-        log_every=15,
-        variants=(
+    return designed(
+        _MASKS,
+        (
             Variant(label="fresh"),
             variant("token"),
             *(variant("token", delta) for delta in (0.1, 0.3)),
@@ -113,18 +150,36 @@ def stale_masking(*, lag: int = 16, num_seeds: int = 10, updates: int = 150) -> 
             variant("reinforce", **reinforce),
             *(variant("reinforce", delta, **reinforce) for delta in (0.03, 0.1, 0.3)),
         ),
-        seeds=fresh_seeds(2300, num_seeds),
-        predictions=(
-            "Without the mask, the plain policy gradient and CISPO lose the task; the clipped "
-            "token ratio does not.",
-            "With the mask at 0.1 nats both keep it, and end above the clipped token ratio.",
-            "On the clipped token ratio the mask changes nothing: the clip has silenced the same "
-            "tokens.",
-            "GSPO in a tight range ends above the token ratio.",
-            "The ratio of the whole sequence has the largest gradient norms and ends below the "
-            "token ratio.",
-        ),
+        fresh_seeds(7700, num_seeds),
+        updates=updates,
+        learning_rate=1e-3,
+        log_every=15,
     )
+
+
+_MASKS = on_ten_starts(
+    160,
+    "Without a weight, or with CISPO's, the policy lost the task; the mask at 0.1 brought it back, "
+    "above the clipped token ratio, to near fresh samples; beside the clip it did nothing seen. "
+    "GSPO in a tight range ended above the token ratio.",
+    question="Without a KL term, which objective and mask train on samples 16 updates old?",
+    outcome=f"Accuracy of the policy's own answers. {AT_END_OF_TRAINING}",
+    predictions={
+        "token < fresh: own_accuracy": "the clip silences old samples",
+        "reinforce cispo < token: own_accuracy": "nothing stops their gradient",
+        "reinforce_mask_0.1 > reinforce: own_accuracy": "the mask leaves out what ruins it",
+        "cispo_mask_0.1 > cispo: own_accuracy": "the mask leaves out what ruins it",
+        "reinforce_mask_0.1 cispo_mask_0.1 > token: own_accuracy": (
+            "what is left has its gradient whole"
+        ),
+        "reinforce_mask_0.1 = fresh: own_accuracy": "so it nearly was in the pilot",
+        "reinforce_mask_0.3 < reinforce_mask_0.1: own_accuracy": "it leaves out too little",
+        "token_mask_0.1 = token: own_accuracy": "the clip has silenced the same tokens",
+        "gspo_tight > token: own_accuracy": "one ratio an answer is less noisy than one a token",
+        "gspo < token: own_accuracy": "in that range it hardly clips",
+        "sequence = token: own_accuracy": "so it was in the pilot",
+    },
+)
 
 
 @preset
@@ -133,7 +188,7 @@ def mismatch(
     cold: float = 0.7,
     hot: float = 1.3,
     top_p: float = 0.8,
-    num_seeds: int = 10,
+    num_seeds: int = 20,
     updates: int = 150,
 ) -> Preset:
     """A sampler at another temperature or with its tail cut off, and what corrects for it."""
@@ -158,28 +213,43 @@ def mismatch(
             **(of_top_p if name == "top_p" else corrections),
         }.items()
     ]
-    return population(
+    return designed(
+        _MISMATCH,
+        (Variant(label="same"), *variants),
+        fresh_seeds(7800, num_seeds),
         updates=updates,
         learning_rate=1e-3,
         log_every=15,
-        variants=(Variant(label="same"), *variants),
-        seeds=fresh_seeds(2400, num_seeds),
-        predictions=(
-            "By its own accuracy the policy loses where its sampler is colder or cuts the tail, "
-            "and does not where the sampler is hotter.",
-            "Uncorrected, the policy leans against its sampler: its entropy ends higher under a "
-            "colder sampler and under top-p, lower under a hotter one.",
-            "Token weights bring the entropy under the hotter sampler back to that of a sampler "
-            "that agrees.",
-            "No correction brings own accuracy back under the colder sampler or under top-p.",
-            "Keeping the sampling mask ends with the own accuracy of no correction.",
-        ),
     )
+
+
+_MISMATCH = on_ten_starts(
+    150,
+    "A colder sampler and top-p cost accuracy, a hotter one none; truncated token weights and the "
+    "sampling mask were equivalent to no correction; entropy ended higher under the colder "
+    "sampler, lower under the hotter one, and weights brought it back there.",
+    question="What does a sampler of another distribution cost, and which correction pays?",
+    outcome=f"Accuracy of the policy's own answers. {AT_END_OF_TRAINING}",
+    predictions={
+        "cold_uncorrected top_p_uncorrected < same: own_accuracy": "what it never draws is lost",
+        "hot_uncorrected = same: own_accuracy": "it draws everything",
+        "cold_truncated_token = cold_uncorrected: own_accuracy": "cut where it counts",
+        "cold_truncated_sequence < cold_uncorrected: own_accuracy": "its weights are the noisiest",
+        "hot_truncated_token = hot_uncorrected: own_accuracy": "there is nothing to bring back",
+        "hot_masked_token < hot_uncorrected: own_accuracy": "it leaves samples out",
+        "top_p_truncated_sequence top_p_keep_mask = top_p_uncorrected: own_accuracy": (
+            "they cannot draw the tail either"
+        ),
+        "cold_uncorrected top_p_uncorrected > same: entropy": "it leans against its sampler",
+        "hot_uncorrected < same: entropy": "it leans against its sampler",
+        "hot_truncated_token > hot_uncorrected: entropy": "the weights are right there",
+    },
+)
 
 
 @preset
 def partial_rollouts(
-    *, budgets: tuple[int, ...] = (4, 8), num_seeds: int = 10, updates: int = 200
+    *, budgets: tuple[int, ...] = (4, 8), num_seeds: int = 20, updates: int = 200
 ) -> Preset:
     """Completions cut at a budget of new tokens and continued at the next update."""
     continued = [
@@ -189,22 +259,29 @@ def partial_rollouts(
         for budget in budgets
         for train_on in ("all", "current")
     ]
-    return population(
+    return designed(
+        _BUDGETS,
+        (Variant(label="whole"), *continued),
+        fresh_seeds(7900, num_seeds),
         updates=updates,
         learning_rate=1e-3,
         task=SortTask(num_digits=6, end_token=True, max_fillers=8),
         log_every=10,
-        variants=(Variant(label="whole"), *continued),
-        seeds=fresh_seeds(2500, num_seeds),
-        predictions=(
-            "At equal updates a budget is less accurate than whole rollouts: fewer groups finish.",
-            "At equal sequential decoding steps the larger budget is the more accurate.",
-            "Training on the last segment alone loses the task; training on all segments, each "
-            "with the log-probs it was sampled under, does not.",
-            "The ratios of continued completions stay near one: their effective sample size does "
-            "not fall below 0.99.",
-        ),
     )
+
+
+_BUDGETS = on_ten_starts(
+    50,
+    "A budget cost accuracy at equal updates, and none was seen at equal decoding steps; training "
+    "on the last segment alone ended below training on all.",
+    question="May one answer be sampled over several updates?",
+    outcome=f"Accuracy of the policy's own answers. {AT_END_OF_TRAINING}",
+    predictions={
+        "budget_8_all budget_4_all < whole: own_accuracy": "fewer groups finish",
+        "budget_8_all > budget_8_current: own_accuracy": "the last segments are of slow answers",
+        "budget_4_all > budget_4_current: own_accuracy": "the last segments are of slow answers",
+    },
+)
 
 
 def _stale(name: str, lag: int, beta: float = 0.0, *, label: str = "") -> Variant:
