@@ -263,17 +263,15 @@ def lines(
     return figure
 
 
-def dots(
-    table: Any, label: str, columns: Mapping[str, str], *, colour: str, height: float = 3.9
-) -> Figure:
+def lollipops(table: Any, label: str, columns: Mapping[str, str], *, colour: str) -> Figure:
     """A row of the table each, as a dot at the end of a line from zero.
 
     Args:
         table, label: a row a dot, and the column that names them.
         columns: the columns drawn, a panel each -> the label of its axis.
-        colour, height: of the dots, and of the figure (inches).
+        colour: of the dots.
     """
-    figure, panels = subplots(1, len(columns), sharey=True, height=height)
+    figure, panels = subplots(1, len(columns), sharey=True, height=3.9)
     rows = range(len(table))[::-1]
     for axes, (column, title) in zip(panels, columns.items(), strict=True):
         axes.hlines(rows, 0, table[column], color="#B9B9B9", linewidth=2)

@@ -244,7 +244,7 @@ def draw_weights(table: pd.DataFrame) -> Figure:
         "noise": "noise of a sequence\n(norms of the gradient)",
     }
     shown = table.assign(label=table.weight.map(WEIGHTS))
-    return style.dots(shown, "label", columns, colour="#3D5A9E")
+    return style.lollipops(shown, "label", columns, colour="#3D5A9E")
 
 
 # --- The claims it decides -------------------------------------------------------------------

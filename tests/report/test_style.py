@@ -168,7 +168,7 @@ def test_lines_carry_the_data_of_their_labels_in_the_panel_of_their_title() -> N
 
 def test_dots_end_where_their_row_says() -> None:
     table = pd.DataFrame({"name": ["a", "b"], "bias": [0.5, 2.0], "noise": [3.0, 1.0]})
-    figure = style.dots(table, "name", {"bias": "bias", "noise": "noise"}, colour="#111111")
+    figure = style.lollipops(table, "name", {"bias": "bias", "noise": "noise"}, colour="#111111")
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["a", "b"]
     dots = [list(axes.get_lines()[0].get_xdata()) for axes in figure.axes]
     assert dots == [[0.5, 2.0], [3.0, 1.0]]
