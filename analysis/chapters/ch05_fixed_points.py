@@ -18,7 +18,7 @@ from torch.func import grad
 
 from analysis import style
 from analysis.chapters.ch02_gradients import noise_ratio, pairs
-from analysis.chapters.ch19_designed import figure2
+from analysis.chapters.ch19_equal_kl import figure2
 from analysis.chapters.claims import (
     EXACT,
     Finding,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 
 import numpy as np
@@ -16,10 +15,8 @@ from torch.func import grad
 from analysis import style
 from analysis.chapters.ch09_process_rewards import Reasoning, open_length_chain
 from analysis.chapters.claims import Finding, claim, difference, judge, recorded
-from analysis.chapters.comparisons import pairs, rows
-from analysis.experiments import start_lengths, statistics
+from analysis.experiments import designs, start_lengths, statistics
 from analysis.experiments.statistics import Interval
-from analysis.experiments.summaries import paired
 from analysis.kl.credit import credit_moments
 from analysis.kl.sequences import sequence_probability
 from analysis.objectives.advantages import group_normalise
@@ -243,6 +240,8 @@ RUNS = (
     "process",
     "process_graded",
 )
+#: Those of the page, by the names of their designs.
+DESIGNS = (*RUNS, "aggregation_length", "aggregation_length_112")
 OBJECTIVES = {
     "grpo": "GRPO",
     "grpo_token_mean": "GRPO, token mean",
@@ -310,124 +309,22 @@ NAMES = (
     | CREDITS
     | OBJECTIVES
 )
-COMPARISONS = 88
-
-
-def compare() -> dict[str, pd.DataFrame]:
-    """Every comparison of the page, over the last logging window, seed by seed.
-
-    ``average`` is the accuracy averaged over training, ``excess`` the length of wrong answers less
-    that of right ones.
-    """
-    finals = {name: recorded(name).finals for name in RUNS}
-    lengths = with_excess(finals["length_growth"])
-    objectives = [name for name in OBJECTIVES if name != "grpo"]
-    clips, dapo = ("higher", "wide", "unclipped"), list(DAPO)
-    advantages = [name for name in ADVANTAGES if name != "group_std"]
-    brakes = [name for name in BRAKES if name != "grpo"]
-    credits = (
-        "process/outcome marginal/outcome marginal_centre/outcome_centre marginal/marginal_centre "
-        "graded_outcome/outcome graded_marginal/graded_outcome graded_marginal/marginal"
-    )
-
-    def against(variants: Iterable[str], other: str, *metrics: str) -> list[tuple[str, str, str]]:
-        return [(variant, other, metric) for metric in metrics for variant in variants]
-
-    return {
-        "objectives": paired(
-            finals["objectives"], against(objectives, "grpo", "accuracy", "reverse_kl")
-        ),
-        "clips": paired(
-            finals["clip_higher"],
-            against(clips, "symmetric", "entropy", "accuracy")
-            + [(f"{clip}_noisy", clip, "accuracy") for clip in CLIPS],
-        ),
-        "ties": paired(
-            finals["near_ties"],
-            [(f"{name}_noisy", name, "accuracy") for name in ADVANTAGES]
-            + against(advantages, "group_std", "accuracy"),
-        ),
-        "weights": paired(
-            lengths,
-            pairs(
-                "grpo/token_mean grpo/token_sum grpo/dr_grpo", "excess", "wrong_length", "accuracy"
-            ),
-        ),
-        "brakes": paired(lengths, against(brakes, "grpo", "length", "accuracy")),
-        "dapo": paired(
-            finals["dapo"],
-            [
-                (after, before, metric)
-                for metric in ("accuracy", "length", "used_fraction")
-                for before, after in itertools.pairwise(dapo)
-            ],
-        ),
-        "dapo_whole": paired(finals["dapo"], [(dapo[-1], dapo[0], "accuracy")]),
-        "credit": paired(credited(), pairs(credits, "average", "accuracy")),
-    }
-
-
-def with_excess(finals: pd.DataFrame) -> pd.DataFrame:
-    """Runs with the ``excess`` length of their wrong answers over their right ones, in tokens."""
-    return finals.assign(excess=finals["wrong_length"] - finals["right_length"])
 
 
 def credited() -> pd.DataFrame:
-    """One row per run of ``process`` and ``process_graded``, with the ``average`` accuracy."""
-    parts = []
-    for name, prefix in (("process", ""), ("process_graded", "graded_")):
-        run = recorded(name)
-        average = run.curves.groupby(["variant", "seed"])["accuracy"].mean().rename("average")
-        part = run.finals.join(average, on=["variant", "seed"])
-        parts.append(part.assign(variant=prefix + part["variant"]))
-    return pd.concat(parts)
+    """One row per start of ``process`` and ``process_graded``."""
+    outcome, graded = (designs.with_derived(recorded(name)) for name in RUNS[-2:])
+    return pd.concat([outcome, graded.assign(variant="graded_" + graded["variant"])])
 
 
 def over_training(
     curves: pd.DataFrame, variant: str, metric: str, *, ratio: bool = False
 ) -> Interval:
-    """Last logging window less the first, or over it, of a variant: over seeds."""
+    """Last logging window less the first, or over it, of a variant: over starts."""
     wide = curves[curves["variant"] == variant].pivot(index="seed", columns="update", values=metric)
     first, last = wide.iloc[:, 0], wide.iloc[:, -1]
     change = last / first if ratio else last - first
     return Interval(*map(float, statistics.interval(change.to_numpy())))
-
-
-#: Verdicts that the prose states.
-SAYS = {
-    "differs": [
-        *rows("objectives", "gspo/grpo cispo/grpo reinforce/grpo rloo/grpo dpo/grpo", "accuracy"),
-        *rows("clips", "higher_noisy/higher wide_noisy/wide unclipped_noisy/unclipped", "accuracy"),
-        *rows("ties", "group_std_noisy/group_std", "accuracy"),
-        *rows("weights", "grpo/token_mean grpo/token_sum grpo/dr_grpo", "excess"),
-        *rows("brakes", "linear_price/grpo relative_reward/grpo", "accuracy"),
-        *rows(
-            "credit", "process/outcome marginal/outcome graded_marginal/graded_outcome", "average"
-        ),
-    ],
-    "equivalent": [
-        *rows("objectives", "sequence/grpo mirror_descent/grpo", "accuracy"),
-        *rows("objectives", "grpo_token_sum/grpo dr_grpo/grpo", "accuracy"),
-        *rows("ties", "std_min_noisy/std_min", "accuracy"),
-        *rows("weights", "grpo/token_sum", "accuracy"),
-        *rows("dapo", "dynamic_sampling/token_mean", "accuracy"),
-        *rows("dapo_whole", "dynamic_sampling/grpo", "accuracy"),
-        *rows("credit", "marginal/marginal_centre graded_outcome/outcome", "average"),
-    ],
-    "suggestive": [
-        *rows("objectives", "sequence/grpo mirror_descent/grpo", "reverse_kl"),
-        *rows("clips", "higher/symmetric wide/symmetric unclipped/symmetric", "entropy"),
-        *rows("clips", "unclipped/symmetric symmetric_noisy/symmetric", "accuracy"),
-        *rows("brakes", "soft_overlong/grpo stop_loops/grpo", "length"),
-        *rows("brakes", "soft_overlong/grpo", "accuracy"),
-    ],
-    "unresolved": [
-        *rows("objectives", "grpo_token_mean/grpo gspo_narrow/grpo", "accuracy"),
-        *rows("ties", "drop_uniform/group_std", "accuracy"),
-        *rows("weights", "grpo/token_sum", "wrong_length"),
-        *rows("dapo", "soft_overlong/clip_higher", "length", "accuracy"),
-    ],
-}
 
 
 # --- The claims it decides --------------------------------------------------------------------

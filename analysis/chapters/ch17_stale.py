@@ -9,11 +9,10 @@ from matplotlib.ticker import NullLocator
 
 from analysis import style
 from analysis.chapters.claims import recorded
-from analysis.chapters.comparisons import pairs, rows
 from analysis.chapters.training_figures import KL_LABEL, front
-from analysis.experiments.ablation import RUN_COLUMNS, final
+from analysis.experiments.ablation import final
 from analysis.experiments.recording import Recording
-from analysis.experiments.summaries import by_variant, paired, paired_along
+from analysis.experiments.summaries import by_variant, paired
 from analysis.training.config import RunConfig
 
 # --- What the chapter computes ----------------------------------------------------------------
@@ -98,11 +97,6 @@ def at_equal_cost(ways: pd.DataFrame, cost: str, beta: float) -> pd.DataFrame:
     return final_within(at_beta, cost, limit)
 
 
-def peaks_of(curves: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """One row per run: the largest value of a metric in any of its logging windows."""
-    return curves.groupby([*RUN_COLUMNS], sort=False, as_index=False)[metric].max()
-
-
 # --- What it draws ----------------------------------------------------------------------------
 
 #: One of the three ways -> its estimator and placement.
@@ -155,7 +149,7 @@ def ways(several: pd.DataFrame, large: pd.DataFrame) -> Figure:
     return figure
 
 
-# --- What the page compares, and what its prose says of it ------------------------------------
+# --- The recorded runs and what they are called -----------------------------------------------
 
 RUNS = (
     "staleness",
@@ -166,8 +160,8 @@ RUNS = (
     "stale_masking",
     "mismatch",
     "partial_rollouts",
+    "stale_starts",
 )
-COMPARISONS = 117
 #: Age of the oldest samples of ``staleness``, in updates; beta of most comparisons.
 OLDEST, BETA = 16, 0.3
 #: KL loss on stale samples -> what it is called.
@@ -237,178 +231,38 @@ NAMES |= {f"{name}, half": f"{NAMES[name]}, half step" for name in ("none", *WAY
 NAMES |= {f"{name}_lag_{lag}": f"{NAMES[name]}, age {lag}" for name in LOSSES for lag in (0, 4, 16)}
 
 
-def compare(routing: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Every comparison of the page, seed by seed, and the ``gains`` of routings that it trains."""
-    return {
-        **_of_ages(),
-        **_of_ways(),
-        "masks": paired(
-            recorded("stale_masking").finals,
-            pairs(
-                "token/fresh token_mask_0.1/token gspo/token gspo_tight/token sequence/token "
-                "cispo/token cispo_mask_0.1/cispo cispo_mask_0.1/token reinforce/token "
-                "reinforce_mask_0.1/reinforce reinforce_mask_0.1/token reinforce_mask_0.1/fresh",
-                "own_accuracy",
-            ),
-        ),
-        "mismatch": paired(
-            recorded("mismatch").finals,
-            pairs(
-                "cold_uncorrected/same hot_uncorrected/same top_p_uncorrected/same "
-                "cold_truncated_token/cold_uncorrected cold_truncated_sequence/cold_uncorrected "
-                "hot_truncated_token/hot_uncorrected hot_truncated_token/same "
-                "hot_masked_token/hot_uncorrected hot_truncated_sequence/hot_uncorrected "
-                "top_p_truncated_sequence/top_p_uncorrected top_p_keep_mask/top_p_uncorrected",
-                "own_accuracy",
-                "entropy",
-            ),
-        ),
-        **{f"routing_{noise}": table for noise, table in routing.groupby("noise")},
-        **_of_budgets(),
-    }
+def large_batches() -> pd.DataFrame:
+    """At the better step size: the merged KL and the full vocabulary, less k2 on large batches.
+
+    Returns:
+        Rows of :func:`~analysis.experiments.summaries.paired` in accuracy, with the ``cost`` that
+        is equal: ``completions``, ``passes`` or ``recomputed``.
+    """
+    ways = costed_ways(recorded("three_ways_half_step"), recorded("three_ways_on_policy"))
+    variants = ("exact_loss", "merged_old", "merged_detached")
+    compared = [(variant, LARGE_BATCH, "accuracy") for variant in variants]
+    costs = ("completions", "passes", "recomputed")
+    parts = [paired(at_equal_cost(ways, cost, BETA), compared).assign(cost=cost) for cost in costs]
+    return pd.concat(parts, ignore_index=True)
 
 
-def _of_ages() -> dict[str, pd.DataFrame]:
-    run, front_run = recorded("staleness"), recorded("stale_front")
-    oldest = (
-        "k2_detached/k2 k3_attached/k3 k3_attached/k2_detached exact/k2 exact/k2_detached k2/none"
-    )
-    spikes = pairs("k2_detached/k2 k3/k2 exact/k2 k3_attached/k3", "gradient_norm")
-    logs = peaks_of(run.curves, "gradient_norm")
-    logs["gradient_norm"] = np.log(logs["gradient_norm"])
-
-    def at_oldest(table: pd.DataFrame, compared: list[tuple[str, ...]]) -> pd.DataFrame:
-        named = [(f"{a}_lag_{OLDEST}", f"{b}_lag_{OLDEST}", metric) for a, b, metric in compared]
-        found = paired(table, named)
-        for side in ("variant", "other"):
-            found[side] = found[side].str.removesuffix(f"_lag_{OLDEST}")
-        return found
-
-    along = {"of": "reverse_kl", "metric": "own_accuracy"}
-    equal = pairs(
-        "exact_loss/k2_loss k2_detached_loss/k2_loss k3_loss/k2_loss "
-        "exact_loss/k2_detached_loss exact_loss/k3_loss"
-    )
-    return {
-        "oldest": at_oldest(
-            run.finals,
-            [row for pair in oldest.split() for row in pairs(pair, "own_accuracy", "reverse_kl")],
-        ),
-        **{
-            f"aged_{lag}": paired(
-                run.finals,
-                [(f"{name}_lag_{lag}", f"{name}_lag_0", "own_accuracy") for name in LOSSES],
-            )
-            for lag in (4, OLDEST)
-        },
-        "spikes": at_oldest(logs, spikes),
-        "equal_kl": paired_along(front_run.finals, equal, **along),
-    }
-
-
-def _of_ways() -> dict[str, pd.DataFrame]:
-    several, half, large = (recorded(name) for name in RUNS[2:5])
-    merged = ("merged_old", "merged_detached")
-    large_batch = [
-        (variant, LARGE_BATCH, metric)
-        for metric in ("accuracy", "reverse_kl")
-        for variant in ("exact_loss", *merged)
-    ]
-    steps = {"full": costed_ways(several, large), "half": costed_ways(half, large)}
-    both = pd.concat(
-        [half.finals.assign(variant=half.finals["variant"] + ", half"), several.finals]
-    )
-    both = both[both["beta"].isin([0.0, BETA])]
-    halved = [(f"{name}, half", name, "accuracy") for name in ("none", "exact_loss", *merged)]
-    return {
-        **{
-            f"{step}_{cost}": paired(at_equal_cost(ways, cost, BETA), large_batch)
-            for step, ways in steps.items()
-            for cost in ("completions", "passes")
-        },
-        "ways_equal_kl": paired_along(
-            several.finals,
-            [(name, "exact_loss") for name in merged],
-            of="reverse_kl",
-            metric="accuracy",
-        ),
-        "halved": paired(both, halved),
-        "recomputed": paired(
-            at_equal_cost(steps["half"], "recomputed", BETA),
-            [("merged_old", LARGE_BATCH, "accuracy")],
-        ),
-        "half_step": paired(half.finals, pairs("merged_detached/none", "accuracy")),
-        "readings": paired(
-            several.finals,
-            [
-                *pairs("k2_loss_detached/k2_loss", "accuracy"),
-                *pairs("k2_loss/exact_loss", "accuracy", "reverse_kl"),
-                *pairs("merged_attached/merged_detached", "accuracy"),
-                *pairs("merged_old/merged_detached", "accuracy", "reverse_kl"),
-                *pairs("merged_old_wide/merged_old", "accuracy"),
-                *pairs("merged_detached_wide/merged_detached none_wide/none", "accuracy"),
-            ],
-            beta=BETA,
-        ),
-    }
-
-
-def _of_budgets() -> dict[str, pd.DataFrame]:
+def budgets() -> pd.DataFrame:
+    """Partial rollouts less whole ones in accuracy, at equal ``updates`` and decoding ``steps``."""
     run = recorded("partial_rollouts")
-    steps = decoding_steps(run)
-    ends = (run.curves["update"] + run.preset.config.log_every) * run.curves["variant"].map(steps)
-    found: dict[str, pd.DataFrame] = {}
+    ended = run.curves["update"] + run.preset.config.log_every
+    curves = run.curves.assign(steps=ended * run.curves["variant"].map(decoding_steps(run)))
+    parts = []
     for budget in (8, 4):
-        pair = [(f"budget_{budget}_all", "whole", "accuracy")]
-        kept = run.curves.assign(steps=ends)
-        kept = kept[kept["variant"].isin(["whole", f"budget_{budget}_all"])]
-        ended = final_within(kept, "steps", budget * run.preset.config.updates)
-        last = [(f"budget_{budget}_current", f"budget_{budget}_all", "accuracy")]
-        found[f"budget_{budget}_updates"] = paired(run.finals, pair + last)
-        found[f"budget_{budget}_steps"] = paired(ended, pair)
-    return found
+        every, last = f"budget_{budget}_all", f"budget_{budget}_current"
+        whole = [(every, "whole", "accuracy")]
+        kept = curves[curves["variant"].isin((every, "whole"))]
+        within = final_within(kept, "steps", budget * run.preset.config.updates)
+        at_updates = paired(run.finals, [*whole, (last, every, "accuracy")])
+        parts += [at_updates.assign(at="updates"), paired(within, whole).assign(at="steps")]
+    return pd.concat(parts, ignore_index=True)
 
 
 def decoding_steps(run: Recording) -> dict[str, int]:
     """Variant of the partial rollouts -> decoding steps of an update that follow one another."""
     longest = run.preset.config.task.completion_length
     return {variant.name: variant.sampler.budget or longest for variant in run.preset.variants}
-
-
-#: Verdicts that the prose states.
-SAYS = {
-    "differs": [
-        *rows("oldest", "exact/k2 k2/none", "own_accuracy"),
-        *rows("equal_kl", "exact_loss/k2_loss exact_loss/k2_detached_loss exact_loss/k3_loss"),
-        *rows("readings", "merged_detached_wide/merged_detached", "accuracy"),
-        *rows("readings", "merged_attached/merged_detached", "accuracy"),
-        *rows("masks", "reinforce/token cispo/token gspo_tight/token", "own_accuracy"),
-        *rows("masks", "reinforce_mask_0.1/token cispo_mask_0.1/token", "own_accuracy"),
-        *rows("mismatch", "cold_uncorrected/same top_p_uncorrected/same", "own_accuracy"),
-    ],
-    "equivalent": [
-        *rows("half_step", "merged_detached/none", "accuracy"),
-        *rows("ways_equal_kl", "merged_old/exact_loss merged_detached/exact_loss"),
-        *rows("mismatch", "hot_uncorrected/same", "own_accuracy"),
-        *rows("mismatch", "cold_truncated_token/cold_uncorrected", "own_accuracy"),
-        *rows("mismatch", "top_p_truncated_sequence/top_p_uncorrected", "own_accuracy"),
-        *rows("mismatch", "top_p_keep_mask/top_p_uncorrected", "own_accuracy"),
-    ],
-    "suggestive": [
-        *rows("oldest", "k2_detached/k2 k3_attached/k2_detached", "reverse_kl"),
-        *rows("oldest", "k3_attached/k3", "own_accuracy"),
-        *rows(f"aged_{OLDEST}", "exact_lag_16/exact_lag_0", "own_accuracy"),
-        *rows("half_completions", f"merged_old/{LARGE_BATCH}", "accuracy"),
-        *rows("half_passes", f"merged_old/{LARGE_BATCH}", "accuracy"),
-        *rows("budget_8_steps", "budget_8_all/whole", "accuracy"),
-        *rows("masks", "gspo/token reinforce_mask_0.1/fresh", "own_accuracy"),
-        *rows("mismatch", "cold_truncated_sequence/cold_uncorrected", "own_accuracy"),
-        *rows("mismatch", "hot_masked_token/hot_uncorrected", "own_accuracy"),
-    ],
-    "unresolved": [
-        *rows("oldest", "k2_detached/k2", "own_accuracy"),
-        *rows("readings", "k2_loss_detached/k2_loss merged_old/merged_detached", "accuracy"),
-        *rows("masks", "token_mask_0.1/token sequence/token", "own_accuracy"),
-    ],
-    "not estimable": rows("equal_kl", "k2_detached_loss/k2_loss k3_loss/k2_loss"),
-}

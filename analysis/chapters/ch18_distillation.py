@@ -12,14 +12,19 @@ import torch
 from torch.func import grad
 
 from analysis.chapters.ch10_dpo import steps_ratio
-from analysis.chapters.claims import Finding, claim, difference, judge, recorded
-from analysis.chapters.comparisons import pairs, rows
+from analysis.chapters.claims import (
+    Finding,
+    claim,
+    difference,
+    judge,
+    recorded,
+    recorded_runs,
+)
 from analysis.chapters.policies import normal_draws
 from analysis.experiments import statistics
 from analysis.experiments.preset import Preset
 from analysis.experiments.recording import Recording
 from analysis.experiments.statistics import Interval
-from analysis.experiments.summaries import paired
 from analysis.kl.enumeration import cosine, reverse_kl_gradient
 from analysis.objectives.guidance import annealed, low_reward_mask
 from analysis.objectives.imitation import imitation_cost
@@ -83,7 +88,7 @@ class Cost(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """How many times the cost of another variant: a geometric mean over seeds, and its interval."""
+    """How many times the cost of another variant: a geometric mean, and its interval."""
 
     mean: float
     low: float  #: zero if the other variant missed in a seed: its own ratio is an upper bound
@@ -119,8 +124,8 @@ def crossings(curves: pd.DataFrame, preset: Preset, metric: str, threshold: floa
     Between the middles of two logging windows the metric is taken to be a straight line.
 
     Returns:
-        One row per run: ``variant``, ``seed``, ``updates``, ``tokens``, ``flops``, and ``reached``;
-        where it is False they are those of the whole run, a lower bound.
+        One row per run: ``variant``, ``seed``, ``start``, ``updates``, ``tokens``, ``flops``, and
+        ``reached``; where it is False they are those of the whole run, a lower bound.
     """
     config, costs = preset.config, {}
     for variant in preset.variants:
@@ -135,7 +140,8 @@ def crossings(curves: pd.DataFrame, preset: Preset, metric: str, threshold: floa
             "updates": updates,
             **{k: updates * v for k, v in costs[variant]._asdict().items()},
         }
-        rows.append({"variant": variant, "seed": seed, **spent, "reached": reached})
+        start = seed % config.start.count
+        rows.append({"variant": variant, "seed": seed, "start": start, **spent, "reached": reached})
     return pd.DataFrame(rows)
 
 
@@ -155,8 +161,8 @@ def first_crossing(places: np.ndarray, values: np.ndarray, threshold: float) -> 
 def cost_ratio(spent: pd.DataFrame, variant: str, other: str, unit: str) -> Ratio:
     """How many times more ``variant`` spent than ``other``, seed by seed.
 
-    The interval is that of the mean logarithm. Who never got there is charged with the whole run,
-    and the interval is open on the side on which its cost is not known.
+    The interval is that of the mean logarithm, over the means of the starts. Who never got there is
+    charged with the whole run, and the interval is open on the side on which its cost is not known.
 
     Raises:
         ValueError: an unknown variant or unit.
@@ -165,12 +171,13 @@ def cost_ratio(spent: pd.DataFrame, variant: str, other: str, unit: str) -> Rati
         raise ValueError(f"unit must be one of {list(UNITS)}, got {unit!r}")
     sides = []
     for name in (variant, other):
-        rows = spent[spent["variant"] == name].set_index("seed")
+        rows = spent[spent["variant"] == name].set_index(["start", "seed"])
         if rows.empty:
             raise ValueError(f"no variant {name!r} among {sorted(set(spent['variant']))}")
         sides.append(rows)
-    logs = np.log((sides[0][unit] / sides[1][unit]).to_numpy())
-    mean, low, high = (float(np.exp(value)) for value in statistics.interval(logs))
+    logs = np.log(sides[0][unit] / sides[1][unit])
+    of_starts = logs.groupby("start").mean().to_numpy()
+    mean, low, high = (float(np.exp(value)) for value in statistics.interval(of_starts))
     missed, other_missed = (int((~side["reached"]).sum()) for side in sides)
     low, high = 0.0 if other_missed else low, float("inf") if missed else high
     return Ratio(mean, low, high, missed, other_missed, len(logs))
@@ -187,7 +194,7 @@ def cost_table(
 
     Returns:
         One row per threshold, other variant and unit (``updates``, ``tokens``, ``flops``): the
-        geometric mean of the ratio over seeds ``mean``, its interval ``low`` to ``high``, and in
+        geometric mean of the ratio ``mean``, its interval ``low`` to ``high``, and in
         how many seeds the variant (``missed``) and the other (``other_missed``) never got there.
     """
     others, rows = list(others), []
@@ -202,10 +209,9 @@ def cost_table(
     return pd.DataFrame(rows)
 
 
-# --- What the page compares, and what its prose says of it ------------------------------------
+# --- The recorded runs and what they are called -----------------------------------------------
 
 RUNS = ("distillation", "distillation_sparse", "weak_teacher", "kdrl", "long_to_short")
-COMPARISONS = 55
 #: Variant of any of the runs -> what tables call it.
 NAMES = {
     "grpo": "GRPO",
@@ -239,102 +245,14 @@ NAMES = {
 }
 
 
-def compare() -> dict[str, pd.DataFrame]:
-    """Every comparison of the page, over the last two windows, seed by seed.
-
-    ``again`` is of seeds that were trained after the rules of the ledger were written.
-    """
-    easy, sparse, weak, kdrl, short = (recorded(name).finals for name in RUNS)
-
-    opd, supervised = "reverse_exact/opd_immediate", "supervised/opd_immediate"
-    forward, k3 = "forward_exact/reverse_exact", "k3_loss/k2_loss"
-    taught, masked_k3 = "kdrl_masked/kdrl_k2 kdrl_annealed/kdrl_k2", "kdrl_k3_masked/kdrl_k3"
-    to_go = pairs("opd_to_go/opd_immediate", "teacher_kl")
-    of_easy = (
-        f"k2_loss/opd_immediate {opd} opd_to_go/opd_immediate {supervised} "
-        f"forward_teacher/supervised {k3} {forward}"
-    )
-    of_sparse = f"opd_immediate/grpo {opd} opd_to_go/grpo {supervised} {k3} {forward}"
-    of_weak = (
-        "grpo/opd_immediate grpo/reverse_exact grpo/supervised opd_and_grpo/grpo "
-        f"exact_and_grpo/grpo exact_annealed_to_grpo/grpo {supervised} {opd}"
-    )
-    return {
-        "easy": paired(easy, pairs(of_easy, "own_accuracy")),
-        "easy_entropy": paired(easy, pairs(forward, "entropy")),
-        "sparse": paired(sparse, pairs(of_sparse, "own_accuracy")),
-        "sparse_entropy": paired(sparse, pairs(forward, "entropy")),
-        "easy_to_go": paired(easy, to_go),
-        "sparse_to_go": paired(sparse, to_go),
-        "weak": paired(weak, pairs(of_weak, "own_accuracy")),
-        "kdrl": paired(
-            kdrl,
-            [
-                *pairs("kdrl_k2/grpo", "own_length"),
-                *_both(f"{taught} kdrl_annealed_masked/kdrl_k2 {masked_k3}"),
-                *pairs(
-                    "kdrl_k3/kdrl_k2 kdrl_annealed/grpo kdrl_annealed_masked/grpo", "own_accuracy"
-                ),
-            ],
-        ),
-        "again": paired(recorded("kdrl_fresh").finals, _both(f"{taught} {masked_k3}")),
-        "short": paired(
-            short,
-            [
-                *_both("relative_reward/grpo linear_price/grpo dpo/grpo"),
-                *pairs(
-                    "shortest_rejection/relative_reward "
-                    "shortest_rejection/reverse_exact_short_teacher shortest_rejection/grpo "
-                    "opd_short_teacher/grpo reverse_exact_short_teacher/grpo "
-                    "supervised_short_teacher/grpo",
-                    "own_accuracy",
-                ),
-            ],
-        ),
-    }
-
-
 def from_both_starts(metric: str) -> pd.DataFrame:
-    """A final metric of each variant from the two starts, ``easy`` and ``sparse``, seed by seed."""
-    parts = []
-    for start, name in (("easy", "distillation"), ("sparse", "distillation_sparse")):
-        finals = recorded(name).finals
-        order = finals["seed"] - finals["seed"].min()
-        parts.append(finals.assign(seed=order).set_index(["variant", "seed"])[metric].rename(start))
-    return pd.concat(parts, axis=1).reset_index()
-
-
-def _both(spelled: str) -> list[tuple[str, ...]]:
-    """Each pair in length and then in accuracy."""
-    return [row for pair in spelled.split() for row in pairs(pair, "own_length", "own_accuracy")]
-
-
-#: Verdicts that the prose states.
-SAYS = {
-    "differs": [
-        *rows("easy", "reverse_exact/opd_immediate forward_exact/reverse_exact", "own_accuracy"),
-        *rows("sparse", "reverse_exact/opd_immediate forward_exact/reverse_exact", "own_accuracy"),
-        *rows("weak", "grpo/opd_immediate exact_and_grpo/grpo", "own_accuracy"),
-        *rows("kdrl", "kdrl_masked/kdrl_k2 kdrl_annealed/kdrl_k2 kdrl_k3/kdrl_k2", "own_accuracy"),
-        *rows("short", "reverse_exact_short_teacher/grpo", "own_accuracy"),
-    ],
-    "equivalent": [
-        *rows("easy", "supervised/opd_immediate", "own_accuracy"),
-        *rows("sparse", "supervised/opd_immediate", "own_accuracy"),
-    ],
-    "suggestive": [
-        *rows("easy_to_go", "opd_to_go/opd_immediate", "teacher_kl"),
-        *rows("kdrl", "kdrl_annealed/kdrl_k2 kdrl_k3_masked/kdrl_k3", "own_length"),
-        *rows("weak", "opd_and_grpo/grpo", "own_accuracy"),
-        *rows("kdrl", "kdrl_k3_masked/kdrl_k3 kdrl_annealed_masked/grpo", "own_accuracy"),
-        *rows("short", "shortest_rejection/grpo dpo/grpo linear_price/grpo", "own_accuracy"),
-    ],
-    "unresolved": [
-        *rows("kdrl", "kdrl_masked/kdrl_k2", "own_length"),
-        *rows("short", "relative_reward/grpo opd_short_teacher/grpo", "own_accuracy"),
-        *rows("short", "shortest_rejection/reverse_exact_short_teacher", "own_accuracy"),
-    ],
-}
+    """A final metric of each variant from the ``easy`` and the ``sparse`` starts, by start."""
+    finals = {
+        "easy": recorded("distillation").finals,
+        "sparse": recorded("distillation_sparse").finals,
+    }
+    columns = {name: table.set_index(["variant", "seed"])[metric] for name, table in finals.items()}
+    return pd.DataFrame(columns).reset_index()
 
 
 # --- The claims it decides --------------------------------------------------------------------
@@ -397,7 +315,7 @@ def annealing_and_masking() -> Finding:
     shorter = []
     for name, variant, other in GUIDED:
         length, accuracy = (
-            difference(recorded("kdrl_fresh").finals, variant, other, metric)
+            difference(recorded("kdrl").finals, variant, other, metric)
             for metric in ("own_length", "own_accuracy")
         )
         figures |= length.figures(f"{name}_length") | accuracy.figures(f"{name}_accuracy")
@@ -417,7 +335,7 @@ def distillation_speed() -> Finding:
     figures = {f"steps_ratio_length_{n}": steps_ratio(n, vocab_size=4) for n in (1, 2, 4)}
     easy, sparse = (
         _spent(preset, threshold)
-        for preset, threshold in (("distillation_fresh", 0.6), ("distillation_sparse_fresh", 0.06))
+        for preset, threshold in (("distillation", 0.65), ("distillation_sparse", 0.06))
     )
     ratios = {
         "easy": cost_ratio(easy, "grpo", "opd_immediate", "updates"),
@@ -444,7 +362,7 @@ def reaches(ratio: Ratio, claimed: float) -> bool:
 
 def _spent(preset: str, accuracy: float) -> pd.DataFrame:
     """What each run of a recorded preset spent until an accuracy of its own completions."""
-    run = recorded(preset)
+    run = recorded_runs(preset)
     return crossings(run.curves, run.preset, "own_accuracy", accuracy)
 
 

@@ -1,35 +1,46 @@
-"""Chapter 19: KL terms compared at equal KL, on several starts, and on every other axis."""
+"""Chapter 19: KL terms at equal KL, on ten and twenty starts, and on every other axis."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import cache
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
-from analysis.chapters.claims import recorded
-from analysis.chapters.comparisons import pairs, rows
-from analysis.experiments import ablation
+from analysis import style
+from analysis.chapters.claims import recorded, recorded_runs
+from analysis.chapters.predictions import JUMPS, judged
+from analysis.chapters.training_figures import KL_TERMS
+from analysis.experiments import designs, hierarchical
 from analysis.experiments.presets import make_preset
-from analysis.experiments.summaries import fluctuation, paired, paired_along, paired_at_equal
+from analysis.experiments.presets.designed import COMPARED, FIGURE2
+from analysis.experiments.summaries import by_variant, fluctuation
 from analysis.kl.term import KLTerm
 from analysis.training.config import Run
 from analysis.training.trainer import PopulationTrainer
 
 # --- What the chapter computes ----------------------------------------------------------------
 
-COMPARISONS = 84
-BETA, FIGURE2_BETA = 0.3, 0.04
-#: Part of the range of KL that two curves share -> its ends, in shares of the logarithm.
-PARTS = {
-    "all they share": (0.0, 1.0),
-    "its nearer half": (0.0, 0.5),
-    "its farther half": (0.5, 1.0),
+#: Presets that compare the reward of terms at equal KL -> what their setting is called.
+SETTINGS = {
+    "equal_kl_large": "8 tokens, 20 starts",
+    "equal_kl": "8 tokens, 10 starts",
+    "equal_kl_wide": "twice the width",
+    "equal_kl_ended": "answers that end",
+    "long_completions": "32 tokens",
+    "long_completions_128": "up to 128 tokens",
 }
-LEVELS = (0.045, 0.06, 0.08, 0.1, 0.12)
-SAMPLED = "k2_loss/exact_loss k3_loss/exact_loss k1_reward/exact_loss"
-#: What fluctuates in figure 2 -> the name of its fluctuation.
-JUMPS = {name: f"fluctuation of {name}" for name in ("gradient_norm", "reverse_kl")}
+#: Of this page.
+RECORDED = tuple(SETTINGS)
+#: Variant -> estimator and placement, which say how it is drawn.
+TERMS = KL_TERMS | {"k3_loss_attached_prefix": ("k4", "loss")}
+
 #: Variant -> what tables call it.
 NAMES = {
     "none": "no KL term",
@@ -52,61 +63,74 @@ NAMES = {
     "k1_reward_before_std": "k₁ in the reward, then std",
     "k1_reward_before_loo": "k₁ in the reward, then leave-one-out",
 }
+#: Panels of the KL over the coefficient.
+PLACED = {
+    "KL in the loss": ("k1_loss", "k2_loss", "k3_loss", "exact_loss", "k3_loss_attached_prefix"),
+    "KL in the reward": ("k1_reward", "k2_reward", "k3_reward"),
+}
 
 
 @cache
-def curves_over_beta() -> pd.DataFrame:
-    """Final rows of all runs of the KL terms over all coefficients."""
-    return pd.concat([recorded("full").finals, recorded("beta_front").finals], ignore_index=True)
+def figure2() -> pd.DataFrame:
+    """Figure 2 at equal KL: the predictions of its design, of fluctuations in place of rewards."""
+    run = recorded_runs("equal_kl")
+    metrics = [prediction.metric for prediction in FIGURE2.predictions]
+    finals = run.finals.merge(
+        np.log(fluctuation(run.curves, metrics).set_index(list(_KEYS))[metrics])
+        .add_prefix(JUMPS)
+        .reset_index(),
+        on=list(_KEYS),
+    )
+    rows = []
+    for prediction in FIGURE2.predictions:
+        read = prediction.model_copy(update={"metric": f"{JUMPS}{prediction.metric}"})
+        rows.append(designs.judged(finals, read, FIGURE2, designs.starts_of(run.preset)))
+    return pd.DataFrame(rows)
 
 
-def compare() -> dict[str, pd.DataFrame]:
-    """Every comparison of the page, seed by seed."""
-    finals, sampled = curves_over_beta(), pairs(SAMPLED)
-    equal = {"of": "reverse_kl", "metric": "accuracy"}
-    return {
-        **{
-            part.split()[1]: paired_along(finals, sampled, part=ends, **equal)
-            for part, ends in PARTS.items()
-        },
-        "between": paired_along(
-            finals, pairs("k2_loss/k3_loss"), part=PARTS["its farther half"], **equal
-        ),
-        **{f"at_{level:g}": paired_at_equal(finals, sampled, [level], **equal) for level in LEVELS},
-        **{
-            name: paired(recorded(run).finals, ablation.COMPARISONS, beta=BETA)
-            for name, run in (("one_start", "full"), ("starts", "starts"))
-        },
-        "axes": paired(recorded("kl_axes").finals, AXES),
-        "figure2": _figure2(),
-    }
+_KEYS = ("variant", "beta", "seed")
 
 
-#: What is compared at one coefficient: (variant, other variant, metric).
-AXES = (
-    *pairs("k2_loss_sequence/k1_reward_sequence", "reverse_kl", "accuracy"),
-    *pairs("k2_loss_sequence/k2_loss_shows_k3", "reverse_kl", "accuracy"),
-    *pairs("k1_reward_immediate/k1_reward_to_go", "reverse_kl", "accuracy"),
-    *pairs("k1_reward_sequence/k1_reward_to_go", "reverse_kl", "accuracy"),
-    *pairs("k1_reward_before_std/k1_reward_to_go k1_reward_before_loo/k1_reward_to_go", "accuracy"),
-    *pairs("minimax01_loss/none minimax01_loss/k2_loss_shows_k3", "reverse_kl"),
-    *pairs("forward_loss/exact_loss", "reverse_kl", "accuracy"),
-)
+def costs() -> pd.DataFrame:
+    """Reward less the exact KL's at equal KL, in every recorded setting.
+
+    Returns:
+        The rows of :func:`~analysis.chapters.predictions.judged` of a reward at equal KL, one a
+        variant, with ``setting`` and ``margin``.
+    """
+    rows = []
+    for preset, setting in SETTINGS.items():
+        table = judged(preset)
+        kept = table[(table["at"] == "equal KL") & (table["other"] == "exact_loss")]
+        margin = recorded(preset).preset.design.margin
+        rows.append(kept.drop_duplicates("variant").assign(setting=setting, margin=margin))
+    return pd.concat(rows, ignore_index=True)
 
 
-def _figure2() -> pd.DataFrame:
-    """The replica of figure 2: where it ends, and how much it fluctuates on the way."""
-    run = recorded("figure2")
-    jumps = fluctuation(run.curves, JUMPS)
-    jumps = jumps.rename(columns=JUMPS)
-    parts = []
-    for pair in ("k3_loss/k2_loss", "k3_loss/none", "k2_loss/none"):
-        ends = pairs(pair, "accuracy", "reverse_kl")
-        parts.append(paired(run.finals, ends, beta=FIGURE2_BETA))
-        parts.append(paired(jumps, pairs(pair, *JUMPS.values()), beta=FIGURE2_BETA))
-    reward = pairs("k3_reward/none", "accuracy")
-    parts.append(paired(run.finals, reward, beta=FIGURE2_BETA))
-    return pd.concat(parts, ignore_index=True)
+def against(variant: str, other: str, *, preset: str = "equal_kl") -> dict[str, float]:
+    """One variant less another in reward at equal KL, by the design's fit."""
+    return _fit(preset, variant, other).difference(recorded(preset).preset.design.margin)
+
+
+def by_half(variant: str, *, preset: str = "equal_kl") -> dict[str, dict[str, float]]:
+    """One variant less the exact KL in the ``near`` and the ``far`` half of the log KL compared."""
+    fitted, margin = _fit(preset, variant, "exact_loss"), recorded(preset).preset.design.margin
+    middle = (fitted.low + fitted.high) / 2
+    halves = {"near": fitted._replace(high=middle), "far": fitted._replace(low=middle)}
+    return {name: half.difference(margin) for name, half in halves.items()}
+
+
+def span(preset: str) -> float:
+    """By how much the exact KL's own reward changes over the log KL that it shares with k2."""
+    fitted = _fit(preset, "k2_loss", "exact_loss")
+    reward = fitted.curve(1, np.linspace(fitted.low, fitted.high, 60)).mean
+    return float(np.ptp(reward))
+
+
+@cache
+def _fit(preset: str, variant: str, other: str) -> hierarchical.Fit:
+    run = recorded_runs(preset)
+    return designs.at_equal_kl(run.finals, variant, other, designs.starts_of(run.preset))
 
 
 def shown_is_trained(updates: int) -> bool:
@@ -121,30 +145,102 @@ def shown_is_trained(updates: int) -> bool:
     return torch.equal(trainer.weights[0], trainer.weights[1])
 
 
-#: Verdicts that the prose states.
-SAYS = {
-    "differs": rows("starts", "k3_loss/k2_loss", "accuracy"),
-    "equivalent": [
-        *rows("they", "k2_loss/exact_loss"),
-        *rows("farther", "k2_loss/exact_loss k3_loss/exact_loss k1_reward/exact_loss"),
-        *rows("axes", "k2_loss_sequence/k1_reward_sequence", "accuracy"),
-        *rows("axes", "k2_loss_sequence/k2_loss_shows_k3", "reverse_kl"),
-        *rows("axes", "k1_reward_immediate/k1_reward_to_go", "reverse_kl"),
-        *rows("axes", "k1_reward_sequence/k1_reward_to_go", "reverse_kl"),
-    ],
-    "suggestive": [
-        *rows("they", "k3_loss/exact_loss k1_reward/exact_loss"),
-        *rows("nearer", "k3_loss/exact_loss k1_reward/exact_loss"),
-        *rows("between", "k2_loss/k3_loss"),
-        *rows("starts", "k1_loss/none", "accuracy"),
-        *rows("axes", "minimax01_loss/none minimax01_loss/k2_loss_shows_k3", "reverse_kl"),
-        *rows("axes", "forward_loss/exact_loss", "reverse_kl"),
-        *rows("figure2", "k3_reward/none", "accuracy"),
-    ],
-    "unresolved": [
-        *rows("nearer", "k2_loss/exact_loss"),
-        *rows("axes", "k2_loss_sequence/k1_reward_sequence", "reverse_kl"),
-        *rows("axes", "k2_loss_sequence/k2_loss_shows_k3 forward_loss/exact_loss", "accuracy"),
-        *rows("figure2", "k3_loss/k2_loss", *JUMPS.values()),
-    ],
-}
+# --- What it draws ----------------------------------------------------------------------------
+
+
+def draw_curves(names: Iterable[str] = COMPARED, *, preset: str = "equal_kl") -> Figure:
+    """Reward over KL: points are means of a variant at one coefficient, lines the fits.
+
+    Each line is that of the fit against the exact KL, over the central runs of the variant.
+    """
+    finals = recorded_runs(preset).finals
+    figure, axes = style.subplots(height=4.2)
+    means = by_variant(recorded(preset).finals, ["reward", "reverse_kl"])
+    means = means.set_index(["metric", "variant"])
+    names = list(names)
+    for name in ("none", "exact_loss", *names):
+        look = _look(name)
+        x, y = (means.loc[(metric, [name]), :] for metric in ("reverse_kl", "reward"))
+        bars = {"xerr": style.bars(x), "yerr": style.bars(y), "elinewidth": 1.0}
+        axes.errorbar(x["mean"], y["mean"], **bars, **look | {"linestyle": "none"})
+        if name == "none":
+            continue
+        other = names[0] if name == "exact_loss" else "exact_loss"
+        own = np.log(finals.loc[finals["variant"] == name, designs.EQUAL])
+        log_kl = np.linspace(*np.percentile(own, hierarchical.CENTRAL), 40)
+        mean, low, high = _fit(preset, name, other).curve(0, log_kl)
+        axes.plot(np.exp(log_kl), mean, color=look["color"], linestyle=look["linestyle"])
+        if name == "exact_loss":
+            axes.fill_between(np.exp(log_kl), low, high, color=look["color"], alpha=0.12, lw=0)
+    _log_kl(axes)
+    axes.set_ylabel("reward at the end")
+    axes.legend(ncols=2)
+    return figure
+
+
+def draw_costs(table: pd.DataFrame) -> Figure:
+    """Reward at equal KL, less that of the exact KL, one row a setting.
+
+    Args:
+        table: of :func:`costs`.
+    """
+    settings = list(dict.fromkeys(table["setting"]))
+    figure, axes = style.subplots(height=1.4 + 0.7 * len(settings))
+    seen = set()
+    for place, setting in enumerate(settings):
+        rows = table[table["setting"] == setting]
+        margin = rows["margin"].iloc[0]
+        axes.fill_betweenx(
+            [place - 0.42, place + 0.42], -margin, margin, color=style.QUIET, alpha=0.12, lw=0
+        )
+        for shift, (_, row) in zip(
+            np.linspace(-0.27, 0.27, len(rows)), rows.iterrows(), strict=True
+        ):
+            look = _look(row["variant"]) | {"linestyle": "none"}
+            look |= {"label": "_"} if row["variant"] in seen else {}
+            seen.add(row["variant"])
+            ends = [[row["mean"] - row["low"]], [row["high"] - row["mean"]]]
+            axes.errorbar(row["mean"], place + shift, xerr=ends, **look)
+    axes.axvline(0.0, color=style.QUIET, linewidth=1.0)
+    axes.set_yticks(range(len(settings)), settings)
+    axes.invert_yaxis()
+    axes.set_xlabel("reward, less that of the exact KL, at equal KL")
+    axes.legend(ncols=2, loc="lower center", bbox_to_anchor=(0.45, 1.0))
+    return figure
+
+
+def draw_kls(finals: pd.DataFrame, names: Mapping[str, tuple[str, ...]]) -> Figure:
+    """Reverse KL at the end over the coefficient, one panel a group; dotted: no KL term.
+
+    Args:
+        finals: one row per run, or per start.
+        names: title -> variants.
+    """
+    figure, panels = style.subplots(
+        len(names), 1, height=0.4 + 2.5 * len(names), sharex=True, sharey=True, squeeze=False
+    )
+    table = by_variant(finals, ["reverse_kl"]).set_index("variant")
+    for axes, (title, variants) in zip(panels[:, 0], names.items(), strict=True):
+        axes.axhline(table.loc["none", "mean"], color=style.QUIET, linestyle=":")
+        for name in variants:
+            rows = table.loc[name]
+            axes.errorbar(rows["beta"], rows["mean"], yerr=style.bars(rows), **_look(name))
+        axes.set(xscale="log", yscale="log", title=title, ylabel="reverse KL (nats)")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.legend(ncols=2)
+    panels[-1, 0].set_xlabel(r"coefficient $\beta$, log scale")
+    panels[-1, 0].xaxis.set_major_formatter("{x:g}")
+    return figure
+
+
+def _look(variant: str) -> dict[str, Any]:
+    return style.line(*TERMS[variant], label=NAMES[variant])
+
+
+def _log_kl(axes: Axes) -> None:
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("exact reverse KL at the end (nats per token), log scale")

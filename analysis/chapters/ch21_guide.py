@@ -7,7 +7,6 @@ from typing import NamedTuple
 import pandas as pd
 
 from analysis.chapters import (
-    ch04_grpo,
     ch16_objectives,
     ch17_stale,
     ch18_distillation,
@@ -18,7 +17,7 @@ from analysis.experiments import summaries
 
 
 class Comparison(NamedTuple):
-    """Two variants of a recorded run, paired seed by seed."""
+    """Two variants of a recorded population, paired seed by seed."""
 
     preset: str
     variant: str
@@ -31,7 +30,7 @@ class Comparison(NamedTuple):
 EVIDENCE: dict[str, Comparison] = {
     "kl_or_none": Comparison("full", "k2_loss", "none", "accuracy", 0.3),
     "kl_or_none_half": Comparison("half_step", "k2_loss", "none", "accuracy", 0.3),
-    "k1_loss": Comparison("starts", "k1_loss", "none", "accuracy", 0.3),
+    "k1_loss": Comparison("equal_kl", "k1_loss", "none", "accuracy", 0.3),
     "k1_reward": Comparison("full", "k1_reward", "exact_loss", "accuracy", 0.3),
     "k3_reward": Comparison("full", "k3_reward", "none", "accuracy", 0.3),
     "k2_sequence": Comparison("kl_axes", "k2_loss_sequence", "k1_reward_sequence", "accuracy"),
@@ -70,19 +69,9 @@ EVIDENCE: dict[str, Comparison] = {
 }
 
 
-#: Preset -> how many comparisons its chapter makes: a line is judged as its chapter judges it.
-COMPARISONS = {
-    **dict.fromkeys(("full", "half_step"), ch04_grpo.COMPARISONS),
-    **dict.fromkeys(("starts", "kl_axes"), ch19_equal_kl.COMPARISONS),
-    **dict.fromkeys(ch16_objectives.RUNS, ch16_objectives.COMPARISONS),
-    **dict.fromkeys(ch17_stale.RUNS, ch17_stale.COMPARISONS),
-    **dict.fromkeys(ch18_distillation.RUNS, ch18_distillation.COMPARISONS),
-}
-
-
 def evidence() -> pd.DataFrame:
-    """One row per line of the guide: ``key``, its comparison, the paired difference and what its
-    chapter says of it, ``verdict``.
+    """One row per line of the guide: ``key``, its comparison, the paired difference, and its
+    ``verdict`` among all lines.
 
     Raises:
         ValueError: a recording is missing or changed.
@@ -92,9 +81,8 @@ def evidence() -> pd.DataFrame:
     rows = []
     for key, (preset, *pair, beta) in EVIDENCE.items():
         found = summaries.paired(finals[preset], [tuple(pair)], beta=beta)
-        (row,) = summaries.judged(found, COMPARISONS[preset]).to_dict("records")
-        rows.append({"key": key, "preset": preset, "beta": beta, **row})
-    return pd.DataFrame(rows)
+        rows.append(found.assign(key=key, preset=preset, beta=beta))
+    return summaries.judged(pd.concat(rows, ignore_index=True), len(rows))
 
 
 #: Variant -> what the table of all comparisons calls it.

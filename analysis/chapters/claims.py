@@ -12,8 +12,9 @@ never typed in. ``book/claims.yaml`` records verdict and figures, and ``analysis
 any disagreement between the two.
 
 Numbers of recorded runs are read here too: :func:`difference` and :func:`difference_along` are
-means over the seeds with the intervals of :mod:`analysis.experiments.statistics`, at the settings
-of the preset, and no statement about any other.
+means over the starts, or over the seeds of one start, with the intervals of
+:mod:`analysis.experiments.statistics`, at the settings of the preset, and no statement about any
+other.
 """
 
 from __future__ import annotations
@@ -118,9 +119,15 @@ def error_of(gradient: Tensor, exact: Tensor, *, worst: bool = False) -> float:
 
 
 @cache
-def recorded(preset: str) -> recording.Recording:
+def recorded_runs(preset: str) -> recording.Recording:
     """The recording of a preset of the catalogue, read once."""
     return recording.load(recording.folder_of(preset))
+
+
+@cache
+def recorded(preset: str) -> recording.Recording:
+    """The same with one row a start where there are several: they are what is independent."""
+    return recording.by_start(recorded_runs(preset))
 
 
 def difference(

@@ -6,11 +6,14 @@ import numpy as np
 import pandas as pd
 
 from analysis.experiments import hierarchical, statistics
-from analysis.experiments.preset import EQUAL_KL, Design, Expected, Prediction, Preset
+from analysis.experiments.ablation import RUN_COLUMNS
+from analysis.experiments.preset import AT_END, EQUAL_KL, Design, Expected, Prediction, Preset
 from analysis.experiments.recording import Recording
 from analysis.experiments.summaries import ACCURACIES, KLS, of_seeds
 from analysis.training.config import TrainConfig
 
+#: Before the name of a metric that is a logarithm.
+LOG = "log_"
 #: What is equal at equal KL.
 EQUAL = "reverse_kl"
 #: Of these a small value is the worst, of every other metric a large one.
@@ -21,9 +24,9 @@ def judged_predictions(recording: Recording) -> pd.DataFrame:
     """Every prediction of a recording's design beside what was found.
 
     Returns:
-        One row per prediction: ``variant``, ``other``, ``metric``, ``at`` (coefficients, or
-        ``equal KL``), ``expected``, ``mean``, ``low``, ``high``, ``p``, ``equivalent``, ``starts``,
-        ``seeds`` and ``outcome``: see :func:`outcome`.
+        One row per prediction: ``variant``, ``other``, ``metric``, ``at`` (coefficients,
+        ``equal KL`` or ``the end``), ``expected``, ``mean``, ``low``, ``high``, ``p``,
+        ``equivalent``, ``starts``, ``seeds`` and ``outcome``: see :func:`outcome`.
 
     Raises:
         ValueError: the recording has no design.
@@ -31,10 +34,27 @@ def judged_predictions(recording: Recording) -> pd.DataFrame:
     design = recording.preset.design
     if design is None:
         raise ValueError(f"{recording.preset.name} was recorded without a design")
-    starts = starts_of(recording.preset)
+    starts, finals = starts_of(recording.preset), with_derived(recording)
     return pd.DataFrame(
-        [judged(recording.finals, prediction, design, starts) for prediction in design.predictions]
+        [judged(finals, prediction, design, starts) for prediction in design.predictions]
     )
+
+
+def with_derived(recording: Recording) -> pd.DataFrame:
+    """Final rows with what is read off curves or two metrics.
+
+    Columns more: ``average``, accuracy averaged over training; ``excess``, the length of wrong
+    answers less that of right ones, in tokens; ``log_peak_gradient``, the logarithm of the largest
+    gradient norm of a logging window.
+    """
+    keys, finals = list(RUN_COLUMNS), recording.finals
+    grouped = recording.curves.groupby(keys, sort=False)
+    derived = {
+        "average": grouped["accuracy"].mean(),
+        f"{LOG}peak_gradient": np.log(grouped["gradient_norm"].max()),
+    }
+    excess = finals["wrong_length"] - finals["right_length"]
+    return finals.join(pd.DataFrame(derived), on=keys).assign(excess=excess)
 
 
 def starts_of(preset: Preset) -> int:
@@ -54,6 +74,7 @@ def judged(
         found = at_equal_kl(finals, *names, starts, prediction.metric).difference(design.margin)
     margin = margin_of(prediction.metric, design)
     at = ", ".join(f"{beta:g}" for beta in prediction.betas) or EQUAL_KL
+    at = "the end" if prediction.betas == AT_END else at
     said = {
         "variant": names[0],
         "other": names[1],

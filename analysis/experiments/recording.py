@@ -18,7 +18,7 @@ import torch
 from pydantic import ValidationError
 
 import analysis
-from analysis.experiments.ablation import final, tidy, train
+from analysis.experiments.ablation import RUN_COLUMNS, final, tidy, train
 from analysis.experiments.environment import environment_of
 from analysis.experiments.manifests import (
     MANIFEST,
@@ -29,6 +29,7 @@ from analysis.experiments.manifests import (
 )
 from analysis.experiments.preset import Preset
 from analysis.experiments.provenance import Provenance, current_provenance
+from analysis.training.config import TrainConfig
 from analysis.training.metrics import METRICS
 from analysis.training.trainer import RunRecord
 
@@ -120,6 +121,24 @@ def load(directory: Path) -> Recording:
             f"it again with analysis sweep {manifest['preset']} --record {directory}"
         ) from None
     return Recording(preset, curves, finals, manifest)
+
+
+def by_start(recording: Recording) -> Recording:
+    """The recording with one row a start in place of its seeds, whose mean it is.
+
+    ``seed`` becomes the start's number. What has one start, or a pretrained one, stays as it is.
+    """
+    config = recording.preset.config
+    starts = config.start.count if isinstance(config, TrainConfig) else 1
+    if starts == 1:
+        return recording
+
+    def means(table: pd.DataFrame) -> pd.DataFrame:
+        keys = [name for name in (*RUN_COLUMNS, "update") if name in table]
+        of_start = table.assign(seed=table["seed"] % starts)
+        return of_start.groupby(keys, sort=False, as_index=False)[list(METRICS)].mean()
+
+    return recording._replace(curves=means(recording.curves), finals=means(recording.finals))
 
 
 def rerun(

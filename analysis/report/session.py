@@ -112,6 +112,18 @@ def record_predictions(prefix: str, judged: pandas.DataFrame) -> None:
         record(f"{prefix}_{row['key']}", tables.with_interval(row, row["spec"]))
 
 
+def record_designs(page: pandas.DataFrame) -> None:
+    """Record :func:`analysis.chapters.predictions.page`, each row under its design and key.
+
+    ``predictions``, ``holds``, ``refuted`` and ``open`` are how many there are of each.
+    """
+    for design, judged in page.groupby("design", sort=False):
+        record_predictions(str(design), judged)
+    record("predictions", len(page))
+    for outcome in ("holds", "refuted", "open"):
+        record(outcome, int((page["outcome"] == outcome).sum()))
+
+
 def _current_cell() -> tuple[str, int]:
     shell = get_ipython()
     if shell is None:

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 from IPython.display import Markdown
 
+from analysis.experiments.preset import Preset
 from analysis.report.numbers import format_value
 
 
@@ -93,14 +94,15 @@ def differences(
 
 
 def predicted(judged: pd.DataFrame, **extra: str) -> pd.DataFrame:
-    """Judged predictions (:func:`analysis.chapters.ch19_designed.shown`) as readers meet them.
+    """Judged predictions (:func:`analysis.chapters.predictions.shown`) as readers meet them.
 
     ``extra`` are further columns of the table -> their heading; they come first.
     """
     named = {
         "reverse_kl": "reverse KL, ratio",
         "length": "tokens",
-        "gradient_norm": "gradient norm",
+        "teacher_kl": "KL to the teacher, ratio",
+        "log_peak_gradient": "largest gradient norm, ratio",
     }
     found = [
         with_interval(row, row["spec"]) if row["mean"] == row["mean"] else "–"
@@ -109,7 +111,7 @@ def predicted(judged: pd.DataFrame, **extra: str) -> pd.DataFrame:
     columns = {
         "compared": ("variants", ""),
         "metric": ("of", ""),
-        "at": ("at coefficients", ""),
+        "at": ("at", ""),
         "expected": ("predicted", ""),
         "found": ("found, 95% interval", ""),
         "outcome": ("outcome", ""),
@@ -119,6 +121,18 @@ def predicted(judged: pd.DataFrame, **extra: str) -> pd.DataFrame:
     text = judged.assign(found=found, metric=judged["metric"].replace(METRICS | named))
     extras = {name: (heading, "") for name, heading in extra.items()}
     return as_text(text, extras | columns, index=len(extra) + 2 + ("at" in columns))
+
+
+def pilots(presets: Iterable[Preset]) -> pd.DataFrame:
+    """What was tried before each design was written, and what was chosen from it."""
+    rows = [
+        {"preset": f"`{preset.name}`"} | pilot.model_dump()
+        for preset in presets
+        for pilot in preset.design.pilots
+    ]
+    headings = {"preset": "recorded runs", "tried": "tried", "runs": "runs", "seen": "seen"}
+    columns = {name: (heading, "") for name, heading in (headings | {"chosen": "chosen"}).items()}
+    return as_text(pd.DataFrame(rows), columns, index=1)
 
 
 def predictions(said: Mapping[str, Iterable[str]]) -> Markdown:

@@ -11,8 +11,6 @@ from scipy import stats
 
 from analysis.chapters import (
     ch04_grpo,
-    ch16_objectives,
-    ch18_distillation,
     ch19_equal_kl,
     ch20_language_model,
     comparisons,
@@ -22,7 +20,7 @@ from analysis.experiments import recording
 from analysis.report import tables
 
 FOLDERS = sorted(path.parent for path in recording.RESULTS.glob("*/final.csv"))
-PAGES = (ch04_grpo, ch16_objectives, ch18_distillation, ch19_equal_kl, ch20_language_model)
+PAGES = (ch04_grpo, ch20_language_model)
 METRICS = ("accuracy", "reverse_kl", "entropy", "length")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.chapters import ch19_designed
+from analysis.chapters import predictions
 from analysis.experiments import ablation, recording, summaries
 
 
@@ -12,27 +12,14 @@ def finals(name: str) -> pd.DataFrame:
     return recording.load(recording.folder_of(name)).finals
 
 
-def test_equivalent_to_the_exact_kl_is_not_equivalent_to_each_other():
-    pairs = [(variant, "exact_loss") for variant in ("k2_loss", "k3_loss", "k1_reward")]
-    found = summaries.paired_along(
-        pd.concat([finals("full"), finals("beta_front")]),
-        [*pairs, ("k2_loss", "k3_loss")],
-        of="reverse_kl",
-        metric="accuracy",
-        part=(0.5, 1.0),
-    )
-    said = list(summaries.judged(found, 84)["verdict"])
-    assert said == ["equivalent", "equivalent", "equivalent", "suggestive"]
-
-
 def test_at_equal_kl_two_sampled_terms_lie_below_the_exact_one():
-    """Equivalent from one start; on ten neither is, and both lie below."""
-    table = ch19_designed.predictions("equal_kl")
+    """They were equivalent on one start; on ten neither is."""
+    table = predictions.judged("equal_kl")
     asked = table[(table["at"] == "equal KL") & (table["other"] == "exact_loss")]
     asked = asked.set_index("variant")
     for variant in ("k3_loss", "k1_reward"):
         assert asked.loc[variant, "high"] < 0 and asked.loc[variant, "outcome"] == "open"
-    ended = ch19_designed.predictions("equal_kl_ended").set_index(["variant", "metric"])
+    ended = predictions.judged("equal_kl_ended").set_index(["variant", "metric"])
     assert {ended.loc[(v, "reward"), "outcome"] for v in ("k3_loss", "k1_reward")} == {"holds"}
 
 

@@ -169,7 +169,7 @@ def test_a_recording_lies_where_its_name_or_its_preset_says():
     assert recording.folder_of("full") == recording.RECORDED
     assert recording.folder_of("half_step") == recording.RECORDED_HALF_STEP
     assert recording.folder_of("kdrl").name == "kdrl_cpu"
-    assert recording.folder_of("kdrl_fresh").name == "kdrl_fresh_cpu"
+    assert recording.folder_of("three_ways_half_step").name == "three_ways_half_step_cpu"
     assert recording.folder_of("never").name == "never_cpu"
 
 

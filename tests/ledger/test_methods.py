@@ -29,6 +29,7 @@ NO_METHODS = {
     "quick",
     "half_step",
     "starts",
+    "figure2",
     "smollm2",
     "smollm2_short",
     "smollm2_front",

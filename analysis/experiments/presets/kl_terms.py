@@ -106,26 +106,6 @@ def figure2(
 
 
 @preset
-def beta_front(
-    *,
-    betas: tuple[NonNegativeFloat, ...] = (0.03, 3.0),
-    num_seeds: int = 10,
-    updates: int = CONFIG.updates,
-) -> Preset:
-    """The betas on either side of the full preset's, on its seeds: fronts of reward against KL."""
-    return Preset(
-        config=train_config(updates=updates, log_every=10),
-        variants=tuple(variant for beta in betas for variant in kl_variants(beta)),
-        seeds=fresh_seeds(FULL_SEED, num_seeds),
-        predictions=(
-            "At equal exact reverse KL, k2 as a loss, k1 in the reward and the exact KL agree "
-            "in accuracy.",
-            "At no beta does k1 as a loss end nearer to the reference than no KL term.",
-        ),
-    )
-
-
-@preset
 def kl_axes(
     *, beta: NonNegativeFloat = 0.3, num_seeds: int = 20, updates: int = CONFIG.updates
 ) -> Preset:

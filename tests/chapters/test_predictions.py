@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.chapters import ch19_designed
-from analysis.chapters.claims import recorded
+from analysis.chapters import predictions
+from analysis.chapters.ch19_equal_kl import SETTINGS
+from analysis.chapters.claims import recorded, recorded_runs
 from analysis.experiments import recording
 from analysis.experiments.presets import PRESETS
 from tests.experiments import dense_mixed_model
@@ -21,32 +22,44 @@ DESIGNED = [
     if of().design is not None and (recording.RESULTS / f"{name}_cpu").is_dir()
 ]
 STARTS = 10
+LOGARITHMS = ("reverse_kl", "teacher_kl")
 
 
-def rows_of(preset: str) -> list[dict[str, str]]:
-    path = recording.RESULTS / f"{preset}_cpu" / "final.csv"
+def rows_of(preset: str, table: str = "final") -> list[dict[str, str]]:
+    path = recording.RESULTS / f"{preset}_cpu" / f"{table}.csv"
     with path.open(newline="") as lines:
         return list(csv.DictReader(lines))
 
 
-def by_seed(rows, variant: str, beta: float, metric: str) -> dict[int, float]:
+def by_seed(preset: str, variant: str, beta: float, metric: str) -> dict[int, float]:
     """A seed's value; a variant without a KL term stands for itself at every coefficient."""
-    kept = [r for r in rows if r["variant"] == variant]
-    kept = [r for r in kept if r["kl_estimator"] == "none" or float(r["beta"]) == beta]
-    return {int(r["seed"]): float(r[metric]) for r in kept}
+    whole_run = {"average": "accuracy", "log_peak_gradient": "gradient_norm"}
+    values: dict[int, list[float]] = {}
+    for row in rows_of(preset, "curves" if metric in whole_run else "final"):
+        if row["variant"] != variant:
+            continue
+        if row["kl_estimator"] == "none" or float(row["beta"]) == beta:
+            if metric == "excess":
+                value = float(row["wrong_length"]) - float(row["right_length"])
+            else:
+                value = float(row[whole_run.get(metric, metric)])
+            values.setdefault(int(row["seed"]), []).append(value)
+    if metric == "log_peak_gradient":
+        return {seed: math.log(max(windows)) for seed, windows in values.items()}
+    return {seed: sum(windows) / len(windows) for seed, windows in values.items()}
 
 
 @pytest.mark.parametrize("preset", DESIGNED)
 def test_predictions_at_equal_coefficients_are_scipy_s_of_the_stored_rows(preset: str) -> None:
-    rows, table = rows_of(preset), ch19_designed.predictions(preset)
-    for number, prediction in enumerate(recorded(preset).preset.design.predictions):
+    table = predictions.judged(preset)
+    for number, prediction in enumerate(recorded_runs(preset).preset.design.predictions):
         if not prediction.betas:
             continue
         gaps: dict[int, list[float]] = {}
-        log = math.log if prediction.metric == "reverse_kl" else float
+        log = math.log if prediction.metric in LOGARITHMS else float
         for beta in prediction.betas:
             one, other = (
-                by_seed(rows, name, beta, prediction.metric)
+                by_seed(preset, name, beta, prediction.metric)
                 for name in (prediction.variant, prediction.other)
             )
             assert len(one) == 20 and one.keys() == other.keys()
@@ -57,8 +70,8 @@ def test_predictions_at_equal_coefficients_are_scipy_s_of_the_stored_rows(preset
         found = table.iloc[number]
         expected = (np.mean(means), ends.low, ends.high)
         assert tuple(found[["mean", "low", "high"]]) == pytest.approx(expected, abs=1e-9)
-        margin = 0.2231435513 if prediction.metric == "reverse_kl" else None
-        margin = margin or recorded(preset).preset.design.margin
+        margin = recorded_runs(preset).preset.design.margin
+        margin = 0.2231435513 if prediction.metric in LOGARITHMS else margin
         sides = [
             stats.ttest_1samp(np.array(means) + margin, 0.0, alternative="greater").pvalue,
             stats.ttest_1samp(np.array(means) - margin, 0.0, alternative="less").pvalue,
@@ -71,12 +84,12 @@ def test_predictions_at_equal_coefficients_are_scipy_s_of_the_stored_rows(preset
         assert (found["outcome"] == "holds") == holds, prediction.sentence
 
 
-@pytest.mark.parametrize("preset", [name for name in DESIGNED if name in ch19_designed.SETTINGS])
+@pytest.mark.parametrize("preset", [name for name in DESIGNED if name in SETTINGS])
 def test_equal_kl_is_a_dense_fit_of_the_stored_rows(preset: str) -> None:
-    rows, table = rows_of(preset), ch19_designed.predictions(preset)
+    rows, table = rows_of(preset), predictions.judged(preset)
     number, prediction = next(
         (n, p)
-        for n, p in enumerate(recorded(preset).preset.design.predictions)
+        for n, p in enumerate(recorded_runs(preset).preset.design.predictions)
         if not p.betas and p.variant == "k1_reward"
     )
     kept = [r for r in rows if r["variant"] in (prediction.variant, prediction.other)]
@@ -99,20 +112,34 @@ def test_equal_kl_is_a_dense_fit_of_the_stored_rows(preset: str) -> None:
 
 @pytest.mark.parametrize("preset", DESIGNED)
 def test_outcomes_are_those_that_the_prose_states(preset: str, monkeypatch) -> None:
-    ch19_designed.check_outcomes(preset)
-    said, outcomes = ch19_designed.OPEN[preset], ch19_designed.predictions(preset)["outcome"]
-    assert sorted(outcomes) == ["holds"] * (len(outcomes) - len(said)) + ["open"] * len(said)
-    monkeypatch.setitem(ch19_designed.OPEN, preset, said | {"none = none: reward"})
-    with pytest.raises(ValueError, match="none = none: reward: the text says open, the runs noth"):
-        ch19_designed.check_outcomes(preset)
-    monkeypatch.setitem(ch19_designed.OPEN, preset, set())
+    predictions.check_outcomes([preset])
+    said = predictions.OTHERWISE[preset]
+    monkeypatch.setitem(predictions.OTHERWISE, preset, said | {"a = b: reward at 1": "open"})
+    with pytest.raises(ValueError, match="a = b: reward at 1: the text says open, the runs noth"):
+        predictions.check_outcomes([preset])
+    monkeypatch.setitem(predictions.OTHERWISE, preset, {})
     if said:
-        with pytest.raises(ValueError, match="the text says holds, the runs open"):
-            ch19_designed.check_outcomes(preset)
+        with pytest.raises(ValueError, match="the text says holds, the runs"):
+            predictions.check_outcomes([preset])
 
 
 @pytest.mark.parametrize("preset", DESIGNED)
 def test_a_tenth_of_the_runs_was_trained_again(preset: str) -> None:
-    run = recorded(preset)
+    run = recorded_runs(preset)
     assert run.manifest["reproduced"]["runs"] >= len(run.finals) / 10
     assert not run.failures
+
+
+@pytest.mark.parametrize("preset", DESIGNED)
+def test_rows_of_starts_are_the_means_of_their_seeds(preset: str) -> None:
+    runs, starts = recorded_runs(preset), recorded(preset)
+    assert len(starts.finals) * 2 == len(runs.finals) and set(starts.finals["seed"]) == set(
+        range(10)
+    )
+    first = starts.finals.iloc[0]
+    own = runs.finals[
+        (runs.finals["variant"] == first["variant"])
+        & (runs.finals["beta"] == first["beta"])
+        & (runs.finals["seed"] % STARTS == first["seed"])
+    ]
+    assert first["accuracy"] == pytest.approx(own["accuracy"].mean(), abs=1e-12) and len(own) == 2

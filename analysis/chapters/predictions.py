@@ -1,0 +1,149 @@
+"""Predictions of recorded designs beside what was found, and prose that is held to them.
+
+A chapter's section asks what its design asks. What it quotes are the design's comparisons
+(:func:`shown`); which of them came out otherwise than predicted is said here once, for every page,
+and :func:`check_outcomes` refuses recordings that say something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.chapters.claims import recorded_runs
+from analysis.experiments import designs, recording
+from analysis.experiments.preset import EQUAL_KL, Prediction
+from analysis.experiments.summaries import KLS
+
+#: Preset -> predictions that are open or refuted, as :func:`spelled`; all its others hold.
+OTHERWISE: dict[str, dict[str, str]] = {
+    "equal_kl": {
+        "k1_loss = none: reverse_kl at 0.03, 0.1, 0.3": "open",
+        "k1_reward = exact_loss: reward at equal KL": "open",
+        "k3_loss = exact_loss: reward at equal KL": "open",
+    },
+    "equal_kl_wide": {
+        "k1_reward = exact_loss: reward at equal KL": "open",
+        "k2_loss = exact_loss: reward at equal KL": "open",
+        "k3_loss = exact_loss: reward at equal KL": "open",
+    },
+    "long_completions": {
+        "k3_loss_attached_prefix = exact_loss: reward at equal KL": "open",
+    },
+    "long_completions_128": {
+        "k1_reward = exact_loss: reward at equal KL": "open",
+        "k1_reward > exact_loss: gradient_norm at 0.3": "open",
+        "k3_loss_attached_prefix = exact_loss: reward at equal KL": "open",
+        "k3_loss_attached_prefix = k1_reward: reward at equal KL": "open",
+    },
+    "aggregation_length": {
+        "k1_batch_mean = none_batch_mean: length at 0.1, 0.3, 1": "open",
+        "k1_sum = none_sum: length at 0.1, 0.3, 1": "open",
+        "only_k1_batch_mean = only_k1_sum: length at 1": "open",
+    },
+    "smollm2_equal_kl": {
+        "k3_loss < exact_loss: forward_kl at equal KL": "open",
+        "k3_loss < exact_loss: reward at equal KL": "open",
+    },
+    "stale_starts": {
+        "clipped_masked = clipped: reward at 0.3": "open",
+        "exact > k2_detached: reward at 0.3": "open",
+        "k2 = k2_detached: reward at 0.3": "open",
+    },
+}
+#: Before the name of a metric: the logarithm of how much it fluctuates.
+JUMPS = "jumps of "
+_ENDS = ("mean", "low", "high")
+
+
+@cache
+def judged(preset: str) -> pd.DataFrame:
+    """Every prediction of a recorded design beside what was found."""
+    return designs.judged_predictions(recorded_runs(preset))
+
+
+def check_outcomes(presets: Iterable[str]) -> None:
+    """Refuse recordings whose outcomes are not those that the prose states.
+
+    Raises:
+        ValueError: names the predictions.
+    """
+    wrong = []
+    for preset in presets:
+        table = judged(preset)
+        found = dict(zip(map(spelled, table.to_dict("records")), table["outcome"], strict=True))
+        otherwise = OTHERWISE.get(preset, {})
+        said = dict.fromkeys(found, "holds") | otherwise
+        wrong += [
+            f"{preset}: {key}: the text says {word}, the runs {found.get(key, 'nothing')}"
+            for key, word in sorted(said.items())
+            if found.get(key) != word
+        ]
+    if wrong:
+        raise ValueError("; ".join(wrong))
+
+
+def page(presets: Iterable[str], names: Mapping[str, str], **specs: str) -> pd.DataFrame:
+    """Every prediction of a page's designs, once :func:`check_outcomes` agrees with its prose.
+
+    Returns:
+        :func:`shown` of each preset, with its name in ``design``.
+    """
+    presets = list(presets)
+    check_outcomes(presets)
+    tables = (shown(judged(preset), names, **specs).assign(design=preset) for preset in presets)
+    return pd.concat(tables, ignore_index=True)
+
+
+def spelled(row: Mapping[str, Any]) -> str:
+    """A row of :func:`judged` as its preset spells the prediction."""
+    sign = {"equivalent": "=", "above": ">", "below": "<"}[row["expected"]]
+    return f"{row['variant']} {sign} {row['other']}: {row['metric']} at {row['at']}"
+
+
+def same_elsewhere(preset: str, folder: str) -> bool:
+    """Has each prediction the same outcome by a second recording of the preset, in a folder?"""
+    again = designs.judged_predictions(recording.load(recording.RESULTS / folder))
+    return list(again["outcome"]) == list(judged(preset)["outcome"])
+
+
+def unpredicted(preset: str, variant: str, other: str, metric: str, beta: float) -> dict:
+    """A comparison that no design names, at one coefficient: a row of :func:`judged`."""
+    run = recorded_runs(preset)
+    asked = Prediction(
+        variant=variant, other=other, metric=metric, expected="equivalent", betas=(beta,), why=""
+    )
+    finals = designs.with_derived(run)
+    return designs.judged(finals, asked, run.preset.design, designs.starts_of(run.preset))
+
+
+def shown(table: pd.DataFrame, names: Mapping[str, str], **specs: str) -> pd.DataFrame:
+    """Judged predictions as pages quote them.
+
+    Args:
+        table: of :func:`judged`.
+        names: variant -> what the page calls it.
+        specs: metric -> number format, where three signed decimals do not fit.
+
+    Returns:
+        The table with ``key``, ``compared`` and ``spec``, a number format; means and
+        ends of KLs and fluctuations are ratios in place of logarithms.
+    """
+    logs = table["metric"].isin(KLS) & (table["at"] != EQUAL_KL)  # that fit has no logarithm
+    of_kl = logs | table["metric"].str.startswith((JUMPS, designs.LOG))
+    ratios = {name: table[name].where(~of_kl, np.exp(table[name])) for name in _ENDS}
+    key = table["variant"] + "_" + table["other"] + "_" + table["metric"]
+    between = ["over" if kl else "less" for kl in of_kl]
+    return table.assign(
+        **ratios,
+        key=key.str.replace(r"\W+", "_", regex=True),
+        compared=[
+            f"{names.get(one, one)}, {how} {names.get(other, other)}"
+            for one, how, other in zip(table["variant"], between, table["other"], strict=True)
+        ],
+        spec=np.where(of_kl, ".2f", table["metric"].map(specs).fillna("+.3f")),
+    )
