@@ -140,7 +140,7 @@ def crossings(curves: pd.DataFrame, preset: Preset, metric: str, threshold: floa
             "updates": updates,
             **{k: updates * v for k, v in costs[variant]._asdict().items()},
         }
-        start = seed % config.start.count
+        start = seed % config.start.count if config.start.count > 1 else seed
         rows.append({"variant": variant, "seed": seed, "start": start, **spent, "reached": reached})
     return pd.DataFrame(rows)
 

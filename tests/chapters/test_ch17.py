@@ -62,11 +62,6 @@ def test_finals_within_a_cost_are_of_each_variants_own_windows():
     assert within.set_index("variant")["accuracy"].to_dict() == {"long": 0.1, "short": 0.4}
 
 
-def test_the_peak_is_over_a_runs_own_windows():
-    table = pd.concat([curves([1.0, 7.0, 2.0], 5), curves([3.0, 4.0, 1.0], 5).assign(seed=1)])
-    assert study.peaks_of(table, "gradient_norm")["gradient_norm"].tolist() == [7.0, 4.0]
-
-
 def recorded(variant: str, config: RunConfig, values: list[float]) -> Recording:
     preset = SimpleNamespace(config=config)
     table = curves(values, config.log_every).assign(variant=variant, beta=0.3)
