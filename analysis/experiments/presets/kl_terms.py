@@ -13,7 +13,12 @@ from analysis.experiments.preset import (
     preset,
     train_config,
 )
-from analysis.experiments.presets.designed import AT_END_OF_TRAINING, designed, on_ten_starts
+from analysis.experiments.presets.designed import (
+    AT_END_OF_TRAINING,
+    NUM_STARTS,
+    designed,
+    on_ten_starts,
+)
 from analysis.kl.term import KLTerm
 from analysis.training.config import StartConfig
 from analysis.training.variants import Advantage, Variant
@@ -107,7 +112,7 @@ def figure2(
 
 @preset
 def kl_axes(
-    *, beta: NonNegativeFloat = 0.3, num_seeds: int = 20, updates: int = CONFIG.updates
+    *, beta: NonNegativeFloat = 0.3, num_seeds: int = NUM_STARTS, updates: int = CONFIG.updates
 ) -> Preset:
     """One estimator each, over level, credit, order and value: the axes that names hide."""
 
@@ -145,6 +150,7 @@ _AXES = on_ten_starts(
     "A k2 loss that shows k3 trained as plain k2, to the bit. k1 in the reward ended at one KL at "
     "every credit and level. The k2 loss of the whole sequence was equivalent in accuracy to k1 in "
     "the reward at that level; MiniMax-01's surrogate ended between k2 and no KL term.",
+    seeds=NUM_STARTS,
     question="What do level, credit, order and the value shown change, estimator and beta equal?",
     outcome=f"Exact reverse KL, nats per token, and accuracy. {AT_END_OF_TRAINING}",
     at=(0.3,),

@@ -13,7 +13,12 @@ from analysis.experiments.preset import (
     fresh_seeds,
     preset,
 )
-from analysis.experiments.presets.designed import AT_END_OF_TRAINING, designed, on_ten_starts
+from analysis.experiments.presets.designed import (
+    AT_END_OF_TRAINING,
+    NUM_STARTS,
+    designed,
+    on_ten_starts,
+)
 from analysis.training.tiny.tasks import SortTask
 from analysis.training.variants import Advantage, Correction, Objective, Shaping, Variant
 
@@ -88,7 +93,7 @@ def clip_higher(
     learning_rate: float = 5e-4,
     noise: float = 0.01,
     num_iterations: int = 4,
-    num_seeds: int = 20,
+    num_seeds: int = NUM_STARTS,
     updates: int = 120,
 ) -> Preset:
     """Upper clip 0.2, 0.28, 0.4 and none above 0.8, with and without noise on the reward."""
@@ -116,6 +121,7 @@ _CLIPS = on_ten_starts(
     80,
     "Against 0.2, an upper clip of 0.28 left 0.015 nats more entropy and none 0.026; without one "
     "accuracy was 0.05 lower. Noise cost 0.02 to 0.08, most without an upper clip.",
+    seeds=NUM_STARTS,
     question="What does a higher upper clip do to entropy and accuracy, and beside noisy rewards?",
     outcome=f"Accuracy, and entropy in nats. {AT_END_OF_TRAINING}",
     predictions={
@@ -132,7 +138,11 @@ _CLIPS = on_ten_starts(
 
 @preset
 def dapo(
-    *, learning_rate: float = 5e-4, num_iterations: int = 4, num_seeds: int = 20, updates: int = 120
+    *,
+    learning_rate: float = 5e-4,
+    num_iterations: int = 4,
+    num_seeds: int = NUM_STARTS,
+    updates: int = 120,
 ) -> Preset:
     """GRPO, then DAPO's five changes, each variant with all of those before it."""
     filtered = Correction(mask_truncated=True)
@@ -165,6 +175,7 @@ _DAPO = on_ten_starts(
     60,
     "Each change was equivalent in accuracy to the row before it, or open; all five against GRPO "
     "+0.007; dynamic sampling left out 0.41 of the tokens.",
+    seeds=NUM_STARTS,
     question="Which of DAPO's five changes, one on another, changes accuracy here?",
     outcome=f"Accuracy; length in tokens. {AT_END_OF_TRAINING}",
     predictions={

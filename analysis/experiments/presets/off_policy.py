@@ -11,6 +11,7 @@ from analysis.experiments.preset import Preset, fresh_seeds, preset
 from analysis.experiments.presets.designed import (
     AT_END_OF_TRAINING,
     AT_EQUAL_KL,
+    NUM_STARTS,
     designed,
     on_ten_starts,
 )
@@ -249,7 +250,7 @@ _MISMATCH = on_ten_starts(
 
 @preset
 def partial_rollouts(
-    *, budgets: tuple[int, ...] = (4, 8), num_seeds: int = 20, updates: int = 200
+    *, budgets: tuple[int, ...] = (4, 8), num_seeds: int = NUM_STARTS, updates: int = 200
 ) -> Preset:
     """Completions cut at a budget of new tokens and continued at the next update."""
     continued = [
@@ -274,6 +275,7 @@ _BUDGETS = on_ten_starts(
     50,
     "A budget cost accuracy at equal updates, and none was seen at equal decoding steps; training "
     "on the last segment alone ended below training on all.",
+    seeds=NUM_STARTS,
     question="May one answer be sampled over several updates?",
     outcome=f"Accuracy of the policy's own answers. {AT_END_OF_TRAINING}",
     predictions={

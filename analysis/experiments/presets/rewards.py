@@ -13,7 +13,12 @@ from analysis.experiments.preset import (
     fresh_seeds,
     preset,
 )
-from analysis.experiments.presets.designed import AT_END_OF_TRAINING, designed, on_ten_starts
+from analysis.experiments.presets.designed import (
+    AT_END_OF_TRAINING,
+    NUM_STARTS,
+    designed,
+    on_ten_starts,
+)
 from analysis.training.tiny.tasks import SortTask
 from analysis.training.variants import Advantage, Objective, Sampler, Shaping, Variant
 
@@ -72,7 +77,7 @@ _TIES = on_ten_starts(
 
 @preset
 def length_growth(
-    *, learning_rate: float = 1e-3, num_seeds: int = 20, updates: int = 150
+    *, learning_rate: float = 1e-3, num_seeds: int = NUM_STARTS, updates: int = 150
 ) -> Preset:
     """Four weights of a token by the length of its row, and four ways to keep answers short."""
     sums = Objective(aggregation="seq_mean_token_sum")
@@ -105,6 +110,7 @@ _LENGTHS = on_ten_starts(
     "Wrong answers less right ones ended 0.12 to 0.16 tokens higher with 1/|o| than with the other "
     "weights. The price and the relative reward lost the task; the soft overlong penalty "
     "and stopping loops shortened answers by 0.26 and 0.17 tokens.",
+    seeds=NUM_STARTS,
     question="Does 1/|o| make wrong answers longer than right ones, and what keeps answers short?",
     outcome=f"Length in tokens; excess: wrong answers less right ones. {AT_END_OF_TRAINING}",
     predictions={
@@ -128,7 +134,7 @@ FROM_ONE_IN_THIRTY = {"start": {"updates": 70}, "learning_rate": 1e-3, "log_ever
 
 
 @preset
-def process(*, num_seeds: int = 20, updates: int = 200) -> Preset:
+def process(*, num_seeds: int = NUM_STARTS, updates: int = 200) -> Preset:
     """Credit for a right outcome, for every right step, and for what a token adds to the score."""
     marginal = Advantage(level="marginal", baseline="group_centre")
     return designed(
@@ -150,6 +156,7 @@ _PROCESS = on_ten_starts(
     50,
     "Against the outcome, averaged over training: process +0.017, marginal +0.017; at the end "
     "+0.030 and +0.036. Dividing by the standard deviation made no difference to marginal.",
+    seeds=NUM_STARTS,
     question="Is credit for right steps, from a perfect verifier, worth having?",
     outcome=f"Accuracy, at the end and averaged over training. {AT_END_OF_TRAINING}",
     predictions={
@@ -162,7 +169,7 @@ _PROCESS = on_ten_starts(
 
 
 @preset
-def process_graded(*, num_seeds: int = 20, updates: int = 200) -> Preset:
+def process_graded(*, num_seeds: int = NUM_STARTS, updates: int = 200) -> Preset:
     """The same rewards, the outcome now the share of right positions: is it density or credit?"""
     return designed(
         _GRADED,
@@ -182,6 +189,7 @@ _GRADED = on_ten_starts(
     30,
     "A graded outcome trained as an exact one; marginal rewards, whose sum it is, +0.019 averaged "
     "over training.",
+    seeds=NUM_STARTS,
     question="Is it the density of step rewards or their credit?",
     outcome=f"Accuracy, at the end and averaged over training. {AT_END_OF_TRAINING}",
     predictions={

@@ -12,6 +12,7 @@ from analysis.experiments.preset import NO_KL, Preset, fresh_seeds, preset
 from analysis.experiments.presets.designed import (
     AT_END_OF_TRAINING,
     AT_EQUAL_KL,
+    NUM_STARTS,
     designed,
     on_ten_starts,
 )
@@ -31,7 +32,7 @@ def three_ways(
     betas: tuple[float, ...] = (0.1, 0.3, 1.0),
     learning_rate: float = 1e-3,
     num_iterations: int = 4,
-    num_seeds: int = 20,
+    num_seeds: int = NUM_STARTS,
     updates: int = 60,
 ) -> Preset:
     """Several optimizer steps a rollout: full vocabulary, k2, and the KL merged with the reward."""
@@ -68,6 +69,7 @@ _SEVERAL = on_ten_starts(
     160,
     "At equal KL the merged KL and the full vocabulary were equivalent. Lifting the clip cost "
     "accuracy in every row; the differentiated log-ratio was worse.",
+    seeds=NUM_STARTS,
     question="With several steps a rollout: is the KL summed over the vocabulary or merged?",
     outcome=f"Accuracy. At coefficient 0.3: {AT_END_OF_TRAINING} Otherwise: {AT_EQUAL_KL}",
     at=(0.3,),
@@ -93,7 +95,7 @@ def three_ways_half_step(
     beta: NonNegativeFloat = 0.3,
     learning_rate: float = 5e-4,
     num_iterations: int = 4,
-    num_seeds: int = 20,
+    num_seeds: int = NUM_STARTS,
     updates: int = 60,
 ) -> Preset:
     """The ways of several steps at half the step size, the best of those searched.
@@ -121,6 +123,7 @@ _HALF = on_ten_starts(
     40,
     "Every variant ended more accurate than at the full step. The merged KL less k2 on large "
     "batches was positive at equal answers and negative at equal passes.",
+    seeds=NUM_STARTS,
     question="The same at the better step size, to compare with large batches at equal cost.",
     outcome=f"Accuracy. {AT_END_OF_TRAINING}",
     at=(0.3,),
@@ -137,7 +140,7 @@ def three_ways_on_policy(
     betas: tuple[float, ...] = (0.1, 0.3, 1.0),
     learning_rate: float = 2e-3,
     num_prompts: int = 48,
-    num_seeds: int = 20,
+    num_seeds: int = NUM_STARTS,
     updates: int = 60,
 ) -> Preset:
     """The second of the three ways: k2 as a loss, one step on a large batch of fresh samples.
@@ -160,6 +163,7 @@ _LARGE = on_ten_starts(
     40,
     "k2 and no KL term ended alike; it is the side of large batches in the comparisons at equal "
     "cost.",
+    seeds=NUM_STARTS,
     question="One step on a large fresh batch with k2: the third of the ways.",
     outcome=f"Accuracy. {AT_END_OF_TRAINING}",
     at=(0.3,),
