@@ -56,14 +56,6 @@ def code_sha256(files: Iterable[str], root: Path = ROOT) -> str:
     return digest.hexdigest()
 
 
-def code_alone(source: str) -> str:
-    """Python source without comments, docstrings and layout: the same text on every Python.
-
-    (``ast.unparse`` and ``ast.dump`` change their spelling from version to version.)
-    """
-    return repr(_spelt(ast.parse(source)))
-
-
 @cache
 def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """As the system names it, with the numbers that tell apart makes of one name.
@@ -196,7 +188,7 @@ def _parsed(path: Path, changed: int, size: int) -> _Module:
         for key, value in zip(node.keys, node.values, strict=True)
         if isinstance(key, ast.Constant) and isinstance(value, ast.Constant)
     )
-    code = hashlib.sha256(repr(_spelt(tree)).encode()).hexdigest()
+    code = hashlib.sha256(code_alone(tree).encode()).hexdigest()
     return _Module(frozenset(_imports(tree, parts[top:-1])), code, dict(pairs))
 
 
@@ -243,6 +235,14 @@ def _file_of(module: str, root: Path) -> set[str]:
     path = module.replace(".", "/")
     files = (f"{path}.py", f"{path}/__init__.py")
     return {*[file for file in files if os.path.isfile(f"{root}/{file}")][:1]}
+
+
+def code_alone(tree: ast.AST) -> str:
+    """Python without comments, docstrings and layout: the same text on every Python.
+
+    (``ast.unparse`` and ``ast.dump`` change their spelling from version to version.)
+    """
+    return repr(_spelt(tree))
 
 
 def _spelt(part: Any) -> Any:
