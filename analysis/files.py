@@ -27,13 +27,10 @@ def sha256_file(path: Path) -> str:
     return sha256_bytes(path.read_bytes())
 
 
-def sha256_tree(root: Path, pattern: str = "**/*") -> str:
-    """One digest of the names and contents of the files under ``root`` that match ``pattern``.
-
-    Hidden ones and caches are left out.
-    """
+def sha256_tree(root: Path) -> str:
+    """One digest of the names and contents of files under ``root``; not of hidden ones, caches."""
     digest = hashlib.sha256()
-    for path in sorted(root.glob(pattern)):
+    for path in sorted(root.rglob("*")):
         name = path.relative_to(root)
         left_out = any(part.startswith(".") or part == "__pycache__" for part in name.parts)
         if path.is_file() and not left_out:

@@ -346,15 +346,16 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
     return placed
 
 
-def bars(rows: Any, middle: str = "mean", low: str = "low", high: str = "high") -> np.ndarray:
+def bars(rows: Any, middle: str = "mean") -> np.ndarray:
     """Error bars as matplotlib wants them: lengths below and above the middle, [2, rows].
 
     Rounding may not make one negative.
 
     Args:
-        rows: a table, or one row of it, with columns of these names.
+        rows: a table, or one row of it, with columns ``low`` and ``high``.
+        middle: the column of the middle.
     """
-    below, above = rows[middle] - rows[low], rows[high] - rows[middle]
+    below, above = rows[middle] - rows["low"], rows["high"] - rows[middle]
     return np.stack([np.atleast_1d(below), np.atleast_1d(above)]).clip(min=0.0)
 
 

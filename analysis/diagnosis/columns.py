@@ -156,7 +156,6 @@ def _assemble(table: Columns, place: Place) -> Rollouts:
         position=placed if given is not None else placed - np.repeat(placed[starts], lengths),
         **{name: found.get(name) for name in OPTIONAL},
         rows=rows,
-        has_mask=bool(masks),
         has_old_logp="old_logp" in found,
         sequence_names=tuple(_text(names[code]) for code in codes[starts]),
         ignored={_text(name): near for name, near in ignored.items()},

@@ -411,7 +411,6 @@ def _join(parts: dict[Path, Rollouts]) -> Rollouts:
         **{n: np.concatenate([vars(part).pop(n) for part in every]) for n in columns},
         rows=sum(part.rows for part in every),
         unscored=sum(part.unscored for part in every),
-        has_mask=all(part.has_mask for part in every),
         sequence_names=tuple(named),
         ignored={name: near for part in every for name, near in part.ignored.items()},
     )

@@ -42,7 +42,6 @@ class Rollouts:
     kl_term: Floats | None = None  #: [N], what the KL adds to the loss or takes from the reward
     padding: Integers | None = None  #: [N], padding tokens left of the prompt
     rows: int = 0  #: rows of the dump, counted or not
-    has_mask: bool = False
     has_old_logp: bool = True
     sequence_names: tuple[str, ...] = ()
     ignored: dict[str, str] = field(default_factory=dict)  #: unknown column -> nearest known name
@@ -122,9 +121,6 @@ class Interval(_Frozen):
     value: float
     low: float
     high: float
-
-    def excludes(self, value: float) -> bool:
-        return value < self.low or value > self.high
 
     def clear_of(self, value: float) -> bool:
         """Does it lie twice as far from a value as the interval reaches (four standard errors)?"""

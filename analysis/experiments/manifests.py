@@ -10,7 +10,6 @@ was recorded, under which source, on which device and with which versions::
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.errors import UserError
 from analysis.files import (
-    replace_file,
     replace_folder,
     restore_folder,
     sealed,
@@ -124,17 +122,6 @@ def manifest_of(directory: Path) -> dict[str, Any]:
         if not isinstance(manifest.get(field), kind):
             raise UserError(f"{path} lacks {field!r} ({kind.__name__}): record again")
     return manifest
-
-
-def add_to_manifest(directory: Path, **fields: Any) -> None:
-    """Add fields to a manifest and seal it anew, once its files are found to be those it names.
-
-    Raises:
-        UserError: a file was changed, lost or added.
-    """
-    manifest = json.loads((directory / MANIFEST).read_bytes()) | fields
-    _check_files(directory, manifest["files"])
-    replace_file(directory / MANIFEST, sealed(manifest))
 
 
 def recorded_folders(results: Path) -> list[Path]:

@@ -35,10 +35,8 @@ from analysis.training.trainer import RunRecord
 
 #: Where recorded folders lie.
 RESULTS = Path(analysis.__path__[0]).parent / "results"
-#: The recorded runs of the presets ``full`` and ``half_step``.
+#: The recorded runs of the preset ``full``, and once more on another make of processor.
 RECORDED = RESULTS / "grpo_tiny_cpu"
-RECORDED_HALF_STEP = RESULTS / "grpo_tiny_cpu_half_step"
-#: The first, trained once more on another make of processor.
 RECORDED_ELSEWHERE = RESULTS / "grpo_tiny_cpu_elsewhere"
 
 

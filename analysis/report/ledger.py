@@ -30,12 +30,6 @@ SOURCES = "ABCDE"
 _QUOTED = re.compile(r"\{([a-z][a-z0-9_]*)(?::[^{}]*)?\}")
 
 
-class Row(Schema):
-    """One entry of a file of the ledger."""
-
-    id: str
-
-
 class Source(Schema):
     """One of the sources judged; a field that our copy does not give is empty."""
 
@@ -56,7 +50,7 @@ class Source(Schema):
         return f"Source {self.id}, {f'[{shown}]({self.link})' if self.link else shown}"
 
 
-class Claim(Row):
+class Claim(Schema):
     """One claim: what a source says, and what was found."""
 
     model_config = ConfigDict(allow_inf_nan=True)

@@ -25,8 +25,7 @@ from analysis.chapters.comparisons import Page
 from analysis.report import tables
 from analysis.report.figure_data import show_with_data
 from analysis.report.numbers import format_value
-
-PROFILES = ("quick", "full")
+from analysis.report.parameters import PROFILES
 
 _KEY = re.compile(r"[a-z][a-z0-9_]*")
 

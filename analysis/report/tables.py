@@ -17,7 +17,6 @@ def as_text(
     columns: Mapping[str, tuple[str, str]],
     *,
     index: int = 1,
-    missing: str = "–",
 ) -> pd.DataFrame:
     """Rounded, renamed and ordered columns of a tidy frame, ready to show.
 
@@ -25,13 +24,11 @@ def as_text(
         frame: tidy results.
         columns: for each column to show, its heading and its number format (``""`` for text).
         index: how many leading columns head the rows.
-        missing: what a NaN shows as.
     """
     text = pd.DataFrame(
         {
             heading: [
-                missing if pd.isna(value) else format_value(name, value, spec)
-                for value in frame[name]
+                "–" if pd.isna(value) else format_value(name, value, spec) for value in frame[name]
             ]
             for name, (heading, spec) in columns.items()
         }

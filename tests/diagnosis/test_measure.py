@@ -124,7 +124,8 @@ def test_intervals_cover_the_exact_kl():
     for frame in every:
         l = (frame.old_logp - frame.ref_logp).to_numpy()
         sequence = frame.sequence.to_numpy()
-        inside += not token_means({"l": l}, sequence, resamples=400, seed=0)["l"].excludes(truth)
+        found = token_means({"l": l}, sequence, resamples=400, seed=0)["l"]
+        inside += found.low <= truth <= found.high
     assert inside >= 51
 
 
@@ -231,7 +232,9 @@ def test_identities_hold_for_a_run_that_samples_from_what_it_says():
         sampler_logp=np.array(frame.sampler_logp),
     )
     found = {i.ratio: i.mean for i in divergence.identities(dump, FAST)}
-    assert not found["reference/sampler"].excludes(1) and not found["old/sampler"].excludes(1)
+    assert all(
+        found[name].low <= 1 <= found[name].high for name in ("reference/sampler", "old/sampler")
+    )
     colder = rollouts(frame.logp * 1.5, frame.ref_logp, frame.old_logp * 1.5, frame.sequence)
     assert {i.ratio: i.mean for i in divergence.identities(colder, FAST)}[
         "reference/sampler"

@@ -144,7 +144,7 @@ def test_torn_parquet(tmp_path):
 
 def test_optional_columns_may_be_missing(tmp_path):
     found = read_rollouts(write(tmp_path, "sequence,logp,ref_logp\na,-1,-2\na,-2,-3\nb,-1,-1\n"))
-    assert not found.has_old_logp and not found.has_mask and found.sampler_logp is None
+    assert not found.has_old_logp and found.sampler_logp is None
     assert found.old_logp.tolist() == found.logp.tolist() == [-1, -2, -1]
     assert found.position.tolist() == [0, 1, 0]
 

@@ -10,12 +10,13 @@ import pandas as pd
 import pytest
 
 from analysis.experiments import ablation, recording, reproduction, summaries
-from analysis.experiments.manifests import add_to_manifest, manifest_of
+from analysis.experiments.manifests import manifest_of
 from analysis.experiments.preset import NO_KL, Preset, kl_variants
 from analysis.experiments.presets import FIRST_SEED, PRESETS, make_preset
 from analysis.experiments.presets import kl_terms as presets
 from analysis.experiments.presets.language import llama_smoke
 from analysis.experiments.provenance import source_of, sources_of
+from analysis.files import sealed
 from analysis.training.config import StartConfig, TrainConfig
 from analysis.training.metrics import METRICS, PARTIAL_METRICS
 from analysis.training.tiny.policy import PolicyConfig
@@ -114,7 +115,7 @@ def test_a_recording_of_other_variants_says_how_to_make_it_again(trained, tmp_pa
     recording.save(trained, tmp_path / "small")
     fields = manifest_of(tmp_path / "small")
     fields["configuration"]["config"]["kl_credit"] = "to_go"
-    add_to_manifest(tmp_path / "small", configuration=fields["configuration"])
+    (tmp_path / "small" / "manifest.json").write_bytes(sealed(fields))
     with pytest.raises(ValueError, match="record it again with analysis sweep small --record"):
         recording.load(tmp_path / "small")
 
@@ -167,7 +168,7 @@ def test_a_recording_is_of_its_preset_with_every_run_healthy(folder):
 
 def test_a_recording_lies_where_its_name_or_its_preset_says():
     assert recording.folder_of("full") == recording.RECORDED
-    assert recording.folder_of("half_step") == recording.RECORDED_HALF_STEP
+    assert recording.folder_of("half_step").name == "grpo_tiny_cpu_half_step"
     assert recording.folder_of("kdrl").name == "kdrl_cpu"
     assert recording.folder_of("three_ways_half_step").name == "three_ways_half_step_cpu"
     assert recording.folder_of("never").name == "never_cpu"
