@@ -13,7 +13,6 @@ import importlib.metadata
 import json
 import platform
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -61,32 +60,16 @@ class Provenance(Schema):
         return str(self.parameters.get("profile", "quick"))
 
 
-@dataclass(frozen=True)
 class RunFiles:
     """The files of one notebook's run in a folder."""
 
-    directory: Path
-    name: str
-
-    @property
-    def output(self) -> Path:
-        return self.directory / f"{self.name}.ipynb"
-
-    @property
-    def provenance(self) -> Path:
-        return self.directory / f"{self.name}.json"
-
-    @property
-    def failed(self) -> Path:
-        return self.directory / "failed" / f"{self.name}.ipynb"
-
-    @property
-    def failure(self) -> Path:
-        return self.directory / "failed" / f"{self.name}.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.directory / ".locks" / f"{self.name}.lock"
+    def __init__(self, directory: Path, name: str) -> None:
+        self.directory, self.name = directory, name
+        self.output = directory / f"{name}.ipynb"
+        self.provenance = directory / f"{name}.json"
+        self.failed = directory / "failed" / f"{name}.ipynb"
+        self.failure = directory / "failed" / f"{name}.json"
+        self.lock = directory / ".locks" / f"{name}.lock"
 
 
 def read_notebook(path: Path, label: str) -> dict[str, Any]:
