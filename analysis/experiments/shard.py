@@ -60,7 +60,7 @@ def complete_shard(
         if not locked:
             time.sleep(BUSY_SECONDS)
             return False
-        missing = store.recover(shard, source, report)
+        missing = store.missing(shard, source, report)
         if missing:
             try:
                 part = shard.model_copy(update={"runs": missing})

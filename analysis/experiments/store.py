@@ -166,26 +166,22 @@ class Store:
             raise CorruptFile("was computed under another source than its name says")
         return stored
 
-    def missing(self, shard: Shard, source: str) -> tuple[Run, ...]:
-        """The runs of a shard that cannot be read; nothing is moved."""
+    def missing(
+        self, shard: Shard, source: str, say: Callable[[str], None] | None = None
+    ) -> tuple[Run, ...]:
+        """The runs of a shard that cannot be read.
 
-        def is_stored(run: Run) -> bool:
-            with contextlib.suppress(CorruptFile):
-                return self.read(shard.config, run, source) is not None
-            return False
-
-        return tuple(run for run in shard.runs if not is_stored(run))
-
-    def recover(self, shard: Shard, source: str, say: Callable[[str], None]) -> tuple[Run, ...]:
-        """As :meth:`missing`, but corrupt files are named and set aside; only under a lock."""
+        Whoever holds the shard's lock gives ``say``: corrupt files are then set aside, and named.
+        """
         found = []
         for run in shard.runs:
             try:
                 if self.read(shard.config, run, source) is not None:
                     continue
             except CorruptFile as damage:
-                path = self.path(shard.config, run, source)
-                say(f"{path}: {damage}; moved to {self.quarantine(path)}, computed again")
+                if say is not None:
+                    path = self.path(shard.config, run, source)
+                    say(f"{path}: {damage}; moved to {self.quarantine(path)}, computed again")
             found.append(run)
         return tuple(found)
 
