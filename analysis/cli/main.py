@@ -125,7 +125,3 @@ def _complain(message: str) -> int:
     for line in message.splitlines():
         print(f"analysis: {line}", file=sys.stderr)
     return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

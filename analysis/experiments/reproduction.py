@@ -240,7 +240,7 @@ def _trained_in(checkout: Path, directory: Path, runs: int, updates: int) -> pd.
         target = Path(folder) / "curves.csv"
         options = ["--runs", str(runs), "--updates", str(updates), "--curves", str(target)]
         done = subprocess.run(
-            [sys.executable, "-m", "analysis.cli", "reproduce", directory.name, *options],
+            [sys.executable, "-m", "analysis", "reproduce", directory.name, *options],
             cwd=checkout,
             env=os.environ | {"PYTHONPATH": str(checkout.resolve())},
             capture_output=True,

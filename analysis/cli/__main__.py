@@ -1,9 +1,0 @@
-"""``python -m analysis.cli`` is ``analysis``."""
-
-from __future__ import annotations
-
-import sys
-
-from analysis.cli.main import main
-
-sys.exit(main())
