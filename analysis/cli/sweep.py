@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,7 +21,7 @@ from analysis.experiments.preset import Preset
 from analysis.experiments.presets import PRESETS, make_preset
 from analysis.experiments.progress import Progress
 from analysis.experiments.provenance import merged
-from analysis.experiments.ray_pool import RayPool
+from analysis.experiments.ray_pool import ray_pool
 from analysis.experiments.store import Store, StoredRun, run_record
 from analysis.experiments.sweep import (
     RUNS_PER_GPU_SHARD,
@@ -103,23 +103,18 @@ def sweep(
             print(f"recorded in {record}", file=sys.stderr)
 
 
-@contextmanager
 def _pool(
     device: str, workers: int | None, ray_address: str | None, gpus_per_shard: float | None
-) -> Iterator[Pool]:
+) -> AbstractContextManager[Pool]:
     if ray_address is not None:
-        with RayPool(
-            ray_address, device=device, gpus_per_shard=gpus_per_shard, workers=workers
-        ) as pool:
-            yield pool
-        return
+        return ray_pool(ray_address, device=device, gpus_per_shard=gpus_per_shard, workers=workers)
     if gpus_per_shard is not None:
         raise UserError(
             "--gpus-per-shard is for --ray-address: here a GPU has one worker by default"
         )
     if workers is None:
         workers = available_cores() if device == "cpu" else max(len(devices_of(device)), 1)
-    yield LocalPool(device, workers)
+    return nullcontext(LocalPool(device, workers))
 
 
 def _shard_size(preset: Preset, pool: Pool, graphs: bool) -> int:

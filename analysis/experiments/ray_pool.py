@@ -24,7 +24,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -71,60 +71,16 @@ class _Running(NamedTuple):
 
 
 class RayPool:
-    """Tasks on a cluster, until the end of the ``with``.
-
-    Args:
-        address: ``local`` for a new cluster on this machine, ``auto`` for the one this machine is
-            part of, ``host:port``, or ``ray://host:port`` from outside.
-        device: cpu or cuda.
-        gpus_per_shard: below 1, several shards share a GPU; by default 1 on cuda.
-        workers: shards at a time; by default as many as the cluster has room for.
-
-    Raises:
-        UserError: ray is not installed, the cluster does not answer, or it has no node on which a
-            shard would fit.
-    """
+    """Tasks on a cluster: see :func:`ray_pool`."""
 
     def __init__(
-        self,
-        address: str,
-        *,
-        device: str = "cpu",
-        gpus_per_shard: float | None = None,
-        workers: int | None = None,
+        self, ray: ModuleType, device: str, resources: dict[str, float], workers: int
     ) -> None:
-        if workers is not None and workers < 1:
-            raise UserError(f"workers must be at least 1, not {workers}")
-        self.device = device
-        self.resources = shard_resources(device, gpus_per_shard)
-        self._ray = _imported_ray()
+        self.device, self.resources, self.workers = device, resources, workers
+        self._ray = ray
         self._running: dict[Future, _Running] = {}
         self._queue: Any = None
         self._said: list[tuple[int, str | int]] = []
-        self._connection = _Connection(self._ray, address)
-        try:
-            nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-            room = room_for(self.resources, nodes)
-            if not room:
-                wanted = " and ".join(f"{n:g} {name}" for name, n in self.resources.items())
-                raise UserError(
-                    f"no node of the Ray cluster {address!r} has {wanted} for a shard: add one"
-                )
-        except BaseException:
-            self._connection.close()
-            raise
-        self.workers = room if workers is None else workers
-
-    def __enter__(self) -> RayPool:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._connection.close()
 
     def submit(self, task: Task, number: int, shard: Shard) -> Future:
         options = task.keywords
@@ -133,7 +89,7 @@ class RayPool:
             if not lock.enter_context(store.lock(shard)):
                 time.sleep(BUSY_SECONDS)
                 return _done(False)
-            missing = store.recover(shard, source, lambda text: self._said.append((number, text)))
+            missing = store.missing(shard, source, lambda text: self._said.append((number, text)))
             if not missing:
                 return _done(True)
             part = shard.model_copy(update={"runs": missing})
@@ -293,7 +249,44 @@ def _imported_ray() -> ModuleType:
         raise UserError(str(error)) from None
 
 
-class _Connection:
+@contextmanager
+def ray_pool(
+    address: str,
+    *,
+    device: str = "cpu",
+    gpus_per_shard: float | None = None,
+    workers: int | None = None,
+) -> Iterator[RayPool]:
+    """A pool on a cluster, which is left at the end of the ``with``.
+
+    Args:
+        address: ``local`` for a new cluster on this machine, ``auto`` for the one this machine is
+            part of, ``host:port``, or ``ray://host:port`` from outside.
+        device: cpu or cuda.
+        gpus_per_shard: below 1, several shards share a GPU; by default 1 on cuda.
+        workers: shards at a time; by default as many as the cluster has room for.
+
+    Raises:
+        UserError: ray is not installed, the cluster does not answer, or it has no node on which a
+            shard would fit.
+    """
+    if workers is not None and workers < 1:
+        raise UserError(f"workers must be at least 1, not {workers}")
+    resources = shard_resources(device, gpus_per_shard)
+    ray = _imported_ray()
+    with _connected(ray, address):
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        room = room_for(resources, nodes)
+        if not room:
+            wanted = " and ".join(f"{n:g} {name}" for name, n in resources.items())
+            raise UserError(
+                f"no node of the Ray cluster {address!r} has {wanted} for a shard: add one"
+            )
+        yield RayPool(ray, device, resources, room if workers is None else workers)
+
+
+@contextmanager
+def _connected(ray: ModuleType, address: str) -> Iterator[None]:
     """Ray's connection, made in a thread of its own that lives as long.
 
     Ray may wait for minutes for a cluster that does not answer; and the processes of a cluster that
@@ -302,30 +295,30 @@ class _Connection:
     Raises:
         UserError: there is none within ``CONNECT_SECONDS``.
     """
+    _require_answer(address)
+    over, ready = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
 
-    def __init__(self, ray: ModuleType, address: str) -> None:
-        _require_answer(address)
-        self._ray, self._over, ready = ray, threading.Event(), threading.Event()
-        errors: list[BaseException] = []
+    def connect() -> None:
+        try:
+            ray.init(address=address, **_options(address))
+        except BaseException as error:
+            errors.append(error)
+        ready.set()
+        over.wait()
 
-        def connect() -> None:
-            try:
-                ray.init(address=address, **_options(address))
-            except BaseException as error:
-                errors.append(error)
-            ready.set()
-            self._over.wait()
-
-        threading.Thread(target=connect, daemon=True).start()
+    threading.Thread(target=connect, daemon=True).start()
+    try:
         in_time = ready.wait(CONNECT_SECONDS)
         if errors or not in_time:
-            self._over.set()
             reason = first_line(errors[0]) if errors else f"not ready in {CONNECT_SECONDS:g} s"
             raise UserError(f"Ray cluster {address!r}: {reason}")
-
-    def close(self) -> None:
-        self._ray.shutdown()
-        self._over.set()
+        try:
+            yield
+        finally:
+            ray.shutdown()
+    finally:
+        over.set()
 
 
 def _options(address: str) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def run_sweep(
 
     Args:
         pool: :class:`~analysis.experiments.pools.LocalPool` or
-            :class:`~analysis.experiments.ray_pool.RayPool`.
+            :func:`~analysis.experiments.ray_pool.ray_pool`.
         graphs: launch each phase of an update as a whole: see :mod:`analysis.training.graphs`.
 
     Raises:

@@ -17,7 +17,7 @@ from ray.cluster_utils import Cluster
 from analysis.errors import UserError
 from analysis.experiments.pools import LocalPool
 from analysis.experiments.preset import Preset
-from analysis.experiments.ray_pool import RayPool
+from analysis.experiments.ray_pool import ray_pool
 from analysis.experiments.store import Store
 from analysis.experiments.sweep import run_sweep
 from tests.experiments.tiny import Heard, assert_same_metrics, make_tiny
@@ -34,7 +34,8 @@ def main(folder: Path) -> None:
         },
     )
     try:
-        RayPool(cluster.address)
+        with ray_pool(cluster.address):
+            pass
     except UserError as refusal:
         print(refusal)
     lost = cluster.add_node(num_cpus=1)
@@ -63,7 +64,7 @@ def free_port() -> int:
 
 
 def sweep_on(address: str, folder: Path, preset: Preset, heard: Heard) -> None:
-    with RayPool(address) as cluster:
+    with ray_pool(address) as cluster:
         run_sweep(preset, Store(folder), heard, cluster, checkpoint_every=50)
 
 

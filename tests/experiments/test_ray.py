@@ -27,7 +27,7 @@ from analysis.experiments import sweep
 from analysis.experiments.preset import Preset
 from analysis.experiments.presets import make_preset
 from analysis.experiments.provenance import source_of
-from analysis.experiments.ray_pool import RayPool, room_for, shard_resources
+from analysis.experiments.ray_pool import RayPool, ray_pool, room_for, shard_resources
 from analysis.experiments.recording import Recording
 from analysis.experiments.shard import complete_shard
 from analysis.experiments.store import Store
@@ -64,7 +64,7 @@ def needs_ray(test: Callable) -> Callable:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayPool]:
     os.environ |= UNMONITORED
-    with RayPool("local", workers=2) as cluster:
+    with ray_pool("local", workers=2) as cluster:
         yield cluster
 
 
@@ -206,7 +206,7 @@ def test_a_cluster_is_joined_by_its_address_and_may_lose_a_node(tmp_path: Path) 
 def test_a_stopped_sweep_says_so_and_leaves_no_task(tmp_path: Path) -> None:
     sweep = subprocess.Popen(
         [
-            *(sys.executable, "-m", "analysis.cli", "sweep", "quick"),
+            *(sys.executable, "-m", "analysis", "sweep", "quick"),
             *("--ray-address", "local", "--workers", "1", "--store", str(tmp_path)),
         ],
         stderr=subprocess.PIPE,
