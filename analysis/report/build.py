@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
 
 FINGERPRINT = ".fingerprint"
 
-#: What a generated page says.
-Generator = Callable[[Project], str]
 Renderer = Callable[[Project, str, Path], None]
 
 
@@ -76,45 +73,18 @@ BUILDERS = {
 }
 
 
-def book_generators() -> Mapping[str, Generator]:
-    """The pages written from the code and the runs, by file name."""
-    from analysis.report.api import PAGES, reference_page
-    from analysis.report.costs_page import costs_page
-    from analysis.report.diagnosis_quality import FOLDER, quality_page
-    from analysis.report.errata import errata_page, load_corrections, load_errata
-    from analysis.report.glossary import glossary_page
-    from analysis.report.ledger import load_sources
-    from analysis.report.ledger_page import page_of_ledger
-    from analysis.report.methods import load_methods, methods_page
-    from analysis.report.reliability import torture_figures
-    from analysis.report.status import status_page
-
-    return {
-        "costs.md": lambda project: costs_page(),
-        "diagnosis_quality.md": lambda project: quality_page(project.results / FOLDER),
-        "errata.md": lambda project: errata_page(
-            load_errata(project), load_corrections(project), load_sources(project)
-        ),
-        "ledger.md": page_of_ledger,
-        "methods.md": lambda project: methods_page(load_methods(project)),
-        "metrics.md": lambda project: glossary_page(),
-        "torture.md": torture_figures,
-        "status.md": status_page,
-    } | {f"api_{page}.md": partial(reference_page, page=page) for page in PAGES}
-
-
 def build_book(
     project: Project,
     builder: Builder,
     *,
     render: Renderer | None = None,
-    generators: Mapping[str, Generator] | None = None,
+    generators: Mapping[str, Callable[[Project], str]] | None = None,
 ) -> Path:
     """Build the book unless it is up to date, and return the file to open.
 
     Args:
         render: renders the project with a builder's name into a folder; jupyter-book by default.
-        generators: `book_generators` by default.
+        generators: of the pages that are written; by default `generated_pages.GENERATORS`.
 
     Raises:
         UserError: the book may not be built or does not render; the earlier book is untouched.
@@ -146,8 +116,9 @@ def build_book(
                 print("the built book was edited since: building it again", file=sys.stderr)
             started = time.monotonic()
             project.generated.mkdir(parents=True, exist_ok=True)
-            chosen = book_generators() if generators is None else generators
-            for name, generate in chosen.items():
+            if generators is None:
+                from analysis.report.generated_pages import GENERATORS as generators
+            for name, generate in generators.items():
                 replace_file(project.generated / name, generate(project).encode())
             _rebuild(project, builder, target, inputs, render or render_book)
             print(f"built in {time.monotonic() - started:.0f} s", file=sys.stderr)

@@ -22,8 +22,7 @@ from analysis.chapters.ch12_performance import floors
 from analysis.chapters.ch12_performance import load as recorded
 from analysis.experiments.environment import environment_of
 from analysis.experiments.presets.language import llama_smoke
-from analysis.report.build import book_generators
-from analysis.report.costs_page import costs_page
+from analysis.report.generated_pages import GENERATORS, costs_page
 from analysis.training.config import TrainConfig
 from analysis.training.counting import forward_flops
 from analysis.training.pretrained.config import LlamaConfig, LoraConfig
@@ -169,4 +168,4 @@ def test_the_page_shows_every_model_twice_and_says_that_it_is_derived() -> None:
     page = costs_page()
     assert "**derived**" in page and "Nothing on this page was measured on a GPU" in page
     assert all(page.count(f"| {name} |") == 2 for name in MODELS)
-    assert "costs.md" in book_generators()
+    assert "costs.md" in GENERATORS

@@ -26,11 +26,11 @@ from analysis.report.build import (
     failure_message,
     render_book,
 )
+from analysis.report.generated_pages import status_page
 from analysis.report.pages import output_problems
 from analysis.report.processes import exclusive
 from analysis.report.project import Project
 from analysis.report.provenance import RunFiles, read_provenance, write_provenance
-from analysis.report.status import status_page
 from tests.pipeline.conftest import Change, Workspace, edit, remove
 
 TOC = """\

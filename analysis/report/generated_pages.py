@@ -1,0 +1,163 @@
+"""The pages that are written from the code and the runs, each as MyST text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import pandas as pd
+
+from analysis.chapters.ch12_model_costs import ABLATION, H100, LOGIT_PASSES, REASONING, table
+from analysis.chapters.ch12_performance import floors, load
+from analysis.errors import UserError
+from analysis.experiments.manifests import manifest_of, read_manifest, recorded_folders
+from analysis.report.api import PAGES, reference_page
+from analysis.report.diagnosis_quality import FOLDER, quality_page
+from analysis.report.errata import errata_page, load_corrections, load_errata
+from analysis.report.generated import render
+from analysis.report.ledger import load_sources
+from analysis.report.ledger_page import page_of_ledger
+from analysis.report.methods import load_methods, methods_page
+from analysis.report.pages import run_pages
+from analysis.report.parameters import changed_parameters, declared_parameters
+from analysis.report.project import Project
+from analysis.report.provenance import Provenance, read_notebook, read_provenance
+from analysis.report.tables import as_text
+from analysis.training.metrics import POLICY_METRICS, WINDOW_METRICS
+from analysis.training.pretrained.config import LoraConfig
+
+_COSTS = {
+    "model": ("model", ""),
+    "parameters": ("weights (millions)", ",.0f"),
+    "adapters": ("a run's adapters (millions)", ".1f"),
+    "teraflops": ("teraflop an update", ",.0f"),
+    "seconds": ("seconds an update", ".2g"),
+    "sampling": ("of it sampling", ".0%"),
+    "per_hour": ("run-updates a GPU-hour", ",.0f"),
+    "per_hour_float32": ("in float32", ",.0f"),
+}
+_CPU_COSTS = {
+    "width": ("width", "d"),
+    "gflops": ("gigaflop/s reached by the best product", ".0f"),
+    "flops_ms": ("derived at that rate (ms)", ".2f"),
+    "ratio": ("measured, times as long", ".1f"),
+    "share": ("share of the rate", ".0%"),
+}
+
+
+def costs_page() -> str:
+    """Derived costs: tables of :mod:`analysis.chapters.ch12_model_costs`."""
+    lora = LoraConfig()
+    loads = {
+        "An ablation: many runs, short answers": ABLATION,
+        "A reasoning run: one run, long answers": REASONING,
+    }
+    least = floors(load())  # the recorded CPU benchmark
+    return render(
+        "costs.md",
+        gpu=H100,
+        lora=lora,
+        passes=sum(LOGIT_PASSES.values()),
+        workloads=[
+            (heading, one, as_text(_rounded(table(one, lora)), _COSTS))
+            for heading, one in loads.items()
+        ],
+        checked=as_text(
+            least[least["processes"] == 1].assign(share=lambda rows: 1.0 / rows["ratio"]),
+            _CPU_COSTS,
+        ),
+    )
+
+
+def _rounded(costs: pd.DataFrame) -> pd.DataFrame:
+    """Weights in millions; what depends on assumptions to two digits."""
+    millions = {name: costs[name] / 1e6 for name in ("parameters", "adapters")}
+    vague = ("teraflops", "per_hour", "per_hour_float32")
+    return costs.assign(**millions, **{n: [float(f"{v:.2g}") for v in costs[n]] for n in vague})
+
+
+def glossary_page() -> str:
+    """Every metric that a training run logs, from the trainer's own list."""
+    return render("metrics.md", windows=WINDOW_METRICS, policies=POLICY_METRICS)
+
+
+def torture_figures(project: Project) -> str:
+    """What ``make torture`` found: the sentence and the table of ``book/reliability.md``.
+
+    Raises:
+        UserError: the record is damaged, or something got past.
+    """
+    folder = project.results / "torture"
+    if not folder.is_dir():
+        return "Nothing is recorded in this checkout: run `make torture`.\n"
+    manifest = read_manifest(folder)
+    faults = pd.read_csv(folder / "faults.csv")
+    past = faults[(faults["lost"] > 0) | (faults["silent"] > 0)]
+    if not past.empty:
+        said = ", ".join(past["fault"])
+        raise UserError(f"results/torture: {said}: say on the page what got past, or mend it")
+    return render("torture.md", folder="torture", faults=faults, **manifest)
+
+
+def status_page(project: Project) -> str:
+    """When, where and with what each result was computed."""
+    runs = [
+        (run.name, provenance)
+        for run in run_pages(project)
+        if (provenance := read_provenance(run.provenance)) is not None
+    ]
+    return render(
+        "status.md",
+        runs=[
+            {
+                "name": name,
+                "made": made,
+                "took": _duration(made.wall_seconds),
+                "changed": _changes(project, name, made),
+                "reads": _reads(made),
+            }
+            for name, made in runs
+        ],
+        recorded=[
+            (project.relative(folder), manifest_of(folder))
+            for folder in recorded_folders(project.results)
+        ],
+    )
+
+
+def _changes(project: Project, name: str, provenance: Provenance) -> dict[str, str]:
+    """The parameters that were not at their defaults."""
+    source = project.root / provenance.notebook
+    declared = declared_parameters(read_notebook(source, provenance.notebook), name)
+    changed = changed_parameters(declared, provenance.parameters)
+    return {key: json.dumps(value) for key, value in changed.items()}
+
+
+def _reads(provenance: Provenance) -> list[str]:
+    """The recorded results, and other files, that a run opened."""
+    parts = (name.split("/") for name in provenance.reads)
+    found = {"/".join(part[:2]) if part[0] == "results" else "/".join(part) for part in parts}
+    return sorted(found)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
+
+
+#: What each page says, by file name.
+GENERATORS: Mapping[str, Callable[[Project], str]] = {
+    "costs.md": lambda project: costs_page(),
+    "diagnosis_quality.md": lambda project: quality_page(project.results / FOLDER),
+    "errata.md": lambda project: errata_page(
+        load_errata(project), load_corrections(project), load_sources(project)
+    ),
+    "ledger.md": page_of_ledger,
+    "methods.md": lambda project: methods_page(load_methods(project)),
+    "metrics.md": lambda project: glossary_page(),
+    "torture.md": torture_figures,
+    "status.md": status_page,
+    **{f"api_{page}.md": partial(reference_page, page=page) for page in PAGES},
+}
