@@ -1,4 +1,4 @@
-"""``analysis translate``: the catalogues of the other languages, brought up to date."""
+"""``analysis translate``: the Chinese catalogues, brought up to date."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from analysis.report.project import find_project
-from analysis.report.translation import LANGUAGES, catalogues, problems, update
+from analysis.report.translation import CODE, catalogues, problems, update
 
 
 def translate(pages: tuple[str, ...] = (), /) -> None:
@@ -17,11 +17,8 @@ def translate(pages: tuple[str, ...] = (), /) -> None:
             catalogue.
     """
     project = find_project(Path.cwd())
-    for language in LANGUAGES:
-        for page in pages or catalogues(project, language):
-            total, missing = update(project, language, page)
-            print(
-                f"{language.code} {page}: {total} pieces, {missing} to translate", file=sys.stderr
-            )
-        for problem in problems(project, language):
-            print(problem)
+    for page in pages or catalogues(project):
+        total, missing = update(project, page)
+        print(f"{CODE} {page}: {total} pieces, {missing} to translate", file=sys.stderr)
+    for problem in problems(project):
+        print(problem)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from tqdm import tqdm
 
@@ -32,9 +32,6 @@ from analysis.report.processes import exclusive, pinned_environment, stop_tree
 from analysis.report.project import Project
 from analysis.report.prose import prose_problems, readme_problems
 from analysis.report.provenance import environment_sha256, hash_json, ledger_problems
-
-if TYPE_CHECKING:
-    from analysis.report.translation import Language
 
 FINGERPRINT = ".fingerprint"
 
@@ -168,18 +165,17 @@ def _inputs(project: Project, builder: Builder) -> str:
 def _rebuild(
     project: Project, builder: Builder, target: Path, inputs: str, render: Renderer
 ) -> None:
-    from analysis.report.translation import LANGUAGES, catalogues
+    from analysis.report.translation import FOLDER, catalogues
 
     aside = project.build / f".building-{builder.folder}"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    editions = [one for one in LANGUAGES if builder.name == "html" and catalogues(project, one)]
     try:
-        staged = {one: _staged(project, aside, one) for one in editions}
+        chinese = None
+        if builder.name == "html" and catalogues(project):
+            chinese = _staged(project, aside / FOLDER)
         with ThreadPoolExecutor() as pool:
-            others = {
-                one: pool.submit(_edition, staged[one], builder, one, render) for one in staged
-            }
+            edition = pool.submit(_edition, chinese, builder, render) if chinese else None
             try:
                 render(project, builder.name, aside)
             except BaseException:
@@ -188,8 +184,8 @@ def _rebuild(
             built = aside / "_build" / builder.folder
             if not _products(built, builder):
                 raise UserError(f"jupyter-book made no {builder.product}; see _build/build.log")
-            for language, edition in others.items():
-                os.rename(edition.result(), built / language.folder)
+            if edition:
+                os.rename(edition.result(), built / FOLDER)
         if _inputs(project, builder) != inputs:
             raise UserError("a source of the book changed while it was built; build again")
         if builder.name == "html":
@@ -205,22 +201,22 @@ def _said_of(inputs: str, built: Path) -> str:
     return f"{inputs} {sha256_tree(built)}"
 
 
-def _staged(project: Project, aside: Path, language: Language) -> Project:
-    """The sources of the edition in another language."""
+def _staged(project: Project, root: Path) -> Project:
+    """The sources of the edition in Chinese."""
     from analysis.report.translation import stage
 
-    staged = Project(aside / language.folder)
-    stage(project, language, staged.root)
+    stage(project, root)
+    staged = Project(root)
     staged.build.mkdir()
     return staged
 
 
-def _edition(staged: Project, builder: Builder, language: Language, render: Renderer) -> Path:
-    """Render the edition in another language, and return its folder."""
+def _edition(staged: Project, builder: Builder, render: Renderer) -> Path:
+    """Render the edition in Chinese, and return its folder."""
     try:
         render(staged, builder.name, staged.root)
     except UserError as refusal:
-        raise UserError(f"in {language.name}:\n{refusal}") from None
+        raise UserError(f"in Chinese:\n{refusal}") from None
     return staged.build / builder.folder
 
 

@@ -1,6 +1,6 @@
-"""The book in other languages: catalogues of its paragraphs, and an edition made from them.
+"""The book in Chinese: catalogues of its paragraphs, and an edition made from them.
 
-A catalogue ``book/locale/<language>/<page>.po`` (gettext) holds the paragraphs of one page and
+A catalogue ``book/locale/zh_CN/<page>.po`` (gettext) holds the paragraphs of one page and
 their translations. An edition is the same book, from the same runs: `stage` copies the pages with
 what the catalogues translate, and Sphinx builds them into a folder of the site. A paragraph without
 a translation stays English, and a page without a catalogue says so. ``analysis translate`` brings
@@ -16,7 +16,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import nbformat
 import yaml
@@ -32,33 +32,12 @@ from analysis.report.pages import toc_pages
 from analysis.report.project import Project
 from analysis.report.strict_yaml import load_yaml
 
-
-class Language(NamedTuple):
-    """A language of the book beside English."""
-
-    code: str  #: as Sphinx knows it
-    folder: str  #: of the site, and the tag of its pages
-    name: str  #: in itself
-    title: str  #: of the book
-    untranslated: str  #: what a page without a catalogue says
-    show: str  #: hidden code
-    hide: str
-    search: str  #: stands in an empty search box
-    proof: str  #: begins a proof
-
-
-CHINESE = Language(
-    "zh_CN",
-    "zh",
-    "中文",
-    title="KL 项：GRPO 的正则项究竟在优化什么",
-    untranslated="本页尚未翻译，以下为英文原文。",
-    show="显示代码",
-    hide="隐藏代码",
-    search="搜索本书",
-    proof="证明。",
-)
-LANGUAGES = (CHINESE,)
+#: As Sphinx knows the language; folder of the site and tag of its pages; its name in itself.
+CODE, FOLDER, NAME = "zh_CN", "zh", "中文"
+TITLE = "KL 项：GRPO 的正则项究竟在优化什么"
+#: What a page without a catalogue says.
+UNTRANSLATED = "本页尚未翻译，以下为英文原文。"
+_SEARCH, _SHOW, _HIDE, _PROOF = "搜索本书", "显示代码", "隐藏代码", "证明。"
 
 #: What a translation maps a piece of the source to.
 Translate = Callable[[str], str]
@@ -171,25 +150,23 @@ def translated_notebook(notebook: nbformat.NotebookNode, translate: Translate) -
                 shown[part][name] = translate(shown[part][name])
 
 
-def catalogue_path(project: Project, language: Language, page: str) -> Path:
+def catalogue_path(project: Project, page: str) -> Path:
     """Where the catalogue of a page lies: the page is its file's name without a suffix."""
-    return project.book / "locale" / language.code / f"{page}.po"
+    return project.book / "locale" / CODE / f"{page}.po"
 
 
-def catalogues(project: Project, language: Language) -> list[str]:
+def catalogues(project: Project) -> list[str]:
     """The pages that have a catalogue, and ``menu``."""
-    return sorted(
-        path.stem for path in catalogue_path(project, language, "menu").parent.glob("*.po")
-    )
+    return sorted(path.stem for path in catalogue_path(project, "menu").parent.glob("*.po"))
 
 
-def load(project: Project, language: Language, page: str) -> dict[str, str]:
+def load(project: Project, page: str) -> dict[str, str]:
     """The translations of a page, by `key`; those that are fuzzy or empty are left out.
 
     Raises:
         UserError: the file is no catalogue.
     """
-    path = catalogue_path(project, language, page)
+    path = catalogue_path(project, page)
     try:
         catalogue = read_po(io.BytesIO(path.read_bytes()), abort_invalid=True)
     except (PoFileError, ValueError) as error:
@@ -233,32 +210,32 @@ def texts(project: Project, page: str) -> list[str]:
     return [piece for piece in dict.fromkeys(found) if _WORD.search(_KEPT.sub("", piece))]
 
 
-def update(project: Project, language: Language, page: str) -> tuple[int, int]:
+def update(project: Project, page: str) -> tuple[int, int]:
     """Bring a catalogue up to date: pieces that are new come empty, those that went leave.
 
     Returns:
         The numbers of pieces, and of those without a translation.
     """
-    known = load(project, language, page)
-    catalogue = Catalog(locale=language.code)
+    known = load(project, page)
+    catalogue = Catalog(locale=CODE)
     sources = texts(project, page)
     for source in sources:
         catalogue.add(source, known.get(source, ""))
     written = io.BytesIO()
     write_po(written, catalogue, width=100, omit_header=True)
-    path = catalogue_path(project, language, page)
+    path = catalogue_path(project, page)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, written.getvalue())
     return len(sources), sum(source not in known for source in sources)
 
 
-def problems(project: Project, language: Language) -> Iterator[str]:
+def problems(project: Project) -> Iterator[str]:
     """What is missing, stale or altered in the catalogues that keep up, one line each."""
-    for page in catalogues(project, language):
+    for page in catalogues(project):
         if page in LAGGING:
             continue
-        known, sources = load(project, language, page), texts(project, page)
-        label = f"{language.code}/{page}.po"
+        known, sources = load(project, page), texts(project, page)
+        label = f"{CODE}/{page}.po"
         for source in sources:
             if source not in known:
                 yield f"{label}: not translated: {source[:80]}"
@@ -275,7 +252,7 @@ def _kept(piece: str) -> set[str]:
     return {re.sub(r"`.*<(.*)>`", r"`\1`", found) for found in _KEPT.findall(piece)}
 
 
-def stage(project: Project, language: Language, destination: Path) -> None:
+def stage(project: Project, destination: Path) -> None:
     """Write the sources of an edition: configuration, menu, and pages as far as translated."""
     shutil.copytree(
         project.book, destination / "book", ignore=shutil.ignore_patterns(".*", "locale")
@@ -283,61 +260,54 @@ def stage(project: Project, language: Language, destination: Path) -> None:
     for name in ("analysis", "notebooks", "results"):
         (destination / name).symlink_to(project.root / name)
     config, toc = (load_yaml(path, path.name) for path in (project.config, project.toc))
-    config["title"] = language.title
-    config["sphinx"]["config"] |= {"language": language.code}
-    prompts = {"nb_code_prompt_show": language.show, "nb_code_prompt_hide": language.hide}
-    config["sphinx"]["config"] |= prompts
+    config["title"] = TITLE
+    prompts = {"nb_code_prompt_show": _SHOW, "nb_code_prompt_hide": _HIDE}
+    config["sphinx"]["config"] |= {"language": CODE, **prompts}
     theme = config["sphinx"]["config"]["html_theme_options"]
-    theme["logo"]["text"] = language.title.split("：")[0]
-    theme["search_bar_text"] = language.search
-    menu = translator(load(project, language, "menu"))
+    theme["logo"]["text"] = TITLE.split("：")[0]
+    theme["search_bar_text"] = _SEARCH
+    menu = translator(load(project, "menu"))
     for part in toc.get("parts", ()):
         part["caption"] = menu(part["caption"])
     for name, content in (("_config.yml", config), ("_toc.yml", toc)):
         text = yaml.safe_dump(content, allow_unicode=True, sort_keys=False)
         (destination / name).write_text(text, encoding="utf-8")
-    known = set(catalogues(project, language))
-    titles = translator(load(project, language, "titles"))
+    known = set(catalogues(project))
+    titles = translator(load(project, "titles"))
     for page in toc_pages(project):
         path = destination / page.relative_to(project.root)
-        translations = load(project, language, path.name) if path.name in known else None
-        _stage_page(project, language, path, translations, titles)
+        translations = load(project, path.name) if path.name in known else None
+        _stage_page(project, path, translations, titles)
 
 
 def _stage_page(
-    project: Project,
-    language: Language,
-    path: Path,
-    translations: Mapping[str, str] | None,
-    titles: Translate,
+    project: Project, path: Path, translations: Mapping[str, str] | None, titles: Translate
 ) -> None:
     source = path.with_suffix(".md")
     if path.name == "ledger" and translations is not None:
         from analysis.report.ledger_page import page_of_ledger
 
         source.parent.mkdir(parents=True, exist_ok=True)
-        conditions = load(project, language, "conditions")
+        conditions = load(project, "conditions")
         text = page_of_ledger(project, translator({**conditions, **translations}))
         source.write_text(text, encoding="utf-8")
     elif source.is_file():
         text = source.read_text(encoding="utf-8")
-        source.write_text(_edition(text, language, translations, titles), encoding="utf-8")
+        source.write_text(_edition(text, translations, titles), encoding="utf-8")
     elif (source := path.with_name(f"{path.name}.ipynb")).is_file():
         notebook = nbformat.read(source, as_version=4)
         if translations is None:
             first = next(cell for cell in notebook.cells if cell.cell_type == "markdown")
-            first.source = _edition(first.source, language, None, titles)
+            first.source = _edition(first.source, None, titles)
         else:
             translated_notebook(notebook, translator(translations))
         nbformat.write(notebook, source)
 
 
-def _edition(
-    text: str, language: Language, translations: Mapping[str, str] | None, titles: Translate
-) -> str:
+def _edition(text: str, translations: Mapping[str, str] | None, titles: Translate) -> str:
     if translations is not None:
         return translated(text, translator(translations))
-    note = f"\n\n```{{div}} untranslated\n{language.untranslated}\n```\n"
+    note = f"\n\n```{{div}} untranslated\n{UNTRANSLATED}\n```\n"
     return _TITLE.sub(lambda title: titles(title[0]) + note, text, count=1)
 
 
@@ -345,7 +315,7 @@ def _titles(project: Project) -> Iterator[str]:
     """The headings of the pages that are written by hand and have no catalogue."""
     for page in toc_pages(project):
         notebook, text = project.notebooks / f"{page.name}.ipynb", page.with_suffix(".md")
-        if any(catalogue_path(project, one, page.name).is_file() for one in LANGUAGES):
+        if catalogue_path(project, page.name).is_file():
             continue
         if notebook.is_file():
             cells = nbformat.read(notebook, as_version=4).cells
@@ -367,10 +337,9 @@ def setup(app: Sphinx) -> dict[str, Any]:
 
 def begin_proofs(app: Sphinx, doctree: nodes.document) -> None:
     """Begin proofs in the language of the edition; sphinx-proof knows one."""
-    here = next((one for one in LANGUAGES if one.code == app.config.language), None)
-    for proof in doctree.findall(proof_node) if here else ():
+    for proof in doctree.findall(proof_node) if app.config.language == CODE else ():
         first = next(iter(proof.findall(nodes.Text)))
-        first.parent.replace(first, nodes.Text(re.sub(r"^Proof\.\s*", here.proof, first)))
+        first.parent.replace(first, nodes.Text(re.sub(r"^Proof\.\s*", _PROOF, first)))
 
 
 def link_other_edition(
@@ -380,14 +349,11 @@ def link_other_edition(
     if doctree is None:
         return
     up = "../" * pagename.count("/")
-    here = next((one for one in LANGUAGES if one.code == app.config.language), None)
-    for other in LANGUAGES if here is None else (None,):
-        address = (
-            f"{up}../{pagename}.html" if other is None else f"{up}{other.folder}/{pagename}.html"
-        )
-        name, tag = ("English", "en") if other is None else (other.name, other.folder)
-        button = {"type": "link", "url": address, "text": name, "tooltip": name, "icon": ""}
-        buttons = context.setdefault("header_buttons", [])
-        buttons.insert(0, button | {"label": "language-button"})
-        link = f'<link rel="alternate" hreflang="{tag}" href="{address}" />'
-        context["metatags"] = "\n".join([context.get("metatags", ""), link])
+    name, tag, address = NAME, FOLDER, f"{up}{FOLDER}/{pagename}.html"
+    if app.config.language == CODE:
+        name, tag, address = "English", "en", f"{up}../{pagename}.html"
+    button = {"type": "link", "url": address, "text": name, "tooltip": name, "icon": ""}
+    buttons = context.setdefault("header_buttons", [])
+    buttons.insert(0, button | {"label": "language-button"})
+    link = f'<link rel="alternate" hreflang="{tag}" href="{address}" />'
+    context["metatags"] = "\n".join([context.get("metatags", ""), link])

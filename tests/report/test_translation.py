@@ -14,7 +14,7 @@ from sphinx_proof.nodes import proof_node
 from analysis.errors import UserError
 from analysis.report.project import Project, find_project
 from analysis.report.translation import (
-    CHINESE,
+    UNTRANSLATED,
     begin_proofs,
     catalogue_path,
     catalogues,
@@ -104,8 +104,8 @@ def test_only_what_a_reader_reads_is_translated():
 def test_the_pages_that_were_promised_are_translated_whole_and_none_is_stale(book):
     promised = {"answer", "index", "ledger", "menu", "00_start", "01_estimators", "02_gradients"}
     promised |= {"03_k3_counterexample", "04_grpo_ablation"}
-    assert promised <= set(catalogues(book, CHINESE))
-    assert list(problems(book, CHINESE)) == []
+    assert promised <= set(catalogues(book))
+    assert list(problems(book)) == []
 
 
 SENTENCE = "By {eq}`kl_loss` it is 2.5 nats."
@@ -116,38 +116,38 @@ def one_page(tmp_path):
     project = Project(tmp_path)
     project.book.mkdir()
     (project.book / "index.md").write_text(f"# First\n\n{SENTENCE}\n")
-    update(project, CHINESE, "index")
+    update(project, "index")
     return project
 
 
 def _translate(project, said):
-    catalogue_path(project, CHINESE, "index").write_text(
+    catalogue_path(project, "index").write_text(
         f'msgid "# First"\nmsgstr "# Eins"\n\nmsgid "{SENTENCE}"\nmsgstr "{said}"\n'
     )
 
 
 def test_what_a_translation_lacks_or_alters_is_told(one_page):
-    told = list(problems(one_page, CHINESE))
+    told = list(problems(one_page))
     assert len(told) == 2 and all("not translated" in line for line in told)
     _translate(one_page, "{eq}`kl_penalty` 2.5")
-    (told,) = problems(one_page, CHINESE)
+    (told,) = problems(one_page)
     assert "roles, formulas or links differ" in told
     _translate(one_page, "{eq}`kl_loss` 2.5 nat")
-    assert list(problems(one_page, CHINESE)) == []
+    assert list(problems(one_page)) == []
 
 
 def test_a_number_that_the_source_has_not_is_told(one_page):
     _translate(one_page, "{eq}`kl_loss` 2.6 nat")
-    (told,) = problems(one_page, CHINESE)
+    (told,) = problems(one_page)
     assert "numbers the source has not, 2.6" in told
 
 
 def test_a_paragraph_that_changed_is_stale_until_the_catalogue_is_updated(one_page):
     _translate(one_page, "{eq}`kl_loss` 2.5 nat")
     (one_page.book / "index.md").write_text("# First\n\nOtherwise.\n")
-    assert any("no longer in the book" in line for line in problems(one_page, CHINESE))
-    assert update(one_page, CHINESE, "index") == (2, 1)
-    assert not any("no longer" in line for line in problems(one_page, CHINESE))
+    assert any("no longer in the book" in line for line in problems(one_page))
+    assert update(one_page, "index") == (2, 1)
+    assert not any("no longer" in line for line in problems(one_page))
 
 
 def test_titles_may_lag_behind(one_page):
@@ -155,8 +155,8 @@ def test_titles_may_lag_behind(one_page):
         "format: jb-book\nroot: book/index\nchapters: [{file: book/a}]\n"
     )
     (one_page.book / "a.md").write_text("# Second\n\nText.\n")
-    assert update(one_page, CHINESE, "titles") == (1, 1)
-    assert not any("titles" in line for line in problems(one_page, CHINESE))
+    assert update(one_page, "titles") == (1, 1)
+    assert not any("titles" in line for line in problems(one_page))
 
 
 def test_a_proof_begins_in_the_language_of_the_edition():
@@ -170,19 +170,19 @@ def test_a_proof_begins_in_the_language_of_the_edition():
 
 def test_a_catalogue_of_no_page_and_a_broken_one_are_refused(one_page):
     with pytest.raises(UserError, match="no page nowhere"):
-        update(one_page, CHINESE, "nowhere")
-    catalogue_path(one_page, CHINESE, "index").write_text('msgid "open\n')
+        update(one_page, "nowhere")
+    catalogue_path(one_page, "index").write_text('msgid "open\n')
     with pytest.raises(UserError, match=r"index\.po"):
-        load(one_page, CHINESE, "index")
+        load(one_page, "index")
 
 
 def test_an_edition_has_the_runs_of_the_book_and_its_own_words(book, tmp_path):
-    stage(book, CHINESE, tmp_path / "zh")
+    stage(book, tmp_path / "zh")
     config = (tmp_path / "zh/_config.yml").read_text(encoding="utf-8")
     assert "language: zh_CN" in config
     assert "# KL 项" in (tmp_path / "zh/book/index.md").read_text(encoding="utf-8")
     untranslated = (tmp_path / "zh/book/notation.md").read_text(encoding="utf-8")
-    assert untranslated.startswith("# 记号与约定\n") and CHINESE.untranslated in untranslated
+    assert untranslated.startswith("# 记号与约定\n") and UNTRANSLATED in untranslated
     for run in book.runs.glob("0[0-4]_*.ipynb"):
         ours, theirs = (
             nbformat.read(path, as_version=4).cells
