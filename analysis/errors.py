@@ -9,7 +9,11 @@ if TYPE_CHECKING:
 
 
 class UserError(ValueError):
-    """Something must be changed first; each line of the message names one thing and what to do."""
+    """Something must be changed first; each line of the message names one thing and what to do.
+
+    Whatever reads, writes or runs for a user may raise it, and says so only here: the command line
+    (:mod:`analysis.cli.main`) prints the message and ends with status 1.
+    """
 
 
 class Stopped(Exception):

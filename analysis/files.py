@@ -39,11 +39,7 @@ def sha256_tree(root: Path) -> str:
 
 
 def read_json(path: Path, label: str) -> Any:
-    """The content of a JSON file; ``label`` names it in a refusal.
-
-    Raises:
-        UserError: it cannot be read or is no JSON.
-    """
+    """The content of a JSON file; ``label`` names it in a refusal."""
     try:
         return json.loads(path.read_bytes())
     except OSError as error:
@@ -80,11 +76,7 @@ def _json_bytes(content: Mapping[str, Any]) -> bytes:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path`` and wait until it is on disk; leave no torn file behind.
-
-    Raises:
-        UserError: the disk is full or the place is not writable; names path and size.
-    """
+    """Write ``data`` to ``path`` and wait until it is on disk; leave no torn file behind."""
     try:
         with open(path, "wb") as file:
             file.write(data)
@@ -97,12 +89,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Put ``data`` at ``path`` in one step: a reader sees the old file or the new one.
-
-    Raises:
-        UserError: see `write_durably`, the old file is then intact; or what stands there is no
-            file, such as a folder or a terminal.
-    """
+    """Put ``data`` at ``path`` in one step: a reader sees the old file or the whole new one."""
     if path.exists() and not path.is_file():
         raise UserError(f"{path} is no regular file: choose another place")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -142,11 +129,7 @@ def _aside(target: Path) -> Path:
 
 
 def require_writable(directory: Path) -> None:
-    """Make ``directory`` and prove that a file can be written there.
-
-    Raises:
-        UserError: it cannot.
-    """
+    """Make ``directory`` and prove that a file can be written there."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".writable-") as probe:

@@ -63,22 +63,14 @@ class Checkpoints:
         return sorted((p for p in paths if re.fullmatch(r"\d{8}", p.stem)), reverse=True)
 
     def write(self, name: str, data: bytes) -> None:
-        """Put a checkpoint into the folder and remove all but the last two.
-
-        Raises:
-            UserError: the disk is full or the folder is not writable.
-        """
+        """Put a checkpoint into the folder and remove all but the last two."""
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_file(self.folder / name, data)
         for old in self.paths()[KEPT:]:
             old.unlink()
 
     def save(self, state: TrainerState, provenance: Provenance) -> None:
-        """Write the state of a trainer.
-
-        Raises:
-            UserError: see :meth:`write`.
-        """
+        """Write the state of a trainer."""
         data = safetensors.torch.save(state.tensors)
         header = Header(
             shard=self.shard,

@@ -45,11 +45,7 @@ _DESCRIPTION = "README.md"
 
 
 def check_target(directory: Path) -> None:
-    """Refuse a place where recording would destroy something that is no recording.
-
-    Raises:
-        UserError: a file, a folder that one is in, or a folder with other things than a recording.
-    """
+    """Refuse a place where recording would destroy something that is no recording."""
     if directory.is_file():
         raise UserError(f"{directory} is a file: name a folder to record in")
     if Path.cwd().is_relative_to(directory.resolve()):
@@ -66,9 +62,6 @@ def write_folder(
     Args:
         tables: by file name.
         fields: of the manifest; the time, the hash of each file and the seal are added.
-
-    Raises:
-        UserError: see :func:`check_target`.
     """
     restore_folder(directory)
     check_target(directory)
@@ -95,22 +88,14 @@ def as_text(table: pd.DataFrame) -> str:
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest of a recorded folder, once its files are found to be those it names.
-
-    Raises:
-        UserError: as :func:`manifest_of`, or a file was changed, lost or added.
-    """
+    """The manifest of a recorded folder, once its files are found to be those it names."""
     manifest = manifest_of(directory)
     _check_files(directory, manifest["files"])
     return manifest
 
 
 def manifest_of(directory: Path) -> dict[str, Any]:
-    """The manifest of a recorded folder, its files unread.
-
-    Raises:
-        UserError: it is missing, was edited or lacks a field.
-    """
+    """The manifest of a recorded folder, its files unread."""
     path = directory / MANIFEST
     if not path.is_file():
         raise UserError(f"{path} is missing: record the result again")
@@ -125,11 +110,7 @@ def manifest_of(directory: Path) -> dict[str, Any]:
 
 
 def recorded_folders(results: Path) -> list[Path]:
-    """The recorded folders in ``results``, by name.
-
-    Raises:
-        UserError: a file lies beside them.
-    """
+    """The recorded folders in ``results``, by name."""
     if not results.is_dir():
         return []
     entries = sorted(path for path in results.iterdir() if not path.name.startswith("."))
@@ -140,11 +121,7 @@ def recorded_folders(results: Path) -> list[Path]:
 
 
 def verify_results(results: Path) -> None:
-    """Check every recorded folder against its manifest.
-
-    Raises:
-        UserError: as :func:`recorded_folders` and :func:`read_manifest`.
-    """
+    """Check every recorded folder against its manifest."""
     for directory in recorded_folders(results):
         read_manifest(directory)
 

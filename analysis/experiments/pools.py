@@ -48,7 +48,6 @@ class Pool(Protocol):
 
         Raises:
             WorkerLost: its worker died.
-            UserError: the sweep cannot go on, such as on a full disk.
         """
 
     def close(self) -> None:
@@ -56,11 +55,7 @@ class Pool(Protocol):
 
 
 class LocalPool:
-    """Processes here; on GPUs each keeps to one of them, in turn.
-
-    Raises:
-        UserError: there is no such device, or ``workers`` is not positive.
-    """
+    """Processes here; on GPUs each keeps to one of them, in turn."""
 
     def __init__(self, device: str = "cpu", workers: int = 1) -> None:
         if workers < 1:

@@ -204,11 +204,7 @@ def train_shard(
 
 
 def shard_resources(device: str, gpus_per_shard: float | None) -> dict[str, float]:
-    """What one shard occupies: a core, and on cuda a GPU or a share of one.
-
-    Raises:
-        UserError: a share that is not above 0 and at most 1, or one of a CPU.
-    """
+    """What one shard occupies: a core, and on cuda a GPU or a share of one."""
     if device == "cpu":
         if gpus_per_shard:
             raise UserError("gpus_per_shard is for device 'cuda'")
@@ -265,10 +261,6 @@ def ray_pool(
         device: cpu or cuda.
         gpus_per_shard: below 1, several shards share a GPU; by default 1 on cuda.
         workers: shards at a time; by default as many as the cluster has room for.
-
-    Raises:
-        UserError: ray is not installed, the cluster does not answer, or it has no node on which a
-            shard would fit.
     """
     if workers is not None and workers < 1:
         raise UserError(f"workers must be at least 1, not {workers}")
@@ -291,9 +283,6 @@ def _connected(ray: ModuleType, address: str) -> Iterator[None]:
 
     Ray may wait for minutes for a cluster that does not answer; and the processes of a cluster that
     it starts end with the thread that started them.
-
-    Raises:
-        UserError: there is none within ``CONNECT_SECONDS``.
     """
     _require_answer(address)
     over, ready = threading.Event(), threading.Event()

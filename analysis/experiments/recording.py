@@ -93,11 +93,7 @@ def _is_of(folder: Path, preset: str) -> bool:
 
 
 def save(recording: Recording, directory: Path) -> None:
-    """Write a recording to ``directory``, replacing what it held.
-
-    Raises:
-        UserError: see :func:`analysis.experiments.manifests.check_target`.
-    """
+    """Write a recording to ``directory``, replacing what it held."""
     tables = {"curves.csv": recording.curves, "final.csv": recording.finals}
     write_folder(directory, tables, recording.manifest)
 

@@ -52,7 +52,6 @@ def complete_shard(
         Whether all its runs are stored now; if not, another process computes some of them.
 
     Raises:
-        UserError: the disk is full, or the device cannot record graphs.
         ValueError: a model or an optional package cannot be had.
     """
     store = Store(folder)

@@ -195,11 +195,7 @@ class Store:
         )
 
     def write(self, stored: StoredRun) -> None:
-        """Store a finished run.
-
-        Raises:
-            UserError: the disk is full or the folder is not writable.
-        """
+        """Store a finished run."""
         path = self.path(stored.config, stored.run, stored.provenance.source)
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, with_checksum(stored))

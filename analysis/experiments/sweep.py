@@ -49,9 +49,6 @@ def run_sweep(
         pool: :class:`~analysis.experiments.pools.LocalPool` or
             :func:`~analysis.experiments.ray_pool.ray_pool`.
         graphs: launch each phase of an update as a whole: see :mod:`analysis.training.graphs`.
-
-    Raises:
-        UserError: the store cannot be written, or a shard ended its worker ``MAX_DEATHS`` times.
     """
     sizes = {"runs_per_shard": runs_per_shard, "checkpoint_every": checkpoint_every}
     for name, value in sizes.items():
@@ -92,11 +89,7 @@ def shard_size(runs: int, workers: int, most: int = RUNS_PER_SHARD) -> int:
 
 
 def finished_runs(preset: Preset, store: Store, source: str) -> list[StoredRun]:
-    """The stored runs of a preset, in its order.
-
-    Raises:
-        UserError: some are not stored under ``source``.
-    """
+    """The stored runs of a preset, in its order."""
     stored = [store.read(preset.config, run, source) for run in preset.runs]
     found = [run for run in stored if run is not None]
     if len(found) < len(stored):

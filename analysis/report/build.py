@@ -79,12 +79,11 @@ def build_book(
 ) -> Path:
     """Build the book unless it is up to date, and return the file to open.
 
+    What may not be published, or does not render, leaves the earlier book as it is.
+
     Args:
         render: renders the project with a builder's name into a folder; jupyter-book by default.
         generators: of the pages that are written; by default `generated_pages.GENERATORS`.
-
-    Raises:
-        UserError: the book may not be built or does not render; the earlier book is untouched.
     """
     for program in builder.needs:
         if shutil.which(program) is None:
@@ -253,9 +252,6 @@ def render_book(project: Project, builder: str, destination: Path) -> None:
     """Render the book with every warning an error, nothing cached, into ``destination``/_build.
 
     The full output of jupyter-book is kept in ``_build/build.log``.
-
-    Raises:
-        UserError: it fails; one line a warning, each with its file and line.
     """
     packages = [str(project.root), str(Path(analysis.__file__).parents[1])]
     with subprocess.Popen(

@@ -32,11 +32,7 @@ def label(entry: Entry) -> str:
 
 
 def tell_apart(entries: Iterable[Entry]) -> None:
-    """Put a letter behind the year of works that would print the same label.
-
-    Raises:
-        UserError: more works of one label than letters; names the label.
-    """
+    """Put a letter behind the year of works that would print the same label."""
     ordered = sorted(entries, key=lambda entry: (label(entry), entry.fields["title"]))
     for same, group in groupby(ordered, key=label):
         works = list(group)

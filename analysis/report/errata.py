@@ -48,11 +48,7 @@ Tested = TypeVar("Tested", Erratum, Correction)
 
 
 def load_errata(project: Project) -> list[Erratum]:
-    """Every erratum of the sources, in the order of the file.
-
-    Raises:
-        UserError: a malformed or repeated row, or a test that does not exist; names the row.
-    """
+    """Every erratum of the sources, in the order of the file."""
     return _tested(project, load_rows(project, project.book / "errata.yaml", Erratum))
 
 

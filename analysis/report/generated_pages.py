@@ -83,11 +83,7 @@ def glossary_page() -> str:
 
 
 def torture_figures(project: Project) -> str:
-    """What ``make torture`` found: the sentence and the table of ``book/reliability.md``.
-
-    Raises:
-        UserError: the record is damaged, or something got past.
-    """
+    """What ``make torture`` found: the sentence and the table of ``book/reliability.md``."""
     folder = project.results / "torture"
     if not folder.is_dir():
         return "Nothing is recorded in this checkout: run `make torture`.\n"

@@ -110,11 +110,7 @@ def load_sources(project: Project) -> list[Source]:
 
 
 def load_rows(project: Project, path: Path, kind: type[Kind]) -> list[Kind]:
-    """Every entry of a file of the ledger.
-
-    Raises:
-        UserError: no list, an unknown or missing field, or an id written twice; names the entry.
-    """
+    """Every entry of a file of the ledger."""
     label = project.relative(path)
     rows = load_yaml(path, label) or []
     if not isinstance(rows, list):
@@ -140,11 +136,7 @@ def write_measured(project: Project, outcomes: Iterable[Outcome]) -> None:
 
 
 def select_claims(claims: Iterable[Claim], ids: Iterable[str]) -> list[Claim]:
-    """The rows with these ids, all of them for none.
-
-    Raises:
-        UserError: an id that the ledger does not hold.
-    """
+    """The rows with these ids, all of them for none."""
     claims, wanted = list(claims), list(ids)
     known = {claim.id: claim for claim in claims}
     for identifier in wanted:

@@ -52,11 +52,7 @@ Translate = Callable[[str], str]
 
 
 def page_of_ledger(project: Project, translate: Translate = str) -> str:
-    """The ledger's page, in the words that ``translate`` gives.
-
-    Raises:
-        UserError: a row is malformed, or no function decides it.
-    """
+    """The ledger's page, in the words that ``translate`` gives."""
     claims, functions = load_ledger(project), decisions()
     if missing := [claim.id for claim in claims if claim.id not in functions]:
         raise UserError(f"book/claims.yaml: no function decides {', '.join(missing)}")

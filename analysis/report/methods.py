@@ -64,11 +64,7 @@ class Table(Schema):
 
 
 def load_methods(project: Project) -> Table:
-    """Every method, in the order of the file.
-
-    Raises:
-        UserError: a malformed entry; names it.
-    """
+    """Every method, in the order of the file."""
     path = project.book / "methods.yaml"
     label = project.relative(path)
     try:

@@ -96,9 +96,6 @@ def plan(
         directory: where the executed notebooks go.
         values: parameters from a file, by name.
         texts: parameters typed on the command line, by name.
-
-    Raises:
-        UserError: a notebook or a parameter is not acceptable.
     """
     jobs = []
     for source in sources:
@@ -128,12 +125,10 @@ def stale_jobs(project: Project, jobs: Iterable[Job]) -> list[tuple[Job, str]]:
 def run_jobs(project: Project, jobs: Iterable[Job], limits: Limits, *, force: bool = False) -> None:
     """Execute ``jobs``, a few at a time, and publish each that succeeds.
 
+    One that fails stops no other, and leaves its earlier output as it is.
+
     Args:
         force: run what another process has just finished, too.
-
-    Raises:
-        UserError: a place is not writable, or a notebook failed; the others still finished, and
-            earlier outputs of the failed ones are untouched.
     """
     jobs = list(jobs)
     for directory in {job.files.directory for job in jobs}:
@@ -403,9 +398,6 @@ def refresh_notebooks(project: Project) -> list[Path]:
 
     Where the configuration begins to name a repository, they get the cell of
     `analysis.report.setup_cell`, and want another run.
-
-    Raises:
-        UserError: a run is not current, or not at its notebook's default parameters.
     """
     jobs = plan(project, select_notebooks(project, ()), directory=project.runs)
     for job, reason in stale_jobs(project, jobs):

@@ -33,11 +33,7 @@ _UNLISTED = {("parse", "myst_substitutions")}
 
 
 def toc_pages(project: Project) -> list[Path]:
-    """The pages that _toc.yml lists, in order, as files without a suffix.
-
-    Raises:
-        UserError: the file is no table of contents.
-    """
+    """The pages that _toc.yml lists, in order, as files without a suffix."""
     try:
         pages = parse_toc_data(load_yaml(project.toc, project.toc.name))
     except MalformedError as error:
@@ -104,11 +100,7 @@ def _runs_code(kind: str, content: Any) -> bool:
 
 
 def config_problems(project: Project) -> list[str]:
-    """The unknown keys of _config.yml, which Jupyter Book passes over in silence.
-
-    Raises:
-        UserError: the file is no YAML mapping or repeats a key.
-    """
+    """The unknown keys of _config.yml, which Jupyter Book passes over in silence."""
     config = load_yaml(project.config, project.config.name)
     if not isinstance(config, dict):
         raise UserError("_config.yml: must be a mapping")

@@ -33,11 +33,7 @@ class Parameter:
     default: Any
 
     def check(self, value: Any, label: str) -> Any:
-        """``value`` as this parameter's type, strictly: 1 may stand for 1.0, never 1.5 for 1.
-
-        Raises:
-            UserError: another type, or a number that is not finite.
-        """
+        """``value`` as this parameter's type, strictly: 1 may stand for 1.0, never 1.5 for 1."""
         from pydantic import ConfigDict, TypeAdapter, ValidationError
 
         adapter = TypeAdapter(
@@ -77,10 +73,6 @@ def declared_parameters(notebook: Mapping[str, Any], label: str) -> dict[str, Pa
     Args:
         notebook: the parsed .ipynb.
         label: how messages name it.
-
-    Raises:
-        UserError: not exactly one code cell is tagged ``parameters``, or a line of it is not
-            ``name: type = literal``.
     """
     cells = [
         cell
@@ -143,11 +135,7 @@ def _type_of(node: ast.expr) -> Any:
 
 
 def parse_assignments(assignments: Iterable[str], option: str = "-p") -> dict[str, str]:
-    """``["beta=0.1", ...]`` as typed on a command line behind ``option``, by name.
-
-    Raises:
-        UserError: no ``=``, a bad name, or a name given twice.
-    """
+    """``["beta=0.1", ...]`` as typed on a command line behind ``option``, by name."""
     texts: dict[str, str] = {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
@@ -192,11 +180,7 @@ def resolve_parameters(
     texts: Mapping[str, str],
     label: str,
 ) -> dict[str, Any]:
-    """Every parameter's value: its default, else from a file (``values``), else typed (``texts``).
-
-    Raises:
-        UserError: an unknown or unsafe name, a wrong type, or a number that is not finite.
-    """
+    """Every parameter: its default, else from a file (``values``), else typed (``texts``)."""
     for name in (*declared, *values, *texts):
         require_parameter_name(name, label)
         if name not in declared:

@@ -47,11 +47,7 @@ class Project:
 
 
 def find_project(start: Path) -> Project:
-    """The checkout that holds ``start``.
-
-    Raises:
-        UserError: no folder from ``start`` upwards holds both pyproject.toml and notebooks/.
-    """
+    """The checkout that holds ``start``."""
     for folder in (start.resolve(), *start.resolve().parents):
         if (folder / "pyproject.toml").is_file() and (folder / "notebooks").is_dir():
             return Project(folder)
@@ -64,9 +60,6 @@ def select_notebooks(project: Project, names: Iterable[str]) -> list[Path]:
     """The notebooks that ``names`` mean, in the order of the book; all of them for no names.
 
     A name is a number (``01``), a stem (``01_estimators``) or a path.
-
-    Raises:
-        UserError: there are no notebooks, or a name means none or several of them.
     """
     available = sorted(project.notebooks.glob("*.ipynb"))
     if not available:

@@ -73,11 +73,7 @@ class RunFiles:
 
 
 def read_notebook(path: Path, label: str) -> dict[str, Any]:
-    """The parsed JSON of a notebook.
-
-    Raises:
-        UserError: it cannot be read or is no notebook.
-    """
+    """The parsed JSON of a notebook."""
     notebook = read_json(path, label)
     try:
         if notebook["nbformat"] != 4:
@@ -138,11 +134,7 @@ def versions() -> dict[str, str]:
 def inputs_of(
     project: Project, notebook: Mapping[str, Any], parameters: Mapping[str, Any], label: str
 ) -> dict[str, str]:
-    """The hash of everything that is known of a run's inputs before it runs.
-
-    Raises:
-        UserError: a code cell, or a module that it imports, is no Python.
-    """
+    """The hash of everything that is known of a run's inputs before it runs."""
     files: set[str] = set()
     for index, cell in enumerate(notebook["cells"], start=1):
         if cell["cell_type"] == "code":

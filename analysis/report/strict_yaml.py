@@ -47,11 +47,7 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def load_yaml(path: Path, label: str | None = None) -> Any:
-    """The content of a YAML file.
-
-    Raises:
-        UserError: the file cannot be read, is no YAML, or repeats a key; names the line.
-    """
+    """The content of a YAML file."""
     label = label or str(path)
     try:
         return yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)

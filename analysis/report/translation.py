@@ -161,11 +161,7 @@ def catalogues(project: Project) -> list[str]:
 
 
 def load(project: Project, page: str) -> dict[str, str]:
-    """The translations of a page, by `key`; those that are fuzzy or empty are left out.
-
-    Raises:
-        UserError: the file is no catalogue.
-    """
+    """The translations of a page, by `key`; those that are fuzzy or empty are left out."""
     path = catalogue_path(project, page)
     try:
         catalogue = read_po(io.BytesIO(path.read_bytes()), abort_invalid=True)
