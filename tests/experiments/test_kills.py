@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import random
 import signal
-import threading
 import time
 from functools import partial
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 
 import psutil
 import pytest
@@ -37,11 +34,6 @@ def started(*arguments: object) -> BaseProcess:
     return process
 
 
-def stored(folder: Path) -> set[Path]:
-    """Checkpoints and finished runs."""
-    return {*folder.glob("checkpoints/*/*"), *folder.glob("runs/*.json")}
-
-
 def test_workers_do_not_outlive_a_sweep_that_is_killed(tmp_path):
     """What else a kill must leave as it is: ``torture.sweeps.kills``, in tests/torture."""
     receiver, sender = multiprocessing.Pipe(duplex=False)
@@ -52,36 +44,6 @@ def test_workers_do_not_outlive_a_sweep_that_is_killed(tmp_path):
     process.kill()
     process.join()
     assert not psutil.wait_procs(workers, timeout=60)[1]
-
-
-def test_killed_workers_are_replaced_and_the_others_go_on(straight, tmp_path, monkeypatch):
-    """Again in another folder where a kill met only workers that had nothing to do."""
-    monkeypatch.setattr(sweep, "MAX_DEATHS", 1000)
-    chance = random.Random(1)
-
-    def kill_some(folder: Path, over: threading.Event) -> None:
-        for _ in range(5):
-            before = stored(folder)
-            while stored(folder) == before and not over.wait(0.001):
-                pass
-            over.wait(chance.uniform(0.0, 0.05))
-            for child in multiprocessing.active_children()[:1]:
-                os.kill(child.pid, signal.SIGKILL)
-
-    for folder in (tmp_path / str(n) for n in range(20)):
-        heard, over = Heard(), threading.Event()
-        killer = threading.Thread(target=kill_some, args=(folder, over))
-        killer.start()
-        try:
-            records = sweep_tiny(folder, heard, workers=2)
-        finally:
-            over.set()
-            killer.join()
-        assert_same_bits(records, straight)
-        if "a worker ended by a kill or a crash; its 2 runs are tried again" in heard.text:
-            break
-    else:
-        pytest.fail("no kill met a worker at work")
 
 
 def test_a_killed_worker_takes_no_other_with_it(tmp_path):

@@ -69,10 +69,6 @@ def test_what_fits_into_80_gigabytes(monkeypatch, name, workers, graphs, least, 
     assert least <= memory.runs_that_fit(config, "cuda:0", workers, graphs=graphs) <= most
 
 
-def test_this_machine_says_what_is_free():
-    assert 10**8 < memory.free_bytes("cpu") < 10**14
-
-
 def short_of_memory(monkeypatch: pytest.MonkeyPatch, runs: float) -> None:
     free = round(runs * memory.run_bytes(CONFIG) / memory.SHARE) + 100
     monkeypatch.setattr(memory, "free_bytes", lambda device: free)

@@ -44,17 +44,6 @@ def test_a_log_gets_a_line_a_shard_with_rate_and_time_left(clock: list[float]) -
     ]
 
 
-def test_a_slow_sweep_has_a_rate_too(clock: list[float]) -> None:
-    stream = io.StringIO()
-    progress = Progress(stream)
-    progress.begin(runs=1, missing=[1], updates=48)
-    progress.shard_at(0, 0)
-    clock[0] = 240.0
-    progress.shard_at(0, 48)
-    progress.shard_finished(0)
-    assert stream.getvalue().splitlines()[-1] == "48 of 48 run-updates, 0.2 run-updates/s"
-
-
 def test_a_log_hears_of_a_long_shard_every_minute(clock: list[float]) -> None:
     stream = io.StringIO()
     progress = Progress(stream)

@@ -310,12 +310,6 @@ def test_a_machine_of_the_cluster_needs_what_training_needs_and_filelock() -> No
     assert loaded.isdisjoint({"pandas", "matplotlib", "tyro", "psutil", "scipy", "ray", "yaml"})
 
 
-def test_a_shard_takes_a_core_and_on_cuda_a_gpu_or_a_share() -> None:
-    assert shard_resources("cpu", None) == {"CPU": 1.0}
-    assert shard_resources("cuda", None) == {"CPU": 1.0, "GPU": 1.0}
-    assert shard_resources("cuda", 0.25) == {"CPU": 1.0, "GPU": 0.25}
-
-
 def test_room_is_what_fits_on_each_node_and_none_on_two() -> None:
     nodes = [{"CPU": 3.0, "GPU": 1.0}, {"CPU": 1.0, "GPU": 8.0}, {"CPU": 64.0}, {}]
     assert room_for(shard_resources("cpu", None), nodes) == 68
