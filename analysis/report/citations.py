@@ -19,8 +19,6 @@ from pybtex.style.sorting import BaseSortingStyle
 from sphinx.application import Sphinx
 from sphinxcontrib.bibtex.style.referencing.author_year import AuthorYearReferenceStyle
 
-from analysis.errors import UserError
-
 _REFERENCE_STYLE = AuthorYearReferenceStyle()  # what ``{cite}`` prints
 
 
@@ -34,10 +32,8 @@ def label(entry: Entry) -> str:
 def tell_apart(entries: Iterable[Entry]) -> None:
     """Put a letter behind the year of works that would print the same label."""
     ordered = sorted(entries, key=lambda entry: (label(entry), entry.fields["title"]))
-    for same, group in groupby(ordered, key=label):
+    for _, group in groupby(ordered, key=label):
         works = list(group)
-        if len(works) > len(ascii_lowercase):
-            raise UserError(f"{len(works)} works of the bibliography print as {same}")
         if len(works) > 1:
             for work, letter in zip(works, ascii_lowercase, strict=False):
                 work.fields["year"] += letter

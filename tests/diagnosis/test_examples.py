@@ -9,7 +9,7 @@ import pytest
 
 from analysis.chapters.ch13_diagnose_run import HEALTHY, alarm_rates, told_apart
 from analysis.diagnosis import generate
-from analysis.diagnosis.causes import CAUSES, find
+from analysis.diagnosis.causes import find
 from analysis.diagnosis.columns import assemble
 from analysis.diagnosis.generate import EXAMPLES, FOLDER, simulate
 from analysis.diagnosis.measure import measure
@@ -31,11 +31,6 @@ def test_the_file_is_what_the_generator_makes(name):
     assert gzip.decompress(stored).decode() == generate.as_csv(generate.example(name))
 
 
-def test_the_files_are_small():
-    assert sum(path.stat().st_size for path in FOLDER.glob("*.csv.gz")) < 300_000
-    assert {path.name for path in FOLDER.glob("*.csv.gz")} == {f"{n}.csv.gz" for n in EXAMPLES}
-
-
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_fault_heads_the_report(name):
     found = diagnose(FOLDER / f"{name}.csv.gz").codes()
@@ -47,11 +42,6 @@ def test_the_fault_heads_the_report(name):
 def test_the_fault_is_found_under_other_seeds(name):
     for seed in FRESH_SEEDS:
         assert EXAMPLES[name].expected in codes(generate.example(name, seed)), seed
-
-
-def test_expected_codes_exist_and_differ():
-    expected = [e.expected for e in EXAMPLES.values() if e.expected]
-    assert len(set(expected)) == len(expected) and set(expected) <= {cause.code for cause in CAUSES}
 
 
 @pytest.mark.parametrize("name", HEALTHY)

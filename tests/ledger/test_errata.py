@@ -57,10 +57,6 @@ def test_a_correction_shows_what_stood_since_when_and_what_is_true():
     assert "*True:* one and one are two\n\n`test_refused`" in page
 
 
-def test_a_book_without_corrections_has_none(book):
-    assert book("# none yet\n") == []
-
-
 def test_true_is_a_key_like_any_other(book):
     (correction,) = book(ROW)
     assert correction.true == "one and one are two"

@@ -86,13 +86,6 @@ def test_what_switches_a_method_on_works_and_its_presets_train_it(method):
         assert any(switches_on(v, found) for v in PRESETS[preset]().variants), preset
 
 
-def test_a_variant_that_sets_less_is_another_method():
-    pattern = variants.Variant(kl=KLTerm(estimator="k2"), beta=0.1)
-    assert switches_on(variants.Variant(kl=KLTerm(estimator="k2"), beta=3.0), pattern)
-    assert not switches_on(variants.Variant(kl=KLTerm(estimator="k2"), beta=0.0), pattern)
-    assert not switches_on(variants.Variant(kl=KLTerm(estimator="k3"), beta=0.1), pattern)
-
-
 def test_every_method_of_the_ledger_and_every_preset_has_its_row():
     claims = {claim for method in METHODS.values() for claim in method.claims}
     assert {claim.id for claim in load_ledger(PROJECT) if claim.kind == "method"} <= claims

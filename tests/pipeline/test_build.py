@@ -326,14 +326,10 @@ def test_pdf_without_tex_says_what_to_install(
 
 
 def test_warnings_are_relative_and_said_once() -> None:
-    warning = "/a b/book/x.md:3: WARNING: bad"
-    message = failure_message([warning, "noise", warning], Path("/a b"))
-    assert message.splitlines()[:-1] == ["book/x.md:3: WARNING: bad"]
-
-
-def test_lines_of_notebooks_are_told_by_cell() -> None:
-    message = failure_message(["/p/book/_run/01_a.ipynb:20013: WARNING: bad"], Path("/p"))
-    assert message.splitlines()[0] == "book/_run/01_a.ipynb:cell 2:13: WARNING: bad"
+    warning, of_cell = "/a b/x.md:3: WARNING: bad", "/a b/01_a.ipynb:20013: WARNING: bad"
+    message = failure_message([warning, "noise", of_cell, warning], Path("/a b"))
+    told = ["x.md:3: WARNING: bad", "01_a.ipynb:cell 2:13: WARNING: bad"]
+    assert message.splitlines()[:-1] == told
 
 
 @pytest.mark.slow

@@ -96,12 +96,6 @@ def test_absent_python_is_refused_in_one_line(bare: Path) -> None:
     assert done.stdout.startswith("python-of-nobody not found") and done.stdout.count("\n") == 1
 
 
-def test_help_is_the_default_and_lists_every_target(bare: Path) -> None:
-    said = make(bare).stdout
-    for target in ("book", "test", "test-slow", "test-full", "coverage", "serve", "pdf", "lint"):
-        assert f"make {target} " in said
-
-
 def test_a_pdf_without_tex_is_refused_in_one_line_before_anything_is_installed(bare: Path) -> None:
     done = make(bare, "pdf", "PATH=" + str(bare / "empty"), "SHELL=/bin/sh")
     assert done.returncode != 0

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
@@ -148,8 +146,3 @@ def test_a_figure_has_the_same_bytes_whatever_the_user_s_matplotlibrc(
     monkeypatch.setenv("MATPLOTLIBRC", str(tmp_path))
     (shown,) = run(START, PLOT)[1]
     assert shown.data == outputs["figure"][0].data
-
-
-def test_the_estimators_do_not_import_the_book_stack() -> None:
-    code = "import sys, analysis.kl.estimators; assert 'myst_nb' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -67,9 +67,3 @@ def test_a_description_is_one_line_without_markup() -> None:
     said = sphinx_book._one_line("The   \\KL of\n" + "$\\pi$ many words " * 40)
     assert said.startswith("The KL of pi many words") and len(said) <= 204
     assert said.endswith(" ...")
-
-
-def test_given_shows_its_text_unchanged() -> None:
-    (node,), messages = sphinx_book.given("given", "{given}`2.13`", "2.13", 1, None)
-    assert node.astext() == "2.13"
-    assert messages == []
