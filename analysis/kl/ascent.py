@@ -48,9 +48,6 @@ def token_advantage(
 
     Returns:
         [..., V], in units of the reward.
-
-    Raises:
-        ValueError: on an unknown name, a shape mismatch or a non-floating input.
     """
     logits, ref_logits = pair_of_floats("logits", logits, "ref_logits", ref_logits)
     check_same_shape("logits", logits, "rewards", rewards)
@@ -99,9 +96,6 @@ def expected_ascent(
 
     Returns:
         [..., V], log-probs of the policy at the end.
-
-    Raises:
-        ValueError: on an unknown name, a shape mismatch or a non-floating input.
     """
     check_choice("geometry", geometry, GEOMETRIES)
     logp = start_logits.log_softmax(-1)

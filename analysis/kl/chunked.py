@@ -78,10 +78,6 @@ def divergences_from_hidden(
     Returns:
         :class:`Divergences`, in float32 at least. Half-precision inputs are widened a chunk at a
         time, before the product, and sums over chunks are kept in float64.
-
-    Raises:
-        ValueError: on shapes that do not fit, inputs that are not floating point, or a
-            temperature or chunk that is not positive.
     """
     _check(hidden, head, "hidden", "head")
     _check(ref_hidden, ref_head, "ref_hidden", "ref_head")
@@ -132,7 +128,7 @@ def reverse_kl_from_hidden(
     Equation: ``reverse_kl_from_hidden``
     Gradient: that of ``reverse_kl_gradient``, through the unembedding.
 
-    Args, Raises: as :func:`divergences_from_hidden`.
+    Args: as :func:`divergences_from_hidden`.
 
     Returns:
         [...], nats; 0 where masked.
@@ -161,7 +157,7 @@ def forward_kl_from_hidden(
     Equation: ``forward_kl_from_hidden``
     Gradient: that of ``forward_kl_gradient``, through the unembedding.
 
-    Args, Returns, Raises: as :func:`reverse_kl_from_hidden`.
+    Args, Returns: as :func:`reverse_kl_from_hidden`.
     """
     return divergences_from_hidden(
         hidden, head, ref_hidden, ref_head, mask=mask, chunks=chunks
@@ -181,7 +177,7 @@ def entropy_from_hidden(
 
     Equation: ``entropy_from_hidden``
 
-    Args, Raises: as :func:`divergences_from_hidden`.
+    Args: as :func:`divergences_from_hidden`.
 
     Returns:
         [...], nats; 0 where masked.

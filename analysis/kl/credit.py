@@ -32,9 +32,6 @@ def sample_gradients(logits: Table, sequences: Sequences, credit: PerToken) -> T
 
     Returns:
         [N, states, vocab], by the logits table.
-
-    Raises:
-        ValueError: if the credit does not have one number a token.
     """
     check_float("credit", credit)
     check_same_shape("sequences.mask", sequences.mask, "credit", credit)
@@ -66,9 +63,6 @@ def credit_moments(
 
     Returns:
         The mean [states, vocab] and the trace of the covariance of one sequence's gradient.
-
-    Raises:
-        ValueError: as :func:`sample_gradients`, or on a table of the wrong shape.
     """
     sampler = logits if old_logits is None else old_logits
     probability = sequence_probability(sampler.detach(), sequences)
@@ -103,9 +97,6 @@ def state_average(
 
     Returns:
         [states], or [states, vocab] by action.
-
-    Raises:
-        ValueError: if the values do not have one number a token.
     """
     check_float("values", values)
     check_same_shape("sequences.mask", sequences.mask, "values", values)

@@ -31,9 +31,6 @@ def reverse_kl(logits: Logits, ref_logits: Logits) -> Values:
 
     Returns:
         [...], in nats; ``inf`` where the policy allows what the reference forbids.
-
-    Raises:
-        ValueError: if shapes differ or an input is not floating point.
     """
     logp, ref_logp = log_softmaxes(logits, ref_logits)
     return _mean_log_ratio(logp, ref_logp)
@@ -49,7 +46,7 @@ def forward_kl(logits: Logits, ref_logits: Logits) -> Values:
     Equation: ``forward_kl``
     Gradient: ``forward_kl_gradient`` in :mod:`analysis.kl.enumeration`.
 
-    Args, Returns, Raises: as :func:`reverse_kl`.
+    Args, Returns: as :func:`reverse_kl`.
     """
     logp, ref_logp = log_softmaxes(logits, ref_logits)
     return _mean_log_ratio(ref_logp, logp)
@@ -65,7 +62,7 @@ def chi_square(logits: Logits, ref_logits: Logits) -> Values:
 
     Equation: ``chi_square``
 
-    Args, Raises: as :func:`reverse_kl`.
+    Args: as :func:`reverse_kl`.
 
     Returns:
         [...], dimensionless; ``inf`` where the reference allows what the policy forbids.
@@ -90,9 +87,6 @@ def entropy(logits: Logits) -> Values:
 
     Returns:
         [...], in nats.
-
-    Raises:
-        ValueError: if ``logits`` is not floating point.
     """
     check_float("logits", logits)
     logp = torch.log_softmax(at_least_float32(logits), dim=-1)
@@ -105,7 +99,7 @@ def log_softmaxes(logits: Logits, ref_logits: Logits) -> tuple[Tensor, Tensor]:
     """Log-probs of a policy and its reference, in a common dtype of at least float32.
 
     Raises:
-        ValueError: if shapes differ, there is no vocabulary axis or an input is no float.
+        ValueError: if there is no vocabulary axis.
     """
     logits, ref_logits = pair_of_floats("logits", logits, "ref_logits", ref_logits)
     if logits.ndim == 0:

@@ -45,9 +45,6 @@ def reverse_kl_gradient(logits: Logits, ref_logits: Logits) -> Logits:
 
     Returns:
         [..., V].
-
-    Raises:
-        ValueError: if shapes differ or an input is not floating point.
     """
     divergence = reverse_kl(logits, ref_logits)
     logp, ref_logp = log_softmaxes(logits, ref_logits)
@@ -65,7 +62,7 @@ def forward_kl_gradient(logits: Logits, ref_logits: Logits) -> Logits:
 
     Equation: ``forward_kl_gradient``
 
-    Args, Returns, Raises: as :func:`reverse_kl_gradient`.
+    Args, Returns: as :func:`reverse_kl_gradient`.
     """
     logp, ref_logp = log_softmaxes(logits, ref_logits)
     return logp.exp() - ref_logp.exp()
@@ -101,9 +98,6 @@ def sample_coefficient(
 
     Returns:
         [...], without gradient.
-
-    Raises:
-        ValueError: on an unknown name or a shape mismatch.
     """
     check_choice("placement", placement, PLACEMENTS)
     with torch.enable_grad():
@@ -146,9 +140,6 @@ def gradient_moments(
 
     Returns:
         The mean [..., V], which gradient *descent* follows, and the trace of the covariance [...].
-
-    Raises:
-        ValueError: on an unknown name, a shape mismatch or a non-floating input.
     """
     logp, ref_logp = log_softmaxes(logits, ref_logits)
     if old_logits is None:
@@ -180,7 +171,7 @@ def expected_gradient(
 ) -> Logits:
     r"""The mean of :func:`gradient_moments`: what a KL term optimises in expectation.
 
-    Args, Returns, Raises: as :func:`gradient_moments`; [..., V].
+    Args, Returns: as :func:`gradient_moments`; [..., V].
     """
     return gradient_moments(
         logits,

@@ -40,9 +40,6 @@ def k1(logp: LogProbs, ref_logp: LogProbs) -> Values:
 
     Returns:
         [...], nats.
-
-    Raises:
-        ValueError: if shapes differ or an input is not floating point.
     """
     return _ref_log_ratio(logp, ref_logp)
 
@@ -59,7 +56,7 @@ def k2(logp: LogProbs, ref_logp: LogProbs) -> Values:
     Estimates: the reverse KL with a bias of third order in the log-ratio.
     Gradient: :math:`l\, \nabla \log \pi_\theta`, on-policy the gradient of the reverse KL.
 
-    Args, Returns, Raises: as :func:`k1`; never negative.
+    Args, Returns: as :func:`k1`; never negative.
     """
     return 0.5 * _ref_log_ratio(logp, ref_logp).square()
 
@@ -79,7 +76,7 @@ def k3(logp: LogProbs, ref_logp: LogProbs) -> Values:
     Estimates: the reverse KL, unbiased wherever the policy covers the reference.
     Gradient: :math:`(1 - r)\, \nabla \log \pi_\theta`, on-policy the gradient of the *forward* KL.
 
-    Args, Returns, Raises: as :func:`k1`; never negative, ``inf`` where :math:`r` overflows.
+    Args, Returns: as :func:`k1`; never negative, ``inf`` where :math:`r` overflows.
     """
     ref_log_ratio = _ref_log_ratio(logp, ref_logp)
     return torch.expm1(-ref_log_ratio) + ref_log_ratio
@@ -108,9 +105,6 @@ def k3_clip(logp: LogProbs, ref_logp: LogProbs, max_ratio: float = 10.0) -> Valu
 
     Returns:
         [...], nats.
-
-    Raises:
-        ValueError: if shapes differ, an input is not floating point, or ``max_ratio`` <= 0.
     """
     check_positive("max_ratio", max_ratio)
     ref_log_ratio = _ref_log_ratio(logp, ref_logp)
@@ -132,7 +126,7 @@ def k4(logp: LogProbs, ref_logp: LogProbs) -> Values:
 
     Equation: ``k4``
     Source: Liu et al. (2025), appendix D.
-    Sampler, Estimates, Gradient, Args, Returns, Raises: as :func:`k3`.
+    Sampler, Estimates, Gradient, Args, Returns: as :func:`k3`.
     """
     value_k1, value_k3 = k1(logp, ref_logp), k3(logp, ref_logp)
     return torch.where((value_k1 < 0) | (value_k3 <= value_k1), value_k3, value_k1)

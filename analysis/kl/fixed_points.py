@@ -53,9 +53,6 @@ def reverse_kl_optimum(rewards: Logits, ref_logits: Logits, *, beta: float) -> L
 
     Returns:
         [..., V], log-probs.
-
-    Raises:
-        ValueError: if shapes differ, an input is not floating point, or ``beta`` <= 0.
     """
     rewards, ref_logp = _inputs(rewards, ref_logits, beta)
     return torch.log_softmax(ref_logp + rewards / beta, dim=-1)
@@ -71,7 +68,7 @@ def forward_kl_optimum(rewards: Logits, ref_logits: Logits, *, beta: float) -> L
     Equation: ``forward_kl_optimum``
     Reached by: k3 (k4) as a loss, unweighted or with the ratio detached.
 
-    Args, Returns, Raises: as :func:`reverse_kl_optimum`.
+    Args, Returns: as :func:`reverse_kl_optimum`.
     """
     rewards, ref_logp = _inputs(rewards, ref_logits, beta)
     _, gap = _gap_to_best(rewards, ref_logp)
@@ -92,7 +89,7 @@ def forward_kl_multiplier(rewards: Logits, ref_logits: Logits, *, beta: float) -
 
     Equation: ``forward_kl_multiplier``
 
-    Args, Raises: as :func:`reverse_kl_optimum`.
+    Args: as :func:`reverse_kl_optimum`.
 
     Returns:
         [...], in units of the reward.
@@ -114,7 +111,7 @@ def euclidean_optimum(rewards: Logits, ref_logits: Logits, *, beta: float) -> Lo
     Equation: ``euclidean_optimum``
     Reached by: the surrogate of MiniMax-01 as a loss, sampled on-policy.
 
-    Args, Raises: as :func:`reverse_kl_optimum`.
+    Args: as :func:`reverse_kl_optimum`.
 
     Returns:
         [..., V], log-probs, ``-inf`` for tokens that are given up.
@@ -160,7 +157,7 @@ def penalty_equilibrium(
         :math:`l \ge 0` on :math:`S` and, for ``k3_clip``, :math:`r \ge r_{\max}` outside.
 
     Raises:
-        ValueError: as :func:`reverse_kl_optimum`, or on an unknown name or an empty support.
+        ValueError: on an empty support.
     """
     check_choice("estimator", estimator, _INVERSE_ESTIMATORS)
     rewards, ref_logp = _inputs(rewards, ref_logits, beta)

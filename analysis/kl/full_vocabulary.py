@@ -61,9 +61,6 @@ def full_vocabulary_gradients(
 
     Returns:
         [N, states, vocab].
-
-    Raises:
-        ValueError: on an unknown credit or a shape mismatch.
     """
     check_choice("credit", credit, TOKEN_CREDITS)
     check_same_shape("logits", logits, "ref_logits", ref_logits)

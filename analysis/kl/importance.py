@@ -34,9 +34,6 @@ def importance_ratio(
     Returns:
         [..., T], with gradient; 1 at masked positions of a token-level ratio, the running or
         whole ratio of the counted tokens otherwise.
-
-    Raises:
-        ValueError: on an unknown level or a shape mismatch.
     """
     check_choice("level", level, RATIO_LEVELS)
     log_ratio, counted = _counted_log_ratio(logp, old_logp, mask)
@@ -64,9 +61,6 @@ def effective_sample_size(logp: LogProbs, old_logp: LogProbs, mask: Mask) -> Ten
 
     Returns:
         [...], a share: 1 on-policy, near ``1/n`` when one token dominates, NaN with none counted.
-
-    Raises:
-        ValueError: on a shape mismatch.
     """
     log_ratio, counted = _counted_log_ratio(logp, old_logp, mask)
     log_weight = torch.where(counted, log_ratio, -torch.inf)

@@ -32,9 +32,6 @@ def folded_reward(
 
     Returns:
         [..., V], in the unit of the reward.
-
-    Raises:
-        ValueError: on a bad ``beta`` or a shape mismatch.
     """
     check_positive("beta", beta)
     old_logits, ref_logits = pair_of_floats("old_logits", old_logits, "ref_logits", ref_logits)
@@ -64,9 +61,6 @@ def mirror_step(
 
     Returns:
         [..., V], log-probs.
-
-    Raises:
-        ValueError: as :func:`folded_reward`.
     """
     check_positive("step_size", step_size)
     folded = folded_reward(old_logits, ref_logits, rewards, beta=beta)

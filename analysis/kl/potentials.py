@@ -56,8 +56,8 @@ def kl_potential(
         [...], nats (squared probabilities for ``minimax01``).
 
     Raises:
-        ValueError: on an unknown name, a shape mismatch, or ``minimax01`` in the reward or with
-            the ratio attached: its value has no meaning.
+        ValueError: on ``minimax01`` in the reward or with the ratio attached: its value has no
+            meaning.
     """
     check_choice("placement", placement, PLACEMENTS)
     check_choice("weighting", weighting, WEIGHTINGS)
@@ -84,9 +84,6 @@ def half_squared_distance(logits: Logits, ref_logits: Logits) -> Values:
 
     Returns:
         [...], dimensionless.
-
-    Raises:
-        ValueError: if shapes differ or an input is not floating point.
     """
     logits, ref_logits = pair_of_floats("logits", logits, "ref_logits", ref_logits)
     return 0.5 * (logits.softmax(-1) - ref_logits.softmax(-1)).square().sum(-1)
@@ -110,9 +107,6 @@ def capped_forward_kl(logits: Logits, ref_logits: Logits, max_ratio: float = 10.
 
     Returns:
         [...], nats.
-
-    Raises:
-        ValueError: if shapes differ, an input is not floating point, or ``max_ratio`` <= 0.
     """
     check_positive("max_ratio", max_ratio)
     logits, ref_logits = pair_of_floats("logits", logits, "ref_logits", ref_logits)

@@ -51,9 +51,6 @@ def prefix_coefficients(
 
     Returns:
         [..., T], without gradient; exactly 0 where masked.
-
-    Raises:
-        ValueError: on an unknown name or a shape mismatch.
     """
     check_choice("estimator", estimator, ESTIMATORS)
     counted = as_mask("mask", mask, "logp", logp)
@@ -89,9 +86,6 @@ def k3_noise_gap(
 
     Returns:
         A scalar, nats squared.
-
-    Raises:
-        ValueError: on a table of the wrong shape.
     """
     sampler = logits if old_logits is None else old_logits
     logp, ref_logp, old_logp = (token_logp(x, sequences) for x in (logits, ref_logits, sampler))
@@ -146,9 +140,6 @@ def markov_second_moments(
 
     Returns:
         [T, ...], for sequences of 1 to T tokens.
-
-    Raises:
-        ValueError: on an unknown weight or a shape mismatch.
     """
     check_choice("weight", weight, MOMENT_WEIGHTS)
     check_same_shape("logits", logits, "old_logits", old_logits)

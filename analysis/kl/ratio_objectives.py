@@ -51,9 +51,6 @@ def ratio_objective(
 
     Returns:
         A scalar in the unit of the returns, to be maximised.
-
-    Raises:
-        ValueError: on an unknown name or a shape mismatch.
     """
     check_choice("objective", objective, OBJECTIVES)
     check_same_shape("logits", logits, "old_logits", old_logits)

@@ -23,9 +23,6 @@ def reward_to_go(rewards: Values, *, gamma: float = 1.0) -> Values:
 
     Returns:
         [..., T], in the unit of the rewards; exactly 0 past the last nonzero reward.
-
-    Raises:
-        ValueError: if ``gamma`` is outside [0, 1].
     """
     check_float("rewards", rewards)
     if not 0.0 <= gamma <= 1.0:

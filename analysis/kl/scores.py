@@ -30,9 +30,6 @@ def expected_score(logits: Logits, weights: Logits) -> Logits:
 
     Returns:
         [..., V].
-
-    Raises:
-        ValueError: if shapes differ or an input is not floating point.
     """
     logits, weights = pair_of_floats("logits", logits, "weights", weights)
     return weights - torch.softmax(logits, dim=-1) * weights.sum(-1, keepdim=True)

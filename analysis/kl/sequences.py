@@ -79,11 +79,7 @@ def enumerate_sequences(vocab_size: int, max_length: int, *, eos: int | None = N
 
 @checked
 def token_logp(logits: Table, sequences: Sequences) -> Tensor:
-    """Log-prob [N, T] of each token of each sequence under a logits table [states, vocab].
-
-    Raises:
-        ValueError: if the table does not have one row per prefix.
-    """
+    """Log-prob [N, T] of each token of each sequence under a logits table [states, vocab]."""
     logp = torch.log_softmax(logits, dim=-1)[sequences.states, sequences.tokens]
     return torch.where(sequences.mask, logp, 0.0)
 
@@ -133,9 +129,6 @@ def sequence_kl(
     (``-inf`` in its table) adds nothing.
 
     Equation: ``sequence_kl``
-
-    Raises:
-        ValueError: on an unknown direction or a table of the wrong shape.
     """
     check_choice("direction", direction, DIRECTIONS)
     of, other = (logits, ref_logits) if direction == "reverse" else (ref_logits, logits)
@@ -237,7 +230,7 @@ def expected_sequence_gradient(
         The gradient that *descent* on the KL term follows.
 
     Raises:
-        ValueError: on an unknown or meaningless choice, or a table of the wrong shape.
+        ValueError: on a choice that :class:`analysis.kl.term.KLTerm` refuses.
     """
     check_choice("estimator", estimator, (*LOSS_ESTIMATORS, "cross_entropy"))
     check_choice("level", level, LEVELS)

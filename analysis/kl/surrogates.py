@@ -78,8 +78,7 @@ def kl_loss(
         [...], nats per token.
 
     Raises:
-        ValueError: on an unknown name, a shape mismatch, a missing ``old_logp``, or an argument
-            that would go unread.
+        ValueError: on a missing ``old_logp`` or an argument that would go unread.
     """
     check_choice("estimator", estimator, LOSS_ESTIMATORS)
     check_choice("weighting", weighting, WEIGHTINGS)
@@ -125,9 +124,6 @@ def kl_penalty(
 
     Returns:
         [...], nats per token, without gradient.
-
-    Raises:
-        ValueError: on an unknown name or a shape mismatch.
     """
     check_choice("estimator", estimator, ESTIMATORS)
     logp, ref_logp = _counted_pair(logp, ref_logp, mask)
@@ -153,9 +149,6 @@ def straight_through(value: Values, gradient: Values) -> Values:
 
     Returns:
         [...].
-
-    Raises:
-        ValueError: on a shape mismatch.
     """
     check_same_shape("value", value, "gradient", gradient)
     return value.detach() + (gradient - gradient.detach())
@@ -175,7 +168,7 @@ def minimax01(logp: LogProbs, ref_logp: LogProbs) -> Values:
     Source: MiniMax (2025), MiniMax-01, section 5.4.2; Liu et al. (2025), figure 1, appendix F.
     Sampler: :math:`a \sim \pi_\theta`.
 
-    Args, Returns, Raises: as :func:`analysis.kl.estimators.k1`. The value has no meaning, only
+    Args, Returns: as :func:`analysis.kl.estimators.k1`. The value has no meaning, only
     the gradient has.
     """
     return gradient_coefficient(logp, ref_logp, estimator="minimax01") * logp
@@ -204,9 +197,6 @@ def gradient_coefficient(
     Returns:
         [...], dimensionless, without gradient. At the cap itself, ``k3_clip`` takes the capped
         side.
-
-    Raises:
-        ValueError: on an unknown name or a shape mismatch.
     """
     check_choice("estimator", estimator, LOSS_ESTIMATORS)
     logp, ref_logp = pair_of_floats("logp", logp, "ref_logp", ref_logp)

@@ -150,7 +150,7 @@ class KLTerm(Schema):
             [..., T], nats; exactly zero in value and gradient where masked.
 
         Raises:
-            ValueError: the term is none of the loss, lacks what it reads, or shapes differ.
+            ValueError: the term is none of the loss, or lacks what it reads.
         """
         if self.placement != "loss" or self.estimator == "none":
             raise ValueError(f"{self.name} has no loss: use penalty, or leave the term out")
@@ -195,7 +195,7 @@ class KLTerm(Schema):
             [..., T], nats, without gradient; exactly zero where masked.
 
         Raises:
-            ValueError: the term is none of the reward, or shapes differ.
+            ValueError: the term is none of the reward.
         """
         counted = _counted(logp, mask)
         if self.level == "sequence" or self.credit == "whole":

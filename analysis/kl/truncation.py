@@ -16,9 +16,6 @@ def keep_top(logits: Logits, *, top_k: int | None = None, top_p: float = 1.0) ->
 
     Top-p keeps the smallest set of likeliest tokens whose probability reaches ``top_p``; among
     equal logits the lower index comes first. At least one token is always kept.
-
-    Raises:
-        ValueError: if ``top_k`` is below 1 or ``top_p`` outside (0, 1].
     """
     check_float("logits", logits)
     if top_k is not None and top_k < 1:
@@ -52,9 +49,6 @@ def masked_logits(logits: Logits, keep: Kept) -> Tensor:
 
     Returns:
         [..., V], ``-inf`` where not kept.
-
-    Raises:
-        ValueError: on a shape mismatch.
     """
     check_same_shape("logits", logits, "keep", keep)
     return torch.where(keep, logits, -torch.inf)
@@ -82,9 +76,6 @@ def covered_kl(logits: Logits, ref_logits: Logits, keep: Kept) -> Tensor:
     Returns:
         [...], nats, with gradient; ``inf`` where the policy allows a kept token that the reference
         forbids.
-
-    Raises:
-        ValueError: on a shape mismatch.
     """
     logp, ref_logp = log_softmaxes(logits, ref_logits)
     check_same_shape("logits", logp, "keep", keep)
@@ -101,9 +92,6 @@ def tempered(logits: Logits, temperature: float) -> Tensor:
     .. math:: \mu(a) \propto \pi(a)^{1/\tau}
 
     Equation: ``tempered``
-
-    Raises:
-        ValueError: if the temperature is not finite and positive.
     """
     check_positive("temperature", temperature)
     return logits / temperature

@@ -38,9 +38,6 @@ def jeffreys_divergence(logits: Logits, ref_logits: Logits) -> Values:
 
     Returns:
         [...], nats; not finite where one allows what the other forbids.
-
-    Raises:
-        ValueError: if shapes differ or an input is not floating point.
     """
     policy, log_r = _policy_and_log_r(logits, ref_logits)
     return (policy * torch.expm1(log_r) * log_r).sum(-1)
@@ -56,7 +53,7 @@ def variance_gap(logits: Logits, ref_logits: Logits) -> Values:
     Equation: ``variance_gap``
     Sampler: :math:`a \sim \pi_\theta`.
 
-    Args, Raises: as :func:`jeffreys_divergence`.
+    Args: as :func:`jeffreys_divergence`.
 
     Returns:
         [...], nats squared.
@@ -80,7 +77,7 @@ def optimal_control_weight(logits: Logits, ref_logits: Logits) -> Values:
     Source: Schulman (2020) poses the problem.
     Sampler: :math:`a \sim \pi_\theta`.
 
-    Args, Raises: as :func:`jeffreys_divergence`.
+    Args: as :func:`jeffreys_divergence`.
 
     Returns:
         [...], dimensionless, positive; 1 where the two policies are equal.
@@ -111,9 +108,6 @@ def estimator_means(
 
     Returns:
         ``{"k1": [...], "k2": ..., "k3": ..., "k3_clip": ..., "k4": ...}``, nats.
-
-    Raises:
-        ValueError: if shapes differ or an input is not floating point.
     """
     logp, ref_logp = log_softmaxes(logits, ref_logits)
     sampler = _sampler(logp, old_logits).exp()
@@ -133,7 +127,7 @@ def estimator_variances(
     Equation: ``estimator_variances``
     Sampler: as :func:`estimator_means`.
 
-    Args, Raises: as :func:`estimator_means`.
+    Args: as :func:`estimator_means`.
 
     Returns:
         The keys of :func:`estimator_means` and, on-policy, ``optimal``: :math:`k_1 + \lambda^\ast

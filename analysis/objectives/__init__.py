@@ -1,4 +1,7 @@
-"""Objectives: from rewards to advantages, and from log-probs and advantages to a loss."""
+"""Objectives: from rewards to advantages, and from log-probs and advantages to a loss.
+
+Arguments are checked as in :mod:`analysis.kl`: *Raises* names what *Args* do not say.
+"""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def group_normalise(
         [..., G], dimensionless, without gradient; exactly 0 for a group of equal rewards.
 
     Raises:
-        ValueError: on a group of one, or an argument outside its range.
+        ValueError: on a group of one.
     """
     everyone = _whole_group(rewards)
     advantages = standardise(

@@ -34,9 +34,6 @@ def aggregate(values: Values, mask: Mask, mode: str) -> Tensor:
 
     Returns:
         A scalar in the unit of ``values``; exactly 0 when nothing is counted.
-
-    Raises:
-        ValueError: on an unknown mode, a shape mismatch or values that are not floating point.
     """
     check_float("values", values)
     values = at_least_float32(values)
@@ -58,7 +55,7 @@ def token_weights(mask: Mask, mode: str, *, dtype: torch.dtype | None = None) ->
         [..., T], dimensionless.
 
     Raises:
-        ValueError: on an unknown mode or a mask without a token axis.
+        ValueError: on a mask without a token axis.
     """
     check_choice("mode", mode, MODES)
     counted = as_mask("mask", mask, "mask", mask)
@@ -164,9 +161,6 @@ def token_mean_weight(length_probability: Tensor, completions: int) -> Tensor:
 
     Returns:
         [L + 1], per token, at each length :math:`t`; nothing counted divides by 1, as in a batch.
-
-    Raises:
-        ValueError: if N is below 1 or the probabilities are not one axis of floats.
     """
     check_float("length_probability", length_probability)
     if length_probability.ndim != 1 or completions < 1:

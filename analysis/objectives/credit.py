@@ -63,9 +63,6 @@ def fold_kl(
 
     Returns:
         [..., T], in the unit of the advantages, without gradient; exactly 0 where masked.
-
-    Raises:
-        ValueError: on an unknown credit, an argument outside its range, or a shape mismatch.
     """
     check_choice("credit", credit, TOKEN_CREDITS)
     if not (math.isfinite(beta) and beta >= 0):
@@ -114,8 +111,8 @@ def process_supervision(
         last step of an output, and everywhere if all step rewards of the group are equal.
 
     Raises:
-        ValueError: on a group of one, on step ends that are not increasing positions within the
-            output, or a shape mismatch.
+        ValueError: on a group of one, or step ends that are not increasing positions within the
+            output.
     """
     step_rewards, step_ends, lengths = _step_tensors(step_rewards, step_ends, lengths)
     _check_steps(step_rewards, step_ends, lengths)

@@ -43,7 +43,7 @@ def difficulty_weight(
         [...], dimensionless.
 
     Raises:
-        ValueError: on a group of one or an argument outside its range.
+        ValueError: on a group of one.
     """
     inverse_std = _inverse_stds(group_size, ddof=ddof, eps=eps)
     chances = _binomial(success, group_size - 2)

@@ -32,7 +32,7 @@ def informative_groups(rewards: Rewards) -> Tensor:
         [...], bool.
 
     Raises:
-        ValueError: if the rewards are not floating point or have no group axis.
+        ValueError: if the rewards have no group axis.
     """
     check_float("rewards", rewards)
     if rewards.ndim == 0:
@@ -54,9 +54,6 @@ def kept_fraction(success: Values, group_size: int) -> Tensor:
 
     Returns:
         [...], a probability.
-
-    Raises:
-        ValueError: if ``group_size`` is below 1.
     """
     check_float("success", success)
     if group_size < 1:
@@ -83,9 +80,6 @@ def repeats(tokens: Tokens, *, period: int, times: int) -> Tensor:
 
     Returns:
         [..., T], bool.
-
-    Raises:
-        ValueError: on an argument outside its range.
     """
     if period < 1 or times < 2:
         raise ValueError(f"need period >= 1 and times >= 2, got {period!r} and {times!r}")

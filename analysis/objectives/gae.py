@@ -45,9 +45,6 @@ def generalised_advantage(
 
     Returns:
         [..., T], in the unit of the rewards, without gradient; exactly 0 where masked.
-
-    Raises:
-        ValueError: if ``gamma`` or ``lam`` is outside [0, 1], or on a shape mismatch.
     """
     if not 0.0 <= lam <= 1.0:
         raise ValueError(f"lam must be in [0, 1], got {lam!r}")
@@ -99,8 +96,7 @@ def gae_kl_gradient(
         [states, vocab], which gradient *descent* on the KL follows.
 
     Raises:
-        ValueError: on an unknown critic, an argument outside its range, a shape mismatch, or the
-            scaled critic at ``gamma=0`` or ``lam=1``, where there is none.
+        ValueError: on the scaled critic at ``gamma=0`` or ``lam=1``, where there is none.
     """
     check_choice("critic", critic, CRITICS)
     sequences = sequences.only(can_draw(logits.detach(), sequences))

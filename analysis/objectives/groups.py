@@ -58,9 +58,6 @@ def standardise(
 
     Returns:
         [..., N], float64; exactly 0 where not counted and where the counted values are equal.
-
-    Raises:
-        ValueError: on an argument outside its range.
     """
     _check_standardisation(ddof, eps, std_min, std_max)
     deviation = deviations(values, counted)

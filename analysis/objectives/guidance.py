@@ -22,9 +22,6 @@ def annealed(step: int, total: int, *, start: float, end: float) -> float:
         total: updates after which the end is reached, at least 1.
         start: value at step 0.
         end: value from step ``total`` on.
-
-    Raises:
-        ValueError: on a negative step or a total below 1.
     """
     if step < 0 or total < 1:
         raise ValueError(f"need step >= 0 and total >= 1, got {step!r} and {total!r}")
@@ -74,9 +71,6 @@ def current_segment(mask: Mask, sampled_at: Numbers, iteration: int) -> Tensor:
 
     Returns:
         [..., T], bool.
-
-    Raises:
-        ValueError: if shapes differ.
     """
     check_same_shape("mask", mask, "sampled_at", sampled_at)
     return (mask != 0) & (sampled_at == iteration)

@@ -30,9 +30,6 @@ def imitation_cost(error: float, horizon: int, recovery: float) -> float:
 
     Returns:
         Steps, from 0 to ``horizon``.
-
-    Raises:
-        ValueError: on an argument outside its range.
     """
     for name, value in (("error", error), ("recovery", recovery)):
         if not 0.0 <= value <= 1.0:

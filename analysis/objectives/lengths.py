@@ -35,9 +35,6 @@ def length_penalty(rewards: Rewards, lengths: Lengths, *, weight: float) -> Rewa
 
     Returns:
         [..., G], in the unit of the rewards.
-
-    Raises:
-        ValueError: on shapes that differ or a weight that is not finite and at least 0.
     """
     rewards, lengths = _rewards_and_lengths(rewards, lengths)
     if not (math.isfinite(weight) and weight >= 0):
@@ -65,9 +62,6 @@ def soft_overlong(lengths: Lengths, *, max_length: int, buffer: int) -> Tensor:
 
     Returns:
         [...], between -1 and 0, to be added to the reward; at least float32.
-
-    Raises:
-        ValueError: on a buffer outside its range.
     """
     if not 1 <= buffer <= max_length:
         raise ValueError(f"buffer must be in [1, max_length = {max_length}], got {buffer!r}")
@@ -91,9 +85,6 @@ def relative_length_reward(correct: Correct, lengths: Lengths) -> Rewards:
 
     Returns:
         [..., G], between -1/2 and 1/2; exactly 0 in a group of equal lengths.
-
-    Raises:
-        ValueError: on shapes that differ or a mask that is not boolean.
     """
     if correct.dtype != torch.bool:
         raise ValueError(f"correct must be a boolean tensor, got {correct.dtype}")

@@ -87,9 +87,6 @@ def policy_loss(
 
     Returns:
         A :class:`LossOutput`, in the unit of the advantages.
-
-    Raises:
-        ValueError: on an unknown name, a clip range that is none, or a shape mismatch.
     """
     check_choice("kind", kind, KINDS)
     check_choice("aggregation", aggregation, MODES)

@@ -37,9 +37,6 @@ def off_policy_sequence_mask(
 
     Returns:
         [..., T] bool, the counted tokens that stay: pass it on as ``mask``.
-
-    Raises:
-        ValueError: on a negative or undefined ``delta`` or a shape mismatch.
     """
     if math.isnan(delta) or delta < 0:
         raise ValueError(f"delta must be >= 0 nats per token, got {delta!r}")

@@ -53,9 +53,6 @@ def merged_reward(
 
     Returns:
         [..., T]; 0 where masked; with gradient only if ``attached``.
-
-    Raises:
-        ValueError: on an unknown name, a bad ``beta`` or a shape mismatch.
     """
     check_choice("reading", reading, READINGS)
     check_choice("penalty", penalty, PENALTIES)
@@ -106,9 +103,6 @@ def merged_loss(
 
     Returns:
         [..., T], to be minimised; exactly 0 where masked.
-
-    Raises:
-        ValueError: as :func:`merged_reward`, or on a clip range that is none.
     """
     reward = merged_reward(
         logp, ref_logp, old_logp, advantages, mask, beta=beta, reading=reading, penalty=penalty
@@ -151,7 +145,7 @@ def kl_coefficient_kept(
 
     Equation: ``kl_coefficient_kept``
 
-    Args, Raises: as :func:`merged_loss`.
+    Args: as :func:`merged_loss`.
 
     Returns:
         [..., T], without gradient; 0 where masked or clipped.

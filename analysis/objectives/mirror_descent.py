@@ -44,9 +44,6 @@ def mirror_descent_loss(
 
     Returns:
         [...], in the unit of the reward squared.
-
-    Raises:
-        ValueError: if ``tau`` is not finite and positive, or shapes differ.
     """
     check_positive("tau", tau)
     check_same_shape("logp", logp, "rewards", rewards)
@@ -71,9 +68,6 @@ def log_partition(rewards: Values, log_weights: LogProbs, *, tau: float) -> Tens
 
     Returns:
         [...].
-
-    Raises:
-        ValueError: if ``tau`` is not finite and positive, or shapes differ.
     """
     check_positive("tau", tau)
     check_float("rewards", rewards)

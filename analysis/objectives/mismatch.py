@@ -54,9 +54,6 @@ def mismatch_weight(
 
     Returns:
         [..., T], without gradient; exactly 0 where masked.
-
-    Raises:
-        ValueError: on an unknown name, a bound below 1 or a shape mismatch.
     """
     check_choice("kind", kind, CORRECTIONS)
     check_choice("level", level, LEVELS)

@@ -42,7 +42,7 @@ def kl_then_normalise(
         [..., G], without gradient.
 
     Raises:
-        ValueError: on a bad ``beta``, a shape mismatch or a group of one.
+        ValueError: on a group of one.
     """
     return group_normalise(_penalised(rewards, kl, beta), ddof=ddof, eps=eps)
 

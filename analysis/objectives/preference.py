@@ -34,9 +34,6 @@ def implicit_reward(logp: LogProbs, ref_logp: LogProbs, *, beta: float = 0.1) ->
 
     Returns:
         [...], in the unit of the reward.
-
-    Raises:
-        ValueError: if ``beta`` is not finite and positive, or shapes differ.
     """
     check_positive("beta", beta)
     logp, ref_logp = pair_of_floats("logp", logp, "ref_logp", ref_logp)
@@ -72,9 +69,6 @@ def dpo_loss(
 
     Returns:
         [...], nats per pair; log 2 where policy and reference agree.
-
-    Raises:
-        ValueError: if ``beta`` is not finite and positive, or shapes differ.
     """
     return -functional.logsigmoid(_margin(logp_w, logp_l, ref_logp_w, ref_logp_l, beta))
 
@@ -99,9 +93,6 @@ def dpo_gradient_weight(
 
     Returns:
         [...], between 0 and ``beta``, without gradient.
-
-    Raises:
-        ValueError: as :func:`dpo_loss`.
     """
     margin = _margin(logp_w, logp_l, ref_logp_w, ref_logp_l, beta)
     return beta * torch.sigmoid(-margin.detach())

@@ -34,9 +34,6 @@ def marginal_rewards(scores: Values, initial: Tensor | float = 0.0) -> Values:
 
     Returns:
         [..., K], in the unit of the scores.
-
-    Raises:
-        ValueError: if the scores are not floating point.
     """
     check_float("scores", scores)
     scores = at_least_float32(scores)
@@ -69,7 +66,7 @@ def path_score(scores: Values, mask: Mask, how: str) -> Values:
         [...].
 
     Raises:
-        ValueError: on an unknown name, a shape mismatch or a path without steps.
+        ValueError: on a path without steps.
     """
     check_choice("how", how, PATH_SCORES)
     check_float("scores", scores)
@@ -94,9 +91,6 @@ def best_of_n(scores: Values, mask: Mask, *, how: str = "last") -> Tensor:
 
     Returns:
         [...], integers in [0, N).
-
-    Raises:
-        ValueError: as :func:`path_score`.
     """
     return path_score(scores, mask, how).argmax(dim=-1)
 
@@ -117,9 +111,6 @@ def early_stop(scores: Values, *, patience: int, initial: Tensor | float = 0.0) 
     Returns:
         [...], steps taken, from 1 to K; K for a path that is never stopped. A path stopped at its
         last step is told from one that ends there by :func:`falls_in_a_row`.
-
-    Raises:
-        ValueError: if ``patience`` is below 1.
     """
     stopped = falls_in_a_row(scores, patience=patience, initial=initial)
     first = stopped.to(torch.uint8).argmax(dim=-1) + 1

@@ -29,9 +29,6 @@ def shortest_right(correct: Correct, lengths: Lengths) -> Tensor:
 
     Returns:
         [..., G], bool; True at most once in a group, nowhere if none is right.
-
-    Raises:
-        ValueError: on shapes that differ or a mask that is not boolean.
     """
     if correct.dtype != torch.bool:
         raise ValueError(f"correct must be a boolean tensor, got {correct.dtype}")
