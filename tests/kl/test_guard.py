@@ -53,6 +53,9 @@ INSTANCES = {
         KLTerm(estimator="k3"),
         KLTerm(estimator="k1", level="sequence", weighting="detached"),
         KLTerm(estimator="exact"),
+        KLTerm(estimator="cross_entropy"),
+        KLTerm(weighting="attached", ratio="prefix"),
+        KLTerm(level="sequence", weighting="attached"),
         KLTerm(estimator="k1", placement="reward"),
         KLTerm(estimator="k2", placement="reward", level="sequence"),
     ]
@@ -245,6 +248,8 @@ def is_read(function, argument: str) -> bool:
         return True
     if term.reads_logits:
         return argument in ("logits", "ref_logits")
+    if term.estimator == "cross_entropy":
+        return argument == "logp"
     return argument in ("logp", "ref_logp") or (argument == "old_logp" and term.weighting != "none")
 
 

@@ -7,14 +7,12 @@ import math
 import pytest
 import torch
 
-from analysis.chapters.ch06_credit import Chains, chain_samples, random_chains
 from analysis.kl.credit import (
     sample_gradients,
     state_average,
     tie_states,
     weighted_moments,
 )
-from analysis.kl.divergences import reverse_kl
 from analysis.kl.importance import importance_ratio
 from analysis.kl.prefix import prefix_coefficients
 from analysis.kl.returns import reward_to_go
@@ -94,22 +92,6 @@ def test_with_shared_parameters_near_the_reference_need_not_be_quieter(length, t
     assert own.times < 1
 
 
-@pytest.mark.parametrize("staleness", [0.0, 0.1])
-def test_the_chains_of_the_chapter_are_quieter_near_the_reference(staleness):
-    random = random_chains(8, 12, drift=0.1, staleness=staleness, seed=0)
-    found = chain_samples(random, [2, 8, 64, 512])
-    assert (found["k3 prefix"] < found["k1 reward to go"]).all()
-
-
-def test_a_chain_near_the_reference_can_be_noisier():
-    """Token 0 goes on, token 1 leads to itself."""
-    policy = rows([0.8, 0.2], [1e-9, 1 - 1e-9], [1 - 1e-9, 1e-9])[None]
-    reference = policy.clone()
-    reference[0, 0, 0] -= 1e-3
-    found = chain_samples(Chains(policy, reference, policy), [5])
-    assert found["k3 prefix"].item() > 5 * found["k1 reward to go"].item()
-
-
 def gap_terms(world):
     """Sums [N] of the exact gap, and of its leading order, with shared parameters."""
     mask = world.sequences.mask
@@ -186,65 +168,6 @@ def test_which_tokens_are_near_enough():
         helps = variate / 2 + to_come < -log_ratio
         assert torch.equal(bracket[rarer] < 0, helps[rarer])
     assert helps[rarer].sum() == 0  # three nats to come: no token is near enough
-
-
-def full_vocabulary_gradients(world, credit):
-    """Exact K_t at each visited state; with ``to_go`` its score part as well. On-policy."""
-    kl = reverse_kl(*world.tables[:2])
-    vocab = world.policy.shape[-1]
-    log_ratio = world.tables[0].log_softmax(-1) - world.tables[1].log_softmax(-1)
-    own = world.tables[0].softmax(-1) * (log_ratio - kl.unsqueeze(-1))
-    mask, states = world.sequences.mask, world.sequences.states
-    each = torch.zeros(len(mask), len(kl), vocab, dtype=torch.float64)
-    for t in range(mask.shape[1]):
-        each[torch.arange(len(mask)), states[:, t]] += mask[:, t, None] * own[states[:, t]]
-    cost = torch.where(mask, kl[states], 0.0)
-    later = (reward_to_go(cost) - cost) * (credit == "to_go")
-    return tie_states(each, world.groups).flatten(1) + world.gradients(later)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_full_vocabulary_is_never_noisier_with_own_rows_and_immediate_credit(seed):
-    sequences = enumerate_sequences(3, 3, eos=2)
-    policy, reference = 1.5 * draw(2, sequences.num_states, 3, seed=seed)
-    world = Shared(sequences, torch.arange(sequences.num_states), policy, reference, policy)
-    full = weighted_moments(world.probability, full_vocabulary_gradients(world, "immediate"))
-    sampled = weighted_moments(world.probability, world.gradients(world.log_ratio))
-    torch.testing.assert_close(full.mean, sampled.mean, **TIGHT)
-    assert full.trace_var < sampled.trace_var
-
-
-def test_the_full_vocabulary_can_be_noisier_with_shared_rows_or_credit_to_go():
-    world = end_or_go_on(6, 0.01)
-    for credit, sampled in (("immediate", world.log_ratio), ("to_go", world.reward)):
-        full = weighted_moments(world.probability, full_vocabulary_gradients(world, credit))
-        one = weighted_moments(world.probability, world.gradients(sampled))
-        torch.testing.assert_close(full.mean, one.mean, **TIGHT)
-        assert full.trace_var > 2 * one.trace_var
-    e = math.e
-    policy = rows([0.1, 0.9], [0.99, 0.01], [0.99, 0.01])
-    reference = rows([0.1 * e, 1 - 0.1 * e], [0.99 / e, 1 - 0.99 / e], [0.99, 0.01])
-    own = Shared(enumerate_sequences(2, 2), torch.arange(3), policy, reference, policy)
-    full = weighted_moments(own.probability, full_vocabulary_gradients(own, "to_go"))
-    assert full.trace_var / own.variance(own.reward) == pytest.approx(1.72, rel=0.01)
-
-
-def test_the_best_constant_is_a_mean_kl_to_go_with_own_rows_only():
-    """Shared rows: the scores of one sequence overlap, and the weights are inner products."""
-    world = end_or_go_on(4, 1.0)
-    plain, unit = world.gradients(world.reward), world.gradients(world.sequences.mask.double())
-    best = (world.probability @ (plain * unit).sum(-1)) / (
-        world.probability @ unit.square().sum(-1)
-    )
-    policy = world.tables[0].softmax(-1)[world.sequences.states]
-    one_hot = torch.eye(2, dtype=torch.float64)[world.sequences.tokens]
-    squared = torch.where(world.sequences.mask, (one_hot - policy).square().sum(-1), 0.0)
-    mean_to_go = (world.probability @ (squared * world.reward).sum(-1)) / (
-        world.probability @ squared.sum(-1)
-    )
-    assert abs(best - mean_to_go) > 0.1
-    at = [world.variance(world.reward - c * world.sequences.mask) for c in (best, mean_to_go, 0.0)]
-    assert at[0] < at[2] < at[1]  # what is best with own rows is worse than none here
 
 
 def test_the_last_bracket_has_the_mean_of_two_divergences_on_policy_only():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from analysis.objectives.losses import policy_loss
-from analysis.objectives.merged import kl_coefficient_kept, merged_loss, merged_reward
+from analysis.objectives.merged import kl_coefficient_kept, merged_loss
 
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]], dtype=torch.bool)
 ADVANTAGES = torch.tensor([1.0, -0.8], dtype=torch.float64)
@@ -58,30 +58,6 @@ def test_value_and_slope_by_hand(reading, penalty):
         assert slope[row, t].item() == pytest.approx(expected, abs=1e-12)
     assert (loss[~MASK] == 0).all()
     assert (slope[~MASK] == 0).all()
-
-
-def test_the_clip_of_the_attached_reading_leaves_a_k1_gradient():
-    logp, old = torch.tensor([math.log(0.5)]).double(), torch.tensor([math.log(0.3)]).double()
-    ref, mask = torch.tensor([math.log(0.4)]).double(), torch.tensor([True])
-    slopes = {}
-    for reading in ("detached", "attached"):
-        leaf = logp.clone().requires_grad_(True)
-        loss = merged_loss(
-            leaf, ref, old, torch.tensor([2.0]).double(), mask, beta=BETA, reading=reading, **CLIP
-        )
-        (slopes[reading],) = torch.autograd.grad(loss.sum(), leaf)
-    assert slopes["detached"].item() == 0.0
-    assert slopes["attached"].item() == pytest.approx(BETA * (1 + HIGH))
-
-
-def test_without_a_gradient_inside_it_is_grpo_off_policy():
-    logp, ref, old = log_probs()
-    reward = merged_reward(logp, ref, old, ADVANTAGES, MASK, beta=BETA, reading="old")
-    known = policy_loss(
-        logp, old_logp=old, advantages=reward, mask=MASK, kind="grpo_off_policy", **CLIP
-    ).per_token
-    loss = merged_loss(logp, ref, old, ADVANTAGES, MASK, beta=BETA, reading="old", **CLIP)
-    torch.testing.assert_close(loss, known, rtol=0, atol=0)
 
 
 def test_what_the_clip_keeps_of_the_kl_is_the_slope_by_beta():
