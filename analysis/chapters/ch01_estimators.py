@@ -21,7 +21,7 @@ from analysis import style
 from analysis.chapters.ch11_numerics import naive_k3
 from analysis.chapters.ch20_language_model import deviations
 from analysis.chapters.claims import EXACT, Finding, claim, judge, largest, median, share
-from analysis.chapters.policies import Policies, drifted_logits, normal_draws, random_policies
+from analysis.chapters.policies import Policies, moved_logits, normal_draws, random_policies
 from analysis.experiments.language import estimator_tail
 from analysis.kl.divergences import forward_kl, reverse_kl
 from analysis.kl.estimators import k3
@@ -76,10 +76,7 @@ def normal_nodes(count: int = 40_001, half_width: float = 12.0) -> tuple[Tensor,
 
 
 def schulman_table(pair: GaussianPair, *, sample_size: int, seed: int) -> pd.DataFrame:
-    """Bias and standard deviation of k1, k2, k3, in units of the KL: printed, exact, and sampled.
-
-    A row a quantity and estimator.
-    """
+    """Bias and deviation of k1, k2, k3 in units of the KL: printed, exact, and sampled."""
     log_prob, exact = log_probs(pair, normal_draws((sample_size,), seed=seed)), moments(*pair)
     rows = []
     for name, printed in SCHULMAN_PRINTED[pair].items():
@@ -102,17 +99,9 @@ def drifted(ref_logits: Tensor, direction: Tensor, steps: Sequence[float] | Tens
     return ref_logits + torch.as_tensor(steps, dtype=ref_logits.dtype)[:, None] * direction
 
 
-def gaussian_estimates(pair: GaussianPair) -> tuple[dict[str, Tensor], Tensor]:
-    """Values of k1, k2, k3 at quadrature nodes, and the weights of the nodes under q."""
-    z, weights = normal_nodes()
-    log_prob = log_probs(pair, z)
-    return {name: ESTIMATORS[name](*log_prob) for name in NAMES}, weights
-
-
-def softmax_estimates(logits: Tensor, ref_logits: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """Values of k1, k2, k3 of every token, and the policy's probabilities."""
-    logp, ref_logp = logits.log_softmax(-1), ref_logits.log_softmax(-1)
-    return {name: ESTIMATORS[name](logp, ref_logp) for name in NAMES}, logp.exp()
+def estimates(logp: Tensor, ref_logp: Tensor) -> dict[str, Tensor]:
+    """Values of k1, k2 and k3 at given log-probs, by name."""
+    return {name: ESTIMATORS[name](logp, ref_logp) for name in NAMES}
 
 
 def tail_curves(
@@ -139,7 +128,7 @@ def quantile_table(
 
 def drift_table(ref_logits: Tensor, direction: Tensor, steps: Tensor) -> pd.DataFrame:
     """Exact ``bias`` and ``std`` in units of the KL of k1, k2, k3 and the optimal control variate
-    along a drift, a row an ``estimator`` and ``step``, with the step's ``kl`` (nats)."""
+    along a drift: a row an ``estimator`` and ``step``, with its ``kl`` (nats)."""
     logits = drifted(ref_logits, direction, steps)
     reference = ref_logits.expand_as(logits)
     kl = reverse_kl(logits, reference)
@@ -236,10 +225,8 @@ def plot_drift(table: pd.DataFrame, crossing: float) -> Figure:
 
 #: Pairs far from each other and from symmetric; and the same references nearby.
 FAR = random_policies(200, 16, spread=1.5, seed=101)
-NEAR = FAR._replace(
-    logits=drifted_logits(FAR.ref_logits, torch.tensor([0.1], dtype=torch.float64), seed=102)[0]
-)
-STALE = drifted_logits(FAR.logits, torch.tensor([0.5], dtype=torch.float64), seed=103)[0]
+NEAR = FAR._replace(logits=moved_logits(FAR.ref_logits, 0.1, seed=102))
+STALE = moved_logits(FAR.logits, 0.5, seed=103)
 
 
 def bias_of(estimator: str, pairs: Policies = FAR, *sampler: Tensor) -> Tensor:
@@ -303,9 +290,8 @@ def k2_is_biased_with_low_variance() -> Finding:
 def the_printed_chain_of_means() -> Finding:
     """E[r] and E[r - 1] under the policy."""
     policy, reference = FAR.logits.softmax(-1), FAR.ref_logits.softmax(-1)
-    ratio = (policy * (reference / policy)).sum(-1)
     less_one = (policy * (reference / policy - 1)).sum(-1)
-    figures = {"mean_r": ratio.mean().item(), "mean_r_less_one": largest(less_one)}
+    figures = {"mean_r": 1 + less_one.mean().item(), "mean_r_less_one": largest(less_one)}
     return Finding(judge(largest(less_one - 1) < EXACT, False), figures)
 
 

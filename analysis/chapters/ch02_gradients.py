@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, partial
+from functools import cache
 
 import pandas as pd
 import torch
@@ -30,7 +30,7 @@ from analysis.chapters.claims import (
 from analysis.chapters.policies import (
     SAME,
     Policies,
-    drifted_logits,
+    moved_logits,
     normal_draws,
     random_policies,
     random_tables,
@@ -92,55 +92,33 @@ def one_state_table(policies: Policies, terms: Iterable[KLTerm] = LOSS_AND_REWAR
     )
 
 
-def drift_curves(
-    ref_logits: Tensor, distances: Tensor, *, seed: int, terms: Iterable[KLTerm] = LOSS_AND_REWARD
-) -> pd.DataFrame:
-    """Relative error against the reverse KL's gradient as the policy leaves its reference: the
-    term, ``kl`` (median reverse KL, nats) and :func:`percentiles` over the references."""
-    moved = drifted_logits(ref_logits, distances, seed=seed)
-    fixed = ref_logits.expand_as(moved)
-    return _error_curves(terms, {"kl": reverse_kl(moved, fixed)}, moved, fixed)
+def error_curves(terms: Iterable[KLTerm], *policies: Tensor) -> pd.DataFrame:
+    """Relative error of each term against the reverse KL's gradient, as :func:`percentiles` over N.
 
-
-def staleness_curves(
-    policies: Policies, distances: Tensor, *, seed: int, terms: Iterable[KLTerm]
-) -> pd.DataFrame:
-    """As :func:`drift_curves`, as the sampler falls behind the policy; ``staleness`` is the median
-    KL of the sampler from the policy (nats)."""
-    old_logits = drifted_logits(policies.logits, distances, seed=seed)
-    logits, ref_logits = (x.expand_as(old_logits) for x in policies)
-    position = {"staleness": reverse_kl(old_logits, logits)}
-    return _error_curves(terms, position, logits, ref_logits, old_logits)
-
-
-def _error_curves(
-    terms: Iterable[KLTerm], position: Mapping[str, Tensor], *policies: Tensor
-) -> pd.DataFrame:
-    """Errors over policy, reference and sampler [distances, N, V], at named KLs [distances, N]."""
-    exact = exact_kl_gradient(*policies[:2], direction="reverse")
-    at = {name: kl.median(dim=-1).values for name, kl in position.items()}
-    errors = {
-        term: relative_error(expected_gradient(*policies, **term.at_one_state), exact)
-        for term in terms
-    }
-    return pd.concat(
-        [
-            pd.DataFrame({**term.at_one_state, **at, **percentiles(error)})
-            for term, error in errors.items()
-        ],
-        ignore_index=True,
-    )
+    ``policies``: the policy, its reference and, unless it is the policy, the sampler, [D, N, V] or
+    the same for all D. A row a term and D, with medians of the KLs (nats) of policy from reference,
+    ``kl``, and of sampler from policy, ``staleness``.
+    """
+    logits, ref_logits, *sampler = torch.broadcast_tensors(*policies)
+    exact = exact_kl_gradient(logits, ref_logits, direction="reverse")
+    kls = {"kl": (logits, ref_logits), "staleness": (sampler[0] if sampler else logits, logits)}
+    at = {name: reverse_kl(*pair).median(dim=-1).values for name, pair in kls.items()}
+    curves = []
+    for term in terms:
+        gradient = expected_gradient(logits, ref_logits, *sampler, **term.at_one_state)
+        errors = percentiles(relative_error(gradient, exact))
+        curves.append(pd.DataFrame({**term.at_one_state, **at, **errors}))
+    return pd.concat(curves, ignore_index=True)
 
 
 def noise_table(policies: Policies, terms: Iterable[KLTerm]) -> pd.DataFrame:
     """Samples that each on-policy term needs for a signal-to-noise ratio of one: the trace of one
-    sample's gradient covariance over the squared norm of its mean, over the policies."""
+    sample's gradient covariance over the squared norm of its mean, median over the policies."""
     rows = []
     for term in terms:
         mean, trace_var = gradient_moments(*policies, **term.at_one_state)
-        samples = trace_var / mean.square().sum(-1)
-        columns = {"samples_median": median(samples), "samples_p90": samples.quantile(0.9).item()}
-        rows.append(term.at_one_state | columns)
+        samples = median(trace_var / mean.square().sum(-1))
+        rows.append(term.at_one_state | {"samples_median": samples})
     return pd.DataFrame(rows)
 
 
@@ -161,12 +139,14 @@ def sequence_table(tables: Policies, sequences: Sequences) -> pd.DataFrame:
 
     ``optimises`` also knows the *visited* KL: per-token KL with the visited states held fixed.
     """
+
+    def per_pair(gradient: Callable[..., Tensor], **options: str) -> Tensor:
+        found = (gradient(*pair, sequences, **options) for pair in zip(*tables, strict=True))
+        return torch.stack([x.flatten() for x in found])
+
     exact = {}
     for suffix, of in (("", sequence_kl_gradient), (" (visited)", visited_kl_gradient)):
-        reverse, forward = (
-            _per_pair(partial(of, sequences=sequences, direction=direction), tables)
-            for direction in ("reverse", "forward")
-        )
+        reverse, forward = (per_pair(of, direction=d) for d in ("reverse", "forward"))
         exact |= {f"reverse{suffix}": reverse, f"forward{suffix}": forward}
         exact[f"reverse − forward{suffix}"] = reverse - forward
     rows = []
@@ -174,14 +154,9 @@ def sequence_table(tables: Policies, sequences: Sequences) -> pd.DataFrame:
         for place in SEQUENCE_ROWS:
             choice = {"estimator": estimator, **dict(zip(SEQUENCE_AXES, place, strict=True))}
             ratio = {"weighting": "attached"} if choice["ratio"] == "prefix" else {"ratio": "token"}
-            expected = partial(expected_sequence_gradient, sequences=sequences, **choice | ratio)
-            rows.append(choice | _compare(_per_pair(expected, tables), exact))
+            gradient = per_pair(expected_sequence_gradient, **choice | ratio)
+            rows.append(choice | _compare(gradient, exact))
     return pd.DataFrame(rows)
-
-
-def _per_pair(gradient: Callable[[Tensor, Tensor], Tensor], tables: Policies) -> Tensor:
-    """[count, states * vocab]: a gradient of tables, for each pair of them."""
-    return torch.stack([gradient(*pair).flatten() for pair in zip(*tables, strict=True)])
 
 
 def _compare(gradient: Tensor, exact: dict[str, Tensor]) -> dict[str, object]:
@@ -278,7 +253,7 @@ def pairs() -> Policies:
 @cache
 def stale() -> Tensor:
     """For each policy an older one that sampled."""
-    return drifted_logits(pairs().logits, torch.tensor([0.7], dtype=torch.float64), seed=5)[0]
+    return moved_logits(pairs().logits, 0.7, seed=5)
 
 
 def error_to(direction: str, estimator: str, old: Tensor | None = None, **variant: str) -> Tensor:

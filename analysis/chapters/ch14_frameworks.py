@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.func import grad
 
 from analysis import style
-from analysis.chapters.policies import SAME, drifted_logits, normal_draws, random_tables
+from analysis.chapters.policies import SAME, moved_logits, normal_draws, random_tables
 from analysis.kl.enumeration import cosine, exact_kl_gradient, relative_error
 from analysis.kl.estimators import k1, k2, k3
 from analysis.kl.scores import expected_score
@@ -326,9 +326,8 @@ class States(NamedTuple):
 def states(count: int, vocab_size: int, *, drift: float, staleness: float, seed: int) -> States:
     """References with Gaussian logits, policies ``drift`` away, samplers ``staleness`` behind."""
     ref_logits = normal_draws((count, vocab_size), seed=seed)
-    (logits,) = drifted_logits(ref_logits, torch.tensor([drift]).double(), seed=seed + 1)
-    (old_logits,) = drifted_logits(logits, torch.tensor([staleness]).double(), seed=seed + 2)
-    return States(logits, ref_logits, old_logits)
+    logits = moved_logits(ref_logits, drift, seed=seed + 1)
+    return States(logits, ref_logits, moved_logits(logits, staleness, seed=seed + 2))
 
 
 def coefficient(loss: Loss, logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:

@@ -37,17 +37,12 @@ def random_policies(count: int, vocab_size: int, *, spread: float, seed: int) ->
     return Policies(*(spread * normal_draws((2, count, vocab_size), seed=seed)))
 
 
-def drifted_logits(logits: Tensor, distances: Tensor, *, seed: int) -> Tensor:
-    """[D, N, V]: each policy moved ``distance`` along its own random direction of unit variance."""
-    generator = torch.Generator().manual_seed(seed)
-    direction = torch.randn(logits.shape, generator=generator, dtype=logits.dtype)
-    return logits + distances[:, None, None] * direction
+def moved_logits(logits: Tensor, distance: float | Tensor, *, seed: int) -> Tensor:
+    """Logits moved by ``distance`` along random directions of unit variance, each row its own.
 
-
-def moved_logits(logits: Tensor, distance: float, *, seed: int) -> Tensor:
-    """Logits moved by ``distance`` along a random direction of unit variance."""
-    generator = torch.Generator().manual_seed(seed)
-    return logits + distance * torch.randn(logits.shape, generator=generator, dtype=logits.dtype)
+    Distances [D, 1, 1] move [N, V] to [D, N, V].
+    """
+    return logits + distance * normal_draws(tuple(logits.shape), seed=seed)
 
 
 def random_tables(

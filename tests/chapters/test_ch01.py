@@ -64,7 +64,8 @@ def test_survival_and_quantiles_of_a_loaded_die():
 
 
 def test_gaussian_tail_of_k1_is_the_normal_tail():
-    estimates, weights = study.gaussian_estimates(SCHULMAN_FAR)
+    nodes, weights = study.normal_nodes()
+    estimates = study.estimates(*study.log_probs(SCHULMAN_FAR, nodes))
     thresholds = torch.tensor([1.0, 2.0, 12.0], dtype=torch.float64)
     curve = study.tail_curves(estimates, weights, SCHULMAN_FAR.kl, thresholds)
     expected = stats.norm.sf(thresholds.numpy() / 2 - 0.5)  # k1 = 1/2 - z, in units of KL = 1/2
@@ -74,8 +75,9 @@ def test_gaussian_tail_of_k1_is_the_normal_tail():
 
 def test_only_k1_is_ever_negative(reference, direction):
     policy = study.drifted(reference, direction, [0.7])[0]
-    table = study.quantile_table(*study.softmax_estimates(policy, reference), 1.0, [0.5])
-    below = policy.log_softmax(-1) < reference.log_softmax(-1)
+    logp, ref_logp = policy.log_softmax(-1), reference.log_softmax(-1)
+    table = study.quantile_table(study.estimates(logp, ref_logp), logp.exp(), 1.0, [0.5])
+    below = logp < ref_logp
     assert table.negative["k1"] == pytest.approx(policy.softmax(-1)[below].sum().item())
     assert table.negative["k2"] == table.negative["k3"] == 0.0
 
