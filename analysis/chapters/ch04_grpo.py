@@ -1,4 +1,4 @@
-"""Chapter 4: eight KL terms in one population of runs."""
+"""Chapter 4: eight KL terms in one population of runs, trained live and recorded."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pandas as pd
+import torch
 from matplotlib.figure import Figure
 
 from analysis.chapters.claims import recorded
@@ -18,10 +19,65 @@ from analysis.chapters.training_figures import (
     panels_of,
     seed_range,
 )
+from analysis.checks import check_choice
 from analysis.experiments import ablation, recording
+from analysis.experiments.language.model import LanguageConfig
+from analysis.experiments.policy_names import POLICIES, TINY
+from analysis.experiments.preset import NO_KL, Preset, kl_variants
+from analysis.experiments.presets.kl_terms import quick
+from analysis.experiments.presets.language import model_of, smollm2
 from analysis.experiments.summaries import paired
 
-# --- What it computes
+# --- What it trains live
+
+#: On a CPU: minutes, to see it work. In the profile ``full`` it is the preset ``smollm2``.
+QUICK_SMOLLM2 = {"updates": 10, "num_prompts": 4, "group_size": 4, "log_every": 1}
+#: The least number of seeds of the tiny policy in the profile ``full``.
+FULL_SEEDS = 10
+
+
+def live_preset(
+    policy: str,
+    *,
+    weights: str = "hub",
+    profile: str = "quick",
+    num_seeds: int | None = None,
+    updates: int | None = None,
+    beta: float | None = None,
+    learning_rate: float | None = None,
+) -> Preset:
+    """``tiny``, or ``smollm2-135m`` with adapters on questions of reasoning-gym.
+
+    ``weights`` are those of SmolLM2: ``hub``, ``packaged`` (from the extra ``smollm2``) or a local
+    folder. What is None is the policy's own value.
+    """
+    check_choice("policy", policy, POLICIES)
+    check_choice("profile", profile, ("quick", "full"))
+    config = {"updates": updates, "learning_rate": learning_rate}
+    config = {name: value for name, value in config.items() if value is not None}
+    if policy == TINY:
+        if weights != "hub":
+            raise ValueError(f"weights={weights!r}: the policy {TINY!r} is trained from scratch")
+        if profile == "full":
+            num_seeds = max(num_seeds or 0, FULL_SEEDS)
+        own = {"num_seeds": num_seeds, "beta": beta}
+        return quick(**config, **{name: value for name, value in own.items() if value is not None})
+    fields = smollm2().model_dump()
+    fields["config"]["model"] = model_of(weights).model_dump()
+    fields["config"] |= (QUICK_SMOLLM2 if profile == "quick" else {}) | config
+    if beta is not None:
+        fields["variants"] = (NO_KL, *kl_variants(beta))
+    count = num_seeds or (1 if profile == "quick" else len(smollm2().seeds))
+    return Preset.model_validate(fields | {"seeds": tuple(range(count))})
+
+
+def device_of(preset: Preset) -> str:
+    """The tiny policy trains on the CPU; a language model on a GPU where there is one."""
+    language = isinstance(preset.config, LanguageConfig)
+    return "cuda" if language and torch.cuda.is_available() else "cpu"
+
+
+# --- What it compares
 
 COMPARISONS = 33
 BETA = 0.3

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.chapters.ch04_grpo import training
-from analysis.chapters.ch04_live import described, device_of, live_preset
+from analysis.chapters.ch04_grpo import device_of, live_preset, training
 from analysis.errors import UserError
 from analysis.experiments import recording
 from analysis.experiments.language.model import FolderModel, HubModel, PackagedModel
@@ -45,20 +44,17 @@ def test_smollm2_is_small_on_a_cpu_and_the_preset_in_full() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "model", "said"),
+    ("weights", "model"),
     [
-        ("hub", HubModel(), "SmolLM2-135M-Instruct from the hub"),
-        ("packaged", PackagedModel(), "near the released weights, not the same"),
-        ("/some/folder", FolderModel(path="/some/folder"), "the model in the folder"),
+        ("hub", HubModel()),
+        ("packaged", PackagedModel()),
+        ("/some/folder", FolderModel(path="/some/folder")),
     ],
 )
 def test_weights_come_from_the_hub_a_package_or_a_folder(
-    weights: str, model: HubModel | PackagedModel | FolderModel, said: str
+    weights: str, model: HubModel | PackagedModel | FolderModel
 ) -> None:
-    preset = live_preset("smollm2-135m", weights=weights)
-    assert preset.config.model == model
-    assert said in described(preset)
-    assert "10 updates of 4 × 4 completions; variants: 8, seeds: 1" in described(preset)
+    assert live_preset("smollm2-135m", weights=weights).config.model == model
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -74,10 +70,6 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_the_tiny_policy_trains_on_the_cpu() -> None:
     assert device_of(live_preset("tiny")) == "cpu"
-    assert described(live_preset("tiny")) == (
-        "The live run: the tiny transformer that sorts digits; 300 updates of 12 × 6 "
-        "completions; variants: 8, seeds: 3."
-    )
 
 
 def test_a_run_as_short_as_that_of_smollm2_is_drawn() -> None:
