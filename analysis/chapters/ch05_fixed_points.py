@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
@@ -44,7 +43,6 @@ from analysis.kl.fixed_points import (
     reverse_kl_optimum,
 )
 from analysis.kl.sequences import (
-    Sequences,
     enumerate_sequences,
     expected_sequence_gradient,
     sequence_probability,
@@ -131,10 +129,9 @@ def ends_table(
 ) -> pd.DataFrame:
     """Where exact ascent ends, variant by variant, against the closed forms.
 
-    Columns: ``share_unique``, the share of problems whose starts all end at the same policy;
-    ``error``, the largest disagreement in probability with the closed form, where it has one;
-    ``given_up``, the share of tokens that do not survive; ``share_below``, the share of ends with
-    a survivor less likely than under the reference; ``reward``, the mean reward.
+    ``share_unique``: the problems whose starts all end at one policy; ``error``: the largest
+    disagreement in probability with the closed form; ``given_up``: the tokens that do not survive;
+    ``share_below``: the ends with a survivor less likely than under the reference.
     """
     rows, beta = [], options["beta"]
     for variant in variants:
@@ -155,28 +152,11 @@ def ends_table(
     return pd.DataFrame(rows)
 
 
-def greedy_share(problems: Problems, variant: KLTerm, *, beta: float, steps: int) -> float:
-    """Smallest probability of the best token after exact ascent from the reference."""
-    ends = ascent_ends(
-        problems, problems.ref_logits[None], variant, beta=beta, steps=steps, step_size=1.0
-    )
-    best = problems.rewards.argmax(-1, keepdim=True)
-    return ends[0].gather(-1, best).min().item()
-
-
-#: The laws of the tilt figure, with the variant that is ascended to check each.
-LAWS: dict[str, tuple[KLTerm, Optimum]] = {
-    "k2": (KLTerm(estimator="k2"), reverse_kl_optimum),
-    "k3": (KLTerm(estimator="k3"), forward_kl_optimum),
-    "minimax01": (KLTerm(estimator="minimax01"), euclidean_optimum),
-}
-
-
 def tilt_curves(gaps: Tensor, *, beta: float, best_share: float, steps: int) -> pd.DataFrame:
     """How much of its reference probability a token keeps, against how far its reward is behind.
 
-    For each gap a two-token state: the best token has reference probability ``best_share``.
-    Columns ``closed`` and ``ascent`` hold ``pi / ref`` of the other token by the two routes.
+    Two tokens, the better one of reference probability ``best_share``. A row a law and gap: the
+    other token's share of its reference probability in ``closed`` form and after ``ascent``.
     """
     rewards = torch.stack([torch.zeros_like(gaps), -gaps], dim=-1)
     shares = torch.tensor([best_share, 1 - best_share], dtype=gaps.dtype)
@@ -184,43 +164,13 @@ def tilt_curves(gaps: Tensor, *, beta: float, best_share: float, steps: int) -> 
     step_size = 0.5 * min(1.0, 1.0 / (beta + gaps.max().item()))
     options = {"beta": beta, "steps": steps, "step_size": step_size}
     frames = []
-    for law, (variant, optimum) in LAWS.items():
-        ends = ascent_ends(Problems(rewards, ref_logits), ref_logits[None], variant, **options)[0]
-        closed = optimum(rewards, ref_logits, beta=beta).exp()
+    for law in LAW_LABELS:
+        term = KLTerm(estimator=law)
+        ends = ascent_ends(Problems(rewards, ref_logits), ref_logits[None], term, **options)[0]
+        closed = OPTIMA[term](rewards, ref_logits, beta=beta).exp()
         kept = {"closed": closed[:, 1] / shares[1], "ascent": ends[:, 1] / shares[1]}
         frames.append(pd.DataFrame({"law": law, "gap": gaps} | kept))
     return pd.concat(frames, ignore_index=True)
-
-
-def sequence_ascent(
-    rewards: Tensor,
-    ref_table: Tensor,
-    sequences: Sequences,
-    *,
-    beta: float,
-    steps: int,
-    step_size: float,
-    **choice: str,
-) -> Tensor:
-    """[N] probabilities of all sequences after plain ascent on ``E[R] - beta KL term``.
-
-    The reward belongs to the whole sequence; ``choice`` says how the KL term is built, as in
-    :func:`analysis.kl.sequences.expected_sequence_gradient`. Starts at the reference.
-    """
-    table = ref_table.clone()
-    for _ in range(steps):
-        ascend = grad(lambda at: sequence_probability(at, sequences) @ rewards)(table)
-        descend = expected_sequence_gradient(table, ref_table, sequences, **choice)
-        table = table + step_size * (ascend - beta * descend)
-    return sequence_probability(table, sequences)
-
-
-def sequence_optimum(
-    rewards: Tensor, ref_table: Tensor, sequences: Sequences, *, beta: float
-) -> Tensor:
-    """[N] probabilities of all sequences under :func:`reverse_kl_optimum`, one token a sequence."""
-    ref_logp = token_logp(ref_table, sequences).sum(-1)
-    return reverse_kl_optimum(rewards, ref_logp, beta=beta).exp()
 
 
 def flow_paths(
@@ -316,18 +266,17 @@ def sampled_descent(
     checkpoints: int = 1,
     max_norm: float = math.inf,
 ) -> Tensor:
-    """Stochastic descent of a KL loss on freshly sampled tokens, one policy a row.
+    """Stochastic descent of a KL loss on freshly sampled tokens: log-probs [checkpoints + 1, M, V].
 
     Args:
         start_logits, ref_logits: [M, V], moved on ``GRID``; rows are independent runs.
         coefficient: what multiplies the score of a sampled token.
-        step_size, steps, batch_size: of the descent, and how many tokens a step samples.
-        seed: of the sampled tokens.
-        checkpoints: how many policies to keep, evenly spaced; ``steps`` must be a multiple.
+        step_size, steps, batch_size, seed: of the descent, and of the tokens that a step samples.
+        checkpoints: how many policies to keep after the start, evenly spaced.
         max_norm: a batch's gradient is cut to this length, as trainers clip it.
 
-    Returns:
-        [checkpoints + 1, M, V], log-probs, the start first.
+    Raises:
+        ValueError: ``steps`` is no multiple of ``checkpoints``.
     """
     if steps % checkpoints:
         raise ValueError(f"steps must be a multiple of checkpoints, got {steps} and {checkpoints}")
@@ -370,13 +319,6 @@ def lowered(
     return moved.diagonal(dim1=-2, dim2=-1) < logp
 
 
-def share_lowered(
-    logits: Tensor, ref_logits: Tensor, coefficient: Coefficient, *, step_size: float
-) -> float:
-    """Share of all single tokens that are :func:`lowered`."""
-    return share(lowered(logits, ref_logits, coefficient, step_size=step_size))
-
-
 def entropy_drift(logits: Tensor, *, step_size: float) -> Tensor:
     """Expected change [...] of the entropy in one step of the k1 loss: exact, over all tokens.
 
@@ -394,16 +336,11 @@ def walk_table(
     frames = []
     for name, coefficient in walks.items():
         history = sampled_descent(uniform, uniform, coefficient, steps=steps, **descent)
-        frames.append(_quantiles(entropy(history), steps).assign(walk=name))
+        frames.append(quantiles(entropy(history), steps).assign(walk=name))
     return pd.concat(frames, ignore_index=True)
 
 
-def kl_quantiles(history: Tensor, ref_logits: Tensor, last: int) -> pd.DataFrame:
-    """Quantiles over runs of the reverse KL (nats) of [checkpoints + 1, M, V], up to ``last``."""
-    return _quantiles(reverse_kl(history, ref_logits.expand_as(history)), last)
-
-
-def _quantiles(values: Tensor, last: int) -> pd.DataFrame:
+def quantiles(values: Tensor, last: int) -> pd.DataFrame:
     """Percentiles over runs of [checkpoints + 1, runs], with the position of each checkpoint."""
     position = torch.linspace(0, last, len(values), dtype=values.dtype)
     return pd.DataFrame({"position": position, **percentiles(values)})
@@ -470,9 +407,9 @@ def penalty_paths(
 def survivors_table(paths: dict[tuple[str, str], Tensor], ref_logits: Tensor) -> pd.DataFrame:
     """How many tokens are left at the end of :func:`penalty_paths`, and how near a truncation.
 
-    Columns: ``one``, the share of starts that end with one token; ``tokens``, the mean number
-    left; ``distance``, the median distance in probability to the reference renormalised on the
-    tokens left, over the ends with more than one; ``least``, the least ``pi / ref`` of any token.
+    ``one``: the share of starts that end with one token; ``tokens``: the mean number left;
+    ``distance``: from the reference renormalised on the tokens left, median over the ends with more
+    than one; ``least``: the least ``pi / ref`` of any token.
     """
     reference = ref_logits.softmax(-1)
     rows = []
@@ -549,42 +486,32 @@ def plot_flows(
     paths: Mapping[KLTerm, NDArray[np.float64]], reference: NDArray[np.float64]
 ) -> Figure:
     """Exact flow [frames, starts, 3] of each variant over the policies of three tokens, without
-    any reward, and the reference [3]."""
+    any reward: lines from dots to a circle for each different end, and the reference [3]."""
     rows = -(-len(paths) // 2)
     figure, panels = style.subplots(rows, 2, height=2.75 * rows)
+    hollow = {"markerfacecolor": "white", "markeredgecolor": "#111111", "markeredgewidth": 1.5}
     for axes in panels.flat:
         axes.set_axis_off()
     for axes, (term, path) in zip(panels.flat, paths.items(), strict=False):
-        _flow(axes, path, reference, style.COLOURS[term.estimator])
+        axes.plot([0, 1, 0.5, 0], [0, 0, _HEIGHT, 0], color=style.QUIET, linewidth=1)
+        for name, (x, y), align in (
+            ("A", (-0.04, -0.02), "right"),
+            ("B", (1.04, -0.02), "left"),
+            ("C", (0.5, _HEIGHT + 0.03), "center"),
+        ):
+            axes.annotate(name, (x, y), ha=align, va="bottom" if name == "C" else "center")
+        axes.set(aspect="equal", xlim=(-0.12, 1.12), ylim=(-0.08, _HEIGHT + 0.14))
+        colour = style.COLOURS[term.estimator]
+        points = {"linestyle": "none", "color": colour}
+        x, y = _flat(path)
+        axes.plot(x, y, color=colour, linewidth=0.9, alpha=0.7)
+        axes.plot(x[0], y[0], marker=".", markersize=2.5, **points)
+        _, first = np.unique((16 * path[-1]).round(), axis=0, return_index=True)
+        axes.plot(*_flat(path[-1][first]), marker="o", markersize=8, zorder=4, **points)
+        at = {"marker": "D", "markersize": 6, "zorder": 5, "linestyle": "none"}
+        axes.plot(*_flat(reference), **at, **hollow)
         axes.set_title(f"{style.LABELS[term.estimator]} {term.placement}", fontsize="medium")
     return figure
-
-
-def _triangle(axes: Axes) -> None:
-    axes.plot([0, 1, 0.5, 0], [0, 0, _HEIGHT, 0], color=style.QUIET, linewidth=1)
-    for name, (x, y), align in (
-        ("A", (-0.04, -0.02), "right"),
-        ("B", (1.04, -0.02), "left"),
-        ("C", (0.5, _HEIGHT + 0.03), "center"),
-    ):
-        axes.annotate(name, (x, y), ha=align, va="bottom" if name == "C" else "center")
-    axes.set(aspect="equal", xlim=(-0.12, 1.12), ylim=(-0.08, _HEIGHT + 0.14))
-
-
-def _flow(
-    axes: Axes, path: NDArray[np.float64], reference: NDArray[np.float64], colour: str
-) -> None:
-    """Runs [frames, starts, 3] in a triangle: lines from dots, a circle for each different end."""
-    _triangle(axes)
-    x, y = _flat(path)
-    points = {"linestyle": "none", "color": colour}
-    axes.plot(x, y, color=colour, linewidth=0.9, alpha=0.7)
-    axes.plot(x[0], y[0], marker=".", markersize=2.5, **points)
-    _, first = np.unique((16 * path[-1]).round(), axis=0, return_index=True)
-    ends = path[-1][first]  # one circle for equal ends
-    axes.plot(*_flat(ends), marker="o", markersize=8, zorder=4, **points)
-    hollow = {"markerfacecolor": "white", "markeredgecolor": "#111111", "markeredgewidth": 1.5}
-    axes.plot(*_flat(reference), marker="D", markersize=6, zorder=5, linestyle="none", **hollow)
 
 
 def _flat(policies: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -640,11 +567,15 @@ def fixed_points_of_the_kl_terms() -> Finding:
     sequences = enumerate_sequences(2, 2)
     ref_table = torch.tensor([[0.5, -0.5], [2.0, -2.0], [0.0, 0.5]], dtype=torch.float64)
     rewards = torch.tensor([0.0, 2.0, 1.0, -1.0], dtype=torch.float64)
-    optimum = sequence_optimum(rewards, ref_table, sequences, beta=1.0)
-    options = {"beta": 1.0, "steps": 200, "step_size": 3.0, "estimator": "k2"}
+    ref_logp = token_logp(ref_table, sequences).sum(-1)
+    optimum = reverse_kl_optimum(rewards, ref_logp, beta=1.0).exp()
+    ascend = grad(lambda at: sequence_probability(at, sequences) @ rewards)
     for name, level in (("k2_tokens", "token"), ("k2_sequence", "sequence")):
-        end = sequence_ascent(rewards, ref_table, sequences, level=level, **options)
-        figures[name] = largest(end - optimum)
+        end, choice = ref_table, {"estimator": "k2", "level": level}
+        for _ in range(200):
+            descend = expected_sequence_gradient(end, ref_table, sequences, **choice)
+            end = end + 3.0 * (ascend(end) - descend)
+        figures[name] = largest(sequence_probability(end, sequences) - optimum)
     one_state = table.error.max() < 1e-9
     return Finding(judge(one_state and figures["k2_tokens"] < 1e-6, one_state), figures)
 
@@ -667,7 +598,7 @@ def k1_loss_walks_at_random() -> Finding:
     """Every token's own probability after one step on it, exactly; then 3000 single-sample steps
     of 200 runs, beside the same runs with the sign flipped and with a tenth of the step."""
     k1, runs = WALKS["k1"], 200
-    lowest = min(share_lowered(*pairs(), k1, step_size=eta) for eta in (0.1, 1.0, 10.0))
+    lowest = min(share(lowered(*pairs(), k1, step_size=eta)) for eta in (0.1, 1.0, 10.0))
     signs = torch.tensor([1.0, -1.0, 0.1], dtype=torch.float64).repeat_interleave(runs)[:, None]
     starts = uniform(3 * runs)
     options = {"step_size": 0.1, "steps": 3000, "seed": 3}
@@ -763,6 +694,7 @@ def k3_noise_against_k2() -> Finding:
     policy = torch.tensor([[0.7, 0.3]], dtype=torch.float64).log()
     forbidden = torch.tensor([[0.0, 14.0]], dtype=torch.float64)
     far = noise_ratio(*pairs())
+    equal_kl = figure2().set_index("metric").loc["jumps of gradient_norm", [*Interval._fields]]
     figures = {
         "noisier_share_far": share(far > 1),
         "ratio_far": median(far),
@@ -771,7 +703,7 @@ def k3_noise_against_k2() -> Finding:
         "kl_k2_noisy_steps": _median_kl("k2", beta=1.0, step_size=1.0),
         "kl_k3_noisy_steps": _median_kl("k3", beta=1.0, step_size=1.0),
         **_jumps("figure2", 0.04).figures("trained"),
-        **_jumps_at_equal_kl().figures("equal_kl"),
+        **Interval(*np.exp(equal_kl.to_numpy(float))).figures("equal_kl"),
         **_jumps("smollm2_short", 0.3).figures("language"),
     }
     noisier = figures["noisier_share_far"]
@@ -783,13 +715,6 @@ def _jumps(preset: str, beta: float) -> Interval:
     """Fluctuation of the gradient norm, k3 as a loss less k2, in a recorded run: trained."""
     jumps = fluctuation(recorded(preset).curves, ["gradient_norm"])
     return difference(jumps, "k3_loss", "k2_loss", "gradient_norm", beta=beta)
-
-
-def _jumps_at_equal_kl() -> Interval:
-    """The same as a ratio, k3 as a loss over k2, at equal KL on ten starts."""
-    table = figure2().set_index("metric")
-    ends = table.loc["jumps of gradient_norm", list(Interval._fields)].to_numpy(float)
-    return Interval(*np.exp(ends))
 
 
 @claim("S4-23")

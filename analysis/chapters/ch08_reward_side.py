@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
@@ -15,9 +15,9 @@ from torch.func import grad
 from torch.nn import functional
 
 from analysis import style
-from analysis.chapters.ch05_fixed_points import share_lowered
+from analysis.chapters.ch05_fixed_points import lowered
 from analysis.chapters.ch06_credit import RAGGED
-from analysis.chapters.ch07_off_policy import merged_kl_gradient, stale_states
+from analysis.chapters.ch07_off_policy import merged_kl_gradient, spread, stale_states
 from analysis.chapters.ch09_advantages import true_gradient
 from analysis.chapters.claims import (
     EXACT,
@@ -86,40 +86,16 @@ def random_prompts(count: int, vocab_size: int, *, distance: float, seed: int) -
 
 def order_moments(prompts: Prompts, order: str, *, beta: float, group_size: int) -> GradientMoments:
     """Exact mean [N, V] and spread [N] of one group's gradient under an order of KL and groups."""
-    advantage = partial(ORDERS[order], beta=beta)
     tokens = torch.arange(prompts.logits.shape[-1])
     moments = []
     for logits, ref_logits, rewards in zip(*prompts, strict=True):
         kl = logits.log_softmax(-1) - ref_logits.log_softmax(-1)
-        credit = partial(_of_tokens, advantage, rewards, kl)
-        moments.append(group_moments(logits, tokens, group_size, credit))
+
+        def advantage(drawn: Tensor, rewards: Tensor = rewards, kl: Tensor = kl) -> Tensor:
+            return ORDERS[order](rewards[drawn], kl[drawn], beta=beta)
+
+        moments.append(group_moments(logits, tokens, group_size, advantage))
     return GradientMoments(*(torch.stack(x) for x in zip(*moments, strict=True)))
-
-
-def _of_tokens(
-    advantage: Callable[..., Tensor], rewards: Tensor, kl: Tensor, tokens: Tensor
-) -> Tensor:
-    return advantage(rewards[tokens], kl[tokens])
-
-
-class Weights(NamedTuple):
-    """How strongly an order's expected gradient follows each exact gradient."""
-
-    reward: Tensor  #: [N], along the gradient of the mean reward, without a KL
-    kl: Tensor  #: [N], along the descent of the KL: what the KL adds, over beta
-    bias: Tensor  #: [N], relative error of the reward part after the best rescaling
-
-
-def order_weights(prompts: Prompts, order: str, *, beta: float, group_size: int) -> Weights:
-    """Least-squares weights of an order's expected gradient on the two exact gradients."""
-    alone = order_moments(prompts, order, beta=0.0, group_size=group_size).mean
-    added = order_moments(prompts, order, beta=beta, group_size=group_size).mean - alone
-    reward = true_gradient(prompts.logits, prompts.rewards)
-    descent = -reverse_kl_gradient(prompts.logits, prompts.ref_logits)
-    scale = (alone * reward).sum(-1) / reward.square().sum(-1)
-    basis = torch.stack([reward, descent], dim=-1)
-    fitted = torch.linalg.lstsq(basis, added.unsqueeze(-1)).solution.squeeze(-1)
-    return Weights(scale, fitted[:, 1] / beta, relative_error(alone / scale.unsqueeze(-1), reward))
 
 
 def order_table(
@@ -128,29 +104,28 @@ def order_table(
     """Weights of reward and KL under each order as the rewards are rescaled: medians over prompts.
 
     ``std`` is the exact standard deviation of the reward under the policy; ``median``, ``p10`` and
-    ``p90`` are of the KL's weight in units of the reward, over beta.
+    ``p90`` are of the KL's weight in units of the reward, over beta, by least squares on the two
+    exact gradients; ``bias`` is the error of the reward part after the best rescaling.
     """
-    rows = []
+    policy, rows = prompts.logits.softmax(-1), []
     for scale in scales:
         scaled = prompts._replace(rewards=scale * prompts.rewards)
-        std = median(_spread(scaled.rewards, scaled.logits.softmax(-1)))
+        std = median(spread(scaled.rewards, policy))
+        reward = true_gradient(scaled.logits, scaled.rewards)
+        descent = -reverse_kl_gradient(scaled.logits, scaled.ref_logits)
+        basis = torch.stack([reward, descent], dim=-1)
         for order in ORDERS:
-            weights = order_weights(scaled, order, beta=beta, group_size=group_size)
-            row = {"order": order, "scale": scale, "std": std, "bias": median(weights.bias)}
-            rows.append(row | band(weights.kl / weights.reward))
+            alone = order_moments(scaled, order, beta=0.0, group_size=group_size).mean
+            added = order_moments(scaled, order, beta=beta, group_size=group_size).mean - alone
+            of_reward = (alone * reward).sum(-1) / reward.square().sum(-1)
+            fitted = torch.linalg.lstsq(basis, added.unsqueeze(-1)).solution.squeeze(-1)
+            bias = median(relative_error(alone / of_reward.unsqueeze(-1), reward))
+            row = {"order": order, "scale": scale, "std": std, "bias": bias}
+            rows.append(row | band(fitted[:, 1] / beta / of_reward))
     return pd.DataFrame(rows)
 
 
-def _spread(values: Tensor, probability: Tensor) -> Tensor:
-    """Standard deviation under the probabilities, over the last axis."""
-    mean = (probability * values).sum(-1, keepdim=True)
-    return (probability * (values - mean).square()).sum(-1).sqrt()
-
-
 # --- What it computes: flows, steps and returns ------------------------------------------------
-
-#: A start has returned when its reverse KL from the reference is below this (nats).
-RETURNED = 1e-3
 
 
 def penalty_force(log_odds: Tensor, ref_probability: float) -> pd.DataFrame:
@@ -167,30 +142,6 @@ def penalty_force(log_odds: Tensor, ref_probability: float) -> pd.DataFrame:
         force = penalty[:, 1] - penalty[:, 0]
         frames.append(pd.DataFrame({"estimator": name, "log_odds": log_odds, "force": force}))
     return pd.concat(frames, ignore_index=True)
-
-
-def flow_table(
-    starts: Prompts, estimators: Iterable[str], *, steps: int, step_size: float
-) -> pd.DataFrame:
-    """Where training on the penalty alone ends: exact natural ascent, no reward, from each start.
-
-    ``returned``: the share of starts whose policy ends at the reference; ``lost``: that of starts
-    that lose a token, below a millionth of its reference probability; ``fewest_rising``: the
-    smallest number of tokens that the first step raises.
-    """
-    options = {"beta": 1.0, "placement": "reward", "steps": steps, "step_size": step_size}
-    nothing = torch.zeros_like(starts.rewards)
-    rows = {}
-    for name in estimators:
-        end = expected_ascent(starts.logits, nothing, starts.ref_logits, estimator=name, **options)
-        lost = end < starts.ref_logits.log_softmax(-1) + math.log(1e-6)
-        raised = -expected_gradient(*starts[:2], estimator=name, placement="reward") > 0
-        rows[name] = {
-            "returned": share(reverse_kl(end, starts.ref_logits) < RETURNED),
-            "lost": share(lost.any(-1)),
-            "fewest_rising": float(raised.sum(-1).min()),
-        }
-    return pd.DataFrame.from_dict(rows, orient="index")
 
 
 #: How the printed per-token reward can be credited, and PPO's own way.
@@ -442,16 +393,26 @@ def always_positive_penalties() -> Finding:
         steps = (expected_score(prompts.logits, logp.exp() * (penalty - c)) for c in (0.0, 100.0))
         positive.append(share(penalty >= 0))
         shift.append(largest(torch.sub(*steps)))
-    ends = flow_table(prompts, ("k1", "k2", "k3"), steps=400, step_size=0.5)
+    flow = {"beta": 1.0, "placement": "reward", "steps": 400, "step_size": 0.5}
+    nothing, least = torch.zeros_like(prompts.rewards), ref_logp + math.log(1e-6)
+    ends = {
+        name: expected_ascent(prompts.logits, nothing, prompts.ref_logits, estimator=name, **flow)
+        for name in ("k1", "k2", "k3")
+    }
+    lost = {name: share((end < least).any(-1)) for name, end in ends.items()}
+    rising = [
+        (expected_gradient(*prompts[:2], estimator=name, placement="reward") < 0).sum(-1).min()
+        for name in ("k2", "k3")
+    ]
     figures = {
         "share_positive": min(positive),
-        "fewest_rising": ends.fewest_rising[["k2", "k3"]].min(),
+        "fewest_rising": float(min(rising)),
         "constant_changes": max(shift),
-        "sample_lowered": share_lowered(*prompts[:2], ESTIMATORS["k3"], step_size=0.1),
-        "lost_k1": ends.lost["k1"],
-        "lost_k2": ends.lost["k2"],
-        "lost_k3": ends.lost["k3"],
-        "returned_positive_k1": ends.returned["k1"],
+        "sample_lowered": share(lowered(*prompts[:2], ESTIMATORS["k3"], step_size=0.1)),
+        "lost_k1": lost["k1"],
+        "lost_k2": lost["k2"],
+        "lost_k3": lost["k3"],
+        "returned_positive_k1": share(reverse_kl(ends["k1"], prompts.ref_logits) < 1e-3),
     }
     every_action_lowered = figures["fewest_rising"] == 0
     k1_never_returns = 1.0 - figures["returned_positive_k1"]
