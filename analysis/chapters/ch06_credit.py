@@ -16,7 +16,16 @@ from torch.func import grad
 from torch.nn import functional
 
 from analysis import style
-from analysis.chapters.claims import EXACT, Finding, band, claim, difference, judge, recorded
+from analysis.chapters.claims import (
+    EXACT,
+    Finding,
+    band,
+    claim,
+    difference,
+    error_of,
+    judge,
+    recorded,
+)
 from analysis.chapters.policies import (
     Policies,
     flat_error,
@@ -101,8 +110,8 @@ def length_curves(
 ) -> pd.DataFrame:
     """Error and cosine of the best token-weighted loss as sequences grow, by dynamic programming.
 
-    The policies see the last token only and share their parameters over positions. The policy is
-    its reference moved by ``drift``; ``stickiness`` (nats) favours repeating the last token.
+    Policies that see the last token only, ``drift`` away from their references; ``stickiness``
+    (nats) favours repeating the last token.
     """
     base, direction = normal_draws((2, count, vocab_size + 1, vocab_size), seed=seed)
     ref_logits = base + stickiness * torch.eye(vocab_size + 1, dtype=base.dtype)[:, :-1]
@@ -133,12 +142,6 @@ def kl_estimates(tables: Policies, sequences: Sequences) -> pd.DataFrame:
             row = {"vocabulary": vocabulary, "credit": credit}
             rows.append(row | {"error": flat_error(mean, exact), "samples": samples})
     return pd.DataFrame(rows)
-
-
-def sampling_table(tables: Policies, sequences: Sequences) -> pd.DataFrame:
-    """Medians of :func:`kl_estimates` over the pairs."""
-    estimates = kl_estimates(tables, sequences)
-    return estimates.groupby(["vocabulary", "credit"], sort=False, as_index=False).median()
 
 
 def _estimators(
@@ -183,7 +186,8 @@ LOSSES: dict[tuple[str, str], TokenLoss] = {
     ),
     ("k2", "prefix, attached"): _term(estimator="k2", weighting="attached", ratio="prefix"),
     ("growth of k2", "prefix, detached"): lambda p, r, o, m, _: (
-        _prefix(p, o, m).detach() * _growth(k2(p.cumsum(-1), r.cumsum(-1)))
+        _prefix(p, o, m).detach()
+        * k2(p.cumsum(-1), r.cumsum(-1)).diff(prepend=torch.zeros_like(p[:, :1]))
     ),
     ("k2", "prefix, detached"): _term(estimator="k2", weighting="detached", ratio="prefix"),
     ("k3", "token, attached"): _term(estimator="k3", weighting="attached"),
@@ -201,10 +205,6 @@ LOSSES: dict[tuple[str, str], TokenLoss] = {
 
 #: The way to the same gradient that the noise of the others is compared with.
 BASELINE = ("k1 reward to go", "prefix")
-
-
-def _growth(running: Tensor) -> Tensor:
-    return running.diff(prepend=torch.zeros_like(running[:, :1]))
 
 
 def loss_moments(
@@ -228,8 +228,8 @@ def prefix_table(tables: Policies, samplers: Tensor, sequences: Sequences) -> pd
     """What the mean of each loss misses of the sequence KL's gradient, and its noise.
 
     On-policy (``fresh``) and under the given samplers (``stale``). ``error`` is a median over the
-    pairs; ``noise``, ``low`` and ``high`` are the median, the smallest and the largest variance
-    of one sequence's gradient, in units of that of k1 in the reward to go with prefix weights.
+    pairs; ``noise``, ``low`` and ``high`` are the median, the smallest and the largest variance of
+    one sequence's gradient over that of ``BASELINE``.
     """
     rows = []
     for age, olds in (("fresh", tables.logits), ("stale", samplers)):
@@ -255,12 +255,12 @@ def prefix_table(tables: Policies, samplers: Tensor, sequences: Sequences) -> pd
 def cap_medians(
     tables: Policies, samplers: Tensor, sequences: Sequences, cap: float
 ) -> dict[str, float]:
-    """Bias and noise of k3 under a capped prefix ratio, attached, by the way it is capped.
+    """Bias and noise of k3 under a capped prefix ratio, attached: medians over the pairs.
 
     ``clamp`` differentiates the cap, so that a capped token's ratio is a constant; ``rescaled``
-    caps the value and keeps the gradient of the ratio's logarithm. ``capped`` is the mean share of
-    tokens over the cap. Medians over the pairs, in norms of the exact gradient; ``kept_is_closer``
-    is the share of pairs on which ``rescaled`` has the smaller bias.
+    caps the value and keeps the gradient of the ratio's logarithm. In norms of the exact gradient;
+    ``capped`` is the mean share of tokens over the cap, ``kept_is_closer`` the share of pairs on
+    which ``rescaled`` has the smaller bias.
     """
     losses: dict[str, TokenLoss] = {
         "clamp": lambda p, r, o, m, _: _prefix(p, o, m).clamp(max=cap) * k3(p, r),
@@ -489,7 +489,7 @@ def _trees(count: int) -> list[tuple[Sequences, Policies, Tensor | None]]:
     """Fixed length, ragged, and shared parameters (only the last token is seen)."""
     fixed, ragged = enumerate_sequences(3, 4), enumerate_sequences(4, 3, eos=3)
     groups = last_token_groups(fixed, 3)
-    shared = (moved_logits(torch.zeros(count, 4, 3).double(), 1.0, seed=k) for k in (5, 6))
+    shared = (normal_draws((count, 4, 3), seed=seed) for seed in (5, 6))
     return [
         (fixed, random_tables(fixed, 3, count, spread=SPREAD, seed=0), None),
         (ragged, random_tables(ragged, 4, count, spread=SPREAD, seed=1), None),
@@ -507,11 +507,14 @@ def k1_in_reward_is_k2_as_loss() -> Finding:
         measured(partial(_credit_errors, sequences=sequences, groups=groups), *tables)
         for sequences, tables, groups in _trees(count=20)
     )
+    logits, ref, drift = SPREAD * normal_draws((3, 20, 8), seed=4)
+    stale = (logits, ref, logits + 0.3 * drift)  # in the reward k1 is the sampler's, and weighted
+    reward = expected_gradient(*stale, estimator="k1", placement="reward", weighting="detached")
     figures = {
         "immediate_gap": found.immediate_gap.max(),
         "k2_error": found.k2_error.median(),
         "to_go_error": found.to_go_error.max(),
-        "stale_gap": _stale_gap(),
+        "stale_gap": error_of(reward, expected_gradient(*stale, estimator="k2")),
         "normalised_gap": _normalised_gap(),
         "clipped_share": _clipped_share(),
     }
@@ -538,14 +541,6 @@ def _credit_errors(
         "k2_error": flat_error(gradients["k2"], gradients["kl"]),
         "to_go_error": flat_error(gradients["to_go"], gradients["kl"]),
     }
-
-
-def _stale_gap() -> float:
-    """In the reward k1 keeps the sampler's log-ratio and a ratio weight; the k2 loss does not."""
-    logits, ref, old = SPREAD * normal_draws((3, 20, 8), seed=4)
-    tables = (logits, ref, logits + 0.3 * old)
-    reward = expected_gradient(*tables, estimator="k1", placement="reward", weighting="detached")
-    return relative_error(reward, expected_gradient(*tables, estimator="k2")).median().item()
 
 
 def _normalised_gap() -> float:
@@ -587,7 +582,7 @@ def kl_in_the_reward() -> Finding:
 def _reward_errors(logits: Tensor, ref: Tensor) -> dict[str, float]:
     mask = RAGGED.mask
     last = mask & ~functional.pad(mask, (0, 1))[:, 1:]
-    outcomes = moved_logits(torch.zeros(len(mask)).double(), 1.0, seed=12).unsqueeze(-1)
+    outcomes = normal_draws((len(mask), 1), seed=12)
     kl_exact = sequence_kl_gradient(logits, ref, RAGGED)
     exact = credit_moments(logits, RAGGED, outcomes.expand(mask.shape)).mean - BETA * kl_exact
     costs = BETA * log_ratios(logits, ref, RAGGED)
@@ -649,8 +644,8 @@ def full_vocabulary() -> Finding:
     """The full-vocabulary loss at one state, over sequences, at stale states, and as printed."""
     tables = random_tables(RAGGED, 3, 20, spread=SPREAD, seed=31)
     found = measured(_full_vocabulary_errors, *tables, range(20))
-    immediate = sampling_table(tables, RAGGED).query("credit == 'immediate'")
-    immediate = immediate.set_index("vocabulary")
+    immediate = kl_estimates(tables, RAGGED).query("credit == 'immediate'")
+    immediate = immediate.groupby("vocabulary").median(numeric_only=True)
     figures = {
         "state_error": found.state.max(),
         "visited_error": found.visited.max(),
@@ -668,20 +663,16 @@ def full_vocabulary() -> Finding:
 def _full_vocabulary_errors(logits: Tensor, ref: Tensor, seed: int) -> dict[str, float]:
     by_autograd = grad(lambda z: reverse_kl(z, ref).sum())(logits)
     old = moved_logits(logits, 0.3, seed=seed)
+    old_logp = old.log_softmax(-1)  # equation 22 as printed, with the policy's score
+    printed = expected_score(logits, old_logp.exp() * (old_logp - ref.log_softmax(-1)))
     visited = visited_kl_gradient(logits, ref, RAGGED)
     mean = _estimators(logits, ref, RAGGED)["full", "immediate"].mean
     return {
         "state": flat_error(reverse_kl_gradient(logits, ref), by_autograd),
-        "printed": flat_error(_printed_gradient(logits, ref, old), by_autograd),
+        "printed": flat_error(printed, by_autograd),
         "visited": flat_error(mean, visited),
         "stale": flat_error(visited_kl_gradient(logits, ref, RAGGED, old), visited),
     }
-
-
-def _printed_gradient(logits: Tensor, ref: Tensor, old: Tensor) -> Tensor:
-    """Equation 22 as printed: the sampler's probabilities and log-ratio, the policy's score."""
-    old_logp = old.log_softmax(-1)
-    return expected_score(logits, old_logp.exp() * (old_logp - ref.log_softmax(-1)))
 
 
 @claim("S1-14")

@@ -75,7 +75,7 @@ OBJECTIVES = ("linear", "token_mean", "geometric")  #: of the token sum, GRPO an
 
 def random_returns(sequences: Sequences, *, seed: int) -> Tensor:
     """[N] returns of standard deviation one, one a sequence."""
-    return moved_logits(torch.zeros(len(sequences.mask)).double(), 1.0, seed=seed)
+    return normal_draws((len(sequences.mask),), seed=seed)
 
 
 def slope(sizes: Iterable[float], errors: Iterable[float]) -> float:
@@ -111,8 +111,7 @@ def order_curves(
 def spread_curves(logits: Tensor, old_logits: Tensor, lengths: Sequence[int]) -> pd.DataFrame:
     """Standard deviation of three weights of a sequence of independent tokens, by its length.
 
-    ``product``, ``geometric`` (GSPO) and one ``token``; ``log_std`` is that of the log of the
-    product, which is a sum and grows as the square root only.
+    ``product``, ``geometric`` (GSPO) and one ``token``; ``log_std`` is that of the product's log.
     """
     length = torch.tensor(lengths, dtype=torch.float64)
     chi2 = chi_square(old_logits, logits)  # of the policy from the sampler
@@ -140,8 +139,7 @@ def gradient_weights(
 ) -> Tensor:
     """[N, T] credit of each token: its importance weight, cut as its kind does, times the return.
 
-    For the clipped kinds it is what autograd finds through
-    :func:`analysis.objectives.losses.policy_loss`.
+    For the clipped kinds it is what autograd finds through ``policy_loss``.
     """
     logp, old_logp = (token_logp(x.detach(), sequences) for x in (logits, old_logits))
     per_token = returns.unsqueeze(-1).expand_as(logp)
@@ -175,23 +173,6 @@ def weight_table(tables: Policies, sequences: Sequences, *, seed: int) -> pd.Dat
 def _centred_returns(old_logits: Tensor, sequences: Sequences, *, seed: int) -> Tensor:
     returns = random_returns(sequences, seed=seed)
     return returns - sequence_probability(old_logits, sequences) @ returns
-
-
-def mismatch_gradients(
-    logits: Tensor, old_logits: Tensor, sampler: Tensor, sequences: Sequences, returns: Tensor
-) -> dict[str, Tensor]:
-    """Expected gradients under the sampler with both factors, per token or multiplied, or one."""
-    mask = sequences.mask
-    logp, old_logp, sampler_logp = (token_logp(x, sequences) for x in (logits, old_logits, sampler))
-    weights = {
-        "both factors, product": importance_ratio(logp, sampler_logp, mask, level="sequence"),
-        "both factors, per token": importance_ratio(logp, sampler_logp, mask),
-        "first factor dropped": importance_ratio(logp, old_logp, mask),
-    }
-    return {
-        name: credit_moments(logits, sequences, weight * returns.unsqueeze(-1), sampler).mean
-        for name, weight in weights.items()
-    }
 
 
 def one_recurrent_state(vocab_size: int, stay: float) -> tuple[Tensor, Tensor]:
@@ -437,12 +418,20 @@ def two_factors_of_the_ratio() -> Finding:
 
 
 def _factor_errors(old: Tensor, direction: Tensor, seed: int, size: float) -> dict[str, float]:
+    """Errors of the token ratio, against the product of both factors, where a factor is not one."""
     returns = random_returns(RAGGED, seed=seed)
     moved, sampler = moved_logits(old, size, seed=seed), old + size * direction
 
-    def error(logits: Tensor, sampler: Tensor, weight: str = "both factors, per token") -> float:
-        gradients = mismatch_gradients(logits, old, sampler, RAGGED, returns)
-        return flat_error(gradients[weight], gradients["both factors, product"])
+    def error(logits: Tensor, sampler: Tensor, *, of: Tensor | None = None) -> float:
+        """``of``: the policy that the ratio divides by, the sampler unless another is given."""
+        logp, sampler_logp = (token_logp(x, RAGGED) for x in (logits, sampler))
+        of_logp = sampler_logp if of is None else token_logp(of, RAGGED)
+        product = importance_ratio(logp, sampler_logp, RAGGED.mask, level="sequence")
+        exact, found = (
+            credit_moments(logits, RAGGED, weight * returns.unsqueeze(-1), sampler).mean
+            for weight in (product, importance_ratio(logp, of_logp, RAGGED.mask))
+        )
+        return flat_error(found, exact)
 
     first, second, both = (
         log_ratios(*pair, RAGGED).sum(-1).exp()
@@ -452,7 +441,7 @@ def _factor_errors(old: Tensor, direction: Tensor, seed: int, size: float) -> di
         "gap": error(old, sampler),
         "stale": error(moved, old),
         "cancelled": error(sampler, sampler),
-        "dropped": error(old, sampler, "first factor dropped"),
+        "dropped": error(old, sampler, of=old),
         "identity": largest(first * second / both - 1),
     }
 

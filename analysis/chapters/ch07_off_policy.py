@@ -75,10 +75,16 @@ class StaleStates(NamedTuple):
     advantages: Tensor  #: [N, V], of each token: mean 0, variance 1 under the sampler
 
 
+def spread(values: Tensor, probability: Tensor) -> Tensor:
+    """[..., 1]: standard deviation under the probabilities given."""
+    mean = (probability * values).sum(-1, keepdim=True)
+    return (probability * (values - mean).square()).sum(-1, keepdim=True).sqrt()
+
+
 def standardised(values: Tensor, probability: Tensor) -> Tensor:
     """Values minus their mean over their standard deviation, under the probabilities given."""
-    centred = values - (probability * values).sum(-1, keepdim=True)
-    return centred / (probability * centred.square()).sum(-1, keepdim=True).sqrt()
+    mean = (probability * values).sum(-1, keepdim=True)
+    return (values - mean) / spread(values, probability)
 
 
 def stale_states(
@@ -119,14 +125,6 @@ def merged_kl_gradient(states: StaleStates, *, reading: str, penalty: str = "k1"
     """[N, V]: the KL part of the merged objective without clip, as a descent direction."""
     alone = states._replace(advantages=torch.zeros_like(states.advantages))
     return -merged_gradient(alone, beta=1.0, reading=reading, penalty=penalty, **NO_CLIP)
-
-
-def regularised_gradient(states: StaleStates, *, beta: float) -> Tensor:
-    """[N, V]: exact gradient of expected advantage minus beta times the reverse KL, closed form."""
-    policy = states.logits.softmax(-1)
-    reward = expected_score(states.logits, policy * states.advantages)
-    kl = exact_kl_gradient(states.logits, states.ref_logits, direction="reverse")
-    return reward - beta * kl
 
 
 def clipped_kl_gradient(states: StaleStates, *, beta: float, epsilon: float) -> Tensor:
@@ -216,28 +214,20 @@ def _staleness(states: StaleStates) -> float:
 # --- Stale sequences: weights, credits and masks ---------------------------------------------
 
 
-def weighted_kl_gradient(
-    pair: Policies, old_logits: Tensor, sequences: Sequences, *, level: str, credit: str
-) -> Tensor:
-    """[states, vocab]: expected KL gradient from stale sequences, one ratio level and credit."""
-    logp, old_logp = (token_logp(x, sequences) for x in (pair.logits, old_logits))
-    costs = log_ratios(*pair, sequences)
-    owed = reward_to_go(costs) if credit == "to_go" else costs
-    ratio = importance_ratio(logp, old_logp, sequences.mask, level=level)
-    credits = torch.where(ratio == 0.0, 0.0, ratio * owed)
-    return credit_moments(pair.logits, sequences, credits, old_logits).mean
-
-
 def weight_errors(
     tables: Policies, samplers: Tensor, sequences: Sequences, *, level: str, credit: str
 ) -> Tensor:
-    """[M]: relative error of a weight and credit against each sequence KL's gradient."""
+    """[M]: relative error of a ratio level and credit, on stale sequences, against each sequence
+    KL's gradient."""
     errors = []
-    for *pair, old_logits in zip(*tables, samplers, strict=True):
-        found = weighted_kl_gradient(
-            Policies(*pair), old_logits, sequences, level=level, credit=credit
-        )
-        errors.append(flat_error(found, sequence_kl_gradient(*pair, sequences)))
+    for logits, ref_logits, old_logits in zip(*tables, samplers, strict=True):
+        costs = log_ratios(logits, ref_logits, sequences)
+        owed = reward_to_go(costs) if credit == "to_go" else costs
+        logps = (token_logp(x, sequences) for x in (logits, old_logits))
+        ratio = importance_ratio(*logps, sequences.mask, level=level)
+        credits = torch.where(ratio == 0.0, 0.0, ratio * owed)
+        found = credit_moments(logits, sequences, credits, old_logits).mean
+        errors.append(flat_error(found, sequence_kl_gradient(logits, ref_logits, sequences)))
     return torch.tensor(errors)
 
 
@@ -259,18 +249,11 @@ def sequence_weight_curves(
     return pd.DataFrame(rows)
 
 
-class MaskCase(NamedTuple):
-    """One stale tree of sequences with a standardised advantage for each."""
-
-    logits: Tensor  #: [states, vocab]
-    old_logits: Tensor  #: [states, vocab]
-    advantages: Tensor  #: [N]
-
-
 def mask_cases(
     sequences: Sequences, vocab_size: int, count: int, distance: float, *, seed: int
-) -> list[MaskCase]:
-    """Random tables that have moved from their samplers, with random rewards a sequence."""
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Random tables [states, vocab], their samplers, and a standardised advantage [N] of each
+    sequence."""
     size = sequences.num_states * vocab_size
     old, step = random_policies(count, size, spread=1.0, seed=seed)
     rewards, _ = random_policies(count, len(sequences.tokens), spread=1.0, seed=seed + 1)
@@ -279,11 +262,13 @@ def mask_cases(
         old_logits = old_row.view(sequences.num_states, vocab_size)
         logits = old_logits + distance * step_row.view_as(old_logits)
         advantages = standardised(reward, sequence_probability(old_logits, sequences))
-        cases.append(MaskCase(logits, old_logits, advantages))
+        cases.append((logits, old_logits, advantages))
     return cases
 
 
-def mask_rows(cases: list[MaskCase], sequences: Sequences, delta: float) -> pd.DataFrame:
+def mask_rows(
+    cases: list[tuple[Tensor, Tensor, Tensor]], sequences: Sequences, delta: float
+) -> pd.DataFrame:
     """Bias and spread of the masked token-ratio policy gradient, a row a case.
 
     ``bias`` is against the on-policy gradient, relative to its norm and squared; ``variance`` is
@@ -308,22 +293,6 @@ def mask_rows(cases: list[MaskCase], sequences: Sequences, delta: float) -> pd.D
         }
 
     return measured(row, *zip(*cases, strict=True))
-
-
-def mask_table(
-    sequences: Sequences,
-    vocab_size: int,
-    deltas: tuple[float, ...],
-    *,
-    count: int,
-    distance: float,
-    seed: int,
-) -> pd.DataFrame:
-    """Medians of :func:`mask_rows` over random cases for each threshold; ``inf`` masks nothing."""
-    cases = mask_cases(sequences, vocab_size, count, distance, seed=seed)
-    return pd.DataFrame(
-        {"delta": delta, **mask_rows(cases, sequences, delta).median()} for delta in deltas
-    )
 
 
 # --- What it draws ---------------------------------------------------------------------------
@@ -467,10 +436,10 @@ def masked_sequences() -> Finding:
     token-ratio gradient, over every sequence of a tree; and to recorded runs on stale samples."""
     cases = mask_cases(RAGGED, 3, 40, 0.5, seed=73)
     rule_broken = 0
-    for case in cases:
-        logp, old_logp = (token_logp(x, RAGGED) for x in (case.logits, case.old_logits))
-        kept = off_policy_sequence_mask(logp, old_logp, case.advantages, RAGGED.mask, delta=0.2)
-        for row, advantage in enumerate(case.advantages.tolist()):
+    for *tables, advantages in cases:
+        logp, old_logp = (token_logp(x, RAGGED) for x in tables)
+        kept = off_policy_sequence_mask(logp, old_logp, advantages, RAGGED.mask, delta=0.2)
+        for row, advantage in enumerate(advantages.tolist()):
             gaps = (old_logp - logp)[row][RAGGED.mask[row]]
             masked = advantage < 0 and gaps.mean().item() > 0.2
             rule_broken += bool(kept[row].any()) == masked
@@ -558,7 +527,8 @@ def clipped_merged_kl() -> Finding:
     clip, the policy having moved along its advantages; how much of the KL's force is lost; and
     recorded runs with and without the clip."""
     states = stale(along_advantage=True)
-    exact = regularised_gradient(states, beta=BETA)
+    reward = expected_score(states.logits, states.logits.softmax(-1) * states.advantages)
+    exact = reward - BETA * reverse_kl_gradient(states.logits, states.ref_logits)
     clip = {"epsilon_low": EPSILON, "epsilon_high": EPSILON}
     options = {"beta": BETA, "reading": "detached"}
     lost = silenced_mass(states, beta=BETA, epsilon=EPSILON).median()
@@ -586,15 +556,19 @@ def merging_like_terms() -> Finding:
     states = stale(along_advantage=True)
     logp, ref_logp, old_logp = (x.log_softmax(-1) for x in states[:3])
     pull = -(logp - ref_logp)  # beta = 1: the KL's advantage
-    coefficient = {
-        name: _clipped_coefficient(logp, old_logp, advantage)
-        for name, advantage in (
-            ("reward", states.advantages),
-            ("kl", pull),
-            ("merged", states.advantages + pull),
-        )
-    }
-    gap = (coefficient["reward"] + coefficient["kl"] - coefficient["merged"]).abs() > EXACT
+
+    def clipped(advantages: Tensor) -> Tensor:
+        """What multiplies the score under PPO's minimum."""
+
+        def value(at: Tensor) -> Tensor:
+            ratio = torch.exp(at - old_logp)
+            bounded = ratio.clamp(1 - EPSILON, 1 + EPSILON)
+            return torch.minimum(ratio * advantages, bounded * advantages).sum()
+
+        return grad(value)(logp)
+
+    added = clipped(states.advantages) + clipped(pull)
+    gap = (added - clipped(states.advantages + pull)).abs() > EXACT
     together = states.advantages * pull > 0
     inside = ((logp - old_logp).exp() - 1).abs() <= EPSILON
     figures = {
@@ -604,17 +578,6 @@ def merging_like_terms() -> Finding:
     }
     sometimes = figures["differs_same_sign"] == 0 and figures["differs_inside_clip"] == 0
     return Finding(judge(not bool(gap.any()), sometimes), figures)
-
-
-def _clipped_coefficient(logp: Tensor, old_logp: Tensor, advantages: Tensor) -> Tensor:
-    """What multiplies the score under PPO's minimum, by autograd through ``min`` and ``clamp``."""
-
-    def value(at: Tensor) -> Tensor:
-        ratio = torch.exp(at - old_logp)
-        bounded = ratio.clamp(1 - EPSILON, 1 + EPSILON)
-        return torch.minimum(ratio * advantages, bounded * advantages).sum()
-
-    return grad(value)(logp)
 
 
 @claim("S4-40")
