@@ -57,9 +57,9 @@ def baseline_table(logits: Tensor, rewards: Tensor, group_sizes: Iterable[int]) 
     """Each advantage's expected gradient against the true one, over several problems.
 
     ``factor`` is the length along the true gradient (median), ``factor_spread`` its range over the
-    problems, ``rest`` the largest entry of what the factor leaves, ``angle`` the largest angle to
-    the true gradient in degrees, ``noise`` the median number of groups for a signal-to-noise ratio
-    of one, relative to the reward itself.
+    problems, ``rest`` the largest entry of what it leaves, ``angle`` the largest angle to the true
+    gradient (degrees), ``noise`` the median number of groups for a signal-to-noise ratio of one
+    over the reward's own.
     """
     exact = true_gradient(logits, rewards)
     rows = []
@@ -85,25 +85,6 @@ def baseline_table(logits: Tensor, rewards: Tensor, group_sizes: Iterable[int]) 
     return pd.DataFrame(rows)
 
 
-def baseline_variance(success: float, advantage: Advantage, group_size: int) -> float:
-    """Trace of the covariance of a group's gradient with one right answer in two."""
-    logits = torch.tensor([success, 1 - success], dtype=torch.float64).log()
-    rewards = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    return group_moments(logits, rewards, group_size, advantage).trace_var.item()
-
-
-def variance_curves(success: Tensor, group_size: int) -> pd.DataFrame:
-    """Variance of the gradient with the others' mean as baseline over that without baseline."""
-    variances = [
-        [
-            baseline_variance(p, ADVANTAGES[name], group_size)
-            for name in ("minus the others' mean", "reward itself")
-        ]
-        for p in success.tolist()
-    ]
-    return pd.DataFrame({"success": success, "ratio": [a / b for a, b in variances]})
-
-
 def difficulty_curves(success: Tensor, group_sizes: Iterable[int], *, eps: float) -> pd.DataFrame:
     """Weight of a prompt and objective ascended, by group size; ``inf`` marks the limit."""
     curves: dict[float, tuple[Tensor, Tensor]] = {}
@@ -121,14 +102,15 @@ def difficulty_curves(success: Tensor, group_sizes: Iterable[int], *, eps: float
     )
 
 
-def noise_groups() -> dict[str, Tensor]:
-    """Groups of four whose rewards differ by noise, by a little, and by right and wrong."""
-    groups = {
+#: Groups of four whose rewards differ by noise, by a little, and by right and wrong.
+NOISE_GROUPS = {
+    name: torch.tensor(values, dtype=torch.float64)
+    for name, values in {
         "rounding": [0.99999, 1.00001, 0.99999, 1.00001],
         "a reward model's noise": [0.70, 0.71, 0.69, 0.70],
         "right and wrong": [0.0, 1.0, 0.0, 1.0],
-    }
-    return {name: torch.tensor(values, dtype=torch.float64) for name, values in groups.items()}
+    }.items()
+}
 
 
 def amplification_table() -> pd.DataFrame:
@@ -142,7 +124,7 @@ def amplification_table() -> pd.DataFrame:
     }
     rows = [
         {"group": name, **{how: divide(r).abs().max().item() for how, divide in divisions.items()}}
-        for name, r in noise_groups().items()
+        for name, r in NOISE_GROUPS.items()
     ]
     return pd.DataFrame(rows)
 
@@ -228,7 +210,14 @@ def baseline_and_scale() -> Finding:
         found = table.assign(error=(table.factor - factor).abs()).loc[name]
         errors[name] = found[["error", "factor_spread", "rest"]].max(axis=None)
     hard, easy = difficulty_weight(torch.tensor([0.05, 0.5], dtype=torch.float64), 16)
-    ratio = variance_curves(torch.tensor([0.3, 0.9], dtype=torch.float64), 4).ratio
+    ratio, rewards = [], torch.tensor([1.0, 0.0], dtype=torch.float64)
+    for success in (0.3, 0.9):
+        logits = torch.tensor([success, 1 - success], dtype=torch.float64).log()
+        names = ("minus the others' mean", "reward itself")
+        others, plain = (
+            group_moments(logits, rewards, 4, ADVANTAGES[name]).trace_var.item() for name in names
+        )
+        ratio.append(others / plain)
     figures = {
         "centre_factor_error": errors["minus the mean"],
         "leave_one_out_error": errors["minus the others' mean"],
@@ -339,7 +328,7 @@ def length_price() -> Finding:
 @claim("S4-31")
 def noise_example() -> Finding:
     """The example of the seed under both degrees of freedom, with eps, and in float32."""
-    rewards, printed = noise_groups()["rounding"], 0.8660
+    rewards, printed = NOISE_GROUPS["rounding"], 0.8660
     table = amplification_table().set_index("group").loc["rounding"]
     figures = {
         "ddof1": table["std"],

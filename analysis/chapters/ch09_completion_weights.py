@@ -77,8 +77,8 @@ def weight_errors(
 ) -> pd.DataFrame:
     """By how much a mean over tokens turns the gradient of each KL loss away, on one ragged tree.
 
-    The tree is its vocabulary, with the end token, and longest completion. A row a random pair:
-    ``k2`` and ``k3``, the share of the gradient that the KL with token sums does not explain.
+    The tree is its vocabulary, with the end token, and longest completion. A row a random pair: the
+    share of the gradient of ``k2`` and ``k3`` that the KL with token sums does not explain.
     """
     vocab_size, longest = tree
     sequences = enumerate_sequences(vocab_size, longest, eos=vocab_size - 1)

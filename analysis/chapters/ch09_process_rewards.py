@@ -231,31 +231,23 @@ def draw_early_stop(tables: dict[str, pd.DataFrame]) -> Figure:
 
 # --- The claims it decides ---------------------------------------------------------------------
 
-STEP_REWARDS = [[0.2, 0.9, 0.4], [0.7, 0.1]]
-STEP_ENDS = [[1, 3, 6], [2, 4]]
-LENGTHS = [7, 6]
-
-
-def supervision_by_hand(rewards: list[list[float]], ends: list[list[int]]) -> list[list[float]]:
-    """The printed formula, token by token, without tensors."""
-    every = [r for row in rewards for r in row]
-    mean, std = statistics.fmean(every), statistics.stdev(every)
-    return [
-        [
-            math.fsum((r - mean) / std for r, end in zip(row, row_ends, strict=True) if end >= t)
-            for t in range(length)
-        ]
-        for row, row_ends, length in zip(rewards, ends, LENGTHS, strict=True)
-    ]
-
 
 @claim("S1-12")
 def process_supervision_formula() -> Finding:
     """Exact per-token lists against the printed formula in plain Python; equal step rewards; and
     recorded runs against a reward for the outcome."""
-    rewards = [torch.tensor(row, dtype=torch.float64) for row in STEP_REWARDS]
-    ours = process_supervision(rewards, STEP_ENDS, LENGTHS, eps=0.0)
-    by_hand = supervision_by_hand(STEP_REWARDS, STEP_ENDS)
+    steps, ends, lengths = [[0.2, 0.9, 0.4], [0.7, 0.1]], [[1, 3, 6], [2, 4]], [7, 6]
+    every = [reward for row in steps for reward in row]
+    mean, std = statistics.fmean(every), statistics.stdev(every)
+    by_hand = [
+        [
+            math.fsum((r - mean) / std for r, end in zip(row, of_row, strict=True) if end >= t)
+            for t in range(length)
+        ]
+        for row, of_row, length in zip(steps, ends, lengths, strict=True)
+    ]
+    rewards = [torch.tensor(row, dtype=torch.float64) for row in steps]
+    ours = process_supervision(rewards, ends, lengths, eps=0.0)
     error = max(
         largest(row[: len(hand)] - torch.tensor(hand, dtype=torch.float64))
         for row, hand in zip(ours, by_hand, strict=True)

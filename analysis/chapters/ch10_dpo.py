@@ -31,7 +31,6 @@ from analysis.chapters.claims import (
     share,
 )
 from analysis.chapters.policies import normal_draws, random_head
-from analysis.experiments.statistics import Interval
 from analysis.kl.credit import advantage_table, state_average
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.enumeration import reverse_kl_gradient
@@ -149,8 +148,8 @@ def objective(logp: Tensor, problem: Preferences) -> Tensor:
 def data_table(problem: Preferences, features: Tensor) -> pd.DataFrame:
     """Where the population DPO loss is minimal, by who made the pairs and what can be learned.
 
-    ``kl`` is that of the fitted policy from the optimum, once over all policies (tabular) and
-    once over those that move along the features only, with their objectives.
+    ``kl`` from the optimum and ``objective`` of the fitted policy, over all policies and
+    (``_limited``) over those that move along the features only.
     """
     rows = []
     for name, pairs in pair_distributions(problem).items():
@@ -179,16 +178,6 @@ def best_limited(problem: Preferences, features: Tensor) -> float:
     return objective(policy(best), problem).item()
 
 
-def sample_counts(
-    pairs: Tensor, rewards: Tensor, number: int, *, generator: torch.Generator
-) -> Tensor:
-    """[V, V] shares of ``number`` sampled and labelled comparisons."""
-    weights = labelled(pairs, rewards).flatten()
-    cells = torch.multinomial(weights, number, replacement=True, generator=generator)
-    counts = torch.bincount(cells, minlength=len(weights)).to(rewards.dtype)
-    return counts.view_as(pairs) / number
-
-
 def finite_data_errors(
     problem: Preferences, number: int, *, names: Iterable[str], seeds: int
 ) -> dict[str, float]:
@@ -196,17 +185,17 @@ def finite_data_errors(
 
     A ridge of one pseudo-comparison keeps separated data finite; a median over ``seeds`` data sets.
     """
-
-    def error(pairs: Tensor, seed: int) -> Tensor:
-        generator = torch.Generator().manual_seed(seed)
-        counts = sample_counts(pairs, problem.rewards, number, generator=generator)
-        return reverse_kl(fit(problem, counts, ridge=1 / number), problem.optimum)
-
-    pairs = pair_distributions(problem)
-    return {
-        name: median(torch.stack([error(pairs[name], seed) for seed in range(seeds)]))
-        for name in names
-    }
+    errors = {}
+    for name in names:
+        weights, kls = labelled(pair_distributions(problem)[name], problem.rewards), []
+        for seed in range(seeds):
+            generator = torch.Generator().manual_seed(seed)
+            drawn = weights.flatten().multinomial(number, replacement=True, generator=generator)
+            counts = torch.bincount(drawn, minlength=weights.numel()).to(weights.dtype) / number
+            fitted = fit(problem, counts.view_as(weights), ridge=1 / number)
+            kls.append(reverse_kl(fitted, problem.optimum))
+        errors[name] = median(torch.stack(kls))
+    return errors
 
 
 class SharedFeatures(NamedTuple):
@@ -267,9 +256,9 @@ def steps_to_success(
 ) -> int:
     """Exact-gradient steps from uniform until all ``length`` tokens are right with ``goal``.
 
-    One token of the vocabulary is right at each position; positions are alike, so one row of
-    logits stands for all. ``dense`` descends the reverse KL from a teacher that is right 99 times
-    in 100; otherwise the success probability itself is ascended.
+    One token is right at each position; positions are alike and share a row of logits. ``dense``
+    descends the reverse KL from a teacher that is right 99 times in 100; otherwise the success
+    probability itself is ascended.
     """
     logits = torch.zeros(vocab_size, dtype=torch.float64)
     right = F.one_hot(torch.tensor(0), vocab_size)
@@ -655,17 +644,13 @@ def keep_routing() -> Finding:
         "replayed_growth": table.replayed[1e-2] / table.replayed[1e-4],
         "flipped_at_1e2": table.flipped[1e-2],
     }
+    options = {"seeds": range(200, 220), "updates": 24, "states": 16}
     for name, noise in (("trained_noisy", 0.3), ("trained_same_router", 0.0)):
-        figures |= _gain_of_replay(noise).figures(name)
+        ways = routing_training.ROUTINGS
+        curves = pd.concat(routing_training.train(way, noise=noise, **options) for way in ways)
+        ends = curves.query("update >= 16").rename(columns={"routing": "variant"})
+        finals = ends.groupby(["variant", "seed"], as_index=False)["reward"].mean()
+        figures |= difference(finals.assign(beta=0.0), *ways, "reward").figures(name)
     linear = 80 < figures["replayed_growth"] < 125
     jumps = figures["recomputed_at_1e2"] > 10 * figures["replayed_at_1e2"]
     return Finding(judge(linear and jumps, False), figures)
-
-
-def _gain_of_replay(noise: float) -> Interval:
-    """Exact reward of bandits at the end, replayed minus recomputed, over bandits."""
-    options = {"noise": noise, "seeds": range(200, 220), "updates": 24, "states": 16}
-    curves = pd.concat(routing_training.train(r, **options) for r in routing_training.ROUTINGS)
-    ends = curves.query("update >= 16").rename(columns={"routing": "variant"})
-    finals = ends.groupby(["variant", "seed"], as_index=False)["reward"].mean()
-    return difference(finals.assign(beta=0.0), *routing_training.ROUTINGS, "reward")
