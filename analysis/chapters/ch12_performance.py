@@ -16,7 +16,7 @@ from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 from analysis import style
 from analysis.experiments import recording
-from analysis.experiments.recording import read_manifest
+from analysis.experiments.recording import read_manifest, recorded_table
 from analysis.training.config import StartConfig, TrainConfig
 from analysis.training.counting import generated_tokens, run_update
 from analysis.training.tiny.policy import PolicyConfig
@@ -65,19 +65,14 @@ class Benchmark(NamedTuple):
 
 
 def load(directory: Path = RECORDED) -> Benchmark:
-    """Read a recorded benchmark, after checking its files against the manifest.
-
-    Raises:
-        ValueError: a file is missing or is not the one that was recorded.
-    """
-    manifest = read_manifest(directory)
-    return Benchmark(*(pd.read_csv(directory / f"{name}.csv") for name in TABLES), manifest)
+    """A recorded benchmark; raises as :func:`analysis.experiments.recording.recorded_table`."""
+    tables = (recorded_table(directory, f"{name}.csv") for name in TABLES)
+    return Benchmark(*tables, read_manifest(directory))
 
 
 def load_language(directory: Path = RECORDED_LANGUAGE) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Rounds (round, trainer, runs, seconds) of the language model's, and its manifest."""
-    manifest = read_manifest(directory)
-    return pd.read_csv(directory / "rounds.csv"), manifest
+    return recorded_table(directory, "rounds.csv"), read_manifest(directory)
 
 
 class OnGpu(NamedTuple):
@@ -91,20 +86,14 @@ class OnGpu(NamedTuple):
 
 
 def load_gpu(directory: Path = RECORDED_GPU) -> OnGpu:
-    """Read the benchmark of a GPU, after checking its files against the manifest.
-
-    Raises:
-        ValueError: a file is missing or is not the one that was recorded.
-    """
-    manifest = read_manifest(directory)
-    names = ("populations", "trl", "kernels", "machine")
-    tables = (pd.read_csv(directory / f"{name}.csv") for name in names)
-    return OnGpu(*tables, manifest["device"].removeprefix("cuda, "))
+    """The recorded benchmark of a GPU; raises as :func:`load`."""
+    tables = (recorded_table(directory, f"{name}.csv") for name in OnGpu._fields[:-1])
+    return OnGpu(*tables, read_manifest(directory)["device"].removeprefix("cuda, "))
 
 
 def beside_trl(found: OnGpu) -> pd.DataFrame:
-    """``populations`` with ``called``, and ``ratio``: how many times as long TRL takes per
-    run-update at the same batch; NaN where it was not timed."""
+    """``populations`` with ``how`` they are launched and ``ratio``: how many times as long TRL
+    takes per run-update at the same batch; NaN where it was not timed."""
     table = found.populations
     trl = {
         row["name"] + (f", {row['precision']}" if "SmolLM2" in row["name"] else ""): row["seconds"]
@@ -112,20 +101,6 @@ def beside_trl(found: OnGpu) -> pd.DataFrame:
     }
     how = np.where(table["graphs"], "graphs", "direct")
     return table.assign(how=how, ratio=1e3 * table["name"].map(trl) / table["ms"])
-
-
-def agreement(directory: Path = RECORDED_AGREEMENT) -> pd.DataFrame:
-    """Presets trained in double precision on the CPU and a GPU.
-
-    Returns:
-        One row per preset and way to launch: ``preset``, ``runs``, ``graphs``, and the largest
-        differences of ``metrics`` and ``weights``; the weights have ``moved`` by so much.
-
-    Raises:
-        ValueError: a file is missing or is not the one that was recorded.
-    """
-    read_manifest(directory)
-    return pd.read_csv(directory / "agreement.csv")
 
 
 def medians(benchmark: Benchmark) -> pd.DataFrame:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from analysis import style
 from analysis.chapters.ch12_model_costs import MODELS as PUBLISHED
-from analysis.chapters.ch12_model_costs import block_weights, llama
+from analysis.chapters.ch12_model_costs import block_weights, llama, parameters
 from analysis.experiments import recording
 from analysis.kl.chunked import Chunks
 from analysis.kl.divergences import entropy, reverse_kl
@@ -52,24 +52,9 @@ MODELS: dict[str, LlamaConfig] = {
 }
 
 
-def head_weights(model: LlamaConfig) -> int:
-    """Of the unembedding."""
-    return model.width * model.vocab_size
-
-
-def parameters(model: LlamaConfig) -> int:
-    """All weights but norms: the embedding counts once more where it is not tied."""
-    return block_weights(model) + head_weights(model) * (1 if model.tied else 2)
-
-
 def recorded(directory: Path = RECORDED) -> pd.DataFrame:
-    """CPU time and peak memory by method and vocabulary, checked against the manifest.
-
-    Raises:
-        ValueError: the table is missing or is not the one that was recorded.
-    """
-    recording.read_manifest(directory)
-    return recording.read_table(directory / TABLE)
+    """CPU time and peak memory by method and vocabulary; raises as ``recording.recorded_table``."""
+    return recording.recorded_table(directory, TABLE)
 
 
 def operations_table(models: Mapping[str, LlamaConfig] = MODELS) -> pd.DataFrame:
@@ -81,7 +66,8 @@ def operations_table(models: Mapping[str, LlamaConfig] = MODELS) -> pd.DataFrame
     """
     rows = []
     for name, model in models.items():
-        head, forward = head_weights(model), block_weights(model) + head_weights(model)
+        head = model.width * model.vocab_size
+        forward = block_weights(model) + head
         step, extra = 4 * 2 * forward, PER_LOGIT * model.vocab_size
         row = {"model": name, "parameters": parameters(model), "head_share": head / forward}
         rows.append(row | {"stored": extra / step, "chunked": (2 * 2 * head + extra) / step})
@@ -165,20 +151,16 @@ def language_like(
 
 
 def variance_parts(batch: Batch, *, variant: str) -> dict[str, float]:
-    """Squared mean of a term's gradient, and its variance within and between states.
-
-    Each is a trace, over states of equal weight and tokens of the policy.
-    """
+    """Variance of a term's gradient ``within`` and ``between`` states of equal weight: traces, over
+    tokens of the policy."""
     exact = exact_kl_gradient(batch.logits, batch.ref_logits, direction=VARIANTS[variant])
     spread = gradient_moments(batch.logits, batch.ref_logits, estimator=variant).trace_var
     squared_width = batch.hidden.square().sum(-1)
     mean = exact.T @ batch.hidden / len(batch.hidden)
-    signal = mean.square().sum().item()
-    second = (exact.square().sum(-1) * squared_width).mean().item()
+    second = (exact.square().sum(-1) * squared_width).mean()
     return {
-        "signal": signal,
         "within": (spread * squared_width).mean().item(),
-        "between": second - signal,
+        "between": (second - mean.square().sum()).item(),
     }
 
 
