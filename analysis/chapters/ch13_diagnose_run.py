@@ -41,24 +41,18 @@ def told_apart() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def raises_alarm(run: Run, seed: int) -> bool:
-    """Whether a simulated run is given an error or a warning."""
-    frame = simulate(run, seed)
-    dump = assemble({column: frame[column].to_numpy() for column in frame}, "simulated")
-    found = find(measure(dump, Settings(resamples=200)))
-    return any(finding.severity != "note" for finding in found)
-
-
 def alarm_rates(runs: dict[str, Run], seeds: int) -> pd.DataFrame:
     """How many simulated runs without a fault are given an error or a warning."""
-    return pd.DataFrame(
-        {
-            "run": name,
-            "alarms": sum(raises_alarm(run, seed) for seed in range(seeds)),
-            "dumps": seeds,
-        }
-        for name, run in runs.items()
-    )
+    rows = []
+    for name, run in runs.items():
+        alarms = 0
+        for seed in range(seeds):
+            frame = simulate(run, seed)
+            dump = assemble({column: frame[column].to_numpy() for column in frame}, "simulated")
+            found = find(measure(dump, Settings(resamples=200)))
+            alarms += any(finding.severity != "note" for finding in found)
+        rows.append({"run": name, "alarms": alarms, "dumps": seeds})
+    return pd.DataFrame(rows)
 
 
 # What it draws.

@@ -19,12 +19,18 @@ from torch import Tensor
 from torch.func import grad
 
 from analysis import style
-from analysis.chapters.policies import SAME, moved_logits, normal_draws, random_tables
+from analysis.chapters.policies import (
+    SAME,
+    flat_error,
+    medians,
+    moved_logits,
+    normal_draws,
+    random_tables,
+)
 from analysis.kl.enumeration import cosine, exact_kl_gradient, relative_error
 from analysis.kl.estimators import k1, k2, k3
 from analysis.kl.scores import expected_score
 from analysis.kl.sequences import (
-    Sequences,
     enumerate_sequences,
     sequence_probability,
     token_logp,
@@ -475,42 +481,33 @@ def exchange_table(beta: float, *, group_size: int, kl_spread: float, seed: int)
 # A ratio of the whole sequence on the KL of one token, enumerated over every sequence.
 
 
-def corrected_gradient(
-    logits: Tensor, ref_logits: Tensor, old_logits: Tensor, sequences: Sequences, *, level: str
-) -> Tensor:
-    """[states, V]: mean gradient of TRL's corrected KL, summed over tokens, under the sampler."""
-    fixed = [token_logp(x, sequences) for x in (ref_logits, old_logits)]
-
-    def mean(at: Tensor) -> Tensor:
-        terms = trl_grpo(token_logp(at, sequences), *fixed, bias_correction=True, level=level)
-        return sequence_probability(old_logits, sequences) @ terms.sum(-1)
-
-    return grad(mean)(logits)
-
-
 def level_errors(
     *, vocab_size: int, length: int, trees: int, spread: float, staleness: float, seed: int
 ) -> pd.DataFrame:
-    """Median relative error of each level, on fresh and stale samples.
+    """Median relative error of TRL's corrected KL, summed over tokens, by the ratio's level.
 
-    Against the gradient of the per-token reverse KL at the states the sampler visits, which the
-    token-level ratio has exactly.
+    On fresh and stale samples, against the gradient of the per-token reverse KL at the states the
+    sampler visits, which the token-level ratio has exactly.
     """
     sequences = enumerate_sequences(vocab_size, length)
     tables = random_tables(sequences, vocab_size, trees, spread=spread, seed=seed)
     noise = normal_draws(tables.logits.shape, seed=seed + 1)
     rows = []
     for samples, distance in (("fresh", 0.0), ("stale", staleness)):
-        for level in ("token", "sequence"):
-            errors = []
-            for logits, ref_logits, step in zip(*tables, noise, strict=True):
-                old_logits = logits - distance * step
-                exact = visited_kl_gradient(logits, ref_logits, sequences, old_logits)
-                found = corrected_gradient(logits, ref_logits, old_logits, sequences, level=level)
-                errors.append(relative_error(found.flatten(), exact.flatten()))
-            error = torch.stack(errors).median().item()
-            rows.append({"samples": samples, "level": level, "error": error})
-    return pd.DataFrame(rows)
+        for logits, ref_logits, step in zip(*tables, noise, strict=True):
+            old_logits = logits - distance * step
+            exact = visited_kl_gradient(logits, ref_logits, sequences, old_logits)
+            fixed = [token_logp(x, sequences) for x in (ref_logits, old_logits)]
+            chance = sequence_probability(old_logits, sequences)
+            for level in ("token", "sequence"):
+                trl = partial(trl_grpo, bias_correction=True, level=level)
+
+                def mean(at: Tensor, trl=trl, fixed=fixed, chance=chance) -> Tensor:
+                    return chance @ trl(token_logp(at, sequences), *fixed).sum(-1)
+
+                error = flat_error(grad(mean)(logits), exact)
+                rows.append({"samples": samples, "level": level, "error": error})
+    return medians(rows, "samples", "level", interpolation="lower")
 
 
 # What the chapter draws.
