@@ -127,8 +127,8 @@ def quantile_table(
 
 
 def drift_table(ref_logits: Tensor, direction: Tensor, steps: Tensor) -> pd.DataFrame:
-    """Exact ``bias`` and ``std`` in units of the KL of k1, k2, k3 and the optimal control variate
-    along a drift: a row an ``estimator`` and ``step``, with its ``kl`` (nats)."""
+    """Exact ``bias`` and ``std`` in units of the KL of k1, k2, k3 and the optimal control
+    variate along a drift: a row an ``estimator`` and ``step``, with its ``kl`` (nats)."""
     logits = drifted(ref_logits, direction, steps)
     reference = ref_logits.expand_as(logits)
     kl = reverse_kl(logits, reference)
