@@ -143,8 +143,7 @@ def drift_table(ref_logits: Tensor, direction: Tensor, steps: Tensor) -> pd.Data
 
 
 def crossing_kl(ref_logits: Tensor, direction: Tensor, *, farthest: float) -> float:
-    """The reverse KL (nats) at which k3 stops beating k1 along a drift; it must before
-    ``farthest``."""
+    """The reverse KL (nats) at which k3 stops beating k1 along a drift, before ``farthest``."""
 
     def policy(step: float) -> Tensor:
         return drifted(ref_logits, direction, [step])[0]
@@ -159,11 +158,10 @@ def crossing_kl(ref_logits: Tensor, direction: Tensor, *, farthest: float) -> fl
 def stale_table(
     logits: Tensor, ref_logits: Tensor, direction: Tensor, steps: Tensor
 ) -> pd.DataFrame:
-    """Mean of k3 when the samples come from an older policy, against both KLs; a row a step.
+    """Mean of k3 under an older policy, ``logits - step * direction``, against both KLs (nats).
 
-    The sampler is ``logits - step * direction``, and ``staleness`` the policy's KL from it (nats);
-    ``k3`` and ``weighted`` are means under the sampler, the latter of ratio times k3. To first
-    order in the step, the opposite direction has the opposite error.
+    A row a step: ``staleness`` is the policy's KL from the sampler; ``weighted`` the mean of ratio
+    times k3.
     """
     old_logits = drifted(logits, direction, -steps)
     policy, reference = logits.expand_as(old_logits), ref_logits.expand_as(old_logits)

@@ -79,10 +79,9 @@ LOSS_AND_REWARD = tuple(
 
 
 def one_state_table(policies: Policies, terms: Iterable[KLTerm] = LOSS_AND_REWARD) -> pd.DataFrame:
-    """Expected on-policy gradient of each term beside the exact gradients of both KLs.
+    """Expected on-policy gradient of each term beside those of both KLs: medians over policies.
 
-    Cosine and relative error are medians over the policies; ``optimises`` names the exact
-    gradient that the term equals at *every* policy, to a relative error of ``SAME``.
+    ``optimises`` names the exact gradient that the term equals at *every* policy, to ``SAME``.
     """
     exact = {d: exact_kl_gradient(*policies, direction=d) for d in ("reverse", "forward")}
     exact["reverse − forward"] = exact["reverse"] - exact["forward"]
@@ -112,8 +111,8 @@ def error_curves(terms: Iterable[KLTerm], *policies: Tensor) -> pd.DataFrame:
 
 
 def noise_table(policies: Policies, terms: Iterable[KLTerm]) -> pd.DataFrame:
-    """Samples that each on-policy term needs for a signal-to-noise ratio of one: the trace of one
-    sample's gradient covariance over the squared norm of its mean, median over the policies."""
+    """Samples for a signal-to-noise ratio of one: trace of one sample's gradient covariance over
+    the squared norm of its mean, median over the policies."""
     rows = []
     for term in terms:
         mean, trace_var = gradient_moments(*policies, **term.at_one_state)
@@ -135,10 +134,8 @@ SEQUENCE_ROWS = (
 
 
 def sequence_table(tables: Policies, sequences: Sequences) -> pd.DataFrame:
-    """On-policy terms over whole sequences against the exact gradients of the sequence KL.
-
-    ``optimises`` also knows the *visited* KL: per-token KL with the visited states held fixed.
-    """
+    """On-policy terms over whole sequences against the exact gradients of the sequence KL and of
+    the *visited* KL: per-token KL with the visited states held fixed."""
 
     def per_pair(gradient: Callable[..., Tensor], **options: str) -> Tensor:
         found = (gradient(*pair, sequences, **options) for pair in zip(*tables, strict=True))
@@ -160,8 +157,8 @@ def sequence_table(tables: Policies, sequences: Sequences) -> pd.DataFrame:
 
 
 def _compare(gradient: Tensor, exact: dict[str, Tensor]) -> dict[str, object]:
-    """Medians of cosine and error against both KLs, the gradient it equals, how often it points
-    away from the reference (descending it *raises* the reverse KL)."""
+    """Medians of cosine and error against both KLs, the gradient it equals, and how often
+    descending it *raises* the reverse KL."""
     same = [name for name, g in exact.items() if error_of(gradient, g, worst=True) < SAME]
     vanishes = bool((gradient.norm(dim=-1) < SAME * exact["reverse"].norm(dim=-1)).all())
     row: dict[str, object] = {}
@@ -175,10 +172,8 @@ def _compare(gradient: Tensor, exact: dict[str, Tensor]) -> dict[str, object]:
 
 
 def noise_ratio(logits: Tensor, ref_logits: Tensor) -> Tensor:
-    """One sample's gradient variance (trace) under the k3 loss over that under the k2 loss.
-
-    Where policy and reference are equal both vanish, and the ratio is its limit, one.
-    """
+    """One sample's gradient variance (trace) under the k3 loss over that under the k2 loss; one,
+    the limit, where policy and reference are equal."""
     k2, k3 = (gradient_moments(logits, ref_logits, estimator=k).trace_var for k in ("k2", "k3"))
     silent = (k2 <= 0) & (k3 <= 0)
     return torch.where(silent, 1.0, k3 / torch.where(silent, 1.0, k2))
@@ -274,10 +269,8 @@ def typical(estimator: str, *sampler: Tensor, of: str = "reverse", **variant: st
 
 @claim("S0-4")
 def grpo_names_the_reverse_kl() -> Finding:
-    """Mean of k3 against the reverse KL's sum; its expected gradient against both exact ones.
-
-    Also the share that is not the forward KL's under GRPO's ``1/|o|``, on ragged sequences.
-    """
+    """Mean and expected gradient of k3 against both KLs, and what GRPO's ``1/|o|`` adds to the
+    forward KL's, on ragged sequences."""
     value = largest(estimator_means(*pairs())["k3"] - reverse_kl(*pairs()))
     figures = {
         "value_to_reverse": value,
@@ -315,10 +308,8 @@ def k2_loss_is_the_kl_gradient() -> Finding:
 
 @claim("S4-15")
 def k1_loss_has_no_gradient() -> Finding:
-    """Norm of the k1 loss's expected gradient on fresh samples; on stale ones for contrast.
-
-    On ragged sequences with tokens summed, and under GRPO's ``1/|o|``.
-    """
+    """Norm of the k1 loss's expected gradient: fresh, stale, and on ragged sequences with tokens
+    summed and under GRPO's ``1/|o|``."""
     fresh = expected_gradient(*pairs(), estimator="k1").norm(dim=-1)
     old = expected_gradient(*pairs(), stale(), estimator="k1").norm(dim=-1)
     sequences = enumerate_sequences(3, 4, eos=2)
@@ -487,8 +478,8 @@ def ragged() -> tuple[Sequences, Tensor, Tensor, Tensor]:
 
 
 def equation_3_gradient(old_table: Tensor, advantages: Tensor, *, beta: float) -> Tensor:
-    """Ascent direction of DeepSeekMath's eq. 3 by autograd: clipped surrogate minus beta k3, mean
-    over tokens, then expectation over the sequences that ``old_table`` samples."""
+    """Ascent direction of DeepSeekMath's eq. 3 by autograd, over the sequences that
+    ``old_table`` samples."""
     sequences, table, ref_table, _ = ragged()
     old_logp, ref_logp = (token_logp(x, sequences) for x in (old_table, ref_table))
 

@@ -103,10 +103,8 @@ def exact_moments(pair: GaussianPair) -> pd.DataFrame:
 def sample_size_sweep(
     pair: GaussianPair, sizes: Sequence[int], *, replicates: int, draws: int, seed: int
 ) -> pd.DataFrame:
-    """Relative error of the mean and relative sample standard deviation of k3 as samples grow.
-
-    A row a replicate, as many of each ``sample_size`` as asked for, or as ``draws`` allow.
-    """
+    """Relative error of the mean and relative standard deviation of k3, a row a sample: so many
+    of each ``sample_size`` as asked for, or as ``draws`` allow."""
     frames = []
     for index, size in enumerate(sizes):
         generator = torch.Generator().manual_seed(seed + index)
@@ -161,11 +159,8 @@ def tail_mass(pair: GaussianPair, log_threshold: float) -> TailMass:
 
 
 def seen_interval(pair: GaussianPair, log_threshold: float) -> tuple[float, float]:
-    """The interval where ``log r <= log_threshold``; a single point if r exceeds it everywhere.
-
-    Raises:
-        ValueError: if q is no narrower than p.
-    """
+    """The interval where ``log r <= log_threshold``, a single point if there is none; q must be
+    the narrower one."""
     q_precision, p_precision = pair.q_std**-2, pair.p_std**-2
     excess = q_precision - p_precision
     if not excess > 0:
@@ -285,10 +280,9 @@ def random_drifts(
 ) -> pd.DataFrame:
     """Random references, each with a policy that has drifted from it in a random direction.
 
-    Logits of the references have deviation ``ref_spread``; the drifts' deviation is uniform in its
-    logarithm over two decades below ``farthest``. A row a pair: ``kl`` (nats), the variance of k3
-    over that of k1 (``ratio``) and k2 (``ratio_k2``), that at the ``optimal`` weight over k1's, and
-    that ``weight``.
+    Drifts are log-uniform over two decades below ``farthest``. A row a pair: ``kl`` (nats), the
+    variance of k3 over that of k1 (``ratio``) and k2 (``ratio_k2``), that at the ``optimal`` weight
+    over k1's, and that ``weight``.
     """
     generator = torch.Generator().manual_seed(seed)
     options = {"generator": generator, "dtype": torch.float64}
@@ -491,8 +485,8 @@ def k3_clip_tames_the_variance() -> Finding:
 
 @claim("S4-37")
 def k4_is_k3() -> Finding:
-    """Largest difference of k4 and k3 over a grid of log-ratios, in both float types; and whether
-    the minimum with k1 ever binds."""
+    """Largest difference of k4 and k3 over a grid of log-ratios in both float types, and where
+    the minimum with k1 binds."""
     differences = []
     for dtype in (torch.float32, torch.float64):
         grid = torch.linspace(-12, 12, 100_001, dtype=dtype)

@@ -84,10 +84,8 @@ BETA = 0.3
 
 
 def compare() -> dict[str, pd.DataFrame]:
-    """Every comparison of the page, over the last tenth of the updates, seed by seed.
-
-    ``elsewhere`` is the same population, trained on another make of processor.
-    """
+    """Every comparison of the page, over the last tenth of the updates, seed by seed;
+    ``elsewhere`` was trained on another make of processor."""
     there = recording.load(recording.RECORDED_ELSEWHERE).finals
     return {
         "here": paired(recorded("full").finals, ablation.COMPARISONS, beta=BETA),

@@ -41,8 +41,7 @@ class Bounds(NamedTuple):
 def recorded_differences() -> np.ndarray:
     """[P, 10]: variants less the first of their recording, by seed, of mean 0 and deviation 1.
 
-    All recordings of ten seeds and all of ``METRICS``; a difference that is nearly always zero is
-    left out.
+    Of all recordings of ten seeds and all of ``METRICS``, but those that are nearly always zero.
     """
     found = []
     for path in sorted(RESULTS.glob("*_cpu*/final.csv")):
@@ -61,8 +60,7 @@ def recorded_differences() -> np.ndarray:
 def populations(differences: np.ndarray) -> dict[str, Draw]:
     """Name -> how to draw from populations of mean zero, as many as there are ``differences``.
 
-    Ten numbers look skewed though they are from a normal: the recorded skewness is shrunk by what
-    its variance over the recordings has more than that.
+    The recorded skewness is shrunk by what ten numbers from a normal would have.
     """
     size = differences.shape[1]
     skews = stats.skew(differences, axis=1, bias=False)
@@ -135,11 +133,8 @@ def _studentised(values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def coverage_table(
     seeds: Iterable[int] = (4, 5, 10, 20), *, simulations: int = 1500, seed: int = 0
 ) -> pd.DataFrame:
-    """Share of simulations in which an interval holds the population's own value.
-
-    A row a population, number of seeds ``n`` and ``interval``. Intervals in closed form have ten
-    times as many ``simulations`` as bootstraps.
-    """
+    """Share of simulations in which an interval holds the population's own value; of those in
+    closed form there are ten times as many as of bootstraps."""
     rows, differences = [], recorded_differences()
     everyone = np.arange(len(differences))
     for name, draw in populations(differences).items():

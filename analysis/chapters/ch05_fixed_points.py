@@ -98,10 +98,8 @@ def random_starts(problems: Problems, count: int, *, spread: float, seed: int) -
 
 
 def ascent_ends(problems: Problems, starts: Tensor, variant: KLTerm, **options: object) -> Tensor:
-    """[S, N, V] probabilities where exact ascent on a variant ends, from each start.
-
-    ``options`` are those of :func:`analysis.kl.ascent.expected_ascent`.
-    """
+    """[S, N, V] probabilities where exact ascent ends, from each start; ``options`` of
+    :func:`analysis.kl.ascent.expected_ascent`."""
     rewards, ref_logits = (x.expand_as(starts) for x in problems)
     return expected_ascent(starts, rewards, ref_logits, **variant.at_one_state, **options).exp()
 
@@ -109,8 +107,8 @@ def ascent_ends(problems: Problems, starts: Tensor, variant: KLTerm, **options: 
 def predicted_ends(problems: Problems, ends: Tensor, variant: KLTerm, *, beta: float) -> Tensor:
     """[S, N, V] probabilities that the closed form gives for one of ``ENDS``.
 
-    Penalties and clipped k3 have one equilibrium for each surviving set: the set is read from
-    ``ends``, the probabilities on it are not.
+    Of penalties and clipped k3 the surviving set is read from ``ends``, not the probabilities on
+    it.
     """
     if variant in OPTIMA:
         return OPTIMA[variant](*problems, beta=beta).exp().expand_as(ends)
@@ -185,8 +183,7 @@ def flow_paths(
 ) -> Tensor:
     """[frames + 1, S, V] probabilities along the exact flow of a variant, with no reward at all.
 
-    Each frame lasts ``growth`` times as long as the one before, from one step on: fine where the
-    flow is fast, long enough for where it is slow.
+    Each frame lasts ``growth`` times as long as the one before: the flow is fast first, then slow.
     """
     path = [starts.log_softmax(-1)]
     for frame in range(frames):
@@ -231,10 +228,7 @@ WALKS: dict[str, Coefficient] = {
 
 
 def with_reward_noise(coefficient: Coefficient, *, beta: float, seed: int) -> Coefficient:
-    """``beta`` times the coefficient, under advantages of +1 or -1 that carry no information.
-
-    With ``beta = 0`` the runs are random walks: what a policy gradient does on pure noise.
-    """
+    """``beta`` times the coefficient, under advantages of +1 or -1 that carry no information."""
     generator = torch.Generator().manual_seed(seed)
 
     def noisy(logp: Tensor, ref_logp: Tensor) -> Tensor:
@@ -320,10 +314,7 @@ def lowered(
 
 
 def entropy_drift(logits: Tensor, *, step_size: float) -> Tensor:
-    """Expected change [...] of the entropy in one step of the k1 loss: exact, over all tokens.
-
-    The expected gradient is zero, so the drift is of second order in the step size.
-    """
+    """Expected change [...] of the entropy in one step of the k1 loss: exact, of second order."""
     after = entropy(single_steps(logits, torch.ones_like(logits), step_size=step_size))
     return (logits.softmax(-1) * after).sum(-1) - entropy(logits)
 
@@ -347,10 +338,8 @@ def quantiles(values: Tensor, last: int) -> pd.DataFrame:
 
 
 def noise_map(resolution: int, vocab_size: int) -> pd.DataFrame:
-    """:func:`noise_ratio` by the log-odds of one token, policy (rows) and reference.
-
-    The other tokens share the rest equally, under both.
-    """
+    """:func:`noise_ratio` by the log-odds of one token, policy (rows) and reference; the others
+    share the rest equally."""
     odds = torch.linspace(-7, 7, resolution, dtype=torch.float64)
     grid = torch.stack(torch.meshgrid(odds, odds, indexing="ij")).unsqueeze(-1)
     rest = torch.full_like(grid, -math.log(vocab_size - 1)).expand(*grid.shape[:-1], vocab_size - 1)
@@ -383,10 +372,8 @@ def penalty_paths(
     batch_size: int = 8,
     seed: int,
 ) -> dict[tuple[str, str], Tensor]:
-    """Policies [frames + 1, S, V] under each penalty alone, by estimator and :data:`DYNAMICS`.
-
-    Sampled runs draw ``batch_size`` tokens a step, less a leave-one-out baseline.
-    """
+    """Policies [frames + 1, S, V] under each penalty alone, by estimator and :data:`DYNAMICS`;
+    samples less a leave-one-out baseline."""
     times = {"frames": frames, "growth": growth}
     per_frame = round(sum(growth**frame for frame in range(frames)) / frames)
     sampling = {"batch_size": batch_size, "seed": seed, "step_size": step_size}
@@ -595,8 +582,8 @@ def _median_kl(estimator: str, *, beta: float, step_size: float, batch_size: int
 
 @claim("S4-16")
 def k1_loss_walks_at_random() -> Finding:
-    """Every token's own probability after one step on it, exactly; then 3000 single-sample steps
-    of 200 runs, beside the same runs with the sign flipped and with a tenth of the step."""
+    """Every token's own probability after one exact step; then 3000 single-sample steps of 200
+    runs, with the sign flipped, and with a tenth of the step."""
     k1, runs = WALKS["k1"], 200
     lowest = min(share(lowered(*pairs(), k1, step_size=eta)) for eta in (0.1, 1.0, 10.0))
     signs = torch.tensor([1.0, -1.0, 0.1], dtype=torch.float64).repeat_interleave(runs)[:, None]
@@ -671,8 +658,8 @@ def one_sample_is_unbiased_and_constrains() -> Finding:
 
 @claim("S4-xv")
 def one_sample_with_a_large_step_collapses() -> Finding:
-    """KL under pure reward noise with a one-sample k2 term, at a small and at a large step, and at
-    the large step with 64 samples."""
+    """KL under pure reward noise with a k2 term: a small step, a large one, and that with 64
+    samples."""
     figures = {
         "kl_small_step": _median_kl("k2", beta=1.0, step_size=0.1),
         "kl_large_step": _median_kl("k2", beta=1.0, step_size=3.0),
@@ -686,10 +673,8 @@ def one_sample_with_a_large_step_collapses() -> Finding:
 
 @claim("S4-22")
 def k3_noise_against_k2() -> Finding:
-    """One sample's gradient covariance, enumerated: random pairs, pairs near their reference, and
-    a policy that likes what its reference nearly forbids; then noisy steps of both losses, the
-    recorded replica of the figure, recorded runs at equal KL, and the recorded run on a language
-    model."""
+    """One sample's gradient covariance, enumerated, far, near and where the reference nearly
+    forbids; noisy steps of both losses; and the recorded jumps of the gradient norm."""
     near = random_policies(300, 16, spread=0.1, seed=12)
     policy = torch.tensor([[0.7, 0.3]], dtype=torch.float64).log()
     forbidden = torch.tensor([[0.0, 14.0]], dtype=torch.float64)
@@ -719,8 +704,7 @@ def _jumps(preset: str, beta: float) -> Interval:
 
 @claim("S4-23")
 def the_published_coefficient_plot() -> Finding:
-    """The printed curves on the printed grid against autograd through the losses, where the
-    log-prob is one; the share of the grid on which it is not."""
+    """The printed curves on the printed grid against autograd through the losses."""
     grid = torch.linspace(-3, 2, steps=400, dtype=torch.float64)
     logp = grid[grid <= 0]
     ref_logp = torch.full_like(logp, -0.7)

@@ -81,10 +81,8 @@ SPREAD = 1.2  #: standard deviation of the random logits there
 def gae_curves(
     tables: Policies, sequences: Sequences, lams: Iterable[float], gammas: Iterable[float]
 ) -> pd.DataFrame:
-    """Error of k1 in the reward through GAE against the sequence KL's gradient, as quantiles.
-
-    The scaled critic has no row where there is none.
-    """
+    """Error of k1 in the reward through GAE against the sequence KL's gradient, as quantiles; no
+    row where there is no scaled critic."""
     exact = [sequence_kl_gradient(*pair, sequences) for pair in zip(*tables, strict=True)]
     rows = []
     for gamma, critic, lam in itertools.product(gammas, CRITICS, lams):
@@ -130,10 +128,8 @@ def length_curves(
 
 
 def kl_estimates(tables: Policies, sequences: Sequences) -> pd.DataFrame:
-    """Four estimators of a KL gradient on each pair: what the mean misses, and its noise.
-
-    ``error`` is against the sequence KL's gradient; ``samples``, sequences until signal = noise.
-    """
+    """Four estimators of a KL gradient on each pair: ``error`` against the sequence KL's
+    gradient, and ``samples``, sequences until signal = noise."""
     rows = []
     for pair in zip(*tables, strict=True):
         exact = sequence_kl_gradient(*pair, sequences)
@@ -397,10 +393,8 @@ def noise_curves(
 def baseline_table(
     length: int, vocab_size: int, count: int, *, drifts: Iterable[float], seed: int
 ) -> pd.DataFrame:
-    """Noise on-policy without and with the mean KL to go at a position as baseline.
-
-    Medians over chains; ``kl`` is that of a whole sequence (nats), by dynamic programming.
-    """
+    """Noise on-policy without and with the mean KL to go at a position as baseline: medians over
+    chains; ``kl`` is that of a whole sequence (nats)."""
     rows = []
     for drift in drifts:
         chains = random_chains(vocab_size, count, drift=drift, staleness=0.0, seed=seed)
@@ -499,10 +493,7 @@ def _trees(count: int) -> list[tuple[Sequences, Policies, Tensor | None]]:
 
 @claim("S4-12")
 def k1_in_reward_is_k2_as_loss() -> Finding:
-    """Both expected gradients on three kinds of sequences, then stale, normalised and clipped.
-
-    The route is the sum over sequences; the referee is autograd through the sequence KL.
-    """
+    """Both expected gradients on three kinds of sequences, then stale, normalised and clipped."""
     found = pd.concat(
         measured(partial(_credit_errors, sequences=sequences, groups=groups), *tables)
         for sequences, tables, groups in _trees(count=20)
@@ -568,10 +559,7 @@ def _clipped_share() -> float:
 
 @claim("S1-11")
 def kl_in_the_reward() -> Finding:
-    """The gradient of the printed token reward under five kinds of credit, against autograd.
-
-    The referee differentiates the mean outcome minus beta times the sequence KL as one finite sum.
-    """
+    """The gradient of the printed token reward under five kinds of credit, against autograd."""
     tables = random_tables(RAGGED, 3, 12, spread=SPREAD, seed=11)
     found = measured(_reward_errors, *tables)
     figures = {name: x.max() if x.max() < EXACT else x.median() for name, x in found.items()}
@@ -605,8 +593,8 @@ def _reward_errors(logits: Tensor, ref: Tensor) -> dict[str, float]:
 
 @claim("S3-13")
 def on_policy_distillation() -> Finding:
-    """The printed loss against the sequence KL, and the gradients that per-token scores give; and
-    recorded: accuracy with credit to go minus immediate, from a sparse and an easy start."""
+    """The printed loss against the sequence KL, gradients of per-token scores, and recorded
+    gains of credit to go."""
     tables = random_tables(RAGGED, 3, 20, spread=SPREAD, seed=21)
     estimates = kl_estimates(tables, RAGGED).query("vocabulary == 'sampled'")
     error = estimates.groupby("credit").error

@@ -88,8 +88,8 @@ def order_curves(
 ) -> pd.DataFrame:
     """How fast the linear, GRPO and GSPO objectives leave the exact one as the step shrinks.
 
-    Medians over the tables [count, states, vocab] of ``change`` (absolute error of the *change* of
-    the objective since the sampler) and ``gradient`` (relative error).
+    Medians of the absolute error of the ``change`` since the sampler, and of the ``gradient``
+    (relative).
     """
     rows = []
     for index, old in enumerate(old_logits):
@@ -109,10 +109,8 @@ def order_curves(
 
 
 def spread_curves(logits: Tensor, old_logits: Tensor, lengths: Sequence[int]) -> pd.DataFrame:
-    """Standard deviation of three weights of a sequence of independent tokens, by its length.
-
-    ``product``, ``geometric`` (GSPO) and one ``token``; ``log_std`` is that of the product's log.
-    """
+    """Standard deviation of three weights of a sequence of independent tokens, by its length:
+    ``product``, ``geometric`` (GSPO), one ``token``; and of the log of the product."""
     length = torch.tensor(lengths, dtype=torch.float64)
     chi2 = chi_square(old_logits, logits)  # of the policy from the sampler
     mean, var = geometric_spread(logits, old_logits, length)
@@ -137,10 +135,8 @@ def gradient_weights(
     weight: str,
     epsilon: float = 0.2,
 ) -> Tensor:
-    """[N, T] credit of each token: its importance weight, cut as its kind does, times the return.
-
-    For the clipped kinds it is what autograd finds through ``policy_loss``.
-    """
+    """[N, T] credit of each token: its importance weight, cut as its kind does, times the
+    return."""
     logp, old_logp = (token_logp(x.detach(), sequences) for x in (logits, old_logits))
     per_token = returns.unsqueeze(-1).expand_as(logp)
     if weight == "none":
@@ -155,8 +151,8 @@ def gradient_weights(
 def weight_table(tables: Policies, sequences: Sequences, *, seed: int) -> pd.DataFrame:
     """Bias and noise of every weight against the gradient of the policy's own mean return.
 
-    ``tables`` holds policies and their stale samplers; returns are centred under the sampler.
-    ``noise`` is the standard deviation of one sequence's gradient over the norm of the exact one.
+    ``tables`` holds policies and their stale samplers; ``noise`` is the standard deviation of one
+    sequence's gradient over the norm of the exact one.
     """
     rows = []
     for index, (logits, old) in enumerate(zip(*tables, strict=True)):
@@ -178,8 +174,7 @@ def _centred_returns(old_logits: Tensor, sequences: Sequences, *, seed: int) -> 
 def one_recurrent_state(vocab_size: int, stay: float) -> tuple[Tensor, Tensor]:
     """Policy and sampler [V + 1, V] of Markov tokens that differ after the first token only.
 
-    The sampler is uniform; after the first token the policy repeats it with probability ``stay``
-    and is uniform over the others. With ten tokens and ``stay = 0.4`` the chi-square there is 1.
+    The sampler is uniform; after the first token the policy repeats it with probability ``stay``.
     """
     sampler = torch.full((vocab_size + 1, vocab_size), 1 / vocab_size, dtype=torch.float64)
     policy = sampler.clone()
@@ -240,11 +235,8 @@ def _near(value: float, target: float) -> bool:
 
 @claim("S3-21")
 def product_variance_grows() -> Finding:
-    """Variance of products of ratios: in closed form, listed, and where one state alone changes,
-    met once or again and again.
-
-    The closed form multiplies second moments; the referee lists every sequence.
-    """
+    """Variance of products of ratios: in closed form, over every sequence, and where one state
+    alone changes, met once or again and again."""
     generator = torch.Generator().manual_seed(71)
     base, direction = torch.randn(2, 3, generator=generator, dtype=torch.float64)
     moved = base + 0.3 * direction
@@ -279,8 +271,8 @@ def product_variance_grows() -> Finding:
 
 @claim("S3-23")
 def gspo_weight() -> Finding:
-    """GSPO's gradient identity by autograd; mean and spread of its weight beside the product's; and
-    recorded runs against GRPO, in GRPO's clip range and in a narrower one."""
+    """GSPO's gradient identity, mean and spread of its weight beside the product's, and recorded
+    runs."""
     old, direction = (x[0] for x in random_tables(RAGGED, 3, 1, spread=SPREAD, seed=81))
     logits, lengths = old + 0.5 * direction, RAGGED.mask.sum(-1)
 
@@ -323,11 +315,8 @@ def gspo_weight() -> Finding:
 
 @claim("S3-33")
 def keep_sampling_mask() -> Finding:
-    """Mean ratios and gradients under a top-p sampler, with and without its mask on the policy.
-
-    The referee is autograd through the mean return of the masked, and of the full, policy; recorded
-    runs say what the mask did to the policy's own accuracy.
-    """
+    """Mean ratios and gradients under a top-p sampler, with and without its mask on the policy,
+    against autograd through the mean return; and recorded runs."""
     old, direction, returns = normal_draws((3, 40, 16), seed=91)
     old, logits = 1.5 * old, 1.5 * old + 0.3 * direction
     keep = keep_top(old, top_p=0.9)
@@ -358,10 +347,7 @@ def keep_sampling_mask() -> Finding:
 
 @claim("S3-34")
 def token_objective_is_first_order() -> Finding:
-    """Measured orders of the token objective's error: slopes over steps of four sizes.
-
-    The route is the sum over sequences of the product of ratios, and autograd through it.
-    """
+    """Measured orders of the token objective's error: slopes over steps of four sizes."""
     old_logits = random_tables(RAGGED, 3, 8, spread=SPREAD, seed=101).logits
     curves = order_curves(old_logits, RAGGED, SIZES, seed=102)
     linear, mean = (curves[curves.objective == name] for name in ("linear", "token_mean"))
@@ -453,11 +439,8 @@ def _advantages(logits: Tensor, sequences: Sequences, returns: Tensor) -> Tensor
 
 @claim("S4-46")
 def token_ratio_surrogate() -> Finding:
-    """The surrogate with dropped state ratio against the exact improvement, on full supports.
-
-    The referee is the difference of two mean returns; the performance-difference lemma, which
-    keeps the state ratio, is checked beside it.
-    """
+    """The surrogate with dropped state ratio against the exact improvement; beside it the
+    performance-difference lemma, which keeps the ratio."""
     old_logits = random_tables(RAGGED, 3, 8, spread=SPREAD, seed=121).logits
     steps = {
         size: measured(partial(_step_errors, size=size), old_logits, range(8))
@@ -534,10 +517,7 @@ def two_approximations() -> Finding:
 
 @claim("S4-48")
 def ppo_clip() -> Finding:
-    """Slope of the clipped objective in all four corners, and where one ascent step ends.
-
-    The slope is autograd through the loss; the step is taken on a policy over eight tokens.
-    """
+    """Slope of the clipped objective in all four corners, and where one ascent step ends."""
     good, bad = (clip_slopes(sign, (0.5, 1.5, 100.0)) for sign in (1.0, -1.0))
     start = torch.zeros(8, dtype=torch.float64)
     step = grad(lambda at: at.log_softmax(-1)[0])(start)  # of the ratio, where it is one
@@ -558,10 +538,8 @@ def ppo_clip() -> Finding:
 
 @claim("S1-xt")
 def ratio_alone_limits_nothing() -> Finding:
-    """Slope of the unclipped ratio objective by the log-prob, at the sampler and far from it.
-
-    A limit would make it fall as the ratio grows; it is the ratio times the advantage.
-    """
+    """Slope of the unclipped ratio objective by the log-prob: a limit would make it fall as the
+    ratio grows."""
     at_one, at_three = clip_slopes(1.0, (1.0, 3.0), epsilon=math.inf)
     clipped = clip_slopes(1.0, [3.0], epsilon=1.0)[0]  # to [0, 2]
     figures = {
@@ -574,11 +552,8 @@ def ratio_alone_limits_nothing() -> Finding:
 
 @claim("S3-25")
 def cispo_weight() -> Finding:
-    """CISPO's gradient by autograd through the loss against the printed weight, ragged sequences.
-
-    Beside it, the share of tokens whose gradient PPO's clip removes, the bias of the mean, and what
-    recorded runs ended at with four steps on a rollout.
-    """
+    """CISPO's gradient by autograd against the printed weight, the tokens that PPO's clip
+    silences, the bias of the mean, and recorded runs."""
     old, direction = (x[0] for x in random_tables(RAGGED, 3, 1, spread=SPREAD, seed=171))
     logits, returns = old + 0.5 * direction, random_returns(RAGGED, seed=172)
     cispo, ppo = (

@@ -90,11 +90,8 @@ def standardised(values: Tensor, probability: Tensor) -> Tensor:
 def stale_states(
     count: int, vocab_size: int, distance: float, *, seed: int, along_advantage: bool = False
 ) -> StaleStates:
-    """Samplers near random references, and policies that have moved on from their samplers.
-
-    They move by ``distance`` on the logits, at random or along the advantage, as maximising the
-    reward would.
-    """
+    """Samplers near random references, and policies that have moved on by ``distance``, at
+    random or along the advantage."""
     ref_logits, shift = random_policies(count, vocab_size, spread=1.0, seed=seed)
     old_logits = ref_logits + shift
     rewards, direction = random_policies(count, vocab_size, spread=1.0, seed=seed + 1)
@@ -104,10 +101,8 @@ def stale_states(
 
 
 def merged_gradient(states: StaleStates, **options) -> Tensor:
-    """[N, V]: exact expected *ascent* direction of the merged objective, by autograd.
-
-    ``options`` are those of :func:`analysis.objectives.merged.merged_loss`.
-    """
+    """[N, V]: expected *ascent* direction of the merged objective by autograd; ``options`` of
+    :func:`analysis.objectives.merged.merged_loss`."""
     logits, ref_logits, old_logits, advantages = states
     ref_logp, old_logp = ref_logits.log_softmax(-1), old_logits.log_softmax(-1)
     everywhere = torch.ones_like(logits, dtype=torch.bool)
@@ -136,9 +131,8 @@ def clipped_kl_gradient(states: StaleStates, *, beta: float, epsilon: float) -> 
 def silenced_mass(states: StaleStates, *, beta: float, epsilon: float) -> pd.DataFrame:
     """Share of the KL's force that the clip removes, for each state.
 
-    A token's force is the probability it is sampled with times the size of its coefficient.
-    ``silenced`` is the share at clipped tokens; ``opposing`` the part of it that pointed against
-    the token's move since it was sampled, where the KL was pulling back.
+    A token's force is its probability times its coefficient. ``silenced`` is the share at clipped
+    tokens, ``opposing`` the part of it that pulled against the token's move since it was sampled.
     """
     logp, ref_logp, old_logp = (x.log_softmax(-1) for x in states[:3])
     force = logp.exp() * (logp - ref_logp)
@@ -165,8 +159,8 @@ def reading_curves(
 ) -> pd.DataFrame:
     """Relative error of the KL part against the reverse KL's gradient, as samples age.
 
-    Three readings without clip, and ``clipped``: the detached reading inside the clip, the
-    policy moving along the advantage. Staleness is the median KL of sampler from policy (nats).
+    Three readings without clip, and ``clipped``: the detached one inside the clip, the policy
+    moving along the advantage. Staleness is the median KL of sampler from policy (nats).
     """
     rows = []
     for distance in distances.tolist():
@@ -234,10 +228,8 @@ def weight_errors(
 def sequence_weight_curves(
     tables: Policies, sequences: Sequences, distances: Tensor, *, seed: int
 ) -> pd.DataFrame:
-    """Errors of each weight and credit as samples age, as quantiles over the pairs.
-
-    Staleness is the median KL of sampler from policy over whole sequences (nats).
-    """
+    """Errors of each weight and credit as samples age, by the median sequence KL of sampler from
+    policy (nats)."""
     rows = []
     for distance in distances.tolist():
         samplers = moved_logits(tables.logits, distance, seed=seed)
@@ -271,9 +263,8 @@ def mask_rows(
 ) -> pd.DataFrame:
     """Bias and spread of the masked token-ratio policy gradient, a row a case.
 
-    ``bias`` is against the on-policy gradient, relative to its norm and squared; ``variance`` is
-    the trace of one sequence's covariance in the same unit; ``masked`` the probability of a masked
-    sequence.
+    ``bias`` is squared and in units of the on-policy gradient's square, as is the ``variance``
+    (trace) of one sequence; ``masked`` is the probability of a masked sequence.
     """
 
     def row(logits: Tensor, old_logits: Tensor, advantages: Tensor) -> dict[str, Tensor]:
@@ -387,9 +378,8 @@ def stale_trees() -> tuple[Policies, Tensor]:
 
 @claim("S3-29")
 def weighted_k3() -> Finding:
-    """V3.2's term, attached and detached: autograd through the loss against closed-form gradients,
-    its value against the KL, at one state and over sequences; and recorded runs on samples 16
-    updates old, with and without the weight."""
+    """V3.2's term, attached and detached: its gradients and its value against the KLs, at one
+    state and over sequences; and recorded runs."""
     pair, old_logits = Policies(*stale()[:2]), stale().old_logits
     gradient = {
         w: expected_gradient(*pair, old_logits, estimator="k3", weighting=w)
@@ -432,8 +422,8 @@ def _sequence_value_error(
 
 @claim("S3-31")
 def masked_sequences() -> Finding:
-    """The masking rule against its words token by token; what it does to bias and variance of the
-    token-ratio gradient, over every sequence of a tree; and to recorded runs on stale samples."""
+    """The masking rule against its words token by token; bias and variance of the gradient, over
+    every sequence of a tree; and recorded runs."""
     cases = mask_cases(RAGGED, 3, 40, 0.5, seed=73)
     rule_broken = 0
     for *tables, advantages in cases:
@@ -465,8 +455,8 @@ def masked_sequences() -> Finding:
 
 @claim("S4-25")
 def unweighted_loss() -> Finding:
-    """The printed loss and its siblings on fresh and stale samples: autograd over the vocabulary
-    against the closed-form gradient; and the sum over the vocabulary with either weight."""
+    """The printed loss and its siblings, fresh and stale, against the KL's gradient; and the sum
+    over the vocabulary with either weight."""
     figures = {}
     for age, states in (("fresh", stale(0.0)), ("stale", stale())):
         exact = reverse_kl_gradient(states.logits, states.ref_logits)
@@ -495,9 +485,8 @@ def full_vocabulary(states: StaleStates, weights: str) -> Tensor:
 
 @claim("S4-26")
 def readings_of_the_merged_kl() -> Finding:
-    """Each reading's expected gradient by autograd, without clip, against closed forms: the reverse
-    KL, and for the sampler's log-ratio the difference of two reverse KLs; and recorded runs of
-    several steps a rollout, clipped, against the detached reading."""
+    """Each reading's gradient without clip against the reverse KL's, or the difference of two;
+    and recorded runs."""
     states, unmoved = stale(), stale(0.0)
     exact, of_unmoved = (reverse_kl_gradient(x.logits, x.ref_logits) for x in (states, unmoved))
     drift = reverse_kl_gradient(states.logits, states.old_logits)
@@ -523,9 +512,8 @@ def readings_of_the_merged_kl() -> Finding:
 
 @claim("S4-27")
 def clipped_merged_kl() -> Finding:
-    """The merged objective against the exact gradient of reward minus KL, with and without the
-    clip, the policy having moved along its advantages; how much of the KL's force is lost; and
-    recorded runs with and without the clip."""
+    """The merged objective with and without clip against reward minus KL, the share of the KL's
+    force that is lost, and recorded runs."""
     states = stale(along_advantage=True)
     reward = expected_score(states.logits, states.logits.softmax(-1) * states.advantages)
     exact = reward - BETA * reverse_kl_gradient(states.logits, states.ref_logits)
@@ -551,8 +539,8 @@ def clipped_merged_kl() -> Finding:
 
 @claim("S4-xp")
 def merging_like_terms() -> Finding:
-    """The clipped surrogates of reward and KL, added, against that of their sum: gradients by
-    autograd, token by token, split by whether the two terms pull the same way."""
+    """The clipped surrogates of reward and KL, added, against that of their sum: token by token,
+    split by whether the two pull the same way."""
     states = stale(along_advantage=True)
     logp, ref_logp, old_logp = (x.log_softmax(-1) for x in states[:3])
     pull = -(logp - ref_logp)  # beta = 1: the KL's advantage
@@ -582,8 +570,8 @@ def merging_like_terms() -> Finding:
 
 @claim("S4-40")
 def three_implementations() -> Finding:
-    """The three ways to have a KL, and PPO's credit beside GRPO's, against the exact gradients of
-    the KL: one token a response, then ragged sequences."""
+    """The three ways to have a KL, and credit to go, against the exact gradients: one token,
+    then ragged sequences."""
     estimates = kl_estimates(stale_trees()[0], RAGGED).groupby(["vocabulary", "credit"])
     errors = estimates.error.quantile(interpolation="lower")
     figures = _way_errors() | {
@@ -616,10 +604,9 @@ def _way_errors() -> dict[str, float]:
 
 @claim("S4-xo")
 def best_way_overall() -> Finding:
-    """The error of each way's KL gradient on samples of one age; and the recorded ways: accuracy of
-    the merged KL, clipped, less that of the full vocabulary at equal exact KLs (a mean over all
-    that they share), and less that of k2 on large fresh batches at equal completions and at equal
-    passes through the model, each side at the better of its step sizes."""
+    """The error of each way's KL gradient; and recorded accuracy of the merged KL less that of
+    the full vocabulary at equal KLs, and less that of k2 on large fresh batches at equal
+    cost."""
     figures = _way_errors()
     del figures["off_policy_unclipped"]
     several = recorded("three_ways").finals

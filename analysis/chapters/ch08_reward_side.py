@@ -129,10 +129,8 @@ def order_table(
 
 
 def penalty_force(log_odds: Tensor, ref_probability: float) -> pd.DataFrame:
-    """Push of each penalty on the log-odds of the first of two tokens, natural gradient.
-
-    ``d/dt log(p / (1 - p)) = k(second) - k(first)``: positive raises the first token.
-    """
+    """Push of each penalty on the log-odds of the first of two tokens: ``k(second) - k(first)``,
+    natural gradient."""
     logits = torch.stack([log_odds, torch.zeros_like(log_odds)], -1)
     ref = torch.tensor([ref_probability, 1 - ref_probability], dtype=log_odds.dtype)
     logp = logits.log_softmax(-1)
@@ -160,7 +158,7 @@ def folded_return_gradient(
     """[states, vocab]: exact ascent direction of a task reward [N] with the KL folded in.
 
     ``own token only`` weighs a token with ``R - beta l_t``, ``every token, to go`` passes that
-    through the return, ``last token, to go`` gives the reward once, at the end.
+    through the return, ``last token, to go`` gives the reward once.
     """
     mask = sequences.mask
     penalty = beta * log_ratios(logits, ref_logits, sequences)
@@ -178,10 +176,8 @@ def folded_return_gradient(
 def folded_return_table(
     logits: Tensor, ref_logits: Tensor, rewards: Tensor, sequences: Sequences, *, beta: float
 ) -> pd.DataFrame:
-    """Each credit's median relative error against the gradient of ``E[R] - beta KL``.
-
-    One table [states, vocab] of policy and reference a case, and its rewards, one a sequence.
-    """
+    """Each credit's median relative error against the gradient of ``E[R] - beta KL``, over
+    tables."""
     rows = []
     for case in zip(logits, ref_logits, rewards, strict=True):
         exact = regularised_sequence_gradient(*case, sequences, beta=beta)
@@ -253,8 +249,8 @@ def _decided(verdict: Verdict, referee: float, figures: dict[str, float]) -> Fin
 
 @claim("S4-6")
 def sign_of_the_total_loss() -> Finding:
-    """The total loss exactly as printed, by autograd; descending it must raise the reward, and its
-    reward part must agree with the printed gradient of the merged form."""
+    """The total loss exactly as printed: whether descending it raises the reward, and agrees
+    with the printed gradient."""
     logits, ref_logits, rewards = prompts = _prompts()
 
     def reward_part(at: Tensor) -> Tensor:  # L_R, from the line "-L_R = E[r]"
@@ -285,8 +281,8 @@ def _regularised_ascent(logits: Tensor, ref_logits: Tensor, rewards: Tensor) -> 
 
 @claim("S4-7")
 def doubled_probability() -> Finding:
-    """The mean of the printed estimator, its extra probability included, against the exact gradient
-    of the reverse KL; and its mean for a constant penalty, which must vanish."""
+    """The mean of the printed estimator, its extra probability included, against the KL's
+    gradient, and of a constant penalty."""
     logits, ref_logits, _ = _prompts()
     policy, uniform = logits.softmax(-1), torch.zeros_like(logits)
     log_ratio = logits.log_softmax(-1) - ref_logits.log_softmax(-1)
@@ -312,8 +308,8 @@ def doubled_probability() -> Finding:
 
 @claim("S4-13")
 def equivalent_objective() -> Finding:
-    """The folded objective's gradient by autograd, where it was sampled and after a move, and its
-    literal maximiser, against the gradient and the optimum of reward minus KL."""
+    """The folded objective's gradient at the sampler and after a move, and its maximiser,
+    against those of reward minus KL."""
     logits, ref_logits, rewards = _prompts()
     moved = random_policies(*logits.shape, spread=0.5, seed=81).logits + logits
     folded = folded_reward(logits, ref_logits, rewards, beta=BETA)
@@ -342,8 +338,8 @@ def equivalent_objective() -> Finding:
 
 @claim("S4-29")
 def k3_moved_into_the_reward() -> Finding:
-    """The folded k3 against the k3 loss it replaces: autograd through both, fresh and stale, one
-    token and ragged sequences with the return a policy gradient passes on."""
+    """The folded k3 against the k3 loss it replaces: fresh and stale, one token and ragged
+    sequences."""
     gradients = {}
     for age, distance in AGES.items():
         states = stale_states(100, 16, distance, seed=82)
@@ -383,8 +379,8 @@ def _folded_over_sequences(estimator: str) -> tuple[float, float]:
 
 @claim("S4-30")
 def always_positive_penalties() -> Finding:
-    """Signs of every entry of the expected step, the effect of a constant, one-sample steps over
-    all tokens, and the ends of exact training on the penalty alone from many starts."""
+    """Signs of the expected step, the effect of a constant, one-sample steps, and the ends of
+    exact training on the penalty alone."""
     prompts = random_prompts(200, 6, distance=1.0, seed=84)
     logp, ref_logp = prompts.logits.log_softmax(-1), prompts.ref_logits.log_softmax(-1)
     positive, shift = [], []
@@ -422,8 +418,8 @@ def always_positive_penalties() -> Finding:
 
 @claim("S4-xr")
 def folded_reward_is_ppos() -> Finding:
-    """The printed per-token reward under its possible credits, over every ragged sequence, against
-    autograd through expected reward minus sequence KL."""
+    """The printed per-token reward under its possible credits against autograd through reward
+    minus sequence KL."""
     tables = random_tables(RAGGED, 3, 20, spread=1.0, seed=85)
     rewards, _ = random_policies(20, len(RAGGED.tokens), spread=1.0, seed=86)
     error = folded_return_table(*tables, rewards, RAGGED, beta=BETA).set_index("credit").error
@@ -440,8 +436,8 @@ def folded_reward_is_ppos() -> Finding:
 
 @claim("S4-xs")
 def loss_and_reward_convert() -> Finding:
-    """Estimators as losses against their derivatives as penalties: fresh, stale and over sequences
-    with the return a policy gradient passes on."""
+    """Estimators as losses against their derivatives as penalties: fresh, stale and over
+    sequences."""
     figures = {}
     for age, distance in AGES.items():
         logits, ref_logits, old_logits, _ = stale_states(100, 16, distance, seed=87)
