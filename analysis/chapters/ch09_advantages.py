@@ -234,10 +234,8 @@ def baseline_and_scale() -> Finding:
 
 @claim("S3-3")
 def clip_higher() -> Finding:
-    """Gradient of the clipped loss at given ratios, and forty steps on one sampled token.
-
-    Recorded runs say what the wider clip did to entropy and to accuracy.
-    """
+    """Gradient of the clipped loss at given ratios, forty steps on one sampled token, and
+    recorded runs."""
     symmetric, higher = (clip_slopes(1.0, (1.0, 1.25), epsilon=high) for high in (0.2, 0.28))
     growth = {
         (p, high): _grown_probability(p, high) / p for p in (0.01, 0.9) for high in (0.2, 0.28)
@@ -260,10 +258,8 @@ def clip_higher() -> Finding:
 
 @claim("S3-4")
 def dynamic_sampling() -> Finding:
-    """Kept fraction by enumerating all groups; the advantage of the others with and without eps.
-
-    Recorded runs say what leaving them out did to accuracy, and to what share of the tokens.
-    """
+    """Kept fraction by enumerating all groups; the advantage of the others with and without eps;
+    and recorded runs."""
     errors, printed = [], {0.0: [], 1e-4: []}
     for size in (2, 4, 8):
         groups = binary_groups(size)
@@ -296,10 +292,8 @@ def dynamic_sampling() -> Finding:
 
 @claim("S3-5")
 def length_price() -> Finding:
-    """Normalised advantages of a long answer, by the price of a token and the group around it.
-
-    Recorded runs say what a price did to length and to accuracy.
-    """
+    """Normalised advantages of a long answer, by the price of a token and the group; and
+    recorded runs."""
     lengths = torch.tensor([400.0, 100.0, 100.0, 400.0], dtype=torch.float64)
     all_right = torch.ones(4, dtype=torch.float64)
     mixed = torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
@@ -343,10 +337,8 @@ def noise_example() -> Finding:
 
 @claim("S4-32")
 def clipped_std() -> Finding:
-    """Largest amplification, advantage over deviation, with and without a lower bound.
-
-    Recorded runs say what the lower bound was worth under noisy rewards.
-    """
+    """Largest amplification, advantage over deviation, with and without a lower bound; and
+    recorded runs."""
     noise = torch.logspace(-9, 0, 19, dtype=torch.float64)
     rewards = noise[:, None] * torch.tensor([-1.0, 1.0, -1.0, 1.0], dtype=torch.float64)
     clipped = {"std_min": 0.1, "std_max": 1.0}

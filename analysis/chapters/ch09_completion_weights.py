@@ -41,10 +41,8 @@ DIRECTIONS = {"k2": "reverse", "k3": "forward"}
 
 
 def completion_weights(logits: Tensor, sequences: Sequences, completions: float) -> Tensor:
-    """[N]: the weight on each completion's sum of tokens under a mean over the tokens of a batch.
-
-    One completion is GRPO's mean, ``inf`` many a constant.
-    """
+    """[N]: the weight on each completion's sum of tokens in a mean over a batch's tokens; of one
+    completion it is GRPO's, of ``inf`` a constant."""
     lengths = sequences.mask.sum(dim=-1)
     mass = sequence_probability(logits, sequences)
     if math.isinf(completions):
@@ -102,11 +100,10 @@ def weight_errors(
 
 
 def recorded_spread() -> pd.DataFrame:
-    r"""How much :math:`1/|o|` varies within a prompt on the recorded language model.
+    """How much :math:`1/|o|` varies within a prompt on the recorded language model.
 
-    ``variation`` is :math:`\mathrm{sd}(1/|o|) / \mathrm{mean}(1/|o|)` with the variance within
-    prompts; ``equal_kl`` the KL of a completion (nats) at which the push of k1 is as large as the
-    pull of k2 to leading order; ``kl`` the recorded one.
+    ``variation`` is its deviation within prompts over its mean; ``equal_kl`` the KL of a completion
+    (nats) at which the push of k1 is as large as the pull of k2; ``kl`` the recorded one.
     """
     group_size, rows = smollm2_short().config.group_size, []
     for variant, after in estimator_tail.recorded().items():
@@ -208,10 +205,8 @@ def grpo_objective() -> Finding:
 
 @claim("S1-1")
 def sequence_form() -> Finding:
-    """The printed sequence form by hand against the package, and its k3's mean and gradient.
-
-    The referees are the enumerated reverse KL (value) and forward KL (gradient) of sequences.
-    """
+    """The printed sequence form by hand against the package, and its k3's mean and gradient
+    against both KLs of sequences."""
     logp, old_logp, _, advantages, mask = _batch(151)
     ratio = torch.where(mask, logp - old_logp, 0.0).sum(-1).exp()
     clipped = ratio.clamp(1 - EPSILON, 1 + EPSILON)
@@ -242,12 +237,8 @@ def sequence_form() -> Finding:
 
 @claim("S3-1")
 def sum_over_tokens() -> Finding:
-    """The sum over tokens and the mean over tokens, against the gradient of the mean return.
-
-    The two are enumerated on sequences with an end token and on sequences of one length, and so is
-    what the mean does to a k2 loss; recorded runs say what each did to the lengths of wrong
-    answers, less those of right ones.
-    """
+    """Sum and mean over tokens against the gradient of the mean return, of several lengths and
+    of one; what the mean does to a k2 loss; and recorded lengths of wrong answers."""
     errors = {}
     for name, sequences in (("ragged", RAGGED), ("fixed", enumerate_sequences(3, 3))):
         logits = random_tables(sequences, 3, 1, spread=SPREAD, seed=161).logits[0]

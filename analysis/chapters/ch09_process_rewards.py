@@ -104,8 +104,8 @@ def credit_variants(problem: Reasoning, *, seed: int) -> dict[str, Tensor]:
 def credit_table(problem: Reasoning, *, seed: int) -> pd.DataFrame:
     """Bias and variance of the policy gradient under each credit, enumerated.
 
-    ``bias`` is the distance of the expected gradient from that of the success probability,
-    relative to it; ``variance`` the trace of one path's covariance over the outcome's.
+    ``bias`` is relative to the gradient of the success probability; ``variance`` is one path's
+    trace over the outcome's.
     """
     moments = {
         name: credit_moments(problem.logits, problem.sequences, credit)
@@ -120,10 +120,8 @@ def credit_table(problem: Reasoning, *, seed: int) -> pd.DataFrame:
 
 
 def choice_accuracy(scores: Tensor, probability: Tensor, outcome: Tensor, number: int) -> float:
-    """Probability that the best-scored of ``number`` independent paths is a solved one, exact.
-
-    The best score is the maximum of independent draws; ties are broken evenly.
-    """
+    """Probability that the best-scored of ``number`` independent paths is a solved one, ties
+    broken evenly."""
     _, level = scores.unique(return_inverse=True)
     mass = torch.bincount(level, weights=probability)
     solved = torch.bincount(level, weights=probability * outcome)
@@ -135,11 +133,8 @@ def choice_accuracy(scores: Tensor, probability: Tensor, outcome: Tensor, number
 def best_of_n_curves(
     problem: Reasoning, numbers: Iterable[int], *, noise: float, seeds: int
 ) -> pd.DataFrame:
-    """Exact accuracy of choosing by each path score, under noisy PRMs.
-
-    The PRM is the true value of each prefix with Gaussian noise on its logit, one draw a prefix;
-    accuracies are means over ``seeds`` PRMs.
-    """
+    """Exact accuracy of choosing by each path score, a mean over PRMs: the true value of each
+    prefix with Gaussian noise on its logit."""
     values = state_values(problem).clamp(0.02, 0.98)
     final = problem.outcome.clamp(0.02, 0.98)
     probability = sequence_probability(problem.logits, problem.sequences)
@@ -166,8 +161,8 @@ def stopping_table(
 ) -> pd.DataFrame:
     """What early stopping saves and loses, enumerated, by patience; the last row never stops.
 
-    ``tokens`` is the expected number of steps, ``lost`` the probability that a stopped path would
-    have been solved, ``rate`` solved paths per thousand steps when stopped paths are resampled.
+    Expected steps, ``tokens``; the share ``lost`` of stopped paths that would have been solved; and
+    solved paths per thousand steps, ``rate``, when stopped paths are resampled.
     """
     table = moved_logits(state_values(problem), noise, seed=seed)
     scores = prm_scores(problem, table, problem.outcome)
@@ -235,7 +230,7 @@ def draw_early_stop(tables: dict[str, pd.DataFrame]) -> Figure:
 @claim("S1-12")
 def process_supervision_formula() -> Finding:
     """Exact per-token lists against the printed formula in plain Python; equal step rewards; and
-    recorded runs against a reward for the outcome."""
+    recorded runs."""
     steps, ends, lengths = [[0.2, 0.9, 0.4], [0.7, 0.1]], [[1, 3, 6], [2, 4]], [7, 6]
     every = [reward for row in steps for reward in row]
     mean, std = statistics.fmean(every), statistics.stdev(every)
@@ -295,8 +290,7 @@ def marginal_prm_reward() -> Finding:
 
 @claim("S3-20")
 def prm_against_orm() -> Finding:
-    """Enumerated bias and variance of the policy gradient under six credits, over chains; and
-    recorded runs in which a verifier of every step stands for a perfect PRM."""
+    """Enumerated bias and variance of the policy gradient under six credits; and recorded runs."""
     tables = []
     for seed in range(10):
         problem = fixed_length_chain(6, 4, right=0.55, spread=0.5, seed=seed)
@@ -340,8 +334,8 @@ def outcome_credit_sees_the_future() -> Finding:
 
 @claim("S3-27")
 def partial_rollout() -> Finding:
-    """A cut path finished later against a cut path scored by a value: bias of the gradient; and
-    recorded runs with a token budget, against whole rollouts and trained on the last segment."""
+    """A cut path finished later against one scored by a value: bias of the gradient; and
+    recorded runs."""
     problem = fixed_length_chain(6, 4, right=0.55, spread=0.5, seed=0)
     cut = 3
     values = state_values(problem)

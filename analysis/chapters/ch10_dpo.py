@@ -72,8 +72,7 @@ def bradley_terry(rewards: Tensor) -> Tensor:
 def pair_distributions(problem: Preferences) -> dict[str, Tensor]:
     """[V, V] distributions of the compared pair: who made the data, from near to far.
 
-    Symmetric, zero on the diagonal. ``chain`` compares neighbours only; ``two islands`` never
-    compares the first half of the completions with the second.
+    ``chain`` compares neighbours only; ``two islands`` never compares across the halves.
     """
     size = len(problem.rewards)
     index = torch.arange(size)
@@ -108,8 +107,8 @@ def fit(
 ) -> Tensor:
     """The policy [V] that minimises the DPO loss of weights [V, V], by Newton's method.
 
-    It starts at the reference and moves along ``features @ theta`` only, [V, D], if they are given.
-    A ridge on the implicit rewards keeps data finite that separates.
+    It moves from the reference, along ``features @ theta`` only if given, [V, D]; a ridge on the
+    implicit rewards keeps data finite that separates.
     """
     features = torch.eye(len(counts), dtype=counts.dtype) if features is None else features
     directions = problem.beta * (features[:, None, :] - features[None, :, :]).flatten(0, 1)
@@ -181,10 +180,8 @@ def best_limited(problem: Preferences, features: Tensor) -> float:
 def finite_data_errors(
     problem: Preferences, number: int, *, names: Iterable[str], seeds: int
 ) -> dict[str, float]:
-    """Median KL of the fitted policy from the optimum after ``number`` sampled comparisons.
-
-    A ridge of one pseudo-comparison keeps separated data finite; a median over ``seeds`` data sets.
-    """
+    """Median KL of the fitted policy from the optimum after ``number`` sampled comparisons, over
+    ``seeds`` data sets; a ridge of one pseudo-comparison."""
     errors = {}
     for name in names:
         weights, kls = labelled(pair_distributions(problem)[name], problem.rewards), []
@@ -256,9 +253,8 @@ def steps_to_success(
 ) -> int:
     """Exact-gradient steps from uniform until all ``length`` tokens are right with ``goal``.
 
-    One token is right at each position; positions are alike and share a row of logits. ``dense``
-    descends the reverse KL from a teacher that is right 99 times in 100; otherwise the success
-    probability itself is ascended.
+    ``dense`` descends the reverse KL from a teacher that is right 99 times in 100; otherwise the
+    success probability is ascended. Positions share a row of logits.
     """
     logits = torch.zeros(vocab_size, dtype=torch.float64)
     right = F.one_hot(torch.tensor(0), vocab_size)
@@ -290,10 +286,8 @@ def _normal(mean: Tensor | float, std: Tensor | float) -> Normal:
 
 
 def gaussian_kl(target: MixtureSameFamily, mean: Tensor, std: Tensor, direction: str) -> Tensor:
-    """KL of a Gaussian from the target (``reverse``), or of the target from it (``forward``).
-
-    By the trapezoid rule, which is spectrally accurate for these smooth densities.
-    """
+    """KL of a Gaussian from the target (``reverse``) or of the target from it, by the trapezoid
+    rule."""
     grid = torch.linspace(-12, 12, 801, dtype=torch.float64)
     log_p, log_q = target.log_prob(grid), _normal(mean, std).log_prob(grid)
     if direction == "reverse":
@@ -510,8 +504,8 @@ def dpo_needs_no_samples_of_the_policy() -> Finding:
 
 @claim("S3-26")
 def mirror_descent_step() -> Finding:
-    """The surrogate's zero and gradient, enumerated; the step's length; the mean as a stand-in; and
-    recorded runs against GRPO, four steps on each rollout."""
+    """The surrogate's zero and gradient, the step's length, the mean as a stand-in; and recorded
+    runs."""
     problem = random_preferences(6, beta=0.5, seed=3)
     start, rewards, tau = problem.ref_logp, problem.rewards, 0.5
     policy = start.exp()
@@ -634,8 +628,8 @@ def covering_and_seeking() -> Finding:
 
 @claim("S3-32")
 def keep_routing() -> Finding:
-    """A tiny top-1 mixture of experts, perturbed: log-probs by replayed and by new routing; and
-    bandits trained through one, exact reward, where the sampler's router is noisy or is not."""
+    """Log-probs of a small top-1 mixture by replayed and by new routing; and bandits trained
+    through one, with a noisy sampler and without."""
     table = routing_drift([1e-4, 1e-3, 1e-2], seeds=4).set_index("size")
     figures = {
         "replayed_at_1e4": table.replayed[1e-4],

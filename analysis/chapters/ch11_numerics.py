@@ -74,10 +74,7 @@ def negative_share(form: Estimator, dtype: torch.dtype, log_ratios: Tensor) -> f
 
 
 def error_curves(log_ratios: Tensor, *, bins: int) -> pd.DataFrame:
-    """Median relative error of each form in each type over bins of the log-ratio's size.
-
-    Tidy: form, dtype, ``size`` (geometric middle of the bin, nats), ``error``.
-    """
+    """Median relative error of each form in each type over bins of the log-ratio's size (nats)."""
     curves = []
     for form, dtype in itertools.product(FORMS, NARROW):
         size = representable(DTYPES[dtype], log_ratios).double().abs().log10()
@@ -106,11 +103,8 @@ def _edge(alive: Callable[[float], bool], far: float) -> float:
 def clamped_coefficient(
     log_ratios: Tensor, estimator: Estimator, *, value_bound: float = torch.inf
 ) -> Tensor:
-    """Gradient coefficient of an estimator whose value is clamped, by autograd.
-
-    Frameworks clamp it against overflow. Where the clamp binds, the gradient is exactly zero: a
-    dead zone.
-    """
+    """Gradient coefficient of an estimator whose value is clamped, by autograd: zero where the
+    clamp binds, a dead zone."""
     fixed = torch.zeros_like(log_ratios)
     return grad(lambda at: estimator(at, fixed).clamp(-value_bound, value_bound).sum())(log_ratios)
 

@@ -1,9 +1,7 @@
 """What an update costs on models of a size that no page of this book trains: derived, not measured.
 
-The arithmetic and the memory traffic of a population of adapters on one frozen Llama are counted
-phase by phase from their shapes, then divided by the published rates of a GPU times the share of
-them that is assumed to be reached. Runs share the frozen weights: reading these once serves
-every completion of every run.
+Arithmetic and memory traffic of a population of adapters on one frozen Llama, counted phase by
+phase from their shapes, over the published rates of a GPU times the share assumed to be reached.
 """
 
 from __future__ import annotations

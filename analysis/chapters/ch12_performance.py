@@ -117,8 +117,8 @@ def medians(benchmark: Benchmark) -> pd.DataFrame:
 
 
 def ratios(benchmark: Benchmark, engine: str = POPULATION) -> pd.DataFrame:
-    """How many times longer each trainer takes than ``engine``: the median over rounds of the
-    ratio within a round, with its 95% bootstrap interval.
+    """How many times longer each trainer takes than ``engine``: the median over rounds, with its
+    95% bootstrap interval.
 
     Raises:
         ValueError: if ``engine`` was not timed.

@@ -1,9 +1,7 @@
-r"""Chapter 14: what the KL terms of training frameworks optimise.
+r"""Chapter 14: what the KL terms of training frameworks optimise, as read from public sources.
 
-The terms are written from reading the frameworks' public sources: :data:`SOURCES` names file,
-version and date of each. Expected gradients are enumerated beside the exact ones. Policies stay
-near enough to their reference that no clamp binds, so that a name in ``descends`` is a statement
-about the formula; what the clamps do is asked separately, token by token.
+Policies stay near enough to their reference that no clamp binds, so that a name in ``descends`` is
+a statement about the formula; what the clamps do is asked token by token.
 """
 
 from __future__ import annotations
@@ -56,11 +54,8 @@ def _value(estimator: str, ref_log_ratio: Tensor) -> Tensor:
 def trl_grpo(
     logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, bias_correction: bool, level: str = "token"
 ) -> Tensor:
-    """k3, unclamped; times the live ratio if ``use_bias_correction_kl``.
-
-    At level ``sequence`` the ratio is the geometric mean over the last axis, the same for all its
-    tokens. Liger's fused GRPO loss computes the same.
-    """
+    """k3, times the live ratio if ``use_bias_correction_kl``, at level ``sequence`` its
+    geometric mean over the last axis; Liger's fused loss computes the same."""
     value = k3(logp, ref_logp)
     if not bias_correction:
         return value
@@ -71,10 +66,8 @@ def trl_grpo(
 
 
 def verl(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> Tensor:
-    """``kl``, ``abs``, ``mse`` or ``low_var_kl``; with ``+``, that value and the gradient of k2.
-
-    ``low_var_kl`` clamps the log-ratio at 20 and its value at 10.
-    """
+    """``kl``, ``abs``, ``mse`` or ``low_var_kl``, which clamps the log-ratio at 20 and its value
+    at 10; with ``+``, that value and the gradient of k2."""
     del old_logp
     ref_log_ratio = logp - ref_logp
     values = {
@@ -95,11 +88,8 @@ def openrlhf(
     estimator: str,
     unbiased_gradient: bool = False,
 ) -> Tensor:
-    """k1, k2 or k3 clamped at 10 on both sides; k3's log-ratio is bounded before its exponential.
-
-    With ``unbiased_gradient`` that value and the gradient of k2 times the detached ratio, the
-    ratio at most 10.
-    """
+    """k1, k2 or k3 clamped at 10; k3's log-ratio is bounded before; with ``unbiased_gradient``
+    the gradient is that of k2 times the detached ratio, at most 10."""
     ref_log_ratio = logp - ref_logp
     bounded = ref_log_ratio.clamp(min=-10) if estimator == "k3" else ref_log_ratio
     value = _value(estimator, bounded).clamp(-10, 10)
@@ -132,10 +122,8 @@ def nemo_rl(
 def slime(
     logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str, unbiased: bool = False
 ) -> Tensor:
-    """k1, k2 or k3, times the live ratio if ``--use-unbiased-kl``; ``low_var_kl`` clamps at 10.
-
-    The clamp comes after the ratio.
-    """
+    """k1, k2 or k3, times the live ratio if ``--use-unbiased-kl``; ``low_var_kl`` then clamps at
+    10."""
     clamped = kind == "low_var_kl"
     value = ESTIMATORS["k3" if clamped else kind](logp, ref_logp)
     if unbiased:
@@ -152,12 +140,9 @@ def open_instruct(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, estimator
 
 
 def prime_rl(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> Tensor:
-    """``rl``: squared log-ratio to the sampler; ``ref_kl``: the distillation term.
-
-    ``ref_kl`` is the live ratio times the detached log-ratio to the reference, of tokens whose
-    probability fell by at most 0.2 below the sampler's. (The framework adds a thousandth of the
-    ``rl`` term to it, left out here.)
-    """
+    """``rl``: squared log-ratio to the sampler; ``ref_kl``: the distillation term, live ratio
+    times the detached log-ratio to the reference, of tokens whose probability fell by at most
+    0.2. (A thousandth of ``rl`` that the framework adds is left out.)"""
     if kind == "rl":
         return (logp - old_logp).square()
     kept = logp.exp() - old_logp.exp() >= -0.2
@@ -165,11 +150,8 @@ def prime_rl(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> 
 
 
 def rpg(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> Tensor:
-    """The losses of Regularised Policy Gradient, in the ratio w to the reference, clamped at 10.
-
-    They are derived for samples of the reference itself. ``rpg_js`` and ``rpg_ujs`` are meant to be
-    one formula and differ in a sign.
-    """
+    """The losses of Regularised Policy Gradient for samples of the reference, clamped at 10;
+    ``rpg_js`` and ``rpg_ujs`` are meant to be one formula and differ in a sign."""
     del old_logp
     log_w = logp - ref_logp
     if kind == "rpg_fkl":
@@ -374,10 +356,10 @@ def descends(gradient: Tensor, known: dict[str, Tensor]) -> str:
 
 
 def audit(at: States, options: Iterable[Option] = OPTIONS) -> pd.DataFrame:
-    """What each option descends, on fresh and on stale samples, with its median relative error.
+    """What each option descends, fresh and stale, with its median relative error to the reverse
+    KL's.
 
-    Errors are against the reverse KL. An option whose reference is its sampler has no fresh case:
-    at the sampler itself there is nothing to descend.
+    An option whose reference is its sampler has no fresh case: there is nothing to descend.
     """
     rows = []
     for option in options:
@@ -398,10 +380,8 @@ def audit(at: States, options: Iterable[Option] = OPTIONS) -> pd.DataFrame:
 def dead_zones(
     options: Iterable[Option] = OPTIONS, *, furthest: float = 30.0, points: int = 60_001
 ) -> pd.DataFrame:
-    """Log-ratios beyond which an option's coefficient is exactly zero on fresh samples (nats).
-
-    ``below`` and ``above`` are NaN where there is no such zone within ``furthest``.
-    """
+    """Log-ratios (nats) below and above which an option's coefficient is exactly zero on fresh
+    samples; NaN where there is no such zone."""
     log_ratio = torch.linspace(-furthest, furthest, points, dtype=torch.float64)
     logp = torch.full_like(log_ratio, -furthest - 1)
     ref_logp = logp - log_ratio
@@ -462,10 +442,8 @@ def slopes(placement: Placement, rewards: Tensor, kl: Tensor, beta: float) -> tu
 
 
 def exchange_table(beta: float, *, group_size: int, kl_spread: float, seed: int) -> pd.DataFrame:
-    """By placement, exchange rate and force of the KL over beta, with half, one or none right.
-
-    Rewards are 0 or 1; KLs are drawn once, with standard deviation ``kl_spread`` nats.
-    """
+    """By placement, exchange rate and force of the KL over beta, with half, one or none right;
+    KLs have standard deviation ``kl_spread`` nats."""
     kl = kl_spread * normal_draws((group_size,), seed=seed)
     rows = []
     for name, (used_by, placement) in PLACEMENTS.items():
@@ -484,11 +462,8 @@ def exchange_table(beta: float, *, group_size: int, kl_spread: float, seed: int)
 def level_errors(
     *, vocab_size: int, length: int, trees: int, spread: float, staleness: float, seed: int
 ) -> pd.DataFrame:
-    """Median relative error of TRL's corrected KL, summed over tokens, by the ratio's level.
-
-    On fresh and stale samples, against the gradient of the per-token reverse KL at the states the
-    sampler visits, which the token-level ratio has exactly.
-    """
+    """Median relative error of TRL's corrected KL by the ratio's level, against the per-token
+    reverse KL at the states that the sampler visits."""
     sequences = enumerate_sequences(vocab_size, length)
     tables = random_tables(sequences, vocab_size, trees, spread=spread, seed=seed)
     noise = normal_draws(tables.logits.shape, seed=seed + 1)

@@ -1,14 +1,11 @@
 """Chapter 15: what a KL over the full vocabulary costs, and what noise it removes.
 
-Operations are counted per token, in multiply-adds times two. Attention scores, which grow with the
-context and would make the share of the KL smaller, are left out. A step is: forward of policy and
-reference, backward of the policy. Sampling, which costs at least another forward, is left out too.
+Operations are counted per token, in multiply-adds times two. A step is: forward of policy and
+reference, backward of the policy; attention scores and sampling are left out.
 
 Variances are enumerated, of gradients by the unembedding ``[V, d]`` that all states share: a state
-with hidden vector h contributes ``g h^T``, g its gradient by the logits. The variance of a term at
-a random state and token has two parts: of the token at its state, which the sum over the vocabulary
-removes, and of the state, which it cannot. Time and memory are recorded by
-``python -m benchmarks.full_vocabulary``.
+with hidden vector h contributes ``g h^T``, g its gradient by the logits.
+``python -m benchmarks.full_vocabulary`` records time and memory.
 """
 
 from __future__ import annotations
@@ -60,9 +57,8 @@ def recorded(directory: Path = RECORDED) -> pd.DataFrame:
 def operations_table(models: Mapping[str, LlamaConfig] = MODELS) -> pd.DataFrame:
     """Share of a step that the full vocabulary adds, stored and chunked, counted per token.
 
-    A step has two forwards and one backward, which is twice a forward, and the sampled token's
-    log-probs. The chunked form throws the logits of both policies away and computes them again for
-    its backward.
+    A step has two forwards and one backward, twice a forward; the chunked form computes the logits
+    of both policies again for its backward.
     """
     rows = []
     for name, model in models.items():
@@ -75,11 +71,8 @@ def operations_table(models: Mapping[str, LlamaConfig] = MODELS) -> pd.DataFrame
 
 
 def block_bytes(width: int, chunks: Chunks) -> int:
-    """Of the chunked form's blocks in float32: logits, and three of the unembeddings' rows.
-
-    Those are the widened rows of policy and reference and the gradient of the former. The
-    vocabulary does not occur.
-    """
+    """Of the chunked form's blocks in float32: logits, and widened rows of both unembeddings and
+    a gradient's. The vocabulary does not occur."""
     return 4 * chunks.vocab * (LOGIT_BLOCKS * chunks.tokens + 3 * width)
 
 
@@ -92,9 +85,8 @@ def memory_table(
 ) -> pd.DataFrame:
     """Bytes at the peak for a micro-batch of ``tokens``.
 
-    ``one`` tensor of logits in float32; the ``naive`` form, which holds so many ``tensors`` of
-    them, as measured; the ``chunked`` form with hidden states of the reference and gradients of
-    those of the policy; the ``weights`` with gradients and Adam, in mixed precision.
+    ``one`` tensor of logits; the ``naive`` form, which holds so many ``tensors`` of them; the
+    ``chunked`` form with hidden states and their gradients; ``weights`` with gradients and Adam.
     """
     return pd.DataFrame(
         {
@@ -131,11 +123,11 @@ def language_like(
     drift: float,
     seed: int,
 ) -> Batch:
-    """States whose next tokens follow a power law, each with an order of its own.
+    """States whose next tokens follow a power law, ``exponent`` over ranks, each in an order of its
+    own.
 
-    Logits of the reference are ``-exponent * log(rank)`` of the token in a common order, plus a
-    product of hidden state and unembedding with standard deviation ``sharpness``, which makes
-    states differ. The policy's unembedding has moved so that its logits moved by ``drift``.
+    Hidden state times unembedding has deviation ``sharpness``; the policy's logits moved by
+    ``drift``.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -171,11 +163,8 @@ def noise_table(
     variants: Iterable[str] = tuple(VARIANTS),
     **shape: float,
 ) -> pd.DataFrame:
-    """Per vocabulary and variant: the parts of the variance and what they mean for the batch.
-
-    ``removed`` is the share of the variance that the full vocabulary removes; ``tokens`` is how
-    many sampled tokens are worth one with the full vocabulary.
-    """
+    """Per vocabulary and variant: the share of the variance that the full vocabulary removes,
+    ``removed``, and how many sampled ``tokens`` are worth one with it."""
     rows = []
     for vocab_size in vocab_sizes:
         batch = language_like(states, vocab_size, **shape)

@@ -22,10 +22,8 @@ from analysis.experiments.language.retention import Retention
 
 
 def from_no_kl(finals: pd.DataFrame, variants: Iterable[str]) -> pd.DataFrame:
-    """Fronts that begin at no KL term: its runs stand for every variant at a coefficient of zero.
-
-    The rows of ``none`` and of the variants, and for each variant a copy of those of ``none``.
-    """
+    """Rows of ``none`` and of the variants, and for each variant a copy of those of ``none``,
+    where its front begins."""
     none = finals[finals["variant"] == "none"]
     kept = [finals[finals["variant"] == variant] for variant in variants]
     starts = [none.assign(variant=variant) for variant in variants]
@@ -33,14 +31,11 @@ def from_no_kl(finals: pd.DataFrame, variants: Iterable[str]) -> pd.DataFrame:
 
 
 def readings(curves: pd.DataFrame) -> pd.DataFrame:
-    """What a log shows as the KL, and what it is: one row per run, window and estimator.
+    """What a log shows as the KL, ``sampled``, over what it is, ``exact``: a ``ratio`` a run,
+    window and estimator.
 
-    Both are means over the same completions: ``sampled`` of an estimator at the sampled tokens,
-    ``exact`` of the KL over the vocabulary at each of their states.
-
-    Returns:
-        ``estimator``, ``sampled``, ``exact`` and ``ratio``; windows before the first step, where
-        the KL is zero, are left out.
+    Means over the same completions, at the sampled tokens and over the vocabulary at their states,
+    from the first step on.
     """
     moved = curves[curves["update"] > 0]
     long = moved.melt("reverse_kl", list(ESTIMATORS), "estimator", "sampled")
@@ -49,17 +44,10 @@ def readings(curves: pd.DataFrame) -> pd.DataFrame:
 
 
 def elsewhere(kept: Retention, finals: pd.DataFrame) -> pd.DataFrame:
-    """What trained runs still are at states of the reference, beside their KL on the task.
+    """What trained runs still are at states of the reference, beside their KL ``on_task``.
 
-    Args:
-        kept: the recorded readings.
-        finals: one row per run of the populations that they are of.
-
-    Returns:
-        One row per run and skill: ``variant``, ``beta``, ``seed``, ``kl_estimator``, ``skill``;
-        ``on_task``, the exact reverse KL of the end of training; ``forward_kl`` of the skill;
-        ``right``, and ``gained``, what it is more than the reference's (both NaN where there is no
-        right answer).
+    A row a run of ``finals`` and skill: its ``forward_kl``, and ``right`` and ``gained`` over the
+    reference, NaN where there is no right answer.
     """
     keys = ["variant", "beta", "seed"]
     of_task = finals[[*keys, "kl_estimator", "reverse_kl"]]
@@ -79,20 +67,11 @@ def by_skill(table: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def elsewhere_at_equal(table: pd.DataFrame, variant: str, other: str, level: float) -> pd.DataFrame:
-    """KL to the reference of two variants on each skill where they agree on the task.
+    """KL to the reference of two variants on each skill where they agree on the task, at ``level``.
 
-    Along each variant's curve over beta, from no KL term on, seed by seed:
-    :func:`~analysis.experiments.summaries.at_equal`, of the logarithm.
-
-    Args:
-        table: from :func:`elsewhere`.
-        variant, other: that are compared.
-        level: of ``on_task``.
-
-    Returns:
-        One row per skill: ``ratio`` of the variant's forward KL to the other's, the geometric mean
-        over the seeds, NaN unless the curves of all reach the level; their range ``low`` to
-        ``high``; ``seeds``, how many reach it.
+    Along each variant's curve over beta, seed by seed: ``ratio``, the geometric mean over the
+    seeds, NaN unless all reach the level, its range ``low`` to ``high``, and the ``seeds`` that
+    reach it.
     """
     rows = []
     for skill, part in table.groupby("skill", sort=False):
@@ -111,9 +90,7 @@ def elsewhere_at_equal(table: pd.DataFrame, variant: str, other: str, level: flo
 def seen(table: pd.DataFrame) -> pd.DataFrame:
     """Share of the exact KL that tokens of at least a given probability hold, by estimator.
 
-    Of :func:`analysis.experiments.language.estimator_tail.contributions`, one row per decade, from
-    the likeliest down: ``probability``, its lower end, ``k1`` and ``k3``. Both end at one: their
-    means over the whole vocabulary are the exact KL.
+    A row a decade of ``estimator_tail.contributions``, the likeliest first; both end at one.
     """
     ordered = table.sort_values("decade", ascending=False)
     shares = ordered[["k1", "k3"]].cumsum() / ordered[["k1", "k3"]].sum()
@@ -217,12 +194,8 @@ def readings_figure(table: pd.DataFrame) -> Figure:
 
 
 def elsewhere_figure(table: pd.DataFrame, shown: Sequence[tuple[str, float]]) -> Figure:
-    """How far policies are from the reference, one row a skill, one marker a variant.
-
-    Args:
-        table: of :func:`by_skill`, of ``forward_kl``.
-        shown: variant and beta of each marker, from the top; a larger marker for a larger beta.
-    """
+    """How far policies are from the reference by :func:`by_skill`, a row a skill, a marker a
+    variant and beta; larger for a larger beta."""
     skills = list(table["skill"].unique())
     rows = table.set_index(["variant", "beta", "skill"]).sort_index()
     figure, axes = style.subplots(height=1.6 + 0.7 * len(skills))

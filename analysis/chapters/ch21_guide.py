@@ -71,11 +71,7 @@ EVIDENCE: dict[str, Comparison] = {
 
 def evidence() -> pd.DataFrame:
     """One row per line of the guide: ``key``, its comparison, the paired difference, and its
-    ``verdict`` among all lines.
-
-    Raises:
-        ValueError: a recording is missing or changed.
-    """
+    ``verdict`` among all lines."""
     presets = dict.fromkeys(line.preset for line in EVIDENCE.values())
     finals = {preset: recorded(preset).finals for preset in presets}
     rows = []
@@ -109,11 +105,7 @@ SAYS = {
 
 
 def check_verdicts(table: pd.DataFrame) -> None:
-    """Refuse evidence whose verdicts are not those that the prose states.
-
-    Raises:
-        ValueError: names the lines.
-    """
+    """Refuse, by a ValueError, evidence whose verdicts are not those that the prose states."""
     for word in ("differs", "not estimable", *SAYS):
         found = set(table.loc[table["verdict"] == word, "key"])
         said = SAYS.get(word, found if word == "differs" else set())

@@ -1,9 +1,7 @@
 """GRPO as one would write it: one run, on modules and autograd.
 
-The same task, model, batch and objective as the population (k3 as a loss), without its tricks: each
-completion carries its own copy of the prompt, sampling has a key-value cache, the log-probs under
-the sampler are kept from sampling, and everything else is left to PyTorch. Chapter 4 shows it; the
-benchmark of chapter 12 times it.
+The same task, model, batch and objective as the population (k3 as a loss), without its tricks.
+Chapter 4 shows it; the benchmark of chapter 12 times it.
 """
 
 from __future__ import annotations
