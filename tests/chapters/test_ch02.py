@@ -6,39 +6,15 @@ import pytest
 import torch
 
 from analysis.chapters import ch02_gradients as study
-from analysis.chapters.claims import recorded
-from analysis.chapters.policies import Policies, random_policies, random_tables
+from analysis.chapters.policies import Policies, random_policies
 from analysis.kl import enumeration
 from analysis.kl.divergences import forward_kl, reverse_kl
 from analysis.kl.estimators import k1, k2, k3
-from analysis.kl.sequences import enumerate_sequences
 from analysis.kl.term import KLTerm
 
 
 def term(estimator: str, placement: str = "loss", *, weighting: str = "none") -> KLTerm:
     return KLTerm(estimator=estimator, placement=placement, weighting=weighting)
-
-
-@pytest.fixture(scope="module")
-def pairs():
-    return random_policies(40, 9, spread=1.5, seed=5)
-
-
-def test_what_each_variant_optimises_at_one_state(pairs):
-    variants = [*study.LOSS_AND_REWARD, term("k4"), term("k3_clip"), term("minimax01")]
-    table = study.one_state_table(pairs, variants).set_index(["estimator", "placement"])
-    assert table.optimises.to_dict() == {
-        ("k1", "loss"): "nothing",
-        ("k2", "loss"): "reverse",
-        ("k3", "loss"): "forward",
-        ("k1", "reward"): "reverse",
-        ("k2", "reward"): "neither",
-        ("k3", "reward"): "reverse − forward",
-        ("k4", "loss"): "forward",
-        ("k3_clip", "loss"): "neither",
-        ("minimax01", "loss"): "neither",
-    }
-    assert table.error_reverse["k2", "loss"] < 1e-12 < table.error_reverse["k3", "loss"]
 
 
 def test_noise_agrees_with_a_sample():
@@ -57,28 +33,6 @@ def test_noise_agrees_with_a_sample():
     ratio = study.noise_ratio(*one)[0].item()
     assert (k3.var(0).sum() / k2.var(0).sum()).item() == pytest.approx(ratio, rel=0.03)
     assert abs(ratio - 1) > 0.1
-
-
-def test_what_each_variant_optimises_over_sequences():
-    sequences = enumerate_sequences(3, 3, eos=2)
-    tables = random_tables(sequences, 3, 6, spread=1.5, seed=2)
-    table = study.sequence_table(tables, sequences)
-    prefix = table[table.ratio == "prefix"].set_index("estimator").optimises
-    assert prefix.to_dict() == {"k1": "reverse", "k2": "neither", "k3": "reverse"}
-    table = table[table.ratio == "none"]
-    rows = table.set_index(["estimator", "placement", "level", "credit"]).optimises
-    assert rows["k1", "reward", "token", "to_go"] == "reverse"
-    assert rows["k1", "reward", "sequence", "immediate"] == "reverse"
-    assert rows["k1", "reward", "token", "immediate"] == "reverse (visited)"
-    assert rows["k2", "loss", "token", "immediate"] == "reverse (visited)"
-    assert rows["k2", "loss", "sequence", "immediate"] == "reverse"
-    assert rows["k3", "loss", "token", "immediate"] == "forward (visited)"
-    assert rows["k3", "loss", "sequence", "immediate"] == "forward"
-    assert (rows["k1", "loss"] == "nothing").all()
-    assert (rows["k2", "reward"] == "neither").all()
-    assert rows["k3", "reward", "sequence", "immediate"] == "reverse − forward"
-    assert rows["k3", "reward", "token", "immediate"] == "reverse − forward (visited)"
-    assert rows["k3", "reward", "token", "to_go"] == "neither"
 
 
 @pytest.mark.parametrize(
@@ -159,19 +113,3 @@ def test_minimax01_is_half_a_squared_distance_and_its_sum_the_forward_kl():
     mean = (POLICY * gap) @ score
     assert close(mean, slope(lambda z: 0.5 * (z.softmax(-1) - REFERENCE).square().sum()))
     assert close(gap @ score, FORWARD) and not close(mean, FORWARD) and not close(mean, REVERSE)
-
-
-def test_the_gradient_of_grpo_without_a_kl_is_that_of_its_surrogate():
-    sequences, table, *_ = study.ragged()
-    advantages = torch.linspace(-1, 1, len(sequences.tokens), dtype=torch.float64)
-    by_hand = study.equation_21_gradient(table, advantages, beta=0.0)
-    assert torch.allclose(by_hand, study.equation_3_gradient(table, advantages, beta=1e-300))
-    figures = study.gradient_coefficient_of_grpo().figures
-    assert min(figures["sign_flipped"], figures["without_length"]) > 0.1
-
-
-def test_the_recorded_difference_of_kdrl_has_its_sign():
-    finals = recorded("kdrl").finals.groupby("variant")["own_accuracy"].median()
-    crude = finals["kdrl_k3"] - finals["kdrl_k2"]
-    found = study.kdrl_prefers_k2().figures["trained_k3_minus_k2"]
-    assert found == pytest.approx(crude, abs=0.02) and crude < 0

@@ -173,18 +173,6 @@ def test_location_crossing_by_newton():
     assert study.location_crossing() == pytest.approx(math.sqrt(square), rel=1e-12)
 
 
-def test_gaussian_phase_matches_single_pairs_and_marks_the_infinite_region():
-    shifts = torch.tensor([0.1, 1.5], dtype=torch.float64)
-    scales = torch.tensor([0.2, 0.9, 1.0], dtype=torch.float64)
-    ratio = study.gaussian_phase(shifts, scales)
-    assert np.isinf(ratio[0]).all()
-    for i, scale in enumerate(scales.tolist()):
-        for j, shift in enumerate(shifts.tolist()):
-            pair = moments(shift, scale, 0.0, 1.0)
-            assert ratio[i, j] == pytest.approx(pair["k3"].var / pair["k1"].var, rel=1e-12)
-    assert ratio[2, 0] < 1 < ratio[2, 1]
-
-
 def test_with_two_tokens_the_rule_compares_tangent_and_secant():
     wins = []
     for q, p in itertools.permutations((0.02, 0.3, 0.6, 0.97), 2):

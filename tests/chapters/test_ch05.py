@@ -7,7 +7,6 @@ import math
 from functools import partial
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
@@ -154,22 +153,6 @@ def test_the_last_bit_decides_no_run(monkeypatch):
     monkeypatch.setattr(study, "GRID", 2.0**-52)
     parted = (walk(0 * noise)[-1].exp() - walk(noise)[-1].exp()).abs().amax(-1) > 0.1
     assert parted.double().mean() > 0.1
-
-
-def walk_table(**changes) -> pd.DataFrame:
-    options = {"vocab_size": 8, "runs": 30, "steps": 400, "step_size": 0.3, "checkpoints": 2}
-    return study.walk_table(study.WALKS, **(options | {"seed": 5} | changes))
-
-
-def test_walks_start_uniform_and_k2_stays():
-    table = walk_table()
-    last = table[table.position == 400].set_index("walk")["median"]
-    first = table[table.position == 0].set_index("walk")["median"]
-    assert first.to_numpy() == pytest.approx(math.log(8))
-    assert last["k2"] == pytest.approx(first["k2"])
-    assert last["k1"] < 0.7 * first["k1"]
-    assert last["flipped"] < 0.7 * first["flipped"]
-    assert last["printed"] > 0.97 * first["printed"]
 
 
 def test_noise_is_equal_where_policies_are():
