@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import grad
 
 from analysis import style
-from analysis.chapters.ch09_completion_weights import weight_errors
+from analysis.chapters.ch09_advantages import weight_errors
 from analysis.chapters.claims import (
     EXACT,
     Finding,

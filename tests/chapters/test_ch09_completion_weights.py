@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.func import grad
 
-from analysis.chapters import ch09_completion_weights
+from analysis.chapters import ch09_advantages
 from analysis.kl.credit import credit_moments, state_average
 from analysis.kl.divergences import forward_kl, reverse_kl
 from analysis.kl.enumeration import exact_kl_gradient
@@ -88,7 +88,7 @@ def test_k1_is_the_gradient_of_the_mean_weight():
         assert of_term((ref, ref), RAGGED, estimator, weights).norm() < 1e-14
 
 
-@pytest.mark.parametrize(("estimator", "direction"), ch09_completion_weights.DIRECTIONS.items())
+@pytest.mark.parametrize(("estimator", "direction"), ch09_advantages.DIRECTIONS.items())
 def test_the_error_is_a_covariance_at_each_state(estimator, direction):
     logits, ref, weights = ONE_OVER_LENGTH
     policy, visits = logits.softmax(-1), state_visits(logits, RAGGED).unsqueeze(-1)
@@ -170,10 +170,10 @@ def test_the_sum_over_the_vocabulary_keeps_its_kl_with_other_weights_on_states(
     exact = visits * exact_kl_gradient(logits, ref, direction=direction)
     torch.testing.assert_close(gradient, of_state * exact, **TIGHT)
     assert of_state.min() > 1 / LONGEST - 1e-12
-    assert ch09_completion_weights.unexplained(gradient.flatten(), exact.flatten()) > 1e-2
+    assert ch09_advantages.unexplained(gradient.flatten(), exact.flatten()) > 1e-2
     estimator = {"reverse": "k2", "forward": "k3"}[direction]
     sampled = of_term((logits, ref), RAGGED, estimator, weights)
-    assert ch09_completion_weights.unexplained(sampled, exact) > 1e-2
+    assert ch09_advantages.unexplained(sampled, exact) > 1e-2
 
 
 def test_exact_at_one_length_at_one_state_and_for_constants():
@@ -184,13 +184,13 @@ def test_exact_at_one_length_at_one_state_and_for_constants():
         torch.testing.assert_close(of_term((logits, ref), sequences, "k2", weights), exact, **TIGHT)
         assert of_term((logits, ref), sequences, "k1", weights).norm() < 1e-14
     both = pair(RAGGED)
-    for estimator, direction in ch09_completion_weights.DIRECTIONS.items():
-        constant = ch09_completion_weights.completion_weights(both[0], RAGGED, math.inf)
+    for estimator, direction in ch09_advantages.DIRECTIONS.items():
+        constant = ch09_advantages.completion_weights(both[0], RAGGED, math.inf)
         gradient = of_term(both, RAGGED, estimator, constant)
         exact = constant[0] * visited_kl_gradient(*both, RAGGED, direction=direction)
         torch.testing.assert_close(gradient, exact, **TIGHT)
         mean = of_term(both, RAGGED, estimator, 1 / lengths(RAGGED))
-        assert ch09_completion_weights.unexplained(mean, exact) > 1e-3
+        assert ch09_advantages.unexplained(mean, exact) > 1e-3
 
 
 def test_a_k2_loss_under_one_over_length_can_raise_the_kl_it_names():
@@ -223,7 +223,7 @@ def test_a_mean_over_the_tokens_of_a_batch_is_a_weight(estimator, number):
             for row in rows
         )
 
-    weights = ch09_completion_weights.completion_weights(logits, sequences, number)
+    weights = ch09_advantages.completion_weights(logits, sequences, number)
     torch.testing.assert_close(
         of_term((logits, ref), sequences, estimator, weights), grad(loss)(logits), **TIGHT
     )
@@ -242,7 +242,7 @@ def test_the_error_of_a_batch_falls_as_one_over_its_completions(estimator):
         torch.testing.assert_close(leading, shorter, **TIGHT)
     errors = []
     for number in (64, 256):
-        weights = ch09_completion_weights.completion_weights(both[0], RAGGED, number)
+        weights = ch09_advantages.completion_weights(both[0], RAGGED, number)
         rest = number * (of_term(both, RAGGED, estimator, weights) - total / mean) - leading
         errors.append((rest.norm() / leading.norm()).item())
     assert errors[1] < 0.02
@@ -298,7 +298,7 @@ def test_a_prefix_ratio_weighs_each_token_with_what_the_sampler_expects(estimato
     gradient = of_term((logits, ref), RAGGED, estimator, weights, old_logits=old, **fields)
     torch.testing.assert_close(gradient, grad(exact)(logits), **TIGHT)
     kl = sequence_kl_gradient(logits, ref, RAGGED)
-    assert ch09_completion_weights.unexplained(gradient.flatten(), kl.flatten()) > 1e-2
+    assert ch09_advantages.unexplained(gradient.flatten(), kl.flatten()) > 1e-2
 
 
 @pytest.mark.parametrize("summed", [False, True])
@@ -414,7 +414,7 @@ def test_the_push_of_k1_equals_the_pull_of_k2_at_half_the_squared_variation():
 
 
 def test_the_recorded_spread_is_within_prompts():
-    spread = ch09_completion_weights.recorded_spread().set_index("variant")
+    spread = ch09_advantages.recorded_spread().set_index("variant")
     assert spread.loc["none", "variation"] < 0.05
     assert (spread["equal_kl"] < 0.01 * spread["kl"]).all()
 
@@ -465,11 +465,11 @@ def test_other_kinds_are_not_what_is_printed(monkeypatch):
     def token_form(*args, kind="grpo", **options):
         return true(*args, kind="grpo", **options)
 
-    monkeypatch.setattr(ch09_completion_weights, "policy_loss", token_form)
-    assert ch09_completion_weights.sequence_form().verdict == "fails"
+    monkeypatch.setattr(ch09_advantages, "policy_loss", token_form)
+    assert ch09_advantages.sequence_form().verdict == "fails"
 
 
 def test_a_flipped_kl_is_not_the_printed_objective(monkeypatch):
-    true = ch09_completion_weights.kl_loss
-    monkeypatch.setattr(ch09_completion_weights, "kl_loss", lambda *a, **k: -true(*a, **k))
-    assert ch09_completion_weights.grpo_objective().verdict == "fails"
+    true = ch09_advantages.kl_loss
+    monkeypatch.setattr(ch09_advantages, "kl_loss", lambda *a, **k: -true(*a, **k))
+    assert ch09_advantages.grpo_objective().verdict == "fails"
