@@ -10,7 +10,12 @@ import torch
 
 from analysis.training.pretrained.config import ForwardConfig, LlamaConfig, LoraConfig
 from analysis.training.pretrained.llama import PAD, LlamaPolicy
-from analysis.training.pretrained.weights import load_llama, random_llama, save_llama
+from analysis.training.pretrained.weights import (
+    load_llama,
+    projections,
+    random_llama,
+    save_llama,
+)
 from analysis.training.rollout import completion_inputs
 
 from .conftest import llama
@@ -71,9 +76,9 @@ def naive_logits(model, adapters, scale, text):
     x = model.embedding[text]
     for index, layer in enumerate(model.layers):
         w = {}
-        for name, frozen in layer.projections.items():
-            a, b = (adapters.get(f"block{index}.{name}.{part}") for part in "AB")
-            w[name] = frozen if a is None else frozen + scale * (a @ b).T
+        for name, frozen in projections(config, layer).items():
+            a, b = (adapters.get(f"{name}.{part}") for part in "AB")
+            w[name] = frozen if a is None else frozen + scale * (a[index] @ b[index]).T
         normed = naive_norm(x, layer.attention_norm)
         q, k, v = (normed @ w[name].T for name in ("q_proj", "k_proj", "v_proj"))
         q, k, v = (part.view(len(text), -1, config.head_dim) for part in (q, k, v))

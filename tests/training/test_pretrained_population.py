@@ -61,14 +61,14 @@ def test_targets_and_rank_say_what_is_adapted():
     model = LlamaConfig.model_validate(CONFIG.model.llama.model_dump())
     lora = Lora(LoraConfig(rank=3, alpha=6.0, targets=("q_proj", "down_proj")), model)
     assert lora.scale == 2.0
-    assert lora.shapes["block1.down_proj.A"] == (24, 3)
-    assert lora.shapes["block0.q_proj.B"] == (3, 16)
-    assert {name.split(".")[1] for name in lora.shapes} == {"q_proj", "down_proj"}
+    assert lora.shapes["down_proj.A"] == (24, 3)
+    assert lora.shapes["q_proj.B"] == (3, 16)
+    assert {name.split(".")[0] for name in lora.shapes} == {"q_proj", "down_proj"}
     weights = lora.initial_weights(torch.float64)
     views = lora.unflatten(weights)
     assert all((part == 0).all() == name.endswith("B") for name, part in views.items())
     bound = 24**-0.5
-    sampled = views["block0.down_proj.A"]
+    sampled = views["down_proj.A"][0, 0]
     assert 0.8 * bound < sampled.abs().max() <= bound and sampled.std() > 0.4 * bound
     with pytest.raises(ValueError, match="names a projection twice"):
         LoraConfig(targets=("q_proj", "q_proj"))
@@ -161,7 +161,7 @@ def test_model_and_task_must_fit():
 
 def test_the_policy_keeps_its_frozen_weights_as_they_were():
     model = random_llama(CONFIG.model.llama, 0, torch.float32)
-    before = model.layers[0].projections["q_proj"].clone()
+    before = model.layers[0].groups["qkv"].clone()
     trainer = PopulationTrainer(
         CONFIG,
         runs_of(llama_smoke().variants[:2]),
@@ -169,4 +169,4 @@ def test_the_policy_keeps_its_frozen_weights_as_they_were():
     )
     trainer.update(0)
     assert isinstance(trainer.policy, LlamaPolicy)
-    assert torch.equal(model.layers[0].projections["q_proj"], before)
+    assert torch.equal(model.layers[0].groups["qkv"], before)

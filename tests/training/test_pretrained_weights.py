@@ -45,7 +45,7 @@ def test_a_saved_model_is_read_back(folder):
     for ours, theirs in zip(model.layers, read.layers, strict=True):
         assert torch.equal(ours.attention_norm, theirs.attention_norm)
         assert torch.equal(ours.mlp_norm, theirs.mlp_norm)
-        assert all(torch.equal(w, theirs.projections[n]) for n, w in ours.projections.items())
+        assert all(torch.equal(w, theirs.groups[n]) for n, w in ours.groups.items())
     assert load_llama(folder, torch.float64).norm.dtype == torch.float64
 
 

@@ -14,6 +14,13 @@ Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_pr
 ATTENTION_PROJECTIONS: tuple[Projection, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_PROJECTIONS: tuple[Projection, ...] = ("gate_proj", "up_proj", "down_proj")
 PROJECTIONS = (*ATTENTION_PROJECTIONS, *MLP_PROJECTIONS)
+#: Those that read the same input are computed as one product.
+GROUPS: dict[str, tuple[Projection, ...]] = {
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "o": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
 
 
 class LlamaConfig(Schema):

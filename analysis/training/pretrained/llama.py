@@ -8,16 +8,21 @@ Runs share the frozen weights, so all their rows go through one large product; t
 are batched products (:mod:`analysis.training.pretrained.lora`). Without adapters the same forward
 pass is the reference policy.
 
+One pass reads all tokens that are new: what all prompts begin with, such as solved examples, once
+for a run; the rest of each prompt; and its completions, packed behind it step by step, so that keys
+and values of the next step follow those of the last in memory.
+
 Prompts of different lengths are padded on the left with ``PAD``. A padded position is seen by no
 other, and a token's rotary position counts from the first real one, so padding changes nothing.
-What all prompts begin with, such as solved examples, is read once for a run.
 
-Shapes: M runs, P prompts, G completions of each, T tokens, L prompt tokens, R rows (all tokens
-of a run), K heads of keys and values, D channels a head, d channels, V vocabulary.
+Shapes: M runs, P prompts, G completions of each, T tokens, L prompt tokens, of which C are
+shared by all; N rows that are read behind these for each prompt, R = C + P N of a run; S positions
+that are seen; H heads of queries, K of keys and values, D channels a head; d channels; V tokens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -25,18 +30,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from analysis.training.pretrained.attention import (
-    KeyValue,
     Rotation,
-    Visible,
-    causal,
-    causal_behind_padding,
+    bias_of,
     explicit,
     fused,
     rotate,
     rotation,
 )
 from analysis.training.pretrained.config import ForwardConfig, LoraConfig
-from analysis.training.pretrained.lora import Adapters, Lora, frozen_product
+from analysis.training.pretrained.lora import Adapters, LayerAdapters, Lora, product
 from analysis.training.pretrained.weights import FrozenLayer, Llama
 
 #: Stands before the first token of a prompt that is shorter than the longest.
@@ -44,19 +46,40 @@ PAD = -1
 
 
 class Prefix(NamedTuple):
-    """The prompts as completions see them."""
+    """Prompts, and where their tokens stand; they are read with the first step."""
 
-    layers: list[KeyValue]  #: [M, P, K, 1, L, D] each
-    real: Tensor  #: [M, P, L] bool, False at padding
+    prompts: Tensor  #: [M, P, L]
+    positions: Tensor  #: [M, P, L], of the rotation
+    lengths: Tensor  #: [M, P, 1], without padding
+    visible: Tensor  #: [M, P, L] bool, of the C shared tokens and of what follows them
+
+
+class KeyValue(NamedTuple):
+    """Keys and values of one layer, [M, P, K, S, D]."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class Cache:
+    """Keys and values of prompts and completions; empty until the first step is read."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.adapters: Sequence[LayerAdapters] = ()
+        self.layers: list[KeyValue] = []
 
 
 class _Reading(NamedTuple):
     """What all layers need to know of the tokens they read."""
 
-    shape: torch.Size  #: M, P, G, T
+    tokens: Tensor  #: [M, R]
+    prompts: int
+    shared: int  #: of the tokens, these are the first
+    first: int  #: where the others stand among the positions
     rotation: Rotation
-    visible: Visible
-    start: int  #: where the tokens stand in ``cache``
+    bias: Tensor  #: [M*P, 1, H/K*N, S], of the others
+    shared_bias: Tensor  #: [1, 1, H/K*C, C]
 
 
 class LlamaPolicy:
@@ -97,58 +120,25 @@ class LlamaPolicy:
         return self.lora.unflatten(weights)
 
     def prefill(self, adapters: Adapters, prompts: Tensor) -> Prefix:
-        """Keys and values of prompts [M, P, L], padded on the left with ``PAD``."""
-        shared, real = self.shared, prompts != PAD
+        """Where the tokens of prompts [M, P, L] stand, padded on the left with ``PAD``."""
+        real = prompts != PAD
         positions = (real.cumsum(dim=-1) - 1).clamp(min=0)
-        beginning = self._beginning(adapters, prompts) if shared else None
-        # The last columns hold all that follows the beginning, which ends further left in them
-        # the shorter the prompt is.
-        own = (real & (positions >= shared))[..., shared:]
-        positions = positions[..., shared:]
-        visible = Visible(causal_behind_padding(own), None if beginning is None else beginning.real)
-        tokens = prompts[..., shared:].clamp(min=0).unsqueeze(2)
-        reading = _Reading(tokens.shape, self._rotation(positions), visible, 0)
-        before = None if beginning is None else beginning.layers
-        layers = self._run(adapters, tokens, reading, before, None)[1]
-        if beginning is None:
-            return Prefix(layers, own)
-        joined = [
-            KeyValue(*(torch.cat(parts, dim=4) for parts in zip(*pair, strict=True)))
-            for pair in zip(beginning.layers, layers, strict=True)
-        ]
-        return Prefix(joined, torch.cat([beginning.real, own], dim=-1))
+        # Columns behind the first C hold all that follows the beginning, which itself ends further
+        # left in them the shorter the prompt is.
+        shared = torch.arange(prompts.shape[2], device=prompts.device) < self.shared
+        visible = shared | (real & (positions >= self.shared))
+        return Prefix(prompts, positions, real.sum(dim=-1, keepdim=True), visible)
 
-    def _beginning(self, adapters: Adapters, prompts: Tensor) -> Prefix:
-        """What all prompts of a run begin with: read from its first, seen by each."""
-        runs, count, _ = prompts.shape
-        here = torch.arange(self.shared, device=prompts.device).expand(runs, 1, -1)
-        first = prompts[:, :1]  # (M, 1, L)
-        padding = (first == PAD).sum(dim=-1, keepdim=True)
-        tokens = first.gather(2, padding + here).unsqueeze(2)
-        visible = Visible(causal(self.shared, self.shared, 0, prompts.device), None)
-        reading = _Reading(tokens.shape, self._rotation(here), visible, 0)
-        _, layers = self._run(adapters, tokens, reading, None, None)
-        seen = [
-            KeyValue(*(part.expand(-1, count, *part.shape[2:]) for part in kv)) for kv in layers
-        ]
-        return Prefix(seen, torch.ones_like(here, dtype=torch.bool).expand(-1, count, -1))
-
-    def empty_cache(self, like: Tensor) -> list[KeyValue]:
+    def empty_cache(self, like: Tensor) -> Cache:
         """Room for completions of the shape of ``like`` [M, P, G, T]."""
-        runs, prompts, groups, steps = like.shape
-        shape = (runs, prompts, self.config.num_kv_heads, groups, steps, self.config.head_dim)
-
-        def room() -> Tensor:
-            return torch.zeros(shape, dtype=self._products, device=self.device)
-
-        return [KeyValue(room(), room()) for _ in range(self.config.num_layers)]
+        return Cache(like.shape[3])
 
     def extend(
         self,
         adapters: Adapters,
         prefix: Prefix,
         tokens: Tensor,
-        cache: list[KeyValue] | None = None,
+        cache: Cache | None = None,
         start: int = 0,
     ) -> Tensor:
         """Logits [M, P, G, T, V] of what follows each of ``tokens`` [M, P, G, T].
@@ -156,89 +146,158 @@ class LlamaPolicy:
         They are the completion's tokens from ``start`` on; those before are in ``cache``,
         and these are written into it.
         """
-        steps = tokens.shape[-1]
-        seen = steps if cache is None else cache[0].keys.shape[4]
-        lengths = prefix.real.sum(dim=-1, keepdim=True)  # (M, P, 1)
-        positions = lengths + start + torch.arange(steps, device=tokens.device)
-        visible = Visible(causal(steps, seen, start, tokens.device), prefix.real)
-        reading = _Reading(tokens.shape, self._rotation(positions), visible, start)
-        hidden, _ = self._run(adapters, tokens, reading, prefix.layers, cache)
-        hidden = self._norm(hidden, self._model.norm)
-        return frozen_product(hidden, self._model.head).unflatten(1, tokens.shape[1:])
+        _, prompts, groups, steps = tokens.shape
+        reading = self._reading(prefix, tokens, start)
+        cache = Cache(0) if cache is None else cache
+        if start == 0:
+            cache.adapters = self.lora.by_layer(adapters)
+            cache.layers = self._room(prefix, groups * cache.steps)
+        x = F.embedding(reading.tokens, self._model.embedding)  # (M, R, d)
+        for index, layer in enumerate(self._model.layers):
+            kept = cache.layers[index] if cache.steps else None
+            x = self._block(layer, cache.adapters[index], x, reading, kept)
+        x = x[:, reading.shared :].unflatten(1, (prompts, -1))[:, :, -steps * groups :]
+        x = x.unflatten(2, (steps, groups)).transpose(2, 3)  # (M, P, G, T, d)
+        x = self._norm(x, self._model.norm).flatten(1, 3)
+        return product(x, self._model.head).unflatten(1, tokens.shape[1:])
 
     def logits(self, adapters: Adapters, prompts: Tensor, inputs: Tensor) -> Tensor:
         """Logits [M, P, G, T, V] for prompts [M, P, L] and completion inputs [M, P, G, T]."""
         return self.extend(adapters, self.prefill(adapters, prompts), inputs)
 
-    def _run(
-        self,
-        adapters: Adapters,
-        tokens: Tensor,
-        reading: _Reading,
-        prefix: list[KeyValue] | None,
-        cache: list[KeyValue] | None,
-    ) -> tuple[Tensor, list[KeyValue]]:
-        """Hidden states [M, R, d] of tokens [M, P, G, T], and their keys and values."""
-        x = F.embedding(tokens, self._model.embedding).flatten(1, 3)  # (M, R, d)
-        layers = []
-        for index, layer in enumerate(self._model.layers):
-            name = f"block{index}."
-            prompt = None if prefix is None else prefix[index]
-            kept = None if cache is None else cache[index]
-            normed = self._norm(x, layer.attention_norm)
-            mixed, own = self._attention(adapters, name, layer, normed, reading, prompt, kept)
-            layers.append(own)
-            x = x + mixed
-            normed = self._norm(x, layer.mlp_norm)
-            gate = self._project(adapters, name, layer, "gate_proj", normed)
-            up = self._project(adapters, name, layer, "up_proj", normed)
-            x = x + self._project(adapters, name, layer, "down_proj", F.silu(gate) * up)
-        return x, layers
+    def _reading(self, prefix: Prefix, tokens: Tensor, start: int) -> _Reading:
+        """The tokens to be read: with the first step those of the prompts."""
+        runs, prompts, groups, steps = tokens.shape
+        length, device = prefix.prompts.shape[2], tokens.device
+        shared = self.shared if start == 0 else 0
+        first = length + start * groups if start else shared
+        step = torch.arange(start, start + steps, device=device)
+        position = (prefix.lengths + step).repeat_interleave(groups, dim=2)
+        token = tokens.transpose(2, 3).flatten(2)
+        if start == 0:
+            position = torch.cat([prefix.positions[..., shared:], position], dim=2)
+            token = torch.cat([prefix.prompts[..., shared:].clamp(min=0), token], dim=2)
+        position, token = position.flatten(1), token.flatten(1)
+        if shared:
+            here = torch.arange(shared, device=device).expand(runs, -1)
+            one = prefix.prompts[:, 0]  # (M, L)
+            padding = one.shape[1] - prefix.lengths[:, 0]
+            position = torch.cat([here, position], dim=1)
+            token = torch.cat([one.gather(1, padding + here), token], dim=1)
+        config = self.config
+        repeats = config.num_heads // config.num_kv_heads
+        causal = torch.ones(1, shared, shared, dtype=torch.bool, device=device).tril()
+        return _Reading(
+            token,
+            prompts,
+            shared,
+            first,
+            rotation(position.unsqueeze(-1), config.head_dim, config.rope_theta, self.dtype),
+            bias_of(_visible(prefix, groups, start + steps, first), repeats, self._products),
+            bias_of(causal, repeats, self._products),
+        )
 
-    def _attention(
+    def _room(self, prefix: Prefix, positions: int) -> list[KeyValue]:
+        """For each layer, memory for prompts and so many positions of completions."""
+        runs, prompts, length = prefix.prompts.shape
+        shape = (runs, prompts, self.config.num_kv_heads, length + positions, self.config.head_dim)
+
+        def room() -> Tensor:
+            return torch.empty(shape, dtype=self._products, device=self.device)
+
+        return [KeyValue(room(), room()) for _ in range(self.config.num_layers)]
+
+    def _block(
         self,
-        adapters: Adapters,
-        name: str,
         layer: FrozenLayer,
+        adapters: LayerAdapters,
         x: Tensor,
         reading: _Reading,
-        prompt: KeyValue | None,
-        cache: KeyValue | None,
-    ) -> tuple[Tensor, KeyValue]:
-        """What attention adds to the residual stream [M, R, d], and the keys and values it saw."""
-        heads, depth = self.config.num_kv_heads, self.config.head_dim
-
-        def by_head(projection: str) -> Tensor:  # (M, P, K, G, R/K, T, D)
-            y = self._project(adapters, name, layer, projection, x)
-            y = y.view(*reading.shape, heads, -1, depth)
-            return y.permute(0, 1, 4, 2, 5, 3, 6)
-
-        queries = rotate(by_head("q_proj"), reading.rotation).to(self._products)
-        keys = rotate(by_head("k_proj"), reading.rotation).squeeze(4).to(self._products)
-        own = KeyValue(keys, by_head("v_proj").squeeze(4).to(self._products))
-        if cache is not None:
-            for kept, new in zip(cache, own, strict=True):
-                kept[..., reading.start : reading.start + new.shape[4], :] = new
-            own = cache
-        mixed = self._attend(queries, own, prompt, reading.visible)
-        mixed = mixed.permute(0, 1, 3, 5, 2, 4, 6).reshape(*x.shape[:2], -1).to(self.dtype)
-        return self._project(adapters, name, layer, "o_proj", mixed), own
-
-    def _project(
-        self, adapters: Adapters, name: str, layer: FrozenLayer, projection: str, x: Tensor
+        kept: KeyValue | None,
     ) -> Tensor:
-        """Outputs [M, R, out] of inputs [M, R, in]: one product for all runs, and adapters."""
-        frozen = frozen_product(x.to(self._products), layer.projections[projection])
-        return self.lora.add(frozen.to(self.dtype), x, adapters, name + projection)
+        """The residual stream [M, R, d] behind one more block."""
+
+        def projected(group: str, x: Tensor) -> Tensor:
+            return product(x, layer.groups[group], adapters.get(group))
+
+        qkv = projected("qkv", self._norm(x, layer.attention_norm))
+        mixed = self._attention(qkv.unflatten(2, (-1, self.config.head_dim)), reading, kept)
+        x = x + projected("o", mixed)
+        gate, up = projected("gate_up", self._norm(x, layer.mlp_norm)).chunk(2, dim=-1)
+        return x + projected("down", F.silu(gate) * up)
+
+    def _attention(self, qkv: Tensor, reading: _Reading, kept: KeyValue | None) -> Tensor:
+        """What the heads in [M, R, H + 2 K, D] read of each other: [M, R, H D]."""
+        heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
+        turned, values = qkv.split([heads + kv_heads, kv_heads], dim=2)
+        turned = rotate(turned, reading.rotation)
+        sizes = [reading.shared, qkv.shape[1] - reading.shared]
+        parts = [t.to(self._products).split(sizes, dim=1) for t in (turned, values)]
+
+        def by_prompt(part: Tensor, prompts: int) -> Tensor:  # (M, P, heads, N, D)
+            return part.unflatten(1, (prompts, -1)).transpose(2, 3)
+
+        turned, values = (by_prompt(part[1], reading.prompts) for part in parts)
+        queries, keys = turned.split([heads, kv_heads], dim=2)
+        if not reading.shared:
+            seen = _joined(KeyValue(keys, values), None, kept, reading.first)
+            return self._attended(queries, seen, reading.bias)
+        turned, shared_values = (by_prompt(part[0], 1) for part in parts)
+        shared_queries, shared_keys = turned.split([heads, kv_heads], dim=2)
+        shared = KeyValue(shared_keys, shared_values)
+        seen = _joined(KeyValue(keys, values), shared, kept, reading.first)
+        mixed = [
+            self._attended(shared_queries, shared, reading.shared_bias),
+            self._attended(queries, seen, reading.bias),
+        ]
+        return torch.cat(mixed, dim=1)
+
+    def _attended(self, queries: Tensor, seen: KeyValue, bias: Tensor) -> Tensor:
+        """What queries [M, P, H, N, D] read: [M, P N, H D]."""
+        runs, prompts, heads, rows, depth = queries.shape
+        kv_heads = seen.keys.shape[2]
+        packed = queries.reshape(runs * prompts, kv_heads, -1, depth)
+        mixed = self._attend(packed, seen.keys.flatten(0, 1), seen.values.flatten(0, 1), bias)
+        mixed = mixed.unflatten(2, (-1, rows)).permute(0, 3, 1, 2, 4)  # (M P, N, K, H/K, D)
+        return mixed.reshape(runs, prompts * rows, heads * depth).to(self.dtype)
 
     def _norm(self, x: Tensor, gain: Tensor) -> Tensor:
         return F.rms_norm(x, gain.shape, gain, self.config.norm_eps)
 
-    def _rotation(self, positions: Tensor) -> Rotation:
-        """At positions [M, P, T], to turn [M, P, K, G, R, T, D]."""
-        shaped = positions[:, :, None, None, None]
-        return rotation(shaped, self.config.head_dim, self.config.rope_theta, self.dtype)
-
     def _for_products(self, layer: FrozenLayer) -> FrozenLayer:
-        projections = {n: w.to(self._products) for n, w in layer.projections.items()}
-        return layer._replace(projections=projections)
+        return layer._replace(groups={n: w.to(self._products) for n, w in layer.groups.items()})
+
+
+def _visible(prefix: Prefix, groups: int, steps: int, first: int) -> Tensor:
+    """[M*P, N, S] bool: what the rows from position ``first`` on see of prompts and completions.
+
+    A padded position sees itself too, so that its softmax is defined; nothing reads it.
+    """
+    length = prefix.prompts.shape[2]
+    place = torch.arange(length + groups * steps, device=prefix.prompts.device)
+    of_prompt = place < length
+    time = torch.where(of_prompt, place, length + (place - length) // groups)
+    whose = torch.where(of_prompt, -1, (place - length) % groups)
+    before = time <= time[first:, None]
+    same = of_prompt | (whose == whose[first:, None])
+    seen = F.pad(prefix.visible, (0, groups * steps), value=True).unsqueeze(2)
+    itself = place == place[first:, None]
+    return ((before & same & seen) | itself).flatten(0, 1)
+
+
+def _joined(new: KeyValue, shared: KeyValue | None, kept: KeyValue | None, first: int) -> KeyValue:
+    """All that can be seen: what was ``kept``, where the new is written from ``first`` on."""
+    if kept is None:
+        if shared is None:
+            return new
+        pairs = zip(shared, new, strict=True)
+        return KeyValue(
+            *(torch.cat([c.expand(-1, n.shape[1], -1, -1, -1), n], dim=3) for c, n in pairs)
+        )
+    end = first + new.keys.shape[3]
+    if shared is not None:
+        for memory, part in zip(kept, shared, strict=True):
+            memory[..., :first, :] = part
+    for memory, part in zip(kept, new, strict=True):
+        memory[..., first:end, :] = part
+    return KeyValue(*(memory[..., :end, :] for memory in kept))

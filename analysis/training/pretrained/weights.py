@@ -23,6 +23,7 @@ from torch import Tensor
 from analysis.training.population import uniforms
 from analysis.training.pretrained.config import (
     ATTENTION_PROJECTIONS,
+    GROUPS,
     PROJECTIONS,
     LlamaConfig,
 )
@@ -44,7 +45,7 @@ class FrozenLayer(NamedTuple):
 
     attention_norm: Tensor  #: [d]
     mlp_norm: Tensor  #: [d]
-    projections: dict[str, Tensor]  #: [out, in] by name
+    groups: dict[str, Tensor]  #: [out, in] of the projections in each of ``GROUPS``, stacked
 
 
 class Llama(NamedTuple):
@@ -204,7 +205,10 @@ def _assemble(config: LlamaConfig, tensors: dict[str, Tensor]) -> Llama:
         FrozenLayer(
             tensors[_name(layer, "input_layernorm")],
             tensors[_name(layer, "post_attention_layernorm")],
-            {projection: tensors[_name(layer, projection)] for projection in PROJECTIONS},
+            {
+                group: torch.cat([tensors.pop(_name(layer, name)) for name in projections])
+                for group, projections in GROUPS.items()
+            },
         )
         for layer in range(config.num_layers)
     ]
@@ -213,12 +217,22 @@ def _assemble(config: LlamaConfig, tensors: dict[str, Tensor]) -> Llama:
     return Llama(config, embedding, layers, tensors["model.norm.weight"], head)
 
 
+def projections(config: LlamaConfig, layer: FrozenLayer) -> dict[str, Tensor]:
+    """[out, in] of each projection, by its name in a checkpoint."""
+    parts: dict[str, Tensor] = {}
+    for group, names in GROUPS.items():
+        sizes = [config.projection_shape(name)[0] for name in names]
+        split = layer.groups[group].split(sizes)
+        parts |= {name: part.clone() for name, part in zip(names, split, strict=True)}
+    return parts
+
+
 def _disassemble(model: Llama) -> dict[str, Tensor]:
     tensors = {"model.embed_tokens.weight": model.embedding, "model.norm.weight": model.norm}
     for index, layer in enumerate(model.layers):
         tensors[_name(index, "input_layernorm")] = layer.attention_norm
         tensors[_name(index, "post_attention_layernorm")] = layer.mlp_norm
-        tensors |= {_name(index, name): part for name, part in layer.projections.items()}
+        tensors |= {_name(index, n): part for n, part in projections(model.config, layer).items()}
     if not model.config.tied:
         tensors["lm_head.weight"] = model.head
     return tensors
