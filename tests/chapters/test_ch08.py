@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from analysis.chapters import ch08_reward_side
+from analysis.chapters.ch07_off_policy import spread
 from analysis.kl.ascent import expected_ascent
 from analysis.kl.enumeration import relative_error, reverse_kl_gradient
 from analysis.kl.fixed_points import reverse_kl_optimum
@@ -35,12 +36,6 @@ def test_leave_one_out_is_exact_for_every_group_size(prompts, group_size):
     ).mean
     assert relative_error(mean, exact_gradient(prompts, 0.3)).max() < 1e-12
     assert relative_error(mean, exact_gradient(prompts, 0.0)).min() > 0.01
-
-
-def spread(values, policy):
-    """Standard deviation under the policy, over the last axis."""
-    mean = (policy * values).sum(-1, keepdim=True)
-    return (policy * (values - mean).square()).sum(-1, keepdim=True).sqrt()
 
 
 def population_gradient(prompts, order, beta):
