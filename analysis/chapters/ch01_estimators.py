@@ -68,9 +68,9 @@ def log_probs(pair: GaussianPair, z: Tensor) -> tuple[Tensor, Tensor]:
     return Normal(q_mean, q_std).log_prob(x), Normal(p_mean, p_std).log_prob(x)
 
 
-def normal_nodes(count: int = 40_001, half_width: float = 12.0) -> tuple[Tensor, Tensor]:
+def normal_nodes() -> tuple[Tensor, Tensor]:
     """Points and weights of a trapezoid rule under a standard normal; the weights sum to 1."""
-    z = torch.linspace(-half_width, half_width, count, dtype=torch.float64)
+    z = torch.linspace(-12.0, 12.0, 40_001, dtype=torch.float64)
     weights = torch.exp(-0.5 * z.square())
     return z, weights / weights.sum()
 
@@ -110,7 +110,7 @@ def tail_curves(
     """P(estimate > threshold * KL), one column an estimator, indexed by threshold."""
     exceeds = {name: (v[:, None] / kl > thresholds).double() for name, v in estimates.items()}
     columns = {name: (weights @ above).numpy() for name, above in exceeds.items()}
-    return pd.DataFrame(columns, index=pd.Index(thresholds.numpy(), name="threshold"))
+    return pd.DataFrame(columns, index=thresholds.numpy())
 
 
 def quantile_table(

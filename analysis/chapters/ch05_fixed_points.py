@@ -362,29 +362,21 @@ DYNAMICS = (*FLOWS, *CLIPS)
 
 
 def penalty_paths(
-    ref_logits: Tensor,
-    starts: Tensor,
-    estimators: Iterable[str],
-    *,
-    frames: int = 64,
-    growth: float = 1.1,
-    step_size: float = 0.1,
-    batch_size: int = 8,
-    seed: int,
+    ref_logits: Tensor, starts: Tensor, estimators: Iterable[str], *, frames: int = 64, seed: int
 ) -> dict[tuple[str, str], Tensor]:
     """Policies [frames + 1, S, V] under each penalty alone, by estimator and :data:`DYNAMICS`;
     samples less a leave-one-out baseline."""
-    times = {"frames": frames, "growth": growth}
+    growth, step_size, reference = 1.1, 0.1, ref_logits.expand_as(starts)
     per_frame = round(sum(growth**frame for frame in range(frames)) / frames)
-    sampling = {"batch_size": batch_size, "seed": seed, "step_size": step_size}
+    sampling = {"batch_size": 8, "seed": seed, "step_size": step_size}
     sampling |= {"steps": frames * per_frame, "checkpoints": frames}
     paths = {}
     for name in estimators:
-        term = KLTerm(estimator=name, placement="reward")
+        term, penalty = KLTerm(estimator=name, placement="reward"), centred(ESTIMATORS[name])
         for dynamics, (geometry, times_step) in FLOWS.items():
-            options = {"step_size": times_step * step_size, "geometry": geometry, **times}
+            options = {"frames": frames, "growth": growth, "geometry": geometry}
+            options |= {"step_size": times_step * step_size}
             paths[name, dynamics] = flow_paths(term, starts, ref_logits, **options)
-        reference, penalty = ref_logits.expand_as(starts), centred(ESTIMATORS[name])
         for dynamics, max_norm in CLIPS.items():
             options = {"max_norm": max_norm, **sampling}
             paths[name, dynamics] = sampled_descent(starts, reference, penalty, **options).exp()

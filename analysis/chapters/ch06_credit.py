@@ -378,16 +378,13 @@ def noise_curves(
     seed: int,
 ) -> pd.DataFrame:
     """Noise of each way to the sequence KL's gradient against the length: medians over chains."""
-    rows = []
+    curves = []
     for behind in staleness:
         chains = random_chains(vocab_size, count, drift=drift, staleness=behind, seed=seed)
         for way, samples in chain_samples(chains, lengths).items():
-            middle = samples.median(-1).values.tolist()
-            rows += [
-                {"staleness": behind, "way": way, "length": length, "samples": value}
-                for length, value in zip(lengths, middle, strict=True)
-            ]
-    return pd.DataFrame(rows)
+            columns = {"length": lengths, "samples": samples.median(-1).values}
+            curves.append(pd.DataFrame(columns).assign(staleness=behind, way=way))
+    return pd.concat(curves, ignore_index=True)
 
 
 def baseline_table(

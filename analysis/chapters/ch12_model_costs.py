@@ -180,37 +180,28 @@ def phases(
     }
 
 
-def table(
-    load: Workload,
-    lora: LoraConfig | None = None,
-    gpu: Gpu = H100,
-    models: Mapping[str, LlamaConfig] = MODELS,
-) -> pd.DataFrame:
+def table(load: Workload, lora: LoraConfig | None = None, gpu: Gpu = H100) -> pd.DataFrame:
     """One row per model: ``parameters``; ``adapters`` of one run; ``teraflops`` of an update of the
     population; its ``seconds`` with products in bfloat16, the ``sampling`` share of them, and
     ``per_hour`` and ``per_hour_float32``: run-updates per GPU-hour with either type."""
     lora = lora or LoraConfig()
     rows = []
-    for name, model in models.items():
-        seconds = {
-            products: {
-                phase: work.seconds(gpu, products)
-                for phase, work in phases(model, load, lora, products).items()
-            }
-            for products in ("bfloat16", "float32")
-        }
-        work = phases(model, load, lora).values()
-        total = {products: sum(spent.values()) for products, spent in seconds.items()}
+    for name, model in MODELS.items():
+        work = phases(model, load, lora)
+        seconds = {phase: part.seconds(gpu, "bfloat16") for phase, part in work.items()}
+        total = sum(seconds.values())
+        in_float32 = phases(model, load, lora, "float32").values()
+        slow = sum(part.seconds(gpu, "float32") for part in in_float32)
         rows.append(
             {
                 "model": name,
                 "parameters": parameters(model),
                 "adapters": adapter_weights(model, lora),
-                "teraflops": sum(p.product_flops + p.exact_flops for p in work) / 1e12,
-                "seconds": total["bfloat16"],
-                "sampling": seconds["bfloat16"]["sampling"] / total["bfloat16"],
-                "per_hour": 3600.0 * load.runs / total["bfloat16"],
-                "per_hour_float32": 3600.0 * load.runs / total["float32"],
+                "teraflops": sum(p.product_flops + p.exact_flops for p in work.values()) / 1e12,
+                "seconds": total,
+                "sampling": seconds["sampling"] / total,
+                "per_hour": 3600.0 * load.runs / total,
+                "per_hour_float32": 3600.0 * load.runs / slow,
             }
         )
     return pd.DataFrame(rows)

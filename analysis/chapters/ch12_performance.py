@@ -116,23 +116,17 @@ def medians(benchmark: Benchmark) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def ratios(benchmark: Benchmark, engine: str = POPULATION) -> pd.DataFrame:
-    """How many times longer each trainer takes than ``engine``: the median over rounds, with its
-    95% bootstrap interval.
-
-    Raises:
-        ValueError: if ``engine`` was not timed.
-    """
+def ratios(benchmark: Benchmark) -> pd.DataFrame:
+    """How many times longer each trainer takes than the population: the median over rounds of the
+    ratio within a round, with its 95% bootstrap interval."""
     wide = benchmark.rounds.pivot(index=["width", "round"], columns="trainer", values="seconds")
-    if engine not in wide:
-        raise ValueError(f"engine={engine!r} was not timed: choose from {list(wide)}")
     kinds = benchmark.rounds.groupby("trainer", sort=False)["kind"].first()
     return pd.DataFrame(
         {
             "width": width,
             "trainer": name,
             "kind": kind,
-            **median_interval(group[name] / group[engine], "ratio"),
+            **median_interval(group[name] / group[POPULATION], "ratio"),
         }
         for width, group in wide.groupby(level="width")
         for name, kind in kinds.items()

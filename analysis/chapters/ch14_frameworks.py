@@ -377,12 +377,11 @@ def audit(at: States, options: Iterable[Option] = OPTIONS) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def dead_zones(
-    options: Iterable[Option] = OPTIONS, *, furthest: float = 30.0, points: int = 60_001
-) -> pd.DataFrame:
+def dead_zones(options: Iterable[Option] = OPTIONS) -> pd.DataFrame:
     """Log-ratios (nats) below and above which an option's coefficient is exactly zero on fresh
     samples; NaN where there is no such zone."""
-    log_ratio = torch.linspace(-furthest, furthest, points, dtype=torch.float64)
+    furthest = 30.0
+    log_ratio = torch.linspace(-furthest, furthest, 60_001, dtype=torch.float64)
     logp = torch.full_like(log_ratio, -furthest - 1)
     ref_logp = logp - log_ratio
     rows = []
@@ -459,13 +458,11 @@ def exchange_table(beta: float, *, group_size: int, kl_spread: float, seed: int)
 # A ratio of the whole sequence on the KL of one token, enumerated over every sequence.
 
 
-def level_errors(
-    *, vocab_size: int, length: int, trees: int, spread: float, staleness: float, seed: int
-) -> pd.DataFrame:
+def level_errors(*, staleness: float, seed: int) -> pd.DataFrame:
     """Median relative error of TRL's corrected KL by the ratio's level, against the per-token
     reverse KL at the states that the sampler visits."""
-    sequences = enumerate_sequences(vocab_size, length)
-    tables = random_tables(sequences, vocab_size, trees, spread=spread, seed=seed)
+    sequences = enumerate_sequences(3, 4)
+    tables = random_tables(sequences, 3, 20, spread=1.0, seed=seed)
     noise = normal_draws(tables.logits.shape, seed=seed + 1)
     rows = []
     for samples, distance in (("fresh", 0.0), ("stale", staleness)):

@@ -54,14 +54,14 @@ def recorded(directory: Path = RECORDED) -> pd.DataFrame:
     return recording.recorded_table(directory, TABLE)
 
 
-def operations_table(models: Mapping[str, LlamaConfig] = MODELS) -> pd.DataFrame:
+def operations_table() -> pd.DataFrame:
     """Share of a step that the full vocabulary adds, stored and chunked, counted per token.
 
     A step has two forwards and one backward, twice a forward; the chunked form computes the logits
     of both policies again for its backward.
     """
     rows = []
-    for name, model in models.items():
+    for name, model in MODELS.items():
         head = model.width * model.vocab_size
         forward = block_weights(model) + head
         step, extra = 4 * 2 * forward, PER_LOGIT * model.vocab_size
@@ -77,11 +77,7 @@ def block_bytes(width: int, chunks: Chunks) -> int:
 
 
 def memory_table(
-    models: Mapping[str, LlamaConfig] = MODELS,
-    *,
-    tokens: int,
-    tensors: float,
-    optimizer_bytes: int = 16,
+    models: Mapping[str, LlamaConfig] = MODELS, *, tokens: int, tensors: float
 ) -> pd.DataFrame:
     """Bytes at the peak for a micro-batch of ``tokens``.
 
@@ -94,7 +90,7 @@ def memory_table(
             "one": 4 * tokens * model.vocab_size,
             "naive": tensors * 4 * tokens * model.vocab_size,
             "chunked": block_bytes(model.width, Chunks()) + 2 * 4 * tokens * model.width,
-            "weights": optimizer_bytes * parameters(model),
+            "weights": 16 * parameters(model),
         }
         for name, model in models.items()
     )
@@ -156,13 +152,7 @@ def variance_parts(batch: Batch, *, variant: str) -> dict[str, float]:
     }
 
 
-def noise_table(
-    vocab_sizes: Iterable[int],
-    *,
-    states: int,
-    variants: Iterable[str] = tuple(VARIANTS),
-    **shape: float,
-) -> pd.DataFrame:
+def noise_table(vocab_sizes: Iterable[int], *, states: int, **shape: float) -> pd.DataFrame:
     """Per vocabulary and variant: the share of the variance that the full vocabulary removes,
     ``removed``, and how many sampled ``tokens`` are worth one with it."""
     rows = []
@@ -173,7 +163,7 @@ def noise_table(
             "kl": reverse_kl(batch.logits, batch.ref_logits).mean().item(),
             "entropy": entropy(batch.ref_logits).mean().item(),
         }
-        rows += [at | {"variant": v, **variance_parts(batch, variant=v)} for v in variants]
+        rows += [at | {"variant": v, **variance_parts(batch, variant=v)} for v in VARIANTS]
     table = pd.DataFrame(rows)
     total = table.within + table.between
     return table.assign(removed=table.within / total, tokens=total / table.between)

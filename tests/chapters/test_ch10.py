@@ -114,9 +114,9 @@ def test_an_sft_term_moves_the_optimum_because_nothing_balances_it(problem):
 
 def test_gaussian_fits_by_moments_and_by_a_grid():
     target = study.mixture()
-    forward = study.fit_gaussian(target, "forward", 0.0)
+    found = study.fits(target, (2.0,)).set_index("direction")
+    forward, other = found.loc["forward"], found.loc["reverse"]
     assert forward["std"] == pytest.approx(math.sqrt(0.25 + 0.21 * 16), rel=1e-4)
-    other = study.fit_gaussian(target, "reverse", 2.0)
     assert other["kl"] == pytest.approx(-math.log(0.3), abs=1e-3)
     value, mean, std = min(
         (study.gaussian_kl(target, m.double(), s.double(), "reverse").item(), m.item(), s.item())

@@ -124,8 +124,6 @@ def test_ratios_are_taken_within_a_round(three_rounds):
     assert chapter.best(table.reset_index(), "trl", 64)["ratio"] == pytest.approx(10.0)
     with pytest.raises(ValueError, match="no trainer of kind 'plain'"):
         chapter.best(table.reset_index(), "plain", 64)
-    with pytest.raises(ValueError, match="was not timed"):
-        chapter.ratios(three_rounds, engine="population of 7")
 
 
 def test_the_floor_is_the_arithmetic_at_the_measured_rate(three_rounds):
