@@ -8,9 +8,10 @@ import torch
 from analysis.chapters import ch02_gradients as study
 from analysis.chapters.policies import Policies, random_policies
 from analysis.kl import enumeration
-from analysis.kl.divergences import forward_kl, reverse_kl
+from analysis.kl.divergences import forward_kl
 from analysis.kl.estimators import k1, k2, k3
 from analysis.kl.term import KLTerm
+from tests.chapters.differences import kl, slope_of
 
 
 def term(estimator: str, placement: str = "loss", *, weighting: str = "none") -> KLTerm:
@@ -61,15 +62,9 @@ POLICY, REFERENCE, OLDER = (
 )
 
 
-def slope(value, step: float = 1e-6) -> torch.Tensor:
-    """The gradient of a function of the logits at ``POLICY``, without autograd or a formula."""
-    logits, moves = POLICY.log(), step * torch.eye(3, dtype=torch.float64)
-    return torch.stack([(value(logits + m) - value(logits - m)) / (2 * step) for m in moves])
-
-
 def sampled(estimator, sampler: torch.Tensor = POLICY) -> torch.Tensor:
     """Expected gradient of a loss whose sampler stands still."""
-    return slope(lambda z: (sampler * estimator(z.log_softmax(-1), REFERENCE.log())).sum())
+    return slope_of(lambda p: (sampler * estimator(p.log(), REFERENCE.log())).sum(), POLICY)
 
 
 def close(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -77,7 +72,7 @@ def close(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 REVERSE, FORWARD = (
-    slope(lambda z, kl=kl: kl(z, REFERENCE.log())) for kl in (reverse_kl, forward_kl)
+    slope_of(value, POLICY) for value in (lambda p: kl(p, REFERENCE), lambda p: kl(REFERENCE, p))
 )
 
 
@@ -86,7 +81,7 @@ def test_losses_by_finite_differences():
     assert close(sampled(k1), torch.zeros(3).double()) and sampled(k1, OLDER).norm() > 0.1
     assert close(sampled(k2), REVERSE) and not close(sampled(k2, OLDER), REVERSE)
     assert close(sampled(k3), FORWARD) and not close(sampled(k3), REVERSE)
-    mean_of_k2 = slope(lambda z: (z.softmax(-1) * k2(z.log_softmax(-1), REFERENCE.log())).sum())
+    mean_of_k2 = slope_of(lambda p: (p * k2(p.log(), REFERENCE.log())).sum(), POLICY)
     assert not torch.allclose(mean_of_k2, REVERSE, atol=0.05)  # the gradient of E[k2] is another
 
 
@@ -111,5 +106,5 @@ def test_stale_samples_need_the_policy_in_the_ratio_of_k3():
 def test_minimax01_is_half_a_squared_distance_and_its_sum_the_forward_kl():
     score, gap = torch.eye(3, dtype=torch.float64) - POLICY, POLICY - REFERENCE
     mean = (POLICY * gap) @ score
-    assert close(mean, slope(lambda z: 0.5 * (z.softmax(-1) - REFERENCE).square().sum()))
+    assert close(mean, slope_of(lambda p: 0.5 * (p - REFERENCE).square().sum(), POLICY))
     assert close(gap @ score, FORWARD) and not close(mean, FORWARD) and not close(mean, REVERSE)

@@ -14,6 +14,7 @@ from analysis.chapters.ch12_model_costs import (
     Workload,
     adapter_weights,
     block_weights,
+    llama,
     parameters,
     phases,
     table,
@@ -25,34 +26,19 @@ from analysis.experiments.presets.language import llama_smoke
 from analysis.report.generated_pages import GENERATORS, costs_page
 from analysis.training.config import TrainConfig
 from analysis.training.counting import forward_flops
-from analysis.training.pretrained.config import LlamaConfig, LoraConfig
+from analysis.training.pretrained.config import LoraConfig
 from analysis.training.pretrained.weights import random_llama
 from analysis.training.tiny.policy import PolicyConfig
 from analysis.training.tiny.tasks import SortTask
 
 NONE = LoraConfig(rank=1, targets=("q_proj",))
-
-
-def llama(**changes: object) -> LlamaConfig:
-    fields = {
-        "vocab_size": 5,
-        "width": 2,
-        "inner": 3,
-        "num_layers": 1,
-        "num_heads": 2,
-        "num_kv_heads": 1,
-        "head_dim": 2,
-        "norm_eps": 1e-5,
-        "rope_theta": 1e4,
-        "tied": True,
-    }
-    return LlamaConfig.model_validate(fields | changes)
+SMALL = llama(2, 3, 1, 1, 1, 5).model_copy(update={"num_heads": 2})
 
 
 def test_a_small_case_by_hand() -> None:
     """q 4x2, k and v 2x2, o 2x4, three of 3x2: 42 weights. One prompt of 3 tokens, two completions
     of 2: 7 rows, and 6 + 2 * (4 + 5) = 24 pairs. An adapter of rank 1 on q: 6 weights."""
-    model, load = llama(), Workload(1, 1, 2, 3, 2)
+    model, load = SMALL, Workload(1, 1, 2, 3, 2)
     assert (block_weights(model), adapter_weights(model, NONE)) == (42, 6)
     found = phases(model, load, NONE, "bfloat16")
     blocks, attention, logits = 2 * 42 * 7, 4 * 4 * 24, 2 * 10 * 4
@@ -69,7 +55,7 @@ def test_a_small_case_by_hand() -> None:
 
 
 def test_runs_share_the_frozen_weights_that_sampling_reads() -> None:
-    one, many = (phases(llama(), Workload(m, 1, 2, 3, 2), NONE)["sampling"] for m in (1, 10))
+    one, many = (phases(SMALL, Workload(m, 1, 2, 3, 2), NONE)["sampling"] for m in (1, 10))
     assert many.product_flops == 10 * one.product_flops
     assert many.bytes - one.bytes == 9 * (3 * 4 * 6 + 2 * 2 * 2 * 18)
 
@@ -134,16 +120,7 @@ def test_a_llama_of_the_tiny_policy_s_shape_counts_as_the_tiny_policy() -> None:
         group_size=5,
     )
     width, task = config.policy.width, config.task
-    same = llama(
-        vocab_size=16,
-        width=width,
-        inner=2 * config.policy.mlp_factor * width // 3,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=4,
-        head_dim=width // 4,
-        tied=False,
-    )
+    same = llama(width, 2 * config.policy.mlp_factor * width // 3, 2, 4, 4, 16, tied=False)
     load = Workload(1, 3, 5, task.prompt_length, task.completion_length)
     reference = phases(same, load, NONE)["reference"]
     assert reference.product_flops + reference.exact_flops == forward_flops(config)
