@@ -109,32 +109,6 @@ def test_on_policy_every_token_kind_has_the_gradient_of_reinforce(kind):
 
 
 @pytest.mark.parametrize("kind", MIN_TYPE)
-@pytest.mark.parametrize(
-    ("advantage", "ratio", "is_clipped"),
-    [
-        (2.0, 1.5, True),
-        (2.0, 1.25, False),
-        (2.0, 0.5, False),  # below the range, but the advantage asks to come back
-        (-2.0, 0.5, True),
-        (-2.0, 0.95, False),
-        (-2.0, 1.5, False),  # above the range, but the advantage asks to come back
-        (2.0, 1.0, False),
-        (0.0, 9.0, False),
-    ],
-)
-def test_clip_edges(kind, advantage, ratio, is_clipped):
-    old_logp = torch.tensor([[-2.0]], dtype=torch.float64)
-    logp = (old_logp + math.log(ratio)).requires_grad_()
-    given = torch.tensor([advantage])
-    output = loss_of(logp, old_logp, advantages=given, mask=torch.ones(1, 1), kind=kind)
-    bounded = min(max(ratio, 1 - LOW), 1 + HIGH) if is_clipped else ratio
-    assert output.loss.item() == pytest.approx(-bounded * advantage, abs=1e-12)
-    assert output.clipped.item() == is_clipped
-    slope = 0.0 if is_clipped else -ratio * advantage
-    assert gradient_of(output, logp).item() == pytest.approx(slope, abs=1e-12)
-
-
-@pytest.mark.parametrize("kind", MIN_TYPE)
 def test_a_weight_exactly_on_its_bound_keeps_its_gradient(kind):
     logp = torch.zeros(1, 2, dtype=torch.float64, requires_grad=True)
     output = loss_of(
