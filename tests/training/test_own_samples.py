@@ -6,10 +6,9 @@ import torch
 
 from analysis.kl.term import KLTerm
 from analysis.training.config import Run, StartConfig, TeacherConfig
-from analysis.training.rollout import token_logp
 from analysis.training.tiny.tasks import SortTask
 from analysis.training.trainer import PopulationTrainer
-from analysis.training.variants import Advantage, Distillation, Objective, Sampler, Variant
+from analysis.training.variants import Advantage, Distillation, Sampler, Variant
 
 RL = Variant()
 CLONING = Variant(
@@ -73,33 +72,3 @@ def test_a_stale_sampler_lags_and_the_policy_itself_does_not(small_config):
     assert torch.equal(own.scores.accuracy, now.scores.accuracy)
     assert torch.equal(own.rollout.mask, now.rollout.mask)
     assert not torch.equal(own.rollout.mask, sampled.rollout.mask)
-
-
-def test_rejection_sampling_is_supervised_on_the_shortest_right_completion(small_config):
-    variant = Variant(
-        objective=Objective(kind="reinforce"),
-        advantage=Advantage(baseline="shortest_right"),
-    )
-    config = taught(small_config)
-    trainer = PopulationTrainer(config, [Run(variant=variant, seed=1)])
-    sampled = trainer.rollout(0)
-    losses = trainer.losses(trainer.batch(sampled)).losses
-    (gradient,) = torch.autograd.grad(losses.sum(), trainer.weights)
-
-    rollout = sampled.rollout
-    views = trainer.policy.unflatten(trainer.weights)
-    logits = trainer.policy.logits(views, rollout.prompts, rollout.inputs)
-    logp = token_logp(logits, rollout.completions, temperature=1.0)
-    loss, kept = 0.0, 0
-    for prompt in range(config.num_prompts):
-        right = sampled.scores.accuracy[0, prompt].nonzero().flatten().tolist()
-        lengths = rollout.mask[0, prompt].sum(dim=-1).tolist()
-        if right:
-            best = min(right, key=lambda i: lengths[i])
-            loss = loss - logp[0, prompt, best, : lengths[best]].mean()
-            kept += 1
-    assert kept > 0
-    (wanted,) = torch.autograd.grad(
-        loss / (config.num_prompts * config.group_size), trainer.weights
-    )
-    assert torch.allclose(gradient, wanted, rtol=1e-4, atol=1e-7) and wanted.norm() > 1e-3

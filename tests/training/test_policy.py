@@ -35,39 +35,6 @@ def test_log_probs_kept_from_sampling_are_those_of_the_full_forward(
     assert (sampled.old_logp - other_temperature).abs().max() > 1e-3
 
 
-def test_no_token_sees_what_comes_after_it(small_config, population):
-    policy, weights, prompts, uniforms = population
-    inputs = (uniforms * 10).long()
-    changed = inputs.clone()
-    changed[..., 2:] = (changed[..., 2:] + 1) % 10
-    before = policy.logits(weights, prompts, inputs)
-    after = policy.logits(weights, prompts, changed)
-    assert torch.equal(before[..., :2, :], after[..., :2, :])
-    assert (before[..., 2:, :] - after[..., 2:, :]).abs().min(dim=-1).values.max() > 1e-3
-
-
-def test_completions_see_their_prompt_and_not_each_other(small_config, population):
-    policy, weights, prompts, uniforms = population
-    inputs = (uniforms * 10).long()
-    before = policy.logits(weights, prompts, inputs)
-    other_sibling = inputs.clone()
-    other_sibling[:, :, 0] = 0
-    after = policy.logits(weights, prompts, other_sibling)
-    assert torch.equal(before[:, :, 1:], after[:, :, 1:])
-    other_prompt = (prompts + 1) % 10
-    assert (policy.logits(weights, other_prompt, inputs) - before).abs().max() > 1e-3
-
-
-def test_runs_use_their_own_weights(population):
-    policy, weights, prompts, uniforms = population
-    inputs = (uniforms * 10).long()
-    together = policy.logits(weights, prompts, inputs)
-    for run in range(3):
-        alone = {name: part[run : run + 1] for name, part in weights.items()}
-        solo = policy.logits(alone, prompts[run : run + 1], inputs[run : run + 1])
-        assert torch.equal(together[run], solo[0])
-
-
 def test_heads_must_divide_the_width():
     with pytest.raises(ValueError, match="num_heads=3 must divide width=32"):
         PolicyConfig(width=32, num_heads=3)

@@ -178,22 +178,6 @@ def test_extending_a_cache_is_the_full_forward(attention, steps):
     assert torch.allclose(torch.cat(pieces, dim=3), full, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
-def test_completions_see_their_prompt_and_their_own_past_only(attention):
-    policy = llama_policy(llama_config(), attention)
-    prompts, inputs = texts()
-    before = policy.logits({}, prompts, inputs)
-    changed = inputs.clone()
-    changed[:, :, 1, 2:] = (changed[:, :, 1, 2:] + 1) % VOCAB
-    after = policy.logits({}, prompts, changed)
-    others = [0, 2, 3]
-    assert torch.equal(before[:, :, others], after[:, :, others])
-    assert torch.allclose(before[:, :, 1, :2], after[:, :, 1, :2], rtol=0, atol=1e-12)
-    assert (before[:, :, 1, 2:] - after[:, :, 1, 2:]).abs().amax(dim=-1).min() > 1e-3
-    other_prompt = torch.where(prompts == PAD, PAD, (prompts + 1) % VOCAB)
-    assert (policy.logits({}, other_prompt, inputs) - before).abs().max() > 1e-3
-
-
 def test_both_attentions_agree_in_bfloat16_up_to_its_rounding():
     config = llama_config()
     prompts, inputs = texts()

@@ -9,7 +9,6 @@ import torch
 from analysis.experiments import recording
 from analysis.experiments.environment import environment_of
 from analysis.experiments.language.model import ArithmeticTask, LanguageConfig
-from analysis.experiments.preset import Preset
 from analysis.experiments.presets.language import llama_smoke, smollm2
 from analysis.experiments.provenance import source_of
 from analysis.kl.term import KLTerm
@@ -145,11 +144,6 @@ def test_the_smoke_preset_runs_all_variants_and_is_recorded(tmp_path):
     assert recorded.preset == result.preset and isinstance(recorded.preset.config, LanguageConfig)
     again = recording.rerun(recorded, "k3_loss", 0.1, 0, windows=1)
     assert (again.loc[again["metric"].isin(always), "difference"] <= 1e-4).all()
-
-
-def test_the_smollm2_preset_is_the_ablation_of_eight_variants_and_three_seeds():
-    assert len(smollm2().runs) == 24 and smollm2().config.updates == 200
-    assert Preset.model_validate_json(smollm2().model_dump_json()) == smollm2()
 
 
 def test_model_and_task_must_fit():

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from analysis.training.config import Run, StartConfig
-from analysis.training.rollout import Rollout, SamplingParams, sample
-from analysis.training.sampling import stopped_at_repeats
+from analysis.training.rollout import SamplingParams, sample
 from analysis.training.tiny.tasks import SortTask
 from analysis.training.trainer import PopulationTrainer
-from analysis.training.variants import Correction, Sampler, Shaping, Variant
+from analysis.training.variants import Sampler, Shaping, Variant
 from tests.training.conftest import TEACHER
 from tests.training.naive import END, SEPARATOR, first_loop, naive_logits, nucleus
 
@@ -106,12 +105,6 @@ def test_nothing_is_drawn_outside_the_nucleus_even_at_the_last_uniform(config):
         assert (~rollout.keep).any()
 
 
-def test_a_plain_sampler_keeps_everything_and_is_its_own(config):
-    rollout = PopulationTrainer(config, [Run(variant=of(), seed=0)]).rollout(0).rollout
-    assert torch.equal(rollout.sampler_logp, rollout.old_logp)
-    assert rollout.keep.all()
-
-
 def test_samplers_in_one_population_do_not_mix(config):
     variants = [of(), of(staleness=2), of(temperature=1.5), of(by="teacher"), of(top_p=0.7)]
     trainer = PopulationTrainer(config, [Run(variant=variant, seed=4) for variant in variants])
@@ -160,24 +153,6 @@ def test_a_loop_ends_the_completion_unpaid(config):
     assert (scores.rewards[0] > 0).any() and (scores.rewards[0] != scores.rewards[1]).any()
 
 
-@pytest.mark.parametrize(
-    ("times", "period", "counted"),
-    [(0, 1, 7), (2, 1, 6), (3, 1, 7), (2, 2, 4), (2, 3, 4), (3, 2, 7)],
-)
-def test_loops_by_hand(times, period, counted):
-    tokens = torch.tensor([[[[1, 2, 1, 2, 3, 3, END, 2, 2]]]])
-    mask = torch.arange(9) < 7
-    plain = torch.zeros(1, 1, 1, 9)
-    rollout = Rollout(
-        torch.zeros(1, 1, 3), tokens, tokens, plain, mask.expand(1, 1, 1, 9), plain, plain
-    )
-    sampler = Sampler(repeat_times=times, repeat_period=period)
-    cut, was_cut = stopped_at_repeats(sampler, rollout)
-    assert cut.mask.sum().item() == counted and was_cut.item() == (counted < 7)
-    loop = first_loop(tokens.flatten().tolist()[:7], period, times)
-    assert counted == (7 if loop is None else loop + 1)
-
-
 def test_runs_of_one_seed_see_one_noise_and_no_width_is_none(config):
     def noisy(width, label):
         return Variant(label=label, shaping=Shaping(noise=width))
@@ -205,22 +180,3 @@ def test_an_variant_that_needs_a_teacher_is_refused_without_one(small_config):
         ValueError, match=r"^variant 'none' needs a teacher: set teacher in the config"
     ):
         PopulationTrainer(small_config, [cloning])
-
-
-def test_keep_mask_of_a_correction_reaches_the_policy(config):
-    """With the sampler's mask on both sides the ratio is 1 at the sampling weights, to rounding."""
-    masks = (False, True)
-    variants = [
-        Variant(
-            label=str(m),
-            sampler=Sampler(top_p=0.6),
-            correction=Correction(keep_sampling_mask=m),
-        )
-        for m in masks
-    ]
-    trainer = PopulationTrainer(config, [Run(variant=variant, seed=0) for variant in variants])
-    sampled = trainer.rollout(0)
-    output = trainer.losses(trainer.batch(sampled))
-    assert output.metrics["ratio_ess"] == pytest.approx(1.0)
-    (gradient,) = torch.autograd.grad(output.losses.sum(), trainer.weights)
-    assert (gradient[0] - gradient[1]).norm() > 1e-3

@@ -45,11 +45,6 @@ def test_prompts_cover_the_digits_evenly():
     assert digits.bincount().tolist() == [100] * 10
 
 
-def test_an_unknown_field_is_refused():
-    with pytest.raises(ValueError, match="digits"):
-        SortTask(digits=3)
-
-
 ROOMY = SortTask(num_digits=2, end_token=True, max_fillers=2)
 
 
