@@ -92,7 +92,6 @@ def expected_ascent(
         beta: weight of the KL term.
         estimator, placement, weighting: the variant.
         steps, step_size: length of the ascent.
-        geometry: ``natural`` or ``plain``.
 
     Returns:
         [..., V], log-probs of the policy at the end.

@@ -27,7 +27,6 @@ def sample_gradients(logits: Table, sequences: Sequences, credit: PerToken) -> T
 
     Args:
         logits: [states, vocab], the policy whose score is taken.
-        sequences: from :func:`analysis.kl.sequences.enumerate_sequences`.
         credit: [N, T], what each token's score is multiplied with; masked positions are ignored.
 
     Returns:
@@ -92,7 +91,6 @@ def state_average(
     Args:
         values: [N, T], for instance the reward to go of each token.
         logits: [states, vocab], the policy that samples; every token must be possible.
-        sequences: from :func:`analysis.kl.sequences.enumerate_sequences`.
         by_action: give :math:`Q` instead of :math:`V`.
 
     Returns:

@@ -56,7 +56,6 @@ def full_vocabulary_gradients(
 
     Args:
         logits, ref_logits: [states, vocab].
-        sequences: from :func:`analysis.kl.sequences.enumerate_sequences`.
         credit: ``immediate`` or ``to_go``.
 
     Returns:

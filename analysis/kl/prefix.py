@@ -82,7 +82,6 @@ def k3_noise_gap(
     Args:
         logits, ref_logits, old_logits: [states, vocab], policy, reference, sampler; one row a
             prefix, all positive.
-        sequences: from :func:`analysis.kl.sequences.enumerate_sequences`.
 
     Returns:
         A scalar, nats squared.

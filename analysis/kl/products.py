@@ -83,9 +83,6 @@ def geometric_spread(logits: Logits, old_logits: Logits, length: Tensor | int) -
     Args:
         logits, old_logits: [..., V], policy and sampler of every token.
         length: number of tokens T, an integer or a tensor that broadcasts with [...].
-
-    Returns:
-        :class:`Spread`.
     """
     length = torch.as_tensor(length, dtype=logits.dtype)
     first, second = (
@@ -132,7 +129,6 @@ def sequence_ratio_spread(
 
     Args:
         logits, old_logits: [states, vocab], tables of policy and sampler.
-        sequences: from :func:`analysis.kl.sequences.enumerate_sequences`.
         level: ``sequence`` or ``geometric`` of
             :func:`analysis.kl.importance.importance_ratio`.
 

@@ -45,7 +45,6 @@ def ratio_objective(
     Args:
         logits: [states, vocab], the trained policy, with gradient.
         old_logits: [states, vocab], the sampler.
-        sequences: from :func:`analysis.kl.sequences.enumerate_sequences`.
         returns: [N], one a sequence.
         objective: a name of :data:`OBJECTIVES`.
 
@@ -93,7 +92,6 @@ def token_surrogate(
     Args:
         logits: [states, vocab], the trained policy, with gradient.
         old_logits: [states, vocab], the sampler.
-        sequences: from :func:`analysis.kl.sequences.enumerate_sequences`.
         advantages: [states, vocab], of the sampler, from
             :func:`analysis.kl.credit.advantage_table`.
 

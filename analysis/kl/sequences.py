@@ -218,7 +218,6 @@ def expected_sequence_gradient(
 
     Args:
         logits, ref_logits, old_logits: [states, vocab] tables of policy, reference, sampler.
-        sequences: from :func:`enumerate_sequences`.
         estimator, level, placement, credit: as in :class:`analysis.kl.term.KLTerm`; in the reward
             the penalty is that of the sampler.
         weighting, ratio: of the loss as there; of the reward, the weight :math:`w` of the policy

@@ -87,7 +87,6 @@ def gae_kl_gradient(
 
     Args:
         logits, ref_logits: [states, vocab], tables of policy and reference.
-        sequences: from :func:`analysis.kl.sequences.enumerate_sequences`.
         gamma, lam: as :func:`generalised_advantage`.
         critic: ``zero``; ``exact``, the mean discounted KL to go of each state; or ``scaled``, the
             undiscounted one times :math:`(1 - \gamma\lambda) / (\gamma (1 - \lambda))`.
