@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,15 +17,10 @@ from analysis.training.config import Run, TrainConfig
 from analysis.training.loss import Terms, compute_step
 from analysis.training.rollout import Batch, Rollout, token_logp
 from analysis.training.variants import Objective, Variant
+from tests.integrations import tiny_trl
 
 pytest.importorskip("trl", reason="the extra trl is not installed: make test-full")
 pytestmark = pytest.mark.peers
-
-spec = importlib.util.spec_from_file_location("tiny_trl", Path(__file__).with_name("tiny_trl.py"))
-tiny_trl = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(tiny_trl)
-
-from trl import GRPOTrainer  # noqa: E402
 
 from analysis.integrations.trl import KLGRPOTrainer  # noqa: E402
 from analysis.integrations.trl import hidden_states as trl_hidden  # noqa: E402
@@ -185,7 +179,3 @@ def test_both_trainers_have_one_gradient(term, loss_type, seed, monkeypatch, tmp
     assert scale > 0
     assert (found - expected).abs().max() <= 2e-6 * scale  # TRL weighs tokens in float32
     assert (found + expected).abs().max() > 1e-3 * scale
-
-
-def test_trl_is_the_parent():
-    assert issubclass(KLGRPOTrainer, GRPOTrainer)

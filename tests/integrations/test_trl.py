@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import subprocess
@@ -18,13 +17,10 @@ from analysis.diagnosis.readers import read_rollouts, recorded_settings
 from analysis.errors import UserError
 from analysis.integrations.measurements import MEASUREMENTS
 from analysis.kl.term import KLTerm
+from tests.integrations import tiny_trl
 
 pytest.importorskip("trl", reason="the extra trl is not installed: make test-full")
 pytestmark = pytest.mark.peers
-
-spec = importlib.util.spec_from_file_location("tiny_trl", Path(__file__).with_name("tiny_trl.py"))
-tiny_trl = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(tiny_trl)
 
 from trl import GRPOTrainer  # noqa: E402
 
@@ -306,28 +302,24 @@ def test_none_measures_a_reference_that_the_loss_does_not_see(model, tmp_path):
     assert "kl" not in trainer.state.log_history[2]
 
 
-def test_exact_loss_has_the_value_that_is_logged(make):
-    trainer = make(KLTerm(estimator="exact"), num_iterations=2, loss_type="bnpo")
-    inputs = stale_batch(trainer)
-    trainer._compute_loss(trainer.model, inputs)
-    metrics = trainer._metrics["train"]
-    assert metrics["kl_term/loss"] == pytest.approx([BETA * metrics["kl_term/term"][0]], rel=1e-5)
-
-
 @pytest.mark.parametrize(
     ("kl_term", "settings", "message"),
     [
         (None, {"beta": -0.1}, "rewards divergence"),
-        (KLTerm(estimator="none"), {"beta": 0.1}, "measures only"),
-        (KLTerm(weighting="attached"), {"use_bias_correction_kl": False}, "contradicts"),
         (None, {"loss_type": "ppo"}, "loss_type='ppo' is not supported"),
+        (KLTerm(estimator="none"), {"beta": 0.1}, "measures only"),
         (KLTerm(estimator="forward"), {"beta": 0.1}, "'forward' is not supported here"),
+        (KLTerm(weighting="attached"), {"use_bias_correction_kl": False}, "contradicts"),
+        (KLTerm(estimator="k2"), {"beta": 0.0}, r"no effect at GRPOConfig\.beta=0, TRL's default"),
+        ("k2", {"beta": 0.0}, r"kl_term='k2' is no KLTerm"),
+        (None, {"beta": 0.0, "dump_rollouts": "dump"}, "dump_rollouts needs a reference"),
     ],
 )
-def test_contradictions_are_refused(model, tmp_path, kl_term, settings, message):
+def test_what_has_no_meaning_is_refused_in_one_line(model, tmp_path, kl_term, settings, message):
+    dump = {name: settings.pop(name) for name in ("dump_rollouts",) if name in settings}
     given = tiny_trl.arguments(model, tmp_path, **settings)
     with pytest.raises(ValueError, match=message) as raised:
-        KLGRPOTrainer(**given, kl_term=kl_term)
+        KLGRPOTrainer(**given, kl_term=kl_term, **dump)
     assert "\n" not in str(raised.value)
 
 
@@ -339,12 +331,6 @@ def test_exact_refuses_heads_that_are_not_linear(make):
     trainer.model.config.final_logit_softcapping = 30.0
     with pytest.raises(ValueError, match=r"final_logit_softcapping=30\.0"):
         refuse_nonlinear_heads(trainer.model)
-
-
-def test_a_dump_needs_a_reference(model, tmp_path):
-    given = tiny_trl.arguments(model, tmp_path, beta=0.0)
-    with pytest.raises(ValueError, match="dump_rollouts needs a reference"):
-        KLGRPOTrainer(**given, dump_rollouts=tmp_path / "dump")
 
 
 def test_dump_is_diagnosed(make, tmp_path, capsys):
@@ -369,22 +355,6 @@ def test_dump_is_diagnosed(make, tmp_path, capsys):
     assert "KL by k1" in capsys.readouterr().out
     logged = [log["kl_term/k1"] for log in trainer.state.log_history if "kl_term/k1" in log]
     assert len(logged) == len(report["by_step"])
-
-
-def test_a_dump_holds_one_run_and_goes_on_with_it_from_a_checkpoint(make, tmp_path):
-    dump = {"dump_rollouts": tmp_path / "dump", "save_strategy": "steps", "save_steps": 1}
-    term = KLTerm(estimator="k2")
-    make(term, **dump, max_steps=2).train()
-    file = tmp_path / "dump" / "rollouts-0.jsonl"
-    first = file.read_bytes()
-    with pytest.raises(
-        UserError, match=r"rollouts-0.jsonl holds the rollouts of another run: name"
-    ):
-        make(term, **dump, max_steps=2).train()
-    assert file.read_bytes() == first
-    longer = make(term, **dump, max_steps=3)
-    longer.train(resume_from_checkpoint=True)
-    assert file.read_bytes().startswith(first) and file.read_bytes() != first
 
 
 @pytest.fixture(scope="module")
@@ -547,18 +517,6 @@ def test_beta_is_read_at_every_step(make):
         loss_of(KLGRPOTrainer, trainer, inputs)
 
 
-@pytest.mark.parametrize(
-    ("kl_term", "message"),
-    [
-        (KLTerm(estimator="k2"), r"k2_loss has no effect at GRPOConfig\.beta=0, TRL's default"),
-        ("k2", r"kl_term='k2' is no KLTerm"),
-    ],
-)
-def test_a_term_that_would_do_nothing_is_refused(model, tmp_path, kl_term, message):
-    with pytest.raises(UserError, match=message):
-        KLGRPOTrainer(**tiny_trl.arguments(model, tmp_path, beta=0.0), kl_term=kl_term)
-
-
 @pytest.mark.parametrize("loss_type", ["dr_grpo", "dapo", "grpo"])
 def test_the_loss_that_is_logged_is_the_whole_steps(make, loss_type):
     """Half of the rows at a time, twice: the mean of both is the loss of all rows at once."""
@@ -585,9 +543,13 @@ def test_a_resumed_run_dumps_each_step_once(make, model, tmp_path):
     dump = tmp_path / "dump"
     first = make(dump_rollouts=dump, max_steps=3, save_strategy="steps", save_steps=2)
     first.train()
-    steps = read_rollouts(dump).step
-    with pytest.raises(UserError, match="another run"):
+    steps, file = read_rollouts(dump).step, dump / "rollouts-0.jsonl"
+    before = file.read_bytes()
+    with pytest.raises(
+        UserError, match=r"rollouts-0.jsonl holds the rollouts of another run: name"
+    ):
         make(dump_rollouts=dump, max_steps=3).train()
+    assert file.read_bytes() == before
     again = make(dump_rollouts=dump, max_steps=4, save_strategy="no")
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     found = read_rollouts(dump)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import re
 from pathlib import Path
@@ -16,13 +15,10 @@ from analysis.diagnosis.measure import measure
 from analysis.diagnosis.readers import read_rollouts, recorded_settings
 from analysis.errors import UserError
 from analysis.kl.term import KLTerm
+from tests.integrations import tiny_trl
 
 pytest.importorskip("trl", reason="the extra trl is not installed: make test-full")
 pytestmark = pytest.mark.peers
-
-spec = importlib.util.spec_from_file_location("tiny_trl", Path(__file__).with_name("tiny_trl.py"))
-tiny_trl = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(tiny_trl)
 
 import trl  # noqa: E402
 from trl import GRPOTrainer  # noqa: E402
@@ -48,10 +44,11 @@ def model(tmp_path_factory) -> str:
 
 @pytest.fixture
 def plain(model, tmp_path):
-    """TRL's own trainer."""
+    """TRL's own trainer, or ours with these options."""
 
-    def make(**settings):
-        return GRPOTrainer(**tiny_trl.arguments(model, tmp_path / "out", **LARGER | settings))
+    def make(ours=None, **settings):
+        given = tiny_trl.arguments(model, tmp_path / "out", **LARGER | settings)
+        return GRPOTrainer(**given) if ours is None else KLGRPOTrainer(**given, **ours)
 
     return make
 
@@ -125,13 +122,33 @@ def test_a_fault_is_said_once_in_one_line_and_may_stop_the_run(plain, caplog):
         assert callback.findings["advantage-sign"].severity == "error"
 
 
-def test_what_has_no_meaning_is_refused(plain):
-    with pytest.raises(UserError, match=r"needs a reference: GRPOConfig\.beta is 0"):
-        DiagnosisCallback(plain(beta=0.0))
-    with pytest.raises(UserError, match="no such code"):
-        DiagnosisCallback(plain(), stop_on=("wrong",))
-    with pytest.raises(UserError, match="must be at least 1"):
-        DiagnosisCallback(plain(), every=0)
+REFUSED = [
+    ("needs a reference: GRPOConfig.beta is 0", lambda at: DiagnosisCallback(at(beta=0.0))),
+    ("no such code", lambda at: DiagnosisCallback(at(), stop_on=("wrong",))),
+    ("must be at least 1", lambda at: DiagnosisCallback(at(), every=0)),
+    ("must be positive", lambda at: Dump(Path("dump"), every=0)),
+    ("must be positive", lambda at: Dump(Path("dump"), tokens=0)),
+    ("give jsonl or parquet", lambda at: Dump(Path("dump"), format="csv")),
+    ("must be positive", lambda at: TargetKL(0.0)),
+    ("horizon", lambda at: TargetKL(0.1, horizon=0.1, clip=0.2)),
+    ("no coefficient to move", lambda at: at(ours={"target_kl": TargetKL(0.1)}, beta=0.0)),
+    ("kl_loss_type='mean': use one of", lambda at: at(ours={"kl_loss_type": "mean"})),
+    (
+        "aggregates a term in the loss",
+        lambda at: at(
+            ours={
+                "kl_term": KLTerm(estimator="k1", placement="reward"),
+                "kl_loss_type": "bnpo",
+            }
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("named", "call"), REFUSED)
+def test_what_has_no_meaning_is_refused(plain, named, call):
+    with pytest.raises(UserError, match=named):
+        call(plain)
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
@@ -174,14 +191,6 @@ def test_dump_controls(model, tmp_path, form):
     assert budget.tokens >= 500 and len(set(budget.step)) == 2 * (1 if first >= 500 else 2)
 
 
-def test_a_dump_refuses_what_has_no_meaning(tmp_path):
-    for limits in ({"every": 0}, {"tokens": 0}):
-        with pytest.raises(UserError, match="must be positive"):
-            Dump(tmp_path, **limits)
-    with pytest.raises(UserError, match="give jsonl or parquet"):
-        Dump(tmp_path, format="csv")
-
-
 # The coefficient, and how the term is aggregated.
 
 
@@ -191,12 +200,6 @@ def test_target_by_hand():
     assert target.updated(1.0, 0.11) == pytest.approx(1.01)
     assert target.updated(1.0, 5.0) == pytest.approx(1.02)
     assert target.updated(1.0, -5.0) == pytest.approx(0.98)
-
-
-@pytest.mark.parametrize("wrong", [{"kl": 0.0}, {"kl": 0.1, "horizon": 0.1, "clip": 0.2}])
-def test_a_target_without_meaning_is_refused(wrong):
-    with pytest.raises(UserError):
-        TargetKL(**wrong)
 
 
 @pytest.mark.parametrize(("target", "rises"), [(1e-6, True), (10.0, False)])
@@ -218,12 +221,6 @@ def test_beta_follows_the_kl_and_is_kept_beside_checkpoints(model, tmp_path, tar
     resumed = [log["kl_term/beta"] for log in again.state.log_history if "kl_term/beta" in log]
     assert resumed[-4:] == pytest.approx(betas[-4:], rel=0.02)
     assert resumed[4] == pytest.approx(betas[4], rel=1e-6)
-
-
-def test_a_target_needs_a_coefficient(model, tmp_path):
-    given = tiny_trl.arguments(model, tmp_path, **LARGER | {"beta": 0.0})
-    with pytest.raises(UserError, match="no coefficient to move"):
-        KLGRPOTrainer(**given, target_kl=TargetKL(0.1))
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
@@ -249,15 +246,6 @@ def test_the_kl_is_aggregated_apart_from_the_policy_loss(model, tmp_path, loss_t
     assert added["bnpo", loss_type] == pytest.approx(added[loss_type, None], rel=1e-5)
     assert policy["bnpo", loss_type] == pytest.approx(policy["bnpo", None], abs=1e-6)
     assert added[loss_type, None] > 0
-
-
-def test_an_aggregation_without_meaning_is_refused(model, tmp_path):
-    given = tiny_trl.arguments(model, tmp_path, **LARGER)
-    with pytest.raises(UserError, match="kl_loss_type='mean': use one of"):
-        KLGRPOTrainer(**given, kl_loss_type="mean")
-    reward = KLTerm(estimator="k1", placement="reward")
-    with pytest.raises(UserError, match="aggregates a term in the loss"):
-        KLGRPOTrainer(**given, kl_term=reward, kl_loss_type="bnpo")
 
 
 def test_the_samples_of_the_page_run(model, tmp_path, monkeypatch):
