@@ -91,7 +91,7 @@ ALONE = {
 
 @pytest.mark.parametrize("name", ALONE)
 def test_one_divergence_alone_by_finite_differences(name):
-    hidden, head, ref_hidden, ref_head = drawn()
+    hidden, head, ref_hidden, ref_head = drawn(tokens=4, vocab=9, width=3)
     leaf, leaf_head = leaves(hidden, head)
 
     def alone(hidden, weight, bias):

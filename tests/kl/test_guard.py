@@ -124,6 +124,7 @@ class Calls:
         self.sizes = {"V": 3, "S": 13, "N": 27, "T": 3, "G": 4, "D": 4, "...": (2, 3)}
         if not has_sequences:
             self.sizes |= {"S": 4}
+        self.quick = {"steps": 2} if "steps" in self.hints else {}  # what is refused is at once
         self.generator = torch.Generator().manual_seed(0)
 
     def floats(self, shape) -> Tensor:
@@ -173,7 +174,7 @@ class Calls:
             names = pending.pop()
             lists = [names.get(name, values) for name, values in wanted.items()]
             for values in itertools.product(*lists):
-                given = dict(zip(wanted, values, strict=True))
+                given = dict(zip(wanted, values, strict=True)) | self.quick
                 try:
                     self.function(**given)
                 except ValueError as error:
