@@ -20,10 +20,8 @@ import torch
 from torch import Tensor
 
 from analysis.experiments import recording
-from analysis.experiments.manifests import write_folder
 from analysis.experiments.preset import NO_KL
-from analysis.experiments.provenance import current_provenance
-from analysis.experiments.recording import recorded_table
+from analysis.experiments.recording import record_tables, recorded_table
 from analysis.kl.credit import weighted_moments
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.enumeration import reverse_kl_gradient
@@ -212,10 +210,9 @@ def along_run(
 def record() -> None:
     """Compute the table on one thread and record it."""
     torch.set_num_threads(1)
-    fields = {"preset": "gradient_noise", "seeds": [SEED], "batches": BATCHES}
-    fields |= {"configuration": {"config": CONFIG.model_dump(mode="json")}}
-    provenance = current_provenance(CONFIG).model_dump()
-    write_folder(RECORDED, {TABLE: along_run()}, fields | provenance)
+    fields = {"batches": BATCHES, "configuration": {"config": CONFIG.model_dump(mode="json")}}
+    tables = {TABLE: along_run()}
+    record_tables(RECORDED, tables, CONFIG, preset="gradient_noise", seeds=[SEED], **fields)
 
 
 def recorded() -> pd.DataFrame:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 import analysis
 from analysis.experiments.ablation import RUN_COLUMNS, final, tidy, train
-from analysis.experiments.environment import environment_of
+from analysis.experiments.environment import PopulationConfig, environment_of
 from analysis.experiments.manifests import (
     MANIFEST,
     as_text,
@@ -185,6 +185,25 @@ def compared(curves: pd.DataFrame, again: pd.DataFrame) -> pd.DataFrame:
 def read_table(source: Path | io.StringIO) -> pd.DataFrame:
     """A table of a recorded folder: only an empty field is NaN, for a variant is named ``none``."""
     return pd.read_csv(source, keep_default_na=False, na_values=[""])
+
+
+def record_tables(
+    directory: Path,
+    tables: Mapping[str, pd.DataFrame],
+    config: PopulationConfig,
+    *,
+    preset: str,
+    seeds: Sequence[int] = (),
+    **fields: Any,
+) -> None:
+    """Record what was computed here, and is no population, under the source of ``config``'s runs.
+
+    Args:
+        tables: by file name.
+        preset, seeds, fields: of the manifest.
+    """
+    made = current_provenance(config).model_dump()
+    write_folder(directory, tables, {"preset": preset, "seeds": list(seeds), **made, **fields})
 
 
 def recorded_table(directory: Path, name: str) -> pd.DataFrame:

@@ -19,10 +19,9 @@ from torch import Tensor
 
 from analysis.experiments import recording
 from analysis.experiments.environment import environment_of
-from analysis.experiments.manifests import read_manifest, write_folder
+from analysis.experiments.manifests import read_manifest
 from analysis.experiments.preset import Preset
 from analysis.experiments.presets.language import smollm2_short
-from analysis.experiments.provenance import current_provenance
 from analysis.kl.estimators import k1, k2, k3
 from analysis.training.rollout import token_logp
 from analysis.training.trainer import PopulationTrainer
@@ -128,17 +127,17 @@ def record() -> None:
     variants = tuple(variant for variant in smollm2_short().variants if variant.name in VARIANTS)
     chosen = {"variants": variants, "seeds": smollm2_short().seeds[:1]}
     preset = Preset.model_validate(smollm2_short().model_dump() | chosen)
-    provenance = current_provenance(preset.config)
-    fields = {
-        "preset": f"{preset.name}, tail",
-        "seeds": list(preset.seeds),
-        **provenance.model_dump(),
-        "configuration": preset.model_dump(mode="json"),
-    }
     tables = {}
     for variant, after in train_and_measure(preset).items():
         tables |= {f"{variant}_tail.csv": after.tail, f"{variant}_dump.csv": after.dump}
-    write_folder(RECORDED, tables, fields)
+    recording.record_tables(
+        RECORDED,
+        tables,
+        preset.config,
+        preset=f"{preset.name}, tail",
+        seeds=preset.seeds,
+        configuration=preset.model_dump(mode="json"),
+    )
 
 
 def recorded() -> dict[str, After]:

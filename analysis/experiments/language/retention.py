@@ -36,7 +36,6 @@ from analysis.experiments.environment import environment_of
 from analysis.experiments.language.model import LanguageConfig, folder_of
 from analysis.experiments.language.questions import tokenizer_of
 from analysis.experiments.language.skills import Skill, skills_of
-from analysis.experiments.manifests import write_folder
 from analysis.experiments.preset import Preset
 from analysis.experiments.presets.language import smollm2_front, smollm2_short
 from analysis.experiments.provenance import current_provenance
@@ -244,15 +243,16 @@ def record(seeds: Sequence[int] = smollm2_short().seeds, *, processes: int = 2) 
         "kept.csv": pd.DataFrame(rows),
         "reference.csv": pd.DataFrame([probe.read({}) for probe in probes()]),
     }
-    fields = {
-        "preset": "smollm2_kept",
-        "seeds": list(seeds),
-        **provenance.model_dump(),
-        "differing": differing,
-        "predictions": list(PREDICTIONS),
-        "configuration": {n: preset.model_dump(mode="json") for n, (preset, _) in VARIANTS.items()},
-    }
-    write_folder(RECORDED, tables, fields)
+    recording.record_tables(
+        RECORDED,
+        tables,
+        smollm2_short().config,
+        preset="smollm2_kept",
+        seeds=seeds,
+        differing=differing,
+        predictions=list(PREDICTIONS),
+        configuration={n: preset.model_dump(mode="json") for n, (preset, _) in VARIANTS.items()},
+    )
 
 
 class Retention(NamedTuple):
