@@ -112,20 +112,12 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
-def _as_is(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
-    return frame
-
-
-def _masked_garbage(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
-    """Padding to equal lengths with garbage in the log-probs, and a mask that says so."""
-    return _padded(frame, generator)
-
-
 def _counted_padding(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
     return _padded(frame, generator).assign(mask=1)
 
 
 def _padded(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    """Padding to equal lengths with garbage in the log-probs, and a mask that says so."""
     longest = frame["position"].max() + 1
     lengths = frame.groupby("sequence")["position"].max() + 1
     firsts = frame.groupby("sequence").first()
@@ -176,11 +168,11 @@ class Example(NamedTuple):
 
     expected: str | None
     run: Run
-    break_it: Callable[[pd.DataFrame, np.random.Generator], pd.DataFrame] = _as_is
+    break_it: Callable[[pd.DataFrame, np.random.Generator], pd.DataFrame] = lambda frame, _: frame
 
 
 EXAMPLES: dict[str, Example] = {
-    "healthy": Example(None, Run(), _masked_garbage),
+    "healthy": Example(None, Run(), _padded),
     "stale_samples": Example("stale-samples", Run(update=0.7)),
     "heavy_tail": Example("heavy-tail", Run(lost=1.0, loss_depth=1.0, loss_spread=8.0)),
     "dead_zone": Example("dead-zone", Run(lost=1.0, loss_depth=3.6, sharpness=4.0)),

@@ -54,6 +54,25 @@ NEVER_MEASURED = {
 }
 
 
+#: Column -> what a dump without it cannot say, and why.
+_UNMEASURED = {
+    "sampler_logp": ("train-inference gap", "no sampler_logp column"),
+    "entropy": ("whether the tokens are the policy's, by its entropy", "no entropy column"),
+    "step": ("KL over steps", "no step column"),
+    "advantage": ("advantage checks", "no advantage column"),
+    "group": (
+        "advantages against the rewards of their group, copies, counted prompts",
+        "no group column",
+    ),
+    "token": ("whether the end token is counted", "no token column"),
+    "kl_term": (
+        "sign, estimator and coefficient of the KL term",
+        "no kl_term column: the updates show them only where nothing else moves the policy",
+    ),
+    "padding": ("positions under left padding", "no padding column"),
+}
+
+
 def not_measured(rollouts: Rollouts) -> dict[str, str]:
     """What this dump, or any dump of sampled tokens, cannot say."""
     missing = dict(NEVER_MEASURED)
@@ -63,24 +82,5 @@ def not_measured(rollouts: Rollouts) -> dict[str, str]:
         missing["pull of the KL term"] = (
             "logp equals old_logp: dump logp after an update on the same tokens"
         )
-    if rollouts.sampler_logp is None:
-        missing["train-inference gap"] = "no sampler_logp column"
-    if rollouts.entropy is None:
-        missing["whether the tokens are the policy's, by its entropy"] = "no entropy column"
-    if rollouts.step is None:
-        missing["KL over steps"] = "no step column"
-    if rollouts.advantage is None:
-        missing["advantage checks"] = "no advantage column"
-    if rollouts.group is None:
-        missing["advantages against the rewards of their group, copies, counted prompts"] = (
-            "no group column"
-        )
-    if rollouts.token is None:
-        missing["whether the end token is counted"] = "no token column"
-    if rollouts.kl_term is None:
-        missing["sign, estimator and coefficient of the KL term"] = (
-            "no kl_term column: the updates show them only where nothing else moves the policy"
-        )
-    if rollouts.padding is None:
-        missing["positions under left padding"] = "no padding column"
-    return missing
+    absent = (what for column, what in _UNMEASURED.items() if getattr(rollouts, column) is None)
+    return missing | dict(absent)
