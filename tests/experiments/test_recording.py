@@ -17,30 +17,15 @@ from analysis.experiments.presets import kl_terms as presets
 from analysis.experiments.presets.language import llama_smoke
 from analysis.experiments.provenance import source_of, sources_of
 from analysis.files import sealed
-from analysis.training.config import StartConfig, TrainConfig
 from analysis.training.metrics import METRICS, PARTIAL_METRICS
-from analysis.training.tiny.policy import PolicyConfig
-from analysis.training.tiny.tasks import SortTask
+from tests.experiments.tiny import make_tiny
 
 
 @pytest.fixture(scope="module")
 def small_preset() -> Preset:
-    small_config = TrainConfig(
-        task=SortTask(num_digits=3, end_token=True, reward="graded"),
-        policy=PolicyConfig(width=12, num_layers=2, num_heads=3),
-        start=StartConfig(updates=20, batch_size=16),
-        updates=6,
-        num_prompts=3,
-        group_size=5,
-        log_every=2,
-    )
-    return Preset(
-        name="small",
-        config=small_config,
-        variants=(NO_KL, *kl_variants(0.5)),
-        seeds=(0, 1),
-        predictions=(),
-    )
+    tiny = make_tiny(6, name="small")
+    config = tiny.config.model_copy(update={"log_every": 2, "num_prompts": 3, "group_size": 5})
+    return tiny.model_copy(update={"config": config, "variants": (NO_KL, *kl_variants(0.5))})
 
 
 @pytest.fixture(scope="module")
