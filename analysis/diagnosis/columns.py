@@ -88,19 +88,19 @@ def canonical(columns: list[str]) -> tuple[dict[str, str], dict[str, str]]:
     return chosen, ignored
 
 
-def assemble(table: Columns, source: str, place: Place | None = None) -> Rollouts:
+def assemble(table: Columns, source: str, place: Place = lambda row: f"row {row + 1}") -> Rollouts:
     """Counted tokens of a table of equally long columns, one row a token.
 
     Args:
         table: column name -> values.
         source: how messages name the file.
-        place: how messages name a row, by its index; ``row 1`` for the first by default.
+        place: how messages name a row, by its index.
 
     Raises:
         UserError: one line naming the first offending row and its column.
     """
     try:
-        return _assemble(table, place or _row_number)
+        return _assemble(table, place)
     except UserError as refusal:
         raise UserError(f"{source}: {refusal}") from None
 
@@ -336,7 +336,3 @@ def _refuse_duplicates(
             "give each sequence its own id, or add a "
             "step column"
         )
-
-
-def _row_number(row: int) -> str:
-    return f"row {row + 1}"

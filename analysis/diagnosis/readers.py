@@ -20,7 +20,7 @@ from typing import Any, TextIO
 import numpy as np
 from pydantic import ValidationError
 
-from analysis.diagnosis.columns import OPTIONAL, assemble, canonical
+from analysis.diagnosis.columns import NAMES, OPTIONAL, assemble, canonical
 from analysis.diagnosis.schema import Rollouts, Settings
 from analysis.errors import UserError, first_problem
 
@@ -152,7 +152,8 @@ def _as_numpy(array: Any) -> np.ndarray:
 
 def _assemble_nested(table: Mapping[str, Any], label: str) -> Rollouts:
     """One row a token, or one row a sequence with lists; then a row is its own sequence."""
-    own = () if _has_sequence(table) else ("sequence",)
+    named = {"sequence", *NAMES["sequence"]}
+    own = () if any(name.strip().lower() in named for name in table) else ("sequence",)
     try:
         chosen, _ = canonical([*table, *own])
     except UserError as refusal:
@@ -167,14 +168,6 @@ def _assemble_nested(table: Mapping[str, Any], label: str) -> Rollouts:
     flat = _Flat(table, chosen, _lengths(logp, label), label)
     del logp
     return assemble(flat, label, flat.place)
-
-
-def _has_sequence(table: Mapping[str, Any]) -> bool:
-    try:
-        canonical(list(table))
-    except UserError as refusal:
-        return "column sequence" not in str(refusal)
-    return True
 
 
 def _first(values: Any) -> Any:

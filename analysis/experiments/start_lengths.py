@@ -12,11 +12,9 @@ import pandas as pd
 import torch
 
 from analysis.experiments import recording
-from analysis.experiments.manifests import write_folder
 from analysis.experiments.preset import NO_KL, Preset
 from analysis.experiments.presets.designed import aggregation_length
-from analysis.experiments.provenance import current_provenance
-from analysis.experiments.recording import recorded_table
+from analysis.experiments.recording import record_tables, recorded_table
 from analysis.training.config import Run
 from analysis.training.trainer import PopulationTrainer
 
@@ -45,9 +43,8 @@ def record() -> None:
     """Sample the starts of ``aggregation_length`` on one thread and record the table."""
     torch.set_num_threads(1)
     preset = aggregation_length()
-    provenance = current_provenance(preset.config)
-    fields = {"preset": "start_lengths", "of": preset.name, "seeds": [], **provenance.model_dump()}
-    write_folder(RECORDED, {TABLE: sampled(preset)}, fields)
+    tables = {TABLE: sampled(preset)}
+    record_tables(RECORDED, tables, preset.config, preset="start_lengths", of=preset.name)
 
 
 def recorded() -> pd.DataFrame:

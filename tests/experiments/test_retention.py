@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-import re
 
 import pytest
 import safetensors.torch
@@ -14,7 +12,7 @@ import torch
 from analysis.experiments import recording
 from analysis.experiments.environment import environment_of
 from analysis.experiments.language import retention
-from analysis.experiments.language.skills import CAPITALS, OPPOSITES, SHOTS, Skill, skills_of
+from analysis.experiments.language.skills import SHOTS, Skill, skills_of
 from analysis.experiments.preset import Preset
 from analysis.experiments.presets.language import llama_smoke, smollm2_front, smollm2_short
 from analysis.experiments.recording import read_manifest
@@ -106,17 +104,6 @@ def test_a_right_answer_has_the_probability_of_its_tokens(model):
     assert probe.read(adapters)["right"] == pytest.approx(sum(expected) / 3, rel=1e-5)
 
 
-@pytest.mark.slow
-def test_all_answers_of_a_length_make_up_the_rest(model):
-    one = skill()._replace(prompts=PROMPTS[:1])
-    vocabulary = range(llama_smoke().config.model.llama.vocab_size)
-    total = 0.0
-    for pair in itertools.product(vocabulary, repeat=2):
-        probe = retention.Probe(model, CONFIG, one._replace(answers=[list(pair)]), seed=0)
-        total += probe.read(far(probe))["right"]
-    assert total == pytest.approx(1.0, abs=1e-4)
-
-
 def test_runs_are_recorded_ones_seed_by_seed():
     chosen = retention.runs(smollm2_short().seeds[:2])
     variants = [len(variants) for _, variants in retention.VARIANTS.values()]
@@ -156,14 +143,6 @@ def test_skills_ask_what_has_one_right_answer():
         prompt, answer = found[name].prompts[0], found[name].answers[0]
         asked = "".join(map(chr, prompt)).splitlines()[-1].rstrip(" =")
         assert eval(asked) == int("".join(map(chr, answer)))
-
-
-@pytest.mark.parametrize("text", [CAPITALS, OPPOSITES])
-def test_no_line_is_asked_twice_and_each_has_two_sides(text):
-    pairs = [pair.split(": ") for pair in re.split(r",\s+", text.strip())]
-    assert len(pairs) == 44
-    assert all(len(pair) == 2 and all(pair) for pair in pairs)
-    assert len({left for left, _ in pairs}) == len({right for _, right in pairs}) == len(pairs)
 
 
 @pytest.fixture
