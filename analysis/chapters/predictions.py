@@ -19,7 +19,7 @@ from analysis.experiments import designs, recording
 from analysis.experiments.preset import EQUAL_KL, Prediction
 from analysis.experiments.summaries import KLS
 
-#: Preset -> predictions that are open or refuted, as :func:`spelled`; all its others hold.
+#: Recorded design -> its predictions that are open or refuted, as :func:`spelled`; others hold.
 OTHERWISE: dict[str, dict[str, str]] = {
     "equal_kl": {
         "k1_loss = none: reverse_kl at 0.03, 0.1, 0.3": "open",
@@ -53,6 +53,27 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "clipped_masked = clipped: reward at 0.3": "open",
         "exact > k2_detached: reward at 0.3": "open",
         "k2 = k2_detached: reward at 0.3": "open",
+    },
+    "equal_kl_large": {},
+    "equal_kl_ended": {},
+    "aggregation_length_112": {},
+    "distillation": {
+        "opd_to_go > opd_immediate: teacher_kl at the end": "open",
+        "opd_immediate > grpo: own_accuracy at the end": "refuted",
+    },
+    "distillation_sparse": {"supervised = opd_immediate: own_accuracy at the end": "open"},
+    "weak_teacher": {"opd_and_grpo > grpo: own_accuracy at the end": "refuted"},
+    "kdrl": {"kdrl_masked < kdrl_k2: own_length at the end": "open"},
+    "long_to_short": {
+        "relative_reward < grpo: own_length at the end": "open",
+        "relative_reward < grpo: own_accuracy at the end": "open",
+        "supervised_short_teacher = grpo: own_accuracy at the end": "open",
+    },
+    "stale_masking": {
+        "reinforce_mask_0.1 = fresh: own_accuracy at the end": "open",
+        "token_mask_0.1 = token: own_accuracy at the end": "open",
+        "gspo < token: own_accuracy at the end": "refuted",
+        "sequence = token: own_accuracy at the end": "open",
     },
 }
 #: Before the name of a metric: the logarithm of how much it fluctuates.

@@ -50,14 +50,14 @@ def sampled(preset: Preset, runs: Sequence[Run], *, num_prompts: int = NUM_PROMP
 
 
 def starts(preset: Preset, *, num_prompts: int = NUM_PROMPTS) -> pd.DataFrame:
-    """The starts of a preset, one for each seed where they differ, and its teacher if it has one.
+    """The starts of a preset, each by one seed, and its teacher if it has one.
 
     Returns:
         :func:`sampled` with ``who`` (``start`` or ``teacher``), ``seed`` and ``completions``,
         the number of them that were sampled.
     """
     config = preset.config
-    seeds = preset.seeds if config.start.count > 1 else preset.seeds[:1]
+    seeds = preset.seeds[: config.start.count]
     runs = {"start": [Run(variant=NO_KL, seed=seed) for seed in seeds]}
     if config.teacher is not None:
         runs["teacher"] = [Run(variant=BY_TEACHER, seed=seeds[0])]
