@@ -24,13 +24,6 @@ def test_against_sums_in_numpy(logits, ref_logits, policy, reference):
     assert np.abs(entropy(logits).numpy() + (policy * np.log(policy)).sum(-1)).max() < 1e-12
 
 
-def test_directions_are_far_apart(logits, ref_logits):
-    assert (reverse_kl(logits, ref_logits) - forward_kl(logits, ref_logits)).abs().min() > 1e-3
-    assert torch.equal(reverse_kl(logits, ref_logits), forward_kl(ref_logits, logits))
-    chi = chi_square(logits, ref_logits)
-    assert (chi - chi_square(ref_logits, logits)).abs().min() > 1e-3
-
-
 @pytest.mark.parametrize("divergence", [reverse_kl, forward_kl, chi_square])
 def test_zero_at_the_reference_and_blind_to_the_normaliser(divergence, logits, ref_logits):
     assert divergence(logits, logits).abs().max() == 0

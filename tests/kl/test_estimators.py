@@ -44,12 +44,6 @@ def test_k1_and_k3_are_unbiased_for_the_reverse_kl_on_policy(logits, ref_logits,
     assert (expectation(k2, logits, ref_logits, policy) - exact).abs().min() > 1e-3
 
 
-def test_a_stale_sampler_biases_every_estimator(logits, ref_logits, sampler):
-    exact = reverse_kl(logits, ref_logits)
-    for estimator in (k1, k2, k3):
-        assert (expectation(estimator, logits, ref_logits, sampler) - exact).abs().min() > 1e-4
-
-
 def test_k3_clip_is_biased_by_the_mass_above_the_cap(logits, ref_logits, policy, reference):
     excess = (policy * np.maximum(reference / policy - 2.0, 0)).sum(-1)
     mean = expectation(lambda a, b: k3_clip(a, b, max_ratio=2.0), logits, ref_logits, policy)
@@ -78,7 +72,7 @@ def test_k4_is_k3_in_value_and_gradient_even_at_the_tie():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_k3_survives_low_precision_where_the_naive_form_does_not(dtype):
+def test_k3_survives_low_precision(dtype):
     logp = torch.full((), -1.0).to(dtype) + torch.linspace(-0.25, 0.25, 101).to(dtype)
     ref_logp = torch.full_like(logp, -1.0)
     exact = k3(logp.double(), ref_logp.double())
@@ -87,13 +81,6 @@ def test_k3_survives_low_precision_where_the_naive_form_does_not(dtype):
     assert (value >= 0).all()
     off = exact > 1e-9
     assert ((value.double() - exact).abs() / exact)[off].max() < 0.01
-
-
-def test_the_naive_form_goes_negative_in_bfloat16():
-    delta = torch.tensor(0.01).to(torch.bfloat16)
-    naive = torch.exp(delta) - delta - 1
-    assert naive < 0
-    assert k3(torch.tensor(0.0).to(torch.bfloat16), delta) > 0
 
 
 def test_nothing_is_clamped_unless_asked():
