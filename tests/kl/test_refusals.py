@@ -8,17 +8,15 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from analysis.kl.ascent import expected_ascent
-from analysis.kl.credit import sample_gradients, state_average
 from analysis.kl.enumeration import expected_gradient
 from analysis.kl.estimators import k3_clip
-from analysis.kl.fixed_points import forward_kl_optimum, penalty_equilibrium, reverse_kl_optimum
+from analysis.kl.fixed_points import penalty_equilibrium, reverse_kl_optimum
 from analysis.kl.gaussians import moments
 from analysis.kl.mirror_steps import mirror_step
 from analysis.kl.sequences import enumerate_sequences, token_logp
-from analysis.kl.surrogates import kl_loss, straight_through
+from analysis.kl.surrogates import kl_loss
 from analysis.kl.term import KLTerm
-from analysis.kl.truncation import keep_top, masked_logits, tempered
+from analysis.kl.truncation import keep_top, tempered
 
 ROW, ROWS = torch.ones(4), torch.ones(2, 4)
 TREE = enumerate_sequences(2, 2)
@@ -37,7 +35,6 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("old_logp is needed", lambda: kl_loss(ROW, ROW, weighting="attached")),
     ("old_logp would go unread", lambda: kl_loss(ROW, ROW, old_logp=ROW)),
     ("ratio='prefix' would go unread", lambda: kl_loss(ROW, ROW, ratio="prefix")),
-    ("value", lambda: straight_through(ROWS, ROWS[:1])),
     ("k3_loss has no penalty", lambda: KLTerm().penalty(ROW, ROW)),
     ("k1_reward has no loss", lambda: K1.loss(ROW, ROW)),
     ("old_logp is needed", lambda: KLTerm(weighting="attached").loss(ROW, ROW)),
@@ -45,19 +42,12 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
         "estimator must be one of",
         lambda: expected_gradient(ROW, ROW, estimator="minimax01", placement="reward"),
     ),
-    ("credit", lambda: sample_gradients(TABLE, TREE, torch.zeros(3, 2))),
-    ("values", lambda: state_average(torch.zeros(3, 2), TABLE, TREE)),
     (r"logits must be a table \[3, vocab\]", lambda: token_logp(TABLE[:2], TREE)),
     ("eos must be a token", lambda: enumerate_sequences(3, 2, eos=3)),
     ("vocab_size >= 2", lambda: enumerate_sequences(1, 2)),
     ("beta", lambda: reverse_kl_optimum(ROWS, ROWS, beta=0.0)),
-    ("ref_logits", lambda: forward_kl_optimum(ROWS, ROWS[:, :3], beta=1.0)),
     ("k2", lambda: penalty_equilibrium(ROWS, ROWS, ROWS > 0, beta=1.0, estimator="k1")),
     ("support", lambda: penalty_equilibrium(ROWS, ROWS, ROWS > 9, beta=1.0, estimator="k2")),
-    (
-        "geometry",
-        lambda: expected_ascent(ROW, ROW, ROW, beta=1.0, estimator="k2", geometry="curved"),
-    ),
     (STEP, lambda: mirror_step(ROW, ROW, ROW, beta=0.0, step_size=1.0)),
     (STEP, lambda: mirror_step(ROW, ROW, ROW, beta=1.0, step_size=-1.0)),
     *(
@@ -65,7 +55,6 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
         for options in ({"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.1})
     ),
     ("temperature", lambda: tempered(ROW, 0.0)),
-    ("keep", lambda: masked_logits(ROW, torch.ones(3, dtype=torch.bool))),
 ]
 
 

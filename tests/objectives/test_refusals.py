@@ -13,12 +13,12 @@ from analysis.objectives.credit import fold_kl, process_supervision, reward_to_g
 from analysis.objectives.difficulty import difficulty_weight
 from analysis.objectives.filtering import kept_fraction, repeats
 from analysis.objectives.gae import generalised_advantage
-from analysis.objectives.guidance import annealed, current_segment
+from analysis.objectives.guidance import annealed
 from analysis.objectives.imitation import imitation_cost
 from analysis.objectives.lengths import length_penalty, soft_overlong
 from analysis.objectives.masking import off_policy_sequence_mask
 from analysis.objectives.merged import merged_loss
-from analysis.objectives.mirror_descent import log_partition, mirror_descent_loss
+from analysis.objectives.mirror_descent import log_partition
 from analysis.objectives.mismatch import mismatch_weight
 from analysis.objectives.ordering import ORDERS
 from analysis.objectives.preference import dpo_loss
@@ -34,7 +34,6 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("floating", lambda: token_mean_weight(torch.tensor([0, 1]), 3)),
     *(("gamma", lambda g=g: reward_to_go(ROW, gamma=g)) for g in (-0.1, 1.1, math.nan)),
     *(("beta", lambda b=b: fold_kl(ROW[:2], ROWS, EVERY, beta=b)) for b in (-0.1, math.inf)),
-    ("mask", lambda: fold_kl(ROW[:2], ROWS, EVERY[:, :2], beta=0.1)),
     (r"give one a row, .*, or one a token", lambda: fold_kl(ROW[:1], ROWS, EVERY, beta=0.1)),
     ("lengths must be", lambda: process_supervision(ROWS, [[0], [0]], object())),
     ("group_size", lambda: difficulty_weight(ROW / 2, 1)),
@@ -43,9 +42,7 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("group_size", lambda: kept_fraction(torch.tensor(0.5), 0)),
     ("lam", lambda: generalised_advantage(ROWS, ROWS, EVERY, lam=1.5)),
     ("gamma", lambda: generalised_advantage(ROWS, ROWS, EVERY, gamma=-0.1)),
-    ("values", lambda: generalised_advantage(ROWS, ROWS[:, :2], EVERY)),
     ("total", lambda: annealed(1, 0, start=1.0, end=0.0)),
-    ("sampled_at", lambda: current_segment(EVERY[0], torch.tensor([3, 4]), 4)),
     ("recovery", lambda: imitation_cost(0.1, 5, 1.1)),
     ("horizon", lambda: imitation_cost(0.1, 0, 0.5)),
     ("weight", lambda: length_penalty(ROW, ROW, weight=-1.0)),
@@ -57,9 +54,7 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ),
     (BETA, lambda: merged_loss(ROWS, ROWS, ROWS, ROW[:2], EVERY, beta=-1.0, reading="old")),
     ("tau", lambda: log_partition(ROW, ROW, tau=0.0)),
-    ("baseline", lambda: mirror_descent_loss(ROW, ROW, ROW, ROW[:2], tau=1.0)),
     ("bound must be at least 1", lambda: mismatch_weight(ROWS, ROWS, EVERY, bound=0.9)),
-    ("bound is NaN", lambda: mismatch_weight(ROWS, ROWS, EVERY, bound=math.nan)),
     *((BETA, lambda o=o: o(ROW, ROW, beta=-1.0)) for o in ORDERS.values()),
     *(("at least two", lambda o=o: o(ROW[:1], ROW[:1], beta=0.5)) for o in ORDERS.values()),
     *(("beta", lambda b=b: dpo_loss(*[ROW] * 4, beta=b)) for b in (0.0, -0.1, math.inf)),
