@@ -1,4 +1,4 @@
-"""Credit within a completion: reward-to-go, process supervision, the KL folded into advantages."""
+"""Credit within a completion: process supervision, the KL folded into advantages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.objectives import advantages as public
-from analysis.objectives.advantages import fold_kl, process_supervision, reward_to_go
+from analysis.objectives.advantages import fold_kl, process_supervision
 
 # Step rewards 1, 3 | 2 | none: mean 2, squared deviations 1 + 1 + 0.
 STEP_REWARDS = [[1.0, 3.0], [2.0], []]
@@ -128,24 +128,6 @@ def test_process_supervision_refuses(step_rewards, step_ends, lengths, message):
 def test_process_supervision_refuses_padding_before_a_step():
     with pytest.raises(ValueError, match="padding"):
         process_supervision(torch.ones(2, 2), torch.tensor([[-1, 1], [0, 1]]), torch.tensor([2, 2]))
-
-
-@pytest.mark.parametrize("gamma", [0.0, 0.5, 0.9, 1.0])
-@pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 13])
-def test_reward_to_go_against_its_recursion(gamma, length):
-    rewards = torch.randn(2, 3, length, generator=torch.Generator().manual_seed(length)).double()
-    running, expected = torch.zeros(2, 3, dtype=torch.float64), []
-    for t in reversed(range(length)):
-        running = rewards[..., t] + gamma * running
-        expected.append(running)
-    result = reward_to_go(rewards, gamma=gamma)
-    assert torch.allclose(result, torch.stack(expected[::-1], dim=-1), rtol=0, atol=1e-12)
-
-
-def test_reward_to_go_looks_forward():
-    late = torch.tensor([0.0, 0.0, 1.0, 0.0])
-    assert reward_to_go(late, gamma=0.5).tolist() == [0.25, 0.5, 1.0, 0.0]
-    assert reward_to_go(torch.zeros(2, 0)).shape == (2, 0)
 
 
 KL = torch.tensor([[0.5, -1.0, 2.0, 4.0], [1.0, 3.0, -0.5, 8.0]], dtype=torch.float64)
