@@ -50,8 +50,7 @@ def elsewhere(kept: Retention, finals: pd.DataFrame) -> pd.DataFrame:
     reference, NaN where there is no right answer.
     """
     keys = ["variant", "beta", "seed"]
-    of_task = finals[[*keys, "kl_estimator", "reverse_kl"]]
-    of_task = of_task.rename(columns={"reverse_kl": "on_task"})
+    of_task = finals[[*keys, "reverse_kl"]].rename(columns={"reverse_kl": "on_task"})
     runs = kept.runs.astype({"beta": float}).drop(columns=["reverse_kl", "states"])
     start = runs["skill"].map(kept.reference.set_index("skill")["right"])
     table = runs.assign(gained=runs["right"] - start)
@@ -60,41 +59,26 @@ def elsewhere(kept: Retention, finals: pd.DataFrame) -> pd.DataFrame:
 
 def by_skill(table: pd.DataFrame, metric: str) -> pd.DataFrame:
     """A column of :func:`elsewhere` by skill, variant and beta, in their order: the ``mean`` over
-    the ``seeds``, and their range from ``low`` to ``high``."""
+    the seeds, and their range from ``low`` to ``high``."""
     grouped = table.groupby(["skill", "variant", "beta"], sort=False)[metric]
-    columns = {"mean": "mean", "low": "min", "high": "max", "seeds": "size"}
-    return grouped.agg(**columns).reset_index()
+    return grouped.agg(mean="mean", low="min", high="max").reset_index()
 
 
 def elsewhere_at_equal(table: pd.DataFrame, variant: str, other: str, level: float) -> pd.DataFrame:
     """KL to the reference of two variants on each skill where they agree on the task, at ``level``.
 
     Along each variant's curve over beta, seed by seed: ``ratio``, the geometric mean over the
-    seeds, NaN unless all reach the level, its range ``low`` to ``high``, and the ``seeds`` that
-    reach it.
+    seeds, NaN unless all reach the level, and its range ``low`` to ``high``.
     """
-    rows = []
+    both, rows = [variant, other], []
     for skill, part in table.groupby("skill", sort=False):
-        logs = from_no_kl(part.assign(log=np.log(part["forward_kl"])), [variant, other])
-        reached = summaries.at_equal(
-            logs, [variant, other], level=level, of="on_task", metric="log"
-        )
+        logs = from_no_kl(part.assign(log=np.log(part["forward_kl"])), both)
+        reached = summaries.at_equal(logs, both, level=level, of="on_task", metric="log")
         wide = reached.pivot(index="seed", columns="variant", values="log")
         gap = (wide[variant] - wide[other]).to_numpy()
-        ends = {"ratio": gap.mean(), "low": gap.min(), "high": gap.max()}
-        reached = int(np.isfinite(gap).sum())
-        rows.append({"skill": skill, **{n: np.exp(v) for n, v in ends.items()}, "seeds": reached})
+        ratio, low, high = np.exp([gap.mean(), gap.min(), gap.max()])
+        rows.append({"skill": skill, "ratio": ratio, "low": low, "high": high})
     return pd.DataFrame(rows)
-
-
-def seen(table: pd.DataFrame) -> pd.DataFrame:
-    """Share of the exact KL that tokens of at least a given probability hold, by estimator.
-
-    A row a decade of ``estimator_tail.contributions``, the likeliest first; both end at one.
-    """
-    ordered = table.sort_values("decade", ascending=False)
-    shares = ordered[["k1", "k3"]].cumsum() / ordered[["k1", "k3"]].sum()
-    return shares.assign(probability=10.0 ** ordered["decade"]).reset_index(drop=True)
 
 
 def deviations(table: pd.DataFrame) -> pd.Series:

@@ -21,7 +21,6 @@ def finals(**kl: list[float]) -> pd.DataFrame:
     rows = [
         {
             "variant": variant,
-            "kl_estimator": variant.partition("_")[0],
             "beta": 0.0 if variant == "none" else 0.3,
             "seed": seed,
             "reverse_kl": value,
@@ -84,7 +83,7 @@ def test_what_is_kept_elsewhere_stands_beside_the_kl_on_the_task(scattered):
     means = language_model.by_skill(table, "forward_kl").set_index(["skill", "variant", "beta"])
     one = means.loc[("near", "exact_loss", 1.0)]
     expected = [2.0 * 0.1 * factor for factor in (1.15, 1.0, 1.3)]
-    assert one[["mean", "low", "high"]].to_list() == pytest.approx(expected) and one["seeds"] == 4
+    assert one[["mean", "low", "high"]].to_list() == pytest.approx(expected)
     assert means.loc[("far", "k3_loss", 1.0), "mean"] == pytest.approx(0.01 * 0.5 * 0.1 * 1.15)
 
 
@@ -98,7 +97,7 @@ def test_at_equal_kl_on_the_task_variants_are_compared_elsewhere(scattered):
     kept = readings_elsewhere(scattered, {"none": 1.0, "k3_loss": 0.5, "exact_loss": 1.0})
     table = language_model.elsewhere(kept, scattered)
     found = language_model.elsewhere_at_equal(table, "k3_loss", "exact_loss", 0.2)
-    assert found["skill"].to_list() == ["near", "far"] and (found["seeds"] == 4).all()
+    assert found["skill"].to_list() == ["near", "far"]
     # Between its two lengths, below no KL term, k3 is at half of the exact KL's everywhere.
     for column in ("ratio", "low", "high"):
         assert found[column].to_numpy() == pytest.approx([0.5, 0.5])
@@ -121,7 +120,7 @@ def test_a_reading_is_over_the_exact_kl_of_its_update():
         assert ratios[name] == pytest.approx(expected)
 
 
-def test_what_tokens_of_each_probability_hold_adds_up_to_the_kl():
+def test_the_deviation_of_a_reading_is_over_tokens_of_every_probability():
     table = pd.DataFrame(
         {
             "decade": [-np.inf, -3.0, -1.0],
@@ -133,10 +132,6 @@ def test_what_tokens_of_each_probability_hold_adds_up_to_the_kl():
             "k3_squared": [4.0, 0.03, 0.01],
         }
     )
-    shares = language_model.seen(table)
-    assert shares["probability"].to_list() == pytest.approx([0.1, 1e-3, 0.0])
-    assert shares["k1"].to_list() == pytest.approx([1.0, 1.05, 1.0])
-    assert shares["k3"].to_list() == pytest.approx([0.2, 0.5, 1.0])
     spread = language_model.deviations(table)
     assert spread["k1"] == pytest.approx(np.sqrt(0.29 - 0.04) / 0.2)
     assert spread["k2"] == pytest.approx(0.0)
