@@ -79,7 +79,7 @@ LOSS_AND_REWARD = tuple(
 
 
 def one_state_table(policies: Policies, terms: Iterable[KLTerm] = LOSS_AND_REWARD) -> pd.DataFrame:
-    """Expected on-policy gradient of each term beside those of both KLs: medians over policies.
+    """Expected on-policy gradient of each term beside the reverse KL's: medians over policies.
 
     ``optimises`` names the exact gradient that the term equals at *every* policy, to ``SAME``.
     """
@@ -157,18 +157,17 @@ def sequence_table(tables: Policies, sequences: Sequences) -> pd.DataFrame:
 
 
 def _compare(gradient: Tensor, exact: dict[str, Tensor]) -> dict[str, object]:
-    """Medians of cosine and error against both KLs, the gradient it equals, and how often
-    descending it *raises* the reverse KL."""
+    """Medians of cosine and error against the reverse KL, the gradient that it equals, and how
+    often descending it *raises* the reverse KL."""
     same = [name for name, g in exact.items() if error_of(gradient, g, worst=True) < SAME]
+    angle = cosine(gradient, exact["reverse"])
     vanishes = bool((gradient.norm(dim=-1) < SAME * exact["reverse"].norm(dim=-1)).all())
-    row: dict[str, object] = {}
-    for name in ("reverse", "forward"):
-        angle = median(cosine(gradient, exact[name]))
-        row[f"cosine_{name}"] = torch.nan if vanishes else angle
-        row[f"error_{name}"] = error_of(gradient, exact[name])
-    row["share_away"] = torch.nan if vanishes else share(cosine(gradient, exact["reverse"]) < 0)
-    row["optimises"] = "nothing" if vanishes else (same or ["neither"])[0]
-    return row
+    return {
+        "cosine_reverse": torch.nan if vanishes else median(angle),
+        "error_reverse": error_of(gradient, exact["reverse"]),
+        "share_away": torch.nan if vanishes else share(angle < 0),
+        "optimises": "nothing" if vanishes else (same or ["neither"])[0],
+    }
 
 
 def noise_ratio(logits: Tensor, ref_logits: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ from analysis.kl.divergences import reverse_kl
 from analysis.kl.estimators import k1, k3, k4
 from analysis.kl.gaussians import k3_variance_is_finite, moments
 from analysis.kl.surrogates import ESTIMATORS, gradient_coefficient
-from analysis.kl.variance import estimator_variances, optimal_control_weight
+from analysis.kl.variance import estimator_variances
 
 # --- What it computes: the script, the tail of r, and where k3 wins
 
@@ -281,8 +281,8 @@ def random_drifts(
     """Random references, each with a policy that has drifted from it in a random direction.
 
     Drifts are log-uniform over two decades below ``farthest``. A row a pair: ``kl`` (nats), the
-    variance of k3 over that of k1 (``ratio``) and k2 (``ratio_k2``), that at the ``optimal`` weight
-    over k1's, and that ``weight``.
+    variance of k3 over that of k1 (``ratio``) and k2 (``ratio_k2``), and that at the ``optimal``
+    weight over k1's.
     """
     generator = torch.Generator().manual_seed(seed)
     options = {"generator": generator, "dtype": torch.float64}
@@ -296,7 +296,6 @@ def random_drifts(
             "ratio": variances["k3"] / variances["k1"],
             "ratio_k2": variances["k3"] / variances["k2"],
             "optimal": variances["optimal"] / variances["k1"],
-            "weight": optimal_control_weight(logits, ref_logits),
         }
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -28,14 +27,8 @@ STARTS_ADD = 0.6
 
 #: Draws [len(rows), n] from populations that are told by their number.
 Draw = Callable[[np.random.Generator, np.ndarray, int], np.ndarray]
-
-
-class Bounds(NamedTuple):
-    """Of an interval in each simulation, and the statistic that it is of."""
-
-    low: np.ndarray
-    high: np.ndarray
-    of: str = "mean"
+#: Of an interval in each simulation: low and high.
+Bounds = tuple[np.ndarray, np.ndarray]
 
 
 def recorded_differences() -> np.ndarray:
@@ -94,29 +87,28 @@ def populations(differences: np.ndarray) -> dict[str, Draw]:
 
 def t_mean(values: np.ndarray) -> Bounds:
     """The interval of the book: :func:`analysis.experiments.statistics.interval`."""
-    return Bounds(*statistics.interval(values)[1:])
+    return statistics.interval(values)[1:]
 
 
 def t_trimmed(values: np.ndarray) -> Bounds:
     """Of the interquartile mean, with the winsorised variance (Yuen, 1974)."""
     test = stats.ttest_ind(values, np.zeros_like(values), axis=1, equal_var=False, trim=TRIM)
-    return Bounds(*test.confidence_interval(statistics.LEVEL), "interquartile mean")
+    return test.confidence_interval(statistics.LEVEL)
 
 
 def bootstraps(values: np.ndarray, rng: np.random.Generator) -> dict[str, Bounds]:
     """Four that resample the seeds of each simulation [simulations, n]; three of them scipy's."""
 
-    def resampled(statistic: Callable, method: str) -> np.ndarray:
+    def resampled(statistic: Callable, method: str) -> Bounds:
         options = {"n_resamples": RESAMPLES, "batch": 100, "method": method, "rng": rng}
-        found = stats.bootstrap((values,), statistic, axis=1, **options)
-        return np.stack(found.confidence_interval)
+        return stats.bootstrap((values,), statistic, axis=1, **options).confidence_interval
 
-    middle = resampled(partial(stats.trim_mean, proportiontocut=TRIM), "percentile")
+    middle = partial(stats.trim_mean, proportiontocut=TRIM)
     return {
-        "percentile, interquartile mean": Bounds(*middle, "interquartile mean"),
-        "percentile, mean": Bounds(*resampled(np.mean, "percentile")),
-        "BCa, mean": Bounds(*resampled(np.mean, "BCa")),
-        "studentised, mean": Bounds(*_studentised(values, rng)),
+        "percentile, interquartile mean": resampled(middle, "percentile"),
+        "percentile, mean": resampled(np.mean, "percentile"),
+        "BCa, mean": resampled(np.mean, "BCa"),
+        "studentised, mean": _studentised(values, rng),
     }
 
 
@@ -146,8 +138,8 @@ def coverage_table(
             values = draw(rng, chosen, size)
             found = {"t, mean": t_mean(values), "t, interquartile mean": t_trimmed(values)}
             found |= bootstraps(values[:simulations], rng)
-            for interval, (low, high, of) in found.items():
-                aim = true[of][chosen[: len(low)]]
+            for interval, (low, high) in found.items():
+                aim = true[interval.split(", ")[1]][chosen[: len(low)]]
                 held = ((low <= aim) & (aim <= high)).mean()
                 rows.append((name, size, interval, held))
     return pd.DataFrame(rows, columns=["population", "n", "interval", "coverage"])
@@ -165,7 +157,7 @@ def coverage_of_starts(*, simulations: int = 20000, seed: int = 0) -> pd.DataFra
         per_start = statistics.of_starts(values, np.repeat(np.arange(starts), each))
         row = {"starts": starts, "seeds": each}
         for name, of in (("runs", values), ("means", per_start)):
-            low, high, _ = t_mean(of)
+            low, high = t_mean(of)
             row[name] = np.nan if np.isnan(low).all() else ((low <= 0) & (high >= 0)).mean()
         rows.append(row)
     return pd.DataFrame(rows)

@@ -36,12 +36,7 @@ from analysis.chapters.policies import (
     normal_draws,
     random_tables,
 )
-from analysis.kl.credit import (
-    credit_moments,
-    last_token_groups,
-    tie_states,
-    weighted_moments,
-)
+from analysis.kl.credit import credit_moments, last_token_groups, tie_states, weighted_moments
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.enumeration import (
     GradientMoments,

@@ -33,7 +33,6 @@ from analysis.kl.importance import importance_ratio
 from analysis.kl.products import (
     chi_square_bounds,
     geometric_spread,
-    log_ratio_spread,
     markov_product_variance,
     product_variance,
     sequence_ratio_spread,
@@ -110,7 +109,7 @@ def order_curves(
 
 def spread_curves(logits: Tensor, old_logits: Tensor, lengths: Sequence[int]) -> pd.DataFrame:
     """Standard deviation of three weights of a sequence of independent tokens, by its length:
-    ``product``, ``geometric`` (GSPO), one ``token``; and of the log of the product."""
+    ``product``, ``geometric`` (GSPO) and one ``token``."""
     length = torch.tensor(lengths, dtype=torch.float64)
     chi2 = chi_square(old_logits, logits)  # of the policy from the sampler
     mean, var = geometric_spread(logits, old_logits, length)
@@ -121,7 +120,6 @@ def spread_curves(logits: Tensor, old_logits: Tensor, lengths: Sequence[int]) ->
             "geometric": var.sqrt(),
             "geometric_mean": mean,
             "token": chi2.sqrt().expand_as(length),
-            "log_std": (length * log_ratio_spread(logits, old_logits).var).sqrt(),
         }
     )
 

@@ -178,7 +178,6 @@ def stopping_table(
         lost, solved = (probability @ (x * problem.outcome) for x in (stopped, ~stopped))
         row = {
             "tokens": tokens,
-            "stopped": share,
             "lost": lost / share if share > 0 else lost,
             "solved": solved,
             "rate": 1000 * solved / tokens,

@@ -147,8 +147,8 @@ def objective(logp: Tensor, problem: Preferences) -> Tensor:
 def data_table(problem: Preferences, features: Tensor) -> pd.DataFrame:
     """Where the population DPO loss is minimal, by who made the pairs and what can be learned.
 
-    ``kl`` from the optimum and ``objective`` of the fitted policy, over all policies and
-    (``_limited``) over those that move along the features only.
+    ``kl`` from the optimum and ``objective`` of the policy fitted over all, and (``_limited``) over
+    those that move along the features only.
     """
     rows = []
     for name, pairs in pair_distributions(problem).items():
@@ -158,7 +158,6 @@ def data_table(problem: Preferences, features: Tensor) -> pd.DataFrame:
             {
                 "pairs": name,
                 "kl": reverse_kl(tabular, problem.optimum).item(),
-                "kl_limited": reverse_kl(limited, problem.optimum).item(),
                 "objective": objective(tabular, problem).item(),
                 "objective_limited": objective(limited, problem).item(),
             }

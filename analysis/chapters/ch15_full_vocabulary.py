@@ -24,7 +24,7 @@ from analysis.chapters.ch12_model_costs import MODELS as PUBLISHED
 from analysis.chapters.ch12_model_costs import block_weights, llama, parameters
 from analysis.experiments import recording
 from analysis.kl.chunked import Chunks
-from analysis.kl.divergences import entropy, reverse_kl
+from analysis.kl.divergences import entropy
 from analysis.kl.enumeration import exact_kl_gradient, gradient_moments
 from analysis.training.pretrained.config import LlamaConfig
 
@@ -158,11 +158,7 @@ def noise_table(vocab_sizes: Iterable[int], *, states: int, **shape: float) -> p
     rows = []
     for vocab_size in vocab_sizes:
         batch = language_like(states, vocab_size, **shape)
-        at = {
-            "vocab": vocab_size,
-            "kl": reverse_kl(batch.logits, batch.ref_logits).mean().item(),
-            "entropy": entropy(batch.ref_logits).mean().item(),
-        }
+        at = {"vocab": vocab_size, "entropy": entropy(batch.ref_logits).mean().item()}
         rows += [at | {"variant": v, **variance_parts(batch, variant=v)} for v in VARIANTS]
     table = pd.DataFrame(rows)
     total = table.within + table.between

@@ -6,12 +6,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.chapters import (
-    ch16_objectives,
-    ch17_stale,
-    ch18_distillation,
-    ch19_equal_kl,
-)
+from analysis.chapters import ch16_objectives, ch17_stale, ch18_distillation, ch19_equal_kl
 from analysis.chapters.claims import recorded
 from analysis.experiments import summaries
 
