@@ -21,7 +21,7 @@ from torch import Tensor
 
 from analysis import style
 from analysis.chapters.ch12_model_costs import MODELS as PUBLISHED
-from analysis.chapters.ch12_model_costs import block_weights, llama, parameters
+from analysis.chapters.ch12_model_costs import block_weights, llama
 from analysis.experiments import recording
 from analysis.kl.chunked import Chunks
 from analysis.kl.divergences import entropy
@@ -47,6 +47,11 @@ MODELS: dict[str, LlamaConfig] = {
     "Llama-2-7B": llama(4096, 11_008, 32, 32, 32, 32_000, tied=False),
     "Qwen2.5-7B": PUBLISHED["Qwen2.5-7B"],
 }
+
+
+def parameters(model: LlamaConfig) -> int:
+    """All weights but norms: the embedding counts once more where it is not tied."""
+    return block_weights(model) + model.width * model.vocab_size * (1 if model.tied else 2)
 
 
 def recorded(directory: Path = RECORDED) -> pd.DataFrame:
