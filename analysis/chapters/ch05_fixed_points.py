@@ -150,15 +150,14 @@ def ends_table(
     return pd.DataFrame(rows)
 
 
-def tilt_curves(gaps: Tensor, *, beta: float, best_share: float, steps: int) -> pd.DataFrame:
+def tilt_curves(gaps: Tensor, *, beta: float, steps: int) -> pd.DataFrame:
     """How much of its reference probability a token keeps, against how far its reward is behind.
 
-    Two tokens, the better one of reference probability ``best_share``. A row a law and gap: the
-    other token's share of its reference probability in ``closed`` form and after ``ascent``.
+    Two tokens, alike under the reference. A row a law and gap: the worse token's share of its
+    reference probability in ``closed`` form and after ``ascent``.
     """
     rewards = torch.stack([torch.zeros_like(gaps), -gaps], dim=-1)
-    shares = torch.tensor([best_share, 1 - best_share], dtype=gaps.dtype)
-    ref_logits = shares.log().expand_as(rewards)
+    ref_logits = torch.full_like(rewards, 0.5).log()
     step_size = 0.5 * min(1.0, 1.0 / (beta + gaps.max().item()))
     options = {"beta": beta, "steps": steps, "step_size": step_size}
     frames = []
@@ -166,8 +165,8 @@ def tilt_curves(gaps: Tensor, *, beta: float, best_share: float, steps: int) -> 
         term = KLTerm(estimator=law)
         ends = ascent_ends(Problems(rewards, ref_logits), ref_logits[None], term, **options)[0]
         closed = OPTIMA[term](rewards, ref_logits, beta=beta).exp()
-        kept = {"closed": closed[:, 1] / shares[1], "ascent": ends[:, 1] / shares[1]}
-        frames.append(pd.DataFrame({"law": law, "gap": gaps} | kept))
+        columns = {"gap": gaps, "closed": closed[:, 1] / 0.5, "ascent": ends[:, 1] / 0.5}
+        frames.append(pd.DataFrame(columns).assign(law=law))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -319,14 +318,11 @@ def entropy_drift(logits: Tensor, *, step_size: float) -> Tensor:
     return (logits.softmax(-1) * after).sum(-1) - entropy(logits)
 
 
-def walk_table(
-    walks: Mapping[str, Coefficient], *, vocab_size: int, runs: int, steps: int, **descent: float
-) -> pd.DataFrame:
+def walk_table(*, runs: int, steps: int, **descent: float) -> pd.DataFrame:
     """Entropy (nats) of runs that start at a uniform reference: quantiles over seeds by step."""
-    uniform = torch.zeros(runs, vocab_size, dtype=torch.float64)
-    frames = []
-    for name, coefficient in walks.items():
-        history = sampled_descent(uniform, uniform, coefficient, steps=steps, **descent)
+    start, frames = uniform(runs), []
+    for name, coefficient in WALKS.items():
+        history = sampled_descent(start, start, coefficient, steps=steps, **descent)
         frames.append(quantiles(entropy(history), steps).assign(walk=name))
     return pd.concat(frames, ignore_index=True)
 

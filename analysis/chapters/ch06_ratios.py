@@ -131,7 +131,6 @@ def gradient_weights(
     returns: Tensor,
     *,
     weight: str,
-    epsilon: float = 0.2,
 ) -> Tensor:
     """[N, T] credit of each token: its importance weight, cut as its kind does, times the
     return."""
@@ -142,8 +141,7 @@ def gradient_weights(
     if weight not in CLIPPED:
         return importance_ratio(logp, old_logp, sequences.mask, level=weight) * per_token
     fixed = {"old_logp": old_logp, "advantages": per_token, "mask": sequences.mask}
-    clip = {"kind": weight, "epsilon_low": epsilon, "epsilon_high": epsilon}
-    return grad(lambda at: -policy_loss(at, **fixed, **clip).per_token.sum())(logp)
+    return grad(lambda at: -policy_loss(at, kind=weight, **fixed).per_token.sum())(logp)
 
 
 def weight_table(tables: Policies, sequences: Sequences, *, seed: int) -> pd.DataFrame:

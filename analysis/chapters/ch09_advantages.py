@@ -548,11 +548,11 @@ BETA = 0.04
 EPSILON = 0.2
 
 
-def _batch(seed: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+def _batch(seed: int) -> tuple[Tensor, ...]:
     """Log-probs of policy, sampler and reference, advantages and a ragged mask: 6 rows of 5."""
     generator = torch.Generator().manual_seed(seed)
-    logp, old_logp, ref_logp = -torch.rand(3, 6, 5, generator=generator, dtype=dtype)
-    advantages = torch.randn(6, generator=generator, dtype=dtype)
+    logp, old_logp, ref_logp = -torch.rand(3, 6, 5, generator=generator, dtype=torch.float64)
+    advantages = torch.randn(6, generator=generator, dtype=torch.float64)
     lengths = torch.tensor([5, 3, 1, 4, 2, 5])
     return logp, old_logp, ref_logp, advantages, torch.arange(5) < lengths[:, None]
 
