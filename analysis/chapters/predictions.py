@@ -75,6 +75,14 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "gspo < token: own_accuracy at the end": "refuted",
         "sequence = token: own_accuracy at the end": "open",
     },
+    "objectives": {},
+    "three_ways": {
+        "k2_loss_detached = k2_loss: accuracy at 0.3": "open",
+        "merged_old = merged_detached: accuracy at 0.3": "open",
+        "k2_loss = exact_loss: accuracy at 0.3": "refuted",
+        "merged_detached = exact_loss: accuracy at equal KL": "open",
+    },
+    "three_ways_half_step": {"merged_detached = none: accuracy at 0.3": "open"},
 }
 #: Before the name of a metric: the logarithm of how much it fluctuates.
 JUMPS = "jumps of "
