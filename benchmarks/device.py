@@ -156,7 +156,7 @@ def _row(
     # The graph of an update that is measured is recorded in the last of these.
     for _ in range(graphs.WARM_UP * (config.log_every if graphed else 1) + 1):
         trainer.advance()
-    if graphed and trainer.launch._broken:
+    if graphed and trainer.launch.refused:
         raise NotRecorded
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

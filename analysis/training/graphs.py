@@ -4,8 +4,8 @@ A small policy leaves a GPU waiting for the launches of its operations. A CUDA g
 of them that is launched as a whole. It repeats the same operations on the same memory, so whatever
 changes from call to call must come in as a tensor, and nothing may be read back in between.
 
-The first calls run as they are, and count; then the function is recorded. On the CPU, and unless
-graphs are asked for, every call runs as it is.
+The first call runs as it is; the second is recorded. On the CPU, and unless graphs are asked for,
+every call runs as it is.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from torch import Tensor
 
 LOG = logging.getLogger(__name__)
 
-#: Calls before a function is recorded: libraries set themselves up in the first.
-WARM_UP = 2
+#: Calls before a function is recorded: libraries set themselves up in the first. There are no more,
+#: for a call that runs as it is needs its memory beside that of the recordings.
+WARM_UP = 1
 
 
 class Launch(Protocol):
@@ -109,17 +110,18 @@ def _direct(
 
 
 class Graphs:
-    """Records each function at its third call with inputs of the same shapes, then replays it.
+    """Records each function at its second call with inputs of the same shapes, then replays it.
 
     A replay writes into the outputs of the recording: results hold until the next call under the
     same name, and of passing ones until any other call. Clone what must live longer. A function
-    that cannot be recorded is reported; from then on every call runs as it is.
+    that cannot be recorded, for want of memory or otherwise, is reported; from then on its calls
+    run as they are.
     """
 
     def __init__(self, recorder: Recorder, fixed: Iterable[Tensor] = ()) -> None:
         self._recorder = recorder
         self._fixed = {_place(recorder, tensor) for tensor in fixed}
-        self._broken = False
+        self.refused: set[Hashable] = set()  #: what could not be recorded
         self._calls: Counter[Hashable] = Counter()
         self._graphs: dict[Hashable, _Graph] = {}
 
@@ -128,14 +130,14 @@ class Graphs:
     ) -> Any:
         key = (name, *map(_signature, leaves(inputs)))
         self._calls[key] += 1
-        if self._broken or self._calls[key] <= WARM_UP:
+        if key in self.refused or self._calls[key] <= WARM_UP:
             return function(*inputs)
         if key not in self._graphs:
             try:
                 graph = _Graph(name, self._recorder, function, inputs, self._fixed, passing=passing)
             except Exception:
-                LOG.exception("graph %r cannot be recorded: going on without graphs", name)
-                self._broken = True
+                LOG.exception("graph %r cannot be recorded: going on without it", name)
+                self.refused.add(key)
                 return function(*inputs)
             self._graphs[key] = graph
             outputs = [leaf for leaf in leaves(graph.outputs) if isinstance(leaf, Tensor)]
