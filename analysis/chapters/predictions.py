@@ -82,6 +82,7 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "k2_loss = exact_loss: accuracy at 0.3": "refuted",
         "merged_detached = exact_loss: accuracy at equal KL": "open",
     },
+    "three_ways_on_policy": {},
     "three_ways_half_step": {"merged_detached = none: accuracy at 0.3": "open"},
 }
 #: Before the name of a metric: the logarithm of how much it fluctuates.
