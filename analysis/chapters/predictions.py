@@ -91,6 +91,10 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "group_centre = group_std: accuracy at the end": "open",
         "leave_one_out = group_std: accuracy at the end": "open",
     },
+    "length_growth": {
+        "grpo > token_sum: wrong_length at the end": "open",
+        "soft_overlong = grpo: accuracy at the end": "open",
+    },
 }
 #: Before the name of a metric: the logarithm of how much it fluctuates.
 JUMPS = "jumps of "
