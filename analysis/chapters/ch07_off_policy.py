@@ -21,7 +21,6 @@ from analysis.chapters.claims import (
     band,
     claim,
     difference,
-    difference_along,
     error_of,
     judge,
     largest,
@@ -38,6 +37,7 @@ from analysis.chapters.policies import (
     random_policies,
     random_tables,
 )
+from analysis.chapters.predictions import at_equal_kl
 from analysis.kl.credit import credit_moments
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.enumeration import (
@@ -604,12 +604,10 @@ def best_way_overall() -> Finding:
     cost."""
     figures = _way_errors()
     del figures["off_policy_unclipped"]
-    several = recorded("three_ways").finals
     ways = trained.costed_ways(recorded("three_ways_half_step"), recorded("three_ways_on_policy"))
     bands = {}
     for reading in ("old", "detached"):
-        pair = (f"merged_{reading}", "exact_loss", "accuracy")
-        bands[f"{reading}_to_full"] = difference_along(several, *pair, of="reverse_kl")
+        bands[f"{reading}_to_full"] = at_equal_kl("three_ways", f"merged_{reading}", "exact_loss")
         for cost in ("completions", "passes"):
             ended = trained.at_equal_cost(ways, cost, TRAINED_BETA)
             pair = (f"merged_{reading}", trained.LARGE_BATCH, "accuracy")

@@ -11,10 +11,9 @@ The verdict is *computed* from the measured figures by comparison with stated to
 never typed in. ``book/claims.yaml`` records verdict and figures, and ``analysis claims`` refuses
 any disagreement between the two.
 
-Numbers of recorded runs are read here too: :func:`difference` and :func:`difference_along` are
-means over the starts, or over the seeds of one start, with the intervals of
-:mod:`analysis.experiments.statistics`, at the settings of the preset, and no statement about any
-other.
+Numbers of recorded runs are read here too: :func:`difference` is a mean over the starts, or over the
+seeds of one start, with the interval of :mod:`analysis.experiments.statistics`, at the settings of
+the preset, and no statement about any other.
 """
 
 from __future__ import annotations
@@ -134,15 +133,5 @@ def difference(
     finals: pd.DataFrame, variant: str, other: str, metric: str, *, beta: float | None = None
 ) -> Interval:
     """``variant`` minus ``other``, taken per seed: ``summaries.paired``."""
-    return _only(summaries.paired(finals, [(variant, other, metric)], beta=beta))
-
-
-def difference_along(
-    finals: pd.DataFrame, variant: str, other: str, metric: str, *, of: str
-) -> Interval:
-    """``variant`` minus ``other`` at equal values of a metric: ``summaries.paired_along``."""
-    return _only(summaries.paired_along(finals, [(variant, other)], of=of, metric=metric))
-
-
-def _only(table: pd.DataFrame) -> Interval:
+    table = summaries.paired(finals, [(variant, other, metric)], beta=beta)
     return Interval(*table.loc[0, list(Interval._fields)])

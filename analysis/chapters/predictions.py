@@ -17,6 +17,7 @@ import pandas as pd
 from analysis.chapters.claims import recorded_runs
 from analysis.experiments import designs, recording
 from analysis.experiments.preset import EQUAL_KL, Prediction
+from analysis.experiments.statistics import Interval
 from analysis.experiments.summaries import KLS
 
 #: Recorded design -> its predictions that are open or refuted, as :func:`spelled`; others hold.
@@ -150,6 +151,12 @@ def same_elsewhere(preset: str, folder: str) -> bool:
     """Has each prediction the same outcome by a second recording of the preset, in a folder?"""
     again = designs.judged_predictions(recording.load(recording.RESULTS / folder))
     return list(again["outcome"]) == list(judged(preset)["outcome"])
+
+
+def at_equal_kl(preset: str, variant: str, other: str) -> Interval:
+    """A predicted difference of two variants at equal KL."""
+    table = judged(preset).set_index(["variant", "other", "at"])
+    return Interval(*table.loc[(variant, other, EQUAL_KL), list(_ENDS)])
 
 
 def unpredicted(preset: str, variant: str, other: str, metric: str, beta: float) -> dict:
