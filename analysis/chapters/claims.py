@@ -11,9 +11,9 @@ The verdict is *computed* from the measured figures by comparison with stated to
 never typed in. ``book/claims.yaml`` records verdict and figures, and ``analysis claims`` refuses
 any disagreement between the two.
 
-Numbers of recorded runs are read here too: :func:`difference` is a mean over the starts, or over the
-seeds of one start, with the interval of :mod:`analysis.experiments.statistics`, at the settings of
-the preset, and no statement about any other.
+Numbers of recorded runs are read here too: :func:`difference` is a mean over the starts, or over
+the seeds of one start, with the interval of :mod:`analysis.experiments.statistics`, at the settings
+of the preset, and no statement about any other.
 """
 
 from __future__ import annotations
