@@ -120,16 +120,12 @@ SPAN = 20
 POINTS = 15
 
 
-def span_of(curves: pd.DataFrame) -> int:
-    """How many updates one point of a curve averages: whole logging windows."""
-    span = min(SPAN, math.ceil(curves["update"].max() / POINTS) or 1)
-    gaps = np.diff(np.unique(curves["update"]))
-    return math.ceil(span / gaps.min()) * int(gaps.min()) if gaps.size else span
-
-
 def training(curves: pd.DataFrame, metric: str, label: str, *, errorbar=seed_range) -> Figure:
     """A metric of the KL terms over training, losses above, rewards below; KLs on a log scale."""
-    span = span_of(curves)
+    span = min(SPAN, math.ceil(curves["update"].max() / POINTS) or 1)
+    gaps = np.diff(np.unique(curves["update"]))
+    if gaps.size:  # whole logging windows
+        span = math.ceil(span / gaps.min()) * int(gaps.min())
     table = ablation.coarsen(curves, span)
     table["update"] += span / 2
     figure, panels = panels_of(2, sharey=True)

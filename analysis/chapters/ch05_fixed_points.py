@@ -59,10 +59,8 @@ GIVEN_UP = 1e-12
 #: Two ends closer than this in every probability are the same end.
 SAME_POLICY = 5e-3
 
-Optimum = Callable[..., Tensor]
-
 #: What each variant is claimed to converge to; the penalties' ends depend on who survives.
-OPTIMA: dict[KLTerm, Optimum] = {
+OPTIMA: dict[KLTerm, Callable[..., Tensor]] = {
     KLTerm(estimator="k2"): reverse_kl_optimum,
     KLTerm(estimator="k1", placement="reward"): reverse_kl_optimum,
     KLTerm(estimator="k3", weighting="attached"): reverse_kl_optimum,
@@ -70,9 +68,8 @@ OPTIMA: dict[KLTerm, Optimum] = {
     KLTerm(estimator="k4"): forward_kl_optimum,
     KLTerm(estimator="minimax01"): euclidean_optimum,
 }
-PENALTIES = (KLTerm(estimator="k2", placement="reward"), KLTerm(estimator="k3", placement="reward"))
 CLIPPED = KLTerm(estimator="k3_clip")
-ENDS = (*OPTIMA, CLIPPED, *PENALTIES)
+ENDS = (*OPTIMA, CLIPPED, *(KLTerm(estimator=k, placement="reward") for k in ("k2", "k3")))
 
 
 class Problems(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 import torch
@@ -504,7 +504,8 @@ def descents(table: pd.DataFrame) -> Figure:
         axes.plot(errors, [y, y], color=colour, linewidth=1.2)
         axes.plot(errors[0], y, marker="o", color=colour, linestyle="none")
         axes.plot(errors[1], y, marker="s", color=colour, markerfacecolor="white", linestyle="none")
-    names = [_name(row) + (" *" if row.default else "") for row in rows.itertuples()]
+    settings = rows.setting.str.replace("use_on_policy_kl_approximation", "on-policy approx.")
+    names = rows.framework + ": " + settings + rows.default.map({True: " *", False: ""})
     axes.set_yticks(range(len(rows)), names, fontsize=9.5)
     axes.set_xscale("log")
     axes.set_xticks([floor, 1e-2, 1e-1, 1], ["exact", "0.01", "0.1", "1"])
@@ -514,9 +515,3 @@ def descents(table: pd.DataFrame) -> Figure:
         axes.plot([], [], marker="o", linestyle="none", color=colour, label=name)
     axes.legend(loc="upper center", bbox_to_anchor=(0.2, -0.09), ncols=4, fontsize=9.5)
     return figure
-
-
-def _name(row: Any) -> str:
-    """Framework and setting, the longest flag shortened so that the axes keep some room."""
-    setting = row.setting.replace("use_on_policy_kl_approximation", "on-policy approx.")
-    return f"{row.framework}: {setting}"
