@@ -14,10 +14,11 @@ import torch
 
 from analysis.kl.term import KLTerm
 from analysis.training.loss import kl_cosine, kl_objectives
-from analysis.training.variants import Advantage, Objective, Variant
+from analysis.training.variants import Advantage
 from tests.training import naive_loss
 from tests.training.apart import Population
 from tests.training.method_variants import (
+    ADVANTAGES,
     AXES,
     CORRECTIONS,
     DISTILLATIONS,
@@ -61,6 +62,10 @@ def test_distillation_follows_its_schedule(small_config, update):
     assert [change > 1e-6 for change in losses] == moving
 
 
+def named(variants, *starts):
+    return [one for one in variants if one.name.startswith(starts)]
+
+
 def changed(one, part, **fields):
     """A variant with other fields in a part, unchecked: a sign no variant may have."""
     return one.model_copy(update={part: getattr(one, part).model_copy(update=fields)})
@@ -72,11 +77,19 @@ def measured_cosines(population):
     return kl_cosine(kl_objectives(trainer.terms, population.batch, logits), trainer.weights)
 
 
-def test_the_kl_cosine_is_that_of_naive_gradients(small_config):
+def token_terms():
     variants = named([*KL, *KL_REWARD], "k1_", "k2_", "k3_")
     variants = [v for v in variants if v.kl.level == v.kl.ratio == "token" and not v.kl.value]
-    variants = [v for v in variants if v.advantage.kl_order == Advantage().kl_order]
-    population = Population(small_config, variants, stale=False)
+    return [v for v in variants if v.advantage.kl_order == Advantage().kl_order]
+
+
+@pytest.mark.parametrize(
+    ("variants", "same"),
+    [(token_terms(), False), (named(ADVANTAGES, "drop_grpo"), True)],
+    ids=["all groups", "groups that count"],
+)
+def test_the_kl_cosine_is_that_of_naive_gradients(small_config, variants, same):
+    population = Population(small_config, variants, stale=False, same=same)
     measured = measured_cosines(population)
     for row, one in enumerate(variants):
         run = population.run(row)
@@ -90,37 +103,7 @@ def test_the_kl_cosine_is_that_of_naive_gradients(small_config):
         )
         expected = torch.cosine_similarity(of_variant - of_none, of_exact - of_none, dim=0)
         assert torch.isclose(measured[row], expected, rtol=0, atol=1e-9), one.name
-    assert measured.min() < 0.5 < measured.max() and measured.std() > 0.1
-
-
-@pytest.mark.parametrize("aggregation", ["seq_mean_token_mean", "token_mean"])
-def test_the_kl_cosine_is_over_the_groups_that_count(small_config, aggregation):
-    parts = {
-        "advantage": Advantage(drop_uniform_groups=True),
-        "objective": Objective(aggregation=aggregation),
-    }
-    one = Variant(kl=KLTerm(estimator="k3"), beta=0.5, **parts)
-    population = Population(small_config, [one], same=True)
-    run, measured = population.run(0), measured_cosines(population)
-
-    def gradient(**fields):
-        variant = Variant(**fields)
-        return population.expected(dataclasses.replace(run, variant=variant))[1]
-
-    none = gradient(**parts)
-    of_variant = gradient(kl=KLTerm(estimator="k3"), beta=0.5, **parts) - none
-    of_exact = gradient(kl=KLTerm(estimator="exact"), beta=1.0, **parts) - none
-    expected = torch.cosine_similarity(of_variant, of_exact, dim=0)
-    assert torch.isclose(measured[0], expected, rtol=0, atol=1e-9)
-    everyone = parts | {"advantage": Advantage()}
-    without = gradient(**everyone)
-    of_all = [gradient(kl=KLTerm(estimator=name), beta=1.0, **everyone) for name in ("k3", "exact")]
-    of_all = [part - without for part in of_all]
-    assert (torch.cosine_similarity(*of_all, dim=0) - expected).abs() > 1e-3
-
-
-def named(variants, *starts):
-    return [one for one in variants if one.name.startswith(starts)]
+    assert same or (measured.min() < 0.5 < measured.max() and measured.std() > 0.1)
 
 
 FLIPS = {
