@@ -4,40 +4,28 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from analysis.errors import UserError
 
 
-class _Place:
-    """A path below the root of a project."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __get__(self, project: Project, owner: type[Project]) -> Path:
-        return project.root / self.path
-
-
-@dataclass(frozen=True)
 class Project:
     """The paths of one checkout; everything in the pipeline is relative to ``root``."""
 
-    root: Path
-
-    notebooks = _Place("notebooks")
-    package = _Place("analysis")
-    results = _Place("results")
-    lock = _Place("requirements.lock")
-    book = _Place("book")
-    claims = _Place("book/claims.yaml")
-    runs = _Place("book/_run")
-    generated = _Place("book/_generated")
-    config = _Place("_config.yml")
-    toc = _Place("_toc.yml")
-    readme = _Place("README.md")
-    build = _Place("_build")
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.notebooks = root / "notebooks"
+        self.package = root / "analysis"
+        self.results = root / "results"
+        self.lock = root / "requirements.lock"
+        self.book = root / "book"
+        self.claims = root / "book" / "claims.yaml"
+        self.runs = root / "book" / "_run"
+        self.generated = root / "book" / "_generated"
+        self.config = root / "_config.yml"
+        self.toc = root / "_toc.yml"
+        self.readme = root / "README.md"
+        self.build = root / "_build"
 
     def relative(self, path: Path) -> str:
         """``path`` as a reader of the repository would write it."""
