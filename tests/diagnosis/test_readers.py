@@ -183,9 +183,7 @@ def test_unknown_columns_are_listed_with_the_nearest_name(tmp_path):
         ("sequence,logp,log_probs,ref_logp\na,-1,-1,-1\n", "both mean logp"),
         ("sequence,logp,ref_logp\na,-1,-1,-1,-1\nb,-1\n", "no regular CSV"),
         (csv_text(changed(1, "logp", "nan")), "line 3, column logp: nan"),
-        (csv_text(changed(1, "logp", "")), "line 3, column logp: nan"),
         (csv_text(changed(3, "ref_logp", "-inf")), "line 5, column ref_logp: -inf"),
-        (csv_text(changed(4, "old_logp", "inf")), "line 6, column old_logp: inf"),
         (csv_text(changed(3, "logp", 0.5)), "line 5, column logp: 0.5 is above 0"),
         (csv_text(changed(3, "logp", "abc")), "line 5, column logp: 'abc' is no number"),
         (csv_text(changed(3, "mask", 2)), "line 5, column mask: "),
@@ -225,9 +223,7 @@ def test_bad_csv(tmp_path, text, said):
         ([f'{{"sequence": 0, "ref_logp": -1, "logp": -{10**400}}}'], "logp: -inf is no finite"),
         (['{"sequence": {"a": 1}, "ref_logp": -1, "logp": -1}'], "{'a': 1} is no name"),
         (['{"sequence": 0, "position": 1e30, "ref_logp": -1, "logp": -1}'], "1e+30 is too large"),
-        (['{"sequence": 0, "step": 1e308, "ref_logp": -1, "logp": -1}'], "1e+308 is too large"),
         (['{"sequence": 0, "advantage": -1e300, "ref_logp": -1, "logp": -1}'], "too large to be"),
-        (['{"sequence": 0, "entropy": 1e308, "ref_logp": -1, "logp": -1}'], "too large to be"),
     ],
 )
 def test_bad_json_lines(tmp_path, lines, said):

@@ -112,14 +112,10 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-7])
 
 
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
 @pytest.mark.parametrize(
     "spoil",
-    [flip(0.001), flip(0.5), flip(0.999), truncate, empty],
-    ids=["header", "tensors", "end", "truncated", "empty"],
+    [flip(0.001), flip(0.5), truncate],
+    ids=["header", "tensors", "truncated"],
 )
 def test_a_corrupt_checkpoint_is_named_and_the_one_before_is_used(
     store: Store, tiny: Preset, straight: Recording, spoil: Callable[[Path], None]
