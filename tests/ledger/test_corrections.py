@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
-from analysis.kl.divergences import forward_kl
+from analysis.kl.ascent import expected_ascent
+from analysis.kl.divergences import entropy, forward_kl
 from analysis.kl.enumeration import reverse_kl_gradient
 from tests.supports import Supports, of_loss
 
@@ -90,3 +93,60 @@ def test_other_weights_of_the_sum_are_exact_too():
     ):
         (gradient,) = torch.autograd.grad((weights * log_ratio).sum(), leaf, retain_graph=True)
         assert ((gradient - exact).abs().max() < EXACT) == good
+
+
+@pytest.mark.parametrize("name", ["k2", "k3"])
+def test_the_lower_of_two_tokens_below_the_reference_can_rise_and_come_back(name):
+    """They are driven apart, as the theorem says; "the lower one falls ever faster" stood there."""
+
+    def moved(start, steps, size):
+        return expected_ascent(
+            start.log(),
+            torch.zeros_like(start),
+            ref.log(),
+            beta=1.0,
+            estimator=name,
+            placement="reward",
+            geometry="natural",
+            steps=steps,
+            step_size=size,
+        ).exp()
+
+    ref = torch.tensor([0.7, 0.1, 0.2], dtype=torch.float64)
+    path = [torch.tensor([0.6, 0.099, 0.301], dtype=torch.float64)]
+    for _ in range(40):
+        path.append(moved(path[-1], 2, 0.05))
+    lower, higher = (torch.stack(path) / ref).log()[:, :2].unbind(-1)
+    below = higher < 0
+    assert lower[0] < higher[0] and below[:3].all()
+    assert (lower.diff() > 0).all()
+    assert (higher - lower)[below].diff().min() > 0
+    assert torch.allclose(moved(path[-1], 9000, 0.5), ref, atol=2e-3)
+
+
+def test_the_logit_of_a_token_can_rise_and_its_probability_fall():
+    """Plain steps: a penalty below average raises the logit; a sample lowers one not sampled."""
+    policy = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
+    penalty = torch.tensor([0.0, 1.0, 0.3], dtype=torch.float64)
+    force = policy * ((policy * penalty).sum() - penalty)
+    assert force[2] > 0
+    assert (policy.log() + 1e-3 * force).softmax(-1)[2] < policy[2]
+    peaked = torch.tensor([0.9, 0.05, 0.05], dtype=torch.float64)
+    for step_size in (1e-3, 0.1, 1.0):
+        sampled = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
+        moved = (peaked.log() - step_size * (sampled - peaked)).softmax(-1)
+        assert moved[0] > peaked[0] and moved[1] < peaked[1]
+
+
+def test_raising_a_token_costs_more_entropy_than_lowering_it_at_a_large_step():
+    """From the uniform policy the two losses agree to second order in the step only."""
+    sampled = torch.eye(8, dtype=torch.float64)[0]
+
+    def lost(step_size):
+        return math.log(8) - entropy(step_size * sampled).item()
+
+    law = 1e-6 * 7 / (2 * 8**2)
+    assert lost(1e-3) == pytest.approx(law, rel=2e-3)
+    assert lost(-1e-3) == pytest.approx(law, rel=2e-3)
+    assert lost(1.0) == pytest.approx(0.0851, abs=1e-4)
+    assert lost(-1.0) == pytest.approx(0.0324, abs=1e-4)
