@@ -96,6 +96,10 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "grpo > token_sum: wrong_length at the end": "open",
         "soft_overlong = grpo: accuracy at the end": "open",
     },
+    "mismatch": {
+        "hot_uncorrected = same: own_accuracy at the end": "open",
+        "hot_truncated_token = hot_uncorrected: own_accuracy at the end": "open",
+    },
 }
 #: Before the name of a metric: the logarithm of how much it fluctuates.
 JUMPS = "jumps of "
