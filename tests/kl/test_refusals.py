@@ -32,6 +32,7 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("q_std", lambda: moments(0, 0.0, 0, 1)),
     ("p_std", lambda: moments(0, 1, 0, -1.0)),
     ("q_mean", lambda: moments(math.nan, 1, 0, 1)),
+    ("q_mean must be finite", lambda: moments(math.inf, 1, 0, 1)),
     ("old_logp is needed", lambda: kl_loss(ROW, ROW, weighting="attached")),
     ("old_logp would go unread", lambda: kl_loss(ROW, ROW, old_logp=ROW)),
     ("ratio='prefix' would go unread", lambda: kl_loss(ROW, ROW, ratio="prefix")),

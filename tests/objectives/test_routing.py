@@ -27,3 +27,5 @@ def test_routed_logp_by_hand():
     for unknown in (-1, 3):
         with pytest.raises(ValueError, match=r"experts must be in \[0, 3\)"):
             routed_logp(head, hidden, torch.full((7,), unknown))
+    with pytest.raises(ValueError, match=r"head\.router needs torch\.float64 \[N, 4\]"):
+        routed_logp(head, hidden[:, :3], experts)
