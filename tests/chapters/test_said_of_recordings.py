@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.chapters import predictions
+from analysis.chapters import ch19_equal_kl, predictions
 from analysis.experiments import ablation, recording, summaries
 
 
@@ -21,6 +21,21 @@ def test_at_equal_kl_two_sampled_terms_lie_below_the_exact_one():
         assert asked.loc[variant, "high"] < 0 and asked.loc[variant, "outcome"] == "open"
     ended = predictions.judged("equal_kl_ended").set_index(["variant", "metric"])
     assert {ended.loc[(v, "reward"), "outcome"] for v in ("k3_loss", "k1_reward")} == {"holds"}
+
+
+def test_at_equal_kl_k3_as_a_loss_lies_below_k2():
+    found = ch19_equal_kl.against("k3_loss", "k2_loss", preset="equal_kl_large")
+    assert found["high"] < 0
+    table = predictions.judged("equal_kl_large")
+    kept = table[(table["other"] == "exact_loss") & (table["expected"] == "equivalent")]
+    assert {"k2_loss", "k1_reward"} <= set(kept.loc[kept["outcome"] == "holds", "variant"])
+
+
+def test_on_ten_starts_one_sample_of_a_teacher_does_not_beat_the_reward():
+    weak = predictions.judged("weak_teacher").set_index(["variant", "other"])
+    easy = predictions.judged("distillation").set_index(["variant", "other"])
+    assert weak.loc[("opd_and_grpo", "grpo"), "high"] < 0
+    assert easy.loc[("opd_immediate", "grpo"), "high"].item() < 0
 
 
 def test_one_of_three_equivalences_comes_again_on_another_processor():
