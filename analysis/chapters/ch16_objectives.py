@@ -15,7 +15,7 @@ from torch.func import grad
 from analysis import style
 from analysis.chapters.ch09_process_rewards import Reasoning, open_length_chain
 from analysis.chapters.claims import Finding, claim, difference, judge, recorded
-from analysis.experiments import designs, start_lengths, statistics
+from analysis.experiments import designs, initial_policy, statistics
 from analysis.experiments.statistics import Interval
 from analysis.kl.credit import credit_moments
 from analysis.kl.sequences import sequence_probability
@@ -144,7 +144,7 @@ def tilted(lengths: np.ndarray, mass: np.ndarray, mean: float) -> tuple[float, f
 def flow(means: np.ndarray) -> pd.DataFrame:
     """:func:`tilted` of the recorded starts: per start and mean, ``start``, ``length``, ``kl``."""
     rows = []
-    for start, table in start_lengths.recorded().groupby("start"):
+    for start, table in initial_policy.recorded_lengths().groupby("start"):
         lengths = table["length"].to_numpy(float)
         mass = table["completions"].to_numpy(float) / table["completions"].sum()
         first = float(mass @ lengths)
@@ -191,7 +191,7 @@ def spent(along: pd.DataFrame) -> pd.DataFrame:
 def draw_walk(along: pd.DataFrame) -> Figure:
     """KL of a whole answer over its mean length: runs of k1 alone, and the tilt of the theorem."""
     figure, axes = style.subplots(height=4.2)
-    longest = start_lengths.recorded()["length"].max()
+    longest = initial_policy.recorded_lengths()["length"].max()
     curve = flow(np.linspace(along["length"].min(), longest - 0.05, 60))
     curve = curve.groupby("length")["kl"].agg(["mean", "min", "max", "size"])
     curve = curve[curve["size"] == curve["size"].max()]

@@ -2,10 +2,11 @@
 
 The first logging window of a recorded run is no such sample: its mean is over several updates, and
 over variants that have begun to part. Starts and teachers are trained, and another processor's
-rounding trains slightly other ones, so the book quotes a recorded table, which is made in a minute
+rounding trains slightly other ones, so the book quotes recorded tables, which are made in a minute
 by::
 
     python -c "from analysis.experiments import initial_policy; initial_policy.record()"
+    python -c "from analysis.experiments import initial_policy; initial_policy.record_lengths()"
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ import torch
 
 from analysis.checks import check_choice
 from analysis.experiments import recording
-from analysis.experiments.manifests import write_folder
 from analysis.experiments.preset import NO_KL, Preset
-from analysis.experiments.provenance import current_provenance
+from analysis.experiments.presets.designed import aggregation_length
 from analysis.experiments.recording import recorded_table
 from analysis.training.config import Run
 from analysis.training.metrics import rollout_metrics
+from analysis.training.sampling import SampledBatch
 from analysis.training.trainer import PopulationTrainer
 from analysis.training.variants import Sampler, Variant
 
 RECORDED = recording.RESULTS / "untrained_cpu"
 TABLE = "untrained.csv"
+LENGTHS = recording.RESULTS / "start_lengths_cpu"
 
 #: The teacher samples: its rollout says how good it is.
 BY_TEACHER = Variant(label="teacher", sampler=Sampler(by="teacher"))
@@ -43,8 +45,7 @@ def sampled(preset: Preset, runs: Sequence[Run], *, num_prompts: int = NUM_PROMP
         One row per run, in their order: ``accuracy``, ``length`` and the other metrics of
         :func:`~analysis.training.metrics.rollout_metrics`.
     """
-    config = preset.config.model_copy(update={"num_prompts": num_prompts, "num_minibatches": 1})
-    drawn = PopulationTrainer(config, runs).rollout(0)
+    drawn = _drawn(preset, runs, num_prompts)
     measured = rollout_metrics(drawn.rollout.mask, drawn.scores, drawn.done)
     return pd.DataFrame({name: values.numpy() for name, values in measured.items()})
 
@@ -76,10 +77,9 @@ def record(names: Sequence[str] = ()) -> None:
     torch.set_num_threads(1)
     names = names or list(_table()["preset"].unique())
     presets = {name: recording.load(recording.folder_of(name)).preset for name in names}
-    provenance = current_provenance(presets[names[0]].config)
     tables = [starts(preset).assign(preset=name) for name, preset in presets.items()]
-    fields = {"preset": "untrained", "seeds": [], **provenance.model_dump()}
-    write_folder(RECORDED, {TABLE: pd.concat(tables, ignore_index=True)}, fields)
+    table = pd.concat(tables, ignore_index=True)
+    recording.record_tables(RECORDED, {TABLE: table}, presets[names[0]].config, preset="untrained")
 
 
 def recorded(preset: str) -> pd.DataFrame:
@@ -91,6 +91,38 @@ def recorded(preset: str) -> pd.DataFrame:
     table = _table()
     check_choice("preset", preset, table["preset"].unique())
     return table[table["preset"] == preset].drop(columns="preset").reset_index(drop=True)
+
+
+def lengths(preset: Preset, *, num_prompts: int = NUM_PROMPTS) -> pd.DataFrame:
+    """One row per start and length that occurs: ``start``, ``length``, ``completions``."""
+    runs = [Run(variant=NO_KL, seed=start) for start in range(preset.config.start.count)]
+    drawn = _drawn(preset, runs, num_prompts).rollout.mask.sum(dim=-1).flatten(1)
+    rows = [
+        {"start": start, "length": length, "completions": times}
+        for start, row in enumerate(drawn)
+        for length, times in enumerate(torch.bincount(row).tolist())
+        if times
+    ]
+    return pd.DataFrame(rows)
+
+
+def record_lengths() -> None:
+    """Sample the starts of ``aggregation_length`` on one thread and record their lengths."""
+    torch.set_num_threads(1)
+    preset = aggregation_length()
+    tables = {"lengths.csv": lengths(preset)}
+    recording.record_tables(LENGTHS, tables, preset.config, preset="start_lengths", of=preset.name)
+
+
+def recorded_lengths() -> pd.DataFrame:
+    """Rows of :func:`lengths` as recorded."""
+    return recorded_table(LENGTHS, "lengths.csv")
+
+
+def _drawn(preset: Preset, runs: Sequence[Run], num_prompts: int) -> SampledBatch:
+    """What the runs sample before any training."""
+    config = preset.config.model_copy(update={"num_prompts": num_prompts, "num_minibatches": 1})
+    return PopulationTrainer(config, runs).rollout(0)
 
 
 def _table() -> pd.DataFrame:

@@ -9,7 +9,7 @@ import pytest
 from scipy.integrate import solve_ivp
 
 from analysis.chapters import ch16_objectives as ch16
-from analysis.experiments import recording, start_lengths
+from analysis.experiments import initial_policy, recording
 from analysis.experiments.presets.designed import aggregation_length
 
 LENGTHS = np.array([2.0, 5.0, 9.0, 10.0, 11.0, 15.0])
@@ -39,11 +39,11 @@ def test_a_tilt_at_the_start_costs_nothing_and_a_length_out_of_reach_is_refused(
 
 
 def test_the_recorded_starts_are_all_there() -> None:
-    table = start_lengths.recorded()
+    table = initial_policy.recorded_lengths()
     preset = aggregation_length()
     counted = table.groupby("start")["completions"].sum()
     assert list(counted.index) == list(range(preset.config.start.count))
-    assert set(counted) == {start_lengths.NUM_PROMPTS * preset.config.group_size}
+    assert set(counted) == {initial_policy.NUM_PROMPTS * preset.config.group_size}
     assert table["length"].max() <= preset.config.task.completion_length
 
 
@@ -51,7 +51,7 @@ def test_sampling_a_start_counts_its_answers() -> None:
     preset = aggregation_length()
     start = preset.config.start.model_copy(update={"updates": 1, "count": 2})
     short = preset.model_copy(update={"config": preset.config.model_copy(update={"start": start})})
-    table = start_lengths.sampled(short, num_prompts=3)
+    table = initial_policy.lengths(short, num_prompts=3)
     assert set(table.groupby("start")["completions"].sum()) == {3 * preset.config.group_size}
 
 
