@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import pandas as pd
 import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
 
 from analysis.chapters.ch12_performance import of_width
 from analysis.experiments.environment import PopulationConfig, environment_of
@@ -93,6 +95,37 @@ def run(
             for phase, sec in spent.items()
         ]
     return DeviceBenchmark(pd.DataFrame(populations), pd.DataFrame(phases), machine_rates(device))
+
+
+def profiled(load: Load, environment: Environment) -> dict[str, object]:
+    """One update without graphs, and its gradient alone.
+
+    Columns: name, runs, kernels and busy_ms (their time) of an update, ms (its time), gradient_ms,
+    and gradient_flops, the arithmetic of its products.
+    """
+    device = environment.start.device
+    trainer = PopulationTrainer(load.config, runs_in_turn(load.runs), environment)
+    for _ in range(2):
+        trainer.advance()
+    seconds = seconds_of(trainer.advance, 1, device)
+    on_gpu = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as seen:
+        trainer.advance()
+        _synchronise(device)
+    kernels = [e for e in seen.events() if e.device_type.name == device.type.upper()]
+    busy = [e.self_device_time_total if on_gpu else e.self_cpu_time_total for e in kernels]
+    batch = trainer.batch(trainer.rollout(trainer.done), trainer.done)
+    with FlopCounterMode(display=False) as counter:
+        trainer.gradient(batch)
+    return {
+        "name": load.name,
+        "runs": load.runs,
+        "kernels": len(kernels),
+        "busy_ms": sum(busy) / 1e3,
+        "ms": 1e3 * seconds,
+        "gradient_ms": 1e3 * _mean_seconds(partial(trainer.gradient, batch), device),
+        "gradient_flops": counter.get_total_flops(),
+    }
 
 
 def provenance_of(loads: Sequence[Load], device: torch.device) -> Provenance:

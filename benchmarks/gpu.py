@@ -44,7 +44,10 @@ class Step(NamedTuple):
 #: Name -> what it is for, and the seconds it may take (an H100 took half of them).
 STEPS: dict[str, tuple[str, float]] = {
     "agreement": ("presets in double precision, CPU against device, directly and by graphs", 200),
+    "sweep:smollm2_prefix": ("70 runs of the prefix ratio on SmolLM2, recorded", 200),
+    "adapters": ("12 and 24 runs on SmolLM2, bf16 and float32, with graphs: ms, GB, kernels", 150),
     "rates": ("products, copies, launches: what the machine does at best", 40),
+    "repeat": ("a tenth of a recorded sweep, trained again", 60),
     "populations": ("seconds and memory of populations of the tiny policy, phase by phase", 90),
     "sweep:equal_kl_wide": ("260 runs of the main comparison, recorded", 90),
     "sweep:stale_starts": ("160 runs under staleness, recorded", 90),
@@ -72,6 +75,7 @@ def gpu(
     steps: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
     /,
     directory: Path = Path("gpu"),
+    presets: tuple[str, ...] = (),
     device: Literal["cuda", "cpu"] = "cuda",
     minutes: float = 10.0,
     weights: str | None = None,
@@ -82,6 +86,7 @@ def gpu(
 
     Args:
         steps: by default all of --list; any preset is a step sweep:PRESET.
+        presets: recorded after the steps that are named, or alone.
         directory: where results, logs and summary.jsonl go.
         device: cpu rehearses.
         minutes: after which the step then running is cut.
@@ -94,9 +99,8 @@ def gpu(
             print(f"{name:30}{seconds:4.0f} s  {purpose}")
         return 0
     call = Call(device=device, directory=directory.resolve(), small=small, weights=weights)
-    lines = run_steps(
-        [step_of(name, call) for name in steps or STEPS], 60 * minutes, call.directory
-    )
+    chosen = [*steps, *(f"sweep:{preset}" for preset in presets)] or [*STEPS]
+    lines = run_steps([step_of(name, call) for name in chosen], 60 * minutes, call.directory)
     return int(any(line["status"] in ("failed", "cut") for line in lines))
 
 

@@ -6,6 +6,7 @@ CALL is in JSON. Sweeps are no steps of these but ``analysis sweep`` itself.
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -19,15 +20,26 @@ import pandas as pd
 import torch
 
 from analysis.chapters.ch15_full_vocabulary import TABLE
+from analysis.experiments import recording
+from analysis.experiments.ablation import final, tidy
+from analysis.experiments.environment import environment_of
 from analysis.experiments.manifests import write_folder
+from analysis.experiments.presets.language import llama_smoke
 from analysis.experiments.provenance import provenance_here
+from analysis.experiments.reproduction import chosen
 from analysis.freshness import code_sha256, import_closure
 from analysis.report.processes import available_cores
 from analysis.schema import Schema
+from analysis.training.pretrained.config import ForwardConfig
+from analysis.training.trainer import PopulationTrainer
 from benchmarks import __main__ as command
 from benchmarks import agreement, full_vocabulary
 from benchmarks import device as device_benchmark
+from benchmarks.device import Load
 from benchmarks.processes import CHECKOUT, Case, Workers, trl_version
+
+#: Recorded on a GPU, a tenth of which is trained again.
+REPEATED = "equal_kl_wide_cuda"
 
 
 class Call(Schema):
@@ -87,6 +99,39 @@ def populations(call: Call) -> None:
     command.bench_loads(loads, torch.device(call.device), folder)
 
 
+def adapters(call: Call) -> None:
+    """Each population by itself: what does not fit must not cost what does."""
+    config = command.language_config("cuda", call.weights)
+    sizes, updates = ((24, 12), 10)
+    if call.small:
+        config, sizes, updates = llama_smoke().config, (2,), 1
+    device, rows = torch.device(call.device), []
+    for products in ("bfloat16", "full"):
+        forward = ForwardConfig(products=products, attention="sdpa")
+        one = config.model_copy(update={"forward": forward})
+        name = f"SmolLM2-135M, products {products}"
+        loads = [Load(name, one, size, updates) for size in sizes]
+        folder = call.directory / f"benchmark_adapters_{products}_{call.device}"
+        command.bench_loads(loads, device, folder)
+        rows.append(device_benchmark.profiled(loads[0], environment_of(one, device)))
+        call.write("kernels", {"kernels.csv": pd.DataFrame(rows)})
+
+
+def repeat(call: Call) -> None:
+    """What was recorded of a run beside what comes out now, over its last windows."""
+    recorded = recording.load(recording.RESULTS / REPEATED)
+    config, count = recorded.preset.config, math.ceil(len(recorded.preset.runs) / 10)
+    if call.small:
+        start = config.start.model_copy(update={"updates": 1})
+        config, count = config.model_copy(update={"updates": config.log_every, "start": start}), 2
+    runs = chosen(recorded.preset, count)
+    environment = environment_of(config, call.device)
+    trainer = PopulationTrainer(config, runs, environment, graphs=call.device == "cuda")
+    again = final(tidy(trainer.run()))
+    both = recorded.finals.merge(again, on=["variant", "beta", "seed"], suffixes=("", "_again"))
+    call.write("repeat", {"repeat.csv": both}, of=REPEATED)
+
+
 def language(call: Call) -> None:
     config = command.language_config(call.device, call.weights)
     if call.small:
@@ -125,6 +170,8 @@ def vocabulary(call: Call) -> None:
 
 STEPS: dict[str, Callable[[Call], None]] = {
     "agreement": agree,
+    "adapters": adapters,
+    "repeat": repeat,
     "rates": rates,
     "populations": populations,
     "language": language,

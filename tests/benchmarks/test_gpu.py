@@ -59,11 +59,18 @@ def test_the_command_rehearsed(tmp_path, monkeypatch):
     """A step that runs, one that fails, one that is cut, and what is on disk in the end."""
     monkeypatch.setenv("KL_TERM_TRL_PYTHON", str(tmp_path / "no_python"))
     monkeypatch.setitem(gpu.STEPS, "agreement", ("", 0.5))
+    for name in ("vocabulary", "adapters", "repeat"):
+        monkeypatch.setitem(gpu.STEPS, name, ("", 300.0))  # beside other work on the machine
     options = ["--device", "cpu", "--small", "--directory", str(tmp_path)]
-    names = ["vocabulary", "trl", "agreement", "sweep:clip_higher"]
-    assert gpu.main([*names, *options]) == 1
+    names = ["vocabulary", "trl", "agreement", "adapters", "repeat"]
+    assert gpu.main([*names, *options, "--minutes", "30", "--presets", "clip_higher"]) == 1
     lines = summary(tmp_path)
-    assert [line["status"] for line in lines] == ["done", "failed", "cut", "done"], lines
+    ended = ["done", "failed", "cut", "done", "done", "done"]
+    assert [line["status"] for line in lines] == ended, lines
+    kernels = pd.read_csv(tmp_path / "kernels_cpu" / "kernels.csv")
+    assert (kernels[["kernels", "ms", "gradient_ms", "gradient_flops"]] > 0).all(axis=None)
+    both = pd.read_csv(tmp_path / "repeat_cpu" / "repeat.csv")
+    assert len(both) == 2 and both[["accuracy", "accuracy_again"]].notna().all(axis=None)
     assert "KL_TERM_TRL_PYTHON" in lines[1]["said"]
     methods = pd.read_csv(tmp_path / "full_vocabulary_cpu" / "benchmark.csv")["method"]
     assert list(methods) == ["sampled", "naive", "chunked"]
