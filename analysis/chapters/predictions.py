@@ -100,6 +100,7 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "hot_uncorrected = same: own_accuracy at the end": "open",
         "hot_truncated_token = hot_uncorrected: own_accuracy at the end": "open",
     },
+    "stale_front": {},
 }
 #: Before the name of a metric: the logarithm of how much it fluctuates.
 JUMPS = "jumps of "
