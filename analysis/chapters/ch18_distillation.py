@@ -245,6 +245,17 @@ NAMES = {
 }
 
 
+#: A run that ends below this accuracy is lost: short and wrong.
+LOST = 0.1
+
+
+def kept(finals: pd.DataFrame, variant: str, other: str) -> float:
+    """``variant`` less ``other`` in accuracy, over the seeds on which neither run is lost."""
+    wide = finals.pivot(index="seed", columns="variant", values="own_accuracy")[[variant, other]]
+    wide = wide[(wide >= LOST).all(axis=1)]
+    return float((wide[variant] - wide[other]).mean())
+
+
 def from_both_starts(metric: str) -> pd.DataFrame:
     """A final metric of each variant from the ``easy`` and the ``sparse`` starts, by start."""
     finals = {
