@@ -101,6 +101,8 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "hot_truncated_token = hot_uncorrected: own_accuracy at the end": "open",
     },
     "stale_front": {},
+    "process": {},
+    "process_graded": {},
 }
 #: Before the name of a metric: the logarithm of how much it fluctuates.
 JUMPS = "jumps of "
