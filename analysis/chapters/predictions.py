@@ -101,6 +101,7 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "hot_truncated_token = hot_uncorrected: own_accuracy at the end": "open",
     },
     "stale_front": {},
+    "partial_rollouts": {"budget_8_all < whole: own_accuracy at the end": "open"},
     "process": {},
     "process_graded": {},
 }
