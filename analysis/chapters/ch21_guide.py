@@ -41,7 +41,6 @@ EVIDENCE: dict[str, Comparison] = {
     "noisy_floor": Comparison("near_ties", "std_min_noisy", "group_std", "accuracy"),
     "clip_higher": Comparison("clip_higher", "higher", "symmetric", "entropy"),
     "unclipped": Comparison("clip_higher", "unclipped", "symmetric", "accuracy"),
-    "dr_grpo": Comparison("length_growth", "dr_grpo", "grpo", "wrong_length"),
     "price": Comparison("length_growth", "linear_price", "grpo", "accuracy"),
     "overlong": Comparison("length_growth", "soft_overlong", "grpo", "length"),
     "process": Comparison("process", "process", "outcome", "accuracy"),
@@ -86,16 +85,17 @@ NAMES = {
 
 #: Verdicts that the prose states; what it says to differ, differs.
 SAYS = {
-    "equivalent": {
-        "k2_sequence",
-        "kl_or_none_half",
-        "noisy_floor",
+    "equivalent": {"k2_sequence", "kl_or_none_half", "opd_easy", "top_p"},
+    "suggestive": {
+        "k1_loss",
+        "clip_higher",
+        "unclipped",
+        "overlong",
+        "process",
         "hot",
         "hot_corrected",
-        "top_p",
     },
-    "suggestive": {"k1_loss", "weight_k3", "clip_higher", "unclipped", "dr_grpo", "overlong"},
-    "unresolved": {"k1_reward", "merged", "weight_k2"},
+    "unresolved": {"merged", "weight_k2", "k1_reward", "noisy_floor"},
 }
 
 

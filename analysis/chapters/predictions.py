@@ -102,6 +102,10 @@ OTHERWISE: dict[str, dict[str, str]] = {
     },
     "stale_front": {},
     "partial_rollouts": {"budget_8_all < whole: own_accuracy at the end": "open"},
+    "clip_higher": {
+        "higher > symmetric: entropy at the end": "open",
+        "wide > symmetric: entropy at the end": "open",
+    },
     "process": {},
     "process_graded": {},
 }
