@@ -10,7 +10,7 @@ import pandas as pd
 from scipy import stats
 
 from analysis.experiments import statistics
-from analysis.experiments.recording import RESULTS, read_table
+from analysis.experiments.recording import RESULTS, by_start, load
 
 METRICS = ("accuracy", "own_accuracy", "reverse_kl", "entropy", "length")
 RESAMPLES = 500
@@ -32,13 +32,14 @@ Bounds = tuple[np.ndarray, np.ndarray]
 
 
 def recorded_differences() -> np.ndarray:
-    """[P, 10]: variants less the first of their recording, by seed, of mean 0 and deviation 1.
+    """[P, 10]: variants less the first of their recording, of mean 0 and deviation 1.
 
-    Of all recordings of ten seeds and all of ``METRICS``, but those that are nearly always zero.
+    By seed of one start, or by start, of all recordings with ten of them and all of ``METRICS``,
+    but those that are nearly always zero.
     """
     found = []
     for path in sorted(RESULTS.glob("*_cpu*/final.csv")):
-        table = read_table(path)
+        table = by_start(load(path.parent)).finals
         for metric in METRICS:
             wide = table.pivot(index="seed", columns=["variant", "beta"], values=metric)
             first = tuple(table.loc[0, ["variant", "beta"]])
