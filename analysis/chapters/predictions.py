@@ -106,6 +106,14 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "higher > symmetric: entropy at the end": "open",
         "wide > symmetric: entropy at the end": "open",
     },
+    "staleness": {"k2_detached_lag_16 = k2_lag_16: own_accuracy at 0.3": "open"},
+    "kl_axes": {
+        "k1_reward_immediate = k1_reward_to_go: reverse_kl at 0.3": "open",
+        "k1_reward_sequence = k1_reward_to_go: reverse_kl at 0.3": "open",
+        "k2_loss_sequence = k1_reward_sequence: reverse_kl at 0.3": "open",
+        "k2_loss_sequence = k1_reward_sequence: accuracy at 0.3": "open",
+        "minimax01_loss < none: reverse_kl at 0.3": "open",
+    },
     "process": {},
     "process_graded": {},
 }
