@@ -85,17 +85,17 @@ NAMES = {
 
 #: Verdicts that the prose states; what it says to differ, differs.
 SAYS = {
-    "equivalent": {"k2_sequence", "kl_or_none_half", "opd_easy", "top_p"},
+    "equivalent": {"kl_or_none_half", "opd_easy", "top_p"},
     "suggestive": {
         "k1_loss",
-        "clip_higher",
-        "unclipped",
+        "weight_k2",
+        "weight_k3",
         "overlong",
         "process",
         "hot",
         "hot_corrected",
     },
-    "unresolved": {"merged", "weight_k2", "k1_reward", "noisy_floor"},
+    "unresolved": {"merged", "k1_reward", "k2_sequence", "noisy_floor", "clip_higher"},
 }
 
 

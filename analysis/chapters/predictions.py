@@ -114,6 +114,7 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "k2_loss_sequence = k1_reward_sequence: accuracy at 0.3": "open",
         "minimax01_loss < none: reverse_kl at 0.3": "open",
     },
+    "dapo": {},
     "process": {},
     "process_graded": {},
 }
