@@ -95,7 +95,14 @@ def predict(reasons: Mapping[str, str], *, at: tuple[float, ...] = ()) -> tuple[
 
 
 def _coefficients(spelled: str) -> tuple[float, ...]:
-    return () if spelled == EQUAL_KL else tuple(float(beta) for beta in spelled.split())
+    if spelled == EQUAL_KL:
+        return ()
+    try:
+        return tuple(float(beta) for beta in spelled.split())
+    except ValueError:
+        raise ValueError(
+            f"behind 'at' stand coefficients, such as 0.1 1, or {EQUAL_KL!r}, not {spelled!r}"
+        ) from None
 
 
 class Pilot(Schema):

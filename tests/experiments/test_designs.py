@@ -48,11 +48,10 @@ def test_a_design_has_enough_seeds_and_starts_and_its_pilots(name: str) -> None:
         len(preset.seeds) // count
     }, "each start has as many seeds"
     assert preset.predictions == preset.design.sentences
-    betas = {variant.beta for variant in preset.variants}
     for prediction in preset.design.predictions:
-        with_kl = {v.name for v in preset.variants if v.beta}
-        if {prediction.variant, prediction.other} & with_kl:
-            assert set(prediction.betas) <= betas, prediction.sentence
+        for one in (prediction.variant, prediction.other):
+            own = {v.beta for v in preset.variants if v.name == one and v.kl.estimator != "none"}
+            assert not own or set(prediction.betas) <= own, prediction.sentence
 
 
 def test_a_prediction_of_an_unknown_variant_is_refused() -> None:
@@ -71,6 +70,8 @@ def test_a_prediction_is_spelled_in_one_line() -> None:
     assert predict({"a = c: reward": "so"})[0].betas == ()
     with pytest.raises(ValueError, match="a is c"):
         predict({"a is c: reward": "so"})
+    with pytest.raises(ValueError, match="not 'the end'"):
+        predict({"a = c: reward at the end": "so"})
 
 
 @pytest.mark.parametrize(
