@@ -50,6 +50,7 @@ def claims(
         print(f"{claim.id:<6} {claim.verdict:<9} {outcome.problem or claim.shown_figure}")
     if write:
         write_measured(project, outcomes)
+        print("written to book/claims.yaml: what was recomputed", file=sys.stderr)
         return
     if not ids:
         store_ledger(project, {o.claim.id: o.problem for o in outcomes if o.problem}, reads.paths)

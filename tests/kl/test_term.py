@@ -175,7 +175,7 @@ def test_an_overflowing_ratio_leaves_masked_positions_at_zero():
             {"level": "sequence", "weighting": "attached", "ratio": "prefix"},
             "ratio='prefix' has no meaning at level sequence",
         ),
-        ({"estimator": "k5"}, "Input should be"),
+        ({"estimator": "no_such"}, "Input should be"),
     ],
 )
 def test_what_would_go_unread_is_refused(fields, message):
