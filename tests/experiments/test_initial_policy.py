@@ -45,7 +45,7 @@ def test_the_recorded_table_comes_out_again_within_what_sampling_and_rounding_al
     preset = recording.load(recording.folder_of("length_growth")).preset
     here = initial_policy.starts(preset, num_prompts=300)
     for metric, tolerance in (("accuracy", 0.04), ("wrong_length", 0.3)):
-        assert here[metric].item() == pytest.approx(table[metric].item(), abs=tolerance)
+        assert here[metric].mean() == pytest.approx(table[metric].mean(), abs=tolerance)
 
 
 def test_the_table_names_its_presets():
