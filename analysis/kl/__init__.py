@@ -1,6 +1,6 @@
 """Floor 0: divergences, their sampled estimators, and exact enumeration of what these optimise.
 
-Every function checks its arguments (:mod:`analysis.checks`) and raises a ``ValueError`` that names
+Every function checks its arguments (``analysis.checks``) and raises a ``ValueError`` that names
 the one with another shape, type or range than its docstring gives, or with an unknown name. Under
 *Raises* stands what a docstring's *Args* do not say.
 """
