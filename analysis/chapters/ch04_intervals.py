@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -28,7 +28,7 @@ STARTS_ADD = 0.6
 #: Draws [len(rows), n] from populations that are told by their number.
 Draw = Callable[[np.random.Generator, np.ndarray, int], np.ndarray]
 #: Of an interval in each simulation: low and high.
-Bounds = tuple[np.ndarray, np.ndarray]
+Bounds = Sequence[np.ndarray]
 
 
 def recorded_differences() -> np.ndarray:
