@@ -217,8 +217,7 @@ def draw_lengths() -> Figure:
             curves = run.curves[
                 (run.curves["variant"] == f"{name}_{average}") & (run.curves["beta"] == beta)
             ]
-            starts = curves["seed"] % run.preset.config.start.count
-            means = curves.groupby([starts, "update"])["length"].mean().unstack("update")
+            means = curves.pivot(index="seed", columns="update", values="length")
             mean, low, high = statistics.interval(means.to_numpy().T)
             at = means.columns + middle
             axes.plot(at, mean, **{**look, "label": called})
@@ -307,6 +306,7 @@ NAMES = (
     | WEIGHTS
     | BRAKES
     | CREDITS
+    | OF_AVERAGES
     | OBJECTIVES
 )
 

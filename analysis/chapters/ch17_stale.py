@@ -211,6 +211,8 @@ NAMES = {
         for name in ("token", "cispo", "reinforce")
         for delta in ("0.03", "0.1", "0.3")
     },
+    "clipped": "clipped",
+    "unclipped": "unclipped",
     "clipped_masked": "clipped, masked",
     "unclipped_masked": "unclipped, masked",
     "same": "sampler agrees",

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.chapters import predictions
+from analysis.chapters import (
+    ch16_objectives,
+    ch17_stale,
+    ch18_distillation,
+    ch19_equal_kl,
+    predictions,
+)
 from analysis.chapters.ch19_equal_kl import SETTINGS
 from analysis.chapters.claims import recorded, recorded_runs
 from analysis.experiments import recording
@@ -144,3 +150,18 @@ def test_rows_of_starts_are_the_means_of_their_seeds(preset: str) -> None:
     ]
     assert first["accuracy"] == pytest.approx(own["accuracy"].mean(), abs=1e-12)
     assert len(own) == each
+
+
+@pytest.mark.parametrize(
+    ("module", "presets"),
+    [
+        (ch16_objectives, ch16_objectives.DESIGNS),
+        (ch17_stale, ch17_stale.RUNS),
+        (ch18_distillation, ch18_distillation.RUNS),
+        (ch19_equal_kl, (*SETTINGS, "kl_axes")),
+    ],
+)
+def test_every_variant_of_a_page_s_predictions_has_a_name(module, presets) -> None:
+    for preset in presets:
+        table = predictions.judged(preset)
+        assert {*table["variant"], *table["other"]} <= set(module.NAMES), preset
