@@ -20,8 +20,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from analysis import style
-from analysis.chapters.ch12_model_costs import MODELS as PUBLISHED
-from analysis.chapters.ch12_model_costs import block_weights, llama
+from analysis.chapters.ch12_performance import MODELS as PUBLISHED
+from analysis.chapters.ch12_performance import block_weights, llama
 from analysis.experiments import recording
 from analysis.kl.chunked import Chunks
 from analysis.kl.divergences import entropy

@@ -8,8 +8,7 @@ from functools import partial
 
 import pandas as pd
 
-from analysis.chapters.ch12_model_costs import ABLATION, H100, LOGIT_PASSES, REASONING, table
-from analysis.chapters.ch12_performance import floors, load
+from analysis.chapters import ch12_performance as performance
 from analysis.errors import UserError
 from analysis.experiments.manifests import manifest_of, read_manifest, recorded_folders
 from analysis.report.api import PAGES, reference_page
@@ -47,20 +46,20 @@ _CPU_COSTS = {
 
 
 def costs_page() -> str:
-    """Derived costs: tables of :mod:`analysis.chapters.ch12_model_costs`."""
+    """Derived costs: tables of :mod:`analysis.chapters.ch12_performance`."""
     lora = LoraConfig()
     loads = {
-        "An ablation: many runs, short answers": ABLATION,
-        "A reasoning run: one run, long answers": REASONING,
+        "An ablation: many runs, short answers": performance.ABLATION,
+        "A reasoning run: one run, long answers": performance.REASONING,
     }
-    least = floors(load())  # the recorded CPU benchmark
+    least = performance.floors(performance.load())  # the recorded CPU benchmark
     return render(
         "costs.md",
-        gpu=H100,
+        gpu=performance.H100,
         lora=lora,
-        passes=sum(LOGIT_PASSES.values()),
+        passes=sum(performance.LOGIT_PASSES.values()),
         workloads=[
-            (heading, one, as_text(_rounded(table(one, lora)), _COSTS))
+            (heading, one, as_text(_rounded(performance.model_costs(one, lora)), _COSTS))
             for heading, one in loads.items()
         ],
         checked=as_text(
