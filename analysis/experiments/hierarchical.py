@@ -78,7 +78,7 @@ def fit(runs: pd.DataFrame, variant: str, other: str, *, starts: int, of: str, m
 
     Args:
         runs: one row per run with ``variant``, ``seed``, ``of`` (positive) and ``metric``.
-        starts: how many there are; a run has that of its seed modulo their number.
+        starts: how many there are: see :func:`statistics.start_of`.
         of: what is equal, such as ``reverse_kl``.
         metric: what is compared.
 
@@ -91,7 +91,7 @@ def fit(runs: pd.DataFrame, variant: str, other: str, *, starts: int, of: str, m
         raise ValueError(f"{variant} or {other}: {of} or {metric} is not finite and positive")
     first = (kept["variant"] == variant).to_numpy()
     seed = kept["seed"].to_numpy()
-    start = seed % starts
+    start = statistics.start_of(seed, starts)
     groups = [np.flatnonzero(start == name) for name in np.unique(start)]
     if len(groups) < statistics.MIN_SEEDS:
         raise ValueError(f"{len(groups)} starts give no interval over starts")

@@ -29,6 +29,7 @@ from analysis.experiments.manifests import (
 )
 from analysis.experiments.preset import Preset
 from analysis.experiments.provenance import Provenance, current_provenance
+from analysis.experiments.statistics import start_of
 from analysis.training.config import TrainConfig
 from analysis.training.metrics import METRICS
 from analysis.training.trainer import RunRecord
@@ -129,7 +130,7 @@ def by_start(recording: Recording) -> Recording:
 
     def means(table: pd.DataFrame) -> pd.DataFrame:
         keys = [name for name in (*RUN_COLUMNS, "update") if name in table]
-        of_start = table.assign(seed=table["seed"] % starts)
+        of_start = table.assign(seed=start_of(table["seed"], starts))
         return of_start.groupby(keys, sort=False, as_index=False)[list(METRICS)].mean()
 
     return recording._replace(curves=means(recording.curves), finals=means(recording.finals))

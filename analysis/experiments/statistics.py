@@ -121,6 +121,16 @@ def t_quantile(freedom: int, *, level: float = LEVEL) -> float:
     return float(stdtrit(freedom, (1.0 + level) / 2.0))
 
 
+def start_of(seed: np.ndarray, starts: int) -> np.ndarray:
+    """Which of the starts a seed's run has, as the trainer takes it: the seed modulo their number.
+
+    Args:
+        seed: one or several, in an array or a column.
+        starts: how many there are, :attr:`~analysis.training.config.StartConfig.count`.
+    """
+    return seed % starts
+
+
 def of_starts(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """Mean of the seeds [..., S] of each start [..., G]; ``starts`` [S] names the seed's."""
     values, starts = _numbers(values), np.asarray(starts)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from analysis.experiments import statistics
+from analysis.training.config import Run, Variant
+from analysis.training.tiny.start import supervised_start
+from analysis.training.trainer import PopulationTrainer
+from tests.experiments.tiny import make_tiny
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +69,15 @@ def test_seeds_that_share_a_start_are_one_observation():
     jitter = np.array([-0.1, 0.1] * 4)
     means = statistics.of_starts(shift + jitter, np.repeat([7, 3, 9, 1], 2))
     np.testing.assert_allclose(means, [5.0, 1.0, 0.0, 2.0])  # starts in their order: 1, 3, 7, 9
+
+
+def test_a_run_trains_from_the_start_that_its_seed_names():
+    tiny = make_tiny().config
+    config = tiny.model_copy(update={"start": tiny.start.model_copy(update={"count": 3})})
+    runs = [Run(variant=Variant(), seed=seed) for seed in (7, 9, 5)]
+    named = statistics.start_of(np.array([run.seed for run in runs]), 3)
+    trained_from = PopulationTrainer(config, runs).weights.detach()
+    assert torch.equal(trained_from, supervised_start(config)[named.tolist()])
 
 
 @pytest.mark.parametrize(
