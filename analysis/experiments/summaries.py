@@ -166,32 +166,6 @@ def at_equal(
     return pd.DataFrame(rows)
 
 
-def paired_at_equal(
-    finals: pd.DataFrame,
-    pairs: Sequence[tuple[str, str]],
-    levels: Sequence[float],
-    *,
-    of: str,
-    metric: str,
-) -> pd.DataFrame:
-    """Difference of two variants in a metric where they are level in another: :func:`at_equal`.
-
-    Returns:
-        One row per pair and level: ``variant``, ``other``, ``level``, ``reached``, in how many
-        seeds both curves reach it, and the columns of :func:`of_differences`. They are NaN unless
-        all seeds do: those that do are a selection by the very thing that is compared.
-    """
-    variants = list(dict.fromkeys(variant for pair in pairs for variant in pair))
-    rows = []
-    for level in levels:
-        values = at_equal(finals, variants, level=level, of=of, metric=metric)
-        wide = values.pivot(index="seed", columns="variant", values=metric)
-        for variant, other in pairs:
-            row = {"variant": variant, "other": other, "level": level}
-            rows.append(row | _censored((wide[variant] - wide[other]).to_numpy()))
-    return pd.DataFrame(rows)
-
-
 def paired_along(
     finals: pd.DataFrame,
     pairs: Sequence[tuple[str, str]],
@@ -233,14 +207,10 @@ def paired_along(
             places = low + shares * (high - low) if low < high else []
             here, there = ([_crossing(*curve, at) for at in places] for curve in both)
             gaps.append(np.mean(np.subtract(here, there)) if low < high else np.nan)
-        rows.append(dict(zip(("variant", "other"), pair, strict=True)) | _censored(np.array(gaps)))
+        named = {"variant": pair[0], "other": pair[1], "reached": int(np.isfinite(gaps).sum())}
+        found = of_differences(np.array(gaps), margin=statistics.ACCURACY_MARGIN)
+        rows.append(named | found)
     return pd.DataFrame(rows)
-
-
-def _censored(values: np.ndarray) -> dict[str, float]:
-    """:func:`of_differences` of accuracies, with how many seeds have one; NaN unless all do."""
-    reached = int(np.isfinite(values).sum())
-    return {"reached": reached} | of_differences(values, margin=statistics.ACCURACY_MARGIN)
 
 
 def _curves(finals: pd.DataFrame, variants: Iterable[str], of: str, metric: str) -> dict:

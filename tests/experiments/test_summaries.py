@@ -14,7 +14,6 @@ from analysis.experiments.summaries import (
     judged,
     paired,
     paired_along,
-    paired_at_equal,
     tally,
     updates_to,
 )
@@ -183,7 +182,7 @@ def test_only_the_last_share_counts():
 BETAS = (0.1, 0.3, 1.0)
 
 
-def fronts(seeds: int = 6) -> pd.DataFrame:
+def trade_offs(seeds: int = 6) -> pd.DataFrame:
     """``good`` lies 0.1 above ``bad`` at every KL; at equal beta it is the other way round."""
     rows = []
     for seed in range(seeds):
@@ -195,50 +194,45 @@ def fronts(seeds: int = 6) -> pd.DataFrame:
 
 
 def test_the_curve_is_read_off_between_its_points():
-    table = at_equal(fronts(1), ["good", "bad"], level=0.9, of="reverse_kl", metric="accuracy")
+    table = at_equal(trade_offs(1), ["good", "bad"], level=0.9, of="reverse_kl", metric="accuracy")
     good, bad = table.set_index("variant")["accuracy"][["good", "bad"]]
     assert good == pytest.approx(0.6 + 0.2 * np.log(0.9), abs=1e-12)
     assert bad == pytest.approx(0.5 + 0.2 * np.log(0.9), abs=1e-12)
 
 
 def test_a_level_outside_the_curve_gives_nothing():
-    table = at_equal(fronts(1), ["good", "bad"], level=4.0, of="reverse_kl", metric="accuracy")
+    table = at_equal(trade_offs(1), ["good", "bad"], level=4.0, of="reverse_kl", metric="accuracy")
     assert table.set_index("variant")["accuracy"].isna().to_dict() == {"good": True, "bad": False}
 
 
-def test_at_equal_kl_the_better_front_wins_though_it_loses_at_equal_beta():
-    finals = fronts()
+def test_at_equal_kl_the_better_trade_off_wins_though_it_loses_at_equal_beta():
+    finals = trade_offs()
     at_beta = finals[finals["beta"] == 0.3].pivot(
         index="seed", columns="variant", values="accuracy"
     )
     assert (at_beta["good"] < at_beta["bad"]).all()
-    table = paired_at_equal(
-        finals, [("good", "bad")], [0.6, 4.0], of="reverse_kl", metric="accuracy"
-    )
-    inside, outside = table.to_dict("records")
-    assert (inside["mean"], inside["low"], inside["high"]) == pytest.approx((0.1,) * 3, abs=1e-9)
-    assert inside["reached"] == 6 and outside["reached"] == 0 and np.isnan(outside["mean"])
-    (along,) = paired_along(finals, [("good", "bad")], of="reverse_kl", metric="accuracy").to_dict(
-        "records"
-    )
-    assert (along["mean"], along["low"], along["high"]) == pytest.approx((0.1,) * 3, abs=1e-9)
+    along = paired_along(finals, [("good", "bad")], of="reverse_kl", metric="accuracy").loc[0]
+    assert along[["mean", "low", "high"]].to_list() == pytest.approx([0.1] * 3, abs=1e-9)
+    assert along["reached"] == 6
 
 
 def test_seeds_that_do_not_reach_a_level_are_not_dropped():
     """Those that do are a selection: here they say +0.1 where variants are equal in the mean."""
-    finals = fronts()
+    finals = trade_offs()
     worse = (finals["variant"] == "good") & (finals["seed"] < 3)
-    finals.loc[worse, "accuracy"] -= (
-        0.2  # in half of the seeds the variant loses as much as it gains
-    )
+    # in half of the seeds the variant loses as much as it gains
+    finals.loc[worse, "accuracy"] -= 0.2
     finals.loc[worse, "reverse_kl"] *= 0.2  # and never comes as far as the level
     finals.loc[worse, "accuracy"] += 0.2 * np.log(0.2)  # along the same curve
-    table = paired_at_equal(finals, [("good", "bad")], [1.0], of="reverse_kl", metric="accuracy")
-    assert table["reached"][0] == 3 and table["seeds"][0] == 6
-    assert table[["mean", "low", "high", "p"]].isna().all(axis=None)
-    assert judged(table, 1)["verdict"][0] == "not estimable"
+    values = at_equal(finals, ["good", "bad"], level=1.0, of="reverse_kl", metric="accuracy")
+    gap = values.pivot(index="seed", columns="variant", values="accuracy").eval("good - bad")
+    assert gap.isna().to_list() == [True] * 3 + [False] * 3
+    assert gap.dropna().to_list() == pytest.approx([0.1] * 3)
     whole = paired_along(finals, [("good", "bad")], of="reverse_kl", metric="accuracy")
     assert whole["reached"][0] == 3, "of three seeds the curves do not overlap at all"
+    assert whole["seeds"][0] == 6
+    assert whole[["mean", "low", "high", "p"]].isna().all(axis=None)
+    assert judged(whole, 1)["verdict"][0] == "not estimable"
     finals.loc[worse, "reverse_kl"] *= 4.0
     finals.loc[worse, "accuracy"] += 0.2 * np.log(4.0)
     whole = paired_along(finals, [("good", "bad")], of="reverse_kl", metric="accuracy")
@@ -246,7 +240,7 @@ def test_seeds_that_do_not_reach_a_level_are_not_dropped():
 
 
 def test_an_average_over_all_that_is_shared_may_hide_two_gaps():
-    finals = fronts()
+    finals = trade_offs()
     curved = finals["variant"] == "good"
     log_kl = np.log(finals["reverse_kl"])
     low, high = np.log(0.5), np.log(2.0)  # what the curves of each seed share
@@ -261,6 +255,6 @@ def test_an_average_over_all_that_is_shared_may_hide_two_gaps():
 
 
 def test_one_beta_is_no_curve():
-    finals = fronts(1).query("beta == 0.3")
+    finals = trade_offs(1).query("beta == 0.3")
     with pytest.raises(ValueError, match="'good' has one beta"):
         at_equal(finals, ["good"], level=0.5, of="reverse_kl", metric="accuracy")
