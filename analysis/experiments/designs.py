@@ -130,7 +130,8 @@ def at_betas(
         return sum(values) / len(values)
 
     gaps = along(prediction.variant) - along(prediction.other)
-    means = statistics.of_starts(gaps.to_numpy(), statistics.start_of(gaps.index.to_numpy(), starts))
+    start = statistics.start_of(gaps.index.to_numpy(), starts)
+    means = statistics.of_starts(gaps.to_numpy(), start)
     mean, error, freedom = statistics.moments(means)
     found = statistics.of_estimate(float(mean), float(error), freedom, margin)
     return {**found, "starts": len(means), "seeds": len(gaps)}

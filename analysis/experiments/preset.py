@@ -20,11 +20,15 @@ from analysis.experiments.language.model import LanguageConfig
 from analysis.kl.term import KLTerm
 from analysis.schema import Schema
 from analysis.training.config import Run, StartConfig, TrainConfig, Variant
+from analysis.training.metrics import METRICS
 from analysis.training.variants import Advantage
 
 #: Of a mean difference.
 Expected = Literal["equivalent", "above", "below"]
 
+
+#: Metrics beside those of a logging window: see :func:`analysis.experiments.designs.with_derived`.
+DERIVED = ("average", "excess", "log_peak_gradient")
 
 #: Coefficients of variants that have no KL term to a reference.
 AT_END = (0.0,)
@@ -132,6 +136,14 @@ class Design(Schema):
         """The predictions in words."""
         return tuple(prediction.sentence for prediction in self.predictions)
 
+    def at(self, beta: float) -> Design:
+        """The same at another coefficient, where a preset's parameter says so."""
+        moved = [
+            p if p.betas in ((), AT_END) else p.model_copy(update={"betas": (beta,)})
+            for p in self.predictions
+        ]
+        return self.model_copy(update={"predictions": tuple(moved)})
+
 
 class Preset(Schema):
     """A population: variants x seeds, what its runs share, and what it is expected to show."""
@@ -146,12 +158,19 @@ class Preset(Schema):
     design: Design | None = None
 
     @model_validator(mode="after")
-    def _predictions_name_variants(self) -> Preset:
-        if self.design is not None:
-            known = {variant.name for variant in self.variants}
-            named = {n for p in self.design.predictions for n in (p.variant, p.other)}
-            if unknown := sorted(named - known):
-                raise ValueError(f"the design predicts of {unknown[0]!r}, which is no variant")
+    def _predictions_compare_what_is_trained(self) -> Preset:
+        coefficients: dict[str, set[float]] = {variant.name: set() for variant in self.variants}
+        for variant in self.variants:
+            if variant.kl.estimator != "none":
+                coefficients[variant.name].add(variant.beta)
+        for prediction in self.design.predictions if self.design else ():
+            said = f"of the prediction {prediction.sentence!r}"
+            check_choice(f"metric {said}", prediction.metric, (*METRICS, *DERIVED))
+            for name in (prediction.variant, prediction.other):
+                check_choice(f"variant {said}", name, coefficients)
+                own = coefficients[name] or set(prediction.betas)
+                for beta in sorted(set(prediction.betas) - own):
+                    raise ValueError(f"{name} has betas {sorted(own)}, not {beta:g} {said}")
         return self
 
     @model_validator(mode="after")

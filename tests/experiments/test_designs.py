@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from pydantic import ValidationError
 
-from analysis.experiments import designs
-from analysis.experiments.preset import Preset, predict
+from analysis.experiments import designs, recording
+from analysis.experiments.preset import DERIVED, Preset, predict
 from analysis.experiments.presets import PRESETS, designed
 from analysis.experiments.summaries import KLS
 from analysis.training.config import TrainConfig
@@ -48,18 +48,49 @@ def test_a_design_has_enough_seeds_and_starts_and_its_pilots(name: str) -> None:
         len(preset.seeds) // count
     }, "each start has as many seeds"
     assert preset.predictions == preset.design.sentences
-    for prediction in preset.design.predictions:
-        for one in (prediction.variant, prediction.other):
-            own = {v.beta for v in preset.variants if v.name == one and v.kl.estimator != "none"}
-            assert not own or set(prediction.betas) <= own, prediction.sentence
 
 
-def test_a_prediction_of_an_unknown_variant_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("misspelt", "message"),
+    [
+        ("k2_loss = none: acuracy at 0.3", "metric of .*did you mean 'accuracy'"),
+        ("k5_loss = none: reward at 0.3", "variant of .*did you mean 'k3_loss'"),
+        ("none = k5_loss: reward at 0.3", "variant of .*did you mean 'k3_loss'"),
+        ("none = k2_loss: reward at 0.3 0.5", r"k2_loss has betas \[0.03, .*\], not 0.5 of "),
+        ("k2_loss = none: reward at 0", r"k2_loss has betas \[0.03, .*\], not 0 of "),
+    ],
+)
+def test_a_prediction_of_what_is_not_trained_is_refused(misspelt: str, message: str) -> None:
     preset = PRESETS["equal_kl"]()
-    prediction = preset.design.predictions[0].model_copy(update={"variant": "k5_loss"})
-    design = preset.design.model_copy(update={"predictions": (prediction,)})
-    with pytest.raises(ValidationError, match="k5_loss"):
+    design = preset.design.model_copy(update={"predictions": predict({misspelt: "so it is said"})})
+    with pytest.raises(ValidationError, match=message) as refused:
         Preset(**{**dict(preset), "design": design})
+    assert predict({misspelt: "so it is said"})[0].sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "value"),
+    [
+        ("kl_axes", "beta", 0.5),
+        ("staleness", "beta", 0.5),
+        ("three_ways_half_step", "beta", 0.5),
+        ("three_ways", "betas", (0.2, 0.5, 2.0)),
+        ("three_ways_on_policy", "betas", (0.5,)),
+    ],
+)
+def test_predictions_follow_the_coefficient_of_the_preset(name, parameter, value) -> None:
+    usual, other = PRESETS[name](), PRESETS[name](**{parameter: value})
+    moved = {(): (), (0.3,): (0.5,)}
+    assert [moved[p.betas] for p in usual.design.predictions] == [
+        p.betas for p in other.design.predictions
+    ]
+    assert other.predictions == other.design.sentences
+
+
+def test_metrics_that_are_derived_are_those_that_a_prediction_may_name() -> None:
+    recorded = recording.load(recording.folder_of("process_graded"))
+    derived = designs.with_derived(recorded)
+    assert set(derived) - set(recorded.finals) == set(DERIVED)
 
 
 def test_a_prediction_is_spelled_in_one_line() -> None:

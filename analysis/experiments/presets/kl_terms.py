@@ -123,7 +123,7 @@ def kl_axes(
     before = Advantage(kl_order="before")
     leave_one_out = Advantage(kl_order="before", baseline="leave_one_out")
     return designed(
-        _AXES,
+        _AXES.at(beta),
         (
             NO_KL,
             Variant(kl=KLTerm(estimator="exact"), beta=beta),

@@ -45,7 +45,7 @@ def staleness(
         for variant in (_stale("none", lag), *(_stale(name, lag, beta) for name in KL_LOSSES))
     ]
     return designed(
-        _AGES,
+        _AGES.at(beta),
         variants,
         fresh_seeds(7500, num_seeds),
         updates=updates,

@@ -55,7 +55,7 @@ def three_ways(
         Variant(label="none_wide", objective=Objective(**WIDE)),
     )
     return designed(
-        _SEVERAL,
+        _SEVERAL.at(middle),
         (NO_KL, *fronts, *others),
         fresh_seeds(FIRST_SEED, num_seeds),
         updates=updates,
@@ -109,7 +109,7 @@ def three_ways_half_step(
         merged("detached", beta),
     )
     return designed(
-        _HALF,
+        _HALF.at(beta),
         (NO_KL, *variants),
         fresh_seeds(FIRST_SEED, num_seeds),
         updates=updates,
@@ -149,7 +149,7 @@ def three_ways_on_policy(
     four of those, and takes one step where they take sixteen.
     """
     return designed(
-        _LARGE,
+        _LARGE.at(betas[len(betas) // 2]),
         (NO_KL, *(Variant(kl=KLTerm(estimator="k2"), beta=beta) for beta in betas)),
         fresh_seeds(FIRST_SEED, num_seeds),
         updates=updates,
