@@ -27,8 +27,9 @@ from analysis.files import (
     sha256_tree,
     write_durably,
 )
+from analysis.report.children import child, stop_tree
 from analysis.report.pages import config_problems, run_problems, toc_pages
-from analysis.report.processes import exclusive, pinned_environment, stop_tree
+from analysis.report.processes import exclusive, pinned_environment
 from analysis.report.project import Project
 from analysis.report.prose import prose_problems, readme_problems
 from analysis.report.provenance import environment_sha256, hash_json, ledger_problems
@@ -223,18 +224,8 @@ def _products(folder: Path, builder: Builder) -> list[Path]:
     return sorted(folder.glob(builder.product))
 
 
-#: Ends with whoever started it, lest it write into the folder of the next build.
-_JUPYTER_BOOK = """\
-import os, signal, threading
-parent = os.dup(0)
-os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-def end():
-    os.read(parent, 1)
-    os.killpg(0, signal.SIGKILL)
-threading.Thread(target=end, daemon=True).start()
-from jupyter_book.cli.main import main
-main()
-"""
+#: The program that renders.
+JUPYTER_BOOK = "jupyter_book.cli.main:main"
 _STAGE = re.compile(r"(reading sources|writing output|copying images)\.\.\.\s*\[\s*(\d+)%\]")
 _WARNING = re.compile(r"\b(WARNING|ERROR|SEVERE|CRITICAL)\b|^Extension error|^[\w.]+Error: \S")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -254,17 +245,12 @@ def render_book(project: Project, builder: str, destination: Path) -> None:
     The full output of jupyter-book is kept in ``_build/build.log``.
     """
     packages = [str(project.root), str(Path(analysis.__file__).parents[1])]
-    with subprocess.Popen(
-        [
-            *(sys.executable, "-P", "-c", _JUPYTER_BOOK, "build", str(project.root)),
-            *("--all", "-W", "--keep-going", "-n"),
-            *("--builder", builder, "--path-output", str(destination)),
-        ],
+    with child(
+        *(JUPYTER_BOOK, "build", str(project.root), "--all", "-W", "--keep-going", "-n"),
+        *("--builder", builder, "--path-output", str(destination)),
         cwd=project.root,
-        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        start_new_session=True,
         env=pinned_environment(
             PYTHONPATH=os.pathsep.join(packages), PYTHONUNBUFFERED="1", NO_COLOR="1"
         ),
@@ -277,8 +263,6 @@ def render_book(project: Project, builder: str, destination: Path) -> None:
             failed = process.wait() != 0
         finally:
             _RENDERING.discard(process.pid)
-            if process.poll() is None:
-                stop_tree(process.pid)
     if failed:
         raise UserError(failure_message(lines, project.root))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import platform
 import subprocess
 import sys
@@ -17,21 +18,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import yaml
 from tqdm import tqdm
 
 import analysis
 from analysis.errors import UserError
 from analysis.files import replace_file, require_writable, sha256_bytes
 from analysis.freshness import processor_name, reads_sha256
+from analysis.report import kernel
+from analysis.report.children import child
 from analysis.report.pages import output_problems
 from analysis.report.parameters import changed_parameters, declared_parameters, resolve_parameters
-from analysis.report.processes import (
-    THREADS,
-    available_cores,
-    exclusive,
-    pinned_environment,
-    stop_tree,
-)
+from analysis.report.processes import THREADS, available_cores, exclusive, pinned_environment
 from analysis.report.project import Project, select_notebooks
 from analysis.report.provenance import (
     Provenance,
@@ -49,8 +47,9 @@ CELL_TIMEOUT_SECONDS = 1200.0
 OUTPUT_CAP_BYTES = 20_000_000
 #: Papermill names the cell that hangs; if even papermill falls silent, it is stopped after this.
 SILENCE_GRACE_SECONDS = 60.0
-#: The program that executes one notebook.
-CHILD = (sys.executable, "-P", "-m", "analysis.report.execute")
+#: The program that executes one notebook, and the name of its kernel.
+PAPERMILL = "papermill.cli:papermill"
+KERNEL = "python3"
 
 
 @dataclass(frozen=True)
@@ -216,92 +215,85 @@ class _Run:
         return None
 
     def _execute(self, scratch: Path, output: Path) -> None:
-        """Let the child run the notebook.
+        """Let papermill run the notebook, in a process of its own; it saves it at every cell.
 
         Raises:
             _Failed: it did not come to its end; names the cell.
         """
-        request = {
-            "source": str(self.job.source),
-            "output": str(output),
-            "parameters": dict(self.job.overrides),
-            "scratch": str(scratch),
-            "root": str(self.project.root),
-            "cwd": str(self.project.notebooks),
-            "timeout": self.limits.timeout,
+        _install_kernel(scratch, self.project.root)
+        parameters = scratch / "parameters.yaml"
+        parameters.write_text(yaml.safe_dump(dict(self.job.overrides)), encoding="utf-8")
+        settings = {
+            "parameters_file": parameters,
+            "kernel": KERNEL,
+            "language": "python",
+            "cwd": self.project.notebooks,
+            "start-timeout": 60,
+            "execution-timeout": math.ceil(self.limits.timeout),
+            "autosave-cell-every": 2,
         }
-        with (
-            open(scratch / "errors", "w+b") as errors,
-            subprocess.Popen(
-                CHILD,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,
-                env=pinned_environment(
-                    PYTHONPATH=str(Path(analysis.__file__).parents[1]),
-                    PYTHONHASHSEED="0",
-                    IPYTHONDIR=str(scratch / "ipython"),
-                    JUPYTER_RUNTIME_DIR=str(scratch / "runtime"),
-                ),
-            ) as child,
-        ):
-            assert child.stdin is not None and child.stdout is not None
-            try:
-                with contextlib.suppress(BrokenPipeError):  # dead on arrival: said below
-                    child.stdin.write(json.dumps(request).encode() + b"\n")
-                    child.stdin.flush()
-                self._watch(child, output)
-                said = child.stdout.read()
-            finally:
-                if child.poll() is None:
-                    stop_tree(child.pid)
-            try:
-                outcome = json.loads(said)
-            except ValueError:
-                errors.seek(0)
-                last = errors.read().decode(errors="replace").strip().splitlines()[-1:]
-                raise _Failed(
-                    f"{self._where(output)} ended its runner (exit {child.returncode})"
-                    + "".join(f": {line}" for line in last)
-                ) from None
-        match outcome:
-            case {"in_cell": what}:
-                raise _Failed(f"{self._where(output)} {what}")
-            case {"died": what}:
-                raise _Failed(f"{what} in {self._where(output)}")
-            case {"refused": what}:
-                raise _Failed(what)
+        arguments = [f"--{name}={value}" for name, value in settings.items()]
+        environment = pinned_environment(
+            PYTHONPATH=str(Path(analysis.__file__).parents[1]),
+            PYTHONHASHSEED="0",
+            IPYTHONDIR=str(scratch / "ipython"),
+            JUPYTER_PATH=str(scratch),
+            JUPYTER_RUNTIME_DIR=str(scratch / "runtime"),
+        )
+        for last in (False, True):
+            with (
+                open(scratch / "said", "w+b") as said,
+                child(
+                    *(PAPERMILL, str(self.job.source), str(output)),
+                    *("--no-progress-bar", "--log-level=ERROR", *arguments),
+                    scratch=scratch,
+                    stdout=said,
+                    stderr=said,
+                    env=environment,
+                ) as process,
+            ):
+                self._watch(process, output)
+            if process.returncode == 0:
+                return
+            error = (scratch / "said").read_text(encoding="utf-8", errors="replace")
+            # Two kernels that start at once can draw the same port, and then one never answers.
+            if last or "Kernel didn't respond" not in error:
+                raise _Failed(self._why(output, process.returncode, error))
 
-    def _watch(self, child: subprocess.Popen[bytes], output: Path) -> None:
-        """Wait for the child; stop it when it is asked to, falls silent or fills the disk."""
+    def _why(self, output: Path, status: int, error: str) -> str:
+        """What ended papermill: a cell, the kernel, or something before or beside them."""
+        where, cells = _where(output), _cells(output)
+        if "\nnbclient.exceptions.CellTimeoutError" in error:
+            return f"{where} ran longer than the limit of {self.limits.timeout:g} s"
+        if "\nnbclient.exceptions.DeadKernelError" in error:
+            return f"the kernel died in {where}"
+        for shown in cells[_running(cells)].get("outputs", ()) if cells else ():
+            if shown["output_type"] == "error":
+                first = "".join(f": {line}" for line in shown["evalue"].strip().splitlines()[:1])
+                return f"{where} raised {shown['ename']}{first}"
+        last = "".join(f": {line}" for line in error.strip().splitlines()[-1:])
+        return f"{where} ended its runner (exit {status}){last}"
+
+    def _watch(self, process: subprocess.Popen[bytes], output: Path) -> None:
+        """Wait for papermill; stop it when it is asked to, falls silent or fills the disk."""
         changed, heard = 0, time.monotonic()
-        while child.poll() is None and not self.stopping.wait(0.1):
+        while process.poll() is None and not self.stopping.wait(0.1):
             with contextlib.suppress(OSError):
                 state = output.stat()
                 if state.st_mtime_ns != changed:
                     changed, heard = state.st_mtime_ns, time.monotonic()
                     if sys.stderr.isatty() and (cells := _cells(output)):
                         self.cell = f"{self.job.name} {_running(cells) + 1}/{len(cells)}"
-                if state.st_size > 2 * self.limits.cap:
-                    self._refuse_size(output)
+                if state.st_size > 2 * self.limits.cap and (cells := _cells(output)):
+                    self._refuse_size(cells)
             silent = time.monotonic() - heard
             if silent > self.limits.timeout + SILENCE_GRACE_SECONDS:
-                raise _Failed(f"{self._where(output)} fell silent for {silent:.0f} s")
+                raise _Failed(f"{_where(output)} fell silent for {silent:.0f} s")
         if self.stopping.is_set():
             raise _Failed("stopped")
 
-    def _where(self, output: Path) -> str:
-        """The cell that ran last, as a person counts them."""
-        cells = _cells(output)
-        index = _running(cells)
-        if index < 0:
-            return "the start of the kernel"
-        return _cell_label(cells, index)
-
-    def _refuse_size(self, output: Path) -> None:
+    def _refuse_size(self, cells: list[dict[str, Any]]) -> None:
         """Name the cell with the longest outputs."""
-        cells = _cells(output)
         index = max(range(len(cells)), key=lambda i: len(json.dumps(cells[i].get("outputs", []))))
         cap = f"{self.limits.cap / 1e6:g} MB"
         raise _Failed(f"{_cell_label(cells, index)} wrote more than {cap} of output")
@@ -314,7 +306,7 @@ class _Run:
         notebook = clean(read_notebook(output, job.name))
         data = (json.dumps(notebook, indent=1, ensure_ascii=False) + "\n").encode()
         if len(data) > self.limits.cap:
-            self._refuse_size(output)
+            self._refuse_size(_cells(output))
         for problem in output_problems(notebook):
             raise _Failed(problem)
         log = (scratch / "reads").read_text(encoding="utf-8").splitlines()
@@ -354,6 +346,22 @@ class _Run:
         sys.stderr.flush()
 
 
+def _install_kernel(scratch: Path, root: Path) -> None:
+    """Write a kernel of this very interpreter, whatever others there are."""
+    spec = {
+        "argv": [
+            *(sys.executable, "-P", kernel.__file__, str(scratch / "reads"), str(root)),
+            *("-f", "{connection_file}"),
+        ],
+        "display_name": "Python 3 (ipykernel)",
+        "language": "python",
+        "env": {"PYTHONPATH": str(root)},
+    }
+    folder = scratch / "kernels" / KERNEL
+    folder.mkdir(parents=True)
+    (folder / "kernel.json").write_text(json.dumps(spec), encoding="utf-8")
+
+
 def _cells(output: Path) -> list[dict[str, Any]]:
     """The notebook's own cells in papermill's working copy, as far as it is whole."""
     try:
@@ -368,6 +376,13 @@ def _running(cells: list[dict[str, Any]]) -> int:
     """The last cell that papermill has started; -1 for none."""
     times = [cell["metadata"].get("papermill", {}).get("start_time") for cell in cells]
     return max((index for index, time in enumerate(times) if time), default=-1)
+
+
+def _where(output: Path) -> str:
+    """The cell that ran last, as a person counts them."""
+    cells = _cells(output)
+    index = _running(cells)
+    return "the start of the kernel" if index < 0 else _cell_label(cells, index)
 
 
 def _cell_label(cells: list[dict[str, Any]], index: int) -> str:

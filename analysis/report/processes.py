@@ -1,4 +1,4 @@
-"""Child processes that never outlive their parent, and one writer of an output at a time."""
+"""The surroundings of a process: threads, cores, signals, and one writer of an output at a time."""
 
 from __future__ import annotations
 
@@ -37,22 +37,6 @@ def available_cores() -> int:
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def stop_tree(pid: int, *, itself: bool = True) -> None:
-    """Kill all descendants of process ``pid``, whatever sessions they moved to, and then it."""
-    import psutil
-
-    with contextlib.suppress(psutil.NoSuchProcess):
-        root = psutil.Process(pid)
-        if itself:
-            with contextlib.suppress(psutil.Error):
-                root.suspend()  # a stopped parent starts no further children
-        family = [*root.children(recursive=True), *([root] if itself else [])]
-        for process in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(family, timeout=1)
 
 
 @contextlib.contextmanager

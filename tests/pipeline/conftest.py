@@ -1,9 +1,8 @@
-"""A throwaway project, and a child program that runs no kernel."""
+"""A throwaway project, and a papermill that runs no kernel."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,31 +15,6 @@ from analysis.report.notebooks import Job, Limits, plan, run_jobs
 from analysis.report.project import Project, select_notebooks
 
 DEFAULTS = 'n: int = 1\nrate: float = 0.5\nlabel: str = "a"\nprofile: str = "quick"'
-
-# Stands in for analysis.report.execute, but only runs cells that begin with "# stub".
-STUB = """
-import json, os, pathlib, sys, time
-request = json.loads(sys.stdin.readline())
-source, output = pathlib.Path(request["source"]), pathlib.Path(request["output"])
-notebook = json.loads(source.read_text())
-reads = pathlib.Path(request["scratch"], "reads")
-reads.touch()
-def end(**outcome):
-    print(json.dumps(outcome), flush=True)
-    os._exit(0)
-for index, cell in enumerate(notebook["cells"], 1):
-    cell["metadata"]["papermill"] = {"start_time": "now"}
-    output.write_text(json.dumps(notebook))
-    text = "".join(cell["source"])
-    if text.startswith("# stub"):
-        exec(text)
-    if cell["cell_type"] == "code":
-        cell["execution_count"] = index
-notebook["metadata"]["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
-output.write_text(json.dumps(notebook))
-end()
-"""
-STUB_CHILD = (sys.executable, "-I", "-c", STUB)
 
 
 def make_notebook(*code: str, parameters: str | None = DEFAULTS, prose: str = "# Title") -> Any:
@@ -107,5 +81,5 @@ def real_workspace(tmp_path: Path) -> Workspace:
 @pytest.fixture
 def workspace(real_workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """A project whose notebooks run no kernel."""
-    monkeypatch.setattr(notebooks, "CHILD", STUB_CHILD)
+    monkeypatch.setattr(notebooks, "PAPERMILL", "tests.pipeline.stubs:papermill")
     return real_workspace

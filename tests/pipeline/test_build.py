@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -14,11 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from analysis.errors import Stopped, UserError
+from analysis.report import children
 from analysis.report.build import (
-    _JUPYTER_BOOK,
     BUILDERS,
     FINGERPRINT,
     build_book,
@@ -33,6 +33,7 @@ from analysis.report.project import Project
 from analysis.report.provenance import RunFiles, read_provenance, write_provenance
 from tests.pipeline.conftest import Change, Workspace, edit, remove
 
+ROOT = Path(__file__).parents[2]
 TOC = """\
 format: jb-book
 root: book/index
@@ -140,7 +141,7 @@ def unexecute(book: Workspace) -> None:
 
 
 def fail_again(book: Workspace) -> None:
-    book.notebook("01_a", "# stub\nend(in_cell='raised E')")
+    book.notebook("01_a", "# stub\nfail('E')")
     with pytest.raises(UserError):
         book.run()
     book.notebook("01_a", "from analysis.kl import terms; x = 1")
@@ -219,25 +220,22 @@ def test_scripts_in_outputs(kind: str, text: str, refused: bool) -> None:
     assert bool(list(output_problems({"cells": [cell]}))) == refused
 
 
-def test_a_renderer_ends_with_whoever_started_it(tmp_path: Path) -> None:
+def test_a_child_ends_with_whoever_started_it_and_takes_all_that_it_started(tmp_path: Path) -> None:
     """Else it would go on writing into the folder of the next build."""
-    folder = tmp_path / "jupyter_book" / "cli"
-    folder.mkdir(parents=True)
-    for package in (folder, folder.parent):
-        (package / "__init__.py").touch()
-    says_so = "import time\ndef main():\n    print(1, flush=True)\n    time.sleep(600)\n"
-    (folder / "main.py").write_text(says_so)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
     with subprocess.Popen(
-        [sys.executable, "-P", "-c", _JUPYTER_BOOK],
+        [sys.executable, "-P", children.__file__, scratch, "tests.pipeline.stubs:sleeper"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        start_new_session=True,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
     ) as process:
         assert process.stdin is not None and process.stdout is not None
-        assert process.stdout.readline() == b"1\n"
+        sleeps = psutil.Process(int(process.stdout.readline()))
         process.stdin.close()
-        assert process.wait(60) == -signal.SIGKILL
+        assert process.wait(60) == 1
+    assert psutil.wait_procs([sleeps], timeout=5)[1] == [] or sleeps.status() == "zombie"
+    assert not scratch.exists()
 
 
 @pytest.mark.parametrize("error", [UserError("broken"), Stopped(15), OSError("disk")])
@@ -264,9 +262,7 @@ def test_a_failure_in_english_waits_for_no_other_edition(
     catalogue = book.project.book / "locale/zh_CN/index.po"
     catalogue.parent.mkdir(parents=True)
     catalogue.write_text('msgid "# First"\nmsgstr "# 一"\n')
-    sleeps = "600 if sys.argv[2].endswith('zh') else 2"
-    fails = f"import sys, time; time.sleep({sleeps}); sys.exit('WARNING: broken')"
-    monkeypatch.setattr("analysis.report.build._JUPYTER_BOOK", fails)
+    monkeypatch.setattr("analysis.report.build.JUPYTER_BOOK", "tests.pipeline.stubs:jupyter_book")
     started = time.monotonic()
     with pytest.raises(UserError, match="WARNING: broken"):
         build(book, render=render_book)
@@ -370,11 +366,10 @@ def test_unchanged_book_needs_no_heavy_imports(book: Workspace) -> None:
         "heavy = {'torch', 'papermill', 'sphinx', 'nbformat', 'matplotlib', 'pandas'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
-    root = Path(__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-P", "-c", script],
         cwd=book.project.root,
-        env=os.environ | {"PYTHONPATH": str(root)},
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,

@@ -15,7 +15,6 @@ import pytest
 
 import analysis
 from analysis.errors import UserError
-from analysis.report import execute
 from analysis.report.notebooks import Limits
 from analysis.report.provenance import read_provenance
 from tests.pipeline.conftest import Workspace
@@ -180,26 +179,3 @@ def test_signal_leaves_no_child_and_no_torn_file(
             break
     else:
         pytest.fail(f"children lived on for more than {seconds} s")
-
-
-@pytest.mark.parametrize(("silent", "answers"), [(1, True), (2, False)])
-def test_a_kernel_that_never_answers_is_started_once_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: int, answers: bool
-) -> None:
-    tries: list[str] = []
-
-    def start_or_not(source: str, output: str, **options: object) -> None:
-        tries.append(source)
-        if len(tries) <= silent:
-            raise RuntimeError("Kernel didn't respond in 60 seconds")
-
-    monkeypatch.setattr(execute.papermill, "execute_notebook", start_or_not)
-    monkeypatch.setenv("JUPYTER_PATH", "")
-    request = {"scratch": str(tmp_path), "root": str(tmp_path), "source": "a", "output": "b"}
-    request |= {"parameters": {}, "cwd": ".", "timeout": 1}
-    if answers:
-        execute.execute(request)
-    else:
-        with pytest.raises(RuntimeError, match="didn't respond"):
-            execute.execute(request)
-    assert len(tries) == 2

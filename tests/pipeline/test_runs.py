@@ -150,7 +150,7 @@ def test_failure_names_the_cell_keeps_the_old_output_and_lets_others_finish(
     ran: Workspace,
 ) -> None:
     old = (ran.project.runs / "01_a.ipynb").read_bytes()
-    ran.notebook("01_a", "# stub\nend(in_cell='raised E')")
+    ran.notebook("01_a", "# stub\nfail('E')")
     ran.notebook("02_b")
     with pytest.raises(UserError, match=r"^01_a: cell 3 \(`# stub`\) raised E; see book/_run/fail"):
         ran.run()
@@ -173,7 +173,7 @@ def test_failure_names_the_cell_keeps_the_old_output_and_lets_others_finish(
             "source.write_text(source.read_text().replace('# Title', '# Other'))",
             "changed while it ran",
         ),
-        ("end()", "cell 3 was not executed"),
+        ("output.write_text(json.dumps(notebook)); os._exit(0)", "cell 3 was not executed"),
     ],
 )
 def test_a_run_that_goes_wrong_is_not_published(
@@ -186,6 +186,25 @@ def test_a_run_that_goes_wrong_is_not_published(
         workspace.run(limits=limits)
     assert "\n" not in str(refusal.value)
     assert not (workspace.project.runs / "01_a.ipynb").exists()
+
+
+@pytest.mark.parametrize("silent", [1, 2])
+def test_a_kernel_that_never_answers_is_started_once_more(
+    workspace: Workspace, tmp_path: Path, silent: int
+) -> None:
+    tries = tmp_path / "tries"
+    workspace.notebook(
+        "01_a",
+        f"# stub\nwith open({str(tries)!r}, 'a') as file:\n    print(file=file)\n"
+        f"if len(open({str(tries)!r}).read()) <= {silent}:\n"
+        '    raise RuntimeError("Kernel didn\'t respond in 60 seconds")',
+    )
+    if silent == 1:
+        workspace.run()
+    else:
+        with pytest.raises(UserError, match="RuntimeError: Kernel didn't respond"):
+            workspace.run()
+    assert tries.read_text() == "\n\n"
 
 
 def test_second_runner_waits_and_names_the_holder(
