@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.func import grad
 
 from analysis import style
-from analysis.chapters import ch17_stale as trained
 from analysis.chapters.ch06_credit import RAGGED, kl_estimates
+from analysis.chapters.ch17_stale import less_large_batches
 from analysis.chapters.claims import (
     EXACT,
     Finding,
@@ -604,14 +604,12 @@ def best_way_overall() -> Finding:
     cost."""
     figures = _way_errors()
     del figures["off_policy_unclipped"]
-    ways = trained.costed_ways(recorded("three_ways_half_step"), recorded("three_ways_on_policy"))
     bands = {}
     for reading in ("old", "detached"):
         bands[f"{reading}_to_full"] = at_equal_kl("three_ways", f"merged_{reading}", "exact_loss")
         for cost in ("completions", "passes"):
-            ended = trained.at_equal_cost(ways, cost, TRAINED_BETA)
-            pair = (f"merged_{reading}", trained.LARGE_BATCH, "accuracy")
-            bands[f"{reading}_to_large_at_{cost}"] = difference(ended, *pair)
+            less = less_large_batches(f"merged_{reading}", cost)
+            bands[f"{reading}_to_large_at_{cost}"] = less
     for name, interval in bands.items():
         figures |= interval.figures(name)
     ahead = [interval.above for interval in bands.values()]

@@ -18,7 +18,7 @@ from torch.distributions import Categorical, MixtureSameFamily, Normal
 from torch.func import grad
 
 from analysis import style
-from analysis.chapters import ch17_routing as routing_training
+from analysis.chapters import ch17_stale
 from analysis.chapters.claims import (
     EXACT,
     Finding,
@@ -624,11 +624,11 @@ def keep_routing() -> Finding:
     }
     options = {"seeds": range(200, 220), "updates": 24, "states": 16}
     for name, noise in (("trained_noisy", 0.3), ("trained_same_router", 0.0)):
-        ways = routing_training.ROUTINGS
-        curves = pd.concat(routing_training.train(way, noise=noise, **options) for way in ways)
-        ends = curves.query("update >= 16").rename(columns={"routing": "variant"})
-        finals = ends.groupby(["variant", "seed"], as_index=False)["reward"].mean()
-        figures |= difference(finals.assign(beta=0.0), *ways, "reward").figures(name)
+        ways = ch17_stale.ROUTINGS
+        curves = pd.concat(ch17_stale.train_bandits(way, noise=noise, **options) for way in ways)
+        late = curves.query("update >= 16")
+        finals = late.groupby(["variant", "seed"], as_index=False).mean()
+        figures |= difference(finals, *ways, "reward").figures(name)
     linear = 80 < figures["replayed_growth"] < 125
     jumps = figures["recomputed_at_1e2"] > 10 * figures["replayed_at_1e2"]
     return Finding(judge(linear and jumps, False), figures)

@@ -1,4 +1,4 @@
-"""Chapter 17: costs and peaks of recorded curves, on tables whose answers are known."""
+"""Chapter 17: costs of recorded curves where answers are known, and the bandits behind experts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import torch
 
 from analysis.chapters import ch07_off_policy
 from analysis.chapters import ch17_stale as study
 from analysis.experiments import recording
 from analysis.experiments.ablation import VARIANT_COLUMNS
 from analysis.experiments.recording import Recording
+from analysis.objectives.routing import ExpertHead, choose_experts, routed_logp
 from analysis.training.config import RunConfig
 from analysis.training.metrics import METRICS
 
@@ -31,7 +33,6 @@ def test_passes_are_counted_forward_by_forward():
     # sampling, reference, backward of the first step; then forward and backward of three more
     assert study.passes_per_completion(4) == 1 + 1 + 2 + 3 * (1 + 2)
     assert study.passes_per_completion(1) == 4
-    assert study.passes_per_completion(4, replay=False) == 1 + 1 + 4 * (1 + 2)
     with pytest.raises(ValueError, match="num_iterations"):
         study.passes_per_completion(0)
 
@@ -41,7 +42,6 @@ def test_costs_are_those_at_the_end_of_a_window():
     table = study.with_costs(curves([0.1, 0.2, 0.3], 4), config)
     assert table["completions"].tolist() == [24, 48, 60]  # the last window has two updates
     assert table["passes"].tolist() == [7 * 24, 7 * 48, 7 * 60]
-    assert table["recomputed"].tolist() == [8 * 24, 8 * 48, 8 * 60]
 
 
 def test_finals_within_a_cost_do_not_read_what_came_later():
@@ -73,13 +73,10 @@ def test_ways_are_compared_where_the_cheaper_one_ends():
     several = recorded("merged_old", config, [0.1, 0.2])
     config = RunConfig(updates=60, num_prompts=4, group_size=2, log_every=10)
     large = recorded("k2_loss", config, [0.3, 0.4, 0.5, 0.6, 0.7, 0.8])
-    ways = study.costed_ways(several, large)
-    assert set(ways["variant"]) == {"merged_old", study.LARGE_BATCH}
     # 80 completions and 1040 passes, against 80 and 320 in every window of the large batches
-    drawn = study.at_equal_cost(ways, "completions", 0.3).set_index("variant")["accuracy"]
-    assert drawn.to_dict() == {"merged_old": 0.2, study.LARGE_BATCH: 0.3}
-    passed = study.at_equal_cost(ways, "passes", 0.3).set_index("variant")["accuracy"]
-    assert passed.to_dict() == {"merged_old": 0.2, study.LARGE_BATCH: 0.5}
+    for cost, of_large in (("completions", 0.3), ("passes", 0.5)):
+        ended = study.at_equal_cost(several, large, cost).set_index("variant")["accuracy"]
+        assert ended.to_dict() == {"merged_old": 0.2, study.LARGE_BATCH: of_large}
 
 
 def accuracy_within(preset: str, variant: str, windows: range) -> dict[int, float]:
@@ -104,3 +101,69 @@ def test_the_best_way_overall_from_the_files():
             others = accuracy_within("three_ways_on_policy", "k2_loss", windows)
             by_hand = sum(ended[seed] - others[seed] for seed in ended) / len(ended)
             assert figures[f"{reading}_to_large_at_{cost}"] == pytest.approx(by_hand, abs=2e-6)
+
+
+SEEDS = (0, 1, 2)
+
+
+def probability_by_loop(head: ExpertHead, seed: int, state: torch.Tensor) -> torch.Tensor:
+    """The policy at one state, written out."""
+    scores = [float(row @ state) for row in head.router[seed]]
+    expert = scores.index(max(scores))
+    gate = torch.tensor(scores, dtype=torch.float64).softmax(0)[expert]
+    logits = torch.stack([gate * (row @ state) for row in head.experts[seed][expert]])
+    return logits.softmax(0)
+
+
+def test_expected_reward_is_the_chance_of_the_right_token():
+    bandits, head = study.random_bandits(SEEDS, 5)
+    by_loop = [
+        sum(
+            probability_by_loop(head, place, state)[right].item()
+            for state, right in zip(bandits.hidden[place], bandits.right[place], strict=True)
+        )
+        / 5
+        for place in range(len(SEEDS))
+    ]
+    assert study.expected_reward(head, bandits).tolist() == pytest.approx(by_loop, abs=1e-12)
+
+
+def test_all_seeds_at_once_are_the_package_s_own_one_by_one():
+    bandits, heads = study.random_bandits(SEEDS, 5)
+    experts = study.own_experts(heads, bandits.hidden)
+    logp = study.state_logp(heads, bandits.hidden, experts)
+    for place, hidden in enumerate(bandits.hidden):
+        head = ExpertHead(*(part[place] for part in heads))
+        assert torch.equal(experts[place], choose_experts(head, hidden))
+        one = routed_logp(head, hidden, experts[place])
+        torch.testing.assert_close(logp[place], one, rtol=0, atol=1e-14)
+
+
+def test_samples_come_from_the_experts_of_the_moved_router():
+    bandits, head = study.random_bandits(SEEDS, 64)
+    drawn = study.sample_groups(head, bandits, 400, 0.5, torch.Generator().manual_seed(0))
+    own = study.own_experts(head, bandits.hidden)
+    assert 0 < (drawn.experts != own).double().mean() < 1
+    logp = study.state_logp(head, bandits.hidden, drawn.experts)
+    torch.testing.assert_close(drawn.old_logp, logp.gather(-1, drawn.tokens))
+    frequency = torch.nn.functional.one_hot(drawn.tokens, study.VOCAB).double().mean(dim=2)
+    other = study.state_logp(head, bandits.hidden, own).exp()
+    moved = drawn.experts != own
+    error = (frequency - logp.exp())[moved].abs().mean()
+    assert error < 0.02 < (frequency - other)[moved].abs().mean()
+
+
+def test_replaying_keeps_the_first_ratios_at_one_and_routing_again_does_not():
+    options = {"noise": 0.3, "seeds": SEEDS, "updates": 3, "states": 16}
+    replayed, again = (study.train_bandits(routing, **options) for routing in study.ROUTINGS)
+    assert replayed["ess"].tolist() == pytest.approx([1.0] * len(replayed), abs=1e-12)
+    assert (replayed["clip_fraction"] == 0).all()
+    assert again["ess"].mean() < 0.9
+    assert again["flipped"].mean() > 0.1
+
+
+def test_without_noise_one_step_a_rollout_is_the_same_run_either_way():
+    options = {"noise": 0.0, "seeds": SEEDS, "updates": 4, "steps": 1, "states": 16}
+    replayed, again = (study.train_bandits(routing, **options) for routing in study.ROUTINGS)
+    assert replayed["reward"].tolist() == pytest.approx(again["reward"].tolist(), abs=1e-12)
+    assert replayed["reward"].iloc[-1] > replayed["reward"].iloc[0]
