@@ -37,344 +37,183 @@ class Cause(NamedTuple):
 
 
 CAUSES: tuple[Cause, ...] = (
-    Cause(
-        groups.sequence_sums,
-        "All tokens of a sequence have one log-prob",
-        "These are sums or means of sequences: dump the log-prob of each token.",
-        "11_numerics#ex-where-after",
-        kind="spoils",
-    ),
-    Cause(
-        groups.duplicates,
-        "Completions stand more than once",
-        "The sampler returned one completion for several rows (a seed that each request repeats, "
-        "greedy decoding), or rows were dumped twice or all under one step. Without a group column "
-        "it may also be the prompt that is counted: its tokens make short answers that are alike "
-        "look improbable.",
-        "03_k3_counterexample#thm-underestimate",
-        kind="data",
-    ),
-    Cause(
-        groups.counted_prompt,
-        "Tokens of the prompt are counted",
-        "Completions of one prompt begin with the same improbable tokens: the mask begins too "
-        "early, or a template's opening is forced and counted.",
-        "11_numerics#ex-where-after",
-        kind="spoils",
-    ),
-    Cause(
-        when.counted_padding,
-        "Padding is counted as text",
-        "Dump the completion mask (1 = counted) and multiply nothing by it: select. In the "
-        "trainer, check that the loss uses the same mask.",
-        "11_numerics#ex-where-after",
-        kind="spoils",
-    ),
-    Cause(
-        when.misaligned,
-        "The {column} log-probs are those of a neighbouring token",
-        "Logits at position t predict token t+1: shift logits or ids by one, in exactly one of "
-        "the two places.",
-        "01_estimators#thm-unbiased",
-        kind="spoils",
-    ),
-    Cause(
-        when.other_tokens,
-        "The {column} log-probs are not those of these tokens",
-        "Look for rows in another order (a batch shuffled after scoring), another prompt or "
-        "another model.",
-        "01_estimators#thm-unbiased",
-        kind="spoils",
-    ),
-    Cause(
-        when.masked_when_scored,
-        "Tokens are counted that were masked when they were scored",
-        "The loss and the scoring pass use different masks: look for a mask shifted by one token, "
-        "padding counted as text, or a token after the end of sequence.",
-        "11_numerics#ex-where-after",
-        kind="spoils",
-    ),
-    Cause(
-        when.unsampled_end,
-        "The last counted tokens were not sampled",
-        "The mask counts a token after the end of sequence (padding, a newline of the chat "
-        "template), or is shifted by one token.",
-        "11_numerics#ex-where-after",
-        kind="spoils",
-    ),
-    Cause(
-        when.impossible_tokens,
-        "Some counted tokens cannot have been sampled",
-        "Look for prompt or tool tokens inside the mask, another tokenisation, or log-probs "
-        "gathered with the wrong ids.",
-        "06_sequences#thm-sampling-mask",
-        kind="data",
-    ),
-    Cause(
-        when.identical_reference,
-        "{which}",
-        "{what}",
-        "05_fixed_points#thm-reverse-optimum",
-        kind="spoils",
-    ),
-    Cause(
-        when.negative_kl,
-        "The KL is negative: the tokens are not the policy's{whose}",
-        "{what}",
-        "01_estimators#thm-unbiased",
-        kind="spoils",
-    ),
-    Cause(
-        when.old_not_sampler,
-        "The tokens were not drawn from the policy that old_logp belongs to",
-        "Score old_logp with the weights that sample, at the sampling step. Values kept from an "
-        "earlier step bias ratio, clip and every off-policy weight.",
-        "02_gradients#thm-off-policy-weights",
-        kind="spoils",
-    ),
-    Cause(when.other_sampler, "{which}", "{what}", "06_sequences#thm-sampling-mask", kind="data"),
-    Cause(
-        groups.padded_positions,
-        "Rows with left padding were scored at other positions than they were sampled at",
-        "Give the scoring pass the position ids of the sampler, counted from the first token that "
-        "is no padding; or pad no prompts.",
-        "06_sequences#thm-sampling-mask",
-        kind="data",
-    ),
-    Cause(
-        groups.scored_twice,
-        "Two scores of one token differ, though no update lies between them",
-        "Dropout is on when the policy is scored (of the model or of the adapter: set it to 0), or "
-        "old_logp was scored by other weights, another type or other kernels.",
-        "11_numerics#fig-cancellation",
-        kind="data",
-    ),
-    Cause(
-        groups.missing_end,
-        "Sequences end in many different tokens",
-        "The end token is not counted, completions were cut, or the mask is that of another row. "
-        "Expected only with stop strings. The end must be inside the mask, or length is not "
-        "trained.",
-        "06_sequences#thm-sampling-mask",
-        severity="warning",
-        kind="data",
-    ),
-    Cause(
-        when.starts_away,
-        "The policy differs from its reference before the first update",
-        "Unless the run starts elsewhere on purpose: load both from the same weights, and score "
-        "both with the same prompt, temperature, masks and precision.",
-        "05_fixed_points#thm-reverse-optimum",
-        severity="warning",
-        kind="data",
-    ),
-    Cause(
-        when.coarse_logprobs,
-        "The log-probs were rounded ({grid})",
-        "Take log_softmax of float32 logits and keep the result in float32; dump at least six "
-        "digits.",
-        "11_numerics#fig-cancellation",
-        kind="data",
-    ),
-    Cause(
-        when.clamped_values,
-        "Log-ratios sit exactly at a clamp",
-        "Dump the log-probs before any clamp. In training such tokens have no KL gradient.",
-        "11_numerics#prop-dead-zones",
-        kind="data",
-    ),
-    Cause(
-        when.ratio_mean,
-        "The mean of {ratio} is not one",
-        "Score with the sampling temperature (divide the logits by it), the same prompt template "
-        "and the same position ids everywhere; below one, the sampler truncates (top-p, top-k).",
-        "06_sequences#thm-sampling-mask",
-        severity="warning",
-        kind="data",
-    ),
-    Cause(
-        when.advantage_sign,
-        "Advantages fall where rewards rise",
-        "Check the sign of the advantages before anything else.",
-        "09_advantages#thm-baseline",
-        kind="data",
-    ),
-    Cause(
-        groups.advantage_unrelated,
-        "Advantages do not follow the rewards of their group",
-        "One of the two columns is in another order: look for a shuffle or a gather between "
-        "reward, advantage and loss, or for a reward that is logged of another completion.",
-        "09_advantages#thm-baseline",
-        kind="data",
-    ),
-    Cause(
-        groups.advantage_off_centre,
-        "Advantages do not sum to zero in their group",
-        "{what}",
-        "09_advantages#thm-baseline",
-        severity="warning",
-        kind="data",
-    ),
-    Cause(
-        when.advantage_opposed,
-        "Updates move tokens against their advantages",
-        "The policy loss has the wrong sign, or logp and old_logp are exchanged.",
-        "09_advantages#thm-baseline",
-    ),
-    Cause(
-        terms.kl_left_out,
-        "The KL term is zero at every token",
-        "The coefficient did not reach the loss, or the term is masked out.",
-        "04_grpo_ablation#fig-ablation-front",
-    ),
-    Cause(
-        terms.kl_negative,
-        "The KL term has the wrong sign: {where} it pushes the policy away",
-        "The term is added to a loss, and subtracted from a reward.",
-        "02_gradients#thm-expected-gradients",
-    ),
-    Cause(
-        terms.other_term,
-        "The KL term is {found}, not {named}",
-        "Check the estimator that the trainer computes, which tokens it leaves out, which policy "
-        "stands above in its ratio (r is reference over policy), and that logp is not old_logp.",
-        "01_estimators#thm-unbiased",
-    ),
-    Cause(
-        when.kl_rewarded,
-        "Advantages rise with the KL: it is maximised",
-        "The penalty is subtracted from the reward: r - beta (log pi - log pi_ref).",
-        "08_reward_side#thm-folded-reward",
-    ),
-    Cause(
-        when.kl_maximised,
-        "Updates push the policy away from its reference",
-        "The reward may drive the drift, with a beta too small to hold it. If it does not rise, "
-        "check the sign of the KL term: it is added to a loss, subtracted from a reward.",
-        "02_gradients#thm-expected-gradients",
-    ),
-    Cause(
-        when.k1_in_loss,
-        "k1 as a loss has no expected gradient",
-        "Move k1 to the reward, or use k2 in the loss: same value, a gradient that pulls.",
-        "05_fixed_points#thm-k1-walk",
-    ),
-    Cause(
-        when.penalty_in_reward,
-        "{estimator} in the reward is the gradient of no KL",
-        "In the reward use k1: this one loses tokens below the reference, k3 in the end all but "
-        "one.",
-        "05_fixed_points#thm-k3-plain-flow",
-        severity="warning",
-    ),
-    Cause(
-        when.uniform_push,
-        "Every sampled token is pushed down, whatever its advantage",
-        "{what}",
-        "05_fixed_points#thm-k1-walk",
-    ),
-    Cause(
-        when.train_inference_mismatch,
-        "The inference engine samples from another policy than the trainer believes",
-        "Align first: same temperature, weights synchronised before sampling, same precision and "
-        "kernels. Then weigh by old/sampler, truncated (TRL: vllm_importance_sampling_correction; "
-        "verl: algorithm.rollout_correction).",
-        "06_sequences#thm-two-factors",
-    ),
-    Cause(
-        when.stale_samples,
-        "The samples are stale: the policy has left the one that drew them",
-        "Fewer updates per batch, or a smaller learning rate. {what}",
-        "02_gradients#thm-off-policy-weights",
-    ),
-    Cause(
-        when.overflow,
-        "k3 overflows in float32",
-        "One such token makes the loss infinite, or NaN once a mask multiplies it. Look at the "
-        "tokens (wrong ids or a lost mask, as a rule), and use k2.",
-        "11_numerics#overflow",
-    ),
-    Cause(
-        when.heavy_tail,
-        "k3's mean and its interval cannot be trusted: the ratio's tail is too heavy",
-        "Read the KL from k1, train with k2 in the loss or k1 in the reward, or sum the KL over "
-        "the vocabulary. More samples do not help.",
-        "03_k3_counterexample#thm-ratio-tail",
-        severity="warning",
-    ),
-    Cause(
-        when.unseen_mass,
-        "k3 reads the KL too low: part of the reference lies where nothing is sampled",
-        "Read the KL from k1, or sum it over the vocabulary. k3 has no bias, but what it lacks "
-        "comes in rare tokens with huge values: expect spikes, not a drift. A sampler that "
-        "truncates (top-p, top-k) looks the same.",
-        "20_language_model#fig-readings",
-        severity="warning",
-    ),
-    Cause(
-        when.dead_zone,
-        "The clamp of {framework} silences the tokens that are farthest away",
-        "Remove the clamp of the value at 10 and clip the gradient norm instead, or use k2, whose "
-        "dead zone begins farther out. TRL has no clamp.",
-        "11_numerics#prop-dead-zones",
-        severity="warning",
-    ),
-    Cause(
-        when.k3_gradient,
-        "k3's gradient is far from that of the reverse KL",
-        "k3 as a loss descends the forward KL. If the reverse KL is meant, use k2 in the loss (on "
-        "stale samples with the detached ratio).",
-        "02_gradients#thm-expected-gradients",
-        severity="note",
-    ),
-    Cause(
-        when.heavy_weights,
-        "The importance weights cannot be trusted",
-        "Truncate the weights and say so, or sample afresh.",
-        "06_sequences#thm-product-variance",
-        severity="warning",
-    ),
-    Cause(
-        when.concentrated,
-        "A few sequences carry most of the KL",
-        "Read these sequences: degenerate loops, another language and cut-off answers are the "
-        "usual ones.",
-        "03_k3_counterexample#thm-underestimate",
-        severity="warning",
-    ),
-    Cause(
-        when.kl_without_reward,
-        "The KL grows{but}",
-        "Check the sign and the size of beta, and that the KL term reaches the loss. Dump the step "
-        "and the reward of each sequence.",
-        "04_grpo_ablation#fig-ablation-front",
-        severity="warning",
-    ),
-    Cause(
-        when.far_from_reference,
-        "The policy is far from its reference",
-        "No fault in itself. First-order arguments about the estimators no longer hold.",
-        "04_grpo_ablation#fig-ablation-kl",
-        severity="note",
-    ),
-    Cause(
-        when.no_signal,
-        "{most} sequences have advantage zero",
-        "They still get the KL's gradient: the effective beta is larger than it looks. Filter such "
-        "groups, change the difficulty of the prompts, or look for a reward that is constant.",
-        "08_reward_side#equal-rewards",
-        severity="note",
-        kind="data",
-    ),
-    Cause(
-        when.few_sequences,
-        "Few sequences: the intervals are too narrow",
-        f"Dump at least {when.FEWEST_SEQUENCES} sequences; a hundred are better.",
-        "03_k3_counterexample#thm-underestimate",
-        severity="note",
-        kind="data",
-    ),
-)
+    Cause(groups.sequence_sums, "All tokens of a sequence have one log-prob",
+          "These are sums or means of sequences: dump the log-prob of each token.",
+          "11_numerics#ex-where-after", kind="spoils"),
+    Cause(groups.duplicates, "Completions stand more than once",
+          "The sampler returned one completion for several rows (a seed that each request "
+          "repeats, greedy decoding), or rows were dumped twice or all under one step. Without a "
+          "group column it may also be the prompt that is counted: its tokens make short answers "
+          "that are alike look improbable.",
+          "03_k3_counterexample#thm-underestimate", kind="data"),
+    Cause(groups.counted_prompt, "Tokens of the prompt are counted",
+          "Completions of one prompt begin with the same improbable tokens: the mask begins too "
+          "early, or a template's opening is forced and counted.",
+          "11_numerics#ex-where-after", kind="spoils"),
+    Cause(when.counted_padding, "Padding is counted as text",
+          "Dump the completion mask (1 = counted) and multiply nothing by it: select. In the "
+          "trainer, check that the loss uses the same mask.",
+          "11_numerics#ex-where-after", kind="spoils"),
+    Cause(when.misaligned, "The {column} log-probs are those of a neighbouring token",
+          "Logits at position t predict token t+1: shift logits or ids by one, in exactly one of "
+          "the two places.",
+          "01_estimators#thm-unbiased", kind="spoils"),
+    Cause(when.other_tokens, "The {column} log-probs are not those of these tokens",
+          "Look for rows in another order (a batch shuffled after scoring), another prompt or "
+          "another model.",
+          "01_estimators#thm-unbiased", kind="spoils"),
+    Cause(when.masked_when_scored, "Tokens are counted that were masked when they were scored",
+          "The loss and the scoring pass use different masks: look for a mask shifted by one "
+          "token, padding counted as text, or a token after the end of sequence.",
+          "11_numerics#ex-where-after", kind="spoils"),
+    Cause(when.unsampled_end, "The last counted tokens were not sampled",
+          "The mask counts a token after the end of sequence (padding, a newline of the chat "
+          "template), or is shifted by one token.",
+          "11_numerics#ex-where-after", kind="spoils"),
+    Cause(when.impossible_tokens, "Some counted tokens cannot have been sampled",
+          "Look for prompt or tool tokens inside the mask, another tokenisation, or log-probs "
+          "gathered with the wrong ids.",
+          "06_sequences#thm-sampling-mask", kind="data"),
+    Cause(when.identical_reference, "{which}",
+          "{what}",
+          "05_fixed_points#thm-reverse-optimum", kind="spoils"),
+    Cause(when.negative_kl, "The KL is negative: the tokens are not the policy's{whose}",
+          "{what}",
+          "01_estimators#thm-unbiased", kind="spoils"),
+    Cause(when.old_not_sampler,
+          "The tokens were not drawn from the policy that old_logp belongs to",
+          "Score old_logp with the weights that sample, at the sampling step. Values kept from "
+          "an earlier step bias ratio, clip and every off-policy weight.",
+          "02_gradients#thm-off-policy-weights", kind="spoils"),
+    Cause(when.other_sampler, "{which}",
+          "{what}",
+          "06_sequences#thm-sampling-mask", kind="data"),
+    Cause(groups.padded_positions,
+          "Rows with left padding were scored at other positions than they were sampled at",
+          "Give the scoring pass the position ids of the sampler, counted from the first token "
+          "that is no padding; or pad no prompts.",
+          "06_sequences#thm-sampling-mask", kind="data"),
+    Cause(groups.scored_twice, "Two scores of one token differ, though no update lies between them",
+          "Dropout is on when the policy is scored (of the model or of the adapter: set it to "
+          "0), or old_logp was scored by other weights, another type or other kernels.",
+          "11_numerics#fig-cancellation", kind="data"),
+    Cause(groups.missing_end, "Sequences end in many different tokens",
+          "The end token is not counted, completions were cut, or the mask is that of another "
+          "row. Expected only with stop strings. The end must be inside the mask, or length is "
+          "not trained.",
+          "06_sequences#thm-sampling-mask", severity="warning", kind="data"),
+    Cause(when.starts_away, "The policy differs from its reference before the first update",
+          "Unless the run starts elsewhere on purpose: load both from the same weights, and "
+          "score both with the same prompt, temperature, masks and precision.",
+          "05_fixed_points#thm-reverse-optimum", severity="warning", kind="data"),
+    Cause(when.coarse_logprobs, "The log-probs were rounded ({grid})",
+          "Take log_softmax of float32 logits and keep the result in float32; dump at least six "
+          "digits.",
+          "11_numerics#fig-cancellation", kind="data"),
+    Cause(when.clamped_values, "Log-ratios sit exactly at a clamp",
+          "Dump the log-probs before any clamp. In training such tokens have no KL gradient.",
+          "11_numerics#prop-dead-zones", kind="data"),
+    Cause(when.ratio_mean, "The mean of {ratio} is not one",
+          "Score with the sampling temperature (divide the logits by it), the same prompt "
+          "template and the same position ids everywhere; below one, the sampler truncates "
+          "(top-p, top-k).",
+          "06_sequences#thm-sampling-mask", severity="warning", kind="data"),
+    Cause(when.advantage_sign, "Advantages fall where rewards rise",
+          "Check the sign of the advantages before anything else.",
+          "09_advantages#thm-baseline", kind="data"),
+    Cause(groups.advantage_unrelated, "Advantages do not follow the rewards of their group",
+          "One of the two columns is in another order: look for a shuffle or a gather between "
+          "reward, advantage and loss, or for a reward that is logged of another completion.",
+          "09_advantages#thm-baseline", kind="data"),
+    Cause(groups.advantage_off_centre, "Advantages do not sum to zero in their group",
+          "{what}",
+          "09_advantages#thm-baseline", severity="warning", kind="data"),
+    Cause(when.advantage_opposed, "Updates move tokens against their advantages",
+          "The policy loss has the wrong sign, or logp and old_logp are exchanged.",
+          "09_advantages#thm-baseline"),
+    Cause(terms.kl_left_out, "The KL term is zero at every token",
+          "The coefficient did not reach the loss, or the term is masked out.",
+          "04_grpo_ablation#fig-ablation-front"),
+    Cause(terms.kl_negative, "The KL term has the wrong sign: {where} it pushes the policy away",
+          "The term is added to a loss, and subtracted from a reward.",
+          "02_gradients#thm-expected-gradients"),
+    Cause(terms.other_term, "The KL term is {found}, not {named}",
+          "Check the estimator that the trainer computes, which tokens it leaves out, which "
+          "policy stands above in its ratio (r is reference over policy), and that logp is not "
+          "old_logp.",
+          "01_estimators#thm-unbiased"),
+    Cause(when.kl_rewarded, "Advantages rise with the KL: it is maximised",
+          "The penalty is subtracted from the reward: r - beta (log pi - log pi_ref).",
+          "08_reward_side#thm-folded-reward"),
+    Cause(when.kl_maximised, "Updates push the policy away from its reference",
+          "The reward may drive the drift, with a beta too small to hold it. If it does not "
+          "rise, check the sign of the KL term: it is added to a loss, subtracted from a reward.",
+          "02_gradients#thm-expected-gradients"),
+    Cause(when.k1_in_loss, "k1 as a loss has no expected gradient",
+          "Move k1 to the reward, or use k2 in the loss: same value, a gradient that pulls.",
+          "05_fixed_points#thm-k1-walk"),
+    Cause(when.penalty_in_reward, "{estimator} in the reward is the gradient of no KL",
+          "In the reward use k1: this one loses tokens below the reference, k3 in the end all "
+          "but one.",
+          "05_fixed_points#thm-k3-plain-flow", severity="warning"),
+    Cause(when.uniform_push, "Every sampled token is pushed down, whatever its advantage",
+          "{what}",
+          "05_fixed_points#thm-k1-walk"),
+    Cause(when.train_inference_mismatch,
+          "The inference engine samples from another policy than the trainer believes",
+          "Align first: same temperature, weights synchronised before sampling, same precision "
+          "and kernels. Then weigh by old/sampler, truncated (TRL: "
+          "vllm_importance_sampling_correction; verl: algorithm.rollout_correction).",
+          "06_sequences#thm-two-factors"),
+    Cause(when.stale_samples, "The samples are stale: the policy has left the one that drew them",
+          "Fewer updates per batch, or a smaller learning rate. {what}",
+          "02_gradients#thm-off-policy-weights"),
+    Cause(when.overflow, "k3 overflows in float32",
+          "One such token makes the loss infinite, or NaN once a mask multiplies it. Look at the "
+          "tokens (wrong ids or a lost mask, as a rule), and use k2.",
+          "11_numerics#overflow"),
+    Cause(when.heavy_tail,
+          "k3's mean and its interval cannot be trusted: the ratio's tail is too heavy",
+          "Read the KL from k1, train with k2 in the loss or k1 in the reward, or sum the KL "
+          "over the vocabulary. More samples do not help.",
+          "03_k3_counterexample#thm-ratio-tail", severity="warning"),
+    Cause(when.unseen_mass,
+          "k3 reads the KL too low: part of the reference lies where nothing is sampled",
+          "Read the KL from k1, or sum it over the vocabulary. k3 has no bias, but what it lacks "
+          "comes in rare tokens with huge values: expect spikes, not a drift. A sampler that "
+          "truncates (top-p, top-k) looks the same.",
+          "20_language_model#fig-readings", severity="warning"),
+    Cause(when.dead_zone, "The clamp of {framework} silences the tokens that are farthest away",
+          "Remove the clamp of the value at 10 and clip the gradient norm instead, or use k2, "
+          "whose dead zone begins farther out. TRL has no clamp.",
+          "11_numerics#prop-dead-zones", severity="warning"),
+    Cause(when.k3_gradient, "k3's gradient is far from that of the reverse KL",
+          "k3 as a loss descends the forward KL. If the reverse KL is meant, use k2 in the loss "
+          "(on stale samples with the detached ratio).",
+          "02_gradients#thm-expected-gradients", severity="note"),
+    Cause(when.heavy_weights, "The importance weights cannot be trusted",
+          "Truncate the weights and say so, or sample afresh.",
+          "06_sequences#thm-product-variance", severity="warning"),
+    Cause(when.concentrated, "A few sequences carry most of the KL",
+          "Read these sequences: degenerate loops, another language and cut-off answers are the "
+          "usual ones.",
+          "03_k3_counterexample#thm-underestimate", severity="warning"),
+    Cause(when.kl_without_reward, "The KL grows{but}",
+          "Check the sign and the size of beta, and that the KL term reaches the loss. Dump the "
+          "step and the reward of each sequence.",
+          "04_grpo_ablation#fig-ablation-front", severity="warning"),
+    Cause(when.far_from_reference, "The policy is far from its reference",
+          "No fault in itself. First-order arguments about the estimators no longer hold.",
+          "04_grpo_ablation#fig-ablation-kl", severity="note"),
+    Cause(when.no_signal, "{most} sequences have advantage zero",
+          "They still get the KL's gradient: the effective beta is larger than it looks. Filter "
+          "such groups, change the difficulty of the prompts, or look for a reward that is "
+          "constant.",
+          "08_reward_side#equal-rewards", severity="note", kind="data"),
+    Cause(when.few_sequences, "Few sequences: the intervals are too narrow",
+          f"Dump at least {when.FEWEST_SEQUENCES} sequences; a hundred are better.",
+          "03_k3_counterexample#thm-underestimate", severity="note", kind="data"),
+)  # fmt: skip
 
 
 def find(measured: Measured) -> list[Finding]:
