@@ -10,8 +10,9 @@ import gzip
 import json
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -112,35 +113,41 @@ def _read_parquet(path: Path) -> Mapping[str, Any]:
         raise UserError(f"{path}: is no readable parquet ({str(error).splitlines()[0]})") from None
     if not file.metadata.num_rows:
         raise UserError(f"{path}: holds no rows; dump at least one sequence")
-    return _Columns(file)
+    names = file.schema_arrow.names
+    return _Columns({name: partial(_parquet_column, file, name) for name in names})
 
 
 class _Columns(Mapping[str, Any]):
-    """Columns of a parquet file, each read when it is asked for: few are held at a time."""
+    """Columns of a table, each made when it is asked for: few are held at a time."""
 
-    def __init__(self, file: Any) -> None:
-        self._file = file
+    def __init__(self, made: dict[str, Callable[[], np.ndarray]]) -> None:
+        self._made = made
 
     def __getitem__(self, name: str) -> np.ndarray:
-        import pyarrow
-
-        column = self._file.read(columns=[name], use_threads=False).column(name).combine_chunks()
-        pyarrow.default_memory_pool().release_unused()
-        if not pyarrow.types.is_list(column.type):
-            return _as_numpy(column)
-        offsets, values = _as_numpy(column.offsets), _as_numpy(column.values)
-        rows = np.empty(len(column), dtype=object)
-        for row, (first, end) in enumerate(pairwise(offsets)):
-            rows[row] = values[first:end]
-        if column.null_count:
-            rows[_as_numpy(column.is_null())] = None
-        return rows
+        return self._made[name]()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._file.schema_arrow.names)
+        return iter(self._made)
 
     def __len__(self) -> int:
-        return len(self._file.schema_arrow.names)
+        return len(self._made)
+
+
+def _parquet_column(file: Any, name: str) -> np.ndarray:
+    """Plain values, or an array of arrays."""
+    import pyarrow
+
+    column = file.read(columns=[name], use_threads=False).column(name).combine_chunks()
+    pyarrow.default_memory_pool().release_unused()
+    if not pyarrow.types.is_list(column.type):
+        return _as_numpy(column)
+    offsets, values = _as_numpy(column.offsets), _as_numpy(column.values)
+    rows = np.empty(len(column), dtype=object)
+    for row, (first, end) in enumerate(pairwise(offsets)):
+        rows[row] = values[first:end]
+    if column.null_count:
+        rows[_as_numpy(column.is_null())] = None
+    return rows
 
 
 def _as_numpy(array: Any) -> np.ndarray:
@@ -165,9 +172,15 @@ def _assemble_nested(table: Mapping[str, Any], label: str) -> Rollouts:
                 f"{label}: column sequence is missing: say which tokens belong together"
             )
         return assemble(table, label, lambda row: f"line {row + 1}")
-    flat = _Flat(table, chosen, _lengths(logp, label), label)
+    lengths = _lengths(logp, label)
     del logp
-    return assemble(flat, label, flat.place)
+    ends = np.cumsum(lengths)
+
+    def place(row: int) -> str:
+        line = int(np.searchsorted(ends, row, side="right"))
+        return f"line {line + 1}, token {row - (ends - lengths)[line] + 1}"
+
+    return assemble(_spread_columns(table, chosen, lengths, label), label, place)
 
 
 def _first(values: Any) -> Any:
@@ -181,35 +194,21 @@ def _lengths(logp: Any, label: str) -> np.ndarray:
     return np.array([len(value) for value in logp])
 
 
-class _Flat(Mapping[str, Any]):
-    """Columns by their canonical names, one row a token, each made when it is asked for."""
-
-    def __init__(
-        self, table: Mapping[str, Any], chosen: dict[str, str], lengths: np.ndarray, label: str
-    ) -> None:
-        self._table, self._chosen, self._label = table, chosen, label
-        self._lengths, self._ends = lengths, np.cumsum(lengths)
-        self._names = set(table)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        original = self._chosen.get(name)
-        if original in self._names:
-            return _spread(self._table[original], self._lengths, name, self._label)
-        if name == "sequence":
-            return np.repeat(np.arange(len(self._lengths)), self._lengths)
-        return np.arange(self._ends[-1]) - np.repeat(self._ends - self._lengths, self._lengths)
-
-    def __iter__(self) -> Iterator[str]:
-        """With those that are named as ignored, and never read."""
-        return iter({"position", *self._chosen, *(self._names - {*self._chosen.values()})})
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
-
-    def place(self, row: int) -> str:
-        """How messages name a token."""
-        line = int(np.searchsorted(self._ends, row, side="right"))
-        return f"line {line + 1}, token {row - (self._ends[line - 1] if line else 0) + 1}"
+def _spread_columns(
+    table: Mapping[str, Any], chosen: dict[str, str], lengths: np.ndarray, label: str
+) -> _Columns:
+    """By their canonical names, one row a token; with those that are ignored, and never read."""
+    first, names = np.cumsum(lengths) - lengths, list(table)
+    made = dict.fromkeys(name for name in names if name not in chosen.values()) | {
+        "position": lambda: np.arange(lengths.sum()) - np.repeat(first, lengths),
+        "sequence": lambda: np.repeat(np.arange(len(lengths)), lengths),
+    }
+    made |= {
+        name: lambda name=name, column=column: _spread(table[column], lengths, name, label)
+        for name, column in chosen.items()
+        if column in names
+    }
+    return _Columns(made)
 
 
 def _spread(values: Any, lengths: np.ndarray, name: str, label: str) -> np.ndarray:
@@ -311,22 +310,18 @@ def _check_fields(rows: list[Row], numbers: list[int], fields: dict[str, Any], p
 
 def _as_column(values: list[Any]) -> np.ndarray:
     """Python values of one field as an array; lists become arrays within it."""
-    types = set(map(type, values))
-    if list in types:
-        column = np.empty(len(values), dtype=object)
-        for i, value in enumerate(values):
-            column[i] = _as_array(value)
-        return column
-    if types & {str, dict}:
-        return np.array(values, dtype=object)
-    if types <= {bool}:
-        return np.array(values, dtype=bool)
+    if any(type(value) is list for value in values):
+        arrays = (_as_array(value) if type(value) is list else value for value in values)
+        return np.fromiter(arrays, dtype=object)
+    return np.array(values, dtype=bool) if {*map(type, values)} <= {bool} else _as_array(values)
+
+
+def _as_array(values: list[Any]) -> np.ndarray:
+    types = {*map(type, values)}
+    if types & {str, list, dict}:
+        return np.fromiter(values, dtype=object)
     if type(None) in types:
         values = [np.nan if value is None else value for value in values]
-    return _as_floats(values)
-
-
-def _as_floats(values: list[Any]) -> np.ndarray:
     try:
         return np.array(values, dtype=np.float64)
     except OverflowError:  # an integer beyond the floats counts as infinite
@@ -338,19 +333,6 @@ def _as_float(value: float) -> float:
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
-
-
-def _as_array(value: Any) -> Any:
-    if not isinstance(value, list):
-        return value
-    types = set(map(type, value))
-    if types & {str, list, dict}:
-        parts = np.empty(len(value), dtype=object)
-        parts[:] = value
-        return parts
-    if type(None) in types:
-        value = [np.nan if item is None else item for item in value]
-    return _as_floats(value)
 
 
 def record_settings(folder: Path, settings: Settings) -> None:
