@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,6 +53,20 @@ _KNOWN = {alias: name for name, aliases in NAMES.items() for alias in (name, *al
 Columns = Mapping[str, Any]
 #: How messages name the row of an index.
 Place = Callable[[int], str]
+
+
+class Rows(NamedTuple):
+    """The rows of a table: which count, and how messages name them."""
+
+    counted: np.ndarray
+    place: Place
+
+    def refuse(self, bad: np.ndarray, name: str, why: Callable[[int], str]) -> None:
+        """Name the first counted row that offends in a column, and why it does."""
+        bad = bad & self.counted
+        if bad.any():
+            row = int(bad.argmax())
+            raise UserError(f"{self.place(row)}, column {name}: {why(row)}")
 
 
 def canonical(columns: list[str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -107,8 +121,8 @@ def assemble(table: Columns, source: str, place: Place = lambda row: f"row {row 
 
 def _assemble(table: Columns, place: Place) -> Rollouts:
     chosen, ignored = canonical(list(table))
-    rows = len(table[chosen["logp"]])
-    if not rows:
+    size = len(table[chosen["logp"]])
+    if not size:
         raise UserError("holds no rows; dump at least one sequence")
 
     def present(*names: str) -> Iterator[tuple[str, Any]]:
@@ -119,28 +133,26 @@ def _assemble(table: Columns, place: Place) -> Rollouts:
                 if name not in ("old_logp", *OPTIONAL, "position") or not _empty(values).all():
                     yield name, values
 
-    masks = [_mask(values, place) for _, values in present("mask")]
-    counted = masks[0] if masks else np.ones(rows, bool)
-    if not counted.any():
+    rows = Rows(np.ones(size, bool), place)
+    for _, values in present("mask"):
+        rows = Rows(_mask(values, rows), place)
+    if not rows.counted.any():
         raise UserError("mask counts no token; True or 1 must mean counted")
-    found = {
-        name: _numbers(values, name, counted, place)
-        for name, values in present(*LOG_PROBS, *FLOATS)
-    }
-    unscored = _fill_unscored(found, counted)
+    found = {name: _numbers(values, name, rows) for name, values in present(*LOG_PROBS, *FLOATS)}
+    unscored = _fill_unscored(found, rows.counted)
     for name in LOG_PROBS:
         if name in found:
-            _check_log_probs(found[name], name, counted, place)
+            _check_log_probs(found[name], name, rows)
     for name, values in present(*INTEGERS, "position"):
-        found[name] = _integers(values, name, counted, place)
-    codes, names = _sequences(table[chosen["sequence"]], found.get("step"), counted, place)
+        found[name] = _integers(values, name, rows)
+    codes, names = _sequences(table[chosen["sequence"]], found.get("step"), rows)
     given = found.pop("position", None)
-    position = np.arange(rows, dtype=np.int32) if given is None else given
-    order = _order(codes, position, counted)
-    if given is not None:
+    position = np.arange(size, dtype=np.int32) if given is None else given
+    order = _order(codes, position, rows.counted)
+    if given is not None and order is not None:  # in order, each position is after the one before
         _refuse_duplicates(codes, position, order, names, place)
     for name, values in present("group"):
-        found[name] = _groups(values, counted, place)
+        found[name] = _groups(values, rows)
     found |= {"position": position, "code": codes}
     if order is not None:
         for name in found:
@@ -155,7 +167,7 @@ def _assemble(table: Columns, place: Place) -> Rollouts:
         sequence=np.repeat(np.arange(len(starts), dtype=np.int32), lengths),
         position=placed if given is not None else placed - np.repeat(placed[starts], lengths),
         **{name: found.get(name) for name in OPTIONAL},
-        rows=rows,
+        rows=size,
         has_old_logp="old_logp" in found,
         sequence_names=tuple(_text(names[code]) for code in codes[starts]),
         ignored={_text(name): near for name, near in ignored.items()},
@@ -202,14 +214,7 @@ def _empty(values: Any) -> np.ndarray:
     return pd.isna(array)
 
 
-def _refuse(bad: np.ndarray, name: str, place: Place, why: Callable[[int], str]) -> None:
-    """Name the first offending row of a column, and why it offends."""
-    if bad.any():
-        row = int(bad.argmax())
-        raise UserError(f"{place(row)}, column {name}: {why(row)}")
-
-
-def _numbers(values: Any, name: str, counted: np.ndarray, place: Place) -> np.ndarray:
+def _numbers(values: Any, name: str, rows: Rows) -> np.ndarray:
     """Floats; NaN where the cell is empty. Text is refused wherever it stands and counts."""
     array = np.asarray(values)
     if array.dtype.kind in "fiu":
@@ -218,47 +223,47 @@ def _numbers(values: Any, name: str, counted: np.ndarray, place: Place) -> np.nd
         import pandas as pd
 
         numbers = pd.to_numeric(pd.Series(array), errors="coerce").to_numpy(np.float64)
-        text = counted & np.isnan(numbers) & ~pd.isna(array)
+        text = rows.counted & np.isnan(numbers) & ~pd.isna(array)
         text &= np.array([str(v).strip().lower() != "nan" for v in array]) if text.any() else text
-        _refuse(text, name, place, lambda row: f"{array[row]!r} is no number")
+        rows.refuse(text, name, lambda row: f"{array[row]!r} is no number")
     if name not in LOG_PROBS:
-        missing, infinite = (counted & bad for bad in (np.isnan(numbers), np.isinf(numbers)))
-        large = counted & (np.abs(numbers) > LARGEST)
-        _refuse(missing, name, place, lambda row: "empty or NaN; fill or drop the column")
-        _refuse(infinite, name, place, lambda row: f"{numbers[row]} is not finite")
-        _refuse(large, name, place, lambda row: f"{numbers[row]:.6g} is too large to be squared")
+        large = np.abs(numbers) > LARGEST
+        rows.refuse(np.isnan(numbers), name, lambda row: "empty or NaN; fill or drop the column")
+        rows.refuse(np.isinf(numbers), name, lambda row: f"{numbers[row]} is not finite")
+        rows.refuse(large, name, lambda row: f"{numbers[row]:.6g} is too large to be squared")
     return numbers
 
 
-def _check_log_probs(values: np.ndarray, name: str, counted: np.ndarray, place: Place) -> None:
-    bad = counted & ~np.isfinite(values)
-    no_number = f"no finite log-probability ({int(bad.sum())} such rows)"
-    fix = "mask the token (mask 0) or fix the run"
-    _refuse(bad, name, place, lambda row: f"{values[row]} is {no_number}; {fix}")
-    high = counted & (values > ROUNDING_ABOVE_ZERO)
+def _check_log_probs(values: np.ndarray, name: str, rows: Rows) -> None:
+    counted = values[rows.counted]
     guess = ""
-    if (values[counted] >= 0).all():
+    if (counted >= 0).all():
         guess = "; all are: was the sign dropped?"
-        if (values[counted] <= 1).all():
+        if (counted <= 1).all():
             guess = "; all are: probabilities? take their logarithm"
-    positive = f"above 0, so no log-probability ({int(high.sum())} such rows{guess})"
-    _refuse(high, name, place, lambda row: f"{values[row]:.6g} is {positive}")
-    low = counted & (values < LOWEST)
-    filled = f"a mask's fill value and no log-probability ({int(low.sum())} such rows)"
-    _refuse(low, name, place, lambda row: f"{values[row]:.6g} is {filled}; mask the token (mask 0)")
+
+    def such(bad: np.ndarray) -> str:
+        return f"{int((bad & rows.counted).sum())} such rows"
+
+    no_number, high, low = ~np.isfinite(values), values > ROUNDING_ABOVE_ZERO, values < LOWEST
+    lost = f"no finite log-probability ({such(no_number)}); mask the token (mask 0) or fix the run"
+    positive = f"above 0, so no log-probability ({such(high)}{guess})"
+    filled = f"a mask's fill value and no log-probability ({such(low)}); mask the token (mask 0)"
+    rows.refuse(no_number, name, lambda row: f"{values[row]} is {lost}")
+    rows.refuse(high, name, lambda row: f"{values[row]:.6g} is {positive}")
+    rows.refuse(low, name, lambda row: f"{values[row]:.6g} is {filled}")
 
 
-def _integers(values: Any, name: str, counted: np.ndarray, place: Place) -> np.ndarray:
-    numbers = _numbers(values, name, counted, place)
-    wrong = counted & (numbers != np.floor(numbers))
-    _refuse(wrong, name, place, lambda row: f"{numbers[row]} is no whole number")
-    large = counted & (np.abs(numbers) >= 2.0**53)
-    _refuse(large, name, place, lambda row: f"{numbers[row]:.6g} is too large for a whole number")
-    kept = np.where(counted, numbers, 0)
+def _integers(values: Any, name: str, rows: Rows) -> np.ndarray:
+    numbers = _numbers(values, name, rows)
+    wrong, large = numbers != np.floor(numbers), np.abs(numbers) >= 2.0**53
+    rows.refuse(wrong, name, lambda row: f"{numbers[row]} is no whole number")
+    rows.refuse(large, name, lambda row: f"{numbers[row]:.6g} is too large for a whole number")
+    kept = np.where(rows.counted, numbers, 0)
     return kept.astype(np.int32 if np.abs(kept).max() < 2**31 else np.int64)
 
 
-def _mask(values: Any, place: Place) -> np.ndarray:
+def _mask(values: Any, rows: Rows) -> np.ndarray:
     array = np.asarray(values)
     if array.dtype == bool:
         return array
@@ -272,19 +277,17 @@ def _mask(values: Any, place: Place) -> np.ndarray:
         numbers = text.map(words).to_numpy(np.float64)
     meant = "neither 0 nor 1 (true and false are read too; 1 = counted)"
     wrong = ~np.isin(numbers, (0.0, 1.0))
-    _refuse(wrong, "mask", place, lambda row: f"{array[row]!r} is {meant}")
+    rows.refuse(wrong, "mask", lambda row: f"{array[row]!r} is {meant}")
     return numbers == 1.0
 
 
-def _sequences(
-    values: Any, step: np.ndarray | None, counted: np.ndarray, place: Place
-) -> tuple[np.ndarray, np.ndarray]:
+def _sequences(values: Any, step: np.ndarray | None, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     """A code a row and the name of each code; the same id at another step is another sequence."""
     array = np.asarray(values)
-    _refuse(counted & _empty(array), "sequence", place, lambda row: "empty")
+    rows.refuse(_empty(array), "sequence", lambda row: "empty")
     if array.dtype == object:
         odd = np.array([isinstance(value, (dict, list)) for value in array])
-        _refuse(counted & odd, "sequence", place, lambda row: f"{array[row]!r:.40} is no name")
+        rows.refuse(odd, "sequence", lambda row: f"{array[row]!r:.40} is no name")
     codes, names = _codes(array)
     if step is None:
         return codes, names
@@ -306,9 +309,9 @@ def _codes(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return codes.astype(np.int64), np.asarray(names)
 
 
-def _groups(values: Any, counted: np.ndarray, place: Place) -> np.ndarray:
+def _groups(values: Any, rows: Rows) -> np.ndarray:
     array = np.asarray(values)
-    _refuse(counted & _empty(array), "group", place, lambda row: "empty")
+    rows.refuse(_empty(array), "group", lambda row: "empty")
     if array.dtype.kind in "iu":
         return array.astype(np.int64)
     import pandas as pd
@@ -317,14 +320,8 @@ def _groups(values: Any, counted: np.ndarray, place: Place) -> np.ndarray:
 
 
 def _refuse_duplicates(
-    codes: np.ndarray,
-    position: np.ndarray,
-    rows: np.ndarray | None,
-    names: np.ndarray,
-    place: Place,
+    codes: np.ndarray, position: np.ndarray, rows: np.ndarray, names: np.ndarray, place: Place
 ) -> None:
-    if rows is None:
-        return  # in order, each position after the one before
     codes, position = codes[rows], position[rows]
     twice = (np.diff(codes) == 0) & (np.diff(position) == 0)
     if twice.any():
@@ -333,6 +330,5 @@ def _refuse_duplicates(
         raise UserError(
             f"{place(first)} and {place(second)}: sequence {names[codes[at]]}, "
             f"position {position[at]} twice ({int(twice.sum())} such pairs); "
-            "give each sequence its own id, or add a "
-            "step column"
+            "give each sequence its own id, or add a step column"
         )
