@@ -141,8 +141,7 @@ def sequence_shares(rollouts: Rollouts) -> tuple[list[SequenceShare], dict[str, 
     """The sequences with the largest summed k3; shares of the top 1% and of the largest token."""
     policy, ref = torch.from_numpy(rollouts.logp), torch.from_numpy(rollouts.ref_logp)
     values = k3(policy, ref).numpy()
-    sums = np.bincount(rollouts.sequence, weights=values)
-    lengths = np.bincount(rollouts.sequence)
+    sums = rollouts.sums(values)
     total = sums.sum()
     if not (np.isfinite(total) and total > 0):
         return [], {}
@@ -151,7 +150,7 @@ def sequence_shares(rollouts: Rollouts) -> tuple[list[SequenceShare], dict[str, 
     named = [
         SequenceShare(
             sequence=rollouts.sequence_names[i],
-            tokens=int(lengths[i]),
+            tokens=int(rollouts.lengths[i]),
             kl_sum=float(sums[i]),
             share=float(sums[i] / total),
         )
@@ -181,7 +180,7 @@ def off_policy(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
         found |= _pair("total", rollouts.sampler_logp, rollouts.logp)
     log_ratio = rollouts.logp - rollouts.behaviour_logp
     if log_ratio.any() and rollouts.sequences > 1:
-        sums = np.bincount(rollouts.sequence, weights=log_ratio)
+        sums = rollouts.sums(log_ratio)
         found["sequence_log_ratio_std"] = float(sums.std())
         found["sequence_ess"] = _ess(sums)
     return found
@@ -245,8 +244,7 @@ def _clip_fraction(rollouts: Rollouts, settings: Settings) -> float:
     """Share of tokens whose policy gradient the clip removes; both sides without advantages."""
     log_ratio = rollouts.logp - rollouts.old_logp
     if settings.ratio_level == "sequence":
-        means = np.bincount(rollouts.sequence, log_ratio) / np.bincount(rollouts.sequence)
-        log_ratio = means[rollouts.sequence]
+        log_ratio = rollouts.means(log_ratio)[rollouts.sequence]
     high = log_ratio > np.log1p(settings.epsilon_high)
     low = log_ratio < np.log1p(-settings.epsilon_low)
     if rollouts.advantage is not None:

@@ -50,63 +50,61 @@ MOST_LEFT_OUT = 0.02
 
 
 class Sequences(NamedTuple):
-    """One row a sequence. All [S]."""
+    """One row a sequence. All [S], numbers from 0."""
 
-    first: np.ndarray  #: index of the first token
-    length: np.ndarray
-    group: np.ndarray  #: from 0
-    step: np.ndarray
+    group: np.ndarray
+    step: np.ndarray  #: as dumped
+    batch: np.ndarray  #: of one group at one step
     advantage: Floats | None
     reward: Floats | None
 
 
 def by_sequence(rollouts: Rollouts) -> Sequences:
     """Sequences and their groups; of groups that return at every step, each step's."""
-    length = np.bincount(rollouts.sequence)
-    first = np.cumsum(length) - length
-    step = np.zeros(len(length), np.int64) if rollouts.step is None else rollouts.step[first]
-    group = np.zeros(len(length), np.int64) if rollouts.group is None else rollouts.group[first]
-    _, both = np.unique(np.stack([group, step]), axis=1, return_inverse=True)
-    sizes = np.bincount(both.ravel())
-    whole = both.ravel() if len(set(sizes.tolist())) == 1 and sizes[0] > 1 else None
+    group, step = (
+        np.zeros(rollouts.sequences, np.int64) if column is None else column[rollouts.first]
+        for column in (rollouts.group, rollouts.step)
+    )
+    batch = _numbered(np.stack([group, step]))
+    sizes = np.bincount(batch)
     return Sequences(
-        first,
-        length,
-        np.unique(group, return_inverse=True)[1] if whole is None else whole,
+        batch if sizes[0] > 1 and (sizes == sizes[0]).all() else _numbered(group),
         step,
-        _means(rollouts.advantage, rollouts.sequence, length),
-        _means(rollouts.reward, rollouts.sequence, length),
+        batch,
+        *(
+            None if column is None else rollouts.means(column)
+            for column in (rollouts.advantage, rollouts.reward)
+        ),
     )
 
 
-def _means(values: Floats | None, sequence: np.ndarray, length: np.ndarray) -> Floats | None:
-    return None if values is None else np.bincount(sequence, weights=values) / length
+def _numbered(values: np.ndarray) -> np.ndarray:
+    """Numbers from 0 of the distinct values, or columns, in ascending order."""
+    axis = None if values.ndim == 1 else 1
+    return np.unique(values, axis=axis, return_inverse=True)[1].ravel()
 
 
 def measure_groups(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
     """What the columns of groups say; nothing where they are absent."""
     rows = by_sequence(rollouts)
-    found = _copies(rollouts, rows) | _constant(rollouts, rows)
-    if rollouts.token is not None:
-        found |= _ends(rollouts, rows)
+    found = _copies(rollouts, rows) | _constant(rollouts) | _ends(rollouts)
     if rollouts.group is None:
         return found
-    found |= _starts(rollouts, rows) | _repeats(rollouts, rows)
-    sizes = np.bincount(rows.group) / _repeats_of(rollouts, rows)
+    found |= _starts(rollouts, rows) | _repeats(rollouts)
+    times = np.bincount(rows.group)
+    sizes = times / _repeats_of(rollouts, rows)
     size = settings.group_size or float(sizes.max())
-    left_out = np.maximum(size - sizes, 0)
-    missing = (-np.bincount(rows.group)) % int(size)
-    found["left_out_share"] = float(missing.sum() / (missing.sum() + len(rows.group)))
-    in_reward = settings.kl is not None and settings.kl.placement == "reward"
-    if rows.advantage is not None and not in_reward and not _varies(rollouts, rows):
-        found |= _advantages(rows, left_out == 0)
+    missing = (-times) % int(size)
+    found["left_out_share"] = float(missing.sum() / (missing.sum() + rollouts.sequences))
+    if rows.advantage is not None and not settings.in_reward and not _varies(rollouts, rows):
+        found |= _advantages(rows, size <= sizes)
     return found
 
 
 def _repeats_of(rollouts: Rollouts, rows: Sequences) -> np.ndarray:
     """How often each completion of a group returns at later steps; the median of each group."""
-    sums = np.round(np.add.reduceat(rollouts.old_logp, rows.first), 3)
-    key = np.stack([rows.group, rows.length, sums])
+    sums = np.round(np.add.reduceat(rollouts.old_logp, rollouts.first), 3)
+    key = np.stack([rows.group, rollouts.lengths, sums])
     _, index, count = np.unique(key, axis=1, return_inverse=True, return_counts=True)
     times = count[index.ravel()]
     order = np.lexsort((times, rows.group))
@@ -126,7 +124,7 @@ def _advantages(rows: Sequences, complete: np.ndarray) -> dict[str, float]:
     found = {}
     spread = float(np.sqrt(np.mean(advantage**2)))
     if kept.sum() >= FEWEST_SEQUENCES and spread > 0:
-        means = _group_means(advantage[kept], rows.group[kept])
+        means = _group_means(advantage[kept], _numbered(rows.group[kept]))
         found["group_offset"] = float(np.sqrt(np.mean(means**2)) / spread)
         found["mean_advantage"] = float(advantage[kept].mean() / spread)
     if rows.reward is None:
@@ -141,15 +139,13 @@ def _advantages(rows: Sequences, complete: np.ndarray) -> dict[str, float]:
 
 
 def _group_means(values: Floats, group: np.ndarray) -> Floats:
-    count = np.bincount(group)
-    return (np.bincount(group, weights=values) / np.maximum(count, 1))[count > 0]
+    return np.bincount(group, weights=values) / np.bincount(group)
 
 
 def _standardised(values: Floats, group: np.ndarray) -> Floats:
     """Centred in each group and over its spread; zero where a group has none."""
-    count = np.bincount(group)
-    centred = values - (np.bincount(group, weights=values) / np.maximum(count, 1))[group]
-    spread = np.sqrt(np.bincount(group, weights=centred**2) / np.maximum(count, 1))[group]
+    centred = values - _group_means(values, group)[group]
+    spread = np.sqrt(_group_means(centred**2, group))[group]
     noise = 1e-6 * max(1.0, float(np.abs(values).max()))
     return np.divide(centred, spread, out=np.zeros_like(centred), where=spread > noise)
 
@@ -159,42 +155,40 @@ def _copies(rollouts: Rollouts, rows: Sequences) -> dict[str, float]:
 
     Of n completions, k are one by chance with probability below n^k e^-(k-1)S if its surprise is S.
     """
-    sums = np.add.reduceat(rollouts.old_logp, rows.first)
-    order = np.lexsort((sums, rows.length, rows.step))
+    first, length = rollouts.first, rollouts.lengths
+    sums = np.add.reduceat(rollouts.old_logp, first)
+    order = np.lexsort((sums, length, rows.step))
     one, other = order[:-1], order[1:]
-    near = (rows.length[one] == rows.length[other]) & (rows.step[one] == rows.step[other])
-    near &= np.abs(sums[one] - sums[other]) < SAME_LOGP * np.sqrt(rows.length[one])
+    near = (length[one] == length[other]) & (rows.step[one] == rows.step[other])
+    near &= np.abs(sums[one] - sums[other]) < SAME_LOGP * np.sqrt(length[one])
     for at in np.flatnonzero(near):
-        a, b = (slice(rows.first[k], rows.first[k] + rows.length[k]) for k in order[at : at + 2])
+        a, b = (slice(first[k], first[k] + length[k]) for k in order[at : at + 2])
         near[at] = np.abs(rollouts.old_logp[a] - rollouts.old_logp[b]).max() < SAME_LOGP
     run = np.concatenate([[0], np.cumsum(~near)])
     times = np.bincount(run)[run]
-    beside = np.bincount(np.unique(rows.step, return_inverse=True)[1].ravel())
-    beside = beside[np.unique(rows.step[order], return_inverse=True)[1].ravel()]
+    steps = _numbered(rows.step)
+    beside = np.bincount(steps)[steps[order]]
     chance = times * np.log(beside) + (times - 1) * sums[order]
     copied = (times > 1) & (chance < -SURPRISING)
     return {"copied_share": float(copied.mean()), "copied_sequences": float(copied.sum())}
 
 
-def _constant(rollouts: Rollouts, rows: Sequences) -> dict[str, float]:
+def _constant(rollouts: Rollouts) -> dict[str, float]:
     """Share of sequences, of four tokens or more, that have one log-prob throughout."""
-    long = rows.length >= 4
+    long, first = rollouts.lengths >= 4, rollouts.first
     if not long.any():
         return {}
-    spread = np.maximum.reduceat(rollouts.logp, rows.first) - np.minimum.reduceat(
-        rollouts.logp, rows.first
-    )
-    same = (spread < 1e-6) & (rollouts.logp[rows.first] < -0.01)
+    largest, least = (f.reduceat(rollouts.logp, first) for f in (np.maximum, np.minimum))
+    same = (largest - least < 1e-6) & (rollouts.logp[first] < -0.01)
     return {"one_value_share": float(same[long].mean())}
 
 
 def _starts(rollouts: Rollouts, rows: Sequences) -> dict[str, float]:
     """Nats a group by which its members begin alike: (n - 1) times the surprise of that token."""
-    key = np.unique(np.stack([rows.group, rows.step]), axis=1, return_inverse=True)[1].ravel()
-    start, count = rollouts.old_logp[rows.first], np.bincount(key)
+    start, count = rollouts.old_logp[rollouts.first], np.bincount(rows.batch)
     low, high = (np.full(len(count), -bound) for bound in (-np.inf, np.inf))
-    np.minimum.at(low, key, start)
-    np.maximum.at(high, key, start)
+    np.minimum.at(low, rows.batch, start)
+    np.maximum.at(high, rows.batch, start)
     chosen = count >= 3
     if chosen.sum() < FEWEST_GROUPS:
         return {}
@@ -202,11 +196,11 @@ def _starts(rollouts: Rollouts, rows: Sequences) -> dict[str, float]:
     return {"shared_start": float(np.where(alike, -(count - 1) * high, 0.0)[chosen].mean())}
 
 
-def _repeats(rollouts: Rollouts, rows: Sequences) -> dict[str, float]:
+def _repeats(rollouts: Rollouts) -> dict[str, float]:
     """Median size of logp - old_logp at the first step of a group; the median over groups."""
     if not rollouts.has_old_logp or rollouts.step is None:
         return {}
-    groups = np.unique(rollouts.group, return_inverse=True)[1].ravel()
+    groups = _numbered(rollouts.group)
     begins = np.full(groups.max() + 1, np.iinfo(np.int64).max)
     np.minimum.at(begins, groups, rollouts.step)
     at_first = rollouts.step == begins[groups]
@@ -217,12 +211,12 @@ def _repeats(rollouts: Rollouts, rows: Sequences) -> dict[str, float]:
     return {"first_move": float(np.median(means))}
 
 
-def _ends(rollouts: Rollouts, rows: Sequences) -> dict[str, float]:
+def _ends(rollouts: Rollouts) -> dict[str, float]:
     """How many sequences that end early end in a token that is not among the three usual ones."""
-    early = rows.length < rows.length.max()
-    last = rollouts.token[rows.first + rows.length - 1][early]
-    if not len(last):
+    early = rollouts.lengths < rollouts.lengths.max()
+    if rollouts.token is None or not early.any():
         return {}
+    last = rollouts.token[rollouts.last[early]]
     usual = np.sort(np.unique(last, return_counts=True)[1])[::-1][:3]
     return {
         "ends_otherwise": float(1 - usual.sum() / len(last)),
@@ -244,7 +238,7 @@ def padding_gap(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
     least, most = (
         token_means(
             {"gap": surprise[side]},
-            np.unique(rollouts.sequence[side], return_inverse=True)[1].ravel(),
+            _numbered(rollouts.sequence[side]),
             weight=weight[side],
             **settings.bootstrap,
         )["gap"]

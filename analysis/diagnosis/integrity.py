@@ -102,7 +102,7 @@ def constant_ends(rollouts: Rollouts) -> dict[str, float]:
         & (np.diff(rollouts.logp) == 0)
         & (np.diff(rollouts.ref_logp) == 0)
     )
-    ends = np.flatnonzero(np.diff(rollouts.sequence, append=rollouts.sequence[-1] + 1))
+    ends = rollouts.last
     breaks = np.flatnonzero(~np.concatenate([[False], equal]))  # first token of each run
     starts = breaks[np.searchsorted(breaks, ends, side="right") - 1]
     runs = ends - starts + 1
@@ -113,7 +113,7 @@ def constant_ends(rollouts: Rollouts) -> dict[str, float]:
 
 
 def _equal_ends(rollouts: Rollouts) -> bool:
-    last = rollouts.position[np.flatnonzero(np.diff(rollouts.sequence, append=-1))]
+    last = rollouts.position[rollouts.last]
     return len(last) > 1 and bool((last == last[0]).all())
 
 
@@ -144,11 +144,10 @@ def sequence_ends(rollouts: Rollouts) -> dict[str, float]:
     Returns:
         ``end_surprise`` (mean, nats) and ``end_surprise_bound``; nothing if all end together.
     """
-    lengths = np.bincount(rollouts.sequence)
-    early = lengths < lengths.max()
+    early = rollouts.lengths < rollouts.lengths.max()
     if not early.any():
         return {}
-    ends = (np.cumsum(lengths) - 1)[early]
+    ends = rollouts.last[early]
     return {
         "end_surprise": float(-rollouts.behaviour_logp[ends].mean()),
         "end_surprise_bound": float(np.log(rollouts.tokens / len(ends))),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -64,6 +65,29 @@ class Rollouts:
     def sequences(self) -> int:
         return int(self.sequence[-1]) + 1 if self.tokens else 0
 
+    @cached_property
+    def lengths(self) -> Integers:
+        """[S], tokens of each sequence."""
+        return np.bincount(self.sequence)
+
+    @property
+    def first(self) -> Integers:
+        """[S], index of each sequence's first token."""
+        return self.last - self.lengths + 1
+
+    @property
+    def last(self) -> Integers:
+        """[S], index of each sequence's last token."""
+        return np.cumsum(self.lengths) - 1
+
+    def sums(self, values: Floats) -> Floats:
+        """[S], over the tokens of each sequence."""
+        return np.bincount(self.sequence, weights=values)
+
+    def means(self, values: Floats) -> Floats:
+        """[S], over the tokens of each sequence."""
+        return self.sums(values) / self.lengths
+
     @property
     def behaviour_logp(self) -> Floats:
         """[N], under whatever drew the tokens: the inference engine's if dumped."""
@@ -90,6 +114,11 @@ class Settings(_Frozen):
     rollout_steps: int = Field(default=1, ge=1)
     resamples: int = Field(default=1000, ge=100, le=100_000)
     seed: int = Field(default=0, ge=0)
+
+    @property
+    def in_reward(self) -> bool:
+        """Whether the run's KL term is taken from the reward."""
+        return self.kl is not None and self.kl.placement == "reward"
 
     @property
     def bootstrap(self) -> dict[str, int]:

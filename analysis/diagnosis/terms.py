@@ -34,7 +34,7 @@ def measure_term(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
     if rollouts.kl_term is None or (term is not None and not _sampled(settings)):
         return {}
     found = {"term_size": float(np.abs(rollouts.kl_term).mean())}
-    log_ratio = rollouts.old_logp if _in_reward(settings) else rollouts.logp
+    log_ratio = rollouts.old_logp if settings.in_reward else rollouts.logp
     log_ratio = log_ratio - rollouts.ref_logp
     if np.sqrt(np.mean(log_ratio**2)) < SMALLEST_LOG_RATIO or len(log_ratio) < 100:
         return found
@@ -56,10 +56,6 @@ def _sampled(settings: Settings) -> bool:
     return term.estimator in ("k1", "k2", "k3") and term.level == "token" and term.ratio == "token"
 
 
-def _in_reward(settings: Settings) -> bool:
-    return settings.kl is not None and settings.kl.placement == "reward"
-
-
 #: Candidate -> its value at a log-ratio.
 _VALUES: dict[str, Callable[[Floats], Floats]] = {
     "k1": np.array,
@@ -74,11 +70,11 @@ def _candidates(
     rollouts: Rollouts, settings: Settings, log_ratio: Floats
 ) -> Iterator[tuple[str, Floats]]:
     """Each in turn, so that few are held at a time."""
-    weighted = [False] if _in_reward(settings) else [False, True]
+    weighted = [False] if settings.in_reward else [False, True]
     for by_ratio, (name, make) in product(weighted, _VALUES.items()):
         with np.errstate(over="ignore"):
             values = make(log_ratio)
-            if _in_reward(settings):
+            if settings.in_reward:
                 values = _credited(values, rollouts, settings.kl.credit)
             if by_ratio:
                 values = np.exp(np.minimum(rollouts.logp - rollouts.old_logp, 50.0)) * values
@@ -88,13 +84,11 @@ def _candidates(
 def _credited(values: Floats, rollouts: Rollouts, credit: str) -> Floats:
     if credit == "immediate":
         return values
-    whole = np.bincount(rollouts.sequence, weights=values)[rollouts.sequence]
+    whole = rollouts.sums(values)[rollouts.sequence]
     if credit == "whole":
         return whole
-    running = np.cumsum(values)
-    lengths = np.bincount(rollouts.sequence)
-    before = running - values
-    return whole - (before - before[np.cumsum(lengths) - lengths][rollouts.sequence])
+    before = np.cumsum(values) - values
+    return whole - (before - before[rollouts.first][rollouts.sequence])
 
 
 def _best(m: Measured) -> tuple[str, float, float] | None:
@@ -120,7 +114,7 @@ def kl_negative(m: Measured) -> Shown | None:
     best = _best(m)
     if best is None or best[1] < EXPLAINED or best[2] >= 0:
         return None
-    where = "taken from the reward" if _in_reward(m.settings) else "added to the loss"
+    where = "taken from the reward" if m.settings.in_reward else "added to the loss"
     return Shown(
         {"estimator": best[0], "share explained": best[1], "coefficient": best[2]},
         words={"where": where},

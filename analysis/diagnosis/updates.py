@@ -152,14 +152,13 @@ def advantage_signs(rollouts: Rollouts) -> dict[str, float]:
     """
     if rollouts.advantage is None:
         return {}
-    lengths = np.bincount(rollouts.sequence)
-    advantage = np.bincount(rollouts.sequence, weights=rollouts.advantage) / lengths
-    zero = np.bincount(rollouts.sequence, weights=rollouts.advantage != 0) == 0
+    advantage = rollouts.means(rollouts.advantage)
+    zero = rollouts.sums(rollouts.advantage != 0) == 0
     found = {"zero_advantage_share": float(zero.mean())} | _within_sequences(rollouts)
-    if rollouts.reward is None or len(lengths) < 10:
+    if rollouts.reward is None or rollouts.sequences < 10:
         return found
-    reward = np.bincount(rollouts.sequence, weights=rollouts.reward) / lengths
-    kl = np.bincount(rollouts.sequence, weights=rollouts.old_logp - rollouts.ref_logp)
+    reward = rollouts.means(rollouts.reward)
+    kl = rollouts.sums(rollouts.old_logp - rollouts.ref_logp)
     if advantage.std() == 0 or reward.std() == 0:
         return found
     found["advantage_reward_correlation"] = float(np.corrcoef(advantage, reward)[0, 1])
@@ -174,14 +173,12 @@ def _within_sequences(rollouts: Rollouts) -> dict[str, float]:
     """How the log-ratio, a token's own or that to go, enters advantages that differ by token."""
 
     def centred(values: Floats) -> Floats:
-        means = np.bincount(rollouts.sequence, weights=values) / np.bincount(rollouts.sequence)
-        return values - means[rollouts.sequence]
+        return values - rollouts.means(values)[rollouts.sequence]
 
     advantage = centred(rollouts.advantage)
     own = rollouts.old_logp - rollouts.ref_logp
     running = np.cumsum(own)
-    ends = np.flatnonzero(np.diff(rollouts.sequence, append=rollouts.sequences))
-    to_go = running[ends][rollouts.sequence] - running + own
+    to_go = running[rollouts.last][rollouts.sequence] - running + own
     if advantage.std() <= 1e-6 * max(1.0, rollouts.advantage.std()) or own.std() == 0:
         return {}
     correlations = [np.corrcoef(advantage, centred(credit))[0, 1] for credit in (own, to_go)]
