@@ -15,6 +15,8 @@ from torch.nn import functional
 
 from analysis.checks import as_mask, check_choice, check_same_shape, checked
 from analysis.kl.credit import state_average
+from analysis.kl.divergences import reverse_kl
+from analysis.kl.enumeration import reverse_kl_gradient
 from analysis.kl.importance import importance_ratio
 from analysis.kl.returns import reward_to_go
 from analysis.kl.sequences import Sequences, sequence_probability, token_logp
@@ -24,6 +26,11 @@ from analysis.shapes import AnyFloats, Logits, LogProbs, Mask, Table, Values
 #: By what a sequence's gradient is weighed: each token's cost by the ratio up to it, or all of it
 #: by the ratio of the whole sequence.
 MOMENT_WEIGHTS = ("prefix", "sequence")
+
+#: Unbiased estimators of the sequence KL's gradient whose noise is compared, by name.
+KL_WAYS = ("k1 reward to go", "k1 prefix", "k3 prefix", "full vocabulary prefix")
+#: The first of them with each cost weighed by the ratio of the whole sequence.
+PRODUCT = "k1 reward to go, whole product"
 
 
 @checked
@@ -186,3 +193,71 @@ def markov_second_moments(
         weights, squares, products, moments = (functional.pad(x.sum(-2), (0, 1)) for x in stepped)
         found.append(moments.sum(-1))
     return torch.stack(found)
+
+
+@checked
+def markov_kl_moments(
+    logits: Logits, ref_logits: Logits, old_logits: Logits, length: int, *, baseline: bool = False
+) -> dict[str, Tensor]:
+    r"""Second moments of five unbiased estimators of the sequence KL's gradient, at every length.
+
+    :func:`markov_second_moments` of :data:`KL_WAYS`, with
+
+    .. math:: (o_t, f_t) = (l_t s_t,\, l_t), \quad (l_t s_t + s_t,\, l_t), \quad
+        (l_t s_t,\, k_3(l_t)), \quad (\nabla K_t,\, K_t) / \rho_t, \qquad
+        s_t = \nabla \log \pi_\theta(y_t | y_{t-1})
+
+    and of :data:`PRODUCT`, the first with the ratio of the whole sequence.
+
+    Sampler: :math:`y \sim \pi_{\mathrm{old}}`.
+
+    Args:
+        logits, ref_logits, old_logits: [..., V + 1, V], policy, reference and sampler, all
+            positive, one row per last token; the last row starts the sequence.
+        length: number of tokens T, at least 1.
+        baseline: take the policy's mean KL to go at a position off each token's coefficient, as
+            the other answers of a group estimate it; of the full vocabulary, which knows the
+            token's own KL, the mean of the later tokens'.
+
+    Returns:
+        By name [T, ...], for sequences of 1 to T tokens, nats squared; with the baseline, which is
+        that of T tokens, the last entry alone means something.
+    """
+    check_same_shape("logits", logits, "ref_logits", ref_logits)
+    check_same_shape("logits", logits, "old_logits", old_logits)
+    policy = logits.softmax(-1)
+    log_ratio = logits.log_softmax(-1) - ref_logits.log_softmax(-1)
+    score = torch.eye(policy.shape[-1], dtype=policy.dtype) - policy.unsqueeze(-2)
+    ratio = policy / old_logits.softmax(-1)
+    state_kl = reverse_kl(logits, ref_logits)
+    k3_cost = torch.expm1(-log_ratio) + log_ratio
+    k1_own = log_ratio.unsqueeze(-1) * score
+    full_own = reverse_kl_gradient(logits, ref_logits).unsqueeze(-2) / ratio.unsqueeze(-1)
+    own = torch.stack([k1_own, k1_own + score, k1_own, full_own])
+    future = torch.stack([log_ratio, log_ratio, k3_cost, state_kl.unsqueeze(-1) / ratio])
+    off: Tensor | None = None
+    product_off: Tensor | None = None
+    if baseline:
+        own_kl = _mean_kls(policy, state_kl, length)
+        to_go = own_kl.flip(0).cumsum(0).flip(0)
+        off = torch.stack([to_go, to_go, to_go, to_go - own_kl], dim=1)
+        off = off.unsqueeze(-1).expand(*off.shape, policy.shape[-2])
+        product_off = off[:, 0]
+    wide, old_wide = (x.expand(len(future), *x.shape) for x in (logits, old_logits))
+    moments = markov_second_moments(wide, old_wide, own, future, length, baseline=off)
+    found = dict(zip(KL_WAYS, moments.unbind(1), strict=True))
+    found[PRODUCT] = markov_second_moments(
+        logits, old_logits, k1_own, log_ratio, length, weight="sequence", baseline=product_off
+    )
+    return found
+
+
+def _mean_kls(policy: Tensor, state_kl: Tensor, length: int) -> Tensor:
+    """[length, ...]: the mean KL of the token at each position."""
+    visits = torch.zeros_like(state_kl)
+    visits[..., -1] = 1.0
+    means = []
+    for _ in range(length):
+        means.append((visits * state_kl).sum(-1))
+        visits = functional.pad((visits.unsqueeze(-1) * policy).sum(-2), (0, 1))
+    return torch.stack(means)

@@ -75,6 +75,12 @@ EXAMPLES = {
         "length": 2,
         "baseline": torch.rand(2, 4, dtype=torch.float64),
     },
+    "markov_kl_moments": {
+        "logits": torch.rand(4, 3, dtype=torch.float64),
+        "ref_logits": torch.rand(4, 3, dtype=torch.float64),
+        "old_logits": torch.rand(4, 3, dtype=torch.float64),
+        "length": 2,
+    },
 }
 
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from torch.func import grad, jacrev
 
 from analysis.kl.credit import (
     credit_moments,
@@ -14,9 +15,17 @@ from analysis.kl.credit import (
     tie_states,
     weighted_moments,
 )
+from analysis.kl.divergences import reverse_kl
 from analysis.kl.enumeration import relative_error
+from analysis.kl.full_vocabulary import markov_kl
 from analysis.kl.importance import importance_ratio
-from analysis.kl.prefix import k3_noise_gap, markov_second_moments, prefix_coefficients
+from analysis.kl.prefix import (
+    PRODUCT,
+    k3_noise_gap,
+    markov_kl_moments,
+    markov_second_moments,
+    prefix_coefficients,
+)
 from analysis.kl.sequences import (
     enumerate_sequences,
     expected_sequence_gradient,
@@ -218,6 +227,43 @@ def test_markov_moments_are_those_of_every_sequence_listed(weight):
                 gradients.flatten(1).square().sum(-1)
             )
             torch.testing.assert_close(found[upto - 1, chain], expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("baseline", [False, True], ids=["stale", "fresh, with a baseline"])
+def test_moments_of_each_way_are_those_of_autograd_through_every_sequence(baseline):
+    vocab, length = 3, 3
+    logits, ref_logits, step = draw(3, vocab + 1, vocab, seed=12)
+    old_logits = logits if baseline else logits + 0.5 * step
+    sequences = enumerate_sequences(vocab, length)
+    groups = last_token_groups(sequences, vocab)
+    old_logp = token_logp(old_logits[groups], sequences)
+    chance = old_logp.sum(-1).exp()
+
+    def to_go(costs):
+        return costs.flip(-1).cumsum(-1).flip(-1).detach()
+
+    def losses(leaf):
+        logp, ref_logp = (token_logp(x[groups], sequences) for x in (leaf, ref_logits))
+        k1, ratio = logp - ref_logp, (logp - old_logp).exp()
+        prefix = ratio.cumprod(-1)
+        state_kl = reverse_kl(leaf, ref_logits)[groups][sequences.states]
+        mean = chance @ k1.detach() if baseline else torch.zeros(length).double()
+        off = to_go(mean) * prefix.detach() * logp
+        ways = {
+            "k1 reward to go": to_go(prefix * k1) * logp - off,
+            "k1 prefix": prefix * k1 - off,
+            "k3 prefix": prefix * (torch.expm1(-k1) + k1) - off,
+            "full vocabulary prefix": prefix / ratio * state_kl - off + mean * logp,
+            PRODUCT: prefix[:, -1:].detach() * to_go(k1) * logp - off,
+        }
+        return {name: per_token.sum(-1) for name, per_token in ways.items()}
+
+    found = markov_kl_moments(logits, ref_logits, old_logits, length, baseline=baseline)
+    exact = grad(markov_kl)(logits, ref_logits, length)
+    for way, gradients in jacrev(losses)(logits).items():
+        torch.testing.assert_close(torch.tensordot(chance, gradients, 1), exact, **TIGHT)
+        second = chance @ gradients.flatten(1).square().sum(-1)
+        torch.testing.assert_close(found[way][-1], second, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("length", [1, 2, 5])
