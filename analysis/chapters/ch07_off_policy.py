@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import grad
 
 from analysis import style
-from analysis.chapters.ch06_credit import RAGGED, kl_estimates
+from analysis.chapters.ch06_sequences import kl_estimates
 from analysis.chapters.ch17_stale import less_large_batches
 from analysis.chapters.claims import (
     EXACT,
@@ -29,6 +29,7 @@ from analysis.chapters.claims import (
     share,
 )
 from analysis.chapters.policies import (
+    RAGGED,
     Policies,
     flat_error,
     log_ratios,

@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from analysis import style
 from analysis.chapters.ch05_fixed_points import lowered
-from analysis.chapters.ch06_credit import RAGGED
 from analysis.chapters.ch07_off_policy import merged_kl_gradient, spread, stale_states
 from analysis.chapters.ch09_advantages import true_gradient
 from analysis.chapters.claims import (
@@ -32,6 +31,7 @@ from analysis.chapters.claims import (
     share,
 )
 from analysis.chapters.policies import (
+    RAGGED,
     flat_error,
     group_moments,
     log_ratios,

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.func import grad
 
 from analysis import style
-from analysis.chapters.ch06_credit import RAGGED, SPREAD
-from analysis.chapters.ch06_ratios import clip_slopes, random_returns
+from analysis.chapters.ch06_sequences import clip_slopes, random_returns
 from analysis.chapters.claims import (
     EXACT,
     Finding,
@@ -26,6 +25,8 @@ from analysis.chapters.claims import (
     recorded,
 )
 from analysis.chapters.policies import (
+    RAGGED,
+    SPREAD,
     all_groups,
     flat_error,
     group_moments,

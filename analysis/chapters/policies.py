@@ -12,11 +12,15 @@ from torch import Tensor
 
 from analysis.kl.credit import weighted_moments
 from analysis.kl.enumeration import GradientMoments, relative_error
-from analysis.kl.sequences import Sequences, token_logp
+from analysis.kl.sequences import Sequences, enumerate_sequences, token_logp
 from analysis.objectives.routing import ExpertHead
 
 #: Below this relative error two enumerated gradients are the same gradient.
 SAME = 1e-9
+
+#: Every answer of at most four of three tokens, the last of which ends it: what claims enumerate.
+RAGGED = enumerate_sequences(3, 4, eos=2)
+SPREAD = 1.2  #: standard deviation of the random logits there
 
 
 class Policies(NamedTuple):
@@ -51,6 +55,11 @@ def random_tables(
     """``count`` pairs of tabular autoregressive policies: logits [count, states, vocab]."""
     flat = random_policies(count, sequences.num_states * vocab_size, spread=spread, seed=seed)
     return Policies(*(x.unflatten(-1, (sequences.num_states, vocab_size)) for x in flat))
+
+
+def ragged_tables(count: int, *, seed: int) -> Policies:
+    """:func:`random_tables` on ``RAGGED``."""
+    return random_tables(RAGGED, 3, count, spread=SPREAD, seed=seed)
 
 
 def log_ratios(logits: Tensor, ref_logits: Tensor, sequences: Sequences) -> Tensor:

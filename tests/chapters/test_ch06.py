@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from analysis.chapters import ch06_credit, ch06_ratios
+from analysis.chapters import ch06_sequences as study
 from analysis.chapters.policies import moved_logits, random_tables
 from analysis.kl.credit import credit_moments, state_average
 from analysis.kl.sequences import enumerate_sequences, sequence_kl_gradient, token_logp
@@ -62,7 +62,7 @@ def test_which_losses_are_the_sequence_kl(policies, ragged):
     mixed, missed = ("k3", "token, gradient of prefix"), []
     for size in (0.02, 0.01):
         samplers = moved_logits(policies.logits, size, seed=5)
-        table = ch06_credit.prefix_table(policies, samplers, ragged).set_index(["cost", "weight"])
+        table = study.prefix_table(policies, samplers, ragged).set_index(["cost", "weight"])
         exact = {c: set(table.index[table[f"error_{c}"] < 1e-12]) for c in ("stale", "fresh")}
         assert exact == {"stale": EXACT_ROWS, "fresh": EXACT_ROWS | {mixed}}
         missed.append(table.error_stale[mixed])
@@ -72,14 +72,14 @@ def test_which_losses_are_the_sequence_kl(policies, ragged):
 def test_a_cap_trades_bias_for_noise_and_rescaling_keeps_the_gradient(policies, ragged):
     samplers = moved_logits(policies.logits, 0.5, seed=4)
     tight, loose, free = (
-        ch06_credit.cap_medians(policies, samplers, ragged, cap) for cap in (1.0, 2.0, torch.inf)
+        study.cap_medians(policies, samplers, ragged, cap) for cap in (1.0, 2.0, torch.inf)
     )
     for kind in ("clamp", "rescaled"):
         assert free[f"bias_{kind}"] < 1e-12 < loose[f"bias_{kind}"] < tight[f"bias_{kind}"]
         assert tight[f"noise_{kind}"] < loose[f"noise_{kind}"] < free[f"noise_{kind}"]
     assert tight["bias_rescaled"] < tight["bias_clamp"]
     assert free["capped"] == 0 < loose["capped"] < tight["capped"]
-    fresh = ch06_credit.cap_medians(policies, policies.logits, ragged, 1.0)
+    fresh = study.cap_medians(policies, policies.logits, ragged, 1.0)
     assert fresh["bias_clamp"] < 1e-12  # a ratio of one is not over the cap
 
 
@@ -195,22 +195,22 @@ def test_printed_terminal_reward_defines_itself():
 
 
 def test_a_wrong_sign_changes_the_verdicts(monkeypatch):
-    true = ch06_credit.credit_moments
+    true = study.credit_moments
 
     def flipped(logits, sequences, credit, old_logits=None):
         moments = true(logits, sequences, credit, old_logits)
         return moments._replace(mean=-moments.mean)
 
-    monkeypatch.setattr(ch06_credit, "credit_moments", flipped)
-    assert ch06_credit.k1_in_reward_is_k2_as_loss().verdict == "fails"
-    assert ch06_credit.on_policy_distillation().verdict == "fails"
+    monkeypatch.setattr(study, "credit_moments", flipped)
+    assert study.k1_in_reward_is_k2_as_loss().verdict == "fails"
+    assert study.on_policy_distillation().verdict == "fails"
 
 
 def test_a_wrong_kl_changes_the_verdicts(monkeypatch):
-    monkeypatch.setattr(ch06_credit, "reverse_kl_gradient", lambda logits, ref: logits - ref)
-    assert ch06_credit.full_vocabulary().verdict == "fails"
-    monkeypatch.setattr(ch06_credit, "sequence_kl", lambda *a: torch.tensor(0.5).double())
-    assert ch06_credit.exact_kl_of_sequences().verdict == "fails"
+    monkeypatch.setattr(study, "reverse_kl_gradient", lambda logits, ref: logits - ref)
+    assert study.full_vocabulary().verdict == "fails"
+    monkeypatch.setattr(study, "sequence_kl", lambda *a: torch.tensor(0.5).double())
+    assert study.exact_kl_of_sequences().verdict == "fails"
 
 
 def test_exponent_of_the_product_needs_log_ratios():
@@ -238,14 +238,14 @@ def test_token_surrogate_is_biased_on_a_chain():
 
 
 def test_wrong_weights_change_the_verdicts(monkeypatch):
-    monkeypatch.setattr(ch06_ratios, "product_variance", lambda chi2, length: chi2 * length)
-    assert ch06_ratios.product_variance_grows().verdict == "fails"
-    monkeypatch.setattr(ch06_ratios, "masked_logits", lambda logits, keep: -logits)
-    assert ch06_ratios.keep_sampling_mask().verdict == "fails"
-    monkeypatch.setattr(ch06_ratios, "performance_difference", lambda *a: torch.zeros(()))
-    assert ch06_ratios.token_ratio_surrogate().verdict == "holds"
+    monkeypatch.setattr(study, "product_variance", lambda chi2, length: chi2 * length)
+    assert study.product_variance_grows().verdict == "fails"
+    monkeypatch.setattr(study, "masked_logits", lambda logits, keep: -logits)
+    assert study.keep_sampling_mask().verdict == "fails"
+    monkeypatch.setattr(study, "performance_difference", lambda *a: torch.zeros(()))
+    assert study.token_ratio_surrogate().verdict == "holds"
 
 
 def test_another_clip_is_not_the_printed_weight(monkeypatch):
-    monkeypatch.setattr(ch06_ratios, "EPSILON", 0.1)
-    assert ch06_ratios.cispo_weight().verdict == "fails"
+    monkeypatch.setattr(study, "EPSILON", 0.1)
+    assert study.cispo_weight().verdict == "fails"
