@@ -15,10 +15,8 @@ import pkgutil
 import re
 from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-import nbformat
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.logging import getLogger
@@ -67,9 +65,6 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 _FIELD = re.compile(r"(Equation|Source|Sampler|Estimates|Gradient):\s+(\S.*)")
 _NAME = re.compile(r"``([^`]+)``")
-_DIRECTIVE = re.compile(r"^[ \t]*[`:]{3,}\{math\}.*\n((?:[ \t]*:[\w-]+:.*\n)*)", re.MULTILINE)
-_OPTION = re.compile(r"^[ \t]*:label:[ \t]*(\S+)", re.MULTILINE)
-_DOLLARS = re.compile(r"\$\$[ \t]*\(([^()\s]+)\)")
 _ENTRY = re.compile(r"\b(?:E-S[0-4]-\d\d|S[0-4]-(?:\d+|x[a-z]))\b")
 _LOG = getLogger(__name__)
 
@@ -128,24 +123,6 @@ def _equations(module: str) -> list[str]:
     ]
 
 
-def labels(text: str) -> list[str]:
-    """The labels of the equations in MyST text: ``{math}`` directives and ``$$ ... $$ (label)``."""
-    directives = [
-        match for options in _DIRECTIVE.findall(text) for match in _OPTION.findall(options)
-    ]
-    return directives + _DOLLARS.findall(text)
-
-
-def shown_equations(root: Path) -> set[str]:
-    """The labels of all equations of the pages and notebooks."""
-    return {
-        label
-        for folder, pattern in (("book", "*.md"), ("notebooks", "*.ipynb"))
-        for path in sorted((root / folder).glob(pattern))
-        for label in labels(_markdown(path))
-    }
-
-
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the extension (called by Sphinx)."""
     for extension in ("sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"):
@@ -178,7 +155,7 @@ def describe(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: l
         if label != name.rpartition(".")[2]:
             _LOG.warning("%s names equation %r; use the function's own name", name, label)
         env.kl_equations[label] = (env.docname, name)
-        if label not in env.kl_shown:
+        if label not in env.get_domain("math").equations:
             described = _numbered(described, label)
     lines[:] = described
 
@@ -197,13 +174,14 @@ def _numbered(lines: list[str], label: str) -> list[str]:
 
 
 def _start(app: Sphinx, env: Any, docnames: list[str]) -> None:
+    """Read the reference last, when the equations of all other pages are known."""
     env.kl_equations = {}
-    env.kl_shown = shown_equations(Path(app.srcdir))
+    docnames.sort(key=lambda name: name.rpartition("/")[2].startswith("api"))
 
 
 def _check_labels(app: Sphinx, env: Any) -> None:
     """Warn of a numbered equation that names no function and no step of a function's derivation."""
-    for label in sorted(env.kl_shown):
+    for label in sorted(env.get_domain("math").equations):
         if not any(label == name or label.startswith(f"{name}-") for name in env.kl_equations):
             _LOG.warning("equation %r names no function; use its name, or <name>-<step>", label)
 
@@ -250,10 +228,3 @@ def _quiet(text: nodes.Text) -> bool:
             return True
         node = node.parent
     return False
-
-
-def _markdown(path: Path) -> str:
-    if path.suffix == ".md":
-        return path.read_text(encoding="utf-8")
-    cells = nbformat.read(path, as_version=4).cells
-    return "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sphinx.application import Sphinx
 
-from analysis.report.api import PAGES, labels, modules, modules_of
+from analysis.report.api import PAGES, modules, modules_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -121,25 +121,6 @@ def test_an_equation_without_its_function_is_a_warning(tmp_path, old, new, probl
 def test_an_equation_that_neither_side_shows_is_a_warning(tmp_path):
     module = MODULE.replace("    .. math::\n\n        a - b\n", "")
     assert "unseen" in build(tmp_path, module)[1]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "```{math}\n:label: a\nx\n```",
-        ":::{math}\n:label: a\nx\n:::",
-        "   ```{math}\n   :class: big\n   :label: a\n   x\n   ```",
-        "$$\nx\n$$ (a)",
-        "$$x$$ (a)",
-    ],
-)
-def test_every_form_of_a_label_is_read(text):
-    assert labels(text) == ["a"]
-
-
-def test_unlabelled_maths_and_other_labels_are_not_equations():
-    text = "```{math}\nx\n```\n```{prf:theorem} T\n:label: thm\n$$x$$ (as\nshown)\n```\n$a$ (b)"
-    assert labels(text) == []
 
 
 def test_every_module_stands_on_one_page_of_the_reference() -> None:
