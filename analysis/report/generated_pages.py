@@ -13,10 +13,9 @@ from analysis.errors import UserError
 from analysis.experiments.manifests import manifest_of, read_manifest, recorded_folders
 from analysis.report.api import PAGES, reference_page
 from analysis.report.diagnosis_quality import FOLDER, quality_page
-from analysis.report.errata import errata_page, load_corrections, load_errata
 from analysis.report.generated import render
-from analysis.report.ledger import load_sources
-from analysis.report.ledger_page import page_of_ledger
+from analysis.report.ledger import load_corrections, load_errata, load_sources
+from analysis.report.ledger_page import errata_page, ledger_page
 from analysis.report.methods import load_methods, methods_page
 from analysis.report.pages import run_pages
 from analysis.report.parameters import changed_parameters, declared_parameters
@@ -149,7 +148,7 @@ GENERATORS: Mapping[str, Callable[[Project], str]] = {
     "errata.md": lambda project: errata_page(
         load_errata(project), load_corrections(project), load_sources(project)
     ),
-    "ledger.md": page_of_ledger,
+    "ledger.md": ledger_page,
     "methods.md": lambda project: methods_page(load_methods(project)),
     "metrics.md": lambda project: glossary_page(),
     "torture.md": torture_figures,

@@ -1,4 +1,4 @@
-"""The ledger: every claim of the five sources, its verdict, and the figures it rests on.
+"""The ledger: every claim of the five sources, its verdict and its figures; and the errata.
 
 ``book/claims.yaml`` records what was found. :func:`recompute` finds it again with the functions
 that ``@claim`` registers (:mod:`analysis.chapters.claims`), and :func:`disagreement` says in one
@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -27,6 +28,7 @@ from analysis.report.strict_yaml import load_yaml
 from analysis.schema import Schema
 
 SOURCES = "ABCDE"
+Kind = Literal["definition", "theorem", "numeric", "empirical", "method"]
 _QUOTED = re.compile(r"\{([a-z][a-z0-9_]*)(?::[^{}]*)?\}")
 
 
@@ -43,12 +45,6 @@ class Source(Schema):
     link: str = ""
     cite: str = ""  #: key in the bibliography
 
-    @property
-    def heading(self) -> str:
-        """``Source A, "title"``, as Markdown."""
-        shown = f'"{self.title}"' if self.title else "untitled"
-        return f"Source {self.id}, {f'[{shown}]({self.link})' if self.link else shown}"
-
 
 class Claim(Schema):
     """One claim: what a source says, and what was found."""
@@ -58,7 +54,7 @@ class Claim(Schema):
     id: str = Field(pattern=r"^S[0-4]-(\d+|x[a-z])$")
     source: str = Field(pattern=f"^[{SOURCES}]$")
     place: str  #: where in the source
-    kind: Literal["definition", "theorem", "numeric", "empirical", "method"]
+    kind: Kind
     statement: str
     verdict: Verdict
     condition: str  #: one sentence: when it holds, or what is true instead
@@ -86,6 +82,33 @@ class Claim(Schema):
         return fill(self.figure, self.measured)
 
 
+class Erratum(Schema):
+    """One misprint."""
+
+    id: str = Field(pattern=r"^E-S[0-4]-\d\d$")
+    place: str  #: equation, section or figure
+    printed: str
+    corrected: str
+    why: str  #: one sentence
+    test: str  #: name of the test that shows it
+
+    @property
+    def source(self) -> str:
+        """The letter of the source, as its number stands in the id."""
+        return SOURCES[int(self.id[3])]
+
+
+class Correction(Schema):
+    """One statement of this book that was wrong."""
+
+    id: str = Field(pattern=r"^[A-Z][A-Za-z0-9-]*$")
+    where: str = Field(min_length=1)  #: every place that made the statement
+    stood: str = Field(min_length=1)
+    since: date = Field(strict=False)  #: of the first version that made it
+    true: str = Field(min_length=1)
+    test: str = Field(min_length=1, alias="shown_by")  #: name of the test that fails for what stood
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What recomputing one claim gave, and where it departs from the ledger (empty: nowhere)."""
@@ -96,7 +119,8 @@ class Outcome:
     seconds: float
 
 
-Kind = TypeVar("Kind", bound=Schema)
+Row = TypeVar("Row", bound=Schema)
+Tested = TypeVar("Tested", Erratum, Correction)
 
 
 def load_ledger(project: Project) -> list[Claim]:
@@ -109,7 +133,17 @@ def load_sources(project: Project) -> list[Source]:
     return load_rows(project, project.book / "sources.yaml", Source)
 
 
-def load_rows(project: Project, path: Path, kind: type[Kind]) -> list[Kind]:
+def load_errata(project: Project) -> list[Erratum]:
+    """Every erratum of the sources, in the order of the file."""
+    return _tested(project, load_rows(project, project.book / "errata.yaml", Erratum))
+
+
+def load_corrections(project: Project) -> list[Correction]:
+    """Every corrected statement of our own, in the order of the file; raises as `load_errata`."""
+    return _tested(project, load_rows(project, project.book / "corrections.yaml", Correction))
+
+
+def load_rows(project: Project, path: Path, kind: type[Row]) -> list[Row]:
     """Every entry of a file of the ledger."""
     label = project.relative(path)
     rows = load_yaml(path, label) or []
@@ -186,10 +220,26 @@ def _decide(claim: Claim, functions: dict[str, Decision]) -> tuple[Finding | Non
     return finding, disagreement(claim, finding)
 
 
-def _row(label: str, number: int, row: object, kind: type[Kind]) -> Kind:
+def _row(label: str, number: int, row: object, kind: type[Row]) -> Row:
     try:
         return kind.model_validate(row)
     except ValidationError as error:
         named = isinstance(row, dict) and (row.get("id") or row.get("key"))
         problem = first_problem(error, whole="row")
         raise UserError(f"{label}: {named or f'row {number}'}: {problem}") from None
+
+
+def _tested(project: Project, rows: list[Tested]) -> list[Tested]:
+    tests = _tests(project.root / "tests")
+    for row in rows:
+        if row.test and row.test.partition("[")[0] not in tests:
+            raise UserError(f"{row.id}: no test {row.test}")
+    return rows
+
+
+def _tests(folder: Path) -> set[str]:
+    return {
+        name
+        for path in folder.rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }

@@ -8,7 +8,6 @@ from pydantic import Field, ValidationError, model_validator
 
 from analysis.errors import UserError, first_problem
 from analysis.report.generated import render
-from analysis.report.ledger_page import code, section_link
 from analysis.report.project import Project
 from analysis.report.strict_yaml import load_yaml
 from analysis.schema import Schema
@@ -33,17 +32,6 @@ class Method(Schema):
         if bool(self.presets) == bool(self.unmeasured):
             raise ValueError("give presets, or say in unmeasured why there is none")
         return self
-
-    @property
-    def computed_by(self) -> str:
-        """The function, linked to the reference."""
-        return code(f"analysis.{self.function}")
-
-    @property
-    def explained_in(self) -> str:
-        """Section and claims, linked."""
-        claims = ", ".join(f"{{ref}}`{claim} <{claim.lower()}>`" for claim in self.claims)
-        return "; ".join(filter(None, (section_link(self.section), claims)))
 
     @property
     def switch(self) -> str:
@@ -79,5 +67,5 @@ def methods_page(table: Table) -> str:
         "methods.md",
         total=sum(map(len, table.methods.values())),
         tables=table.methods,
-        shown={name: f"{name} in {section_link(place)}" for name, place in table.shown.items()},
+        shown=table.shown,
     )

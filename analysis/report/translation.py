@@ -281,11 +281,11 @@ def _stage_page(
 ) -> None:
     source = path.with_suffix(".md")
     if path.name == "ledger" and translations is not None:
-        from analysis.report.ledger_page import page_of_ledger
+        from analysis.report.ledger_page import ledger_page
 
         source.parent.mkdir(parents=True, exist_ok=True)
         conditions = load(project, "conditions")
-        text = page_of_ledger(project, translator({**conditions, **translations}))
+        text = ledger_page(project, translator({**conditions, **translations}))
         source.write_text(text, encoding="utf-8")
     elif source.is_file():
         text = source.read_text(encoding="utf-8")

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from analysis.errors import UserError
-from analysis.report.errata import Correction, errata_page, load_corrections, load_errata
-from analysis.report.ledger import load_sources
+from analysis.report.ledger import Correction, load_corrections, load_errata, load_sources
+from analysis.report.ledger_page import errata_page
 from analysis.report.project import Project
 
 PROJECT = Project(Path(__file__).parents[2])

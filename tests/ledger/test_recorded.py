@@ -10,9 +10,8 @@ import pytest
 
 from analysis.chapters.claims import VERDICTS, decisions
 from analysis.cli.main import main
-from analysis.report.errata import errata_page, load_errata
-from analysis.report.ledger import SOURCES, load_ledger, load_sources, recompute
-from analysis.report.ledger_page import ledger_page
+from analysis.report.ledger import SOURCES, load_errata, load_ledger, load_sources, recompute
+from analysis.report.ledger_page import errata_page, ledger_page
 from analysis.report.project import Project
 
 PROJECT = Project(Path(__file__).parents[2])
@@ -77,7 +76,7 @@ def test_the_command_fails_on_a_verdict_changed_by_hand(checkout, capsys):
 
 
 def test_the_page_shows_every_row_once():
-    page = ledger_page(LEDGER, load_sources(PROJECT), decisions())
+    page = ledger_page(PROJECT)
     for claim in LEDGER:
         assert page.count(f"({claim.id.lower()})=") == 1
     shown = {claim.verdict for claim in LEDGER}
