@@ -297,9 +297,7 @@ def long_completions(*, num_seeds: int = NUM_SEEDS, updates: int = 60) -> Preset
     """The prefix ratio beside k1 in the reward and per-token terms, on answers of 32 tokens."""
     return designed(
         _LONG,
-        with_terms(
-            (0.03, 0.1, 0.3), ("exact_loss", "k2_loss", "k1_reward", "k3_loss_attached_prefix")
-        ),
+        with_terms(LONG_BETAS, LONG_TERMS),
         fresh_seeds(5200, num_seeds),
         updates=updates,
         num_prompts=4,
@@ -309,19 +307,45 @@ def long_completions(*, num_seeds: int = NUM_SEEDS, updates: int = 60) -> Preset
     )
 
 
-_LONG = design(
-    question=(
-        "Does the attached prefix ratio train as k1 in the reward does when answers are 32 tokens "
-        "long, and do terms that see one token at a time end elsewhere?"
-    ),
-    outcome=(
-        f"Exact reverse KL per token at equal coefficients. {AT_EQUAL_BETA} The reward, the share "
-        f"of right positions: {AT_EQUAL_KL}"
-    ),
-    margin=0.01,
-    predictions={
-        "k3_loss_attached_prefix = k1_reward: reverse_kl at 0.03 0.1 0.3": OF_COMPLETIONS,
-        "k3_loss_attached_prefix = k1_reward: reward": OF_COMPLETIONS,
+#: Of answers of 32 tokens and more.
+LONG_BETAS = (0.03, 0.1, 0.3)
+LONG_TERMS = ("exact_loss", "k2_loss", "k1_reward", "k3_loss_attached_prefix")
+
+
+def long_answers(how_long: str, at_coefficients: Mapping[str, str], *pilots: Pilot) -> Design:
+    """The design of long answers.
+
+    Args:
+        how_long: they are.
+        at_coefficients: what is predicted of KLs beside the prefix ratio and k1 in the reward.
+        pilots: made before.
+    """
+    return design(
+        question=(
+            "Does the attached prefix ratio train as k1 in the reward does when answers "
+            f"{how_long}, and do terms that see one token at a time end elsewhere?"
+        ),
+        outcome=(
+            f"Exact reverse KL per token at equal coefficients. {AT_EQUAL_BETA} The reward, the "
+            f"share of right positions: {AT_EQUAL_KL}"
+        ),
+        margin=0.01,
+        predictions={
+            "k3_loss_attached_prefix = k1_reward: reverse_kl at 0.03 0.1 0.3": OF_COMPLETIONS,
+            "k3_loss_attached_prefix = k1_reward: reward": OF_COMPLETIONS,
+            **at_coefficients,
+            "k2_loss k1_reward k3_loss_attached_prefix = exact_loss: reward": "each descends a KL",
+            "k1_reward k3_loss_attached_prefix > exact_loss: gradient_norm at 0.3": (
+                "the noise of all later tokens is in each token's weight"
+            ),
+        },
+        pilots=pilots,
+    )
+
+
+_LONG = long_answers(
+    "are 32 tokens long",
+    {
         "k2_loss = exact_loss: reverse_kl at 0.03 0.1 0.3": (
             "on fresh samples it has the exact KL's expected gradient"
         ),
@@ -331,30 +355,24 @@ _LONG = design(
         "k3_loss_attached_prefix = exact_loss: reverse_kl at 0.03 0.1 0.3": (
             "what a token does to later states is little here"
         ),
-        "k2_loss k1_reward k3_loss_attached_prefix = exact_loss: reward": "each descends a KL",
-        "k1_reward k3_loss_attached_prefix > exact_loss: gradient_norm at 0.3": (
-            "the noise of all later tokens is in each token's weight"
-        ),
     },
-    pilots=(
-        Pilot(
-            tried=(
-                "Seeds 0 to 2, starts 901 to 903, 60 updates at step size 2e-3: no KL term, and k2 "
-                "as a loss, the prefix ratio and k1 in the reward at 0.3 and 3."
-            ),
-            runs=21,
-            seen="Reward from 0.43 to 0.46 at best; at beta 3 the policy hardly moves (0.005).",
-            chosen="A larger step size and smaller coefficients.",
+    Pilot(
+        tried=(
+            "Seeds 0 to 2, starts 901 to 903, 60 updates at step size 2e-3: no KL term, and k2 "
+            "as a loss, the prefix ratio and k1 in the reward at 0.3 and 3."
         ),
-        Pilot(
-            tried=(
-                "Seeds 0 and 1, 80 updates at step size 4e-3, coefficient 0.1: reverse KL 0.50 "
-                "without a KL term, 0.12 to 0.16 with one; reward 0.39 to 0.47."
-            ),
-            runs=8,
-            seen="The terms restrain alike; 1.7 s of a core a run.",
-            chosen="60 updates at 4e-3, three coefficients, a margin of 0.01 of the reward.",
+        runs=21,
+        seen="Reward from 0.43 to 0.46 at best; at beta 3 the policy hardly moves (0.005).",
+        chosen="A larger step size and smaller coefficients.",
+    ),
+    Pilot(
+        tried=(
+            "Seeds 0 and 1, 80 updates at step size 4e-3, coefficient 0.1: reverse KL 0.50 "
+            "without a KL term, 0.12 to 0.16 with one; reward 0.39 to 0.47."
         ),
+        runs=8,
+        seen="The terms restrain alike; 1.7 s of a core a run.",
+        chosen="60 updates at 4e-3, three coefficients, a margin of 0.01 of the reward.",
     ),
 )
 

@@ -16,11 +16,14 @@ from analysis.experiments.presets.designed import (
     AT_EQUAL_KL,
     BETAS,
     COMPARED,
+    LONG_BETAS,
+    LONG_TERMS,
     OF_COMPLETIONS,
     STOPPING,
     averages,
     design,
     designed,
+    long_answers,
     with_terms,
 )
 from analysis.experiments.presets.language import smollm2
@@ -77,42 +80,26 @@ def equal_kl_large(*, num_seeds: int = 20 * NUM_STARTS, updates: int = 150) -> P
     )
 
 
-_LONG = design(
-    question=(
-        "Does the attached prefix ratio train as k1 in the reward does when answers have up to 128 "
-        "tokens, and do terms that see one token at a time end elsewhere?"
-    ),
-    outcome=(
-        f"Exact reverse KL per token at equal coefficients. {AT_EQUAL_BETA} The reward, the share "
-        f"of right positions: {AT_EQUAL_KL}"
-    ),
-    margin=0.01,
-    predictions={
-        "k3_loss_attached_prefix = k1_reward: reverse_kl at 0.03 0.1 0.3": OF_COMPLETIONS,
-        "k3_loss_attached_prefix = k1_reward: reward": OF_COMPLETIONS,
+_LONG = long_answers(
+    "have up to 128 tokens",
+    {
         "k2_loss = exact_loss: reverse_kl at 0.03 0.1 0.3": (
             "on fresh samples they have one expected gradient"
-        ),
-        "k2_loss k1_reward k3_loss_attached_prefix = exact_loss: reward": "each descends a KL",
-        "k1_reward k3_loss_attached_prefix > exact_loss: gradient_norm at 0.3": (
-            "the noise of all later tokens is in each token's weight"
-        ),
+        )
     },
-    pilots=(
-        Pilot(
-            tried=(
-                "Seeds 0 and 1, starts 901 and 902 of 80 updates, 40 updates at step size 2e-3: no "
-                "KL term; the exact KL, k1 in the reward and the prefix ratio at 0.1."
-            ),
-            runs=8,
-            seen=(
-                "Reward from 0.16 to 0.17 and 0.21, length from 101 to 113 and 123 of 128; reverse "
-                "KL 0.13 without a KL term, 0.03 to 0.05 with one."
-            ),
-            chosen=(
-                "80 updates; betas 0.03 to 0.3; the margin of the design of 32 tokens. Five starts "
-                "with four seeds each, as a start takes 20 seconds of a core."
-            ),
+    Pilot(
+        tried=(
+            "Seeds 0 and 1, starts 901 and 902 of 80 updates, 40 updates at step size 2e-3: no "
+            "KL term; the exact KL, k1 in the reward and the prefix ratio at 0.1."
+        ),
+        runs=8,
+        seen=(
+            "Reward from 0.16 to 0.17 and 0.21, length from 101 to 113 and 123 of 128; reverse "
+            "KL 0.13 without a KL term, 0.03 to 0.05 with one."
+        ),
+        chosen=(
+            "80 updates; betas 0.03 to 0.3; the margin of the design of 32 tokens. Five starts "
+            "with four seeds each, as a start takes 20 seconds of a core."
         ),
     ),
 )
@@ -123,9 +110,7 @@ def long_completions_128(*, num_seeds: int = 20, updates: int = 80) -> Preset:
     """``long_completions`` on answers that end by themselves, of up to 128 tokens."""
     return designed(
         _LONG,
-        with_terms(
-            (0.03, 0.1, 0.3), ("exact_loss", "k2_loss", "k1_reward", "k3_loss_attached_prefix")
-        ),
+        with_terms(LONG_BETAS, LONG_TERMS),
         fresh_seeds(6500, num_seeds),
         task=SortTask(num_digits=63, end_token=True, max_fillers=64, reward="graded"),
         start=SHORT_START,

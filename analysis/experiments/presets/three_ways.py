@@ -37,15 +37,6 @@ def three_ways(
 ) -> Preset:
     """Several optimizer steps a rollout: full vocabulary, k2, and the KL merged with the reward."""
     middle = betas[len(betas) // 2]
-    fronts = [
-        variant
-        for beta in betas
-        for variant in (
-            Variant(kl=KLTerm(estimator="exact"), beta=beta),
-            merged("old", beta),
-            merged("detached", beta),
-        )
-    ]
     others = (
         Variant(kl=KLTerm(estimator="k2"), beta=middle),
         Variant(kl=KLTerm(estimator="k2", weighting="detached"), beta=middle),
@@ -56,7 +47,7 @@ def three_ways(
     )
     return designed(
         _SEVERAL.at(middle),
-        (NO_KL, *fronts, *others),
+        (NO_KL, *(variant for beta in betas for variant in exact_and_merged(beta)), *others),
         fresh_seeds(FIRST_SEED, num_seeds),
         updates=updates,
         num_iterations=num_iterations,
@@ -103,14 +94,9 @@ def three_ways_half_step(
     Written after ``three_ways`` was recorded, on its seeds, so that neither side of the comparison
     with large batches is held to a poor step size.
     """
-    variants = (
-        Variant(kl=KLTerm(estimator="exact"), beta=beta),
-        merged("old", beta),
-        merged("detached", beta),
-    )
     return designed(
         _HALF.at(beta),
-        (NO_KL, *variants),
+        (NO_KL, *exact_and_merged(beta)),
         fresh_seeds(FIRST_SEED, num_seeds),
         updates=updates,
         num_iterations=num_iterations,
@@ -169,6 +155,12 @@ _LARGE = on_ten_starts(
     at=(0.3,),
     predictions={"k2_loss < none: reverse_kl": "it descends a KL"},
 )
+
+
+def exact_and_merged(beta: float) -> tuple[Variant, ...]:
+    """The KL summed over the vocabulary, and merged with the reward in either reading."""
+    exact = Variant(kl=KLTerm(estimator="exact"), beta=beta)
+    return exact, merged("old", beta), merged("detached", beta)
 
 
 def merged(reading: str, beta: float, *, wide: bool = False) -> Variant:
