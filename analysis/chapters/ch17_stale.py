@@ -35,7 +35,7 @@ from analysis.training.config import RunConfig
 
 RUNS = (
     "staleness",
-    "stale_front",
+    "stale_coefficients",
     "three_ways",
     "three_ways_half_step",
     "three_ways_on_policy",

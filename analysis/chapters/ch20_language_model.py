@@ -23,7 +23,7 @@ from analysis.experiments.language.retention import Retention
 
 def from_no_kl(finals: pd.DataFrame, variants: Iterable[str]) -> pd.DataFrame:
     """Rows of ``none`` and of the variants, and for each variant a copy of those of ``none``,
-    where its front begins."""
+    where its curve over beta begins."""
     none = finals[finals["variant"] == "none"]
     kept = [finals[finals["variant"] == variant] for variant in variants]
     starts = [none.assign(variant=variant) for variant in variants]
@@ -107,7 +107,7 @@ PARTS = {"whole": (0.0, 1.0), "nearer": (0.0, 0.5), "farther": (0.5, 1.0)}
 
 def ends() -> tuple[pd.DataFrame, pd.DataFrame]:
     """Last quarter of each run: at one coefficient, and at the others."""
-    runs = (recorded("smollm2_short"), recorded("smollm2_front"))
+    runs = (recorded("smollm2_short"), recorded("smollm2_coefficients"))
     return tuple(ablation.final(run.curves, share=0.25) for run in runs)
 
 

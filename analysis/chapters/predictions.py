@@ -100,7 +100,7 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "hot_uncorrected = same: own_accuracy at the end": "open",
         "hot_truncated_token = hot_uncorrected: own_accuracy at the end": "open",
     },
-    "stale_front": {},
+    "stale_coefficients": {},
     "partial_rollouts": {"budget_8_all < whole: own_accuracy at the end": "open"},
     "clip_higher": {
         "higher > symmetric: entropy at the end": "open",

@@ -31,16 +31,16 @@ def finals(**kl: list[float]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def test_fronts_begin_at_no_kl_term_seed_by_seed():
+def test_curves_begin_at_no_kl_term_seed_by_seed():
     runs = finals(none=[0.4, 0.5], k2_loss=[0.2, 0.3], k3_loss=[0.1, 0.1], k1_loss=[0.4, 0.4])
-    fronts = language_model.from_no_kl(runs, ["k2_loss", "k3_loss"])
-    assert set(fronts["variant"]) == {"none", "k2_loss", "k3_loss"}
+    curves = language_model.from_no_kl(runs, ["k2_loss", "k3_loss"])
+    assert set(curves["variant"]) == {"none", "k2_loss", "k3_loss"}
     for variant, ends in (("k2_loss", [0.2, 0.3]), ("k3_loss", [0.1, 0.1])):
-        wide = fronts[fronts["variant"] == variant].pivot(
+        wide = curves[curves["variant"] == variant].pivot(
             index="seed", columns="beta", values="reverse_kl"
         )
         assert wide[0.0].to_list() == [0.4, 0.5] and wide[0.3].to_list() == ends
-    assert fronts[fronts["variant"] == "none"]["reverse_kl"].to_list() == [0.4, 0.5]
+    assert curves[curves["variant"] == "none"]["reverse_kl"].to_list() == [0.4, 0.5]
 
 
 def readings_elsewhere(finals: pd.DataFrame, powers: dict[str, float]) -> Retention:
@@ -165,7 +165,7 @@ def test_a_recorded_run_is_trained_again_from_the_packaged_weights():
 @pytest.fixture(scope="module")
 def ended() -> dict[str, pd.DataFrame]:
     """Recording -> its last quarter, one row a run."""
-    names = ("smollm2_short", "smollm2_front")
+    names = ("smollm2_short", "smollm2_coefficients")
     runs = {name: recording.load(recording.folder_of(name)) for name in names}
     return {name: ablation.final(run.curves, share=0.25) for name, run in runs.items()}
 

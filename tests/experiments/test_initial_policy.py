@@ -50,4 +50,4 @@ def test_the_recorded_table_comes_out_again_within_what_sampling_and_rounding_al
 
 def test_the_table_names_its_presets():
     with pytest.raises(ValueError, match="preset must be one of"):
-        initial_policy.recorded("fronts")
+        initial_policy.recorded("unknown")

@@ -24,7 +24,7 @@ SHARED_SEEDS = (
     {"full", "half_step"},
     {"process", "process_graded"},
     {"three_ways", "three_ways_half_step", "three_ways_on_policy"},
-    {"smollm2_short", "smollm2_front"},
+    {"smollm2_short", "smollm2_coefficients"},
     {"quick", "smollm2", "llama_smoke"},
     {"smollm2_equal_kl", "smollm2_prefix"},
 )
@@ -103,10 +103,10 @@ def test_the_weights_of_the_language_model_are_named() -> None:
         ("quick", {"num_seeds": 10**12}, "num_seeds must be at most 10,000"),
         ("full", {"updates": 1.5}, "updates: Input should be a valid integer"),
         ("full", {"updates": 0}, "updates: Input should be greater than or equal to 1"),
-        ("stale_front", {"betas": 0.1}, "betas: Input should be a valid tuple"),
+        ("stale_coefficients", {"betas": 0.1}, "betas: Input should be a valid tuple"),
         ("quick", {"beta": -0.1}, "beta: Input should be greater than or equal to 0"),
         (
-            "stale_front",
+            "stale_coefficients",
             {"betas": [0.1, -1]},
             "betas.1: Input should be greater than or equal to 0",
         ),

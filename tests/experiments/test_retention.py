@@ -14,7 +14,7 @@ from analysis.experiments.environment import environment_of
 from analysis.experiments.language import retention
 from analysis.experiments.language.skills import SHOTS, Skill, skills_of
 from analysis.experiments.preset import Preset
-from analysis.experiments.presets.language import llama_smoke, smollm2_front, smollm2_short
+from analysis.experiments.presets.language import llama_smoke, smollm2_coefficients, smollm2_short
 from analysis.experiments.recording import read_manifest
 from analysis.training.config import Run
 from analysis.training.pretrained.weights import random_llama
@@ -109,7 +109,7 @@ def test_runs_are_recorded_ones_seed_by_seed():
     variants = [len(variants) for _, variants in retention.VARIANTS.values()]
     assert len(chosen) == 2 * sum(variants)
     assert [run.seed for _, run in chosen] == sorted(run.seed for _, run in chosen)
-    known = {"smollm2_short": smollm2_short(), "smollm2_front": smollm2_front()}
+    known = {"smollm2_short": smollm2_short(), "smollm2_coefficients": smollm2_coefficients()}
     for name, run in chosen:
         assert run in known[name].runs
 

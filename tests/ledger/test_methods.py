@@ -32,7 +32,7 @@ NO_METHODS = {
     "figure2",
     "smollm2",
     "smollm2_short",
-    "smollm2_front",
+    "smollm2_coefficients",
     "llama_smoke",
     "three_ways_on_policy",
     "aggregation_length",

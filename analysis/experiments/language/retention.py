@@ -37,7 +37,7 @@ from analysis.experiments.language.model import LanguageConfig, folder_of
 from analysis.experiments.language.questions import tokenizer_of
 from analysis.experiments.language.skills import Skill, skills_of
 from analysis.experiments.preset import Preset
-from analysis.experiments.presets.language import smollm2_front, smollm2_short
+from analysis.experiments.presets.language import smollm2_coefficients, smollm2_short
 from analysis.experiments.provenance import current_provenance
 from analysis.experiments.recording import as_written, recorded_table
 from analysis.experiments.reproduction import mismatches
@@ -70,7 +70,10 @@ VARIANTS: dict[str, tuple[Preset, tuple[tuple[str, float], ...]]] = {
             ("k1_reward", 0.3),
         ),
     ),
-    "smollm2_front": (smollm2_front(), (("k3_loss", 0.1), ("exact_loss", 0.5), ("k1_reward", 0.5))),
+    "smollm2_coefficients": (
+        smollm2_coefficients(),
+        (("k3_loss", 0.1), ("exact_loss", 0.5), ("k1_reward", 0.5)),
+    ),
 }
 
 #: Written before any run was read.

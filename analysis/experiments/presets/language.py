@@ -4,7 +4,7 @@ With the extras ``lm`` and ``smollm2``, on a GPU and on two cores::
 
     analysis sweep smollm2 --device cuda --record results/smollm2_cuda
     analysis sweep smollm2_short --record results/smollm2_short_cpu
-    analysis sweep smollm2_front --record results/smollm2_front_cpu
+    analysis sweep smollm2_coefficients --record results/smollm2_coefficients_cpu
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def smollm2_short(*, num_seeds: int = 5, updates: int = 48) -> Preset:
 
 
 @preset
-def smollm2_front(*, num_seeds: int = 5, updates: int = 48) -> Preset:
+def smollm2_coefficients(*, num_seeds: int = 5, updates: int = 48) -> Preset:
     """More coefficients for four variants of ``smollm2_short``, on its seeds, prompts and noise.
 
     One coefficient does not say which KL term costs the most at equal KL. The second is smaller for

@@ -192,7 +192,7 @@ _LANGUAGE_PILOTS = (
         chosen="60 updates, before entropy is gone, and larger coefficients.",
     ),
     Pilot(
-        tried="The presets smollm2_short and smollm2_front on two cores: five seeds.",
+        tried="The presets smollm2_short and smollm2_coefficients on two cores: five seeds.",
         runs=70,
         seen=(
             "Reverse KL after 48 updates: 0.34 at coefficient 0.3, 0.15 at 0.5 and 0.03 at 1 "

@@ -86,7 +86,7 @@ _AGES = on_ten_starts(
 
 
 @preset
-def stale_front(
+def stale_coefficients(
     *,
     lag: int = 16,
     betas: tuple[NonNegativeFloat, ...] = (0.1, 0.3, 1.0),
