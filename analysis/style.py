@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.colors import Colormap, LogNorm, to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 from PIL import Image
 
 if TYPE_CHECKING:
@@ -181,6 +183,13 @@ def guide(axes: Axes, *, x: float | None = None, y: float | None = None, **look:
         axes.axvline(x, **look)
     if y is not None:
         axes.axhline(y, **look)
+
+
+def plain_numbers(*scales: Axis) -> None:
+    """Write the ticks of logarithmic scales as plain numbers, and nothing between them."""
+    for scale in scales:
+        scale.set_major_formatter("{x:g}")
+        scale.set_minor_formatter(NullFormatter())
 
 
 def band(

@@ -1,23 +1,23 @@
-"""Chapter 19: KL terms at equal KL, on ten and twenty starts, and on every other axis."""
+"""Chapter 19: KL terms at equal KL, on ten and twenty starts, and the noise of their gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator
 
 from analysis import style
 from analysis.chapters.claims import recorded, recorded_runs
 from analysis.chapters.predictions import JUMPS, judged
 from analysis.chapters.training_figures import KL_TERMS
 from analysis.experiments import designs, hierarchical
+from analysis.experiments.preset import EQUAL_KL
 from analysis.experiments.presets import make_preset
 from analysis.experiments.presets.designed import COMPARED, FIGURE2
 from analysis.experiments.summaries import by_variant, fluctuation
@@ -36,8 +36,6 @@ SETTINGS = {
     "long_completions": "32 tokens",
     "long_completions_128": "up to 128 tokens",
 }
-#: Of this page.
-RECORDED = tuple(SETTINGS)
 #: Variant -> estimator and placement, which say how it is drawn.
 TERMS = KL_TERMS | {"k3_loss_attached_prefix": ("k4", "loss")}
 
@@ -74,21 +72,15 @@ PLACED = {
 def figure2() -> pd.DataFrame:
     """Figure 2 at equal KL: the predictions of its design, of fluctuations in place of rewards."""
     run = recorded_runs("equal_kl")
+    keys = ["variant", "beta", "seed"]
     metrics = [prediction.metric for prediction in FIGURE2.predictions]
-    finals = run.finals.merge(
-        np.log(fluctuation(run.curves, metrics).set_index(list(_KEYS))[metrics])
-        .add_prefix(JUMPS)
-        .reset_index(),
-        on=list(_KEYS),
-    )
+    jumps = np.log(fluctuation(run.curves, metrics).set_index(keys)[metrics]).add_prefix(JUMPS)
+    finals = run.finals.join(jumps, on=keys)
     rows = []
     for prediction in FIGURE2.predictions:
         read = prediction.model_copy(update={"metric": f"{JUMPS}{prediction.metric}"})
         rows.append(designs.judged(finals, read, FIGURE2, designs.starts_of(run.preset)))
     return pd.DataFrame(rows)
-
-
-_KEYS = ("variant", "beta", "seed")
 
 
 def costs() -> pd.DataFrame:
@@ -101,7 +93,7 @@ def costs() -> pd.DataFrame:
     rows = []
     for preset, setting in SETTINGS.items():
         table = judged(preset)
-        kept = table[(table["at"] == "equal KL") & (table["other"] == "exact_loss")]
+        kept = table[(table["at"] == EQUAL_KL) & (table["other"] == "exact_loss")]
         margin = recorded(preset).preset.design.margin
         rows.append(kept.drop_duplicates("variant").assign(setting=setting, margin=margin))
     return pd.concat(rows, ignore_index=True)
@@ -145,10 +137,45 @@ def shown_is_trained(updates: int) -> bool:
     return torch.equal(trainer.weights[0], trainer.weights[1])
 
 
+#: Half of a 95% interval, in standard errors.
+HALF_WIDTH = 1.96
+
+
+def noise_numbers(table: pd.DataFrame) -> dict[str, tuple[float, str]]:
+    """What the prose says of the recorded noise of gradients, and how it is written.
+
+    Ratios of the theory's noise to that of k2 as a loss, where they are taken, and how many points
+    have their line inside their interval. ``k3_own`` is over the squared norms of the expected
+    gradients of k3 and k2 too; their difference is known by its norm (``bias``), so it is a bound.
+
+    Args:
+        table: of :func:`analysis.experiments.gradient_noise.recorded`.
+    """
+    noise = table.pivot(index="reverse_kl", columns="term")
+    by_term, bias = noise["theory"], noise["bias"]["k3_loss"].iloc[-1]
+    exact, k3, k1 = (
+        by_term[name] / by_term["k2_loss"] for name in ("exact_loss", "k3_loss", "k1_reward")
+    )
+    inside = (table["sampled"] - table["theory"]).abs() < HALF_WIDTH * table["standard_error"]
+    return {
+        "exact_low": (exact.min(), ".2f"),
+        "exact_high": (exact.max(), ".2f"),
+        "k3_near": (k3.iloc[0], ".2f"),
+        "k3_far": (k3.iloc[-1], ".0f"),
+        "k3_own": (k3.iloc[-1] / (bias - 1) ** 2, ".0f"),
+        "k1_high": (k1.max(), ".2f"),
+        "nearest": (by_term.index[0], ".2f"),
+        "farthest": (by_term.index[-1], ".2f"),
+        "inside": (inside.sum(), "d"),
+        "points": (len(table), "d"),
+        "checkpoints": (len(by_term), "d"),
+    }
+
+
 # --- What it draws ----------------------------------------------------------------------------
 
 
-def draw_curves(names: Iterable[str] = COMPARED, *, preset: str = "equal_kl") -> Figure:
+def draw_curves(names: Sequence[str] = COMPARED, *, preset: str = "equal_kl") -> Figure:
     """Reward over KL: points are means of a variant at one coefficient, lines the fits.
 
     Each line is that of the fit against the exact KL, over the central runs of the variant.
@@ -157,7 +184,6 @@ def draw_curves(names: Iterable[str] = COMPARED, *, preset: str = "equal_kl") ->
     figure, axes = style.subplots(height=4.2)
     means = by_variant(recorded(preset).finals, ["reward", "reverse_kl"])
     means = means.set_index(["metric", "variant"])
-    names = list(names)
     for name in ("none", "exact_loss", *names):
         look = _look(name)
         x, y = (means.loc[(metric, [name]), :] for metric in ("reverse_kl", "reward"))
@@ -172,8 +198,10 @@ def draw_curves(names: Iterable[str] = COMPARED, *, preset: str = "equal_kl") ->
         axes.plot(np.exp(log_kl), mean, color=look["color"], linestyle=look["linestyle"])
         if name == "exact_loss":
             axes.fill_between(np.exp(log_kl), low, high, color=look["color"], alpha=0.12, lw=0)
-    _log_kl(axes)
-    axes.set_ylabel("reward at the end")
+    axes.set(xscale="log", ylabel="reward at the end")
+    axes.set_xlabel("exact reverse KL at the end (nats per token), log scale")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    style.plain_numbers(axes.xaxis)
     axes.legend(ncols=2)
     return figure
 
@@ -184,63 +212,60 @@ def draw_costs(table: pd.DataFrame) -> Figure:
     Args:
         table: of :func:`costs`.
     """
-    settings = list(dict.fromkeys(table["setting"]))
+    settings = table.groupby("setting", sort=False)
     figure, axes = style.subplots(height=1.4 + 0.7 * len(settings))
-    seen = set()
-    for place, setting in enumerate(settings):
-        rows = table[table["setting"] == setting]
-        margin = rows["margin"].iloc[0]
-        axes.fill_betweenx(
-            [place - 0.42, place + 0.42], -margin, margin, color=style.QUIET, alpha=0.12, lw=0
-        )
-        for shift, (_, row) in zip(
-            np.linspace(-0.27, 0.27, len(rows)), rows.iterrows(), strict=True
-        ):
+    for place, (_, rows) in enumerate(settings):
+        reach, margin = [place - 0.42, place + 0.42], rows["margin"].iloc[0]
+        axes.fill_betweenx(reach, -margin, margin, color=style.QUIET, alpha=0.12, lw=0)
+        shifts = np.linspace(-0.27, 0.27, len(rows))
+        for shift, (_, row) in zip(shifts, rows.iterrows(), strict=True):
             look = _look(row["variant"]) | {"linestyle": "none"}
-            look |= {"label": "_"} if row["variant"] in seen else {}
-            seen.add(row["variant"])
-            ends = [[row["mean"] - row["low"]], [row["high"] - row["mean"]]]
-            axes.errorbar(row["mean"], place + shift, xerr=ends, **look)
+            axes.errorbar(row["mean"], place + shift, xerr=style.bars(row), **look)
     axes.axvline(0.0, color=style.QUIET, linewidth=1.0)
-    axes.set_yticks(range(len(settings)), settings)
+    axes.set_yticks(range(len(settings)), list(settings.groups))
     axes.invert_yaxis()
     axes.set_xlabel("reward, less that of the exact KL, at equal KL")
-    axes.legend(ncols=2, loc="lower center", bbox_to_anchor=(0.45, 1.0))
+    handles, labels = axes.get_legend_handles_labels()
+    once = dict(zip(labels, handles, strict=True))
+    axes.legend(once.values(), once, ncols=2, loc="lower center", bbox_to_anchor=(0.45, 1.0))
     return figure
 
 
-def draw_kls(finals: pd.DataFrame, names: Mapping[str, tuple[str, ...]]) -> Figure:
-    """Reverse KL at the end over the coefficient, one panel a group; dotted: no KL term.
-
-    Args:
-        finals: one row per run, or per start.
-        names: title -> variants.
-    """
-    figure, panels = style.subplots(
-        len(names), 1, height=0.4 + 2.5 * len(names), sharex=True, sharey=True, squeeze=False
-    )
+def draw_kls(finals: pd.DataFrame) -> Figure:
+    """Reverse KL at the end over the coefficient, by :data:`PLACED`; dotted: no KL term."""
+    figure, panels = style.subplots(len(PLACED), 1, height=5.4, sharex=True, sharey=True)
     table = by_variant(finals, ["reverse_kl"]).set_index("variant")
-    for axes, (title, variants) in zip(panels[:, 0], names.items(), strict=True):
+    for axes, (title, variants) in zip(panels, PLACED.items(), strict=True):
         axes.axhline(table.loc["none", "mean"], color=style.QUIET, linestyle=":")
         for name in variants:
             rows = table.loc[name]
             axes.errorbar(rows["beta"], rows["mean"], yerr=style.bars(rows), **_look(name))
         axes.set(xscale="log", yscale="log", title=title, ylabel="reverse KL (nats)")
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        style.plain_numbers(axes.yaxis)
         axes.legend(ncols=2)
-    panels[-1, 0].set_xlabel(r"coefficient $\beta$, log scale")
-    panels[-1, 0].xaxis.set_major_formatter("{x:g}")
+    panels[-1].set_xlabel(r"coefficient $\beta$, log scale")
+    panels[-1].xaxis.set_major_formatter("{x:g}")
+    return figure
+
+
+def draw_noise(table: pd.DataFrame) -> Figure:
+    """Noise over the KL reached: lines by the theory, points as the trainer sampled it.
+
+    Args:
+        table: of :func:`analysis.experiments.gradient_noise.recorded`.
+    """
+    figure, axes = style.subplots(height=4.0)
+    for term, rows in table.groupby("term", sort=False):
+        look, distance = _look(term), rows["reverse_kl"]
+        axes.plot(distance, rows["theory"], **look | {"marker": ""})
+        bars = HALF_WIDTH * rows["standard_error"]
+        axes.errorbar(distance, rows["sampled"], yerr=bars, **look | {"linestyle": "", "label": ""})
+    axes.set(xscale="log", yscale="log", ylabel="noise of an update's gradient, log scale")
+    axes.set_xlabel("exact reverse KL of the policy (nats per token), log scale")
+    style.plain_numbers(axes.xaxis, axes.yaxis)
+    axes.legend()
     return figure
 
 
 def _look(variant: str) -> dict[str, Any]:
     return style.line(*TERMS[variant], label=NAMES[variant])
-
-
-def _log_kl(axes: Axes) -> None:
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("exact reverse KL at the end (nats per token), log scale")

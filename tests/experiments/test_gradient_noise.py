@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from analysis.chapters import ch19_noise
+from analysis.chapters import ch19_equal_kl
 from analysis.experiments import gradient_noise as noise
 
 RECORDED = noise.recorded()
@@ -43,11 +43,11 @@ def test_a_checkpoint_is_computed_again(one_thread):
 
 
 def test_the_figure_has_a_line_and_points_for_each_term():
-    (axes,) = ch19_noise.draw_noise(RECORDED).axes
+    (axes,) = ch19_equal_kl.draw_noise(RECORDED).axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [
         "exact KL",
-        "$k_2$ as a loss",
-        "$k_3$ as a loss",
-        "$k_1$ in the reward",
+        "k₂ as a loss",
+        "k₃ as a loss",
+        "k₁ in the reward",
     ]
     assert len(axes.containers) == len(noise.TERMS)
