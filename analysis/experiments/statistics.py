@@ -1,7 +1,7 @@
 """What seeds say: the mean of paired differences, its t interval, equivalence, multiplicity.
 
 One statistic and one interval for every comparison of recorded runs, chosen by measured coverage
-(:mod:`analysis.chapters.ch04_intervals`). Margins were set after the runs were known; they
+(:mod:`analysis.experiments.interval_coverage`). Margins were set after the runs were known; they
 bind what is recorded next.
 """
 

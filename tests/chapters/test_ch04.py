@@ -1,70 +1,104 @@
-"""Chapter 4: how often intervals cover, by simulation and against scipy."""
+"""What chapter 4 trains live: the tiny policy as ever, or SmolLM2 from wherever it can be had."""
 
 from __future__ import annotations
 
-import numpy as np
+from pathlib import Path
+
 import pytest
-from scipy import stats
 
-from analysis.chapters import ch04_intervals as coverage
-from analysis.experiments import ablation, recording, statistics
-from analysis.experiments.summaries import of_seeds
-
-
-@pytest.fixture(scope="module")
-def covered():
-    table = coverage.coverage_table((5, 10, 20), simulations=1000)
-    return table.pivot_table(index=["population", "n"], columns="interval", values="coverage")
-
-
-@pytest.mark.parametrize("population", ["recorded, smoothed", "recorded skewness", "normal"])
-def test_the_interval_of_the_book_covers_as_often_as_it_says(covered, population):
-    by_size = covered.loc[population, "t, mean"]
-    assert by_size[5] > 0.92
-    assert (by_size[[10, 20]] - statistics.LEVEL).abs().max() < 0.01
+from analysis.chapters.ch04_grpo import device_of, live_preset, training
+from analysis.errors import UserError
+from analysis.experiments import recording
+from analysis.experiments.language.model import FolderModel, HubModel, PackagedModel
+from analysis.experiments.preset import NO_KL, Preset
+from analysis.experiments.presets.kl_terms import quick
+from analysis.experiments.presets.language import smollm2
+from analysis.kl.term import KLTerm
+from analysis.report.parameters import Parameter
+from analysis.training.config import Variant
+from tests.packaged import needs_packaged_weights
 
 
-def test_percentile_bootstraps_of_few_seeds_do_not(covered):
-    normal = covered.loc["normal"]
-    assert (normal.loc[[5, 10], "percentile, mean"] < 0.92).all()
-    assert normal.loc[5, "percentile, interquartile mean"] < 0.92
-    assert (normal.loc[[5, 10], "BCa, mean"] < 0.92).all()
+def test_without_parameters_it_is_the_quick_preset() -> None:
+    assert live_preset("tiny") == quick()
+    assert len(live_preset("tiny", profile="full").seeds) == 10
+    assert len(live_preset("tiny", profile="full", num_seeds=12).seeds) == 12
 
 
-def test_where_a_run_in_ten_is_lost_no_interval_of_a_mean_covers(covered):
-    of_means = [name for name in covered if name.endswith(", mean")]
-    assert (covered.loc[("one run in ten is lost", 10), of_means] < 0.85).all()
+def test_every_parameter_reaches_the_tiny_preset() -> None:
+    chosen = {"num_seeds": 2, "updates": 7, "beta": 0.7, "learning_rate": 0.5}
+    assert live_preset("tiny", **chosen) == quick(**chosen)
 
 
-def test_one_start_says_nothing_about_others():
-    table = coverage.coverage_of_starts(simulations=4000).set_index(["starts", "seeds"])
-    assert table.loc[(1, 10), "runs"] < 0.75 and table.loc[(5, 4), "runs"] < 0.9
-    assert table.loc[[(5, 2), (5, 4), (10, 1)], "means"].between(0.94, 0.96).all()
+def test_smollm2_is_small_on_a_cpu_and_the_preset_in_full() -> None:
+    assert live_preset("smollm2-135m", profile="full") == smollm2()
+    small = live_preset("smollm2-135m")
+    assert (small.config.updates, len(small.seeds), small.variants) == (10, 1, smollm2().variants)
+    assert small.config.learning_rate == smollm2().config.learning_rate
+    chosen = live_preset(
+        "smollm2-135m", num_seeds=2, updates=3, beta=0.7, learning_rate=0.5, profile="full"
+    )
+    assert (len(chosen.seeds), chosen.config.updates, chosen.config.learning_rate) == (2, 3, 0.5)
+    assert {variant.beta for variant in chosen.variants[1:]} == {0.7}
+    assert chosen.config.group_size == smollm2().config.group_size
 
 
-def test_the_studentised_interval_turns_the_tails_round():
-    values = np.random.default_rng(4).lognormal(sigma=0.6, size=(3, 12))
-    low, high = coverage.bootstraps(values, np.random.default_rng(0))["studentised, mean"]
-    mean = values.mean(axis=1)
-    assert (high - mean > mean - low).all(), "skewed to the right, it reaches further there"
-    near, far = coverage.bootstraps(-values, np.random.default_rng(0))["studentised, mean"]
-    np.testing.assert_allclose((near, far), (-high, -low), rtol=1e-12)
+@pytest.mark.parametrize(
+    ("weights", "model"),
+    [
+        ("hub", HubModel()),
+        ("packaged", PackagedModel()),
+        ("/some/folder", FolderModel(path="/some/folder")),
+    ],
+)
+def test_weights_come_from_the_hub_a_package_or_a_folder(
+    weights: str, model: HubModel | PackagedModel | FolderModel
+) -> None:
+    assert live_preset("smollm2-135m", weights=weights).config.model == model
 
 
-def test_recorded_differences_are_standardised_and_many():
-    differences = coverage.recorded_differences()
-    assert len(differences) > 500 and differences.shape[1] == 10
-    np.testing.assert_allclose(differences.mean(axis=1), 0.0, atol=1e-12)
-    np.testing.assert_allclose(differences.std(axis=1, ddof=1), 1.0, rtol=1e-12)
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="tiny"):
+        live_preset("foo")
+    with pytest.raises(ValueError, match="profile"):
+        live_preset("tiny", profile="slow")
+    with pytest.raises(ValueError, match="'tiny' is trained from scratch"):
+        live_preset("tiny", weights="packaged")
+    with pytest.raises(UserError, match="policy is one of tiny, smollm2-135m, not 'foo'"):
+        Parameter("policy", "str", "tiny").check("foo", "04")
 
 
-def test_starts_of_their_own_add_what_the_simulation_adds():
-    one, own = (recording.load(recording.folder_of(name)).finals for name in ("full", "starts"))
-    ratios = []
-    for variant, other, metric in ablation.COMPARISONS:
-        variances = [
-            (of_seeds(table, variant, metric, 0.3) - of_seeds(table, other, metric, 0.3)).var()
-            for table in (one, own)
-        ]
-        ratios.append(variances[1] / variances[0])
-    assert stats.gmean(ratios) == pytest.approx(1 + coverage.STARTS_ADD, abs=0.05)
+def test_the_tiny_policy_trains_on_the_cpu() -> None:
+    assert device_of(live_preset("tiny")) == "cpu"
+
+
+def test_a_run_as_short_as_that_of_smollm2_is_drawn() -> None:
+    preset = live_preset("tiny", updates=10, num_seeds=1)
+    config = preset.config.model_copy(update={"log_every": 1, "cosine_every": 0})
+    curves = recording.run(preset.model_copy(update={"config": config})).curves
+    for figure in (training(curves, name, name) for name in ("accuracy", "reverse_kl")):
+        assert [len(line.get_xdata()) for line in figure.axes[0].get_lines()[:5]] == [10] * 5
+
+
+@needs_packaged_weights
+def test_smollm2_trains_on_packaged_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two variants and one update; the weights are unpacked into a cache of their own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    fields = live_preset("smollm2-135m", weights="packaged", updates=2).model_dump()
+    fields["variants"] = (NO_KL, Variant(kl=KLTerm(estimator="exact"), beta=0.1))
+    live = recording.run(Preset.model_validate(fields))
+    assert not live.failures and len(live.curves) == 4
+    start, after = (live.curves.query("update == @at") for at in (0, 1))
+    assert (start["reverse_kl"].abs() < 1e-5).all()
+    assert (after["reverse_kl"] > 1e-3).all()
+
+
+def test_a_point_of_a_curve_averages_whole_windows() -> None:
+    preset = quick(updates=48, num_seeds=1)
+    config = preset.config.model_copy(update={"log_every": 4})
+    short = recording.run(preset.model_copy(update={"config": config}))
+    figure = training(short.curves, "accuracy", "accuracy")
+    line = figure.axes[0].get_lines()[0]
+    assert list(line.get_xdata()) == [4 * window + 2 for window in range(12)]

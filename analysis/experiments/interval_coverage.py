@@ -1,4 +1,4 @@
-"""Chapter 4: how often an interval over seeds covers the true value, simulated from recordings."""
+"""How often an interval over seeds covers the true value, simulated from recordings."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from scipy import stats
 
 from analysis.experiments import statistics
 from analysis.experiments.recording import RESULTS, by_start, load
+from analysis.training.config import TrainConfig
 
 METRICS = ("accuracy", "own_accuracy", "reverse_kl", "entropy", "length")
 RESAMPLES = 500
@@ -20,10 +21,8 @@ SMOOTHING = 0.5
 TRIM = 0.25
 #: Share of runs that are lost in the hardest population, and how far they fall.
 LOST, FALL = 0.1, 8.0
-#: Variance that starts of their own add to that between seeds: in the comparisons of chapter 4 ten
-#: starts have 1.6 times the variance of one (geometric mean; recordings ``starts`` and ``full``;
-#: single comparisons lie between a sixth and twelve times).
-STARTS_ADD = 0.6
+#: Read for what a start adds: the policy's own accuracy, whoever sampled.
+OF_STARTS = "own_accuracy"
 
 #: Draws [len(rows), n] from populations that are told by their number.
 Draw = Callable[[np.random.Generator, np.ndarray, int], np.ndarray]
@@ -146,19 +145,48 @@ def coverage_table(
     return pd.DataFrame(rows, columns=["population", "n", "interval", "coverage"])
 
 
-def coverage_of_starts(*, simulations: int = 20000, seed: int = 0) -> pd.DataFrame:
-    """Coverage of the mean over so many ``starts`` and ``seeds`` of each, a row a design: of the t
-    interval over all ``runs`` as if they were independent, and over the ``means`` of the starts."""
-    rng = np.random.default_rng(seed)
+def start_shares() -> pd.DataFrame:
+    r"""What a start adds to the variance of a seed's difference, by recording.
+
+    .. math:: r = \frac{s_G^2 - s^2 / n}{s^2}
+
+    :math:`s_G^2` is the variance of the means of the starts, :math:`s^2` that of the :math:`n` seeds
+    of a start, both of a variant's difference in accuracy from the first variant; the mean over
+    the variants, which is negative by chance where a start adds nothing.
+
+    Returns:
+        One row per recording with several seeds of several starts: ``recording``, ``starts``,
+        ``seeds`` (of each start), ``share`` (:math:`r`) and ``covered``, of :func:`of_one_start`.
+    """
     rows = []
-    for starts, each in ((1, 10), (2, 10), (5, 2), (5, 4), (10, 1)):
-        shifts = np.sqrt(STARTS_ADD) * rng.standard_normal((simulations, starts, 1))
-        values = shifts + rng.standard_normal((simulations, starts, each))
-        values = values.reshape(simulations, starts * each)
-        per_start = statistics.of_starts(values, np.repeat(np.arange(starts), each))
-        row = {"starts": starts, "seeds": each}
-        for name, of in (("runs", values), ("means", per_start)):
-            low, high = t_mean(of)
-            row[name] = np.nan if np.isnan(low).all() else ((low <= 0) & (high >= 0)).mean()
-        rows.append(row)
-    return pd.DataFrame(rows)
+    for path in sorted(RESULTS.glob("*/final.csv")):
+        found = load(path.parent)
+        config = found.preset.config
+        starts = config.start.count if isinstance(config, TrainConfig) else 1
+        seeds = len(found.preset.seeds) // starts
+        if starts == 1 or seeds == 1:
+            continue
+        wide = found.finals.pivot(index="seed", columns=["variant", "beta"], values=OF_STARTS)
+        gaps = wide.iloc[:, 1:].sub(wide.iloc[:, 0], axis=0)
+        grouped = gaps.groupby(gaps.index % starts)
+        within, between = grouped.var().mean(), grouped.mean().var()
+        shares = ((between - within / seeds) / within)[within > 0]
+        if len(shares):
+            row = {"recording": path.parent.name, "starts": starts, "seeds": seeds}
+            share = shares.mean()
+            rows.append(row | {"share": share, "covered": of_one_start(share)})
+    return pd.DataFrame(rows).sort_values("share", ignore_index=True)
+
+
+def of_one_start(share: float, seeds: int = 10) -> float:
+    r"""How often the t interval over the seeds of one start holds the mean over starts.
+
+    .. math:: 2 F_{S-1}\left(\frac{t_{S-1,\,(1+c)/2}}{\sqrt{1 + S r}}\right) - 1
+
+    Args:
+        share: :math:`r` of :func:`start_shares`; below zero counts as zero.
+        seeds: :math:`S`.
+    """
+    spread = np.sqrt(1 + seeds * max(share, 0.0))
+    reach = statistics.t_quantile(seeds - 1) / spread
+    return float(2 * stats.t.cdf(reach, seeds - 1) - 1)
