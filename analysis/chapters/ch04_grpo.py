@@ -9,8 +9,9 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from analysis.chapters.claims import recorded
-from analysis.chapters.comparisons import pairs, rows
+from analysis.chapters import predictions
+from analysis.chapters.claims import recorded_runs
+from analysis.chapters.comparisons import pairs
 from analysis.chapters.training_figures import (
     KL_PANELS,
     bands,
@@ -26,7 +27,6 @@ from analysis.experiments.policy_names import POLICIES, TINY
 from analysis.experiments.preset import NO_KL, Preset, kl_variants
 from analysis.experiments.presets.kl_terms import quick
 from analysis.experiments.presets.language import model_of, smollm2
-from analysis.experiments.summaries import paired
 
 # --- What it trains live
 
@@ -79,38 +79,36 @@ def device_of(preset: Preset) -> str:
 
 # --- What it compares
 
-COMPARISONS = 33
+#: The recorded designs, at full and at half the step size.
+RECORDED, HALF_STEP = "equal_kl", "half_step"
 BETA = 0.3
+#: What the prose compares at that coefficient beyond the predictions of the designs.
+QUOTED = (
+    *pairs("k1_loss/none k2_reward/none k2_reward/k1_reward k3_loss/k2_loss", "reverse_kl"),
+    *pairs("exact_loss/none k1_loss/none k3_loss/k2_loss", "accuracy"),
+)
 
 
-def compare() -> dict[str, pd.DataFrame]:
-    """Every comparison of the page, over the last tenth of the updates, seed by seed;
-    ``elsewhere`` was trained on another make of processor."""
-    there = recording.load(recording.RECORDED_ELSEWHERE).finals
-    return {
-        "here": paired(recorded("full").finals, ablation.COMPARISONS, beta=BETA),
-        "half": paired(
-            recorded("half_step").finals, pairs("exact_loss/none", "accuracy"), beta=BETA
-        ),
-        "elsewhere": paired(there, ablation.COMPARISONS, beta=BETA),
-    }
-
-
-#: Verdicts that the prose states.
-SAYS = {
-    "equivalent": [
-        *rows("here", "k2_loss/exact_loss k1_reward/k2_loss k1_loss/none", "reverse_kl"),
-        *rows("half", "exact_loss/none", "accuracy"),
-    ],
-    "suggestive": [
-        *rows("here", "k2_reward/k1_reward k3_loss/k2_loss", "reverse_kl"),
-        *rows("elsewhere", "k3_loss/k2_loss", "accuracy"),
-    ],
-    "unresolved": [
-        *rows("here", "k1_loss/none k3_loss/k2_loss", "accuracy"),
-        *rows("elsewhere", "k1_loss/none", "reverse_kl"),
-    ],
+#: Recordings whose starts the prose speaks of, and what it calls them.
+STARTS_QUOTED = {
+    "equal_kl_large_cuda": "terms",
+    "staleness_cpu": "stale",
+    "distillation_sparse_cpu": "teacher",
 }
+
+
+def at_beta() -> pd.DataFrame:
+    """Rows of :func:`analysis.chapters.predictions.judged` of what no design predicts."""
+    return pd.DataFrame([predictions.unpredicted(RECORDED, *pair, BETA) for pair in QUOTED])
+
+
+def same_runs() -> pd.Series:
+    """Share of the runs of ``equal_kl_wide`` whose accuracy in a window is the same number on the
+    CPU and on the GPU, by the window's first update."""
+    there = recording.load(recording.RESULTS / "equal_kl_wide_cuda").curves
+    both = recording.compared(recorded_runs("equal_kl_wide").curves, there)
+    accuracy = both[both["metric"] == "accuracy"]
+    return (accuracy["difference"] == 0.0).groupby(accuracy["update"]).mean()
 
 
 # --- What it draws

@@ -23,11 +23,11 @@ class Comparison(NamedTuple):
 
 #: Line of the guide -> what it rests on.
 EVIDENCE: dict[str, Comparison] = {
-    "kl_or_none": Comparison("full", "k2_loss", "none", "accuracy", 0.3),
+    "kl_or_none": Comparison("equal_kl", "k2_loss", "none", "accuracy", 0.3),
     "kl_or_none_half": Comparison("half_step", "k2_loss", "none", "accuracy", 0.3),
     "k1_loss": Comparison("equal_kl", "k1_loss", "none", "accuracy", 0.3),
-    "k1_reward": Comparison("full", "k1_reward", "exact_loss", "accuracy", 0.3),
-    "k3_reward": Comparison("full", "k3_reward", "none", "accuracy", 0.3),
+    "k1_reward": Comparison("equal_kl", "k1_reward", "exact_loss", "accuracy", 0.3),
+    "k3_reward": Comparison("equal_kl", "k3_reward", "none", "accuracy", 0.3),
     "k2_sequence": Comparison("kl_axes", "k2_loss_sequence", "k1_reward_sequence", "accuracy"),
     "merged": Comparison("three_ways", "merged_old", "exact_loss", "accuracy", 0.3),
     "merged_wide": Comparison("three_ways", "merged_old_wide", "merged_old", "accuracy", 0.3),
@@ -88,6 +88,7 @@ SAYS = {
     "equivalent": {"kl_or_none_half", "opd_easy", "top_p"},
     "suggestive": {
         "k1_loss",
+        "k1_reward",
         "weight_k2",
         "weight_k3",
         "overlong",
@@ -95,7 +96,7 @@ SAYS = {
         "hot",
         "hot_corrected",
     },
-    "unresolved": {"merged", "k1_reward", "k2_sequence", "noisy_floor", "clip_higher"},
+    "unresolved": {"merged", "k2_sequence", "noisy_floor", "clip_higher"},
 }
 
 

@@ -27,6 +27,7 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "k1_reward = exact_loss: reward at equal KL": "open",
         "k3_loss = exact_loss: reward at equal KL": "open",
     },
+    "half_step": {},
     "equal_kl_wide": {
         "k1_reward = exact_loss: reward at equal KL": "open",
         "k2_loss = exact_loss: reward at equal KL": "open",

@@ -25,6 +25,7 @@ def reproduce(
     updates: int | None = None,
     beside: Path | None = None,
     curves: Path | None = None,
+    note: bool = False,
 ) -> None:
     """Train runs of recorded populations again and compare every digit.
 
@@ -39,6 +40,8 @@ def reproduce(
         beside: another checkout of this project, which trains the same runs on this machine; its
             digits are compared with, for a processor on which no code gives the recorded ones.
         curves: a CSV file to write the curves trained now to; of one recording.
+        note: write into the manifest of each recording that agrees how many of its runs did; of
+            whole runs, against the recording.
     """
     torch.set_num_threads(1)
     explanations = []
@@ -46,6 +49,8 @@ def reproduce(
         folders = find(recordings)
         if curves is not None and len(folders) != 1:
             raise UserError("--curves is of one recording: name it")
+        if note and (updates is not None or beside is not None):
+            raise UserError("--note is of whole runs against the recording: leave out the others")
         for folder in folders:
             if not recordings and manifest_of(folder)["device"].startswith("cuda"):
                 print(f"{folder.name}: skipped, recorded on a GPU", flush=True)
@@ -61,6 +66,8 @@ def reproduce(
                 continue
             if curves is not None:
                 found.curves.to_csv(curves, index=False)
+            if found.agrees and note:
+                found.note()
             if not found.agrees:
                 explanations.append(found.explanation)
             print(found.summary, flush=True)

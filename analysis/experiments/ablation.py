@@ -26,26 +26,6 @@ CHUNK = 24
 VARIANT_COLUMNS = ("variant", "kl_estimator", "kl_placement", "kl_weighting", "beta")
 RUN_COLUMNS = (*VARIANT_COLUMNS, "seed")
 
-#: What the predictions compare, as (variant, other variant, metric).
-COMPARISONS = (
-    ("k1_loss", "none", "reverse_kl"),
-    ("k2_loss", "exact_loss", "reverse_kl"),
-    ("k1_reward", "k2_loss", "reverse_kl"),
-    ("k3_loss", "k2_loss", "reverse_kl"),
-    ("k3_loss", "k2_loss", "forward_kl"),
-    ("k2_reward", "k1_reward", "reverse_kl"),
-    ("k3_reward", "k1_reward", "reverse_kl"),
-    ("k2_loss", "none", "reverse_kl"),
-    ("k1_loss", "none", "accuracy"),
-    ("k2_loss", "none", "accuracy"),
-    ("k3_loss", "none", "accuracy"),
-    ("k1_reward", "none", "accuracy"),
-    ("exact_loss", "none", "accuracy"),
-    ("k2_reward", "none", "accuracy"),
-    ("k3_reward", "none", "accuracy"),
-    ("k3_loss", "k2_loss", "accuracy"),
-)
-
 
 def train(
     config: PopulationConfig, runs: Sequence[Run], setting: Environment, *, progress: bool = False

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.errors import UserError
 from analysis.files import (
+    replace_file,
     replace_folder,
     restore_folder,
     sealed,
@@ -80,6 +81,14 @@ def write_folder(
         replace_folder(partial, directory)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def note_reproduced(directory: Path, provenance: Mapping[str, Any], runs: int) -> None:
+    """Add to a manifest that so many runs were trained again, to the same digits, and under what."""
+    manifest = read_manifest(directory)
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    found = {**provenance, "runs": runs, "finished_at": when}
+    replace_file(directory / MANIFEST, sealed(manifest | {"reproduced": found}))
 
 
 def as_text(table: pd.DataFrame) -> str:

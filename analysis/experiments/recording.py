@@ -36,9 +36,6 @@ from analysis.training.trainer import RunRecord
 
 #: Where recorded folders lie.
 RESULTS = Path(analysis.__path__[0]).parent / "results"
-#: The recorded runs of the preset ``full``, and once more on another make of processor.
-RECORDED = RESULTS / "grpo_tiny_cpu"
-RECORDED_ELSEWHERE = RESULTS / "grpo_tiny_cpu_elsewhere"
 
 
 class Recording(NamedTuple):

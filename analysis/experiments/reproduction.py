@@ -24,7 +24,7 @@ from analysis.checks import check_choice
 from analysis.experiments import recording
 from analysis.experiments.ablation import tidy, train
 from analysis.experiments.environment import environment_of
-from analysis.experiments.manifests import MANIFEST, manifest_of
+from analysis.experiments.manifests import MANIFEST, manifest_of, note_reproduced
 from analysis.experiments.preset import Preset
 from analysis.experiments.provenance import current_provenance
 from analysis.experiments.recording import as_written, read_table
@@ -69,6 +69,11 @@ class Reproduction(NamedTuple):
             f"{self.updates} updates ({self.seconds:.0f} s)"
         )
         return said if self.agrees else f"{said}; {first_mismatch(self.mismatches)}"
+
+    def note(self) -> None:
+        """Say in the manifest that these runs came out again."""
+        config = recording.load(self.directory).preset.config
+        note_reproduced(self.directory, current_provenance(config).model_dump(), len(self.runs))
 
     @property
     def explanation(self) -> str:

@@ -32,7 +32,7 @@ METRICS = (
     *("own_accuracy", "teacher_kl", "length", "gradient_norm", "clip_fraction", "ratio_ess"),
 )
 #: What is chosen where a page opens.
-FIRST = "grpo_tiny_cpu"
+FIRST = "half_step_cpu"
 
 
 def recordings(results: Path) -> list[Path]:

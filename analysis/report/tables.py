@@ -93,7 +93,8 @@ def differences(
 def predicted(judged: pd.DataFrame, **extra: str) -> pd.DataFrame:
     """Judged predictions (:func:`analysis.chapters.predictions.shown`) as readers meet them.
 
-    ``extra`` are further columns of the table -> their heading; they come first.
+    ``extra`` are further columns of the table -> their heading; they come first. What was not
+    predicted has no ``expected`` and no ``outcome``.
     """
     named = {
         "reverse_kl": "reverse KL, ratio",
@@ -115,6 +116,7 @@ def predicted(judged: pd.DataFrame, **extra: str) -> pd.DataFrame:
     }
     if judged["at"].nunique() == 1:
         del columns["at"]
+    columns = {name: said for name, said in columns.items() if name in judged or name == "found"}
     text = judged.assign(found=found, metric=judged["metric"].replace(METRICS | named))
     extras = {name: (heading, "") for name, heading in extra.items()}
     return as_text(text, extras | columns, index=len(extra) + 2 + ("at" in columns))

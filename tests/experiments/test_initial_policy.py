@@ -6,7 +6,7 @@ import pytest
 
 from analysis.experiments import initial_policy, recording
 from analysis.experiments.presets import make_preset
-from analysis.experiments.presets.kl_terms import full
+from analysis.experiments.presets.kl_terms import quick
 from analysis.training.config import StartConfig
 from tests.experiments.tiny import two_digits
 
@@ -21,13 +21,13 @@ def test_a_teacher_is_told_from_its_start():
 
 
 def test_one_row_for_each_start_that_differs():
-    preset = make_preset("starts", {"num_seeds": 3})
+    preset = make_preset("half_step", {"num_seeds": 3})
     config = preset.config.model_copy(update={"start": StartConfig(updates=5, count=3)})
     table = initial_policy.starts(preset.model_copy(update={"config": config}), num_prompts=20)
     assert table["seed"].tolist() == list(preset.seeds)
     assert table["who"].unique().tolist() == ["start"]
-    shared = initial_policy.starts(full(), num_prompts=5)
-    assert shared["seed"].tolist() == list(full().seeds[:1])
+    shared = initial_policy.starts(quick(), num_prompts=5)
+    assert shared["seed"].tolist() == list(quick().seeds[:1])
 
 
 @pytest.mark.parametrize("name", initial_policy._table()["preset"].unique())

@@ -20,7 +20,7 @@ from analysis.experiments.manifests import (
 from analysis.files import sealed, sha256_file
 
 FIELDS = {
-    "preset": "full",
+    "preset": "quick",
     "seeds": [0, 1],
     "device": "GPU",
     "versions": {"torch": "2"},

@@ -42,8 +42,8 @@ def test_what_fits_is_a_share_of_what_is_free(monkeypatch, runs, workers, fittin
 @pytest.mark.parametrize(
     ("name", "changes", "measured"),
     [
-        ("full", {"width": 32, "mlp_factor": 4}, 5.45e9 / 512),
-        ("full", {"width": 64, "mlp_factor": 4}, 9.29e9 / 512),
+        ("equal_kl", {"width": 32, "mlp_factor": 4}, 5.45e9 / 512),
+        ("equal_kl", {"width": 64, "mlp_factor": 4}, 9.29e9 / 512),
     ],
 )
 def test_a_run_of_the_tiny_policy_is_as_large_as_a_gpu_found_it(name, changes, measured):

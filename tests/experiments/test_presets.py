@@ -21,7 +21,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = [name for name, of in PRESETS.items() if isinstance(of().config, TrainConfig)]
 #: Presets whose runs are compared seed by seed.
 SHARED_SEEDS = (
-    {"full", "half_step"},
     {"process", "process_graded"},
     {"three_ways", "three_ways_half_step", "three_ways_on_policy"},
     {"smollm2_short", "smollm2_coefficients"},
@@ -94,15 +93,15 @@ def test_the_weights_of_the_language_model_are_named() -> None:
 @pytest.mark.parametrize(
     ("name", "overrides", "message"),
     [
-        ("ful", {}, "did you mean 'full'"),
+        ("equal_k", {}, "did you mean 'equal_kl'"),
         ("quick", {"bta": 0.1}, "did you mean 'beta'"),
         ("quick", {"beta": "much"}, "beta: Input should be a valid number"),
         ("quick", {"beta": float("nan")}, "beta: Input should be a finite number"),
-        ("full", {"num_seeds": 0}, "seeds: Tuple should have at least 1 item"),
-        ("full", {"num_seeds": 10_001}, "num_seeds must be at most 10,000, not 10,001"),
+        ("equal_kl", {"num_seeds": 0}, "seeds: Tuple should have at least 1 item"),
+        ("equal_kl", {"num_seeds": 10_001}, "num_seeds must be at most 10,000, not 10,001"),
         ("quick", {"num_seeds": 10**12}, "num_seeds must be at most 10,000"),
-        ("full", {"updates": 1.5}, "updates: Input should be a valid integer"),
-        ("full", {"updates": 0}, "updates: Input should be greater than or equal to 1"),
+        ("equal_kl", {"updates": 1.5}, "updates: Input should be a valid integer"),
+        ("equal_kl", {"updates": 0}, "updates: Input should be greater than or equal to 1"),
         ("stale_coefficients", {"betas": 0.1}, "betas: Input should be a valid tuple"),
         ("quick", {"beta": -0.1}, "beta: Input should be greater than or equal to 0"),
         (

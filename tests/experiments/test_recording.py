@@ -152,24 +152,7 @@ def test_a_recording_is_of_its_preset_with_every_run_healthy(folder):
 
 
 def test_a_recording_lies_where_its_name_or_its_preset_says():
-    assert recording.folder_of("full") == recording.RECORDED
-    assert recording.folder_of("half_step").name == "grpo_tiny_cpu_half_step"
+    assert recording.folder_of("equal_kl_large").name == "equal_kl_large_cuda"
     assert recording.folder_of("kdrl").name == "kdrl_cpu"
     assert recording.folder_of("three_ways_half_step").name == "three_ways_half_step_cpu"
     assert recording.folder_of("never").name == "never_cpu"
-
-
-def test_the_same_population_on_another_processor_says_the_same():
-    first = recording.load(recording.RECORDED)
-    elsewhere = recording.load(recording.RECORDED_ELSEWHERE)
-    assert elsewhere.preset == first.preset and not elsewhere.failures
-    assert elsewhere.manifest["device"] != first.manifest["device"]
-    assert (elsewhere.finals["reverse_kl"] != first.finals["reverse_kl"]).mean() > 0.9, "other runs"
-    here, there = (
-        summaries.judged(summaries.paired(run.finals, ablation.COMPARISONS, beta=0.3), 1)
-        for run in (first, elsewhere)
-    )
-    both = here.merge(there, on=["variant", "other", "metric"], suffixes=("", "_elsewhere"))
-    opposed = both["differs"] & both["differs_elsewhere"]
-    opposed &= both["mean"] * both["mean_elsewhere"] < 0
-    assert len(both) == 16 and not opposed.any()

@@ -15,8 +15,9 @@ import analysis
 from analysis.cli.main import main
 from analysis.experiments import ablation, recording, reproduction
 from analysis.experiments.language.model import Unavailable
+from analysis.experiments.manifests import read_manifest
 from analysis.experiments.preset import Preset
-from analysis.experiments.presets.kl_terms import full
+from analysis.experiments.presets.designed import equal_kl
 from analysis.experiments.presets.language import smollm2_short
 from analysis.experiments.recording import Recording
 from analysis.experiments.reproduction import ROUNDING, chosen, meaning, mismatches
@@ -95,6 +96,22 @@ def test_a_recording_agrees_to_every_digit(
     assert main(["reproduce", str(recorded), "--runs", "12"]) == 0
     assert "12 of 12 runs agree" in capsys.readouterr().out
     assert (recorded / "manifest.json").read_bytes() == before
+
+
+def test_that_runs_came_out_again_is_noted_in_the_manifest(recorded: Path, capsys) -> None:
+    assert main(["reproduce", str(recorded), "--runs", "3", "--note"]) == 0
+    noted = read_manifest(recorded)["reproduced"]
+    assert noted["runs"] == 3 and noted["source"] == read_manifest(recorded)["source"]
+    assert main(["reproduce", str(recorded), "--updates", "2", "--note"]) == 1
+    assert "--note is of whole runs" in capsys.readouterr().err
+
+
+def test_what_does_not_come_out_again_is_not_noted(recorded: Path, capsys) -> None:
+    found = recording.load(recorded)
+    changed = found.curves.assign(reward=found.curves["reward"] + 1.0)
+    recording.save(found._replace(curves=changed), recorded)
+    assert main(["reproduce", str(recorded), "--note"]) == 1
+    assert "reproduced" not in read_manifest(recorded)
 
 
 def test_every_number_of_the_chosen_runs_is_compared(recorded: Path) -> None:
@@ -232,7 +249,7 @@ def test_on_another_processor_another_checkout_gives_the_digits(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("preset", ["full", "process", "kdrl", "partial_rollouts", "mismatch"])
+@pytest.mark.parametrize("preset", ["half_step", "process", "kdrl", "partial_rollouts", "mismatch"])
 def test_a_slice_of_a_recording_comes_out_again(preset: str) -> None:
     """The policy at update 0 agrees to rounding on any processor; where it was recorded, all."""
     found = reproduction.reproduce(recording.folder_of(preset), runs=1, updates=1)
@@ -298,7 +315,9 @@ def test_only_what_is_not_installed_is_skipped_unless_it_is_named(
     assert tuple(capsys.readouterr()) == (out, err)
 
 
-@pytest.mark.parametrize("preset", [SMALL, full(), smollm2_short()], ids=lambda preset: preset.name)
+@pytest.mark.parametrize(
+    "preset", [SMALL, equal_kl(), smollm2_short()], ids=lambda preset: preset.name
+)
 def test_runs_meet_every_variant_once_and_spread_the_seeds(preset: Preset) -> None:
     runs = chosen(preset)
     assert [m.variant for m in runs] == list(preset.variants)
@@ -310,8 +329,9 @@ def test_runs_meet_every_variant_once_and_spread_the_seeds(preset: Preset) -> No
 
 
 def test_a_few_runs_are_of_variants_far_apart() -> None:
-    places = [full().variants.index(run.variant) for run in chosen(full(), 4)]
+    places = [equal_kl().variants.index(run.variant) for run in chosen(equal_kl(), 4)]
     gaps = [
-        b - a for a, b in zip(places, [*places[1:], places[0] + len(full().variants)], strict=True)
+        b - a
+        for a, b in zip(places, [*places[1:], places[0] + len(equal_kl().variants)], strict=True)
     ]
-    assert max(gaps) <= len(full().variants) / 2
+    assert max(gaps) <= len(equal_kl().variants) / 2

@@ -32,7 +32,7 @@ def test_a_recording_is_served_digit_by_digit() -> None:
 
 
 def test_every_recording_of_curves_is_listed_with_what_it_is_about() -> None:
-    about = index(RESULTS, {"full": "04_grpo_ablation#fig-ablation-accuracy"})
+    about = index(RESULTS, {"half_step": "04_grpo_ablation#fig-ablation-accuracy"})
     listed = [entry["name"] for entry in about["recordings"]]
     assert listed[0] == FIRST
     assert sorted(listed) == sorted(path.parent.name for path in RESULTS.glob("*/curves.csv"))

@@ -33,6 +33,7 @@ PREDICTIONS = (
     "At this step size, holding the policy near the reference ends at the higher accuracy.",
 )
 
+
 @preset
 def quick(
     *,
