@@ -150,9 +150,9 @@ def start_shares() -> pd.DataFrame:
 
     .. math:: r = \frac{s_G^2 - s^2 / n}{s^2}
 
-    :math:`s_G^2` is the variance of the means of the starts, :math:`s^2` that of the :math:`n` seeds
-    of a start, both of a variant's difference in accuracy from the first variant; the mean over
-    the variants, which is negative by chance where a start adds nothing.
+    :math:`s_G^2` is the variance of the means of the starts, :math:`s^2` that of the :math:`n`
+    seeds of a start, both of a variant's difference in accuracy from the first variant; the mean
+    over the variants, which is negative by chance where a start adds nothing.
 
     Returns:
         One row per recording with several seeds of several starts: ``recording``, ``starts``,

@@ -84,7 +84,7 @@ def write_folder(
 
 
 def note_reproduced(directory: Path, provenance: Mapping[str, Any], runs: int) -> None:
-    """Add to a manifest that so many runs were trained again, to the same digits, and under what."""
+    """Add to a manifest that so many runs came out again, digit by digit, and where."""
     manifest = read_manifest(directory)
     when = datetime.now(UTC).isoformat(timespec="seconds")
     found = {**provenance, "runs": runs, "finished_at": when}

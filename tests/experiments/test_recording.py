@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.experiments import ablation, recording, reproduction, summaries
+from analysis.experiments import ablation, recording, reproduction
 from analysis.experiments.manifests import manifest_of
 from analysis.experiments.preset import NO_KL, Preset, kl_variants
 from analysis.experiments.presets import FIRST_SEED, PRESETS, make_preset
