@@ -23,7 +23,7 @@ TINY = [name for name, of in PRESETS.items() if isinstance(of().config, TrainCon
 SHARED_SEEDS = (
     {"process", "process_graded"},
     {"three_ways", "three_ways_half_step", "three_ways_on_policy"},
-    {"smollm2_short", "smollm2_coefficients"},
+    {"smollm2_short", "smollm2_coefficients", "smollm2_prefix_short"},
     {"quick", "smollm2", "llama_smoke"},
     {"smollm2_equal_kl", "smollm2_prefix"},
 )

@@ -28,7 +28,6 @@ TRAINED = {preset for method in METHODS.values() for preset in method.presets}
 NO_METHODS = {
     "quick",
     "half_step",
-    "starts",
     "figure2",
     "smollm2",
     "smollm2_short",
@@ -44,6 +43,7 @@ NO_METHODS = {
     "aggregation_length_112",
     "smollm2_equal_kl",
     "smollm2_prefix",
+    "smollm2_prefix_short",
 }
 ENTRY = {
     "name": "GSPO",

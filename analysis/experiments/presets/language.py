@@ -18,6 +18,7 @@ from analysis.experiments.language.model import (
     RandomModel,
 )
 from analysis.experiments.preset import NO_KL, Preset, fresh_seeds, kl_variants, preset
+from analysis.experiments.presets.designed import prefix_ratio
 from analysis.kl.term import KLTerm
 from analysis.training.pretrained.config import PROJECTIONS, ForwardConfig, LlamaConfig, LoraConfig
 from analysis.training.tiny.tasks import VOCAB_SIZE, SortTask
@@ -114,6 +115,22 @@ def smollm2_coefficients(*, num_seeds: int = 5, updates: int = 48) -> Preset:
             "accurate.",
             "At equal exact reverse KL, k3 as a loss is less accurate than the exact KL.",
             "At equal exact reverse KL, k1 in the reward is less accurate than the exact KL.",
+        ),
+    )
+
+
+@preset
+def smollm2_prefix_short(*, num_seeds: int = 5, updates: int = 48) -> Preset:
+    """The attached prefix ratio beside ``smollm2_short``, on its seeds, prompts and noise."""
+    return Preset(
+        config=_short_config(updates),
+        variants=(prefix_ratio(0.3),),
+        seeds=fresh_seeds(2000, num_seeds),
+        predictions=(
+            "It ends at the exact reverse KL of k1 in the reward of smollm2_short, within a ratio "
+            "of 1.25: both have the gradient of the KL of whole completions.",
+            "It ends nearer to the reference than no KL term.",
+            "It is not seen to differ from k1 in the reward in accuracy.",
         ),
     )
 
