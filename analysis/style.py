@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import cycle
+from typing import TYPE_CHECKING, Any, get_args
 
 import matplotlib
 import numpy as np
@@ -20,10 +21,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 from PIL import Image
 
+from analysis.kl.names import Estimator
+
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-_ESTIMATORS: dict[str, tuple[str, str, str]] = {
+_LOOKS: dict[str, tuple[str, str, str]] = {
     "none": ("#9A9088", "x", "no KL term"),
     "k1": ("#A13405", "o", "$k_1$"),
     "k2": ("#226BCB", "s", "$k_2$"),
@@ -34,9 +37,20 @@ _ESTIMATORS: dict[str, tuple[str, str, str]] = {
     "exact": ("#111111", "*", "exact"),
     "reverse": ("#230B62", "D", "reverse KL"),
     "forward": ("#AA9112", "X", "forward KL"),
+    "cross_entropy": ("#4B1E00", "h", "cross-entropy"),
 }
+
+
+def with_spare_looks(names: Sequence[str]) -> dict[str, tuple[str, str, str]]:
+    """The looks of estimators: one without a look of its own gets the next spare one."""
+    unknown = [name for name in names if name not in _LOOKS]
+    spare = zip(unknown, cycle(("#8700FF", "#F02DFF")), cycle((">", "p", "d")), strict=False)
+    return _LOOKS | {name: (colour, marker, name) for name, colour, marker in spare}
+
+
 COLOURS, MARKERS, LABELS = (
-    {name: look[part] for name, look in _ESTIMATORS.items()} for part in range(3)
+    {name: look[part] for name, look in with_spare_looks(get_args(Estimator)).items()}
+    for part in range(3)
 )
 
 LINESTYLES: dict[str, str] = {"loss": "-", "reward": "--"}

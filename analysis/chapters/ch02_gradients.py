@@ -37,7 +37,7 @@ from analysis.chapters.policies import (
     random_tables,
 )
 from analysis.kl.credit import credit_moments
-from analysis.kl.divergences import reverse_kl
+from analysis.kl.divergences import half_squared_distance, reverse_kl
 from analysis.kl.enumeration import (
     cosine,
     exact_kl_gradient,
@@ -45,7 +45,6 @@ from analysis.kl.enumeration import (
     gradient_moments,
     relative_error,
 )
-from analysis.kl.potentials import half_squared_distance
 from analysis.kl.scores import expected_score
 from analysis.kl.sequences import (
     Sequences,

@@ -7,23 +7,30 @@ the one with another shape, type or range than its docstring gives, or with an u
 
 from __future__ import annotations
 
+from typing import Any, get_args
+
+from analysis.kl.names import Value
 from analysis.lazy import lookup
 
-#: The public names and their modules; loaded when asked for, so that a run loads what it needs.
+#: The public names beside the estimators' and their modules; loaded when asked for, so that a run
+#: loads what it needs.
 _HOMES = {
     "KLTerm": "term",
     "chi_square": "divergences",
     "entropy": "divergences",
     "forward_kl": "divergences",
-    "k1": "estimators",
-    "k2": "estimators",
-    "k3": "estimators",
-    "k3_clip": "estimators",
-    "k4": "estimators",
     "kl_loss": "surrogates",
     "kl_penalty": "surrogates",
     "moments": "gaussians",
     "reverse_kl": "divergences",
 }
-__all__ = list(_HOMES)
-__getattr__ = lookup(__name__, _HOMES)
+__all__ = sorted([*_HOMES, *get_args(Value)])
+_of_homes = lookup(__name__, _HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in get_args(Value):  # which are names of estimators
+        return _of_homes(name)
+    from analysis.kl.estimators import ESTIMATORS
+
+    return ESTIMATORS[name]

@@ -8,11 +8,22 @@ the logits gives NaN: it must stay visible.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from analysis.checks import at_least_float32, check_float, checked, pair_of_floats
+from analysis.checks import (
+    at_least_float32,
+    check_float,
+    check_positive,
+    checked,
+    pair_of_floats,
+)
 from analysis.shapes import Logits, Values
+
+#: Where :func:`capped_forward_kl` and :func:`analysis.kl.estimators.k3_clip` cap the ratio.
+MAX_RATIO = 10.0
 
 
 @checked
@@ -92,6 +103,50 @@ def entropy(logits: Logits) -> Values:
     logp = torch.log_softmax(at_least_float32(logits), dim=-1)
     allowed = logp != -torch.inf
     return -_sum_where(allowed, logp, torch.where(allowed, logp, 0.0))
+
+
+@checked
+def half_squared_distance(logits: Logits, ref_logits: Logits) -> Values:
+    r"""Half the squared Euclidean distance of two policies: what MiniMax-01's surrogate descends.
+
+    .. math:: \tfrac12 \sum_a \big(\pi_\theta(a) - \pi_{\mathrm{ref}}(a)\big)^2
+
+    Equation: ``half_squared_distance``
+
+    Args:
+        logits, ref_logits: [..., V].
+
+    Returns:
+        [...], dimensionless.
+    """
+    logits, ref_logits = pair_of_floats("logits", logits, "ref_logits", ref_logits)
+    return 0.5 * (logits.softmax(-1) - ref_logits.softmax(-1)).square().sum(-1)
+
+
+@checked
+def capped_forward_kl(logits: Logits, ref_logits: Logits, max_ratio: float = MAX_RATIO) -> Values:
+    r"""The forward KL of which no token can cost more than a cap: what clipped k3 descends.
+
+    .. math:: \sum_a \pi_{\mathrm{ref}}(a) \log \frac{\pi_{\mathrm{ref}}(a)}
+        {\max\big(\pi_\theta(a),\, \pi_{\mathrm{ref}}(a) / r_{\max}\big)}
+
+    A token below :math:`\pi_{\mathrm{ref}} / r_{\max}` is past caring: losing the rest of it is
+    free, and giving its probability to another token is a gain.
+
+    Equation: ``capped_forward_kl``
+
+    Args:
+        logits, ref_logits: [..., V].
+        max_ratio: the cap :math:`r_{\max}` of :func:`analysis.kl.estimators.k3_clip`.
+
+    Returns:
+        [...], nats.
+    """
+    check_positive("max_ratio", max_ratio)
+    logits, ref_logits = pair_of_floats("logits", logits, "ref_logits", ref_logits)
+    ref_logp = torch.log_softmax(ref_logits, dim=-1)
+    log_ratio = ref_logp - torch.log_softmax(logits, dim=-1)
+    return (ref_logp.exp() * log_ratio.clamp(max=math.log(max_ratio))).sum(-1)
 
 
 @checked

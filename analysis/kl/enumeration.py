@@ -92,7 +92,7 @@ def sample_coefficient(
 
     Args:
         logp, ref_logp, old_logp: [...], log-probs of each token under policy, reference, sampler.
-        estimator: a name of :data:`analysis.kl.surrogates.LOSS_ESTIMATORS`.
+        estimator: a name of :data:`analysis.kl.estimators.TOKEN_ESTIMATORS`.
         placement: ``loss`` or ``reward``.
         weighting: ``none``, ``attached`` or ``detached``.
 

@@ -9,16 +9,28 @@ with :math:`a \sim \pi_\theta`. These are values, differentiable in both argumen
 more: whether one is a sensible *loss* or *penalty* is the subject of
 :mod:`analysis.kl.surrogates`. Nothing is clamped unless the name says so, so ``k3`` overflows to
 ``inf`` where :math:`r` does.
+
+:data:`TOKEN_ESTIMATORS` says of each what the rest of the package needs to know.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from analysis.checks import check_positive, checked, pair_of_floats
+from analysis.checks import check_choice, check_positive, checked, pair_of_floats
+from analysis.kl.divergences import (
+    MAX_RATIO,
+    capped_forward_kl,
+    forward_kl,
+    half_squared_distance,
+    reverse_kl,
+)
+from analysis.kl.names import Estimator, Value
 from analysis.shapes import LogProbs, Values
 
 
@@ -44,6 +56,11 @@ def k1(logp: LogProbs, ref_logp: LogProbs) -> Values:
     return _ref_log_ratio(logp, ref_logp)
 
 
+def _slope_of_k1(logp: Tensor, ref_logp: Tensor) -> Tensor:
+    ref_log_ratio = logp - ref_logp
+    return torch.where(ref_log_ratio.isnan(), torch.nan, torch.ones_like(ref_log_ratio))
+
+
 @checked
 def k2(logp: LogProbs, ref_logp: LogProbs) -> Values:
     r"""Half the squared log-ratio.
@@ -59,6 +76,10 @@ def k2(logp: LogProbs, ref_logp: LogProbs) -> Values:
     Args, Returns: as :func:`k1`; never negative.
     """
     return 0.5 * _ref_log_ratio(logp, ref_logp).square()
+
+
+def _slope_of_k2(logp: Tensor, ref_logp: Tensor) -> Tensor:
+    return logp - ref_logp
 
 
 @checked
@@ -82,8 +103,12 @@ def k3(logp: LogProbs, ref_logp: LogProbs) -> Values:
     return torch.expm1(-ref_log_ratio) + ref_log_ratio
 
 
+def _slope_of_k3(logp: Tensor, ref_logp: Tensor) -> Tensor:
+    return -torch.expm1(-(logp - ref_logp))
+
+
 @checked
-def k3_clip(logp: LogProbs, ref_logp: LogProbs, max_ratio: float = 10.0) -> Values:
+def k3_clip(logp: LogProbs, ref_logp: LogProbs, max_ratio: float = MAX_RATIO) -> Values:
     r"""k3 with its ratio capped from above.
 
     .. math:: k_{3,\mathrm{clip}} = \min(r, r_{\max}) - 1 - \log r
@@ -113,6 +138,12 @@ def k3_clip(logp: LogProbs, ref_logp: LogProbs, max_ratio: float = 10.0) -> Valu
     return torch.expm1(bounded).clamp(max=max_ratio - 1.0) + ref_log_ratio
 
 
+def _slope_of_k3_clip(logp: Tensor, ref_logp: Tensor) -> Tensor:
+    """At the cap itself, that of the capped side."""
+    one_minus_ratio = _slope_of_k3(logp, ref_logp)
+    return torch.where(one_minus_ratio <= 1.0 - MAX_RATIO, 1.0, one_minus_ratio)
+
+
 @checked
 def k4(logp: LogProbs, ref_logp: LogProbs) -> Values:
     r"""k3 where k1 is negative, else the smaller of k1 and k3; which is k3 everywhere.
@@ -135,3 +166,61 @@ def k4(logp: LogProbs, ref_logp: LogProbs) -> Values:
 def _ref_log_ratio(logp: Tensor, ref_logp: Tensor) -> Tensor:
     logp, ref_logp = pair_of_floats("logp", logp, "ref_logp", ref_logp)
     return logp - ref_logp
+
+
+def _slope_of_minimax01(logp: Tensor, ref_logp: Tensor) -> Tensor:
+    return torch.exp(logp) - torch.exp(ref_logp)
+
+
+def _zero(logits: Tensor, ref_logits: Tensor) -> Tensor:
+    return (logits * 0.0 + ref_logits * 0.0).sum(-1)
+
+
+class TokenEstimator(NamedTuple):
+    """What the package knows of an estimator that reads the sampled token alone."""
+
+    #: Of ``logp`` and ``ref_logp``; None where it has a gradient but no value.
+    value: Callable[[Tensor, Tensor], Tensor] | None
+    #: Of the same: what multiplies the gradient of ``logp`` when the estimator is a loss.
+    slope: Callable[[Tensor, Tensor], Tensor]
+    #: Of ``logits`` and ``ref_logits``: what it descends on-policy as a loss; None where that has
+    #: no closed form.
+    potential: Callable[[Tensor, Tensor], Tensor] | None
+
+
+#: The one table of the estimators of sampled tokens, by their names in :mod:`analysis.kl.names`.
+TOKEN_ESTIMATORS: dict[str, TokenEstimator] = {
+    "k1": TokenEstimator(k1, _slope_of_k1, _zero),
+    "k2": TokenEstimator(k2, _slope_of_k2, reverse_kl),
+    "k3": TokenEstimator(k3, _slope_of_k3, forward_kl),
+    "k3_clip": TokenEstimator(k3_clip, _slope_of_k3_clip, capped_forward_kl),
+    "k4": TokenEstimator(k4, _slope_of_k3, forward_kl),
+    "minimax01": TokenEstimator(None, _slope_of_minimax01, half_squared_distance),
+}
+#: The estimators that sum over the vocabulary at each visited state, of ``logits`` and
+#: ``ref_logits``.
+VOCABULARY_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "exact": reverse_kl,
+    "forward": forward_kl,
+}
+
+#: The values of the estimators that have one.
+ESTIMATORS = {name: of.value for name, of in TOKEN_ESTIMATORS.items() if of.value is not None}
+#: What they descend on-policy as a loss, where that has a closed form.
+POTENTIALS = {
+    name: of.potential for name, of in TOKEN_ESTIMATORS.items() if of.potential is not None
+}
+
+
+def _check_names(named: tuple[str, ...], known: Iterable[str]) -> None:
+    """Refuse a name of :mod:`analysis.kl.names` without an estimator, and the other way round."""
+    for name in named:
+        check_choice("each estimator in analysis/kl/names.py", name, known)
+    for name in known:
+        check_choice("each estimator in analysis/kl/estimators.py", name, named)
+
+
+_check_names(get_args(Value), ESTIMATORS)
+_check_names(
+    get_args(Estimator), ("none", *TOKEN_ESTIMATORS, *VOCABULARY_ESTIMATORS, "cross_entropy")
+)

@@ -26,13 +26,11 @@ from analysis.checks import (
     checked,
     pair_of_floats,
 )
+from analysis.kl.divergences import MAX_RATIO
 from analysis.shapes import Kept, Logits, Values
 
 #: Enough halvings for float64, and more Newton steps than doubling from the left end can take.
 _BISECTIONS, _NEWTON_STEPS = 100, 1100
-
-#: The cap of :func:`analysis.kl.estimators.k3_clip`.
-_MAX_RATIO = 10.0
 
 
 @checked
@@ -168,7 +166,7 @@ def penalty_equilibrium(
     inverse = _INVERSE_ESTIMATORS[estimator]
     floor = torch.where(support, rewards, torch.inf).amin(-1, keepdim=True)
     above = (torch.where(ref_logp > -torch.inf, rewards, floor) - floor) / beta
-    parked = 1.0 - _MAX_RATIO if estimator == "k3_clip" else -torch.inf
+    parked = 1.0 - MAX_RATIO if estimator == "k3_clip" else -torch.inf
 
     def log_ratio(level: Tensor) -> Tensor:  # level: (floor - lambda) / beta
         inside = inverse(torch.where(support, above, 0.0) + level)
@@ -187,7 +185,7 @@ def penalty_equilibrium(
         heavy = mass(middle) > 1
         low, high = torch.where(heavy, low, middle), torch.where(heavy, middle, high)
     found = log_ratio(0.5 * (low + high))
-    capped = support | (ref_logp == -torch.inf) | (found <= -math.log(_MAX_RATIO))
+    capped = support | (ref_logp == -torch.inf) | (found <= -math.log(MAX_RATIO))
     exists &= capped.all(-1, keepdim=True)
     return torch.where(exists, torch.log_softmax(ref_logp + found, dim=-1), torch.nan)
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-Estimator = Literal[
-    "none", "k1", "k2", "k3", "k3_clip", "k4", "minimax01", "exact", "forward", "cross_entropy"
-]
+#: The estimators with a value, and every choice: :mod:`analysis.kl.estimators` has their table.
 Value = Literal["k1", "k2", "k3", "k3_clip", "k4"]
+Estimator = Literal["none", Value, "minimax01", "exact", "forward", "cross_entropy"]
 Placement = Literal["loss", "reward"]
 Level = Literal["token", "sequence"]
 Weighting = Literal["none", "attached", "detached"]

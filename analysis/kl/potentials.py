@@ -8,15 +8,9 @@ form.
 
 from __future__ import annotations
 
-import math
-
-import torch
-from torch import Tensor
-
-from analysis.checks import check_choice, check_positive, checked, pair_of_floats
-from analysis.kl.divergences import forward_kl, reverse_kl
+from analysis.checks import check_choice, checked
+from analysis.kl.estimators import ESTIMATORS, POTENTIALS
 from analysis.kl.names import PLACEMENTS, WEIGHTINGS
-from analysis.kl.surrogates import ESTIMATORS, LOSS_ESTIMATORS
 from analysis.kl.variance import estimator_means
 from analysis.shapes import Logits, Values
 
@@ -48,7 +42,7 @@ def kl_potential(
 
     Args:
         logits, ref_logits: [..., V], policy and reference; both allow the same tokens.
-        estimator: a name of :data:`analysis.kl.surrogates.LOSS_ESTIMATORS`.
+        estimator: a name of :data:`analysis.kl.estimators.POTENTIALS`.
         placement: ``loss`` or ``reward``.
         weighting: ``none``, ``attached`` or ``detached``; matters for a loss only.
 
@@ -61,69 +55,11 @@ def kl_potential(
     """
     check_choice("placement", placement, PLACEMENTS)
     check_choice("weighting", weighting, WEIGHTINGS)
-    check_choice("estimator", estimator, LOSS_ESTIMATORS)
-    as_loss = _DESCENDED[estimator](logits, ref_logits)
+    check_choice("estimator", estimator, POTENTIALS)
+    as_loss = POTENTIALS[estimator](logits, ref_logits)
     if placement == "loss" and weighting != "attached":
         return as_loss
     if estimator not in ESTIMATORS:
         raise ValueError(f"{estimator} has a gradient but no value: use it as an unattached loss")
     mean = estimator_means(logits, ref_logits)[estimator]
     return mean if placement == "loss" else mean - as_loss
-
-
-@checked
-def half_squared_distance(logits: Logits, ref_logits: Logits) -> Values:
-    r"""Half the squared Euclidean distance of two policies: what MiniMax-01's surrogate descends.
-
-    .. math:: \tfrac12 \sum_a \big(\pi_\theta(a) - \pi_{\mathrm{ref}}(a)\big)^2
-
-    Equation: ``half_squared_distance``
-
-    Args:
-        logits, ref_logits: [..., V].
-
-    Returns:
-        [...], dimensionless.
-    """
-    logits, ref_logits = pair_of_floats("logits", logits, "ref_logits", ref_logits)
-    return 0.5 * (logits.softmax(-1) - ref_logits.softmax(-1)).square().sum(-1)
-
-
-@checked
-def capped_forward_kl(logits: Logits, ref_logits: Logits, max_ratio: float = 10.0) -> Values:
-    r"""The forward KL of which no token can cost more than a cap: what clipped k3 descends.
-
-    .. math:: \sum_a \pi_{\mathrm{ref}}(a) \log \frac{\pi_{\mathrm{ref}}(a)}
-        {\max\big(\pi_\theta(a),\, \pi_{\mathrm{ref}}(a) / r_{\max}\big)}
-
-    A token below :math:`\pi_{\mathrm{ref}} / r_{\max}` is past caring: losing the rest of it is
-    free, and giving its probability to another token is a gain.
-
-    Equation: ``capped_forward_kl``
-
-    Args:
-        logits, ref_logits: [..., V].
-        max_ratio: the cap :math:`r_{\max}` of :func:`analysis.kl.estimators.k3_clip`.
-
-    Returns:
-        [...], nats.
-    """
-    check_positive("max_ratio", max_ratio)
-    logits, ref_logits = pair_of_floats("logits", logits, "ref_logits", ref_logits)
-    ref_logp = torch.log_softmax(ref_logits, dim=-1)
-    log_ratio = ref_logp - torch.log_softmax(logits, dim=-1)
-    return (ref_logp.exp() * log_ratio.clamp(max=math.log(max_ratio))).sum(-1)
-
-
-def _nothing(logits: Tensor, ref_logits: Tensor) -> Tensor:
-    return (logits * 0.0 + ref_logits * 0.0).sum(-1)
-
-
-_DESCENDED = {
-    "k1": _nothing,
-    "k2": reverse_kl,
-    "k3": forward_kl,
-    "k4": forward_kl,
-    "k3_clip": capped_forward_kl,
-    "minimax01": half_squared_distance,
-}

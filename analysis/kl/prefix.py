@@ -17,10 +17,11 @@ from analysis.checks import as_mask, check_choice, check_same_shape, checked
 from analysis.kl.credit import state_average
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.enumeration import reverse_kl_gradient
+from analysis.kl.estimators import ESTIMATORS
 from analysis.kl.importance import importance_ratio
 from analysis.kl.returns import reward_to_go
 from analysis.kl.sequences import Sequences, sequence_probability, token_logp
-from analysis.kl.surrogates import ESTIMATORS, gradient_coefficient, kl_penalty
+from analysis.kl.surrogates import gradient_coefficient, kl_penalty
 from analysis.shapes import AnyFloats, Logits, LogProbs, Mask, Table, Values
 
 #: By what a sequence's gradient is weighed: each token's cost by the ratio up to it, or all of it
@@ -54,7 +55,7 @@ def prefix_coefficients(
         logp, ref_logp, old_logp: [..., T], log-probs of the sampled tokens under policy, reference
             and sampler.
         mask: [..., T], True = counted; a masked token has ratio 1 and no cost.
-        estimator: ``k1``, ``k2``, ``k3``, ``k3_clip`` or ``k4``.
+        estimator: a name of :data:`analysis.kl.estimators.ESTIMATORS`.
 
     Returns:
         [..., T], without gradient; exactly 0 where masked.

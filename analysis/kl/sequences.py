@@ -15,9 +15,9 @@ from torch import Tensor
 
 from analysis.checks import check_choice, check_same_shape, checked
 from analysis.kl.enumeration import exact_kl_gradient
+from analysis.kl.estimators import TOKEN_ESTIMATORS
 from analysis.kl.importance import importance_ratio
 from analysis.kl.names import CREDITS, DIRECTIONS, LEVELS, PLACEMENTS
-from analysis.kl.surrogates import LOSS_ESTIMATORS
 from analysis.kl.term import KLTerm
 from analysis.shapes import PerToken, Table
 
@@ -231,7 +231,7 @@ def expected_sequence_gradient(
     Raises:
         ValueError: on a choice that :class:`analysis.kl.term.KLTerm` refuses.
     """
-    check_choice("estimator", estimator, (*LOSS_ESTIMATORS, "cross_entropy"))
+    check_choice("estimator", estimator, (*TOKEN_ESTIMATORS, "cross_entropy"))
     check_choice("level", level, LEVELS)
     check_choice("placement", placement, PLACEMENTS)
     check_choice("credit", credit, CREDITS)

@@ -9,28 +9,14 @@ each combination optimises in expectation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from analysis.checks import as_mask, check_choice, check_same_shape, checked, pair_of_floats
-from analysis.kl import estimators
+from analysis.kl.estimators import ESTIMATORS, TOKEN_ESTIMATORS
 from analysis.kl.importance import importance_ratio
 from analysis.kl.names import RATIO_LEVELS, WEIGHTINGS
 from analysis.shapes import LogProbs, Mask, Values
-
-#: The estimators of :mod:`analysis.kl.estimators`, by name.
-ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "k1": estimators.k1,
-    "k2": estimators.k2,
-    "k3": estimators.k3,
-    "k3_clip": estimators.k3_clip,
-    "k4": estimators.k4,
-}
-
-#: What :func:`kl_loss` and :func:`gradient_coefficient` accept.
-LOSS_ESTIMATORS = (*ESTIMATORS, "minimax01")
 
 
 @checked
@@ -66,8 +52,8 @@ def kl_loss(
         ref_logp: [...], under the reference; treated as constant.
         old_logp: [...], under the policy that sampled; treated as constant. For a weighting only,
             which needs it; on-policy pass ``logp.detach()``.
-        estimator: ``k1``, ``k2``, ``k3``, ``k3_clip``, ``k4``, or ``minimax01`` (the surrogate
-            :func:`minimax01`).
+        estimator: a name of :data:`analysis.kl.estimators.TOKEN_ESTIMATORS`. One without a value
+            is the loss that has its gradient, as :func:`minimax01`.
         weighting: ``none``, ``attached`` (gradient flows through the ratio) or ``detached``.
         ratio: which ratio weighs a token, by :func:`analysis.kl.importance.importance_ratio`; all
             but ``token`` read the last axis as the tokens of a completion.
@@ -80,16 +66,16 @@ def kl_loss(
     Raises:
         ValueError: on a missing ``old_logp`` or an argument that would go unread.
     """
-    check_choice("estimator", estimator, LOSS_ESTIMATORS)
+    check_choice("estimator", estimator, TOKEN_ESTIMATORS)
     check_choice("weighting", weighting, WEIGHTINGS)
     check_choice("ratio", ratio, RATIO_LEVELS)
     _refuse_unread(old_logp, weighting, ratio)
     logp, ref_logp = _counted_pair(logp, ref_logp, mask)
     ref_logp = ref_logp.detach()
-    if estimator == "minimax01":
-        loss = minimax01(logp, ref_logp)
-    else:
+    if estimator in ESTIMATORS:
         loss = ESTIMATORS[estimator](logp, ref_logp)
+    else:
+        loss = gradient_coefficient(logp, ref_logp, estimator=estimator) * logp
     if weighting == "none" or old_logp is None:
         return loss
     counted = torch.ones_like(logp, dtype=torch.bool) if mask is None else mask
@@ -119,7 +105,7 @@ def kl_penalty(
     Args:
         logp: [...], log-probs of the sampled tokens under the policy that sampled them.
         ref_logp: [...], under the reference.
-        estimator: ``k1``, ``k2``, ``k3``, ``k3_clip`` or ``k4``.
+        estimator: a name of :data:`analysis.kl.estimators.ESTIMATORS`.
         mask: [...], True = counted; masked positions give exactly zero.
 
     Returns:
@@ -171,13 +157,11 @@ def minimax01(logp: LogProbs, ref_logp: LogProbs) -> Values:
     Args, Returns: as :func:`analysis.kl.estimators.k1`. The value has no meaning, only
     the gradient has.
     """
-    return gradient_coefficient(logp, ref_logp, estimator="minimax01") * logp
+    return kl_loss(logp, ref_logp, estimator="minimax01")
 
 
 @checked
-def gradient_coefficient(
-    logp: LogProbs, ref_logp: LogProbs, *, estimator: str, max_ratio: float = 10.0
-) -> Values:
+def gradient_coefficient(logp: LogProbs, ref_logp: LogProbs, *, estimator: str) -> Values:
     r"""The number that multiplies :math:`\nabla \log \pi_\theta` when the estimator is a loss.
 
     .. math:: c(l) = \frac{\partial k}{\partial l}: \quad
@@ -191,27 +175,15 @@ def gradient_coefficient(
     Args:
         logp: [...], log-probs of the sampled tokens under the policy.
         ref_logp: [...], under the reference.
-        estimator: ``k1``, ``k2``, ``k3``, ``k3_clip``, ``k4`` or ``minimax01``.
-        max_ratio: the cap of ``k3_clip``.
+        estimator: a name of :data:`analysis.kl.estimators.TOKEN_ESTIMATORS`.
 
     Returns:
         [...], dimensionless, without gradient. At the cap itself, ``k3_clip`` takes the capped
         side.
     """
-    check_choice("estimator", estimator, LOSS_ESTIMATORS)
+    check_choice("estimator", estimator, TOKEN_ESTIMATORS)
     logp, ref_logp = pair_of_floats("logp", logp, "ref_logp", ref_logp)
-    logp, ref_logp = logp.detach(), ref_logp.detach()
-    ref_log_ratio = logp - ref_logp
-    if estimator == "k1":
-        return torch.where(ref_log_ratio.isnan(), torch.nan, torch.ones_like(ref_log_ratio))
-    if estimator == "k2":
-        return ref_log_ratio
-    if estimator == "minimax01":
-        return torch.exp(logp) - torch.exp(ref_logp)
-    one_minus_ratio = -torch.expm1(-ref_log_ratio)
-    if estimator == "k3_clip":
-        return torch.where(one_minus_ratio <= 1.0 - max_ratio, 1.0, one_minus_ratio)
-    return one_minus_ratio
+    return TOKEN_ESTIMATORS[estimator].slope(logp.detach(), ref_logp.detach())
 
 
 def _refuse_unread(old_logp: Tensor | None, weighting: str, ratio: str) -> None:

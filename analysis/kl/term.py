@@ -13,15 +13,12 @@ from pydantic import model_validator
 from torch import Tensor
 
 from analysis.checks import as_mask, check_same_shape, checked, pair_of_floats
-from analysis.kl.divergences import forward_kl, reverse_kl
+from analysis.kl.estimators import ESTIMATORS, TOKEN_ESTIMATORS, VOCABULARY_ESTIMATORS
 from analysis.kl.names import Credit, Estimator, Level, Placement, Ratio, Value, Weighting
 from analysis.kl.returns import reward_to_go
-from analysis.kl.surrogates import ESTIMATORS, kl_loss, kl_penalty, straight_through
+from analysis.kl.surrogates import kl_loss, kl_penalty, straight_through
 from analysis.schema import Schema
 from analysis.shapes import Logits, LogProbs, Mask, Values
-
-#: Estimators that sum over the vocabulary at each visited state.
-FULL_VOCABULARY = ("exact", "forward")
 
 
 class KLTerm(Schema):
@@ -73,10 +70,10 @@ class KLTerm(Schema):
                 f"estimator={self.estimator!r} works in the loss only: in the reward use one of "
                 f"{list(ESTIMATORS)}"
             )
-        if self.estimator == "minimax01" and self.weighting == "attached":
+        if self.estimator not in ESTIMATORS and self.weighting == "attached":
             raise ValueError(
-                "weighting='attached' would differentiate the value of minimax01, which has a "
-                "gradient only: set weighting to 'none' or 'detached'"
+                f"weighting='attached' would differentiate the value of {self.estimator}, which "
+                "has a gradient only: set weighting to 'none' or 'detached'"
             )
         return self
 
@@ -94,7 +91,7 @@ class KLTerm(Schema):
         if self.estimator not in ESTIMATORS:
             found += [("level", f"for {self.estimator}, which belongs to a token")]
             found += [("value", f"for {self.estimator}, which is no estimator of sampled tokens")]
-        if self.estimator in (*FULL_VOCABULARY, "cross_entropy"):
+        if self.estimator not in TOKEN_ESTIMATORS:
             found += [("weighting", f"for {self.estimator}, which is not weighted by a ratio")]
         if self.weighting == "none":
             found += [("ratio", "without a weighting")]
@@ -119,7 +116,7 @@ class KLTerm(Schema):
 
     @property
     def reads_logits(self) -> bool:
-        return self.estimator in FULL_VOCABULARY
+        return self.estimator in VOCABULARY_ESTIMATORS
 
     @checked
     def loss(
@@ -159,7 +156,7 @@ class KLTerm(Schema):
         if self.reads_logits:
             if logits is None or ref_logits is None:
                 raise ValueError(f"estimator={self.estimator!r} needs logits and ref_logits")
-            full = {"exact": reverse_kl, "forward": forward_kl}[self.estimator](logits, ref_logits)
+            full = VOCABULARY_ESTIMATORS[self.estimator](logits, ref_logits)
             check_same_shape("logp", logp, "the KL of logits", full)
             return torch.where(counted, full, 0.0)
         if self.estimator == "cross_entropy":

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from analysis.checks import check_same_shape, checked
 from analysis.kl.divergences import log_softmaxes
-from analysis.kl.surrogates import ESTIMATORS
+from analysis.kl.estimators import ESTIMATORS
 from analysis.shapes import Logits, Values
 
 

@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import brentq
 
 from analysis.kl.ascent import expected_ascent, token_advantage
-from analysis.kl.divergences import forward_kl, reverse_kl
+from analysis.kl.divergences import forward_kl, half_squared_distance, reverse_kl
 from analysis.kl.estimators import k2, k3
 from analysis.kl.fixed_points import (
     euclidean_optimum,
@@ -19,7 +19,6 @@ from analysis.kl.fixed_points import (
     penalty_equilibrium,
     reverse_kl_optimum,
 )
-from analysis.kl.potentials import half_squared_distance
 
 from .conftest import random_logits
 

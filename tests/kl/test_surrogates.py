@@ -3,10 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.kl.estimators import k1, k2, k3
+from analysis.kl.estimators import ESTIMATORS, TOKEN_ESTIMATORS, k1, k2, k3
+from analysis.kl.potentials import kl_potential
 from analysis.kl.surrogates import (
-    ESTIMATORS,
-    LOSS_ESTIMATORS,
     gradient_coefficient,
     kl_loss,
     kl_penalty,
@@ -34,14 +33,21 @@ def test_loss_and_penalty_are_the_estimator_with_and_without_gradient(estimator,
         found = function(logp, REF_LOGP, estimator=estimator)
         assert torch.equal(found, ESTIMATORS[estimator](LOGP, REF_LOGP))
         assert found.requires_grad == slopes
+    assert ESTIMATORS[estimator](LOGP, LOGP).abs().max() == 0, "what masked positions hold"
 
 
-@pytest.mark.parametrize("estimator", LOSS_ESTIMATORS)
+@pytest.mark.parametrize("estimator", TOKEN_ESTIMATORS)
 def test_the_coefficient_is_the_derivative(estimator, logp):
     by_autograd = gradient(kl_loss(logp, REF_LOGP, estimator=estimator), logp)
     coefficient = gradient_coefficient(LOGP, REF_LOGP, estimator=estimator)
     assert torch.allclose(by_autograd, coefficient, rtol=0, atol=1e-13)
     assert not coefficient.requires_grad
+
+
+@pytest.mark.parametrize("function", [kl_loss, gradient_coefficient, kl_potential])
+def test_an_estimator_that_is_not_in_the_table_is_refused_with_the_names_that_are(function):
+    with pytest.raises(ValueError, match=r"estimator must be one of \['k1', .*, got 'k33'; did"):
+        function(LOGP, REF_LOGP, estimator="k33")
 
 
 def test_attached_weight_is_differentiated_and_detached_is_not(logp):

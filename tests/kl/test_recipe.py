@@ -1,0 +1,101 @@
+"""The recipe *An estimator* of CONTRIBUTING.md, followed in a copy of the package."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from analysis.freshness import ROOT
+from analysis.kl import estimators
+
+FUNCTION = '''
+@checked
+def k5(logp: LogProbs, ref_logp: LogProbs) -> Values:
+    """A square and a cube, to be taken away again."""
+    ref_log_ratio = _ref_log_ratio(logp, ref_logp)
+    return ref_log_ratio.square() / 2 - ref_log_ratio**3 / 6
+
+
+def _slope_of_k5(logp: Tensor, ref_logp: Tensor) -> Tensor:
+    return (logp - ref_logp) - (logp - ref_logp).square() / 2
+
+
+class TokenEstimator('''
+ROW = """
+    "k5": TokenEstimator(k5, _slope_of_k5, None),
+    "minimax01": """
+
+#: What the new estimator is used for, each in one statement or a few.
+USES = """
+import inspect, torch
+from analysis.kl import k5, kl_loss, kl_penalty
+from analysis import kl, style
+from analysis.kl.enumeration import expected_gradient
+from analysis.kl.potentials import kl_potential
+from analysis.kl.surrogates import gradient_coefficient
+from analysis.kl.term import KLTerm
+from analysis.training.config import Run, StartConfig, TrainConfig, Variant
+from analysis.training.tiny.policy import PolicyConfig
+from analysis.training.tiny.tasks import SortTask
+from analysis.training.trainer import PopulationTrainer
+from analysis.cli.main import main
+
+assert "k5" in kl.__all__ and inspect.getdoc(k5), "exported, and on the reference's page"
+logp, ref_logp = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True), torch.full((3,), -1.25)
+loss = kl_loss(logp, ref_logp, estimator="k5")
+(slope,) = torch.autograd.grad(loss.sum(), logp)
+torch.testing.assert_close(slope, gradient_coefficient(logp, ref_logp, estimator="k5"))
+assert torch.equal(kl_penalty(logp, ref_logp, estimator="k5"), loss.detach())
+assert expected_gradient(logp, ref_logp, estimator="k5").abs().max() > 0
+try:
+    kl_potential(logp, ref_logp, estimator="k5")
+except ValueError as error:
+    assert "estimator must be one of ['k1'" in str(error)
+else:
+    raise AssertionError("it has no closed form")
+look = style.line("k5")
+assert look["label"] == "k5" and look["color"] not in map(style.COLOURS.get, ("k1", "k2", "k3"))
+terms = [KLTerm(estimator="k5"), KLTerm(estimator="k5", placement="reward")]
+config = TrainConfig(
+    task=SortTask(num_digits=2), policy=PolicyConfig(width=4, num_layers=1, num_heads=1),
+    start=StartConfig(updates=2), updates=2, num_prompts=1, group_size=2,
+)
+runs = [Run(variant=Variant(kl=term, beta=1.0), seed=0) for term in terms]
+assert not PopulationTrainer(config, runs).run().failures
+dump = "analysis/diagnosis/examples/healthy.csv.gz"
+assert main(["diagnose", dump, "--estimator", "k5", "--json", "report.json"]) == 0
+"""
+
+
+def write(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+
+
+def test_two_files_make_an_estimator_that_everything_knows(tmp_path: Path) -> None:
+    package = tmp_path / "analysis"
+    shutil.copytree(ROOT / "analysis", package, ignore=shutil.ignore_patterns("__pycache__"))
+    write(package / "kl/estimators.py", "\nclass TokenEstimator(", FUNCTION)
+    write(package / "kl/estimators.py", '\n    "minimax01": ', ROW)
+    write(package / "kl/names.py", '"k4"]', '"k4", "k5"]')
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", USES], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["settings"]["kl"]["estimator"] == "k5"
+    assert "k5" in {row["estimator"] for row in report["estimates"]}
+
+
+@pytest.mark.parametrize(("named", "known"), [(["k1"], ["k1", "k2"]), (["k1", "k2"], ["k1"])])
+def test_a_name_and_the_table_may_not_disagree(named: list[str], known: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"analysis/kl/.* got 'k2'"):
+        estimators._check_names(tuple(named), known)
