@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import grad
 
 from analysis import style
-from analysis.chapters.ch09_process_rewards import Reasoning, open_length_chain
+from analysis.chapters.ch09_advantages import Reasoning, open_length_chain
 from analysis.chapters.claims import Finding, claim, difference, judge, recorded
 from analysis.experiments import designs, initial_policy, statistics
 from analysis.experiments.statistics import Interval

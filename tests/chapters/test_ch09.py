@@ -7,15 +7,15 @@ import statistics
 import pytest
 import torch
 
-from analysis.chapters import ch09_advantages, ch09_process_rewards
+from analysis.chapters import ch09_advantages as study
 from analysis.kl.credit import sample_gradients
 from analysis.kl.sequences import sequence_probability
 from analysis.objectives.advantages import group_normalise, process_supervision
 
 
 def test_group_moments_agree_with_sampling():
-    logits, rewards = (x[0] for x in ch09_advantages.random_bandits(1, 4, seed=3))
-    exact = ch09_advantages.group_moments(logits, rewards, 3, group_normalise)
+    logits, rewards = (x[0] for x in study.random_bandits(1, 4, seed=3))
+    exact = study.group_moments(logits, rewards, 3, group_normalise)
     generator = torch.Generator().manual_seed(0)
     policy = logits.softmax(-1)
     groups = torch.multinomial(policy, 600_000, replacement=True, generator=generator).view(-1, 3)
@@ -26,14 +26,14 @@ def test_group_moments_agree_with_sampling():
 
 
 def test_open_chains_end_and_score_at_their_last_step():
-    problem = ch09_process_rewards.open_length_chain(4, right=0.6, stop=0.3)
+    problem = study.open_length_chain(4, right=0.6, stop=0.3)
     probability = sequence_probability(problem.logits, problem.sequences)
     assert probability.sum().item() == pytest.approx(1.0, abs=1e-12)
-    table = ch09_process_rewards.state_values(problem)
-    scores = ch09_process_rewards.prm_scores(problem, table, problem.outcome)
+    table = study.state_values(problem)
+    scores = study.prm_scores(problem, table, problem.outcome)
     last = problem.sequences.mask.sum(-1, keepdim=True) - 1
     assert torch.equal(scores.gather(1, last).squeeze(1), problem.outcome)
-    curves = ch09_process_rewards.best_of_n_curves(problem, [1, 4], noise=0.0, seeds=1)
+    curves = study.best_of_n_curves(problem, [1, 4], noise=0.0, seeds=1)
     one = curves[curves.number == 1].accuracy
     assert one.std() < 1e-12 and one.iloc[0] == pytest.approx(
         (probability @ problem.outcome).item()
@@ -63,8 +63,8 @@ def test_seed_3_calls_undefined_what_its_own_eps_defines():
 
 
 def test_a_price_that_did_not_shorten_would_change_the_verdict(negate):
-    negate(ch09_advantages, "length")
-    assert ch09_advantages.length_price().verdict == "fails"
+    negate(study, "length")
+    assert study.length_price().verdict == "fails"
 
 
 def test_seed_4_divides_by_n_minus_one_in_the_text_and_by_n_in_the_proof():
@@ -95,9 +95,9 @@ def test_seed_1_steps_are_not_tokens():
 
 
 def test_variances_of_credits_by_sampling_paths():
-    problem = ch09_process_rewards.fixed_length_chain(6, 4, right=0.55, spread=0.5, seed=0)
-    table = ch09_process_rewards.credit_table(problem, seed=1).set_index("credit")
-    credits = ch09_process_rewards.credit_variants(problem, seed=1)
+    problem = study.fixed_length_chain(6, 4, right=0.55, spread=0.5, seed=0)
+    table = study.credit_table(problem, seed=1).set_index("credit")
+    credits = study.credit_variants(problem, seed=1)
     probability = sequence_probability(problem.logits, problem.sequences)
     generator = torch.Generator().manual_seed(0)
     drawn = torch.multinomial(probability, 40_000, replacement=True, generator=generator)
@@ -110,8 +110,8 @@ def test_variances_of_credits_by_sampling_paths():
 
 
 def test_a_verifier_that_slowed_training_would_change_the_verdict(negate):
-    negate(ch09_process_rewards, "accuracy")
-    assert ch09_process_rewards.prm_against_orm().verdict == "fails"
+    negate(study, "accuracy")
+    assert study.prm_against_orm().verdict == "fails"
 
 
 def test_best_of_n_scores():
@@ -123,13 +123,13 @@ def test_best_of_n_scores():
         -1, 3
     )
     chosen = drawn.gather(1, scores[drawn].argmax(1, keepdim=True)).squeeze(1)
-    exact = ch09_process_rewards.choice_accuracy(scores, probability, outcome, 3)
+    exact = study.choice_accuracy(scores, probability, outcome, 3)
     assert outcome[chosen].mean().item() == pytest.approx(exact, abs=0.005)
 
 
 def test_never_stopping_solves_the_binomial_tail():
-    problem = ch09_process_rewards.fixed_length_chain(8, 5, right=0.6)
-    whole = ch09_process_rewards.stopping_table(problem, [], noise=0.0, seed=0).iloc[0]
+    problem = study.fixed_length_chain(8, 5, right=0.6)
+    whole = study.stopping_table(problem, [], noise=0.0, seed=0).iloc[0]
     tail = torch.distributions.Binomial(8, torch.tensor(0.6, dtype=torch.float64))
     solved = tail.log_prob(torch.arange(5.0, 9.0, dtype=torch.float64)).exp().sum()
     assert whole.tokens == pytest.approx(8, abs=1e-12)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from analysis.chapters import ch16_objectives as study
-from analysis.chapters.ch09_process_rewards import open_length_chain
+from analysis.chapters.ch09_advantages import open_length_chain
 from analysis.chapters.claims import recorded
 from analysis.experiments import recording
 from analysis.experiments.presets import make_preset
