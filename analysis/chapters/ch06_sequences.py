@@ -33,6 +33,7 @@ from analysis.chapters.policies import (
     RAGGED,
     SPREAD,
     Policies,
+    by_token,
     flat_error,
     group_moments,
     log_ratios,
@@ -408,7 +409,7 @@ def gradient_weights(
     """[N, T] credit of each token: its importance weight, cut as its kind does, times the
     return."""
     logp, old_logp = (token_logp(x.detach(), sequences) for x in (logits, old_logits))
-    per_token = returns.unsqueeze(-1).expand_as(logp)
+    per_token = by_token(returns, sequences)
     if weight == "none":
         return per_token
     if weight not in CLIPPED:
@@ -867,7 +868,7 @@ def gspo_weight() -> Finding:
     def weights(at: Tensor) -> Tensor:
         return (log_ratios(at, old, RAGGED).sum(-1) / lengths).exp()
 
-    credit = (weights(logits) / lengths).unsqueeze(-1).expand(RAGGED.mask.shape)
+    credit = by_token(weights(logits) / lengths, RAGGED)
     by_hand = sample_gradients(logits, RAGGED, credit).flatten(1)
 
     def agreement(sampler: Tensor, direction: Tensor, seed: int) -> dict[str, Tensor]:
@@ -1023,7 +1024,7 @@ def _factor_errors(old: Tensor, direction: Tensor, seed: int, size: float) -> di
     def error(*pair: Tensor) -> float:
         return flat_error(gradient(*pair, "token"), gradient(*pair, "sequence"))
 
-    unweighted = credit_moments(old, RAGGED, _by_token(returns), sampler).mean
+    unweighted = credit_moments(old, RAGGED, by_token(returns, RAGGED), sampler).mean
     first, second, both = (
         log_ratios(*pair, RAGGED).sum(-1).exp()
         for pair in ((old, sampler), (moved, old), (moved, sampler))
@@ -1035,11 +1036,6 @@ def _factor_errors(old: Tensor, direction: Tensor, seed: int, size: float) -> di
         "dropped": flat_error(unweighted, gradient(old, sampler, "sequence")),
         "identity": largest(first * second / both - 1),
     }
-
-
-def _by_token(returns: Tensor, sequences: Sequences = RAGGED) -> Tensor:
-    """[N, T]: each token credited with its sequence's return."""
-    return returns.unsqueeze(-1).expand(sequences.mask.shape)
 
 
 @claim("S4-46")
@@ -1076,7 +1072,7 @@ def _improvement_errors(
     logits: Tensor, old: Tensor, sequences: Sequences, returns: Tensor
 ) -> dict[str, float]:
     """Errors of the gain that surrogate and lemma promise, and of the surrogate's gradient."""
-    whole = _by_token(returns, sequences)
+    whole = by_token(returns, sequences)
     fixed = (old, sequences, advantage_table(whole, old, sequences))
     change = sequence_probability(logits, sequences) - sequence_probability(old, sequences)
     gain = change @ returns
@@ -1102,7 +1098,7 @@ def two_approximations() -> Finding:
         returns = random_returns(sequences, seed=seed)
         both = (old, moved_logits(old, size, seed=seed))
         before, after = (state_visits(x, sequences) for x in both)
-        whole = _by_token(returns, sequences)
+        whole = by_token(returns, sequences)
         advantages = [advantage_table(whole, x, sequences) for x in both]
         state = (after - before).abs()
         found = {f"depth_{n}": state[depth == n].sum() for n in (1, 6)}

@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import NamedTuple
 
 import pandas as pd
 import torch
@@ -31,15 +30,23 @@ from analysis.chapters.policies import (
     RAGGED,
     SPREAD,
     all_groups,
+    by_token,
     flat_error,
     group_moments,
     measured,
     moved_logits,
     random_tables,
 )
+from analysis.chapters.reasoning import (
+    Reasoning,
+    fixed_length_chain,
+    open_length_chain,
+    prm_scores,
+    state_values,
+)
 from analysis.experiments.language import estimator_tail
 from analysis.experiments.presets.language import smollm2_short
-from analysis.kl.credit import credit_moments, state_average
+from analysis.kl.credit import credit_moments
 from analysis.kl.enumeration import cosine
 from analysis.kl.estimators import k3
 from analysis.kl.ratio_objectives import ratio_objective_gradient
@@ -156,12 +163,9 @@ def difficulty_curves(success: Tensor, group_sizes: Iterable[int], *, eps: float
 
 #: Groups of four whose rewards differ by noise, by a little, and by right and wrong.
 NOISE_GROUPS = {
-    name: torch.tensor(values, dtype=torch.float64)
-    for name, values in {
-        "rounding": [0.99999, 1.00001, 0.99999, 1.00001],
-        "a reward model's noise": [0.70, 0.71, 0.69, 0.70],
-        "right and wrong": [0.0, 1.0, 0.0, 1.0],
-    }.items()
+    "rounding": [0.99999, 1.00001, 0.99999, 1.00001],
+    "a reward model's noise": [0.70, 0.71, 0.69, 0.70],
+    "right and wrong": [0.0, 1.0, 0.0, 1.0],
 }
 
 
@@ -174,11 +178,9 @@ def amplification_table() -> pd.DataFrame:
         "clipped at 0.1": partial(group_normalise, eps=0.0, std_min=0.1),
         "nothing": group_centre,
     }
-    rows = [
-        {"group": name, **{how: divide(r).abs().max().item() for how, divide in divisions.items()}}
-        for name, r in NOISE_GROUPS.items()
-    ]
-    return pd.DataFrame(rows)
+    groups = torch.tensor(list(NOISE_GROUPS.values()), dtype=torch.float64)
+    largest_of = {how: divide(groups).abs().amax(-1) for how, divide in divisions.items()}
+    return pd.DataFrame({"group": list(NOISE_GROUPS)} | largest_of)
 
 
 def textbook_normalise(rewards: Tensor, *, eps: float) -> Tensor:
@@ -233,14 +235,11 @@ def weight_errors(
     tables = random_tables(sequences, vocab_size, count, spread=spread, seed=seed)
 
     def shares(*pair: Tensor) -> dict[str, float]:
-        weights = completion_weights(pair[0], sequences, completions)
+        weights = by_token(completion_weights(pair[0], sequences, completions), sequences)
         found = {}
         for name, direction in DIRECTIONS.items():
             gradient = expected_sequence_gradient(
-                *pair,
-                sequences,
-                estimator=name,
-                token_weights=weights.unsqueeze(-1).expand(sequences.mask.shape),
+                *pair, sequences, estimator=name, token_weights=weights
             )
             exact = visited_kl_gradient(*pair, sequences, direction=direction)
             found[name] = unexplained(gradient.flatten(), exact.flatten())
@@ -266,55 +265,9 @@ def recorded_spread() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["variant", "variation", "equal_kl", "kl"])
 
 
-class Reasoning(NamedTuple):
-    """A chain of right (1) and wrong (0) steps, solved when enough of them are right."""
-
-    sequences: Sequences
-    logits: Tensor  #: [states, vocab]
-    outcome: Tensor  #: [N], 1 for a path that ends solved
-
-
-def fixed_length_chain(
-    steps: int, needed: int, *, right: float, spread: float = 0.0, seed: int = 0
-) -> Reasoning:
-    """Paths of ``steps`` steps, each right with probability ``right``, blurred by ``spread``."""
-    sequences = enumerate_sequences(2, steps)
-    odds = torch.tensor([1 - right, right], dtype=torch.float64).log()
-    logits = moved_logits(odds.repeat(sequences.num_states, 1), spread, seed=seed)
-    outcome = (sequences.tokens.sum(-1) >= needed).to(torch.float64)
-    return Reasoning(sequences, logits, outcome)
-
-
-def open_length_chain(max_steps: int, *, right: float, stop: float) -> Reasoning:
-    """Paths that end on their own (token 2); solved if right steps outnumber the wrong ones."""
-    sequences = enumerate_sequences(3, max_steps, eos=2)
-    row = torch.tensor([(1 - stop) * (1 - right), (1 - stop) * right, stop], dtype=torch.float64)
-    steps = torch.where(sequences.mask, sequences.tokens, 2)
-    solved = (steps == 1).sum(-1) > (steps == 0).sum(-1)
-    return Reasoning(sequences, row.log().expand(sequences.num_states, 3), solved.double())
-
-
-def broadcast_outcome(problem: Reasoning) -> Tensor:
-    """[N, T]: each token credited with its path's outcome."""
-    return problem.outcome.unsqueeze(-1).expand(problem.sequences.mask.shape)
-
-
 def credit_gradient(problem: Reasoning, credit: Tensor) -> Tensor:
     """[states, vocab]: expected policy gradient of a credit [N, T]."""
     return credit_moments(problem.logits, problem.sequences, credit).mean
-
-
-def state_values(problem: Reasoning) -> Tensor:
-    """[states]: probability of a solved path from each prefix, the score a perfect PRM gives."""
-    return state_average(broadcast_outcome(problem), problem.logits, problem.sequences)
-
-
-def prm_scores(problem: Reasoning, table: Tensor, final: Tensor) -> Tensor:
-    """[N, T]: score after each step, from a table of prefixes and a score of each finished path."""
-    states, mask = problem.sequences.states, problem.sequences.mask
-    after = torch.cat([table[states[:, 1:]], final.unsqueeze(-1)], dim=-1)
-    is_last = mask & ~functional.pad(mask[:, 1:], (0, 1))
-    return torch.where(is_last, final.unsqueeze(-1), after)
 
 
 def credit_variants(problem: Reasoning, *, seed: int) -> dict[str, Tensor]:
@@ -322,7 +275,7 @@ def credit_variants(problem: Reasoning, *, seed: int) -> dict[str, Tensor]:
     values = state_values(problem)
     generator = torch.Generator().manual_seed(seed)
     random = torch.rand(values.shape, generator=generator, dtype=values.dtype)
-    whole = broadcast_outcome(problem)
+    whole = by_token(problem.outcome, problem.sequences)
     variants = {"outcome": whole, "outcome minus its mean": whole - values[0]}
     for name, table in (("perfect", values), ("random", random)):
         rewards = marginal_rewards(prm_scores(problem, table, problem.outcome), table[0].item())
@@ -445,10 +398,15 @@ def draw_difficulty(curves: pd.DataFrame) -> Figure:
 
 def draw_aggregation(curves: pd.DataFrame) -> Figure:
     """Share of a KL loss's gradient that is no KL's, by the completions averaged together."""
-    figure, axes = style.subplots(height=3.9)
-    for estimator, curve in curves.groupby("estimator"):
-        label = f"{style.LABELS[estimator]} against the {DIRECTIONS[estimator]} KL"
-        style.band(axes, curve, "completions", **style.line(estimator, label=label))
+    looks = {
+        estimator: style.line(estimator, label=f"{style.LABELS[estimator]} against the {kl} KL")
+        for estimator, kl in DIRECTIONS.items()
+    }
+    labels = {"xlabel": "completions in the token mean (log scale)", "legend": "lower left"}
+    labels |= {"ylabel": "share of the gradient\nthat is not the KL's (log scale)"}
+    shown = {"kind": "estimator", "looks": looks, "ylim": (2e-4, 2)} | style.LOG_LOG
+    figure = style.lines(curves, "completions", **shown, **labels, **style.P10_TO_P90)
+    (axes,) = figure.axes
     style.note(
         axes,
         "GRPO: each completion\nby itself, $1/|o|$",
@@ -457,13 +415,9 @@ def draw_aggregation(curves: pd.DataFrame) -> Figure:
         va="center",
         arrowprops={"arrowstyle": "-", "color": style.QUIET},
     )
-    axes.set(xscale="log", yscale="log", ylim=(2e-4, 2))
     sizes = sorted(curves.completions.unique())[::2]
     axes.set_xticks(sizes, [f"{size:g}" for size in sizes])
     axes.minorticks_off()
-    axes.set_xlabel("completions in the token mean (log scale)")
-    axes.set_ylabel("share of the gradient\nthat is not the KL's (log scale)")
-    axes.legend(loc="lower left")
     return figure
 
 
@@ -663,14 +617,14 @@ def length_price() -> Finding:
 @claim("S4-31")
 def noise_example() -> Finding:
     """The example of the seed under both degrees of freedom, with eps, and in float32."""
-    rewards, printed = NOISE_GROUPS["rounding"], 0.8660
+    rewards, printed = torch.tensor(NOISE_GROUPS["rounding"], dtype=torch.float32), 0.8660
     table = amplification_table().set_index("group").loc["rounding"]
     figures = {
         "ddof1": table["std"],
         "by_hand": 1e-5 / (4e-10 / 3) ** 0.5,
         "ddof0": table["std, ddof 0"],
         "with_eps": table["std + 1e-4"],
-        "float32": textbook_normalise(rewards.float(), eps=0.0)[1].item(),
+        "float32": textbook_normalise(rewards, eps=0.0)[1].item(),
     }
     agree = [abs(figures[k] - printed) < 5e-5 for k in ("ddof1", "ddof0", "with_eps")]
     return Finding(judge(all(agree), agree[0]), figures)
@@ -765,16 +719,9 @@ def _token_objective(
     logp: Tensor, old_logp: Tensor, ref_logp: Tensor, advantages: Tensor, mask: Tensor
 ) -> Tensor:
     """The token form by the package: loss and k3, aggregated as the printed sums are."""
-    loss = policy_loss(
-        logp,
-        old_logp=old_logp,
-        advantages=advantages,
-        mask=mask,
-        epsilon_low=EPSILON,
-        epsilon_high=EPSILON,
-    )
+    loss = policy_loss(logp, old_logp=old_logp, advantages=advantages, mask=mask).loss
     penalty = aggregate(kl_loss(logp, ref_logp, mask=mask), mask, "seq_mean_token_mean")
-    return -(loss.loss + BETA * penalty)
+    return -(loss + BETA * penalty)
 
 
 @claim("S0-1")
@@ -847,7 +794,7 @@ def sum_over_tokens() -> Finding:
         logits = random_tables(sequences, 3, 1, spread=SPREAD, seed=161).logits[0]
         returns = random_returns(sequences, seed=162)
         exact = ratio_objective_gradient(logits, logits, sequences, returns)
-        whole = returns[:, None].expand(sequences.mask.shape)
+        whole = by_token(returns, sequences)
         for mode in ("seq_mean_token_sum", "seq_mean_token_mean"):
             weights = token_weights(sequences.mask, mode, dtype=returns.dtype) * len(returns)
             gradient = credit_moments(logits, sequences, weights * whole).mean
@@ -977,7 +924,7 @@ def partial_rollout() -> Finding:
     mask, states = problem.sequences.mask, problem.sequences.states
     sampled_at = torch.arange(mask.shape[-1]).expand(mask.shape) // cut
     first, second = (current_segment(mask, sampled_at, n) for n in (0, 1))
-    whole = broadcast_outcome(problem)
+    whole = by_token(problem.outcome, problem.sequences)
     exact = credit_gradient(problem, whole)
     early, late = exact.clone(), exact.clone()
     early[2**cut - 1 :] = 0.0

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.func import grad
 
 from analysis import style
-from analysis.chapters.ch09_advantages import Reasoning, open_length_chain
 from analysis.chapters.claims import Finding, claim, difference, judge, recorded
+from analysis.chapters.reasoning import Reasoning, open_length_chain
 from analysis.experiments import designs, initial_policy, statistics
 from analysis.experiments.statistics import Interval
 from analysis.kl.credit import credit_moments

@@ -62,6 +62,11 @@ def ragged_tables(count: int, *, seed: int) -> Policies:
     return random_tables(RAGGED, 3, count, spread=SPREAD, seed=seed)
 
 
+def by_token(values: Tensor, sequences: Sequences) -> Tensor:
+    """[N, T]: at each token the number of its sequence."""
+    return values.unsqueeze(-1).expand(sequences.mask.shape)
+
+
 def log_ratios(logits: Tensor, ref_logits: Tensor, sequences: Sequences) -> Tensor:
     """[N, T]: log-ratio of two tables at each token of each sequence; of a reference, k1."""
     return token_logp(logits, sequences) - token_logp(ref_logits, sequences)

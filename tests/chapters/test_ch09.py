@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from analysis.chapters import ch09_advantages as study
+from analysis.chapters import reasoning
 from analysis.kl.credit import sample_gradients
 from analysis.kl.sequences import sequence_probability
 from analysis.objectives.advantages import group_normalise, process_supervision
@@ -26,11 +27,11 @@ def test_group_moments_agree_with_sampling():
 
 
 def test_open_chains_end_and_score_at_their_last_step():
-    problem = study.open_length_chain(4, right=0.6, stop=0.3)
+    problem = reasoning.open_length_chain(4, right=0.6, stop=0.3)
     probability = sequence_probability(problem.logits, problem.sequences)
     assert probability.sum().item() == pytest.approx(1.0, abs=1e-12)
-    table = study.state_values(problem)
-    scores = study.prm_scores(problem, table, problem.outcome)
+    table = reasoning.state_values(problem)
+    scores = reasoning.prm_scores(problem, table, problem.outcome)
     last = problem.sequences.mask.sum(-1, keepdim=True) - 1
     assert torch.equal(scores.gather(1, last).squeeze(1), problem.outcome)
     curves = study.best_of_n_curves(problem, [1, 4], noise=0.0, seeds=1)
@@ -95,7 +96,7 @@ def test_seed_1_steps_are_not_tokens():
 
 
 def test_variances_of_credits_by_sampling_paths():
-    problem = study.fixed_length_chain(6, 4, right=0.55, spread=0.5, seed=0)
+    problem = reasoning.fixed_length_chain(6, 4, right=0.55, spread=0.5, seed=0)
     table = study.credit_table(problem, seed=1).set_index("credit")
     credits = study.credit_variants(problem, seed=1)
     probability = sequence_probability(problem.logits, problem.sequences)
@@ -128,7 +129,7 @@ def test_best_of_n_scores():
 
 
 def test_never_stopping_solves_the_binomial_tail():
-    problem = study.fixed_length_chain(8, 5, right=0.6)
+    problem = reasoning.fixed_length_chain(8, 5, right=0.6)
     whole = study.stopping_table(problem, [], noise=0.0, seed=0).iloc[0]
     tail = torch.distributions.Binomial(8, torch.tensor(0.6, dtype=torch.float64))
     solved = tail.log_prob(torch.arange(5.0, 9.0, dtype=torch.float64)).exp().sum()

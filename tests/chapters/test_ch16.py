@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from analysis.chapters import ch16_objectives as study
-from analysis.chapters.ch09_advantages import open_length_chain
 from analysis.chapters.claims import recorded
+from analysis.chapters.reasoning import open_length_chain
 from analysis.experiments import recording
 from analysis.experiments.presets import make_preset
 from analysis.kl.credit import state_average
