@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -118,23 +118,34 @@ def gae_curves(
     return pd.DataFrame(rows)
 
 
-def length_curves(
-    lengths: Iterable[int],
+class Chains(NamedTuple):
+    """Policies that see the last token only, [N, V + 1, V]; the last row starts a sequence."""
+
+    logits: Tensor
+    ref_logits: Tensor
+    old_logits: Tensor
+
+
+def random_chains(
     vocab_size: int,
     count: int,
     *,
     drift: float,
+    staleness: float = 0.0,
     stickiness: float = 0.0,
     seed: int,
-) -> pd.DataFrame:
-    """Error and cosine of the best token-weighted loss as sequences grow, by dynamic programming.
-
-    Policies that see the last token only, ``drift`` away from their references; ``stickiness``
-    (nats) favours repeating the last token.
-    """
-    base, direction = normal_draws((2, count, vocab_size + 1, vocab_size), seed=seed)
+) -> Chains:
+    """References of unit-variance logits, policies ``drift`` away, samplers ``staleness`` away;
+    ``stickiness`` (nats) favours repeating the last token."""
+    base, moved, behind = normal_draws((3, count, vocab_size + 1, vocab_size), seed=seed)
     ref_logits = base + stickiness * torch.eye(vocab_size + 1, dtype=base.dtype)[:, :-1]
-    pairs = list(zip(ref_logits + drift * direction, ref_logits, strict=True))
+    logits = ref_logits + drift * moved
+    return Chains(logits, ref_logits, logits + staleness * behind)
+
+
+def length_curves(chains: Chains, lengths: Iterable[int]) -> pd.DataFrame:
+    """Error and cosine of the best token-weighted loss by length, with dynamic programming."""
+    pairs = list(zip(*chains[:2], strict=True))
     rows = []
     for length in lengths:
         per_token, exact = (
@@ -142,8 +153,7 @@ def length_curves(
             for x in (True, False)
         )
         per_token, exact = per_token.flatten(1), exact.flatten(1)
-        row = {"stickiness": stickiness, "length": length}
-        row |= band(relative_error(per_token, exact))
+        row = {"length": length} | band(relative_error(per_token, exact))
         rows.append(row | {"cosine": cosine(per_token, exact).quantile(0.5).item()})
     return pd.DataFrame(rows)
 
@@ -295,68 +305,30 @@ def cap_medians(
 # --- The prefix ratio along chains of any length ---------------------------------------------
 
 
-def random_chains(
-    vocab_size: int, count: int, *, drift: float, staleness: float, seed: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Policies that see the last token only, [N, V + 1, V]; the last row starts a sequence.
-
-    References of unit-variance logits, policies ``drift`` away, samplers ``staleness`` away; given
-    as policies, references, samplers.
-    """
-    ref_logits, moved, behind = normal_draws((3, count, vocab_size + 1, vocab_size), seed=seed)
-    logits = ref_logits + drift * moved
-    return logits, ref_logits, logits + staleness * behind
-
-
-def chain_samples(
-    chains: tuple[Tensor, Tensor, Tensor], lengths: Sequence[int], *, baseline: bool = False
-) -> dict[str, Tensor]:
-    """[lengths, N] sequences at which noise equals the exact gradient, for each way to get it;
-    with ``baseline`` of one length."""
+def noise_curves(chains: Chains, lengths: Sequence[int], *, baseline: bool = False) -> pd.DataFrame:
+    """Sequences at which noise equals the exact gradient, for each way to get it, against their
+    length: medians over chains. With ``baseline``, of one length."""
     moments = markov_kl_moments(*chains, max(lengths), baseline=baseline)
     pairs = list(zip(*chains[:2], strict=True))
-    signal = torch.stack(
-        [
-            torch.stack([grad(markov_kl)(*pair, length).square().sum() for pair in pairs])
-            for length in lengths
-        ]
-    )
-    return {way: x[torch.tensor(lengths) - 1] / signal - 1 for way, x in moments.items()}
+    rows = []
+    for length in lengths:
+        signal = torch.stack([grad(markov_kl)(*pair, length).square().sum() for pair in pairs])
+        for way, of_lengths in moments.items():
+            samples = (of_lengths[length - 1] / signal - 1).median().item()
+            rows.append({"length": length, "way": way, "samples": samples})
+    return pd.DataFrame(rows)
 
 
-def noise_curves(
-    lengths: Sequence[int],
-    vocab_size: int,
-    count: int,
-    *,
-    drift: float,
-    staleness: Iterable[float],
-    seed: int,
-) -> pd.DataFrame:
-    """Noise of each way to the sequence KL's gradient against the length: medians over chains."""
-    curves = []
-    for behind in staleness:
-        chains = random_chains(vocab_size, count, drift=drift, staleness=behind, seed=seed)
-        for way, samples in chain_samples(chains, lengths).items():
-            columns = {"length": lengths, "samples": samples.median(-1).values}
-            curves.append(pd.DataFrame(columns).assign(staleness=behind, way=way))
-    return pd.concat(curves, ignore_index=True)
-
-
-def baseline_table(
-    length: int, vocab_size: int, count: int, *, drifts: Iterable[float], seed: int
-) -> pd.DataFrame:
+def baseline_table(length: int, drifts: Iterable[float], **chain: int) -> pd.DataFrame:
     """Noise on-policy without and with the mean KL to go at a position as baseline: medians over
     chains; ``kl`` is that of a whole sequence (nats)."""
-    rows = []
+    tables = []
     for drift in drifts:
-        chains = random_chains(vocab_size, count, drift=drift, staleness=0.0, seed=seed)
+        chains = random_chains(drift=drift, **chain)
         kl = torch.stack([markov_kl(*pair, length) for pair in zip(*chains[:2], strict=True)])
-        bare, centred = (chain_samples(chains, [length], baseline=x) for x in (False, True))
-        for way in bare:
-            rows.append((way, *(x.median().item() for x in (kl, bare[way], centred[way]))))
-    table = pd.DataFrame(rows, columns=["way", "kl", "bare", "baseline"])
-    return table.sort_values("kl", kind="stable")
+        bare, centred = (noise_curves(chains, [length], baseline=x) for x in (False, True))
+        tables.append(bare.assign(kl=kl.median().item(), baseline=centred.samples))
+    return pd.concat(tables).sort_values("kl", kind="stable")
 
 
 # --- Importance ratios: first orders, products and weights -----------------------------------
