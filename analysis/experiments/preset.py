@@ -237,12 +237,19 @@ def _from_seed(chosen: Preset, *, first_seed: Annotated[int, Field(ge=0)], **_: 
 def fresh_seeds(first: int, count: int) -> tuple[int, ...]:
     """Seeds from ``first`` on; each preset has its own range, which no search has seen.
 
+    Runs that are compared with another preset's take theirs from it: :func:`seeds_of`.
+
     Raises:
         ValueError: more than ``MOST_SEEDS``.
     """
     if count > MOST_SEEDS:
         raise ValueError(f"num_seeds must be at most {MOST_SEEDS:,}, not {count:,}")
     return tuple(range(first, first + count))
+
+
+def seeds_of(other: Callable[..., Preset], count: int) -> tuple[int, ...]:
+    """Seeds of another preset's runs, for runs that are compared with them seed by seed."""
+    return other(num_seeds=count).seeds
 
 
 NO_KL = Variant()

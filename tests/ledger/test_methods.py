@@ -24,27 +24,6 @@ PROJECT = Project(Path(__file__).parents[2])
 TABLE = load_methods(PROJECT)
 METHODS = {method.name: method for methods in TABLE.methods.values() for method in methods}
 TRAINED = {preset for method in METHODS.values() for preset in method.presets}
-#: Presets that measure no method of their own: budgets, starts and machines.
-NO_METHODS = {
-    "quick",
-    "half_step",
-    "figure2",
-    "smollm2",
-    "smollm2_short",
-    "smollm2_coefficients",
-    "llama_smoke",
-    "three_ways_on_policy",
-    "aggregation_length",
-    "equal_kl_ended",
-    "equal_kl_wide",
-    "stale_starts",
-    "equal_kl_large",
-    "long_completions_128",
-    "aggregation_length_112",
-    "smollm2_equal_kl",
-    "smollm2_prefix",
-    "smollm2_prefix_short",
-}
 ENTRY = {
     "name": "GSPO",
     "reference": "somebody",
@@ -70,6 +49,28 @@ def alike(value: object, pattern: object) -> bool:
     return value == pattern
 
 
+def switches(setting: Schema, name: str = "") -> set[tuple[str, object]]:
+    """What the parts of a variant are set to, by name; of numbers whether they are 0."""
+    found: set[tuple[str, object]] = set()
+    for field in type(setting).model_fields:
+        value = getattr(setting, field)
+        if isinstance(value, Schema):
+            found |= switches(value, f"{name}{field}.")
+        elif name:  # label and beta are the variant's own
+            number = isinstance(value, float | int) and not isinstance(value, bool)
+            found.add((f"{name}{field}", bool(value) if number else value))
+    return found
+
+
+def recorded(folders: str) -> set[str]:
+    manifests = PROJECT.results.glob(f"{folders}/manifest.json")
+    return {json.loads(path.read_text(encoding="utf-8"))["preset"] for path in manifests}
+
+
+def trained_switches(presets: set[str]) -> set[tuple[str, object]]:
+    return set().union(*(switches(v) for name in presets for v in PRESETS[name]().variants))
+
+
 def test_no_name_is_written_twice():
     assert len(METHODS) == sum(map(len, TABLE.methods.values()))
 
@@ -86,19 +87,22 @@ def test_what_switches_a_method_on_works_and_its_presets_train_it(method):
         assert any(switches_on(v, found) for v in PRESETS[preset]().variants), preset
 
 
-def test_every_method_of_the_ledger_and_every_preset_has_its_row():
+def test_every_method_of_the_ledger_has_its_row():
     claims = {claim for method in METHODS.values() for claim in method.claims}
     assert {claim.id for claim in load_ledger(PROJECT) if claim.kind == "method"} <= claims
-    unnamed = set(PRESETS) - NO_METHODS - TRAINED
-    assert not unnamed, "name them in a row of book/methods.yaml, or here in NO_METHODS"
+
+
+def test_what_a_recorded_preset_alone_switches_on_has_its_row():
+    """A preset without a row of its own tries no method that those with one do not."""
+    known = trained_switches(TRAINED)
+    for name in sorted(recorded("*") & set(PRESETS) - TRAINED):
+        new = trained_switches({name}) - known
+        assert not new, f"{name} alone sets {new}: name it in a row of book/methods.yaml"
+    assert trained_switches({"partial_rollouts"}) - trained_switches(TRAINED - {"partial_rollouts"})
 
 
 def test_what_is_trained_is_recorded_and_shown():
-    recorded = {
-        json.loads(path.read_text(encoding="utf-8"))["preset"]
-        for path in PROJECT.results.glob("*_cpu*/manifest.json")
-    }
-    assert recorded >= TRAINED
+    assert recorded("*_cpu*") >= TRAINED
     assert set(TABLE.shown) >= TRAINED
 
 

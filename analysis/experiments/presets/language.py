@@ -17,7 +17,7 @@ from analysis.experiments.language.model import (
     PackagedModel,
     RandomModel,
 )
-from analysis.experiments.preset import NO_KL, Preset, fresh_seeds, kl_variants, preset
+from analysis.experiments.preset import NO_KL, Preset, fresh_seeds, kl_variants, preset, seeds_of
 from analysis.experiments.presets.designed import prefix_ratio
 from analysis.kl.term import KLTerm
 from analysis.training.pretrained.config import PROJECTIONS, ForwardConfig, LlamaConfig, LoraConfig
@@ -108,7 +108,7 @@ def smollm2_coefficients(*, num_seeds: int = 5, updates: int = 48) -> Preset:
             *(variant for variant in kl_variants(1.0) if variant.name in large),
             *(variant for variant in kl_variants(0.5) if variant.name in large - {"k2_loss"}),
         ),
-        seeds=fresh_seeds(2000, num_seeds),
+        seeds=seeds_of(smollm2_short, num_seeds),
         predictions=(
             "Each variant ends nearer to the reference at its larger coefficient.",
             "k2 as a loss ends at the exact reverse KL of the exact variant again, and as "
@@ -125,7 +125,7 @@ def smollm2_prefix_short(*, num_seeds: int = 5, updates: int = 48) -> Preset:
     return Preset(
         config=_short_config(updates),
         variants=(prefix_ratio(0.3),),
-        seeds=fresh_seeds(2000, num_seeds),
+        seeds=seeds_of(smollm2_short, num_seeds),
         predictions=(
             "It ends at the exact reverse KL of k1 in the reward of smollm2_short, within a ratio "
             "of 1.25: both have the gradient of the KL of whole completions.",
@@ -164,7 +164,7 @@ def llama_smoke(*, num_seeds: int = 1, updates: int = 10) -> Preset:
             learning_rate=1e-2,
         ),
         variants=(NO_KL, *kl_variants(0.1)),
-        seeds=fresh_seeds(0, num_seeds),
+        seeds=seeds_of(smollm2, num_seeds),
         predictions=("Every variant stays finite and leaves the reference.",),
     )
 

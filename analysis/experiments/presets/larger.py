@@ -9,7 +9,7 @@ As in :mod:`analysis.experiments.presets.designed`, the design is committed befo
 from __future__ import annotations
 
 from analysis.experiments.language.model import LanguageConfig
-from analysis.experiments.preset import Pilot, Preset, fresh_seeds, preset
+from analysis.experiments.preset import Pilot, Preset, fresh_seeds, preset, seeds_of
 from analysis.experiments.presets.designed import (
     AGGREGATIONS,
     AT_EQUAL_BETA,
@@ -255,7 +255,7 @@ def smollm2_prefix(*, num_seeds: int = 10, updates: int = 60, weights: str = "hu
     return Preset(
         config=_language_config(updates, weights),
         variants=with_terms((0.25, 0.5, 1.0), ("k1_reward", "k3_loss_attached_prefix")),
-        seeds=fresh_seeds(7000, num_seeds),
+        seeds=seeds_of(smollm2_equal_kl, num_seeds),
         predictions=_PREFIX.sentences,
         design=_PREFIX,
     )

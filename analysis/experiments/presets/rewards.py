@@ -12,6 +12,7 @@ from analysis.experiments.preset import (
     Preset,
     fresh_seeds,
     preset,
+    seeds_of,
 )
 from analysis.experiments.presets.designed import (
     AT_END_OF_TRAINING,
@@ -178,7 +179,7 @@ def process_graded(*, num_seeds: int = NUM_STARTS, updates: int = 200) -> Preset
             Variant(label="outcome_centre", advantage=CENTRED),
             MARGINAL,
         ),
-        fresh_seeds(8600, num_seeds),
+        seeds_of(process, num_seeds),
         **FROM_ONE_IN_THIRTY,
         updates=updates,
         task=SortTask(reward="graded"),

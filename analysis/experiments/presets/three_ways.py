@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pydantic import NonNegativeFloat
 
-from analysis.experiments.preset import NO_KL, Preset, fresh_seeds, preset
+from analysis.experiments.preset import NO_KL, Preset, fresh_seeds, preset, seeds_of
 from analysis.experiments.presets.designed import (
     AT_END_OF_TRAINING,
     AT_EQUAL_KL,
@@ -21,9 +21,6 @@ from analysis.training.variants import Objective, Variant
 
 #: Bounds that no ratio of these runs reaches often: the clip is off in all but name.
 WIDE = {"epsilon_low": 1.0, "epsilon_high": 9.0}
-
-#: Of all three presets: their runs are compared seed by seed.
-FIRST_SEED = 8000
 
 
 @preset
@@ -48,7 +45,7 @@ def three_ways(
     return designed(
         _SEVERAL.at(middle),
         (NO_KL, *(variant for beta in betas for variant in exact_and_merged(beta)), *others),
-        fresh_seeds(FIRST_SEED, num_seeds),
+        fresh_seeds(8000, num_seeds),
         updates=updates,
         num_iterations=num_iterations,
         learning_rate=learning_rate,
@@ -97,7 +94,7 @@ def three_ways_half_step(
     return designed(
         _HALF.at(beta),
         (NO_KL, *exact_and_merged(beta)),
-        fresh_seeds(FIRST_SEED, num_seeds),
+        seeds_of(three_ways, num_seeds),
         updates=updates,
         num_iterations=num_iterations,
         learning_rate=learning_rate,
@@ -137,7 +134,7 @@ def three_ways_on_policy(
     return designed(
         _LARGE.at(betas[len(betas) // 2]),
         (NO_KL, *(Variant(kl=KLTerm(estimator="k2"), beta=beta) for beta in betas)),
-        fresh_seeds(FIRST_SEED, num_seeds),
+        seeds_of(three_ways, num_seeds),
         updates=updates,
         num_prompts=num_prompts,
         learning_rate=learning_rate,
