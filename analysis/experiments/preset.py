@@ -1,7 +1,7 @@
 """A preset: a population to train, and what it is expected to show.
 
-``@preset`` puts a function in :data:`PRESETS` under its own name; its parameters are those that
-``analysis sweep NAME -o parameter=value`` may change.
+``@preset`` puts a function in :data:`PRESETS` under its own name. ``analysis sweep NAME -o
+parameter=value`` changes a parameter of the function, a field of what its runs share, or seeds.
 """
 
 from __future__ import annotations
@@ -192,9 +192,9 @@ class Preset(Schema):
 #: Name -> a function from parameters to the preset.
 PRESETS: dict[str, Callable[..., Preset]] = {}
 
-#: A parameter that every preset has: the first of its seeds, which follow each other. A range that
-#: no other preset uses makes a second, independent sample of the same runs.
-FIRST_SEED = "first_seed"
+#: Parameters that every preset has: the first of its seeds, which follow each other, and how many
+#: there are. A range that no other preset uses makes a second, independent sample of the same runs.
+FIRST_SEED, NUM_SEEDS = "first_seed", "num_seeds"
 #: Of one population; more is a slip of the keyboard, and its list of runs alone takes minutes.
 MOST_SEEDS = 10_000
 
@@ -212,32 +212,49 @@ def preset(function: Callable[..., Preset]) -> Callable[..., Preset]:
 
 
 def make_preset(name: str, overrides: Mapping[str, Any]) -> Preset:
-    """The preset of that name, some of its parameters replaced; ``first_seed`` is one of each.
+    """The preset of that name, some of its parameters replaced.
+
+    Args:
+        name: one of :data:`PRESETS`.
+        overrides: of the preset's function; of any preset ``first_seed``, ``num_seeds`` and the
+            fields of its configuration, such as ``updates``.
 
     Raises:
         ValueError: an unknown preset or parameter, or a value that does not fit.
     """
     check_choice("preset", name, PRESETS)
-    known = (*inspect.signature(PRESETS[name]).parameters, FIRST_SEED)
-    for parameter in overrides:
-        check_choice(f"parameter of preset {name!r}", parameter, known)
-    own = {parameter: value for parameter, value in overrides.items() if parameter != FIRST_SEED}
+    own = inspect.signature(PRESETS[name]).parameters
+    given = {parameter: value for parameter, value in overrides.items() if parameter in own}
+    others = {parameter: value for parameter, value in overrides.items() if parameter not in own}
     try:
-        chosen = PRESETS[name](**own)
-        return _from_seed(chosen, **overrides) if FIRST_SEED in overrides else chosen
+        made = PRESETS[name](**given)
+        shared = type(made.config).model_fields
+        for parameter in others:
+            known = dict.fromkeys((*own, FIRST_SEED, NUM_SEEDS, *shared))
+            check_choice(f"parameter of preset {name!r}", parameter, known)
+        fields = made.config.model_dump() | {n: v for n, v in others.items() if n in shared}
+        config = type(made.config).model_validate(fields, strict=False)
+        return made.model_copy(update={"config": config, "seeds": _seeds(made.seeds, **others)})
     except ValidationError as error:
         raise ValueError(f"preset {name!r}: {first_problem(error)}") from None
 
 
 @validate_call
-def _from_seed(chosen: Preset, *, first_seed: Annotated[int, Field(ge=0)], **_: Any) -> Preset:
-    return chosen.model_copy(update={"seeds": fresh_seeds(first_seed, len(chosen.seeds))})
+def _seeds(
+    usual: tuple[int, ...],
+    *,
+    first_seed: Annotated[int, Field(ge=0)] | None = None,
+    num_seeds: Annotated[int, Field(ge=1)] | None = None,
+    **_: Any,
+) -> tuple[int, ...]:
+    first = usual[0] if first_seed is None else first_seed
+    return fresh_seeds(first, len(usual) if num_seeds is None else num_seeds)
 
 
 def fresh_seeds(first: int, count: int) -> tuple[int, ...]:
     """Seeds from ``first`` on; each preset has its own range, which no search has seen.
 
-    Runs that are compared with another preset's take theirs from it: :func:`seeds_of`.
+    Runs that are compared with another preset's seed by seed take theirs: ``other().seeds``.
 
     Raises:
         ValueError: more than ``MOST_SEEDS``.
@@ -245,11 +262,6 @@ def fresh_seeds(first: int, count: int) -> tuple[int, ...]:
     if count > MOST_SEEDS:
         raise ValueError(f"num_seeds must be at most {MOST_SEEDS:,}, not {count:,}")
     return tuple(range(first, first + count))
-
-
-def seeds_of(other: Callable[..., Preset], count: int) -> tuple[int, ...]:
-    """Seeds of another preset's runs, for runs that are compared with them seed by seed."""
-    return other(num_seeds=count).seeds
 
 
 NO_KL = Variant()

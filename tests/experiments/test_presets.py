@@ -64,7 +64,7 @@ def test_no_two_presets_share_seeds_unless_one_takes_them_from_the_other() -> No
         another_policy = (one in TINY) != (other in TINY)
         compared = taken[one] & taken[other]
         assert another_policy or compared or seeds[one].isdisjoint(seeds[other]), (
-            f"{one} and {other} share seeds: take a range that is free, or seeds_of the other"
+            f"{one} and {other} share seeds: take a range that is free, or the other's by name"
         )
     assert taken["three_ways_on_policy"] == {"three_ways_on_policy", "three_ways"}
     searched = seeds["quick"]
@@ -74,6 +74,15 @@ def test_no_two_presets_share_seeds_unless_one_takes_them_from_the_other() -> No
 
 def test_a_first_seed_goes_with_other_parameters() -> None:
     assert make_preset("quick", {"num_seeds": 2, FIRST_SEED: 7}).seeds == (7, 8)
+
+
+def test_every_preset_takes_another_number_of_seeds_and_what_its_runs_share() -> None:
+    usual = make_preset("objectives", {})
+    changes = {"num_iterations": "2", "learning_rate": 1, "updates": 30}
+    other = make_preset("objectives", {"num_seeds": 3, "tau": 2.0, **changes})
+    assert other.seeds == usual.seeds[:3] and other.variants[-1].objective.tau == 2.0
+    shared = {"num_iterations": 2, "learning_rate": 1.0, "updates": 30}
+    assert other.config == usual.config.model_copy(update=shared)
 
 
 def test_the_weights_of_the_language_model_are_named() -> None:
@@ -93,11 +102,16 @@ def test_the_weights_of_the_language_model_are_named() -> None:
         ("quick", {"bta": 0.1}, "did you mean 'beta'"),
         ("quick", {"beta": "much"}, "beta: Input should be a valid number"),
         ("quick", {"beta": float("nan")}, "beta: Input should be a finite number"),
-        ("equal_kl", {"num_seeds": 0}, "seeds: Tuple should have at least 1 item"),
+        ("equal_kl", {"num_seeds": 0}, "num_seeds: Input should be greater than or equal to 1"),
+        ("quick", {"num_seeds": 0}, "seeds: Tuple should have at least 1 item"),
         ("equal_kl", {"num_seeds": 10_001}, "num_seeds must be at most 10,000, not 10,001"),
         ("quick", {"num_seeds": 10**12}, "num_seeds must be at most 10,000"),
         ("equal_kl", {"updates": 1.5}, "updates: Input should be a valid integer"),
         ("equal_kl", {"updates": 0}, "updates: Input should be greater than or equal to 1"),
+        ("equal_kl", {"lerning_rate": 0.1}, "did you mean 'learning_rate'"),
+        ("equal_kl", {"learning_rate": -1.0}, "learning_rate: Input should be greater than 0"),
+        ("equal_kl", {"learning_rate": float("nan")}, "learning_rate: Input should be a finite"),
+        ("equal_kl", {"num_minibatches": 5}, "num_minibatches=5 must divide"),
         ("stale_coefficients", {"betas": 0.1}, "betas: Input should be a valid tuple"),
         ("quick", {"beta": -0.1}, "beta: Input should be greater than or equal to 0"),
         (

@@ -114,11 +114,11 @@ def designed(
 
 
 @preset
-def equal_kl(*, num_seeds: int = NUM_SEEDS, updates: int = 150) -> Preset:
+def equal_kl() -> Preset:
     """Which terms keep the policy near the reference, and what they cost in reward at equal KL."""
     terms = [v for beta in BETAS for v in (*kl_variants(beta), prefix_ratio(beta))]
-    seeds = fresh_seeds(5000, num_seeds)
-    return designed(_EQUAL_KL, (NO_KL, *terms), seeds, updates=updates)
+    seeds = fresh_seeds(5000, NUM_SEEDS)
+    return designed(_EQUAL_KL, (NO_KL, *terms), seeds, updates=150)
 
 
 _EQUAL_KL = design(
@@ -228,13 +228,13 @@ def averages(*betas: float) -> list[Variant]:
 
 
 @preset
-def aggregation_length(*, num_seeds: int = NUM_SEEDS, updates: int = 80) -> Preset:
+def aggregation_length() -> Preset:
     """What averaging tokens does to a KL loss and to the length of answers."""
     return designed(
         _AGGREGATION,
         averages(0.1, 0.3, 1.0),
-        fresh_seeds(5100, num_seeds),
-        updates=updates,
+        fresh_seeds(5100, NUM_SEEDS),
+        updates=80,
         learning_rate=1e-3,
         task=SortTask(num_digits=6, end_token=True, max_fillers=8),
         start={"updates": 90, "fillers": (2, 4)},
@@ -293,13 +293,13 @@ _AGGREGATION = design(
 
 
 @preset
-def long_completions(*, num_seeds: int = NUM_SEEDS, updates: int = 60) -> Preset:
+def long_completions() -> Preset:
     """The prefix ratio beside k1 in the reward and per-token terms, on answers of 32 tokens."""
     return designed(
         _LONG,
         with_terms(LONG_BETAS, LONG_TERMS),
-        fresh_seeds(5200, num_seeds),
-        updates=updates,
+        fresh_seeds(5200, NUM_SEEDS),
+        updates=60,
         num_prompts=4,
         learning_rate=4e-3,
         task=SortTask(num_digits=32, reward="graded"),
@@ -378,26 +378,26 @@ _LONG = long_answers(
 
 
 @preset
-def equal_kl_ended(*, num_seeds: int = NUM_SEEDS, updates: int = 100) -> Preset:
+def equal_kl_ended() -> Preset:
     """Reward at equal KL on a second task: answers that end, some fillers, a graded reward."""
     return designed(
         _ENDED,
         with_terms((0.1, 0.3, 1.0), ("exact_loss", *SAMPLED), sums=True),
-        fresh_seeds(5300, num_seeds),
-        updates=updates,
+        fresh_seeds(5300, NUM_SEEDS),
+        updates=100,
         task=SortTask(num_digits=6, end_token=True, max_fillers=2, reward="graded"),
         start={"updates": 110},
     )
 
 
 @preset
-def equal_kl_wide(*, num_seeds: int = NUM_SEEDS, updates: int = 100) -> Preset:
+def equal_kl_wide() -> Preset:
     """Reward at equal KL in a policy twice as wide."""
     return designed(
         _WIDE,
         with_terms((0.1, 0.3, 1.0), ("exact_loss", *SAMPLED)),
-        fresh_seeds(5400, num_seeds),
-        updates=updates,
+        fresh_seeds(5400, NUM_SEEDS),
+        updates=100,
         learning_rate=1e-3,
         policy=PolicyConfig(width=64),
         start={"updates": 110},
@@ -453,7 +453,7 @@ _WIDE = _elsewhere(
 
 
 @preset
-def stale_starts(*, num_seeds: int = NUM_SEEDS, updates: int = 150) -> Preset:
+def stale_starts() -> Preset:
     """Corrections for samples 16 updates old, each with and against what it corrects."""
     stale = Sampler(staleness=16)
 
@@ -478,8 +478,8 @@ def stale_starts(*, num_seeds: int = NUM_SEEDS, updates: int = 150) -> Preset:
         loss("k2_detached", estimator="k2", weighting="detached"),
         loss("k3_attached", estimator="k3", weighting="attached"),
     )
-    seeds = fresh_seeds(5500, num_seeds)
-    return designed(_STALE, variants, seeds, updates=updates, learning_rate=1e-3)
+    seeds = fresh_seeds(5500, NUM_SEEDS)
+    return designed(_STALE, variants, seeds, updates=150, learning_rate=1e-3)
 
 
 _STALE = design(

@@ -62,15 +62,15 @@ def supervised(
 
 
 @preset
-def distillation(*, learning_rate: float = 1e-3, num_seeds: int = 20, updates: int = 300) -> Preset:
+def distillation() -> Preset:
     """Starts that are right half of the time, and a good teacher of their own size."""
     return designed(
         _EASY,
         (GRPO, *LESSONS),
-        fresh_seeds(7000, num_seeds),
+        fresh_seeds(7000, 20),
         **supervised(150, 300),
-        learning_rate=learning_rate,
-        updates=updates,
+        learning_rate=1e-3,
+        updates=300,
     )
 
 
@@ -103,17 +103,15 @@ _EASY = on_ten_starts(
 
 
 @preset
-def distillation_sparse(
-    *, learning_rate: float = 1e-3, num_seeds: int = 20, updates: int = 300
-) -> Preset:
+def distillation_sparse() -> Preset:
     """The same from starts that are right about twice in a hundred tries: a sparse reward."""
     return designed(
         _SPARSE,
         (GRPO, *LESSONS),
-        fresh_seeds(7100, num_seeds),
+        fresh_seeds(7100, 20),
         **supervised(60, 300),
-        learning_rate=learning_rate,
-        updates=updates,
+        learning_rate=1e-3,
+        updates=300,
     )
 
 
@@ -137,9 +135,7 @@ _SPARSE = on_ten_starts(
 
 
 @preset
-def weak_teacher(
-    *, weight: float = 0.3, learning_rate: float = 1e-3, num_seeds: int = 20, updates: int = 400
-) -> Preset:
+def weak_teacher(*, weight: float = 0.3, updates: int = 400) -> Preset:
     """A teacher that reinforcement learning can pass: who stops there?"""
     exact = {"kl": KLTerm(estimator="exact"), "reward": True}
     return designed(
@@ -159,9 +155,9 @@ def weak_teacher(
                 **exact,
             ),
         ),
-        fresh_seeds(7200, num_seeds),
+        fresh_seeds(7200, 20),
         **supervised(120, 150),
-        learning_rate=learning_rate,
+        learning_rate=1e-3,
         updates=updates,
     )
 
@@ -186,9 +182,7 @@ _WEAK = on_ten_starts(
 
 
 @preset
-def kdrl(
-    *, weight: float = 0.3, learning_rate: float = 1e-3, num_seeds: int = 20, updates: int = 300
-) -> Preset:
+def kdrl(*, weight: float = 0.3, updates: int = 300) -> Preset:
     """GRPO beside a teacher that is better but wordier: estimators, annealing, masking."""
     annealed = {"weight_end": 0.0, "anneal_updates": max(1, updates // 2)}
     wrong_only = {"only_below": 0.5}
@@ -208,10 +202,10 @@ def kdrl(
             both("kdrl_annealed_masked", kl=KLTerm(estimator="k2"), **annealed, **wrong_only),
             both("kdrl_k3_masked", kl=KLTerm(estimator="k3"), **wrong_only),
         ),
-        fresh_seeds(7300, num_seeds),
+        fresh_seeds(7300, 20),
         **supervised(130, 280, fillers=(0, 2)),
         task=FILLERS,
-        learning_rate=learning_rate,
+        learning_rate=1e-3,
         updates=updates,
     )
 
@@ -243,9 +237,7 @@ _KDRL = on_ten_starts(
 
 
 @preset
-def long_to_short(
-    *, weight: float = 0.2, learning_rate: float = 1e-3, num_seeds: int = 20, updates: int = 200
-) -> Preset:
+def long_to_short(*, weight: float = 0.2) -> Preset:
     """Starts that open with any number of fillers; methods that make their answers short."""
 
     def relative(strength: float) -> Shaping:
@@ -271,11 +263,11 @@ def long_to_short(
             taught("reverse_exact_short_teacher", kl=KLTerm(estimator="exact")),
             taught("supervised_short_teacher", kl=KLTerm(estimator="cross_entropy"), by="teacher"),
         ),
-        fresh_seeds(7400, num_seeds),
+        fresh_seeds(7400, 20),
         **supervised(200, 270, teacher_fillers=(0, 1)),
         task=FILLERS,
-        learning_rate=learning_rate,
-        updates=updates,
+        learning_rate=1e-3,
+        updates=200,
     )
 
 

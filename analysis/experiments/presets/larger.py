@@ -9,7 +9,7 @@ As in :mod:`analysis.experiments.presets.designed`, the design is committed befo
 from __future__ import annotations
 
 from analysis.experiments.language.model import LanguageConfig
-from analysis.experiments.preset import Pilot, Preset, fresh_seeds, preset, seeds_of
+from analysis.experiments.preset import Pilot, Preset, fresh_seeds, preset
 from analysis.experiments.presets.designed import (
     AGGREGATIONS,
     AT_EQUAL_BETA,
@@ -68,13 +68,13 @@ _LARGE = design(
 
 
 @preset
-def equal_kl_large(*, num_seeds: int = 20 * NUM_STARTS, updates: int = 150) -> Preset:
+def equal_kl_large() -> Preset:
     """``equal_kl`` again on 20 new starts with 20 seeds each: the cost of a term in reward."""
     return designed(
         _LARGE,
         with_terms(BETAS, (*COMPARED, "exact_loss")),
-        fresh_seeds(6000, num_seeds),
-        updates=updates,
+        fresh_seeds(6000, 20 * NUM_STARTS),
+        updates=150,
         log_every=15,
         start={"seed": FIRST_START, "count": NUM_STARTS},
     )
@@ -106,15 +106,15 @@ _LONG = long_answers(
 
 
 @preset
-def long_completions_128(*, num_seeds: int = 20, updates: int = 80) -> Preset:
+def long_completions_128() -> Preset:
     """``long_completions`` on answers that end by themselves, of up to 128 tokens."""
     return designed(
         _LONG,
         with_terms(LONG_BETAS, LONG_TERMS),
-        fresh_seeds(6500, num_seeds),
+        fresh_seeds(6500, 20),
         task=SortTask(num_digits=63, end_token=True, max_fillers=64, reward="graded"),
         start=SHORT_START,
-        updates=updates,
+        updates=80,
         num_prompts=4,
     )
 
@@ -159,15 +159,15 @@ _AGGREGATION = design(
 
 
 @preset
-def aggregation_length_112(*, num_seeds: int = 20, updates: int = 20) -> Preset:
+def aggregation_length_112() -> Preset:
     """``aggregation_length`` on answers of 48 to 112 tokens."""
     return designed(
         _AGGREGATION,
         averages(1.0),
-        fresh_seeds(6600, num_seeds),
+        fresh_seeds(6600, 20),
         task=SortTask(num_digits=47, end_token=True, max_fillers=64, reward="graded"),
         start=SHORT_START | {"fillers": (0, 16)},
-        updates=updates,
+        updates=20,
         learning_rate=1e-3,
         num_prompts=4,
         log_every=2,
@@ -225,12 +225,12 @@ _LANGUAGE = design(
 
 
 @preset
-def smollm2_equal_kl(*, num_seeds: int = 10, updates: int = 60, weights: str = "hub") -> Preset:
+def smollm2_equal_kl(*, weights: str = "hub") -> Preset:
     """Accuracy at equal KL of adapters on SmolLM2-135M-Instruct."""
     return Preset(
-        config=_language_config(updates, weights),
+        config=_config(weights),
         variants=with_terms((0.05, 0.1, 0.25, 0.5), ("exact_loss", "k3_loss", "k1_reward")),
-        seeds=fresh_seeds(7000, num_seeds),
+        seeds=fresh_seeds(7000, 10),
         predictions=_LANGUAGE.sentences,
         design=_LANGUAGE,
     )
@@ -250,17 +250,17 @@ _PREFIX = design(
 
 
 @preset
-def smollm2_prefix(*, num_seeds: int = 10, updates: int = 60, weights: str = "hub") -> Preset:
+def smollm2_prefix(*, weights: str = "hub") -> Preset:
     """The prefix ratio beside k1 in the reward on SmolLM2-135M-Instruct; not trained yet."""
     return Preset(
-        config=_language_config(updates, weights),
+        config=_config(weights),
         variants=with_terms((0.25, 0.5, 1.0), ("k1_reward", "k3_loss_attached_prefix")),
-        seeds=seeds_of(smollm2_equal_kl, num_seeds),
+        seeds=smollm2_equal_kl().seeds,
         predictions=_PREFIX.sentences,
         design=_PREFIX,
     )
 
 
-def _language_config(updates: int, weights: str) -> LanguageConfig:
-    changes = {"updates": updates, "log_every": 3, "cosine_every": 0}
+def _config(weights: str) -> LanguageConfig:
+    changes = {"updates": 60, "log_every": 3, "cosine_every": 0}
     return smollm2(weights=weights).config.model_copy(update=changes)

@@ -27,14 +27,7 @@ UPPER_CLIPS = {"symmetric": 0.2, "higher": 0.28, "wide": 0.4, "unclipped": 1e6}
 
 
 @preset
-def objectives(
-    *,
-    learning_rate: float = 5e-4,
-    tau: float = 1.0,
-    num_iterations: int = 4,
-    num_seeds: int = 20,
-    updates: int = 120,
-) -> Preset:
+def objectives(*, tau: float = 1.0) -> Preset:
     """Twelve policy terms, four steps on each rollout."""
 
     def variant(label: str, advantage: Advantage = GROUP_STD, **objective: object) -> Variant:
@@ -56,10 +49,10 @@ def objectives(
             variant("mirror_descent", kind="mirror_descent", tau=tau),
             variant("dpo", kind="dpo", tau=tau),
         ),
-        fresh_seeds(8100, num_seeds),
-        updates=updates,
-        learning_rate=learning_rate,
-        num_iterations=num_iterations,
+        fresh_seeds(8100, 20),
+        updates=120,
+        learning_rate=5e-4,
+        num_iterations=4,
         task=SortTask(num_digits=6, end_token=True, max_fillers=2),
         log_every=15,
     )
@@ -88,14 +81,7 @@ _OBJECTIVES = on_ten_starts(
 
 
 @preset
-def clip_higher(
-    *,
-    learning_rate: float = 5e-4,
-    noise: float = 0.01,
-    num_iterations: int = 4,
-    num_seeds: int = NUM_STARTS,
-    updates: int = 120,
-) -> Preset:
+def clip_higher(*, noise: float = 0.01) -> Preset:
     """Upper clip 0.2, 0.28, 0.4 and none above 0.8, with and without noise on the reward."""
     return designed(
         _CLIPS,
@@ -108,10 +94,10 @@ def clip_higher(
             for suffix, width in (("", 0.0), ("_noisy", noise))
             for name, high in UPPER_CLIPS.items()
         ),
-        fresh_seeds(8200, num_seeds),
-        updates=updates,
-        learning_rate=learning_rate,
-        num_iterations=num_iterations,
+        fresh_seeds(8200, NUM_STARTS),
+        updates=120,
+        learning_rate=5e-4,
+        num_iterations=4,
         start={"updates": 110},
         log_every=15,
     )
@@ -137,13 +123,7 @@ _CLIPS = on_ten_starts(
 
 
 @preset
-def dapo(
-    *,
-    learning_rate: float = 5e-4,
-    num_iterations: int = 4,
-    num_seeds: int = NUM_STARTS,
-    updates: int = 120,
-) -> Preset:
+def dapo() -> Preset:
     """GRPO, then DAPO's five changes, each variant with all of those before it."""
     filtered = Correction(mask_truncated=True)
     higher = Objective(epsilon_high=0.28)
@@ -161,10 +141,10 @@ def dapo(
             Variant(label="token_mean", objective=tokens, **shaped),
             Variant(label="dynamic_sampling", objective=tokens, advantage=dynamic, **shaped),
         ),
-        fresh_seeds(8300, num_seeds),
-        updates=updates,
-        learning_rate=learning_rate,
-        num_iterations=num_iterations,
+        fresh_seeds(8300, NUM_STARTS),
+        updates=120,
+        learning_rate=5e-4,
+        num_iterations=4,
         task=SortTask(num_digits=6, end_token=True, max_fillers=3),
         start={"updates": 110, "fillers": (1, 3)},
         log_every=15,

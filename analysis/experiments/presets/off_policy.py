@@ -31,13 +31,7 @@ KL_LOSSES = {
 
 
 @preset
-def staleness(
-    *,
-    lags: tuple[int, ...] = (0, 4, 16),
-    beta: NonNegativeFloat = 0.3,
-    num_seeds: int = 20,
-    updates: int = 200,
-) -> Preset:
+def staleness(*, lags: tuple[int, ...] = (0, 4, 16), beta: NonNegativeFloat = 0.3) -> Preset:
     """Age of the samples x off-policy weight of the KL loss, at one beta."""
     variants = [
         variant
@@ -47,8 +41,8 @@ def staleness(
     return designed(
         _AGES.at(beta),
         variants,
-        fresh_seeds(7500, num_seeds),
-        updates=updates,
+        fresh_seeds(7500, 20),
+        updates=200,
         log_every=10,
     )
 
@@ -87,11 +81,7 @@ _AGES = on_ten_starts(
 
 @preset
 def stale_coefficients(
-    *,
-    lag: int = 16,
-    betas: tuple[NonNegativeFloat, ...] = (0.1, 0.3, 1.0),
-    num_seeds: int = 20,
-    updates: int = 200,
+    *, lag: int = 16, betas: tuple[NonNegativeFloat, ...] = (0.1, 0.3, 1.0)
 ) -> Preset:
     """The weights at one age of the samples over several betas, to compare them at equal KL."""
     names = ("k2", "k2_detached", "k3", "exact")
@@ -99,8 +89,8 @@ def stale_coefficients(
     return designed(
         _EQUAL_KL,
         (_stale("none", lag), *variants),
-        fresh_seeds(7600, num_seeds),
-        updates=updates,
+        fresh_seeds(7600, 20),
+        updates=200,
         log_every=20,
     )
 
@@ -122,7 +112,7 @@ _EQUAL_KL = on_ten_starts(
 
 
 @preset
-def stale_masking(*, lag: int = 16, num_seeds: int = 20, updates: int = 150) -> Preset:
+def stale_masking(*, lag: int = 16) -> Preset:
     """What to do with stale samples when there is no KL term: ratios, clips and the mask."""
     stale = Sampler(staleness=lag)
 
@@ -151,8 +141,8 @@ def stale_masking(*, lag: int = 16, num_seeds: int = 20, updates: int = 150) -> 
             variant("reinforce", **reinforce),
             *(variant("reinforce", delta, **reinforce) for delta in (0.03, 0.1, 0.3)),
         ),
-        fresh_seeds(7700, num_seeds),
-        updates=updates,
+        fresh_seeds(7700, 20),
+        updates=150,
         learning_rate=1e-3,
         log_every=15,
     )
@@ -184,14 +174,7 @@ _MASKS = on_ten_starts(
 
 
 @preset
-def mismatch(
-    *,
-    cold: float = 0.7,
-    hot: float = 1.3,
-    top_p: float = 0.8,
-    num_seeds: int = 20,
-    updates: int = 150,
-) -> Preset:
+def mismatch(*, cold: float = 0.7, hot: float = 1.3, top_p: float = 0.8) -> Preset:
     """A sampler at another temperature or with its tail cut off, and what corrects for it."""
     samplers = {
         "cold": Sampler(temperature=cold),
@@ -217,8 +200,8 @@ def mismatch(
     return designed(
         _MISMATCH,
         (Variant(label="same"), *variants),
-        fresh_seeds(7800, num_seeds),
-        updates=updates,
+        fresh_seeds(7800, 20),
+        updates=150,
         learning_rate=1e-3,
         log_every=15,
     )
@@ -249,9 +232,7 @@ _MISMATCH = on_ten_starts(
 
 
 @preset
-def partial_rollouts(
-    *, budgets: tuple[int, ...] = (4, 8), num_seeds: int = NUM_STARTS, updates: int = 200
-) -> Preset:
+def partial_rollouts(*, budgets: tuple[int, ...] = (4, 8)) -> Preset:
     """Completions cut at a budget of new tokens and continued at the next update."""
     continued = [
         Variant(
@@ -263,8 +244,8 @@ def partial_rollouts(
     return designed(
         _BUDGETS,
         (Variant(label="whole"), *continued),
-        fresh_seeds(7900, num_seeds),
-        updates=updates,
+        fresh_seeds(7900, NUM_STARTS),
+        updates=200,
         learning_rate=1e-3,
         task=SortTask(num_digits=6, end_token=True, max_fillers=8),
         log_every=10,

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from analysis.experiments.preset import (
     CENTRED,
-    CONFIG,
     GROUP_STD,
     Preset,
     fresh_seeds,
     preset,
-    seeds_of,
 )
 from analysis.experiments.presets.designed import (
     AT_END_OF_TRAINING,
@@ -34,13 +32,7 @@ ADVANTAGES = {
 
 
 @preset
-def near_ties(
-    *,
-    noise: float = 0.01,
-    learning_rate: float = CONFIG.learning_rate,
-    num_seeds: int = 20,
-    updates: int = 200,
-) -> Preset:
+def near_ties(*, noise: float = 0.01) -> Preset:
     """Five advantages on exact rewards, and on rewards with noise too small to matter."""
     return designed(
         _TIES,
@@ -49,9 +41,8 @@ def near_ties(
             for suffix, width in (("", 0.0), ("_noisy", noise))
             for name, advantage in ADVANTAGES.items()
         ),
-        fresh_seeds(8400, num_seeds),
-        updates=updates,
-        learning_rate=learning_rate,
+        fresh_seeds(8400, 20),
+        updates=200,
         start={"updates": 110},
         log_every=20,
     )
@@ -77,9 +68,7 @@ _TIES = on_ten_starts(
 
 
 @preset
-def length_growth(
-    *, learning_rate: float = 1e-3, num_seeds: int = NUM_STARTS, updates: int = 150
-) -> Preset:
+def length_growth() -> Preset:
     """Four weights of a token by the length of its row, and four ways to keep answers short."""
     sums = Objective(aggregation="seq_mean_token_sum")
     norm = Objective(aggregation="seq_mean_token_sum_norm")
@@ -97,9 +86,9 @@ def length_growth(
             ),
             Variant(label="stop_loops", sampler=Sampler(repeat_times=4)),
         ),
-        fresh_seeds(8500, num_seeds),
-        updates=updates,
-        learning_rate=learning_rate,
+        fresh_seeds(8500, NUM_STARTS),
+        updates=150,
+        learning_rate=1e-3,
         task=SortTask(num_digits=6, end_token=True, max_fillers=8),
         start={"updates": 90, "fillers": (2, 4)},
         log_every=15,
@@ -135,7 +124,7 @@ FROM_ONE_IN_THIRTY = {"start": {"updates": 70}, "learning_rate": 1e-3, "log_ever
 
 
 @preset
-def process(*, num_seeds: int = NUM_STARTS, updates: int = 200) -> Preset:
+def process() -> Preset:
     """Credit for a right outcome, for every right step, and for what a token adds to the score."""
     marginal = Advantage(level="marginal", baseline="group_centre")
     return designed(
@@ -147,9 +136,9 @@ def process(*, num_seeds: int = NUM_STARTS, updates: int = 200) -> Preset:
             MARGINAL,
             Variant(label="marginal_centre", advantage=marginal),
         ),
-        fresh_seeds(8600, num_seeds),
+        fresh_seeds(8600, NUM_STARTS),
         **FROM_ONE_IN_THIRTY,
-        updates=updates,
+        updates=200,
     )
 
 
@@ -170,7 +159,7 @@ _PROCESS = on_ten_starts(
 
 
 @preset
-def process_graded(*, num_seeds: int = NUM_STARTS, updates: int = 200) -> Preset:
+def process_graded() -> Preset:
     """The same rewards, the outcome now the share of right positions: is it density or credit?"""
     return designed(
         _GRADED,
@@ -179,9 +168,9 @@ def process_graded(*, num_seeds: int = NUM_STARTS, updates: int = 200) -> Preset
             Variant(label="outcome_centre", advantage=CENTRED),
             MARGINAL,
         ),
-        seeds_of(process, num_seeds),
+        process().seeds,
         **FROM_ONE_IN_THIRTY,
-        updates=updates,
+        updates=200,
         task=SortTask(reward="graded"),
     )
 

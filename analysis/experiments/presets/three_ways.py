@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pydantic import NonNegativeFloat
 
-from analysis.experiments.preset import NO_KL, Preset, fresh_seeds, preset, seeds_of
+from analysis.experiments.preset import NO_KL, Preset, fresh_seeds, preset
 from analysis.experiments.presets.designed import (
     AT_END_OF_TRAINING,
     AT_EQUAL_KL,
@@ -24,14 +24,7 @@ WIDE = {"epsilon_low": 1.0, "epsilon_high": 9.0}
 
 
 @preset
-def three_ways(
-    *,
-    betas: tuple[float, ...] = (0.1, 0.3, 1.0),
-    learning_rate: float = 1e-3,
-    num_iterations: int = 4,
-    num_seeds: int = NUM_STARTS,
-    updates: int = 60,
-) -> Preset:
+def three_ways(*, betas: tuple[float, ...] = (0.1, 0.3, 1.0)) -> Preset:
     """Several optimizer steps a rollout: full vocabulary, k2, and the KL merged with the reward."""
     middle = betas[len(betas) // 2]
     others = (
@@ -45,10 +38,10 @@ def three_ways(
     return designed(
         _SEVERAL.at(middle),
         (NO_KL, *(variant for beta in betas for variant in exact_and_merged(beta)), *others),
-        fresh_seeds(8000, num_seeds),
-        updates=updates,
-        num_iterations=num_iterations,
-        learning_rate=learning_rate,
+        fresh_seeds(8000, NUM_STARTS),
+        updates=60,
+        num_iterations=4,
+        learning_rate=1e-3,
         log_every=5,
     )
 
@@ -78,14 +71,7 @@ _SEVERAL = on_ten_starts(
 
 
 @preset
-def three_ways_half_step(
-    *,
-    beta: NonNegativeFloat = 0.3,
-    learning_rate: float = 5e-4,
-    num_iterations: int = 4,
-    num_seeds: int = NUM_STARTS,
-    updates: int = 60,
-) -> Preset:
+def three_ways_half_step(*, beta: NonNegativeFloat = 0.3) -> Preset:
     """The ways of several steps at half the step size, the best of those searched.
 
     Written after ``three_ways`` was recorded, on its seeds, so that neither side of the comparison
@@ -94,10 +80,10 @@ def three_ways_half_step(
     return designed(
         _HALF.at(beta),
         (NO_KL, *exact_and_merged(beta)),
-        seeds_of(three_ways, num_seeds),
-        updates=updates,
-        num_iterations=num_iterations,
-        learning_rate=learning_rate,
+        three_ways().seeds,
+        updates=60,
+        num_iterations=4,
+        learning_rate=5e-4,
         log_every=5,
     )
 
@@ -118,14 +104,7 @@ _HALF = on_ten_starts(
 
 
 @preset
-def three_ways_on_policy(
-    *,
-    betas: tuple[float, ...] = (0.1, 0.3, 1.0),
-    learning_rate: float = 2e-3,
-    num_prompts: int = 48,
-    num_seeds: int = NUM_STARTS,
-    updates: int = 60,
-) -> Preset:
+def three_ways_on_policy(*, betas: tuple[float, ...] = (0.1, 0.3, 1.0)) -> Preset:
     """The second of the three ways: k2 as a loss, one step on a large batch of fresh samples.
 
     With four times the prompts of ``three_ways``, one of these updates draws as many samples as
@@ -134,10 +113,10 @@ def three_ways_on_policy(
     return designed(
         _LARGE.at(betas[len(betas) // 2]),
         (NO_KL, *(Variant(kl=KLTerm(estimator="k2"), beta=beta) for beta in betas)),
-        seeds_of(three_ways, num_seeds),
-        updates=updates,
-        num_prompts=num_prompts,
-        learning_rate=learning_rate,
+        three_ways().seeds,
+        updates=60,
+        num_prompts=48,
+        learning_rate=2e-3,
         log_every=5,
     )
 
