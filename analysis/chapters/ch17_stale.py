@@ -20,7 +20,7 @@ from torch import Tensor
 from analysis import style
 from analysis.chapters.claims import difference, recorded
 from analysis.chapters.policies import random_head
-from analysis.chapters.training_figures import KL_LABEL, front
+from analysis.chapters.training_figures import KL_LABEL, trade_off
 from analysis.experiments.ablation import final
 from analysis.experiments.recording import Recording
 from analysis.experiments.statistics import Interval
@@ -390,7 +390,7 @@ def ways(several: pd.DataFrame, large: pd.DataFrame) -> Figure:
         for name, drawn in WAYS.items()
     }
     figure, axes = style.subplots(height=3.7)
-    front(axes, pd.concat([several[several["variant"] != "k2_loss"], batches]), looks)
+    trade_off(axes, pd.concat([several[several["variant"] != "k2_loss"], batches]), looks)
     axes.set_xlabel(KL_LABEL)
     figure.legend(loc="outside upper center", ncols=2)
     return figure

@@ -7,7 +7,6 @@ Points and lines are means over the seeds; bars and bands are the intervals of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator
 
 from analysis import style
 from analysis.experiments import statistics, summaries
@@ -90,7 +89,7 @@ def dots(finals: pd.DataFrame, names: Mapping[str, str], metrics: Mapping[str, s
     return figure
 
 
-def front(axes: Axes, finals: pd.DataFrame, variants: Mapping[str, Look], *, size=6.0) -> None:
+def trade_off(axes: Axes, finals: pd.DataFrame, variants: Mapping[str, Look]) -> None:
     """Accuracy against exact reverse KL: one line a variant, one point a coefficient.
 
     A larger marker is a larger coefficient; bars are intervals over the seeds.
@@ -103,26 +102,21 @@ def front(axes: Axes, finals: pd.DataFrame, variants: Mapping[str, Look], *, siz
         axes.errorbar(x["mean"], y["mean"], **bars, **look)
         inside = look.get("markerfacecolor", look["color"])
         for place, at in enumerate(zip(x["mean"], y["mean"], strict=True)):
-            shape = {"marker": look["marker"], "markersize": size + 2.0 * place}
+            shape = {"marker": look["marker"], "markersize": 6.0 + 2.0 * place}
             axes.plot(*at, color=look["color"], markerfacecolor=inside, **shape)
-    axes.set_xscale("log")
+    axes.set(xscale="log", ylabel="final accuracy")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_ylabel("final accuracy")
+    style.plain_numbers(axes.xaxis)
 
 
-def fronts(
-    finals: pd.DataFrame, panels: Mapping[str, Sequence[str]] = MappingProxyType(KL_PANELS)
-) -> Figure:
-    """:func:`front` of variants that are KL terms, a panel each (title -> its variants)."""
-    options = {"sharex": True, "sharey": True, "squeeze": False}
-    figure, axes = style.subplots(len(panels), 1, height=0.4 + 3.5 * len(panels), **options)
-    for panel, (title, variants) in zip(axes[:, 0], panels.items(), strict=True):
-        front(panel, finals, {variant: kl_look(variant) for variant in variants})
+def trade_offs(finals: pd.DataFrame) -> Figure:
+    """:func:`trade_off` of the KL terms, in the loss and in the reward."""
+    figure, panels = style.subplots(len(KL_PANELS), 1, height=7.4, sharex=True, sharey=True)
+    for panel, (title, variants) in zip(panels, KL_PANELS.items(), strict=True):
+        trade_off(panel, finals, {variant: kl_look(variant) for variant in variants})
         panel.set_title(title)
         panel.legend(ncols=2)
-    axes[-1, 0].set_xlabel(KL_LABEL)
+    panels[-1].set_xlabel(KL_LABEL)
     return figure
 
 

@@ -62,8 +62,8 @@ def test_a_band_is_the_interval_over_the_seeds_around_their_mean():
     assert (edge.min(), edge.max()) == pytest.approx((low, high))
 
 
-def test_a_front_runs_through_the_points_of_its_betas():
-    panel = figures.fronts(over_beta()).axes[0]
+def test_a_trade_off_runs_through_the_points_of_its_betas():
+    panel = figures.trade_offs(over_beta()).axes[0]
     k2 = next(c for c in panel.containers if c.get_label() == "$k_2$").lines[0]
     np.testing.assert_allclose(np.asarray(k2.get_xdata(), float), [0.65, 0.65 / 3, 0.065])
     assert panel.get_xscale() == "log"
