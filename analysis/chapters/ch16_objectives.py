@@ -15,6 +15,7 @@ from torch.func import grad
 from analysis import style
 from analysis.chapters.claims import Finding, claim, difference, judge, recorded
 from analysis.chapters.reasoning import Reasoning, open_length_chain
+from analysis.chapters.training_figures import bands
 from analysis.experiments import designs, initial_policy, statistics
 from analysis.experiments.statistics import Interval
 from analysis.kl.credit import credit_moments
@@ -211,18 +212,15 @@ def draw_lengths() -> Figure:
     run = recorded("aggregation_length")
     figure, panels = style.subplots(1, 2, height=3.9, sharey=False)
     groups = {"$k_1$ alone, no reward": ("only_k1", 1.0), "$k_1$ beside the reward": ("k1", 0.3)}
-    middle = run.preset.config.log_every / 2
+    middles = run.curves["update"] + run.preset.config.log_every / 2
+    curves = run.curves.assign(update=middles)
     for axes, (title, (name, beta)) in zip(panels, groups.items(), strict=True):
-        for (average, called), look in zip(AVERAGES.items(), style.SERIES[1:], strict=False):
-            curves = run.curves[
-                (run.curves["variant"] == f"{name}_{average}") & (run.curves["beta"] == beta)
-            ]
-            means = curves.pivot(index="seed", columns="update", values="length")
-            mean, low, high = statistics.interval(means.to_numpy().T)
-            at = means.columns + middle
-            axes.plot(at, mean, **{**look, "label": called})
-            axes.fill_between(at, low, high, color=look["color"], alpha=0.15, lw=0)
-        axes.set(title=title, xlabel="update")
+        looks = {
+            f"{name}_{average}": {**look, "label": called}
+            for (average, called), look in zip(AVERAGES.items(), style.SERIES[1:], strict=False)
+        }
+        bands(axes, curves[curves["beta"] == beta], "length", looks)
+        axes.set(title=title, xlabel="update", ylabel="")
     panels[0].set_ylabel("length (tokens)")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
@@ -241,20 +239,9 @@ RUNS = (
 )
 #: Those of the page, by the names of their designs.
 DESIGNS = (*RUNS, "aggregation_length", "aggregation_length_112")
-OBJECTIVES = {
-    "grpo": "GRPO",
-    "grpo_token_mean": "GRPO, token mean",
-    "grpo_token_sum": "GRPO, token sum",
-    "dr_grpo": "Dr. GRPO",
-    "gspo": "GSPO, GRPO's clip",
-    "gspo_narrow": "GSPO, narrow clip",
-    "sequence": "sequence ratio",
-    "mirror_descent": "mirror descent",
-    "cispo": "CISPO",
-    "reinforce": "REINFORCE",
-    "rloo": "RLOO",
-    "dpo": "DPO",
-}
+#: Variants of ``length_growth`` that differ in how tokens are averaged, and in what brakes length.
+WEIGHTS = ("grpo", "token_mean", "token_sum", "dr_grpo")
+BRAKES = ("grpo", "linear_price", "relative_reward", "soft_overlong", "stop_loops")
 CLIPS = {
     "symmetric": "upper clip 0.2",
     "higher": "upper clip 0.28",
@@ -268,19 +255,14 @@ ADVANTAGES = {
     "leave_one_out": "leave one out",
     "drop_uniform": "equal groups out",
 }
-WEIGHTS = {
-    "grpo": "GRPO, $1/|o|$",
-    "token_mean": "token mean",
-    "token_sum": "token sum",
-    "dr_grpo": "Dr. GRPO",
+CREDITS = {
+    "outcome": "outcome",
+    "process": "process",
+    "marginal": "marginal",
+    "outcome_centre": "outcome, centred",
+    "marginal_centre": "marginal, centred",
 }
-BRAKES = {
-    "grpo": "none",
-    "linear_price": "price",
-    "relative_reward": "relative",
-    "soft_overlong": "soft overlong",
-    "stop_loops": "loops stopped",
-}
+#: The rows of DAPO's table, each beside those above.
 DAPO = {
     "grpo": "GRPO",
     "overlong_filtering": "+ overlong filtering",
@@ -289,26 +271,33 @@ DAPO = {
     "token_mean": "+ token mean",
     "dynamic_sampling": "+ dynamic sampling",
 }
-CREDITS = {
-    "outcome": "outcome",
-    "process": "process",
-    "marginal": "marginal",
-    "outcome_centre": "outcome, centred",
-    "marginal_centre": "marginal, centred",
-}
 #: Variant of any of the runs -> what tables call it.
-NAMES = (
-    CLIPS
-    | {f"{name}_noisy": f"{called}, noisy" for name, called in (CLIPS | ADVANTAGES).items()}
-    | {f"graded_{name}": f"{called}, graded" for name, called in CREDITS.items()}
-    | DAPO
-    | ADVANTAGES
-    | WEIGHTS
-    | BRAKES
-    | CREDITS
-    | OF_AVERAGES
-    | OBJECTIVES
-)
+NAMES = {
+    **CLIPS,
+    **ADVANTAGES,
+    **{f"{name}_noisy": f"{called}, noisy" for name, called in (CLIPS | ADVANTAGES).items()},
+    **CREDITS,
+    **{f"graded_{name}": f"{called}, graded" for name, called in CREDITS.items()},
+    **DAPO,
+    **OF_AVERAGES,
+    "grpo_token_mean": "GRPO, token mean",
+    "grpo_token_sum": "GRPO, token sum",
+    "token_mean": "token mean",
+    "token_sum": "token sum",
+    "dr_grpo": "Dr. GRPO",
+    "gspo": "GSPO, GRPO's clip",
+    "gspo_narrow": "GSPO, narrow clip",
+    "sequence": "sequence ratio",
+    "mirror_descent": "mirror descent",
+    "cispo": "CISPO",
+    "reinforce": "REINFORCE",
+    "rloo": "RLOO",
+    "dpo": "DPO",
+    "linear_price": "price",
+    "relative_reward": "relative",
+    "soft_overlong": "soft overlong",
+    "stop_loops": "loops stopped",
+}
 
 
 def credited() -> pd.DataFrame:

@@ -153,17 +153,5 @@ def test_the_change_over_training_by_hand():
     assert band.low < band.mean < band.high < 0
 
 
-@pytest.mark.parametrize(
-    ("preset", "names"),
-    [
-        ("objectives", study.OBJECTIVES),
-        ("clip_higher", study.CLIPS),
-        ("near_ties", study.ADVANTAGES),
-        ("length_growth", study.WEIGHTS | study.BRAKES),
-        ("dapo", study.DAPO),
-        ("process", study.CREDITS),
-    ],
-)
-def test_every_variant_of_a_preset_has_a_name(preset, names):
-    variants = {variant.name.removesuffix("_noisy") for variant in make_preset(preset, {}).variants}
-    assert variants == set(names)
+def test_every_variant_of_the_rows_of_dapo_has_a_name():
+    assert {variant.name for variant in make_preset("dapo", {}).variants} == set(study.DAPO)
