@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from analysis.chapters.claims import (
     claim,
     difference,
     judge,
+    largest,
     recorded,
     recorded_runs,
 )
@@ -29,7 +31,7 @@ from analysis.kl.enumeration import cosine, reverse_kl_gradient
 from analysis.objectives.guidance import annealed, low_reward_mask
 from analysis.objectives.imitation import imitation_cost
 from analysis.training.config import Run, TrainConfig
-from analysis.training.counting import forward_flops, generated_tokens
+from analysis.training.counting import forward_flops
 from analysis.training.tiny.tasks import END, FILLER, NUM_DIGIT_TOKENS
 from analysis.training.trainer import PopulationTrainer
 from analysis.training.variants import Variant
@@ -71,20 +73,13 @@ def as_text(tokens: torch.Tensor) -> str:
     return "".join(signs.get(token, "?") for token in tokens.tolist())
 
 
-#: What a threshold costs: updates, tokens and operations until a population first reaches it.
-#: Operations are counted from the configuration (:mod:`analysis.training.counting`), not timed: two
-#: a weight and token in each pass. A forward pass of the policy is one pass, its backward pass two;
-#: sampling yields the activations of the gradient. A teacher or a reference that is asked for
-#: log-probs adds a pass of its own size. Supervised training is charged for the teacher's samples,
-#: which are fresh in every update here.
-UNITS = ("updates", "tokens", "flops")
-
-
-class Cost(NamedTuple):
-    """Of one update of one run."""
-
-    tokens: int  #: sampled, by whoever samples
-    flops: int
+#: What a threshold costs: updates and operations until a population first reaches it. Operations
+#: are counted from the configuration (:mod:`analysis.training.counting`), not timed: two a weight
+#: and token in each pass. A forward pass of the policy is one pass, its backward pass two; sampling
+#: yields the activations of the gradient. A teacher or a reference that is asked for log-probs adds
+#: a pass of its own size. Supervised training is charged for the teacher's samples, which are fresh
+#: in every update here.
+UNITS = ("updates", "flops")
 
 
 class Ratio(NamedTuple):
@@ -98,15 +93,15 @@ class Ratio(NamedTuple):
     seeds: int
 
 
-def update_cost(config: TrainConfig, variant: Variant) -> Cost:
-    """Of an update with one optimizer step.
+def update_flops(config: TrainConfig, variant: Variant) -> int:
+    """Operations of an update with one optimizer step.
 
     Raises:
         ValueError: the variant needs a teacher and ``config`` has none, or updates have several
             steps.
     """
     if config.num_iterations * config.num_minibatches != 1:
-        raise ValueError("update_cost counts one optimizer step an update: num_iterations=1")
+        raise ValueError("update_flops counts one optimizer step an update: num_iterations=1")
     taught = variant.distillation is not None or variant.sampler.by == "teacher"
     if taught and config.teacher is None:
         raise ValueError(f"variant {variant.name!r} needs a teacher: set teacher in the config")
@@ -114,8 +109,9 @@ def update_cost(config: TrainConfig, variant: Variant) -> Cost:
     reads_reference = variant.kl.estimator != "none" or variant.objective.kind == "dpo"
     flops = (3 + samples_apart + reads_reference) * forward_flops(config)
     if taught:
-        flops += forward_flops(_of_teacher(config))
-    return Cost(generated_tokens(config), flops)
+        policy = config.teacher.policy or config.policy
+        flops += forward_flops(config.model_copy(update={"policy": policy}))
+    return flops
 
 
 def crossings(curves: pd.DataFrame, preset: Preset, metric: str, threshold: float) -> pd.DataFrame:
@@ -124,24 +120,20 @@ def crossings(curves: pd.DataFrame, preset: Preset, metric: str, threshold: floa
     Between the middles of two logging windows the metric is taken to be a straight line.
 
     Returns:
-        One row per run: ``variant``, ``seed``, ``start``, ``updates``, ``tokens``, ``flops``, and
-        ``reached``; where it is False they are those of the whole run, a lower bound.
+        One row per run: ``variant``, ``seed``, ``start``, ``updates``, ``flops``, and ``reached``;
+        where it is False they are those of the whole run, a lower bound.
     """
-    config, costs = preset.config, {}
-    for variant in preset.variants:
-        costs[variant.name] = update_cost(config, variant)
+    config = preset.config
+    costs = {variant.name: update_flops(config, variant) for variant in preset.variants}
     rows = []
     for (variant, seed), run in curves.groupby(["variant", "seed"], sort=False):
         middles = run["update"].to_numpy() + config.log_every / 2
         at = first_crossing(middles, run[metric].to_numpy(), threshold)
         reached = bool(np.isfinite(at))
         updates = at if reached else float(config.updates)
-        spent = {
-            "updates": updates,
-            **{k: updates * v for k, v in costs[variant]._asdict().items()},
-        }
         start = seed % config.start.count if config.start.count > 1 else seed
-        rows.append({"variant": variant, "seed": seed, "start": start, **spent, "reached": reached})
+        spent = {"updates": updates, "flops": updates * costs[variant], "reached": reached}
+        rows.append({"variant": variant, "seed": seed, "start": start, **spent})
     return pd.DataFrame(rows)
 
 
@@ -183,29 +175,22 @@ def cost_ratio(spent: pd.DataFrame, variant: str, other: str, unit: str) -> Rati
     return Ratio(mean, low, high, missed, other_missed, len(logs))
 
 
-def _of_teacher(config: TrainConfig) -> TrainConfig:
-    return config.model_copy(update={"policy": config.teacher.policy or config.policy})
-
-
 def cost_table(
-    recorded: Recording, variant: str, others: Iterable[str], thresholds: Iterable[float]
+    recorded: Recording, variant: str, others: Sequence[str], thresholds: Iterable[float]
 ) -> pd.DataFrame:
     """How many times more a variant spends than others until the policy reaches an accuracy.
 
     Returns:
-        One row per threshold, other variant and unit (``updates``, ``tokens``, ``flops``): the
-        geometric mean of the ratio ``mean``, its interval ``low`` to ``high``, and in
-        how many seeds the variant (``missed``) and the other (``other_missed``) never got there.
+        One row per threshold, other variant and unit (``updates``, ``flops``): the geometric mean
+        of the ratio ``mean``, its interval ``low`` to ``high``, and in how many seeds the variant
+        (``missed``) and the other (``other_missed``) never got there.
     """
-    others, rows = list(others), []
+    rows = []
     for threshold in thresholds:
         spent = crossings(recorded.curves, recorded.preset, "own_accuracy", threshold)
-        for other in others:
-            for unit in ("updates", "tokens", "flops"):
-                ratio = cost_ratio(spent, variant, other, unit)
-                rows.append(
-                    {"threshold": threshold, "other": other, "unit": unit, **ratio._asdict()}
-                )
+        for other, unit in itertools.product(others, UNITS):
+            ratio = cost_ratio(spent, variant, other, unit)
+            rows.append({"threshold": threshold, "other": other, "unit": unit, **ratio._asdict()})
     return pd.DataFrame(rows)
 
 
@@ -318,12 +303,16 @@ def annealing_and_masking() -> Finding:
     mask = low_reward_mask(rewards, 0.5).to(torch.float64)
     scores = torch.eye(6, dtype=torch.float64) - policy
     masked = (policy * mask * log_ratio) @ scores
-    masked_value = grad(_masked_divergence)(logits, teacher, mask)
     failing = grad(lambda z: (z.softmax(-1) * mask).sum())(logits)
+
+    def masked_share(at: torch.Tensor) -> torch.Tensor:  # of the reverse KL
+        log_ratio = at.log_softmax(-1) - teacher.log_softmax(-1)
+        return (at.softmax(-1) * mask * log_ratio).sum()
+
     figures = {
         "schedule_middle": annealed(5, 10, start=1.0, end=0.0),
         "cosine_with_full_kl": cosine(masked, reverse_kl_gradient(logits, teacher)).item(),
-        "decomposition_error": (masked + failing - masked_value).abs().max().item(),
+        "decomposition_error": largest(masked + failing - grad(masked_share)(logits)),
     }
     shorter = []
     for name, variant, other in GUIDED:
@@ -346,7 +335,11 @@ def distillation_speed() -> Finding:
     """Exact-gradient steps to a success of 0.9, sparse reward over dense teacher, by length; and
     recorded: what GRPO spends over what distillation spends to one accuracy, easy and sparse."""
     figures = {f"steps_ratio_length_{n}": steps_ratio(n, vocab_size=4) for n in (1, 2, 4)}
-    easy, sparse = (_spent(preset, threshold) for preset, threshold in THRESHOLDS.items())
+    runs = {preset: recorded_runs(preset) for preset in THRESHOLDS}
+    easy, sparse = (
+        crossings(run.curves, run.preset, "own_accuracy", THRESHOLDS[preset])
+        for preset, run in runs.items()
+    )
     ratios = {
         "easy": cost_ratio(easy, "grpo", "opd_immediate", "updates"),
         "sparse": cost_ratio(sparse, "grpo", "opd_immediate", "updates"),
@@ -368,15 +361,3 @@ def distillation_speed() -> Finding:
 def reaches(ratio: Ratio, claimed: float) -> bool:
     """Does the band allow the claimed factor? Where most seeds only bound it, any band does."""
     return ratio.high >= claimed or ratio.missed > ratio.seeds // 2
-
-
-def _spent(preset: str, accuracy: float) -> pd.DataFrame:
-    """What each run of a recorded preset spent until an accuracy of its own completions."""
-    run = recorded_runs(preset)
-    return crossings(run.curves, run.preset, "own_accuracy", accuracy)
-
-
-def _masked_divergence(logits: torch.Tensor, teacher: torch.Tensor, mask: torch.Tensor):
-    """Share of the reverse KL on the masked-in outcomes."""
-    log_ratio = logits.log_softmax(-1) - teacher.log_softmax(-1)
-    return (logits.softmax(-1) * mask * log_ratio).sum()
