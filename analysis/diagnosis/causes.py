@@ -8,7 +8,7 @@ reasons, in :mod:`analysis.diagnosis.conditions`.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from analysis.diagnosis import conditions as when
@@ -17,13 +17,16 @@ from analysis.diagnosis.measure import Measured
 from analysis.diagnosis.schema import SEVERITIES, Finding, Severity, Shown
 from analysis.errors import UserError
 
+#: One text, or one for each case; words in braces are filled in from the measurements.
+Text = str | Mapping[str, str]
+
 
 class Cause(NamedTuple):
-    """Words in braces are filled in from the measurements."""
+    """What can be wrong, what shows it, what to change, and where that is explained."""
 
     when: Callable[[Measured], Shown | None]
-    title: str
-    advice: str
+    title: Text
+    advice: Text
     chapter: str  #: notebook of the book, and ``#label`` inside it
     severity: Severity = "error"
     #: ``spoils``: the columns are not what they say, so that what follows from them is noise.
@@ -74,19 +77,42 @@ CAUSES: tuple[Cause, ...] = (
           "Look for prompt or tool tokens inside the mask, another tokenisation, or log-probs "
           "gathered with the wrong ids.",
           "06_sequences#thm-sampling-mask", kind="data"),
-    Cause(when.identical_reference, "{which}",
-          "{what}",
+    Cause(when.identical_reference,
+          {"of logp": "The reference is the policy itself",
+           "of old_logp": "old_logp is ref_logp: one of them was not scored anew"},
+          {"of logp": "Expected only before the first update, or where nothing moves the policy. "
+           "Otherwise the reference is synchronised at every step, or the adapter stays on when "
+           "it is evaluated.",
+           "of old_logp": "Score old_logp with the weights that sample and ref_logp with those "
+           "that stay; here a column was copied, or kept from the start of the run."},
           "05_fixed_points#thm-reverse-optimum", kind="spoils"),
-    Cause(when.negative_kl, "The KL is negative: the tokens are not the policy's{whose}",
-          "{what}",
+    Cause(when.negative_kl,
+          {"exchanged": "The KL is negative: the tokens are not the policy's, but the reference's",
+           "other": "The KL is negative: the tokens are not the policy's"},
+          {"exchanged": "Policy and reference are exchanged, in the dump or in the loss (that "
+           "maximises the KL), or the engine still samples with the weights of the start.",
+           "other": "A mean of log pi - log pi_ref below zero needs a sampler that is not pi: "
+           "another checkpoint, temperature or prompt template."},
           "01_estimators#thm-unbiased", kind="spoils"),
     Cause(when.old_not_sampler,
           "The tokens were not drawn from the policy that old_logp belongs to",
           "Score old_logp with the weights that sample, at the sampling step. Values kept from "
           "an earlier step bias ratio, clip and every off-policy weight.",
           "02_gradients#thm-off-policy-weights", kind="spoils"),
-    Cause(when.other_sampler, "{which}",
-          "{what}",
+    Cause(when.other_sampler,
+          {"unsampled": "The tokens were not drawn from this policy",
+           "hotter": "The sampler is hotter than the policy that is trained",
+           "colder": "The sampler is colder, or truncated further, than the policy that is "
+           "trained"},
+          {"unsampled": "The log-probs may all belong to neighbouring tokens, the mask may count "
+           "tokens of the prompt or of a tool, or rows may be exchanged.",
+           "hotter": "It may be the temperature (divide the logits by it when scoring), a "
+           "repetition penalty, log-probs to another base than e, an engine with older weights, "
+           "dropout when scoring, other position ids for left-padded prompts, or tokens counted "
+           "that nobody sampled.",
+           "colder": "It may be the temperature (divide the logits by it when scoring), top-p, "
+           "top-k, min-p or a repetition penalty that the trainer does not know, completions that "
+           "were left out, or an entropy in bits or at another temperature."},
           "06_sequences#thm-sampling-mask", kind="data"),
     Cause(groups.padded_positions,
           "Rows with left padding were scored at other positions than they were sampled at",
@@ -126,7 +152,12 @@ CAUSES: tuple[Cause, ...] = (
           "reward, advantage and loss, or for a reward that is logged of another completion.",
           "09_advantages#thm-baseline", kind="data"),
     Cause(groups.advantage_off_centre, "Advantages do not sum to zero in their group",
-          "{what}",
+          {"rewards": "They are the rewards themselves: subtract the mean of the group.",
+           "batch": "They are centred over the batch, not over the completions of a prompt: the "
+           "baseline is the batch's, or groups are taken along the wrong axis (reshape to "
+           "[prompts, completions]).",
+           "constant": "A constant is left: subtract the mean of the group, after everything that "
+           "is added."},
           "09_advantages#thm-baseline", severity="warning", kind="data"),
     Cause(when.advantage_opposed, "Updates move tokens against their advantages",
           "The policy loss has the wrong sign, or logp and old_logp are exchanged.",
@@ -157,7 +188,9 @@ CAUSES: tuple[Cause, ...] = (
           "but one.",
           "05_fixed_points#thm-k3-plain-flow", severity="warning"),
     Cause(when.uniform_push, "Every sampled token is pushed down, whatever its advantage",
-          "{what}",
+          {"no pull": "That is what k1 as a loss does, and no pull towards the reference is seen: "
+           "use k2 (or k3) in the loss, or k1 in the reward.",
+           "pull": "Advantages may be off centre, or part of the KL term is k1 as a loss."},
           "05_fixed_points#thm-k1-walk"),
     Cause(when.train_inference_mismatch,
           "The inference engine samples from another policy than the trainer believes",
@@ -166,7 +199,11 @@ CAUSES: tuple[Cause, ...] = (
           "vllm_importance_sampling_correction; verl: algorithm.rollout_correction).",
           "06_sequences#thm-two-factors"),
     Cause(when.stale_samples, "The samples are stale: the policy has left the one that drew them",
-          "Fewer updates per batch, or a smaller learning rate. {what}",
+          {"unweighted": "Fewer updates per batch, or a smaller learning rate. Weigh the KL term "
+           "by policy/old: k3 with the ratio attached, k2 with it detached; unweighted, the loss "
+           "follows the sampler.",
+           "weighted": "Fewer updates per batch, or a smaller learning rate. The weight corrects "
+           "the token, not the states before it."},
           "02_gradients#thm-off-policy-weights"),
     Cause(when.overflow, "k3 overflows in float32",
           "One such token makes the loss infinite, or NaN once a mask multiplies it. Look at the "
@@ -198,7 +235,9 @@ CAUSES: tuple[Cause, ...] = (
           "Read these sequences: degenerate loops, another language and cut-off answers are the "
           "usual ones.",
           "03_k3_counterexample#thm-underestimate", severity="warning"),
-    Cause(when.kl_without_reward, "The KL grows{but}",
+    Cause(when.kl_without_reward,
+          {"flat": "The KL grows, the reward does not",
+           "unknown": "The KL grows (too few rewards are dumped to say for what)"},
           "Check the sign and the size of beta, and that the KL term reaches the loss. Dump the "
           "step and the reward of each sequence.",
           "04_grpo_ablation#fig-ablation-front", severity="warning"),
@@ -228,14 +267,18 @@ def find(measured: Measured) -> list[Finding]:
         Finding(
             code=cause.code,
             severity=found.severity or cause.severity,
-            title=cause.title.format(**found.words),
+            title=_said(cause.title, found),
             evidence=found.evidence,
-            advice=cause.advice.format(**found.words),
+            advice=_said(cause.advice, found),
             chapter=cause.chapter,
         )
         for cause, found in shown
     ]
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def _said(text: Text, shown: Shown) -> str:
+    return (text if isinstance(text, str) else text[shown.case]).format(**shown.words)
 
 
 def matching(findings: list[Finding], wanted: tuple[str, ...]) -> list[Finding]:

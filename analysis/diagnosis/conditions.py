@@ -166,8 +166,10 @@ def other_tokens(m: Measured) -> Shown | None:
         aligned = m.numbers.get(f"aligned_{name}", 1.0)
         ratio = m.numbers.get(f"ratio_{name}", 1.0)
         if aligned < UNRELATED and ratio > UNRELATED_RATIO and misaligned(m) is None:
-            evidence: Evidence = {"correlation with logp": aligned, "mean ratio to logp": ratio}
-            return Shown(evidence, words={"column": name})
+            return Shown(
+                {"correlation with logp": aligned, "mean ratio to logp": ratio},
+                words={"column": name},
+            )
     return None
 
 
@@ -213,20 +215,11 @@ def identical_reference(m: Measured) -> Shown | None:
     step = m.rollouts.step
     begins = step is not None and step.max() <= max(LAST_FIRST_STEP, m.settings.rollout_steps - 1)
     idle = m.numbers.get("zero_advantage_share", 0.0) >= ALL_SILENT  # nothing moves the policy
-    evidence: Evidence = {f"share of tokens with ref_logp equal to {name}": same[name]}
-    kept = name == "old_logp" and same["logp"] < SAME
-    words = {
-        "which": "old_logp is ref_logp: one of them was not scored anew"
-        if kept
-        else "The reference is the policy itself",
-        "what": "Score old_logp with the weights that sample and ref_logp with those that stay; "
-        "here a column was copied, or kept from the start of the run."
-        if kept
-        else "Expected only before the first update, or where nothing moves the policy. Otherwise "
-        "the reference is synchronised at every step, or the adapter stays on when it is "
-        "evaluated.",
-    }
-    return Shown(evidence, "note" if begins or idle else "error", words)
+    return Shown(
+        {f"share of tokens with ref_logp equal to {name}": same[name]},
+        "note" if begins or idle else "error",
+        case="of old_logp" if same["logp"] < SAME else "of logp",
+    )
 
 
 def negative_kl(m: Measured) -> Shown | None:
@@ -245,14 +238,7 @@ def negative_kl(m: Measured) -> Shown | None:
         return None  # says why
     return Shown(
         {"mean of k1": k1.value, "upper end": k1.high, "mean of pi/pi_ref": backwards},
-        words={
-            "whose": ", but the reference's" if exchanged else "",
-            "what": "Policy and reference are exchanged, in the dump or in the loss (that "
-            "maximises the KL), or the engine still samples with the weights of the start."
-            if exchanged
-            else "A mean of log pi - log pi_ref below zero needs a sampler that is not pi: another "
-            "checkpoint, temperature or prompt template.",
-        },
+        case="exchanged" if exchanged else "other",
     )
 
 
@@ -289,7 +275,6 @@ def other_sampler(m: Measured) -> Shown | None:
     stale = stale_samples(m)
     if any(cause(m) for cause in why) or (stale is not None and stale.severity == "error"):
         return None
-    hotter = gap.value > 0
     unsampled = gap.value > UNSAMPLED_SURPRISE * m.numbers["entropy"]
     return Shown(
         {
@@ -298,24 +283,7 @@ def other_sampler(m: Measured) -> Shown | None:
             "upper end": gap.high,
             "mean entropy": m.numbers["entropy"],
         },
-        words={
-            "which": "The tokens were not drawn from this policy"
-            if unsampled
-            else "The sampler is hotter than the policy that is trained"
-            if hotter
-            else "The sampler is colder, or truncated further, than the policy that is trained",
-            "what": "The log-probs may all belong to neighbouring tokens, the mask may count "
-            "tokens of the prompt or of a tool, or rows may be exchanged."
-            if unsampled
-            else "It may be the temperature (divide the logits by it when scoring), a repetition "
-            "penalty, log-probs to another base than e, an engine with older weights, dropout when "
-            "scoring, other position ids for left-padded prompts, or tokens counted that nobody "
-            "sampled."
-            if hotter
-            else "It may be the temperature (divide the logits by it when scoring), top-p, top-k, "
-            "min-p or a repetition penalty that the trainer does not know, completions that were "
-            "left out, or an entropy in bits or at another temperature.",
-        },
+        case="unsampled" if unsampled else "hotter" if gap.value > 0 else "colder",
     )
 
 
@@ -355,14 +323,12 @@ def ratio_mean(m: Measured) -> Shown | None:
     heavy = infinite_variance(m.tail("reference/policy"))
     for ratio in ("old/sampler", "reference/sampler"):
         mean = m.identity(ratio)
-        if mean is None or abs(mean.value - 1) < RATIO_MARGIN or not m.enough:
+        if mean is None or not m.enough:
             continue
-        if not mean.clear_of(1.0):
-            continue
-        if heavy and mean.value < 1:
-            continue  # the missing mass is in the tail that was not seen
-        evidence: Evidence = {"mean": mean.value, "low": mean.low, "high": mean.high}
-        return Shown(evidence, words={"ratio": ratio})
+        unseen = heavy and mean.value < 1  # the missing mass is in the tail that was not seen
+        if abs(mean.value - 1) >= RATIO_MARGIN and mean.clear_of(1.0) and not unseen:
+            evidence: Evidence = {"mean": mean.value, "low": mean.low, "high": mean.high}
+            return Shown(evidence, words={"ratio": ratio})
     return None
 
 
@@ -465,12 +431,7 @@ def uniform_push(m: Measured) -> Shown | None:
             "pull in standard deviations": strength.value,
         },
         "error" if idle else "warning",
-        {
-            "what": "That is what k1 as a loss does, and no pull towards the reference is seen: "
-            "use k2 (or k3) in the loss, or k1 in the reward."
-            if idle
-            else "Advantages may be off centre, or part of the KL term is k1 as a loss."
-        },
+        case="no pull" if idle else "pull",
     )
 
 
@@ -486,10 +447,10 @@ def kl_without_reward(m: Measured) -> Shown | None:
         "KL in the last third": last,
     }
     if reward is None:
-        return Shown(evidence, "note", {"but": " (too few rewards are dumped to say for what)"})
+        return Shown(evidence, "note", case="unknown")
     evidence |= {"reward, last third minus first": reward.value, "upper end of that": reward.high}
     flat = reward.high < SMALLEST_GAIN * float(m.rollouts.reward.std())
-    return Shown(evidence, "warning" if flat else "note", {"but": ", the reward does not"})
+    return Shown(evidence, "warning" if flat else "note", case="flat")
 
 
 def no_signal(m: Measured) -> Shown | None:
@@ -497,8 +458,11 @@ def no_signal(m: Measured) -> Shown | None:
     if share <= MOST_SILENT:
         return None
     everything = share >= ALL_SILENT
-    words = {"most": "All" if everything else "Most"}
-    return Shown({"share of sequences": share}, "error" if everything else "note", words)
+    return Shown(
+        {"share of sequences": share},
+        "error" if everything else "note",
+        {"most": "All" if everything else "Most"},
+    )
 
 
 # Samples, tails and clamps.
@@ -526,7 +490,7 @@ def stale_samples(m: Measured) -> Shown | None:
     clipped = 0.0 if by_sequence else clipped
     if staleness <= bound and clipped <= LARGEST_CLIP_FRACTION:
         return None
-    unweighted = m.settings.kl is None or m.settings.kl.weighting == "none"
+    weighted = m.settings.kl is not None and m.settings.kl.weighting != "none"
     far = staleness > FAR_STALE * bound or clipped > LARGEST_CLIP_FRACTION
     return Shown(
         {
@@ -536,12 +500,7 @@ def stale_samples(m: Measured) -> Shown | None:
             "clip fraction": clipped,
         },
         "error" if far else "note",
-        {
-            "what": "Weigh the KL term by policy/old: k3 with the ratio attached, k2 with it "
-            "detached; unweighted, the loss follows the sampler."
-            if unweighted
-            else "The weight corrects the token, not the states before it."
-        },
+        case="weighted" if weighted else "unweighted",
     )
 
 

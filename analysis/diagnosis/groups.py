@@ -326,19 +326,10 @@ def advantage_off_centre(m: Measured) -> Shown | None:
         return None
     raw = m.numbers.get("advantage_is_reward") == 1.0
     centred = abs(m.numbers["mean_advantage"]) < LARGEST_OFFSET
-    what = (
-        "They are the rewards themselves: subtract the mean of the group."
-        if raw
-        else "They are centred over the batch, not over the completions of a prompt: the baseline "
-        "is the batch's, or groups are taken along the wrong axis (reshape to [prompts, "
-        "completions])."
-        if centred
-        else "A constant is left: subtract the mean of the group, after everything that is added."
-    )
     return Shown(
         {
             "spread of the groups' means over that of the advantages (zero)": offset,
             "mean of all": m.numbers["mean_advantage"],
         },
-        words={"what": what},
+        case="rewards" if raw else "batch" if centred else "constant",
     )

@@ -166,6 +166,7 @@ class Shown(NamedTuple):
     evidence: Evidence
     severity: Severity | None = None  #: another than the cause's own
     words: Mapping[str, str] = MappingProxyType({})  #: for the braces of its title and advice
+    case: str = ""  #: which of its titles and advices, where it has several
 
 
 class KLEstimate(_Frozen):
