@@ -297,7 +297,7 @@ def starts_away(m: Measured) -> Shown | None:
 def coarse_logprobs(m: Measured) -> Shown | None:
     for column in ("logp", "ref_logp", "old_logp", "sampler_logp"):
         for grid in integrity.GRIDS:
-            share = m.numbers.get(f"grid_{column}_{grid.replace(' ', '_')}", 0.0)
+            share = m.numbers.get(integrity.on_grid(column, grid), 0.0)
             if share < GRID_SHARE or not m.enough:
                 continue
             floor = integrity.rounding_noise(getattr(m.rollouts, column), grid)

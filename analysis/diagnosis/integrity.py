@@ -47,6 +47,11 @@ def grid_shares(logp: Floats) -> dict[str, float]:
     return shares
 
 
+def on_grid(column: str, grid: str) -> str:
+    """What the share of a column on a grid is called."""
+    return f"grid_{column}_{grid.replace(' ', '_')}"
+
+
 def rounding_noise(logp: Floats, grid: str) -> float:
     """Mean squared rounding error of a log-prob on a grid, step squared over twelve (nats^2)."""
     if grid.endswith("decimals"):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from analysis.diagnosis import divergence, groups, integrity, terms, updates
 from analysis.diagnosis.schema import (
     Identity,
@@ -85,12 +83,11 @@ def measure(rollouts: Rollouts, settings: Settings | None = None) -> Measured:
     intervals |= divergence.surprise_gap(rollouts, settings)
     intervals |= updates.reward_growth(rollouts, settings)
     intervals |= groups.padding_gap(rollouts, settings)
-    grids = {name: integrity.grid_shares(values) for name, values in _log_probs(rollouts).items()}
-    numbers |= {
-        f"grid_{column}_{grid.replace(' ', '_')}": share
-        for column, shares_of in grids.items()
-        for grid, share in shares_of.items()
-    }
+    for column in ("logp", "ref_logp", "old_logp", "sampler_logp"):
+        logp = getattr(rollouts, column)
+        if logp is not None and (column != "old_logp" or rollouts.has_old_logp):
+            shares = integrity.grid_shares(logp)
+            numbers |= {integrity.on_grid(column, grid): shares[grid] for grid in shares}
     return Measured(
         rollouts,
         settings,
@@ -102,15 +99,6 @@ def measure(rollouts: Rollouts, settings: Settings | None = None) -> Measured:
         intervals,
         numbers,
     )
-
-
-def _log_probs(rollouts: Rollouts) -> dict[str, np.ndarray]:
-    found = {"logp": rollouts.logp, "ref_logp": rollouts.ref_logp}
-    if rollouts.has_old_logp:
-        found["old_logp"] = rollouts.old_logp
-    if rollouts.sampler_logp is not None:
-        found["sampler_logp"] = rollouts.sampler_logp
-    return found
 
 
 def _tails(rollouts: Rollouts) -> list[Tail]:

@@ -30,17 +30,11 @@ def report(measured: Measured, *, source: str) -> Report:
         rows=rollouts.rows,
         sequences=rollouts.sequences,
         steps=0 if rollouts.step is None else len(np.unique(rollouts.step)),
-        settings=measured.settings,
         ignored_columns=rollouts.ignored,
-        estimates=measured.estimates,
-        tails=measured.tails,
-        identities=measured.identities,
-        top_sequences=measured.top_sequences,
-        by_step=measured.by_step,
-        intervals=measured.intervals,
         measurements=measured.numbers,
         not_measured=not_measured(rollouts),
         findings=find(measured),
+        **{name: got for name, got in measured._asdict().items() if name in Report.model_fields},
     )
 
 

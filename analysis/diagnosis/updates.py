@@ -25,10 +25,8 @@ def kl_by_step(rollouts: Rollouts) -> list[StepKL]:
         return []
     steps, index = np.unique(rollouts.step, return_inverse=True)
     if len(steps) > MOST_STEPS:
-        index = index * MOST_STEPS // len(steps)
-        steps = steps[
-            np.searchsorted(np.arange(len(steps)) * MOST_STEPS // len(steps), range(MOST_STEPS))
-        ]
+        pool = np.arange(len(steps)) * MOST_STEPS // len(steps)
+        steps, index = steps[np.diff(pool, prepend=-1) > 0], pool[index]
     count = np.bincount(index)
     log_ratio = rollouts.logp - rollouts.ref_logp
     value = k3(torch.from_numpy(rollouts.logp), torch.from_numpy(rollouts.ref_logp)).numpy()
@@ -117,8 +115,8 @@ def update_response(rollouts: Rollouts, settings: Settings) -> dict[str, Interva
     log_ratio -= log_ratio.mean()
     move = rollouts.logp - rollouts.old_logp
     move = np.expm1(np.minimum(move, 50.0, out=move), out=move)
-    spreads = log_ratio.std(), move.std()
-    if not (rollouts.has_old_logp and min(spreads) > 0):
+    spread = move.std()
+    if not (rollouts.has_old_logp and log_ratio.std() > 0 and spread > 0):
         return {}
     columns = {"pull": log_ratio}
     if rollouts.advantage is not None and rollouts.advantage.std() > 0:
@@ -129,15 +127,12 @@ def update_response(rollouts: Rollouts, settings: Settings) -> dict[str, Interva
         own, rest = _residual(column, others), _residual(move, others)
         found[name] = _slope(own, rest, rollouts, settings)
         del own, rest
-    scales = {"pull": ("pull_strength", spreads[0] / spreads[1])}
-    if "advantage_response" in found:
-        scale = rollouts.advantage.std() / spreads[1]
-        scales["advantage_response"] = ("advantage_strength", scale)
-    for name, (strength, scale) in scales.items():
-        ends = {end: value * float(scale) for end, value in found[name]}
-        found[strength] = Interval(**ends)
+    for name, column in columns.items():
+        scale = float(column.std() / spread)
+        ends = {end: value * scale for end, value in found[name]}
+        found[f"{name.removesuffix('_response')}_strength"] = Interval(**ends)
     push = _residual(move, list(columns.values()), keep_mean=True)
-    push /= spreads[1]
+    push /= spread
     return found | token_means({"push": push}, rollouts.sequence, **settings.bootstrap)
 
 
