@@ -44,12 +44,12 @@ class Case(NamedTuple):
     scale: float = 0.3  #: standard deviation of the initial weights
 
 
-def tokenizer() -> Any:
+def tokenizer(vocabulary: int = VOCABULARY) -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     words = [*(str(digit) for digit in range(10)), "=", END, "<pad>", "<unk>"]
-    words += [f"<{index}>" for index in range(len(words), VOCABULARY)]
+    words += [f"<{index}>" for index in range(len(words), vocabulary)]
     inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(

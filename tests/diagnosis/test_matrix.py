@@ -79,6 +79,16 @@ def test_a_slice_of_the_matrix_is_as_recorded():
     silent = [c for c in sound.cases((0,)) if c.name in ("loss type dapo", "on policy")]
     assert [row["codes"] for row in matrix.run_sound(silent)] == ["", ""]
     chosen = (
+        "another reference model",
+        "reference rows of other completions",
+        "old_logp from the start of the run",
+        "sampler hotter",
+        "top-k that the trainer does not know",
+        "padding counted",
+        "mask shifted by a token",
+        "advantages with the wrong sign",
+        "KL added to the advantages, no term column",
+        "old_logp and ref_logp in bfloat16",
         "advantages shuffled",
         "end not counted",
         "KL subtracted from the loss",

@@ -15,6 +15,7 @@ from analysis.diagnosis.measure import measure
 from analysis.diagnosis.readers import read_rollouts, recorded_settings
 from analysis.errors import UserError
 from analysis.kl.term import KLTerm
+from benchmarks.diagnosis import tiny_runs
 from tests.integrations import tiny_trl
 
 pytest.importorskip("trl", reason="the extra trl is not installed: make test-full")
@@ -263,7 +264,7 @@ def test_the_samples_of_the_page_run(model, tmp_path, monkeypatch):
 
     monkeypatch.setattr(trl, "GRPOConfig", configured)
     monkeypatch.chdir(tmp_path)
-    names = {"reward": tiny_trl.even_share, "dataset": tiny_trl.digits()}
+    names = {"reward": tiny_runs.even, "dataset": tiny_trl.digits()}
     for sample in samples:
         exec(sample.replace("Qwen/Qwen3-0.6B", model), names)
     assert read_rollouts(tmp_path / "dump").sequences == 16

@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import random
 
-for offline in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"):
-    os.environ.setdefault(offline, "1")
+from benchmarks.diagnosis import tiny_runs  # which keeps TRL off the network
 
 VOCABULARY = 20
 PROMPTS, GROUP, LENGTH = 2, 4, 8
 
 
-def tokenizer():
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = [*(str(digit) for digit in range(10)), "=", ".", "<pad>", "<unk>"]
-    words += [f"<{index}>" for index in range(len(words), VOCABULARY)]
-    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        padding_side="left",
-        pad_token="<pad>",
-        eos_token=".",
-        unk_token="<unk>",
-    )
-
-
-def save_model(folder, *, seed: int, **settings) -> str:
+def save_model(folder, *, seed: int) -> str:
     """A random Llama and its tokenizer; returns the folder."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    words = tokenizer()
+    words = tiny_runs.tokenizer(VOCABULARY)
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -47,25 +28,18 @@ def save_model(folder, *, seed: int, **settings) -> str:
         pad_token_id=words.pad_token_id,
         eos_token_id=words.eos_token_id,
         bos_token_id=None,
-        **settings,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     words.save_pretrained(folder)
     return str(folder)
 
 
-def digits(prompts: int = 64):
+def digits():
     from datasets import Dataset
 
     draw = random.Random(0)
-    rows = [[str(draw.randrange(10)) for _ in range(3)] for _ in range(prompts)]
+    rows = [[str(draw.randrange(10)) for _ in range(3)] for _ in range(64)]
     return Dataset.from_list([{"prompt": " ".join([*row, "="])} for row in rows])
-
-
-def even_share(completions: list[str], **_: object) -> list[float]:
-    """Share of even digits: a reward that a random model gets some of."""
-    texts = [completion.split() for completion in completions]
-    return [sum(w in "02468" for w in text) / max(1, len(text)) for text in texts]
 
 
 def config(folder, **settings):
@@ -95,8 +69,8 @@ def arguments(model: str, folder, **settings) -> dict:
     """What both TRL's trainer and ours take."""
     return {
         "model": model,
-        "reward_funcs": even_share,
+        "reward_funcs": tiny_runs.even,
         "args": config(folder, **settings),
         "train_dataset": digits(),
-        "processing_class": tokenizer(),
+        "processing_class": tiny_runs.tokenizer(VOCABULARY),
     }

@@ -7,13 +7,13 @@ import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import tiny_trl
 import torch
 from trl import GRPOTrainer
 
 from analysis.integrations.trl import KLGRPOTrainer, KLTerm
+from tests.integrations import tiny_trl
 
 TRAINERS = {
     "trl": (GRPOTrainer, {}),
