@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from analysis.kl.term import KLTerm
-from analysis.training.config import StartConfig, TeacherConfig, TrainConfig, Variant
+from analysis.training.config import Run, StartConfig, TeacherConfig, TrainConfig, Variant
 from analysis.training.pretrained.config import LlamaConfig
 from analysis.training.tiny.policy import PolicyConfig
 from analysis.training.tiny.tasks import SortTask
@@ -32,6 +32,23 @@ def llama(**sizes) -> LlamaConfig:
         "tied": False,
     }
     return LlamaConfig(**small | sizes)
+
+
+def runs_of(variants, seeds=(0,)) -> list[Run]:
+    """Each variant under each seed."""
+    return [Run(variant=variant, seed=seed) for variant in variants for seed in seeds]
+
+
+def what_is_sampled(trainer) -> list:
+    """What the trainer samples from now on, one entry an update."""
+    sampled, make_batch = [], trainer.batch
+
+    def batch(one, update):
+        sampled.append(one)
+        return make_batch(one, update)
+
+    trainer.batch = batch
+    return sampled
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ from analysis.training.variants import (
 )
 
 WEIGHTINGS = ("none", "attached", "detached")
+VALUES = ("k1", "k2", "k3", "k3_clip", "k4")
 
 
 def labelled(parts: dict[str, dict[str, Any]]) -> list[Variant]:
@@ -31,13 +32,29 @@ def objective(kind: str, **fields: Any) -> dict[str, Any]:
     return {"objective": Objective(kind=kind, **fields)}
 
 
+def advantage(**fields: Any) -> dict[str, Any]:
+    return {"advantage": Advantage(**fields)}
+
+
+def shaping(**fields: Any) -> dict[str, Any]:
+    return {"shaping": Shaping(**fields)}
+
+
+def sampler(**fields: Any) -> dict[str, Any]:
+    return {"sampler": Sampler(**fields)}
+
+
+def correction(**fields: Any) -> dict[str, Any]:
+    return {"correction": Correction(**fields)}
+
+
 def distilled(estimator: str, *, of: dict[str, Any] | None = None, **term: Any) -> dict[str, Any]:
     return {"distillation": Distillation(kl=KLTerm(estimator=estimator, **term), **of or {})}
 
 
 K1_REWARD = kl("k1", 0.3, placement="reward")
-ZERO = {"advantage": Advantage(baseline="zero")}
-TRUNCATED = {"correction": Correction(mask_truncated=True)}
+ZERO = advantage(baseline="zero")
+TRUNCATED = correction(mask_truncated=True)
 
 OBJECTIVES = labelled(
     {
@@ -59,9 +76,9 @@ OBJECTIVES = labelled(
     | {
         "dpo_k2": objective("dpo") | kl("k2", 0.4),
         "mirror_descent_before": objective("mirror_descent")
-        | {"advantage": Advantage(kl_order="before")}
+        | advantage(kl_order="before")
         | K1_REWARD,
-        "gspo_marginal": objective("gspo") | {"advantage": Advantage(level="marginal")},
+        "gspo_marginal": objective("gspo") | advantage(level="marginal"),
     }
 )
 
@@ -75,13 +92,9 @@ AGGREGATIONS = labelled(
 
 KL = labelled(
     {
-        f"{name}_sequence_{weighting}": kl(name, 0.1, level="sequence", weighting=weighting)
-        for name in ("k1", "k2", "k3", "k3_clip", "k4")
-        for weighting in WEIGHTINGS
-    }
-    | {
-        f"{name}_{weighting}": kl(name, 0.5, weighting=weighting)
-        for name in ("k1", "k2", "k3", "k3_clip", "k4")
+        f"{name}{level}_{weighting}": kl(name, beta, weighting=weighting, **fields)
+        for level, beta, fields in (("_sequence", 0.1, {"level": "sequence"}), ("", 0.5, {}))
+        for name in VALUES
         for weighting in WEIGHTINGS
     }
     | {
@@ -102,148 +115,122 @@ KL = labelled(
     }
 )
 
+CREDITS = (("to_go", "token"), ("immediate", "token"), ("whole", "token"), ("to_go", "sequence"))
 KL_REWARD = labelled(
     {
         f"{name}_reward_{credit}_{level}": kl(
             name, 0.2, placement="reward", credit=credit, level=level
         )
-        for name in ("k1", "k2", "k3", "k3_clip", "k4")
-        for credit, level in (
-            *((credit, "token") for credit in ("to_go", "immediate", "whole")),
-            ("to_go", "sequence"),
-        )
+        for name in VALUES
+        for credit, level in CREDITS
     }
     | {
         f"{name}_before_{baseline}_{level}": kl(name, 0.2, placement="reward", level=level)
-        | {"advantage": Advantage(kl_order="before", baseline=baseline)}
+        | advantage(kl_order="before", baseline=baseline)
         for name in ("k1", "k3")
         for baseline in ("group_normalise", "group_centre", "leave_one_out")
         for level in ("token", "sequence")
     }
 )
 
+DROPPED = [("grpo", mode) for mode in list(MODES)[:3]]
+DROPPED += [("mirror_descent", "seq_mean_token_mean"), ("dpo", "token_mean")]
 ADVANTAGES = labelled(
     {
-        name: {"advantage": Advantage(**fields)}
-        for name, fields in {
-            "ddof0": {"ddof": 0},
-            "eps": {"eps": 0.5},
-            "eps0": {"eps": 0.0},
-            "std_min": {"std_min": 0.35},
-            "std_max": {"std_max": 0.2},
-            "std_both": {"std_min": 0.25, "std_max": 0.3, "ddof": 0},
-            "centre": {"baseline": "group_centre"},
-            "leave_one_out": {"baseline": "leave_one_out"},
-            "shortest_right": {"baseline": "shortest_right"},
-            "process_ddof0_eps": {"level": "process", "ddof": 0, "eps": 0.3},
-            "process_std": {"level": "process", "std_min": 0.6},
-            "marginal_std": {"level": "marginal", "std_min": 0.3},
-        }.items()
+        "ddof0": advantage(ddof=0),
+        "eps": advantage(eps=0.5),
+        "eps0": advantage(eps=0.0),
+        "std_min": advantage(std_min=0.35),
+        "std_max": advantage(std_max=0.2),
+        "std_both": advantage(std_min=0.25, std_max=0.3, ddof=0),
+        "centre": advantage(baseline="group_centre"),
+        "leave_one_out": advantage(baseline="leave_one_out"),
+        "shortest_right": advantage(baseline="shortest_right"),
+        "process_ddof0_eps": advantage(level="process", ddof=0, eps=0.3),
+        "process_std": advantage(level="process", std_min=0.6),
+        "marginal_std": advantage(level="marginal", std_min=0.3),
     }
     | {
-        f"{level}_{baseline}": {"advantage": Advantage(level=level, baseline=baseline)}
+        f"{level}_{baseline}": advantage(level=level, baseline=baseline)
         for level in ("process", "marginal")
         for baseline in ("group_normalise", "group_centre")
     }
     | {
         "zero_k2": ZERO | kl("k2", 0.5),
         "zero_k1_reward": ZERO | K1_REWARD,
-        "process_k1_reward": {"advantage": Advantage(level="process")} | K1_REWARD,
-        "shortest_right_cloned": objective("reinforce")
-        | {"advantage": Advantage(baseline="shortest_right")},
+        "process_k1_reward": advantage(level="process") | K1_REWARD,
+        "shortest_right_cloned": objective("reinforce") | advantage(baseline="shortest_right"),
     }
     | {
         f"drop_{kind}_{mode}": objective(kind, aggregation=mode)
-        | {"advantage": Advantage(drop_uniform_groups=True)}
+        | advantage(drop_uniform_groups=True)
         | kl("k2", 0.5)
-        for kind, mode in (
-            *(("grpo", mean) for mean in list(MODES)[:3]),
-            ("mirror_descent", "seq_mean_token_mean"),
-            ("dpo", "token_mean"),
-        )
+        for kind, mode in DROPPED
     }
 )
 
 SHAPINGS = labelled(
     {
-        "linear": {"shaping": Shaping(length="linear", weight=0.05)},
-        "relative": {"shaping": Shaping(length="relative", weight=0.5)},
-        "overlong": {"shaping": Shaping(length="soft_overlong", weight=0.5, buffer=2)},
-        "noise": {"shaping": Shaping(noise=0.4)},
-        "noise_linear_before": {
-            "shaping": Shaping(length="linear", weight=0.05, noise=0.2),
-            "advantage": Advantage(kl_order="before"),
-        }
+        "linear": shaping(length="linear", weight=0.05),
+        "relative": shaping(length="relative", weight=0.5),
+        "overlong": shaping(length="soft_overlong", weight=0.5, buffer=2),
+        "noise": shaping(noise=0.4),
+        "noise_linear_before": shaping(length="linear", weight=0.05, noise=0.2)
+        | advantage(kl_order="before")
         | K1_REWARD,
-        "relative_dpo": {"shaping": Shaping(length="relative", weight=2.0)} | objective("dpo"),
+        "relative_dpo": shaping(length="relative", weight=2.0) | objective("dpo"),
     }
 )
 
 SAMPLERS = labelled(
     {
         "fresh": {},
-        "stale1": {"sampler": Sampler(staleness=1)},
-        "stale2": {"sampler": Sampler(staleness=2)} | kl("k2", 0.5, weighting="detached"),
-        "stale_reward": {"sampler": Sampler(staleness=2)} | K1_REWARD,
-        "hot": {"sampler": Sampler(temperature=1.3)},
-        "nucleus": {"sampler": Sampler(top_p=0.9)},
-        "stale_nucleus": {"sampler": Sampler(staleness=1, top_p=0.8, temperature=1.1)},
-        "teacher": {"sampler": Sampler(by="teacher")},
-        "teacher_nucleus": {"sampler": Sampler(by="teacher", top_p=0.9)},
-        "repeats": {"sampler": Sampler(repeat_times=2)},
-        "repeats_period": {"sampler": Sampler(repeat_times=2, repeat_period=2)} | K1_REWARD,
-        "repeats_masked": {"sampler": Sampler(repeat_times=2)} | TRUNCATED,
+        "stale1": sampler(staleness=1),
+        "stale2": sampler(staleness=2) | kl("k2", 0.5, weighting="detached"),
+        "stale_reward": sampler(staleness=2) | K1_REWARD,
+        "hot": sampler(temperature=1.3),
+        "nucleus": sampler(top_p=0.9),
+        "stale_nucleus": sampler(staleness=1, top_p=0.8, temperature=1.1),
+        "teacher": sampler(by="teacher"),
+        "teacher_nucleus": sampler(by="teacher", top_p=0.9),
+        "repeats": sampler(repeat_times=2),
+        "repeats_period": sampler(repeat_times=2, repeat_period=2) | K1_REWARD,
+        "repeats_masked": sampler(repeat_times=2) | TRUNCATED,
     }
 )
 
+KEPT = correction(keep_sampling_mask=True)
 CORRECTIONS = labelled(
     {
-        f"{kind}_{level}": {
-            "sampler": Sampler(temperature=1.4, top_p=0.95),
-            "correction": Correction(mismatch=kind, mismatch_level=level, bound=bound),
-        }
+        f"{kind}_{level}": sampler(temperature=1.4, top_p=0.95)
+        | correction(mismatch=kind, mismatch_level=level, bound=bound)
         for kind in ("truncated", "masked")
         for level, bound in (("token", 1.25), ("sequence", 1.5))
     }
     | {
         "truncated_stale_cispo": objective("cispo")
         | kl("k3", 0.5)
-        | {
-            "sampler": Sampler(temperature=0.7, staleness=1),
-            "correction": Correction(mismatch="truncated", bound=1.1),
-        },
-        "sequence_mask": {"correction": Correction(sequence_mask_delta=0.05)},
+        | sampler(temperature=0.7, staleness=1)
+        | correction(mismatch="truncated", bound=1.1),
+        "sequence_mask": correction(sequence_mask_delta=0.05),
         "sequence_mask_stale": K1_REWARD
-        | {
-            "sampler": Sampler(staleness=2),
-            "correction": Correction(sequence_mask_delta=0.1),
-        },
+        | sampler(staleness=2)
+        | correction(sequence_mask_delta=0.1),
         "mask_truncated": TRUNCATED,
         "mask_truncated_k2": TRUNCATED | kl("k2", 0.5),
     }
     | {
-        f"keep_{kind}": objective(kind)
-        | {
-            "sampler": Sampler(top_p=0.8),
-            "correction": Correction(keep_sampling_mask=True),
-        }
+        f"keep_{kind}": objective(kind) | sampler(top_p=0.8) | KEPT
         for kind in ("grpo", "gspo", "cispo", "reinforce", "sequence", "mirror_descent")
     }
     | {
-        "keep_stale": kl("k2", 0.5)
-        | {
-            "sampler": Sampler(top_p=0.8, staleness=2),
-            "correction": Correction(keep_sampling_mask=True),
-        },
-        "all_masks": {
-            "sampler": Sampler(top_p=0.9, temperature=1.2),
-            "correction": Correction(
-                mask_truncated=True, sequence_mask_delta=0.02, mismatch="masked", bound=1.5
-            ),
-        },
+        "keep_stale": kl("k2", 0.5) | sampler(top_p=0.8, staleness=2) | KEPT,
+        "all_masks": sampler(top_p=0.9, temperature=1.2)
+        | correction(mask_truncated=True, sequence_mask_delta=0.02, mismatch="masked", bound=1.5),
     }
 )
 
+FADING = {"only_below": 0.5, "weight": 3.0, "weight_end": 0.0, "anneal_updates": 7}
 DISTILLATIONS = labelled(
     {
         f"k1_reward_{credit}": ZERO | distilled("k1", placement="reward", credit=credit)
@@ -256,12 +243,9 @@ DISTILLATIONS = labelled(
     }
     | {name: ZERO | distilled(name) for name in ("exact", "forward", "cross_entropy", "minimax01")}
     | {
-        "supervised": ZERO | {"sampler": Sampler(by="teacher")} | distilled("cross_entropy"),
+        "supervised": ZERO | sampler(by="teacher") | distilled("cross_entropy"),
         "only_below": {"distillation": Distillation(only_below=0.5)},
-        "only_below_loss": kl("k3", 0.5)
-        | distilled(
-            "k2", of={"only_below": 0.5, "weight": 3.0, "weight_end": 0.0, "anneal_updates": 7}
-        ),
+        "only_below_loss": kl("k3", 0.5) | distilled("k2", of=FADING),
         "kdrl": distilled("k2", of={"weight": 0.3}) | kl("k1", 0.2, placement="reward"),
     }
     | {

@@ -6,14 +6,15 @@ import pytest
 import torch
 
 from analysis.kl.term import KLTerm
-from analysis.training.config import Run, Variant
+from analysis.training.config import Variant
 from analysis.training.trainer import PopulationTrainer
+from tests.training.conftest import runs_of
 
 
 def test_the_kl_cosine_is_measured_when_asked_for_and_away_from_the_reference(small_config):
     config = small_config.model_copy(update={"precision": "float64", "cosine_every": 2})
     variants = [Variant(), *(Variant(kl=KLTerm(estimator=e), beta=0.7) for e in ("exact", "k1"))]
-    trainer = PopulationTrainer(config, [Run(variant=variant, seed=3) for variant in variants])
+    trainer = PopulationTrainer(config, runs_of(variants, [3]))
     assert trainer.update(0)["kl_cosine"].isnan().all(), "the policy is the reference"
     assert trainer.update(1)["kl_cosine"].isnan().all(), "not asked for"
     none, exact, k1 = trainer.update(2)["kl_cosine"].tolist()
@@ -25,7 +26,7 @@ def test_the_gradient_from_sampling_is_that_of_a_forward_pass(
     small_config, all_variants, precision
 ):
     config = small_config.model_copy(update={"precision": precision, "temperature": 0.8})
-    trainer = PopulationTrainer(config, [Run(variant=variant, seed=3) for variant in all_variants])
+    trainer = PopulationTrainer(config, runs_of(all_variants, [3]))
     trainer.update(0)
     sampled = trainer.rollout(1)
     batch = trainer.batch(sampled)

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from analysis.kl.term import KLTerm
-from analysis.training.config import Run, TrainConfig, Variant
+from analysis.training.config import TrainConfig, Variant
 from analysis.training.metrics import METRICS, run_mean
 from analysis.training.trainer import PopulationTrainer
+from tests.training.conftest import runs_of
 
 
 def test_run_mean_ignores_what_masked_positions_hold():
@@ -16,14 +17,14 @@ def test_run_mean_ignores_what_masked_positions_hold():
 
 
 def test_a_run_logs_every_metric_of_the_glossary_and_no_other(small_config):
-    record = PopulationTrainer(small_config, [Run(variant=Variant(), seed=0)]).run()
+    record = PopulationTrainer(small_config, runs_of([Variant()])).run()
     assert set(record.metrics) == set(METRICS)
     assert record.updates.tolist() == [0, 2, 4]
     assert all(values.shape == (3, 1) for values in record.metrics.values())
 
 
 def test_the_first_update_is_at_the_reference_and_later_ones_are_not(small_config):
-    runs = [Run(variant=Variant(kl=KLTerm(estimator="k3"), beta=0.1), seed=s) for s in range(3)]
+    runs = runs_of([Variant(kl=KLTerm(estimator="k3"), beta=0.1)], range(3))
     metrics = PopulationTrainer(small_config, runs).run().metrics
     for name in ("reverse_kl", "forward_kl", "k1", "k2", "k3"):
         np.testing.assert_allclose(metrics[name][0], 0.0, atol=1e-6)
@@ -33,7 +34,7 @@ def test_the_first_update_is_at_the_reference_and_later_ones_are_not(small_confi
 
 
 def test_on_policy_ratios_are_one_and_stale_ones_are_not(small_config):
-    runs = [Run(variant=Variant(), seed=s) for s in range(3)]
+    runs = runs_of([Variant()], range(3))
     fresh = PopulationTrainer(small_config, runs).run().metrics
     np.testing.assert_allclose(fresh["ratio_ess"], 1.0, atol=1e-5)
     assert (fresh["clip_fraction"] == 0).all()
@@ -52,6 +53,7 @@ def test_on_policy_ratios_are_one_and_stale_ones_are_not(small_config):
         ({"cosine_every": 7}, "cosine_every=7 must be a multiple of log_every=5"),
         ({"num_minibatches": 5}, "num_minibatches=5 must divide num_prompts=12"),
         ({"typo": 1}, "typo"),
+        ({"policy": {"width": 32, "num_heads": 3}}, "num_heads=3 must divide width=32"),
     ],
 )
 def test_a_bad_configuration_is_refused(fields, message):

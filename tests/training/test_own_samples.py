@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from analysis.kl.term import KLTerm
-from analysis.training.config import Run, StartConfig, TeacherConfig
+from analysis.training.config import StartConfig, TeacherConfig
 from analysis.training.tiny.tasks import SortTask
 from analysis.training.trainer import PopulationTrainer
 from analysis.training.variants import Advantage, Distillation, Sampler, Variant
+from tests.training.conftest import runs_of
 
 RL = Variant()
 CLONING = Variant(
@@ -34,11 +35,7 @@ def taught(config):
 
 
 def metrics_of(config, *variants):
-    return (
-        PopulationTrainer(config, [Run(variant=variant, seed=1) for variant in variants])
-        .run()
-        .metrics
-    )
+    return PopulationTrainer(config, runs_of(variants, [1])).run().metrics
 
 
 def test_a_policy_that_samples_for_itself_is_its_own(small_config):
@@ -58,9 +55,7 @@ def test_at_one_start_all_samplers_leave_the_policy_the_same_accuracy(small_conf
 
 def test_a_stale_sampler_lags_and_the_policy_itself_does_not(small_config):
     config = taught(small_config)
-    stale, fresh, start = (
-        PopulationTrainer(config, [Run(variant=variant, seed=1)]) for variant in (STALE, RL, RL)
-    )
+    stale, fresh, start = (PopulationTrainer(config, runs_of([v], [1])) for v in (STALE, RL, RL))
     for _ in range(3):
         stale.advance()
     with torch.no_grad():

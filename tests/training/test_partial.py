@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.training.config import Run
 from analysis.training.tiny.tasks import SortTask
 from analysis.training.trainer import PopulationTrainer
 from analysis.training.variants import Objective, Sampler, Variant
+from tests.training.conftest import runs_of, what_is_sampled
 from tests.training.naive import END, SEPARATOR, naive_logits
 
 BUDGET = 2
@@ -31,14 +31,8 @@ def config(small_config):
 
 def watched(config, variant):
     """Rollouts and the weights that each update began with."""
-    trainer, sampled, weights = PopulationTrainer(config, [Run(variant=variant, seed=1)]), [], []
-    make_batch = trainer.batch
-
-    def batch(one, update):
-        sampled.append(one)
-        return make_batch(one, update)
-
-    trainer.batch = batch
+    trainer, weights = PopulationTrainer(config, runs_of([variant], [1])), []
+    sampled = what_is_sampled(trainer)
     for _ in range(config.updates):
         weights.append(trainer.policy.unflatten(trainer.weights.detach().clone()))
         trainer.advance()
@@ -83,7 +77,7 @@ def test_every_segment_is_of_the_weights_that_sampled_it(config):
 def test_a_group_keeps_its_prompt_until_it_is_done_and_then_takes_the_days(config):
     _, sampled, _ = watched(config, of_budget())
     fresh = [
-        PopulationTrainer(config, [Run(variant=Variant(), seed=1)]).rollout(u).rollout.prompts
+        PopulationTrainer(config, runs_of([Variant()], [1])).rollout(u).rollout.prompts
         for u in range(config.updates)
     ]
     begun = [0] * config.num_prompts

@@ -4,14 +4,11 @@ import pytest
 import torch
 
 from analysis.kl.term import KLTerm
-from analysis.training.config import Run, TrainConfig, Variant
+from analysis.training.config import TrainConfig, Variant
 from analysis.training.optimizer import PopulationAdamW, clip_rows
 from analysis.training.tiny.tasks import SortTask
 from analysis.training.trainer import PopulationTrainer
-
-
-def runs_of(variants, seeds=(0,)):
-    return [Run(variant=variant, seed=seed) for variant in variants for seed in seeds]
+from tests.training.conftest import runs_of
 
 
 def test_default_sizes_are_solo_runs_to_the_bit():
@@ -50,9 +47,7 @@ def test_a_run_that_goes_nan_is_frozen_named_and_leaves_the_others_unchanged(sma
 
 
 def test_an_overflowing_kl_loss_is_named(small_config):
-    trainer = PopulationTrainer(
-        small_config, runs_of([Variant(kl=KLTerm(estimator="k3"), beta=0.5)])
-    )
+    trainer = PopulationTrainer(small_config, runs_of([Variant(kl=KLTerm(), beta=0.5)]))
     batch = trainer.batch(trainer.rollout(0))
     output = trainer.losses(batch._replace(ref_logp=batch.ref_logp + 200.0))  # exp overflows
     (gradient,) = torch.autograd.grad(output.losses.sum(), trainer.weights)

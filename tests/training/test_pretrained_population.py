@@ -12,7 +12,7 @@ from analysis.experiments.language.model import ArithmeticTask, LanguageConfig
 from analysis.experiments.presets.language import llama_smoke, smollm2
 from analysis.experiments.provenance import source_of
 from analysis.kl.term import KLTerm
-from analysis.training.config import Run, TrainConfig, Variant
+from analysis.training.config import TrainConfig, Variant
 from analysis.training.metrics import METRICS, PARTIAL_METRICS
 from analysis.training.pretrained.config import ForwardConfig, LlamaConfig, LoraConfig
 from analysis.training.pretrained.llama import LlamaPolicy
@@ -20,12 +20,9 @@ from analysis.training.pretrained.lora import Lora
 from analysis.training.pretrained.tasks import pretrained_environment
 from analysis.training.pretrained.weights import random_llama
 from analysis.training.trainer import PopulationTrainer
+from tests.training.conftest import runs_of
 
 CONFIG = llama_smoke().config
-
-
-def runs_of(variants, seeds=(0,)):
-    return [Run(variant=variant, seed=seed) for variant in variants for seed in seeds]
 
 
 def trainer_of(runs, config=CONFIG):
@@ -99,10 +96,7 @@ def test_a_run_is_its_solo_run_to_rounding():
 
 def test_the_gradient_is_that_of_finite_differences():
     config = CONFIG.model_copy(update={"precision": "float64"})
-    variants = [
-        Variant(kl=KLTerm(estimator="exact"), beta=0.5),
-        Variant(kl=KLTerm(estimator="k3"), beta=0.5),
-    ]
+    variants = [Variant(kl=KLTerm(estimator=name), beta=0.5) for name in ("exact", "k3")]
     trainer = trainer_of(runs_of(variants), config)
     for update in range(2):  # away from the start, where B is zero
         trainer.update(update)
@@ -156,11 +150,8 @@ def test_model_and_task_must_fit():
 def test_the_policy_keeps_its_frozen_weights_as_they_were():
     model = random_llama(CONFIG.model.llama, 0, torch.float32)
     before = model.layers[0].groups["qkv"].clone()
-    trainer = PopulationTrainer(
-        CONFIG,
-        runs_of(llama_smoke().variants[:2]),
-        pretrained_environment(CONFIG, model, CONFIG.task),
-    )
+    environment = pretrained_environment(CONFIG, model, CONFIG.task)
+    trainer = PopulationTrainer(CONFIG, runs_of(llama_smoke().variants[:2]), environment)
     trainer.update(0)
     assert isinstance(trainer.policy, LlamaPolicy)
     assert torch.equal(model.layers[0].groups["qkv"], before)

@@ -14,14 +14,14 @@ from analysis.experiments.language.model import (
     needed,
 )
 from analysis.kl.term import KLTerm
-from analysis.training.config import Run, Variant
+from analysis.training.config import Variant
 from analysis.training.pretrained.config import PretrainedConfig
 from analysis.training.pretrained.llama import PAD
 from analysis.training.pretrained.tasks import TextTask, pretrained_environment
 from analysis.training.pretrained.weights import random_llama
 from analysis.training.trainer import PopulationTrainer
 
-from .conftest import llama
+from .conftest import llama, runs_of
 
 END, OTHER_END, OPENING = 0, 1, 9
 QUESTIONS = [[5, 6, 7, OPENING], [5, OPENING], [8, 8, OPENING]]
@@ -99,9 +99,7 @@ def test_a_population_learns_to_answer_questions_of_different_lengths():
     config = PretrainedConfig(updates=30, num_prompts=8, group_size=16, learning_rate=2e-2)
     model = random_llama(llama(width=16, inner=24, head_dim=8), 0, torch.float32)
     environment = pretrained_environment(config, model, task)
-    runs = [
-        Run(variant=Variant(kl=KLTerm(estimator="k2"), beta=0.01), seed=seed) for seed in (0, 1)
-    ]
+    runs = runs_of([Variant(kl=KLTerm(estimator="k2"), beta=0.01)], (0, 1))
     record = PopulationTrainer(config, runs, environment).run()
     accuracy, length = record.metrics["accuracy"], record.metrics["length"]
     assert (accuracy[-1] > accuracy[0] + 0.25).all()

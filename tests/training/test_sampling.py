@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.training.config import Run, StartConfig
+from analysis.training.config import StartConfig
 from analysis.training.rollout import SamplingParams, sample
 from analysis.training.tiny.tasks import SortTask
 from analysis.training.trainer import PopulationTrainer
 from analysis.training.variants import Sampler, Shaping, Variant
-from tests.training.conftest import TEACHER
+from tests.training.conftest import TEACHER, runs_of, what_is_sampled
 from tests.training.naive import END, SEPARATOR, first_loop, naive_logits, nucleus
 
 
@@ -42,21 +42,14 @@ def of_row(policy, weights, row):
 
 def test_samples_are_of_the_weights_so_many_updates_ago(config):
     lags = (0, 1, 3)
-    runs = [Run(variant=of(staleness=lag), seed=2) for lag in lags]
-    trainer, before, rollouts = PopulationTrainer(config, runs), [], []
-    make_batch = trainer.batch
-
-    def watched(sampled, update):
-        rollouts.append(sampled.rollout)
-        return make_batch(sampled, update)
-
-    trainer.batch = watched
+    trainer = PopulationTrainer(config, runs_of([of(staleness=lag) for lag in lags], [2]))
+    sampled, before = what_is_sampled(trainer), []
     for update in range(6):
         before.append(trainer.weights.detach().clone())
         trainer.update(update)
     for row, lag in enumerate(lags):
         for update in (0, 1, 2, 5):
-            then, rollout = max(update - lag, 0), rollouts[update]
+            then, rollout = max(update - lag, 0), sampled[update].rollout
             for other in {0, 1, 2, 5, then}:
                 weights = of_row(trainer.policy, before[other], row)
                 error = naive_logp(weights, 0.8, rollout, row) - rollout.old_logp[row]
@@ -66,7 +59,7 @@ def test_samples_are_of_the_weights_so_many_updates_ago(config):
 
 def test_the_first_token_is_as_frequent_as_the_sampler_says(config):
     draws, top_p, temperature = 20000, 0.85, 1.3
-    trainer = PopulationTrainer(config, [Run(variant=of(), seed=0)])
+    trainer = PopulationTrainer(config, runs_of([of()]))
     weights = trainer.policy.unflatten(3.0 * trainer.weights.detach())
     prompts = torch.tensor([3, 1, 2]).expand(1, draws // 4, 3)
     uniforms = torch.rand(1, draws // 4, 4, 1, generator=torch.Generator().manual_seed(0)).double()
@@ -90,7 +83,7 @@ def test_the_first_token_is_as_frequent_as_the_sampler_says(config):
 
 
 def test_nothing_is_drawn_outside_the_nucleus_even_at_the_last_uniform(config):
-    trainer = PopulationTrainer(config, [Run(variant=of(), seed=0)])
+    trainer = PopulationTrainer(config, runs_of([of()]))
     weights = trainer.policy.unflatten(trainer.weights.detach())
     prompts = torch.tensor([[[3, 1, 2]]])
     highest = float(np.nextafter(1.0, 0.0))
@@ -107,7 +100,7 @@ def test_nothing_is_drawn_outside_the_nucleus_even_at_the_last_uniform(config):
 
 def test_samplers_in_one_population_do_not_mix(config):
     variants = [of(), of(staleness=2), of(temperature=1.5), of(by="teacher"), of(top_p=0.7)]
-    trainer = PopulationTrainer(config, [Run(variant=variant, seed=4) for variant in variants])
+    trainer = PopulationTrainer(config, runs_of(variants, [4]))
     with torch.no_grad():
         for _ in range(3):
             trainer.weights += 0.1 * torch.randn(
@@ -133,9 +126,7 @@ def test_a_loop_ends_the_completion_unpaid(config):
         }
     )
     variants = [of(), of(repeat_times=2), of(repeat_times=2, repeat_period=2)]
-    sampled = PopulationTrainer(
-        config, [Run(variant=variant, seed=1) for variant in variants]
-    ).rollout(0)
+    sampled = PopulationTrainer(config, runs_of(variants, [1])).rollout(0)
     rollout, scores = sampled.rollout, sampled.scores
     cuts = [0, 0, 0]
     for row, (times, period) in enumerate(((0, 1), (2, 1), (2, 2))):
@@ -157,12 +148,8 @@ def test_runs_of_one_seed_see_one_noise_and_no_width_is_none(config):
     def noisy(width, label):
         return Variant(label=label, shaping=Shaping(noise=width))
 
-    runs = [
-        Run(variant=noisy(0.0, "a"), seed=1),
-        Run(variant=noisy(0.4, "b"), seed=1),
-        Run(variant=noisy(0.8, "c"), seed=1),
-        Run(variant=noisy(0.8, "d"), seed=2),
-    ]
+    noises = [noisy(0.0, "a"), noisy(0.4, "b"), noisy(0.8, "c")]
+    runs = runs_of(noises, [1]) + runs_of([noisy(0.8, "d")], [2])
     trainer = PopulationTrainer(config, runs)
     sampled = trainer.rollout(0)
     added = trainer.batch(sampled, 0).rewards - sampled.scores.rewards
@@ -175,8 +162,7 @@ def test_runs_of_one_seed_see_one_noise_and_no_width_is_none(config):
 
 
 def test_an_variant_that_needs_a_teacher_is_refused_without_one(small_config):
-    cloning = Run(variant=Variant(sampler=Sampler(by="teacher")), seed=0)
-    with pytest.raises(
-        ValueError, match=r"^variant 'none' needs a teacher: set teacher in the config"
-    ):
-        PopulationTrainer(small_config, [cloning])
+    cloning = runs_of([of(by="teacher")])
+    said = r"^variant 'none' needs a teacher: set teacher in the config"
+    with pytest.raises(ValueError, match=said):
+        PopulationTrainer(small_config, cloning)

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from analysis.kl.term import KLTerm
-from analysis.training.config import Run, StartConfig, TeacherConfig, TrainConfig
+from analysis.training.config import StartConfig, TeacherConfig, TrainConfig
 from analysis.training.tiny.start import supervised_start
 from analysis.training.tiny.tasks import SortTask
 from analysis.training.trainer import PopulationTrainer
-from analysis.training.variants import Distillation, Variant
+from analysis.training.variants import Distillation, Sampler, Variant
+from tests.training.conftest import runs_of
 from tests.training.naive import SEPARATOR, naive_logits
 
 K2 = Variant(kl=KLTerm(estimator="k2"), beta=0.5)
@@ -34,7 +35,7 @@ def test_each_of_several_starts_is_the_one_it_would_be_alone(config):
 
 def test_runs_begin_at_the_start_of_their_seed_and_keep_it_as_reference(config):
     seeds = (0, 1, 2, 3, 7)
-    trainer = PopulationTrainer(config, [Run(variant=K2, seed=seed) for seed in seeds])
+    trainer = PopulationTrainer(config, runs_of([K2], seeds))
     starts = supervised_start(config)
     assert torch.equal(trainer.weights, starts[[0, 1, 2, 0, 1]])
     trainer.update(0)
@@ -51,7 +52,7 @@ def test_runs_begin_at_the_start_of_their_seed_and_keep_it_as_reference(config):
 
 
 def test_with_several_starts_runs_are_their_solo_runs(config):
-    runs = [Run(variant=K2, seed=seed) for seed in (5, 0, 1)]
+    runs = runs_of([K2], (5, 0, 1))
     together, alone = PopulationTrainer(config, runs), PopulationTrainer(config, runs[2:])
     together.run()
     alone.run()
@@ -75,11 +76,9 @@ def test_a_teacher_learns_on_its_own_number_of_fillers(small_config):
         }
     )
     taught = Variant(distillation=Distillation())
-    by_teacher = taught.model_copy(
-        update={"sampler": taught.sampler.model_copy(update={"by": "teacher"})}
-    )
-    runs = [Run(variant=variant, seed=0) for variant in (taught, by_teacher)]
-    mask = PopulationTrainer(config, runs).rollout(0).rollout.mask
+    by_teacher = taught.model_copy(update={"sampler": Sampler(by="teacher")})
+    trainer = PopulationTrainer(config, runs_of([taught, by_teacher]))
+    mask = trainer.rollout(0).rollout.mask
     lengths = mask.sum(-1).float().flatten(1).mean(1)
     assert lengths[1] > lengths[0] + 2
 

@@ -15,124 +15,99 @@ from analysis.training.variants import (
     Shaping,
     Variant,
 )
+from tests.training.method_variants import (
+    KEPT,
+    TRUNCATED,
+    ZERO,
+    advantage,
+    correction,
+    kl,
+    objective,
+    sampler,
+    shaping,
+)
 
-NONE: dict = {}
-REWARD = {"kl": KLTerm(estimator="k1", placement="reward"), "beta": 0.1}
-OWN = {"kl": KLTerm(estimator="k1", placement="reward", credit="immediate"), "beta": 0.1}
-MERGED = OWN | {"objective": Objective(kind="grpo_off_policy")}
-HOT = Sampler(temperature=1.2)
-NUCLEUS = Sampler(top_p=0.9)
+REWARD = kl("k1", 0.1, placement="reward")
+MERGED = kl("k1", 0.1, placement="reward", credit="immediate") | objective("grpo_off_policy")
+MIRROR, DPO = objective("mirror_descent"), objective("dpo")
+HOT, NUCLEUS = sampler(temperature=1.2), sampler(top_p=0.9)
+CURRENT = sampler(budget=2, train_on="current")
+WEIGHED, MASKED = correction(mismatch="truncated"), correction(mismatch="masked")
+DISTILLED = {"distillation": Distillation()}
 
 #: A part that is refused, a message, and the same with one field changed, which is not. What a KL
 #: term refuses by itself is tested with it.
 REFUSED = {
-    "no KL, but a beta": (NONE | {"beta": 0.1}, "name an estimator", NONE),
+    "no KL, but a beta": ({"beta": 0.1}, "name an estimator", {}),
     "cross entropy to the reference": (
-        {"kl": KLTerm(estimator="cross_entropy")},
+        kl("cross_entropy", 0.0),
         "is for distillation",
-        {"kl": KLTerm(estimator="forward")},
+        kl("forward", 0.0),
     ),
-    "merged loss": (
-        MERGED | {"kl": KLTerm(estimator="k1")},
-        "holds its KL as k1 in the reward",
-        MERGED,
-    ),
+    "merged loss": (MERGED | kl("k1", 0.1), "holds its KL as k1 in the reward", MERGED),
     "merged to go": (MERGED | REWARD, "of each token its own", MERGED),
     "merged sequence": (
-        MERGED | {"kl": KLTerm(estimator="k1", placement="reward", level="sequence")},
+        MERGED | kl("k1", 0.1, placement="reward", level="sequence"),
         "of each token its own",
         MERGED,
     ),
     "a completion of which a part is trained": (
-        {
-            "kl": KLTerm(estimator="k2", level="sequence"),
-            "sampler": Sampler(budget=2, train_on="current"),
-        },
+        kl("k2", 0.0, level="sequence") | CURRENT,
         "train_on='current' leaves out tokens",
-        {"kl": KLTerm(estimator="k2"), "sampler": Sampler(budget=2, train_on="current")},
+        kl("k2", 0.0) | CURRENT,
     ),
-    "merged before": (
-        MERGED | {"advantage": Advantage(kl_order="before")},
-        "charges tokens",
-        MERGED,
-    ),
-    "mask kept without top-p": (
-        NONE | {"correction": Correction(keep_sampling_mask=True)},
-        "needs a sampler with top_p < 1",
-        NONE | {"correction": Correction(keep_sampling_mask=True), "sampler": NUCLEUS},
-    ),
+    "merged before": (MERGED | advantage(kl_order="before"), "charges tokens", MERGED),
+    "mask kept without top-p": (KEPT, "needs a sampler with top_p < 1", KEPT | NUCLEUS),
     "mask kept at another temperature": (
-        NONE
-        | {
-            "correction": Correction(keep_sampling_mask=True),
-            "sampler": Sampler(top_p=0.9, temperature=1.1),
-        },
+        KEPT | sampler(top_p=0.9, temperature=1.1),
         "and temperature 1",
-        NONE | {"correction": Correction(keep_sampling_mask=True), "sampler": NUCLEUS},
+        KEPT | NUCLEUS,
     ),
     "nothing to correct": (
-        NONE | {"correction": Correction(mismatch="truncated")},
+        WEIGHED,
         "needs a sampler whose temperature or top_p differs",
-        NONE | {"correction": Correction(mismatch="truncated"), "sampler": HOT},
+        WEIGHED | HOT,
     ),
     "corrected twice": (
-        NONE
-        | {
-            "correction": Correction(mismatch="masked", keep_sampling_mask=True),
-            "sampler": NUCLEUS,
-        },
+        correction(mismatch="masked", keep_sampling_mask=True) | NUCLEUS,
         "leaves no mismatch to correct",
-        NONE | {"correction": Correction(mismatch="masked"), "sampler": NUCLEUS},
+        MASKED | NUCLEUS,
     ),
     "shaped steps": (
-        NONE | {"advantage": Advantage(level="process"), "shaping": Shaping(noise=0.1)},
+        advantage(level="process") | shaping(noise=0.1),
         "reads step rewards",
-        NONE | {"advantage": Advantage(level="process")},
+        advantage(level="process"),
     ),
     "KL before steps": (
-        REWARD | {"advantage": Advantage(level="marginal", kl_order="before")},
+        REWARD | advantage(level="marginal", kl_order="before"),
         "this advantage reads none",
-        REWARD | {"advantage": Advantage(level="marginal")},
+        REWARD | advantage(level="marginal"),
     ),
     "KL before nothing": (
-        REWARD | {"advantage": Advantage(baseline="zero", kl_order="before")},
+        REWARD | advantage(baseline="zero", kl_order="before"),
         "this advantage reads none",
-        REWARD | {"advantage": Advantage(baseline="zero")},
+        REWARD | ZERO,
     ),
     "DPO with a penalty after": (
-        REWARD | {"objective": Objective(kind="dpo")},
+        REWARD | DPO,
         "reads rewards, no advantages: set kl_order='before'",
-        REWARD | {"objective": Objective(kind="dpo"), "advantage": Advantage(kl_order="before")},
+        REWARD | DPO | advantage(kl_order="before"),
     ),
     "mirror descent distilled in the reward": (
-        NONE | {"objective": Objective(kind="mirror_descent"), "distillation": Distillation()},
+        MIRROR | DISTILLED,
         "distil with placement='loss'",
-        NONE
-        | {
-            "objective": Objective(kind="mirror_descent"),
-            "distillation": Distillation(kl=KLTerm()),
-        },
+        MIRROR | {"distillation": Distillation(kl=KLTerm())},
     ),
-    "mirror descent of steps": (
-        NONE
-        | {"objective": Objective(kind="mirror_descent"), "advantage": Advantage(level="process")},
-        "leave level alone",
-        NONE | {"objective": Objective(kind="mirror_descent")},
-    ),
+    "mirror descent of steps": (MIRROR | advantage(level="process"), "leave level alone", MIRROR),
     "DPO masked": (
-        NONE | {"objective": Objective(kind="dpo"), "correction": Correction(mask_truncated=True)},
+        DPO | TRUNCATED,
         "of correction it takes only keep_sampling_mask",
-        NONE | {"correction": Correction(mask_truncated=True)},
+        TRUNCATED,
     ),
     "mirror descent weighted": (
-        NONE
-        | {
-            "objective": Objective(kind="mirror_descent"),
-            "sampler": HOT,
-            "correction": Correction(mismatch="truncated"),
-        },
+        MIRROR | HOT | WEIGHED,
         "of correction it takes only keep_sampling_mask",
-        NONE | {"objective": Objective(kind="mirror_descent"), "sampler": HOT},
+        MIRROR | HOT,
     ),
 }
 
@@ -156,10 +131,7 @@ PARTS = {
     "current of no budget": (lambda: Sampler(train_on="current"), "give a budget"),
     "bound": (lambda: Correction(mismatch="masked", bound=0.5), "bound"),
     "NaN": (lambda: Correction(bound=float("nan")), "bound"),
-    "no lesson": (
-        lambda: Distillation(kl=KLTerm(estimator="none")),
-        "leave distillation out",
-    ),
+    "no lesson": (lambda: Distillation(kl=KLTerm(estimator="none")), "leave distillation out"),
     "beta": (lambda: Variant(kl=KLTerm(estimator="k1"), beta=float("inf")), "beta"),
     "unknown field": (lambda: Sampler(top_k=3), "top_k"),
 }
@@ -183,8 +155,8 @@ def test_a_part_that_is_none_is_refused(case):
 
 
 def test_an_variant_is_named_by_its_label_or_by_how_its_kl_enters():
-    assert Variant(**NONE).name == "none"
+    assert Variant().name == "none"
     assert Variant(kl=KLTerm(estimator="k3"), beta=0.1).name == "k3_loss"
     assert Variant(kl=KLTerm(weighting="attached"), beta=0.1).name == "k3_loss_attached"
     assert Variant(**REWARD).name == "k1_reward"
-    assert Variant(label="clip_higher", **NONE).name == "clip_higher"
+    assert Variant(label="clip_higher").name == "clip_higher"
