@@ -106,7 +106,7 @@ def assemble(table: Columns, source: str, place: Place = lambda row: f"row {row 
     """Counted tokens of a table of equally long columns, one row a token.
 
     Args:
-        table: column name -> values.
+        table: column name -> values; a data frame too.
         source: how messages name the file.
         place: how messages name a row, by its index.
 

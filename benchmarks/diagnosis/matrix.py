@@ -93,8 +93,7 @@ def _changed(fault: Fault, seed: int, dump: Path) -> Report:
     held = {name: getattr(rollouts, name) for name in columns}
     frame = pd.DataFrame({name: values for name, values in held.items() if values is not None})
     frame = fault.dump(frame, np.random.default_rng(seed))
-    table = {name: frame[name].to_numpy() for name in frame}
-    changed = assemble(table, fault.name)
+    changed = assemble(frame, fault.name)
     return report(measure(changed, recorded_settings(dump)), source=fault.name)
 
 

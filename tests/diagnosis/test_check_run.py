@@ -20,9 +20,8 @@ from analysis.diagnosis.schema import Settings
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_it_equals_the_package_on_every_example(name):
     frame = example(name).drop(columns="sampler_logp", errors="ignore")
-    table = {column: frame[column].to_numpy() for column in frame}
-    measured = measure(assemble(table, name), Settings(resamples=100))
-    found = check_run(*(table[column] for column in ("logp", "old_logp", "ref_logp", "mask")))
+    measured = measure(assemble(frame, name), Settings(resamples=100))
+    found = check_run(*(frame[column] for column in ("logp", "old_logp", "ref_logp", "mask")))
     for estimator in ("k1", "k2", "k3"):
         assert found[estimator] == pytest.approx(measured.estimate(estimator).value, rel=1e-9)
     assert found["staleness"] == pytest.approx(measured.numbers["staleness_kl"], rel=1e-9)

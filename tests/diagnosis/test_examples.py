@@ -21,21 +21,13 @@ FRESH_SEEDS = range(5)
 
 
 def codes(frame) -> list[str]:
-    table = {name: frame[name].to_numpy() for name in frame}
-    return [finding.code for finding in find(measure(assemble(table, "simulated"), FAST))]
+    return [finding.code for finding in find(measure(assemble(frame, "simulated"), FAST))]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_file_is_what_the_generator_makes(name):
     stored = (FOLDER / f"{name}.csv.gz").read_bytes()
     assert gzip.decompress(stored).decode() == generate.as_csv(generate.example(name))
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_the_fault_heads_the_report(name):
-    found = diagnose(FOLDER / f"{name}.csv.gz").codes()
-    expected = EXAMPLES[name].expected
-    assert (found[0] if found else None) == expected
 
 
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "healthy"])
@@ -54,7 +46,11 @@ def test_trials_are_counted():
     runs = {"healthy": HEALTHY["as the example"], "stale": EXAMPLES["stale_samples"].run}
     rates = alarm_rates(runs, 3).set_index("run")
     assert rates.alarms.to_dict() == {"healthy": 0, "stale": 3}
-    assert (told_apart()["first"] == told_apart().expected).all()
+
+
+def test_the_fault_heads_the_report():
+    rows = told_apart()
+    assert len(rows) == len(EXAMPLES) and list(rows["first"]) == list(rows.expected)
 
 
 def test_shuffled_rows_change_nothing(tmp_path):

@@ -41,8 +41,7 @@ def found(frame, *, kl=None, **settings) -> list[Finding]:
     """``kl`` holds what is known of the term."""
     if kl is not None:
         settings["kl"] = KLTerm(**kl)
-    table = {name: frame[name].to_numpy() for name in frame}
-    return find(measure(assemble(table, "simulated"), Settings(resamples=200, **settings)))
+    return find(measure(assemble(frame, "simulated"), Settings(resamples=200, **settings)))
 
 
 def codes(frame, **settings) -> list[str]:
@@ -252,20 +251,15 @@ def test_pulling_is_not_pushing():
 )
 def test_a_push_that_the_reward_may_explain(strength, low, high, severity):
     frame = simulate(Run(sequences=80, pull=-0.1, growth=12.0, drift=0.6), 1)
-    table = {name: frame[name].to_numpy() for name in frame}
-    measured = measure(assemble(table, "simulated"), Settings(resamples=200))
+    measured = measure(assemble(frame, "simulated"), Settings(resamples=200))
     intervals = {
         "pull_strength": Interval(value=strength, low=0.05, high=0.5),
         "reward_growth": Interval(value=(low + high) / 2, low=low, high=high),
     }
-    shown = conditions.kl_maximised(measured._replace(intervals=measured.intervals | intervals))
-    assert shown.severity == severity
-    assert (
-        conditions.kl_maximised(
-            measured._replace(intervals={**measured.intervals, **intervals, "reward_growth": None})
-        ).severity
-        == "note"
-    ), "without a reward nobody can tell"
+    without = intervals | {"reward_growth": None}  # nobody can tell
+    for given, expected in ((intervals, severity), (without, "note")):
+        shown = conditions.kl_maximised(measured._replace(intervals=measured.intervals | given))
+        assert shown.severity == expected
 
 
 def test_a_rising_reward_is_no_error_however_hard_it_pushes():
@@ -276,8 +270,7 @@ def test_a_rising_reward_is_no_error_however_hard_it_pushes():
 
 def test_growth_of_the_reward_by_the_rewards_of_sequences():
     frame = simulate(Run(sequences=120, gain=0.6), 3)
-    table = {name: frame[name].to_numpy() for name in frame}
-    growth = measure(assemble(table, "simulated")).intervals["reward_growth"]
+    growth = measure(assemble(frame, "simulated")).intervals["reward_growth"]
     by_sequence = frame.groupby("sequence")[["step", "reward"]].first()
     thirds = np.array_split(sorted(by_sequence["step"].unique()), 3)
     first, last = (
@@ -293,8 +286,8 @@ def test_completions_of_one_prompt_are_no_independent_rewards():
     frame = simulate(Run(sequences=120, gain=0.6), 3)
 
     def growth(groups):
-        table = {name: frame[name].to_numpy() for name in frame} | {"group": groups.to_numpy()}
-        return measure(assemble(table, "simulated")).intervals.get("reward_growth")
+        dump = assemble(frame.assign(group=groups), "simulated")
+        return measure(dump).intervals.get("reward_growth")
 
     alone, sixes = growth(frame["sequence"]), growth(frame["sequence"] // 6)
     assert sixes.value == pytest.approx(alone.value)
@@ -423,9 +416,8 @@ def test_clipped_sequences_are_not_held_against_their_tokens():
 
 def test_the_clip_of_a_sequence_is_on_its_mean_log_ratio():
     frame = simulate(Run(sequences=30, update=0.1), 3).drop(columns="advantage")
-    table = {name: frame[name].to_numpy() for name in frame}
     settings = Settings(ratio_level="sequence", epsilon_low=0.01, epsilon_high=0.01)
-    clipped = measure(assemble(table, "x"), settings).numbers["clip_fraction"]
+    clipped = measure(assemble(frame, "x"), settings).numbers["clip_fraction"]
     moved = (frame.logp - frame.old_logp).groupby(frame.sequence).transform("mean")
     assert clipped == pytest.approx(((moved > np.log(1.01)) | (moved < np.log(0.99))).mean())
 
@@ -547,6 +539,6 @@ def test_k3_with_its_ratio_attached_has_the_gradient_of_the_reverse_kl():
 
 def test_the_report_survives_json():
     frame = example("heavy_tail")
-    measured = measure(assemble({k: frame[k].to_numpy() for k in frame}, "x"), Settings())
+    measured = measure(assemble(frame, "x"), Settings())
     first = report(measured, source="x")
     assert Report.model_validate_json(first.model_dump_json()) == first
