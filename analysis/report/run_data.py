@@ -22,6 +22,7 @@ from analysis.experiments.statistics import LEVEL, MIN_SEEDS
 from analysis.files import replace_file
 from analysis.report.methods import load_methods
 from analysis.report.project import Project
+from analysis.report.translation import is_translated
 from analysis.training.metrics import METRICS as KNOWN_METRICS
 
 FOLDER = "_static/explore/runs"
@@ -85,7 +86,7 @@ def index(results: Path, shown: dict[str, str]) -> dict[str, Any]:
 
 def write_run_data(app: Sphinx, failure: Exception | None) -> None:
     """Write the scripts into the built site, once: editions in other languages share them."""
-    if failure is not None or app.builder.format != "html" or app.config.language != "en":
+    if failure is not None or app.builder.format != "html" or is_translated(app):
         return
     project = Project(Path(app.srcdir))
     target = Path(app.outdir) / FOLDER

@@ -1,18 +1,29 @@
-"""Figures as files: the images that executed notebooks show, under the names their cells give them.
+"""Figures as files: what executed notebooks show, under the names that their cells give them.
 
 The landing page and the README show a figure of a chapter. Both take it from here, out of the
 executed notebook, so that it cannot differ from the chapter's own.
+
+A Sphinx extension: it writes the images to ``book/_generated/figures/<name>.png``, since those of
+glued figures do not cross pages, and links each figure of the site to the numbers in it.
 """
 
 from __future__ import annotations
 
 import base64
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import nbformat
+from docutils import nodes
+from sphinx.application import Sphinx
 
+from analysis.files import replace_file
 from analysis.report.figure_data import KEY
+from analysis.report.project import Project
+from analysis.report.translation import is_translated
+
+#: Where the site has the tables.
+DATA = "_static/data"
 
 
 class Shown(NamedTuple):
@@ -44,12 +55,11 @@ def figures(*notebooks: Path) -> dict[str, Shown]:
     return found
 
 
-def write_figures(folder: Path, target: Path) -> list[Path]:
-    """Write the figures of all notebooks in ``folder`` to ``target/<name>.png``; returns the paths.
+def write_images(found: dict[str, Shown], target: Path) -> list[Path]:
+    """Write figures to ``target/<name>.png``; returns the paths.
 
-    A figure that no notebook has any more is removed, and an unchanged one is left alone.
+    A figure that is not found any more is removed, and an unchanged one is left alone.
     """
-    found = figures(*sorted(folder.glob("*.ipynb")))
     target.mkdir(parents=True, exist_ok=True)
     paths = {target / f"{name}.png": shown.image for name, shown in found.items()}
     for stale in set(target.glob("*.png")) - set(paths):
@@ -80,3 +90,44 @@ def refresh_copies(folder: Path, notebooks: Path) -> list[Path]:
             copy.write_bytes(found[copy.stem].image)
             changed.append(copy)
     return changed
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the extension (called by Sphinx)."""
+    app.connect("builder-inited", _write_images)
+    app.connect("doctree-resolved", _link_data)
+    app.connect("build-finished", _write_data)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def _write_images(app: Sphinx) -> None:
+    project = Project(Path(app.srcdir))
+    found = figures(*sorted(project.runs.glob("*.ipynb")))
+    write_images(found, project.generated / "figures")
+    app.kl_tables = {name: figure.table for name, figure in found.items() if figure.table}
+
+
+def _link_data(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    if app.builder.format != "html":
+        return
+    root = "../" * (docname.count("/") + is_translated(app))
+    for figure in doctree.findall(nodes.figure):
+        stems = [Path(image["uri"]).stem for image in figure.findall(nodes.image)]
+        name = next((n for n in (*figure["ids"], *stems) if n in app.kl_tables), None)
+        caption = next(iter(figure.findall(nodes.caption)), None)
+        if name is None or caption is None:
+            continue
+        target = f"{root}{DATA}/{name}.csv"
+        said = "数据（CSV）" if is_translated(app) else "Data (CSV)"
+        link = f' <a class="kl-data" href="{target}" download>{said}</a>'
+        caption.append(nodes.raw("", link, format="html"))
+
+
+def _write_data(app: Sphinx, failure: Exception | None) -> None:
+    """Write the tables, once: editions in other languages share them."""
+    if failure is not None or app.builder.format != "html" or is_translated(app):
+        return
+    folder = Path(app.outdir) / DATA
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in app.kl_tables.items():
+        replace_file(folder / f"{name}.csv", data.encode())

@@ -1,8 +1,7 @@
-"""What the site offers beside its pages: the data of figures, the book as a PDF, card and sitemap.
+"""What the site offers beside its pages: the book as a PDF, card and sitemap.
 
 A Sphinx extension, for HTML only.
 
-* A figure that a notebook drew links to the numbers in it (`analysis.report.figure_data`).
 * Where the book was built as a PDF from the same inputs, each page's download menu has it.
 * Links to the site show a card, drawn from the estimators themselves.
 * Where ``html_baseurl`` says where the site stands, a sitemap lists the pages: it needs whole
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from docutils import nodes
 from matplotlib.figure import Figure
 from sphinx.application import Sphinx
 
@@ -26,10 +24,7 @@ from analysis.files import replace_file
 from analysis.kl.surrogates import ESTIMATORS
 from analysis.report.build import current_pdf
 from analysis.report.project import Project
-from analysis.report.run_figures import figures
 
-RUNS = "book/_run"
-DATA = "_static/data"
 CARD = "_static/card.png"
 PDF = "kl-term.pdf"
 
@@ -66,37 +61,13 @@ def card() -> Figure:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the extension (called by Sphinx)."""
     app.connect("builder-inited", _read)
-    app.connect("doctree-resolved", _link_data)
     app.connect("html-page-context", _describe_files, priority=950)
     app.connect("build-finished", _write_files)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
 
 
 def _read(app: Sphinx) -> None:
-    shown = figures(*sorted((Path(app.srcdir) / RUNS).glob("*.ipynb")))
-    app.kl_tables = {name: figure.table for name, figure in shown.items() if figure.table}
     app.kl_pdf = current_pdf(Project(Path(app.srcdir)))
-
-
-def _is_translated(app: Sphinx) -> bool:
-    """Is it an edition in another language, in a folder of the site that has the data?"""
-    return app.config.language != "en"
-
-
-def _link_data(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    if app.builder.format != "html":
-        return
-    root = "../" * (docname.count("/") + _is_translated(app))
-    for figure in doctree.findall(nodes.figure):
-        stems = [Path(image["uri"]).stem for image in figure.findall(nodes.image)]
-        name = next((n for n in (*figure["ids"], *stems) if n in app.kl_tables), None)
-        caption = next(iter(figure.findall(nodes.caption)), None)
-        if name is None or caption is None:
-            continue
-        target = f"{root}{DATA}/{name}.csv"
-        said = "数据（CSV）" if _is_translated(app) else "Data (CSV)"
-        link = f' <a class="kl-data" href="{target}" download>{said}</a>'
-        caption.append(nodes.raw("", link, format="html"))
 
 
 def _describe_files(
@@ -131,10 +102,6 @@ def _write_files(app: Sphinx, failure: Exception | None) -> None:
     if failure is not None or app.builder.format != "html":
         return
     out = Path(app.outdir)
-    if not _is_translated(app):
-        (out / DATA).mkdir(parents=True, exist_ok=True)
-        for name, data in app.kl_tables.items():
-            replace_file(out / DATA / f"{name}.csv", data.encode())
     replace_file(out / CARD, style.png(card()))
     if app.kl_pdf is not None:
         shutil.copyfile(app.kl_pdf, out / PDF)

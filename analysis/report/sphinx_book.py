@@ -1,12 +1,10 @@
-"""What the book's pages need of Sphinx beside its extensions. It does eight small things.
+"""What the book's pages need of Sphinx beside its extensions. It does seven small things.
 
 * serves MathJax from the book itself, so that maths renders without a network;
 * drops the script that would load Thebe from a network, and all icons that no page shows;
 * moves the displayed formula that a theorem announces (its text ends with a colon or a comma) into
   the theorem's box;
 * describes each page to search engines and cards by its first paragraph;
-* takes figures out of the executed notebooks, so that other pages can show them
-  (``book/_generated/figures/<name>.png``; the images of glued figures do not cross pages);
 * points the Colab, Binder and edit links at ``notebooks/``, since ``book/_run/`` is not committed;
 * labels citations so that no two works look the same (`analysis.report.citations`);
 * registers the role ``{given}``, which shows a number that no run computes, such as a version.
@@ -27,8 +25,6 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 from sphinx_proof import nodes as proof_nodes
-
-from analysis.report.run_figures import write_figures
 
 RUN_FOLDER = "book/_run/"
 SOURCE_FOLDER = "notebooks/"
@@ -56,24 +52,16 @@ document.addEventListener("DOMContentLoaded", () => {
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the extension (called by Sphinx)."""
-    app.add_role("given", given)
+    app.add_generic_role("given", nodes.inline)
     app.setup_extension("analysis.report.citations")
     app.connect("config-inited", use_local_mathjax, priority=100)
     app.connect("builder-inited", drop_thebe)
-    app.connect("builder-inited", extract_run_figures)
     app.connect("doctree-read", complete_theorems)
     app.connect("html-page-context", point_links_at_sources, priority=900)
     app.connect("html-page-context", describe_page)
     app.connect("build-finished", copy_mathjax)
     app.connect("build-finished", keep_used_icons)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
-
-
-def given(
-    name: str, rawtext: str, text: str, lineno: int, inliner: Any, *_: Any
-) -> tuple[list[nodes.Node], list[nodes.system_message]]:
-    """``{given}`2.13` `` shows ``2.13``: a number that is given, not computed."""
-    return [nodes.inline(rawtext, text, classes=["given"])], []
 
 
 def use_local_mathjax(app: Sphinx, config: Any) -> None:
@@ -160,12 +148,6 @@ def drop_thebe(app: Sphinx) -> None:
         for listener in list(listeners):
             if listener.handler in unwanted:
                 app.disconnect(listener.id)
-
-
-def extract_run_figures(app: Sphinx) -> None:
-    """Write each named figure of the executed notebooks as a PNG that any page can show."""
-    root = Path(app.srcdir)
-    write_figures(root / RUN_FOLDER, root / GENERATED_FOLDER / "figures")
 
 
 def point_links_at_sources(

@@ -4,6 +4,7 @@ holds itself.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +14,7 @@ from analysis.errors import UserError
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses duplicate keys and parts that hold themselves, and reads each word
-    before a colon as text.
-    """
-
-    def __init__(self, stream: Any) -> None:
-        super().__init__(stream)
-        self._open: list[str | None] = []  #: anchors of the parts that are being read
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()
-        if isinstance(event, yaml.AliasEvent) and event.anchor in self._open:
-            raise yaml.composer.ComposerError(
-                None, None, f"&{event.anchor} holds itself", event.start_mark
-            )
-        self._open.append(getattr(event, "anchor", None))
-        node = super().compose_node(parent, index)
-        self._open.pop()
-        return node
+    """SafeLoader that refuses duplicate keys, and reads each word before a colon as text."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -50,7 +34,9 @@ def load_yaml(path: Path, label: str | None = None) -> Any:
     """The content of a YAML file."""
     label = label or str(path)
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
+        json.dumps(content, default=str)  # which refuses what holds itself
+        return content
     except OSError as error:
         raise UserError(f"{label}: cannot be read ({error.strerror})") from None
     except yaml.MarkedYAMLError as error:

@@ -331,9 +331,14 @@ def setup(app: Sphinx) -> dict[str, Any]:
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
 
 
+def is_translated(app: Sphinx) -> bool:
+    """Is it an edition in another language, in a folder of the site that has the data?"""
+    return app.config.language == CODE
+
+
 def begin_proofs(app: Sphinx, doctree: nodes.document) -> None:
     """Begin proofs in the language of the edition; sphinx-proof knows one."""
-    for proof in doctree.findall(proof_node) if app.config.language == CODE else ():
+    for proof in doctree.findall(proof_node) if is_translated(app) else ():
         first = next(iter(proof.findall(nodes.Text)))
         first.parent.replace(first, nodes.Text(re.sub(r"^Proof\.\s*", _PROOF, first)))
 
@@ -346,7 +351,7 @@ def link_other_edition(
         return
     up = "../" * pagename.count("/")
     name, tag, address = NAME, FOLDER, f"{up}{FOLDER}/{pagename}.html"
-    if app.config.language == CODE:
+    if is_translated(app):
         name, tag, address = "English", "en", f"{up}../{pagename}.html"
     button = {"type": "link", "url": address, "text": name, "tooltip": name, "icon": ""}
     buttons = context.setdefault("header_buttons", [])

@@ -25,6 +25,11 @@ def notebook(path: Path, *cells: tuple[str, bytes | None]) -> Path:
     return path
 
 
+def written(folder: Path, target: Path) -> list[Path]:
+    found = run_figures.figures(*sorted(folder.glob("*.ipynb")))
+    return run_figures.write_images(found, target)
+
+
 def test_named_figures_are_taken_and_others_left(tmp_path: Path) -> None:
     path = notebook(tmp_path / "01.ipynb", ("", b"other"), ("fig-a", b"aa"), ("fig-b", b"bb"))
     written = nbformat.read(path, as_version=4)
@@ -49,16 +54,16 @@ def test_a_name_used_twice_is_refused_within_and_across_notebooks(tmp_path: Path
     notebook(tmp_path / "01.ipynb", ("fig-a", b"a"))
     notebook(tmp_path / "02.ipynb", ("fig-a", b"b"))
     with pytest.raises(ValueError, match=r"02.ipynb: .* is used twice"):
-        run_figures.write_figures(tmp_path, tmp_path / "out")
+        written(tmp_path, tmp_path / "out")
 
 
 def test_written_files_follow_the_notebooks(tmp_path: Path) -> None:
     runs, out = tmp_path / "runs", tmp_path / "out"
     notebook(runs / "01.ipynb", ("fig-a", b"a"), ("fig-b", b"b"))
-    assert run_figures.write_figures(runs, out) == [out / "fig-a.png", out / "fig-b.png"]
+    assert written(runs, out) == [out / "fig-a.png", out / "fig-b.png"]
     before = (out / "fig-b.png").stat().st_mtime_ns
     notebook(runs / "01.ipynb", ("fig-b", b"b"), ("fig-c", b"c"))
-    assert run_figures.write_figures(runs, out) == [out / "fig-b.png", out / "fig-c.png"]
+    assert written(runs, out) == [out / "fig-b.png", out / "fig-c.png"]
     assert sorted(path.name for path in out.iterdir()) == ["fig-b.png", "fig-c.png"]
     assert (out / "fig-b.png").stat().st_mtime_ns == before
 
