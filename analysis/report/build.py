@@ -251,15 +251,16 @@ def render_book(project: Project, builder: str, destination: Path) -> None:
         cwd=project.root,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        text=True,  # a carriage return, which ends a line of progress, ends one here
+        errors="replace",
         env=pinned_environment(
             PYTHONPATH=os.pathsep.join(packages), PYTHONUNBUFFERED="1", NO_COLOR="1"
         ),
     ) as process:
         _RENDERING.add(process.pid)
         try:
-            assert process.stdout is not None
             with open(project.build / "build.log", "w", encoding="utf-8") as log:
-                lines = list(_shown(_lines(process.stdout), log))
+                lines = list(_shown(process.stdout, log))
             failed = process.wait() != 0
         finally:
             _RENDERING.discard(process.pid)
@@ -282,15 +283,6 @@ def _by_cell(line: str) -> str:
     )
 
 
-def _lines(stream: IO[bytes]) -> Iterator[str]:
-    """Lines ended by a newline or, as progress is, by a carriage return."""
-    rest = b""
-    while chunk := stream.read1(65536):  # type: ignore[attr-defined]
-        *lines, rest = re.split(rb"[\r\n]+", rest + chunk)
-        yield from (_ANSI.sub("", line.decode(errors="replace")).strip() for line in lines)
-    yield _ANSI.sub("", rest.decode(errors="replace")).strip()
-
-
 def _shown(lines: Iterable[str], log: IO[str]) -> Iterator[str]:
     """Pass lines through, logging them; show how far the stage is that they belong to."""
     with tqdm(
@@ -300,7 +292,7 @@ def _shown(lines: Iterable[str], log: IO[str]) -> Iterator[str]:
         leave=False,
         bar_format="{desc:<16} {bar:20} {n:.0f} % [{elapsed}]",
     ) as bar:
-        for line in lines:
+        for line in (_ANSI.sub("", line).strip() for line in lines):
             log.write(line + "\n")
             if match := _STAGE.match(line):
                 bar.set_description_str(match[1], refresh=False)

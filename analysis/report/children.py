@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 @contextlib.contextmanager
 def child(
     program: str, *arguments: str, scratch: Path | None = None, **options: Any
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> Iterator[subprocess.Popen[Any]]:
     """A process that ends, with all that it started, no later than the block and than we do.
 
     Args:

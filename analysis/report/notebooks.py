@@ -274,7 +274,7 @@ class _Run:
         last = "".join(f": {line}" for line in error.strip().splitlines()[-1:])
         return f"{where} ended its runner (exit {status}){last}"
 
-    def _watch(self, process: subprocess.Popen[bytes], output: Path) -> None:
+    def _watch(self, process: subprocess.Popen[Any], output: Path) -> None:
         """Wait for papermill; stop it when it is asked to, falls silent or fills the disk."""
         changed, heard = 0, time.monotonic()
         while process.poll() is None and not self.stopping.wait(0.1):

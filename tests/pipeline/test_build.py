@@ -175,7 +175,7 @@ ERROR = {"output_type": "error", "ename": "ZeroDivisionError", "evalue": "", "tr
         (edit("_config.yml", "title: T", "title: T\ntitle: U"), "_config.yml:2: the key 'title'"),
         (edit("_toc.yml", "root", "rooot"), "_toc.yml: 'root' key not found"),
         (
-            edit("_toc.yml", "format", "root: a\nformat: &a [*a]\nx"),
+            edit("_toc.yml", "format", "loop: &a [*a]\nformat"),
             "_toc.yml: no valid YAML",
         ),
         (edit("book/index.md", "First", "First 0.25"), "book/index.md:1: the number 0.25"),
