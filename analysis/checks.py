@@ -398,6 +398,18 @@ def check_positive(name: str, value: float) -> None:
         raise ValueError(f"{name} must be finite and > 0, got {value!r}")
 
 
+def check_not_negative(name: str, value: float) -> None:
+    """Refuse a number that is not finite, or below zero."""
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} must be finite and >= 0, got {value!r}")
+
+
+def check_fraction(name: str, value: float) -> None:
+    """Refuse a number outside [0, 1]."""
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"{name} must be in [0, 1], got {value!r}")
+
+
 def at_least_float32(tensor: Tensor) -> Tensor:
     """Half-precision inputs are computed (and returned) in float32; float64 stays float64."""
     if tensor.dtype in _WIDE:

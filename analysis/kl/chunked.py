@@ -30,7 +30,6 @@ __all__ = [
     "Head",
     "divergences_from_hidden",
     "entropy_from_hidden",
-    "forward_kl_from_hidden",
     "reverse_kl_from_hidden",
 ]
 
@@ -136,32 +135,6 @@ def reverse_kl_from_hidden(
     return divergences_from_hidden(
         hidden, head, ref_hidden, ref_head, mask=mask, chunks=chunks
     ).reverse
-
-
-@checked
-def forward_kl_from_hidden(
-    hidden: Tensor,
-    head: Head,
-    ref_hidden: Tensor,
-    ref_head: Head,
-    *,
-    mask: Tensor | None = None,
-    chunks: Chunks | None = None,
-) -> Tensor:
-    r"""Exact per-token forward KL without a ``[tokens, vocab]`` tensor.
-
-    .. math:: \mathrm{KL}(\pi_{\mathrm{ref}} \Vert \pi_\theta)
-        = \mathbb{E}_{\pi_{\mathrm{ref}}}[z^{\mathrm{ref}} - z] - \log Z_{\mathrm{ref}} + \log Z,
-        \qquad \frac{\partial}{\partial z} = \pi_\theta - \pi_{\mathrm{ref}}
-
-    Equation: ``forward_kl_from_hidden``
-    Gradient: that of ``forward_kl_gradient``, through the unembedding.
-
-    Args, Returns: as :func:`reverse_kl_from_hidden`.
-    """
-    return divergences_from_hidden(
-        hidden, head, ref_hidden, ref_head, mask=mask, chunks=chunks
-    ).forward
 
 
 @checked

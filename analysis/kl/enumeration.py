@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from analysis.checks import check_choice, check_same_shape, checked
-from analysis.kl.divergences import forward_kl, log_softmaxes, reverse_kl
+from analysis.kl.divergences import log_softmaxes, reverse_kl
 from analysis.kl.names import PLACEMENTS
 from analysis.kl.surrogates import kl_loss, kl_penalty
 from analysis.shapes import Logits, LogProbs, Values
@@ -189,14 +189,6 @@ def exact_kl_gradient(logits: Logits, ref_logits: Logits, *, direction: str) -> 
     gradients = {"reverse": reverse_kl_gradient, "forward": forward_kl_gradient}
     check_choice("direction", direction, gradients)
     return gradients[direction](logits, ref_logits)
-
-
-@checked
-def exact_kl(logits: Logits, ref_logits: Logits, *, direction: str) -> Values:
-    """Reverse or forward KL by name."""
-    divergences = {"reverse": reverse_kl, "forward": forward_kl}
-    check_choice("direction", direction, divergences)
-    return divergences[direction](logits, ref_logits)
 
 
 @checked

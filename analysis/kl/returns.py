@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.nn import functional
 
-from analysis.checks import at_least_float32, check_float, checked
+from analysis.checks import at_least_float32, check_float, check_fraction, checked
 from analysis.shapes import Values
 
 
@@ -25,8 +25,7 @@ def reward_to_go(rewards: Values, *, gamma: float = 1.0) -> Values:
         [..., T], in the unit of the rewards; exactly 0 past the last nonzero reward.
     """
     check_float("rewards", rewards)
-    if not 0.0 <= gamma <= 1.0:
-        raise ValueError(f"gamma must be in [0, 1], got {gamma!r}")
+    check_fraction("gamma", gamma)
     total, span = at_least_float32(rewards), 1
     while span < rewards.shape[-1]:  # invariant: total[t] holds the rewards t .. t + span - 1
         total = total + gamma**span * functional.pad(total[..., span:], (0, span))

@@ -7,7 +7,6 @@ tokens.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -19,6 +18,7 @@ from analysis.checks import (
     at_least_float32,
     check_choice,
     check_float,
+    check_not_negative,
     check_same_shape,
     checked,
 )
@@ -65,8 +65,7 @@ def fold_kl(
         [..., T], in the unit of the advantages, without gradient; exactly 0 where masked.
     """
     check_choice("credit", credit, TOKEN_CREDITS)
-    if not (math.isfinite(beta) and beta >= 0):
-        raise ValueError(f"beta must be finite and >= 0, got {beta!r}")
+    check_not_negative("beta", beta)
     check_float("kl_penalty", kl_penalty)
     counted = as_mask("mask", mask, "kl_penalty", kl_penalty)
     token_advantages = per_token_advantages(advantages, "kl_penalty", kl_penalty).detach()

@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from analysis.checks import as_mask, check_choice, check_float, check_same_shape, checked
+from analysis.checks import (
+    as_mask,
+    check_choice,
+    check_float,
+    check_fraction,
+    check_same_shape,
+    checked,
+)
 from analysis.kl.credit import credit_moments, state_average
 from analysis.kl.sequences import Sequences, can_draw, token_logp
 from analysis.kl.surrogates import kl_penalty
@@ -46,8 +53,7 @@ def generalised_advantage(
     Returns:
         [..., T], in the unit of the rewards, without gradient; exactly 0 where masked.
     """
-    if not 0.0 <= lam <= 1.0:
-        raise ValueError(f"lam must be in [0, 1], got {lam!r}")
+    check_fraction("lam", lam)
     check_float("rewards", rewards)
     check_same_shape("rewards", rewards, "values", values)
     counted = as_mask("mask", mask, "rewards", rewards)

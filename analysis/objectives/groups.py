@@ -7,12 +7,10 @@ deviations of exactly 0 in every dtype.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from analysis.checks import checked
+from analysis.checks import check_not_negative, checked
 from analysis.shapes import Mask, Values
 
 
@@ -78,8 +76,7 @@ def _check_standardisation(
 ) -> None:
     if ddof not in (0, 1):
         raise ValueError(f"ddof must be 0 or 1, got {ddof!r}")
-    if not (math.isfinite(eps) and eps >= 0):
-        raise ValueError(f"eps must be finite and >= 0, got {eps!r}")
+    check_not_negative("eps", eps)
     if std_min is not None and not std_min >= 0:
         raise ValueError(f"std_min must be >= 0, got {std_min!r}")
     if std_max is not None and not std_max > 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from analysis.checks import checked
+from analysis.checks import check_fraction, checked
 
 
 @checked
@@ -31,9 +31,8 @@ def imitation_cost(error: float, horizon: int, recovery: float) -> float:
     Returns:
         Steps, from 0 to ``horizon``.
     """
-    for name, value in (("error", error), ("recovery", recovery)):
-        if not 0.0 <= value <= 1.0:
-            raise ValueError(f"{name} must be in [0, 1], got {value!r}")
+    check_fraction("error", error)
+    check_fraction("recovery", recovery)
     if horizon < 1:
         raise ValueError(f"horizon must be at least 1, got {horizon!r}")
     stationary = error / (error + recovery) if error + recovery > 0 else 0.0

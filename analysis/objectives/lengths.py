@@ -6,12 +6,16 @@ normalisation may rescale, cancel or invert a penalty. Rewards are per completio
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from analysis.checks import at_least_float32, check_float, check_same_shape, checked
+from analysis.checks import (
+    at_least_float32,
+    check_float,
+    check_not_negative,
+    check_same_shape,
+    checked,
+)
 from analysis.shapes import Correct, Lengths, Rewards
 
 
@@ -37,8 +41,7 @@ def length_penalty(rewards: Rewards, lengths: Lengths, *, weight: float) -> Rewa
         [..., G], in the unit of the rewards.
     """
     rewards, lengths = _rewards_and_lengths(rewards, lengths)
-    if not (math.isfinite(weight) and weight >= 0):
-        raise ValueError(f"weight must be finite and >= 0, got {weight!r}")
+    check_not_negative("weight", weight)
     return rewards - weight * lengths
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from analysis.checks import as_mask, check_choice, checked, pair_of_floats
+from analysis.checks import as_mask, check_choice, check_fraction, checked, pair_of_floats
 from analysis.objectives.aggregation import MODES, aggregate
 from analysis.objectives.credit import per_token_advantages
 from analysis.shapes import AnyFloats, LogProbs, Mask, Values
@@ -259,8 +259,7 @@ KINDS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor, ClipRange], TokenTerm
 
 
 def _clip_range(epsilon_low: float, epsilon_high: float) -> ClipRange:
-    if not 0.0 <= epsilon_low <= 1.0:
-        raise ValueError(f"epsilon_low must be in [0, 1], got {epsilon_low!r}")
+    check_fraction("epsilon_low", epsilon_low)
     if math.isnan(epsilon_high) or epsilon_high < 0.0:
         raise ValueError(f"epsilon_high must be >= 0, got {epsilon_high!r}")
     return ClipRange(1.0 - epsilon_low, 1.0 + epsilon_high)

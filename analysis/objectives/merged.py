@@ -7,11 +7,16 @@ another, and says nothing of whether autograd sees it: three readings, three obj
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-from analysis.checks import as_mask, check_choice, check_same_shape, checked, pair_of_floats
+from analysis.checks import (
+    as_mask,
+    check_choice,
+    check_not_negative,
+    check_same_shape,
+    checked,
+    pair_of_floats,
+)
 from analysis.objectives.credit import per_token_advantages
 from analysis.objectives.losses import policy_loss
 from analysis.shapes import AnyFloats, LogProbs, Mask, Values
@@ -56,8 +61,7 @@ def merged_reward(
     """
     check_choice("reading", reading, READINGS)
     check_choice("penalty", penalty, PENALTIES)
-    if not (math.isfinite(beta) and beta >= 0):
-        raise ValueError(f"beta must be finite and >= 0, got {beta!r}")
+    check_not_negative("beta", beta)
     logp, ref_logp = pair_of_floats("logp", logp, "ref_logp", ref_logp)
     check_same_shape("logp", logp, "old_logp", old_logp)
     counted = as_mask("mask", mask, "logp", logp)

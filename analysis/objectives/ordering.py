@@ -6,12 +6,11 @@ differ in one thing: whether the KL is subtracted before or after the rewards ar
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from torch import Tensor
 
-from analysis.checks import at_least_float32, check_same_shape, checked
+from analysis.checks import at_least_float32, check_not_negative, check_same_shape, checked
 from analysis.objectives.advantages import group_normalise, leave_one_out
 from analysis.shapes import Rewards
 
@@ -100,5 +99,4 @@ def _penalised(rewards: Tensor, kl: Tensor, beta: float) -> Tensor:
 
 def _check(rewards: Tensor, kl: Tensor, beta: float) -> None:
     check_same_shape("rewards", rewards, "kl", kl)
-    if not (math.isfinite(beta) and beta >= 0):
-        raise ValueError(f"beta must be finite and >= 0, got {beta!r}")
+    check_not_negative("beta", beta)

@@ -14,7 +14,6 @@ from analysis.kl.chunked import (
     Head,
     divergences_from_hidden,
     entropy_from_hidden,
-    forward_kl_from_hidden,
     reverse_kl_from_hidden,
 )
 
@@ -82,7 +81,7 @@ def test_gradients(dtype):
 #: As functions of all inputs.
 ALONE = {
     "reverse": reverse_kl_from_hidden,
-    "forward": forward_kl_from_hidden,
+    "forward": lambda *inputs, **how: divergences_from_hidden(*inputs, **how).forward,
     "entropy": lambda hidden, head, ref_hidden, ref_head, **how: entropy_from_hidden(
         hidden, head, **how
     ),

@@ -16,25 +16,25 @@ from analysis.kl import estimators
 
 FUNCTION = '''
 @checked
-def k5(logp: LogProbs, ref_logp: LogProbs) -> Values:
+def cubic(logp: LogProbs, ref_logp: LogProbs) -> Values:
     """A square and a cube, to be taken away again."""
     ref_log_ratio = _ref_log_ratio(logp, ref_logp)
     return ref_log_ratio.square() / 2 - ref_log_ratio**3 / 6
 
 
-def _slope_of_k5(logp: Tensor, ref_logp: Tensor) -> Tensor:
+def _slope_of_cubic(logp: Tensor, ref_logp: Tensor) -> Tensor:
     return (logp - ref_logp) - (logp - ref_logp).square() / 2
 
 
 class TokenEstimator('''
 ROW = """
-    "k5": TokenEstimator(k5, _slope_of_k5, None),
+    "cubic": TokenEstimator(cubic, _slope_of_cubic, None),
     "minimax01": """
 
 #: What the new estimator is used for, each in one statement or a few.
 USES = """
 import inspect, torch
-from analysis.kl import k5, kl_loss, kl_penalty
+from analysis.kl import cubic, kl_loss, kl_penalty
 from analysis import kl, style
 from analysis.kl.enumeration import expected_gradient
 from analysis.kl.potentials import kl_potential
@@ -46,22 +46,22 @@ from analysis.training.tiny.tasks import SortTask
 from analysis.training.trainer import PopulationTrainer
 from analysis.cli.main import main
 
-assert "k5" in kl.__all__ and inspect.getdoc(k5), "exported, and on the reference's page"
+assert "cubic" in kl.__all__ and inspect.getdoc(cubic), "exported, and on the reference's page"
 logp, ref_logp = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True), torch.full((3,), -1.25)
-loss = kl_loss(logp, ref_logp, estimator="k5")
+loss = kl_loss(logp, ref_logp, estimator="cubic")
 (slope,) = torch.autograd.grad(loss.sum(), logp)
-torch.testing.assert_close(slope, gradient_coefficient(logp, ref_logp, estimator="k5"))
-assert torch.equal(kl_penalty(logp, ref_logp, estimator="k5"), loss.detach())
-assert expected_gradient(logp, ref_logp, estimator="k5").abs().max() > 0
+torch.testing.assert_close(slope, gradient_coefficient(logp, ref_logp, estimator="cubic"))
+assert torch.equal(kl_penalty(logp, ref_logp, estimator="cubic"), loss.detach())
+assert expected_gradient(logp, ref_logp, estimator="cubic").abs().max() > 0
 try:
-    kl_potential(logp, ref_logp, estimator="k5")
+    kl_potential(logp, ref_logp, estimator="cubic")
 except ValueError as error:
     assert "estimator must be one of ['k1'" in str(error)
 else:
     raise AssertionError("it has no closed form")
-look = style.line("k5")
-assert look["label"] == "k5" and look["color"] not in map(style.COLOURS.get, ("k1", "k2", "k3"))
-terms = [KLTerm(estimator="k5"), KLTerm(estimator="k5", placement="reward")]
+look = style.line("cubic")
+assert look["label"] == "cubic" and look["color"] not in map(style.COLOURS.get, ("k1", "k2", "k3"))
+terms = [KLTerm(estimator="cubic"), KLTerm(estimator="cubic", placement="reward")]
 config = TrainConfig(
     task=SortTask(num_digits=2), policy=PolicyConfig(width=4, num_layers=1, num_heads=1),
     start=StartConfig(updates=2), updates=2, num_prompts=1, group_size=2,
@@ -69,7 +69,7 @@ config = TrainConfig(
 runs = [Run(variant=Variant(kl=term, beta=1.0), seed=0) for term in terms]
 assert not PopulationTrainer(config, runs).run().failures
 dump = "analysis/diagnosis/examples/healthy.csv.gz"
-assert main(["diagnose", dump, "--estimator", "k5", "--json", "report.json"]) == 0
+assert main(["diagnose", dump, "--estimator", "cubic", "--json", "report.json"]) == 0
 """
 
 
@@ -84,15 +84,15 @@ def test_two_files_make_an_estimator_that_everything_knows(tmp_path: Path) -> No
     shutil.copytree(ROOT / "analysis", package, ignore=shutil.ignore_patterns("__pycache__"))
     write(package / "kl/estimators.py", "\nclass TokenEstimator(", FUNCTION)
     write(package / "kl/estimators.py", '\n    "minimax01": ', ROW)
-    write(package / "kl/names.py", '"k4"]', '"k4", "k5"]')
+    write(package / "kl/names.py", "\nValue = Literal[", '\nValue = Literal["cubic", ')
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", USES], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
-    assert report["settings"]["kl"]["estimator"] == "k5"
-    assert "k5" in {row["estimator"] for row in report["estimates"]}
+    assert report["settings"]["kl"]["estimator"] == "cubic"
+    assert "cubic" in {row["estimator"] for row in report["estimates"]}
 
 
 @pytest.mark.parametrize(("named", "known"), [(["k1"], ["k1", "k2"]), (["k1", "k2"], ["k1"])])

@@ -14,7 +14,7 @@ from matplotlib.colors import to_rgb
 from analysis import style
 
 #: Of every estimator, and of two that have none of their own yet.
-LOOKS = style.with_spare_looks([*style.COLOURS, "k5", "k6"])
+LOOKS = style.with_spare_looks([*style.COLOURS, "cubic", "quartic"])
 NAMES = list(LOOKS)
 
 # Machado, Oliveira & Fernandes (2009), severity 1, acting on linear RGB.
@@ -97,7 +97,7 @@ def test_line_carries_the_placement_in_its_style() -> None:
     }
 
 
-@pytest.mark.parametrize(("name", "placement"), [("k5", "loss"), ("k3", "bonus")])
+@pytest.mark.parametrize(("name", "placement"), [("cubic", "loss"), ("k3", "bonus")])
 def test_unknown_variant_is_refused(name: str, placement: str) -> None:
     with pytest.raises(ValueError, match="must be one of"):
         style.line(name, placement)
