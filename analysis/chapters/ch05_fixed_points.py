@@ -50,6 +50,7 @@ from analysis.kl.sequences import (
 )
 from analysis.kl.surrogates import ESTIMATORS, gradient_coefficient, kl_loss
 from analysis.kl.term import KLTerm
+from analysis.objectives.advantages import leave_one_out
 
 # --- Where exact ascent ends -----------------------------------------------------------------
 
@@ -236,12 +237,7 @@ def with_reward_noise(coefficient: Coefficient, *, beta: float, seed: int) -> Co
 
 def centred(coefficient: Coefficient) -> Coefficient:
     """The coefficient less the mean of the batch's other samples: a leave-one-out baseline."""
-
-    def less_others(logp: Tensor, ref_logp: Tensor) -> Tensor:
-        value, size = coefficient(logp, ref_logp), logp.shape[-1]
-        return (value - value.mean(-1, keepdim=True)) * size / (size - 1)
-
-    return less_others
+    return lambda logp, ref_logp: leave_one_out(coefficient(logp, ref_logp))
 
 
 def sampled_descent(
