@@ -28,8 +28,10 @@ from analysis.chapters.claims import (
     share,
 )
 from analysis.chapters.policies import (
+    RAGGED,
     SAME,
     Policies,
+    by_token,
     flat_error,
     moved_logits,
     normal_draws,
@@ -270,12 +272,13 @@ def typical(estimator: str, *sampler: Tensor, of: str = "reverse", **variant: st
 def grpo_names_the_reverse_kl() -> Finding:
     """Mean and expected gradient of k3 against both KLs, and what GRPO's ``1/|o|`` adds to the
     forward KL's, on ragged sequences."""
+    far = random_tables(RAGGED, 3, 40, spread=1.5, seed=6)
     value = largest(estimator_means(*pairs())["k3"] - reverse_kl(*pairs()))
     figures = {
         "value_to_reverse": value,
         "gradient_to_forward": worst("k3", of="forward"),
         "gradient_to_reverse": typical("k3"),
-        "off_under_mean": weight_errors((3, 4), 40, spread=1.5, seed=6).k3.median(),
+        "off_under_mean": weight_errors(far, RAGGED).k3.median(),
     }
     return Finding(judge(max(value, worst("k3")) < EXACT, value < EXACT), figures)
 
@@ -311,13 +314,10 @@ def k1_loss_has_no_gradient() -> Finding:
     summed and under GRPO's ``1/|o|``."""
     fresh = expected_gradient(*pairs(), estimator="k1").norm(dim=-1)
     old = expected_gradient(*pairs(), stale(), estimator="k1").norm(dim=-1)
-    sequences = enumerate_sequences(3, 4, eos=2)
-    (table,), (reference,) = random_tables(sequences, 3, 1, spread=1.5, seed=6)
-    lengths = sequences.mask.sum(dim=-1, keepdim=True).double().expand(sequences.mask.shape)
+    (table,), (reference,) = random_tables(RAGGED, 3, 1, spread=1.5, seed=6)
+    lengths = by_token(RAGGED.mask.sum(dim=-1).double(), RAGGED)
     by_sum, by_mean = (
-        expected_sequence_gradient(
-            table, reference, sequences, estimator="k1", token_weights=weights
-        )
+        expected_sequence_gradient(table, reference, RAGGED, estimator="k1", token_weights=weights)
         for weights in (torch.ones_like(lengths), 1 / lengths)
     )
     figures = {

@@ -29,6 +29,7 @@ from analysis.chapters.claims import (
 from analysis.chapters.policies import (
     RAGGED,
     SPREAD,
+    Policies,
     all_groups,
     by_token,
     flat_error,
@@ -209,30 +210,19 @@ def unexplained(gradient: Tensor, exact: Tensor) -> float:
     return ((gradient - scale * exact).norm() / gradient.norm()).item()
 
 
-def batch_curves(
-    tree: tuple[int, int], count: int, sizes: Iterable[int], *, spread: float, seed: int
-) -> pd.DataFrame:
+def batch_curves(tables: Policies, sequences: Sequences, sizes: Iterable[int]) -> pd.DataFrame:
     """:func:`weight_errors` by the number of completions that are averaged together: quantiles."""
     rows = []
     for size in sizes:
-        found = weight_errors(tree, count, completions=size, spread=spread, seed=seed)
-        for estimator in DIRECTIONS:
-            quantiles = band(torch.tensor(found[estimator]))
+        for estimator, errors in weight_errors(tables, sequences, completions=size).items():
+            quantiles = band(torch.tensor(errors))
             rows.append({"completions": size, "estimator": estimator, **quantiles})
     return pd.DataFrame(rows)
 
 
-def weight_errors(
-    tree: tuple[int, int], count: int, *, completions: int = 1, spread: float, seed: int
-) -> pd.DataFrame:
-    """By how much a mean over tokens turns the gradient of each KL loss away, on one ragged tree.
-
-    The tree is its vocabulary, with the end token, and longest completion. A row a random pair: the
-    share of the gradient of ``k2`` and ``k3`` that the KL with token sums does not explain.
-    """
-    vocab_size, longest = tree
-    sequences = enumerate_sequences(vocab_size, longest, eos=vocab_size - 1)
-    tables = random_tables(sequences, vocab_size, count, spread=spread, seed=seed)
+def weight_errors(tables: Policies, sequences: Sequences, *, completions: int = 1) -> pd.DataFrame:
+    """By how much a mean over tokens turns the gradient of each KL loss away, a row a pair: the
+    share of the gradient of ``k2`` and ``k3`` that the KL with token sums does not explain."""
 
     def shares(*pair: Tensor) -> dict[str, float]:
         weights = by_token(completion_weights(pair[0], sequences, completions), sequences)
@@ -800,7 +790,8 @@ def sum_over_tokens() -> Finding:
             gradient = credit_moments(logits, sequences, weights * whole).mean
             direction = gradient / gradient.norm() * exact.norm()
             errors[f"{name}_{mode.rsplit('_')[-1]}_error"] = flat_error(direction, exact)
-    errors["kl_off_under_mean"] = weight_errors((3, 4), 40, spread=1.5, seed=163).k2.median()
+    pairs = random_tables(RAGGED, 3, 40, spread=1.5, seed=163)
+    errors["kl_off_under_mean"] = weight_errors(pairs, RAGGED).k2.median()
     finals = recorded("length_growth").finals
     finals = finals.assign(excess=finals["wrong_length"] - finals["right_length"])
     figures = errors | difference(finals, "grpo", "token_sum", "excess").figures("trained_excess")
