@@ -43,6 +43,7 @@ from analysis.chapters.policies import (
     normal_draws,
     ragged_tables,
     random_tables,
+    score_coefficients,
 )
 from analysis.kl.credit import (
     advantage_table,
@@ -386,8 +387,8 @@ def gradient_weights(
         return per_token
     if weight not in CLIPPED:
         return importance_ratio(logp, old_logp, sequences.mask, level=weight) * per_token
-    fixed = {"old_logp": old_logp, "advantages": per_token, "mask": sequences.mask}
-    return grad(lambda at: -policy_loss(at, kind=weight, **fixed).per_token.sum())(logp)
+    options = {"old_logp": old_logp, "advantages": per_token, "mask": sequences.mask}
+    return score_coefficients(logp, kind=weight, **options)
 
 
 def weight_table(tables: Policies, sequences: Sequences, *, seed: int) -> pd.DataFrame:
@@ -433,8 +434,7 @@ def clip_slopes(
     fixed = {"old_logp": torch.zeros_like(log_ratio), "mask": torch.ones_like(log_ratio).bool()}
     fixed |= {"advantages": torch.full_like(log_ratio, advantage)}
     clip = {"epsilon_low": min(epsilon, 1.0), "epsilon_high": epsilon}
-    slopes = grad(lambda at: -policy_loss(at, **fixed, **clip).per_token.sum())(log_ratio)
-    return slopes[0].tolist()
+    return score_coefficients(log_ratio, **fixed, **clip)[0].tolist()
 
 
 # --- What it draws ---------------------------------------------------------------------------

@@ -31,12 +31,14 @@ from analysis.chapters.claims import (
 from analysis.chapters.policies import (
     RAGGED,
     Policies,
+    by_token,
     flat_error,
     log_ratios,
     measured,
     moved_logits,
     random_policies,
     random_tables,
+    score_coefficients,
 )
 from analysis.chapters.predictions import at_equal_kl
 from analysis.kl.credit import credit_moments
@@ -247,16 +249,12 @@ def mask_cases(
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Random tables [states, vocab], their samplers, and a standardised advantage [N] of each
     sequence."""
-    size = sequences.num_states * vocab_size
-    old, step = random_policies(count, size, spread=1.0, seed=seed)
+    olds, steps = random_tables(sequences, vocab_size, count, spread=1.0, seed=seed)
     rewards, _ = random_policies(count, len(sequences.tokens), spread=1.0, seed=seed + 1)
-    cases = []
-    for old_row, step_row, reward in zip(old, step, rewards, strict=True):
-        old_logits = old_row.view(sequences.num_states, vocab_size)
-        logits = old_logits + distance * step_row.view_as(old_logits)
-        advantages = standardised(reward, sequence_probability(old_logits, sequences))
-        cases.append((logits, old_logits, advantages))
-    return cases
+    return [
+        (old + distance * step, old, standardised(reward, sequence_probability(old, sequences)))
+        for old, step, reward in zip(olds, steps, rewards, strict=True)
+    ]
 
 
 def mask_rows(
@@ -271,7 +269,7 @@ def mask_rows(
     def row(logits: Tensor, old_logits: Tensor, advantages: Tensor) -> dict[str, Tensor]:
         logp, old_logp = token_logp(logits, sequences), token_logp(old_logits, sequences)
         kept = off_policy_sequence_mask(logp, old_logp, advantages, sequences.mask, delta=delta)
-        whole = advantages.unsqueeze(-1).expand_as(logp)
+        whole = by_token(advantages, sequences)
         exact = credit_moments(logits, sequences, whole).mean
         ratio = importance_ratio(logp, old_logp, sequences.mask, level="token")
         credit = torch.where(kept, ratio * whole, 0.0)
@@ -543,13 +541,9 @@ def merging_like_terms() -> Finding:
 
     def clipped(advantages: Tensor) -> Tensor:
         """What multiplies the score under PPO's minimum."""
-
-        def value(at: Tensor) -> Tensor:
-            ratio = torch.exp(at - old_logp)
-            bounded = ratio.clamp(1 - EPSILON, 1 + EPSILON)
-            return torch.minimum(ratio * advantages, bounded * advantages).sum()
-
-        return grad(value)(logp)
+        options = {"old_logp": old_logp, "mask": torch.ones_like(logp, dtype=torch.bool)}
+        clip = {"epsilon_low": EPSILON, "epsilon_high": EPSILON}
+        return score_coefficients(logp, advantages=advantages, **options, **clip)
 
     added = clipped(states.advantages) + clipped(pull)
     gap = (added - clipped(states.advantages + pull)).abs() > EXACT

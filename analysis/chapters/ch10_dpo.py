@@ -30,7 +30,7 @@ from analysis.chapters.claims import (
     recorded,
     share,
 )
-from analysis.chapters.policies import normal_draws, random_head
+from analysis.chapters.policies import by_token, normal_draws, random_head
 from analysis.kl.credit import advantage_table, state_average
 from analysis.kl.divergences import reverse_kl
 from analysis.kl.enumeration import reverse_kl_gradient
@@ -572,7 +572,7 @@ def ppo_compares_with_a_critic() -> Finding:
     probability = sequence_probability(logits, sequences)
     reference = sequence_probability(ref_logits, sequences) @ rewards
 
-    whole = rewards[:, None].expand(sequences.mask.shape)
+    whole = by_token(rewards, sequences)
     values = state_average(whole, logits, sequences)[sequences.states]
     last_only = F.pad(rewards[:, None], (2, 0))
     sampled = generalised_advantage(last_only, values, sequences.mask, lam=1.0)

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import pandas as pd
 import torch
 from torch import Tensor
+from torch.func import grad
 
 from analysis.kl.credit import weighted_moments
 from analysis.kl.enumeration import GradientMoments, relative_error
 from analysis.kl.sequences import Sequences, enumerate_sequences, token_logp
+from analysis.objectives.losses import policy_loss
 from analysis.objectives.routing import ExpertHead
 
 #: Below this relative error two enumerated gradients are the same gradient.
@@ -91,6 +93,12 @@ def group_moments(
     credit = advantage(rewards[groups]).unsqueeze(-1)
     gradients = (credit * scores[groups]).mean(dim=-2)
     return weighted_moments(policy[groups].prod(-1), gradients)
+
+
+def score_coefficients(logp: Tensor, **options: Any) -> Tensor:
+    """[B, T]: what a policy gradient multiplies each token's score by, from the loss with these
+    ``options`` of :func:`analysis.objectives.losses.policy_loss` by autograd."""
+    return grad(lambda at: -policy_loss(at, **options).per_token.sum())(logp)
 
 
 def all_groups(values: Iterable[float], size: int) -> Tensor:
