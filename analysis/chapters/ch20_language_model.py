@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
 
 from analysis import style
 from analysis.chapters.ch19_equal_kl import NAMES
@@ -98,7 +97,7 @@ def deviations(table: pd.DataFrame) -> pd.Series:
 # --- What the page compares, and what its prose says of it ------------------------------------
 
 COMPARISONS = 30
-BETA, FAR_BETA = 0.3, 1.0
+BETA = 0.3
 #: What is compared at one coefficient, in KL and in accuracy.
 PAIRS = " ".join(f"{name}/none" for name in KL_TERMS if name != "none")
 PAIRS += " k2_loss/exact_loss k3_loss/k2_loss k1_reward/exact_loss"
@@ -171,8 +170,7 @@ def readings_figure(table: pd.DataFrame) -> Figure:
         panel.axhline(1.0, color="#5A5A5A", linewidth=1.0)
         panel.set(title=look["label"], ylabel="reading / exact", xscale="log")
         panel.set_xticks([0.05, 0.1, 0.2, 0.5])
-        panel.xaxis.set_major_formatter("{x:g}")
-        panel.xaxis.set_minor_formatter(NullFormatter())
+        style.plain_numbers(panel.xaxis)
     panels[-1].set_xlabel("exact reverse KL (nats per token), log scale")
     return figure
 
