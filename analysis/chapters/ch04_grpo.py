@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 
 from analysis.chapters import predictions
 from analysis.chapters.claims import recorded_runs
-from analysis.chapters.comparisons import pairs
 from analysis.chapters.training_figures import (
     KL_PANELS,
     bands,
@@ -27,6 +26,7 @@ from analysis.experiments.policy_names import POLICIES, TINY
 from analysis.experiments.preset import NO_KL, Preset, kl_variants
 from analysis.experiments.presets.kl_terms import quick
 from analysis.experiments.presets.language import model_of, smollm2
+from analysis.experiments.summaries import pairs_of
 
 # --- What it trains live
 
@@ -84,8 +84,8 @@ RECORDED, HALF_STEP = "equal_kl", "half_step"
 BETA = 0.3
 #: What the prose compares at that coefficient beyond the predictions of the designs.
 QUOTED = (
-    *pairs("k1_loss/none k2_reward/none k2_reward/k1_reward k3_loss/k2_loss", "reverse_kl"),
-    *pairs("exact_loss/none k1_loss/none k3_loss/k2_loss", "accuracy"),
+    *pairs_of("k1_loss/none k2_reward/none k2_reward/k1_reward k3_loss/k2_loss", "reverse_kl"),
+    *pairs_of("exact_loss/none k1_loss/none k3_loss/k2_loss", "accuracy"),
 )
 
 

@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 from analysis import style
 from analysis.chapters.ch19_equal_kl import NAMES
 from analysis.chapters.claims import recorded
-from analysis.chapters.comparisons import pairs, rows
 from analysis.chapters.training_figures import KL_TERMS
 from analysis.experiments import ablation, summaries
 from analysis.experiments.language.estimator_tail import ESTIMATORS
 from analysis.experiments.language.retention import Retention
+from analysis.experiments.summaries import pairs_of
 
 # --- What the chapter computes ----------------------------------------------------------------
 
@@ -96,12 +96,12 @@ def deviations(table: pd.DataFrame) -> pd.Series:
 
 # --- What the page compares, and what its prose says of it ------------------------------------
 
-COMPARISONS = 30
 BETA = 0.3
 #: What is compared at one coefficient, in KL and in accuracy.
 PAIRS = " ".join(f"{name}/none" for name in KL_TERMS if name != "none")
 PAIRS += " k2_loss/exact_loss k3_loss/k2_loss k1_reward/exact_loss"
-PARTS = {"whole": (0.0, 1.0), "nearer": (0.0, 0.5), "farther": (0.5, 1.0)}
+#: What is compared over the KLs that two terms share: all of them, or half.
+RANGES = {"whole": (0.0, 1.0), "nearer": (0.0, 0.5), "farther": (0.5, 1.0)}
 
 
 def ends() -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -110,46 +110,79 @@ def ends() -> tuple[pd.DataFrame, pd.DataFrame]:
     return tuple(ablation.final(run.curves, share=0.25) for run in runs)
 
 
-def compare() -> dict[str, pd.DataFrame]:
-    """Every comparison of the page, seed by seed."""
+def compared() -> pd.DataFrame:
+    """Every comparison of the page, seed by seed, judged together: a page that asks many questions
+    finds some differences by chance.
+
+    Returns:
+        Rows of :func:`analysis.experiments.summaries.judged`, with their ``part`` of the page,
+        ``key`` within it, and ``spec``, a number format.
+    """
     finals, others = ends()
     every = pd.concat([finals, others], ignore_index=True)
-    equal = pairs("k3_loss/exact_loss k1_reward/exact_loss")
+    equal = pairs_of("k3_loss/exact_loss k1_reward/exact_loss")
     far = others[others["beta"] == max(others["beta"])]
-    jumps = summaries.fluctuation(recorded("smollm2_short").curves, ["gradient_norm", "reverse_kl"])
-    return {
-        "one": summaries.paired(finals, pairs(PAIRS, "reverse_kl", "accuracy")),
+    jumping = ("gradient_norm", "reverse_kl")
+    jumps = summaries.fluctuation(recorded("smollm2_short").curves, jumping)
+    along = {"of": "reverse_kl", "metric": "accuracy"}
+    parts = {
+        "one": summaries.paired(finals, pairs_of(PAIRS, "reverse_kl", "accuracy")),
         **{
-            name: summaries.paired_along(
-                every, equal, of="reverse_kl", metric="accuracy", part=part
-            )
-            for name, part in PARTS.items()
+            name: summaries.paired_along(every, equal, **along, part=part)
+            for name, part in RANGES.items()
         },
-        "far": summaries.paired(far, pairs("k2_loss/exact_loss", "reverse_kl", "accuracy")),
-        "jumps": summaries.paired(jumps, pairs("k3_loss/k2_loss", "gradient_norm", "reverse_kl")),
+        "far": summaries.paired(far, pairs_of("k2_loss/exact_loss", "reverse_kl", "accuracy")),
+        "jumps": summaries.paired(jumps, pairs_of("k3_loss/k2_loss", *jumping)),
     }
+    table = pd.concat([rows.assign(part=name) for name, rows in parts.items()], ignore_index=True)
+    metric = ("_" + table["metric"]).fillna("")
+    key = table["variant"] + "_" + table["other"] + metric
+    return summaries.judged(table.assign(key=key, spec="+.2f"), len(table))
 
 
-#: Verdicts that the prose states.
+#: Verdict -> the part and key of the comparisons of which the prose states it.
 SAYS = {
-    "differs": [
-        *rows("one", "k3_loss/none", "reverse_kl", "accuracy"),
-        *rows("far", "k2_loss/exact_loss", "accuracy"),
-    ],
-    "equivalent": [
-        *rows("one", "k1_loss/none k2_loss/exact_loss k1_reward/exact_loss", "reverse_kl"),
-        *rows("one", "k2_reward/none k3_reward/none", "reverse_kl"),
-        *(row for part in PARTS for row in rows(part, "k3_loss/exact_loss k1_reward/exact_loss")),
-    ],
-    "suggestive": [
-        *rows("one", "k2_loss/none", "reverse_kl", "accuracy"),
-        *rows("far", "k2_loss/exact_loss", "reverse_kl"),
-    ],
-    "unresolved": [
-        *rows("one", "exact_loss/none k1_reward/none k3_reward/none", "accuracy"),
-        *rows("jumps", "k3_loss/k2_loss", "gradient_norm", "reverse_kl"),
-    ],
+    "differs": {
+        "one": ["k3_loss_none_reverse_kl", "k3_loss_none_accuracy"],
+        "far": ["k2_loss_exact_loss_accuracy"],
+    },
+    "equivalent": {
+        "one": [
+            "k1_loss_none_reverse_kl",
+            "k2_loss_exact_loss_reverse_kl",
+            "k1_reward_exact_loss_reverse_kl",
+            "k2_reward_none_reverse_kl",
+            "k3_reward_none_reverse_kl",
+        ],
+        **{name: ["k3_loss_exact_loss", "k1_reward_exact_loss"] for name in RANGES},
+    },
+    "suggestive": {
+        "one": ["k2_loss_none_reverse_kl", "k2_loss_none_accuracy"],
+        "far": ["k2_loss_exact_loss_reverse_kl"],
+    },
+    "unresolved": {
+        "one": [
+            "exact_loss_none_accuracy",
+            "k1_reward_none_accuracy",
+            "k3_reward_none_accuracy",
+        ],
+        "jumps": ["k3_loss_k2_loss_gradient_norm", "k3_loss_k2_loss_reverse_kl"],
+    },
 }
+
+
+def check_verdicts(table: pd.DataFrame) -> None:
+    """Refuse, by a ValueError, comparisons whose verdicts are not those that the prose states."""
+    found = table.set_index(["part", "key"])["verdict"].to_dict()
+    wrong = [
+        f"{part}: {key}: the text says {word}, the runs {found.get((part, key), 'nothing')}"
+        for word, parts in SAYS.items()
+        for part, keys in parts.items()
+        for key in keys
+        if found.get((part, key)) != word
+    ]
+    if wrong:
+        raise ValueError("; ".join(wrong))
 
 
 # --- What it draws ----------------------------------------------------------------------------

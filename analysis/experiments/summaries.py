@@ -55,6 +55,12 @@ def by_variant(
     return pd.concat(parts, ignore_index=True)
 
 
+def pairs_of(spelled: str, *metrics: str) -> list[tuple[str, ...]]:
+    """``"k2/none k3/k2"``: each variant beside the other, with each of the metrics in turn."""
+    found = [tuple(pair.split("/")) for pair in spelled.split()]
+    return [(*pair, metric) for metric in metrics for pair in found] if metrics else found
+
+
 def paired(
     finals: pd.DataFrame, pairs: Sequence[tuple[str, str, str]], *, beta: float | None = None
 ) -> pd.DataFrame:
@@ -113,28 +119,6 @@ def judged(table: pd.DataFrame, comparisons: int) -> pd.DataFrame:
         for p, equivalent in zip(table["p"], table["equivalent"], strict=True)
     ]
     return table.assign(verdict=said, differs=[word == "differs" for word in said])
-
-
-def tally(tables: Iterable[pd.DataFrame], comparisons: int) -> dict[str, int]:
-    """How the comparisons of a page come out: the number of each verdict.
-
-    Returns:
-        ``comparisons``, all of them; ``differing``, ``equivalent``, ``suggestive`` and
-        ``unresolved``; ``excluding``, whose own interval excludes zero, and ``by_chance``, of how
-        many it would if no two variants differed.
-
-    Raises:
-        ValueError: the page makes another number of comparisons than its verdicts stand for.
-    """
-    page = judged(pd.concat(tables, ignore_index=True), comparisons)
-    if len(page) != comparisons:
-        raise ValueError(f"this page makes {len(page)} comparisons: set comparisons={len(page)}")
-    counts = page["verdict"].value_counts()
-    names = {"differs": "differing"} | {n: n for n in ("equivalent", "suggestive", "unresolved")}
-    excluding = int((page["p"] < 1 - statistics.LEVEL).sum())
-    found = {name: int(counts.get(word, 0)) for word, name in names.items()}
-    by_chance = round((1 - statistics.LEVEL) * comparisons)
-    return {"comparisons": comparisons, **found, "excluding": excluding, "by_chance": by_chance}
 
 
 def at_equal(

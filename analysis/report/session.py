@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import warnings
 from functools import partialmethod
@@ -21,7 +20,6 @@ from IPython import get_ipython
 from myst_nb import glue
 
 from analysis import style
-from analysis.chapters.comparisons import Page
 from analysis.report import tables
 from analysis.report.figure_data import show_with_data
 from analysis.report.numbers import format_value
@@ -86,27 +84,8 @@ def record(key: str, value: Any, spec: str = "") -> None:
     glue(key, text, display=False)
 
 
-def record_page(page: Page, **specs: str) -> None:
-    """Record every comparison of a page as ``+0.12 (+0.05 to +0.19)``, and its counts of verdicts.
-
-    A comparison's key is its table, variant, other variant and metric, joined by underscores; one
-    that is not estimable is left out. A count's key is its name: ``differing``, ``by_chance``, ...
-
-    Args:
-        page: of :func:`analysis.chapters.comparisons.judged_page`.
-        specs: metric -> format specification, where two signed decimals do not fit.
-    """
-    for key, row in page.rows():
-        if not math.isnan(row["mean"]):
-            spec = specs.get(row.get("metric", ""), "+.2f")
-            name = re.sub(r"\W+", "_", "_".join(key).replace(".", "")).lower()
-            record(name, tables.with_interval(row, spec))
-    for name, count in page.counts.items():
-        record(name, count)
-
-
 def record_predictions(prefix: str, judged: pandas.DataFrame) -> None:
-    """Record every judged prediction that has a number, under the prefix and its ``key``."""
+    """Record every judged comparison that has a number, under the prefix and its ``key``."""
     for row in judged.dropna(subset=["mean"]).drop_duplicates("key").to_dict("records"):
         record(f"{prefix}_{row['key']}", tables.with_interval(row, row["spec"]))
 

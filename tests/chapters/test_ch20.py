@@ -8,10 +8,12 @@ import pytest
 from scipy import stats
 
 from analysis.chapters import ch20_language_model as language_model
+from analysis.chapters.ch19_equal_kl import NAMES
 from analysis.experiments import ablation, recording, summaries
 from analysis.experiments.language import estimator_tail
 from analysis.experiments.language.retention import Retention
 from analysis.experiments.presets.language import smollm2_short
+from analysis.report import tables
 from analysis.training.metrics import PARTIAL_METRICS
 from tests.packaged import needs_packaged_weights
 
@@ -136,6 +138,30 @@ def test_the_deviation_of_a_reading_is_over_tokens_of_every_probability():
     assert spread["k1"] == pytest.approx(np.sqrt(0.29 - 0.04) / 0.2)
     assert spread["k2"] == pytest.approx(0.0)
     assert spread["k3"] == pytest.approx(np.sqrt(4.04 - 0.04) / 0.2)
+
+
+@pytest.fixture(scope="module")
+def compared() -> pd.DataFrame:
+    return language_model.compared()
+
+
+def test_verdicts_are_those_that_the_prose_states(compared, monkeypatch):
+    language_model.check_verdicts(compared)
+    for part, key, message in (
+        ("far", "k2_loss_exact_loss_accuracy", "the runs differs"),
+        ("far", "no such comparison", "the runs nothing"),
+    ):
+        monkeypatch.setattr(language_model, "SAYS", {"unresolved": {part: [key]}})
+        with pytest.raises(ValueError, match=f"{part}: {key}: the text says unresolved, {message}"):
+            language_model.check_verdicts(compared)
+
+
+def test_every_comparison_is_shown_with_names_and_numbers(compared):
+    assert not compared.duplicated(["part", "key"]).any()
+    shown = tables.differences(compared, NAMES, part="comparison")
+    assert {*compared["variant"], *compared["other"]} <= set(NAMES)
+    assert len(shown) == len(compared) and not compared["mean"].isna().any()
+    assert shown["95% interval"].str.contains(" to ").all()
 
 
 def test_the_recording_is_the_preset_and_complete():

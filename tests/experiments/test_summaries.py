@@ -14,7 +14,6 @@ from analysis.experiments.summaries import (
     judged,
     paired,
     paired_along,
-    tally,
     updates_to,
 )
 
@@ -103,24 +102,6 @@ def test_accuracies_are_one_within_a_margin_and_kls_within_a_ratio():
     assert paired(double, [("near", "here", "reverse_kl")])["equivalent"][0] > 0.99
     unmargined = frame.rename(columns={"accuracy": "length"})
     assert np.isnan(paired(unmargined, [("near", "here", "length")])["equivalent"][0])
-
-
-def test_a_page_counts_its_verdicts_and_its_comparisons():
-    columns = ["p", "equivalent"]
-    one = pd.DataFrame([(0.001, 1.0), (0.04, 1.0)], columns=columns)
-    other = pd.DataFrame([(0.5, 0.01), (0.5, 0.5), (np.nan, np.nan)], columns=columns)
-    found = tally([one, other], 5)
-    assert found == {
-        "comparisons": 5,
-        "differing": 1,
-        "equivalent": 1,
-        "suggestive": 1,
-        "unresolved": 1,
-        "excluding": 2,
-        "by_chance": 0,
-    }
-    with pytest.raises(ValueError, match="set comparisons=5"):
-        tally([one, other], 4)
 
 
 def test_unclear_variants_are_refused():
