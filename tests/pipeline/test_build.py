@@ -159,7 +159,6 @@ ERROR = {"output_type": "error", "ename": "ZeroDivisionError", "evalue": "", "tr
     ("change", "message"),
     [
         (remove("book/_run/01_a.ipynb"), "book/_run/01_a.ipynb: it was never run; run: analysis"),
-        (remove("book/_run/01_a.json"), "01_a.ipynb: its run has no readable provenance"),
         (remove("notebooks/01_a.ipynb"), "there is no notebooks/01_a.ipynb; correct _toc.yml"),
         (edit("notebooks/01_a.ipynb", "x = 1", "x = 2"), "01_a.ipynb: the notebook changed"),
         (fail_again, "01_a.ipynb: its last run failed: cell 3"),

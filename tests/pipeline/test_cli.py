@@ -177,16 +177,6 @@ def test_a_terminal_that_knows_no_greek_still_gets_its_answer(checkout: Workspac
     assert status == 1 and "Traceback" not in said and "no parameter" in said
 
 
-@pytest.mark.parametrize("text", ["n: " + "[" * 5000, "n: &a [*a]", "n: 1e999999", "? [1]\n: 2"])
-def test_a_hostile_parameters_file_is_one_line(
-    checkout: Workspace, capsys: pytest.CaptureFixture[str], text: str
-) -> None:
-    path = checkout.project.root / "p.yaml"
-    path.write_text(text)
-    assert main(["run", "--parameters-file", str(path)]) == 1
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -39,16 +39,24 @@ CODE = {
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, dict[str, str]]:
-    """A project in which every notebook above was run once, and the message of each failure."""
+    """A project in which every notebook above was run once, and the message of each failure.
+
+    Jupyter is set to the kernel of another interpreter.
+    """
     workspace = Workspace(tmp_path_factory.mktemp("kernels") / "a project")
+    other = workspace.project.root / "jupyter"
+    (other / "kernels/python3").mkdir(parents=True)
+    argv = ["/usr/bin/other-python", "-m", "ipykernel_launcher"]
+    spec = {"argv": argv, "display_name": "Other", "language": "python"}
+    (other / "kernels/python3/kernel.json").write_text(json.dumps(spec))
     (workspace.project.results / "a.csv").write_text("1")
     for name, code in CODE.items():
         workspace.notebook(name, *code)
-    with pytest.raises(UserError) as refusal:
-        workspace.run(
-            limits=Limits(jobs=2, timeout=5, cap=1_000_000),
-            texts={"label": NASTY, "n": "7"},
-        )
+    limits = Limits(jobs=2, timeout=5, cap=1_000_000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUPYTER_PATH", str(other))
+        with pytest.raises(UserError) as refusal:
+            workspace.run(limits=limits, texts={"label": NASTY, "n": "7"})
     messages = dict(line.split(": ", 1) for line in str(refusal.value).splitlines())
     return workspace, messages
 
@@ -97,25 +105,6 @@ def test_failure_names_the_cell_and_is_never_published(
     assert not (workspace.project.runs / f"{name}.ipynb").exists()
     assert not (workspace.project.runs / f"{name}.json").exists()
     json.loads((workspace.project.runs / "failed" / f"{name}.ipynb").read_text())
-
-
-def kernelspec(folder: Path, argv: list[str]) -> None:
-    spec = folder / "kernels" / "python3"
-    spec.mkdir(parents=True)
-    content = {"argv": argv, "display_name": "Other", "language": "python"}
-    (spec / "kernel.json").write_text(json.dumps(content))
-
-
-def test_a_kernel_of_another_interpreter_is_never_started(
-    real_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = real_workspace.project.root / "jupyter"
-    kernelspec(other, ["/usr/bin/other-python", "-m", "ipykernel_launcher"])
-    monkeypatch.setenv("JUPYTER_PATH", str(other))
-    real_workspace.notebook("01_a", "import sys; print(sys.prefix)")
-    real_workspace.run()
-    (printed,) = real_workspace.executed("01_a")["cells"][-1]["outputs"]
-    assert Path("".join(printed["text"]).strip()).resolve() == Path(sys.prefix).resolve()
 
 
 def start_cli(workspace: Workspace) -> tuple[subprocess.Popen[str], list[psutil.Process]]:

@@ -145,10 +145,14 @@ def test_bad_parameters_cell_is_refused(cells: list[str], message: str) -> None:
         ("n: 5\nrate: 1.0\nn: 6\n", r"p\.yaml:3: the key 'n' is written twice"),
         ("n: [1\n", r"p\.yaml:2: "),
         ("a: {b: 1, b: 2}", "the key 'b' is written twice"),
+        ("n: " + "[" * 5000, "nested too deeply"),
+        ("n: &a [*a]", "no valid YAML"),
+        ("? [1]\n: 2", "unhashable|no valid YAML"),
     ],
 )
 def test_bad_yaml_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "p.yaml"
     path.write_text(text)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as refusal:
         load_yaml(path)
+    assert "\n" not in str(refusal.value)

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from sphinx.application import Sphinx
 
 from analysis.report.api import PAGES, modules, modules_of
+from tests.report.sites import build_site
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,21 +66,13 @@ def build(root: Path, module: str = MODULE, page: str = PAGE) -> tuple[dict[str,
     (book / "api.md").write_text(
         "# API\n\n```{eval-rst}\n.. automodule:: api_example\n   :members:\n```\n"
     )
-    warnings = root / "warnings"
-    with warnings.open("w") as log:
-        app = Sphinx(
-            *(root, None, root / "out", root / "trees", "html"),
-            confoverrides={
-                "extensions": ["myst_parser", "analysis.report.api"],
-                "myst_enable_extensions": ["dollarmath"],
-                "html_theme": "basic",
-            },
-            status=None,
-            warning=log,
-        )
-        app.build()
-    out = root / "out/book"
-    return {path.stem: path.read_text() for path in out.glob("*.html")}, warnings.read_text()
+    warnings = build_site(
+        root,
+        extensions=["myst_parser", "analysis.report.api"],
+        myst_enable_extensions=["dollarmath"],
+        html_theme="basic",
+    )
+    return {path.stem: path.read_text() for path in (root / "out/book").glob("*.html")}, warnings
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,9 @@ from collections import Counter
 from pathlib import Path
 
 from pybtex.database import BibliographyData, Entry, parse_file, parse_string
-from sphinx.application import Sphinx
 
 from analysis.report.citations import AuthorYearStyle, label, tell_apart
+from tests.report.sites import build_site
 
 ROOT = Path(__file__).parents[2]
 BIBLIOGRAPHY = ROOT / "book" / "references.bib"
@@ -116,24 +116,14 @@ def test_pages_and_bibliography_print_the_same_labels(tmp_path):
     (tmp_path / "index.rst").write_text(
         "Page\n====\n\nAs :cite:t:`w0` show :cite:p:`w0,w1`.\n\n.. bibliography::\n"
     )
-    settings = {
-        "extensions": ["analysis.report.citations", "sphinxcontrib.bibtex"],
-        "bibtex_bibfiles": ["references.bib"],
-        "bibtex_default_style": "author_year",
-        "bibtex_reference_style": "author_year",
-    }
-    folder = str(tmp_path)
-    app = Sphinx(
-        folder,
-        None,
-        f"{folder}/out",
-        f"{folder}/trees",
+    build_site(
+        tmp_path,
         "text",
-        settings,
-        status=None,
-        warning=None,
+        extensions=["analysis.report.citations", "sphinxcontrib.bibtex"],
+        bibtex_bibfiles=["references.bib"],
+        bibtex_default_style="author_year",
+        bibtex_reference_style="author_year",
     )
-    app.build()
     text = (tmp_path / "out" / "index.txt").read_text(encoding="utf-8")
     on_the_page = "As Liu *et al.* [2025b] show [Liu *et al.*, 2025a, Liu *et al.*, 2025b]."
     assert on_the_page in " ".join(text.split())

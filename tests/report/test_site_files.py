@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,12 +14,9 @@ from analysis.report.index_terms import FILE, read_terms
 from analysis.report.pages import toc_pages
 from analysis.report.project import Project
 from analysis.report.site_files import card, sitemap
+from tests.report.sites import build_site
 
 ROOT = Path(__file__).resolve().parents[2]
-CONF = """
-extensions = ["analysis.report.index_terms"]
-root_doc = "book/index"
-"""
 
 
 def test_the_sitemap_has_whole_addresses() -> None:
@@ -53,11 +48,9 @@ def test_a_term_on_two_pages_is_refused(tmp_path: Path) -> None:
 
 def test_terms_stand_in_the_index_of_the_search(tmp_path: Path) -> None:
     (tmp_path / "book").mkdir()
-    (tmp_path / "conf.py").write_text(CONF)
     (tmp_path / "book/index.rst").write_text("A title\n=======\n\nText.\n")
     (tmp_path / FILE).write_text("index: [Appendix D]\n")
-    # A second Sphinx in this process would find its nodes registered.
-    subprocess.run([sys.executable, "-m", "sphinx", "-q", tmp_path, tmp_path / "out"], check=True)
+    build_site(tmp_path, extensions=["analysis.report.index_terms"], root_doc="book/index")
     written = (tmp_path / "out/searchindex.js").read_text()
     index = json.loads(re.fullmatch(r"Search\.setIndex\((.*)\)", written)[1])
     assert index["indexentries"] == {"appendix d": [[0, "a-title", True]]}
