@@ -120,7 +120,6 @@ class Outcome:
 
 
 Row = TypeVar("Row", bound=Schema)
-Tested = TypeVar("Tested", Erratum, Correction)
 
 
 def load_ledger(project: Project) -> list[Claim]:
@@ -134,17 +133,17 @@ def load_sources(project: Project) -> list[Source]:
 
 
 def load_errata(project: Project) -> list[Erratum]:
-    """Every erratum of the sources, in the order of the file."""
-    return _tested(project, load_rows(project, project.book / "errata.yaml", Erratum))
+    """Every erratum of the sources, in the order of the file; raises as :func:`load_rows`."""
+    return load_rows(project, project.book / "errata.yaml", Erratum)
 
 
 def load_corrections(project: Project) -> list[Correction]:
-    """Every corrected statement of our own, in the order of the file; raises as `load_errata`."""
-    return _tested(project, load_rows(project, project.book / "corrections.yaml", Correction))
+    """Every correction of our own, in the order of the file; raises as :func:`load_rows`."""
+    return load_rows(project, project.book / "corrections.yaml", Correction)
 
 
 def load_rows(project: Project, path: Path, kind: type[Row]) -> list[Row]:
-    """Every entry of a file of the ledger."""
+    """Every entry of a file of the ledger; a test that an entry names has to exist."""
     label = project.relative(path)
     rows = load_yaml(path, label) or []
     if not isinstance(rows, list):
@@ -153,6 +152,11 @@ def load_rows(project: Project, path: Path, kind: type[Row]) -> list[Row]:
     ids = [row.id for row in parsed]
     for twice in sorted({i for i in ids if ids.count(i) > 1}):
         raise UserError(f"{label}: {twice} is written twice; keep one")
+    known = _tests(project.root / "tests") if "test" in kind.model_fields else set()
+    for row in parsed:
+        test = getattr(row, "test", "").partition("[")[0]
+        if test and test not in known:
+            raise UserError(f"{label}: {row.id}: no test {test}")
     return parsed
 
 
@@ -227,14 +231,6 @@ def _row(label: str, number: int, row: object, kind: type[Row]) -> Row:
         named = isinstance(row, dict) and (row.get("id") or row.get("key"))
         problem = first_problem(error, whole="row")
         raise UserError(f"{label}: {named or f'row {number}'}: {problem}") from None
-
-
-def _tested(project: Project, rows: list[Tested]) -> list[Tested]:
-    tests = _tests(project.root / "tests")
-    for row in rows:
-        if row.test and row.test.partition("[")[0] not in tests:
-            raise UserError(f"{row.id}: no test {row.test}")
-    return rows
 
 
 def _tests(folder: Path) -> set[str]:

@@ -1,6 +1,6 @@
 """What the book's pages need of Sphinx beside its extensions. It does seven small things.
 
-* serves MathJax from the book itself, so that maths renders without a network;
+* serves MathJax from the book itself (``mathjax_path``), so that maths renders without a network;
 * drops the script that would load Thebe from a network, and all icons that no page shows;
 * moves the displayed formula that a theorem announces (its text ends with a colon or a comma) into
   the theorem's box;
@@ -54,7 +54,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the extension (called by Sphinx)."""
     app.add_generic_role("given", nodes.inline)
     app.setup_extension("analysis.report.citations")
-    app.connect("config-inited", use_local_mathjax, priority=100)
     app.connect("builder-inited", drop_thebe)
     app.connect("doctree-read", complete_theorems)
     app.connect("html-page-context", point_links_at_sources, priority=900)
@@ -62,11 +61,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("build-finished", copy_mathjax)
     app.connect("build-finished", keep_used_icons)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
-
-
-def use_local_mathjax(app: Sphinx, config: Any) -> None:
-    """Load MathJax from ``_static`` instead of a content network."""
-    config.mathjax_path = MATHJAX
 
 
 def copy_mathjax(app: Sphinx, failure: Exception | None) -> None:
