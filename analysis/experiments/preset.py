@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator, validate_call
@@ -289,27 +289,3 @@ CONFIG = TrainConfig(start=StartConfig(updates=150), learning_rate=2e-3, cosine_
 def train_config(**changes: Any) -> TrainConfig:
     """``CONFIG`` with some fields changed, validated."""
     return TrainConfig(**(CONFIG.model_dump() | changes))
-
-
-def population(
-    *,
-    variants: Iterable[Variant],
-    seeds: tuple[int, ...],
-    predictions: tuple[str, ...] = (),
-    design: Design | None = None,
-    **config: Any,
-) -> Preset:
-    """A preset of the tiny policy.
-
-    Args:
-        variants, seeds: what is trained, each variant on every seed.
-        predictions: written before the runs; those of the ``design``, where there is one.
-        config: what differs from ``CONFIG``; cosines are measured only where it says so.
-    """
-    return Preset(
-        config=train_config(**{"cosine_every": 0} | config),
-        variants=tuple(variants),
-        seeds=seeds,
-        predictions=predictions if design is None else design.sentences,
-        design=design,
-    )

@@ -68,8 +68,7 @@ def p_value(values: np.ndarray) -> np.ndarray:
     Args:
         values: [..., S].
     """
-    mean, error, freedom = moments(values)
-    return np.minimum(1.0, 2.0 * stdtr(freedom, -_over(np.abs(mean), error)))
+    return _p_zero(*moments(values))
 
 
 def equivalence(values: np.ndarray, margin: float) -> np.ndarray:
@@ -86,9 +85,7 @@ def equivalence(values: np.ndarray, margin: float) -> np.ndarray:
     Raises:
         ValueError: the margin is not positive.
     """
-    check_positive("margin", margin)
-    mean, error, freedom = moments(values)
-    return stdtr(freedom, -_over(margin - np.abs(mean), error))
+    return _p_apart(*moments(values), margin)
 
 
 def of_estimate(
@@ -105,11 +102,9 @@ def of_estimate(
     """
     if error < 0.0:
         raise ValueError(f"error must not be negative, got {error}")
-    if margin is not None:
-        check_positive("margin", margin)
     reach = t_quantile(freedom) * error
-    p = np.minimum(1.0, 2.0 * stdtr(freedom, -_over(np.abs(mean), error)))
-    same = np.nan if margin is None else stdtr(freedom, -_over(margin - np.abs(mean), error))
+    p = _p_zero(mean, error, freedom)
+    same = np.nan if margin is None else _p_apart(mean, error, freedom, margin)
     ends = {"mean": mean, "low": mean - reach, "high": mean + reach}
     return ends | {"p": float(p), "equivalent": float(same)}
 
@@ -170,6 +165,17 @@ def moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     enough = count >= MIN_SEEDS
     error = values.std(axis=-1, ddof=1) / np.sqrt(count) if enough else np.nan * mean
     return mean, error, count - 1
+
+
+def _p_zero(mean: np.ndarray, error: np.ndarray, freedom: int) -> np.ndarray:
+    """P value of a mean of zero."""
+    return np.minimum(1.0, 2.0 * stdtr(freedom, -_over(np.abs(mean), error)))
+
+
+def _p_apart(mean: np.ndarray, error: np.ndarray, freedom: int, margin: float) -> np.ndarray:
+    """P value of a mean that is ``margin`` or more from zero."""
+    check_positive("margin", margin)
+    return stdtr(freedom, -_over(margin - np.abs(mean), error))
 
 
 def _numbers(values: np.ndarray) -> np.ndarray:

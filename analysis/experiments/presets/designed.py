@@ -17,9 +17,9 @@ from analysis.experiments.preset import (
     Preset,
     fresh_seeds,
     kl_variants,
-    population,
     predict,
     preset,
+    train_config,
 )
 from analysis.kl.term import KLTerm
 from analysis.training.config import StartConfig
@@ -107,10 +107,21 @@ def designed(
     start: Mapping[str, Any] | None = None,
     **config: Any,
 ) -> Preset:
-    """Runs of a design, from starts of 150 updates but for what ``start`` says."""
+    """Runs of a design, each variant on every seed.
+
+    Args:
+        start: what differs from starts of 150 updates.
+        config: what differs from ``CONFIG``; cosines are measured only where it says so.
+    """
     of_start = {"updates": 150, "seed": FIRST_START, "count": NUM_STARTS} | dict(start or {})
-    runs = {"variants": variants, "seeds": seeds, "start": StartConfig(**of_start)}
-    return population(design=written, **{"log_every": 10} | runs | config)
+    shared = {"log_every": 10, "cosine_every": 0, "start": StartConfig(**of_start)}
+    return Preset(
+        config=train_config(**shared | config),
+        variants=tuple(variants),
+        seeds=seeds,
+        predictions=written.sentences,
+        design=written,
+    )
 
 
 @preset
