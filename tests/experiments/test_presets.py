@@ -129,11 +129,9 @@ def test_what_does_not_fit_is_named(name: str, overrides: dict, message: str) ->
         make_preset(name, overrides)
 
 
-@pytest.mark.parametrize("parameter", ["learning_rate", "beta", "num_seeds"])
-def test_parameters_are_checked_where_a_preset_is_called(parameter: str) -> None:
-    wrong = {"learning_rate": -1.0, "beta": float("nan"), "num_seeds": 0}[parameter]
-    with pytest.raises(ValueError, match=parameter.removeprefix("num_")):
-        quick(**{parameter: wrong})
+def test_a_preset_that_is_called_checks_its_parameters() -> None:
+    with pytest.raises(ValueError, match=r"beta\n  Input should be a finite number"):
+        quick(beta=float("nan"))
 
 
 def test_one_sample_distillation_in_the_reward_is_the_k2_loss() -> None:

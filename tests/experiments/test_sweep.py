@@ -108,6 +108,7 @@ def test_stale_and_damaged_files_are_listed(
         (["tiny", "--workers", "0"], "workers must be at least 1, not 0"),
         (["tiny", "--runs-per-shard", "-1"], "runs_per_shard must be at least 1, not -1"),
         (["tiny", "--device", "cuda"], "no GPU is visible here"),
+        (["tiny", "--graphs"], "--graphs records CUDA graphs: give it with --device cuda"),
         (["tiny", "--store", "/proc/none"], "/proc/none/runs: cannot be written"),
     ],
 )
@@ -139,11 +140,6 @@ def test_what_a_preset_needs_and_is_not_there_is_one_line(
 def test_shards_leave_no_worker_idle() -> None:
     assert [shard_size(n, 2) for n in (1, 8, 47, 48, 500)] == [1, 4, 24, 24, 24]
     assert [shard_size(n, 1, RUNS_PER_GPU_SHARD) for n in (260, 10_400)] == [260, 512]
-
-
-def test_graphs_are_for_a_gpu(sweep, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sweep("tiny", "--graphs") != 0
-    assert "--graphs records CUDA graphs: give it with --device cuda" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["file", "here", "precious"])
