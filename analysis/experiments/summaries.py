@@ -7,7 +7,6 @@ seed by seed. All intervals are those of :mod:`analysis.experiments.statistics`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -23,23 +22,19 @@ KLS = ("reverse_kl", "forward_kl", "teacher_kl")
 SHARED_POINTS = 32
 
 
-def by_variant(
-    table: pd.DataFrame, metrics: Iterable[str], band: Literal["range", "interval"] = "interval"
-) -> pd.DataFrame:
+def by_variant(table: pd.DataFrame, metrics: Iterable[str]) -> pd.DataFrame:
     """Mean of metrics per variant, beta and (where there is one) update, with its interval.
 
     Args:
         table: of :mod:`analysis.experiments.ablation`: curves, or one row per run.
         metrics: columns of it.
-        band: the interval of the mean, or the ``range`` of the seeds where they are few.
 
     Returns:
         One row per variant, beta, update and metric: ``mean``, ``low``, ``high``, ``seeds``.
 
     Raises:
-        ValueError: on an unknown metric or band.
+        ValueError: on an unknown metric.
     """
-    check_choice("band", band, ("range", "interval"))
     keys = [name for name in (*VARIANT_COLUMNS, "update") if name in table]
     parts = []
     for metric in metrics:
@@ -47,10 +42,7 @@ def by_variant(
         wide = table.pivot(index=keys, columns="seed", values=metric)
         wide = wide.reindex(pd.MultiIndex.from_frame(table[keys].drop_duplicates()))
         values = wide.to_numpy()
-        mean, low, high = statistics.interval(values)
-        if band == "range":
-            low, high = values.min(axis=1), values.max(axis=1)
-        part = {"metric": metric, "mean": mean, "low": low, "high": high}
+        part = {"metric": metric, **statistics.interval(values)._asdict()}
         parts.append(pd.DataFrame(part, wide.index).assign(seeds=values.shape[1]).reset_index())
     return pd.concat(parts, ignore_index=True)
 
@@ -219,10 +211,8 @@ def _crossing(log_x: np.ndarray, y: np.ndarray, target: float) -> float:
     return np.nan
 
 
-def fluctuation(
-    curves: pd.DataFrame, metrics: Iterable[str], *, share: float = 0.5
-) -> pd.DataFrame:
-    r"""How much a metric jumps from window to window, over the last ``share`` of a run.
+def fluctuation(curves: pd.DataFrame, metrics: Iterable[str]) -> pd.DataFrame:
+    r"""How much a metric jumps from window to window, over the second half of a run.
 
     .. math:: F = \frac{1}{\bar x} \sqrt{\frac{1}{2 (n - 1)} \sum_{i=2}^{n} (x_i - x_{i-1})^2}
 
@@ -237,7 +227,7 @@ def fluctuation(
         One row per run: ``variant``, ``beta``, ``seed``, ``kl_estimator`` and the metrics.
     """
     updates = np.sort(curves["update"].unique())
-    late = curves[curves["update"] >= updates[len(updates) - round(share * len(updates))]]
+    late = curves[curves["update"] >= updates[len(updates) - round(len(updates) / 2)]]
     keys = ["variant", "beta", "seed", "kl_estimator"]
 
     def relative(values: pd.Series) -> float:

@@ -46,16 +46,15 @@ AT_EQUAL_KL = (
     "variants' runs, where these overlap. The interval is t with one degree of freedom fewer than "
     "there are starts. Equivalent: two one-sided tests at 0.05."
 )
-AT_EQUAL_BETA = (
-    "A seed's difference in the last tenth of a run, averaged over the coefficients named, then "
+_OVER_STARTS = (
     "over the seeds of a start: a t interval over the means of the starts. KLs are compared by "
     "their logarithm, with a margin of log 1.25. Equivalent: two one-sided tests at 0.05."
 )
-AT_END_OF_TRAINING = (
-    "A seed's difference in the last tenth of a run, averaged over the seeds of a start: a t "
-    "interval over the means of the starts. KLs are compared by their logarithm, with a margin of "
-    "log 1.25. Equivalent: two one-sided tests at 0.05."
+AT_EQUAL_BETA = (
+    "A seed's difference in the last tenth of a run, averaged over the coefficients named, then "
+    f"{_OVER_STARTS}"
 )
+AT_END_OF_TRAINING = f"A seed's difference in the last tenth of a run, averaged {_OVER_STARTS}"
 STOPPING = (
     "All runs of the preset, once; none is left out or added. A run that is not finite counts at "
     "the worst value of its comparison. A prediction holds where its test says so at 0.05, is "

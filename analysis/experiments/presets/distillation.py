@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from analysis.experiments.preset import Preset, fresh_seeds, preset
+from analysis.experiments.preset import Design, Preset, fresh_seeds, preset
 from analysis.experiments.presets.designed import AT_END_OF_TRAINING, designed, on_ten_starts
 from analysis.kl.term import KLTerm
 from analysis.training.config import StartConfig, TeacherConfig
@@ -61,17 +61,22 @@ def supervised(
     }
 
 
-@preset
-def distillation() -> Preset:
-    """Starts that are right half of the time, and a good teacher of their own size."""
+def _lessons(written: Design, first_seed: int, *, start: int) -> Preset:
+    """GRPO and all lessons of a good teacher, from starts of so many updates."""
     return designed(
-        _EASY,
+        written,
         (GRPO, *LESSONS),
-        fresh_seeds(7000, 20),
-        **supervised(150, 300),
+        fresh_seeds(first_seed, 20),
+        **supervised(start, 300),
         learning_rate=1e-3,
         updates=300,
     )
+
+
+@preset
+def distillation() -> Preset:
+    """Starts that are right half of the time, and a good teacher of their own size."""
+    return _lessons(_EASY, 7000, start=150)
 
 
 #: Primary outcomes of both starts.
@@ -105,14 +110,7 @@ _EASY = on_ten_starts(
 @preset
 def distillation_sparse() -> Preset:
     """The same from starts that are right about twice in a hundred tries: a sparse reward."""
-    return designed(
-        _SPARSE,
-        (GRPO, *LESSONS),
-        fresh_seeds(7100, 20),
-        **supervised(60, 300),
-        learning_rate=1e-3,
-        updates=300,
-    )
+    return _lessons(_SPARSE, 7100, start=60)
 
 
 _SPARSE = on_ten_starts(
