@@ -9,16 +9,10 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
+from analysis import style
 from analysis.chapters import predictions
 from analysis.chapters.claims import recorded_runs
-from analysis.chapters.training_figures import (
-    KL_PANELS,
-    bands,
-    kl_look,
-    labelled,
-    panels_of,
-    seed_range,
-)
+from analysis.chapters.training_figures import KL_PANELS, bands, kl_look, seed_range
 from analysis.checks import check_choice
 from analysis.experiments import ablation, recording
 from analysis.experiments.language.model import LanguageConfig
@@ -126,7 +120,7 @@ def training(curves: pd.DataFrame, metric: str, label: str, *, errorbar=seed_ran
         span = math.ceil(span / gaps.min()) * int(gaps.min())
     table = ablation.coarsen(curves, span)
     table["update"] += span / 2
-    figure, panels = panels_of(2, sharey=True)
+    figure, panels = style.subplots(2, 1, height=6.4, sharex=True, sharey=True)
     known = set(table["variant"])
     for panel, (title, variants) in zip(panels, KL_PANELS.items(), strict=True):
         shown = [name for name in variants if name in known]
@@ -135,4 +129,8 @@ def training(curves: pd.DataFrame, metric: str, label: str, *, errorbar=seed_ran
         looks = {name: kl_look(name) for name in shown}
         bands(panel, table, metric, looks, errorbar=errorbar)
         panel.set(title=title, ylabel=label, yscale="log" if metric.endswith("kl") else "linear")
-    return labelled(figure, panels)
+    panels[-1].set_xlabel("update")
+    figure.draw_without_rendering()
+    for panel in panels:
+        style.label_line_ends(panel)
+    return figure

@@ -118,19 +118,3 @@ def trade_offs(finals: pd.DataFrame) -> Figure:
         panel.legend(ncols=2)
     panels[-1].set_xlabel(KL_LABEL)
     return figure
-
-
-def panels_of(count: int, **options: Any) -> tuple[Figure, np.ndarray]:
-    """A figure with ``count`` panels, one below the other."""
-    size = {"height": 0.6 + 2.9 * count, "sharex": True, "squeeze": False}
-    figure, axes = style.subplots(count, 1, **size, **options)
-    return figure, axes[:, 0]
-
-
-def labelled(figure: Figure, panels: Sequence[Axes]) -> Figure:
-    """The figure with each line's label at its end."""
-    panels[-1].set_xlabel("update")
-    figure.draw_without_rendering()
-    for panel in panels:
-        style.label_line_ends(panel)
-    return figure
