@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,6 +32,7 @@ from analysis.chapters.claims import (
 from analysis.chapters.policies import (
     RAGGED,
     SPREAD,
+    Chains,
     Policies,
     by_token,
     flat_error,
@@ -42,6 +43,7 @@ from analysis.chapters.policies import (
     moved_logits,
     normal_draws,
     ragged_tables,
+    random_chains,
     random_tables,
     score_coefficients,
 )
@@ -117,31 +119,6 @@ def gae_curves(
         ]
         rows.append(options | band(torch.tensor(errors)))
     return pd.DataFrame(rows)
-
-
-class Chains(NamedTuple):
-    """Policies that see the last token only, [N, V + 1, V]; the last row starts a sequence."""
-
-    logits: Tensor
-    ref_logits: Tensor
-    old_logits: Tensor
-
-
-def random_chains(
-    vocab_size: int,
-    count: int,
-    *,
-    drift: float,
-    staleness: float = 0.0,
-    stickiness: float = 0.0,
-    seed: int,
-) -> Chains:
-    """References of unit-variance logits, policies ``drift`` away, samplers ``staleness`` away;
-    ``stickiness`` (nats) favours repeating the last token."""
-    base, moved, behind = normal_draws((3, count, vocab_size + 1, vocab_size), seed=seed)
-    ref_logits = base + stickiness * torch.eye(vocab_size + 1, dtype=base.dtype)[:, :-1]
-    logits = ref_logits + drift * moved
-    return Chains(logits, ref_logits, logits + staleness * behind)
 
 
 def length_curves(chains: Chains, lengths: Iterable[int]) -> pd.DataFrame:
@@ -616,8 +593,7 @@ def _clipped_share() -> float:
 @claim("S1-11")
 def kl_in_the_reward() -> Finding:
     """The gradient of the printed token reward under five kinds of credit, against autograd."""
-    tables = ragged_tables(12, seed=11)
-    found = measured(_reward_errors, *tables)
+    found = measured(_reward_errors, *ragged_tables(12, seed=11))
     figures = {name: x.max() if x.max() < EXACT else x.median() for name, x in found.items()}
     right = max(figures["to_go_error"], figures["gae_exact_critic_error"]) < EXACT
     return Finding(judge(right and max(figures.values()) < EXACT, right), figures)

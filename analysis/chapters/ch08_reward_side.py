@@ -17,7 +17,6 @@ from torch.nn import functional
 from analysis import style
 from analysis.chapters.ch05_fixed_points import lowered
 from analysis.chapters.ch07_off_policy import merged_kl_gradient, spread, stale_states
-from analysis.chapters.ch09_advantages import true_gradient
 from analysis.chapters.claims import (
     EXACT,
     Finding,
@@ -111,7 +110,7 @@ def order_table(
     for scale in scales:
         scaled = prompts._replace(rewards=scale * prompts.rewards)
         std = median(spread(scaled.rewards, policy))
-        reward = true_gradient(scaled.logits, scaled.rewards)
+        reward = expected_score(scaled.logits, scaled.logits.softmax(-1) * scaled.rewards)
         descent = -reverse_kl_gradient(scaled.logits, scaled.ref_logits)
         basis = torch.stack([reward, descent], dim=-1)
         for order in ORDERS:

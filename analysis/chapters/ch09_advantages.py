@@ -108,11 +108,6 @@ def random_bandits(count: int, vocab_size: int, *, seed: int) -> tuple[Tensor, T
     return logits, torch.rand(count, vocab_size, generator=generator, dtype=torch.float64)
 
 
-def true_gradient(logits: Tensor, rewards: Tensor) -> Tensor:
-    """Gradient of the expected reward by the logits, [..., V]."""
-    return expected_score(logits, logits.softmax(-1) * rewards)
-
-
 def baseline_table(logits: Tensor, rewards: Tensor, group_sizes: Iterable[int]) -> pd.DataFrame:
     """Each advantage's expected gradient against the true one, over several problems.
 
@@ -121,7 +116,7 @@ def baseline_table(logits: Tensor, rewards: Tensor, group_sizes: Iterable[int]) 
     gradient (degrees), ``noise`` the median number of groups for a signal-to-noise ratio of one
     over the reward's own.
     """
-    exact = true_gradient(logits, rewards)
+    exact = expected_score(logits, logits.softmax(-1) * rewards)
     rows = []
     for size in group_sizes:
         noises = []
@@ -147,12 +142,9 @@ def baseline_table(logits: Tensor, rewards: Tensor, group_sizes: Iterable[int]) 
 
 def difficulty_curves(success: Tensor, group_sizes: Iterable[int], *, eps: float) -> pd.DataFrame:
     """Weight of a prompt and objective ascended, by group size; ``inf`` marks the limit."""
-    curves: dict[float, tuple[Tensor, Tensor]] = {}
-    for size in group_sizes:
-        options = {"ddof": 0, "eps": eps}
-        weight = difficulty_weight(success, size, **options)
-        curves[size] = (weight, normalised_objective(success, size, **options))
-    curves[math.inf] = (1 / (success * (1 - success)).sqrt(), arcsine_objective(success))
+    laws = (difficulty_weight, normalised_objective)
+    curves = {size: [of(success, size, ddof=0, eps=eps) for of in laws] for size in group_sizes}
+    curves[math.inf] = [1 / (success * (1 - success)).sqrt(), arcsine_objective(success)]
     return pd.concat(
         [
             pd.DataFrame({"group_size": n, "success": success, "weight": w, "objective": o})

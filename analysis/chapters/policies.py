@@ -64,6 +64,31 @@ def ragged_tables(count: int, *, seed: int) -> Policies:
     return random_tables(RAGGED, 3, count, spread=SPREAD, seed=seed)
 
 
+class Chains(NamedTuple):
+    """Policies that see the last token only, [N, V + 1, V]; the last row starts a sequence."""
+
+    logits: Tensor
+    ref_logits: Tensor
+    old_logits: Tensor
+
+
+def random_chains(
+    vocab_size: int,
+    count: int,
+    *,
+    drift: float,
+    staleness: float = 0.0,
+    stickiness: float = 0.0,
+    seed: int,
+) -> Chains:
+    """References of unit-variance logits, policies ``drift`` away, samplers ``staleness`` away;
+    ``stickiness`` (nats) favours repeating the last token."""
+    base, moved, behind = normal_draws((3, count, vocab_size + 1, vocab_size), seed=seed)
+    ref_logits = base + stickiness * torch.eye(vocab_size + 1, dtype=base.dtype)[:, :-1]
+    logits = ref_logits + drift * moved
+    return Chains(logits, ref_logits, logits + staleness * behind)
+
+
 def by_token(values: Tensor, sequences: Sequences) -> Tensor:
     """[N, T]: at each token the number of its sequence."""
     return values.unsqueeze(-1).expand(sequences.mask.shape)
