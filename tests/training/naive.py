@@ -33,6 +33,12 @@ def naive_logits(weights, tokens):
     return naive_norm(x) @ weights["head"]
 
 
+def naive_logp(weights, prompt, completion, temperature=1.0):
+    """[T]: log-probs of the tokens of a completion."""
+    logits = naive_logits(weights, [*prompt, SEPARATOR, *completion[:-1]])[len(prompt) :]
+    return torch.log_softmax(logits / temperature, -1)[range(len(completion)), completion]
+
+
 def naive_norm(x):
     centred = x - x.mean(dim=-1, keepdim=True)
     return centred / torch.sqrt(centred.pow(2).mean(dim=-1, keepdim=True) + 1e-5)

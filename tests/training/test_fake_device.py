@@ -43,10 +43,17 @@ def test_the_watch_finds_what_cuda_would_not_record():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", [*PRESETS, "questions"])
-def test_every_preset_can_be_recorded(rows, preset):
-    """And no operation of an update mixes devices: that would have ended the program."""
-    assert rows[preset]["device"] == "fake"
-    assert rows[preset]["refused"] == []
+def test_every_preset_can_be_recorded_and_spares_most_launches(rows, preset):
+    """And no operation of an update mixes devices: that would have ended the program.
+
+    What is still launched are the optimizer, the scores, and what goes in and out.
+    """
+    row = rows[preset]
+    assert row["device"] == "fake" and row["refused"] == []
+    assert row["launched"] < 0.1 * (row["launched"] + row["recorded"])
+    if preset in PRESETS:  # questions are scored on the CPU
+        assert row["meetings"]["read"] == READS * row["steps"]
+        assert row["meetings"]["upload"] <= UPLOADS
 
 
 @pytest.mark.slow
@@ -77,22 +84,6 @@ def test_memory_of_recordings_stays_theirs():
     assert memory.peak == 150 and memory.live == {"own": 20, None: 90}
     other = made(11, "passing")
     assert memory.peak == 50 + 90 + 11 and len(again) == len(other.shape) + 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", PRESETS)
-def test_an_optimizer_step_waits_for_the_device_once(rows, preset):
-    row = rows[preset]
-    assert row["meetings"]["read"] == READS * row["steps"]
-    assert row["meetings"]["upload"] <= UPLOADS
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", [*PRESETS, "questions"])
-def test_graphs_spare_most_launches(rows, preset):
-    """What is left are the optimizer, the scores, and what goes in and out."""
-    row = rows[preset]
-    assert row["launched"] < 0.1 * (row["launched"] + row["recorded"])
 
 
 @pytest.mark.slow

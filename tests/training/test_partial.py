@@ -9,7 +9,7 @@ from analysis.training.tiny.tasks import SortTask
 from analysis.training.trainer import PopulationTrainer
 from analysis.training.variants import Objective, Sampler, Variant
 from tests.training.conftest import runs_of, what_is_sampled
-from tests.training.naive import END, SEPARATOR, naive_logits
+from tests.training.naive import END, naive_logp
 
 BUDGET = 2
 
@@ -62,12 +62,10 @@ def test_every_segment_is_of_the_weights_that_sampled_it(config):
                 continue
             for g, row in enumerate(rows):
                 assert rollout.mask[0, p, g].sum() == lengths[g]
-                tokens = [*rollout.prompts[0, p].tolist(), SEPARATOR, *row[:-1]]
                 for t in range(lengths[g]):
                     day = begun[p] + t // BUDGET
                     of_day = {name: part[0] for name, part in weights[day].items()}
-                    logits = naive_logits(of_day, tokens)[config.task.num_digits + t]
-                    logp = torch.log_softmax(logits, -1)[row[t]]
+                    logp = naive_logp(of_day, rollout.prompts[0, p].tolist(), row)[t]
                     assert abs(logp - rollout.old_logp[0, p, g, t]) < 1e-9
                     mixed += day != update
             begun[p] = update + 1

@@ -12,7 +12,7 @@ from analysis.training.tiny.tasks import SortTask
 from analysis.training.trainer import PopulationTrainer
 from analysis.training.variants import Sampler, Shaping, Variant
 from tests.training.conftest import TEACHER, runs_of, what_is_sampled
-from tests.training.naive import END, SEPARATOR, first_loop, naive_logits, nucleus
+from tests.training.naive import END, SEPARATOR, first_loop, naive_logits, naive_logp, nucleus
 
 
 def of(**fields) -> Variant:
@@ -25,15 +25,14 @@ def config(small_config):
     return small_config.model_copy(update=changed)
 
 
-def naive_logp(weights, temperature, rollout, row):
+def logp_of_run(weights, temperature, rollout, row):
     """[P, G, T]: log-probs of a run's completions, one sequence at a time."""
-    found = torch.empty_like(rollout.old_logp[row])
-    for p, prompt in enumerate(rollout.prompts[row].tolist()):
-        for g, completion in enumerate(rollout.completions[row, p].tolist()):
-            logits = naive_logits(weights, [*prompt, SEPARATOR, *completion[:-1]])[len(prompt) :]
-            logp = torch.log_softmax(logits / temperature, -1)
-            found[p, g] = logp[range(len(completion)), completion]
-    return found
+    prompts, completions = rollout.prompts[row].tolist(), rollout.completions[row].tolist()
+    rows = [
+        torch.stack([naive_logp(weights, prompt, one, temperature) for one in group])
+        for prompt, group in zip(prompts, completions, strict=True)
+    ]
+    return torch.stack(rows)
 
 
 def of_row(policy, weights, row):
@@ -52,7 +51,7 @@ def test_samples_are_of_the_weights_so_many_updates_ago(config):
             then, rollout = max(update - lag, 0), sampled[update].rollout
             for other in {0, 1, 2, 5, then}:
                 weights = of_row(trainer.policy, before[other], row)
-                error = naive_logp(weights, 0.8, rollout, row) - rollout.old_logp[row]
+                error = logp_of_run(weights, 0.8, rollout, row) - rollout.old_logp[row]
                 error = error[rollout.mask[row]].abs().max()
                 assert error < 1e-9 if other == then else error > 1e-5, (lag, update, other)
 
@@ -109,7 +108,7 @@ def test_samplers_in_one_population_do_not_mix(config):
             rollout = trainer.rollout(0).rollout
     assert (rollout.prompts == rollout.prompts[0]).all()
     teacher = {name: part[0] for name, part in trainer.teacher.of_runs(1).items()}
-    error = naive_logp(teacher, 0.8, rollout, 3) - rollout.old_logp[3]
+    error = logp_of_run(teacher, 0.8, rollout, 3) - rollout.old_logp[3]
     assert error.abs().max() < 1e-9
     assert rollout.keep[:4].all() and not rollout.keep[4].all()
     assert torch.equal(rollout.sampler_logp[[0, 1, 3]], rollout.old_logp[[0, 1, 3]])

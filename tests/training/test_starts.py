@@ -12,7 +12,7 @@ from analysis.training.tiny.tasks import SortTask
 from analysis.training.trainer import PopulationTrainer
 from analysis.training.variants import Distillation, Sampler, Variant
 from tests.training.conftest import runs_of
-from tests.training.naive import SEPARATOR, naive_logits
+from tests.training.naive import naive_logp
 
 K2 = Variant(kl=KLTerm(estimator="k2"), beta=0.5)
 
@@ -44,10 +44,8 @@ def test_runs_begin_at_the_start_of_their_seed_and_keep_it_as_reference(config):
     for row, start in enumerate((0, 1, 2, 0, 1)):
         views = trainer.policy.unflatten(starts[start : start + 1].double())
         weights = {name: part[0] for name, part in views.items()}
-        tokens = sampled.rollout.completions[row, 0, 0].tolist()
-        read = [*sampled.rollout.prompts[row, 0].tolist(), SEPARATOR, *tokens[:-1]]
-        logits = naive_logits(weights, read)[config.task.num_digits :]
-        expected = torch.log_softmax(logits, -1)[range(len(tokens)), tokens].float()
+        prompt, tokens = sampled.rollout.prompts[row, 0], sampled.rollout.completions[row, 0, 0]
+        expected = naive_logp(weights, prompt.tolist(), tokens.tolist()).float()
         assert torch.allclose(batch.ref_logp[row, 0, 0], expected, rtol=0, atol=1e-4)
 
 

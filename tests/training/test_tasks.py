@@ -6,19 +6,12 @@ import torch
 from analysis.training.tiny.tasks import END, FILLER, SortTask
 
 
-def test_a_completion_is_right_when_it_is_the_sorted_prompt():
-    task = SortTask(num_digits=3)
-    prompts = torch.tensor([[3, 1, 2]])
+@pytest.mark.parametrize(("reward", "shares"), [("exact", (0, 0)), ("graded", (1 / 3, 2 / 3))])
+def test_right_is_the_sorted_prompt_and_graded_the_share_of_right_positions(reward, shares):
+    task = SortTask(num_digits=3, reward=reward)
     completions = torch.tensor([[[1, 2, 3], [3, 2, 1], [1, 2, 2]]])
-    assert task.score(prompts, completions).rewards.tolist() == [[1.0, 0.0, 0.0]]
-
-
-def test_graded_reward_is_the_share_of_right_positions_and_accuracy_stays_exact():
-    task = SortTask(num_digits=3, reward="graded")
-    scores = task.score(
-        torch.tensor([[3, 1, 2]]), torch.tensor([[[1, 2, 3], [3, 2, 1], [1, 2, 2]]])
-    )
-    assert torch.allclose(scores.rewards, torch.tensor([[1.0, 1 / 3, 2 / 3]]))
+    scores = task.score(torch.tensor([[3, 1, 2]]), completions)
+    assert torch.allclose(scores.rewards, torch.tensor([[1.0, *shares]]))
     assert scores.accuracy.tolist() == [[1.0, 0.0, 0.0]]
 
 
