@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,6 +40,13 @@ class Dump:
             raise UserError(f"Dump: every={self.every} and tokens={self.tokens} must be positive")
         if self.format not in ("jsonl", "parquet"):
             raise UserError(f"Dump: format={self.format!r}: give jsonl or parquet")
+
+    @classmethod
+    def of(cls, given: str | Path | Dump | None, rank: int) -> Dump | None:
+        """The dump of one process, of a folder or of what a user gave."""
+        if given is None:
+            return None
+        return replace(given if isinstance(given, Dump) else cls(given), rank=rank)
 
     @property
     def path(self) -> Path:
@@ -111,12 +118,11 @@ def append_rollouts(path: str | Path, *, step: int, **fields: Tensor | None) -> 
     with open(path, "a+b") as file:  # a process that was killed may have left half a line
         if file.tell() and file.seek(-1, 2) >= 0 and file.read(1) != b"\n":
             file.write(b"\n")
-    with open(path, "a", encoding="utf-8") as file:
         for row, length in enumerate(lengths):
             if length == 0:
                 continue  # nothing of it counts
             line = {name: _rounded(values[row], length) for name, values in lists.items()}
-            file.write(json.dumps({"step": int(step), **line}) + "\n")
+            file.write(json.dumps({"step": int(step), **line}).encode() + b"\n")
     return sum(lengths)
 
 

@@ -335,9 +335,9 @@ def _as_float(value: float) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-def record_settings(folder: Path, settings: Settings) -> None:
+def record_settings(folder: str | Path, settings: Settings) -> None:
     """Say what the trainer does, for the diagnosis of the folder."""
-    (folder / SETTINGS).write_text(settings.model_dump_json(exclude_defaults=True) + "\n")
+    (Path(folder) / SETTINGS).write_text(settings.model_dump_json(exclude_defaults=True) + "\n")
 
 
 def recorded_settings(path: Path) -> Settings:
@@ -363,14 +363,13 @@ def _join(parts: dict[Path, Rollouts]) -> Rollouts:
     """
     if len(parts) == 1:
         return next(iter(parts.values()))
-    first, *others = parts
-    for other in others:
-        for name in (*OPTIONAL, "has_old_logp"):
-            present = [_has(parts[file], name) for file in (first, other)]
-            if present[0] != present[1]:
-                with_it, without = (first, other) if present[0] else (other, first)
-                column = name.removeprefix("has_")
-                raise UserError(f"{without}: column {column} is missing, but {with_it.name} has it")
+    for column in (*OPTIONAL, "old_logp"):
+        having = [file for file, part in parts.items() if _has(part, column)]
+        lacking = [file for file in parts if file not in having]
+        if having and lacking:
+            raise UserError(
+                f"{lacking[0]}: column {column} is missing, but {having[0].name} has it"
+            )
     named = [
         f"{name} of {file.name}" for file, part in parts.items() for name in part.sequence_names
     ]
@@ -391,6 +390,5 @@ def _join(parts: dict[Path, Rollouts]) -> Rollouts:
     )
 
 
-def _has(part: Rollouts, name: str) -> bool:
-    value = getattr(part, name)
-    return value is not None and value is not False
+def _has(part: Rollouts, column: str) -> bool:
+    return part.has_old_logp if column == "old_logp" else getattr(part, column) is not None

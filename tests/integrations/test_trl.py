@@ -49,11 +49,6 @@ def label(term: KLTerm) -> str:
     return "-".join(str(value) for value in term.model_dump(exclude_defaults=True).values()) or "k3"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
-    return tiny_trl.save_model(tmp_path_factory.mktemp("model"), seed=3)
-
-
 @pytest.fixture
 def make(model, tmp_path):
     def maker(kl_term=None, *, dump_rollouts=None, **settings):

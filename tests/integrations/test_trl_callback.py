@@ -38,11 +38,6 @@ LARGER = {
 }
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
-    return tiny_trl.save_model(tmp_path_factory.mktemp("model"), seed=3)
-
-
 @pytest.fixture
 def plain(model, tmp_path):
     """TRL's own trainer, or ours with these options."""
@@ -153,13 +148,12 @@ def test_what_has_no_meaning_is_refused(plain, named, call):
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
-def test_the_plain_trainer_dumps_what_ours_does(plain, model, tmp_path, form):
+def test_the_plain_trainer_dumps_what_ours_does(plain, tmp_path, form):
     if form == "parquet":
         pytest.importorskip("pyarrow")
     trainer = plain()
     trainer.add_callback(DiagnosisCallback(trainer, dump=Dump(tmp_path / "plain", format=form)))
-    given = tiny_trl.arguments(model, tmp_path / "out", **LARGER)
-    ours = KLGRPOTrainer(**given, dump_rollouts=Dump(tmp_path / "ours", format=form))
+    ours = plain({"dump_rollouts": Dump(tmp_path / "ours", format=form)})
     for each in (trainer, ours):
         torch.manual_seed(0)
         each.train()
@@ -176,15 +170,14 @@ def test_the_plain_trainer_dumps_what_ours_does(plain, model, tmp_path, form):
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
-def test_dump_controls(model, tmp_path, form):
+def test_dump_controls(plain, tmp_path, form):
     """Every second generation batch; or until a budget of tokens is used up: each batch whole."""
     if form == "parquet":
         pytest.importorskip("pyarrow")
-    given = tiny_trl.arguments(model, tmp_path / "out", **LARGER)
     for name, limits in (("second", {"every": 2}), ("budget", {"tokens": 500})):
         dump = Dump(tmp_path / name, format=form, **limits)
         torch.manual_seed(0)
-        KLGRPOTrainer(**given, dump_rollouts=dump).train()
+        plain({"dump_rollouts": dump}).train()
     second, budget = (read_rollouts(tmp_path / name) for name in ("second", "budget"))
     assert sorted(set(second.step)) == [0, 1, 4, 5]
     assert second.rows == second.tokens, "no padding"
@@ -204,11 +197,11 @@ def test_target_by_hand():
 
 
 @pytest.mark.parametrize(("target", "rises"), [(1e-6, True), (10.0, False)])
-def test_beta_follows_the_kl_and_is_kept_beside_checkpoints(model, tmp_path, target, rises):
+def test_beta_follows_the_kl_and_is_kept_beside_checkpoints(plain, tmp_path, target, rises):
     """The KL is above the first target at every step but the first, and below the second."""
     settings = {"save_strategy": "steps", "save_steps": 4, "num_iterations": 1}
-    given = tiny_trl.arguments(model, tmp_path, **LARGER | settings)
-    trainer = KLGRPOTrainer(**given, kl_term=KLTerm(estimator="k2"), target_kl=TargetKL(target))
+    ours = {"kl_term": KLTerm(estimator="k2"), "target_kl": TargetKL(target)}
+    trainer, again = (plain(ours, **settings) for _ in range(2))
     trainer.train()
     betas = [log["kl_term/beta"] for log in trainer.state.log_history if "kl_term/beta" in log]
     kls = [log["kl_term/k1"] for log in trainer.state.log_history if "kl_term/k1" in log]
@@ -217,21 +210,19 @@ def test_beta_follows_the_kl_and_is_kept_beside_checkpoints(model, tmp_path, tar
         expected.append(TargetKL(target).updated(expected[-1], kl))
     assert betas == pytest.approx(expected[:-1], rel=1e-5)
     assert (betas[-1] > betas[1]) == rises
-    again = KLGRPOTrainer(**given, kl_term=KLTerm(estimator="k2"), target_kl=TargetKL(target))
-    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    again.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-4"))
     resumed = [log["kl_term/beta"] for log in again.state.log_history if "kl_term/beta" in log]
     assert resumed[-4:] == pytest.approx(betas[-4:], rel=0.02)
     assert resumed[4] == pytest.approx(betas[4], rel=1e-6)
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_the_kl_is_aggregated_apart_from_the_policy_loss(model, tmp_path, loss_type):
+def test_the_kl_is_aggregated_apart_from_the_policy_loss(plain, loss_type):
     """What a loss type adds under its own name, it adds to another's policy loss."""
     added, policy = {}, {}
     for kind, own in ((loss_type, None), ("bnpo", loss_type), ("bnpo", None)):
-        settings = LARGER | {"loss_type": kind, "max_steps": 1, "shuffle_dataset": False}
-        given = tiny_trl.arguments(model, tmp_path, **settings)
-        trainer = KLGRPOTrainer(**given, kl_term=KLTerm(estimator="k2"), kl_loss_type=own)
+        settings = {"loss_type": kind, "max_steps": 1, "shuffle_dataset": False}
+        trainer = plain({"kl_term": KLTerm(estimator="k2"), "kl_loss_type": own}, **settings)
         torch.manual_seed(0)
         with torch.no_grad():
             for weights in trainer.model.parameters():

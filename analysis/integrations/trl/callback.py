@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from analysis.diagnosis.schema import Finding
 from analysis.errors import UserError
 from analysis.integrations.trl import capture
 from analysis.integrations.trl.trainer import chosen_term
-from analysis.kl.term import KLTerm
 
 logger = logging.getLogger(__name__)
 #: Of the bootstrap, at each check: intervals are wanted to a tenth of their length.
@@ -70,10 +68,7 @@ class DiagnosisCallback(TrainerCallback):
         self._held = self._rows = self._checked = 0
         self._rollout = -1  #: number of the present one
         self._full = False  #: is there no room for the present one?
-        self._dump = None
-        if dump is not None:
-            given = dump if isinstance(dump, Dump) else Dump(dump)
-            self._dump = replace(given, rank=trainer.accelerator.process_index)
+        self._dump = Dump.of(dump, trainer.accelerator.process_index)
         capture.Capture(trainer, self._batch)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -82,7 +77,7 @@ class DiagnosisCallback(TrainerCallback):
         self._dump.begin(resumed=state.global_step > 0)
         self._dump.forget_from(state.global_step)
         if state.is_world_process_zero:
-            record_settings(Path(self._dump.folder), self._settings())
+            record_settings(self._dump.folder, capture.settings(self._trainer, self._term))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         ended = capture.generation(self._trainer) != self._rollout
@@ -93,10 +88,6 @@ class DiagnosisCallback(TrainerCallback):
         total = self._trainer.accelerator.reduce(stop.to(args.device), reduction="sum")
         if total.item() > 0:
             control.should_training_stop = True
-
-    def _settings(self) -> Any:
-        term = self._term if self._trainer.beta else KLTerm(estimator="none")
-        return capture.settings(self._trainer, term)
 
     def _batch(self, fields: capture.Fields) -> None:
         step, rollout = self._trainer.state.global_step, capture.generation(self._trainer)
@@ -116,7 +107,8 @@ class DiagnosisCallback(TrainerCallback):
         if not sum(len(part["logp"]) for part in held):
             return False
         table = {name: np.concatenate([part[name] for part in held]) for name in held[0]}
-        settings = self._settings().model_copy(update={"resamples": RESAMPLES})
+        settings = capture.settings(self._trainer, self._term)
+        settings = settings.model_copy(update={"resamples": RESAMPLES})
         measured = measure(assemble(table, f"step {step}"), settings)
         found = find(measured)
         metrics = self._trainer._metrics["train"]

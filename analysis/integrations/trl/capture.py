@@ -38,8 +38,12 @@ def own_groups(trainer: Any, count: int) -> Tensor:
 
 def generation(trainer: Any) -> int:
     """Number of the generation batch that the present step belongs to, from 0."""
-    made = trainer.args.steps_per_generation * trainer.num_iterations  # micro-batches
-    return trainer.state.global_step * trainer.args.gradient_accumulation_steps // made
+    return trainer.state.global_step * trainer.args.gradient_accumulation_steps // _trained(trainer)
+
+
+def _trained(trainer: Any) -> int:
+    """Micro-batches that are trained on one generation batch."""
+    return trainer.args.steps_per_generation * trainer.num_iterations
 
 
 def fields(
@@ -64,16 +68,15 @@ def fields(
 
 
 def settings(trainer: Any, term: KLTerm) -> Settings:
-    """What the diagnosis should know of a run."""
-    made = trainer.args.steps_per_generation * trainer.num_iterations
+    """What the diagnosis should know of a run with this term; without a coefficient, of none."""
     return Settings(
         framework="trl",
-        kl=term,
+        kl=term if trainer.beta else KLTerm(estimator="none"),
         epsilon_low=trainer.epsilon_low,
         epsilon_high=trainer.epsilon_high,
         ratio_level=trainer.importance_sampling_level,
         group_size=trainer.num_generations,
-        rollout_steps=max(1, made // trainer.args.gradient_accumulation_steps),
+        rollout_steps=max(1, _trained(trainer) // trainer.args.gradient_accumulation_steps),
     )
 
 

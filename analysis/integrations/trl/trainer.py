@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +93,8 @@ class KLGRPOTrainer(GRPOTrainer):
         if self._exact:
             self._refuse_sharding()
             hidden_states.refuse_nonlinear_heads(self._unwrapped(self.model))
-        self.dump, self._dumped = None, False
-        if dump_rollouts is not None:
-            given = dump_rollouts if isinstance(dump_rollouts, Dump) else Dump(dump_rollouts)
-            self.dump = replace(given, rank=self.accelerator.process_index)
+        self.dump = Dump.of(dump_rollouts, self.accelerator.process_index)
+        self._dumped = False
         self.resumed_from: Path | None = None
         self._target = None if target_kl is None else FollowTarget(self, target_kl)
         if self._target is not None:
@@ -251,8 +248,7 @@ class KLGRPOTrainer(GRPOTrainer):
         if self.dump is not None:
             self.dump.begin(resumed=bool(resumed) or self._dumped)
             if self.accelerator.is_main_process:
-                term = self.kl_term if self.kl_beta else KLTerm(estimator="none")
-                record_settings(self.dump.folder, capture.settings(self, term))
+                record_settings(self.dump.folder, capture.settings(self, self.kl_term))
         return super().train(resume_from_checkpoint, *others, **named)
 
     def _dump_batch(
