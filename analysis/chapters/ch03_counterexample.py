@@ -21,7 +21,6 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from scipy import optimize, stats
 from scipy.special import lambertw, ndtr
-from torch import Tensor
 from torch.distributions import Normal
 
 from analysis import style
@@ -257,13 +256,6 @@ def clip_bias(pair: GaussianPair, max_ratio: float) -> float:
     return -(mass.under_p - max_ratio * mass.under_q)
 
 
-def gaussian_phase(shifts: Tensor, scales: Tensor) -> np.ndarray:
-    """Ratio [N, M] of the variances of k3 and k1 between Gaussians, ``inf`` where k3 has none: by
-    the distance of the means [M] and the policy's width [N], in deviations of the reference."""
-    table = moments(shifts[None, :], scales[:, None], 0.0, 1.0)
-    return (table["k3"].var / table["k1"].var).numpy()
-
-
 def location_crossing() -> float:
     r"""The shift of equal-width Gaussians at which k3 stops beating k1, in standard deviations.
 
@@ -386,12 +378,18 @@ DIVERGING = LinearSegmentedColormap.from_list(
 )
 
 
-def plot_gaussian_phase(
-    shifts: np.ndarray, scales: np.ndarray, ratio: np.ndarray, points: Mapping[str, GaussianPair]
-) -> Figure:
-    """Ratio of the variances of k3 and k1 over mean shift and width; hatched where infinite."""
+def plot_gaussian_phase(points: Mapping[str, GaussianPair]) -> Figure:
+    """Ratio of the variances of k3 and k1 between Gaussians; hatched where k3 has none.
+
+    By the distance of the means and the policy's width, in deviations of the reference.
+    """
+    shifts = torch.linspace(0.01, 2, 200, dtype=torch.float64)
+    scales = torch.linspace(0.05, 2, 196, dtype=torch.float64)
+    exact = moments(shifts, scales[:, None], 0.0, 1.0)
+    ratio = exact["k3"].var / exact["k1"].var
+    finite = torch.where(ratio.isfinite(), ratio, torch.nan)
+    shifts, scales, finite = (values.numpy() for values in (shifts, scales, finite))
     figure, axes = style.subplots(height=4.6)
-    finite = np.where(np.isfinite(ratio), ratio, np.nan)
     label = "variance of $k_3$ / variance of $k_1$ (log scale)"
     style.ratio_mesh(axes, shifts, scales, finite, decades=2, cmap=DIVERGING, label=label)
     axes.contour(shifts, scales, np.log10(finite), levels=[0.0], colors="black", linewidths=1.6)
