@@ -35,7 +35,6 @@ from analysis.chapters.policies import (
     group_moments,
     log_ratios,
     measured,
-    medians,
     random_policies,
     random_tables,
 )
@@ -172,18 +171,19 @@ def folded_return_gradient(
     return credit_moments(logits, sequences, returns).mean
 
 
-def folded_return_table(
+def folded_return_errors(
     logits: Tensor, ref_logits: Tensor, rewards: Tensor, sequences: Sequences, *, beta: float
-) -> pd.DataFrame:
+) -> pd.Series:
     """Each credit's median relative error against the gradient of ``E[R] - beta KL``, over
     tables."""
-    rows = []
-    for case in zip(logits, ref_logits, rewards, strict=True):
+
+    def errors(*case: Tensor) -> dict[str, float]:
         exact = regularised_sequence_gradient(*case, sequences, beta=beta)
-        for credit in CREDITS:
-            gradient = folded_return_gradient(*case, sequences, beta=beta, credit=credit)
-            rows.append({"credit": credit, "error": flat_error(gradient, exact)})
-    return medians(rows, "credit", interpolation="lower")
+        options = {"sequences": sequences, "beta": beta}
+        found = {name: folded_return_gradient(*case, **options, credit=name) for name in CREDITS}
+        return {name: flat_error(gradient, exact) for name, gradient in found.items()}
+
+    return measured(errors, logits, ref_logits, rewards).quantile(interpolation="lower")
 
 
 def regularised_sequence_gradient(
@@ -237,8 +237,8 @@ BETA = 0.1
 AGES = {"fresh": 0.0, "stale": 0.5}  #: how far the policy has moved from its sampler
 
 
-def _prompts(distance: float = 1.0) -> Prompts:
-    return random_prompts(60, 8, distance=distance, seed=80)
+def _prompts() -> Prompts:
+    return random_prompts(60, 8, distance=1.0, seed=80)
 
 
 def _decided(verdict: Verdict, referee: float, figures: dict[str, float]) -> Finding:
@@ -421,13 +421,13 @@ def folded_reward_is_ppos() -> Finding:
     minus sequence KL."""
     tables = random_tables(RAGGED, 3, 20, spread=1.0, seed=85)
     rewards, _ = random_policies(20, len(RAGGED.tokens), spread=1.0, seed=86)
-    error = folded_return_table(*tables, rewards, RAGGED, beta=BETA).set_index("credit").error
+    error = folded_return_errors(*tables, rewards, RAGGED, beta=BETA)
     logits, ref_logits, reward = _prompts()
     pair = (logits.unsqueeze(1), ref_logits.unsqueeze(1))
-    single = folded_return_table(*pair, reward, enumerate_sequences(8, 1), beta=BETA)
+    single = folded_return_errors(*pair, reward, enumerate_sequences(8, 1), beta=BETA)
     names = ("own_token", "every_token", "last_token")
     figures = dict(zip(names, error[list(CREDITS)], strict=True))
-    figures["one_token"] = single.error.max()
+    figures["one_token"] = single.max()
     sometimes = max(figures["one_token"], figures["last_token"]) < EXACT
     always = max(figures["own_token"], figures["every_token"]) < EXACT
     return Finding(judge(sometimes and always, sometimes), figures)
