@@ -192,9 +192,9 @@ class Preset(Schema):
 #: Name -> a function from parameters to the preset.
 PRESETS: dict[str, Callable[..., Preset]] = {}
 
-#: Parameters that every preset has: the first of its seeds, which follow each other, and how many
-#: there are. A range that no other preset uses makes a second, independent sample of the same runs.
-FIRST_SEED, NUM_SEEDS = "first_seed", "num_seeds"
+#: A parameter that every preset has: the first of its seeds, which follow each other. A range that
+#: no other preset uses makes a second, independent sample of the same runs.
+FIRST_SEED = "first_seed"
 #: Of one population; more is a slip of the keyboard, and its list of runs alone takes minutes.
 MOST_SEEDS = 10_000
 
@@ -230,7 +230,7 @@ def make_preset(name: str, overrides: Mapping[str, Any]) -> Preset:
         made = PRESETS[name](**given)
         shared = type(made.config).model_fields
         for parameter in others:
-            known = dict.fromkeys((*own, FIRST_SEED, NUM_SEEDS, *shared))
+            known = dict.fromkeys((*own, FIRST_SEED, "num_seeds", *shared))
             check_choice(f"parameter of preset {name!r}", parameter, known)
         fields = made.config.model_dump() | {n: v for n, v in others.items() if n in shared}
         config = type(made.config).model_validate(fields, strict=False)

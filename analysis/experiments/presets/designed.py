@@ -25,7 +25,7 @@ from analysis.kl.term import KLTerm
 from analysis.training.config import StartConfig
 from analysis.training.tiny.policy import PolicyConfig
 from analysis.training.tiny.tasks import SortTask
-from analysis.training.variants import Advantage, Correction, Objective, Sampler, Variant
+from analysis.training.variants import Advantage, Objective, Variant
 
 NUM_SEEDS = 20
 NUM_STARTS = 10
@@ -458,66 +458,6 @@ _WIDE = _elsewhere(
             "the step is too large for this width."
         ),
         chosen="Half the step size and starts of 110 updates, not tried beforehand.",
-    ),
-)
-
-
-@preset
-def stale_starts() -> Preset:
-    """Corrections for samples 16 updates old, each with and against what it corrects."""
-    stale = Sampler(staleness=16)
-
-    def loss(name: str, **term: str) -> Variant:
-        return Variant(label=name, kl=KLTerm(**term), beta=0.3, sampler=stale)
-
-    def objective(name: str, kind: str, delta: float | None = None) -> Variant:
-        return Variant(
-            label=name,
-            sampler=stale,
-            objective=Objective(kind=kind),
-            correction=Correction(sequence_mask_delta=delta),
-        )
-
-    variants = (
-        objective("clipped", "grpo"),
-        objective("clipped_masked", "grpo", 0.1),
-        objective("unclipped", "reinforce"),
-        objective("unclipped_masked", "reinforce", 0.1),
-        loss("exact", estimator="exact"),
-        loss("k2", estimator="k2"),
-        loss("k2_detached", estimator="k2", weighting="detached"),
-        loss("k3_attached", estimator="k3", weighting="attached"),
-    )
-    seeds = fresh_seeds(5500, NUM_SEEDS)
-    return designed(_STALE, variants, seeds, updates=150, learning_rate=1e-3)
-
-
-_STALE = design(
-    question="Which correction for samples 16 updates old is worth its variance?",
-    outcome=f"Mean reward. {AT_EQUAL_BETA}",
-    margin=0.03,
-    predictions={
-        "unclipped < clipped: reward at 0.3": "nothing stops its gradient",
-        "unclipped_masked > unclipped: reward at 0.3": "the mask leaves out what ruins it",
-        "unclipped_masked > clipped: reward at 0.3": "what is left has its gradient whole",
-        "clipped_masked = clipped: reward at 0.3": "the clip has silenced the same tokens",
-        "exact > k2_detached: reward at 0.3": "it has no noise of a sampled token",
-        "k2 = k2_detached: reward at 0.3": "the weight corrects little and costs variance",
-        "k3_attached = k2_detached: reverse_kl at 0.3": "sample by sample they have one gradient",
-    },
-    pilots=(
-        Pilot(
-            tried=(
-                "Seeds 0 and 1, starts 901 to 903: all of them but k3_attached; the older presets "
-                "staleness and stale_masking, on one start, were known too."
-            ),
-            runs=14,
-            seen=(
-                "Reward 0.08 unclipped, 0.65 unclipped and masked, 0.54 and 0.57 clipped; with a "
-                "KL term 0.59 (k2), 0.63 (k2_detached) and 0.64 (exact)."
-            ),
-            chosen="The configuration as it was tried; 1.2 s of a core a run.",
-        ),
     ),
 )
 
