@@ -1,4 +1,4 @@
-"""The corrections of our own: complete, evidenced, shown, and what the loader refuses."""
+"""Errata and corrections of our own: evidenced, shown, and what the loader refuses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from analysis.errors import UserError
-from analysis.report.ledger import Correction, load_corrections, load_errata, load_sources
+from analysis.report.ledger import SOURCES, Correction, load_corrections, load_errata, load_sources
 from analysis.report.ledger_page import errata_page
 from analysis.report.project import Project
 
@@ -38,14 +38,16 @@ def book(tmp_path):
     return load
 
 
-def test_every_correction_is_shown_once_with_what_stood_and_what_is_true():
-    corrections = load_corrections(PROJECT)
-    page = errata_page(load_errata(PROJECT), corrections, load_sources(PROJECT))
-    assert page.count("## Our own corrections") == 1
-    own = page.partition("## Our own corrections")[2]
-    for correction in corrections:
-        assert own.count(f"({correction.id.lower()})=") == 1
-        assert correction.since <= date.today()
+def test_every_entry_is_shown_once():
+    errata, corrections = load_errata(PROJECT), load_corrections(PROJECT)
+    page, _, own = errata_page(errata, corrections, load_sources(PROJECT)).partition(
+        "## Our own corrections"
+    )
+    for text, entries in ((page, errata), (own, corrections)):
+        for entry in entries:
+            assert text.count(f"({entry.id.lower()})=") == 1
+    assert {erratum.source for erratum in errata} == set(SOURCES)
+    assert all(correction.since <= date.today() for correction in corrections)
 
 
 def test_a_correction_shows_what_stood_since_when_and_what_is_true():

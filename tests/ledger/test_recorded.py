@@ -1,4 +1,4 @@
-"""The recorded ledger and errata: complete, evidenced, and recomputed to the same verdicts."""
+"""The recorded ledger: complete, evidenced, and recomputed to the same verdicts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from analysis.chapters.claims import VERDICTS, decisions
 from analysis.cli.main import main
-from analysis.report.ledger import SOURCES, load_errata, load_ledger, load_sources, recompute
-from analysis.report.ledger_page import errata_page, ledger_page
+from analysis.report.ledger import SOURCES, load_ledger, load_sources, recompute
+from analysis.report.ledger_page import ledger_page
 from analysis.report.project import Project
 
 PROJECT = Project(Path(__file__).parents[2])
@@ -81,11 +81,3 @@ def test_the_page_shows_every_row_once():
         assert page.count(f"({claim.id.lower()})=") == 1
     shown = {claim.verdict for claim in LEDGER}
     assert {"holds", "holds if", "fails"} <= shown <= set(VERDICTS)  # open: maybe none is left
-
-
-def test_every_erratum_is_shown_with_its_test():
-    errata = load_errata(PROJECT)
-    page = errata_page(errata, [], load_sources(PROJECT))
-    assert {erratum.source for erratum in errata} == set(SOURCES)
-    for erratum in errata:
-        assert page.count(f"({erratum.id.lower()})=") == 1
