@@ -56,15 +56,6 @@ def test_moments_under_another_sampler(world):
     assert (mean - on_policy).abs().max() > 0.01
 
 
-def test_credit_to_go_is_the_gradient_of_the_sequence_kl(world):
-    sequences, logits, reference, _ = world
-    costs = token_logp(logits, sequences) - token_logp(reference, sequences)
-    to_go = costs.flip(-1).cumsum(-1).flip(-1)
-    exact = sequence_kl_gradient(logits, reference, sequences)
-    torch.testing.assert_close(credit_moments(logits, sequences, to_go).mean, exact, **TIGHT)
-    assert (credit_moments(logits, sequences, costs).mean - exact).abs().max() > 0.01
-
-
 def test_values_and_advantages_by_loop(world):
     sequences, logits, _, returns = world
     probability = sequence_probability(logits, sequences)

@@ -5,8 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from analysis.kl.divergences import chi_square, entropy, forward_kl, reverse_kl
 from analysis.kl.enumeration import reverse_kl_gradient
@@ -55,25 +53,6 @@ def test_a_forbidden_token_that_the_other_side_allows_is_infinitely_far():
     assert reverse_kl(cut, full).isfinite()
     assert forward_kl(full, cut).isfinite()
     assert chi_square(full, cut).isfinite()
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.floats(-30, 30), min_size=2, max_size=8), st.integers(0, 2**31))
-def test_never_negative(values, seed):
-    logits = torch.tensor(values, dtype=torch.float64)
-    ref_logits = 5 * torch.randn(
-        len(values), generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    )
-    for divergence in (reverse_kl, forward_kl, chi_square):
-        assert divergence(logits, ref_logits) >= -1e-12
-
-
-def test_half_precision_is_computed_in_float32(logits, ref_logits):
-    half, ref_half = logits.to(torch.bfloat16), ref_logits.to(torch.bfloat16)
-    value = reverse_kl(half, ref_half)
-    assert value.dtype == torch.float32
-    assert torch.allclose(value.double(), reverse_kl(half.double(), ref_half.double()), rtol=1e-5)
-    assert reverse_kl(logits, ref_logits).dtype == torch.float64
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

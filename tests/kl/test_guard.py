@@ -371,6 +371,50 @@ def test_mixed_precision_is_computed_or_refused(name):
             )
 
 
+def with_floats(given: dict, change) -> dict:
+    """The same call with every tensor of floats changed."""
+    floats = {name: value for name, value in tensors(given).items() if value.is_floating_point()}
+    return given | {name: change(value) for name, value in floats.items()}
+
+
+#: What a package exports: computed in float32 at least, over any leading axes.
+EXPORTED = pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in FUNCTIONS
+        if {*analysis.kl.__all__, *analysis.objectives.__all__} & {*name.split(".")}
+        and name != "objectives.credit.process_supervision"  # whose steps need not be tensors
+    ],
+)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@EXPORTED
+def test_half_precision_is_computed_in_float32(name, half):
+    for calls, given in each_choice(name):
+        low = with_floats(given, lambda value: value.to(half))
+        exact = calls.function(**with_floats(low, torch.Tensor.double))
+        for one, other in zip(tensors_of(calls.function(**low)), tensors_of(exact), strict=True):
+            assert one.dtype not in (torch.bfloat16, torch.float16)
+            torch.testing.assert_close(
+                one.double(), other.double(), rtol=1e-4, atol=1e-4, equal_nan=True
+            )
+
+
+@EXPORTED
+def test_leading_axes_are_free(name):
+    for calls, given in each_choice(name):
+        axes = [axes_of(calls.hints[argument]) for argument in tensors(given)]
+        if not all(one is not None and one.names[0] in ".*" for one in axes):
+            return
+        deep = given | {n: value.unsqueeze(1) for n, value in tensors(given).items()}
+        for one, other in zip(
+            tensors_of(calls.function(**given)), tensors_of(calls.function(**deep)), strict=True
+        ):
+            torch.testing.assert_close(other.flatten(), one.flatten(), rtol=1e-12, atol=1e-12)
+
+
 def options_of(calls: Calls, given: dict, name: str) -> list[str]:
     """What a choice with a default may be, as its refusal lists it."""
     try:

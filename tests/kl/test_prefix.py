@@ -409,22 +409,6 @@ def test_zero_probabilities_are_loud():
     assert term.loss(never, logp, old_logp=logp, mask=mask)[0, 1].isnan()
 
 
-def test_a_certain_token_adds_to_the_cost_and_to_no_ratio():
-    """The policy always ends after two tokens; the reference need not."""
-    logp, ref_logp, old_logp = (1.5 * draw(1, 3, seed=s) - 2.0 for s in (1, 2, 3))
-    logp[..., -1] = old_logp[..., -1] = 0.0
-    mask = torch.ones(1, 3, dtype=torch.bool)
-    ratio = importance_ratio(logp, old_logp, mask, level="prefix")
-    assert ratio[0, 2] == ratio[0, 1]
-    for estimator in ("k1", "k3"):
-        longer = prefix_coefficients(logp, ref_logp, old_logp, mask, estimator=estimator)
-        shorter = prefix_coefficients(
-            logp[:, :2], ref_logp[:, :2], old_logp[:, :2], mask[:, :2], estimator=estimator
-        )
-        cost = ESTIMATORS[estimator](logp, ref_logp)[:, 2:]
-        torch.testing.assert_close(longer[:, :2], shorter + ratio[:, 2:] * cost, **TIGHT)
-
-
 def test_half_precision_overflows_unless_raised_first():
     logp = torch.full((1, 512), -1.0, dtype=torch.float16)
     old_logp = torch.full((1, 512), -1.03125, dtype=torch.float16)

@@ -13,7 +13,7 @@ from analysis.kl.credit import (
     tie_states,
     weighted_moments,
 )
-from analysis.kl.divergences import reverse_kl
+from analysis.kl.full_vocabulary import full_vocabulary_gradients
 from analysis.kl.importance import importance_ratio
 from analysis.kl.prefix import prefix_coefficients
 from analysis.kl.returns import reward_to_go
@@ -184,26 +184,16 @@ def test_the_last_bracket_has_the_mean_of_two_divergences_on_policy_only():
     assert abs(stale / (chi2 - 2 * both)) > 2
 
 
-def full_vocabulary_gradients(world, credit):
-    """Exact K_t at each visited state; with ``to_go`` its score part as well. On-policy."""
-    kl = reverse_kl(*world.tables[:2])
-    vocab = world.policy.shape[-1]
-    log_ratio = world.tables[0].log_softmax(-1) - world.tables[1].log_softmax(-1)
-    own = world.tables[0].softmax(-1) * (log_ratio - kl.unsqueeze(-1))
-    mask, states = world.sequences.mask, world.sequences.states
-    each = torch.zeros(len(mask), len(kl), vocab, dtype=torch.float64)
-    for t in range(mask.shape[1]):
-        each[torch.arange(len(mask)), states[:, t]] += mask[:, t, None] * own[states[:, t]]
-    cost = torch.where(mask, kl[states], 0.0)
-    later = (reward_to_go(cost) - cost) * (credit == "to_go")
-    return tie_states(each, world.groups).flatten(1) + world.gradients(later)
+def full_gradients(world, credit):
+    each = full_vocabulary_gradients(*world.tables[:2], world.sequences, credit=credit)
+    return tie_states(each, world.groups).flatten(1)
 
 
 def test_the_full_vocabulary_can_be_noisier_with_shared_rows_or_credit_to_go():
     """The counterexample to "the full-vocabulary KL is quieter" (book/corrections.yaml)."""
     world = end_or_go_on(6, 0.01)
     for credit, sampled in (("immediate", world.log_ratio), ("to_go", world.reward)):
-        full = weighted_moments(world.probability, full_vocabulary_gradients(world, credit))
+        full = weighted_moments(world.probability, full_gradients(world, credit))
         one = weighted_moments(world.probability, world.gradients(sampled))
         torch.testing.assert_close(full.mean, one.mean, **TIGHT)
         assert full.trace_var > 2 * one.trace_var
@@ -211,5 +201,5 @@ def test_the_full_vocabulary_can_be_noisier_with_shared_rows_or_credit_to_go():
     policy = rows([0.1, 0.9], [0.99, 0.01], [0.99, 0.01])
     reference = rows([0.1 * e, 1 - 0.1 * e], [0.99 / e, 1 - 0.99 / e], [0.99, 0.01])
     own = Shared(enumerate_sequences(2, 2), torch.arange(3), policy, reference, policy)
-    full = weighted_moments(own.probability, full_vocabulary_gradients(own, "to_go"))
+    full = weighted_moments(own.probability, full_gradients(own, "to_go"))
     assert full.trace_var / own.variance(own.reward) == pytest.approx(1.72, rel=0.01)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import analysis.kl
 from analysis.freshness import ROOT
 from analysis.kl import estimators
 
@@ -93,6 +94,12 @@ def test_two_files_make_an_estimator_that_everything_knows(tmp_path: Path) -> No
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["settings"]["kl"]["estimator"] == "cubic"
     assert "cubic" in {row["estimator"] for row in report["estimates"]}
+
+
+def test_the_package_exports_every_estimator_with_a_value_and_no_other_name() -> None:
+    assert all(getattr(analysis.kl, name) is value for name, value in estimators.ESTIMATORS.items())
+    with pytest.raises(AttributeError, match="no attribute 'cubic'"):
+        analysis.kl.cubic  # noqa: B018
 
 
 @pytest.mark.parametrize(("named", "known"), [(["k1"], ["k1", "k2"]), (["k1", "k2"], ["k1"])])

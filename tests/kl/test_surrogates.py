@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.kl.estimators import ESTIMATORS, TOKEN_ESTIMATORS, k1, k2, k3
+from analysis.kl.estimators import ESTIMATORS, TOKEN_ESTIMATORS
 from analysis.kl.potentials import kl_potential
 from analysis.kl.surrogates import (
     gradient_coefficient,
@@ -48,24 +48,6 @@ def test_the_coefficient_is_the_derivative(estimator, logp):
 def test_an_estimator_that_is_not_in_the_table_is_refused_with_the_names_that_are(function):
     with pytest.raises(ValueError, match=r"estimator must be one of \['k1', .*, got 'k33'; did"):
         function(LOGP, REF_LOGP, estimator="k33")
-
-
-def test_attached_weight_is_differentiated_and_detached_is_not(logp):
-    ratio = torch.exp(LOGP - OLD_LOGP)
-    for estimator, value in (("k1", k1), ("k2", k2), ("k3", k3)):
-        attached = kl_loss(
-            logp, REF_LOGP, old_logp=OLD_LOGP, estimator=estimator, weighting="attached"
-        )
-        detached = kl_loss(
-            logp, REF_LOGP, old_logp=OLD_LOGP, estimator=estimator, weighting="detached"
-        )
-        assert torch.allclose(attached, ratio * value(LOGP, REF_LOGP))
-        assert torch.equal(attached, detached)
-        coefficient = gradient_coefficient(LOGP, REF_LOGP, estimator=estimator)
-        assert torch.allclose(gradient(detached, logp), ratio * coefficient)
-        expected = ratio * (value(LOGP, REF_LOGP) + coefficient)
-        assert torch.allclose(gradient(attached, logp), expected)
-        assert not torch.allclose(gradient(attached, logp), gradient(detached, logp))
 
 
 def test_reference_and_sampler_get_no_gradient(logp):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -31,14 +30,6 @@ def test_constants_by_hand():
         result = group_normalise(rewards, ddof=ddof, eps=0.25)
         assert result.tolist() == pytest.approx(expected, abs=1e-12)
     assert torch.equal(group_normalise(rewards), group_normalise(rewards, ddof=1, eps=1e-4))
-
-
-def test_leave_one_out_is_the_mean_of_the_others():
-    rewards = torch.tensor([[0.5, -1.0, 4.0, 2.0], [1.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
-    for row, result in zip(rewards.tolist(), leave_one_out(rewards).tolist(), strict=True):
-        for index, reward in enumerate(row):
-            others = row[:index] + row[index + 1 :]
-            assert result[index] == pytest.approx(reward - sum(others) / len(others), abs=1e-12)
 
 
 @pytest.mark.parametrize("function", ADVANTAGES)
@@ -99,27 +90,9 @@ def test_bounds_shifts_orders_and_scales_of_any_rewards(rewards, shift, random):
     assert torch.allclose(group_centre(-rewards), -group_centre(rewards), rtol=0, atol=1e-12)
 
 
-def test_groups_do_not_mix_and_leading_axes_are_free():
-    rewards = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    for function in ADVANTAGES:
-        together = function(rewards)
-        for index in np.ndindex(2, 3):
-            assert torch.equal(together[index], function(rewards[index]))
-
-
 @pytest.mark.parametrize("function", ADVANTAGES)
-def test_dtypes_and_no_gradient(function):
-    for dtype, expected in (
-        (torch.float16, torch.float32),
-        (torch.bfloat16, torch.float32),
-        (torch.float32, torch.float32),
-        (torch.float64, torch.float64),
-    ):
-        result = function(torch.tensor([0.0, 1.0, 3.0], dtype=dtype, requires_grad=True))
-        assert result.dtype == expected
-        assert not result.requires_grad
-        exact = function(torch.tensor([0.0, 1.0, 3.0], dtype=torch.float64))
-        assert torch.allclose(result.double(), exact, rtol=0, atol=1e-6)
+def test_advantages_carry_no_gradient(function):
+    assert not function(torch.tensor([0.0, 1.0, 3.0], requires_grad=True)).requires_grad
 
 
 @pytest.mark.parametrize("function", ADVANTAGES)
@@ -135,23 +108,3 @@ def test_a_bad_reward_stays_visible_in_its_own_group(function):
     result = function(rewards)
     assert result[0].isnan().all()
     assert torch.equal(result[1], function(rewards[1]))
-
-
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"ddof": 2}, "ddof"),
-        ({"ddof": -1}, "ddof"),
-        ({"eps": -1e-9}, "eps"),
-        ({"eps": math.nan}, "eps"),
-        ({"eps": math.inf}, "eps"),
-        ({"std_min": -0.1}, "std_min"),
-        ({"std_min": math.nan}, "std_min"),
-        ({"std_max": 0.0}, "std_max"),
-        ({"std_max": math.nan}, "std_max"),
-        ({"std_min": 2.0, "std_max": 1.0}, "std_min"),
-    ],
-)
-def test_options_out_of_range_are_refused(options, name):
-    with pytest.raises(ValueError, match=name):
-        group_normalise(torch.tensor([0.0, 1.0]), **options)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from analysis.objectives.advantages import group_normalise
 from analysis.objectives.aggregation import token_mean_weight, token_weights
 from analysis.objectives.credit import fold_kl, process_supervision, reward_to_go
 from analysis.objectives.difficulty import difficulty_weight
@@ -16,6 +17,7 @@ from analysis.objectives.gae import generalised_advantage
 from analysis.objectives.guidance import annealed
 from analysis.objectives.imitation import imitation_cost
 from analysis.objectives.lengths import length_penalty, soft_overlong
+from analysis.objectives.losses import policy_loss
 from analysis.objectives.masking import off_policy_sequence_mask
 from analysis.objectives.merged import merged_loss
 from analysis.objectives.mirror_descent import log_partition
@@ -26,8 +28,26 @@ from analysis.objectives.process import best_of_n, early_stop
 
 ROW, ROWS, EVERY = torch.ones(4), torch.ones(2, 4), torch.ones(2, 4, dtype=torch.bool)
 BETA = "beta must be finite and >= 0"
+SAMPLED = {"old_logp": ROWS, "advantages": ROWS, "mask": EVERY}
+#: Options of a normalisation, named by their first.
+OUT_OF_RANGE: list[dict[str, float]] = [
+    *({"ddof": ddof} for ddof in (2, -1)),
+    *({"eps": eps} for eps in (-1e-9, math.nan, math.inf)),
+    *({"std_min": low} for low in (-0.1, math.nan)),
+    *({"std_max": high} for high in (0.0, math.nan)),
+    {"std_min": 2.0, "std_max": 1.0},
+]
 
 REFUSED: list[tuple[str, Callable[[], object]]] = [
+    *((next(iter(how)), lambda how=how: group_normalise(ROW, **how)) for how in OUT_OF_RANGE),
+    *(
+        ("epsilon_low", lambda e=e: policy_loss(ROWS, **SAMPLED, epsilon_low=e))
+        for e in (-0.1, 1.1, math.nan)
+    ),
+    *(
+        ("epsilon_high", lambda e=e: policy_loss(ROWS, **SAMPLED, epsilon_high=e))
+        for e in (-0.1, math.nan)
+    ),
     ("mask", lambda: token_weights(torch.tensor(True), "token_mean")),
     ("completions >= 1", lambda: token_mean_weight(torch.ones(2) / 2, 0)),
     ("length_probability", lambda: token_mean_weight(torch.ones(2, 2) / 2, 3)),
