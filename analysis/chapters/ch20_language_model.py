@@ -100,14 +100,19 @@ BETA = 0.3
 #: What is compared at one coefficient, in KL and in accuracy.
 PAIRS = " ".join(f"{name}/none" for name in KL_TERMS if name != "none")
 PAIRS += " k2_loss/exact_loss k3_loss/k2_loss k1_reward/exact_loss"
+#: k3 under the attached ratio of the prefix, compared at that coefficient too.
+PREFIX = "k3_loss_attached_prefix"
 #: What is compared over the KLs that two terms share: all of them, or half.
 RANGES = {"whole": (0.0, 1.0), "nearer": (0.0, 0.5), "farther": (0.5, 1.0)}
 
 
 def ends() -> tuple[pd.DataFrame, pd.DataFrame]:
     """Last quarter of each run: at one coefficient, and at the others."""
-    runs = (recorded("smollm2_short"), recorded("smollm2_coefficients"))
-    return tuple(ablation.final(run.curves, share=0.25) for run in runs)
+    return _ends_of("smollm2_short"), _ends_of("smollm2_coefficients")
+
+
+def _ends_of(preset: str) -> pd.DataFrame:
+    return ablation.final(recorded(preset).curves, share=0.25)
 
 
 def compared() -> pd.DataFrame:
@@ -133,6 +138,10 @@ def compared() -> pd.DataFrame:
         },
         "far": summaries.paired(far, pairs_of("k2_loss/exact_loss", "reverse_kl", "accuracy")),
         "jumps": summaries.paired(jumps, pairs_of("k3_loss/k2_loss", *jumping)),
+        "prefix": summaries.paired(
+            pd.concat([finals, _ends_of("smollm2_prefix_short")], ignore_index=True),
+            pairs_of(f"{PREFIX}/k1_reward {PREFIX}/none", "reverse_kl", "accuracy"),
+        ),
     }
     table = pd.concat([rows.assign(part=name) for name, rows in parts.items()], ignore_index=True)
     metric = ("_" + table["metric"]).fillna("")
@@ -154,13 +163,16 @@ SAYS = {
             "k2_reward_none_reverse_kl",
             "k3_reward_none_reverse_kl",
         ],
+        "prefix": [f"{PREFIX}_k1_reward_reverse_kl", f"{PREFIX}_k1_reward_accuracy"],
         **{name: ["k3_loss_exact_loss", "k1_reward_exact_loss"] for name in RANGES},
     },
     "suggestive": {
         "one": ["k2_loss_none_reverse_kl", "k2_loss_none_accuracy"],
         "far": ["k2_loss_exact_loss_reverse_kl"],
+        "prefix": [f"{PREFIX}_none_reverse_kl"],
     },
     "unresolved": {
+        "prefix": [f"{PREFIX}_none_accuracy"],
         "one": [
             "exact_loss_none_accuracy",
             "k1_reward_none_accuracy",
