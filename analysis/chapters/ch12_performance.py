@@ -90,7 +90,6 @@ class OnGpu(NamedTuple):
     populations: pd.DataFrame  #: name, runs, graphs, ms (per run-update), tokens, gigabytes
     trl: pd.DataFrame  #: name, precision, seconds (per update of its one run)
     kernels: pd.DataFrame  #: name, runs, kernels, busy_ms, ms, of an update without graphs
-    machine: pd.DataFrame  #: precision, flops_per_second, bytes_per_second
     device: str
 
 
