@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from analysis.diagnosis import conditions as when
 from analysis.diagnosis import groups, terms
-from analysis.diagnosis.measure import Measured
-from analysis.diagnosis.schema import SEVERITIES, Finding, Severity, Shown
+from analysis.diagnosis.schema import SEVERITIES, Finding, Measured, Severity, Shown
 from analysis.errors import UserError
 
 #: One text, or one for each case; words in braces are filled in from the measurements.

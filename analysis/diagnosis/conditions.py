@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from analysis.diagnosis import groups, integrity
-from analysis.diagnosis.measure import Measured
-from analysis.diagnosis.schema import Evidence, Severity, Shown
+from analysis.diagnosis.schema import Evidence, Measured, Severity, Shown
 from analysis.diagnosis.statistics import infinite_variance
 from analysis.diagnosis.updates import LAST_FIRST_STEP
 

@@ -6,15 +6,12 @@ is a fault. Every threshold has its reason beside it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from analysis.diagnosis.schema import Floats, Interval, Rollouts, Settings, Shown
+from analysis.diagnosis.schema import Floats, Interval, Measured, Rollouts, Settings, Shown
 from analysis.diagnosis.statistics import token_means
-
-if TYPE_CHECKING:
-    from analysis.diagnosis.measure import Measured
 
 #: Advantages of a group are an increasing affine function of its rewards: their correlation is one,
 #: and with several rewards that are normalised one by one still far above this.

@@ -2,56 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from analysis.diagnosis import divergence, groups, integrity, terms, updates
-from analysis.diagnosis.schema import (
-    Identity,
-    Interval,
-    KLEstimate,
-    Rollouts,
-    SequenceShare,
-    Settings,
-    StepKL,
-    Tail,
-)
+from analysis.diagnosis.schema import Measured, Rollouts, Settings, Tail
 from analysis.diagnosis.statistics import tail_index
-
-#: Sequences and tokens below which a bootstrap interval is an anecdote, and so are the shares of
-#: rounded values.
-FEWEST_FOR_INTERVALS = (5, 100)
-
-
-class Measured(NamedTuple):
-    """What the findings are decided from."""
-
-    rollouts: Rollouts
-    settings: Settings
-    estimates: list[KLEstimate]
-    tails: list[Tail]
-    identities: list[Identity]
-    top_sequences: list[SequenceShare]
-    by_step: list[StepKL]
-    intervals: dict[str, Interval]
-    numbers: dict[str, float]
-
-    @property
-    def enough(self) -> bool:
-        """Whether the dump is large enough for its intervals to decide anything."""
-        fewest = FEWEST_FOR_INTERVALS
-        return self.rollouts.sequences >= fewest[0] and self.rollouts.tokens >= fewest[1]
-
-    def estimate(self, estimator: str, samples: str = "logged") -> Interval:
-        """One interval of the table of estimates."""
-        return next(
-            e.interval for e in self.estimates if e.estimator == estimator and e.samples == samples
-        )
-
-    def tail(self, ratio: str) -> Tail | None:
-        return next((tail for tail in self.tails if tail.ratio == ratio), None)
-
-    def identity(self, ratio: str) -> Interval | None:
-        return next((i.mean for i in self.identities if i.ratio == ratio), None)
 
 
 def measure(rollouts: Rollouts, settings: Settings | None = None) -> Measured:

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from analysis.diagnosis.causes import find
-from analysis.diagnosis.measure import Measured, measure
+from analysis.diagnosis.measure import measure
 from analysis.diagnosis.readers import read_rollouts
-from analysis.diagnosis.schema import Report, Rollouts, Settings
+from analysis.diagnosis.schema import Measured, Report, Rollouts, Settings
 
 
 def diagnose(path: Path, settings: Settings | None = None) -> Report:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import product
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.diagnosis.schema import Evidence, Floats, Rollouts, Settings, Shown
-
-if TYPE_CHECKING:
-    from analysis.diagnosis.measure import Measured
+from analysis.diagnosis.schema import Evidence, Floats, Measured, Rollouts, Settings, Shown
 
 #: Share of the column's squares that a multiple of the estimator explains. Float32 and seven digits
 #: leave 1e-6 of them unexplained. A sign needs less; a name that explains as much as the middle
