@@ -14,6 +14,11 @@ from tests.report.sites import build_site
 ROOT = Path(__file__).resolve().parents[2]
 
 MODULE = '''
+from collections.abc import Callable
+
+#: Of a type whose source is not ours.
+Alias = Callable[[int], int]
+
 def k3(logp):
     """The third.
 
@@ -71,6 +76,7 @@ def build(root: Path, module: str = MODULE, page: str = PAGE) -> tuple[dict[str,
         extensions=["myst_parser", "analysis.report.api"],
         myst_enable_extensions=["dollarmath"],
         html_theme="basic",
+        viewcode_follow_imported_members=False,
     )
     return {path.stem: path.read_text() for path in (root / "out/book").glob("*.html")}, warnings
 
@@ -91,6 +97,7 @@ def test_equations_claims_and_code_link_to_each_other(tmp_path):
     assert 'href="page.html#equation-k3"' in api
     assert 'id="equation-unseen"' in api and "a - b" in api
     assert '_modules/api_example.html#k3"' in api
+    assert "api_example.Alias" in api and not (tmp_path / "out/_modules/collections").exists()
     assert re.search(r"Source.*someone, on a line\s+that goes on", api, re.DOTALL)
     assert page.count('href="ledger.html#s4-12"') == page.count('href="ledger.html#e-s1-03"') == 1
     assert 'href="ledger.html' not in pages["ledger"].partition("S4-12 is here")[2][:200]
