@@ -163,7 +163,7 @@ CAUSES: tuple[Cause, ...] = (
           "09_advantages#thm-baseline"),
     Cause(terms.kl_left_out, "The KL term is zero at every token",
           "The coefficient did not reach the loss, or the term is masked out.",
-          "04_grpo_ablation#fig-ablation-front"),
+          "04_grpo_ablation#fig-ablation-trade-off"),
     Cause(terms.kl_negative, "The KL term has the wrong sign: {where} it pushes the policy away",
           "The term is added to a loss, and subtracted from a reward.",
           "02_gradients#thm-expected-gradients"),
@@ -239,7 +239,7 @@ CAUSES: tuple[Cause, ...] = (
            "unknown": "The KL grows (too few rewards are dumped to say for what)"},
           "Check the sign and the size of beta, and that the KL term reaches the loss. Dump the "
           "step and the reward of each sequence.",
-          "04_grpo_ablation#fig-ablation-front", severity="warning"),
+          "04_grpo_ablation#fig-ablation-trade-off", severity="warning"),
     Cause(when.far_from_reference, "The policy is far from its reference",
           "No fault in itself. First-order arguments about the estimators no longer hold.",
           "04_grpo_ablation#fig-ablation-kl", severity="note"),
