@@ -81,8 +81,8 @@ PREDICTIONS = (
     "Without a KL term the policy leaves the reference at states of the other skills too.",
     "The less a skill is like the task, the less: the task, products, capitals and opposites, "
     "instructions.",
-    "A leash on the task is one elsewhere: each variant that holds keeps the policy nearer to the "
-    "reference on every skill than no KL term.",
+    "A KL term on the task restrains elsewhere too: each variant that restrains keeps the policy "
+    "nearer to the reference on every skill than no KL term.",
     "At equal reverse KL on the task, k3 as a loss keeps more of what the reference says than the "
     "exact KL: what it descends is the forward KL.",
     "The probability of a right capital or opposite falls by less than 0.05 in every variant.",
