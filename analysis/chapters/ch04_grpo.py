@@ -77,23 +77,20 @@ def device_of(preset: Preset) -> str:
 RECORDED, HALF_STEP = "equal_kl", "half_step"
 BETA = 0.3
 #: What the prose compares at that coefficient beyond the predictions of the designs.
-QUOTED = (
-    *pairs_of("k1_loss/none k2_reward/none k2_reward/k1_reward k3_loss/k2_loss", "reverse_kl"),
-    *pairs_of("exact_loss/none k1_loss/none k3_loss/k2_loss", "accuracy"),
-)
-
-
-#: Recordings whose starts the prose speaks of, and what it calls them.
-STARTS_QUOTED = {
-    "equal_kl_large_cuda": "terms",
-    "staleness_cpu": "stale",
-    "distillation_sparse_cpu": "teacher",
+QUOTED = {
+    RECORDED: (
+        *pairs_of("k1_loss/none k2_reward/none k2_reward/k1_reward k3_loss/k2_loss", "reverse_kl"),
+        *pairs_of("exact_loss/none k1_loss/none k3_loss/k2_loss", "accuracy"),
+    ),
+    HALF_STEP: (("k1_loss", "none", "accuracy"), ("exact_loss", "none", "average")),
 }
+#: Recordings whose starts the prose speaks of, and what it calls them.
+STARTS_QUOTED = {"equal_kl_large_cuda": "terms", "distillation_sparse_cpu": "teacher"}
 
 
-def at_beta() -> pd.DataFrame:
+def at_beta(preset: str) -> pd.DataFrame:
     """Rows of :func:`analysis.chapters.predictions.judged` of what no design predicts."""
-    return pd.DataFrame([predictions.unpredicted(RECORDED, *pair, BETA) for pair in QUOTED])
+    return pd.DataFrame([predictions.unpredicted(preset, *pair, BETA) for pair in QUOTED[preset]])
 
 
 def same_runs() -> pd.Series:

@@ -145,18 +145,21 @@ def coverage_table(
     return pd.DataFrame(rows, columns=["population", "n", "interval", "coverage"])
 
 
-def start_shares() -> pd.DataFrame:
+def start_shares(*, resamples: int = 1000, seed: int = 0) -> pd.DataFrame:
     r"""What a start adds to the variance of a seed's difference, by recording.
 
-    .. math:: r = \frac{s_G^2 - s^2 / n}{s^2}
+    .. math:: r = \frac1n \left(\frac{n s_G^2}{s^2} \cdot \frac{\nu - 2}{\nu} - 1\right),
+        \qquad \nu = G (n - 1)
 
-    :math:`s_G^2` is the variance of the means of the starts, :math:`s^2` that of the :math:`n`
-    seeds of a start, both of a variant's difference in accuracy from the first variant; the mean
-    over the variants, which is negative by chance where a start adds nothing.
+    :math:`s_G^2` is the variance of the means of the :math:`G` starts, :math:`s^2` that of the
+    :math:`n` seeds of a start, both of a variant's difference in accuracy from the first variant.
+    Unbiased for one difference of normal seeds, so negative by chance where a start adds nothing;
+    the mean over the variants.
 
     Returns:
         One row per recording with several seeds of several starts: ``recording``, ``starts``,
-        ``seeds`` (of each start), ``share`` (:math:`r`) and ``covered``, of :func:`of_one_start`.
+        ``seeds`` (of each start), ``share`` (:math:`r`), ``low`` and ``high``, the 95% percentiles
+        of a bootstrap over the starts, and ``covered``, of :func:`of_one_start`.
     """
     rows = []
     for path in sorted(RESULTS.glob("*/final.csv")):
@@ -169,13 +172,27 @@ def start_shares() -> pd.DataFrame:
         wide = found.finals.pivot(index="seed", columns=["variant", "beta"], values=OF_STARTS)
         gaps = wide.iloc[:, 1:].sub(wide.iloc[:, 0], axis=0)
         grouped = gaps.groupby(gaps.index % starts)
-        within, between = grouped.var().mean(), grouped.mean().var()
-        shares = ((between - within / seeds) / within)[within > 0]
-        if len(shares):
-            row = {"recording": path.parent.name, "starts": starts, "seeds": seeds}
-            share = shares.mean()
-            rows.append(row | {"share": share, "covered": of_one_start(share)})
+        means, within = grouped.mean().to_numpy(), grouped.var().to_numpy()
+        varies = within.mean(axis=0) > 0
+        if varies.any():
+            place = {"recording": path.parent.name, "starts": starts, "seeds": seeds}
+            kept = means[:, varies], within[:, varies]
+            share = _start_share(*kept, seeds)
+            rng = np.random.default_rng(seed)
+            drawn = rng.integers(starts, size=(resamples, starts))
+            again = [_start_share(*(part[picks] for part in kept), seeds) for picks in drawn]
+            low, high = np.nanpercentile(again, (2.5, 97.5))
+            ends = {"share": share, "low": low, "high": high}
+            rows.append(place | ends | {"covered": of_one_start(share)})
     return pd.DataFrame(rows).sort_values("share", ignore_index=True)
+
+
+def _start_share(means: np.ndarray, within: np.ndarray, seeds: int) -> float:
+    """Of :func:`start_shares`, from means and variances [starts, variants] of the seeds."""
+    freedom = len(means) * (seeds - 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = seeds * means.var(axis=0, ddof=1) / within.mean(axis=0)
+    return float((((freedom - 2) / freedom * ratio - 1) / seeds).mean())
 
 
 def of_one_start(share: float, seeds: int = 10) -> float:
