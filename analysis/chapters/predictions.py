@@ -148,7 +148,8 @@ def check_outcomes(presets: Iterable[str]) -> None:
             if found.get(key) != word
         ]
     if wrong:
-        raise ValueError("; ".join(wrong))
+        mend = "mend the prose, and OTHERWISE in analysis/chapters/predictions.py"
+        raise ValueError(f"{'; '.join(wrong)}: {mend}")
 
 
 def page(presets: Iterable[str], names: Mapping[str, str], **specs: str) -> pd.DataFrame:

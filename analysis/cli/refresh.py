@@ -10,14 +10,17 @@ from analysis.report.project import find_project
 from analysis.report.run_figures import refresh_copies
 
 
-def refresh() -> None:
+def refresh(names: tuple[str, ...] = (), /) -> None:
     """Copy the executed notebooks, with their outputs, over their sources in notebooks/, and those
     of their figures that the README shows.
 
     Refuses runs that are not current or were made with other parameters than the defaults.
+
+    Args:
+        names: notebooks as number, name or path; all by default.
     """
     project = find_project(Path.cwd())
-    paths = refresh_notebooks(project)
+    paths = refresh_notebooks(project, names)
     paths += refresh_copies(project.book / "_static" / "figures", project.notebooks)
     for path in paths:
         print(f"refreshed {project.relative(path)}", file=sys.stderr)

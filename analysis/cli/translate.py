@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from analysis.report.project import find_project
-from analysis.report.translation import CODE, catalogues, problems, update
+from analysis.report.translation import CODE, catalogue_path, catalogues, problems, update
 
 
 def translate(pages: tuple[str, ...] = (), /) -> None:
@@ -19,6 +19,7 @@ def translate(pages: tuple[str, ...] = (), /) -> None:
     project = find_project(Path.cwd())
     for page in pages or catalogues(project):
         total, missing = update(project, page)
-        print(f"{CODE} {page}: {total} pieces, {missing} to translate", file=sys.stderr)
+        place = f" in {project.relative(catalogue_path(project, page))}" if missing else ""
+        print(f"{CODE} {page}: {total} pieces, {missing} to translate{place}", file=sys.stderr)
     for problem in problems(project):
         print(problem)

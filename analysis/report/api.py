@@ -57,7 +57,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("ch09", "ch10", "ch11", "ch12", "ch13", "ch14", "ch15"),
     ),
     "chapters_evidence": (
-        "analysis.chapters: chapters 16 to 21, and what they share",
+        "analysis.chapters: chapters from 16 on, and what they share",
         "chapters",
         (),
     ),

@@ -161,7 +161,7 @@ def load_rows(project: Project, path: Path, kind: type[Row]) -> list[Row]:
 
 
 def write_measured(project: Project, outcomes: Iterable[Outcome]) -> None:
-    """Write recomputed verdicts and figures into the ledger, and leave all else as it is."""
+    """Write recomputed verdicts and figures into the ledger; other rows keep what they say."""
     path = project.claims
     found = {o.claim.id: o.finding for o in outcomes if o.finding is not None and o.problem}
     rows = load_yaml(path, project.relative(path))

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -407,14 +407,14 @@ def clean(notebook: dict[str, Any]) -> dict[str, Any]:
     return notebook
 
 
-def refresh_notebooks(project: Project) -> list[Path]:
+def refresh_notebooks(project: Project, names: Sequence[str] = ()) -> list[Path]:
     """Copy the book's runs over their sources, without the tables of their figures; the sources
     that changed.
 
     Where the configuration begins to name a repository, they get the cell of
     `analysis.report.setup_cell`, and want another run.
     """
-    jobs = plan(project, select_notebooks(project, ()), directory=project.runs)
+    jobs = plan(project, select_notebooks(project, names), directory=project.runs)
     for job, reason in stale_jobs(project, jobs):
         raise UserError(f"{job.name}: {reason}; run: analysis run {job.name}")
     refreshed = []

@@ -119,7 +119,7 @@ def test_equal_kl_is_a_dense_fit_of_the_stored_rows(preset: str) -> None:
 @pytest.mark.parametrize("preset", DESIGNED)
 def test_outcomes_are_those_that_the_prose_states(preset: str, monkeypatch) -> None:
     predictions.check_outcomes([preset])
-    said = predictions.OTHERWISE[preset]
+    said = predictions.OTHERWISE.get(preset, {})
     monkeypatch.setitem(predictions.OTHERWISE, preset, said | {"a = b: reward at 1": "open"})
     with pytest.raises(ValueError, match="a = b: reward at 1: the text says open, the runs noth"):
         predictions.check_outcomes([preset])
@@ -132,7 +132,9 @@ def test_outcomes_are_those_that_the_prose_states(preset: str, monkeypatch) -> N
 @pytest.mark.parametrize("preset", DESIGNED)
 def test_a_tenth_of_the_runs_was_trained_again(preset: str) -> None:
     run = recorded_runs(preset)
-    assert run.manifest["reproduced"]["runs"] >= len(run.finals) / 10
+    tenth = math.ceil(len(run.finals) / 10)
+    again = run.manifest.get("reproduced", {"runs": 0})["runs"]
+    assert again >= tenth, f"analysis reproduce {preset}_cpu --runs {tenth} --note"
     assert not run.failures
 
 

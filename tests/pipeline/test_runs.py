@@ -135,6 +135,14 @@ def test_refresh_copies_outputs_and_leaves_the_run_current(ran: Workspace) -> No
         refresh_notebooks(ran.project)
 
 
+def test_refresh_of_one_notebook_asks_for_the_run_of_no_other(ran: Workspace) -> None:
+    source = ran.project.notebooks / "01_a.ipynb"
+    (ran.project.notebooks / "02_b.ipynb").write_bytes(source.read_bytes())
+    with pytest.raises(UserError, match="02_b: it was never run"):
+        refresh_notebooks(ran.project)
+    assert refresh_notebooks(ran.project, ["01"]) == [source]
+
+
 def test_success_is_published_and_nothing_else_left(workspace: Workspace) -> None:
     workspace.notebook("01_a", "x = 1")
     workspace.notebook("02_b", "x = 2")

@@ -85,9 +85,9 @@ def test_each_chapter_says_what_is_known_and_what_is_ours():
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         text = "\n\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
         _, heading, last = text.partition("## What is known and what is ours\n")
-        assert heading, path.name
-        assert cited(last), path.name
-        assert "chapter adds" in last, path.name
+        asked = f"{path.name}: end with '## What is known and what is ours', "
+        assert heading and cited(last), f"{asked} cite whose result it is"
+        assert "chapter adds" in last, f"{asked} and say what the chapter adds"
 
 
 def test_no_two_works_of_the_book_print_the_same():
