@@ -61,6 +61,11 @@ STOPPING = (
     "refuted where the interval excludes it, and is open otherwise; none is corrected for the "
     "number of predictions, which is stated beside them."
 )
+EXTENDED = (
+    "The first ten seeds, one a start, were trained and read before the second ten were ordered: "
+    "for every design that had ten, whatever it had shown, and with its predictions as they were. "
+    f"{STOPPING}"
+)
 
 
 def prefix_ratio(beta: float) -> Variant:
@@ -79,20 +84,17 @@ def design(
     return Design(predictions=predict(predictions, at=at), stopping=stopping, **said)
 
 
-def on_ten_starts(
-    runs: int, seen: str, *, chosen: str = "", seeds: int = NUM_SEEDS, **said: Any
-) -> Design:
+def on_ten_starts(runs: int, seen: str, *, chosen: str = "", **said: Any) -> Design:
     """A design whose pilot is the same configuration on one start and ten other seeds.
 
     Args:
         runs, seen: of the pilot.
         chosen: what else it decided.
-        seeds: of the design.
         said: the rest of :func:`design`; by default accuracies at the end of training are
             compared, with a margin of 0.03.
     """
     tried = "The same configuration on one start (seed 0), ten seeds, recorded before."
-    kept = f"{NUM_STARTS} other starts, {seeds} other seeds, the configuration as it was."
+    kept = f"{NUM_STARTS} other starts, {NUM_SEEDS} other seeds, the configuration as it was."
     pilot = Pilot(tried=tried, runs=runs, seen=seen, chosen=f"{kept} {chosen}".strip())
     ends = {"outcome": f"Accuracy. {AT_END_OF_TRAINING}", "margin": 0.03, "at": AT_END}
     return design(pilots=(pilot,), **ends | said)

@@ -15,8 +15,8 @@ from analysis.experiments.preset import (
 )
 from analysis.experiments.presets.designed import (
     AT_END_OF_TRAINING,
+    EXTENDED,
     NUM_SEEDS,
-    NUM_STARTS,
     designed,
     on_ten_starts,
 )
@@ -128,7 +128,7 @@ def kl_axes(*, beta: NonNegativeFloat = 0.3) -> Preset:
             in_reward("k1_reward_before_std", before),
             in_reward("k1_reward_before_loo", leave_one_out),
         ),
-        fresh_seeds(8700, NUM_STARTS),
+        fresh_seeds(8700, NUM_SEEDS),
     )
 
 
@@ -137,7 +137,7 @@ _AXES = on_ten_starts(
     "A k2 loss that shows k3 trained as plain k2, to the bit. k1 in the reward ended at one KL at "
     "every credit and level. The k2 loss of the whole sequence was equivalent in accuracy to k1 in "
     "the reward at that level; MiniMax-01's surrogate ended between k2 and no KL term.",
-    seeds=NUM_STARTS,
+    stopping=EXTENDED,
     question="What do level, credit, order and the value shown change, estimator and beta equal?",
     outcome=f"Exact reverse KL, nats per token, and accuracy. {AT_END_OF_TRAINING}",
     at=(0.3,),

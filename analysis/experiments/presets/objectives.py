@@ -15,7 +15,8 @@ from analysis.experiments.preset import (
 )
 from analysis.experiments.presets.designed import (
     AT_END_OF_TRAINING,
-    NUM_STARTS,
+    EXTENDED,
+    NUM_SEEDS,
     designed,
     on_ten_starts,
 )
@@ -94,7 +95,7 @@ def clip_higher(*, noise: float = 0.01) -> Preset:
             for suffix, width in (("", 0.0), ("_noisy", noise))
             for name, high in UPPER_CLIPS.items()
         ),
-        fresh_seeds(8200, NUM_STARTS),
+        fresh_seeds(8200, NUM_SEEDS),
         updates=120,
         learning_rate=5e-4,
         num_iterations=4,
@@ -107,7 +108,7 @@ _CLIPS = on_ten_starts(
     80,
     "Against 0.2, an upper clip of 0.28 left 0.015 nats more entropy and none 0.026; without one "
     "accuracy was 0.05 lower. Noise cost 0.02 to 0.08, most without an upper clip.",
-    seeds=NUM_STARTS,
+    stopping=EXTENDED,
     question="What does a higher upper clip do to entropy and accuracy, and beside noisy rewards?",
     outcome=f"Accuracy, and entropy in nats. {AT_END_OF_TRAINING}",
     predictions={
@@ -141,7 +142,7 @@ def dapo() -> Preset:
             Variant(label="token_mean", objective=tokens, **shaped),
             Variant(label="dynamic_sampling", objective=tokens, advantage=dynamic, **shaped),
         ),
-        fresh_seeds(8300, NUM_STARTS),
+        fresh_seeds(8300, NUM_SEEDS),
         updates=120,
         learning_rate=5e-4,
         num_iterations=4,
@@ -155,7 +156,7 @@ _DAPO = on_ten_starts(
     60,
     "Each change was equivalent in accuracy to the row before it, or open; all five against GRPO "
     "+0.007; dynamic sampling left out 0.41 of the tokens.",
-    seeds=NUM_STARTS,
+    stopping=EXTENDED,
     question="Which of DAPO's five changes, one on another, changes accuracy here?",
     outcome=f"Accuracy; length in tokens. {AT_END_OF_TRAINING}",
     predictions={

@@ -12,8 +12,8 @@ from analysis.experiments.presets.designed import (
     AT_END_OF_TRAINING,
     AT_EQUAL_BETA,
     AT_EQUAL_KL,
+    EXTENDED,
     NUM_SEEDS,
-    NUM_STARTS,
     design,
     designed,
     on_ten_starts,
@@ -300,7 +300,7 @@ def partial_rollouts(*, budgets: tuple[int, ...] = (4, 8)) -> Preset:
     return designed(
         _BUDGETS,
         (Variant(label="whole"), *continued),
-        fresh_seeds(7900, NUM_STARTS),
+        fresh_seeds(7900, NUM_SEEDS),
         updates=200,
         learning_rate=1e-3,
         task=SortTask(num_digits=6, end_token=True, max_fillers=8),
@@ -312,7 +312,7 @@ _BUDGETS = on_ten_starts(
     50,
     "A budget cost accuracy at equal updates, and none was seen at equal decoding steps; training "
     "on the last segment alone ended below training on all.",
-    seeds=NUM_STARTS,
+    stopping=EXTENDED,
     question="May one answer be sampled over several updates?",
     outcome=f"Accuracy of the policy's own answers. {AT_END_OF_TRAINING}",
     predictions={

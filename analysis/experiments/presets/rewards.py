@@ -14,7 +14,8 @@ from analysis.experiments.preset import (
 )
 from analysis.experiments.presets.designed import (
     AT_END_OF_TRAINING,
-    NUM_STARTS,
+    EXTENDED,
+    NUM_SEEDS,
     designed,
     on_ten_starts,
 )
@@ -86,7 +87,7 @@ def length_growth() -> Preset:
             ),
             Variant(label="stop_loops", sampler=Sampler(repeat_times=4)),
         ),
-        fresh_seeds(8500, NUM_STARTS),
+        fresh_seeds(8500, NUM_SEEDS),
         updates=150,
         learning_rate=1e-3,
         task=SortTask(num_digits=6, end_token=True, max_fillers=8),
@@ -100,7 +101,7 @@ _LENGTHS = on_ten_starts(
     "Wrong answers less right ones ended 0.12 to 0.16 tokens higher with 1/|o| than with the other "
     "weights. The price and the relative reward lost the task; the soft overlong penalty "
     "and stopping loops shortened answers by 0.26 and 0.17 tokens.",
-    seeds=NUM_STARTS,
+    stopping=EXTENDED,
     question="Does 1/|o| make wrong answers longer than right ones, and what keeps answers short?",
     outcome=f"Length in tokens; excess: wrong answers less right ones. {AT_END_OF_TRAINING}",
     predictions={
@@ -136,7 +137,7 @@ def process() -> Preset:
             MARGINAL,
             Variant(label="marginal_centre", advantage=marginal),
         ),
-        fresh_seeds(8600, NUM_STARTS),
+        fresh_seeds(8600, NUM_SEEDS),
         **FROM_ONE_IN_THIRTY,
         updates=200,
     )
@@ -146,7 +147,7 @@ _PROCESS = on_ten_starts(
     50,
     "Against the outcome, averaged over training: process +0.017, marginal +0.017; at the end "
     "+0.030 and +0.036. Dividing by the standard deviation made no difference to marginal.",
-    seeds=NUM_STARTS,
+    stopping=EXTENDED,
     question="Is credit for right steps, from a perfect verifier, worth having?",
     outcome=f"Accuracy, at the end and averaged over training. {AT_END_OF_TRAINING}",
     predictions={
@@ -179,7 +180,7 @@ _GRADED = on_ten_starts(
     30,
     "A graded outcome trained as an exact one; marginal rewards, whose sum it is, +0.019 averaged "
     "over training.",
-    seeds=NUM_STARTS,
+    stopping=EXTENDED,
     question="Is it the density of step rewards or their credit?",
     outcome=f"Accuracy, at the end and averaged over training. {AT_END_OF_TRAINING}",
     predictions={

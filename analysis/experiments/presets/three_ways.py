@@ -12,7 +12,8 @@ from analysis.experiments.preset import NO_KL, Preset, fresh_seeds, preset
 from analysis.experiments.presets.designed import (
     AT_END_OF_TRAINING,
     AT_EQUAL_KL,
-    NUM_STARTS,
+    EXTENDED,
+    NUM_SEEDS,
     designed,
     on_ten_starts,
 )
@@ -38,7 +39,7 @@ def three_ways(*, betas: tuple[float, ...] = (0.1, 0.3, 1.0)) -> Preset:
     return designed(
         _SEVERAL.at(middle),
         (NO_KL, *(variant for beta in betas for variant in exact_and_merged(beta)), *others),
-        fresh_seeds(8000, NUM_STARTS),
+        fresh_seeds(8000, NUM_SEEDS),
         updates=60,
         num_iterations=4,
         learning_rate=1e-3,
@@ -50,7 +51,7 @@ _SEVERAL = on_ten_starts(
     160,
     "At equal KL the merged KL and the full vocabulary were equivalent. Lifting the clip cost "
     "accuracy in every row; the differentiated log-ratio was worse.",
-    seeds=NUM_STARTS,
+    stopping=EXTENDED,
     question="With several steps a rollout: is the KL summed over the vocabulary or merged?",
     outcome=f"Accuracy. At coefficient 0.3: {AT_END_OF_TRAINING} Otherwise: {AT_EQUAL_KL}",
     at=(0.3,),
@@ -92,7 +93,7 @@ _HALF = on_ten_starts(
     40,
     "Every variant ended more accurate than at the full step. The merged KL less k2 on large "
     "batches was positive at equal answers and negative at equal passes.",
-    seeds=NUM_STARTS,
+    stopping=EXTENDED,
     question="The same at the better step size, to compare with large batches at equal cost.",
     outcome=f"Accuracy. {AT_END_OF_TRAINING}",
     at=(0.3,),
@@ -125,7 +126,7 @@ _LARGE = on_ten_starts(
     40,
     "k2 and no KL term ended alike; it is the side of large batches in the comparisons at equal "
     "cost.",
-    seeds=NUM_STARTS,
+    stopping=EXTENDED,
     question="One step on a large fresh batch with k2: the third of the ways.",
     outcome=f"Accuracy. {AT_END_OF_TRAINING}",
     at=(0.3,),
