@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.chapters import ch19_equal_kl, predictions
+from analysis.chapters.claims import difference
 from analysis.experiments import recording, summaries
 
 
@@ -43,11 +44,11 @@ def test_that_k1_as_a_loss_leaves_the_kl_as_it_is_is_open_on_ten_starts():
     assert asked.loc[("k1_loss", "none", "reverse_kl"), "outcome"] == "open"
 
 
-def test_at_a_small_beta_k3_in_the_reward_loses_one_run_and_its_cost_is_suggestive():
-    replica = finals("figure2")
-    assert (replica.query("variant == 'k3_reward'")["accuracy"] < 0.1).sum() == 1
-    found = summaries.paired(replica, [("k3_reward", "none", "accuracy")], beta=0.04)
-    assert list(summaries.judged(found, 84)["verdict"]) == ["suggestive"]
+def test_at_a_small_beta_k3_in_the_reward_costs_accuracy_and_loses_no_run():
+    runs = finals("equal_kl")
+    assert runs.query("variant == 'k3_reward' and beta == 0.03")["accuracy"].min() > 0.1
+    found = difference(runs, "k3_reward", "none", "accuracy", beta=0.03)
+    assert found.high < 0 and abs(found.mean + 0.04) < 0.01
 
 
 def test_no_kl_to_a_teacher_that_writes_longer_is_more_accurate_than_the_reward_alone():

@@ -197,7 +197,7 @@ FIGURE2 = design(
     },
     pilots=(
         Pilot(
-            tried="The older preset figure2: one start, ten seeds, one coefficient.",
+            tried="The figure's setting: coefficient 0.04, one start, ten seeds; no longer kept.",
             runs=80,
             seen="Unresolved for both.",
             chosen="Equal KL in place of an equal coefficient; a margin of log 1.25.",
