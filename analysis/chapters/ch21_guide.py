@@ -92,7 +92,6 @@ SAYS = {
         "weight_k2",
         "weight_k3",
         "overlong",
-        "process",
         "hot",
         "hot_corrected",
     },
