@@ -102,8 +102,12 @@ PAIRS = " ".join(f"{name}/none" for name in KL_TERMS if name != "none")
 PAIRS += " k2_loss/exact_loss k3_loss/k2_loss k1_reward/exact_loss"
 #: k3 under the attached ratio of the prefix, compared at that coefficient too.
 PREFIX = "k3_loss_attached_prefix"
-#: What is compared over the KLs that two terms share: all of them, or half.
-RANGES = {"whole": (0.0, 1.0), "nearer": (0.0, 0.5), "farther": (0.5, 1.0)}
+#: Part of the page, in keys of numbers -> in the table of all comparisons.
+PARTS = {
+    "one": "at one coefficient",
+    "jumps": "fluctuation",
+    "prefix": "with the prefix ratio",
+}
 
 
 def ends() -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -123,20 +127,11 @@ def compared() -> pd.DataFrame:
         Rows of :func:`analysis.experiments.summaries.judged`, with their ``part`` of the page,
         ``key`` within it, and ``spec``, a number format.
     """
-    finals, others = ends()
-    every = pd.concat([finals, others], ignore_index=True)
-    equal = pairs_of("k3_loss/exact_loss k1_reward/exact_loss")
-    far = others[others["beta"] == max(others["beta"])]
+    finals = ends()[0]
     jumping = ("gradient_norm", "reverse_kl")
     jumps = summaries.fluctuation(recorded("smollm2_short").curves, jumping)
-    along = {"of": "reverse_kl", "metric": "accuracy"}
     parts = {
         "one": summaries.paired(finals, pairs_of(PAIRS, "reverse_kl", "accuracy")),
-        **{
-            name: summaries.paired_along(every, equal, **along, part=part)
-            for name, part in RANGES.items()
-        },
-        "far": summaries.paired(far, pairs_of("k2_loss/exact_loss", "reverse_kl", "accuracy")),
         "jumps": summaries.paired(jumps, pairs_of("k3_loss/k2_loss", *jumping)),
         "prefix": summaries.paired(
             pd.concat([finals, _ends_of("smollm2_prefix_short")], ignore_index=True),
@@ -144,8 +139,7 @@ def compared() -> pd.DataFrame:
         ),
     }
     table = pd.concat([rows.assign(part=name) for name, rows in parts.items()], ignore_index=True)
-    metric = ("_" + table["metric"]).fillna("")
-    key = table["variant"] + "_" + table["other"] + metric
+    key = table["variant"] + "_" + table["other"] + "_" + table["metric"]
     return summaries.judged(table.assign(key=key, spec="+.2f"), len(table))
 
 
@@ -153,7 +147,6 @@ def compared() -> pd.DataFrame:
 SAYS = {
     "differs": {
         "one": ["k3_loss_none_reverse_kl", "k3_loss_none_accuracy"],
-        "far": ["k2_loss_exact_loss_accuracy"],
     },
     "equivalent": {
         "one": [
@@ -164,11 +157,9 @@ SAYS = {
             "k3_reward_none_reverse_kl",
         ],
         "prefix": [f"{PREFIX}_k1_reward_reverse_kl", f"{PREFIX}_k1_reward_accuracy"],
-        **{name: ["k3_loss_exact_loss", "k1_reward_exact_loss"] for name in RANGES},
     },
     "suggestive": {
         "one": ["k2_loss_none_reverse_kl", "k2_loss_none_accuracy"],
-        "far": ["k2_loss_exact_loss_reverse_kl"],
         "prefix": [f"{PREFIX}_none_reverse_kl"],
     },
     "unresolved": {

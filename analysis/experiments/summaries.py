@@ -18,8 +18,6 @@ from analysis.experiments.ablation import VARIANT_COLUMNS
 #: What two one-sided tests are run against: an accuracy, or the ratio of two KLs.
 ACCURACIES = ("accuracy", "own_accuracy", "average")
 KLS = ("reverse_kl", "forward_kl", "teacher_kl")
-#: Points at which two curves are compared along the range of KL that they share.
-SHARED_POINTS = 32
 
 
 def by_variant(table: pd.DataFrame, metrics: Iterable[str]) -> pd.DataFrame:
@@ -139,53 +137,6 @@ def at_equal(
         {"variant": variant, "seed": seed, metric: _crossing(*curve, np.log(level))}
         for (variant, seed), curve in curves.items()
     ]
-    return pd.DataFrame(rows)
-
-
-def paired_along(
-    finals: pd.DataFrame,
-    pairs: Sequence[tuple[str, str]],
-    *,
-    of: str,
-    metric: str,
-    part: tuple[float, float] = (0.0, 1.0),
-) -> pd.DataFrame:
-    r"""Variant minus other variant in a metric at equal values of another, over all that they
-    share.
-
-    .. math:: \frac{1}{\log b_s - \log a_s} \int_{\log a_s}^{\log b_s}
-        \big(y^{variant}_s(u) - y^{other}_s(u)\big)\, \mathrm{d}u
-
-    :math:`[a_s, b_s]` is what the two curves of seed :math:`s` have in common. No level is chosen,
-    so that no seed falls out which does not reach it.
-
-    Args:
-        finals: one row per run.
-        pairs: (variant, other variant) each.
-        of: what is equal; positive.
-        metric: what is compared.
-        part: of the logarithmic range that a seed's curves share, from its lower end: an average
-            over all of it may hide a gap at one end that another makes up for.
-
-    Returns:
-        One row per pair: ``variant``, ``other``, ``reached``, in how many seeds the curves overlap,
-        and the columns of :func:`of_differences`, NaN unless all do.
-    """
-    variants = list(dict.fromkeys(variant for pair in pairs for variant in pair))
-    curves = _curves(finals, variants, of, metric)
-    shares = part[0] + (part[1] - part[0]) * (np.arange(SHARED_POINTS) + 0.5) / SHARED_POINTS
-    rows = []
-    for pair in pairs:
-        gaps = []
-        for seed in sorted({seed for variant, seed in curves if variant == pair[0]}):
-            both = [curves[variant, seed] for variant in pair]
-            low, high = max(x.min() for x, _ in both), min(x.max() for x, _ in both)
-            places = low + shares * (high - low) if low < high else []
-            here, there = ([_crossing(*curve, at) for at in places] for curve in both)
-            gaps.append(np.mean(np.subtract(here, there)) if low < high else np.nan)
-        named = {"variant": pair[0], "other": pair[1], "reached": int(np.isfinite(gaps).sum())}
-        found = of_differences(np.array(gaps), margin=statistics.ACCURACY_MARGIN)
-        rows.append(named | found)
     return pd.DataFrame(rows)
 
 

@@ -82,8 +82,7 @@ def differences(
     columns = {name: (heading, "") for name, heading in extra.items()}
     columns["compared"] = ("variants", "")
     if "metric" in table:
-        named = text["metric"].fillna("accuracy at equal KL")
-        text["metric"] = [METRICS.get(name, name) for name in named]
+        text["metric"] = [METRICS.get(name, name) for name in text["metric"]]
         columns["metric"] = ("of", "")
     columns |= {"mean": ("difference", spec), "between": ("95% interval", "")}
     columns["verdict"] = ("verdict", "")

@@ -13,7 +13,6 @@ from analysis.experiments.summaries import (
     fluctuation,
     judged,
     paired,
-    paired_along,
     updates_to,
 )
 
@@ -181,17 +180,6 @@ def test_a_level_outside_the_curve_gives_nothing():
     assert table.set_index("variant")["accuracy"].isna().to_dict() == {"good": True, "bad": False}
 
 
-def test_at_equal_kl_the_better_trade_off_wins_though_it_loses_at_equal_beta():
-    finals = trade_offs()
-    at_beta = finals[finals["beta"] == 0.3].pivot(
-        index="seed", columns="variant", values="accuracy"
-    )
-    assert (at_beta["good"] < at_beta["bad"]).all()
-    along = paired_along(finals, [("good", "bad")], of="reverse_kl", metric="accuracy").loc[0]
-    assert along[["mean", "low", "high"]].to_list() == pytest.approx([0.1] * 3, abs=1e-9)
-    assert along["reached"] == 6
-
-
 def test_seeds_that_do_not_reach_a_level_are_not_dropped():
     """Those that do are a selection: here they say +0.1 where variants are equal in the mean."""
     finals = trade_offs()
@@ -204,30 +192,6 @@ def test_seeds_that_do_not_reach_a_level_are_not_dropped():
     gap = values.pivot(index="seed", columns="variant", values="accuracy").eval("good - bad")
     assert gap.isna().to_list() == [True] * 3 + [False] * 3
     assert gap.dropna().to_list() == pytest.approx([0.1] * 3)
-    whole = paired_along(finals, [("good", "bad")], of="reverse_kl", metric="accuracy")
-    assert whole["reached"][0] == 3, "of three seeds the curves do not overlap at all"
-    assert whole["seeds"][0] == 6
-    assert whole[["mean", "low", "high", "p"]].isna().all(axis=None)
-    assert judged(whole, 1)["verdict"][0] == "not estimable"
-    finals.loc[worse, "reverse_kl"] *= 4.0
-    finals.loc[worse, "accuracy"] += 0.2 * np.log(4.0)
-    whole = paired_along(finals, [("good", "bad")], of="reverse_kl", metric="accuracy")
-    assert whole["reached"][0] == 6 and whole["mean"][0] == pytest.approx(0.0, abs=1e-9)
-
-
-def test_an_average_over_all_that_is_shared_may_hide_two_gaps():
-    finals = trade_offs()
-    curved = finals["variant"] == "good"
-    log_kl = np.log(finals["reverse_kl"])
-    low, high = np.log(0.5), np.log(2.0)  # what the curves of each seed share
-    finals.loc[curved, "accuracy"] += 0.1 * (log_kl - (low + high) / 2) - 0.1
-    gaps = [
-        paired_along(finals, [("good", "bad")], of="reverse_kl", metric="accuracy", part=part)
-        for part in ((0.0, 1.0), (0.0, 0.5), (0.5, 1.0))
-    ]
-    quarter = 0.1 * (high - low) / 4  # the middle of a half is a quarter of the range away
-    expected = [0.0, -quarter, quarter]
-    assert [gap["mean"][0] for gap in gaps] == pytest.approx(expected, abs=1e-9)
 
 
 def test_one_beta_is_no_curve():
