@@ -15,7 +15,7 @@ def check_run(logp, old_logp, ref_logp, mask):
     k3 = np.expm1(-log_ratio) + log_ratio
     update = logp - old_logp
     return {
-        "k1": log_ratio.mean(),  # the KL, unbiased; clearly below 0: wrong columns
+        "k1": log_ratio.mean(),  # the KL, unbiased if fresh; clearly below 0: wrong columns
         "k2": np.square(log_ratio).mean() / 2,
         "k3": k3.mean(),  # what GRPO logs; far below k1: misses rare tokens
         "missing mass": (log_ratio - k3).mean(),  # what the reference does elsewhere

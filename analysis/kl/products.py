@@ -147,6 +147,8 @@ def sequence_ratio_spread(
 def chi_square_bounds(logits: Table, old_logits: Table, length: int) -> tuple[Tensor, Tensor]:
     r"""Between which products the variance of a sequence ratio of fixed length lies.
 
+    The sampler must allow what the policy allows in every state.
+
     .. math:: (1 + \min_s \chi^2_s)^T - 1 \le \mathrm{Var}\Big[\prod_t \rho_t\Big]
         \le (1 + \max_s \chi^2_s)^T - 1
 

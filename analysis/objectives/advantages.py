@@ -41,7 +41,7 @@ def group_normalise(
         {\mathrm{clip}(\mathrm{std}(R), \sigma_{\min}, \sigma_{\max}) + \epsilon}
 
     Without ``std_min`` the scale of the rewards drops out: rewards that differ by rounding get
-    advantages as large as rewards that differ by right and wrong. However the rewards are spread,
+    advantages as large as rewards that differ by right and wrong. Without ``std_max``
     :math:`|A_i| \le \sqrt{G - 1}` with ``ddof=0`` and :math:`|A_i| \le (G - 1)/\sqrt{G}` with
     ``ddof=1``.
 

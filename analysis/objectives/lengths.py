@@ -27,8 +27,8 @@ def length_penalty(rewards: Rewards, lengths: Lengths, *, weight: float) -> Rewa
 
     Where all task rewards of a group are equal, the price drops out of
     :func:`analysis.objectives.advantages.group_normalise` with ``eps=0``: any positive
-    :math:`\lambda` gives the same advantages. Where they differ by 1, a length difference above
-    :math:`1/\lambda` outweighs them.
+    :math:`\lambda` gives the same advantages, up to floating point. Where they differ by 1, a
+    length difference above :math:`1/\lambda` outweighs them.
 
     Equation: ``length_penalty``
 

@@ -8,11 +8,23 @@ import pytest
 import torch
 
 from analysis.kl.ascent import expected_ascent
-from analysis.kl.divergences import entropy, forward_kl
-from analysis.kl.enumeration import reverse_kl_gradient
+from analysis.kl.divergences import entropy, forward_kl, reverse_kl
+from analysis.kl.enumeration import expected_gradient, reverse_kl_gradient
+from analysis.kl.estimators import k1, k2, k3
+from analysis.kl.fixed_points import forward_kl_optimum, reverse_kl_optimum
+from analysis.objectives.advantages import group_normalise
+from analysis.objectives.merged import kl_coefficient_kept
 from tests.supports import Supports, of_loss
 
 EXACT = 1e-12
+
+
+def numbers(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def variance(policy, values):
+    return (policy * (values - (policy * values).sum()).square()).sum().item()
 
 
 def test_always_positive_penalties():
@@ -150,3 +162,103 @@ def test_raising_a_token_costs_more_entropy_than_lowering_it_at_a_large_step():
     assert lost(-1e-3) == pytest.approx(law, rel=2e-3)
     assert lost(1.0) == pytest.approx(0.0851, abs=1e-4)
     assert lost(-1.0) == pytest.approx(0.0324, abs=1e-4)
+
+
+def test_the_k3_loss_can_have_the_reverse_kl_gradient_away_from_the_reference():
+    """It has it where l + r is one number; "at every policy it has not" stood there."""
+    ref, low = numbers(0.0923225, 0.0615484, 0.5922904, 0.2538387), -1.0028153418
+    policy = ref * numbers(1.5, 1.5, low, low).exp()
+    assert reverse_kl(policy.log(), ref.log()) > 0.7
+    found = expected_gradient(policy.log(), ref.log(), estimator="k3")
+    torch.testing.assert_close(
+        found, reverse_kl_gradient(policy.log(), ref.log()), rtol=0, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("gap", [0.3, 1.0, 2.5, 8.0])
+def test_k3_ends_more_accurate_below_one_pass_rate_and_less_above_it(gap):
+    """At that rate the two losses end alike; "different above a gap of beta" stood there."""
+    rise = math.expm1(gap)
+    rate = (1 - 1 / gap + 1 / rise) * gap / rise
+    below, at, above = (
+        (forward_kl_optimum(*problem, beta=1.0) - reverse_kl_optimum(*problem, beta=1.0))[0].item()
+        for p in (rate / 3, rate, (1 + rate) / 2)
+        for problem in [(numbers(gap, 0), numbers(p, 1 - p).log())]
+    )
+    assert below > 1e-3
+    assert at == pytest.approx(0, abs=1e-9)
+    assert above < -1e-3
+
+
+def test_a_sampler_that_is_stale_where_the_log_ratio_is_zero_does_no_harm():
+    policy, ref = numbers(0.2, 0.3, 0.4, 0.1), numbers(0.2, 0.3, 0.25, 0.25)
+    old = numbers(0.3, 0.2, 0.4, 0.1)
+    for estimator, harmed in (("k1", True), ("k2", False), ("k3", False)):
+        fresh, stale = (
+            expected_gradient(policy.log(), ref.log(), *sampler, estimator=estimator)
+            for sampler in ((), (old.log(),))
+        )
+        assert ((fresh - stale).abs().max() > EXACT) == harmed
+
+
+def test_far_from_the_reference_k2_can_be_quieter_than_k1():
+    policy = numbers(0.999, 0.001)
+    logp, ref_logp = policy.log(), policy.flip(0).log()
+    assert variance(policy, k2(logp, ref_logp)) < EXACT < 0.1 < variance(policy, k1(logp, ref_logp))
+
+
+def test_the_rule_for_the_variances_needs_one_support():
+    """The reference allows a third token: both divergences are infinite, and k3 is quieter."""
+    policy, ref_logp = numbers(0.6, 0.4), numbers(0.5, 0.4).log()
+    assert variance(policy, k3(policy.log(), ref_logp)) < variance(
+        policy, k1(policy.log(), ref_logp)
+    )
+
+
+def test_an_upper_bound_on_the_spread_lifts_the_bound_on_advantages():
+    advantages = group_normalise(numbers(100, 0), eps=0, std_max=1.0)
+    assert advantages.abs().max() == 50
+
+
+def test_ratios_need_a_sampler_that_allows_what_the_policy_allows():
+    """The product varies less than its lower bound, and the gain of the policy is not seen."""
+    old, policy = (numbers(1, 0), numbers(0.5, 0.5)), (numbers(0.5, 0.5), numbers(0.9, 0.1))
+    mean = policy[0][0]
+    second = mean**2 * (policy[1].square() / old[1]).sum()
+    lower = (policy[1].square() / old[1]).sum() ** 2 - 1
+    assert second - mean**2 == pytest.approx(0.16)
+    assert lower > 1.6
+    rewards = numbers(0, 1)
+    advantage = rewards - (old[0] * rewards).sum()
+    assert (policy[0] * advantage).sum() == 0.5
+    assert (policy[0] * advantage)[old[0] > 0].sum() == 0
+
+
+def test_one_minus_r_has_mean_zero_only_where_the_policy_allows_what_the_reference_allows():
+    """After the first token the policy forbids half of the reference, after the second nothing."""
+    policy, ref = numbers(0.4, 0.6), numbers(0.5, 0.5)
+    later = numbers(1 - 0.5, 0)
+    own, to_go = (
+        policy * (cost - (policy * cost).sum())
+        for cost in (1 - ref / policy, 1 - ref / policy + later)
+    )
+    assert (own - to_go).abs().max() > 0.1
+    kept, ref_kept = numbers(1.0), numbers(0.5)  # the same state: a value with lambda = 1
+    assert k3(kept.log(), ref_kept.log()) == pytest.approx(math.log(2) - 0.5)
+
+
+def test_at_the_threshold_the_clip_silences_no_kl():
+    """A = beta l: the merged reward is zero and not clipped; "only when |l| is larger" stood."""
+    logp, ref_logp, old_logp = numbers(-1.0), numbers(-3.0), numbers(-2.0)
+    for advantage, kept in ((1.0, True), (1.1, False)):
+        found = kl_coefficient_kept(
+            logp,
+            ref_logp,
+            old_logp,
+            numbers(advantage),
+            torch.ones(1, dtype=torch.bool),
+            beta=0.5,
+            epsilon_low=0.2,
+            epsilon_high=0.2,
+        )
+        assert (found != 0).all() == kept
