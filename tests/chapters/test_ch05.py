@@ -173,8 +173,8 @@ def test_what_one_step_does_to_two_tokens_by_hand():
     k3 = (1 - ref / 0.7) * 0.3 + (1 - (1 - ref) / 0.3) * 0.7
     found = study.k3_noise_against_k2().figures
     assert found["ratio_forbidden"] == pytest.approx((k3 / k2) ** 2, rel=1e-9)
-    for name in ("trained", "language"):  # no difference is seen, on either policy
-        assert found[f"{name}_low"] < 0 < found[f"{name}_high"]
+    assert found["language_low"] < 0 < found["language_high"], "a language model: none is seen"
+    assert 1 < found["equal_kl_low"] < 1.25 < found["equal_kl_high"], "at equal KL: suggestive"
 
 
 def test_flipped_signs_change_the_verdicts(monkeypatch):
