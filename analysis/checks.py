@@ -410,6 +410,19 @@ def check_fraction(name: str, value: float) -> None:
         raise ValueError(f"{name} must be in [0, 1], got {value!r}")
 
 
+def check_probabilities(name: str, tensor: Tensor) -> None:
+    """Refuse anything but floats in [0, 1]."""
+    check_float(name, tensor)
+    if not bool(((tensor >= 0) & (tensor <= 1)).all()):
+        raise ValueError(f"{name} must hold probabilities, in [0, 1]")
+
+
+def check_comes_first(name: str, counted: Tensor) -> None:
+    """Refuse a mask [..., T] that counts a position after one that it leaves out."""
+    if bool((counted[..., 1:] & ~counted[..., :-1]).any()):
+        raise ValueError(f"{name} counts a position after a masked one: counted ones come first")
+
+
 def at_least_float32(tensor: Tensor) -> Tensor:
     """Half-precision inputs are computed (and returned) in float32; float64 stays float64."""
     if tensor.dtype in _WIDE:

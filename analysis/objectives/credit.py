@@ -59,12 +59,14 @@ def fold_kl(
             discounting.
         beta: the KL coefficient, at least 0.
         credit: ``immediate`` or ``to_go``.
-        gamma: the discount of ``to_go``, per position.
+        gamma: the discount of ``to_go``, per position; 1 for ``immediate``, which reads none.
 
     Returns:
         [..., T], in the unit of the advantages, without gradient; exactly 0 where masked.
     """
     check_choice("credit", credit, TOKEN_CREDITS)
+    if credit == "immediate" and gamma != 1.0:
+        raise ValueError(f"gamma={gamma!r} would go unread with credit='immediate': leave it out")
     check_not_negative("beta", beta)
     check_float("kl_penalty", kl_penalty)
     counted = as_mask("mask", mask, "kl_penalty", kl_penalty)

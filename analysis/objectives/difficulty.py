@@ -7,10 +7,12 @@ probability :math:`p` of its prompt. That number is the prompt's weight, and its
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from analysis.checks import at_least_float32, check_float, checked
+from analysis.checks import at_least_float32, check_float, check_probabilities, checked
 from analysis.objectives.groups import standardise
 from analysis.shapes import Values
 
@@ -47,7 +49,8 @@ def difficulty_weight(
     """
     inverse_std = _inverse_stds(group_size, ddof=ddof, eps=eps)
     chances = _binomial(success, group_size - 2)
-    return (group_size - 1) / group_size * (chances * inverse_std.to(chances.dtype)).sum(-1)
+    weight = (group_size - 1) / group_size * (chances * inverse_std.to(chances.device)).sum(-1)
+    return weight.to(at_least_float32(success).dtype)
 
 
 @checked
@@ -69,7 +72,8 @@ def normalised_objective(
     inverse_std = _inverse_stds(group_size, ddof=ddof, eps=eps)
     chances = _binomial(success, group_size - 1)
     at_least = chances.flip(-1).cumsum(-1).flip(-1)[..., 1:]
-    return (at_least * inverse_std.to(chances.dtype)).sum(-1) / group_size
+    objective = (at_least * inverse_std.to(chances.device)).sum(-1) / group_size
+    return objective.to(at_least_float32(success).dtype)
 
 
 @checked
@@ -102,15 +106,12 @@ def _inverse_stds(group_size: int, *, ddof: int, eps: float) -> Tensor:
 
 
 def _binomial(success: Tensor, trials: int) -> Tensor:
-    """[..., trials + 1]: probabilities of each number of successes."""
-    check_float("success", success)
-    if not bool(((success >= 0) & (success <= 1)).all()):
-        raise ValueError("success must hold probabilities, in [0, 1]")
-    success = at_least_float32(success).unsqueeze(-1)
-    count = torch.arange(trials + 1, dtype=success.dtype, device=success.device)
-    log_choose = (
-        torch.lgamma(torch.tensor(trials + 1.0, dtype=success.dtype))
-        - torch.lgamma(count + 1)
-        - torch.lgamma(trials - count + 1)
+    """[..., trials + 1] float64: probabilities of each number of successes."""
+    check_probabilities("success", success)
+    success = success.double().unsqueeze(-1)
+    count = torch.arange(trials + 1, dtype=torch.float64, device=success.device)
+    rest = trials - count
+    log_choose = math.lgamma(trials + 1) - torch.lgamma(count + 1) - torch.lgamma(rest + 1)
+    return torch.exp(
+        log_choose + torch.xlogy(count, success) + torch.special.xlog1py(rest, -success)
     )
-    return log_choose.exp() * success**count * (1 - success) ** (trials - count)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from analysis.checks import at_least_float32, check_float, checked
+from analysis.checks import at_least_float32, check_float, check_probabilities, checked
 from analysis.shapes import Rewards, Tokens, Values
 
 
@@ -49,17 +49,19 @@ def kept_fraction(success: Values, group_size: int) -> Tensor:
     Equation: ``kept_fraction``
 
     Args:
-        success: [...], probability :math:`p` that a completion is right.
+        success: [...], probability :math:`p` that a completion is right, in [0, 1].
         group_size: :math:`G`, at least 1.
 
     Returns:
         [...], a probability.
     """
-    check_float("success", success)
+    check_probabilities("success", success)
     if group_size < 1:
         raise ValueError(f"group_size must be at least 1, got {group_size!r}")
     success = at_least_float32(success)
-    return 1 - success**group_size - (1 - success) ** group_size
+    rarer = torch.minimum(success, 1 - success)
+    kept = -torch.expm1(group_size * torch.log1p(-rarer)) - rarer**group_size
+    return kept.clamp(min=0.0)
 
 
 @checked

@@ -15,6 +15,7 @@ from torch.nn import functional
 from analysis.checks import (
     as_mask,
     check_choice,
+    check_comes_first,
     check_float,
     check_fraction,
     check_same_shape,
@@ -52,11 +53,15 @@ def generalised_advantage(
 
     Returns:
         [..., T], in the unit of the rewards, without gradient; exactly 0 where masked.
+
+    Raises:
+        ValueError: on a mask that counts a token after a masked one.
     """
     check_fraction("lam", lam)
     check_float("rewards", rewards)
     check_same_shape("rewards", rewards, "values", values)
     counted = as_mask("mask", mask, "rewards", rewards)
+    check_comes_first("mask", counted)
     values = torch.where(counted, values.detach(), 0.0)
     following = functional.pad(values[..., 1:], (0, 1))
     errors = torch.where(counted, rewards.detach() + gamma * following - values, 0.0)

@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from analysis.checks import as_mask, at_least_float32, check_choice, check_float, checked
+from analysis.checks import (
+    as_mask,
+    at_least_float32,
+    check_choice,
+    check_comes_first,
+    check_float,
+    checked,
+)
 from analysis.shapes import Mask, Values
 
 
@@ -66,13 +73,14 @@ def path_score(scores: Values, mask: Mask, how: str) -> Values:
         [...].
 
     Raises:
-        ValueError: on a path without steps.
+        ValueError: on a path without steps, or with a step after a masked one.
     """
     check_choice("how", how, PATH_SCORES)
     check_float("scores", scores)
     counted = as_mask("mask", mask, "scores", scores)
     if not bool(counted.any(dim=-1).all()):
         raise ValueError("mask leaves a path without steps: every path needs at least one")
+    check_comes_first("mask", counted)
     return PATH_SCORES[how](at_least_float32(scores), counted)
 
 

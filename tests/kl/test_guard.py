@@ -148,6 +148,8 @@ class Calls:
             if axes.holds in ("mask", "booleans", "zeros and ones"):
                 mask = floats > 0.3
                 mask[..., 0] = True
+                if axes.holds == "mask":  # a completion's tokens come first
+                    mask = mask.cumprod(-1).bool()
                 return [mask.double() if axes.holds == "zeros and ones" else mask]
             return [floats if axes.holds == "floats" else (3 * floats).long()]
         if is_a(Tensor, hint) or axes is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -69,3 +70,32 @@ def test_large_groups_reach_the_arcsine_and_small_ones_are_bounded():
 
 def test_a_group_of_two_is_not_reweighted():
     assert torch.allclose(difficulty_weight(P, 2, eps=0.0), torch.full_like(P, 0.5**0.5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [134, 256, 1100])
+def test_large_groups_neither_overflow_nor_lose_a_chance(size, dtype):
+    inverse = [1 / (math.sqrt(k * (size - k) / size / (size - 1)) + 0.01) for k in range(1, size)]
+    for p in (0.5, 0.01):
+        odds = Fraction(p)
+        free = exact_binomial(odds, size - 2)
+        weight = (size - 1) / size * sum(c * s for c, s in zip(free, inverse, strict=True))
+        drawn = exact_binomial(odds, size - 1)
+        above = [math.fsum(drawn[k:]) for k in range(1, size)]
+        area = sum(c * s for c, s in zip(above, inverse, strict=True)) / size
+        success = torch.tensor(p, dtype=dtype)
+        tolerance = 1e-6 if dtype == torch.float32 else 1e-11
+        found = difficulty_weight(success, size, eps=0.01)
+        assert found.dtype == dtype
+        assert found.item() == pytest.approx(weight, rel=tolerance)
+        objective = normalised_objective(success, size, eps=0.01)
+        assert objective.item() == pytest.approx(area, rel=tolerance)
+
+
+def exact_binomial(p: Fraction, trials: int) -> list[float]:
+    """In integers, rounded once."""
+    right, wrong, whole = p.numerator, p.denominator - p.numerator, p.denominator**trials
+    return [
+        float(Fraction(math.comb(trials, k) * right**k * wrong ** (trials - k), whole))
+        for k in range(trials + 1)
+    ]

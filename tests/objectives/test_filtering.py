@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -38,3 +39,14 @@ def test_loops_of_any_period_up_to_the_longest():
     assert repeats(tokens, period=1, times=3).nonzero().flatten().tolist() == [9]
     assert not repeats(torch.arange(10), period=3, times=2).any()
     assert not repeats(tokens[:3], period=2, times=3).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_kept_fraction_of_a_prompt_that_is_nearly_always_the_same(dtype):
+    eps = torch.finfo(dtype).eps
+    for size in (2, 16):
+        for p in (1e-8, 1e-30, 0.5, 1 - eps / 2):
+            chance = Fraction(torch.tensor(p, dtype=dtype).item())
+            exact = float(1 - chance**size - (1 - chance) ** size)
+            found = kept_fraction(torch.tensor(p, dtype=dtype), size)
+            assert found.item() == pytest.approx(exact, rel=8 * eps)

@@ -24,9 +24,10 @@ from analysis.objectives.mirror_descent import log_partition
 from analysis.objectives.mismatch import mismatch_weight
 from analysis.objectives.ordering import ORDERS
 from analysis.objectives.preference import dpo_loss
-from analysis.objectives.process import best_of_n, early_stop
+from analysis.objectives.process import best_of_n, early_stop, path_score
 
 ROW, ROWS, EVERY = torch.ones(4), torch.ones(2, 4), torch.ones(2, 4, dtype=torch.bool)
+HOLES = torch.tensor([True, True, False, True])
 BETA = "beta must be finite and >= 0"
 SAMPLED = {"old_logp": ROWS, "advantages": ROWS, "mask": EVERY}
 #: Options of a normalisation, named by their first.
@@ -58,6 +59,10 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("lengths must be", lambda: process_supervision(ROWS, [[0], [0]], object())),
     ("group_size", lambda: difficulty_weight(ROW / 2, 1)),
     ("probabilities", lambda: difficulty_weight(ROW + 1, 4)),
+    ("probabilities", lambda: kept_fraction(ROW + 1, 4)),
+    ("mask", lambda: generalised_advantage(ROW, ROW, HOLES)),
+    ("mask", lambda: path_score(ROW, HOLES.flip(-1), "last")),
+    ("gamma", lambda: fold_kl(ROW[:2], ROWS, EVERY, beta=0.1, gamma=0.5)),
     ("times", lambda: repeats(torch.arange(4), period=1, times=1)),
     ("group_size", lambda: kept_fraction(torch.tensor(0.5), 0)),
     ("lam", lambda: generalised_advantage(ROWS, ROWS, EVERY, lam=1.5)),
