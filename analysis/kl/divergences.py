@@ -79,10 +79,11 @@ def chi_square(logits: Logits, ref_logits: Logits) -> Values:
         [...], dimensionless; ``inf`` where the reference allows what the policy forbids.
     """
     logp, ref_logp = log_softmaxes(logits, ref_logits)
-    allowed = ref_logp != -torch.inf  # NaN is allowed through
-    # ref (r - 1) sums to chi-square because sum(ref) = 1; expm1 keeps it exact near r = 1.
-    log_r = _difference(ref_logp, logp, allowed)
-    return _sum_where(allowed, ref_logp, torch.expm1(log_r))
+    both_forbid = (logp == -torch.inf) & (ref_logp == -torch.inf)
+    logp, ref_logp = (torch.where(both_forbid, 0.0, x) for x in (logp, ref_logp))
+    # sqrt(pi) |r - 1|: its squares have no first order that must cancel, and overflow with the sum.
+    larger = torch.exp(torch.maximum(0.5 * logp, ref_logp - 0.5 * logp))
+    return (larger * torch.expm1(-(ref_logp - logp).abs())).square().sum(-1)
 
 
 @checked
@@ -143,10 +144,10 @@ def capped_forward_kl(logits: Logits, ref_logits: Logits, max_ratio: float = MAX
         [...], nats.
     """
     check_positive("max_ratio", max_ratio)
-    logits, ref_logits = pair_of_floats("logits", logits, "ref_logits", ref_logits)
-    ref_logp = torch.log_softmax(ref_logits, dim=-1)
-    log_ratio = ref_logp - torch.log_softmax(logits, dim=-1)
-    return (ref_logp.exp() * log_ratio.clamp(max=math.log(max_ratio))).sum(-1)
+    logp, ref_logp = log_softmaxes(logits, ref_logits)
+    allowed = ref_logp != -torch.inf
+    log_ratio = _difference(ref_logp, logp, allowed)
+    return _sum_where(allowed, ref_logp, log_ratio.clamp(max=math.log(max_ratio)))
 
 
 @checked

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.kl.divergences import chi_square, entropy, forward_kl, reverse_kl
+from analysis.kl.divergences import (
+    capped_forward_kl,
+    chi_square,
+    entropy,
+    forward_kl,
+    reverse_kl,
+)
 from analysis.kl.enumeration import reverse_kl_gradient
 
 INF = math.inf
@@ -73,3 +79,32 @@ def test_a_row_without_any_allowed_token_is_no_distribution():
     nothing = torch.full((4,), -math.inf)
     assert reverse_kl(nothing, torch.zeros(4)).isnan()
     assert entropy(nothing).isnan()
+
+
+@pytest.mark.parametrize("drift", [1e-2, 1e-3, 1e-4])
+def test_chi_square_of_a_small_drift_survives_float32(drift):
+    noise = torch.Generator().manual_seed(0)
+    logits = torch.randn(20, 32_000, generator=noise)
+    ref_logits = logits + drift * torch.randn(20, 32_000, generator=noise)
+    policy, reference = (x.double().softmax(-1) for x in (logits, ref_logits))
+    exact = ((reference - policy).square() / policy).sum(-1)
+    # What is left is the rounding of the two log-softmaxes, about 1e-6 of a ratio.
+    tolerance = 1e-6 / drift + 1e-4
+    assert ((chi_square(logits, ref_logits) / exact - 1).abs() < tolerance).all()
+
+
+def test_chi_square_overflows_with_its_sum_and_not_before():
+    logits, ref_logits = torch.tensor([0.0, -70.0]), torch.tensor([0.0, -1.0])
+    exact = chi_square(logits.double(), ref_logits.double())
+    assert exact.item() == pytest.approx(math.exp(70) * (math.e + 1) ** -2, rel=1e-9)
+    assert chi_square(logits, ref_logits).item() == pytest.approx(exact.item(), rel=1e-4)
+    forbidden = torch.tensor([-INF, 0.0, 0.0]), torch.tensor([-INF, 0.0, -INF])
+    assert chi_square(*forbidden).item() == pytest.approx(1.0)
+    assert chi_square(*reversed(forbidden)) == INF
+
+
+def test_capped_forward_kl_of_what_one_side_forbids():
+    half, one = torch.zeros(2, dtype=torch.float64), torch.tensor([0.0, -INF], dtype=torch.float64)
+    assert capped_forward_kl(half, one).item() == pytest.approx(math.log(2), abs=1e-15)
+    expected = 0.5 * math.log(0.5) + 0.5 * math.log(10)
+    assert capped_forward_kl(one, half).item() == pytest.approx(expected, abs=1e-15)
