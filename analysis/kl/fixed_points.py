@@ -115,8 +115,8 @@ def euclidean_optimum(rewards: Logits, ref_logits: Logits, *, beta: float) -> Lo
         [..., V], log-probs, ``-inf`` for tokens that are given up.
     """
     rewards, ref_logp = _inputs(rewards, ref_logits, beta)
-    allowed = ref_logp > -torch.inf
-    target = torch.where(allowed, ref_logp.exp() + rewards / beta, -torch.inf)
+    _, gap = _gap_to_best(rewards, ref_logp)
+    target = torch.where(ref_logp > -torch.inf, ref_logp.exp() - gap / beta, -torch.inf)
     descending = target.sort(dim=-1, descending=True).values
     finite = torch.where(descending > -torch.inf, descending, 0.0)
     rank = torch.arange(1, target.shape[-1] + 1, dtype=target.dtype, device=target.device)
@@ -158,7 +158,8 @@ def penalty_equilibrium(
         ValueError: on an empty support.
     """
     check_choice("estimator", estimator, _INVERSE_ESTIMATORS)
-    rewards, ref_logp = _inputs(rewards, ref_logits, beta)
+    dtype = torch.promote_types(at_least_float32(rewards).dtype, ref_logits.dtype)
+    rewards, ref_logp = _inputs(rewards.double(), ref_logits.double(), beta)
     check_same_shape("rewards", rewards, "support", support)
     support = (support != 0) & (ref_logp > -torch.inf)
     if not support.any(-1).all():
@@ -187,7 +188,8 @@ def penalty_equilibrium(
     found = log_ratio(0.5 * (low + high))
     capped = support | (ref_logp == -torch.inf) | (found <= -math.log(MAX_RATIO))
     exists &= capped.all(-1, keepdim=True)
-    return torch.where(exists, torch.log_softmax(ref_logp + found, dim=-1), torch.nan)
+    logp = torch.log_softmax(ref_logp + found, dim=-1)
+    return torch.where(exists, logp, torch.nan).to(dtype)
 
 
 def _inverse_k2(value: Tensor) -> Tensor:

@@ -63,9 +63,13 @@ def prefix_coefficients(
     check_choice("estimator", estimator, ESTIMATORS)
     counted = as_mask("mask", mask, "logp", logp)
     ratio = importance_ratio(logp, old_logp, mask, level="prefix").detach()
-    cost = ratio * kl_penalty(logp, ref_logp, estimator=estimator, mask=mask)
-    own = ratio * gradient_coefficient(logp, ref_logp, estimator=estimator)
-    return torch.where(counted, own + reward_to_go(cost), 0.0)
+    value = kl_penalty(logp, ref_logp, estimator=estimator, mask=mask)
+    if estimator in ("k3", "k4"):  # 1 - r would cancel the r of the value
+        bracket = kl_penalty(logp, ref_logp, estimator="k1", mask=mask)
+    else:
+        bracket = value + gradient_coefficient(logp, ref_logp, estimator=estimator)
+    later = functional.pad(reward_to_go(ratio * value)[..., 1:], (0, 1))
+    return torch.where(counted, ratio * bracket + later, 0.0)
 
 
 @checked

@@ -5,7 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from analysis.checks import check_float, check_positive, check_same_shape, checked
+from analysis.checks import (
+    at_least_float32,
+    check_float,
+    check_positive,
+    check_same_shape,
+    checked,
+)
 from analysis.kl.divergences import log_softmaxes
 from analysis.shapes import Kept, Logits
 
@@ -23,7 +29,7 @@ def keep_top(logits: Logits, *, top_k: int | None = None, top_p: float = 1.0) ->
     if not 0.0 < top_p <= 1.0:
         raise ValueError(f"top_p must be in (0, 1], got {top_p!r}")
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    probability = ordered.softmax(-1)
+    probability = at_least_float32(ordered).softmax(-1)
     kept = probability.cumsum(-1) - probability < top_p  # what comes before has not reached it
     kept |= bool(top_p == 1.0)  # a sum that rounds to one reaches it before its rarest tokens
     if top_k is not None:

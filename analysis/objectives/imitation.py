@@ -2,8 +2,6 @@ r"""What an imitator's errors cost over a horizon, on the chain where this is ex
 
 from __future__ import annotations
 
-import math
-
 from analysis.checks import check_fraction, checked
 
 
@@ -35,9 +33,12 @@ def imitation_cost(error: float, horizon: int, recovery: float) -> float:
     check_fraction("recovery", recovery)
     if horizon < 1:
         raise ValueError(f"horizon must be at least 1, got {horizon!r}")
-    stationary = error / (error + recovery) if error + recovery > 0 else 0.0
-    decay = 1.0 - error - recovery  # d_t = stationary (1 - decay^t)
-    if decay == 1.0:
-        return 0.0
-    geometric = decay * (1 - math.pow(decay, horizon)) / (1 - decay)
-    return stationary * (horizon - geometric)
+    decay = 1.0 - error - recovery  # d_t = error (1 + decay + ... + decay^(t - 1))
+    steps, power, off, cost = 0, 1.0, 0.0, 0.0  # decay^steps; d_t and its sum, over error
+    for bit in f"{horizon:b}":  # double the steps, then add one: nothing is subtracted
+        cost, off = cost + steps * off + power * cost, off + power * off
+        steps, power = 2 * steps, power * power
+        if bit == "1":
+            steps, power, off = steps + 1, power * decay, 1.0 + decay * off
+            cost += off
+    return error * cost

@@ -33,7 +33,6 @@ def shortest_right(correct: Correct, lengths: Lengths) -> Tensor:
     if correct.dtype != torch.bool:
         raise ValueError(f"correct must be a boolean tensor, got {correct.dtype}")
     check_same_shape("correct", correct, "lengths", lengths)
-    longer_than_all = lengths.amax(dim=-1, keepdim=True) + 1
-    ranked = torch.where(correct, lengths, longer_than_all)
+    ranked = torch.where(correct, lengths.double(), torch.inf)
     chosen = torch.zeros_like(correct).scatter(-1, ranked.argmin(dim=-1, keepdim=True), True)
     return chosen & correct

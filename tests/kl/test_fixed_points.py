@@ -155,3 +155,28 @@ def test_advantage_vanishes_at_the_optimum_and_only_there(rewards, ref_logits):
     there = token_advantage(best, rewards, ref_logits, beta=BETA, estimator="k2")
     assert there.abs().max() < 1e-12
     assert token_advantage(best, rewards, ref_logits, beta=BETA, estimator="k3").abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    "rewards", [[1000.0, 1000.0 - 2**-14], [1e8, 1e8], [1e8, 1e8 - 64], [-3e7, -1e30]]
+)
+def test_the_projection_keeps_its_digits_under_large_rewards(rewards):
+    ref_logits = torch.tensor([0.0, 1.0])
+    gap = (rewards[0] - rewards[1]) / 1e-3
+    ref = 1 / (1 + math.e)
+    first = min(1.0, ref + gap / 2)
+    found = euclidean_optimum(torch.tensor(rewards), ref_logits, beta=1e-3).exp()
+    assert found.tolist() == pytest.approx([first, 1 - first], abs=1e-6)
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_equal_rewards_in_float32_cut_the_reference_down(estimator):
+    ref_logits = random_logits(40, 6, seed=8).float()
+    for kept in (6, 3):
+        support = torch.arange(6).expand(40, 6) < kept
+        found = penalty_equilibrium(
+            torch.full((40, 6), 0.7), ref_logits, support, beta=0.3, estimator=estimator
+        )
+        assert found.dtype == torch.float32
+        expected = torch.where(support, ref_logits.double(), -torch.inf).softmax(-1)
+        torch.testing.assert_close(found.double().exp(), expected, rtol=1e-5, atol=1e-7)

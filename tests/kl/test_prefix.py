@@ -423,3 +423,16 @@ def test_half_precision_overflows_unless_raised_first():
         assert loss.isfinite().all()
         loss.sum().backward()
         assert leaf.grad.isfinite().all() == finite
+
+
+@pytest.mark.parametrize("estimator", ["k3", "k4"])
+def test_a_token_pays_its_log_ratio_to_the_last_digit(estimator):
+    ref_logp = torch.tensor([[-1.0, -0.5, -1.0]])
+    logp = ref_logp + torch.tensor([[-18.0, -25.0, -40.0]])
+    every = torch.ones(1, 3, dtype=torch.bool)
+    found = prefix_coefficients(logp, ref_logp, logp, every, estimator=estimator)
+    later = [math.exp(25) - 26 + math.exp(40) - 41, math.exp(40) - 41, 0.0]
+    own = [-18.0, -25.0, -40.0]
+    assert found[0, 2].item() == own[2]
+    expected = [one + rest for one, rest in zip(own, later, strict=True)]
+    assert found[0].tolist() == pytest.approx(expected, rel=1e-6)

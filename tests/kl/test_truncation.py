@@ -94,3 +94,13 @@ def test_top_p_of_one_cuts_nothing_however_rare(dtype):
     logits = torch.tensor([0.0, -20.0, -30.0, -60.0], dtype=dtype)
     assert keep_top(logits).all()
     assert keep_top(logits, top_k=2).tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_top_p_of_a_large_vocabulary_is_reached(dtype):
+    logits = torch.randn(32_000, generator=torch.Generator().manual_seed(0)).to(dtype)
+    probability = logits.double().softmax(-1)
+    kept = probability[keep_top(logits, top_p=0.99)]
+    # Short of it by less than the sum rounds, and not without the least likely of them.
+    assert kept.sum() > 0.99 - 1e-4
+    assert kept.sum() - kept.min() < 0.99 + 1e-4

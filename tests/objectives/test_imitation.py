@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 
 from analysis.objectives.imitation import imitation_cost
@@ -19,3 +21,18 @@ def test_imitation_cost_is_the_recursion(error, recovery):
 def test_imitation_cost_at_the_ends():
     assert imitation_cost(0.0, 50, 0.0) == 0.0
     assert imitation_cost(0.01, 50, 0.99) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("error", "horizon", "recovery"),
+    [(1e-9, 10, 0.0), (1e-17, 10**6, 0.0), (1e-12, 1000, 1e-13), (1e-9, 999, 0.5), (1.0, 7, 0.8)],
+)
+def test_small_errors_cost_what_they_cost(error, horizon, recovery):
+    decay = 1 - Fraction(error) - Fraction(recovery)
+    if recovery == 0.0 and horizon > 1000:  # to first order in the error
+        expected = Fraction(error) * horizon * (horizon + 1) / 2
+    else:
+        chance = [Fraction(error) * (1 - decay**t) / (1 - decay) for t in range(1, horizon + 1)]
+        expected = sum(chance)
+    found = imitation_cost(error, horizon, recovery)
+    assert found == pytest.approx(float(expected), rel=1e-9, abs=0)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from analysis.objectives.rejection import shortest_right
@@ -16,3 +17,17 @@ def test_the_shortest_of_the_right_is_chosen_and_the_first_of_equals():
         [False, False, False],
         [False, False, True],
     ]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "lengths"),
+    [
+        (torch.uint8, [10, 255]),
+        (torch.int8, [10, 127]),
+        (torch.float16, [2048, 2048]),
+        (torch.bfloat16, [256, 256]),
+    ],
+)
+def test_lengths_at_the_end_of_their_type(dtype, lengths):
+    chosen = shortest_right(torch.tensor([False, True]), torch.tensor(lengths, dtype=dtype))
+    assert chosen.tolist() == [False, True]
