@@ -86,7 +86,9 @@ def sample_coefficient(
     The loss is differentiated by autograd through :func:`analysis.kl.surrogates.kl_loss`, the code
     a trainer runs. In the reward the penalty is fixed when the token is sampled, so it holds the
     log-ratio of the *sampling* policy; its weight :math:`w` is the ratio of the policy gradient
-    (attached and detached agree there).
+    (attached and detached agree there). Where the weight is zero, so is the coefficient; that is
+    its limit, but for k3 and k4 detached, where the limit is
+    :math:`-\pi_{\mathrm{ref}} / \pi_{\mathrm{old}}`.
 
     Equation: ``sample_coefficient``
 
@@ -112,6 +114,8 @@ def sample_coefficient(
             weight = 1.0 if weighting == "none" else torch.exp(leaf - old_logp).detach()
             loss = weight * penalty * leaf
         (coefficient,) = torch.autograd.grad(loss.sum(), leaf)
+    if weighting != "none":
+        coefficient = torch.where(torch.exp(logp - old_logp) == 0, 0.0, coefficient)
     undefined = logp.isnan() | ref_logp.isnan() | old_logp.isnan()
     return torch.where(undefined, torch.nan, coefficient)
 

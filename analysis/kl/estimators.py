@@ -139,9 +139,9 @@ def k3_clip(logp: LogProbs, ref_logp: LogProbs, max_ratio: float = MAX_RATIO) ->
 
 
 def _slope_of_k3_clip(logp: Tensor, ref_logp: Tensor) -> Tensor:
-    """At the cap itself, that of the capped side."""
+    """At the cap itself, that of the side below, as autograd has it."""
     one_minus_ratio = _slope_of_k3(logp, ref_logp)
-    return torch.where(one_minus_ratio <= 1.0 - MAX_RATIO, 1.0, one_minus_ratio)
+    return torch.where(one_minus_ratio < 1.0 - MAX_RATIO, 1.0, one_minus_ratio)
 
 
 @checked

@@ -85,11 +85,13 @@ def markov_visits(logits: Table, length: int) -> Tensor:
 
     Args:
         logits: [V + 1, V], one row per last token; the last row starts the sequence.
-        length: number of tokens T.
+        length: number of tokens T, at least 1.
 
     Returns:
         [V + 1], summing to T.
     """
+    if length < 1:
+        raise ValueError(f"length must be at least 1, got {length!r}")
     policy = logits.softmax(-1)
     current = policy[-1]
     visits = torch.zeros_like(current)
@@ -115,12 +117,14 @@ def markov_kl(
 
     Args:
         logits, ref_logits: [V + 1, V], as :func:`markov_visits`.
-        length: number of tokens.
+        length: number of tokens, at least 1.
         fixed_states: keep the visits out of the gradient, as every token-weighted loss does.
 
     Returns:
-        A scalar, nats, with gradient.
+        A scalar, nats, with gradient; rows that are never visited add nothing to either.
     """
     check_same_shape("logits", logits, "ref_logits", ref_logits)
     visits = markov_visits(logits, length)
-    return (visits.detach() if fixed_states else visits) @ reverse_kl(logits, ref_logits)
+    met = visits > 0
+    weights = visits.detach() if fixed_states else visits
+    return weights[met] @ reverse_kl(logits[met], ref_logits[met])

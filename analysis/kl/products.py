@@ -63,8 +63,11 @@ def ratio_power_mean(logits: Logits, old_logits: Logits, power: float | Tensor) 
     """
     logits, old_logits = pair_of_floats("logits", logits, "old_logits", old_logits)
     power = torch.as_tensor(power, dtype=logits.dtype).unsqueeze(-1)
-    old_logp = old_logits.log_softmax(-1)
-    return (old_logp + power * (logits.log_softmax(-1) - old_logp)).logsumexp(-1).exp()
+    logp, old_logp = logits.log_softmax(-1), old_logits.log_softmax(-1)
+    of_policy = torch.where(power == 0, 0.0, power * logp)  # 0^0 = 1
+    of_sampler = torch.where(power == 1, 0.0, (1 - power) * old_logp)
+    neither = (logp == -torch.inf) & (old_logp == -torch.inf)
+    return torch.where(neither, -torch.inf, of_policy + of_sampler).logsumexp(-1).exp()
 
 
 @checked
@@ -106,11 +109,12 @@ def log_ratio_spread(logits: Logits, old_logits: Logits) -> Spread:
         logits, old_logits: [..., V].
 
     Returns:
-        :class:`Spread`, nats and nats squared.
+        :class:`Spread`, nats and nats squared; not finite where the policy forbids what the
+        sampler draws.
     """
     logits, old_logits = pair_of_floats("logits", logits, "old_logits", old_logits)
     old_logp = old_logits.log_softmax(-1)
-    log_ratio = logits.log_softmax(-1) - old_logp
+    log_ratio = torch.where(old_logp == -torch.inf, 0.0, logits.log_softmax(-1) - old_logp)
     mean = (old_logp.exp() * log_ratio).sum(-1)
     return Spread(mean, (old_logp.exp() * (log_ratio - mean.unsqueeze(-1)).square()).sum(-1))
 

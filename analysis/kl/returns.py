@@ -27,7 +27,8 @@ def reward_to_go(rewards: Values, *, gamma: float = 1.0) -> Values:
     check_float("rewards", rewards)
     check_fraction("gamma", gamma)
     total, span = at_least_float32(rewards), 1
-    while span < rewards.shape[-1]:  # invariant: total[t] holds the rewards t .. t + span - 1
+    # invariant: total[t] holds the rewards t .. t + span - 1
+    while span < rewards.shape[-1] and gamma**span > 0:
         total = total + gamma**span * functional.pad(total[..., span:], (0, span))
         span *= 2
     return total

@@ -182,7 +182,8 @@ def visited_kl_gradient(
     """
     visits = state_visits(logits if old_logits is None else old_logits, sequences)
     per_state = exact_kl_gradient(logits, ref_logits, direction=direction)
-    return visits.detach().unsqueeze(-1) * per_state
+    visits = visits.detach().unsqueeze(-1)
+    return torch.where(visits == 0, 0.0, visits * per_state)
 
 
 @checked(nan="refused")
@@ -211,7 +212,9 @@ def expected_sequence_gradient(
     the code that trainers run, and :math:`\omega_t` the weight of a token in the aggregate.
 
     Sequences that the sampler forbids add nothing. What the policy forbids and the sampler draws
-    has weight zero, and is infinite without a weight.
+    has weight zero and adds nothing, and is infinite without a weight. (As the policy's probability
+    tends to zero so does every weighted term, but for k3 and k4, whose ratio :math:`r` grows as
+    fast as the weight falls: detached, or attached to earlier tokens by their common ratio.)
 
     Equation: ``expected_sequence_gradient``
     Sampler: :math:`y \sim \pi_{\mathrm{old}}`; on-policy if ``old_logits`` is left out.
@@ -252,15 +255,15 @@ def expected_sequence_gradient(
         ref_logp = token_logp(ref_logits.detach(), sequences)
         old_logp = token_logp(old_logits.detach(), sequences)
         probability, mask = old_logp.sum(-1).exp(), sequences.mask
+        weight = torch.ones_like(logp)
+        if weighting != "none":
+            kind = "sequence" if level == "sequence" else ratio
+            weight = importance_ratio(logp, old_logp, mask, level=kind).detach()
         if in_loss:
-            terms = term.loss(logp, ref_logp, old_logp=old_logp, mask=mask)
+            terms = term.loss(logp, ref_logp, old_logp=old_logp, mask=mask & (weight != 0))
         else:
             owed = term.penalty(old_logp, ref_logp, mask=mask)
-            if weighting != "none":
-                kind = "sequence" if level == "sequence" else ratio
-                weight = importance_ratio(logp, old_logp, mask, level=kind).detach()
-                owed = torch.where(weight == 0.0, 0.0, weight * owed)
-            terms = owed * logp
+            terms = torch.where(weight == 0, 0.0, weight * owed) * logp
         if token_weights is not None:
             terms = terms * token_weights[drawn]
         expected = (probability.unsqueeze(-1) * torch.where(mask, terms, 0.0)).sum()

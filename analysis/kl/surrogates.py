@@ -42,7 +42,12 @@ def kl_loss(
     k3. Under stale samples only these choices still give the gradient of the reverse KL at the
     visited states: k1, k3 or k4 attached, and k2 detached. With ``ratio="prefix"``, k1, k3 or k4
     attached give that of the whole sequence KL, k3 and k4 only where the policy allows every token
-    that the reference allows. All of them need a sampler that allows every token of the policy.
+    allows. All of them need a sampler that allows every token of the policy.
+
+    Attached, autograd adds :math:`\rho_t k` and :math:`\rho_t k'`. For k3 and k4 their :math:`r`
+    cancels, so where :math:`r` exceeds the inverse of the precision the gradient is lost to
+    rounding (float32: :math:`l_t < -16`). Where :math:`r` overflows and :math:`\rho_t` underflows
+    the result is NaN.
 
     Equation: ``kl_loss``
     Sampler: :math:`a_t \sim \pi_{\mathrm{old}}`.
@@ -134,7 +139,7 @@ def straight_through(value: Values, gradient: Values) -> Values:
         gradient: [...], nats; what it is differentiated as.
 
     Returns:
-        [...].
+        [...]; NaN where ``gradient`` is infinite, so that its overflow stays visible.
     """
     check_same_shape("value", value, "gradient", gradient)
     return value.detach() + (gradient - gradient.detach())
@@ -166,7 +171,7 @@ def gradient_coefficient(logp: LogProbs, ref_logp: LogProbs, *, estimator: str) 
 
     .. math:: c(l) = \frac{\partial k}{\partial l}: \quad
         k_1: 1, \quad k_2: l, \quad k_3, k_4: 1 - r, \quad
-        k_{3,\mathrm{clip}}: 1 - r\,[r < r_{\max}], \quad
+        k_{3,\mathrm{clip}}: 1 - r\,[r \le r_{\max}], \quad
         \text{MiniMax-01: } \pi_\theta - \pi_{\mathrm{ref}}
 
     Equation: ``gradient_coefficient``
@@ -178,8 +183,8 @@ def gradient_coefficient(logp: LogProbs, ref_logp: LogProbs, *, estimator: str) 
         estimator: a name of :data:`analysis.kl.estimators.TOKEN_ESTIMATORS`.
 
     Returns:
-        [...], dimensionless, without gradient. At the cap itself, ``k3_clip`` takes the capped
-        side.
+        [...], dimensionless, without gradient. At the cap itself, ``k3_clip`` takes the side
+        below, as autograd does.
     """
     check_choice("estimator", estimator, TOKEN_ESTIMATORS)
     logp, ref_logp = pair_of_floats("logp", logp, "ref_logp", ref_logp)

@@ -138,8 +138,8 @@ class KLTerm(Schema):
             ref_logp: [..., T], under the reference; constant.
             old_logp: [..., T], under the policy that sampled; constant. Read by a weighting.
             mask: [..., T], True = counted; None counts every token.
-            logits, ref_logits: [..., T, V], at the sampling temperature. Read by ``exact`` and
-                ``forward``; finite where masked.
+            logits, ref_logits: [..., T, V], at the sampling temperature, the reference's constant.
+                Read by ``exact`` and ``forward``; finite where masked.
 
         What the term does not read may be given, so that one call serves every term.
 
@@ -156,7 +156,7 @@ class KLTerm(Schema):
         if self.reads_logits:
             if logits is None or ref_logits is None:
                 raise ValueError(f"estimator={self.estimator!r} needs logits and ref_logits")
-            full = VOCABULARY_ESTIMATORS[self.estimator](logits, ref_logits)
+            full = VOCABULARY_ESTIMATORS[self.estimator](logits, ref_logits.detach())
             check_same_shape("logp", logp, "the KL of logits", full)
             return torch.where(counted, full, 0.0)
         if self.estimator == "cross_entropy":

@@ -37,10 +37,11 @@ def jeffreys_divergence(logits: Logits, ref_logits: Logits) -> Values:
         ref_logits: [..., V], of the reference.
 
     Returns:
-        [...], nats; not finite where one allows what the other forbids.
+        [...], nats; ``inf`` where one allows what the other forbids.
     """
-    policy, log_r = _policy_and_log_r(logits, ref_logits)
-    return (policy * torch.expm1(log_r) * log_r).sum(-1)
+    logp, ref_logp = log_softmaxes(logits, ref_logits)
+    gap = torch.where(_both_forbid(logp, ref_logp), 0.0, (logp - ref_logp).abs())
+    return (torch.maximum(logp, ref_logp).exp() * -torch.expm1(-gap) * gap).sum(-1)
 
 
 @checked
@@ -56,11 +57,13 @@ def variance_gap(logits: Logits, ref_logits: Logits) -> Values:
     Args: as :func:`jeffreys_divergence`.
 
     Returns:
-        [...], nats squared.
+        [...], nats squared; in the limit ``inf`` where the policy forbids what the reference
+        allows, ``-inf`` the other way round, where both variances are infinite; NaN with both.
     """
     policy, log_r = _policy_and_log_r(logits, ref_logits)
     excess = torch.expm1(log_r)
-    return (policy * excess * (excess - 2 * log_r)).sum(-1)
+    terms = policy * excess * (excess - 2 * log_r)
+    return torch.where(log_r == torch.inf, torch.inf, terms).sum(-1)
 
 
 @checked
@@ -80,7 +83,8 @@ def optimal_control_weight(logits: Logits, ref_logits: Logits) -> Values:
     Args: as :func:`jeffreys_divergence`.
 
     Returns:
-        [...], dimensionless, positive; 1 where the two policies are equal.
+        [...], dimensionless, positive; 1 where the two policies are equal, not finite where one
+        allows what the other forbids.
     """
     policy, log_r = _policy_and_log_r(logits, ref_logits)
     excess = torch.expm1(log_r)
@@ -160,4 +164,9 @@ def _sampler(logp: Tensor, old_logits: Tensor | None) -> Tensor:
 
 def _policy_and_log_r(logits: Tensor, ref_logits: Tensor) -> tuple[Tensor, Tensor]:
     logp, ref_logp = log_softmaxes(logits, ref_logits)
-    return logp.exp(), ref_logp - logp
+    log_r = torch.where(_both_forbid(logp, ref_logp), 0.0, ref_logp - logp)
+    return logp.exp(), log_r
+
+
+def _both_forbid(logp: Tensor, ref_logp: Tensor) -> Tensor:
+    return (logp == -torch.inf) & (ref_logp == -torch.inf)

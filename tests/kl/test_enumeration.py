@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -164,3 +166,30 @@ def test_a_token_that_only_the_policy_forbids_is_never_drawn(estimator):
     logits[1] = -torch.inf
     gradient = expected_gradient(logits, ref_logits, estimator=estimator)
     assert gradient.isfinite().all() and gradient[1] == 0
+
+
+WEIGHED = [
+    *(("loss", "attached", name, True) for name in ("k1", "k3", "k4")),
+    ("loss", "detached", "k2", True),
+    ("reward", "attached", "k1", False),
+    *(("loss", "detached", name, False) for name in ("k1", "k3_clip", "minimax01")),
+    *(("loss", "attached", name, False) for name in ("k2", "k3_clip")),
+]
+
+
+@pytest.mark.parametrize(("placement", "weighting", "estimator", "is_kl"), WEIGHED)
+def test_a_drawn_token_that_the_policy_forbids_adds_its_limit(
+    placement, weighting, estimator, is_kl
+):
+    logits, ref_logits, old_logits = (
+        torch.tensor(p, dtype=torch.float64).log()
+        for p in ([0.6, 0.4, 0.0], [0.5, 0.4, 0.1], [0.3, 0.3, 0.4])
+    )
+    variant = {"estimator": estimator, "placement": placement, "weighting": weighting}
+    found = expected_gradient(logits, ref_logits, old_logits, **variant)
+    rare = torch.tensor([0.6, 0.4, 1e-30], dtype=torch.float64).log()
+    limit = expected_gradient(rare, ref_logits, old_logits, **variant)
+    assert torch.allclose(found, limit, **TIGHT)
+    if is_kl:
+        pull = 0.6 * 0.4 * math.log(0.6 / 0.5)
+        assert found.tolist() == pytest.approx([pull, -pull, 0.0], abs=1e-12)

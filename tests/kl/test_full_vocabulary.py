@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -75,3 +77,27 @@ def test_markov_policies_by_dynamic_programming():
         (gradient,) = torch.autograd.grad(value, leaf)
         tied = tie_states(referee(table, ref_table, sequences), groups)
         torch.testing.assert_close(gradient, tied, **TIGHT)
+
+
+def test_a_row_that_is_never_visited_costs_nothing():
+    logits, ref_logits = draw(2, 4, 3, seed=5)
+    logits[:, 1] = -torch.inf
+    expected, gradients = [], []
+    for forbidden in (0.0, -torch.inf):
+        ref_logits[1, 0] = forbidden
+        leaf = logits.clone().requires_grad_(True)
+        divergence = markov_kl(leaf, ref_logits, 4)
+        expected.append(divergence.item())
+        gradients.append(torch.autograd.grad(divergence, leaf)[0])
+    assert math.isfinite(expected[0])
+    assert expected[0] == expected[1]
+    assert torch.equal(*gradients)
+    assert gradients[1].isfinite().all()
+
+
+@pytest.mark.parametrize("length", [0, -1])
+def test_no_tokens_are_refused(length):
+    logits = draw(4, 3, seed=7)
+    for call in (lambda: markov_visits(logits, length), lambda: markov_kl(logits, logits, length)):
+        with pytest.raises(ValueError, match="length must be at least 1"):
+            call()

@@ -189,3 +189,21 @@ def test_only_states_that_the_policy_can_reach_count():
     rare = torch.tensor([[0.0, -400.0], [0.0, 0.0], [0.0, -400.0]], dtype=torch.float64)
     behind = torch.tensor([[0.0, -400.0], [3.0, 0.0], [0.0, -400.0]], dtype=torch.float64)
     assert markov_product_growth(rare, behind) > 1
+
+
+def test_powers_and_logs_of_ratios_where_tokens_are_forbidden():
+    logits = torch.tensor([0.2, 0.5, 0.3, 0.0], dtype=torch.float64).log()
+    old_logits = torch.tensor([0.6, 0.4, 0.0, 0.0], dtype=torch.float64).log()
+    policy, old = logits.exp(), old_logits.exp()
+    for power in (0.0, 0.25, 1.0):
+        exact = (policy**power * old ** (1 - power)).sum() if power else old.sum()
+        found = ratio_power_mean(logits, old_logits, power)
+        torch.testing.assert_close(found, exact, **TIGHT)
+    assert ratio_power_mean(logits, old_logits, 2.0) == torch.inf
+    back = ratio_power_mean(old_logits, logits, 2.0)
+    torch.testing.assert_close(back, (old.square() / policy)[:3].sum(), **TIGHT)
+    shared = torch.tensor([0, 1])
+    log_ratio = (policy / old)[shared].log()
+    mean, var = log_ratio_spread(logits, old_logits)
+    torch.testing.assert_close(mean, (old[shared] * log_ratio).sum(), **TIGHT)
+    torch.testing.assert_close(var, (old[shared] * (log_ratio - mean).square()).sum(), **TIGHT)

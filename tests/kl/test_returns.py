@@ -24,3 +24,8 @@ def test_reward_to_go_looks_forward():
     late = torch.tensor([0.0, 0.0, 1.0, 0.0])
     assert reward_to_go(late, gamma=0.5).tolist() == [0.25, 0.5, 1.0, 0.0]
     assert reward_to_go(torch.zeros(2, 0)).shape == (2, 0)
+
+
+def test_without_a_future_an_infinite_reward_stays_where_it_is():
+    rewards = torch.tensor([1.0, torch.inf, -2.0])
+    assert reward_to_go(rewards, gamma=0.0).tolist() == [1.0, torch.inf, -2.0]

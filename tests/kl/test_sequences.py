@@ -250,3 +250,41 @@ def test_in_the_reward_what_the_policy_forbids_by_now_has_weight_zero(credit, re
     found = of(logits, everything)
     torch.testing.assert_close(found, of(logits, sequences.tokens[:, 0] != 1), rtol=0, atol=1e-12)
     assert found.isfinite().all() and found.abs().max() > 0.05
+
+
+@pytest.mark.parametrize(
+    ("estimator", "weighting", "ratio"),
+    [
+        ("k1", "attached", "token"),
+        ("k2", "detached", "token"),
+        ("k3", "attached", "token"),
+        ("k2", "attached", "sequence"),
+        ("k1", "attached", "prefix"),
+        ("k2", "detached", "geometric"),
+    ],
+)
+def test_a_drawn_token_that_the_policy_forbids_adds_nothing(estimator, weighting, ratio, world):
+    sequences, logits, ref_logits, old_logits = world
+    how = {"estimator": estimator, "weighting": weighting, "ratio": ratio}
+
+    def found(low):
+        table = logits.clone()
+        table[0, 0] = table[2, 1] = low
+        return expected_sequence_gradient(table, ref_logits, sequences, old_logits, **how)
+
+    if ratio == "geometric":  # a root of the whole ratio: its limit is slow
+        assert found(-math.inf).isfinite().all()
+    else:
+        torch.testing.assert_close(found(-math.inf), found(-200.0), **TIGHT)
+
+
+def test_states_that_are_never_visited_pull_at_nothing(world):
+    sequences, logits, ref_logits, _ = world
+    logits, ref_logits = logits.clone(), ref_logits.clone()
+    first = int(sequences.tokens[sequences.states == 1].min())
+    into = (sequences.states == 1).any(-1).nonzero()[0, 0]
+    logits[0, sequences.tokens[into, 0]] = -math.inf  # state 1 is never entered
+    expected = visited_kl_gradient(logits, ref_logits, sequences)
+    ref_logits[1, first] = -math.inf
+    found = visited_kl_gradient(logits, ref_logits, sequences)
+    assert torch.equal(found, expected)

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
+from analysis.kl.divergences import MAX_RATIO
 from analysis.kl.estimators import ESTIMATORS, TOKEN_ESTIMATORS
 from analysis.kl.potentials import kl_potential
 from analysis.kl.surrogates import (
@@ -75,3 +78,11 @@ def test_straight_through_has_the_value_of_one_and_the_gradient_of_the_other(log
 def test_straight_through_cancels_nothing():
     value, slope = torch.tensor([-59.0]), torch.tensor([4.2e25], requires_grad=True)
     assert straight_through(value, slope).item() == -59.0
+
+
+def test_at_the_cap_autograd_and_the_coefficient_agree():
+    logp = torch.tensor([-math.log(MAX_RATIO)], requires_grad=True)
+    assert torch.expm1(-logp) == MAX_RATIO - 1, "float32 has a log-ratio at the cap itself"
+    by_autograd = gradient(kl_loss(logp, torch.zeros_like(logp), estimator="k3_clip"), logp)
+    found = gradient_coefficient(logp, torch.zeros_like(logp), estimator="k3_clip")
+    assert torch.equal(by_autograd, found)

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from analysis.kl.divergences import forward_kl, reverse_kl
 from analysis.kl.term import KLTerm
 from analysis.objectives.aggregation import MODES, token_weights
+from tests.trees import draw
 
 K = {
     "k1": lambda l: l,
@@ -197,3 +198,15 @@ def test_names():
 def test_the_axes_that_mean_something_at_one_state():
     term = KLTerm(estimator="k2", weighting="detached", ratio="prefix")
     assert term.at_one_state == {"estimator": "k2", "placement": "loss", "weighting": "detached"}
+
+
+@pytest.mark.parametrize("estimator", ["exact", "forward"])
+def test_the_reference_of_the_vocabulary_is_constant(estimator):
+    logits, ref_logits = draw(2, 4, 5, seed=9).requires_grad_(True)
+    logp = torch.zeros(4, dtype=torch.float64)
+    loss = KLTerm(estimator=estimator).loss(logp, logp, logits=logits, ref_logits=ref_logits)
+    of_policy, of_reference = torch.autograd.grad(
+        loss.sum(), (logits, ref_logits), allow_unused=True
+    )
+    assert of_policy.abs().max() > 0.01
+    assert of_reference is None

@@ -159,3 +159,23 @@ def test_far_away_k3_need_not_lose():
         assert variance_gap(even, ref) < -6
         spread = estimator_variances(even, ref)
         assert spread["k3"] < spread["k1"]
+
+
+def test_tokens_that_both_forbid_do_not_exist():
+    logits = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64).log()
+    ref_logits = torch.tensor([0.3, 0.7, 0.0], dtype=torch.float64).log()
+    for function in (jeffreys_divergence, variance_gap, optimal_control_weight):
+        kept = function(logits[:2], ref_logits[:2])
+        torch.testing.assert_close(function(logits, ref_logits), kept)
+    kept = estimator_variances(logits[:2], ref_logits[:2])["optimal"]
+    torch.testing.assert_close(estimator_variances(logits, ref_logits)["optimal"], kept)
+
+
+def test_what_one_forbids_is_the_limit_of_what_it_makes_rare():
+    half = torch.zeros(2, dtype=torch.float64)
+    cut, rare = (torch.tensor([0.0, low], dtype=torch.float64) for low in (-math.inf, -600.0))
+    assert variance_gap(half, cut) == -math.inf
+    assert variance_gap(half, rare) < -500
+    assert variance_gap(cut, half) == math.inf
+    assert variance_gap(rare, half) > 1e200
+    assert jeffreys_divergence(half, cut) == jeffreys_divergence(cut, half) == math.inf

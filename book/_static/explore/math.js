@@ -122,7 +122,7 @@ globalThis.klMath = (() => {
     k1: () => 1,
     k2: (l) => l,
     k3: (l) => -Math.expm1(-l),
-    k3_clip: (l) => (-Math.expm1(-l) <= 1 - MAX_RATIO ? 1 : -Math.expm1(-l)),
+    k3_clip: (l) => (-Math.expm1(-l) < 1 - MAX_RATIO ? 1 : -Math.expm1(-l)),
     k4: (l) => -Math.expm1(-l),
   };
 
