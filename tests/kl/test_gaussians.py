@@ -91,3 +91,15 @@ def test_closed_forms_at_known_points():
     assert gaussian_kl(*at).item() == 0.5
     assert gaussian_chi_square(*at).item() == pytest.approx(math.e - 1, rel=1e-14)
     assert moments(0.4, 1.3, 0.4, 1.3)["k3"] == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("shift", [1e-2, 1e-4, 1e-6])
+@pytest.mark.parametrize("std", [1.0, 3.7])
+def test_a_small_shift_keeps_its_variance(shift, std):
+    found = moments(0.0, std, shift * std, std)["k3"]
+    assert found.mean == pytest.approx(shift**2 / 2, rel=1e-9, abs=0)
+    # expm1(s^2) - s^2, right to float64's precision times s^2
+    exact = shift**4 / 2 + shift**6 / 6 + shift**8 / 24
+    assert found.var == pytest.approx(exact, rel=1e-9, abs=4e-16 * shift**2)
+    back = gaussian_kl(*(torch.tensor(x, dtype=torch.float64) for x in (shift, 1.0, 0.0, 1.0)))
+    assert back.item() == pytest.approx(shift**2 / 2, rel=1e-9, abs=0)
