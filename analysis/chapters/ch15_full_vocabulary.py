@@ -20,13 +20,11 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from analysis import style
-from analysis.chapters.ch12_performance import MODELS as PUBLISHED
-from analysis.chapters.ch12_performance import block_weights, llama
 from analysis.experiments import recording
 from analysis.kl.chunked import Chunks
 from analysis.kl.divergences import entropy
 from analysis.kl.enumeration import exact_kl_gradient, gradient_moments
-from analysis.training.pretrained.config import LlamaConfig
+from analysis.training.pretrained.config import PROJECTIONS, LlamaConfig
 
 # What the chapter computes.
 
@@ -41,12 +39,37 @@ PER_LOGIT = 10
 #: Blocks of logits that the backward pass of the chunked form holds at one time.
 LOGIT_BLOCKS = 8
 
-#: Shapes of published models.
+
+def llama(
+    width: int, inner: int, layers: int, heads: int, kv_heads: int, vocab: int, *, tied: bool = True
+) -> LlamaConfig:
+    """A shape whose heads divide its width."""
+    return LlamaConfig(
+        vocab_size=vocab,
+        width=width,
+        inner=inner,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=width // heads,
+        norm_eps=1e-5,
+        rope_theta=1e5,
+        tied=tied,
+    )
+
+
+#: Shapes of published models, from their ``config.json``; the few biases of Qwen2.5 are left out.
 MODELS: dict[str, LlamaConfig] = {
-    "SmolLM2-135M": PUBLISHED["SmolLM2-135M"],
+    "SmolLM2-135M": llama(576, 1536, 30, 9, 3, 49152),
     "Llama-2-7B": llama(4096, 11_008, 32, 32, 32, 32_000, tied=False),
-    "Qwen2.5-7B": PUBLISHED["Qwen2.5-7B"],
+    "Qwen2.5-7B": llama(3584, 18944, 28, 28, 4, 152064, tied=False),
 }
+
+
+def block_weights(model: LlamaConfig) -> int:
+    """Frozen weights of all projections, head and embedding aside."""
+    shapes = (model.projection_shape(name) for name in PROJECTIONS)
+    return model.num_layers * sum(rows * columns for rows, columns in shapes)
 
 
 def parameters(model: LlamaConfig) -> int:

@@ -8,7 +8,6 @@ from functools import partial
 
 import pandas as pd
 
-from analysis.chapters import ch12_performance as performance
 from analysis.errors import UserError
 from analysis.experiments.manifests import manifest_of, read_manifest, recorded_folders
 from analysis.report.api import PAGES, reference_page
@@ -21,58 +20,7 @@ from analysis.report.pages import run_pages
 from analysis.report.parameters import changed_parameters, declared_parameters
 from analysis.report.project import Project
 from analysis.report.provenance import Provenance, read_notebook, read_provenance
-from analysis.report.tables import as_text
 from analysis.training.metrics import POLICY_METRICS, WINDOW_METRICS
-from analysis.training.pretrained.config import LoraConfig
-
-_COSTS = {
-    "model": ("model", ""),
-    "parameters": ("weights (millions)", ",.0f"),
-    "adapters": ("a run's adapters (millions)", ".1f"),
-    "teraflops": ("teraflop an update", ",.0f"),
-    "seconds": ("seconds an update", ".2g"),
-    "sampling": ("of it sampling", ".0%"),
-    "per_hour": ("run-updates a GPU-hour", ",.0f"),
-    "per_hour_float32": ("in float32", ",.0f"),
-}
-_CPU_COSTS = {
-    "width": ("width", "d"),
-    "gflops": ("gigaflop/s reached by the best product", ".0f"),
-    "flops_ms": ("derived at that rate (ms)", ".2f"),
-    "ratio": ("measured, times as long", ".1f"),
-    "share": ("share of the rate", ".0%"),
-}
-
-
-def costs_page() -> str:
-    """Derived costs: tables of :mod:`analysis.chapters.ch12_performance`."""
-    lora = LoraConfig()
-    loads = {
-        "An ablation: many runs, short answers": performance.ABLATION,
-        "A reasoning run: one run, long answers": performance.REASONING,
-    }
-    least = performance.floors(performance.load())  # the recorded CPU benchmark
-    return render(
-        "costs.md",
-        gpu=performance.H100,
-        lora=lora,
-        passes=sum(performance.LOGIT_PASSES.values()),
-        workloads=[
-            (heading, one, as_text(_rounded(performance.model_costs(one, lora)), _COSTS))
-            for heading, one in loads.items()
-        ],
-        checked=as_text(
-            least[least["processes"] == 1].assign(share=lambda rows: 1.0 / rows["ratio"]),
-            _CPU_COSTS,
-        ),
-    )
-
-
-def _rounded(costs: pd.DataFrame) -> pd.DataFrame:
-    """Weights in millions; what depends on assumptions to two digits."""
-    millions = {name: costs[name] / 1e6 for name in ("parameters", "adapters")}
-    vague = ("teraflops", "per_hour", "per_hour_float32")
-    return costs.assign(**millions, **{n: [float(f"{v:.2g}") for v in costs[n]] for n in vague})
 
 
 def glossary_page() -> str:
@@ -143,7 +91,6 @@ def _duration(seconds: float) -> str:
 
 #: What each page says, by file name.
 GENERATORS: Mapping[str, Callable[[Project], str]] = {
-    "costs.md": lambda project: costs_page(),
     "diagnosis_quality.md": lambda project: quality_page(project.results / FOLDER),
     "errata.md": lambda project: errata_page(
         load_errata(project), load_corrections(project), load_sources(project)
