@@ -25,8 +25,6 @@ from analysis.training.tiny.tasks import SortTask
 # --- How long updates took ------------------------------------------------------------------------
 
 RECORDED = recording.RESULTS / "benchmark_cpu"
-#: The same on another make of processor.
-RECORDED_SECOND = recording.RESULTS / "benchmark_cpu_second"
 RECORDED_LANGUAGE = recording.RESULTS / "benchmark_smollm2_cpu"
 #: Populations on one GPU, and whether its numbers are the CPU's.
 RECORDED_GPU = recording.RESULTS / "benchmark_cuda"
@@ -176,23 +174,6 @@ def median_interval(values: pd.Series, name: str) -> dict[str, float]:
     picks = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
     low, high = np.percentile(np.median(values.to_numpy()[picks], axis=1), [2.5, 97.5])
     return {"low": low, name: values.median(), "high": high}
-
-
-def by_processor(benchmarks: Mapping[str, Benchmark]) -> pd.DataFrame:
-    """One row per width and benchmark of the whole machine with TRL: ``gflops`` of one core, ``ms``
-    per run-update of the population in two processes, how many times as long the best ``plain``
-    trainer and ``trl`` take, and how many times its arithmetic one process takes (``floor``).
-    """
-    rows = []
-    for name, benchmark in benchmarks.items():
-        relative, times = ratios(benchmark), medians(benchmark)
-        least = floors(benchmark).set_index(["width", "processes"])
-        for width, ms in times[times["trainer"] == POPULATION].set_index("width")["ms"].items():
-            alone = least.loc[(width, 1)]
-            row = {"width": width, "processor": name, "gflops": alone["gflops"], "ms": ms}
-            row |= {kind: best(relative, kind, width)["ratio"] for kind in ("plain", "trl")}
-            rows.append(row | {"floor": alone["ratio"]})
-    return pd.DataFrame(rows).sort_values("width", kind="stable", ignore_index=True)
 
 
 def language_summary(rounds: pd.DataFrame) -> pd.DataFrame:

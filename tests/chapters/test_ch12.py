@@ -1,4 +1,4 @@
-"""Chapter 12: recorded benchmarks, the plain trainer, arithmetic, and derived costs by hand."""
+"""Chapter 12: recorded benchmarks, the plain trainer, and arithmetic."""
 
 from __future__ import annotations
 
