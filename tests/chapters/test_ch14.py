@@ -117,3 +117,11 @@ def test_placement_refuses_what_it_cannot_measure():
         chapter.slopes(normalise_then_kl, 2 * kl, kl, 0.1)
     with pytest.raises(ValueError, match="not linear"):
         chapter.slopes(lambda r, k, *, beta: k**3, kl.flip(0) ** 2, kl, 0.1)
+
+
+def test_with_gspo_neither_value_of_the_flag_has_the_reverse_kl(table):
+    """Off, the term is the forward KL; on, a sequence's ratio is on the KL of a token."""
+    off = table.loc[("TRL", "without")]
+    assert off["fresh_descends"] == "forward KL"
+    on = chapter.level_errors(staleness=0.3, seed=0).set_index("level").loc["sequence", "error"]
+    assert (on > 0.1).all()

@@ -82,3 +82,10 @@ def test_variance_parts_against_every_sample(variant, estimator, divergence):
     assert parts["between"] == pytest.approx(between.item())
     assert parts["within"] == pytest.approx((total - between).item())
     assert parts["within"] > 0.1 * parts["between"]
+
+
+def test_on_the_gpu_blocks_save_memory_and_cost_time():
+    found = study.recorded(study.RECORDED_GPU).set_index(["method", "vocab"])
+    blocks, stored = (found.loc[name].sort_index().iloc[-1] for name in ("chunked", "naive"))
+    assert blocks["peak_bytes"] < 0.1 * stored["peak_bytes"]
+    assert blocks["seconds"] > 1.5 * stored["seconds"]
