@@ -34,7 +34,7 @@ def test_an_interval_is_scipy_s_of_the_stored_rows(folder):
         for metric in METRICS:
             left, right = (
                 {
-                    r["seed"]: float(r[metric])
+                    r["seed"]: float(r[metric] or "nan")
                     for r in rows
                     if r["variant"] == name and float(r["beta"]) == beta
                 }
