@@ -42,7 +42,7 @@ def kl_loss(
     k3. Under stale samples only these choices still give the gradient of the reverse KL at the
     visited states: k1, k3 or k4 attached, and k2 detached. With ``ratio="prefix"``, k1, k3 or k4
     attached give that of the whole sequence KL, k3 and k4 only where the policy allows every token
-    allows. All of them need a sampler that allows every token of the policy.
+    that the reference allows. All of them need a sampler that allows every token of the policy.
 
     Attached, autograd adds :math:`\rho_t k` and :math:`\rho_t k'`. For k3 and k4 their :math:`r`
     cancels, so where :math:`r` exceeds the inverse of the precision the gradient is lost to
