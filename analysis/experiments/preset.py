@@ -156,11 +156,16 @@ class Preset(Schema):
     predictions: tuple[str, ...]
     #: None of populations that were recorded before there were designs.
     design: Design | None = None
+    #: A preset with the same configuration and seeds, recorded before: its variants are compared
+    #: with these too.
+    beside: str | None = None
 
     @model_validator(mode="after")
     def _predictions_compare_what_is_trained(self) -> Preset:
-        coefficients: dict[str, set[float]] = {variant.name: set() for variant in self.variants}
-        for variant in self.variants:
+        others = PRESETS[self.beside]().variants if self.beside else ()
+        compared = (*self.variants, *others)
+        coefficients: dict[str, set[float]] = {variant.name: set() for variant in compared}
+        for variant in compared:
             if variant.kl.estimator != "none":
                 coefficients[variant.name].add(variant.beta)
         for prediction in self.design.predictions if self.design else ():
