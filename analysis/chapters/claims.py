@@ -119,8 +119,8 @@ def error_of(gradient: Tensor, exact: Tensor, *, worst: bool = False) -> float:
 
 @cache
 def recorded_runs(preset: str) -> recording.Recording:
-    """The recording of a preset of the catalogue, read once."""
-    return recording.load(recording.folder_of(preset))
+    """The recording of a preset of the catalogue, and what it is compared with, read once."""
+    return recording.with_others(recording.load(recording.folder_of(preset)))
 
 
 @cache

@@ -156,14 +156,13 @@ class Preset(Schema):
     predictions: tuple[str, ...]
     #: None of populations that were recorded before there were designs.
     design: Design | None = None
-    #: A preset with the same configuration and seeds, recorded before: its variants are compared
-    #: with these too.
-    beside: str | None = None
+    #: Recorded before, with this configuration on these seeds: predictions compare with its
+    #: variants too.
+    beside: Preset | None = None
 
     @model_validator(mode="after")
     def _predictions_compare_what_is_trained(self) -> Preset:
-        others = PRESETS[self.beside]().variants if self.beside else ()
-        compared = (*self.variants, *others)
+        compared = (*self.variants, *(self.beside.variants if self.beside else ()))
         coefficients: dict[str, set[float]] = {variant.name: set() for variant in compared}
         for variant in compared:
             if variant.kl.estimator != "none":

@@ -115,6 +115,33 @@ def load(directory: Path) -> Recording:
     return Recording(preset, curves, finals, manifest)
 
 
+def with_others(recording: Recording) -> Recording:
+    """The recording, and the runs on its seeds of what was recorded beside it.
+
+    Raises:
+        ValueError: they were trained with another configuration.
+    """
+    beside = recording.preset.beside
+    if beside is None:
+        return recording
+    folder = folder_of(beside.name)
+    others = load(folder)
+    if others.preset.config != recording.preset.config:
+        raise ValueError(
+            f"{recording.preset.name} and {folder} were trained with different configurations: "
+            f"record {recording.preset.name} with that of {beside.name}"
+        )
+
+    def both(table: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:
+        return pd.concat(
+            [table[table["seed"].isin(recording.preset.seeds)], own], ignore_index=True
+        )
+
+    return recording._replace(
+        curves=both(others.curves, recording.curves), finals=both(others.finals, recording.finals)
+    )
+
+
 def by_start(recording: Recording) -> Recording:
     """The recording with one row a start in place of its seeds, whose mean it is.
 

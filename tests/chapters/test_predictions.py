@@ -31,10 +31,16 @@ STARTS = 10
 LOGARITHMS = ("reverse_kl", "teacher_kl")
 
 
+#: Recording -> the folder of the runs that it is compared with, on its seeds.
+BESIDE = {"smollm2_sampled_losses": "smollm2_equal_kl_cuda"}
+
+
 def rows_of(preset: str, table: str = "final") -> list[dict[str, str]]:
-    path = recording.RESULTS / f"{preset}_cpu" / f"{table}.csv"
-    with path.open(newline="") as lines:
-        return list(csv.DictReader(lines))
+    rows: list[dict[str, str]] = []
+    for folder in filter(None, (f"{preset}_cpu", BESIDE.get(preset))):
+        with (recording.RESULTS / folder / f"{table}.csv").open(newline="") as lines:
+            rows += csv.DictReader(lines)
+    return rows
 
 
 def by_seed(preset: str, variant: str, beta: float, metric: str) -> dict[int, float]:

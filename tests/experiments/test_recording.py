@@ -105,6 +105,26 @@ def test_a_recording_of_other_variants_says_how_to_make_it_again(trained, tmp_pa
         recording.load(tmp_path / "small")
 
 
+def test_a_recording_is_read_with_what_it_is_compared_with(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(recording, "RESULTS", tmp_path)
+    recording.save(trained, tmp_path / "small_cpu")
+    variants, seeds = kl_variants(0.25), trained.preset.seeds[1:]
+    changes = {"name": "more", "variants": variants, "seeds": seeds, "beside": trained.preset}
+    more = recording.run(trained.preset.model_copy(update=changes))
+    recording.save(more, tmp_path / "more_cpu")
+    read = recording.with_others(recording.load(tmp_path / "more_cpu"))
+    for table, own, other in zip(read[1:3], more[1:3], trained[1:3], strict=True):
+        expected = len(own) + len(other) // len(trained.preset.seeds)
+        assert len(table) == expected and set(table["seed"]) == set(seeds)
+    assert set(read.finals["beta"]) == {0.0, 0.25, 0.5}
+
+    config = more.preset.config.model_copy(update={"learning_rate": 1e-4})
+    with pytest.raises(ValueError, match="trained with different configurations"):
+        recording.with_others(
+            more._replace(preset=more.preset.model_copy(update={"config": config}))
+        )
+
+
 def test_a_recorded_run_trains_again_alone_to_the_recorded_digits(trained, tmp_path):
     recording.save(trained, tmp_path / "small")
     recorded = recording.load(tmp_path / "small")

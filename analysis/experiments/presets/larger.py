@@ -8,7 +8,6 @@ As in :mod:`analysis.experiments.presets.designed`, the design is committed befo
 
 from __future__ import annotations
 
-from analysis.experiments.language.model import LanguageConfig
 from analysis.experiments.preset import NO_KL, Pilot, Preset, fresh_seeds, preset
 from analysis.experiments.presets.designed import (
     AGGREGATIONS,
@@ -215,10 +214,10 @@ _LANGUAGE = design(
         "k3_loss < exact_loss: forward_kl": "its expected gradient is the forward KL's",
         "exact_loss k3_loss k1_reward < none: reverse_kl at 0.25 0.5": "it descends a KL",
     },
-    stopping=(
+    stopping=(  # recorded with the runs; smollm2_prefix has become smollm2_sampled_losses
         f"{STOPPING} The time on the GPU ended after the coefficients up to 0.5, in which 128 of "
-        "130 runs had ended; the last two were trained on a CPU. Of what was designed beside them, "
-        "coefficient 1 is not trained, and the prefix ratio is in smollm2_sampled_losses."
+        "130 runs had ended; the last two were trained on a CPU. What was designed beside them, "
+        "coefficient 1 and the prefix ratio, is left as the preset smollm2_prefix."
     ),
     pilots=_LANGUAGE_PILOTS,
 )
@@ -228,7 +227,9 @@ _LANGUAGE = design(
 def smollm2_equal_kl(*, weights: str = "hub") -> Preset:
     """Accuracy at equal KL of adapters on SmolLM2-135M-Instruct."""
     return Preset(
-        config=_config(weights),
+        config=smollm2(weights=weights).config.model_copy(
+            update={"updates": 60, "log_every": 3, "cosine_every": 0}
+        ),
         variants=with_terms((0.05, 0.1, 0.25, 0.5), ("exact_loss", "k3_loss", "k1_reward")),
         seeds=fresh_seeds(7000, 10),
         predictions=_LANGUAGE.sentences,
@@ -285,16 +286,12 @@ _SAMPLED = design(
 def smollm2_sampled_losses(*, weights: str = "hub") -> Preset:
     """k2 and the prefix ratio on SmolLM2-135M-Instruct, beside the runs of ``smollm2_equal_kl``."""
     terms = with_terms((0.25, 0.5), ("k2_loss", "k3_loss_attached_prefix"))
+    others = smollm2_equal_kl(weights=weights)
     return Preset(
-        config=_config(weights),
+        config=others.config,
         variants=tuple(variant for variant in terms if variant != NO_KL),
-        seeds=smollm2_equal_kl().seeds,
+        seeds=others.seeds,
         predictions=_SAMPLED.sentences,
         design=_SAMPLED,
-        beside="smollm2_equal_kl",
+        beside=others,
     )
-
-
-def _config(weights: str) -> LanguageConfig:
-    changes = {"updates": 60, "log_every": 3, "cosine_every": 0}
-    return smollm2(weights=weights).config.model_copy(update=changes)
