@@ -80,18 +80,19 @@ def elsewhere_at_equal(table: pd.DataFrame, variant: str, other: str, level: flo
     return pd.DataFrame(rows)
 
 
-def deviations(table: pd.DataFrame) -> pd.Series:
-    r"""Standard deviation of one sampled token's estimate over the exact KL, by estimator.
+def deviations(tail: pd.DataFrame) -> pd.DataFrame:
+    r"""Standard deviation of one sampled token's estimate over the exact KL: a row a seed, a column
+    an estimator.
 
     .. math:: \sqrt{E_\pi[k^2] - E_\pi[k]^2} \,/\, \mathrm{KL}
 
     States differ in their KL; that spread is part of it, as it is part of a log's.
     """
-    sums = table.sum(numeric_only=True)
+    sums = tail.groupby("seed").sum(numeric_only=True)
     spread = {
         name: np.sqrt(sums[f"{name}_squared"] - sums[name] ** 2) / sums["k1"] for name in ESTIMATORS
     }
-    return pd.Series(spread)
+    return pd.DataFrame(spread)
 
 
 # --- What the page compares, and what its prose says of it ------------------------------------

@@ -126,6 +126,7 @@ def test_a_reading_is_over_the_exact_kl_of_its_update():
 def test_the_deviation_of_a_reading_is_over_tokens_of_every_probability():
     table = pd.DataFrame(
         {
+            "seed": 0,
             "decade": [-np.inf, -3.0, -1.0],
             "k1": [-0.01, 0.01, 0.2],
             "k3": [0.1, 0.06, 0.04],
@@ -135,7 +136,9 @@ def test_the_deviation_of_a_reading_is_over_tokens_of_every_probability():
             "k3_squared": [4.0, 0.03, 0.01],
         }
     )
-    spread = language_model.deviations(table)
+    doubled = table.assign(seed=1, k3_squared=4 * table["k3_squared"])
+    spread, other = language_model.deviations(pd.concat([table, doubled])).to_dict("records")
+    assert other["k3"] == pytest.approx(np.sqrt(16.16 - 0.04) / 0.2) and other["k1"] == spread["k1"]
     assert spread["k1"] == pytest.approx(np.sqrt(0.29 - 0.04) / 0.2)
     assert spread["k2"] == pytest.approx(0.0)
     assert spread["k3"] == pytest.approx(np.sqrt(4.04 - 0.04) / 0.2)

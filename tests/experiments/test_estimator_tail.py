@@ -54,14 +54,16 @@ def test_a_token_counts_in_the_decade_of_its_probability():
 
 
 def test_runs_are_trained_and_then_measured_where_they_go():
-    preset = short_llama(3, 2)
+    preset = short_llama(3, 2).model_copy(update={"seeds": (0, 1)})
     after = estimator_tail.train_and_measure(preset, rollouts=2)
     assert list(after) == ["none", "k1_loss"]
     trainer = PopulationTrainer(
         preset.config, preset.runs[:1], estimator_tail.environment_of(preset.config)
     )
     trainer.run()
-    table, dump = after["none"]
+    tails, dump = after["none"]
+    table, other = (tails[tails["seed"] == seed] for seed in preset.seeds)
+    assert len(table) == len(other) and not np.allclose(table["k1"], other["k1"], rtol=1e-3)
     kl, tokens = 0.0, 0
     for update in (3, 4):
         drawn = trainer.rollout(update)
@@ -85,8 +87,9 @@ def test_what_is_recorded_is_read_back_and_sealed(monkeypatch, tmp_path):
         made = {}
         for place, run in enumerate(preset.runs):
             table = pd.DataFrame({"decade": [-np.inf], "k1": [0.25 + place]})
-            made[run.variant.name] = estimator_tail.After(
-                table, pd.DataFrame({"logp": [-0.5 - place]})
+            made.setdefault(
+                run.variant.name,
+                estimator_tail.After(table, pd.DataFrame({"logp": [-0.5 - place]})),
             )
         return made
 
@@ -95,7 +98,7 @@ def test_what_is_recorded_is_read_back_and_sealed(monkeypatch, tmp_path):
     estimator_tail.record()
     back = estimator_tail.recorded()
     assert list(back) == list(estimator_tail.VARIANTS)
-    assert back["k3_loss"].tail["k1"].to_list() == [1.25]
+    assert back["k3_loss"].tail["k1"].to_list() == [5.25], "after five runs without a KL term"
     assert back["k3_loss"].tail["decade"].to_list() == [-np.inf]
     assert back["none"].dump["logp"].to_list() == [-0.5]
     (tmp_path / "tail" / "none_tail.csv").write_text("decade\n0\n")

@@ -3,7 +3,7 @@ r"""Where the mean of each estimator lies on a language model, by the probabilit
 At a visited state an estimator's mean is a sum over the vocabulary, :math:`\sum_a \pi(a)\, k(a)`. A
 token of probability p is sampled once in 1/p tokens: what rarer ones contribute is in the mean and
 in no log. The sum is cut by decades of p here, after runs of the preset ``smollm2_short`` were
-trained again. The recorded table of the book is made on one core in some minutes by::
+trained again. The recorded table of the book is made on one core in half an hour by::
 
     python -c "from analysis.experiments.language import estimator_tail; estimator_tail.record()"
 """
@@ -65,10 +65,12 @@ def contributions(logp: Tensor, ref_logp: Tensor) -> pd.DataFrame:
 
 
 class After(NamedTuple):
-    """What a trained run samples, measured."""
+    """What the trained runs of a variant sample, measured."""
 
-    tail: pd.DataFrame  #: :func:`contributions`, over the states of all rollouts
-    dump: pd.DataFrame  #: one row per counted token, columns as ``analysis diagnose`` reads them
+    #: :func:`contributions` over the states of all rollouts, by ``seed``
+    tail: pd.DataFrame
+    #: Of the first seed: one row per counted token, columns as ``analysis diagnose`` reads them
+    dump: pd.DataFrame
 
 
 def train_and_measure(preset: Preset, rollouts: int = ROLLOUTS) -> dict[str, After]:
@@ -78,7 +80,7 @@ def train_and_measure(preset: Preset, rollouts: int = ROLLOUTS) -> dict[str, Aft
         ValueError: the model cannot be had.
     """
     environment = environment_of(preset.config)
-    measured = {}
+    measured: dict[str, After] = {}
     for run in preset.runs:
         trainer = PopulationTrainer(preset.config, [run], environment)
         trainer.run()
@@ -87,10 +89,11 @@ def train_and_measure(preset: Preset, rollouts: int = ROLLOUTS) -> dict[str, Aft
         states = np.array([len(part.dump) for part in parts])
         stacked = np.stack([part.tail.to_numpy() for part in parts])  # (rollouts, decades, columns)
         mean = np.einsum("r,rdc->dc", states / states.sum(), stacked)
-        measured[run.variant.name] = After(
-            pd.DataFrame(mean, columns=parts[0].tail.columns),
-            pd.concat([part.dump for part in parts], ignore_index=True),
-        )
+        tail = pd.DataFrame(mean, columns=parts[0].tail.columns).assign(seed=run.seed)
+        dump = pd.concat([part.dump for part in parts], ignore_index=True)
+        before = measured.get(run.variant.name, After(pd.DataFrame(), dump))
+        tails = pd.concat([before.tail, tail], ignore_index=True)
+        measured[run.variant.name] = before._replace(tail=tails)
     return measured
 
 
@@ -122,11 +125,10 @@ def _measure(trainer: PopulationTrainer, update: int) -> After:
 
 
 def record() -> None:
-    """Train and measure the first seed of ``VARIANTS`` on one thread, and record the tables."""
+    """Train and measure ``VARIANTS`` on one thread, and record the tables."""
     torch.set_num_threads(1)
     variants = tuple(variant for variant in smollm2_short().variants if variant.name in VARIANTS)
-    chosen = {"variants": variants, "seeds": smollm2_short().seeds[:1]}
-    preset = Preset.model_validate(smollm2_short().model_dump() | chosen)
+    preset = smollm2_short().model_copy(update={"variants": variants})
     tables = {}
     for variant, after in train_and_measure(preset).items():
         tables |= {f"{variant}_tail.csv": after.tail, f"{variant}_dump.csv": after.dump}
