@@ -262,3 +262,21 @@ def test_at_the_threshold_the_clip_silences_no_kl():
             epsilon_high=0.2,
         )
         assert (found != 0).all() == kept
+
+
+def test_other_samplers_than_the_uniform_one_hide_a_doubled_probability():
+    """Old statement: with its extra factor pi_old the printed mean is right in direction only where
+    the sampler is uniform. Three unequal tokens, and any two."""
+
+    def gradients(policy, log_ratio):
+        weights = (policy.square() * log_ratio, policy * log_ratio)
+        return [w - policy * w.sum() for w in weights]
+
+    policy, log_ratio = numbers(0.6, 0.3, 0.1), -0.014800624 / (numbers(0.6, 0.3, 0.1) - 0.4)
+    assert (policy * (-log_ratio).exp()).sum().item() == pytest.approx(1.0, abs=1e-8)
+    printed, exact = gradients(policy, log_ratio)
+    assert exact.norm() > 0.01
+    assert torch.allclose(printed, 0.4 * exact, rtol=1e-10)
+    policy, reference = numbers(0.9, 0.1), numbers(0.4, 0.6)
+    printed, exact = gradients(policy, (policy / reference).log())
+    assert torch.allclose(printed / exact, (printed / exact)[:1].expand(2)) and printed[0] > 0
