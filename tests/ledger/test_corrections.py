@@ -12,6 +12,7 @@ from analysis.kl.divergences import entropy, forward_kl, reverse_kl
 from analysis.kl.enumeration import expected_gradient, reverse_kl_gradient
 from analysis.kl.estimators import k1, k2, k3
 from analysis.kl.fixed_points import forward_kl_optimum, reverse_kl_optimum
+from analysis.kl.sequences import enumerate_sequences, sequence_probability, token_logp
 from analysis.objectives.advantages import group_normalise
 from analysis.objectives.merged import kl_coefficient_kept
 from tests.supports import Supports, of_loss
@@ -280,3 +281,27 @@ def test_other_samplers_than_the_uniform_one_hide_a_doubled_probability():
     policy, reference = numbers(0.9, 0.1), numbers(0.4, 0.6)
     printed, exact = gradients(policy, (policy / reference).log())
     assert torch.allclose(printed / exact, (printed / exact)[:1].expand(2)) and printed[0] > 0
+
+
+def test_a_constant_at_every_token_is_a_price_on_length():
+    """Old statement: a constant in the penalty changes no expected gradient, and k1 plus any
+    constant returns to the reference. Lengths that vary are paid for, the same KL or not."""
+    tree = enumerate_sequences(3, 3, eos=2)
+    generator = torch.Generator().manual_seed(3)
+    logits, ref = torch.randn(2, tree.num_states, 3, generator=generator, dtype=torch.float64)
+    logits.requires_grad_()
+    chance = sequence_probability(logits, tree)
+    logp, length = token_logp(logits, tree), tree.mask.sum(-1).double()
+
+    def descended(constant):
+        penalty = k1(logp, token_logp(ref, tree)).detach() + constant * tree.mask
+        to_go = penalty.flip(-1).cumsum(-1).flip(-1)
+        mean = (chance.detach().unsqueeze(-1) * to_go * logp).sum()
+        return torch.autograd.grad(mean, logits, retain_graph=True)[0]
+
+    price = torch.autograd.grad(chance @ length, logits, retain_graph=True)[0]
+    assert price.norm() > 0.1
+    assert (descended(2.0) - descended(0.0) - 2 * price).abs().max() < EXACT
+    fixed = enumerate_sequences(3, 3)
+    assert (fixed.mask.sum(-1) == 3).all()  # its mean cannot move: there the statement holds
+    assert k1(numbers(-3.0), numbers(-1.0)) + 1 < 0  # and no constant is positive everywhere
