@@ -305,3 +305,29 @@ def test_a_constant_at_every_token_is_a_price_on_length():
     fixed = enumerate_sequences(3, 3)
     assert (fixed.mask.sum(-1) == 3).all()  # its mean cannot move: there the statement holds
     assert k1(numbers(-3.0), numbers(-1.0)) + 1 < 0  # and no constant is positive everywhere
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.3, 0.5])
+def test_two_tokens_have_no_minimum_at_the_reference_either(probability):
+    """What k2 and k3 in the reward descend has lower values beside the reference, of two equally
+    likely tokens on both sides."""
+    ref = numbers(probability, 1 - probability)
+    below = []
+    for step in (-1e-2, 1e-2):
+        policy = ref + numbers(step, -step)
+        l = (policy / ref).log()
+        below.append([(policy * (l.square() / 2 - l)).sum() < 0, ((policy + ref) * l).sum() < 0])
+    assert all(any(side) for side in zip(*below, strict=True))
+    assert all(map(all, below)) is (probability == 0.5)
+
+
+def test_the_live_ratio_leaves_k2_its_gradient_where_the_log_ratio_has_one_size():
+    """Old statement: with a live ratio k2 has not the gradient of the reverse KL."""
+
+    def error(policy, ref):
+        l = (policy / ref).log()
+        gradients = [w - policy * w.sum() for w in (policy * (l.square() / 2 + l), policy * l)]
+        return ((gradients[0] - gradients[1]).norm() / gradients[1].norm()).item()
+
+    assert error(numbers(0.8, 0.2), numbers(0.2, 0.8)) < EXACT  # |l| = log 4 at both tokens
+    assert error(numbers(0.8, 0.2), numbers(0.3, 0.7)) > 0.01
