@@ -15,6 +15,7 @@ from analysis.kl.fixed_points import forward_kl_optimum, reverse_kl_optimum
 from analysis.kl.sequences import enumerate_sequences, sequence_probability, token_logp
 from analysis.objectives.advantages import group_normalise
 from analysis.objectives.merged import kl_coefficient_kept
+from analysis.objectives.preference import dpo_loss
 from tests.supports import Supports, of_loss
 
 EXACT = 1e-12
@@ -331,3 +332,34 @@ def test_the_live_ratio_leaves_k2_its_gradient_where_the_log_ratio_has_one_size(
 
     assert error(numbers(0.8, 0.2), numbers(0.2, 0.8)) < EXACT  # |l| = log 4 at both tokens
     assert error(numbers(0.8, 0.2), numbers(0.3, 0.7)) > 0.01
+
+
+def test_with_other_pairs_a_tabular_policy_loses_both_answers_of_a_pair():
+    """Old statement: a tabular policy never shows chosen and rejected falling together. On one pair
+    it does not; beside a pair that raises a likelier answer it does, at once and for long."""
+    ref, beta = numbers(0.1, 0.1, 0.7, 0.1).log(), 0.1
+    chosen, rejected = torch.tensor([0, 2]), torch.tensor([1, 3])
+
+    def moved(weight, steps):
+        logits = ref.clone()
+        for _ in range(steps):
+            logits = logits.detach().requires_grad_()
+            logp = logits.log_softmax(-1)
+            pairs = (logp[chosen], logp[rejected], ref[chosen], ref[rejected])
+            loss = weight @ dpo_loss(*pairs, beta=beta)
+            logits = logits - torch.autograd.grad(loss, logits)[0]
+        return logits.log_softmax(-1).detach() - ref
+
+    alone, beside = numbers(1.0, 0.0), numbers(0.2, 0.8)
+    for steps in (1, 200):
+        assert moved(alone, steps)[0] > 0 > moved(alone, steps)[1]
+        assert (moved(beside, steps)[:2] < 0).all()
+
+
+def test_a_term_on_the_preferred_answers_can_leave_the_optimum_where_it_is():
+    """Old statement: it moves the minimiser away. Two answers, a uniform reference and beta one:
+    the preferred answers are distributed like the optimum, and supervision rests there too."""
+    for beta, rests in ((1.0, True), (0.5, False)):
+        optimum = (numbers(0.3, -0.9) / beta).softmax(-1)
+        preferred = numbers(0.3, -0.9).softmax(-1)  # Bradley and Terry's winners
+        assert ((optimum - preferred).abs().max() < EXACT).item() is rests
