@@ -363,3 +363,20 @@ def test_a_term_on_the_preferred_answers_can_leave_the_optimum_where_it_is():
         optimum = (numbers(0.3, -0.9) / beta).softmax(-1)
         preferred = numbers(0.3, -0.9).softmax(-1)  # Bradley and Terry's winners
         assert ((optimum - preferred).abs().max() < EXACT).item() is rests
+
+
+def test_a_value_that_is_off_by_a_constant_bootstraps_without_bias():
+    """Old statement: bootstrapping a cut answer is unbiased only with the exact value."""
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(3, 2, generator=generator, dtype=torch.float64, requires_grad=True)
+    first, then = logits[0].softmax(-1), logits[1:].softmax(-1)
+    at_cut = (first.unsqueeze(-1) * then).flatten()  # probability of each first segment
+    value = torch.randn(4, generator=generator, dtype=torch.float64)
+
+    def bias(error):
+        values = torch.stack([value + error, value])
+        ascents = [torch.autograd.grad(at_cut @ v, logits, retain_graph=True)[0] for v in values]
+        return (ascents[0] - ascents[1]).abs().max().item()
+
+    assert bias(torch.full((4,), 0.2).double()) < EXACT
+    assert bias(numbers(0.2, 0.2, 0.2, 0.0)) > 0.01
