@@ -220,8 +220,9 @@ CAUSES: tuple[Cause, ...] = (
           "truncates (top-p, top-k) looks the same.",
           "20_language_model#fig-readings", severity="warning"),
     Cause(when.dead_zone, "The clamp of {framework} silences the tokens that are farthest away",
-          "Remove the clamp of the value at 10 and clip the gradient norm instead, or use k2, "
-          "whose dead zone begins farther out. TRL has no clamp.",
+          "Remove the clamp of the value at 10 and clip the gradient norm instead, or take a term "
+          "whose gradient is not clamped: any of TRL, verl's low_var_kl+ or mse, OpenRLHF's "
+          "unbiased_gradient.",
           "11_numerics#prop-dead-zones", severity="warning"),
     Cause(when.k3_gradient, "k3's gradient is far from that of the reverse KL",
           "k3 as a loss descends the forward KL. If the reverse KL is meant, use k2 in the loss "

@@ -105,6 +105,15 @@ NO_MEAN_K = 1.0
 OFF_K1 = 2.0
 #: A tenth of the KL that k1 reads.
 LARGEST_UNSEEN_SHARE = 0.1
+#: Estimators whose value a framework clamps so that it takes the gradient with it, as read in
+#: chapter 14. TRL clamps nothing, verl k3 alone.
+CLAMPED = {
+    "trl": (),
+    "verl": ("k3",),
+    "openrlhf": ("k2", "k3"),
+    "unknown": ("k2", "k3"),
+}
+_CLAMPING = {"k2": "OpenRLHF", "k3": "verl and OpenRLHF"}
 #: A hundredth of the pull missing; it is always the hundredth that is farthest away.
 MOST_DEAD_FORCE = 0.01
 #: k3's coefficients deviate from the reverse KL's by half of the latter's spread. For small
@@ -565,8 +574,12 @@ def unseen_mass(m: Measured) -> Shown | None:
 
 def dead_zone(m: Measured) -> Shown | None:
     framework, kl = m.settings.framework, m.settings.kl
-    if framework == "trl" or not _may_be_loss(m, "k2", "k3"):
+    if not (clamped := CLAMPED[framework]) or not _may_be_loss(m, *clamped):
         return None
+    if kl is not None and kl.value is not None:
+        return None  # straight-through: only the value that is shown is clamped
+    if kl is not None and framework == "openrlhf" and kl.weighting == "detached":
+        return None  # its unbiased_gradient is straight-through too
     estimator = "k3" if kl is None else kl.estimator
     force = m.numbers[f"dead_force_{estimator}"]
     if force <= MOST_DEAD_FORCE:
@@ -579,7 +592,7 @@ def dead_zone(m: Measured) -> Shown | None:
             "estimator": estimator,
         },
         "warning" if unknown else "error",
-        {"framework": "verl and OpenRLHF" if unknown else framework},
+        {"framework": framework if not unknown else _CLAMPING[estimator]},
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from analysis.diagnosis import conditions
 from analysis.diagnosis.causes import CAUSES, find, matching
@@ -31,6 +32,7 @@ from analysis.diagnosis.schema import (
     Settings,
 )
 from analysis.errors import UserError
+from analysis.kl.estimators import k2, k3
 from analysis.kl.term import KLTerm
 
 ROOT = Path(__file__).parents[2]
@@ -220,6 +222,32 @@ def test_what_settings_alone_decide(healthy, kl, code, expected):
 def test_a_dead_zone_is_the_frameworks(settings, severity):
     dead = [f.severity for f in found(example("dead_zone"), **settings) if f.code == "dead-zone"]
     assert dead == ([severity] if severity else [])
+
+
+@pytest.mark.parametrize(
+    ("framework", "kl", "severity"),
+    [
+        ("openrlhf", {"estimator": "k2"}, "error"),
+        ("unknown", {"estimator": "k2"}, "warning"),
+        ("verl", {"estimator": "k2"}, None),  # mse
+        ("verl", {"estimator": "k2", "value": "k3"}, None),  # low_var_kl+
+        ("openrlhf", {"estimator": "k2", "weighting": "detached", "value": "k3"}, None),
+        ("openrlhf", {"estimator": "k2", "weighting": "detached"}, None),  # unbiased_gradient
+    ],
+)
+def test_no_dead_zone_where_the_gradient_is_not_clamped(framework, kl, severity):
+    frame = simulate(Run(lost=1.0, loss_depth=7.0, sharpness=4.0), 0)
+    dead = [f for f in found(frame, kl=kl, framework=framework) if f.code == "dead-zone"]
+    assert [f.severity for f in dead] == ([severity] if severity else [])
+    assert not any("verl and" in f.title for f in dead)  # verl clamps k3 alone
+
+
+def test_where_the_policy_is_ahead_k2_has_the_nearer_dead_zone():
+    """Old advice: use k2 instead of k3, as its dead zone begins farther out. On one side only."""
+    l = torch.linspace(-20, 20, 4001, dtype=torch.float64)
+    alive = {k: l[estimator(l, 0 * l) <= 10] for k, estimator in (("k2", k2), ("k3", k3))}
+    assert alive["k2"].min() < alive["k3"].min()
+    assert alive["k2"].max() < 5 < 10 < alive["k3"].max()
 
 
 def test_stale_threshold_follows_the_clip():
