@@ -102,7 +102,8 @@ def update_response(rollouts: Rollouts, settings: Settings) -> dict[str, Interva
         l^{\mathrm{old}} = \log \pi_{\mathrm{old}} - \log \pi_{\mathrm{ref}}
 
     A term that pulls towards the reference gives :math:`s < 0`, one with the wrong sign
-    :math:`s > 0`. k1 as a loss pushes every sampled token down by the same: :math:`a < 0`.
+    :math:`s > 0`. k1 as a loss pushes every sampled token down, rare ones most: :math:`a < 0`, and
+    :math:`s` is negative where the policy is flatter than its reference, positive where sharper.
 
     Equation: ``update_response``
 

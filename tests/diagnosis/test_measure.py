@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 
 from analysis.diagnosis import divergence, integrity, statistics, updates
+from analysis.diagnosis.conditions import MOST_IMPOSSIBLE
 from analysis.diagnosis.generate import Run, simulate
 from analysis.diagnosis.measure import measure
 from analysis.diagnosis.schema import Rollouts, Settings
@@ -57,6 +59,28 @@ def test_coefficient_gap_is_the_spread_of_k3_over_that_of_k1():
     assert found["k3_gradient_gap"] == pytest.approx(k3.std() / l.std(), rel=1e-12)
     correlation = np.corrcoef(l, 1 - np.exp(-l))[0, 1]
     assert found["k3_gradient_correlation"] == pytest.approx(correlation, rel=1e-12)
+
+
+@pytest.mark.parametrize(("sharpness", "sign"), [(0.5, -1), (2.0, 1)])
+def test_k1_as_a_loss_pushes_rare_tokens_most(sharpness, sign):
+    """Old statement: k1 as a loss gives s = 0. One exact step a token: where the policy is sharper
+    than its reference s is positive, as of a wrong sign, and where flatter negative, as of a pull.
+    """
+    draw = np.random.default_rng(0)
+    ref = draw.standard_normal((3000, 6))
+    ref -= np.log(np.exp(ref).sum(1, keepdims=True))
+    old = sharpness * ref
+    old -= np.log(np.exp(old).sum(1, keepdims=True))
+    token = (np.exp(old).cumsum(1) > draw.random((3000, 1))).argmax(1)
+    rows = np.arange(3000)
+    new = old + 0.1 * np.exp(old)
+    new[rows, token] -= 0.1
+    new -= np.log(np.exp(new).sum(1, keepdims=True))
+    columns = (x[rows, token] for x in (new, ref, old))
+    found = updates.update_response(rollouts(*columns, sequence=rows // 10), FAST)
+    assert found["push"].high < 0
+    assert (sign * found["pull"].low > 0) and (sign * found["pull"].high > 0)
+    assert abs(found["pull_strength"].value) > 0.2
 
 
 def test_dead_zones_by_hand():
@@ -253,3 +277,24 @@ def test_steps_are_pooled_and_keep_their_tokens():
 def test_one_token_can_be_measured():
     found = measure(rollouts([-1.0], [-2.0]), FAST)
     assert found.estimate("k1").value == 1.0 and found.numbers["masked_share"] == 0
+
+
+def test_means_of_ratios_are_the_mass_that_the_sampler_covers():
+    """Old statement: the mean of reference over sampler is one, whatever the policies."""
+    policy, ref = np.array([0.6, 0.3, 0.1]), np.array([0.5, 0.3, 0.2])
+    cut = np.array([0.6, 0.3, 0.0]) / 0.9
+    tokens = np.repeat([0, 1], [200, 100])  # as often as the cut sampler draws them
+    dump = rollouts(*(np.log(x[tokens]) for x in (policy, ref)), sequence=np.arange(300) // 10)
+    dump = dataclasses.replace(dump, sampler_logp=np.log(cut[tokens]))
+    means = {i.ratio: i.mean.value for i in divergence.identities(dump, FAST)}
+    assert means["reference/sampler"] == pytest.approx(0.8, rel=1e-12)
+    assert means["old/sampler"] == pytest.approx(0.9, rel=1e-12)
+
+
+def test_a_flat_tail_draws_tokens_below_twenty_five_nats():
+    """Old statement: such a token cannot have been drawn. Nearly all of the largest vocabulary at
+    just below the bound has the whole of its probability, once in three hundred thousand tokens."""
+    tail = integrity.LARGEST_VOCABULARY - 1
+    drawn = tail * np.exp(integrity.IMPOSSIBLE - 1e-6)
+    bound = integrity.LARGEST_VOCABULARY * np.exp(integrity.IMPOSSIBLE)
+    assert 1 / 300_000 < drawn < bound < MOST_IMPOSSIBLE / 25
