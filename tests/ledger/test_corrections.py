@@ -380,3 +380,23 @@ def test_a_value_that_is_off_by_a_constant_bootstraps_without_bias():
 
     assert bias(torch.full((4,), 0.2).double()) < EXACT
     assert bias(numbers(0.2, 0.2, 0.2, 0.0)) > 0.01
+
+
+def test_summed_over_an_answer_the_vocabulary_can_be_noisier_than_the_sample():
+    """Old statement: the sum over the vocabulary at the visited states never has the larger
+    variance. Two tokens; the policy is nearly its reference given that the answer is not (0, 1), so
+    the summed log-ratio is nearly constant and the KL of the second state is not."""
+    ref = numbers(0.5, 0.5).unsqueeze(-1) * torch.tensor([[0.2, 0.8], [0.6, 0.4]]).double()
+    policy = ref * torch.tensor([[1.0, 1e-3], [1.0, 1.0]]).double()
+    policy = policy / policy.sum()
+    first, ref_first = policy.sum(-1), ref.sum(-1)
+    then, ref_then = (p / p.sum(-1, keepdim=True) for p in (policy, ref))
+    of_states = ((first * (first / ref_first).log()).sum()) + (then * (then / ref_then).log()).sum(
+        -1, keepdim=True
+    ).expand(2, 2)
+    sampled = (policy / ref).log()
+    assert (policy * (of_states - sampled)).sum().abs() < EXACT  # one mean
+    sampled, of_states = (variance(policy, values) for values in (sampled, of_states))
+    assert of_states > 10 * sampled
+    k1_noise = [variance(p, (p / r).log()) for p, r in zip(then, ref_then, strict=True)]
+    assert min(k1_noise) > 0  # at one state the sum has none
