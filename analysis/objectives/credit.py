@@ -45,8 +45,9 @@ def fold_kl(
 
     ``immediate`` charges a token with its own KL only. With k1 and on-policy, the gradient of the
     reverse KL of whole sequences is that of ``to_go`` with ``gamma=1``: a token answers for the
-    divergence of the states it leads to. Folded in *before* normalisation, :math:`\beta` would be
-    divided by the standard deviation of the rewards.
+    divergence of the states it leads to. Behind a division by the standard
+    deviation of the rewards, :math:`\beta` in units of the reward is multiplied by it; folded in
+    *before* the division it stays what it is.
 
     Equation: ``fold_kl``
     Source: Liu, Liu and Liu, "Rethinking KL Divergence in RLHF" (March 2025), equation 39;

@@ -19,8 +19,8 @@ def informative_groups(rewards: Rewards) -> Tensor:
 
     .. math:: \mathrm{keep} = \big[\max_i R_i > \min_i R_i\big]
 
-    The other groups have advantage exactly zero, so dropping them changes no sum of gradients; it
-    changes what the sum is divided by.
+    The other groups have advantage exactly zero, so dropping them changes no sum of policy
+    gradients; it changes what the sum is divided by, and a KL loss loses their share.
 
     Equation: ``informative_groups``
     Source: Yu et al. (2025), DAPO, dynamic sampling.

@@ -178,7 +178,7 @@ def sequence(
 
     The term is the same for every token of a row, so ``seq_mean_token_mean`` gives the mean over
     sequences exactly, gradient included; ``token_mean`` weighs sequences by their length. The
-    ratio is the unbiased one, and its variance grows exponentially with length.
+    ratio is the unbiased one, and its variance in general grows exponentially with length.
 
     Equation: ``sequence``
     Source: Guo et al. (2025), DeepSeek-R1, equation 1, without its KL term.

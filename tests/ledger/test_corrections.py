@@ -14,6 +14,7 @@ from analysis.kl.estimators import k1, k2, k3
 from analysis.kl.fixed_points import forward_kl_optimum, reverse_kl_optimum
 from analysis.kl.sequences import enumerate_sequences, sequence_probability, token_logp
 from analysis.objectives.advantages import group_normalise
+from analysis.objectives.losses import policy_loss
 from analysis.objectives.merged import kl_coefficient_kept
 from analysis.objectives.preference import dpo_loss
 from tests.supports import Supports, of_loss
@@ -400,3 +401,45 @@ def test_summed_over_an_answer_the_vocabulary_can_be_noisier_than_the_sample():
     assert of_states > 10 * sampled
     k1_noise = [variance(p, (p / r).log()) for p, r in zip(then, ref_then, strict=True)]
     assert min(k1_noise) > 0  # at one state the sum has none
+
+
+def test_a_dropped_group_takes_its_kl_loss_with_it():
+    """Old statement: dropping groups of equal rewards changes no sum of gradients."""
+    ref = numbers(-0.5, -1.0, -2.0, -0.3).unsqueeze(-1)
+    logp = numbers(-0.7, -0.7, -1.1, -1.1).unsqueeze(-1).requires_grad_()
+    advantages = group_normalise(torch.tensor([[1.0, 1.0], [1.0, 0.0]]).double()).flatten()
+
+    def gradient(kept, beta):
+        mask = kept.unsqueeze(-1)
+        loss = policy_loss(logp, old_logp=logp.detach(), advantages=advantages, mask=mask)
+        terms = loss.per_token + beta * torch.where(mask, k2(logp, ref), 0.0)
+        return torch.autograd.grad(terms.sum(), logp)[0]
+
+    everyone, kept = torch.ones(4, dtype=torch.bool), torch.tensor([False, False, True, True])
+    assert (gradient(everyone, 0.0) == gradient(kept, 0.0)).all()
+    assert (gradient(everyone, 0.1) - gradient(kept, 0.1))[:2].abs().min() > 0.01
+
+
+def test_folded_in_before_the_division_beta_keeps_its_unit():
+    """Old statement: before the division beta would be divided by the standard deviation. What one
+    nat costs in reward: the change of the reward that makes up for a nat of one answer."""
+    rewards, kl, beta = numbers(1.0, 0.0, 0.0, 0.0), numbers(0.3, 0.1, 0.5, 0.2), 0.04
+
+    def price(advantages):
+        """Slope of the first advantage by its KL over that by its reward."""
+        slopes = []
+        for dr, dk in ((0.0, 1.0), (1.0, 0.0)):
+            moved = advantages(rewards + 1e-6 * dr * rewards, kl + 1e-6 * dk * rewards)
+            slopes.append((moved - advantages(rewards, kl))[0].item())
+        return -slopes[0] / slopes[1]
+
+    def before(rewards, kl):
+        return group_normalise(rewards - beta * kl, eps=0.0)
+
+    held = 1 / rewards.std()
+
+    def after(rewards, kl):
+        return (rewards - rewards.mean()) * held - beta * (kl - kl.mean())
+
+    assert price(before) == pytest.approx(beta, rel=1e-4)
+    assert price(after) == pytest.approx(beta * rewards.std().item(), rel=1e-4)
