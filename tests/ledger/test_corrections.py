@@ -443,3 +443,20 @@ def test_folded_in_before_the_division_beta_keeps_its_unit():
 
     assert price(before) == pytest.approx(beta, rel=1e-4)
     assert price(after) == pytest.approx(beta * rewards.std().item(), rel=1e-4)
+
+
+def test_against_its_advantage_no_ratio_stops_a_gradient():
+    """Old statement: far from the sampler the gradient of a clipped ratio stops."""
+    for kind in ("grpo", "gspo", "sequence"):
+        for ratio, advantage, stops in ((1e4, 1.0, True), (1e4, -1.0, False), (1e-4, -1.0, True)):
+            old = numbers(-10.0).unsqueeze(0)
+            logp = (old + math.log(ratio)).requires_grad_()
+            loss = policy_loss(
+                logp,
+                old_logp=old,
+                advantages=numbers(advantage),
+                mask=torch.ones(1, 1, dtype=torch.bool),
+                kind=kind,
+            ).loss
+            slope = torch.autograd.grad(loss, logp)[0].item()
+            assert slope == (0.0 if stops else pytest.approx(ratio))
