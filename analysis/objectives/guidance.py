@@ -35,8 +35,8 @@ def low_reward_mask(rewards: Values, threshold: float) -> Tensor:
     .. math:: m_i = [\, R_i < c \,]
 
     A mask that depends on the sample changes the expected gradient: what is left is no longer the
-    gradient of the KL from the teacher, but that of its share on the failing completions plus a
-    push away from failing.
+    gradient of the KL from the teacher, but that of its share on the failing completions less that
+    of the probability of failing. Descended, the second part alone is a push towards failing.
 
     Equation: ``low_reward_mask``
     Source: Xu et al. (2025), KDRL, reward-guided masking.

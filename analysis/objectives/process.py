@@ -59,8 +59,9 @@ def path_score(scores: Values, mask: Mask, how: str) -> Values:
     .. math:: \text{last: } s_K, \quad \text{sum: } \sum_t s_t, \quad \text{mean: }
         \tfrac1K \sum_t s_t, \quad \text{min: } \min_t s_t, \quad \text{product: } \prod_t s_t
 
-    The cumulative sum of *marginal* rewards is ``last`` less a constant. The sum of raw scores
-    grows with every step, so it prefers long paths; product and minimum prefer short ones.
+    The cumulative sum of *marginal* rewards is ``last`` less a constant. Of scores between 0 and 1
+    the raw sum grows with every step, so it prefers long paths; product and minimum prefer short
+    ones.
 
     Equation: ``path_score``
 

@@ -460,3 +460,16 @@ def test_against_its_advantage_no_ratio_stops_a_gradient():
             ).loss
             slope = torch.autograd.grad(loss, logp)[0].item()
             assert slope == (0.0 if stops else pytest.approx(ratio))
+
+
+def test_a_mask_on_failing_answers_leaves_a_push_towards_failing():
+    """Old statement: beside the KL's share on failing answers a push away from failing is left."""
+    logits, teacher = numbers(0.3, -0.2, 0.5, 0.0).requires_grad_(), numbers(0.1, 0.4, -0.3, 0.2)
+    policy, fails = logits.softmax(-1), numbers(1.0, 0.0, 1.0, 0.0)
+    l = logits.log_softmax(-1) - teacher.log_softmax(-1)
+    parts = ((policy.detach() * fails * l.square() / 2), policy * fails * l, policy * fails)
+    masked, share, failing = (
+        torch.autograd.grad(part.sum(), logits, retain_graph=True)[0] for part in parts
+    )
+    assert (masked - (share - failing)).abs().max() < EXACT
+    assert -(masked - share) @ failing > 0.01  # one step on what is beside the share: more fail
