@@ -25,8 +25,8 @@ def kl_then_normalise(
         \qquad S_i = R_i - \beta K_i
 
     The weight of the KL relative to the reward stays :math:`\beta`; both are divided by the spread
-    of the *penalised* reward. With equal rewards :math:`\beta` cancels: the KL alone is blown up to
-    unit standard deviation.
+    of the *penalised* reward. With equal rewards :math:`\beta` cancels but for
+    :math:`\epsilon/\beta`: the KL alone is blown up to unit standard deviation.
 
     Equation: ``kl_then_normalise``
     Source: the order of verl with GRPO advantages.
