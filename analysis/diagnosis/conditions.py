@@ -107,7 +107,7 @@ OFF_K1 = 2.0
 LARGEST_UNSEEN_SHARE = 0.1
 #: Estimators whose value a framework clamps so that it takes the gradient with it, as read in
 #: chapter 14. TRL clamps nothing, verl k3 alone.
-CLAMPED = {
+CLAMPED: dict[str, tuple[str, ...]] = {
     "trl": (),
     "verl": ("k3",),
     "openrlhf": ("k2", "k3"),
