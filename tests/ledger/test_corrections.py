@@ -473,3 +473,63 @@ def test_a_mask_on_failing_answers_leaves_a_push_towards_failing():
     )
     assert (masked - (share - failing)).abs().max() < EXACT
     assert -(masked - share) @ failing > 0.01  # one step on what is beside the share: more fail
+def ends_of_k3_in_the_reward(logits, reference, table):
+    """[starts, answers]: plain descent of the exact gradient by a table's logits."""
+    for _ in range(3000):
+        leaf = logits.detach().requires_grad_(True)
+        logp = table(leaf)
+        policy = logp.exp()
+        owed = reference - policy + policy * (logp - reference.log())  # policy times k3
+        centred = (owed - policy * owed.sum(-1, keepdim=True)).detach()
+        surrogate = (centred * logp).sum()
+        (gradient,) = torch.autograd.grad(surrogate, leaf)
+        logits = logits - gradient
+    return table(logits).exp()
+
+
+def test_on_the_logits_of_tokens_k3_of_a_whole_answer_can_keep_several():
+    """Two binary tokens, k3 of the answer in the reward, equal rewards: where the plain flow ends.
+
+    On one logit an answer it leaves a single answer. On the logits of the tokens the answers that
+    share the first token stay, in the proportions of the reference.
+    """
+    reference = numbers(0.37, 0.28, 0.22, 0.13)
+    noise = torch.randn(20, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    starts = (reference.log() + noise).softmax(-1).unflatten(-1, (2, 2))
+    # the first token, and the second after either
+    tables = torch.stack([starts.sum(-1), *starts.unbind(1)], dim=1).log()
+
+    def of_tokens(logits):
+        logp = logits.log_softmax(-1)
+        return (logp[:, 0].unsqueeze(-1) + logp[:, 1:]).flatten(1)
+
+    single = ends_of_k3_in_the_reward(
+        starts.flatten(1).log(), reference, lambda logits: logits.log_softmax(-1)
+    )
+    assert (single.amax(-1) > 0.99).all()
+    pairs = ends_of_k3_in_the_reward(tables, reference, of_tokens)
+    truncated = torch.stack([reference * numbers(1, 1, 0, 0), reference * numbers(0, 0, 1, 1)])
+    truncated = truncated / truncated.sum(-1, keepdim=True)
+    at_one = (pairs.unsqueeze(1) - truncated).abs().amax(-1).amin(-1) < 0.01
+    assert at_one.double().mean() > 0.6
+
+
+@pytest.mark.parametrize("geometry", ["natural", "plain"])
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_exceptional_starts_return_to_a_reference_without_a_majority(estimator, geometry):
+    """Old statement: no direction draws starts in. A start beside this one is lost."""
+    equal = torch.zeros(2, 3, dtype=torch.float64)
+    starts = torch.stack([numbers(0.4, 0.3, 0.3), numbers(0.4, 0.305, 0.295)]).log()
+    ends = expected_ascent(
+        starts,
+        equal,
+        equal,
+        beta=1.0,
+        estimator=estimator,
+        placement="reward",
+        geometry=geometry,
+        steps=4000,
+        step_size=1.0,
+    ).exp()
+    assert (ends[0] - 1 / 3).abs().max() < 0.01
+    assert ends[1].min() < 0.01
