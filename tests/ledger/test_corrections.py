@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from analysis.chapters.ch14_frameworks import openrlhf
 from analysis.kl.ascent import expected_ascent
 from analysis.kl.divergences import entropy, forward_kl, reverse_kl
 from analysis.kl.enumeration import expected_gradient, reverse_kl_gradient
@@ -533,3 +534,15 @@ def test_exceptional_starts_return_to_a_reference_without_a_majority(estimator, 
     ).exp()
     assert (ends[0] - 1 / 3).abs().max() < 0.01
     assert ends[1].min() < 0.01
+
+
+def test_the_clamp_of_openrlhf_takes_the_gradient_of_k2_from_the_farthest_tokens():
+    """A token the policy has made two hundred times likelier: its k2 has the slope zero there."""
+    policy, ref = numbers(0.99, 0.01), numbers(0.004, 0.996)
+    logits = policy.log().requires_grad_(True)
+    logp = logits.log_softmax(-1)
+    for options, exact in (({}, False), ({"unbiased_gradient": True}, True)):
+        loss = openrlhf(logp, ref.log(), policy.log(), estimator="k2", **options)
+        (found,) = torch.autograd.grad(policy @ loss, logits, retain_graph=True)
+        error = (found - reverse_kl_gradient(policy.log(), ref.log())).abs().max()
+        assert (error < EXACT) == exact
