@@ -251,21 +251,33 @@ def test_one_minus_r_has_mean_zero_only_where_the_policy_allows_what_the_referen
     assert k3(kept.log(), ref_kept.log()) == pytest.approx(math.log(2) - 0.5)
 
 
+def kept_past_the_bound(ref_log_ratio: float, advantage: float, *, beta: float) -> bool:
+    """Whether a token at rho = e, or 1 / e if its advantage is negative, keeps its merged KL."""
+    logp = numbers(-1.0)
+    found = kl_coefficient_kept(
+        logp,
+        logp - ref_log_ratio,
+        logp - math.copysign(1, advantage),
+        numbers(advantage),
+        torch.ones(1, dtype=torch.bool),
+        beta=beta,
+        epsilon_low=0.2,
+        epsilon_high=0.2,
+    )
+    return bool((found != 0).all())
+
+
 def test_at_the_threshold_the_clip_silences_no_kl():
     """A = beta l: the merged reward is zero and not clipped; "only when |l| is larger" stood."""
-    logp, ref_logp, old_logp = numbers(-1.0), numbers(-3.0), numbers(-2.0)
-    for advantage, kept in ((1.0, True), (1.1, False)):
-        found = kl_coefficient_kept(
-            logp,
-            ref_logp,
-            old_logp,
-            numbers(advantage),
-            torch.ones(1, dtype=torch.bool),
-            beta=0.5,
-            epsilon_low=0.2,
-            epsilon_high=0.2,
-        )
-        assert (found != 0).all() == kept
+    assert kept_past_the_bound(2.0, 1.0, beta=0.5)
+    assert not kept_past_the_bound(2.0, 1.1, beta=0.5)
+
+
+def test_a_kl_that_agrees_with_the_advantage_is_silent_at_any_size():
+    """Old summary: no KL until |l| is |A| / beta. The sign decides as well."""
+    for advantage in (1.0, -1.0):
+        assert kept_past_the_bound(30 * advantage, advantage, beta=0.5)
+        assert not kept_past_the_bound(-30 * advantage, advantage, beta=0.5)
 
 
 def test_other_samplers_than_the_uniform_one_hide_a_doubled_probability():
