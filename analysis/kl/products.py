@@ -15,7 +15,7 @@ from torch import Tensor
 from analysis.checks import check_same_shape, checked, pair_of_floats
 from analysis.kl.divergences import chi_square
 from analysis.kl.importance import importance_ratio
-from analysis.kl.sequences import Sequences, sequence_probability, token_logp
+from analysis.kl.sequences import Sequences, can_draw, token_logp
 from analysis.shapes import AnyFloats, Logits, Table
 
 
@@ -140,9 +140,10 @@ def sequence_ratio_spread(
         :class:`Spread` of scalars.
     """
     check_same_shape("logits", logits, "old_logits", old_logits)
+    sequences = sequences.only(can_draw(old_logits, sequences))
     logp, old_logp = (token_logp(x, sequences) for x in (logits, old_logits))
     weight = importance_ratio(logp, old_logp, sequences.mask, level=level)[:, 0]
-    probability = sequence_probability(old_logits, sequences)
+    probability = old_logp.sum(-1).exp()
     mean = probability @ weight
     return Spread(mean, probability @ (weight - mean).square())
 

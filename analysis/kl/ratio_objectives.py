@@ -14,7 +14,7 @@ from torch import Tensor
 
 from analysis.checks import check_choice, check_same_shape, checked
 from analysis.kl.importance import importance_ratio
-from analysis.kl.sequences import Sequences, sequence_probability, token_logp
+from analysis.kl.sequences import Sequences, can_draw, token_logp
 from analysis.shapes import PerSequence, Table
 
 OBJECTIVES = ("sequence", "linear", "token", "token_mean", "geometric")
@@ -53,10 +53,12 @@ def ratio_objective(
     """
     check_choice("objective", objective, OBJECTIVES)
     check_same_shape("logits", logits, "old_logits", old_logits)
+    drawn = can_draw(old_logits, sequences)
+    sequences = sequences.only(drawn)
     logp = token_logp(logits, sequences)
     old_logp = token_logp(old_logits.detach(), sequences)
     weight = _WEIGHTS[objective](logp, old_logp, sequences.mask)
-    return (sequence_probability(old_logits.detach(), sequences) * weight * returns.detach()).sum()
+    return (old_logp.sum(-1).exp() * weight * returns.detach()[drawn]).sum()
 
 
 @checked
@@ -124,12 +126,13 @@ def _mean_advantage(
     logits: Tensor, old_logits: Tensor, sequences: Sequences, advantages: Tensor, *, level: str
 ) -> Tensor:
     check_same_shape("logits", logits, "advantages", advantages)
+    sequences = sequences.only(can_draw(old_logits, sequences))
     logp = token_logp(logits, sequences)
     old_logp = token_logp(old_logits.detach(), sequences)
     weight = importance_ratio(logp, old_logp, sequences.mask, level=level)
     per_token = advantages.detach()[sequences.states, sequences.tokens]
     terms = torch.where(sequences.mask, weight * per_token, 0.0).sum(-1)
-    return (sequence_probability(old_logits.detach(), sequences) * terms).sum()
+    return (old_logp.sum(-1).exp() * terms).sum()
 
 
 def _token_sum(logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:

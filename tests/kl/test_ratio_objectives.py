@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from analysis.kl.credit import advantage_table, credit_moments
+from analysis.kl.products import sequence_ratio_spread
 from analysis.kl.ratio_objectives import (
+    OBJECTIVES,
     performance_difference,
     ratio_objective,
     ratio_objective_gradient,
@@ -85,3 +87,29 @@ def test_a_dropped_state_ratio_does_no_harm_where_the_rest_of_the_answer_earns_n
         gain = sequence_probability(logits, sequences) @ reward
         gain = gain - sequence_probability(old, sequences) @ reward
         assert torch.allclose(promised, gain, rtol=0, atol=1e-12) is exact
+
+
+def test_a_token_that_both_forbid_is_no_token(world):
+    """The sampler's mask kept on the policy: as if both gave the token next to no probability."""
+    sequences, logits, old, returns = world
+    advantages = draw(sequences.num_states, VOCAB_SIZE, seed=4)
+    found = []
+    for out in (-torch.inf, -80.0):
+        policy, sampler = logits.clone(), old.clone()
+        policy[0, 0] = sampler[0, 0] = out
+        values = [
+            ratio_objective(policy, sampler, sequences, returns, objective=objective)
+            for objective in OBJECTIVES
+        ]
+        values += [
+            surrogate(policy, sampler, sequences, advantages)
+            for surrogate in (token_surrogate, performance_difference)
+        ]
+        values += [
+            moment
+            for level in ("sequence", "geometric")
+            for moment in sequence_ratio_spread(policy, sampler, sequences, level=level)
+        ]
+        gradient = ratio_objective_gradient(policy, sampler, sequences, returns)
+        found.append(torch.cat([torch.stack(values), gradient.flatten()]))
+    torch.testing.assert_close(*found, **TIGHT)
