@@ -115,7 +115,8 @@ def estimator_means(
     """
     logp, ref_logp = log_softmaxes(logits, ref_logits)
     sampler = _sampler(logp, old_logits).exp()
-    return {name: _mean(sampler, k(logp, ref_logp)) for name, k in ESTIMATORS.items()}
+    pair = _drawn(sampler, logp, ref_logp)
+    return {name: _mean(sampler, k(*pair)) for name, k in ESTIMATORS.items()}
 
 
 @checked
@@ -139,6 +140,7 @@ def estimator_variances(
     """
     logp, ref_logp = log_softmaxes(logits, ref_logits)
     sampler = _sampler(logp, old_logits).exp()
+    logp, ref_logp = _drawn(sampler, logp, ref_logp)
     samples = {name: k(logp, ref_logp) for name, k in ESTIMATORS.items()}
     if old_logits is None:
         weight = optimal_control_weight(logits, ref_logits).unsqueeze(-1)
@@ -153,6 +155,11 @@ def _variance(weights: Tensor, values: Tensor) -> Tensor:
 def _mean(weights: Tensor, values: Tensor) -> Tensor:
     """Weighted sum over the tokens that can be sampled: the others do not exist for a sampler."""
     return torch.where(weights == 0, 0.0, weights * values).sum(-1)
+
+
+def _drawn(sampler: Tensor, *logps: Tensor) -> tuple[Tensor, ...]:
+    """Log-probs, zero where nothing is drawn: an infinite one has no gradient but NaN."""
+    return tuple(torch.where(sampler == 0, 0.0, logp) for logp in logps)
 
 
 def _sampler(logp: Tensor, old_logits: Tensor | None) -> Tensor:

@@ -28,6 +28,27 @@ def test_the_potential_is_what_the_samples_descend(estimator, use, logits, ref_l
         assert not torch.allclose(-slope, mean, atol=1e-3)
 
 
+@pytest.mark.parametrize("estimator", POTENTIALS)
+@pytest.mark.parametrize("use", [("loss", "none"), ("loss", "attached"), ("reward", "none")])
+def test_a_token_that_both_forbid_adds_nothing(estimator, use, logits, ref_logits):
+    if estimator not in ESTIMATORS and use != ("loss", "none"):
+        return
+    variant = {"estimator": estimator, "placement": use[0], "weighting": use[1]}
+    found = []
+    for pair in ((logits, ref_logits), (with_a_forbidden(logits), with_a_forbidden(ref_logits))):
+        leaf = pair[0].clone().requires_grad_(True)
+        value = kl_potential(leaf, pair[1], **variant)
+        (slope,) = torch.autograd.grad(value.sum(), leaf)
+        found.append((value.detach(), slope[..., : logits.shape[-1]]))
+        assert (slope[..., logits.shape[-1] :] == 0).all()
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def with_a_forbidden(logits):
+    return torch.cat([logits, torch.full_like(logits[..., :1], -torch.inf)], dim=-1)
+
+
 def test_k3_in_the_reward_is_reverse_minus_forward(logits, ref_logits):
     value = kl_potential(logits, ref_logits, estimator="k3", placement="reward")
     expected = reverse_kl(logits, ref_logits) - forward_kl(logits, ref_logits)
