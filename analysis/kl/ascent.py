@@ -42,7 +42,7 @@ def token_advantage(
     Sampler: :math:`a \sim \pi_\theta`.
 
     Args:
-        logits, rewards, ref_logits: [..., V].
+        logits, rewards, ref_logits: [..., V], finite.
         beta: weight of the KL term; 0 leaves it out.
         estimator, placement, weighting: as in :func:`analysis.kl.enumeration.sample_coefficient`.
 
@@ -88,7 +88,7 @@ def expected_ascent(
     Equation: ``expected_ascent``
 
     Args:
-        start_logits, rewards, ref_logits: [..., V].
+        start_logits, rewards, ref_logits: [..., V], finite.
         beta: weight of the KL term.
         estimator, placement, weighting: the variant.
         steps, step_size: length of the ascent.

@@ -26,7 +26,7 @@ def folded_reward(
         Divergence in RLHF" (March 2025).
 
     Args:
-        old_logits, ref_logits: [..., V], of sampler and reference.
+        old_logits, ref_logits: [..., V], of sampler and reference, finite.
         rewards: [..., V], one a token.
         beta: the KL coefficient, positive.
 
