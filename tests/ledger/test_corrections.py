@@ -10,7 +10,7 @@ import torch
 from analysis.chapters.ch14_frameworks import openrlhf
 from analysis.kl.ascent import expected_ascent
 from analysis.kl.divergences import entropy, forward_kl, reverse_kl
-from analysis.kl.enumeration import expected_gradient, reverse_kl_gradient
+from analysis.kl.enumeration import expected_gradient, gradient_moments, reverse_kl_gradient
 from analysis.kl.estimators import k1, k2, k3
 from analysis.kl.fixed_points import forward_kl_optimum, reverse_kl_optimum
 from analysis.kl.sequences import enumerate_sequences, sequence_probability, token_logp
@@ -558,3 +558,13 @@ def test_the_clamp_of_openrlhf_takes_the_gradient_of_k2_from_the_farthest_tokens
         (found,) = torch.autograd.grad(policy @ loss, logits, retain_graph=True)
         error = (found - reverse_kl_gradient(policy.log(), ref.log())).abs().max()
         assert (error < EXACT) == exact
+
+
+def test_k3_can_be_the_quieter_loss_with_no_token_nearly_forbidden():
+    """Every token has one in ten; the reference gives five of them half, five half as much more."""
+    policy, ref = numbers(*[0.1] * 10), numbers(*[0.05] * 5, *[0.15] * 5)
+    noise = {
+        name: gradient_moments(policy.log(), ref.log(), estimator=name).trace_var
+        for name in ("k2", "k3")
+    }
+    assert noise["k3"] < 0.8 * noise["k2"]
