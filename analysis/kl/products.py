@@ -91,7 +91,8 @@ def geometric_spread(logits: Logits, old_logits: Logits, length: Tensor | int) -
     first, second = (
         length * ratio_power_mean(logits, old_logits, p / length).log() for p in (1, 2)
     )
-    return Spread(first.exp(), first.mul(2).exp() * torch.expm1(second - 2 * first))
+    excess = torch.expm1(second - 2 * first).clamp(min=0.0)  # Jensen's, but for rounding
+    return Spread(first.exp(), first.mul(2).exp() * excess)
 
 
 @checked

@@ -65,6 +65,11 @@ def test_geometric_weight_settles_below_one(token_pair):
     assert var[1] / var[2] == pytest.approx(10, rel=0.02)
 
 
+def test_a_geometric_weight_of_equal_policies_has_no_negative_variance():
+    logits = 2 * draw(100, 7, seed=3)
+    assert (geometric_spread(logits, logits, 1000).var >= 0).all()
+
+
 def test_bounds_hold_on_a_tree_and_are_not_trivial():
     sequences = enumerate_sequences(3, 4)
     logits, old = draw(2, sequences.num_states, 3, seed=7, scale=0.7)
