@@ -91,6 +91,12 @@ def test_the_flags_of_the_answer_page_are_those_of_the_packages() -> None:
         files = Path(spec.submodule_search_locations[0]).rglob("*.*")
         sources = [p.read_text() for p in files if p.suffix in (".py", ".yaml")]
         assert any(marks in source for source in sources)
+    defaults = {
+        name: int(re.search(rf'"--{name}", type=int, default=(\d+)', "".join(sources))[1])
+        for name in ("train.batch_size", "rollout.batch_size", "rollout.n_samples_per_prompt")
+    }  # of OpenRLHF
+    assert defaults["rollout.n_samples_per_prompt"] == 1
+    assert 8 * defaults["train.batch_size"] == defaults["rollout.batch_size"]
 
 
 def tab_blocks(language: str) -> list[str]:
