@@ -72,6 +72,8 @@ def test_the_lines_of_torch_on_the_answer_page_are_the_attached_k3() -> None:
     torch.testing.assert_close(value, ours, rtol=0, atol=1e-14)
     torch.testing.assert_close(gradient, its_gradient, rtol=0, atol=1e-14)
     assert (gradient[mask] != 0).all()
+    of_integers = namespace["kl_term"](logp, old_logp, ref_logp, mask.long())  # as TRL's is
+    torch.testing.assert_close(of_integers, value, rtol=0, atol=0)
 
 
 def test_the_flags_of_the_answer_page_are_those_of_the_packages() -> None:
