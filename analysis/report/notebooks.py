@@ -269,8 +269,10 @@ class _Run:
             return f"the kernel died in {where}"
         for shown in cells[_running(cells)].get("outputs", ()) if cells else ():
             if shown["output_type"] == "error":
-                first = "".join(f": {line}" for line in shown["evalue"].strip().splitlines()[:1])
-                return f"{where} raised {shown['ename']}{first}"
+                lines = [line.strip() for line in shown["evalue"].strip().splitlines()]
+                # Of a refused value pydantic's first line says neither which nor why.
+                said = lines[1:3] if shown["ename"] == "ValidationError" else lines[:1]
+                return ": ".join([f"{where} raised {shown['ename']}", *said])
         last = "".join(f": {line}" for line in error.strip().splitlines()[-1:])
         return f"{where} ended its runner (exit {status}){last}"
 

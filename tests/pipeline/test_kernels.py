@@ -34,6 +34,11 @@ CODE = {
     "06_exits": ["raise SystemExit(3)"],
     "07_exits_well": ["raise SystemExit(0)", "x = 1"],
     "08_script": ["from IPython.display import HTML; HTML('<script>alert(1)</script>')"],
+    "09_refuses": [
+        "from pydantic import BaseModel, NonNegativeFloat",
+        "class Run(BaseModel):\n    beta: NonNegativeFloat\n",
+        "Run(beta=-1)",
+    ],
 }
 
 
@@ -94,6 +99,7 @@ def test_executed_notebook_holds_no_times_and_no_paths(
         ("06_exits", "cell 3 (`raise SystemExit(3)`) raised SystemExit: 3"),
         ("07_exits_well", "cell 3 stores the error SystemExit"),
         ("08_script", "cell 3 stores a script (text/html)"),
+        ("09_refuses", "cell 5 (`Run(beta=-1)`) raised ValidationError: beta: Input should be gre"),
     ],
 )
 def test_failure_names_the_cell_and_is_never_published(
