@@ -35,7 +35,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "kl_term": ("kl_loss", "kl_penalty"),
     "padding": ("left_padding", "prompt_padding"),
 }
-REQUIRED = ("sequence", "logp", "ref_logp")
+REQUIRED = ("logp", "ref_logp", "sequence")
 LOG_PROBS = ("logp", "old_logp", "ref_logp", "sampler_logp")
 FLOATS = ("entropy", "advantage", "reward", "kl_term")
 INTEGERS = ("step", "token", "padding")
@@ -98,6 +98,8 @@ def canonical(columns: list[str]) -> tuple[dict[str, str], dict[str, str]]:
             hints = [column for column, near in ignored.items() if _KNOWN.get(near) == name]
             hint = f"; rename {hints[0]!r}?" if hints else ""
             aliases = ", ".join(NAMES[name])
+            if name == "logp" and not hint:
+                hint = "; a trainer's log has none: see analysis diagnose --how-to-dump trl"
             raise UserError(f"column {name} is missing (also read: {aliases}){hint}")
     return chosen, ignored
 
@@ -277,7 +279,14 @@ def _mask(values: Any, rows: Rows) -> np.ndarray:
         numbers = text.map(words).to_numpy(np.float64)
     meant = "neither 0 nor 1 (true and false are read too; 1 = counted)"
     wrong = ~np.isin(numbers, (0.0, 1.0))
-    rows.refuse(wrong, "mask", lambda row: f"{array[row]!r} is {meant}")
+
+    def why(row: int) -> str:
+        cell = array[row : row + 1]
+        if _empty(cell)[0]:
+            return f"an empty cell is {meant}; is the file cut off here?"
+        return f"{cell.tolist()[0]!r} is {meant}"
+
+    rows.refuse(wrong, "mask", why)
     return numbers == 1.0
 
 
