@@ -159,7 +159,7 @@ CAUSES: tuple[Cause, ...] = (
            "is added."},
           "09_advantages#thm-baseline", severity="warning", kind="data"),
     Cause(when.advantage_opposed, "Updates move tokens against their advantages",
-          "The policy loss has the wrong sign, or logp and old_logp are exchanged.",
+          "The policy loss has the wrong sign, or logp is exchanged with old_logp or ref_logp.",
           "09_advantages#thm-baseline"),
     Cause(terms.kl_left_out, "The KL term is zero at every token",
           "The coefficient did not reach the loss, or the term is masked out.",

@@ -323,7 +323,11 @@ def test_completions_of_one_prompt_are_no_independent_rewards():
 
 
 def test_updates_against_the_advantages(healthy):
-    """Both faults look alike: a loss with the wrong sign, and columns that are exchanged."""
+    """These faults look alike: a loss with the wrong sign, and columns that are exchanged."""
+    renamed = healthy.assign(logp=healthy.ref_logp, ref_logp=healthy.logp)
+    first = found(renamed)[0]
+    assert first.code == "advantage-opposed"
+    assert "exchanged with old_logp or ref_logp" in first.advice
     frame = healthy.drop(columns="sampler_logp")
     exchanged = frame.assign(logp=frame.old_logp, old_logp=frame.logp)
     assert "advantage-opposed" in codes(exchanged)
