@@ -43,7 +43,8 @@ def diagnose(
     What the run was may be said by the options below; TRL's dump folder says it itself, and an
     option that is given takes precedence.
     Reads CSV, JSON lines (both also gzipped) and parquet, one row a token or one row a sequence;
-    of a folder, all such files.
+    of a folder, all such files. Log-probs are natural logarithms: another base in all columns
+    may go unseen, and scales the KL.
     Ends with status 3 if --fail-on matches a finding.
 
     Args:
