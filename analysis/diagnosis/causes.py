@@ -281,8 +281,10 @@ def _said(text: Text, shown: Shown) -> str:
     return (text if isinstance(text, str) else text[shown.case]).format(**shown.words)
 
 
-def matching(findings: list[Finding], wanted: tuple[str, ...]) -> list[Finding]:
-    """Findings whose code or severity is among ``wanted``.
+def matching(
+    findings: list[Finding], wanted: tuple[str, ...], *, option: str = "--fail-on"
+) -> list[Finding]:
+    """Findings whose code or severity is among ``wanted``, which the user gave as ``option``.
 
     Raises:
         UserError: a name that is neither.
@@ -292,5 +294,5 @@ def matching(findings: list[Finding], wanted: tuple[str, ...]) -> list[Finding]:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise UserError(f"--fail-on {name}: no such code or severity{hint}")
+            raise UserError(f"{option} {name}: no such code or severity{hint}")
     return [f for f in findings if f.code in wanted or f.severity in wanted]

@@ -120,7 +120,8 @@ def test_a_fault_is_said_once_in_one_line_and_may_stop_the_run(plain, caplog):
 
 REFUSED = [
     ("needs a reference: GRPOConfig.beta is 0", lambda at: DiagnosisCallback(at(beta=0.0))),
-    ("no such code", lambda at: DiagnosisCallback(at(), stop_on=("wrong",))),
+    ("stop_on wrong: no such code", lambda at: DiagnosisCallback(at(), stop_on=("wrong",))),
+    ("stop_on='error': give a tuple", lambda at: DiagnosisCallback(at(), stop_on="error")),
     ("must be at least 1", lambda at: DiagnosisCallback(at(), every=0)),
     ("must be positive", lambda at: Dump(Path("dump"), every=0)),
     ("must be positive", lambda at: Dump(Path("dump"), tokens=0)),

@@ -56,7 +56,9 @@ class DiagnosisCallback(TrainerCallback):
     ) -> None:
         if every < 1 or tokens < 1:
             raise UserError(f"every={every} and tokens={tokens} must be at least 1")
-        matching([], tuple(stop_on))
+        if isinstance(stop_on, str):
+            raise UserError(f"stop_on={stop_on!r}: give a tuple, ({stop_on!r},)")
+        matching([], tuple(stop_on), option="stop_on")
         own = getattr(trainer, "kl_term", None)
         if own is None and trainer.beta == 0:
             raise UserError("the diagnosis needs a reference: GRPOConfig.beta is 0")
