@@ -614,6 +614,9 @@ def heavy_weights(m: Measured) -> Shown | None:
     tail = m.tail("policy/sampler")
     if tail is None or tail.k is None or tail.k <= tail.threshold:
         return None
+    log_weight = m.rollouts.logp - m.rollouts.behaviour_logp
+    if log_weight.max() < math.log(HARMLESS_RATIO):  # beside a mean of one
+        return None
     effective = m.numbers.get("total_ess", m.numbers.get("staleness_ess", 1.0))
     return Shown(
         {

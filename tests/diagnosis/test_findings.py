@@ -388,6 +388,16 @@ def test_a_tail_of_the_update_alone_is_a_note_where_the_ratio_corrects_it(health
     assert of_samples["heavy-tail"] == "warning", "its own samples have the tail"
 
 
+@pytest.mark.parametrize(("largest", "said"), [(0.01, False), (2.0, True)])
+def test_weights_near_one_have_no_tail_worth_the_name(healthy, largest, said):
+    """One step on fresh samples: a few certain tokens move by thousandths, the rest by nothing."""
+    moved = np.random.default_rng(0).pareto(1.0, len(healthy))
+    moved *= largest / moved.max()
+    frame = healthy.drop(columns=["sampler_logp", "advantage", "reward"])
+    frame = frame.assign(logp=frame.old_logp, old_logp=frame.old_logp - moved)
+    assert ("heavy-weights" in codes(frame)) == said
+
+
 def test_errors_come_before_warnings_and_data_before_training():
     frame = example("stale_samples")
     codes_in_order = [cause.code for cause in CAUSES]
