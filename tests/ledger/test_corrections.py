@@ -486,6 +486,8 @@ def test_a_mask_on_failing_answers_leaves_a_push_towards_failing():
     )
     assert (masked - (share - failing)).abs().max() < EXACT
     assert -(masked - share) @ failing > 0.01  # one step on what is beside the share: more fail
+
+
 def ends_of_k3_in_the_reward(logits, reference, table):
     """[starts, answers]: plain descent of the exact gradient by a table's logits."""
     for _ in range(3000):
