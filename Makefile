@@ -59,7 +59,7 @@ test-slow: $(READY) ## run the slow tests, then compare each notebook with its s
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(NBVAL) notebooks
 
 test-full: $(FULL)/.ready ## run the tests that need peers, such as TRL and Ray, in .venv-full
-	@$(FULL)/bin/python -m pytest -p tests.pipeline.nothing_skipped -m peers tests
+	@$(FULL)/bin/python -m pytest -n 2 --dist loadfile -p tests.pipeline.nothing_skipped -m peers tests
 
 coverage: $(READY) ## which lines of the public floors no test runs
 	@$(BIN)/coverage run -m pytest -q -m "not peers" tests/kl tests/objectives
