@@ -160,31 +160,6 @@ def by_start(recording: Recording) -> Recording:
     return recording._replace(curves=means(recording.curves), finals=means(recording.finals))
 
 
-def rerun(
-    recorded: Recording, variant: str, beta: float, seed: int, *, windows: int
-) -> pd.DataFrame:
-    """Train one recorded run again, alone, for its first logging windows; compare.
-
-    Returns:
-        One row per window and metric measured: ``recorded``, ``again`` and their ``difference``. On
-        the recording machine the difference is the rounding to six digits. On another, sums differ
-        in the last bit; from the first update at which that flips a sampled token, the runs part.
-
-    Raises:
-        ValueError: if the recording has no such run.
-    """
-    preset = recorded.preset
-    runs = [
-        m for m in preset.runs if (m.variant.name, m.variant.beta, m.seed) == (variant, beta, seed)
-    ]
-    if not runs:
-        raise ValueError(f"no run {variant!r} with beta={beta} and seed={seed} in {preset.name!r}")
-    config = preset.config.model_copy(update={"updates": windows * preset.config.log_every})
-    (record,) = train(config, runs, environment_of(config))
-    both = compared(recorded.curves, tidy(record))
-    return both[["update", "metric", "recorded", "again", "difference"]]
-
-
 def compared(curves: pd.DataFrame, again: pd.DataFrame) -> pd.DataFrame:
     """Tidy curves of some runs trained again, beside the recorded ones.
 

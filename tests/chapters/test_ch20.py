@@ -16,6 +16,7 @@ from analysis.experiments.language.retention import Retention
 from analysis.experiments.presets.language import smollm2_short
 from analysis.report import tables
 from analysis.training.metrics import PARTIAL_METRICS
+from tests.experiments.tiny import trained_alone
 from tests.packaged import needs_packaged_weights
 
 
@@ -185,7 +186,7 @@ def test_the_recording_is_the_preset_and_complete():
 @needs_packaged_weights
 def test_a_recorded_run_is_trained_again_from_the_packaged_weights():
     recorded = recording.load(recording.folder_of(smollm2_short().name))
-    again = recording.rerun(recorded, "k3_loss", 0.3, smollm2_short().seeds[0], windows=1)
+    again = trained_alone(recorded, "k3_loss", 0.3, smollm2_short().seeds[0], windows=1)
     again = again.set_index("metric")
     for name, within in (("accuracy", 0.01), ("entropy", 1e-3), ("gradient_norm", 0.02)):
         assert again.loc[name, "difference"] <= within, name

@@ -8,9 +8,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 
-from analysis.experiments import pools, sweep
+from analysis.experiments import pools, recording, sweep
 from analysis.experiments.pools import LocalPool, Pool
 from analysis.experiments.preset import NO_KL, Preset
 from analysis.experiments.progress import Progress
@@ -73,6 +74,18 @@ def short_llama(updates: int, variants: int | None = None) -> Preset:
     preset = llama_smoke()
     config = preset.config.model_copy(update={"updates": updates, "log_every": 1})
     return preset.model_copy(update={"config": config, "variants": preset.variants[:variants]})
+
+
+def trained_alone(
+    recorded: Recording, variant: str, beta: float, seed: int, *, windows: int
+) -> pd.DataFrame:
+    """One recorded run trained alone for its first logging windows, beside what was recorded."""
+    preset = recorded.preset
+    config = preset.config.model_copy(update={"updates": windows * preset.config.log_every})
+    variants = tuple(v for v in preset.variants if (v.name, v.beta) == (variant, beta))
+    changes = {"config": config, "variants": variants, "seeds": (seed,)}
+    again = recording.run(preset.model_copy(update=changes))
+    return recording.compared(recorded.curves, again.curves)
 
 
 #: Of the sweeps in these tests; hashing the real source would be most of their time.

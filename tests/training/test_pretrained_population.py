@@ -20,6 +20,7 @@ from analysis.training.pretrained.lora import Lora
 from analysis.training.pretrained.tasks import pretrained_environment
 from analysis.training.pretrained.weights import random_llama
 from analysis.training.trainer import PopulationTrainer
+from tests.experiments.tiny import trained_alone
 from tests.training.conftest import runs_of
 
 CONFIG = llama_smoke().config
@@ -136,7 +137,7 @@ def test_the_smoke_preset_runs_all_variants_and_is_recorded(tmp_path):
     recording.save(result, tmp_path / "smoke")
     recorded = recording.load(tmp_path / "smoke")
     assert recorded.preset == result.preset and isinstance(recorded.preset.config, LanguageConfig)
-    again = recording.rerun(recorded, "k3_loss", 0.1, 0, windows=1)
+    again = trained_alone(recorded, "k3_loss", 0.1, 0, windows=1)
     assert (again.loc[again["metric"].isin(always), "difference"] <= 1e-4).all()
 
 
