@@ -1,8 +1,9 @@
 // For the reader: figures open in place, wide tables, formulas and code scroll with a cue, tables have one
-// header row, hidden code that follows hidden code opens with it, search excerpts are prose, and what the
+// header row and stand row under row on a phone, hidden code that follows hidden code opens with it, search excerpts are prose, and what the
 // theme leaves without a name has one.
 (() => {
   const wide = "div.math mjx-container, mjx-container.kl-wide, .kl-scroll, div.highlight pre";
+  const phone = window.matchMedia("(max-width: 575.98px)");
   const mark = (box) => {
     const more = box.scrollWidth > box.clientWidth + 1;
     box.classList.toggle("kl-more", more);
@@ -20,6 +21,27 @@
     if (!fits) return;
     names.forEach((cell, i) => { if (cell.textContent.trim()) columns[i].innerHTML = cell.innerHTML; });
     rows[1].remove();
+  };
+  // A table too wide for a phone, or whose columns are a word wide there, stands row under row, each cell
+  // beside the name of its column.
+  const stack = (table) => {
+    table.classList.remove("kl-stack");
+    const heads = table.tHead?.rows.length === 1 ? [...table.tHead.rows[0].cells] : [];
+    if (!phone.matches || !heads.length || !table.tBodies.length) return;
+    const box = table.parentElement, rows = [...table.tBodies[0].rows];
+    const fits = box.scrollWidth <= box.clientWidth + 1 && rows.every((row) => row.clientHeight < 360);
+    if (fits) return;
+    // A cell over several rows leaves fewer to those below it, which repeat what it says.
+    const over = [];
+    for (const row of rows) {
+      const missing = heads.length - row.cells.length;
+      if (missing > 0) row.dataset.over = over.slice(0, missing).join(", ");
+      [...row.cells].forEach((cell, i) => {
+        cell.dataset.column = heads[i + missing]?.textContent.trim() ?? "";
+        over[i + missing] = cell.textContent.trim();
+      });
+    }
+    table.classList.add("kl-stack");
   };
   // Cells of hidden code that show nothing, one after the other, are one line to open.
   const oneBar = (cell) => {
@@ -80,9 +102,10 @@
       for (const formula of article.querySelectorAll("mjx-container")) formula.removeAttribute("tabindex");
       for (const formula of article.querySelectorAll("span.math mjx-container")) {
         formula.classList.remove("kl-wide");
-        const room = formula.closest("p, li, td, th, dd, figcaption, h1, h2, h3, h4")?.clientWidth ?? Infinity;
-        formula.classList.toggle("kl-wide", formula.firstElementChild.getBoundingClientRect().width > room);
+        const room = formula.closest("p, li, td, th, dd, figcaption, h1, h2, h3, h4")?.clientWidth || Infinity;
+        formula.classList.toggle("kl-wide", formula.firstElementChild.getBoundingClientRect().width > room + 1);
       }
+      for (const table of article.querySelectorAll(".kl-scroll > table")) stack(table);
       for (const box of article.querySelectorAll(wide)) {
         mark(box);
         if (!heard.has(box)) box.addEventListener("scroll", () => mark(box), { passive: true });
