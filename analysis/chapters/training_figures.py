@@ -84,7 +84,7 @@ def dots(finals: pd.DataFrame, names: Mapping[str, str], metrics: Mapping[str, s
         sns.pointplot(finals, x=metric, y="variant", ax=panel, **options, **look)
         style.guide(panel, x=finals.loc[finals["variant"] == order[0], metric].mean())
         panel.set(xlabel=label, ylabel="")
-        panel.locator_params(axis="x", nbins=4)
+        panel.locator_params(axis="x", nbins=3)
     panels[0][0].set_yticks(range(len(order)), [names.get(name, name) for name in order])
     return figure
 
