@@ -225,8 +225,11 @@ def test_at_equal_kl_ten_seeds_see_no_cost(ended):
     assert apart["equivalent"][0] > 0.9 and apart["p"][0] < 0.05, "at one beta they are not"
 
 
-def test_the_deviation_of_k3_without_the_rarest_tokens():
-    one_run = estimator_tail.recorded()["none"].tail
-    whole, cut = (language_model.deviations(t) for t in (one_run, one_run.query("decade >= -6")))
-    assert whole["k3"] > 2000 and 50 < cut["k3"] < 200
-    assert whole["k1"] == pytest.approx(cut["k1"], rel=0.1)
+def test_the_deviation_of_k3_hangs_on_the_rarest_tokens():
+    """From run to run by more than ten times; without them, and of k1, hardly."""
+    runs = estimator_tail.recorded()["none"].tail
+    whole, cut = (language_model.deviations(t) for t in (runs, runs.query("decade >= -6")))
+    assert len(whole) == 5 and whole["k3"].max() > 10 * whole["k3"].min() > 5000
+    assert cut["k3"].between(90, 140).all()
+    assert whole["k1"].to_numpy() == pytest.approx(cut["k1"].to_numpy(), rel=0.1)
+    assert whole["k1"].between(1.5, 2.5).all()
