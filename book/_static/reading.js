@@ -73,6 +73,10 @@
     for (const table of article.querySelectorAll("table")) {
       oneHeader(table);
       if (table.closest(".highlighttable, .kl-scroll")) continue;
+      // A name in a table's margin may break behind its underscores.
+      for (const head of table.querySelectorAll("tbody th")) {
+        if (!head.children.length) head.replaceChildren(...head.textContent.split(/(?<=_)/).flatMap((part) => [part, document.createElement("wbr")]));
+      }
       const box = document.createElement("div");
       box.className = "kl-scroll";
       box.setAttribute("role", "region");
