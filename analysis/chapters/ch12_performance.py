@@ -194,8 +194,6 @@ def language_summary(rounds: pd.DataFrame) -> pd.DataFrame:
 
 # --- What it draws --------------------------------------------------------------------------------
 
-#: Colours and markers of the two sizes.
-LOOKS = {32: "k2", 64: "k1"}
 #: Baseline -> its name and line style.
 BASELINES = {"plain": ("plain trainer, at its best", "--"), "trl": ("TRL, at its best", ":")}
 
@@ -209,7 +207,7 @@ def time_over_runs(benchmark: Benchmark) -> Figure:
     figure, panels = style.subplots(len(widths), 1, height=height, sharex=True, squeeze=False)
     for panel, width in zip(panels[:, 0], widths, strict=True):
         rows = alone[alone["width"] == width].sort_values("runs")
-        look = style.line(LOOKS.get(width, "k3"), label="population, one core")
+        look = style.line("k2", label="population, one core")
         panel.errorbar(rows["runs"], rows["ms"], yerr=style.bars(rows, "ms"), **look)
         for kind, (label, dashes) in BASELINES.items():
             if (table["kind"] == kind).any():
