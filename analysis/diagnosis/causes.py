@@ -91,7 +91,8 @@ CAUSES: tuple[Cause, ...] = (
           {"exchanged": "Policy and reference are exchanged, in the dump or in the loss (that "
            "maximises the KL), or the engine still samples with the weights of the start.",
            "other": "A mean of log pi - log pi_ref below zero needs a sampler that is not pi: "
-           "another checkpoint, temperature or prompt template."},
+           "another checkpoint, temperature or prompt template. Or one of the two columns is to "
+           "another base than e."},
           "01_estimators#thm-unbiased", kind="spoils"),
     Cause(when.old_not_sampler,
           "The tokens were not drawn from the policy that old_logp belongs to",
@@ -111,7 +112,7 @@ CAUSES: tuple[Cause, ...] = (
            "that nobody sampled.",
            "colder": "It may be the temperature (divide the logits by it when scoring), top-p, "
            "top-k, min-p or a repetition penalty that the trainer does not know, completions that "
-           "were left out, or an entropy in bits or at another temperature."},
+           "were left out, log-probs to base 10, or an entropy in bits or at another temperature."},
           "06_sequences#thm-sampling-mask", kind="data"),
     Cause(groups.padded_positions,
           "Rows with left padding were scored at other positions than they were sampled at",
@@ -129,7 +130,8 @@ CAUSES: tuple[Cause, ...] = (
           "06_sequences#thm-sampling-mask", severity="warning", kind="data"),
     Cause(when.starts_away, "The policy differs from its reference before the first update",
           "Unless the run starts elsewhere on purpose: load both from the same weights, and "
-          "score both with the same prompt, temperature, masks and precision.",
+          "score both with the same prompt, temperature, masks and precision, as natural "
+          "logarithms.",
           "05_fixed_points#thm-reverse-optimum", severity="warning", kind="data"),
     Cause(when.coarse_logprobs, "The log-probs were rounded ({grid})",
           "Take log_softmax of float32 logits and keep the result in float32; dump at least six "
@@ -140,8 +142,8 @@ CAUSES: tuple[Cause, ...] = (
           "11_numerics#prop-dead-zones", kind="data"),
     Cause(when.ratio_mean, "The mean of {ratio} is not one",
           "Score with the sampling temperature (divide the logits by it), the same prompt "
-          "template and the same position ids everywhere; below one, the sampler truncates "
-          "(top-p, top-k).",
+          "template and position ids, and natural logarithms everywhere; below one, the sampler "
+          "truncates (top-p, top-k).",
           "06_sequences#thm-sampling-mask", severity="warning", kind="data"),
     Cause(when.advantage_sign, "Advantages fall where rewards rise",
           "Check the sign of the advantages before anything else.",

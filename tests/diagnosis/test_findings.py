@@ -525,6 +525,12 @@ def test_old_log_probs_of_an_earlier_policy():
     assert "old-not-sampler" not in codes(frame)
 
 
+@pytest.mark.parametrize("base", [2, 10])
+def test_a_reference_to_another_base_has_it_named(healthy, base):
+    first = found(healthy.assign(ref_logp=healthy.ref_logp / np.log(base)))[0]
+    assert re.search("another base than e|natural logarithms", first.advice)
+
+
 def test_another_reference_than_the_start(healthy):
     early = healthy.assign(step=healthy.step - healthy.step.min())
     assert "starts-away" in codes(early)
@@ -543,15 +549,14 @@ def test_a_kl_that_is_added_to_the_advantages_of_tokens(healthy, credit):
     assert "kl-rewarded" not in codes(frame.assign(advantage=frame.advantage - 0.1 * kl))
 
 
-@pytest.mark.parametrize(("temperature", "word"), [(0.8, "colder"), (1.0, None), (1.25, "hotter")])
-def test_a_sampler_at_another_temperature_than_the_entropy_says(temperature, word):
-    """Policy and reference are nearly one, so that no ratio tells."""
+def nearly_the_reference(temperature: float) -> pd.DataFrame:
+    """Policy and reference are nearly one, so that no ratio tells who sampled."""
     generator = np.random.default_rng(0)
     logits = 2 * generator.standard_normal((4000, 30))
     drawn = np.argmax(logits / temperature + generator.gumbel(size=logits.shape), axis=1)
     logp = logits - np.log(np.exp(logits).sum(1, keepdims=True))
     taken = logp[np.arange(len(logp)), drawn]
-    frame = pd.DataFrame(
+    return pd.DataFrame(
         {
             "sequence": np.arange(len(logp)) // 40,
             "logp": taken,
@@ -559,9 +564,22 @@ def test_a_sampler_at_another_temperature_than_the_entropy_says(temperature, wor
             "entropy": -(np.exp(logp) * logp).sum(1),
         }
     )
+
+
+@pytest.mark.parametrize(("temperature", "word"), [(0.8, "colder"), (1.0, None), (1.25, "hotter")])
+def test_a_sampler_at_another_temperature_than_the_entropy_says(temperature, word):
+    frame = nearly_the_reference(temperature)
     titles = [f.title for f in found(frame) if f.code == "other-sampler"]
     assert len(titles) == (word is not None)
     assert word is None or word in titles[0]
+
+
+@pytest.mark.parametrize(("base", "said"), [(2, "another base than e"), (10, "base 10")])
+def test_log_probs_to_another_base_than_the_entropy_have_it_named(base, said):
+    frame = nearly_the_reference(1.0)
+    frame[["logp", "ref_logp"]] /= np.log(base)
+    (advice,) = [f.advice for f in found(frame) if f.code == "other-sampler"]
+    assert said in advice
 
 
 @pytest.mark.parametrize("estimator", ["none", "exact", "minimax01", "k3_clip"])
