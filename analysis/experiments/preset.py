@@ -261,8 +261,10 @@ def fresh_seeds(first: int, count: int) -> tuple[int, ...]:
     Runs that are compared with another preset's seed by seed take theirs: ``other().seeds``.
 
     Raises:
-        ValueError: more than ``MOST_SEEDS``.
+        ValueError: none, or more than ``MOST_SEEDS``.
     """
+    if count < 1:
+        raise ValueError(f"num_seeds must be at least 1, not {count}")
     if count > MOST_SEEDS:
         raise ValueError(f"num_seeds must be at most {MOST_SEEDS:,}, not {count:,}")
     return tuple(range(first, first + count))

@@ -103,7 +103,7 @@ def test_the_weights_of_the_language_model_are_named() -> None:
         ("quick", {"beta": "much"}, "beta: Input should be a valid number"),
         ("quick", {"beta": float("nan")}, "beta: Input should be a finite number"),
         ("equal_kl", {"num_seeds": 0}, "num_seeds: Input should be greater than or equal to 1"),
-        ("quick", {"num_seeds": 0}, "seeds: Tuple should have at least 1 item"),
+        ("quick", {"num_seeds": 0}, "num_seeds must be at least 1, not 0"),
         ("equal_kl", {"num_seeds": 10_001}, "num_seeds must be at most 10,000, not 10,001"),
         ("quick", {"num_seeds": 10**12}, "num_seeds must be at most 10,000"),
         ("equal_kl", {"updates": 1.5}, "updates: Input should be a valid integer"),
