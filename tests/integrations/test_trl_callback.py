@@ -21,6 +21,7 @@ from tests.integrations import tiny_trl
 pytest.importorskip("trl", reason="the extra trl is not installed: make test-full")
 pytestmark = pytest.mark.peers
 
+import transformers.trainer  # noqa: E402
 import trl  # noqa: E402
 from trl import GRPOTrainer  # noqa: E402
 
@@ -58,6 +59,21 @@ def flip_advantages(trainer) -> None:
         return output
 
     trainer._generate_and_score_completions = flipped
+
+
+def test_a_run_with_liger_kernels_is_checked_too(plain, monkeypatch):
+    """TRL keeps Liger's fused loss off, and scores every token itself."""
+    applied = []
+    monkeypatch.setattr(
+        transformers.trainer, "apply_liger_kernel", lambda *given: applied.append(given[1])
+    )
+    trainer = plain(use_liger_kernel=True, max_steps=4)
+    trainer.add_callback(DiagnosisCallback(trainer, every=2))
+    trainer.train()
+    assert [config["fused_linear_cross_entropy"] for config in applied] == [False]
+    assert any("diagnosis/k1" in log for log in trainer.state.log_history)
+    page = (Path(__file__).parents[2] / "book/trl.md").read_text(encoding="utf-8")
+    assert "nothing is checked" not in page
 
 
 def test_a_sound_run_is_checked_without_a_word(plain, caplog):

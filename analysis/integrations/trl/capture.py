@@ -83,8 +83,7 @@ def settings(trainer: Any, term: KLTerm) -> Settings:
 class Capture:
     """Calls ``each`` with the fields of every training micro-batch of a trainer that is not ours.
 
-    It wraps methods of this one object; the class stays as it is. Under ``use_liger_kernel`` TRL
-    has no log-probs of its own, and nothing is seen.
+    It wraps methods of this one object; the class stays as it is.
     """
 
     def __init__(self, trainer: Any, each: Callable[[Fields], None]) -> None:
