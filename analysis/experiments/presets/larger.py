@@ -173,9 +173,9 @@ def aggregation_length_112() -> Preset:
     )
 
 
-_LANGUAGE_OUTCOME = (
-    f"{AT_EQUAL_KL} There is one model, and so one start: seeds take the place of starts, and the "
-    "interval says nothing about other models."
+_ONE_MODEL = (
+    "There is one model, and so one start: seeds take the place of starts, and the interval says "
+    "nothing about other models."
 )
 
 
@@ -206,7 +206,7 @@ _LANGUAGE = design(
         "On a language model: what does each KL term cost in accuracy against the exact KL at "
         "equal KL, and does k3 as a loss pull towards the forward KL?"
     ),
-    outcome=_LANGUAGE_OUTCOME,
+    outcome=f"{AT_EQUAL_KL} {_ONE_MODEL}",
     margin=0.05,
     predictions={
         "k3_loss < exact_loss: reward": "it was on two cores, with five seeds",
@@ -244,8 +244,7 @@ _SAMPLED = design(
     ),
     outcome=(
         f"{AT_EQUAL_KL} At equal coefficients, the logarithm of the reverse KL, with a margin of "
-        "log 1.25. There is one model, and so one start: seeds take the place of starts, and the "
-        "interval says nothing about other models."
+        f"log 1.25. {_ONE_MODEL}"
     ),
     margin=0.05,
     predictions={
