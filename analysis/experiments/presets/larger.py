@@ -258,7 +258,9 @@ _SAMPLED = design(
     },
     stopping=(
         "Trained seed by seed, in order, for as long as two cores are free: at least five seeds of "
-        "ten, and no run is read before the last has ended. Otherwise as smollm2_equal_kl, whose "
+        "ten, and no run is read before the last has ended. Eight seeds had ended when they were "
+        "read; the last two of the ten were ordered then, with every prediction as it was, and all "
+        "ten are judged. Otherwise as smollm2_equal_kl, whose "
         "runs on the same seeds, prompts and noise, on a GPU, are what these are compared with."
     ),
     pilots=(
@@ -283,16 +285,13 @@ _SAMPLED = design(
 
 @preset
 def smollm2_sampled_losses(*, weights: str = "hub") -> Preset:
-    """k2 and the prefix ratio on SmolLM2-135M-Instruct, beside the runs of ``smollm2_equal_kl``.
-
-    On its first eight seeds: these ended while two cores were free.
-    """
+    """k2 and the prefix ratio on SmolLM2-135M-Instruct, beside the runs of ``smollm2_equal_kl``."""
     terms = with_terms((0.25, 0.5), ("k2_loss", "k3_loss_attached_prefix"))
     others = smollm2_equal_kl(weights=weights)
     return Preset(
         config=others.config,
         variants=tuple(variant for variant in terms if variant != NO_KL),
-        seeds=others.seeds[:8],
+        seeds=others.seeds,
         predictions=_SAMPLED.sentences,
         design=_SAMPLED,
         beside=others,
