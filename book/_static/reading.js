@@ -35,7 +35,7 @@
     const over = [];
     for (const row of rows) {
       const missing = heads.length - row.cells.length;
-      if (missing > 0) row.dataset.over = over.slice(0, missing).join(", ");
+      if (missing > 0) row.dataset.over = over.slice(0, missing).map((said, i) => `${heads[i].textContent.trim()} ${said}`).join(", ");
       [...row.cells].forEach((cell, i) => {
         cell.dataset.column = heads[i + missing]?.textContent.trim() ?? "";
         over[i + missing] = cell.textContent.trim();
