@@ -56,10 +56,13 @@ METRICS = {
 }
 
 
-def with_interval(row: Mapping[str, Any], spec: str) -> str:
-    """A mean and its interval in one piece of text: ``+0.12 (+0.05 to +0.19)``."""
-    mean, low, high = (format_value(name, row[name], spec) for name in ("mean", "low", "high"))
-    return f"{mean} ({low} to {high})"
+def with_interval(row: Mapping[str, Any], spec: str, mean: str = "mean") -> str:
+    """A mean and its interval in one piece of text: ``+0.12 (+0.05 to +0.19)``.
+
+    ``mean`` is the name under which the row has it.
+    """
+    middle, low, high = (format_value(name, row[name], spec) for name in (mean, "low", "high"))
+    return f"{middle} ({low} to {high})"
 
 
 def differences(
