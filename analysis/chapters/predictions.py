@@ -206,13 +206,13 @@ def shown(table: pd.DataFrame, names: Mapping[str, str], **specs: str) -> pd.Dat
     of_kl = logs | table["metric"].str.startswith((JUMPS, designs.LOG))
     ratios = {name: table[name].where(~of_kl, np.exp(table[name])) for name in _ENDS}
     key = table["variant"] + "_" + table["other"] + "_" + table["metric"]
-    between = ["over" if kl else "less" for kl in of_kl]
+    signs = ["/" if kl else "−" for kl in of_kl]
     return table.assign(
         **ratios,
         key=key.str.replace(r"\W+", "_", regex=True),
         compared=[
-            f"{names.get(one, one)}, {how} {names.get(other, other)}"
-            for one, how, other in zip(table["variant"], between, table["other"], strict=True)
+            f"{names.get(one, one)} {sign} {names.get(other, other)}"
+            for one, sign, other in zip(table["variant"], signs, table["other"], strict=True)
         ],
         spec=np.where(of_kl, ".2f", table["metric"].map(specs).fillna("+.3f")),
     )

@@ -70,11 +70,12 @@ def differences(
 ) -> pd.DataFrame:
     """Judged comparisons as readers meet them: names, difference, interval and verdict.
 
-    ``extra`` are further columns of the table -> their heading; they come first.
+    A metric that all share stands in the heading of the difference. ``extra`` are further columns
+    of the table -> their heading; they come first.
     """
     called = {name: names.get(name, name) for name in {*table["variant"], *table["other"]}}
     text = table.assign(
-        compared=table["variant"].map(called) + ", less " + table["other"].map(called),
+        compared=table["variant"].map(called) + " − " + table["other"].map(called),
         between=[
             f"{format_value('low', low, spec)} to {format_value('high', high, spec)}"
             if low == low
@@ -84,12 +85,17 @@ def differences(
     )
     columns = {name: (heading, "") for name, heading in extra.items()}
     columns["compared"] = ("variants", "")
+    difference = "difference"
     if "metric" in table:
         text["metric"] = [METRICS.get(name, name) for name in text["metric"]]
-        columns["metric"] = ("of", "")
-    columns |= {"mean": ("difference", spec), "between": ("95% interval", "")}
+        columns["metric"] = ("measured", "")
+        if text["metric"].nunique() == 1:
+            difference += f" in {text['metric'].iloc[0]}"
+            del columns["metric"]
+    index = len(columns)
+    columns |= {"mean": (difference, spec), "between": ("95% interval", "")}
     columns["verdict"] = ("verdict", "")
-    return as_text(text, columns, index=len(extra) + 1 + ("metric" in table))
+    return as_text(text, columns, index=index)
 
 
 def predicted(judged: pd.DataFrame, **extra: str) -> pd.DataFrame:
@@ -110,7 +116,7 @@ def predicted(judged: pd.DataFrame, **extra: str) -> pd.DataFrame:
     ]
     columns = {
         "compared": ("variants", ""),
-        "metric": ("of", ""),
+        "metric": ("measured", ""),
         "at": ("at", ""),
         "expected": ("predicted", ""),
         "found": ("found, 95% interval", ""),
