@@ -145,9 +145,8 @@ def first_crossing(places: np.ndarray, values: np.ndarray, threshold: float) -> 
     right = above[0]
     if right == 0:
         return float(places[0])
-    low, high = values[right - 1], values[right]
-    share = (threshold - low) / (high - low)
-    return float(places[right - 1] + share * (places[right] - places[right - 1]))
+    ends = slice(right - 1, right + 1)
+    return float(np.interp(threshold, values[ends], places[ends]))
 
 
 def cost_ratio(spent: pd.DataFrame, variant: str, other: str, unit: str) -> Ratio:

@@ -24,7 +24,8 @@ def lines(report: Report) -> str:
             for e in logged
         ),
     ]
-    text += [f"ignored column {name!r}{_nearest(near)}" for name, near in _ignored(report)]
+    ignored = sorted(report.ignored_columns.items())
+    text += [f"ignored column {name!r}{_nearest(near)}" for name, near in ignored]
     for rank, finding in enumerate(report.findings, start=1):
         shown = "; ".join(f"{name} {_number(value)}" for name, value in finding.evidence.items())
         text += [
@@ -117,10 +118,6 @@ def _number(value: float | int | str) -> str:
     if isinstance(value, float) and value != value:
         return "–"
     return format_value("value", value, "" if isinstance(value, int | str) else ".3g")
-
-
-def _ignored(report: Report) -> list[tuple[str, str]]:
-    return sorted(report.ignored_columns.items())
 
 
 def _nearest(near: str) -> str:

@@ -10,7 +10,6 @@ from benchmarks.diagnosis import dump_faults as dumps
 from benchmarks.diagnosis import run_faults as runs
 
 LOG_PROBS = dumps.LOG_PROBS
-BOTH = ("logp", "old_logp")
 
 
 class Fault(NamedTuple):
