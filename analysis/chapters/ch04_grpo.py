@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from analysis import style
 from analysis.chapters import predictions
 from analysis.chapters.claims import recorded_runs
-from analysis.chapters.training_figures import KL_PANELS, bands, kl_look, seed_range
+from analysis.chapters.training_figures import KL_PANELS, bands, kl_look
 from analysis.checks import check_choice
 from analysis.experiments import ablation, recording
 from analysis.experiments.language.model import LanguageConfig
@@ -109,8 +109,11 @@ SPAN = 20
 POINTS = 15
 
 
-def training(curves: pd.DataFrame, metric: str, label: str, *, errorbar=seed_range) -> Figure:
-    """A metric of the KL terms over training, losses above, rewards below; KLs on a log scale."""
+def training(curves: pd.DataFrame, metric: str, label: str) -> Figure:
+    """A metric of the KL terms over training, losses above, rewards below; KLs on a log scale.
+
+    Bands reach from the lowest to the highest seed, which are too few for an interval.
+    """
     span = min(SPAN, math.ceil(curves["update"].max() / POINTS) or 1)
     gaps = np.diff(np.unique(curves["update"]))
     if gaps.size:  # whole logging windows
@@ -124,7 +127,7 @@ def training(curves: pd.DataFrame, metric: str, label: str, *, errorbar=seed_ran
         if "reward" in title:
             shown = [name for name in shown if name != "exact_loss"]
         looks = {name: kl_look(name) for name in shown}
-        bands(panel, table, metric, looks, errorbar=errorbar)
+        bands(panel, table, metric, looks, errorbar=("pi", 100))
         panel.set(title=title, ylabel=label, yscale="log" if metric.endswith("kl") else "linear")
     panels[-1].set_xlabel("update")
     figure.draw_without_rendering()

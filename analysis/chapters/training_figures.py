@@ -48,11 +48,6 @@ def t_interval(values: Sequence[float]) -> tuple[float, float]:
     return tuple(statistics.interval(np.asarray(values, float))[1:])
 
 
-def seed_range(values: Sequence[float]) -> tuple[float, float]:
-    """Lowest and highest seed, where they are too few for an interval."""
-    return min(values), max(values)
-
-
 def bands(
     axes: Axes,
     curves: pd.DataFrame,
