@@ -14,10 +14,6 @@ from analysis.kl.term import KLTerm
 from tests.chapters.differences import kl, slope_of
 
 
-def term(estimator: str, placement: str = "loss", *, weighting: str = "none") -> KLTerm:
-    return KLTerm(estimator=estimator, placement=placement, weighting=weighting)
-
-
 def test_noise_agrees_with_a_sample():
     one = Policies(*(x[:1] for x in random_policies(1, 9, spread=1.2, seed=5)))
     policy, log_ratio = one.logits[0].softmax(-1), (one.logits - one.ref_logits)[0]
@@ -28,7 +24,8 @@ def test_noise_agrees_with_a_sample():
     score = torch.nn.functional.one_hot(tokens, 9) - policy
     k2, k3 = (c[tokens, None] * score for c in (log_ratio, -torch.expm1(-log_ratio)))
     sampled = k2.var(0).sum() / k2.mean(0).square().sum()
-    table = study.noise_table(one, [term("k2"), term("k1", "reward")])
+    terms = [KLTerm(estimator="k2"), KLTerm(estimator="k1", placement="reward")]
+    table = study.noise_table(one, terms)
     assert sampled.item() == pytest.approx(table.samples_median[0], rel=0.03)
     assert table.samples_median[0] == pytest.approx(table.samples_median[1], rel=1e-12)
     ratio = study.noise_ratio(*one)[0].item()

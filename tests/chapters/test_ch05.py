@@ -18,19 +18,16 @@ from analysis.kl.surrogates import ESTIMATORS
 from analysis.kl.term import KLTerm
 
 
-def term(estimator: str, placement: str = "loss", *, weighting: str = "none") -> KLTerm:
-    return KLTerm(estimator=estimator, placement=placement, weighting=weighting)
-
-
 @pytest.fixture(scope="module")
 def problems():
     return study.random_problems(6, 5, spread=0.5, reward_spread=0.5, seed=3)
 
 
 def test_a_wrong_closed_form_would_be_seen(problems, monkeypatch):
-    monkeypatch.setitem(study.OPTIMA, term("k3"), study.reverse_kl_optimum)
+    k3 = KLTerm(estimator="k3")
+    monkeypatch.setitem(study.OPTIMA, k3, study.reverse_kl_optimum)
     starts = study.random_starts(problems, 1, spread=1.0, seed=4)
-    table = study.ends_table(problems, starts, [term("k3")], beta=1.0, steps=800, step_size=0.6)
+    table = study.ends_table(problems, starts, [k3], beta=1.0, steps=800, step_size=0.6)
     assert table.error[0] > 1e-2
 
 

@@ -72,9 +72,9 @@ OLD = torch.tensor([0.30, 0.50, 0.20], dtype=torch.float64)
 ADVANTAGES = torch.tensor([1.2, -0.6, -0.3], dtype=torch.float64)
 
 
-def score_mean(weights: Tensor, policy: Tensor = POLICY) -> Tensor:
+def score_mean(weights: Tensor) -> Tensor:
     """Sum of weights times scores, token by token."""
-    scores = torch.eye(len(policy), dtype=policy.dtype) - policy
+    scores = torch.eye(len(POLICY), dtype=POLICY.dtype) - POLICY
     return sum(weight * score for weight, score in zip(weights, scores, strict=True))
 
 

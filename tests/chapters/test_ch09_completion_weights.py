@@ -35,9 +35,8 @@ FIXED = enumerate_sequences(VOCAB, 3)
 ESTIMATORS = ("k1", "k2", "k3")
 
 
-def pair(sequences, seed=0, vocab=VOCAB):
-    logits = 2 * draw(sequences.num_states, vocab, seed=2 * seed)
-    return logits, 2 * draw(sequences.num_states, vocab, seed=2 * seed + 1)
+def pair(sequences, vocab=VOCAB):
+    return tuple(2 * draw(sequences.num_states, vocab, seed=seed) for seed in (0, 1))
 
 
 def lengths(sequences):

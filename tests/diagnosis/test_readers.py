@@ -25,8 +25,8 @@ ROWS = [
 NAMES = ("sequence", "position", "logp", "old_logp", "ref_logp", "mask")
 
 
-def csv_text(rows=ROWS, names=NAMES) -> str:
-    lines = [",".join(names)]
+def csv_text(rows=ROWS) -> str:
+    lines = [",".join(NAMES)]
     lines += [",".join(str(value) for value in row) for row in rows]
     return "\n".join(lines) + "\n"
 

@@ -78,8 +78,8 @@ def tasks(sweep: int | None = None) -> list[psutil.Process]:
     return found
 
 
-def until(true: Callable[[], object], seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
+def until(true: Callable[[], object]) -> None:
+    end = time.monotonic() + 120.0
     while not true():
         assert time.monotonic() < end, "nothing happened"
         time.sleep(0.01)

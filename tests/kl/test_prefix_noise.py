@@ -62,10 +62,10 @@ class Shared:
         return (self.variance(self.k3) / self.variance(self.reward)).item()
 
 
-def end_or_go_on(length, drift, *, stale=0.0, go_on=0.8):
+def end_or_go_on(length, drift, *, stale=0.0):
     """One row for every state, two tokens: 0 goes on, 1 ends."""
     sequences = enumerate_sequences(2, length, eos=1)
-    policy = rows([go_on, 1 - go_on])
+    policy = rows([0.8, 1 - 0.8])
     shift = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
     groups = torch.zeros(sequences.num_states, dtype=torch.long)
     return Shared(sequences, groups, policy, policy - drift * shift, policy + stale * shift)

@@ -58,7 +58,7 @@ As decided (S4-12) and misprinted in E-S1-03; `S4-12` is code and S4-99 nothing.
 LEDGER = "# Ledger\n\n(s4-12)=\nS4-12 is here.\n\n(e-s1-03)=\nE-S1-03 is here.\n"
 
 
-def build(root: Path, module: str = MODULE, page: str = PAGE) -> tuple[dict[str, str], str]:
+def build(root: Path, module: str = MODULE) -> tuple[dict[str, str], str]:
     """The pages of a book of one module, and what Sphinx warned of."""
     book = root / "book"
     book.mkdir()
@@ -66,7 +66,7 @@ def build(root: Path, module: str = MODULE, page: str = PAGE) -> tuple[dict[str,
     (root / "index.md").write_text(
         "# Index\n\n```{toctree}\nbook/page\nbook/ledger\nbook/api\n```\n"
     )
-    (book / "page.md").write_text(page)
+    (book / "page.md").write_text(PAGE)
     (book / "ledger.md").write_text(LEDGER)
     (book / "api.md").write_text(
         "# API\n\n```{eval-rst}\n.. automodule:: api_example\n   :members:\n```\n"

@@ -51,12 +51,12 @@ def unsourced(text: str) -> list[str]:
     ]
 
 
-def works(*authors: str, year: str = "2025") -> BibliographyData:
+def works(*authors: str) -> BibliographyData:
     """A bibliography of one work for each list of authors, titled A, B, C in reverse order."""
     titles = reversed("ABCDEF"[: len(authors)])
     return parse_string(
         "".join(
-            f"@misc{{w{i}, author = {{{who}}}, title = {{{title}}}, year = {{{year}}}}}\n"
+            f"@misc{{w{i}, author = {{{who}}}, title = {{{title}}}, year = {{2025}}}}\n"
             for i, (who, title) in enumerate(zip(authors, titles, strict=True))
         ),
         "bibtex",

@@ -88,9 +88,9 @@ class Population:
             update=self.update,
         )
 
-    def expected(self, run, groups=None):
+    def expected(self, run):
         """Loss and gradient [N] of a naive run."""
-        loss = naive_loss(run, groups)
+        loss = naive_loss(run)
         weights = list(run.weights.values())
         parts = torch.autograd.grad(loss, weights, allow_unused=True) if loss.requires_grad else ()
         parts = [

@@ -118,11 +118,11 @@ def of_completions(run, completions, shaped):
     return torch.log(1 + torch.exp(-margin))
 
 
-def naive_loss(run, groups=None):
-    """The loss of a run, with gradient; ``groups`` from :func:`naive.read` if already read."""
+def naive_loss(run):
+    """The loss of a run, with gradient."""
     variant, lesson = run.variant, run.variant.distillation
     policy_rows, kl_rows, whole = [], [], []
-    for p, completions in enumerate(naive.read(run) if groups is None else groups):
+    for p, completions in enumerate(naive.read(run)):
         shaped = naive.shaped_rewards(run, p, completions)
         if variant.advantage.drop_uniform_groups and shaped.max() == shaped.min():
             continue

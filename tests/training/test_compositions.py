@@ -66,8 +66,8 @@ def config(small_config):
     return small_config.model_copy(update=changed)
 
 
-def runs(variants, seed=5):
-    return [Run(variant=variant, seed=seed + place % 2) for place, variant in enumerate(variants)]
+def runs(variants):
+    return [Run(variant=variant, seed=5 + place % 2) for place, variant in enumerate(variants)]
 
 
 def teaches(variant: Variant) -> bool:

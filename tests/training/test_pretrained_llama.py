@@ -30,11 +30,9 @@ def llama_config(kv_heads: int = 2, *, tied: bool = False) -> LlamaConfig:
     return llama(**sizes, num_heads=4, num_kv_heads=kv_heads, tied=tied)
 
 
-def llama_policy(
-    config: LlamaConfig, attention: str = "explicit", dtype=torch.float64, shared: int = 0
-):
+def llama_policy(config: LlamaConfig, attention: str, *, shared: int = 0) -> LlamaPolicy:
     forward = ForwardConfig(attention=attention)
-    return LlamaPolicy(random_llama(config, 3, dtype), LoraConfig(rank=2), forward, shared)
+    return LlamaPolicy(random_llama(config, 3, torch.float64), LoraConfig(rank=2), forward, shared)
 
 
 def tokens(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -50,10 +48,10 @@ def texts() -> tuple[torch.Tensor, torch.Tensor]:
     return prompts, tokens(RUNS, PROMPTS, GROUP, STEPS, seed=1)
 
 
-def runs_apart(policy: LlamaPolicy, runs: int, seed: int = 0) -> torch.Tensor:
+def runs_apart(policy: LlamaPolicy, runs: int) -> torch.Tensor:
     """Weights [M, N] whose adapters do something, each run's something else."""
     weights = policy.start().repeat(runs, 1)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     return weights + 0.2 * torch.randn(weights.shape, generator=generator, dtype=weights.dtype)
 
 
