@@ -147,9 +147,6 @@ def noise_numbers(table: pd.DataFrame) -> dict[str, tuple[float, str]]:
     Ratios of the theory's noise to that of k2 as a loss, where they are taken, and how many points
     have their line inside their interval. ``k3_own`` is over the squared norms of the expected
     gradients of k3 and k2 too; their difference is known by its norm (``bias``), so it is a bound.
-
-    Args:
-        table: of :func:`analysis.experiments.gradient_noise.recorded`.
     """
     noise = table.pivot(index="reverse_kl", columns="term")
     by_term, bias = noise["theory"], noise["bias"]["k3_loss"].iloc[-1]
@@ -207,11 +204,7 @@ def draw_curves(names: Sequence[str] = COMPARED, *, preset: str = "equal_kl") ->
 
 
 def draw_costs(table: pd.DataFrame) -> Figure:
-    """Reward at equal KL, less that of the exact KL, one row a setting.
-
-    Args:
-        table: of :func:`costs`.
-    """
+    """Reward at equal KL, less that of the exact KL, of :func:`costs`: one row a setting."""
     settings = table.groupby("setting", sort=False)
     figure, axes = style.subplots(height=1.4 + 0.7 * len(settings))
     for place, (_, rows) in enumerate(settings):
@@ -249,11 +242,7 @@ def draw_kls(finals: pd.DataFrame) -> Figure:
 
 
 def draw_noise(table: pd.DataFrame) -> Figure:
-    """Noise over the KL reached: lines by the theory, points as the trainer sampled it.
-
-    Args:
-        table: of :func:`analysis.experiments.gradient_noise.recorded`.
-    """
+    """Recorded noise over the KL reached: lines by the theory, points as the trainer sampled it."""
     figure, axes = style.subplots(height=4.0)
     for term, rows in table.groupby("term", sort=False):
         look, distance = _look(term), rows["reverse_kl"]

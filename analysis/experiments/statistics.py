@@ -63,11 +63,8 @@ def interval(values: np.ndarray, *, level: float = LEVEL) -> Interval:
 
 
 def p_value(values: np.ndarray) -> np.ndarray:
-    """Two-sided p value of a mean of zero: below 0.05 exactly where :func:`interval` excludes it.
-
-    Args:
-        values: [..., S].
-    """
+    """Two-sided p value of a mean of zero over the seeds [..., S]: below 0.05 exactly where
+    :func:`interval` excludes it."""
     return _p_zero(*moments(values))
 
 

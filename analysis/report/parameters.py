@@ -68,12 +68,7 @@ class Parameter:
 
 
 def declared_parameters(notebook: Mapping[str, Any], label: str) -> dict[str, Parameter]:
-    """The parameters that a notebook declares, by name.
-
-    Args:
-        notebook: the parsed .ipynb.
-        label: how messages name it.
-    """
+    """The parameters that a parsed notebook declares, by name; messages call it ``label``."""
     cells = [
         cell
         for cell in notebook["cells"]

@@ -182,11 +182,8 @@ def read_provenance(path: Path) -> Provenance | None:
 
 
 def why_stale(project: Project, files: RunFiles, inputs: Mapping[str, str]) -> str | None:
-    """Why the run in ``files`` may not stand for ``inputs``; None when it may.
-
-    Args:
-        inputs: what the run should have been made from; parts left out are not compared.
-    """
+    """Why the run in ``files`` may not stand for ``inputs``, what it should have been made from;
+    None when it may. Parts left out are not compared."""
     if failure := _failure(files):
         return f"its last run failed: {failure}"
     if not files.output.is_file():
@@ -214,12 +211,8 @@ def _failure(files: RunFiles) -> str | None:
 
 
 def store_ledger(project: Project, problems: Mapping[str, str], reads: Iterable[str]) -> None:
-    """Keep how recomputing the whole ledger ended, with the hash of what it was made from.
-
-    Args:
-        problems: the claims that disagree, each with how.
-        reads: the files that were opened.
-    """
+    """Keep which claims disagreed, and how, when the whole ledger was recomputed, with the hash of
+    what it was made from: ``reads`` are the files that were opened."""
     content = {
         "inputs": _ledger_inputs(project),
         "reads": reads_sha256(reads, project.root),

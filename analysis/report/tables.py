@@ -21,7 +21,6 @@ def as_text(
     """Rounded, renamed and ordered columns of a tidy frame, ready to show.
 
     Args:
-        frame: tidy results.
         columns: for each column to show, its heading and its number format (``""`` for text).
         index: how many leading columns head the rows.
     """
