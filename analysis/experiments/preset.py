@@ -157,12 +157,16 @@ class Preset(Schema):
     #: None of populations that were recorded before there were designs.
     design: Design | None = None
     #: Recorded before, with this configuration on these seeds: predictions compare with its
-    #: variants too.
+    #: variants too, and with those that it is beside.
     beside: Preset | None = None
 
     @model_validator(mode="after")
     def _predictions_compare_what_is_trained(self) -> Preset:
-        compared = (*self.variants, *(self.beside.variants if self.beside else ()))
+        compared = list(self.variants)
+        others = self.beside
+        while others is not None:
+            compared += others.variants
+            others = others.beside
         coefficients: dict[str, set[float]] = {variant.name: set() for variant in compared}
         for variant in compared:
             if variant.kl.estimator != "none":

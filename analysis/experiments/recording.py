@@ -116,7 +116,7 @@ def load(directory: Path) -> Recording:
 
 
 def with_others(recording: Recording) -> Recording:
-    """The recording, and the runs on its seeds of what was recorded beside it.
+    """The recording, and the runs on its seeds of what it was recorded beside, in turn.
 
     Raises:
         ValueError: they were trained with another configuration.
@@ -125,7 +125,7 @@ def with_others(recording: Recording) -> Recording:
     if beside is None:
         return recording
     folder = folder_of(beside.name)
-    others = load(folder)
+    others = with_others(load(folder))
     if others.preset.config != recording.preset.config:
         raise ValueError(
             f"{recording.preset.name} and {folder} were trained with different configurations: "

@@ -59,7 +59,8 @@ def test_every_preset_can_be_run_again_on_other_seeds(name: str) -> None:
 def test_no_two_presets_share_seeds_unless_one_takes_them_from_the_other() -> None:
     seeds = {name: set(make_preset(name, {}).seeds) for name in PRESETS}
     named = {name: set(inspect.unwrap(of).__code__.co_names) for name, of in PRESETS.items()}
-    taken = {name: ({name} | named[name]) & set(PRESETS) for name in PRESETS}
+    direct = {name: ({name} | named[name]) & set(PRESETS) for name in PRESETS}
+    taken = {name: set().union(*map(direct.get, names)) for name, names in direct.items()}
     for one, other in itertools.combinations(seeds, 2):
         another_policy = (one in TINY) != (other in TINY)
         compared = taken[one] & taken[other]

@@ -27,6 +27,7 @@ from analysis.experiments.presets.designed import (
 )
 from analysis.experiments.presets.language import smollm2
 from analysis.training.tiny.tasks import SortTask
+from analysis.training.variants import Variant
 
 NUM_STARTS = 20
 #: First seed of the starts; no other preset uses them.
@@ -286,7 +287,8 @@ _SAMPLED = design(
 @preset
 def smollm2_sampled_losses(*, weights: str = "hub") -> Preset:
     """k2 and the prefix ratio on SmolLM2-135M-Instruct, beside the runs of ``smollm2_equal_kl``."""
-    return _beside_equal_kl(_SAMPLED, (0.25, 0.5), ("k2_loss", "k3_loss_attached_prefix"), weights)
+    terms = with_terms((0.25, 0.5), ("k2_loss", "k3_loss_attached_prefix"))
+    return _beside(smollm2_equal_kl(weights=weights), _SAMPLED, terms)
 
 
 _COEFFICIENT_ONE = design(
@@ -339,20 +341,16 @@ _COEFFICIENT_ONE = design(
 
 @preset
 def smollm2_coefficient_one(*, weights: str = "hub") -> Preset:
-    """The fifth coefficient of ``smollm2_equal_kl``, for all its terms on all its seeds."""
-    return _beside_equal_kl(
-        _COEFFICIENT_ONE, (1.0,), ("exact_loss", "k3_loss", "k1_reward"), weights
-    )
+    """The fifth coefficient of ``smollm2_equal_kl``, beside it and ``smollm2_sampled_losses``."""
+    terms = with_terms((1.0,), ("exact_loss", "k3_loss", "k1_reward"))
+    return _beside(smollm2_sampled_losses(weights=weights), _COEFFICIENT_ONE, terms)
 
 
-def _beside_equal_kl(
-    design: Design, betas: tuple[float, ...], terms: tuple[str, ...], weights: str
-) -> Preset:
-    """Terms on the seeds, prompts and noise of ``smollm2_equal_kl``, which has the rest."""
-    others = smollm2_equal_kl(weights=weights)
+def _beside(others: Preset, design: Design, terms: tuple[Variant, ...]) -> Preset:
+    """Terms on the seeds, prompts and noise of a preset that was recorded before."""
     return Preset(
         config=others.config,
-        variants=tuple(variant for variant in with_terms(betas, terms) if variant != NO_KL),
+        variants=tuple(variant for variant in terms if variant != NO_KL),
         seeds=others.seeds,
         predictions=design.sentences,
         design=design,
