@@ -6,7 +6,7 @@ import pandas as pd
 
 from analysis.chapters import ch19_equal_kl, predictions
 from analysis.chapters.claims import difference
-from analysis.experiments import recording, summaries
+from analysis.experiments import designs, recording, summaries
 
 
 def finals(name: str) -> pd.DataFrame:
@@ -62,3 +62,36 @@ def test_samples_of_a_teacher_end_below_its_vocabulary_on_own_samples():
         summaries.paired(finals(name), pair) for name in ("distillation", "distillation_sparse")
     )
     assert (found["high"] < 0).all()
+
+
+def test_at_a_large_beta_k1_in_the_reward_ends_farther_than_the_exact_kl():
+    for beta in (1.0, 3.0):
+        found = predictions.unpredicted(
+            "equal_kl_large", "k1_reward", "exact_loss", "reverse_kl", beta
+        )
+        assert found["low"] > 0
+
+
+def test_in_one_design_the_weight_helps_k2_on_stale_samples():
+    """Beside one in which it costs accuracy at one beta, and one where at equal KL neither."""
+    for folder in ("stale_starts_cpu", "stale_starts_cuda"):
+        table = designs.judged_predictions(recording.load(recording.RESULTS / folder))
+        table = table.set_index(["variant", "other", "metric"])
+        assert table.loc[("k2", "k2_detached", "reward"), "high"] < 0
+    table = predictions.judged("staleness").set_index(["variant", "other", "metric"])
+    assert table.loc[("k2_detached_lag_16", "k2_lag_16", "own_accuracy"), "high"] < 0
+    summed = predictions.unpredicted("stale_starts", "exact", "k2", "reward", 0.3)
+    assert summed["low"] > 0
+
+
+def test_a_tight_range_of_gspo_loses_on_neither_fresh_nor_old_samples():
+    fresh = predictions.judged("objectives").set_index("variant")
+    old = predictions.judged("stale_masking").set_index("variant")
+    assert fresh.loc["gspo_narrow", "outcome"] == "holds"  # equivalent
+    assert old.loc["gspo_tight", "low"] > 0
+
+
+def test_from_easy_starts_the_whole_vocabulary_need_not_beat_the_reward():
+    for variant, above in (("reverse_exact", True), ("forward_exact", False)):
+        found = predictions.unpredicted("distillation", variant, "grpo", "own_accuracy", 0.0)
+        assert found["low"] > 0 if above else found["high"] < 0
