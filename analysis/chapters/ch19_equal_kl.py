@@ -145,22 +145,17 @@ def noise_numbers(table: pd.DataFrame) -> dict[str, tuple[float, str]]:
     """What the prose says of the recorded noise of gradients, and how it is written.
 
     Ratios of the theory's noise to that of k2 as a loss, where they are taken, and how many points
-    have their line inside their interval. ``k3_own`` is over the squared norms of the expected
-    gradients of k3 and k2 too; their difference is known by its norm (``bias``), so it is a bound.
+    have their line inside their interval.
     """
     noise = table.pivot(index="reverse_kl", columns="term")
-    by_term, bias = noise["theory"], noise["bias"]["k3_loss"].iloc[-1]
-    exact, k3, k1 = (
-        by_term[name] / by_term["k2_loss"] for name in ("exact_loss", "k3_loss", "k1_reward")
-    )
+    by_term = noise["theory"]
+    exact, k3 = (by_term[name] / by_term["k2_loss"] for name in ("exact_loss", "k3_loss"))
     inside = (table["sampled"] - table["theory"]).abs() < HALF_WIDTH * table["standard_error"]
     return {
         "exact_low": (exact.min(), ".2f"),
         "exact_high": (exact.max(), ".2f"),
         "k3_near": (k3.iloc[0], ".2f"),
         "k3_far": (k3.iloc[-1], ".0f"),
-        "k3_own": (k3.iloc[-1] / (bias - 1) ** 2, ".0f"),
-        "k1_high": (k1.max(), ".2f"),
         "nearest": (by_term.index[0], ".2f"),
         "farthest": (by_term.index[-1], ".2f"),
         "inside": (inside.sum(), "d"),
@@ -206,7 +201,7 @@ def draw_curves(names: Sequence[str] = COMPARED, *, preset: str = "equal_kl") ->
 def draw_costs(table: pd.DataFrame) -> Figure:
     """Reward at equal KL, less that of the exact KL, of :func:`costs`: one row a setting."""
     settings = table.groupby("setting", sort=False)
-    figure, axes = style.subplots(height=1.4 + 0.7 * len(settings))
+    figure, axes = style.subplots(height=1.4 + 0.5 * len(settings))
     for place, (_, rows) in enumerate(settings):
         reach, margin = [place - 0.42, place + 0.42], rows["margin"].iloc[0]
         axes.fill_betweenx(reach, -margin, margin, color=style.QUIET, alpha=0.12, lw=0)
@@ -226,7 +221,7 @@ def draw_costs(table: pd.DataFrame) -> Figure:
 
 def draw_kls(finals: pd.DataFrame) -> Figure:
     """Reverse KL at the end over the coefficient, by :data:`PLACED`; dotted: no KL term."""
-    figure, panels = style.subplots(len(PLACED), 1, height=5.4, sharex=True, sharey=True)
+    figure, panels = style.subplots(len(PLACED), 1, height=4.6, sharex=True, sharey=True)
     table = by_variant(finals, ["reverse_kl"]).set_index("variant")
     for axes, (title, variants) in zip(panels, PLACED.items(), strict=True):
         axes.axhline(table.loc["none", "mean"], color=style.QUIET, linestyle=":")
@@ -243,7 +238,7 @@ def draw_kls(finals: pd.DataFrame) -> Figure:
 
 def draw_noise(table: pd.DataFrame) -> Figure:
     """Recorded noise over the KL reached: lines by the theory, points as the trainer sampled it."""
-    figure, axes = style.subplots(height=4.0)
+    figure, axes = style.subplots(height=3.5)
     for term, rows in table.groupby("term", sort=False):
         look, distance = _look(term), rows["reverse_kl"]
         axes.plot(distance, rows["theory"], **look | {"marker": ""})
