@@ -25,22 +25,16 @@ class Comparison(NamedTuple):
 EVIDENCE: dict[str, Comparison] = {
     "kl_or_none": Comparison("equal_kl", "k2_loss", "none", "accuracy", 0.3),
     "kl_or_none_half": Comparison("half_step", "k2_loss", "none", "accuracy", 0.3),
-    "k1_loss": Comparison("equal_kl", "k1_loss", "none", "accuracy", 0.3),
-    "k1_reward": Comparison("equal_kl", "k1_reward", "exact_loss", "accuracy", 0.3),
     "k3_reward": Comparison("equal_kl", "k3_reward", "none", "accuracy", 0.3),
-    "k2_sequence": Comparison("kl_axes", "k2_loss_sequence", "k1_reward_sequence", "accuracy"),
-    "merged": Comparison("three_ways", "merged_old", "exact_loss", "accuracy", 0.3),
     "merged_wide": Comparison("three_ways", "merged_old_wide", "merged_old", "accuracy", 0.3),
     "weight_k3": Comparison("staleness", "k3_attached_lag_16", "k3_lag_16", "own_accuracy", 0.3),
     "weight_k2": Comparison("staleness", "k2_detached_lag_16", "k2_lag_16", "own_accuracy", 0.3),
-    "exact_stale": Comparison("staleness", "exact_lag_16", "k2_lag_16", "own_accuracy", 0.3),
     "no_weight": Comparison("stale_masking", "reinforce", "token", "own_accuracy"),
     "masked": Comparison("stale_masking", "reinforce_mask_0.1", "token", "own_accuracy"),
     "stale": Comparison("stale_masking", "token", "fresh", "own_accuracy"),
     "noisy_std": Comparison("near_ties", "group_std_noisy", "group_std", "accuracy"),
     "noisy_floor": Comparison("near_ties", "std_min_noisy", "group_std", "accuracy"),
     "clip_higher": Comparison("clip_higher", "higher", "symmetric", "entropy"),
-    "unclipped": Comparison("clip_higher", "unclipped", "symmetric", "accuracy"),
     "price": Comparison("length_growth", "linear_price", "grpo", "accuracy"),
     "overlong": Comparison("length_growth", "soft_overlong", "grpo", "length"),
     "process": Comparison("process", "process", "outcome", "accuracy"),
@@ -87,15 +81,13 @@ NAMES = {
 SAYS = {
     "equivalent": {"kl_or_none_half", "opd_easy", "top_p"},
     "suggestive": {
-        "k1_loss",
-        "k1_reward",
         "weight_k2",
         "weight_k3",
         "overlong",
         "hot",
         "hot_corrected",
     },
-    "unresolved": {"merged", "k2_sequence", "noisy_floor", "clip_higher"},
+    "unresolved": {"noisy_floor", "clip_higher"},
 }
 
 
