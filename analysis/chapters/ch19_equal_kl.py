@@ -201,7 +201,7 @@ def draw_curves(names: Sequence[str] = COMPARED, *, preset: str = "equal_kl") ->
 def draw_costs(table: pd.DataFrame) -> Figure:
     """Reward at equal KL, less that of the exact KL, of :func:`costs`: one row a setting."""
     settings = table.groupby("setting", sort=False)
-    figure, axes = style.subplots(height=1.4 + 0.5 * len(settings))
+    figure, axes = style.subplots(height=1.4 + 0.45 * len(settings))
     for place, (_, rows) in enumerate(settings):
         reach, margin = [place - 0.42, place + 0.42], rows["margin"].iloc[0]
         axes.fill_betweenx(reach, -margin, margin, color=style.QUIET, alpha=0.12, lw=0)
@@ -221,7 +221,7 @@ def draw_costs(table: pd.DataFrame) -> Figure:
 
 def draw_kls(finals: pd.DataFrame) -> Figure:
     """Reverse KL at the end over the coefficient, by :data:`PLACED`; dotted: no KL term."""
-    figure, panels = style.subplots(len(PLACED), 1, height=4.6, sharex=True, sharey=True)
+    figure, panels = style.subplots(len(PLACED), 1, height=4.2, sharex=True, sharey=True)
     table = by_variant(finals, ["reverse_kl"]).set_index("variant")
     for axes, (title, variants) in zip(panels, PLACED.items(), strict=True):
         axes.axhline(table.loc["none", "mean"], color=style.QUIET, linestyle=":")

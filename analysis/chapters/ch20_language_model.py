@@ -198,7 +198,7 @@ HIGHEST = 3.0
 def readings_figure(table: pd.DataFrame) -> Figure:
     """What each of :func:`readings` shows over the exact KL, a panel an estimator."""
     names = list(table["estimator"].unique())
-    figure, panels = style.subplots(len(names), 1, height=4.8, sharex=True, sharey=True)
+    figure, panels = style.subplots(len(names), 1, height=4.7, sharex=True, sharey=True)
     for panel, name in zip(panels, names, strict=True):
         rows = table[table["estimator"] == name]
         look = style.line(name)
@@ -217,7 +217,7 @@ def elsewhere_figure(table: pd.DataFrame, shown: Sequence[tuple[str, float]]) ->
     variant and beta; larger for a larger beta."""
     skills = list(table["skill"].unique())
     rows = table.set_index(["variant", "beta", "skill"]).sort_index()
-    figure, axes = style.subplots(height=1.4 + 0.5 * len(skills))
+    figure, axes = style.subplots(height=1.4 + 0.45 * len(skills))
     for index, (variant, beta) in enumerate(shown):
         called = NAMES[variant] + (f", $\\beta$={beta:g}" if beta else "")
         look = style.line(*KL_TERMS[variant], label=called)
