@@ -198,7 +198,7 @@ HIGHEST = 3.0
 def readings_figure(table: pd.DataFrame) -> Figure:
     """What each of :func:`readings` shows over the exact KL, a panel an estimator."""
     names = list(table["estimator"].unique())
-    figure, panels = style.subplots(len(names), 1, height=4.7, sharex=True, sharey=True)
+    figure, panels = style.subplots(len(names), 1, height=5.6, sharex=True, sharey=True)
     for panel, name in zip(panels, names, strict=True):
         rows = table[table["estimator"] == name]
         look = style.line(name)
