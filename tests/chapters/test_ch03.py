@@ -16,7 +16,7 @@ from analysis.chapters.ch01_estimators import LIU_APPENDIX_D, GaussianPair, log_
 from analysis.kl import estimators
 from analysis.kl.estimators import k3
 from analysis.kl.gaussians import moments
-from analysis.kl.variance import estimator_variances
+from analysis.kl.variance import estimator_variances, optimal_control_weight
 
 PAIRS = [LIU_APPENDIX_D, GaussianPair(-0.5, 0.6, 0.4, 0.9)]
 
@@ -184,6 +184,21 @@ def test_random_drifts_obey_the_rule_of_one_half():
     assert (drifts.optimal <= np.minimum(1, drifts.ratio) * (1 + 1e-9)).all()
     for ratio in (drifts.ratio, drifts.ratio_k2):
         assert (ratio < 1).any() and (ratio > 1).any()
+
+
+def test_far_from_the_reference_the_optimal_weight_can_exceed_one_without_bound():
+    """Old statement: farther out the optimum slides back to k1."""
+    weights, kls = [], []
+    for rare in (1e-1, 1e-2, 1e-4, 1e-8):
+        policy, reference = np.array([0.5, 0.5]), np.array([1 - rare, rare])
+        ratio = reference / policy
+        covariance = (policy * (ratio - 1) * np.log(ratio)).sum()
+        weights.append(covariance / (policy * (ratio - 1) ** 2).sum())
+        kls.append(-(policy * np.log(ratio)).sum())
+        pair = (torch.from_numpy(np.log(x)) for x in (policy, reference))
+        assert optimal_control_weight(*pair).item() == pytest.approx(weights[-1], rel=1e-9)
+    assert sorted(kls) == kls and sorted(weights) == weights
+    assert weights[0] > 1 and weights[-1] > 9
 
 
 def mean(function):
