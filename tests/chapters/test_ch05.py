@@ -136,6 +136,25 @@ def test_a_k1_step_takes_twins_apart_and_its_flipped_sign_takes_them_together(st
             assert (sign * (after - before) > 0).all()
 
 
+def test_twins_with_the_same_random_numbers_can_draw_different_tokens():
+    """Old statement: reading the same random numbers, runs of the k1 loss never come closer, and
+    those of the flipped sign never part."""
+    y, z = random_policies(500, 2, spread=1.0, seed=22)
+    starts = (y, y + 0.5 * z)
+    for name, sign in (("k1", 1), ("flipped", -1)):
+        options = {"step_size": 0.1, "steps": 1, "seed": 23}
+        ends = [study.sampled_descent(x, x, study.WALKS[name], **options)[-1] for x in starts]
+        moves = [
+            (end - start.log_softmax(-1))[:, 0] for end, start in zip(ends, starts, strict=True)
+        ]
+        apart = moves[0] * moves[1] < 0  # one lowers the token that the other raises
+        assert 0 < apart.sum() < len(apart) / 2
+        before, after = ((one - other).diff(dim=-1).abs()[:, 0] for one, other in (starts, ends))
+        grown = sign * (after - before)
+        assert (grown[~apart] > -1e-5).all()
+        assert (grown[apart] < 0).double().mean() > 0.9
+
+
 def test_the_last_bit_decides_no_run(monkeypatch):
     walk = partial(
         study.sampled_descent,
