@@ -570,3 +570,25 @@ def test_k3_can_be_the_quieter_loss_with_no_token_nearly_forbidden():
         for name in ("k2", "k3")
     }
     assert noise["k3"] < 0.8 * noise["k2"]
+
+
+def test_k1_in_the_reward_has_the_reverse_kls_gradient_on_fresh_samples_only():
+    """As trainers compute it: the sampler's log-ratio, weighted with the ratio."""
+    policy, reference = numbers(0.6, 0.3, 0.1), numbers(0.2, 0.3, 0.5)
+    logits = policy.log().requires_grad_(True)
+    (exact,) = torch.autograd.grad(reverse_kl(logits, reference.log()), logits)
+    for sampler, right in ((policy, True), (numbers(0.4, 0.4, 0.2), False)):
+        owed = (sampler / reference).log()
+        found = (sampler * (policy / sampler) * owed) @ (torch.eye(3).double() - policy)
+        assert ((found - exact).norm() < EXACT) == right
+        assert right or (found - exact).norm() > 0.5 * exact.norm()
+
+
+def test_the_mean_of_k2_is_not_the_kl():
+    """Old statement: an estimator's mean is the KL."""
+    policy, reference = numbers(0.7, 0.25, 0.05), numbers(0.4, 0.3, 0.3)
+    kl = (policy * (policy / reference).log()).sum().item()
+    means = {k.__name__: (policy @ k(policy.log(), reference.log())).item() for k in (k1, k2, k3)}
+    assert means["k1"] == pytest.approx(kl, abs=EXACT)
+    assert means["k3"] == pytest.approx(kl, abs=EXACT)
+    assert abs(means["k2"] / kl - 1) > 0.2
