@@ -592,3 +592,32 @@ def test_the_mean_of_k2_is_not_the_kl():
     assert means["k1"] == pytest.approx(kl, abs=EXACT)
     assert means["k3"] == pytest.approx(kl, abs=EXACT)
     assert abs(means["k2"] / kl - 1) > 0.2
+
+
+def test_under_one_over_length_neither_order_nor_conversion_holds():
+    """Reward less KL against its gradient, which leave-one-out has for every group; and 1 - r
+    passed on through the return against own-token credit. Summed over tokens, and averaged."""
+    answers = enumerate_sequences(2, 3, eos=1)
+    draws = torch.Generator().manual_seed(0)
+    logits, reference = torch.randn(2, answers.num_states, 2, generator=draws, dtype=torch.float64)
+    rewards = torch.randn(len(answers.mask), generator=draws, dtype=torch.float64)
+    logits.requires_grad_(True)
+    logp, ref_logp = token_logp(logits, answers), token_logp(reference, answers)
+    chance = logp.sum(-1).exp()
+    kl = (logp - ref_logp).sum(-1)
+    (goal,) = torch.autograd.grad(chance @ (rewards - 0.4 * kl), logits, retain_graph=True)
+
+    def gradient(credit, weights):
+        value = (chance.detach()[:, None] * weights * credit.detach() * logp).sum()
+        return torch.autograd.grad(value, logits, retain_graph=True)[0]
+
+    penalised = (rewards - 0.4 * kl)[:, None].expand_as(logp)
+    own = -torch.expm1(ref_logp - logp)
+    to_go = own.flip(-1).cumsum(-1).flip(-1)
+    mean = 1 / answers.mask.sum(-1, keepdim=True)
+    for weights, right in ((torch.ones_like(mean), True), (mean, False)):
+        pairs = ((penalised, goal), (to_go, gradient(own, weights)))
+        for credit, claimed in pairs:
+            both = torch.stack([gradient(credit, weights), claimed]).flatten(1)
+            assert ((both[0] - both[1]).norm() < EXACT) == right
+            assert right or torch.linalg.matrix_rank(both, rtol=1e-3) == 2  # nor is the direction
