@@ -9,6 +9,7 @@ import torch
 
 from analysis.chapters.ch14_frameworks import openrlhf
 from analysis.kl.ascent import expected_ascent
+from analysis.kl.credit import credit_moments
 from analysis.kl.divergences import entropy, forward_kl, reverse_kl
 from analysis.kl.enumeration import expected_gradient, gradient_moments, reverse_kl_gradient
 from analysis.kl.estimators import k1, k2, k3
@@ -621,3 +622,42 @@ def test_under_one_over_length_neither_order_nor_conversion_holds():
             both = torch.stack([gradient(credit, weights), claimed]).flatten(1)
             assert ((both[0] - both[1]).norm() < EXACT) == right
             assert right or torch.linalg.matrix_rank(both, rtol=1e-3) == 2  # nor is the direction
+
+
+def test_not_every_loss_of_single_tokens_has_the_gradient_at_the_visited_states():
+    """By hand on answers of two of two tokens: plain k3 weighs a token with nothing else."""
+    answers = enumerate_sequences(2, 2)
+    draws = torch.Generator().manual_seed(1)
+    logits, reference = torch.randn(2, 3, 2, generator=draws, dtype=torch.float64)
+    logits.requires_grad_(True)
+    logp, ref_logp = token_logp(logits, answers), token_logp(reference, answers)
+    visits = torch.cat([numbers(1.0), logits[0].softmax(-1)]).detach()
+    reverse, forward = (
+        torch.autograd.grad(visits @ kl(logits, reference), logits)[0]
+        for kl in (reverse_kl, forward_kl)
+    )
+    chance = logp.sum(-1).exp().detach()
+    found = {
+        k.__name__: torch.autograd.grad(
+            chance @ k(logp, ref_logp).sum(-1), logits, retain_graph=True
+        )[0]
+        for k in (k1, k2, k3)
+    }
+    assert (found["k2"] - reverse).norm() < EXACT
+    assert (found["k3"] - forward).norm() < EXACT
+    assert found["k1"].norm() < EXACT
+    assert (forward - reverse).norm() > 0.1
+
+
+def test_seldom_tokens_that_lost_probability_can_leave_the_best_constant_positive():
+    """A row for every prefix, in each of which the seldom token has lost probability."""
+    answers = enumerate_sequences(2, 2)
+    second = numbers(0.999, 0.001)
+    policy = torch.stack([numbers(0.95, 0.05), second, second]).log()
+    reference = torch.stack([numbers(0.9, 0.1), 1 - second, 1 - second]).log()
+    log_ratio = token_logp(policy, answers) - token_logp(reference, answers)
+    to_go = log_ratio.flip(-1).cumsum(-1).flip(-1)
+    spread = [credit_moments(policy, answers, to_go - b).trace_var.item() for b in (-1, 0, 1)]
+    best = (spread[0] - spread[2]) / (2 * (spread[0] - 2 * spread[1] + spread[2]))
+    assert best > 1
+    assert spread[2] < spread[1] < spread[0]
