@@ -173,6 +173,9 @@ def _slope_of_minimax01(logp: Tensor, ref_logp: Tensor) -> Tensor:
 
 
 def _zero(logits: Tensor, ref_logits: Tensor) -> Tensor:
+    """Of no term, with a gradient; NaN where a logit is NaN or ``inf``, as elsewhere."""
+    logits, ref_logits = pair_of_floats("logits", logits, "ref_logits", ref_logits)
+    logits, ref_logits = (torch.where(x == -torch.inf, 0.0, x) for x in (logits, ref_logits))
     return (logits * 0.0 + ref_logits * 0.0).sum(-1)
 
 

@@ -9,7 +9,6 @@ form.
 from __future__ import annotations
 
 from analysis.checks import check_choice, checked
-from analysis.kl.divergences import reverse_kl
 from analysis.kl.estimators import ESTIMATORS, POTENTIALS
 from analysis.kl.names import PLACEMENTS, WEIGHTINGS
 from analysis.kl.variance import estimator_means
@@ -57,10 +56,7 @@ def kl_potential(
     check_choice("placement", placement, PLACEMENTS)
     check_choice("weighting", weighting, WEIGHTINGS)
     check_choice("estimator", estimator, POTENTIALS)
-    if estimator == "k1":  # zero times the logit of what both forbid would be NaN
-        as_loss = 0.0 * reverse_kl(logits, ref_logits)
-    else:
-        as_loss = POTENTIALS[estimator](logits, ref_logits)
+    as_loss = POTENTIALS[estimator](logits, ref_logits)
     if placement == "loss" and weighting != "attached":
         return as_loss
     if estimator not in ESTIMATORS:

@@ -45,6 +45,27 @@ def test_a_token_that_both_forbid_adds_nothing(estimator, use, logits, ref_logit
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_potential_of_k1_is_zero_bit_for_bit_and_where_a_token_is_forbidden(dtype):
+    zero = POTENTIALS["k1"]
+    for scale in (1e-30, 1.0, 1e30):
+        draws = torch.Generator().manual_seed(3)
+        pair = scale * torch.randn(2, 50, 7, generator=draws, dtype=dtype)
+        plain = (pair[0] * 0.0 + pair[1] * 0.0).sum(-1)
+        assert torch.equal(zero(*pair), plain)
+        assert torch.equal(zero(*pair).signbit(), plain.signbit())
+    logits, ref_logits = pair
+    logits[:, 0], ref_logits[:, 1] = -torch.inf, -torch.inf
+    leaf = logits.requires_grad_(True)
+    value = zero(leaf, ref_logits)
+    assert (value == 0).all()
+    (slope,) = torch.autograd.grad(value.sum(), leaf)
+    assert (slope == 0).all()
+    for shown in (torch.nan, torch.inf):
+        assert zero(torch.full_like(ref_logits, shown), ref_logits).isnan().all()
+        assert zero(logits, torch.full_like(ref_logits, shown)).isnan().all()
+
+
 def with_a_forbidden(logits):
     return torch.cat([logits, torch.full_like(logits[..., :1], -torch.inf)], dim=-1)
 
