@@ -45,30 +45,31 @@ def trusted() -> Iterator[None]:
 @overload
 def checked(function: F) -> F: ...
 @overload
-def checked(*, nan: str) -> Callable[[F], F]: ...
-def checked(function: Any = None, *, nan: str = "shown") -> Any:
+def checked(*, nan: str = ..., half: str = ...) -> Callable[[F], F]: ...
+def checked(function: Any = None, *, nan: str = "shown", half: str = "widened") -> Any:
     """Refuse arguments that contradict the annotations of a function.
 
     A tensor must hold what its annotation says, on the device of the others, with axes of one size
-    a name; it must not be complex. Floats of several types are computed in the widest, and a mask
-    arrives as booleans. A float must be a number and not NaN, an integer an integer. What the
-    function calls in turn is trusted: arguments are checked once, where they come in. What torch
-    refuses all the same, such as shapes that do not broadcast where a function says that they do,
-    is refused with the names and shapes of the arguments.
+    a name; it must not be complex. Floats of several types are computed in the widest, those of
+    half precision in float32, and a mask arrives as booleans. A float must be a number and not NaN,
+    an integer an integer. What the function calls in turn is trusted: arguments are checked once,
+    where they come in. What torch refuses all the same, such as shapes that do not broadcast where
+    a function says that they do, is refused with the names and shapes of the arguments.
 
     Args:
         nan: ``shown`` where NaN in a tensor reaches the result; ``refused`` where it could not,
             as in a result of booleans or indices. Positions that ``mask`` leaves out are not read.
+        half: ``widened`` to float32; ``kept`` by what only chooses, or widens a part at a time.
 
     Raises (when called):
         ValueError: naming the argument.
     """
     if function is None:
-        return lambda found: checked(found) if nan == "shown" else _guard(found, nan)
-    return _guard(function, nan)
+        return lambda found: _guard(found, nan, half)
+    return _guard(function, nan, half)
 
 
-def _guard(function: Callable[..., Any], nan: str) -> Callable[..., Any]:
+def _guard(function: Callable[..., Any], nan: str, half: str) -> Callable[..., Any]:
     names = list(inspect.signature(function).parameters)
     compiling = torch.compiler.is_compiling
     is_trusted, trust, distrust = _TRUSTED.get, _TRUSTED.set, _TRUSTED.reset
@@ -102,7 +103,9 @@ def _guard(function: Callable[..., Any], nan: str) -> Callable[..., Any]:
                     if not specs:
                         specs.update(_specs(function))
                     checks = _Checks(specs)
-                    values = checks.passed(given, refuse_nan=nan == "refused")
+                    values = checks.passed(
+                        given, refuse_nan=nan == "refused", widen_half=half == "widened"
+                    )
                     if checks.remember:
                         if len(known) >= _REMEMBERED:
                             known.clear()
@@ -220,7 +223,7 @@ class _Checks:
         self.remember = True
         self.bound: dict[str, tuple[Any, str]] = {}  #: axis -> its size, and whose
 
-    def passed(self, given: dict[str, Any], *, refuse_nan: bool) -> _Values:
+    def passed(self, given: dict[str, Any], *, refuse_nan: bool, widen_half: bool) -> _Values:
         """What of them must still be read."""
         tensors: dict[str, Tensor] = {}
         sequences: dict[str, Any] = {}
@@ -253,15 +256,15 @@ class _Checks:
                 holding[holds].append(name)
             if tensor.is_floating_point() and holds != "mask":
                 floats.append(name)
-        dtypes = {tensors[name].dtype for name in floats}
-        widest = torch.float16
+        dtypes = [tensors[name].dtype for name in floats]
+        widest = torch.float32 if widen_half else next(iter(dtypes), torch.float32)
         for dtype in dtypes:
             widest = torch.promote_types(widest, dtype)
         return _Values(
             masks=tuple(holding["mask"]),
             zeros_ones=tuple(holding["zeros and ones"]),
             no_nan=tuple(floats) if refuse_nan else (),
-            cast=tuple(floats) if len(dtypes) > 1 else (),
+            cast=tuple(name for name in floats if tensors[name].dtype != widest),
             widest=widest,
         )
 

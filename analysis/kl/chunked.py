@@ -42,7 +42,7 @@ class Divergences(NamedTuple):
     entropy: Tensor  #: [...], of the policy
 
 
-@checked
+@checked(half="kept")
 def divergences_from_hidden(
     hidden: Tensor,
     head: Head,
@@ -108,7 +108,7 @@ def divergences_from_hidden(
     return Divergences(*(_scattered(value, counted) for value in values))
 
 
-@checked
+@checked(half="kept")
 def reverse_kl_from_hidden(
     hidden: Tensor,
     head: Head,
@@ -137,7 +137,7 @@ def reverse_kl_from_hidden(
     ).reverse
 
 
-@checked
+@checked(half="kept")
 def entropy_from_hidden(
     hidden: Tensor, head: Head, *, mask: Tensor | None = None, chunks: Chunks | None = None
 ) -> Tensor:

@@ -118,7 +118,7 @@ class KLTerm(Schema):
     def reads_logits(self) -> bool:
         return self.estimator in VOCABULARY_ESTIMATORS
 
-    @checked
+    @checked(half="kept")  # logits that the term does not read are not widened
     def loss(
         self,
         logp: LogProbs,

@@ -16,7 +16,7 @@ from analysis.kl.divergences import log_softmaxes
 from analysis.shapes import Kept, Logits
 
 
-@checked(nan="refused")
+@checked(nan="refused", half="kept")
 def keep_top(logits: Logits, *, top_k: int | None = None, top_p: float = 1.0) -> Tensor:
     """The sampling mask [..., V]: which tokens top-k and top-p leave to the sampler.
 
@@ -37,7 +37,7 @@ def keep_top(logits: Logits, *, top_k: int | None = None, top_p: float = 1.0) ->
     return torch.zeros_like(kept).scatter(-1, order, kept)
 
 
-@checked
+@checked(half="kept")
 def masked_logits(logits: Logits, keep: Kept) -> Tensor:
     r"""The policy restricted to the kept tokens, and renormalised by the softmax.
 
@@ -91,7 +91,7 @@ def covered_kl(logits: Logits, ref_logits: Logits, keep: Kept) -> Tensor:
     return torch.where(keep, terms + ref_logp.exp(), 0.0).sum(-1)
 
 
-@checked
+@checked(half="kept")
 def tempered(logits: Logits, temperature: float) -> Tensor:
     r"""The logits a sampler uses at a temperature.
 

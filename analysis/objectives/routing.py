@@ -25,13 +25,13 @@ class ExpertHead(NamedTuple):
     experts: Tensor  #: [E, V, D]
 
 
-@checked(nan="refused")
+@checked(nan="refused", half="kept")
 def choose_experts(head: ExpertHead, hidden: Hidden) -> Tensor:
     """[N] expert of each of the hidden states [N, D]: the one with the largest router logit."""
     return _router_logits(head, hidden).argmax(dim=-1)
 
 
-@checked(nan="refused")
+@checked(nan="refused", half="kept")
 def routed_logp(head: ExpertHead, hidden: Hidden, experts: Experts) -> LogProbs:
     r"""Log-probs over the vocabulary when every state goes through a *given* expert.
 

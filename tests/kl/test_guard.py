@@ -391,8 +391,25 @@ EXPORTED = pytest.mark.parametrize(
 )
 
 
+#: Those that only mask, scale or choose a gradient, and return the type that they are given.
+AS_GIVEN = (
+    "kl.surrogates.straight_through",
+    "kl.truncation.masked_logits",
+    "kl.truncation.tempered",
+)
+#: Those whose steps need not be tensors, and whose head has the type of its inputs.
+NOT_WIDENED = (
+    "objectives.credit.process_supervision",
+    "objectives.routing.choose_experts",
+    "objectives.routing.routed_logp",
+)
+WIDENED = pytest.mark.parametrize(
+    "name", [name for name in FUNCTIONS if name not in (*AS_GIVEN, *NOT_WIDENED)]
+)
+
+
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
-@EXPORTED
+@WIDENED
 def test_half_precision_is_computed_in_float32(name, half):
     for calls, given in each_choice(name):
         low = with_floats(given, lambda value: value.to(half))
@@ -402,6 +419,14 @@ def test_half_precision_is_computed_in_float32(name, half):
             torch.testing.assert_close(
                 one.double(), other.double(), rtol=1e-4, atol=1e-4, equal_nan=True
             )
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", AS_GIVEN)
+def test_what_only_masks_or_scales_keeps_its_type(name, half):
+    for calls, given in each_choice(name):
+        low = with_floats(given, lambda value: value.to(half))
+        assert {one.dtype for one in tensors_of(calls.function(**low))} == {half}
 
 
 @EXPORTED
