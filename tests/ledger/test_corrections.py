@@ -661,3 +661,20 @@ def test_seldom_tokens_that_lost_probability_can_leave_the_best_constant_positiv
     best = (spread[0] - spread[2]) / (2 * (spread[0] - 2 * spread[1] + spread[2]))
     assert best > 1
     assert spread[2] < spread[1] < spread[0]
+
+
+def test_where_the_reward_is_a_sum_over_tokens_the_k2_loss_of_tokens_ends_at_the_tilt():
+    """Two independent tokens: each has its own tilt, and their product is that of the answers."""
+    answers = enumerate_sequences(2, 2)
+    reference = torch.stack([numbers(0.3, -0.4), *numbers(1.0, 0.2).expand(2, 2)])
+    rewards = numbers(0.0, 1.0)[answers.tokens[:, 0]] + numbers(0.5, -0.5)[answers.tokens[:, 1]]
+    ref_logp = token_logp(reference, answers)
+    tilt = (ref_logp.sum(-1) + rewards / 0.7).softmax(-1)
+    logits = reference + torch.stack([numbers(0, 1), *numbers(0.5, -0.5).expand(2, 2)]) / 0.7
+    logits.requires_grad_(True)
+    logp = token_logp(logits, answers)
+    chance = logp.sum(-1).exp()
+    assert (chance - tilt).abs().max() < EXACT
+    loss = 0.7 * (chance.detach() @ k2(logp, ref_logp).sum(-1)) - chance @ rewards
+    (slope,) = torch.autograd.grad(loss, logits)
+    assert slope.abs().max() < EXACT
