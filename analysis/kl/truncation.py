@@ -70,7 +70,7 @@ def covered_kl(logits: Logits, ref_logits: Logits, keep: Kept) -> Tensor:
 
     Over a set of tokens and its complement the two parts sum to the KL. It vanishes if and only if
     the two policies agree on the kept tokens. It is the mean of k3 with the ratio, under a sampler
-    that draws the kept tokens only.
+    that draws the kept tokens only, if the policy allows them all.
 
     Equation: ``covered_kl``
     Source: the KL of measures that need not sum to one, Csiszar (1991).
