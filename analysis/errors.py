@@ -28,4 +28,5 @@ def first_problem(error: ValidationError, *, whole: str = "") -> str:
     """The first thing wrong, as ``field: what``; ``whole`` stands for a problem of no one field."""
     first = error.errors()[0]
     field = ".".join(map(str, first["loc"])) or whole
-    return f"{field}: {first['msg']}" if field else first["msg"]
+    said = first["msg"].removeprefix("Value error, ")
+    return f"{field}: {said}" if field else said

@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from analysis.errors import UserError, first_problem
+from analysis.errors import UserError
 from analysis.kl.term import KLTerm
 
 Floats = NDArray[np.float64]
@@ -140,8 +140,8 @@ def described_term(
         raise UserError(f"{next(iter(given))} describes a KL term: name its estimator too")
     try:
         return KLTerm(**given) if given else None
-    except ValidationError as error:
-        raise UserError(f"the KL term: {first_problem(error)}") from None
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 class Interval(_Frozen):

@@ -6,13 +6,14 @@ integration, the diagnosis, the audit of the frameworks and the chapters all rea
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import model_validator
+from pydantic import ValidationError, model_validator
 from torch import Tensor
 
 from analysis.checks import as_mask, check_same_shape, checked, pair_of_floats
+from analysis.errors import first_problem
 from analysis.kl.estimators import ESTIMATORS, TOKEN_ESTIMATORS, VOCABULARY_ESTIMATORS
 from analysis.kl.names import Credit, Estimator, Level, Placement, Ratio, Value, Weighting
 from analysis.kl.returns import reward_to_go
@@ -59,6 +60,17 @@ class KLTerm(Schema):
     credit: Credit = "to_go"
     #: Estimator that a loss reports while ``estimator`` gives its gradient; None = the same.
     value: Value | None = None
+
+    if not TYPE_CHECKING:
+
+        def __init__(self, **fields: Any) -> None:
+            """Raises: ValueError: one line on the first field that does not fit."""
+            try:
+                super().__init__(**fields)
+            except ValidationError as error:
+                raise ValueError(f"KLTerm: {first_problem(error)}") from None
+
+        __init__.__pydantic_base_init__ = True  # as a field it is validated with its place
 
     @model_validator(mode="after")
     def _consistent(self) -> KLTerm:

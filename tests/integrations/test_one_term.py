@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from analysis.kl.term import KLTerm
 from analysis.training.config import Run, TrainConfig
@@ -55,7 +54,7 @@ def terms(draw) -> KLTerm:
         chosen[name] = KLTerm.model_fields[name].default if draw(st.booleans()) else chosen[name]
     try:
         return KLTerm(**chosen)
-    except ValidationError:
+    except ValueError:
         assume(False)
 
 

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from analysis.kl.divergences import forward_kl, reverse_kl
 from analysis.kl.term import KLTerm
@@ -180,8 +179,14 @@ def test_an_overflowing_ratio_leaves_masked_positions_at_zero():
     ],
 )
 def test_what_would_go_unread_is_refused(fields, message):
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(ValueError, match=message) as refused:
         KLTerm(**fields)
+    assert str(refused.value).startswith("KLTerm: ") and "\n" not in str(refused.value)
+
+
+def test_a_misspelt_field_is_named_in_one_line():
+    with pytest.raises(ValueError, match=r"^KLTerm: estimater: Extra inputs are not permitted$"):
+        KLTerm(estimater="k2")
 
 
 def test_names():
