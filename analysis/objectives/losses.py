@@ -162,7 +162,8 @@ def gspo(
     Args, Returns: as :func:`grpo`.
     """
     mean_log_ratio = _row_sum(logp - old_logp) / _row_sum(counted).clamp(min=1)
-    log_weight = mean_log_ratio.detach() + (logp - logp.detach())
+    change = torch.where(logp.isneginf(), 0.0, logp - logp.detach())  # of value 0
+    log_weight = mean_log_ratio.detach() + change
     return _clipped_surrogate(log_weight, advantages, clip)
 
 

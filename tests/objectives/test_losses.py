@@ -178,6 +178,18 @@ def test_an_overflowing_ratio_that_is_clipped_or_masked_has_zero_gradient_not_na
     assert output.clipped.tolist() == [[True, True, False], [False, False, False]]
 
 
+@pytest.mark.parametrize("kind", MIN_TYPE)
+def test_a_counted_token_of_probability_zero_has_ratio_zero(kind):
+    logp = torch.tensor([[-1.0, -torch.inf, -2.0], [-1.0, -1.0, -1.0]], requires_grad=True)
+    old_logp = torch.full((2, 3), -1.01)
+    for advantage in (1.0, -1.0):
+        advantages, mask = torch.full((2,), advantage), torch.ones(2, 3)
+        output = loss_of(logp, old_logp, advantages=advantages, mask=mask, kind=kind)
+        gradient = gradient_of(output, logp)
+        assert output.loss.isfinite() and output.weight[0, 1] == 0
+        assert gradient.isfinite().all() and gradient[0, 1] == 0 and gradient[1].any()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_bad_log_prob_that_counts_stays_visible(kind):
     logp, old_logp = log_probs()
