@@ -397,7 +397,7 @@ def kl_maximised(m: Measured) -> Shown | None:
     if reward is not None and reward.high <= 0:
         severity = "error"
     evidence: Evidence = {
-        "pull per nat (must be negative)": m.intervals["pull"].value,
+        "pull per nat (negative: towards the reference)": m.intervals["pull"].value,
         "in standard deviations": strength.value,
         "lower end": strength.low,
     }

@@ -55,7 +55,12 @@ def read_rollouts(path: Path) -> Rollouts:
         raise UserError(f"{path}: is empty; dump at least one sequence")
     try:
         if name.endswith((".csv", ".csv.gz")):
-            return assemble(_read_csv(path), str(path), lambda row: f"line {row + 2}")
+            table = _read_csv(path)
+            try:
+                return assemble(table, str(path), lambda row: f"line {row + 2}")
+            except UserError:
+                _refuse_torn_line(path)
+                raise
         if name.endswith((".jsonl", ".jsonl.gz")):
             with _open(path) as file:
                 return _assemble_nested(_read_json_lines(file, path), str(path))
@@ -96,6 +101,19 @@ def _read_csv(path: Path) -> dict[str, np.ndarray]:
     except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
         raise UserError(f"{path}: is no regular CSV ({str(error).strip()})") from None
     return {str(name): frame[name].to_numpy() for name in frame.columns}
+
+
+def _refuse_torn_line(path: Path) -> None:
+    """What pandas takes for empty cells."""
+    with _open(path) as file:
+        lines = csv.reader(file)
+        header = next(lines)
+        for line in lines:
+            if 0 < len(line) < len(header):
+                raise UserError(
+                    f"{path}: line {lines.line_num} has {len(line)} of {len(header)} columns; "
+                    "delete it if a killed process tore it"
+                )
 
 
 def _read_parquet(path: Path) -> Mapping[str, Any]:
@@ -180,7 +198,7 @@ def _assemble_nested(table: Mapping[str, Any], label: str) -> Rollouts:
         line = int(np.searchsorted(ends, row, side="right"))
         return f"line {line + 1}, token {row - (ends - lengths)[line] + 1}"
 
-    return assemble(_spread_columns(table, chosen, lengths, label), label, place)
+    return assemble(_spread_columns(table, chosen, lengths), label, place)
 
 
 def _first(values: Any) -> Any:
@@ -195,7 +213,7 @@ def _lengths(logp: Any, label: str) -> np.ndarray:
 
 
 def _spread_columns(
-    table: Mapping[str, Any], chosen: dict[str, str], lengths: np.ndarray, label: str
+    table: Mapping[str, Any], chosen: dict[str, str], lengths: np.ndarray
 ) -> _Columns:
     """By their canonical names, one row a token; with those that are ignored, and never read."""
     first, names = np.cumsum(lengths) - lengths, list(table)
@@ -204,14 +222,14 @@ def _spread_columns(
         "sequence": lambda: np.repeat(np.arange(len(lengths)), lengths),
     }
     made |= {
-        name: lambda name=name, column=column: _spread(table[column], lengths, name, label)
+        name: lambda name=name, column=column: _spread(table[column], lengths, name)
         for name, column in chosen.items()
         if column in names
     }
     return _Columns(made)
 
 
-def _spread(values: Any, lengths: np.ndarray, name: str, label: str) -> np.ndarray:
+def _spread(values: Any, lengths: np.ndarray, name: str) -> np.ndarray:
     """A column of lists end to end, or a column of one value a sequence repeated."""
     listed = [isinstance(value, np.ndarray | list) for value in values]
     if not any(listed):
@@ -222,7 +240,7 @@ def _spread(values: Any, lengths: np.ndarray, name: str, label: str) -> np.ndarr
             parts.append(np.full(length, np.nan if value is None else value, dtype=object))
         elif len(value) != length:
             raise UserError(
-                f"{label}: line {row}, column {name}: {len(value)} values, but logp has {length}"
+                f"line {row}, column {name}: {len(value)} values, but logp has {length}"
             )
         else:
             parts.append(np.asarray(value))

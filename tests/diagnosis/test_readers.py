@@ -51,6 +51,18 @@ def write(tmp_path, text: str, name: str = "dump.csv"):
     return path
 
 
+def test_a_torn_last_line_is_said_to_be_one(tmp_path):
+    text = csv_text()
+    cut = write(tmp_path, text[: text.rindex(",-0.3")])
+    assert "line 6 has 4 of 6 columns; delete it if" in refusal(cut)
+
+
+def test_a_refusal_names_the_file_once(tmp_path):
+    row = {"logp": [-1.0, -2.0], "old_logp": [-1.0], "ref_logp": [-1.0, -2.0]}
+    path = write(tmp_path, json.dumps(row) + "\n", "dump.jsonl")
+    assert refusal(path).count(str(path)) == 1
+
+
 def expect_the_rows(rollouts) -> None:
     assert rollouts.logp.tolist() == [-1.0, -0.5, -2.0, -0.1]
     assert rollouts.old_logp.tolist() == [-1.1, -0.4, -2.0, -0.2]
