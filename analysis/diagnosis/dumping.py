@@ -69,13 +69,16 @@ class Dump:
     def write(self, *, step: int, generation: int, **fields: Tensor | None) -> None:
         """Append a batch, unless another generation's turn, or of a new one beyond the budget.
 
+        A batch that no reference has scored is left out.
+
         Args:
             step: number of the optimizer step.
             generation: number of the generation batch that the rows are of, from 0.
             fields: as of :func:`append_rollouts`.
         """
         spent = self.tokens is not None and self.written >= self.tokens
-        if generation % self.every or (spent and generation != self._last):
+        unscored = fields.get("ref_logp") is None
+        if unscored or generation % self.every or (spent and generation != self._last):
             return
         self._last = generation
         if self.format == "jsonl":
@@ -108,7 +111,8 @@ def append_rollouts(path: str | Path, *, step: int, **fields: Tensor | None) -> 
             ``logp`` or ``old_logp`` and ``ref_logp`` among them. None where there is none.
 
     Raises:
-        UserError: a field's first axis differs from that of the others.
+        UserError: no log-probs of policy or reference, or a field's first axis differs from that
+            of the others.
     """
     present, lengths = _present(fields)
     lists = {
@@ -158,6 +162,9 @@ def write_parquet(path: Path, *, step: int, **fields: Tensor | None) -> int:
 def _present(fields: dict[str, Tensor | None]) -> tuple[dict[str, Tensor], list[int]]:
     """The fields that are there, on the CPU, and how many tokens of each row are dumped."""
     present = {n: tensor.detach().to("cpu") for n, tensor in fields.items() if tensor is not None}
+    for name, either in (("logp", ("logp", "old_logp")), ("ref_logp", ("ref_logp",))):
+        if not present.keys() & set(either):
+            raise UserError(f"append_rollouts: {name} is None or not given: there is no KL without")
     sizes = {name: len(tensor) for name, tensor in present.items()}
     if len(set(sizes.values())) != 1:
         raise UserError(f"append_rollouts: fields differ in batch size: {sizes}")
@@ -224,7 +231,11 @@ def dump_and_update(self, batch, metrics):  # before the update, so logp is old_
 PPOTrainer._update_actor = dump_and_update
 """,
     "openrlhf": """\
-# in openrlhf/trainer/ray/ppo_actor.py, training_step, after "# loss function"
+# With the KL in the reward, its default, OpenRLHF drops the log-probs of the reference. Delete from
+# openrlhf/trainer/ppo_utils/experience_maker.py:
+#             if not args.algo.kl.use_loss:
+#                 base_action_log_probs = None
+# Then in openrlhf/trainer/ray/ppo_actor.py, training_step, after "# loss function"
 from analysis.diagnosis.dumping import append_rollouts
 
 # step counts the batches of one rollout and begins again at the next

@@ -191,6 +191,22 @@ def test_dumped_batches_are_read_back(tmp_path):
     assert found.advantage[:9].tolist() == [1.0] * 5 + [-1.0] * 3 + [0.5]
     with pytest.raises(UserError, match="differ in batch size"):
         append_rollouts(path, step=0, logp=torch.zeros(2, 3), ref_logp=torch.zeros(3, 3))
+    with pytest.raises(UserError, match="ref_logp is None"):
+        append_rollouts(path, step=0, logp=torch.zeros(2, 3), ref_logp=None)
+
+
+@pytest.mark.peers
+def test_the_snippet_for_openrlhf_says_where_the_reference_is_dropped():
+    """Its log-probs reach the actor only if the lines that the snippet names are deleted."""
+    try:
+        package = metadata.distribution("openrlhf")
+    except metadata.PackageNotFoundError:
+        pytest.skip("openrlhf is not installed: make test-full")
+    comments = [line[2:] for line in SNIPPETS["openrlhf"].splitlines() if line.startswith("# ")]
+    (file,) = [line.rstrip(":") for line in comments if line.endswith("experience_maker.py:")]
+    source = Path(package.locate_file(file)).read_text()
+    deleted = [line for line in comments if line.startswith("    ")]
+    assert len(deleted) == 2 and source.count("\n".join(deleted)) == 1
 
 
 MEASURED = """
