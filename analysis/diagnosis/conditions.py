@@ -379,7 +379,8 @@ def kl_rewarded(m: Measured) -> Shown | None:
 
 def kl_maximised(m: Measured) -> Shown | None:
     """An update that repeats the last ones enlarges the log-ratio too: so it is an error only where
-    the KL multiplies while the reward does not grow, and a note wherever the reward may drive it.
+    the reward falls, or the KL multiplies and the reward does not grow, and a note wherever the
+    reward may drive it.
     """
     strength = m.intervals.get("pull_strength")
     if strength is None or not m.enough or strength.low <= 0 or strength.value < SMALLEST_STRENGTH:

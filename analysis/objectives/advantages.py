@@ -40,8 +40,8 @@ def group_normalise(
     .. math:: A_i = \frac{R_i - \mathrm{mean}(R)}
         {\mathrm{clip}(\mathrm{std}(R), \sigma_{\min}, \sigma_{\max}) + \epsilon}
 
-    Without ``std_min`` the scale of the rewards drops out: rewards that differ by rounding get
-    advantages as large as rewards that differ by right and wrong. Without ``std_max``
+    Without ``eps`` and bounds the scale of the rewards drops out: rewards that differ by rounding
+    get advantages as large as rewards that differ by right and wrong. Without ``std_max``
     :math:`|A_i| \le \sqrt{G - 1}` with ``ddof=0`` and :math:`|A_i| \le (G - 1)/\sqrt{G}` with
     ``ddof=1``.
 

@@ -100,6 +100,20 @@ def test_islands_leave_one_number_undetermined(problem):
     assert (gap[0] - gap[3]).abs() > 0.01  # wrong between them
 
 
+def test_flipped_labels_move_the_optimum_by_who_made_the_pairs_around_a_cycle_only(problem):
+    chain, cycle = ([(i, i + 1) for i in range(4)], [(i, (i + 1) % 5) for i in range(5)])
+    for edges, depends in ((chain, False), (cycle, True)):
+        fitted = []
+        for seed in (0, 1):
+            pairs = torch.zeros(5, 5, dtype=torch.float64)
+            drawn = torch.rand(len(edges), generator=torch.Generator().manual_seed(seed)) + 0.1
+            pairs[tuple(zip(*edges, strict=True))] = drawn.double() / drawn.sum()
+            labels = study.labelled(pairs, problem.rewards)
+            fitted.append(study.fit(problem, 0.8 * labels + 0.2 * labels.T))
+        assert (fitted[0] - problem.optimum).abs().max() > 0.1
+        assert ((fitted[0] - fitted[1]).abs().max() > 1e-3) == depends
+
+
 def test_a_flipped_sign_changes_the_verdict(monkeypatch):
     monkeypatch.setattr(study, "reverse_kl", lambda p, q: -reverse_kl(p, q))
     assert study.regularised_optimum().verdict == "fails"

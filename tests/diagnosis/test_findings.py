@@ -290,6 +290,16 @@ def test_a_push_that_the_reward_may_explain(strength, low, high, severity):
         assert shown.severity == expected
 
 
+def test_a_falling_reward_is_an_error_where_the_kl_does_not_multiply():
+    frame = simulate(Run(sequences=80, pull=-0.1, growth=12.0, drift=0.6), 1)
+    measured = measure(assemble(frame, "simulated"), Settings(resamples=200))
+    falling = {"reward_growth": Interval(value=-0.2, low=-0.3, high=-0.1)}
+    measured = measured._replace(
+        intervals=measured.intervals | falling, numbers=measured.numbers | {"kl_growth": 1.2}
+    )
+    assert conditions.kl_maximised(measured).severity == "error"
+
+
 def test_a_rising_reward_is_no_error_however_hard_it_pushes():
     sound = simulate(Run(sequences=150, pull=-0.25, growth=12.0, drift=0.6, gain=0.6), 1)
     (finding,) = [f for f in found(sound) if f.code == "kl-maximised"]

@@ -317,3 +317,11 @@ def openrlhfs(source: str, data: SimpleNamespace, by_token: bool, **flags: bool)
 def test_verl_is_imported_by_a_call_only():
     code = "import sys, analysis.integrations.verl; sys.exit('verl' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.peers
+def test_openrlhf_clamps_k1_and_verl_does_not(verl):
+    (approx_kl,) = functions_of("openrlhf", "openrlhf/models/utils.py", "compute_approx_kl")
+    logp, ref_logp = torch.zeros(3), torch.tensor([12.0, 1.0, -12.0])
+    assert approx_kl(logp, ref_logp, kl_estimator="k1").tolist() == [-10, -1, 10]
+    assert verl.losses.kl_penalty(logp, ref_logp, "k1").tolist() == [-12, -1, 12]

@@ -36,6 +36,7 @@ from analysis.kl.sequences import (
 )
 from analysis.kl.surrogates import ESTIMATORS
 from analysis.kl.term import KLTerm
+from analysis.objectives.aggregation import token_mean_weight
 from tests.trees import TIGHT, draw
 
 WORLDS = {"fixed": (3, 3, None), "ragged": (3, 4, 2), "ragged2": (2, 5, 0), "wide": (4, 3, 1)}
@@ -99,6 +100,23 @@ def test_attached_prefix_losses_have_the_gradient_of_the_sequence_kl(world, esti
     # Detached, or with the token's own ratio, the same loss misses the future.
     assert world.error(world.gradient(world.ratio("prefix").detach() * value)) > 0.05
     assert world.error(world.gradient(world.ratio("token") * value)) > 0.05
+
+
+def test_a_mean_over_the_tokens_of_many_completions_keeps_the_prefix_ratio_exact():
+    """The error falls as one over their number; with one, a mean per completion, it does not."""
+    world = World(*WORLDS["ragged"], stale=True)
+    lengths = world.mask.sum(-1)
+    drawn = sequence_probability(world.old_logits, world.sequences)
+    of_length = torch.zeros(lengths.max() + 1, dtype=drawn.dtype).index_add(0, lengths, drawn)
+    terms = KLTerm(estimator="k3", weighting="attached", ratio="prefix").loss(
+        world.logp, world.ref_logp, old_logp=world.old_logp, mask=world.mask
+    )
+    errors = []
+    for completions in (1, 100, 200):
+        weight = token_mean_weight(of_length, completions)[lengths] * (drawn @ lengths.to(drawn))
+        errors.append(world.error(world.gradient(weight[:, None] * terms)))
+    assert errors[0] > 0.05 and errors[1] < 0.01
+    assert errors[1] / errors[2] == pytest.approx(2, rel=0.05)
 
 
 def test_what_k2_needs(world):

@@ -55,6 +55,14 @@ def test_rounding_noise_is_blown_up_unless_the_std_is_clipped():
         assert torch.allclose(quiet, torch.sign(expected) * 1e-4, rtol=0, atol=1e-6)
 
 
+def test_the_scale_of_the_rewards_drops_out_without_eps_only():
+    rounding = torch.tensor([-1.0, 1.0, -1.0, 1.0], dtype=torch.float64) * 1e-5
+    right_or_wrong = rounding * 5e4
+    assert torch.allclose(*(group_normalise(r, eps=0.0) for r in (rounding, right_or_wrong)))
+    assert group_normalise(rounding).abs().max() < 0.1
+    assert group_normalise(right_or_wrong).abs().max() > 0.8
+
+
 def test_clip_of_the_standard_deviation():
     rewards = torch.tensor([-3.0, 0.0, 3.0], dtype=torch.float64)  # std 3
     assert group_normalise(rewards, eps=0.0).tolist() == [-1.0, 0.0, 1.0]

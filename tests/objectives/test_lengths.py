@@ -27,6 +27,13 @@ def test_the_price_cancels_in_a_group_of_equal_rewards_and_only_there():
     assert not torch.allclose(*dear, atol=1e-2)
 
 
+def test_a_relative_reward_is_a_price_on_length_where_all_are_right():
+    task, right = torch.ones_like(LENGTHS), torch.tensor([True, True, True])
+    relative = group_normalise(task + relative_length_reward(right, LENGTHS), eps=0.0)
+    price = group_normalise(length_penalty(task, LENGTHS, weight=1e-4), eps=0.0)
+    assert torch.allclose(relative, price, atol=1e-9) and relative.abs().max() > 0.9
+
+
 def test_soft_overlong_by_hand():
     lengths = torch.tensor([0, 80, 90, 100, 500])
     assert soft_overlong(lengths, max_length=100, buffer=20).tolist() == [0, 0, -0.5, -1, -1]
