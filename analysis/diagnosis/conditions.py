@@ -379,8 +379,8 @@ def kl_rewarded(m: Measured) -> Shown | None:
 
 def kl_maximised(m: Measured) -> Shown | None:
     """An update that repeats the last ones enlarges the log-ratio too: so it is an error only where
-    the reward falls, or the KL multiplies and the reward does not grow, and a note wherever the
-    reward may drive it.
+    the reward clearly falls, or the KL multiplies and the reward does not grow, and a note wherever
+    the reward may drive it.
     """
     strength = m.intervals.get("pull_strength")
     if strength is None or not m.enough or strength.low <= 0 or strength.value < SMALLEST_STRENGTH:
@@ -395,7 +395,7 @@ def kl_maximised(m: Measured) -> Shown | None:
     if reward is not None and reward.low <= 0 and strength.value >= PLAIN_STRENGTH:
         multiplied = growth is not None and growth >= LARGEST_GROWTH
         severity = "error" if multiplied and _last_kl(m) >= SMALLEST_GROWN else "warning"
-    if reward is not None and reward.high <= 0:
+    if reward is not None and reward.value < 0 and reward.clear_of(0.0):  # not once in many checks
         severity = "error"
     evidence: Evidence = {
         "pull per nat (negative: towards the reference)": m.intervals["pull"].value,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
 from analysis.diagnosis.schema import Floats, Rollouts
+from analysis.diagnosis.updates import LAST_FIRST_STEP
 
 #: A vocabulary larger than any in use (2^18): bounds the probability of improbable tokens.
 LARGEST_VOCABULARY = 262_144
@@ -23,6 +26,8 @@ _SHORTEST_CERTAIN_RUN = 10
 _CERTAIN = 1e-6
 #: A token certain under one column (log-prob exactly 0) and this improbable under another (nats).
 _UNCERTAIN = -1.0
+#: Far from its reference a policy's mean ratio rests on a few tokens, and is anything in a sample.
+_LARGEST_RATIO = 10.0
 #: So many tokens of the earliest steps show whether columns belong together: three hundred tell a
 #: correlation to 0.06. Later, a run that collapses looks like columns that do not.
 _EARLY_TOKENS = 300
@@ -71,7 +76,8 @@ def alignment(rollouts: Rollouts) -> dict[str, float]:
 
     Returns:
         For ref, old and sampler, and for minus the entropy: ``aligned_*`` and ``shifted_*`` (the
-        larger of both shifts); for the log-probs ``ratio_*``, the mean ratio to logp.
+        larger of both shifts); for the log-probs ``ratio_*``, the mean ratio to logp, of which no
+        token counts for more than ten.
     """
     unread = _masked_when_scored(rollouts) | ~_early(rollouts)
     same = (np.diff(rollouts.sequence) == 0) & ~(unread[1:] | unread[:-1])
@@ -91,7 +97,7 @@ def alignment(rollouts: Rollouts) -> dict[str, float]:
         found[f"shifted_{name}"] = max(later, earlier)
         if name == "entropy":
             continue
-        ratios = np.exp(np.clip((other - rollouts.logp)[:-1][same], None, 50.0))
+        ratios = np.exp((other - rollouts.logp)[:-1][same].clip(max=math.log(_LARGEST_RATIO)))
         found[f"ratio_{name}"] = float(ratios.mean())
     return found
 
@@ -179,7 +185,10 @@ def _early(rollouts: Rollouts) -> np.ndarray:
 
 def _masked_when_scored(rollouts: Rollouts) -> np.ndarray:
     columns = np.stack([rollouts.logp, rollouts.old_logp, rollouts.ref_logp])
-    return (columns == 0).any(0) & (columns.min(0) < _UNCERTAIN)
+    masked = (columns == 0).any(0) & (columns.min(0) < _UNCERTAIN)
+    if rollouts.step is not None and rollouts.step.min() > LAST_FIRST_STEP:
+        masked &= (columns[:2] != 0).any(0)  # later on, the policy may have become certain
+    return masked
 
 
 def clamped_log_ratios(rollouts: Rollouts) -> dict[str, float]:

@@ -141,7 +141,7 @@ def described_term(
     try:
         return KLTerm(**given) if given else None
     except ValueError as error:
-        raise UserError(str(error)) from None
+        raise UserError(str(error).replace("KLTerm", "the KL term", 1)) from None
 
 
 class Interval(_Frozen):

@@ -267,6 +267,16 @@ def test_pulling_is_not_pushing():
         assert "uniform-push" not in codes(simulate(Run(sequences=80, push=push), 1))
 
 
+def test_a_token_that_became_certain_late_in_a_run_was_not_masked(healthy):
+    """Of a dump that begins late, as every check but the first of a callback."""
+    certain = healthy.drop(columns="sampler_logp")
+    certain.loc[certain.position == 3, ["logp", "old_logp"]] = 0.0
+    certain.loc[certain.position == 3, "ref_logp"] = -2.0
+    late = certain.assign(step=certain.step + 100)
+    assert "masked-when-scored" not in codes(late)
+    assert "masked-when-scored" in codes(certain.assign(step=certain.step - certain.step.min()))
+
+
 @pytest.mark.parametrize(
     ("strength", "low", "high", "severity"),
     [
@@ -274,7 +284,8 @@ def test_pulling_is_not_pushing():
         (0.12, -0.2, 0.1, "note"),  # a fall that may be none accuses nobody
         (0.2, -0.2, 0.1, "note"),
         (0.4, -0.2, 0.1, "error"),
-        (0.12, -0.3, -0.1, "error"),
+        (0.12, -0.3, -0.1, "note"),  # one check in forty sees that of a reward that stays
+        (0.12, -0.3, -0.2, "error"),
     ],
 )
 def test_a_push_that_the_reward_may_explain(strength, low, high, severity):
@@ -293,7 +304,7 @@ def test_a_push_that_the_reward_may_explain(strength, low, high, severity):
 def test_a_falling_reward_is_an_error_where_the_kl_does_not_multiply():
     frame = simulate(Run(sequences=80, pull=-0.1, growth=12.0, drift=0.6), 1)
     measured = measure(assemble(frame, "simulated"), Settings(resamples=200))
-    falling = {"reward_growth": Interval(value=-0.2, low=-0.3, high=-0.1)}
+    falling = {"reward_growth": Interval(value=-0.2, low=-0.25, high=-0.15)}
     measured = measured._replace(
         intervals=measured.intervals | falling, numbers=measured.numbers | {"kl_growth": 1.2}
     )
@@ -483,6 +494,15 @@ def test_a_policy_far_away_is_not_misaligned():
     near = simulate(BIGGER, 7)
     shuffled = near.assign(ref_logp=np.random.default_rng(0).permutation(near.ref_logp))
     assert codes(shuffled)[0] == "other-tokens"
+
+
+def test_a_rare_token_does_not_make_a_reference_that_of_other_tokens():
+    """A few steps late in a run: the mean ratio of a policy far away rests on one token."""
+    far = simulate(Run(sequences=80, sharpness=1.0, drift=8.0, growth=1.0), 0)
+    far.loc[far.index[7], "ref_logp"] = -0.1
+    far.loc[far.index[7], ["logp", "old_logp"]] = -9.0
+    assert np.exp(far.ref_logp - far.logp).mean() > conditions.UNRELATED_RATIO
+    assert "other-tokens" not in codes(far.drop(columns="step"))
 
 
 def test_alignment_is_judged_where_the_policies_have_not_parted(healthy):
