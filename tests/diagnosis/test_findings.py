@@ -233,6 +233,8 @@ def test_a_dead_zone_is_the_frameworks(settings, severity):
         ("verl", {"estimator": "k2", "value": "k3"}, None),  # low_var_kl+
         ("openrlhf", {"estimator": "k2", "weighting": "detached", "value": "k3"}, None),
         ("openrlhf", {"estimator": "k2", "weighting": "detached"}, None),  # unbiased_gradient
+        ("openrlhf", {"estimator": "k3", "weighting": "attached"}, None),  # by this book's patch
+        ("verl", {"estimator": "k3", "weighting": "attached"}, None),  # registered
     ],
 )
 def test_no_dead_zone_where_the_gradient_is_not_clamped(framework, kl, severity):
