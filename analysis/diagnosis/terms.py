@@ -8,6 +8,7 @@ from itertools import product
 import numpy as np
 
 from analysis.diagnosis.schema import Evidence, Floats, Measured, Rollouts, Settings, Shown
+from analysis.kl.names import CREDITS
 
 #: Share of the column's squares that a multiple of the estimator explains. Float32 and seven digits
 #: leave 1e-6 of them unexplained. A sign needs less; a name that explains as much as the middle
@@ -42,8 +43,10 @@ def measure_term(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
         square = np.bincount(index, weights=values**2)
         slope = np.divide(inner, square, out=np.zeros_like(inner), where=square > 0)
         rest = rollouts.kl_term - slope[index] * values
-        found[f"term_is_{name}"] = 1 - float(rest @ rest) / total if total > 0 else 0.0
-        found[f"term_beta_{name}"] = float(np.median(slope))
+        share = 1 - float(rest @ rest) / total if total > 0 else 0.0
+        if share > found.get(f"term_is_{name}", -np.inf):  # of the ways to credit it, the best
+            found[f"term_is_{name}"] = share
+            found[f"term_beta_{name}"] = float(np.median(slope))
     return found
 
 
@@ -65,16 +68,19 @@ _VALUES: dict[str, Callable[[Floats], Floats]] = {
 def _candidates(
     rollouts: Rollouts, settings: Settings, log_ratio: Floats
 ) -> Iterator[tuple[str, Floats]]:
-    """Each in turn, so that few are held at a time."""
-    weighted = [False] if settings.in_reward else [False, True]
-    for by_ratio, (name, make) in product(weighted, _VALUES.items()):
+    """Each in turn, so that few are held at a time; in the reward by each credit not ruled out."""
+    ways: tuple[str, ...] = ("", WEIGHTED)
+    if settings.in_reward:
+        term = settings.kl
+        ways = (term.credit,) if "credit" in term.model_fields_set else CREDITS
+    for way, (name, make) in product(ways, _VALUES.items()):
         with np.errstate(over="ignore"):
             values = make(log_ratio)
             if settings.in_reward:
-                values = _credited(values, rollouts, settings.kl.credit)
-            if by_ratio:
+                values = _credited(values, rollouts, way)
+            elif way:
                 values = np.exp(np.minimum(rollouts.logp - rollouts.old_logp, 50.0)) * values
-        yield name + (WEIGHTED if by_ratio else ""), np.nan_to_num(values, posinf=1e100)
+        yield name if settings.in_reward else name + way, np.nan_to_num(values, posinf=1e100)
 
 
 def _credited(values: Floats, rollouts: Rollouts, credit: str) -> Floats:
@@ -120,7 +126,7 @@ def kl_negative(m: Measured) -> Shown | None:
 def other_term(m: Measured) -> Shown | None:
     """A named term that is another, or, of an unknown term, an estimator that is none of a KL."""
     best, named = _best(m), m.settings.kl
-    if best is None or kl_negative(m) is not None:
+    if best is None or kl_negative(m) is not None or kl_left_out(m) is not None:
         return None
     evidence: Evidence = {"share that it explains": best[1], "coefficient": best[2]}
     found = best[0] if best[1] >= IDENTIFIED else "something else"

@@ -359,6 +359,28 @@ def test_updates_against_the_advantages(healthy):
     assert codes(flipped)[0] == "advantage-opposed"
 
 
+def test_a_term_in_the_reward_may_be_credited_in_any_way_that_is_not_ruled_out(healthy):
+    l = healthy.old_logp - healthy.ref_logp
+    own, of_completion = 0.05 * l, l.groupby(healthy.sequence)
+    owed = {
+        "immediate": own,
+        "whole": 0.05 * of_completion.transform("sum"),
+        "to_go": 0.05 * (of_completion.transform("sum") - of_completion.cumsum()) + own,
+    }
+    k1 = {"estimator": "k1", "placement": "reward"}
+    for credit, term in owed.items():
+        frame = healthy.assign(kl_term=term)
+        assert "other-term" not in codes(frame, kl=k1)
+        assert "other-term" in codes(frame, kl=k1 | {"estimator": "k3"})
+        for said in owed:
+            assert ("other-term" in codes(frame, kl=k1 | {"credit": said})) == (said != credit)
+
+
+def test_a_term_that_is_left_out_is_not_another_one_too(healthy):
+    found_codes = codes(healthy.assign(kl_term=0.0), kl={"estimator": "k3"})
+    assert "kl-left-out" in found_codes and "other-term" not in found_codes
+
+
 @pytest.mark.parametrize("left_out", ["half of each completion", "where it is large", "nothing"])
 def test_a_term_that_is_no_estimator_of_each_token(healthy, left_out):
     l = healthy.logp - healthy.ref_logp
