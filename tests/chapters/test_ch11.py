@@ -71,3 +71,13 @@ def test_the_printed_line_is_k3_and_no_expansion(monkeypatch):
 def test_the_slope_of_the_coefficient_of_k3_by_hand():
     slope = study.the_printed_line_is_stabler_and_smoother().figures["slope_k3"]
     assert slope == pytest.approx(math.exp(5), rel=1e-6)
+
+
+@pytest.mark.parametrize("size", [1e-3, 1e-5, 1e-7])
+def test_expm1_in_float32_loses_all_digits_near_enough_to_the_reference(size):
+    near = study.small_log_ratios(size, 1.5 * size)
+    median = study.relative_errors(study.FORMS["expm1"], torch.float32, near).median().item()
+    predicted = 2**-24 / (size / 2)
+    assert predicted / 10 < median < predicted
+    assert (median > 0.1) == (size < 1e-6)
+    assert study.negative_share(study.FORMS["expm1"], torch.float32, near) == 0
