@@ -3,12 +3,10 @@
 PyTorch's fake tensors take a whole update, gradients included, through a device that is not the
 CPU, and refuse an operation on both. :class:`Watch` sees every operation on the way: what waits for
 the device, and what CUDA would refuse while it records a graph. It needs no GPU and no CUDA build,
-and says nothing of CUDA's own kernels: their numbers are in ``results/agreement_cuda``. It adds up
-what tensors take of the device's memory; what kernels take for themselves it does not see.
+and says nothing of CUDA's own kernels: their numbers are in ``results/agreement_cuda``.
 
 PyTorch lets a process have one device of its own: install it in a process of its own. As a program
-this prints one JSON object a preset, of all or of those named, ``planted`` for ``PLANTED``, or
-``smollm2`` for 24 runs on a model of that shape.
+this prints one JSON object a preset, of all or of those named, or ``planted`` for ``PLANTED``.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable
 from contextlib import suppress
@@ -32,29 +29,13 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from analysis.experiments.preset import Preset
-from analysis.experiments.presets.language import smollm2
 from analysis.training import graphs
 from analysis.training.environment import Scores
-from analysis.training.graphs import WARM_UP
-from analysis.training.pretrained.config import LlamaConfig
-from analysis.training.pretrained.tasks import TextTask, pretrained_environment
-from analysis.training.pretrained.weights import _assemble, _shapes
+from analysis.training.pretrained.tasks import TextTask
 from analysis.training.trainer import PopulationTrainer
 from tests.training.short_presets import UPDATES, Make, short_presets
 
 NAME = "fake"
-SMOLLM2 = LlamaConfig(
-    vocab_size=49152,
-    width=576,
-    inner=1536,
-    num_layers=30,
-    num_heads=9,
-    num_kv_heads=3,
-    head_dim=64,
-    norm_eps=1e-5,
-    rope_theta=1e5,
-    tied=True,
-)
 aten = torch.ops.aten
 #: The program goes on when it knows a number, or how large a tensor is.
 READS = {
@@ -85,7 +66,6 @@ class Watch(TorchDispatchMode):
         self.kernels: Counter[bool] = Counter()  #: apart those in recordings
         self.meetings: Counter[str] = Counter()  #: outside of recordings: reads and uploads
         self.refused: Counter[str] = Counter()  #: in recordings, with what caused them
-        self.memory = Memory()
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -100,9 +80,6 @@ class Watch(TorchDispatchMode):
             self._note("read", operation, given, made)
         elif any(map(_near, given)):
             self._note("upload", operation, given, made)
-        for tensor in made:
-            if not _near(tensor):
-                self.memory.count(tensor.untyped_storage())
         launches = not operation.is_view and not str(operation).startswith(NO_KERNEL)
         self.kernels[self.recording] += launches and any(not _near(tensor) for tensor in made)
         return result
@@ -116,33 +93,6 @@ class Watch(TorchDispatchMode):
             self.meetings[what] += 1
 
 
-class Memory:
-    """Bytes of the tensors in each pool: that of recordings which share one, of each other
-    recording, and of what runs as it is. What recordings have taken stays theirs."""
-
-    def __init__(self) -> None:
-        self.pool: Hashable = None
-        self.peak = 0  #: of all pools together
-        self.live: Counter[Hashable] = Counter()
-        self.kept: Counter[Hashable] = Counter()  #: the most of each, of recordings
-        self._known: set[int] = set()
-
-    def count(self, storage: torch.UntypedStorage) -> None:
-        if storage._cdata in self._known:
-            return
-        place, size = (self.pool, storage._cdata), storage.nbytes()
-        self._known.add(storage._cdata)
-        self.live[self.pool] += size
-        if self.pool is not None:
-            self.kept[self.pool] = max(self.kept[self.pool], self.live[self.pool])
-        self.peak = max(self.peak, self.live[None] + self.kept.total())
-        weakref.finalize(storage, self._free, *place, size)
-
-    def _free(self, pool: Hashable, storage: int, size: int) -> None:
-        self._known.discard(storage)
-        self.live[pool] -= size
-
-
 class FakeRecorder:
     """Stands in for :class:`analysis.training.graphs.CudaRecorder`; a replay launches nothing."""
 
@@ -153,15 +103,13 @@ class FakeRecorder:
         self, function: Callable[[], Any], *, passing: bool
     ) -> tuple[Any, Callable[[], None]]:
         self.watch.recording = True
-        memory = self.watch.memory
-        memory.pool = "passing" if passing else ("own", len(memory.kept))
         try:
             return function(), lambda: None
         except Exception as error:
             self.watch.refused[f"{error!r:.200}, {_lines(error)}"] += 1
             raise
         finally:
-            self.watch.recording, memory.pool = False, None
+            self.watch.recording = False
 
     def address(self, tensor: Tensor) -> Hashable:
         return tensor.untyped_storage()._cdata, tensor.storage_offset()
@@ -237,29 +185,6 @@ def trained(preset: Preset, make: Make, watch: Watch) -> dict[str, Any]:
     return row | {"refused": list(watch.refused)}
 
 
-def language(watch: Watch) -> dict[str, Any]:
-    """24 runs on SmolLM2's shape, until every graph was replayed: bytes at most in each update.
-
-    Questions are 36 or 37 tokens long, of which 32 are shared, as those of the preset.
-    """
-    config = smollm2().config.model_copy(update={"log_every": 2})
-    tensors = {n: torch.empty(shape, device=NAME) for n, shape in _shapes(SMOLLM2).items()}
-    model = _assemble(SMOLLM2, tensors)
-    shared = list(range(10, 42))
-    questions = [[*shared, *range(100, 104 + n), 9] for n in range(2)]
-    task = TextTask(questions, lambda *_: 1.0, end_tokens=[0], completion_length=6)
-    environment = pretrained_environment(config, model, task)
-    trainer = PopulationTrainer(config, smollm2().runs, environment, graphs=True)
-    peaks, launched = [], []
-    for _ in range(6):
-        watch.kernels.clear()
-        watch.memory.peak = 0
-        trainer.advance()
-        peaks.append(watch.memory.peak)
-        launched.append(watch.kernels[False])
-    return {"peaks": peaks, "launched": launched, "refused": list(watch.refused)}
-
-
 NUMBER = torch.tensor(2.0)
 #: What no graph can be recorded of; it ends with what one can.
 PLANTED: dict[str, Callable[[Tensor], Any]] = {
@@ -298,10 +223,6 @@ def main() -> None:
     if "planted" in chosen:
         with mode, watch:
             print(json.dumps(planted(watch)))
-    if "smollm2" in chosen:
-        graphs.WARM_UP = WARM_UP
-        with mode, watch:
-            print(json.dumps(language(watch)))
     for name, preset, make in short_presets():
         if chosen and name not in chosen:
             continue

@@ -8,10 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks.agreement import presets, shortened
-from tests.training.fake_device import Memory
 
 ROOT = Path(__file__).parents[2]  # where tests can be imported from
 PRESETS = presets()
@@ -54,36 +52,6 @@ def test_every_preset_can_be_recorded_and_spares_most_launches(rows, preset):
     if preset in PRESETS:  # questions are scored on the CPU
         assert row["meetings"]["read"] == READS * row["steps"]
         assert row["meetings"]["upload"] <= UPLOADS
-
-
-@pytest.mark.slow
-def test_graphs_of_a_language_model_fit_beside_each_other():
-    """24 runs of adapters; a GPU of 80 GB measured the first update at 49.3 GB."""
-    (found,) = said("smollm2")
-    assert found["refused"] == []
-    direct, *recording, replayed = found["peaks"]
-    assert 45e9 < direct < 55e9
-    assert max(*recording, replayed) < min(1.2 * direct, 80e9)
-    assert found["launched"][-1] < 100 < found["launched"][0] / 100
-
-
-def test_memory_of_recordings_stays_theirs():
-    memory = Memory()
-
-    def made(count: int, pool: str | None) -> torch.Tensor:
-        memory.pool = pool
-        tensor = torch.empty(count, dtype=torch.uint8)
-        memory.count(tensor.untyped_storage())
-        memory.count(tensor[1:].untyped_storage())  # a view takes nothing
-        return tensor
-
-    direct, recorded = made(100, None), made(50, "own")
-    assert memory.peak == 150
-    del direct, recorded
-    again = made(20, "own"), made(90, None)
-    assert memory.peak == 150 and memory.live == {"own": 20, None: 90}
-    other = made(11, "passing")
-    assert memory.peak == 50 + 90 + 11 and len(again) == len(other.shape) + 1
 
 
 @pytest.mark.slow
