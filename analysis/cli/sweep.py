@@ -9,20 +9,20 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Literal
 
+import pandas as pd
 import tyro
 
 from analysis.errors import UserError
 from analysis.experiments import recording
-from analysis.experiments.inventory import damage, inventory
 from analysis.experiments.manifests import check_target
 from analysis.experiments.memory import runs_that_fit
 from analysis.experiments.pools import LocalPool, Pool, devices_of
 from analysis.experiments.preset import Preset
 from analysis.experiments.presets import PRESETS, make_preset
 from analysis.experiments.progress import Progress
-from analysis.experiments.provenance import merged
+from analysis.experiments.provenance import merged, source_of
 from analysis.experiments.ray_pool import ray_pool
-from analysis.experiments.store import Store, StoredRun, run_record
+from analysis.experiments.store import Shard, Store, StoredRun, run_record
 from analysis.experiments.sweep import (
     RUNS_PER_GPU_SHARD,
     RUNS_PER_SHARD,
@@ -72,17 +72,17 @@ def sweep(
         gpus_per_shard: of each shard on Ray, at most 1; by default 1 on cuda.
         graphs: on cuda, launch each phase of an update as one CUDA graph: faster for small models.
             Results do not depend on it.
-        list: show what is stored, of the preset or of all, and compute nothing.
+        list: show how many runs of each variant are stored, and compute nothing.
         record: a folder to write the finished sweep to, as the book's recorded results.
     """
     if graphs and device != "cuda":
         raise UserError("--graphs records CUDA graphs: give it with --device cuda")
     folder = Store(store)
     chosen = _preset(preset, parse_assignments(override, "-o")) if preset else None
-    if list:
-        _show(folder, chosen)
-    elif chosen is None:
+    if chosen is None:
         raise UserError(f"name a preset: {', '.join(PRESETS)}")
+    elif list:
+        print(_stored(chosen, folder).to_string(index=False))
     else:
         if record is not None:
             check_target(record)
@@ -138,11 +138,13 @@ def _preset(name: str, texts: Mapping[str, str]) -> Preset:
         raise UserError(str(error)) from None
 
 
-def _show(store: Store, preset: Preset | None) -> None:
-    table = inventory(store, preset)
-    print(f"{store.root}: nothing is stored" if table.empty else table.to_string(index=False))
-    for line in damage(store):
-        print(f"damaged: {line}")
+def _stored(preset: Preset, store: Store) -> pd.DataFrame:
+    """How many runs of each variant can be read, and how many are missing."""
+    missing = store.missing(Shard(config=preset.config, runs=preset.runs), source_of(preset.config))
+    rows = [(run.variant.name, run.variant.beta, run in missing) for run in preset.runs]
+    table = pd.DataFrame(rows, columns=["variant", "beta", "missing"])
+    table["stored"] = ~table["missing"]
+    return table.groupby(["variant", "beta"], sort=False)[["stored", "missing"]].sum().reset_index()
 
 
 def _summarise(preset: Preset, stored: Iterable[StoredRun]) -> None:

@@ -6,7 +6,8 @@ import multiprocessing.forkserver
 
 import pytest
 
-from analysis.experiments import inventory, pools, recording, sweep
+from analysis.cli import sweep as command
+from analysis.experiments import pools, recording, sweep
 from analysis.experiments.preset import Preset
 from analysis.experiments.recording import Recording
 from tests.experiments.tiny import PROVENANCE, make_tiny
@@ -24,7 +25,7 @@ def warm_workers() -> None:
 def tiny_source(warm_workers: None, one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests of a working copy do not depend on edits made to it meanwhile."""
     monkeypatch.setattr(sweep, "source_of", lambda config: PROVENANCE.source)
-    monkeypatch.setattr(inventory, "source_of", lambda config: PROVENANCE.source)
+    monkeypatch.setattr(command, "source_of", lambda config: PROVENANCE.source)
 
 
 @pytest.fixture(scope="session")
