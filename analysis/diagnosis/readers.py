@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -29,11 +28,6 @@ FORMATS = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".parquet")
 _REQUIRED = ("logp", "old_logp", "ref_logp", "position")
 #: What the trainer did, beside the files of its processes.
 SETTINGS = "settings.json"
-#: Characters held as Python objects at a time: bounds memory, not the file. Lines may be of one
-#: token or of a sequence of thousands.
-CHUNK = 4_000_000
-
-Row = dict[str, Any]
 
 
 def read_rollouts(path: Path) -> Rollouts:
@@ -253,84 +247,40 @@ def _read_json_lines(file: TextIO, path: Path) -> dict[str, np.ndarray]:
     Raises:
         UserError: a line is no JSON object, or has other fields than the first; or there are none.
     """
-    pieces: dict[str, list[np.ndarray]] = {}
-    for numbers, lines in _chunks(file):
-        rows = _parsed_together(lines) or _parsed_singly(lines, numbers, path)
-        pieces = pieces or {key: [] for key in rows[0]}
-        _check_fields(rows, numbers, pieces, path)
-        for key, parts in pieces.items():
-            parts.append(_as_column(list(map(itemgetter(key), rows))))
-    if not pieces:
-        raise UserError(f"{path}: holds no rows; dump at least one sequence")
-    return {
-        key: np.concatenate([part.astype(object) for part in parts])
-        if any(part.dtype == object for part in parts)
-        else np.concatenate(parts)
-        for key, parts in pieces.items()
-    }
-
-
-def _chunks(file: TextIO) -> Iterator[tuple[list[int], list[str]]]:
-    """Lines that are not blank, with their numbers from 1."""
-    numbers: list[int] = []
-    lines: list[str] = []
-    size = 0
+    columns: dict[str, list[Any]] = {}
     for number, line in enumerate(file, start=1):
-        stripped = line.strip()
-        if not stripped:
+        if not line.strip():
             continue
-        numbers.append(number)
-        lines.append(stripped)
-        size += len(stripped)
-        if size >= CHUNK:
-            yield numbers, lines
-            numbers, lines, size = [], [], 0
-    if lines:
-        yield numbers, lines
-
-
-def _parsed_together(lines: list[str]) -> list[Row] | None:
-    """The objects of all lines in one call, which is twice as fast; None if a line is none."""
-    if not all(line[0] == "{" and line[-1] == "}" for line in lines):
-        return None
-    try:
-        rows = json.loads(f"[{','.join(lines)}]")
-    except (ValueError, RecursionError):
-        return None
-    return rows if len(rows) == len(lines) and all(type(row) is dict for row in rows) else None
-
-
-def _parsed_singly(lines: list[str], numbers: list[int], path: Path) -> list[Row]:
-    rows = []
-    for number, line in zip(numbers, lines, strict=True):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(
-                f"{path}: line {number} is no JSON ({error}); delete it if a killed process tore it"
-            ) from None
-        if not isinstance(row, dict):
-            raise UserError(f"{path}: line {number} is no JSON object")
-        rows.append(row)
-    return rows
-
-
-def _check_fields(rows: list[Row], numbers: list[int], fields: dict[str, Any], path: Path) -> None:
-    names = fields.keys()
-    for number, row in zip(numbers, rows, strict=True):
-        if row.keys() != names:
-            odd = sorted(row.keys() ^ names)[0]
+        row = _json_object(line, f"{path}: line {number}")
+        columns = columns or {name: [] for name in row}
+        for odd in sorted(row.keys() ^ columns.keys()):
             raise UserError(
                 f"{path}: line {number} and the first line disagree on field {odd!r}; "
                 "write every field in every line (null where there is none)"
             )
+        for name, value in row.items():
+            columns[name].append(_as_array(value) if isinstance(value, list) else value)
+    if not columns:
+        raise UserError(f"{path}: holds no rows; dump at least one sequence")
+    return {name: _as_column(values) for name, values in columns.items()}
+
+
+def _json_object(line: str, label: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"{label} is no JSON ({error}); delete it if a killed process tore it"
+        ) from None
+    if not isinstance(row, dict):
+        raise UserError(f"{label} is no JSON object")
+    return row
 
 
 def _as_column(values: list[Any]) -> np.ndarray:
-    """Python values of one field as an array; lists become arrays within it."""
-    if any(type(value) is list for value in values):
-        arrays = (_as_array(value) if type(value) is list else value for value in values)
-        return np.fromiter(arrays, dtype=object)
+    """The values of one field as an array, of arrays where some were lists."""
+    if any(isinstance(value, np.ndarray) for value in values):
+        return np.fromiter(values, dtype=object)
     return np.array(values, dtype=bool) if {*map(type, values)} <= {bool} else _as_array(values)
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.diagnosis import readers
 from analysis.diagnosis.readers import read_rollouts
 from analysis.errors import UserError
 
@@ -95,9 +94,7 @@ def test_json_lines_one_row_a_token(tmp_path):
     expect_the_rows(read_rollouts(write(tmp_path, text, "dump.jsonl")))
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 100])
-def test_json_lines_one_row_a_sequence_with_framework_names(tmp_path, monkeypatch, chunk):
-    monkeypatch.setattr(readers, "CHUNK", chunk)
+def test_json_lines_one_row_a_sequence_with_framework_names(tmp_path):
     lines = [
         {
             "per_token_logps": [-1.0, -0.5, None],
