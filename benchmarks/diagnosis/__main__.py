@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import platform
 import sys
 import time
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import tyro
 
-import analysis.diagnosis
 from analysis.errors import UserError
 from analysis.experiments.manifests import check_target, write_folder
+from analysis.experiments.provenance import provenance_here
+from analysis.freshness import code_sha256, import_closure
 from benchmarks.diagnosis import matrix, sound, tiny_runs
 from benchmarks.diagnosis.faults import FAULTS, HELD_OUT
 
@@ -75,19 +75,12 @@ def summary(silent: pd.DataFrame, faults: pd.DataFrame) -> str:
 
 
 def _fields(seeds: Sequence[int], fault_seeds: Sequence[int], began: float) -> dict[str, Any]:
-    import numpy
-    import torch
-    import transformers
-    import trl
-
-    modules = {"torch": torch, "numpy": numpy, "transformers": transformers, "trl": trl}
-    versions = {name: module.__version__ for name, module in modules.items()}
-    return {
+    made = provenance_here(code_sha256(import_closure(["benchmarks/diagnosis/__main__.py"])))
+    fields = made.model_dump()
+    fields["versions"] |= {name: version(name) for name in ("transformers", "trl")}
+    return fields | {
         "preset": "diagnosis_matrix",
         "seeds": list(seeds),
-        "device": f"cpu, {platform.machine()}, {torch.get_num_threads()} thread(s)",
-        "versions": {"python": platform.python_version()} | versions,
-        "source": _source(),
         "configuration": {
             "settings": tiny_runs.SETTINGS,
             "sound": sound.RATE,
@@ -95,15 +88,6 @@ def _fields(seeds: Sequence[int], fault_seeds: Sequence[int], began: float) -> d
         },
         "seconds": round(time.perf_counter() - began),
     }
-
-
-def _source() -> str:
-    """A hash of the code that plants, runs and judges."""
-    digest = hashlib.sha256()
-    for folder in (Path(analysis.diagnosis.__file__).parent, Path(__file__).parent):
-        for path in sorted(folder.glob("*.py")):
-            digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()
 
 
 if __name__ == "__main__":
