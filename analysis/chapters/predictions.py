@@ -52,6 +52,10 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "k3_loss < exact_loss: reward at equal KL": "open",
     },
     "smollm2_sampled_losses": {},
+    "smollm2_coefficient_one": {
+        "k3_loss < exact_loss: forward_kl at equal KL": "open",
+        "k3_loss < exact_loss: reward at equal KL": "open",
+    },
     "stale_starts": {
         "clipped_masked = clipped: reward at 0.3": "open",
         "exact > k2_detached: reward at 0.3": "open",

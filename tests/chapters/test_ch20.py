@@ -214,10 +214,11 @@ def test_which_terms_cost_accuracy_on_a_language_model(ended):
     assert max(test.confidence_interval().high for test in tested.values()) < 0.01, "none gains"
 
 
-def test_at_equal_kl_ten_seeds_see_no_cost(ended):
+@pytest.mark.parametrize("preset", ["smollm2_equal_kl", "smollm2_coefficient_one"])
+def test_at_equal_kl_ten_seeds_see_no_cost(ended, preset):
     """Of two terms that at one coefficient are not alike."""
-    asked = predictions.judged("smollm2_equal_kl").query("metric == 'reward'").set_index("variant")
-    margin = recording.load(recording.folder_of("smollm2_equal_kl")).preset.design.margin
+    asked = predictions.judged(preset).query("metric == 'reward'").set_index("variant")
+    margin = recording.load(recording.folder_of(preset)).preset.design.margin
     assert asked.loc["k1_reward", "outcome"] == "holds"
     for term in ("k1_reward", "k3_loss"):
         assert -margin < asked.loc[term, "low"] < 0 < asked.loc[term, "high"] < margin

@@ -32,7 +32,9 @@ LOGARITHMS = ("reverse_kl", "teacher_kl")
 
 
 #: Recording -> the folder of the runs that it is compared with, on its seeds.
-BESIDE = {"smollm2_sampled_losses": "smollm2_equal_kl_cuda"}
+BESIDE = dict.fromkeys(
+    ("smollm2_sampled_losses", "smollm2_coefficient_one"), "smollm2_equal_kl_cuda"
+)
 
 
 def rows_of(preset: str, table: str = "final") -> list[dict[str, str]]:
@@ -97,7 +99,9 @@ def test_predictions_at_equal_coefficients_are_scipy_s_of_the_stored_rows(preset
         assert (found["outcome"] == "holds") == holds, prediction.sentence
 
 
-@pytest.mark.parametrize("preset", [name for name in DESIGNED if name in SETTINGS])
+@pytest.mark.parametrize(
+    "preset", [name for name in DESIGNED if name in (*SETTINGS, "smollm2_coefficient_one")]
+)
 def test_equal_kl_is_a_dense_fit_of_the_stored_rows(preset: str) -> None:
     rows, table = rows_of(preset), predictions.judged(preset)
     number, prediction = next(
