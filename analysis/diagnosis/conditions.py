@@ -579,10 +579,9 @@ def dead_zone(m: Measured) -> Shown | None:
         return None
     if kl is not None and kl.value is not None:
         return None  # straight-through: only the value that is shown is clamped
+    # OpenRLHF's unbiased_gradient is straight-through too; terms of this book clamp nothing.
     if kl is not None and framework != "unknown" and kl.weighting != "none":
-        return (
-            None  # OpenRLHF's unbiased_gradient is straight-through; terms of this book clamp none
-        )
+        return None
     estimator = "k3" if kl is None else kl.estimator
     force = m.numbers[f"dead_force_{estimator}"]
     if force <= MOST_DEAD_FORCE:

@@ -162,13 +162,8 @@ class Preset(Schema):
 
     @model_validator(mode="after")
     def _predictions_compare_what_is_trained(self) -> Preset:
-        compared = list(self.variants)
-        others = self.beside
-        while others is not None:
-            compared += others.variants
-            others = others.beside
-        coefficients: dict[str, set[float]] = {variant.name: set() for variant in compared}
-        for variant in compared:
+        coefficients: dict[str, set[float]] = {variant.name: set() for variant in self.compared}
+        for variant in self.compared:
             if variant.kl.estimator != "none":
                 coefficients[variant.name].add(variant.beta)
         for prediction in self.design.predictions if self.design else ():
@@ -188,6 +183,11 @@ class Preset(Schema):
         if twice:
             raise ValueError(f"two variants share name and beta {twice[0]}: give them labels")
         return self
+
+    @property
+    def compared(self) -> tuple[Variant, ...]:
+        """Its variants, and those of what it stands beside."""
+        return self.variants + (self.beside.compared if self.beside else ())
 
     @property
     def runs(self) -> tuple[Run, ...]:
