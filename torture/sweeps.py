@@ -31,7 +31,7 @@ from analysis.experiments.preset import NO_KL, Preset
 from analysis.experiments.progress import Progress
 from analysis.experiments.provenance import source_of
 from analysis.experiments.shard import complete_shard
-from analysis.experiments.store import Shard, Store, StoredRun, without_checksum
+from analysis.experiments.store import CorruptFile, Shard, Store, StoredRun, without_checksum
 from analysis.kl.term import KLTerm
 from analysis.training.config import Run, StartConfig, TrainConfig, Variant
 from analysis.training.tiny.policy import PolicyConfig
@@ -139,13 +139,11 @@ def kills(count: int, chance: random.Random, say: Callable[[str], None]) -> list
                     killed += 1
                     process.kill()
                 process.join()
-            now = {path: path.read_bytes() for path in (folder / "runs").glob("*.json")}
+            now = Store(folder).contents()
             lost += sum(now.get(path) != data for path, data in kept.items())
             kept = now
             if len(now) == wanted and process.exitcode == 0:
-                silent += _differing(
-                    [without_checksum(d, StoredRun) for d in now.values()], expected
-                )
+                silent += _differing(now, expected)
                 silent += any(folder.glob("checkpoints/*")) + len(list(folder.rglob("*.tmp")))
                 if folder.name != "usual":
                     computed += (folder / "computed").stat().st_size
@@ -169,18 +167,23 @@ def _kill_worker(pid: int) -> bool:
     return False
 
 
-def _differing(stored: list[StoredRun], expected: RunRecord) -> int:
-    """How many runs are not, bit for bit, those of the undisturbed record."""
+def _differing(files: dict[Path, bytes], expected: RunRecord) -> int:
+    """How many files hold no run that is, bit for bit, that of the undisturbed record."""
     place = {run: row for row, run in enumerate(expected.runs)}
-    return sum(
-        any(
+
+    def differs(data: bytes) -> bool:
+        try:
+            one = without_checksum(data, StoredRun)
+        except CorruptFile:
+            return True
+        return any(
             not np.array_equal(
                 np.array(one.metrics[name]), values[:, place[one.run]], equal_nan=True
             )
             for name, values in expected.metrics.items()
         )
-        for one in stored
-    )
+
+    return sum(map(differs, files.values()))
 
 
 class _Torn:
@@ -267,15 +270,13 @@ def failing_disks(say: Callable[[str], None], every: int = 1) -> list[Outcome]:
                         silent += 1  # it failed, and nobody was told
                     except UserError:
                         pass
-                    silent += any(file.run is None for file in store.contents())
-                    silent += any(store.root.rglob("*.tmp"))
-                    kept = [file.path.read_bytes() for file in store.contents()]
+                    kept = store.contents()
+                    silent += _differing(kept, expected) + any(store.root.rglob("*.tmp"))
                     complete_shard(part, "cpu", _quiet, folder=store.root, **options)
-                    found = list(store.contents())
-                    after = [file.path.read_bytes() for file in found]
-                    lost += sum(data not in after for data in kept)
-                    silent += _differing([file.run for file in found if file.run], expected)
-                    silent += len(found) != len(part.runs)
+                    after = store.contents()
+                    lost += sum(after.get(path) != data for path, data in kept.items())
+                    silent += _differing(after, expected)
+                    silent += len(after) != len(part.runs)
         outcomes.append(Outcome(f"{operation} fails: store", tried, lost, silent))
         outcomes.append(_failing_recording(operation))
         say(f"{operation}: {tried} failures")

@@ -200,7 +200,7 @@ def train_shard(
                 queue.put((number, news))
 
         partial(task.func, **task.keywords | {"folder": store.root})(shard, device, report)
-        return [stored.path.read_bytes() for stored in store.contents()]
+        return list(store.contents().values())
 
 
 def shard_resources(device: str, gpus_per_shard: float | None) -> dict[str, float]:
