@@ -15,13 +15,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from analysis.audit.batches import Batch, chosen
-from analysis.audit.readings import Part
-from analysis.checks import trusted
-from analysis.kl.estimators import ESTIMATORS, TOKEN_ESTIMATORS
-from analysis.kl.names import CREDITS, RATIO_LEVELS
-from analysis.kl.term import KLTerm
-from analysis.objectives.aggregation import MODES
+from kl_term.audit.batches import Batch, chosen
+from kl_term.audit.readings import Part
+from kl_term.checks import trusted
+from kl_term.kl.estimators import ESTIMATORS, TOKEN_ESTIMATORS
+from kl_term.kl.names import CREDITS, RATIO_LEVELS
+from kl_term.kl.term import KLTerm
+from kl_term.objectives.aggregation import MODES
 
 #: Of the leaf's log-probs, the reference's, the sampler's [..., B, T], mask and logits: the term
 #: of each token.

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from analysis.audit.trees import Tree
-from analysis.kl.enumeration import exact_kl_gradient
-from analysis.kl.sequences import state_visits
+from kl_term.audit.trees import Tree
+from kl_term.kl.enumeration import exact_kl_gradient
+from kl_term.kl.sequences import state_visits
 
 Potential = Callable[[Tensor, Tensor, Tensor], Tensor]
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.audit.arguments import OF_POLICY, Plan, name_of, role_of
-from analysis.audit.batches import Batch, chosen
-from analysis.errors import UserError
+from kl_term.audit.arguments import OF_POLICY, Plan, name_of, role_of
+from kl_term.audit.batches import Batch, chosen
+from kl_term.errors import UserError
 
 
 class Layout(NamedTuple):

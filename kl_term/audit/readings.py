@@ -14,11 +14,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from analysis.audit.arguments import OF_POLICY, name_of, plan_call
-from analysis.audit.batches import Batch, random_batch
-from analysis.audit.calling import LAYOUTS, Foreign, Layout, Output, one_line, random_states
-from analysis.errors import UserError
-from analysis.kl.returns import reward_to_go
+from kl_term.audit.arguments import OF_POLICY, name_of, plan_call
+from kl_term.audit.batches import Batch, random_batch
+from kl_term.audit.calling import LAYOUTS, Foreign, Layout, Output, one_line, random_states
+from kl_term.errors import UserError
+from kl_term.kl.returns import reward_to_go
 
 Kind = Literal["loss", "reward"]
 #: Coefficients between which a KL is isolated; small, so that no clip of the policy part decides.

@@ -6,7 +6,7 @@ term and aggregation of the package. Nothing is sampled where a sum is possible.
 
 from __future__ import annotations
 
-from analysis.lazy import lookup
+from kl_term.lazy import lookup
 
 #: The public names and their modules; loaded when asked for.
 _HOMES = {

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from analysis.audit.batches import Batch
-from analysis.audit.readings import Part
-from analysis.kl.scores import expected_score
-from analysis.kl.sequences import Sequences, enumerate_sequences, sequence_probability, token_logp
+from kl_term.audit.batches import Batch
+from kl_term.audit.readings import Part
+from kl_term.kl.scores import expected_score
+from kl_term.kl.sequences import Sequences, enumerate_sequences, sequence_probability, token_logp
 
 
 @dataclass(frozen=True)
