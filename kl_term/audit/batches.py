@@ -88,10 +88,30 @@ def random_batch(
     signs = torch.where(torch.arange(rows) % 2 == 0, 1.0, -1.0).double()
     return Batch(
         logits=logits,
-        ref_logits=logits + distance * normal(rows, width, vocab_size),
+        ref_logits=logits + distance * normal(rows, width, vocab_size).clamp(-2.0, 2.0),
         old_logits=logits + staleness * normal(rows, width, vocab_size).clamp(-1.5, 1.5),
         tokens=torch.randint(vocab_size, (rows, width), generator=generator),
         mask=mask,
         advantages=signs * (0.5 + normal(rows).abs()),
         rewards=torch.rand(rows, generator=generator, dtype=torch.float64) * 2,
+    )
+
+
+def token_batch(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, advantage: float = 0.0) -> Batch:
+    """One token an answer with these log-probs [B], out of a vocabulary of two."""
+
+    def of_two(x: Tensor) -> Tensor:
+        x = x.double()
+        other = torch.log(-torch.expm1(x.clamp(max=-1e-12)))
+        return torch.stack([x, other], dim=-1).unsqueeze(1)
+
+    count = len(logp)
+    return Batch(
+        logits=of_two(logp),
+        ref_logits=of_two(ref_logp),
+        old_logits=of_two(old_logp),
+        tokens=torch.zeros(count, 1, dtype=torch.long),
+        mask=torch.ones(count, 1, dtype=torch.bool),
+        advantages=torch.full((count,), advantage, dtype=torch.float64),
+        rewards=torch.full((count,), advantage, dtype=torch.float64),
     )

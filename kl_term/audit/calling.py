@@ -51,6 +51,7 @@ class Foreign:
     function: Callable[..., Any]
     plan: Plan
     beta_path: str | None = None  #: such as ``config.kl_loss_coef``, inside a given value
+    factory: str | None = None  #: the function makes the loss, given this coefficient
     layout: Layout = LAYOUTS[0]
     bag_beta: bool = False  #: whether it reads the coefficient out of its inputs
     calls: int = 0
@@ -70,7 +71,8 @@ class Foreign:
 
     @property
     def has_beta(self) -> bool:
-        return "beta" in self.roles or self.beta_path is not None or self.bag_beta
+        inside = self.beta_path is not None or self.factory is not None
+        return "beta" in self.roles or inside or self.bag_beta
 
     def _named_in_bags(self) -> dict[str, str]:
         return {n[1:]: r for n, r in self.plan.fixed.items() if n.startswith("*")}
@@ -85,8 +87,11 @@ class Foreign:
         self.calls += 1
         given = Given(self, batch, beta, watch)
         arguments = given.arguments()
+        function = self.function
+        if self.factory is not None:
+            function = function(**{self.factory: beta})
         with torch.enable_grad():
-            returned = first_of(self.function(*arguments.positional, **arguments.named), self.name)
+            returned = first_of(function(*arguments.positional, **arguments.named), self.name)
         if given.modified():
             self.notes.add("modifies its arguments")
         value = given.padded(returned)

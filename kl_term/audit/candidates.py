@@ -68,6 +68,11 @@ def terms(by_logits: bool) -> tuple[Candidate, ...]:
     found = [Candidate(term, _loss(term), "loss") for term in _losses(by_logits)]
     for term, (written, surrogate) in itertools.product(_rewards(), _SURROGATES.items()):
         found.append(Candidate(term, _priced(term, surrogate), written))
+        if term.level == "sequence" or term.credit == "whole":
+            found += [
+                Candidate(term, _priced(term, surrogate, off), f"{written}, less {name}")
+                for name, off in _BASELINES.items()
+            ]
     return tuple(found)
 
 
@@ -118,12 +123,36 @@ def _ratio(seen: Seen) -> Tensor:
     return torch.where(seen.mask, seen.logp - seen.old_logp, 0.0).exp()
 
 
-def _priced(term: KLTerm, surrogate: Callable[[Seen], tuple[Tensor, Tensor]]) -> Terms:
+def _priced(
+    term: KLTerm,
+    surrogate: Callable[[Seen], tuple[Tensor, Tensor]],
+    off: Callable[[Tensor], Tensor] | None = None,
+) -> Terms:
     def per_token(seen: Seen) -> Tensor:
         held, factor = surrogate(seen)
-        return term.penalty(held, seen.ref_logp, mask=seen.mask) * factor
+        price = term.penalty(held, seen.ref_logp, mask=seen.mask)
+        if off is not None:  # the answers of a batch are one group; every token owes the same
+            price = torch.where(seen.mask, price - off(price[..., 0]).unsqueeze(-1), 0.0)
+        return price * factor
 
     return per_token
+
+
+#: What is taken off the price of an answer, from those of its group [..., G].
+_BASELINES: dict[str, Callable[[Tensor], Tensor]] = {
+    "the mean of the others": lambda p: (p.sum(-1, keepdim=True) - p) / max(p.shape[-1] - 1, 1),
+    "the mean of the group": lambda p: p.mean(-1, keepdim=True).expand_as(p),
+}
+
+
+#: No aggregation of ours, and often met: all tokens of a batch are added up.
+SUM = "sum"
+
+
+def weights_of(counted: Tensor, aggregation: str | None) -> Tensor:
+    if aggregation == SUM:
+        return counted
+    return counted / len(counted) if aggregation is None else MODES[aggregation](counted)
 
 
 class Probes:
@@ -145,7 +174,7 @@ class Probes:
             return (None,)
         if self.parts[0].value.ndim == 1:
             return ("seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm")
-        return tuple(MODES)
+        return (*MODES, SUM)
 
     def weights(self) -> Tensor:
         """[probes, aggregations, B, T]."""
@@ -153,7 +182,7 @@ class Probes:
         for batch in self.batches:
             counted = batch.mask.double()
             modes = [
-                counted / batch.rows if name is None else MODES[name](counted)
+                weights_of(counted, name)
                 for name in self.aggregations
             ]
             found.append(torch.stack(modes))
@@ -194,13 +223,15 @@ class Probes:
         return gradient.transpose(0, 1).flatten(1), values.transpose(0, 1).flatten(1)
 
 
-def matches(probes: Probes, tolerance: float) -> list[Match]:
+def matches(
+    probes: Probes, tolerance: float, among: Sequence[Candidate] | None = None
+) -> list[Match]:
     """Every candidate with the gradient of the loss, those with its value first."""
     found = []
-    for candidate in terms(probes.by_logits):
+    for candidate in terms(probes.by_logits) if among is None else among:
         gradients, values = probes.of(candidate)
         for index, aggregation in enumerate(probes.aggregations):
-            scale, error = _fit(probes.wanted, gradients[index])
+            scale, error = fit(probes.wanted, gradients[index])
             if error <= tolerance:
                 value_scale = _value_scale(probes, values[index], scale, tolerance)
                 found.append(
@@ -219,7 +250,7 @@ def best_match(probes: Probes, tolerance: float) -> Match | None:
     if not found:
         return None
     first = found[0]
-    if first.value_scale is not None or first.term.placement == "reward":
+    if first.value_scale is not None:
         return first
     for match in (m for m in found if m.term.estimator in ESTIMATORS and m.written == "loss"):
         for shown in (name for name in ESTIMATORS if name not in ("k4", match.term.estimator)):
@@ -241,7 +272,7 @@ def nearest(probes: Probes) -> Match | None:
     for candidate in terms(probes.by_logits):
         gradients, _ = probes.of(candidate)
         for index, aggregation in enumerate(probes.aggregations):
-            scale, error = _fit(probes.wanted, gradients[index])
+            scale, error = fit(probes.wanted, gradients[index])
             if best is None or error < best.error:
                 best = Match(candidate.term, aggregation, scale, error, None, candidate.written)
     return best
@@ -254,18 +285,18 @@ def value_alone(probes: Probes, tolerance: float) -> Match | None:
             continue
         _, values = probes.of(candidate)
         for index, aggregation in enumerate(probes.aggregations):
-            scale, error = _fit(probes.values, values[index])
+            scale, error = fit(probes.values, values[index])
             if error <= tolerance:
                 return Match(candidate.term, aggregation, 0.0, error, scale, "loss")
     return None
 
 
 def _value_scale(probes: Probes, values: Tensor, scale: float, tolerance: float) -> float | None:
-    found, error = _fit(probes.values, values)
+    found, error = fit(probes.values, values)
     return found if error <= tolerance and abs(found - scale) <= 1e3 * tolerance * abs(scale) else None
 
 
-def _fit(wanted: Tensor, candidate: Tensor) -> tuple[float, float]:
+def fit(wanted: Tensor, candidate: Tensor) -> tuple[float, float]:
     """The factor, and the relative error that it leaves."""
     size = candidate @ candidate
     if not bool(size > 0) or not bool(wanted.norm() > 0):

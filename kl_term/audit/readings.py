@@ -43,6 +43,8 @@ class Reading:
     #: Of a reward-side function: pays at the end of an answer (token rewards) or on every token.
     pays_at_end: bool = False
     beta: float = 1.0  #: the coefficient asked for, where the function takes none
+    separable: bool = False  #: answers do not read each other
+    fewest: int = 1  #: answers that a call needs
 
     @property
     def tolerance(self) -> float:
@@ -75,13 +77,14 @@ class Reading:
         if self.foreign.has_beta:
             low, high = self.whole(batch, LOW), self.whole(batch, HIGH)
             return Part(*((b - a) / (HIGH - LOW) for a, b in zip(low, high, strict=True)))
-        return self.whole(without_reward(batch) if self.has_policy_part else batch, self.beta)
+        whole = self.whole(without_reward(batch) if self.has_policy_part else batch, self.beta)
+        return Part(whole.value / self.beta, whole.gradient / self.beta)
 
     def policy(self, batch: Batch) -> Part:
         """The loss without KL."""
         if self.foreign.has_beta:
             return self.whole(batch, 0.0)
-        both, kl = self.whole(batch, self.beta), self.whole(without_reward(batch), self.beta)
+        both, kl = (self.whole(b, self.beta) for b in (batch, without_reward(batch)))
         return Part(*(a - b for a, b in zip(both, kl, strict=True)))
 
     def _of_reward(self, batch: Batch, beta: float) -> Part:
@@ -115,6 +118,7 @@ def read(
     beta_name: str | None = None,
     kind: Kind | None = None,
     beta: float = 1.0,
+    factory: bool = False,
 ) -> Reading:
     """Find out how a function is called, and what it returns.
 
@@ -122,13 +126,18 @@ def read(
         UserError: one line, on what stands in the way.
     """
     path = beta_name if beta_name and "." in beta_name else None
-    plan = plan_call(function, names, given, None if path else beta_name)
+    made = function
+    if factory:
+        if beta_name is None:
+            raise UserError(f"{name_of(function)}: makes a loss: say by beta_name of what coefficient")
+        made = function(**{beta_name: HIGH})
+    plan = plan_call(made, names, given, None if path or factory else beta_name)
     if path and path.split(".")[0] not in plan.fixed:
         raise UserError(
             f"{name_of(function)}: {path!r} lies inside an argument: give that by "
             f"given={{{path.split('.')[0]!r}: OBJECT}}"
         )
-    foreign = Foreign(function, plan, beta_path=path)
+    foreign = Foreign(function, plan, beta_path=path, factory=beta_name if factory else None)
     held = foreign.roles
     if not held & {*OF_POLICY, "inputs", "old_logp"}:
         raise UserError(
@@ -143,6 +152,8 @@ def read(
     if kind == "reward" or (kind is None and _pays(reading, probe)):
         reading.kind = "reward"
         reading.pays_at_end = _pays_at_end(reading)
+    reading.separable = reading.shape != "number" and _is_separable(reading, probe)
+    reading.fewest = _fewest(reading, probe)
     found = output.value if output.gradient is None else output.gradient
     reading.narrow = output.value.dtype != torch.float64 or bool(
         (found.double() == found.float().double()).all() and (found != found.round()).any()
@@ -246,6 +257,33 @@ def _same(one: Output, other: Output) -> bool:
         or other.gradient is None
         or torch.equal(one.gradient.nan_to_num(), other.gradient.nan_to_num())
     )
+
+
+def _is_separable(reading: Reading, probe: Batch) -> bool:
+    """Whether an answer gets alone what it gets beside others."""
+    together = reading.whole(probe, HIGH)
+    for row in range(probe.rows):
+        try:
+            alone = reading.whole(probe.only([row]), HIGH)
+        except Exception:
+            return False
+        for a, b in ((alone.value[0], together.value[row]),
+                     (alone.gradient[0], together.gradient[row] * probe.rows)):  # fmt: skip
+            if a.shape != b.shape or not torch.allclose(a, b, rtol=1e-4, atol=1e-7):
+                return False
+    return True
+
+
+def _fewest(reading: Reading, probe: Batch) -> int:
+    """How many answers a call needs to return numbers: a leave-one-out mean needs two."""
+    for rows in (1, 2):
+        try:
+            part = reading.whole(probe.only(list(range(rows))), HIGH)
+        except Exception:
+            continue
+        if bool(part.value.isfinite().all()) and bool(part.gradient.isfinite().all()):
+            return rows
+    return 3
 
 
 def _pays(reading: Reading, probe: Batch) -> bool:

@@ -33,14 +33,14 @@ POTENTIALS: dict[str, Potential] = {
     "half chi-square of the reference": lambda p, r, o: (2 * r - p).exp().sum() / 2,
     "half squared distance": lambda p, r, o: (p.exp() - r.exp()).square().sum() / 2,
     "Jensen-Shannon": lambda p, r, o: _jensen_shannon(p, r),
-    "minus entropy": lambda p, r, o: _average(p.exp(), p),
+    "negative entropy": lambda p, r, o: _average(p.exp(), p),
     "cross-entropy to the reference": lambda p, r, o: -_average(p.exp(), r),
     "reverse KL to the sampler": lambda p, r, o: _average(p.exp(), p - o),
     "forward KL to the sampler": lambda p, r, o: _average(o.exp(), o - p),
     "half chi-square to the sampler": lambda p, r, o: (2 * p - o).exp().sum() / 2,
 }
 #: What is also looked for as a sum of two.
-MIXED = ("reverse KL", "forward KL", "E[k2]", "minus entropy", "forward KL to the sampler")
+MIXED = ("reverse KL", "forward KL", "E[k2]", "negative entropy", "forward KL to the sampler")
 NOTHING, NEITHER = "nothing", "neither"
 
 
@@ -62,8 +62,17 @@ class Minimised(NamedTuple):
         """With its sign and coefficient."""
         if self.name in (NOTHING, NEITHER):
             return self.name
+        if self.name in POTENTIALS and "sampler" in self.name:
+            return f"neither ({'minus ' if self.scale < 0 else ''}{self.name})"
         size = "" if abs(abs(self.scale) - 1) < 1e-6 else f"{abs(self.scale):.4g} "
         return ("minus " if self.scale < 0 else "") + size + self.name
+
+    @property
+    def known(self) -> str:
+        """As the contract names it: with the sign, and without what no list of divergences holds."""
+        if "sampler" in self.name:
+            return NEITHER
+        return ("minus " if self.scale < 0 else "") + self.name
 
 
 def potential_gradient(name: str, at: Tree) -> Tensor:
@@ -109,6 +118,11 @@ def minimised(gradients: Sequence[Tensor], at: Sequence[Tree], tolerance: float)
             if found is not None:
                 return Minimised(*found, apart)
     return Minimised(NEITHER, float("nan"), _fit(gradients, reverse)[1], apart)
+
+
+def same(gradients: Sequence[Tensor], exact: Sequence[Tensor], tolerance: float) -> bool:
+    """Whether gradients are exact ones up to one coefficient."""
+    return _fit(gradients, exact)[1] <= tolerance
 
 
 def _mixture(

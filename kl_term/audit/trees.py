@@ -59,9 +59,9 @@ def tree(
     length: int,
     *,
     ragged: bool,
-    distance: float,
-    staleness: float,
     seed: int,
+    distance: float = 0.7,
+    staleness: float = 0.06,
 ) -> Tree:
     """A tree with random logits; token 0 ends an answer of a ragged one."""
     generator = torch.Generator().manual_seed(seed)
@@ -81,15 +81,18 @@ def tree(
     )
 
 
-def state(vocab_size: int, *, distance: float, staleness: float, seed: int) -> Tree:
+def state(vocab_size: int, *, seed: int) -> Tree:
     """One state: every answer is one token."""
-    return tree(
-        vocab_size, 1, ragged=False, distance=distance, staleness=staleness, seed=seed
-    )
+    return tree(vocab_size, 1, ragged=False, seed=seed)
 
 
 def expected_gradient(
-    part: Callable[[Batch], Part], at: Tree, *, rows: int = 1, symmetric: bool = False
+    part: Callable[[Batch], Part],
+    at: Tree,
+    *,
+    rows: int = 1,
+    symmetric: bool = False,
+    separable: bool = False,
 ) -> Tensor:
     """[states, V]: the mean gradient by the policy's table over every batch of ``rows`` answers.
 
@@ -98,12 +101,18 @@ def expected_gradient(
         at: where; the sampler draws.
         rows: answers a batch, drawn independently.
         symmetric: the order of the answers is known not to matter: each set is called once.
+        separable: answers are known not to read each other: all of them are called at once.
     """
     probability = sequence_probability(at.old_logits, at.sequences)
     answers = at.answers()
     count = len(probability)
     by_score = torch.zeros_like(at.logits)  # of the coefficient of each token's score
     by_logits = torch.zeros_like(at.logits)
+    if separable:
+        gradient = part(answers).gradient * count
+        weights = probability.view(-1, *[1] * (gradient.ndim - 1)).expand_as(gradient)
+        _add(by_logits, by_score, at.sequences.states, answers, weights * gradient)
+        return by_logits + expected_score(at.logits, by_score)
     if symmetric:
         batches = itertools.combinations_with_replacement(range(count), rows)
     else:
@@ -113,15 +122,21 @@ def expected_gradient(
         if weight == 0:
             continue
         batch = answers.only(list(chosen))
-        gradient = part(batch).gradient
-        mask = batch.mask
         states = at.sequences.states[list(chosen)]
-        if gradient.ndim == 3:
-            by_logits.index_put_((states[mask],), weight * gradient[mask], accumulate=True)
-        else:
-            place = (states[mask], batch.tokens[mask])
-            by_score.index_put_(place, weight * gradient[mask], accumulate=True)
+        _add(by_logits, by_score, states, batch, weight * part(batch).gradient)
     return by_logits + expected_score(at.logits, by_score)
+
+
+def _add(
+    by_logits: Tensor, by_score: Tensor, states: Tensor, batch: Batch, gradient: Tensor
+) -> None:
+    """Add a weighted gradient by logits [B, T, V] or by log-probs [B, T] to its rows."""
+    mask = batch.mask
+    if gradient.ndim == 3:
+        by_logits.index_put_((states[mask],), gradient[mask], accumulate=True)
+    else:
+        place = (states[mask], batch.tokens[mask])
+        by_score.index_put_(place, gradient[mask], accumulate=True)
 
 
 def _orders(chosen: tuple[int, ...]) -> int:
