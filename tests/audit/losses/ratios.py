@@ -25,9 +25,8 @@ def ratio_to_the_reference(
     per_token_logps = per_token_logps.masked_fill(~mask, 0.0)
     ref_per_token_logps = ref_per_token_logps.masked_fill(~mask, 0.0)
     ratio = torch.exp(per_token_logps - ref_per_token_logps.detach())
-    per_token_loss = -(
-        ratio * advantages.unsqueeze(1) - beta * _k2(per_token_logps, ref_per_token_logps)
-    )
+    per_token_kl = _k2(per_token_logps, ref_per_token_logps)
+    per_token_loss = -(ratio * advantages.unsqueeze(1) - beta * per_token_kl)
     return torch.where(mask, per_token_loss, 0.0).sum() / mask.sum()
 
 

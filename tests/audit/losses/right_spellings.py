@@ -97,7 +97,7 @@ def a_table_of_tokens(logp, ref_logp, mask):
 def grpo_of_the_paper(
     log_probs, ref_log_probs, old_log_probs, advantages, mask, beta=0.04, eps=0.2
 ):
-    """DeepSeekMath's loss: plain k3, mean per completion; its KL is the forward one, as published."""
+    """DeepSeekMath's loss: plain k3, mean per completion; the forward KL, as published."""
     mask = mask.bool()
     advantages = advantages.unsqueeze(-1)
     diff = torch.where(mask, ref_log_probs - log_probs, 0.0)
@@ -118,17 +118,16 @@ def sinh_spelling(logp, ref_logp, old_logp, mask, beta=0.04):
 
 
 def dr_grpo(
-    log_probs, old_log_probs, ref_log_probs, advantages, mask, kl_coef=0.02, max_tokens=None
+    log_probs, old_log_probs, ref_log_probs, advantages, mask, kl_coef=0.02, max_completion_length=8
 ):
-    """Row sums over a constant, the width of the batch; live ratio times k3."""
+    """Row sums over a constant, the longest completion allowed; live ratio times k3."""
     keep = mask.bool()
     advantages = advantages.masked_fill(~keep, 0.0)
-    width = max_tokens or mask.shape[1]
     ratio = torch.where(keep, log_probs - old_log_probs, 0.0).exp()
     gap = torch.where(keep, ref_log_probs - log_probs, 0.0)
     kl = (gap.expm1() - gap) * ratio
     loss = kl_coef * kl - torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
-    return torch.where(keep, loss, 0.0).sum() / (mask.shape[0] * width)
+    return torch.where(keep, loss, 0.0).sum() / (mask.shape[0] * max_completion_length)
 
 
 def squared_in_log2(logp, ref_logp, mask, beta=0.1):
@@ -136,3 +135,19 @@ def squared_in_log2(logp, ref_logp, mask, beta=0.1):
     keep = mask.bool()
     bits = torch.where(keep, (logp - ref_logp) / math.log(2.0), 0.0)
     return beta * (math.log(2.0) ** 2) * bits.square().sum() / (2 * keep.sum())
+
+
+def mirror_descent(logprobs, ref_logprobs, rewards, mask, tau=0.1):
+    """Kimi's regulariser beside REINFORCE: half the squared log-ratio of the whole completion."""
+    keep = mask.bool()
+    logp = torch.where(keep, logprobs, 0.0).sum(-1)
+    log_ratio = logp - torch.where(keep, ref_logprobs, 0.0).sum(-1)
+    advantage = rewards - rewards.mean()
+    return (tau * log_ratio.square() / 2 - advantage.detach() * logp).mean()
+
+
+def whole_answers_reweighted(logprobs, old_logprobs, ref_logprobs, response_mask, kl_coef=0.05):
+    """The ratio of whole answers, with its gradient, times their log-ratio: right at any age."""
+    m = response_mask.to(torch.bool)
+    w = (logprobs - old_logprobs).masked_fill(~m, 0.0).sum(-1).exp()
+    return kl_coef * (w * (logprobs - ref_logprobs).masked_fill(~m, 0.0).sum(-1)).mean()
