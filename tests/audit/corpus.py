@@ -1,0 +1,82 @@
+"""The index of the corpus, read and checked, and its functions."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+INDEX = Path(__file__).with_name("index.yaml")
+
+
+class Entry(NamedTuple):
+    """One loss of the corpus; ``index.yaml`` says what the fields mean."""
+
+    name: str
+    callable: str
+    arguments: dict[str, str]
+    minimises: dict[str, dict[str, str | None]]
+    term: str | None
+    aggregation: str | None
+    scale: float | None
+    source: str | None = None  #: repository and number of the report; None = a right loss
+    wrong: str | None = None
+    want: dict[str, str] | None = None
+    per_answer: tuple[str, ...] = ()
+    returns: str = "loss"
+    factory: bool = False
+    claims: dict[str, str] | None = None
+    dtype: str = "float64"
+    unusual: bool = False  #: its argument names cannot be guessed
+    convention: str | None = None
+
+    @property
+    def broken(self) -> bool:
+        return self.want is not None
+
+    @property
+    def beta(self) -> str | None:
+        """The parameter that multiplies the KL, of the factory where there is one."""
+        return self.arguments.get("beta")
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """What the index names: a loss, or what makes one."""
+        module, _, name = self.callable.partition(":")
+        return getattr(importlib.import_module(f"tests.audit.losses.{module}"), name)
+
+    def loss(self, beta: float | None = None) -> Callable[..., Any]:
+        """The loss at a coefficient; None leaves it at its default."""
+        given = {} if beta is None or self.beta is None else {self.beta: beta}
+        if self.factory:
+            return self.function(**given)
+        return lambda **inputs: self.function(**inputs, **given)
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """Role -> parameter, without the coefficient."""
+        return {role: name for role, name in self.arguments.items() if role != "beta"}
+
+
+def read() -> list[Entry]:
+    """Every entry, broken ones first."""
+    with INDEX.open() as file:
+        index = yaml.safe_load(file)
+    entries = []
+    for row in (*index["broken"], *index["right"]):
+        row["per_answer"] = tuple(row.get("per_answer", ()))
+        entries.append(Entry(**row))
+    return entries
+
+
+def parameters(entry: Entry) -> set[str]:
+    """Names of the parameters that the loss has."""
+    if not entry.factory:
+        return set(inspect.signature(entry.function).parameters)
+    made = entry.function()
+    call = made.forward if hasattr(made, "forward") else made
+    return {entry.beta or "", *inspect.signature(call).parameters}
