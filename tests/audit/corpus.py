@@ -33,11 +33,18 @@ class Entry(NamedTuple):
     dtype: str = "float64"
     unusual: bool = False  #: its argument names cannot be guessed
     convention: str | None = None
+    same_as: tuple[str, ...] = ()
     package: str | None = None  #: a released one, with its version
 
     @property
     def broken(self) -> bool:
         return self.want is not None
+
+    @property
+    def title(self) -> str:
+        """The first sentence of its docstring."""
+        text = " ".join((self.function.__doc__ or "").split()).replace("``", "")
+        return text.split(". ")[0].rstrip(".")
 
     @property
     def beta(self) -> str | None:
@@ -70,7 +77,8 @@ def read(*sections: str) -> list[Entry]:
         index = yaml.safe_load(file)
     entries = []
     for row in (row for section in sections or ("broken", "right") for row in index[section]):
-        row["per_answer"] = tuple(row.get("per_answer", ()))
+        for many in ("per_answer", "same_as"):
+            row[many] = tuple(row.get(many, ()))
         entries.append(Entry(**row))
     return entries
 
