@@ -23,6 +23,7 @@ Role = Literal[
     "ratio",
     "mask",
     "padding",
+    "sample_mask",
     "advantages",
     "rewards",
     "token_rewards",
@@ -126,6 +127,7 @@ def _logs(kind: str, whose: str) -> Callable[[set[str], str], bool]:
 _RULES: tuple[tuple[Role, Callable[[set[str], str], bool]], ...] = (
     ("beta", _is_beta),
     ("padding", lambda w, n: bool(w & {"pad", "padding"}) and bool(w & {"mask", "masks"})),
+    ("sample_mask", lambda w, n: n in ("sample_mask", "sequence_mask", "row_mask")),
     ("mask", lambda w, n: bool(w & _MASKS)),
     ("cu_seqlens", lambda w, n: "cu" in w and bool(w & {"seqlens", "seqlen", "seq", "lens"})),
     ("max_seqlen", lambda w, n: "max" in w and bool(w & {"seqlen", "seqlens"})),
@@ -141,7 +143,7 @@ _RULES: tuple[tuple[Role, Callable[[set[str], str], bool]], ...] = (
     ("old_logits", _logs("logits", "old_")),
     ("ref_logits", _logs("logits", "ref_")),
     ("logits", _logs("logits", "")),
-    ("advantages", lambda w, n: bool(w & _ADVANTAGES)),
+    ("advantages", lambda w, n: bool(w & _ADVANTAGES) or n in ("loss_weights", "weights")),
     ("token_rewards", lambda w, n: "token" in w and bool(w & _REWARDS)),
     ("rewards", lambda w, n: bool(w & _REWARDS)),
     ("group_size", lambda w, n: "group" in w and bool(w & {"size", "num"}) or n == "num_generations"),
@@ -187,7 +189,7 @@ def plan_call(
     """
     names, fixed = dict(names or {}), dict(given or {})
     try:
-        parameters = inspect.signature(function).parameters
+        parameters = inspect.signature(getattr(function, "forward", function)).parameters
     except (TypeError, ValueError):
         raise UserError(f"{name_of(function)}: has no signature to read its arguments from") from None
     if beta_name is not None:

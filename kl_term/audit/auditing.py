@@ -98,9 +98,9 @@ def _read(
 def _measured(reading: Reading, tick: Callable[[str], None]) -> Facts:
     tick("which term it is")
     identity = identify(reading)
-    expected = expectations(reading, tick=tick)
     tick("what it must not do")
     found = invariants(reading)
+    expected = expectations(reading, symmetric=not found.depends_on_order, tick=tick)
     tick("where it loses its gradient")
     numbers = numerics(reading)
     tick("its policy part")
@@ -114,7 +114,7 @@ def _result(facts: Facts) -> Audit:
         kind=reading.kind,
         guessed={str(n): str(r) for n, r in reading.foreign.plan.guessed.items()},
         term=facts.identity.term,
-        aggregation=facts.identity.aggregation,
+        aggregation=None if facts.invariants.reads_padding else facts.identity.aggregation,
         scale=facts.scale,
         expected=facts.expected,
         policy=facts.policy,

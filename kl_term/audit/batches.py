@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -20,15 +21,15 @@ class Batch:
     advantages: Tensor  #: [B], one an answer
     rewards: Tensor  #: [B], one an answer
 
-    @property
+    @cached_property
     def logp(self) -> Tensor:
         return chosen(self.logits, self.tokens)
 
-    @property
+    @cached_property
     def ref_logp(self) -> Tensor:
         return chosen(self.ref_logits, self.tokens)
 
-    @property
+    @cached_property
     def old_logp(self) -> Tensor:
         return chosen(self.old_logits, self.tokens)
 
@@ -42,7 +43,11 @@ class Batch:
 
     def only(self, rows: Tensor | list[int]) -> Batch:
         """Some of the answers, in the order given."""
-        return Batch(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+        found = Batch(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+        for name in ("logp", "ref_logp", "old_logp"):
+            if name in self.__dict__:  # computed already: not once more for each batch of a tree
+                found.__dict__[name] = self.__dict__[name][rows]
+        return found
 
     def wider(self, columns: int) -> Batch:
         """The same answers with more padding at the end, which holds ordinary numbers."""

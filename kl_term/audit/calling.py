@@ -189,6 +189,8 @@ class Given:
             return torch.nn.functional.pad(counted.cumsum(0), (1, 0)).to(torch.int32)
         if role == "lengths":
             return counted
+        if role == "sample_mask":
+            return self._made_of(torch.ones(batch.rows, dtype=layout.mask), role)
         if role == "group":
             return torch.zeros(batch.rows, dtype=torch.long)
         if role in ("mask", "padding"):
@@ -227,7 +229,7 @@ class Given:
 
     def _made_of(self, tensor: Tensor, role: str) -> Tensor:
         made = self._shape(tensor.detach().clone(memory_format=torch.contiguous_format))
-        if self.watch and made.is_floating_point() and role != "mask" and role != "padding":
+        if self.watch and made.is_floating_point() and "mask" not in role and role != "padding":
             self.watched[role] = made.requires_grad_(True)
             made = made.clone()
         return self._tracked(made)

@@ -82,12 +82,12 @@ def _losses(by_logits: bool) -> Iterator[KLTerm]:
         yield KLTerm(estimator=name)
     if by_logits:
         yield from (KLTerm(estimator=name) for name in ("exact", "forward"))
-    for name, weighting, ratio in itertools.product(names, ("attached", "detached"), RATIO_LEVELS):
-        if name in ESTIMATORS or weighting == "detached":
-            yield KLTerm(estimator=name, weighting=weighting, ratio=ratio)
     for name, weighting in itertools.product(names, ("none", "attached", "detached")):
         if name in ESTIMATORS:
             yield KLTerm(estimator=name, weighting=weighting, level="sequence")
+    for name, weighting, ratio in itertools.product(names, ("attached", "detached"), RATIO_LEVELS):
+        if name in ESTIMATORS or weighting == "detached":
+            yield KLTerm(estimator=name, weighting=weighting, ratio=ratio)
     yield KLTerm(estimator="cross_entropy")
 
 
@@ -158,7 +158,15 @@ def weights_of(counted: Tensor, aggregation: str | None) -> Tensor:
 class Probes:
     """Batches, what a loss gives on them, and every candidate beside it."""
 
-    def __init__(self, batches: Sequence[Batch], parts: Sequence[Part], *, by_logits: bool) -> None:
+    def __init__(
+        self,
+        batches: Sequence[Batch],
+        parts: Sequence[Part],
+        *,
+        by_logits: bool,
+        other: Probes | None = None,
+    ) -> None:
+        self.other = other  #: of another shape: only there a width and a number show
         self.batches, self.parts, self.by_logits = list(batches), list(parts), by_logits
         self.wanted = torch.cat([p.gradient.flatten() for p in parts])
         self.values = torch.cat([p.value.flatten() for p in parts])
@@ -232,7 +240,7 @@ def matches(
         gradients, values = probes.of(candidate)
         for index, aggregation in enumerate(probes.aggregations):
             scale, error = fit(probes.wanted, gradients[index])
-            if error <= tolerance:
+            if error <= tolerance and _holds(probes.other, candidate, index, scale, tolerance):
                 value_scale = _value_scale(probes, values[index], scale, tolerance)
                 found.append(
                     Match(
@@ -240,6 +248,16 @@ def matches(
                     )
                 )
     return sorted(found, key=lambda m: (m.value_scale is None, m.written != "loss", m.scale < 0))
+
+
+def _holds(
+    other: Probes | None, candidate: Candidate, index: int, scale: float, tolerance: float
+) -> bool:
+    """Whether the same factor holds for batches of another shape."""
+    if other is None:
+        return True
+    found, error = fit(other.wanted, other.of(candidate)[0][index])
+    return error <= tolerance and abs(found - scale) <= 10 * tolerance * abs(scale) + 1e-12
 
 
 def best_match(probes: Probes, tolerance: float) -> Match | None:

@@ -51,26 +51,33 @@ class Identity:
         return self.match.term if complete and self.match and not self.only_near else None
 
 
-def probe_batches(reading: Reading, distance: float) -> list[Batch]:
+def probe_batches(
+    reading: Reading, distance: float, *, count: int = 6, rows: int = 3, width: int = 4
+) -> list[Batch]:
     """Batches on which value and gradient are compared."""
     return [
         random_batch(
-            rows=3,
-            width=4,
+            rows=rows,
+            width=width,
             vocab_size=5,
             distance=distance,
             staleness=0.06,
             ragged=reading.ragged,
             seed=100 + seed,
         )
-        for seed in range(6)
+        for seed in range(count)
     ]
 
 
 def _probes(reading: Reading, distance: float) -> Probes:
+    by_logits = reading.foreign.by_logits
+    other = None
+    if reading.shape != "tokens":
+        batches = probe_batches(reading, distance, count=1, rows=5, width=6)
+        other = Probes(batches, [reading.kl(b) for b in batches], by_logits=by_logits)
     batches = probe_batches(reading, distance)
     parts = [reading.kl(batch) for batch in batches]
-    return Probes(batches, parts, by_logits=reading.foreign.by_logits)
+    return Probes(batches, parts, by_logits=by_logits, other=other)
 
 
 def identify(reading: Reading) -> Identity:
@@ -79,8 +86,7 @@ def identify(reading: Reading) -> Identity:
     tolerance = reading.tolerance
     if not bool((near.wanted.abs() > 1e-12).any()):
         value = value_alone(near, tolerance)
-        aggregation = value.aggregation if value else None
-        return Identity(False, value_of=value, aggregation=aggregation)
+        return Identity(False, value_of=value)
     found = Identity(True, match=best_match(far, tolerance))
     if found.match is None:
         near_match = best_match(near, tolerance)
@@ -140,23 +146,26 @@ def _along(direction: Tensor, vectors: Tensor) -> Tensor:
 
 
 def _with_aggregation(found: Identity, reading: Reading, probes: Probes) -> Identity:
+    if reading.kind == "reward":
+        return found
     known = found.match or found.under_fault or (found.twice[0] if found.twice else None)
     if known is not None:
         name = known.aggregation
         return replace(
             found, aggregation=None if name == SUM else name, weights_known=name != SUM
         )
-    if probes.returns_tokens or reading.kind == "reward" or reading.fewest > 1:
+    if probes.returns_tokens or reading.fewest > 1:
         return found
-    weights = _weights_of_tokens(reading, probes.batches)
+    batches = [*probes.batches[:2], *(probes.other.batches if probes.other else ())]
+    weights = _weights_of_tokens(reading, batches)
     if weights is None:
         return found
     for name in probes.aggregations:
-        expected = [weights_of(b.mask.double(), name) for b in probes.batches]
+        expected = [weights_of(b.mask.double(), name) for b in batches]
         scale, error = fit(
             torch.cat([w.flatten() for w in weights]), torch.cat([w.flatten() for w in expected])
         )
-        if error <= 1e3 * reading.tolerance and scale > 0:
+        if error <= 1e3 * reading.tolerance and abs(scale - 1) < 1e-3:
             return replace(
                 found, aggregation=None if name == SUM else name, weights_known=name != SUM
             )

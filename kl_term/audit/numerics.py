@@ -56,8 +56,8 @@ def dead_zone(
         furthest: how far to look on both sides, in nats.
         resolution: of an edge, in nats.
     """
-    at = torch.linspace(-furthest, furthest, 121, dtype=torch.float64)
-    at = torch.where(at == 0, 0.01, at)
+    steps = furthest * torch.linspace(0.02, 1.0, 17, dtype=torch.float64) ** 2
+    at = torch.cat([-steps.flip(0), steps])
     alive = slopes(at) != 0
     if not bool(alive.any()):
         return 0.0, 0.0

@@ -12,6 +12,7 @@ from torch import Tensor
 from kl_term.audit.batches import Batch, token_batch
 from kl_term.audit.candidates import SUM, fit, weights_of
 from kl_term.audit.identity import NEAR, probe_batches
+from kl_term.audit.numerics import dead_zone
 from kl_term.audit.readings import Reading
 from kl_term.audit.trees import Tree, expected_gradient, tree
 from kl_term.kl.sequences import token_logp
@@ -145,22 +146,30 @@ def _live(reading: Reading, batch: Batch) -> bool:
 
 
 def _clips(reading: Reading) -> dict[str, tuple[float, float]] | None:
-    """Ratios of one token beyond which it has no gradient."""
+    """Ratios of one token beyond which it has no gradient though it has a value.
+
+    What is filtered out, value and all, is not clipped.
+    """
     if reading.foreign.by_logits:
         return None
     found = {}
-    steps = torch.linspace(-2.5, 2.5, 101).double()
     for sign, advantage in (("positive", 1.0), ("negative", -1.0)):
-        logp = torch.full_like(steps, -3.0)
-        batch = token_batch(logp, logp - 0.1, logp - steps, advantage)
-        gradients = [reading.policy(batch.only([i])).gradient.abs().max() for i in range(len(steps))]
-        alive = torch.stack(gradients) > 1e-12
-        if not bool(alive.any()):
+
+        def slopes(log_ratio: Tensor, advantage: float = advantage) -> Tensor:
+            logp = torch.full_like(log_ratio, -3.0)
+            batch = token_batch(logp, logp - 0.1, logp - log_ratio, advantage)
+            parts = [reading.policy(batch.only([i])) for i in range(batch.rows)]
+            return torch.stack(
+                [p.gradient.abs().max() + (p.value == 0).all().double() for p in parts]
+            )
+
+        below, above = dead_zone(slopes, furthest=2.5)
+        if below == above == 0.0:
             return None
-        first, last = alive.nonzero().flatten()[[0, -1]].tolist()
-        below = steps[first].exp().item() if first > 0 else 0.0
-        above = steps[last].exp().item() if last < len(steps) - 1 else math.inf
-        found[sign] = (below, above)
+        found[sign] = (
+            0.0 if math.isnan(below) else math.exp(below),
+            math.inf if math.isnan(above) else math.exp(above),
+        )
     return found
 
 

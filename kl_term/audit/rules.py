@@ -43,7 +43,7 @@ class Facts:
     @property
     def scale(self) -> float | None:
         """The coefficient found over the one asked for: of the term, else of what is minimised."""
-        if self.identity.match is not None:
+        if self.identity.match is not None and self.identity.weights_known:
             return self.identity.match.scale
         if self.at_state.name in (NOTHING, NEITHER):
             return None
@@ -102,6 +102,14 @@ def _of_call(facts: Facts) -> Iterator[Finding]:
 
 def _of_structure(facts: Facts) -> Iterator[Finding]:
     found = facts.invariants
+    if found.reads_constant_logit:
+        yield Finding(
+            "wrong-axis",
+            "error",
+            "a constant added to all logits of a position changes the KL: its numbers are no "
+            "distribution over tokens",
+            "take log_softmax over the last axis, the vocabulary",
+        )
     if found.reads_padding:
         yield Finding(
             "reads-padding",
@@ -115,14 +123,6 @@ def _of_structure(facts: Facts) -> Iterator[Finding]:
             "error",
             "the order of the answers, or where they are cut, changes the loss",
             "sum over all answers before dividing; pass the total number of tokens of the batch",
-        )
-    if found.reads_constant_logit:
-        yield Finding(
-            "wrong-axis",
-            "error",
-            "a constant added to all logits of a position changes the KL: its numbers are no "
-            "distribution over tokens",
-            "take log_softmax over the last axis, the vocabulary",
         )
     if facts.identity.has_gradient and not found.reads_reference:
         yield Finding(
@@ -432,8 +432,8 @@ def _of_expectation(facts: Facts) -> Iterator[Finding]:
     identity, at_state = facts.identity, facts.at_state
     if not identity.has_gradient or not facts.invariants.reads_reference:
         return
-    explained = identity.fault or identity.twice or facts.invariants.reads_constant_logit
-    if not facts.invariants.zero_at_reference and not explained and at_state.name != NOTHING:
+    mixed_up = identity.fault or identity.twice or facts.invariants.reads_constant_logit
+    if not facts.invariants.zero_at_reference and not mixed_up and at_state.name != NOTHING:
         yield Finding(
             "not-zero-at-reference",
             "error",
@@ -441,7 +441,7 @@ def _of_expectation(facts: Facts) -> Iterator[Finding]:
             "give both the same temperature, mask and tokens",
             None,
         )
-    elif at_state.name == NEITHER and not explained and not identity.only_near and not _clamped(facts):
+    elif at_state.name == NEITHER and not _explained(facts):
         yield Finding(
             "no-known-divergence",
             "error",
@@ -468,12 +468,31 @@ def _of_expectation(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def _explained(facts: Facts) -> bool:
+    """Whether another finding says already why nothing known is descended."""
+    identity, found = facts.identity, facts.invariants
+    mixed_up = identity.fault or identity.twice or found.reads_constant_logit or found.reads_padding
+    of_price = identity.match is not None and identity.match.term.placement == "reward"
+    return bool(
+        mixed_up or of_price or identity.only_near or not found.linear_in_beta or _clamped(facts)
+    )
+
+
 def _clamped(facts: Facts) -> bool:
     return not (math.isnan(facts.numerics.dead_below) and math.isnan(facts.numerics.dead_above))
 
 
 def _notes(facts: Facts) -> Iterator[Finding]:
     found = facts.invariants
+    foreign = facts.reading.foreign
+    if "advantages" in foreign.roles and foreign.layout.advantages == "token":
+        yield Finding(
+            "advantages-by-token",
+            "note",
+            "it takes advantages [B, T]: one an answer, [B], is refused, or broadcast along the "
+            "tokens where there are as many tokens as answers",
+            "expand one advantage an answer to its tokens before, or unsqueeze it inside",
+        )
     if found.poisoned_by:
         yield Finding(
             "poisoned-padding",

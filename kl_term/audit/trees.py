@@ -105,6 +105,7 @@ def expected_gradient(
     """
     probability = sequence_probability(at.old_logits, at.sequences)
     answers = at.answers()
+    _ = answers.logp, answers.ref_logp, answers.old_logp  # once, for every batch of them
     count = len(probability)
     by_score = torch.zeros_like(at.logits)  # of the coefficient of each token's score
     by_logits = torch.zeros_like(at.logits)
