@@ -46,7 +46,8 @@ Role = Literal[
     "config",
 ]
 ROLES: tuple[Role, ...] = get_args(Role)
-#: Roles whose tensors are passed even where the parameter has a default, and the coefficient.
+#: Roles that are passed even where the parameter has a default: tensors, the coefficient, and the
+#: length that a constant divisor is.
 ALWAYS: tuple[Role, ...] = (
     "logp",
     "ref_logp",
@@ -68,6 +69,7 @@ ALWAYS: tuple[Role, ...] = (
     "position_ids",
     "max_seqlen",
     "lengths",
+    "width",
     "inputs",
 )
 #: Roles that hold what the policy being trained says of a token: the gradient is by one of these.

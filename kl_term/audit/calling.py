@@ -54,6 +54,7 @@ class Foreign:
     factory: str | None = None  #: the function makes the loss, given this coefficient
     layout: Layout = LAYOUTS[0]
     bag_beta: bool = False  #: whether it reads the coefficient out of its inputs
+    allowed: int | None = None  #: the longest completion allowed; None = the width of the batch
     calls: int = 0
     notes: set[str] = field(default_factory=set)  #: such as ``modifies its arguments``
 
@@ -175,7 +176,7 @@ class Given:
             "beta": self.beta,
             "clip": 0.2,
             "temperature": 1.0,
-            "width": batch.mask.shape[1],
+            "width": self.of.allowed or batch.mask.shape[1],
             "count": int(batch.mask.sum()),
             "group_size": batch.rows,
             "max_seqlen": int(batch.mask.sum(-1).max()),

@@ -44,7 +44,7 @@ def invariants(reading: Reading) -> Invariants:
         needs_mask=not reading.ragged,
         leaks=_leaks(reading, batch),
         depends_on_order=not _same_rows(reading, kl, loss, batch),
-        depends_on_width=_first(parts, lambda p: padded and _reads_width(p, batch)),
+        depends_on_width=_first(parts, lambda p: padded and _reads_width(reading, p, batch)),
         depends_on_cut=reading.shape == "number" and _depends_on_cut(kl, batch),
         doubled=_doubled(kl, batch),
         reads_reference=_reads_reference(kl, batch),
@@ -151,9 +151,12 @@ def _same_rows(
     return all(_alike(p(batch), p(batch.only(order)), order) for p in (kl, loss))
 
 
-def _reads_width(part: Callable[[Batch], Part], batch: Batch) -> bool:
-    before, after = part(batch), part(batch.wider(3))
+def _reads_width(reading: Reading, part: Callable[[Batch], Part], batch: Batch) -> bool:
+    """More padding, the longest completion allowed as it was."""
     width = batch.mask.shape[1]
+    reading.foreign.allowed = width
+    before, after = part(batch), part(batch.wider(3))
+    reading.foreign.allowed = None
     value = after.value[:, :width] if after.value.ndim == 2 else after.value
     return not _alike(before, Part(value, after.gradient[:, :width]))
 

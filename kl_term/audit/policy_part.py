@@ -43,7 +43,8 @@ def policy_part(reading: Reading) -> PolicyPart | None:
     """None for a loss that takes neither advantages nor rewards."""
     if not reading.has_policy_part or reading.kind == "reward":
         return None
-    batches = probe_batches(reading, NEAR)
+    batches = probe_batches(reading, NEAR, count=4)
+    batches += probe_batches(reading, NEAR, count=1, rows=5, width=6)
     wanted = [reading.policy(batch).gradient for batch in batches]
     if not any(bool((g.abs() > 1e-12).any()) for g in wanted):
         reads = _values_move(reading, batches[0])

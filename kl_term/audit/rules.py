@@ -220,9 +220,11 @@ def _of_term(facts: Facts) -> Iterator[Finding]:
         yield from _of_price(facts, identity.match)
     if scale is not None and abs(abs(scale) - 1) > 10 * facts.reading.tolerance + 1e-6:
         if identity.fault != "absolute" and identity.twice is None:
+            policy = facts.policy.scale if facts.policy and facts.policy.kind else math.nan
+            alike = abs(scale - policy) < 1e-4 * abs(scale)  # a divisor of the whole loss
             yield Finding(
                 "scale",
-                "warning",
+                "note" if alike else "warning",
                 f"the coefficient that acts is {abs(scale):.4g} times the one asked for",
                 f"multiply the KL by {1 / abs(scale):.4g}, or say so beside the coefficient",
                 None,
