@@ -33,10 +33,18 @@ class Entry(NamedTuple):
     dtype: str = "float64"
     unusual: bool = False  #: its argument names cannot be guessed
     convention: str | None = None
+    same_as: tuple[str, ...] = ()
+    package: str | None = None  #: a released one, with its version
 
     @property
     def broken(self) -> bool:
         return self.want is not None
+
+    @property
+    def title(self) -> str:
+        """The first sentence of its docstring."""
+        text = " ".join((self.function.__doc__ or "").split()).replace("``", "")
+        return text.split(". ")[0].rstrip(".")
 
     @property
     def beta(self) -> str | None:
@@ -47,7 +55,8 @@ class Entry(NamedTuple):
     def function(self) -> Callable[..., Any]:
         """What the index names: a loss, or what makes one."""
         module, _, name = self.callable.partition(":")
-        return getattr(importlib.import_module(f"tests.audit.losses.{module}"), name)
+        folder = "tests.audit" if self.package else "tests.audit.losses"
+        return getattr(importlib.import_module(f"{folder}.{module}"), name)
 
     def loss(self, beta: float | None = None) -> Callable[..., Any]:
         """The loss at a coefficient; None leaves it at its default."""
@@ -62,13 +71,14 @@ class Entry(NamedTuple):
         return {role: name for role, name in self.arguments.items() if role != "beta"}
 
 
-def read() -> list[Entry]:
-    """Every entry, broken ones first."""
+def read(*sections: str) -> list[Entry]:
+    """Entries of these sections of the index; without one, of the corpus, broken ones first."""
     with INDEX.open() as file:
         index = yaml.safe_load(file)
     entries = []
-    for row in (*index["broken"], *index["right"]):
-        row["per_answer"] = tuple(row.get("per_answer", ()))
+    for row in (row for section in sections or ("broken", "right") for row in index[section]):
+        for many in ("per_answer", "same_as"):
+            row[many] = tuple(row.get(many, ()))
         entries.append(Entry(**row))
     return entries
 

@@ -173,7 +173,7 @@ def _scalar(entry: Entry, result: Any, given: dict[str, Tensor]) -> Tensor:
     if credit.ndim == 1:
         credit = credit.unsqueeze(-1)
     elif entry.returns == "token rewards":
-        credit = credit.flip(-1).cumsum(-1).flip(-1)
+        credit = torch.where(mask, credit, 0.0).flip(-1).cumsum(-1).flip(-1)
     return -torch.where(mask, credit * given["logp"], 0.0).sum() / len(mask)
 
 

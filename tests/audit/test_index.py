@@ -26,12 +26,20 @@ from tests.audit.enumerated import (
     verdict,
 )
 
-ENTRIES = read()
-NAMED = {entry.name: entry for entry in ENTRIES}
+CORPUS = read()
+RELEASED = read("released")
+NAMED = {entry.name: entry for entry in CORPUS}
 
 
-def ids(entry: Entry) -> str:
-    return entry.name
+#: Those of released packages only where these are installed.
+ENTRIES = [
+    pytest.param(entry, id=entry.name, marks=pytest.mark.peers if entry.package else ())
+    for entry in (*CORPUS, *RELEASED)
+]
+
+
+def such(wanted) -> list:
+    return [each for each in ENTRIES if wanted(each.values[0])]
 
 
 def terms() -> dict[str, KLTerm]:
@@ -60,10 +68,10 @@ TERMS = terms()
 
 
 def test_the_corpus_is_large_enough_and_says_where_its_faults_come_from():
-    broken = [entry for entry in ENTRIES if entry.broken]
+    broken = [entry for entry in CORPUS if entry.broken]
     assert len(broken) >= 40
-    assert len(ENTRIES) - len(broken) >= 20
-    assert len(NAMED) == len(ENTRIES)
+    assert len(CORPUS) - len(broken) >= 20
+    assert len(NAMED) == len(CORPUS)
     for entry in broken:
         assert re.fullmatch(r"[\w.-]+/[\w.-]+(#\d+|@[0-9a-f]{7,40})", entry.source), entry.name
         quoted = "".join((entry.function.__doc__ or "").split())
@@ -74,14 +82,14 @@ def test_the_corpus_is_large_enough_and_says_where_its_faults_come_from():
         assert entry.wrong
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=ids)
+@pytest.mark.parametrize("entry", ENTRIES)
 def test_arguments_are_those_of_the_loss(entry):
     assert set(entry.arguments.values()) <= parameters(entry)
     assert set(entry.per_answer) <= set(entry.arguments)
-    assert entry.term is None or entry.term in TERMS
+    assert {entry.term, *entry.same_as} - {None} <= set(TERMS)
 
 
-@pytest.mark.parametrize("entry", [e for e in ENTRIES if defined(e)], ids=ids)
+@pytest.mark.parametrize("entry", such(defined))
 def test_what_it_minimises_is_what_the_sums_say(entry):
     for samples, levels in verdict(entry).items():
         for level, (name, scale) in levels.items():
@@ -106,7 +114,7 @@ def of_term(entry: Entry, given: dict[str, Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("samples", ["fresh", "stale"])
-@pytest.mark.parametrize("entry", [e for e in ENTRIES if e.term and e.name != "rloo"], ids=ids)
+@pytest.mark.parametrize("entry", such(lambda e: e.term and e.name != "rloo"))
 def test_term_and_scale_hold_batch_by_batch(entry, samples):
     """The gradient of twenty batches of two answers, of unequal lengths; a sign is not lost."""
     if samples == "stale" and TERMS[entry.term].placement == "reward":

@@ -67,12 +67,7 @@ def clipped_before_the_advantage(
 
 
 def advantages_on_the_wrong_axis(
-    per_token_logps,
-    old_per_token_logps,
-    ref_per_token_logps,
-    advantages,
-    completion_mask,
-    beta=0.01,
+    per_token_logps, old_per_token_logps, ref_per_token_logps, rewards, completion_mask, beta=0.01
 ):
     """One advantage a completion, [B], is broadcast along the tokens: row i reads the advantages
     of all rows, and the shapes fit only where B = T.
@@ -80,6 +75,11 @@ def advantages_on_the_wrong_axis(
     After huggingface/trl#6095.
     """
     mask = completion_mask.bool()
+    per_token_logps, old_per_token_logps, ref_per_token_logps = (
+        x.masked_fill(~mask, 0.0)
+        for x in (per_token_logps, old_per_token_logps, ref_per_token_logps)
+    )
+    advantages = rewards - rewards.mean()
     ratio = torch.exp(per_token_logps - old_per_token_logps)
     loss = -(ratio * advantages) + beta * _k2(per_token_logps, ref_per_token_logps)
     return torch.where(mask, loss, 0.0).sum() / mask.sum()

@@ -72,6 +72,7 @@ class PolicyLoss:
 
 
 def make_policy_loss(kl_coef=0.01):
+    """OpenRLHF's shape: a class that is called; the value of k3 with the gradient of k2."""
     return PolicyLoss(kl_coef=kl_coef)
 
 
@@ -145,4 +146,5 @@ class SimpleGRPOLoss(torch.nn.Module):
 
 
 def make_simple_grpo_loss(beta=0.1):
+    """torchforge's shape: a module; the ratio is one with a gradient."""
     return SimpleGRPOLoss(beta)
