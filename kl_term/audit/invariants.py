@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from kl_term.audit.batches import Batch, random_batch
-from kl_term.audit.readings import HIGH, Part, Reading
+from kl_term.audit.layouts import HIGH
+from kl_term.audit.readings import Part, Reading
 from kl_term.audit.trees import expected_gradient, state
 
 
@@ -208,5 +209,3 @@ def _acts(reading: Reading, batch: Batch) -> bool:
         return True
     low, high = reading.whole(batch, 0.25), reading.whole(batch, 0.5)
     return not (torch.equal(low.value, high.value) and torch.equal(low.gradient, high.gradient))
-
-
