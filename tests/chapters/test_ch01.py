@@ -11,8 +11,8 @@ from scipy import stats
 
 from analysis.chapters import ch01_estimators as study
 from analysis.chapters.ch01_estimators import SCHULMAN_FAR
-from analysis.kl.sequences import enumerate_sequences, sequence_kl, sequence_probability, token_logp
-from analysis.kl.surrogates import ESTIMATORS
+from kl_term.kl.sequences import enumerate_sequences, sequence_kl, sequence_probability, token_logp
+from kl_term.kl.surrogates import ESTIMATORS
 from tests.trees import draw
 
 V = 40
