@@ -11,8 +11,8 @@ import torch
 from analysis.report.ledger import load_ledger
 from analysis.report.project import Project
 from kl_term.kl import enumeration
-from kl_term.kl.enumeration import relative_error, reverse_kl_gradient
-from kl_term.kl.estimators import k3
+from kl_term.kl.enumeration import forward_kl_gradient, relative_error, reverse_kl_gradient
+from kl_term.kl.estimators import k2, k3
 from kl_term.kl.potentials import kl_potential
 from kl_term.kl.ratio_objectives import ratio_objective
 from kl_term.kl.sequences import enumerate_sequences, token_logp
@@ -250,3 +250,28 @@ def test_numbered_steps_of_a_derivation_have_no_function():
     steps = re.findall(r"\$\$ \(([\w-]+)\)", text)
     assert steps and not functions & set(steps)
     assert {step.partition("-")[0] for step in steps} <= functions
+
+
+def test_the_kl_in_the_reward_of_a_language_model_is_credited_to_ziegler():
+    page = (PROJECT.root / "notebooks" / "08_reward_side.ipynb").read_text()
+    cited = re.findall(
+        r"ziegler2019finetuning|stiennon2020summarize", page.partition("What is known")[2]
+    )
+    assert cited == ["ziegler2019finetuning", "stiennon2020summarize"]
+
+
+def test_backpropagated_without_a_score_term_k3_is_the_forward_kl():
+    """As verl distils, and as NeMo-RL's KL was until June 2026: fresh samples, a weight of one."""
+    logits, ref = 1.5 * torch.randn(2, 6, generator=torch.Generator().manual_seed(4)).double()
+    leaf = logits.clone().requires_grad_()
+    logp, ref_logp = leaf.log_softmax(-1), ref.log_softmax(-1)
+    live = (logp - logp.detach()).exp()
+
+    def descended(term):
+        return torch.autograd.grad(logits.softmax(-1) @ term, leaf, retain_graph=True)[0]
+
+    reverse, forward = reverse_kl_gradient(logits, ref), forward_kl_gradient(logits, ref)
+    before = {name: descended(k(logp, ref_logp)) for name, k in (("k2", k2), ("k3", k3))}
+    after = {name: descended(live * k(logp, ref_logp)) for name, k in (("k2", k2), ("k3", k3))}
+    assert (before["k3"] - forward).norm() < EXACT > (before["k2"] - reverse).norm()
+    assert (after["k3"] - reverse).norm() < EXACT < 0.1 < (after["k2"] - reverse).norm()
