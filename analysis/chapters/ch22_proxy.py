@@ -18,8 +18,10 @@ from typing import NamedTuple
 
 import pandas as pd
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
+from kl_term import style
 from kl_term.kl.divergences import reverse_kl
 from kl_term.kl.fixed_points import chi_square_optimum, forward_kl_optimum, reverse_kl_optimum
 
@@ -153,6 +155,65 @@ def student_mass(levels: Tensor, freedom: float) -> Tensor:
     return torch.softmax(-0.5 * (freedom + 1) * torch.log1p(levels.square() / freedom), dim=-1)
 
 
+# --- The price of one answer --------------------------------------------------------------------
+
+
+def price(share: Tensor, probability: Tensor) -> dict[str, Tensor]:
+    r"""What it costs, in each divergence, to give one answer a share.
+
+    .. math:: s \log \frac{s}{p} + (1 - s) \log \frac{1 - s}{1 - p} \;(\text{reverse}), \qquad
+        p \log \frac{p}{s} + (1 - p) \log \frac{1 - p}{1 - s} \;(\text{forward}), \qquad
+        \frac{(s - p)^2}{2 p (1 - p)} \;(\text{half chi-square})
+
+    the least over all policies with :math:`\pi(y) = s`, where :math:`p` is the reference's
+    probability. As the answer gets rarer the price of a share rises like
+    :math:`s \log(1/p)`, stays at :math:`-\log(1 - s)`, and rises like :math:`s^2 / 2p`.
+
+    Equation: ``price``
+
+    Args:
+        share, probability: [...], between 0 and 1.
+
+    Returns:
+        Divergence -> [...], nats.
+    """
+    rest, others = 1 - share, 1 - probability
+    return {
+        "reverse": share * (share / probability).log() + rest * (rest / others).log(),
+        "forward": probability * (probability / share).log() + others * (others / rest).log(),
+        "chi_square": (share - probability).square() / (2 * probability * others),
+    }
+
+
+def exploit_share(gain: float, probability: float, beta: float) -> dict[str, float]:
+    r"""The share of an answer whose proxy lies a gain above all others, at each optimum.
+
+    .. math:: \frac{p\, e^{g/\beta}}{1 - p + p\, e^{g/\beta}} \;(\text{reverse}), \qquad
+        \max\Big(0,\; 1 - \frac{\beta}{g}\Big) \text{ as } p \to 0 \;(\text{forward}), \qquad
+        \min\Big(1,\; p + p(1 - p)\, \frac{g}{\beta}\Big) \;(\text{half chi-square})
+
+    Equation: ``exploit_share``
+
+    Returns:
+        Divergence -> the share, from the optima themselves.
+    """
+    two = World(
+        reference=torch.tensor([1 - probability, probability], dtype=torch.float64),
+        truth=torch.zeros(2, dtype=torch.float64),
+        error=torch.tensor([0.0, gain], dtype=torch.float64),
+    )
+    return {name: float(optimum(two, name, beta)[1]) for name in OPTIMA}
+
+
+def exploit_table(probabilities: Iterable[float], *, gain: float, beta: float) -> pd.DataFrame:
+    """A row per probability and divergence: the ``share`` that an exploit ends with."""
+    return pd.DataFrame(
+        {"probability": p, "divergence": name, "share": share}
+        for p in probabilities
+        for name, share in exploit_share(gain, p, beta).items()
+    )
+
+
 # --- Closed forms -----------------------------------------------------------------------------
 
 
@@ -204,3 +265,77 @@ def lottery(world: World, share: float) -> Tensor:
     """
     top = torch.where(world.proxy == world.proxy.max(), world.reference, 0.0)
     return (1 - share) * world.reference + share * top / top.sum()
+
+
+# --- What the page shows ------------------------------------------------------------------------
+
+_GRID = torch.linspace(-4, 4, 81, dtype=torch.float64)
+_BETAS = (10 ** torch.linspace(2, -1.2, 49, dtype=torch.float64)).tolist()
+#: The page's bent calibration curve: the truth is the proxy, less three tenths of its square.
+BEND = 0.3
+
+
+def worlds() -> dict[str, World]:
+    """The worlds of the figures: how the error of the proxy comes about, in words."""
+    mass, heavy = normal_mass(_GRID), 10 * _GRID
+    return {
+        "bent": of_calibration(
+            2 * _GRID, normal_mass(2 * _GRID), 2 * _GRID - BEND * (2 * _GRID) ** 2
+        ),
+        "light": independent(_GRID, mass, _GRID, mass),
+        "heavy": independent(_GRID, mass, heavy, student_mass(heavy, 2.0)),
+    }
+
+
+def curves() -> pd.DataFrame:
+    """Truth and proxy over the KL in every world, for every divergence."""
+    tables = [
+        truth_curve(world, divergence, _BETAS).assign(world=name)
+        for name, world in worlds().items()
+        for divergence in OPTIMA
+    ]
+    return pd.concat(tables, ignore_index=True)
+
+
+_LOOKS = {
+    "reverse": style.line("k2", marker="", label="reverse KL"),
+    "forward": style.line("k3", marker="", label="forward KL"),
+    "chi_square": style.line("exact", marker="", label="chi-square"),
+}
+
+
+def draw_exploit(table: pd.DataFrame) -> Figure:
+    """The share of an exploit over its probability under the reference, a line a divergence."""
+    return style.lines(
+        table,
+        "probability",
+        "share",
+        kind="divergence",
+        looks=_LOOKS,
+        xlabel="probability under the reference, log scale",
+        ylabel="share at the optimum",
+        legend="center left",
+        xscale="log",
+        ylim=(-0.03, 1.03),
+    )
+
+
+_TITLES = {"bent": "High scores are errors", "heavy": "Rare, huge errors"}
+
+
+def draw(table: pd.DataFrame, most: float = 4.0) -> Figure:
+    """The truth over the KL, for two kinds of error, and the proxy of the reverse KL in grey."""
+    figure, panels = style.subplots(1, 2, height=3.9)
+    for axes, (world, title) in zip(panels, _TITLES.items(), strict=True):
+        of_world = table[(table.world == world) & (table.kl <= most)]
+        for divergence, look in _LOOKS.items():
+            found = of_world[of_world.divergence == divergence]
+            axes.plot(found.kl, found.truth, **look)
+        proxy = of_world[of_world.divergence == "reverse"]
+        axes.plot(proxy.kl, proxy.proxy, color=style.QUIET, linestyle=":", label="proxy")
+        axes.set(title=title, xlabel="KL to the reference (nats)")
+        top = table[(table.world == world) & (table.kl <= most)].truth.max()
+        axes.set_ylim(-0.3, max(1.6 * top, 2.8))
+    panels[0].set_ylabel("mean under the policy")
+    panels[0].legend(loc="upper left")
+    return figure

@@ -164,6 +164,56 @@ def test_chi_square_loses_truth_to_an_independent_error() -> None:
     assert min(slopes["reverse"], slopes["forward"]) > -1e-13
 
 
+# --- The price of one answer ---------------------------------------------------------------------
+
+
+def divergences(policy: Tensor, reference: Tensor) -> dict[str, float]:
+    log_ratio = (policy / reference).log()
+    return {
+        "reverse": float((policy * log_ratio).sum()),
+        "forward": float(-(reference * log_ratio).sum()),
+        "chi_square": float(((policy - reference) ** 2 / reference).sum() / 2),
+    }
+
+
+def test_the_price_is_the_least_over_all_policies_with_that_share() -> None:
+    for seed in range(20):
+        reference, other = (1.5 * draws(2, 7, seed=seed)).softmax(-1)
+        share, p = other[0], reference[0]
+        cheapest = torch.cat([share[None], (1 - share) * reference[1:] / (1 - p)])
+        least, more = divergences(cheapest, reference), divergences(other, reference)
+        for name, found in study.price(share, p).items():
+            assert least[name] == pytest.approx(float(found), rel=1e-9, abs=1e-12)
+            assert more[name] >= float(found) - 1e-12
+    apart = study.price(torch.tensor(0.5).double(), torch.tensor(0.01).double())
+    exchanged = study.price(torch.tensor(0.01).double(), torch.tensor(0.5).double())
+    assert apart["reverse"] == exchanged["forward"] and apart["reverse"] > 2 * apart["forward"]
+
+
+@pytest.mark.parametrize("p", [0.2, 1e-2, 1e-4])
+@pytest.mark.parametrize("ratio", [0.3, 0.9, 1.7, 5.0, 40.0])
+def test_the_share_of_an_exploit_has_its_closed_form(p: float, ratio: float) -> None:
+    beta = 0.4
+    gain = ratio * beta
+    found = study.exploit_share(gain, p, beta)
+    tilt = p * math.exp(ratio)
+    assert found["reverse"] == pytest.approx(tilt / (1 - p + tilt), rel=1e-12)
+    assert found["chi_square"] == pytest.approx(min(1.0, p + p * (1 - p) * ratio), rel=1e-12)
+    # Forward: the larger root of share (beta - gain) ... as a quadratic in the multiplier.
+    half = 0.5 * (gain + beta)
+    multiplier = half + math.sqrt(half**2 - beta * gain * (1 - p))
+    assert found["forward"] == pytest.approx(beta * p / (multiplier - gain), rel=1e-9)
+
+
+def test_under_the_forward_kl_an_exploit_is_no_safer_for_being_rare() -> None:
+    for ratio in (1.5, 3.0, 10.0):
+        for p in (1e-6, 1e-9):
+            found = study.exploit_share(ratio * 0.2, p, 0.2)
+            assert found["forward"] == pytest.approx(1 - 1 / ratio, abs=2e-3 * p**0.25 + 5e-6)
+            assert found["chi_square"] < 2e-5
+            assert found["reverse"] < 0.03
+
+
 # --- Closed forms --------------------------------------------------------------------------------
 
 
