@@ -297,6 +297,13 @@ def curves() -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
+def at_kl(table: pd.DataFrame, kl: float) -> dict[str, pd.Series]:
+    """World -> the truth of each divergence at the coefficient that comes nearest to a KL."""
+    nearest = (table.kl - kl).abs().groupby([table.world, table.divergence]).idxmin()
+    found = table.loc[nearest].set_index("divergence")
+    return {str(world): rows["truth"] for world, rows in found.groupby("world")}
+
+
 _LOOKS = {
     "reverse": style.line("k2", marker="", label="reverse KL"),
     "forward": style.line("k3", marker="", label="forward KL"),
