@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.func import grad
 
-from analysis.chapters.policies import (
+from analysis.evidence.policies import (
     SAME,
     flat_error,
     medians,

@@ -1,7 +1,7 @@
 """The ledger: every claim of the five sources, its verdict and its figures; and the errata.
 
 ``book/claims.yaml`` records what was found. :func:`recompute` finds it again with the functions
-that ``@claim`` registers (:mod:`analysis.chapters.claims`), and :func:`disagreement` says in one
+that ``@claim`` registers (:mod:`analysis.evidence.claims`), and :func:`disagreement` says in one
 line where the two differ, so no verdict and no figure outlives its evidence.
 """
 
@@ -19,7 +19,7 @@ from typing import Literal, TypeVar
 import yaml
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from analysis.chapters.claims import Decision, Finding, Verdict, decisions
+from analysis.evidence.claims import Decision, Finding, Verdict, decisions
 from analysis.report.project import Project
 from analysis.report.strict_yaml import load_yaml
 from kl_term.errors import UserError, first_problem

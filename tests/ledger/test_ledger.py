@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from analysis.chapters.claims import Finding, claim, judge
+from analysis.evidence.claims import Finding, claim, judge
 from analysis.report.ledger import (
     disagreement,
     load_ledger,
@@ -137,7 +137,7 @@ def test_one_id_can_be_asked_for(project):
 
 
 def test_a_claim_has_one_decision(monkeypatch):
-    monkeypatch.setattr("analysis.chapters.claims._DECISIONS", {})
+    monkeypatch.setattr("analysis.evidence.claims._DECISIONS", {})
 
     def one() -> Finding: ...
 
