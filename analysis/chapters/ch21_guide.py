@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.chapters import ch16_objectives, ch17_stale, ch18_distillation, ch19_equal_kl
-from analysis.chapters.claims import recorded
-from analysis.experiments import summaries
+from analysis.evidence.names import distillation, kl_terms, objectives, off_policy
+from analysis.evidence.recorded import recorded
+from analysis.records import summaries
 
 
 class Comparison(NamedTuple):
@@ -71,10 +71,10 @@ def evidence() -> pd.DataFrame:
 
 #: Variant -> what the table of all comparisons calls it.
 NAMES = {
-    **ch17_stale.NAMES,
-    **ch19_equal_kl.NAMES,
-    **ch18_distillation.NAMES,
-    **ch16_objectives.NAMES,
+    **off_policy.NAMES,
+    **kl_terms.NAMES,
+    **distillation.NAMES,
+    **objectives.NAMES,
 }
 
 #: Verdicts that the prose states; what it says to differ, differs.

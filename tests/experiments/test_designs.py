@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 from pydantic import ValidationError
 
-from analysis.experiments import designs, recording
-from analysis.experiments.preset import DERIVED, Preset, predict
-from analysis.experiments.presets import PRESETS, designed
-from analysis.experiments.summaries import KLS
-from analysis.training.config import TrainConfig
+from analysis.records import designs, recording
+from analysis.records.config import TrainConfig
+from analysis.records.preset import DERIVED, Preset, predict
+from analysis.records.summaries import KLS
+from analysis.studies.presets import PRESETS, designed
 
 DESIGNED = [name for name, of in PRESETS.items() if of().design is not None]
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from analysis.experiments.provenance import current_provenance, merged, source_of
 from analysis.freshness import processor_name
+from analysis.records.provenance import merged
+from analysis.sweeps.provenance import current_provenance, source_of
 from tests.experiments.tiny import PROVENANCE, make_tiny
 
 
