@@ -1,0 +1,377 @@
+"""What advice rests on, once with each condition and once without it: by enumeration.
+
+``book/conditions.yaml`` names these tests: each statement holds as long as its condition does, and
+breaks in the case that the condition excludes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.func import grad
+
+from analysis.kl.credit import credit_moments
+from analysis.kl.divergences import forward_kl, reverse_kl
+from analysis.kl.enumeration import (
+    expected_gradient,
+    forward_kl_gradient,
+    relative_error,
+    reverse_kl_gradient,
+)
+from analysis.kl.potentials import kl_potential
+from analysis.kl.sequences import (
+    enumerate_sequences,
+    expected_sequence_gradient,
+    sequence_kl,
+    sequence_kl_gradient,
+    sequence_probability,
+    state_visits,
+    token_logp,
+    visited_kl_gradient,
+)
+from analysis.kl.term import KLTerm
+from analysis.kl.truncation import keep_top, masked_logits
+from analysis.kl.variance import estimator_means, estimator_variances, variance_gap
+from tests.supports import Supports, of_loss, report
+from tests.trees import TIGHT, draw
+
+RAGGED = enumerate_sequences(3, 4, eos=2)
+LENGTHS = RAGGED.mask.sum(-1).double()
+ONE_STATE = enumerate_sequences(5, 1)
+REVERSE = [("k1", "attached"), ("k3", "attached"), ("k2", "detached")]
+
+
+def tables(sequences=RAGGED, vocab=3):
+    """Policy, reference and sampler, far from each other."""
+    return tuple(1.5 * draw(sequences.num_states, vocab, seed=seed) for seed in (0, 1, 2))
+
+
+def per_token(weights):
+    return weights[:, None].expand(RAGGED.mask.shape)
+
+
+def apart(found, exact):
+    return relative_error(found.flatten(), exact.flatten()).item()
+
+
+def forbidding():
+    """A policy that forbids a token which its reference allows."""
+    policy, reference, _ = (2 * draw(6, seed=seed) for seed in (3, 4, 5))
+    policy[2] = -torch.inf
+    return policy, reference
+
+
+def test_fresh_samples_need_equal_supports_for_the_forward_kl_and_the_mean_of_k3():
+    policy, reference = forbidding()
+    lost = reference.softmax(-1)[2]
+    found = expected_gradient(policy, reference, estimator="k3")
+    assert forward_kl(policy, reference).isinf()
+    assert (found - forward_kl_gradient(policy, reference))[:2].abs().max() > 1e-2
+    mean = estimator_means(policy, reference)
+    kl = reverse_kl(policy, reference)
+    torch.testing.assert_close(mean["k1"], kl, **TIGHT)
+    torch.testing.assert_close(mean["k3"], kl - lost, **TIGHT)
+    assert lost > 1e-3
+    policy[2] = 0.3
+    found = expected_gradient(policy, reference, estimator="k3")
+    torch.testing.assert_close(found, forward_kl_gradient(policy, reference), **TIGHT)
+    means = estimator_means(policy, reference)
+    torch.testing.assert_close(means["k3"], reverse_kl(policy, reference), **TIGHT)
+
+
+@pytest.mark.parametrize("name", ["k3_clip", "minimax01"])
+def test_a_potential_is_what_fresh_samples_descend(name):
+    logits, ref, old = (1.5 * draw(5, seed=seed) for seed in (6, 7, 8))
+    exact = grad(lambda z: kl_potential(z, ref, estimator=name))(logits)
+    fresh = expected_gradient(logits, ref, estimator=name)
+    torch.testing.assert_close(fresh, exact, **TIGHT)
+    assert apart(expected_gradient(logits, ref, old, estimator=name), exact) > 0.05
+
+
+def test_a_potential_is_of_one_state():
+    """Whole answers: the capped forward KL of each visited state misses how visits move."""
+    logits, ref, _ = tables()
+    visits = state_visits(logits, RAGGED)
+    for name in ("k3_clip", "minimax01"):
+        held = grad(lambda z, n=name: visits @ kl_potential(z, ref, estimator=n))(logits)
+        moved = grad(
+            lambda z, n=name: state_visits(z, RAGGED) @ kl_potential(z, ref, estimator=n)
+        )(logits)
+        found = expected_sequence_gradient(logits, ref, RAGGED, estimator=name)
+        torch.testing.assert_close(found, held, **TIGHT)
+        assert apart(found, moved) > 0.05
+
+
+@pytest.mark.parametrize(("estimator", "weighting"), REVERSE)
+def test_a_weighted_loss_needs_one_divisor_for_all_completions(estimator, weighting):
+    logits, ref, old = tables()
+    given = (logits, ref, RAGGED, old)
+    how = {"estimator": estimator, "weighting": weighting}
+    held = visited_kl_gradient(logits, ref, RAGGED, old)
+    summed = expected_sequence_gradient(*given, **how)
+    torch.testing.assert_close(summed, held, **TIGHT)
+    mean = expected_sequence_gradient(*given, **how, token_weights=per_token(1 / LENGTHS))
+    scale = (mean * held).sum() / held.square().sum()
+    assert (mean - scale * held).norm() > 0.05 * mean.norm()
+
+
+def test_a_live_ratio_needs_a_sampler_that_covers_the_policy():
+    policy, reference, old = (draw(6, seed=seed) for seed in (9, 10, 11))
+    exact = grad(lambda z: estimator_means(z, reference)["k2"])(policy)
+    covering = of_loss(Supports(policy, old, reference), "k2", "attached")
+    torch.testing.assert_close(covering, exact, **TIGHT)
+    cut = Supports(policy, masked_logits(old, keep_top(old, top_p=0.8)), reference)
+    assert apart(of_loss(cut, "k2", "attached"), exact) > 0.05
+
+
+def test_a_live_ratio_holds_the_states_of_the_sampler():
+    """Over answers the attached k2 has the gradient of its mean at the visits of the sampler."""
+    logits, ref, old = tables()
+    how = {"estimator": "k2", "weighting": "attached"}
+    found = expected_sequence_gradient(logits, ref, RAGGED, old, **how)
+    visits = state_visits(old, RAGGED)
+    held = grad(lambda z: visits @ estimator_means(z, ref)["k2"])(logits)
+    torch.testing.assert_close(found, held, **TIGHT)
+    whole = grad(lambda z: state_visits(z, RAGGED) @ estimator_means(z, ref)["k2"])(logits)
+    assert apart(found, whole) > 0.05
+
+
+def test_a_reward_per_token_needs_one_divisor_for_all_completions():
+    """k1 in the reward, each token paying for all that follow."""
+    logits, ref, old = tables()
+    how = {"estimator": "k1", "placement": "reward"}
+    exact = sequence_kl_gradient(logits, ref, RAGGED)
+    summed = expected_sequence_gradient(logits, ref, RAGGED, **how)
+    torch.testing.assert_close(summed, exact, **TIGHT)
+    weights = per_token(1 / LENGTHS)
+    mean = expected_sequence_gradient(logits, ref, RAGGED, **how, token_weights=weights)
+    scale = (mean * exact).sum() / exact.square().sum()
+    assert (mean - scale * exact).norm() > 0.05 * mean.norm()
+    stale = expected_sequence_gradient(logits, ref, RAGGED, old, **how)
+    assert apart(stale, exact) > 0.05
+
+
+def test_a_weight_on_completions_is_read_on_fresh_samples():
+    """k1 as a loss has the gradient of the mean weight of what it samples, on fresh samples."""
+    logits, ref, old = tables()
+    how = {"estimator": "k1", "token_weights": per_token(1 / LENGTHS)}
+    exact = grad(lambda z: sequence_probability(z, RAGGED) @ (1 / LENGTHS))(logits)
+    fresh = expected_sequence_gradient(logits, ref, RAGGED, **how)
+    torch.testing.assert_close(fresh, exact, **TIGHT)
+    assert apart(expected_sequence_gradient(logits, ref, RAGGED, old, **how), exact) > 0.05
+
+
+def test_with_completions_of_weight_zero_the_divergence_is_zero_elsewhere_too():
+    """Old statement: at sequence level every weight leaves a divergence that is zero at the
+    reference only. What is cut has the weight zero: probability moves among it for nothing."""
+    _, ref, _ = tables()
+    ref_mass = sequence_probability(ref, RAGGED)
+    cut = LENGTHS == LENGTHS.max()
+    mass = torch.where(cut, 0.0, ref_mass)
+    moved = torch.where(cut, ref_mass[cut].sum() / cut.sum(), mass)
+
+    def divergence(weights):
+        return weights @ (moved * (moved / ref_mass).log() - moved + ref_mass)
+
+    assert (moved - ref_mass).abs().max() > 1e-3 and moved.sum() == pytest.approx(1)
+    assert divergence((~cut).double()).abs() < 1e-14
+    assert divergence(1 / LENGTHS) > 1e-3
+
+
+def test_the_geometric_ratio_is_right_for_one_token_only():
+    for sequences, vocab in ((RAGGED, 3), (ONE_STATE, 5)):
+        logits, ref, old = tables(sequences, vocab)
+        fields = {"estimator": "k3", "weighting": "attached", "ratio": "geometric"}
+        found = expected_sequence_gradient(logits, ref, sequences, old, **fields)
+        held = visited_kl_gradient(logits, ref, sequences, old)
+        if sequences is ONE_STATE:
+            torch.testing.assert_close(found, held, **TIGHT)
+        else:
+            assert apart(found, held) > 0.05
+
+
+def credited(policy, reference, estimator):
+    """What k2 or k3 in the reward adds to the growth rate of each token's log-probability."""
+    log_ratio = (policy / reference).log()
+    values = {"k2": log_ratio.square() / 2, "k3": (-log_ratio).expm1() + log_ratio}
+    return policy @ values[estimator] - values[estimator]
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_a_token_below_its_reference_may_rise_until_it_is_rare_enough(estimator):
+    """Old statement: a token that has become too rare is penalised, so it becomes rarer."""
+    reference = torch.tensor([0.45, 0.45, 0.1], dtype=torch.float64)
+    for rare, rises in ((0.09, True), (1e-4, False)):
+        policy = torch.tensor([0.1, 0.9 - rare, rare], dtype=torch.float64)
+        assert (credited(policy, reference, estimator)[2] > 0) == rises
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_a_rare_token_that_shares_a_logit_need_not_be_lost(estimator):
+    """The first two tokens in a fixed proportion: they move together, and may rise."""
+    policy = torch.tensor([0.49, 0.01, 0.45, 0.05], dtype=torch.float64)
+    reference = torch.tensor([0.5, 0.1, 0.1, 0.3], dtype=torch.float64)
+    rates = credited(policy, reference, estimator)
+    assert rates[1] < -1  # with a logit of its own the rare one is driven out
+    bound = policy[:2] / policy[:2].sum()
+    assert bound @ rates[:2] > 0.1
+
+
+def test_means_of_k1_and_k3_are_the_kl_on_fresh_samples():
+    logits, ref, old = (1.5 * draw(6, seed=seed) for seed in (12, 13, 14))
+    kl = reverse_kl(logits, ref)
+    fresh, stale = estimator_means(logits, ref), estimator_means(logits, ref, old)
+    for name in ("k1", "k3"):
+        torch.testing.assert_close(fresh[name], kl, **TIGHT)
+        assert (stale[name] - kl).abs() > 0.05 * kl
+    spread = estimator_variances(logits, ref, old)
+    assert ((spread["k3"] - spread["k1"]) - variance_gap(logits, ref)).abs() > 0.05
+
+
+def logged(logits, ref, completions):
+    """Expected k1 and k3 in a log of so many answers: a token mean, and one per completion."""
+    mass = sequence_probability(logits, RAGGED)
+    log_ratio = token_logp(logits, RAGGED) - token_logp(ref, RAGGED)
+    sums = {
+        name: torch.where(RAGGED.mask, value, 0.0).sum(-1)
+        for name, value in {"k1": log_ratio, "k3": (-log_ratio).expm1() + log_ratio}.items()
+    }
+    per_completion = {name: (mass @ (total / LENGTHS)).item() for name, total in sums.items()}
+    means = {}
+    for name, total in sums.items():  # E[sum / length] over batches, a convolution by length
+        chance, value = {0: 1.0}, {0: 0.0}
+        for _ in range(completions):
+            grown, cost = {}, {}
+            for size, probability in chance.items():
+                for row, length in enumerate(LENGTHS.int().tolist()):
+                    at = size + length
+                    grown[at] = grown.get(at, 0.0) + probability * mass[row].item()
+                    added = value[size] + probability * total[row].item()
+                    cost[at] = cost.get(at, 0.0) + mass[row].item() * added
+            chance, value = grown, cost
+        means[name] = sum(cost / size for size, cost in value.items())
+    return means, per_completion
+
+
+def test_a_log_that_averages_per_completion_shows_two_kls():
+    """Old statement: on fresh samples logged k1 and k3 agree. Per completion they do not, and k1
+    may be negative; a mean over the tokens of many answers is the KL a token in both."""
+    ref = draw(RAGGED.num_states, 3, seed=1)
+    logits = ref.clone()
+    logits[:, 2] -= 0.4  # the same answers, somewhat longer
+    _, per_completion = logged(logits, ref, 1)
+    kl = (sequence_kl(logits, ref, RAGGED) / (sequence_probability(logits, RAGGED) @ LENGTHS)).item()
+    assert per_completion["k1"] < 0 < per_completion["k3"]
+    errors = []
+    for completions in (1, 4, 32):
+        means, _ = logged(logits, ref, completions)
+        errors.append([abs(means[name] - kl) / kl for name in ("k1", "k3")])
+    assert errors[0][0] > 1 and errors[2][0] < errors[0][0] / 20
+    assert errors[2][1] < errors[1][1] < errors[0][1]
+
+
+def test_one_length_is_enough_for_an_average_per_completion():
+    sequences = enumerate_sequences(3, 3)
+    logits, ref, _ = tables(sequences)
+    mass = sequence_probability(logits, sequences)
+    log_ratio = token_logp(logits, sequences) - token_logp(ref, sequences)
+    k3 = (-log_ratio).expm1() + log_ratio
+    torch.testing.assert_close(mass @ log_ratio.mean(-1), mass @ k3.mean(-1), **TIGHT)
+
+
+def test_a_sum_over_the_vocabulary_differentiates_its_weights():
+    logits, ref, old = (1.5 * draw(6, seed=seed) for seed in (15, 16, 17))
+    exact = reverse_kl_gradient(logits, ref)
+
+    def total(weights):
+        return grad(lambda z: weights(z) @ (z.log_softmax(-1) - ref.log_softmax(-1)))(logits)
+
+    torch.testing.assert_close(total(lambda z: z.softmax(-1)), exact, **TIGHT)
+    assert apart(total(lambda _: logits.softmax(-1)), exact) > 0.05
+    assert apart(total(lambda _: old.softmax(-1)), exact) > 0.05
+
+
+def test_a_sum_over_the_vocabulary_holds_the_states_of_the_sampler():
+    logits, ref, old = tables()
+    visits = state_visits(old, RAGGED)
+    found = grad(lambda z: visits @ reverse_kl(z, ref))(logits)
+    torch.testing.assert_close(found, visited_kl_gradient(logits, ref, RAGGED, old), **TIGHT)
+    assert apart(found, sequence_kl_gradient(logits, ref, RAGGED)) > 0.05
+
+
+def test_levels_agree_where_a_completion_has_one_weight():
+    logp, ref_logp = (-3 * torch.rand(2, 4, generator=g).double() for g in (rng(1), rng(2)))
+    mask = torch.ones(2, 4, dtype=torch.bool)
+    token, whole = (
+        KLTerm(estimator="k1", level=level).loss(logp, ref_logp, mask=mask)
+        for level in ("token", "sequence")
+    )
+    one = torch.tensor([[0.3], [0.7]], dtype=torch.float64)
+    torch.testing.assert_close((one * token).sum(), (one * whole).sum(), **TIGHT)
+    uneven = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    assert ((uneven * token).sum() - (uneven * whole).sum()).abs() > 1e-2
+
+
+def rng(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("clip", [math.inf, 0.2])
+def test_a_kl_merged_into_the_advantage_needs_a_covering_sampler_and_no_clip(clip):
+    """One state, the sampler's log-ratio as credit: KL to the reference less KL to the sampler."""
+    logits, ref, old = (1.5 * draw(6, seed=seed) for seed in (18, 19, 20))
+    exact = reverse_kl_gradient(logits, ref) - reverse_kl_gradient(logits, old)
+
+    def merged(sampler):
+        drawn = sampler > -torch.inf
+        old_logp = sampler.log_softmax(-1)[drawn]
+        credit = -(old_logp - ref.log_softmax(-1)[drawn])
+
+        def loss(z):
+            ratio = (z.log_softmax(-1)[drawn] - old_logp).exp()
+            clipped = ratio.clamp(1 - clip, 1 + clip)
+            return -(old_logp.exp() @ torch.minimum(ratio * credit, clipped * credit))
+
+        return grad(loss)(logits)
+
+    if clip == math.inf:
+        torch.testing.assert_close(merged(old), exact, **TIGHT)
+        assert apart(merged(masked_logits(old, keep_top(old, top_p=0.8))), exact) > 0.05
+    else:
+        assert apart(merged(old), exact) > 0.05
+
+
+def test_the_reward_of_an_answer_is_learnt_from_fresh_samples():
+    """Summed over tokens no length is moved within a class; on stale samples without a ratio the
+    gradient is another one."""
+    logits, _, old = tables()
+    right = (RAGGED.tokens[:, 0] == 1).double()
+    credit = per_token(right - 0.4)
+    exact = grad(lambda z: sequence_probability(z, RAGGED) @ right)(logits)
+    fresh = credit_moments(logits, RAGGED, credit).mean
+    torch.testing.assert_close(fresh, exact, **TIGHT)
+    assert apart(credit_moments(logits, RAGGED, credit, old).mean, exact) > 0.05
+
+
+def test_a_stale_report_of_the_weighted_k3_needs_the_reference_inside_the_policy():
+    policy, reference = forbidding()
+    old = draw(6, seed=21)
+    value = report(Supports(policy, old, reference), "k3", "attached")
+    kl = reverse_kl(policy, reference)
+    torch.testing.assert_close(value, kl - reference.softmax(-1)[2], **TIGHT)
+
+
+def test_attached_k3_and_detached_k2_are_one_gradient_token_by_token():
+    """Old statement: under its ratio k2 has another variance than the attached k3."""
+    logp, ref_logp, old_logp = (-4 * torch.rand(1, 400, generator=rng(s)).double() for s in (3, 4, 5))
+    gradients = []
+    for estimator, weighting in (("k3", "attached"), ("k2", "detached"), ("k1", "attached")):
+        leaf = logp.clone().requires_grad_(True)
+        term = KLTerm(estimator=estimator, weighting=weighting)
+        loss = term.loss(leaf, ref_logp, old_logp=old_logp).sum()
+        gradients.append(torch.autograd.grad(loss, leaf)[0])
+    k3, k2, k1 = gradients
+    torch.testing.assert_close(k3, k2, rtol=1e-12, atol=1e-12)
+    assert (k1 - k3).abs().max() > 0.1  # the same mean, another variance
