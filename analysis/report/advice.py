@@ -16,10 +16,10 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError, model_validator
 
-from analysis.errors import UserError, first_problem
 from analysis.report.project import Project
 from analysis.report.strict_yaml import load_yaml
-from analysis.schema import Schema
+from kl_term.errors import UserError, first_problem
+from kl_term.schema import Schema
 
 CONDITIONS, ADVICE = "conditions.yaml", "advice.yaml"
 #: Fields of a row that hold prose.

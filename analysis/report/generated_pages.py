@@ -8,7 +8,6 @@ from functools import partial
 
 import pandas as pd
 
-from analysis.errors import UserError
 from analysis.experiments.manifests import manifest_of, read_manifest, recorded_folders
 from analysis.report.advice_page import FILE as ADVICE
 from analysis.report.advice_page import advice_json, conditions_page
@@ -23,6 +22,7 @@ from analysis.report.parameters import changed_parameters, declared_parameters
 from analysis.report.project import Project
 from analysis.report.provenance import Provenance, read_notebook, read_provenance
 from analysis.training.metrics import POLICY_METRICS, WINDOW_METRICS
+from kl_term.errors import UserError
 
 
 def glossary_page() -> str:

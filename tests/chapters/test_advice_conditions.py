@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch.func import grad
 
-from analysis.kl.credit import credit_moments
-from analysis.kl.divergences import forward_kl, reverse_kl
-from analysis.kl.enumeration import (
+from kl_term.kl.credit import credit_moments
+from kl_term.kl.divergences import forward_kl, reverse_kl
+from kl_term.kl.enumeration import (
     expected_gradient,
     forward_kl_gradient,
     relative_error,
     reverse_kl_gradient,
 )
-from analysis.kl.potentials import kl_potential
-from analysis.kl.sequences import (
+from kl_term.kl.potentials import kl_potential
+from kl_term.kl.sequences import (
     enumerate_sequences,
     expected_sequence_gradient,
     sequence_kl,
@@ -31,9 +31,9 @@ from analysis.kl.sequences import (
     token_logp,
     visited_kl_gradient,
 )
-from analysis.kl.term import KLTerm
-from analysis.kl.truncation import keep_top, masked_logits
-from analysis.kl.variance import estimator_means, estimator_variances, variance_gap
+from kl_term.kl.term import KLTerm
+from kl_term.kl.truncation import keep_top, masked_logits
+from kl_term.kl.variance import estimator_means, estimator_variances, variance_gap
 from tests.supports import Supports, of_loss, report
 from tests.trees import TIGHT, draw
 
@@ -96,9 +96,9 @@ def test_a_potential_is_of_one_state():
     visits = state_visits(logits, RAGGED)
     for name in ("k3_clip", "minimax01"):
         held = grad(lambda z, n=name: visits @ kl_potential(z, ref, estimator=n))(logits)
-        moved = grad(
-            lambda z, n=name: state_visits(z, RAGGED) @ kl_potential(z, ref, estimator=n)
-        )(logits)
+        moved = grad(lambda z, n=name: state_visits(z, RAGGED) @ kl_potential(z, ref, estimator=n))(
+            logits
+        )
         found = expected_sequence_gradient(logits, ref, RAGGED, estimator=name)
         torch.testing.assert_close(found, held, **TIGHT)
         assert apart(found, moved) > 0.05
@@ -168,7 +168,7 @@ def test_with_completions_of_weight_zero_the_divergence_is_zero_elsewhere_too():
     reference only. What is cut has the weight zero: probability moves among it for nothing."""
     _, ref, _ = tables()
     ref_mass = sequence_probability(ref, RAGGED)
-    cut = LENGTHS == LENGTHS.max()
+    cut = LENGTHS.max() == LENGTHS
     mass = torch.where(cut, 0.0, ref_mass)
     moved = torch.where(cut, ref_mass[cut].sum() / cut.sum(), mass)
 
@@ -262,7 +262,9 @@ def test_a_log_that_averages_per_completion_shows_two_kls():
     logits = ref.clone()
     logits[:, 2] -= 0.4  # the same answers, somewhat longer
     _, per_completion = logged(logits, ref, 1)
-    kl = (sequence_kl(logits, ref, RAGGED) / (sequence_probability(logits, RAGGED) @ LENGTHS)).item()
+    kl = (
+        sequence_kl(logits, ref, RAGGED) / (sequence_probability(logits, RAGGED) @ LENGTHS)
+    ).item()
     assert per_completion["k1"] < 0 < per_completion["k3"]
     errors = []
     for completions in (1, 4, 32):
@@ -365,7 +367,9 @@ def test_a_stale_report_of_the_weighted_k3_needs_the_reference_inside_the_policy
 
 def test_attached_k3_and_detached_k2_are_one_gradient_token_by_token():
     """Old statement: under its ratio k2 has another variance than the attached k3."""
-    logp, ref_logp, old_logp = (-4 * torch.rand(1, 400, generator=rng(s)).double() for s in (3, 4, 5))
+    logp, ref_logp, old_logp = (
+        -4 * torch.rand(1, 400, generator=rng(s)).double() for s in (3, 4, 5)
+    )
     gradients = []
     for estimator, weighting in (("k3", "attached"), ("k2", "detached"), ("k1", "attached")):
         leaf = logp.clone().requires_grad_(True)
