@@ -33,7 +33,7 @@ class Conditions(Schema):
     """What each theorem needs."""
 
     names: dict[str, str] = Field(min_length=1)  #: condition -> what it means
-    #: label -> condition -> test in which the statement breaks without it
+    #: label, or label and item -> condition -> test in which the statement breaks without it
     theorems: dict[str, dict[str, str]] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -52,9 +52,9 @@ class Row(Schema):
     says: str
     when: str = ""  #: the situation
     where: str = ""  #: the conditions that ``says`` has no room for
-    theorems: list[str] = Field(default=[])  #: labels of what it rests on
+    theorems: list[str] = Field(default=[])  #: what it rests on: labels, or labels and items
     under: list[str] = Field(default=[])  #: notes on the same page, whose conditions are its own
-    measured: str = ""  #: page that shows the runs it rests on
+    measured: str = ""  #: notebook that shows the runs it rests on
     names: dict[str, str] = Field(default={})  #: framework -> what it is called there
 
     def conditions(self) -> set[str]:
@@ -92,15 +92,13 @@ def said(text: str) -> str:
 
 def load_advice(project: Project) -> Advice:
     """Every row, checked against theorems, tests and pages; what is wrong is said, a line each."""
-    try:
-        advice = Advice(
-            conditions=_parsed(project, CONDITIONS, Conditions),
-            **{part: _rows(project, part) for part in ("notes", "rows")},
-        )
-    except ValidationError as error:  # of a part that is missing
-        raise UserError(f"book/{ADVICE}: {first_problem(error)}") from None
+    advice = Advice(
+        conditions=_conditions(project),
+        notes=_rows(project, "notes"),
+        rows=_rows(project, "rows"),
+    )
     problems = [
-        *_evidence_problems(project, advice.conditions),
+        *_evidence_problems(project, advice),
         *_row_problems(advice),
         *_page_problems(project, advice),
     ]
@@ -118,10 +116,10 @@ def prose(project: Project) -> Iterator[tuple[str, str]]:
                 yield from ((f"book/{ADVICE}: {name}", said(text)) for text in texts if text)
 
 
-def _parsed(project: Project, name: str, kind: type[Conditions]) -> Conditions:
-    label = f"book/{name}"
+def _conditions(project: Project) -> Conditions:
+    label = f"book/{CONDITIONS}"
     try:
-        return kind.model_validate(load_yaml(project.book / name, label))
+        return Conditions.model_validate(load_yaml(project.book / CONDITIONS, label))
     except ValidationError as error:
         raise UserError(f"{label}: {first_problem(error)}") from None
 
@@ -140,14 +138,17 @@ def _rows(project: Project, part: str) -> dict[str, Row]:
     return found
 
 
-def _evidence_problems(project: Project, conditions: Conditions) -> Iterator[str]:
+def _evidence_problems(project: Project, advice: Advice) -> Iterator[str]:
     known = _labels(project)
-    for label, needed in conditions.theorems.items():
-        if label not in known:
+    for label, needed in advice.conditions.theorems.items():
+        if label.split()[0] not in known:
             yield f"book/{CONDITIONS}: {label}: no box of the book has this label"
         for name, node in needed.items():
             if not _is_test(project, node):
                 yield f"book/{CONDITIONS}: {label}: {name}: no test {node}"
+    for name, row in advice.rows.items():
+        if row.measured and not (project.notebooks / f"{row.measured}.ipynb").is_file():
+            yield f"book/{ADVICE}: {name}: no notebook {row.measured}"
 
 
 def _row_problems(advice: Advice) -> Iterator[str]:
@@ -160,7 +161,7 @@ def _row_problems(advice: Advice) -> Iterator[str]:
             if note not in advice.notes:
                 yield f"{label}: no note {note}"
         if name in advice.rows and not row.theorems and not row.measured:
-            yield f"{label}: names neither a theorem nor the page that measured it"
+            yield f"{label}: names neither a theorem nor the notebook that measured it"
         says = row.conditions().union(
             *(advice.notes[note].conditions() for note in row.under if note in advice.notes)
         )

@@ -37,12 +37,18 @@ def shown_fields(
 
 def _fields(row: Row, translate: Callable[[str], str]) -> dict[str, str]:
     made = {
-        "proof": ", ".join(f"{{prf:ref}}`{label}`" for label in row.theorems),
+        "proof": ", ".join(map(theorem_link, row.theorems)),
         "how": "; ".join(f"{framework} {name}" for framework, name in row.names.items()),
         **{f"in_{framework.lower()}": name for framework, name in row.names.items()},
     }
     texts = {text: said(translate(" ".join(getattr(row, text).split()))) for text in TEXTS}
     return {field: {**texts, **made}[field] for field in row.fields()}
+
+
+def theorem_link(theorem: str) -> str:
+    """A theorem, or one item of it, as the role that links it."""
+    label, _, item = theorem.partition(" ")
+    return f"{{prf:ref}}`{label}`" + (f" ({item})" if item else "")
 
 
 def filled(text: str, shown: Mapping[str, Mapping[str, str]]) -> str:
@@ -65,7 +71,8 @@ def conditions_page(project: Project) -> str:
         label: [name for name, row in advice.every().items() if label in row.theorems]
         for label in advice.conditions.theorems
     }
-    return render("advice.md", conditions=advice.conditions, resting=resting)
+    conditions = advice.conditions
+    return render("advice.md", conditions=conditions, resting=resting, link=theorem_link)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -304,7 +304,7 @@ def test_a_sum_over_the_vocabulary_holds_the_states_of_the_sampler():
 
 
 def test_levels_agree_where_a_completion_has_one_weight():
-    logp, ref_logp = (-3 * torch.rand(2, 4, generator=g).double() for g in (rng(1), rng(2)))
+    logp, ref_logp = (draw(2, 4, seed=seed) - 3 for seed in (1, 2))
     mask = torch.ones(2, 4, dtype=torch.bool)
     token, whole = (
         KLTerm(estimator="k1", level=level).loss(logp, ref_logp, mask=mask)
@@ -314,10 +314,6 @@ def test_levels_agree_where_a_completion_has_one_weight():
     torch.testing.assert_close((one * token).sum(), (one * whole).sum(), **TIGHT)
     uneven = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
     assert ((uneven * token).sum() - (uneven * whole).sum()).abs() > 1e-2
-
-
-def rng(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize("clip", [math.inf, 0.2])
@@ -367,9 +363,7 @@ def test_a_stale_report_of_the_weighted_k3_needs_the_reference_inside_the_policy
 
 def test_attached_k3_and_detached_k2_are_one_gradient_token_by_token():
     """Old statement: under its ratio k2 has another variance than the attached k3."""
-    logp, ref_logp, old_logp = (
-        -4 * torch.rand(1, 400, generator=rng(s)).double() for s in (3, 4, 5)
-    )
+    logp, ref_logp, old_logp = (draw(1, 400, seed=seed) - 4 for seed in (3, 4, 5))
     gradients = []
     for estimator, weighting in (("k3", "attached"), ("k2", "detached"), ("k1", "attached")):
         leaf = logp.clone().requires_grad_(True)
@@ -379,3 +373,17 @@ def test_attached_k3_and_detached_k2_are_one_gradient_token_by_token():
     k3, k2, k1 = gradients
     torch.testing.assert_close(k3, k2, rtol=1e-12, atol=1e-12)
     assert (k1 - k3).abs().max() > 0.1  # the same mean, another variance
+
+
+def test_a_merged_kl_of_tokens_is_not_that_of_answers():
+    """One token, the statement holds; over answers, credited to go under the token's ratio, not."""
+    for sequences, vocab in ((ONE_STATE, 5), (RAGGED, 3)):
+        logits, ref, old = tables(sequences, vocab)
+        how = {"estimator": "k1", "placement": "reward", "weighting": "detached"}
+        found = expected_sequence_gradient(logits, ref, sequences, old, **how)
+        exact = sequence_kl_gradient(logits, ref, sequences)
+        exact = exact - sequence_kl_gradient(logits, old, sequences)
+        if sequences is ONE_STATE:
+            torch.testing.assert_close(found, exact, **TIGHT)
+        else:
+            assert apart(found, exact) > 0.05
