@@ -387,3 +387,51 @@ def test_a_merged_kl_of_tokens_is_not_that_of_answers():
             torch.testing.assert_close(found, exact, **TIGHT)
         else:
             assert apart(found, exact) > 0.05
+
+
+def test_near_the_reference_a_healthy_log_breaks_rules_without_an_error():
+    """Old statements: k1 far above k3, trust k1; k1 clearly negative, columns are exchanged.
+
+    Mean and variance of both rules over 5,000 healthy fresh tokens, enumerated; normal by their
+    number. Measured by its own standard error k1 - k3 stays within four of them.
+    """
+    ref = draw(50, seed=22)
+    logits = ref + 0.009 * draw(50, seed=23)
+    policy = logits.softmax(-1)
+    log_ratio = logits.log_softmax(-1) - ref.log_softmax(-1)
+    k3 = (-log_ratio).expm1() + log_ratio
+    kl = reverse_kl(logits, ref).item()
+    assert 1e-5 < kl < 1e-4
+
+    def chance_above_zero(values):
+        mean = policy @ values
+        error = (policy @ (values - mean).square() / 5000).sqrt()
+        return 0.5 * math.erfc(-(mean / error).item() / math.sqrt(2)), mean / error
+
+    assert chance_above_zero(log_ratio - 2 * k3)[0] > 0.3
+    assert chance_above_zero(-log_ratio - k3)[0] > 0.2
+    assert chance_above_zero(log_ratio - k3)[1].abs() < 1e-9
+    spread = {
+        name: (policy @ (v - kl).square() / 5000).sqrt()
+        for name, v in (("k1", log_ratio), ("k3", k3))
+    }
+    assert spread["k1"] > kl > 20 * spread["k3"]
+
+
+@pytest.mark.parametrize("clip", [math.inf, 0.2])
+def test_the_policy_gradient_of_k1_is_exact_on_stale_samples_at_one_state(clip):
+    """Old statement: no setting of verl is exact on stale samples. Its distillation takes minus
+    the new log-ratio to the teacher, here the reference, as the advantage of a clipped surrogate.
+    """
+    logits, ref, old = (1.5 * draw(6, seed=seed) for seed in (24, 25, 26))
+    advantage = ref.log_softmax(-1) - logits.log_softmax(-1)
+    old_logp = old.log_softmax(-1)
+
+    def loss(z):
+        ratio = (z.log_softmax(-1) - old_logp).exp()
+        kept = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+        return -(old_logp.exp() @ kept)
+
+    exact = reverse_kl_gradient(logits, ref)
+    error = apart(grad(loss)(logits), exact)
+    assert error < 1e-12 if clip == math.inf else error > 0.05
