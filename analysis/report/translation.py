@@ -210,7 +210,8 @@ def texts(project: Project, page: str) -> list[str]:
         if not path.is_file():
             raise UserError(f"book/locale: no page {page}; rename or delete its catalogues")
         found = pieces(path.read_text(encoding="utf-8"))
-    return [piece for piece in dict.fromkeys(found) if _WORD.search(_KEPT.sub("", piece))]
+    read = {piece: _KEPT.sub("", piece.replace("[[", "")) for piece in found}
+    return [piece for piece, words in read.items() if _WORD.search(words)]
 
 
 def update(project: Project, page: str) -> tuple[int, int]:
