@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch.func import grad
 
-from kl_term.kl.credit import credit_moments
+from analysis.chapters.ch16_objectives import mean_length_slope
+from analysis.chapters.reasoning import open_length_chain
+from kl_term.kl.credit import credit_moments, state_average
 from kl_term.kl.divergences import forward_kl, reverse_kl
 from kl_term.kl.enumeration import (
     expected_gradient,
@@ -435,3 +437,61 @@ def test_the_policy_gradient_of_k1_is_exact_on_stale_samples_at_one_state(clip):
     exact = reverse_kl_gradient(logits, ref)
     error = apart(grad(loss)(logits), exact)
     assert error < 1e-12 if clip == math.inf else error > 0.05
+
+
+def test_k1_per_completion_reads_the_length_near_the_reference_only():
+    """It is the change of the mean of 1/|o|, up to second order in the distance."""
+    ref, direction = (draw(RAGGED.num_states, 3, seed=seed) for seed in (27, 28))
+    errors = []
+    for size in (1.0, 1e-2, 1e-3):
+        logits = ref + size * direction
+        mass, of_ref = (sequence_probability(x, RAGGED) for x in (logits, ref))
+        log_ratio = token_logp(logits, RAGGED) - token_logp(ref, RAGGED)
+        k1 = mass @ (torch.where(RAGGED.mask, log_ratio, 0.0).sum(-1) / LENGTHS)
+        change = (mass - of_ref) @ (1 / LENGTHS)
+        errors.append(((k1 - change) / change).abs().item())
+    assert errors[0] > 0.5 and errors[1] < 0.1
+    assert errors[1] / errors[2] == pytest.approx(10, rel=0.2)
+
+
+def test_graded_rewards_move_lengths_under_the_sum_too():
+    """Along the natural gradient: nothing moves if right answers earn alike, else lengths do."""
+    problem = open_length_chain(5, right=0.4, stop=0.2)
+    lengths = problem.sequences.mask.sum(-1).double()
+    graded = problem.outcome * (1 + 0.1 * lengths)
+    for reward, moves in ((problem.outcome, False), (graded, True)):
+        mass = sequence_probability(problem.logits, problem.sequences)
+        credit = (reward - mass @ reward)[:, None].expand(problem.sequences.mask.shape)
+        natural = state_average(credit, problem.logits, problem.sequences, by_action=True)
+        slope = mean_length_slope(problem, problem.outcome, natural) * natural.norm()
+        assert slope > 1e-3 if moves else abs(slope) < 1e-14
+
+
+def test_with_shared_logits_training_rests_elsewhere():
+    """Every state has the same three logits: what is reached rests, and is not the tilt."""
+    beta, sequences = 1.0, enumerate_sequences(3, 2, eos=2)
+    lengths = sequences.mask.sum(-1).double()
+    ref_logp = token_logp(draw(sequences.num_states, 3, seed=29), sequences).sum(-1)
+    reward = 0.5 * draw(len(lengths), seed=30)
+
+    def logp_of(row):
+        return token_logp(row.expand(sequences.num_states, 3), sequences).sum(-1)
+
+    def step(row):
+        def surrogate(z):
+            logp = logp_of(z)
+            mass, held = logp.detach().exp(), logp.detach() - ref_logp
+            advantage = reward - beta * held - mass @ reward
+            return mass @ (advantage / lengths * logp)
+
+        return grad(surrogate)(row)
+
+    row = torch.zeros(3, dtype=torch.float64)
+    for _ in range(3000):
+        row = row + 2 * step(row)
+    logp = logp_of(row)
+    assert step(row).abs().max() < 1e-10 and logp.min() > -12
+    mass = logp.exp()
+    bonus = beta * (mass @ (logp - ref_logp)) / (mass @ lengths)
+    tilt = (ref_logp + (reward + bonus * lengths) / beta).log_softmax(-1)
+    assert (logp - tilt).abs().max() > 0.1
