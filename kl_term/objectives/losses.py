@@ -31,7 +31,9 @@ class LossOutput(NamedTuple):
     loss: Tensor  #: scalar, to be minimised
     per_token: Tensor  #: [..., T], the terms that were aggregated; 0 where masked
     weight: Tensor  #: [..., T], importance weight before the clip; 0 where masked
-    clipped: Tensor  #: [..., T] bool, where the clip changes the gradient
+    #: [..., T] bool, where the clip changes the gradient; for ``cispo`` where it changes the weight,
+    #: which at an advantage of zero leaves the gradient, zero, as it is
+    clipped: Tensor
     clip_fraction: Tensor  #: scalar, clipped tokens over counted tokens
 
 
