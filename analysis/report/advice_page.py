@@ -8,7 +8,7 @@ are translated are filled in while they are staged.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ def shown_fields(
 
 def _fields(row: Row, translate: Callable[[str], str]) -> dict[str, str]:
     made = {
-        "proof": ", ".join(map(theorem_link, row.theorems)),
+        "proof": theorem_links(row.theorems),
         "how": "; ".join(f"{framework} {name}" for framework, name in row.names.items()),
         **{f"in_{framework.lower()}": name for framework, name in row.names.items()},
     }
@@ -45,10 +45,13 @@ def _fields(row: Row, translate: Callable[[str], str]) -> dict[str, str]:
     return {field: {**texts, **made}[field] for field in row.fields()}
 
 
-def theorem_link(theorem: str) -> str:
-    """A theorem, or one item of it, as the role that links it."""
-    label, _, item = theorem.partition(" ")
-    return f"{{prf:ref}}`{label}`" + (f" ({item})" if item else "")
+def theorem_links(theorems: Iterable[str]) -> str:
+    """Theorems, or items of them, as the roles that link them, each once."""
+    items: dict[str, list[str]] = {}
+    for label, _, item in (theorem.partition(" ") for theorem in theorems):
+        items.setdefault(label, []).append(item)
+    named = {label: f" ({', '.join(of)})" if all(of) else "" for label, of in items.items()}
+    return ", ".join(f"{{prf:ref}}`{label}`{which}" for label, which in named.items())
 
 
 def filled(text: str, shown: Mapping[str, Mapping[str, str]]) -> str:
@@ -72,7 +75,7 @@ def conditions_page(project: Project) -> str:
         for label in advice.conditions.theorems
     }
     conditions = advice.conditions
-    return render("advice.md", conditions=conditions, resting=resting, link=theorem_link)
+    return render("advice.md", conditions=conditions, resting=resting, links=theorem_links)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

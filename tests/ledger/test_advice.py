@@ -10,7 +10,13 @@ import pytest
 import yaml
 
 from analysis.report.advice import load_advice, prose, said
-from analysis.report.advice_page import advice_json, conditions_page, filled, shown_fields
+from analysis.report.advice_page import (
+    advice_json,
+    conditions_page,
+    filled,
+    shown_fields,
+    theorem_links,
+)
 from analysis.report.project import Project
 from analysis.report.prose import prose_problems
 from analysis.report.translation import catalogue_path, problems, update
@@ -87,6 +93,9 @@ def test_a_page_shows_what_its_rows_say(project):
     assert shown["says"] == "on fresh ones use $k_2$"
     assert shown["proof"] == "{prf:ref}`thm-one`"
     assert shown["how"] == "verl `mse`; TRL its own" and shown["in_trl"] == "its own"
+    assert theorem_links(["thm-a 2", "thm-b", "thm-a 3", "thm-b 1"]) == (
+        "{prf:ref}`thm-a` (2, 3), {prf:ref}`thm-b`"
+    )
     assert json.loads(advice_json(project))["state"]["says"] == "All of it holds at one state."
     page = filled(PAGE, shown_fields(project))
     assert "| the KL is a loss | on fresh ones use $k_2$ | {prf:ref}`thm-one` |" in page
