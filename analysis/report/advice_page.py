@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,11 @@ def theorem_links(theorems: Iterable[str]) -> str:
         items.setdefault(label, []).append(item)
     named = {label: f" ({', '.join(of)})" if all(of) else "" for label, of in items.items()}
     return ", ".join(f"{{prf:ref}}`{label}`{which}" for label, which in named.items())
+
+
+def filler(project: Project, translate: Callable[[str], str]) -> Callable[[str], str]:
+    """What shows the advice in a translated text, in the words that ``translate`` gives."""
+    return partial(filled, shown=shown_fields(project, translate))
 
 
 def filled(text: str, shown: Mapping[str, Mapping[str, str]]) -> str:

@@ -15,7 +15,6 @@ import io
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +256,8 @@ def _kept(piece: str) -> set[str]:
 
 def stage(project: Project, destination: Path) -> None:
     """Write the sources of an edition: configuration, menu, and pages as far as translated."""
+    from analysis.report.advice_page import filler
+
     shutil.copytree(
         project.book, destination / "book", ignore=shutil.ignore_patterns(".*", "locale")
     )
@@ -277,18 +278,11 @@ def stage(project: Project, destination: Path) -> None:
         (destination / name).write_text(text, encoding="utf-8")
     known = set(catalogues(project))
     titles = translator(load(project, "titles"))
-    fill = _advice(project) if "advice" in known else str
+    fill = filler(project, translator(load(project, "advice"))) if "advice" in known else str
     for page in toc_pages(project):
         path = destination / page.relative_to(project.root)
         translations = load(project, path.name) if path.name in known else None
         _stage_page(project, path, translations, titles, fill)
-
-
-def _advice(project: Project) -> Translate:
-    """What shows the advice in a translated text, in the words of its catalogue."""
-    from analysis.report.advice_page import filled, shown_fields
-
-    return partial(filled, shown=shown_fields(project, translator(load(project, "advice"))))
 
 
 def _stage_page(

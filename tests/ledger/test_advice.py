@@ -14,6 +14,7 @@ from analysis.report.advice_page import (
     advice_json,
     conditions_page,
     filled,
+    filler,
     shown_fields,
     theorem_links,
 )
@@ -217,6 +218,12 @@ def test_a_translation_says_the_same_conditions(project):
         )
         found = [line for line in problems(project) if "roles, formulas or links differ" in line]
         assert bool(found) == told
+
+
+def test_a_translated_page_shows_rows_in_its_words(project):
+    words = {"on [[fresh samples|fresh ones]] use $k_2$": "[[fresh samples|neu]]: $k_2$"}
+    page = filler(project, lambda text: words.get(text, text))(PAGE)
+    assert "| neu: $k_2$ |" in page and "halve the step" in page and "advice." not in page
 
 
 def test_the_advice_of_this_book_passes():
