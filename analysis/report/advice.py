@@ -26,7 +26,10 @@ CONDITIONS, ADVICE = "conditions.yaml", "advice.yaml"
 TEXTS = ("when", "says", "where")
 _MARK = re.compile(r"\[\[(?P<name>[^|\]]+)(?:\|(?P<words>[^\]]+))?\]\]")
 SHOWN = re.compile(r"\{\{\s*advice\.(?P<row>\w+)\.(?P<field>\w+)\s*\}\}")
-_LABEL = re.compile(r":label:\s*((?:thm|prop|lem|cor)-[\w-]+)")
+_BOX = re.compile(
+    r"^(?P<fence>`{3,}|:{3,})\{prf:\w+\}[^\n]*\n:label:\s*(?P<label>[\w-]+)\n(?P<text>.*?)^(?P=fence)\s*$",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 class Conditions(Schema):
@@ -139,10 +142,13 @@ def _rows(project: Project, part: str) -> dict[str, Row]:
 
 
 def _evidence_problems(project: Project, advice: Advice) -> Iterator[str]:
-    known = _labels(project)
+    boxes = _boxes(project)
     for label, needed in advice.conditions.theorems.items():
-        if label.split()[0] not in known:
+        name, _, item = label.partition(" ")
+        if name not in boxes:
             yield f"book/{CONDITIONS}: {label}: no box of the book has this label"
+        elif item and not re.search(rf"^{re.escape(item)}\. ", boxes[name], re.MULTILINE):
+            yield f"book/{CONDITIONS}: {label}: the box has no such item"
         for name, node in needed.items():
             if not _is_test(project, node):
                 yield f"book/{CONDITIONS}: {label}: {name}: no test {node}"
@@ -216,8 +222,10 @@ def uses_of_advice(project: Project) -> dict[str, list[tuple[str, str]]]:
     return found
 
 
-def _labels(project: Project) -> set[str]:
-    return {label for _, text in _sources(project) for label in _LABEL.findall(text)}
+def _boxes(project: Project) -> dict[str, str]:
+    """The text of every box that states something, by its label."""
+    found = (box for _, text in _sources(project) for box in _BOX.finditer(text))
+    return {box["label"]: box["text"] for box in found}
 
 
 def _sources(project: Project) -> Iterator[tuple[Path, str]]:

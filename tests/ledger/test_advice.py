@@ -52,7 +52,7 @@ PAGE = """# Use
 
 {{ advice.state.says }} Also {{ advice.halve.says }}.
 """
-CELL = "```{prf:theorem} One\n:label: thm-one\n\nIt holds.\n```\n"
+CELL = "```{prf:theorem} One\n:label: thm-one\n\n1. It holds.\n```\n"
 
 
 @pytest.fixture
@@ -167,8 +167,13 @@ def set_in(*path, value):
         ),
         (
             "conditions",
+            set_in("theorems", "thm-one 1", value={"one state": "tests/test_a.py::test_stale"}),
+            "thm-one 1: no row of advice rests on it",
+        ),
+        (
+            "conditions",
             set_in("theorems", "thm-one 2", value={"one state": "tests/test_a.py::test_stale"}),
-            "thm-one 2: no row of advice rests on it",
+            "thm-one 2: the box has no such item",
         ),
         ("page", lambda page: page.replace("state.says", "stat.says"), "answer.md: no row stat"),
         (
