@@ -58,6 +58,12 @@ def tidy(record: RunRecord) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)[[*RUN_COLUMNS, "update", *METRICS]]
 
 
+def ended(record: RunRecord) -> pd.DataFrame:
+    """One row per run: its columns, and the ``FINAL_METRICS`` where the runs measured them."""
+    runs = tidy(record).drop_duplicates([*RUN_COLUMNS])[[*RUN_COLUMNS]]
+    return runs.reset_index(drop=True).assign(**record.final)
+
+
 def final(curves: pd.DataFrame, *, share: float = 0.1) -> pd.DataFrame:
     """One row per run: the mean of each metric over the last ``share`` of the windows."""
     updates = np.sort(curves["update"].unique())

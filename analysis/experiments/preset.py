@@ -20,7 +20,7 @@ from analysis.experiments.language.model import LanguageConfig
 from analysis.kl.term import KLTerm
 from analysis.schema import Schema
 from analysis.training.config import Run, StartConfig, TrainConfig, Variant
-from analysis.training.metrics import METRICS
+from analysis.training.metrics import FINAL_METRICS, METRICS
 from analysis.training.variants import Advantage
 
 #: Of a mean difference.
@@ -126,6 +126,8 @@ class Design(Schema):
     outcome: str
     #: Two values of the outcome this close count as one, in its unit.
     margin: float = Field(gt=0)
+    #: The KL that is equal at equal KL.
+    equal: Literal["reverse_kl", "final_reverse_kl"] = "reverse_kl"
     predictions: tuple[Prediction, ...] = Field(min_length=1)
     #: When it ends, and what is left out.
     stopping: str
@@ -168,7 +170,10 @@ class Preset(Schema):
                 coefficients[variant.name].add(variant.beta)
         for prediction in self.design.predictions if self.design else ():
             said = f"of the prediction {prediction.sentence!r}"
-            check_choice(f"metric {said}", prediction.metric, (*METRICS, *DERIVED))
+            check_choice(f"metric {said}", prediction.metric, (*METRICS, *FINAL_METRICS, *DERIVED))
+            final = prediction.metric in FINAL_METRICS
+            if final and not self.config.final_answers:
+                raise ValueError(f"final_answers is 0, so there is no metric {said}")
             for name in (prediction.variant, prediction.other):
                 check_choice(f"variant {said}", name, coefficients)
                 own = coefficients[name] or set(prediction.betas)

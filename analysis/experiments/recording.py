@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ import torch
 from pydantic import ValidationError
 
 import analysis
-from analysis.experiments.ablation import RUN_COLUMNS, final, tidy, train
+from analysis.experiments.ablation import RUN_COLUMNS, ended, final, tidy, train
 from analysis.experiments.environment import PopulationConfig, environment_of
 from analysis.experiments.manifests import (
     MANIFEST,
@@ -31,7 +31,7 @@ from analysis.experiments.preset import Preset
 from analysis.experiments.provenance import Provenance, current_provenance
 from analysis.experiments.statistics import start_of
 from analysis.training.config import TrainConfig
-from analysis.training.metrics import METRICS
+from analysis.training.metrics import FINAL_METRICS, METRICS
 from analysis.training.trainer import RunRecord
 
 #: Where recorded folders lie.
@@ -67,6 +67,7 @@ def run(preset: Preset, *, device: torch.device | str = "cpu", progress: bool = 
 def of_records(preset: Preset, records: Sequence[RunRecord], provenance: Provenance) -> Recording:
     """What a trained population would be recorded as; failures name runs by their place in all."""
     curves = pd.concat([tidy(record) for record in records], ignore_index=True)
+    ends = pd.concat([ended(record) for record in records], ignore_index=True)
     manifest = {
         "preset": preset.name,
         "seeds": list(preset.seeds),
@@ -75,7 +76,8 @@ def of_records(preset: Preset, records: Sequence[RunRecord], provenance: Provena
         "failures": [failure._asdict() for record in records for failure in record.failures],
         "configuration": preset.model_dump(mode="json"),
     }
-    return Recording(preset, curves, final(curves), manifest)
+    finals = final(curves).merge(ends, how="left", on=[*RUN_COLUMNS], validate="one_to_one")
+    return Recording(preset, curves, finals, manifest)
 
 
 def folder_of(name: str) -> Path:
@@ -155,13 +157,20 @@ def by_start(recording: Recording) -> Recording:
     def means(table: pd.DataFrame) -> pd.DataFrame:
         keys = [name for name in (*RUN_COLUMNS, "update") if name in table]
         of_start = table.assign(seed=start_of(table["seed"], starts))
-        return of_start.groupby(keys, sort=False, as_index=False)[list(METRICS)].mean()
+        measured = [name for name in (*METRICS, *FINAL_METRICS) if name in table]
+        return of_start.groupby(keys, sort=False, as_index=False)[measured].mean()
 
     return recording._replace(curves=means(recording.curves), finals=means(recording.finals))
 
 
-def compared(curves: pd.DataFrame, again: pd.DataFrame) -> pd.DataFrame:
+def compared(
+    curves: pd.DataFrame, again: pd.DataFrame, metrics: Iterable[str] = tuple(METRICS)
+) -> pd.DataFrame:
     """Tidy curves of some runs trained again, beside the recorded ones.
+
+    Args:
+        curves, again: of the runs, with ``update``.
+        metrics: columns of both.
 
     Returns:
         One row per run, window and metric of ``again`` that either has measured: ``variant``,
@@ -170,7 +179,7 @@ def compared(curves: pd.DataFrame, again: pd.DataFrame) -> pd.DataFrame:
     """
     keys = ["variant", "beta", "seed", "update"]
     tables = [
-        table.astype({"beta": float}).melt(keys, list(METRICS), "metric")
+        table.astype({"beta": float}).melt(keys, list(metrics), "metric")
         for table in (curves, again)
     ]
     both = tables[0].merge(

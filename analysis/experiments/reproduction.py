@@ -22,14 +22,14 @@ import pandas as pd
 
 from analysis.checks import check_choice
 from analysis.experiments import recording
-from analysis.experiments.ablation import tidy, train
+from analysis.experiments.ablation import ended, tidy, train
 from analysis.experiments.environment import environment_of
 from analysis.experiments.manifests import MANIFEST, manifest_of, note_reproduced
 from analysis.experiments.preset import Preset
 from analysis.experiments.provenance import current_provenance
 from analysis.experiments.recording import as_written, read_table
 from analysis.training.config import Run
-from analysis.training.metrics import POLICY_METRICS
+from analysis.training.metrics import FINAL_METRICS, POLICY_METRICS
 
 #: Of the largest recorded value of a run's metric. Sums taken in another order stay below it
 #: until they flip a sampled token.
@@ -167,12 +167,17 @@ def reproduce(
         known, recorded_on = _trained_in(beside, directory, len(again), config.updates), here
     records = train(config, again, environment_of(config), progress=progress)
     curves = as_written(pd.concat([tidy(record) for record in records], ignore_index=True))
+    both = recording.compared(known, curves)
+    if beside is None and config == recorded.preset.config and config.final_answers:
+        ends = as_written(pd.concat([ended(record) for record in records], ignore_index=True))
+        tables = (table.assign(update=config.updates) for table in (recorded.finals, ends))
+        both = pd.concat([both, recording.compared(*tables, FINAL_METRICS)], ignore_index=True)
     return Reproduction(
         directory=directory,
         runs=again,
         updates=config.updates,
         curves=curves,
-        mismatches=mismatches(recording.compared(known, curves)),
+        mismatches=mismatches(both),
         recorded_on=recorded_on,
         here=here,
         seconds=time.monotonic() - started,

@@ -16,8 +16,8 @@ from analysis.experiments import statistics
 from analysis.experiments.ablation import VARIANT_COLUMNS
 
 #: What two one-sided tests are run against: an accuracy, or the ratio of two KLs.
-ACCURACIES = ("accuracy", "own_accuracy", "average")
-KLS = ("reverse_kl", "forward_kl", "teacher_kl")
+ACCURACIES = ("accuracy", "own_accuracy", "average", "final_accuracy")
+KLS = ("reverse_kl", "forward_kl", "teacher_kl", "final_reverse_kl", "final_forward_kl")
 
 
 def by_variant(table: pd.DataFrame, metrics: Iterable[str]) -> pd.DataFrame:
