@@ -4,6 +4,7 @@ from analysis.experiments.preset import FIRST_SEED, PRESETS, make_preset
 from analysis.experiments.presets import (
     designed,
     distillation,
+    final_policies,
     kl_terms,
     language,
     larger,
@@ -18,6 +19,7 @@ __all__ = [
     "PRESETS",
     "designed",
     "distillation",
+    "final_policies",
     "kl_terms",
     "language",
     "larger",
