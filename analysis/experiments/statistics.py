@@ -13,7 +13,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import nctdtr, stdtr, stdtrit
 
-from analysis.checks import check_positive
+from kl_term.checks import check_positive
 
 LEVEL = 0.95
 #: Fewer seeds than this give no interval and no p value.

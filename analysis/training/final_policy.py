@@ -13,12 +13,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from analysis.kl import divergences
 from analysis.training.config import RunConfig
 from analysis.training.environment import Environment, Weights
 from analysis.training.metrics import elementwise_mean, rollout_metrics, run_mean
 from analysis.training.population import run_uniforms, uploaded
 from analysis.training.rollout import at_temperature, sample
+from kl_term.kl import divergences
 
 
 @torch.no_grad()

@@ -24,8 +24,8 @@ from analysis.experiments.presets.designed import (
     with_terms,
 )
 from analysis.experiments.presets.language import smollm2
-from analysis.kl.term import KLTerm
 from analysis.training.variants import Sampler, Variant
+from kl_term.kl.term import KLTerm
 
 #: Fourteen rollouts of 72, and ten of 96.
 ANSWERS = {"final_answers": 1000}
