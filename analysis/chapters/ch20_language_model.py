@@ -131,6 +131,12 @@ def late() -> dict[str, float]:
     }
 
 
+def averaged_over_training() -> dict[str, float]:
+    """k3 in the reward less no KL term in accuracy averaged over training, at one coefficient."""
+    runs = designs.with_derived(recorded("smollm2_short"))
+    return summaries.paired(runs, [("k3_reward", "none", "average")]).to_dict("records")[0]
+
+
 def late_predictions() -> pd.DataFrame:
     """The four predictions of that recording, in their order: ``prediction``, ``found`` and
     ``outcome``. They are sentences, so how each is asked was chosen after the runs."""
