@@ -117,6 +117,19 @@ class Pilot(Schema):
     seen: str
     chosen: str
 
+    @property
+    def same(self) -> bool:
+        """Had it the configuration that the design then kept? It is told by these words.
+
+        What it showed is what such a design predicts, so a prediction that holds is a replication.
+        """
+        said = f"{self.tried} {self.chosen}"
+        return any(words in said for words in _SAME)
+
+
+#: How a pilot says that its configuration was kept.
+_SAME = ("same configuration", "This preset's configuration", "configuration as it was")
+
 
 class Design(Schema):
     """What a population is to decide, and how: written before its runs."""
