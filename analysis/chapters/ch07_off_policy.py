@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import grad
 
 from analysis.chapters.ch06_sequences import kl_estimates
-from analysis.chapters.ch17_stale import less_large_batches
+from analysis.chapters.ch17_stale import less_large_batches, weighted_at_equal_kl
 from analysis.chapters.claims import (
     EXACT,
     Finding,
@@ -409,6 +409,9 @@ def weighted_k3() -> Finding:
     for metric in ("own_accuracy", "reverse_kl"):
         gain = difference(finals, "k3_attached_lag_16", "k3_lag_16", metric)
         figures |= gain.figures(f"trained_{metric}")
+    ends = weighted_at_equal_kl()
+    names = {"": "mean", "_low": "low", "_high": "high"}
+    figures |= {f"trained_equal_kl{end}": ends[name] for end, name in names.items()}
     one_state = figures["value_error"] < EXACT and figures["attached_to_reverse"] < EXACT
     everywhere = figures["detached_to_reverse"] < EXACT and figures["sequence_value_error"] < EXACT
     return Finding(judge(one_state and everywhere, one_state), figures)

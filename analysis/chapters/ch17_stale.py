@@ -17,9 +17,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 from torch import Tensor
 
-from analysis.chapters.claims import difference, recorded
+from analysis.chapters.claims import difference, recorded, recorded_runs
 from analysis.chapters.policies import random_head
 from analysis.chapters.training_figures import KL_LABEL, trade_off
+from analysis.experiments import designs
 from analysis.experiments.ablation import final
 from analysis.experiments.recording import Recording
 from analysis.experiments.statistics import Interval
@@ -117,6 +118,15 @@ NAMES |= {f"{name}_lag_{lag}": f"{NAMES[name]}, age {lag}" for name in LOSSES fo
 
 
 # --- What the recorded runs cost --------------------------------------------------------------
+
+
+def weighted_at_equal_kl() -> dict[str, float]:
+    """Weighted less plain k3 in own accuracy at equal KL, by the loss that has weighted k3's
+    gradient sample by sample: k2 under the detached ratio. Chosen after the runs."""
+    run = recorded_runs("stale_coefficients")
+    terms = ("k2_detached_loss", "k3_loss")
+    fit = designs.at_equal_kl(run.finals, *terms, designs.starts_of(run.preset), "own_accuracy")
+    return fit.difference(run.preset.design.margin)
 
 
 def passes_per_completion(num_iterations: int) -> int:
