@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
-from kl_term.checks import check_choice
 from kl_term.errors import UserError
+from kl_term.plain_checks import check_choice
 
 Role = Literal[
     "logp",
