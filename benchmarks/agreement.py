@@ -61,6 +61,7 @@ def shortened(
     config |= {"precision": "float64", "updates": updates}
     config |= {"log_every": window, "cosine_every": window}
     config |= {"num_prompts": 4, "num_minibatches": min(config["num_minibatches"], 2)}
+    config["final_answers"] = min(config["final_answers"], 2 * 4 * config["group_size"])
     teacher = config.get("teacher") or {}
     for start, learned in ((config.get("start"), 3), (teacher.get("start"), 6)):
         if start:

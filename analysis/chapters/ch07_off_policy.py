@@ -46,6 +46,7 @@ from analysis.evidence.stale_states import (
     stale_states,
     standardised,
 )
+from analysis.evidence.weighted_k3 import weighted_at_equal_kl
 from kl_term import style
 from kl_term.kl.credit import credit_moments
 from kl_term.kl.divergences import reverse_kl
@@ -357,6 +358,9 @@ def weighted_k3() -> Finding:
     for metric in ("own_accuracy", "reverse_kl"):
         gain = difference(finals, "k3_attached_lag_16", "k3_lag_16", metric)
         figures |= gain.figures(f"trained_{metric}")
+    ends = weighted_at_equal_kl()
+    names = {"": "mean", "_low": "low", "_high": "high"}
+    figures |= {f"trained_equal_kl{end}": ends[name] for end, name in names.items()}
     one_state = figures["value_error"] < EXACT and figures["attached_to_reverse"] < EXACT
     everywhere = figures["detached_to_reverse"] < EXACT and figures["sequence_value_error"] < EXACT
     return Finding(judge(one_state and everywhere, one_state), figures)

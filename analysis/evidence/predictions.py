@@ -158,12 +158,21 @@ def page(presets: Iterable[str], names: Mapping[str, str], **specs: str) -> pd.D
     """Every prediction of a page's designs, once :func:`check_outcomes` agrees with its prose.
 
     Returns:
-        :func:`shown` of each preset, with its name in ``design``.
+        :func:`shown` of each preset, with its name in ``design``, and whether it is a
+        ``replication``: see :func:`replicates`.
     """
     presets = list(presets)
     check_outcomes(presets)
-    tables = (shown(judged(preset), names, **specs).assign(design=preset) for preset in presets)
+    tables = (
+        shown(judged(preset), names, **specs).assign(design=preset, replication=replicates(preset))
+        for preset in presets
+    )
     return pd.concat(tables, ignore_index=True)
+
+
+def replicates(preset: str) -> bool:
+    """Had a pilot of a recorded design the same configuration, on other seeds?"""
+    return any(pilot.same for pilot in recorded_runs(preset).preset.design.pilots)
 
 
 def spelled(row: Mapping[str, Any]) -> str:

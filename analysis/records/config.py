@@ -56,6 +56,8 @@ class RunConfig(Schema):
     log_every: int = Field(default=5, ge=1)
     #: Updates between measurements of ``kl_cosine``, a multiple of ``log_every``; 0 = none.
     cosine_every: int = Field(default=0, ge=0)
+    #: Fresh answers on which the policy is measured after its last update; 0 = none.
+    final_answers: int = Field(default=0, ge=0)
     precision: Literal["float32", "float64"] = "float32"
 
     @model_validator(mode="after")

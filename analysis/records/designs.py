@@ -14,10 +14,10 @@ from analysis.records.tidy import RUN_COLUMNS
 
 #: Before the name of a metric that is a logarithm.
 LOG = "log_"
-#: What is equal at equal KL.
+#: What is equal at equal KL, unless a design says otherwise.
 EQUAL = "reverse_kl"
 #: Of these a small value is the worst, of every other metric a large one.
-BETTER_HIGHER = ("reward", *ACCURACIES)
+BETTER_HIGHER = ("reward", "final_reward", *ACCURACIES)
 
 
 def judged_predictions(recording: Recording) -> pd.DataFrame:
@@ -71,7 +71,8 @@ def judged(
     if prediction.betas:
         found = at_betas(finals, prediction, starts, margin_of(prediction.metric, design))
     else:
-        found = at_equal_kl(finals, *names, starts, prediction.metric).difference(design.margin)
+        fit = at_equal_kl(finals, *names, starts, prediction.metric, of=design.equal)
+        found = fit.difference(design.margin)
     margin = margin_of(prediction.metric, design)
     at = ", ".join(f"{beta:g}" for beta in prediction.betas) or EQUAL_KL
     at = "the end" if prediction.betas == AT_END else at
@@ -86,11 +87,17 @@ def judged(
 
 
 def at_equal_kl(
-    finals: pd.DataFrame, variant: str, other: str, starts: int, metric: str = "reward"
+    finals: pd.DataFrame,
+    variant: str,
+    other: str,
+    starts: int,
+    metric: str = "reward",
+    *,
+    of: str = EQUAL,
 ) -> hierarchical.Fit:
     """The fit of two variants over log KL; runs that are not finite are :func:`at_worst`."""
-    runs = at_worst(finals[finals["variant"].isin((variant, other))], EQUAL, metric)
-    return hierarchical.fit(runs, variant, other, starts=starts, of=EQUAL, metric=metric)
+    runs = at_worst(finals[finals["variant"].isin((variant, other))], of, metric)
+    return hierarchical.fit(runs, variant, other, starts=starts, of=of, metric=metric)
 
 
 def at_worst(runs: pd.DataFrame, *metrics: str) -> pd.DataFrame:

@@ -73,7 +73,16 @@ class Fit(NamedTuple):
         return Interval(mean, mean - reach, mean + reach)
 
 
-def fit(runs: pd.DataFrame, variant: str, other: str, *, starts: int, of: str, metric: str) -> Fit:
+def fit(
+    runs: pd.DataFrame,
+    variant: str,
+    other: str,
+    *,
+    starts: int,
+    of: str,
+    metric: str,
+    ratios: np.ndarray | None = None,
+) -> Fit:
     """Fit the curves of two variants.
 
     Args:
@@ -81,6 +90,7 @@ def fit(runs: pd.DataFrame, variant: str, other: str, *, starts: int, of: str, m
         starts: how many there are: see :func:`statistics.start_of`.
         of: what is equal, such as ``reverse_kl``.
         metric: what is compared.
+        ratios: of variances, where they are not to be searched for: those of another fit.
 
     Raises:
         ValueError: fewer than ``MIN_SEEDS`` starts, or a number that is not finite.
@@ -103,21 +113,13 @@ def fit(runs: pd.DataFrame, variant: str, other: str, *, starts: int, of: str, m
         _Block(design[rows], y[rows], _sources(seed[rows], np.where(first[rows], 0.5, -0.5)))
         for rows in groups
     ]
-    bounds = [tuple(np.log(RATIO_BOUNDS))] * len(FIRST_RATIOS)
-    found = minimize(
-        lambda logs: _restricted(blocks, np.exp(logs)).criterion,
-        np.log(FIRST_RATIOS),
-        method="L-BFGS-B",
-        jac="3-point",
-        bounds=bounds,
-        options=CONVERGED,
-    )
-    best = _restricted(blocks, np.exp(found.x))
+    ratios = _best_ratios(blocks) if ratios is None else ratios
+    best = _restricted(blocks, ratios)
     ends = [np.percentile(log_kl[part], CENTRAL) for part in (first, ~first)]
     return Fit(
         coefficients=best.coefficients.reshape(2, 3),
         covariance=best.covariance,
-        ratios=np.exp(found.x),
+        ratios=ratios,
         residual=best.residual,
         starts=len(groups),
         seeds=len(np.unique(seed)),
@@ -140,6 +142,19 @@ class _Restricted(NamedTuple):
     coefficients: np.ndarray
     covariance: np.ndarray
     residual: float
+
+
+def _best_ratios(blocks: list[_Block]) -> np.ndarray:
+    """[3]: variances over the residual's, by restricted maximum likelihood."""
+    found = minimize(
+        lambda logs: _restricted(blocks, np.exp(logs)).criterion,
+        np.log(FIRST_RATIOS),
+        method="L-BFGS-B",
+        jac="3-point",
+        bounds=[tuple(np.log(RATIO_BOUNDS))] * len(FIRST_RATIOS),
+        options=CONVERGED,
+    )
+    return np.exp(found.x)
 
 
 def _sources(seed: np.ndarray, sign: np.ndarray) -> np.ndarray:

@@ -1,10 +1,12 @@
 """Recorded folders: tables beside a manifest of their hashes, which is sealed by its own.
 
 A folder appears whole or not at all, and no edit of it goes unnoticed. ``manifest.json`` says what
-was recorded, under which source, on which device and with which versions::
+was recorded, under which source, on which device and with which versions; since 2026-11-26 at which
+commit and with which packages too::
 
     {"preset": "...", "seeds": [0, 1, ...], "device": "...", "versions": {"torch": "..."},
-     "source": "sha256 of the package that made it", "files": {"curves.csv": "sha256"},
+     "source": "sha256 of the package that made it", "commit": "of the checkout",
+     "packages": "sha256 of names and versions", "files": {"curves.csv": "sha256"},
      "sha256": "of the fields above"}
 """
 

@@ -35,5 +35,14 @@ POLICY_METRICS: dict[str, str] = {
 #: windows where ``cosine_every`` asks for none.
 METRICS: dict[str, str] = WINDOW_METRICS | POLICY_METRICS
 
+#: After the last update, on ``final_answers`` answers of prompts drawn for the purpose.
+FINAL_METRICS: dict[str, str] = {
+    "final_reward": "Mean reward of the final policy's own answers.",
+    "final_accuracy": "Share of them that are right as a whole.",
+    "final_reverse_kl": "Exact KL of the final policy from the reference, at states they visit.",
+    "final_forward_kl": "Exact KL of the reference from the final policy, at the same states.",
+    "final_kl_error": "Standard error of final_reverse_kl, over rollouts of an update's size.",
+}
+
 #: Those that are NaN where they are undefined; the others are finite in a healthy run.
 PARTIAL_METRICS: tuple[str, ...] = ("kl_cosine", "teacher_kl", "right_length", "wrong_length")

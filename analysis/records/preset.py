@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from analysis.records.config import Run, TrainConfig
 from analysis.records.language import LanguageConfig
-from analysis.records.metrics import METRICS
+from analysis.records.metrics import FINAL_METRICS, METRICS
 from analysis.records.variants import Variant
 from kl_term.plain_checks import check_choice
 from kl_term.schema import Schema
@@ -109,6 +109,19 @@ class Pilot(Schema):
     seen: str
     chosen: str
 
+    @property
+    def same(self) -> bool:
+        """Had it the configuration that the design then kept? It is told by these words.
+
+        What it showed is what such a design predicts, so a prediction that holds is a replication.
+        """
+        said = f"{self.tried} {self.chosen}"
+        return any(words in said for words in _SAME)
+
+
+#: How a pilot says that its configuration was kept.
+_SAME = ("same configuration", "This preset's configuration", "configuration as it was")
+
 
 class Design(Schema):
     """What a population is to decide, and how: written before its runs."""
@@ -118,6 +131,8 @@ class Design(Schema):
     outcome: str
     #: Two values of the outcome this close count as one, in its unit.
     margin: float = Field(gt=0)
+    #: The KL that is equal at equal KL.
+    equal: Literal["reverse_kl", "final_reverse_kl"] = "reverse_kl"
     predictions: tuple[Prediction, ...] = Field(min_length=1)
     #: When it ends, and what is left out.
     stopping: str
@@ -160,7 +175,10 @@ class Preset(Schema):
                 coefficients[variant.name].add(variant.beta)
         for prediction in self.design.predictions if self.design else ():
             said = f"of the prediction {prediction.sentence!r}"
-            check_choice(f"metric {said}", prediction.metric, (*METRICS, *DERIVED))
+            check_choice(f"metric {said}", prediction.metric, (*METRICS, *FINAL_METRICS, *DERIVED))
+            final = prediction.metric in FINAL_METRICS
+            if final and not self.config.final_answers:
+                raise ValueError(f"final_answers is 0, so there is no metric {said}")
             for name in (prediction.variant, prediction.other):
                 check_choice(f"variant {said}", name, coefficients)
                 own = coefficients[name] or set(prediction.betas)

@@ -8,6 +8,7 @@ FOLDER`` makes one.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from analysis.records.manifests import (
     read_table,
     write_folder,
 )
-from analysis.records.metrics import METRICS
+from analysis.records.metrics import FINAL_METRICS, METRICS
 from analysis.records.preset import Preset
 from analysis.records.statistics import start_of
 from analysis.records.tidy import RUN_COLUMNS
@@ -120,13 +121,20 @@ def by_start(recording: Recording) -> Recording:
     def means(table: pd.DataFrame) -> pd.DataFrame:
         keys = [name for name in (*RUN_COLUMNS, "update") if name in table]
         of_start = table.assign(seed=start_of(table["seed"], starts))
-        return of_start.groupby(keys, sort=False, as_index=False)[list(METRICS)].mean()
+        measured = [name for name in (*METRICS, *FINAL_METRICS) if name in table]
+        return of_start.groupby(keys, sort=False, as_index=False)[measured].mean()
 
     return recording._replace(curves=means(recording.curves), finals=means(recording.finals))
 
 
-def compared(curves: pd.DataFrame, again: pd.DataFrame) -> pd.DataFrame:
+def compared(
+    curves: pd.DataFrame, again: pd.DataFrame, metrics: Iterable[str] = tuple(METRICS)
+) -> pd.DataFrame:
     """Tidy curves of some runs trained again, beside the recorded ones.
+
+    Args:
+        curves, again: of the runs, with ``update``.
+        metrics: columns of both.
 
     Returns:
         One row per run, window and metric of ``again`` that either has measured: ``variant``,
@@ -135,7 +143,7 @@ def compared(curves: pd.DataFrame, again: pd.DataFrame) -> pd.DataFrame:
     """
     keys = ["variant", "beta", "seed", "update"]
     tables = [
-        table.astype({"beta": float}).melt(keys, list(METRICS), "metric")
+        table.astype({"beta": float}).melt(keys, list(metrics), "metric")
         for table in (curves, again)
     ]
     both = tables[0].merge(

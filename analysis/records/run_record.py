@@ -27,3 +27,5 @@ class RunRecord(NamedTuple):
     metrics: dict[str, np.ndarray]  #: name in METRICS -> [W, M]; NaN once a run is frozen
     failures: tuple[Failure, ...]
     wall_seconds: float
+    #: Name in FINAL_METRICS -> [M]; empty before the last update, and where none are asked for.
+    final: dict[str, np.ndarray]

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import stdtr, stdtrit
+from scipy.optimize import brentq
+from scipy.special import nctdtr, stdtr, stdtrit
 
 from kl_term.plain_checks import check_positive
 
@@ -104,6 +105,20 @@ def of_estimate(
     same = np.nan if margin is None else _p_apart(mean, error, freedom, margin)
     ends = {"mean": mean, "low": mean - reach, "high": mean + reach}
     return ends | {"p": float(p), "equivalent": float(same)}
+
+
+def detectable(deviation: float, count: int, *, power: float = 0.8) -> float:
+    r"""The mean that so many seeds tell from zero, at 0.05, in a share ``power`` of experiments.
+
+    .. math:: P\big(T_{S-1,\;\delta\sqrt S/s} > t_{S-1,\,0.975}\big) = \text{power}
+
+    Args:
+        deviation: :math:`s`, of a seed's difference.
+        count: :math:`S`.
+    """
+    freedom, edge = count - 1, t_quantile(count - 1)
+    centre = brentq(lambda nc: nctdtr(freedom, nc, edge) - (1.0 - power), 0.0, 100.0)
+    return float(centre * deviation / np.sqrt(count))
 
 
 def t_quantile(freedom: int, *, level: float = LEVEL) -> float:

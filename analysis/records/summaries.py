@@ -16,8 +16,8 @@ from analysis.records.tidy import VARIANT_COLUMNS
 from kl_term.plain_checks import check_choice
 
 #: What two one-sided tests are run against: an accuracy, or the ratio of two KLs.
-ACCURACIES = ("accuracy", "own_accuracy", "average")
-KLS = ("reverse_kl", "forward_kl", "teacher_kl")
+ACCURACIES = ("accuracy", "own_accuracy", "average", "final_accuracy")
+KLS = ("reverse_kl", "forward_kl", "teacher_kl", "final_reverse_kl", "final_forward_kl")
 
 
 def by_variant(table: pd.DataFrame, metrics: Iterable[str]) -> pd.DataFrame:

@@ -93,7 +93,7 @@ class Checkpoints:
                 header, data = _parts(path)
                 if canonical(header.shard) != canonical(self.shard):
                     raise CorruptFile("is of other runs than its folder says")
-                if header.provenance != provenance:
+                if not header.provenance.gives_bits_of(provenance):
                     say(f"{path}: of another source, machine or version; its runs start over")
                     return self.discard()
                 return trainer.restore(_state(header, data))

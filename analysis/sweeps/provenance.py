@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import platform
+import subprocess
+from functools import cache
+from importlib import metadata
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from analysis.freshness import code_sha256, import_closure, processor_name
+from analysis.freshness import ROOT, code_sha256, import_closure, processor_name
 from analysis.records.config import TrainConfig
 from analysis.records.language import PopulationConfig
-from analysis.records.provenance import Provenance
+from analysis.records.provenance import UNKNOWN, Provenance
+from kl_term.files import sha256_bytes
 
 #: Where a run on the tiny policy begins, and one on a pretrained model.
 _TRAINER = "analysis/training/trainer.py"
@@ -36,7 +41,39 @@ def provenance_here(
             "torch": torch.__version__,
             "numpy": np.__version__,
         },
+        commit=commit_of(ROOT),
+        packages=packages_sha256(),
     )
+
+
+@cache
+def commit_of(root: Path) -> str:
+    """The commit of a checkout, ``with changes`` where a tracked file differs from it.
+
+    ``unknown`` where ``root`` is not the top of a checkout, or there is no git.
+    """
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", root, *words], capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")).resolve() != root.resolve():
+            return UNKNOWN
+        commit = git("rev-parse", "HEAD")
+        changes = git("status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.CalledProcessError):
+        return UNKNOWN
+    return f"{commit} with changes" if changes else commit
+
+
+@cache
+def packages_sha256() -> str:
+    """Hash of what ``pip list`` says: a line ``name==version`` of each package, by name."""
+    found = {(one.name.lower(), one.version) for one in metadata.distributions()}
+    return sha256_bytes("".join(f"{name}=={version}\n" for name, version in sorted(found)).encode())
 
 
 def device_name(device: torch.device, threads: int) -> str:

@@ -24,6 +24,7 @@ from analysis.sweeps.store import StoredRun, run_record
 def of_records(preset: Preset, records: Sequence[RunRecord], provenance: Provenance) -> Recording:
     """What a trained population would be recorded as; failures name runs by their place in all."""
     curves = pd.concat([tidy(record) for record in records], ignore_index=True)
+    ends = pd.concat([ended(record) for record in records], ignore_index=True)
     manifest = {
         "preset": preset.name,
         "seeds": list(preset.seeds),
@@ -32,7 +33,8 @@ def of_records(preset: Preset, records: Sequence[RunRecord], provenance: Provena
         "failures": [failure._asdict() for record in records for failure in record.failures],
         "configuration": preset.model_dump(mode="json"),
     }
-    return Recording(preset, curves, final(curves), manifest)
+    finals = final(curves).merge(ends, how="left", on=[*RUN_COLUMNS], validate="one_to_one")
+    return Recording(preset, curves, finals, manifest)
 
 
 def tidy(record: RunRecord) -> pd.DataFrame:
@@ -45,6 +47,12 @@ def tidy(record: RunRecord) -> pd.DataFrame:
         values = {name: record.metrics[name][:, row] for name in METRICS}
         frames.append(pd.DataFrame({**fields, "update": record.updates, **values}))
     return pd.concat(frames, ignore_index=True)[[*RUN_COLUMNS, "update", *METRICS]]
+
+
+def ended(record: RunRecord) -> pd.DataFrame:
+    """One row per run: its columns, and the ``FINAL_METRICS`` where the runs measured them."""
+    runs = tidy(record).drop_duplicates([*RUN_COLUMNS])[[*RUN_COLUMNS]]
+    return runs.reset_index(drop=True).assign(**record.final)
 
 
 def record_tables(

@@ -29,11 +29,11 @@ from analysis.records.manifests import (
     note_reproduced,
     read_table,
 )
-from analysis.records.metrics import POLICY_METRICS
+from analysis.records.metrics import FINAL_METRICS, POLICY_METRICS
 from analysis.records.preset import Preset
 from analysis.sweeps.in_process import train
 from analysis.sweeps.provenance import current_provenance
-from analysis.sweeps.record import tidy
+from analysis.sweeps.record import ended, tidy
 from analysis.training.environment_of import environment_of
 from kl_term.plain_checks import check_choice
 
@@ -173,12 +173,17 @@ def reproduce(
         known, recorded_on = _trained_in(beside, directory, len(again), config.updates), here
     records = train(config, again, environment_of(config), progress=progress)
     curves = as_written(pd.concat([tidy(record) for record in records], ignore_index=True))
+    both = recording.compared(known, curves)
+    if beside is None and config == recorded.preset.config and config.final_answers:
+        ends = as_written(pd.concat([ended(record) for record in records], ignore_index=True))
+        tables = (table.assign(update=config.updates) for table in (recorded.finals, ends))
+        both = pd.concat([both, recording.compared(*tables, FINAL_METRICS)], ignore_index=True)
     return Reproduction(
         directory=directory,
         runs=again,
         updates=config.updates,
         curves=curves,
-        mismatches=mismatches(recording.compared(known, curves)),
+        mismatches=mismatches(both),
         recorded_on=recorded_on,
         here=here,
         seconds=time.monotonic() - started,

@@ -62,7 +62,7 @@ class StoredRun(Schema):
 
     model_config = ConfigDict(ser_json_inf_nan="strings")
 
-    format: Literal[2] = 2
+    format: Literal[3] = 3
     config: PopulationConfig
     run: Run
     provenance: Provenance
@@ -70,6 +70,8 @@ class StoredRun(Schema):
     updates: tuple[int, ...]
     #: Name in ``METRICS`` -> one value a window.
     metrics: dict[str, tuple[Metric, ...]]
+    #: Name in ``FINAL_METRICS`` -> value; empty where the configuration asks for none.
+    final: dict[str, Metric]
     #: Where it diverged, if it did; its place is 0.
     failure: Failure | None
     #: The run's share of its shard's wall time.
@@ -102,6 +104,7 @@ def stored_runs(record: RunRecord, provenance: Provenance) -> list[StoredRun]:
             provenance=provenance,
             updates=tuple(record.updates.tolist()),
             metrics={n: tuple(values[:, row].tolist()) for n, values in record.metrics.items()},
+            final={n: values[row].item() for n, values in record.final.items()},
             failure=failures.get(row),
             wall_seconds=record.wall_seconds / len(record.runs),
             finished_at=finished_at,
@@ -125,6 +128,10 @@ def run_record(stored: Sequence[StoredRun]) -> RunRecord:
             one.failure._replace(run=row) for row, one in enumerate(stored) if one.failure
         ),
         wall_seconds=sum(one.wall_seconds for one in stored),
+        final={
+            name: np.array([one.final[name] for one in stored], dtype=config.precision)
+            for name in stored[0].final
+        },
     )
 
 

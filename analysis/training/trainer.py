@@ -23,6 +23,7 @@ from analysis.records.metrics import METRICS, POLICY_METRICS, WINDOW_METRICS
 from analysis.records.run_record import Failure, RunRecord
 from analysis.training.cpu import keep_freed_memory
 from analysis.training.environment import Environment
+from analysis.training.final_policy import final_metrics
 from analysis.training.graphs import launcher
 from analysis.training.loss import (
     StepOutput,
@@ -250,7 +251,16 @@ class PopulationTrainer:
             metrics={n: torch.stack(v).cpu().numpy() for n, v in (means | firsts).items()},
             failures=tuple(self.failures),
             wall_seconds=self.wall_seconds,
+            final={name: values.cpu().numpy() for name, values in self._final().items()},
         )
+
+    def _final(self) -> dict[str, Tensor]:
+        """:data:`FINAL_METRICS` [M], once the last update is done; NaN where a run is frozen."""
+        if not self.config.final_answers or self.done < self.config.updates:
+            return {}
+        of_run = (self.samplers.seeds, self.samplers.environment, self.weights, self.reference)
+        measured = final_metrics(self.config, *of_run)
+        return self._of_alive(measured, torch.stack([*measured.values()]))
 
     def state(self) -> TrainerState:
         """What :meth:`restore` needs to go on from here, copied to the CPU."""

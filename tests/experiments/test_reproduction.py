@@ -330,3 +330,29 @@ def test_a_few_runs_are_of_variants_far_apart() -> None:
         for a, b in zip(places, [*places[1:], places[0] + len(equal_kl().variants)], strict=True)
     ]
     assert max(gaps) <= len(equal_kl().variants) / 2
+
+
+def test_what_is_measured_of_the_final_policy_comes_out_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = SMALL.model_copy(
+        update={"config": SMALL.config.model_copy(update={"final_answers": 40})}
+    )
+    monkeypatch.setattr(recording, "RESULTS", tmp_path)
+    folder = tmp_path / "small_cpu"
+    with on_one_thread():
+        recording.save(recording.run(measured), folder)
+        found = reproduction.reproduce(folder, runs=3)
+    assert found.agrees
+    finals = recording.load(folder).finals
+    assert (finals["final_kl_error"] > 0.0).all()
+    row = finals.index[[run in found.runs for run in measured.runs]][0]
+    finals.loc[row, "final_reverse_kl"] *= 1.001
+    (folder / "final.csv").write_text(finals.to_csv(index=False, float_format="%.6g"))
+    files = {name: sha256_file(folder / name) for name in ("curves.csv", "final.csv")}
+    change(folder / "manifest.json", lambda manifest: manifest | {"files": files})
+    with on_one_thread():
+        again = reproduction.reproduce(folder, runs=3)
+        partial = reproduction.reproduce(folder, runs=3, updates=2)
+    assert again.mismatches["metric"].tolist() == ["final_reverse_kl"]
+    assert partial.agrees, "at other weights nothing is compared"

@@ -3,6 +3,7 @@
 from analysis.studies.presets import (
     designed,
     distillation,
+    final_policies,
     kl_terms,
     language,
     larger,
@@ -18,6 +19,7 @@ __all__ = [
     "PRESETS",
     "designed",
     "distillation",
+    "final_policies",
     "kl_terms",
     "language",
     "larger",
