@@ -15,7 +15,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from analysis.chapters.policies import (
+from analysis.evidence.policies import (
     SAME,
     flat_error,
     medians,
