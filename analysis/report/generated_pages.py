@@ -9,6 +9,8 @@ from functools import partial
 import pandas as pd
 
 from analysis.experiments.manifests import manifest_of, read_manifest, recorded_folders
+from analysis.report.advice_page import FILE as ADVICE
+from analysis.report.advice_page import advice_json, conditions_page
 from analysis.report.api import PAGES, reference_page
 from analysis.report.diagnosis_quality import FOLDER, quality_page
 from analysis.report.generated import render
@@ -91,6 +93,8 @@ def _duration(seconds: float) -> str:
 
 #: What each page says, by file name.
 GENERATORS: Mapping[str, Callable[[Project], str]] = {
+    ADVICE: advice_json,
+    "advice_conditions.md": conditions_page,
     "diagnosis_quality.md": lambda project: quality_page(project.results / FOLDER),
     "errata.md": lambda project: errata_page(
         load_errata(project), load_corrections(project), load_sources(project)
