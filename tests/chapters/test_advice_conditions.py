@@ -13,7 +13,7 @@ import torch
 from torch.func import grad
 
 from analysis.chapters.ch16_objectives import mean_length_slope
-from analysis.chapters.reasoning import open_length_chain
+from analysis.evidence.reasoning import open_length_chain
 from kl_term.kl.credit import credit_moments, state_average
 from kl_term.kl.divergences import forward_kl, reverse_kl
 from kl_term.kl.enumeration import (
