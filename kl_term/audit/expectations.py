@@ -9,8 +9,8 @@ from typing import Literal
 from torch import Tensor
 
 from kl_term.audit.readings import Reading
-from kl_term.audit.targets import NEITHER, Minimised, minimised, same, visited_gradient
-from kl_term.audit.trees import Tree, expected_gradient, state, tree
+from kl_term.audit.targets import NEITHER, Minimised, minimised, same
+from kl_term.audit.trees import Tree, expected_gradient, state, tree, visited_gradient
 
 Samples = Literal["fresh", "stale"]
 Level = Literal["state", "sequence"]

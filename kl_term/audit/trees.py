@@ -18,8 +18,15 @@ from torch import Tensor
 
 from kl_term.audit.batches import Batch
 from kl_term.audit.readings import Part
+from kl_term.kl.enumeration import exact_kl_gradient
 from kl_term.kl.scores import expected_score
-from kl_term.kl.sequences import Sequences, enumerate_sequences, sequence_probability, token_logp
+from kl_term.kl.sequences import (
+    Sequences,
+    enumerate_sequences,
+    sequence_probability,
+    state_visits,
+    token_logp,
+)
 
 
 @dataclass(frozen=True)
@@ -126,6 +133,12 @@ def expected_gradient(
         states = at.sequences.states[list(chosen)]
         _add(by_logits, by_score, states, batch, weight * part(batch).gradient)
     return by_logits + expected_score(at.logits, by_score)
+
+
+def visited_gradient(at: Tree, *, direction: str) -> Tensor:
+    """[states, V]: of a KL at the states that the sampler visits, held fixed."""
+    visits = state_visits(at.old_logits, at.sequences).unsqueeze(-1)
+    return visits * exact_kl_gradient(at.logits, at.ref_logits, direction=direction)
 
 
 def _add(
