@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.diagnosis.schema import Floats
+from kl_term.diagnosis.schema import Floats
 
 #: Ends a completion; the other tokens are states.
 END = 0

@@ -9,9 +9,9 @@ import torch
 
 from analysis.chapters import ch14_frameworks as chapter
 from analysis.chapters.ch14_frameworks import OPTIONS
-from analysis.kl.enumeration import expected_gradient, relative_error
-from analysis.kl.term import KLTerm
-from analysis.objectives.ordering import normalise_then_kl
+from kl_term.kl.enumeration import expected_gradient, relative_error
+from kl_term.kl.term import KLTerm
+from kl_term.objectives.ordering import normalise_then_kl
 
 ROOT_OF_TEN = math.sqrt(20.0)
 

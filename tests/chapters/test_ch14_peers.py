@@ -13,7 +13,7 @@ import torch
 
 from analysis.chapters import ch14_frameworks as chapter
 from analysis.chapters.ch14_frameworks import SOURCES
-from analysis.objectives.ordering import kl_then_normalise
+from kl_term.objectives.ordering import kl_then_normalise
 from tests.released import functions_in, functions_of
 
 pytestmark = pytest.mark.peers

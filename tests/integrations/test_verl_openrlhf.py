@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from analysis.chapters.ch14_frameworks import OPTIONS
-from analysis.errors import UserError
-from analysis.integrations.verl import register_kl_term
-from analysis.kl.term import KLTerm
-from analysis.objectives.aggregation import aggregate
 from analysis.training.loss import KLTerms, Views
+from kl_term.errors import UserError
+from kl_term.integrations.verl import register_kl_term
+from kl_term.kl.term import KLTerm
+from kl_term.objectives.aggregation import aggregate
 from tests.released import functions_in, functions_of, source_of
 
 PAGE = (Path(__file__).parents[2] / "book" / "verl.md").read_text()
@@ -315,7 +315,7 @@ def openrlhfs(source: str, data: SimpleNamespace, by_token: bool, **flags: bool)
 
 
 def test_verl_is_imported_by_a_call_only():
-    code = "import sys, analysis.integrations.verl; sys.exit('verl' in sys.modules)"
+    code = "import sys, kl_term.integrations.verl; sys.exit('verl' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
