@@ -24,7 +24,7 @@ class Population(NamedTuple):
     vocabulary: int = 16
     longest: int = 48  #: tokens of a completion
     prompt: float = 0.5  #: what a prompt adds to the logits of all policies
-    uneven: float = 0.5  #: standard deviation of the logarithm of a prompt's distance
+    uneven: float = 0.25  #: standard deviation of the logarithm of a prompt's distance
     move: float = 0.03  #: of the logits, at each further update on one rollout
 
 
@@ -91,10 +91,17 @@ def sample(
     )
 
 
-def truth(population: Population, updates: int = 1, *, completions: int = 200_000) -> dict:
+def truth(
+    population: Population, updates: int = 1, *, completions: int = 100_000
+) -> dict[str, float]:
     """Mean of k1 and k3 over the tokens of all prompts, from exact expectations at each state."""
-    drawn = sample(population, 10**6, prompts=completions // 2, group=2, updates=updates)
-    return {"k1": float(np.nanmean(drawn.k1)), "k3": float(np.nanmean(drawn.k3))}
+    sums, tokens = np.zeros(2), 0
+    for part in range(completions // 2000):
+        drawn = sample(population, 10**6 + part, prompts=1000, group=2, updates=updates)
+        sums += np.nansum(drawn.k1), np.nansum(drawn.k3)
+        tokens += drawn.mask.sum() * updates
+    k1, k3 = sums / tokens
+    return {"k1": float(k1), "k3": float(k3)}
 
 
 class _Tables(NamedTuple):

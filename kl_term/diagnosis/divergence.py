@@ -48,7 +48,7 @@ def kl_estimates(rollouts: Rollouts, settings: Settings) -> list[KLEstimate]:
         pair = torch.from_numpy(logp), torch.from_numpy(rollouts.ref_logp)
         means = token_means(
             {name: partial(_values, make, *pair) for name, make in ESTIMATORS.items()},
-            rollouts.sequence,
+            rollouts.by_prompt,
             weight=_weight(rollouts) if reweighted else None,
             **settings.bootstrap,
         )
@@ -201,7 +201,7 @@ def identities(rollouts: Rollouts, settings: Settings) -> list[Identity]:
         columns["old/sampler"] = _ratio(rollouts.old_logp - behaviour)
     if rollouts.has_old_logp and (rollouts.logp != rollouts.old_logp).any():
         columns["policy/old"] = _ratio(rollouts.logp - rollouts.old_logp)
-    means = token_means(columns, rollouts.sequence, **settings.bootstrap)
+    means = token_means(columns, rollouts.by_completion, **settings.bootstrap)
     return [Identity(ratio=name, mean=mean) for name, mean in means.items()]
 
 
@@ -212,13 +212,15 @@ def surprise_gap(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
         \big(-\log \pi_\theta(a) - H(\pi_\theta)\big)\Big] = 0
 
     Above zero the sampler was hotter than :math:`\mu` is said to be, below zero it was colder or
-    truncated: seen where policy and reference are one, and no ratio shows anything.
+    truncated: seen where policy and reference are one, and no ratio shows anything. Of each
+    completion its first row counts: later policies were trained on it, and the mean is not zero.
     """
     if rollouts.entropy is None:
         return {}
-    gap = {"surprise_gap": -rollouts.logp - rollouts.entropy}
-    weight = _ratio(rollouts.logp - rollouts.behaviour_logp)
-    return token_means(gap, rollouts.sequence, weight=weight, **settings.bootstrap)
+    fresh = rollouts.units.fresh[rollouts.sequence]
+    gap = {"surprise_gap": (-rollouts.logp - rollouts.entropy)[fresh]}
+    weight = _ratio(rollouts.logp - rollouts.behaviour_logp)[fresh]
+    return token_means(gap, rollouts.by_completion[fresh], weight=weight, **settings.bootstrap)
 
 
 def _ratio(log_ratio: Floats) -> Floats:

@@ -235,7 +235,7 @@ def padding_gap(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
     least, most = (
         token_means(
             {"gap": surprise[side]},
-            _numbered(rollouts.sequence[side]),
+            _numbered(rollouts.by_completion[side]),
             weight=weight[side],
             **settings.bootstrap,
         )["gap"]

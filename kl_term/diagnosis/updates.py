@@ -84,8 +84,7 @@ def reward_growth(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]
 
 
 def _mean_reward(rollouts: Rollouts, chosen: np.ndarray, settings: Settings) -> Interval | None:
-    sequence, unit = rollouts.sequence[chosen], rollouts.group
-    unit = sequence if unit is None else unit[chosen]
+    sequence, unit = rollouts.sequence[chosen], rollouts.by_prompt[chosen]
     prompts, unit = np.unique(unit, return_inverse=True)
     if len(prompts) < FEWEST_PROMPTS:
         return None
@@ -134,7 +133,7 @@ def update_response(rollouts: Rollouts, settings: Settings) -> dict[str, Interva
         found[f"{name.removesuffix('_response')}_strength"] = Interval(**ends)
     push = _residual(move, list(columns.values()), keep_mean=True)
     push /= spread
-    return found | token_means({"push": push}, rollouts.sequence, **settings.bootstrap)
+    return found | token_means({"push": push}, rollouts.by_prompt, **settings.bootstrap)
 
 
 def advantage_signs(rollouts: Rollouts) -> dict[str, float]:
@@ -200,6 +199,6 @@ def _slope(own: Floats, rest: Floats, rollouts: Rollouts, settings: Settings) ->
     """Of ``rest`` on ``own``; both are overwritten."""
     slope = np.divide(rest, own, out=rest, where=own != 0)
     weight = np.square(own, out=own)
-    return token_means({"slope": slope}, rollouts.sequence, weight=weight, **settings.bootstrap)[
+    return token_means({"slope": slope}, rollouts.by_prompt, weight=weight, **settings.bootstrap)[
         "slope"
     ]
