@@ -26,6 +26,10 @@ from kl_term.kl.surrogates import ESTIMATORS, gradient_coefficient
 VALUE_CLAMP = 10.0
 #: verl and NeMo-RL clamp the log-ratio here before that.
 LOG_RATIO_CLAMP = 20.0
+#: log(old/sampler) beyond a hundredth, which other kernels seldom reach.
+ONE_SIGN = 0.01
+#: A token of log-prob exactly 0 under the engine and below this under the trainer has no log-prob.
+UNCERTAIN = -1.0
 #: As many sequences are named in the report.
 NAMED_SEQUENCES = 10
 
@@ -178,6 +182,11 @@ def off_policy(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
     if rollouts.sampler_logp is not None:
         found |= _pair("mismatch", rollouts.sampler_logp, rollouts.old_logp)
         found |= _pair("total", rollouts.sampler_logp, rollouts.logp)
+        log_ratio = rollouts.old_logp - rollouts.sampler_logp
+        found["mismatch_above"] = float((log_ratio > ONE_SIGN).mean())
+        found["mismatch_below"] = float((log_ratio < -ONE_SIGN).mean())
+        missing = (rollouts.sampler_logp == 0) & (rollouts.old_logp < UNCERTAIN)
+        found["sampler_zero_share"] = float(missing.mean())
     log_ratio = rollouts.logp - rollouts.behaviour_logp
     if log_ratio.any() and rollouts.sequences > 1:
         sums = rollouts.sums(log_ratio)

@@ -19,6 +19,8 @@ from kl_term.kl.term import KLTerm
 Floats = NDArray[np.float64]
 Integers = NDArray[np.integer]
 Severity = Literal["error", "warning", "note"]
+#: ``plain`` is a loop of one's own, which clamps nothing.
+Framework = Literal["unknown", "plain", "trl", "verl", "openrlhf"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 
@@ -47,6 +49,8 @@ class Rollouts:
     has_old_logp: bool = True
     sequence_names: tuple[str, ...] = ()
     ignored: dict[str, str] = field(default_factory=dict)  #: unknown column -> nearest known name
+    filled: int = 0  #: of them, such as held a filler, a number that no log-prob is
+    filler: float = 0.0  #: the filler that most of them held
     unscored: int = 0  #: tokens for which the engine gave no log-prob: they have ``old_logp``'s
 
     def __post_init__(self) -> None:
@@ -118,7 +122,7 @@ class _Frozen(BaseModel):
 class Settings(_Frozen):
     """What the trainer did with these log-probs, as far as the user says so."""
 
-    framework: Literal["unknown", "trl", "verl", "openrlhf"] = "unknown"
+    framework: Framework = "unknown"
     #: The run's KL term; None = unknown.
     kl: KLTerm | None = None
     epsilon_low: float = Field(default=0.2, gt=0, lt=1)
@@ -131,6 +135,8 @@ class Settings(_Frozen):
     rollout_steps: int = Field(default=1, ge=1)
     resamples: int = Field(default=1000, ge=100, le=100_000)
     seed: int = Field(default=0, ge=0)
+    #: Does a controller move the coefficient of the KL term by design?
+    adaptive: bool = False
     #: 0, or the number of this look at a run that is diagnosed again and again: its intervals are
     #: wider, so that all looks together err as often as one.
     look: int = Field(default=0, ge=0)

@@ -25,14 +25,19 @@ def find_units(rollouts: Rollouts) -> Units:
     """The units of a dump: by its columns of groups, tokens, steps and the sampler's log-probs.
 
     Rows are one completion if they agree in group, tokens and the log-probs of what sampled them,
-    at different steps. Where the same numbers of groups return with every rollout, they are taken
+    at different steps; where old_logp is logp itself, which moves, in group and tokens. Where the
+    same numbers of groups return with every rollout, they are taken
     for numbers within it: completions of one group at other steps are of another prompt.
     """
     first = rollouts.first
     step = _of_first(rollouts.step, first)
-    keys = [rollouts.lengths, _hashed(rollouts.behaviour_logp.view(np.int64), rollouts)]
+    keys = [rollouts.lengths]
     keys += [] if rollouts.group is None else [rollouts.group[first]]
     keys += [] if rollouts.token is None else [_hashed(rollouts.token, rollouts)]
+    named = rollouts.group is not None and rollouts.token is not None
+    again = rollouts.sampler_logp is None and np.array_equal(rollouts.old_logp, rollouts.logp)
+    if not (named and again):
+        keys.append(_hashed(rollouts.behaviour_logp.view(np.int64), rollouts))
     alike = codes(np.stack(keys))
     completion = codes(np.stack([alike, _rank(codes(np.stack([alike, step])))]))
     begin = np.full(completion.max() + 1, np.iinfo(np.int64).max)

@@ -17,6 +17,8 @@ MOST_STEPS = 40
 FEWEST_PROMPTS = 5
 #: Trainers number their steps from 0 or from 1.
 LAST_FIRST_STEP = 1
+#: Size of a log-ratio of equal weights in float32, with room.
+AT_REFERENCE = 1e-4
 
 
 def kl_by_step(rollouts: Rollouts) -> list[StepKL]:
@@ -39,12 +41,19 @@ def kl_by_step(rollouts: Rollouts) -> list[StepKL]:
 
 
 def start(rollouts: Rollouts) -> dict[str, float]:
-    """Half the mean squared log-ratio to the reference before the first update, if dumped."""
+    """Half the mean squared log-ratio to the reference before the first update, if dumped.
+
+    And ``start_move``, the median size of logp - old_logp there, where the policy still is the
+    reference to rounding: then no update lies between the two.
+    """
     if rollouts.step is None or rollouts.step.min() > LAST_FIRST_STEP:
         return {}
     first = rollouts.step == rollouts.step.min()
     log_ratio = (rollouts.old_logp - rollouts.ref_logp)[first]
-    return {"kl_at_start": float(np.mean(log_ratio**2) / 2)}
+    found = {"kl_at_start": float(np.mean(log_ratio**2) / 2)}
+    if np.median(np.abs(rollouts.logp - rollouts.ref_logp)[first]) < AT_REFERENCE:
+        found["start_move"] = float(np.median(np.abs(rollouts.logp - rollouts.old_logp)[first]))
+    return found
 
 
 def growth(by_step: list[StepKL]) -> dict[str, float]:
