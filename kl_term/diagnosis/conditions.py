@@ -648,9 +648,9 @@ def dead_zone(m: Measured) -> Shown | None:
     estimator = "k3" if kl is None else kl.estimator
     force = m.numbers[f"dead_force_{estimator}"]
     dead = m.numbers[f"dead_share_{estimator}"] * m.rollouts.tokens
-    if force <= MOST_DEAD_FORCE or dead < FEWEST_DEAD - 0.5:
-        return None
     unknown = framework == "unknown"
+    if force <= MOST_DEAD_FORCE or (unknown and dead < FEWEST_DEAD - 0.5):
+        return None
     return Shown(
         {
             "share of tokens": m.numbers[f"dead_share_{estimator}"],

@@ -51,7 +51,9 @@ def start(rollouts: Rollouts) -> dict[str, float]:
     first = rollouts.step == rollouts.step.min()
     log_ratio = (rollouts.old_logp - rollouts.ref_logp)[first]
     found = {"kl_at_start": float(np.mean(log_ratio**2) / 2)}
-    if np.median(np.abs(rollouts.logp - rollouts.ref_logp)[first]) < AT_REFERENCE:
+    away = np.abs(rollouts.logp - rollouts.ref_logp)
+    moves = not first.all() and np.median(away[~first]) > AT_REFERENCE  # is no copy of the policy
+    if moves and np.median(away[first]) < AT_REFERENCE:
         found["start_move"] = float(np.median(np.abs(rollouts.logp - rollouts.old_logp)[first]))
     return found
 
