@@ -17,9 +17,9 @@ import numpy as np
 import pandas as pd
 import tyro
 
-from analysis.experiments.manifests import check_target, write_folder
-from analysis.experiments.provenance import provenance_here
 from analysis.freshness import code_sha256, import_closure
+from analysis.records.manifests import check_target, write_folder
+from analysis.sweeps.provenance import provenance_here
 from benchmarks.diagnosis.chains import Population, Sample, sample, truth
 from kl_term.diagnosis.causes import find
 from kl_term.diagnosis.check_run import check_run
