@@ -122,7 +122,7 @@ def kl_penalty(
     return ESTIMATORS[estimator](logp.detach(), ref_logp.detach())
 
 
-@checked
+@checked(half="kept")
 def straight_through(value: Values, gradient: Values) -> Values:
     r"""A loss that reports one estimator and is differentiated as another.
 
