@@ -33,9 +33,9 @@ class DiagnosisCallback(TrainerCallback):
     warns of each new finding in one line. Every process checks its own tokens; one that must stop
     stops all.
 
-    Looks are many, so each one's intervals are wider than a single diagnosis': those of the j-th err
-    with probability :math:`0.05 \\cdot 6 / (\\pi j)^2`, and of all looks together, however many there
-    are, with 0.05 at most. Findings ask for twice the length of such an interval.
+    Looks are many, so intervals are wider than those of a single diagnosis: the j-th look's err
+    with probability :math:`0.05 \\cdot 6 / (\\pi j)^2`, those of all looks together, however many
+    there are, with 0.05 at most. Findings ask for twice the length of such an interval.
 
     Args:
         trainer: a ``GRPOTrainer`` with a reference, that is with ``beta`` above zero.
