@@ -15,7 +15,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from analysis.chapters.policies import (
+from analysis.evidence.policies import (
     SAME,
     flat_error,
     medians,
@@ -43,7 +43,7 @@ from kl_term.kl.estimators import k1, k2, k3
 from kl_term.kl.sequences import enumerate_sequences
 from kl_term.kl.surrogates import ESTIMATORS, straight_through
 from kl_term.kl.term import KLTerm
-from kl_term.objectives.advantages import group_centre, group_normalise
+from kl_term.objectives.advantages import group_centre, group_normalise, leave_one_out
 from kl_term.objectives.ordering import kl_then_leave_one_out, kl_then_normalise, normalise_then_kl
 
 # The terms as read. Each function takes ``logp`` (with gradient), ``ref_logp`` and ``old_logp``
@@ -363,6 +363,7 @@ PLACEMENTS: dict[str, tuple[str, Advantages]] = {
     "after the group's std": ("OpenRLHF group_norm", partial(normalise_then_kl, eps=1e-9)),
     "loss, beside the group's std": ("TRL, verl, slime: KL loss", normalise_then_kl),
     "before leave-one-out": ("TRL RLOO", kl_then_leave_one_out),
+    "after leave-one-out": ("OpenRLHF rloo", lambda r, kl, *, beta: leave_one_out(r) - beta * kl),
     "after centring": ("OpenRLHF dr_grpo", lambda r, kl, *, beta: group_centre(r) - beta * kl),
     "ignored": ("slime GRPO, kl-coef", lambda r, kl, *, beta: group_normalise(r, eps=1e-6)),
 }

@@ -1,4 +1,4 @@
-"""In which shapes and types a foreign function can be called, and which number is its coefficient."""
+"""In which layout a foreign function can be called, and which number is its coefficient."""
 
 from __future__ import annotations
 

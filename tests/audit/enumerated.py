@@ -7,6 +7,7 @@ error there and here would have to be the same one. A policy is a table of logit
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -162,6 +163,8 @@ def _scalar(entry: Entry, result: Any, given: dict[str, Tensor]) -> Tensor:
     """What a trainer would differentiate."""
     if isinstance(result, dict):
         result = result["loss"]
+    elif hasattr(result, "loss"):
+        result = result.loss
     elif isinstance(result, tuple):
         result = result[0]
     mask = given["mask"]
@@ -246,8 +249,8 @@ def defined(entry: Entry) -> bool:
 
 
 def main() -> None:
-    """Print what the enumeration finds, and what the index says where they differ."""
-    for entry in filter(defined, read()):
+    """Print what the enumeration finds in these sections of the index, and where that differs."""
+    for entry in filter(defined, read(*sys.argv[1:])):
         for samples, levels in verdict(entry).items():
             for level, (name, scale) in levels.items():
                 stated = entry.minimises[samples][level]

@@ -14,14 +14,17 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.experiments.manifests import write_folder
-from analysis.experiments.provenance import provenance_here
 from analysis.freshness import code_sha256, import_closure
+from analysis.records.manifests import write_folder
+from analysis.sweeps.provenance import provenance_here
 from kl_term.audit import Audit, audit
 from kl_term.errors import UserError
 from tests.audit.corpus import Entry, read
 
 RECORDED = Path(__file__).parents[2] / "results" / "audit_corpus"
+HELD_OUT_RECORDED = RECORDED.with_name("audit_held_out")
+#: Sections of the index that no rule of the audit was written by.
+HELD_OUT = ("held_out_broken", "held_out_right")
 #: The codes that name each kind of fault. ``expectation`` is that what the loss claims to minimise
 #: is not what it does, ``raises`` that it cannot be called, in the words of the error.
 NAMES: dict[str, set[str]] = {
@@ -55,11 +58,20 @@ NAMES: dict[str, set[str]] = {
     "dead zone": {"dead-zone"},
     "overflow": {"overflow"},
     "raises": {"raises"},
+    "rows": {"rows", "row-coupling", "row-order"},
+    "shifted": {"shifted-reference"},
+    "empty rows": {"empty-rows"},
+    "sum over the batch": {"sum-over-batch", "divisor"},
 }
 #: Faults that two findings name as well, by the loss.
-ALSO = {"reference_minus_current": {"sign"}}
+ALSO = {
+    "reference_minus_current": {"sign"},
+    "prior_minus_policy": {"sign"},
+    "centred_by_column": {"policy-axis"},
+}
 OUTCOMES = {
     "named": "the first finding names the fault",
+    "noted": "the first finding does, and is a note, as right losses have them too",
     "among three": "one of the first three does",
     "missed": "none of them does",
     "clean": "a right loss with nothing above a note",
@@ -111,6 +123,8 @@ def scored(entry: Entry) -> Scored:
     wanted = NAMES[entry.want["kind"]] | ALSO.get(entry.name, set())
     where = [i for i, code in enumerate(codes) if code.strip("()") in wanted]
     outcome = "missed" if not where or where[0] > 2 else "among three" if where[0] else "named"
+    if outcome == "named" and codes[0].startswith("("):
+        outcome = "noted"
     return Scored(
         entry.name,
         entry.source or "",
@@ -128,10 +142,12 @@ def table(entries: list[Entry]) -> pd.DataFrame:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="only these losses")
-    parser.add_argument("--record", action="store_true", help="write results/audit_corpus")
+    parser.add_argument("--record", action="store_true", help="write the recorded table")
+    parser.add_argument("--held-out", action="store_true", help="the losses held out instead")
     chosen = parser.parse_args()
     began = time.perf_counter()
-    entries = [entry for entry in read() if entry.name in chosen.names or not chosen.names]
+    every = read(*HELD_OUT) if chosen.held_out else read()
+    entries = [entry for entry in every if entry.name in chosen.names or not chosen.names]
     found = table(entries)
     with pd.option_context("display.max_rows", None, "display.width", 200):
         print(found[["name", "kind", "codes", "outcome"]].to_string(index=False))
@@ -140,13 +156,14 @@ def main() -> None:
         closure = import_closure(["tests/audit/scoring.py"])
         fields = provenance_here(code_sha256(closure)).model_dump()
         fields |= {
-            "preset": "audit_corpus",
+            "preset": (HELD_OUT_RECORDED if chosen.held_out else RECORDED).name,
             "seeds": [],
             "configuration": {"losses": len(found)},
             "seconds": round(time.perf_counter() - began),
         }
-        write_folder(RECORDED, {"losses.csv": found}, fields)
-        print(f"written to {RECORDED}")
+        folder = HELD_OUT_RECORDED if chosen.held_out else RECORDED
+        write_folder(folder, {"losses.csv": found}, fields)
+        print(f"written to {folder}")
 
 
 if __name__ == "__main__":

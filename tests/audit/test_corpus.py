@@ -5,11 +5,19 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from analysis.experiments.manifests import read_manifest
+from analysis.records.manifests import read_manifest
 from analysis.report.audit_corpus import corpus_counts, corpus_table
 from kl_term.errors import UserError
 from tests.audit.corpus import Entry, read
-from tests.audit.scoring import NAMES, OUTCOMES, RECORDED, audited, scored
+from tests.audit.scoring import (
+    HELD_OUT,
+    HELD_OUT_RECORDED,
+    NAMES,
+    OUTCOMES,
+    RECORDED,
+    audited,
+    scored,
+)
 
 CORPUS = read()
 #: The bar: of the broken losses this share is named first; every right one is clean.
@@ -85,3 +93,13 @@ def test_the_table_of_the_book_says_what_was_recorded():
         assert row.what in table and f"[{row.source}](https://github.com/" in table
     assert counts["named"] == (broken["outcome"] == "named").sum()
     assert counts["broken"] + counts["right"] == len(rows)
+
+
+def test_the_held_out_losses_were_audited_once_and_none_is_left_out():
+    """At the source that its manifest names, before the rules of the audit had seen them."""
+    read_manifest(HELD_OUT_RECORDED)
+    rows = pd.read_csv(HELD_OUT_RECORDED / "losses.csv", keep_default_na=False)
+    entries = read(*HELD_OUT)
+    assert list(rows["name"]) == [entry.name for entry in entries]
+    assert not {entry.name for entry in entries} & {entry.name for entry in CORPUS}
+    assert set(rows["outcome"]) <= set(OUTCOMES)

@@ -109,6 +109,7 @@ def test_exchange_rates():
     assert at_half["after the group's std"] == pytest.approx(std, rel=1e-6)
     assert at_half["before the group's std"] == pytest.approx(1)
     assert at_half["before leave-one-out"] == pytest.approx(1)
+    assert at_half["after leave-one-out"] == pytest.approx(7 / 8)
     assert at_half["ignored"] == 0
 
 

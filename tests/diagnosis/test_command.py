@@ -75,7 +75,7 @@ def test_page_and_json(name, tmp_path, capsys):
     "rows",
     [
         "a,0,-1,-2,-1,1,0",
-        "a,-3,-1000,-0.1,-5,1,0\na,-2,-1,-1,-1,1,0\nb,1,-2,-1.5,-2,2,1",
+        "a,-3,-900,-0.1,-5,1,0\na,-2,-1,-1,-1,1,0\nb,1,-2,-1.5,-2,2,1",
         "a,0,-1,-1,-1,1,0\na,1,-1,-1,-1,1,0\na,2,-1,-1,-1,1,0\nb,0,-1,-1,-1,1,0",
         "a,5,-0.5,-800,-0.5,1,1\nb,7,-800,-0.5,-800,1,-1",
     ],
@@ -327,7 +327,7 @@ def test_what_a_dump_leaves_unchecked_is_said(tmp_path, capsys):
 
 
 def test_an_option_takes_precedence_over_the_dump(tmp_path, monkeypatch, capsys):
-    from analysis.cli import diagnose as command
+    from kl_term.cli import diagnose as command
 
     heard = []
     monkeypatch.setattr(command, "measure", lambda rollouts, settings: heard.append(settings))
