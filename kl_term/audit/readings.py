@@ -156,10 +156,7 @@ def read(
         reading.pays_at_end = _pays_at_end(reading)
     reading.separable = reading.shape != "number" and _is_separable(reading, probe)
     reading.fewest = _fewest(reading, probe)
-    found = output.value if output.gradient is None else output.gradient
-    reading.narrow = output.value.dtype != torch.float64 or bool(
-        (found.double() == found.float().double()).all() and (found != found.round()).any()
-    )
+    reading.narrow = output.value.dtype != torch.float64 or _rounds(reading, probe)
     if not bool(output.value.isfinite().all()):
         raise UserError(f"{foreign.name}: returns {_first_bad(output.value)} on ordinary inputs")
     if output.gradient is not None and not bool(output.gradient.isfinite().all()):
@@ -310,6 +307,24 @@ def _same(one: Output, other: Output) -> bool:
         or other.gradient is None
         or torch.equal(one.gradient.nan_to_num(), other.gradient.nan_to_num())
     )
+
+
+def _rounds(reading: Reading, probe: Batch) -> bool:
+    """Whether the KL has fewer digits than float64: two small steps are not alike."""
+    generator = torch.Generator().manual_seed(17)
+    noise = torch.randn(probe.logits.shape, generator=generator, dtype=torch.float64)
+    try:
+        parts = [
+            reading.kl(replace(probe, logits=probe.logits + step * noise))
+            for step in (0.0, 1e-6, 2e-6)
+        ]
+    except Exception:
+        return False
+    for start, near, far in zip(*parts, strict=True):
+        once, twice = near - start, far - start
+        if bool((twice - 2 * once).abs().max() > 1e-3 * twice.abs().max() + 1e-13):
+            return True
+    return False
 
 
 def _is_separable(reading: Reading, probe: Batch) -> bool:
