@@ -148,14 +148,10 @@ _RULES: tuple[tuple[Role, Callable[[set[str], str], bool]], ...] = (
     ("advantages", lambda w, n: bool(w & _ADVANTAGES) or n in ("loss_weights", "weights")),
     ("token_rewards", lambda w, n: "token" in w and bool(w & _REWARDS)),
     ("rewards", lambda w, n: bool(w & _REWARDS)),
-<<<<<<< HEAD
     (
         "group_size",
         lambda w, n: ("group" in w and bool(w & {"size", "num"})) or n == "num_generations",
     ),
-=======
-    ("group_size", lambda w, n: ("group" in w and bool(w & {"size", "num"})) or n == "num_generations"),
->>>>>>> main
     ("group", lambda w, n: bool(w & {"group", "groups", "uid", "uids", "index", "prompt"})),
     ("count", lambda w, n: bool(w & {"num", "total", "n"}) and bool(w & {"items", "tokens"})),
     ("lengths", lambda w, n: bool(w & {"lengths", "lens", "seqlens"})),
