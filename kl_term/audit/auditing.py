@@ -115,7 +115,7 @@ def _result(facts: Facts) -> Audit:
         kind=reading.kind,
         guessed={str(n): str(r) for n, r in reading.foreign.plan.guessed.items()},
         term=facts.identity.term,
-        aggregation=None if facts.invariants.reads_padding else facts.identity.aggregation,
+        aggregation=None if facts.invariants.reads_padding == "KL" else facts.identity.aggregation,
         scale=facts.scale,
         expected=facts.expected,
         policy=facts.policy,

@@ -223,6 +223,8 @@ class Given:
             last = batch.mask.cumsum(-1) == batch.mask.sum(-1, keepdim=True)
             return torch.where(last & batch.mask, batch.rewards.unsqueeze(-1), 0.0).to(floats)
         value = getattr(batch, role).to(floats)
+        if value.ndim == 2:  # one a token: what masked positions hold is told apart
+            return value if self.of.layout.advantages == "token" else value[:, 0]
         how = self.of.layout.advantages if role == "advantages" else "row"
         if how == "row" and not self.of.layout.packed:
             return value

@@ -18,6 +18,8 @@ def of_expectation(facts: Facts) -> Iterator[Finding]:
     if not identity.has_gradient or not facts.invariants.reads_reference:
         return
     mixed_up = identity.fault or identity.twice or facts.invariants.reads_constant_logit
+    if math.isnan(at_state.from_reverse):
+        return
     if not facts.invariants.zero_at_reference and not mixed_up and at_state.name != NOTHING:
         yield Finding(
             "not-zero-at-reference",
@@ -58,6 +60,8 @@ def _explained(facts: Facts) -> bool:
     """Whether another finding says already why nothing known is descended."""
     identity, found = facts.identity, facts.invariants
     mixed_up = identity.fault or identity.twice or found.reads_constant_logit or found.reads_padding
+    mixed_up = mixed_up or found.shifted or found.reads_others
+    mixed_up = mixed_up or math.isnan(facts.at_state.from_reverse)
     of_price = identity.match is not None and identity.match.term.placement == "reward"
     return bool(
         mixed_up or of_price or identity.only_near or not found.linear_in_beta or _clamped(facts)

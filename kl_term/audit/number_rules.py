@@ -50,6 +50,20 @@ def notes(facts: Facts) -> Iterator[Finding]:
             "tokens where there are as many tokens as answers",
             "expand one advantage an answer to its tokens before, or unsqueeze it inside",
         )
+    if math.isnan(facts.at_state.from_reverse):
+        yield Finding(
+            "one-token-fails",
+            "note",
+            "a batch of one answer of one token makes it NaN",
+            "divide by a spread only where there is one",
+        )
+    if found.fails_on_empty:
+        yield Finding(
+            "empty-answers",
+            "note",
+            "an answer without a counted token makes it NaN",
+            "clamp the number of counted tokens at 1 before dividing",
+        )
     if found.poisoned_by:
         yield Finding(
             "poisoned-padding",

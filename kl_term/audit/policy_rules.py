@@ -30,6 +30,14 @@ def of_policy(facts: Facts) -> Iterator[Finding]:
             "give one advantage an answer its own axis: advantages.unsqueeze(-1)",
             None,
         )
+    if facts.invariants.sampler_shifted:
+        yield Finding(
+            "policy-ratio",
+            "error",
+            "the sampler's log-prob of a token is in the ratio of another token and not in its own",
+            "shift policy and sampler by the same number of positions",
+            "02_gradients#thm-off-policy-weights",
+        )
     if policy.kind == "ratio to the reference":
         yield Finding(
             "policy-ratio",

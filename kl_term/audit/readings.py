@@ -250,21 +250,23 @@ def _fewest(reading: Reading, probe: Batch) -> int:
 
 
 def _pays(reading: Reading, probe: Batch) -> bool:
-    """Whether a function turns rewards into rewards: no loss falls where the reward rises."""
-    if reading.shape == "number" or not reading.foreign.roles & {
-        "rewards", "token_rewards", "advantages",
-    }:  # fmt: skip
-        return False
-    if reading.foreign.call(probe, LOW).gradient is not None and reading.foreign.roles & {
-        "advantages"
-    }:
+    """Whether a function turns rewards into rewards: it rises with them, and they move no gradient.
+
+    A loss falls where the advantage rises, or has a gradient that the advantage scales.
+    """
+    held = reading.foreign.roles & {"rewards", "token_rewards", "advantages"}
+    if reading.shape == "number" or not held:
         return False
     more = torch.tensor([0.0, 1.0, 0.0]).double()
     paid = replace(probe, rewards=probe.rewards + more, advantages=probe.advantages + more)
-    before, after = (reading.foreign.call(b, LOW).value for b in (probe, paid))
-    change = after - before
+    before, after = (reading.foreign.call(b, LOW) for b in (probe, paid))
+    change = after.value - before.value
     change = change.sum(-1) if change.ndim == 2 else change
-    return bool(change[1] > 1e-9)
+    if not bool(change[1] > 1e-9):
+        return False
+    if before.gradient is None or after.gradient is None:
+        return True
+    return torch.allclose(before.gradient, after.gradient, rtol=1e-4, atol=1e-9)
 
 
 def _pays_at_end(reading: Reading) -> bool:

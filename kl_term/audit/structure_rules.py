@@ -70,6 +70,21 @@ def of_structure(facts: Facts) -> Iterator[Finding]:
             "the order of the answers, or where they are cut, changes the loss",
             "sum over all answers before dividing; pass the total number of tokens of the batch",
         )
+    if found.reads_others and not found.depends_on_order and not found.reads_padding:
+        yield Finding(
+            "reads-other-answers",
+            "error",
+            "the KL's gradient of an answer depends on what other answers say",
+            "multiply weight and log-ratio token by token before anything is summed",
+            "02_gradients#thm-off-policy-weights",
+        )
+    if found.shifted:
+        yield Finding(
+            "shifted-reference",
+            "error",
+            "the reference's log-prob of a token moves the gradient of another and not its own",
+            "shift policy and reference by the same number of positions",
+        )
     if facts.identity.has_gradient and not found.reads_reference:
         yield Finding(
             "reference-not-read",

@@ -120,6 +120,8 @@ def decided(
 ) -> Minimised:
     """As :func:`minimised`, given the gradients of all potentials; fresh: the policy samples."""
     reverse = known["reverse KL"]
+    if not all(bool(g.isfinite().all()) for g in gradients):
+        return Minimised(NEITHER, math.nan, math.nan)
     apart = _median_error(gradients, reverse)
     if all(g.norm() <= tolerance * r.norm() for g, r in zip(gradients, reverse, strict=True)):
         return Minimised(NOTHING, 0.0, apart)
