@@ -8,16 +8,13 @@ it. Everywhere else a non-finite number stays visible in the result.
 
 from __future__ import annotations
 
-import difflib
 import inspect
-import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
-from numbers import Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 
@@ -79,7 +76,12 @@ def _guard(function: Callable[..., Any], nan: str, half: str) -> Callable[..., A
 
     @wraps(function)
     def guard(*args: Any, **kwargs: Any) -> Any:
-        if compiling() or is_trusted():
+        if compiling():  # a graph holds no checks; types are those of a checked call
+            if half == "widened":
+                args = tuple(_widened(value) for value in args)
+                kwargs = {name: _widened(value) for name, value in kwargs.items()}
+            return function(*args, **kwargs)
+        if is_trusted():
             return function(*args, **kwargs)
         key: list[Any] = []
         for value in args:
@@ -123,6 +125,11 @@ def _guard(function: Callable[..., Any], nan: str, half: str) -> Callable[..., A
             distrust(token)
 
     return guard
+
+
+def _widened(value: Any) -> Any:
+    is_floats = isinstance(value, Tensor) and value.is_floating_point()
+    return at_least_float32(value) if is_floats else value
 
 
 def _refused_by_torch(name: str, given: dict[str, Any], error: Exception) -> str:
@@ -384,33 +391,6 @@ def check_same_shape(name: str, tensor: Tensor, other_name: str, other: Tensor) 
             f"{other_name} has shape {tuple(other.shape)} but {name} has {tuple(tensor.shape)}: "
             "they must be equal (expand explicitly if you mean to broadcast)"
         )
-
-
-def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
-    """Refuse an unknown option; suggest the nearest known one."""
-    known = list(choices)
-    if value not in known:
-        near = difflib.get_close_matches(str(value), known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{name} must be one of {known}, got {value!r}{hint}")
-
-
-def check_positive(name: str, value: float) -> None:
-    """Refuse what is no number, and a number that is not finite and above zero."""
-    if not (isinstance(value, Real) and math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be finite and > 0, got {value!r}")
-
-
-def check_not_negative(name: str, value: float) -> None:
-    """Refuse a number that is not finite, or below zero."""
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name} must be finite and >= 0, got {value!r}")
-
-
-def check_fraction(name: str, value: float) -> None:
-    """Refuse a number outside [0, 1]."""
-    if not 0.0 <= value <= 1.0:
-        raise ValueError(f"{name} must be in [0, 1], got {value!r}")
 
 
 def check_probabilities(name: str, tensor: Tensor) -> None:

@@ -7,7 +7,6 @@ quadrature.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,17 +14,39 @@ import torch
 from matplotlib.figure import Figure
 from scipy import optimize
 from torch import Tensor
-from torch.distributions import Normal
 
-from analysis.chapters.ch11_numerics import naive_k3
-from analysis.chapters.ch20_language_model import deviations
-from analysis.chapters.claims import EXACT, Finding, claim, judge, largest, median, share
-from analysis.chapters.policies import Policies, moved_logits, normal_draws, random_policies
-from analysis.experiments.language import estimator_tail
+from analysis.evidence.claims import EXACT, Finding, claim, judge, largest, median, share
+from analysis.evidence.gaussian_pairs import (
+    LIU_APPENDIX_D,
+    SCHULMAN_FAR,
+    SCHULMAN_NEAR,
+    GaussianPair,
+    log_probs,
+)
+from analysis.evidence.naive_k3 import naive_k3
+from analysis.evidence.policies import (
+    FAR,
+    Policies,
+    by_token,
+    moved_logits,
+    normal_draws,
+)
+from analysis.records import estimator_tail
+from analysis.records.estimator_tail import deviations
 from kl_term import style
+from kl_term.kl.credit import state_average
 from kl_term.kl.divergences import forward_kl, reverse_kl
 from kl_term.kl.estimators import k3
 from kl_term.kl.gaussians import moments
+from kl_term.kl.sequences import (
+    Sequences,
+    can_draw,
+    enumerate_sequences,
+    sequence_kl,
+    sequence_probability,
+    state_visits,
+    token_logp,
+)
 from kl_term.kl.surrogates import ESTIMATORS
 from kl_term.kl.variance import estimator_means, estimator_variances, variance_gap
 
@@ -34,45 +55,11 @@ NAMES = ("k1", "k2", "k3")
 # --- What it computes
 
 
-class GaussianPair(NamedTuple):
-    """The Gaussian q that is sampled (the policy), and p (the reference)."""
-
-    q_mean: float
-    q_std: float
-    p_mean: float
-    p_std: float
-
-    @property
-    def kl(self) -> float:
-        """KL(q || p), nats."""
-        return moments(*self)["k1"].mean
-
-
-#: The two experiments of Schulman (2020).
-SCHULMAN_NEAR = GaussianPair(0.0, 1.0, 0.1, 1.0)
-SCHULMAN_FAR = GaussianPair(0.0, 1.0, 1.0, 1.0)
-#: The counterexample of Liu et al. (2025), appendix D.
-LIU_APPENDIX_D = GaussianPair(0.1, 0.2, 0.0, 1.0)
-
 #: Relative bias and relative standard deviation as printed by Schulman (2020), 10 million samples.
 SCHULMAN_PRINTED: dict[GaussianPair, dict[str, tuple[float, float]]] = {
     SCHULMAN_NEAR: {"k1": (0.0, 20.0), "k2": (0.002, 1.42), "k3": (0.0, 1.42)},
     SCHULMAN_FAR: {"k1": (0.0, 2.0), "k2": (0.25, 1.73), "k3": (0.0, 1.7)},
 }
-
-
-def log_probs(pair: GaussianPair, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-densities under q and p of the points that lie ``z`` of q's deviations from its mean."""
-    q_mean, q_std, p_mean, p_std = torch.tensor(pair, dtype=z.dtype)
-    x = q_mean + q_std * z
-    return Normal(q_mean, q_std).log_prob(x), Normal(p_mean, p_std).log_prob(x)
-
-
-def normal_nodes() -> tuple[Tensor, Tensor]:
-    """Points and weights of a trapezoid rule under a standard normal; the weights sum to 1."""
-    z = torch.linspace(-12.0, 12.0, 40_001, dtype=torch.float64)
-    weights = torch.exp(-0.5 * z.square())
-    return z, weights / weights.sum()
 
 
 def schulman_table(pair: GaussianPair, *, sample_size: int, seed: int) -> pd.DataFrame:
@@ -177,6 +164,78 @@ def stale_table(
     )
 
 
+def logged_mean(
+    logits: Tensor, ref_logits: Tensor, sequences: Sequences, estimator: str, *, average: str
+) -> float:
+    r"""What a log of an estimator shows on fresh samples: its mean over endless batches (nats).
+
+    .. math:: \frac{\mathbb{E} \sum_t k(l_t)}{\mathbb{E}\, |o|} \;\text{(tokens)}, \qquad
+        \mathbb{E}\Big[\frac{1}{|o|} \sum_t k(l_t)\Big] \;\text{(completions)}
+
+    ``tokens`` divides the sum over a batch's tokens by their number, whose limit is the ratio of
+    the means: the KL per token for k1 and k3, if either policy allows what the other one does.
+    ``completions`` averages each completion first.
+
+    Args:
+        logits, ref_logits: [states, vocab] tables of the policy, which samples, and the reference.
+        sequences: all completions.
+        estimator: ``k1``, ``k2`` or ``k3``.
+        average: ``tokens`` or ``completions``.
+    """
+    sequences = sequences.only(can_draw(logits, sequences))
+    probability = sequence_probability(logits, sequences)
+    logp, ref_logp = token_logp(logits, sequences), token_logp(ref_logits, sequences)
+    total = torch.where(sequences.mask, ESTIMATORS[estimator](logp, ref_logp), 0.0).sum(-1)
+    length = sequences.mask.sum(-1).double()
+    if average == "tokens":
+        return ((probability @ total) / (probability @ length)).item()
+    return (probability @ (total / length)).item()
+
+
+def logged_gap(logits: Tensor, ref_logits: Tensor, sequences: Sequences) -> float:
+    r"""Logged k3 less logged k1 on fresh samples, each averaged per completion (nats).
+
+    .. math:: \mathbb{E}\Big[\frac{1}{|o|} \sum_t (k_3 - k_1)(l_t)\Big]
+        = \sum_s d(s) \sum_a \big(\pi_{\mathrm{ref}} - \pi_\theta\big)(a|s)\, w(s, a), \qquad
+        w(s, a) = \mathbb{E}\Big[\frac{1}{|o|} \,\Big|\, s, a\Big]
+
+    over the tokens that the policy allows; computed from the right-hand side.
+
+    Equation: ``logged_gap``
+    Sampler: :math:`o \sim \pi_\theta`.
+
+    Args:
+        logits, ref_logits: [states, vocab] tables of the policy, which samples, and the reference.
+        sequences: all completions.
+    """
+    one_over_length = by_token(1 / sequences.mask.sum(-1).double(), sequences)
+    weight = state_average(one_over_length, logits, sequences, by_action=True)
+    policy, reference = logits.softmax(-1), ref_logits.softmax(-1)
+    visits = state_visits(logits, sequences).unsqueeze(-1)
+    terms = visits * (reference - policy) * weight
+    return torch.where(visits * policy > 0, terms, 0.0).sum().item()
+
+
+def end_tokens(end: float, longest: int) -> Tensor:
+    """[longest, 2]: logits of a policy that ends its answer with one probability at each token;
+    its completions are those of ``enumerate_sequences(2, longest, eos=1)``."""
+    return torch.tensor([1 - end, end], dtype=torch.float64).log().expand(longest, 2)
+
+
+def logged_table(end: float, ref_end: float, longest: int) -> pd.DataFrame:
+    """k1 and k3 as two averages log them, and the KL per token (nats), where the policy differs
+    from its reference in the probability of ending an answer alone."""
+    case = (end_tokens(end, longest), end_tokens(ref_end, longest))
+    sequences = enumerate_sequences(2, longest, eos=1)
+    length = sequence_probability(case[0], sequences) @ sequences.mask.sum(-1).double()
+    rows = {
+        average: {k: logged_mean(*case, sequences, k, average=average) for k in ("k1", "k3")}
+        | {"per_token": (sequence_kl(*case, sequences) / length).item()}
+        for average in ("tokens", "completions")
+    }
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("average").reset_index()
+
+
 # --- What it draws
 
 
@@ -220,8 +279,6 @@ def plot_drift(table: pd.DataFrame, crossing: float) -> Figure:
 
 # --- What it decides
 
-#: Pairs far from each other and from symmetric; and the same references nearby.
-FAR = random_policies(200, 16, spread=1.5, seed=101)
 NEAR = FAR._replace(logits=moved_logits(FAR.ref_logits, 0.1, seed=102))
 STALE = moved_logits(FAR.logits, 0.5, seed=103)
 
@@ -239,17 +296,21 @@ def share_noisier(estimator: str, other: str) -> dict[str, float]:
 
 @claim("S0-2")
 def k3_is_unbiased_and_positive() -> Finding:
-    """Mean of k3 by enumeration on-policy, stale, and without support; its sign in floats."""
+    """Mean of k3 by enumeration on-policy, stale, without support, and as it is logged; its sign in
+    floats."""
     on_policy, stale = largest(bias_of("k3")), median(bias_of("k3", FAR, STALE).abs())
     cut = FAR._replace(logits=FAR.logits.index_fill(-1, torch.tensor([0]), -torch.inf))
     uncovered, missing = FAR.ref_logits.softmax(-1)[:, 0], bias_of("k3", cut)
     smallest = k3(FAR.logits.log_softmax(-1), FAR.ref_logits.log_softmax(-1)).min().item()
     near = torch.tensor(0.01).to(torch.bfloat16)
+    logged = logged_table(0.01, 0.02, 600).set_index("average").k3
     figures = {
         "bias_on_policy": on_policy,
         "bias_stale": stale,
         "bias_without_support": median(missing),
         "naive_bfloat16": naive_k3(torch.zeros_like(near), near).item(),
+        "logged_by_token": logged["tokens"],
+        "logged_by_completion": logged["completions"],
     }
     right = on_policy < EXACT and smallest >= 0
     sometimes = right and largest(missing + uncovered) < EXACT

@@ -14,9 +14,7 @@ from torch import Tensor
 from torch.func import grad
 from torch.nn import functional
 
-from analysis.chapters.ch05_fixed_points import lowered
-from analysis.chapters.ch07_off_policy import merged_kl_gradient, spread, stale_states
-from analysis.chapters.claims import (
+from analysis.evidence.claims import (
     EXACT,
     Finding,
     Verdict,
@@ -26,10 +24,9 @@ from analysis.chapters.claims import (
     judge,
     largest,
     median,
-    recorded,
     share,
 )
-from analysis.chapters.policies import (
+from analysis.evidence.policies import (
     RAGGED,
     flat_error,
     group_moments,
@@ -38,6 +35,9 @@ from analysis.chapters.policies import (
     random_policies,
     random_tables,
 )
+from analysis.evidence.recorded import recorded
+from analysis.evidence.single_steps import lowered
+from analysis.evidence.stale_states import merged_kl_gradient, spread, stale_states
 from kl_term import style
 from kl_term.kl.ascent import expected_ascent
 from kl_term.kl.credit import credit_moments

@@ -9,14 +9,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.chapters.ch19_equal_kl import NAMES
-from analysis.chapters.claims import recorded
-from analysis.chapters.training_figures import KL_TERMS
-from analysis.experiments import ablation, designs, statistics, summaries
-from analysis.experiments.language.estimator_tail import ESTIMATORS
-from analysis.experiments.language.retention import Retention
-from analysis.experiments.preset import Expected
-from analysis.experiments.summaries import pairs_of
+from analysis.evidence.names.kl_terms import NAMES
+from analysis.evidence.recorded import recorded
+from analysis.evidence.training_figures import KL_TERMS
+from analysis.records import designs, estimator_tail, statistics, summaries, tidy
+from analysis.records.preset import Expected
+from analysis.records.retention import Retention
+from analysis.records.summaries import pairs_of
 from kl_term import style
 
 # --- What the chapter computes ----------------------------------------------------------------
@@ -39,7 +38,7 @@ def readings(curves: pd.DataFrame) -> pd.DataFrame:
     from the first step on.
     """
     moved = curves[curves["update"] > 0]
-    long = moved.melt("reverse_kl", list(ESTIMATORS), "estimator", "sampled")
+    long = moved.melt("reverse_kl", list(estimator_tail.NAMES), "estimator", "sampled")
     long = long.rename(columns={"reverse_kl": "exact"})
     return long.assign(ratio=long["sampled"] / long["exact"])
 
@@ -80,21 +79,6 @@ def elsewhere_at_equal(table: pd.DataFrame, variant: str, other: str, level: flo
         ratio, low, high = np.exp([gap.mean(), gap.min(), gap.max()])
         rows.append({"skill": skill, "ratio": ratio, "low": low, "high": high})
     return pd.DataFrame(rows)
-
-
-def deviations(tail: pd.DataFrame) -> pd.DataFrame:
-    r"""Standard deviation of one sampled token's estimate over the exact KL: a row a seed, a column
-    an estimator.
-
-    .. math:: \sqrt{E_\pi[k^2] - E_\pi[k]^2} \,/\, \mathrm{KL}
-
-    States differ in their KL; that spread is part of it, as it is part of a log's.
-    """
-    sums = tail.groupby("seed").sum(numeric_only=True)
-    spread = {
-        name: np.sqrt(sums[f"{name}_squared"] - sums[name] ** 2) / sums["k1"] for name in ESTIMATORS
-    }
-    return pd.DataFrame(spread)
 
 
 # --- The longest runs -------------------------------------------------------------------------
@@ -186,7 +170,7 @@ def ends() -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def _ends_of(preset: str) -> pd.DataFrame:
-    return ablation.final(recorded(preset).curves, share=0.25)
+    return tidy.final(recorded(preset).curves, share=0.25)
 
 
 def compared() -> pd.DataFrame:
@@ -194,7 +178,7 @@ def compared() -> pd.DataFrame:
     finds some differences by chance.
 
     Returns:
-        Rows of :func:`analysis.experiments.summaries.judged`, with their ``part`` of the page,
+        Rows of :func:`analysis.records.summaries.judged`, with their ``part`` of the page,
         ``key`` within it, and ``spec``, a number format.
     """
     finals = ends()[0]

@@ -20,9 +20,9 @@ import tqdm.std
 from IPython import get_ipython
 from myst_nb import glue
 
+from analysis.records.choices import PROFILES
 from analysis.report import tables
 from analysis.report.figure_data import show_with_data
-from analysis.report.parameters import PROFILES
 from kl_term import style
 from kl_term.numbers import format_value
 
@@ -111,7 +111,7 @@ def record_predictions(prefix: str, judged: pandas.DataFrame) -> None:
 
 
 def record_designs(page: pandas.DataFrame) -> None:
-    """Record :func:`analysis.chapters.predictions.page`, each row under its design and key.
+    """Record :func:`analysis.evidence.predictions.page`, each row under its design and key.
 
     ``predictions``, ``holds``, ``refuted`` and ``open`` are how many there are of each, and
     ``replications`` how many were written with a pilot of the same configuration at hand.

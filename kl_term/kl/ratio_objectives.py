@@ -12,9 +12,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kl_term.checks import check_choice, check_same_shape, checked
+from kl_term.checks import check_same_shape, checked
 from kl_term.kl.importance import importance_ratio
 from kl_term.kl.sequences import Sequences, can_draw, token_logp
+from kl_term.plain_checks import check_choice
 from kl_term.shapes import PerSequence, Table
 
 OBJECTIVES = ("sequence", "linear", "token", "token_mean", "geometric")
@@ -35,9 +36,10 @@ def ratio_objective(
         \prod_t \rho_t,\;\; 1 + \sum_t (\rho_t - 1),\;\; \sum_t \rho_t,\;\;
         \frac{1}{|y|} \sum_t \rho_t,\;\; \Big(\prod_t \rho_t\Big)^{1/|y|}
 
-    for ``sequence`` (the exact :math:`\mathbb{E}_{\pi_\theta}[R]`), ``linear`` (its first-order
-    part), ``token`` (the same gradient as ``linear``), ``token_mean`` (GRPO) and ``geometric``
-    (GSPO), all before any clip.
+    for ``sequence`` (the exact :math:`\mathbb{E}_{\pi_\theta}[R]`, if the sampler allows every
+    sequence that the policy allows; otherwise without those that it cannot draw), ``linear`` (its
+    first-order part), ``token`` (the same gradient as ``linear``), ``token_mean`` (GRPO) and
+    ``geometric`` (GSPO), all before any clip.
 
     Equation: ``ratio_objective``
     Sampler: :math:`y \sim \pi_{\mathrm{old}}`.

@@ -8,14 +8,13 @@ import pytest
 from scipy import stats
 
 from analysis.chapters import ch20_language_model as language_model
-from analysis.chapters import predictions
-from analysis.chapters.ch19_equal_kl import NAMES
-from analysis.experiments import ablation, recording, summaries
-from analysis.experiments.language import estimator_tail
-from analysis.experiments.language.retention import Retention
-from analysis.experiments.presets.language import smollm2_short
+from analysis.evidence import predictions
+from analysis.evidence.names.kl_terms import NAMES
+from analysis.records import estimator_tail, recording, summaries, tidy
+from analysis.records.metrics import PARTIAL_METRICS
+from analysis.records.retention import Retention
 from analysis.report import tables
-from analysis.training.metrics import PARTIAL_METRICS
+from analysis.studies.presets.language import smollm2_short
 from tests.experiments.tiny import trained_alone
 from tests.packaged import needs_packaged_weights
 
@@ -138,7 +137,7 @@ def test_the_deviation_of_a_reading_is_over_tokens_of_every_probability():
         }
     )
     doubled = table.assign(seed=1, k3_squared=4 * table["k3_squared"])
-    spread, other = language_model.deviations(pd.concat([table, doubled])).to_dict("records")
+    spread, other = estimator_tail.deviations(pd.concat([table, doubled])).to_dict("records")
     assert other["k3"] == pytest.approx(np.sqrt(16.16 - 0.04) / 0.2) and other["k1"] == spread["k1"]
     assert spread["k1"] == pytest.approx(np.sqrt(0.29 - 0.04) / 0.2)
     assert spread["k2"] == pytest.approx(0.0)
@@ -198,7 +197,7 @@ def ended() -> dict[str, pd.DataFrame]:
     """Recording -> its last quarter, one row a run."""
     names = ("smollm2_short", "smollm2_coefficients")
     runs = {name: recording.load(recording.folder_of(name)) for name in names}
-    return {name: ablation.final(run.curves, share=0.25) for name, run in runs.items()}
+    return {name: tidy.final(run.curves, share=0.25) for name, run in runs.items()}
 
 
 def test_which_terms_cost_accuracy_on_a_language_model(ended):
@@ -281,7 +280,7 @@ def test_at_equal_kl_ten_seeds_see_no_cost(ended, preset):
 def test_the_deviation_of_k3_hangs_on_the_rarest_tokens():
     """From run to run by more than ten times; without them, and of k1, hardly."""
     runs = estimator_tail.recorded()["none"].tail
-    whole, cut = (language_model.deviations(t) for t in (runs, runs.query("decade >= -6")))
+    whole, cut = (estimator_tail.deviations(t) for t in (runs, runs.query("decade >= -6")))
     assert len(whole) == 5 and whole["k3"].max() > 10 * whole["k3"].min() > 5000
     assert cut["k3"].between(90, 140).all()
     assert whole["k1"].to_numpy() == pytest.approx(cut["k1"].to_numpy(), rel=0.1)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pandas as pd
 from scipy import stats
 
-from analysis.chapters import ch19_equal_kl, predictions
-from analysis.chapters.claims import difference
-from analysis.experiments import designs, initial_policy, recording, summaries
+from analysis.chapters import ch19_equal_kl
+from analysis.evidence import predictions
+from analysis.evidence.recorded import difference
+from analysis.records import designs, initial_policy, recording, summaries
 
 
 def finals(name: str) -> pd.DataFrame:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.cli.main import main
+from kl_term.cli.main import main
 from kl_term.diagnosis.columns import NAMES
 from kl_term.diagnosis.dumping import SNIPPETS, Dump, append_rollouts
 from kl_term.diagnosis.generate import EXAMPLES, FOLDER, Run, simulate
@@ -53,7 +53,7 @@ def test_exit_status(arguments, expected, capsys):
     captured = capsys.readouterr()
     if expected == 1:
         (line,) = captured.err.splitlines()
-        assert line.startswith("analysis: ") and not captured.out
+        assert line.startswith("kl-term: ") and not captured.out
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -75,7 +75,7 @@ def test_page_and_json(name, tmp_path, capsys):
     "rows",
     [
         "a,0,-1,-2,-1,1,0",
-        "a,-3,-1000,-0.1,-5,1,0\na,-2,-1,-1,-1,1,0\nb,1,-2,-1.5,-2,2,1",
+        "a,-3,-900,-0.1,-5,1,0\na,-2,-1,-1,-1,1,0\nb,1,-2,-1.5,-2,2,1",
         "a,0,-1,-1,-1,1,0\na,1,-1,-1,-1,1,0\na,2,-1,-1,-1,1,0\nb,0,-1,-1,-1,1,0",
         "a,5,-0.5,-800,-0.5,1,1\nb,7,-800,-0.5,-800,1,-1",
     ],
@@ -217,7 +217,7 @@ json.loads(text)
 yardstick = time.process_time() - start
 del text
 start = time.process_time()
-from analysis.cli.main import main
+from kl_term.cli.main import main
 code = main(["diagnose", *sys.argv[2:]])
 seconds = time.process_time() - start
 # Of this process; what getrusage calls the peak begins with that of the one that started it.
@@ -327,7 +327,7 @@ def test_what_a_dump_leaves_unchecked_is_said(tmp_path, capsys):
 
 
 def test_an_option_takes_precedence_over_the_dump(tmp_path, monkeypatch, capsys):
-    from analysis.cli import diagnose as command
+    from kl_term.cli import diagnose as command
 
     heard = []
     monkeypatch.setattr(command, "measure", lambda rollouts, settings: heard.append(settings))

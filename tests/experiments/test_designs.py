@@ -7,12 +7,12 @@ import pandas as pd
 import pytest
 from pydantic import ValidationError
 
-from analysis.chapters import predictions
-from analysis.experiments import designs, recording
-from analysis.experiments.preset import DERIVED, Preset, predict
-from analysis.experiments.presets import PRESETS, designed, make_preset
-from analysis.experiments.summaries import KLS
-from analysis.training.config import TrainConfig
+from analysis.evidence import predictions
+from analysis.records import designs, recording
+from analysis.records.config import TrainConfig
+from analysis.records.preset import DERIVED, Preset, predict
+from analysis.records.summaries import KLS
+from analysis.studies.presets import PRESETS, designed, make_preset
 
 DESIGNED = [name for name, of in PRESETS.items() if of().design is not None]
 

@@ -10,15 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from analysis.experiments import provenance as provenances
-from analysis.experiments.provenance import (
-    UNKNOWN,
-    commit_of,
-    current_provenance,
-    merged,
-    source_of,
-)
 from analysis.freshness import processor_name
+from analysis.records.provenance import UNKNOWN, merged
+from analysis.sweeps import provenance as provenances
+from analysis.sweeps.provenance import commit_of, current_provenance, source_of
 from tests.experiments.tiny import PROVENANCE, make_tiny
 
 

@@ -23,15 +23,14 @@ import psutil
 import pytest
 
 from analysis.cli.main import main
-from analysis.experiments import sweep
-from analysis.experiments.preset import Preset
-from analysis.experiments.presets import make_preset
-from analysis.experiments.provenance import source_of
-from analysis.experiments.ray_pool import RayPool, ray_pool, room_for, shard_resources
-from analysis.experiments.recording import Recording
-from analysis.experiments.shard import complete_shard
-from analysis.experiments.store import Store
-from analysis.experiments.sweep import finished_runs, shards_of
+from analysis.records.preset import Preset
+from analysis.records.recording import Recording
+from analysis.studies.presets import make_preset
+from analysis.sweeps import sweep
+from analysis.sweeps.provenance import source_of
+from analysis.sweeps.ray_pool import RayPool, ray_pool, room_for, shard_resources
+from analysis.sweeps.shard import complete_shard
+from analysis.sweeps.store import Store, finished_runs, shards_of
 from tests.experiments.tiny import (
     PROVENANCE,
     UPDATES,
@@ -276,7 +275,7 @@ def test_a_port_that_never_answers_is_given_up(tmp_path: Path, silent: int) -> N
     address = f"ray://127.0.0.1:{silent}"
     program = (
         "import sys; from analysis.cli.main import main\n"
-        "from analysis.experiments import ray_pool\n"
+        "from analysis.sweeps import ray_pool\n"
         "ray_pool.CONNECT_SECONDS = 1.0\n"
         f"sys.exit(main(['sweep', 'quick', '--ray-address', {address!r}]))\n"
     )
@@ -303,7 +302,7 @@ def test_without_ray_it_says_what_to_install(
 
 
 def test_a_machine_of_the_cluster_needs_what_training_needs_and_filelock() -> None:
-    program = "import sys, analysis.experiments.ray_pool as w; print(*sys.modules)"
+    program = "import sys, analysis.sweeps.ray_pool as w; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     loaded = set(done.stdout.split())
     assert {"torch", "filelock", "pydantic"} <= loaded, done.stderr

@@ -14,14 +14,15 @@ import torch
 import analysis
 import kl_term
 from analysis.cli.main import main
-from analysis.experiments import ablation, recording, reproduction
-from analysis.experiments.language.model import Unavailable
-from analysis.experiments.manifests import read_manifest
-from analysis.experiments.preset import Preset
-from analysis.experiments.presets.designed import equal_kl
-from analysis.experiments.presets.language import smollm2_short
-from analysis.experiments.recording import Recording
-from analysis.experiments.reproduction import chosen, meaning, mismatches
+from analysis.records import recording
+from analysis.records.manifests import read_manifest, read_table
+from analysis.records.preset import Preset
+from analysis.records.recording import Recording
+from analysis.studies.presets.designed import equal_kl
+from analysis.studies.presets.language import smollm2_short
+from analysis.sweeps import in_process, reproduction
+from analysis.sweeps.reproduction import chosen, meaning, mismatches
+from analysis.training.pretrained.folders import Unavailable
 from analysis.training.trainer import PopulationTrainer
 from kl_term.files import sealed, sha256_file
 from tests.experiments.tiny import make_tiny
@@ -37,7 +38,7 @@ SMALL = _TINY.model_copy(
 @pytest.fixture(scope="module")
 def small_ablation() -> Recording:
     with on_one_thread():
-        return recording.run(SMALL)
+        return in_process.run(SMALL)
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def train_differently(monkeypatch: pytest.MonkeyPatch, *, after: int) -> None:
                 with torch.no_grad():
                     self.weights.mul_(1.1)
 
-    monkeypatch.setattr(ablation, "PopulationTrainer", Doctored)
+    monkeypatch.setattr(in_process, "PopulationTrainer", Doctored)
 
 
 def test_all_recordings_are_found_whatever_they_are_called(recorded, tmp_path):
@@ -213,7 +214,7 @@ def test_runs_are_compared_up_to_an_update_and_their_curves_are_written(
     few = ["--runs", "2", "--updates", "3", "--curves", str(target)]
     assert main(["reproduce", "small_cpu", *few]) == 0
     assert "2 of 2 runs agree to every digit of 4 updates" in capsys.readouterr().out
-    again = recording.read_table(target)
+    again = read_table(target)
     assert sorted(again["update"].unique()) == [0, 2] and len(again) == 2 * 2
     assert mismatches(recording.compared(recording.load(recorded).curves, again)).empty
 
@@ -340,7 +341,7 @@ def test_what_is_measured_of_the_final_policy_comes_out_again(
     monkeypatch.setattr(recording, "RESULTS", tmp_path)
     folder = tmp_path / "small_cpu"
     with on_one_thread():
-        recording.save(recording.run(measured), folder)
+        recording.save(in_process.run(measured), folder)
         found = reproduction.reproduce(folder, runs=3)
     assert found.agrees
     finals = recording.load(folder).finals

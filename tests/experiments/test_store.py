@@ -9,20 +9,22 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from analysis.experiments import sweep
-from analysis.experiments.preset import Preset
-from analysis.experiments.recording import Recording
-from analysis.experiments.store import (
+from analysis.records.preset import Preset
+from analysis.records.recording import Recording
+from analysis.records.run_record import Failure
+from analysis.sweeps import sweep
+from analysis.sweeps.store import (
     CorruptFile,
     Store,
     StoredRun,
+    finished_runs,
     run_key,
     run_record,
     stored_runs,
     with_checksum,
     without_checksum,
 )
-from analysis.training.trainer import Failure, PopulationTrainer
+from analysis.training.trainer import PopulationTrainer
 from kl_term.errors import UserError
 from tests.experiments.tiny import PROVENANCE, Heard, assert_same_bits, make_tiny, sweep_tiny
 
@@ -220,4 +222,4 @@ def test_records_hold_infinite_and_missing_values_to_the_bit(straight: Recording
 def test_an_unfinished_sweep_has_no_results(folder: Path, tiny: Preset) -> None:
     run_files(folder)[0].unlink()
     with pytest.raises(UserError, match="1 of 6 runs of 'tiny' are missing"):
-        sweep.finished_runs(tiny, Store(folder), PROVENANCE.source)
+        finished_runs(tiny, Store(folder), PROVENANCE.source)

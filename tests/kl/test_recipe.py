@@ -41,11 +41,12 @@ from kl_term.kl.enumeration import expected_gradient
 from kl_term.kl.potentials import kl_potential
 from kl_term.kl.surrogates import gradient_coefficient
 from kl_term.kl.term import KLTerm
-from analysis.training.config import Run, StartConfig, TrainConfig, Variant
-from analysis.training.tiny.policy import PolicyConfig
-from analysis.training.tiny.tasks import SortTask
+from analysis.records.config import Run, StartConfig, TrainConfig
+from analysis.records.variants import Variant
+from analysis.records.config import PolicyConfig
+from analysis.records.config import SortTask
 from analysis.training.trainer import PopulationTrainer
-from analysis.cli.main import main
+from kl_term.cli.main import main
 
 assert "cubic" in kl.__all__ and inspect.getdoc(cubic), "exported, and on the reference's page"
 logp, ref_logp = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True), torch.full((3,), -1.25)

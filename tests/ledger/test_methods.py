@@ -11,11 +11,11 @@ import pytest
 import torch
 import yaml
 
-from analysis.experiments.presets import PRESETS
+from analysis.records import variants
 from analysis.report.ledger import load_ledger
 from analysis.report.methods import load_methods, methods_page
 from analysis.report.project import Project
-from analysis.training import variants
+from analysis.studies.presets import PRESETS
 from kl_term.errors import UserError
 from kl_term.kl.term import KLTerm
 from kl_term.schema import Schema
@@ -131,7 +131,7 @@ def test_the_page_has_a_row_a_method_with_all_its_links():
     for method in METHODS.values():
         row = rows[method.name.replace("|", "&#124;")]
         assert row.count(" | ") == 3, "a cell holds a bar"
-        assert f"`~analysis.{method.function}`" in row
+        assert f"`~{method.function}`" in row
         assert all(f"{{ref}}`{claim} <{claim.lower()}>`" in row for claim in method.claims)
         assert all(preset in row for preset in method.presets)
     for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):

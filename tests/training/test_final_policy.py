@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.training.metrics import FINAL_METRICS
+from analysis.records.metrics import FINAL_METRICS
+from analysis.records.variants import Sampler, Variant
 from analysis.training.population import uniforms
 from analysis.training.trainer import PopulationTrainer
-from analysis.training.variants import Sampler, Variant
 from kl_term.kl.term import KLTerm
 from tests.training.conftest import runs_of
 from tests.training.naive import END, SEPARATOR, naive_logits
