@@ -51,6 +51,9 @@ METRICS = {
     "wrong_length": "wrong answers (tokens)",
     "excess": "wrong less right (tokens)",
     "used_fraction": "share of tokens used",
+    "final_reward": "reward, fresh answers",
+    "final_accuracy": "accuracy, fresh answers",
+    "final_reverse_kl": "reverse KL, fresh answers (nats)",
     "gradient_norm": "gradient norm",
     "fluctuation of gradient_norm": "fluctuation of the gradient norm",
     "fluctuation of reverse_kl": "fluctuation of the reverse KL",
@@ -98,6 +101,7 @@ def predicted(judged: pd.DataFrame, **extra: str) -> pd.DataFrame:
     """
     named = {
         "reverse_kl": "reverse KL, ratio",
+        "final_reverse_kl": "reverse KL, fresh answers, ratio",
         "length": "tokens",
         "teacher_kl": "KL to the teacher, ratio",
         "log_peak_gradient": "largest gradient norm, ratio",
