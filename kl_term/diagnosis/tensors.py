@@ -14,6 +14,7 @@ from kl_term.diagnosis.schema import Rollouts
 from kl_term.errors import UserError
 
 TENSORS = (".npz", ".pt")
+ONLY_TENSORS = "holds more than tensors by name, torch.save({name: tensor})"
 
 
 def read_tensors(path: Path) -> Rollouts:
@@ -61,11 +62,13 @@ def _load(path: Path) -> dict[str, np.ndarray]:
         import torch
 
         held = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, ValueError, zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError) as error:
+    except pickle.UnpicklingError:  # whose own advice is to run what the file says
+        raise UserError(f"{path}: cannot be read: {ONLY_TENSORS}") from None
+    except (OSError, ValueError, zipfile.BadZipFile, RuntimeError, EOFError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path}: cannot be read ({first})") from None
     if not isinstance(held, dict) or not all(isinstance(v, torch.Tensor) for v in held.values()):
-        raise UserError(f"{path}: holds more than tensors by name: torch.save({{name: tensor}})")
+        raise UserError(f"{path}: {ONLY_TENSORS}")
     return {
         name: (value.double() if value.is_floating_point() else value).numpy()
         for name, value in held.items()

@@ -243,7 +243,7 @@ def test_bad_json_lines(tmp_path, lines, said):
 
 def test_no_file_and_no_format(tmp_path):
     assert "no such file" in refusal(tmp_path / "none.csv")
-    assert "unknown format" in refusal(write(tmp_path, "x", "dump.pt"))
+    assert "unknown format" in refusal(write(tmp_path, "x", "dump.txt"))
     path = tmp_path / "dump.csv.gz"
     path.write_bytes(gzip.compress(csv_text().encode())[:-20])
     assert "cannot be read" in refusal(path)
