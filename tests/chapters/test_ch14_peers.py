@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from analysis.chapters import ch14_frameworks as chapter
-from analysis.chapters.ch14_frameworks import SOURCES
+from analysis.chapters.frameworks import SOURCES, huggingface, openrlhf_family, others, verl_family
 from analysis.objectives.ordering import kl_then_normalise
 from tests.released import functions_in, functions_of
 
@@ -105,7 +104,7 @@ def test_trl(tokens, bias_correction, level):
         return GRPOTrainer._compute_loss(trainer, trainer.model, inputs) * count
 
     def ours(*tensors):
-        return chapter.trl_grpo(*tensors, bias_correction=bias_correction, level=level).sum()
+        return huggingface.trl_grpo(*tensors, bias_correction=bias_correction, level=level).sum()
 
     assert_same(ours, theirs, doubles(near(tokens, 3)))
 
@@ -115,7 +114,7 @@ def test_liger(tokens):
     from liger_kernel.chunked_loss.grpo_loss import k3_loss_fn
 
     assert_same(
-        partial(chapter.trl_grpo, bias_correction=False),
+        partial(huggingface.trl_grpo, bias_correction=False),
         lambda logp, ref_logp, old_logp: k3_loss_fn(ref_logp, logp),
         doubles(tokens),
     )
@@ -127,7 +126,7 @@ def test_verl(tokens, kind):
         "verl", "verl/trainer/ppo/core_algos.py", "kl_penalty", "kl_penalty_forward"
     )
     assert_same(
-        partial(chapter.verl, kind=kind),
+        partial(verl_family.verl, kind=kind),
         lambda logp, ref, old: penalty(logp, ref, kind),
         doubles(tokens),
     )
@@ -146,7 +145,7 @@ def test_openrlhf(tokens, estimator, unbiased):
             logp, ref_logp, old_logp, kl_estimator=estimator, unbiased_gradient=unbiased
         )
 
-    assert_same(partial(chapter.openrlhf, **options), theirs, near(tokens, 9))
+    assert_same(partial(openrlhf_family.openrlhf, **options), theirs, near(tokens, 9))
 
 
 def test_verl_takes_the_kl_off_before_it_divides():
@@ -173,7 +172,7 @@ def test_nemo_rl(tokens, kind, on_policy):
         return calculate_kl(logp, ref_logp, kind, 20.0, 10.0, weights)
 
     assert_same(
-        partial(chapter.nemo_rl, kind=kind, on_policy_approximation=on_policy),
+        partial(others.nemo_rl, kind=kind, on_policy_approximation=on_policy),
         theirs,
         doubles(tokens),
     )
@@ -187,7 +186,7 @@ def test_slime(tokens, kind, unbiased):
     def theirs(logp, ref_logp, old_logp):
         return approx_kl(logp, ref_logp, kind, (logp - old_logp).exp() if unbiased else None)
 
-    ours = partial(chapter.slime, kind=kind, unbiased=unbiased)
+    ours = partial(openrlhf_family.slime, kind=kind, unbiased=unbiased)
     assert_same(ours, theirs, near(tokens, 3))  # it widens to float32 only
 
 
@@ -195,7 +194,7 @@ def test_slime(tokens, kind, unbiased):
 def test_open_instruct(tokens, estimator):
     (estimate_kl,) = functions_read("open-instruct", "estimate_kl")
     assert_same(
-        partial(chapter.open_instruct, estimator=estimator),
+        partial(others.open_instruct, estimator=estimator),
         lambda logp, ref, old: estimate_kl((logp - ref).clamp(-40, 40), (logp - old).exp())[
             estimator
         ],
@@ -209,7 +208,7 @@ def test_open_instruct(tokens, estimator):
 def test_rpg(tokens, kind):
     (kl_penalty,) = functions_read("RPG", "kl_penalty")
     assert_same(
-        partial(chapter.rpg, kind=kind),
+        partial(verl_family.rpg, kind=kind),
         lambda logp, ref, old: kl_penalty(logp, ref, kind),
         doubles(tokens),
     )
@@ -219,7 +218,7 @@ def test_rpg(tokens, kind):
 def test_rlhf_book(tokens, kind):
     (approx_kl,) = functions_read("rlhf-book", f"approx_{kind}")
     assert_same(
-        partial(chapter.rlhf_book, kind=kind),
+        partial(others.rlhf_book, kind=kind),
         lambda logp, ref, old: approx_kl(logp, ref, None),
         doubles(tokens),
     )
@@ -251,7 +250,7 @@ def test_prime_rl(tokens, kind):
         return framework[0](inputs).loss
 
     def ours(*three):
-        extra = 1e-3 * chapter.prime_rl(*three, kind="rl") if kind == "ref_kl" else 0.0
-        return (chapter.prime_rl(*three, kind=kind) + extra).sum()
+        extra = 1e-3 * others.prime_rl(*three, kind="rl") if kind == "ref_kl" else 0.0
+        return (others.prime_rl(*three, kind=kind) + extra).sum()
 
     assert_same(ours, theirs, doubles(tokens))

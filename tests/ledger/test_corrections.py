@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from analysis.chapters.ch14_frameworks import openrlhf
+from analysis.chapters.frameworks.openrlhf_family import openrlhf
 from analysis.kl.ascent import expected_ascent
 from analysis.kl.credit import credit_moments
 from analysis.kl.divergences import entropy, forward_kl, reverse_kl
