@@ -98,7 +98,7 @@ torture: $(READY) ## kill, fill, flip and edit; writes results/torture
 dist: $(READY) ## the package and the built book, as a release has them, in dist/
 	@rm -rf dist && mkdir dist
 	@$(BIN)/python $(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
-	@$(BIN)/python -c 'import setuptools.build_meta as b; b.build_sdist("dist")' >/dev/null
+	@$(BIN)/python -m hatchling build --target sdist --directory dist >/dev/null
 	@tar -czf dist/kl-term-book.tar.gz -C _build html
 	@ls dist
 
@@ -110,7 +110,7 @@ lint: $(READY) ## check style, the import floors and the types of the public flo
 
 lock: ## pin every dependency again (needs uv)
 	@command -v uv >/dev/null || { echo "make lock needs uv: https://docs.astral.sh/uv"; exit 1; }
-	@printf 'setuptools\nwheel\n$(TORCH)\n' > build-requirements.in
+	@printf 'hatchling\n$(TORCH)\n' > build-requirements.in
 	@uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 		--no-header --extra book --extra test pyproject.toml build-requirements.in \
 		| awk '/^[a-z0-9]/ { keep = !/^(torch|triton|nvidia-|cuda-)/ } keep' > requirements.lock.new

@@ -1,5 +1,3 @@
-"""The KL term of GRPO and RLHF: exact estimators, objectives, training, and the book about them."""
+"""The analysis behind the book: the population trainer, its recordings, the chapters, the site."""
 
 from __future__ import annotations
-
-__version__ = "0.1.0"

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 #: The folder that holds the packages of this project.
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("analysis", "benchmarks", "torture")
+PACKAGES = ("kl_term", "analysis", "benchmarks", "torture")
 #: Folders whose files are made from others, or are no input.
 _OUTPUTS = ("_build", "book/_run", "book/_generated", "notebooks", "sweeps")
 
@@ -217,17 +217,29 @@ def _imports(tree: ast.AST, package: tuple[str, ...]) -> set[tuple[str, str]]:
 def _files(imports: Iterable[tuple[str, str]], root: Path) -> tuple[str, ...]:
     """The files that imports mean.
 
-    A name that a package loads when asked for, by the table in its ``__init__.py``, means the
-    module that the table says; a package around a module is none of its inputs.
+    A name that a package loads when asked for, by the table in its ``__init__.py`` or by that of a
+    package that it imports from itself, means the module that the table says; a package around a
+    module is none of its inputs.
     """
     found: set[str] = set()
     for module, name in imports:
-        package = root.joinpath(*module.split("."), "__init__.py")
-        table = _read(package).texts if package.is_file() else {}
-        inside = [table.get(name, name)] if name else table.values()
-        files = {file for part in inside for file in _file_of(f"{module}.{part}", root)}
+        files = {file for part in _homes(module, name, root) for file in _file_of(part, root)}
         found |= files if name and files else files | _file_of(module, root)
     return tuple(sorted(found))
+
+
+def _homes(module: str, name: str, root: Path) -> list[str]:
+    """The modules that may hold a name of a package, or of all its names for an empty one."""
+    package = root.joinpath(*module.split("."), "__init__.py")
+    if not package.is_file():
+        return [f"{module}.{name}"] if name else []
+    read = _read(package)
+    inner = sorted(f"{module}.{part}" for base, part in read.imports if base == module)
+    if not name:
+        own = [f"{module}.{part}" for part in read.texts.values()]
+        return own + [home for part in inner for home in (part, *_homes(part, "", root))]
+    own = [f"{module}.{read.texts.get(name, name)}"]
+    return own + [home for part in inner for home in _homes(part, name, root)]
 
 
 def _file_of(module: str, root: Path) -> set[str]:

@@ -13,7 +13,6 @@ import tyro
 from pydantic import ValidationError
 
 from analysis.chapters import ch12_performance as chapter
-from analysis.errors import UserError
 from analysis.experiments.language.model import LanguageConfig, needed
 from analysis.experiments.manifests import check_target, write_folder
 from analysis.experiments.presets.language import model_of, smollm2, smollm2_short
@@ -21,6 +20,7 @@ from analysis.experiments.provenance import current_provenance
 from benchmarks import device as device_benchmark
 from benchmarks import language, measure
 from benchmarks.processes import TRL_PYTHON, trl_version
+from kl_term.errors import UserError
 
 
 def bench(

@@ -24,11 +24,11 @@ from analysis.chapters.ch15_full_vocabulary import RECORDED, TABLE
 from analysis.experiments.manifests import write_folder
 from analysis.experiments.provenance import provenance_here
 from analysis.freshness import code_sha256, import_closure
-from analysis.kl.chunked import Head, reverse_kl_from_hidden
-from analysis.kl.divergences import reverse_kl
-from analysis.kl.estimators import k2
 from benchmarks.device import seconds_of
 from benchmarks.processes import CHECKOUT, THREAD_LIMITS
+from kl_term.kl.chunked import Head, reverse_kl_from_hidden
+from kl_term.kl.divergences import reverse_kl
+from kl_term.kl.estimators import k2
 
 VOCABULARIES = (8_192, 32_000, 49_152, 98_304, 152_064)
 TOKENS, WIDTH, LIGER_TOKENS = 1024, 128, 256

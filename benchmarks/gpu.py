@@ -21,12 +21,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import tyro
 
-from analysis.errors import UserError
 from analysis.experiments.presets import PRESETS, make_preset
-from analysis.files import replace_file, require_writable
 from benchmarks import agreement
 from benchmarks.gpu_steps import Call
 from benchmarks.processes import CHECKOUT, THREAD_LIMITS
+from kl_term.errors import UserError
+from kl_term.files import replace_file, require_writable
 
 #: A step is not begun with less time than this: libraries take as long to load.
 LEAST_SECONDS = 12.0

@@ -29,7 +29,6 @@ from analysis.experiments.provenance import provenance_here
 from analysis.experiments.reproduction import chosen
 from analysis.freshness import code_sha256, import_closure
 from analysis.report.processes import available_cores
-from analysis.schema import Schema
 from analysis.training.pretrained.config import ForwardConfig
 from analysis.training.trainer import PopulationTrainer
 from benchmarks import __main__ as command
@@ -37,6 +36,7 @@ from benchmarks import agreement, full_vocabulary
 from benchmarks import device as device_benchmark
 from benchmarks.device import Load
 from benchmarks.processes import CHECKOUT, Case, Workers, trl_version
+from kl_term.schema import Schema
 
 #: Recorded on a GPU, a tenth of which is trained again.
 REPEATED = "equal_kl_wide_cuda"

@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from analysis.chapters.plain_grpo import AGGREGATION, BETA
-from analysis.kl.surrogates import kl_loss
-from analysis.objectives.advantages import group_normalise
-from analysis.objectives.aggregation import aggregate
-from analysis.objectives.losses import policy_loss
 from analysis.training.pretrained.config import LoraConfig, PretrainedConfig
 from analysis.training.pretrained.llama import PAD
 from analysis.training.pretrained.tasks import TextTask
 from analysis.training.rollout import completion_inputs, token_logp
+from kl_term.kl.surrogates import kl_loss
+from kl_term.objectives.advantages import group_normalise
+from kl_term.objectives.aggregation import aggregate
+from kl_term.objectives.losses import policy_loss
 
 
 class Adapted(nn.Module):

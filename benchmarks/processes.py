@@ -19,8 +19,8 @@ from typing import Any, Literal, NamedTuple
 
 from analysis.chapters.ch12_performance import of_width
 from analysis.chapters.plain_grpo import BETA
-from analysis.schema import Schema
 from analysis.training.tiny.start import make_policy
+from kl_term.schema import Schema
 
 #: Names a Python that imports TRL; by default the one that runs the benchmark.
 TRL_PYTHON = "KL_TERM_TRL_PYTHON"

@@ -16,7 +16,7 @@ from tests.trees import TREES, VOCAB_SIZE, on_one_thread  # noqa: E402
 @pytest.fixture(params=TREES.values(), ids=TREES.keys())
 def sequences(request: pytest.FixtureRequest):
     """Every sequence of a small tree."""
-    from analysis.kl.sequences import enumerate_sequences
+    from kl_term.kl.sequences import enumerate_sequences
 
     length, eos = request.param
     return enumerate_sequences(VOCAB_SIZE, length, eos=eos)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from analysis.kl.term import KLTerm
+from kl_term.kl.term import KLTerm
 
 
 class Supports(NamedTuple):

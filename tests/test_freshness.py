@@ -24,15 +24,16 @@ from analysis.freshness import (
 
 MODULES = {
     "analysis/__init__.py": '__version__ = "1"\n',
-    "analysis/kl/__init__.py": '_HOMES = {"k3": "estimators", "entropy": "divergences"}\n',
-    "analysis/kl/estimators.py": '"""Doc."""\nfrom analysis.checks import check\nk3 = 1\n',
-    "analysis/kl/divergences.py": "entropy = 1\n",
-    "analysis/checks.py": "def check():\n    from analysis import late\n",
+    "kl_term/__init__.py": "from kl_term import kl\n",
+    "kl_term/kl/__init__.py": '_HOMES = {"k3": "estimators", "entropy": "divergences"}\n',
+    "kl_term/kl/estimators.py": '"""Doc."""\nfrom kl_term.checks import check\nk3 = 1\n',
+    "kl_term/kl/divergences.py": "entropy = 1\n",
+    "kl_term/checks.py": "def check():\n    from analysis import late\n",
     "analysis/late.py": "x = 1\n",
-    "analysis/typed.py": "if TYPE_CHECKING:\n    from analysis.kl.divergences import entropy\n",
-    "analysis/near.py": "from .kl import divergences\nfrom . import late\n",
-    "analysis/cli/main.py": "from analysis.kl import k3, entropy\n",
-    "benchmarks/measure.py": "import torch, analysis.kl\n",
+    "analysis/typed.py": "if TYPE_CHECKING:\n    from kl_term.kl.divergences import entropy\n",
+    "analysis/near.py": "from . import late\nfrom .cli import main\n",
+    "analysis/cli/main.py": "from kl_term.kl import k3, entropy\n",
+    "benchmarks/measure.py": "import torch, kl_term.kl\n",
 }
 
 
@@ -47,35 +48,48 @@ def tree(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("source", "files"),
     [
-        ("from analysis.kl import k3", "kl/estimators checks late"),
-        ("from analysis.kl.estimators import k3 as k", "kl/estimators checks late"),
-        ("from analysis.kl import estimators", "kl/estimators checks late"),
-        ("from analysis import typed", "typed"),
-        ("from analysis import near", "near kl/divergences late"),
-        ("from analysis import __version__", "__init__"),
+        ("from kl_term.kl import k3", "kl_term/kl/estimators kl_term/checks analysis/late"),
+        ("from kl_term import k3", "kl_term/kl/estimators kl_term/checks analysis/late"),
+        (
+            "from kl_term.kl.estimators import k3 as k",
+            "kl_term/kl/estimators kl_term/checks analysis/late",
+        ),
+        (
+            "from kl_term.kl import estimators",
+            "kl_term/kl/estimators kl_term/checks analysis/late",
+        ),
+        ("from analysis import typed", "analysis/typed"),
+        (
+            "from analysis import near",
+            "analysis/near analysis/late analysis/cli/main kl_term/kl/estimators "
+            "kl_term/kl/divergences kl_term/checks",
+        ),
+        ("from analysis import __version__", "analysis/__init__"),
         ("import numpy, pandas.api", ""),
-        ("def f():\n    import analysis.late", "late"),
+        ("def f():\n    import analysis.late", "analysis/late"),
     ],
 )
 def test_the_closure_holds_what_is_imported(tree: Path, source: str, files: str) -> None:
-    expected = sorted(f"analysis/{name}.py" for name in files.split())
+    expected = sorted(f"{name}.py" for name in files.split())
     assert list(import_closure(imported_files(source, tree), tree)) == expected
 
 
-def test_a_package_means_all_that_it_loads_when_asked_for(tree: Path) -> None:
+@pytest.mark.parametrize("imported", ["kl_term.kl", "kl_term"])
+def test_a_package_means_all_that_it_loads_when_asked_for(tree: Path, imported: str) -> None:
+    (tree / "benchmarks/measure.py").write_text(f"import torch, {imported}\n")
     found = import_closure(["benchmarks/measure.py"], tree)
-    assert {"analysis/kl/estimators.py", "analysis/kl/divergences.py"} < set(found)
+    assert {"kl_term/kl/estimators.py", "kl_term/kl/divergences.py"} < set(found)
 
 
 @pytest.mark.parametrize(
     ("name", "old", "new", "stale"),
     [
         ("analysis/cli/main.py", "\n", "\nimport sys\n", False),
-        ("analysis/kl/divergences.py", "= 1", "= 2", False),
+        ("kl_term/kl/divergences.py", "= 1", "= 2", False),
         ("analysis/__init__.py", '"1"', '"2"', False),
-        ("analysis/kl/estimators.py", "Doc.", "Documentation.", False),
-        ("analysis/kl/estimators.py", "k3 = 1", "k3 = (1)  # why", False),
-        ("analysis/kl/estimators.py", "k3 = 1", "k3 = 2", True),
+        ("kl_term/kl/estimators.py", "Doc.", "Documentation.", False),
+        ("kl_term/kl/estimators.py", "k3 = 1", "k3 = (1)  # why", False),
+        ("kl_term/kl/estimators.py", "k3 = 1", "k3 = 2", True),
         ("analysis/late.py", "x = 1", "x = 2", True),
     ],
 )
@@ -83,7 +97,7 @@ def test_only_a_changed_line_that_is_imported_makes_stale(
     tree: Path, name: str, old: str, new: str, stale: bool
 ) -> None:
     def now() -> str:
-        return code_sha256(import_closure(["analysis/kl/estimators.py"], tree), tree)
+        return code_sha256(import_closure(["kl_term/kl/estimators.py"], tree), tree)
 
     before, path = now(), tree / name
     path.write_text(path.read_text().replace(old, new))
@@ -93,8 +107,8 @@ def test_only_a_changed_line_that_is_imported_makes_stale(
 
 def test_a_file_of_the_package_is_listed_if_python_loads_it() -> None:
     script = (
-        "import sys, analysis.kl.surrogates, analysis.objectives.losses\n"
-        "print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('analysis.')))"
+        "import sys, kl_term.kl.surrogates, kl_term.objectives.losses\n"
+        "print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('kl_term.')))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -104,9 +118,9 @@ def test_a_file_of_the_package_is_listed_if_python_loads_it() -> None:
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     loaded = {Path(file).relative_to(ROOT).as_posix() for file in done.stdout.split()}
-    starts = ("analysis/kl/surrogates.py", "analysis/objectives/losses.py")
+    starts = ("kl_term/kl/surrogates.py", "kl_term/objectives/losses.py")
     loaded = {file for file in loaded if "__init__" not in file}
-    assert loaded - {"analysis/lazy.py"} <= set(import_closure(starts)), "it only looks names up"
+    assert loaded - {"kl_term/lazy.py"} <= set(import_closure(starts)), "it only looks names up"
 
 
 def code_of(source: str) -> str:

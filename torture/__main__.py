@@ -13,11 +13,11 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from analysis.errors import UserError
 from analysis.experiments.provenance import provenance_here
 from analysis.experiments.recording import write_folder
 from analysis.freshness import code_sha256, import_closure
 from analysis.report.project import find_project
+from kl_term.errors import UserError
 from torture.book import book
 from torture.flips import flips
 from torture.mutations import mutations

@@ -19,10 +19,10 @@ import psutil
 import yaml
 
 from analysis.cli.claims import claims
-from analysis.files import sha256_file
 from analysis.report.build import BUILDERS, FINGERPRINT, build_book
 from analysis.report.notebooks import Limits, plan, run_jobs, stale_jobs
 from analysis.report.project import Project, find_project, select_notebooks
+from kl_term.files import sha256_file
 from torture.mutations import QUICK
 from torture.outcome import Outcome
 

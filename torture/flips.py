@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from analysis.errors import UserError
 from analysis.experiments.checkpoints import Checkpoints
 from analysis.experiments.environment import environment_of
 from analysis.experiments.manifests import verify_results
@@ -18,6 +17,7 @@ from analysis.experiments.store import CorruptFile, Shard, Store, stored_runs
 from analysis.report.project import Project, find_project
 from analysis.report.provenance import RunFiles, ledger_problems, why_stale
 from analysis.training.trainer import PopulationTrainer, TrainerState
+from kl_term.errors import UserError
 from torture.outcome import Outcome
 from torture.pretended import run_without_kernel
 from torture.sweeps import tiny
@@ -106,7 +106,7 @@ def _book(root: Path) -> list[Target]:
     here, project = find_project(Path(__file__).parent), Project(root)
     for name in RECORDINGS:
         shutil.copytree(here.results / name, project.results / name)
-    for folder in ("analysis", "notebooks"):
+    for folder in ("kl_term", "analysis", "notebooks"):
         shutil.copytree(
             here.root / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__")
         )

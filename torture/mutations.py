@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from analysis.errors import UserError
 from analysis.experiments.manifests import verify_results
 from analysis.freshness import import_closure, imported_files
 from analysis.report.build import fingerprint
@@ -21,6 +20,7 @@ from analysis.report.pages import config_problems, run_pages, run_problems, toc_
 from analysis.report.project import Project, find_project
 from analysis.report.prose import prose_problems, readme_problems, records_of
 from analysis.report.provenance import ledger_problems, read_notebook
+from kl_term.errors import UserError
 from torture.outcome import Outcome
 from torture.pretended import run_without_kernel
 
@@ -108,7 +108,7 @@ def _disagreements(mutation: Mutation) -> Iterator[str]:
 def _copied(root: Path) -> Project:
     """This checkout, as if every notebook had just run and the ledger agreed."""
     here, project = find_project(Path(__file__).parent), Project(root)
-    for folder in ("analysis", "book", "notebooks", "results"):
+    for folder in ("kl_term", "analysis", "book", "notebooks", "results"):
         shutil.copytree(here.root / folder, root / folder, ignore=LEFT_OUT)
     for path in (here.config, here.toc, here.lock, here.readme, here.root / "pyproject.toml"):
         shutil.copy(path, root / path.name)

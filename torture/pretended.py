@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from analysis.files import replace_file, sha256_bytes
 from analysis.freshness import reads_sha256
 from analysis.report.parameters import declared_parameters, resolve_parameters
 from analysis.report.project import Project
@@ -19,6 +18,7 @@ from analysis.report.provenance import (
     versions,
     write_provenance,
 )
+from kl_term.files import replace_file, sha256_bytes
 
 
 def run_without_kernel(project: Project, name: str, reads: Sequence[str]) -> dict[str, str]:

@@ -21,8 +21,7 @@ import pandas as pd
 import psutil
 import torch
 
-import analysis.files
-from analysis.errors import UserError
+import kl_term.files
 from analysis.experiments import pools, sweep
 from analysis.experiments.environment import environment_of
 from analysis.experiments.manifests import REQUIRED, read_manifest, write_folder
@@ -32,11 +31,12 @@ from analysis.experiments.progress import Progress
 from analysis.experiments.provenance import source_of
 from analysis.experiments.shard import complete_shard
 from analysis.experiments.store import CorruptFile, Shard, Store, StoredRun, without_checksum
-from analysis.kl.term import KLTerm
 from analysis.training.config import Run, StartConfig, TrainConfig, Variant
 from analysis.training.tiny.policy import PolicyConfig
 from analysis.training.tiny.tasks import SortTask
 from analysis.training.trainer import PopulationTrainer, RunRecord
+from kl_term.errors import UserError
+from kl_term.kl.term import KLTerm
 from torture.outcome import Outcome
 
 UPDATES, CHECKPOINT_EVERY, RUNS_PER_SHARD, WORKERS = 30, 2, 2, 2
@@ -229,7 +229,7 @@ def failing(operation: str, nth: int, number: int) -> Iterator[list[int]]:
 
     before = os.fsync, os.replace, os.rename, Path.write_text
     if operation == "write":
-        analysis.files.open = opened  # type: ignore[attr-defined]
+        kl_term.files.open = opened  # type: ignore[attr-defined]
         Path.write_text = wrapped(Path.write_text)  # type: ignore[method-assign]
     elif operation == "fsync":
         os.fsync = wrapped(os.fsync)
@@ -240,7 +240,7 @@ def failing(operation: str, nth: int, number: int) -> Iterator[list[int]]:
     finally:
         os.fsync, os.replace, os.rename, Path.write_text = before  # type: ignore[method-assign]
         if operation == "write":
-            del analysis.files.open  # type: ignore[attr-defined]
+            del kl_term.files.open  # type: ignore[attr-defined]
 
 
 def failing_disks(say: Callable[[str], None], every: int = 1) -> list[Outcome]:

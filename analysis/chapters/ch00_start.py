@@ -8,9 +8,9 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from analysis import style
-from analysis.kl.divergences import forward_kl, reverse_kl
-from analysis.kl.surrogates import kl_loss
+from kl_term import style
+from kl_term.kl.divergences import forward_kl, reverse_kl
+from kl_term.kl.surrogates import kl_loss
 
 # --- What it computes
 

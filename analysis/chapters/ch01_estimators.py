@@ -17,17 +17,17 @@ from scipy import optimize
 from torch import Tensor
 from torch.distributions import Normal
 
-from analysis import style
 from analysis.chapters.ch11_numerics import naive_k3
 from analysis.chapters.ch20_language_model import deviations
 from analysis.chapters.claims import EXACT, Finding, claim, judge, largest, median, share
 from analysis.chapters.policies import Policies, moved_logits, normal_draws, random_policies
 from analysis.experiments.language import estimator_tail
-from analysis.kl.divergences import forward_kl, reverse_kl
-from analysis.kl.estimators import k3
-from analysis.kl.gaussians import moments
-from analysis.kl.surrogates import ESTIMATORS
-from analysis.kl.variance import estimator_means, estimator_variances, variance_gap
+from kl_term import style
+from kl_term.kl.divergences import forward_kl, reverse_kl
+from kl_term.kl.estimators import k3
+from kl_term.kl.gaussians import moments
+from kl_term.kl.surrogates import ESTIMATORS
+from kl_term.kl.variance import estimator_means, estimator_variances, variance_gap
 
 NAMES = ("k1", "k2", "k3")
 

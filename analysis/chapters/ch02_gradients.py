@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.func import grad
 
-from analysis import style
 from analysis.chapters.ch09_advantages import weight_errors
 from analysis.chapters.claims import (
     EXACT,
@@ -38,17 +37,18 @@ from analysis.chapters.policies import (
     random_policies,
     random_tables,
 )
-from analysis.kl.credit import credit_moments
-from analysis.kl.divergences import half_squared_distance, reverse_kl
-from analysis.kl.enumeration import (
+from kl_term import style
+from kl_term.kl.credit import credit_moments
+from kl_term.kl.divergences import half_squared_distance, reverse_kl
+from kl_term.kl.enumeration import (
     cosine,
     exact_kl_gradient,
     expected_gradient,
     gradient_moments,
     relative_error,
 )
-from analysis.kl.scores import expected_score
-from analysis.kl.sequences import (
+from kl_term.kl.scores import expected_score
+from kl_term.kl.sequences import (
     Sequences,
     enumerate_sequences,
     expected_sequence_gradient,
@@ -57,10 +57,10 @@ from analysis.kl.sequences import (
     token_logp,
     visited_kl_gradient,
 )
-from analysis.kl.surrogates import gradient_coefficient, kl_loss
-from analysis.kl.term import KLTerm
-from analysis.kl.variance import estimator_means
-from analysis.objectives.losses import policy_loss
+from kl_term.kl.surrogates import gradient_coefficient, kl_loss
+from kl_term.kl.term import KLTerm
+from kl_term.kl.variance import estimator_means
+from kl_term.objectives.losses import policy_loss
 
 # --- What it computes
 

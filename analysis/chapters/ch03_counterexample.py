@@ -23,7 +23,6 @@ from scipy import optimize, stats
 from scipy.special import lambertw, ndtr
 from torch.distributions import Normal
 
-from analysis import style
 from analysis.chapters.ch01_estimators import (
     FAR,
     LIU_APPENDIX_D,
@@ -32,11 +31,12 @@ from analysis.chapters.ch01_estimators import (
     normal_nodes,
 )
 from analysis.chapters.claims import Finding, claim, judge, largest, share
-from analysis.kl.divergences import reverse_kl
-from analysis.kl.estimators import k1, k3, k4
-from analysis.kl.gaussians import k3_variance_is_finite, moments
-from analysis.kl.surrogates import ESTIMATORS, gradient_coefficient
-from analysis.kl.variance import estimator_variances
+from kl_term import style
+from kl_term.kl.divergences import reverse_kl
+from kl_term.kl.estimators import k1, k3, k4
+from kl_term.kl.gaussians import k3_variance_is_finite, moments
+from kl_term.kl.surrogates import ESTIMATORS, gradient_coefficient
+from kl_term.kl.variance import estimator_variances
 
 # --- What it computes: the script, the tail of r, and where k3 wins
 

@@ -9,11 +9,9 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from analysis import style
 from analysis.chapters import predictions
 from analysis.chapters.claims import recorded_runs
 from analysis.chapters.training_figures import KL_PANELS, bands, kl_look
-from analysis.checks import check_choice
 from analysis.experiments import ablation, recording
 from analysis.experiments.language.model import LanguageConfig
 from analysis.experiments.policy_names import POLICIES, TINY
@@ -21,6 +19,8 @@ from analysis.experiments.preset import NO_KL, Preset, kl_variants
 from analysis.experiments.presets.kl_terms import quick
 from analysis.experiments.presets.language import model_of, smollm2
 from analysis.experiments.summaries import pairs_of
+from kl_term import style
+from kl_term.checks import check_choice
 
 # --- What it trains live
 

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import grad
 
-from analysis import style
 from analysis.chapters.ch02_gradients import noise_ratio, pairs
 from analysis.chapters.ch19_equal_kl import figure2
 from analysis.chapters.claims import (
@@ -33,24 +32,25 @@ from analysis.chapters.claims import (
 from analysis.chapters.policies import normal_draws, random_policies
 from analysis.experiments.statistics import Interval
 from analysis.experiments.summaries import fluctuation
-from analysis.kl.ascent import Geometry, expected_ascent
-from analysis.kl.divergences import entropy, reverse_kl
-from analysis.kl.enumeration import expected_gradient, gradient_moments
-from analysis.kl.fixed_points import (
+from kl_term import style
+from kl_term.kl.ascent import Geometry, expected_ascent
+from kl_term.kl.divergences import entropy, reverse_kl
+from kl_term.kl.enumeration import expected_gradient, gradient_moments
+from kl_term.kl.fixed_points import (
     euclidean_optimum,
     forward_kl_optimum,
     penalty_equilibrium,
     reverse_kl_optimum,
 )
-from analysis.kl.sequences import (
+from kl_term.kl.sequences import (
     enumerate_sequences,
     expected_sequence_gradient,
     sequence_probability,
     token_logp,
 )
-from analysis.kl.surrogates import ESTIMATORS, gradient_coefficient, kl_loss
-from analysis.kl.term import KLTerm
-from analysis.objectives.advantages import leave_one_out
+from kl_term.kl.surrogates import ESTIMATORS, gradient_coefficient, kl_loss
+from kl_term.kl.term import KLTerm
+from kl_term.objectives.advantages import leave_one_out
 
 # --- Where exact ascent ends -----------------------------------------------------------------
 
@@ -97,7 +97,7 @@ def random_starts(problems: Problems, count: int, *, spread: float, seed: int) -
 
 def ascent_ends(problems: Problems, starts: Tensor, variant: KLTerm, **options: object) -> Tensor:
     """[S, N, V] probabilities where exact ascent ends, from each start; ``options`` of
-    :func:`analysis.kl.ascent.expected_ascent`."""
+    :func:`kl_term.kl.ascent.expected_ascent`."""
     rewards, ref_logits = (x.expand_as(starts) for x in problems)
     return expected_ascent(starts, rewards, ref_logits, **variant.at_one_state, **options).exp()
 

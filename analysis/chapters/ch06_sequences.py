@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.func import grad, jacrev
 from torch.nn import functional
 
-from analysis import style
 from analysis.chapters.claims import (
     EXACT,
     Finding,
@@ -47,7 +46,8 @@ from analysis.chapters.policies import (
     random_tables,
     score_coefficients,
 )
-from analysis.kl.credit import (
+from kl_term import style
+from kl_term.kl.credit import (
     advantage_table,
     credit_moments,
     last_token_groups,
@@ -55,34 +55,34 @@ from analysis.kl.credit import (
     tie_states,
     weighted_moments,
 )
-from analysis.kl.divergences import chi_square, reverse_kl
-from analysis.kl.enumeration import (
+from kl_term.kl.divergences import chi_square, reverse_kl
+from kl_term.kl.enumeration import (
     GradientMoments,
     cosine,
     expected_gradient,
     relative_error,
     reverse_kl_gradient,
 )
-from analysis.kl.estimators import k1, k2, k3
-from analysis.kl.full_vocabulary import full_vocabulary_gradients, markov_kl, visited_kl
-from analysis.kl.importance import importance_ratio
-from analysis.kl.prefix import PRODUCT, markov_kl_moments
-from analysis.kl.products import (
+from kl_term.kl.estimators import k1, k2, k3
+from kl_term.kl.full_vocabulary import full_vocabulary_gradients, markov_kl, visited_kl
+from kl_term.kl.importance import importance_ratio
+from kl_term.kl.prefix import PRODUCT, markov_kl_moments
+from kl_term.kl.products import (
     chi_square_bounds,
     geometric_spread,
     markov_product_variance,
     product_variance,
     sequence_ratio_spread,
 )
-from analysis.kl.ratio_objectives import (
+from kl_term.kl.ratio_objectives import (
     performance_difference,
     ratio_objective,
     ratio_objective_gradient,
     token_surrogate,
 )
-from analysis.kl.returns import reward_to_go
-from analysis.kl.scores import expected_score
-from analysis.kl.sequences import (
+from kl_term.kl.returns import reward_to_go
+from kl_term.kl.scores import expected_score
+from kl_term.kl.sequences import (
     Sequences,
     enumerate_sequences,
     expected_sequence_gradient,
@@ -93,11 +93,11 @@ from analysis.kl.sequences import (
     token_logp,
     visited_kl_gradient,
 )
-from analysis.kl.term import KLTerm
-from analysis.kl.truncation import keep_top, masked_logits
-from analysis.objectives.advantages import group_normalise
-from analysis.objectives.gae import CRITICS, gae_kl_gradient
-from analysis.objectives.losses import policy_loss
+from kl_term.kl.term import KLTerm
+from kl_term.kl.truncation import keep_top, masked_logits
+from kl_term.objectives.advantages import group_normalise
+from kl_term.objectives.gae import CRITICS, gae_kl_gradient
+from kl_term.objectives.losses import policy_loss
 
 # --- Credit for the KL that comes later ------------------------------------------------------
 

@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.func import grad
 
-from analysis import style
 from analysis.chapters.ch06_sequences import kl_estimates
 from analysis.chapters.ch17_stale import less_large_batches
 from analysis.chapters.claims import (
@@ -41,28 +40,29 @@ from analysis.chapters.policies import (
     score_coefficients,
 )
 from analysis.chapters.predictions import at_equal_kl
-from analysis.kl.credit import credit_moments
-from analysis.kl.divergences import reverse_kl
-from analysis.kl.enumeration import (
+from kl_term import style
+from kl_term.kl.credit import credit_moments
+from kl_term.kl.divergences import reverse_kl
+from kl_term.kl.enumeration import (
     exact_kl_gradient,
     expected_gradient,
     relative_error,
     reverse_kl_gradient,
 )
-from analysis.kl.estimators import k3
-from analysis.kl.importance import importance_ratio
-from analysis.kl.returns import reward_to_go
-from analysis.kl.scores import expected_score
-from analysis.kl.sequences import (
+from kl_term.kl.estimators import k3
+from kl_term.kl.importance import importance_ratio
+from kl_term.kl.returns import reward_to_go
+from kl_term.kl.scores import expected_score
+from kl_term.kl.sequences import (
     Sequences,
     sequence_kl,
     sequence_kl_gradient,
     sequence_probability,
     token_logp,
 )
-from analysis.kl.surrogates import kl_loss
-from analysis.objectives.masking import off_policy_sequence_mask
-from analysis.objectives.merged import kl_coefficient_kept, merged_loss
+from kl_term.kl.surrogates import kl_loss
+from kl_term.objectives.masking import off_policy_sequence_mask
+from kl_term.objectives.merged import kl_coefficient_kept, merged_loss
 
 # --- One state: readings and clips -----------------------------------------------------------
 
@@ -105,7 +105,7 @@ def stale_states(
 
 def merged_gradient(states: StaleStates, **options) -> Tensor:
     """[N, V]: expected *ascent* direction of the merged objective by autograd; ``options`` of
-    :func:`analysis.objectives.merged.merged_loss`."""
+    :func:`kl_term.objectives.merged.merged_loss`."""
     logits, ref_logits, old_logits, advantages = states
     ref_logp, old_logp = ref_logits.log_softmax(-1), old_logits.log_softmax(-1)
     everywhere = torch.ones_like(logits, dtype=torch.bool)

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.func import grad
 from torch.nn import functional
 
-from analysis import style
 from analysis.chapters.ch05_fixed_points import lowered
 from analysis.chapters.ch07_off_policy import merged_kl_gradient, spread, stale_states
 from analysis.chapters.claims import (
@@ -38,10 +37,11 @@ from analysis.chapters.policies import (
     random_policies,
     random_tables,
 )
-from analysis.kl.ascent import expected_ascent
-from analysis.kl.credit import credit_moments
-from analysis.kl.divergences import reverse_kl
-from analysis.kl.enumeration import (
+from kl_term import style
+from kl_term.kl.ascent import expected_ascent
+from kl_term.kl.credit import credit_moments
+from kl_term.kl.divergences import reverse_kl
+from kl_term.kl.enumeration import (
     GradientMoments,
     cosine,
     expected_gradient,
@@ -49,11 +49,11 @@ from analysis.kl.enumeration import (
     relative_error,
     reverse_kl_gradient,
 )
-from analysis.kl.fixed_points import reverse_kl_optimum
-from analysis.kl.mirror_steps import folded_reward, mirror_step
-from analysis.kl.returns import reward_to_go
-from analysis.kl.scores import expected_score
-from analysis.kl.sequences import (
+from kl_term.kl.fixed_points import reverse_kl_optimum
+from kl_term.kl.mirror_steps import folded_reward, mirror_step
+from kl_term.kl.returns import reward_to_go
+from kl_term.kl.scores import expected_score
+from kl_term.kl.sequences import (
     Sequences,
     enumerate_sequences,
     expected_sequence_gradient,
@@ -61,8 +61,8 @@ from analysis.kl.sequences import (
     sequence_probability,
     token_logp,
 )
-from analysis.kl.surrogates import ESTIMATORS, gradient_coefficient
-from analysis.objectives.ordering import ORDERS
+from kl_term.kl.surrogates import ESTIMATORS, gradient_coefficient
+from kl_term.objectives.ordering import ORDERS
 
 # --- What the chapter computes: groups ---------------------------------------------------------
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.func import grad
 from torch.nn import functional
 
-from analysis import style
 from analysis.chapters.ch06_sequences import clip_slopes, random_returns
 from analysis.chapters.claims import (
     EXACT,
@@ -47,13 +46,14 @@ from analysis.chapters.reasoning import (
 )
 from analysis.experiments.language import estimator_tail
 from analysis.experiments.presets.language import smollm2_short
-from analysis.kl.credit import credit_moments
-from analysis.kl.enumeration import cosine
-from analysis.kl.estimators import k3
-from analysis.kl.ratio_objectives import ratio_objective_gradient
-from analysis.kl.returns import reward_to_go
-from analysis.kl.scores import expected_score
-from analysis.kl.sequences import (
+from kl_term import style
+from kl_term.kl.credit import credit_moments
+from kl_term.kl.enumeration import cosine
+from kl_term.kl.estimators import k3
+from kl_term.kl.ratio_objectives import ratio_objective_gradient
+from kl_term.kl.returns import reward_to_go
+from kl_term.kl.scores import expected_score
+from kl_term.kl.sequences import (
     Sequences,
     enumerate_sequences,
     expected_sequence_gradient,
@@ -63,24 +63,24 @@ from analysis.kl.sequences import (
     token_logp,
     visited_kl_gradient,
 )
-from analysis.kl.surrogates import kl_loss
-from analysis.objectives.advantages import (
+from kl_term.kl.surrogates import kl_loss
+from kl_term.objectives.advantages import (
     group_centre,
     group_normalise,
     leave_one_out,
     process_supervision,
 )
-from analysis.objectives.aggregation import aggregate, token_mean_weight, token_weights
-from analysis.objectives.difficulty import (
+from kl_term.objectives.aggregation import aggregate, token_mean_weight, token_weights
+from kl_term.objectives.difficulty import (
     arcsine_objective,
     difficulty_weight,
     normalised_objective,
 )
-from analysis.objectives.filtering import informative_groups, kept_fraction, repeats
-from analysis.objectives.guidance import current_segment
-from analysis.objectives.lengths import length_penalty, relative_length_reward
-from analysis.objectives.losses import policy_loss
-from analysis.objectives.process import (
+from kl_term.objectives.filtering import informative_groups, kept_fraction, repeats
+from kl_term.objectives.guidance import current_segment
+from kl_term.objectives.lengths import length_penalty, relative_length_reward
+from kl_term.objectives.losses import policy_loss
+from kl_term.objectives.process import (
     PATH_SCORES,
     early_stop,
     falls_in_a_row,

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 from torch.func import grad
 
-from analysis import style
 from analysis.chapters import ch17_stale
 from analysis.chapters.claims import (
     EXACT,
@@ -31,16 +30,17 @@ from analysis.chapters.claims import (
     share,
 )
 from analysis.chapters.policies import by_token, normal_draws, random_head
-from analysis.kl.credit import advantage_table, state_average
-from analysis.kl.divergences import reverse_kl
-from analysis.kl.enumeration import reverse_kl_gradient
-from analysis.kl.fixed_points import reverse_kl_optimum
-from analysis.kl.sequences import enumerate_sequences, sequence_probability
-from analysis.objectives.gae import generalised_advantage
-from analysis.objectives.imitation import imitation_cost
-from analysis.objectives.mirror_descent import log_partition, mirror_descent_loss
-from analysis.objectives.preference import dpo_gradient_weight, dpo_loss, implicit_reward
-from analysis.objectives.routing import ExpertHead, choose_experts, routed_logp
+from kl_term import style
+from kl_term.kl.credit import advantage_table, state_average
+from kl_term.kl.divergences import reverse_kl
+from kl_term.kl.enumeration import reverse_kl_gradient
+from kl_term.kl.fixed_points import reverse_kl_optimum
+from kl_term.kl.sequences import enumerate_sequences, sequence_probability
+from kl_term.objectives.gae import generalised_advantage
+from kl_term.objectives.imitation import imitation_cost
+from kl_term.objectives.mirror_descent import log_partition, mirror_descent_loss
+from kl_term.objectives.preference import dpo_gradient_weight, dpo_loss, implicit_reward
+from kl_term.objectives.routing import ExpertHead, choose_experts, routed_logp
 
 # What the chapter computes.
 

@@ -13,10 +13,10 @@ from scipy.optimize import bisect
 from torch import Tensor
 from torch.func import grad
 
-from analysis import style
 from analysis.chapters.claims import Finding, claim, judge, largest, median
-from analysis.kl.estimators import k2, k3
-from analysis.kl.surrogates import gradient_coefficient
+from kl_term import style
+from kl_term.kl.estimators import k2, k3
+from kl_term.kl.surrogates import gradient_coefficient
 
 # What the chapter computes.
 

@@ -14,13 +14,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
-from analysis import style
 from analysis.experiments import recording
 from analysis.experiments.recording import read_manifest, recorded_table
 from analysis.training.config import StartConfig, TrainConfig
 from analysis.training.counting import generated_tokens, run_update
 from analysis.training.tiny.policy import PolicyConfig
 from analysis.training.tiny.tasks import SortTask
+from kl_term import style
 
 # --- How long updates took ------------------------------------------------------------------------
 

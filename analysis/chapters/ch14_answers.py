@@ -18,14 +18,14 @@ from analysis.chapters.ch14_frameworks import States as OneState
 from analysis.chapters.ch14_frameworks import known_gradients
 from analysis.chapters.frameworks.registry import Path
 from analysis.chapters.policies import RAGGED, SAME, moved_logits, normal_draws
-from analysis.kl.sequences import (
+from kl_term.kl.sequences import (
     Sequences,
     sequence_kl_gradient,
     sequence_probability,
     state_visits,
     token_logp,
 )
-from analysis.objectives.aggregation import MODES
+from kl_term.objectives.aggregation import MODES
 
 
 def padded_mean(counted: Tensor) -> Tensor:

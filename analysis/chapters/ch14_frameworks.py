@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.func import grad
 
-from analysis import style
 from analysis.chapters.frameworks import OPTIONS, Option
 from analysis.chapters.frameworks.huggingface import trl_grpo
 from analysis.chapters.frameworks.registry import Loss
@@ -28,16 +27,17 @@ from analysis.chapters.policies import (
     normal_draws,
     random_tables,
 )
-from analysis.kl.enumeration import cosine, exact_kl_gradient, relative_error
-from analysis.kl.scores import expected_score
-from analysis.kl.sequences import (
+from kl_term import style
+from kl_term.kl.enumeration import cosine, exact_kl_gradient, relative_error
+from kl_term.kl.scores import expected_score
+from kl_term.kl.sequences import (
     enumerate_sequences,
     sequence_probability,
     token_logp,
     visited_kl_gradient,
 )
-from analysis.objectives.advantages import group_centre, group_normalise, leave_one_out
-from analysis.objectives.ordering import kl_then_leave_one_out, kl_then_normalise, normalise_then_kl
+from kl_term.objectives.advantages import group_centre, group_normalise, leave_one_out
+from kl_term.objectives.ordering import kl_then_leave_one_out, kl_then_normalise, normalise_then_kl
 
 # What the chapter computes.
 

@@ -19,12 +19,12 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from analysis import style
 from analysis.experiments import recording
-from analysis.kl.chunked import Chunks
-from analysis.kl.divergences import entropy
-from analysis.kl.enumeration import exact_kl_gradient, gradient_moments
 from analysis.training.pretrained.config import PROJECTIONS, LlamaConfig
+from kl_term import style
+from kl_term.kl.chunked import Chunks
+from kl_term.kl.divergences import entropy
+from kl_term.kl.enumeration import exact_kl_gradient, gradient_moments
 
 # What the chapter computes.
 

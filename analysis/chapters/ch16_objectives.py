@@ -12,16 +12,16 @@ from scipy.optimize import brentq
 from torch import Tensor
 from torch.func import grad
 
-from analysis import style
 from analysis.chapters.claims import Finding, claim, difference, judge, recorded
 from analysis.chapters.reasoning import Reasoning, open_length_chain
 from analysis.chapters.training_figures import bands
 from analysis.experiments import designs, initial_policy, statistics
 from analysis.experiments.statistics import Interval
-from analysis.kl.credit import credit_moments
-from analysis.kl.sequences import sequence_probability
-from analysis.objectives.advantages import group_normalise
-from analysis.objectives.aggregation import token_weights
+from kl_term import style
+from kl_term.kl.credit import credit_moments
+from kl_term.kl.sequences import sequence_probability
+from kl_term.objectives.advantages import group_normalise
+from kl_term.objectives.aggregation import token_weights
 
 # --- What the chapter computes ----------------------------------------------------------------
 

@@ -17,7 +17,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 from torch import Tensor
 
-from analysis import style
 from analysis.chapters.claims import difference, recorded
 from analysis.chapters.policies import random_head
 from analysis.chapters.training_figures import KL_LABEL, trade_off
@@ -25,11 +24,12 @@ from analysis.experiments.ablation import final
 from analysis.experiments.recording import Recording
 from analysis.experiments.statistics import Interval
 from analysis.experiments.summaries import by_variant, paired
-from analysis.kl.importance import effective_sample_size
-from analysis.objectives.advantages import group_centre
-from analysis.objectives.losses import policy_loss
-from analysis.objectives.routing import ExpertHead
 from analysis.training.config import RunConfig
+from kl_term import style
+from kl_term.kl.importance import effective_sample_size
+from kl_term.objectives.advantages import group_centre
+from kl_term.objectives.losses import policy_loss
+from kl_term.objectives.routing import ExpertHead
 
 # --- The recorded runs and what they are called -----------------------------------------------
 
@@ -244,7 +244,7 @@ def random_bandits(seeds: Sequence[int], states: int) -> tuple[Bandits, ExpertHe
 
 
 def state_logp(head: ExpertHead, hidden: Tensor, experts: Tensor) -> Tensor:
-    """[S, N, V]: :func:`analysis.objectives.routing.routed_logp` of every seed's head at once."""
+    """[S, N, V]: :func:`kl_term.objectives.routing.routed_logp` of every seed's head at once."""
     gate = (hidden @ head.router.mT).softmax(dim=-1).gather(-1, experts.unsqueeze(-1))
     of_seed = torch.arange(len(hidden)).unsqueeze(-1)
     logits = (head.experts[of_seed, experts] @ hidden.unsqueeze(-1)).squeeze(-1)

@@ -27,14 +27,14 @@ from analysis.experiments import statistics
 from analysis.experiments.preset import Preset
 from analysis.experiments.recording import Recording
 from analysis.experiments.statistics import Interval
-from analysis.kl.enumeration import cosine, reverse_kl_gradient
-from analysis.objectives.guidance import annealed, low_reward_mask
-from analysis.objectives.imitation import imitation_cost
 from analysis.training.config import Run, TrainConfig
 from analysis.training.counting import forward_flops
 from analysis.training.tiny.tasks import END, FILLER, NUM_DIGIT_TOKENS
 from analysis.training.trainer import PopulationTrainer
 from analysis.training.variants import Variant
+from kl_term.kl.enumeration import cosine, reverse_kl_gradient
+from kl_term.objectives.guidance import annealed, low_reward_mask
+from kl_term.objectives.imitation import imitation_cost
 
 # --- What the chapter computes ----------------------------------------------------------------
 

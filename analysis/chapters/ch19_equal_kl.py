@@ -12,7 +12,6 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from analysis import style
 from analysis.chapters.claims import recorded, recorded_runs
 from analysis.chapters.predictions import JUMPS, judged
 from analysis.chapters.training_figures import KL_TERMS
@@ -21,9 +20,10 @@ from analysis.experiments.preset import EQUAL_KL
 from analysis.experiments.presets import make_preset
 from analysis.experiments.presets.designed import COMPARED, FIGURE2
 from analysis.experiments.summaries import by_variant, fluctuation
-from analysis.kl.term import KLTerm
 from analysis.training.config import Run
 from analysis.training.trainer import PopulationTrainer
+from kl_term import style
+from kl_term.kl.term import KLTerm
 
 # --- What the chapter computes ----------------------------------------------------------------
 

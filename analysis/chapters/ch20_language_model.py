@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import style
 from analysis.chapters.ch19_equal_kl import NAMES
 from analysis.chapters.claims import recorded
 from analysis.chapters.training_figures import KL_TERMS
@@ -16,6 +15,7 @@ from analysis.experiments import ablation, summaries
 from analysis.experiments.language.estimator_tail import ESTIMATORS
 from analysis.experiments.language.retention import Retention
 from analysis.experiments.summaries import pairs_of
+from kl_term import style
 
 # --- What the chapter computes ----------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from analysis.experiments import recording, summaries
 from analysis.experiments.statistics import Interval
-from analysis.kl.enumeration import relative_error
+from kl_term.kl.enumeration import relative_error
 
 Verdict = Literal["holds", "holds if", "fails", "open"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "holds if", "fails", "open")

@@ -10,15 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from analysis.kl.surrogates import kl_loss
-from analysis.objectives.advantages import group_normalise
-from analysis.objectives.aggregation import aggregate
-from analysis.objectives.losses import policy_loss
 from analysis.training.config import TrainConfig
 from analysis.training.rollout import completion_inputs, token_logp
 from analysis.training.tiny.start import make_policy
 from analysis.training.tiny.tasks import NUM_DIGIT_TOKENS
 from analysis.training.variants import Objective
+from kl_term.kl.surrogates import kl_loss
+from kl_term.objectives.advantages import group_normalise
+from kl_term.objectives.aggregation import aggregate
+from kl_term.objectives.losses import policy_loss
 
 BETA = 0.3
 AGGREGATION = Objective().aggregation

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from analysis.kl.credit import weighted_moments
-from analysis.kl.enumeration import GradientMoments, relative_error
-from analysis.kl.sequences import Sequences, enumerate_sequences, token_logp
-from analysis.objectives.losses import policy_loss
-from analysis.objectives.routing import ExpertHead
+from kl_term.kl.credit import weighted_moments
+from kl_term.kl.enumeration import GradientMoments, relative_error
+from kl_term.kl.sequences import Sequences, enumerate_sequences, token_logp
+from kl_term.objectives.losses import policy_loss
+from kl_term.objectives.routing import ExpertHead
 
 #: Below this relative error two enumerated gradients are the same gradient.
 SAME = 1e-9
@@ -122,7 +122,7 @@ def group_moments(
 
 def score_coefficients(logp: Tensor, **options: Any) -> Tensor:
     """[B, T]: what a policy gradient multiplies each token's score by, from the loss with these
-    ``options`` of :func:`analysis.objectives.losses.policy_loss` by autograd."""
+    ``options`` of :func:`kl_term.objectives.losses.policy_loss` by autograd."""
     return grad(lambda at: -policy_loss(at, **options).per_token.sum())(logp)
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from analysis.chapters.policies import by_token, moved_logits
-from analysis.kl.credit import state_average
-from analysis.kl.sequences import Sequences, enumerate_sequences
+from kl_term.kl.credit import state_average
+from kl_term.kl.sequences import Sequences, enumerate_sequences
 
 
 class Reasoning(NamedTuple):

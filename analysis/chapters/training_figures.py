@@ -16,8 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from analysis import style
 from analysis.experiments import statistics, summaries
+from kl_term import style
 
 #: KL term of a recorded variant -> its estimator and placement, which say how it is drawn.
 KL_TERMS = {

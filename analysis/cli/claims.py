@@ -9,10 +9,10 @@ from typing import Annotated
 import tyro
 from tqdm import tqdm
 
-from analysis.errors import UserError
 from analysis.freshness import track_reads
 from analysis.report.project import find_project
 from analysis.report.provenance import ledger_problems, store_ledger
+from kl_term.errors import UserError
 
 
 def claims(

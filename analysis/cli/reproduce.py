@@ -9,11 +9,11 @@ from typing import Annotated
 import torch
 import tyro
 
-from analysis.errors import UserError
 from analysis.experiments.language.model import Unavailable
 from analysis.experiments.manifests import manifest_of
 from analysis.experiments.reproduction import find
 from analysis.experiments.reproduction import reproduce as reproduced
+from kl_term.errors import UserError
 
 
 def reproduce(

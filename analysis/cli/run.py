@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from analysis.errors import UserError
 from analysis.experiments.manifests import verify_results
 from analysis.report.notebooks import CELL_TIMEOUT_SECONDS, Limits, plan, run_jobs, stale_jobs
 from analysis.report.parameters import parse_assignments
 from analysis.report.project import find_project, select_notebooks
+from kl_term.errors import UserError
 
 
 def run(

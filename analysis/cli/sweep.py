@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 import pandas as pd
 import tyro
 
-from analysis.errors import UserError
 from analysis.experiments import recording
 from analysis.experiments.manifests import check_target
 from analysis.experiments.memory import runs_that_fit
@@ -31,6 +30,7 @@ from analysis.experiments.sweep import (
 )
 from analysis.report.parameters import from_text, parse_assignments
 from analysis.report.processes import available_cores
+from kl_term.errors import UserError
 
 STORE = Path("sweeps")
 

@@ -25,9 +25,9 @@ from analysis.experiments.store import (
     with_checksum,
     without_checksum,
 )
-from analysis.files import replace_file, sha256_bytes
-from analysis.schema import Schema
 from analysis.training.trainer import Failure, PopulationTrainer, TrainerState
+from kl_term.files import replace_file, sha256_bytes
+from kl_term.schema import Schema
 
 #: The last one, and the one before for when that is corrupt.
 KEPT = 2

@@ -2,7 +2,7 @@ r"""How noisy an update's KL gradient is along a trained run: by the theory, and
 
 One run of a policy so small that all its prompts and completions can be listed. At checkpoints the
 noise of each KL term's gradient by the *weights* is found twice. By the theory: the credit that
-:mod:`analysis.kl` gives each token, times its score, over every prompt and completion. By the
+:mod:`kl_term.kl` gives each token, times its score, over every prompt and completion. By the
 trainer: the gradient of its own loss, the KL term alone, on many batches.
 
 Recorded in minutes of one core by::
@@ -22,13 +22,6 @@ from torch import Tensor
 from analysis.experiments import recording
 from analysis.experiments.preset import NO_KL
 from analysis.experiments.recording import record_tables, recorded_table
-from analysis.kl.credit import weighted_moments
-from analysis.kl.divergences import reverse_kl
-from analysis.kl.enumeration import reverse_kl_gradient
-from analysis.kl.estimators import k1
-from analysis.kl.returns import reward_to_go
-from analysis.kl.surrogates import gradient_coefficient
-from analysis.kl.term import KLTerm
 from analysis.training.config import Run, StartConfig, TrainConfig
 from analysis.training.environment import Environment
 from analysis.training.rollout import completion_inputs, token_logp
@@ -37,6 +30,13 @@ from analysis.training.tiny.start import tiny_environment
 from analysis.training.tiny.tasks import NUM_DIGIT_TOKENS, VOCAB_SIZE, SortTask
 from analysis.training.trainer import PopulationTrainer
 from analysis.training.variants import Advantage, Variant
+from kl_term.kl.credit import weighted_moments
+from kl_term.kl.divergences import reverse_kl
+from kl_term.kl.enumeration import reverse_kl_gradient
+from kl_term.kl.estimators import k1
+from kl_term.kl.returns import reward_to_go
+from kl_term.kl.surrogates import gradient_coefficient
+from kl_term.kl.term import KLTerm
 
 RECORDED = recording.RESULTS / "gradient_noise_cpu"
 TABLE = "noise.csv"

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 import pandas as pd
 import torch
 
-from analysis.checks import check_choice
 from analysis.experiments import recording
 from analysis.experiments.preset import NO_KL, Preset
 from analysis.experiments.presets.designed import aggregation_length
@@ -26,6 +25,7 @@ from analysis.training.metrics import rollout_metrics
 from analysis.training.sampling import SampledBatch
 from analysis.training.trainer import PopulationTrainer
 from analysis.training.variants import Sampler, Variant
+from kl_term.checks import check_choice
 
 RECORDED = recording.RESULTS / "untrained_cpu"
 TABLE = "untrained.csv"

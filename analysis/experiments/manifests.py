@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.errors import UserError
-from analysis.files import (
+from kl_term.errors import UserError
+from kl_term.files import (
     replace_file,
     replace_folder,
     restore_folder,

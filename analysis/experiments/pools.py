@@ -18,9 +18,9 @@ from typing import Protocol
 
 import torch
 
-from analysis.errors import UserError
 from analysis.experiments.shard import THREADS
 from analysis.experiments.store import Shard
+from kl_term.errors import UserError
 
 #: ``complete_shard``, lacking the shard, the device and whom to tell.
 Task = partial[bool]

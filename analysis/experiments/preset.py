@@ -14,14 +14,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator, validate_call
 
-from analysis.checks import check_choice
-from analysis.errors import first_problem
 from analysis.experiments.language.model import LanguageConfig
-from analysis.kl.term import KLTerm
-from analysis.schema import Schema
 from analysis.training.config import Run, StartConfig, TrainConfig, Variant
 from analysis.training.metrics import METRICS
 from analysis.training.variants import Advantage
+from kl_term.checks import check_choice
+from kl_term.errors import first_problem
+from kl_term.kl.term import KLTerm
+from kl_term.schema import Schema
 
 #: Of a mean difference.
 Expected = Literal["equivalent", "above", "below"]

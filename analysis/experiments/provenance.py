@@ -10,8 +10,8 @@ import torch
 
 from analysis.experiments.environment import PopulationConfig
 from analysis.freshness import code_sha256, import_closure, processor_name
-from analysis.schema import Schema
 from analysis.training.config import TrainConfig
+from kl_term.schema import Schema
 
 #: Where a run on the tiny policy begins, and one on a pretrained model.
 _TRAINER = "analysis/training/trainer.py"

@@ -30,13 +30,14 @@ from typing import Any, NamedTuple
 import torch
 
 import analysis
-from analysis.errors import UserError
+import kl_term
 from analysis.experiments.checkpoints import Checkpoints
 from analysis.experiments.language.model import needed
 from analysis.experiments.pools import Task, WorkerLost
 from analysis.experiments.provenance import source_of
 from analysis.experiments.shard import BUSY_SECONDS, THREADS
 from analysis.experiments.store import Shard, Store, StoredRun, without_checksum
+from kl_term.errors import UserError
 
 #: To answer at all, and to be ready.
 ANSWER_SECONDS = 5.0
@@ -311,9 +312,9 @@ def _connected(ray: ModuleType, address: str) -> Iterator[None]:
 
 
 def _options(address: str) -> dict[str, Any]:
-    """Of ``ray.init``: send this package along, and say nothing."""
+    """Of ``ray.init``: send the packages along, and say nothing."""
     options: dict[str, Any] = {
-        "runtime_env": {"py_modules": [str(Path(analysis.__path__[0]))]},
+        "runtime_env": {"py_modules": [str(Path(p.__path__[0])) for p in (kl_term, analysis)]},
         "logging_level": logging.ERROR,
         "log_to_driver": False,
     }

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.checks import check_choice
 from analysis.experiments import recording
 from analysis.experiments.ablation import tidy, train
 from analysis.experiments.environment import environment_of
@@ -30,6 +29,7 @@ from analysis.experiments.provenance import current_provenance
 from analysis.experiments.recording import as_written, read_table
 from analysis.training.config import Run
 from analysis.training.metrics import POLICY_METRICS
+from kl_term.checks import check_choice
 
 #: Of the largest recorded value of a run's metric. Sums taken in another order stay below it
 #: until they flip a sampled token.

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 
-from analysis.errors import UserError
 from analysis.experiments.checkpoints import Checkpoints
 from analysis.experiments.environment import PopulationConfig, environment_of
 from analysis.experiments.provenance import provenance_here
 from analysis.experiments.store import Shard, Store, stored_runs
 from analysis.training.environment import Environment
 from analysis.training.trainer import PopulationTrainer
+from kl_term.errors import UserError
 
 #: Of each worker: sums in another order end in other digits, and idle threads that spin cost much.
 THREADS = 1

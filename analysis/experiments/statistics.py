@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
-from analysis.checks import check_positive
+from kl_term.checks import check_positive
 
 LEVEL = 0.95
 #: Fewer seeds than this give no interval and no p value.

@@ -25,14 +25,14 @@ import numpy as np
 from filelock import FileLock, Timeout
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from analysis.errors import first_problem
 from analysis.experiments.environment import PopulationConfig
 from analysis.experiments.provenance import Provenance
-from analysis.files import replace_file, sha256_bytes
-from analysis.schema import Schema
 from analysis.training.config import Run
 from analysis.training.metrics import METRICS
 from analysis.training.trainer import Failure, RunRecord
+from kl_term.errors import first_problem
+from kl_term.files import replace_file, sha256_bytes
+from kl_term.schema import Schema
 
 Body = TypeVar("Body", bound=Schema)
 #: A metric may be infinite, and is NaN once its run is frozen.

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.checks import check_choice
 from analysis.experiments import statistics
 from analysis.experiments.ablation import VARIANT_COLUMNS
+from kl_term.checks import check_choice
 
 #: What two one-sided tests are run against: an accuracy, or the ratio of two KLs.
 ACCURACIES = ("accuracy", "own_accuracy", "average")

@@ -12,7 +12,6 @@ from collections import Counter, deque
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 
-from analysis.errors import UserError
 from analysis.experiments.checkpoints import unfinished
 from analysis.experiments.pools import Pool, Task, WorkerLost
 from analysis.experiments.preset import Preset
@@ -20,7 +19,8 @@ from analysis.experiments.progress import Progress
 from analysis.experiments.provenance import source_of
 from analysis.experiments.shard import complete_shard
 from analysis.experiments.store import Shard, Store, StoredRun
-from analysis.files import require_writable
+from kl_term.errors import UserError
+from kl_term.files import require_writable
 
 #: Runs trained at once: more are slower on a CPU, and lose more when killed.
 RUNS_PER_SHARD = 24

@@ -28,37 +28,37 @@ from analysis.report.project import Project
 #: The pages of the reference: heading, package, and the modules of it, by how their names begin; no
 #: beginnings are what the package's other pages leave.
 PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "kl": ("analysis.kl: divergences, estimators, KL terms", "kl", ()),
+    "kl": ("kl_term.kl: divergences, estimators, KL terms", "kl_term.kl", ()),
     "kl_sequences": (
-        "analysis.kl: sequences and whole vocabularies",
-        "kl",
+        "kl_term.kl: sequences and whole vocabularies",
+        "kl_term.kl",
         (
             *("chunked", "credit", "full_", "importance", "prefix", "products", "returns"),
             *("sequences", "truncation", "vocabulary"),
         ),
     ),
-    "objectives": ("analysis.objectives: advantages and losses", "objectives", ()),
-    "training": ("analysis.training: the trainer", "training", ()),
+    "objectives": ("kl_term.objectives: advantages and losses", "kl_term.objectives", ()),
+    "training": ("analysis.training: the trainer", "analysis.training", ()),
     "training_models": (
         "analysis.training: models, tasks, sampling",
-        "training",
+        "analysis.training",
         ("environment", "pretrained", "rollout", "sampling", "tiny"),
     ),
-    "diagnosis": ("analysis.diagnosis: a run's KL term, checked", "diagnosis", ()),
-    "integrations": ("analysis.integrations: other trainers", "integrations", ()),
+    "diagnosis": ("kl_term.diagnosis: a run's KL term, checked", "kl_term.diagnosis", ()),
+    "integrations": ("kl_term.integrations: other trainers", "kl_term.integrations", ()),
     "chapters": (
         "analysis.chapters: what chapters 0 to 8 compute and claim",
-        "chapters",
+        "analysis.chapters",
         ("ch00", "ch01", "ch02", "ch03", "ch04", "ch05", "ch06", "ch07", "ch08"),
     ),
     "chapters_methods": (
         "analysis.chapters: what chapters 9 to 15 compute and claim",
-        "chapters",
+        "analysis.chapters",
         ("ch09", "ch10", "ch11", "ch12", "ch13", "ch14", "ch15"),
     ),
     "chapters_evidence": (
         "analysis.chapters: chapters from 16 on, and what they share",
-        "chapters",
+        "analysis.chapters",
         (),
     ),
 }
@@ -70,8 +70,8 @@ _LOG = getLogger(__name__)
 
 
 def modules(package: str) -> Iterator[str]:
-    """The public modules of a package of ``analysis``, in order, packages before their modules."""
-    found = import_module(f"analysis.{package}")
+    """The public modules of a package, in order, packages before their modules."""
+    found = import_module(package)
     yield found.__name__
     for module in pkgutil.walk_packages(found.__path__, f"{found.__name__}."):
         if not any(part.startswith("_") for part in module.name.split(".")):
@@ -84,11 +84,10 @@ def modules_of(page: str) -> list[str]:
     taken = begin or tuple(
         b for _, other, begins in PAGES.values() if other == package for b in begins
     )
-    root = f"analysis.{package}"
     return [
         name
         for name in modules(package)
-        if name.removeprefix(root).lstrip(".").startswith(taken or ("\0",)) == bool(begin)
+        if name.removeprefix(package).lstrip(".").startswith(taken or ("\0",)) == bool(begin)
     ]
 
 
@@ -96,16 +95,16 @@ def reference_page(project: Project, page: str) -> str:
     """A page of :data:`PAGES` as MyST text."""
     heading, package, _ = PAGES[page]
     deciding: dict[str, list[str]] = {}
-    if package == "chapters":
+    if package == "analysis.chapters":
         for function in dict.fromkeys(decisions().values()):
             deciding.setdefault(function.__module__, []).append(function.__qualname__)
         for methods in load_methods(project).methods.values():
-            for module, _, function in (f"analysis.{m.function}".rpartition(".") for m in methods):
+            for module, _, function in (m.function.rpartition(".") for m in methods):
                 if module in deciding:
                     deciding[module].append(function)
     parts = [f"# {heading}\n"]
     for name in modules_of(page):
-        heading = name.removeprefix(f"analysis.{package}").strip(".") or "the package"
+        heading = name.removeprefix(package).strip(".") or "the package"
         lines = [f".. automodule:: {name}", "   :members:"]
         if name in deciding:  # of a chapter equations and claims; they link to the whole source
             functions = dict.fromkeys([*_equations(name), *deciding[name]])
@@ -194,7 +193,7 @@ def _link(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     for formula in [] if printed else list(doctree.findall(nodes.math_block)):
         place = app.env.kl_equations.get(formula.get("label"))
         if place is not None and place[0] != docname:
-            name = place[1].removeprefix("analysis.")
+            name = place[1]
             link = nodes.reference("", "", nodes.literal("", name), refuri=address(*place))
             link["internal"] = True
             formula.parent.insert(

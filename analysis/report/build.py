@@ -17,9 +17,15 @@ from typing import IO
 from tqdm import tqdm
 
 import analysis
-from analysis.errors import UserError
 from analysis.experiments.manifests import verify_results
-from analysis.files import (
+from analysis.report.children import child, stop_tree
+from analysis.report.pages import config_problems, run_problems, toc_pages
+from analysis.report.processes import exclusive, pinned_environment
+from analysis.report.project import Project
+from analysis.report.prose import prose_problems, readme_problems
+from analysis.report.provenance import environment_sha256, hash_json, ledger_problems
+from kl_term.errors import UserError
+from kl_term.files import (
     replace_file,
     replace_folder,
     restore_folder,
@@ -27,12 +33,6 @@ from analysis.files import (
     sha256_tree,
     write_durably,
 )
-from analysis.report.children import child, stop_tree
-from analysis.report.pages import config_problems, run_problems, toc_pages
-from analysis.report.processes import exclusive, pinned_environment
-from analysis.report.project import Project
-from analysis.report.prose import prose_problems, readme_problems
-from analysis.report.provenance import environment_sha256, hash_json, ledger_problems
 
 FINGERPRINT = ".fingerprint"
 
@@ -135,6 +135,7 @@ def fingerprint(project: Project) -> str:
         *(path for path in project.book.rglob("*") if path.is_file()),
         *(path for path in project.root.glob("notebooks/*.ipynb")),
         *(page.with_suffix(".md") for page in toc_pages(project)),
+        *(p for p in project.library.rglob("*.py") if p.parent != project.library / "cli"),
         *(p for p in project.package.rglob("*.py") if p.parent != project.package / "cli"),
         *(project.package / "report" / "templates").glob("*"),
     }

@@ -11,9 +11,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.diagnosis.causes import CAUSES, Cause
 from analysis.experiments.manifests import read_manifest
 from analysis.report.generated import render
+from kl_term.diagnosis.causes import CAUSES, Cause
 
 FOLDER = "diagnosis_matrix"
 HELD_OUT = "diagnosis_held_out"

@@ -17,7 +17,7 @@ from matplotlib.collections import PathCollection, PolyCollection, QuadMesh
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 
-from analysis import style
+from kl_term import style
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -49,7 +49,7 @@ def figure_data(figure: Figure) -> str:
 
 
 def show_with_data(shell: InteractiveShell) -> None:
-    """Let a notebook show figures as :func:`analysis.style.show_as_png`, their data beside them."""
+    """Let a notebook show figures as :func:`kl_term.style.show_as_png`, their data beside them."""
     style.show_as_png(shell)
     formatter = shell.display_formatter.formatters["image/png"]
     shown = formatter.lookup_by_type(Figure)

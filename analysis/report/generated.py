@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import pandas as pd
 from jinja2.ext import extract_from_ast
 
-from analysis.report.numbers import format_value
+from kl_term.numbers import format_value
+from kl_term.templates import environment
 
 TEMPLATES = Path(__file__).with_name("templates")
 _PROOFS = ("thm-", "prop-", "lem-", "cor-", "def-", "rem-")
@@ -73,14 +73,7 @@ def _versions(versions: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
-_ENVIRONMENT = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(TEMPLATES),
-    undefined=jinja2.StrictUndefined,
-    autoescape=jinja2.select_autoescape(["html"]),
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-)
+_ENVIRONMENT = environment(TEMPLATES)
 _ENVIRONMENT.filters |= {
     "number": _number,
     "table": _table,

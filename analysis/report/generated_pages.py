@@ -8,7 +8,6 @@ from functools import partial
 
 import pandas as pd
 
-from analysis.errors import UserError
 from analysis.experiments.manifests import manifest_of, read_manifest, recorded_folders
 from analysis.report.api import PAGES, reference_page
 from analysis.report.diagnosis_quality import FOLDER, quality_page
@@ -21,6 +20,7 @@ from analysis.report.parameters import changed_parameters, declared_parameters
 from analysis.report.project import Project
 from analysis.report.provenance import Provenance, read_notebook, read_provenance
 from analysis.training.metrics import POLICY_METRICS, WINDOW_METRICS
+from kl_term.errors import UserError
 
 
 def glossary_page() -> str:

@@ -20,12 +20,12 @@ import yaml
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from analysis.chapters.claims import Decision, Finding, Verdict, decisions
-from analysis.errors import UserError, first_problem
-from analysis.files import replace_file
-from analysis.report.numbers import fill
 from analysis.report.project import Project
 from analysis.report.strict_yaml import load_yaml
-from analysis.schema import Schema
+from kl_term.errors import UserError, first_problem
+from kl_term.files import replace_file
+from kl_term.numbers import fill
+from kl_term.schema import Schema
 
 SOURCES = "ABCDE"
 Kind = Literal["definition", "theorem", "numeric", "empirical", "method"]

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import get_args
 
 from analysis.chapters.claims import VERDICTS, decisions
-from analysis.errors import UserError
 from analysis.report.generated import render, texts_of
 from analysis.report.ledger import (
     Correction,
@@ -22,6 +21,7 @@ from analysis.report.ledger import (
     load_sources,
 )
 from analysis.report.project import Project
+from kl_term.errors import UserError
 
 
 def ledger_page(project: Project, translate: Callable[[str], str] = str) -> str:

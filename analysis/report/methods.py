@@ -6,11 +6,11 @@ import ast
 
 from pydantic import Field, ValidationError, model_validator
 
-from analysis.errors import UserError, first_problem
 from analysis.report.generated import render
 from analysis.report.project import Project
 from analysis.report.strict_yaml import load_yaml
-from analysis.schema import Schema
+from kl_term.errors import UserError, first_problem
+from kl_term.schema import Schema
 
 _WIDTH = 88  #: of a line of code
 
@@ -20,7 +20,7 @@ class Method(Schema):
 
     name: str
     reference: str  #: short citation, MyST
-    function: str  #: dotted name, below ``analysis``, of what computes it
+    function: str  #: dotted name of what computes it
     use: str  #: ``Variant(...)``, or for what is done outside training a call of the function
     presets: list[str] = Field(default=[])  #: presets with variants that switch it on
     unmeasured: str = ""  #: why no preset measures it

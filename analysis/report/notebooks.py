@@ -22,8 +22,6 @@ import yaml
 from tqdm import tqdm
 
 import analysis
-from analysis.errors import UserError
-from analysis.files import replace_file, require_writable, sha256_bytes
 from analysis.freshness import processor_name, reads_sha256
 from analysis.report import kernel
 from analysis.report.children import child
@@ -42,6 +40,8 @@ from analysis.report.provenance import (
     write_provenance,
 )
 from analysis.report.setup_cell import with_setup
+from kl_term.errors import UserError
+from kl_term.files import replace_file, require_writable, sha256_bytes
 
 CELL_TIMEOUT_SECONDS = 1200.0
 OUTPUT_CAP_BYTES = 20_000_000

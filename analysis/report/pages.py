@@ -15,11 +15,11 @@ from typing import Any
 
 from sphinx_external_toc.parsing import MalformedError, parse_toc_data
 
-from analysis.errors import UserError
-from analysis.files import read_json
 from analysis.report.project import Project
 from analysis.report.provenance import RunFiles, inputs_of, read_notebook, why_stale
 from analysis.report.strict_yaml import load_yaml
+from kl_term.errors import UserError
+from kl_term.files import read_json
 
 #: Kinds of output that a browser interprets; images and plain text it only shows.
 _RENDERED = ("text/html", "text/markdown", "text/latex", "image/svg+xml")

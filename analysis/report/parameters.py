@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.errors import UserError
 from analysis.experiments.policy_names import POLICIES
+from kl_term.errors import UserError
 
 PROFILES = ("quick", "full")
 #: Parameters that mean one of a few names in every notebook that has them.

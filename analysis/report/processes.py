@@ -6,14 +6,9 @@ import contextlib
 import json
 import os
 import platform
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
-
-from analysis.errors import Stopped
 
 # Reductions in another order give other last digits: one thread makes runs repeatable.
 THREADS = 1
@@ -37,24 +32,6 @@ def available_cores() -> int:
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-@contextlib.contextmanager
-def stoppable() -> Iterator[None]:
-    """Turn the signals that ask for an end into `Stopped`, so that ``finally`` blocks run."""
-
-    def stop(signum: int, frame: FrameType | None) -> NoReturn:
-        for each in signals:
-            signal.signal(each, signal.SIG_IGN)  # one request is enough; let cleaning finish
-        raise Stopped(signum)
-
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    previous = {each: signal.signal(each, stop) for each in signals}
-    try:
-        yield
-    finally:
-        for each, handler in previous.items():
-            signal.signal(each, handler)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
-from analysis.errors import UserError
+from kl_term.errors import UserError
 
 
 class Project:
@@ -15,6 +15,7 @@ class Project:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.notebooks = root / "notebooks"
+        self.library = root / "kl_term"
         self.package = root / "analysis"
         self.results = root / "results"
         self.lock = root / "requirements.lock"

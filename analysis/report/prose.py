@@ -9,10 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.errors import UserError
 from analysis.report.pages import run_pages
 from analysis.report.project import Project
 from analysis.report.provenance import RunFiles, read_notebook
+from kl_term.errors import UserError
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt

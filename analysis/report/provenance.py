@@ -17,8 +17,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from analysis.errors import UserError
-from analysis.files import read_json, replace_file, sealed, sha256_bytes, sha256_file, unsealed
 from analysis.freshness import (
     changed_read,
     code_sha256,
@@ -27,7 +25,9 @@ from analysis.freshness import (
     reads_sha256,
 )
 from analysis.report.project import Project
-from analysis.schema import Schema
+from kl_term.errors import UserError
+from kl_term.files import read_json, replace_file, sealed, sha256_bytes, sha256_file, unsealed
+from kl_term.schema import Schema
 
 VERSIONS = ("torch", "numpy", "papermill")
 _CHANGED = {

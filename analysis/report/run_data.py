@@ -19,11 +19,11 @@ from sphinx.application import Sphinx
 from analysis.experiments import recording
 from analysis.experiments.presets import PRESETS
 from analysis.experiments.statistics import LEVEL, MIN_SEEDS
-from analysis.files import replace_file
 from analysis.report.methods import load_methods
 from analysis.report.project import Project
 from analysis.report.translation import is_translated
 from analysis.training.metrics import METRICS as KNOWN_METRICS
+from kl_term.files import replace_file
 
 FOLDER = "_static/explore/runs"
 CURVES = "curves.csv"

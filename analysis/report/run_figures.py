@@ -17,10 +17,10 @@ import nbformat
 from docutils import nodes
 from sphinx.application import Sphinx
 
-from analysis.files import replace_file
 from analysis.report.figure_data import KEY
 from analysis.report.project import Project
 from analysis.report.translation import is_translated
+from kl_term.files import replace_file
 
 #: Where the site has the tables.
 DATA = "_static/data"

@@ -19,11 +19,11 @@ import tqdm.std
 from IPython import get_ipython
 from myst_nb import glue
 
-from analysis import style
 from analysis.report import tables
 from analysis.report.figure_data import show_with_data
-from analysis.report.numbers import format_value
 from analysis.report.parameters import PROFILES
+from kl_term import style
+from kl_term.numbers import format_value
 
 _KEY = re.compile(r"[a-z][a-z0-9_]*")
 

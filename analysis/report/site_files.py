@@ -19,11 +19,11 @@ import torch
 from matplotlib.figure import Figure
 from sphinx.application import Sphinx
 
-from analysis import style
-from analysis.files import replace_file
-from analysis.kl.surrogates import ESTIMATORS
 from analysis.report.build import current_pdf
 from analysis.report.project import Project
+from kl_term import style
+from kl_term.files import replace_file
+from kl_term.kl.surrogates import ESTIMATORS
 
 CARD = "_static/card.png"
 PDF = "kl-term.pdf"

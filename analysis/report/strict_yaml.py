@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from analysis.errors import UserError
+from kl_term.errors import UserError
 
 
 class _StrictLoader(yaml.SafeLoader):

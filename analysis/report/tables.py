@@ -9,7 +9,7 @@ import pandas as pd
 from IPython.display import Markdown
 
 from analysis.experiments.preset import Preset
-from analysis.report.numbers import format_value
+from kl_term.numbers import format_value
 
 
 def as_text(

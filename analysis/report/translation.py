@@ -26,11 +26,11 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx_proof.nodes import proof_node
 
-from analysis.errors import UserError
-from analysis.files import replace_file
 from analysis.report.pages import toc_pages
 from analysis.report.project import Project
 from analysis.report.strict_yaml import load_yaml
+from kl_term.errors import UserError
+from kl_term.files import replace_file
 
 #: As Sphinx knows the language; folder of the site and tag of its pages; its name in itself.
 CODE, FOLDER, NAME = "zh_CN", "zh", "中文"
@@ -252,7 +252,7 @@ def stage(project: Project, destination: Path) -> None:
     shutil.copytree(
         project.book, destination / "book", ignore=shutil.ignore_patterns(".*", "locale")
     )
-    for name in ("analysis", "notebooks", "results"):
+    for name in ("kl_term", "analysis", "notebooks", "results"):
         (destination / name).symlink_to(project.root / name)
     config, toc = (load_yaml(path, path.name) for path in (project.config, project.toc))
     config["title"] = TITLE

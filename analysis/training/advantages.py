@@ -8,17 +8,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from analysis.objectives.advantages import group_centre, group_normalise, leave_one_out
-from analysis.objectives.credit import reward_to_go
-from analysis.objectives.filtering import informative_groups
-from analysis.objectives.groups import deviations, standardise
-from analysis.objectives.lengths import length_penalty, relative_length_reward, soft_overlong
-from analysis.objectives.process import marginal_rewards
-from analysis.objectives.rejection import shortest_right
 from analysis.training.config import Run
 from analysis.training.environment import Scores
 from analysis.training.population import Groups
 from analysis.training.variants import Advantage, Shaping
+from kl_term.objectives.advantages import group_centre, group_normalise, leave_one_out
+from kl_term.objectives.credit import reward_to_go
+from kl_term.objectives.filtering import informative_groups
+from kl_term.objectives.groups import deviations, standardise
+from kl_term.objectives.lengths import length_penalty, relative_length_reward, soft_overlong
+from kl_term.objectives.process import marginal_rewards
+from kl_term.objectives.rejection import shortest_right
 
 
 class Advantages(NamedTuple):

@@ -7,10 +7,10 @@ from typing import Literal
 import torch
 from pydantic import Field, model_validator
 
-from analysis.schema import Schema
 from analysis.training.tiny.policy import PolicyConfig
 from analysis.training.tiny.tasks import SortTask
 from analysis.training.variants import Variant
+from kl_term.schema import Schema
 
 
 class Run(Schema):

@@ -17,18 +17,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from analysis.kl.divergences import reverse_kl
-from analysis.kl.importance import effective_sample_size
-from analysis.kl.term import KLTerm
-from analysis.kl.truncation import masked_logits
-from analysis.objectives.aggregation import token_weights
-from analysis.objectives.guidance import annealed, low_reward_mask
-from analysis.objectives.losses import policy_loss
-from analysis.objectives.masking import off_policy_sequence_mask
-from analysis.objectives.merged import merged_loss, merged_reward
-from analysis.objectives.mirror_descent import mirror_descent_loss
-from analysis.objectives.mismatch import mismatch_weight
-from analysis.objectives.preference import dpo_loss
 from analysis.training import metrics
 from analysis.training.advantages import AdvantageTerms
 from analysis.training.config import Run, RunConfig
@@ -37,6 +25,18 @@ from analysis.training.population import Groups, Rows, run_uniforms
 from analysis.training.rollout import Batch, at_temperature, token_logp
 from analysis.training.sampling import SampledBatch
 from analysis.training.variants import Correction, Distillation, Objective
+from kl_term.kl.divergences import reverse_kl
+from kl_term.kl.importance import effective_sample_size
+from kl_term.kl.term import KLTerm
+from kl_term.kl.truncation import masked_logits
+from kl_term.objectives.aggregation import token_weights
+from kl_term.objectives.guidance import annealed, low_reward_mask
+from kl_term.objectives.losses import policy_loss
+from kl_term.objectives.masking import off_policy_sequence_mask
+from kl_term.objectives.merged import merged_loss, merged_reward
+from kl_term.objectives.mirror_descent import mirror_descent_loss
+from kl_term.objectives.mismatch import mismatch_weight
+from kl_term.objectives.preference import dpo_loss
 
 # The KL to the reference, and to the teacher of a distillation.
 

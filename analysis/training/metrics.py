@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from analysis.kl import divergences, estimators
 from analysis.training.environment import Scores
+from kl_term.kl import divergences, estimators
 
 #: Cheap: the mean over all updates of a logging window.
 WINDOW_METRICS: dict[str, str] = {

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from analysis.kl.truncation import keep_top, masked_logits
 from analysis.training.environment import PopulationPolicy, Task, Weights
+from kl_term.kl.truncation import keep_top, masked_logits
 
 
 class Rollout(NamedTuple):

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from analysis.objectives.filtering import repeats
-from analysis.objectives.guidance import current_segment
 from analysis.training.config import Run, RunConfig
 from analysis.training.environment import Environment, ReplayingPolicy, Scores
 from analysis.training.graphs import Launch
 from analysis.training.population import Group, Groups, run_uniforms, uploaded
 from analysis.training.rollout import Rollout, SamplingParams, sample
 from analysis.training.variants import Sampler
+from kl_term.objectives.filtering import repeats
+from kl_term.objectives.guidance import current_segment
 
 #: Activations of each group of runs, or None where they are not the trained policy's.
 Caches = Sequence[Any]

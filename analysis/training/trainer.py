@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from analysis.checks import trusted
 from analysis.training.config import Run, RunConfig, TrainConfig
 from analysis.training.cpu import keep_freed_memory
 from analysis.training.environment import Environment
@@ -42,6 +41,7 @@ from analysis.training.optimizer import PopulationAdamW, clip_rows
 from analysis.training.rollout import Batch, at_temperature
 from analysis.training.sampling import Caches, SampledBatch, Samplers
 from analysis.training.tiny.start import tiny_environment
+from kl_term.checks import trusted
 
 
 class Failure(NamedTuple):

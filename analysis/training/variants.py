@@ -15,15 +15,15 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from analysis.kl.names import Level
-from analysis.kl.term import KLTerm
-from analysis.schema import Schema
+from kl_term.kl.names import Level
+from kl_term.kl.term import KLTerm
+from kl_term.schema import Schema
 
 
 class Objective(Schema):
     """The policy term of the loss."""
 
-    #: A kind of :mod:`analysis.objectives.losses`, or an objective over whole completions:
+    #: A kind of :mod:`kl_term.objectives.losses`, or an objective over whole completions:
     #: ``mirror_descent`` (against the sampler) or ``dpo`` (best against worst of each group).
     kind: Literal[
         "grpo",
@@ -49,7 +49,7 @@ class Objective(Schema):
 class Advantage(Schema):
     """From the rewards of a group to what each token is worth."""
 
-    #: A function of :mod:`analysis.objectives.advantages`; ``zero`` leaves the reward out, and
+    #: A function of :mod:`kl_term.objectives.advantages`; ``zero`` leaves the reward out, and
     #: ``shortest_right`` is 1 for the completion that rejection sampling keeps, 0 for the others.
     baseline: Literal[
         "group_normalise", "group_centre", "leave_one_out", "zero", "shortest_right"
@@ -64,7 +64,7 @@ class Advantage(Schema):
     #: Leave groups of equal rewards out of every mean, as dynamic sampling does.
     drop_uniform_groups: bool = False
     #: Is a KL in the reward subtracted ``after`` the baseline, or ``before`` it, summed over the
-    #: completion? See :mod:`analysis.objectives.ordering`.
+    #: completion? See :mod:`kl_term.objectives.ordering`.
     kl_order: Literal["after", "before"] = "after"
 
     @model_validator(mode="after")
@@ -79,7 +79,7 @@ class Advantage(Schema):
 class Shaping(Schema):
     """What is added to the reward of the task."""
 
-    #: See :mod:`analysis.objectives.lengths`; ``relative`` is Kimi k1.5's.
+    #: See :mod:`kl_term.objectives.lengths`; ``relative`` is Kimi k1.5's.
     length: Literal["none", "linear", "relative", "soft_overlong"] = "none"
     #: Reward per token of ``linear``; factor of the two others.
     weight: float = Field(default=0.0, ge=0)
@@ -139,7 +139,7 @@ class Sampler(Schema):
 class Correction(Schema):
     """What is done about samples that are not the policy's own."""
 
-    #: Weights between trainer and sampler: see :mod:`analysis.objectives.mismatch`.
+    #: Weights between trainer and sampler: see :mod:`kl_term.objectives.mismatch`.
     mismatch: Literal["none", "truncated", "masked"] = "none"
     mismatch_level: Level = "token"
     #: Largest weight; ``masked`` also drops weights below its inverse.

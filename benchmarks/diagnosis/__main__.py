@@ -12,12 +12,12 @@ from typing import Any
 import pandas as pd
 import tyro
 
-from analysis.errors import UserError
 from analysis.experiments.manifests import check_target, write_folder
 from analysis.experiments.provenance import provenance_here
 from analysis.freshness import code_sha256, import_closure
 from benchmarks.diagnosis import matrix, sound, tiny_runs
 from benchmarks.diagnosis.faults import FAULTS, HELD_OUT
+from kl_term.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "results" / "diagnosis_matrix"

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.diagnosis.columns import assemble
-from analysis.diagnosis.measure import measure
-from analysis.diagnosis.readers import read_rollouts, recorded_settings
-from analysis.diagnosis.reports import report
-from analysis.diagnosis.schema import Report
-from analysis.errors import UserError
 from benchmarks.diagnosis.faults import Fault
 from benchmarks.diagnosis.tiny_runs import Case, run
+from kl_term.diagnosis.columns import assemble
+from kl_term.diagnosis.measure import measure
+from kl_term.diagnosis.readers import read_rollouts, recorded_settings
+from kl_term.diagnosis.reports import report
+from kl_term.diagnosis.schema import Report
+from kl_term.errors import UserError
 
 Row = dict[str, Any]
 #: Outcomes of a planted fault.

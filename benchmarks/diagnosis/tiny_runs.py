@@ -144,8 +144,8 @@ def run(case: Case, folder: Path) -> Path:
     import transformers
     from trl import GRPOConfig
 
-    from analysis.integrations.trl import KLGRPOTrainer
-    from analysis.kl.term import KLTerm
+    from kl_term.integrations.trl import KLGRPOTrainer
+    from kl_term.kl.term import KLTerm
 
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")

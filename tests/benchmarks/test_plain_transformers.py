@@ -7,13 +7,13 @@ import torch
 
 from analysis.chapters.plain_grpo import BETA
 from analysis.experiments.presets.language import llama_smoke
-from analysis.kl.term import KLTerm
 from analysis.training.config import Run
 from analysis.training.pretrained.config import PretrainedConfig
 from analysis.training.pretrained.tasks import TextTask, pretrained_environment
 from analysis.training.pretrained.weights import load_llama, random_llama, save_llama
 from analysis.training.trainer import PopulationTrainer
 from analysis.training.variants import Variant
+from kl_term.kl.term import KLTerm
 
 transformers = pytest.importorskip("transformers", reason="the extra lm is not installed")
 pytestmark = pytest.mark.peers

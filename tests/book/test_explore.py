@@ -16,11 +16,11 @@ import torch
 from analysis.chapters.ch01_estimators import GaussianPair
 from analysis.chapters.ch03_counterexample import ratio_tail_index, tail_mass, unseen_mass
 from analysis.experiments import statistics
-from analysis.kl import enumeration, sequences
-from analysis.kl.ascent import expected_ascent
-from analysis.kl.divergences import forward_kl, reverse_kl
-from analysis.kl.gaussians import gaussian_chi_square, gaussian_kl, moments
 from analysis.report.run_data import FIRST, index, run_data
+from kl_term.kl import enumeration, sequences
+from kl_term.kl.ascent import expected_ascent
+from kl_term.kl.divergences import forward_kl, reverse_kl
+from kl_term.kl.gaussians import gaussian_chi_square, gaussian_kl, moments
 from tests.book.test_browser import (
     CHROMIUM,
     browser,  # noqa: F401, a fixture

@@ -12,9 +12,9 @@ import torch
 import yaml
 from pybtex.database import Entry, parse_file
 
-from analysis.kl import kl_loss
 from analysis.report import run_figures
-from analysis.style import COLOURS
+from kl_term.kl import kl_loss
+from kl_term.style import COLOURS
 
 ROOT = Path(__file__).resolve().parents[2]
 BOOK = ROOT / "book"

@@ -26,9 +26,9 @@ def test_pages_link_to_no_repository_but_serve_their_notebooks(html: Path) -> No
 
 
 def test_the_reference_serves_the_source_of_the_functions(html: Path) -> None:
-    assert 'id="analysis.kl.estimators.k3"' in (html / "book/_generated/api_kl.html").read_text()
-    assert "expm1" in (html / "_modules/analysis/kl/estimators.html").read_text()
-    assert "analysis.kl.estimators.k3" in (html / "genindex.html").read_text()
+    assert 'id="kl_term.kl.estimators.k3"' in (html / "book/_generated/api_kl.html").read_text()
+    assert "expm1" in (html / "_modules/kl_term/kl/estimators.html").read_text()
+    assert "kl_term.kl.estimators.k3" in (html / "genindex.html").read_text()
 
 
 def test_pages_say_what_they_are_about(html: Path) -> None:

@@ -11,7 +11,7 @@ from scipy import stats
 
 from analysis.chapters import ch01_estimators as study
 from analysis.chapters.ch01_estimators import SCHULMAN_FAR
-from analysis.kl.surrogates import ESTIMATORS
+from kl_term.kl.surrogates import ESTIMATORS
 
 V = 40
 

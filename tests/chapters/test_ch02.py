@@ -7,10 +7,10 @@ import torch
 
 from analysis.chapters import ch02_gradients as study
 from analysis.chapters.policies import Policies, random_policies
-from analysis.kl import enumeration
-from analysis.kl.divergences import forward_kl
-from analysis.kl.estimators import k1, k2, k3
-from analysis.kl.term import KLTerm
+from kl_term.kl import enumeration
+from kl_term.kl.divergences import forward_kl
+from kl_term.kl.estimators import k1, k2, k3
+from kl_term.kl.term import KLTerm
 from tests.chapters.differences import kl, slope_of
 
 

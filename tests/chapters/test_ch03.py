@@ -13,10 +13,10 @@ from scipy import integrate, stats
 
 from analysis.chapters import ch03_counterexample as study
 from analysis.chapters.ch01_estimators import LIU_APPENDIX_D, GaussianPair, log_probs, normal_draws
-from analysis.kl import estimators
-from analysis.kl.estimators import k3
-from analysis.kl.gaussians import moments
-from analysis.kl.variance import estimator_variances, optimal_control_weight
+from kl_term.kl import estimators
+from kl_term.kl.estimators import k3
+from kl_term.kl.gaussians import moments
+from kl_term.kl.variance import estimator_variances, optimal_control_weight
 
 PAIRS = [LIU_APPENDIX_D, GaussianPair(-0.5, 0.6, 0.4, 0.9)]
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from analysis.chapters.ch04_grpo import device_of, live_preset, training
-from analysis.errors import UserError
 from analysis.experiments import recording
 from analysis.experiments.language.model import FolderModel, HubModel, PackagedModel
 from analysis.experiments.preset import NO_KL, Preset
 from analysis.experiments.presets.kl_terms import quick
 from analysis.experiments.presets.language import smollm2
-from analysis.kl.term import KLTerm
 from analysis.report.parameters import Parameter
 from analysis.training.config import Variant
+from kl_term.errors import UserError
+from kl_term.kl.term import KLTerm
 from tests.packaged import needs_packaged_weights
 
 

@@ -12,10 +12,10 @@ import torch
 
 from analysis.chapters import ch05_fixed_points as study
 from analysis.chapters.policies import random_policies
-from analysis.kl.divergences import entropy, reverse_kl
-from analysis.kl.enumeration import expected_gradient, gradient_moments
-from analysis.kl.surrogates import ESTIMATORS
-from analysis.kl.term import KLTerm
+from kl_term.kl.divergences import entropy, reverse_kl
+from kl_term.kl.enumeration import expected_gradient, gradient_moments
+from kl_term.kl.surrogates import ESTIMATORS
+from kl_term.kl.term import KLTerm
 
 
 @pytest.fixture(scope="module")

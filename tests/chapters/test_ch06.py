@@ -9,10 +9,10 @@ import torch
 
 from analysis.chapters import ch06_sequences as study
 from analysis.chapters.policies import moved_logits, random_tables
-from analysis.kl.credit import credit_moments, state_average
-from analysis.kl.sequences import enumerate_sequences, sequence_kl_gradient, token_logp
-from analysis.objectives.advantages import reward_to_go
-from analysis.objectives.gae import generalised_advantage
+from kl_term.kl.credit import credit_moments, state_average
+from kl_term.kl.sequences import enumerate_sequences, sequence_kl_gradient, token_logp
+from kl_term.objectives.advantages import reward_to_go
+from kl_term.objectives.gae import generalised_advantage
 from tests.trees import TIGHT
 
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from analysis.chapters import ch07_off_policy
 from analysis.chapters.policies import random_tables
-from analysis.kl.credit import credit_moments
-from analysis.kl.enumeration import reverse_kl_gradient
-from analysis.kl.sequences import (
+from kl_term.kl.credit import credit_moments
+from kl_term.kl.enumeration import reverse_kl_gradient
+from kl_term.kl.sequences import (
     can_draw,
     enumerate_sequences,
     sequence_kl_gradient,

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from analysis.chapters.policies import Policies
-from analysis.kl.divergences import entropy, reverse_kl
-from analysis.kl.enumeration import exact_kl_gradient, expected_gradient, reverse_kl_gradient
-from analysis.kl.scores import expected_score
-from analysis.kl.sequences import (
+from kl_term.kl.divergences import entropy, reverse_kl
+from kl_term.kl.enumeration import exact_kl_gradient, expected_gradient, reverse_kl_gradient
+from kl_term.kl.scores import expected_score
+from kl_term.kl.sequences import (
     can_draw,
     enumerate_sequences,
     expected_sequence_gradient,
@@ -19,8 +19,8 @@ from analysis.kl.sequences import (
     sequence_probability,
     token_logp,
 )
-from analysis.kl.term import KLTerm
-from analysis.kl.truncation import keep_top, masked_logits
+from kl_term.kl.term import KLTerm
+from kl_term.kl.truncation import keep_top, masked_logits
 from tests.supports import Supports, of_loss, overlaps, report
 
 EXACT = 1e-12

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from analysis.chapters import ch08_reward_side
 from analysis.chapters.ch07_off_policy import spread
-from analysis.kl.ascent import expected_ascent
-from analysis.kl.enumeration import relative_error, reverse_kl_gradient
-from analysis.kl.fixed_points import reverse_kl_optimum
-from analysis.kl.scores import expected_score
-from analysis.kl.sequences import enumerate_sequences
+from kl_term.kl.ascent import expected_ascent
+from kl_term.kl.enumeration import relative_error, reverse_kl_gradient
+from kl_term.kl.fixed_points import reverse_kl_optimum
+from kl_term.kl.scores import expected_score
+from kl_term.kl.sequences import enumerate_sequences
 from tests.chapters.differences import kl, slope_of
 
 

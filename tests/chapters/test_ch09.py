@@ -9,9 +9,9 @@ import torch
 
 from analysis.chapters import ch09_advantages as study
 from analysis.chapters import reasoning
-from analysis.kl.credit import sample_gradients
-from analysis.kl.sequences import sequence_probability
-from analysis.objectives.advantages import group_normalise, process_supervision
+from kl_term.kl.credit import sample_gradients
+from kl_term.kl.sequences import sequence_probability
+from kl_term.objectives.advantages import group_normalise, process_supervision
 
 
 def test_group_moments_agree_with_sampling():

@@ -10,10 +10,10 @@ import torch
 from torch.func import grad
 
 from analysis.chapters import ch09_advantages
-from analysis.kl.credit import credit_moments, state_average
-from analysis.kl.divergences import forward_kl, reverse_kl
-from analysis.kl.enumeration import exact_kl_gradient
-from analysis.kl.sequences import (
+from kl_term.kl.credit import credit_moments, state_average
+from kl_term.kl.divergences import forward_kl, reverse_kl
+from kl_term.kl.enumeration import exact_kl_gradient
+from kl_term.kl.sequences import (
     enumerate_sequences,
     expected_sequence_gradient,
     sequence_kl_gradient,
@@ -22,10 +22,10 @@ from analysis.kl.sequences import (
     token_logp,
     visited_kl_gradient,
 )
-from analysis.kl.surrogates import gradient_coefficient, kl_loss
-from analysis.objectives.advantages import group_centre
-from analysis.objectives.aggregation import aggregate, token_mean_weight
-from analysis.objectives.losses import policy_loss
+from kl_term.kl.surrogates import gradient_coefficient, kl_loss
+from kl_term.objectives.advantages import group_centre
+from kl_term.objectives.aggregation import aggregate, token_mean_weight
+from kl_term.objectives.losses import policy_loss
 from tests.trees import TIGHT, draw
 
 VOCAB, LONGEST = 3, 4

@@ -9,8 +9,8 @@ import torch
 from torch.func import grad
 
 from analysis.chapters import ch10_dpo as study
-from analysis.kl.divergences import reverse_kl
-from analysis.kl.sequences import enumerate_sequences, sequence_probability
+from kl_term.kl.divergences import reverse_kl
+from kl_term.kl.sequences import enumerate_sequences, sequence_probability
 
 
 @pytest.fixture(scope="module")

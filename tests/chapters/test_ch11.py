@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from analysis.chapters import ch11_numerics as study
-from analysis.kl.estimators import k2, k3
+from kl_term.kl.estimators import k2, k3
 
 
 def by_series(log_ratio: float) -> float:

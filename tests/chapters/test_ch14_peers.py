@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from analysis.chapters.frameworks import SOURCES, huggingface, openrlhf_family, others, verl_family
-from analysis.objectives.ordering import kl_then_normalise
+from kl_term.objectives.ordering import kl_then_normalise
 from tests.released import functions_in, functions_of
 
 pytestmark = pytest.mark.peers

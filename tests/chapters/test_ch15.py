@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from analysis.chapters import ch15_full_vocabulary as study
-from analysis.kl.chunked import Chunks
-from analysis.kl.divergences import forward_kl, reverse_kl
-from analysis.kl.estimators import k2, k3
+from kl_term.kl.chunked import Chunks
+from kl_term.kl.divergences import forward_kl, reverse_kl
+from kl_term.kl.estimators import k2, k3
 
 #: Published parameter counts, embeddings included.
 PARAMETERS = {

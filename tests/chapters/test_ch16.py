@@ -15,8 +15,8 @@ from analysis.chapters.reasoning import open_length_chain
 from analysis.experiments import initial_policy, recording
 from analysis.experiments.presets import make_preset
 from analysis.experiments.presets.designed import aggregation_length
-from analysis.kl.credit import state_average
-from analysis.kl.sequences import sequence_probability
+from kl_term.kl.credit import state_average
+from kl_term.kl.sequences import sequence_probability
 
 
 @pytest.mark.parametrize("mode", study.MODES)

@@ -15,9 +15,9 @@ from analysis.chapters import ch17_stale as study
 from analysis.experiments import recording
 from analysis.experiments.ablation import VARIANT_COLUMNS
 from analysis.experiments.recording import Recording
-from analysis.objectives.routing import ExpertHead, choose_experts, routed_logp
 from analysis.training.config import RunConfig
 from analysis.training.metrics import METRICS
+from kl_term.objectives.routing import ExpertHead, choose_experts, routed_logp
 
 
 def curves(values: list[float], every: int) -> pd.DataFrame:

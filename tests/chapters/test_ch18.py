@@ -17,13 +17,13 @@ from analysis.experiments.preset import NO_KL, Preset
 from analysis.experiments.presets import make_preset
 from analysis.experiments.recording import Recording
 from analysis.experiments.statistics import Interval
-from analysis.kl.term import KLTerm
-from analysis.objectives.imitation import imitation_cost
 from analysis.training.config import TeacherConfig, TrainConfig
 from analysis.training.counting import forward_flops, run_update
 from analysis.training.tiny.policy import PolicyConfig
 from analysis.training.tiny.tasks import END, FILLER
 from analysis.training.variants import Distillation, Objective, Sampler, Variant
+from kl_term.kl.term import KLTerm
+from kl_term.objectives.imitation import imitation_cost
 from tests.experiments.tiny import two_digits
 
 

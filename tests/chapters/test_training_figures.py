@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import style
 from analysis.chapters import training_figures as figures
 from analysis.experiments.statistics import interval
+from kl_term import style
 
 SEEDS = range(6)
 METRICS = ("accuracy", "own_accuracy", "reverse_kl", "ratio_ess", "entropy", "gradient_norm")

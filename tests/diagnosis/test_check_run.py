@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.diagnosis import check_run as module
-from analysis.diagnosis.check_run import check_run
-from analysis.diagnosis.columns import assemble
-from analysis.diagnosis.generate import EXAMPLES, example
-from analysis.diagnosis.measure import measure
-from analysis.diagnosis.schema import Settings
+from kl_term.diagnosis import check_run as module
+from kl_term.diagnosis.check_run import check_run
+from kl_term.diagnosis.columns import assemble
+from kl_term.diagnosis.generate import EXAMPLES, example
+from kl_term.diagnosis.measure import measure
+from kl_term.diagnosis.schema import Settings
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -1,4 +1,4 @@
-"""``analysis diagnose``: pages, JSON, exit statuses, dumping, and a million tokens."""
+"""``kl-term diagnose``: pages, JSON, exit statuses, dumping, and a million tokens."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from analysis.cli.main import main
-from analysis.diagnosis.columns import NAMES
-from analysis.diagnosis.dumping import SNIPPETS, Dump, append_rollouts
-from analysis.diagnosis.generate import EXAMPLES, FOLDER, Run, simulate
-from analysis.diagnosis.readers import read_rollouts
-from analysis.diagnosis.schema import Report
-from analysis.errors import UserError
+from kl_term.diagnosis.columns import NAMES
+from kl_term.diagnosis.dumping import SNIPPETS, Dump, append_rollouts
+from kl_term.diagnosis.generate import EXAMPLES, FOLDER, Run, simulate
+from kl_term.diagnosis.readers import read_rollouts
+from kl_term.diagnosis.schema import Report
+from kl_term.errors import UserError
 
 STALE = str(FOLDER / "stale_samples.csv.gz")
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from analysis.chapters.ch13_diagnose_run import HEALTHY, alarm_rates, told_apart
-from analysis.diagnosis import generate
-from analysis.diagnosis.causes import find
-from analysis.diagnosis.columns import assemble
-from analysis.diagnosis.generate import EXAMPLES, FOLDER, simulate
-from analysis.diagnosis.measure import measure
-from analysis.diagnosis.reports import diagnose
-from analysis.diagnosis.schema import Settings
+from kl_term.diagnosis import generate
+from kl_term.diagnosis.causes import find
+from kl_term.diagnosis.columns import assemble
+from kl_term.diagnosis.generate import EXAMPLES, FOLDER, simulate
+from kl_term.diagnosis.measure import measure
+from kl_term.diagnosis.reports import diagnose
+from kl_term.diagnosis.schema import Settings
 
 FAST = Settings(resamples=200)
 FRESH_SEEDS = range(5)

@@ -12,28 +12,28 @@ import pandas as pd
 import pytest
 import torch
 
-from analysis.diagnosis import conditions
-from analysis.diagnosis.causes import CAUSES, find, matching
-from analysis.diagnosis.columns import assemble
-from analysis.diagnosis.generate import (
+from kl_term.diagnosis import conditions
+from kl_term.diagnosis.causes import CAUSES, find, matching
+from kl_term.diagnosis.columns import assemble
+from kl_term.diagnosis.generate import (
     EXAMPLES,
     FIRST_STEP,
     Run,
     example,
     simulate,
 )
-from analysis.diagnosis.measure import measure
-from analysis.diagnosis.reports import report
-from analysis.diagnosis.schema import (
+from kl_term.diagnosis.measure import measure
+from kl_term.diagnosis.reports import report
+from kl_term.diagnosis.schema import (
     SEVERITIES,
     Finding,
     Interval,
     Report,
     Settings,
 )
-from analysis.errors import UserError
-from analysis.kl.estimators import k2, k3
-from analysis.kl.term import KLTerm
+from kl_term.errors import UserError
+from kl_term.kl.estimators import k2, k3
+from kl_term.kl.term import KLTerm
 
 ROOT = Path(__file__).parents[2]
 BIGGER = Run(sequences=80)

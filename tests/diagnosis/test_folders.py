@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.cli.diagnose import diagnose
-from analysis.diagnosis.generate import as_csv, example
-from analysis.diagnosis.measure import measure
-from analysis.diagnosis.readers import read_rollouts, record_settings, recorded_settings
-from analysis.diagnosis.reports import report
-from analysis.diagnosis.schema import Report, Settings
-from analysis.errors import UserError
-from analysis.kl.term import KLTerm
+from kl_term.cli.diagnose import diagnose
+from kl_term.diagnosis.generate import as_csv, example
+from kl_term.diagnosis.measure import measure
+from kl_term.diagnosis.readers import read_rollouts, record_settings, recorded_settings
+from kl_term.diagnosis.reports import report
+from kl_term.diagnosis.schema import Report, Settings
+from kl_term.errors import UserError
+from kl_term.kl.term import KLTerm
 
 
 @pytest.fixture

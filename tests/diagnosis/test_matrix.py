@@ -7,7 +7,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.diagnosis.causes import CAUSES
 from analysis.experiments.recording import read_manifest
 from analysis.report.diagnosis_quality import (
     FOLDER,
@@ -17,6 +16,7 @@ from analysis.report.diagnosis_quality import (
     quality_page,
     reasons_of,
 )
+from kl_term.diagnosis.causes import CAUSES
 
 RECORDED = Path(__file__).parents[2] / "results" / FOLDER
 

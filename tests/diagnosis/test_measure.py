@@ -8,12 +8,12 @@ import math
 import numpy as np
 import pytest
 
-from analysis.diagnosis import divergence, integrity, statistics, updates
-from analysis.diagnosis.conditions import MOST_IMPOSSIBLE
-from analysis.diagnosis.generate import Run, simulate
-from analysis.diagnosis.measure import measure
-from analysis.diagnosis.schema import Rollouts, Settings
-from analysis.diagnosis.statistics import MOST_UNITS, token_means
+from kl_term.diagnosis import divergence, integrity, statistics, updates
+from kl_term.diagnosis.conditions import MOST_IMPOSSIBLE
+from kl_term.diagnosis.generate import Run, simulate
+from kl_term.diagnosis.measure import measure
+from kl_term.diagnosis.schema import Rollouts, Settings
+from kl_term.diagnosis.statistics import MOST_UNITS, token_means
 
 FAST = Settings(resamples=200)
 

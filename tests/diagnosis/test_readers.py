@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.diagnosis.readers import read_rollouts
-from analysis.errors import UserError
+from kl_term.diagnosis.readers import read_rollouts
+from kl_term.errors import UserError
 
 ROWS = [
     # sequence, position, logp, old_logp, ref_logp, mask
@@ -142,7 +142,7 @@ def test_parquet(tmp_path):
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
-    assert ".[diagnose]" in refusal(write(tmp_path, "PAR1", "dump.parquet"))
+    assert "kl-term[diagnose]" in refusal(write(tmp_path, "PAR1", "dump.parquet"))
 
 
 @pytest.mark.peers
@@ -188,7 +188,7 @@ def test_unknown_columns_are_listed_with_the_nearest_name(tmp_path):
         ("sequence;logp;ref_logp\na;-1;-1\n", "separate by commas"),
         ("sequence,logp,ref_lgp\na,-1,-1\n", "column ref_logp is missing"),
         ("sequence,logp,ref_lgp\na,-1,-1\n", "rename 'ref_lgp'?"),
-        ("step,loss,kl,reward\n1,0.1,0.02,0.5\n", "log has none: see analysis diagnose --how-to-"),
+        ("step,loss,kl,reward\n1,0.1,0.02,0.5\n", "log has none: see kl-term diagnose --how-to-"),
         ("sequence,logp,logp,ref_logp\na,-1,-1,-1\n", "'logp' stands twice"),
         ("sequence,logp,log_probs,ref_logp\na,-1,-1,-1\n", "both mean logp"),
         ("sequence,logp,ref_logp\na,-1,-1,-1,-1\nb,-1\n", "no regular CSV"),

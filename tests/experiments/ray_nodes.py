@@ -14,12 +14,12 @@ from pathlib import Path
 
 from ray.cluster_utils import Cluster
 
-from analysis.errors import UserError
 from analysis.experiments.pools import LocalPool
 from analysis.experiments.preset import Preset
 from analysis.experiments.ray_pool import ray_pool
 from analysis.experiments.store import Store
 from analysis.experiments.sweep import run_sweep
+from kl_term.errors import UserError
 from tests.experiments.tiny import Heard, assert_same_metrics, make_tiny
 
 

@@ -17,9 +17,9 @@ from analysis.experiments.recording import Recording
 from analysis.experiments.shard import complete_shard
 from analysis.experiments.store import Store, with_checksum, without_checksum
 from analysis.experiments.sweep import finished_runs, shards_of
-from analysis.files import sha256_bytes
 from analysis.training.metrics import METRICS
 from analysis.training.trainer import PopulationTrainer
+from kl_term.files import sha256_bytes
 from tests.experiments.tiny import PROVENANCE, Heard, assert_same_bits, make_tiny, sweep_tiny
 
 pytestmark = pytest.mark.usefixtures("tiny_source")

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 import torch
 
-from analysis.diagnosis.columns import assemble
 from analysis.experiments.language import estimator_tail
-from analysis.kl.divergences import reverse_kl
-from analysis.kl.estimators import k1, k3
 from analysis.training.trainer import PopulationTrainer
+from kl_term.diagnosis.columns import assemble
+from kl_term.kl.divergences import reverse_kl
+from kl_term.kl.estimators import k1, k3
 from tests.experiments.tiny import short_llama
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.errors import UserError
 from analysis.experiments import manifests
 from analysis.experiments.manifests import (
     REQUIRED,
@@ -17,7 +16,8 @@ from analysis.experiments.manifests import (
     verify_results,
     write_folder,
 )
-from analysis.files import sealed, sha256_file
+from kl_term.errors import UserError
+from kl_term.files import sealed, sha256_file
 
 FIELDS = {
     "preset": "quick",

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from analysis.errors import UserError
 from analysis.experiments import pools, shard
 from analysis.experiments.pools import LocalPool, devices_of
 from analysis.experiments.shard import complete_shard
 from analysis.experiments.sweep import shards_of
+from kl_term.errors import UserError
 from tests.experiments.tiny import PROVENANCE, make_tiny
 
 pytestmark = pytest.mark.usefixtures("warm_workers")

@@ -16,8 +16,8 @@ from analysis.experiments.presets import FIRST_SEED, PRESETS, make_preset
 from analysis.experiments.presets import kl_terms as presets
 from analysis.experiments.presets.language import llama_smoke
 from analysis.experiments.provenance import source_of, sources_of
-from analysis.files import sealed
 from analysis.training.metrics import METRICS, PARTIAL_METRICS
+from kl_term.files import sealed
 from tests.experiments.tiny import make_tiny, trained_alone
 
 
@@ -146,15 +146,16 @@ def test_a_recorded_run_trains_again_alone_to_the_recorded_digits(trained, tmp_p
 def test_the_source_of_a_run_is_what_training_imports(config, imports):
     script = (
         f"import sys, analysis, {imports}\n"
-        "root = analysis.__path__[0]\n"
-        "files = [m.__file__ for n, m in sys.modules.items() if n.startswith('analysis.')]\n"
-        "print(*sorted('analysis' + f[len(root):] for f in files if not f.endswith('__init__.py')))"
+        "root = len(analysis.__path__[0]) - len('analysis')\n"
+        "ours = ('kl_term.', 'analysis.')\n"
+        "files = [m.__file__ for n, m in sys.modules.items() if n.startswith(ours)]\n"
+        "print(*sorted(f[root:] for f in files if not f.endswith('__init__.py')))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     loaded, listed = set(done.stdout.split()), set(sources_of(config))
-    assert loaded - {"analysis/lazy.py"} <= listed, "a file that a run needs is not hashed"
+    assert loaded - {"kl_term/lazy.py"} <= listed, "a file that a run needs is not hashed"
     assert len(listed) > len(sources_of(presets.quick().config)) - 1
 
 

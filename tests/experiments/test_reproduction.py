@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import analysis
+import kl_term
 from analysis.cli.main import main
 from analysis.experiments import ablation, recording, reproduction
 from analysis.experiments.language.model import Unavailable
@@ -21,8 +22,8 @@ from analysis.experiments.presets.designed import equal_kl
 from analysis.experiments.presets.language import smollm2_short
 from analysis.experiments.recording import Recording
 from analysis.experiments.reproduction import chosen, meaning, mismatches
-from analysis.files import sealed, sha256_file
 from analysis.training.trainer import PopulationTrainer
+from kl_term.files import sealed, sha256_file
 from tests.experiments.tiny import make_tiny
 from tests.trees import on_one_thread
 
@@ -225,7 +226,8 @@ def test_on_another_processor_another_checkout_gives_the_digits(
     other = tmp_path / "other"
     shutil.copytree(recorded, other / "results" / "small_cpu")
     ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(Path(analysis.__path__[0]), other / "analysis", ignore=ignored)
+    for house in (kl_term, analysis):
+        shutil.copytree(Path(house.__path__[0]), other / house.__name__, ignore=ignored)
     change_a_digit(recorded, "entropy", line=1)  # as on another processor
     few = ["reproduce", "small_cpu", "--runs", "2"]
     assert main(few) == 1

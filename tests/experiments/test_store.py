@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from analysis.errors import UserError
 from analysis.experiments import sweep
 from analysis.experiments.preset import Preset
 from analysis.experiments.recording import Recording
@@ -24,6 +23,7 @@ from analysis.experiments.store import (
     without_checksum,
 )
 from analysis.training.trainer import Failure, PopulationTrainer
+from kl_term.errors import UserError
 from tests.experiments.tiny import PROVENANCE, Heard, assert_same_bits, make_tiny, sweep_tiny
 
 pytestmark = pytest.mark.usefixtures("tiny_source")

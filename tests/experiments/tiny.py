@@ -18,11 +18,11 @@ from analysis.experiments.progress import Progress
 from analysis.experiments.provenance import Provenance
 from analysis.experiments.recording import Recording
 from analysis.experiments.store import Store, StoredRun, run_record
-from analysis.kl.term import KLTerm
 from analysis.training.config import StartConfig, TeacherConfig, TrainConfig, Variant
 from analysis.training.metrics import METRICS
 from analysis.training.tiny.policy import PolicyConfig
 from analysis.training.tiny.tasks import SortTask
+from kl_term.kl.term import KLTerm
 
 UPDATES = 24
 CHECKPOINT_EVERY = 4

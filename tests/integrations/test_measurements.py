@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from analysis.diagnosis.columns import assemble
-from analysis.diagnosis.divergence import coefficient_gap
-from analysis.integrations.measurements import MEASUREMENTS, Sampled, measure
-from analysis.kl.importance import effective_sample_size
+from kl_term.diagnosis.columns import assemble
+from kl_term.diagnosis.divergence import coefficient_gap
+from kl_term.integrations.measurements import MEASUREMENTS, Sampled, measure
+from kl_term.kl.importance import effective_sample_size
 
 PAGE = Path(__file__).parents[2] / "book" / "trl.md"
 

@@ -11,20 +11,20 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from analysis.kl.term import KLTerm
 from analysis.training.config import Run, TrainConfig
 from analysis.training.loss import Terms, compute_step
 from analysis.training.rollout import Batch, Rollout, token_logp
 from analysis.training.variants import Objective, Variant
+from kl_term.kl.term import KLTerm
 from tests.integrations import tiny_trl
 
 pytest.importorskip("trl", reason="the extra trl is not installed: make test-full")
 pytestmark = pytest.mark.peers
 
-from analysis.integrations.trl import KLGRPOTrainer  # noqa: E402
-from analysis.integrations.trl import hidden_states as trl_hidden  # noqa: E402
-from analysis.integrations.trl.trainer import UNSUPPORTED  # noqa: E402
-from analysis.kl.chunked import Head  # noqa: E402
+from kl_term.integrations.trl import KLGRPOTrainer  # noqa: E402
+from kl_term.integrations.trl import hidden_states as trl_hidden  # noqa: E402
+from kl_term.integrations.trl.trainer import UNSUPPORTED  # noqa: E402
+from kl_term.kl.chunked import Head  # noqa: E402
 
 PROMPTS, GROUP, LENGTH, VOCAB = tiny_trl.PROMPTS, tiny_trl.GROUP, tiny_trl.LENGTH, 5
 BETA = 0.7

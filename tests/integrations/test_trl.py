@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from analysis.diagnosis.readers import read_rollouts
-from analysis.errors import UserError
-from analysis.integrations.measurements import MEASUREMENTS
-from analysis.kl.term import KLTerm
+from kl_term.diagnosis.readers import read_rollouts
+from kl_term.errors import UserError
+from kl_term.integrations.measurements import MEASUREMENTS
+from kl_term.kl.term import KLTerm
 from tests.integrations import tiny_trl
 
 pytest.importorskip("trl", reason="the extra trl is not installed: make test-full")
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.peers
 
 from trl import GRPOTrainer  # noqa: E402
 
-from analysis.integrations.trl import KLGRPOTrainer  # noqa: E402
-from analysis.integrations.trl.aggregation import LOSS_TYPES  # noqa: E402
+from kl_term.integrations.trl import KLGRPOTrainer  # noqa: E402
+from kl_term.integrations.trl.aggregation import LOSS_TYPES  # noqa: E402
 
 BETA = 0.5
 #: One of each way through the trainer; over all terms: test_one_term.py.
@@ -267,7 +267,7 @@ def test_what_has_no_meaning_is_refused_in_one_line(model, tmp_path, kl_term, se
 
 def test_exact_refuses_heads_that_are_not_linear(make):
     trainer = make(KLTerm(estimator="exact"))
-    from analysis.integrations.trl.hidden_states import refuse_nonlinear_heads
+    from kl_term.integrations.trl.hidden_states import refuse_nonlinear_heads
 
     refuse_nonlinear_heads(trainer.model)
     trainer.model.config.final_logit_softcapping = 30.0
@@ -276,7 +276,7 @@ def test_exact_refuses_heads_that_are_not_linear(make):
 
 
 def test_dump_is_diagnosed(make, tmp_path, capsys):
-    from analysis.cli.diagnose import diagnose
+    from kl_term.cli.diagnose import diagnose
 
     trainer = make(
         KLTerm(estimator="k1", placement="reward", credit="to_go"),

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from analysis.diagnosis.causes import find
-from analysis.diagnosis.dumping import Dump
-from analysis.diagnosis.measure import measure
-from analysis.diagnosis.readers import read_rollouts, recorded_settings
-from analysis.errors import UserError
-from analysis.kl.term import KLTerm
 from benchmarks.diagnosis import tiny_runs
+from kl_term.diagnosis.causes import find
+from kl_term.diagnosis.dumping import Dump
+from kl_term.diagnosis.measure import measure
+from kl_term.diagnosis.readers import read_rollouts, recorded_settings
+from kl_term.errors import UserError
+from kl_term.kl.term import KLTerm
 from tests.integrations import tiny_trl
 
 pytest.importorskip("trl", reason="the extra trl is not installed: make test-full")
@@ -25,8 +25,8 @@ import transformers.trainer  # noqa: E402
 import trl  # noqa: E402
 from trl import GRPOTrainer  # noqa: E402
 
-from analysis.integrations.trl import DiagnosisCallback, KLGRPOTrainer, TargetKL  # noqa: E402
-from analysis.integrations.trl.aggregation import LOSS_TYPES  # noqa: E402
+from kl_term.integrations.trl import DiagnosisCallback, KLGRPOTrainer, TargetKL  # noqa: E402
+from kl_term.integrations.trl.aggregation import LOSS_TYPES  # noqa: E402
 
 LARGER = {
     "per_device_train_batch_size": 32,
@@ -80,7 +80,7 @@ def test_a_sound_run_is_checked_without_a_word(plain, caplog):
     trainer = plain()
     callback = DiagnosisCallback(trainer, every=4)
     trainer.add_callback(callback)
-    with caplog.at_level(logging.WARNING, logger="analysis"):
+    with caplog.at_level(logging.WARNING, logger="kl_term"):
         trainer.train()
     assert trainer.state.global_step == 8 and caplog.messages == []
     logged = [log for log in trainer.state.log_history if "diagnosis/errors" in log]
@@ -102,7 +102,7 @@ def test_rollouts_are_checked_whole(plain, caplog, every, tokens, settings, chec
     """A part of one has groups that lack completions, and first steps that are none."""
     trainer = plain(**settings)
     trainer.add_callback(DiagnosisCallback(trainer, every=every, tokens=tokens))
-    with caplog.at_level(logging.WARNING, logger="analysis"):
+    with caplog.at_level(logging.WARNING, logger="kl_term"):
         trainer.train()
     assert caplog.messages == []
     logged = [log["step"] for log in trainer.state.log_history if "diagnosis/errors" in log]
@@ -126,7 +126,7 @@ def test_a_fault_is_said_once_in_one_line_and_may_stop_the_run(plain, caplog):
         flip_advantages(trainer)
         callback = DiagnosisCallback(trainer, every=4, stop_on=stop_on)
         trainer.add_callback(callback)
-        with caplog.at_level(logging.WARNING, logger="analysis"):
+        with caplog.at_level(logging.WARNING, logger="kl_term"):
             trainer.train()
         assert trainer.state.global_step == steps
         said = [line for line in caplog.messages if "advantage-sign" in line]

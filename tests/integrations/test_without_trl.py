@@ -9,7 +9,7 @@ HIDDEN = """
 import sys
 sys.modules["trl"] = None
 try:
-    import analysis.integrations.trl
+    import kl_term.integrations.trl
 except ImportError as error:
     print(error)
 """
@@ -18,10 +18,10 @@ except ImportError as error:
 def test_one_line_names_the_extra():
     ran = subprocess.run([sys.executable, "-c", HIDDEN], capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines() == [
-        "analysis.integrations.trl needs TRL, which is not installed: pip install -e '.[trl]'"
+        "kl_term.integrations.trl needs TRL, which is not installed: pip install 'kl-term[trl]'"
     ]
 
 
 def test_nothing_below_imports_trl():
-    code = "import sys, analysis.integrations.measurements; sys.exit('trl' in sys.modules)"
+    code = "import sys, kl_term.integrations.measurements; sys.exit('trl' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

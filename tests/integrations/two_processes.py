@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import torch
 from trl import GRPOTrainer
 
-from analysis.integrations.trl import KLGRPOTrainer, KLTerm
+from kl_term.integrations.trl import KLGRPOTrainer, KLTerm
 from tests.integrations import tiny_trl
 
 TRAINERS = {

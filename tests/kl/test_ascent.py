@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from analysis.kl.ascent import expected_ascent, token_advantage
-from analysis.kl.divergences import reverse_kl
-from analysis.kl.enumeration import expected_gradient
-from analysis.kl.estimators import k3, k3_clip
-from analysis.kl.fixed_points import penalty_equilibrium
+from kl_term.kl.ascent import expected_ascent, token_advantage
+from kl_term.kl.divergences import reverse_kl
+from kl_term.kl.enumeration import expected_gradient
+from kl_term.kl.estimators import k3, k3_clip
+from kl_term.kl.fixed_points import penalty_equilibrium
 
 from .conftest import random_logits
 

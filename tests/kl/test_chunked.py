@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from analysis.kl import divergences
-from analysis.kl.chunked import (
+from kl_term.kl import divergences
+from kl_term.kl.chunked import (
     Chunks,
     Head,
     divergences_from_hidden,
@@ -190,8 +190,8 @@ LIMITED = """
 import resource
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 import torch
-from analysis.kl import divergences
-from analysis.kl.chunked import Head, reverse_kl_from_hidden
+from kl_term.kl import divergences
+from kl_term.kl.chunked import Head, reverse_kl_from_hidden
 torch.manual_seed(0)
 hidden, ref_hidden = torch.randn(2, {tokens}, 16)
 hidden.requires_grad_()

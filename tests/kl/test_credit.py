@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.kl.credit import (
+from kl_term.kl.credit import (
     advantage_table,
     credit_moments,
     last_token_groups,
@@ -13,7 +13,7 @@ from analysis.kl.credit import (
     state_average,
     tie_states,
 )
-from analysis.kl.sequences import (
+from kl_term.kl.sequences import (
     enumerate_sequences,
     sequence_kl,
     sequence_kl_gradient,

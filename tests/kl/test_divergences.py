@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.kl.divergences import (
+from kl_term.kl.divergences import (
     capped_forward_kl,
     chi_square,
     entropy,
     forward_kl,
     reverse_kl,
 )
-from analysis.kl.enumeration import reverse_kl_gradient
+from kl_term.kl.enumeration import reverse_kl_gradient
 
 INF = math.inf
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.kl.divergences import forward_kl, reverse_kl
-from analysis.kl.enumeration import (
+from kl_term.kl.divergences import forward_kl, reverse_kl
+from kl_term.kl.enumeration import (
     cosine,
     exact_kl_gradient,
     expected_gradient,

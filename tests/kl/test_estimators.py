@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.kl import estimators
-from analysis.kl.divergences import forward_kl, reverse_kl
-from analysis.kl.estimators import k1, k2, k3, k3_clip, k4
+from kl_term.kl import estimators
+from kl_term.kl.divergences import forward_kl, reverse_kl
+from kl_term.kl.estimators import k1, k2, k3, k3_clip, k4
 
 LOGP = torch.tensor([-0.5, -2.0, -1.0, -4.0], dtype=torch.float64)
 REF_LOGP = torch.tensor([-1.5, -0.7, -1.0, -0.5], dtype=torch.float64)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from scipy.optimize import brentq
 
-from analysis.kl.ascent import expected_ascent, token_advantage
-from analysis.kl.divergences import forward_kl, half_squared_distance, reverse_kl
-from analysis.kl.estimators import k2, k3
-from analysis.kl.fixed_points import (
+from kl_term.kl.ascent import expected_ascent, token_advantage
+from kl_term.kl.divergences import forward_kl, half_squared_distance, reverse_kl
+from kl_term.kl.estimators import k2, k3
+from kl_term.kl.fixed_points import (
     euclidean_optimum,
     forward_kl_multiplier,
     forward_kl_optimum,

@@ -7,14 +7,14 @@ import math
 import pytest
 import torch
 
-from analysis.kl.credit import last_token_groups, tie_states
-from analysis.kl.full_vocabulary import (
+from kl_term.kl.credit import last_token_groups, tie_states
+from kl_term.kl.full_vocabulary import (
     full_vocabulary_gradients,
     markov_kl,
     markov_visits,
     visited_kl,
 )
-from analysis.kl.sequences import (
+from kl_term.kl.sequences import (
     enumerate_sequences,
     sequence_kl,
     sequence_kl_gradient,

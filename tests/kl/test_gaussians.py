@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from analysis.kl.gaussians import (
+from kl_term.kl.gaussians import (
     gaussian_chi_square,
     gaussian_kl,
     k3_variance_is_finite,

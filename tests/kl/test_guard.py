@@ -21,21 +21,21 @@ import pytest
 import torch
 from torch import Tensor
 
-import analysis.kl
-import analysis.objectives
-from analysis.checks import checked, trusted
-from analysis.kl.divergences import log_softmaxes
-from analysis.kl.estimators import k3_clip
-from analysis.kl.sequences import Sequences, enumerate_sequences
-from analysis.kl.surrogates import kl_loss, kl_penalty
-from analysis.kl.term import KLTerm
-from analysis.kl.vocabulary_blocks import Chunks, Head
-from analysis.objectives.filtering import informative_groups
-from analysis.objectives.lengths import relative_length_reward
-from analysis.objectives.losses import ClipRange, policy_loss
-from analysis.objectives.rejection import shortest_right
-from analysis.objectives.routing import ExpertHead
-from analysis.shapes import Axes, LogProbs, Mask
+import kl_term.kl
+import kl_term.objectives
+from kl_term.checks import checked, trusted
+from kl_term.kl.divergences import log_softmaxes
+from kl_term.kl.estimators import k3_clip
+from kl_term.kl.sequences import Sequences, enumerate_sequences
+from kl_term.kl.surrogates import kl_loss, kl_penalty
+from kl_term.kl.term import KLTerm
+from kl_term.kl.vocabulary_blocks import Chunks, Head
+from kl_term.objectives.filtering import informative_groups
+from kl_term.objectives.lengths import relative_length_reward
+from kl_term.objectives.losses import ClipRange, policy_loss
+from kl_term.objectives.rejection import shortest_right
+from kl_term.objectives.routing import ExpertHead
+from kl_term.shapes import Axes, LogProbs, Mask
 
 #: Walks through blocks for another module, which has checked what it gives.
 INTERNAL = {"statistics", "blocks", "widened", "block_logits", "per_token_advantages"}
@@ -86,7 +86,7 @@ EXAMPLES = {
 
 def functions() -> dict[str, object]:
     found = {}
-    for package in (analysis.kl, analysis.objectives):
+    for package in (kl_term.kl, kl_term.objectives):
         for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
             for name, value in vars(import_module(module.name)).items():
                 public = inspect.isfunction(value) and not name.startswith("_")
@@ -385,7 +385,7 @@ EXPORTED = pytest.mark.parametrize(
     [
         name
         for name in FUNCTIONS
-        if {*analysis.kl.__all__, *analysis.objectives.__all__} & {*name.split(".")}
+        if {*kl_term.kl.__all__, *kl_term.objectives.__all__} & {*name.split(".")}
         and name != "objectives.credit.process_supervision"  # whose steps need not be tensors
     ],
 )

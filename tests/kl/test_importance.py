@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from analysis.kl.importance import effective_sample_size, importance_ratio
+from kl_term.kl.importance import effective_sample_size, importance_ratio
 
 LOGP = torch.tensor([[-0.5, -1.0, -2.0], [-0.1, -0.7, -9.0]], dtype=torch.float64)
 OLD_LOGP = torch.tensor([[-0.7, -0.4, -1.1], [-0.9, -0.5, -8.0]], dtype=torch.float64)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.kl.divergences import reverse_kl
-from analysis.kl.fixed_points import reverse_kl_optimum
-from analysis.kl.mirror_steps import folded_reward, mirror_step
+from kl_term.kl.divergences import reverse_kl
+from kl_term.kl.fixed_points import reverse_kl_optimum
+from kl_term.kl.mirror_steps import folded_reward, mirror_step
 
 OLD = torch.tensor([0.3, -1.0, 0.8], dtype=torch.float64)
 REF = torch.tensor([-0.5, 0.4, 0.1], dtype=torch.float64)

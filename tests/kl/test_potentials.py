@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.kl.divergences import capped_forward_kl, forward_kl, reverse_kl
-from analysis.kl.enumeration import expected_gradient
-from analysis.kl.estimators import ESTIMATORS, POTENTIALS
-from analysis.kl.potentials import kl_potential
+from kl_term.kl.divergences import capped_forward_kl, forward_kl, reverse_kl
+from kl_term.kl.enumeration import expected_gradient
+from kl_term.kl.estimators import ESTIMATORS, POTENTIALS
+from kl_term.kl.potentials import kl_potential
 
 
 @pytest.mark.parametrize("estimator", POTENTIALS)

@@ -8,25 +8,25 @@ import pytest
 import torch
 from torch.func import grad, jacrev
 
-from analysis.kl.credit import (
+from kl_term.kl.credit import (
     credit_moments,
     last_token_groups,
     sample_gradients,
     tie_states,
     weighted_moments,
 )
-from analysis.kl.divergences import reverse_kl
-from analysis.kl.enumeration import relative_error
-from analysis.kl.full_vocabulary import markov_kl
-from analysis.kl.importance import importance_ratio
-from analysis.kl.prefix import (
+from kl_term.kl.divergences import reverse_kl
+from kl_term.kl.enumeration import relative_error
+from kl_term.kl.full_vocabulary import markov_kl
+from kl_term.kl.importance import importance_ratio
+from kl_term.kl.prefix import (
     PRODUCT,
     k3_noise_gap,
     markov_kl_moments,
     markov_second_moments,
     prefix_coefficients,
 )
-from analysis.kl.sequences import (
+from kl_term.kl.sequences import (
     enumerate_sequences,
     expected_sequence_gradient,
     sequence_kl_gradient,
@@ -34,9 +34,9 @@ from analysis.kl.sequences import (
     token_logp,
     visited_kl_gradient,
 )
-from analysis.kl.surrogates import ESTIMATORS
-from analysis.kl.term import KLTerm
-from analysis.objectives.aggregation import token_mean_weight
+from kl_term.kl.surrogates import ESTIMATORS
+from kl_term.kl.term import KLTerm
+from kl_term.objectives.aggregation import token_mean_weight
 from tests.trees import TIGHT, draw
 
 WORLDS = {"fixed": (3, 3, None), "ragged": (3, 4, 2), "ragged2": (2, 5, 0), "wide": (4, 3, 1)}

@@ -7,17 +7,17 @@ import math
 import pytest
 import torch
 
-from analysis.kl.credit import (
+from kl_term.kl.credit import (
     sample_gradients,
     state_average,
     tie_states,
     weighted_moments,
 )
-from analysis.kl.full_vocabulary import full_vocabulary_gradients
-from analysis.kl.importance import importance_ratio
-from analysis.kl.prefix import prefix_coefficients
-from analysis.kl.returns import reward_to_go
-from analysis.kl.sequences import enumerate_sequences, sequence_kl, sequence_probability, token_logp
+from kl_term.kl.full_vocabulary import full_vocabulary_gradients
+from kl_term.kl.importance import importance_ratio
+from kl_term.kl.prefix import prefix_coefficients
+from kl_term.kl.returns import reward_to_go
+from kl_term.kl.sequences import enumerate_sequences, sequence_kl, sequence_probability, token_logp
 from tests.trees import draw
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}

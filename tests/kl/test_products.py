@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from analysis.chapters.ch06_sequences import one_recurrent_state
-from analysis.kl.credit import last_token_groups
-from analysis.kl.divergences import chi_square, reverse_kl
-from analysis.kl.products import (
+from kl_term.kl.credit import last_token_groups
+from kl_term.kl.divergences import chi_square, reverse_kl
+from kl_term.kl.products import (
     chi_square_bounds,
     geometric_spread,
     log_ratio_spread,
@@ -19,7 +19,7 @@ from analysis.kl.products import (
     sequence_ratio_spread,
     tilted_transitions,
 )
-from analysis.kl.sequences import enumerate_sequences, sequence_probability, token_logp
+from kl_term.kl.sequences import enumerate_sequences, sequence_probability, token_logp
 from tests.trees import draw
 
 TIGHT = {"rtol": 1e-11, "atol": 1e-12}

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.kl.credit import advantage_table, credit_moments
-from analysis.kl.products import sequence_ratio_spread
-from analysis.kl.ratio_objectives import (
+from kl_term.kl.credit import advantage_table, credit_moments
+from kl_term.kl.products import sequence_ratio_spread
+from kl_term.kl.ratio_objectives import (
     OBJECTIVES,
     performance_difference,
     ratio_objective,
     ratio_objective_gradient,
     token_surrogate,
 )
-from analysis.kl.sequences import sequence_probability, token_logp
+from kl_term.kl.sequences import sequence_probability, token_logp
 from tests.trees import TIGHT, VOCAB_SIZE, draw
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import analysis.kl
+import kl_term.kl
 from analysis.freshness import ROOT
-from analysis.kl import estimators
+from kl_term.kl import estimators
 
 FUNCTION = '''
 @checked
@@ -35,12 +35,12 @@ ROW = """
 #: What the new estimator is used for, each in one statement or a few.
 USES = """
 import inspect, torch
-from analysis.kl import cubic, kl_loss, kl_penalty
-from analysis import kl, style
-from analysis.kl.enumeration import expected_gradient
-from analysis.kl.potentials import kl_potential
-from analysis.kl.surrogates import gradient_coefficient
-from analysis.kl.term import KLTerm
+from kl_term.kl import cubic, kl_loss, kl_penalty
+from kl_term import kl, style
+from kl_term.kl.enumeration import expected_gradient
+from kl_term.kl.potentials import kl_potential
+from kl_term.kl.surrogates import gradient_coefficient
+from kl_term.kl.term import KLTerm
 from analysis.training.config import Run, StartConfig, TrainConfig, Variant
 from analysis.training.tiny.policy import PolicyConfig
 from analysis.training.tiny.tasks import SortTask
@@ -69,7 +69,7 @@ config = TrainConfig(
 )
 runs = [Run(variant=Variant(kl=term, beta=1.0), seed=0) for term in terms]
 assert not PopulationTrainer(config, runs).run().failures
-dump = "analysis/diagnosis/examples/healthy.csv.gz"
+dump = "kl_term/diagnosis/examples/healthy.csv.gz"
 assert main(["diagnose", dump, "--estimator", "cubic", "--json", "report.json"]) == 0
 """
 
@@ -81,8 +81,9 @@ def write(path: Path, old: str, new: str) -> None:
 
 
 def test_two_files_make_an_estimator_that_everything_knows(tmp_path: Path) -> None:
-    package = tmp_path / "analysis"
-    shutil.copytree(ROOT / "analysis", package, ignore=shutil.ignore_patterns("__pycache__"))
+    package, ignored = tmp_path / "kl_term", shutil.ignore_patterns("__pycache__")
+    for house in ("kl_term", "analysis"):
+        shutil.copytree(ROOT / house, tmp_path / house, ignore=ignored)
     write(package / "kl/estimators.py", "\nclass TokenEstimator(", FUNCTION)
     write(package / "kl/estimators.py", '\n    "minimax01": ', ROW)
     write(package / "kl/names.py", "\nValue = Literal[", '\nValue = Literal["cubic", ')
@@ -97,12 +98,12 @@ def test_two_files_make_an_estimator_that_everything_knows(tmp_path: Path) -> No
 
 
 def test_the_package_exports_every_estimator_with_a_value_and_no_other_name() -> None:
-    assert all(getattr(analysis.kl, name) is value for name, value in estimators.ESTIMATORS.items())
+    assert all(getattr(kl_term.kl, name) is value for name, value in estimators.ESTIMATORS.items())
     with pytest.raises(AttributeError, match="no attribute 'cubic'"):
-        analysis.kl.cubic  # noqa: B018
+        kl_term.kl.cubic  # noqa: B018
 
 
 @pytest.mark.parametrize(("named", "known"), [(["k1"], ["k1", "k2"]), (["k1", "k2"], ["k1"])])
 def test_a_name_and_the_table_may_not_disagree(named: list[str], known: list[str]) -> None:
-    with pytest.raises(ValueError, match=r"analysis/kl/.* got 'k2'"):
+    with pytest.raises(ValueError, match=r"kl_term/kl/.* got 'k2'"):
         estimators._check_names(tuple(named), known)

@@ -8,15 +8,15 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from analysis.kl.enumeration import expected_gradient
-from analysis.kl.estimators import k3_clip
-from analysis.kl.fixed_points import penalty_equilibrium, reverse_kl_optimum
-from analysis.kl.gaussians import moments
-from analysis.kl.mirror_steps import mirror_step
-from analysis.kl.sequences import enumerate_sequences, token_logp
-from analysis.kl.surrogates import kl_loss
-from analysis.kl.term import KLTerm
-from analysis.kl.truncation import keep_top, tempered
+from kl_term.kl.enumeration import expected_gradient
+from kl_term.kl.estimators import k3_clip
+from kl_term.kl.fixed_points import penalty_equilibrium, reverse_kl_optimum
+from kl_term.kl.gaussians import moments
+from kl_term.kl.mirror_steps import mirror_step
+from kl_term.kl.sequences import enumerate_sequences, token_logp
+from kl_term.kl.surrogates import kl_loss
+from kl_term.kl.term import KLTerm
+from kl_term.kl.truncation import keep_top, tempered
 
 ROW, ROWS = torch.ones(4), torch.ones(2, 4)
 TREE = enumerate_sequences(2, 2)

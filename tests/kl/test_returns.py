@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.kl.returns import reward_to_go
+from kl_term.kl.returns import reward_to_go
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 0.9, 1.0])

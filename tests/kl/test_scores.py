@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from analysis.kl.scores import expected_score
+from kl_term.kl.scores import expected_score
 
 
 def test_expected_score_is_autograd_through_the_weighted_log_likelihood():

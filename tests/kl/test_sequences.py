@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from analysis.kl.enumeration import relative_error
-from analysis.kl.sequences import (
+from kl_term.kl.enumeration import relative_error
+from kl_term.kl.sequences import (
     enumerate_sequences,
     expected_sequence_gradient,
     sequence_kl,

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from analysis.kl.divergences import MAX_RATIO
-from analysis.kl.estimators import ESTIMATORS, TOKEN_ESTIMATORS
-from analysis.kl.potentials import kl_potential
-from analysis.kl.surrogates import (
+from kl_term.kl.divergences import MAX_RATIO
+from kl_term.kl.estimators import ESTIMATORS, TOKEN_ESTIMATORS
+from kl_term.kl.potentials import kl_potential
+from kl_term.kl.surrogates import (
     gradient_coefficient,
     kl_loss,
     kl_penalty,

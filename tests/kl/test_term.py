@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from analysis.kl.divergences import forward_kl, reverse_kl
-from analysis.kl.term import KLTerm
-from analysis.objectives.aggregation import MODES, token_weights
+from kl_term.kl.divergences import forward_kl, reverse_kl
+from kl_term.kl.term import KLTerm
+from kl_term.objectives.aggregation import MODES, token_weights
 from tests.trees import draw
 
 K = {

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from analysis.kl.divergences import reverse_kl
-from analysis.kl.truncation import covered_kl, keep_top, masked_logits, tempered
+from kl_term.kl.divergences import reverse_kl
+from kl_term.kl.truncation import covered_kl, keep_top, masked_logits, tempered
 
 
 @pytest.fixture

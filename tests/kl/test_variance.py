@@ -9,9 +9,9 @@ import pytest
 import torch
 from scipy.optimize import brentq
 
-from analysis.kl.divergences import chi_square, forward_kl, reverse_kl
-from analysis.kl.surrogates import ESTIMATORS
-from analysis.kl.variance import (
+from kl_term.kl.divergences import chi_square, forward_kl, reverse_kl
+from kl_term.kl.surrogates import ESTIMATORS
+from kl_term.kl.variance import (
     estimator_means,
     estimator_variances,
     jeffreys_divergence,

@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from analysis.chapters.frameworks.openrlhf_family import openrlhf
-from analysis.kl.ascent import expected_ascent
-from analysis.kl.credit import credit_moments
-from analysis.kl.divergences import entropy, forward_kl, reverse_kl
-from analysis.kl.enumeration import expected_gradient, gradient_moments, reverse_kl_gradient
-from analysis.kl.estimators import k1, k2, k3
-from analysis.kl.fixed_points import forward_kl_optimum, reverse_kl_optimum
-from analysis.kl.sequences import enumerate_sequences, sequence_probability, token_logp
-from analysis.objectives.advantages import group_normalise
-from analysis.objectives.losses import policy_loss
-from analysis.objectives.merged import kl_coefficient_kept
-from analysis.objectives.preference import dpo_loss
+from kl_term.kl.ascent import expected_ascent
+from kl_term.kl.credit import credit_moments
+from kl_term.kl.divergences import entropy, forward_kl, reverse_kl
+from kl_term.kl.enumeration import expected_gradient, gradient_moments, reverse_kl_gradient
+from kl_term.kl.estimators import k1, k2, k3
+from kl_term.kl.fixed_points import forward_kl_optimum, reverse_kl_optimum
+from kl_term.kl.sequences import enumerate_sequences, sequence_probability, token_logp
+from kl_term.objectives.advantages import group_normalise
+from kl_term.objectives.losses import policy_loss
+from kl_term.objectives.merged import kl_coefficient_kept
+from kl_term.objectives.preference import dpo_loss
 from tests.supports import Supports, of_loss
 
 EXACT = 1e-12

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from analysis.errors import UserError
 from analysis.report.ledger import SOURCES, Correction, load_corrections, load_errata, load_sources
 from analysis.report.ledger_page import errata_page
 from analysis.report.project import Project
+from kl_term.errors import UserError
 
 PROJECT = Project(Path(__file__).parents[2])
 ROW = """\

@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from analysis.chapters.claims import Finding, claim, judge
-from analysis.errors import UserError
 from analysis.report.ledger import (
     disagreement,
     load_ledger,
@@ -18,6 +17,7 @@ from analysis.report.ledger import (
     write_measured,
 )
 from analysis.report.project import Project
+from kl_term.errors import UserError
 
 ROW = {
     "id": "S4-12",

@@ -11,14 +11,14 @@ import pytest
 import torch
 import yaml
 
-from analysis.errors import UserError
 from analysis.experiments.presets import PRESETS
-from analysis.kl.term import KLTerm
 from analysis.report.ledger import load_ledger
 from analysis.report.methods import load_methods, methods_page
 from analysis.report.project import Project
-from analysis.schema import Schema
 from analysis.training import variants
+from kl_term.errors import UserError
+from kl_term.kl.term import KLTerm
+from kl_term.schema import Schema
 
 PROJECT = Project(Path(__file__).parents[2])
 TABLE = load_methods(PROJECT)
@@ -77,7 +77,7 @@ def test_no_name_is_written_twice():
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=list(METHODS))
 def test_what_switches_a_method_on_works_and_its_presets_train_it(method):
-    module, _, name = f"analysis.{method.function}".rpartition(".")
+    module, _, name = method.function.rpartition(".")
     functions = vars(importlib.import_module(module))
     assert callable(functions[name])
     found = eval(method.use, functions | vars(variants) | {"torch": torch, "KLTerm": KLTerm})

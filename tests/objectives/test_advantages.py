@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.objectives.advantages import group_centre, group_normalise, leave_one_out
+from kl_term.objectives.advantages import group_centre, group_normalise, leave_one_out
 
 ADVANTAGES = [group_normalise, group_centre, leave_one_out]
 

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from analysis.objectives.aggregation import (
+from kl_term.objectives.aggregation import (
     MODES,
     aggregate,
     token_mean_weight,

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.objectives import advantages as public
-from analysis.objectives.advantages import fold_kl, process_supervision
+from kl_term.objectives import advantages as public
+from kl_term.objectives.advantages import fold_kl, process_supervision
 
 # Step rewards 1, 3 | 2 | none: mean 2, squared deviations 1 + 1 + 0.
 STEP_REWARDS = [[1.0, 3.0], [2.0], []]

@@ -9,8 +9,8 @@ from fractions import Fraction
 import pytest
 import torch
 
-from analysis.objectives.advantages import group_centre, group_normalise, leave_one_out
-from analysis.objectives.difficulty import (
+from kl_term.objectives.advantages import group_centre, group_normalise, leave_one_out
+from kl_term.objectives.difficulty import (
     arcsine_objective,
     difficulty_weight,
     normalised_objective,

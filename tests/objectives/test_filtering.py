@@ -9,8 +9,8 @@ from fractions import Fraction
 import pytest
 import torch
 
-from analysis.objectives.advantages import group_normalise
-from analysis.objectives.filtering import informative_groups, kept_fraction, repeats
+from kl_term.objectives.advantages import group_normalise
+from kl_term.objectives.filtering import informative_groups, kept_fraction, repeats
 
 
 def test_kept_groups_are_those_with_an_advantage():

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.kl.credit import credit_moments, state_average
-from analysis.kl.sequences import (
+from kl_term.kl.credit import credit_moments, state_average
+from kl_term.kl.sequences import (
     enumerate_sequences,
     sequence_kl_gradient,
     token_logp,
     visited_kl_gradient,
 )
-from analysis.objectives.credit import reward_to_go
-from analysis.objectives.gae import gae_kl_gradient, generalised_advantage
+from kl_term.objectives.credit import reward_to_go
+from kl_term.objectives.gae import gae_kl_gradient, generalised_advantage
 from tests.trees import TIGHT, VOCAB_SIZE, draw
 
 

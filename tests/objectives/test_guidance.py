@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.objectives.guidance import annealed, current_segment, low_reward_mask
+from kl_term.objectives.guidance import annealed, current_segment, low_reward_mask
 
 
 def test_annealing_ends_where_it_should():

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from analysis.objectives.imitation import imitation_cost
+from kl_term.objectives.imitation import imitation_cost
 
 
 @pytest.mark.parametrize(("error", "recovery"), [(0.1, 0.0), (0.1, 0.9), (0.3, 0.2), (1.0, 1.0)])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.objectives.advantages import group_normalise
-from analysis.objectives.lengths import length_penalty, relative_length_reward, soft_overlong
+from kl_term.objectives.advantages import group_normalise
+from kl_term.objectives.lengths import length_penalty, relative_length_reward, soft_overlong
 
 LENGTHS = torch.tensor([10.0, 40.0, 25.0], dtype=torch.float64)
 

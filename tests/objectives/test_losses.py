@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from analysis.objectives.aggregation import MODES, token_weights
-from analysis.objectives.losses import KINDS, LossOutput, policy_loss
+from kl_term.objectives.aggregation import MODES, token_weights
+from kl_term.objectives.losses import KINDS, LossOutput, policy_loss
 
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0]], dtype=torch.bool)
 ADVANTAGES = torch.tensor([1.5, -0.75, 0.4], dtype=torch.float64)

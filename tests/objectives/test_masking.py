@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from analysis.objectives.masking import off_policy_sequence_mask
+from kl_term.objectives.masking import off_policy_sequence_mask
 
 MASK = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 1], [0, 0, 0]], dtype=torch.bool)
 OLD = torch.full((4, 3), -1.0, dtype=torch.float64)

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from analysis.objectives.losses import policy_loss
-from analysis.objectives.merged import kl_coefficient_kept, merged_loss
+from kl_term.objectives.losses import policy_loss
+from kl_term.objectives.merged import kl_coefficient_kept, merged_loss
 
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]], dtype=torch.bool)
 ADVANTAGES = torch.tensor([1.0, -0.8], dtype=torch.float64)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.kl.divergences import reverse_kl
-from analysis.kl.fixed_points import reverse_kl_optimum
-from analysis.objectives.mirror_descent import log_partition, mirror_descent_loss
+from kl_term.kl.divergences import reverse_kl
+from kl_term.kl.fixed_points import reverse_kl_optimum
+from kl_term.objectives.mirror_descent import log_partition, mirror_descent_loss
 
 GENERATOR = torch.Generator().manual_seed(0)
 LOGP = torch.randn(6, generator=GENERATOR, dtype=torch.float64).log_softmax(-1)

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from analysis.objectives.mismatch import CORRECTIONS, LEVELS, mismatch_weight
+from kl_term.objectives.mismatch import CORRECTIONS, LEVELS, mismatch_weight
 
 V, T = 3, 2
 COMPLETIONS = torch.tensor(list(itertools.product(range(V), repeat=T)))

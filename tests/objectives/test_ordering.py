@@ -7,7 +7,7 @@ import statistics
 import pytest
 import torch
 
-from analysis.objectives.ordering import (
+from kl_term.objectives.ordering import (
     ORDERS,
     kl_then_leave_one_out,
     kl_then_normalise,

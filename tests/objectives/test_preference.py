@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from analysis.objectives.preference import dpo_gradient_weight, dpo_loss, implicit_reward
+from kl_term.objectives.preference import dpo_gradient_weight, dpo_loss, implicit_reward
 
 LOGP_W = torch.tensor([-3.0, -10.0, -1.0], dtype=torch.float64)
 LOGP_L = torch.tensor([-5.0, -7.0, -1.0], dtype=torch.float64)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.objectives.credit import reward_to_go
-from analysis.objectives.process import (
+from kl_term.objectives.credit import reward_to_go
+from kl_term.objectives.process import (
     best_of_n,
     early_stop,
     marginal_rewards,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from analysis.objectives import advantages
-from analysis.objectives.aggregation import MODES
-from analysis.objectives.losses import KINDS
+from kl_term.objectives import advantages
+from kl_term.objectives.aggregation import MODES
+from kl_term.objectives.losses import KINDS
 
 PAGE = Path(__file__).parents[2] / "book" / "objectives.md"
 

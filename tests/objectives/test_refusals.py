@@ -8,23 +8,23 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from analysis.objectives.advantages import group_normalise
-from analysis.objectives.aggregation import token_mean_weight, token_weights
-from analysis.objectives.credit import fold_kl, process_supervision, reward_to_go
-from analysis.objectives.difficulty import difficulty_weight
-from analysis.objectives.filtering import kept_fraction, repeats
-from analysis.objectives.gae import generalised_advantage
-from analysis.objectives.guidance import annealed
-from analysis.objectives.imitation import imitation_cost
-from analysis.objectives.lengths import length_penalty, soft_overlong
-from analysis.objectives.losses import policy_loss
-from analysis.objectives.masking import off_policy_sequence_mask
-from analysis.objectives.merged import merged_loss
-from analysis.objectives.mirror_descent import log_partition
-from analysis.objectives.mismatch import mismatch_weight
-from analysis.objectives.ordering import ORDERS
-from analysis.objectives.preference import dpo_loss
-from analysis.objectives.process import best_of_n, early_stop, path_score
+from kl_term.objectives.advantages import group_normalise
+from kl_term.objectives.aggregation import token_mean_weight, token_weights
+from kl_term.objectives.credit import fold_kl, process_supervision, reward_to_go
+from kl_term.objectives.difficulty import difficulty_weight
+from kl_term.objectives.filtering import kept_fraction, repeats
+from kl_term.objectives.gae import generalised_advantage
+from kl_term.objectives.guidance import annealed
+from kl_term.objectives.imitation import imitation_cost
+from kl_term.objectives.lengths import length_penalty, soft_overlong
+from kl_term.objectives.losses import policy_loss
+from kl_term.objectives.masking import off_policy_sequence_mask
+from kl_term.objectives.merged import merged_loss
+from kl_term.objectives.mirror_descent import log_partition
+from kl_term.objectives.mismatch import mismatch_weight
+from kl_term.objectives.ordering import ORDERS
+from kl_term.objectives.preference import dpo_loss
+from kl_term.objectives.process import best_of_n, early_stop, path_score
 
 ROW, ROWS, EVERY = torch.ones(4), torch.ones(2, 4), torch.ones(2, 4, dtype=torch.bool)
 HOLES = torch.tensor([True, True, False, True])

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.objectives.rejection import shortest_right
+from kl_term.objectives.rejection import shortest_right
 
 
 def test_the_shortest_of_the_right_is_chosen_and_the_first_of_equals():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.objectives.routing import ExpertHead, choose_experts, routed_logp
+from kl_term.objectives.routing import ExpertHead, choose_experts, routed_logp
 
 
 def test_routed_logp_by_hand():

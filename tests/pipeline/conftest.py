@@ -49,12 +49,12 @@ class Workspace:
 
     def __init__(self, root: Path) -> None:
         self.project = Project(root)
-        for folder in ("notebooks", "analysis/kl", "results", "book"):
+        for folder in ("notebooks", "analysis", "kl_term/kl", "results", "book"):
             (root / folder).mkdir(parents=True)
         (root / "pyproject.toml").touch()
         (root / "requirements.lock").write_text("tqdm==1\n")
         (root / "analysis" / "__init__.py").write_text("value = 1\n")
-        (root / "analysis" / "kl" / "terms.py").write_text("value = 1\n")
+        (root / "kl_term" / "kl" / "terms.py").write_text("value = 1\n")
 
     def notebook(self, name: str, *code: str, **options: Any) -> Path:
         path = self.project.notebooks / f"{name}.ipynb"

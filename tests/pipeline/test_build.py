@@ -16,7 +16,6 @@ from typing import Any
 import psutil
 import pytest
 
-from analysis.errors import Stopped, UserError
 from analysis.report import children
 from analysis.report.build import (
     BUILDERS,
@@ -31,6 +30,7 @@ from analysis.report.pages import output_problems
 from analysis.report.processes import exclusive
 from analysis.report.project import Project
 from analysis.report.provenance import RunFiles, read_provenance, write_provenance
+from kl_term.errors import Stopped, UserError
 from tests.pipeline.conftest import Change, Workspace, edit, remove
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ def book(workspace: Workspace) -> Workspace:
     (root / "_toc.yml").write_text(TOC)
     (root / "_config.yml").write_text(CONFIG)
     (workspace.project.book / "index.md").write_text("# First\n")
-    workspace.notebook("01_a", "from analysis.kl import terms; x = 1")
+    workspace.notebook("01_a", "from kl_term.kl import terms; x = 1")
     workspace.run()
     return workspace
 
@@ -144,7 +144,7 @@ def fail_again(book: Workspace) -> None:
     book.notebook("01_a", "# stub\nfail('E')")
     with pytest.raises(UserError):
         book.run()
-    book.notebook("01_a", "from analysis.kl import terms; x = 1")
+    book.notebook("01_a", "from kl_term.kl import terms; x = 1")
 
 
 def result_without_manifest(book: Workspace) -> None:

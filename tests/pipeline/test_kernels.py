@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 import analysis
-from analysis.errors import UserError
 from analysis.report.notebooks import Limits
 from analysis.report.provenance import read_provenance
+from kl_term.errors import UserError
 from tests.pipeline.conftest import Workspace
 
 pytestmark = pytest.mark.slow

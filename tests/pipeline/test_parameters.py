@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.errors import UserError
 from analysis.report.parameters import (
     changed_parameters,
     declared_parameters,
@@ -17,6 +16,7 @@ from analysis.report.parameters import (
     resolve_parameters,
 )
 from analysis.report.strict_yaml import load_yaml
+from kl_term.errors import UserError
 from tests.pipeline.conftest import DEFAULTS, make_notebook
 
 DECLARED = declared_parameters(

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from analysis.errors import UserError
-from analysis.files import replace_file, sealed
 from analysis.report import notebooks
 from analysis.report.notebooks import Limits, refresh_notebooks, stale_jobs
 from analysis.report.provenance import ledger_problems, read_provenance, store_ledger
+from kl_term.errors import UserError
+from kl_term.files import replace_file, sealed
 from tests.pipeline.conftest import DEFAULTS, Change, Workspace, edit, remove
 
 #: Imports one module, reads one result, and has a child that says so.
 READS = "# stub\nreads.write_text('results/a.csv\\n')\n"
-CODE = "from analysis.kl import terms"
+CODE = "from kl_term.kl import terms"
 
 
 def reasons(workspace: Workspace, **options: object) -> list[str]:
@@ -69,7 +69,7 @@ def reversion(workspace: Workspace) -> None:
             notebook(CODE, READS, parameters=DEFAULTS.replace("n: int = 1", "n: int = 2")),
             "the notebook changed",
         ),
-        (write("analysis/kl/terms.py", "value = 2\n"), "the code that it imports changed"),
+        (write("kl_term/kl/terms.py", "value = 2\n"), "the code that it imports changed"),
         (write("results/a.csv", "2"), "results/a.csv changed"),
         (remove("results/a.csv"), "results/a.csv changed"),
         (write("requirements.lock", "tqdm==2\n"), "requirements.lock or torch changed"),
@@ -94,8 +94,8 @@ def test_a_change_of_an_input_makes_the_run_stale(
     "change",
     [
         write("analysis/cli/main.py", "import os\n"),
-        write("analysis/kl/other.py", "value = 2\n"),
-        write("analysis/kl/terms.py", '"""Doc."""\n\nvalue = 1  # why\n'),
+        write("kl_term/kl/other.py", "value = 2\n"),
+        write("kl_term/kl/terms.py", '"""Doc."""\n\nvalue = 1  # why\n'),
         write("results/b.csv", "2"),
         write("results/b/manifest.json", "{}"),
     ],
@@ -275,7 +275,7 @@ def test_full_disk_keeps_the_old_file_and_names_path_and_size(tmp_path: Path) ->
     replace_file(path, b"old")
     script = (  # a file size limit stands in for a full disk: the write fails halfway
         "import pathlib, resource, signal, sys\n"
-        "from analysis.files import replace_file\n"
+        "from kl_term.files import replace_file\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "replace_file(pathlib.Path(sys.argv[1]), b'x' * 5000)\n"
@@ -294,7 +294,7 @@ def test_the_book_needs_a_ledger_recomputed_since_the_last_change(workspace: Wor
     assert ledger_problems(project) == []  # no ledger, nothing to check
     project.claims.write_text("[]")
     (project.package / "chapters").mkdir()
-    (project.package / "chapters" / "ch01.py").write_text("from analysis.kl import terms\n")
+    (project.package / "chapters" / "ch01.py").write_text("from kl_term.kl import terms\n")
     (project.results / "a.csv").write_text("1")
     assert "never recomputed" in ledger_problems(project)[0]
     store_ledger(project, {}, ["results/a.csv"])
@@ -302,7 +302,7 @@ def test_the_book_needs_a_ledger_recomputed_since_the_last_change(workspace: Wor
     write("results/b.csv", "1")(workspace)
     assert ledger_problems(project) == []
     for path, text in (
-        ("analysis/kl/terms.py", "value = 2\n"),
+        ("kl_term/kl/terms.py", "value = 2\n"),
         ("results/a.csv", "2"),
         ("book/claims.yaml", "[1]"),
         ("requirements.lock", "tqdm==2"),

@@ -10,11 +10,11 @@ import pytest
 from pydantic import BaseModel
 
 from analysis.cli.main import main
-from analysis.diagnosis.measure import measure
-from analysis.diagnosis.readers import read_rollouts
-from analysis.diagnosis.reports import report
-from analysis.diagnosis.schema import Settings
-from analysis.report.diagnosis_page import findings_html, html_page, lines
+from kl_term.diagnosis.measure import measure
+from kl_term.diagnosis.page import findings_html, html_page, lines
+from kl_term.diagnosis.readers import read_rollouts
+from kl_term.diagnosis.reports import report
+from kl_term.diagnosis.schema import Settings
 
 HOSTILE = "<script>alert(1)<script>\"'><img src=x onerror=alert(2)>$\\frac{"
 ALLOWED = {

@@ -66,7 +66,7 @@ def test_unknown_profile_is_refused_by_name() -> None:
         session.start("fast")
 
 
-START = "from analysis import style; from analysis.report import session; session.start('quick')"
+START = "from kl_term import style; from analysis.report import session; session.start('quick')"
 PLOT = (
     "figure, axes = style.subplots()\n"
     "axes.plot([0, 1], [0, 1], **style.line('k3'))\n"

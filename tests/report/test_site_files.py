@@ -9,11 +9,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from analysis import style
 from analysis.report.index_terms import FILE, read_terms
 from analysis.report.pages import toc_pages
 from analysis.report.project import Project
 from analysis.report.site_files import card, sitemap
+from kl_term import style
 from tests.report.sites import build_site
 
 ROOT = Path(__file__).resolve().parents[2]

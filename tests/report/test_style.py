@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
 
-from analysis import style
+from kl_term import style
 
 #: Of every estimator that has a look of its own, and the two spare ones.
 LOOKS = style.with_spare_looks(["cubic", "quartic"])

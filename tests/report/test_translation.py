@@ -11,7 +11,6 @@ from docutils import nodes
 from docutils.utils import new_document
 from sphinx_proof.nodes import proof_node
 
-from analysis.errors import UserError
 from analysis.report.project import Project, find_project
 from analysis.report.translation import (
     UNTRANSLATED,
@@ -25,6 +24,7 @@ from analysis.report.translation import (
     translated,
     update,
 )
+from kl_term.errors import UserError
 
 PAGE = """\
 ---

@@ -46,7 +46,7 @@ def test_every_link_into_the_repository_resolves():
         assert (ROOT / target).is_file(), target
 
 
-@pytest.mark.parametrize("package", ["analysis.kl", "analysis.objectives"])
+@pytest.mark.parametrize("package", ["kl_term.kl", "kl_term.objectives"])
 def test_the_public_names_import_from_their_package(package):
     names = importlib.import_module(package).__all__
     space: dict = {}

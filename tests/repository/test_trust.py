@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("analysis", "benchmarks", "torture")
+FOLDERS = ("kl_term", "analysis", "benchmarks", "torture")
 SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))

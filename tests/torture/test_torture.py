@@ -8,10 +8,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.errors import UserError
 from analysis.experiments.manifests import write_folder
 from analysis.report.generated_pages import torture_figures
 from analysis.report.project import Project
+from kl_term.errors import UserError
 from torture.__main__ import survived
 from torture.book import book
 from torture.flips import flips

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.kl.term import KLTerm
 from analysis.training.config import Run, StartConfig, TeacherConfig, TrainConfig, Variant
 from analysis.training.pretrained.config import LlamaConfig
 from analysis.training.tiny.policy import PolicyConfig
 from analysis.training.tiny.tasks import SortTask
+from kl_term.kl.term import KLTerm
 
 #: Of another size than the policy.
 TEACHER = TeacherConfig(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from analysis.kl.term import KLTerm
-from analysis.objectives.aggregation import MODES
 from analysis.training.variants import (
     Advantage,
     Correction,
@@ -15,6 +13,8 @@ from analysis.training.variants import (
     Shaping,
     Variant,
 )
+from kl_term.kl.term import KLTerm
+from kl_term.objectives.aggregation import MODES
 
 WEIGHTINGS = ("none", "attached", "detached")
 VALUES = ("k1", "k2", "k3", "k3_clip", "k4")

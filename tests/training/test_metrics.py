@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.kl.term import KLTerm
 from analysis.training.config import TrainConfig, Variant
 from analysis.training.metrics import METRICS, run_mean
 from analysis.training.trainer import PopulationTrainer
+from kl_term.kl.term import KLTerm
 from tests.training.conftest import runs_of
 
 

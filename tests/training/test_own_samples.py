@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from analysis.kl.term import KLTerm
 from analysis.training.config import StartConfig, TeacherConfig
 from analysis.training.tiny.tasks import SortTask
 from analysis.training.trainer import PopulationTrainer
 from analysis.training.variants import Advantage, Distillation, Sampler, Variant
+from kl_term.kl.term import KLTerm
 from tests.training.conftest import runs_of
 
 RL = Variant()

@@ -11,7 +11,6 @@ from analysis.experiments.environment import environment_of
 from analysis.experiments.language.model import ArithmeticTask, LanguageConfig
 from analysis.experiments.presets.language import llama_smoke, smollm2
 from analysis.experiments.provenance import source_of
-from analysis.kl.term import KLTerm
 from analysis.training.config import TrainConfig, Variant
 from analysis.training.metrics import METRICS, PARTIAL_METRICS
 from analysis.training.pretrained.config import ForwardConfig, LlamaConfig, LoraConfig
@@ -20,6 +19,7 @@ from analysis.training.pretrained.lora import Lora
 from analysis.training.pretrained.tasks import pretrained_environment
 from analysis.training.pretrained.weights import random_llama
 from analysis.training.trainer import PopulationTrainer
+from kl_term.kl.term import KLTerm
 from tests.experiments.tiny import trained_alone
 from tests.training.conftest import runs_of
 

@@ -13,13 +13,13 @@ from analysis.experiments.language.model import (
     folder_of,
     needed,
 )
-from analysis.kl.term import KLTerm
 from analysis.training.config import Variant
 from analysis.training.pretrained.config import PretrainedConfig
 from analysis.training.pretrained.llama import PAD
 from analysis.training.pretrained.tasks import TextTask, pretrained_environment
 from analysis.training.pretrained.weights import random_llama
 from analysis.training.trainer import PopulationTrainer
+from kl_term.kl.term import KLTerm
 
 from .conftest import llama, runs_of
 

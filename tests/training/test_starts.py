@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.kl.term import KLTerm
 from analysis.training.config import StartConfig, TeacherConfig, TrainConfig
 from analysis.training.tiny.start import supervised_start
 from analysis.training.tiny.tasks import SortTask
 from analysis.training.trainer import PopulationTrainer
 from analysis.training.variants import Distillation, Sampler, Variant
+from kl_term.kl.term import KLTerm
 from tests.training.conftest import runs_of
 from tests.training.naive import naive_logp
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from analysis.kl.term import KLTerm
 from analysis.training.variants import (
     Advantage,
     Correction,
@@ -15,6 +14,7 @@ from analysis.training.variants import (
     Shaping,
     Variant,
 )
+from kl_term.kl.term import KLTerm
 from tests.training.method_variants import (
     KEPT,
     TRUNCATED,

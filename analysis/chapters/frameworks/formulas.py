@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from analysis.kl.estimators import ESTIMATORS
+from kl_term.kl.estimators import ESTIMATORS
 
 
 def value(estimator: str, ref_log_ratio: Tensor) -> Tensor:

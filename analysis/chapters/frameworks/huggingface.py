@@ -6,7 +6,7 @@ from torch import Tensor
 
 from analysis.chapters.frameworks.formulas import clamped_k3, left_out, value, whole_answer
 from analysis.chapters.frameworks.registry import charge, loss
-from analysis.kl.estimators import k1, k3
+from kl_term.kl.estimators import k1, k3
 
 FLAG = "use_bias_correction_kl"
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from analysis.chapters.frameworks.formulas import to_go, value
 from analysis.chapters.frameworks.registry import charge, loss
-from analysis.kl.estimators import ESTIMATORS, k1, k2
-from analysis.kl.surrogates import straight_through
+from kl_term.kl.estimators import ESTIMATORS, k1, k2
+from kl_term.kl.surrogates import straight_through
 
 
 @loss(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from analysis.chapters.frameworks.formulas import own_token, to_go, value
 from analysis.chapters.frameworks.registry import charge, loss
-from analysis.kl.estimators import ESTIMATORS, k1, k2, k3
+from kl_term.kl.estimators import ESTIMATORS, k1, k2, k3
 
 APPROXIMATION = "use_on_policy_kl_approximation"
 

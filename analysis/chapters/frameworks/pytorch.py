@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from analysis.chapters.frameworks.registry import loss
-from analysis.kl.estimators import k3
+from kl_term.kl.estimators import k3
 
 
 @loss(

@@ -14,8 +14,8 @@ from analysis.chapters.frameworks.formulas import (
     whole_answer,
 )
 from analysis.chapters.frameworks.registry import charge, loss
-from analysis.kl.estimators import k1, k2
-from analysis.kl.surrogates import straight_through
+from kl_term.kl.estimators import k1, k2
+from kl_term.kl.surrogates import straight_through
 
 
 def _named(*kinds: str) -> dict[str, dict[str, str]]:

@@ -22,9 +22,9 @@ from analysis.experiments.environment import environment_of
 from analysis.experiments.manifests import read_manifest
 from analysis.experiments.preset import Preset
 from analysis.experiments.presets.language import smollm2_short
-from analysis.kl.estimators import k1, k2, k3
 from analysis.training.rollout import token_logp
 from analysis.training.trainer import PopulationTrainer
+from kl_term.kl.estimators import k1, k2, k3
 
 RECORDED = recording.RESULTS / "smollm2_tail_cpu"
 #: After training, of each run.
@@ -70,7 +70,7 @@ class After(NamedTuple):
 
     #: :func:`contributions` over the states of all rollouts, by ``seed``
     tail: pd.DataFrame
-    #: Of the first seed: one row per counted token, columns as ``analysis diagnose`` reads them
+    #: Of the first seed: one row per counted token, columns as ``kl-term diagnose`` reads them
     dump: pd.DataFrame
 
 

@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from analysis.schema import Schema
 from analysis.training.pretrained.config import LlamaConfig, PretrainedConfig
 from analysis.training.tiny.tasks import SortTask
+from kl_term.schema import Schema
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 

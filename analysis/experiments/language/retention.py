@@ -41,8 +41,6 @@ from analysis.experiments.presets.language import smollm2_coefficients, smollm2_
 from analysis.experiments.provenance import current_provenance
 from analysis.experiments.recording import as_written, recorded_table
 from analysis.experiments.reproduction import mismatches
-from analysis.files import replace_file, require_writable, sha256_bytes
-from analysis.kl.divergences import forward_kl, reverse_kl
 from analysis.training.config import Run
 from analysis.training.environment import Environment
 from analysis.training.population import uniforms
@@ -52,6 +50,8 @@ from analysis.training.pretrained.tasks import TextTask
 from analysis.training.pretrained.weights import Llama, load_llama
 from analysis.training.rollout import completion_inputs, sample, token_logp
 from analysis.training.trainer import PopulationTrainer
+from kl_term.files import replace_file, require_writable, sha256_bytes
+from kl_term.kl.divergences import forward_kl, reverse_kl
 
 RECORDED = recording.RESULTS / "smollm2_kept_cpu"
 #: States whose vocabularies are summed at a time.

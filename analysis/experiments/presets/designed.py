@@ -21,11 +21,11 @@ from analysis.experiments.preset import (
     preset,
     train_config,
 )
-from analysis.kl.term import KLTerm
 from analysis.training.config import StartConfig
 from analysis.training.tiny.policy import PolicyConfig
 from analysis.training.tiny.tasks import SortTask
 from analysis.training.variants import Advantage, Objective, Variant
+from kl_term.kl.term import KLTerm
 
 NUM_SEEDS = 20
 NUM_STARTS = 10

@@ -6,10 +6,10 @@ from typing import Any
 
 from analysis.experiments.preset import Design, Preset, fresh_seeds, preset
 from analysis.experiments.presets.designed import AT_END_OF_TRAINING, designed, on_ten_starts
-from analysis.kl.term import KLTerm
 from analysis.training.config import StartConfig, TeacherConfig
 from analysis.training.tiny.tasks import SortTask
 from analysis.training.variants import Advantage, Distillation, Objective, Sampler, Shaping, Variant
+from kl_term.kl.term import KLTerm
 
 #: Six digits and an end token, behind up to six fillers that the reward does not see.
 FILLERS = SortTask(num_digits=6, end_token=True, max_fillers=6)

@@ -20,8 +20,8 @@ from analysis.experiments.presets.designed import (
     designed,
     on_ten_starts,
 )
-from analysis.kl.term import KLTerm
 from analysis.training.variants import Advantage, Variant
+from kl_term.kl.term import KLTerm
 
 PREDICTIONS = (
     "k1 as a loss ends as far from the reference as no KL term: its expected gradient is zero.",

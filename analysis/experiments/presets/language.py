@@ -19,10 +19,10 @@ from analysis.experiments.language.model import (
 )
 from analysis.experiments.preset import NO_KL, Preset, fresh_seeds, kl_variants, preset
 from analysis.experiments.presets.designed import prefix_ratio
-from analysis.kl.term import KLTerm
 from analysis.training.pretrained.config import PROJECTIONS, ForwardConfig, LlamaConfig, LoraConfig
 from analysis.training.tiny.tasks import VOCAB_SIZE, SortTask
 from analysis.training.variants import Variant
+from kl_term.kl.term import KLTerm
 
 
 def model_of(weights: str) -> HubModel | PackagedModel | FolderModel:

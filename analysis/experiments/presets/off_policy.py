@@ -19,9 +19,9 @@ from analysis.experiments.presets.designed import (
     on_ten_starts,
 )
 from analysis.experiments.presets.three_ways import WIDE
-from analysis.kl.term import KLTerm
 from analysis.training.tiny.tasks import SortTask
 from analysis.training.variants import Correction, Objective, Sampler, Variant
+from kl_term.kl.term import KLTerm
 
 #: KL loss -> estimator and off-policy weight.
 KL_LOSSES = {

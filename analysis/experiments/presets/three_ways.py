@@ -17,8 +17,8 @@ from analysis.experiments.presets.designed import (
     designed,
     on_ten_starts,
 )
-from analysis.kl.term import KLTerm
 from analysis.training.variants import Objective, Variant
+from kl_term.kl.term import KLTerm
 
 #: Bounds that no ratio of these runs reaches often: the clip is off in all but name.
 WIDE = {"epsilon_low": 1.0, "epsilon_high": 9.0}

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from analysis.schema import Schema
 from analysis.training.config import RunConfig
+from kl_term.schema import Schema
 
 #: Projections of a block that may carry an adapter, by their names in a checkpoint.
 Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

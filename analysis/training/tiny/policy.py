@@ -26,7 +26,6 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from analysis.schema import Schema
 from analysis.training.cpu import fast_products
 from analysis.training.environment import Weights
 from analysis.training.population import uniforms
@@ -40,6 +39,7 @@ from analysis.training.tiny.transformer import (
     packing,
     unpack_completions,
 )
+from kl_term.schema import Schema
 
 #: Floats; a multiple of every vector width, unrolling included.
 ROW_MULTIPLE = 64

@@ -14,8 +14,8 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from analysis.schema import Schema
 from analysis.training.environment import Scores
+from kl_term.schema import Schema
 
 NUM_DIGIT_TOKENS = 10
 VOCAB_SIZE = 16

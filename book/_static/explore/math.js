@@ -1,4 +1,4 @@
-// The mathematics of the explorers, in float64: the functions of analysis.kl and of two chapters under
+// The mathematics of the explorers, in float64: the functions of kl_term.kl and of two chapters under
 // their own names. tests/book/test_explore.py compares every one of them with Python.
 // A script with one global and no module: a browser loads no modules from a disk, and the book opens there.
 "use strict";
@@ -7,7 +7,7 @@ globalThis.klMath = (() => {
   const dot = (left, right) => sum(left.map((value, i) => value * right[i]));
   const norm = (values) => Math.sqrt(dot(values, values));
 
-  // --- Two Gaussians: analysis.kl.gaussians and analysis.chapters.ch03_counterexample -------------
+  // --- Two Gaussians: kl_term.kl.gaussians and analysis.chapters.ch03_counterexample -------------
 
   const gaussianKl = (qMean, qStd, pMean, pStd) =>
     Math.log(pStd / qStd) + (qStd ** 2 + (qMean - pMean) ** 2) / (2 * pStd ** 2) - 0.5;
@@ -99,7 +99,7 @@ globalThis.klMath = (() => {
   const meanError = ({ mean, var: variance }, kl, sampleSize) =>
     Math.sqrt((mean - kl) ** 2 + variance / sampleSize);
 
-  // --- One state: analysis.kl.surrogates, .divergences, .enumeration and .ascent -------------------
+  // --- One state: kl_term.kl.surrogates, .divergences, .enumeration and .ascent -------------------
 
   const MAX_RATIO = 10;
   const GIVEN_UP = -600;
@@ -185,7 +185,7 @@ globalThis.klMath = (() => {
     return logSoftmax(logp);
   };
 
-  // --- Sequences: analysis.kl.sequences and .prefix, with the same numbering of prefixes ----------
+  // --- Sequences: kl_term.kl.sequences and .prefix, with the same numbering of prefixes ----------
 
   const enumerateSequences = (vocabSize, maxLength) => {
     let live = [{ tokens: [], states: [] }], numStates = 0;

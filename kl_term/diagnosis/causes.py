@@ -1,0 +1,300 @@
+"""What can be wrong with a run, most fundamental first, and what to change.
+
+A wrong column makes every later number meaningless, a wrong sign makes tuning meaningless, and only
+then do samples, tails and clamps matter. When each applies is decided, with thresholds and their
+reasons, in :mod:`kl_term.diagnosis.conditions`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from kl_term.diagnosis import conditions as when
+from kl_term.diagnosis import groups, terms
+from kl_term.diagnosis.schema import SEVERITIES, Finding, Measured, Severity, Shown
+from kl_term.errors import UserError
+
+#: One text, or one for each case; words in braces are filled in from the measurements.
+Text = str | Mapping[str, str]
+
+
+class Cause(NamedTuple):
+    """What can be wrong, what shows it, what to change, and where that is explained."""
+
+    when: Callable[[Measured], Shown | None]
+    title: Text
+    advice: Text
+    chapter: str  #: notebook of the book, and ``#label`` inside it
+    severity: Severity = "error"
+    #: ``spoils``: the columns are not what they say, so that what follows from them is noise.
+    #: ``data``: about the columns, or about one alone: is said where they are spoilt, too.
+    kind: str = "run"
+
+    @property
+    def code(self) -> str:
+        """What the finding is called: as its condition is."""
+        return self.when.__name__.replace("_", "-")
+
+
+CAUSES: tuple[Cause, ...] = (
+    Cause(groups.sequence_sums, "All tokens of a sequence have one log-prob",
+          "These are sums or means of sequences: dump the log-prob of each token.",
+          "11_numerics#ex-where-after", kind="spoils"),
+    Cause(groups.duplicates, "Completions stand more than once",
+          "The sampler returned one completion for several rows (a seed that each request "
+          "repeats, greedy decoding), or rows were dumped twice or all under one step. Without a "
+          "group column it may also be the prompt that is counted: its tokens make short answers "
+          "that are alike look improbable.",
+          "03_k3_counterexample#thm-underestimate", kind="data"),
+    Cause(groups.counted_prompt, "Tokens of the prompt are counted",
+          "Completions of one prompt begin with the same improbable tokens: the mask begins too "
+          "early, or a template's opening is forced and counted.",
+          "11_numerics#ex-where-after", kind="spoils"),
+    Cause(when.counted_padding, "Padding is counted as text",
+          "Dump the completion mask (1 = counted) and multiply nothing by it: select. In the "
+          "trainer, check that the loss uses the same mask.",
+          "11_numerics#ex-where-after", kind="spoils"),
+    Cause(when.misaligned, "The {column} log-probs are those of a neighbouring token",
+          "Logits at position t predict token t+1: shift logits or ids by one, in exactly one of "
+          "the two places.",
+          "01_estimators#thm-unbiased", kind="spoils"),
+    Cause(when.other_tokens, "The {column} log-probs are not those of these tokens",
+          "Look for rows in another order (a batch shuffled after scoring), another prompt or "
+          "another model.",
+          "01_estimators#thm-unbiased", kind="spoils"),
+    Cause(when.masked_when_scored, "Tokens are counted that were masked when they were scored",
+          "The loss and the scoring pass use different masks: look for a mask shifted by one "
+          "token, padding counted as text, or a token after the end of sequence.",
+          "11_numerics#ex-where-after", kind="spoils"),
+    Cause(when.unsampled_end, "The last counted tokens were not sampled",
+          "The mask counts a token after the end of sequence (padding, a newline of the chat "
+          "template), or is shifted by one token.",
+          "11_numerics#ex-where-after", kind="spoils"),
+    Cause(when.impossible_tokens, "Some counted tokens cannot have been sampled",
+          "Look for prompt or tool tokens inside the mask, another tokenisation, or log-probs "
+          "gathered with the wrong ids.",
+          "06_sequences#thm-sampling-mask", kind="data"),
+    Cause(when.identical_reference,
+          {"of logp": "The reference is the policy itself",
+           "of old_logp": "old_logp is ref_logp: one of them was not scored anew"},
+          {"of logp": "Expected only before the first update, or where nothing moves the policy. "
+           "Otherwise the reference is synchronised at every step, or the adapter stays on when "
+           "it is evaluated.",
+           "of old_logp": "Score old_logp with the weights that sample and ref_logp with those "
+           "that stay; here a column was copied, or kept from the start of the run."},
+          "05_fixed_points#thm-reverse-optimum", kind="spoils"),
+    Cause(when.negative_kl,
+          {"exchanged": "The KL is negative: the tokens are not the policy's, but the reference's",
+           "other": "The KL is negative: the tokens are not the policy's"},
+          {"exchanged": "Policy and reference are exchanged, in the dump or in the loss (that "
+           "maximises the KL), or the engine still samples with the weights of the start.",
+           "other": "A mean of log pi - log pi_ref below zero needs a sampler that is not pi: "
+           "another checkpoint, temperature or prompt template. Or one of the two columns is to "
+           "another base than e."},
+          "01_estimators#thm-unbiased", kind="spoils"),
+    Cause(when.old_not_sampler,
+          "The tokens were not drawn from the policy that old_logp belongs to",
+          "Score old_logp with the weights that sample, at the sampling step. Values kept from "
+          "an earlier step bias ratio, clip and every off-policy weight.",
+          "02_gradients#thm-off-policy-weights", kind="spoils"),
+    Cause(when.other_sampler,
+          {"unsampled": "The tokens were not drawn from this policy",
+           "hotter": "The sampler is hotter than the policy that is trained",
+           "colder": "The sampler is colder, or truncated further, than the policy that is "
+           "trained"},
+          {"unsampled": "The log-probs may all belong to neighbouring tokens, the mask may count "
+           "tokens of the prompt or of a tool, or rows may be exchanged.",
+           "hotter": "It may be the temperature (divide the logits by it when scoring), a "
+           "repetition penalty, log-probs to another base than e, an engine with older weights, "
+           "dropout when scoring, other position ids for left-padded prompts, or tokens counted "
+           "that nobody sampled.",
+           "colder": "It may be the temperature (divide the logits by it when scoring), top-p, "
+           "top-k, min-p or a repetition penalty that the trainer does not know, completions that "
+           "were left out, log-probs to base 10, or an entropy in bits or at another temperature."},
+          "06_sequences#thm-sampling-mask", kind="data"),
+    Cause(groups.padded_positions,
+          "Rows with left padding were scored at other positions than they were sampled at",
+          "Give the scoring pass the position ids of the sampler, counted from the first token "
+          "that is no padding; or pad no prompts.",
+          "06_sequences#thm-sampling-mask", kind="data"),
+    Cause(groups.scored_twice, "Two scores of one token differ, though no update lies between them",
+          "Dropout is on when the policy is scored (of the model or of the adapter: set it to "
+          "0), or old_logp was scored by other weights, another type or other kernels.",
+          "11_numerics#fig-cancellation", kind="data"),
+    Cause(groups.missing_end, "Sequences end in many different tokens",
+          "The end token is not counted, completions were cut, or the mask is that of another "
+          "row. Expected only with stop strings. The end must be inside the mask, or length is "
+          "not trained.",
+          "06_sequences#thm-sampling-mask", severity="warning", kind="data"),
+    Cause(when.starts_away, "The policy differs from its reference before the first update",
+          "Unless the run starts elsewhere on purpose: load both from the same weights, and "
+          "score both with the same prompt, temperature, masks and precision, as natural "
+          "logarithms.",
+          "05_fixed_points#thm-reverse-optimum", severity="warning", kind="data"),
+    Cause(when.coarse_logprobs, "The log-probs were rounded ({grid})",
+          "Take log_softmax of float32 logits and keep the result in float32; dump at least six "
+          "digits.",
+          "11_numerics#fig-cancellation", kind="data"),
+    Cause(when.clamped_values, "Log-ratios sit exactly at a clamp",
+          "Dump the log-probs before any clamp. In training such tokens have no KL gradient.",
+          "11_numerics#prop-dead-zones", kind="data"),
+    Cause(when.ratio_mean, "The mean of {ratio} is not one",
+          "Score with the sampling temperature (divide the logits by it), the same prompt "
+          "template and position ids, and natural logarithms everywhere; below one, the sampler "
+          "truncates (top-p, top-k).",
+          "06_sequences#thm-sampling-mask", severity="warning", kind="data"),
+    Cause(when.advantage_sign, "Advantages fall where rewards rise",
+          "Check the sign of the advantages before anything else.",
+          "09_advantages#thm-baseline", kind="data"),
+    Cause(groups.advantage_unrelated, "Advantages do not follow the rewards of their group",
+          "One of the two columns is in another order: look for a shuffle or a gather between "
+          "reward, advantage and loss, or for a reward that is logged of another completion.",
+          "09_advantages#thm-baseline", kind="data"),
+    Cause(groups.advantage_off_centre, "Advantages do not sum to zero in their group",
+          {"rewards": "They are the rewards themselves: subtract the mean of the group.",
+           "batch": "They are centred over the batch, not over the completions of a prompt: the "
+           "baseline is the batch's, or groups are taken along the wrong axis (reshape to "
+           "[prompts, completions]).",
+           "constant": "A constant is left: subtract the mean of the group, after everything that "
+           "is added."},
+          "09_advantages#thm-baseline", severity="warning", kind="data"),
+    Cause(when.advantage_opposed, "Updates move tokens against their advantages",
+          "The policy loss has the wrong sign, or logp is exchanged with old_logp or ref_logp.",
+          "09_advantages#thm-baseline"),
+    Cause(terms.kl_left_out, "The KL term is zero at every token",
+          "The coefficient did not reach the loss, or the term is masked out.",
+          "04_grpo_ablation#fig-ablation-trade-off"),
+    Cause(terms.kl_negative, "The KL term has the wrong sign: {where} it pushes the policy away",
+          "The term is added to a loss, and subtracted from a reward.",
+          "02_gradients#thm-expected-gradients"),
+    Cause(terms.other_term, "The KL term is {found}, not {named}",
+          "Check the estimator that the trainer computes, which tokens it leaves out, which "
+          "policy stands above in its ratio (r is reference over policy), and that logp is not "
+          "old_logp.",
+          "01_estimators#thm-unbiased"),
+    Cause(when.kl_rewarded, "Advantages rise with the KL: it is maximised",
+          "The penalty is subtracted from the reward: r - beta (log pi - log pi_ref).",
+          "08_reward_side#thm-folded-reward"),
+    Cause(when.kl_maximised, "Updates push the policy away from its reference",
+          "The reward may drive the drift, with a beta too small to hold it. If it does not "
+          "rise, check the sign of the KL term: it is added to a loss, subtracted from a reward.",
+          "02_gradients#thm-expected-gradients"),
+    Cause(when.k1_in_loss, "k1 as a loss has no expected gradient",
+          "Move k1 to the reward, or use k2 in the loss: same value, a gradient that pulls.",
+          "05_fixed_points#thm-k1-walk"),
+    Cause(when.penalty_in_reward, "{estimator} in the reward is the gradient of no KL",
+          "In the reward use k1: this one loses tokens below the reference, k3 in the end all "
+          "but one.",
+          "05_fixed_points#thm-k3-plain-flow", severity="warning"),
+    Cause(when.uniform_push, "Every sampled token is pushed down, whatever its advantage",
+          {"no pull": "That is what k1 as a loss does, and no pull towards the reference is seen: "
+           "use k2 (or k3) in the loss, or k1 in the reward.",
+           "pull": "Advantages may be off centre, or part of the KL term is k1 as a loss."},
+          "05_fixed_points#thm-k1-walk"),
+    Cause(when.train_inference_mismatch,
+          "The inference engine samples from another policy than the trainer believes",
+          "Align first: same temperature, weights synchronised before sampling, same precision "
+          "and kernels. Then weigh by old/sampler, truncated (TRL: "
+          "vllm_importance_sampling_correction; verl: algorithm.rollout_correction).",
+          "06_sequences#thm-two-factors"),
+    Cause(when.stale_samples, "The samples are stale: the policy has left the one that drew them",
+          {"unweighted": "Fewer updates per batch, or a smaller learning rate. Weigh the KL term "
+           "by policy/old: k3 with the ratio attached, k2 with it detached; unweighted, the loss "
+           "follows the sampler.",
+           "weighted": "Fewer updates per batch, or a smaller learning rate. The weight corrects "
+           "the token, not the states before it."},
+          "02_gradients#thm-off-policy-weights"),
+    Cause(when.overflow, "k3 overflows in float32",
+          "One such token makes the loss infinite, or NaN once a mask multiplies it. Look at the "
+          "tokens (wrong ids or a lost mask, as a rule), and use k2.",
+          "11_numerics#overflow"),
+    Cause(when.heavy_tail,
+          "k3's mean and its interval cannot be trusted: the ratio's tail is too heavy",
+          "Read the KL from k1, train with k2 in the loss or k1 in the reward, or sum the KL "
+          "over the vocabulary. More samples do not help.",
+          "03_k3_counterexample#thm-ratio-tail", severity="warning"),
+    Cause(when.unseen_mass,
+          "k3 reads the KL too low: part of the reference lies where nothing is sampled",
+          "Read the KL from k1, or sum it over the vocabulary. k3 has no bias, but what it lacks "
+          "comes in rare tokens with huge values: expect spikes, not a drift. A sampler that "
+          "truncates (top-p, top-k) looks the same.",
+          "20_language_model#fig-readings", severity="warning"),
+    Cause(when.dead_zone, "The clamp of {framework} silences the tokens that are farthest away",
+          "Remove the clamp of the value at 10 and clip the gradient norm instead, or take a term "
+          "whose gradient is not clamped: any of TRL, verl's low_var_kl+ or mse, OpenRLHF's "
+          "unbiased_gradient.",
+          "11_numerics#prop-dead-zones", severity="warning"),
+    Cause(when.k3_gradient, "k3's gradient is far from that of the reverse KL",
+          "k3 as a loss descends the forward KL. If the reverse KL is meant, use k2 in the loss "
+          "(on stale samples with the detached ratio).",
+          "02_gradients#thm-expected-gradients", severity="note"),
+    Cause(when.heavy_weights, "The importance weights cannot be trusted",
+          "Truncate the weights and say so, or sample afresh.",
+          "06_sequences#thm-product-variance", severity="warning"),
+    Cause(when.concentrated, "A few sequences carry most of the KL",
+          "Read these sequences: degenerate loops, another language and cut-off answers are the "
+          "usual ones.",
+          "03_k3_counterexample#thm-underestimate", severity="warning"),
+    Cause(when.kl_without_reward,
+          {"flat": "The KL grows, the reward does not",
+           "unknown": "The KL grows (too few rewards are dumped to say for what)"},
+          "Check the sign and the size of beta, and that the KL term reaches the loss. Dump the "
+          "step and the reward of each sequence.",
+          "04_grpo_ablation#fig-ablation-trade-off", severity="warning"),
+    Cause(when.far_from_reference, "The policy is far from its reference",
+          "No fault in itself. First-order arguments about the estimators no longer hold.",
+          "04_grpo_ablation#fig-ablation-kl", severity="note"),
+    Cause(when.no_signal, "{most} sequences have advantage zero",
+          "They still get the KL's gradient: the effective beta is larger than it looks. Filter "
+          "such groups, change the difficulty of the prompts, or look for a reward that is "
+          "constant.",
+          "08_reward_side#equal-rewards", severity="note", kind="data"),
+    Cause(when.few_sequences, "Few sequences: the intervals are too narrow",
+          f"Dump at least {when.FEWEST_SEQUENCES} sequences; a hundred are better.",
+          "03_k3_counterexample#thm-underestimate", severity="note", kind="data"),
+)  # fmt: skip
+
+
+def find(measured: Measured) -> list[Finding]:
+    """All findings: errors before warnings before notes, each group most fundamental first.
+
+    Where a column is not what it says, only findings about the data are given.
+    """
+    shown = [(cause, found) for cause in CAUSES if (found := cause.when(measured)) is not None]
+    if any(cause.kind == "spoils" for cause, _ in shown):
+        shown = [(cause, found) for cause, found in shown if cause.kind != "run"]
+    findings = [
+        Finding(
+            code=cause.code,
+            severity=found.severity or cause.severity,
+            title=_said(cause.title, found),
+            evidence=found.evidence,
+            advice=_said(cause.advice, found),
+            chapter=cause.chapter,
+        )
+        for cause, found in shown
+    ]
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def _said(text: Text, shown: Shown) -> str:
+    return (text if isinstance(text, str) else text[shown.case]).format(**shown.words)
+
+
+def matching(
+    findings: list[Finding], wanted: tuple[str, ...], *, option: str = "--fail-on"
+) -> list[Finding]:
+    """Findings whose code or severity is among ``wanted``, which the user gave as ``option``.
+
+    Raises:
+        UserError: a name that is neither.
+    """
+    known = [*(cause.code for cause in CAUSES), *SEVERITIES]
+    for name in wanted:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise UserError(f"{option} {name}: no such code or severity{hint}")
+    return [f for f in findings if f.code in wanted or f.severity in wanted]

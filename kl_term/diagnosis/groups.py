@@ -1,0 +1,332 @@
+"""Completions of one prompt, beside each other: advantages, copies, prompts and ends.
+
+What is measured from the columns ``group``, ``token``, ``padding`` and ``advantage``, and when it
+is a fault. Every threshold has its reason beside it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from kl_term.diagnosis.schema import Floats, Interval, Measured, Rollouts, Settings, Shown
+from kl_term.diagnosis.statistics import token_means
+
+#: Advantages of a group are an increasing affine function of its rewards: their correlation is one,
+#: and with several rewards that are normalised one by one still far above this.
+FOLLOWS_REWARDS = 0.5
+#: Standard errors below :data:`FOLLOWS_REWARDS` and 1 that the correlation must lie.
+CLEAR = 3.0
+#: Group-centred advantages have mean zero but for rounding; a tenth of their spread is an offset.
+LARGEST_OFFSET = 0.1
+#: Advantages nearer to the rewards than this, everywhere, are the rewards.
+SAME_AS_REWARD = 1e-3
+#: Fewer sequences and groups say little.
+FEWEST_SEQUENCES, FEWEST_GROUPS = 20, 3
+#: Log-probs of one token in two rows of a batch differ by padding and kernels, by less than this.
+SAME_LOGP = 5e-3
+#: Nats: copies that chance makes with probability below e^-10.
+SURPRISING = 10.0
+#: Share of the completions that are such copies; one pair may be a logger's retry.
+MOST_COPIES, FEWEST_COPIES = 0.01, 3
+#: Nats a group: members that begin with the same token by chance have (n - 1) times its surprise
+#: below 1/e on average.
+SHARED_START = 3.0
+#: Where all begin alike, and fewer than half are whole copies, the beginning is the prompt.
+MOST_WITH_A_PROMPT = 0.5
+#: A vocabulary has one end token, or two or three; ends in many tokens are no ends.
+MOST_ENDS_OTHERWISE, FEWEST_ENDS = 0.5, 20
+#: Size of logp - old_logp at the usual token where no update lies between them. Two passes in low
+#: precision give a tenth of it, dropout several times it.
+LARGEST_REPEAT = 0.02
+#: Nats over the mean entropy, as for the whole dump.
+LARGEST_SURPRISE = 0.05
+#: More rows than this left out of their groups were left out by choice: their tokens are selected.
+MOST_LEFT_OUT = 0.02
+
+
+class Sequences(NamedTuple):
+    """One row a sequence. All [S], numbers from 0."""
+
+    group: np.ndarray
+    step: np.ndarray  #: as dumped
+    batch: np.ndarray  #: of one group at one step
+    advantage: Floats | None
+    reward: Floats | None
+
+
+def by_sequence(rollouts: Rollouts) -> Sequences:
+    """Sequences and their groups; of groups that return at every step, each step's."""
+    group, step = (
+        np.zeros(rollouts.sequences, np.int64) if column is None else column[rollouts.first]
+        for column in (rollouts.group, rollouts.step)
+    )
+    batch = _numbered(np.stack([group, step]))
+    sizes = np.bincount(batch)
+    return Sequences(
+        batch if sizes[0] > 1 and (sizes == sizes[0]).all() else _numbered(group),
+        step,
+        batch,
+        *(
+            None if column is None else rollouts.means(column)
+            for column in (rollouts.advantage, rollouts.reward)
+        ),
+    )
+
+
+def _numbered(values: np.ndarray) -> np.ndarray:
+    """Numbers from 0 of the distinct values, or columns, in ascending order."""
+    axis = None if values.ndim == 1 else 1
+    return np.unique(values, axis=axis, return_inverse=True)[1].ravel()
+
+
+def measure_groups(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
+    """What the columns of groups say; nothing where they are absent."""
+    rows = by_sequence(rollouts)
+    found = _copies(rollouts, rows) | _constant(rollouts) | _ends(rollouts)
+    if rollouts.group is None:
+        return found
+    found |= _starts(rollouts, rows) | _repeats(rollouts)
+    times = np.bincount(rows.group)
+    sizes = times / _repeats_of(rollouts, rows)
+    size = settings.group_size or float(sizes.max())
+    missing = (-times) % int(size)
+    found["left_out_share"] = float(missing.sum() / (missing.sum() + rollouts.sequences))
+    if rows.advantage is not None and not settings.in_reward and not _varies(rollouts, rows):
+        found |= _advantages(rows, size <= sizes)
+    return found
+
+
+def _repeats_of(rollouts: Rollouts, rows: Sequences) -> np.ndarray:
+    """How often each completion of a group returns at later steps; the median of each group."""
+    sums = np.round(np.add.reduceat(rollouts.old_logp, rollouts.first), 3)
+    key = np.stack([rows.group, rollouts.lengths, sums])
+    _, index, count = np.unique(key, axis=1, return_inverse=True, return_counts=True)
+    times = count[index.ravel()]
+    order = np.lexsort((times, rows.group))
+    size = np.bincount(rows.group)
+    middle = np.cumsum(size) - size + (size - 1) // 2
+    return times[order][middle]
+
+
+def _varies(rollouts: Rollouts, rows: Sequences) -> bool:
+    """Do advantages differ within a sequence?"""
+    spread = rollouts.advantage - rows.advantage[rollouts.sequence]
+    return bool(np.abs(spread).max() > 1e-6 * max(1.0, np.abs(rows.advantage).max()))
+
+
+def _advantages(rows: Sequences, complete: np.ndarray) -> dict[str, float]:
+    advantage, kept = rows.advantage, complete[rows.group]
+    found = {}
+    spread = float(np.sqrt(np.mean(advantage**2)))
+    if kept.sum() >= FEWEST_SEQUENCES and spread > 0:
+        means = _group_means(advantage[kept], _numbered(rows.group[kept]))
+        found["group_offset"] = float(np.sqrt(np.mean(means**2)) / spread)
+        found["mean_advantage"] = float(advantage[kept].mean() / spread)
+    if rows.reward is None:
+        return found
+    found["advantage_is_reward"] = float(np.abs(advantage - rows.reward).max() < SAME_AS_REWARD)
+    ours, theirs = (_standardised(values, rows.group) for values in (advantage, rows.reward))
+    both = (ours != 0) & (theirs != 0)
+    if both.sum() >= FEWEST_SEQUENCES:
+        found["group_correlation"] = float(np.corrcoef(ours[both], theirs[both])[0, 1])
+        found["group_correlation_sequences"] = float(both.sum())
+    return found
+
+
+def _group_means(values: Floats, group: np.ndarray) -> Floats:
+    return np.bincount(group, weights=values) / np.bincount(group)
+
+
+def _standardised(values: Floats, group: np.ndarray) -> Floats:
+    """Centred in each group and over its spread; zero where a group has none."""
+    centred = values - _group_means(values, group)[group]
+    spread = np.sqrt(_group_means(centred**2, group))[group]
+    noise = 1e-6 * max(1.0, float(np.abs(values).max()))
+    return np.divide(centred, spread, out=np.zeros_like(centred), where=spread > noise)
+
+
+def _copies(rollouts: Rollouts, rows: Sequences) -> dict[str, float]:
+    """Completions that stand more often in their step than chance allows.
+
+    Of n completions, k are one by chance with probability below n^k e^-(k-1)S if its surprise is S.
+    """
+    first, length = rollouts.first, rollouts.lengths
+    sums = np.add.reduceat(rollouts.old_logp, first)
+    order = np.lexsort((sums, length, rows.step))
+    one, other = order[:-1], order[1:]
+    near = (length[one] == length[other]) & (rows.step[one] == rows.step[other])
+    near &= np.abs(sums[one] - sums[other]) < SAME_LOGP * np.sqrt(length[one])
+    for at in np.flatnonzero(near):
+        a, b = (slice(first[k], first[k] + length[k]) for k in order[at : at + 2])
+        near[at] = np.abs(rollouts.old_logp[a] - rollouts.old_logp[b]).max() < SAME_LOGP
+    run = np.concatenate([[0], np.cumsum(~near)])
+    times = np.bincount(run)[run]
+    steps = _numbered(rows.step)
+    beside = np.bincount(steps)[steps[order]]
+    chance = times * np.log(beside) + (times - 1) * sums[order]
+    copied = (times > 1) & (chance < -SURPRISING)
+    return {"copied_share": float(copied.mean()), "copied_sequences": float(copied.sum())}
+
+
+def _constant(rollouts: Rollouts) -> dict[str, float]:
+    """Share of sequences, of four tokens or more, that have one log-prob throughout."""
+    long, first = rollouts.lengths >= 4, rollouts.first
+    if not long.any():
+        return {}
+    largest, least = (f.reduceat(rollouts.logp, first) for f in (np.maximum, np.minimum))
+    same = (largest - least < 1e-6) & (rollouts.logp[first] < -0.01)
+    return {"one_value_share": float(same[long].mean())}
+
+
+def _starts(rollouts: Rollouts, rows: Sequences) -> dict[str, float]:
+    """Nats a group by which its members begin alike: (n - 1) times the surprise of that token."""
+    start, count = rollouts.old_logp[rollouts.first], np.bincount(rows.batch)
+    low, high = (np.full(len(count), -bound) for bound in (-np.inf, np.inf))
+    np.minimum.at(low, rows.batch, start)
+    np.maximum.at(high, rows.batch, start)
+    chosen = count >= 3
+    if chosen.sum() < FEWEST_GROUPS:
+        return {}
+    alike = (high - low < SAME_LOGP) & chosen
+    return {"shared_start": float(np.where(alike, -(count - 1) * high, 0.0)[chosen].mean())}
+
+
+def _repeats(rollouts: Rollouts) -> dict[str, float]:
+    """Median size of logp - old_logp at the first step of a group; the median over groups."""
+    if not rollouts.has_old_logp or rollouts.step is None:
+        return {}
+    groups = _numbered(rollouts.group)
+    begins = np.full(groups.max() + 1, np.iinfo(np.int64).max)
+    np.minimum.at(begins, groups, rollouts.step)
+    at_first = rollouts.step == begins[groups]
+    move = np.abs(rollouts.logp - rollouts.old_logp)[at_first]
+    order = np.lexsort((move, groups[at_first]))
+    size = np.bincount(groups[at_first])
+    means = move[order][(np.cumsum(size) - size + size // 2)[size > 0]]
+    return {"first_move": float(np.median(means))}
+
+
+def _ends(rollouts: Rollouts) -> dict[str, float]:
+    """How many sequences that end early end in a token that is not among the three usual ones."""
+    early = rollouts.lengths < rollouts.lengths.max()
+    if rollouts.token is None or not early.any():
+        return {}
+    last = rollouts.token[rollouts.last[early]]
+    usual = np.sort(np.unique(last, return_counts=True)[1])[::-1][:3]
+    return {
+        "ends_otherwise": float(1 - usual.sum() / len(last)),
+        "different_ends": float(len(np.unique(last))),
+        "early_ends_with_token": float(len(last)),
+    }
+
+
+def padding_gap(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
+    """Surprise less entropy, of the rows with the most padding less of those with the least."""
+    if rollouts.padding is None or rollouts.entropy is None:
+        return {}
+    low, high = np.quantile(rollouts.padding, [0.25, 0.75])
+    sides = [rollouts.padding <= low, rollouts.padding >= high]
+    if low == high or min(len(np.unique(rollouts.sequence[s])) for s in sides) < FEWEST_SEQUENCES:
+        return {}
+    surprise = -rollouts.logp - rollouts.entropy
+    weight = np.exp(np.minimum(rollouts.logp - rollouts.behaviour_logp, 50.0))
+    least, most = (
+        token_means(
+            {"gap": surprise[side]},
+            _numbered(rollouts.sequence[side]),
+            weight=weight[side],
+            **settings.bootstrap,
+        )["gap"]
+        for side in sides
+    )
+    return {"unpadded_gap": least, "padded_gap": most}
+
+
+# When they are faults.
+
+
+def sequence_sums(m: Measured) -> Shown | None:
+    share = m.numbers.get("one_value_share", 0.0)
+    return Shown({"share of sequences": share}) if share > 0.5 and m.enough else None
+
+
+def duplicates(m: Measured) -> Shown | None:
+    share, count = (m.numbers.get(f"copied_{name}", 0.0) for name in ("share", "sequences"))
+    if share < MOST_COPIES or count < FEWEST_COPIES:
+        return None
+    if share < MOST_WITH_A_PROMPT and m.numbers.get("shared_start", 0.0) >= SHARED_START:
+        return None  # short answers of one prompt are alike, and its tokens make them improbable
+    return Shown(
+        {"share of completions with a copy, beyond chance": share, "sequences": int(count)}
+    )
+
+
+def counted_prompt(m: Measured) -> Shown | None:
+    shared = m.numbers.get("shared_start", 0.0)
+    if shared < SHARED_START or duplicates(m) is not None:
+        return None
+    return Shown({"nats a group by which its completions begin alike": shared})
+
+
+def missing_end(m: Measured) -> Shown | None:
+    otherwise = m.numbers.get("ends_otherwise", 0.0)
+    count = m.numbers.get("early_ends_with_token", 0.0)
+    if otherwise < MOST_ENDS_OTHERWISE or count < FEWEST_ENDS:
+        return None
+    return Shown(
+        {
+            "sequences that end before the longest": int(count),
+            "in so many tokens": int(m.numbers["different_ends"]),
+            "share outside the three usual ones": otherwise,
+        }
+    )
+
+
+def scored_twice(m: Measured) -> Shown | None:
+    """Only TRL's dumps say that no update lies between: they begin with a rollout's first step."""
+    move = m.numbers.get("first_move", 0.0)
+    if move < LARGEST_REPEAT or m.settings.framework != "trl":
+        return None
+    return Shown({"usual |logp - old_logp| at a rollout's first step": move})
+
+
+def padded_positions(m: Measured) -> Shown | None:
+    least, most = (m.intervals.get(name) for name in ("unpadded_gap", "padded_gap"))
+    if least is None or most is None:
+        return None
+    bound = LARGEST_SURPRISE * m.numbers["entropy"]
+    if not most.clear_of(0.0) or abs(most.value) < bound or abs(least.value) > abs(most.value) / 3:
+        return None
+    return Shown(
+        {"mean of -log p minus the entropy, padded most": most.value, "padded least": least.value}
+    )
+
+
+def advantage_unrelated(m: Measured) -> Shown | None:
+    found = m.numbers.get("group_correlation", 1.0)
+    error = CLEAR / np.sqrt(m.numbers.get("group_correlation_sequences", 1.0))
+    if not -FOLLOWS_REWARDS < found < min(FOLLOWS_REWARDS, 1.0 - error):
+        return None
+    return Shown({"correlation with the reward within groups (one)": found})
+
+
+def advantage_reversed(m: Measured) -> bool:
+    """Do advantages fall where the rewards of their group rise?"""
+    return m.numbers.get("group_correlation", 1.0) <= -FOLLOWS_REWARDS
+
+
+def advantage_off_centre(m: Measured) -> Shown | None:
+    offset = m.numbers.get("group_offset", 0.0)
+    if offset < LARGEST_OFFSET or advantage_unrelated(m) or advantage_reversed(m):
+        return None
+    raw = m.numbers.get("advantage_is_reward") == 1.0
+    centred = abs(m.numbers["mean_advantage"]) < LARGEST_OFFSET
+    return Shown(
+        {
+            "spread of the groups' means over that of the advantages (zero)": offset,
+            "mean of all": m.numbers["mean_advantage"],
+        },
+        case="rewards" if raw else "batch" if centred else "constant",
+    )

@@ -1,0 +1,204 @@
+"""Whether the columns can be what they say: rounding, alignment, padding, impossible tokens."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from kl_term.diagnosis.schema import Floats, Rollouts
+from kl_term.diagnosis.updates import LAST_FIRST_STEP
+
+#: A vocabulary larger than any in use (2^18): bounds the probability of improbable tokens.
+LARGEST_VOCABULARY = 262_144
+#: A token this improbable (nats) is drawn with probability below V exp(-25) = 4e-6.
+IMPOSSIBLE = -25.0
+#: Log-probs this near a grid point, relatively, lie on it; files keep five digits or more.
+_ON_GRID = 1e-5
+#: Log-ratios this near a bound were clamped to it.
+_AT_CLAMP = 1e-4
+#: A run of equal (logp, ref_logp) at the end of a sequence at least this long is no text.
+_SHORTEST_RUN = 4
+#: The same of tokens of probability one, where sequences end at different positions.
+_SHORTEST_CERTAIN_RUN = 10
+#: Log-probs nearer to zero than this are of tokens of probability one.
+_CERTAIN = 1e-6
+#: A token certain under one column (log-prob exactly 0) and this improbable under another (nats).
+_UNCERTAIN = -1.0
+#: Far from its reference a policy's mean ratio rests on a few tokens, and is anything in a sample.
+_LARGEST_RATIO = 10.0
+#: So many tokens of the earliest steps show whether columns belong together: three hundred tell a
+#: correlation to 0.06. Later, a run that collapses looks like columns that do not.
+_EARLY_TOKENS = 300
+#: Values of the log-ratio at which frameworks clamp it.
+CLAMPS = (10.0, 20.0)
+
+GRIDS = ("bfloat16", "float16", "2 decimals", "3 decimals")
+
+
+def grid_shares(logp: Floats) -> dict[str, float]:
+    """Share of log-probs that lie on the grid of each coarse type; zeros lie on all, so are out."""
+    values = logp[logp < 0]
+    if not len(values):
+        return {}
+    shares = {}
+    for name, dtype in (("bfloat16", torch.bfloat16), ("float16", torch.float16)):
+        rounded = torch.from_numpy(values).to(dtype).double().numpy()
+        shares[name] = float((np.abs(values - rounded) <= _ON_GRID * np.abs(values)).mean())
+    for decimals in (2, 3):
+        rounded = np.round(values, decimals)
+        shares[f"{decimals} decimals"] = float((np.abs(values - rounded) < 1e-9).mean())
+    return shares
+
+
+def on_grid(column: str, grid: str) -> str:
+    """What the share of a column on a grid is called."""
+    return f"grid_{column}_{grid.replace(' ', '_')}"
+
+
+def rounding_noise(logp: Floats, grid: str) -> float:
+    """Mean squared rounding error of a log-prob on a grid, step squared over twelve (nats^2)."""
+    if grid.endswith("decimals"):
+        return float(10.0 ** (-2 * int(grid[0])) / 12)
+    digits = 8 if grid == "bfloat16" else 11
+    values = np.abs(logp[logp < 0])
+    if not len(values):
+        return 0.0
+    return float(np.mean(4.0 ** (np.floor(np.log2(values)) + 1 - digits)) / 12)
+
+
+def alignment(rollouts: Rollouts) -> dict[str, float]:
+    """Correlation of logp with another column at the same token, and one token earlier or later.
+
+    At the earliest steps, where policies have not parted yet. Tokens that were masked when they
+    were scored in one of the columns say nothing here.
+
+    Returns:
+        For ref, old and sampler, and for minus the entropy: ``aligned_*`` and ``shifted_*`` (the
+        larger of both shifts); for the log-probs ``ratio_*``, the mean ratio to logp, of which no
+        token counts for more than ten.
+    """
+    unread = _masked_when_scored(rollouts) | ~_early(rollouts)
+    same = (np.diff(rollouts.sequence) == 0) & ~(unread[1:] | unread[:-1])
+    found = {}
+    others = {
+        "ref": rollouts.ref_logp,
+        "old": rollouts.old_logp,
+        "sampler": rollouts.sampler_logp,
+        "entropy": None if rollouts.entropy is None else -rollouts.entropy,
+    }
+    for name, other in others.items():
+        if other is None or same.sum() < 30 or np.array_equal(other, rollouts.logp):
+            continue
+        later = _correlation(rollouts.logp[:-1][same], other[1:][same])
+        earlier = _correlation(rollouts.logp[1:][same], other[:-1][same])
+        found[f"aligned_{name}"] = _correlation(rollouts.logp[:-1][same], other[:-1][same])
+        found[f"shifted_{name}"] = max(later, earlier)
+        if name == "entropy":
+            continue
+        ratios = np.exp((other - rollouts.logp)[:-1][same].clip(max=math.log(_LARGEST_RATIO)))
+        found[f"ratio_{name}"] = float(ratios.mean())
+    return found
+
+
+def constant_ends(rollouts: Rollouts) -> dict[str, float]:
+    """Share of tokens in runs of bitwise equal log-probs at the ends of sequences: padding.
+
+    Tokens of probability one under policy and reference are no evidence unless they make a run.
+    Text may end in a few: unless all sequences end at one position the run must be longer.
+    """
+    equal = (
+        (np.diff(rollouts.sequence) == 0)
+        & (np.diff(rollouts.logp) == 0)
+        & (np.diff(rollouts.ref_logp) == 0)
+    )
+    ends = rollouts.last
+    breaks = np.flatnonzero(~np.concatenate([[False], equal]))  # first token of each run
+    starts = breaks[np.searchsorted(breaks, ends, side="right") - 1]
+    runs = ends - starts + 1
+    certain = (rollouts.logp[starts] > -_CERTAIN) & (rollouts.ref_logp[starts] > -_CERTAIN)
+    may_be_text = certain & (not _equal_ends(rollouts))
+    padded = runs >= np.where(may_be_text, _SHORTEST_CERTAIN_RUN, _SHORTEST_RUN)
+    return {"constant_end_share": float(runs[padded].sum() / rollouts.tokens)}
+
+
+def _equal_ends(rollouts: Rollouts) -> bool:
+    last = rollouts.position[rollouts.last]
+    return len(last) > 1 and bool((last == last[0]).all())
+
+
+def impossible_tokens(rollouts: Rollouts) -> dict[str, float]:
+    r"""Share of counted tokens that the sampler cannot have drawn.
+
+    .. math:: \Pr_{a \sim \mu}\big[\log \mu(a) < -x\big] \le V e^{-x}
+
+    Equation: ``impossible_tokens``
+    """
+    impossible = rollouts.behaviour_logp < IMPOSSIBLE
+    return {
+        "impossible_share": float(impossible.mean()),
+        "equal_ends": float(_equal_ends(rollouts)),
+    }
+
+
+def sequence_ends(rollouts: Rollouts) -> dict[str, float]:
+    r"""How surprising the last tokens are of the sequences that end before the longest does.
+
+    If they were sampled, they ended their sequences, and over all counted tokens
+
+    .. math:: \mathbb{E}\Big[\sum_{\text{ends}} \frac{1}{\mu(a)}\Big] \le N,
+        \qquad\text{so}\quad \mathbb{E}_{\text{ends}}[-\log \mu(a)] \le \log \frac{N}{\#\text{ends}}
+
+    since a state ends its sequence with probability :math:`\mu(a)` of its one end token.
+
+    Returns:
+        ``end_surprise`` (mean, nats) and ``end_surprise_bound``; nothing if all end together.
+    """
+    early = rollouts.lengths < rollouts.lengths.max()
+    if not early.any():
+        return {}
+    ends = rollouts.last[early]
+    return {
+        "end_surprise": float(-rollouts.behaviour_logp[ends].mean()),
+        "end_surprise_bound": float(np.log(rollouts.tokens / len(ends))),
+        "early_ends": float(len(ends)),
+    }
+
+
+def masked_when_scored(rollouts: Rollouts) -> dict[str, float]:
+    """Tokens of the earliest steps with log-prob zero in one column and far from it in another."""
+    masked = _masked_when_scored(rollouts)[_early(rollouts)]
+    return {
+        "masked_when_scored_share": float(masked.mean()),
+        "masked_when_scored_tokens": float(masked.sum()),
+    }
+
+
+def _early(rollouts: Rollouts) -> np.ndarray:
+    """Tokens of the earliest steps, where policies have not parted yet; without steps, all."""
+    if rollouts.step is None:
+        return np.ones(rollouts.tokens, bool)
+    steps = np.sort(rollouts.step)
+    return rollouts.step <= steps[min(_EARLY_TOKENS, len(steps)) - 1]
+
+
+def _masked_when_scored(rollouts: Rollouts) -> np.ndarray:
+    columns = np.stack([rollouts.logp, rollouts.old_logp, rollouts.ref_logp])
+    masked = (columns == 0).any(0) & (columns.min(0) < _UNCERTAIN)
+    if rollouts.step is not None and rollouts.step.min() > LAST_FIRST_STEP:
+        masked &= (columns[:2] != 0).any(0)  # later on, the policy may have become certain
+    return masked
+
+
+def clamped_log_ratios(rollouts: Rollouts) -> dict[str, float]:
+    """Share of tokens whose log-ratio sits exactly at a framework's clamp: dumped after it."""
+    size = np.abs(rollouts.logp - rollouts.ref_logp)
+    at = sum((np.abs(size - bound) < _AT_CLAMP).mean() for bound in CLAMPS)
+    return {"clamped_share": float(at)}
+
+
+def _correlation(x: Floats, y: Floats) -> float:
+    if x.std() == 0 or y.std() == 0:
+        return 0.0
+    return float(np.corrcoef(x, y)[0, 1])

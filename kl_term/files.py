@@ -1,0 +1,147 @@
+"""Files that are either wholly old or wholly new."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kl_term.errors import UserError
+
+#: The field of a sealed file that holds the hash of the others.
+SEAL = "sha256"
+
+
+def sha256_bytes(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    return sha256_bytes(path.read_bytes())
+
+
+def sha256_tree(root: Path) -> str:
+    """One digest of the names and contents of files under ``root``; not of hidden ones, caches."""
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root)
+        left_out = any(part.startswith(".") or part == "__pycache__" for part in name.parts)
+        if path.is_file() and not left_out:
+            digest.update(f"{name.as_posix()}\0{sha256_file(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def read_json(path: Path, label: str) -> Any:
+    """The content of a JSON file; ``label`` names it in a refusal."""
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{label}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        raise UserError(f"{label}: no valid JSON; restore it or make it again") from None
+
+
+def sealed(content: Mapping[str, Any]) -> bytes:
+    """JSON that ends with the hash of the rest; no signature: whoever changes both is believed."""
+    body = {name: value for name, value in content.items() if name != SEAL}
+    return _json_bytes(body | {SEAL: sha256_bytes(_json_bytes(body))})
+
+
+def unsealed(data: bytes) -> dict[str, Any]:
+    """What :func:`sealed` was given.
+
+    Raises:
+        ValueError: a byte differs, or there is no seal; says which.
+    """
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ValueError("is no valid JSON") from None
+    if not isinstance(content, dict) or SEAL not in content:
+        raise ValueError(f"has no {SEAL!r} that seals it")
+    if sealed(content) != data:
+        raise ValueError("changed since it was written")
+    return {name: value for name, value in content.items() if name != SEAL}
+
+
+def _json_bytes(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, indent=1) + "\n").encode()
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write ``data`` to ``path`` and wait until it is on disk; leave no torn file behind."""
+    try:
+        with open(path, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise UserError(_cannot_write(path, len(data), error)) from None
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Put ``data`` at ``path`` in one step: a reader sees the old file or the whole new one."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is no regular file: choose another place")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    write_durably(temporary, data)
+    try:
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(_cannot_write(path, len(data), error)) from None
+
+
+def replace_folder(new: Path, target: Path) -> None:
+    """Put folder ``new`` in the place of ``target``; an interruption leaves one of them whole.
+
+    Killed in between, the next call, or :func:`restore_folder`, brings the earlier one back.
+    """
+    restore_folder(target)
+    old = _aside(target)
+    shutil.rmtree(old, ignore_errors=True)
+    try:
+        if target.exists():
+            os.replace(target, old)
+        os.replace(new, target)
+    finally:
+        restore_folder(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def restore_folder(target: Path) -> None:
+    """Bring back what a replacement that did not come to its end has moved aside."""
+    if not target.exists() and _aside(target).exists():
+        os.replace(_aside(target), target)
+
+
+def _aside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.old")
+
+
+def require_writable(directory: Path) -> None:
+    """Make ``directory`` and prove that a file can be written there."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=directory, prefix=".writable-") as probe:
+            probe.write(b"\0" * 4096)
+            probe.flush()
+    except OSError as error:
+        raise UserError(_cannot_write(directory, 4096, error)) from None
+
+
+def _cannot_write(path: Path, size: int, error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        existing = next((p for p in (path, *path.parents) if p.exists()), Path("/"))
+        free = shutil.disk_usage(existing).free
+        return f"{path}: no room for {size:,} bytes ({free:,} free); free some space"
+    return f"{path}: cannot be written ({error.strerror}); choose another place or fix its owner"

@@ -1,0 +1,75 @@
+"""Importance ratios of the trained policy to the one that sampled, and how much they waste."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kl_term.checks import as_mask, check_choice, checked, pair_of_floats
+from kl_term.kl.names import RATIO_LEVELS
+from kl_term.shapes import LogProbs, Mask, Values
+
+
+@checked
+def importance_ratio(
+    logp: LogProbs, old_logp: LogProbs, mask: Mask, *, level: str = "token"
+) -> Values:
+    r"""Ratio of policy to sampler that a token of a sequence is weighted with.
+
+    .. math:: \rho_t = \frac{\pi_\theta(y_t)}{\pi_{\mathrm{old}}(y_t)} \;\text{(token)}, \quad
+        \prod_{u \le t} \rho_u \;\text{(prefix)}, \quad
+        \prod_{u \le T} \rho_u \;\text{(sequence)}, \quad
+        \Big(\prod_{u \le T} \rho_u\Big)^{1/T} \;\text{(geometric)}
+
+    The prefix ratio corrects both the token and the states it was drawn in; with its gradient it
+    also tells earlier tokens what they lead to. ``geometric`` is GSPO's length-normalised weight.
+
+    Equation: ``importance_ratio``
+
+    Args:
+        logp, old_logp: [..., T], log-probs of the sampled tokens.
+        mask: [..., T], True = counted.
+        level: ``token``, ``prefix``, ``sequence`` or ``geometric``.
+
+    Returns:
+        [..., T], with gradient; 1 at masked positions of a token-level ratio, the running or
+        whole ratio of the counted tokens otherwise.
+    """
+    check_choice("level", level, RATIO_LEVELS)
+    log_ratio, counted = _counted_log_ratio(logp, old_logp, mask)
+    if level == "prefix":
+        log_ratio = log_ratio.cumsum(-1)
+    elif level != "token":
+        total = log_ratio.sum(-1, keepdim=True)
+        if level == "geometric":
+            total = total / counted.sum(-1, keepdim=True).clamp(min=1)
+        log_ratio = total.expand_as(log_ratio)
+    return torch.exp(log_ratio)
+
+
+@checked
+def effective_sample_size(logp: LogProbs, old_logp: LogProbs, mask: Mask) -> Tensor:
+    r"""Kish's effective share of the counted tokens under their token-level ratios.
+
+    .. math:: \mathrm{ESS} = \frac{(\sum_i \rho_i)^2}{n \sum_i \rho_i^2} \in (0, 1]
+
+    Equation: ``effective_sample_size``
+
+    Args:
+        logp, old_logp: [..., N], log-probs of the sampled tokens.
+        mask: [..., N], True = counted.
+
+    Returns:
+        [...], a share: 1 on-policy, near ``1/n`` when one token dominates, NaN with none counted.
+    """
+    log_ratio, counted = _counted_log_ratio(logp, old_logp, mask)
+    log_weight = torch.where(counted, log_ratio, -torch.inf)
+    log_share = 2 * log_weight.logsumexp(-1) - (2 * log_weight).logsumexp(-1)
+    return torch.exp(log_share) / counted.sum(-1)
+
+
+def _counted_log_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    logp, old_logp = pair_of_floats("logp", logp, "old_logp", old_logp)
+    counted = as_mask("mask", mask, "logp", logp)
+    masked_logp = torch.where(counted, logp, 0.0)
+    return masked_logp - torch.where(counted, old_logp, 0.0).detach(), counted
