@@ -11,9 +11,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from analysis.chapters.frameworks import SOURCES, huggingface, openrlhf_family, others, verl_family
+from analysis.chapters.frameworks import (
+    SOURCES,
+    huggingface,
+    openrlhf_family,
+    others,
+    pytorch,
+    verl_family,
+)
 from kl_term.objectives.ordering import kl_then_normalise
-from tests.released import functions_in, functions_of
+from tests.released import functions_in, functions_of, source_of
 
 pytestmark = pytest.mark.peers
 
@@ -51,18 +58,17 @@ def doubles(tokens):
     return tuple(x.double() for x in tokens)
 
 
-def functions_read(framework, *names, **namespace):
+def functions_read(framework, *names, file=None, **namespace):
     """Functions of a framework without a release, from a checkout of the commit that was read."""
-    (source,) = (source for source in SOURCES if source.framework == framework)
+    source = next(source for source in SOURCES if source.framework == framework)
     folder = source.repository.partition("/")[2]
     if "FRAMEWORK_SOURCES" not in os.environ:
         pytest.skip(
             f"set FRAMEWORK_SOURCES to a folder that holds {folder} at {source.version} "
             "to compare with its own code"
         )
-    return functions_in(
-        Path(os.environ["FRAMEWORK_SOURCES"], folder, source.file), *names, **namespace
-    )
+    path = Path(os.environ["FRAMEWORK_SOURCES"], folder, file or source.file)
+    return functions_in(path, *names, **namespace)
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -254,3 +260,85 @@ def test_prime_rl(tokens, kind):
         return (others.prime_rl(*three, kind=kind) + extra).sum()
 
     assert_same(ours, theirs, doubles(tokens))
+
+
+@pytest.mark.parametrize("kind", ["low_var_kl", "kl", "mse", "abs"])
+def test_rlinf(tokens, kind):
+    """Its function, called as its FSDP worker and as its Megatron workers call it."""
+    (penalty,) = functions_read("RLinf-FSDP", "kl_penalty", file="rlinf/algorithms/utils.py")
+    for ours, theirs in (
+        (verl_family.rlinf_fsdp, lambda logp, ref, old: penalty(ref, logp, kind)),
+        (verl_family.rlinf_megatron, lambda logp, ref, old: penalty(logp, ref, kind)),
+    ):
+        assert_same(partial(ours, kind=kind), theirs, doubles(tokens))
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
+def test_skyrl(tokens, kind):
+    (approx_kl,) = functions_read("SkyRL", "compute_approx_kl")
+    assert_same(
+        partial(verl_family.skyrl, kind=kind),
+        lambda logp, ref, old: approx_kl(logp, ref, None, kind),
+        doubles(tokens),
+    )
+
+
+@pytest.mark.parametrize("kind", ["kl", "abs", "mse", "low_var_kl"])
+def test_easyr1(tokens, kind):
+    (compute_kl,) = functions_read("EasyR1", "compute_kl")
+    assert_same(
+        partial(verl_family.easyr1, kind=kind),
+        lambda logp, ref, old: compute_kl(logp, ref, kind),
+        near(tokens, 9),  # it narrows to float32
+    )
+
+
+def test_roll(tokens):
+    (approx_kl,) = functions_read("ROLL", "compute_approx_kl")
+    assert_same(
+        openrlhf_family.roll,
+        lambda logp, ref, old: approx_kl(logp, ref, None, "k3"),
+        doubles(tokens),
+    )
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+@pytest.mark.parametrize("kind", ["k1", "k2", "low_var_kl"])
+def test_miles(tokens, kind, unbiased):
+    approx_kl, _ = functions_read(
+        "miles", "compute_approx_kl", "_safe_clamp_log_ratio", _LOG_RATIO_EXP_CLAMP=20.0
+    )
+
+    def theirs(logp, ref_logp, old_logp):
+        return approx_kl(logp, ref_logp, kind, (logp - old_logp).exp() if unbiased else None)
+
+    ours = partial(openrlhf_family.miles, kind=kind, unbiased=unbiased)
+    assert_same(ours, theirs, near(tokens, 3))  # it widens to float32 only
+
+
+def test_torchrl(tokens):
+    (estimate,) = functions_read(
+        "torchrl", "k3_kl_token_estimate", file="torchrl/objectives/llm/distillation.py"
+    )
+    for ours in (pytorch.torchrl, pytorch.torchrl_distillation):
+        assert_same(ours, lambda logp, ref, old: estimate(ref, logp), doubles(near(tokens, 9)))
+
+
+def test_rllm():
+    (distilled,) = functions_read(
+        "rLLM", "compute_distill_reverse_kl", file="rllm/trainer/distill/advantage.py"
+    )
+    student, teacher = torch.tensor([-1.0, -2.0, -9.0]), torch.tensor([-0.5, -2.5, -1.0])
+    theirs = distilled(teacher.tolist(), student.tolist(), -5.0, 5.0)
+    ours = verl_family.rllm_distillation(student, teacher, torch.ones(3, dtype=torch.bool))
+    assert (-ours).tolist() == theirs == [0.5, -0.5, 5.0]
+
+
+def test_verl_refuses_k1_as_a_distillation_loss_by_one_of_its_two_names():
+    """The check reads the name, so that the alias passes; both have one value and gradient."""
+    source = source_of("verl", "verl/workers/config/distillation.py").read_text()
+    assert 'if not self.use_policy_gradient and self.loss_mode == "k1":' in source
+    assert source.count("self.loss_mode ==") == 2  # the other one warns of the top-k loss
+    (penalty,) = functions_of("verl", "verl/trainer/ppo/core_algos.py", "kl_penalty_forward")
+    logp, ref_logp = torch.tensor([-1.0, -2.0]), torch.tensor([-3.0, -0.5])
+    assert torch.equal(penalty(logp, ref_logp, "kl"), penalty(logp, ref_logp, "k1"))

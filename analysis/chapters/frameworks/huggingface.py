@@ -63,6 +63,7 @@ def trl_rloo(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
     beta=0.04,
     flag="use_bias_correction_kl",
     remedy="use_bias_correction_kl=True",
+    cure=FLAG,
 )
 def liger(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, bias_correction: bool) -> Tensor:
     """TRL's term with TRL's flag, off."""
@@ -94,6 +95,7 @@ def unsloth(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, bias_correction
     since="0.16.0",
     remark="It pins TRL 1.9.0, whose default was off too.",
     remedy="trl: {use_bias_correction_kl: true}",
+    cure=FLAG,
 )
 def axolotl(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, bias_correction: bool) -> Tensor:
     """The asynchronous trainer's copy of TRL's term."""

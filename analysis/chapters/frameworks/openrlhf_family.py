@@ -22,7 +22,8 @@ from kl_term.kl.surrogates import straight_through
     beta=0,
     flag="--algo.kl.use_loss, --algo.kl.estimator",
     remark="It prints advice against k1 as a loss: the default is meant for the reward.",
-    remedy="--algo.kl.use_loss --algo.kl.unbiased_gradient",
+    remedy="--algo.kl.use_loss --algo.kl.unbiased_gradient --algo.kl.estimator k3",
+    cure="k3, unbiased_gradient",
     threads=("OpenRLHF/OpenRLHF#1309 merged", "OpenRLHF/OpenRLHF#777 closed"),
 )
 def openrlhf(
@@ -73,6 +74,7 @@ SLIME = {
     divisor="seq_mean_token_mean",
     flag="--use-kl-loss, --kl-loss-type, --use-unbiased-kl",
     remedy="--kl-loss-type low_var_kl --use-unbiased-kl",
+    cure="low_var_kl, use-unbiased-kl",
     threads=("THUDM/slime#1004 merged",),
 )
 def slime(
@@ -109,6 +111,7 @@ def slime_reward(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
     since="the unbiased flag 2025-12-10",
     remark="A KL that overflows counts as zero, the token with the largest one included.",
     remedy="--kl-loss-type low_var_kl --use-unbiased-kl",
+    cure="low_var_kl, use-unbiased-kl",
     threads=("radixark/miles#1383 open",),
 )
 def miles(

@@ -62,6 +62,7 @@ def nemo_rl(
     flag="loss_fn.use_kl_in_reward; the estimator stays k3",
     remark="The batch is whitened after it.",
     remedy='loss_fn.reference_policy_kl_type: "k1" with use_kl_in_reward',
+    cure="k1, REINFORCE++",
 )
 def nemo_rl_reward(logp: Tensor, ref_logp: Tensor, mask: Tensor, *, kind: str) -> Tensor:
     """An estimator, clamped as in the loss, as the price of its own token."""
@@ -74,6 +75,7 @@ def nemo_rl_reward(logp: Tensor, ref_logp: Tensor, mask: Tensor, *, kind: str) -
     beta=0.05,
     flag="--kl_estimator",
     remedy="--kl_estimator 3",
+    cure="3",
     threads=(
         "allenai/open-instruct#534 open",
         "allenai/open-instruct#530 closed",
@@ -112,7 +114,8 @@ def prime_rl(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> 
     beta=0,
     flag="kl_estimator",
     remark="Policy and reference are in each other's place.",
-    remedy="approx_kl(log_probs, log_probs_ref): exchange the two, and take kl2",
+    remedy="kl_estimator: kl2, for which the exchange does not matter",
+    cure="kl2",
     threads=("natolambert/rlhf-book#489 open",),
 )
 def rlhf_book(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> Tensor:
@@ -131,7 +134,8 @@ TUNIX = {"kl": "k1", "mse_kl": "k2", "low_var_kl": "k3"}
     divisor="seq_mean_token_mean",
     flag="GRPOConfig.kl_loss_mode",
     since="0.1.7; to 0.1.6 the loss was k3",
-    remedy='kl_loss_mode="mse_kl" on fresh samples',
+    remedy='kl_loss_mode="mse_kl"',
+    cure="mse_kl",
 )
 def tunix(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> Tensor:
     """k1, k2 or k3, without a clamp unless ``kl_clamp_value`` is set."""
@@ -147,6 +151,7 @@ def tunix(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> Ten
     flag="PPOConfig.kl_method",
     remark="The critic is left out; GAE's lambda is 0.95.",
     remedy='kl_method="kl"',
+    cure="kl, PPO",
 )
 def tunix_ppo(logp: Tensor, ref_logp: Tensor, mask: Tensor, *, kind: str) -> Tensor:
     """An estimator, to go and discounted."""

@@ -48,6 +48,7 @@ class Path:
     since: str = ""  #: the first release, or date, that was seen to do this
     remark: str = ""  #: what else decides, in one sentence
     remedy: str = ""  #: the one line that changes the default, where it is not the reverse KL
+    cure: str = ""  #: the setting that this line makes of it, if the trainer has one
     #: Where its maintainers discuss it: ``owner/name#number status``, as the stored copies say.
     threads: tuple[str, ...] = ()
     #: Settings for which the samples are the reference's own.

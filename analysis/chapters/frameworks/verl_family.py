@@ -28,6 +28,7 @@ def _named(*kinds: str) -> dict[str, dict[str, str]]:
     beta=0,
     flag="actor.use_kl_loss, actor.kl_loss_type",
     remedy='actor.kl_loss_type="low_var_kl+"',
+    cure="low_var_kl+",
     threads=("verl-project/verl#2983 open", "verl-project/verl#211 closed"),
 )
 def verl(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> Tensor:
@@ -58,6 +59,7 @@ def verl_reward(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
     since="0.8.0",
     remark="k1 is refused by name as a loss, with the right reason; its alias kl is not.",
     remedy="loss_mode: mse, or use_policy_gradient: true with k1",
+    cure="mse",
     threads=(
         "verl-project/verl#7856 open",
         "verl-project/verl#7855 open",
@@ -77,6 +79,7 @@ def verl_distillation(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind:
     flag="loss_mode, use_policy_gradient: true, the dataclass's default",
     since="0.8.0",
     remedy="loss_mode: k1",
+    cure="k1",
 )
 def verl_distillation_reward(logp: Tensor, ref_logp: Tensor, mask: Tensor, *, kind: str) -> Tensor:
     """An estimator, clamped at 10, as the price of its own token."""
@@ -92,6 +95,7 @@ def verl_distillation_reward(logp: Tensor, ref_logp: Tensor, mask: Tensor, *, ki
     since="0.3.0",
     remark="The dataclass keeps kl, which as a loss does nothing.",
     remedy="algorithm.kl_penalty=mse",
+    cure="mse",
     threads=("hiyouga/EasyR1#508 open", "hiyouga/EasyR1#45 closed"),
 )
 def easyr1(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> Tensor:
@@ -120,6 +124,7 @@ def easyr1_reward(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
     flag="actor.use_kl_loss, actor.kl_loss_type",
     since="2025-04-18",
     remedy="actor_rollout_ref.actor.kl_loss_type=mse",
+    cure="mse",
 )
 def ragen(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> Tensor:
     """verl's kinds, from its own actor."""
@@ -162,7 +167,8 @@ RLINF = ("low_var_kl", "kl", "mse", "abs")
     flag="algorithm.kl_beta, algorithm.kl_penalty_type",
     since="0.1, 2025-10-14; 0.3 has it too",
     remark="Policy and reference are in each other's place; its Megatron workers have them right.",
-    remedy="kl_penalty(logprobs, ref_logprobs, ...): the pull request named has it",
+    remedy="kl_penalty(logprobs, ref_logprobs, ...), as in PR 1400, and kl_penalty_type: mse",
+    cure="mse",
     threads=("RLinf/RLinf#1400 merged",),
 )
 def rlinf_fsdp(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> Tensor:
@@ -178,6 +184,7 @@ def rlinf_fsdp(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -
     flag="algorithm.kl_beta, algorithm.kl_penalty_type",
     since="0.1",
     remedy="algorithm.kl_penalty_type: mse",
+    cure="mse",
 )
 def rlinf_megatron(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> Tensor:
     """verl's kinds."""
@@ -192,6 +199,7 @@ def rlinf_megatron(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: st
     flag="algorithm.reinpp_kl_beta, algorithm.kl_penalty_type",
     remark="Of the REINFORCE++ example; the batch is whitened after it.",
     remedy="algorithm.kl_penalty_type: kl",
+    cure="kl",
 )
 def rlinf_reward(logp: Tensor, ref_logp: Tensor, mask: Tensor, *, kind: str) -> Tensor:
     """An estimator, to go."""
@@ -207,6 +215,7 @@ def rlinf_reward(logp: Tensor, ref_logp: Tensor, mask: Tensor, *, kind: str) -> 
     since="skyrl_train 0.1.0",
     remark="The policy loss is a mean over tokens, the KL one over each answer's.",
     remedy='trainer.algorithm.kl_estimator_type="k2"',
+    cure="k2",
     threads=("NovaSky-AI/SkyRL#805 open", "NovaSky-AI/SkyRL#1445 open"),
 )
 def skyrl(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> Tensor:
@@ -223,6 +232,7 @@ def skyrl(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> Ten
     since="skyrl_train 0.1.0",
     remark="The default GRPO charges the whole answer and divides by the group's spread.",
     remedy='trainer.algorithm.kl_estimator_type="k1" with use_kl_in_reward',
+    cure="k1",
     threads=("NovaSky-AI/SkyRL#805 open", "NovaSky-AI/SkyRL#1262 open"),
 )
 def skyrl_reward(logp: Tensor, ref_logp: Tensor, mask: Tensor, *, kind: str) -> Tensor:

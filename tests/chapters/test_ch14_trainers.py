@@ -1,0 +1,470 @@
+"""Every trainer's row by hand: its coefficient in plain arithmetic, expectations in plain loops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+import torch
+
+from analysis.chapters import ch14_answers as answers
+from analysis.chapters import ch14_frameworks as chapter
+from analysis.chapters.ch14_prices import expected_price
+from analysis.chapters.ch14_terms import TERMS, term_of
+from analysis.chapters.frameworks import OPTIONS, PATHS, Option, Path, registry
+from analysis.chapters.policies import moved_logits, normal_draws
+from kl_term.kl.enumeration import expected_gradient, relative_error
+from kl_term.kl.sequences import enumerate_sequences
+
+EXACT = 1e-12
+#: Derivative of a token's term by its log-prob: of the log-ratio to the reference and to the
+#: sampler.
+COEFFICIENTS: dict[str, Callable[[float, float], float]] = {
+    "k1": lambda l, _: 1.0,
+    "k2": lambda l, _: l,
+    "k3": lambda l, _: 1 - math.exp(-l),
+    "abs": lambda l, _: math.copysign(1, l),
+    "live k1": lambda l, rho: math.exp(rho) * (l + 1),
+    "live k2": lambda l, rho: math.exp(rho) * (l * l / 2 + l),
+    "live k3": lambda l, rho: math.exp(rho) * l,
+    "held k3": lambda l, rho: math.exp(rho) * (1 - math.exp(-l)),
+    "held k2": lambda l, rho: math.exp(rho) * l,
+    "at most 2, k3": lambda l, rho: min(math.exp(rho), 2) * (1 - math.exp(-l)),
+    "score k1": lambda l, _: l + 1,
+    "score k2": lambda l, _: l * l / 2 + l,
+    "score k3": lambda l, _: l,
+    "exchanged k1": lambda l, _: -1.0,
+    "exchanged k2": lambda l, _: l,
+    "exchanged k3": lambda l, _: math.exp(l) - 1,
+}
+VERL = {"low_var_kl": "k3", "k3": "k3", "kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2"}
+VERL |= {"abs": "abs"}
+SLIME = {
+    "k1": "k1",
+    "k2": "k2",
+    "low_var_kl": "k3",
+    "k1, use-unbiased-kl": "live k1",
+    "k2, use-unbiased-kl": "live k2",
+    "low_var_kl, use-unbiased-kl": "live k3",
+}
+FLAG = "use_bias_correction_kl"
+APPROXIMATED = "k3, use_on_policy_kl_approximation"
+#: What each setting's coefficient is, by reading. RPG and prime-rl have tests of their own.
+SETTINGS = {
+    "TRL": {FLAG: "live k3", "without": "k3"},
+    "Liger": {"default": "k3", FLAG: "live k3"},
+    "Unsloth": {f"{FLAG}, TRL 1.10 on": "live k3", "older TRL": "k3"},
+    "Axolotl": {"default": "k3", FLAG: "live k3"},
+    "ms-swift": {
+        "default": "k3",
+        "rollout_importance_sampling_mode=token_truncate": "at most 2, k3",
+    },
+    "OpenRLHF": {"k1": "k1", "k2": "k2", "k3": "k3", "k3, unbiased_gradient": "held k2"},
+    "slime": SLIME,
+    "miles": SLIME,
+    "ROLL": {"k3": "k3"},
+    "verl": VERL | {"low_var_kl+": "k2"},
+    "verl-distillation": VERL,
+    "EasyR1": VERL | {"low_var_kl, examples/config.yaml": "k3"},
+    "RAGEN": VERL,
+    "rLLM": VERL,
+    "RLinf-FSDP": {
+        "low_var_kl": "exchanged k3",
+        "kl": "exchanged k1",
+        "mse": "exchanged k2",
+        "abs": "abs",
+    },
+    "RLinf-Megatron": VERL,
+    "SkyRL": VERL,
+    "torchrl": {"kl_to_ref_coeff": "k3"},
+    "torchrl-distillation": {'kl_direction="reverse"': "k3"},
+    "torchforge": {"default": "k3"},
+    "torchtune": {"GRPOSimpleLoss": "k3"},
+    "NeMo-RL": {
+        "k1": "score k1",
+        "k2": "score k2",
+        "k3": "score k3",
+        APPROXIMATED: "live k3",
+        "k3, to 0.6.0": "k3",
+        f"{APPROXIMATED}, to 0.6.0": "held k3",
+    },
+    "open-instruct": {"0": "k1", "1": "k2", "2": "k3", "3": "live k1"},
+    "rlhf-book": {"kl1": "exchanged k1", "kl2": "exchanged k2", "kl3": "exchanged k3"},
+    "Tunix": {"kl": "k1", "mse_kl": "k2", "low_var_kl": "k3"},
+    "MaxText": {"through Tunix": "k1", "experimental/rl": "k3"},
+    "OAT": {"beta": "k3"},
+}
+#: What is taken off the advantage: the estimator, whom a token pays for, the group's baseline.
+CHARGES = {
+    ("TRL", "RLOO"): ("k1", "answer", "others"),
+    ("ms-swift", "kl_in_reward, rloo"): ("k1", "answer", "others"),
+    ("OpenRLHF", "rloo"): ("k1", "to go", "nobody"),
+    ("OpenRLHF", "dr_grpo"): ("k1", "to go", "nobody"),
+    ("slime", "k1, reinforce_plus_plus"): ("k1", "to go", "nobody"),
+    ("ROLL", "kl"): ("k1", "to go", "nobody"),
+    ("ROLL", "mse"): ("k2", "to go", "nobody"),
+    ("AReaL", "k1"): ("k1", "to go", "nobody"),
+    ("AReaL", "k1, no reference"): ("logp", "to go", "nobody"),
+    ("verl", "kl, GRPO before its spread"): ("k1", "answer", "all"),
+    ("verl-distillation", "k3"): ("k3", "own", "nobody"),
+    ("verl-distillation", "k1"): ("k1", "own", "nobody"),
+    ("EasyR1", "kl, GRPO before its spread"): ("k1", "answer", "all"),
+    ("rLLM", "distillation"): ("k1", "own", "nobody"),
+    ("RLinf", "k2, the shipped REINFORCE++"): ("k2", "to go", "nobody"),
+    ("RLinf", "kl"): ("k1", "to go", "nobody"),
+    ("SkyRL", "k3"): ("k3", "answer", "all"),
+    ("SkyRL", "k1"): ("k1", "answer", "all"),
+    ("NeMo-RL", "k3, REINFORCE++"): ("k3", "own", "nobody"),
+    ("NeMo-RL", "k1, REINFORCE++"): ("k1", "own", "nobody"),
+    ("Tunix", "low_var_kl, PPO"): ("k3", "discounted", "nobody"),
+    ("Tunix", "kl, PPO"): ("k1", "discounted", "nobody"),
+    ("OAT", "kl_penalty_coef"): ("k1", "to go", "nobody"),
+    ("tinker-cookbook", "default"): ("k1", "own", "nobody"),
+    ("tinker-cookbook", "kl_discount_factor=1"): ("k1", "to go", "nobody"),
+}
+BY_HAND = [
+    option
+    for option in OPTIONS
+    if not option.reference_is_sampler and option.framework != "prime-rl"
+]
+IN_LOSS = [path for path in PATHS if path.placement == "loss"]
+IN_REWARD = [path for path in PATHS if path.placement == "reward"]
+
+
+def named(option: Option) -> str:
+    return f"{option.framework} {option.setting}"
+
+
+def of(framework: str, placement: str = "loss") -> Path:
+    (path,) = (p for p in PATHS if (p.framework, p.placement) == (framework, placement))
+    return path
+
+
+@pytest.fixture(scope="module")
+def at():
+    """Policies whose ratio to the sampler stays below two, that no clamp of a ratio binds."""
+    return chapter.states(12, 7, drift=0.5, staleness=0.15, seed=3)
+
+
+@pytest.fixture(scope="module")
+def table(at):
+    return chapter.audit(at).set_index(["framework", "setting"])
+
+
+@pytest.fixture(scope="module")
+def tree():
+    return answers.tree(
+        drift=0.6, staleness=0.2, seed=2, sequences=enumerate_sequences(3, 3, eos=1)
+    )
+
+
+# At one state.
+
+
+@pytest.mark.parametrize("option", BY_HAND, ids=named)
+def test_a_setting_has_the_gradient_that_its_coefficient_has_by_hand(at, option):
+    """Sum over the vocabulary in plain loops, the derivative of a softmax written out."""
+    coefficient = COEFFICIENTS[SETTINGS[option.framework][option.setting]]
+    gradient = chapter.mean_gradient(option.loss, at)
+    expected = torch.zeros_like(gradient)
+    for row, logits in enumerate(zip(*at, strict=True)):
+        policy, reference, sampler = (x.softmax(-1).tolist() for x in logits)
+        for a, p in enumerate(policy):
+            weight = sampler[a] * coefficient(math.log(p / reference[a]), math.log(p / sampler[a]))
+            for j, other in enumerate(policy):
+                expected[row, j] += weight * ((a == j) - other)
+    assert (gradient - expected).abs().max() < EXACT * expected.abs().max()
+    assert (gradient + expected).abs().max() > expected.abs().max()
+
+
+def test_every_setting_is_done_by_hand():
+    assert {option.framework for option in BY_HAND} == {*SETTINGS}
+    entered = {(path.framework, setting) for path in IN_REWARD for setting in path.settings}
+    same = {("OpenRLHF", "reinforce"), ("OpenRLHF", "group_norm"), ("SkyRL", "k2")}
+    assert entered - same == set(CHARGES)
+
+
+def test_the_terms_that_settings_turn_out_to_be(at):
+    terms = {
+        "k1": "k1_loss",
+        "k2": "k2_loss",
+        "k3": "k3_loss",
+        "live k1": "k1_loss_attached",
+        "live k2": "k2_loss_attached",
+        "live k3": "k1_loss_attached",  # the same mean gradient at one state
+        "held k2": "k1_loss_attached",
+        "held k3": "k3_loss_detached",
+        "score k3": "k2_loss",
+    }
+    for option in BY_HAND:
+        said = SETTINGS[option.framework][option.setting]
+        term = term_of(option, at)
+        if said in terms:
+            expected = expected_gradient(*at, **term.at_one_state)
+            assert relative_error(chapter.mean_gradient(option.loss, at), expected).max() < 1e-11
+            by_hand = next(t for t in TERMS if t.name == terms[said])
+            same = expected_gradient(*at, **by_hand.at_one_state)
+            assert relative_error(same, expected).max() < 1e-11
+        elif said in ("abs", "score k1", "score k2", "exchanged k1", "exchanged k3"):
+            assert term is None, option
+
+
+# Over whole answers and batches of two.
+
+
+def by_hand(path: Path, setting: str, at: answers.Tree) -> torch.Tensor:
+    """The gradient of two answers' mean by loops over batches, tokens and logits."""
+    policy, reference, sampler = (
+        x.softmax(-1).tolist() for x in (at.logits, at.ref_logits, at.old_logits)
+    )
+    rows = [
+        [(s, a) for s, a, m in zip(*row, strict=True) if m]
+        for row in zip(
+            at.sequences.states.tolist(),
+            at.sequences.tokens.tolist(),
+            at.sequences.mask.tolist(),
+            strict=True,
+        )
+    ]
+    chances = [math.prod(sampler[s][a] for s, a in row) for row in rows]
+    gradient = torch.zeros_like(at.logits)
+    for pair in product(range(len(rows)), repeat=2):
+        batch = [rows[i] for i in pair]
+        weights = _weights(path.divisor, [len(row) for row in batch])
+        chance = math.prod(chances[i] for i in pair)
+        if path.placement == "reward":
+            owed = _owed(CHARGES[path.framework, setting], batch, sampler, reference)
+        for i, row in enumerate(batch):
+            for t, (s, a) in enumerate(row):
+                log_rho = math.log(policy[s][a] / sampler[s][a])
+                if path.placement == "reward":
+                    slope = owed[i][t] * math.exp(log_rho)
+                else:
+                    named = SETTINGS[path.framework][setting]
+                    slope = COEFFICIENTS[named](math.log(policy[s][a] / reference[s][a]), log_rho)
+                for j, other in enumerate(policy[s]):
+                    gradient[s, j] += chance * weights[i] * slope * ((a == j) - other)
+    return gradient
+
+
+def _weights(divisor: str, lengths: list[int]) -> list[float]:
+    """Of a token of each answer."""
+    return {
+        "token_mean": [1 / sum(lengths)] * 2,
+        "seq_mean_token_mean": [1 / 2 / n for n in lengths],
+        "seq_mean_token_sum": [1 / 2] * 2,
+        "padded_mean": [1 / 2 / max(lengths)] * 2,
+    }[divisor]
+
+
+def _owed(said, batch, sampler, reference) -> list[list[float]]:
+    estimator, pays_for, baseline = said
+    values = {
+        "k1": lambda l: l,
+        "k2": lambda l: l * l / 2,
+        "k3": lambda l: math.exp(-l) - 1 + l,
+    }
+    tokens = [
+        [
+            math.log(sampler[s][a])
+            if estimator == "logp"
+            else values[estimator](math.log(sampler[s][a] / reference[s][a]))
+            for s, a in row
+        ]
+        for row in batch
+    ]
+    totals = [sum(row) for row in tokens]
+    less = {"nobody": [0, 0], "others": totals[::-1], "all": [sum(totals) / 2] * 2}[baseline]
+    owed = []
+    for i, row in enumerate(tokens):
+        if pays_for == "answer":
+            owed.append([totals[i] - less[i]] * len(row))
+        elif pays_for == "own":
+            owed.append(row)
+        else:
+            factor = 0.95 if pays_for == "discounted" else 1.0
+            later = [
+                sum(factor ** (u - t) * row[u] for u in range(t, len(row))) for t in range(len(row))
+            ]
+            owed.append(later)
+    return owed
+
+
+def cases(paths: list[Path]) -> list:
+    return [
+        pytest.param(path, setting, id=f"{path.framework} {setting}")
+        for path in paths
+        for setting in path.settings
+        if path.framework not in ("RPG", "prime-rl")
+        and (path.placement == "loss" or (path.framework, setting) in CHARGES)
+    ]
+
+
+@pytest.mark.parametrize(("path", "setting"), cases(IN_REWARD))
+def test_a_price_by_hand(tree, path, setting):
+    for where in (tree, tree.fresh()):
+        gradient = answers.batch_gradient(path, setting, where)
+        expected = by_hand(path, setting, where)
+        assert (gradient - expected).abs().max() < EXACT * expected.abs().max()
+        assert (gradient + expected).abs().max() > expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    "framework", ["Tunix", "torchrl", "verl", "ms-swift", "TRL", "RLinf-FSDP", "miles"]
+)
+def test_a_divisor_by_hand(tree, framework):
+    path = of(framework)
+    gradient = answers.batch_gradient(path, path.default, tree)
+    expected = by_hand(path, path.default, tree)
+    assert (gradient - expected).abs().max() < EXACT * expected.abs().max()
+
+
+# What it comes to.
+
+
+def test_twenty_four_code_bases_and_more():
+    assert len({path.source.repository for path in PATHS}) >= 24
+    for path in PATHS:
+        assert len(path.source.date.split("-")) == 3
+        assert path.source.date >= "2025-10"
+        assert path.divisor in answers.DIVISORS
+        assert path.flag
+
+
+def test_the_default_of_tunix_minimises_one_over_the_length_and_knows_no_reference(tree):
+    """Finite differences of the mean of 1/|o|, by listing answers."""
+    path, fresh = of("Tunix"), tree.fresh()
+    gradient = answers.batch_gradient(path, "kl", fresh)
+    other = fresh._replace(ref_logits=fresh.ref_logits.flip(-1) * 2)
+    assert (answers.batch_gradient(path, "kl", other) - gradient).abs().max() < EXACT
+
+    def mean_inverse(logits):
+        logp = logits.log_softmax(-1)
+        total = 0.0
+        for row in zip(*fresh.sequences[:3], strict=True):
+            tokens, states, mask = (x.tolist() for x in row)
+            answer = [logp[s, a] for s, a, m in zip(states, tokens, mask, strict=True) if m]
+            total += math.exp(sum(answer)) / len(answer)
+        return total
+
+    step, slopes = 1e-5, torch.zeros_like(gradient)
+    for index in product(*map(range, gradient.shape)):
+        moved = torch.zeros_like(gradient)
+        moved[index] = step
+        up, down = (mean_inverse(fresh.logits + sign * moved) for sign in (1, -1))
+        slopes[index] = (up - down) / (2 * step)
+    assert (gradient - slopes).abs().max() < 1e-9
+    assert (gradient + slopes).abs().max() > 1e-2
+    assert str(answers.over_answers(path, "kl", fresh)) == "1 / length"
+
+
+def test_no_group_and_no_divisor_turns_k1_charged_to_go_away_from_the_kl_of_answers(tree):
+    """OpenRLHF's reward and TRL's RLOO, whatever the group; a divisor by length does."""
+    fresh = tree.fresh()
+    for size in (2, 3):
+        for framework in ("TRL", "OpenRLHF", "verl"):
+            path = of(framework, "reward")
+            assert str(answers.over_answers(path, path.default, fresh, size=size)) == "reverse KL"
+    divided = answers.over_answers(of("OAT", "reward"), "kl_penalty_coef", fresh)
+    assert not divided.is_exact
+
+
+def test_without_a_reference_areal_rewards_entropy(tree):
+    verdict = answers.over_answers(of("AReaL", "reward"), "k1, no reference", tree.fresh())
+    assert str(verdict) == "minus the entropy"
+
+
+def test_k3_as_the_price_of_a_token_ascends_the_forward_kl(tree):
+    for framework in ("verl-distillation", "NeMo-RL"):
+        path = of(framework, "reward")
+        verdict = answers.over_answers(path, path.default, tree.fresh())
+        assert str(verdict) == "half (reverse − forward), per token"
+
+
+def test_padding_dilutes_the_kl_of_torchrl(tree):
+    """The same tokens beside a longer answer weigh less; the mean over tokens only counts them."""
+    short = torch.tensor([[1.0, 0, 0, 0], [1, 0, 0, 0]])
+    beside = torch.tensor([[1.0, 0, 0, 0], [1, 1, 1, 1]])
+    weight = answers.padded_mean
+    assert weight(short)[0, 0] == 0.5
+    assert weight(beside)[0, 0] == 0.125
+    assert weight(beside).sum() == 0.625
+
+
+@pytest.mark.parametrize("path", [p for p in PATHS if p.cure], ids=lambda p: f"{p.source[:3]}")
+def test_one_line_makes_of_a_default_the_reverse_kl(at, tree, path):
+    """Fresh samples; over whole answers where the divisor is no length."""
+    if path.placement == "loss":
+        (option,) = (o for o in Option.of(path) if o.setting == path.cure)
+        fresh = at._replace(old_logits=at.logits)
+        known = chapter.known_gradients(fresh)
+        assert chapter.descends(chapter.mean_gradient(option.loss, fresh), known) == "reverse KL"
+    elif path.divisor == "token_mean":
+        verdict = answers.over_answers(path, path.cure, tree.fresh())
+        assert verdict.name in ("reverse KL", "reverse KL, per token") and verdict.is_exact
+
+
+def test_whoever_has_no_reverse_kl_by_default_gets_a_line(table):
+    for path in IN_LOSS:
+        if path.default and path.default not in path.samples_of_reference:
+            wrong = table.fresh_descends[path.framework, path.default] != "reverse KL"
+            assert bool(path.remedy) == wrong, path.framework
+
+
+def test_nemo_rl_had_no_score_term_before_its_pull_request_2506(table):
+    now, before = (table.loc[("NeMo-RL", name)] for name in ("k3", "k3, to 0.6.0"))
+    assert now.fresh_descends == "reverse KL"
+    assert before.fresh_descends == "forward KL"
+    held = table.loc[("NeMo-RL", f"{APPROXIMATED}, to 0.6.0")]
+    assert held.fresh_descends == held.stale_descends == "forward KL"
+
+
+def test_the_engines_weight_of_ms_swift_keeps_the_forward_kl(table):
+    weighted = table.loc[("ms-swift", "rollout_importance_sampling_mode=token_truncate")]
+    assert weighted.fresh_descends == weighted.stale_descends == "forward KL"
+
+
+def test_a_baseline_before_the_kl_has_another_price_in_a_group_than_in_the_mean():
+    """OpenRLHF's rloo and dr_grpo; TRL's leave-one-out is exact in both."""
+    size, beta = 5, 0.3
+    rewards, kl = normal_draws((2, size), seed=4)
+    for name, group, mean in (
+        ("before leave-one-out", 1, 1),
+        ("after leave-one-out", (size - 1) / size, 1),
+        ("after centring", 1, size / (size - 1)),
+    ):
+        placement = chapter.PLACEMENTS[name][1]
+        by_reward, by_kl = chapter.slopes(placement, rewards, kl, beta)
+        assert by_kl / by_reward / beta == pytest.approx(group, abs=1e-9)
+        price = expected_price(placement, beta=beta, size=size, seed=1)
+        assert price == pytest.approx(mean, abs=1e-12)
+
+
+def test_a_trainer_costs_one_function(monkeypatch, tree):
+    paths: list[Path] = []
+    monkeypatch.setattr(registry, "PATHS", paths)
+
+    @registry.loss("mine me/mine loss.py 1.0 2026-11-26", {"k1": {}}, beta=0.1, flag="none")
+    def mine(logp, ref_logp, old_logp):
+        return logp - ref_logp
+
+    (path,) = paths
+    (option,) = Option.of(path)
+    assert option.default and option.framework == "mine" and path.is_on
+    table = answers.answers_table(paths, tree)
+    assert table.framework.tolist() == ["mine"]
+    assert str(table.fresh[0]) == "nothing"
+
+
+def test_a_verdict_names_a_multiple_and_not_its_opposite(tree):
+    known = answers.known_over_answers(tree)
+    verdict = answers.judged(3 * known["reverse KL"], known)
+    assert (verdict.name, verdict.is_exact) == ("reverse KL", True)
+    assert verdict.scale == pytest.approx(3)
+    assert not answers.judged(-known["reverse KL"], known).is_exact
+    noise = moved_logits(known["reverse KL"], 1e-3, seed=0)
+    assert not answers.judged(noise, known).is_exact
+    worst = relative_error(noise.flatten()[None], known["reverse KL"].flatten()[None])
+    assert worst.item() > 1e-6
