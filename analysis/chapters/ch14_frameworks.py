@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 from torch.func import grad
 
@@ -27,7 +26,6 @@ from analysis.chapters.policies import (
     normal_draws,
     random_tables,
 )
-from kl_term import style
 from kl_term.kl.enumeration import cosine, exact_kl_gradient, relative_error
 from kl_term.kl.scores import expected_score
 from kl_term.kl.sequences import (
@@ -220,38 +218,3 @@ def level_errors(*, staleness: float, seed: int) -> pd.DataFrame:
                 error = flat_error(grad(mean)(logits), exact)
                 rows.append({"samples": samples, "level": level, "error": error})
     return medians(rows, "samples", "level", interpolation="lower")
-
-
-# What the chapter draws.
-
-#: Colour of what a term descends, by the name the audit gives it.
-DESCENDS = {
-    "reverse KL": style.COLOURS["reverse"],
-    "forward KL": style.COLOURS["forward"],
-    "nothing": style.COLOURS["none"],
-    "neither KL": style.COLOURS["k1"],
-}
-
-
-def descents(table: pd.DataFrame) -> Figure:
-    """Relative error on fresh and on stale samples, one row a setting, coloured by its descent."""
-    rows = table[table.fresh_descends.notna()].iloc[::-1].reset_index(drop=True)
-    floor = 1e-3
-    figure, axes = style.subplots(height=0.27 * len(rows) + 1.2)
-    for y, row in enumerate(rows.itertuples()):
-        errors = [max(row.fresh_error, floor), max(row.stale_error, floor)]
-        colour = DESCENDS.get(row.fresh_descends, DESCENDS["neither KL"])
-        axes.plot(errors, [y, y], color=colour, linewidth=1.2)
-        axes.plot(errors[0], y, marker="o", color=colour, linestyle="none")
-        axes.plot(errors[1], y, marker="s", color=colour, markerfacecolor="white", linestyle="none")
-    settings = rows.setting.str.replace("use_on_policy_kl_approximation", "on-policy approx.")
-    names = rows.framework + ": " + settings + rows.default.map({True: " *", False: ""})
-    axes.set_yticks(range(len(rows)), names, fontsize=9.5)
-    axes.set_xscale("log")
-    axes.set_xticks([floor, 1e-2, 1e-1, 1], ["exact", "0.01", "0.1", "1"])
-    axes.set_xlabel("relative error (log scale)")
-    axes.grid(False, axis="y")
-    for name, colour in DESCENDS.items():
-        axes.plot([], [], marker="o", linestyle="none", color=colour, label=name)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.2, -0.09), ncols=4, fontsize=9.5)
-    return figure

@@ -113,7 +113,7 @@ def axolotl(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, bias_correction
     flag="--beta",
     since="3.1.1; the engine's weight since 3.11.0",
     remark="The engine's weight is detached: under it, k3 is the forward KL at any age.",
-    remedy="--kl_in_reward true (k1, before the group's baseline)",
+    remedy="--kl_in_reward true --loss_type dapo",
 )
 def ms_swift(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, engine_weight: bool) -> Tensor:
     """k3 with both clamps; the weight of trainer over engine, at most 2, is detached. The sampler

@@ -73,7 +73,7 @@ SLIME = {
     beta=0,
     divisor="seq_mean_token_mean",
     flag="--use-kl-loss, --kl-loss-type, --use-unbiased-kl",
-    remedy="--kl-loss-type low_var_kl --use-unbiased-kl",
+    remedy="--kl-loss-type low_var_kl --use-unbiased-kl --calculate-per-token-loss",
     cure="low_var_kl, use-unbiased-kl",
     threads=("THUDM/slime#1004 merged",),
 )
@@ -110,7 +110,7 @@ def slime_reward(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
     flag="--use-kl-loss, --kl-loss-type, --use-unbiased-kl",
     since="the unbiased flag 2025-12-10",
     remark="A KL that overflows counts as zero, the token with the largest one included.",
-    remedy="--kl-loss-type low_var_kl --use-unbiased-kl",
+    remedy="--kl-loss-type low_var_kl --use-unbiased-kl --calculate-per-token-loss",
     cure="low_var_kl, use-unbiased-kl",
     threads=("radixark/miles#1383 open",),
 )
@@ -137,7 +137,7 @@ def miles(
     flag="use_kl_loss; kl_penalty is not read there",
     since="0.1.0",
     remark="The loss is k3 whatever kl_penalty says; kl_penalty's full sums over time.",
-    remedy='kl_penalty="mse" in pipeline/rlvr/actor_worker.py:56, or the KL in the reward',
+    remedy='kl_penalty="mse" in pipeline/rlvr/actor_worker.py:56, loss_agg_mode: token-mean',
 )
 def roll(logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
     """k3, its value clamped at 10."""
@@ -161,12 +161,13 @@ def roll_reward(logp: Tensor, ref_logp: Tensor, mask: Tensor, *, kind: str) -> T
 
 @charge(
     "AReaL inclusionAI/AReaL areal/trainer/ppo/actor.py 4aef98d 2026-05-21",
-    {"k1": {}, "k1, no reference": {"reference": False}},
+    {"k1, no reference": {"reference": False}, "k1": {}},
     beta=0.1,
     flag="actor.kl_ctl, ref",
     since="0.5.0",
-    remark="ref is None by default; nearly every example sets kl_ctl to 0.",
-    remedy="actor.kl_ctl: 0.0 wherever ref is not set",
+    remark="No reference is configured by default; nearly every example sets kl_ctl to 0.",
+    remedy="ref: a model, or actor.kl_ctl: 0.0 where there is none",
+    cure="k1",
     threads=("areal-project/AReaL#315 closed",),
 )
 def areal(logp: Tensor, ref_logp: Tensor, mask: Tensor, *, reference: bool = True) -> Tensor:

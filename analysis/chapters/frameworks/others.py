@@ -134,7 +134,7 @@ TUNIX = {"kl": "k1", "mse_kl": "k2", "low_var_kl": "k3"}
     divisor="seq_mean_token_mean",
     flag="GRPOConfig.kl_loss_mode",
     since="0.1.7; to 0.1.6 the loss was k3",
-    remedy='kl_loss_mode="mse_kl"',
+    remedy='kl_loss_mode="mse_kl", loss_agg_mode="token-mean"',
     cure="mse_kl",
 )
 def tunix(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> Tensor:
@@ -166,7 +166,7 @@ def tunix_ppo(logp: Tensor, ref_logp: Tensor, mask: Tensor, *, kind: str) -> Ten
     divisor="seq_mean_token_mean",
     flag="rl.grpo_beta; Tunix's kl_loss_mode is not passed on",
     remark="Which KL it is, the installed Tunix decides: k3 to 0.1.6, k1 from 0.1.7.",
-    remedy='GrpoConfig(..., kl_loss_mode="mse_kl") in train_rl.py',
+    remedy='GrpoConfig(..., kl_loss_mode="mse_kl") in train_rl.py, rl.loss_agg_mode: token-mean',
 )
 def maxtext(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> Tensor:
     """Tunix's default, or the older trainer's k3."""

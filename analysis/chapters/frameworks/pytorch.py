@@ -16,7 +16,7 @@ from kl_term.kl.estimators import k3
     flag="GRPOLoss(kl_to_ref_coeff=...)",
     since="0.9.0",
     remark="Masked tokens are zeroed and still counted, so padding dilutes the KL.",
-    remedy="(diff.expm1() - diff)[mask].mean(), as the policy term is averaged",
+    remedy="kl_penalty = 0.5 * diff[mask].square().mean()",
 )
 def torchrl(logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
     """k3."""
@@ -30,9 +30,9 @@ def torchrl(logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
     beta=1,
     divisor="seq_mean_token_mean",
     flag="DistillationLoss(kl_direction=...)",
-    since="after 0.13.0",
+    since="0.14",
     remark="Its documentation says in a note that the descent is the forward KL's.",
-    remedy="a straight-through of k2, or the live ratio, under the name reverse",
+    remedy="kl = 0.5 * (tlp - lp).square() under the name reverse",
     threads=("pytorch/rl#4038 merged",),
 )
 def torchrl_distillation(logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def torchrl_distillation(logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Te
     flag="SimpleGRPOLoss(beta=...)",
     since="0.1.0",
     remark="No clamp: a logged KL of billions was one token.",
-    remedy="0.5 * (logprobs - ref_logprobs).square() in place of kl",
+    remedy="kl = 0.5 * (logprobs - ref_logprobs).square()",
     threads=("meta-pytorch/torchforge#664 closed",),
 )
 def torchforge(logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ def torchforge(logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
     flag="kl_coeff",
     since="2025-02-21, in no release",
     remark="GRPOLoss beside it averages over tokens.",
-    remedy="0.5 * (pi_logprobs - ref_logprobs) ** 2 in place of per_token_kl",
+    remedy="per_token_kl = 0.5 * (pi_logprobs - ref_logprobs.detach()).square()",
 )
 def torchtune(logp: Tensor, ref_logp: Tensor, old_logp: Tensor) -> Tensor:
     """k3."""
