@@ -54,7 +54,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "chapters_methods": (
         "analysis.chapters: what chapters 9 to 15 compute and claim",
         "analysis.chapters",
-        ("ch09", "ch10", "ch11", "ch12", "ch13", "ch14", "ch15"),
+        ("ch09", "ch10", "ch11", "ch12", "ch13", "ch14", "ch15", "frameworks"),
     ),
     "chapters_evidence": (
         "analysis.chapters: chapters from 16 on, and what they share",

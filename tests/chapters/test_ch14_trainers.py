@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -11,9 +12,11 @@ import torch
 
 from analysis.chapters import ch14_answers as answers
 from analysis.chapters import ch14_frameworks as chapter
+from analysis.chapters import ch14_tables as shown
 from analysis.chapters.ch14_prices import expected_price
 from analysis.chapters.ch14_terms import TERMS, term_of
 from analysis.chapters.frameworks import OPTIONS, PATHS, Option, Path, registry
+from analysis.chapters.frameworks.formulas import to_go
 from analysis.chapters.policies import moved_logits, normal_draws
 from kl_term.kl.enumeration import expected_gradient, relative_error
 from kl_term.kl.sequences import enumerate_sequences
@@ -333,12 +336,15 @@ def test_twenty_four_code_bases_and_more():
         assert path.flag
 
 
-def test_the_default_of_tunix_minimises_one_over_the_length_and_knows_no_reference(tree):
+@pytest.mark.parametrize("framework", ["Tunix", "MaxText", "slime", "miles"])
+def test_k1_over_a_mean_per_answer_minimises_one_over_the_length_and_knows_no_reference(
+    tree, framework
+):
     """Finite differences of the mean of 1/|o|, by listing answers."""
-    path, fresh = of("Tunix"), tree.fresh()
-    gradient = answers.batch_gradient(path, "kl", fresh)
+    path, fresh = of(framework), tree.fresh()
+    gradient = answers.batch_gradient(path, path.default, fresh)
     other = fresh._replace(ref_logits=fresh.ref_logits.flip(-1) * 2)
-    assert (answers.batch_gradient(path, "kl", other) - gradient).abs().max() < EXACT
+    assert (answers.batch_gradient(path, path.default, other) - gradient).abs().max() < EXACT
 
     def mean_inverse(logits):
         logp = logits.log_softmax(-1)
@@ -357,7 +363,7 @@ def test_the_default_of_tunix_minimises_one_over_the_length_and_knows_no_referen
         slopes[index] = (up - down) / (2 * step)
     assert (gradient - slopes).abs().max() < 1e-9
     assert (gradient + slopes).abs().max() > 1e-2
-    assert str(answers.over_answers(path, "kl", fresh)) == "1 / length"
+    assert str(answers.over_answers(path, path.default, fresh)) == "1 / length"
 
 
 def test_no_group_and_no_divisor_turns_k1_charged_to_go_away_from_the_kl_of_answers(tree):
@@ -393,17 +399,34 @@ def test_padding_dilutes_the_kl_of_torchrl(tree):
     assert weight(beside).sum() == 0.625
 
 
-@pytest.mark.parametrize("path", [p for p in PATHS if p.cure], ids=lambda p: f"{p.source[:3]}")
+@pytest.mark.parametrize(
+    "path", [p for p in PATHS if p.cure], ids=lambda p: f"{p.framework} {p.placement}"
+)
 def test_one_line_makes_of_a_default_the_reverse_kl(at, tree, path):
-    """Fresh samples; over whole answers where the divisor is no length."""
+    """Fresh samples, at one state and over whole answers, these with a mean over many tokens."""
     if path.placement == "loss":
         (option,) = (o for o in Option.of(path) if o.setting == path.cure)
         fresh = at._replace(old_logits=at.logits)
         known = chapter.known_gradients(fresh)
         assert chapter.descends(chapter.mean_gradient(option.loss, fresh), known) == "reverse KL"
-    elif path.divisor == "token_mean":
-        verdict = answers.over_answers(path, path.cure, tree.fresh())
-        assert verdict.name in ("reverse KL", "reverse KL, per token") and verdict.is_exact
+    if path.framework == "Tunix" and path.placement == "reward":
+        return  # GAE's discount, of which the next test
+    by_tokens = replace(path, divisor="token_mean")
+    cured, shipped = (
+        answers.over_answers(by_tokens, setting, tree.fresh())
+        for setting in (path.cure, path.default)
+    )
+    assert cured.is_exact and cured.name.removesuffix(", per token") == "reverse KL"
+    assert shipped.name.removesuffix(", per token") != "reverse KL" or not shipped.is_exact
+
+
+def test_a_discounted_price_is_no_kl_of_answers_and_an_undiscounted_one_is(tree):
+    """Tunix's PPO without its critic, k1: lambda 0.95 is near, lambda 1 exact."""
+    path = replace(of("Tunix", "reward"), divisor="token_mean")
+    near = answers.over_answers(path, "kl, PPO", tree.fresh())
+    assert near.name == "reverse KL" and 0 < near.unexplained < 0.05
+    whole = replace(path, formula=lambda logp, ref, mask, **_: to_go(logp - ref, mask))
+    assert answers.over_answers(whole, "kl, PPO", tree.fresh()).is_exact
 
 
 def test_whoever_has_no_reverse_kl_by_default_gets_a_line(table):
@@ -468,3 +491,60 @@ def test_a_verdict_names_a_multiple_and_not_its_opposite(tree):
     assert not answers.judged(noise, known).is_exact
     worst = relative_error(noise.flatten()[None], known["reverse KL"].flatten()[None])
     assert worst.item() > 1e-6
+
+
+# What the page shows.
+
+
+@pytest.fixture(scope="module")
+def verdicts(tree):
+    return shown.verdicts(PATHS, tree)
+
+
+def test_every_default_stands_once_in_each_of_the_two_tables(verdicts):
+    for by in ("minimises", "over_answers"):
+        groups = shown.grouped(verdicts, by)
+        for placement in ("loss", "reward"):
+            names = [n.strip() for cell in groups[placement] for n in cell.split(",") if n != "–"]
+            expected = verdicts[verdicts.placement == placement].framework
+            assert sorted(name.rstrip("*") for name in names) == sorted(expected)
+    per_token = shown.grouped(verdicts).set_index("minimises")
+    assert "Tunix*" in per_token.loss["nothing: the reference drops out"]
+    whole = shown.grouped(verdicts, "over_answers").set_index("minimises")
+    assert "Tunix*" in whole.loss["one over the length: longer answers"]
+    assert "SkyRL*" in whole.loss["no divergence"]
+    assert "TRL*" in whole.reward["the reverse KL"]
+
+
+def test_a_line_for_whoever_needs_one_with_links_to_its_threads(verdicts):
+    text = shown.remedies(PATHS, verdicts).data
+    lines = text.splitlines()
+    wrong = verdicts[verdicts.minimises != "the reverse KL"]
+    assert len(lines) == len(wrong)
+    assert "[SkyRL #805](https://github.com/NovaSky-AI/SkyRL/issues/805) (open)" in text
+    assert not any(line.startswith("- **TRL**") for line in lines)
+    for path in PATHS:
+        for thread in path.threads:
+            name, status = thread.split()
+            assert name.count("#") == name.count("/") == 1
+            assert status in ("open", "closed", "merged")
+
+
+def test_ticks_stand_where_the_errors_are(table):
+    figure = shown.ticks(table.reset_index())
+    (axes,) = figure.axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["OpenRLHF", "verl", "TRL"]
+    verl_rows = table.loc["verl"]
+    at_line = [line.get_xdata() for line in axes.lines if list(line.get_ydata()) == [1, 1]]
+    assert len(at_line) == len(verl_rows) + 1  # and the line that they stand on
+    drawn = sorted(max(xs) for xs in at_line if max(xs) != 1 or min(xs) != 0)
+    errors = verl_rows[["fresh_error", "stale_error"]].clip(lower=0.03).max(axis=1)
+    assert drawn == pytest.approx(sorted(errors))
+
+
+def test_zones_keep_every_clamped_setting():
+    zones = chapter.dead_zones()
+    groups = shown.zones(zones)
+    named = [name for cell in groups.settings for name in cell.split("; ")]
+    clamped = zones.dropna(subset=["below", "above"], how="all")
+    assert sorted(named) == sorted(clamped.framework + " " + clamped.setting)
