@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from analysis.chapters.ch14_frameworks import States as OneState
-from analysis.chapters.ch14_frameworks import known_gradients
+from analysis.chapters.ch14_one_state import known_at_states
 from analysis.chapters.frameworks.registry import Path
 from analysis.chapters.policies import RAGGED, SAME, moved_logits, normal_draws
 from kl_term.kl.sequences import (
@@ -127,11 +126,10 @@ def batch_gradient(
 
 def known_over_answers(at: Tree, *, size: int = 2) -> dict[str, Tensor]:
     """Exact gradients [states, vocab] that a path may turn out to have, by what is minimised."""
-    policy = OneState(at.logits, at.ref_logits, at.old_logits)
     visits = state_visits(at.old_logits, at.sequences).unsqueeze(-1)
     per_token = {
         f"{name}, per token": visits * gradient
-        for name, gradient in known_gradients(policy).items()
+        for name, gradient in known_at_states(at.logits, at.ref_logits, at.old_logits).items()
     }
     answer = sequence_kl_gradient(at.logits, at.ref_logits, at.sequences)
     return {"reverse KL": answer} | per_token | _of_the_sampler_alone(at, size)

@@ -13,8 +13,8 @@ import torch
 from analysis.chapters import ch14_answers as answers
 from analysis.chapters import ch14_frameworks as chapter
 from analysis.chapters import ch14_tables as shown
+from analysis.chapters.ch14_one_state import TERMS, term_of
 from analysis.chapters.ch14_prices import expected_price
-from analysis.chapters.ch14_terms import TERMS, term_of
 from analysis.chapters.frameworks import OPTIONS, PATHS, Option, Path, registry
 from analysis.chapters.frameworks.formulas import to_go
 from analysis.chapters.policies import moved_logits, normal_draws

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from analysis.chapters.ch14_frameworks import states
-from analysis.chapters.ch14_terms import term_of
+from analysis.chapters.ch14_one_state import term_of
 from analysis.chapters.frameworks import OPTIONS
 from analysis.training.loss import KLTerms, Views
 from kl_term.errors import UserError

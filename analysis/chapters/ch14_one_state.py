@@ -1,10 +1,15 @@
-"""Which of our terms a setting is: found by its gradient, never entered."""
+"""What is asked about a trainer at one state; no other module of the trainers calls the audit.
+
+Which of our terms a setting is, is found by its gradient, never entered.
+"""
 
 from __future__ import annotations
 
 from itertools import product
 
-from analysis.chapters.ch14_frameworks import States, mean_gradient
+from torch import Tensor
+
+from analysis.chapters.ch14_frameworks import States, known_gradients, mean_gradient
 from analysis.chapters.frameworks.registry import Option
 from analysis.chapters.policies import SAME
 from kl_term.kl.enumeration import expected_gradient, relative_error
@@ -24,3 +29,8 @@ def term_of(option: Option, at: States) -> KLTerm | None:
         if (relative_error(gradient, same) < SAME).all():
             return term
     return None
+
+
+def known_at_states(logits: Tensor, ref_logits: Tensor, old_logits: Tensor) -> dict[str, Tensor]:
+    """Exact gradients [N, V] that a term may have, one state a row, by what is minimised."""
+    return known_gradients(States(logits, ref_logits, old_logits))
