@@ -153,7 +153,9 @@ define install
 	@$(1)/bin/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(1) || \
 		{ rm -rf $(1) $(1).unfinished; echo "$(PYTHON) cannot make a virtual environment: install its venv module (Debian: python3-venv)"; exit 1; }
 	@echo "[1/3] locked packages, hashes checked"
-	@$(1)/bin/python $(PIP) install --no-deps --require-hashes -r requirements.lock
+	@if command -v uv >/dev/null; then \
+		uv pip install --python $(1)/bin/python --no-deps --require-hashes -r requirements.lock; \
+	else $(1)/bin/python $(PIP) install --no-deps --require-hashes -r requirements.lock; fi
 	@echo "[2/3] torch"
 	@$(1)/bin/python $(PIP) install --constraint constraints.txt torch
 	@echo "[3/3] this package"

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.cli.main import main
+from kl_term.cli.main import main
 from kl_term.diagnosis.columns import NAMES
 from kl_term.diagnosis.dumping import SNIPPETS, Dump, append_rollouts
 from kl_term.diagnosis.generate import EXAMPLES, FOLDER, Run, simulate
@@ -53,7 +53,7 @@ def test_exit_status(arguments, expected, capsys):
     captured = capsys.readouterr()
     if expected == 1:
         (line,) = captured.err.splitlines()
-        assert line.startswith("analysis: ") and not captured.out
+        assert line.startswith("kl-term: ") and not captured.out
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -217,7 +217,7 @@ json.loads(text)
 yardstick = time.process_time() - start
 del text
 start = time.process_time()
-from analysis.cli.main import main
+from kl_term.cli.main import main
 code = main(["diagnose", *sys.argv[2:]])
 seconds = time.process_time() - start
 # Of this process; what getrusage calls the peak begins with that of the one that started it.

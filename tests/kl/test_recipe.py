@@ -45,7 +45,7 @@ from analysis.training.config import Run, StartConfig, TrainConfig, Variant
 from analysis.training.tiny.policy import PolicyConfig
 from analysis.training.tiny.tasks import SortTask
 from analysis.training.trainer import PopulationTrainer
-from analysis.cli.main import main
+from kl_term.cli.main import main
 
 assert "cubic" in kl.__all__ and inspect.getdoc(cubic), "exported, and on the reference's page"
 logp, ref_logp = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True), torch.full((3,), -1.25)

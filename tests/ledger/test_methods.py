@@ -131,7 +131,7 @@ def test_the_page_has_a_row_a_method_with_all_its_links():
     for method in METHODS.values():
         row = rows[method.name.replace("|", "&#124;")]
         assert row.count(" | ") == 3, "a cell holds a bar"
-        assert f"`~analysis.{method.function}`" in row
+        assert f"`~{method.function}`" in row
         assert all(f"{{ref}}`{claim} <{claim.lower()}>`" in row for claim in method.claims)
         assert all(preset in row for preset in method.presets)
     for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):

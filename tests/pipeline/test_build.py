@@ -101,7 +101,7 @@ def test_book_is_built_once_and_again_after_a_change(book: Workspace) -> None:
     (book.project.package / "cli" / "main.py").write_text("# A comment.\n")
     build(book, render=counted)
     assert calls == ["html"] * 2
-    (book.project.package / "kl" / "terms.py").write_text("value = 2\n")
+    (book.project.library / "kl" / "terms.py").write_text("value = 2\n")
     book.run()
     build(book, render=counted)
     assert calls == ["html"] * 3

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.cli.main import COMMANDS, main
+from analysis.cli.main import PROGRAM, main
 from analysis.report.provenance import read_provenance
 from tests.pipeline.conftest import Workspace
 
@@ -115,7 +115,7 @@ def test_misuse_shows_the_usage(
     assert "".join(capsys.readouterr()).strip()
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", PROGRAM.commands)
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])

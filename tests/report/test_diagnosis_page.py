@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from analysis.cli.main import main
+from kl_term.cli.main import main
 from kl_term.diagnosis.measure import measure
 from kl_term.diagnosis.page import findings_html, html_page, lines
 from kl_term.diagnosis.readers import read_rollouts

@@ -8,7 +8,9 @@ import sys
 
 import pytest
 
-from analysis.cli.main import COMMANDS, EXTRAS
+from analysis.cli import main as of_the_book
+from kl_term.cli import main as of_the_library
+from kl_term.cli.program import Program
 
 #: What the floors above, the book and the tests use, and a bare box does not have.
 ABSENT = [
@@ -46,9 +48,9 @@ sys.meta_path.insert(0, BareBox())
 
 FLOORS = """
 count = 0
-for floor in ('kl', 'objectives', 'training'):
-    package = importlib.import_module(f'analysis.{floor}')
-    for module in pkgutil.walk_packages(package.__path__, f'analysis.{floor}.'):
+for floor in ('kl_term.kl', 'kl_term.objectives', 'analysis.training'):
+    package = importlib.import_module(floor)
+    for module in pkgutil.walk_packages(package.__path__, f'{floor}.'):
         importlib.import_module(module.name)
         count += 1
 try:
@@ -59,10 +61,10 @@ except ModuleNotFoundError:
 
 
 COMMAND = """
-from analysis.cli.main import main
-
-sys.exit(main([sys.argv[2], '--help']))
+main = importlib.import_module(sys.argv[2]).main
+sys.exit(main([sys.argv[3], '--help']))
 """
+PROGRAMS = (of_the_book.PROGRAM, of_the_library.PROGRAM)
 
 
 def on_a_bare_box(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -76,10 +78,12 @@ def test_the_lowest_floors_import_on_a_bare_box():
     assert int(child.stdout) > 30
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_names_what_it_lacks_in_one_line(command):
-    child = on_a_bare_box(COMMAND, command)
+@pytest.mark.parametrize(
+    ("program", "command"), [(program, name) for program in PROGRAMS for name in program.commands]
+)
+def test_a_command_names_what_it_lacks_in_one_line(program: Program, command: str) -> None:
+    child = on_a_bare_box(COMMAND, f"{program.package}.main", command)
     assert child.returncode == 1
     (line,) = child.stderr.splitlines()
-    extra = EXTRAS.get(command, "book")
-    assert "is not installed" in line and f"pip install -e '.[{extra}]'" in line
+    install = program.install.format(extra=program.extras[command])
+    assert line.startswith(f"{program.name}: ") and "is not installed" in line and install in line
