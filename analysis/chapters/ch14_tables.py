@@ -10,7 +10,15 @@ import torch
 from IPython.display import Markdown
 from matplotlib.figure import Figure
 
-from analysis.chapters.ch14_answers import DIVIDED_BY, Tree, Verdict, answers_table
+from analysis.chapters.ch14_answers import (
+    DIVIDED_BY,
+    Tree,
+    Verdict,
+    answers_table,
+    batch_gradient,
+    judged,
+    known_over_answers,
+)
 from analysis.chapters.frameworks.registry import Path
 from kl_term import style
 
@@ -88,6 +96,33 @@ def one_a_path(table: pd.DataFrame) -> pd.DataFrame:
         divided=table.divided.map(short),
         shipped=table.beta.map(lambda beta: f"{beta:g}" if beta else "off"),
     )
+
+
+def every_price(paths: Iterable[Path], at: Tree) -> pd.DataFrame:
+    """Every setting of a KL in the reward, its advantage estimator included, on fresh samples: what
+    it minimises when tokens are added up, how strongly in pairs, and with the trainer's divisor."""
+    fresh = at.fresh()
+    known = known_over_answers(fresh)
+    rows = []
+    for path in paths:
+        if path.placement == "loss":
+            continue
+        tokens = replace(path, divisor="seq_mean_token_sum")
+        for setting in path.settings:
+            summed, divided = (
+                judged(batch_gradient(which, setting, fresh, large=True), known)
+                for which in (tokens, path)
+            )
+            rows.append(
+                {
+                    "framework": path.framework,
+                    "setting": setting,
+                    "summed": summed.name if summed.is_exact else "–",
+                    "force": summed.scale if summed.is_exact else torch.nan,
+                    "divided": divided.name if divided.is_exact else "–",
+                }
+            )
+    return pd.DataFrame(rows)
 
 
 def remedies(paths: Iterable[Path], table: pd.DataFrame) -> Markdown:

@@ -106,19 +106,28 @@ CHARGES = {
     ("OpenRLHF", "rloo"): ("k1", "to go", "nobody"),
     ("OpenRLHF", "dr_grpo"): ("k1", "to go", "nobody"),
     ("slime", "k1, reinforce_plus_plus"): ("k1", "to go", "nobody"),
+    ("slime", "k1, reinforce_plus_plus_baseline"): ("k1", "own", "nobody"),
+    ("miles", "k1, reinforce_plus_plus"): ("k1", "to go", "nobody"),
+    ("miles", "k1, reinforce_plus_plus_baseline"): ("k1", "own", "nobody"),
     ("ROLL", "kl"): ("k1", "to go", "nobody"),
     ("ROLL", "mse"): ("k2", "to go", "nobody"),
     ("AReaL", "k1"): ("k1", "to go", "nobody"),
     ("AReaL", "k1, no reference"): ("logp", "to go", "nobody"),
     ("verl", "kl, GRPO before its spread"): ("k1", "answer", "all"),
+    ("verl", "kl, rloo"): ("k1", "answer", "others"),
+    ("verl", "kl, reinforce_plus_plus"): ("k1", "to go", "nobody"),
     ("verl-distillation", "k3"): ("k3", "own", "nobody"),
     ("verl-distillation", "k1"): ("k1", "own", "nobody"),
     ("EasyR1", "kl, GRPO before its spread"): ("k1", "answer", "all"),
+    ("EasyR1", "kl, rloo"): ("k1", "answer", "others"),
+    ("EasyR1", "kl, reinforce_plus_plus"): ("k1", "to go", "nobody"),
     ("rLLM", "distillation"): ("k1", "own", "nobody"),
     ("RLinf", "k2, the shipped REINFORCE++"): ("k2", "to go", "nobody"),
     ("RLinf", "kl"): ("k1", "to go", "nobody"),
     ("SkyRL", "k3"): ("k3", "answer", "all"),
     ("SkyRL", "k1"): ("k1", "answer", "all"),
+    ("SkyRL", "k3, rloo"): ("k3", "answer", "others"),
+    ("SkyRL", "k3, reinforce_plus_plus"): ("k3", "to go", "nobody"),
     ("NeMo-RL", "k3, REINFORCE++"): ("k3", "own", "nobody"),
     ("NeMo-RL", "k1, REINFORCE++"): ("k1", "own", "nobody"),
     ("Tunix", "low_var_kl, PPO"): ("k3", "discounted", "nobody"),
@@ -548,3 +557,18 @@ def test_zones_keep_every_clamped_setting():
     named = [name for cell in groups.settings for name in cell.split("; ")]
     clamped = zones.dropna(subset=["below", "above"], how="all")
     assert sorted(named) == sorted(clamped.framework + " " + clamped.setting)
+
+
+def test_the_force_of_a_price_depends_on_whose_mean_is_taken_off(tree):
+    """In pairs: half of it less the mean of both, all of it less the other or less nobody."""
+    prices = shown.every_price(PATHS, tree).set_index(["framework", "setting"])
+    assert len(prices) == sum(len(path.settings) for path in IN_REWARD)
+    for row, force, name in (
+        (("verl", "kl, GRPO before its spread"), 0.5, "reverse KL"),
+        (("verl", "kl, rloo"), 1, "reverse KL"),
+        (("OpenRLHF", "dr_grpo"), 1, "reverse KL"),
+        (("slime", "k1, reinforce_plus_plus_baseline"), 1, "reverse KL, per token"),
+    ):
+        assert prices.loc[row, "summed"] == name
+        assert prices.loc[row, "force"] == pytest.approx(force, rel=1e-12)
+    assert prices.loc[("SkyRL", "k3"), "summed"] == "–"

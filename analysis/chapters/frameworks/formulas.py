@@ -57,3 +57,27 @@ def left_out(answers: Tensor) -> Tensor:
     """Less the mean of the others of the group [..., G, T]."""
     size = answers.shape[-2]
     return centred(answers) * (size / (size - 1))
+
+
+def charged(
+    tokens: Tensor, mask: Tensor, *, pays_for: str = "answer", baseline: str = "all"
+) -> Tensor:
+    """What an advantage estimator makes of a penalty of each token.
+
+    Args:
+        pays_for: whom a token pays for: its whole ``answer``, what is ``to go``, or its ``own``.
+        baseline: whose mean is taken off: of ``all`` answers of the group, of the ``others``, or of
+            ``nobody``.
+    """
+    credit = {"answer": whole_answer, "to go": to_go, "own": own_token}[pays_for]
+    taken = {"all": centred, "others": left_out, "nobody": lambda answers: answers}[baseline]
+    return taken(credit(tokens, mask))
+
+
+#: Advantage estimators of verl, which others have taken over; the first before its division by the
+#: group's spread, the last before its whitening.
+ESTIMATORS_OF_VERL = {
+    "GRPO before its spread": {},
+    "rloo": {"baseline": "others"},
+    "reinforce_plus_plus": {"pays_for": "to go", "baseline": "nobody"},
+}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from analysis.chapters.frameworks.formulas import to_go, value
+from analysis.chapters.frameworks.formulas import charged, to_go, value
 from analysis.chapters.frameworks.registry import charge, loss
 from kl_term.kl.estimators import ESTIMATORS, k1, k2
 from kl_term.kl.surrogates import straight_through
@@ -67,6 +67,12 @@ SLIME = {
 }
 
 
+PLUS_PLUS = {
+    "k1, reinforce_plus_plus": {"pays_for": "to go"},
+    "k1, reinforce_plus_plus_baseline": {"pays_for": "own"},
+}
+
+
 @loss(
     "slime THUDM/slime slime/utils/ppo_utils.py 624b824 2026-08-21",
     SLIME,
@@ -91,15 +97,15 @@ def slime(
 
 @charge(
     "slime THUDM/slime slime/utils/ppo_utils.py 624b824 2026-08-21",
-    {"k1, reinforce_plus_plus": {}},
+    PLUS_PLUS,
     beta=0,
     divisor="seq_mean_token_mean",
     flag="--kl-coef; GRPO ignores it",
     threads=("THUDM/slime#2387 open",),
 )
-def slime_reward(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
-    """k1 to go, in REINFORCE++ before the batch is whitened."""
-    return to_go(k1(logp, ref_logp), mask)
+def slime_reward(logp: Tensor, ref_logp: Tensor, mask: Tensor, *, pays_for: str) -> Tensor:
+    """k1 to go in REINFORCE++, of its own token in its baseline; before the whitening."""
+    return charged(k1(logp, ref_logp), mask, pays_for=pays_for, baseline="nobody")
 
 
 @loss(
@@ -112,7 +118,6 @@ def slime_reward(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
     remark="A KL that overflows counts as zero, the token with the largest one included.",
     remedy="--kl-loss-type low_var_kl --use-unbiased-kl --calculate-per-token-loss",
     cure="low_var_kl, use-unbiased-kl",
-    threads=("radixark/miles#1383 open",),
 )
 def miles(
     logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str, unbiased: bool = False
@@ -127,6 +132,20 @@ def miles(
     if kind == "low_var_kl":
         kl = kl.clamp(-10, 10)
     return torch.nan_to_num(kl, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+@charge(
+    "miles radixark/miles miles/backends/training_utils/loss_hub/math_utils.py 31f1ca9 2026-08-21",
+    PLUS_PLUS,
+    beta=0,
+    divisor="seq_mean_token_mean",
+    flag="--kl-coef; GRPO ignores it",
+    remark="Its return counts the KL of masked tokens too, a tool's for one; slime's does not.",
+    threads=("radixark/miles#1383 open",),
+)
+def miles_reward(logp: Tensor, ref_logp: Tensor, mask: Tensor, *, pays_for: str) -> Tensor:
+    """slime's, on answers without masked tokens inside."""
+    return charged(k1(logp, ref_logp), mask, pays_for=pays_for, baseline="nobody")
 
 
 @loss(

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from analysis.chapters.frameworks.formulas import (
-    centred,
+    ESTIMATORS_OF_VERL,
+    charged,
     clamped_k3,
     own_token,
     to_go,
     verl_kinds,
-    whole_answer,
 )
 from analysis.chapters.frameworks.registry import charge, loss
 from kl_term.kl.estimators import k1, k2
@@ -41,14 +41,14 @@ def verl(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> Tens
 
 @charge(
     "verl verl-project/verl verl/trainer/ppo/ray_trainer.py 0.9.1 2026-11-26",
-    {"kl, GRPO before its spread": {}},
+    {f"kl, {name}": flags for name, flags in ESTIMATORS_OF_VERL.items()},
     beta=0,
-    flag="algorithm.use_kl_in_reward, algorithm.kl_penalty",
+    flag="algorithm.use_kl_in_reward, algorithm.kl_penalty, algorithm.adv_estimator",
     remark="The group's spread then divides reward and KL alike.",
 )
-def verl_reward(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
-    """k1 summed over the answer, less the group's mean; the division by the spread left out."""
-    return centred(whole_answer(k1(logp, ref_logp), mask))
+def verl_reward(logp: Tensor, ref_logp: Tensor, mask: Tensor, **estimator: str) -> Tensor:
+    """k1 through the advantage estimator; the division by a spread left out."""
+    return charged(k1(logp, ref_logp), mask, **estimator)
 
 
 @loss(
@@ -106,15 +106,15 @@ def easyr1(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> Te
 
 @charge(
     "EasyR1 hiyouga/EasyR1 verl/trainer/ray_trainer.py b44b311 2026-07-30",
-    {"kl, GRPO before its spread": {}},
+    {f"kl, {name}": flags for name, flags in ESTIMATORS_OF_VERL.items()},
     beta=0.001,
     flag="algorithm.use_kl_loss: false, the dataclass's default",
     since="0.3.0",
     remark="The group's spread then divides reward and KL alike.",
 )
-def easyr1_reward(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
-    """k1 summed over the answer, less the group's mean; the division by the spread left out."""
-    return centred(whole_answer(k1(logp, ref_logp), mask))
+def easyr1_reward(logp: Tensor, ref_logp: Tensor, mask: Tensor, **estimator: str) -> Tensor:
+    """k1 through the advantage estimator; the division by a spread left out."""
+    return charged(k1(logp, ref_logp), mask, **estimator)
 
 
 @loss(
@@ -226,7 +226,12 @@ def skyrl(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> Ten
 
 @charge(
     "SkyRL NovaSky-AI/SkyRL skyrl/train/trainer.py a956457 2026-08-21",
-    _named("k3", "k1", "k2"),
+    _named("k3", "k1", "k2")
+    | {
+        f"k3, {name}": {"kind": "k3", **flags}
+        for name, flags in ESTIMATORS_OF_VERL.items()
+        if flags
+    },
     beta=0,
     flag="use_kl_in_reward=true, use_kl_loss=false; the estimator stays k3",
     since="skyrl_train 0.1.0",
@@ -235,9 +240,11 @@ def skyrl(logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, kind: str) -> Ten
     cure="k1",
     threads=("NovaSky-AI/SkyRL#805 open", "NovaSky-AI/SkyRL#1262 open"),
 )
-def skyrl_reward(logp: Tensor, ref_logp: Tensor, mask: Tensor, *, kind: str) -> Tensor:
-    """An estimator summed over the answer, less the group's mean; the spread left out."""
-    return centred(whole_answer(verl_kinds(logp - ref_logp, kind), mask))
+def skyrl_reward(
+    logp: Tensor, ref_logp: Tensor, mask: Tensor, *, kind: str, **estimator: str
+) -> Tensor:
+    """An estimator of the KL through one of the advantage; the division by a spread left out."""
+    return charged(verl_kinds(logp - ref_logp, kind), mask, **estimator)
 
 
 RPG = tuple(f"rpg_{kl}" for kl in ("fkl", "rkl", "ufkl", "urkl", "js", "ujs"))
