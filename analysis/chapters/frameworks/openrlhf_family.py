@@ -47,10 +47,16 @@ def openrlhf(
 
 @charge(
     "OpenRLHF OpenRLHF/OpenRLHF openrlhf/trainer/ppo_utils/experience_maker.py 0.11.2 2026-11-26",
-    {name: {} for name in ("reinforce", "rloo", "group_norm", "dr_grpo")},
+    {
+        name: {}
+        for name in (
+            *("gae", "reinforce", "reinforce_baseline"),
+            *("rloo", "group_norm", "dr_grpo"),
+        )
+    },
     beta=0.01,
     flag="--algo.kl.init_coef, --algo.advantage.estimator",
-    remark="The group's baseline and spread are taken before the KL: it is charged whole.",
+    remark="A group's baseline and spread are taken before the KL. gae's critic is left out.",
 )
 def openrlhf_reward(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
     """k1, clamped at 10, to go, after the group's baseline of the rewards."""
