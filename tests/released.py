@@ -24,10 +24,10 @@ def functions_of(package: str, path: str, *names: str, **namespace: Any) -> list
 
 
 def functions_in(file: Path, *names: str, **namespace: Any) -> list[Any]:
-    """These functions of a file, in a namespace of torch and what is given."""
+    """These functions and classes of a file, in a namespace of torch and what is given."""
     wanted = []
     for node in ast.parse(file.read_text()).body:
-        if isinstance(node, ast.FunctionDef) and node.name in names:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name in names:
             node.decorator_list = []
             wanted.append(node)
     assert {node.name for node in wanted} == set(names), f"{file} has changed"

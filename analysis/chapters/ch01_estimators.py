@@ -20,12 +20,28 @@ from torch.distributions import Normal
 from analysis.chapters.ch11_numerics import naive_k3
 from analysis.chapters.ch20_language_model import deviations
 from analysis.chapters.claims import EXACT, Finding, claim, judge, largest, median, share
-from analysis.chapters.policies import Policies, moved_logits, normal_draws, random_policies
+from analysis.chapters.policies import (
+    Policies,
+    by_token,
+    moved_logits,
+    normal_draws,
+    random_policies,
+)
 from analysis.experiments.language import estimator_tail
 from kl_term import style
+from kl_term.kl.credit import state_average
 from kl_term.kl.divergences import forward_kl, reverse_kl
 from kl_term.kl.estimators import k3
 from kl_term.kl.gaussians import moments
+from kl_term.kl.sequences import (
+    Sequences,
+    can_draw,
+    enumerate_sequences,
+    sequence_kl,
+    sequence_probability,
+    state_visits,
+    token_logp,
+)
 from kl_term.kl.surrogates import ESTIMATORS
 from kl_term.kl.variance import estimator_means, estimator_variances, variance_gap
 
@@ -177,6 +193,78 @@ def stale_table(
     )
 
 
+def logged_mean(
+    logits: Tensor, ref_logits: Tensor, sequences: Sequences, estimator: str, *, average: str
+) -> float:
+    r"""What a log of an estimator shows on fresh samples: its mean over endless batches (nats).
+
+    .. math:: \frac{\mathbb{E} \sum_t k(l_t)}{\mathbb{E}\, |o|} \;\text{(tokens)}, \qquad
+        \mathbb{E}\Big[\frac{1}{|o|} \sum_t k(l_t)\Big] \;\text{(completions)}
+
+    ``tokens`` divides the sum over a batch's tokens by their number, whose limit is the ratio of
+    the means: the KL per token for k1 and k3, if either policy allows what the other one does.
+    ``completions`` averages each completion first.
+
+    Args:
+        logits, ref_logits: [states, vocab] tables of the policy, which samples, and the reference.
+        sequences: all completions.
+        estimator: ``k1``, ``k2`` or ``k3``.
+        average: ``tokens`` or ``completions``.
+    """
+    sequences = sequences.only(can_draw(logits, sequences))
+    probability = sequence_probability(logits, sequences)
+    logp, ref_logp = token_logp(logits, sequences), token_logp(ref_logits, sequences)
+    total = torch.where(sequences.mask, ESTIMATORS[estimator](logp, ref_logp), 0.0).sum(-1)
+    length = sequences.mask.sum(-1).double()
+    if average == "tokens":
+        return ((probability @ total) / (probability @ length)).item()
+    return (probability @ (total / length)).item()
+
+
+def logged_gap(logits: Tensor, ref_logits: Tensor, sequences: Sequences) -> float:
+    r"""Logged k3 less logged k1 on fresh samples, each averaged per completion (nats).
+
+    .. math:: \mathbb{E}\Big[\frac{1}{|o|} \sum_t (k_3 - k_1)(l_t)\Big]
+        = \sum_s d(s) \sum_a \big(\pi_{\mathrm{ref}} - \pi_\theta\big)(a|s)\, w(s, a), \qquad
+        w(s, a) = \mathbb{E}\Big[\frac{1}{|o|} \,\Big|\, s, a\Big]
+
+    over the tokens that the policy allows; computed from the right-hand side.
+
+    Equation: ``logged_gap``
+    Sampler: :math:`o \sim \pi_\theta`.
+
+    Args:
+        logits, ref_logits: [states, vocab] tables of the policy, which samples, and the reference.
+        sequences: all completions.
+    """
+    one_over_length = by_token(1 / sequences.mask.sum(-1).double(), sequences)
+    weight = state_average(one_over_length, logits, sequences, by_action=True)
+    policy, reference = logits.softmax(-1), ref_logits.softmax(-1)
+    visits = state_visits(logits, sequences).unsqueeze(-1)
+    terms = visits * (reference - policy) * weight
+    return torch.where(visits * policy > 0, terms, 0.0).sum().item()
+
+
+def end_tokens(end: float, longest: int) -> Tensor:
+    """[longest, 2]: logits of a policy that ends its answer with one probability at each token;
+    its completions are those of ``enumerate_sequences(2, longest, eos=1)``."""
+    return torch.tensor([1 - end, end], dtype=torch.float64).log().expand(longest, 2)
+
+
+def logged_table(end: float, ref_end: float, longest: int) -> pd.DataFrame:
+    """k1 and k3 as two averages log them, and the KL per token (nats), where the policy differs
+    from its reference in the probability of ending an answer alone."""
+    case = (end_tokens(end, longest), end_tokens(ref_end, longest))
+    sequences = enumerate_sequences(2, longest, eos=1)
+    length = sequence_probability(case[0], sequences) @ sequences.mask.sum(-1).double()
+    rows = {
+        average: {k: logged_mean(*case, sequences, k, average=average) for k in ("k1", "k3")}
+        | {"per_token": (sequence_kl(*case, sequences) / length).item()}
+        for average in ("tokens", "completions")
+    }
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("average").reset_index()
+
+
 # --- What it draws
 
 
@@ -239,17 +327,21 @@ def share_noisier(estimator: str, other: str) -> dict[str, float]:
 
 @claim("S0-2")
 def k3_is_unbiased_and_positive() -> Finding:
-    """Mean of k3 by enumeration on-policy, stale, and without support; its sign in floats."""
+    """Mean of k3 by enumeration on-policy, stale, without support, and as it is logged; its sign in
+    floats."""
     on_policy, stale = largest(bias_of("k3")), median(bias_of("k3", FAR, STALE).abs())
     cut = FAR._replace(logits=FAR.logits.index_fill(-1, torch.tensor([0]), -torch.inf))
     uncovered, missing = FAR.ref_logits.softmax(-1)[:, 0], bias_of("k3", cut)
     smallest = k3(FAR.logits.log_softmax(-1), FAR.ref_logits.log_softmax(-1)).min().item()
     near = torch.tensor(0.01).to(torch.bfloat16)
+    logged = logged_table(0.01, 0.02, 600).set_index("average").k3
     figures = {
         "bias_on_policy": on_policy,
         "bias_stale": stale,
         "bias_without_support": median(missing),
         "naive_bfloat16": naive_k3(torch.zeros_like(near), near).item(),
+        "logged_by_token": logged["tokens"],
+        "logged_by_completion": logged["completions"],
     }
     right = on_policy < EXACT and smallest >= 0
     sometimes = right and largest(missing + uncovered) < EXACT

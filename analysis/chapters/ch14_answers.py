@@ -14,12 +14,19 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from analysis.chapters.ch14_one_state import known_at_states
 from analysis.chapters.frameworks.registry import Path
 from analysis.chapters.policies import RAGGED, SAME, moved_logits, normal_draws
+from kl_term.audit.states import States, known_gradients
+from kl_term.audit.targets import (
+    NEITHER,
+    NOTHING,
+    POTENTIALS,
+    decided,
+    potential_gradient,
+    same,
+)
 from kl_term.kl.sequences import (
     Sequences,
-    sequence_kl_gradient,
     sequence_probability,
     state_visits,
     token_logp,
@@ -65,6 +72,10 @@ class Tree(NamedTuple):
     logits: Tensor  #: [states, vocab], and so the others
     ref_logits: Tensor
     old_logits: Tensor
+
+    def answer_logp(self, logits: Tensor) -> Tensor:
+        """[N], log-probs of whole answers."""
+        return token_logp(logits, self.sequences).sum(-1)
 
     def fresh(self) -> Tree:
         return self._replace(old_logits=self.logits)
@@ -124,19 +135,26 @@ def batch_gradient(
     return grad(mean)(at.logits)
 
 
-def known_over_answers(at: Tree, *, size: int = 2) -> dict[str, Tensor]:
-    """Exact gradients [states, vocab] that a path may turn out to have, by what is minimised."""
-    visits = state_visits(at.old_logits, at.sequences).unsqueeze(-1)
-    per_token = {
-        f"{name}, per token": visits * gradient
-        for name, gradient in known_at_states(at.logits, at.ref_logits, at.old_logits).items()
-    }
-    answer = sequence_kl_gradient(at.logits, at.ref_logits, at.sequences)
-    return {"reverse KL": answer} | per_token | _of_the_sampler_alone(at, size)
+class Known(NamedTuple):
+    """Exact gradients [states, vocab] of one tree, each in a list of one for the audit."""
+
+    fresh: bool
+    answers: dict[str, list[Tensor]]  #: of divergences of whole answers
+    tokens: dict[str, list[Tensor]]  #: of those of tokens, at the states that the sampler visits
+    lengths: dict[str, list[Tensor]]  #: of means of inverse lengths
+
+    @classmethod
+    def at(cls, tree: Tree, *, size: int = 2) -> Known:
+        visits = state_visits(tree.old_logits, tree.sequences).unsqueeze(-1)
+        by_state = known_gradients(States(tree.logits, tree.ref_logits, tree.old_logits))
+        tokens = {name: [visits * gradient] for name, gradient in by_state.items()}
+        answers = {name: [potential_gradient(name, tree)] for name in POTENTIALS}
+        fresh = torch.equal(tree.logits, tree.old_logits)
+        return cls(fresh, answers, tokens, _inverse_lengths(tree, size))
 
 
-def _of_the_sampler_alone(at: Tree, size: int) -> dict[str, Tensor]:
-    """Gradients of means that know no reference: of inverse lengths, and of minus the entropy."""
+def _inverse_lengths(at: Tree, size: int) -> dict[str, list[Tensor]]:
+    """Gradients of means that know no reference, over batches that the policy draws."""
     batches = Batches.of(at, size)
     lengths = batches.mask.sum(-1).to(at.logits.dtype)
 
@@ -147,49 +165,39 @@ def _of_the_sampler_alone(at: Tree, size: int) -> dict[str, Tensor]:
 
         return mean
 
-    def minus_entropy(logits: Tensor) -> Tensor:
-        logp = token_logp(logits, at.sequences).sum(-1)
-        return logp.exp() @ logp
-
     inverse = {
         "1 / length": (1 / lengths).mean(-1),
         "1 / tokens of the batch": 1 / lengths.sum(-1),
         "1 / longest of the batch": 1 / lengths.max(-1).values,
     }
-    found = {name: grad(mean_of(value))(at.logits) for name, value in inverse.items()}
-    return {**found, "minus the entropy": grad(minus_entropy)(at.logits)}
+    return {name: [grad(mean_of(value))(at.logits)] for name, value in inverse.items()}
 
 
 class Verdict(NamedTuple):
-    """What a gradient is that of, times ``scale``; or the nearest and the share that it leaves."""
+    """What a gradient is that of, times ``scale``."""
 
-    name: str
+    name: str  #: as the audit names it; ``, per token`` where it is not of whole answers
     scale: float
-    unexplained: float
 
     @property
-    def is_exact(self) -> bool:
-        return self.unexplained == 0
-
-    def __str__(self) -> str:
-        if self.is_exact:
-            return self.name
-        return f"no divergence ({self.name} leaves {self.unexplained:.0%})"
+    def of(self) -> str:
+        """The divergence, of whole answers and of tokens alike."""
+        return self.name.removesuffix(", per token")
 
 
-def judged(gradient: Tensor, known: dict[str, Tensor]) -> Verdict:
-    """The known gradient of which this is a positive multiple, else the nearest one."""
-    size = gradient.norm()
-    if size < SAME * known["reverse KL"].norm():
-        return Verdict("nothing", 0.0, 0.0)
-    found = []
-    for name, exact in known.items():
-        if exact.norm() == 0:
-            continue
-        scale = ((gradient * exact).sum() / exact.square().sum()).clamp(min=0)
-        left = ((gradient - scale * exact).norm() / size).item()
-        found.append(Verdict(name, scale.item(), 0.0 if left < SAME else left))
-    return min(found, key=lambda verdict: verdict.unexplained)
+def judged(gradient: Tensor, known: Known) -> Verdict:
+    """What a gradient [states, vocab] descends: a divergence of answers, of tokens, or a length."""
+    for of, addition in ((known.answers, ""), (known.tokens, ", per token")):
+        found = decided([gradient], of, SAME, fresh=known.fresh)
+        if found.known == NOTHING:
+            return Verdict(NOTHING, 0.0)
+        if found.known != NEITHER:
+            return Verdict(found.known + addition, abs(found.scale))
+    for name, exact in known.lengths.items():
+        scale = ((gradient * exact[0]).sum() / exact[0].square().sum()).item()
+        if scale > 0 and same([gradient], exact, SAME):
+            return Verdict(name, scale)
+    return Verdict(NEITHER, torch.nan)
 
 
 def over_answers(
@@ -197,13 +205,13 @@ def over_answers(
 ) -> Verdict:
     """What one setting minimises over whole answers, its divisor and its group included."""
     gradient = batch_gradient(path, setting, at, size=size, large=large)
-    return judged(gradient, known_over_answers(at, size=size))
+    return judged(gradient, Known.at(at, size=size))
 
 
 def answers_table(paths: Iterable[Path], at: Tree, *, size: int = 2) -> pd.DataFrame:
     """Every default over whole answers in a large batch, fresh and stale, one row a path."""
     cases = {"fresh": at.fresh(), "stale": at}
-    known = {case: known_over_answers(where, size=size) for case, where in cases.items()}
+    known = {case: Known.at(where, size=size) for case, where in cases.items()}
     rows = []
     for path in paths:
         setting = path.default

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from itertools import product
 
-from torch import Tensor
-
-from analysis.chapters.ch14_frameworks import States, known_gradients, mean_gradient
 from analysis.chapters.frameworks.registry import Option
 from analysis.chapters.policies import SAME
+from kl_term.audit.states import States, mean_gradient
 from kl_term.kl.enumeration import expected_gradient, relative_error
 from kl_term.kl.term import KLTerm
 
@@ -29,8 +27,3 @@ def term_of(option: Option, at: States) -> KLTerm | None:
         if (relative_error(gradient, same) < SAME).all():
             return term
     return None
-
-
-def known_at_states(logits: Tensor, ref_logits: Tensor, old_logits: Tensor) -> dict[str, Tensor]:
-    """Exact gradients [N, V] that a term may have, one state a row, by what is minimised."""
-    return known_gradients(States(logits, ref_logits, old_logits))

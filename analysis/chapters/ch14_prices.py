@@ -9,13 +9,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from analysis.chapters.ch14_frameworks import PLACEMENTS, Placement
+from analysis.chapters.ch14_frameworks import PLACEMENTS
 from analysis.chapters.policies import SAME, normal_draws
+from kl_term.audit.slopes import Advantages
 from kl_term.kl.scores import expected_score
 
 
 def mean_gradient_of_groups(
-    placement: Placement, logits: Tensor, rewards: Tensor, kl: Tensor, *, beta: float, size: int
+    placement: Advantages, logits: Tensor, rewards: Tensor, kl: Tensor, *, beta: float, size: int
 ) -> Tensor:
     """Policy gradient [V] by the logits, its mean over every group of ``size`` answers, which are
     the V tokens of one state with these rewards and sequence KLs [V]."""
@@ -30,7 +31,7 @@ def mean_gradient_of_groups(
     return weighted - policy * weighted.sum()
 
 
-def expected_price(placement: Placement, *, beta: float, size: int, seed: int) -> float:
+def expected_price(placement: Advantages, *, beta: float, size: int, seed: int) -> float:
     """Coefficient of the KL's gradient over that of the reward's, over ``beta``; NaN where the mean
     over groups is not a multiple of both, as under a group's standard deviation."""
     logits, ref_logits, rewards = normal_draws((3, 3), seed=seed)

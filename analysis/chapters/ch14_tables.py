@@ -12,24 +12,25 @@ from matplotlib.figure import Figure
 
 from analysis.chapters.ch14_answers import (
     DIVIDED_BY,
+    Known,
     Tree,
     Verdict,
     answers_table,
     batch_gradient,
     judged,
-    known_over_answers,
 )
 from analysis.chapters.frameworks.registry import Path
 from kl_term import style
+from kl_term.audit.targets import NEITHER
 
 #: Verdict of a sum over tokens -> how the page puts it, in the order of the page.
 MINIMISED = {
     "reverse KL": "the reverse KL",
     "forward KL": "the forward KL",
     "nothing": "nothing: the reference drops out",
-    "half χ²(π‖ref)": "half χ²(π‖ref)",
-    "half (reverse − forward)": "reverse KL less forward KL",
-    "minus the entropy": "minus the entropy: no reference",
+    "half chi-square": "half χ²(π‖ref)",
+    "reverse - forward": "reverse KL less forward KL",
+    "negative entropy": "minus the entropy: no reference",
     "1 / length": "one over the length: longer answers",
 }
 OTHER = "no divergence"
@@ -59,9 +60,7 @@ def verdicts(paths: Iterable[Path], at: Tree) -> pd.DataFrame:
 
 def minimised(verdict: Verdict) -> str:
     """How the page puts a verdict, whole answers and single tokens alike."""
-    if not verdict.is_exact:
-        return OTHER
-    return MINIMISED.get(verdict.name.removesuffix(", per token"), verdict.name)
+    return OTHER if verdict.of == NEITHER else MINIMISED.get(verdict.of, verdict.name)
 
 
 def grouped(table: pd.DataFrame, by: str = "minimises") -> pd.DataFrame:
@@ -86,9 +85,7 @@ def one_a_path(table: pd.DataFrame) -> pd.DataFrame:
     """Every default as a page shows it."""
 
     def short(verdict: Verdict) -> str:
-        if verdict.name == "nothing":
-            return "nothing"
-        return verdict.name.removesuffix(", per token") if verdict.is_exact else "–"
+        return "–" if verdict.of == NEITHER else verdict.of
 
     return table.assign(
         summed=table.summed.map(short),
@@ -102,7 +99,7 @@ def every_price(paths: Iterable[Path], at: Tree) -> pd.DataFrame:
     """Every setting of a KL in the reward, its advantage estimator included, on fresh samples: what
     it minimises when tokens are added up, how strongly in pairs, and with the trainer's divisor."""
     fresh = at.fresh()
-    known = known_over_answers(fresh)
+    known = Known.at(fresh)
     rows = []
     for path in paths:
         if path.placement == "loss":
@@ -117,9 +114,9 @@ def every_price(paths: Iterable[Path], at: Tree) -> pd.DataFrame:
                 {
                     "framework": path.framework,
                     "setting": setting,
-                    "summed": summed.name if summed.is_exact else "–",
-                    "force": summed.scale if summed.is_exact else torch.nan,
-                    "divided": divided.name if divided.is_exact else "–",
+                    "summed": "–" if summed.of == NEITHER else summed.name,
+                    "force": summed.scale,
+                    "divided": "–" if divided.of == NEITHER else divided.name,
                 }
             )
     return pd.DataFrame(rows)

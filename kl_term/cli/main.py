@@ -21,8 +21,11 @@ PROGRAM = Program(
     name="kl-term",
     version=__version__,
     package="kl_term.cli",
-    commands={"diagnose": "say what is wrong with the KL term of a run, from its log-probs"},
-    extras={"diagnose": "diagnose"},
+    commands={
+        "audit": "say what a loss minimises, exactly, and what is wrong with it",
+        "diagnose": "say what is wrong with the KL term of a run, from its log-probs",
+    },
+    extras={"audit": "audit", "diagnose": "diagnose"},
     install="pip install 'kl-term[{extra}]'",
 )
 

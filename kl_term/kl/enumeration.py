@@ -204,5 +204,8 @@ def cosine(gradient: Logits, exact: Logits) -> Tensor:
 
 @checked
 def relative_error(gradient: Logits, exact: Logits) -> Tensor:
-    """Norm of the difference over the norm of the exact gradient, over the last axis."""
+    """Norm of the difference over the norm of the exact gradient, over the last axis.
+
+    Where the exact gradient vanishes it is ``inf``, or NaN if the other one vanishes too.
+    """
     return (gradient - exact).norm(dim=-1) / exact.norm(dim=-1)

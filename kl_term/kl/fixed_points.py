@@ -126,6 +126,37 @@ def euclidean_optimum(rewards: Logits, ref_logits: Logits, *, beta: float) -> Lo
 
 
 @checked(nan="refused")
+def chi_square_optimum(rewards: Logits, ref_logits: Logits, *, beta: float) -> Logits:
+    r"""The optimum under half the chi-square of the policy from the reference: a linear tilt, cut.
+
+    .. math:: \pi^\ast(a) = \pi_{\mathrm{ref}}(a)\, \max\Big(0,\; 1 + \frac{R(a) - \lambda}{\beta}
+        \Big), \qquad \sum_a \pi^\ast(a) = 1, \qquad
+        D = \tfrac12 \sum_a \frac{(\pi - \pi_{\mathrm{ref}})^2}{\pi_{\mathrm{ref}}}
+
+    Tokens whose reward falls far enough behind get probability exactly zero. While none does,
+    :math:`\lambda` is the reference's mean reward.
+
+    Equation: ``chi_square_optimum``
+    Reached by: k3 as a loss with policy and reference exchanged.
+
+    Args: as :func:`reverse_kl_optimum`.
+
+    Returns:
+        [..., V], log-probs, ``-inf`` for tokens that are given up.
+    """
+    rewards, ref_logp = _inputs(rewards, ref_logits, beta)
+    _, gap = _gap_to_best(rewards, ref_logp)
+    order = torch.where(ref_logp > -torch.inf, gap, torch.inf).sort(dim=-1)
+    mass = ref_logp.exp().gather(-1, order.indices)
+    behind = torch.where(mass > 0, order.values, 0.0)
+    # With the best m tokens kept, 1 + (R - lambda) / beta is `level` - gap / beta.
+    level = (1 + (mass * behind).cumsum(-1) / beta) / mass.cumsum(-1)
+    kept = ((level > behind / beta) & (mass > 0)).sum(-1, keepdim=True)
+    ratio = (level.gather(-1, kept - 1) - gap / beta).clamp(min=0.0)
+    return ref_logp + torch.log(ratio)
+
+
+@checked(nan="refused")
 @torch.no_grad()
 def penalty_equilibrium(
     rewards: Logits, ref_logits: Logits, support: Kept, *, beta: float, estimator: str

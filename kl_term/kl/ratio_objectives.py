@@ -35,9 +35,10 @@ def ratio_objective(
         \prod_t \rho_t,\;\; 1 + \sum_t (\rho_t - 1),\;\; \sum_t \rho_t,\;\;
         \frac{1}{|y|} \sum_t \rho_t,\;\; \Big(\prod_t \rho_t\Big)^{1/|y|}
 
-    for ``sequence`` (the exact :math:`\mathbb{E}_{\pi_\theta}[R]`), ``linear`` (its first-order
-    part), ``token`` (the same gradient as ``linear``), ``token_mean`` (GRPO) and ``geometric``
-    (GSPO), all before any clip.
+    for ``sequence`` (the exact :math:`\mathbb{E}_{\pi_\theta}[R]`, if the sampler allows every
+    sequence that the policy allows; otherwise without those that it cannot draw), ``linear`` (its
+    first-order part), ``token`` (the same gradient as ``linear``), ``token_mean`` (GRPO) and
+    ``geometric`` (GSPO), all before any clip.
 
     Equation: ``ratio_objective``
     Sampler: :math:`y \sim \pi_{\mathrm{old}}`.

@@ -21,7 +21,9 @@ def keep_top(logits: Logits, *, top_k: int | None = None, top_p: float = 1.0) ->
     """The sampling mask [..., V]: which tokens top-k and top-p leave to the sampler.
 
     Top-p keeps the smallest set of likeliest tokens whose probability reaches ``top_p``; among
-    equal logits the lower index comes first. At least one token is always kept.
+    equal logits the lower index comes first. At least one token is always kept. At ``top_p`` 1 all
+    are, whatever their probability: forbidden ones (``-inf``) too, and a sum that rounds to one
+    drops none.
     """
     check_float("logits", logits)
     if top_k is not None and top_k < 1:
@@ -31,7 +33,7 @@ def keep_top(logits: Logits, *, top_k: int | None = None, top_p: float = 1.0) ->
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     probability = at_least_float32(ordered).softmax(-1)
     kept = probability.cumsum(-1) - probability < top_p  # what comes before has not reached it
-    kept |= bool(top_p == 1.0)  # a sum that rounds to one reaches it before its rarest tokens
+    kept |= bool(top_p == 1.0)
     if top_k is not None:
         kept &= torch.arange(logits.shape[-1], device=logits.device) < top_k
     return torch.zeros_like(kept).scatter(-1, order, kept)

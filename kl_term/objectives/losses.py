@@ -31,7 +31,9 @@ class LossOutput(NamedTuple):
     loss: Tensor  #: scalar, to be minimised
     per_token: Tensor  #: [..., T], the terms that were aggregated; 0 where masked
     weight: Tensor  #: [..., T], importance weight before the clip; 0 where masked
-    clipped: Tensor  #: [..., T] bool, where the clip changes the gradient
+    #: [..., T] bool, where the clip changes the gradient; for ``cispo`` where it changes the
+    #: weight, which at an advantage of zero leaves the gradient, zero, as it is
+    clipped: Tensor
     clip_fraction: Tensor  #: scalar, clipped tokens over counted tokens
 
 
@@ -177,9 +179,10 @@ def sequence(
         \mathrm{clip}(\rho, 1 - \epsilon_{\mathrm{low}}, 1 + \epsilon_{\mathrm{high}}) A_t\big),
         \qquad \rho = \frac{\pi_\theta(y)}{\pi_{\mathrm{old}}(y)} = \prod_t \rho_t
 
-    The term is the same for every token of a row, so ``seq_mean_token_mean`` gives the mean over
-    sequences exactly, gradient included; ``token_mean`` weighs sequences by their length. The
-    ratio is the unbiased one, and its variance in general grows exponentially with length.
+    With one advantage a row the term is the same for each of its tokens, so
+    ``seq_mean_token_mean`` gives the mean over sequences exactly, gradient included;
+    ``token_mean`` weighs sequences by their length. The ratio is the unbiased one if the sampler
+    allows what the policy allows, and its variance in general grows exponentially with length.
 
     Equation: ``sequence``
     Source: Guo et al. (2025), DeepSeek-R1, equation 1, without its KL term.

@@ -11,7 +11,9 @@ from scipy import stats
 
 from analysis.chapters import ch01_estimators as study
 from analysis.chapters.ch01_estimators import SCHULMAN_FAR
+from kl_term.kl.sequences import enumerate_sequences, sequence_kl, sequence_probability, token_logp
 from kl_term.kl.surrogates import ESTIMATORS
+from tests.trees import draw
 
 V = 40
 
@@ -72,6 +74,96 @@ def test_drift_starts_near_the_reference_and_crosses_where_the_deviations_meet(
     assert bias.iloc[-1][["k1", "k3"]].abs().max() < 1e-12 < abs(bias.k2.iloc[-1])
     with pytest.raises(ValueError, match="different signs"):
         study.crossing_kl(reference, direction, farthest=0.05)
+
+
+def ragged_pair(vocab, longest, *, scale, seed=0):
+    """A policy, and a reference ``scale`` away, with every answer of up to ``longest`` tokens."""
+    tree = enumerate_sequences(vocab, longest, eos=vocab - 1)
+    policy, move = (draw(tree.num_states, vocab, seed=2 * seed + i) for i in (0, 1))
+    return policy, policy + scale * move, tree
+
+
+def both_logs(policy, reference, tree, average):
+    return [study.logged_mean(policy, reference, tree, k, average=average) for k in ("k1", "k3")]
+
+
+@pytest.mark.parametrize(("vocab", "longest"), [(2, 7), (3, 4), (5, 3)])
+@pytest.mark.parametrize("scale", [0.1, 1.0, 3.0])
+def test_the_gap_between_two_logs_is_what_the_reference_expects_of_the_length(
+    vocab, longest, scale
+):
+    policy, reference, tree = ragged_pair(vocab, longest, scale=scale)
+    of_k1, of_k3 = both_logs(policy, reference, tree, "completions")
+    gap = study.logged_gap(policy, reference, tree)
+    assert of_k3 - of_k1 == pytest.approx(gap, abs=1e-12)
+    assert abs(of_k1 - of_k3 - gap) > 1e-3  # the other sign
+    length = sequence_probability(policy, tree) @ tree.mask.sum(-1).double()
+    per_token = (sequence_kl(policy, reference, tree) / length).item()
+    assert both_logs(policy, reference, tree, "tokens") == pytest.approx([per_token] * 2, abs=1e-12)
+    assert abs(of_k1 / per_token - 1) > 0.01 < abs(of_k3 / per_token - 1)
+
+
+def test_the_gap_runs_over_the_tokens_that_the_policy_allows():
+    policy, reference, tree = ragged_pair(3, 4, scale=1.0)
+    forbids = policy.clone()
+    forbids[0, 1] = forbids[2, 0] = -torch.inf
+    of_k1, of_k3 = both_logs(forbids, reference, tree, "completions")
+    gap = study.logged_gap(forbids, reference, tree)
+    assert of_k3 - of_k1 == pytest.approx(gap, abs=1e-12)
+    assert abs(gap - study.logged_gap(policy, reference, tree)) > 1e-3
+
+
+def test_no_gap_where_every_answer_has_one_length():
+    tree = enumerate_sequences(3, 3)
+    policy, reference = (draw(tree.num_states, 3, seed=seed) for seed in (0, 1))
+    assert study.logged_gap(policy, reference, tree) == pytest.approx(0, abs=1e-12)
+    logs = [both_logs(policy, reference, tree, average) for average in ("tokens", "completions")]
+    assert np.ptp(logs) < 1e-12
+
+
+def test_near_the_reference_the_log_of_k1_is_first_order_and_that_of_k3_second():
+    """By halving the distance; the first order is the difference of the mean of 1/|o|."""
+    rest = {}
+    for scale in (2e-3, 1e-3):
+        policy, reference, tree = ragged_pair(3, 4, scale=scale)
+        of_k1, of_k3 = both_logs(policy, reference, tree, "completions")
+        inverse = 1 / tree.mask.sum(-1).double()
+        own, other = (sequence_probability(x, tree) @ inverse for x in (policy, reference))
+        rest[scale] = of_k3, of_k1 - (own - other).item(), of_k1
+    for i, order in ((0, 4), (1, 4), (2, 2)):
+        assert rest[2e-3][i] / rest[1e-3][i] == pytest.approx(order, rel=0.02)
+
+
+def test_the_mean_over_the_tokens_of_one_batch_is_biased_and_that_of_a_large_one_hardly():
+    """Four answers, and eight: every batch by its probability; the bias falls as one over them."""
+    policy, reference, tree = ragged_pair(2, 3, scale=1.0)
+    chance, length = sequence_probability(policy, tree), tree.mask.sum(-1).double()
+    k1 = (token_logp(policy, tree) - token_logp(reference, tree)).sum(-1)
+    exact = ((chance @ k1) / (chance @ length)).item()
+    bias = {}
+    for answers in (4, 8):
+        axes = torch.cartesian_prod(*[torch.arange(len(chance))] * answers)
+        log = k1[axes].sum(-1) / length[axes].sum(-1)
+        bias[answers] = (chance[axes].prod(-1) @ log).item() - exact
+    assert abs(bias[8]) > 1e-3 * exact
+    assert bias[4] / bias[8] == pytest.approx(2, rel=0.2)
+
+
+def test_answers_twice_as_long_by_their_series():
+    """Geometric lengths without a longest one, for which E[1/n] is end log(1/end) / (1 - end)."""
+    end, ref_end = 0.05, 0.10
+    table = study.logged_table(end, ref_end, 500).set_index("average")
+    inverse = -end * math.log(end) / (1 - end)
+    for name, go_on, stop in (
+        ("k1", math.log((1 - end) / (1 - ref_end)), math.log(end / ref_end)),
+        ("k3", None, None),
+    ):
+        if name == "k3":
+            go_on, stop = ((b / a - 1 - math.log(b / a)) for a, b in ((0.95, 0.9), (0.05, 0.1)))
+        found = table[name]
+        assert found["completions"] == pytest.approx(go_on * (1 - inverse) + stop * inverse)
+        assert found["tokens"] == pytest.approx(go_on * (1 - end) + stop * end, abs=1e-9)
+    assert table.k1["completions"] < 0 < table.per_token["tokens"] < table.k3["completions"]
 
 
 def test_claims_count_what_numpy_counts():

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import brentq
 
 from analysis.chapters import ch05_fixed_points as study
 from analysis.chapters.policies import random_policies
@@ -220,3 +221,68 @@ def test_the_published_plot_of_coefficients_leaves_the_log_probs():
     found = study.the_published_coefficient_plot().figures
     assert found["share_above_zero"] == pytest.approx(2 / 5, abs=0.01)
     assert found["k3_at_minus_3"] == pytest.approx(1 - math.exp(2.3), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "inverses", "third"),
+    [
+        ("k2", (-0.8, 2.5), (0.18, 0.22)),
+        ("k2", (-2.5, 1.2), (4.1, 4.2)),
+        ("k3", (-1.5, 1.2), (5.0, 5.1)),
+        ("k3", (-4.0, 2.5), (6.8, 6.9)),
+    ],
+)
+def test_where_the_inverse_slopes_cancel_a_fixed_point_is_no_maximum(name, inverses, third):
+    """The degenerate line of thm-penalty-equilibria where it has no cubic, by the potential's own
+    values: the integral of the penalty over each probability."""
+    cubic = 1 if name == "k2" else 2
+
+    def fixed_point(last):
+        """Inverse slopes y give the log-ratios, and the policy that makes both means vanish."""
+        y = np.array([*inverses, last])
+        means = np.array([np.ones(3), y, y**3 - cubic * y**2])
+        return y, np.linalg.solve(means, [1, 0, 0]), 1 / y if name == "k2" else -np.log(1 - 1 / y)
+
+    def excess(last):
+        _, policy, l = fixed_point(last)
+        return policy @ np.exp(-l) - 1  # the reference sums to one
+
+    y, policy, l = fixed_point(brentq(excess, *third))
+    assert policy.min() > 0 and (l < 0).tolist() == [True, False, False]
+    reference = policy * np.exp(-l)
+    rewards = (
+        l**2 / 2 if name == "k2" else np.expm1(-l) + l
+    )  # equal to the penalties: a fixed point
+
+    def potential(p):
+        log = np.log(p / reference)
+        own = p * (log**2 / 2 - log + 1)
+        integral = own if name == "k2" else reference * np.log(p) + p * log - 2 * p
+        return rewards @ p - integral.sum()
+
+    quartic = policy @ ((3 * y**4 - 2 * y**3) if name == "k2" else (4 * y**4 - 6 * y**3)) / 24
+    second = policy @ y**2
+    assert quartic * 24 >= (3 * second**2 + second if name == "k2" else 4 * second**2 + 4 * second)
+    size = 0.01
+    rises = [potential(policy + sign * size * policy * y) - potential(policy) for sign in (-1, 1)]
+    assert min(rises) > 0
+    assert np.mean(rises) == pytest.approx(quartic * size**4, rel=0.02)
+
+
+def test_on_the_logits_a_rare_token_may_become_likelier_and_still_vanish_under_k2():
+    """Its logit falls all the while, and the mean logit of the others less its own grows."""
+    reference, rewards = torch.tensor([0.4, 0.4, 0.2]).double(), torch.tensor([0, 20.0, 0]).double()
+    z = torch.tensor([6.0, 0.0, -7.8]).double()
+    logits = [z]
+    for _ in range(6000):
+        policy = z.softmax(-1)
+        credit = rewards - (policy / reference).log().square() / 2
+        z = z + 0.02 * policy * (credit - policy @ credit)
+        logits.append(z)
+    path = torch.stack(logits)
+    rare = path.log_softmax(-1)[:, 2]
+    assert rare.max() - rare[0] > 1 and rare.argmax() > 10
+    assert rare[-1] < rare.max() - 1
+    assert (path[:, 2].diff() < 0).all()
+    assert ((path[:, :2].mean(-1) - path[:, 2]).diff() > 0).all()
+    assert path.sum(-1).sub(path[0].sum()).abs().max() < 1e-9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import defaultdict
 from functools import partial
@@ -19,6 +20,7 @@ from analysis.chapters.frameworks import (
     pytorch,
     verl_family,
 )
+from kl_term.kl.surrogates import ESTIMATORS
 from kl_term.objectives.ordering import kl_then_normalise
 from tests.released import functions_in, functions_of, source_of
 
@@ -166,6 +168,54 @@ def test_verl_takes_the_kl_off_before_it_divides():
     theirs, _ = outcome_advantage(token_rewards, torch.ones(6, 2), ["one prompt"] * 6)
     ours = kl_then_normalise(rewards, kl, beta=0.1, eps=1e-6)
     torch.testing.assert_close(theirs[:, 0], ours, rtol=0, atol=1e-6)
+
+
+def ten_answers():
+    """One answer ends at its first token, nine have two, as the policy expects: their mean is its.
+    Log-probs of policy and reference and the mask, [10, 2]; the second token is certain."""
+    mask = torch.ones(10, 2)
+    mask[0, 1] = 0
+    logp, ref_logp = torch.zeros(2, 10, 2, dtype=torch.float64)
+    for table, stop in ((logp, 0.10), (ref_logp, 0.15)):
+        table[0, 0], table[1:, 0] = math.log(stop), math.log1p(-stop)
+    return logp, ref_logp, mask
+
+
+@pytest.mark.parametrize(("name", "kind"), [("kl", "k1"), ("low_var_kl", "k3")])
+def test_verl_and_openrlhf_log_a_kl_in_the_reward_by_completion(name, kind):
+    """On fresh samples; k1 is negative there, and the sum over tokens by their number is not."""
+    logp, ref_logp, mask = ten_answers()
+    kl_of_verl, _ = functions_of(
+        "verl", "verl/trainer/ppo/core_algos.py", "kl_penalty", "kl_penalty_forward"
+    )
+    _, masked_mean = functions_of(
+        "verl", "verl/utils/torch_functional.py", "masked_sum", "masked_mean"
+    )
+    updates = []
+    (apply_kl_penalty,) = functions_of(
+        "verl",
+        "verl/trainer/ppo/ray_trainer.py",
+        "apply_kl_penalty",
+        core_algos=SimpleNamespace(kl_penalty=kl_of_verl),
+        masked_mean=masked_mean,
+    )
+    fields = {"old_log_probs": logp, "ref_log_prob": ref_logp, "response_mask": mask}
+    batch = type("Batch", (dict,), {"batch_size": [10]})(fields, token_level_scores=0 * logp)
+    controller = SimpleNamespace(value=0.1, update=lambda **seen: updates.append(seen))
+    _, metrics = apply_kl_penalty(SimpleNamespace(batch=batch), controller, name)
+    approx_kl, mean = functions_of(
+        "openrlhf", "openrlhf/models/utils.py", "compute_approx_kl", "masked_mean"
+    )
+    logged = mean(approx_kl(logp, ref_logp, kl_estimator=kind), mask, dim=-1).mean().item()
+    values = ESTIMATORS[kind](logp, ref_logp) * mask
+    by_completion = (values.sum(-1) / mask.sum(-1)).mean().item()
+    assert metrics["actor/reward_kl_penalty"] == pytest.approx(by_completion)
+    assert updates[0]["current_kl"] == metrics["actor/reward_kl_penalty"]
+    assert logged == pytest.approx(by_completion, rel=1e-5)  # it computes in float32
+    by_token = (values.sum() / mask.sum()).item()
+    kl = 0.10 * math.log(0.10 / 0.15) + 0.90 * math.log(0.90 / 0.85)
+    assert by_token == pytest.approx(kl / 1.9)
+    assert (by_completion < 0) == (kind == "k1") and abs(by_completion - by_token) > 0.004
 
 
 @pytest.mark.parametrize("on_policy", [False, True])

@@ -327,7 +327,7 @@ def test_what_a_dump_leaves_unchecked_is_said(tmp_path, capsys):
 
 
 def test_an_option_takes_precedence_over_the_dump(tmp_path, monkeypatch, capsys):
-    from analysis.cli import diagnose as command
+    from kl_term.cli import diagnose as command
 
     heard = []
     monkeypatch.setattr(command, "measure", lambda rollouts, settings: heard.append(settings))

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-#: Of log-probs of policy (with gradient), reference and sampler, one shape [...], in nats: the
-#: term [...] that is multiplied with beta and minimised, before any aggregation.
-Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+from kl_term.audit.states import Formula
+
 #: Of the sampler's log-probs, the reference's and the mask, each [..., G, T] for the G answers of a
 #: group: what is taken off each token's advantage [..., G, T], per unit of beta.
 Charge = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -78,7 +77,7 @@ class Option(NamedTuple):
 
     framework: str
     setting: str
-    loss: Loss
+    loss: Formula
     default: bool  #: what the framework uses once its KL loss is on
     reference_is_sampler: bool
 

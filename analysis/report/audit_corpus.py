@@ -1,0 +1,51 @@
+"""Tables of how the audit does on losses written after public reports, from their record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from analysis.experiments.manifests import read_manifest
+
+FOLDER = "audit_corpus"
+
+
+def corpus_counts(folder: Path) -> dict[str, int]:
+    """How many losses are broken and right, and what became of them.
+
+    Args:
+        folder: ``results/audit_corpus``, which ``python -m tests.audit.scoring --record`` writes.
+    """
+    rows = _rows(folder)
+    broken = rows["kind"] != ""
+    return {
+        "broken": int(broken.sum()),
+        "right": int((~broken).sum()),
+        **{name: int(count) for name, count in rows["outcome"].value_counts().items()},
+    }
+
+
+def corpus_table(folder: Path) -> str:
+    """MyST: a line a broken loss, with the report it was written after and the first finding."""
+    lines = ["| what is wrong | after | found first | outcome |", "| --- | --- | --- | --- |"]
+    rows = _rows(folder)
+    for row in rows[rows["kind"] != ""].itertuples():
+        first = str(row.codes).split(" ")[0].strip("()") or "–"
+        cells = (row.what, _link(str(row.source)), f"`{first}`", row.outcome)
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def _rows(folder: Path) -> pd.DataFrame:
+    read_manifest(folder)
+    return pd.read_csv(folder / "losses.csv", keep_default_na=False)
+
+
+def _link(source: str) -> str:
+    """A report as a link: GitHub sends an issue's number on to the pull request of that number."""
+    repository, _, number = source.partition("#")
+    if number:
+        return f"[{source}](https://github.com/{repository}/issues/{number})"
+    repository, _, commit = source.partition("@")
+    return f"[{source}](https://github.com/{repository}/tree/{commit})"

@@ -1,0 +1,192 @@
+"""The policy part of a loss: its gradient, sign, ratio and clip, and what it ascends in expectation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from kl_term.audit.batches import Batch, token_batch
+from kl_term.audit.candidates import SUM, fit, weights_of
+from kl_term.audit.identity import NEAR, probe_batches
+from kl_term.audit.numerics import dead_zone
+from kl_term.audit.readings import Reading
+from kl_term.audit.trees import Tree, expected_gradient, tree
+from kl_term.kl.sequences import token_logp
+from kl_term.objectives.aggregation import MODES
+from kl_term.objectives.losses import KINDS, ClipRange
+
+#: Wide enough that no clip binds where kinds are told apart.
+_OPEN = ClipRange(0.2, 5.0)
+
+
+@dataclass(frozen=True)
+class PolicyPart:
+    """What was found; ``kind`` is None for none of ours."""
+
+    has_gradient: bool
+    kind: str | None = None  #: of :data:`kl_term.objectives.losses.KINDS`, or ``ratio to the reference``
+    aggregation: str | None = None
+    scale: float = math.nan
+    right_signs: float = math.nan  #: share of tokens whose gradient has the sign of minus the advantage
+    reads_other_advantages: bool = False
+    live_ratio: bool = False  #: the gradient reads the sampler
+    #: Ratios beyond which a gradient is zero, by the sign of the advantage: (below, above).
+    clips: dict[str, tuple[float, float]] | None = None
+    ascends_reward: bool | None = None  #: the mean gradient over answers is that of the reward
+
+
+def policy_part(reading: Reading) -> PolicyPart | None:
+    """None for a loss that takes neither advantages nor rewards."""
+    if not reading.has_policy_part or reading.kind == "reward":
+        return None
+    batches = probe_batches(reading, NEAR, count=4)
+    batches += probe_batches(reading, NEAR, count=1, rows=5, width=6)
+    wanted = [reading.policy(batch).gradient for batch in batches]
+    if not any(bool((g.abs() > 1e-12).any()) for g in wanted):
+        reads = _values_move(reading, batches[0])
+        return PolicyPart(False) if reads else None
+    kind, aggregation, scale = _kind(reading, batches, wanted)
+    return PolicyPart(
+        True,
+        kind,
+        aggregation,
+        scale,
+        right_signs=_right_signs(reading, batches, wanted),
+        reads_other_advantages=_reads_others(reading, batches[0]),
+        live_ratio=_live(reading, batches[0]),
+        clips=_clips(reading),
+        ascends_reward=_ascends(reading),
+    )
+
+
+def _values_move(reading: Reading, batch: Batch) -> bool:
+    more = replace(batch, advantages=2 * batch.advantages, rewards=2 * batch.rewards)
+    before, after = reading.policy(batch).value, reading.policy(more).value
+    return not torch.equal(before, after) or "advantages" in reading.foreign.roles
+
+
+def _worth(reading: Reading, batch: Batch) -> Tensor:
+    held = reading.foreign.roles
+    worth = batch.advantages if held & {"advantages", "inputs"} else batch.rewards
+    return worth.unsqueeze(-1).expand(batch.mask.shape)
+
+
+def _kind(
+    reading: Reading, batches: list[Batch], wanted: list[Tensor]
+) -> tuple[str | None, str | None, float]:
+    """The kind of loss and the aggregation with this gradient where no clip binds."""
+    flat = torch.cat([g.flatten() for g in wanted])
+    aggregations = (None,) if reading.shape == "tokens" else (*MODES, SUM)
+    for name, per_token in _kinds().items():
+        for aggregation in aggregations:
+            gradients = []
+            for batch in batches:
+                weights = weights_of(batch.mask.double(), aggregation)
+                start = batch.logits if reading.foreign.by_logits else batch.logp
+                leaf = start.detach().clone().requires_grad_(True)
+                logp = replace(batch, logits=leaf).logp if reading.foreign.by_logits else leaf
+                with torch.enable_grad():
+                    terms = per_token(reading, batch, torch.where(batch.mask, logp, 0.0))
+                    total = (torch.where(batch.mask, terms, 0.0) * weights).sum()
+                    gradients.append(torch.autograd.grad(total, leaf)[0].flatten())
+            scale, error = fit(flat, torch.cat(gradients))
+            if error <= reading.tolerance:
+                return name, aggregation, scale
+    return None, None, math.nan
+
+
+def _kinds() -> dict[str, Callable[[Reading, Batch, Tensor], Tensor]]:
+    def of(name: str) -> Callable[[Reading, Batch, Tensor], Tensor]:
+        def per_token(reading: Reading, batch: Batch, logp: Tensor) -> Tensor:
+            old = torch.where(batch.mask, batch.old_logp, 0.0)
+            worth = torch.where(batch.mask, _worth(reading, batch), 0.0)
+            return KINDS[name](logp, old, worth, batch.mask, _OPEN).per_token
+
+        return per_token
+
+    found = {name: of(name) for name in ("grpo", "reinforce", "gspo", "sequence")}
+
+    def to_reference(reading: Reading, batch: Batch, logp: Tensor) -> Tensor:
+        ratio = (logp - torch.where(batch.mask, batch.ref_logp, 0.0)).exp()
+        return -ratio * _worth(reading, batch)
+
+    found["ratio to the reference"] = to_reference
+    return found
+
+
+def _right_signs(reading: Reading, batches: list[Batch], wanted: list[Tensor]) -> float:
+    if reading.foreign.by_logits:
+        return math.nan
+    right, counted = 0.0, 0
+    for batch, gradient in zip(batches, wanted, strict=True):
+        of = batch.mask & (gradient != 0)
+        right += float(((gradient * _worth(reading, batch)) < 0)[of].sum())
+        counted += int(of.sum())
+    return right / max(counted, 1)
+
+
+def _reads_others(reading: Reading, batch: Batch) -> bool:
+    """Whether an answer's gradient moves with the advantage of another."""
+    if "advantages" not in reading.foreign.roles:
+        return False
+    changed = batch.advantages.clone()
+    changed[0] = -2.0 * changed[0]
+    before, after = (
+        reading.policy(b).gradient[1:] for b in (batch, replace(batch, advantages=changed))
+    )
+    return not torch.allclose(before, after, rtol=1e-4, atol=1e-9)
+
+
+def _live(reading: Reading, batch: Batch) -> bool:
+    before, after = (reading.policy(b).gradient for b in (batch, batch.fresh()))
+    return not torch.allclose(before, after, rtol=1e-4, atol=1e-9)
+
+
+def _clips(reading: Reading) -> dict[str, tuple[float, float]] | None:
+    """Ratios of one token beyond which it has no gradient though it has a value.
+
+    What is filtered out, value and all, is not clipped.
+    """
+    if reading.foreign.by_logits:
+        return None
+    found = {}
+    for sign, advantage in (("positive", 1.0), ("negative", -1.0)):
+
+        def slopes(log_ratio: Tensor, advantage: float = advantage) -> Tensor:
+            logp = torch.full_like(log_ratio, -3.0)
+            batch = token_batch(logp, logp - 0.1, logp - log_ratio, advantage)
+            parts = [reading.policy(batch.only([i])) for i in range(batch.rows)]
+            return torch.stack(
+                [p.gradient.abs().max() + (p.value == 0).all().double() for p in parts]
+            )
+
+        below, above = dead_zone(slopes, furthest=2.5)
+        if below == above == 0.0:
+            return None
+        found[sign] = (
+            0.0 if math.isnan(below) else math.exp(below),
+            math.inf if math.isnan(above) else math.exp(above),
+        )
+    return found
+
+
+def reward_gradient(at: Tree) -> Tensor:
+    """[states, V]: minus the gradient of the mean reward of an answer."""
+    with torch.enable_grad():
+        leaf = at.logits.detach().clone().requires_grad_(True)
+        value = -(token_logp(leaf, at.sequences).sum(-1).exp() * at.rewards).sum()
+        (gradient,) = torch.autograd.grad(value, leaf)
+    return gradient
+
+
+def _ascends(reading: Reading) -> bool | None:
+    at = tree(3, 2, ragged=reading.ragged, seed=7).fresh()
+    rows = max(2, reading.fewest)
+    mean = expected_gradient(reading.policy, at, rows=1 if reading.separable else rows,
+                             separable=reading.separable)  # fmt: skip
+    scale, error = fit(mean.flatten(), reward_gradient(at).flatten())
+    return error <= 1e-3 and scale > 0

@@ -1,0 +1,336 @@
+"""What a foreign function is made of: its KL term, isolated from the policy loss beside it.
+
+The KL of a loss with a coefficient is the difference of two coefficients; of a loss with
+advantages and without one, what is left at advantage zero. A function that turns rewards into
+rewards or advantages is read as the loss whose policy gradient it feeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kl_term.audit.arguments import OF_POLICY, name_of, plan_call
+from kl_term.audit.batches import Batch, random_batch
+from kl_term.audit.calling import LAYOUTS, Foreign, Layout, Output, one_line, random_states
+from kl_term.errors import UserError
+from kl_term.kl.returns import reward_to_go
+
+Kind = Literal["loss", "reward"]
+#: Coefficients between which a KL is isolated; small, so that no clip of the policy part decides.
+LOW, HIGH = 0.25, 0.5
+
+
+class Part(NamedTuple):
+    """A part of a loss on one batch."""
+
+    value: Tensor  #: scalar, [B] or [B, T]
+    gradient: Tensor  #: by the log-probs [B, T] or the logits [B, T, V] of the policy
+
+
+@dataclass
+class Reading:
+    """A foreign function that has been called once without complaint."""
+
+    foreign: Foreign
+    kind: Kind
+    shape: Literal["number", "rows", "tokens"]  #: of what it returns
+    narrow: bool  #: computes in float32
+    #: Of a reward-side function: pays at the end of an answer (token rewards) or on every token.
+    pays_at_end: bool = False
+    beta: float = 1.0  #: the coefficient asked for, where the function takes none
+    separable: bool = False  #: answers do not read each other
+    fewest: int = 1  #: answers that a call needs
+
+    @property
+    def tolerance(self) -> float:
+        """Relative error up to which two numbers count as one."""
+        return 3e-4 if self.narrow else 1e-8
+
+    @property
+    def takes_mask(self) -> bool:
+        held = self.foreign.roles
+        return bool(held & {"mask", "padding", "lengths", "inputs"}) or self.foreign.layout.packed
+
+    @property
+    def ragged(self) -> bool:
+        """Whether answers of several lengths can be given."""
+        return self.takes_mask or self.shape == "tokens"
+
+    @property
+    def has_policy_part(self) -> bool:
+        held = self.foreign.roles
+        return self.kind == "loss" and bool(held & {"advantages", "rewards", "token_rewards", "inputs"})
+
+    def whole(self, batch: Batch, beta: float) -> Part:
+        """All of the loss."""
+        if self.kind == "reward":
+            return self._of_reward(batch, beta)
+        return _with_zeros(self.foreign.call(batch, beta), batch, self.foreign.by_logits)
+
+    def kl(self, batch: Batch) -> Part:
+        """The KL term at coefficient one."""
+        if self.foreign.has_beta:
+            low, high = self.whole(batch, LOW), self.whole(batch, HIGH)
+            return Part(*((b - a) / (HIGH - LOW) for a, b in zip(low, high, strict=True)))
+        whole = self.whole(without_reward(batch) if self.has_policy_part else batch, self.beta)
+        return Part(whole.value / self.beta, whole.gradient / self.beta)
+
+    def policy(self, batch: Batch) -> Part:
+        """The loss without KL."""
+        if self.foreign.has_beta:
+            return self.whole(batch, 0.0)
+        both, kl = (self.whole(b, self.beta) for b in (batch, without_reward(batch)))
+        return Part(*(a - b for a, b in zip(both, kl, strict=True)))
+
+    def _of_reward(self, batch: Batch, beta: float) -> Part:
+        """Minus what each token is paid, beside its score."""
+        sampled = replace(batch, logits=batch.old_logits)
+        value = self.foreign.call(sampled, beta).value.double()
+        paid = value.unsqueeze(-1) if self.shape == "rows" else value
+        paid = torch.where(batch.mask, paid, 0.0)
+        if self.pays_at_end:
+            paid = torch.where(batch.mask, reward_to_go(paid), 0.0)
+        ratio = (batch.logp - batch.old_logp).exp()
+        return Part(-value, -(ratio * paid) / batch.rows)
+
+
+def without_reward(batch: Batch) -> Batch:
+    nothing = torch.zeros_like(batch.rewards)
+    return replace(batch, advantages=nothing, rewards=nothing)
+
+
+def _with_zeros(output: Output, batch: Batch, by_logits: bool) -> Part:
+    like = batch.logits if by_logits else batch.mask.double()
+    gradient = torch.zeros_like(like) if output.gradient is None else output.gradient
+    return Part(output.value.double(), gradient)
+
+
+def read(
+    function: Callable[..., Any],
+    *,
+    names: Mapping[str, str] | None = None,
+    given: Mapping[str, Any] | None = None,
+    beta_name: str | None = None,
+    kind: Kind | None = None,
+    beta: float = 1.0,
+    factory: bool = False,
+) -> Reading:
+    """Find out how a function is called, and what it returns.
+
+    Raises:
+        UserError: one line, on what stands in the way.
+    """
+    path = beta_name if beta_name and "." in beta_name else None
+    made = function
+    if factory:
+        if beta_name is None:
+            raise UserError(f"{name_of(function)}: makes a loss: say by beta_name of what coefficient")
+        made = function(**{beta_name: HIGH})
+    plan = plan_call(made, names, given, None if path or factory else beta_name)
+    if path and path.split(".")[0] not in plan.fixed:
+        raise UserError(
+            f"{name_of(function)}: {path!r} lies inside an argument: give that by "
+            f"given={{{path.split('.')[0]!r}: OBJECT}}"
+        )
+    foreign = Foreign(function, plan, beta_path=path, factory=beta_name if factory else None)
+    held = foreign.roles
+    if not held & {*OF_POLICY, "inputs", "old_logp"}:
+        raise UserError(
+            f"{foreign.name}: no argument is the log-probs of the policy: say which by "
+            "names={'ARGUMENT': 'logp'} (or 'logits')"
+        )
+    foreign.layout = _layout(foreign)
+    _settle_padding(foreign)
+    _refuse_changing(foreign)
+    probe = _probe(foreign)
+    output = foreign.call(probe, HIGH)
+    reading = Reading(foreign, kind or "loss", _shape(foreign, output, probe), False, beta=beta)
+    if kind == "reward" or (kind is None and _pays(reading, probe)):
+        reading.kind = "reward"
+        reading.pays_at_end = _pays_at_end(reading)
+    reading.separable = reading.shape != "number" and _is_separable(reading, probe)
+    reading.fewest = _fewest(reading, probe)
+    found = output.value if output.gradient is None else output.gradient
+    reading.narrow = output.value.dtype != torch.float64 or bool(
+        (found.double() == found.float().double()).all() and (found != found.round()).any()
+    )
+    if not bool(output.value.isfinite().all()):
+        raise UserError(f"{foreign.name}: returns {_first_bad(output.value)} on ordinary inputs")
+    if output.gradient is not None and not bool(output.gradient.isfinite().all()):
+        raise UserError(f"{foreign.name}: its gradient is NaN on ordinary inputs")
+    return reading
+
+
+def _first_bad(value: Tensor) -> str:
+    return str(value[~value.isfinite()].flatten()[0].item())
+
+
+def _probe(foreign: Foreign) -> Batch:
+    return random_batch(
+        rows=3, width=4, vocab_size=5, distance=0.5, staleness=0.08, ragged=True, seed=11
+    )
+
+
+def _layout(foreign: Foreign) -> Layout:
+    """The first layout that a function can be called with."""
+    packed = bool(foreign.roles & {"cu_seqlens"}) or (
+        "position_ids" in foreign.roles and not foreign.roles & {"mask", "padding"}
+    )
+    probe, first = _probe(foreign), None
+    tried = set()
+    for layout in LAYOUTS:
+        layout = layout._replace(packed=packed)
+        relevant = _relevant(layout, foreign.roles)
+        if relevant in tried:
+            continue
+        tried.add(relevant)
+        foreign.layout = layout
+        try:
+            output = foreign.call(probe, HIGH)
+        except UserError as error:
+            first = first or error
+            continue
+        except Exception as error:
+            first = first or error
+            if _is_cuda(error):
+                break
+            continue
+        if _fits(foreign, output.value, probe):
+            return layout
+    if first is None:
+        raise UserError(f"{foreign.name}: returns {tuple(output.value.shape)} for answers [3, 4]")
+    if isinstance(first, UserError):
+        raise first
+    if _is_cuda(first):
+        raise UserError(f"{foreign.name}: needs CUDA: {one_line(first)}") from None
+    raise UserError(f"{foreign.name}: cannot be called: {one_line(first)}") from None
+
+
+def _settle_padding(foreign: Foreign) -> None:
+    """Under the name of a padding mask some mark the padding, and some what is counted."""
+    marked = [name for name, role in foreign.plan.roles.items() if role == "padding"]
+    if not marked:
+        return
+    probe = _probe(foreign)
+    gradient = foreign.call(probe, HIGH).gradient
+    if gradient is None or not bool((gradient[~probe.mask] != 0).any()):
+        return
+    for name in marked:
+        foreign.plan.roles[name] = "mask"
+    gradient = foreign.call(probe, HIGH).gradient
+    if gradient is None or bool((gradient[~probe.mask] != 0).any()):  # it reads all: as it says
+        for name in marked:
+            foreign.plan.roles[name] = "padding"
+
+
+def _is_cuda(error: Exception) -> bool:
+    return "cuda" in str(error).lower() or "nvidia" in str(error).lower()
+
+
+def _relevant(layout: Layout, held: set[str]) -> Layout:
+    """What of a layout a function with these arguments can see."""
+    if not held & {"mask", "padding", "inputs"}:
+        layout = layout._replace(mask=torch.bool)
+    if not held & {"advantages", "inputs"}:
+        layout = layout._replace(advantages="row")
+    return layout
+
+
+def _fits(foreign: Foreign, value: Tensor, probe: Batch) -> bool:
+    counted = (int(probe.mask.sum()),)
+    return value.shape in ((), (1,), (probe.rows,), tuple(probe.mask.shape), counted)
+
+
+def _shape(foreign: Foreign, output: Output, probe: Batch) -> Literal["number", "rows", "tokens"]:
+    if output.value.ndim == 0:
+        return "number"
+    return "tokens" if output.value.shape == probe.mask.shape else "rows"
+
+
+def _refuse_changing(foreign: Foreign) -> None:
+    """Two calls on the same numbers must agree, whatever was called between them."""
+    probe = _probe(foreign)
+    other = replace(probe.fresh(), advantages=-probe.advantages)
+    before = random_states()
+    first = foreign.call(probe, HIGH)
+    drew = random_states() != before
+    foreign.call(other, LOW)
+    again = foreign.call(probe, HIGH)
+    if not _same(first, again):
+        why = "draws random numbers" if drew else "keeps state"
+        raise UserError(f"{foreign.name}: {why}: two calls on the same numbers differ")
+
+
+def _same(one: Output, other: Output) -> bool:
+    if one.value.shape != other.value.shape or (one.gradient is None) != (other.gradient is None):
+        return False
+    same = torch.equal(one.value.nan_to_num(), other.value.nan_to_num())
+    return same and (
+        one.gradient is None
+        or other.gradient is None
+        or torch.equal(one.gradient.nan_to_num(), other.gradient.nan_to_num())
+    )
+
+
+def _is_separable(reading: Reading, probe: Batch) -> bool:
+    """Whether an answer gets alone what it gets beside others."""
+    together = reading.whole(probe, HIGH)
+    for row in range(probe.rows):
+        try:
+            alone = reading.whole(probe.only([row]), HIGH)
+        except Exception:
+            return False
+        if alone.value.shape != together.value[[row]].shape:
+            return False
+        for a, b in ((alone.value[0], together.value[row]),
+                     (alone.gradient[0], together.gradient[row] * probe.rows)):  # fmt: skip
+            if a.shape != b.shape or not torch.allclose(a, b, rtol=1e-4, atol=1e-7):
+                return False
+    return True
+
+
+def _fewest(reading: Reading, probe: Batch) -> int:
+    """How many answers a call needs to return numbers: a leave-one-out mean needs two."""
+    for rows in (1, 2):
+        try:
+            part = reading.whole(probe.only(list(range(rows))), HIGH)
+        except Exception:
+            continue
+        if bool(part.value.isfinite().all()) and bool(part.gradient.isfinite().all()):
+            return rows
+    return 3
+
+
+def _pays(reading: Reading, probe: Batch) -> bool:
+    """Whether a function turns rewards into rewards: no loss falls where the reward rises."""
+    if reading.shape == "number" or not reading.foreign.roles & {
+        "rewards", "token_rewards", "advantages",
+    }:  # fmt: skip
+        return False
+    if reading.foreign.call(probe, LOW).gradient is not None and reading.foreign.roles & {
+        "advantages"
+    }:
+        return False
+    more = torch.tensor([0.0, 1.0, 0.0]).double()
+    paid = replace(probe, rewards=probe.rewards + more, advantages=probe.advantages + more)
+    before, after = (reading.foreign.call(b, LOW).value for b in (probe, paid))
+    change = after - before
+    change = change.sum(-1) if change.ndim == 2 else change
+    return bool(change[1] > 1e-9)
+
+
+def _pays_at_end(reading: Reading) -> bool:
+    """Whether the reward of an answer is paid at its last token alone."""
+    if reading.shape != "tokens":
+        return False
+    probe = _probe(reading.foreign)
+    more = replace(probe, rewards=probe.rewards * 3, advantages=probe.advantages * 3)
+    before, after = (reading.foreign.call(b, LOW).value for b in (probe, more))
+    changed = (after - before).abs() > 1e-9
+    longest = probe.mask.sum(-1).argmax()
+    return int(changed[longest].sum()) == 1

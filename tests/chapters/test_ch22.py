@@ -1,0 +1,288 @@
+"""What a proxy does to the truth: every statement by another route, and broken once."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from analysis.chapters import ch22_proxy as study
+from kl_term.kl.ascent import expected_ascent
+from kl_term.kl.divergences import reverse_kl
+
+BETAS = (0.03, 0.1, 0.3, 1.0, 3.0, 30.0)
+
+
+def draws(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def random_world(answers: int, seed: int, *, levels: int = 0) -> study.World:
+    logits, truth, error = 1.5 * draws(3, answers, seed=seed)
+    world = study.World(logits.softmax(-1), truth, error)
+    if not levels:
+        return world
+    proxy = draws(levels, seed=seed + 1)[torch.arange(answers) % levels]
+    return world._replace(error=proxy - truth)
+
+
+def value(world: study.World, divergence: str, beta: float) -> float:
+    return float(study.optimum(world, divergence, beta) @ world.truth)
+
+
+@pytest.mark.parametrize("divergence", study.OPTIMA)
+@pytest.mark.parametrize("answers", [2, 3, 9, 40])
+def test_the_slope_is_the_derivative_in_one_over_beta(divergence: str, answers: int) -> None:
+    for seed in range(5):
+        world = random_world(answers, seed)
+        for beta in BETAS:
+            inverse, step = 1 / beta, 1e-5 / beta
+            up, down = (value(world, divergence, 1 / (inverse + s)) for s in (step, -step))
+            slope = study.truth_slope(world, divergence, beta)
+            assert (up - down) / (2 * step) == pytest.approx(slope, rel=2e-5, abs=1e-8)
+
+
+@pytest.mark.parametrize("divergence", study.OPTIMA)
+def test_the_truth_is_that_of_the_calibration_curve(divergence: str) -> None:
+    """However the truth varies within a level of the proxy, only its mean counts."""
+    for seed in range(5):
+        world = random_world(30, seed, levels=6)
+        levels, mass, truth = (
+            torch.tensor(study.calibration(world)[name].to_numpy())
+            for name in ("proxy", "mass", "truth")
+        )
+        merged = study.of_calibration(levels, mass, truth)
+        for beta in BETAS:
+            assert value(world, divergence, beta) == pytest.approx(
+                value(merged, divergence, beta), abs=1e-12
+            )
+
+
+@pytest.mark.parametrize("divergence", study.OPTIMA)
+def test_a_calibration_curve_that_never_falls_never_loses_truth(divergence: str) -> None:
+    for seed in range(10):
+        world = random_world(12, seed)
+        rising = world.truth.sort().values[world.proxy.argsort().argsort()]
+        sound = study.World(world.reference, rising, world.proxy - rising)
+        values = [value(sound, divergence, beta) for beta in sorted(BETAS, reverse=True)]
+        assert all(late >= early - 1e-12 for early, late in itertools.pairwise(values))
+
+
+def test_in_the_end_of_the_reverse_kl_the_two_best_levels_decide() -> None:
+    for seed in range(10):
+        world = random_world(8, seed)
+        levels = torch.arange(8.0, dtype=torch.float64)[world.proxy.argsort().argsort()]
+        world = world._replace(error=levels - world.truth)
+        best, second = levels.topk(2).indices
+        falls = bool(world.truth[second] > world.truth[best])
+        assert (study.truth_slope(world, "reverse", 0.05) < 0) == falls
+
+
+def test_in_the_end_of_the_forward_kl_the_whole_reference_decides() -> None:
+    disagree = 0
+    for seed in range(20):
+        world = random_world(8, seed)
+        best, second = world.proxy.topk(2).indices
+        lost = study.late_loss(world)
+        assert (study.truth_slope(world, "forward", 1e-4) < 0) == (lost > 0)
+        ends = value(world, "forward", 1e-5)
+        assert float(world.truth[best]) + 1e-5 * lost == pytest.approx(ends, abs=1e-7)
+        disagree += (lost > 0) != bool(world.truth[second] > world.truth[best])
+    assert disagree > 0
+
+
+# --- Errors that are independent of the truth ---------------------------------------------------
+
+
+def independent_world(seed: int, *, truths: int = 4, errors: int = 5) -> study.World:
+    t, e = draws(2, max(truths, errors), seed=seed)
+    p, q = (1.5 * draws(2, max(truths, errors), seed=seed + 100)).exp()
+    p, q = p[:truths], q[:errors]
+    return study.independent(t[:truths], p / p.sum(), 3 * e[:errors] ** 3, q / q.sum())
+
+
+@pytest.mark.parametrize("divergence", ["reverse", "forward"])
+def test_independent_errors_never_lose_truth_under_either_kl(divergence: str) -> None:
+    for seed in range(20):
+        world = independent_world(seed)
+        for beta in BETAS:
+            assert study.truth_slope(world, divergence, beta) >= -1e-13
+
+
+def test_under_the_reverse_kl_truth_and_error_stay_independent() -> None:
+    """So the truth is tilted as if there were no error, and the KL is a sum of two."""
+    world = independent_world(3)
+    for beta in BETAS:
+        joint = study.optimum(world, "reverse", beta).view(4, 5)
+        assert torch.allclose(
+            joint, torch.outer(joint.sum(1), joint.sum(0)), rtol=1e-12, atol=1e-15
+        )
+        reference = world.reference.view(4, 5)
+        kl, *parts = (
+            float(reverse_kl(p.log(), q.log()))
+            for p, q in (
+                (joint.flatten(), reference.flatten()),
+                (joint.sum(1), reference.sum(1)),
+                (joint.sum(0), reference.sum(0)),
+            )
+        )
+        assert kl == pytest.approx(sum(parts), rel=1e-12)
+
+
+def test_under_the_forward_kl_they_are_drawn_together_and_under_chi_square_apart() -> None:
+    def covariance(world: study.World, divergence: str, beta: float) -> float:
+        weights = study.marginal_weights(world, divergence, beta)
+        weights = weights / weights.sum()
+        return float(weights @ ((world.truth - weights @ world.truth) * world.error))
+
+    apart = 0
+    for seed in range(15):
+        world = independent_world(seed)
+        for beta in BETAS:
+            assert covariance(world, "forward", beta) > 0
+            assert abs(covariance(world, "reverse", beta)) < 1e-12
+            apart += covariance(world, "chi_square", beta) < -1e-9
+    assert apart > 10
+
+
+def test_chi_square_loses_truth_to_an_independent_error() -> None:
+    """Truth 0 or 1, error 0 or 4: what is cut off first are the wrong answers without error."""
+    two = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    world = study.independent(
+        two, torch.tensor([0.5, 0.5]).double(), 4 * two, torch.tensor([0.9, 0.1]).double()
+    )
+    slopes = {
+        divergence: min(
+            study.truth_slope(world, divergence, 10**x) for x in torch.linspace(-2, 2, 81).tolist()
+        )
+        for divergence in study.OPTIMA
+    }
+    assert slopes["chi_square"] < -0.05
+    assert min(slopes["reverse"], slopes["forward"]) > -1e-13
+
+
+# --- The price of one answer ---------------------------------------------------------------------
+
+
+def divergences(policy: Tensor, reference: Tensor) -> dict[str, float]:
+    log_ratio = (policy / reference).log()
+    return {
+        "reverse": float((policy * log_ratio).sum()),
+        "forward": float(-(reference * log_ratio).sum()),
+        "chi_square": float(((policy - reference) ** 2 / reference).sum() / 2),
+    }
+
+
+def test_the_price_is_the_least_over_all_policies_with_that_share() -> None:
+    for seed in range(20):
+        reference, other = (1.5 * draws(2, 7, seed=seed)).softmax(-1)
+        share, p = other[0], reference[0]
+        cheapest = torch.cat([share[None], (1 - share) * reference[1:] / (1 - p)])
+        least, more = divergences(cheapest, reference), divergences(other, reference)
+        for name, found in study.price(share, p).items():
+            assert least[name] == pytest.approx(float(found), rel=1e-9, abs=1e-12)
+            assert more[name] >= float(found) - 1e-12
+    apart = study.price(torch.tensor(0.5).double(), torch.tensor(0.01).double())
+    exchanged = study.price(torch.tensor(0.01).double(), torch.tensor(0.5).double())
+    assert apart["reverse"] == exchanged["forward"] and apart["reverse"] > 2 * apart["forward"]
+
+
+@pytest.mark.parametrize("p", [0.2, 1e-2, 1e-4])
+@pytest.mark.parametrize("ratio", [0.3, 0.9, 1.7, 5.0, 40.0])
+def test_the_share_of_an_exploit_has_its_closed_form(p: float, ratio: float) -> None:
+    beta = 0.4
+    gain = ratio * beta
+    found = study.exploit_share(gain, p, beta)
+    tilt = p * math.exp(ratio)
+    assert found["reverse"] == pytest.approx(tilt / (1 - p + tilt), rel=1e-12)
+    assert found["chi_square"] == pytest.approx(min(1.0, p + p * (1 - p) * ratio), rel=1e-12)
+    # Forward: the larger root of share (beta - gain) ... as a quadratic in the multiplier.
+    half = 0.5 * (gain + beta)
+    multiplier = half + math.sqrt(half**2 - beta * gain * (1 - p))
+    assert found["forward"] == pytest.approx(beta * p / (multiplier - gain), rel=1e-9)
+
+
+def test_under_the_forward_kl_an_exploit_is_no_safer_for_being_rare() -> None:
+    for ratio in (1.5, 3.0, 10.0):
+        for p in (1e-6, 1e-9):
+            found = study.exploit_share(ratio * 0.2, p, 0.2)
+            assert found["forward"] == pytest.approx(1 - 1 / ratio, abs=2e-3 * p**0.25 + 5e-6)
+            assert found["chi_square"] < 2e-5
+            assert found["reverse"] < 0.03
+
+
+# --- Closed forms --------------------------------------------------------------------------------
+
+
+def test_a_normal_proxy_with_a_bent_calibration_gives_the_square_root_form() -> None:
+    grid = torch.linspace(-14, 14, 5601, dtype=torch.float64)
+    slope, bend, scale = 0.7, 0.11, 1.3
+    truth = slope * grid - bend * grid.square()
+    world = study.of_calibration(grid, study.normal_mass(grid, scale), truth)
+    start = world.reference @ world.truth
+    curve = study.truth_curve(world, "reverse", [0.5, 1.0, 2.0, 8.0])
+    expected = study.square_root_form(
+        torch.tensor(curve["kl"].to_numpy()), slope=slope, bend=bend, scale=scale
+    )
+    assert torch.allclose(torch.tensor(curve["truth"].to_numpy()) - start, expected, atol=1e-10)
+    flipped = study.square_root_form(
+        torch.tensor(curve["kl"].to_numpy()), slope=slope, bend=-bend, scale=scale
+    )
+    assert not torch.allclose(torch.tensor(curve["truth"].to_numpy()) - start, flipped, atol=1e-2)
+
+
+def test_the_natural_flow_without_a_term_walks_the_optima_of_the_reverse_kl() -> None:
+    world = random_world(6, 2)
+    steps, time = 4000, 2.0
+    ends = {}
+    for geometry in ("natural", "plain"):
+        logits, step = world.reference.log(), time / steps
+        for _ in range(steps):
+            policy = logits.softmax(-1)
+            advantage = world.proxy - policy @ world.proxy
+            logits = logits + step * (advantage if geometry == "natural" else policy * advantage)
+        ends[geometry] = logits.softmax(-1)
+    tilted = study.optimum(world, "reverse", 1 / time)
+    assert (ends["natural"] - tilted).abs().max() < 1e-12
+    kls = [float(reverse_kl(p.log(), world.reference.log())) for p in ends.values()]
+    assert abs(kls[0] - kls[1]) > 0.05
+    assert (ends["plain"] - tilted).abs().max() > 0.05
+
+
+def test_the_bound_of_chi_square_holds_and_is_reached_and_no_kl_has_one() -> None:
+    for seed in range(20):
+        world = random_world(10, seed)
+        other = draws(10, seed=seed + 50).softmax(-1)
+        gain = float((other - world.reference) @ world.proxy)
+        assert gain <= study.gain_bound(world, other) + 1e-12
+    centred = world.proxy - world.reference @ world.proxy
+    linear = world.reference * (1 + 0.05 * centred)
+    reached = float((linear - world.reference) @ world.proxy)
+    assert reached == pytest.approx(study.gain_bound(world, linear), rel=1e-12)
+    gains = []
+    for cut in (10.0, 1e3, 1e5):  # a power tail of finite variance, cut ever farther out
+        errors = torch.cat([torch.zeros(1), torch.logspace(0, math.log10(cut), 200)]).double()
+        mass = torch.cat([torch.ones(1), errors[1:] ** -2.5 * 0.01])
+        world = study.independent(
+            torch.tensor([0.0, 1.0]).double(), torch.tensor([0.5, 0.5]).double(),
+            errors, (mass / mass.sum()).double(),
+        )  # fmt: skip
+        share = cut**-0.5
+        policy = study.lottery(world, share)
+        kl = float(reverse_kl(policy.log(), world.reference.log()))
+        gains.append((float((policy - world.reference) @ world.proxy), kl))
+        assert gains[-1][0] == pytest.approx(
+            share * float(world.proxy.max() - world.reference @ world.proxy), rel=1e-9
+        )
+    assert gains[0][0] < gains[1][0] < gains[2][0] and gains[0][1] > gains[1][1] > gains[2][1]
+
+
+def test_exact_ascent_ends_where_the_closed_forms_say() -> None:
+    world = random_world(5, 7)
+    start = world.reference.log()
+    for divergence, estimator in (("reverse", "k2"), ("forward", "k3")):
+        end = expected_ascent(start, world.proxy, start, estimator=estimator, beta=0.6, steps=3000)
+        assert (end.exp() - study.optimum(world, divergence, 0.6)).abs().max() < 1e-8
