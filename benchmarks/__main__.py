@@ -13,10 +13,11 @@ import tyro
 from pydantic import ValidationError
 
 from analysis.chapters import ch12_performance as chapter
-from analysis.experiments.language.model import LanguageConfig, needed
-from analysis.experiments.manifests import check_target, write_folder
-from analysis.experiments.presets.language import model_of, smollm2, smollm2_short
-from analysis.experiments.provenance import current_provenance
+from analysis.records.language import LanguageConfig
+from analysis.records.manifests import check_target, write_folder
+from analysis.studies.presets.language import model_of, smollm2, smollm2_short
+from analysis.sweeps.provenance import current_provenance
+from analysis.training.pretrained.folders import needed
 from benchmarks import device as device_benchmark
 from benchmarks import language, measure
 from benchmarks.processes import TRL_PYTHON, trl_version

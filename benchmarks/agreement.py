@@ -11,12 +11,13 @@ import sys
 import numpy as np
 import torch
 
-from analysis.experiments.environment import environment_of
-from analysis.experiments.language.model import LanguageConfig, RandomModel
-from analysis.experiments.preset import Preset
-from analysis.experiments.presets import PRESETS, make_preset
+from analysis.records.language import LanguageConfig, RandomModel
+from analysis.records.preset import Preset
+from analysis.records.run_record import RunRecord
+from analysis.studies.presets import PRESETS, make_preset
+from analysis.training.environment_of import environment_of
 from analysis.training.graphs import RECORDERS
-from analysis.training.trainer import PopulationTrainer, RunRecord
+from analysis.training.trainer import PopulationTrainer
 
 #: Windows of two: updates that measure and updates that do not are both recorded and replayed.
 UPDATES, WINDOW = 10, 2
@@ -60,6 +61,7 @@ def shortened(
     config |= {"precision": "float64", "updates": updates}
     config |= {"log_every": window, "cosine_every": window}
     config |= {"num_prompts": 4, "num_minibatches": min(config["num_minibatches"], 2)}
+    config["final_answers"] = min(config["final_answers"], 2 * 4 * config["group_size"])
     teacher = config.get("teacher") or {}
     for start, learned in ((config.get("start"), 3), (teacher.get("start"), 6)):
         if start:

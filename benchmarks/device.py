@@ -20,11 +20,13 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from analysis.chapters.ch12_performance import of_width
-from analysis.experiments.environment import PopulationConfig, environment_of
-from analysis.experiments.provenance import Provenance, provenance_here, sources_of
 from analysis.freshness import code_sha256
+from analysis.records.language import PopulationConfig
+from analysis.records.provenance import Provenance
+from analysis.sweeps.provenance import provenance_here, sources_of
 from analysis.training import graphs
 from analysis.training.environment import Environment
+from analysis.training.environment_of import environment_of
 from analysis.training.optimizer import clip_rows
 from analysis.training.trainer import PopulationTrainer
 from benchmarks.worker import runs_in_turn

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from analysis.chapters.ch15_full_vocabulary import RECORDED, TABLE
-from analysis.experiments.manifests import write_folder
-from analysis.experiments.provenance import provenance_here
 from analysis.freshness import code_sha256, import_closure
+from analysis.records.manifests import write_folder
+from analysis.sweeps.provenance import provenance_here
 from benchmarks.device import seconds_of
 from benchmarks.processes import CHECKOUT, THREAD_LIMITS
 from kl_term.kl.chunked import Head, reverse_kl_from_hidden

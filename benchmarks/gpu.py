@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import tyro
 
-from analysis.experiments.presets import PRESETS, make_preset
+from analysis.studies.presets import PRESETS, make_preset
 from benchmarks import agreement
 from benchmarks.gpu_steps import Call
 from benchmarks.processes import CHECKOUT, THREAD_LIMITS

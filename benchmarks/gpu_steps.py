@@ -20,16 +20,17 @@ import pandas as pd
 import torch
 
 from analysis.chapters.ch15_full_vocabulary import TABLE
-from analysis.experiments import recording
-from analysis.experiments.ablation import final, tidy
-from analysis.experiments.environment import environment_of
-from analysis.experiments.manifests import write_folder
-from analysis.experiments.presets.language import llama_smoke
-from analysis.experiments.provenance import provenance_here
-from analysis.experiments.reproduction import chosen
 from analysis.freshness import code_sha256, import_closure
+from analysis.records import recording
+from analysis.records.language import ForwardConfig
+from analysis.records.manifests import write_folder
+from analysis.records.tidy import final
 from analysis.report.processes import available_cores
-from analysis.training.pretrained.config import ForwardConfig
+from analysis.studies.presets.language import llama_smoke
+from analysis.sweeps.provenance import provenance_here
+from analysis.sweeps.record import tidy
+from analysis.sweeps.reproduction import chosen
+from analysis.training.environment_of import environment_of
 from analysis.training.trainer import PopulationTrainer
 from benchmarks import __main__ as command
 from benchmarks import agreement, full_vocabulary

@@ -12,8 +12,10 @@ import pandas as pd
 import torch
 
 from analysis.chapters.ch12_performance import TRANSFORMERS
-from analysis.experiments.environment import environment_of
-from analysis.experiments.language.model import LanguageConfig, folder_of, needed
+from analysis.records.language import LanguageConfig
+from analysis.training.environment_of import environment_of
+from analysis.training.precision import dtype_of
+from analysis.training.pretrained.folders import folder_of, needed
 from analysis.training.trainer import PopulationTrainer
 from benchmarks.device import seconds_of
 from benchmarks.plain_transformers import PlainLlamaTrainer
@@ -53,7 +55,7 @@ def _updates(
     setting = environment_of(config, device)
     transformers = needed("transformers", "lm")
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder_of(config.model), dtype=config.dtype
+        folder_of(config.model), dtype=dtype_of(config)
     )
     plain = PlainLlamaTrainer(model.to(device), config, setting.task, seed=0)
     populations = {

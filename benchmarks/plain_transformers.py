@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from analysis.chapters.plain_grpo import AGGREGATION, BETA
-from analysis.training.pretrained.config import LoraConfig, PretrainedConfig
+from analysis.records.language import LoraConfig, PretrainedConfig
 from analysis.training.pretrained.llama import PAD
 from analysis.training.pretrained.tasks import TextTask
 from analysis.training.rollout import completion_inputs, token_logp

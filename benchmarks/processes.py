@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 from analysis.chapters.ch12_performance import of_width
 from analysis.chapters.plain_grpo import BETA
-from analysis.training.tiny.start import make_policy
+from analysis.training.tiny.policy import make_policy
 from kl_term.schema import Schema
 
 #: Names a Python that imports TRL; by default the one that runs the benchmark.

@@ -15,8 +15,8 @@ import torch
 
 from analysis.chapters.ch12_performance import of_width
 from analysis.chapters.plain_grpo import PlainTrainer
-from analysis.experiments.preset import NO_KL, kl_variants
-from analysis.training.config import Run
+from analysis.records.config import Run
+from analysis.studies.presets.parts import NO_KL, kl_variants
 from analysis.training.cpu import fast_products
 from analysis.training.trainer import PopulationTrainer
 from benchmarks.processes import Case

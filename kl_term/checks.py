@@ -8,16 +8,13 @@ it. Everywhere else a non-finite number stays visible in the result.
 
 from __future__ import annotations
 
-import difflib
 import inspect
-import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
-from numbers import Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 
@@ -384,33 +381,6 @@ def check_same_shape(name: str, tensor: Tensor, other_name: str, other: Tensor) 
             f"{other_name} has shape {tuple(other.shape)} but {name} has {tuple(tensor.shape)}: "
             "they must be equal (expand explicitly if you mean to broadcast)"
         )
-
-
-def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
-    """Refuse an unknown option; suggest the nearest known one."""
-    known = list(choices)
-    if value not in known:
-        near = difflib.get_close_matches(str(value), known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{name} must be one of {known}, got {value!r}{hint}")
-
-
-def check_positive(name: str, value: float) -> None:
-    """Refuse what is no number, and a number that is not finite and above zero."""
-    if not (isinstance(value, Real) and math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be finite and > 0, got {value!r}")
-
-
-def check_not_negative(name: str, value: float) -> None:
-    """Refuse a number that is not finite, or below zero."""
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name} must be finite and >= 0, got {value!r}")
-
-
-def check_fraction(name: str, value: float) -> None:
-    """Refuse a number outside [0, 1]."""
-    if not 0.0 <= value <= 1.0:
-        raise ValueError(f"{name} must be in [0, 1], got {value!r}")
 
 
 def check_probabilities(name: str, tensor: Tensor) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from analysis.experiments.provenance import provenance_here
-from analysis.experiments.recording import write_folder
 from analysis.freshness import code_sha256, import_closure
+from analysis.records.recording import write_folder
 from analysis.report.project import find_project
+from analysis.sweeps.provenance import provenance_here
 from kl_term.errors import UserError
 from torture.book import book
 from torture.flips import flips

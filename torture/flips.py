@@ -9,13 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from analysis.experiments.checkpoints import Checkpoints
-from analysis.experiments.environment import environment_of
-from analysis.experiments.manifests import verify_results
-from analysis.experiments.provenance import current_provenance
-from analysis.experiments.store import CorruptFile, Shard, Store, stored_runs
+from analysis.records.manifests import verify_results
 from analysis.report.project import Project, find_project
 from analysis.report.provenance import RunFiles, ledger_problems, why_stale
+from analysis.sweeps.checkpoints import Checkpoints
+from analysis.sweeps.provenance import current_provenance
+from analysis.sweeps.store import CorruptFile, Shard, Store, stored_runs
+from analysis.training.environment_of import environment_of
 from analysis.training.trainer import PopulationTrainer, TrainerState
 from kl_term.errors import UserError
 from torture.outcome import Outcome

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from analysis.experiments.manifests import verify_results
 from analysis.freshness import import_closure, imported_files
+from analysis.records.manifests import verify_results
 from analysis.report.build import fingerprint
 from analysis.report.ledger import load_ledger, recompute
 from analysis.report.pages import config_problems, run_pages, run_problems, toc_pages

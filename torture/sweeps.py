@@ -22,19 +22,20 @@ import psutil
 import torch
 
 import kl_term.files
-from analysis.experiments import pools, sweep
-from analysis.experiments.environment import environment_of
-from analysis.experiments.manifests import REQUIRED, read_manifest, write_folder
-from analysis.experiments.pools import LocalPool
-from analysis.experiments.preset import NO_KL, Preset
-from analysis.experiments.progress import Progress
-from analysis.experiments.provenance import source_of
-from analysis.experiments.shard import complete_shard
-from analysis.experiments.store import CorruptFile, Shard, Store, StoredRun, without_checksum
-from analysis.training.config import Run, StartConfig, TrainConfig, Variant
-from analysis.training.tiny.policy import PolicyConfig
-from analysis.training.tiny.tasks import SortTask
-from analysis.training.trainer import PopulationTrainer, RunRecord
+from analysis.records.config import PolicyConfig, Run, SortTask, StartConfig, TrainConfig
+from analysis.records.manifests import REQUIRED, read_manifest, write_folder
+from analysis.records.preset import Preset
+from analysis.records.run_record import RunRecord
+from analysis.records.variants import Variant
+from analysis.studies.presets.parts import NO_KL
+from analysis.sweeps import pools, sweep
+from analysis.sweeps.pools import LocalPool
+from analysis.sweeps.progress import Progress
+from analysis.sweeps.provenance import source_of
+from analysis.sweeps.shard import complete_shard
+from analysis.sweeps.store import CorruptFile, Shard, Store, StoredRun, without_checksum
+from analysis.training.environment_of import environment_of
+from analysis.training.trainer import PopulationTrainer
 from kl_term.errors import UserError
 from kl_term.kl.term import KLTerm
 from torture.outcome import Outcome

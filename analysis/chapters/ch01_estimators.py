@@ -7,7 +7,6 @@ quadrature.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,19 +14,25 @@ import torch
 from matplotlib.figure import Figure
 from scipy import optimize
 from torch import Tensor
-from torch.distributions import Normal
 
-from analysis.chapters.ch11_numerics import naive_k3
-from analysis.chapters.ch20_language_model import deviations
-from analysis.chapters.claims import EXACT, Finding, claim, judge, largest, median, share
-from analysis.chapters.policies import (
+from analysis.evidence.claims import EXACT, Finding, claim, judge, largest, median, share
+from analysis.evidence.gaussian_pairs import (
+    LIU_APPENDIX_D,
+    SCHULMAN_FAR,
+    SCHULMAN_NEAR,
+    GaussianPair,
+    log_probs,
+)
+from analysis.evidence.naive_k3 import naive_k3
+from analysis.evidence.policies import (
+    FAR,
     Policies,
     by_token,
     moved_logits,
     normal_draws,
-    random_policies,
 )
-from analysis.experiments.language import estimator_tail
+from analysis.records import estimator_tail
+from analysis.records.estimator_tail import deviations
 from kl_term import style
 from kl_term.kl.credit import state_average
 from kl_term.kl.divergences import forward_kl, reverse_kl
@@ -50,45 +55,11 @@ NAMES = ("k1", "k2", "k3")
 # --- What it computes
 
 
-class GaussianPair(NamedTuple):
-    """The Gaussian q that is sampled (the policy), and p (the reference)."""
-
-    q_mean: float
-    q_std: float
-    p_mean: float
-    p_std: float
-
-    @property
-    def kl(self) -> float:
-        """KL(q || p), nats."""
-        return moments(*self)["k1"].mean
-
-
-#: The two experiments of Schulman (2020).
-SCHULMAN_NEAR = GaussianPair(0.0, 1.0, 0.1, 1.0)
-SCHULMAN_FAR = GaussianPair(0.0, 1.0, 1.0, 1.0)
-#: The counterexample of Liu et al. (2025), appendix D.
-LIU_APPENDIX_D = GaussianPair(0.1, 0.2, 0.0, 1.0)
-
 #: Relative bias and relative standard deviation as printed by Schulman (2020), 10 million samples.
 SCHULMAN_PRINTED: dict[GaussianPair, dict[str, tuple[float, float]]] = {
     SCHULMAN_NEAR: {"k1": (0.0, 20.0), "k2": (0.002, 1.42), "k3": (0.0, 1.42)},
     SCHULMAN_FAR: {"k1": (0.0, 2.0), "k2": (0.25, 1.73), "k3": (0.0, 1.7)},
 }
-
-
-def log_probs(pair: GaussianPair, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-densities under q and p of the points that lie ``z`` of q's deviations from its mean."""
-    q_mean, q_std, p_mean, p_std = torch.tensor(pair, dtype=z.dtype)
-    x = q_mean + q_std * z
-    return Normal(q_mean, q_std).log_prob(x), Normal(p_mean, p_std).log_prob(x)
-
-
-def normal_nodes() -> tuple[Tensor, Tensor]:
-    """Points and weights of a trapezoid rule under a standard normal; the weights sum to 1."""
-    z = torch.linspace(-12.0, 12.0, 40_001, dtype=torch.float64)
-    weights = torch.exp(-0.5 * z.square())
-    return z, weights / weights.sum()
 
 
 def schulman_table(pair: GaussianPair, *, sample_size: int, seed: int) -> pd.DataFrame:
@@ -308,8 +279,6 @@ def plot_drift(table: pd.DataFrame, crossing: float) -> Figure:
 
 # --- What it decides
 
-#: Pairs far from each other and from symmetric; and the same references nearby.
-FAR = random_policies(200, 16, spread=1.5, seed=101)
 NEAR = FAR._replace(logits=moved_logits(FAR.ref_logits, 0.1, seed=102))
 STALE = moved_logits(FAR.logits, 0.5, seed=103)
 

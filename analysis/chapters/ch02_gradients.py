@@ -12,21 +12,20 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.func import grad
 
-from analysis.chapters.ch09_advantages import weight_errors
-from analysis.chapters.claims import (
+from analysis.evidence.claims import (
     EXACT,
     Finding,
     claim,
-    difference,
     error_of,
     judge,
     largest,
     median,
     percentiles,
-    recorded,
     share,
 )
-from analysis.chapters.policies import (
+from analysis.evidence.length_weights import weight_errors
+from analysis.evidence.noise_ratio import noise_ratio
+from analysis.evidence.policies import (
     RAGGED,
     SAME,
     Policies,
@@ -34,9 +33,10 @@ from analysis.chapters.policies import (
     flat_error,
     moved_logits,
     normal_draws,
-    random_policies,
+    pairs,
     random_tables,
 )
+from analysis.evidence.recorded import difference, recorded
 from kl_term import style
 from kl_term.kl.credit import credit_moments
 from kl_term.kl.divergences import half_squared_distance, reverse_kl
@@ -64,14 +64,6 @@ from kl_term.objectives.losses import policy_loss
 
 # --- What it computes
 
-#: How the options of a KL term are written in the tables of the page.
-NAMES: dict[str, dict[str, str]] = {
-    "estimator": {"k3_clip": "k3, clipped", "minimax01": "MiniMax-01"},
-    "weighting": {"none": "–"},
-    "ratio": {"none": "–"},
-    "level": {"token": "each token", "sequence": "the sequence"},
-    "credit": {"to_go": "to go"},
-}
 
 LOSS_AND_REWARD = tuple(
     KLTerm(estimator=estimator, placement=placement)
@@ -172,14 +164,6 @@ def _compare(gradient: Tensor, exact: dict[str, Tensor]) -> dict[str, object]:
     }
 
 
-def noise_ratio(logits: Tensor, ref_logits: Tensor) -> Tensor:
-    """One sample's gradient variance (trace) under the k3 loss over that under the k2 loss; one,
-    the limit, where policy and reference are equal."""
-    k2, k3 = (gradient_moments(logits, ref_logits, estimator=k).trace_var for k in ("k2", "k3"))
-    silent = (k2 <= 0) & (k3 <= 0)
-    return torch.where(silent, 1.0, k3 / torch.where(silent, 1.0, k2))
-
-
 # --- What it draws
 
 
@@ -238,12 +222,6 @@ def _error_panels(
 
 
 # --- What it decides
-
-
-@cache
-def pairs() -> Policies:
-    """300 policies far from their references, vocabulary of 16."""
-    return random_policies(300, 16, spread=1.5, seed=4)
 
 
 @cache

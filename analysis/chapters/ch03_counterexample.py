@@ -23,14 +23,9 @@ from scipy import optimize, stats
 from scipy.special import lambertw, ndtr
 from torch.distributions import Normal
 
-from analysis.chapters.ch01_estimators import (
-    FAR,
-    LIU_APPENDIX_D,
-    GaussianPair,
-    log_probs,
-    normal_nodes,
-)
-from analysis.chapters.claims import Finding, claim, judge, largest, share
+from analysis.evidence.claims import Finding, claim, judge, largest, share
+from analysis.evidence.gaussian_pairs import LIU_APPENDIX_D, GaussianPair, log_probs, normal_nodes
+from analysis.evidence.policies import FAR
 from kl_term import style
 from kl_term.kl.divergences import reverse_kl
 from kl_term.kl.estimators import k1, k3, k4

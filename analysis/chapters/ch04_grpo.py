@@ -9,18 +9,19 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from analysis.chapters import predictions
-from analysis.chapters.claims import recorded_runs
-from analysis.chapters.training_figures import KL_PANELS, bands, kl_look
-from analysis.experiments import ablation, recording
-from analysis.experiments.language.model import LanguageConfig
-from analysis.experiments.policy_names import POLICIES, TINY
-from analysis.experiments.preset import NO_KL, Preset, kl_variants
-from analysis.experiments.presets.kl_terms import quick
-from analysis.experiments.presets.language import model_of, smollm2
-from analysis.experiments.summaries import pairs_of
+from analysis.evidence import predictions
+from analysis.evidence.recorded import recorded_runs
+from analysis.evidence.training_figures import KL_PANELS, bands, kl_look
+from analysis.records import recording, tidy
+from analysis.records.choices import POLICIES, TINY
+from analysis.records.language import LanguageConfig
+from analysis.records.preset import Preset
+from analysis.records.summaries import pairs_of
+from analysis.studies.presets.kl_terms import quick
+from analysis.studies.presets.language import model_of, smollm2
+from analysis.studies.presets.parts import NO_KL, kl_variants
 from kl_term import style
-from kl_term.checks import check_choice
+from kl_term.plain_checks import check_choice
 
 # --- What it trains live
 
@@ -89,7 +90,7 @@ STARTS_QUOTED = {"equal_kl_large_cuda": "terms", "distillation_sparse_cpu": "tea
 
 
 def at_beta(preset: str) -> pd.DataFrame:
-    """Rows of :func:`analysis.chapters.predictions.judged` of what no design predicts."""
+    """Rows of :func:`analysis.evidence.predictions.judged` of what no design predicts."""
     return pd.DataFrame([predictions.unpredicted(preset, *pair, BETA) for pair in QUOTED[preset]])
 
 
@@ -118,7 +119,7 @@ def training(curves: pd.DataFrame, metric: str, label: str) -> Figure:
     gaps = np.diff(np.unique(curves["update"]))
     if gaps.size:  # whole logging windows
         span = math.ceil(span / gaps.min()) * int(gaps.min())
-    table = ablation.coarsen(curves, span)
+    table = tidy.coarsen(curves, span)
     table["update"] += span / 2
     figure, panels = style.subplots(2, 1, height=6.4, sharex=True, sharey=True)
     known = set(table["variant"])

@@ -15,23 +15,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import grad
 
-from analysis.chapters.ch02_gradients import noise_ratio, pairs
-from analysis.chapters.ch19_equal_kl import figure2
-from analysis.chapters.claims import (
+from analysis.evidence.claims import (
     EXACT,
     Finding,
     claim,
-    difference,
     judge,
     largest,
     median,
     percentiles,
-    recorded,
     share,
 )
-from analysis.chapters.policies import normal_draws, random_policies
-from analysis.experiments.statistics import Interval
-from analysis.experiments.summaries import fluctuation
+from analysis.evidence.figure2 import figure2
+from analysis.evidence.noise_ratio import noise_ratio
+from analysis.evidence.policies import normal_draws, pairs, random_policies
+from analysis.evidence.recorded import difference, recorded
+from analysis.evidence.single_steps import Coefficient, lowered, single_steps
+from analysis.records.statistics import Interval
+from analysis.records.summaries import fluctuation
 from kl_term import style
 from kl_term.kl.ascent import Geometry, expected_ascent
 from kl_term.kl.divergences import entropy, reverse_kl
@@ -200,9 +200,6 @@ def flow_paths(
 
 # --- What samples do -------------------------------------------------------------------------
 
-#: log-probs of the sampled tokens under policy and reference -> coefficient of the score
-Coefficient = Callable[[Tensor, Tensor], Tensor]
-
 
 def coefficient_of(estimator: str) -> Coefficient:
     """The coefficient that autograd gives the estimator as a loss."""
@@ -288,21 +285,6 @@ def sampled_descent(
 
 def _on_grid(logits: Tensor) -> Tensor:
     return torch.round(logits / GRID) * GRID
-
-
-def single_steps(logits: Tensor, weights: Tensor, *, step_size: float) -> Tensor:
-    """[..., V, V] logits after one descent step on each single token, whose score has a weight."""
-    score = torch.eye(logits.shape[-1], dtype=logits.dtype) - logits.softmax(-1).unsqueeze(-2)
-    return logits.unsqueeze(-2) - step_size * weights.unsqueeze(-1) * score
-
-
-def lowered(
-    logits: Tensor, ref_logits: Tensor, coefficient: Coefficient, *, step_size: float
-) -> Tensor:
-    """Whether each token's own probability falls in one descent step on that token."""
-    logp, ref_logp = logits.log_softmax(-1), ref_logits.log_softmax(-1)
-    moved = single_steps(logp, coefficient(logp, ref_logp), step_size=step_size).log_softmax(-1)
-    return moved.diagonal(dim1=-2, dim2=-1) < logp
 
 
 def entropy_drift(logits: Tensor, *, step_size: float) -> Tensor:

@@ -17,18 +17,10 @@ from torch import Tensor
 from torch.func import grad, jacrev
 from torch.nn import functional
 
-from analysis.chapters.claims import (
-    EXACT,
-    Finding,
-    band,
-    claim,
-    difference,
-    error_of,
-    judge,
-    largest,
-    recorded,
-)
-from analysis.chapters.policies import (
+from analysis.evidence.claims import EXACT, Finding, band, claim, error_of, judge, largest
+from analysis.evidence.clip_slopes import EPSILON, clip_slopes, score_coefficients
+from analysis.evidence.kl_estimates import kl_estimates
+from analysis.evidence.policies import (
     RAGGED,
     SPREAD,
     Chains,
@@ -43,9 +35,10 @@ from analysis.chapters.policies import (
     normal_draws,
     ragged_tables,
     random_chains,
+    random_returns,
     random_tables,
-    score_coefficients,
 )
+from analysis.evidence.recorded import difference, recorded
 from kl_term import style
 from kl_term.kl.credit import (
     advantage_table,
@@ -134,27 +127,6 @@ def length_curves(chains: Chains, lengths: Iterable[int]) -> pd.DataFrame:
         row = {"length": length} | band(relative_error(per_token, exact))
         rows.append(row | {"cosine": cosine(per_token, exact).quantile(0.5).item()})
     return pd.DataFrame(rows)
-
-
-def kl_estimates(tables: Policies, sequences: Sequences) -> pd.DataFrame:
-    """Four estimators of a KL gradient on each pair, by vocabulary and credit: ``error`` against
-    the sequence KL's gradient, and ``samples``, sequences until signal = noise."""
-    rows = []
-    for pair in zip(*tables, strict=True):
-        exact = sequence_kl_gradient(*pair, sequences)
-        costs = log_ratios(*pair, sequences)
-        probability = sequence_probability(pair[0], sequences)
-        moments = {
-            ("sampled", "immediate"): credit_moments(pair[0], sequences, costs),
-            ("sampled", "to_go"): credit_moments(pair[0], sequences, reward_to_go(costs)),
-        }
-        for credit in ("immediate", "to_go"):
-            gradients = full_vocabulary_gradients(*pair, sequences, credit=credit)
-            moments["full", credit] = weighted_moments(probability, gradients)
-        for key, (mean, trace_var) in moments.items():
-            samples = (trace_var / mean.square().sum()).item()
-            rows.append((*key, flat_error(mean, exact), samples))
-    return pd.DataFrame(rows, columns=["vocabulary", "credit", "error", "samples"])
 
 
 # --- The attached prefix ratio, on trees -----------------------------------------------------
@@ -312,7 +284,6 @@ def baseline_table(length: int, drifts: Iterable[float], **chain: int) -> pd.Dat
 # --- Importance ratios: first orders, products and weights -----------------------------------
 
 CLIPPED = ("gspo", "cispo", "grpo")
-EPSILON = 0.2
 
 #: The weights of the table, in reading order, and what the figure calls them.
 WEIGHTS = {
@@ -324,11 +295,6 @@ WEIGHTS = {
     "cispo": "CISPO",
     "grpo": "GRPO, clipped",
 }
-
-
-def random_returns(sequences: Sequences, *, seed: int) -> Tensor:
-    """[N] returns of standard deviation one, one a sequence."""
-    return normal_draws((len(sequences.mask),), seed=seed)
 
 
 def spread_curves(logits: Tensor, old_logits: Tensor, lengths: Sequence[int]) -> pd.DataFrame:
@@ -401,17 +367,6 @@ def one_recurrent_state(vocab_size: int, stay: float) -> tuple[Tensor, Tensor]:
     policy[0] = (1 - stay) / (vocab_size - 1)
     policy[0, 0] = stay
     return policy.log(), sampler.log()
-
-
-def clip_slopes(
-    advantage: float, ratios: Iterable[float], *, epsilon: float = EPSILON
-) -> list[float]:
-    """Slope of the clipped objective of one token by its log-prob, at each ratio to the sampler."""
-    log_ratio = torch.tensor([list(ratios)], dtype=torch.float64).log()
-    fixed = {"old_logp": torch.zeros_like(log_ratio), "mask": torch.ones_like(log_ratio).bool()}
-    fixed |= {"advantages": torch.full_like(log_ratio, advantage)}
-    clip = {"epsilon_low": min(epsilon, 1.0), "epsilon_high": epsilon}
-    return score_coefficients(log_ratio, **fixed, **clip)[0].tolist()
 
 
 # --- What it draws ---------------------------------------------------------------------------

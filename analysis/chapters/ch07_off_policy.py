@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -12,22 +11,21 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.func import grad
 
-from analysis.chapters.ch06_sequences import kl_estimates
-from analysis.chapters.ch17_stale import less_large_batches
-from analysis.chapters.claims import (
+from analysis.evidence.claims import (
     EXACT,
     Finding,
     band,
     claim,
-    difference,
     error_of,
     judge,
     largest,
     median,
-    recorded,
     share,
 )
-from analysis.chapters.policies import (
+from analysis.evidence.clip_slopes import score_coefficients
+from analysis.evidence.equal_cost import less_large_batches
+from analysis.evidence.kl_estimates import kl_estimates
+from analysis.evidence.policies import (
     RAGGED,
     Policies,
     by_token,
@@ -37,9 +35,18 @@ from analysis.chapters.policies import (
     moved_logits,
     random_policies,
     random_tables,
-    score_coefficients,
 )
-from analysis.chapters.predictions import at_equal_kl
+from analysis.evidence.predictions import at_equal_kl
+from analysis.evidence.recorded import difference, recorded
+from analysis.evidence.stale_states import (
+    NO_CLIP,
+    StaleStates,
+    merged_gradient,
+    merged_kl_gradient,
+    stale_states,
+    standardised,
+)
+from analysis.evidence.weighted_k3 import weighted_at_equal_kl
 from kl_term import style
 from kl_term.kl.credit import credit_moments
 from kl_term.kl.divergences import reverse_kl
@@ -62,67 +69,9 @@ from kl_term.kl.sequences import (
 )
 from kl_term.kl.surrogates import kl_loss
 from kl_term.objectives.masking import off_policy_sequence_mask
-from kl_term.objectives.merged import kl_coefficient_kept, merged_loss
+from kl_term.objectives.merged import kl_coefficient_kept
 
 # --- One state: readings and clips -----------------------------------------------------------
-
-NO_CLIP = {"epsilon_low": 1.0, "epsilon_high": math.inf}
-
-
-class StaleStates(NamedTuple):
-    """Independent states, one a row: policy, reference, sampler and advantages."""
-
-    logits: Tensor  #: [N, V], the trained policy
-    ref_logits: Tensor  #: [N, V], its reference
-    old_logits: Tensor  #: [N, V], the policy that sampled
-    advantages: Tensor  #: [N, V], of each token: mean 0, variance 1 under the sampler
-
-
-def spread(values: Tensor, probability: Tensor) -> Tensor:
-    """[..., 1]: standard deviation under the probabilities given."""
-    mean = (probability * values).sum(-1, keepdim=True)
-    return (probability * (values - mean).square()).sum(-1, keepdim=True).sqrt()
-
-
-def standardised(values: Tensor, probability: Tensor) -> Tensor:
-    """Values minus their mean over their standard deviation, under the probabilities given."""
-    mean = (probability * values).sum(-1, keepdim=True)
-    return (values - mean) / spread(values, probability)
-
-
-def stale_states(
-    count: int, vocab_size: int, distance: float, *, seed: int, along_advantage: bool = False
-) -> StaleStates:
-    """Samplers near random references, and policies that have moved on by ``distance``, at
-    random or along the advantage."""
-    ref_logits, shift = random_policies(count, vocab_size, spread=1.0, seed=seed)
-    old_logits = ref_logits + shift
-    rewards, direction = random_policies(count, vocab_size, spread=1.0, seed=seed + 1)
-    advantages = standardised(rewards, old_logits.softmax(-1))
-    moved = old_logits + distance * (advantages if along_advantage else direction)
-    return StaleStates(moved, ref_logits, old_logits, advantages)
-
-
-def merged_gradient(states: StaleStates, **options) -> Tensor:
-    """[N, V]: expected *ascent* direction of the merged objective by autograd; ``options`` of
-    :func:`kl_term.objectives.merged.merged_loss`."""
-    logits, ref_logits, old_logits, advantages = states
-    ref_logp, old_logp = ref_logits.log_softmax(-1), old_logits.log_softmax(-1)
-    everywhere = torch.ones_like(logits, dtype=torch.bool)
-
-    def objective(at: Tensor) -> Tensor:
-        loss = merged_loss(
-            at.log_softmax(-1), ref_logp, old_logp, advantages, everywhere, **options
-        )
-        return -(old_logp.exp() * loss).sum()
-
-    return grad(objective)(logits)
-
-
-def merged_kl_gradient(states: StaleStates, *, reading: str, penalty: str = "k1") -> Tensor:
-    """[N, V]: the KL part of the merged objective without clip, as a descent direction."""
-    alone = states._replace(advantages=torch.zeros_like(states.advantages))
-    return -merged_gradient(alone, beta=1.0, reading=reading, penalty=penalty, **NO_CLIP)
 
 
 def clipped_kl_gradient(states: StaleStates, *, beta: float, epsilon: float) -> Tensor:
@@ -409,6 +358,9 @@ def weighted_k3() -> Finding:
     for metric in ("own_accuracy", "reverse_kl"):
         gain = difference(finals, "k3_attached_lag_16", "k3_lag_16", metric)
         figures |= gain.figures(f"trained_{metric}")
+    ends = weighted_at_equal_kl()
+    names = {"": "mean", "_low": "low", "_high": "high"}
+    figures |= {f"trained_equal_kl{end}": ends[name] for end, name in names.items()}
     one_state = figures["value_error"] < EXACT and figures["attached_to_reverse"] < EXACT
     everywhere = figures["detached_to_reverse"] < EXACT and figures["sequence_value_error"] < EXACT
     return Finding(judge(one_state and everywhere, one_state), figures)

@@ -14,18 +14,10 @@ from torch import Tensor
 from torch.func import grad
 from torch.nn import functional
 
-from analysis.chapters.ch06_sequences import clip_slopes, random_returns
-from analysis.chapters.claims import (
-    EXACT,
-    Finding,
-    band,
-    claim,
-    difference,
-    judge,
-    largest,
-    recorded,
-)
-from analysis.chapters.policies import (
+from analysis.evidence.claims import EXACT, Finding, band, claim, judge, largest
+from analysis.evidence.clip_slopes import clip_slopes
+from analysis.evidence.length_weights import DIRECTIONS, weight_errors
+from analysis.evidence.policies import (
     RAGGED,
     SPREAD,
     Policies,
@@ -35,17 +27,19 @@ from analysis.chapters.policies import (
     group_moments,
     measured,
     moved_logits,
+    random_returns,
     random_tables,
 )
-from analysis.chapters.reasoning import (
+from analysis.evidence.reasoning import (
     Reasoning,
     fixed_length_chain,
     open_length_chain,
     prm_scores,
     state_values,
 )
-from analysis.experiments.language import estimator_tail
-from analysis.experiments.presets.language import smollm2_short
+from analysis.evidence.recorded import difference, recorded
+from analysis.records import estimator_tail
+from analysis.studies.presets.language import smollm2_short
 from kl_term import style
 from kl_term.kl.credit import credit_moments
 from kl_term.kl.enumeration import cosine
@@ -61,7 +55,6 @@ from kl_term.kl.sequences import (
     sequence_kl_gradient,
     sequence_probability,
     token_logp,
-    visited_kl_gradient,
 )
 from kl_term.kl.surrogates import kl_loss
 from kl_term.objectives.advantages import (
@@ -70,12 +63,8 @@ from kl_term.objectives.advantages import (
     leave_one_out,
     process_supervision,
 )
-from kl_term.objectives.aggregation import aggregate, token_mean_weight, token_weights
-from kl_term.objectives.difficulty import (
-    arcsine_objective,
-    difficulty_weight,
-    normalised_objective,
-)
+from kl_term.objectives.aggregation import aggregate, token_weights
+from kl_term.objectives.difficulty import arcsine_objective, difficulty_weight, normalised_objective
 from kl_term.objectives.filtering import informative_groups, kept_fraction, repeats
 from kl_term.objectives.guidance import current_segment
 from kl_term.objectives.lengths import length_penalty, relative_length_reward
@@ -181,27 +170,6 @@ def textbook_normalise(rewards: Tensor, *, eps: float) -> Tensor:
     return (rewards - rewards.mean(-1, keepdim=True)) / (rewards.std(-1, keepdim=True) + eps)
 
 
-#: The KL whose per-state gradient each loss has when tokens are summed.
-DIRECTIONS = {"k2": "reverse", "k3": "forward"}
-
-
-def completion_weights(logits: Tensor, sequences: Sequences, completions: float) -> Tensor:
-    """[N]: the weight on each completion's sum of tokens in a mean over a batch's tokens; of one
-    completion it is GRPO's, of ``inf`` a constant."""
-    lengths = sequences.mask.sum(dim=-1)
-    mass = sequence_probability(logits, sequences)
-    if math.isinf(completions):
-        return (1 / (mass @ lengths.to(mass.dtype))).expand(len(lengths))
-    probability = torch.bincount(lengths, weights=mass)
-    return token_mean_weight(probability, int(completions))[lengths]
-
-
-def unexplained(gradient: Tensor, exact: Tensor) -> float:
-    """Share of a gradient [..., V] that no multiple of the exact one explains, each row its own."""
-    scale = (gradient * exact).sum(dim=-1, keepdim=True) / exact.square().sum(dim=-1, keepdim=True)
-    return ((gradient - scale * exact).norm() / gradient.norm()).item()
-
-
 def batch_curves(tables: Policies, sequences: Sequences, sizes: Iterable[int]) -> pd.DataFrame:
     """:func:`weight_errors` by the number of completions that are averaged together: quantiles."""
     rows = []
@@ -210,24 +178,6 @@ def batch_curves(tables: Policies, sequences: Sequences, sizes: Iterable[int]) -
             quantiles = band(torch.tensor(errors))
             rows.append({"completions": size, "estimator": estimator, **quantiles})
     return pd.DataFrame(rows)
-
-
-def weight_errors(tables: Policies, sequences: Sequences, *, completions: int = 1) -> pd.DataFrame:
-    """By how much a mean over tokens turns the gradient of each KL loss away, a row a pair: the
-    share of the gradient of ``k2`` and ``k3`` that the KL with token sums does not explain."""
-
-    def shares(*pair: Tensor) -> dict[str, float]:
-        weights = by_token(completion_weights(pair[0], sequences, completions), sequences)
-        found = {}
-        for name, direction in DIRECTIONS.items():
-            gradient = expected_sequence_gradient(
-                *pair, sequences, estimator=name, token_weights=weights
-            )
-            exact = visited_kl_gradient(*pair, sequences, direction=direction)
-            found[name] = unexplained(gradient.flatten(), exact.flatten())
-        return found
-
-    return measured(shares, *tables)
 
 
 def recorded_spread() -> pd.DataFrame:

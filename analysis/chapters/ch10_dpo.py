@@ -17,23 +17,14 @@ from torch import Tensor
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 from torch.func import grad
 
-from analysis.chapters import ch17_stale
-from analysis.chapters.claims import (
-    EXACT,
-    Finding,
-    claim,
-    difference,
-    judge,
-    largest,
-    median,
-    recorded,
-    share,
-)
-from analysis.chapters.policies import by_token, normal_draws, random_head
+from analysis.evidence import routed_bandits
+from analysis.evidence.claims import EXACT, Finding, claim, judge, largest, median, share
+from analysis.evidence.policies import by_token, normal_draws
+from analysis.evidence.recorded import difference, recorded
+from analysis.evidence.routed_bandits import random_head
 from kl_term import style
 from kl_term.kl.credit import advantage_table, state_average
 from kl_term.kl.divergences import reverse_kl
-from kl_term.kl.enumeration import reverse_kl_gradient
 from kl_term.kl.fixed_points import reverse_kl_optimum
 from kl_term.kl.sequences import enumerate_sequences, sequence_probability
 from kl_term.objectives.gae import generalised_advantage
@@ -227,31 +218,6 @@ def _minimise(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
 
     optimiser.step(closure)
     return leaf.detach()
-
-
-def steps_to_success(length: int, vocab_size: int, *, dense: bool) -> int:
-    """Exact-gradient steps from uniform until all ``length`` tokens are right nine times in ten.
-
-    ``dense`` descends the reverse KL from a teacher that is right 99 times in 100; otherwise the
-    success probability is ascended. Positions share a row of logits.
-    """
-    logits = torch.zeros(vocab_size, dtype=torch.float64)
-    right = F.one_hot(torch.tensor(0), vocab_size)
-    teacher = torch.where(right > 0, 0.99 ** (1 / length), 1 - 0.99 ** (1 / length)).double().log()
-    for step in range(1_000_000):
-        policy = logits.softmax(-1)
-        success = policy[0] ** length
-        if success >= 0.9:
-            return step
-        sparse = success * (right - policy)
-        logits = logits + 0.5 * (-reverse_kl_gradient(logits, teacher) if dense else sparse)
-    raise ValueError(f"length {length} takes over a million steps; shorten it")
-
-
-def steps_ratio(length: int, *, vocab_size: int) -> float:
-    """Steps on the sparse reward over steps on the dense teacher, at one learning rate."""
-    sparse, dense = (steps_to_success(length, vocab_size, dense=d) for d in (False, True))
-    return sparse / dense
 
 
 def mixture(means: tuple[float, float] = (-2.0, 2.0)) -> MixtureSameFamily:
@@ -624,8 +590,10 @@ def keep_routing() -> Finding:
     }
     options = {"seeds": range(200, 220), "updates": 24, "states": 16}
     for name, noise in (("trained_noisy", 0.3), ("trained_same_router", 0.0)):
-        ways = ch17_stale.ROUTINGS
-        curves = pd.concat(ch17_stale.train_bandits(way, noise=noise, **options) for way in ways)
+        ways = routed_bandits.ROUTINGS
+        curves = pd.concat(
+            routed_bandits.train_bandits(way, noise=noise, **options) for way in ways
+        )
         late = curves.query("update >= 16")
         finals = late.groupby(["variant", "seed"], as_index=False).mean()
         figures |= difference(finals, *ways, "reward").figures(name)

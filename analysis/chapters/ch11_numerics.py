@@ -13,7 +13,8 @@ from scipy.optimize import bisect
 from torch import Tensor
 from torch.func import grad
 
-from analysis.chapters.claims import Finding, claim, judge, largest, median
+from analysis.evidence.claims import Finding, claim, judge, largest, median
+from analysis.evidence.naive_k3 import naive_k3
 from kl_term import style
 from kl_term.kl.estimators import k2, k3
 from kl_term.kl.surrogates import gradient_coefficient
@@ -30,12 +31,6 @@ DTYPES = {
 }
 #: Those narrower than the one that errors are measured against.
 NARROW = ("bfloat16", "float16", "float32")
-
-
-def naive_k3(logp: Tensor, ref_logp: Tensor) -> Tensor:
-    """k3 as it is usually coded, in the type of its inputs: three large terms that cancel."""
-    delta = ref_logp - logp
-    return torch.exp(delta) - delta - 1
 
 
 def expm1_k3(logp: Tensor, ref_logp: Tensor) -> Tensor:

@@ -14,22 +14,19 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
-from analysis.experiments import recording
-from analysis.experiments.recording import read_manifest, recorded_table
-from analysis.training.config import StartConfig, TrainConfig
+from analysis.records.config import PolicyConfig, SortTask, StartConfig, TrainConfig
+from analysis.records.manifests import RESULTS, read_manifest, recorded_table
 from analysis.training.counting import generated_tokens, run_update
-from analysis.training.tiny.policy import PolicyConfig
-from analysis.training.tiny.tasks import SortTask
 from kl_term import style
 
 # --- How long updates took ------------------------------------------------------------------------
 
-RECORDED = recording.RESULTS / "benchmark_cpu"
-RECORDED_LANGUAGE = recording.RESULTS / "benchmark_smollm2_cpu"
+RECORDED = RESULTS / "benchmark_cpu"
+RECORDED_LANGUAGE = RESULTS / "benchmark_smollm2_cpu"
 #: Populations on one GPU, and whether its numbers are the CPU's.
-RECORDED_GPU = recording.RESULTS / "benchmark_cuda"
-RECORDED_GPU_LANGUAGE = recording.RESULTS / "benchmark_smollm2_cuda"
-RECORDED_AGREEMENT = recording.RESULTS / "agreement_cuda"
+RECORDED_GPU = RESULTS / "benchmark_cuda"
+RECORDED_GPU_LANGUAGE = RESULTS / "benchmark_smollm2_cuda"
+RECORDED_AGREEMENT = RESULTS / "agreement_cuda"
 TABLES = ("rounds", "machine", "phases")
 
 #: The trainer to which the others are compared, and the baseline of the language model.
@@ -63,7 +60,7 @@ class Benchmark(NamedTuple):
 
 
 def load(directory: Path = RECORDED) -> Benchmark:
-    """A recorded benchmark; raises as :func:`analysis.experiments.recording.recorded_table`."""
+    """A recorded benchmark; raises as :func:`analysis.records.recorded_table`."""
     tables = (recorded_table(directory, f"{name}.csv") for name in TABLES)
     return Benchmark(*tables, read_manifest(directory))
 

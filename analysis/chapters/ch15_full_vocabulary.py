@@ -19,8 +19,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from analysis.experiments import recording
-from analysis.training.pretrained.config import PROJECTIONS, LlamaConfig
+from analysis.records.language import PROJECTIONS, LlamaConfig
+from analysis.records.manifests import RESULTS, recorded_table
 from kl_term import style
 from kl_term.kl.chunked import Chunks
 from kl_term.kl.divergences import entropy
@@ -28,8 +28,8 @@ from kl_term.kl.enumeration import exact_kl_gradient, gradient_moments
 
 # What the chapter computes.
 
-RECORDED = recording.RESULTS / "full_vocabulary_cpu"
-RECORDED_GPU = recording.RESULTS / "full_vocabulary_cuda"
+RECORDED = RESULTS / "full_vocabulary_cpu"
+RECORDED_GPU = RESULTS / "full_vocabulary_cuda"
 TABLE = "benchmark.csv"
 
 #: Elementary operations per logit of a KL and its gradient beyond the two log-softmaxes that the
@@ -78,8 +78,8 @@ def parameters(model: LlamaConfig) -> int:
 
 
 def recorded(directory: Path = RECORDED) -> pd.DataFrame:
-    """CPU time and peak memory by method and vocabulary; raises as ``recording.recorded_table``."""
-    return recording.recorded_table(directory, TABLE)
+    """CPU time and peak memory by method and vocabulary; raises as ``recorded_table``."""
+    return recorded_table(directory, TABLE)
 
 
 def operations_table() -> pd.DataFrame:

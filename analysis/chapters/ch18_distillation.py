@@ -12,26 +12,19 @@ import pandas as pd
 import torch
 from torch.func import grad
 
-from analysis.chapters.ch10_dpo import steps_ratio
-from analysis.chapters.claims import (
-    Finding,
-    claim,
-    difference,
-    judge,
-    largest,
-    recorded,
-    recorded_runs,
-)
-from analysis.chapters.policies import normal_draws
-from analysis.experiments import statistics
-from analysis.experiments.preset import Preset
-from analysis.experiments.recording import Recording
-from analysis.experiments.statistics import Interval
-from analysis.training.config import Run, TrainConfig
+from analysis.evidence.claims import Finding, claim, judge, largest
+from analysis.evidence.policies import normal_draws
+from analysis.evidence.recorded import difference, recorded, recorded_runs
+from analysis.evidence.steps_to_success import steps_ratio
+from analysis.records import statistics
+from analysis.records.config import END, FILLER, NUM_DIGIT_TOKENS, Run, TrainConfig
+from analysis.records.preset import Preset
+from analysis.records.recording import Recording
+from analysis.records.statistics import Interval
+from analysis.records.variants import Variant
 from analysis.training.counting import forward_flops
-from analysis.training.tiny.tasks import END, FILLER, NUM_DIGIT_TOKENS
+from analysis.training.tiny.tasks import Sorting
 from analysis.training.trainer import PopulationTrainer
-from analysis.training.variants import Variant
 from kl_term.kl.enumeration import cosine, reverse_kl_gradient
 from kl_term.objectives.guidance import annealed, low_reward_mask
 from kl_term.objectives.imitation import imitation_cost
@@ -54,7 +47,7 @@ def completions_after(
     trainer = PopulationTrainer(config, [Run(variant=variant, seed=seed) for variant in chosen])
     trainer.run()
     rollout = trainer.rollout(updates).rollout
-    answers = config.task.targets(rollout.prompts)
+    answers = Sorting(config.task).targets(rollout.prompts)
     return pd.DataFrame(
         {
             "variant": name,
@@ -196,37 +189,6 @@ def cost_table(
 # --- The recorded runs and what they are called -----------------------------------------------
 
 RUNS = ("distillation", "distillation_sparse", "weak_teacher", "kdrl", "long_to_short")
-#: Variant of any of the runs -> what tables call it.
-NAMES = {
-    "grpo": "GRPO",
-    "opd_immediate": "distillation (one sample)",
-    "opd_to_go": "distillation, credit to go",
-    "k2_loss": "k₂ as a loss",
-    "k3_loss": "k₃ as a loss",
-    "reverse_exact": "exact reverse KL",
-    "forward_exact": "exact forward KL",
-    "forward_teacher": "exact forward KL, teacher's answers",
-    "supervised": "supervised",
-    "opd_and_grpo": "distillation + GRPO",
-    "exact_and_grpo": "exact reverse KL + GRPO",
-    "exact_annealed_to_grpo": "exact reverse KL, annealed to GRPO",
-    "kdrl_k2": "GRPO + k₂",
-    "kdrl_masked": "GRPO + k₂, masked",
-    "kdrl_annealed": "GRPO + k₂, annealed",
-    "kdrl_annealed_masked": "GRPO + k₂, annealed and masked",
-    "kdrl_k3": "GRPO + k₃",
-    "kdrl_k3_masked": "GRPO + k₃, masked",
-    "teacher_only": "teacher only",
-    "relative_reward": "relative reward 0.2",
-    "relative_reward_strong": "relative reward 1",
-    "linear_price": "price per token",
-    "dpo": "DPO, tau 1",
-    "dpo_low_tau": "DPO, tau 0.1",
-    "shortest_rejection": "shortest right answer",
-    "opd_short_teacher": "distillation, short teacher",
-    "reverse_exact_short_teacher": "exact reverse KL, short teacher",
-    "supervised_short_teacher": "supervised, short teacher",
-}
 
 
 #: A run that ends below this accuracy is lost: short and wrong.

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
 
-from analysis.chapters.claims import recorded, recorded_runs
-from analysis.chapters.predictions import JUMPS, judged
-from analysis.chapters.training_figures import KL_TERMS
-from analysis.experiments import designs, hierarchical
-from analysis.experiments.preset import EQUAL_KL
-from analysis.experiments.presets import make_preset
-from analysis.experiments.presets.designed import COMPARED, FIGURE2
-from analysis.experiments.summaries import by_variant, fluctuation
-from analysis.training.config import Run
+from analysis.evidence.equal_kl import fit, look_of
+from analysis.evidence.predictions import judged
+from analysis.evidence.recorded import recorded
+from analysis.records.config import Run
+from analysis.records.preset import EQUAL_KL
+from analysis.records.summaries import by_variant
+from analysis.studies.presets import make_preset
 from analysis.training.trainer import PopulationTrainer
 from kl_term import style
 from kl_term.kl.term import KLTerm
@@ -36,31 +29,7 @@ SETTINGS = {
     "long_completions": "32 tokens",
     "long_completions_128": "up to 128 tokens",
 }
-#: Variant -> estimator and placement, which say how it is drawn.
-TERMS = KL_TERMS | {"k3_loss_attached_prefix": ("k4", "loss")}
 
-#: Variant -> what tables call it.
-NAMES = {
-    "none": "no KL term",
-    "k1_loss": "k₁ as a loss",
-    "k2_loss": "k₂ as a loss",
-    "k3_loss": "k₃ as a loss",
-    "exact_loss": "exact KL",
-    "k1_reward": "k₁ in the reward",
-    "k2_reward": "k₂ in the reward",
-    "k3_reward": "k₃ in the reward",
-    "k3_loss_attached_prefix": "k₃, prefix ratio",
-    "forward_loss": "exact forward KL",
-    "minimax01_loss": "MiniMax-01",
-    "k3_clip_loss": "k₃, clipped",
-    "k2_loss_shows_k3": "k₂, logged as k₃",
-    "k2_loss_sequence": "k₂, whole sequence",
-    "k1_reward_to_go": "k₁ in the reward, credit to go",
-    "k1_reward_immediate": "k₁ in the reward, immediate",
-    "k1_reward_sequence": "k₁ in the reward, whole sequence",
-    "k1_reward_before_std": "k₁ in the reward, then std",
-    "k1_reward_before_loo": "k₁ in the reward, then leave-one-out",
-}
 #: Panels of the KL over the coefficient.
 PLACED = {
     "KL in the loss": ("k1_loss", "k2_loss", "k3_loss", "exact_loss", "k3_loss_attached_prefix"),
@@ -68,26 +37,11 @@ PLACED = {
 }
 
 
-@cache
-def figure2() -> pd.DataFrame:
-    """Figure 2 at equal KL: the predictions of its design, of fluctuations in place of rewards."""
-    run = recorded_runs("equal_kl")
-    keys = ["variant", "beta", "seed"]
-    metrics = [prediction.metric for prediction in FIGURE2.predictions]
-    jumps = np.log(fluctuation(run.curves, metrics).set_index(keys)[metrics]).add_prefix(JUMPS)
-    finals = run.finals.join(jumps, on=keys)
-    rows = []
-    for prediction in FIGURE2.predictions:
-        read = prediction.model_copy(update={"metric": f"{JUMPS}{prediction.metric}"})
-        rows.append(designs.judged(finals, read, FIGURE2, designs.starts_of(run.preset)))
-    return pd.DataFrame(rows)
-
-
 def costs() -> pd.DataFrame:
     """Reward less the exact KL's at equal KL, in every recorded setting.
 
     Returns:
-        The rows of :func:`~analysis.chapters.predictions.judged` of a reward at equal KL, one a
+        The rows of :func:`~analysis.evidence.predictions.judged` of a reward at equal KL, one a
         variant, with ``setting`` and ``margin``.
     """
     rows = []
@@ -101,12 +55,12 @@ def costs() -> pd.DataFrame:
 
 def against(variant: str, other: str, *, preset: str = "equal_kl") -> dict[str, float]:
     """One variant less another in reward at equal KL, by the design's fit."""
-    return _fit(preset, variant, other).difference(recorded(preset).preset.design.margin)
+    return fit(preset, variant, other).difference(recorded(preset).preset.design.margin)
 
 
 def by_half(variant: str, *, preset: str = "equal_kl") -> dict[str, dict[str, float]]:
     """One variant less the exact KL in the ``near`` and the ``far`` half of the log KL compared."""
-    fitted, margin = _fit(preset, variant, "exact_loss"), recorded(preset).preset.design.margin
+    fitted, margin = fit(preset, variant, "exact_loss"), recorded(preset).preset.design.margin
     middle = (fitted.low + fitted.high) / 2
     halves = {"near": fitted._replace(high=middle), "far": fitted._replace(low=middle)}
     return {name: half.difference(margin) for name, half in halves.items()}
@@ -114,15 +68,9 @@ def by_half(variant: str, *, preset: str = "equal_kl") -> dict[str, dict[str, fl
 
 def span(preset: str) -> float:
     """By how much the exact KL's own reward changes over the log KL that it shares with k2."""
-    fitted = _fit(preset, "k2_loss", "exact_loss")
+    fitted = fit(preset, "k2_loss", "exact_loss")
     reward = fitted.curve(1, np.linspace(fitted.low, fitted.high, 60)).mean
     return float(np.ptp(reward))
-
-
-@cache
-def _fit(preset: str, variant: str, other: str) -> hierarchical.Fit:
-    run = recorded_runs(preset)
-    return designs.at_equal_kl(run.finals, variant, other, designs.starts_of(run.preset))
 
 
 def shown_is_trained(updates: int) -> bool:
@@ -167,37 +115,6 @@ def noise_numbers(table: pd.DataFrame) -> dict[str, tuple[float, str]]:
 # --- What it draws ----------------------------------------------------------------------------
 
 
-def draw_curves(names: Sequence[str] = COMPARED, *, preset: str = "equal_kl") -> Figure:
-    """Reward over KL: points are means of a variant at one coefficient, lines the fits.
-
-    Each line is that of the fit against the exact KL, over the central runs of the variant.
-    """
-    finals = recorded_runs(preset).finals
-    figure, axes = style.subplots(height=4.2)
-    means = by_variant(recorded(preset).finals, ["reward", "reverse_kl"])
-    means = means.set_index(["metric", "variant"])
-    for name in ("none", "exact_loss", *names):
-        look = _look(name)
-        x, y = (means.loc[(metric, [name]), :] for metric in ("reverse_kl", "reward"))
-        bars = {"xerr": style.bars(x), "yerr": style.bars(y), "elinewidth": 1.0}
-        axes.errorbar(x["mean"], y["mean"], **bars, **look | {"linestyle": "none"})
-        if name == "none":
-            continue
-        other = names[0] if name == "exact_loss" else "exact_loss"
-        own = np.log(finals.loc[finals["variant"] == name, designs.EQUAL])
-        log_kl = np.linspace(*np.percentile(own, hierarchical.CENTRAL), 40)
-        mean, low, high = _fit(preset, name, other).curve(0, log_kl)
-        axes.plot(np.exp(log_kl), mean, color=look["color"], linestyle=look["linestyle"])
-        if name == "exact_loss":
-            axes.fill_between(np.exp(log_kl), low, high, color=look["color"], alpha=0.12, lw=0)
-    axes.set(xscale="log", ylabel="reward at the end")
-    axes.set_xlabel("exact reverse KL at the end (nats per token), log scale")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    style.plain_numbers(axes.xaxis)
-    axes.legend(ncols=2)
-    return figure
-
-
 def draw_costs(table: pd.DataFrame) -> Figure:
     """Reward at equal KL, less that of the exact KL, of :func:`costs`: one row a setting."""
     settings = table.groupby("setting", sort=False)
@@ -207,7 +124,7 @@ def draw_costs(table: pd.DataFrame) -> Figure:
         axes.fill_betweenx(reach, -margin, margin, color=style.QUIET, alpha=0.12, lw=0)
         shifts = np.linspace(-0.27, 0.27, len(rows))
         for shift, (_, row) in zip(shifts, rows.iterrows(), strict=True):
-            look = _look(row["variant"]) | {"linestyle": "none"}
+            look = look_of(row["variant"]) | {"linestyle": "none"}
             axes.errorbar(row["mean"], place + shift, xerr=style.bars(row), **look)
     axes.axvline(0.0, color=style.QUIET, linewidth=1.0)
     axes.set_yticks(range(len(settings)), list(settings.groups))
@@ -227,7 +144,7 @@ def draw_kls(finals: pd.DataFrame) -> Figure:
         axes.axhline(table.loc["none", "mean"], color=style.QUIET, linestyle=":")
         for name in variants:
             rows = table.loc[name]
-            axes.errorbar(rows["beta"], rows["mean"], yerr=style.bars(rows), **_look(name))
+            axes.errorbar(rows["beta"], rows["mean"], yerr=style.bars(rows), **look_of(name))
         axes.set(xscale="log", yscale="log", title=title, ylabel="reverse KL (nats)")
         style.plain_numbers(axes.yaxis)
         axes.legend(ncols=2)
@@ -240,7 +157,7 @@ def draw_noise(table: pd.DataFrame) -> Figure:
     """Recorded noise over the KL reached: lines by the theory, points as the trainer sampled it."""
     figure, axes = style.subplots(height=3.5)
     for term, rows in table.groupby("term", sort=False):
-        look, distance = _look(term), rows["reverse_kl"]
+        look, distance = look_of(term), rows["reverse_kl"]
         axes.plot(distance, rows["theory"], **look | {"marker": ""})
         bars = HALF_WIDTH * rows["standard_error"]
         axes.errorbar(distance, rows["sampled"], yerr=bars, **look | {"linestyle": "", "label": ""})
@@ -249,7 +166,3 @@ def draw_noise(table: pd.DataFrame) -> Figure:
     style.plain_numbers(axes.xaxis, axes.yaxis)
     axes.legend()
     return figure
-
-
-def _look(variant: str) -> dict[str, Any]:
-    return style.line(*TERMS[variant], label=NAMES[variant])

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.chapters.ch19_equal_kl import NAMES
-from analysis.chapters.claims import recorded
-from analysis.chapters.training_figures import KL_TERMS
-from analysis.experiments import ablation, summaries
-from analysis.experiments.language.estimator_tail import ESTIMATORS
-from analysis.experiments.language.retention import Retention
-from analysis.experiments.summaries import pairs_of
+from analysis.evidence.names.kl_terms import NAMES
+from analysis.evidence.recorded import recorded
+from analysis.evidence.training_figures import KL_TERMS
+from analysis.records import designs, estimator_tail, statistics, summaries, tidy
+from analysis.records.preset import Expected
+from analysis.records.retention import Retention
+from analysis.records.summaries import pairs_of
 from kl_term import style
 
 # --- What the chapter computes ----------------------------------------------------------------
@@ -37,7 +38,7 @@ def readings(curves: pd.DataFrame) -> pd.DataFrame:
     from the first step on.
     """
     moved = curves[curves["update"] > 0]
-    long = moved.melt("reverse_kl", list(ESTIMATORS), "estimator", "sampled")
+    long = moved.melt("reverse_kl", list(estimator_tail.NAMES), "estimator", "sampled")
     long = long.rename(columns={"reverse_kl": "exact"})
     return long.assign(ratio=long["sampled"] / long["exact"])
 
@@ -80,19 +81,71 @@ def elsewhere_at_equal(table: pd.DataFrame, variant: str, other: str, level: flo
     return pd.DataFrame(rows)
 
 
-def deviations(tail: pd.DataFrame) -> pd.DataFrame:
-    r"""Standard deviation of one sampled token's estimate over the exact KL: a row a seed, a column
-    an estimator.
+# --- The longest runs -------------------------------------------------------------------------
 
-    .. math:: \sqrt{E_\pi[k^2] - E_\pi[k]^2} \,/\, \mathrm{KL}
+#: The recording of 200 updates, and the two variants whose runs end low in it.
+LATE, LOW = "smollm2", ("k3_reward", "k2_reward")
 
-    States differ in their KL; that spread is part of it, as it is part of a log's.
+
+def late() -> dict[str, float]:
+    """What k3 in the reward costs after 200 updates: a comparison chosen after the runs.
+
+    Three seeds are fewer than an interval takes.
+
+    Returns:
+        ``mean``: its accuracy less that without a KL term, over seeds; ``least`` and ``most`` of
+        one seed; ``best``: its best run's accuracy; ``worst_other``: the worst of the six variants
+        not in :data:`LOW`; ``rank_p``: the chance that three runs drawn from these are the three
+        lowest, as they are; ``detected``: the difference that three seeds of this spread show with
+        a power of 0.8.
     """
-    sums = tail.groupby("seed").sum(numeric_only=True)
-    spread = {
-        name: np.sqrt(sums[f"{name}_squared"] - sums[name] ** 2) / sums["k1"] for name in ESTIMATORS
+    finals = recorded(LATE).finals
+    wide = finals.pivot(index="seed", columns="variant", values="accuracy")
+    gap = (wide["k3_reward"] - wide["none"]).to_numpy()
+    others = wide.drop(columns=list(LOW)).to_numpy().ravel()
+    lowest = wide["k3_reward"].max() < others.min()
+    return {
+        "mean": gap.mean(),
+        "least": gap.max(),
+        "most": gap.min(),
+        "best": wide["k3_reward"].max(),
+        "worst_other": others.min(),
+        "rank_p": 1.0 / math.comb(len(gap) + len(others), len(gap)) if lowest else math.nan,
+        "detected": statistics.detectable(gap.std(ddof=1), len(gap)),
     }
-    return pd.DataFrame(spread)
+
+
+def averaged_over_training() -> dict[str, float]:
+    """k3 in the reward less no KL term in accuracy averaged over training, at one coefficient."""
+    runs = designs.with_derived(recorded("smollm2_short"))
+    return summaries.paired(runs, [("k3_reward", "none", "average")]).to_dict("records")[0]
+
+
+def late_predictions() -> pd.DataFrame:
+    """The four predictions of that recording, in their order: ``prediction``, ``found`` and
+    ``outcome``. They are sentences, so how each is asked was chosen after the runs."""
+    run = recorded(LATE)
+    asked = pairs_of("k1_loss/none k2_loss/exact_loss k3_loss/k2_loss", "reverse_kl")
+    rows = summaries.paired(run.finals, asked).to_dict("records")
+    wide = run.finals.pivot(index="seed", columns="variant", values="reverse_kl")
+    found = [
+        f"{row['mean']:+.2f} nats, seeds from {gap.min():+.2f} to {gap.max():+.2f}"
+        for row in rows
+        for gap in [wide[row["variant"]] - wide[row["other"]]]
+    ]
+    ways: tuple[Expected, ...] = ("equivalent", "equivalent", "above")
+    margin = math.log(statistics.KL_RATIO_MARGIN)
+    outcomes = [designs.outcome(row, how, margin) for row, how in zip(rows, ways, strict=True)]
+    start = run.curves.query("update == 0").set_index(["variant", "seed"])["accuracy"]
+    gained = run.finals.set_index(["variant", "seed"])["accuracy"] - start
+    least = gained.groupby("variant").min()
+    others = least.drop("k3_reward").min()
+    found.append(
+        f"least gain {least['k3_reward']:+.2f} with k₃ in the reward, {others:+.2f} without"
+    )
+    rises = "open" if others <= 0.0 else "refuted" if least["k3_reward"] > 0.0 else "holds"
+    said = zip(run.preset.predictions, found, [*outcomes, rises], strict=True)
+    return pd.DataFrame(said, columns=["prediction", "found", "outcome"])
 
 
 # --- What the page compares, and what its prose says of it ------------------------------------
@@ -117,7 +170,7 @@ def ends() -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def _ends_of(preset: str) -> pd.DataFrame:
-    return ablation.final(recorded(preset).curves, share=0.25)
+    return tidy.final(recorded(preset).curves, share=0.25)
 
 
 def compared() -> pd.DataFrame:
@@ -125,7 +178,7 @@ def compared() -> pd.DataFrame:
     finds some differences by chance.
 
     Returns:
-        Rows of :func:`analysis.experiments.summaries.judged`, with their ``part`` of the page,
+        Rows of :func:`analysis.records.summaries.judged`, with their ``part`` of the page,
         ``key`` within it, and ``spec``, a number format.
     """
     finals = ends()[0]
@@ -190,6 +243,23 @@ def check_verdicts(table: pd.DataFrame) -> None:
 
 
 # --- What it draws ----------------------------------------------------------------------------
+
+
+def draw_late() -> Figure:
+    """Accuracy at the end of the longest runs: a point a run, a row a variant."""
+    finals = recorded(LATE).finals
+    variants = list(dict.fromkeys(finals["variant"]))
+    figure, axes = style.subplots(height=1.0 + 0.3 * len(variants))
+    for place, name in enumerate(variants):
+        values = finals.loc[finals["variant"] == name, "accuracy"]
+        look = style.line(*KL_TERMS[name]) | {"linestyle": "none", "label": ""}
+        axes.plot(values, [place] * len(values), **look)
+    style.guide(axes, x=late()["worst_other"])
+    axes.set_yticks(range(len(variants)), [NAMES[name] for name in variants])
+    axes.invert_yaxis()
+    axes.set_xlabel("accuracy in the last tenth of 200 updates")
+    return figure
+
 
 #: The upper edge of the panels of :func:`readings`.
 HIGHEST = 3.0

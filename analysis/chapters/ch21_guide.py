@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.chapters import ch16_objectives, ch17_stale, ch18_distillation, ch19_equal_kl
-from analysis.chapters.claims import recorded
-from analysis.experiments import summaries
+from analysis.evidence.names import distillation, kl_terms, objectives, off_policy
+from analysis.evidence.recorded import recorded
+from analysis.records import summaries
 
 
 class Comparison(NamedTuple):
@@ -28,7 +28,7 @@ EVIDENCE: dict[str, Comparison] = {
     "k3_reward": Comparison("equal_kl", "k3_reward", "none", "accuracy", 0.3),
     "merged_wide": Comparison("three_ways", "merged_old_wide", "merged_old", "accuracy", 0.3),
     "weight_k3": Comparison("staleness", "k3_attached_lag_16", "k3_lag_16", "own_accuracy", 0.3),
-    "weight_k2": Comparison("staleness", "k2_detached_lag_16", "k2_lag_16", "own_accuracy", 0.3),
+    "weight_k2": Comparison("staleness", "k2_lag_16", "k2_detached_lag_16", "own_accuracy", 0.3),
     "no_weight": Comparison("stale_masking", "reinforce", "token", "own_accuracy"),
     "masked": Comparison("stale_masking", "reinforce_mask_0.1", "token", "own_accuracy"),
     "stale": Comparison("stale_masking", "token", "fresh", "own_accuracy"),
@@ -71,10 +71,10 @@ def evidence() -> pd.DataFrame:
 
 #: Variant -> what the table of all comparisons calls it.
 NAMES = {
-    **ch17_stale.NAMES,
-    **ch19_equal_kl.NAMES,
-    **ch18_distillation.NAMES,
-    **ch16_objectives.NAMES,
+    **off_policy.NAMES,
+    **kl_terms.NAMES,
+    **distillation.NAMES,
+    **objectives.NAMES,
 }
 
 #: Verdicts that the prose states; what it says to differ, differs.

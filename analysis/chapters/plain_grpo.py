@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from analysis.training.config import TrainConfig
+from analysis.records.config import NUM_DIGIT_TOKENS, SEPARATOR, TrainConfig
+from analysis.records.variants import Objective
 from analysis.training.rollout import completion_inputs, token_logp
-from analysis.training.tiny.start import make_policy
-from analysis.training.tiny.tasks import NUM_DIGIT_TOKENS
-from analysis.training.variants import Objective
+from analysis.training.tiny.policy import make_policy
+from analysis.training.tiny.tasks import Sorting
 from kl_term.kl.surrogates import kl_loss
 from kl_term.objectives.advantages import group_normalise
 from kl_term.objectives.aggregation import aggregate
@@ -94,8 +94,8 @@ class PlainTrainer:
 
     def update(self) -> None:
         """One rollout and one optimizer step."""
-        config, task = self.config, self.config.task
-        prompts = torch.randint(NUM_DIGIT_TOKENS, (config.num_prompts, task.prompt_length))
+        config, task = self.config, Sorting(self.config.task)
+        prompts = torch.randint(NUM_DIGIT_TOKENS, (config.num_prompts, task.draws_per_prompt))
         rows = prompts.repeat_interleave(config.group_size, dim=0)
         completions, old_logp = self.sample(rows)
         groups = completions.unflatten(0, (config.num_prompts, config.group_size))
@@ -119,7 +119,7 @@ class PlainTrainer:
     def sample(self, prompts: Tensor) -> tuple[Tensor, Tensor]:
         """Completions [B, T] of prompts [B, L] and their log-probs."""
         temperature = self.config.temperature
-        bos = torch.full_like(prompts[:, :1], self.config.task.bos_token)
+        bos = torch.full_like(prompts[:, :1], SEPARATOR)
         logits, past = self.model(torch.cat([prompts, bos], dim=1))
         tokens, logps = [], []
         for step in range(self.config.task.completion_length):
@@ -132,7 +132,7 @@ class PlainTrainer:
 
     def logp(self, model: Transformer, prompts: Tensor, completions: Tensor) -> Tensor:
         """Log-probs [B, T] of completions [B, T] behind prompts [B, L]."""
-        inputs = completion_inputs(completions, self.config.task.bos_token)
+        inputs = completion_inputs(completions, SEPARATOR)
         logits, _ = model(torch.cat([prompts, inputs], dim=1))
         return token_logp(logits[:, prompts.shape[1] :], completions, self.config.temperature)
 

@@ -27,7 +27,8 @@ def claims(
     Args:
         ids: claims to recompute, such as S4-12; all of them by default.
         force: recompute although nothing changed since the last time.
-        write: write what was recomputed into book/claims.yaml: verdicts and measured figures.
+        write: write what was recomputed into the rows of book/claims.yaml that disagree: verdicts
+            and measured figures. Refused, with nothing written, where a claim could not be decided.
     """
     project = find_project(Path.cwd())
     if not (ids or force or write or ledger_problems(project)):
@@ -49,8 +50,9 @@ def claims(
         claim = outcome.claim
         print(f"{claim.id:<6} {claim.verdict:<9} {outcome.problem or claim.shown_figure}")
     if write:
-        write_measured(project, outcomes)
-        print("written to book/claims.yaml: what was recomputed", file=sys.stderr)
+        written = write_measured(project, outcomes)
+        what = ", ".join(written) or "nothing, all rows agree"
+        print(f"written to book/claims.yaml: {what}", file=sys.stderr)
         return
     if not ids:
         store_ledger(project, {o.claim.id: o.problem for o in outcomes if o.problem}, reads.paths)

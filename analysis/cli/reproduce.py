@@ -9,10 +9,10 @@ from typing import Annotated
 import torch
 import tyro
 
-from analysis.experiments.language.model import Unavailable
-from analysis.experiments.manifests import manifest_of
-from analysis.experiments.reproduction import find
-from analysis.experiments.reproduction import reproduce as reproduced
+from analysis.records.manifests import manifest_of
+from analysis.sweeps.reproduction import find
+from analysis.sweeps.reproduction import reproduce as reproduced
+from analysis.training.pretrained.folders import Unavailable
 from kl_term.errors import UserError
 
 

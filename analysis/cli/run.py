@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from analysis.experiments.manifests import verify_results
+from analysis.records.manifests import verify_results
 from analysis.report.notebooks import CELL_TIMEOUT_SECONDS, Limits, plan, run_jobs, stale_jobs
 from analysis.report.parameters import parse_assignments
 from analysis.report.project import find_project, select_notebooks

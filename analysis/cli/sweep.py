@@ -12,24 +12,21 @@ from typing import Annotated, Literal
 import pandas as pd
 import tyro
 
-from analysis.experiments import recording
-from analysis.experiments.manifests import check_target
-from analysis.experiments.memory import runs_that_fit
-from analysis.experiments.pools import LocalPool, Pool, devices_of
-from analysis.experiments.preset import Preset
-from analysis.experiments.presets import PRESETS, make_preset
-from analysis.experiments.progress import Progress
-from analysis.experiments.provenance import merged, source_of
-from analysis.experiments.ray_pool import ray_pool
-from analysis.experiments.store import Shard, Store, StoredRun, run_record
-from analysis.experiments.sweep import (
-    RUNS_PER_GPU_SHARD,
-    RUNS_PER_SHARD,
-    run_sweep,
-    shard_size,
-)
+from analysis.records import recording
+from analysis.records.manifests import check_target
+from analysis.records.preset import Preset
+from analysis.records.provenance import merged
 from analysis.report.parameters import from_text, parse_assignments
 from analysis.report.processes import available_cores
+from analysis.studies.presets import PRESETS, make_preset
+from analysis.sweeps.memory import runs_that_fit
+from analysis.sweeps.pools import LocalPool, Pool, devices_of
+from analysis.sweeps.progress import Progress
+from analysis.sweeps.provenance import source_of
+from analysis.sweeps.ray_pool import ray_pool
+from analysis.sweeps.record import of_records
+from analysis.sweeps.store import Shard, Store, StoredRun, run_record
+from analysis.sweeps.sweep import RUNS_PER_GPU_SHARD, RUNS_PER_SHARD, run_sweep, shard_size
 from kl_term.errors import UserError
 
 STORE = Path("sweeps")
@@ -98,7 +95,7 @@ def sweep(
         _summarise(chosen, stored)
         if record is not None:
             provenance = merged([one.provenance for one in stored])
-            trained = recording.of_records(chosen, [run_record(stored)], provenance)
+            trained = of_records(chosen, [run_record(stored)], provenance)
             recording.save(trained, record)
             print(f"recorded in {record}", file=sys.stderr)
 

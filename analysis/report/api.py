@@ -21,7 +21,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.logging import getLogger
 
-from analysis.chapters.claims import decisions
+from analysis.evidence.claims import decisions
 from analysis.report.methods import load_methods
 from analysis.report.project import Project
 
@@ -38,6 +38,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ),
     ),
     "objectives": ("kl_term.objectives: advantages and losses", "kl_term.objectives", ()),
+    "records": ("analysis.records: runs as data, and what is read of them", "analysis.records", ()),
     "training": ("analysis.training: the trainer", "analysis.training", ()),
     "training_models": (
         "analysis.training: models, tasks, sampling",
@@ -54,13 +55,14 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "chapters_methods": (
         "analysis.chapters: what chapters 9 to 15 compute and claim",
         "analysis.chapters",
-        ("ch09", "ch10", "ch11", "ch12", "ch13", "ch14", "ch15", "frameworks"),
+        ("ch09", "ch10", "ch11", "ch12", "ch13", "ch14", "ch15"),
     ),
     "chapters_evidence": (
-        "analysis.chapters: chapters from 16 on, and what they share",
+        "analysis.chapters: what chapters from 16 on compute and claim",
         "analysis.chapters",
         (),
     ),
+    "evidence": ("analysis.evidence: what chapters share", "analysis.evidence", ()),
 }
 
 _FIELD = re.compile(r"(Equation|Source|Sampler|Estimates|Gradient):\s+(\S.*)")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.experiments.manifests import read_manifest
+from analysis.records.manifests import read_manifest
 
 FOLDER = "audit_corpus"
 

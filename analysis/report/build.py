@@ -17,7 +17,7 @@ from typing import IO
 from tqdm import tqdm
 
 import analysis
-from analysis.experiments.manifests import verify_results
+from analysis.records.manifests import verify_results
 from analysis.report.children import child, stop_tree
 from analysis.report.pages import config_problems, run_problems, toc_pages
 from analysis.report.processes import exclusive, pinned_environment

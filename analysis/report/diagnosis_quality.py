@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.experiments.manifests import read_manifest
+from analysis.records.manifests import read_manifest
 from analysis.report.generated import render
 from kl_term.diagnosis.causes import CAUSES, Cause
 

@@ -8,7 +8,10 @@ from functools import partial
 
 import pandas as pd
 
-from analysis.experiments.manifests import manifest_of, read_manifest, recorded_folders
+from analysis.records.manifests import manifest_of, read_manifest, recorded_folders
+from analysis.records.metrics import POLICY_METRICS, WINDOW_METRICS
+from analysis.report.advice_page import FILE as ADVICE
+from analysis.report.advice_page import advice_json, conditions_page
 from analysis.report.api import PAGES, reference_page
 from analysis.report.diagnosis_quality import FOLDER, quality_page
 from analysis.report.generated import render
@@ -19,7 +22,6 @@ from analysis.report.pages import run_pages
 from analysis.report.parameters import changed_parameters, declared_parameters
 from analysis.report.project import Project
 from analysis.report.provenance import Provenance, read_notebook, read_provenance
-from analysis.training.metrics import POLICY_METRICS, WINDOW_METRICS
 from kl_term.errors import UserError
 
 
@@ -91,6 +93,8 @@ def _duration(seconds: float) -> str:
 
 #: What each page says, by file name.
 GENERATORS: Mapping[str, Callable[[Project], str]] = {
+    ADVICE: advice_json,
+    "advice_conditions.md": conditions_page,
     "diagnosis_quality.md": lambda project: quality_page(project.results / FOLDER),
     "errata.md": lambda project: errata_page(
         load_errata(project), load_corrections(project), load_sources(project)

@@ -1,7 +1,7 @@
 """The ledger: every claim of the five sources, its verdict and its figures; and the errata.
 
 ``book/claims.yaml`` records what was found. :func:`recompute` finds it again with the functions
-that ``@claim`` registers (:mod:`analysis.chapters.claims`), and :func:`disagreement` says in one
+that ``@claim`` registers (:mod:`analysis.evidence.claims`), and :func:`disagreement` says in one
 line where the two differ, so no verdict and no figure outlives its evidence.
 """
 
@@ -19,7 +19,7 @@ from typing import Literal, TypeVar
 import yaml
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from analysis.chapters.claims import Decision, Finding, Verdict, decisions
+from analysis.evidence.claims import Decision, Finding, Verdict, decisions
 from analysis.report.project import Project
 from analysis.report.strict_yaml import load_yaml
 from kl_term.errors import UserError, first_problem
@@ -160,17 +160,31 @@ def load_rows(project: Project, path: Path, kind: type[Row]) -> list[Row]:
     return parsed
 
 
-def write_measured(project: Project, outcomes: Iterable[Outcome]) -> None:
-    """Write recomputed verdicts and figures into the ledger; other rows keep what they say."""
-    path = project.claims
+def write_measured(project: Project, outcomes: Iterable[Outcome]) -> list[str]:
+    """Write recomputed verdicts and figures into the ledger's rows that disagree; all others stay
+    as they are, to the byte.
+
+    Returns:
+        The claims whose rows were written.
+
+    Raises:
+        UserError: a claim has no finding: it raised, or no function decides it. Nothing is written.
+    """
+    outcomes = list(outcomes)
+    if undecided := [f"{o.claim.id}: {o.problem}" for o in outcomes if o.finding is None]:
+        raise UserError("\n".join([*undecided, "nothing was written"]))
     found = {o.claim.id: o.finding for o in outcomes if o.finding is not None and o.problem}
+    path = project.claims
     rows = load_yaml(path, project.relative(path))
-    for row in rows:
+    head, *texts = re.split(r"^(?=- )", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    for place, (row, _) in enumerate(zip(rows, texts, strict=True)):
         if finding := found.get(row["id"]):
             row["verdict"] = finding.verdict
             row["measured"] = {k: float(f"{float(v):.4g}") for k, v in finding.figures.items()}
-    text = yaml.safe_dump(rows, sort_keys=False, allow_unicode=True, width=110)
-    replace_file(path, text.encode())
+            written = {"sort_keys": False, "allow_unicode": True, "width": 110}
+            texts[place] = yaml.safe_dump([row], **written)
+    replace_file(path, "".join([head, *texts]).encode())
+    return list(found)
 
 
 def select_claims(claims: Iterable[Claim], ids: Iterable[str]) -> list[Claim]:

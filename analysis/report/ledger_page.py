@@ -10,16 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import get_args
 
-from analysis.chapters.claims import VERDICTS, decisions
+from analysis.evidence.claims import VERDICTS, decisions
 from analysis.report.generated import render, texts_of
-from analysis.report.ledger import (
-    Correction,
-    Erratum,
-    Kind,
-    Source,
-    load_ledger,
-    load_sources,
-)
+from analysis.report.ledger import Correction, Erratum, Kind, Source, load_ledger, load_sources
 from analysis.report.project import Project
 from kl_term.errors import UserError
 

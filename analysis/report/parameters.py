@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.experiments.policy_names import POLICIES
+from analysis.records.choices import POLICIES, PROFILES
 from kl_term.errors import UserError
 
-PROFILES = ("quick", "full")
 #: Parameters that mean one of a few names in every notebook that has them.
 CHOICES = {"profile": PROFILES, "policy": POLICIES}
 

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.report.advice import prose as prose_of_advice
 from analysis.report.pages import run_pages
 from analysis.report.project import Project
 from analysis.report.provenance import RunFiles, read_notebook
@@ -108,6 +109,7 @@ def prose_problems(project: Project) -> list[str]:
         for path in sorted(project.book.rglob("*.md"))
         if not path.is_relative_to(project.runs) and not path.is_relative_to(project.generated)
     ]
+    pieces += [(label, text, False) for label, text in prose_of_advice(project)]
     for run in run_pages(project):
         source = project.notebooks / f"{run.name}.ipynb"
         if source.is_file():

@@ -135,6 +135,16 @@ def inputs_of(
     project: Project, notebook: Mapping[str, Any], parameters: Mapping[str, Any], label: str
 ) -> dict[str, str]:
     """The hash of everything that is known of a run's inputs before it runs."""
+    return {
+        "notebook": hash_source(notebook),
+        "parameters": hash_json(parameters),
+        "code": closure_sha256(project, modules_of(project, notebook, label)),
+        "environment": environment_sha256(project),
+    }
+
+
+def modules_of(project: Project, notebook: Mapping[str, Any], label: str) -> set[str]:
+    """The modules of the project that a notebook imports by name."""
     files: set[str] = set()
     for index, cell in enumerate(notebook["cells"], start=1):
         if cell["cell_type"] == "code":
@@ -142,12 +152,7 @@ def inputs_of(
                 files.update(imported_files(_python("".join(cell["source"])), project.root))
             except SyntaxError:
                 raise UserError(f"{label}: cell {index} is no Python") from None
-    return {
-        "notebook": hash_source(notebook),
-        "parameters": hash_json(parameters),
-        "code": closure_sha256(project, files),
-        "environment": environment_sha256(project),
-    }
+    return files
 
 
 def closure_sha256(project: Project, files: Iterable[str]) -> str:
@@ -240,7 +245,7 @@ def _ledger_inputs(project: Project) -> dict[str, str]:
     """The rows, the code of every module that may decide a claim, and the environment."""
     deciding = [
         path.relative_to(project.root).as_posix()
-        for path in (project.package / "chapters").glob("*.py")
+        for path in (project.package / "chapters").rglob("*.py")
     ]
     return {
         "rows": sha256_file(project.claims),

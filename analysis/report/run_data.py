@@ -2,6 +2,8 @@
 
 A Sphinx extension: beside the built pages it writes one script a recording, which the page loads
 when a reader chooses it, and an index. They are scripts, not JSON, since a browser fetches no data
+from analysis.records.manifests import read_table
+from analysis.records.manifests import read_table
 from a disk and the book opens there. The digits are those of ``results/``.
 """
 
@@ -16,13 +18,14 @@ import pandas as pd
 from scipy.special import stdtrit
 from sphinx.application import Sphinx
 
-from analysis.experiments import recording
-from analysis.experiments.presets import PRESETS
-from analysis.experiments.statistics import LEVEL, MIN_SEEDS
+from analysis.records import recording
+from analysis.records.manifests import read_table
+from analysis.records.metrics import METRICS as KNOWN_METRICS
+from analysis.records.statistics import LEVEL, MIN_SEEDS
 from analysis.report.methods import load_methods
 from analysis.report.project import Project
 from analysis.report.translation import is_translated
-from analysis.training.metrics import METRICS as KNOWN_METRICS
+from analysis.studies.presets import PRESETS
 from kl_term.files import replace_file
 
 FOLDER = "_static/explore/runs"
@@ -44,7 +47,7 @@ def recordings(results: Path) -> list[Path]:
 
 def run_data(folder: Path) -> dict[str, Any]:
     """One recording: ``values[metric][variant][seed][update]``, None where nothing was measured."""
-    curves = recording.read_table(folder / CURVES)
+    curves = read_table(folder / CURVES)
     keys = ["variant", "beta"]
     variants = curves[keys].drop_duplicates().to_dict("records")
     seeds, updates = (sorted(int(x) for x in set(curves[key])) for key in ("seed", "update"))

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 import warnings
 from functools import partialmethod
@@ -19,9 +20,9 @@ import tqdm.std
 from IPython import get_ipython
 from myst_nb import glue
 
+from analysis.records.choices import PROFILES
 from analysis.report import tables
 from analysis.report.figure_data import show_with_data
-from analysis.report.parameters import PROFILES
 from kl_term import style
 from kl_term.numbers import format_value
 
@@ -84,6 +85,25 @@ def record(key: str, value: Any, spec: str = "") -> None:
     glue(key, text, display=False)
 
 
+def unquoted(*patterns: str, why: str) -> None:
+    """Say why records stand nowhere: else a test wants each quoted on a page.
+
+    See :mod:`analysis.report.quoted`, which reads this line of the notebook.
+
+    Args:
+        patterns: of their keys, such as ``"equal_kl_*"``.
+        why: in a few words, such as where else they are shown.
+
+    Raises:
+        ValueError: no record has such a key, or there is no reason.
+    """
+    if not why.strip():
+        raise ValueError(f"unquoted {', '.join(patterns)}: say why")
+    for pattern in patterns:
+        if not fnmatch.filter(_recorded, pattern):
+            raise ValueError(f"unquoted {pattern!r}: nothing is recorded under such a key")
+
+
 def record_predictions(prefix: str, judged: pandas.DataFrame) -> None:
     """Record every judged comparison that has a number, under the prefix and its ``key``."""
     for row in judged.dropna(subset=["mean"]).drop_duplicates("key").to_dict("records"):
@@ -91,13 +111,15 @@ def record_predictions(prefix: str, judged: pandas.DataFrame) -> None:
 
 
 def record_designs(page: pandas.DataFrame) -> None:
-    """Record :func:`analysis.chapters.predictions.page`, each row under its design and key.
+    """Record :func:`analysis.evidence.predictions.page`, each row under its design and key.
 
-    ``predictions``, ``holds``, ``refuted`` and ``open`` are how many there are of each.
+    ``predictions``, ``holds``, ``refuted`` and ``open`` are how many there are of each, and
+    ``replications`` how many were written with a pilot of the same configuration at hand.
     """
     for design, judged in page.groupby("design", sort=False):
         record_predictions(str(design), judged)
     record("predictions", len(page))
+    record("replications", int(page["replication"].sum()))
     for outcome in ("holds", "refuted", "open"):
         record(outcome, int((page["outcome"] == outcome).sum()))
 

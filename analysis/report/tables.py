@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from IPython.display import Markdown
 
-from analysis.experiments.preset import Preset
 from kl_term.numbers import format_value
+
+if TYPE_CHECKING:
+    from analysis.records.preset import Preset
 
 
 def as_text(
@@ -98,7 +100,7 @@ def differences(
 
 
 def predicted(judged: pd.DataFrame, **extra: str) -> pd.DataFrame:
-    """Judged predictions (:func:`analysis.chapters.predictions.shown`) as readers meet them.
+    """Judged predictions (:func:`analysis.evidence.predictions.shown`) as readers meet them.
 
     ``extra`` are further columns of the table -> their heading; they come first. What was not
     predicted has no ``expected`` and no ``outcome``.

@@ -52,8 +52,9 @@ _TITLED = re.compile(r"prf:\w+|grid-item-card|admonition|dropdown|exercise")
 _READ_OPTIONS = ("alt", "caption")
 #: Catalogues that may lag behind the book: what they lack is shown in English.
 LAGGING = ("conditions", "ledger", "titles")
-#: What a translation must keep: roles with their targets, formulas, addresses of links.
-_KEPT = re.compile(r"\{[\w:]+\}`[^`]*`|\$[^$\n]+\$|(?<=\]\()[^)\s]+")
+#: What a translation must keep: roles with their targets, formulas, addresses of links, advice and
+#: its conditions.
+_KEPT = re.compile(r"\{[\w:]+\}`[^`]*`|\$[^$\n]+\$|(?<=\]\()[^)\s]+|\{\{[^{}]+\}\}|\[\[[^|\]]+")
 _TITLE = re.compile(r"^# .*$", re.MULTILINE)
 _WORD = re.compile(r"[A-Za-z]{2}")
 _DIGITS = re.compile(r"\d+(?:[.,]\d+)*")
@@ -181,7 +182,8 @@ def texts(project: Project, page: str) -> list[str]:
     """All pieces of a page in English, in order, once each.
 
     ``menu`` are the headings of ``_toc.yml``; ``titles`` those of the pages without a catalogue;
-    ``ledger`` the texts from which its page is written, ``conditions`` those of its verdicts.
+    ``ledger`` the texts from which its page is written, ``conditions`` those of its verdicts;
+    ``advice`` the rows that translated pages show.
     """
     if page == "menu":
         found = [key(caption) for caption in _captions(load_yaml(project.toc, "_toc.yml"))]
@@ -191,6 +193,10 @@ def texts(project: Project, page: str) -> list[str]:
         from analysis.report.ledger import load_ledger
 
         found = [key(claim.condition) for claim in load_ledger(project)]
+    elif page == "advice":
+        from analysis.report.advice_page import shown_texts
+
+        found = [key(piece) for piece in shown_texts(project, catalogues(project))]
     elif page == "ledger":
         from analysis.report.ledger_page import translatable
 
@@ -203,7 +209,8 @@ def texts(project: Project, page: str) -> list[str]:
         if not path.is_file():
             raise UserError(f"book/locale: no page {page}; rename or delete its catalogues")
         found = pieces(path.read_text(encoding="utf-8"))
-    return [piece for piece in dict.fromkeys(found) if _WORD.search(_KEPT.sub("", piece))]
+    read = {piece: _KEPT.sub("", piece.replace("[[", "")) for piece in found}
+    return [piece for piece, words in read.items() if _WORD.search(words)]
 
 
 def update(project: Project, page: str) -> tuple[int, int]:
@@ -249,6 +256,8 @@ def _kept(piece: str) -> set[str]:
 
 def stage(project: Project, destination: Path) -> None:
     """Write the sources of an edition: configuration, menu, and pages as far as translated."""
+    from analysis.report.advice_page import filler
+
     shutil.copytree(
         project.book, destination / "book", ignore=shutil.ignore_patterns(".*", "locale")
     )
@@ -269,14 +278,19 @@ def stage(project: Project, destination: Path) -> None:
         (destination / name).write_text(text, encoding="utf-8")
     known = set(catalogues(project))
     titles = translator(load(project, "titles"))
+    fill = filler(project, translator(load(project, "advice"))) if "advice" in known else str
     for page in toc_pages(project):
         path = destination / page.relative_to(project.root)
         translations = load(project, path.name) if path.name in known else None
-        _stage_page(project, path, translations, titles)
+        _stage_page(project, path, translations, titles, fill)
 
 
 def _stage_page(
-    project: Project, path: Path, translations: Mapping[str, str] | None, titles: Translate
+    project: Project,
+    path: Path,
+    translations: Mapping[str, str] | None,
+    titles: Translate,
+    fill: Translate,
 ) -> None:
     source = path.with_suffix(".md")
     if path.name == "ledger" and translations is not None:
@@ -288,20 +302,27 @@ def _stage_page(
         source.write_text(text, encoding="utf-8")
     elif source.is_file():
         text = source.read_text(encoding="utf-8")
-        source.write_text(_edition(text, translations, titles), encoding="utf-8")
+        source.write_text(_edition(text, translations, titles, fill), encoding="utf-8")
     elif (source := path.with_name(f"{path.name}.ipynb")).is_file():
         notebook = nbformat.read(source, as_version=4)
         if translations is None:
             first = next(cell for cell in notebook.cells if cell.cell_type == "markdown")
-            first.source = _edition(first.source, None, titles)
+            first.source = _edition(first.source, None, titles, fill)
         else:
-            translated_notebook(notebook, translator(translations))
+            translated_notebook(notebook, _filling(translations, fill))
         nbformat.write(notebook, source)
 
 
-def _edition(text: str, translations: Mapping[str, str] | None, titles: Translate) -> str:
+def _filling(translations: Mapping[str, str], fill: Translate) -> Translate:
+    translate = translator(translations)
+    return lambda piece: fill(translate(piece))
+
+
+def _edition(
+    text: str, translations: Mapping[str, str] | None, titles: Translate, fill: Translate
+) -> str:
     if translations is not None:
-        return translated(text, translator(translations))
+        return translated(text, _filling(translations, fill))
     note = f"\n\n```{{div}} untranslated\n{UNTRANSLATED}\n```\n"
     return _TITLE.sub(lambda title: titles(title[0]) + note, text, count=1)
 

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from analysis.training.config import Run
+from analysis.records.config import Run
+from analysis.records.variants import Advantage, Shaping
 from analysis.training.environment import Scores
 from analysis.training.population import Groups
-from analysis.training.variants import Advantage, Shaping
 from kl_term.objectives.advantages import group_centre, group_normalise, leave_one_out
 from kl_term.objectives.credit import reward_to_go
 from kl_term.objectives.filtering import informative_groups

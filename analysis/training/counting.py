@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from analysis.training.config import TrainConfig
-from analysis.training.tiny.start import make_policy
+from analysis.records.config import TrainConfig
+from analysis.training.tiny.policy import make_policy
 
 #: Passes over the sequences: sampling, reference, and a backward pass that costs two.
 PASSES = 4

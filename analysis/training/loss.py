@@ -17,14 +17,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from analysis.records.config import Run, RunConfig
+from analysis.records.variants import Correction, Distillation, Objective
 from analysis.training import metrics
 from analysis.training.advantages import AdvantageTerms
-from analysis.training.config import Run, RunConfig
 from analysis.training.environment import PopulationPolicy, Teacher, Weights
 from analysis.training.population import Groups, Rows, run_uniforms
+from analysis.training.precision import dtype_of
 from analysis.training.rollout import Batch, at_temperature, token_logp
 from analysis.training.sampling import SampledBatch
-from analysis.training.variants import Correction, Distillation, Objective
+from kl_term.kl.choice import KLChoice
 from kl_term.kl.divergences import reverse_kl
 from kl_term.kl.importance import effective_sample_size
 from kl_term.kl.term import KLTerm
@@ -68,19 +70,20 @@ class KLTerms:
     """The KL term of each run.
 
     Args:
-        terms: one a run; None for a run that has none, or has it inside its objective.
+        choices: one a run; None for a run that has none, or has it inside its objective.
         orders: one a run: is a penalty subtracted ``after`` the baseline, or ``before`` it?
         coefficients: one a run.
     """
 
     def __init__(
         self,
-        terms: Sequence[KLTerm | None],
+        choices: Sequence[KLChoice | None],
         orders: Sequence[str],
         coefficients: Sequence[float],
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        terms = [choice and KLTerm(**dict(choice)) for choice in choices]
         self.placements = {term.placement for term in terms if term is not None}
         keys = [term and (term, order) for term, order in zip(terms, orders, strict=True)]
         self.groups = Groups(keys, device)
@@ -339,7 +342,7 @@ class Terms:
             [variant.separate_kl for variant in variants],
             [variant.advantage.kl_order for variant in variants],
             [variant.beta for variant in variants],
-            config.dtype,
+            dtype_of(config),
             device,
         )
         distillations = [variant.distillation for variant in variants]
@@ -347,7 +350,7 @@ class Terms:
             [None if distillation is None else distillation.kl for distillation in distillations],
             ["after"] * len(runs),
             [1.0] * len(runs),
-            config.dtype,
+            dtype_of(config),
             device,
         )
         self.advantages = AdvantageTerms(runs, device)

@@ -70,7 +70,16 @@ class Groups(Generic[Key]):
 
 
 #: What a draw is for; each purpose has its own stream.
-STREAMS = {"weights": 0, "start": 1, "prompts": 2, "sampling": 3, "noise": 4, "fillers": 5}
+STREAMS = {
+    "weights": 0,
+    "start": 1,
+    "prompts": 2,
+    "sampling": 3,
+    "noise": 4,
+    "fillers": 5,
+    "final prompts": 6,
+    "final sampling": 7,
+}
 
 
 def uniforms(seed: int, stream: str, update: int, shape: Sequence[int]) -> np.ndarray:

@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from analysis.training.config import Run, RunConfig
+from analysis.records.config import Run, RunConfig
+from analysis.records.variants import Sampler
 from analysis.training.environment import Environment, ReplayingPolicy, Scores
 from analysis.training.graphs import Launch
 from analysis.training.population import Group, Groups, run_uniforms, uploaded
+from analysis.training.precision import dtype_of
 from analysis.training.rollout import Rollout, SamplingParams, sample
-from analysis.training.variants import Sampler
 from kl_term.objectives.filtering import repeats
 from kl_term.objectives.guidance import current_segment
 
@@ -163,7 +164,7 @@ class Samplers:
         """[M, P, G, T]: the uniforms with which the completions of an update are sampled."""
         config = self.config
         shape = (config.num_prompts, config.group_size, self.environment.task.completion_length)
-        noise = run_uniforms(self.seeds, "sampling", update, shape, config.dtype)
+        noise = run_uniforms(self.seeds, "sampling", update, shape, dtype_of(config))
         return uploaded(noise, self.environment.start.device)
 
     def _continued(

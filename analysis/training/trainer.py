@@ -18,9 +18,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from analysis.training.config import Run, RunConfig, TrainConfig
+from analysis.records.config import Run, RunConfig, TrainConfig
+from analysis.records.metrics import METRICS, POLICY_METRICS, WINDOW_METRICS
+from analysis.records.run_record import Failure, RunRecord
 from analysis.training.cpu import keep_freed_memory
 from analysis.training.environment import Environment
+from analysis.training.final_policy import final_metrics
 from analysis.training.graphs import launcher
 from analysis.training.loss import (
     StepOutput,
@@ -30,38 +33,12 @@ from analysis.training.loss import (
     kl_objectives,
     make_batch,
 )
-from analysis.training.metrics import (
-    METRICS,
-    POLICY_METRICS,
-    WINDOW_METRICS,
-    elementwise_mean,
-    rollout_metrics,
-)
+from analysis.training.metrics import elementwise_mean, rollout_metrics
 from analysis.training.optimizer import PopulationAdamW, clip_rows
 from analysis.training.rollout import Batch, at_temperature
 from analysis.training.sampling import Caches, SampledBatch, Samplers
 from analysis.training.tiny.start import tiny_environment
 from kl_term.checks import trusted
-
-
-class Failure(NamedTuple):
-    """A run that went NaN or infinite: it is frozen as it was before that optimizer step."""
-
-    run: int  #: its place in the population
-    update: int
-    step: int  #: optimizer step within the update
-    tensor: str  #: the first tensor, in order of computation, that was not finite
-
-
-class RunRecord(NamedTuple):
-    """What a run logged. W logging windows, M runs."""
-
-    config: RunConfig
-    runs: tuple[Run, ...]
-    updates: np.ndarray  #: [W], the first update of each logging window
-    metrics: dict[str, np.ndarray]  #: name in METRICS -> [W, M]; NaN once a run is frozen
-    failures: tuple[Failure, ...]
-    wall_seconds: float
 
 
 class TrainerState(NamedTuple):
@@ -274,7 +251,16 @@ class PopulationTrainer:
             metrics={n: torch.stack(v).cpu().numpy() for n, v in (means | firsts).items()},
             failures=tuple(self.failures),
             wall_seconds=self.wall_seconds,
+            final={name: values.cpu().numpy() for name, values in self._final().items()},
         )
+
+    def _final(self) -> dict[str, Tensor]:
+        """:data:`FINAL_METRICS` [M], once the last update is done; NaN where a run is frozen."""
+        if not self.config.final_answers or self.done < self.config.updates:
+            return {}
+        of_run = (self.samplers.seeds, self.samplers.environment, self.weights, self.reference)
+        measured = final_metrics(self.config, *of_run)
+        return self._of_alive(measured, torch.stack([*measured.values()]))
 
     def state(self) -> TrainerState:
         """What :meth:`restore` needs to go on from here, copied to the CPU."""

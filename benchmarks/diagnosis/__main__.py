@@ -12,9 +12,9 @@ from typing import Any
 import pandas as pd
 import tyro
 
-from analysis.experiments.manifests import check_target, write_folder
-from analysis.experiments.provenance import provenance_here
 from analysis.freshness import code_sha256, import_closure
+from analysis.records.manifests import check_target, write_folder
+from analysis.sweeps.provenance import provenance_here
 from benchmarks.diagnosis import matrix, sound, tiny_runs
 from benchmarks.diagnosis.faults import FAULTS, HELD_OUT
 from kl_term.errors import UserError

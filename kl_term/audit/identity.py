@@ -23,7 +23,6 @@ from kl_term.audit.candidates import (
 from kl_term.audit.faults import FAULTS, faulty
 from kl_term.audit.readings import Reading
 from kl_term.kl.term import KLTerm
-from kl_term.objectives.aggregation import MODES
 
 #: Standard deviation of the log-ratio to the reference: beyond where clamps bind, and within.
 FAR, NEAR = 1.4, 0.2

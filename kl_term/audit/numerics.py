@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kl_term.audit.batches import token_batch
 from kl_term.audit.calling import Layout
-from kl_term.audit.readings import Part, Reading
+from kl_term.audit.readings import Reading
 
 #: How far (nats) the log-ratio to the reference is followed.
 FURTHEST = 30.0

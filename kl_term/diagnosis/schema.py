@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from kl_term.errors import UserError
-from kl_term.kl.term import KLTerm
+from kl_term.kl.choice import KLChoice
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.integer]
@@ -103,7 +103,7 @@ class Settings(_Frozen):
 
     framework: Literal["unknown", "trl", "verl", "openrlhf"] = "unknown"
     #: The run's KL term; None = unknown.
-    kl: KLTerm | None = None
+    kl: KLChoice | None = None
     epsilon_low: float = Field(default=0.2, gt=0, lt=1)
     epsilon_high: float = Field(default=0.2, gt=0)
     #: What the clip holds: the ratio of a token, or that of its whole sequence (GSPO).
@@ -128,7 +128,7 @@ class Settings(_Frozen):
 
 def described_term(
     estimator: str | None, placement: str | None = None, weighting: str | None = None
-) -> KLTerm | None:
+) -> KLChoice | None:
     """The KL term that a user describes, ``unknown`` as None; None without an estimator.
 
     Raises:
@@ -139,9 +139,9 @@ def described_term(
     if given and "estimator" not in given:
         raise UserError(f"{next(iter(given))} describes a KL term: name its estimator too")
     try:
-        return KLTerm(**given) if given else None
+        return KLChoice(**given) if given else None
     except ValueError as error:
-        raise UserError(str(error).replace("KLTerm", "the KL term", 1)) from None
+        raise UserError(str(error).replace("KLChoice", "the KL term", 1)) from None
 
 
 class Interval(_Frozen):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kl_term.checks import as_mask, check_float, check_positive, check_same_shape, checked
+from kl_term.checks import as_mask, check_float, check_same_shape, checked
 from kl_term.kl.vocabulary_blocks import (
     Chunks,
     Head,
@@ -23,6 +23,7 @@ from kl_term.kl.vocabulary_blocks import (
     statistics,
     widened,
 )
+from kl_term.plain_checks import check_positive
 
 __all__ = [
     "Chunks",

@@ -13,13 +13,8 @@ import math
 import torch
 from torch import Tensor
 
-from kl_term.checks import (
-    at_least_float32,
-    check_float,
-    check_positive,
-    checked,
-    pair_of_floats,
-)
+from kl_term.checks import at_least_float32, check_float, checked, pair_of_floats
+from kl_term.plain_checks import check_positive
 from kl_term.shapes import Logits, Values
 
 #: Where :func:`capped_forward_kl` and :func:`kl_term.kl.estimators.k3_clip` cap the ratio.

@@ -14,10 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kl_term.checks import check_choice, check_same_shape, checked
+from kl_term.checks import check_same_shape, checked
 from kl_term.kl.divergences import log_softmaxes, reverse_kl
 from kl_term.kl.names import PLACEMENTS
 from kl_term.kl.surrogates import kl_loss, kl_penalty
+from kl_term.plain_checks import check_choice
 from kl_term.shapes import Logits, LogProbs, Values
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from kl_term.checks import check_choice, check_positive, checked, pair_of_floats
+from kl_term.checks import checked, pair_of_floats
 from kl_term.kl.divergences import (
     MAX_RATIO,
     capped_forward_kl,
@@ -30,7 +30,8 @@ from kl_term.kl.divergences import (
     half_squared_distance,
     reverse_kl,
 )
-from kl_term.kl.names import Estimator, Value
+from kl_term.kl.names import TOKEN_NAMES, VALUES, VOCABULARY_NAMES, Estimator
+from kl_term.plain_checks import check_choice, check_positive
 from kl_term.shapes import LogProbs, Values
 
 
@@ -223,7 +224,7 @@ def _check_names(named: tuple[str, ...], known: Iterable[str]) -> None:
         check_choice("each estimator in kl_term/kl/estimators.py", name, named)
 
 
-_check_names(get_args(Value), ESTIMATORS)
-_check_names(
-    get_args(Estimator), ("none", *TOKEN_ESTIMATORS, *VOCABULARY_ESTIMATORS, "cross_entropy")
-)
+_check_names(VALUES, ESTIMATORS)
+_check_names(TOKEN_NAMES, TOKEN_ESTIMATORS)
+_check_names(VOCABULARY_NAMES, VOCABULARY_ESTIMATORS)
+_check_names(get_args(Estimator), ("none", *TOKEN_NAMES, *VOCABULARY_NAMES, "cross_entropy"))

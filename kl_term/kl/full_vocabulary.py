@@ -10,12 +10,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kl_term.checks import check_choice, check_same_shape, checked
+from kl_term.checks import check_same_shape, checked
 from kl_term.kl.credit import sample_gradients
 from kl_term.kl.divergences import reverse_kl
 from kl_term.kl.enumeration import reverse_kl_gradient
 from kl_term.kl.names import TOKEN_CREDITS
 from kl_term.kl.sequences import Sequences
+from kl_term.plain_checks import check_choice
 from kl_term.shapes import Table
 
 

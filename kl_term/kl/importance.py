@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kl_term.checks import as_mask, check_choice, checked, pair_of_floats
+from kl_term.checks import as_mask, checked, pair_of_floats
 from kl_term.kl.names import RATIO_LEVELS
+from kl_term.plain_checks import check_choice
 from kl_term.shapes import LogProbs, Mask, Values
 
 

@@ -14,6 +14,10 @@ Ratio = Literal["token", "prefix", "sequence", "geometric"]
 Credit = Literal["to_go", "immediate", "whole"]
 Direction = Literal["reverse", "forward"]
 
+VALUES: tuple[Value, ...] = get_args(Value)
+#: Those that sum over the vocabulary, and those that read the sampled token alone.
+VOCABULARY_NAMES: tuple[Estimator, ...] = ("exact", "forward")
+TOKEN_NAMES: tuple[Estimator, ...] = (*VALUES, "minimax01")
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
 LEVELS: tuple[Level, ...] = get_args(Level)
 WEIGHTINGS: tuple[Weighting, ...] = get_args(Weighting)

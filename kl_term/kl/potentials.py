@@ -8,10 +8,11 @@ form.
 
 from __future__ import annotations
 
-from kl_term.checks import check_choice, checked
+from kl_term.checks import checked
 from kl_term.kl.estimators import ESTIMATORS, POTENTIALS
 from kl_term.kl.names import PLACEMENTS, WEIGHTINGS
 from kl_term.kl.variance import estimator_means
+from kl_term.plain_checks import check_choice
 from kl_term.shapes import Logits, Values
 
 

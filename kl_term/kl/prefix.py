@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kl_term.checks import as_mask, check_choice, check_same_shape, checked
+from kl_term.checks import as_mask, check_same_shape, checked
 from kl_term.kl.credit import state_average
 from kl_term.kl.divergences import reverse_kl
 from kl_term.kl.enumeration import reverse_kl_gradient
@@ -22,6 +22,7 @@ from kl_term.kl.importance import importance_ratio
 from kl_term.kl.returns import reward_to_go
 from kl_term.kl.sequences import Sequences, sequence_probability, token_logp
 from kl_term.kl.surrogates import gradient_coefficient, kl_penalty
+from kl_term.plain_checks import check_choice
 from kl_term.shapes import AnyFloats, Logits, LogProbs, Mask, Table, Values
 
 #: By what a sequence's gradient is weighed: each token's cost by the ratio up to it, or all of it

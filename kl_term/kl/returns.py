@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch.nn import functional
 
-from kl_term.checks import at_least_float32, check_float, check_fraction, checked
+from kl_term.checks import at_least_float32, check_float, checked
+from kl_term.plain_checks import check_fraction
 from kl_term.shapes import Values
 
 

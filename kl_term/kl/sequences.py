@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kl_term.checks import check_choice, check_same_shape, checked
+from kl_term.checks import check_same_shape, checked
 from kl_term.kl.enumeration import exact_kl_gradient
 from kl_term.kl.estimators import TOKEN_ESTIMATORS
 from kl_term.kl.importance import importance_ratio
 from kl_term.kl.names import CREDITS, DIRECTIONS, LEVELS, PLACEMENTS
 from kl_term.kl.term import KLTerm
+from kl_term.plain_checks import check_choice
 from kl_term.shapes import PerToken, Table
 
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kl_term.checks import as_mask, check_choice, check_same_shape, checked, pair_of_floats
+from kl_term.checks import as_mask, check_same_shape, checked, pair_of_floats
 from kl_term.kl.estimators import ESTIMATORS, TOKEN_ESTIMATORS
 from kl_term.kl.importance import importance_ratio
 from kl_term.kl.names import RATIO_LEVELS, WEIGHTINGS
+from kl_term.plain_checks import check_choice
 from kl_term.shapes import LogProbs, Mask, Values
 
 

@@ -1,28 +1,25 @@
-r"""One KL term: every axis on which trainers differ, as one choice with a loss and a penalty.
+r"""One KL term: a choice along every axis on which trainers differ, with its loss and penalty.
 
-This is the only description of a KL term in the project: the population trainer, the TRL
-integration, the diagnosis, the audit of the frameworks and the chapters all read it.
+The population trainer, the TRL integration, the diagnosis, the audit of the frameworks and the
+chapters all compute a KL term here; its fields are those of :class:`kl_term.kl.choice.KLChoice`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from pydantic import ValidationError, model_validator
 from torch import Tensor
 
 from kl_term.checks import as_mask, check_same_shape, checked, pair_of_floats
-from kl_term.errors import first_problem
-from kl_term.kl.estimators import ESTIMATORS, TOKEN_ESTIMATORS, VOCABULARY_ESTIMATORS
-from kl_term.kl.names import Credit, Estimator, Level, Placement, Ratio, Value, Weighting
+from kl_term.kl.choice import KLChoice
+from kl_term.kl.estimators import VOCABULARY_ESTIMATORS
 from kl_term.kl.returns import reward_to_go
 from kl_term.kl.surrogates import kl_loss, kl_penalty, straight_through
-from kl_term.schema import Schema
 from kl_term.shapes import Logits, LogProbs, Mask, Values
 
 
-class KLTerm(Schema):
+class KLTerm(KLChoice):
     r"""How a KL to a reference enters training, apart from its coefficient; by default GRPO's own.
 
     A loss is aggregated like the policy loss, a penalty is subtracted from the advantages, both
@@ -39,96 +36,8 @@ class KLTerm(Schema):
     loss of a completion by its length at either level. In the reward nothing is shared: at level
     ``sequence`` each token owes the whole.
 
-    Fields that have no meaning for a choice must be left at their defaults.
-
     Equation: ``KLTerm``
     """
-
-    #: ``none`` measures the KL and leaves it out of the objective. ``exact`` and ``forward`` are
-    #: the reverse and the forward KL over the vocabulary at each visited state. ``cross_entropy``
-    #: is minus the log-prob of the sampled token: supervised, if a teacher samples.
-    estimator: Estimator = "k3"
-    placement: Placement = "loss"
-    #: Of the log-ratio in the estimator: a token's, or the whole completion's.
-    level: Level = "token"
-    #: Off-policy weight of the loss: see :func:`kl_term.kl.surrogates.kl_loss`.
-    weighting: Weighting = "none"
-    #: Of the weight, at level ``token``: see :func:`kl_term.kl.importance.importance_ratio`.
-    ratio: Ratio = "token"
-    #: In the reward at level ``token``: a token pays for itself and all that follow, for itself
-    #: alone, or for the whole completion.
-    credit: Credit = "to_go"
-    #: Estimator that a loss reports while ``estimator`` gives its gradient; None = the same.
-    value: Value | None = None
-
-    if not TYPE_CHECKING:
-
-        def __init__(self, **fields: Any) -> None:
-            """Raises: ValueError: one line on the first field that does not fit."""
-            try:
-                super().__init__(**fields)
-            except ValidationError as error:
-                raise ValueError(f"KLTerm: {first_problem(error)}") from None
-
-        __init__.__pydantic_base_init__ = True  # as a field it is validated with its place
-
-    @model_validator(mode="after")
-    def _consistent(self) -> KLTerm:
-        for field, why in self._without_meaning():
-            if getattr(self, field) != type(self).model_fields[field].default:
-                raise ValueError(f"{field}={getattr(self, field)!r} has no meaning {why}")
-        if self.placement == "reward" and self.estimator not in ESTIMATORS:
-            raise ValueError(
-                f"estimator={self.estimator!r} works in the loss only: in the reward use one of "
-                f"{list(ESTIMATORS)}"
-            )
-        if self.estimator not in ESTIMATORS and self.weighting == "attached":
-            raise ValueError(
-                f"weighting='attached' would differentiate the value of {self.estimator}, which "
-                "has a gradient only: set weighting to 'none' or 'detached'"
-            )
-        return self
-
-    def _without_meaning(self) -> list[tuple[str, str]]:
-        """Fields that this choice gives no meaning to, and why."""
-        if self.estimator == "none":
-            fields = ("placement", "level", "weighting", "ratio", "credit", "value")
-            return [(field, "without an estimator") for field in fields]
-        found = []
-        if self.placement == "reward":
-            found += [("weighting", "in the reward: the policy loss has the ratio already")]
-            found += [("value", "in the reward, which is a value alone")]
-        else:
-            found += [("credit", "in the loss")]
-        if self.estimator not in ESTIMATORS:
-            found += [("level", f"for {self.estimator}, which belongs to a token")]
-            found += [("value", f"for {self.estimator}, which is no estimator of sampled tokens")]
-        if self.estimator not in TOKEN_ESTIMATORS:
-            found += [("weighting", f"for {self.estimator}, which is not weighted by a ratio")]
-        if self.weighting == "none":
-            found += [("ratio", "without a weighting")]
-        if self.level == "sequence":
-            found += [("ratio", "at level sequence: it is the completion's")]
-            found += [("credit", "at level sequence: it is the completion's")]
-        return found
-
-    @property
-    def name(self) -> str:
-        """Such as ``none``, ``k3_loss``, ``k1_reward`` or ``k3_loss_attached_prefix``."""
-        if self.estimator == "none":
-            return "none"
-        rest = self.model_dump(exclude={"estimator", "placement", "value"}, exclude_defaults=True)
-        shown = [] if self.value is None else ["shows", self.value]
-        return "_".join([self.estimator, self.placement, *rest.values(), *shown])
-
-    @property
-    def at_one_state(self) -> dict[str, str]:
-        """The axes that mean something at one state, for :mod:`kl_term.kl.enumeration`."""
-        return self.model_dump(include={"estimator", "placement", "weighting"})
-
-    @property
-    def reads_logits(self) -> bool:
-        return self.estimator in VOCABULARY_ESTIMATORS
 
     @checked(half="kept")  # logits that the term does not read are not widened
     def loss(

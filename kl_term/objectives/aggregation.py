@@ -14,7 +14,8 @@ from inspect import unwrap
 import torch
 from torch import Tensor
 
-from kl_term.checks import as_mask, at_least_float32, check_choice, check_float, checked
+from kl_term.checks import as_mask, at_least_float32, check_float, checked
+from kl_term.plain_checks import check_choice
 from kl_term.shapes import Mask, Values, ZerosOnes
 
 

@@ -13,18 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from kl_term.checks import (
-    as_mask,
-    at_least_float32,
-    check_choice,
-    check_float,
-    check_not_negative,
-    check_same_shape,
-    checked,
-)
+from kl_term.checks import as_mask, at_least_float32, check_float, check_same_shape, checked
 from kl_term.kl.names import TOKEN_CREDITS
 from kl_term.kl.returns import reward_to_go
 from kl_term.objectives.groups import standardise
+from kl_term.plain_checks import check_choice, check_not_negative
 from kl_term.shapes import AnyFloats, Mask, Values
 
 

@@ -12,19 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kl_term.checks import (
-    as_mask,
-    check_choice,
-    check_comes_first,
-    check_float,
-    check_fraction,
-    check_same_shape,
-    checked,
-)
+from kl_term.checks import as_mask, check_comes_first, check_float, check_same_shape, checked
 from kl_term.kl.credit import credit_moments, state_average
 from kl_term.kl.sequences import Sequences, can_draw, token_logp
 from kl_term.kl.surrogates import kl_penalty
 from kl_term.objectives.credit import reward_to_go
+from kl_term.plain_checks import check_choice, check_fraction
 from kl_term.shapes import Mask, Table, Values
 
 CRITICS = ("zero", "exact", "scaled")

@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kl_term.checks import check_not_negative, checked
+from kl_term.checks import checked
+from kl_term.plain_checks import check_not_negative
 from kl_term.shapes import Mask, Values
 
 

@@ -2,7 +2,8 @@ r"""What an imitator's errors cost over a horizon, on the chain where this is ex
 
 from __future__ import annotations
 
-from kl_term.checks import check_fraction, checked
+from kl_term.checks import checked
+from kl_term.plain_checks import check_fraction
 
 
 @checked

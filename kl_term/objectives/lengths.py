@@ -9,13 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kl_term.checks import (
-    at_least_float32,
-    check_float,
-    check_not_negative,
-    check_same_shape,
-    checked,
-)
+from kl_term.checks import at_least_float32, check_float, check_same_shape, checked
+from kl_term.plain_checks import check_not_negative
 from kl_term.shapes import Correct, Lengths, Rewards
 
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.experiments.manifests import write_folder
-from analysis.experiments.provenance import provenance_here
 from analysis.freshness import code_sha256, import_closure
+from analysis.records.manifests import write_folder
+from analysis.sweeps.provenance import provenance_here
 from kl_term.audit import Audit, audit
 from kl_term.errors import UserError
 from tests.audit.corpus import Entry, read

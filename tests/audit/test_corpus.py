@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from analysis.experiments.manifests import read_manifest
+from analysis.records.manifests import read_manifest
 from analysis.report.audit_corpus import corpus_counts, corpus_table
 from kl_term.errors import UserError
 from tests.audit.corpus import Entry, read

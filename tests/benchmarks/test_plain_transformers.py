@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from analysis.chapters.plain_grpo import BETA
-from analysis.experiments.presets.language import llama_smoke
-from analysis.training.config import Run
-from analysis.training.pretrained.config import PretrainedConfig
+from analysis.records.config import Run
+from analysis.records.language import PretrainedConfig
+from analysis.records.variants import Variant
+from analysis.studies.presets.language import llama_smoke
 from analysis.training.pretrained.tasks import TextTask, pretrained_environment
 from analysis.training.pretrained.weights import load_llama, random_llama, save_llama
 from analysis.training.trainer import PopulationTrainer
-from analysis.training.variants import Variant
 from kl_term.kl.term import KLTerm
 
 transformers = pytest.importorskip("transformers", reason="the extra lm is not installed")
@@ -82,7 +82,7 @@ def test_it_samples_what_it_scores_and_trains_its_adapters_alone(plain):
 
 
 def test_both_take_turns_on_one_model(tmp_path, task, plain, monkeypatch):
-    from analysis.experiments.language.model import FolderModel, LanguageConfig
+    from analysis.records.language import FolderModel, LanguageConfig
     from benchmarks import language
 
     config = LanguageConfig(

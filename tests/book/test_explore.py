@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.chapters.ch01_estimators import GaussianPair
 from analysis.chapters.ch03_counterexample import ratio_tail_index, tail_mass, unseen_mass
-from analysis.experiments import statistics
+from analysis.evidence.gaussian_pairs import GaussianPair
+from analysis.records import statistics
 from analysis.report.run_data import FIRST, index, run_data
 from kl_term.kl import enumeration, sequences
 from kl_term.kl.ascent import expected_ascent

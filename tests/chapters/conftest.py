@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from analysis.chapters.claims import recorded
+from analysis.evidence.recorded import recorded
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from analysis.chapters import ch01_estimators as study
-from analysis.chapters.ch01_estimators import SCHULMAN_FAR
+from analysis.evidence.gaussian_pairs import SCHULMAN_FAR, GaussianPair, log_probs, normal_nodes
 from kl_term.kl.sequences import enumerate_sequences, sequence_kl, sequence_probability, token_logp
 from kl_term.kl.surrogates import ESTIMATORS
 from tests.trees import draw
@@ -30,14 +30,14 @@ def direction() -> torch.Tensor:
 
 def test_log_probs_are_those_of_scipy():
     z = torch.linspace(-3, 3, 31, dtype=torch.float64)
-    logp, ref_logp = study.log_probs(study.GaussianPair(0.4, 1.7, -0.8, 0.6), z)
+    logp, ref_logp = log_probs(GaussianPair(0.4, 1.7, -0.8, 0.6), z)
     x = 0.4 + 1.7 * z.numpy()
     assert np.abs(logp.numpy() - stats.norm(0.4, 1.7).logpdf(x)).max() < 1e-12
     assert np.abs(ref_logp.numpy() - stats.norm(-0.8, 0.6).logpdf(x)).max() < 1e-12
 
 
 def test_quadrature_nodes_have_the_moments_of_a_standard_normal():
-    z, weights = study.normal_nodes()
+    z, weights = normal_nodes()
     for power, moment in ((0, 1), (1, 0), (2, 1), (4, 3), (6, 15)):
         assert (weights * z**power).sum().item() == pytest.approx(moment, abs=1e-9)
 
@@ -52,8 +52,8 @@ def test_survival_and_quantiles_of_a_loaded_die():
 
 
 def test_gaussian_tail_of_k1_is_the_normal_tail():
-    nodes, weights = study.normal_nodes()
-    estimates = study.estimates(*study.log_probs(SCHULMAN_FAR, nodes))
+    nodes, weights = normal_nodes()
+    estimates = study.estimates(*log_probs(SCHULMAN_FAR, nodes))
     thresholds = torch.tensor([1.0, 2.0, 12.0], dtype=torch.float64)
     curve = study.tail_curves(estimates, weights, SCHULMAN_FAR.kl, thresholds)
     expected = stats.norm.sf(thresholds.numpy() / 2 - 0.5)  # k1 = 1/2 - z, in units of KL = 1/2

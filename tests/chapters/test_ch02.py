@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from analysis.chapters import ch02_gradients as study
-from analysis.chapters.policies import Policies, random_policies
+from analysis.evidence.policies import Policies, random_policies
 from kl_term.kl import enumeration
 from kl_term.kl.divergences import forward_kl
 from kl_term.kl.estimators import k1, k2, k3

@@ -12,7 +12,8 @@ import torch.distributions as dis
 from scipy import integrate, stats
 
 from analysis.chapters import ch03_counterexample as study
-from analysis.chapters.ch01_estimators import LIU_APPENDIX_D, GaussianPair, log_probs, normal_draws
+from analysis.evidence.gaussian_pairs import LIU_APPENDIX_D, GaussianPair, log_probs
+from analysis.evidence.policies import normal_draws
 from kl_term.kl import estimators
 from kl_term.kl.estimators import k3
 from kl_term.kl.gaussians import moments

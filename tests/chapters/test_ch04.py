@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from analysis.chapters.ch04_grpo import device_of, live_preset, training
-from analysis.experiments import recording
-from analysis.experiments.language.model import FolderModel, HubModel, PackagedModel
-from analysis.experiments.preset import NO_KL, Preset
-from analysis.experiments.presets.kl_terms import quick
-from analysis.experiments.presets.language import smollm2
+from analysis.records.language import FolderModel, HubModel, PackagedModel
+from analysis.records.preset import Preset
+from analysis.records.variants import Variant
 from analysis.report.parameters import Parameter
-from analysis.training.config import Variant
+from analysis.studies.presets.kl_terms import quick
+from analysis.studies.presets.language import smollm2
+from analysis.studies.presets.parts import NO_KL
+from analysis.sweeps import in_process
 from kl_term.errors import UserError
 from kl_term.kl.term import KLTerm
 from tests.packaged import needs_packaged_weights
@@ -75,7 +76,7 @@ def test_the_tiny_policy_trains_on_the_cpu() -> None:
 def test_a_run_as_short_as_that_of_smollm2_is_drawn() -> None:
     preset = live_preset("tiny", updates=10, num_seeds=1)
     config = preset.config.model_copy(update={"log_every": 1, "cosine_every": 0})
-    curves = recording.run(preset.model_copy(update={"config": config})).curves
+    curves = in_process.run(preset.model_copy(update={"config": config})).curves
     for figure in (training(curves, name, name) for name in ("accuracy", "reverse_kl")):
         assert [len(line.get_xdata()) for line in figure.axes[0].get_lines()[:5]] == [10] * 5
 
@@ -88,7 +89,7 @@ def test_smollm2_trains_on_packaged_weights(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     fields = live_preset("smollm2-135m", weights="packaged", updates=2).model_dump()
     fields["variants"] = (NO_KL, Variant(kl=KLTerm(estimator="exact"), beta=0.1))
-    live = recording.run(Preset.model_validate(fields))
+    live = in_process.run(Preset.model_validate(fields))
     assert not live.failures and len(live.curves) == 4
     start, after = (live.curves.query("update == @at") for at in (0, 1))
     assert (start["reverse_kl"].abs() < 1e-5).all()
@@ -98,7 +99,7 @@ def test_smollm2_trains_on_packaged_weights(
 def test_a_point_of_a_curve_averages_whole_windows() -> None:
     preset = quick(updates=48, num_seeds=1)
     config = preset.config.model_copy(update={"log_every": 4})
-    short = recording.run(preset.model_copy(update={"config": config}))
+    short = in_process.run(preset.model_copy(update={"config": config}))
     figure = training(short.curves, "accuracy", "accuracy")
     line = figure.axes[0].get_lines()[0]
     assert list(line.get_xdata()) == [4 * window + 2 for window in range(12)]

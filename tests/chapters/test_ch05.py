@@ -12,7 +12,7 @@ import torch
 from scipy.optimize import brentq
 
 from analysis.chapters import ch05_fixed_points as study
-from analysis.chapters.policies import random_policies
+from analysis.evidence.policies import random_policies
 from kl_term.kl.divergences import entropy, reverse_kl
 from kl_term.kl.enumeration import expected_gradient, gradient_moments
 from kl_term.kl.surrogates import ESTIMATORS

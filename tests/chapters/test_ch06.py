@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from analysis.chapters import ch06_sequences as study
-from analysis.chapters.policies import moved_logits, random_tables
+from analysis.evidence.policies import moved_logits, random_tables
 from kl_term.kl.credit import credit_moments, state_average
 from kl_term.kl.sequences import enumerate_sequences, sequence_kl_gradient, token_logp
 from kl_term.objectives.advantages import reward_to_go

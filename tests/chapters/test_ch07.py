@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from analysis.chapters import ch07_off_policy
-from analysis.chapters.policies import random_tables
+from analysis.evidence.policies import random_tables
 from kl_term.kl.credit import credit_moments
 from kl_term.kl.enumeration import reverse_kl_gradient
 from kl_term.kl.sequences import (

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from analysis.chapters.policies import Policies
+from analysis.evidence.policies import Policies
 from kl_term.kl.divergences import entropy, reverse_kl
 from kl_term.kl.enumeration import exact_kl_gradient, expected_gradient, reverse_kl_gradient
 from kl_term.kl.scores import expected_score

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from analysis.chapters import ch08_reward_side
-from analysis.chapters.ch07_off_policy import spread
+from analysis.evidence.stale_states import spread
 from kl_term.kl.ascent import expected_ascent
 from kl_term.kl.enumeration import relative_error, reverse_kl_gradient
 from kl_term.kl.fixed_points import reverse_kl_optimum

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from analysis.chapters import ch09_advantages as study
-from analysis.chapters import reasoning
+from analysis.evidence import reasoning
 from kl_term.kl.credit import sample_gradients
 from kl_term.kl.sequences import sequence_probability
 from kl_term.objectives.advantages import group_normalise, process_supervision

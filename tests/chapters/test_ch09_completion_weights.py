@@ -10,6 +10,7 @@ import torch
 from torch.func import grad
 
 from analysis.chapters import ch09_advantages
+from analysis.evidence import length_weights
 from kl_term.kl.credit import credit_moments, state_average
 from kl_term.kl.divergences import forward_kl, reverse_kl
 from kl_term.kl.enumeration import exact_kl_gradient
@@ -173,10 +174,10 @@ def test_the_sum_over_the_vocabulary_keeps_its_kl_with_other_weights_on_states(
     exact = visits * exact_kl_gradient(logits, ref, direction=direction)
     torch.testing.assert_close(gradient, of_state * exact, **TIGHT)
     assert of_state.min() > 1 / LONGEST - 1e-12
-    assert ch09_advantages.unexplained(gradient.flatten(), exact.flatten()) > 1e-2
+    assert length_weights.unexplained(gradient.flatten(), exact.flatten()) > 1e-2
     estimator = {"reverse": "k2", "forward": "k3"}[direction]
     sampled = of_term((logits, ref), RAGGED, estimator, weights)
-    assert ch09_advantages.unexplained(sampled, exact) > 1e-2
+    assert length_weights.unexplained(sampled, exact) > 1e-2
 
 
 def test_exact_at_one_length_at_one_state_and_for_constants():
@@ -188,12 +189,12 @@ def test_exact_at_one_length_at_one_state_and_for_constants():
         assert of_term((logits, ref), sequences, "k1", weights).norm() < 1e-14
     both = pair(RAGGED)
     for estimator, direction in ch09_advantages.DIRECTIONS.items():
-        constant = ch09_advantages.completion_weights(both[0], RAGGED, math.inf)
+        constant = length_weights.completion_weights(both[0], RAGGED, math.inf)
         gradient = of_term(both, RAGGED, estimator, constant)
         exact = constant[0] * visited_kl_gradient(*both, RAGGED, direction=direction)
         torch.testing.assert_close(gradient, exact, **TIGHT)
         mean = of_term(both, RAGGED, estimator, 1 / lengths(RAGGED))
-        assert ch09_advantages.unexplained(mean, exact) > 1e-3
+        assert length_weights.unexplained(mean, exact) > 1e-3
 
 
 def test_a_k2_loss_under_one_over_length_can_raise_the_kl_it_names():
@@ -226,7 +227,7 @@ def test_a_mean_over_the_tokens_of_a_batch_is_a_weight(estimator, number):
             for row in rows
         )
 
-    weights = ch09_advantages.completion_weights(logits, sequences, number)
+    weights = length_weights.completion_weights(logits, sequences, number)
     torch.testing.assert_close(
         of_term((logits, ref), sequences, estimator, weights), grad(loss)(logits), **TIGHT
     )
@@ -245,7 +246,7 @@ def test_the_error_of_a_batch_falls_as_one_over_its_completions(estimator):
         torch.testing.assert_close(leading, shorter, **TIGHT)
     errors = []
     for number in (64, 256):
-        weights = ch09_advantages.completion_weights(both[0], RAGGED, number)
+        weights = length_weights.completion_weights(both[0], RAGGED, number)
         rest = number * (of_term(both, RAGGED, estimator, weights) - total / mean) - leading
         errors.append((rest.norm() / leading.norm()).item())
     assert errors[1] < 0.02
@@ -301,7 +302,7 @@ def test_a_prefix_ratio_weighs_each_token_with_what_the_sampler_expects(estimato
     gradient = of_term((logits, ref), RAGGED, estimator, weights, old_logits=old, **fields)
     torch.testing.assert_close(gradient, grad(exact)(logits), **TIGHT)
     kl = sequence_kl_gradient(logits, ref, RAGGED)
-    assert ch09_advantages.unexplained(gradient.flatten(), kl.flatten()) > 1e-2
+    assert length_weights.unexplained(gradient.flatten(), kl.flatten()) > 1e-2
 
 
 @pytest.mark.parametrize("summed", [False, True])

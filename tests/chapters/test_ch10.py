@@ -9,6 +9,7 @@ import torch
 from torch.func import grad
 
 from analysis.chapters import ch10_dpo as study
+from analysis.evidence.steps_to_success import steps_to_success
 from kl_term.kl.divergences import reverse_kl
 from kl_term.kl.sequences import enumerate_sequences, sequence_probability
 
@@ -55,8 +56,8 @@ def test_steps_to_success_are_found_by_the_same_gradient_by_autograd():
         success = leaf.softmax(-1)[0] * logits.softmax(-1)[0]  # one of two positions
         logits = logits + 0.5 * torch.autograd.grad(success, leaf)[0]
         steps += 1
-    assert study.steps_to_success(2, 3, dense=False) == steps
-    assert study.steps_to_success(2, 3, dense=True) < steps
+    assert steps_to_success(2, 3, dense=False) == steps
+    assert steps_to_success(2, 3, dense=True) < steps
 
 
 def test_published_normaliser_sums_over_completions_not_tokens(problem):

@@ -10,12 +10,10 @@ import torch
 from analysis.chapters import ch12_performance as chapter
 from analysis.chapters.ch12_performance import Benchmark
 from analysis.chapters.plain_grpo import PlainTrainer
-from analysis.training.config import StartConfig, TrainConfig
+from analysis.records.config import SEPARATOR, PolicyConfig, SortTask, StartConfig, TrainConfig
 from analysis.training.counting import generated_tokens, run_update
 from analysis.training.rollout import completion_inputs
-from analysis.training.tiny.policy import PolicyConfig
-from analysis.training.tiny.start import make_policy
-from analysis.training.tiny.tasks import SortTask
+from analysis.training.tiny.policy import make_policy
 
 
 def tiny() -> TrainConfig:
@@ -85,7 +83,7 @@ def test_the_plain_model_is_the_policy_of_the_population():
     assert sum(part.numel() for part in weights.values()) == policy.num_parameters
     stacked = {name: part.detach().unsqueeze(0) for name, part in weights.items()}
     prompts = torch.randint(10, (1, 2, 3))
-    inputs = completion_inputs(torch.randint(10, (1, 2, 3, 4)), config.task.bos_token)
+    inputs = completion_inputs(torch.randint(10, (1, 2, 3, 4)), SEPARATOR)
     together = policy.logits(stacked, prompts, inputs)
     rows = torch.cat([prompts[0].repeat_interleave(3, dim=0), inputs[0].flatten(0, 1)], dim=1)
     alone = model(rows)[0][:, 3:].view(together.shape)

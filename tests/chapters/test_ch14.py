@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from analysis.chapters import ch14_frameworks as chapter
-from analysis.chapters.frameworks import OPTIONS
+from analysis.chapters.ch14_frameworks.trainers import OPTIONS
 from kl_term.audit.states import mean_gradient
 from kl_term.kl.enumeration import relative_error
 from kl_term.objectives.ordering import normalise_then_kl

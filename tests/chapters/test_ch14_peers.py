@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from analysis.chapters.frameworks import (
+from analysis.chapters.ch14_frameworks.trainers import (
     SOURCES,
     huggingface,
     openrlhf_family,

@@ -10,14 +10,14 @@ from itertools import product
 import pytest
 import torch
 
-from analysis.chapters import ch14_answers as answers
 from analysis.chapters import ch14_frameworks as chapter
-from analysis.chapters import ch14_tables as shown
-from analysis.chapters.ch14_one_state import TERMS, term_of
-from analysis.chapters.ch14_prices import expected_price
-from analysis.chapters.frameworks import OPTIONS, PATHS, Option, Path, registry
-from analysis.chapters.frameworks.formulas import to_go
-from analysis.chapters.policies import moved_logits, normal_draws
+from analysis.chapters.ch14_frameworks import answers
+from analysis.chapters.ch14_frameworks import tables as shown
+from analysis.chapters.ch14_frameworks.one_state import TERMS, term_of
+from analysis.chapters.ch14_frameworks.prices import expected_price
+from analysis.chapters.ch14_frameworks.trainers import OPTIONS, PATHS, Option, Path, registry
+from analysis.chapters.ch14_frameworks.trainers.formulas import to_go
+from analysis.evidence.policies import moved_logits, normal_draws
 from kl_term.audit.states import descends, known_gradients, mean_gradient
 from kl_term.kl.enumeration import expected_gradient, relative_error
 from kl_term.kl.sequences import enumerate_sequences

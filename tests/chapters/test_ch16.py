@@ -10,11 +10,14 @@ import torch
 from scipy.integrate import solve_ivp
 
 from analysis.chapters import ch16_objectives as study
-from analysis.chapters.claims import recorded
-from analysis.chapters.reasoning import open_length_chain
-from analysis.experiments import initial_policy, recording
-from analysis.experiments.presets import make_preset
-from analysis.experiments.presets.designed import aggregation_length
+from analysis.evidence.names.objectives import DAPO
+from analysis.evidence.reasoning import open_length_chain
+from analysis.evidence.recorded import recorded
+from analysis.records import recording
+from analysis.records.initial_policy import recorded_lengths
+from analysis.studies import initial_policy
+from analysis.studies.presets import make_preset
+from analysis.studies.presets.designed import aggregation_length
 from kl_term.kl.credit import state_average
 from kl_term.kl.sequences import sequence_probability
 
@@ -158,7 +161,7 @@ def test_the_change_over_training_by_hand():
 
 
 def test_every_variant_of_the_rows_of_dapo_has_a_name():
-    assert {variant.name for variant in make_preset("dapo", {}).variants} == set(study.DAPO)
+    assert {variant.name for variant in make_preset("dapo", {}).variants} == set(DAPO)
 
 
 LENGTHS = np.array([2.0, 5.0, 9.0, 10.0, 11.0, 15.0])
@@ -188,7 +191,7 @@ def test_a_tilt_at_the_start_costs_nothing_and_a_length_out_of_reach_is_refused(
 
 
 def test_the_recorded_starts_are_all_there() -> None:
-    table = initial_policy.recorded_lengths()
+    table = recorded_lengths()
     preset = aggregation_length()
     counted = table.groupby("start")["completions"].sum()
     assert list(counted.index) == list(range(preset.config.start.count))

@@ -12,11 +12,12 @@ import torch
 
 from analysis.chapters import ch07_off_policy
 from analysis.chapters import ch17_stale as study
-from analysis.experiments import recording
-from analysis.experiments.ablation import VARIANT_COLUMNS
-from analysis.experiments.recording import Recording
-from analysis.training.config import RunConfig
-from analysis.training.metrics import METRICS
+from analysis.evidence import equal_cost, routed_bandits
+from analysis.records import recording
+from analysis.records.config import RunConfig
+from analysis.records.metrics import METRICS
+from analysis.records.recording import Recording
+from analysis.records.tidy import VARIANT_COLUMNS
 from kl_term.objectives.routing import ExpertHead, choose_experts, routed_logp
 
 
@@ -31,26 +32,26 @@ def curves(values: list[float], every: int) -> pd.DataFrame:
 
 def test_passes_are_counted_forward_by_forward():
     # sampling, reference, backward of the first step; then forward and backward of three more
-    assert study.passes_per_completion(4) == 1 + 1 + 2 + 3 * (1 + 2)
-    assert study.passes_per_completion(1) == 4
+    assert equal_cost.passes_per_completion(4) == 1 + 1 + 2 + 3 * (1 + 2)
+    assert equal_cost.passes_per_completion(1) == 4
     with pytest.raises(ValueError, match="num_iterations"):
-        study.passes_per_completion(0)
+        equal_cost.passes_per_completion(0)
 
 
 def test_costs_are_those_at_the_end_of_a_window():
     config = RunConfig(updates=10, num_prompts=3, group_size=2, num_iterations=2, log_every=4)
-    table = study.with_costs(curves([0.1, 0.2, 0.3], 4), config)
+    table = equal_cost.with_costs(curves([0.1, 0.2, 0.3], 4), config)
     assert table["completions"].tolist() == [24, 48, 60]  # the last window has two updates
     assert table["passes"].tolist() == [7 * 24, 7 * 48, 7 * 60]
 
 
 def test_finals_within_a_cost_do_not_read_what_came_later():
     config = RunConfig(updates=12, num_prompts=3, group_size=2, log_every=4)
-    table = study.with_costs(curves([0.1, 0.2, 0.9], 4), config)
-    within = study.final_within(table, "completions", 48, share=0.5)
+    table = equal_cost.with_costs(curves([0.1, 0.2, 0.9], 4), config)
+    within = equal_cost.final_within(table, "completions", 48, share=0.5)
     assert within["accuracy"].item() == 0.2
     with pytest.raises(ValueError, match="no window within completions=10: its first ends at 24"):
-        study.final_within(table, "completions", 10)
+        equal_cost.final_within(table, "completions", 10)
 
 
 def test_finals_within_a_cost_are_of_each_variants_own_windows():
@@ -58,7 +59,7 @@ def test_finals_within_a_cost_are_of_each_variants_own_windows():
         curves(values, every).assign(variant=variant, cost=lambda table: table["update"] + 1)
         for variant, values, every in (("long", [0.1, 0.2], 30), ("short", [0.3, 0.4, 0.5], 10))
     )
-    within = study.final_within(pd.concat([long, short]), "cost", 15, share=0.5)
+    within = equal_cost.final_within(pd.concat([long, short]), "cost", 15, share=0.5)
     assert within.set_index("variant")["accuracy"].to_dict() == {"long": 0.1, "short": 0.4}
 
 
@@ -75,7 +76,7 @@ def test_ways_are_compared_where_the_cheaper_one_ends():
     large = recorded("k2_loss", config, [0.3, 0.4, 0.5, 0.6, 0.7, 0.8])
     # 80 completions and 1040 passes, against 80 and 320 in every window of the large batches
     for cost, of_large in (("completions", 0.3), ("passes", 0.5)):
-        ended = study.at_equal_cost(several, large, cost).set_index("variant")["accuracy"]
+        ended = equal_cost.at_equal_cost(several, large, cost).set_index("variant")["accuracy"]
         assert ended.to_dict() == {"merged_old": 0.2, study.LARGE_BATCH: of_large}
 
 
@@ -116,7 +117,7 @@ def probability_by_loop(head: ExpertHead, seed: int, state: torch.Tensor) -> tor
 
 
 def test_expected_reward_is_the_chance_of_the_right_token():
-    bandits, head = study.random_bandits(SEEDS, 5)
+    bandits, head = routed_bandits.random_bandits(SEEDS, 5)
     by_loop = [
         sum(
             probability_by_loop(head, place, state)[right].item()
@@ -125,13 +126,15 @@ def test_expected_reward_is_the_chance_of_the_right_token():
         / 5
         for place in range(len(SEEDS))
     ]
-    assert study.expected_reward(head, bandits).tolist() == pytest.approx(by_loop, abs=1e-12)
+    assert routed_bandits.expected_reward(head, bandits).tolist() == pytest.approx(
+        by_loop, abs=1e-12
+    )
 
 
 def test_all_seeds_at_once_are_the_package_s_own_one_by_one():
-    bandits, heads = study.random_bandits(SEEDS, 5)
-    experts = study.own_experts(heads, bandits.hidden)
-    logp = study.state_logp(heads, bandits.hidden, experts)
+    bandits, heads = routed_bandits.random_bandits(SEEDS, 5)
+    experts = routed_bandits.own_experts(heads, bandits.hidden)
+    logp = routed_bandits.state_logp(heads, bandits.hidden, experts)
     for place, hidden in enumerate(bandits.hidden):
         head = ExpertHead(*(part[place] for part in heads))
         assert torch.equal(experts[place], choose_experts(head, hidden))
@@ -140,14 +143,14 @@ def test_all_seeds_at_once_are_the_package_s_own_one_by_one():
 
 
 def test_samples_come_from_the_experts_of_the_moved_router():
-    bandits, head = study.random_bandits(SEEDS, 64)
-    drawn = study.sample_groups(head, bandits, 400, 0.5, torch.Generator().manual_seed(0))
-    own = study.own_experts(head, bandits.hidden)
+    bandits, head = routed_bandits.random_bandits(SEEDS, 64)
+    drawn = routed_bandits.sample_groups(head, bandits, 400, 0.5, torch.Generator().manual_seed(0))
+    own = routed_bandits.own_experts(head, bandits.hidden)
     assert 0 < (drawn.experts != own).double().mean() < 1
-    logp = study.state_logp(head, bandits.hidden, drawn.experts)
+    logp = routed_bandits.state_logp(head, bandits.hidden, drawn.experts)
     torch.testing.assert_close(drawn.old_logp, logp.gather(-1, drawn.tokens))
-    frequency = torch.nn.functional.one_hot(drawn.tokens, study.VOCAB).double().mean(dim=2)
-    other = study.state_logp(head, bandits.hidden, own).exp()
+    frequency = torch.nn.functional.one_hot(drawn.tokens, routed_bandits.VOCAB).double().mean(dim=2)
+    other = routed_bandits.state_logp(head, bandits.hidden, own).exp()
     moved = drawn.experts != own
     error = (frequency - logp.exp())[moved].abs().mean()
     assert error < 0.02 < (frequency - other)[moved].abs().mean()
@@ -155,7 +158,9 @@ def test_samples_come_from_the_experts_of_the_moved_router():
 
 def test_replaying_keeps_the_first_ratios_at_one_and_routing_again_does_not():
     options = {"noise": 0.3, "seeds": SEEDS, "updates": 3, "states": 16}
-    replayed, again = (study.train_bandits(routing, **options) for routing in study.ROUTINGS)
+    replayed, again = (
+        routed_bandits.train_bandits(routing, **options) for routing in routed_bandits.ROUTINGS
+    )
     assert replayed["ess"].tolist() == pytest.approx([1.0] * len(replayed), abs=1e-12)
     assert (replayed["clip_fraction"] == 0).all()
     assert again["ess"].mean() < 0.9
@@ -164,6 +169,8 @@ def test_replaying_keeps_the_first_ratios_at_one_and_routing_again_does_not():
 
 def test_without_noise_one_step_a_rollout_is_the_same_run_either_way():
     options = {"noise": 0.0, "seeds": SEEDS, "updates": 4, "steps": 1, "states": 16}
-    replayed, again = (study.train_bandits(routing, **options) for routing in study.ROUTINGS)
+    replayed, again = (
+        routed_bandits.train_bandits(routing, **options) for routing in routed_bandits.ROUTINGS
+    )
     assert replayed["reward"].tolist() == pytest.approx(again["reward"].tolist(), abs=1e-12)
     assert replayed["reward"].iloc[-1] > replayed["reward"].iloc[0]

@@ -10,18 +10,17 @@ import pytest
 import torch
 
 from analysis.chapters import ch18_distillation as study
-from analysis.chapters.ch10_dpo import steps_ratio
 from analysis.chapters.ch18_distillation import Ratio
-from analysis.chapters.claims import recorded
-from analysis.experiments.preset import NO_KL, Preset
-from analysis.experiments.presets import make_preset
-from analysis.experiments.recording import Recording
-from analysis.experiments.statistics import Interval
-from analysis.training.config import TeacherConfig, TrainConfig
+from analysis.evidence.recorded import recorded
+from analysis.evidence.steps_to_success import steps_ratio
+from analysis.records.config import END, FILLER, PolicyConfig, TeacherConfig, TrainConfig
+from analysis.records.preset import Preset
+from analysis.records.recording import Recording
+from analysis.records.statistics import Interval
+from analysis.records.variants import Distillation, Objective, Sampler, Variant
+from analysis.studies.presets import make_preset
+from analysis.studies.presets.parts import NO_KL
 from analysis.training.counting import forward_flops, run_update
-from analysis.training.tiny.policy import PolicyConfig
-from analysis.training.tiny.tasks import END, FILLER
-from analysis.training.variants import Distillation, Objective, Sampler, Variant
 from kl_term.kl.term import KLTerm
 from kl_term.objectives.imitation import imitation_cost
 from tests.experiments.tiny import two_digits

@@ -8,14 +8,13 @@ import pytest
 from scipy import stats
 
 from analysis.chapters import ch20_language_model as language_model
-from analysis.chapters import predictions
-from analysis.chapters.ch19_equal_kl import NAMES
-from analysis.experiments import ablation, recording, summaries
-from analysis.experiments.language import estimator_tail
-from analysis.experiments.language.retention import Retention
-from analysis.experiments.presets.language import smollm2_short
+from analysis.evidence import predictions
+from analysis.evidence.names.kl_terms import NAMES
+from analysis.records import estimator_tail, recording, summaries, tidy
+from analysis.records.metrics import PARTIAL_METRICS
+from analysis.records.retention import Retention
 from analysis.report import tables
-from analysis.training.metrics import PARTIAL_METRICS
+from analysis.studies.presets.language import smollm2_short
 from tests.experiments.tiny import trained_alone
 from tests.packaged import needs_packaged_weights
 
@@ -138,7 +137,7 @@ def test_the_deviation_of_a_reading_is_over_tokens_of_every_probability():
         }
     )
     doubled = table.assign(seed=1, k3_squared=4 * table["k3_squared"])
-    spread, other = language_model.deviations(pd.concat([table, doubled])).to_dict("records")
+    spread, other = estimator_tail.deviations(pd.concat([table, doubled])).to_dict("records")
     assert other["k3"] == pytest.approx(np.sqrt(16.16 - 0.04) / 0.2) and other["k1"] == spread["k1"]
     assert spread["k1"] == pytest.approx(np.sqrt(0.29 - 0.04) / 0.2)
     assert spread["k2"] == pytest.approx(0.0)
@@ -198,7 +197,7 @@ def ended() -> dict[str, pd.DataFrame]:
     """Recording -> its last quarter, one row a run."""
     names = ("smollm2_short", "smollm2_coefficients")
     runs = {name: recording.load(recording.folder_of(name)) for name in names}
-    return {name: ablation.final(run.curves, share=0.25) for name, run in runs.items()}
+    return {name: tidy.final(run.curves, share=0.25) for name, run in runs.items()}
 
 
 def test_which_terms_cost_accuracy_on_a_language_model(ended):
@@ -212,6 +211,58 @@ def test_which_terms_cost_accuracy_on_a_language_model(ended):
     assert 0.05 / 26 < tested["k2_loss"].pvalue < 0.05
     assert min(tested[variant].pvalue for variant in ("exact_loss", "k1_reward")) > 0.05
     assert max(test.confidence_interval().high for test in tested.values()) < 0.01, "none gains"
+
+
+def test_k3_in_the_reward_ends_below_six_other_variants_after_200_updates():
+    """From the table alone, its last tenth of windows averaged by hand."""
+    curves = pd.read_csv(recording.RESULTS / "smollm2_cuda" / "curves.csv", keep_default_na=False)
+    last = curves[curves["update"] >= 180].astype({"accuracy": float})
+    ends = last.groupby(["variant", "seed"])["accuracy"].mean().unstack()
+    low, others = ends.loc["k3_reward"], ends.drop(["k3_reward", "k2_reward"])
+    assert others.size == 18 and low.max() < others.min().min()
+    assert ends.loc["k2_reward"].min() < others.min().min(), "so k2 in the reward is left out"
+    found = language_model.late()
+    assert found["mean"] == pytest.approx((low - ends.loc["none"]).mean(), abs=1e-6)
+    assert found["most"] == pytest.approx((low - ends.loc["none"]).min(), abs=1e-6)
+    assert found["rank_p"] == pytest.approx(
+        stats.mannwhitneyu(
+            low, others.to_numpy().ravel(), alternative="less", method="exact"
+        ).pvalue
+    )
+    kl = last.astype({"reverse_kl": float}).groupby("variant")["reverse_kl"].mean()
+    assert 1 / 1.25 < kl["k3_reward"] / kl["none"] < 1.25, "the policy is not driven away"
+
+
+def test_the_difference_that_three_seeds_detect_is_that_of_simulated_experiments():
+    """The power of a t test by drawing a hundred thousand experiments."""
+    finals = recording.load(recording.RESULTS / "smollm2_cuda").finals
+    wide = finals.pivot(index="seed", columns="variant", values="accuracy")
+    spread = (wide["k3_reward"] - wide["none"]).std()
+    drawn = np.random.default_rng(5).normal(0.0, spread, (100_000, 3))
+    for size, power in ((language_model.late()["detected"], 0.8), (0.1, 0.2)):
+        p = stats.ttest_1samp(drawn + size, 0.0, axis=1).pvalue
+        assert (p < 0.05).mean() == pytest.approx(power, abs=0.01)
+
+
+def test_the_predictions_of_the_longest_runs_stand_beside_what_was_found():
+    table = language_model.late_predictions()
+    assert list(table["outcome"]) == ["open", "open", "open", "refuted"]
+    recorded = recording.load(recording.RESULTS / "smollm2_cuda")
+    assert list(table["prediction"]) == list(recorded.preset.predictions)
+    start = recorded.curves.query("update == 0").set_index(["variant", "seed"])["accuracy"]
+    gained = recorded.finals.set_index(["variant", "seed"])["accuracy"] - start
+    assert gained.loc["k3_reward"].min() > 0.0, "it was predicted not to rise"
+
+
+def test_k3_in_the_reward_is_lower_on_the_average_of_training(ended):
+    """By scipy; at the end, at one coefficient and after 48 updates, that is unresolved."""
+    wide = ended["smollm2_short"].pivot(index="seed", columns="variant", values="accuracy")
+    assert stats.ttest_rel(wide["k3_reward"], wide["none"]).pvalue > 0.05
+    curves = recording.load(recording.folder_of("smollm2_short")).curves
+    average = curves.groupby(["variant", "seed"])["accuracy"].mean().unstack(0)
+    test = stats.ttest_rel(average["k3_reward"], average["none"]).confidence_interval()
+    found = language_model.averaged_over_training()
+    assert test.high < 0.0 and found["high"] == pytest.approx(test.high)
 
 
 @pytest.mark.parametrize("preset", ["smollm2_equal_kl", "smollm2_coefficient_one"])
@@ -229,7 +280,7 @@ def test_at_equal_kl_ten_seeds_see_no_cost(ended, preset):
 def test_the_deviation_of_k3_hangs_on_the_rarest_tokens():
     """From run to run by more than ten times; without them, and of k1, hardly."""
     runs = estimator_tail.recorded()["none"].tail
-    whole, cut = (language_model.deviations(t) for t in (runs, runs.query("decade >= -6")))
+    whole, cut = (estimator_tail.deviations(t) for t in (runs, runs.query("decade >= -6")))
     assert len(whole) == 5 and whole["k3"].max() > 10 * whole["k3"].min() > 5000
     assert cut["k3"].between(90, 140).all()
     assert whole["k1"].to_numpy() == pytest.approx(cut["k1"].to_numpy(), rel=0.1)

@@ -9,8 +9,8 @@ import pytest
 
 import analysis
 from analysis.chapters.ch21_guide import EVIDENCE, evidence
-from analysis.experiments.presets import make_preset
-from analysis.training.metrics import METRICS
+from analysis.records.metrics import METRICS
+from analysis.studies.presets import make_preset
 
 NOTEBOOK = Path(analysis.__path__[0]).parent / "notebooks" / "21_guide.ipynb"
 

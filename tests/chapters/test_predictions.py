@@ -9,17 +9,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.chapters import (
-    ch16_objectives,
-    ch17_stale,
-    ch18_distillation,
-    ch19_equal_kl,
-    predictions,
-)
+from analysis.chapters import ch16_objectives, ch17_stale, ch18_distillation, ch19_equal_kl
 from analysis.chapters.ch19_equal_kl import SETTINGS
-from analysis.chapters.claims import recorded, recorded_runs
-from analysis.experiments import recording
-from analysis.experiments.presets import PRESETS
+from analysis.evidence import predictions
+from analysis.evidence.recorded import recorded, recorded_runs
+from analysis.records import recording
+from analysis.studies.presets import PRESETS
 from tests.experiments import dense_mixed_model
 
 DESIGNED = [

@@ -9,8 +9,8 @@ import math
 import pytest
 from scipy import stats
 
-from analysis.chapters.claims import difference
-from analysis.experiments import recording
+from analysis.evidence.recorded import difference
+from analysis.records import recording
 
 FOLDERS = sorted(path.parent for path in recording.RESULTS.glob("*/final.csv"))
 METRICS = ("accuracy", "reverse_kl", "entropy", "length")

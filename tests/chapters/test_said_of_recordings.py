@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.chapters import ch19_equal_kl, predictions
-from analysis.chapters.claims import difference
-from analysis.experiments import designs, recording, summaries
+from analysis.chapters import ch19_equal_kl
+from analysis.evidence import predictions
+from analysis.evidence.recorded import difference
+from analysis.records import designs, recording, summaries
 
 
 def finals(name: str) -> pd.DataFrame:

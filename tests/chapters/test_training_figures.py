@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.chapters import training_figures as figures
-from analysis.experiments.statistics import interval
+from analysis.evidence import training_figures as figures
+from analysis.records.statistics import interval
 from kl_term import style
 
 SEEDS = range(6)

@@ -15,22 +15,10 @@ import torch
 from kl_term.diagnosis import conditions
 from kl_term.diagnosis.causes import CAUSES, find, matching
 from kl_term.diagnosis.columns import assemble
-from kl_term.diagnosis.generate import (
-    EXAMPLES,
-    FIRST_STEP,
-    Run,
-    example,
-    simulate,
-)
+from kl_term.diagnosis.generate import EXAMPLES, FIRST_STEP, Run, example, simulate
 from kl_term.diagnosis.measure import measure
 from kl_term.diagnosis.reports import report
-from kl_term.diagnosis.schema import (
-    SEVERITIES,
-    Finding,
-    Interval,
-    Report,
-    Settings,
-)
+from kl_term.diagnosis.schema import SEVERITIES, Finding, Interval, Report, Settings
 from kl_term.errors import UserError
 from kl_term.kl.estimators import k2, k3
 from kl_term.kl.term import KLTerm

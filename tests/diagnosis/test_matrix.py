@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.experiments.recording import read_manifest
+from analysis.records.manifests import read_manifest
 from analysis.report.diagnosis_quality import (
     FOLDER,
     HELD_OUT,

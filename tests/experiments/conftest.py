@@ -7,9 +7,9 @@ import multiprocessing.forkserver
 import pytest
 
 from analysis.cli import sweep as command
-from analysis.experiments import pools, recording, sweep
-from analysis.experiments.preset import Preset
-from analysis.experiments.recording import Recording
+from analysis.records.preset import Preset
+from analysis.records.recording import Recording
+from analysis.sweeps import in_process, pools, sweep
 from tests.experiments.tiny import PROVENANCE, make_tiny
 from tests.trees import on_one_thread
 
@@ -37,4 +37,4 @@ def tiny() -> Preset:
 def straight(tiny: Preset) -> Recording:
     """One process, one population, no checkpoint."""
     with on_one_thread():
-        return recording.run(tiny)
+        return in_process.run(tiny)

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from ray.cluster_utils import Cluster
 
-from analysis.experiments.pools import LocalPool
-from analysis.experiments.preset import Preset
-from analysis.experiments.ray_pool import ray_pool
-from analysis.experiments.store import Store
-from analysis.experiments.sweep import run_sweep
+from analysis.records.preset import Preset
+from analysis.sweeps.pools import LocalPool
+from analysis.sweeps.ray_pool import ray_pool
+from analysis.sweeps.store import Store
+from analysis.sweeps.sweep import run_sweep
 from kl_term.errors import UserError
 from tests.experiments.tiny import Heard, assert_same_metrics, make_tiny
 

@@ -10,14 +10,14 @@ import pytest
 import safetensors.torch
 import torch
 
-from analysis.experiments import shard as shards
-from analysis.experiments.checkpoints import Checkpoints, Header
-from analysis.experiments.preset import Preset
-from analysis.experiments.recording import Recording
-from analysis.experiments.shard import complete_shard
-from analysis.experiments.store import Store, with_checksum, without_checksum
-from analysis.experiments.sweep import finished_runs, shards_of
-from analysis.training.metrics import METRICS
+from analysis.records.metrics import METRICS
+from analysis.records.preset import Preset
+from analysis.records.recording import Recording
+from analysis.sweeps import shard as shards
+from analysis.sweeps.checkpoints import Checkpoints, Header
+from analysis.sweeps.shard import complete_shard
+from analysis.sweeps.store import Store, with_checksum, without_checksum
+from analysis.sweeps.sweep import finished_runs, shards_of
 from analysis.training.trainer import PopulationTrainer
 from kl_term.files import sha256_bytes
 from tests.experiments.tiny import PROVENANCE, Heard, assert_same_bits, make_tiny, sweep_tiny

@@ -7,11 +7,12 @@ import pandas as pd
 import pytest
 from pydantic import ValidationError
 
-from analysis.experiments import designs, recording
-from analysis.experiments.preset import DERIVED, Preset, predict
-from analysis.experiments.presets import PRESETS, designed
-from analysis.experiments.summaries import KLS
-from analysis.training.config import TrainConfig
+from analysis.evidence import predictions
+from analysis.records import designs, recording
+from analysis.records.config import TrainConfig
+from analysis.records.preset import DERIVED, Preset, predict
+from analysis.records.summaries import KLS
+from analysis.studies.presets import PRESETS, designed, make_preset
 
 DESIGNED = [name for name, of in PRESETS.items() if of().design is not None]
 
@@ -181,3 +182,36 @@ def test_a_run_that_is_not_finite_counts_at_the_worst_value(
 def test_finite_runs_are_compared_as_they_are() -> None:
     finals = finals_of(PRESETS["equal_kl"](), {"k2_loss": 0.5})
     pd.testing.assert_frame_equal(designs.at_worst(finals, "reward", "reverse_kl"), finals)
+
+
+def test_a_design_may_equal_the_final_kl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fit is that of the column it names, and no other."""
+    recorded = recording.load(recording.folder_of("equal_kl"))
+    finals = recorded.finals.rename(columns={"reverse_kl": "final_reverse_kl"})
+    finals = finals.assign(reverse_kl=1.0, final_reward=finals["reward"])
+    kept = recorded.preset.design
+    named = kept.model_copy(update={"equal": "final_reverse_kl"})
+    (asked,) = [p for p in kept.predictions if (p.variant, p.betas) == ("k2_loss", ())]
+    moved = asked.model_copy(update={"metric": "final_reward"})
+    found = designs.judged(finals, moved, named, 10)
+    plain = designs.judged(recorded.finals, asked, kept, 10)
+    assert found["mean"] == pytest.approx(plain["mean"])
+    assert found["kl_low"] == pytest.approx(plain["kl_low"])
+
+
+def test_a_final_metric_wants_a_measurement() -> None:
+    preset = make_preset("equal_kl_half_step", {})
+    assert preset.config.final_answers == 1000
+    fields = preset.model_dump()
+    fields["config"]["final_answers"] = 0
+    with pytest.raises(ValueError, match="final_answers is 0"):
+        type(preset).model_validate(fields)
+
+
+def test_which_designs_replicate_a_pilot() -> None:
+    """As they were read one by one: a pilot of another configuration is no replication."""
+    other = {"smollm2_equal_kl", "smollm2_sampled_losses", "smollm2_coefficient_one"}
+    other |= {"equal_kl_wide", "long_completions", "long_completions_128"}
+    other |= {"aggregation_length", "aggregation_length_112"}
+    found = {name: predictions.replicates(name) for name in predictions.OTHERWISE}
+    assert {name for name, same in found.items() if not same} == other

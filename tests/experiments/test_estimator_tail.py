@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 import torch
 
-from analysis.experiments.language import estimator_tail
+from analysis.records import estimator_tail as recorded_tail
+from analysis.studies.language import estimator_tail
 from analysis.training.trainer import PopulationTrainer
 from kl_term.diagnosis.columns import assemble
 from kl_term.kl.divergences import reverse_kl
@@ -95,12 +96,13 @@ def test_what_is_recorded_is_read_back_and_sealed(monkeypatch, tmp_path):
 
     monkeypatch.setattr(estimator_tail, "train_and_measure", one_row)
     monkeypatch.setattr(estimator_tail, "RECORDED", tmp_path / "tail")
+    monkeypatch.setattr(recorded_tail, "RECORDED", tmp_path / "tail")
     estimator_tail.record()
-    back = estimator_tail.recorded()
-    assert list(back) == list(estimator_tail.VARIANTS)
+    back = recorded_tail.recorded()
+    assert list(back) == list(recorded_tail.VARIANTS)
     assert back["k3_loss"].tail["k1"].to_list() == [0.25]
     assert back["k3_loss"].tail["decade"].to_list() == [-np.inf]
     assert back["none"].dump["logp"].to_list() == [-0.5]
     (tmp_path / "tail" / "none_tail.csv").write_text("decade\n0\n")
     with pytest.raises(ValueError, match="changed since it was recorded"):
-        estimator_tail.recorded()
+        recorded_tail.recorded()

@@ -6,9 +6,10 @@ import pandas as pd
 import pytest
 
 from analysis.chapters import ch19_equal_kl
-from analysis.experiments import gradient_noise as noise
+from analysis.records.gradient_noise import recorded
+from analysis.studies import gradient_noise as noise
 
-RECORDED = noise.recorded()
+RECORDED = recorded()
 #: Standard errors; the points share their random numbers, so they are not as many checks.
 FARTHEST = 4.0
 
@@ -35,9 +36,9 @@ def test_the_exact_kl_is_the_quietest():
 def test_a_checkpoint_is_computed_again(one_thread):
     """The theory to the recorded digits, and few batches around it."""
     found = noise.along_run(checkpoints=noise.CHECKPOINTS[:1], batches=200)
-    recorded = RECORDED[RECORDED["update"] == noise.CHECKPOINTS[0]]
+    rows = RECORDED[RECORDED["update"] == noise.CHECKPOINTS[0]]
     columns = ["update", "term", "theory"]
-    pd.testing.assert_frame_equal(found[columns], recorded[columns], rtol=1e-4)
+    pd.testing.assert_frame_equal(found[columns], rows[columns], rtol=1e-4)
     errors = (found["sampled"] - found["theory"]) / found["standard_error"]
     assert errors.abs().max() < FARTHEST
 

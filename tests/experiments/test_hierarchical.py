@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.experiments import hierarchical, statistics
+from analysis.records import hierarchical, statistics
 from tests.experiments import dense_mixed_model
 
 STARTS, SEEDS, POINTS = 8, 16, 5

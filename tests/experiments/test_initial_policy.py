@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.experiments import initial_policy, recording
-from analysis.experiments.presets import make_preset
-from analysis.experiments.presets.kl_terms import quick
-from analysis.training.config import StartConfig
+from analysis.records import recording
+from analysis.records.config import StartConfig
+from analysis.records.initial_policy import presets_of_table, recorded
+from analysis.studies import initial_policy
+from analysis.studies.presets import make_preset
+from analysis.studies.presets.kl_terms import quick
 from tests.experiments.tiny import two_digits
 
 
@@ -30,9 +32,9 @@ def test_one_row_for_each_start_that_differs():
     assert shared["seed"].tolist() == list(quick().seeds[:1])
 
 
-@pytest.mark.parametrize("name", initial_policy._table()["preset"].unique())
+@pytest.mark.parametrize("name", presets_of_table())
 def test_the_recorded_table_holds_what_is_quoted(name):
-    table = initial_policy.recorded(name)
+    table = recorded(name)
     config = recording.load(recording.folder_of(name)).preset.config
     teachers = [] if config.teacher is None else ["teacher"]
     assert table["who"].tolist() == ["start"] * config.start.count + teachers
@@ -41,7 +43,7 @@ def test_the_recorded_table_holds_what_is_quoted(name):
 
 
 def test_the_recorded_table_comes_out_again_within_what_sampling_and_rounding_allow():
-    table = initial_policy.recorded("length_growth")
+    table = recorded("length_growth")
     preset = recording.load(recording.folder_of("length_growth")).preset
     here = initial_policy.starts(preset, num_prompts=300)
     for metric, tolerance in (("accuracy", 0.04), ("wrong_length", 0.3)):
@@ -50,4 +52,4 @@ def test_the_recorded_table_comes_out_again_within_what_sampling_and_rounding_al
 
 def test_the_table_names_its_presets():
     with pytest.raises(ValueError, match="preset must be one of"):
-        initial_policy.recorded("unknown")
+        recorded("unknown")

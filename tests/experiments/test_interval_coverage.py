@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.experiments import interval_coverage as coverage
-from analysis.experiments import recording, statistics
+from analysis.records import recording, statistics
+from analysis.studies import interval_coverage as coverage
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ from multiprocessing.process import BaseProcess
 import psutil
 import pytest
 
-from analysis.experiments import pools, sweep
-from analysis.experiments.pools import LocalPool
-from analysis.experiments.store import Store
+from analysis.sweeps import pools, sweep
+from analysis.sweeps.pools import LocalPool
+from analysis.sweeps.store import Store
 from tests.experiments.tiny import (
     PROVENANCE,
     UPDATES,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.experiments import manifests
-from analysis.experiments.manifests import (
+from analysis.records import manifests
+from analysis.records.manifests import (
     REQUIRED,
     manifest_of,
     read_manifest,

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from analysis.cli.sweep import sweep
-from analysis.experiments import ablation, memory, recording
-from analysis.experiments import sweep as sweeps
-from analysis.experiments.presets import make_preset
-from analysis.experiments.presets.language import llama_smoke
-from analysis.training.config import TrainConfig
-from analysis.training.pretrained.config import LlamaConfig
+from analysis.records.config import TrainConfig
+from analysis.records.language import LlamaConfig
+from analysis.studies.presets import make_preset
+from analysis.studies.presets.language import llama_smoke
+from analysis.sweeps import in_process, memory
+from analysis.sweeps import sweep as sweeps
 from tests.experiments.tiny import short_llama
 
 CONFIG = llama_smoke().config
@@ -81,16 +81,16 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch, runs: float) -> None:
 
 def test_an_ablation_is_cut_and_its_numbers_stay(monkeypatch):
     sizes = []
-    trainer = ablation.PopulationTrainer
+    trainer = in_process.PopulationTrainer
 
     def noted(config, runs, setting):
         sizes.append(len(runs))
         return trainer(config, runs, setting)
 
-    monkeypatch.setattr(ablation, "PopulationTrainer", noted)
-    whole = recording.run(short_llama(2))
+    monkeypatch.setattr(in_process, "PopulationTrainer", noted)
+    whole = in_process.run(short_llama(2))
     short_of_memory(monkeypatch, 3)
-    parts = recording.run(short_llama(2))
+    parts = in_process.run(short_llama(2))
     assert sizes == [8, 3, 3, 2]
     for name in ("accuracy", "reverse_kl", "gradient_norm"):
         np.testing.assert_allclose(whole.curves[name], parts.curves[name], atol=1e-5)

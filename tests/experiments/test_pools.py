@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from analysis.experiments import pools, shard
-from analysis.experiments.pools import LocalPool, devices_of
-from analysis.experiments.shard import complete_shard
-from analysis.experiments.sweep import shards_of
+from analysis.sweeps import pools, shard
+from analysis.sweeps.pools import LocalPool, devices_of
+from analysis.sweeps.shard import complete_shard
+from analysis.sweeps.sweep import shards_of
 from kl_term.errors import UserError
 from tests.experiments.tiny import PROVENANCE, make_tiny
 

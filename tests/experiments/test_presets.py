@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.experiments import recording
-from analysis.experiments.preset import Preset
-from analysis.experiments.presets import FIRST_SEED, PRESETS, distillation, make_preset
-from analysis.experiments.presets.kl_terms import quick
-from analysis.training.config import Run, TrainConfig
-from analysis.training.metrics import METRICS, PARTIAL_METRICS
+from analysis.records.config import Run, TrainConfig
+from analysis.records.metrics import METRICS, PARTIAL_METRICS
+from analysis.records.preset import Preset
+from analysis.records.variants import Variant
+from analysis.studies.presets import FIRST_SEED, PRESETS, distillation, make_preset
+from analysis.studies.presets.kl_terms import quick
+from analysis.sweeps import in_process
 from analysis.training.trainer import PopulationTrainer
-from analysis.training.variants import Variant
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = [name for name, of in PRESETS.items() if isinstance(of().config, TrainConfig)]
@@ -40,7 +40,7 @@ def shortened(name: str, updates: int = 2, *, start: int = 1) -> Preset:
 @pytest.mark.parametrize("name", TINY)
 def test_two_updates_of_every_preset_are_finite(name: str) -> None:
     preset = shortened(name)
-    result = recording.run(preset)
+    result = in_process.run(preset)
     assert preset.name == name and preset.predictions and not result.failures
     assert len(result.curves) == 2 * len(preset.variants)
     measured = [metric for metric in METRICS if metric not in PARTIAL_METRICS]
@@ -182,7 +182,7 @@ def _flat(variant: Variant) -> dict[str, object]:
 
 
 def test_a_weight_on_fresh_samples_changes_nothing_and_on_stale_ones_does() -> None:
-    curves = recording.run(shortened("staleness", 6, start=120)).curves
+    curves = in_process.run(shortened("staleness", 6, start=120)).curves
     norms = curves.set_index(["variant", "update"])["gradient_norm"]
     assert (norms["k2_lag_0"] == norms["k2_detached_lag_0"]).all()
     differ = (norms["k2_lag_4"] - norms["k2_detached_lag_4"]).abs()

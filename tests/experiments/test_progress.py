@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from analysis.experiments import progress
-from analysis.experiments.progress import Progress
+from analysis.sweeps import progress
+from analysis.sweeps.progress import Progress
 
 
 class Terminal(io.StringIO):

@@ -23,15 +23,15 @@ import psutil
 import pytest
 
 from analysis.cli.main import main
-from analysis.experiments import sweep
-from analysis.experiments.preset import Preset
-from analysis.experiments.presets import make_preset
-from analysis.experiments.provenance import source_of
-from analysis.experiments.ray_pool import RayPool, ray_pool, room_for, shard_resources
-from analysis.experiments.recording import Recording
-from analysis.experiments.shard import complete_shard
-from analysis.experiments.store import Store
-from analysis.experiments.sweep import finished_runs, shards_of
+from analysis.records.preset import Preset
+from analysis.records.recording import Recording
+from analysis.studies.presets import make_preset
+from analysis.sweeps import sweep
+from analysis.sweeps.provenance import source_of
+from analysis.sweeps.ray_pool import RayPool, ray_pool, room_for, shard_resources
+from analysis.sweeps.shard import complete_shard
+from analysis.sweeps.store import Store
+from analysis.sweeps.sweep import finished_runs, shards_of
 from tests.experiments.tiny import (
     PROVENANCE,
     UPDATES,
@@ -303,7 +303,7 @@ def test_without_ray_it_says_what_to_install(
 
 
 def test_a_machine_of_the_cluster_needs_what_training_needs_and_filelock() -> None:
-    program = "import sys, analysis.experiments.ray_pool as w; print(*sys.modules)"
+    program = "import sys, analysis.sweeps.ray_pool as w; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     loaded = set(done.stdout.split())
     assert {"torch", "filelock", "pydantic"} <= loaded, done.stderr

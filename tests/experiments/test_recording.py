@@ -9,14 +9,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.experiments import ablation, recording, reproduction
-from analysis.experiments.manifests import manifest_of
-from analysis.experiments.preset import NO_KL, Preset, kl_variants
-from analysis.experiments.presets import FIRST_SEED, PRESETS, make_preset
-from analysis.experiments.presets import kl_terms as presets
-from analysis.experiments.presets.language import llama_smoke
-from analysis.experiments.provenance import source_of, sources_of
-from analysis.training.metrics import METRICS, PARTIAL_METRICS
+from analysis.records import recording, tidy
+from analysis.records.manifests import manifest_of
+from analysis.records.metrics import METRICS, PARTIAL_METRICS
+from analysis.records.preset import Preset
+from analysis.studies.presets import FIRST_SEED, PRESETS, make_preset
+from analysis.studies.presets import kl_terms as presets
+from analysis.studies.presets.language import llama_smoke
+from analysis.studies.presets.parts import NO_KL, kl_variants
+from analysis.sweeps import in_process, reproduction
+from analysis.sweeps.provenance import source_of, sources_of
 from kl_term.files import sealed
 from tests.experiments.tiny import make_tiny, trained_alone
 
@@ -30,18 +32,18 @@ def small_preset() -> Preset:
 
 @pytest.fixture(scope="module")
 def trained(small_preset):
-    return recording.run(small_preset)
+    return in_process.run(small_preset)
 
 
 def test_chunks_do_not_change_the_results(small_preset, trained, monkeypatch):
-    monkeypatch.setattr(ablation, "CHUNK", 3)
-    pd.testing.assert_frame_equal(recording.run(small_preset).curves, trained.curves)
+    monkeypatch.setattr(in_process, "CHUNK", 3)
+    pd.testing.assert_frame_equal(in_process.run(small_preset).curves, trained.curves)
 
 
 def test_final_is_the_mean_over_the_last_windows(trained):
     curves = trained.curves
     one = curves[(curves["variant"] == "k2_loss") & (curves["seed"] == 1)]
-    table = ablation.final(curves, share=0.67)  # two of three windows
+    table = tidy.final(curves, share=0.67)  # two of three windows
     row = table[(table["variant"] == "k2_loss") & (table["seed"] == 1)]
     assert row["entropy"].item() == pytest.approx(one["entropy"].iloc[1:].mean())
     assert len(table) == len(trained.preset.runs)
@@ -49,7 +51,7 @@ def test_final_is_the_mean_over_the_last_windows(trained):
 
 def test_coarser_curves_average_the_windows_of_a_span(trained):
     curves = trained.curves  # windows at 0, 2 and 4
-    coarse = ablation.coarsen(curves, 4)
+    coarse = tidy.coarsen(curves, 4)
     assert sorted(coarse["update"].unique()) == [0, 4]
     one = curves[(curves["variant"] == "k3_loss") & (curves["seed"] == 1)].set_index("update")
     same = coarse[(coarse["variant"] == "k3_loss") & (coarse["seed"] == 1)].set_index("update")
@@ -67,7 +69,7 @@ def test_cosines_are_averaged_over_training_and_then_over_seeds():
             "kl_cosine": [np.nan, 0.2, 0.4, 0.9, np.nan, -0.1, 0.1],
         }
     )
-    cosines = ablation.kl_cosines(table, 0.3).set_index("variant")
+    cosines = tidy.kl_cosines(table, 0.3).set_index("variant")
     assert list(cosines.index) == ["k2_loss", "k1_loss"]
     assert cosines.loc["k2_loss", "mean"] == pytest.approx(0.6)  # of 0.3 and 0.9
     assert cosines.loc["k1_loss", "mean"] == pytest.approx(0.0)
@@ -75,7 +77,7 @@ def test_cosines_are_averaged_over_training_and_then_over_seeds():
 
 def test_an_unknown_beta_is_refused(trained):
     with pytest.raises(ValueError, match="known are"):
-        ablation.at_beta(trained.curves, 0.25)
+        tidy.at_beta(trained.curves, 0.25)
 
 
 def test_a_recording_reads_back_and_notices_a_change(trained, tmp_path):
@@ -110,7 +112,7 @@ def test_a_recording_is_read_with_what_it_is_compared_with(trained, tmp_path, mo
     recording.save(trained, tmp_path / "small_cpu")
     variants, seeds = kl_variants(0.25), trained.preset.seeds[1:]
     changes = {"name": "more", "variants": variants, "seeds": seeds, "beside": trained.preset}
-    more = recording.run(trained.preset.model_copy(update=changes))
+    more = in_process.run(trained.preset.model_copy(update=changes))
     recording.save(more, tmp_path / "more_cpu")
     read = recording.with_others(recording.load(tmp_path / "more_cpu"))
     for table, own, other in zip(read[1:3], more[1:3], trained[1:3], strict=True):
@@ -139,7 +141,7 @@ def test_a_recorded_run_trains_again_alone_to_the_recorded_digits(trained, tmp_p
     ("config", "imports"),
     [
         (presets.quick().config, "analysis.training.trainer"),
-        (llama_smoke().config, "analysis.training.trainer, analysis.experiments.environment"),
+        (llama_smoke().config, "analysis.training.trainer, analysis.training.environment_of"),
     ],
     ids=["tiny", "pretrained"],
 )

@@ -14,14 +14,15 @@ import torch
 import analysis
 import kl_term
 from analysis.cli.main import main
-from analysis.experiments import ablation, recording, reproduction
-from analysis.experiments.language.model import Unavailable
-from analysis.experiments.manifests import read_manifest
-from analysis.experiments.preset import Preset
-from analysis.experiments.presets.designed import equal_kl
-from analysis.experiments.presets.language import smollm2_short
-from analysis.experiments.recording import Recording
-from analysis.experiments.reproduction import chosen, meaning, mismatches
+from analysis.records import recording
+from analysis.records.manifests import read_manifest, read_table
+from analysis.records.preset import Preset
+from analysis.records.recording import Recording
+from analysis.studies.presets.designed import equal_kl
+from analysis.studies.presets.language import smollm2_short
+from analysis.sweeps import in_process, reproduction
+from analysis.sweeps.reproduction import chosen, meaning, mismatches
+from analysis.training.pretrained.folders import Unavailable
 from analysis.training.trainer import PopulationTrainer
 from kl_term.files import sealed, sha256_file
 from tests.experiments.tiny import make_tiny
@@ -37,7 +38,7 @@ SMALL = _TINY.model_copy(
 @pytest.fixture(scope="module")
 def small_ablation() -> Recording:
     with on_one_thread():
-        return recording.run(SMALL)
+        return in_process.run(SMALL)
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def train_differently(monkeypatch: pytest.MonkeyPatch, *, after: int) -> None:
                 with torch.no_grad():
                     self.weights.mul_(1.1)
 
-    monkeypatch.setattr(ablation, "PopulationTrainer", Doctored)
+    monkeypatch.setattr(in_process, "PopulationTrainer", Doctored)
 
 
 def test_all_recordings_are_found_whatever_they_are_called(recorded, tmp_path):
@@ -213,7 +214,7 @@ def test_runs_are_compared_up_to_an_update_and_their_curves_are_written(
     few = ["--runs", "2", "--updates", "3", "--curves", str(target)]
     assert main(["reproduce", "small_cpu", *few]) == 0
     assert "2 of 2 runs agree to every digit of 4 updates" in capsys.readouterr().out
-    again = recording.read_table(target)
+    again = read_table(target)
     assert sorted(again["update"].unique()) == [0, 2] and len(again) == 2 * 2
     assert mismatches(recording.compared(recording.load(recorded).curves, again)).empty
 
@@ -329,3 +330,29 @@ def test_a_few_runs_are_of_variants_far_apart() -> None:
         for a, b in zip(places, [*places[1:], places[0] + len(equal_kl().variants)], strict=True)
     ]
     assert max(gaps) <= len(equal_kl().variants) / 2
+
+
+def test_what_is_measured_of_the_final_policy_comes_out_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = SMALL.model_copy(
+        update={"config": SMALL.config.model_copy(update={"final_answers": 40})}
+    )
+    monkeypatch.setattr(recording, "RESULTS", tmp_path)
+    folder = tmp_path / "small_cpu"
+    with on_one_thread():
+        recording.save(recording.run(measured), folder)
+        found = reproduction.reproduce(folder, runs=3)
+    assert found.agrees
+    finals = recording.load(folder).finals
+    assert (finals["final_kl_error"] > 0.0).all()
+    row = finals.index[[run in found.runs for run in measured.runs]][0]
+    finals.loc[row, "final_reverse_kl"] *= 1.001
+    (folder / "final.csv").write_text(finals.to_csv(index=False, float_format="%.6g"))
+    files = {name: sha256_file(folder / name) for name in ("curves.csv", "final.csv")}
+    change(folder / "manifest.json", lambda manifest: manifest | {"files": files})
+    with on_one_thread():
+        again = reproduction.reproduce(folder, runs=3)
+        partial = reproduction.reproduce(folder, runs=3, updates=2)
+    assert again.mismatches["metric"].tolist() == ["final_reverse_kl"]
+    assert partial.agrees, "at other weights nothing is compared"

@@ -9,14 +9,16 @@ import pytest
 import safetensors.torch
 import torch
 
-from analysis.experiments import recording
-from analysis.experiments.environment import environment_of
-from analysis.experiments.language import retention
-from analysis.experiments.language.skills import SHOTS, Skill, skills_of
-from analysis.experiments.preset import Preset
-from analysis.experiments.presets.language import llama_smoke, smollm2_coefficients, smollm2_short
-from analysis.experiments.recording import read_manifest
-from analysis.training.config import Run
+from analysis.records import recording
+from analysis.records import retention as recorded_retention
+from analysis.records.config import Run
+from analysis.records.manifests import read_manifest
+from analysis.records.preset import Preset
+from analysis.studies.language import retention
+from analysis.studies.language.skills import SHOTS, Skill, skills_of
+from analysis.studies.presets.language import llama_smoke, smollm2_coefficients, smollm2_short
+from analysis.sweeps import in_process
+from analysis.training.environment_of import environment_of
 from analysis.training.pretrained.weights import random_llama
 from tests.experiments.tiny import short_llama
 from tests.packaged import needs_packaged_weights
@@ -152,7 +154,7 @@ def small(tmp_path, monkeypatch) -> tuple[str, Run]:
     config = preset.config.model_copy(update={"temperature": CONFIG.temperature})
     preset = preset.model_copy(update={"config": config})
     monkeypatch.setattr(recording, "RESULTS", tmp_path)
-    recording.save(recording.run(preset), tmp_path / "small_cpu")
+    recording.save(in_process.run(preset), tmp_path / "small_cpu")
     variants = tuple((variant.name, variant.beta) for variant in preset.variants)
     monkeypatch.setattr(retention, "VARIANTS", {"small": (preset, variants)})
     monkeypatch.setattr(retention, "environment", lambda: environment_of(config))
@@ -190,10 +192,10 @@ def test_a_run_that_comes_out_otherwise_is_counted(one_thread, small, tmp_path):
 
 
 def test_the_recording_is_complete_and_of_the_recorded_runs():
-    manifest = read_manifest(retention.RECORDED)
+    manifest = read_manifest(recorded_retention.RECORDED)
     assert manifest["differing"] == 0, "its runs are the recorded ones to the digit"
-    assert manifest["predictions"] == list(retention.PREDICTIONS)
-    read = retention.recorded()
+    assert manifest["predictions"] == list(recorded_retention.PREDICTIONS)
+    read = recorded_retention.recorded()
     chosen = retention.runs(manifest["seeds"])
     keys = [(run.variant.name, run.variant.beta, run.seed) for _, run in chosen]
     found = read.runs.astype({"beta": float})
@@ -213,7 +215,7 @@ def test_the_recording_is_complete_and_of_the_recorded_runs():
 
 @needs_packaged_weights
 def test_the_recorded_reference_answers_as_it_did(one_thread):
-    recorded = retention.recorded().reference.set_index("skill")
+    recorded = recorded_retention.recorded().reference.set_index("skill")
     for probe in retention.probes():
         read = probe.read({})
         # On another processor a near tie of two tokens falls the other way, and an answer parts.

@@ -7,8 +7,9 @@ import pytest
 import torch
 from scipy import stats
 
-from analysis.experiments import statistics
-from analysis.training.config import Run, Variant
+from analysis.records import statistics
+from analysis.records.config import Run
+from analysis.records.variants import Variant
 from analysis.training.tiny.start import supervised_start
 from analysis.training.trainer import PopulationTrainer
 from tests.experiments.tiny import make_tiny

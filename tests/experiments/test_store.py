@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from analysis.experiments import sweep
-from analysis.experiments.preset import Preset
-from analysis.experiments.recording import Recording
-from analysis.experiments.store import (
+from analysis.records.preset import Preset
+from analysis.records.recording import Recording
+from analysis.records.run_record import Failure
+from analysis.sweeps import sweep
+from analysis.sweeps.store import (
     CorruptFile,
     Store,
     StoredRun,
@@ -22,7 +23,7 @@ from analysis.experiments.store import (
     with_checksum,
     without_checksum,
 )
-from analysis.training.trainer import Failure, PopulationTrainer
+from analysis.training.trainer import PopulationTrainer
 from kl_term.errors import UserError
 from tests.experiments.tiny import PROVENANCE, Heard, assert_same_bits, make_tiny, sweep_tiny
 

@@ -6,15 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.experiments.statistics import interval
-from analysis.experiments.summaries import (
-    at_equal,
-    by_variant,
-    fluctuation,
-    judged,
-    paired,
-    updates_to,
-)
+from analysis.records.statistics import interval
+from analysis.records.summaries import at_equal, by_variant, fluctuation, judged, paired, updates_to
 
 
 def test_a_diverged_seed_leaves_no_interval():

@@ -10,12 +10,12 @@ import pytest
 from pydantic import validate_call
 
 from analysis.cli.main import main
-from analysis.experiments import recording
-from analysis.experiments.preset import Preset
-from analysis.experiments.presets import PRESETS
-from analysis.experiments.presets.language import smollm2
-from analysis.experiments.recording import Recording
-from analysis.experiments.sweep import RUNS_PER_GPU_SHARD, shard_size
+from analysis.records import recording
+from analysis.records.preset import Preset
+from analysis.records.recording import Recording
+from analysis.studies.presets import PRESETS
+from analysis.studies.presets.language import smollm2
+from analysis.sweeps.sweep import RUNS_PER_GPU_SHARD, shard_size
 from tests.experiments.tiny import PROVENANCE, make_tiny
 
 pytestmark = pytest.mark.usefixtures("tiny_source")

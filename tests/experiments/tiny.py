@@ -11,17 +11,18 @@ import numpy as np
 import pandas as pd
 import torch
 
-from analysis.experiments import pools, recording, sweep
-from analysis.experiments.pools import LocalPool, Pool
-from analysis.experiments.preset import NO_KL, Preset
-from analysis.experiments.progress import Progress
-from analysis.experiments.provenance import Provenance
-from analysis.experiments.recording import Recording
-from analysis.experiments.store import Store, StoredRun, run_record
-from analysis.training.config import StartConfig, TeacherConfig, TrainConfig, Variant
-from analysis.training.metrics import METRICS
-from analysis.training.tiny.policy import PolicyConfig
-from analysis.training.tiny.tasks import SortTask
+from analysis.records import recording
+from analysis.records.config import PolicyConfig, SortTask, StartConfig, TeacherConfig, TrainConfig
+from analysis.records.metrics import METRICS
+from analysis.records.preset import Preset
+from analysis.records.provenance import Provenance
+from analysis.records.recording import Recording
+from analysis.records.variants import Variant
+from analysis.studies.presets.parts import NO_KL
+from analysis.sweeps import in_process, pools, sweep
+from analysis.sweeps.pools import LocalPool, Pool
+from analysis.sweeps.progress import Progress
+from analysis.sweeps.store import Store, StoredRun, run_record
 from kl_term.kl.term import KLTerm
 
 UPDATES = 24
@@ -56,7 +57,7 @@ def make_tiny(
 
 def two_digits(teacher_updates: int) -> Preset:
     """The preset ``distillation`` on two digits, so that a few updates teach something."""
-    from analysis.experiments.presets import make_preset  # not what the processes need
+    from analysis.studies.presets import make_preset  # not what the processes need
 
     wanted = make_preset("distillation", {"num_seeds": 2, "updates": 4})
     changes = {
@@ -69,7 +70,7 @@ def two_digits(teacher_updates: int) -> Preset:
 
 def short_llama(updates: int, variants: int | None = None) -> Preset:
     """The preset ``llama_smoke``, every update logged, of its first variants."""
-    from analysis.experiments.presets.language import llama_smoke
+    from analysis.studies.presets.language import llama_smoke
 
     preset = llama_smoke()
     config = preset.config.model_copy(update={"updates": updates, "log_every": 1})
@@ -84,7 +85,7 @@ def trained_alone(
     config = preset.config.model_copy(update={"updates": windows * preset.config.log_every})
     variants = tuple(v for v in preset.variants if (v.name, v.beta) == (variant, beta))
     changes = {"config": config, "variants": variants, "seeds": (seed,)}
-    again = recording.run(preset.model_copy(update=changes))
+    again = in_process.run(preset.model_copy(update=changes))
     return recording.compared(recorded.curves, again.curves)
 
 

@@ -11,10 +11,10 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from analysis.training.config import Run, TrainConfig
+from analysis.records.config import Run, TrainConfig
+from analysis.records.variants import Objective, Variant
 from analysis.training.loss import Terms, compute_step
 from analysis.training.rollout import Batch, Rollout, token_logp
-from analysis.training.variants import Objective, Variant
 from kl_term.kl.term import KLTerm
 from tests.integrations import tiny_trl
 

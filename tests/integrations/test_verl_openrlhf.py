@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from analysis.chapters.ch14_frameworks import states
-from analysis.chapters.ch14_one_state import term_of
-from analysis.chapters.frameworks import OPTIONS
+from analysis.chapters.ch14_frameworks.one_state import term_of
+from analysis.chapters.ch14_frameworks.trainers import OPTIONS
 from analysis.training.loss import KLTerms, Views
 from kl_term.errors import UserError
 from kl_term.integrations.verl import register_kl_term

@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kl_term.kl.divergences import (
-    capped_forward_kl,
-    chi_square,
-    entropy,
-    forward_kl,
-    reverse_kl,
-)
+from kl_term.kl.divergences import capped_forward_kl, chi_square, entropy, forward_kl, reverse_kl
 from kl_term.kl.enumeration import reverse_kl_gradient
 
 INF = math.inf

@@ -6,12 +6,7 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from kl_term.kl.gaussians import (
-    gaussian_chi_square,
-    gaussian_kl,
-    k3_variance_is_finite,
-    moments,
-)
+from kl_term.kl.gaussians import gaussian_chi_square, gaussian_kl, k3_variance_is_finite, moments
 
 PAIRS = [
     (0.3, 1.4, -0.5, 1.1),

@@ -7,12 +7,7 @@ import math
 import pytest
 import torch
 
-from kl_term.kl.credit import (
-    sample_gradients,
-    state_average,
-    tie_states,
-    weighted_moments,
-)
+from kl_term.kl.credit import sample_gradients, state_average, tie_states, weighted_moments
 from kl_term.kl.full_vocabulary import full_vocabulary_gradients
 from kl_term.kl.importance import importance_ratio
 from kl_term.kl.prefix import prefix_coefficients

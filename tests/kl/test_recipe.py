@@ -41,9 +41,10 @@ from kl_term.kl.enumeration import expected_gradient
 from kl_term.kl.potentials import kl_potential
 from kl_term.kl.surrogates import gradient_coefficient
 from kl_term.kl.term import KLTerm
-from analysis.training.config import Run, StartConfig, TrainConfig, Variant
-from analysis.training.tiny.policy import PolicyConfig
-from analysis.training.tiny.tasks import SortTask
+from analysis.records.config import Run, StartConfig, TrainConfig
+from analysis.records.variants import Variant
+from analysis.records.config import PolicyConfig
+from analysis.records.config import SortTask
 from analysis.training.trainer import PopulationTrainer
 from kl_term.cli.main import main
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from analysis.chapters.claims import Finding, claim, judge
+from analysis.evidence.claims import Finding, claim, judge
 from analysis.report.ledger import (
     disagreement,
     load_ledger,
@@ -96,6 +96,49 @@ def test_what_was_recomputed_can_be_written_and_then_agrees(project):
     assert not any(o.problem for o in recompute([first, second], lambda: found))
 
 
+#: A row as somebody wrapped it by hand, with a remark: nothing here would dump it like this.
+BY_HAND = """# what the sources say
+- id: S4-13
+  source: E
+  place: section 2
+  kind: theorem
+  statement: "C is D,
+    whatever   E is."   # as printed
+  verdict: holds
+  condition: Always.
+  measured: {error: 0.125}
+  figure: error {error:.2f}
+  section: 02_gradients
+"""
+
+
+def test_only_the_rows_that_disagree_are_written(project):
+    stale = yaml.safe_dump([{**ROW, "measured": {"error": 0.5}}])
+    project.claims.write_text(BY_HAND + stale)
+    found = {"S4-12": a_is_b, "S4-13": lambda: Finding("holds", {"error": 0.125})}
+    assert write_measured(project, recompute(load_ledger(project), lambda: found)) == ["S4-12"]
+    text = project.claims.read_text()
+    assert text.startswith(BY_HAND) and "0.5" not in text
+    assert all(o.problem == "" for o in recompute(load_ledger(project), lambda: found))
+    assert write_measured(project, recompute(load_ledger(project), lambda: found)) == []
+    assert project.claims.read_text() == text
+
+
+def test_nothing_is_written_when_a_claim_raises(project):
+    def broken() -> Finding:
+        raise ZeroDivisionError("no seeds")
+
+    stale = yaml.safe_dump([{**ROW, "measured": {"error": 0.5}}])
+    project.claims.write_text(BY_HAND + stale)
+    found = {"S4-12": a_is_b, "S4-13": broken}
+    with pytest.raises(UserError, match=r"S4-13: .*no seeds\nnothing was written"):
+        write_measured(project, recompute(load_ledger(project), lambda: found))
+    assert project.claims.read_text() == BY_HAND + stale
+    del found["S4-13"]
+    with pytest.raises(UserError, match="S4-13: no function decides it"):
+        write_measured(project, recompute(load_ledger(project), lambda: found))
+
+
 def test_infinite_and_undefined_figures_can_agree(project):
     write(project, {**ROW, "measured": {"error": math.inf, "other": math.nan}})
     (claim,) = load_ledger(project)
@@ -137,7 +180,7 @@ def test_one_id_can_be_asked_for(project):
 
 
 def test_a_claim_has_one_decision(monkeypatch):
-    monkeypatch.setattr("analysis.chapters.claims._DECISIONS", {})
+    monkeypatch.setattr("analysis.evidence.claims._DECISIONS", {})
 
     def one() -> Finding: ...
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 import yaml
 
-from analysis.experiments.presets import PRESETS
+from analysis.records import variants
 from analysis.report.ledger import load_ledger
 from analysis.report.methods import load_methods, methods_page
 from analysis.report.project import Project
-from analysis.training import variants
+from analysis.studies.presets import PRESETS
 from kl_term.errors import UserError
 from kl_term.kl.term import KLTerm
 from kl_term.schema import Schema

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.chapters.claims import VERDICTS, decisions
 from analysis.cli.main import main
+from analysis.evidence.claims import VERDICTS, decisions
 from analysis.report.ledger import SOURCES, load_ledger, load_sources, recompute
 from analysis.report.ledger_page import ledger_page
 from analysis.report.project import Project

@@ -8,12 +8,7 @@ import math
 import pytest
 import torch
 
-from kl_term.objectives.aggregation import (
-    MODES,
-    aggregate,
-    token_mean_weight,
-    token_weights,
-)
+from kl_term.objectives.aggregation import MODES, aggregate, token_mean_weight, token_weights
 
 VALUES = torch.tensor(
     [[1.0, 2.0, 4.0, 8.0], [3.0, -5.0, 7.0, 11.0], [13.0, 17.0, 19.0, 23.0]], dtype=torch.float64

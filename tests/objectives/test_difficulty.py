@@ -10,11 +10,7 @@ import pytest
 import torch
 
 from kl_term.objectives.advantages import group_centre, group_normalise, leave_one_out
-from kl_term.objectives.difficulty import (
-    arcsine_objective,
-    difficulty_weight,
-    normalised_objective,
-)
+from kl_term.objectives.difficulty import arcsine_objective, difficulty_weight, normalised_objective
 
 P = torch.tensor([0.03, 0.31, 0.5, 0.88], dtype=torch.float64)
 

@@ -6,12 +6,7 @@ import pytest
 import torch
 
 from kl_term.objectives.credit import reward_to_go
-from kl_term.objectives.process import (
-    best_of_n,
-    early_stop,
-    marginal_rewards,
-    path_score,
-)
+from kl_term.objectives.process import best_of_n, early_stop, marginal_rewards, path_score
 
 SCORES = torch.tensor([[0.5, 0.6, 0.2, 0.9], [0.8, 0.7, 0.6, 0.0]], dtype=torch.float64)
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]], dtype=torch.bool)

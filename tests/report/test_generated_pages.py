@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from analysis.records.metrics import METRICS
 from analysis.report.generated_pages import glossary_page
-from analysis.training.metrics import METRICS
 
 
 def test_the_glossary_defines_every_metric_once():

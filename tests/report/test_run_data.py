@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from analysis.experiments import recording
+from analysis.records.manifests import read_table
 from analysis.report.run_data import FIRST, METRICS, index, recordings, run_data
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -15,7 +15,7 @@ RESULTS = Path(__file__).resolve().parents[2] / "results"
 
 def test_a_recording_is_served_digit_by_digit() -> None:
     folder = RESULTS / FIRST
-    data, curves = run_data(folder), recording.read_table(folder / "curves.csv")
+    data, curves = run_data(folder), read_table(folder / "curves.csv")
     for metric, tables in data["values"].items():
         served = {
             (entry["variant"], entry["beta"], seed, update): value
@@ -45,6 +45,6 @@ def test_every_recording_of_curves_is_listed_with_what_it_is_about() -> None:
 
 def test_a_metric_that_never_varies_is_left_out() -> None:
     for folder in recordings(RESULTS)[:6]:
-        curves = recording.read_table(folder / "curves.csv")
+        curves = read_table(folder / "curves.csv")
         for metric in run_data(folder)["values"]:
             assert curves[metric].nunique() > 1, (folder.name, metric)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.experiments.manifests import write_folder
+from analysis.records.manifests import write_folder
 from analysis.report.generated_pages import torture_figures
 from analysis.report.project import Project
 from kl_term.errors import UserError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from analysis.training.config import Run
+from analysis.records.config import Run
 from analysis.training.environment import Scores
 from analysis.training.population import run_uniforms
 from analysis.training.trainer import PopulationTrainer

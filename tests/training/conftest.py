@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.training.config import Run, StartConfig, TeacherConfig, TrainConfig, Variant
-from analysis.training.pretrained.config import LlamaConfig
-from analysis.training.tiny.policy import PolicyConfig
-from analysis.training.tiny.tasks import SortTask
+from analysis.records.config import (
+    PolicyConfig,
+    Run,
+    SortTask,
+    StartConfig,
+    TeacherConfig,
+    TrainConfig,
+)
+from analysis.records.language import LlamaConfig
+from analysis.records.variants import Variant
 from kl_term.kl.term import KLTerm
 
 #: Of another size than the policy.

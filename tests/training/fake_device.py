@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from analysis.experiments.preset import Preset
+from analysis.records.preset import Preset
 from analysis.training import graphs
 from analysis.training.environment import Scores
 from analysis.training.pretrained.tasks import TextTask

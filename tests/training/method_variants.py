@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from analysis.training.variants import (
+from analysis.records.variants import (
     Advantage,
     Correction,
     Distillation,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from analysis.experiments.environment import environment_of
-from analysis.experiments.preset import Preset
-from analysis.experiments.presets import make_preset
-from analysis.experiments.presets.language import llama_smoke
+from analysis.records.language import ForwardConfig
+from analysis.records.preset import Preset
+from analysis.studies.presets import make_preset
+from analysis.studies.presets.language import llama_smoke
 from analysis.training.environment import Environment
-from analysis.training.pretrained.config import ForwardConfig
+from analysis.training.environment_of import environment_of
+from analysis.training.precision import dtype_of
 from analysis.training.pretrained.tasks import TextTask, pretrained_environment
 from analysis.training.pretrained.weights import random_llama
 from benchmarks.agreement import presets, shortened
@@ -44,5 +45,5 @@ def questions(device: str) -> Environment:
     )
     assert task.shared == 2
     return pretrained_environment(
-        config, random_llama(config.model.llama, 0, config.dtype, device), task
+        config, random_llama(config.model.llama, 0, dtype_of(config), device), task
     )

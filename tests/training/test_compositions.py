@@ -9,10 +9,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from analysis.training.config import Run
-from analysis.training.metrics import METRICS, PARTIAL_METRICS
+from analysis.records.config import Run
+from analysis.records.metrics import METRICS, PARTIAL_METRICS
+from analysis.records.variants import Sampler, Variant
 from analysis.training.trainer import PopulationTrainer
-from analysis.training.variants import Sampler, Variant
 from kl_term.kl.term import KLTerm
 from tests.training.conftest import TEACHER, runs_of
 from tests.training.method_variants import (

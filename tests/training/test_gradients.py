@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.training.config import Variant
+from analysis.records.variants import Variant
 from analysis.training.trainer import PopulationTrainer
 from kl_term.kl.term import KLTerm
 from tests.training.conftest import runs_of

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from analysis.records.config import Run, TrainConfig
+from analysis.records.variants import Variant
 from analysis.training import graphs as training_graphs
-from analysis.training.config import Run, TrainConfig
 from analysis.training.graphs import WARM_UP, CudaRecorder, Graphs, launcher
 from analysis.training.trainer import PopulationTrainer
-from analysis.training.variants import Variant
 from benchmarks.agreement import differences
 from tests.training.short_presets import UPDATES, short_presets
 from tests.training.tape import Tape

@@ -12,8 +12,8 @@ import dataclasses
 import pytest
 import torch
 
+from analysis.records.variants import Advantage
 from analysis.training.loss import kl_cosine, kl_objectives
-from analysis.training.variants import Advantage
 from kl_term.kl.term import KLTerm
 from tests.training import naive_loss
 from tests.training.apart import Population

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.training.config import TrainConfig, Variant
-from analysis.training.metrics import METRICS, run_mean
+from analysis.records.config import TrainConfig
+from analysis.records.metrics import METRICS
+from analysis.records.variants import Variant
+from analysis.training.metrics import run_mean
 from analysis.training.trainer import PopulationTrainer
 from kl_term.kl.term import KLTerm
 from tests.training.conftest import runs_of

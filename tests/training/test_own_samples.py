@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from analysis.training.config import StartConfig, TeacherConfig
-from analysis.training.tiny.tasks import SortTask
+from analysis.records.config import SortTask, StartConfig, TeacherConfig
+from analysis.records.variants import Advantage, Distillation, Sampler, Variant
 from analysis.training.trainer import PopulationTrainer
-from analysis.training.variants import Advantage, Distillation, Sampler, Variant
 from kl_term.kl.term import KLTerm
 from tests.training.conftest import runs_of
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.training.tiny.tasks import SortTask
+from analysis.records.config import SortTask
+from analysis.records.variants import Objective, Sampler, Variant
 from analysis.training.trainer import PopulationTrainer
-from analysis.training.variants import Objective, Sampler, Variant
 from tests.training.conftest import runs_of, what_is_sampled
 from tests.training.naive import END, naive_logp
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.training.config import TrainConfig, Variant
+from analysis.records.config import SortTask, TrainConfig
+from analysis.records.variants import Variant
 from analysis.training.optimizer import PopulationAdamW, clip_rows
-from analysis.training.tiny.tasks import SortTask
 from analysis.training.trainer import PopulationTrainer
 from kl_term.kl.term import KLTerm
 from tests.training.conftest import runs_of

@@ -8,14 +8,9 @@ import math
 import pytest
 import torch
 
-from analysis.training.pretrained.config import ForwardConfig, LlamaConfig, LoraConfig
+from analysis.records.language import ForwardConfig, LlamaConfig, LoraConfig
 from analysis.training.pretrained.llama import PAD, LlamaPolicy
-from analysis.training.pretrained.weights import (
-    load_llama,
-    projections,
-    random_llama,
-    save_llama,
-)
+from analysis.training.pretrained.weights import load_llama, projections, random_llama, save_llama
 from analysis.training.rollout import completion_inputs
 
 from .conftest import llama

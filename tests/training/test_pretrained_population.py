@@ -6,18 +6,26 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.experiments import recording
-from analysis.experiments.environment import environment_of
-from analysis.experiments.language.model import ArithmeticTask, LanguageConfig
-from analysis.experiments.presets.language import llama_smoke, smollm2
-from analysis.experiments.provenance import source_of
-from analysis.training.config import TrainConfig, Variant
-from analysis.training.metrics import METRICS, PARTIAL_METRICS
-from analysis.training.pretrained.config import ForwardConfig, LlamaConfig, LoraConfig
+from analysis.records import recording
+from analysis.records.config import TrainConfig
+from analysis.records.language import (
+    ArithmeticTask,
+    ForwardConfig,
+    LanguageConfig,
+    LlamaConfig,
+    LoraConfig,
+)
+from analysis.records.metrics import METRICS, PARTIAL_METRICS
+from analysis.records.variants import Variant
+from analysis.studies.presets.language import llama_smoke, smollm2
+from analysis.sweeps import in_process
+from analysis.sweeps.provenance import source_of
+from analysis.training.environment_of import environment_of
 from analysis.training.pretrained.llama import LlamaPolicy
 from analysis.training.pretrained.lora import Lora
 from analysis.training.pretrained.tasks import pretrained_environment
 from analysis.training.pretrained.weights import random_llama
+from analysis.training.tiny.tasks import Sorting
 from analysis.training.trainer import PopulationTrainer
 from kl_term.kl.term import KLTerm
 from tests.experiments.tiny import trained_alone
@@ -123,12 +131,12 @@ def test_the_gradient_is_that_of_finite_differences():
 def test_a_model_of_another_precision_is_refused():
     model = random_llama(CONFIG.model.llama, 0, torch.float64)
     with pytest.raises(ValueError, match=r"model is torch\.float64: load it as torch\.float32"):
-        pretrained_environment(CONFIG, model, CONFIG.task)
+        pretrained_environment(CONFIG, model, Sorting(CONFIG.task))
 
 
 def test_the_smoke_preset_runs_all_variants_and_is_recorded(tmp_path):
     config = llama_smoke().config.model_copy(update={"updates": 4, "log_every": 2})
-    result = recording.run(llama_smoke().model_copy(update={"config": config}))
+    result = in_process.run(llama_smoke().model_copy(update={"config": config}))
     assert not result.failures
     always = [name for name in METRICS if name not in PARTIAL_METRICS]
     assert np.isfinite(result.curves[always].to_numpy()).all()
@@ -151,7 +159,7 @@ def test_model_and_task_must_fit():
 def test_the_policy_keeps_its_frozen_weights_as_they_were():
     model = random_llama(CONFIG.model.llama, 0, torch.float32)
     before = model.layers[0].groups["qkv"].clone()
-    environment = pretrained_environment(CONFIG, model, CONFIG.task)
+    environment = pretrained_environment(CONFIG, model, Sorting(CONFIG.task))
     trainer = PopulationTrainer(CONFIG, runs_of(llama_smoke().variants[:2]), environment)
     trainer.update(0)
     assert isinstance(trainer.policy, LlamaPolicy)

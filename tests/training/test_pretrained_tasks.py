@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.experiments.language.model import (
+from analysis.records.language import (
     ArithmeticTask,
     FolderModel,
     HubModel,
     PackagedModel,
-    folder_of,
-    needed,
+    PretrainedConfig,
 )
-from analysis.training.config import Variant
-from analysis.training.pretrained.config import PretrainedConfig
+from analysis.records.variants import Variant
+from analysis.training.pretrained.folders import folder_of, needed
 from analysis.training.pretrained.llama import PAD
 from analysis.training.pretrained.tasks import TextTask, pretrained_environment
 from analysis.training.pretrained.weights import random_llama
@@ -110,7 +109,7 @@ def test_a_population_learns_to_answer_questions_of_different_lengths():
 @pytest.mark.parametrize("name", ["chain_sum", "products"])
 def test_arithmetic_is_asked_and_scored_through_a_tokenizer(monkeypatch, name):
     pytest.importorskip("reasoning_gym", reason="the extra lm is not installed")
-    from analysis.experiments.language import questions
+    from analysis.training.pretrained import questions
 
     class Characters:
         def __call__(self, text):

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.training.config import StartConfig
+from analysis.records.config import SortTask, StartConfig
+from analysis.records.variants import Sampler, Shaping, Variant
 from analysis.training.rollout import SamplingParams, sample
-from analysis.training.tiny.tasks import SortTask
+from analysis.training.tiny.tasks import Sorting
 from analysis.training.trainer import PopulationTrainer
-from analysis.training.variants import Sampler, Shaping, Variant
 from tests.training.conftest import TEACHER, runs_of, what_is_sampled
 from tests.training.naive import END, SEPARATOR, first_loop, naive_logits, naive_logp, nucleus
 
@@ -69,7 +69,9 @@ def test_the_first_token_is_as_frequent_as_the_sampler_says(config):
     expected = torch.stack(nucleus(logp, top_p))
     assert 1 < expected.isfinite().sum() < 16
     params = SamplingParams(temperature, top_p)
-    rollout = sample(trainer.policy, weights, config.task, prompts, uniforms, 0.8, params=params)
+    rollout = sample(
+        trainer.policy, weights, Sorting(config.task), prompts, uniforms, 0.8, params=params
+    )
     tokens = rollout.completions.flatten()
     shares = tokens.bincount(minlength=16) / draws
     probs = expected.exp()
@@ -90,7 +92,7 @@ def test_nothing_is_drawn_outside_the_nucleus_even_at_the_last_uniform(config):
         uniforms = torch.full((1, 1, 2, 4), value, dtype=torch.float64)
         params = SamplingParams(1.0, 0.4)
         rollout = sample(
-            trainer.policy, weights, config.task, prompts, uniforms, 0.8, params=params
+            trainer.policy, weights, Sorting(config.task), prompts, uniforms, 0.8, params=params
         )
         assert rollout.sampler_logp.isfinite().all()
         assert rollout.keep.gather(-1, rollout.completions.unsqueeze(-1)).all()

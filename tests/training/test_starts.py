@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.training.config import StartConfig, TeacherConfig, TrainConfig
+from analysis.records.config import SortTask, StartConfig, TeacherConfig, TrainConfig
+from analysis.records.variants import Distillation, Sampler, Variant
 from analysis.training.tiny.start import supervised_start
-from analysis.training.tiny.tasks import SortTask
 from analysis.training.trainer import PopulationTrainer
-from analysis.training.variants import Distillation, Sampler, Variant
 from kl_term.kl.term import KLTerm
 from tests.training.conftest import runs_of
 from tests.training.naive import naive_logp

@@ -3,12 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.training.tiny.tasks import END, FILLER, SortTask
+from analysis.records.config import END, FILLER, SortTask
+from analysis.training.tiny.tasks import Sorting
 
 
 @pytest.mark.parametrize(("reward", "shares"), [("exact", (0, 0)), ("graded", (1 / 3, 2 / 3))])
 def test_right_is_the_sorted_prompt_and_graded_the_share_of_right_positions(reward, shares):
-    task = SortTask(num_digits=3, reward=reward)
+    task = Sorting(SortTask(num_digits=3, reward=reward))
     completions = torch.tensor([[[1, 2, 3], [3, 2, 1], [1, 2, 2]]])
     scores = task.score(torch.tensor([[3, 1, 2]]), completions)
     assert torch.allclose(scores.rewards, torch.tensor([[1.0, *shares]]))
@@ -16,7 +17,7 @@ def test_right_is_the_sorted_prompt_and_graded_the_share_of_right_positions(rewa
 
 
 def test_with_an_end_token_the_completion_must_end_and_what_follows_is_not_read():
-    task = SortTask(num_digits=2, end_token=True)
+    task = Sorting(SortTask(num_digits=2, end_token=True))
     prompts = torch.tensor([[5, 4]])
     ended, endless, early = [4, 5, END], [4, 5, 6], [4, END, 5]
     completions = torch.tensor([[ended, endless, early]])
@@ -27,18 +28,18 @@ def test_with_an_end_token_the_completion_must_end_and_what_follows_is_not_read(
 
 
 def test_tokens_after_the_end_earn_nothing():
-    task = SortTask(num_digits=3, end_token=True, reward="graded")
+    task = Sorting(SortTask(num_digits=3, end_token=True, reward="graded"))
     completion = torch.tensor([[[END, 2, 3, END]]])  # 2, 3 and the last END stand where they should
     assert task.score(torch.tensor([[1, 2, 3]]), completion).rewards.item() == 0.0
 
 
 def test_prompts_cover_the_digits_evenly():
     uniforms = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
-    digits = SortTask().prompts(uniforms)
+    digits = Sorting(SortTask()).prompts(uniforms)
     assert digits.bincount().tolist() == [100] * 10
 
 
-ROOMY = SortTask(num_digits=2, end_token=True, max_fillers=2)
+ROOMY = Sorting(SortTask(num_digits=2, end_token=True, max_fillers=2))
 
 
 def test_fillers_before_the_answer_neither_earn_nor_cost():
@@ -58,7 +59,9 @@ def test_fillers_before_the_answer_neither_earn_nor_cost():
     completions = torch.tensor([list(cases)])
     prompts = torch.tensor([[5, 4]])
     exact = ROOMY.score(prompts, completions)
-    graded = ROOMY.model_copy(update={"reward": "graded"}).score(prompts, completions)
+    graded = Sorting(ROOMY.config.model_copy(update={"reward": "graded"})).score(
+        prompts, completions
+    )
     right, steps, finished = zip(*cases.values(), strict=True)
     assert exact.rewards.flatten().tolist() == exact.accuracy.flatten().tolist() == list(right)
     assert torch.allclose(graded.rewards.flatten(), torch.tensor(steps) / 3.0)
@@ -70,7 +73,7 @@ def test_fillers_before_the_answer_neither_earn_nor_cost():
 def test_the_mask_ends_with_the_first_end_whatever_the_fillers():
     completions = torch.tensor([[FILLER, 4, END, 5, END], [FILLER] * 5])
     assert ROOMY.completion_mask(completions).sum(-1).tolist() == [3, 5]
-    assert ROOMY.completion_length == 5 and ROOMY.answer_length == 3
+    assert ROOMY.completion_length == 5 and ROOMY.config.answer_length == 3
 
 
 @pytest.mark.parametrize("fillers", [None, (0, 0), (1, 1), (1, 2), (2, 2)])
@@ -81,7 +84,7 @@ def test_examples_are_right_and_as_long_as_asked(fillers):
     examples = ROOMY.examples(prompts, uniforms, fillers)
     assert ROOMY.score(prompts, examples.unsqueeze(1)).accuracy.min() == 1.0
     low, high = fillers or (0, 2)
-    lengths = ROOMY.completion_mask(examples).sum(-1) - ROOMY.answer_length
+    lengths = ROOMY.completion_mask(examples).sum(-1) - ROOMY.config.answer_length
     counts = lengths.bincount(minlength=3).tolist()
     assert [count > 0 for count in counts] == [low <= n <= high for n in range(3)]
     assert max(counts) - min(c for c in counts if c) < 70, "not even"
@@ -90,7 +93,7 @@ def test_examples_are_right_and_as_long_as_asked(fillers):
 
 
 def test_examples_without_room_are_the_targets():
-    task = SortTask(num_digits=3, end_token=True)
+    task = Sorting(SortTask(num_digits=3, end_token=True))
     prompts = torch.tensor([[3, 1, 2]])
     assert task.examples(prompts, torch.tensor([0.9])).tolist() == [[1, 2, 3, END]]
 

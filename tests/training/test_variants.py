@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from analysis.training.variants import (
+from analysis.records.variants import (
     Advantage,
     Correction,
     Distillation,

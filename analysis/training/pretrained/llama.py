@@ -29,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from analysis.records.language import ForwardConfig, LoraConfig
 from analysis.training.pretrained.attention import (
     Rotation,
     bias_of,
@@ -37,7 +38,6 @@ from analysis.training.pretrained.attention import (
     rotate,
     rotation,
 )
-from analysis.training.pretrained.config import ForwardConfig, LoraConfig
 from analysis.training.pretrained.lora import Adapters, LayerAdapters, Lora, product
 from analysis.training.pretrained.weights import FrozenLayer, Llama
 

@@ -24,9 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from analysis.records.language import GROUPS, PROJECTIONS, LlamaConfig, LoraConfig
 from analysis.training.cpu import fast_products
 from analysis.training.population import uniforms
-from analysis.training.pretrained.config import GROUPS, PROJECTIONS, LlamaConfig, LoraConfig
 
 #: Named adapters [M, layers, rows, columns]; empty means off.
 Adapters = Mapping[str, Tensor]

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from analysis.records.language import PretrainedConfig
 from analysis.training.environment import Environment, Scores, Task
-from analysis.training.pretrained.config import PretrainedConfig
+from analysis.training.precision import dtype_of
 from analysis.training.pretrained.llama import PAD, LlamaPolicy
 from analysis.training.pretrained.weights import Llama
 
@@ -109,8 +110,9 @@ def pretrained_environment(config: PretrainedConfig, model: Llama, task: Task) -
         ValueError: if the model has not the precision of the run.
     """
     dtype = model.embedding.dtype
-    if dtype != config.dtype:
-        raise ValueError(f"model is {dtype}: load it as {config.dtype}, the run's precision")
+    wanted = dtype_of(config)
+    if dtype != wanted:
+        raise ValueError(f"model is {dtype}: load it as {wanted}, the run's precision")
     shared = task.shared if isinstance(task, TextTask) else 0
     policy = LlamaPolicy(model, config.lora, config.forward, shared)
     return Environment(task, policy, policy.start())

@@ -20,13 +20,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from analysis.records.language import ATTENTION_PROJECTIONS, GROUPS, PROJECTIONS, LlamaConfig
 from analysis.training.population import uniforms
-from analysis.training.pretrained.config import (
-    ATTENTION_PROJECTIONS,
-    GROUPS,
-    PROJECTIONS,
-    LlamaConfig,
-)
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"

@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from analysis.records.config import VOCAB_SIZE, PolicyConfig, TrainConfig
 from analysis.training.cpu import fast_products
 from analysis.training.environment import Weights
 from analysis.training.population import uniforms
@@ -39,31 +39,12 @@ from analysis.training.tiny.transformer import (
     packing,
     unpack_completions,
 )
-from kl_term.schema import Schema
 
 #: Floats; a multiple of every vector width, unrolling included.
 ROW_MULTIPLE = 64
 #: On the CPU, passes over whole sequences take as many runs at a time as keep their largest
 #: activation below this, so that it is still in the cache when the next operation reads it.
 CACHED_FLOATS = 3 * 2**18
-
-
-class PolicyConfig(Schema):
-    """The size of one run."""
-
-    #: A multiple of four floats: else where a run stands decides which vector instructions it
-    #: meets, and it is not its solo run to the bit.
-    width: int = Field(default=32, ge=4, multiple_of=4)
-    num_layers: int = Field(default=2, ge=1)
-    num_heads: int = Field(default=4, ge=1)
-    #: Width of the MLP over the width of the residual stream.
-    mlp_factor: int = Field(default=2, ge=1)
-
-    @model_validator(mode="after")
-    def _heads_divide_width(self) -> PolicyConfig:
-        if self.width % self.num_heads:
-            raise ValueError(f"num_heads={self.num_heads} must divide width={self.width}")
-        return self
 
 
 class Cache:
@@ -232,3 +213,9 @@ class _Replay(torch.autograd.Function):
                 for b in ctx.blocks
             ]
         return None, None, *(torch.cat([part[name] for part in parts]) for name in weights)
+
+
+def make_policy(config: TrainConfig) -> Policy:
+    """The policy that fits the task of ``config``."""
+    task = config.task
+    return Policy(config.policy, VOCAB_SIZE, task.prompt_length + task.completion_length)

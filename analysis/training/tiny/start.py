@@ -7,27 +7,22 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from analysis.training.config import TrainConfig
+from analysis.records.config import TrainConfig
 from analysis.training.cpu import keep_freed_memory
 from analysis.training.environment import Environment, Teacher
 from analysis.training.metrics import run_mean
 from analysis.training.optimizer import PopulationAdamW, clip_rows
 from analysis.training.population import run_uniforms
+from analysis.training.precision import dtype_of
 from analysis.training.rollout import completion_inputs, token_logp
-from analysis.training.tiny.policy import Policy
-from analysis.training.tiny.tasks import VOCAB_SIZE
-
-
-def make_policy(config: TrainConfig) -> Policy:
-    """The policy that fits the task of ``config``."""
-    task = config.task
-    return Policy(config.policy, VOCAB_SIZE, task.prompt_length + task.completion_length)
+from analysis.training.tiny.policy import make_policy
+from analysis.training.tiny.tasks import Sorting
 
 
 def tiny_environment(config: TrainConfig, device: torch.device | str = "cpu") -> Environment:
     """The tiny policy on the task of ``config``, at its supervised start."""
     start = supervised_start(config).to(device)
-    return Environment(config.task, make_policy(config), start, _teacher(config, device))
+    return Environment(Sorting(config.task), make_policy(config), start, _teacher(config, device))
 
 
 def _teacher(config: TrainConfig, device: torch.device | str) -> Teacher | None:
@@ -53,12 +48,12 @@ def supervised_start(config: TrainConfig) -> Tensor:
 @cache
 def _trained(config: TrainConfig) -> Tensor:
     keep_freed_memory()
-    start, task, policy = config.start, config.task, make_policy(config)
+    start, task, policy = config.start, Sorting(config.task), make_policy(config)
     seeds = range(start.seed, start.seed + start.count)
-    weights = torch.cat([policy.initial_weights(seed, config.dtype) for seed in seeds])
+    weights = torch.cat([policy.initial_weights(seed, dtype_of(config)) for seed in seeds])
     weights.requires_grad_()
     optimizer = PopulationAdamW(weights, start.learning_rate, weight_decay=0.0)
-    shape = (start.batch_size, task.prompt_length)
+    shape = (start.batch_size, task.draws_per_prompt)
     for update in range(start.updates):
         prompts = task.prompts(run_uniforms(seeds, "start", update, shape, torch.float64))
         drawn = run_uniforms(seeds, "fillers", update, shape[:1], torch.float64)

@@ -277,7 +277,7 @@ globalThis.klMath = (() => {
     return creditGradient(table, sequences, oldLogp.map((row) => Math.exp(sum(row))), credits);
   };
 
-  // --- Recorded runs: analysis.experiments.statistics ---------------------------------------------
+  // --- Recorded runs: analysis.records.statistics ---------------------------------------------
 
   // Mean over runs and its t interval; `quantile` is that of Student's t with one degree fewer.
   const interval = (values, quantile) => {

@@ -1,0 +1,1 @@
+"""What several chapters decide claims with: policies, chains, recorded runs, figures."""

@@ -1,0 +1,1 @@
+"""What tables call the variants, one module a theme."""

@@ -1,1 +1,0 @@
-"""Pretrained models and text tasks for the population trainer; the extras ``lm``, ``smollm2``."""

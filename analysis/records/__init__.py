@@ -1,0 +1,1 @@
+"""What was recorded and what was asked: runs as schema, tables, statistics. No torch."""

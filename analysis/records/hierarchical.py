@@ -1,0 +1,182 @@
+r"""One variant against another in a metric at equal KL: a hierarchical fit over starts and seeds.
+
+A run of variant :math:`v`, start :math:`g` and seed :math:`s` with log KL :math:`x` has
+
+.. math:: y = a_v + b_v x + c_v x^2 + u_g + w_s \pm \tfrac12 d_g + e,
+
+:math:`+` for the variant and :math:`-` for the other. The curves are fixed; the start's level
+:math:`u_g`, the seed's :math:`w_s`, what a start does to the difference :math:`d_g`, and the rest
+:math:`e` are Gaussian. Variances are those of restricted maximum likelihood, coefficients those of
+generalised least squares.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy.linalg import cho_factor, cho_solve
+from scipy.optimize import minimize
+
+from analysis.records import statistics
+from analysis.records.statistics import Interval
+
+#: Percentiles of log KL of each variant's runs, between which two curves are compared.
+CENTRAL = (10.0, 90.0)
+#: Variances over the residual's: where the search begins, and the widest it looks.
+FIRST_RATIOS = (0.3, 0.3, 0.1)
+RATIO_BOUNDS = (1e-6, 1e3)
+#: Where a variance is nearly zero the likelihood is flat: looser, the digits shown are not settled.
+CONVERGED = {"ftol": 1e-14, "gtol": 1e-9}
+
+
+class Fit(NamedTuple):
+    """Two curves over log KL, and how sure they are."""
+
+    coefficients: np.ndarray  #: [2, 3], of 1, x, x²; the variant, then the other; x from `centre`
+    covariance: np.ndarray  #: [6, 6]
+    ratios: np.ndarray  #: [3], variances of u, w and d over the residual's
+    residual: float  #: variance of e
+    starts: int
+    seeds: int
+    centre: float  #: of log KL
+    low: float  #: of the log KL that both variants' central runs share
+    high: float
+
+    def difference(self, margin: float) -> dict[str, float]:
+        """Mean difference over the shared log KL, as :func:`summaries.of_differences` gives it.
+
+        NaN where the two share none. ``kl_low`` and ``kl_high`` are the ends of that range.
+        """
+        place = {"kl_low": np.exp(self.low), "kl_high": np.exp(self.high)}
+        if not self.low < self.high:
+            empty = dict.fromkeys(("mean", "low", "high", "p", "equivalent"), np.nan)
+            return {**empty, "starts": self.starts, "seeds": self.seeds, **place}
+        ends = np.array([self.low, self.high]) - self.centre
+        powers = np.arange(1, 4)
+        mean_powers = np.diff(ends[:, None] ** powers, axis=0)[0] / powers / np.diff(ends)
+        contrast = np.concatenate([mean_powers, -mean_powers])
+        mean = float(contrast @ self.coefficients.ravel())
+        error = float(np.sqrt(contrast @ self.covariance @ contrast))
+        found = statistics.of_estimate(mean, error, self.starts - 1, margin)
+        return {**found, "starts": self.starts, "seeds": self.seeds, **place}
+
+    def curve(self, which: int, log_kl: np.ndarray) -> Interval:
+        """Mean of variant ``which`` (0 or 1) at log KLs, with its interval."""
+        design = np.stack([np.ones_like(log_kl), log_kl - self.centre], axis=-1)
+        design = np.concatenate([design, design[..., 1:] ** 2], axis=-1)
+        block = slice(3 * which, 3 * which + 3)
+        mean = design @ self.coefficients[which]
+        error = np.sqrt(np.einsum("...i,ij,...j", design, self.covariance[block, block], design))
+        reach = statistics.t_quantile(self.starts - 1) * error
+        return Interval(mean, mean - reach, mean + reach)
+
+
+def fit(
+    runs: pd.DataFrame,
+    variant: str,
+    other: str,
+    *,
+    starts: int,
+    of: str,
+    metric: str,
+    ratios: np.ndarray | None = None,
+) -> Fit:
+    """Fit the curves of two variants.
+
+    Args:
+        runs: one row per run with ``variant``, ``seed``, ``of`` (positive) and ``metric``.
+        starts: how many there are: see :func:`statistics.start_of`.
+        of: what is equal, such as ``reverse_kl``.
+        metric: what is compared.
+        ratios: of variances, where they are not to be searched for: those of another fit.
+
+    Raises:
+        ValueError: fewer than ``MIN_SEEDS`` starts, or a number that is not finite.
+    """
+    kept = runs[runs["variant"].isin((variant, other))]
+    log_kl, y = np.log(kept[of].to_numpy()), kept[metric].to_numpy()
+    if not (np.isfinite(log_kl).all() and np.isfinite(y).all()):
+        raise ValueError(f"{variant} or {other}: {of} or {metric} is not finite and positive")
+    first = (kept["variant"] == variant).to_numpy()
+    seed = kept["seed"].to_numpy()
+    start = statistics.start_of(seed, starts)
+    groups = [np.flatnonzero(start == name) for name in np.unique(start)]
+    if len(groups) < statistics.MIN_SEEDS:
+        raise ValueError(f"{len(groups)} starts give no interval over starts")
+    centre = float(log_kl.mean())
+    x = log_kl - centre
+    curve = np.stack([np.ones_like(x), x, x * x], axis=1)
+    design = np.concatenate([curve * first[:, None], curve * ~first[:, None]], axis=1)
+    blocks = [
+        _Block(design[rows], y[rows], _sources(seed[rows], np.where(first[rows], 0.5, -0.5)))
+        for rows in groups
+    ]
+    ratios = _best_ratios(blocks) if ratios is None else ratios
+    best = _restricted(blocks, ratios)
+    ends = [np.percentile(log_kl[part], CENTRAL) for part in (first, ~first)]
+    return Fit(
+        coefficients=best.coefficients.reshape(2, 3),
+        covariance=best.covariance,
+        ratios=ratios,
+        residual=best.residual,
+        starts=len(groups),
+        seeds=len(np.unique(seed)),
+        centre=centre,
+        low=max(low for low, _ in ends),
+        high=min(high for _, high in ends),
+    )
+
+
+class _Block(NamedTuple):
+    """The runs of one start: they share no random effect with another's."""
+
+    design: np.ndarray
+    y: np.ndarray
+    sources: np.ndarray  #: [3, n, n], the covariance that each random effect gives
+
+
+class _Restricted(NamedTuple):
+    criterion: float  #: minus twice the restricted log-likelihood, up to a constant
+    coefficients: np.ndarray
+    covariance: np.ndarray
+    residual: float
+
+
+def _best_ratios(blocks: list[_Block]) -> np.ndarray:
+    """[3]: variances over the residual's, by restricted maximum likelihood."""
+    found = minimize(
+        lambda logs: _restricted(blocks, np.exp(logs)).criterion,
+        np.log(FIRST_RATIOS),
+        method="L-BFGS-B",
+        jac="3-point",
+        bounds=[tuple(np.log(RATIO_BOUNDS))] * len(FIRST_RATIOS),
+        options=CONVERGED,
+    )
+    return np.exp(found.x)
+
+
+def _sources(seed: np.ndarray, sign: np.ndarray) -> np.ndarray:
+    same = (seed[:, None] == seed[None, :]).astype(float)
+    return np.stack([np.ones_like(same), same, np.outer(sign, sign)])
+
+
+def _restricted(blocks: list[_Block], ratios: np.ndarray) -> _Restricted:
+    """Generalised least squares at given ratios of variances; the residual's is profiled out."""
+    size = blocks[0].design.shape[1]
+    information, moment = np.zeros((size, size)), np.zeros(size)
+    squares = log_det = 0.0
+    count = sum(len(block.y) for block in blocks)
+    for design, y, sources in blocks:
+        factor = cho_factor(np.eye(len(y)) + np.tensordot(ratios, sources, axes=1), lower=True)
+        solved = cho_solve(factor, np.column_stack([design, y]))
+        information += design.T @ solved[:, :-1]
+        moment += design.T @ solved[:, -1]
+        squares += y @ solved[:, -1]
+        log_det += 2.0 * np.log(np.diag(factor[0])).sum()
+    coefficients = np.linalg.solve(information, moment)
+    residual = (squares - moment @ coefficients) / (count - size)
+    _, log_information = np.linalg.slogdet(information)
+    criterion = (count - size) * np.log(residual) + log_det + log_information
+    return _Restricted(criterion, coefficients, residual * np.linalg.inv(information), residual)

@@ -1,0 +1,48 @@
+"""The glossary of what every update logs, per run."""
+
+from __future__ import annotations
+
+#: Cheap: the mean over all updates of a logging window.
+WINDOW_METRICS: dict[str, str] = {
+    "reward": "Mean reward of the update's finished completions, without shaping or KL penalty.",
+    "accuracy": "Share of the update's finished completions that are right as a whole.",
+    "length": "Mean number of counted tokens of a finished completion.",
+    "right_length": "The same over the right completions; NaN if there is none.",
+    "wrong_length": "The same over the wrong completions; NaN if there is none.",
+    "own_accuracy": "Accuracy of completions of the policy itself, whoever samples for training.",
+    "own_length": "Length of completions of the policy itself, whoever samples for training.",
+    "gradient_norm": "Euclidean norm of the run's gradient before clipping.",
+    "clip_fraction": "Share of tokens whose gradient the ratio clip changes.",
+    "ratio_ess": "Effective sample size of the token ratios to the sampler, as a share of tokens.",
+    "used_fraction": "Share of tokens whose policy term no mask or filter leaves out.",
+}
+
+#: Over the whole vocabulary or against the reference: at the first update of a logging window.
+POLICY_METRICS: dict[str, str] = {
+    "reverse_kl": "Exact KL of the policy from the reference, full vocabulary, visited states.",
+    "forward_kl": "Exact KL of the reference from the policy, full vocabulary, visited states.",
+    "k1": "Mean of the estimator k1 over the sampled tokens.",
+    "k2": "Mean of the estimator k2 over the sampled tokens.",
+    "k3": "Mean of the estimator k3 over the sampled tokens.",
+    "entropy": "Exact entropy of the policy over the vocabulary, at visited states.",
+    "teacher_kl": "Exact KL of the policy from the teacher, full vocabulary; NaN without one.",
+    "kl_cosine": "Cosine of the run's KL gradient with the exact reverse KL's, over all weights.",
+}
+
+#: Name -> one-line definition. Within an update, a metric is the mean over its optimizer steps and
+#: over counted tokens; KLs, estimators and entropy are in nats per token. ``kl_cosine`` is of the
+#: first optimizer step; it is NaN without a KL term, while the policy is the reference, and in the
+#: windows where ``cosine_every`` asks for none.
+METRICS: dict[str, str] = WINDOW_METRICS | POLICY_METRICS
+
+#: After the last update, on ``final_answers`` answers of prompts drawn for the purpose.
+FINAL_METRICS: dict[str, str] = {
+    "final_reward": "Mean reward of the final policy's own answers.",
+    "final_accuracy": "Share of them that are right as a whole.",
+    "final_reverse_kl": "Exact KL of the final policy from the reference, at states they visit.",
+    "final_forward_kl": "Exact KL of the reference from the final policy, at the same states.",
+    "final_kl_error": "Standard error of final_reverse_kl, over rollouts of an update's size.",
+}
+
+#: Those that are NaN where they are undefined; the others are finite in a healthy run.
+PARTIAL_METRICS: tuple[str, ...] = ("kl_cosine", "teacher_kl", "right_length", "wrong_length")

@@ -1,0 +1,1 @@
+"""What is measured of a pretrained model, beside its training."""

@@ -1,0 +1,31 @@
+"""The presets, one module a subject: importing this package registers them all."""
+
+from analysis.studies.presets import (
+    designed,
+    distillation,
+    final_policies,
+    kl_terms,
+    language,
+    larger,
+    objectives,
+    off_policy,
+    rewards,
+    three_ways,
+)
+from analysis.studies.presets.registry import FIRST_SEED, PRESETS, make_preset
+
+__all__ = [
+    "FIRST_SEED",
+    "PRESETS",
+    "designed",
+    "distillation",
+    "final_policies",
+    "kl_terms",
+    "language",
+    "larger",
+    "make_preset",
+    "objectives",
+    "off_policy",
+    "rewards",
+    "three_ways",
+]

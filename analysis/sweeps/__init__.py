@@ -1,0 +1,1 @@
+"""Populations trained to the end: shards, the store of finished runs, workers, reproduction."""
