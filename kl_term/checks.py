@@ -76,7 +76,12 @@ def _guard(function: Callable[..., Any], nan: str, half: str) -> Callable[..., A
 
     @wraps(function)
     def guard(*args: Any, **kwargs: Any) -> Any:
-        if compiling() or is_trusted():
+        if compiling():  # a graph holds no checks; types are those of a checked call
+            if half == "widened":
+                args = tuple(_widened(value) for value in args)
+                kwargs = {name: _widened(value) for name, value in kwargs.items()}
+            return function(*args, **kwargs)
+        if is_trusted():
             return function(*args, **kwargs)
         key: list[Any] = []
         for value in args:
@@ -120,6 +125,11 @@ def _guard(function: Callable[..., Any], nan: str, half: str) -> Callable[..., A
             distrust(token)
 
     return guard
+
+
+def _widened(value: Any) -> Any:
+    is_floats = isinstance(value, Tensor) and value.is_floating_point()
+    return at_least_float32(value) if is_floats else value
 
 
 def _refused_by_torch(name: str, given: dict[str, Any], error: Exception) -> str:

@@ -89,7 +89,7 @@ def counted(
 def sweep_once(folder: Path, source: str, begun: Connection) -> None:
     """A whole sweep, in a process of its own whose workers are forks of it."""
     sweep.complete_shard, sweep.source_of = counted, lambda config: source
-    sweep.MAX_DEATHS = 1_000_000
+    pools.MAX_DEATHS = 1_000_000
     pools._context = lambda: multiprocessing.get_context("fork")
     begun.send(None)
     with open(os.devnull, "w") as nowhere:

@@ -24,7 +24,6 @@ from analysis.evidence.claims import (
     judge,
     largest,
     median,
-    recorded,
     share,
 )
 from analysis.evidence.policies import (
@@ -36,6 +35,7 @@ from analysis.evidence.policies import (
     random_policies,
     random_tables,
 )
+from analysis.evidence.recorded import recorded
 from analysis.evidence.single_steps import lowered
 from analysis.evidence.stale_states import merged_kl_gradient, spread, stale_states
 from kl_term import style

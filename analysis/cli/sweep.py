@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import math
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Literal
 
-import pandas as pd
 import tyro
 
-from analysis.records import recording
 from analysis.records.manifests import check_target
 from analysis.records.preset import Preset
-from analysis.records.provenance import merged
 from analysis.report.parameters import from_text, parse_assignments
 from analysis.report.processes import available_cores
 from analysis.studies.presets import PRESETS, make_preset
-from analysis.sweeps.memory import runs_that_fit
 from analysis.sweeps.pools import LocalPool, Pool, devices_of
-from analysis.sweeps.progress import Progress
-from analysis.sweeps.provenance import source_of
 from analysis.sweeps.ray_pool import ray_pool
-from analysis.sweeps.record import of_records
-from analysis.sweeps.store import Shard, Store, StoredRun, run_record
-from analysis.sweeps.sweep import RUNS_PER_GPU_SHARD, RUNS_PER_SHARD, run_sweep, shard_size
+from analysis.sweeps.store import Store, stored_table
+from analysis.sweeps.sweep import complete
 from kl_term.errors import UserError
 
 STORE = Path("sweeps")
@@ -79,25 +70,13 @@ def sweep(
     if chosen is None:
         raise UserError(f"name a preset: {', '.join(PRESETS)}")
     elif list:
-        print(_stored(chosen, folder).to_string(index=False))
+        print(stored_table(chosen, folder).to_string(index=False))
     else:
         if record is not None:
             check_target(record)
         with _pool(device, workers, ray_address, gpus_per_shard) as pool:
-            if runs_per_shard is None:
-                runs_per_shard = _shard_size(chosen, pool, graphs)
-            progress = Progress()
             sizes = {"runs_per_shard": runs_per_shard, "graphs": graphs}
-            try:
-                stored = run_sweep(chosen, folder, progress, pool, **sizes)
-            finally:
-                progress.close()
-        _summarise(chosen, stored)
-        if record is not None:
-            provenance = merged([one.provenance for one in stored])
-            trained = of_records(chosen, [run_record(stored)], provenance)
-            recording.save(trained, record)
-            print(f"recorded in {record}", file=sys.stderr)
+            complete(chosen, folder, pool, **sizes, record=record)
 
 
 def _pool(
@@ -114,46 +93,9 @@ def _pool(
     return nullcontext(LocalPool(device, workers))
 
 
-def _shard_size(preset: Preset, pool: Pool, graphs: bool) -> int:
-    """What memory allows is known of this machine only, not of a cluster's."""
-    if not isinstance(pool, LocalPool):
-        return shard_size(len(preset.runs), pool.workers)
-    device, on_each = pool.devices[0], math.ceil(pool.workers / len(pool.devices))
-    most = RUNS_PER_SHARD if device == "cpu" else RUNS_PER_GPU_SHARD
-    try:
-        fitting = runs_that_fit(preset.config, device, on_each, graphs=graphs)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    return min(shard_size(len(preset.runs), pool.workers, most), fitting)
-
-
 def _preset(name: str, texts: Mapping[str, str]) -> Preset:
     values = {parameter: from_text(text, "") for parameter, text in texts.items()}
     try:
         return make_preset(name, values)
     except ValueError as error:
         raise UserError(str(error)) from None
-
-
-def _stored(preset: Preset, store: Store) -> pd.DataFrame:
-    """How many runs of each variant can be read, and how many are missing."""
-    missing = store.missing(Shard(config=preset.config, runs=preset.runs), source_of(preset.config))
-    rows = [(run.variant.name, run.variant.beta, run in missing) for run in preset.runs]
-    table = pd.DataFrame(rows, columns=["variant", "beta", "missing"])
-    table["stored"] = ~table["missing"]
-    return table.groupby(["variant", "beta"], sort=False)[["stored", "missing"]].sum().reset_index()
-
-
-def _summarise(preset: Preset, stored: Iterable[StoredRun]) -> None:
-    """Diverged runs by name, then what is finished."""
-    diverged = [one for one in stored if one.failure is not None]
-    for one in diverged:
-        print(
-            f"diverged: {one.run.variant.name} beta={one.run.variant.beta} seed={one.run.seed} "
-            f"at update {one.failure.update}, {one.failure.tensor} not finite",
-            file=sys.stderr,
-        )
-    print(
-        f"{preset.name}: {len(preset.runs)} runs finished, {len(diverged)} diverged",
-        file=sys.stderr,
-    )

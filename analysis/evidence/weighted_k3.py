@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from analysis.evidence.claims import recorded_runs
+from analysis.evidence.recorded import recorded_runs
 from analysis.records import designs
 
 

@@ -7,13 +7,20 @@ which the attention grows with the square of a prompt's completions.
 
 from __future__ import annotations
 
+import math
+
 import psutil
 import torch
 
 from analysis.records.config import VOCAB_SIZE
 from analysis.records.language import LanguageConfig, PopulationConfig, RandomModel
-from analysis.training.pretrained.folders import folder_of
-from analysis.training.pretrained.weights import read_config
+from analysis.records.preset import Preset
+from analysis.sweeps.pools import (
+    LocalPool,
+    Pool,
+)
+from analysis.training.pretrained.folders import folder_of, read_config
+from kl_term.errors import UserError
 
 #: Peak of an update of one run over its logits, all metrics included; activations and adapters
 #: are counted with them. Measured on SmolLM2-135M, prompts of 36 tokens and completions of six.
@@ -68,3 +75,35 @@ def free_bytes(device: str) -> int:
     if device.startswith("cuda"):
         return torch.cuda.mem_get_info(device)[0]
     return psutil.virtual_memory().available
+
+
+#: Runs trained at once: more are slower on a CPU, and lose more when killed.
+RUNS_PER_SHARD = 24
+
+
+#: A GPU has room for more, and an update of them takes little longer than one of 24.
+RUNS_PER_GPU_SHARD = 512
+
+
+def shard_size(runs: int, workers: int, most: int = RUNS_PER_SHARD) -> int:
+    """``most``, or fewer where workers would idle."""
+    return min(most, math.ceil(runs / workers))
+
+
+def fitting_shard(preset: Preset, pool: Pool, *, graphs: bool) -> int:
+    """Runs of a preset that a worker trains at once: no worker idles, and its memory holds them.
+
+    What memory allows is known of this machine only, not of a cluster's.
+
+    Raises:
+        UserError: the model cannot be had.
+    """
+    if not isinstance(pool, LocalPool):
+        return shard_size(len(preset.runs), pool.workers)
+    device, on_each = pool.devices[0], math.ceil(pool.workers / len(pool.devices))
+    most = RUNS_PER_SHARD if device == "cpu" else RUNS_PER_GPU_SHARD
+    try:
+        fitting = runs_that_fit(preset.config, device, on_each, graphs=graphs)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return min(shard_size(len(preset.runs), pool.workers, most), fitting)

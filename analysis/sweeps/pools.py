@@ -10,6 +10,8 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections import Counter, deque
+from concurrent import futures
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -18,6 +20,7 @@ from typing import Protocol
 
 import torch
 
+from analysis.sweeps.progress import Progress
 from analysis.sweeps.shard import THREADS
 from analysis.sweeps.store import Shard
 from kl_term.errors import UserError
@@ -166,3 +169,54 @@ def _end_with_parent() -> None:
 def _work(task: Task, number: int, shard: Shard) -> bool:
     writer, device = _here
     return task(shard, device, lambda report: writer.send((number, report)))
+
+
+#: How often one shard may lose its worker.
+MAX_DEATHS = 3
+
+
+#: How often the sweep looks for news.
+POLL_SECONDS = 0.2
+
+
+def finish_shards(task: Task, shards: list[Shard], pool: Pool, progress: Progress) -> None:
+    """Let the workers of a pool finish the shards; one whose worker died is tried again."""
+    pending = deque(range(len(shards)))
+    running: dict[Future, int] = {}
+    deaths: Counter[int] = Counter()
+    try:
+        while pending or running:
+            while pending and len(running) < pool.workers:
+                number = pending.popleft()
+                running[pool.submit(task, number, shards[number])] = number
+            ended, _ = futures.wait(
+                running, timeout=POLL_SECONDS, return_when=futures.FIRST_COMPLETED
+            )
+            for number, report in pool.reports():
+                if isinstance(report, str):
+                    progress.say(report)
+                else:
+                    progress.shard_at(number, report)
+            for future in ended:
+                number = running.pop(future)
+                try:
+                    if pool.result(future):
+                        progress.shard_finished(number)
+                    else:
+                        pending.append(number)
+                except WorkerLost as death:
+                    deaths[number] += 1
+                    progress.shard_lost(number)
+                    _try_again(shards[number], deaths[number], death, progress)
+                    pending.append(number)
+    finally:
+        pool.close()
+
+
+def _try_again(shard: Shard, deaths: int, death: WorkerLost, progress: Progress) -> None:
+    if deaths >= MAX_DEATHS:
+        raise UserError(
+            f"{len(shard.runs)} runs from {shard.runs[0].variant.name} on ended their worker "
+            f"{deaths} times ({death}): give it more memory or fewer runs per shard"
+        )
+    progress.say(f"a worker ended by {death}; its {len(shard.runs)} runs are tried again")

@@ -9,6 +9,9 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+from analysis.records.preset import Preset
+from analysis.sweeps.store import StoredRun
+
 #: Off a terminal there is a line a shard, and one at least this often.
 QUIET_SECONDS = 60.0
 
@@ -22,8 +25,9 @@ class Progress:
         self._computed = 0
         self._bar = tqdm(disable=True)
 
-    def begin(self, runs: int, missing: Sequence[int], updates: int) -> None:
-        """Start the clock: runs of the sweep, those ``missing`` in each shard, their updates."""
+    def begin(self, runs: int, missing: Sequence[int], updates: int, *, stale: int = 0) -> None:
+        """Start the clock: runs of the sweep, those ``missing`` in each shard, their updates; so
+        many of the missing were stored by an older source."""
         self._started = self._said = time.monotonic()
         self._shares = [count * updates for count in missing]
         self._bar = tqdm(
@@ -36,6 +40,8 @@ class Progress:
             bar_format="{bar:20} {percentage:3.0f}% [{elapsed}<{remaining}, {rate_noinv_fmt}]",
         )
         self.say(f"{runs - sum(missing)} of {runs} runs stored, {sum(missing)} to compute")
+        if stale:
+            self.say(f"{stale} runs of an older source are kept as stale, computed anew")
 
     def say(self, text: str) -> None:
         """A line above the bar."""
@@ -75,6 +81,16 @@ class Progress:
 
     def close(self) -> None:
         self._bar.close()
+
+    def finished(self, preset: Preset, stored: Sequence[StoredRun]) -> None:
+        """Diverged runs by name, then what is finished."""
+        diverged = [one for one in stored if one.failure is not None]
+        for one in diverged:
+            self.say(
+                f"diverged: {one.run.variant.name} beta={one.run.variant.beta} seed={one.run.seed} "
+                f"at update {one.failure.update}, {one.failure.tensor} not finite"
+            )
+        self.say(f"{preset.name}: {len(preset.runs)} runs finished, {len(diverged)} diverged")
 
     def _move(self, shard: int, run_updates: int) -> None:
         """Put a shard somewhere else without counting the way into the rate."""

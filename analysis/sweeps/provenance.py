@@ -90,7 +90,8 @@ def device_name(device: torch.device, threads: int) -> str:
 
 def source_of(config: PopulationConfig) -> str:
     """Hash of the source that runs of this configuration depend on."""
-    return code_sha256(sources_of(config))
+    files = sources_of(config)
+    return code_sha256(files)
 
 
 def sources_of(config: PopulationConfig) -> tuple[str, ...]:

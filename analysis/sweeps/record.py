@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ from analysis.records.language import PopulationConfig
 from analysis.records.manifests import write_folder
 from analysis.records.metrics import METRICS
 from analysis.records.preset import Preset
-from analysis.records.provenance import Provenance
-from analysis.records.recording import Recording
+from analysis.records.provenance import Provenance, merged
+from analysis.records.recording import Recording, save
 from analysis.records.run_record import RunRecord
 from analysis.records.tidy import RUN_COLUMNS, final
 from analysis.sweeps.provenance import current_provenance
+from analysis.sweeps.store import StoredRun, run_record
 
 
 def of_records(preset: Preset, records: Sequence[RunRecord], provenance: Provenance) -> Recording:
@@ -70,3 +72,11 @@ def record_tables(
     """
     made = current_provenance(config).model_dump()
     write_folder(directory, tables, {"preset": preset, "seeds": list(seeds), **made, **fields})
+
+
+def record_sweep(preset: Preset, stored: Sequence[StoredRun], directory: Path) -> None:
+    """Write a finished sweep to a folder, as the book's recorded results."""
+    record = run_record(stored)
+    trained = of_records(preset, [record], merged([one.provenance for one in stored]))
+    save(trained, directory)
+    print(f"recorded in {directory}", file=sys.stderr)

@@ -22,15 +22,18 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
+import pandas as pd
 from filelock import FileLock, Timeout
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from analysis.records.config import Run
 from analysis.records.language import PopulationConfig
 from analysis.records.metrics import METRICS
+from analysis.records.preset import Preset
 from analysis.records.provenance import Provenance
 from analysis.records.run_record import Failure, RunRecord
-from kl_term.errors import first_problem
+from analysis.sweeps.provenance import source_of
+from kl_term.errors import UserError, first_problem
 from kl_term.files import replace_file, sha256_bytes
 from kl_term.schema import Schema
 
@@ -270,3 +273,31 @@ def _with_checksum(body: Any) -> bytes:
 
 def _encode(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def shards_of(preset: Preset, size: int) -> list[Shard]:
+    """The runs of a preset in their order, ``size`` to a shard."""
+    runs = preset.runs
+    firsts = range(0, len(runs), size)
+    return [Shard(config=preset.config, runs=runs[first : first + size]) for first in firsts]
+
+
+def finished_runs(preset: Preset, store: Store, source: str) -> list[StoredRun]:
+    """The stored runs of a preset, in its order."""
+    stored = [store.read(preset.config, run, source) for run in preset.runs]
+    found = [run for run in stored if run is not None]
+    if len(found) < len(stored):
+        raise UserError(
+            f"{store.root}: {len(stored) - len(found)} of {len(stored)} runs of {preset.name!r} "
+            "are missing: run the sweep"
+        )
+    return found
+
+
+def stored_table(preset: Preset, store: Store) -> pd.DataFrame:
+    """How many runs of each variant can be read, and how many are missing."""
+    missing = store.missing(Shard(config=preset.config, runs=preset.runs), source_of(preset.config))
+    rows = [(run.variant.name, run.variant.beta, run in missing) for run in preset.runs]
+    table = pd.DataFrame(rows, columns=["variant", "beta", "missing"])
+    table["stored"] = ~table["missing"]
+    return table.groupby(["variant", "beta"], sort=False)[["stored", "missing"]].sum().reset_index()

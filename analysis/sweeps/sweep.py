@@ -7,30 +7,46 @@ those of an undisturbed run.
 
 from __future__ import annotations
 
-import math
-from collections import Counter, deque
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
+from pathlib import Path
 
 from analysis.records.preset import Preset
 from analysis.sweeps.checkpoints import unfinished
-from analysis.sweeps.pools import Pool, Task, WorkerLost
+from analysis.sweeps.memory import fitting_shard
+from analysis.sweeps.pools import Pool, finish_shards
 from analysis.sweeps.progress import Progress
 from analysis.sweeps.provenance import source_of
+from analysis.sweeps.record import record_sweep
 from analysis.sweeps.shard import complete_shard
-from analysis.sweeps.store import Shard, Store, StoredRun
+from analysis.sweeps.store import Store, StoredRun, finished_runs, shards_of
 from kl_term.errors import UserError
 from kl_term.files import require_writable
 
-#: Runs trained at once: more are slower on a CPU, and lose more when killed.
-RUNS_PER_SHARD = 24
-#: A GPU has room for more, and an update of them takes little longer than one of 24.
-RUNS_PER_GPU_SHARD = 512
 CHECKPOINT_EVERY = 50
-#: How often one shard may lose its worker.
-MAX_DEATHS = 3
-#: How often the sweep looks for news.
-POLL_SECONDS = 0.2
+
+
+def complete(
+    preset: Preset,
+    store: Store,
+    pool: Pool,
+    *,
+    runs_per_shard: int | None = None,
+    graphs: bool = False,
+    record: Path | None = None,
+) -> None:
+    """Compute what is missing of a preset, say what came out, and record it in a folder if asked.
+
+    Args: as of :func:`run_sweep`.
+    """
+    progress = Progress()
+    try:
+        sizes = {"runs_per_shard": runs_per_shard, "graphs": graphs}
+        stored = run_sweep(preset, store, progress, pool, **sizes)
+    finally:
+        progress.close()
+    progress.finished(preset, stored)
+    if record is not None:
+        record_sweep(preset, stored, record)
 
 
 def run_sweep(
@@ -39,17 +55,20 @@ def run_sweep(
     progress: Progress,
     pool: Pool,
     *,
-    runs_per_shard: int = RUNS_PER_SHARD,
+    runs_per_shard: int | None = None,
     checkpoint_every: int = CHECKPOINT_EVERY,
     graphs: bool = False,
 ) -> list[StoredRun]:
     """Compute what is missing of a preset and return all its runs, in the preset's order.
 
     Args:
+        runs_per_shard: runs trained at once; by default as many as serve the workers and fit.
         pool: :class:`~analysis.sweeps.pools.LocalPool` or
             :func:`~analysis.sweeps.ray_pool.ray_pool`.
         graphs: launch each phase of an update as a whole: see :mod:`analysis.training.graphs`.
     """
+    if runs_per_shard is None:
+        runs_per_shard = fitting_shard(preset, pool, graphs=graphs)
     sizes = {"runs_per_shard": runs_per_shard, "checkpoint_every": checkpoint_every}
     for name, value in sizes.items():
         if value < 1:
@@ -58,9 +77,9 @@ def run_sweep(
     source = source_of(preset.config)
     every = shards_of(preset, runs_per_shard)
     missing = [(shard, runs) for shard in every if (runs := store.missing(shard, source))]
-    progress.begin(len(preset.runs), [len(runs) for _, runs in missing], preset.config.updates)
-    if stale := sum(store.stale(preset.config, runs, source) for _, runs in missing):
-        progress.say(f"{stale} runs of an older source are kept as stale, computed anew")
+    stale = sum(store.stale(preset.config, runs, source) for _, runs in missing)
+    counts = [len(runs) for _, runs in missing]
+    progress.begin(len(preset.runs), counts, preset.config.updates, stale=stale)
     task = partial(
         complete_shard,
         folder=store.root,
@@ -68,74 +87,9 @@ def run_sweep(
         checkpoint_every=checkpoint_every,
         graphs=graphs,
     )
-    _map(task, [shard for shard, _ in missing], pool, progress)
+    finish_shards(task, [shard for shard, _ in missing], pool, progress)
     stored = finished_runs(preset, store, source)
     for checkpoints in unfinished(store.checkpoints):
         if not store.missing(checkpoints.shard, source):
             checkpoints.discard()  # its runs were finished in other shards than they began in
     return stored
-
-
-def shards_of(preset: Preset, size: int) -> list[Shard]:
-    """The runs of a preset in their order, ``size`` to a shard."""
-    runs = preset.runs
-    firsts = range(0, len(runs), size)
-    return [Shard(config=preset.config, runs=runs[first : first + size]) for first in firsts]
-
-
-def shard_size(runs: int, workers: int, most: int = RUNS_PER_SHARD) -> int:
-    """``most``, or fewer where workers would idle."""
-    return min(most, math.ceil(runs / workers))
-
-
-def finished_runs(preset: Preset, store: Store, source: str) -> list[StoredRun]:
-    """The stored runs of a preset, in its order."""
-    stored = [store.read(preset.config, run, source) for run in preset.runs]
-    found = [run for run in stored if run is not None]
-    if len(found) < len(stored):
-        raise UserError(
-            f"{store.root}: {len(stored) - len(found)} of {len(stored)} runs of {preset.name!r} "
-            "are missing: run the sweep"
-        )
-    return found
-
-
-def _map(task: Task, shards: list[Shard], pool: Pool, progress: Progress) -> None:
-    """Let the workers of a pool finish the shards; one whose worker died is tried again."""
-    pending = deque(range(len(shards)))
-    running: dict[Future, int] = {}
-    deaths: Counter[int] = Counter()
-    try:
-        while pending or running:
-            while pending and len(running) < pool.workers:
-                number = pending.popleft()
-                running[pool.submit(task, number, shards[number])] = number
-            ended, _ = wait(running, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
-            for number, report in pool.reports():
-                if isinstance(report, str):
-                    progress.say(report)
-                else:
-                    progress.shard_at(number, report)
-            for future in ended:
-                number = running.pop(future)
-                try:
-                    if pool.result(future):
-                        progress.shard_finished(number)
-                    else:
-                        pending.append(number)
-                except WorkerLost as death:
-                    deaths[number] += 1
-                    progress.shard_lost(number)
-                    _try_again(shards[number], deaths[number], death, progress)
-                    pending.append(number)
-    finally:
-        pool.close()
-
-
-def _try_again(shard: Shard, deaths: int, death: WorkerLost, progress: Progress) -> None:
-    if deaths >= MAX_DEATHS:
-        raise UserError(
-            f"{len(shard.runs)} runs from {shard.runs[0].variant.name} on ended their worker "
-            f"{deaths} times ({death}): give it more memory or fewer runs per shard"
-        )
-    progress.say(f"a worker ended by {death}; its {len(shard.runs)} runs are tried again")

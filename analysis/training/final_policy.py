@@ -17,6 +17,7 @@ from analysis.records.config import RunConfig
 from analysis.training.environment import Environment, Weights
 from analysis.training.metrics import elementwise_mean, rollout_metrics, run_mean
 from analysis.training.population import run_uniforms, uploaded
+from analysis.training.precision import dtype_of
 from analysis.training.rollout import at_temperature, sample
 from kl_term.kl import divergences
 
@@ -29,7 +30,7 @@ def final_metrics(
     weights: Tensor,
     reference: Weights,
 ) -> dict[str, Tensor]:
-    """:data:`~analysis.training.metrics.FINAL_METRICS` [M] of weights [M, N].
+    """:data:`~analysis.records.metrics.FINAL_METRICS` [M] of weights [M, N].
 
     ``config.final_answers`` answers, rounded up to whole rollouts of the size of an update's. Each
     is a mean over rollouts; equal seeds see equal prompts and noise.
@@ -56,7 +57,7 @@ def _of_rollout(
     drawn = run_uniforms(seeds, "final prompts", number, shape, torch.float64)
     prompts = task.prompts(uploaded(drawn, device))
     shape = (config.num_prompts, config.group_size, task.completion_length)
-    noise = run_uniforms(seeds, "final sampling", number, shape, config.dtype)
+    noise = run_uniforms(seeds, "final sampling", number, shape, dtype_of(config))
     rollout = sample(policy, views, task, prompts, uploaded(noise, device), config.temperature)
     logits, ref_logits = (
         at_temperature(policy.logits(of, prompts, rollout.inputs), config.temperature)

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
-from kl_term.checks import check_choice
 from kl_term.errors import UserError
+from kl_term.plain_checks import check_choice
 
 Role = Literal[
     "logp",
@@ -207,18 +207,15 @@ def plan_call(
     roles: dict[str, Role] = {n: r for n, r in names.items() if n in parameters}  # type: ignore[misc]
     guessed: dict[str, Role] = {}
     for name, parameter in parameters.items():
-        if name in roles or name in fixed or parameter.kind in (
-            parameter.VAR_KEYWORD,
-            parameter.VAR_POSITIONAL,
-        ):
+        many = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        if name in roles or name in fixed or many:
             continue
         role = role_of(name)
-        required = parameter.default is parameter.empty
-        if role == "beta" and "beta" in roles.values():
+        if role == "beta" and "beta" in {*roles.values(), *guessed.values()}:
             role = None
-        if role is not None and (required or role in ALWAYS):
+        if role is not None and _is_passed(role, parameter):
             guessed[name] = role
-        elif required:
+        elif parameter.default is parameter.empty:
             raise UserError(
                 f"{name_of(function)}: cannot tell what argument {name!r} is: say it by "
                 f"names={{{name!r}: ROLE}} or give a value by given={{{name!r}: VALUE}}"
@@ -230,13 +227,33 @@ def plan_call(
     return Plan(roles | guessed, fixed | {f"*{n}": r for n, r in bags.items()}, guessed, positional)
 
 
+def _is_passed(role: Role, parameter: inspect.Parameter) -> bool:
+    """A parameter without default, or one whose default only stands for a tensor.
+
+    A default that is a number stays as it is, but for the coefficient.
+    """
+    if parameter.default is parameter.empty or role == "beta":
+        return True
+    return role in ALWAYS and not isinstance(parameter.default, (int, float))
+
+
 def _one_ratio(roles: Mapping[str, Role], guessed: dict[str, Role]) -> None:
     """The only log-ratio of a function without log-probs is the one to the reference."""
     held = set(roles.values())
     if not held & {"logp", "ref_logp", "logits", "inputs", "ref_log_ratio"}:
         for name, role in guessed.items():
-            if role in ("log_ratio", "ratio") and role == "log_ratio":
+            if role == "log_ratio":
                 guessed[name] = "ref_log_ratio"
+
+
+def numbers_of(function: Callable[..., Any]) -> dict[str, float]:
+    """The parameters of a function whose default is a positive float, and the default."""
+    parameters = inspect.signature(getattr(function, "forward", function)).parameters
+    return {
+        name: p.default
+        for name, p in parameters.items()
+        if isinstance(p.default, float) and p.default > 0
+    }
 
 
 def name_of(function: Any) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 from kl_term.audit.auditing import audit
 from kl_term.audit.expectations import Level, Samples
 from kl_term.audit.report import Audit
-from kl_term.checks import check_choice
 from kl_term.kl.term import KLTerm
+from kl_term.plain_checks import check_choice
 
 _LEVELS: dict[str, Level] = {"token": "state", "state": "state", "sequence": "sequence"}
 

@@ -19,8 +19,8 @@ from kl_term.audit.policy_part import PolicyPart, policy_part
 from kl_term.audit.readings import Kind, Reading, read
 from kl_term.audit.report import Audit, Row, rows_of
 from kl_term.audit.rules import Facts, findings_of
-from kl_term.checks import check_positive
 from kl_term.errors import UserError
+from kl_term.plain_checks import check_positive
 
 #: Seconds after which the audit says what it is doing.
 PATIENCE = 3.0

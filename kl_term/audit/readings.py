@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from kl_term.audit.arguments import OF_POLICY, name_of, plan_call
+from kl_term.audit.arguments import OF_POLICY, name_of, numbers_of, plan_call
 from kl_term.audit.batches import Batch, random_batch
 from kl_term.audit.calling import LAYOUTS, Foreign, Layout, Output, one_line, random_states
 from kl_term.errors import UserError
@@ -146,6 +146,7 @@ def read(
         )
     foreign.layout = _layout(foreign)
     _settle_padding(foreign)
+    _guess_coefficient(foreign)
     _refuse_changing(foreign)
     probe = _probe(foreign)
     output = foreign.call(probe, HIGH)
@@ -209,6 +210,40 @@ def _layout(foreign: Foreign) -> Layout:
     if _is_cuda(first):
         raise UserError(f"{foreign.name}: needs CUDA: {one_line(first)}") from None
     raise UserError(f"{foreign.name}: cannot be called: {one_line(first)}") from None
+
+
+def _guess_coefficient(foreign: Foreign) -> None:
+    """A number with a default that multiplies what reads the reference is the coefficient."""
+    if foreign.has_beta:
+        return
+    found = [
+        name
+        for name, default in numbers_of(foreign.function).items()
+        if name not in {**foreign.plan.roles, **foreign.plan.fixed}
+        and _multiplies(foreign, name, default)
+    ]
+    if len(found) == 1:
+        foreign.plan.roles[found[0]] = foreign.plan.guessed[found[0]] = "beta"
+
+
+def _multiplies(foreign: Foreign, name: str, default: float) -> bool:
+    """Whether steps of a number change a loss evenly, by what depends on the reference."""
+    probe = _probe(foreign)
+    other = replace(probe, ref_logits=probe.ref_logits.flip(-1))
+
+    def at(batch: Batch, times: float) -> Tensor:
+        plan = foreign.plan._replace(fixed=foreign.plan.fixed | {name: times * default})
+        output = replace(foreign, plan=plan).call(batch, HIGH)
+        return output.value if output.gradient is None else output.gradient
+
+    try:
+        first, second, third = (at(probe, times) for times in (1.0, 2.0, 3.0))
+        elsewhere = at(other, 2.0) - at(other, 1.0)
+    except Exception:
+        return False
+    step = second - first
+    even = torch.allclose(third - second, step, rtol=1e-3, atol=1e-7 * float(step.abs().max()))
+    return even and bool(step.abs().max() > 0) and not torch.allclose(elsewhere, step, rtol=1e-3)
 
 
 def _settle_padding(foreign: Foreign) -> None:

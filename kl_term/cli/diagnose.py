@@ -13,7 +13,7 @@ from kl_term.diagnosis.measure import measure
 from kl_term.diagnosis.page import html_page, lines
 from kl_term.diagnosis.readers import read_rollouts, recorded_settings
 from kl_term.diagnosis.reports import report
-from kl_term.diagnosis.schema import Settings, described_term
+from kl_term.diagnosis.schema import Framework, Settings, described_term
 from kl_term.errors import UserError
 from kl_term.files import replace_file
 from kl_term.kl.names import Estimator, Placement, Weighting
@@ -28,7 +28,7 @@ def diagnose(
     page: Path | None = None,
     json: Path | None = None,
     fail_on: str = "",
-    framework: Literal["unknown", "trl", "verl", "openrlhf"] | None = None,
+    framework: Framework | None = None,
     estimator: Estimator | None = None,
     placement: Placement | None = None,
     weighting: Weighting | None = None,

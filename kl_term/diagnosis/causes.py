@@ -76,6 +76,12 @@ CAUSES: tuple[Cause, ...] = (
           "Look for prompt or tool tokens inside the mask, another tokenisation, or log-probs "
           "gathered with the wrong ids.",
           "06_sequences#thm-sampling-mask", kind="data"),
+    Cause(when.sampler_filled,
+          "The engine's log-probs are missing at some tokens, and filled with {value}",
+          "A ratio with a filler is no ratio. Leave such tokens out of every weight, or let them "
+          "have the trainer's log-prob; dump them as NaN or null. Ask the engine for the log-prob "
+          "of each sampled token.",
+          "06_sequences#thm-two-factors", kind="data"),
     Cause(when.identical_reference,
           {"of logp": "The reference is the policy itself",
            "of old_logp": "old_logp is ref_logp: one of them was not scored anew"},
@@ -128,10 +134,14 @@ CAUSES: tuple[Cause, ...] = (
           "row. Expected only with stop strings. The end must be inside the mask, or length is "
           "not trained.",
           "06_sequences#thm-sampling-mask", severity="warning", kind="data"),
-    Cause(when.starts_away, "The policy differs from its reference before the first update",
-          "Unless the run starts elsewhere on purpose: load both from the same weights, and "
-          "score both with the same prompt, temperature, masks and precision, as natural "
-          "logarithms.",
+    Cause(when.starts_away,
+          {"far": "The policy differs from its reference before the first update",
+           "noise": "Policy and reference are not scored alike: the KL cannot be read below that"},
+          {"far": "Unless the run starts elsewhere on purpose: load both from the same weights, "
+           "and score both with the same prompt, temperature, masks and precision, as natural "
+           "logarithms.",
+           "noise": "One of the two is scored in low precision, with other kernels, or in another "
+           "batch. Score both in float32 from the logits on."},
           "05_fixed_points#thm-reverse-optimum", severity="warning", kind="data"),
     Cause(when.coarse_logprobs, "The log-probs were rounded ({grid})",
           "Take log_softmax of float32 logits and keep the result in float32; dump at least six "
@@ -143,7 +153,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause(when.ratio_mean, "The mean of {ratio} is not one",
           "Score with the sampling temperature (divide the logits by it), the same prompt "
           "template and position ids, and natural logarithms everywhere; below one, the sampler "
-          "truncates (top-p, top-k).",
+          "truncates (top-p, top-k). Or the engine has older weights, or only some of the new.",
           "06_sequences#thm-sampling-mask", severity="warning", kind="data"),
     Cause(when.advantage_sign, "Advantages fall where rewards rise",
           "Check the sign of the advantages before anything else.",
@@ -160,6 +170,17 @@ CAUSES: tuple[Cause, ...] = (
            "constant": "A constant is left: subtract the mean of the group, after everything that "
            "is added."},
           "09_advantages#thm-baseline", severity="warning", kind="data"),
+    Cause(groups.groups_apart, "The advantages of some groups are on another scale",
+          "A few prompts decide every update. Look for a group whose rewards are not normalised, "
+          "a division by a spread near zero, or a weight of a data source applied twice.",
+          "09_advantages#thm-baseline", severity="warning", kind="data"),
+    Cause(when.ratio_is_one,
+          "The ratio to old_logp is one at every step: the clip can never act",
+          "old_logp is scored again at every step, with the weights that are being trained. Keep "
+          "what was scored before the first update on a rollout; in asynchronous training, what "
+          "the sampler's weights gave (AReaL: the proximal policy is recomputed by design, and "
+          "its ratio to the sampler weighs the loss).",
+          "02_gradients#thm-off-policy-weights", severity="warning"),
     Cause(when.advantage_opposed, "Updates move tokens against their advantages",
           "The policy loss has the wrong sign, or logp is exchanged with old_logp or ref_logp.",
           "09_advantages#thm-baseline"),
@@ -169,10 +190,22 @@ CAUSES: tuple[Cause, ...] = (
     Cause(terms.kl_negative, "The KL term has the wrong sign: {where} it pushes the policy away",
           "The term is added to a loss, and subtracted from a reward.",
           "02_gradients#thm-expected-gradients"),
-    Cause(terms.other_term, "The KL term is {found}, not {named}",
-          "Check the estimator that the trainer computes, which tokens it leaves out, which "
-          "policy stands above in its ratio (r is reference over policy), and that logp is not "
-          "old_logp.",
+    Cause(terms.other_term,
+          {"all": "The KL term is {found}, not {named}",
+           "tokens": "The KL term is missing at some of the tokens",
+           "steps": "The KL term is missing at some of the steps",
+           "reversed": "The coefficient of the KL term runs against the KL"},
+          {"all": "Check the estimator that the trainer computes, which tokens it leaves out, "
+           "which policy stands above in its ratio (r is reference over policy), and that logp is "
+           "not old_logp.",
+           "tokens": "Its mean hides it where a few tokens hold most of it. Look for a mask of its "
+           "own, a clamp, or a condition on advantage, position or the sign of the log-ratio; the "
+           "evidence says where most are missing.",
+           "steps": "It vanishes, or comes and goes, while the run goes on: a schedule that ends "
+           "at zero, a flag that is read once, a reference that is dropped or reset.",
+           "reversed": "A controller raises the coefficient when the KL is above its target: check "
+           "the sign of its error. Expected of a schedule, or while the KL is still on the other "
+           "side of the target."},
           "01_estimators#thm-unbiased"),
     Cause(when.kl_rewarded, "Advantages rise with the KL: it is maximised",
           "The penalty is subtracted from the reward: r - beta (log pi - log pi_ref).",
@@ -194,10 +227,16 @@ CAUSES: tuple[Cause, ...] = (
            "pull": "Advantages may be off centre, or part of the KL term is k1 as a loss."},
           "05_fixed_points#thm-k1-walk"),
     Cause(when.train_inference_mismatch,
-          "The inference engine samples from another policy than the trainer believes",
-          "Align first: same temperature, weights synchronised before sampling, same precision "
-          "and kernels. Then weigh by old/sampler, truncated (TRL: "
-          "vllm_importance_sampling_correction; verl: algorithm.rollout_correction).",
+          {"other": "The inference engine samples from another policy than the trainer believes",
+           "truncated": "The sampler truncates, and its log-probs are those of what it kept"},
+          {"other": "Align first: same temperature, all weights synchronised before sampling, same "
+           "precision and kernels. Then weigh by old/sampler, truncated (TRL: "
+           "vllm_importance_sampling_correction; verl: algorithm.rollout_correction).",
+           "truncated": "old/sampler is the mass that top-p, top-k or min-p kept, never above one. "
+           "Sample without truncation, or ask the engine for raw log-probs (vLLM: logprobs_mode "
+           "raw_logprobs). Do not weigh with this ratio: it carries the truncation's bias into the "
+           "loss.",
+           },
           "06_sequences#thm-two-factors"),
     Cause(when.stale_samples, "The samples are stale: the policy has left the one that drew them",
           {"unweighted": "Fewer updates per batch, or a smaller learning rate. Weigh the KL term "
@@ -221,9 +260,13 @@ CAUSES: tuple[Cause, ...] = (
           "comes in rare tokens with huge values: expect spikes, not a drift. A sampler that "
           "truncates (top-p, top-k) looks the same.",
           "20_language_model#fig-readings", severity="warning"),
-    Cause(when.dead_zone, "The clamp of {framework} silences the tokens that are farthest away",
-          "Remove the clamp of the value at 10 and clip the gradient norm instead, or take a term "
-          "whose gradient is not clamped: any of TRL, verl's low_var_kl+ or mse, OpenRLHF's "
+    Cause(when.dead_zone,
+          {"known": "The clamp of {framework} silences the tokens that are farthest away",
+           "unknown": "If the loss clamps as {framework} do, it silences the tokens that are "
+           "farthest away"},
+          "Where nothing is clamped say --framework plain, and read no further. Else remove the "
+          "clamp of the value at 10 and clip the gradient norm instead, or take a term whose "
+          "gradient is not clamped: any of TRL, verl's low_var_kl+ or mse, OpenRLHF's "
           "unbiased_gradient.",
           "11_numerics#prop-dead-zones", severity="warning"),
     Cause(when.k3_gradient, "k3's gradient is far from that of the reverse KL",

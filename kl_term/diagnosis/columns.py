@@ -43,8 +43,9 @@ OPTIONAL = ("sampler_logp", *FLOATS, *INTEGERS, "group")
 
 #: float32 log-softmax of a certain token can come out this much above zero; more is no rounding.
 ROUNDING_ABOVE_ZERO = 1e-3
-#: No log-softmax of a model's logits is below this; what masks are filled with is.
-LOWEST = -1e4
+#: No log-softmax of a model's logits reaches this; what masks and gaps are filled with does: -1e4,
+#: or -9999, where vLLM's server clamps.
+LOWEST = -1e3
 #: Of other floats: sums of products of squares must stay finite.
 LARGEST = 1e60
 
@@ -141,7 +142,7 @@ def _assemble(table: Columns, place: Place) -> Rollouts:
     if not rows.counted.any():
         raise UserError("mask counts no token; True or 1 must mean counted")
     found = {name: _numbers(values, name, rows) for name, values in present(*LOG_PROBS, *FLOATS)}
-    unscored = _fill_unscored(found, rows.counted)
+    unscored, filled, filler = _fill_unscored(found, rows.counted)
     for name in LOG_PROBS:
         if name in found:
             _check_log_probs(found[name], name, rows)
@@ -174,6 +175,8 @@ def _assemble(table: Columns, place: Place) -> Rollouts:
         sequence_names=tuple(_text(names[code]) for code in codes[starts]),
         ignored={_text(name): near for name, near in ignored.items()},
         unscored=unscored,
+        filled=filled,
+        filler=filler,
     )
 
 
@@ -194,14 +197,20 @@ def _order(codes: np.ndarray, position: np.ndarray, counted: np.ndarray) -> np.n
     return order if kept is None else kept[order]
 
 
-def _fill_unscored(numbers: dict[str, np.ndarray], counted: np.ndarray) -> int:
-    """Tokens that the inference engine could not score (NaN) get the trainer's log-prob."""
+def _fill_unscored(numbers: dict[str, np.ndarray], counted: np.ndarray) -> tuple[int, int, float]:
+    """Tokens that the inference engine could not score get the trainer's log-prob.
+
+    Returns:
+        How many these are (NaN, infinite, or a filler), how many of them held a filler, and which.
+    """
     if "sampler_logp" not in numbers:
-        return 0
+        return 0, 0, 0.0
     sampler, trainer = numbers["sampler_logp"], numbers.get("old_logp", numbers["logp"])
-    missing = np.isnan(sampler)
+    fillers = (sampler <= LOWEST) & counted
+    missing = np.isnan(sampler) | fillers
     numbers["sampler_logp"] = np.where(missing, trainer, sampler)
-    return int((missing & counted).sum())
+    usual = float(np.median(sampler[fillers])) if fillers.any() else 0.0
+    return int((missing & counted).sum()), int(fillers.sum()), usual
 
 
 def _empty(values: Any) -> np.ndarray:
@@ -247,7 +256,7 @@ def _check_log_probs(values: np.ndarray, name: str, rows: Rows) -> None:
     def such(bad: np.ndarray) -> str:
         return f"{int((bad & rows.counted).sum())} such rows"
 
-    no_number, high, low = ~np.isfinite(values), values > ROUNDING_ABOVE_ZERO, values < LOWEST
+    no_number, high, low = ~np.isfinite(values), values > ROUNDING_ABOVE_ZERO, values <= LOWEST
     lost = f"no finite log-probability ({such(no_number)}); mask the token (mask 0) or fix the run"
     positive = f"above 0, so no log-probability ({such(high)}{guess})"
     filled = f"a mask's fill value and no log-probability ({such(low)}); mask the token (mask 0)"

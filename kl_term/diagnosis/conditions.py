@@ -24,6 +24,9 @@ MOST_CONSTANT_ENDS = 0.02
 #: Log-probs of neighbouring tokens are nearly uncorrelated; a shift that correlates better by this
 #: much is no chance with thirty pairs or more.
 SHIFT_MARGIN = 0.2
+#: Standard errors of a correlation: an entropy that is its token's own has the expected one, and
+#: that of the next token may have a larger one in text where tokens say what follows.
+CLEAR_SHIFT = 4.0
 #: Both policies find the same tokens easy; at a KL of one nat per token the correlation is still
 #: above one half.
 UNRELATED = 0.3
@@ -55,6 +58,16 @@ UNSAMPLED_SURPRISE = 0.5
 #: used up before the first update. Rounding to bfloat16 in the engine gives about a tenth of it,
 #: and so do two evaluations of the same weights.
 LARGEST_MISMATCH_KL = LARGEST_START_KL = 0.005
+#: A root-mean-square log-ratio of 0.003: float32 gives a thousandth of it; low precision, or
+#: another batch in low precision, more. It is a floor under every reading of the KL.
+LARGEST_START_NOISE = 5e-6
+#: Shares of tokens with log(old/sampler) beyond a hundredth: below at a tenth of them and above at
+#: one in two hundred is no noise, but the logarithm of a kept mass.
+MOST_BELOW, MOST_ABOVE = 0.1, 0.005
+#: Log-probs of one policy, written with seven digits.
+SAME_POLICY = 1e-6
+#: A fifth of the rows; copies by chance are fewer.
+MOST_REPEATED = 0.2
 #: Random float32 log-probs fall on a bfloat16 grid once in a hundred; nine in ten is a type.
 GRID_SHARE = 0.9
 #: Rounding adds half its variance to k3; with less than ten times that, the KL is mostly rounding.
@@ -109,11 +122,14 @@ LARGEST_UNSEEN_SHARE = 0.1
 #: chapter 14. TRL clamps nothing, verl k3 alone.
 CLAMPED: dict[str, tuple[str, ...]] = {
     "trl": (),
+    "plain": (),
     "verl": ("k3",),
     "openrlhf": ("k2", "k3"),
     "unknown": ("k2", "k3"),
 }
 _CLAMPING = {"k2": "OpenRLHF", "k3": "verl and OpenRLHF"}
+#: Of an unknown trainer nobody said that it clamps: a note, and none for a token or two.
+FEWEST_DEAD = 3
 #: A hundredth of the pull missing; it is always the hundredth that is farthest away.
 MOST_DEAD_FORCE = 0.01
 #: k3's coefficients deviate from the reverse KL's by half of the latter's spread. For small
@@ -160,7 +176,9 @@ def misaligned(m: Measured) -> Shown | None:
             }
             return Shown(evidence, words={"column": name})
     aligned, shifted = (m.numbers.get(f"{how}_entropy", 0.0) for how in ("aligned", "shifted"))
-    if shifted > aligned + SHIFT_MARGIN and m.enough:
+    chance = CLEAR_SHIFT / math.sqrt(m.numbers.get("aligned_pairs", math.inf))
+    as_it_should = aligned + chance > m.numbers.get("expected_entropy", 0.0)
+    if shifted > aligned + max(SHIFT_MARGIN, chance) and not as_it_should and m.enough:
         both: Evidence = {
             "correlation of -log p with the entropy, as dumped": aligned,
             "one token later or earlier": shifted,
@@ -297,9 +315,14 @@ def other_sampler(m: Measured) -> Shown | None:
 
 def starts_away(m: Measured) -> Shown | None:
     distance = m.numbers.get("kl_at_start", 0.0)
-    if not distance > LARGEST_START_KL:
+    if not distance > LARGEST_START_NOISE or groups.scored_twice(m) is not None:
         return None
-    return Shown({"half the mean squared log-ratio at the first step": distance})
+    far = distance > LARGEST_START_KL
+    return Shown(
+        {"half the mean squared log-ratio at the first step": distance},
+        None if far else "note",
+        case="far" if far else "noise",
+    )
 
 
 def coarse_logprobs(m: Measured) -> Shown | None:
@@ -478,8 +501,11 @@ def no_signal(m: Measured) -> Shown | None:
 
 
 def train_inference_mismatch(m: Measured) -> Shown | None:
+    """A truncated sampler that reports what it kept is one at any size: its ratio is one-signed."""
     gap = m.numbers.get("mismatch_kl", 0.0)
-    if not gap > LARGEST_MISMATCH_KL:
+    above, below = (m.numbers.get(f"mismatch_{side}", 0.0) for side in ("above", "below"))
+    truncated = below > MOST_BELOW and above < MOST_ABOVE
+    if sampler_filled(m) is not None or not (gap > LARGEST_MISMATCH_KL or (truncated and m.enough)):
         return None
     return Shown(
         {
@@ -487,6 +513,43 @@ def train_inference_mismatch(m: Measured) -> Shown | None:
             "effective share of tokens": m.numbers["mismatch_ess"],
             "largest log-ratio": m.numbers["mismatch_largest"],
             "of the total KL of sampler to policy": m.numbers["total_kl"],
+            "share of tokens with old clearly below sampler": below,
+            "clearly above": above,
+        },
+        None if gap > LARGEST_MISMATCH_KL else "warning",
+        case="truncated" if truncated else "other",
+    )
+
+
+def sampler_filled(m: Measured) -> Shown | None:
+    """Infinities and numbers that no log-prob has were read as missing; zeros stand there still."""
+    filled, zeros = m.rollouts.filled, m.numbers.get("sampler_zero_share", 0.0)
+    tokens = m.rollouts.tokens
+    if filled >= FEWEST_IMPOSSIBLE:
+        value = f"{m.rollouts.filler:g}"
+        return Shown({"share of tokens": filled / tokens, "value": value}, words={"value": value})
+    if zeros < MOST_MASKED or zeros * tokens < FEWEST_IMPOSSIBLE - 0.5:
+        return None
+    return Shown(
+        {"share with log-prob 0 in the engine and below -1 in old_logp": zeros},
+        words={"value": "0.0"},
+    )
+
+
+def ratio_is_one(m: Measured) -> Shown | None:
+    """Where completions return at later steps, or the engine's log-probs say that updates lie
+    between, a policy that is its own old policy throughout was scored again.
+    """
+    if not m.rollouts.has_old_logp:
+        return None
+    same = float((np.abs(m.rollouts.logp - m.rollouts.old_logp) < SAME_POLICY).mean())
+    repeated = m.numbers.get("repeated_share", 0.0)
+    if same < SAME or repeated < MOST_REPEATED or identical_reference(m) is not None:
+        return None
+    return Shown(
+        {
+            "share of tokens with logp equal to old_logp": same,
+            "share of rows whose completion stood there at an earlier step": repeated,
         }
     )
 
@@ -560,8 +623,8 @@ def unseen_mass(m: Measured) -> Shown | None:
         return None
     missing, k1 = 1.0 - ratio.value, m.estimate("k1").value
     infinite = infinite_variance(m.tail("reference/policy"))
-    if not infinite or not ratio.clear_of(1.0) or missing < LARGEST_UNSEEN_SHARE * k1:
-        return None
+    if not infinite or ratio.high >= 1 or missing < LARGEST_UNSEEN_SHARE * k1:
+        return None  # four errors would ask too much of a mean whose variance is infinite
     if m.estimate("k3").value > (1 - LARGEST_UNSEEN_SHARE) * k1:
         return None  # it has seen that part
     return Shown(
@@ -584,17 +647,19 @@ def dead_zone(m: Measured) -> Shown | None:
         return None
     estimator = "k3" if kl is None else kl.estimator
     force = m.numbers[f"dead_force_{estimator}"]
-    if force <= MOST_DEAD_FORCE:
-        return None
+    dead = m.numbers[f"dead_share_{estimator}"] * m.rollouts.tokens
     unknown = framework == "unknown"
+    if force <= MOST_DEAD_FORCE or (unknown and dead < FEWEST_DEAD - 0.5):
+        return None
     return Shown(
         {
             "share of tokens": m.numbers[f"dead_share_{estimator}"],
             "share of the pull they would have": force,
             "estimator": estimator,
         },
-        "warning" if unknown else "error",
+        "note" if unknown else "error",
         {"framework": framework if not unknown else _CLAMPING[estimator]},
+        case="unknown" if unknown else "known",
     )
 
 

@@ -26,6 +26,10 @@ from kl_term.kl.surrogates import ESTIMATORS, gradient_coefficient
 VALUE_CLAMP = 10.0
 #: verl and NeMo-RL clamp the log-ratio here before that.
 LOG_RATIO_CLAMP = 20.0
+#: log(old/sampler) beyond a hundredth, which other kernels seldom reach.
+ONE_SIGN = 0.01
+#: A token of log-prob exactly 0 under the engine and below this under the trainer has no log-prob.
+UNCERTAIN = -1.0
 #: As many sequences are named in the report.
 NAMED_SEQUENCES = 10
 
@@ -48,7 +52,7 @@ def kl_estimates(rollouts: Rollouts, settings: Settings) -> list[KLEstimate]:
         pair = torch.from_numpy(logp), torch.from_numpy(rollouts.ref_logp)
         means = token_means(
             {name: partial(_values, make, *pair) for name, make in ESTIMATORS.items()},
-            rollouts.sequence,
+            rollouts.by_prompt,
             weight=_weight(rollouts) if reweighted else None,
             **settings.bootstrap,
         )
@@ -178,6 +182,11 @@ def off_policy(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
     if rollouts.sampler_logp is not None:
         found |= _pair("mismatch", rollouts.sampler_logp, rollouts.old_logp)
         found |= _pair("total", rollouts.sampler_logp, rollouts.logp)
+        log_ratio = rollouts.old_logp - rollouts.sampler_logp
+        found["mismatch_above"] = float((log_ratio > ONE_SIGN).mean())
+        found["mismatch_below"] = float((log_ratio < -ONE_SIGN).mean())
+        missing = (rollouts.sampler_logp == 0) & (rollouts.old_logp < UNCERTAIN)
+        found["sampler_zero_share"] = float(missing.mean())
     log_ratio = rollouts.logp - rollouts.behaviour_logp
     if log_ratio.any() and rollouts.sequences > 1:
         sums = rollouts.sums(log_ratio)
@@ -201,7 +210,7 @@ def identities(rollouts: Rollouts, settings: Settings) -> list[Identity]:
         columns["old/sampler"] = _ratio(rollouts.old_logp - behaviour)
     if rollouts.has_old_logp and (rollouts.logp != rollouts.old_logp).any():
         columns["policy/old"] = _ratio(rollouts.logp - rollouts.old_logp)
-    means = token_means(columns, rollouts.sequence, **settings.bootstrap)
+    means = token_means(columns, rollouts.by_completion, **settings.bootstrap)
     return [Identity(ratio=name, mean=mean) for name, mean in means.items()]
 
 
@@ -212,13 +221,15 @@ def surprise_gap(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
         \big(-\log \pi_\theta(a) - H(\pi_\theta)\big)\Big] = 0
 
     Above zero the sampler was hotter than :math:`\mu` is said to be, below zero it was colder or
-    truncated: seen where policy and reference are one, and no ratio shows anything.
+    truncated: seen where policy and reference are one, and no ratio shows anything. Of each
+    completion its first row counts: later policies were trained on it, and the mean is not zero.
     """
     if rollouts.entropy is None:
         return {}
-    gap = {"surprise_gap": -rollouts.logp - rollouts.entropy}
-    weight = _ratio(rollouts.logp - rollouts.behaviour_logp)
-    return token_means(gap, rollouts.sequence, weight=weight, **settings.bootstrap)
+    fresh = rollouts.units.fresh[rollouts.sequence]
+    gap = {"surprise_gap": (-rollouts.logp - rollouts.entropy)[fresh]}
+    weight = _ratio(rollouts.logp - rollouts.behaviour_logp)[fresh]
+    return token_means(gap, rollouts.by_completion[fresh], weight=weight, **settings.bootstrap)
 
 
 def _ratio(log_ratio: Floats) -> Floats:

@@ -20,6 +20,9 @@ FOLLOWS_REWARDS = 0.5
 CLEAR = 3.0
 #: Group-centred advantages have mean zero but for rounding; a tenth of their spread is an offset.
 LARGEST_OFFSET = 0.1
+#: Times the usual group's spread of advantages, and times its ratio to the spread of the rewards:
+#: normalised groups agree in the first, centred ones in the second.
+APART = 8.0
 #: Advantages nearer to the rewards than this, everywhere, are the rewards.
 SAME_AS_REWARD = 1e-3
 #: Fewer sequences and groups say little.
@@ -126,6 +129,7 @@ def _advantages(rows: Sequences, complete: np.ndarray) -> dict[str, float]:
         found["mean_advantage"] = float(advantage[kept].mean() / spread)
     if rows.reward is None:
         return found
+    found |= _scales(rows)
     found["advantage_is_reward"] = float(np.abs(advantage - rows.reward).max() < SAME_AS_REWARD)
     ours, theirs = (_standardised(values, rows.group) for values in (advantage, rows.reward))
     both = (ours != 0) & (theirs != 0)
@@ -133,6 +137,20 @@ def _advantages(rows: Sequences, complete: np.ndarray) -> dict[str, float]:
         found["group_correlation"] = float(np.corrcoef(ours[both], theirs[both])[0, 1])
         found["group_correlation_sequences"] = float(both.sum())
     return found
+
+
+def _scales(rows: Sequences) -> dict[str, float]:
+    """How far a group's spread of advantages is from the usual one, and from its rewards'."""
+    ours, theirs = (
+        np.sqrt(_group_means((v - _group_means(v, rows.group)[rows.group]) ** 2, rows.group))
+        for v in (rows.advantage, rows.reward)
+    )
+    loud = (ours > 0) & (theirs > 1e-6 * max(1.0, float(np.abs(rows.reward).max())))
+    if loud.sum() < 2 * FEWEST_GROUPS:
+        return {}
+    spread, slope = ours[loud], ours[loud] / theirs[loud]
+    apart = (spread > APART * np.median(spread)) & (slope > APART * np.median(slope))
+    return {"groups_apart": float(apart.sum()), "groups_apart_share": float(apart.mean())}
 
 
 def _group_means(values: Floats, group: np.ndarray) -> Floats:
@@ -235,7 +253,7 @@ def padding_gap(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
     least, most = (
         token_means(
             {"gap": surprise[side]},
-            _numbered(rollouts.sequence[side]),
+            _numbered(rollouts.by_completion[side]),
             weight=weight[side],
             **settings.bootstrap,
         )["gap"]
@@ -285,11 +303,16 @@ def missing_end(m: Measured) -> Shown | None:
 
 
 def scored_twice(m: Measured) -> Shown | None:
-    """Only TRL's dumps say that no update lies between: they begin with a rollout's first step."""
-    move = m.numbers.get("first_move", 0.0)
-    if move < LARGEST_REPEAT or m.settings.framework != "trl":
-        return None
-    return Shown({"usual |logp - old_logp| at a rollout's first step": move})
+    """TRL's dumps say that no update lies between: they begin with a rollout's first step. So does
+    any dump in whose first step the policy still is the reference, and old_logp is not.
+    """
+    move, start = (m.numbers.get(name, 0.0) for name in ("first_move", "start_move"))
+    evidence = {}
+    if m.settings.framework == "trl" and move >= LARGEST_REPEAT:
+        evidence["usual |logp - old_logp| at a rollout's first step"] = move
+    if start >= LARGEST_REPEAT:
+        evidence["usual |logp - old_logp| at the run's first step, where logp is ref_logp"] = start
+    return Shown(evidence) if evidence else None
 
 
 def padded_positions(m: Measured) -> Shown | None:
@@ -310,6 +333,13 @@ def advantage_unrelated(m: Measured) -> Shown | None:
     if not -FOLLOWS_REWARDS < found < min(FOLLOWS_REWARDS, 1.0 - error):
         return None
     return Shown({"correlation with the reward within groups (one)": found})
+
+
+def groups_apart(m: Measured) -> Shown | None:
+    count = int(m.numbers.get("groups_apart", 0.0))
+    if not count:
+        return None
+    return Shown({"groups on another scale": count, "their share": m.numbers["groups_apart_share"]})
 
 
 def advantage_reversed(m: Measured) -> bool:

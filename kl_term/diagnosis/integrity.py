@@ -76,7 +76,9 @@ def alignment(rollouts: Rollouts) -> dict[str, float]:
 
     Returns:
         For ref, old and sampler, and for minus the entropy: ``aligned_*`` and ``shifted_*`` (the
-        larger of both shifts); for the log-probs ``ratio_*``, the mean ratio to logp, of which no
+        larger of both shifts), and ``expected_entropy``: what its correlation is if it is aligned,
+        :math:`\\mathrm{sd}(H) / \\mathrm{sd}(\\log\\pi)`, for given a state the mean of
+        :math:`-\\log \\pi` is H; for the log-probs ``ratio_*``, the mean ratio to logp, of which no
         token counts for more than ten.
     """
     unread = _masked_when_scored(rollouts) | ~_early(rollouts)
@@ -96,6 +98,9 @@ def alignment(rollouts: Rollouts) -> dict[str, float]:
         found[f"aligned_{name}"] = _correlation(rollouts.logp[:-1][same], other[:-1][same])
         found[f"shifted_{name}"] = max(later, earlier)
         if name == "entropy":
+            spread = rollouts.logp[:-1][same].std()
+            found["aligned_pairs"] = float(same.sum())
+            found["expected_entropy"] = float(other[:-1][same].std() / spread) if spread else 0.0
             continue
         ratios = np.exp((other - rollouts.logp)[:-1][same].clip(max=math.log(_LARGEST_RATIO)))
         found[f"ratio_{name}"] = float(ratios.mean())

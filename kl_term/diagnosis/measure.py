@@ -15,6 +15,8 @@ def measure(rollouts: Rollouts, settings: Settings | None = None) -> Measured:
     numbers = {"masked_share": 1 - rollouts.tokens / max(1, rollouts.rows)}
     if rollouts.unscored:
         numbers["unscored_share"] = rollouts.unscored / rollouts.tokens
+    completions = int(rollouts.units.completion.max()) + 1
+    numbers["repeated_share"] = 1 - completions / rollouts.sequences
     numbers |= divergence.coefficient_gap(rollouts)
     if rollouts.entropy is not None:
         numbers["entropy"] = float(rollouts.entropy.mean())

@@ -353,6 +353,8 @@ def _join(parts: dict[Path, Rollouts]) -> Rollouts:
         **{n: np.concatenate([vars(part).pop(n) for part in every]) for n in columns},
         rows=sum(part.rows for part in every),
         unscored=sum(part.unscored for part in every),
+        filled=sum(part.filled for part in every),
+        filler=max(every, key=lambda part: part.filled).filler,
         sequence_names=tuple(named),
         ignored={name: near for part in every for name, near in part.ignored.items()},
     )

@@ -12,12 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from kl_term.diagnosis.units import Units, find_units
 from kl_term.errors import UserError
 from kl_term.kl.choice import KLChoice
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.integer]
 Severity = Literal["error", "warning", "note"]
+#: ``plain`` is a loop of one's own, which clamps nothing.
+Framework = Literal["unknown", "plain", "trl", "verl", "openrlhf"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 
@@ -46,6 +49,8 @@ class Rollouts:
     has_old_logp: bool = True
     sequence_names: tuple[str, ...] = ()
     ignored: dict[str, str] = field(default_factory=dict)  #: unknown column -> nearest known name
+    filled: int = 0  #: of them, such as held a filler, a number that no log-prob is
+    filler: float = 0.0  #: the filler that most of them held
     unscored: int = 0  #: tokens for which the engine gave no log-prob: they have ``old_logp``'s
 
     def __post_init__(self) -> None:
@@ -80,6 +85,22 @@ class Rollouts:
         """[S], index of each sequence's last token."""
         return np.cumsum(self.lengths) - 1
 
+    @cached_property
+    def units(self) -> Units:
+        """Which rows are one completion, and which completions answer one prompt."""
+        return find_units(self)
+
+    @property
+    def by_completion(self) -> Integers:
+        """[N], the code of each token's completion."""
+        return self.units.completion[self.sequence]
+
+    @property
+    def by_prompt(self) -> Integers:
+        """[N], the code of each token's prompt; of its completion where there is one prompt."""
+        units = self.units
+        return (units.prompt if units.prompt.any() else units.completion)[self.sequence]
+
     def sums(self, values: Floats) -> Floats:
         """[S], over the tokens of each sequence."""
         return np.bincount(self.sequence, weights=values)
@@ -101,7 +122,7 @@ class _Frozen(BaseModel):
 class Settings(_Frozen):
     """What the trainer did with these log-probs, as far as the user says so."""
 
-    framework: Literal["unknown", "trl", "verl", "openrlhf"] = "unknown"
+    framework: Framework = "unknown"
     #: The run's KL term; None = unknown.
     kl: KLChoice | None = None
     epsilon_low: float = Field(default=0.2, gt=0, lt=1)
@@ -114,6 +135,11 @@ class Settings(_Frozen):
     rollout_steps: int = Field(default=1, ge=1)
     resamples: int = Field(default=1000, ge=100, le=100_000)
     seed: int = Field(default=0, ge=0)
+    #: Does a controller move the coefficient of the KL term by design?
+    adaptive: bool = False
+    #: 0, or the number of this look at a run that is diagnosed again and again: its intervals are
+    #: wider, so that all looks together err as often as one.
+    look: int = Field(default=0, ge=0)
 
     @property
     def in_reward(self) -> bool:
@@ -123,7 +149,7 @@ class Settings(_Frozen):
     @property
     def bootstrap(self) -> dict[str, int]:
         """How intervals are resampled."""
-        return {"resamples": self.resamples, "seed": self.seed}
+        return {"resamples": self.resamples, "seed": self.seed, "look": self.look}
 
 
 def described_term(
@@ -145,7 +171,7 @@ def described_term(
 
 
 class Interval(_Frozen):
-    """A mean over counted tokens and its 95% percentile bootstrap interval over sequences."""
+    """A mean over counted tokens and its 95% interval over prompts or completions."""
 
     value: float
     low: float

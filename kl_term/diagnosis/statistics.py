@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from statistics import NormalDist
 
 import numpy as np
 
 from kl_term.diagnosis.schema import Floats, Interval, Tail
 
-#: Above this many sequences, random bags of whole sequences are resampled in their place: the
+#: Fewer units have too few different resamples.
+FEWEST_RESAMPLED = 4
+#: Times Student's quantile that the studentised bootstrap may reach where units are few.
+LARGEST_STUDENTISED = 3.0
+#: Above this many units, random bags of whole units are resampled in their place: the
 #: spread of a mean is the same, the cost is bounded.
 MOST_UNITS = 1000
 #: Tokens that are worked on at a time: a million of them take no further columns of a million.
@@ -21,41 +26,107 @@ _HUGE = 1e290
 
 def token_means(
     columns: Mapping[str, Floats | Callable[[slice], Floats]],
-    sequence: np.ndarray,
+    unit: np.ndarray,
     *,
     resamples: int,
     seed: int,
+    look: int = 0,
     weight: Floats | None = None,
 ) -> dict[str, Interval]:
-    r"""Mean of each column over tokens with 95% bootstrap intervals over sequences.
+    r"""Mean of each column over tokens with a 95% interval over what was drawn anew.
 
-    .. math:: \hat m = \frac{\sum_i \sum_t w_{it} x_{it}}{\sum_i \sum_t w_{it}}, \qquad
-        i \sim \text{Uniform, with replacement}
+    .. math:: \hat m = \frac{\sum_i \sum_t w_{it} x_{it}}{\sum_i \sum_t w_{it}} = \frac{S}{N},
+        \qquad s^2 = \frac{C}{C - 1} \sum_{i=1}^{C} \Big(\frac{S_i - \hat m N_i}{N}\Big)^2
+
+    The interval is the hull of Student's, with C - 1 degrees of freedom, and that of the
+    bootstrap's studentised mean, which knows skewness but nothing of what no unit shows; of fewer
+    than four units it is Student's alone.
 
     Args:
         columns: name -> [N] values, or what makes those of a slice; a name's interval does not
             depend on the other columns.
-        sequence: [N], codes from 0.
+        unit: [N], codes from 0: of prompts or completions, see :mod:`kl_term.diagnosis.units`.
         resamples: bootstrap resamples.
         seed: of the resampling.
+        look: 0, or the number j of a look at a run that is looked at again and again: its intervals
+            err with probability :math:`0.05 \cdot 6 / (\pi j)^2`, all looks together with 0.05.
         weight: [N]; ones by default.
     """
-    units, count = _units(sequence, seed)
+    units, count = _units(unit, seed)
     denominator = np.bincount(units, weights=weight, minlength=count)
     numerators = np.stack(
         [_unit_sums(values, weight, units, count) for values in columns.values()], axis=1
     )
-    stacked = np.concatenate([numerators, denominator[:, None]], axis=1)
-    resampled = _draws(count, resamples, seed) @ stacked
-    total = resampled[:, -1:]
+    total = denominator.sum()
+    draws = _draws(count, resamples, seed)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        means = resampled[:, :-1] / total
-        centre = numerators.sum(0) / denominator.sum()
-    low, high = np.percentile(means, [2.5, 97.5], axis=0)
+        centre = numerators.sum(0) / total
+        low, high = _interval(numerators, denominator, draws)
+        wider = _looked(look)
+        low, high = centre - wider * (centre - low), centre + wider * (high - centre)
+        low = np.where((numerators >= 0).all(0), np.maximum(low, 0.0), low)
+        huge = np.abs(numerators).max(0) > _HUGE * 1e-20
+        if huge.any():
+            means = (draws @ numerators) / (draws @ denominator)[:, None]
+            ends = np.percentile(means, [2.5, 97.5], axis=0)
+            low, high = (
+                np.where(huge, end, own) for end, own in zip(ends, (low, high), strict=True)
+            )
     return {
         name: Interval(value=_infinite(centre[i]), low=_infinite(low[i]), high=_infinite(high[i]))
         for i, name in enumerate(columns)
     }
+
+
+def _interval(numerators: Floats, denominator: Floats, draws: Floats) -> tuple[Floats, Floats]:
+    """[columns], twice: the ends of the interval of each ratio of sums."""
+    count, total = len(denominator), denominator.sum()
+    centre = numerators.sum(0) / total
+    if count < 2:
+        return np.full_like(centre, -np.inf), np.full_like(centre, np.inf)
+    left = numerators - centre * denominator[:, None]  # of each unit; sums to zero
+    error = np.sqrt((left**2).sum(0) * count / (count - 1)) / total
+    reach = student(count - 1) * error
+    low, high = centre - reach, centre + reach
+    if count < FEWEST_RESAMPLED:
+        return low, high
+    sums = draws @ np.concatenate([left, left**2, left * denominator[:, None]], axis=1)
+    move, square, cross = np.split(sums, 3, axis=1)
+    drawn = (draws @ denominator)[:, None]
+    move = move / drawn
+    spread = square - 2 * move * cross + move**2 * (draws @ denominator**2)[:, None]
+    errors = np.sqrt(np.maximum(spread, 0.0) * count / (count - 1)) / drawn
+    studentised = np.divide(move, errors, out=np.zeros_like(move), where=errors > 0)
+    least, largest = np.percentile(studentised, [2.5, 97.5], axis=0)
+    most = LARGEST_STUDENTISED * student(count - 1)
+    least, largest = np.maximum(least, -most), np.minimum(largest, most)
+    return np.minimum(low, centre - largest * error), np.maximum(high, centre - least * error)
+
+
+def student(freedom: int, error: float = 0.05) -> float:
+    """Two-sided quantile of Student's t; from three degrees on by Hill's expansion (1e-2)."""
+    if freedom == 1:
+        return math.tan(math.pi * (1 - error) / 2)
+    if freedom == 2:
+        inside = 1 - error
+        return inside * math.sqrt(2 / (1 - inside**2))
+    z = NormalDist().inv_cdf(1 - error / 2)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / freedom ** (k + 1) for k, term in enumerate(terms))
+
+
+def _looked(look: int) -> float:
+    """How much wider an interval is at the j-th of many looks than at a single one."""
+    if look < 1:
+        return 1.0
+    normal = NormalDist()
+    error = 0.05 * 6 / (math.pi * look) ** 2
+    return normal.inv_cdf(1 - error / 2) / normal.inv_cdf(0.975)
 
 
 def _unit_sums(

@@ -17,6 +17,19 @@ EXPLAINED, CONFUSED, IDENTIFIED = 0.9, 0.995, 0.999
 #: Log-ratios whose root mean square is below this make all estimators but k1 equal to rounding.
 SMALLEST_LOG_RATIO = 1e-3
 
+#: A term below this is rounding: seven digits of a dump, or float32's cancellation in k3.
+SMALLEST_DUE = 1e-5
+#: A token's term is another than the step's coefficient says if it is off by half, and is absent
+#: below a tenth; low precision is off by a few hundredths.
+OFF, ABSENT = 0.5, 0.1
+#: Share of the tokens with a term to speak of that may be without it: rounding makes none. Squares
+#: do not see them: one token of a heavy tail may hold all squares but a thousandth.
+MOST_ABSENT, FEWEST_ABSENT = 0.02, 20
+#: A step with fewer tokens to speak of says nothing of its coefficient.
+FEWEST_DUE = 20
+#: Times by which the coefficient and the KL must move, in opposite directions, to be worth a word.
+COEFFICIENT_MOVED, KL_MOVED = 2.0, 1.5
+
 INVERTED = "k3 of the inverted ratio"
 ABSOLUTE = "the absolute log-ratio"
 WEIGHTED = " times policy/old"
@@ -47,7 +60,111 @@ def measure_term(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
         if share > found.get(f"term_is_{name}", -np.inf):  # of the ways to credit it, the best
             found[f"term_is_{name}"] = share
             found[f"term_beta_{name}"] = float(np.median(slope))
+    named = _expected(settings)
+    shares = {key[8:]: share for key, share in found.items() if key.startswith("term_is_")}
+    if not shares:
+        return found
+    best = max(shares, key=lambda name: shares[name])
+    chosen = best if named is None else named
+    return found | _by_token(rollouts, settings, log_ratio, chosen, index)
+
+
+def _expected(settings: Settings) -> str | None:
+    """The candidate that the named term is."""
+    named = settings.kl
+    if named is None:
+        return None
+    weighted = "" if named.weighting == "none" else WEIGHTED
+    return (named.value or named.estimator) + weighted
+
+
+def _by_token(
+    rollouts: Rollouts, settings: Settings, log_ratio: Floats, name: str, step: np.ndarray
+) -> dict[str, float]:
+    """Tokens at which the term is not what its step's usual coefficient says, and where they are.
+
+    Returns:
+        ``term_absent_share`` and, of others that are off, ``term_off_share`` of the tokens with a
+        term to speak of;
+        ``term_absent_*``: the same share where it is largest among halves of the run, of the
+        completion, and the advantage's signs; ``term_silent_steps``: share of the steps without
+        any term; ``term_late_over_early``: the coefficient's last third over its first.
+    """
+    values = max(
+        (v for n, v in _candidates(rollouts, settings, log_ratio) if n == name),
+        key=lambda v: abs(float(v @ rollouts.kl_term)) / max(1e-300, float(np.sqrt(v @ v))),
+    )
+    term = rollouts.kl_term
+    loud = np.abs(term) > SMALLEST_DUE
+    ratio = np.divide(term, values, out=np.zeros_like(term), where=loud & (values != 0))
+    slopes = _medians(ratio[loud], step[loud], int(step.max()) + 1)
+    known = slopes[~np.isnan(slopes)]
+    if not len(known):
+        return {}
+    usual = np.where(np.isnan(slopes), np.median(known), slopes)[step]
+    due = np.abs(usual * values) > SMALLEST_DUE / ABSENT
+    count = int(due.sum())
+    if count < FEWEST_DUE:
+        return {}
+    off = due & (np.abs(term - usual * values) > OFF * np.abs(usual * values))
+    absent = due & (np.abs(term) < ABSENT * np.abs(usual * values))
+    found = {
+        "term_absent_share": float(absent.sum() / count),
+        "term_absent_tokens": float(absent.sum()),
+        "term_off_share": float((off & ~absent).sum() / count),
+    }
+    if absent.any():
+        found |= _places(rollouts, due, absent)
+    owed, given = (
+        np.bincount(step[which], minlength=len(slopes)) for which in (due, due & ~absent)
+    )
+    told = owed >= FEWEST_DUE
+    if told.any():
+        found["term_silent_steps"] = float((given[told] == 0).mean())
+    told &= ~np.isnan(slopes)
+    third = told.sum() // 3
+    if third >= 2:
+        early, late = np.median(slopes[told][:third]), np.median(slopes[told][-third:])
+        if early > 0 and late > 0:
+            found["term_late_over_early"] = float(late / early)
     return found
+
+
+def _medians(values: Floats, group: np.ndarray, count: int) -> Floats:
+    """[count], NaN where there is none."""
+    order = np.lexsort((values, group))
+    size = np.bincount(group, minlength=count)
+    found = np.full(count, np.nan)
+    middle = (np.cumsum(size) - size + size // 2)[size > 0]
+    found[size > 0] = values[order][middle]
+    return found
+
+
+def _places(rollouts: Rollouts, due: np.ndarray, absent: np.ndarray) -> dict[str, float]:
+    """Share of tokens without a term, in the part of a dump where it is largest."""
+    place = rollouts.position - rollouts.position[rollouts.first][rollouts.sequence]
+    parts = {
+        "first_half_of_completions": 2 * place < rollouts.lengths[rollouts.sequence],
+        "second_half_of_completions": 2 * place >= rollouts.lengths[rollouts.sequence],
+        "where_the_ratio_is_above_one": rollouts.logp > rollouts.ref_logp,
+        "where_the_ratio_is_below_one": rollouts.logp < rollouts.ref_logp,
+    }
+    if rollouts.advantage is not None:
+        parts["positive_advantages"] = rollouts.advantage > 0
+        parts["negative_advantages"] = rollouts.advantage < 0
+    if rollouts.step is not None:
+        middle = (rollouts.step.min() + rollouts.step.max()) / 2
+        parts["first_half_of_the_run"] = rollouts.step <= middle
+        parts["second_half_of_the_run"] = rollouts.step > middle
+    shares = {
+        name: float((absent & part).sum() / (due & part).sum())
+        for name, part in parts.items()
+        if (due & part).sum() >= FEWEST_DUE
+    }
+    if not shares:
+        return {}
+    most = max(shares, key=lambda name: shares[name])
+    return {f"term_absent_{most}": shares[most]}
 
 
 def _sampled(settings: Settings) -> bool:
@@ -124,20 +241,70 @@ def kl_negative(m: Measured) -> Shown | None:
 
 
 def other_term(m: Measured) -> Shown | None:
-    """A named term that is another, or, of an unknown term, an estimator that is none of a KL."""
+    """A named term that is another, one that some tokens or steps lack, one whose coefficient runs
+    against the KL, or, of an unknown term, an estimator that is none of a KL.
+    """
     best, named = _best(m), m.settings.kl
     if best is None or kl_negative(m) is not None or kl_left_out(m) is not None:
         return None
+    partial = _partly_absent(m, best[1]) or (
+        _reversed_controller(m) if best[1] > CONFUSED else None
+    )
+    if partial is not None:
+        return partial
     evidence: Evidence = {"share that it explains": best[1], "coefficient": best[2]}
     found = best[0] if best[1] >= IDENTIFIED else "something else"
     if named is None:
         expected, right = "a KL estimator", not best[0].startswith((INVERTED, ABSOLUTE))
         right |= best[1] < IDENTIFIED
     else:
-        expected = (named.value or named.estimator) + (
-            "" if named.weighting == "none" else WEIGHTED
-        )
+        expected = _expected(m.settings)
         share = m.numbers[f"term_is_{expected}"]
         evidence["share that the named term explains"] = share
         right = share > CONFUSED
-    return None if right else Shown(evidence, words={"found": found, "named": expected})
+    return None if right else Shown(evidence, words={"found": found, "named": expected}, case="all")
+
+
+def _partly_absent(m: Measured, explained: float) -> Shown | None:
+    """Tokens without a term among others that have theirs; or, where the squares are explained,
+    tokens that have another.
+    """
+    share, tokens = (m.numbers.get(f"term_absent_{what}", 0.0) for what in ("share", "tokens"))
+    off, silent = m.numbers.get("term_off_share", 0.0), m.numbers.get("term_silent_steps", 0.0)
+    lacking = share >= MOST_ABSENT and tokens >= FEWEST_ABSENT and off < MOST_ABSENT
+    other = explained > CONFUSED and off >= MOST_ABSENT
+    if not (lacking or other):
+        return None
+    evidence: Evidence = {
+        "share of the tokens with a log-ratio that have no term": share,
+        "share with another than their step's coefficient gives": off,
+        "tokens without": int(tokens),
+        "share of steps without any": silent,
+    }
+    where = {
+        f"share without, {key.removeprefix('term_absent_').replace('_', ' ')}": value
+        for key, value in m.numbers.items()
+        if key.startswith("term_absent_") and key not in ("term_absent_share", "term_absent_tokens")
+    }
+    return Shown(evidence | where, case="steps" if silent > 0 else "tokens")
+
+
+def _reversed_controller(m: Measured) -> Shown | None:
+    """The coefficient falls while the KL grows, or the other way round: a controller pulls the
+    other way, unless the KL is on the other side of its target.
+    """
+    moved, growth = m.numbers.get("term_late_over_early", 1.0), m.numbers.get("kl_growth", 1.0)
+    if moved > 1:
+        moved, growth = 1 / moved, 1 / max(growth, 1e-300)
+    if moved > 1 / COEFFICIENT_MOVED or growth < KL_MOVED:
+        return None
+    return Shown(
+        {
+            "coefficient, last third of the steps over the first": m.numbers[
+                "term_late_over_early"
+            ],
+            "KL, last third of the steps over the first": m.numbers["kl_growth"],
+        },
+        "note" if m.settings.adaptive else "warning",
+        case="reversed",
+    )

@@ -17,6 +17,8 @@ MOST_STEPS = 40
 FEWEST_PROMPTS = 5
 #: Trainers number their steps from 0 or from 1.
 LAST_FIRST_STEP = 1
+#: Size of a log-ratio of equal weights in float32, with room.
+AT_REFERENCE = 1e-4
 
 
 def kl_by_step(rollouts: Rollouts) -> list[StepKL]:
@@ -39,12 +41,21 @@ def kl_by_step(rollouts: Rollouts) -> list[StepKL]:
 
 
 def start(rollouts: Rollouts) -> dict[str, float]:
-    """Half the mean squared log-ratio to the reference before the first update, if dumped."""
+    """Half the mean squared log-ratio to the reference before the first update, if dumped.
+
+    And ``start_move``, the median size of logp - old_logp there, where the policy still is the
+    reference to rounding: then no update lies between the two.
+    """
     if rollouts.step is None or rollouts.step.min() > LAST_FIRST_STEP:
         return {}
     first = rollouts.step == rollouts.step.min()
     log_ratio = (rollouts.old_logp - rollouts.ref_logp)[first]
-    return {"kl_at_start": float(np.mean(log_ratio**2) / 2)}
+    found = {"kl_at_start": float(np.mean(log_ratio**2) / 2)}
+    away = np.abs(rollouts.logp - rollouts.ref_logp)
+    moves = not first.all() and np.median(away[~first]) > AT_REFERENCE  # is no copy of the policy
+    if moves and np.median(away[first]) < AT_REFERENCE:
+        found["start_move"] = float(np.median(np.abs(rollouts.logp - rollouts.old_logp)[first]))
+    return found
 
 
 def growth(by_step: list[StepKL]) -> dict[str, float]:
@@ -84,8 +95,7 @@ def reward_growth(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]
 
 
 def _mean_reward(rollouts: Rollouts, chosen: np.ndarray, settings: Settings) -> Interval | None:
-    sequence, unit = rollouts.sequence[chosen], rollouts.group
-    unit = sequence if unit is None else unit[chosen]
+    sequence, unit = rollouts.sequence[chosen], rollouts.by_prompt[chosen]
     prompts, unit = np.unique(unit, return_inverse=True)
     if len(prompts) < FEWEST_PROMPTS:
         return None
@@ -134,7 +144,7 @@ def update_response(rollouts: Rollouts, settings: Settings) -> dict[str, Interva
         found[f"{name.removesuffix('_response')}_strength"] = Interval(**ends)
     push = _residual(move, list(columns.values()), keep_mean=True)
     push /= spread
-    return found | token_means({"push": push}, rollouts.sequence, **settings.bootstrap)
+    return found | token_means({"push": push}, rollouts.by_prompt, **settings.bootstrap)
 
 
 def advantage_signs(rollouts: Rollouts) -> dict[str, float]:
@@ -200,6 +210,6 @@ def _slope(own: Floats, rest: Floats, rollouts: Rollouts, settings: Settings) ->
     """Of ``rest`` on ``own``; both are overwritten."""
     slope = np.divide(rest, own, out=rest, where=own != 0)
     weight = np.square(own, out=own)
-    return token_means({"slope": slope}, rollouts.sequence, weight=weight, **settings.bootstrap)[
+    return token_means({"slope": slope}, rollouts.by_prompt, weight=weight, **settings.bootstrap)[
         "slope"
     ]

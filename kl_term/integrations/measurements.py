@@ -1,13 +1,16 @@
 r"""What a trainer logs about its KL term at every step, over the tokens of all its processes.
 
-Means are ratios of sums, so that processes with more tokens count for more. The sums are added up
-in one reduction.
+Means are ratios of sums, so that processes and micro-batches with more tokens count for more: the
+sums of a micro-batch are added up over processes in one reduction, and then over micro-batches. The
+mean of the micro-batches' own ratios would be another number, for where answers are ragged it
+weighs a token by one over the tokens beside it, and lengths depend on what is measured.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -18,14 +21,17 @@ from kl_term.kl.estimators import k1, k2, k3
 
 #: Every measurement that may be logged. Means are over counted tokens, KLs in nats per token.
 MEASUREMENTS: dict[str, str] = {
-    "k1": "mean of k1: the reverse KL to the reference, unbiased on fresh samples",
+    "tokens": "counted tokens since the last log: what a mean of logs must be weighed with",
+    "k1": "mean of k1: the reverse KL to the reference; on fresh samples right up to a bias of one "
+    "over the number of completions, since answers are ragged",
     "k2": "mean of k2",
-    "k3": "mean of k3: as k1 where the ratio to the reference has a light tail",
+    "k3": "mean of k3: as k1 where the ratio to the reference has a light tail, and less noisy "
+    "near the reference",
     "term": "mean of the term in the loss, off-policy weight included and beta not: what TRL logs "
-    "as kl, and the KL itself if the term is exact",
+    "as kl, up to its mean over micro-batches, and the KL itself if the term is exact",
     "max_abs_log_ratio": "largest absolute log-ratio of policy to reference at a token, in nats",
-    "tail_index": "Pareto-smoothed tail index of the ratio reference/policy, from a hundred tokens "
-    "on; too large, and no mean of k3 can be trusted",
+    "tail_index": "Pareto-smoothed tail index of the ratio reference/policy, mean over the "
+    "micro-batches of a hundred tokens or more; too large, and no mean of k3 can be trusted",
     "k3_gradient_gap": "spread of k3 over that of k1: how far k3's gradient coefficients are from "
     "those of the reverse KL",
     "capped": "share of tokens at which k3_clip caps the ratio, and pushes away",
@@ -53,7 +59,26 @@ class Sampled(NamedTuple):
     entropy: Tensor | None = None  #: of the trained policy at each token's state
 
 
-def measure(
+class Totals(NamedTuple):
+    """Sums over the counted tokens of some micro-batches, of all processes."""
+
+    sums: Mapping[str, float] = MappingProxyType({})
+    largest: float | None = None  #: absolute log-ratio
+
+    def plus(self, other: Totals) -> Totals:
+        """Of both: a sum that one lacks counts as zero there."""
+        names = [*self.sums, *(name for name in other.sums if name not in self.sums)]
+        sums = {name: self.sums.get(name, 0.0) + other.sums.get(name, 0.0) for name in names}
+        both = [x for x in (self.largest, other.largest) if x is not None]
+        return Totals(sums, max(both, default=None))
+
+    def measured(self) -> dict[str, float]:
+        """Measurements by name; none of no tokens."""
+        found = _ratios(self.sums) if self.sums.get("tokens") else {}
+        return found if self.largest is None else found | {"max_abs_log_ratio": self.largest}
+
+
+def totals(
     sampled: Sampled,
     *,
     max_ratio: float | None = None,
@@ -61,8 +86,8 @@ def measure(
     penalties: Tensor | None = None,
     total: Reduce = lambda x: x,
     gather: Reduce = lambda x: x,
-) -> dict[str, float]:
-    """Measurements by name, equal on every process.
+) -> Totals:
+    """The sums of one micro-batch, equal on every process.
 
     Args:
         sampled: the tokens of this process.
@@ -89,16 +114,16 @@ def measure(
     for name, values in (("term", terms), ("penalty", penalties)):
         if values is not None:
             sums[name] = values[counted].to(wide)
-    totals = total(torch.stack([column.sum() for column in sums.values()])).tolist()
-    found = _ratios(dict(zip(sums, totals, strict=True)))
+    summed = total(torch.stack([column.sum() for column in sums.values()])).tolist()
+    found, largest = dict(zip(sums, summed, strict=True)), None
     if sampled.ref_logp is not None:
         log_ratio = gather(ref_logp - logp)
         log_ratio = log_ratio[~log_ratio.isnan()].double().cpu().numpy()
         if len(log_ratio):
-            found["max_abs_log_ratio"] = float(abs(log_ratio).max())
+            largest = float(abs(log_ratio).max())
             tail = tail_index("reference/policy", log_ratio).k
-            found |= {} if tail is None else {"tail_index": tail}
-    return found
+            found |= {} if tail is None else {"tail_index": tail, "tails": 1.0}
+    return Totals(found, largest)
 
 
 def _behaviour(sampled: Sampled, counted: Tensor, old_logp: Tensor) -> Tensor:
@@ -116,11 +141,9 @@ def _of_reference(logp: Tensor, ref_logp: Tensor, weight: Tensor) -> dict[str, T
     return values | weighted | squares
 
 
-def _ratios(sums: dict[str, float]) -> dict[str, float]:
+def _ratios(sums: Mapping[str, float]) -> dict[str, float]:
     tokens = sums["tokens"]
-    if not tokens:
-        return {}
-    found = {name: sums[name] / tokens for name in MEANS if name in sums}
+    found = {"tokens": tokens} | {name: sums[name] / tokens for name in MEANS if name in sums}
     found["ess"] = sums["weight"] ** 2 / (tokens * sums["weight_square"])
     if "surprise_weighted" in sums:
         found["surprise_gap"] = sums["surprise_weighted"] / sums["weight"]
@@ -128,9 +151,11 @@ def _ratios(sums: dict[str, float]) -> dict[str, float]:
         spread = {name: _variance(sums, name) for name in ("k1", "k3")}
         if spread["k1"] > 0:
             found["k3_gradient_gap"] = math.sqrt(max(0.0, spread["k3"]) / spread["k1"])
+    if "tails" in sums:
+        found["tail_index"] = sums["tail_index"] / sums["tails"]
     return found
 
 
-def _variance(sums: dict[str, float], name: str) -> float:
+def _variance(sums: Mapping[str, float], name: str) -> float:
     mean = sums[f"{name}_weighted"] / sums["weight"]
     return sums[f"{name}_square"] / sums["weight"] - mean**2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kl_term.checks import as_mask, checked, pair_of_floats
+from kl_term.checks import checked
 from kl_term.kl.names import RATIO_LEVELS
 from kl_term.plain_checks import check_choice
 from kl_term.shapes import LogProbs, Mask, Values
@@ -70,7 +70,6 @@ def effective_sample_size(logp: LogProbs, old_logp: LogProbs, mask: Mask) -> Ten
 
 
 def _counted_log_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    logp, old_logp = pair_of_floats("logp", logp, "old_logp", old_logp)
-    counted = as_mask("mask", mask, "logp", logp)
+    counted = mask.bool()
     masked_logp = torch.where(counted, logp, 0.0)
     return masked_logp - torch.where(counted, old_logp, 0.0).detach(), counted

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kl_term.checks import as_mask, check_same_shape, checked, pair_of_floats
+from kl_term.checks import checked
 from kl_term.kl.estimators import ESTIMATORS, TOKEN_ESTIMATORS
 from kl_term.kl.importance import importance_ratio
 from kl_term.kl.names import RATIO_LEVELS, WEIGHTINGS
@@ -142,7 +142,6 @@ def straight_through(value: Values, gradient: Values) -> Values:
     Returns:
         [...]; NaN where ``gradient`` is infinite, so that its overflow stays visible.
     """
-    check_same_shape("value", value, "gradient", gradient)
     return value.detach() + (gradient - gradient.detach())
 
 
@@ -188,7 +187,6 @@ def gradient_coefficient(logp: LogProbs, ref_logp: LogProbs, *, estimator: str) 
         below, as autograd does.
     """
     check_choice("estimator", estimator, TOKEN_ESTIMATORS)
-    logp, ref_logp = pair_of_floats("logp", logp, "ref_logp", ref_logp)
     return TOKEN_ESTIMATORS[estimator].slope(logp.detach(), ref_logp.detach())
 
 
@@ -213,8 +211,7 @@ def _counted_pair(logp: Tensor, ref_logp: Tensor, mask: Tensor | None) -> tuple[
     Every estimator and its coefficient vanish at ``logp = ref_logp`` except k1's coefficient,
     whose path the ``where`` cuts as well: so nothing a padded position holds can leak.
     """
-    logp, ref_logp = pair_of_floats("logp", logp, "ref_logp", ref_logp)
     if mask is None:
         return logp, ref_logp
-    counted = as_mask("mask", mask, "logp", logp)
+    counted = mask.bool()
     return torch.where(counted, logp, 0.0), torch.where(counted, ref_logp, 0.0)

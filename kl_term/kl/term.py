@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kl_term.checks import as_mask, check_same_shape, checked, pair_of_floats
+from kl_term.checks import checked
 from kl_term.kl.choice import KLChoice
 from kl_term.kl.estimators import VOCABULARY_ESTIMATORS
 from kl_term.kl.returns import reward_to_go
@@ -72,25 +72,22 @@ class KLTerm(KLChoice):
         """
         if self.placement != "loss" or self.estimator == "none":
             raise ValueError(f"{self.name} has no loss: use penalty, or leave the term out")
-        logp, ref_logp = pair_of_floats("logp", logp, "ref_logp", ref_logp)
+        logp, ref_logp = _wide(logp), _wide(ref_logp)
         counted = _counted(logp, mask)
         if self.reads_logits:
             if logits is None or ref_logits is None:
                 raise ValueError(f"estimator={self.estimator!r} needs logits and ref_logits")
             full = VOCABULARY_ESTIMATORS[self.estimator](logits, ref_logits.detach())
-            check_same_shape("logp", logp, "the KL of logits", full)
             return torch.where(counted, full, 0.0)
         if self.estimator == "cross_entropy":
             return torch.where(counted, -logp, 0.0)
         weight: dict[str, Any] = {"weighting": self.weighting, "ratio": self.ratio}
         if self.weighting != "none":
-            weight["old_logp"] = old_logp
+            weight["old_logp"] = None if old_logp is None else _wide(old_logp)
         if self.level == "token":
             return self._shown(logp, ref_logp, mask=counted, **weight)
-        if self.weighting != "none" and old_logp is not None:
-            weight["old_logp"] = _whole(
-                pair_of_floats("logp", logp, "old_logp", old_logp)[1], counted
-            )
+        if weight.get("old_logp") is not None:
+            weight["old_logp"] = _whole(weight["old_logp"], counted)
         whole = self._shown(_whole(logp, counted), _whole(ref_logp, counted), **weight)
         return torch.where(counted, whole / counted.sum(-1, keepdim=True).clamp(min=1), 0.0)
 
@@ -130,7 +127,6 @@ class KLTerm(KLChoice):
 
         Args, Raises: as :meth:`penalty`.
         """
-        logp, ref_logp = pair_of_floats("logp", logp, "ref_logp", ref_logp)
         counted = _counted(logp, mask)
         if self.level == "token":
             return self._own_penalty(logp, ref_logp, counted).sum(-1)
@@ -152,7 +148,12 @@ class KLTerm(KLChoice):
 def _counted(logp: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return torch.ones_like(logp, dtype=torch.bool)
-    return as_mask("mask", mask, "logp", logp)
+    return mask.bool()
+
+
+def _wide(values: Tensor) -> Tensor:
+    """In float32 at least."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def _whole(logp: Tensor, counted: Tensor) -> Tensor:

@@ -199,7 +199,8 @@ def test_what_settings_alone_decide(healthy, kl, code, expected):
 @pytest.mark.parametrize(
     ("settings", "severity"),
     [
-        ({}, "warning"),
+        ({}, "note"),  # nobody said that it clamps
+        ({"framework": "plain"}, None),
         ({"framework": "verl"}, "error"),
         ({"framework": "openrlhf", "kl": {"estimator": "k3"}}, "error"),
         ({"framework": "trl"}, None),
@@ -216,7 +217,7 @@ def test_a_dead_zone_is_the_frameworks(settings, severity):
     ("framework", "kl", "severity"),
     [
         ("openrlhf", {"estimator": "k2"}, "error"),
-        ("unknown", {"estimator": "k2"}, "warning"),
+        ("unknown", {"estimator": "k2"}, "note"),
         ("verl", {"estimator": "k2"}, None),  # mse
         ("verl", {"estimator": "k2", "value": "k3"}, None),  # low_var_kl+
         ("openrlhf", {"estimator": "k2", "weighting": "detached", "value": "k3"}, None),
@@ -446,7 +447,7 @@ def test_wrong_columns_silence_what_follows_from_them():
 def test_matching_by_code_and_severity():
     all_found = found(example("stale_samples"))
     assert [f.code for f in matching(all_found, ("stale-samples",))] == ["stale-samples"]
-    assert {f.severity for f in matching(all_found, ("error", "warning"))} == {"error", "warning"}
+    assert {f.severity for f in matching(all_found, ("error", "note"))} == {"error", "note"}
     assert matching(all_found, ("misaligned",)) == []
     with pytest.raises(UserError, match="did you mean stale-samples"):
         matching([], ("stale-sample",))

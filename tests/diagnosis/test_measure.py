@@ -155,7 +155,7 @@ def test_intervals_cover_the_exact_kl():
 
 def test_nan_stays_visible_and_a_weight_of_zero_counts_nothing():
     columns = {"a": np.array([1.0, np.nan]), "b": np.array([1.0, np.inf]), "c": np.ones(2)}
-    how = {"sequence": np.array([0, 1]), "resamples": 100, "seed": 0}
+    how = {"unit": np.array([0, 1]), "resamples": 100, "seed": 0}
     means = token_means(columns, **how)
     assert np.isnan(means["a"].value) and means["b"].value == np.inf and means["c"].value == 1.0
     means = token_means(columns, weight=np.array([1.0, 0.0]), **how)

@@ -270,4 +270,6 @@ def test_tokens_that_the_engine_could_not_score(tmp_path):
     text = "sequence,logp,old_logp,ref_logp,sampler_logp\na,-1,-1.5,-1,-1.2\na,-2,-2.5,-2,nan\n"
     found = read_rollouts(write(tmp_path, text))
     assert found.sampler_logp.tolist() == [-1.2, -2.5] and found.unscored == 1
-    assert "-inf is no finite" in refusal(write(tmp_path, text.replace("nan", "-inf")))
+    filled = read_rollouts(write(tmp_path, text.replace("nan", "-inf")))
+    assert (filled.unscored, filled.filled, filled.filler) == (1, 1, -np.inf)
+    assert "inf is no finite" in refusal(write(tmp_path, text.replace("nan", "inf")))

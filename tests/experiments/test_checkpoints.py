@@ -16,8 +16,7 @@ from analysis.records.recording import Recording
 from analysis.sweeps import shard as shards
 from analysis.sweeps.checkpoints import Checkpoints, Header
 from analysis.sweeps.shard import complete_shard
-from analysis.sweeps.store import Store, with_checksum, without_checksum
-from analysis.sweeps.sweep import finished_runs, shards_of
+from analysis.sweeps.store import Store, finished_runs, shards_of, with_checksum, without_checksum
 from analysis.training.trainer import PopulationTrainer
 from kl_term.files import sha256_bytes
 from tests.experiments.tiny import PROVENANCE, Heard, assert_same_bits, make_tiny, sweep_tiny

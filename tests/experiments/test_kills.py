@@ -14,7 +14,7 @@ import pytest
 
 from analysis.sweeps import pools, sweep
 from analysis.sweeps.pools import LocalPool
-from analysis.sweeps.store import Store
+from analysis.sweeps.store import Store, finished_runs
 from tests.experiments.tiny import (
     PROVENANCE,
     UPDATES,
@@ -53,7 +53,7 @@ def test_a_killed_worker_takes_no_other_with_it(tmp_path):
     pool, progress, tiny = LocalPool(workers=2), Heard(), make_tiny()
     shards = sweep.shards_of(tiny, 3)
     progress.begin(6, [3, 3], UPDATES)
-    sweep._map(partial(die_twice, marks=marks), shards, pool, progress)
+    pools.finish_shards(partial(die_twice, marks=marks), shards, pool, progress)
     assert sorted(path.name[:4] for path in marks.iterdir()) == ["k3_l", "none", "none", "none"]
     assert not multiprocessing.active_children()
 
@@ -91,4 +91,4 @@ def test_concurrent_sweeps_compute_each_run_once(tiny, straight, tmp_path):
         assert process.exitcode == 0
     assert sum(computed) == len(tiny.runs) * UPDATES
     store, source = Store(tmp_path), PROVENANCE.source
-    assert_same_bits(sweep.finished_runs(tiny, store, source), straight)
+    assert_same_bits(finished_runs(tiny, store, source), straight)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from analysis.experiments import kl_noise, recording
-from analysis.experiments.presets import make_preset
 
+from analysis.records import recording
 from analysis.records.recording import Recording
+from analysis.studies import kl_noise
+from analysis.studies.presets import make_preset
 
 STARTS, SEEDS, WINDOWS = 10, 60, 10
 #: Of one reading of log KL.

@@ -30,8 +30,7 @@ from analysis.sweeps import sweep
 from analysis.sweeps.provenance import source_of
 from analysis.sweeps.ray_pool import RayPool, ray_pool, room_for, shard_resources
 from analysis.sweeps.shard import complete_shard
-from analysis.sweeps.store import Store
-from analysis.sweeps.sweep import finished_runs, shards_of
+from analysis.sweeps.store import Store, finished_runs, shards_of
 from tests.experiments.tiny import (
     PROVENANCE,
     UPDATES,
@@ -276,7 +275,7 @@ def test_a_port_that_never_answers_is_given_up(tmp_path: Path, silent: int) -> N
     address = f"ray://127.0.0.1:{silent}"
     program = (
         "import sys; from analysis.cli.main import main\n"
-        "from analysis.experiments import ray_pool\n"
+        "from analysis.sweeps import ray_pool\n"
         "ray_pool.CONNECT_SECONDS = 1.0\n"
         f"sys.exit(main(['sweep', 'quick', '--ray-address', {address!r}]))\n"
     )

@@ -341,7 +341,7 @@ def test_what_is_measured_of_the_final_policy_comes_out_again(
     monkeypatch.setattr(recording, "RESULTS", tmp_path)
     folder = tmp_path / "small_cpu"
     with on_one_thread():
-        recording.save(recording.run(measured), folder)
+        recording.save(in_process.run(measured), folder)
         found = reproduction.reproduce(folder, runs=3)
     assert found.agrees
     finals = recording.load(folder).finals

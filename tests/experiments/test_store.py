@@ -17,6 +17,7 @@ from analysis.sweeps.store import (
     CorruptFile,
     Store,
     StoredRun,
+    finished_runs,
     run_key,
     run_record,
     stored_runs,
@@ -221,4 +222,4 @@ def test_records_hold_infinite_and_missing_values_to_the_bit(straight: Recording
 def test_an_unfinished_sweep_has_no_results(folder: Path, tiny: Preset) -> None:
     run_files(folder)[0].unlink()
     with pytest.raises(UserError, match="1 of 6 runs of 'tiny' are missing"):
-        sweep.finished_runs(tiny, Store(folder), PROVENANCE.source)
+        finished_runs(tiny, Store(folder), PROVENANCE.source)

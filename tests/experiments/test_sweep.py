@@ -15,7 +15,7 @@ from analysis.records.preset import Preset
 from analysis.records.recording import Recording
 from analysis.studies.presets import PRESETS
 from analysis.studies.presets.language import smollm2
-from analysis.sweeps.sweep import RUNS_PER_GPU_SHARD, shard_size
+from analysis.sweeps.memory import RUNS_PER_GPU_SHARD, shard_size
 from tests.experiments.tiny import PROVENANCE, make_tiny
 
 pytestmark = pytest.mark.usefixtures("tiny_source")

@@ -10,10 +10,15 @@ import torch
 
 from kl_term.diagnosis.columns import assemble
 from kl_term.diagnosis.divergence import coefficient_gap
-from kl_term.integrations.measurements import MEASUREMENTS, Sampled, measure
+from kl_term.integrations.measurements import MEASUREMENTS, Sampled, Totals, totals
 from kl_term.kl.importance import effective_sample_size
 
 PAGE = Path(__file__).parents[2] / "book" / "trl.md"
+
+
+def measure(sampled: Sampled, **others) -> dict[str, float]:
+    """Of one micro-batch."""
+    return totals(sampled, **others).measured()
 
 
 @pytest.fixture
@@ -85,6 +90,43 @@ def test_processes_add_up(sampled):
     assert found == pytest.approx(measure(sampled), rel=1e-9)
 
 
+def test_micro_batches_add_up(sampled):
+    """As one batch of all rows: the mean of the micro-batches' own ratios is another number."""
+    parts = [totals(Sampled(*(x[rows] for x in sampled))) for rows in ([0], [1], [2], [4, 5], [3])]
+    pooled = Totals()
+    for part in parts:
+        pooled = pooled.plus(part)
+    whole, found = measure(sampled), pooled.measured()
+    whole.pop("tail_index", None)  # fitted to each micro-batch of a hundred tokens
+    assert found == pytest.approx(whole, rel=1e-9)
+    ratios = [part.measured()["k1"] for part in parts[:-1]]
+    assert sum(ratios) / len(ratios) != pytest.approx(whole["k1"], rel=0.05)
+    assert Totals().measured() == {} == parts[-1].measured()
+
+
+def test_pooled_sums_have_no_bias_where_answers_are_ragged():
+    """Answers are long where the policy departs: each micro-batch's ratio is far too low."""
+    torch.manual_seed(0)
+    # a first token that the policy prefers ends the answer with log-ratio .4, one that it avoids
+    # goes on for nine tokens of log-ratio 0: the KL per token is known
+    policy, ref = torch.tensor([0.5, 0.5]).double(), torch.tensor([0.2, 0.8]).double()
+    draws = torch.multinomial(policy, 20_000, replacement=True)
+    first = (policy / ref).log()[draws]
+    lengths = torch.where(draws == 1, 10, 1)
+    mask = torch.arange(10) < lengths.unsqueeze(-1)
+    logp = torch.zeros(20_000, 10, dtype=torch.float64)
+    ref_logp = logp.clone()
+    ref_logp[:, 0] = -first
+    exact = (policy * (policy / ref).log()).sum() / (policy @ torch.tensor([1.0, 10.0]).double())
+    pooled, ratios = Totals(), []
+    for rows in torch.arange(20_000).split(2):
+        part = totals(Sampled(logp[rows], logp[rows], mask[rows], ref_logp[rows]))
+        pooled = pooled.plus(part)
+        ratios.append(part.measured()["k1"])
+    assert pooled.measured()["k1"] == pytest.approx(exact.item(), abs=4e-3)
+    assert abs(sum(ratios) / len(ratios) - exact.item()) > 0.1
+
+
 def test_terms_penalties_and_caps(sampled):
     terms = torch.arange(300.0).view(6, 50)
     found = measure(sampled, terms=terms, penalties=-terms, max_ratio=2.0)
@@ -98,7 +140,7 @@ def test_terms_penalties_and_caps(sampled):
 def test_nothing_is_said_about_no_tokens(sampled):
     assert measure(sampled._replace(mask=torch.zeros_like(sampled.mask))) == {}
     without = measure(sampled._replace(ref_logp=None))
-    assert set(without) == {"ess", "surprise_gap"}
+    assert set(without) == {"tokens", "ess", "surprise_gap"}
 
 
 def test_the_page_defines_what_is_logged():

@@ -225,6 +225,7 @@ def test_every_term_trains_and_is_measured(make, term, tmp_path):
     assert last["kl_term/max_abs_log_ratio"] > 0
     logged = {name.removeprefix("kl_term/") for name in last if name.startswith("kl_term/")}
     wanted = {"k1", "k2", "k3", "max_abs_log_ratio", "k3_gradient_gap", "ess", "surprise_gap"}
+    wanted |= {"tokens"}
     wanted |= {"penalty"} if term.placement == "reward" else {"term", "loss"}
     wanted |= {"capped"} if term.estimator == "k3_clip" else set()
     assert logged == wanted
@@ -296,7 +297,8 @@ def test_dump_is_diagnosed(make, tmp_path, capsys):
     assert report["tokens"] == counted
     assert "KL by k1" in capsys.readouterr().out
     logged = [log["kl_term/k1"] for log in trainer.state.log_history if "kl_term/k1" in log]
-    assert len(logged) == len(report["by_step"])
+    # over the tokens of both micro-batches: the mean of their own means is another number
+    assert logged == pytest.approx([step["k1"] for step in report["by_step"]], abs=1e-5)
 
 
 @pytest.fixture(scope="module")

@@ -275,3 +275,30 @@ def test_backpropagated_without_a_score_term_k3_is_the_forward_kl():
     after = {name: descended(live * k(logp, ref_logp)) for name, k in (("k2", k2), ("k3", k3))}
     assert (before["k3"] - forward).norm() < EXACT > (before["k2"] - reverse).norm()
     assert (after["k3"] - reverse).norm() < EXACT < 0.1 < (after["k2"] - reverse).norm()
+
+
+def test_chapter_2_is_about_sums_over_tokens_that_the_sampler_can_draw():
+    """k1 averaged within completions on fresh samples; the prefix ratio where the sampler cuts."""
+    tree = enumerate_sequences(2, 3, eos=1)
+    policy, ref = torch.randn(
+        2, tree.num_states, 2, generator=torch.Generator().manual_seed(6)
+    ).double()
+    policy.requires_grad_()
+    logp, ref_logp = token_logp(policy, tree), token_logp(ref, tree)
+    chance, length = logp.sum(-1).exp(), tree.mask.sum(-1).double()
+
+    def slope(value):
+        return torch.autograd.grad(value, policy, retain_graph=True)[0]
+
+    by_completion = slope(chance.detach() @ ((logp - ref_logp).sum(-1) / length))
+    assert (by_completion * slope(chance @ length)).sum() < -1e-3  # descended, answers grow
+    assert slope(chance.detach() @ (logp - ref_logp).sum(-1)).norm() < EXACT
+    exact = slope(chance @ (logp - ref_logp).sum(-1))
+    for forbidden in (False, True):
+        old = policy.detach().clone()
+        old[0] = numbers(0.4, -torch.inf if forbidden else -0.4)
+        old_logp = token_logp(old, tree)
+        drawn = old_logp.sum(-1) > -torch.inf
+        prefix = (logp - old_logp)[drawn].cumsum(-1).exp() * tree.mask[drawn]
+        mean = old_logp[drawn].sum(-1).exp() @ (prefix * k3(logp, ref_logp)[drawn]).sum(-1)
+        assert ((slope(mean) - exact).norm() < EXACT) != forbidden

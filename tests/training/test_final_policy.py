@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from analysis.records.metrics import FINAL_METRICS
 from analysis.records.variants import Sampler, Variant
-from analysis.training.metrics import FINAL_METRICS
 from analysis.training.population import uniforms
 from analysis.training.trainer import PopulationTrainer
 from kl_term.kl.term import KLTerm

@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from analysis.training.pretrained.weights import load_llama, random_llama, read_config, save_llama
+from analysis.training.pretrained.folders import read_config
+from analysis.training.pretrained.weights import load_llama, random_llama, save_llama
 
 from .conftest import llama
 

@@ -11,7 +11,7 @@ as all else in which the runs of one variant differ. Here it has less than a ten
 
 from __future__ import annotations
 
-from analysis.records.preset import CONFIG, NO_KL, Pilot, Preset, fresh_seeds, preset
+from analysis.records.preset import Pilot, Preset
 from analysis.records.variants import Sampler, Variant
 from analysis.studies.presets.designed import (
     AT_EQUAL_BETA,
@@ -25,7 +25,9 @@ from analysis.studies.presets.designed import (
     with_terms,
 )
 from analysis.studies.presets.language import smollm2
-from kl_term.kl.term import KLTerm
+from analysis.studies.presets.parts import CONFIG, NO_KL
+from analysis.studies.presets.registry import fresh_seeds, preset
+from kl_term.kl.choice import KLChoice
 
 #: Fourteen rollouts of 72, and ten of 96.
 ANSWERS = {"final_answers": 1000}
@@ -104,7 +106,7 @@ def stale_weighted_k3() -> Preset:
     """k3 as a loss on samples 16 updates old, plain and under the token's ratio, at equal KL."""
     stale = Sampler(staleness=16)
     terms = [
-        Variant(kl=KLTerm(estimator="k3", weighting=weighting), beta=beta, sampler=stale)
+        Variant(kl=KLChoice(estimator="k3", weighting=weighting), beta=beta, sampler=stale)
         for beta in (0.1, 0.3, 1.0, 3.0)
         for weighting in ("none", "attached")
     ]
@@ -248,4 +250,4 @@ _TERMS = design(
 
 
 def _in_reward(estimator: str, beta: float) -> Variant:
-    return Variant(kl=KLTerm(estimator=estimator, placement="reward"), beta=beta)
+    return Variant(kl=KLChoice(estimator=estimator, placement="reward"), beta=beta)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
 import shutil
 import tempfile
@@ -15,7 +16,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from analysis.records.language import FolderModel, HubModel, PackagedModel
+from pydantic import ValidationError
+
+from analysis.records.language import (
+    FolderModel,
+    HubModel,
+    LlamaConfig,
+    PackagedModel,
+)
 
 #: Of a repository on the hub, what is needed.
 FILES = ["*.json", "*.jinja", "*.safetensors", "tokenizer*"]
@@ -104,3 +112,62 @@ def _convert(file: Path, folder: Path) -> None:
         os.replace(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def read_config(folder: Path) -> LlamaConfig:
+    """The architecture that a folder's config.json describes.
+
+    Raises:
+        ValueError: it is missing, damaged, or describes another architecture.
+    """
+    path = folder / CONFIG_FILE
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError:
+        raise ValueError(f"{path} is missing: give a folder that holds a model") from None
+    except ValueError:
+        raise ValueError(f"{path} is no JSON: download the model again") from None
+    for field, only in _ONLY.items():
+        if found.get(field, only) != only:
+            raise ValueError(f"{path}: {field} is {found[field]!r}, only {only!r} is supported")
+    heads = found.get("num_attention_heads")
+    width = found.get("hidden_size")
+    try:
+        return LlamaConfig(
+            vocab_size=found["vocab_size"],
+            width=width,
+            inner=found["intermediate_size"],
+            num_layers=found["num_hidden_layers"],
+            num_heads=heads,
+            num_kv_heads=found.get("num_key_value_heads") or heads,
+            head_dim=found.get("head_dim") or width // heads,
+            norm_eps=found["rms_norm_eps"],
+            rope_theta=_rope_theta(path, found),
+            tied=found.get("tie_word_embeddings", False),
+        )
+    except KeyError as error:
+        raise ValueError(f"{path}: {error.args[0]} is missing") from None
+    except (TypeError, ValidationError) as error:
+        reason = str(error).replace("\n", " ")
+        raise ValueError(f"{path}: no valid Llama configuration: {reason}") from None
+
+
+def _rope_theta(path: Path, found: dict[str, Any]) -> float:
+    """From ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (before)."""
+    rope = found.get("rope_parameters") or found.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        raise ValueError(f"{path}: rotary positions of type {kind!r} are not supported")
+    return float(rope.get("rope_theta", found.get("rope_theta", 10000.0)))
+
+
+CONFIG_FILE = "config.json"
+
+
+#: Of a folder's config.json: field -> the only value that is computed here.
+_ONLY: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+}

@@ -11,28 +11,19 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from analysis.records.language import ATTENTION_PROJECTIONS, GROUPS, PROJECTIONS, LlamaConfig
 from analysis.training.population import uniforms
+from analysis.training.pretrained.folders import _ONLY, CONFIG_FILE, read_config
 
-CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
-
-#: Of a folder's config.json: field -> the only value that is computed here.
-_ONLY: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-}
 
 
 class FrozenLayer(NamedTuple):
@@ -77,44 +68,6 @@ def load_llama(folder: Path, dtype: torch.dtype, device: torch.device | str = "c
     return _assemble(config, tensors)
 
 
-def read_config(folder: Path) -> LlamaConfig:
-    """The architecture that a folder's config.json describes.
-
-    Raises:
-        ValueError: it is missing, damaged, or describes another architecture.
-    """
-    path = folder / CONFIG_FILE
-    try:
-        found = json.loads(path.read_bytes())
-    except OSError:
-        raise ValueError(f"{path} is missing: give a folder that holds a model") from None
-    except ValueError:
-        raise ValueError(f"{path} is no JSON: download the model again") from None
-    for field, only in _ONLY.items():
-        if found.get(field, only) != only:
-            raise ValueError(f"{path}: {field} is {found[field]!r}, only {only!r} is supported")
-    heads = found.get("num_attention_heads")
-    width = found.get("hidden_size")
-    try:
-        return LlamaConfig(
-            vocab_size=found["vocab_size"],
-            width=width,
-            inner=found["intermediate_size"],
-            num_layers=found["num_hidden_layers"],
-            num_heads=heads,
-            num_kv_heads=found.get("num_key_value_heads") or heads,
-            head_dim=found.get("head_dim") or width // heads,
-            norm_eps=found["rms_norm_eps"],
-            rope_theta=_rope_theta(path, found),
-            tied=found.get("tie_word_embeddings", False),
-        )
-    except KeyError as error:
-        raise ValueError(f"{path}: {error.args[0]} is missing") from None
-    except (TypeError, ValidationError) as error:
-        reason = str(error).replace("\n", " ")
-        raise ValueError(f"{path}: no valid Llama configuration: {reason}") from None
-
-
 def random_llama(
     config: LlamaConfig, seed: int, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> Llama:
@@ -149,15 +102,6 @@ def save_llama(model: Llama, folder: Path) -> None:
     }
     (folder / CONFIG_FILE).write_text(json.dumps(fields, indent=1) + "\n")
     save_file(_disassemble(model), folder / WEIGHTS_FILE, metadata={"format": "pt"})
-
-
-def _rope_theta(path: Path, found: dict[str, Any]) -> float:
-    """From ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (before)."""
-    rope = found.get("rope_parameters") or found.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise ValueError(f"{path}: rotary positions of type {kind!r} are not supported")
-    return float(rope.get("rope_theta", found.get("rope_theta", 10000.0)))
 
 
 def _read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:

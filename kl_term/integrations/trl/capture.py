@@ -71,6 +71,7 @@ def settings(trainer: Any, term: KLTerm) -> Settings:
     """What the diagnosis should know of a run with this term; without a coefficient, of none."""
     return Settings(
         framework="trl",
+        adaptive=getattr(trainer, "_target", None) is not None,
         kl=term if trainer.beta else KLTerm(estimator="none"),
         epsilon_low=trainer.epsilon_low,
         epsilon_high=trainer.epsilon_high,

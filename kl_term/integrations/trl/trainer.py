@@ -17,7 +17,7 @@ from trl import GRPOConfig, GRPOTrainer
 from kl_term.diagnosis.dumping import Dump
 from kl_term.diagnosis.readers import record_settings
 from kl_term.errors import UserError
-from kl_term.integrations.measurements import Sampled, measure
+from kl_term.integrations.measurements import Sampled, Totals, totals
 from kl_term.integrations.trl import capture, hidden_states
 from kl_term.integrations.trl.aggregation import LOSS_TYPES, loss_weights
 from kl_term.integrations.trl.target import FollowTarget, TargetKL
@@ -97,6 +97,7 @@ class KLGRPOTrainer(GRPOTrainer):
         self._dumped = False
         self.resumed_from: Path | None = None
         self._target = None if target_kl is None else FollowTarget(self, target_kl)
+        self._counted: dict[str, Totals] = {}  #: in training and in evaluation
         if self._target is not None:
             self.add_callback(self._target)
 
@@ -212,7 +213,7 @@ class KLGRPOTrainer(GRPOTrainer):
     def _log_measurements(
         self, sampled: Sampled, inputs: dict[str, Any], terms: Tensor | None, added: Tensor
     ) -> None:
-        found = measure(
+        counted = totals(
             sampled,
             max_ratio=MAX_RATIO if self.kl_term.estimator == "k3_clip" else None,
             terms=None if terms is None else terms.detach(),
@@ -222,19 +223,23 @@ class KLGRPOTrainer(GRPOTrainer):
                 self.accelerator.pad_across_processes(x, dim=0, pad_index=float("nan"))
             ),
         )
+        mode = "train" if self.model.training else "eval"
+        metrics, found = self._metrics[mode], counted.measured()
         if terms is not None:
             steps = self.current_gradient_accumulation_steps if self.model.training else 1
-            found["loss"] = steps * self.accelerator.gather(added).mean().item()
+            mean = self.accelerator.gather(added).mean().item()
+            metrics["kl_term/loss"].append(steps * mean)
         if self._target is not None:
-            found["beta"] = self.kl_beta
+            metrics["kl_term/beta"].append(self.kl_beta)
             if self.model.training and "k1" in found:
-                tokens = self._total(sampled.mask.sum().float()).item()
-                self._target.measured(found["k1"], tokens)
-        metrics = self._metrics["train" if self.model.training else "eval"]
-        for name, value in found.items():
-            metrics[f"kl_term/{name}"].append(value)
+                self._target.measured(found["k1"], found["tokens"])
         if "term" in found:
-            metrics["kl"].append(found["term"])  # TRL's name for it
+            metrics["kl"].append(found["term"])  # TRL's name for it, and its mean of micro-batches
+        if "kl_term/tokens" in metrics:  # since the last log, which empties them
+            counted = self._counted[mode].plus(counted)
+        self._counted[mode] = counted
+        for name, value in counted.measured().items():
+            metrics[f"kl_term/{name}"] = [value]
 
     def _total(self, values: Tensor) -> Tensor:
         return self.accelerator.reduce(values, reduction="sum")
