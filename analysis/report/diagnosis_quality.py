@@ -17,6 +17,7 @@ from kl_term.diagnosis.causes import CAUSES, Cause
 
 FOLDER = "diagnosis_matrix"
 HELD_OUT = "diagnosis_held_out"
+HEALTHY = "diagnosis_healthy"
 OUTCOMES = {
     "named": "the first finding names the fault",
     "symptom": "the first finding is a symptom, and lists the fault among what else it may be",
@@ -52,6 +53,7 @@ def quality_page(folder: Path) -> str:
         planted=_counted(faults),
         held_out=_counted(held_out),
         by_place=_by_place(faults),
+        healthy=_healthy(folder.with_name(HEALTHY)),
         findings=[_finding(cause, sound, faults) for cause in CAUSES],
     )
 
@@ -67,6 +69,47 @@ def _counted(faults: pd.DataFrame) -> dict[str, Any]:
         "named": f"{named} ({named / len(by_kind):.0%})",
         "others": ", ".join(f"{counts.get(n, 0)} {n}" for n in OUTCOMES if n != "named"),
     }
+
+
+def _healthy(folder: Path) -> dict[str, Any]:
+    """Sound runs of known policies: the reading rules, intervals and findings that they met."""
+    reading, coverage, alarms = (
+        pd.read_csv(folder / f"{name}.csv", keep_default_na=False)
+        for name in ("reading", "coverage", "alarms")
+    )
+    repetitions = len(read_manifest(folder)["seeds"])
+    rules = reading.rename(columns=RULES).drop(columns="group")
+    shares = [*RULES.values()]
+    rules[shares] = rules[shares].map(_percent)
+    held = coverage.rename(columns=COVERED)
+    held[[*COVERED.values()]] = held[[*COVERED.values()]].map(_percent)
+    loud = alarms.assign(errors=alarms["errors"].map(_percent))
+    loud["warnings"] = loud["warnings"].map(_percent)
+    return {
+        "repetitions": repetitions,
+        "rules": rules.set_index(["kl", "completions", "top_p"]),
+        "coverage": held.set_index(["completions", "group", "updates"]),
+        "alarms": loud.set_index(["completions", "group", "updates", "kl"]),
+        "runs": repetitions * len(alarms),
+        "errors": f"{alarms['errors'].mean():.2%}",
+        "warnings": f"{alarms['warnings'].mean():.2%}",
+    }
+
+
+#: What the columns of the tables are called on the page.
+RULES = {
+    "factor_far": "k1 > 2 k3",
+    "factor_negative": "k1 < -k3",
+    "micro_far": "k1 > 2 k3, of micro-batches",
+    "micro_negative": "k1 < -k3, of micro-batches",
+    "far": "k1 - k3 above four errors",
+    "negative": "below",
+}
+COVERED = {"k1": "k1", "k3": "k3", "k1_by_row": "k1, by row", "k3_by_row": "k3, by row"}
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share == 0 or share > 0.095 else f"{share:.1%}"
 
 
 def _kinds(faults: pd.DataFrame) -> pd.Series:

@@ -257,3 +257,42 @@ def sampler_is(change: str) -> Change:
         return rounded("bfloat16", "sampler_logp")(with_it, generator)
 
     return plant
+
+
+def term_missing(where: str) -> Change:
+    """The KL term is left out ``late`` in the run, or at ``negative`` advantages, or decays."""
+
+    def change(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+        middle = (frame["step"].min() + frame["step"].max()) / 2
+        if where == "decays":
+            return frame.assign(kl_term=frame["kl_term"] * 0.8 ** frame["step"])
+        gone = frame["step"] > middle if where == "late" else frame["advantage"] < 0
+        return frame.assign(kl_term=frame["kl_term"].mask(gone, 0.0))
+
+    return change
+
+
+def engine_filled(value: float) -> Change:
+    """The engine has no log-prob for one token in twenty, and says so by a number."""
+
+    def change(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+        missing = (generator.random(len(frame)) < 0.05) & (frame["old_logp"] < -1)
+        return frame.assign(sampler_logp=frame["old_logp"].mask(missing, value))
+
+    return change
+
+
+def kept_mass(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    """The engine reports log-probs of what top-p kept: at least nine tenths."""
+    kept = generator.uniform(0.9, 1.0, len(frame))
+    return frame.assign(sampler_logp=np.minimum(frame["old_logp"] - np.log(kept), 0.0))
+
+
+def old_is_new(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    return frame.assign(old_logp=frame["logp"])
+
+
+def one_group_apart(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    """Advantages of one prompt are sixty times the others'."""
+    chosen = frame["group"] == frame["group"].max()
+    return frame.assign(advantage=frame["advantage"] * np.where(chosen, 60.0, 1.0))

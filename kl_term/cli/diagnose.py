@@ -36,14 +36,17 @@ def diagnose(
     epsilon_high: float | None = None,
     resamples: int | None = None,
     seed: int | None = None,
-    how_to_dump: Literal["trl", "verl", "openrlhf"] | None = None,
+    how_to_dump: Literal["plain", "trl", "verl", "openrlhf"] | None = None,
 ) -> None:
     """Measure the log-probs of a run and say what to change, in order.
 
     What the run was may be said by the options below; TRL's dump folder says it itself, and an
     option that is given takes precedence.
     Reads CSV, JSON lines (both also gzipped) and parquet, one row a token or one row a sequence;
-    of a folder, all such files. Log-probs are natural logarithms: another base in all columns
+    of a folder, all such files; and tensors by name in .npz or .pt, padded, with their mask.
+    Columns, also under the names of TRL, verl and OpenRLHF: logp, ref_logp, sequence; and as far as
+    they are there old_logp, sampler_logp, mask, position, step, group, token, entropy, advantage,
+    reward, kl_term, padding. Log-probs are natural logarithms: another base in all columns
     may go unseen, and scales the KL.
     Ends with status 3 if --fail-on matches a finding.
 
@@ -52,7 +55,7 @@ def diagnose(
         page: write a page with plots here (HTML, one file).
         json: write the report here, for a machine.
         fail_on: codes or severities (error, warning, note), separated by commas.
-        framework: whose clamps to assume.
+        framework: whose clamps to assume; plain, a loop of one's own, clamps nothing.
         estimator: the KL estimator of the run; with it the two below.
         placement: whether it is differentiated (the default) or subtracted from the reward.
         weighting: the off-policy weight on it; by default none.
@@ -66,7 +69,7 @@ def diagnose(
         print(SNIPPETS[how_to_dump])
         return
     if file is None:
-        raise UserError("give the file to diagnose (how to make one: --how-to-dump trl)")
+        raise UserError("give the file to diagnose (how to make one: --how-to-dump plain)")
     wanted = tuple(name.strip() for name in fail_on.split(",") if name.strip())
     matching([], wanted)
     options = {

@@ -100,7 +100,7 @@ def canonical(columns: list[str]) -> tuple[dict[str, str], dict[str, str]]:
             hint = f"; rename {hints[0]!r}?" if hints else ""
             aliases = ", ".join(NAMES[name])
             if name == "logp" and not hint:
-                hint = "; a trainer's log has none: see kl-term diagnose --how-to-dump trl"
+                hint = "; a trainer's log has none: see kl-term diagnose --how-to-dump plain"
             raise UserError(f"column {name} is missing (also read: {aliases}){hint}")
     return chosen, ignored
 

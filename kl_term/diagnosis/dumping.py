@@ -198,6 +198,20 @@ def _rounded(value: Any, length: int) -> Any:
 
 #: What to add to each framework, at the snapshots this book read.
 SNIPPETS: dict[str, str] = {
+    "plain": """\
+# In a loop of your own, after the loss of each optimizer step: all [B, T], or [B].
+from kl_term.diagnosis.dumping import append_rollouts
+
+append_rollouts(
+    "rollouts.jsonl",
+    step=step,
+    logp=logp, old_logp=old_logp, ref_logp=ref_logp, mask=mask,
+    sampler_logp=engine_logp,  # as the engine reports it, or None
+    token=ids, group=prompt_index, reward=rewards, advantage=advantages,
+    entropy=entropy, kl_term=beta * kl,  # what the KL adds to the loss of each token, or None
+)  # then: kl-term diagnose rollouts.jsonl --framework plain
+# Or a batch without this package: torch.save({"logp": logp, "ref_logp": ref_logp}, "batch.pt")
+""",
     "trl": """\
 from trl import GRPOConfig
 from kl_term.integrations.trl import KLGRPOTrainer  # pip install 'kl-term[trl]'

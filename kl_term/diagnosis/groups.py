@@ -306,13 +306,16 @@ def scored_twice(m: Measured) -> Shown | None:
     """TRL's dumps say that no update lies between: they begin with a rollout's first step. So does
     any dump in whose first step the policy still is the reference, and old_logp is not.
     """
-    move, start = (m.numbers.get(name, 0.0) for name in ("first_move", "start_move"))
-    evidence = {}
-    if m.settings.framework == "trl" and move >= LARGEST_REPEAT:
-        evidence["usual |logp - old_logp| at a rollout's first step"] = move
-    if start >= LARGEST_REPEAT:
-        evidence["usual |logp - old_logp| at the run's first step, where logp is ref_logp"] = start
-    return Shown(evidence) if evidence else None
+    rollout, start = (m.numbers.get(name, 0.0) for name in ("first_move", "start_move"))
+    rollout = rollout if m.settings.framework == "trl" else 0.0
+    if max(rollout, start) < LARGEST_REPEAT:
+        return None
+    return Shown(
+        {
+            "usual |logp - old_logp| where no update lies between": max(rollout, start),
+            "seen at": "a rollout's first step" if rollout >= start else "the run's first step",
+        }
+    )
 
 
 def padded_positions(m: Measured) -> Shown | None:

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 
 from kl_term.diagnosis.columns import NAMES, OPTIONAL, assemble, canonical
 from kl_term.diagnosis.schema import Rollouts, Settings
+from kl_term.diagnosis.tensors import TENSORS, read_tensors
 from kl_term.errors import UserError, first_problem
 
 FORMATS = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".parquet")
@@ -30,13 +31,18 @@ _REQUIRED = ("logp", "old_logp", "ref_logp", "position")
 SETTINGS = "settings.json"
 
 
-def read_rollouts(path: Path) -> Rollouts:
+#: What a trainer or a logger writes of a run's means.
+_LOGS = ("trainer_state.json", "log_history.json", "wandb-summary.json", "wandb-history.jsonl")
+
+
+def read_rollouts(path: str | Path) -> Rollouts:
     """The rollouts of a file, whose ending says the format, or of all such files in a folder.
 
     Raises:
         UserError: no such file, another format, an unreadable or empty file, or a bad row: one line
             naming file, row and column. Rows are numbered as lines of the file.
     """
+    path = Path(path)
     name = path.name.lower()
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.name.lower().endswith(FORMATS))
@@ -63,7 +69,14 @@ def read_rollouts(path: Path) -> Rollouts:
     except (OSError, EOFError, UnicodeDecodeError) as error:
         first, *_ = str(error).splitlines()
         raise UserError(f"{path}: cannot be read ({first})") from None
-    raise UserError(f"{path}: unknown format; give one of {', '.join(FORMATS)}")
+    if name.endswith(TENSORS):
+        return read_tensors(path)
+    if name in _LOGS or name.endswith((".wandb", ".json")) or "tfevents" in name:
+        raise UserError(
+            f"{path}: a log holds means of steps, and a diagnosis needs the log-probs of tokens: "
+            "dump them (kl-term diagnose --how-to-dump plain)"
+        )
+    raise UserError(f"{path}: unknown format; give one of {', '.join((*FORMATS, *TENSORS))}")
 
 
 def _open(path: Path) -> TextIO:

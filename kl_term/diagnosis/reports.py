@@ -10,6 +10,7 @@ from kl_term.diagnosis.causes import find
 from kl_term.diagnosis.measure import measure
 from kl_term.diagnosis.readers import read_rollouts
 from kl_term.diagnosis.schema import Measured, Report, Rollouts, Settings
+from kl_term.diagnosis.updates import LAST_FIRST_STEP
 
 
 def diagnose(path: Path, settings: Settings | None = None) -> Report:
@@ -75,6 +76,10 @@ def not_measured(rollouts: Rollouts) -> dict[str, str]:
     elif (rollouts.old_logp == rollouts.logp).all():
         missing["pull of the KL term"] = (
             "logp equals old_logp: dump logp after an update on the same tokens"
+        )
+    if rollouts.step is None or rollouts.step.min() > LAST_FIRST_STEP:
+        missing["whether two scores of one policy agree"] = (
+            "needs TRL's dump, or the run's first step, where no update lies between them"
         )
     absent = (what for column, what in _UNMEASURED.items() if getattr(rollouts, column) is None)
     return missing | dict(absent)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pandas as pd
+from scipy import stats
 
 from analysis.chapters import ch19_equal_kl
 from analysis.evidence import predictions
 from analysis.evidence.recorded import difference
-from analysis.records import designs, recording, summaries
+from analysis.records import designs, initial_policy, recording, summaries
 
 
 def finals(name: str) -> pd.DataFrame:
@@ -96,3 +97,20 @@ def test_from_easy_starts_the_whole_vocabulary_need_not_beat_the_reward():
     for variant, above in (("reverse_exact", True), ("forward_exact", False)):
         found = predictions.unpredicted("distillation", variant, "grpo", "own_accuracy", 0.0)
         assert found["low"] > 0 if above else found["high"] < 0
+
+
+def test_the_hundredths_at_equal_kl_are_those_of_a_step_that_does_harm():
+    """From the tables: without a KL term the reward falls there, and rises where answers end."""
+    start = initial_policy.recorded("equal_kl")["accuracy"]
+    harmed = finals("equal_kl").query("variant == 'none'")["reward"]
+    assert stats.ttest_1samp(harmed, start.mean()).pvalue < 1e-3
+    assert harmed.mean() < start.min() - 0.02
+    ended = recording.load(recording.folder_of("equal_kl_ended")).curves.query("variant == 'none'")
+    reward = ended.pivot(index="seed", columns="update", values="reward")
+    gained = reward[reward.columns[-1]] - reward[reward.columns[0]]
+    assert stats.ttest_1samp(gained, 0.0).pvalue < 1e-3 and gained.mean() > 0.05
+    costs = {
+        name: predictions.at_equal_kl(name, "k3_loss", "exact_loss").mean
+        for name in ("equal_kl_large", "equal_kl_ended")
+    }
+    assert costs["equal_kl_large"] < 4 * costs["equal_kl_ended"] < 0

@@ -10,6 +10,7 @@ import pytest
 from analysis.records.manifests import read_manifest
 from analysis.report.diagnosis_quality import (
     FOLDER,
+    HEALTHY,
     HELD_OUT,
     OUTCOMES,
     evidence_of,
@@ -45,6 +46,21 @@ def test_the_page_says_what_was_recorded():
     assert f"{faults['kind'].nunique()} kinds of planted faults: {named} (" in page
     for cause in CAUSES:
         assert f"### `{cause.code}`" in page
+
+
+def test_sound_runs_of_known_policies_stand_beside_the_rules():
+    reading, coverage, alarms = (recorded(n, HEALTHY) for n in ("reading", "coverage", "alarms"))
+    assert reading["kl"].min() == 1e-5 and reading["kl"].max() == 10
+    assert set(reading["top_p"]) == {0.95, 1.0}
+    near = reading[reading["kl"] == 1e-5]
+    assert near["factor_far"].mean() > 0.3 and near["factor_negative"].mean() > 0.15, "what stood"
+    assert reading["negative"].mean() < 0.005 and reading["far"].mean() < 0.01
+    assert coverage["k1"].mean() > 0.93 and coverage["k3"].mean() > 0.9
+    eight = coverage[coverage["updates"] >= 8]
+    assert (eight["k1_by_row"] < 0.7).all() and (eight["k1"] >= 0.9).all()
+    assert alarms["errors"].mean() < 0.005
+    page = quality_page(RECORDED)
+    assert "## Sound runs whose KL is known" in page and "k1 > 2 k3, of micro-batches" in page
 
 
 def test_faults_are_held_out_and_none_is_left_out_of_their_record():

@@ -33,6 +33,10 @@ class DiagnosisCallback(TrainerCallback):
     warns of each new finding in one line. Every process checks its own tokens; one that must stop
     stops all.
 
+    Looks are many, so intervals are wider than those of a single diagnosis: the j-th look's err
+    with probability :math:`0.05 \\cdot 6 / (\\pi j)^2`, those of all looks together, however many
+    there are, with 0.05 at most. Findings ask for twice the length of such an interval.
+
     Args:
         trainer: a ``GRPOTrainer`` with a reference, that is with ``beta`` above zero.
         every: least number of steps between checks. Rollouts are checked whole, with all steps that
@@ -67,7 +71,7 @@ class DiagnosisCallback(TrainerCallback):
         self._trainer, self._every, self._tokens = trainer, every, tokens
         self._stop_on = tuple(stop_on)
         self._window: list[dict[str, np.ndarray]] = []
-        self._held = self._rows = self._checked = 0
+        self._held = self._rows = self._checked = self._looks = 0
         self._rollout = -1  #: number of the present one
         self._full = False  #: is there no room for the present one?
         self._dump = Dump.of(dump, trainer.accelerator.process_index)
@@ -110,7 +114,8 @@ class DiagnosisCallback(TrainerCallback):
             return False
         table = {name: np.concatenate([part[name] for part in held]) for name in held[0]}
         settings = capture.settings(self._trainer, self._term)
-        settings = settings.model_copy(update={"resamples": RESAMPLES})
+        self._looks += 1
+        settings = settings.model_copy(update={"resamples": RESAMPLES, "look": self._looks})
         measured = measure(assemble(table, f"step {step}"), settings)
         found = find(measured)
         metrics = self._trainer._metrics["train"]

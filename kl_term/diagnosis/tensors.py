@@ -1,0 +1,78 @@
+"""Dumps of one's own loop: padded tensors as ``.npz``, or as ``.pt`` with nothing but tensors."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kl_term.diagnosis.columns import NAMES, assemble, canonical
+from kl_term.diagnosis.schema import Rollouts
+from kl_term.errors import UserError
+
+TENSORS = (".npz", ".pt")
+
+
+def read_tensors(path: Path) -> Rollouts:
+    """The rollouts of a file that holds tensors by name: [B, T], [B], or one value of all.
+
+    Each row is a completion, unless a column of sequences says otherwise; padding is told by a
+    mask. Arrays of one axis throughout are read as a table, a row a token.
+
+    Raises:
+        UserError: no such tensors, or of shapes that do not go together.
+    """
+    arrays = {str(name): value for name, value in _load(path).items()}
+    own = (
+        [] if {"sequence", *NAMES["sequence"]} & {name.lower() for name in arrays} else ["sequence"]
+    )
+    try:
+        named, _ = canonical([*arrays, *own])
+    except UserError as refusal:
+        raise UserError(f"{path}: {refusal}") from None
+    shape = arrays[named["logp"]].shape
+    if len(shape) == 1:
+        return assemble(arrays, str(path))
+    if len(shape) != 2:
+        raise UserError(f"{path}: {named['logp']} has shape {shape}: [batch, tokens] was expected")
+    table: dict[str, Any] = {"sequence": np.repeat(np.arange(shape[0]), shape[1])}
+    table["position"] = np.tile(np.arange(shape[1]), shape[0])
+    for name, values in arrays.items():
+        if values.shape not in (shape, shape[:1], ()):
+            raise UserError(
+                f"{path}: {name} has shape {values.shape}: {shape}, or {shape[:1]}, was expected"
+            )
+        spread = values[:, None] if values.ndim == 1 else values
+        table[name] = np.broadcast_to(spread, shape).ravel()
+    width = shape[1]
+    return assemble(
+        table, str(path), lambda row: f"row {row // width + 1}, token {row % width + 1}"
+    )
+
+
+def _load(path: Path) -> dict[str, np.ndarray]:
+    if path.suffix.lower() == ".npz":
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                return {name: file[name] for name in file.files}
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
+            raise _unreadable(path, error) from None
+    import torch
+
+    try:
+        held = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of torch, of zip files, and of what a pickle may not hold
+        raise _unreadable(path, error) from None
+    if not isinstance(held, dict) or not all(isinstance(v, torch.Tensor) for v in held.values()):
+        raise UserError(f"{path}: holds more than tensors by name: torch.save({{name: tensor}})")
+    return {
+        name: (value.double() if value.is_floating_point() else value).numpy()
+        for name, value in held.items()
+    }
+
+
+def _unreadable(path: Path, error: Exception) -> UserError:
+    first = (str(error).splitlines() or [type(error).__name__])[0]
+    return UserError(f"{path}: cannot be read ({first})")
