@@ -14,8 +14,8 @@ SPELLINGS = {
     " action_log_probs trainer_logprobs policy_logps perTokenLogps log_pi",
     "ref_logp": "ref_per_token_logps ref_log_prob ref_logprobs base_action_log_probs log_probs_base"
     " reference_policy_logprobs teacher_log_probs ref_logps",
-    "old_logp": "old_per_token_logps old_log_prob old_log_probs sampling_logprobs"
-    " inference_logprobs prev_logprobs generation_logprobs rollout_log_probs vllm_logprobs behavior_logp",
+    "old_logp": "old_per_token_logps old_log_prob old_log_probs sampling_logprobs behavior_logp"
+    " inference_logprobs prev_logprobs generation_logprobs rollout_log_probs vllm_logprobs",
     "mask": "response_mask completion_mask action_mask loss_mask response_masks attention_mask",
     "padding": "padding_mask padding_masks",
     "advantages": "advantages advantage adv returns",
