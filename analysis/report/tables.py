@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 from IPython.display import Markdown
 
-from kl_term.numbers import format_value
+from kl_term.numbers import format_value, with_interval
 
 if TYPE_CHECKING:
     from analysis.records.preset import Preset
@@ -58,15 +58,6 @@ METRICS = {
     "fluctuation of gradient_norm": "fluctuation of the gradient norm",
     "fluctuation of reverse_kl": "fluctuation of the reverse KL",
 }
-
-
-def with_interval(row: Mapping[str, Any], spec: str, mean: str = "mean") -> str:
-    """A mean and its interval in one piece of text: ``+0.12 (+0.05 to +0.19)``.
-
-    ``mean`` is the name under which the row has it.
-    """
-    middle, low, high = (format_value(name, row[name], spec) for name in (mean, "low", "high"))
-    return f"{middle} ({low} to {high})"
 
 
 def differences(

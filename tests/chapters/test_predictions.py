@@ -6,13 +6,13 @@ import csv
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
-from analysis.chapters import ch16_objectives, ch17_stale, ch18_distillation
+from analysis.chapters import ch16_objectives, ch17_stale, ch18_distillation, ch19_equal_kl
 from analysis.chapters.ch19_equal_kl import SETTINGS
 from analysis.evidence import predictions
-from analysis.evidence.names import distillation, kl_terms, objectives, off_policy
 from analysis.evidence.recorded import recorded, recorded_runs
 from analysis.records import recording
 from analysis.studies.presets import PRESETS
@@ -162,15 +162,29 @@ def test_rows_of_starts_are_the_means_of_their_seeds(preset: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "presets"),
+    ("module", "presets"),
     [
-        (objectives.NAMES, ch16_objectives.DESIGNS),
-        (off_policy.NAMES, ch17_stale.RUNS),
-        (distillation.NAMES, ch18_distillation.RUNS),
-        (kl_terms.NAMES, (*SETTINGS, "kl_axes")),
+        (ch16_objectives, ch16_objectives.DESIGNS),
+        (ch17_stale, ch17_stale.RUNS),
+        (ch18_distillation, ch18_distillation.RUNS),
+        (ch19_equal_kl, (*SETTINGS, "kl_axes")),
     ],
 )
-def test_every_variant_of_a_page_s_predictions_has_a_name(names, presets) -> None:
+def test_every_variant_of_a_page_s_predictions_has_a_name(module, presets) -> None:
     for preset in presets:
         table = predictions.judged(preset)
-        assert {*table["variant"], *table["other"]} <= set(names), preset
+        assert {*table["variant"], *table["other"]} <= set(module.NAMES), preset
+
+
+@pytest.mark.parametrize(
+    ("again", "same"),
+    [(["holds", "open"], True), (["holds", "refuted"], False), (["open", "holds"], False)],
+)
+def test_a_second_recording_must_have_every_outcome(again, same, monkeypatch):
+    monkeypatch.setattr(
+        predictions, "judged", lambda _: pd.DataFrame({"outcome": ["holds", "open"]})
+    )
+    monkeypatch.setattr(predictions.recording, "load", lambda folder: folder.name)
+    judged_again = {"there": pd.DataFrame({"outcome": again})}
+    monkeypatch.setattr(predictions.designs, "judged_predictions", judged_again.__getitem__)
+    assert predictions.same_elsewhere("here", "there") is same
