@@ -218,7 +218,8 @@ def _files(imports: Iterable[tuple[str, str]], root: Path) -> tuple[str, ...]:
     """The files that imports mean.
 
     A name that a package loads when asked for, by the table in its ``__init__.py`` or by that of a
-    package that it imports from itself, means the module that the table says; a package around a
+    package that it imports from itself, means the module that the table says, and so does one that
+    a module looks up in its neighbours; a package around a
     module is none of its inputs.
     """
     found: set[str] = set()
@@ -231,8 +232,10 @@ def _files(imports: Iterable[tuple[str, str]], root: Path) -> tuple[str, ...]:
 def _homes(module: str, name: str, root: Path) -> list[str]:
     """The modules that may hold a name of a package, or of all its names for an empty one."""
     package = root.joinpath(*module.split("."), "__init__.py")
-    if not package.is_file():
-        return [f"{module}.{name}"] if name else []
+    if not package.is_file():  # a module may look names up in its neighbours
+        file, parent = f"{root}/{module.replace('.', '/')}.py", module.rpartition(".")[0]
+        near = _read(Path(file)).texts if os.path.isfile(file) else {}
+        return [f"{parent}.{near[name]}" if name in near else f"{module}.{name}"] if name else []
     read = _read(package)
     inner = sorted(f"{module}.{part}" for base, part in read.imports if base == module)
     if not name:

@@ -376,6 +376,20 @@ def _refuse_nan(floats: dict[str, Tensor], mask: Tensor | None) -> None:
             raise ValueError(f"{name} holds NaN, which the result could not show")
 
 
+def per_token_advantages(advantages: Tensor, like_name: str, like: Tensor) -> Tensor:
+    """Advantages [...] (one a row) or [..., T] as [..., T], in at least float32."""
+    check_float("advantages", advantages)
+    advantages = at_least_float32(advantages)
+    if advantages.shape == like.shape:
+        return advantages
+    if like.ndim > 0 and advantages.shape == like.shape[:-1]:
+        return advantages.unsqueeze(-1).expand_as(like)
+    raise ValueError(
+        f"advantages has shape {tuple(advantages.shape)} but {like_name} has {tuple(like.shape)}: "
+        f"give one a row, {tuple(like.shape[:-1])}, or one a token, {tuple(like.shape)}"
+    )
+
+
 def check_float(name: str, tensor: Tensor) -> None:
     """Refuse anything but a floating-point tensor."""
     if not isinstance(tensor, Tensor):

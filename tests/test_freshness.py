@@ -30,6 +30,7 @@ MODULES = {
     "kl_term/kl/divergences.py": "entropy = 1\n",
     "kl_term/checks.py": "def check():\n    from analysis import late\n",
     "analysis/late.py": "x = 1\n",
+    "kl_term/kl/front.py": '_HOMES = {"entropy": "divergences"}\nown = 1\n',
     "analysis/typed.py": "if TYPE_CHECKING:\n    from kl_term.kl.divergences import entropy\n",
     "analysis/near.py": "from . import late\nfrom .cli import main\n",
     "analysis/cli/main.py": "from kl_term.kl import k3, entropy\n",
@@ -58,6 +59,8 @@ def tree(tmp_path: Path) -> Path:
             "from kl_term.kl import estimators",
             "kl_term/kl/estimators kl_term/checks analysis/late",
         ),
+        ("from kl_term.kl.front import entropy", "kl_term/kl/divergences"),
+        ("from kl_term.kl.front import own", "kl_term/kl/front"),
         ("from analysis import typed", "analysis/typed"),
         (
             "from analysis import near",

@@ -23,7 +23,6 @@ from analysis.evidence.claims import (
     share,
 )
 from analysis.evidence.clip_slopes import score_coefficients
-from analysis.evidence.equal_cost import less_large_batches
 from analysis.evidence.kl_estimates import kl_estimates
 from analysis.evidence.policies import (
     RAGGED,
@@ -46,7 +45,7 @@ from analysis.evidence.stale_states import (
     stale_states,
     standardised,
 )
-from analysis.evidence.weighted_k3 import weighted_at_equal_kl
+from analysis.evidence.stale_training import less_large_batches, weighted_at_equal_kl
 from kl_term import style
 from kl_term.kl.credit import credit_moments
 from kl_term.kl.divergences import reverse_kl

@@ -12,18 +12,14 @@ import torch
 from torch import Tensor
 
 from kl_term.checks import at_least_float32, check_float, checked
-from kl_term.objectives.credit import fold_kl, process_supervision, reward_to_go
+from kl_term.lazy import lookup
 from kl_term.objectives.groups import deviations, standardise
 from kl_term.shapes import Rewards
 
-__all__ = [
-    "fold_kl",
-    "group_centre",
-    "group_normalise",
-    "leave_one_out",
-    "process_supervision",
-    "reward_to_go",
-]
+#: Credit within a completion, and its module; loaded when asked for.
+_HOMES = {"fold_kl": "credit", "process_supervision": "credit", "reward_to_go": "credit"}
+__all__ = ["group_centre", "group_normalise", "leave_one_out", *_HOMES]
+__getattr__ = lookup("kl_term.objectives", _HOMES)
 
 
 @checked

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from kl_term.checks import as_mask, at_least_float32, check_float, check_same_shape, checked
+from kl_term.checks import (
+    as_mask,
+    at_least_float32,
+    check_float,
+    check_same_shape,
+    checked,
+    per_token_advantages,
+)
 from kl_term.kl.names import TOKEN_CREDITS
 from kl_term.kl.returns import reward_to_go
 from kl_term.objectives.groups import standardise
@@ -120,20 +127,6 @@ def process_supervision(
     at_step_ends = standardised.new_zeros(*lengths.shape, width + 1)
     at_step_ends = at_step_ends.scatter_add(-1, position, standardised)[..., :width]
     return reward_to_go(at_step_ends).to(at_least_float32(step_rewards).dtype)
-
-
-def per_token_advantages(advantages: Tensor, like_name: str, like: Tensor) -> Tensor:
-    """Advantages [...] (one a row) or [..., T] as [..., T], in at least float32."""
-    check_float("advantages", advantages)
-    advantages = at_least_float32(advantages)
-    if advantages.shape == like.shape:
-        return advantages
-    if like.ndim > 0 and advantages.shape == like.shape[:-1]:
-        return advantages.unsqueeze(-1).expand_as(like)
-    raise ValueError(
-        f"advantages has shape {tuple(advantages.shape)} but {like_name} has {tuple(like.shape)}: "
-        f"give one a row, {tuple(like.shape[:-1])}, or one a token, {tuple(like.shape)}"
-    )
 
 
 def _step_tensors(

@@ -19,9 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kl_term.checks import as_mask, checked, pair_of_floats
+from kl_term.checks import as_mask, checked, pair_of_floats, per_token_advantages
 from kl_term.objectives.aggregation import MODES, aggregate
-from kl_term.objectives.credit import per_token_advantages
 from kl_term.plain_checks import check_choice, check_fraction
 from kl_term.shapes import AnyFloats, LogProbs, Mask, Values
 

@@ -12,7 +12,7 @@ import torch
 
 from analysis.chapters import ch07_off_policy
 from analysis.chapters import ch17_stale as study
-from analysis.evidence import equal_cost, routed_bandits
+from analysis.evidence import stale_training, routed_bandits
 from analysis.records import recording
 from analysis.records.config import RunConfig
 from analysis.records.metrics import METRICS
@@ -32,26 +32,26 @@ def curves(values: list[float], every: int) -> pd.DataFrame:
 
 def test_passes_are_counted_forward_by_forward():
     # sampling, reference, backward of the first step; then forward and backward of three more
-    assert equal_cost.passes_per_completion(4) == 1 + 1 + 2 + 3 * (1 + 2)
-    assert equal_cost.passes_per_completion(1) == 4
+    assert stale_training.passes_per_completion(4) == 1 + 1 + 2 + 3 * (1 + 2)
+    assert stale_training.passes_per_completion(1) == 4
     with pytest.raises(ValueError, match="num_iterations"):
-        equal_cost.passes_per_completion(0)
+        stale_training.passes_per_completion(0)
 
 
 def test_costs_are_those_at_the_end_of_a_window():
     config = RunConfig(updates=10, num_prompts=3, group_size=2, num_iterations=2, log_every=4)
-    table = equal_cost.with_costs(curves([0.1, 0.2, 0.3], 4), config)
+    table = stale_training.with_costs(curves([0.1, 0.2, 0.3], 4), config)
     assert table["completions"].tolist() == [24, 48, 60]  # the last window has two updates
     assert table["passes"].tolist() == [7 * 24, 7 * 48, 7 * 60]
 
 
 def test_finals_within_a_cost_do_not_read_what_came_later():
     config = RunConfig(updates=12, num_prompts=3, group_size=2, log_every=4)
-    table = equal_cost.with_costs(curves([0.1, 0.2, 0.9], 4), config)
-    within = equal_cost.final_within(table, "completions", 48, share=0.5)
+    table = stale_training.with_costs(curves([0.1, 0.2, 0.9], 4), config)
+    within = stale_training.final_within(table, "completions", 48, share=0.5)
     assert within["accuracy"].item() == 0.2
     with pytest.raises(ValueError, match="no window within completions=10: its first ends at 24"):
-        equal_cost.final_within(table, "completions", 10)
+        stale_training.final_within(table, "completions", 10)
 
 
 def test_finals_within_a_cost_are_of_each_variants_own_windows():
@@ -59,7 +59,7 @@ def test_finals_within_a_cost_are_of_each_variants_own_windows():
         curves(values, every).assign(variant=variant, cost=lambda table: table["update"] + 1)
         for variant, values, every in (("long", [0.1, 0.2], 30), ("short", [0.3, 0.4, 0.5], 10))
     )
-    within = equal_cost.final_within(pd.concat([long, short]), "cost", 15, share=0.5)
+    within = stale_training.final_within(pd.concat([long, short]), "cost", 15, share=0.5)
     assert within.set_index("variant")["accuracy"].to_dict() == {"long": 0.1, "short": 0.4}
 
 
@@ -76,7 +76,7 @@ def test_ways_are_compared_where_the_cheaper_one_ends():
     large = recorded("k2_loss", config, [0.3, 0.4, 0.5, 0.6, 0.7, 0.8])
     # 80 completions and 1040 passes, against 80 and 320 in every window of the large batches
     for cost, of_large in (("completions", 0.3), ("passes", 0.5)):
-        ended = equal_cost.at_equal_cost(several, large, cost).set_index("variant")["accuracy"]
+        ended = stale_training.at_equal_cost(several, large, cost).set_index("variant")["accuracy"]
         assert ended.to_dict() == {"merged_old": 0.2, study.LARGE_BATCH: of_large}
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, GRPOTrainer
 
+from kl_term.checks import per_token_advantages
 from kl_term.diagnosis.dumping import Dump
 from kl_term.diagnosis.readers import record_settings
 from kl_term.errors import UserError
@@ -23,7 +24,6 @@ from kl_term.integrations.trl.aggregation import LOSS_TYPES, loss_weights
 from kl_term.integrations.trl.target import FollowTarget, TargetKL
 from kl_term.kl.chunked import reverse_kl_from_hidden
 from kl_term.kl.term import KLTerm
-from kl_term.objectives.credit import per_token_advantages
 
 #: What this was written against: the methods it extends are no public interface of TRL.
 TRL_VERSION = "1.16.0"

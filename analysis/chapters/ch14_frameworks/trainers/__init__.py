@@ -1,16 +1,20 @@
 """The KL terms of public trainers, as read: one function a path, entered where it is defined.
 
-A module of this package is found by itself, so that a further trainer is one function, under the
-decorator of :mod:`analysis.chapters.ch14_frameworks.trainers.registry`, and no other line.
+A further trainer is one function in one of these modules, under the decorator of
+:mod:`analysis.chapters.ch14_frameworks.trainers.registry`, and no other line.
 """
 
-from importlib import import_module
-from pkgutil import iter_modules
-
+from analysis.chapters.ch14_frameworks.trainers import (
+    huggingface,
+    openrlhf_family,
+    others,
+    pytorch,
+    verl_family,
+)
 from analysis.chapters.ch14_frameworks.trainers.registry import PATHS, Option, Path, Source
 
-for _module in iter_modules(__path__):
-    import_module(f"{__name__}.{_module.name}")
+#: Where they are entered, in this order.
+MODULES = (huggingface, openrlhf_family, others, pytorch, verl_family)
 
 #: The terms that are differentiated, setting by setting.
 OPTIONS = tuple(option for path in PATHS if path.placement == "loss" for option in Option.of(path))

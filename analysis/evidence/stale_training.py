@@ -1,11 +1,14 @@
-"""Several steps on a batch beside one on a larger batch, at an equal cost."""
+"""Training on stale samples: ways to use a batch at an equal cost, and the weight on k3.
+
+Several steps on a batch beside one on a larger batch; weighted beside plain k3 along equal KL.
+"""
 
 from __future__ import annotations
 
 import pandas as pd
 
-from analysis.evidence.names.off_policy import LARGE_BATCH
-from analysis.evidence.recorded import difference, recorded
+from analysis.evidence.recorded import difference, recorded, recorded_runs
+from analysis.records import designs
 from analysis.records.config import RunConfig
 from analysis.records.recording import Recording
 from analysis.records.statistics import Interval
@@ -13,6 +16,8 @@ from analysis.records.tidy import final
 
 #: Of both ways.
 BETA = 0.3
+#: What the on-policy k2 of a large batch is called beside the other ways.
+LARGE_BATCH = "large_batch"
 
 
 def passes_per_completion(num_iterations: int) -> int:
@@ -84,3 +89,12 @@ def less_large_batches(variant: str, cost: str) -> Interval:
     """At the better step size: a variant less k2 on large batches in accuracy, at an equal cost."""
     ended = at_equal_cost(recorded("three_ways_half_step"), recorded("three_ways_on_policy"), cost)
     return difference(ended, variant, LARGE_BATCH, "accuracy")
+
+
+def weighted_at_equal_kl() -> dict[str, float]:
+    """Weighted less plain k3 in own accuracy at equal KL, by the loss that has weighted k3's
+    gradient sample by sample: k2 under the detached ratio. Chosen after the runs."""
+    run = recorded_runs("stale_coefficients")
+    terms = ("k2_detached_loss", "k3_loss")
+    fit = designs.at_equal_kl(run.finals, *terms, designs.starts_of(run.preset), "own_accuracy")
+    return fit.difference(run.preset.design.margin)
