@@ -10,9 +10,10 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from analysis.chapters import ch16_objectives, ch17_stale, ch18_distillation, ch19_equal_kl
+from analysis.chapters import ch16_objectives, ch17_stale, ch18_distillation
 from analysis.chapters.ch19_equal_kl import SETTINGS
 from analysis.evidence import predictions
+from analysis.evidence.names import distillation, kl_terms, objectives, off_policy
 from analysis.evidence.recorded import recorded, recorded_runs
 from analysis.records import recording
 from analysis.studies.presets import PRESETS
@@ -162,18 +163,18 @@ def test_rows_of_starts_are_the_means_of_their_seeds(preset: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "presets"),
+    ("names", "presets"),
     [
-        (ch16_objectives, ch16_objectives.DESIGNS),
-        (ch17_stale, ch17_stale.RUNS),
-        (ch18_distillation, ch18_distillation.RUNS),
-        (ch19_equal_kl, (*SETTINGS, "kl_axes")),
+        (objectives.NAMES, ch16_objectives.DESIGNS),
+        (off_policy.NAMES, ch17_stale.RUNS),
+        (distillation.NAMES, ch18_distillation.RUNS),
+        (kl_terms.NAMES, (*SETTINGS, "kl_axes")),
     ],
 )
-def test_every_variant_of_a_page_s_predictions_has_a_name(module, presets) -> None:
+def test_every_variant_of_a_page_s_predictions_has_a_name(names, presets) -> None:
     for preset in presets:
         table = predictions.judged(preset)
-        assert {*table["variant"], *table["other"]} <= set(module.NAMES), preset
+        assert {*table["variant"], *table["other"]} <= set(names), preset
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ import torch
 
 from analysis.records.metrics import FINAL_METRICS
 from analysis.records.variants import Sampler, Variant
+from analysis.studies.presets.language import llama_smoke
+from analysis.training.environment_of import environment_of
 from analysis.training.population import uniforms
 from analysis.training.tiny.tasks import Sorting
 from analysis.training.trainer import PopulationTrainer
@@ -121,3 +123,16 @@ def test_a_frozen_run_has_no_final_policy(config):
     trainer._freeze([1])
     final = trainer.run().final
     assert np.isnan(final["final_reward"][1]) and np.isfinite(final["final_reward"][0])
+
+
+def test_adapters_on_a_language_model_are_measured_too():
+    """On a random model; a run alone has the digits that it has among others."""
+    preset = llama_smoke()
+    changes = {"updates": 2, "precision": "float64", "final_answers": 48}
+    config = preset.config.model_copy(update=changes)
+    runs = preset.runs[:3]
+    final = PopulationTrainer(config, runs, environment_of(config)).run().final
+    assert (final["final_reverse_kl"] > 0).all() and (final["final_kl_error"] > 0).all()
+    alone = PopulationTrainer(config, runs[1:2], environment_of(config)).run().final
+    for name, values in alone.items():
+        np.testing.assert_allclose(final[name][1:2], values, rtol=1e-9)
