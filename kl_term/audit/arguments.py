@@ -147,7 +147,8 @@ _RULES: tuple[tuple[Role, Callable[[set[str], str], bool]], ...] = (
     ("logits", _logs("logits", "")),
     ("advantages", lambda w, n: bool(w & _ADVANTAGES) or n in ("loss_weights", "weights")),
     ("token_rewards", lambda w, n: "token" in w and bool(w & _REWARDS)),
-    ("rewards", lambda w, n: bool(w & _REWARDS)),
+    ("rewards", lambda w, n: bool(w & _REWARDS) or n == "r"),
+    ("ref_log_ratio", lambda w, n: n in ("kl", "kls", "per_token_kl", "approx_kl")),
     (
         "group_size",
         lambda w, n: ("group" in w and bool(w & {"size", "num"})) or n == "num_generations",

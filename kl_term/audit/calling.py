@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -24,7 +25,6 @@ class Layout(NamedTuple):
     advantages: str = "row"  #: ``row`` [B], ``column`` [B, 1] or ``token`` [B, T]
     mask: torch.dtype = torch.bool
     floats: torch.dtype = torch.float64
-    shifted: bool = False  #: logits [B, T + 1] of which the first speaks of the second token
 
 
 #: In this order they are tried; the first that a function can be called with is used.
@@ -91,7 +91,8 @@ class Foreign:
         function = self.function
         if self.factory is not None:
             function = function(**{self.factory: beta})
-        with torch.enable_grad():
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the same call, again and again
             returned = first_of(function(*arguments.positional, **arguments.named), self.name)
         if given.modified():
             self.notes.add("modifies its arguments")
