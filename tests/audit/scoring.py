@@ -58,9 +58,9 @@ NAMES: dict[str, set[str]] = {
     "dead zone": {"dead-zone"},
     "overflow": {"overflow"},
     "raises": {"raises"},
-    "rows": {"rows", "row-coupling", "row-order"},
+    "rows": {"reads-other-answers", "row-order"},
     "shifted": {"shifted-reference"},
-    "empty rows": {"empty-rows"},
+    "empty rows": {"empty-answers"},
     "sum over the batch": {"sum-over-batch", "divisor"},
 }
 #: Faults that two findings name as well, by the loss.
