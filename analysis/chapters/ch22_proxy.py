@@ -210,8 +210,8 @@ def exploit_share(gain: float, probability: float, beta: float) -> dict[str, flo
         \max\Big(0,\; 1 - \frac{\beta}{g}\Big) \text{ as } p \to 0 \;(\text{forward}), \qquad
         \min\Big(1,\; p + p(1 - p)\, \frac{g}{\beta}\Big) \;(\text{half chi-square})
 
-    The forward KL's is above :math:`1 - \beta (1 - p) / g` for every :math:`p`, whatever the others'
-    proxies are as long as they lie at least :math:`g` below.
+    The forward KL's is above :math:`1 - \beta (1 - p) / g` for every :math:`p`, and so it is where
+    the others' proxies differ and lie :math:`g` below or more.
 
     Equation: ``exploit_share``
 
@@ -275,6 +275,16 @@ def square_root_form(kl: Tensor, *, slope: float, bend: float, scale: float) -> 
     """
     root = kl.sqrt()
     return root * (2**0.5 * slope * scale - 2 * bend * scale**2 * root)
+
+
+def square_root_peak(*, slope: float, bend: float, scale: float) -> float:
+    r"""The KL at which :func:`square_root_form` is highest.
+
+    .. math:: d^2 = \frac{a^2}{8\, b^2 \sigma^2}
+
+    Equation: ``square_root_peak``
+    """
+    return slope**2 / (8 * bend**2 * scale**2)
 
 
 def gain_bound(world: World, policy: Tensor) -> float:
