@@ -136,6 +136,21 @@ def test_the_chi_square_optimum_solves_its_conditions(beta, rewards, ref_logits)
         assert ((flipped - (policy * flipped).sum(-1, keepdim=True)).abs()[kept] > 0.1).any()
 
 
+def test_k3_with_policy_and_reference_exchanged_reaches_chi_square(ref_logits):
+    """Its expected gradient on fresh samples is that of half the chi-square, which k3's is not."""
+    logits = random_logits(20, 6, seed=7, scale=1.5).requires_grad_()
+    logp, ref_logp = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+
+    def gradient(loss):
+        return torch.autograd.grad(loss.sum(), logits, retain_graph=True)[0]
+
+    policy = logp.detach().exp()
+    exchanged = gradient(policy * k3(ref_logp, logp))
+    expected = gradient(half_chi_square(logits, ref_logits))
+    assert torch.allclose(exchanged, expected, rtol=1e-10, atol=1e-12)
+    assert (gradient(policy * k3(logp, ref_logp)) - expected).abs().max() > 0.1
+
+
 @pytest.mark.parametrize(("dtype", "logit"), [(torch.float64, -800.0), (torch.float32, -110.0)])
 def test_chi_square_reckons_with_probabilities_that_underflow(dtype, logit):
     rewards = torch.tensor([5.0, 0.0, 2.0, -1.0], dtype=dtype)
