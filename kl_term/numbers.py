@@ -63,3 +63,12 @@ def fill(phrase: str, numbers: Mapping[str, float]) -> str:
 class _Phrase(string.Formatter):
     def format_field(self, value: Any, spec: str) -> str:
         return "0" if value == 0 else format_value("figure", value, spec or ".4g")
+
+
+def with_interval(row: Mapping[str, Any], spec: str, mean: str = "mean") -> str:
+    """A mean and its interval in one piece of text: ``+0.12 (+0.05 to +0.19)``.
+
+    ``mean`` is the name under which the row has it.
+    """
+    middle, low, high = (format_value(name, row[name], spec) for name in (mean, "low", "high"))
+    return f"{middle} ({low} to {high})"

@@ -35,9 +35,9 @@ from analysis.evidence.policies import (
     random_policies,
     random_tables,
 )
-from analysis.evidence.recorded import recorded
 from analysis.evidence.single_steps import lowered
 from analysis.evidence.stale_states import merged_kl_gradient, spread, stale_states
+from analysis.records.manifests import RESULTS, recorded_table
 from kl_term import style
 from kl_term.kl.ascent import expected_ascent
 from kl_term.kl.credit import credit_moments
@@ -419,7 +419,8 @@ def always_positive_penalties() -> Finding:
 
 def _of_language_model(*variants: str) -> dict[str, float]:
     """Accuracy of the recorded runs of 200 updates on a language model, means over seeds."""
-    finals = recorded("smollm2").finals.groupby("variant")["accuracy"].mean()
+    finals = recorded_table(RESULTS / "smollm2_cuda", "final.csv")
+    finals = finals.groupby("variant")["accuracy"].mean()
     return {f"language_{name}": float(finals[name]) for name in variants}
 
 

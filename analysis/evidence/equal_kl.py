@@ -25,8 +25,16 @@ TERMS = KL_TERMS | {"k3_loss_attached_prefix": ("k4", "loss")}
 @cache
 def fit(preset: str, variant: str, other: str) -> hierarchical.Fit:
     """Of two variants of a recorded preset, over the KL that both reach."""
-    run = recorded_runs(preset)
-    return designs.at_equal_kl(run.finals, variant, other, designs.starts_of(run.preset))
+    run, (reward, kl) = recorded_runs(preset), compared(preset)
+    starts = designs.starts_of(run.preset)
+    return designs.at_equal_kl(run.finals, variant, other, starts, reward, of=kl)
+
+
+def compared(preset: str) -> tuple[str, str]:
+    """The columns of reward and KL by which a design compares: of the last updates, or of the
+    final policy on fresh answers."""
+    kl = recorded(preset).preset.design.equal
+    return kl.replace("reverse_kl", "reward"), kl
 
 
 def draw_curves(names: Sequence[str] = COMPARED, *, preset: str = "equal_kl") -> Figure:
@@ -34,19 +42,19 @@ def draw_curves(names: Sequence[str] = COMPARED, *, preset: str = "equal_kl") ->
 
     Each line is that of the fit against the exact KL, over the central runs of the variant.
     """
-    finals = recorded_runs(preset).finals
+    finals, (reward, kl) = recorded_runs(preset).finals, compared(preset)
     figure, axes = style.subplots(height=4.2)
-    means = by_variant(recorded(preset).finals, ["reward", "reverse_kl"])
+    means = by_variant(recorded(preset).finals, [reward, kl])
     means = means.set_index(["metric", "variant"])
     for name in ("none", "exact_loss", *names):
         look = look_of(name)
-        x, y = (means.loc[(metric, [name]), :] for metric in ("reverse_kl", "reward"))
+        x, y = (means.loc[(metric, [name]), :] for metric in (kl, reward))
         bars = {"xerr": style.bars(x), "yerr": style.bars(y), "elinewidth": 1.0}
         axes.errorbar(x["mean"], y["mean"], **bars, **look | {"linestyle": "none"})
         if name == "none":
             continue
         other = names[0] if name == "exact_loss" else "exact_loss"
-        own = np.log(finals.loc[finals["variant"] == name, designs.EQUAL])
+        own = np.log(finals.loc[finals["variant"] == name, kl])
         log_kl = np.linspace(*np.percentile(own, hierarchical.CENTRAL), 40)
         mean, low, high = fit(preset, name, other).curve(0, log_kl)
         axes.plot(np.exp(log_kl), mean, color=look["color"], linestyle=look["linestyle"])

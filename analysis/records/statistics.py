@@ -38,7 +38,7 @@ class Interval(NamedTuple):
 
     @property
     def below(self) -> bool:
-        """Is zero above the whole interval?"""
+        """Is the whole interval below zero?"""
         return self.high < 0.0
 
     def figures(self, name: str) -> dict[str, float]:

@@ -45,6 +45,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "analysis.training",
         ("environment", "pretrained", "rollout", "sampling", "tiny"),
     ),
+    "audit": ("kl_term.audit: any loss, read exactly", "kl_term.audit", ()),
     "diagnosis": ("kl_term.diagnosis: a run's KL term, checked", "kl_term.diagnosis", ()),
     "integrations": ("kl_term.integrations: other trainers", "kl_term.integrations", ()),
     "chapters": (

@@ -78,7 +78,7 @@ def _healthy(folder: Path) -> dict[str, Any]:
         for name in ("reading", "coverage", "alarms")
     )
     repetitions = len(read_manifest(folder)["seeds"])
-    rules = reading.rename(columns=RULES).drop(columns="group")
+    rules = reading.rename(columns=RULES)
     shares = [*RULES.values()]
     rules[shares] = rules[shares].map(_percent)
     held = coverage.rename(columns=COVERED)
@@ -87,12 +87,12 @@ def _healthy(folder: Path) -> dict[str, Any]:
     loud["warnings"] = loud["warnings"].map(_percent)
     return {
         "repetitions": repetitions,
-        "rules": rules.set_index(["kl", "completions", "top_p"]),
+        "rules": rules.set_index(["kl", "completions", "group", "top_p"]),
         "coverage": held.set_index(["completions", "group", "updates"]),
         "alarms": loud.set_index(["completions", "group", "updates", "kl"]),
         "runs": repetitions * len(alarms),
-        "errors": f"{alarms['errors'].mean():.2%}",
-        "warnings": f"{alarms['warnings'].mean():.2%}",
+        "errors": round(float(alarms["errors"].sum()) * repetitions),
+        "warnings": round(float(alarms["warnings"].sum()) * repetitions),
     }
 
 

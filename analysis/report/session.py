@@ -21,10 +21,9 @@ from IPython import get_ipython
 from myst_nb import glue
 
 from analysis.records.choices import PROFILES
-from analysis.report import tables
 from analysis.report.figure_data import show_with_data
 from kl_term import style
-from kl_term.numbers import format_value
+from kl_term.numbers import format_value, with_interval
 
 _KEY = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -107,7 +106,7 @@ def unquoted(*patterns: str, why: str) -> None:
 def record_predictions(prefix: str, judged: pandas.DataFrame) -> None:
     """Record every judged comparison that has a number, under the prefix and its ``key``."""
     for row in judged.dropna(subset=["mean"]).drop_duplicates("key").to_dict("records"):
-        record(f"{prefix}_{row['key']}", tables.with_interval(row, row["spec"]))
+        record(f"{prefix}_{row['key']}", with_interval(row, row["spec"]))
 
 
 def record_designs(page: pandas.DataFrame) -> None:

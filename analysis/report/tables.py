@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 from IPython.display import Markdown
 
-from kl_term.numbers import format_value
+from kl_term.numbers import format_value, with_interval
 
 if TYPE_CHECKING:
     from analysis.records.preset import Preset
@@ -51,19 +51,13 @@ METRICS = {
     "wrong_length": "wrong answers (tokens)",
     "excess": "wrong less right (tokens)",
     "used_fraction": "share of tokens used",
+    "final_reward": "reward, fresh answers",
+    "final_accuracy": "accuracy, fresh answers",
+    "final_reverse_kl": "reverse KL, fresh answers (nats)",
     "gradient_norm": "gradient norm",
     "fluctuation of gradient_norm": "fluctuation of the gradient norm",
     "fluctuation of reverse_kl": "fluctuation of the reverse KL",
 }
-
-
-def with_interval(row: Mapping[str, Any], spec: str, mean: str = "mean") -> str:
-    """A mean and its interval in one piece of text: ``+0.12 (+0.05 to +0.19)``.
-
-    ``mean`` is the name under which the row has it.
-    """
-    middle, low, high = (format_value(name, row[name], spec) for name in (mean, "low", "high"))
-    return f"{middle} ({low} to {high})"
 
 
 def differences(
@@ -107,6 +101,7 @@ def predicted(judged: pd.DataFrame, **extra: str) -> pd.DataFrame:
     """
     named = {
         "reverse_kl": "reverse KL, ratio",
+        "final_reverse_kl": "reverse KL, fresh answers, ratio",
         "length": "tokens",
         "teacher_kl": "KL to the teacher, ratio",
         "log_peak_gradient": "largest gradient norm, ratio",

@@ -53,7 +53,7 @@ class Checkpoints:
         self.shard = shard
 
     def paths(self) -> list[Path]:
-        """Newest first."""
+        """Its checkpoints, the newest first."""
         paths = self.folder.glob("*.checkpoint")
         return sorted((p for p in paths if re.fullmatch(r"\d{8}", p.stem)), reverse=True)
 

@@ -148,7 +148,10 @@ _RULES: tuple[tuple[Role, Callable[[set[str], str], bool]], ...] = (
     ("advantages", lambda w, n: bool(w & _ADVANTAGES) or n in ("loss_weights", "weights")),
     ("token_rewards", lambda w, n: "token" in w and bool(w & _REWARDS)),
     ("rewards", lambda w, n: bool(w & _REWARDS)),
-    ("group_size", lambda w, n: ("group" in w and bool(w & {"size", "num"})) or n == "num_generations"),
+    (
+        "group_size",
+        lambda w, n: ("group" in w and bool(w & {"size", "num"})) or n == "num_generations",
+    ),
     ("group", lambda w, n: bool(w & {"group", "groups", "uid", "uids", "index", "prompt"})),
     ("count", lambda w, n: bool(w & {"num", "total", "n"}) and bool(w & {"items", "tokens"})),
     ("lengths", lambda w, n: bool(w & {"lengths", "lens", "seqlens"})),
@@ -193,7 +196,9 @@ def plan_call(
     try:
         parameters = inspect.signature(getattr(function, "forward", function)).parameters
     except (TypeError, ValueError):
-        raise UserError(f"{name_of(function)}: has no signature to read its arguments from") from None
+        raise UserError(
+            f"{name_of(function)}: has no signature to read its arguments from"
+        ) from None
     if beta_name is not None:
         names[beta_name] = "beta"
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())

@@ -11,6 +11,7 @@ import torch
 
 from kl_term.audit.calling import one_line
 from kl_term.audit.expectations import Expectations, expectations
+from kl_term.audit.facts import Facts
 from kl_term.audit.findings import ordered
 from kl_term.audit.identity import identify
 from kl_term.audit.invariants import invariants
@@ -18,7 +19,7 @@ from kl_term.audit.numerics import numerics
 from kl_term.audit.policy_part import PolicyPart, policy_part
 from kl_term.audit.readings import Kind, Reading, read
 from kl_term.audit.report import Audit, Row, rows_of
-from kl_term.audit.rules import Facts, findings_of
+from kl_term.audit.rules import findings_of
 from kl_term.errors import UserError
 from kl_term.plain_checks import check_positive
 
@@ -114,7 +115,7 @@ def _result(facts: Facts) -> Audit:
         kind=reading.kind,
         guessed={str(n): str(r) for n, r in reading.foreign.plan.guessed.items()},
         term=facts.identity.term,
-        aggregation=None if facts.invariants.reads_padding else facts.identity.aggregation,
+        aggregation=None if facts.invariants.reads_padding == "KL" else facts.identity.aggregation,
         scale=facts.scale,
         expected=facts.expected,
         policy=facts.policy,
@@ -130,7 +131,9 @@ def _table(facts: Facts, expected: Expectations) -> list[Row]:
         near = ", near the reference" if identity.only_near else ""
         rows.append(Row(f"has the gradient of{near}", identity.match.name, identity.match.scale))
     if identity.value_of and identity.term is None:
-        rows.append(Row("shows the value of", identity.value_of.name, identity.value_of.value_scale))
+        rows.append(
+            Row("shows the value of", identity.value_of.name, identity.value_of.value_scale)
+        )
     if identity.nearest:
         error = identity.nearest.error
         rows.append(Row("nearest term", f"{identity.nearest.name}, off by {error:.2g}", error))

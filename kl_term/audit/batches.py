@@ -1,4 +1,4 @@
-"""A batch of answers as every kind of loss wants to see it: padded or packed, by log-prob or logit."""
+"""A batch of answers under policy, reference and sampler, by logits and by log-probs."""
 
 from __future__ import annotations
 

@@ -223,10 +223,14 @@ class Given:
             last = batch.mask.cumsum(-1) == batch.mask.sum(-1, keepdim=True)
             return torch.where(last & batch.mask, batch.rewards.unsqueeze(-1), 0.0).to(floats)
         value = getattr(batch, role).to(floats)
+        if value.ndim == 2:  # one a token: what masked positions hold is told apart
+            return value if self.of.layout.advantages == "token" else value[:, 0]
         how = self.of.layout.advantages if role == "advantages" else "row"
         if how == "row" and not self.of.layout.packed:
             return value
-        return value.unsqueeze(-1) if how == "column" else value.unsqueeze(-1).expand(batch.mask.shape)
+        return (
+            value.unsqueeze(-1) if how == "column" else value.unsqueeze(-1).expand(batch.mask.shape)
+        )
 
     def _made_of(self, tensor: Tensor, role: str) -> Tensor:
         made = self._shape(tensor.detach().clone(memory_format=torch.contiguous_format))
@@ -294,7 +298,8 @@ class Bag(dict):  # type: ignore[type-arg]
         return dict.__contains__(self, name) or role_of(str(name)) is not None
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else default
+        known = name in self  # by its spelling, not because it was put here
+        return self[name] if known else default
 
 
 def random_states() -> tuple[Any, ...]:

@@ -103,9 +103,7 @@ def _loss(term: KLTerm) -> Terms:
     def per_token(seen: Seen) -> Tensor:
         vocabulary = {"logits": seen.logits, "ref_logits": seen.ref_logits}
         read = vocabulary if term.reads_logits else {}
-        return term.loss(
-            seen.logp, seen.ref_logp, old_logp=seen.old_logp, mask=seen.mask, **read
-        )
+        return term.loss(seen.logp, seen.ref_logp, old_logp=seen.old_logp, mask=seen.mask, **read)
 
     return per_token
 
@@ -189,10 +187,7 @@ class Probes:
         found = []
         for batch in self.batches:
             counted = batch.mask.double()
-            modes = [
-                weights_of(counted, name)
-                for name in self.aggregations
-            ]
+            modes = [weights_of(counted, name) for name in self.aggregations]
             found.append(torch.stack(modes))
         return torch.stack(found)
 
@@ -243,9 +238,7 @@ def matches(
             if error <= tolerance and _holds(probes.other, candidate, index, scale, tolerance):
                 value_scale = _value_scale(probes, values[index], scale, tolerance)
                 found.append(
-                    Match(
-                        candidate.term, aggregation, scale, error, value_scale, candidate.written
-                    )
+                    Match(candidate.term, aggregation, scale, error, value_scale, candidate.written)
                 )
     return sorted(found, key=lambda m: (m.value_scale is None, m.written != "loss", m.scale < 0))
 
@@ -311,7 +304,9 @@ def value_alone(probes: Probes, tolerance: float) -> Match | None:
 
 def _value_scale(probes: Probes, values: Tensor, scale: float, tolerance: float) -> float | None:
     found, error = fit(probes.values, values)
-    return found if error <= tolerance and abs(found - scale) <= 1e3 * tolerance * abs(scale) else None
+    return (
+        found if error <= tolerance and abs(found - scale) <= 1e3 * tolerance * abs(scale) else None
+    )
 
 
 def fit(wanted: Tensor, candidate: Tensor) -> tuple[float, float]:

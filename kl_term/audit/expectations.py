@@ -34,9 +34,7 @@ class Expectations:
         return {s: {level: m.known for level, m in of.items()} for s, of in self.found.items()}
 
 
-def expectations(
-    reading: Reading, *, symmetric: bool, tick: Callable[[str], None]
-) -> Expectations:
+def expectations(reading: Reading, *, symmetric: bool, tick: Callable[[str], None]) -> Expectations:
     """Enumerate tokens, answers and batches of answers.
 
     Args:
@@ -77,7 +75,9 @@ def _of_answers(
     cases = [(alone, 1)] if reading.fewest == 1 else []
     if not reading.separable:
         pairs = _sampled(tree(3, 2, ragged=reading.ragged, seed=2), samples)
-        threes = _sampled(tree(2, 3 if reading.ragged else 2, ragged=reading.ragged, seed=3), samples)
+        threes = _sampled(
+            tree(2, 3 if reading.ragged else 2, ragged=reading.ragged, seed=3), samples
+        )
         cases += [(pairs, 2), (threes, 3)]
     gradients = [_mean(reading, at, rows, symmetric) for at, rows in cases]
     places = [at for at, _ in cases]

@@ -51,7 +51,9 @@ def _exchanged() -> Iterator[Candidate]:
 
 def _weight(seen: Seen, weighting: str) -> Tensor:
     ratio = torch.where(seen.mask, seen.logp - seen.old_logp, 0.0).exp()
-    return {"none": torch.ones_like(ratio), "attached": ratio, "detached": ratio.detach()}[weighting]
+    return {"none": torch.ones_like(ratio), "attached": ratio, "detached": ratio.detach()}[
+        weighting
+    ]
 
 
 def _score_terms() -> Iterator[Candidate]:

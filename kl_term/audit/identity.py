@@ -45,9 +45,18 @@ class Identity:
 
     @property
     def term(self) -> KLTerm | None:
-        """Only what agrees in value and gradient, far from the reference too."""
-        complete = self.match is not None and self.match.value_scale is not None
-        return self.match.term if complete and self.match and not self.only_near else None
+        """Only what agrees in value and gradient, far from the reference too.
+
+        The value may be that of an estimator without the weight of the gradient.
+        """
+        if self.match is None or self.only_near:
+            return None
+        shown = self.value_of
+        plain = shown is not None and shown.value_scale is not None and (
+            shown.term.weighting == "none"
+            and abs(shown.value_scale - self.match.scale) < 1e-3 * abs(self.match.scale)
+        )  # fmt: skip
+        return self.match.term if self.match.value_scale is not None or plain else None
 
 
 def probe_batches(
@@ -150,9 +159,7 @@ def _with_aggregation(found: Identity, reading: Reading, probes: Probes) -> Iden
     known = found.match or found.under_fault or (found.twice[0] if found.twice else None)
     if known is not None:
         name = known.aggregation
-        return replace(
-            found, aggregation=None if name == SUM else name, weights_known=name != SUM
-        )
+        return replace(found, aggregation=None if name == SUM else name, weights_known=name != SUM)
     if probes.returns_tokens or reading.fewest > 1:
         return found
     batches = [*probes.batches[:2], *(probes.other.batches if probes.other else ())]
@@ -172,7 +179,7 @@ def _with_aggregation(found: Identity, reading: Reading, probes: Probes) -> Iden
 
 
 def _weights_of_tokens(reading: Reading, batches: list[Batch]) -> list[Tensor] | None:
-    """[B, T]: each token's gradient over the one that it has alone; None where that is no number."""
+    """[B, T]: each token's gradient over the one it has alone; None where that is no number."""
     found = []
     for batch in batches:
         whole = reading.kl(batch).gradient

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from kl_term.audit.batches import Batch, random_batch
-from kl_term.audit.readings import HIGH, Part, Reading
+from kl_term.audit.layouts import HIGH
+from kl_term.audit.readings import Part, Reading
 from kl_term.audit.trees import expected_gradient, state
 
 
@@ -22,6 +23,10 @@ class Invariants:
     needs_mask: bool  #: it returns one number and takes no mask
     leaks: dict[str, float]  #: roles of constants that get a gradient
     depends_on_order: bool
+    reads_others: bool  #: the KL's gradient of an answer moves with the numbers of another
+    shifted: bool  #: the reference of a token moves the gradient of others and not its own
+    sampler_shifted: bool  #: the same of the sampler, in the policy part
+    fails_on_empty: bool  #: an answer without a counted token makes it NaN
     depends_on_width: str | None  #: ``KL`` or ``loss``
     depends_on_cut: bool  #: the mean of two halves is not the whole
     doubled: float  #: the KL of a batch given twice, over that of the batch
@@ -44,6 +49,11 @@ def invariants(reading: Reading) -> Invariants:
         needs_mask=not reading.ragged,
         leaks=_leaks(reading, batch),
         depends_on_order=not _same_rows(reading, kl, loss, batch),
+        reads_others=reading.kind == "loss" and _reads_others(kl, batch),
+        shifted=_moves_elsewhere(kl, batch, "ref_logits"),
+        sampler_shifted=reading.has_policy_part
+        and _moves_elsewhere(reading.policy, batch, "old_logits"),
+        fails_on_empty=padded and _fails_on_empty(loss, batch),
         depends_on_width=_first(parts, lambda p: padded and _reads_width(reading, p, batch)),
         depends_on_cut=reading.shape == "number" and _depends_on_cut(kl, batch),
         doubled=_doubled(kl, batch),
@@ -95,8 +105,10 @@ def filled(batch: Batch, numbers: Tensor) -> Batch:
         noise = torch.randn(x.shape, generator=generator, dtype=x.dtype)
         return torch.where(batch.mask.unsqueeze(-1), x, noise * numbers)
 
+    worth = batch.advantages.unsqueeze(-1).expand(batch.mask.shape)
     return replace(
         batch,
+        advantages=torch.where(batch.mask, worth, 7.0 * numbers),
         logits=fill(batch.logits, 1),
         ref_logits=fill(batch.ref_logits, 2),
         old_logits=fill(batch.old_logits, 3),
@@ -149,6 +161,50 @@ def _same_rows(
     if reading.foreign.layout.packed:
         return True  # another order packs other rows: compared by the enumeration
     return all(_alike(p(batch), p(batch.only(order)), order) for p in (kl, loss))
+
+
+def _other(logits: Tensor) -> Tensor:
+    return logits.flip(-1) * 0.7 + 0.1
+
+
+def _reads_others(kl: Callable[[Batch], Part], batch: Batch) -> bool:
+    """Other numbers in the first answer, of the same length."""
+    first = torch.zeros_like(batch.logits)
+    first[0] = 1.0
+    changed = replace(
+        batch,
+        logits=torch.where(first > 0, _other(batch.logits), batch.logits),
+        ref_logits=torch.where(first > 0, batch.logits, batch.ref_logits),
+    )
+    before, after = kl(batch), kl(changed)
+    return not close(before.gradient[1:], after.gradient[1:], 2e-5)
+
+
+def _moves_elsewhere(part: Callable[[Batch], Part], batch: Batch, name: str) -> bool:
+    """Change one token of the longest answer: does its own gradient stay, and another's move?"""
+    row = int(batch.mask.sum(-1).argmax())
+    before = part(batch).gradient
+    size = before.abs().max() * 2e-5
+    elsewhere = False
+    for column in range(int(batch.mask[row].sum())):
+        logits = getattr(batch, name).clone()
+        logits[row, column] = _other(logits[row, column])
+        moved = (part(replace(batch, **{name: logits})).gradient - before).abs() > size
+        moved = moved.any(-1) if moved.ndim == 3 else moved
+        if bool(moved[row, column]):
+            return False
+        elsewhere |= bool(moved.any())
+    return elsewhere
+
+
+def _fails_on_empty(loss: Callable[[Batch], Part], batch: Batch) -> bool:
+    mask = batch.mask.clone()
+    mask[0] = False
+    try:
+        found = loss(replace(batch, mask=mask))
+    except Exception:
+        return True
+    return not all(bool(x.isfinite().all()) for x in found)
 
 
 def _reads_width(reading: Reading, part: Callable[[Batch], Part], batch: Batch) -> bool:
@@ -208,5 +264,3 @@ def _acts(reading: Reading, batch: Batch) -> bool:
         return True
     low, high = reading.whole(batch, 0.25), reading.whole(batch, 0.5)
     return not (torch.equal(low.value, high.value) and torch.equal(low.gradient, high.gradient))
-
-

@@ -37,7 +37,9 @@ def answer_isolated(request: Request, *, seconds: float) -> Answer:
             with contextlib.suppress(BrokenPipeError):
                 process.communicate(request.model_dump_json().encode(), timeout=seconds)
         except subprocess.TimeoutExpired:
-            raise UserError(f"{request.target}: did not return within {seconds:g} seconds") from None
+            raise UserError(
+                f"{request.target}: did not return within {seconds:g} seconds"
+            ) from None
         finally:
             _end(process)
         if not result.exists():

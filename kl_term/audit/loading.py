@@ -1,4 +1,4 @@
-"""A function out of somebody's file or module: ``my_trainer.py:loss`` or ``my_trainer:Class.loss``."""
+"""A function out of a user's file or module: ``my_trainer.py:loss``, ``my_trainer:Class.loss``."""
 
 from __future__ import annotations
 

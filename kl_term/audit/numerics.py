@@ -23,7 +23,7 @@ SMALL = (1e-4, 1e-6)
 class Numerics:
     """Of the KL of one token on fresh samples."""
 
-    #: Log-ratios (nats) below and above which the gradient is exactly zero; NaN without such a zone.
+    #: Log-ratios (nats) below and above which the gradient is exactly zero; NaN without a zone.
     dead_below: float
     dead_above: float
     overflow: str | None  #: what a log-ratio of 100 in float32 becomes, if no number
@@ -62,14 +62,20 @@ def dead_zone(
     if not bool(alive.any()):
         return 0.0, 0.0
     first, last = alive.nonzero().flatten()[[0, -1]].tolist()
-    low = math.nan if first == 0 else _edge(slopes, at[first - 1].item(), at[first].item(), resolution)
+    low = (
+        math.nan
+        if first == 0
+        else _edge(slopes, at[first - 1].item(), at[first].item(), resolution)
+    )
     high = math.nan
     if last < len(at) - 1:
         high = _edge(slopes, at[last + 1].item(), at[last].item(), resolution)
     return low, high
 
 
-def _edge(slopes: Callable[[Tensor], Tensor], dead: float, alive: float, resolution: float) -> float:
+def _edge(
+    slopes: Callable[[Tensor], Tensor], dead: float, alive: float, resolution: float
+) -> float:
     while abs(alive - dead) > resolution:
         middle = (alive + dead) / 2
         if bool(slopes(torch.tensor([middle], dtype=torch.float64)) != 0):
@@ -136,5 +142,3 @@ def _digits(reading: Reading) -> dict[tuple[str, float], float]:
             if float(exact.abs().max()) > 1e-300:
                 found[name, kl] = float(((rounded - exact) / exact).abs().max())
     return found
-
-

@@ -1,4 +1,4 @@
-"""The policy part of a loss: its gradient, sign, ratio and clip, and what it ascends in expectation."""
+"""The policy part of a loss: gradient, sign, ratio and clip, and what it ascends in expectation."""
 
 from __future__ import annotations
 
@@ -28,10 +28,14 @@ class PolicyPart:
     """What was found; ``kind`` is None for none of ours."""
 
     has_gradient: bool
-    kind: str | None = None  #: of :data:`kl_term.objectives.losses.KINDS`, or ``ratio to the reference``
+    kind: str | None = (
+        None  #: of :data:`kl_term.objectives.losses.KINDS`, or ``ratio to the reference``
+    )
     aggregation: str | None = None
     scale: float = math.nan
-    right_signs: float = math.nan  #: share of tokens whose gradient has the sign of minus the advantage
+    right_signs: float = (
+        math.nan
+    )  #: share of tokens whose gradient has the sign of minus the advantage
     reads_other_advantages: bool = False
     live_ratio: bool = False  #: the gradient reads the sampler
     #: Ratios beyond which a gradient is zero, by the sign of the advantage: (below, above).

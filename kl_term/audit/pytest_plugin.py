@@ -56,7 +56,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--kl-beta", metavar="NAME", default=None, help="its argument that is the KL coefficient"
     )
     group.addoption(
-        "--kl-expect", metavar="DIVERGENCE", default=None, help="what it must minimise, if stale too"
+        "--kl-expect",
+        metavar="DIVERGENCE",
+        default=None,
+        help="what it must minimise, if stale too",
     )
 
 

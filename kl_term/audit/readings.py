@@ -14,15 +14,14 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from kl_term.audit.arguments import OF_POLICY, name_of, numbers_of, plan_call
-from kl_term.audit.batches import Batch, random_batch
-from kl_term.audit.calling import LAYOUTS, Foreign, Layout, Output, one_line, random_states
+from kl_term.audit.arguments import OF_POLICY, name_of, plan_call
+from kl_term.audit.batches import Batch
+from kl_term.audit.calling import Foreign, Output, random_states
+from kl_term.audit.layouts import HIGH, LOW, guess_coefficient, layout_of, probe_of, settle_padding
 from kl_term.errors import UserError
 from kl_term.kl.returns import reward_to_go
 
 Kind = Literal["loss", "reward"]
-#: Coefficients between which a KL is isolated; small, so that no clip of the policy part decides.
-LOW, HIGH = 0.25, 0.5
 
 
 class Part(NamedTuple):
@@ -64,7 +63,9 @@ class Reading:
     @property
     def has_policy_part(self) -> bool:
         held = self.foreign.roles
-        return self.kind == "loss" and bool(held & {"advantages", "rewards", "token_rewards", "inputs"})
+        return self.kind == "loss" and bool(
+            held & {"advantages", "rewards", "token_rewards", "inputs"}
+        )
 
     def whole(self, batch: Batch, beta: float) -> Part:
         """All of the loss."""
@@ -129,7 +130,9 @@ def read(
     made = function
     if factory:
         if beta_name is None:
-            raise UserError(f"{name_of(function)}: makes a loss: say by beta_name of what coefficient")
+            raise UserError(
+                f"{name_of(function)}: makes a loss: say by beta_name of what coefficient"
+            )
         made = function(**{beta_name: HIGH})
     plan = plan_call(made, names, given, None if path or factory else beta_name)
     if path and path.split(".")[0] not in plan.fixed:
@@ -144,11 +147,11 @@ def read(
             f"{foreign.name}: no argument is the log-probs of the policy: say which by "
             "names={'ARGUMENT': 'logp'} (or 'logits')"
         )
-    foreign.layout = _layout(foreign)
-    _settle_padding(foreign)
-    _guess_coefficient(foreign)
+    foreign.layout = layout_of(foreign)
+    settle_padding(foreign)
+    guess_coefficient(foreign)
     _refuse_changing(foreign)
-    probe = _probe(foreign)
+    probe = probe_of(foreign)
     output = foreign.call(probe, HIGH)
     reading = Reading(foreign, kind or "loss", _shape(foreign, output, probe), False, beta=beta)
     if kind == "reward" or (kind is None and _pays(reading, probe)):
@@ -156,10 +159,7 @@ def read(
         reading.pays_at_end = _pays_at_end(reading)
     reading.separable = reading.shape != "number" and _is_separable(reading, probe)
     reading.fewest = _fewest(reading, probe)
-    found = output.value if output.gradient is None else output.gradient
-    reading.narrow = output.value.dtype != torch.float64 or bool(
-        (found.double() == found.float().double()).all() and (found != found.round()).any()
-    )
+    reading.narrow = output.value.dtype != torch.float64 or _rounds(reading, probe)
     if not bool(output.value.isfinite().all()):
         raise UserError(f"{foreign.name}: returns {_first_bad(output.value)} on ordinary inputs")
     if output.gradient is not None and not bool(output.gradient.isfinite().all()):
@@ -171,116 +171,6 @@ def _first_bad(value: Tensor) -> str:
     return str(value[~value.isfinite()].flatten()[0].item())
 
 
-def _probe(foreign: Foreign) -> Batch:
-    return random_batch(
-        rows=3, width=4, vocab_size=5, distance=0.5, staleness=0.08, ragged=True, seed=11
-    )
-
-
-def _layout(foreign: Foreign) -> Layout:
-    """The first layout that a function can be called with."""
-    packed = bool(foreign.roles & {"cu_seqlens"}) or (
-        "position_ids" in foreign.roles and not foreign.roles & {"mask", "padding"}
-    )
-    probe, first = _probe(foreign), None
-    tried = set()
-    for layout in LAYOUTS:
-        layout = layout._replace(packed=packed)
-        relevant = _relevant(layout, foreign.roles)
-        if relevant in tried:
-            continue
-        tried.add(relevant)
-        foreign.layout = layout
-        try:
-            output = foreign.call(probe, HIGH)
-        except UserError as error:
-            first = first or error
-            continue
-        except Exception as error:
-            first = first or error
-            if _is_cuda(error):
-                break
-            continue
-        if _fits(foreign, output.value, probe):
-            return layout
-    if first is None:
-        raise UserError(f"{foreign.name}: returns {tuple(output.value.shape)} for answers [3, 4]")
-    if isinstance(first, UserError):
-        raise first
-    if _is_cuda(first):
-        raise UserError(f"{foreign.name}: needs CUDA: {one_line(first)}") from None
-    raise UserError(f"{foreign.name}: cannot be called: {one_line(first)}") from None
-
-
-def _guess_coefficient(foreign: Foreign) -> None:
-    """A number with a default that multiplies what reads the reference is the coefficient."""
-    if foreign.has_beta:
-        return
-    found = [
-        name
-        for name, default in numbers_of(foreign.function).items()
-        if name not in {**foreign.plan.roles, **foreign.plan.fixed}
-        and _multiplies(foreign, name, default)
-    ]
-    if len(found) == 1:
-        foreign.plan.roles[found[0]] = foreign.plan.guessed[found[0]] = "beta"
-
-
-def _multiplies(foreign: Foreign, name: str, default: float) -> bool:
-    """Whether steps of a number change a loss evenly, by what depends on the reference."""
-    probe = _probe(foreign)
-    other = replace(probe, ref_logits=probe.ref_logits.flip(-1))
-
-    def at(batch: Batch, times: float) -> Tensor:
-        plan = foreign.plan._replace(fixed=foreign.plan.fixed | {name: times * default})
-        output = replace(foreign, plan=plan).call(batch, HIGH)
-        return output.value if output.gradient is None else output.gradient
-
-    try:
-        first, second, third = (at(probe, times) for times in (1.0, 2.0, 3.0))
-        elsewhere = at(other, 2.0) - at(other, 1.0)
-    except Exception:
-        return False
-    step = second - first
-    even = torch.allclose(third - second, step, rtol=1e-3, atol=1e-7 * float(step.abs().max()))
-    return even and bool(step.abs().max() > 0) and not torch.allclose(elsewhere, step, rtol=1e-3)
-
-
-def _settle_padding(foreign: Foreign) -> None:
-    """Under the name of a padding mask some mark the padding, and some what is counted."""
-    marked = [name for name, role in foreign.plan.roles.items() if role == "padding"]
-    if not marked:
-        return
-    probe = _probe(foreign)
-    gradient = foreign.call(probe, HIGH).gradient
-    if gradient is None or not bool((gradient[~probe.mask] != 0).any()):
-        return
-    for name in marked:
-        foreign.plan.roles[name] = "mask"
-    gradient = foreign.call(probe, HIGH).gradient
-    if gradient is None or bool((gradient[~probe.mask] != 0).any()):  # it reads all: as it says
-        for name in marked:
-            foreign.plan.roles[name] = "padding"
-
-
-def _is_cuda(error: Exception) -> bool:
-    return "cuda" in str(error).lower() or "nvidia" in str(error).lower()
-
-
-def _relevant(layout: Layout, held: set[str]) -> Layout:
-    """What of a layout a function with these arguments can see."""
-    if not held & {"mask", "padding", "inputs"}:
-        layout = layout._replace(mask=torch.bool)
-    if not held & {"advantages", "inputs"}:
-        layout = layout._replace(advantages="row")
-    return layout
-
-
-def _fits(foreign: Foreign, value: Tensor, probe: Batch) -> bool:
-    counted = (int(probe.mask.sum()),)
-    return value.shape in ((), (1,), (probe.rows,), tuple(probe.mask.shape), counted)
-
-
 def _shape(foreign: Foreign, output: Output, probe: Batch) -> Literal["number", "rows", "tokens"]:
     if output.value.ndim == 0:
         return "number"
@@ -289,7 +179,7 @@ def _shape(foreign: Foreign, output: Output, probe: Batch) -> Literal["number", 
 
 def _refuse_changing(foreign: Foreign) -> None:
     """Two calls on the same numbers must agree, whatever was called between them."""
-    probe = _probe(foreign)
+    probe = probe_of(foreign)
     other = replace(probe.fresh(), advantages=-probe.advantages)
     before = random_states()
     first = foreign.call(probe, HIGH)
@@ -310,6 +200,24 @@ def _same(one: Output, other: Output) -> bool:
         or other.gradient is None
         or torch.equal(one.gradient.nan_to_num(), other.gradient.nan_to_num())
     )
+
+
+def _rounds(reading: Reading, probe: Batch) -> bool:
+    """Whether the KL has fewer digits than float64: two small steps are not alike."""
+    generator = torch.Generator().manual_seed(17)
+    noise = torch.randn(probe.logits.shape, generator=generator, dtype=torch.float64)
+    try:
+        parts = [
+            reading.kl(replace(probe, logits=probe.logits + step * noise))
+            for step in (0.0, 1e-6, 2e-6)
+        ]
+    except Exception:
+        return False
+    for start, near, far in zip(*parts, strict=True):
+        once, twice = near - start, far - start
+        if bool((twice - 2 * once).abs().max() > 1e-3 * twice.abs().max() + 1e-13):
+            return True
+    return False
 
 
 def _is_separable(reading: Reading, probe: Batch) -> bool:
@@ -342,28 +250,30 @@ def _fewest(reading: Reading, probe: Batch) -> int:
 
 
 def _pays(reading: Reading, probe: Batch) -> bool:
-    """Whether a function turns rewards into rewards: no loss falls where the reward rises."""
-    if reading.shape == "number" or not reading.foreign.roles & {
-        "rewards", "token_rewards", "advantages",
-    }:  # fmt: skip
-        return False
-    if reading.foreign.call(probe, LOW).gradient is not None and reading.foreign.roles & {
-        "advantages"
-    }:
+    """Whether a function turns rewards into rewards: it rises with them, and they move no gradient.
+
+    A loss falls where the advantage rises, or has a gradient that the advantage scales.
+    """
+    held = reading.foreign.roles & {"rewards", "token_rewards", "advantages"}
+    if reading.shape == "number" or not held:
         return False
     more = torch.tensor([0.0, 1.0, 0.0]).double()
     paid = replace(probe, rewards=probe.rewards + more, advantages=probe.advantages + more)
-    before, after = (reading.foreign.call(b, LOW).value for b in (probe, paid))
-    change = after - before
+    before, after = (reading.foreign.call(b, LOW) for b in (probe, paid))
+    change = after.value - before.value
     change = change.sum(-1) if change.ndim == 2 else change
-    return bool(change[1] > 1e-9)
+    if not bool(change[1] > 1e-9):
+        return False
+    if before.gradient is None or after.gradient is None:
+        return True
+    return torch.allclose(before.gradient, after.gradient, rtol=1e-4, atol=1e-9)
 
 
 def _pays_at_end(reading: Reading) -> bool:
     """Whether the reward of an answer is paid at its last token alone."""
     if reading.shape != "tokens":
         return False
-    probe = _probe(reading.foreign)
+    probe = probe_of(reading.foreign)
     more = replace(probe, rewards=probe.rewards * 3, advantages=probe.advantages * 3)
     before, after = (reading.foreign.call(b, LOW).value for b in (probe, more))
     changed = (after - before).abs() > 1e-9

@@ -1,4 +1,4 @@
-"""The result of an audit: a verdict, findings, a table, the JSON of the contract, a notebook cell."""
+"""The result of an audit: verdict, findings, table, the JSON of the contract, a notebook cell."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Audit:
         first = self.findings[0] if self.findings else None
         worst = f"; {first.severity}: {first.says}" if first and first.severity != "note" else ""
         return (
-            f"{self.name} is {what}{how}; on fresh samples it minimises {fresh.said}, on stale ones "
-            f"{on_stale}{worst}"
+            f"{self.name} is {what}{how}; on fresh samples it minimises {fresh.said}, on stale "
+            f"ones {on_stale}{worst}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -79,7 +79,9 @@ class Audit:
         lines += [f"  {row.question}: {row.answer}" for row in self.table]
         for finding in self.findings:
             lines.append(f"{finding.severity} {finding.code}: {finding.says}")
-            lines.append(f"   {finding.advice}" + (f" ({finding.theorem})" if finding.theorem else ""))
+            lines.append(
+                f"   {finding.advice}" + (f" ({finding.theorem})" if finding.theorem else "")
+            )
         return "\n".join(lines if self.findings else [*lines, "nothing found"])
 
     def _repr_html_(self) -> str:

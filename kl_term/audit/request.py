@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from pydantic import Field
+
 from kl_term.audit.auditing import audit
 from kl_term.audit.expectations import Level, Samples
 from kl_term.audit.loading import load
@@ -15,7 +17,7 @@ class Request(Schema):
     """An audit of a function by its name, and the expectations that must hold."""
 
     target: str  #: ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``
-    names: dict[str, str] = {}
+    names: dict[str, str] = Field(default_factory=dict)
     beta_name: str | None = None
     beta: float = 1.0
     factory: bool = False
@@ -33,7 +35,7 @@ class Answer(Schema):
     """What came of a request."""
 
     text: str = ""
-    report: dict[str, Any] = {}
+    report: dict[str, Any] = Field(default_factory=dict)
     page: str = ""
     failed: tuple[str, ...] = ()  #: one line an expectation or finding that fails
     refusal: str = ""  #: one line; nothing else is set then

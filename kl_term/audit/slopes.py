@@ -1,4 +1,4 @@
-"""Where the KL meets the normalisation of rewards: the force of each on the advantages of a group."""
+"""Where the KL meets the normalisation of rewards: the force of each on a group's advantages."""
 
 from __future__ import annotations
 

@@ -36,7 +36,9 @@ def coefficient(formula: Formula, logp: Tensor, ref_logp: Tensor, old_logp: Tens
 def mean_gradient(formula: Formula, at: States) -> Tensor:
     """[N, V]: expected gradient by the logits under the sampler, by summing over the vocabulary."""
     logp, ref_logp, old_logp = (at.answer_logp(x) for x in at)
-    return expected_score(at.logits, old_logp.exp() * coefficient(formula, logp, ref_logp, old_logp))
+    return expected_score(
+        at.logits, old_logp.exp() * coefficient(formula, logp, ref_logp, old_logp)
+    )
 
 
 def known_gradients(at: States) -> dict[str, Tensor]:

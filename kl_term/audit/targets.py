@@ -118,8 +118,10 @@ def decided(
     *,
     fresh: bool,
 ) -> Minimised:
-    """As :func:`minimised`, given the gradients of all potentials; ``fresh``: the policy samples."""
+    """As :func:`minimised`, given the gradients of all potentials; fresh: the policy samples."""
     reverse = known["reverse KL"]
+    if not all(bool(g.isfinite().all()) for g in gradients):
+        return Minimised(NEITHER, math.nan, math.nan)
     apart = _median_error(gradients, reverse)
     if all(g.norm() <= tolerance * r.norm() for g, r in zip(gradients, reverse, strict=True)):
         return Minimised(NOTHING, 0.0, apart)
@@ -178,7 +180,10 @@ def _fit(gradients: Sequence[Tensor], exact: Sequence[Tensor]) -> tuple[float, f
 
 def _worst(gradients: Sequence[Tensor], fitted: Sequence[Tensor]) -> float:
     found = torch.stack(
-        [(g - f).norm() / g.norm().clamp(min=1e-300) for g, f in zip(gradients, fitted, strict=True)]
+        [
+            (g - f).norm() / g.norm().clamp(min=1e-300)
+            for g, f in zip(gradients, fitted, strict=True)
+        ]
     )
     return found.max().item()
 

@@ -15,17 +15,39 @@ from kl_term.errors import UserError
 NAMES: dict[str, tuple[str, ...]] = {
     "sequence": ("sequence_id", "seq_id", "sample_id"),
     "position": ("token_position", "pos", "t"),
-    "logp": ("per_token_logps", "log_probs", "log_prob", "logprobs", "logps"),
+    "logp": (
+        "per_token_logps",
+        "log_probs",
+        "log_prob",
+        "logprobs",
+        "logps",
+        "curr_logprobs",  # NeMo-RL
+        "trainer_logprobs",  # prime-rl
+    ),
     "old_logp": (
         "old_per_token_logps",
         "old_log_probs",
         "old_log_prob",
         "old_action_log_probs",
         "action_log_probs",
+        "prev_logprobs",  # NeMo-RL
+        "prox_logp",  # AReaL
     ),
-    "ref_logp": ("ref_per_token_logps", "ref_log_prob", "ref_log_probs", "base_action_log_probs"),
-    "sampler_logp": ("sampling_per_token_logps", "rollout_log_probs", "rollout_logprobs"),
-    "mask": ("completion_mask", "response_mask", "action_mask", "loss_mask"),
+    "ref_logp": (
+        "ref_per_token_logps",
+        "ref_log_prob",
+        "ref_log_probs",
+        "base_action_log_probs",
+        "reference_policy_logprobs",  # NeMo-RL
+    ),
+    "sampler_logp": (
+        "sampling_per_token_logps",
+        "rollout_log_probs",
+        "rollout_logprobs",
+        "generation_logprobs",  # NeMo-RL
+        "inference_logprobs",  # prime-rl
+    ),
+    "mask": ("completion_mask", "response_mask", "action_mask", "loss_mask", "token_mask"),
     "entropy": ("entropies", "entropys"),
     "advantage": ("advantages",),
     "reward": ("rewards", "score", "scores", "token_level_scores"),
@@ -78,9 +100,11 @@ def canonical(columns: list[str]) -> tuple[dict[str, str], dict[str, str]]:
     """
     chosen: dict[str, str] = {}
     ignored: dict[str, str] = {}
-    known = _KNOWN
-    if any(column.strip().lower() == "old_action_log_probs" for column in columns):
-        known = _KNOWN | {"action_log_probs": "logp"}  # as OpenRLHF calls the two
+    known, given = _KNOWN, {column.strip().lower() for column in columns}
+    if "old_action_log_probs" in given:
+        known = known | {"action_log_probs": "logp"}  # as OpenRLHF calls the two
+    if "prox_logp" in given:
+        known = known | {"logprobs": "sampler_logp"}  # as AReaL calls what the engine reports
     for column in columns:
         name = known.get(column.strip().lower())
         if name is None:

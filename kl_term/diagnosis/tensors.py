@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from kl_term.diagnosis.schema import Rollouts
 from kl_term.errors import UserError
 
 TENSORS = (".npz", ".pt")
+ONLY_TENSORS = "holds more than tensors by name, torch.save({name: tensor})"
 
 
 def read_tensors(path: Path) -> Rollouts:
@@ -54,18 +54,21 @@ def read_tensors(path: Path) -> Rollouts:
 
 
 def _load(path: Path) -> dict[str, np.ndarray]:
-    try:
-        if path.suffix.lower() == ".npz":
+    if path.suffix.lower() == ".npz":
+        try:
             with np.load(path, allow_pickle=False) as file:
                 return {name: file[name] for name in file.files}
-        import torch
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UserError(f"{path}: cannot be read ({first})") from None
+    import torch
 
+    try:
         held = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, ValueError, zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path}: cannot be read ({first})") from None
+    except Exception:  # torch's own advice is to run what the file says
+        raise UserError(f"{path}: cannot be read: {ONLY_TENSORS}") from None
     if not isinstance(held, dict) or not all(isinstance(v, torch.Tensor) for v in held.values()):
-        raise UserError(f"{path}: holds more than tensors by name: torch.save({{name: tensor}})")
+        raise UserError(f"{path}: {ONLY_TENSORS}")
     return {
         name: (value.double() if value.is_floating_point() else value).numpy()
         for name, value in held.items()

@@ -1,4 +1,4 @@
-"""Floor 0: divergences, their sampled estimators, and exact enumeration of what these optimise.
+"""Divergences, their sampled estimators, and exact enumeration of what these optimise.
 
 Every function checks its arguments (``kl_term.checks``) and raises a ``ValueError`` that names
 the one with another shape, type or range than its docstring gives, or with an unknown name. Under

@@ -12,11 +12,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from analysis.chapters import ch14_frameworks as chapter
-from analysis.chapters.ch14_frameworks import SOURCES
+from analysis.chapters.ch14_frameworks.trainers import (
+    SOURCES,
+    huggingface,
+    openrlhf_family,
+    others,
+    pytorch,
+    verl_family,
+)
 from kl_term.kl.surrogates import ESTIMATORS
 from kl_term.objectives.ordering import kl_then_normalise
-from tests.released import functions_in, functions_of
+from tests.released import functions_in, functions_of, source_of
 
 pytestmark = pytest.mark.peers
 
@@ -54,18 +60,17 @@ def doubles(tokens):
     return tuple(x.double() for x in tokens)
 
 
-def functions_read(framework, *names, **namespace):
+def functions_read(framework, *names, file=None, **namespace):
     """Functions of a framework without a release, from a checkout of the commit that was read."""
-    (source,) = (source for source in SOURCES if source.framework == framework)
+    source = next(source for source in SOURCES if source.framework == framework)
     folder = source.repository.partition("/")[2]
     if "FRAMEWORK_SOURCES" not in os.environ:
         pytest.skip(
             f"set FRAMEWORK_SOURCES to a folder that holds {folder} at {source.version} "
             "to compare with its own code"
         )
-    return functions_in(
-        Path(os.environ["FRAMEWORK_SOURCES"], folder, source.file), *names, **namespace
-    )
+    path = Path(os.environ["FRAMEWORK_SOURCES"], folder, file or source.file)
+    return functions_in(path, *names, **namespace)
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -107,7 +112,7 @@ def test_trl(tokens, bias_correction, level):
         return GRPOTrainer._compute_loss(trainer, trainer.model, inputs) * count
 
     def ours(*tensors):
-        return chapter.trl_grpo(*tensors, bias_correction=bias_correction, level=level).sum()
+        return huggingface.trl_grpo(*tensors, bias_correction=bias_correction, level=level).sum()
 
     assert_same(ours, theirs, doubles(near(tokens, 3)))
 
@@ -117,7 +122,7 @@ def test_liger(tokens):
     from liger_kernel.chunked_loss.grpo_loss import k3_loss_fn
 
     assert_same(
-        partial(chapter.trl_grpo, bias_correction=False),
+        partial(huggingface.trl_grpo, bias_correction=False),
         lambda logp, ref_logp, old_logp: k3_loss_fn(ref_logp, logp),
         doubles(tokens),
     )
@@ -129,7 +134,7 @@ def test_verl(tokens, kind):
         "verl", "verl/trainer/ppo/core_algos.py", "kl_penalty", "kl_penalty_forward"
     )
     assert_same(
-        partial(chapter.verl, kind=kind),
+        partial(verl_family.verl, kind=kind),
         lambda logp, ref, old: penalty(logp, ref, kind),
         doubles(tokens),
     )
@@ -148,7 +153,7 @@ def test_openrlhf(tokens, estimator, unbiased):
             logp, ref_logp, old_logp, kl_estimator=estimator, unbiased_gradient=unbiased
         )
 
-    assert_same(partial(chapter.openrlhf, **options), theirs, near(tokens, 9))
+    assert_same(partial(openrlhf_family.openrlhf, **options), theirs, near(tokens, 9))
 
 
 def test_verl_takes_the_kl_off_before_it_divides():
@@ -223,7 +228,7 @@ def test_nemo_rl(tokens, kind, on_policy):
         return calculate_kl(logp, ref_logp, kind, 20.0, 10.0, weights)
 
     assert_same(
-        partial(chapter.nemo_rl, kind=kind, on_policy_approximation=on_policy),
+        partial(others.nemo_rl, kind=kind, on_policy_approximation=on_policy),
         theirs,
         doubles(tokens),
     )
@@ -237,7 +242,7 @@ def test_slime(tokens, kind, unbiased):
     def theirs(logp, ref_logp, old_logp):
         return approx_kl(logp, ref_logp, kind, (logp - old_logp).exp() if unbiased else None)
 
-    ours = partial(chapter.slime, kind=kind, unbiased=unbiased)
+    ours = partial(openrlhf_family.slime, kind=kind, unbiased=unbiased)
     assert_same(ours, theirs, near(tokens, 3))  # it widens to float32 only
 
 
@@ -245,7 +250,7 @@ def test_slime(tokens, kind, unbiased):
 def test_open_instruct(tokens, estimator):
     (estimate_kl,) = functions_read("open-instruct", "estimate_kl")
     assert_same(
-        partial(chapter.open_instruct, estimator=estimator),
+        partial(others.open_instruct, estimator=estimator),
         lambda logp, ref, old: estimate_kl((logp - ref).clamp(-40, 40), (logp - old).exp())[
             estimator
         ],
@@ -259,7 +264,7 @@ def test_open_instruct(tokens, estimator):
 def test_rpg(tokens, kind):
     (kl_penalty,) = functions_read("RPG", "kl_penalty")
     assert_same(
-        partial(chapter.rpg, kind=kind),
+        partial(verl_family.rpg, kind=kind),
         lambda logp, ref, old: kl_penalty(logp, ref, kind),
         doubles(tokens),
     )
@@ -269,7 +274,7 @@ def test_rpg(tokens, kind):
 def test_rlhf_book(tokens, kind):
     (approx_kl,) = functions_read("rlhf-book", f"approx_{kind}")
     assert_same(
-        partial(chapter.rlhf_book, kind=kind),
+        partial(others.rlhf_book, kind=kind),
         lambda logp, ref, old: approx_kl(logp, ref, None),
         doubles(tokens),
     )
@@ -301,7 +306,89 @@ def test_prime_rl(tokens, kind):
         return framework[0](inputs).loss
 
     def ours(*three):
-        extra = 1e-3 * chapter.prime_rl(*three, kind="rl") if kind == "ref_kl" else 0.0
-        return (chapter.prime_rl(*three, kind=kind) + extra).sum()
+        extra = 1e-3 * others.prime_rl(*three, kind="rl") if kind == "ref_kl" else 0.0
+        return (others.prime_rl(*three, kind=kind) + extra).sum()
 
     assert_same(ours, theirs, doubles(tokens))
+
+
+@pytest.mark.parametrize("kind", ["low_var_kl", "kl", "mse", "abs"])
+def test_rlinf(tokens, kind):
+    """Its function, called as its FSDP worker and as its Megatron workers call it."""
+    (penalty,) = functions_read("RLinf-FSDP", "kl_penalty", file="rlinf/algorithms/utils.py")
+    for ours, theirs in (
+        (verl_family.rlinf_fsdp, lambda logp, ref, old: penalty(ref, logp, kind)),
+        (verl_family.rlinf_megatron, lambda logp, ref, old: penalty(logp, ref, kind)),
+    ):
+        assert_same(partial(ours, kind=kind), theirs, doubles(tokens))
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
+def test_skyrl(tokens, kind):
+    (approx_kl,) = functions_read("SkyRL", "compute_approx_kl")
+    assert_same(
+        partial(verl_family.skyrl, kind=kind),
+        lambda logp, ref, old: approx_kl(logp, ref, None, kind),
+        doubles(tokens),
+    )
+
+
+@pytest.mark.parametrize("kind", ["kl", "abs", "mse", "low_var_kl"])
+def test_easyr1(tokens, kind):
+    (compute_kl,) = functions_read("EasyR1", "compute_kl")
+    assert_same(
+        partial(verl_family.easyr1, kind=kind),
+        lambda logp, ref, old: compute_kl(logp, ref, kind),
+        near(tokens, 9),  # it narrows to float32
+    )
+
+
+def test_roll(tokens):
+    (approx_kl,) = functions_read("ROLL", "compute_approx_kl")
+    assert_same(
+        openrlhf_family.roll,
+        lambda logp, ref, old: approx_kl(logp, ref, None, "k3"),
+        doubles(tokens),
+    )
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+@pytest.mark.parametrize("kind", ["k1", "k2", "low_var_kl"])
+def test_miles(tokens, kind, unbiased):
+    approx_kl, _ = functions_read(
+        "miles", "compute_approx_kl", "_safe_clamp_log_ratio", _LOG_RATIO_EXP_CLAMP=20.0
+    )
+
+    def theirs(logp, ref_logp, old_logp):
+        return approx_kl(logp, ref_logp, kind, (logp - old_logp).exp() if unbiased else None)
+
+    ours = partial(openrlhf_family.miles, kind=kind, unbiased=unbiased)
+    assert_same(ours, theirs, near(tokens, 3))  # it widens to float32 only
+
+
+def test_torchrl(tokens):
+    (estimate,) = functions_read(
+        "torchrl", "k3_kl_token_estimate", file="torchrl/objectives/llm/distillation.py"
+    )
+    for ours in (pytorch.torchrl, pytorch.torchrl_distillation):
+        assert_same(ours, lambda logp, ref, old: estimate(ref, logp), doubles(near(tokens, 9)))
+
+
+def test_rllm():
+    (distilled,) = functions_read(
+        "rLLM", "compute_distill_reverse_kl", file="rllm/trainer/distill/advantage.py"
+    )
+    student, teacher = torch.tensor([-1.0, -2.0, -9.0]), torch.tensor([-0.5, -2.5, -1.0])
+    theirs = distilled(teacher.tolist(), student.tolist(), -5.0, 5.0)
+    ours = verl_family.rllm_distillation(student, teacher, torch.ones(3, dtype=torch.bool))
+    assert (-ours).tolist() == theirs == [0.5, -0.5, 5.0]
+
+
+def test_verl_refuses_k1_as_a_distillation_loss_by_one_of_its_two_names():
+    """The check reads the name, so that the alias passes; both have one value and gradient."""
+    source = source_of("verl", "verl/workers/config/distillation.py").read_text()
+    assert 'if not self.use_policy_gradient and self.loss_mode == "k1":' in source
+    assert source.count("self.loss_mode ==") == 2  # the other one warns of the top-k loss
+    (penalty,) = functions_of("verl", "verl/trainer/ppo/core_algos.py", "kl_penalty_forward")
+    logp, ref_logp = torch.tensor([-1.0, -2.0]), torch.tensor([-3.0, -0.5])
+    assert torch.equal(penalty(logp, ref_logp, "kl"), penalty(logp, ref_logp, "k1"))

@@ -243,7 +243,7 @@ def test_bad_json_lines(tmp_path, lines, said):
 
 def test_no_file_and_no_format(tmp_path):
     assert "no such file" in refusal(tmp_path / "none.csv")
-    assert "unknown format" in refusal(write(tmp_path, "x", "dump.pt"))
+    assert "unknown format" in refusal(write(tmp_path, "x", "dump.txt"))
     path = tmp_path / "dump.csv.gz"
     path.write_bytes(gzip.compress(csv_text().encode())[:-20])
     assert "cannot be read" in refusal(path)
@@ -273,3 +273,18 @@ def test_tokens_that_the_engine_could_not_score(tmp_path):
     filled = read_rollouts(write(tmp_path, text.replace("nan", "-inf")))
     assert (filled.unscored, filled.filled, filled.filler) == (1, 1, -np.inf)
     assert "inf is no finite" in refusal(write(tmp_path, text.replace("nan", "inf")))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("curr_logprobs", "prev_logprobs", "reference_policy_logprobs", "generation_logprobs"),
+        ("trainer_logprobs", "old_logp", "ref_logp", "inference_logprobs"),
+        ("logp", "prox_logp", "ref_logp", "logprobs"),
+    ],
+)
+def test_names_of_nemo_rl_prime_rl_and_areal_are_read(names, tmp_path):
+    found = read_rollouts(write(tmp_path, f"seq_id,{','.join(names)}\na,-1,-2,-3,-4\n"))
+    columns = (found.logp, found.old_logp, found.ref_logp, found.sampler_logp)
+    assert [column.tolist() for column in columns] == [[-1], [-2], [-3], [-4]]
+    assert not found.ignored

@@ -6,10 +6,9 @@ import multiprocessing.forkserver
 
 import pytest
 
-from analysis.cli import sweep as command
 from analysis.records.preset import Preset
 from analysis.records.recording import Recording
-from analysis.sweeps import in_process, pools, sweep
+from analysis.sweeps import in_process, pools, store, sweep
 from tests.experiments.tiny import PROVENANCE, make_tiny
 from tests.trees import on_one_thread
 
@@ -25,7 +24,7 @@ def warm_workers() -> None:
 def tiny_source(warm_workers: None, one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests of a working copy do not depend on edits made to it meanwhile."""
     monkeypatch.setattr(sweep, "source_of", lambda config: PROVENANCE.source)
-    monkeypatch.setattr(command, "source_of", lambda config: PROVENANCE.source)
+    monkeypatch.setattr(store, "source_of", lambda config: PROVENANCE.source)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from analysis.chapters.ch14_frameworks import OPTIONS
+from analysis.chapters.ch14_frameworks import states
+from analysis.chapters.ch14_frameworks.one_state import term_of
+from analysis.chapters.ch14_frameworks.trainers import OPTIONS
 from analysis.training.loss import KLTerms, Views
 from kl_term.errors import UserError
 from kl_term.integrations.verl import register_kl_term
@@ -185,6 +187,7 @@ def test_a_registered_term_is_that_of_our_trainer(verl, sampled, mode):
 @pytest.mark.peers
 def test_verls_own_names_stay_its_own(verl, sampled):
     """Each is the term that chapter 14 says, and none is the attached k3."""
+    at = states(20, 8, drift=0.4, staleness=0.4, seed=3)
     before = {
         option.setting: verls(verl, option.setting, "token-mean", sampled)
         for option in OPTIONS
@@ -197,8 +200,8 @@ def test_verls_own_names_stay_its_own(verl, sampled):
             found = verls(verl, option.setting, "token-mean", sampled)
             assert torch.equal(found, before[option.setting])
             assert (found - attached).abs().max() > 0.1 * attached.abs().max(), option.setting
-            if option.term is not None:
-                assert_same(found, ours(option.term, "token_mean", sampled))
+            if term := term_of(option, at):
+                assert_same(found, ours(term, "token_mean", sampled))
 
 
 @pytest.mark.peers

@@ -90,7 +90,7 @@ def functions() -> dict[str, object]:
         for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
             for name, value in vars(import_module(module.name)).items():
                 public = inspect.isfunction(value) and not name.startswith("_")
-                where = f"{module.name.removeprefix('analysis.')}.{name}"
+                where = f"{module.name.removeprefix('kl_term.')}.{name}"
                 if public and value.__module__ == module.name and name not in INTERNAL:
                     found[where] = value
                 if inspect.isclass(value) and value.__module__ == module.name:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from analysis.chapters.ch14_frameworks import openrlhf
+from analysis.chapters.ch14_frameworks.trainers.openrlhf_family import openrlhf
 from kl_term.kl.ascent import expected_ascent
 from kl_term.kl.credit import credit_moments
 from kl_term.kl.divergences import entropy, forward_kl, reverse_kl

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from analysis.cli import claims as command
 from analysis.evidence.claims import Finding, claim, judge
+from analysis.report import ledger
 from analysis.report.ledger import (
     disagreement,
     load_ledger,
@@ -198,3 +200,20 @@ def test_settle():
         "holds if",
         "fails",
     ]
+
+
+@pytest.mark.parametrize(("force", "times"), [(False, 0), (True, 1)])
+def test_force_recomputes_what_is_up_to_date(project, force, times, monkeypatch):
+    write(project, ROW)
+    monkeypatch.setattr(command, "find_project", lambda folder: project)
+    monkeypatch.setattr(command, "ledger_problems", lambda project: [])
+    monkeypatch.setattr(command, "store_ledger", lambda *of: None)
+    asked = []
+
+    def decided(rows):
+        asked.append([row.id for row in rows])
+        return recompute(rows, lambda: {"S4-12": a_is_b})
+
+    monkeypatch.setattr(ledger, "recompute", decided)
+    command.claims(force=force)
+    assert asked == [["S4-12"]] * times

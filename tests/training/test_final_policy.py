@@ -11,6 +11,7 @@ import torch
 from analysis.records.metrics import FINAL_METRICS
 from analysis.records.variants import Sampler, Variant
 from analysis.training.population import uniforms
+from analysis.training.tiny.tasks import Sorting
 from analysis.training.trainer import PopulationTrainer
 from kl_term.kl.term import KLTerm
 from tests.training.conftest import runs_of
@@ -33,7 +34,7 @@ def config(small_config):
 
 def naive_rollout(config, weights, reference, seed, number):
     """Rewards and (reverse KL, forward KL) of each counted token of one rollout."""
-    task = config.task
+    task = Sorting(config.task)
     shape = (config.num_prompts, task.draws_per_prompt)
     drawn = torch.from_numpy(uniforms(seed, "final prompts", number, shape))
     prompts = task.prompts(drawn.unsqueeze(0))[0].tolist()

@@ -1,5 +1,5 @@
 // The mathematics of the explorers, in float64: the functions of kl_term.kl and of two chapters under
-// their own names. tests/book/test_explore.py compares every one of them with Python.
+// their own names. tests/book/test_explore_math.py compares every one of them with Python.
 // A script with one global and no module: a browser loads no modules from a disk, and the book opens there.
 "use strict";
 globalThis.klMath = (() => {

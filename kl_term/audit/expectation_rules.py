@@ -1,0 +1,72 @@
+"""Findings of what a loss minimises in expectation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from kl_term.audit.facts import GRADIENTS, Facts
+from kl_term.audit.findings import Finding
+from kl_term.audit.targets import NEITHER, NOTHING
+
+#: What is a divergence with the right minimum, and not the one that is asked for.
+_OTHERS = ("E[k2]", "half chi-square", "half chi-square of the reference", "total variation")
+
+
+def of_expectation(facts: Facts) -> Iterator[Finding]:
+    identity, at_state = facts.identity, facts.at_state
+    if not identity.has_gradient or not facts.invariants.reads_reference:
+        return
+    mixed_up = identity.fault or identity.twice or facts.invariants.reads_constant_logit
+    if math.isnan(at_state.from_reverse):
+        return
+    if not facts.invariants.zero_at_reference and not mixed_up and at_state.name != NOTHING:
+        yield Finding(
+            "not-zero-at-reference",
+            "error",
+            "where policy and reference agree it still pushes",
+            "give both the same temperature, mask and tokens",
+            None,
+        )
+    elif at_state.name == NEITHER and not _explained(facts):
+        yield Finding(
+            "no-known-divergence",
+            "error",
+            "its expected gradient is that of no known divergence",
+            "use k2 as a loss, or k1 in the reward",
+            GRADIENTS,
+        )
+    elif at_state.name in _OTHERS and identity.fault not in ("exchanged", "absolute"):
+        yield Finding(
+            "another-divergence",
+            "warning",
+            f"on fresh samples it descends {at_state.said}, which is no KL",
+            "k2: without weight, or with a detached one; k3: with a live ratio",
+            "14_frameworks#prop-live-ratio",
+        )
+    elif at_state.name == "forward KL":
+        shows = identity.match.term.value if identity.match else None
+        yield Finding(
+            "forward-kl",
+            "note",
+            "on fresh samples it descends the forward KL"
+            + (f" while it shows {shows}" if shows else ""),
+            "for the reverse KL use k2, or k3 with a live ratio",
+            GRADIENTS,
+        )
+
+
+def _explained(facts: Facts) -> bool:
+    """Whether another finding says already why nothing known is descended."""
+    identity, found = facts.identity, facts.invariants
+    mixed_up = identity.fault or identity.twice or found.reads_constant_logit or found.reads_padding
+    mixed_up = mixed_up or found.shifted or found.reads_others
+    mixed_up = mixed_up or math.isnan(facts.at_state.from_reverse)
+    of_price = identity.match is not None and identity.match.term.placement == "reward"
+    return bool(
+        mixed_up or of_price or identity.only_near or not found.linear_in_beta or _clamped(facts)
+    )
+
+
+def _clamped(facts: Facts) -> bool:
+    return not (math.isnan(facts.numerics.dead_below) and math.isnan(facts.numerics.dead_above))

@@ -1,0 +1,126 @@
+"""In which layout a foreign function can be called, and which number is its coefficient."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kl_term.audit.arguments import numbers_of
+from kl_term.audit.batches import Batch, random_batch
+from kl_term.audit.calling import LAYOUTS, Foreign, Layout, one_line
+from kl_term.errors import UserError
+
+#: Coefficients between which a KL is isolated; small, so that no clip of the policy part decides.
+LOW, HIGH = 0.25, 0.5
+
+
+def probe_of(foreign: Foreign) -> Batch:
+    return random_batch(
+        rows=3, width=4, vocab_size=5, distance=0.5, staleness=0.08, ragged=True, seed=11
+    )
+
+
+def layout_of(foreign: Foreign) -> Layout:
+    """The first layout that a function can be called with."""
+    packed = bool(foreign.roles & {"cu_seqlens"}) or (
+        "position_ids" in foreign.roles and not foreign.roles & {"mask", "padding"}
+    )
+    probe, first = probe_of(foreign), None
+    tried = set()
+    for layout in LAYOUTS:
+        layout = layout._replace(packed=packed)
+        relevant = _relevant(layout, foreign.roles)
+        if relevant in tried:
+            continue
+        tried.add(relevant)
+        foreign.layout = layout
+        try:
+            output = foreign.call(probe, HIGH)
+        except UserError as error:
+            first = first or error
+            continue
+        except Exception as error:
+            first = first or error
+            if _is_cuda(error):
+                break
+            continue
+        if _fits(foreign, output.value, probe):
+            return layout
+    if first is None:
+        raise UserError(f"{foreign.name}: returns {tuple(output.value.shape)} for answers [3, 4]")
+    if isinstance(first, UserError):
+        raise first
+    if _is_cuda(first):
+        raise UserError(f"{foreign.name}: needs CUDA: {one_line(first)}") from None
+    raise UserError(f"{foreign.name}: cannot be called: {one_line(first)}") from None
+
+
+def guess_coefficient(foreign: Foreign) -> None:
+    """A number with a default that multiplies what reads the reference is the coefficient."""
+    if foreign.has_beta:
+        return
+    found = [
+        name
+        for name, default in numbers_of(foreign.function).items()
+        if name not in {**foreign.plan.roles, **foreign.plan.fixed}
+        and _multiplies(foreign, name, default)
+    ]
+    if len(found) == 1:
+        foreign.plan.roles[found[0]] = foreign.plan.guessed[found[0]] = "beta"
+
+
+def _multiplies(foreign: Foreign, name: str, default: float) -> bool:
+    """Whether steps of a number change a loss evenly, by what depends on the reference."""
+    probe = probe_of(foreign)
+    other = replace(probe, ref_logits=probe.ref_logits.flip(-1))
+
+    def at(batch: Batch, times: float) -> Tensor:
+        plan = foreign.plan._replace(fixed=foreign.plan.fixed | {name: times * default})
+        output = replace(foreign, plan=plan).call(batch, HIGH)
+        return output.value if output.gradient is None else output.gradient
+
+    try:
+        first, second, third = (at(probe, times) for times in (1.0, 2.0, 3.0))
+        elsewhere = at(other, 2.0) - at(other, 1.0)
+    except Exception:
+        return False
+    step = second - first
+    even = torch.allclose(third - second, step, rtol=1e-3, atol=1e-7 * float(step.abs().max()))
+    return even and bool(step.abs().max() > 0) and not torch.allclose(elsewhere, step, rtol=1e-3)
+
+
+def settle_padding(foreign: Foreign) -> None:
+    """Under the name of a padding mask some mark the padding, and some what is counted."""
+    marked = [name for name, role in foreign.plan.roles.items() if role == "padding"]
+    if not marked:
+        return
+    probe = probe_of(foreign)
+    gradient = foreign.call(probe, HIGH).gradient
+    if gradient is None or not bool((gradient[~probe.mask] != 0).any()):
+        return
+    for name in marked:
+        foreign.plan.roles[name] = "mask"
+    gradient = foreign.call(probe, HIGH).gradient
+    if gradient is None or bool((gradient[~probe.mask] != 0).any()):  # it reads all: as it says
+        for name in marked:
+            foreign.plan.roles[name] = "padding"
+
+
+def _is_cuda(error: Exception) -> bool:
+    return "cuda" in str(error).lower() or "nvidia" in str(error).lower()
+
+
+def _relevant(layout: Layout, held: set[str]) -> Layout:
+    """What of a layout a function with these arguments can see."""
+    if not held & {"mask", "padding", "inputs"}:
+        layout = layout._replace(mask=torch.bool)
+    if not held & {"advantages", "inputs"}:
+        layout = layout._replace(advantages="row")
+    return layout
+
+
+def _fits(foreign: Foreign, value: Tensor, probe: Batch) -> bool:
+    counted = (int(probe.mask.sum()),)
+    return value.shape in ((), (1,), (probe.rows,), tuple(probe.mask.shape), counted)

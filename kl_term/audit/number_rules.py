@@ -1,0 +1,122 @@
+"""Findings of where a loss loses its gradient or its numbers, and what is only noted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from kl_term.audit.facts import Facts
+from kl_term.audit.findings import Finding
+from kl_term.audit.targets import NEITHER, NOTHING
+
+#: Inside this log-ratio (nats) a clamp takes gradients that training meets.
+_MET = 9.5
+
+
+def of_numerics(facts: Facts) -> Iterator[Finding]:
+    n = facts.numerics
+    edges = [abs(edge) for edge in (n.dead_below, n.dead_above) if not math.isnan(edge)]
+    if edges and facts.identity.has_gradient:
+        sides = []
+        if not math.isnan(n.dead_below):
+            sides.append(f"below {n.dead_below:.3g}")
+        if not math.isnan(n.dead_above):
+            sides.append(f"above {n.dead_above:.3g}")
+        yield Finding(
+            "dead-zone",
+            "warning" if min(edges) < _MET else "note",
+            f"no gradient at log-ratios to the reference {' and '.join(sides)} nats",
+            "clamp the log-ratio beyond what training meets, not the value; or clamp nothing",
+            "11_numerics#prop-dead-zones",
+        )
+    if n.stale_overflow == "NaN":
+        yield Finding(
+            "overflow",
+            "note",
+            "a ratio to the sampler that overflows makes the loss or its gradient NaN",
+            "bound the log-ratio before the exponential, and select with torch.where before it",
+            None,
+        )
+
+
+def notes(facts: Facts) -> Iterator[Finding]:
+    found = facts.invariants
+    foreign = facts.reading.foreign
+    if "advantages" in foreign.roles and foreign.layout.advantages == "token":
+        yield Finding(
+            "advantages-by-token",
+            "note",
+            "it takes advantages [B, T]: one an answer, [B], is refused, or broadcast along the "
+            "tokens where there are as many tokens as answers",
+            "expand one advantage an answer to its tokens before, or unsqueeze it inside",
+        )
+    if math.isnan(facts.at_state.from_reverse):
+        yield Finding(
+            "one-token-fails",
+            "note",
+            "a batch of one answer of one token makes it NaN",
+            "divide by a spread only where there is one",
+        )
+    if found.fails_on_empty:
+        yield Finding(
+            "empty-answers",
+            "note",
+            "an answer without a counted token makes it NaN",
+            "clamp the number of counted tokens at 1 before dividing",
+        )
+    if found.poisoned_by:
+        yield Finding(
+            "poisoned-padding",
+            "note",
+            f"{found.poisoned_by} at a masked position reaches the loss",
+            "select with torch.where before any arithmetic: zero times NaN is NaN",
+        )
+    if found.needs_mask:
+        yield Finding(
+            "no-mask",
+            "note",
+            "it returns one number and takes no mask: padding cannot be left out",
+            "take a mask, or give it counted tokens only",
+        )
+    stale = facts.expected["stale"]["state"]
+    named = facts.reading.kind == "loss" and facts.at_state.name not in (NOTHING, NEITHER)
+    if named and stale.name != facts.at_state.name:
+        yield Finding(
+            "stale",
+            "note",
+            f"on stale samples it descends {stale.said}",
+            "weigh k2 with a detached ratio, or k1 and k3 with a live one",
+            "02_gradients#thm-off-policy-weights",
+        )
+    if found.depends_on_cut:
+        yield Finding(
+            "micro-batches",
+            "note",
+            "the mean over micro-batches is not that of the batch",
+            "divide by the tokens of the whole batch",
+            "09_advantages#prop-token-mean",
+        )
+    if found.leaks:
+        yield Finding(
+            "gradient-into-constants",
+            "note",
+            f"a gradient reaches {', '.join(sorted(found.leaks))} where these have a graph",
+            "detach what is constant",
+        )
+    if facts.numerics.overflow:
+        yield Finding(
+            "overflow-far",
+            "note",
+            f"a log-ratio of 100 nats is {facts.numerics.overflow} in float32",
+            "bound the log-ratio before the exponential",
+            None,
+        )
+    worst = facts.numerics.digits.get(("float32", 1e-6))
+    if worst is not None and worst > 0.01:
+        yield Finding(
+            "digits",
+            "note",
+            f"in float32 its value is off by {worst:.0%} at a KL of 1e-6",
+            "write k3 with expm1",
+            "11_numerics#thm-k3-positive",
+        )

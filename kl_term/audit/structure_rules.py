@@ -1,0 +1,160 @@
+"""Findings of how a loss is built: gradient, padding, order, axis and divisor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kl_term.audit.facts import GRADIENTS, Facts
+from kl_term.audit.findings import Finding
+
+
+def of_call(facts: Facts) -> Iterator[Finding]:
+    if not facts.invariants.acts:
+        yield Finding(
+            "beta-does-nothing",
+            "error",
+            "the KL coefficient changes neither the value nor the gradient",
+            "add the KL, times the coefficient, to what is returned",
+            GRADIENTS,
+        )
+    elif not facts.identity.has_gradient and facts.reading.kind == "loss":
+        into = ", ".join(sorted(facts.invariants.leaks))
+        went = f" (it goes into {into})" if into else ""
+        value = facts.identity.value_of
+        shows = f", though its value is that of {value.name}" if value else ""
+        yield Finding(
+            "no-gradient",
+            "error",
+            f"the KL has no gradient by the policy{went}{shows}: it moves no weight",
+            "compute the KL outside no_grad, from the policy's log-probs before any detach",
+            GRADIENTS,
+        )
+    elif not facts.identity.has_gradient:
+        yield Finding(
+            "kl-not-paid",
+            "error",
+            "the KL changes no reward of a counted token",
+            "subtract the coefficient times the log-ratio from the rewards",
+            "08_reward_side#prop-control-reward",
+        )
+    for note in sorted(facts.reading.foreign.notes):
+        yield Finding(
+            "modifies-arguments",
+            "warning",
+            f"it {note}: the caller's tensors are other ones afterwards",
+            "work on a copy (torch.where or masked_fill instead of assignment)",
+        )
+
+
+def of_structure(facts: Facts) -> Iterator[Finding]:
+    found = facts.invariants
+    if found.reads_constant_logit:
+        yield Finding(
+            "wrong-axis",
+            "error",
+            "a constant added to all logits of a position changes the KL: its numbers are no "
+            "distribution over tokens",
+            "take log_softmax over the last axis, the vocabulary",
+        )
+    if found.reads_padding:
+        yield Finding(
+            "reads-padding",
+            "error",
+            f"masked positions change the {found.reads_padding}",
+            "mask every per-token term before it is summed, and divide by the mask's sum",
+        )
+    if found.depends_on_order:
+        yield Finding(
+            "row-order",
+            "error",
+            "the order of the answers, or where they are cut, changes the loss",
+            "sum over all answers before dividing; pass the total number of tokens of the batch",
+        )
+    if found.reads_others and not found.depends_on_order and not found.reads_padding:
+        yield Finding(
+            "reads-other-answers",
+            "error",
+            "the KL's gradient of an answer depends on what other answers say",
+            "multiply weight and log-ratio token by token before anything is summed",
+            "02_gradients#thm-off-policy-weights",
+        )
+    if found.shifted:
+        yield Finding(
+            "shifted-reference",
+            "error",
+            "the reference's log-prob of a token moves the gradient of another and not its own",
+            "shift policy and reference by the same number of positions",
+        )
+    if facts.identity.has_gradient and not found.reads_reference:
+        yield Finding(
+            "reference-not-read",
+            "error",
+            "the reference does not change the KL" + _in_its_place(facts),
+            "give the reference's log-probs to the KL",
+            "05_fixed_points#thm-regularised-optimum",
+        )
+
+
+def _in_its_place(facts: Facts) -> str:
+    name = facts.at_state.name
+    if name == "negative entropy":
+        return ": it is an entropy bonus"
+    return ": it is a KL to the sampler" if facts.identity.fault == "to-the-sampler" else ""
+
+
+def of_divisor(facts: Facts) -> Iterator[Finding]:
+    found, identity = facts.invariants, facts.identity
+    if not found.linear_in_beta:
+        if facts.reading.kind == "reward":
+            yield Finding(
+                "inside-the-std",
+                "warning",
+                "the spread of the group divides the KL: where all answers are equally good, only "
+                "the KL is left, at a strength that no coefficient sets",
+                "subtract the KL after the rewards were divided by their spread, or do not divide",
+                "08_reward_side#thm-orders",
+            )
+        else:
+            yield Finding(
+                "beta-not-linear",
+                "warning",
+                "twice the coefficient is not twice the KL",
+                "multiply the KL by the coefficient outside of clips and divisions",
+                "08_reward_side#thm-conversion",
+            )
+    if not identity.has_gradient or found.reads_padding or found.depends_on_order:
+        return
+    if found.depends_on_width:
+        yield Finding(
+            "padding-width",
+            "warning",
+            f"more padding changes the {found.depends_on_width}: it is divided by the width of "
+            "the tensor",
+            "divide by the number of counted tokens, or by the longest completion allowed",
+            "09_advantages#prop-token-mean",
+        )
+    if abs(found.doubled - 2) < 1e-3 and facts.reading.shape == "number":
+        yield Finding(
+            "sum-over-batch",
+            "warning",
+            "the KL is a sum over the batch: with twice the answers it is twice as strong",
+            "divide by the number of answers, or of counted tokens",
+            "09_advantages#prop-token-mean",
+        )
+    elif abs(found.doubled - 1) > 1e-3 and facts.reading.kind == "loss":
+        yield Finding(
+            "divisor",
+            "error",
+            f"the divisor is none of the aggregations: of a batch twice as large the KL is "
+            f"{found.doubled:.3g} times as strong",
+            "divide once, by the number of counted tokens",
+            "09_advantages#prop-token-mean",
+        )
+    elif not identity.weights_known:
+        yield Finding(
+            "divisor",
+            "warning",
+            "the weights of the tokens are those of no aggregation",
+            "divide by the number of counted tokens of the batch, or of each answer",
+            "09_advantages#thm-completion-weight",
+        )

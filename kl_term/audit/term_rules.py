@@ -1,0 +1,143 @@
+"""Findings of which term a loss is: faults, sign, scale, ratio and credit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from kl_term.audit.candidates import Match
+from kl_term.audit.facts import GRADIENTS, Facts
+from kl_term.audit.findings import Finding
+from kl_term.audit.targets import NOTHING
+
+_FAULTS: dict[str, tuple[str, str, str | None]] = {
+    "exchanged": (
+        "policy and reference are in each other's place in {term}",
+        "exchange the two arguments",
+        "14_frameworks#prop-transposed-k3",
+    ),
+    "score-term": (
+        "{term} is weighed with a live ratio to itself, which adds its value times the score",
+        "detach the ratio of k2, or keep the live ratio for k3",
+        "14_frameworks#prop-live-ratio",
+    ),
+    "kl-ratio-to-reference": (
+        "the ratio that weighs the KL is to the reference, not to the sampler",
+        "divide by the log-probs of the policy that sampled",
+        "02_gradients#thm-off-policy-weights",
+    ),
+    "shifted-reference": (
+        "the log-probs of policy and reference are of different tokens, one position apart",
+        "shift both by the same number of positions",
+        None,
+    ),
+    "pointwise-kl-div": (
+        "the log-ratio of the sampled token is weighed with its probability once more: that is "
+        "a summand of the KL over the vocabulary, on one sampled token",
+        "use k2, or k3 with a live ratio, on sampled tokens; F.kl_div on whole rows of logits",
+        GRADIENTS,
+    ),
+    "absolute": (
+        "the absolute log-ratio descends twice the total variation",
+        "use k2: its gradient is that of the reverse KL",
+        "14_frameworks#prop-dead-zones",
+    ),
+    "positive-part": (
+        "the log-ratio is cut at zero: tokens that the reference prefers cost nothing",
+        "leave the sign: a log-ratio may be negative, its mean is not",
+        "01_estimators#thm-unbiased",
+    ),
+}
+
+
+def of_term(facts: Facts) -> Iterator[Finding]:
+    identity = facts.identity
+    if identity.fault in _FAULTS and identity.under_fault is not None:
+        says, advice, theorem = _FAULTS[identity.fault]
+        theorem = "02_gradients#thm-expected-gradients" if identity.fault == "absolute" else theorem
+        severity = "warning" if identity.fault in ("absolute", "score-term") else "error"
+        name = identity.under_fault.term.estimator
+        yield Finding(identity.fault, severity, says.format(term=name), advice, theorem)
+    if identity.twice is not None:
+        one, other = (m.name for m in identity.twice)
+        yield Finding(
+            "counted-twice",
+            "error",
+            f"one coefficient acts twice: as {one} and as {other}",
+            "keep the KL in the loss or in the reward, not in both",
+            "05_fixed_points#thm-potentials",
+        )
+    scale = facts.scale
+    if scale is not None and scale < 0:
+        yield Finding(
+            "sign",
+            "error",
+            "the KL has the wrong sign: it is maximised",
+            "add the KL to a loss that is minimised, subtract it from a reward",
+            "08_reward_side#thm-penalty-sign",
+        )
+    if facts.identity.has_gradient and facts.at_state.name == NOTHING and not identity.only_near:
+        yield Finding(
+            "minimises-nothing",
+            "error",
+            "the expected gradient of the KL is zero: it knows no reference",
+            "use k2 as a loss, or k1 in the reward",
+            GRADIENTS,
+        )
+    yield from _of_ratio(facts)
+    if identity.match is not None and identity.match.term.placement == "reward":
+        yield from _of_price(facts, identity.match)
+    other = scale is not None and abs(abs(scale) - 1) > 10 * facts.reading.tolerance + 1e-6
+    if scale is not None and other and identity.fault != "absolute" and identity.twice is None:
+        policy = facts.policy.scale if facts.policy and facts.policy.kind else math.nan
+        alike = abs(scale - policy) < 1e-4 * abs(scale)  # a divisor of the whole loss
+        yield Finding(
+            "scale",
+            "note" if alike else "warning",
+            f"the coefficient that acts is {abs(scale):.4g} times the one asked for",
+            f"multiply the KL by {1 / abs(scale):.4g}, or say so beside the coefficient",
+            None,
+        )
+
+
+def _of_ratio(facts: Facts) -> Iterator[Finding]:
+    match = facts.identity.match
+    if match is None or match.term.level == "sequence" or match.term.placement != "loss":
+        return
+    if match.term.ratio == "geometric":
+        yield Finding(
+            "ratio-of-another-level",
+            "error",
+            "the mean ratio of the whole answer weighs the KL of each token: neither the KL of "
+            "tokens nor that of answers",
+            "weigh the KL with the ratio of its own token",
+            "06_sequences#thm-geometric-weight",
+        )
+    elif match.term.ratio == "sequence" and match.term.weighting == "detached":
+        yield Finding(
+            "ratio-of-another-level",
+            "warning",
+            "the ratio of the whole answer, detached, weighs the KL of each token",
+            "weigh the KL with the ratio of its own token, or attach the ratio of the prefix",
+            "06_sequences#thm-prefix-ratio",
+        )
+
+
+def _of_price(facts: Facts, match: Match) -> Iterator[Finding]:
+    if match.term.estimator != "k1":
+        yield Finding(
+            "estimator-in-reward",
+            "warning",
+            f"{match.term.estimator} in the reward has the gradient of no KL: only k1 has that of "
+            "the reverse KL there",
+            "subtract the log-ratio itself (k1)",
+            "05_fixed_points#thm-k3-plain-flow",
+        )
+    elif match.term.credit == "immediate" and facts.reading.kind == "reward":
+        yield Finding(
+            "credit",
+            "warning",
+            "a token pays for its own KL and not for the KL of the tokens that it leads to",
+            "sum the KL of each token and of all that follow",
+            "02_gradients#thm-sequence-kl-gradient",
+        )

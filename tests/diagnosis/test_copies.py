@@ -1,0 +1,39 @@
+"""When copies of completions are a fault, and when a shared beginning is the prompt."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from kl_term.diagnosis import groups
+
+
+def found(of, **numbers: float):
+    return of(SimpleNamespace(numbers=numbers))
+
+
+@pytest.mark.parametrize(
+    ("share", "count", "shown"),
+    [(0.01, 3, True), (0.02, 3, True), (0.0099, 3, False), (0.9, 2, False), (0.0, 0, False)],
+)
+def test_copies_are_told_from_a_hundredth_and_three_on(share, count, shown):
+    numbers = {"copied_share": share, "copied_sequences": count}
+    assert (found(groups.duplicates, **numbers) is not None) == shown
+
+
+@pytest.mark.parametrize(
+    ("share", "start", "copies", "prompt"),
+    [
+        (0.2, 0.0, True, False),
+        (0.2, 2.9, True, False),
+        (0.2, 3.0, False, True),
+        (0.49, 9.0, False, True),
+        (0.5, 9.0, True, False),  # whole copies begin alike too
+        (0.0, 9.0, False, True),
+    ],
+)
+def test_completions_that_begin_alike_hold_the_prompt(share, start, copies, prompt):
+    numbers = {"copied_share": share, "copied_sequences": 40, "shared_start": start}
+    assert (found(groups.duplicates, **numbers) is not None) == copies
+    assert (found(groups.counted_prompt, **numbers) is not None) == prompt
