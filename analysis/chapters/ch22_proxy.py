@@ -13,6 +13,7 @@ and everything here follows from that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -34,9 +35,9 @@ OPTIMA = {
 
 
 class World(NamedTuple):
-    """Every answer that there is."""
+    """Every answer that the reference gives, finitely many."""
 
-    reference: Tensor  #: [Y], probabilities
+    reference: Tensor  #: [Y], probabilities above zero
     truth: Tensor  #: [Y]
     error: Tensor  #: [Y], proxy less truth
 
@@ -105,15 +106,32 @@ def late_loss(world: World) -> float:
     .. math:: \mathbb{E}_{\pi^\ast}[T] = T(\text{best}) + \beta \sum_{y \ne \text{best}}
         \frac{\pi_{\mathrm{ref}}(y)}{R_{\max} - R(y)}\, \big(T(y) - T(\text{best})\big) + O(\beta^2)
 
-    where one answer has the highest proxy. Under the reverse KL all but the best and the second
-    best level are exponentially small by then, and these two decide.
+    where T(best) is the mean truth of the answers of the highest proxy. Under the reverse KL all
+    but the best and the second best level are exponentially small by then, and these two decide.
 
     Equation: ``late_loss``
     """
-    best = world.proxy.argmax()
-    gap = world.proxy[best] - world.proxy
+    gap = world.proxy.max() - world.proxy
+    top = torch.where(gap == 0, world.reference, 0.0)
     weight = torch.where(gap > 0, world.reference / gap, 0.0)
-    return float(weight @ (world.truth - world.truth[best]))
+    return float(weight @ (world.truth - top @ world.truth / top.sum()))
+
+
+def clip_level(world: World) -> float:
+    r"""The lowest score above which the mean truth is highest: where to clip the proxy.
+
+    .. math:: c = \arg\max_c M(c), \qquad M(c) = \mathbb{E}_{\pi_{\mathrm{ref}}}[T \mid R \ge c]
+
+    Equation: ``clip_level``
+    """
+    curve = calibration(world).iloc[::-1]
+    above = (curve.mass * curve.truth).cumsum() / curve.mass.cumsum()
+    return float(curve.proxy[above[::-1].idxmax()])
+
+
+def clipped(world: World, level: float) -> World:
+    """The same answers, and a proxy that no longer rises beyond a level."""
+    return world._replace(error=world.proxy.clamp(max=level) - world.truth)
 
 
 def truth_curve(world: World, divergence: str, betas: Iterable[float]) -> pd.DataFrame:
@@ -186,11 +204,14 @@ def price(share: Tensor, probability: Tensor) -> dict[str, Tensor]:
 
 
 def exploit_share(gain: float, probability: float, beta: float) -> dict[str, float]:
-    r"""The share of an answer whose proxy lies a gain above all others, at each optimum.
+    r"""The share of an answer whose proxy lies a gain above the one of all others, at each optimum.
 
     .. math:: \frac{p\, e^{g/\beta}}{1 - p + p\, e^{g/\beta}} \;(\text{reverse}), \qquad
         \max\Big(0,\; 1 - \frac{\beta}{g}\Big) \text{ as } p \to 0 \;(\text{forward}), \qquad
         \min\Big(1,\; p + p(1 - p)\, \frac{g}{\beta}\Big) \;(\text{half chi-square})
+
+    The forward KL's is above :math:`1 - \beta (1 - p) / g` for every :math:`p`, and so it is where
+    the others' proxies differ and lie :math:`g` below or more.
 
     Equation: ``exploit_share``
 
@@ -203,6 +224,23 @@ def exploit_share(gain: float, probability: float, beta: float) -> dict[str, flo
         error=torch.tensor([0.0, gain], dtype=torch.float64),
     )
     return {name: float(optimum(two, name, beta)[1]) for name in OPTIMA}
+
+
+def half_share_gain(probability: float, beta: float) -> dict[str, float]:
+    r"""The gain at which an exploit has half of all probability.
+
+    .. math:: \beta \log \frac{1 - p}{p} \;(\text{reverse}), \qquad
+        2 \beta\, (1 - 2 p) \;(\text{forward}), \qquad
+        \beta\, \frac{1 - 2 p}{2 p\, (1 - p)} \;(\text{half chi-square}), \qquad p < \tfrac12
+
+    Equation: ``half_share_gain``
+    """
+    others = 1 - probability
+    return {
+        "reverse": beta * math.log(others / probability),
+        "forward": 2 * beta * (others - probability),
+        "chi_square": beta * (others - probability) / (2 * probability * others),
+    }
 
 
 def exploit_table(probabilities: Iterable[float], *, gain: float, beta: float) -> pd.DataFrame:
@@ -225,7 +263,8 @@ def square_root_form(kl: Tensor, *, slope: float, bend: float, scale: float) -> 
         d\,(\sqrt2\, a \sigma - 2 b \sigma^2\, d), \qquad
         d = \sqrt{\mathrm{KL}(\pi^\ast \Vert \pi_{\mathrm{ref}})}
 
-    the form that Gao et al. (2210.10760) fitted to best-of-n.
+    the form that Gao et al. (2210.10760) fitted to best-of-n. A proxy of another mean
+    :math:`\mu` has the slope :math:`a - 2 b \mu` in place of :math:`a`.
 
     Equation: ``square_root_form``
 
@@ -236,6 +275,16 @@ def square_root_form(kl: Tensor, *, slope: float, bend: float, scale: float) -> 
     """
     root = kl.sqrt()
     return root * (2**0.5 * slope * scale - 2 * bend * scale**2 * root)
+
+
+def square_root_peak(*, slope: float, bend: float, scale: float) -> float:
+    r"""The KL at which :func:`square_root_form` is highest.
+
+    .. math:: d^2 = \frac{a^2}{8\, b^2 \sigma^2}
+
+    Equation: ``square_root_peak``
+    """
+    return slope**2 / (8 * bend**2 * scale**2)
 
 
 def gain_bound(world: World, policy: Tensor) -> float:
@@ -270,7 +319,7 @@ def lottery(world: World, share: float) -> Tensor:
 # --- What the page shows ------------------------------------------------------------------------
 
 _GRID = torch.linspace(-4, 4, 81, dtype=torch.float64)
-_BETAS = (10 ** torch.linspace(2, -1.2, 49, dtype=torch.float64)).tolist()
+_BETAS = (10 ** torch.linspace(2, -2, 121, dtype=torch.float64)).tolist()
 #: The page's bent calibration curve: the truth is the proxy, less three tenths of its square.
 BEND = 0.3
 
@@ -341,8 +390,7 @@ def draw(table: pd.DataFrame, most: float = 4.0) -> Figure:
         proxy = of_world[of_world.divergence == "reverse"]
         axes.plot(proxy.kl, proxy.proxy, color=style.QUIET, linestyle=":", label="proxy")
         axes.set(title=title, xlabel="KL to the reference (nats)")
-        top = table[(table.world == world) & (table.kl <= most)].truth.max()
-        axes.set_ylim(-0.3, max(1.6 * top, 2.8))
+        axes.set_ylim(-1.2, 2.0)
     panels[0].set_ylabel("mean under the policy")
-    panels[0].legend(loc="upper left")
+    panels[1].legend(loc="lower right")
     return figure

@@ -145,8 +145,10 @@ def chi_square_optimum(rewards: Logits, ref_logits: Logits, *, beta: float) -> L
     behind = torch.where(mass > 0, order.values, 0.0)
     # With the best m tokens kept, 1 + (R - lambda) / beta is `level` - gap / beta.
     level = (1 + (mass * behind).cumsum(-1) / beta) / mass.cumsum(-1)
-    kept = ((level > behind / beta) & (mass > 0)).sum(-1, keepdim=True)
-    ratio = (level.gather(-1, kept - 1) - gap / beta).clamp(min=0.0)
+    kept = (level > behind / beta) & (mass > 0)  # no mass: probabilities that underflow
+    rank = torch.arange(mass.shape[-1], device=mass.device)
+    last = torch.where(kept, rank, 0).amax(-1, keepdim=True)
+    ratio = (level.gather(-1, last) - gap / beta).clamp(min=0.0)
     return ref_logp + torch.log(ratio)
 
 

@@ -25,8 +25,10 @@ def random_world(answers: int, seed: int, *, levels: int = 0) -> study.World:
     world = study.World(logits.softmax(-1), truth, error)
     if not levels:
         return world
-    proxy = draws(levels, seed=seed + 1)[torch.arange(answers) % levels]
-    return world._replace(error=proxy - truth)
+    # Thousandths in binary, so that truth + error is the level to the last digit.
+    truth, proxy = ((1024 * x).round() / 1024 for x in (truth, draws(levels, seed=seed + 1)))
+    proxy = proxy[torch.arange(answers) % levels]
+    return world._replace(truth=truth, error=proxy - truth)
 
 
 def value(world: study.World, divergence: str, beta: float) -> float:
@@ -54,6 +56,7 @@ def test_the_truth_is_that_of_the_calibration_curve(divergence: str) -> None:
             torch.tensor(study.calibration(world)[name].to_numpy())
             for name in ("proxy", "mass", "truth")
         )
+        assert len(levels) == 6
         merged = study.of_calibration(levels, mass, truth)
         for beta in BETAS:
             assert value(world, divergence, beta) == pytest.approx(
@@ -92,6 +95,79 @@ def test_in_the_end_of_the_forward_kl_the_whole_reference_decides() -> None:
         assert float(world.truth[best]) + 1e-5 * lost == pytest.approx(ends, abs=1e-7)
         disagree += (lost > 0) != bool(world.truth[second] > world.truth[best])
     assert disagree > 0
+
+
+def test_the_late_loss_counts_equal_best_answers_by_their_mean() -> None:
+    """With the truth of one of them in place of the mean, it is far off."""
+    world = random_world(9, 4, levels=3)
+    top = world.proxy == world.proxy.max()
+    mean = float((world.reference @ (world.truth * top)) / world.reference[top].sum())
+    beta, late = 1e-6, study.late_loss(world)
+    assert top.sum() == 3
+    assert value(world, "forward", beta) == pytest.approx(mean + beta * late, abs=1e-9)
+    assert abs(beta * late) > 1e-7
+    one = float(world.truth[world.proxy.argmax()])
+    assert abs(value(world, "forward", beta) - one) > 0.01
+
+
+def peaked_world(answers: int, seed: int) -> study.World:
+    """The truth rises with the proxy to one peak and falls."""
+    world = random_world(answers, seed)
+    order = world.proxy.argsort()
+    values = world.truth.sort().values
+    peak = 1 + seed % (answers - 1)
+    truth = torch.empty_like(values)
+    truth[order] = torch.cat([values[-peak:], values[:-peak].flip(0)])
+    return study.World(world.reference, truth, world.proxy - truth)
+
+
+def steps(world: study.World, divergence: str) -> Tensor:
+    """How the truth changes as the coefficient is lowered."""
+    betas = (10 ** torch.linspace(3, -3, 61, dtype=torch.float64)).tolist()
+    return torch.tensor([value(world, divergence, beta) for beta in betas]).diff()
+
+
+def turns(changes: Tensor) -> list[int]:
+    signs = [int(step.sign()) for step in changes if abs(step) > 1e-12]
+    return [sign for sign, _ in itertools.groupby(signs)]
+
+
+@pytest.mark.parametrize("divergence", study.OPTIMA)
+def test_one_peak_in_the_curve_is_at_most_one_in_the_truth(divergence: str) -> None:
+    shapes = {tuple(turns(steps(peaked_world(7, seed), divergence))) for seed in range(25)}
+    assert (1, -1) in shapes
+    assert shapes <= {(1,), (-1,), (1, -1)}
+    wild = {tuple(turns(steps(random_world(7, seed), divergence))) for seed in range(25)}
+    assert not wild <= shapes
+
+
+@pytest.mark.parametrize("divergence", study.OPTIMA)
+def test_clipped_where_the_mean_above_is_highest_no_truth_is_lost(divergence: str) -> None:
+    lost_at_the_peak = 0
+    for seed in range(25):
+        world = peaked_world(7, seed)
+        level = study.clip_level(world)
+        best = max(
+            float((world.reference * world.truth)[kept].sum() / world.reference[kept].sum())
+            for kept in (world.proxy >= c for c in world.proxy)
+        )
+        sound = study.clipped(world, level)
+        assert (steps(sound, divergence) > -1e-12).all()
+        assert value(sound, divergence, 1e-6) == pytest.approx(best, abs=1e-4)
+        peak = study.clipped(world, float(world.proxy[world.truth.argmax()]))
+        lost_at_the_peak += bool((steps(peak, divergence) < -1e-3).any())
+    assert lost_at_the_peak > 3
+
+
+@pytest.mark.parametrize("divergence", study.OPTIMA)
+def test_a_verifier_that_errs_costs_no_truth_and_a_bonus_on_top_may(divergence: str) -> None:
+    right = torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0, 0.0], dtype=torch.float64)
+    accepted = torch.tensor([1.0, 1.0, 0.0, 0.0, 1.0, 0.0], dtype=torch.float64)
+    reference = torch.tensor([0.2, 0.3, 0.1, 0.2, 0.1, 0.1], dtype=torch.float64)
+    world = study.World(reference, right, accepted - right)
+    assert (steps(world, divergence) > -1e-12).all()
+    bonus = torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+    assert (steps(world._replace(error=world.error + bonus), divergence) < -1e-3).any()
 
 
 # --- Errors that are independent of the truth ---------------------------------------------------
@@ -214,6 +290,45 @@ def test_under_the_forward_kl_an_exploit_is_no_safer_for_being_rare() -> None:
             assert found["reverse"] < 0.03
 
 
+def test_half_of_all_probability_is_the_exploits_at_these_gains() -> None:
+    for p in (0.4, 0.1, 1e-3, 1e-6):
+        for name, gain in study.half_share_gain(p, 0.3).items():
+            assert study.exploit_share(gain, p, 0.3)[name] == pytest.approx(0.5, abs=1e-9)
+    gains = study.half_share_gain(1e-6, 0.3)
+    assert gains["forward"] == pytest.approx(0.6, rel=1e-5)
+    assert gains["chi_square"] > 1e4 * gains["reverse"] > 1e4 * gains["forward"]
+
+
+def test_the_forward_kl_gives_the_best_answer_its_share_whatever_the_others() -> None:
+    below = {"reverse": 0, "chi_square": 0}
+    for seed in range(30):
+        world = random_world(12, seed)
+        best, second = world.proxy.topk(2).values
+        top = world.proxy.argmax()
+        p, gain = float(world.reference[top]), float(best - second)
+        for beta in (0.2 * gain, 0.7 * gain, 2 * gain):
+            floor = 1 - beta * (1 - p) / gain
+            share = {name: float(study.optimum(world, name, beta)[top]) for name in study.OPTIMA}
+            assert share["forward"] > floor
+            for name in below:
+                below[name] += share[name] < floor
+    assert min(below.values()) > 0
+
+
+def test_the_forward_kl_does_not_charge_for_what_the_reference_never_gives() -> None:
+    """So its optimum over all policies is not that over the reference's answers."""
+    reference = torch.tensor([0.7, 0.3], dtype=torch.float64)
+    beta, gain = 0.2, 0.6
+
+    def net(share: float) -> float:
+        others = (1 - share) * reference
+        return share * gain - beta * float((reference * (reference / others).log()).sum())
+
+    best = max((x / 1000 for x in range(1000)), key=net)
+    assert best == pytest.approx(1 - beta / gain, abs=2e-3)
+    assert net(best) > net(0.0) + 0.1
+
+
 # --- Closed forms --------------------------------------------------------------------------------
 
 
@@ -232,6 +347,53 @@ def test_a_normal_proxy_with_a_bent_calibration_gives_the_square_root_form() -> 
         torch.tensor(curve["kl"].to_numpy()), slope=slope, bend=-bend, scale=scale
     )
     assert not torch.allclose(torch.tensor(curve["truth"].to_numpy()) - start, flipped, atol=1e-2)
+
+
+def test_the_square_root_form_peaks_there_and_needs_a_proxy_of_mean_zero() -> None:
+    slope, bend, scale, mean = 0.7, 0.11, 1.3, 0.8
+    peak = study.square_root_peak(slope=slope, bend=bend, scale=scale)
+    around = torch.tensor([0.99 * peak, peak, 1.01 * peak], dtype=torch.float64)
+    gains = study.square_root_form(around, slope=slope, bend=bend, scale=scale)
+    assert gains.argmax() == 1
+    assert scale * math.sqrt(2 * peak) == pytest.approx(slope / (2 * bend), rel=1e-12)
+    grid = torch.linspace(-14, 14, 5601, dtype=torch.float64)
+    levels = grid + mean
+    truth = slope * levels - bend * levels.square()
+    world = study.of_calibration(levels, study.normal_mass(grid, scale), truth)
+    curve = study.truth_curve(world, "reverse", [1.0, 4.0])
+    gained = torch.tensor(curve["truth"].to_numpy()) - world.reference @ world.truth
+    kl = torch.tensor(curve["kl"].to_numpy())
+    shifted = study.square_root_form(kl, slope=slope - 2 * bend * mean, bend=bend, scale=scale)
+    assert torch.allclose(gained, shifted, atol=1e-10)
+    naive = study.square_root_form(kl, slope=slope, bend=bend, scale=scale)
+    assert not torch.allclose(gained, naive, atol=1e-2)
+
+
+def test_with_a_term_the_natural_flow_walks_the_same_curve_more_slowly() -> None:
+    world, beta, time, count = random_world(6, 2), 0.7, 2.0, 20000
+    reference = world.reference.log()
+    logits = reference
+    for _ in range(count):
+        logits = logits + time / count * (world.proxy - beta * (logits - reference))
+    slowed = beta / (1 - math.exp(-beta * time))
+    there = study.optimum(world, "reverse", slowed)
+    assert (logits.softmax(-1) - there).abs().max() < 1e-4
+    assert slowed > 1 / time
+
+
+def test_the_plain_flow_parts_answers_of_one_proxy_which_no_optimum_does() -> None:
+    reference = torch.tensor([0.6, 0.1, 0.3], dtype=torch.float64)
+    proxy = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
+    logits = reference.log()
+    for _ in range(2000):
+        policy = logits.softmax(-1)
+        logits = logits + 1e-3 * policy * (proxy - policy @ proxy)
+    policy = logits.softmax(-1)
+    world = study.World(reference, proxy, torch.zeros(3, dtype=torch.float64))
+    assert policy[0] / policy[1] > 6.5
+    for divergence in study.OPTIMA:
+        end = study.optimum(world, divergence, 0.5)
+        assert end[0] / end[1] == pytest.approx(6.0, rel=1e-12)
 
 
 def test_the_natural_flow_without_a_term_walks_the_optima_of_the_reverse_kl() -> None:

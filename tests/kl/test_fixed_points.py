@@ -10,9 +10,10 @@ import torch
 from scipy.optimize import brentq
 
 from kl_term.kl.ascent import expected_ascent, token_advantage
-from kl_term.kl.divergences import forward_kl, half_squared_distance, reverse_kl
+from kl_term.kl.divergences import chi_square, forward_kl, half_squared_distance, reverse_kl
 from kl_term.kl.estimators import k2, k3
 from kl_term.kl.fixed_points import (
+    chi_square_optimum,
     euclidean_optimum,
     forward_kl_multiplier,
     forward_kl_optimum,
@@ -23,10 +24,17 @@ from kl_term.kl.fixed_points import (
 from .conftest import random_logits
 
 BETA = 0.6
+
+
+def half_chi_square(logits, ref_logits):
+    return chi_square(ref_logits, logits) / 2
+
+
 OPTIMA = {
     reverse_kl_optimum: reverse_kl,
     forward_kl_optimum: forward_kl,
     euclidean_optimum: half_squared_distance,
+    chi_square_optimum: half_chi_square,
 }
 
 
@@ -64,6 +72,9 @@ def test_two_tokens_by_hand():
     projected = euclidean_optimum(near, even, beta=BETA).exp()
     assert projected[1].item() == pytest.approx(0.5 - 0.4 / (2 * BETA), rel=1e-13)
     assert euclidean_optimum(rewards, even, beta=BETA)[1].item() == -math.inf
+    tilted = chi_square_optimum(near, even, beta=BETA).exp()
+    assert tilted[1].item() == pytest.approx(0.5 * (1 - 0.2 / BETA), rel=1e-13)
+    assert chi_square_optimum(rewards, even, beta=BETA)[1].item() == -math.inf
 
 
 @pytest.mark.parametrize("beta", [1e-6, 1e-2, 1.0, 1e4])
@@ -106,6 +117,49 @@ def test_rare_best_tokens_and_forbidden_ones():
     # beta ref / (lambda - R): the rare token takes all that the other cannot hold.
     policy = forward_kl_optimum(rewards, ref_logits, beta=1.0).exp()
     assert policy[1].item() == pytest.approx(0.2, abs=1e-12)
+
+
+@pytest.mark.parametrize("beta", [1e-3, 0.1, 1.0, 1e3])
+def test_the_chi_square_optimum_solves_its_conditions(beta, rewards, ref_logits):
+    """Advantage equal to the slope of the divergence where kept, below it where given up."""
+    reference = ref_logits.softmax(-1)
+    policy = chi_square_optimum(rewards, ref_logits, beta=beta).exp()
+    assert torch.allclose(policy.sum(-1), torch.ones(20, dtype=policy.dtype), atol=1e-12)
+    net = rewards - beta * (policy / reference - 1)
+    multiplier = (policy * net).sum(-1, keepdim=True)
+    kept, slack = policy > 0, 1e-10 * (1 + beta)
+    assert ((net - multiplier).abs()[kept] < slack).all()
+    assert ((net - multiplier)[~kept] <= slack).all()
+    assert (~kept).any() == (beta < 1e3)
+    if beta >= 1:  # below it single tokens survive, which solve anything
+        flipped = rewards + beta * (policy / reference - 1)
+        assert ((flipped - (policy * flipped).sum(-1, keepdim=True)).abs()[kept] > 0.1).any()
+
+
+def test_k3_with_policy_and_reference_exchanged_reaches_chi_square(ref_logits):
+    """Its expected gradient on fresh samples is that of half the chi-square, which k3's is not."""
+    logits = random_logits(20, 6, seed=7, scale=1.5).requires_grad_()
+    logp, ref_logp = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+
+    def gradient(loss):
+        return torch.autograd.grad(loss.sum(), logits, retain_graph=True)[0]
+
+    policy = logp.detach().exp()
+    exchanged = gradient(policy * k3(ref_logp, logp))
+    expected = gradient(half_chi_square(logits, ref_logits))
+    assert torch.allclose(exchanged, expected, rtol=1e-10, atol=1e-12)
+    assert (gradient(policy * k3(logp, ref_logp)) - expected).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(("dtype", "logit"), [(torch.float64, -800.0), (torch.float32, -110.0)])
+def test_chi_square_reckons_with_probabilities_that_underflow(dtype, logit):
+    rewards = torch.tensor([5.0, 0.0, 2.0, -1.0], dtype=dtype)
+    ref_logits = torch.tensor([logit, 0.0, logit, 0.0], dtype=dtype)
+    found = chi_square_optimum(rewards, ref_logits, beta=4.0)
+    # The two that hold the mass: 1 + (R - mean) / beta. The others: the same, of next to nothing.
+    expected = torch.tensor([1 + 5.5 / 4, 1 + 0.5 / 4, 1 + 2.5 / 4, 1 - 0.5 / 4], dtype=dtype)
+    assert torch.allclose(found - ref_logits.log_softmax(-1), expected.log(), atol=1e-4)
+    assert found.exp().sum().item() == pytest.approx(1.0, abs=1e-6)
 
 
 @pytest.mark.parametrize(("estimator", "value"), [("k2", k2), ("k3", k3)])
