@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from analysis.evidence.names.off_policy import LARGE_BATCH
 from analysis.evidence.recorded import difference, recorded, recorded_runs
 from analysis.records import designs
 from analysis.records.config import RunConfig
@@ -16,8 +17,6 @@ from analysis.records.tidy import final
 
 #: Of both ways.
 BETA = 0.3
-#: What the on-policy k2 of a large batch is called beside the other ways.
-LARGE_BATCH = "large_batch"
 
 
 def passes_per_completion(num_iterations: int) -> int:

@@ -12,7 +12,7 @@ import torch
 
 from analysis.chapters import ch07_off_policy
 from analysis.chapters import ch17_stale as study
-from analysis.evidence import stale_training, routed_bandits
+from analysis.evidence import routed_bandits, stale_training
 from analysis.records import recording
 from analysis.records.config import RunConfig
 from analysis.records.metrics import METRICS
