@@ -45,7 +45,7 @@ class Fit(NamedTuple):
     high: float
 
     def difference(self, margin: float) -> dict[str, float]:
-        """Mean difference over the shared log KL, as :func:`summaries.of_differences` gives it.
+        """Mean difference over the shared log KL, as :func:`analysis.records.summaries.of_differences` gives it.
 
         NaN where the two share none. ``kl_low`` and ``kl_high`` are the ends of that range.
         """
@@ -87,7 +87,7 @@ def fit(
 
     Args:
         runs: one row per run with ``variant``, ``seed``, ``of`` (positive) and ``metric``.
-        starts: how many there are: see :func:`statistics.start_of`.
+        starts: how many there are: see :func:`analysis.records.statistics.start_of`.
         of: what is equal, such as ``reverse_kl``.
         metric: what is compared.
         ratios: of variances, where they are not to be searched for: those of another fit.

@@ -155,7 +155,7 @@ class Design(Schema):
 class Preset(Schema):
     """A population: variants x seeds, what its runs share, and what it is expected to show."""
 
-    name: str = ""  #: that of its function: see :func:`preset`
+    name: str = ""  #: that of its function
     config: TrainConfig | LanguageConfig
     variants: tuple[Variant, ...] = Field(min_length=1)
     seeds: tuple[int, ...] = Field(min_length=1)

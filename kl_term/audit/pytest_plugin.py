@@ -65,7 +65,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def kl_audit() -> Callable[..., Audit]:
-    """The function :func:`kl_term.audit.audit`, of a loss."""
+    """The function :func:`kl_term.audit.auditing.audit`, of a loss."""
     from kl_term.audit import audit
 
     return audit
@@ -79,17 +79,20 @@ class AuditItem(pytest.Item):
         self.target, self.codes = target, codes
 
     def runtest(self) -> None:
+        """Audit the loss once, and fail where a finding of this property is more than a note."""
         found = _audited(self.config, self.target)
         wrong = [f for f in found.findings if f.code in self.codes and f.severity != "note"]
         if wrong:
             raise Failed("\n".join(f"{f.says}\n{f.advice}" for f in wrong))
 
     def repr_failure(self, excinfo: Any, style: Any = None) -> Any:
+        """What was found, without a traceback."""
         if isinstance(excinfo.value, (Failed, ValueError)):
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[str, int | None, str]:
+        """The loss and the property, as the report names them."""
         return self.target, None, f"{self.target}: {self.name}"
 
 
@@ -97,6 +100,7 @@ class ExpectItem(AuditItem):
     """What a loss minimises, fresh and stale."""
 
     def runtest(self) -> None:
+        """Fail where the loss minimises something else than is expected."""
         found, (wanted,) = _audited(self.config, self.target), self.codes
         name = found.minimises["fresh"]["state"]
         if name != wanted:
