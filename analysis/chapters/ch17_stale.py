@@ -65,7 +65,8 @@ def budgets() -> pd.DataFrame:
 def gains_of_replay(curves: pd.DataFrame, *, last: int = 10) -> pd.DataFrame:
     """Replayed less recomputed reward over the ``last`` updates, by noise of the sampler's router.
 
-    Of :func:`~analysis.evidence.routed_bandits.train_bandits`, all noises and both routings. One row per ``noise``: the columns of
+    Of :func:`~analysis.evidence.routed_bandits.train_bandits`, all noises and both routings.
+    One row per ``noise``: the columns of
     :func:`analysis.records.summaries.paired`, and of the recomputed runs ``flipped`` and
     ``ess``.
     """

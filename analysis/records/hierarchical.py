@@ -45,7 +45,9 @@ class Fit(NamedTuple):
     high: float
 
     def difference(self, margin: float) -> dict[str, float]:
-        """Mean difference over the shared log KL, as :func:`analysis.records.summaries.of_differences` gives it.
+        """Mean difference over the shared log KL.
+
+        As :func:`analysis.records.summaries.of_differences` gives it.
 
         NaN where the two share none. ``kl_low`` and ``kl_high`` are the ends of that range.
         """

@@ -102,7 +102,8 @@ def judged(table: pd.DataFrame, comparisons: int) -> pd.DataFrame:
 
     Args:
         table: of :func:`paired` and its kind.
-        comparisons: of the whole page, not of the table: :func:`analysis.records.statistics.verdict`.
+        comparisons: of the whole page, not of the table: see
+            :func:`analysis.records.statistics.verdict`.
     """
     said = [
         statistics.verdict(p, equivalent, comparisons)

@@ -161,7 +161,10 @@ def sources(paths: Iterable[Path]) -> pd.DataFrame:
 
 
 def zones(table: pd.DataFrame) -> pd.DataFrame:
-    """Settings by where their clamps leave no gradient (:func:`~analysis.chapters.ch14_frameworks.dead_zones`)."""
+    """Settings by where their clamps leave no gradient.
+
+    See :func:`~analysis.chapters.ch14_frameworks.dead_zones`.
+    """
     clamped = table.dropna(subset=["below", "above"], how="all").round(1)
     named = clamped.framework + " " + clamped.setting
     sides = [clamped[side].fillna(torch.inf) for side in ("below", "above")]
