@@ -1,4 +1,7 @@
-"""The built book under test: ``_build/html``, or the folder that ``KL_TERM_BOOK`` names."""
+"""The built book under test: ``_build/html``, or the folder that ``KL_TERM_BOOK`` names.
+
+Without one its tests are skipped, and fail where ``KL_TERM_GATE`` is set, as ``.ci/run`` does.
+"""
 
 from __future__ import annotations
 
@@ -14,5 +17,6 @@ HTML = Path(os.environ.get("KL_TERM_BOOK", ROOT / "_build/html")).resolve()
 @pytest.fixture(scope="session")
 def html() -> Path:
     if not (HTML / "book/index.html").exists():
-        pytest.skip(f"{HTML}: no built book; run make book")
+        refuse = pytest.fail if os.environ.get("KL_TERM_GATE") else pytest.skip
+        refuse(f"{HTML}: no built book; run make book")
     return HTML
