@@ -34,8 +34,35 @@ class Facts:
     @property
     def scale(self) -> float | None:
         """The coefficient found over the one asked for: of the term, else of what is minimised."""
+        if not self.invariants.linear_in_beta:
+            return None
         if self.identity.match is not None and self.identity.weights_known:
             return self.identity.match.scale
         if self.at_state.name in (NOTHING, NEITHER):
             return None
         return self.at_state.scale
+
+    @property
+    def inside_the_spread(self) -> bool:
+        """Whether the KL of a reward is divided by what reads the KL."""
+        return self.reading.kind == "reward" and not self.invariants.linear_in_beta
+
+    @property
+    def asks_for_no_reference(self) -> bool:
+        """Whether it is a KL to the sampler because it takes no reference."""
+        asks = self.reading.foreign.roles & {"ref_logp", "ref_logits", "inputs"}
+        return self.identity.fault == "to-the-sampler" and not asks
+
+    @property
+    def counted_twice(self) -> bool:
+        """Whether one coefficient acts in the loss and in the reward.
+
+        The policy's own price of a token times its score is also half of a symmetric KL: there the
+        reverse KL must be found at twice its strength.
+        """
+        if self.identity.twice is None:
+            return False
+        other = self.identity.twice[1]
+        if other.term.credit != "immediate" or "sampler" in other.written:
+            return True
+        return self.at_state.name == "reverse KL" and abs(self.at_state.scale) > 1.5

@@ -26,6 +26,8 @@ from kl_term.kl.term import KLTerm
 
 #: Standard deviation of the log-ratio to the reference: beyond where clamps bind, and within.
 FAR, NEAR = 1.4, 0.2
+#: Beyond the cap on the ratio of k3_clip.
+BEYOND = 3.0
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Identity:
     nearest: Match | None = None
     aggregation: str | None = None
     weights_known: bool = True  #: the weights of tokens are those of an aggregation of ours
+    divided: bool = False  #: the price of an answer in the reward is divided by its length
 
     @property
     def term(self) -> KLTerm | None:
@@ -49,7 +52,7 @@ class Identity:
 
         The value may be that of an estimator without the weight of the gradient.
         """
-        if self.match is None or self.only_near:
+        if self.match is None or self.only_near or self.divided:
             return None
         shown = self.value_of
         plain = shown is not None and shown.value_scale is not None and (
@@ -95,7 +98,7 @@ def identify(reading: Reading) -> Identity:
     if not bool((near.wanted.abs() > 1e-12).any()):
         value = value_alone(near, tolerance)
         return Identity(False, value_of=value)
-    found = Identity(True, match=best_match(far, tolerance))
+    found = Identity(True, match=_capped(reading, best_match(far, tolerance)))
     if found.match is None:
         near_match = best_match(near, tolerance)
         found = Identity(True, match=near_match, only_near=near_match is not None)
@@ -108,6 +111,20 @@ def identify(reading: Reading) -> Identity:
     if found.match is None or found.match.value_scale is None:
         found = replace(found, value_of=value_alone(near, tolerance))
     return _with_aggregation(found, reading, near)
+
+
+def _capped(reading: Reading, match: Match | None) -> Match | None:
+    """k3 and k3 with a cap on its ratio part only beyond the cap."""
+    if match is None or match.term.estimator != "k3" or match.value_scale is None:
+        return match
+    beyond = _probes(reading, BEYOND)
+    for name in ("k3", "k3_clip"):
+        term = match.term.model_copy(update={"estimator": name})
+        same = tuple(c for c in terms(beyond.by_logits) if c.term == term)
+        found = matches(beyond, reading.tolerance, same)
+        if any(m.aggregation == match.aggregation for m in found):
+            return match._replace(term=term)
+    return match
 
 
 def _under_a_fault(near: Probes, far: Probes, tolerance: float) -> Identity | None:
@@ -155,7 +172,8 @@ def _along(direction: Tensor, vectors: Tensor) -> Tensor:
 
 def _with_aggregation(found: Identity, reading: Reading, probes: Probes) -> Identity:
     if reading.kind == "reward":
-        return found
+        divided = found.match is not None and found.match.aggregation == "seq_mean_token_mean"
+        return replace(found, divided=divided and reading.ragged)
     known = found.match or found.under_fault or (found.twice[0] if found.twice else None)
     if known is not None:
         name = known.aggregation

@@ -16,7 +16,7 @@ _MET = 9.5
 def of_numerics(facts: Facts) -> Iterator[Finding]:
     n = facts.numerics
     edges = [abs(edge) for edge in (n.dead_below, n.dead_above) if not math.isnan(edge)]
-    if edges and facts.identity.has_gradient:
+    if edges and facts.identity.has_gradient and facts.invariants.reads_reference:
         sides = []
         if not math.isnan(n.dead_below):
             sides.append(f"below {n.dead_below:.3g}")
@@ -29,6 +29,15 @@ def of_numerics(facts: Facts) -> Iterator[Finding]:
             "clamp the log-ratio beyond what training meets, not the value; or clamp nothing",
             "11_numerics#prop-dead-zones",
         )
+    if not math.isnan(n.pushes_away) and _restores(facts):
+        yield Finding(
+            "pushes-away",
+            "error",
+            f"at a log-ratio to the reference of {n.pushes_away:.3g} nats it pushes the policy "
+            "away from the reference",
+            "cap the log-ratio and not its exponential alone; or cap nothing",
+            "11_numerics#prop-dead-zones",
+        )
     if n.stale_overflow == "NaN":
         yield Finding(
             "overflow",
@@ -37,6 +46,15 @@ def of_numerics(facts: Facts) -> Iterator[Finding]:
             "bound the log-ratio before the exponential, and select with torch.where before it",
             None,
         )
+
+
+def _restores(facts: Facts) -> bool:
+    """Whether every sample of the term pulls its token towards the reference."""
+    match = facts.identity.match
+    if match is None or match.term.placement != "loss":
+        return False
+    plain = match.term.estimator == "k2" and match.term.weighting != "attached"
+    return plain or match.term.estimator in ("k3", "k3_clip")
 
 
 def notes(facts: Facts) -> Iterator[Finding]:

@@ -26,6 +26,8 @@ class Numerics:
     #: Log-ratios (nats) below and above which the gradient is exactly zero; NaN without a zone.
     dead_below: float
     dead_above: float
+    #: The smallest log-ratio (nats) at which the slope has the other sign than near the reference.
+    pushes_away: float
     overflow: str | None  #: what a log-ratio of 100 in float32 becomes, if no number
     stale_overflow: str | None  #: what a ratio to the sampler that overflows becomes, if no number
     #: Relative error of the value by (type, KL).
@@ -35,11 +37,12 @@ class Numerics:
 def numerics(reading: Reading) -> Numerics:
     """Token by token; a loss over the vocabulary is not asked for its zones."""
     if reading.foreign.by_logits or reading.kind == "reward" or reading.fewest > 1:
-        return Numerics(math.nan, math.nan, None, None, {})
+        return Numerics(math.nan, math.nan, math.nan, None, None, {})
     below, above = dead_zone(lambda l: _slopes(reading, l), furthest=FURTHEST)
     return Numerics(
         below,
         above,
+        _pushes_away(lambda l: _slopes(reading, l)),
         _overflow(reading, 100.0, 0.0),
         _overflow(reading, 0.5, 100.0),
         _digits(reading),
@@ -71,6 +74,18 @@ def dead_zone(
     if last < len(at) - 1:
         high = _edge(slopes, at[last + 1].item(), at[last].item(), resolution)
     return low, high
+
+
+def _pushes_away(slopes: Callable[[Tensor], Tensor]) -> float:
+    """NaN where it does so nowhere, or where near the reference it pulls not from both sides."""
+    steps = FURTHEST * torch.linspace(0.02, 1.0, 17, dtype=torch.float64) ** 2
+    above, below = slopes(steps), slopes(-steps)
+    if not bool(above[0] > 0 and below[0] < 0):
+        return math.nan
+    for wrong, sign in ((above < 0, 1), (below > 0, -1)):
+        if bool(wrong.any()):
+            return sign * steps[wrong][0].item()
+    return math.nan
 
 
 def _edge(

@@ -31,11 +31,11 @@ PROPERTIES: dict[str, tuple[str, ...]] = {
     "the coefficient is the one asked for": (
         "scale", "counted-twice", "beta-not-linear", "inside-the-std",
     ),
-    "a token pays for what follows": ("credit",),
+    "a token pays for what follows": ("credit", "tokens-left-out"),
     "padding is not read": ("reads-padding", "padding-width"),
-    "answers do not read each other": ("row-order", "policy-axis"),
+    "answers do not read each other": ("row-order", "reads-other-answers", "policy-axis"),
     "the divisor is an aggregation": ("divisor", "sum-over-batch", "aggregations-differ"),
-    "the gradient does not die": ("dead-zone",),
+    "the gradient does not die": ("dead-zone", "pushes-away"),
     "the policy part ascends the advantage": (
         "policy-no-gradient", "policy-sign", "policy-ratio", "policy-clip",
     ),

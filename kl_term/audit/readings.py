@@ -252,7 +252,8 @@ def _fewest(reading: Reading, probe: Batch) -> int:
 def _pays(reading: Reading, probe: Batch) -> bool:
     """Whether a function turns rewards into rewards: it rises with them, and they move no gradient.
 
-    A loss falls where the advantage rises, or has a gradient that the advantage scales.
+    A loss falls where the advantage rises, or has a gradient that the advantage scales. The spread
+    of a group's rewards scales the KL that it divides, but without a KL there is no gradient.
     """
     held = reading.foreign.roles & {"rewards", "token_rewards", "advantages"}
     if reading.shape == "number" or not held:
@@ -266,7 +267,12 @@ def _pays(reading: Reading, probe: Batch) -> bool:
         return False
     if before.gradient is None or after.gradient is None:
         return True
-    return torch.allclose(before.gradient, after.gradient, rtol=1e-4, atol=1e-9)
+    if torch.allclose(before.gradient, after.gradient, rtol=1e-4, atol=1e-9):
+        return True
+    if not reading.foreign.has_beta:
+        return False
+    without = reading.foreign.call(probe, 0.0).gradient
+    return without is None or bool((without == 0).all())
 
 
 def _pays_at_end(reading: Reading) -> bool:

@@ -17,6 +17,8 @@ def of_call(facts: Facts) -> Iterator[Finding]:
             "add the KL, times the coefficient, to what is returned",
             GRADIENTS,
         )
+    elif not facts.identity.has_gradient and not facts.invariants.linear_in_beta:
+        pass  # it acts elsewhere
     elif not facts.identity.has_gradient and facts.reading.kind == "loss":
         into = ", ".join(sorted(facts.invariants.leaks))
         went = f" (it goes into {into})" if into else ""
@@ -46,8 +48,30 @@ def of_call(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def _of_coefficient(facts: Facts) -> Iterator[Finding]:
+    """First of all: of a KL that is not linear in its coefficient nothing else has a size."""
+    if facts.inside_the_spread:
+        yield Finding(
+            "inside-the-std",
+            "error",
+            "the spread of the group divides the KL: where all answers are equally good, only "
+            "the KL is left, at a strength that no coefficient sets",
+            "subtract the KL after the rewards were divided by their spread, or do not divide",
+            "08_reward_side#thm-orders",
+        )
+    elif not facts.invariants.linear_in_beta:
+        yield Finding(
+            "beta-not-linear",
+            "warning",
+            "twice the coefficient is not twice the KL",
+            "multiply the KL by the coefficient outside of clips and divisions",
+            "08_reward_side#thm-conversion",
+        )
+
+
 def of_structure(facts: Facts) -> Iterator[Finding]:
     found = facts.invariants
+    yield from _of_coefficient(facts)
     if found.reads_constant_logit:
         yield Finding(
             "wrong-axis",
@@ -85,7 +109,24 @@ def of_structure(facts: Facts) -> Iterator[Finding]:
             "the reference's log-prob of a token moves the gradient of another and not its own",
             "shift policy and reference by the same number of positions",
         )
-    if facts.identity.has_gradient and not found.reads_reference:
+    elif found.left_out and not found.reads_padding:
+        where = ", ".join(map(str, found.left_out))
+        yield Finding(
+            "tokens-left-out",
+            "warning",
+            f"tokens have no gradient of the KL, whatever they are: of four, number {where}",
+            "sum the KL over all counted tokens of an answer",
+            "02_gradients#thm-sequence-kl-gradient",
+        )
+    if facts.asks_for_no_reference:
+        yield Finding(
+            "to-the-sampler",
+            "note",
+            "it takes no reference: the KL is to the policy that sampled, zero on fresh samples",
+            "for a KL to a reference, take that one's log-probs too",
+            "05_fixed_points#thm-regularised-optimum",
+        )
+    elif facts.identity.has_gradient and not found.reads_reference:
         yield Finding(
             "reference-not-read",
             "error",
@@ -104,25 +145,9 @@ def _in_its_place(facts: Facts) -> str:
 
 def of_divisor(facts: Facts) -> Iterator[Finding]:
     found, identity = facts.invariants, facts.identity
-    if not found.linear_in_beta:
-        if facts.reading.kind == "reward":
-            yield Finding(
-                "inside-the-std",
-                "warning",
-                "the spread of the group divides the KL: where all answers are equally good, only "
-                "the KL is left, at a strength that no coefficient sets",
-                "subtract the KL after the rewards were divided by their spread, or do not divide",
-                "08_reward_side#thm-orders",
-            )
-        else:
-            yield Finding(
-                "beta-not-linear",
-                "warning",
-                "twice the coefficient is not twice the KL",
-                "multiply the KL by the coefficient outside of clips and divisions",
-                "08_reward_side#thm-conversion",
-            )
     if not identity.has_gradient or found.reads_padding or found.depends_on_order:
+        return
+    if facts.inside_the_spread:
         return
     if found.depends_on_width:
         yield Finding(
@@ -149,6 +174,15 @@ def of_divisor(facts: Facts) -> Iterator[Finding]:
             f"{found.doubled:.3g} times as strong",
             "divide once, by the number of counted tokens",
             "09_advantages#prop-token-mean",
+        )
+    elif identity.divided and not found.depends_on_width:
+        yield Finding(
+            "divisor",
+            "warning",
+            "the KL of an answer is divided by its length before it is taken off the reward: "
+            "a nat costs less in a longer answer",
+            "subtract the sum of the log-ratios of an answer",
+            "09_advantages#prop-completion-weight",
         )
     elif not identity.weights_known:
         yield Finding(

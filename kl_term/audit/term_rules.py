@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from kl_term.audit.candidates import Match
 from kl_term.audit.facts import GRADIENTS, Facts
 from kl_term.audit.findings import Finding
-from kl_term.audit.targets import NOTHING
+from kl_term.audit.targets import NEITHER, NOTHING
 
 _FAULTS: dict[str, tuple[str, str, str | None]] = {
     "exchanged": (
@@ -58,7 +58,7 @@ def of_term(facts: Facts) -> Iterator[Finding]:
         severity = "warning" if identity.fault in ("absolute", "score-term") else "error"
         name = identity.under_fault.term.estimator
         yield Finding(identity.fault, severity, says.format(term=name), advice, theorem)
-    if identity.twice is not None:
+    if facts.counted_twice and identity.twice is not None:
         one, other = (m.name for m in identity.twice)
         yield Finding(
             "counted-twice",
@@ -76,7 +76,8 @@ def of_term(facts: Facts) -> Iterator[Finding]:
             "add the KL to a loss that is minimised, subtract it from a reward",
             "08_reward_side#thm-penalty-sign",
         )
-    if facts.identity.has_gradient and facts.at_state.name == NOTHING and not identity.only_near:
+    silent = identity.only_near or facts.inside_the_spread or facts.asks_for_no_reference
+    if facts.identity.has_gradient and facts.at_state.name == NOTHING and not silent:
         yield Finding(
             "minimises-nothing",
             "error",
@@ -87,8 +88,18 @@ def of_term(facts: Facts) -> Iterator[Finding]:
     yield from _of_ratio(facts)
     if identity.match is not None and identity.match.term.placement == "reward":
         yield from _of_price(facts, identity.match)
+    elif _other_credit(facts):
+        yield Finding(
+            "credit",
+            "warning",
+            "of one token it is the reverse KL, of whole answers no KL: a token pays for something "
+            "else than its own KL and that of all tokens that follow",
+            "sum the KL of each token and of all that follow, without discount or divisor",
+            "02_gradients#thm-sequence-kl-gradient",
+        )
     other = scale is not None and abs(abs(scale) - 1) > 10 * facts.reading.tolerance + 1e-6
-    if scale is not None and other and identity.fault != "absolute" and identity.twice is None:
+    summed = identity.twice is not None or (identity.match is None and "+" in facts.at_state.name)
+    if scale is not None and other and identity.fault != "absolute" and not summed:
         policy = facts.policy.scale if facts.policy and facts.policy.kind else math.nan
         alike = abs(scale - policy) < 1e-4 * abs(scale)  # a divisor of the whole loss
         yield Finding(
@@ -98,6 +109,16 @@ def of_term(facts: Facts) -> Iterator[Finding]:
             f"multiply the KL by {1 / abs(scale):.4g}, or say so beside the coefficient",
             None,
         )
+
+
+def _other_credit(facts: Facts) -> bool:
+    """Whether a reward's KL is right token by token and fits nothing over answers."""
+    found, expected = facts.invariants, facts.expected
+    explained = facts.identity.fault or found.reads_padding or found.depends_on_order
+    fits = facts.identity.match is not None or not found.linear_in_beta or explained
+    over_answers = expected["fresh"]["sequence"].name
+    right = facts.reading.kind == "reward" and facts.at_state.name == "reverse KL"
+    return right and not fits and over_answers == NEITHER
 
 
 def _of_ratio(facts: Facts) -> Iterator[Finding]:
