@@ -21,7 +21,7 @@ OUTCOMES = {
 
 
 def corpus_page(folder: Path) -> str:
-    """What ``book/audit.md`` says of how often the audit is right: the losses held out, then the others.
+    """How often the audit is right: on losses held out, then on the others.
 
     Args:
         folder: ``results/audit_corpus``; ``results/audit_held_out`` lies beside it.

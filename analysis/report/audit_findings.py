@@ -27,7 +27,7 @@ def findings_page() -> str:
 
 
 def all_findings() -> list[Finding]:
-    """Every finding that a rule of the audit can raise; :data:`HOLE` where it says a number or a name.
+    """Every finding that a rule can raise; :data:`HOLE` where it says a number or a name.
 
     Raises:
         UserError: a finding whose code or severity cannot be read.
@@ -64,7 +64,7 @@ def _of_call(call: ast.Call, module: ModuleType) -> Iterator[Finding]:
 
 
 def _severities_by_code(call: ast.Call, module: ModuleType) -> Any:
-    """How the severity of a fault of the table follows from its code: ``A if code in (...) else B``."""
+    """From a fault's code to its severity, which is ``A if code in (...) else B``."""
     source = ast.parse(inspect.getsource(module))
     rule = next(
         (
