@@ -18,12 +18,17 @@ from kl_term.errors import UserError
 
 #: Stands for what only a loss can tell.
 HOLE = "…"
+TITLES = {
+    "error": "Errors: the loss is not what anybody means.",
+    "warning": "Warnings: it may be meant, and is seldom said.",
+    "note": "Notes: right losses have them too.",
+}
 
 
 def findings_page() -> str:
     """A line a finding, the worst first; what is only said where it applies is left out."""
     shown = [f._replace(says=re.sub(rf"(?<=\w){HOLE}", "", f.says)) for f in all_findings()]
-    return render("audit_findings.md", findings=shown)
+    return render("audit_findings.md", findings=shown, severities=TITLES)
 
 
 def all_findings() -> list[Finding]:
