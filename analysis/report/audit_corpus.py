@@ -3,12 +3,43 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from analysis.records.manifests import read_manifest
+from analysis.report.generated import render
 
 FOLDER = "audit_corpus"
+HELD_OUT = "audit_held_out"
+OUTCOMES = {
+    "named": "the first finding names the fault",
+    "noted": "the first finding does, and is a note, as right losses have them too",
+    "among three": "one of the first three does",
+    "missed": "none of them does",
+}
+
+
+def corpus_page(folder: Path) -> str:
+    """How often the audit is right: on losses held out, then on the others.
+
+    Args:
+        folder: ``results/audit_corpus``; ``results/audit_held_out`` lies beside it.
+    """
+    return render(
+        "audit_quality.md",
+        versions=read_manifest(folder)["versions"],
+        outcomes=OUTCOMES,
+        seen=_told(folder),
+        held_out=_told(folder.with_name(HELD_OUT)),
+    )
+
+
+def _told(folder: Path) -> dict[str, Any]:
+    counts = corpus_counts(folder)
+    told = {name: counts.get(name, 0) for name in ("broken", "right", "named", "missed", "clean")}
+    alarms = counts.get("false alarm", 0)
+    return {**told, "alarms": alarms, "folder": folder.name, "table": corpus_table(folder)}
 
 
 def corpus_counts(folder: Path) -> dict[str, int]:

@@ -13,6 +13,9 @@ from analysis.records.metrics import POLICY_METRICS, WINDOW_METRICS
 from analysis.report.advice_page import FILE as ADVICE
 from analysis.report.advice_page import advice_json, conditions_page
 from analysis.report.api import PAGES, reference_page
+from analysis.report.audit_corpus import FOLDER as CORPUS
+from analysis.report.audit_corpus import corpus_page
+from analysis.report.audit_findings import findings_page
 from analysis.report.diagnosis_quality import FOLDER, quality_page
 from analysis.report.generated import render
 from analysis.report.ledger import load_corrections, load_errata, load_sources
@@ -95,6 +98,8 @@ def _duration(seconds: float) -> str:
 GENERATORS: Mapping[str, Callable[[Project], str]] = {
     ADVICE: advice_json,
     "advice_conditions.md": conditions_page,
+    "audit_findings.md": lambda project: findings_page(),
+    "audit_quality.md": lambda project: corpus_page(project.results / CORPUS),
     "diagnosis_quality.md": lambda project: quality_page(project.results / FOLDER),
     "errata.md": lambda project: errata_page(
         load_errata(project), load_corrections(project), load_sources(project)
