@@ -54,11 +54,13 @@ def _of_module(module: ModuleType) -> Iterator[Finding]:
 
 def _of_call(call: ast.Call, module: ModuleType) -> Iterator[Finding]:
     code, severity, says, advice, *theorem = call.args
-    severities = [n.value for n in ast.walk(severity) if _is_severity(n)]
+    constants = (n.value for n in ast.walk(severity) if isinstance(n, ast.Constant))
+    held = {*constants}
+    severities = [each for each in SEVERITIES if each in held]
     if isinstance(code, ast.Constant):
         label = _theorem(theorem[0], module) if theorem else None
         for each in severities:
-            yield Finding(code.value, each, _text(says), _text(advice), label)
+            yield Finding(str(code.value), each, _text(says), _text(advice), label)
     else:  # by a table of faults
         faults: dict[str, tuple[str, str, str | None]] = getattr(module, "_FAULTS", {})
         by_code = _severities_by_code(call, module)
@@ -89,10 +91,6 @@ def _severities_by_code(call: ast.Call, module: ModuleType) -> Any:
     return lambda code: inside if code in codes else outside
 
 
-def _is_severity(node: ast.AST) -> Any:
-    return isinstance(node, ast.Constant) and node.value in SEVERITIES
-
-
 def _text(node: ast.expr) -> str:
     """A text of the source, with a hole at what is filled in and without what may follow."""
     if isinstance(node, ast.BinOp):
@@ -110,4 +108,4 @@ def _holes(text: str) -> str:
 def _theorem(node: ast.expr, module: ModuleType) -> str | None:
     if isinstance(node, ast.Name):
         return str(getattr(module, node.id))
-    return ast.literal_eval(node)  # type: ignore[no-any-return]
+    return None if (label := ast.literal_eval(node)) is None else str(label)
