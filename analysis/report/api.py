@@ -38,7 +38,12 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ),
     ),
     "objectives": ("kl_term.objectives: advantages and losses", "kl_term.objectives", ()),
-    "records": ("analysis.records: runs as data, and what is read of them", "analysis.records", ()),
+    "records": ("analysis.records: runs as data", "analysis.records", ()),
+    "records_judged": (
+        "analysis.records: what is read of runs",
+        "analysis.records",
+        ("designs", "estimator_tail", "gradient_noise", "hierarchical", "retention", "statistics"),
+    ),
     "training": ("analysis.training: the trainer", "analysis.training", ()),
     "training_models": (
         "analysis.training: models, tasks, sampling",

@@ -19,10 +19,9 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import numpy as np
-import pandas as pd
 from filelock import FileLock, Timeout
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
@@ -36,6 +35,9 @@ from analysis.sweeps.provenance import source_of
 from kl_term.errors import UserError, first_problem
 from kl_term.files import replace_file, sha256_bytes
 from kl_term.schema import Schema
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Body = TypeVar("Body", bound=Schema)
 #: A metric may be infinite, and is NaN once its run is frozen.
@@ -296,6 +298,8 @@ def finished_runs(preset: Preset, store: Store, source: str) -> list[StoredRun]:
 
 def stored_table(preset: Preset, store: Store) -> pd.DataFrame:
     """How many runs of each variant can be read, and how many are missing."""
+    import pandas as pd  # a machine of a cluster has none
+
     missing = store.missing(Shard(config=preset.config, runs=preset.runs), source_of(preset.config))
     rows = [(run.variant.name, run.variant.beta, run in missing) for run in preset.runs]
     table = pd.DataFrame(rows, columns=["variant", "beta", "missing"])

@@ -61,6 +61,13 @@ class KLChoice(Schema):
 
         __init__.__pydantic_base_init__ = True  # as a field it is validated with its place
 
+    def __eq__(self, other: object) -> bool:
+        """One choice, whether or not it can compute what it is worth."""
+        return isinstance(other, KLChoice) and self.model_dump() == other.model_dump()
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.model_dump().values()))
+
     @model_validator(mode="after")
     def _consistent(self) -> KLChoice:
         for field, why in self._without_meaning():

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from analysis.chapters import ch06_sequences as study
+from analysis.evidence import kl_estimates
 from analysis.evidence.policies import moved_logits, random_tables
 from kl_term.kl.credit import credit_moments, state_average
 from kl_term.kl.sequences import enumerate_sequences, sequence_kl_gradient, token_logp
@@ -201,7 +202,8 @@ def test_a_wrong_sign_changes_the_verdicts(monkeypatch):
         moments = true(logits, sequences, credit, old_logits)
         return moments._replace(mean=-moments.mean)
 
-    monkeypatch.setattr(study, "credit_moments", flipped)
+    for module in (study, kl_estimates):  # where the chapter looks it up, and what it calls
+        monkeypatch.setattr(module, "credit_moments", flipped)
     assert study.k1_in_reward_is_k2_as_loss().verdict == "fails"
     assert study.on_policy_distillation().verdict == "fails"
 

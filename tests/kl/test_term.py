@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from kl_term.kl.choice import KLChoice
 from kl_term.kl.divergences import forward_kl, reverse_kl
 from kl_term.kl.term import KLTerm
 from kl_term.objectives.aggregation import MODES, token_weights
@@ -215,3 +216,10 @@ def test_the_reference_of_the_vocabulary_is_constant(estimator):
     )
     assert of_policy.abs().max() > 0.01
     assert of_reference is None
+
+
+def test_a_choice_and_its_term_are_one() -> None:
+    given = {"estimator": "k1", "placement": "reward", "credit": "immediate"}
+    choice, term = KLChoice(**given), KLTerm(**given)
+    assert choice == term and term == choice and len({choice, term}) == 1
+    assert choice != KLTerm(estimator="k1", placement="reward") and choice != "k1_reward_immediate"
