@@ -157,7 +157,7 @@ def _with(text: str, place: ast.Constant) -> str:
 
 
 def _comment(project: Project, chance: random.Random) -> Mutation:
-    path = chance.choice(sorted((project.package / "kl").glob("*.py")))
+    path = chance.choice(sorted((project.library / "kl").glob("*.py")))
     return Mutation(path, path.read_text(encoding="utf-8") + f"\n# {chance.random()}\n")
 
 

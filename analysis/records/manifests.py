@@ -18,9 +18,7 @@ import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from kl_term.errors import UserError
 from kl_term.files import (
@@ -32,6 +30,9 @@ from kl_term.files import (
     unsealed,
     write_durably,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: Where recorded folders lie.
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -159,6 +160,8 @@ def _check_files(directory: Path, recorded: Mapping[str, str]) -> None:
 
 def read_table(source: Path | io.StringIO) -> pd.DataFrame:
     """A table of a recorded folder: only an empty field is NaN, for a variant is named ``none``."""
+    import pandas as pd  # which takes a third of a second, and checking hashes needs none
+
     return pd.read_csv(source, keep_default_na=False, na_values=[""])
 
 

@@ -182,7 +182,7 @@ def of_divisor(facts: Facts) -> Iterator[Finding]:
             "the KL of an answer is divided by its length before it is taken off the reward: "
             "a nat costs less in a longer answer",
             "subtract the sum of the log-ratios of an answer",
-            "09_advantages#prop-completion-weight",
+            "09_advantages#thm-completion-weight",
         )
     elif not identity.weights_known:
         yield Finding(

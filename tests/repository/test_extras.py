@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import subprocess
 import sys
@@ -111,7 +112,12 @@ def test_the_wheel_holds_the_library_alone(wheel: Path) -> None:
     tops = {name.partition("/")[0] for name in names}
     assert tops == {"kl_term", next(top for top in tops if top.endswith(".dist-info"))}
     assert {"kl_term/py.typed", "kl_term/diagnosis/templates/diagnosis.html"} <= set(names)
-    assert scripts.split() == ["[console_scripts]", "kl-term", "=", "kl_term.cli.main:main"]
+    found = configparser.ConfigParser()
+    found.read_string(scripts)
+    assert {name: dict(found[name]) for name in found.sections()} == {
+        "console_scripts": {"kl-term": "kl_term.cli.main:main"},
+        "pytest11": {"kl_term": "kl_term.audit.pytest_plugin"},
+    }
 
 
 @pytest.mark.slow
