@@ -39,7 +39,7 @@ def import_closure(starts: Iterable[str], root: Path = ROOT) -> tuple[str, ...]:
         name = pending.pop()
         if name not in found:
             found.add(name)
-            pending += _files(_read(root / name).imports, root)
+            pending += _files(_read(_at(root, name)).imports, root)
     return tuple(sorted(found))
 
 
@@ -52,7 +52,7 @@ def code_sha256(files: Iterable[str], root: Path = ROOT) -> str:
     """Hash of the names and the code of modules."""
     digest = hashlib.sha256()
     for name in files:
-        digest.update(f"{name}\0{_read(root / name).code}\0".encode())
+        digest.update(f"{name}\0{_read(_at(root, name)).code}\0".encode())
     return digest.hexdigest()
 
 
@@ -214,6 +214,13 @@ def _imports(tree: ast.AST, package: tuple[str, ...]) -> set[tuple[str, str]]:
     return {pair for pair in found if pair[0].partition(".")[0] in PACKAGES}
 
 
+def _at(root: Path, name: str) -> Path:
+    """A file below ``root``; on a machine of a cluster each package lies in a folder of its own."""
+    package = sys.modules.get(name.partition("/")[0])
+    folders = list(getattr(package, "__path__", ())) if root == ROOT else []
+    return Path(folders[0]).parent / name if folders else root / name
+
+
 def _files(imports: Iterable[tuple[str, str]], root: Path) -> tuple[str, ...]:
     """The files that imports mean.
 
@@ -231,10 +238,10 @@ def _files(imports: Iterable[tuple[str, str]], root: Path) -> tuple[str, ...]:
 
 def _homes(module: str, name: str, root: Path) -> list[str]:
     """The modules that may hold a name of a package, or of all its names for an empty one."""
-    package = root.joinpath(*module.split("."), "__init__.py")
+    package = _at(root, f"{module.replace('.', '/')}/__init__.py")
     if not package.is_file():  # a module may look names up in its neighbours
-        file, parent = f"{root}/{module.replace('.', '/')}.py", module.rpartition(".")[0]
-        near = _read(Path(file)).texts if os.path.isfile(file) else {}
+        file, parent = _at(root, f"{module.replace('.', '/')}.py"), module.rpartition(".")[0]
+        near = _read(file).texts if file.is_file() else {}
         return [f"{parent}.{near[name]}" if name in near else f"{module}.{name}"] if name else []
     read = _read(package)
     inner = sorted(f"{module}.{part}" for base, part in read.imports if base == module)
@@ -249,7 +256,7 @@ def _file_of(module: str, root: Path) -> set[str]:
     """The file of a module or package; none for what is no module."""
     path = module.replace(".", "/")
     files = (f"{path}.py", f"{path}/__init__.py")
-    return {*[file for file in files if os.path.isfile(f"{root}/{file}")][:1]}
+    return {*[file for file in files if _at(root, file).is_file()][:1]}
 
 
 def code_alone(tree: ast.AST) -> str:
