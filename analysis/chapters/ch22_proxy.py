@@ -4,8 +4,8 @@ Finitely many answers with a reference, a true reward and a proxy that is the tr
 The optimum of proxy minus beta times a divergence moves probability by a function of the proxy
 alone,
 
-.. math:: \frac{\pi^\ast(y)}{\pi_{\mathrm{ref}}(y)} = g\Big(\frac{R(y) - \lambda}{\beta}\Big),
-    \qquad g(x) = e^x \;(\text{reverse}), \quad -1/x \;(\text{forward}), \quad
+.. math:: \frac{\pi^\ast(y)}{\pi_{\mathrm{ref}}(y)} = g\Big(\frac{R(y) - \lambda}{\beta}\Big), \\
+    g(x) = e^x \;(\text{reverse}), \quad -1/x \;(\text{forward}), \quad
     \max(0, 1 + x) \;(\text{half chi-square}),
 
 and everything here follows from that.
@@ -71,8 +71,9 @@ def calibration(world: World) -> pd.DataFrame:
 def marginal_weights(world: World, divergence: str, beta: float) -> Tensor:
     r"""Where the next bit of probability is moved: :math:`\pi_{\mathrm{ref}}\, g'`, [Y].
 
-    .. math:: \pi^\ast \;(\text{reverse}), \qquad \frac{(\pi^\ast)^2}{\pi_{\mathrm{ref}}}
-        \;(\text{forward}), \qquad \pi_{\mathrm{ref}}\, [\pi^\ast > 0] \;(\text{half chi-square})
+    .. math:: \pi^\ast \;(\text{reverse}), \\
+        \frac{(\pi^\ast)^2}{\pi_{\mathrm{ref}}} \;(\text{forward}), \\
+        \pi_{\mathrm{ref}}\, [\pi^\ast > 0] \;(\text{half chi-square})
     """
     policy = optimum(world, divergence, beta)
     if divergence == "reverse":
@@ -86,7 +87,7 @@ def truth_slope(world: World, divergence: str, beta: float) -> float:
     r"""How fast the true reward changes as the coefficient is lowered.
 
     .. math:: \frac{d}{d(1/\beta)} \mathbb{E}_{\pi^\ast}[T] = \sum_y v(y)\,
-        \big(R(y) - \bar R_v\big)\, T(y) = |v|\, \mathrm{Cov}_v(T, R), \qquad
+        \big(R(y) - \bar R_v\big)\, T(y) = |v|\, \mathrm{Cov}_v(T, R), \\
         v = \pi_{\mathrm{ref}}\, g'
 
     with :math:`|v|` the sum of :func:`marginal_weights`, and mean and covariance under them
@@ -104,7 +105,8 @@ def late_loss(world: World) -> float:
     r"""What the truth falls by at last, per unit of beta, under the forward KL.
 
     .. math:: \mathbb{E}_{\pi^\ast}[T] = T(\text{best}) + \beta \sum_{y \ne \text{best}}
-        \frac{\pi_{\mathrm{ref}}(y)}{R_{\max} - R(y)}\, \big(T(y) - T(\text{best})\big) + O(\beta^2)
+        \frac{\pi_{\mathrm{ref}}(y)}{R_{\max} - R(y)} \\
+        \cdot \big(T(y) - T(\text{best})\big) + O(\beta^2)
 
     where T(best) is the mean truth of the answers of the highest proxy. Under the reverse KL all
     but the best and the second best level are exponentially small by then, and these two decide.
@@ -179,8 +181,8 @@ def student_mass(levels: Tensor, freedom: float) -> Tensor:
 def price(share: Tensor, probability: Tensor) -> dict[str, Tensor]:
     r"""What it costs, in each divergence, to give one answer a share.
 
-    .. math:: s \log \frac{s}{p} + (1 - s) \log \frac{1 - s}{1 - p} \;(\text{reverse}), \qquad
-        p \log \frac{p}{s} + (1 - p) \log \frac{1 - p}{1 - s} \;(\text{forward}), \qquad
+    .. math:: s \log \frac{s}{p} + (1 - s) \log \frac{1 - s}{1 - p} \;(\text{reverse}), \\
+        p \log \frac{p}{s} + (1 - p) \log \frac{1 - p}{1 - s} \;(\text{forward}), \\
         \frac{(s - p)^2}{2 p (1 - p)} \;(\text{half chi-square})
 
     the least over all policies with :math:`\pi(y) = s`, where :math:`p` is the reference's
@@ -206,8 +208,8 @@ def price(share: Tensor, probability: Tensor) -> dict[str, Tensor]:
 def exploit_share(gain: float, probability: float, beta: float) -> dict[str, float]:
     r"""The share of an answer whose proxy lies a gain above the one of all others, at each optimum.
 
-    .. math:: \frac{p\, e^{g/\beta}}{1 - p + p\, e^{g/\beta}} \;(\text{reverse}), \qquad
-        \max\Big(0,\; 1 - \frac{\beta}{g}\Big) \text{ as } p \to 0 \;(\text{forward}), \qquad
+    .. math:: \frac{p\, e^{g/\beta}}{1 - p + p\, e^{g/\beta}} \;(\text{reverse}), \\
+        \max\Big(0,\; 1 - \frac{\beta}{g}\Big) \text{ as } p \to 0 \;(\text{forward}), \\
         \min\Big(1,\; p + p(1 - p)\, \frac{g}{\beta}\Big) \;(\text{half chi-square})
 
     The forward KL's is above :math:`1 - \beta (1 - p) / g` for every :math:`p`, and so it is where
@@ -229,8 +231,8 @@ def exploit_share(gain: float, probability: float, beta: float) -> dict[str, flo
 def half_share_gain(probability: float, beta: float) -> dict[str, float]:
     r"""The gain at which an exploit has half of all probability.
 
-    .. math:: \beta \log \frac{1 - p}{p} \;(\text{reverse}), \qquad
-        2 \beta\, (1 - 2 p) \;(\text{forward}), \qquad
+    .. math:: \beta \log \frac{1 - p}{p} \;(\text{reverse}), \\
+        2 \beta\, (1 - 2 p) \;(\text{forward}), \\
         \beta\, \frac{1 - 2 p}{2 p\, (1 - p)} \;(\text{half chi-square}), \qquad p < \tfrac12
 
     Equation: ``half_share_gain``
@@ -260,7 +262,7 @@ def square_root_form(kl: Tensor, *, slope: float, bend: float, scale: float) -> 
 
     .. math:: R \sim \mathcal N(0, \sigma^2), \quad m(\rho) = a \rho - b \rho^2
         \quad\Longrightarrow\quad \mathbb{E}_{\pi^\ast}[T] - \mathbb{E}_{\mathrm{ref}}[T] =
-        d\,(\sqrt2\, a \sigma - 2 b \sigma^2\, d), \qquad
+        d\,(\sqrt2\, a \sigma - 2 b \sigma^2\, d), \\
         d = \sqrt{\mathrm{KL}(\pi^\ast \Vert \pi_{\mathrm{ref}})}
 
     the form that Gao et al. (2210.10760) fitted to best-of-n. A proxy of another mean
@@ -306,7 +308,7 @@ def lottery(world: World, share: float) -> Tensor:
     r"""[Y]: the reference, but a share of the time its answers of the highest proxy alone.
 
     .. math:: \pi = (1 - s)\, \pi_{\mathrm{ref}} + s\, \pi_{\mathrm{ref}}(\cdot \mid R = R_{\max}),
-        \qquad \mathrm{KL}(\pi \Vert \pi_{\mathrm{ref}}) \le s \log \frac{1}{p_{\max}}, \qquad
+        \qquad \mathrm{KL}(\pi \Vert \pi_{\mathrm{ref}}) \le s \log \frac{1}{p_{\max}}, \\
         \mathbb{E}_\pi[R] - \mathbb{E}_{\mathrm{ref}}[R] = s\, (R_{\max} -
         \mathbb{E}_{\mathrm{ref}}[R])
 
