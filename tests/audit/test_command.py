@@ -104,7 +104,7 @@ def test_the_plugin_is_one_test_a_property_and_off_unless_used(folder):
         "def test_it(kl_audit):\n"
         "    assert kl_audit(right).minimises['fresh']['state'] == 'reverse KL'\n"
     )
-    plugin = ("-p", "kl_term.audit.pytest_plugin", "-p", "no:cacheprovider", "-q")
+    plugin = ("-p", "no:cacheprovider", "-q")
     plain = run(folder, *plugin, module="pytest")
     assert "1 passed" in plain.stdout, plain.stdout
     used = run(folder, *plugin, "--kl-audit", "my_trainer:wrong", "-v", module="pytest")

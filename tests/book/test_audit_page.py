@@ -62,7 +62,7 @@ def run(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
     program, *arguments = shlex.split(command)
     modules = {
         "kl-term": ["kl_term"],
-        "pytest": ["pytest", "-p", "kl_term.audit.pytest_plugin", "-p", "no:cacheprovider"],
+        "pytest": ["pytest", "-p", "no:cacheprovider"],
     }
     return subprocess.run(
         [sys.executable, "-m", *modules[program], *arguments],
