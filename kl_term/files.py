@@ -7,16 +7,20 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
+import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from kl_term.errors import UserError
 
 #: The field of a sealed file that holds the hash of the others.
 SEAL = "sha256"
+#: Open for writing what is not there yet, whatever it is.
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def sha256_bytes(data: bytes) -> str:
@@ -75,30 +79,59 @@ def _json_bytes(content: Mapping[str, Any]) -> bytes:
     return (json.dumps(content, indent=1) + "\n").encode()
 
 
-def write_durably(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path`` and wait until it is on disk; leave no torn file behind."""
+def replace_file(path: Path, data: bytes) -> None:
+    """Put ``data`` at ``path`` in one step: a reader sees the old file or the whole new one.
+
+    Written beside it under a name that nobody can know before, so a planted link is not followed
+    and threads do not meet; on disk, with its folder, before this returns. A file that was there
+    passes on its mode, a link is replaced and not its target.
+    """
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is no regular file: choose another place")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with open(path, "wb") as file:
+        with _new_file(temporary, _mode(path)) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+            os.replace(temporary, path)
+        _sync_folder(path.parent)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            path.unlink()
         raise UserError(_cannot_write(path, len(data), error)) from None
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Put ``data`` at ``path`` in one step: a reader sees the old file or the whole new one."""
-    if path.exists() and not path.is_file():
-        raise UserError(f"{path} is no regular file: choose another place")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    write_durably(temporary, data)
+def _mode(path: Path) -> int | None:
+    """Of the regular file at ``path``; None where there is none, or a link."""
+    with contextlib.suppress(OSError):
+        found = path.lstat().st_mode
+        if stat.S_ISREG(found):
+            return stat.S_IMODE(found)
+    return None
+
+
+@contextlib.contextmanager
+def _new_file(path: Path, mode: int | None) -> Iterator[BinaryIO]:
+    """A file that was not there, of this mode or the umask's; an error takes it away again."""
+    private = 0o666 if mode is None else 0o600  # no one reads it before it has its mode
+    with open(os.open(path, _NEW, private), "wb") as file:
+        try:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
+            yield file
+        except BaseException:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """The new name is on disk too, where the file system can say so."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(_cannot_write(path, len(data), error)) from None
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def replace_folder(new: Path, target: Path) -> None:

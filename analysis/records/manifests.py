@@ -28,7 +28,6 @@ from kl_term.files import (
     sealed,
     sha256_file,
     unsealed,
-    write_durably,
 )
 
 if TYPE_CHECKING:
@@ -75,13 +74,13 @@ def write_folder(
     partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
         for name, table in tables.items():
-            write_durably(partial / name, as_text(table).encode())
+            replace_file(partial / name, as_text(table).encode())
         manifest = {
             **fields,
             "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "files": {name: sha256_file(partial / name) for name in tables},
         }
-        write_durably(partial / MANIFEST, sealed(manifest))
+        replace_file(partial / MANIFEST, sealed(manifest))
         partial.chmod(0o755)
         replace_folder(partial, directory)
     finally:

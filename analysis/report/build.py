@@ -31,7 +31,6 @@ from kl_term.files import (
     restore_folder,
     sha256_file,
     sha256_tree,
-    write_durably,
 )
 
 FINGERPRINT = ".fingerprint"
@@ -190,8 +189,8 @@ def _rebuild(
         if _inputs(project, builder) != inputs:
             raise UserError("a source of the book changed while it was built; build again")
         if builder.name == "html":
-            write_durably(built / ".nojekyll", b"")
-        write_durably(built / FINGERPRINT, _said_of(inputs, built).encode())
+            replace_file(built / ".nojekyll", b"")
+        replace_file(built / FINGERPRINT, _said_of(inputs, built).encode())
         replace_folder(built, target)
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from kl_term.audit.request import Answer, Request, answer
 from kl_term.errors import UserError
+from kl_term.files import replace_file
 
 
 def answer_isolated(request: Request, *, seconds: float) -> Answer:
@@ -74,9 +75,7 @@ def main() -> None:
         found = answer(request)
     except UserError as refusal:
         found = Answer(refusal=str(refusal).splitlines()[0])
-    temporary = Path(f"{sys.argv[1]}.part")
-    temporary.write_text(found.model_dump_json())
-    os.replace(temporary, sys.argv[1])
+    replace_file(Path(sys.argv[1]), found.model_dump_json().encode())
     os._exit(0)  # threads that the file left behind must not hold us
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kl_term.errors import UserError
+from kl_term.files import replace_file
 
 DECIMALS = 7
 
@@ -178,16 +179,16 @@ def _present(fields: dict[str, Tensor | None]) -> tuple[dict[str, Tensor], list[
 def _forget_lines(path: Path, step: int) -> None:
     if not path.is_file():
         return
-    kept = path.with_name(f"{path.name}.kept")
-    with open(path, encoding="utf-8") as rows, open(kept, "w", encoding="utf-8") as file:
+    kept: list[bytes] = []
+    with open(path, "rb") as rows:
         for row in rows:
             try:
                 earlier = json.loads(row)["step"] < step
             except ValueError:  # torn by the end of the process that wrote it
                 continue
             if earlier:
-                file.write(row)
-    kept.replace(path)
+                kept.append(row)
+    replace_file(path, b"".join(kept))
 
 
 def _rounded(value: Any, length: int) -> Any:

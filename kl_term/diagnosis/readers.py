@@ -24,6 +24,7 @@ from kl_term.diagnosis.columns import NAMES, OPTIONAL, assemble, canonical
 from kl_term.diagnosis.schema import Rollouts, Settings
 from kl_term.diagnosis.tensors import TENSORS, read_tensors
 from kl_term.errors import UserError, first_problem
+from kl_term.files import replace_file
 
 FORMATS = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".parquet")
 _REQUIRED = ("logp", "old_logp", "ref_logp", "position")
@@ -318,7 +319,8 @@ def _as_float(value: float) -> float:
 
 def record_settings(folder: str | Path, settings: Settings) -> None:
     """Say what the trainer does, for the diagnosis of the folder."""
-    (Path(folder) / SETTINGS).write_text(settings.model_dump_json(exclude_defaults=True) + "\n")
+    text = settings.model_dump_json(exclude_defaults=True) + "\n"
+    replace_file(Path(folder) / SETTINGS, text.encode())
 
 
 def recorded_settings(path: Path) -> Settings:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import io
 import json
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -268,6 +270,51 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="is no regular file"):
             replace_file(place, b"new")
     assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_planted_link_is_replaced_and_its_target_is_not(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_bytes(b"theirs")
+    path = tmp_path / "out"
+    path.symlink_to(tmp_path / "theirs")
+    for name in (f".out.{os.getpid()}.tmp", ".out.tmp"):  # names that one might guess
+        (tmp_path / name).symlink_to(tmp_path / "theirs")
+    replace_file(path, b"mine")
+    assert (tmp_path / "theirs").read_bytes() == b"theirs"
+    assert path.read_bytes() == b"mine" and not path.is_symlink()
+
+
+def test_a_name_that_is_taken_is_not_written_through(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("kl_term.files.secrets.token_hex", lambda count: "known")
+    (tmp_path / "theirs").write_bytes(b"theirs")
+    (tmp_path / ".out.known.tmp").symlink_to(tmp_path / "theirs")
+    with pytest.raises(UserError, match="out: cannot be written"):
+        replace_file(tmp_path / "out", b"mine")
+    assert (tmp_path / "theirs").read_bytes() == b"theirs"
+    assert (tmp_path / ".out.known.tmp").is_symlink()
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_a_file_keeps_its_mode_and_a_new_one_has_the_umask_s(tmp_path: Path, umask: int) -> None:
+    path, private = tmp_path / "new", tmp_path / "private"
+    private.write_bytes(b"log-probs")
+    private.chmod(0o600)
+    before = os.umask(umask)
+    try:
+        replace_file(path, b"1")
+        replace_file(private, b"2")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
+
+
+def test_threads_that_write_one_file_leave_one_of_their_contents(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    contents = [bytes([65 + k]) * 20_000 for k in range(8)]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda data: replace_file(path, data), contents * 4))
+    assert path.read_bytes() in contents
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
 
 
 def test_full_disk_keeps_the_old_file_and_names_path_and_size(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from kl_term.errors import UserError
+from kl_term.files import replace_file
 
 #: The file beside a checkpoint that holds the coefficient.
 FILE = "kl_beta.json"
@@ -73,4 +74,4 @@ class FollowTarget(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if state.is_world_process_zero and folder.is_dir():
-            (folder / FILE).write_text(json.dumps({"beta": self._trainer.beta}))
+            replace_file(folder / FILE, json.dumps({"beta": self._trainer.beta}).encode())
