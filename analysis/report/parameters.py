@@ -7,8 +7,9 @@ import difflib
 import json
 import keyword
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from analysis.records.choices import POLICIES, PROFILES
@@ -16,6 +17,9 @@ from kl_term.errors import UserError
 
 #: Parameters that mean one of a few names in every notebook that has them.
 CHOICES = {"profile": PROFILES, "policy": POLICIES}
+
+#: How papermill begins the cell that it adds.
+INJECTED = "# Parameters\n"
 
 _TYPES = {t.__name__: t for t in (int, float, str, bool, list, dict)}
 _SECRET = re.compile(
@@ -25,7 +29,11 @@ _SECRET = re.compile(
 
 @dataclass(frozen=True)
 class Parameter:
-    """One line of a ``parameters`` cell: ``name: annotation = default``."""
+    """One line of a ``parameters`` cell: ``name: type = default``.
+
+    A type with a ``|`` stands in a comment, ``name = None  # type: int|None``: papermill's own
+    ``--help-notebook`` reads no other spelling, and would call the parameter unknown.
+    """
 
     name: str
     annotation: str
@@ -78,15 +86,19 @@ def declared_parameters(notebook: Mapping[str, Any], label: str) -> dict[str, Pa
             f"{label}: {len(cells)} cells are tagged 'parameters'; tag exactly one code cell"
         )
     try:
-        statements = ast.parse("".join(cells[0]["source"])).body
+        parameters = _declarations("".join(cells[0]["source"]), label)
     except SyntaxError as error:
         raise UserError(
             f"{label}: line {error.lineno} of the parameters cell is no Python"
         ) from None
     except RecursionError:
         raise UserError(f"{label}: the parameters cell is nested too deeply") from None
+    return parameters
+
+
+def _declarations(source: str, label: str) -> dict[str, Parameter]:
     parameters: dict[str, Parameter] = {}
-    for statement in statements:
+    for statement in ast.parse(source, type_comments=True).body:
         parameter = _declaration(statement, label)
         if parameter.name in parameters:
             raise UserError(f"{label}: parameter {parameter.name} is declared twice")
@@ -97,18 +109,53 @@ def declared_parameters(notebook: Mapping[str, Any], label: str) -> dict[str, Pa
 def _declaration(statement: ast.stmt, label: str) -> Parameter:
     match statement:
         case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation, value=ast.expr() as v):
-            try:
-                _type_of(annotation)
-                parameter = Parameter(name, ast.unparse(annotation), ast.literal_eval(v))
-            except ValueError:
-                pass
-            else:
-                parameter.check(parameter.default, label)
-                return parameter
-    raise UserError(
-        f"{label}: write line {statement.lineno} of the parameters cell as 'name: type = literal', "
-        f"not {ast.unparse(statement)!r}"
-    )
+            parameter = _parameter(name, annotation, v)
+        case ast.Assign(targets=[ast.Name(id=name)], value=v, type_comment=str() as comment):
+            parameter = _parameter(name, ast.parse(comment.split()[0], mode="eval").body, v)
+        case _:
+            parameter = None
+    if parameter is None:
+        raise UserError(
+            f"{label}: write line {statement.lineno} of the parameters cell as "
+            "'name: type = literal', or 'name = literal  # type: one|other', "
+            f"not {ast.unparse(statement)!r}"
+        )
+    parameter.check(parameter.default, label)
+    return parameter
+
+
+def _parameter(name: str, annotation: ast.expr, value: ast.expr) -> Parameter | None:
+    try:
+        _type_of(annotation)
+        return Parameter(name, ast.unparse(annotation), ast.literal_eval(value))
+    except ValueError:
+        return None
+
+
+def check_injected(cells: Sequence[str], label: str = "papermill") -> None:
+    """Refuse a parameter that the notebook does not have, once papermill has injected it.
+
+    Plain papermill puts what it is given into a cell of its own behind the parameters and runs on
+    with the defaults.
+
+    Args:
+        cells: sources of the cells that have run, in order.
+
+    Raises:
+        UserError: a name in papermill's cell is none of those in the cell before; the nearest is
+            named.
+    """
+    for before, cell in pairwise(cells):
+        if not cell.startswith(INJECTED):
+            continue
+        declared = _declarations(before, label)
+        for statement in ast.parse(cell).body:
+            if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+                name = statement.targets[0].id
+                if name not in declared:
+                    raise UserError(
+                        f"{label}: no parameter {name!r}; {_suggestion(name, declared)}"
+                    )
 
 
 def _type_of(node: ast.expr) -> Any:

@@ -22,6 +22,7 @@ from myst_nb import glue
 
 from analysis.records.choices import PROFILES
 from analysis.report.figure_data import show_with_data
+from analysis.report.parameters import check_injected
 from kl_term import style
 from kl_term.numbers import format_value, with_interval
 
@@ -39,7 +40,11 @@ def start(profile: str = "quick") -> None:
 
     Raises:
         ValueError: unknown ``profile``.
+        UserError: papermill was given a parameter that the notebook does not have.
     """
+    shell = get_ipython()
+    if shell is not None:
+        check_injected(shell.user_ns.get("In", ()))
     if profile not in PROFILES:
         raise ValueError(f"profile must be one of {', '.join(PROFILES)}; got {profile!r}")
     _recorded.clear()
@@ -48,7 +53,6 @@ def start(profile: str = "quick") -> None:
     matplotlib.use("agg")  # a cell shows the figure it ends with, and only that one
     style.use()
     pandas.set_option("display.max_rows", None)  # a table is shown whole
-    shell = get_ipython()
     if shell is not None:
         show_with_data(shell)
 

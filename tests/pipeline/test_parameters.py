@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import papermill
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.report.parameters import (
     changed_parameters,
+    check_injected,
     declared_parameters,
     parse_assignments,
     resolve_parameters,
@@ -22,7 +27,8 @@ from tests.pipeline.conftest import DEFAULTS, make_notebook
 DECLARED = declared_parameters(
     make_notebook(
         parameters=DEFAULTS
-        + "\nseeds: list[int] = [1, 2]\nclip: float | None = None\nflag: bool = True"
+        + "\nseeds: list[int] = [1, 2]\nclip = None  # type: float|None  no clip, if None"
+        + "\nflag: bool = True"
     ),
     "nb",
 )
@@ -156,3 +162,42 @@ def test_bad_yaml_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as refusal:
         load_yaml(path)
     assert "\n" not in str(refusal.value)
+
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_papermill_lists_each_parameter_with_its_type(path: Path) -> None:
+    declared = declared_parameters(json.loads(path.read_text()), path.name)
+    listed = papermill.inspect_notebook(str(path))
+    assert list(listed) == list(declared)
+    for name, parameter in declared.items():
+        assert listed[name]["inferred_type_name"].replace("|", " | ") == parameter.annotation
+
+
+def test_the_spelling_that_papermill_cannot_read_would_be_seen() -> None:
+    cell = "beta: float | None = None\nn: int = 1"
+    notebook = make_notebook(parameters=cell)
+    assert list(declared_parameters(notebook, "nb")) == ["beta", "n"]
+    translator = papermill.translators.PythonTranslator
+    assert "beta" not in [p.name for p in translator.inspect(notebook["cells"][0])]
+
+
+def test_a_misspelt_name_is_refused_by_the_notebook() -> None:
+    cells = ["", "beta: float = 0.1\nn: int = 2", "# Parameters\nbetta = 0.3\n", "start()"]
+    with pytest.raises(UserError, match="no parameter 'betta'; did you mean beta"):
+        check_injected(cells)
+    check_injected([cells[1], "# Parameters\nbeta = 0.3\nn = 5\n", cells[3]])
+    check_injected([cells[1], cells[3]])  # nothing was injected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", [".", "notebooks", "tests"])
+def test_papermill_s_own_command_refuses_a_misspelt_name(folder: str, tmp_path: Path) -> None:
+    path = Path("../notebooks" if folder != "." else "notebooks", "22_proxy_rewards.ipynb")
+    command = [sys.executable, "-m", "papermill", path, tmp_path / "out.ipynb", "-p", "gian", "0.5"]
+    found = subprocess.run(command, cwd=ROOT / folder, capture_output=True, text=True, check=False)
+    assert found.returncode != 0
+    assert "no parameter 'gian'; did you mean gain?" in found.stderr
