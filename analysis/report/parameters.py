@@ -207,7 +207,8 @@ def from_text(text: str, annotation: str) -> Any:
     words = {"true": True, "false": False, "none": None, "null": None}
     if text.lower() in words:
         return words[text.lower()]
-    for read in (json.loads, float):
+    plain = text.isascii() and "_" not in text  # Python reads 3_0 and full-width digits too
+    for read in (json.loads, float) if plain else (json.loads,):
         try:
             return read(text)
         except (ValueError, RecursionError):

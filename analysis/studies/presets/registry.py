@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
@@ -29,7 +30,7 @@ MOST_SEEDS = 10_000
 
 def preset(function: Callable[..., Preset]) -> Callable[..., Preset]:
     """Register a function from parameters to a population: its name is that of the preset."""
-    checked = validate_call(function, config=ConfigDict(allow_inf_nan=False))
+    checked = validate_call(function, config=ConfigDict(allow_inf_nan=False, strict=True))
 
     @functools.wraps(function)
     def named(**parameters: Any) -> Preset:
@@ -55,19 +56,24 @@ def make_preset(name: str, overrides: Mapping[str, Any]) -> Preset:
     given = {parameter: value for parameter, value in overrides.items() if parameter in own}
     others = {parameter: value for parameter, value in overrides.items() if parameter not in own}
     try:
-        made = PRESETS[name](**given)
+        made = PRESETS[name](**{parameter: _frozen(value) for parameter, value in given.items()})
         shared = type(made.config).model_fields
         for parameter in others:
             known = dict.fromkeys((*own, FIRST_SEED, "num_seeds", *shared))
             check_choice(f"parameter of preset {name!r}", parameter, known)
         fields = made.config.model_dump() | {n: v for n, v in others.items() if n in shared}
-        config = type(made.config).model_validate(fields, strict=False)
+        config = type(made.config).model_validate_json(json.dumps(fields), strict=True)
         return made.model_copy(update={"config": config, "seeds": _seeds(made.seeds, **others)})
     except ValidationError as error:
         raise ValueError(f"preset {name!r}: {first_problem(error)}") from None
 
 
-@validate_call
+def _frozen(value: Any) -> Any:
+    """A list as it was typed, as the tuple that it stands for."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+@validate_call(config=ConfigDict(strict=True))
 def _seeds(
     usual: tuple[int, ...],
     *,
