@@ -17,7 +17,16 @@ from torch import Tensor
 from kl_term.audit.arguments import OF_POLICY, name_of, plan_call
 from kl_term.audit.batches import Batch
 from kl_term.audit.calling import Foreign, Output, random_states
-from kl_term.audit.layouts import HIGH, LOW, guess_coefficient, layout_of, probe_of, settle_padding
+from kl_term.audit.layouts import (
+    HIGH,
+    LOW,
+    guess_coefficient,
+    layout_of,
+    probe_of,
+    settle_alignment,
+    settle_padding,
+    settle_weights,
+)
 from kl_term.errors import UserError
 from kl_term.kl.returns import reward_to_go
 
@@ -149,6 +158,8 @@ def read(
         )
     foreign.layout = layout_of(foreign)
     settle_padding(foreign)
+    settle_weights(foreign)
+    settle_alignment(foreign)
     guess_coefficient(foreign)
     _refuse_changing(foreign)
     probe = probe_of(foreign)
@@ -238,13 +249,16 @@ def _is_separable(reading: Reading, probe: Batch) -> bool:
 
 
 def _fewest(reading: Reading, probe: Batch) -> int:
-    """How many answers a call needs to return numbers: a leave-one-out mean needs two."""
+    """How many answers a call needs to return numbers: a leave-one-out mean needs two, and what
+    is left of an answer beside its own mean is nothing."""
     for rows in (1, 2):
         try:
             part = reading.whole(probe.only(list(range(rows))), HIGH)
         except Exception:
             continue
-        if bool(part.value.isfinite().all()) and bool(part.gradient.isfinite().all()):
+        centred = reading.kind == "reward" and not bool((part.value.abs() > 1e-12).any())
+        finite = bool(part.value.isfinite().all()) and bool(part.gradient.isfinite().all())
+        if finite and not centred:
             return rows
     return 3
 
