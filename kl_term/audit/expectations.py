@@ -60,7 +60,7 @@ def _mean(reading: Reading, at: Tree, rows: int, symmetric: bool = False) -> Ten
 
 
 def _of_states(reading: Reading, samples: Samples) -> Minimised:
-    sizes = VOCABULARIES if reading.fewest == 1 else (2, 3, 5)
+    sizes: tuple[int, ...] = VOCABULARIES if reading.fewest == 1 else (2, 3, 5)
     if samples == "fresh" and not reading.separable:
         sizes = sizes[:4]  # the largest costs a call a token: once is enough
     places = [_sampled(state(size, seed=size), samples) for size in sizes]

@@ -14,6 +14,11 @@ from kl_term.errors import UserError
 
 #: Coefficients between which a KL is isolated; small, so that no clip of the policy part decides.
 LOW, HIGH = 0.25, 0.5
+#: What a loss that lines logits up with the next token takes in full, prompt and all.
+_PROMPTED: tuple[tuple[str, ...], ...] = (
+    ("logits", "ref_logits", "old_logits", "tokens", "mask", "padding"),
+    ("logits", "ref_logits", "old_logits", "tokens"),
+)
 
 
 def probe_of(foreign: Foreign) -> Batch:
@@ -30,8 +35,12 @@ def layout_of(foreign: Foreign) -> Layout:
     probe = probe_of(foreign)
     first: Exception | None = None
     tried = set()
-    for layout in LAYOUTS:
-        layout = layout._replace(packed=packed)
+    full = foreign.by_logits and "tokens" in foreign.roles and not packed
+    for layout in (
+        layout._replace(packed=packed, prompted=prompted)
+        for prompted in ((), *(_PROMPTED if full else ()))
+        for layout in LAYOUTS
+    ):
         relevant = _relevant(layout, foreign.roles)
         if relevant in tried:
             continue
@@ -107,13 +116,6 @@ def settle_padding(foreign: Foreign) -> None:
     if gradient is None or bool((gradient[~probe.mask] != 0).any()):  # it reads all: as it says
         for name in marked:
             foreign.plan.roles[name] = "padding"
-
-
-#: What a loss that lines logits up with the next token takes in full, prompt and all.
-_PROMPTED: tuple[tuple[str, ...], ...] = (
-    ("logits", "ref_logits", "old_logits", "tokens", "mask", "padding"),
-    ("logits", "ref_logits", "old_logits", "tokens"),
-)
 
 
 def settle_alignment(foreign: Foreign) -> None:

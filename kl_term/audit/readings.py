@@ -47,17 +47,18 @@ class Reading:
     foreign: Foreign
     kind: Kind
     shape: Literal["number", "rows", "tokens"]  #: of what it returns
-    narrow: bool  #: computes in float32
+    narrow: bool  #: computes in float32, or in less
     #: Of a reward-side function: pays at the end of an answer (token rewards) or on every token.
     pays_at_end: bool = False
     beta: float = 1.0  #: the coefficient asked for, where the function takes none
     separable: bool = False  #: answers do not read each other
     fewest: int = 1  #: answers that a call needs
+    coarse: bool = False  #: rounds to bfloat16 or float16 whatever it is given
 
     @property
     def tolerance(self) -> float:
         """Relative error up to which two numbers count as one."""
-        return 3e-4 if self.narrow else 1e-8
+        return 3e-2 if self.coarse else 3e-4 if self.narrow else 1e-8
 
     @property
     def takes_mask(self) -> bool:
@@ -170,7 +171,9 @@ def read(
         reading.pays_at_end = _pays_at_end(reading)
     reading.separable = reading.shape != "number" and _is_separable(reading, probe)
     reading.fewest = _fewest(reading, probe)
-    reading.narrow = output.value.dtype != torch.float64 or _rounds(reading, probe)
+    reading.coarse = _is_coarse(reading, probe)
+    fewer = output.value.dtype != torch.float64 or reading.coarse
+    reading.narrow = fewer or _rounds(reading, probe)
     if not bool(output.value.isfinite().all()):
         raise UserError(f"{foreign.name}: returns {_first_bad(output.value)} on ordinary inputs")
     if output.gradient is not None and not bool(output.gradient.isfinite().all()):
@@ -229,6 +232,20 @@ def _rounds(reading: Reading, probe: Batch) -> bool:
         if bool((twice - 2 * once).abs().max() > 1e-3 * twice.abs().max() + 1e-13):
             return True
     return False
+
+
+def _is_coarse(reading: Reading, probe: Batch) -> bool:
+    """Whether a step that float32 sees leaves the KL as it was, and a large one does not."""
+    generator = torch.Generator().manual_seed(19)
+    noise = torch.randn(probe.logits.shape, generator=generator, dtype=torch.float64)
+    try:
+        start, near, far = (
+            reading.kl(replace(probe, logits=probe.logits + step * noise)).value
+            for step in (0.0, 1e-5, 0.3)
+        )
+    except Exception:
+        return False
+    return torch.equal(start, near) and not torch.equal(start, far)
 
 
 def _is_separable(reading: Reading, probe: Batch) -> bool:
