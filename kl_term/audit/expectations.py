@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
+from kl_term.audit.names import Level, Samples
 from kl_term.audit.readings import Reading
 from kl_term.audit.targets import NEITHER, Minimised, minimised, same
 from kl_term.audit.trees import Tree, expected_gradient, state, tree, visited_gradient
 
-Samples = Literal["fresh", "stale"]
-Level = Literal["state", "sequence"]
 #: Sizes of the vocabulary of the states; the last for a call with every token alone.
 VOCABULARIES = (2, 3, 5, 12, 50)
 

@@ -101,10 +101,9 @@ def notes(facts: Facts) -> Iterator[Finding]:
             "clamp the number of counted tokens at 1 before dividing",
         )
     if found.poisoned_by:
-        met = found.poisoned_by == "infinity" and not facts.reading.foreign.by_logits
         yield Finding(
             "poisoned-padding",
-            "warning" if met else "note",
+            "note",
             f"{found.poisoned_by} at a masked position reaches the loss",
             "select with torch.where before any arithmetic: zero times NaN is NaN",
         )

@@ -8,8 +8,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kl_term.audit.expectations import Expectations, Level
+from kl_term.audit.expectations import Expectations
 from kl_term.audit.findings import Finding
+from kl_term.audit.names import Level
 from kl_term.audit.policy_part import PolicyPart
 from kl_term.audit.targets import NEITHER, NOTHING, Minimised
 from kl_term.kl.term import KLTerm
