@@ -47,7 +47,7 @@ def numerics(reading: Reading) -> Numerics:
         _pushes_away(lambda l: _slopes(reading, l)),
         _overflow(reading, 100.0, 0.0),
         stale,
-        stale == "NaN" and _filtered(reading),
+        stale == "NaN" and reading.has_policy_part and _filtered(reading),
         _digits(reading),
     )
 
@@ -134,9 +134,9 @@ def _overflow(reading: Reading, ref_log_ratio: float, log_ratio: float) -> str |
 
 
 def _filtered(reading: Reading) -> bool:
-    """Whether a token at a ratio of 20 nats has neither value nor gradient."""
+    """Whether a token at a ratio of 20 nats has neither value nor gradient in the policy loss."""
     logp = torch.tensor([-1.0]).double()
-    part = reading.whole(token_batch(logp, logp - 0.5, logp - 20.0, advantage=1.0), 0.5)
+    part = reading.policy(token_batch(logp, logp - 0.5, logp - 20.0, advantage=1.0))
     return not any(bool((tensor != 0).any()) for tensor in part)
 
 
