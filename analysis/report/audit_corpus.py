@@ -12,6 +12,7 @@ from analysis.report.generated import render
 
 FOLDER = "audit_corpus"
 HELD_OUT = "audit_held_out"
+HELD_OUT_AGAIN = "audit_held_out_again"
 OUTCOMES = {
     "named": "the first finding names the fault",
     "noted": "the first finding does, and is a note, as right losses have them too",
@@ -24,7 +25,8 @@ def corpus_page(folder: Path) -> str:
     """How often the audit is right: on losses held out, then on the others.
 
     Args:
-        folder: ``results/audit_corpus``; ``results/audit_held_out`` lies beside it.
+        folder: ``results/audit_corpus``; ``results/audit_held_out`` and
+            ``results/audit_held_out_again`` lie beside it.
     """
     return render(
         "audit_quality.md",
@@ -32,6 +34,7 @@ def corpus_page(folder: Path) -> str:
         outcomes=OUTCOMES,
         seen=_told(folder),
         held_out=_told(folder.with_name(HELD_OUT)),
+        again=_told(folder.with_name(HELD_OUT_AGAIN)),
     )
 
 

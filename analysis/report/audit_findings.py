@@ -77,8 +77,8 @@ def _severities_by_code(call: ast.Call, module: ModuleType) -> Any:
         (
             node.value
             for node in ast.walk(source)
-            if isinstance(node, ast.Assign)
-            and getattr(node.targets[0], "id", None) == getattr(call.args[1], "id", "")
+            if isinstance(node, ast.AnnAssign)
+            and getattr(node.target, "id", None) == getattr(call.args[1], "id", "")
             and isinstance(node.value, ast.IfExp)
             and isinstance(node.value.test, ast.Compare)
         ),

@@ -27,6 +27,7 @@ Role = Literal[
     "advantages",
     "rewards",
     "token_rewards",
+    "values",
     "beta",
     "tokens",
     "logits",
@@ -60,6 +61,7 @@ ALWAYS: tuple[Role, ...] = (
     "advantages",
     "rewards",
     "token_rewards",
+    "values",
     "beta",
     "tokens",
     "logits",
@@ -70,6 +72,7 @@ ALWAYS: tuple[Role, ...] = (
     "max_seqlen",
     "lengths",
     "width",
+    "group_size",
     "inputs",
 )
 #: Roles that hold what the policy being trained says of a token: the gradient is by one of these.
@@ -89,7 +92,12 @@ _COEFFICIENTS |= {"penalty"}
 _TOKENS = {"labels", "tokens", "ids", "actions", "targets", "responses", "token", "sequences"}
 _BAGS = {"inputs", "batch", "data", "samples", "mb", "microbatch", "minibatch", "rollouts"}
 _BAGS |= {"sample", "experience", "experiences", "example", "examples", "rollout_data"}
+_BAGS |= {"model_output", "model_outputs", "output", "outputs"}
+_MODELS = {"model", "module", "actor", "network", "net", "transformer", "lm", "tokenizer"}
+#: Names under which some pass advantages and some what a mask is: decided by what they do.
+AMBIGUOUS = ("loss_weights", "weights")
 _CONFIGS = {"config", "cfg", "args", "hparams", "settings", "self"}
+_PER_PROMPT = {"generations", "samples", "rollouts", "responses", "completions"}
 _LIMITS = {"eps", "epsilon", "clip", "cliprange", "clipping"}
 
 
@@ -145,14 +153,13 @@ _RULES: tuple[tuple[Role, Callable[[set[str], str], bool]], ...] = (
     ("old_logits", _logs("logits", "old_")),
     ("ref_logits", _logs("logits", "ref_")),
     ("logits", _logs("logits", "")),
-    ("advantages", lambda w, n: bool(w & _ADVANTAGES) or n in ("loss_weights", "weights")),
+    ("values", lambda w, n: bool(w & {"values", "vpreds", "vpred"}) or n == "value_preds"),
+    ("advantages", lambda w, n: bool(w & _ADVANTAGES) or n in AMBIGUOUS),
     ("token_rewards", lambda w, n: "token" in w and bool(w & _REWARDS)),
     ("rewards", lambda w, n: bool(w & _REWARDS) or n == "r"),
     ("ref_log_ratio", lambda w, n: n in ("kl", "kls", "per_token_kl", "approx_kl")),
-    (
-        "group_size",
-        lambda w, n: ("group" in w and bool(w & {"size", "num"})) or n == "num_generations",
-    ),
+    ("group_size", lambda w, n: "group" in w and bool(w & {"size", "num"})),
+    ("group_size", lambda w, n: bool(w & {"n", "num"}) and bool(w & _PER_PROMPT)),
     ("group", lambda w, n: bool(w & {"group", "groups", "uid", "uids", "index", "prompt"})),
     ("count", lambda w, n: bool(w & {"num", "total", "n"}) and bool(w & {"items", "tokens"})),
     ("lengths", lambda w, n: bool(w & {"lengths", "lens", "seqlens"})),
@@ -194,6 +201,11 @@ def plan_call(
         UserError: naming the one parameter that has no role and no default.
     """
     names, fixed = dict(names or {}), dict(given or {})
+    if inspect.isclass(function):
+        raise UserError(
+            f"{name_of(function)}: is a class: pass an object of it, or the class with "
+            "factory=True and the coefficient's name as beta_name"
+        )
     try:
         parameters = inspect.signature(getattr(function, "forward", function)).parameters
     except (TypeError, ValueError):
@@ -203,9 +215,9 @@ def plan_call(
     if beta_name is not None:
         names[beta_name] = "beta"
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    for name, role in names.items():
-        check_choice(f"the role of {name!r}", role, ROLES)
-        if name not in parameters and role != "beta" and not takes_any:
+    for name, said in names.items():
+        check_choice(f"the role of {name!r}", said, ROLES)
+        if name not in parameters and said != "beta" and not takes_any:
             raise UserError(f"{name_of(function)}: has no argument {name!r}")
     for name in fixed:
         if name not in parameters and not takes_any:
@@ -222,15 +234,54 @@ def plan_call(
         if role is not None and _is_passed(role, parameter):
             guessed[name] = role
         elif parameter.default is parameter.empty:
-            raise UserError(
-                f"{name_of(function)}: cannot tell what argument {name!r} is: say it by "
-                f"names={{{name!r}: ROLE}} or give a value by given={{{name!r}: VALUE}}"
-            )
+            raise UserError(f"{name_of(function)}: {_unknown(function, name)}")
     _one_ratio(roles | guessed, guessed)
+    _beside_values(roles | guessed, guessed)
+    _refuse_two_policies(function, roles | guessed)
     kinds = {n: p.kind for n, p in parameters.items()}
     positional = tuple(n for n, kind in kinds.items() if kind is inspect.Parameter.POSITIONAL_ONLY)
     bags = {n: r for n, r in names.items() if n not in parameters}  # a coefficient inside a bag
     return Plan(roles | guessed, fixed | {f"*{n}": r for n, r in bags.items()}, guessed, positional)
+
+
+def _unknown(function: Callable[..., Any], name: str) -> str:
+    """What to do about an argument that has no role and no default."""
+    if words_of(name) & _MODELS:
+        return (
+            f"takes a model ({name!r}), and an audit gives log-probs or logits: pass the part of "
+            f"it that works on those, or a stub by given={{{name!r}: STUB}}"
+        )
+    if next(iter(getattr(function, "parameters", tuple)()), None) is not None:
+        return (
+            f"is a module with weights, and nothing tells what its argument {name!r} is: pass the "
+            "function of log-probs or logits that it calls"
+        )
+    return (
+        f"cannot tell what argument {name!r} is: say it by names={{{name!r}: ROLE}} or give a "
+        f"value by given={{{name!r}: VALUE}}"
+    )
+
+
+def _refuse_two_policies(function: Callable[..., Any], roles: Mapping[str, Role]) -> None:
+    """A loss of pairs has two answers where an audit gives one."""
+    for role, what in (("logp", "log-probs"), ("logits", "logits")):
+        both = [name for name, held in roles.items() if held == role]
+        if len(both) > 1:
+            raise UserError(
+                f"{name_of(function)}: two arguments look like the policy's {what}, "
+                f"{' and '.join(map(repr, both))}: say what one of them is by names=; a loss of "
+                "pairs of answers (DPO) is not audited"
+            )
+
+
+def _beside_values(roles: Mapping[str, Role], guessed: dict[str, Role]) -> None:
+    """Beside advantages and a critic's values the returns are what the critic is taught."""
+    held = list(roles.values())
+    if "values" not in held or held.count("advantages") < 2:
+        return
+    for name in guessed:
+        if words_of(name) & {"return", "returns"}:
+            guessed[name] = "values"
 
 
 def _is_passed(role: Role, parameter: inspect.Parameter) -> bool:
@@ -240,7 +291,8 @@ def _is_passed(role: Role, parameter: inspect.Parameter) -> bool:
     """
     if parameter.default is parameter.empty or role == "beta":
         return True
-    return role in ALWAYS and not isinstance(parameter.default, (int, float))
+    number = isinstance(parameter.default, (int, float)) and role != "group_size"
+    return role in ALWAYS and not number
 
 
 def _one_ratio(roles: Mapping[str, Role], guessed: dict[str, Role]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kl_term.audit.auditing import audit
-from kl_term.audit.expectations import Level, Samples
+from kl_term.audit.names import Level, Samples
 from kl_term.audit.report import Audit
 from kl_term.kl.term import KLTerm
 from kl_term.plain_checks import check_choice

@@ -20,6 +20,7 @@ from kl_term.audit.policy_part import PolicyPart, policy_part
 from kl_term.audit.readings import Kind, Reading, read
 from kl_term.audit.report import Audit, Row, rows_of
 from kl_term.audit.rules import findings_of
+from kl_term.audit.supports import supports
 from kl_term.errors import UserError
 from kl_term.plain_checks import check_positive
 
@@ -105,7 +106,8 @@ def _measured(reading: Reading, tick: Callable[[str], None]) -> Facts:
     tick("where it loses its gradient")
     numbers = numerics(reading)
     tick("its policy part")
-    return Facts(reading, identity, expected, found, numbers, policy_part(reading))
+    policy = policy_part(reading)
+    return Facts(reading, identity, expected, found, numbers, policy, supports(reading))
 
 
 def _result(facts: Facts) -> Audit:
@@ -127,6 +129,8 @@ def _result(facts: Facts) -> Audit:
 def _table(facts: Facts, expected: Expectations) -> list[Row]:
     identity = facts.identity
     rows = [Row("term", identity.term.name if identity.term else "none of ours")]
+    if facts.reading.foreign.layout.prompted:
+        rows.append(Row("logits", "predict the next token: one position before the answer"))
     if identity.match and identity.term is None:
         near = ", near the reference" if identity.only_near else ""
         rows.append(Row(f"has the gradient of{near}", identity.match.name, identity.match.scale))

@@ -25,6 +25,8 @@ class Layout(NamedTuple):
     advantages: str = "row"  #: ``row`` [B], ``column`` [B, 1] or ``token`` [B, T]
     mask: torch.dtype = torch.bool
     floats: torch.dtype = torch.float64
+    #: Logits predict the next token: roles that have one more position, the prompt's, before.
+    prompted: tuple[str, ...] = ()
 
 
 #: In this order they are tried; the first that a function can be called with is used.
@@ -203,7 +205,7 @@ class Given:
 
     def _of_policy(self, role: str) -> Tensor:
         if role == "logits":
-            return self._tracked(self._shape(self._logits.clone()))
+            return self._tracked(self._prompted(role, self._shape(self._logits.clone())))
         logp = self._logp
         if role == "logp":
             return self._tracked(self._shape(logp.clone()))
@@ -223,6 +225,8 @@ class Given:
         if role == "token_rewards":
             last = batch.mask.cumsum(-1) == batch.mask.sum(-1, keepdim=True)
             return torch.where(last & batch.mask, batch.rewards.unsqueeze(-1), 0.0).to(floats)
+        if role == "values":  # of a position, so that a baseline of them costs nothing
+            return 0.1 * torch.arange(1, batch.mask.shape[1] + 1).to(floats).expand(batch.rows, -1)
         value = getattr(batch, role).to(floats)
         if value.ndim == 2:  # one a token: what masked positions hold is told apart
             return value if self.of.layout.advantages == "token" else value[:, 0]
@@ -235,6 +239,7 @@ class Given:
 
     def _made_of(self, tensor: Tensor, role: str) -> Tensor:
         made = self._shape(tensor.detach().clone(memory_format=torch.contiguous_format))
+        made = self._prompted(role, made)
         if self.watch and made.is_floating_point() and "mask" not in role and role != "padding":
             self.watched[role] = made.requires_grad_(True)
             made = made.clone()
@@ -243,6 +248,15 @@ class Given:
     def _tracked(self, made: Tensor) -> Tensor:
         self._made.append(made)
         return made
+
+    def _prompted(self, role: str, made: Tensor) -> Tensor:
+        """With the prompt's last token before: its logits predict the first of the answer, and the
+        last logits predict nothing."""
+        if role not in self.of.layout.prompted:
+            return made
+        if "logits" in role:
+            return torch.cat([made, made[:, :1].detach()], 1)
+        return torch.cat([torch.zeros_like(made[:, :1]), made], 1)
 
     def _shape(self, tensor: Tensor) -> Tensor:
         """Packed, what belongs to tokens loses its padding."""
@@ -263,7 +277,7 @@ class Given:
         return returned.reshape(()) if returned.numel() == 1 and returned.ndim <= 1 else returned
 
 
-class Bag(dict):  # type: ignore[type-arg]
+class Bag(dict):
     """A batch or a configuration whose entries are found by their spelling, as key or attribute."""
 
     def __init__(self, given: Given) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -79,24 +79,29 @@ def terms(by_logits: bool) -> tuple[Candidate, ...]:
 def _losses(by_logits: bool) -> Iterator[KLTerm]:
     names = [name for name in TOKEN_ESTIMATORS if name != "k4"]
     for name in names:
-        yield KLTerm(estimator=name)
+        yield _term(estimator=name)
     if by_logits:
-        yield from (KLTerm(estimator=name) for name in ("exact", "forward"))
+        yield from (_term(estimator=name) for name in ("exact", "forward"))
     for name, weighting in itertools.product(names, ("none", "attached", "detached")):
         if name in ESTIMATORS:
-            yield KLTerm(estimator=name, weighting=weighting, level="sequence")
+            yield _term(estimator=name, weighting=weighting, level="sequence")
     for name, weighting, ratio in itertools.product(names, ("attached", "detached"), RATIO_LEVELS):
         if name in ESTIMATORS or weighting == "detached":
-            yield KLTerm(estimator=name, weighting=weighting, ratio=ratio)
-    yield KLTerm(estimator="cross_entropy")
+            yield _term(estimator=name, weighting=weighting, ratio=ratio)
+    yield _term(estimator="cross_entropy")
 
 
 def _rewards() -> Iterator[KLTerm]:
     for name in (name for name in ESTIMATORS if name != "k4"):
         for credit in ("immediate", *(c for c in CREDITS if c != "immediate")):
-            yield KLTerm(estimator=name, placement="reward", credit=credit)
+            yield _term(estimator=name, placement="reward", credit=credit)
         if name != "k1":  # of which the whole completion's is the sum of the tokens'
-            yield KLTerm(estimator=name, placement="reward", level="sequence")
+            yield _term(estimator=name, placement="reward", level="sequence")
+
+
+def _term(**fields: Any) -> KLTerm:
+    """Checked as it is made: the fields come out of tables of names."""
+    return KLTerm(**fields)
 
 
 def _loss(term: KLTerm) -> Terms:

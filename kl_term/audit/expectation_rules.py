@@ -59,13 +59,22 @@ def of_expectation(facts: Facts) -> Iterator[Finding]:
 def _explained(facts: Facts) -> bool:
     """Whether another finding says already why nothing known is descended."""
     identity, found = facts.identity, facts.invariants
-    mixed_up = identity.fault or identity.twice or found.reads_constant_logit or found.reads_padding
-    mixed_up = mixed_up or found.shifted or found.reads_others
-    mixed_up = mixed_up or math.isnan(facts.at_state.from_reverse)
     of_price = identity.match is not None and identity.match.term.placement == "reward"
-    return bool(
-        mixed_up or of_price or identity.only_near or not found.linear_in_beta or _clamped(facts)
+    reasons = (
+        identity.fault,
+        identity.twice,
+        identity.only_near,
+        found.reads_constant_logit,
+        found.reads_padding,
+        found.shifted,
+        found.reads_others,
+        found.moves_with_advantage,
+        not found.linear_in_beta,
+        math.isnan(facts.at_state.from_reverse),
+        of_price,
+        _clamped(facts),
     )
+    return any(map(bool, reasons))
 
 
 def _clamped(facts: Facts) -> bool:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
+from kl_term.audit.names import Level, Samples
 from kl_term.audit.readings import Reading
 from kl_term.audit.targets import NEITHER, Minimised, minimised, same
 from kl_term.audit.trees import Tree, expected_gradient, state, tree, visited_gradient
 
-Samples = Literal["fresh", "stale"]
-Level = Literal["state", "sequence"]
 #: Sizes of the vocabulary of the states; the last for a call with every token alone.
 VOCABULARIES = (2, 3, 5, 12, 50)
 
@@ -60,7 +58,7 @@ def _mean(reading: Reading, at: Tree, rows: int, symmetric: bool = False) -> Ten
 
 
 def _of_states(reading: Reading, samples: Samples) -> Minimised:
-    sizes = VOCABULARIES if reading.fewest == 1 else (2, 3, 5)
+    sizes: tuple[int, ...] = VOCABULARIES if reading.fewest == 1 else (2, 3, 5)
     if samples == "fresh" and not reading.separable:
         sizes = sizes[:4]  # the largest costs a call a token: once is enough
     places = [_sampled(state(size, seed=size), samples) for size in sizes]

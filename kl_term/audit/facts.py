@@ -10,6 +10,7 @@ from kl_term.audit.invariants import Invariants
 from kl_term.audit.numerics import Numerics
 from kl_term.audit.policy_part import PolicyPart
 from kl_term.audit.readings import Reading
+from kl_term.audit.supports import Supports
 from kl_term.audit.targets import NEITHER, NOTHING, Minimised
 
 #: The theorem on what each estimator descends.
@@ -26,6 +27,7 @@ class Facts:
     invariants: Invariants
     numerics: Numerics
     policy: PolicyPart | None
+    supports: Supports
 
     @property
     def at_state(self) -> Minimised:

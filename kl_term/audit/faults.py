@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kl_term.audit.candidates import Candidate, Seen
+from kl_term.audit.candidates import Candidate, Seen, Terms
 from kl_term.kl.estimators import ESTIMATORS
 from kl_term.kl.term import KLTerm
 
@@ -29,9 +30,19 @@ def faulty(code: str) -> Iterator[Candidate]:
     yield from _MAKERS[code]()
 
 
-def _plain(seen: Seen, term: KLTerm, **changed: Tensor) -> Tensor:
-    seen = seen._replace(**changed)
-    return term.loss(seen.logp, seen.ref_logp, old_logp=seen.old_logp, mask=seen.mask)
+def _term(**fields: Any) -> KLTerm:
+    """Checked as it is made: the fields come out of tables of names."""
+    return KLTerm(**fields)
+
+
+def _plain(term: KLTerm, change: Callable[[Seen], Seen]) -> Terms:
+    """A term of tensors that are mixed up."""
+
+    def per_token(seen: Seen) -> Tensor:
+        seen = change(seen)
+        return term.loss(seen.logp, seen.ref_logp, old_logp=seen.old_logp, mask=seen.mask)
+
+    return per_token
 
 
 def _estimators() -> tuple[str, ...]:
@@ -46,7 +57,7 @@ def _exchanged() -> Iterator[Candidate]:
             def swapped(seen: Seen, value: Callable = value, weighting: str = weighting) -> Tensor:
                 return _weight(seen, weighting) * value(seen.ref_logp, seen.logp)
 
-            yield Candidate(KLTerm(estimator=name, weighting=weighting), swapped, "exchanged")
+            yield Candidate(_term(estimator=name, weighting=weighting), swapped, "exchanged")
 
 
 def _weight(seen: Seen, weighting: str) -> Tensor:
@@ -58,40 +69,42 @@ def _weight(seen: Seen, weighting: str) -> Tensor:
 
 def _score_terms() -> Iterator[Candidate]:
     for name in ("k1", "k2"):
-        term = KLTerm(estimator=name, weighting="attached")
+        term = _term(estimator=name, weighting="attached")
         yield Candidate(
-            term, lambda s, t=term: _plain(s, t, old_logp=s.logp.detach()), "ratio to itself"
+            term, _plain(term, lambda s: s._replace(old_logp=s.logp.detach())), "ratio to itself"
         )
 
 
 def _ratio_to_reference() -> Iterator[Candidate]:
     for name in _estimators():
         for weighting in ("attached", "detached"):
-            term = KLTerm(estimator=name, weighting=weighting)
+            term = _term(estimator=name, weighting=weighting)
             yield Candidate(
-                term, lambda s, t=term: _plain(s, t, old_logp=s.ref_logp), "ratio to the reference"
+                term,
+                _plain(term, lambda s: s._replace(old_logp=s.ref_logp)),
+                "ratio to the reference",
             )
 
 
 def _to_the_sampler() -> Iterator[Candidate]:
     for name in _estimators():
         for weighting in ("none", "attached", "detached"):
-            term = KLTerm(estimator=name, weighting=weighting)
+            term = _term(estimator=name, weighting=weighting)
             if name != "k1" or weighting == "attached":  # else it is k1 to anything
                 yield Candidate(
-                    term, lambda s, t=term: _plain(s, t, ref_logp=s.old_logp), "to the sampler"
+                    term, _plain(term, lambda s: s._replace(ref_logp=s.old_logp)), "to the sampler"
                 )
 
 
 def _shifted() -> Iterator[Candidate]:
     for name in ("k2", "k3"):
         for by in (1, -1):
-            term = KLTerm(estimator=name)
-            yield Candidate(
-                term,
-                lambda s, t=term, by=by: _plain(s, t, ref_logp=s.ref_logp.roll(by, -1)),
-                "reference shifted by a token",
-            )
+            term = _term(estimator=name)
+            yield Candidate(term, _plain(term, _rolled(by)), "reference shifted by a token")
+
+
+def _rolled(by: int) -> Callable[[Seen], Seen]:
+    return lambda s: s._replace(ref_logp=s.ref_logp.roll(by, -1))
 
 
 def _pointwise() -> Iterator[Candidate]:
@@ -100,24 +113,20 @@ def _pointwise() -> Iterator[Candidate]:
     yield Candidate(term, lambda s: s.logp.exp() * (s.logp - s.ref_logp), "kl_div(ref, logp)")
 
 
+def _weighed(weighting: str, of: Callable[[Tensor], Tensor]) -> Terms:
+    return lambda s: _weight(s, weighting) * of(s.logp - s.ref_logp)
+
+
 def _absolute() -> Iterator[Candidate]:
     term = KLTerm(estimator="k1")
     for weighting in ("none", "attached", "detached"):
-        yield Candidate(
-            term,
-            lambda s, w=weighting: _weight(s, w) * (s.logp - s.ref_logp).abs(),
-            "absolute log-ratio",
-        )
+        yield Candidate(term, _weighed(weighting, Tensor.abs), "absolute log-ratio")
 
 
 def _positive() -> Iterator[Candidate]:
     term = KLTerm(estimator="k1")
     for weighting in ("none", "attached", "detached"):
-        yield Candidate(
-            term,
-            lambda s, w=weighting: _weight(s, w) * (s.logp - s.ref_logp).clamp(min=0),
-            "positive part",
-        )
+        yield Candidate(term, _weighed(weighting, Tensor.relu), "positive part")
 
 
 _MAKERS: dict[str, Callable[[], Iterator[Candidate]]] = dict(

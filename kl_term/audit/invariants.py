@@ -23,6 +23,9 @@ class Invariants:
     needs_mask: bool  #: it returns one number and takes no mask
     leaks: dict[str, float]  #: roles of constants that get a gradient
     depends_on_order: bool
+    moves_with_advantage: (
+        str | None
+    )  #: ``sign`` or ``size``: what of the KL another advantage changes
     reads_others: bool  #: the KL's gradient of an answer moves with the numbers of another
     shifted: bool  #: the reference of a token moves the gradient of others and not its own
     left_out: tuple[int, ...]  #: positions of an answer, from 1, without a gradient of the KL
@@ -50,6 +53,7 @@ def invariants(reading: Reading) -> Invariants:
         needs_mask=not reading.ragged,
         leaks=_leaks(reading, batch),
         depends_on_order=not _same_rows(reading, kl, loss, batch),
+        moves_with_advantage=_moves_with_advantage(reading, kl, batch),
         reads_others=reading.kind == "loss" and _reads_others(kl, batch),
         shifted=_moves_elsewhere(kl, batch, "ref_logits"),
         left_out=_left_out(kl) if reading.kind == "loss" else (),
@@ -125,7 +129,7 @@ def _reads_padding(reading: Reading, part: Callable[[Batch], Part], batch: Batch
 def _poison(reading: Reading, loss: Callable[[Batch], Part], batch: Batch) -> str | None:
     """Poison at masked positions only counts where what is counted, or the sum, changes."""
     before = loss(batch)
-    for name, number in (("NaN", torch.nan), ("infinity", -torch.inf)):
+    for name, number in (("infinity", -torch.inf), ("NaN", torch.nan)):
         chosen = torch.zeros_like(batch.logits).scatter(-1, batch.tokens.unsqueeze(-1), 1.0)
         put = torch.where((chosen > 0) & ~batch.mask.unsqueeze(-1), number, 0.0)
         poisoned = replace(
@@ -197,6 +201,20 @@ def _moves_elsewhere(part: Callable[[Batch], Part], batch: Batch, name: str) -> 
             return False
         elsewhere |= bool(moved.any())
     return elsewhere
+
+
+def _moves_with_advantage(
+    reading: Reading, kl: Callable[[Batch], Part], batch: Batch
+) -> str | None:
+    """Whether the gradient of the KL turns with the sign of the advantages, or moves at all."""
+    if not (reading.has_policy_part and reading.foreign.has_beta):
+        return None
+    if not reading.foreign.roles & {"advantages", "inputs"}:
+        return None
+    before, turned = (kl(b).gradient for b in (batch, replace(batch, advantages=-batch.advantages)))
+    if close(before, turned, 1e-3 if reading.narrow else 2e-5):
+        return None
+    return "sign" if close(before, -turned, 1e-3 if reading.narrow else 2e-5) else "size"
 
 
 def _left_out(kl: Callable[[Batch], Part]) -> tuple[int, ...]:
@@ -278,8 +296,9 @@ def _linear(reading: Reading, batch: Batch) -> bool:
         a, b = (reading.whole(batch, beta).gradient for beta in (low, high))
         slopes.append((b - a) / (high - low))
     rounding = 3e-2 if reading.narrow else 1e-4  # a difference of two losses has few digits
+    usual = 0.1 if reading.coarse else 1e-4
     return all(
-        close(slope, slopes[-1], 1e-4 if index else rounding)
+        close(slope, slopes[-1], usual if index else max(usual, rounding))
         for index, slope in enumerate(slopes[:-1])
     )
 

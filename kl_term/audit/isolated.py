@@ -12,13 +12,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from kl_term.audit.request import Answer, Request, answer
+from kl_term.audit.request import Answer, Request
 from kl_term.errors import UserError
 from kl_term.files import replace_file
 
 
 def answer_isolated(request: Request, *, seconds: float) -> Answer:
-    """As :func:`kl_term.audit.request.answer`, in a new process that gets so many seconds.
+    """As :func:`kl_term.audit.answering.answer`, in a new process that gets so many seconds.
 
     What the file prints is not shown; every process that it starts ends with it.
 
@@ -70,6 +70,8 @@ def _ended(status: int) -> str:
 
 def main() -> None:
     """Read a request from stdin, write the answer to the file named by the one argument."""
+    from kl_term.audit.answering import answer  # torch, which the process that asks has no use for
+
     request = Request.model_validate_json(sys.stdin.buffer.read())
     try:
         found = answer(request)

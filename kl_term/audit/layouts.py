@@ -7,13 +7,18 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kl_term.audit.arguments import numbers_of
+from kl_term.audit.arguments import AMBIGUOUS, numbers_of
 from kl_term.audit.batches import Batch, random_batch
 from kl_term.audit.calling import LAYOUTS, Foreign, Layout, one_line
 from kl_term.errors import UserError
 
 #: Coefficients between which a KL is isolated; small, so that no clip of the policy part decides.
 LOW, HIGH = 0.25, 0.5
+#: What a loss that lines logits up with the next token takes in full, prompt and all.
+_PROMPTED: tuple[tuple[str, ...], ...] = (
+    ("logits", "ref_logits", "old_logits", "tokens", "mask", "padding"),
+    ("logits", "ref_logits", "old_logits", "tokens"),
+)
 
 
 def probe_of(foreign: Foreign) -> Batch:
@@ -27,10 +32,15 @@ def layout_of(foreign: Foreign) -> Layout:
     packed = bool(foreign.roles & {"cu_seqlens"}) or (
         "position_ids" in foreign.roles and not foreign.roles & {"mask", "padding"}
     )
-    probe, first = probe_of(foreign), None
+    probe = probe_of(foreign)
+    first: Exception | None = None
     tried = set()
-    for layout in LAYOUTS:
-        layout = layout._replace(packed=packed)
+    full = foreign.by_logits and "tokens" in foreign.roles and not packed
+    for layout in (
+        layout._replace(packed=packed, prompted=prompted)
+        for prompted in ((), *(_PROMPTED if full else ()))
+        for layout in LAYOUTS
+    ):
         relevant = _relevant(layout, foreign.roles)
         if relevant in tried:
             continue
@@ -106,6 +116,54 @@ def settle_padding(foreign: Foreign) -> None:
     if gradient is None or bool((gradient[~probe.mask] != 0).any()):  # it reads all: as it says
         for name in marked:
             foreign.plan.roles[name] = "padding"
+
+
+def settle_alignment(foreign: Foreign) -> None:
+    """Logits of a token, or logits that predict the next one: those that an answer's last token
+    reads."""
+    if not foreign.by_logits or "tokens" not in foreign.roles or foreign.layout.packed:
+        return
+    probe, first = probe_of(foreign), foreign.layout
+    if _reads_last(foreign, probe):
+        return
+    for prompted in _PROMPTED:
+        foreign.layout = first._replace(prompted=prompted)
+        try:
+            if _reads_last(foreign, probe):
+                return
+        except Exception:
+            continue
+    foreign.layout = first
+
+
+def _reads_last(foreign: Foreign, probe: Batch) -> bool:
+    """Whether the last token of the longest answer has a gradient."""
+    gradient = foreign.call(probe, HIGH).gradient
+    if gradient is None:
+        return True  # nothing is told apart
+    moved = (gradient != 0).any(-1)
+    return bool(moved[probe.mask.all(-1), -1].all())
+
+
+def settle_weights(foreign: Foreign) -> None:
+    """Under the name of weights some pass the advantages, and some what is counted."""
+    named = [n for n in foreign.plan.guessed if n in AMBIGUOUS]
+    others = [r for n, r in foreign.plan.roles.items() if n not in named]
+    if not named or {"mask", "padding", "advantages"} & {*others}:
+        return
+    first, probe = foreign.layout, probe_of(foreign)
+    negated = replace(probe, advantages=-probe.advantages)
+    gradients = [foreign.call(batch, 0.0).gradient for batch in (probe, negated)]
+    if any(g is not None and bool((g != 0).any()) for g in gradients):
+        return  # they have a gradient of their own, without the KL
+    for name in named:
+        foreign.plan.roles[name] = foreign.plan.guessed[name] = "mask"
+    try:
+        foreign.layout = layout_of(foreign)
+    except UserError:
+        foreign.layout = first
+        for name in named:
+            foreign.plan.roles[name] = foreign.plan.guessed[name] = "advantages"
 
 
 def _is_cuda(error: Exception) -> bool:

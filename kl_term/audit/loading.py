@@ -36,7 +36,7 @@ def load(target: str) -> Callable[..., Any]:
         found = getattr(found, part)
     if not callable(found):
         raise UserError(f"{target}: is a {type(found).__name__}, no function")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _module(place: str) -> ModuleType:

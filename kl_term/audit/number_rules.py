@@ -16,7 +16,8 @@ _MET = 9.5
 def of_numerics(facts: Facts) -> Iterator[Finding]:
     n = facts.numerics
     edges = [abs(edge) for edge in (n.dead_below, n.dead_above) if not math.isnan(edge)]
-    if edges and facts.identity.has_gradient and facts.invariants.reads_reference:
+    alive = facts.identity.has_gradient and facts.invariants.reads_reference
+    if edges and alive and not facts.invariants.moves_with_advantage:
         sides = []
         if not math.isnan(n.dead_below):
             sides.append(f"below {n.dead_below:.3g}")
@@ -38,7 +39,24 @@ def of_numerics(facts: Facts) -> Iterator[Finding]:
             "cap the log-ratio and not its exponential alone; or cap nothing",
             "11_numerics#prop-dead-zones",
         )
-    if n.stale_overflow == "NaN":
+    if facts.supports.free and alive:
+        yield Finding(
+            "unequal-supports",
+            "warning",
+            "a token that the reference never gives costs less than one that it seldom gives",
+            "let the log-ratio be infinite there, or bound it: replaced by zero it is free",
+            "07_off_policy#thm-supports",
+        )
+    if n.filter_fails:
+        yield Finding(
+            "filter",
+            "error",
+            "a token that a filter on its ratio removes becomes NaN where the ratio overflows: "
+            "zero times infinity",
+            "select with torch.where before the exponential, or bound the log-ratio",
+            None,
+        )
+    elif n.stale_overflow == "NaN":
         yield Finding(
             "overflow",
             "note",
@@ -89,6 +107,15 @@ def notes(facts: Facts) -> Iterator[Finding]:
             f"{found.poisoned_by} at a masked position reaches the loss",
             "select with torch.where before any arithmetic: zero times NaN is NaN",
         )
+    if facts.supports.not_a_number:
+        yield Finding(
+            "zero-probability",
+            "note",
+            f"a token to which {' or '.join(facts.supports.not_a_number)} no probability makes "
+            "it NaN",
+            "zero times infinity is NaN: use torch.xlogy, F.kl_div, or torch.where before the log",
+            None,
+        )
     if found.needs_mask:
         yield Finding(
             "no-mask",
@@ -129,12 +156,29 @@ def notes(facts: Facts) -> Iterator[Finding]:
             "bound the log-ratio before the exponential",
             None,
         )
-    worst = facts.numerics.digits.get(("float32", 1e-6))
-    if worst is not None and worst > 0.01:
+    yield from _of_digits(facts)
+
+
+def _of_digits(facts: Facts) -> Iterator[Finding]:
+    off = [
+        f"by {min(error, 9.99):.2g} in {name} at a KL of {kl:g}"
+        for (name, kl), error in facts.numerics.digits.items()
+        if error > 0.01
+    ]
+    if facts.reading.coarse:
+        yield Finding(
+            "digits",
+            "warning",
+            "it rounds to fewer digits than it is given, so that its terms are only known to "
+            f"{facts.reading.tolerance:.0%}; its value is off {', '.join(off) or 'by that'}",
+            "take log-probs, and their difference, in float32",
+            "11_numerics#thm-k3-positive",
+        )
+    elif off:
         yield Finding(
             "digits",
             "note",
-            f"in float32 its value is off by {worst:.0%} at a KL of 1e-6",
-            "write k3 with expm1",
+            f"near the reference its value is off, relatively, {', '.join(off)}",
+            "write k3 with expm1, in float32",
             "11_numerics#thm-k3-positive",
         )

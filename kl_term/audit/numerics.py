@@ -30,6 +30,7 @@ class Numerics:
     pushes_away: float
     overflow: str | None  #: what a log-ratio of 100 in float32 becomes, if no number
     stale_overflow: str | None  #: what a ratio to the sampler that overflows becomes, if no number
+    filter_fails: bool  #: a token whose ratio is large is dropped, and NaN where it overflows
     #: Relative error of the value by (type, KL).
     digits: dict[tuple[str, float], float]
 
@@ -37,14 +38,16 @@ class Numerics:
 def numerics(reading: Reading) -> Numerics:
     """Token by token; a loss over the vocabulary is not asked for its zones."""
     if reading.foreign.by_logits or reading.kind == "reward" or reading.fewest > 1:
-        return Numerics(math.nan, math.nan, math.nan, None, None, {})
+        return Numerics(math.nan, math.nan, math.nan, None, None, False, {})
     below, above = dead_zone(lambda l: _slopes(reading, l), furthest=FURTHEST)
+    stale = _overflow(reading, 0.5, 100.0)
     return Numerics(
         below,
         above,
         _pushes_away(lambda l: _slopes(reading, l)),
         _overflow(reading, 100.0, 0.0),
-        _overflow(reading, 0.5, 100.0),
+        stale,
+        stale == "NaN" and reading.has_policy_part and _filtered(reading),
         _digits(reading),
     )
 
@@ -130,6 +133,13 @@ def _overflow(reading: Reading, ref_log_ratio: float, log_ratio: float) -> str |
     return worst
 
 
+def _filtered(reading: Reading) -> bool:
+    """Whether a token at a ratio of 20 nats has neither value nor gradient in the policy loss."""
+    logp = torch.tensor([-1.0]).double()
+    part = reading.policy(token_batch(logp, logp - 0.5, logp - 20.0, advantage=1.0))
+    return not any(bool((tensor != 0).any()) for tensor in part)
+
+
 def _in(reading: Reading, floats: torch.dtype) -> Reading | None:
     foreign = replace(reading.foreign, layout=_narrowed(reading.foreign.layout, floats))
     return replace(reading, foreign=foreign)
@@ -139,14 +149,25 @@ def _narrowed(layout: Layout, floats: torch.dtype) -> Layout:
     return layout._replace(floats=floats)
 
 
+def _spread(reading: Reading, kl: float) -> float:
+    """How far the values of one log-ratio lie from their mean, over log-probs of all sizes."""
+    logp = -torch.linspace(0.1, 4.0, 13, dtype=torch.float64)
+    batch = token_batch(logp, logp - math.sqrt(2 * kl), logp)
+    values = torch.stack([reading.kl(batch.only([i])).value.mean() for i in range(len(logp))])
+    size = values.mean().abs()
+    return 1.0 if size == 0 else float((values - values.mean()).abs().max() / size)
+
+
 def _digits(reading: Reading) -> dict[tuple[str, float], float]:
     """Relative error of the value against the same numbers in float64."""
     found = {}
+    if reading.coarse:
+        found = {("its own precision", kl): _spread(reading, kl) for kl in SMALL}
     for name, floats in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
         narrow = _in(reading, floats)
         for kl in SMALL:
             log_ratio = torch.tensor([math.sqrt(2 * kl)]).double()
-            logp = torch.tensor([-0.7]).double().to(floats).double()
+            logp = torch.tensor([-0.05]).double().to(floats).double()
             ref_logp = (logp - log_ratio).to(floats).double()
             batch = token_batch(logp, ref_logp, logp)
             try:

@@ -1,7 +1,7 @@
 """``pytest --kl-audit my_trainer:loss``: one test a property; and the fixture ``kl_audit``.
 
 Registered by the distribution and off unless used: without the option and the fixture nothing is
-imported but this file.
+imported but this file and the list of findings.
 """
 
 from __future__ import annotations
@@ -11,36 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kl_term.audit.findings import PROPERTIES
+
 if TYPE_CHECKING:
     from kl_term.audit.report import Audit
-
-#: Property -> the codes of findings under which it does not hold.
-PROPERTIES: dict[str, tuple[str, ...]] = {
-    "the KL has a gradient": ("no-gradient", "beta-does-nothing", "kl-not-paid"),
-    "the KL reads the reference": ("reference-not-read",),
-    "the KL has the right sign": ("sign",),
-    "the KL descends a divergence": (
-        "minimises-nothing", "no-known-divergence", "not-zero-at-reference", "another-divergence",
-        "estimator-in-reward",
-    ),
-    "policy, reference and sampler are in their places": (
-        "exchanged", "kl-ratio-to-reference", "to-the-sampler", "shifted-reference",
-        "pointwise-kl-div", "absolute", "positive-part", "score-term", "ratio-of-another-level",
-        "wrong-axis",
-    ),
-    "the coefficient is the one asked for": (
-        "scale", "counted-twice", "beta-not-linear", "inside-the-std",
-    ),
-    "a token pays for what follows": ("credit", "tokens-left-out"),
-    "padding is not read": ("reads-padding", "padding-width"),
-    "answers do not read each other": ("row-order", "reads-other-answers", "policy-axis"),
-    "the divisor is an aggregation": ("divisor", "sum-over-batch", "aggregations-differ"),
-    "the gradient does not die": ("dead-zone", "pushes-away"),
-    "the policy part ascends the advantage": (
-        "policy-no-gradient", "policy-sign", "policy-ratio", "policy-clip",
-    ),
-    "arguments are left as they were": ("modifies-arguments",),
-}  # fmt: skip
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -125,7 +99,8 @@ class AuditCollector(pytest.Collector):
 
 
 def _audited(config: pytest.Config, target: str) -> Audit:
-    from kl_term.audit.request import Request, audited
+    from kl_term.audit.answering import audited
+    from kl_term.audit.request import Request
 
     kept = config.stash.setdefault(_KEPT, {})
     if target not in kept:

@@ -17,7 +17,16 @@ from torch import Tensor
 from kl_term.audit.arguments import OF_POLICY, name_of, plan_call
 from kl_term.audit.batches import Batch
 from kl_term.audit.calling import Foreign, Output, random_states
-from kl_term.audit.layouts import HIGH, LOW, guess_coefficient, layout_of, probe_of, settle_padding
+from kl_term.audit.layouts import (
+    HIGH,
+    LOW,
+    guess_coefficient,
+    layout_of,
+    probe_of,
+    settle_alignment,
+    settle_padding,
+    settle_weights,
+)
 from kl_term.errors import UserError
 from kl_term.kl.returns import reward_to_go
 
@@ -38,17 +47,18 @@ class Reading:
     foreign: Foreign
     kind: Kind
     shape: Literal["number", "rows", "tokens"]  #: of what it returns
-    narrow: bool  #: computes in float32
+    narrow: bool  #: computes in float32, or in less
     #: Of a reward-side function: pays at the end of an answer (token rewards) or on every token.
     pays_at_end: bool = False
     beta: float = 1.0  #: the coefficient asked for, where the function takes none
     separable: bool = False  #: answers do not read each other
     fewest: int = 1  #: answers that a call needs
+    coarse: bool = False  #: rounds to bfloat16 or float16 whatever it is given
 
     @property
     def tolerance(self) -> float:
         """Relative error up to which two numbers count as one."""
-        return 3e-4 if self.narrow else 1e-8
+        return 3e-2 if self.coarse else 3e-4 if self.narrow else 1e-8
 
     @property
     def takes_mask(self) -> bool:
@@ -149,6 +159,8 @@ def read(
         )
     foreign.layout = layout_of(foreign)
     settle_padding(foreign)
+    settle_weights(foreign)
+    settle_alignment(foreign)
     guess_coefficient(foreign)
     _refuse_changing(foreign)
     probe = probe_of(foreign)
@@ -159,7 +171,9 @@ def read(
         reading.pays_at_end = _pays_at_end(reading)
     reading.separable = reading.shape != "number" and _is_separable(reading, probe)
     reading.fewest = _fewest(reading, probe)
-    reading.narrow = output.value.dtype != torch.float64 or _rounds(reading, probe)
+    reading.coarse = _is_coarse(reading, probe)
+    fewer = output.value.dtype != torch.float64 or reading.coarse
+    reading.narrow = fewer or _rounds(reading, probe)
     if not bool(output.value.isfinite().all()):
         raise UserError(f"{foreign.name}: returns {_first_bad(output.value)} on ordinary inputs")
     if output.gradient is not None and not bool(output.gradient.isfinite().all()):
@@ -220,6 +234,20 @@ def _rounds(reading: Reading, probe: Batch) -> bool:
     return False
 
 
+def _is_coarse(reading: Reading, probe: Batch) -> bool:
+    """Whether a step that float32 sees leaves the KL as it was, and a large one does not."""
+    generator = torch.Generator().manual_seed(19)
+    noise = torch.randn(probe.logits.shape, generator=generator, dtype=torch.float64)
+    try:
+        start, near, far = (
+            reading.kl(replace(probe, logits=probe.logits + step * noise)).value
+            for step in (0.0, 1e-5, 0.3)
+        )
+    except Exception:
+        return False
+    return torch.equal(start, near) and not torch.equal(start, far)
+
+
 def _is_separable(reading: Reading, probe: Batch) -> bool:
     """Whether an answer gets alone what it gets beside others."""
     together = reading.whole(probe, HIGH)
@@ -238,13 +266,16 @@ def _is_separable(reading: Reading, probe: Batch) -> bool:
 
 
 def _fewest(reading: Reading, probe: Batch) -> int:
-    """How many answers a call needs to return numbers: a leave-one-out mean needs two."""
+    """How many answers a call needs to return numbers: a leave-one-out mean needs two, and what
+    is left of an answer beside its own mean is nothing."""
     for rows in (1, 2):
         try:
             part = reading.whole(probe.only(list(range(rows))), HIGH)
         except Exception:
             continue
-        if bool(part.value.isfinite().all()) and bool(part.gradient.isfinite().all()):
+        centred = reading.kind == "reward" and not bool((part.value.abs() > 1e-12).any())
+        finite = bool(part.value.isfinite().all()) and bool(part.gradient.isfinite().all())
+        if finite and not centred:
             return rows
     return 3
 

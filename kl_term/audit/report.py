@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from kl_term.audit.expectations import Expectations
 from kl_term.audit.findings import Finding
+from kl_term.audit.names import Level
 from kl_term.audit.policy_part import PolicyPart
 from kl_term.audit.targets import NEITHER, NOTHING, Minimised
 from kl_term.kl.term import KLTerm
@@ -100,16 +101,14 @@ class Audit:
 
 def rows_of(expected: Expectations) -> list[Row]:
     """The expected gradients, by samples and level."""
-    levels = {"state": "a state", "sequence": "whole answers"}
+    levels: dict[Level, str] = {"state": "a state", "sequence": "whole answers"}
     found = []
     for samples in ("fresh", "stale"):
         for level, words in levels.items():
-            at = expected[samples][level]  # type: ignore[index]
+            at = expected[samples][level]
             found.append(Row(f"minimises, {samples}, {words}", _said(at), _number(at.scale)))
-        if expected.visited[samples]:  # type: ignore[index]
-            found.append(
-                Row(f"at the visited states, {samples}", str(expected.visited[samples]))  # type: ignore[index]
-            )
+        if expected.visited[samples]:
+            found.append(Row(f"at the visited states, {samples}", str(expected.visited[samples])))
     return found
 
 

@@ -102,6 +102,16 @@ def of_structure(facts: Facts) -> Iterator[Finding]:
             "multiply weight and log-ratio token by token before anything is summed",
             "02_gradients#thm-off-policy-weights",
         )
+    if found.moves_with_advantage and found.linear_in_beta:
+        turns = found.moves_with_advantage == "sign"
+        yield Finding(
+            "kl-times-advantage",
+            "error",
+            "the KL moves with the advantage"
+            + (": it is multiplied by it, and maximised where that is negative" if turns else ""),
+            "add the KL beside what the advantage multiplies or selects",
+            "05_fixed_points#thm-regularised-optimum",
+        )
     if found.shifted:
         yield Finding(
             "shifted-reference",

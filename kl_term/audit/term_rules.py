@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from kl_term.audit.candidates import Match
 from kl_term.audit.facts import GRADIENTS, Facts
-from kl_term.audit.findings import Finding
+from kl_term.audit.findings import Finding, Severity
 from kl_term.audit.targets import NEITHER, NOTHING
 
 _FAULTS: dict[str, tuple[str, str, str | None]] = {
@@ -55,7 +55,7 @@ def of_term(facts: Facts) -> Iterator[Finding]:
     if identity.fault in _FAULTS and identity.under_fault is not None:
         says, advice, theorem = _FAULTS[identity.fault]
         theorem = "02_gradients#thm-expected-gradients" if identity.fault == "absolute" else theorem
-        severity = "warning" if identity.fault in ("absolute", "score-term") else "error"
+        severity: Severity = "warning" if identity.fault in ("absolute", "score-term") else "error"
         name = identity.under_fault.term.estimator
         yield Finding(identity.fault, severity, says.format(term=name), advice, theorem)
     if facts.counted_twice and identity.twice is not None:
@@ -97,9 +97,9 @@ def of_term(facts: Facts) -> Iterator[Finding]:
             "sum the KL of each token and of all that follow, without discount or divisor",
             "02_gradients#thm-sequence-kl-gradient",
         )
-    other = scale is not None and abs(abs(scale) - 1) > 10 * facts.reading.tolerance + 1e-6
+    differs = scale is not None and abs(abs(scale) - 1) > 10 * facts.reading.tolerance + 1e-6
     summed = identity.twice is not None or (identity.match is None and "+" in facts.at_state.name)
-    if scale is not None and other and identity.fault != "absolute" and not summed:
+    if scale is not None and differs and identity.fault != "absolute" and not summed:
         policy = facts.policy.scale if facts.policy and facts.policy.kind else math.nan
         alike = abs(scale - policy) < 1e-4 * abs(scale)  # a divisor of the whole loss
         yield Finding(

@@ -10,7 +10,7 @@ together is a sum over every batch,
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -121,6 +121,7 @@ def expected_gradient(
         weights = probability.view(-1, *[1] * (gradient.ndim - 1)).expand_as(gradient)
         _add(by_logits, by_score, at.sequences.states, answers, weights * gradient)
         return by_logits + expected_score(at.logits, by_score)
+    batches: Iterable[tuple[int, ...]]
     if symmetric:
         batches = itertools.combinations_with_replacement(range(count), rows)
     else:

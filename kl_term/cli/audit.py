@@ -13,7 +13,6 @@ from kl_term.audit.isolated import answer_isolated
 from kl_term.audit.request import Request
 from kl_term.errors import UserError
 from kl_term.files import replace_file
-from kl_term.objectives.aggregation import MODES
 from kl_term.plain_checks import check_choice, check_positive
 
 
@@ -59,6 +58,8 @@ def audit(
     try:
         check_positive("seconds", seconds)
         if aggregation is not None:
+            from kl_term.objectives.aggregation import MODES  # torch
+
             check_choice("aggregation", aggregation, MODES)
         roles = dict(_pair(text) for text in names)
         for role in roles.values():

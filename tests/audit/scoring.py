@@ -23,8 +23,16 @@ from tests.audit.corpus import Entry, read
 
 RECORDED = Path(__file__).parents[2] / "results" / "audit_corpus"
 HELD_OUT_RECORDED = RECORDED.with_name("audit_held_out")
+HELD_OUT_AGAIN_RECORDED = RECORDED.with_name("audit_held_out_again")
 #: Sections of the index that no rule of the audit was written by.
 HELD_OUT = ("held_out_broken", "held_out_right")
+#: Sections that the corrections after the first set were not written by.
+HELD_OUT_AGAIN = ("held_out_again_broken", "held_out_again_right")
+SETS: dict[str, tuple[tuple[str, ...], Path]] = {
+    "seen": ((), RECORDED),
+    "held out": (HELD_OUT, HELD_OUT_RECORDED),
+    "held out again": (HELD_OUT_AGAIN, HELD_OUT_AGAIN_RECORDED),
+}
 #: The codes that name each kind of fault. ``expectation`` is that what the loss claims to minimise
 #: is not what it does, ``raises`` that it cannot be called, in the words of the error.
 NAMES: dict[str, set[str]] = {
@@ -56,18 +64,23 @@ NAMES: dict[str, set[str]] = {
     "not zero at the reference": {"not-zero-at-reference"},
     "wrong axis": {"wrong-axis"},
     "dead zone": {"dead-zone"},
-    "overflow": {"overflow"},
+    "overflow": {"overflow", "filter"},
     "raises": {"raises"},
     "rows": {"reads-other-answers", "row-order"},
     "shifted": {"shifted-reference"},
     "empty rows": {"empty-answers"},
     "sum over the batch": {"sum-over-batch", "divisor"},
+    "unequal supports": {"unequal-supports"},
+    "reward not paid": {"policy-no-gradient", "credit", "kl-not-paid"},
 }
 #: Faults that two findings name as well, by the loss.
 ALSO = {
     "reference_minus_current": {"sign"},
     "prior_minus_policy": {"sign"},
     "centred_by_column": {"policy-axis"},
+    "mean_over_the_vocabulary": {"wrong-axis"},
+    "shadowed_log_ratio": {"policy-sign"},
+    "squared_in_the_coefficient": {"no-known-divergence", "another-divergence"},
 }
 OUTCOMES = {
     "named": "the first finding names the fault",
@@ -143,11 +156,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="only these losses")
     parser.add_argument("--record", action="store_true", help="write the recorded table")
-    parser.add_argument("--held-out", action="store_true", help="the losses held out instead")
+    parser.add_argument("--set", choices=list(SETS), default="seen", help="which losses")
     chosen = parser.parse_args()
     began = time.perf_counter()
-    every = read(*HELD_OUT) if chosen.held_out else read()
-    entries = [entry for entry in every if entry.name in chosen.names or not chosen.names]
+    sections, folder = SETS[chosen.set]
+    entries = [entry for entry in read(*sections) if entry.name in chosen.names or not chosen.names]
     found = table(entries)
     with pd.option_context("display.max_rows", None, "display.width", 200):
         print(found[["name", "kind", "codes", "outcome"]].to_string(index=False))
@@ -156,12 +169,11 @@ def main() -> None:
         closure = import_closure(["tests/audit/scoring.py"])
         fields = provenance_here(code_sha256(closure)).model_dump()
         fields |= {
-            "preset": (HELD_OUT_RECORDED if chosen.held_out else RECORDED).name,
+            "preset": folder.name,
             "seeds": [],
             "configuration": {"losses": len(found)},
             "seconds": round(time.perf_counter() - began),
         }
-        folder = HELD_OUT_RECORDED if chosen.held_out else RECORDED
         write_folder(folder, {"losses.csv": found}, fields)
         print(f"written to {folder}")
 

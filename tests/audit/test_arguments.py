@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kl_term.audit import audit
 from kl_term.audit.arguments import plan_call, role_of
 from kl_term.audit.readings import read
 from kl_term.errors import UserError
@@ -31,7 +32,9 @@ SPELLINGS = {
     "ref_log_ratio": "ref_log_ratio kl",
     "width": "max_completion_length max_tokens",
     "clip": "epsilon epsilon_low eps_clip cliprange clip_ratio_high",
-    "inputs": "inputs batch",
+    "inputs": "inputs batch model_output data",
+    "values": "values old_values value_preds vpreds",
+    "group_size": "num_generations n_samples_per_prompt group_size num_rollouts n_responses",
 }
 
 
@@ -82,3 +85,84 @@ def test_inputs_and_configurations_are_read_by_key_and_attribute():
     reading = read(loss)
     assert reading.foreign.has_beta
     assert reading.shape == "number"
+
+
+def kl_of(logp, ref_logp, mask):
+    return 0.5 * torch.where(mask.bool(), logp - ref_logp, 0.0) ** 2
+
+
+def weighted_mean(new_lp_logprobs, teacher_logprobs, loss_weights, kl_coef=0.2):
+    kl = kl_of(new_lp_logprobs, teacher_logprobs, loss_weights > 0)
+    return kl_coef * (kl * loss_weights).sum() / loss_weights.sum()
+
+
+def weighted_policy(logprobs, weights):
+    return -(logprobs * weights).sum()
+
+
+def test_weights_are_what_they_do():
+    """A mask where they have no policy gradient, advantages where they have."""
+    assert read(weighted_mean).foreign.plan.roles["loss_weights"] == "mask"
+    assert read(weighted_policy).foreign.plan.roles["weights"] == "advantages"
+
+
+def test_the_size_of_a_group_is_that_of_the_batch():
+    def leave_one_out(scores, sampling_logprobs, ref_logprobs, mask, kl_coef=0.1, n_rollouts=16):
+        kl = torch.where(mask.bool(), sampling_logprobs - ref_logprobs, 0.0).sum(-1)
+        groups = (scores - kl_coef * kl).unflatten(0, (-1, n_rollouts))
+        others = (groups.sum(-1, keepdim=True) - groups) / max(n_rollouts - 1, 1)
+        return (groups - others).flatten()
+
+    found = audit(leave_one_out)
+    assert found.guessed["n_rollouts"] == "group_size"
+    assert found.minimises["fresh"] == {"state": "reverse KL", "sequence": "reverse KL"}
+
+
+def next_token(logits, ref_logits, input_ids, mask, beta=0.1):
+    of = [
+        -torch.nn.functional.cross_entropy(x[:, :-1].mT, input_ids[:, 1:], reduction="none")
+        for x in (logits, ref_logits)
+    ]
+    return beta * kl_of(*of, mask[:, 1:]).sum() / mask[:, 1:].sum()
+
+
+def next_token_of_completions(logits, ref_logits, labels, completion_mask, beta=0.1):
+    """The mask is of the answer alone, the tokens have the prompt's before them."""
+    of = [
+        torch.distributions.Categorical(logits=x[:, :-1]).log_prob(labels[:, 1:])
+        for x in (logits, ref_logits)
+    ]
+    return beta * kl_of(*of, completion_mask).sum() / completion_mask.sum()
+
+
+@pytest.mark.parametrize("loss", [next_token, next_token_of_completions])
+def test_logits_that_predict_the_next_token_are_given_the_prompt(loss):
+    found = audit(loss)
+    assert found.minimises["fresh"]["state"] == "reverse KL"
+    assert (found.term.name, found.aggregation) == ("k2_loss", "token_mean")
+    assert found.scale == pytest.approx(1.0)
+    assert not [f for f in found.findings if f.severity != "note"]
+
+
+def with_a_critic(logprobs, old_logprobs, ref_logprobs, vpreds, returns, advantages, mask, kl_coef):
+    m = mask.bool()
+    policy = -torch.where(m, logprobs - old_logprobs, 0.0).exp() * torch.where(m, advantages, 0.0)
+    value = torch.nn.functional.mse_loss(vpreds, returns, reduction="none")
+    kl = kl_of(logprobs, ref_logprobs, m)
+    return torch.where(m, policy + value + kl_coef * kl, 0.0).sum() / m.sum()
+
+
+def test_a_critics_loss_is_given_values_and_changes_no_verdict():
+    reading = read(with_a_critic)
+    assert reading.foreign.plan.roles["returns"] == reading.foreign.plan.roles["vpreds"] == "values"
+    assert reading.has_policy_part and reading.kind == "loss"
+
+
+def test_two_dictionaries_and_a_configuration_are_read():
+    def ppo_loss(config, model_output, data):
+        mask = data["response_mask"].bool()
+        kl = kl_of(model_output["log_probs"], data["ref_log_prob"], mask)
+        return config.kl_loss_coef * kl.sum() / mask.sum(), {"kl": 0.0}
+
+    found = audit(ppo_loss)
+    assert (found.term.name, found.aggregation) == ("k2_loss", "token_mean")

@@ -10,11 +10,10 @@ from analysis.report.audit_corpus import corpus_counts, corpus_table
 from kl_term.errors import UserError
 from tests.audit.corpus import Entry, read
 from tests.audit.scoring import (
-    HELD_OUT,
-    HELD_OUT_RECORDED,
     NAMES,
     OUTCOMES,
     RECORDED,
+    SETS,
     audited,
     scored,
 )
@@ -97,11 +96,13 @@ def test_the_table_of_the_book_says_what_was_recorded():
     assert counts["broken"] + counts["right"] == len(rows)
 
 
-def test_the_held_out_losses_were_audited_once_and_none_is_left_out():
+@pytest.mark.parametrize("held_out", ["held out", "held out again"])
+def test_the_held_out_losses_were_audited_once_and_none_is_left_out(held_out):
     """At the source that its manifest names, before the rules of the audit had seen them."""
-    read_manifest(HELD_OUT_RECORDED)
-    rows = pd.read_csv(HELD_OUT_RECORDED / "losses.csv", keep_default_na=False)
-    entries = read(*HELD_OUT)
+    sections, folder = SETS[held_out]
+    read_manifest(folder)
+    rows = pd.read_csv(folder / "losses.csv", keep_default_na=False)
+    entries = read(*sections)
     assert list(rows["name"]) == [entry.name for entry in entries]
     assert not {entry.name for entry in entries} & {entry.name for entry in CORPUS}
     assert set(rows["outcome"]) <= set(OUTCOMES)

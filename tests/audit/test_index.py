@@ -28,7 +28,9 @@ from tests.audit.enumerated import (
 
 CORPUS = read()
 RELEASED = read("released")
-HELD_OUT = read("held_out_broken", "held_out_right")
+HELD_OUT = read(
+    "held_out_broken", "held_out_right", "held_out_again_broken", "held_out_again_right"
+)
 NAMED = {entry.name: entry for entry in CORPUS}
 
 

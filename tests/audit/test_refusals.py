@@ -51,6 +51,26 @@ def unknown(logp, ref_logp, frobnication):
     return k2(logp, ref_logp) * frobnication
 
 
+def calls_a_model(policy_model, input_ids, ref_logp):
+    return k2(policy_model(input_ids).logits, ref_logp)
+
+
+def of_pairs(policy_w_logps, policy_l_logps, ref_w_logps, ref_l_logps, beta=0.1):
+    gap = (policy_w_logps - policy_l_logps) - (ref_w_logps - ref_l_logps)
+    return torch.nn.functional.softplus(-beta * gap)
+
+
+class Loss(torch.nn.Module):
+    __name__ = "Loss"
+
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(2, 2)
+
+    def forward(self, hidden, ref_logp):
+        return k2(self.head(hidden).log_softmax(-1), ref_logp)
+
+
 def without_policy(ref_logp, mask):
     return (ref_logp * mask).sum()
 
@@ -70,6 +90,10 @@ def raises(logp, ref_logp):
         (lists, "returns a list"),
         (nothing, "returns nothing"),
         (unknown, "cannot tell what argument 'frobnication' is"),
+        (calls_a_model, "takes a model ('policy_model')"),
+        (of_pairs, "two arguments look like the policy's log-probs"),
+        (Loss, "is a class: pass an object of it"),
+        (Loss(), "is a module with weights"),
         (without_policy, "no argument is the log-probs of the policy"),
         (raises, "cannot be called: NotImplementedError: one day"),
     ],
