@@ -13,6 +13,7 @@ import yaml
 from analysis.report.audit_findings import all_findings
 from analysis.report.index_terms import all_terms
 from analysis.report.project import Project
+from analysis.report.prose import typed_numbers
 from analysis.report.symptoms import (
     FILE,
     TRAINERS,
@@ -98,6 +99,15 @@ def test_the_page_shows_each_symptom_with_its_causes() -> None:
         assert all(f"({address})" in section for address in symptom.asked)
         assert len(symptom.causes) > 4 or "{dropdown}" not in section
     assert thread_name("https://github.com/huggingface/trl/issues/2703") == "huggingface/trl #2703"
+
+
+def test_no_number_is_typed_in_its_prose() -> None:
+    texts = [text for s in SYMPTOMS.symptoms.values() for text in (s.title, s.says)]
+    texts += [text for c in SYMPTOMS.causes.values() for text in (c.title, c.says, c.tells)]
+    texts += [what for s in SYMPTOMS.symptoms.values() for what in s.asked.values()]
+    for text in texts:
+        assert not list(typed_numbers(text, maths=False)), text
+    assert list(typed_numbers("at 0.25 nats", maths=False))
 
 
 def test_it_stands_second_in_the_menu() -> None:
