@@ -88,7 +88,7 @@
       const title = page.shown ? `${index.titles[file]} > ${page.shown}` : index.titles[file];
       return [name, title, page.at, null, score, index.filenames[file]];
     }).filter((result) => result[4] > 0.25);
-    for (const word of said.split(/\s+/).filter((word) => /[_.]|\d/.test(word) || said === word)) {
+    for (const word of said.split(/\s+/).filter((word) => /[_.]/.test(word) || said === word)) {
       for (const found of Search.performObjectSearch(word, new Set([word]))) {
         const name = found[1].toLowerCase();
         results.push([...found.slice(0, 4), WEIGHTS.object * (name === word || name.endsWith(`.${word}`) ? 1 : 0.1), found[5]]);
