@@ -82,7 +82,7 @@ class AddTerms(SphinxTransform):
             if at is None:
                 _LOG.warning("terms of the index: %s has no section %s", page, label)
                 continue
-            target = label or at["ids"][0]
+            target = at["ids"][0]  # that of its heading
             entries = [("single", term, target, "main", None) for term in terms]
             at.insert(1, addnodes.index(entries=entries))
 

@@ -52,13 +52,14 @@
       Object.assign(page, { atScore: score, at: id ? `#${id}` : "", shown: heading });
     };
     const said = query.toLowerCase().trim();
+    const headings = new Map(Object.entries(index.alltitles).flatMap(([title, found]) => found.map(([file, id]) => [`${file}#${id}`, title])));
     for (const [entry, found] of Object.entries(index.indexentries)) {
       const score = fit(tokens(entry), weight, total) + (entry === said ? 0.5 : 0);
       if (score < 0.2) continue;
       for (const [file, id, main] of found) {
         const page = best[file], worth = score * (main ? 1 : 0.3);
         page.entry = Math.max(page.entry, worth);
-        place(page, worth * WEIGHTS.entry, id, null);
+        place(page, worth * WEIGHTS.entry, id, headings.get(`${file}#${id}`) ?? null);
       }
     }
     for (const [title, found] of Object.entries(index.alltitles)) {

@@ -107,7 +107,7 @@ def test_the_right_page_is_among_three(html: Path, edition: str, questions: dict
 @pytest.mark.skipif(NODE is None, reason="no node on this machine")
 def test_a_symptom_leads_to_its_section(html: Path) -> None:
     ((first, *_),) = found(html, ["kl is negative"])
-    assert first == "book/_generated/symptoms#log-kl-negative"
+    assert first == "book/_generated/symptoms#the-kl-is-negative"
 
 
 def test_no_page_loads_the_index_of_the_search(html: Path) -> None:
