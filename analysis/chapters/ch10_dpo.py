@@ -314,7 +314,7 @@ def plot_data_distributions(
     axes.set_yticks(rows, table.pairs)
     axes.grid(False, axis="y")
     axes.set_xlabel("expected reward less $\\beta$ KL")
-    axes.legend(loc="upper left", fontsize=10)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2, fontsize=10)
     return figure
 
 

@@ -155,13 +155,16 @@ def draw_kls(finals: pd.DataFrame) -> Figure:
 
 def draw_noise(table: pd.DataFrame) -> Figure:
     """Recorded noise over the KL reached: lines by the theory, points as the trainer sampled it."""
-    figure, axes = style.subplots(height=3.5)
+    figure, axes = style.subplots(height=4.0)
     for term, rows in table.groupby("term", sort=False):
         look, distance = look_of(term), rows["reverse_kl"]
         axes.plot(distance, rows["theory"], **look | {"marker": ""})
-        bars = HALF_WIDTH * rows["standard_error"]
-        axes.errorbar(distance, rows["sampled"], yerr=bars, **look | {"linestyle": "", "label": ""})
-    axes.set(xscale="log", yscale="log", ylabel="noise of an update's gradient, log scale")
+        above = HALF_WIDTH * rows["standard_error"]
+        below = above.where(above < rows["sampled"], 0.0)  # no logarithm shows zero
+        axes.errorbar(
+            distance, rows["sampled"], yerr=[below, above], **look | {"linestyle": "", "label": ""}
+        )
+    axes.set(xscale="log", yscale="log", ylabel="noise of an update's\ngradient, log scale")
     axes.set_xlabel("exact reverse KL of the policy (nats per token), log scale")
     style.plain_numbers(axes.xaxis, axes.yaxis)
     axes.legend()

@@ -25,6 +25,7 @@ from analysis.report.pages import run_pages
 from analysis.report.parameters import changed_parameters, declared_parameters
 from analysis.report.project import Project
 from analysis.report.provenance import Provenance, read_notebook, read_provenance
+from analysis.report.symptoms import symptoms_page
 from kl_term.errors import UserError
 
 
@@ -105,6 +106,7 @@ GENERATORS: Mapping[str, Callable[[Project], str]] = {
         load_errata(project), load_corrections(project), load_sources(project)
     ),
     "ledger.md": ledger_page,
+    "symptoms.md": symptoms_page,
     "methods.md": lambda project: methods_page(load_methods(project)),
     "metrics.md": lambda project: glossary_page(),
     "torture.md": torture_figures,

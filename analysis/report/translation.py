@@ -261,6 +261,11 @@ def stage(project: Project, destination: Path) -> None:
     shutil.copytree(
         project.book, destination / "book", ignore=shutil.ignore_patterns(".*", "locale")
     )
+    terms = catalogue_path(project, "menu").with_name("index_terms.yaml")
+    if terms.is_file():
+        copied = destination / terms.relative_to(project.root)
+        copied.parent.mkdir(parents=True)
+        shutil.copyfile(terms, copied)
     for name in ("kl_term", "analysis", "notebooks", "results"):
         (destination / name).symlink_to(project.root / name)
     config, toc = (load_yaml(path, path.name) for path in (project.config, project.toc))

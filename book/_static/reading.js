@@ -1,5 +1,5 @@
 // For the reader: figures open in place, wide tables, formulas and code scroll with a cue, tables have one
-// header row and stand row under row on a phone, hidden code that follows hidden code opens with it, search excerpts are prose, and what the
+// header row and stand row under row on a phone, hidden code that follows hidden code opens with it, and what the
 // theme leaves without a name has one.
 (() => {
   const wide = "div.math mjx-container, mjx-container.kl-wide, .kl-scroll, div.highlight pre";
@@ -50,6 +50,29 @@
     next.querySelector("summary").after(...[...hidden.children].filter((part) => part.localName !== "summary"));
     cell.remove();
   };
+  // A table is called as its caption says, or as the section that it stands in, with its number there.
+  const called = new Map();
+  const nameOf = (table) => {
+    const chinese = document.documentElement.lang.startsWith("zh");
+    const heading = table.closest("section")?.querySelector("h1, h2, h3, h4")?.cloneNode(true);
+    heading?.querySelectorAll(".headerlink").forEach((link) => link.remove());
+    const of = table.caption?.textContent.trim() || heading?.textContent.trim() || document.title;
+    const number = (called.get(of) ?? 0) + 1;
+    called.set(of, number);
+    return `${chinese ? "表" : "table"}${number > 1 ? ` ${number}` : ""}: ${of}`;
+  };
+  // A formula and the punctuation behind it, or the bracket before it, stand in one line.
+  const hold = (formula) => {
+    const [before, after] = [formula.previousSibling, formula.nextSibling].map((node) => node?.nodeType === Node.TEXT_NODE ? node : null);
+    const opens = before?.data.match(/[(\[“"]+$/)?.[0] ?? "", closes = after?.data.match(/^[^\s\p{L}\p{N}\\(\[]+/u)?.[0] ?? "";
+    if (!opens && !closes) return;
+    const box = document.createElement("span");
+    box.className = "kl-hold";
+    formula.before(box);
+    box.append(opens, formula, closes);
+    if (opens) before.data = before.data.slice(0, -opens.length);
+    if (closes) after.data = after.data.slice(closes.length);
+  };
   // A name that a voice reads is the one that an eye reads.
   const name = () => {
     for (const part of document.querySelectorAll("summary[aria-label], button.search-button-field")) {
@@ -66,8 +89,13 @@
   };
   document.addEventListener("DOMContentLoaded", () => {
     name();
+    // A page without contents has no button that opens them.
+    if (!document.querySelector(".bd-sidebar-secondary, #pst-secondary-sidebar")) {
+      document.querySelectorAll(".secondary-toggle").forEach((button) => button.remove());
+    }
     const article = document.querySelector("article.bd-article");
     if (!article) return;
+    article.querySelectorAll("span.math").forEach(hold);
     article.querySelectorAll("div.cell").forEach(oneBar);
     for (const em of article.querySelectorAll("em")) em.classList.toggle("kl-latin", /^[ -~]*$/.test(em.textContent));
     for (const table of article.querySelectorAll("table")) {
@@ -80,7 +108,7 @@
       const box = document.createElement("div");
       box.className = "kl-scroll";
       box.setAttribute("role", "region");
-      box.setAttribute("aria-label", "table");
+      box.setAttribute("aria-label", nameOf(table));
       table.replaceWith(box);
       box.append(table);
     }
@@ -98,6 +126,7 @@
         large.src = image.src;
         large.alt = image.alt;
         dialog.showModal();
+        dialog.scrollTo((dialog.scrollWidth - dialog.clientWidth) / 2, 0);
       });
     }
     // MathJax makes each formula a stop of the tabulator, two hundred a page; one that scrolls is enough.
@@ -117,21 +146,12 @@
       }
     };
     window.addEventListener("resize", update);
+    // What was hidden had no width: a tab, or a part that opens.
+    article.addEventListener("change", update);
+    article.addEventListener("toggle", update, true);
     (window.MathJax?.startup?.promise ?? Promise.resolve()).then(update);
     window.addEventListener("load", () => {
       (window.MathJax?.startup?.promise ?? Promise.resolve()).then(update);
     });
-  });
-  // The search is loaded behind this script, and begins when the page is there.
-  document.addEventListener("DOMContentLoaded", () => {
-    if (typeof Search === "undefined") return;
-    Search.htmlToText = (html, anchor) => {
-      const page = new DOMParser().parseFromString(html, "text/html");
-      const noise = "script, style, nav, button, summary, .headerlink, .math, .highlight, table, .code-of";
-      const start = (anchor && page.querySelector(`[role="main"] ${anchor}`)) ||
-        page.querySelector("article.bd-article") || page.querySelector('[role="main"]') || page.body;
-      start.querySelectorAll(noise).forEach((part) => part.remove());
-      return start.textContent.replace(/\\\([^]*?\\\)|\\\[[^]*?\\\]/g, "");
-    };
   });
 })();

@@ -38,8 +38,9 @@ klDraw.explorer("values", (place) => {
         line(root, points.map((x) => [toX(x), toY(density(x, mean, std))]),
           { stroke: `var(--kl-${who})`, "stroke-width": 2.5, "stroke-dasharray": dash });
         const peak = density(mean, mean, std);
+        const side = (who === "q") === state.qMean <= state.pMean ? -1 : 1; // the label is not under the other's dot
         const dot = svg("circle", { cx: toX(mean), cy: toY(peak), r: 9, fill: `var(--kl-${who})` });
-        root.append(dot, svg("text", { class: "kl-name", x: toX(mean) + 13, y: toY(peak) + (who === "q" ? -4 : 14), style: `fill:var(--kl-${who})` },
+        root.append(dot, svg("text", { class: "kl-name", x: toX(mean) + 13 * side, y: toY(peak) + (who === "q" ? -4 : 14), "text-anchor": side < 0 ? "end" : "start", style: `fill:var(--kl-${who})` },
           who === "q" ? "policy" : "reference"));
         draggable(dot, root, (px, py) => {
           const x = X[0] + ((px - toX(X[0])) / (toX(X[1]) - toX(X[0]))) * (X[1] - X[0]);
@@ -71,8 +72,10 @@ klDraw.explorer("values", (place) => {
       }
       ends.sort((a, b) => a[1] - b[1]).forEach(([name, y], i, sorted) => {
         if (i > 0) sorted[i][1] = Math.max(y, sorted[i - 1][1] + 14);
-        root.append(svg("text", { class: "kl-name", x: box.right + 5, y: sorted[i][1] + 4, style: `fill:${COLOUR(name)}` }, name));
       });
+      // Above the axis' last number.
+      ends.forEach(([name, y], i) => root.append(svg("text", { class: "kl-name", x: box.right + 5,
+        y: Math.min(y, box.bottom - 8 - 14 * (ends.length - 1 - i)) + 4, style: `fill:${COLOUR(name)}` }, name)));
     },
   });
 
