@@ -9,6 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 from torch.func import grad
+from torch.nn import functional
 
 from analysis.evidence.policies import Chains, random_chains
 from kl_term.kl.control import fitted_control, fitted_control_of_gradients
@@ -16,6 +17,7 @@ from kl_term.kl.full_vocabulary import markov_kl
 from kl_term.kl.importance import importance_ratio
 from kl_term.kl.prefix import markov_kl_moments
 from kl_term.kl.returns import reward_to_go
+from kl_term.kl.truncated_prefix import truncated_prefix_coefficients, windowed_ratio
 
 
 class Parabola(NamedTuple):
@@ -65,7 +67,7 @@ class Drawn(NamedTuple):
 def draw_answers(chains: Chains, count: int, length: int, *, seed: int) -> Drawn:
     """``count`` answers of each chain."""
     generator = torch.Generator().manual_seed(seed)
-    number, rows, vocab = chains.logits.shape
+    number, rows, _ = chains.logits.shape
     sampler = chains.old_logits.softmax(-1)
     row = torch.full((number, count), rows - 1)
     visited, taken = [], []
@@ -93,12 +95,7 @@ def answer_gradients(drawn: Drawn, logits: Tensor, control: float) -> Tensor:
     cost = ratio * (log_ratio + control * torch.expm1(-log_ratio))
     credit = reward_to_go(cost) - cost + ratio * log_ratio
     credit = credit - ratio * credit.mean(0)
-    found = torch.zeros(len(credit), logits.numel(), dtype=logits.dtype)
-    vocab = logits.shape[-1]
-    found.scatter_add_(1, drawn.rows * vocab + drawn.tokens, credit)
-    visits = torch.zeros(len(credit), len(logits), dtype=logits.dtype)
-    visits.scatter_add_(1, drawn.rows, credit)
-    return found - (visits.unsqueeze(-1) * logits.softmax(-1)).flatten(1)
+    return table_gradients(credit, drawn, logits)
 
 
 def fitted(chains: Chains, length: int, answers: int, *, seed: int) -> dict[str, Tensor]:
@@ -162,4 +159,56 @@ def control_table(
                         "worst_gradients": by_way["gradients"].max().item(),
                     }
                 )
+    return pd.DataFrame(rows)
+
+
+def table_gradients(credit: Tensor, drawn: Drawn, logits: Tensor) -> Tensor:
+    """[answers, rows * vocab], from the credit [answers, length] beside each score, one chain."""
+    found = torch.zeros(len(credit), logits.numel(), dtype=logits.dtype)
+    found.scatter_add_(1, drawn.rows * logits.shape[-1] + drawn.tokens, credit)
+    visits = torch.zeros(len(credit), len(logits), dtype=logits.dtype)
+    visits.scatter_add_(1, drawn.rows, credit)
+    return found - (visits.unsqueeze(-1) * logits.softmax(-1)).flatten(1)
+
+
+def truncation_table(
+    staleness: float,
+    caps: Iterable[float],
+    windows: Iterable[int],
+    *,
+    length: int = 128,
+    drift: float = 0.3,
+    stickiness: float = 0.0,
+    answers: int = 256,
+    batches: int = 10,
+    count: int = 3,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Error of the mean gradient of a batch under the truncated prefix ratio, in norms of the
+    exact one: root mean square over batches, and of the mean of all batches (which still holds
+    some noise); medians over chains. ``moment`` is the second moment of a window's ratio."""
+    kinds = {"drift": drift, "staleness": staleness, "stickiness": stickiness}
+    chains = random_chains(8, count, **kinds, seed=seed)
+    drawn = draw_answers(chains, answers * batches, length, seed=seed)
+    exact = [grad(markov_kl)(*pair, length).flatten() for pair in zip(*chains[:2], strict=True)]
+    counted = torch.ones(answers * batches, length, dtype=torch.bool)
+    rows = []
+    for window in windows:
+        for cap in caps:
+            errors = []
+            for index, logits in enumerate(chains.logits):
+                one = Drawn(*(part[index] for part in drawn))
+                sampled = (one.logp, one.ref_logp, one.old_logp, counted)
+                credit = truncated_prefix_coefficients(*sampled, cap=cap, window=window)
+                ratio = windowed_ratio(one.logp, one.old_logp, counted, window=window)
+                before = functional.pad(ratio.clamp(max=cap)[:, :-1], (1, 0), value=1.0)
+                known = before * torch.exp(one.logp - one.old_logp)  # of mean zero with its score
+                gradients = table_gradients(credit - known * credit.mean(0), one, logits)
+                means = gradients.unflatten(0, (batches, answers)).mean(1)
+                size = exact[index].norm()
+                spread = (means - exact[index]).square().sum(-1).mean().sqrt() / size
+                errors.append((spread, (means.mean(0) - exact[index]).norm() / size))
+            error, bias = torch.tensor(errors).median(0).values.tolist()
+            row = {"window": window, "cap": cap, "error": error, "bias": bias}
+            rows.append(row | {"moment": ratio[:, -1].square().mean().item()})
     return pd.DataFrame(rows)
