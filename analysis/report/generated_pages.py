@@ -18,6 +18,7 @@ from analysis.report.audit_corpus import corpus_page
 from analysis.report.audit_findings import findings_page
 from analysis.report.diagnosis_quality import FOLDER, quality_page
 from analysis.report.generated import render
+from analysis.report.kl_curve import kl_curve_page
 from analysis.report.ledger import load_corrections, load_errata, load_sources
 from analysis.report.ledger_page import errata_page, ledger_page
 from analysis.report.methods import load_methods, methods_page
@@ -105,6 +106,7 @@ GENERATORS: Mapping[str, Callable[[Project], str]] = {
     "errata.md": lambda project: errata_page(
         load_errata(project), load_corrections(project), load_sources(project)
     ),
+    "kl_curve.md": lambda project: kl_curve_page(),
     "ledger.md": ledger_page,
     "symptoms.md": symptoms_page,
     "methods.md": lambda project: methods_page(load_methods(project)),

@@ -6,9 +6,10 @@ import numpy as np
 def check_run(logp, old_logp, ref_logp, mask, completion=None):
     """Log-probs of the sampled tokens, a row a completion; mask is 1 where a token counts.
 
-    Means are over tokens, as in TRL's log; a mean of completions' means, as verl and OpenRLHF log
-    it, is another number. Errors are standard errors over completions; of flat arrays
-    ``completion`` says which one each token is of, or each counts as one and errors are too small.
+    Means are over all tokens given, in one division (``average`` says so); a mean of completions'
+    means, as verl and OpenRLHF log a KL in the reward, is another number, and no KL. Errors are
+    standard errors over completions; of flat arrays ``completion`` says which one each token is of,
+    or each counts as one and errors are too small.
     """
     logp, old_logp, ref_logp, mask = (np.float64(x) for x in (logp, old_logp, ref_logp, mask))
     if not logp.shape == old_logp.shape == ref_logp.shape == mask.shape:
@@ -49,4 +50,4 @@ def check_run(logp, old_logp, ref_logp, mask, completion=None):
     else:
         better = min("k1", "k3", key=lambda name: found[f"{name} error"])
         verdict = f"k1 and k3 agree within their errors: read {better}, whose own is smaller"
-    return found | {"verdict": verdict}
+    return found | {"average": "over all tokens", "verdict": verdict}

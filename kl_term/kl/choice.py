@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError, model_validator
+from pydantic import Field, ValidationError, model_serializer, model_validator
+from pydantic.functional_serializers import SerializerFunctionWrapHandler
 
 from kl_term.errors import first_problem
 from kl_term.kl.names import (
@@ -49,6 +50,9 @@ class KLChoice(Schema):
     credit: Credit = "to_go"
     #: Estimator that a loss reports while ``estimator`` gives its gradient; None = the same.
     value: Value | None = None
+    #: Weight of the control variate :math:`r - 1` of k3 under the attached prefix ratio: 1 is k3, 0
+    #: is k1 in the reward to go. See :mod:`kl_term.kl.control`.
+    control: float = Field(default=1.0, ge=0, le=1, allow_inf_nan=False)
 
     if not TYPE_CHECKING:
 
@@ -67,6 +71,14 @@ class KLChoice(Schema):
 
     def __hash__(self) -> int:
         return hash(tuple(self.model_dump().values()))
+
+    @model_serializer(mode="wrap")
+    def _as_recorded(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without ``control`` at its default: recordings made before it keep their keys."""
+        found: dict[str, Any] = fields(self)
+        if self.control == type(self).model_fields["control"].default:
+            found.pop("control", None)
+        return found
 
     @model_validator(mode="after")
     def _consistent(self) -> KLChoice:
@@ -88,7 +100,7 @@ class KLChoice(Schema):
     def _without_meaning(self) -> list[tuple[str, str]]:
         """Fields that this choice gives no meaning to, and why."""
         if self.estimator == "none":
-            fields = ("placement", "level", "weighting", "ratio", "credit", "value")
+            fields = ("placement", "level", "weighting", "ratio", "credit", "value", "control")
             return [(field, "without an estimator") for field in fields]
         found = []
         if self.placement == "reward":
@@ -103,6 +115,8 @@ class KLChoice(Schema):
             found += [("weighting", f"for {self.estimator}, which is not weighted by a ratio")]
         if self.weighting == "none":
             found += [("ratio", "without a weighting")]
+        if (self.estimator, self.weighting, self.ratio) != ("k3", "attached", "prefix"):
+            found += [("control", "but for k3 under the attached prefix ratio")]
         if self.level == "sequence":
             found += [("ratio", "at level sequence: it is the completion's")]
             found += [("credit", "at level sequence: it is the completion's")]
@@ -113,8 +127,11 @@ class KLChoice(Schema):
         """Such as ``none``, ``k3_loss``, ``k1_reward`` or ``k3_loss_attached_prefix``."""
         if self.estimator == "none":
             return "none"
-        rest = self.model_dump(exclude={"estimator", "placement", "value"}, exclude_defaults=True)
+        apart = {"estimator", "placement", "value", "control"}
+        rest = self.model_dump(exclude=apart, exclude_defaults=True)
         shown = [] if self.value is None else ["shows", self.value]
+        if self.control != 1.0:
+            shown = ["control", f"{self.control:g}", *shown]
         return "_".join([self.estimator, self.placement, *rest.values(), *shown])
 
     @property

@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from kl_term.checks import as_mask, check_same_shape, checked
-from kl_term.kl.credit import state_average
+from kl_term.kl.control import control_variance
 from kl_term.kl.divergences import reverse_kl
 from kl_term.kl.enumeration import reverse_kl_gradient
 from kl_term.kl.estimators import ESTIMATORS
 from kl_term.kl.importance import importance_ratio
 from kl_term.kl.returns import reward_to_go
-from kl_term.kl.sequences import Sequences, sequence_probability, token_logp
+from kl_term.kl.sequences import Sequences
 from kl_term.kl.surrogates import gradient_coefficient, kl_penalty
 from kl_term.plain_checks import check_choice
 from kl_term.shapes import AnyFloats, Logits, LogProbs, Mask, Table, Values
@@ -84,7 +84,8 @@ def k3_noise_gap(
         \big[ (r_t - 1)^2 + 2\, (r_t - 1)\, Q_t \big], \qquad
         Q_t = \mathbb{E}_{\pi_\theta} \Big[ \sum_{u \ge t} l_u \,\Big|\, y_{\le t} \Big]
 
-    The difference of the traces of the two covariances, for one sequence; both means are the
+    :func:`kl_term.kl.control.control_variance` at a control of 1. The difference of the traces of
+    the two covariances, for one sequence; both means are the
     gradient of the sequence KL, and both weigh per decision. Negative where every log-ratio and
     the KL to come are small: there :math:`r_t - 1 \approx -l_t`, and the bracket is
     :math:`-l_t^2`. A small KL alone does not make it so, nor do these where rows are shared.
@@ -99,21 +100,8 @@ def k3_noise_gap(
     Returns:
         A scalar, nats squared.
     """
-    sampler = logits if old_logits is None else old_logits
-    logp, ref_logp, old_logp = (token_logp(x, sequences) for x in (logits, ref_logits, sampler))
-    ref_log_ratio = logp - ref_logp
-    to_go = reward_to_go(ref_log_ratio)
-    action_values = state_average(to_go, logits, sequences, by_action=True)
-    owed = action_values[sequences.states, sequences.tokens]
-    policy = logits.softmax(-1)
-    chosen = logp.exp()
-    squared = 1 - 2 * chosen + policy.square().sum(-1)[sequences.states]  # |e_a - pi|^2
-    past = torch.where(sequences.mask, squared, 0.0).cumsum(-1) - squared
-    variate = torch.expm1(-ref_log_ratio)
-    ratio = importance_ratio(logp, old_logp, sequences.mask, level="prefix")
-    per_token = ratio.square() * past * variate * (variate + 2 * owed)
-    total = torch.where(sequences.mask, per_token, 0.0).sum(-1)
-    return sequence_probability(sampler, sequences) @ total
+    variance = control_variance(logits, ref_logits, sequences, old_logits)
+    return variance.curvature + 2 * variance.slope
 
 
 @checked
@@ -203,7 +191,13 @@ def markov_second_moments(
 
 @checked
 def markov_kl_moments(
-    logits: Logits, ref_logits: Logits, old_logits: Logits, length: int, *, baseline: bool = False
+    logits: Logits,
+    ref_logits: Logits,
+    old_logits: Logits,
+    length: int,
+    *,
+    baseline: bool = False,
+    control: float = 1.0,
 ) -> dict[str, Tensor]:
     r"""Second moments of five unbiased estimators of the sequence KL's gradient, at every length.
 
@@ -224,6 +218,7 @@ def markov_kl_moments(
         baseline: take the policy's mean KL to go at a position off each token's coefficient, as
             the other answers of a group estimate it; of the full vocabulary, which knows the
             token's own KL, the mean of the later tokens'.
+        control: weight of the control variate of k3, :mod:`kl_term.kl.control`.
 
     Returns:
         By name [T, ...], for sequences of 1 to T tokens, nats squared; with the baseline, which is
@@ -236,7 +231,7 @@ def markov_kl_moments(
     score = torch.eye(policy.shape[-1], dtype=policy.dtype) - policy.unsqueeze(-2)
     ratio = policy / old_logits.softmax(-1)
     state_kl = reverse_kl(logits, ref_logits)
-    k3_cost = torch.expm1(-log_ratio) + log_ratio
+    k3_cost = control * torch.expm1(-log_ratio) + log_ratio
     k1_own = log_ratio.unsqueeze(-1) * score
     full_own = reverse_kl_gradient(logits, ref_logits).unsqueeze(-2) / ratio.unsqueeze(-1)
     own = torch.stack([k1_own, k1_own + score, k1_own, full_own])

@@ -30,6 +30,7 @@ def kl_loss(
     weighting: str = "none",
     ratio: str = "token",
     mask: Mask | None = None,
+    control: float = 1.0,
 ) -> Values:
     r"""Per-token KL term of a loss to be minimised.
 
@@ -65,6 +66,8 @@ def kl_loss(
             but ``token`` read the last axis as the tokens of a completion.
         mask: [...], True = counted. Masked positions, whatever they hold, give exactly zero value
             and gradient.
+        control: weight of the control variate of k3, by :func:`controlled`; another than
+            1 is for an attached weight.
 
     Returns:
         [...], nats per token.
@@ -76,9 +79,13 @@ def kl_loss(
     check_choice("weighting", weighting, WEIGHTINGS)
     check_choice("ratio", ratio, RATIO_LEVELS)
     _refuse_unread(old_logp, weighting, ratio)
+    if control != 1.0 and (estimator, weighting) != ("k3", "attached"):
+        raise ValueError("control is the weight of k3's control variate under an attached ratio")
     logp, ref_logp = _counted_pair(logp, ref_logp, mask)
     ref_logp = ref_logp.detach()
-    if estimator in ESTIMATORS:
+    if control != 1.0:
+        loss = controlled(logp, ref_logp, control=control)
+    elif estimator in ESTIMATORS:
         loss = ESTIMATORS[estimator](logp, ref_logp)
     else:
         loss = gradient_coefficient(logp, ref_logp, estimator=estimator) * logp
@@ -120,6 +127,30 @@ def kl_penalty(
     check_choice("estimator", estimator, ESTIMATORS)
     logp, ref_logp = _counted_pair(logp, ref_logp, mask)
     return ESTIMATORS[estimator](logp.detach(), ref_logp.detach())
+
+
+@checked
+def controlled(logp: LogProbs, ref_logp: LogProbs, *, control: float) -> Values:
+    r"""k3 with another weight of its control variate, for an attached prefix ratio.
+
+    .. math:: \mathrm{sg}(l) + \lambda\, \big( r - 1 + l - \mathrm{sg}(l) \big)
+
+    Its value is :math:`k_1 + \lambda (r - 1)`. Under an attached ratio a token pays :math:`l` for
+    itself whatever the weight, without the constant that k1 carries there.
+
+    Equation: ``controlled``
+    Gradient: :math:`\lambda\, (1 - r) \nabla \log \pi_\theta`, which alone is of no use.
+
+    Args:
+        logp, ref_logp: [...], as :func:`kl_term.kl.estimators.k1`.
+        control: the weight, 1 for k3.
+
+    Returns:
+        [...], nats.
+    """
+    ref_log_ratio = logp - ref_logp
+    quiet = torch.expm1(-ref_log_ratio) + ref_log_ratio
+    return (1 - control) * ref_log_ratio.detach() + control * quiet
 
 
 @checked(half="kept")

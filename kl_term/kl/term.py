@@ -139,7 +139,7 @@ class KLTerm(KLChoice):
 
     def _shown(self, logp: Tensor, ref_logp: Tensor, **how: Any) -> Tensor:
         """The loss, with the value of another estimator if one is to be shown."""
-        loss = kl_loss(logp, ref_logp, estimator=self.estimator, **how)
+        loss = kl_loss(logp, ref_logp, estimator=self.estimator, control=self.control, **how)
         if self.value is None:
             return loss
         return straight_through(kl_loss(logp, ref_logp, estimator=self.value, **how), loss)

@@ -29,9 +29,9 @@ class DiagnosisCallback(TrainerCallback):
     """Diagnoses the last steps of a run again and again, and says each finding once.
 
     ``trainer.add_callback(DiagnosisCallback(trainer))``. At each check it logs
-    ``diagnosis/errors``, ``diagnosis/warnings`` and the KL by k1 and k3 where the run logs, and
-    warns of each new finding in one line. Every process checks its own tokens; one that must stop
-    stops all.
+    ``diagnosis/errors``, ``diagnosis/warnings`` and the KL by k1 and k3 where the run logs, each a
+    mean over all tokens checked in one division, and warns of each new finding in one line. Every
+    process checks its own tokens; one that must stop stops all.
 
     Looks are many, so intervals are wider than those of a single diagnosis: the j-th look's err
     with probability :math:`0.05 \\cdot 6 / (\\pi j)^2`, those of all looks together, however many
