@@ -17,6 +17,7 @@ from analysis.chapters.ch24_moving_reference import coefficients, references
 from kl_term.kl.divergences import reverse_kl
 from kl_term.kl.fixed_points import reverse_kl_optimum
 from kl_term.objectives.controllers import doubling_step, proportional_step, steady_horizon
+from tests.released import functions_of
 
 SIZES = (3, 5, 12)
 BETAS = (0.9, 0.3, 2.0, 0.6)
@@ -300,3 +301,37 @@ def test_a_target_beyond_reach_drives_the_coefficient_down_for_good() -> None:
     step = lambda beta, kl: proportional_step(beta, kl, target=beyond, horizon=5.0)
     path = coefficients.followed(step, rewards, reference, beta=1.0, step_size=0.5, steps=800)
     assert (path.beta.diff().dropna() < 0).all() and path.beta.iloc[-1] < 1e-4
+
+
+# What released trainers do.
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize(
+    ("package", "path"),
+    [
+        ("verl", "verl/trainer/ppo/core_algos.py"),
+        ("openrlhf", "openrlhf/trainer/ppo_utils/kl_controller.py"),
+    ],
+)
+def test_released_controllers_are_the_proportional_step(package: str, path: str) -> None:
+    """Their horizon is in answers: ours is theirs over the answers of a batch."""
+    (controller,) = functions_of(package, path, "AdaptiveKLController", np=np)
+    theirs, ours = controller(0.3, 0.1, 10_000), 0.3
+    for kl in (0.05, 0.11, 3.0, -0.4, 0.1):
+        theirs.update(kl, n_steps=1024)
+        ours = proportional_step(ours, kl, target=0.1, horizon=10_000 / 1024)
+        assert theirs.value == pytest.approx(ours, rel=1e-14)
+
+
+@pytest.mark.peers
+def test_trl_gives_the_policy_the_weight_alpha() -> None:
+    names = {"TrainerCallback": object, "AcceleratorState": None}
+    (callback,) = functions_of("trl", "trl/trainer/callbacks.py", "SyncRefModelCallback", **names)
+    policy, reference = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    before = reference.weight.detach().clone()
+    callback._sync_target_model(policy, reference, 0.6)
+    expected = 0.6 * policy.weight + 0.4 * before
+    assert torch.allclose(reference.weight, expected, atol=1e-6)
+    callback._sync_target_model(policy, reference, 1.0)
+    assert torch.allclose(reference.weight, policy.weight)

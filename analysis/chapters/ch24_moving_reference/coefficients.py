@@ -225,6 +225,7 @@ def draw_loops(table: pd.DataFrame, target: float) -> Figure:
         xlabel="update",
         ylabel="KL to the reference (nats)",
         legend="upper right",
+        ylim=(-0.1, 4.8),
     )
     style.guide(figure.axes[0], y=target)
     return figure
