@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from kl_term.diagnosis import conditions as when
-from kl_term.diagnosis import groups, terms
+from kl_term.diagnosis import groups, resets, terms
 from kl_term.diagnosis.schema import SEVERITIES, Finding, Measured, Severity, Shown
 from kl_term.errors import UserError
 
@@ -286,6 +286,15 @@ CAUSES: tuple[Cause, ...] = (
           "Check the sign and the size of beta, and that the KL term reaches the loss. Dump the "
           "step and the reward of each sequence.",
           "04_grpo_ablation#fig-ablation-trade-off", severity="warning"),
+    Cause(resets.reference_reset,
+          {"reset": "The reference was set to the policy during the run",
+           "copied": "The reference's log-probs of a step are the policy's own"},
+          {"reset": "No fault in itself, if you meant it (sync_ref_model, a reset). The KL that is "
+           "logged from here on is not the one from the first reference: keep that, and measure "
+           "from it.",
+           "copied": "The next step is as far from the reference as the one before, which no reset "
+           "explains: look for a reference pass that was skipped or reads the policy's weights."},
+          "24_moving_reference#thm-unread", severity="note"),
     Cause(when.far_from_reference, "The policy is far from its reference",
           "No fault in itself. First-order arguments about the estimators no longer hold.",
           "04_grpo_ablation#fig-ablation-kl", severity="note"),

@@ -11,6 +11,7 @@ from transformers import TrainerCallback
 
 from kl_term.errors import UserError
 from kl_term.files import replace_file
+from kl_term.objectives.controllers import proportional_step
 
 #: The file beside a checkpoint that holds the coefficient.
 FILE = "kl_beta.json"
@@ -43,8 +44,7 @@ class TargetKL:
 
     def updated(self, beta: float, kl: float) -> float:
         """The coefficient after a step at which this KL was measured."""
-        error = min(max(kl / self.kl - 1, -self.clip), self.clip)
-        return beta * (1 + error / self.horizon)
+        return proportional_step(beta, kl, target=self.kl, horizon=self.horizon, clip=self.clip)
 
 
 class FollowTarget(TrainerCallback):

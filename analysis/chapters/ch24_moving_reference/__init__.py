@@ -1,0 +1,1 @@
+"""Chapter 24: a reference that moves, a coefficient that adapts."""
