@@ -103,6 +103,17 @@ def test_the_plain_reverse_sum_is_least_at_the_teacher_over_e():
         assert study.mass(end.log(), tokens).item() == pytest.approx(own["reverse"], abs=1e-12)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_the_plain_reverse_flow_ends_there_from_far_starts(seed):
+    vocab = 3 + seed
+    logits, ref_logits = drawn(vocab, seed)
+    k = 1 + seed % (vocab - 1)
+    end = descended("plain reverse", -logits, ref_logits, k, steps=8000, rate=0.5)
+    tokens = top_k_tokens(ref_logits, k)
+    gap = end.log_softmax(-1)[tokens] - ref_logits.log_softmax(-1)[tokens]
+    assert (gap + 1).abs().max() < 1e-3
+
+
 def test_descent_ends_where_the_theorems_say():
     logits, ref_logits = drawn(6, 3, scale=1.0)
     tokens = top_k_tokens(ref_logits, 2)
