@@ -247,8 +247,8 @@ def draw_lost(table: pd.DataFrame) -> Figure:
         for correction, colour in _LOST.items():
             found = table[(table.direction == direction) & (table.correction == correction)]
             label = "plain" if correction == "none" else correction
-            axes.loglog(found.top_k, found.lost, **style.line(colour, label=label))
-        axes.set(title=f"{direction} KL", xlabel="k, log scale")
-    panels[0].set_ylabel("share of the gradient lost")
-    panels[0].legend(loc="lower left", fontsize=10)
+            axes.plot(found.top_k, found.lost, **style.line(colour, label=label))
+        axes.set(title=f"{direction} KL", xlabel="k")
+    panels[0].set_ylabel("gradient lost, share of the full one")
+    panels[1].legend(loc="upper right", fontsize=10)
     return figure
