@@ -34,7 +34,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "kl_term.kl",
         (
             *("chunked", "credit", "full_", "importance", "prefix", "products", "returns"),
-            *("sequences", "truncation", "vocabulary"),
+            *("sequences", "top_k", "truncation", "vocabulary"),
         ),
     ),
     "objectives": ("kl_term.objectives: advantages and losses", "kl_term.objectives", ()),

@@ -23,6 +23,8 @@ _HOMES = {
     "kl_penalty": "surrogates",
     "moments": "gaussians",
     "reverse_kl": "divergences",
+    "support_divergence": "top_k",
+    "top_k_divergence": "top_k",
 }
 __all__ = sorted([*_HOMES, *get_args(Value)])
 _of_homes = lookup(__name__, _HOMES)

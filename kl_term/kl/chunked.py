@@ -79,24 +79,11 @@ def divergences_from_hidden(
         :class:`Divergences`, in float32 at least. Half-precision inputs are widened a chunk at a
         time, before the product, and sums over chunks are kept in float64.
     """
-    _check(hidden, head, "hidden", "head")
-    _check(ref_hidden, ref_head, "ref_hidden", "ref_head")
-    chunks = chunks or Chunks()
-    for name, size in chunks._asdict().items():
-        check_positive(f"chunks.{name}", size)
-    if hidden.shape[:-1] != ref_hidden.shape[:-1]:
-        raise ValueError(
-            f"ref_hidden is for tokens {tuple(ref_hidden.shape[:-1])} but hidden for "
-            f"{tuple(hidden.shape[:-1])}: they must be the same tokens"
-        )
-    if len(head.weight) != len(ref_head.weight):
-        raise ValueError(
-            f"ref_head has {len(ref_head.weight)} tokens but head has {len(head.weight)}: "
-            "a KL needs one vocabulary"
-        )
-    counted = _counted(hidden, mask)
+    check_pair(hidden, head, ref_hidden, ref_head)
+    chunks = check_chunks(chunks)
+    counted = counted_tokens(hidden, mask)
     ref_bias = None if ref_head.bias is None else ref_head.bias.detach()
-    with _as_declared(hidden):
+    with as_declared(hidden):
         values = _Divergences.apply(
             hidden[counted],
             head.weight,
@@ -106,7 +93,7 @@ def divergences_from_hidden(
             Head(ref_head.weight.detach(), ref_bias, ref_head.temperature),
             chunks,
         )
-    return Divergences(*(_scattered(value, counted) for value in values))
+    return Divergences(*(scattered(value, counted) for value in values))
 
 
 @checked(half="kept")
@@ -156,7 +143,7 @@ def entropy_from_hidden(
     Returns:
         [...], nats; 0 where masked.
     """
-    _check(hidden, head, "hidden", "head")
+    check_head(hidden, head, "hidden", "head")
     no_head = Head(head.weight.new_zeros(len(head.weight), 0))
     nowhere = hidden.new_zeros(*hidden.shape[:-1], 0)
     return divergences_from_hidden(hidden, head, nowhere, no_head, mask=mask, chunks=chunks).entropy
@@ -176,7 +163,7 @@ class _Divergences(torch.autograd.Function):
         ref_head: Head,
         chunks: Chunks,
     ) -> tuple[Tensor, ...]:
-        dtype = _compute_dtype(hidden, weight, ref_hidden, ref_head.weight)
+        dtype = compute_dtype(hidden, weight, ref_hidden, ref_head.weight)
         head = Head(weight, bias, temperature)
         s = statistics(hidden, head, ref_hidden, ref_head, chunks, dtype)
         reverse = s.mean_gap - s.log_z + s.ref_log_z
@@ -192,7 +179,7 @@ class _Divergences(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *by_divergence: Tensor | None) -> tuple[Tensor | None, ...]:
-        with _as_declared(ctx.saved_tensors[0]):
+        with as_declared(ctx.saved_tensors[0]):
             return _Divergences._backward(ctx, *by_divergence)
 
     @staticmethod
@@ -238,30 +225,54 @@ class _Divergences(torch.autograd.Function):
         return by_hidden.to(hidden.dtype), by_weight, by_bias, None, None, None, None
 
 
-def _as_declared(tensor: Tensor) -> torch.autocast:
+def as_declared(tensor: Tensor) -> torch.autocast:
     """No autocast: products of widened blocks would be rounded to half precision again."""
     return torch.autocast(tensor.device.type, enabled=False)
 
 
-def _compute_dtype(*inputs: Tensor) -> torch.dtype:
+def compute_dtype(*inputs: Tensor) -> torch.dtype:
     dtype = torch.float32
     for tensor in inputs:
         dtype = torch.promote_types(dtype, tensor.dtype)
     return dtype
 
 
-def _counted(hidden: Tensor, mask: Tensor | None) -> Tensor:
+def counted_tokens(hidden: Tensor, mask: Tensor | None) -> Tensor:
     """[...] bool, the tokens to compute."""
     if mask is None:
         return torch.ones(hidden.shape[:-1], dtype=torch.bool, device=hidden.device)
     return as_mask("mask", mask, "hidden[..., 0]", hidden[..., 0])
 
 
-def _scattered(values: Tensor, counted: Tensor) -> Tensor:
+def scattered(values: Tensor, counted: Tensor) -> Tensor:
     return values.new_zeros(counted.shape).masked_scatter(counted, values)
 
 
-def _check(hidden: Tensor, head: Head, hidden_name: str, head_name: str) -> None:
+def check_chunks(chunks: Chunks | None) -> Chunks:
+    """The chunks given, or the usual ones."""
+    chunks = chunks or Chunks()
+    for name, size in chunks._asdict().items():
+        check_positive(f"chunks.{name}", size)
+    return chunks
+
+
+def check_pair(hidden: Tensor, head: Head, ref_hidden: Tensor, ref_head: Head) -> None:
+    """Raises: ValueError: no two policies over the same tokens and one vocabulary."""
+    check_head(hidden, head, "hidden", "head")
+    check_head(ref_hidden, ref_head, "ref_hidden", "ref_head")
+    if hidden.shape[:-1] != ref_hidden.shape[:-1]:
+        raise ValueError(
+            f"ref_hidden is for tokens {tuple(ref_hidden.shape[:-1])} but hidden for "
+            f"{tuple(hidden.shape[:-1])}: they must be the same tokens"
+        )
+    if len(head.weight) != len(ref_head.weight):
+        raise ValueError(
+            f"ref_head has {len(ref_head.weight)} tokens but head has {len(head.weight)}: "
+            "a KL needs one vocabulary"
+        )
+
+
+def check_head(hidden: Tensor, head: Head, hidden_name: str, head_name: str) -> None:
     check_float(hidden_name, hidden)
     check_float(f"{head_name}.weight", head.weight)
     check_positive(f"{head_name}.temperature", head.temperature)

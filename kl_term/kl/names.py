@@ -13,6 +13,9 @@ Weighting = Literal["none", "attached", "detached"]
 Ratio = Literal["token", "prefix", "sequence", "geometric"]
 Credit = Literal["to_go", "immediate", "whole"]
 Direction = Literal["reverse", "forward"]
+#: Whose likeliest tokens a sum over the top k runs over, and what makes a divergence of it.
+Support = Literal["reference", "policy"]
+Correction = Literal["none", "unnormalised", "tail", "renormalised"]
 
 VALUES: tuple[Value, ...] = get_args(Value)
 #: Those that sum over the vocabulary, and those that read the sampled token alone.
@@ -24,5 +27,7 @@ WEIGHTINGS: tuple[Weighting, ...] = get_args(Weighting)
 RATIO_LEVELS: tuple[Ratio, ...] = get_args(Ratio)
 CREDITS: tuple[Credit, ...] = get_args(Credit)
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
+SUPPORTS: tuple[Support, ...] = get_args(Support)
+CORRECTIONS: tuple[Correction, ...] = get_args(Correction)
 #: Credits that a token can be given: its own, or its own and all that follow.
 TOKEN_CREDITS: tuple[Credit, ...] = ("immediate", "to_go")

@@ -67,6 +67,36 @@ def statistics(
     )
 
 
+def log_normaliser(hidden: Tensor, head: Head, chunks: Chunks, dtype: torch.dtype) -> Tensor:
+    """[N], in float64: one walk through the vocabulary of one policy."""
+    policy = _Running(len(hidden), 1, hidden.device)
+    for block in blocks(len(head.weight), chunks.vocab):
+        wide = widened(head, block, dtype)
+        for rows in blocks(len(hidden), chunks.tokens):
+            policy.add(rows, block_logits(hidden[rows].to(dtype), wide), [])
+    return policy.log_normaliser()
+
+
+def largest_logits(
+    hidden: Tensor, head: Head, count: int, chunks: Chunks, dtype: torch.dtype
+) -> Tensor:
+    """[N, count], the tokens of the largest logits in any order; of equal ones the lower index."""
+    found = torch.empty(len(hidden), count, dtype=torch.long, device=hidden.device)
+    for rows in blocks(len(hidden), chunks.tokens):
+        tokens = hidden[rows].to(dtype)
+        values = tokens.new_empty(len(tokens), 0)
+        indices = found.new_empty(len(tokens), 0)
+        for block in blocks(len(head.weight), chunks.vocab):
+            logits = block_logits(tokens, widened(head, block, dtype))
+            own = torch.arange(block.start, block.start + logits.shape[1], device=hidden.device)
+            values = torch.cat([values, logits], -1)
+            indices = torch.cat([indices, own.expand(len(tokens), -1)], -1)
+            order = _largest(values, count)
+            values, indices = values.gather(-1, order), indices.gather(-1, order)
+        found[rows] = indices
+    return found
+
+
 def blocks(length: int, size: int) -> Iterator[slice]:
     """Slices of ``size`` that cover ``range(length)``; the last may be shorter."""
     return (slice(start, start + size) for start in range(0, length, size))
@@ -85,6 +115,16 @@ def block_logits(tokens: Tensor, head: Head) -> Tensor:
     else:
         logits = torch.addmm(head.bias, tokens, head.weight.T)
     return logits if head.temperature == 1.0 else logits.div_(head.temperature)
+
+
+def _largest(values: Tensor, count: int) -> Tensor:
+    """[N, count or fewer]; of equal values the first, which only a slower sort can say."""
+    best = values.topk(min(count + 1, values.shape[-1]), dim=-1)
+    if len(best.values.T) <= count:
+        return best.indices
+    if (best.values[:, count - 1] > best.values[:, count]).all():
+        return best.indices[:, :count]
+    return values.argsort(dim=-1, descending=True, stable=True)[:, :count]
 
 
 class _Running:
