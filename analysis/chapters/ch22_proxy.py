@@ -175,6 +175,23 @@ def student_mass(levels: Tensor, freedom: float) -> Tensor:
     return torch.softmax(-0.5 * (freedom + 1) * torch.log1p(levels.square() / freedom), dim=-1)
 
 
+def tail_world(tail: float, harm: float = 0.0) -> World:
+    r"""The world of the explorer: an error whose tail one can drag, and what following it costs.
+
+    .. math:: R = T_0 + E, \qquad T = T_0 - h \max(0, E), \qquad
+        P(E) \propto \Big(1 + \frac{E^2}{\nu}\Big)^{-(\nu + 1)/2}, \quad \nu = \frac1{\text{tail}}
+
+    Student's t, from the normal law at a tail of zero on. :math:`T_0` is normal and does not depend
+    on the error; with a harm :math:`h` above zero answers of large errors are worse than others.
+    """
+    truths = torch.linspace(-3, 3, 21, dtype=torch.float64)
+    errors = torch.linspace(-12, 12, 121, dtype=torch.float64)
+    mass = student_mass(errors, 1 / tail) if tail > 0 else normal_mass(errors)
+    world = independent(truths, normal_mass(truths), errors, mass)
+    lost = harm * world.error.clamp(min=0)
+    return World(world.reference, world.truth - lost, world.error + lost)
+
+
 # --- The price of one answer --------------------------------------------------------------------
 
 
