@@ -170,6 +170,34 @@ def test_a_verifier_that_errs_costs_no_truth_and_a_bonus_on_top_may(divergence: 
     assert (steps(world._replace(error=world.error + bonus), divergence) < -1e-3).any()
 
 
+def plain_flow(world: study.World, beta: float, time: float, step: float = 0.01) -> list[Tensor]:
+    """Ascent on the logits of the proxy less beta times the reverse KL, from the reference."""
+    reference = world.reference.log()
+    logits, found = reference, []
+    for _ in range(round(time / step)):
+        policy = logits.softmax(-1)
+        credit = world.proxy - beta * (policy.log() - reference)
+        found.append(policy)
+        logits = logits + step * policy * (credit - policy @ credit)
+    return found
+
+
+def test_a_plain_flow_may_lose_truth_on_its_way_that_no_optimum_loses() -> None:
+    """Two answers of one score: the frequent one is wrong, and runs ahead of the right one."""
+    world = study.World(
+        reference=torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64),
+        truth=torch.tensor([0.0, 1.0, 0.28], dtype=torch.float64),
+        error=torch.tensor([1.0, 0.0, -0.28], dtype=torch.float64),
+    )
+    curve = study.calibration(world)
+    assert curve.truth.is_monotonic_increasing
+    start = float(world.reference @ world.truth)
+    for divergence in study.OPTIMA:
+        assert all(value(world, divergence, beta) >= start - 1e-12 for beta in BETAS)
+    on_the_way = [float(policy @ world.truth) for policy in plain_flow(world, 0.0, 20.0)]
+    assert min(on_the_way) < start - 0.02
+
+
 # --- Errors that are independent of the truth ---------------------------------------------------
 
 
@@ -288,6 +316,34 @@ def test_under_the_forward_kl_an_exploit_is_no_safer_for_being_rare() -> None:
             assert found["forward"] == pytest.approx(1 - 1 / ratio, abs=2e-3 * p**0.25 + 5e-6)
             assert found["chi_square"] < 2e-5
             assert found["reverse"] < 0.03
+
+
+def test_an_exploit_has_less_than_its_share_before_the_optimum_is_reached() -> None:
+    """On its way the share depends on time too."""
+    p, gain, beta = 1e-3, 1.0, 0.5
+    world = study.World(
+        reference=torch.tensor([1 - p, p], dtype=torch.float64),
+        truth=torch.zeros(2, dtype=torch.float64),
+        error=torch.tensor([0.0, gain], dtype=torch.float64),
+    )
+    share = study.exploit_share(gain, p, beta)["reverse"]
+    early = plain_flow(world, beta, 5.0)[-1][1]
+    assert share == pytest.approx(float(study.optimum(world, "reverse", beta)[1]), rel=1e-12)
+    assert early < 0.5 * share
+
+
+def test_the_closed_shares_are_those_of_two_levels_only() -> None:
+    """A third answer that scores nearly as high takes most of what the formula promises."""
+    p, gain, beta = 1e-2, 2.0, 0.2
+    world = study.World(
+        reference=torch.tensor([0.5, 0.49, p], dtype=torch.float64),
+        truth=torch.zeros(3, dtype=torch.float64),
+        error=torch.tensor([0.0, 1.9, gain], dtype=torch.float64),
+    )
+    promised = study.exploit_share(gain, p, beta)
+    for divergence in ("reverse", "chi_square"):
+        found = float(study.optimum(world, divergence, beta)[2])
+        assert found < 0.6 * promised[divergence]
 
 
 def test_half_of_all_probability_is_the_exploits_at_these_gains() -> None:
