@@ -13,7 +13,7 @@ minutes by::
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -43,19 +43,19 @@ from kl_term.kl.divergences import forward_kl, reverse_kl
 CONFIG = LanguageConfig(
     model=PackagedModel(),
     lora=LORA,
-    updates=24,
-    num_prompts=4,
-    group_size=6,
+    updates=14,
+    num_prompts=3,
+    group_size=4,
     learning_rate=2e-3,
     log_every=2,
 )
 SEED = 9500
 #: Tokens of the longest answer.
-LONGEST = 20
+LONGEST = 16
 #: Updates between readings. The last one is read too.
 EVERY = 2
 #: Questions that are read, the first of the instructions; all of them are trained on.
-READ = 12
+READ = 6
 #: Letters per word that give a reward of 1.
 ENOUGH = 20.0
 
@@ -137,8 +137,8 @@ class Reader:
         return {**means, "letters": letters}, answers
 
 
-def train_and_read(config: LanguageConfig = CONFIG) -> dict[str, pd.DataFrame]:
-    """The tables of :class:`analysis.records.nats.Nats`, by their names.
+def train_and_read(config: LanguageConfig = CONFIG) -> Iterator[dict[str, pd.DataFrame]]:
+    """The tables of :class:`analysis.records.nats.Nats`, by their names, after each reading.
 
     Raises:
         Unavailable: the model or an optional package cannot be had.
@@ -167,8 +167,9 @@ def train_and_read(config: LanguageConfig = CONFIG) -> dict[str, pd.DataFrame]:
             print(path[-1], *said[:4], sep="\n  ", file=sys.stderr, flush=True)
             rows = zip(questions, said, strict=True)
             answers += [{"update": trainer.done, "question": q, "answer": a} for q, a in rows]
+            yield {"path": pd.DataFrame(path), "answers": pd.DataFrame(answers)}
         if trainer.done == config.updates:
-            return {"path": pd.DataFrame(path), "answers": pd.DataFrame(answers)}
+            return
         trainer.advance()
 
 
@@ -178,15 +179,16 @@ def _question(prompt: str) -> str:
 
 
 def record() -> None:
-    """Train and read on one thread, and record the tables."""
+    """Train and read on one thread, and record the tables after each reading, so that a run that
+    is stopped leaves what it has read."""
     torch.set_num_threads(1)
-    tables = {f"{name}.csv": table for name, table in train_and_read().items()}
-    record_tables(
-        RECORDED,
-        tables,
-        CONFIG,
-        preset="smollm2_nats",
-        seeds=[SEED],
-        configuration=CONFIG.model_dump(mode="json"),
-        reward=f"letters per word over {ENOUGH:g}, at most 1; no KL term",
-    )
+    for tables in train_and_read():
+        record_tables(
+            RECORDED,
+            {f"{name}.csv": table for name, table in tables.items()},
+            CONFIG,
+            preset="smollm2_nats",
+            seeds=[SEED],
+            configuration=CONFIG.model_dump(mode="json"),
+            reward=f"letters per word over {ENOUGH:g}, at most 1; no KL term",
+        )
