@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
 
 from analysis.chapters import ch22_proxy as study
+from analysis.evidence.recorded import recorded
+from analysis.records import nats
 from kl_term.kl.ascent import expected_ascent
 from kl_term.kl.divergences import reverse_kl
 
@@ -383,6 +386,34 @@ def test_the_forward_kl_does_not_charge_for_what_the_reference_never_gives() -> 
     best = max((x / 1000 for x in range(1000)), key=net)
     assert best == pytest.approx(1 - beta / gain, abs=2e-3)
     assert net(best) > net(0.0) + 0.1
+
+
+# --- Recorded runs -------------------------------------------------------------------------------
+
+
+def test_against_none_is_the_mean_of_the_differences_of_the_seeds() -> None:
+    found = study.against_none()
+    assert set(found) == set(study.REWARD_IS_THE_TRUTH)
+    for key, (preset, variant, beta) in study.REWARD_IS_THE_TRUTH.items():
+        finals = recorded(preset).finals.set_index("seed")
+        term = finals[(finals["variant"] == variant) & (finals["beta"] == beta)]["accuracy"]
+        none = finals[finals["variant"] == "none"]["accuracy"]
+        assert found[key]["mean"] == pytest.approx((term - none).mean(), abs=1e-12)
+
+
+def test_readings_are_the_reference_the_first_at_each_level_and_the_last() -> None:
+    path = pd.DataFrame(
+        {"update": [0, 2, 4, 6, 8], "reverse_kl": [0.0, 0.01, 0.04, 0.5, 0.6], "letters": 4.0}
+    )
+    assert study.shown_readings(path) == [0, 4, 6, 8]
+    assert study.shown_readings(path, levels=[5.0]) == [0, 8]
+    said = pd.DataFrame(
+        [(u, q, f"{q}{u}") for u in path["update"] for q in "ab"],
+        columns=["update", "question", "answer"],
+    )
+    table = study.beside_the_reference(nats.Nats(path, said), [1])
+    assert table["answer"].tolist() == ["b0", "b4", "b6", "b8"]
+    assert table["kl"].tolist() == [0.0, 0.04, 0.5, 0.6]
 
 
 # --- Closed forms --------------------------------------------------------------------------------
