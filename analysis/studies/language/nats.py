@@ -43,17 +43,17 @@ from kl_term.kl.divergences import forward_kl, reverse_kl
 CONFIG = LanguageConfig(
     model=PackagedModel(),
     lora=LORA,
-    updates=14,
+    updates=8,
     num_prompts=3,
     group_size=4,
     learning_rate=2e-3,
-    log_every=2,
+    log_every=1,
 )
 SEED = 9500
 #: Tokens of the longest answer.
 LONGEST = 16
 #: Updates between readings. The last one is read too.
-EVERY = 2
+EVERY = 1
 #: Questions that are read, the first of the instructions; all of them are trained on.
 READ = 6
 #: Letters per word that give a reward of 1.
