@@ -86,8 +86,8 @@ def test_the_recorded_run_begins_at_the_reference_and_leaves_it() -> None:
     path, answers = recorded_nats.recorded()
     assert path["update"].iloc[0] == 0
     assert path["reverse_kl"].iloc[0] == pytest.approx(0.0, abs=1e-6)
-    assert path["reverse_kl"].iloc[-1] > 0.3
-    assert path["letters"].iloc[-1] > path["letters"].iloc[0]
+    assert path["reverse_kl"].is_monotonic_increasing and path["reverse_kl"].iloc[-1] > 0.2
+    assert path["letters"].max() > path["letters"].iloc[0]
     assert answers.groupby("update").size().eq(nats.READ).all()
     assert set(answers["update"]) == set(path["update"])
     assert not math.isnan(path["forward_kl"].sum())

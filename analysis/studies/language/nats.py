@@ -43,11 +43,11 @@ from kl_term.kl.divergences import forward_kl, reverse_kl
 CONFIG = LanguageConfig(
     model=PackagedModel(),
     lora=LORA,
-    updates=8,
+    updates=14,
     num_prompts=3,
     group_size=4,
     learning_rate=2e-3,
-    log_every=1,
+    log_every=2,
 )
 SEED = 9500
 #: Tokens of the longest answer.
