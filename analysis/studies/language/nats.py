@@ -4,8 +4,8 @@ SmolLM2 answers instructions in its own chat format. Its reward is the number of
 on which readability indices such as the ARI are built: a proxy for elaborate prose that no writer
 of nonsense finds hard. There is no KL term. On the way the policy answers the same questions with
 the same noise, again and again, and each time the exact KL of these answers is summed over the
-vocabulary, at every state they visit. The recorded table of the book is made on one core in some
-minutes by::
+vocabulary, at every state they visit. The recorded table of the book is made on one core in a quarter
+of an hour by::
 
     python -c "from analysis.studies.language import nats; nats.record()"
 """
@@ -43,7 +43,7 @@ from kl_term.kl.divergences import forward_kl, reverse_kl
 CONFIG = LanguageConfig(
     model=PackagedModel(),
     lora=LORA,
-    updates=14,
+    updates=40,
     num_prompts=3,
     group_size=4,
     learning_rate=2e-3,
@@ -53,7 +53,7 @@ SEED = 9500
 #: Tokens of the longest answer.
 LONGEST = 16
 #: Updates between readings. The last one is read too.
-EVERY = 1
+EVERY = 2
 #: Questions that are read, the first of the instructions; all of them are trained on.
 READ = 6
 #: Letters per word that give a reward of 1.
