@@ -4,8 +4,8 @@ SmolLM2 answers instructions in its own chat format. Its reward is the number of
 on which readability indices such as the ARI are built: a proxy for elaborate prose that no writer
 of nonsense finds hard. There is no KL term. On the way the policy answers the same questions with
 the same noise, again and again, and each time the exact KL of these answers is summed over the
-vocabulary, at every state they visit. The recorded table of the book is made on one core in a quarter
-of an hour by::
+vocabulary, at every state they visit. The recorded table of the book is made on one core in a
+quarter of an hour by the following; stopped earlier, it keeps what was read::
 
     python -c "from analysis.studies.language import nats; nats.record()"
 """
