@@ -22,6 +22,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from analysis.evidence.recorded import recorded
+from analysis.records import nats, summaries
 from kl_term import style
 from kl_term.kl.divergences import reverse_kl
 from kl_term.kl.fixed_points import chi_square_optimum, forward_kl_optimum, reverse_kl_optimum
@@ -175,6 +177,23 @@ def student_mass(levels: Tensor, freedom: float) -> Tensor:
     return torch.softmax(-0.5 * (freedom + 1) * torch.log1p(levels.square() / freedom), dim=-1)
 
 
+def tail_world(tail: float, harm: float = 0.0) -> World:
+    r"""The world of the explorer: an error whose tail one can drag, and what following it costs.
+
+    .. math:: R = T_0 + E, \qquad T = T_0 - h \max(0, E), \qquad
+        P(E) \propto \Big(1 + \frac{E^2}{\nu}\Big)^{-(\nu + 1)/2}, \quad \nu = \frac1{\text{tail}}
+
+    Student's t, from the normal law at a tail of zero on. :math:`T_0` is normal and does not depend
+    on the error; with a harm :math:`h` above zero answers of large errors are worse than others.
+    """
+    truths = torch.linspace(-3, 3, 21, dtype=torch.float64)
+    errors = torch.linspace(-12, 12, 121, dtype=torch.float64)
+    mass = student_mass(errors, 1 / tail) if tail > 0 else normal_mass(errors)
+    world = independent(truths, normal_mass(truths), errors, mass)
+    lost = harm * world.error.clamp(min=0)
+    return World(world.reference, world.truth - lost, world.error + lost)
+
+
 # --- The price of one answer --------------------------------------------------------------------
 
 
@@ -316,6 +335,58 @@ def lottery(world: World, share: float) -> Tensor:
     """
     top = torch.where(world.proxy == world.proxy.max(), world.reference, 0.0)
     return (1 - share) * world.reference + share * top / top.sum()
+
+
+# --- Recorded runs --------------------------------------------------------------------------------
+
+#: Key -> a recording in which the reward is the truth, and a term against none at one coefficient.
+REWARD_IS_THE_TRUTH = {
+    "drifting": ("equal_kl", "k2_loss", 0.3),
+    "half_step": ("half_step", "k2_loss", 0.3),
+    "language": ("smollm2_short", "exact_loss", 0.3),
+}
+
+
+def against_none() -> dict[str, dict[str, float]]:
+    """What a KL term changes in accuracy where nothing can be gamed: ``mean``, ``low``, ``high``,
+    seed by seed, for each of :data:`REWARD_IS_THE_TRUTH`."""
+    return {
+        key: summaries.paired(
+            recorded(preset).finals, [(variant, "none", "accuracy")], beta=beta
+        ).to_dict("records")[0]
+        for key, (preset, variant, beta) in REWARD_IS_THE_TRUTH.items()
+    }
+
+
+#: KLs at which answers are shown, in nats a token.
+LEVELS = (0.05, 0.3, 1.0)
+
+
+def shown_readings(path: pd.DataFrame, levels: Iterable[float] = LEVELS) -> list[int]:
+    """The updates of the readings that are shown: the reference, on the way up the first that has
+    three quarters of each level, and the last."""
+    found = [int(path["update"].iloc[0])]
+    for level in levels:
+        reached = path[path["reverse_kl"] >= 0.75 * level]["update"]
+        found += [int(reached.iloc[0])] if len(reached) else []
+    return list(dict.fromkeys([*found, int(path["update"].iloc[-1])]))
+
+
+def beside_the_reference(tables: nats.Nats, questions: Iterable[int]) -> pd.DataFrame:
+    """A row per question and reading: ``question``, ``kl``, ``letters`` per word, ``answer``."""
+    path = tables.path.set_index("update")
+    every = list(dict.fromkeys(tables.answers["question"]))
+    answers = tables.answers.set_index(["update", "question"])["answer"]
+    return pd.DataFrame(
+        {
+            "question": every[place],
+            "kl": path.loc[update, "reverse_kl"],
+            "letters": path.loc[update, "letters"],
+            "answer": answers[update, every[place]],
+        }
+        for place in questions
+        for update in shown_readings(tables.path)
+    )
 
 
 # --- What the page shows ------------------------------------------------------------------------

@@ -42,7 +42,15 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "records_judged": (
         "analysis.records: what is read of runs",
         "analysis.records",
-        ("designs", "estimator_tail", "gradient_noise", "hierarchical", "retention", "statistics"),
+        (
+            "designs",
+            "estimator_tail",
+            "gradient_noise",
+            "hierarchical",
+            "nats",
+            "retention",
+            "statistics",
+        ),
     ),
     "training": ("analysis.training: the trainer", "analysis.training", ()),
     "training_models": (

@@ -65,7 +65,9 @@ def forward_kl_optimum(rewards: Logits, ref_logits: Logits, *, beta: float) -> L
     rewards, ref_logp = _inputs(rewards, ref_logits, beta)
     _, gap = _gap_to_best(rewards, ref_logp)
     excess = _multiplier_excess(gap, ref_logp, beta).unsqueeze(-1)
-    return torch.log_softmax(ref_logp - torch.log(excess + gap), dim=-1)
+    distance = torch.log(excess + gap)  # log of lambda - R
+    distance = torch.where(gap == 0, _log_excess(excess, gap, ref_logp, beta), distance)
+    return torch.log_softmax(ref_logp - distance, dim=-1)
 
 
 @checked
@@ -241,7 +243,7 @@ def _multiplier_excess(gap: Tensor, ref_logp: Tensor, beta: float) -> Tensor:
     ref = ref_logp.exp()
     alone = (beta * ref - gap).amax(-1, keepdim=True)  # one token's term already reaches one
     jensen = beta - (ref * gap).sum(-1, keepdim=True)
-    excess = torch.maximum(alone, jensen)
+    excess = torch.maximum(alone, jensen).clamp(min=torch.finfo(ref.dtype).tiny)
     for _ in range(_NEWTON_STEPS):
         terms = beta * ref / (excess + gap)
         step = (terms.sum(-1, keepdim=True) - 1) / (terms / (excess + gap)).sum(-1, keepdim=True)
@@ -250,6 +252,21 @@ def _multiplier_excess(gap: Tensor, ref_logp: Tensor, beta: float) -> Tensor:
             break
         excess = moved
     return excess.squeeze(-1)
+
+
+def _log_excess(excess: Tensor, gap: Tensor, ref_logp: Tensor, beta: float) -> Tensor:
+    """[..., 1]: the logarithm of :func:`_multiplier_excess`, also of one too small for a number.
+
+    So small it is where the probability of the best tokens underflows and the others cannot hold
+    all of it: those then keep what they have at an excess of zero, and the best get the rest.
+    """
+    best = torch.where(gap == 0, ref_logp, -torch.inf).logsumexp(-1, keepdim=True)
+    behind = torch.where(gap > 0, gap, torch.inf)
+    held = (beta * ref_logp.exp() / behind).sum(-1, keepdim=True)
+    limits = torch.finfo(gap.dtype)
+    small = (best + math.log(beta) < math.log(limits.tiny / limits.eps)) & (held < 1)
+    rest = torch.log1p(-torch.where(small, held, 0.0))
+    return torch.where(small, math.log(beta) + best - rest, excess.log())
 
 
 def _gap_to_best(rewards: Tensor, ref_logp: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
 
 from analysis.chapters import ch22_proxy as study
+from analysis.evidence.recorded import recorded
+from analysis.records import nats
 from kl_term.kl.ascent import expected_ascent
 from kl_term.kl.divergences import reverse_kl
 
@@ -170,6 +173,34 @@ def test_a_verifier_that_errs_costs_no_truth_and_a_bonus_on_top_may(divergence: 
     assert (steps(world._replace(error=world.error + bonus), divergence) < -1e-3).any()
 
 
+def plain_flow(world: study.World, beta: float, time: float, step: float = 0.01) -> list[Tensor]:
+    """Ascent on the logits of the proxy less beta times the reverse KL, from the reference."""
+    reference = world.reference.log()
+    logits, found = reference, []
+    for _ in range(round(time / step)):
+        policy = logits.softmax(-1)
+        credit = world.proxy - beta * (policy.log() - reference)
+        found.append(policy)
+        logits = logits + step * policy * (credit - policy @ credit)
+    return found
+
+
+def test_a_plain_flow_may_lose_truth_on_its_way_that_no_optimum_loses() -> None:
+    """Two answers of one score: the frequent one is wrong, and runs ahead of the right one."""
+    world = study.World(
+        reference=torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64),
+        truth=torch.tensor([0.0, 1.0, 0.28], dtype=torch.float64),
+        error=torch.tensor([1.0, 0.0, -0.28], dtype=torch.float64),
+    )
+    curve = study.calibration(world)
+    assert curve.truth.is_monotonic_increasing
+    start = float(world.reference @ world.truth)
+    for divergence in study.OPTIMA:
+        assert all(value(world, divergence, beta) >= start - 1e-12 for beta in BETAS)
+    on_the_way = [float(policy @ world.truth) for policy in plain_flow(world, 0.0, 20.0)]
+    assert min(on_the_way) < start - 0.02
+
+
 # --- Errors that are independent of the truth ---------------------------------------------------
 
 
@@ -290,6 +321,34 @@ def test_under_the_forward_kl_an_exploit_is_no_safer_for_being_rare() -> None:
             assert found["reverse"] < 0.03
 
 
+def test_an_exploit_has_less_than_its_share_before_the_optimum_is_reached() -> None:
+    """On its way the share depends on time too."""
+    p, gain, beta = 1e-3, 1.0, 0.5
+    world = study.World(
+        reference=torch.tensor([1 - p, p], dtype=torch.float64),
+        truth=torch.zeros(2, dtype=torch.float64),
+        error=torch.tensor([0.0, gain], dtype=torch.float64),
+    )
+    share = study.exploit_share(gain, p, beta)["reverse"]
+    early = plain_flow(world, beta, 5.0)[-1][1]
+    assert share == pytest.approx(float(study.optimum(world, "reverse", beta)[1]), rel=1e-12)
+    assert early < 0.5 * share
+
+
+def test_the_closed_shares_are_those_of_two_levels_only() -> None:
+    """A third answer that scores nearly as high takes most of what the formula promises."""
+    p, gain, beta = 1e-2, 2.0, 0.2
+    world = study.World(
+        reference=torch.tensor([0.5, 0.49, p], dtype=torch.float64),
+        truth=torch.zeros(3, dtype=torch.float64),
+        error=torch.tensor([0.0, 1.9, gain], dtype=torch.float64),
+    )
+    promised = study.exploit_share(gain, p, beta)
+    for divergence in ("reverse", "chi_square"):
+        found = float(study.optimum(world, divergence, beta)[2])
+        assert found < 0.6 * promised[divergence]
+
+
 def test_half_of_all_probability_is_the_exploits_at_these_gains() -> None:
     for p in (0.4, 0.1, 1e-3, 1e-6):
         for name, gain in study.half_share_gain(p, 0.3).items():
@@ -327,6 +386,34 @@ def test_the_forward_kl_does_not_charge_for_what_the_reference_never_gives() -> 
     best = max((x / 1000 for x in range(1000)), key=net)
     assert best == pytest.approx(1 - beta / gain, abs=2e-3)
     assert net(best) > net(0.0) + 0.1
+
+
+# --- Recorded runs -------------------------------------------------------------------------------
+
+
+def test_against_none_is_the_mean_of_the_differences_of_the_seeds() -> None:
+    found = study.against_none()
+    assert set(found) == set(study.REWARD_IS_THE_TRUTH)
+    for key, (preset, variant, beta) in study.REWARD_IS_THE_TRUTH.items():
+        finals = recorded(preset).finals.set_index("seed")
+        term = finals[(finals["variant"] == variant) & (finals["beta"] == beta)]["accuracy"]
+        none = finals[finals["variant"] == "none"]["accuracy"]
+        assert found[key]["mean"] == pytest.approx((term - none).mean(), abs=1e-12)
+
+
+def test_readings_are_the_reference_the_first_at_each_level_and_the_last() -> None:
+    path = pd.DataFrame(
+        {"update": [0, 2, 4, 6, 8], "reverse_kl": [0.0, 0.01, 0.04, 0.5, 0.6], "letters": 4.0}
+    )
+    assert study.shown_readings(path) == [0, 4, 6, 8]
+    assert study.shown_readings(path, levels=[5.0]) == [0, 8]
+    said = pd.DataFrame(
+        [(u, q, f"{q}{u}") for u in path["update"] for q in "ab"],
+        columns=["update", "question", "answer"],
+    )
+    table = study.beside_the_reference(nats.Nats(path, said), [1])
+    assert table["answer"].tolist() == ["b0", "b4", "b6", "b8"]
+    assert table["kl"].tolist() == [0.0, 0.04, 0.5, 0.6]
 
 
 # --- Closed forms --------------------------------------------------------------------------------

@@ -162,6 +162,36 @@ def test_chi_square_reckons_with_probabilities_that_underflow(dtype, logit):
     assert found.exp().sum().item() == pytest.approx(1.0, abs=1e-6)
 
 
+@pytest.mark.parametrize(("dtype", "logit"), [(torch.float64, -800.0), (torch.float32, -110.0)])
+def test_the_forward_kl_reckons_with_probabilities_that_underflow(dtype, logit):
+    """By hand at the excess of zero: beta ref / gap for the rest, and what is left for the best."""
+    ref_logits = torch.tensor([logit, 0.0, logit + 1, 0.0], dtype=dtype)
+    rewards = torch.tensor([5.0, 0.0, 5.0, 1.0], dtype=dtype)
+    policy = forward_kl_optimum(rewards, ref_logits, beta=2.0).exp()
+    first, third = 2.0 * 0.5 / 5, 2.0 * 0.5 / 4
+    best = 1 - first - third
+    share = 1 / (1 + math.e)
+    expected = torch.tensor([best * share, first, best * (1 - share), third], dtype=dtype)
+    assert torch.allclose(policy, expected, rtol=3e-5 if dtype == torch.float32 else 1e-12)
+    # Where the others hold all, the best keeps next to nothing, and the multiplier is the others'.
+    found = forward_kl_optimum(rewards, ref_logits, beta=40.0)
+    held = forward_kl_optimum(rewards[1::2], ref_logits[1::2], beta=40.0)
+    assert torch.allclose(found[1::2].exp(), held.exp(), rtol=1e-5)
+    assert found[0] < logit / 2 and torch.isfinite(found).all()
+
+
+def test_the_best_token_wins_what_it_wins_just_above_underflow():
+    """The share no longer depends on how rare the best token is, on either side of the limit."""
+    rewards = torch.tensor([0.6, 0.0, 0.3])
+    shares = [
+        forward_kl_optimum(rewards, torch.tensor([logit, 0.0, 0.0]), beta=0.2).exp()
+        for logit in (-70.0, -86.0, -88.0, -102.0, -104.0, -110.0, -300.0)
+    ]
+    for other in shares[1:]:
+        assert torch.allclose(other, shares[0], atol=1e-5)
+    assert shares[0][0].item() == pytest.approx(1 - 0.2 * 0.5 / 0.6 - 0.2 * 0.5 / 0.3, abs=1e-5)
+
+
 @pytest.mark.parametrize(("estimator", "value"), [("k2", k2), ("k3", k3)])
 def test_penalty_equilibria_solve_their_equation(estimator, value, rewards, ref_logits):
     support = torch.zeros(20, 6, dtype=torch.bool)

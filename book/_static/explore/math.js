@@ -1,4 +1,4 @@
-// The mathematics of the explorers, in float64: the functions of kl_term.kl and of two chapters under
+// The mathematics of the explorers, in float64: the functions of kl_term.kl and of three chapters under
 // their own names. tests/book/test_explore_math.py compares every one of them with Python.
 // A script with one global and no module: a browser loads no modules from a disk, and the book opens there.
 "use strict";
@@ -277,6 +277,75 @@ globalThis.klMath = (() => {
     return creditGradient(table, sequences, oldLogp.map((row) => Math.exp(sum(row))), credits);
   };
 
+  // --- A proxy and the truth: kl_term.kl.fixed_points and analysis.chapters.ch22_proxy --------------
+
+  const normalized = (weights) => { const total = sum(weights); return weights.map((w) => w / total); };
+
+  const reverseKlOptimum = (rewards, reference, beta) =>
+    softmax(rewards.map((r, a) => Math.log(reference[a]) + r / beta));
+
+  // Newton's method from the left for how far the multiplier exceeds the best reward.
+  const forwardKlOptimum = (rewards, reference, beta) => {
+    const best = rewards.reduce((one, other) => Math.max(one, other));
+    const gaps = rewards.map((r) => best - r);
+    let alone = -Infinity, jensen = beta;
+    reference.forEach((p, a) => { alone = Math.max(alone, beta * p - gaps[a]); jensen -= p * gaps[a]; });
+    let excess = Math.max(alone, jensen, 1e-300);
+    for (let turn = 0; turn < 1100; turn++) {
+      let total = 0, slope = 0;
+      for (let a = 0; a < gaps.length; a++) {
+        const term = (beta * reference[a]) / (excess + gaps[a]);
+        total += term;
+        slope += term / (excess + gaps[a]);
+      }
+      const step = (total - 1) / slope;
+      if (!(step > 1e-16 * excess)) break;
+      excess += step;
+    }
+    return normalized(reference.map((p, a) => p / (excess + gaps[a])));
+  };
+
+  // With the best m kept, 1 + (R - lambda) / beta is `level` - gap / beta.
+  const chiSquareOptimum = (rewards, reference, beta) => {
+    const best = rewards.reduce((one, other) => Math.max(one, other));
+    const order = rewards.map((_, a) => a).sort((a, b) => rewards[b] - rewards[a]);
+    let mass = 0, behind = 0, level = 0;
+    for (const a of order) {
+      const gap = best - rewards[a];
+      const next = (1 + (behind + reference[a] * gap) / beta) / (mass + reference[a]);
+      if (!(next > gap / beta)) break;
+      mass += reference[a];
+      behind += reference[a] * gap;
+      level = next;
+    }
+    return reference.map((p, a) => p * Math.max(0, level - (best - rewards[a]) / beta));
+  };
+
+  const OPTIMA = { reverse: reverseKlOptimum, forward: forwardKlOptimum, chi_square: chiSquareOptimum };
+
+  const linspace = (low, high, count) => Array.from({ length: count }, (_, i) => low + (i * (high - low)) / (count - 1));
+
+  const tailWorld = (tail, harm) => {
+    const truths = linspace(-3, 3, 21), errors = linspace(-12, 12, 121);
+    const normal = (values) => normalized(values.map((x) => Math.exp(-0.5 * x * x)));
+    const law = tail > 0 ? normalized(errors.map((e) => (1 + tail * e * e) ** (-(1 / tail + 1) / 2))) : normal(errors);
+    const mass = normal(truths);
+    const reference = [], truth = [], proxy = [];
+    truths.forEach((t, i) => errors.forEach((e, j) => {
+      reference.push(mass[i] * law[j]);
+      truth.push(t - harm * Math.max(0, e));
+      proxy.push(t + e);
+    }));
+    return { reference, truth, proxy };
+  };
+
+  // The optimum of proxy minus beta times a divergence: its reverse KL, and both rewards there.
+  const proxyPoint = ({ reference, truth, proxy }, divergence, beta) => {
+    const policy = OPTIMA[divergence](proxy, reference, beta);
+    const kl = sum(policy.map((p, a) => (p > 0 ? p * Math.log(p / reference[a]) : 0)));
+    return { kl, truth: dot(policy, truth), proxy: dot(policy, proxy) };
+  };
+
   // --- Recorded runs: analysis.records.statistics ---------------------------------------------
 
   // Mean over runs and its t interval; `quantile` is that of Student's t with one degree fewer.
@@ -295,6 +364,7 @@ globalThis.klMath = (() => {
     logSoftmax, softmax, sampleCoefficient, reverseKl, forwardKl, reverseKlGradient, forwardKlGradient,
     gradientMoments, expectedGradient, cosine, relativeError, ascentStep, expectedAscent,
     enumerateSequences, stateVisits, sequenceKl, sequenceKlGradient, visitedKlGradient,
-    expectedSequenceGradient, interval, range,
+    expectedSequenceGradient, reverseKlOptimum, forwardKlOptimum, chiSquareOptimum, tailWorld, proxyPoint,
+    interval, range,
   };
 })();
