@@ -33,7 +33,16 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "kl_term.kl: sequences and whole vocabularies",
         "kl_term.kl",
         (
-            *("chunked", "credit", "full_", "importance", "prefix", "products", "returns"),
+            *(
+                "chunked",
+                "credit",
+                "full_",
+                "importance",
+                "packing",
+                "prefix",
+                "products",
+                "returns",
+            ),
             *("sequences", "truncation", "vocabulary"),
         ),
     ),

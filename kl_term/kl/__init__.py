@@ -23,6 +23,7 @@ _HOMES = {
     "kl_penalty": "surrogates",
     "moments": "gaussians",
     "reverse_kl": "divergences",
+    "sequence_ids": "packing",
 }
 __all__ = sorted([*_HOMES, *get_args(Value)])
 _of_homes = lookup(__name__, _HOMES)
