@@ -33,6 +33,7 @@ Role = Literal[
     "ref_logits",
     "old_logits",
     "cu_seqlens",
+    "sequence_ids",
     "position_ids",
     "max_seqlen",
     "lengths",
@@ -66,6 +67,7 @@ ALWAYS: tuple[Role, ...] = (
     "ref_logits",
     "old_logits",
     "cu_seqlens",
+    "sequence_ids",
     "position_ids",
     "max_seqlen",
     "lengths",
@@ -90,6 +92,7 @@ _TOKENS = {"labels", "tokens", "ids", "actions", "targets", "responses", "token"
 _BAGS = {"inputs", "batch", "data", "samples", "mb", "microbatch", "minibatch", "rollouts"}
 _BAGS |= {"sample", "experience", "experiences", "example", "examples", "rollout_data"}
 _CONFIGS = {"config", "cfg", "args", "hparams", "settings", "self"}
+_SEQUENCES, _NUMBERS = {"sequence", "seq", "segment"}, {"id", "ids", "idx", "index"}
 _LIMITS = {"eps", "epsilon", "clip", "cliprange", "clipping"}
 
 
@@ -132,6 +135,7 @@ _RULES: tuple[tuple[Role, Callable[[set[str], str], bool]], ...] = (
     ("sample_mask", lambda w, n: n in ("sample_mask", "sequence_mask", "row_mask")),
     ("mask", lambda w, n: bool(w & _MASKS)),
     ("cu_seqlens", lambda w, n: "cu" in w and bool(w & {"seqlens", "seqlen", "seq", "lens"})),
+    ("sequence_ids", lambda w, n: bool(w & _SEQUENCES) and bool(w & _NUMBERS)),
     ("max_seqlen", lambda w, n: "max" in w and bool(w & {"seqlen", "seqlens"})),
     ("position_ids", lambda w, n: bool(w & {"position", "positions"})),
     ("ref_log_ratio", lambda w, n: "ratio" in w and bool(w & {"ref", "reference", "kl"})),
