@@ -384,9 +384,11 @@ def per_token_advantages(advantages: Tensor, like_name: str, like: Tensor) -> Te
         return advantages
     if like.ndim > 0 and advantages.shape == like.shape[:-1]:
         return advantages.unsqueeze(-1).expand_as(like)
+    packed = advantages.ndim == 1 and len(advantages) > like.shape[:-1].numel()
     raise ValueError(
         f"advantages has shape {tuple(advantages.shape)} but {like_name} has {tuple(like.shape)}: "
         f"give one a row, {tuple(like.shape[:-1])}, or one a token, {tuple(like.shape)}"
+        + ("; where a row holds several sequences, give their sequence_ids" if packed else "")
     )
 
 

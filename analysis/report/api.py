@@ -33,8 +33,8 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "kl_term.kl: sequences and whole vocabularies",
         "kl_term.kl",
         (
-            *("chunked", "credit", "full_", "importance", "prefix", "products", "returns"),
-            *("sequences", "top_k", "truncation", "vocabulary"),
+            *("chunked", "credit", "full_", "importance", "packing", "prefix", "products"),
+            *("returns", "sequences", "top_k", "truncation", "vocabulary"),
         ),
     ),
     "objectives": ("kl_term.objectives: advantages and losses", "kl_term.objectives", ()),

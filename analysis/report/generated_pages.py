@@ -26,6 +26,7 @@ from analysis.report.pages import run_pages
 from analysis.report.parameters import changed_parameters, declared_parameters
 from analysis.report.project import Project
 from analysis.report.provenance import Provenance, read_notebook, read_provenance
+from analysis.report.real_cases import cases_page
 from analysis.report.symptoms import symptoms_page
 from kl_term.errors import UserError
 
@@ -110,6 +111,7 @@ GENERATORS: Mapping[str, Callable[[Project], str]] = {
     "ledger.md": ledger_page,
     "symptoms.md": symptoms_page,
     "methods.md": lambda project: methods_page(load_methods(project)),
+    "real_cases.md": cases_page,
     "metrics.md": lambda project: glossary_page(),
     "torture.md": torture_figures,
     "status.md": status_page,

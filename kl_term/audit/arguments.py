@@ -34,6 +34,7 @@ Role = Literal[
     "ref_logits",
     "old_logits",
     "cu_seqlens",
+    "sequence_ids",
     "position_ids",
     "max_seqlen",
     "lengths",
@@ -68,6 +69,7 @@ ALWAYS: tuple[Role, ...] = (
     "ref_logits",
     "old_logits",
     "cu_seqlens",
+    "sequence_ids",
     "position_ids",
     "max_seqlen",
     "lengths",
@@ -98,6 +100,7 @@ _MODELS = {"model", "module", "actor", "network", "net", "transformer", "lm", "t
 AMBIGUOUS = ("loss_weights", "weights")
 _CONFIGS = {"config", "cfg", "args", "hparams", "settings", "self"}
 _PER_PROMPT = {"generations", "samples", "rollouts", "responses", "completions"}
+_SEQUENCES, _NUMBERS = {"sequence", "seq", "segment"}, {"id", "ids", "idx", "index"}
 _LIMITS = {"eps", "epsilon", "clip", "cliprange", "clipping"}
 
 
@@ -140,6 +143,7 @@ _RULES: tuple[tuple[Role, Callable[[set[str], str], bool]], ...] = (
     ("sample_mask", lambda w, n: n in ("sample_mask", "sequence_mask", "row_mask")),
     ("mask", lambda w, n: bool(w & _MASKS)),
     ("cu_seqlens", lambda w, n: "cu" in w and bool(w & {"seqlens", "seqlen", "seq", "lens"})),
+    ("sequence_ids", lambda w, n: bool(w & _SEQUENCES) and bool(w & _NUMBERS)),
     ("max_seqlen", lambda w, n: "max" in w and bool(w & {"seqlen", "seqlens"})),
     ("position_ids", lambda w, n: bool(w & {"position", "positions"})),
     ("ref_log_ratio", lambda w, n: "ratio" in w and bool(w & {"ref", "reference", "kl"})),

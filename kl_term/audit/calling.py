@@ -191,6 +191,8 @@ class Given:
         counted = batch.mask.sum(-1)
         if role == "cu_seqlens":
             return torch.nn.functional.pad(counted.cumsum(0), (1, 0)).to(torch.int32)
+        if role == "sequence_ids":
+            return torch.arange(batch.rows).repeat_interleave(counted)
         if role == "lengths":
             return counted
         if role == "sample_mask":

@@ -29,7 +29,7 @@ def probe_of(foreign: Foreign) -> Batch:
 
 def layout_of(foreign: Foreign) -> Layout:
     """The first layout that a function can be called with."""
-    packed = bool(foreign.roles & {"cu_seqlens"}) or (
+    packed = bool(foreign.roles & {"cu_seqlens", "sequence_ids"}) or (
         "position_ids" in foreign.roles and not foreign.roles & {"mask", "padding"}
     )
     probe = probe_of(foreign)

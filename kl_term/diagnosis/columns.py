@@ -13,8 +13,8 @@ from kl_term.errors import UserError
 
 #: Canonical column -> the names frameworks use for it.
 NAMES: dict[str, tuple[str, ...]] = {
-    "sequence": ("sequence_id", "seq_id", "sample_id"),
-    "position": ("token_position", "pos", "t"),
+    "sequence": ("sequence_id", "seq_id", "sample_id", "sequence_ids", "seq_ids"),
+    "position": ("token_position", "pos", "t", "position_ids"),
     "logp": (
         "per_token_logps",
         "log_probs",
@@ -58,6 +58,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "padding": ("left_padding", "prompt_padding"),
 }
 REQUIRED = ("logp", "ref_logp", "sequence")
+#: Where the sequences of packed rows end: tensors are cut there, a table names its sequences.
+ENDS = ("cu_seqlens", "cu_seq_lens", "cu_seqlens_q", "cu_seq_lens_q")
 LOG_PROBS = ("logp", "old_logp", "ref_logp", "sampler_logp")
 FLOATS = ("entropy", "advantage", "reward", "kl_term")
 INTEGERS = ("step", "token", "padding")
@@ -106,6 +108,11 @@ def canonical(columns: list[str]) -> tuple[dict[str, str], dict[str, str]]:
     if "prox_logp" in given:
         known = known | {"logprobs": "sampler_logp"}  # as AReaL calls what the engine reports
     for column in columns:
+        if column.strip().lower() in ENDS:
+            raise UserError(
+                f"{column} says that rows hold several sequences: dump the sequence of each token "
+                "instead, a column sequence_ids (kl_term.sequence_ids makes it)"
+            )
         name = known.get(column.strip().lower())
         if name is None:
             near = difflib.get_close_matches(column.strip().lower(), _KNOWN, n=1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kl_term.diagnosis.columns import NAMES, assemble, canonical
+from kl_term.diagnosis.columns import ENDS, NAMES, assemble, canonical
 from kl_term.diagnosis.schema import Rollouts
 from kl_term.errors import UserError
 
@@ -19,13 +19,13 @@ ONLY_TENSORS = "holds more than tensors by name, torch.save({name: tensor})"
 def read_tensors(path: Path) -> Rollouts:
     """The rollouts of a file that holds tensors by name: [B, T], [B], or one value of all.
 
-    Each row is a completion, unless a column of sequences says otherwise; padding is told by a
-    mask. Arrays of one axis throughout are read as a table, a row a token.
+    Each row is a completion, unless a column of sequences or ``cu_seqlens`` says otherwise; padding
+    is told by a mask. Arrays of one axis throughout are read as a table, a row a token.
 
     Raises:
         UserError: no such tensors, or of shapes that do not go together.
     """
-    arrays = {str(name): value for name, value in _load(path).items()}
+    arrays = _cut({str(name): value for name, value in _load(path).items()}, path)
     own = (
         [] if {"sequence", *NAMES["sequence"]} & {name.lower() for name in arrays} else ["sequence"]
     )
@@ -38,8 +38,11 @@ def read_tensors(path: Path) -> Rollouts:
         return assemble(arrays, str(path))
     if len(shape) != 2:
         raise UserError(f"{path}: {named['logp']} has shape {shape}: [batch, tokens] was expected")
-    table: dict[str, Any] = {"sequence": np.repeat(np.arange(shape[0]), shape[1])}
-    table["position"] = np.tile(np.arange(shape[1]), shape[0])
+    table: dict[str, Any] = {}
+    if "sequence" in own:
+        table["sequence"] = np.repeat(np.arange(shape[0]), shape[1])
+    if "position" not in named:
+        table["position"] = np.tile(np.arange(shape[1]), shape[0])
     for name, values in arrays.items():
         if values.shape not in (shape, shape[:1], ()):
             raise UserError(
@@ -51,6 +54,26 @@ def read_tensors(path: Path) -> Rollouts:
     return assemble(
         table, str(path), lambda row: f"row {row // width + 1}, token {row % width + 1}"
     )
+
+
+def _cut(arrays: dict[str, np.ndarray], path: Path) -> dict[str, np.ndarray]:
+    """Tensors of packed rows, [N] or [1, N], with the sequence of each token for ``cu_seqlens``."""
+    ends = next((name for name in arrays if name.lower() in ENDS), None)
+    if ends is None:
+        return arrays
+    cuts = arrays.pop(ends).astype(np.int64).ravel()
+    lengths = np.diff(cuts)
+    sizes = {value.size for value in arrays.values() if value.ndim}
+    if not len(cuts) or cuts[0] != 0 or (lengths < 0).any() or sizes != {int(cuts[-1])}:
+        raise UserError(
+            f"{path}: {ends} must rise from 0 to the number of tokens, one value a token in every "
+            f"tensor: it ends at {cuts[-1] if len(cuts) else 'nothing'}, and they hold "
+            f"{', '.join(map(str, sorted(sizes)))}"
+        )
+    flat = {
+        n: np.broadcast_to(v, cuts[-1:]) if not v.ndim else v.ravel() for n, v in arrays.items()
+    }
+    return flat | {"sequence": np.repeat(np.arange(len(lengths)), lengths)}
 
 
 def _load(path: Path) -> dict[str, np.ndarray]:

@@ -25,6 +25,7 @@ _HOMES = {
     "reverse_kl": "divergences",
     "support_divergence": "top_k",
     "top_k_divergence": "top_k",
+    "sequence_ids": "packing",
 }
 __all__ = sorted([*_HOMES, *get_args(Value)])
 _of_homes = lookup(__name__, _HOMES)

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from kl_term.checks import checked
 from kl_term.kl.names import RATIO_LEVELS
+from kl_term.kl.packing import by_sequence
 from kl_term.plain_checks import check_choice
-from kl_term.shapes import LogProbs, Mask, Values
+from kl_term.shapes import LogProbs, Mask, Tokens, Values
 
 
 @checked
 def importance_ratio(
-    logp: LogProbs, old_logp: LogProbs, mask: Mask, *, level: str = "token"
+    logp: LogProbs,
+    old_logp: LogProbs,
+    mask: Mask,
+    *,
+    level: str = "token",
+    sequence_ids: Tokens | None = None,
 ) -> Values:
     r"""Ratio of policy to sampler that a token of a sequence is weighted with.
 
@@ -31,12 +39,17 @@ def importance_ratio(
         logp, old_logp: [..., T], log-probs of the sampled tokens.
         mask: [..., T], True = counted.
         level: ``token``, ``prefix``, ``sequence`` or ``geometric``.
+        sequence_ids: [..., T] integers, where a row holds several sequences: see
+            :mod:`kl_term.kl.packing`. Without them a row is one sequence.
 
     Returns:
         [..., T], with gradient; 1 at masked positions of a token-level ratio, the running or
-        whole ratio of the counted tokens otherwise.
+        whole ratio of the counted tokens otherwise, 0 where a token is of no sequence.
     """
     check_choice("level", level, RATIO_LEVELS)
+    if sequence_ids is not None:
+        alike = partial(importance_ratio, level=level)
+        return by_sequence(alike, sequence_ids, mask, logp=logp, old_logp=old_logp)
     log_ratio, counted = _counted_log_ratio(logp, old_logp, mask)
     if level == "prefix":
         log_ratio = log_ratio.cumsum(-1)

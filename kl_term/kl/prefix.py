@@ -9,6 +9,8 @@ and how noisy that is.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -19,11 +21,12 @@ from kl_term.kl.divergences import reverse_kl
 from kl_term.kl.enumeration import reverse_kl_gradient
 from kl_term.kl.estimators import ESTIMATORS
 from kl_term.kl.importance import importance_ratio
+from kl_term.kl.packing import by_sequence
 from kl_term.kl.returns import reward_to_go
 from kl_term.kl.sequences import Sequences
 from kl_term.kl.surrogates import gradient_coefficient, kl_penalty
 from kl_term.plain_checks import check_choice
-from kl_term.shapes import AnyFloats, Logits, LogProbs, Mask, Table, Values
+from kl_term.shapes import AnyFloats, Logits, LogProbs, Mask, Table, Tokens, Values
 
 #: By what a sequence's gradient is weighed: each token's cost by the ratio up to it, or all of it
 #: by the ratio of the whole sequence.
@@ -37,7 +40,13 @@ PRODUCT = "k1 reward to go, whole product"
 
 @checked
 def prefix_coefficients(
-    logp: LogProbs, ref_logp: LogProbs, old_logp: LogProbs, mask: Mask, *, estimator: str = "k3"
+    logp: LogProbs,
+    ref_logp: LogProbs,
+    old_logp: LogProbs,
+    mask: Mask,
+    *,
+    estimator: str = "k3",
+    sequence_ids: Tokens | None = None,
 ) -> Values:
     r"""The number beside each score when an estimator is a loss under the attached prefix ratio.
 
@@ -57,11 +66,17 @@ def prefix_coefficients(
             and sampler.
         mask: [..., T], True = counted; a masked token has ratio 1 and no cost.
         estimator: a name of :data:`kl_term.kl.estimators.ESTIMATORS`.
+        sequence_ids: [..., T] integers, where a row holds several sequences: see
+            :mod:`kl_term.kl.packing`. Without them a row is one sequence.
 
     Returns:
         [..., T], without gradient; exactly 0 where masked.
     """
     check_choice("estimator", estimator, ESTIMATORS)
+    if sequence_ids is not None:
+        alike = partial(prefix_coefficients, estimator=estimator)
+        given = {"logp": logp, "ref_logp": ref_logp, "old_logp": old_logp}
+        return by_sequence(alike, sequence_ids, mask, **given)
     counted = as_mask("mask", mask, "logp", logp)
     ratio = importance_ratio(logp, old_logp, mask, level="prefix").detach()
     value = kl_penalty(logp, ref_logp, estimator=estimator, mask=mask)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from torch.nn import functional
 
 from kl_term.checks import at_least_float32, check_float, checked
+from kl_term.kl.packing import Packing
 from kl_term.plain_checks import check_fraction
-from kl_term.shapes import Values
+from kl_term.shapes import Tokens, Values
 
 
 @checked
-def reward_to_go(rewards: Values, *, gamma: float = 1.0) -> Values:
+def reward_to_go(
+    rewards: Values, *, gamma: float = 1.0, sequence_ids: Tokens | None = None
+) -> Values:
     r"""Sum of the rewards from each position on, discounted.
 
     .. math:: G_t = \sum_{s \ge t} \gamma^{s-t} R_s
@@ -21,12 +24,17 @@ def reward_to_go(rewards: Values, *, gamma: float = 1.0) -> Values:
     Args:
         rewards: [..., T], one a position.
         gamma: the discount per position, in [0, 1].
+        sequence_ids: [..., T] integers, where a row holds several sequences: see
+            :mod:`kl_term.kl.packing`. Without them a row is one sequence.
 
     Returns:
         [..., T], in the unit of the rewards; exactly 0 past the last nonzero reward.
     """
     check_float("rewards", rewards)
     check_fraction("gamma", gamma)
+    if sequence_ids is not None:
+        packing = Packing(sequence_ids)
+        return packing.pack(reward_to_go(packing.pad(rewards), gamma=gamma))
     total, span = at_least_float32(rewards), 1
     # invariant: total[t] holds the rewards t .. t + span - 1
     while span < rewards.shape[-1] and gamma**span > 0:

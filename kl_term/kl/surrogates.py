@@ -9,6 +9,8 @@ each combination optimises in expectation.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -16,8 +18,9 @@ from kl_term.checks import checked
 from kl_term.kl.estimators import ESTIMATORS, TOKEN_ESTIMATORS
 from kl_term.kl.importance import importance_ratio
 from kl_term.kl.names import RATIO_LEVELS, WEIGHTINGS
+from kl_term.kl.packing import by_sequence
 from kl_term.plain_checks import check_choice
-from kl_term.shapes import LogProbs, Mask, Values
+from kl_term.shapes import LogProbs, Mask, Tokens, Values
 
 
 @checked
@@ -31,6 +34,7 @@ def kl_loss(
     ratio: str = "token",
     mask: Mask | None = None,
     control: float = 1.0,
+    sequence_ids: Tokens | None = None,
 ) -> Values:
     r"""Per-token KL term of a loss to be minimised.
 
@@ -68,6 +72,8 @@ def kl_loss(
             and gradient.
         control: weight of the control variate of k3, by :func:`controlled`; another than
             1 is for an attached weight.
+        sequence_ids: [..., T] integers, where a row holds several sequences: see
+            :mod:`kl_term.kl.packing`. Without them a row is one sequence.
 
     Returns:
         [...], nats per token.
@@ -81,6 +87,11 @@ def kl_loss(
     _refuse_unread(old_logp, weighting, ratio)
     if control != 1.0 and (estimator, weighting) != ("k3", "attached"):
         raise ValueError("control is the weight of k3's control variate under an attached ratio")
+    if sequence_ids is not None:
+        options = {"estimator": estimator, "weighting": weighting, "ratio": ratio}
+        alike = partial(kl_loss, control=control, **options)
+        given = {"logp": logp, "ref_logp": ref_logp, "old_logp": old_logp}
+        return by_sequence(alike, sequence_ids, mask, **given)
     logp, ref_logp = _counted_pair(logp, ref_logp, mask)
     ref_logp = ref_logp.detach()
     if control != 1.0:
@@ -104,6 +115,7 @@ def kl_penalty(
     *,
     estimator: str = "k1",
     mask: Mask | None = None,
+    sequence_ids: Tokens | None = None,
 ) -> Values:
     r"""Per-token KL term of a reward: the estimator's value, detached.
 
@@ -120,11 +132,15 @@ def kl_penalty(
         ref_logp: [...], under the reference.
         estimator: a name of :data:`kl_term.kl.estimators.ESTIMATORS`.
         mask: [...], True = counted; masked positions give exactly zero.
+        sequence_ids: [..., T], as in :func:`kl_loss`; a token's penalty depends on no other.
 
     Returns:
         [...], nats per token, without gradient.
     """
     check_choice("estimator", estimator, ESTIMATORS)
+    if sequence_ids is not None:
+        alike = partial(kl_penalty, estimator=estimator)
+        return by_sequence(alike, sequence_ids, mask, logp=logp, ref_logp=ref_logp)
     logp, ref_logp = _counted_pair(logp, ref_logp, mask)
     return ESTIMATORS[estimator](logp.detach(), ref_logp.detach())
 

@@ -14,9 +14,10 @@ from torch import Tensor
 from kl_term.checks import checked
 from kl_term.kl.choice import KLChoice
 from kl_term.kl.estimators import VOCABULARY_ESTIMATORS
+from kl_term.kl.packing import by_sequence
 from kl_term.kl.returns import reward_to_go
 from kl_term.kl.surrogates import kl_loss, kl_penalty, straight_through
-from kl_term.shapes import Logits, LogProbs, Mask, Values
+from kl_term.shapes import Logits, LogProbs, Mask, Tokens, Values
 
 
 class KLTerm(KLChoice):
@@ -49,6 +50,7 @@ class KLTerm(KLChoice):
         mask: Mask | None = None,
         logits: Logits | None = None,
         ref_logits: Logits | None = None,
+        sequence_ids: Tokens | None = None,
     ) -> Values:
         r"""The term :math:`\kappa_t` of each token of a loss, to be aggregated and minimised.
 
@@ -61,6 +63,9 @@ class KLTerm(KLChoice):
             mask: [..., T], True = counted; None counts every token.
             logits, ref_logits: [..., T, V], at the sampling temperature, the reference's constant.
                 Read by ``exact`` and ``forward``; finite where masked.
+            sequence_ids: [..., T] integers, where a row holds several sequences: see
+                :mod:`kl_term.kl.packing`. Without them a row is one completion, which a row itself
+                cannot contradict.
 
         What the term does not read may be given, so that one call serves every term.
 
@@ -74,7 +79,11 @@ class KLTerm(KLChoice):
             raise ValueError(f"{self.name} has no loss: use penalty, or leave the term out")
         logp, ref_logp = _wide(logp), _wide(ref_logp)
         counted = _counted(logp, mask)
-        if self.reads_logits:
+        if sequence_ids is not None and not self.reads_logits:
+            given = {"logp": logp, "ref_logp": ref_logp, "old_logp": old_logp}
+            return by_sequence(self.loss, sequence_ids, mask, **given)
+        if self.reads_logits:  # a token at a time
+            counted = counted if sequence_ids is None else counted & (sequence_ids >= 0)
             if logits is None or ref_logits is None:
                 raise ValueError(f"estimator={self.estimator!r} needs logits and ref_logits")
             full = VOCABULARY_ESTIMATORS[self.estimator](logits, ref_logits.detach())
@@ -92,7 +101,14 @@ class KLTerm(KLChoice):
         return torch.where(counted, whole / counted.sum(-1, keepdim=True).clamp(min=1), 0.0)
 
     @checked
-    def penalty(self, logp: LogProbs, ref_logp: LogProbs, *, mask: Mask | None = None) -> Values:
+    def penalty(
+        self,
+        logp: LogProbs,
+        ref_logp: LogProbs,
+        *,
+        mask: Mask | None = None,
+        sequence_ids: Tokens | None = None,
+    ) -> Values:
         r"""What each token owes in the reward: subtract beta times it from the advantages.
 
         .. math:: \sum_{u \ge t} k(l_u) \;\text{(to\_go)}, \quad k(l_t) \;\text{(immediate)},
@@ -105,6 +121,7 @@ class KLTerm(KLChoice):
             logp: [..., T], log-probs of the sampled tokens under the policy that sampled them.
             ref_logp: [..., T], under the reference.
             mask: [..., T], True = counted; None counts every token.
+            sequence_ids: [..., T], as in :meth:`loss`.
 
         Returns:
             [..., T], nats, without gradient; exactly zero where masked.
@@ -112,6 +129,8 @@ class KLTerm(KLChoice):
         Raises:
             ValueError: the term is none of the reward.
         """
+        if sequence_ids is not None:
+            return by_sequence(self.penalty, sequence_ids, mask, logp=logp, ref_logp=ref_logp)
         counted = _counted(logp, mask)
         if self.level == "sequence" or self.credit == "whole":
             owed = self.completion_penalty(logp, ref_logp, mask=mask).unsqueeze(-1)
@@ -121,12 +140,22 @@ class KLTerm(KLChoice):
 
     @checked
     def completion_penalty(
-        self, logp: LogProbs, ref_logp: LogProbs, *, mask: Mask | None = None
+        self,
+        logp: LogProbs,
+        ref_logp: LogProbs,
+        *,
+        mask: Mask | None = None,
+        sequence_ids: Tokens | None = None,
     ) -> Values:
         """What a whole completion owes, [...]: subtract beta times it from an outcome reward.
 
+        Of packed rows [S], one a sequence number.
+
         Args, Raises: as :meth:`penalty`.
         """
+        if sequence_ids is not None:
+            given = {"logp": logp, "ref_logp": ref_logp}
+            return by_sequence(self.completion_penalty, sequence_ids, mask, **given)
         counted = _counted(logp, mask)
         if self.level == "token":
             return self._own_penalty(logp, ref_logp, counted).sum(-1)

@@ -15,12 +15,21 @@ import torch
 from torch import Tensor
 
 from kl_term.checks import as_mask, at_least_float32, check_float, checked
+from kl_term.kl.packing import Packing
 from kl_term.plain_checks import check_choice
-from kl_term.shapes import Mask, Values, ZerosOnes
+from kl_term.shapes import Mask, Tokens, Values, ZerosOnes
 
 
 @checked
-def aggregate(values: Values, mask: Mask, mode: str) -> Tensor:
+def aggregate(
+    values: Values,
+    mask: Mask,
+    mode: str,
+    *,
+    sequence_ids: Tokens | None = None,
+    sequences: int | None = None,
+    width: int | None = None,
+) -> Tensor:
     r"""Weighted sum of the counted values.
 
     .. math:: \mathrm{aggregate}(v) = \sum_{i,t} w_{i,t}\, v_{i,t}
@@ -32,11 +41,20 @@ def aggregate(values: Values, mask: Mask, mode: str) -> Tensor:
         values: [..., T], per-token values in any unit.
         mask: [..., T], True = counted. What a masked position holds (NaN, ``-inf``) is ignored.
         mode: a name in :data:`MODES`.
+        sequence_ids: [..., T] integers, where a row holds several sequences: see
+            :mod:`kl_term.kl.packing`. Rows of a mode are then sequences.
+        sequences: how many there are, where the last ones hold no token.
+        width: the longest sequence allowed, which ``seq_mean_token_sum_norm`` divides by.
 
     Returns:
         A scalar in the unit of ``values``; exactly 0 when nothing is counted.
+
+    Raises:
+        ValueError: without the width that a mode reads, or with what goes unread.
     """
     check_float("values", values)
+    if packing := packing_of(sequence_ids, mode, sequences, width):
+        return aggregate(packing.pad(values), packing.counted(mask), mode)
     values = at_least_float32(values)
     counted = as_mask("mask", mask, "values", values)
     weights = token_weights(counted, mode, dtype=values.dtype)
@@ -44,21 +62,32 @@ def aggregate(values: Values, mask: Mask, mode: str) -> Tensor:
 
 
 @checked
-def token_weights(mask: Mask, mode: str, *, dtype: torch.dtype | None = None) -> Values:
+def token_weights(
+    mask: Mask,
+    mode: str,
+    *,
+    dtype: torch.dtype | None = None,
+    sequence_ids: Tokens | None = None,
+    sequences: int | None = None,
+    width: int | None = None,
+) -> Values:
     """The weights that :func:`aggregate` applies, zero on masked positions.
 
     Args:
         mask: [..., T], True = counted.
         mode: a name in :data:`MODES`.
         dtype: of the result; the default floating dtype when omitted.
+        sequence_ids, sequences, width: as in :func:`aggregate`.
 
     Returns:
         [..., T], dimensionless.
 
     Raises:
-        ValueError: on a mask without a token axis.
+        ValueError: on a mask without a token axis; as :func:`aggregate`.
     """
     check_choice("mode", mode, MODES)
+    if packing := packing_of(sequence_ids, mode, sequences, width):
+        return packing.pack(token_weights(packing.counted(mask), mode, dtype=dtype))
     counted = as_mask("mask", mask, "mask", mask)
     if counted.ndim == 0:
         raise ValueError("mask must have a token axis: shape [..., T], got a scalar")
@@ -176,6 +205,22 @@ def token_mean_weight(length_probability: Tensor, completions: int) -> Tensor:
     total = torch.arange(longest + 1).unsqueeze(-1) + torch.arange(size)
     weights = (completions * others / total.clamp(min=1)).sum(dim=-1)
     return weights.to(length_probability.dtype)
+
+
+def packing_of(
+    ids: Tensor | None, mode: str, sequences: int | None, width: int | None
+) -> Packing | None:
+    """The packing of rows that hold several sequences, or None; refuses what would go unread."""
+    if ids is None:
+        if sequences is not None or width is not None:
+            raise ValueError("sequences and width are of packed rows: give their sequence_ids")
+        return None
+    if mode == "seq_mean_token_sum_norm" and width is None:
+        raise ValueError(
+            "width is needed: seq_mean_token_sum_norm divides by the longest sequence allowed, "
+            "which packed rows do not show"
+        )
+    return Packing(ids, sequences=sequences, width=width)
 
 
 def _num_rows(counted: Tensor) -> int:

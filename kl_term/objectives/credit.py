@@ -22,10 +22,11 @@ from kl_term.checks import (
     per_token_advantages,
 )
 from kl_term.kl.names import TOKEN_CREDITS
+from kl_term.kl.packing import Packing
 from kl_term.kl.returns import reward_to_go
 from kl_term.objectives.groups import standardise
 from kl_term.plain_checks import check_choice, check_not_negative
-from kl_term.shapes import AnyFloats, Mask, Values
+from kl_term.shapes import AnyFloats, Mask, Tokens, Values
 
 
 @checked
@@ -37,6 +38,7 @@ def fold_kl(
     beta: float,
     credit: str = "immediate",
     gamma: float = 1.0,
+    sequence_ids: Tokens | None = None,
 ) -> Values:
     r"""Advantages with the KL in the reward, folded in *after* normalisation.
 
@@ -61,6 +63,8 @@ def fold_kl(
         beta: the KL coefficient, at least 0.
         credit: ``immediate`` or ``to_go``.
         gamma: the discount of ``to_go``, per position; 1 for ``immediate``, which reads none.
+        sequence_ids: [..., T] integers, where a row holds several sequences: see
+            :mod:`kl_term.kl.packing`; advantages are then [S] or [..., T].
 
     Returns:
         [..., T], in the unit of the advantages, without gradient; exactly 0 where masked.
@@ -70,6 +74,12 @@ def fold_kl(
         raise ValueError(f"gamma={gamma!r} would go unread with credit='immediate': leave it out")
     check_not_negative("beta", beta)
     check_float("kl_penalty", kl_penalty)
+    if sequence_ids is not None:
+        packing = Packing(sequence_ids)
+        of_sequences = packing.pad_advantages(advantages)
+        padded, counts = packing.pad(kl_penalty), packing.counted(mask)
+        folded = fold_kl(of_sequences, padded, counts, beta=beta, credit=credit, gamma=gamma)
+        return packing.pack(folded)
     counted = as_mask("mask", mask, "kl_penalty", kl_penalty)
     token_advantages = per_token_advantages(advantages, "kl_penalty", kl_penalty).detach()
     kl = torch.where(counted, at_least_float32(kl_penalty.detach()), 0.0)

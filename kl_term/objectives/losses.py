@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from kl_term.checks import as_mask, checked, pair_of_floats, per_token_advantages
-from kl_term.objectives.aggregation import MODES, aggregate
+from kl_term.objectives.aggregation import MODES, aggregate, packing_of
 from kl_term.plain_checks import check_choice, check_fraction
-from kl_term.shapes import AnyFloats, LogProbs, Mask, Values
+from kl_term.shapes import AnyFloats, LogProbs, Mask, Tokens, Values
 
 
 class LossOutput(NamedTuple):
@@ -63,6 +63,9 @@ def policy_loss(
     epsilon_low: float = 0.2,
     epsilon_high: float = 0.2,
     aggregation: str = "seq_mean_token_mean",
+    sequence_ids: Tokens | None = None,
+    sequences: int | None = None,
+    width: int | None = None,
 ) -> LossOutput:
     r"""Loss of a kind, aggregated over the counted tokens.
 
@@ -86,12 +89,28 @@ def policy_loss(
         epsilon_low: how far the weight may fall below 1, in [0, 1].
         epsilon_high: how far it may rise above 1, at least 0.
         aggregation: a name in :data:`kl_term.objectives.aggregation.MODES`.
+        sequence_ids, sequences, width: of packed rows, as in
+            :func:`kl_term.objectives.aggregation.aggregate`; advantages are then [S], one a
+            sequence number, or [..., T].
 
     Returns:
         A :class:`LossOutput`, in the unit of the advantages.
     """
     check_choice("kind", kind, KINDS)
     check_choice("aggregation", aggregation, MODES)
+    if packing := packing_of(sequence_ids, aggregation, sequences, width):
+        padded = policy_loss(
+            packing.pad(logp),
+            old_logp=packing.pad(old_logp),
+            advantages=packing.pad_advantages(advantages),
+            mask=packing.counted(mask),
+            kind=kind,
+            epsilon_low=epsilon_low,
+            epsilon_high=epsilon_high,
+            aggregation=aggregation,
+        )
+        by_token = {n: packing.pack(getattr(padded, n)) for n in ("per_token", "weight", "clipped")}
+        return padded._replace(**by_token)
     clip = _clip_range(epsilon_low, epsilon_high)
     logp, old_logp = pair_of_floats("logp", logp, "old_logp", old_logp)
     token_advantages = per_token_advantages(advantages, "logp", logp)

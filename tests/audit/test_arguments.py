@@ -29,6 +29,7 @@ SPELLINGS = {
     "tokens": "input_ids completion_ids labels actions",
     "cu_seqlens": "cu_seqlens cu_seq_lens",
     "position_ids": "position_ids",
+    "sequence_ids": "sequence_ids seq_ids segment_ids sequence_idx",
     "ref_log_ratio": "ref_log_ratio kl",
     "width": "max_completion_length max_tokens",
     "clip": "epsilon epsilon_low eps_clip cliprange clip_ratio_high",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -75,3 +77,52 @@ def test_a_log_is_no_dump(name, tmp_path):
     (tmp_path / name).write_text("{}")
     with pytest.raises(UserError, match=r"a log holds means of steps.*--how-to-dump plain"):
         read_rollouts(tmp_path / name)
+
+
+PACKED = {
+    "logp": np.log([0.5, 0.4, 0.3, 0.2, 0.6]),
+    "ref_logp": np.log([0.4, 0.4, 0.2, 0.3, 0.5]),
+}
+
+
+@pytest.mark.parametrize("shape", [(5,), (1, 5)])
+@pytest.mark.parametrize("ends", ["cu_seqlens", "cu_seq_lens_q"])
+def test_packed_tensors_are_cut_where_their_sequences_end(tmp_path, shape, ends):
+    flat = {name: values.reshape(shape) for name, values in PACKED.items()}
+    np.savez(tmp_path / "packed.npz", **flat, **{ends: np.array([0, 2, 2, 5], np.int32)})
+    found = read_rollouts(tmp_path / "packed.npz")
+    assert found.lengths.tolist() == [2, 3]
+    assert found.position.tolist() == [0, 1, 0, 1, 2]
+    np.testing.assert_array_equal(found.logp, PACKED["logp"])
+
+
+def test_packed_tensors_are_read_by_the_sequence_of_each_token(tmp_path):
+    flat = {name: values.reshape(1, 5) for name, values in PACKED.items()}
+    ids = np.array([[0, 0, 1, 1, 1]])
+    np.savez(tmp_path / "packed.npz", **flat, sequence_ids=ids)
+    assert read_rollouts(tmp_path / "packed.npz").lengths.tolist() == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"cu_seqlens": np.array([0, 2, 4])}, "must rise from 0 to the number of tokens"),
+        ({"cu_seqlens": np.array([1, 5])}, "must rise from 0 to the number of tokens"),
+        ({"position_ids": np.array([[0, 1, 0, 1, 2]])}, "give each sequence its own id"),
+    ],
+)
+def test_packed_tensors_that_nothing_cuts_are_refused(tmp_path, arrays, message):
+    flat = {name: values.reshape(1, 5) for name, values in PACKED.items()}
+    np.savez(tmp_path / "packed.npz", **flat, **arrays)
+    with pytest.raises(UserError, match=message):
+        read_rollouts(tmp_path / "packed.npz")
+
+
+def test_packed_lists_with_ends_are_refused_and_with_ids_are_read(tmp_path):
+    row = {name: values.tolist() for name, values in PACKED.items()}
+    path = tmp_path / "packed.jsonl"
+    path.write_text(json.dumps(row | {"cu_seqlens": [0, 2, 5]}) + "\n")
+    with pytest.raises(UserError, match="dump the sequence of each token"):
+        read_rollouts(path)
+    path.write_text(json.dumps(row | {"sequence_ids": [0, 0, 1, 1, 1]}) + "\n")
+    assert read_rollouts(path).lengths.tolist() == [2, 3]
