@@ -161,6 +161,8 @@ _SOME = _with_labels(
 _MANY = _with_labels(
     "With a proxy of many labels, does a KL term still keep anything?",
     {
-        "exact_loss > none: final_gold at 0.1 0.2 0.4 1": "few answers teach what the start never says"
+        "exact_loss > none: final_gold at 0.1 0.2 0.4 1": (
+            "few answers teach what the start never says"
+        )
     },
 )
