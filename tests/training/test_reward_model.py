@@ -12,7 +12,7 @@ from analysis.records.config import RewardModel, StartConfig, TrainConfig
 from analysis.records.metrics import FINAL_METRICS, METRICS
 from analysis.records.preset import Preset, predict
 from analysis.records.variants import Advantage, Sampler, Shaping, Variant
-from analysis.studies.presets import PRESETS
+from analysis.studies.presets import PRESETS, make_preset
 from analysis.studies.presets.designed import design
 from analysis.sweeps.store import run_key
 from analysis.training.tiny import reward_model
@@ -229,6 +229,22 @@ def test_a_reward_model_that_makes_no_sense_is_one_clear_error(changes, said):
 
 
 @pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ({"reward_modle": {}}, r"got 'reward_modle'; did you mean 'reward_model'\?"),
+        ({"reward_model": {"label": 5}}, r"reward_model\.label: Extra inputs"),
+        ({"reward_model": {"ensemble": "worst"}}, "reward_model: ensemble='worst' takes the least"),
+    ],
+)
+def test_a_slip_on_the_command_line_is_named(override, said):
+    with pytest.raises(ValueError, match=said) as raised:
+        make_preset("quick", override)
+    assert len(str(raised.value).splitlines()) == 1
+    made = make_preset("quick", {"reward_model": {"labels": 5}})
+    assert made.config.reward_model == RewardModel(labels=5)
+
+
+@pytest.mark.parametrize(
     ("variant", "part"),
     [
         (Variant(advantage=Advantage(level="process")), "level='process'"),
@@ -252,8 +268,6 @@ def test_gold_is_predicted_only_where_there_is_one(config, small_config):
     )
     assert written.predictions == predict({"k2_loss > none: gold at 0.5": "it stays near"})
     parts = {"variants": (Variant(), K2), "seeds": (0,), "predictions": (), "design": written}
-    kept = [Variant(**dict(variant)) for variant in parts["variants"]]
-    parts["variants"] = tuple(kept)
     Preset(config=config, **parts)
     with pytest.raises(ValueError, match="there is no reward_model, so there is no metric"):
         Preset(config=small_config, **parts)
