@@ -7,7 +7,15 @@ import pandas as pd
 
 from analysis.records import hierarchical, statistics
 from analysis.records.config import TrainConfig
-from analysis.records.preset import AT_END, EQUAL_KL, Design, Expected, Prediction, Preset
+from analysis.records.preset import (
+    AT_END,
+    EQUAL_KL,
+    KL_BUDGET,
+    Design,
+    Expected,
+    Prediction,
+    Preset,
+)
 from analysis.records.recording import Recording
 from analysis.records.summaries import ACCURACIES, KLS, of_seeds
 from analysis.records.tidy import RUN_COLUMNS
@@ -21,8 +29,6 @@ BETTER_HIGHER = (
     *("reward", "final_reward", "gold", "final_gold", "peak_gold", "budget_gold"),
     *ACCURACIES,
 )
-#: Nats a token, exact reverse KL: where somebody stops who has no gold to look at.
-KL_BUDGET = 0.1
 
 
 def judged_predictions(recording: Recording) -> pd.DataFrame:

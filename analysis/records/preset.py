@@ -29,6 +29,8 @@ DERIVED = ("average", "excess", "log_peak_gradient")
 #: The same of runs on a reward model.
 DERIVED_OF_PROXY = ("peak_gold", "budget_gold")
 
+#: Nats a token, exact reverse KL: where somebody stops who has no gold to look at.
+KL_BUDGET = 0.1
 #: What there is only where runs train on a reward model.
 OF_PROXY = (*PROXY_METRICS, *FINAL_PROXY_METRICS, *DERIVED_OF_PROXY)
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from analysis.records.config import RewardModel, SortTask
-from analysis.records.designs import KL_BUDGET
-from analysis.records.preset import Design, Pilot, Preset
+from analysis.records.preset import KL_BUDGET, Design, Pilot, Preset
 from analysis.records.variants import Variant
 from analysis.studies.presets.designed import (
     AT_EQUAL_BETA,
