@@ -66,6 +66,8 @@ def shortened(
     for start, learned in ((config.get("start"), 3), (teacher.get("start"), 6)):
         if start:
             start["updates"] = learned
+    if config.get("reward_model"):
+        config["reward_model"] |= {"labels": 40, "updates": 3}
     return Preset.model_validate(fields | {"seeds": preset.seeds[:seeds]})
 
 

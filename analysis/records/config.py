@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from analysis.records.variants import Variant
 from kl_term.schema import Schema
@@ -76,6 +76,11 @@ class RunConfig(Schema):
             )
         return self
 
+    @property
+    def proxied(self) -> bool:
+        """Do runs train on a reward model, and not see the reward of their task?"""
+        return False
+
 
 class PolicyConfig(Schema):
     """The size of a tiny policy."""
@@ -133,6 +138,33 @@ class SortTask(Schema):
         return self.max_fillers + self.answer_length
 
 
+class RewardModel(Schema):
+    """A proxy of the task's reward, fitted to answers of a start and trained on by its runs."""
+
+    #: Labelled answers, or labelled pairs of answers to one prompt.
+    labels: int = Field(default=1000, ge=2)
+    #: ``scores``: least squares on each answer's reward. ``pairs``: Bradley-Terry on which of two
+    #: has the higher one.
+    kind: Literal["scores", "pairs"] = "scores"
+    #: Standard deviation of a normal error in each reward that a label is made of.
+    noise: float = Field(default=0.0, ge=0)
+    #: Of its residual stream; a multiple of its four heads.
+    width: int = Field(default=32, ge=4, multiple_of=4)
+    #: Models that are fitted to the same labels, from other weights and in another order.
+    members: int = Field(default=1, ge=1)
+    #: What a run is rewarded with: the mean of their scores, or the least of them.
+    ensemble: Literal["mean", "worst"] = "mean"
+    updates: int = Field(default=300, ge=1)
+    batch_size: int = Field(default=128, ge=1)
+    learning_rate: float = Field(default=3e-3, gt=0)
+
+    @model_validator(mode="after")
+    def _worst_of_several(self) -> RewardModel:
+        if self.ensemble == "worst" and self.members == 1:
+            raise ValueError("ensemble='worst' takes the least of several: give 2 members or more")
+        return self
+
+
 class TeacherConfig(Schema):
     """A policy trained on right completions, to learn from."""
 
@@ -149,6 +181,20 @@ class TrainConfig(RunConfig):
     start: StartConfig = StartConfig()
     #: None where no variant has one.
     teacher: TeacherConfig | None = None
+    #: What runs are rewarded by in place of the task; None = by the task itself.
+    reward_model: RewardModel | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_there(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Runs without a reward model are named as they were before there was one."""
+        fields = written(self)
+        if self.reward_model is None:
+            fields.pop("reward_model", None)
+        return fields
+
+    @property
+    def proxied(self) -> bool:
+        return self.reward_model is not None
 
     @model_validator(mode="after")
     def _one_teacher(self) -> TrainConfig:

@@ -7,7 +7,15 @@ import pandas as pd
 
 from analysis.records import hierarchical, statistics
 from analysis.records.config import TrainConfig
-from analysis.records.preset import AT_END, EQUAL_KL, Design, Expected, Prediction, Preset
+from analysis.records.preset import (
+    AT_END,
+    EQUAL_KL,
+    KL_BUDGET,
+    Design,
+    Expected,
+    Prediction,
+    Preset,
+)
 from analysis.records.recording import Recording
 from analysis.records.summaries import ACCURACIES, KLS, of_seeds
 from analysis.records.tidy import RUN_COLUMNS
@@ -17,7 +25,10 @@ LOG = "log_"
 #: What is equal at equal KL, unless a design says otherwise.
 EQUAL = "reverse_kl"
 #: Of these a small value is the worst, of every other metric a large one.
-BETTER_HIGHER = ("reward", "final_reward", *ACCURACIES)
+BETTER_HIGHER = (
+    *("reward", "final_reward", "gold", "final_gold", "peak_gold", "budget_gold"),
+    *ACCURACIES,
+)
 
 
 def judged_predictions(recording: Recording) -> pd.DataFrame:
@@ -45,7 +56,7 @@ def with_derived(recording: Recording) -> pd.DataFrame:
 
     Columns more: ``average``, accuracy averaged over training; ``excess``, the length of wrong
     answers less that of right ones, in tokens; ``log_peak_gradient``, the logarithm of the largest
-    gradient norm of a logging window.
+    gradient norm of a logging window. Of runs on a reward model also :func:`golds_of_stopping`.
     """
     keys, finals = list(RUN_COLUMNS), recording.finals
     grouped = recording.curves.groupby(keys, sort=False)
@@ -53,8 +64,25 @@ def with_derived(recording: Recording) -> pd.DataFrame:
         "average": grouped["accuracy"].mean(),
         f"{LOG}peak_gradient": np.log(grouped["gradient_norm"].max()),
     }
+    if recording.preset.config.proxied:
+        derived |= golds_of_stopping(recording.curves)
     excess = finals["wrong_length"] - finals["right_length"]
     return finals.join(pd.DataFrame(derived), on=keys).assign(excess=excess)
+
+
+def golds_of_stopping(curves: pd.DataFrame, budget: float = KL_BUDGET) -> dict[str, pd.Series]:
+    """By run, the gold of a logging window that it could have been stopped at.
+
+    ``peak_gold``: the highest. ``budget_gold``: that of the last window before the exact reverse KL
+    first exceeds the budget; the end of training where it never does.
+    """
+    ordered = curves.sort_values("update", kind="stable")
+    within = ordered["reverse_kl"] <= budget
+    within = within.groupby([ordered[key] for key in RUN_COLUMNS], sort=False).cummin()
+    return {
+        "peak_gold": ordered.groupby(list(RUN_COLUMNS), sort=False)["gold"].max(),
+        "budget_gold": ordered[within].groupby(list(RUN_COLUMNS), sort=False)["gold"].last(),
+    }
 
 
 def starts_of(preset: Preset) -> int:

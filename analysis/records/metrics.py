@@ -35,6 +35,12 @@ POLICY_METRICS: dict[str, str] = {
 #: windows where ``cosine_every`` asks for none.
 METRICS: dict[str, str] = WINDOW_METRICS | POLICY_METRICS
 
+#: Beside ``reward``, which is then the proxy, where runs train on a reward model; cheap as well.
+PROXY_METRICS: dict[str, str] = {
+    "gold": "Mean reward of the task itself, which the run does not see.",
+    "proxy": "Mean reward by the reward model, which the run is trained on.",
+}
+
 #: After the last update, on ``final_answers`` answers of prompts drawn for the purpose.
 FINAL_METRICS: dict[str, str] = {
     "final_reward": "Mean reward of the final policy's own answers.",
@@ -44,5 +50,24 @@ FINAL_METRICS: dict[str, str] = {
     "final_kl_error": "Standard error of final_reverse_kl, over rollouts of an update's size.",
 }
 
+#: The same, where runs train on a reward model.
+FINAL_PROXY_METRICS: dict[str, str] = {
+    "final_gold": "Mean reward of the task itself of the final policy's own answers.",
+    "final_proxy": "Mean reward of these answers by the reward model.",
+}
+
+#: Every name that a table may have.
+KNOWN_METRICS: tuple[str, ...] = (
+    *METRICS,
+    *PROXY_METRICS,
+    *FINAL_METRICS,
+    *FINAL_PROXY_METRICS,
+)
+
 #: Those that are NaN where they are undefined; the others are finite in a healthy run.
 PARTIAL_METRICS: tuple[str, ...] = ("kl_cosine", "teacher_kl", "right_length", "wrong_length")
+
+
+def logged_metrics(*, proxied: bool) -> tuple[str, ...]:
+    """What every update of a run logs, by whether it trains on a reward model."""
+    return (*METRICS, *(PROXY_METRICS if proxied else ()))

@@ -10,7 +10,12 @@ from pydantic import Field, model_validator
 
 from analysis.records.config import Run, TrainConfig
 from analysis.records.language import LanguageConfig
-from analysis.records.metrics import FINAL_METRICS, METRICS
+from analysis.records.metrics import (
+    FINAL_METRICS,
+    FINAL_PROXY_METRICS,
+    KNOWN_METRICS,
+    PROXY_METRICS,
+)
 from analysis.records.variants import Variant
 from kl_term.plain_checks import check_choice
 from kl_term.schema import Schema
@@ -21,6 +26,13 @@ Expected = Literal["equivalent", "above", "below"]
 
 #: Metrics beside those of a logging window: see :func:`analysis.records.designs.with_derived`.
 DERIVED = ("average", "excess", "log_peak_gradient")
+#: The same of runs on a reward model.
+DERIVED_OF_PROXY = ("peak_gold", "budget_gold")
+
+#: Nats a token, exact reverse KL: where somebody stops who has no gold to look at.
+KL_BUDGET = 0.1
+#: What there is only where runs train on a reward model.
+OF_PROXY = (*PROXY_METRICS, *FINAL_PROXY_METRICS, *DERIVED_OF_PROXY)
 
 #: Coefficients of variants that have no KL term to a reference.
 AT_END = (0.0,)
@@ -175,10 +187,15 @@ class Preset(Schema):
                 coefficients[variant.name].add(variant.beta)
         for prediction in self.design.predictions if self.design else ():
             said = f"of the prediction {prediction.sentence!r}"
-            check_choice(f"metric {said}", prediction.metric, (*METRICS, *FINAL_METRICS, *DERIVED))
-            final = prediction.metric in FINAL_METRICS
+            check_choice(
+                f"metric {said}", prediction.metric, (*KNOWN_METRICS, *DERIVED, *DERIVED_OF_PROXY)
+            )
+            final = prediction.metric in (*FINAL_METRICS, *FINAL_PROXY_METRICS)
             if final and not self.config.final_answers:
                 raise ValueError(f"final_answers is 0, so there is no metric {said}")
+            of_proxy = prediction.metric in OF_PROXY
+            if of_proxy and not self.config.proxied:
+                raise ValueError(f"there is no reward_model, so there is no metric {said}")
             for name in (prediction.variant, prediction.other):
                 check_choice(f"variant {said}", name, coefficients)
                 own = coefficients[name] or set(prediction.betas)

@@ -24,7 +24,7 @@ from analysis.records.manifests import (
     read_table,
     write_folder,
 )
-from analysis.records.metrics import FINAL_METRICS, METRICS
+from analysis.records.metrics import KNOWN_METRICS, METRICS
 from analysis.records.preset import Preset
 from analysis.records.statistics import start_of
 from analysis.records.tidy import RUN_COLUMNS
@@ -121,7 +121,7 @@ def by_start(recording: Recording) -> Recording:
     def means(table: pd.DataFrame) -> pd.DataFrame:
         keys = [name for name in (*RUN_COLUMNS, "update") if name in table]
         of_start = table.assign(seed=start_of(table["seed"], starts))
-        measured = [name for name in (*METRICS, *FINAL_METRICS) if name in table]
+        measured = [name for name in KNOWN_METRICS if name in table]
         return of_start.groupby(keys, sort=False, as_index=False)[measured].mean()
 
     return recording._replace(curves=means(recording.curves), finals=means(recording.finals))

@@ -11,10 +11,15 @@ import numpy as np
 import pandas as pd
 
 from analysis.records import statistics
-from analysis.records.metrics import METRICS
+from analysis.records.metrics import METRICS, PROXY_METRICS
 
 VARIANT_COLUMNS = ("variant", "kl_estimator", "kl_placement", "kl_weighting", "beta")
 RUN_COLUMNS = (*VARIANT_COLUMNS, "seed")
+
+
+def measured(curves: pd.DataFrame) -> list[str]:
+    """The metrics that curves have: all, and the gold and the proxy of runs with a reward model."""
+    return [*METRICS, *(name for name in PROXY_METRICS if name in curves)]
 
 
 def final(curves: pd.DataFrame, *, share: float = 0.1) -> pd.DataFrame:
@@ -22,7 +27,7 @@ def final(curves: pd.DataFrame, *, share: float = 0.1) -> pd.DataFrame:
     updates = np.sort(curves["update"].unique())
     last = updates[-max(1, round(share * len(updates))) :]
     kept = curves[curves["update"].isin(last)]
-    return kept.groupby([*RUN_COLUMNS], sort=False, as_index=False)[list(METRICS)].mean()
+    return kept.groupby([*RUN_COLUMNS], sort=False, as_index=False)[measured(kept)].mean()
 
 
 def coarsen(curves: pd.DataFrame, updates: int) -> pd.DataFrame:
@@ -30,7 +35,7 @@ def coarsen(curves: pd.DataFrame, updates: int) -> pd.DataFrame:
     in each span, named by its first update."""
     spans = curves.assign(update=curves["update"] // updates * updates)
     keys = [*RUN_COLUMNS, "update"]
-    return spans.groupby(keys, sort=False, as_index=False)[list(METRICS)].mean()
+    return spans.groupby(keys, sort=False, as_index=False)[measured(spans)].mean()
 
 
 def at_beta(table: pd.DataFrame, beta: float) -> pd.DataFrame:

@@ -297,3 +297,22 @@ def _over_completions(variant: Variant) -> None:
         raise ValueError(
             f"{kind} is over whole completions: of correction it takes only keep_sampling_mask"
         )
+
+
+def refuse_verifier(variant: Variant) -> None:
+    """A run on a reward model does not see what the verifier says.
+
+    Raises:
+        ValueError: this variant would; the message says which part reads it.
+    """
+    advantage = variant.advantage
+    reads = {
+        f"level={advantage.level!r}": advantage.level != "outcome",
+        "baseline='shortest_right'": advantage.baseline == "shortest_right",
+        "length='relative'": variant.shaping.length == "relative",
+    }
+    for part in (part for part, read in reads.items() if read):
+        raise ValueError(
+            f"variant {variant.name!r}: {part} reads the verifier, which runs with a reward_model "
+            "do not see"
+        )

@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis.records.language import PopulationConfig
 from analysis.records.manifests import write_folder
-from analysis.records.metrics import METRICS
+from analysis.records.metrics import logged_metrics
 from analysis.records.preset import Preset
 from analysis.records.provenance import Provenance, merged
 from analysis.records.recording import Recording, save
@@ -39,14 +39,14 @@ def of_records(preset: Preset, records: Sequence[RunRecord], provenance: Provena
 
 def tidy(record: RunRecord) -> pd.DataFrame:
     """One row per run and logging window, runs in their order."""
-    frames = []
+    frames, names = [], logged_metrics(proxied=record.config.proxied)
     for row, run in enumerate(record.runs):
         variant = run.variant
         axes = {f"kl_{name}": value for name, value in variant.kl.at_one_state.items()}
         fields = {"variant": variant.name, **axes, "beta": variant.beta, "seed": run.seed}
-        values = {name: record.metrics[name][:, row] for name in METRICS}
+        values = {name: record.metrics[name][:, row] for name in names}
         frames.append(pd.DataFrame({**fields, "update": record.updates, **values}))
-    return pd.concat(frames, ignore_index=True)[[*RUN_COLUMNS, "update", *METRICS]]
+    return pd.concat(frames, ignore_index=True)[[*RUN_COLUMNS, "update", *names]]
 
 
 def ended(record: RunRecord) -> pd.DataFrame:

@@ -29,8 +29,9 @@ from analysis.records.manifests import (
     note_reproduced,
     read_table,
 )
-from analysis.records.metrics import FINAL_METRICS, POLICY_METRICS
+from analysis.records.metrics import FINAL_METRICS, FINAL_PROXY_METRICS, POLICY_METRICS
 from analysis.records.preset import Preset
+from analysis.records.tidy import measured
 from analysis.sweeps.in_process import train
 from analysis.sweeps.provenance import current_provenance
 from analysis.sweeps.record import ended, tidy
@@ -173,11 +174,12 @@ def reproduce(
         known, recorded_on = _trained_in(beside, directory, len(again), config.updates), here
     records = train(config, again, environment_of(config), progress=progress)
     curves = as_written(pd.concat([tidy(record) for record in records], ignore_index=True))
-    both = recording.compared(known, curves)
+    both = recording.compared(known, curves, measured(curves))
     if beside is None and config == recorded.preset.config and config.final_answers:
         ends = as_written(pd.concat([ended(record) for record in records], ignore_index=True))
         tables = (table.assign(update=config.updates) for table in (recorded.finals, ends))
-        both = pd.concat([both, recording.compared(*tables, FINAL_METRICS)], ignore_index=True)
+        names = [name for name in (*FINAL_METRICS, *FINAL_PROXY_METRICS) if name in ends]
+        both = pd.concat([both, recording.compared(*tables, names)], ignore_index=True)
     return Reproduction(
         directory=directory,
         runs=again,

@@ -5,9 +5,10 @@ Shapes: M runs, P prompts, L prompt tokens, G completions of each, T tokens, V v
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 #: Named views [M, rows, columns] of the weights [M, N] of all runs.
@@ -17,12 +18,14 @@ Weights = Mapping[str, Tensor]
 class Scores(NamedTuple):
     """What the verifier says of each completion."""
 
-    rewards: Tensor  #: [...], in [0, 1]: what training maximises
+    rewards: Tensor  #: [...], what training maximises; in [0, 1] where no reward model gives it
     accuracy: Tensor  #: [...], 1.0 where the whole completion is right, else 0.0
     #: [..., T], 1.0 where a token is a right step, else 0.0; None for a task without steps.
     steps: Tensor | None = None
     #: [...] bool, False where the completion was cut at the longest length; None = all finished.
     finished: Tensor | None = None
+    #: [...], the task's own reward, where ``rewards`` are a reward model's; None = they are it.
+    gold: Tensor | None = None
 
 
 class Task(Protocol):
@@ -46,8 +49,12 @@ class Task(Protocol):
     def completion_mask(self, completions: Tensor) -> Tensor:
         """[..., T], True up to and including the token that ends the completion."""
 
-    def score(self, prompts: Tensor, completions: Tensor) -> Scores:
-        """Verify completions [M, P, G, T] of prompts [M, P, L]; scores are [M, P, G]."""
+    def score(self, prompts: Tensor, completions: Tensor, starts: Tensor | None = None) -> Scores:
+        """Verify completions [M, P, G, T] of prompts [M, P, L]; scores are [M, P, G].
+
+        ``starts`` [M] says from which start each run began; a task that scores all runs alike does
+        not read it.
+        """
 
 
 class PopulationPolicy(Protocol):
@@ -104,3 +111,9 @@ class Environment(NamedTuple):
     #: [K, N], weights before the first update: a run takes the row of its seed modulo K.
     start: Tensor
     teacher: Teacher | None = None
+
+
+def starts_of(seeds: Sequence[int], environment: Environment) -> Tensor:
+    """[M]: the row of the starts from which the run of each seed begins."""
+    places = [seed % len(environment.start) for seed in seeds]
+    return torch.tensor(places, dtype=torch.long, device=environment.start.device)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from analysis.records.config import RunConfig
-from analysis.training.environment import Environment, Weights
+from analysis.records.metrics import PROXY_METRICS
+from analysis.training.environment import Environment, Weights, starts_of
 from analysis.training.metrics import elementwise_mean, rollout_metrics, run_mean
 from analysis.training.population import run_uniforms, uploaded
 from analysis.training.precision import dtype_of
@@ -63,11 +64,14 @@ def _of_rollout(
         at_temperature(policy.logits(of, prompts, rollout.inputs), config.temperature)
         for of in (views, reference)
     )
-    scores, mask = task.score(prompts, rollout.completions), rollout.mask
+    starts = starts_of(seeds, environment)
+    scores, mask = task.score(prompts, rollout.completions, starts), rollout.mask
     whole = rollout_metrics(mask, scores, torch.ones_like(mask[..., 0, 0]))
+    proxied = [name for name in PROXY_METRICS if name in whole]
     return {
         "final_reward": whole["reward"],
         "final_accuracy": whole["accuracy"],
         "final_reverse_kl": run_mean(divergences.reverse_kl(logits, ref_logits), mask),
         "final_forward_kl": run_mean(divergences.forward_kl(logits, ref_logits), mask),
+        **{f"final_{name}": whole[name] for name in proxied},
     }

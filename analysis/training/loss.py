@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from analysis.records.config import Run, RunConfig
-from analysis.records.variants import Correction, Distillation, Objective
+from analysis.records.variants import Correction, Distillation, Objective, refuse_verifier
 from analysis.training import metrics
 from analysis.training.advantages import AdvantageTerms
 from analysis.training.environment import PopulationPolicy, Teacher, Weights
@@ -318,7 +318,8 @@ class Terms:
     """What the runs of a population optimise: one object for each part of their variants.
 
     Raises:
-        ValueError: a variant needs a teacher and there is none.
+        ValueError: a variant needs a teacher and there is none, or reads the verifier where there
+            is a reward model.
     """
 
     def __init__(
@@ -335,6 +336,8 @@ class Terms:
                 raise ValueError(
                     f"variant {variant.name!r} needs a teacher: set teacher in the config"
                 )
+            if config.proxied:
+                refuse_verifier(variant)
         self.has_teacher = has_teacher
         self.seeds = [run.seed for run in runs]
         self.variants = variants

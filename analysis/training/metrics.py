@@ -38,12 +38,14 @@ def rollout_metrics(mask: Tensor, scores: Scores, done: Tensor) -> dict[str, Ten
     lengths = mask.sum(dim=-1).float().flatten(1)
     right = scores.accuracy.flatten(1) == 1.0
     finished = done.unsqueeze(-1).expand(mask.shape[:3]).flatten(1)
+    proxied = {} if scores.gold is None else {"gold": scores.gold, "proxy": scores.rewards}
     return {
         "reward": _mean_where(finished, scores.rewards.flatten(1)),
         "accuracy": _mean_where(finished, scores.accuracy.flatten(1)),
         "length": _mean_where(finished, lengths),
         "right_length": _mean_where(finished & right, lengths),
         "wrong_length": _mean_where(finished & ~right, lengths),
+        **{name: _mean_where(finished, of.flatten(1)) for name, of in proxied.items()},
     }
 
 

@@ -79,6 +79,10 @@ STREAMS = {
     "fillers": 5,
     "final prompts": 6,
     "final sampling": 7,
+    "label prompts": 8,
+    "label sampling": 9,
+    "label noise": 10,
+    "label batches": 11,
 }
 
 

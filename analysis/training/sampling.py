@@ -20,7 +20,7 @@ from torch import Tensor
 
 from analysis.records.config import Run, RunConfig
 from analysis.records.variants import Sampler
-from analysis.training.environment import Environment, ReplayingPolicy, Scores
+from analysis.training.environment import Environment, ReplayingPolicy, Scores, starts_of
 from analysis.training.graphs import Launch
 from analysis.training.population import Group, Groups, run_uniforms, uploaded
 from analysis.training.precision import dtype_of
@@ -62,6 +62,8 @@ class Samplers:
         self.config, self.environment, self.launch = config, environment, launch
         self.keep = keep and isinstance(environment.policy, ReplayingPolicy)
         self.seeds = [run.seed for run in runs]
+        #: [M], the start of each run.
+        self.starts = starts_of(self.seeds, environment)
         self.groups: Groups[Sampler] = Groups(
             [run.variant.sampler for run in runs], environment.start.device
         )
@@ -128,7 +130,7 @@ class Samplers:
             dones.append(done)
             trained.append(kept & rollout.mask)
         rollout = self._join(rollouts)
-        scores = task.score(rollout.prompts, rollout.completions)
+        scores = task.score(rollout.prompts, rollout.completions, self.starts)
         if any(group.key.repeat_times for group in self.groups):
             scores = without(scores, self.groups.join(cuts))
         join = self.groups.join
@@ -151,7 +153,8 @@ class Samplers:
                 prompts = sampled.rollout.prompts[rows]
                 rollout, _ = self._sample(group, prompts, noise[rows], sampler=Sampler())
                 mask = rollout.mask
-                accuracy = task.score(prompts, rollout.completions).accuracy
+                scores = task.score(prompts, rollout.completions, self.starts[rows])
+                accuracy = scores.accuracy
             masks.append(mask)
             accuracies.append(accuracy)
         accuracy = self.groups.join(accuracies)
@@ -226,9 +229,10 @@ def stopped_at_repeats(sampler: Sampler, rollout: Rollout) -> tuple[Rollout, Ten
 def without(scores: Scores, cut: Tensor) -> Scores:
     """Scores with 0 for the completions that were cut."""
     rewards, accuracy = (torch.where(cut, 0.0, part) for part in scores[:2])
+    gold = None if scores.gold is None else torch.where(cut, 0.0, scores.gold)
     steps = None if scores.steps is None else torch.where(cut.unsqueeze(-1), 0.0, scores.steps)
     finished = ~cut if scores.finished is None else scores.finished & ~cut
-    return Scores(rewards, accuracy, steps, finished)
+    return Scores(rewards, accuracy, steps, finished, gold)
 
 
 #: Update of a token that is not sampled yet.

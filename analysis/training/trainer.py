@@ -19,10 +19,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from analysis.records.config import Run, RunConfig, TrainConfig
-from analysis.records.metrics import METRICS, POLICY_METRICS, WINDOW_METRICS
+from analysis.records.metrics import POLICY_METRICS, logged_metrics
 from analysis.records.run_record import Failure, RunRecord
 from analysis.training.cpu import keep_freed_memory
-from analysis.training.environment import Environment
+from analysis.training.environment import Environment, starts_of
 from analysis.training.final_policy import final_metrics
 from analysis.training.graphs import launcher
 from analysis.training.loss import (
@@ -83,10 +83,13 @@ class PopulationTrainer:
         keep_freed_memory()
         self.config = config
         self.runs = tuple(runs)
+        #: Names of what every update logs; all but those of the policy are cheap.
+        self.logs = logged_metrics(proxied=config.proxied)
+        self._cheap = [name for name in self.logs if name not in POLICY_METRICS]
         self.policy, self.teacher = environment.policy, environment.teacher
         self.device = environment.start.device
         size, starts = len(self.runs), len(environment.start)
-        start = environment.start[[run.seed % starts for run in self.runs]]
+        start = environment.start[starts_of([run.seed for run in self.runs], environment)]
         self.reference = self.policy.reference(environment.start if starts == 1 else start, size)
         self.weights = start.clone().requires_grad_()
         has_teacher = environment.teacher is not None
@@ -122,7 +125,7 @@ class PopulationTrainer:
     def update(self, update: int, *, measure: bool = True) -> dict[str, Tensor]:
         """One rollout and the optimizer steps on it; metrics [M], means over those steps.
 
-        Without ``measure`` only the cheap ones, ``WINDOW_METRICS``.
+        Without ``measure`` only the cheap ones, all but ``POLICY_METRICS``.
         """
         config = self.config
         sampled = self.rollout(update)
@@ -242,7 +245,8 @@ class PopulationTrainer:
         """What the updates so far logged."""
         every = self.config.log_every
         windows = [self.logged[first : first + every] for first in range(0, self.done, every)]
-        means = {n: [elementwise_mean([u[n] for u in w]) for w in windows] for n in WINDOW_METRICS}
+        cheap = self._cheap
+        means = {n: [elementwise_mean([u[n] for u in w]) for w in windows] for n in cheap}
         firsts = {n: [w[0][n] for w in windows] for n in POLICY_METRICS}
         return RunRecord(
             config=self.config,
@@ -267,7 +271,7 @@ class PopulationTrainer:
         tensors = {"weights": self.weights.detach(), "alive": self.alive}
         tensors |= {f"optimizer.{name}": t for name, t in self.optimizer.state().items()}
         tensors |= self.samplers.state()
-        for name in METRICS:
+        for name in self.logs:
             logged = [metrics[name] for metrics in self.logged if name in metrics]
             tensors[f"logged.{name}"] = torch.stack(logged)
         copies = {name: tensor.cpu().clone() for name, tensor in tensors.items()}
@@ -281,7 +285,7 @@ class PopulationTrainer:
         """
         names = ("weights", "alive", *(f"optimizer.{name}" for name in PopulationAdamW.STATE))
         names = (*names, *self.samplers.needed(state.update))
-        for name in (*names, *(f"logged.{name}" for name in METRICS)):
+        for name in (*names, *(f"logged.{name}" for name in self.logs)):
             if name not in state.tensors:
                 raise ValueError(f"the state lacks the tensor {name!r}: it cannot go on")
         tensors = {name: tensor.to(self.device) for name, tensor in state.tensors.items()}
@@ -293,7 +297,7 @@ class PopulationTrainer:
         self.samplers.restore(tensors)
         every = self.config.log_every
         self.logged = [
-            {name: tensors[f"logged.{name}"][update] for name in WINDOW_METRICS}
+            {name: tensors[f"logged.{name}"][update] for name in self._cheap}
             for update in range(state.update)
         ]
         for name in POLICY_METRICS:

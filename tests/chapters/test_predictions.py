@@ -25,7 +25,7 @@ DESIGNED = [
     if of().design is not None and (recording.RESULTS / f"{name}_cpu").is_dir()
 ]
 STARTS = 10
-LOGARITHMS = ("reverse_kl", "teacher_kl")
+LOGARITHMS = ("reverse_kl", "teacher_kl", "final_reverse_kl")
 
 
 #: Recording -> the folder of the runs that it is compared with, on its seeds.
@@ -45,7 +45,9 @@ def rows_of(preset: str, table: str = "final") -> list[dict[str, str]]:
 
 def by_seed(preset: str, variant: str, beta: float, metric: str) -> dict[int, float]:
     """A seed's value; a variant without a KL term stands for itself at every coefficient."""
-    whole_run = {"average": "accuracy", "log_peak_gradient": "gradient_norm"}
+    whole_run = {"average": "accuracy", "log_peak_gradient": "gradient_norm", "peak_gold": "gold"}
+    if metric == "budget_gold":
+        return stopped_by_budget(preset, variant, beta)
     values: dict[int, list[float]] = {}
     for row in rows_of(preset, "curves" if metric in whole_run else "final"):
         if row["variant"] != variant:
@@ -58,7 +60,24 @@ def by_seed(preset: str, variant: str, beta: float, metric: str) -> dict[int, fl
             values.setdefault(int(row["seed"]), []).append(value)
     if metric == "log_peak_gradient":
         return {seed: math.log(max(windows)) for seed, windows in values.items()}
+    if metric == "peak_gold":
+        return {seed: max(windows) for seed, windows in values.items()}
     return {seed: sum(windows) / len(windows) for seed, windows in values.items()}
+
+
+def stopped_by_budget(preset: str, variant: str, beta: float) -> dict[int, float]:
+    """The gold of the last of a run's windows before one exceeds 0.1 nats a token."""
+    golds: dict[int, float] = {}
+    ended: set[int] = set()
+    for row in sorted(rows_of(preset, "curves"), key=lambda row: int(row["update"])):
+        wanted = row["kl_estimator"] == "none" or float(row["beta"]) == beta
+        seed = int(row["seed"])
+        if row["variant"] == variant and wanted and seed not in ended:
+            if float(row["reverse_kl"]) > 0.1:
+                ended.add(seed)
+            else:
+                golds[seed] = float(row["gold"])
+    return golds
 
 
 @pytest.mark.parametrize("preset", DESIGNED)

@@ -34,6 +34,9 @@ def shortened(name: str, updates: int = 2, *, start: int = 1) -> Preset:
     if config.teacher is not None:
         of_teacher = config.teacher.start.model_copy(update={"updates": 6})
         changes["teacher"] = config.teacher.model_copy(update={"start": of_teacher})
+    if config.reward_model is not None:
+        few = {"labels": 40, "updates": 3}
+        changes["reward_model"] = config.reward_model.model_copy(update=few)
     return preset.model_copy(update={"config": config.model_copy(update=changes)})
 
 

@@ -9,6 +9,7 @@ from analysis.studies.presets import (
     larger,
     objectives,
     off_policy,
+    proxies,
     rewards,
     three_ways,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "make_preset",
     "objectives",
     "off_policy",
+    "proxies",
     "rewards",
     "three_ways",
 ]

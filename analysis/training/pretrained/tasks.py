@@ -69,7 +69,7 @@ class TextTask:
         ended = self._ends(completions).long()
         return (ended.cumsum(dim=-1) - ended) == 0
 
-    def score(self, prompts: Tensor, completions: Tensor) -> Scores:
+    def score(self, prompts: Tensor, completions: Tensor, starts: Tensor | None = None) -> Scores:
         """Verify completions [M, P, G, T] of prompts [M, P, L]; rewards are accuracy."""
         lengths = self.completion_mask(completions).sum(dim=-1).flatten().tolist()
         finished = self._ends(completions).any(dim=-1).flatten().tolist()

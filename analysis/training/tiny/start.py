@@ -16,13 +16,29 @@ from analysis.training.population import run_uniforms
 from analysis.training.precision import dtype_of
 from analysis.training.rollout import completion_inputs, token_logp
 from analysis.training.tiny.policy import make_policy
+from analysis.training.tiny.reward_model import Proxied, fitted
 from analysis.training.tiny.tasks import Sorting
 
 
 def tiny_environment(config: TrainConfig, device: torch.device | str = "cpu") -> Environment:
     """The tiny policy on the task of ``config``, at its supervised start."""
-    start = supervised_start(config).to(device)
-    return Environment(Sorting(config.task), make_policy(config), start, _teacher(config, device))
+    start, task = supervised_start(config).to(device), Sorting(config.task)
+    if config.reward_model is not None:
+        task = Proxied(
+            task, config, _fitted(_only(config, "reward_model", "temperature")).to(device)
+        )
+    return Environment(task, make_policy(config), start, _teacher(config, device))
+
+
+def _only(config: TrainConfig, *names: str) -> TrainConfig:
+    """The part of a configuration that a start depends on, and these fields."""
+    fields = {"task", "policy", "start", "precision", "max_grad_norm", *names}
+    return TrainConfig(**{name: getattr(config, name) for name in fields})
+
+
+@cache
+def _fitted(config: TrainConfig) -> Tensor:
+    return fitted(config, supervised_start(config))
 
 
 def _teacher(config: TrainConfig, device: torch.device | str) -> Teacher | None:
@@ -41,8 +57,7 @@ def supervised_start(config: TrainConfig) -> Tensor:
     A start serves its runs as initial policy and as frozen reference. With one of them, the
     seeds of a population vary prompts and sampling, not the reference.
     """
-    fields = {"task", "policy", "start", "precision", "max_grad_norm"}
-    return _trained(TrainConfig(**{name: getattr(config, name) for name in fields})).clone()
+    return _trained(_only(config)).clone()
 
 
 @cache

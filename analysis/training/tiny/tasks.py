@@ -55,7 +55,7 @@ class Sorting:
         ended = (completions == END).long()
         return (ended.cumsum(dim=-1) - ended) == 0
 
-    def score(self, prompts: Tensor, completions: Tensor) -> Scores:
+    def score(self, prompts: Tensor, completions: Tensor, starts: Tensor | None = None) -> Scores:
         """Verify completions [..., G, T] of prompts [..., L]; scores are [..., G].
 
         Tokens after the first end token are not read.
