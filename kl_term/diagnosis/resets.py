@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kl_term.diagnosis.schema import Measured, Rollouts, Shown
+from kl_term.diagnosis.schema import Evidence, Measured, Rollouts, Shown
 
 #: Nats: a usual log-ratio before the fall, above what two passes in bfloat16 differ by.
 SMALLEST_BEFORE = 0.03
@@ -54,7 +54,8 @@ def reference_reset(m: Measured) -> Shown | None:
         "reset_to": "in that step",
         "reset_then": "in the next",
     }
-    evidence = {said: m.numbers[name] for name, said in names.items() if name in m.numbers}
+    there = [name for name in names if name in m.numbers]
+    evidence: Evidence = {names[name]: m.numbers[name] for name in there}
     then = m.numbers.get("reset_then", 0.0)
     copied = then > RETURNED * m.numbers["reset_from"]
     return Shown(evidence, "warning" if copied else "note", case="copied" if copied else "reset")
