@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,16 +80,20 @@ vm.runInContext(files.map(read).join("\\n;"), page);
 heard.forEach((act) => act());
 vm.runInContext(read("searchindex.js"), page);
 page.asked = asked;
-console.log(vm.runInContext(
-  "JSON.stringify(asked.map((said) => Search._performSearch(said).reverse().slice(0, 5)))", page));
+console.log(vm.runInContext(`JSON.stringify(asked.map((said) => ${process.argv[3]}))`, page));
 """
 
 
+def evaluated(site: Path, asked: list[str], expression: str) -> list[Any]:
+    """What the scripts of a built site make of each text, which the expression calls ``said``."""
+    command = [str(NODE), "-e", _PROGRAM, str(site), json.dumps(asked), expression]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
 def found(site: Path, asked: list[str]) -> list[list[str]]:
-    """The addresses that the scripts of a built site find, best first."""
-    command = [str(NODE), "-e", _PROGRAM, str(site), json.dumps(asked)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return [[name + anchor for name, _, anchor, *_ in results] for results in json.loads(said)]
+    """The addresses that the scripts find, best first."""
+    results = evaluated(site, asked, "Search._performSearch(said).reverse().slice(0, 5)")
+    return [[name + anchor for name, _, anchor, *_ in each] for each in results]
 
 
 @pytest.mark.skipif(NODE is None, reason="no node on this machine")
@@ -108,6 +113,16 @@ def test_the_right_page_is_among_three(html: Path, edition: str, questions: dict
 def test_a_symptom_leads_to_its_section(html: Path) -> None:
     ((first, *_),) = found(html, ["kl is negative"])
     assert first == "book/_generated/symptoms#the-kl-is-negative"
+
+
+@pytest.mark.skipif(NODE is None, reason="no node on this machine")
+def test_excerpts_keep_their_formulas(html: Path) -> None:
+    formulas = {
+        r"three ways: \(k_1\), \(k_2 = l^2/2\) or \(k_3\).": "three ways: k_1, k_2 = l^2/2 or k_3.",
+        r"\(\KL(\pitheta \,\|\, \piref)\)": "KL(π ‖ π_ref)",
+        r"\[\frac{1}{n} \sum_t \log \rho_t\]": "1/n Σ_t log ρ_t",
+    }
+    assert evaluated(html, list(formulas), "Search.readable(said)") == list(formulas.values())
 
 
 def test_no_page_loads_the_index_of_the_search(html: Path) -> None:
