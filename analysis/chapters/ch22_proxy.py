@@ -14,6 +14,7 @@ and everything here follows from that.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -387,6 +388,18 @@ def beside_the_reference(tables: nats.Nats, questions: Iterable[int]) -> pd.Data
         for place in questions
         for update in shown_readings(tables.path)
     )
+
+
+def as_lines(table: pd.DataFrame) -> str:
+    """A table of :func:`beside_the_reference` in Markdown, each answer whole."""
+    rows = ["| question | nats a token | answer |", "|---|---|---|"]
+    before = ""
+    for row in table.to_dict("records"):
+        asked = "" if row["question"] == before else row["question"]
+        before = row["question"]
+        answer = re.sub(r"([\\|*_$<`\[{])", r"\\\1", row["answer"])
+        rows.append(f"| {asked} | {row['kl']:.2f} | {answer} |")
+    return "\n".join(rows)
 
 
 # --- What the page shows ------------------------------------------------------------------------

@@ -414,6 +414,9 @@ def test_readings_are_the_reference_the_first_at_each_level_and_the_last() -> No
     table = study.beside_the_reference(nats.Nats(path, said), [1])
     assert table["answer"].tolist() == ["b0", "b4", "b6", "b8"]
     assert table["kl"].tolist() == [0.0, 0.04, 0.5, 0.6]
+    shown = study.as_lines(table.assign(answer="a | *b* " * 20)).split("\n")
+    assert len(shown) == 6 and shown[2].startswith("| b | 0.00 | a \\| \\*b\\* a")
+    assert shown[3].startswith("|  | 0.04 | ") and shown[3].count("\\*b\\*") == 20
 
 
 # --- Closed forms --------------------------------------------------------------------------------
