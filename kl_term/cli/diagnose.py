@@ -46,8 +46,8 @@ def diagnose(
     of a folder, all such files; and tensors by name in .npz or .pt, padded, with their mask.
     Columns, also under the names of TRL, verl and OpenRLHF: logp, ref_logp, sequence; and as far as
     they are there old_logp, sampler_logp, mask, position, step, group, token, entropy, advantage,
-    reward, kl_term, padding. Log-probs are natural logarithms: another base in all columns
-    may go unseen, and scales the KL.
+    reward, kl_term, padding, lag, version. Log-probs are natural logarithms: another base in all
+    columns may go unseen, and scales the KL.
     Ends with status 3 if --fail-on matches a finding.
 
     Args:

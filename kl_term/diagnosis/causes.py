@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from kl_term.diagnosis import conditions as when
-from kl_term.diagnosis import groups, resets, terms
+from kl_term.diagnosis import groups, lags, resets, terms
 from kl_term.diagnosis.schema import SEVERITIES, Finding, Measured, Severity, Shown
 from kl_term.errors import UserError
 
@@ -238,6 +238,14 @@ CAUSES: tuple[Cause, ...] = (
            "loss.",
            },
           "06_sequences#thm-two-factors"),
+    Cause(lags.weights_behind, "The weights that sampled are up to {most} updates behind",
+          {"unweighted": "The KL term has no weight, so it follows the sampler: weigh it by "
+           "policy/old, with old_logp of the weights that sampled, or sample with newer ones.",
+           "weighted": "Meant, in asynchronous training. Is the ratio to the weights that sampled, "
+           "or to a later policy that the trainer scored? Only the first corrects the sampler.",
+           "unknown": "Meant, in asynchronous training; say by --estimator and --weighting which "
+           "term it is."},
+          "02_gradients#thm-off-policy-weights", severity="note"),
     Cause(when.stale_samples, "The samples are stale: the policy has left the one that drew them",
           {"unweighted": "Fewer updates per batch, or a smaller learning rate. Weigh the KL term "
            "by policy/old: k3 with the ratio attached, k2 with it detached; unweighted, the loss "

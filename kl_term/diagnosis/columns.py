@@ -56,13 +56,22 @@ NAMES: dict[str, tuple[str, ...]] = {
     "token": ("token_id", "token_ids", "completion_ids"),
     "kl_term": ("kl_loss", "kl_penalty"),
     "padding": ("left_padding", "prompt_padding"),
+    "lag": ("lags", "weights_behind", "weight_lag", "staleness", "off_policy_steps"),
+    "version": (
+        "versions",  # AReaL
+        "weight_version",
+        "weight_versions",
+        "policy_version",
+        "model_version",
+        "param_version",
+    ),
 }
 REQUIRED = ("logp", "ref_logp", "sequence")
 #: Where the sequences of packed rows end: tensors are cut there, a table names its sequences.
 ENDS = ("cu_seqlens", "cu_seq_lens", "cu_seqlens_q", "cu_seq_lens_q")
 LOG_PROBS = ("logp", "old_logp", "ref_logp", "sampler_logp")
 FLOATS = ("entropy", "advantage", "reward", "kl_term")
-INTEGERS = ("step", "token", "padding")
+INTEGERS = ("step", "token", "padding", "lag", "version")
 OPTIONAL = ("sampler_logp", *FLOATS, *INTEGERS, "group")
 
 #: float32 log-softmax of a certain token can come out this much above zero; more is no rounding.

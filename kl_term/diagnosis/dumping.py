@@ -207,7 +207,7 @@ append_rollouts(
     "rollouts.jsonl",
     step=step,
     logp=logp, old_logp=old_logp, ref_logp=ref_logp, mask=mask,
-    sampler_logp=engine_logp,  # as the engine reports it, or None
+    sampler_logp=engine_logp, lag=lag,  # the engine's, and updates since its weights; or None
     token=ids, group=prompt_index, reward=rewards, advantage=advantages,
     entropy=entropy, kl_term=beta * kl,  # what the KL adds to the loss of each token, or None
 )  # then: kl-term diagnose rollouts.jsonl --framework plain

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from kl_term.diagnosis.causes import find
+from kl_term.diagnosis.lags import updates_behind
 from kl_term.diagnosis.measure import measure
 from kl_term.diagnosis.readers import read_rollouts
 from kl_term.diagnosis.schema import Measured, Report, Rollouts, Settings
@@ -80,6 +81,10 @@ def not_measured(rollouts: Rollouts) -> dict[str, str]:
     if rollouts.step is None or rollouts.step.min() > LAST_FIRST_STEP:
         missing["whether two scores of one policy agree"] = (
             "needs TRL's dump, or the run's first step, where no update lies between them"
+        )
+    if updates_behind(rollouts) is None:
+        missing["how many updates the sampler's weights are behind"] = (
+            "no lag column, nor version with step"
         )
     absent = (what for column, what in _UNMEASURED.items() if getattr(rollouts, column) is None)
     return missing | dict(absent)

@@ -45,6 +45,8 @@ class Rollouts:
     token: Integers | None = None  #: [N], ids in the vocabulary
     kl_term: Floats | None = None  #: [N], what the KL adds to the loss or takes from the reward
     padding: Integers | None = None  #: [N], padding tokens left of the prompt
+    lag: Integers | None = None  #: [N], updates since the weights that drew the token
+    version: Integers | None = None  #: [N], number of these weights, which rises with the updates
     rows: int = 0  #: rows of the dump, counted or not
     has_old_logp: bool = True
     sequence_names: tuple[str, ...] = ()
