@@ -97,7 +97,7 @@ def top_k_divergence_from_hidden(
 def log_probs_from_hidden(
     hidden: Tensor,
     head: Head,
-    tokens: Annotated[Tensor, Axes("... K", "integers")],
+    tokens: Annotated[Tensor, Axes("... V", "integers")],
     *,
     chunks: Chunks | None = None,
 ) -> Tensor:

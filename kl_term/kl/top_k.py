@@ -8,8 +8,6 @@ minimum elsewhere than at the teacher. A correction gives it back.
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import torch
 from torch import Tensor
 
@@ -17,14 +15,11 @@ from kl_term.checks import at_least_float32, check_float, check_same_shape, chec
 from kl_term.kl.divergences import log_softmaxes
 from kl_term.kl.names import CORRECTIONS, DIRECTIONS, SUPPORTS
 from kl_term.plain_checks import check_choice
-from kl_term.shapes import Axes, Logits, Values
-
-TokenIds = Annotated[Tensor, Axes("... K", "integers")]
-TopLogProbs = Annotated[Tensor, Axes("... K")]
+from kl_term.shapes import Logits, Values
 
 
 @checked(nan="refused", half="kept")
-def top_k_tokens(logits: Logits, top_k: int) -> TokenIds:
+def top_k_tokens(logits: Logits, top_k: int) -> Tensor:
     """The :math:`k` likeliest tokens [..., k], likeliest first; of equal logits the lower index.
 
     Raises:
@@ -32,7 +27,8 @@ def top_k_tokens(logits: Logits, top_k: int) -> TokenIds:
     """
     check_float("logits", logits)
     if not 1 <= top_k <= logits.shape[-1]:
-        raise ValueError(f"top_k must be between 1 and {logits.shape[-1]}, got {top_k!r}")
+        most = logits.shape[-1]
+        raise ValueError(f"top_k must be between 1 and {most}, the V of logits, got {top_k!r}")
     return logits.sort(dim=-1, descending=True, stable=True).indices[..., :top_k]
 
 
@@ -95,8 +91,8 @@ def top_k_divergence(
 
 @checked
 def support_divergence(
-    logp: TopLogProbs,
-    ref_logp: TopLogProbs,
+    logp: Logits,
+    ref_logp: Logits,
     *,
     direction: str = "reverse",
     correction: str = "tail",

@@ -39,6 +39,8 @@ from kl_term.shapes import Axes, LogProbs, Mask
 
 #: Walks through blocks for another module, which has checked what it gives.
 INTERNAL = {"statistics", "blocks", "widened", "block_logits", "per_token_advantages"}
+INTERNAL |= {"log_normaliser", "largest_logits", "as_declared", "compute_dtype", "scattered"}
+INTERNAL |= {"counted_tokens", "check_chunks", "check_pair", "check_head"}
 INTERNAL |= {"by_sequence", "packing_of"}
 #: Left out of the calls here: tests/kl/test_packing.py has them.
 OF_PACKED_ROWS = {"sequence_ids"}
