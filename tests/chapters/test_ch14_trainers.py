@@ -18,6 +18,7 @@ from analysis.chapters.ch14_frameworks.prices import expected_price
 from analysis.chapters.ch14_frameworks.trainers import OPTIONS, PATHS, Option, Path, registry
 from analysis.chapters.ch14_frameworks.trainers.formulas import to_go
 from analysis.evidence.policies import moved_logits, normal_draws
+from kl_term.audit import audit
 from kl_term.audit.states import descends, known_gradients, mean_gradient
 from kl_term.kl.enumeration import expected_gradient, relative_error
 from kl_term.kl.sequences import enumerate_sequences
@@ -408,6 +409,17 @@ def test_padding_dilutes_the_kl_of_torchrl(tree):
     assert weight(short)[0, 0] == 0.5
     assert weight(beside)[0, 0] == 0.125
     assert weight(beside).sum() == 0.625
+
+
+@pytest.mark.parametrize("option", [o for o in OPTIONS if o.default], ids=lambda o: o.framework)
+def test_the_whole_audit_says_of_a_default_what_the_row_says(at, option):
+    """The tool that a user calls, and the enumeration behind the table."""
+    fresh = at._replace(old_logits=at.logits)
+    row = descends(mean_gradient(option.loss, fresh), known_gradients(fresh), tolerance=1e-9)
+    found = audit(option.loss)
+    assert found.minimises["fresh"]["state"] == row.known
+    exchanged = [f.code for f in found.findings if f.code == "exchanged"]
+    assert bool(exchanged) == (option.framework == "rlhf-book")
 
 
 @pytest.mark.parametrize(
