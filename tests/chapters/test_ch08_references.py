@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from analysis.evidence.other_references import other_reference_table, reference_reward
+from analysis.chapters.ch08_reward_side import other_reference_table, reference_reward
 from kl_term.kl.sequences import (
     enumerate_sequences,
     sequence_kl,

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from analysis.records.variants import Variant
+from analysis.sweeps.store import canonical
+from analysis.training.loss import KLTerms, Views
 from kl_term.kl.choice import KLChoice
 from kl_term.kl.control import control_variance, fitted_control, fitted_control_of_gradients
 from kl_term.kl.credit import (
@@ -193,3 +196,31 @@ def test_a_weight_that_nothing_reads_is_refused(fields):
     logp = draw(2, 3, seed=1)
     with pytest.raises(ValueError, match="control"):
         kl_loss(logp, logp, control=0.5)
+
+
+def test_a_variant_that_does_not_name_it_is_stored_under_the_key_that_it_had():
+    kl = {"estimator": "k3", "weighting": "attached", "ratio": "prefix"}
+    before = Variant(kl=KLChoice(**kl), beta=0.1)
+    assert b"control" not in canonical(before)
+    assert canonical(before) == canonical(Variant(kl=KLTerm(**kl, control=1.0), beta=0.1))
+    named = Variant(kl=KLChoice(**kl, control=0.5), beta=0.1)
+    assert b'"control":0.5' in canonical(named).replace(b" ", b"")
+    assert named.name == "k3_loss_attached_prefix_control_0.5"
+
+
+def test_the_population_trainer_trains_on_it(world):
+    """The same numbers as the term itself, per run, beside a run without a weight."""
+    kl = {"estimator": "k3", "weighting": "attached", "ratio": "prefix"}
+    choices = [KLChoice(**kl, control=0.3), KLChoice(**kl)]
+    terms = KLTerms(choices, ["after"] * 2, [0.1, 0.2], torch.float64, torch.device("cpu"))
+    shape = (2, 1, *world.logp.shape)
+    sampled = [x.detach().expand(shape) for x in (world.logp, world.old_logp, world.ref_logp)]
+    empty = torch.zeros(*shape, 1, dtype=torch.float64)
+    views = Views(*sampled, empty, empty, world.mask.expand(shape))
+    found = terms.loss(views)
+    for run, (choice, beta) in enumerate(zip(choices, (0.1, 0.2), strict=True)):
+        expected = KLTerm(**dict(choice)).loss(
+            world.logp.detach(), world.ref_logp, old_logp=world.old_logp, mask=world.mask
+        )
+        torch.testing.assert_close(found[run, 0], beta * expected)
+    assert not torch.allclose(found[0] / 0.1, found[1] / 0.2)
