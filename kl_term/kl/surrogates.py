@@ -88,8 +88,9 @@ def kl_loss(
     if control != 1.0 and (estimator, weighting) != ("k3", "attached"):
         raise ValueError("control is the weight of k3's control variate under an attached ratio")
     if sequence_ids is not None:
-        options = {"estimator": estimator, "weighting": weighting, "ratio": ratio}
-        alike = partial(kl_loss, control=control, **options)
+        alike = partial(
+            kl_loss, estimator=estimator, weighting=weighting, ratio=ratio, control=control
+        )
         given = {"logp": logp, "ref_logp": ref_logp, "old_logp": old_logp}
         return by_sequence(alike, sequence_ids, mask, **given)
     logp, ref_logp = _counted_pair(logp, ref_logp, mask)

@@ -54,7 +54,7 @@ def test_two_updates_of_every_preset_are_finite(name: str) -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_can_be_run_again_on_other_seeds(name: str) -> None:
-    usual, other = make_preset(name, {}), make_preset(name, {FIRST_SEED: "90000"})
+    usual, other = make_preset(name, {}), make_preset(name, {FIRST_SEED: 90_000})
     assert other.seeds == tuple(range(90_000, 90_000 + len(usual.seeds)))
     assert other == usual.model_copy(update={"seeds": other.seeds}), "nothing else changes"
 
@@ -82,7 +82,7 @@ def test_a_first_seed_goes_with_other_parameters() -> None:
 
 def test_every_preset_takes_another_number_of_seeds_and_what_its_runs_share() -> None:
     usual = make_preset("objectives", {})
-    changes = {"num_iterations": "2", "learning_rate": 1, "updates": 30}
+    changes = {"num_iterations": 2, "learning_rate": 1, "updates": 30}
     other = make_preset("objectives", {"num_seeds": 3, "tau": 2.0, **changes})
     assert other.seeds == usual.seeds[:3] and other.variants[-1].objective.tau == 2.0
     shared = {"num_iterations": 2, "learning_rate": 1.0, "updates": 30}
