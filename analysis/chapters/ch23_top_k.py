@@ -132,7 +132,7 @@ def descend(
 
 
 def lost(logits: Tensor, ref_logits: Tensor, top_k: int, direction: str, correction: str) -> float:
-    """Sum of |full gradient - the form's| over the logits."""
+    """Sum over the logits of the absolute difference between the full gradient and the form's."""
     leaf = logits.detach().clone().requires_grad_()
     how: dict[str, Any] = {"top_k": top_k, "direction": direction, "correction": correction}
     gap = FULL[direction](leaf, ref_logits) - top_k_divergence(leaf, ref_logits, **how)
