@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from kl_term.kl.importance import effective_sample_size
-from kl_term.objectives.groups import deviations
 from kl_term.objectives.losses import policy_loss
 from kl_term.objectives.routing import ExpertHead
 
@@ -79,7 +78,7 @@ def sample_groups(
     )
     tokens = flat.view(*bandits.right.shape, group_size)
     rewards = (tokens == bandits.right.unsqueeze(-1)).to(logp.dtype)
-    advantages = deviations(rewards, torch.ones_like(rewards, dtype=torch.bool)).to(logp.dtype)
+    advantages = rewards - rewards.mean(-1, keepdim=True)
     return Sampled(experts, tokens, logp.gather(-1, tokens), advantages)
 
 

@@ -7,9 +7,8 @@ import difflib
 import json
 import keyword
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from analysis.records.choices import POLICIES, PROFILES
@@ -17,9 +16,6 @@ from kl_term.errors import UserError
 
 #: Parameters that mean one of a few names in every notebook that has them.
 CHOICES = {"profile": PROFILES, "policy": POLICIES}
-
-#: How papermill begins the cell that it adds.
-INJECTED = "# Parameters\n"
 
 _TYPES = {t.__name__: t for t in (int, float, str, bool, list, dict)}
 _SECRET = re.compile(
@@ -130,32 +126,6 @@ def _parameter(name: str, annotation: ast.expr, value: ast.expr) -> Parameter | 
         return Parameter(name, ast.unparse(annotation), ast.literal_eval(value))
     except ValueError:
         return None
-
-
-def check_injected(cells: Sequence[str], label: str = "papermill") -> None:
-    """Refuse a parameter that the notebook does not have, once papermill has injected it.
-
-    Plain papermill puts what it is given into a cell of its own behind the parameters and runs on
-    with the defaults.
-
-    Args:
-        cells: sources of the cells that have run, in order.
-
-    Raises:
-        UserError: a name in papermill's cell is none of those in the cell before; the nearest is
-            named.
-    """
-    for before, cell in pairwise(cells):
-        if not cell.startswith(INJECTED):
-            continue
-        declared = _declarations(before, label)
-        for statement in ast.parse(cell).body:
-            if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-                name = statement.targets[0].id
-                if name not in declared:
-                    raise UserError(
-                        f"{label}: no parameter {name!r}; {_suggestion(name, declared)}"
-                    )
 
 
 def _type_of(node: ast.expr) -> Any:

@@ -6,10 +6,13 @@
 
 from __future__ import annotations
 
+import ast
 import fnmatch
 import re
 import warnings
+from collections.abc import Sequence
 from functools import partialmethod
+from itertools import pairwise
 from typing import Any
 
 import matplotlib
@@ -20,12 +23,15 @@ import tqdm.std
 from IPython import get_ipython
 from myst_nb import glue
 
-from analysis.records.choices import PROFILES
 from analysis.report.figure_data import show_with_data
-from analysis.report.parameters import check_injected
 from kl_term import style
 from kl_term.numbers import format_value, with_interval
+from kl_term.plain_checks import check_choice
 
+#: As :data:`analysis.records.choices.PROFILES`, which no chapter need depend on.
+PROFILES = ("quick", "full")
+#: How papermill begins the cell that it adds.
+INJECTED = "# Parameters\n"
 _KEY = re.compile(r"[a-z][a-z0-9_]*")
 
 # key -> (source of the recording cell, its execution number)
@@ -39,14 +45,13 @@ def start(profile: str = "quick") -> None:
         profile: ``"quick"`` (CPU, minutes) or ``"full"``.
 
     Raises:
-        ValueError: unknown ``profile``.
-        UserError: papermill was given a parameter that the notebook does not have.
+        ValueError: unknown ``profile``, or papermill was given a parameter that the notebook does
+            not have.
     """
     shell = get_ipython()
     if shell is not None:
         check_injected(shell.user_ns.get("In", ()))
-    if profile not in PROFILES:
-        raise ValueError(f"profile must be one of {', '.join(PROFILES)}; got {profile!r}")
+    check_choice("profile", profile, PROFILES)
     _recorded.clear()
     torch.set_num_threads(1)
     _silence_progress_bars()
@@ -55,6 +60,34 @@ def start(profile: str = "quick") -> None:
     pandas.set_option("display.max_rows", None)  # a table is shown whole
     if shell is not None:
         show_with_data(shell)
+
+
+def check_injected(cells: Sequence[str]) -> None:
+    """Refuse a parameter that the notebook does not have, once papermill has injected it.
+
+    Plain papermill puts what it is given into a cell of its own behind the parameters and runs on
+    with the defaults.
+
+    Args:
+        cells: sources of the cells that have run, in order.
+
+    Raises:
+        ValueError: a name in papermill's cell is none of those in the cell before; the nearest is
+            named.
+    """
+    for before, cell in pairwise(cells):
+        if cell.startswith(INJECTED):
+            for name in _assigned(cell):
+                check_choice("a parameter given to papermill", name, _assigned(before))
+
+
+def _assigned(cell: str) -> list[str]:
+    names = (
+        target
+        for statement in ast.parse(cell).body
+        for target in getattr(statement, "targets", [getattr(statement, "target", None)])
+    )
+    return [name.id for name in names if isinstance(name, ast.Name)]
 
 
 def record(key: str, value: Any, spec: str = "") -> None:

@@ -80,7 +80,7 @@ def control_variance(
     )
 
 
-@checked
+@checked(nan="refused")
 def fitted_control(
     logp: LogProbs,
     ref_logp: LogProbs,
@@ -126,7 +126,7 @@ def fitted_control(
     return _clipped(-(variate * past * to_go).sum(), (variate.square() * past).sum())
 
 
-@checked
+@checked(nan="refused")
 def fitted_control_of_gradients(plain: Tensor, quiet: Tensor) -> Tensor:
     r"""The same from gradients: exact with shared parameters, as the number of rows grows.
 

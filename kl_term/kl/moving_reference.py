@@ -21,6 +21,7 @@ from kl_term.shapes import Logits, Values
 _BISECTIONS = 200
 
 
+@checked
 def merged_coefficient(betas: Iterable[float]) -> float:
     r"""The one run that equals a chain of runs, the reference reset to the policy between them.
 
@@ -37,14 +38,11 @@ def merged_coefficient(betas: Iterable[float]) -> float:
     Raises:
         ValueError: no run.
     """
-    betas = list(betas)
-    if not betas:
-        raise ValueError("betas is empty: give the coefficient of at least one run")
-    for beta in betas:
-        check_positive("beta", beta)
+    betas = _of_runs("betas", betas)
     return 1 / sum(1 / beta for beta in betas)
 
 
+@checked
 def averaged_coefficient(beta: float, *, rate: float, updates: int) -> float:
     r"""The one run that equals a run against a reference averaged geometrically so many times.
 
@@ -68,6 +66,7 @@ def averaged_coefficient(beta: float, *, rate: float, updates: int) -> float:
     return beta / (1 + rate * updates)
 
 
+@checked
 def partial_coefficient(beta: float, *, step_size: float, steps: Iterable[int]) -> float:
     r"""The one run that equals runs of so many natural steps each, stopped before their optimum.
 
@@ -89,15 +88,27 @@ def partial_coefficient(beta: float, *, step_size: float, steps: Iterable[int]) 
     """
     check_positive("beta", beta)
     check_positive("step_size", step_size)
-    steps = list(steps)
-    if not steps or min(steps) < 1:
-        raise ValueError(f"steps must name at least one run, of one step or more; got {steps}")
+    counts = _of_runs("steps", steps)
+    if min(counts) < 1:
+        raise ValueError(f"steps must be one or more a run; got {counts}")
     if step_size * beta > 1:
         raise ValueError(f"step_size={step_size} reaches beyond the optimum: at most 1 / beta")
-    return beta / sum(1 - (1 - step_size * beta) ** count for count in steps)
+    return beta / sum(1 - (1 - step_size * beta) ** count for count in counts)
 
 
-@checked
+def _of_runs(name: str, values: Iterable[float]) -> list[float]:
+    """One positive number a run, of at least one run."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ValueError(f"{name} must list one number a run, got {values!r}")
+    listed = list(values)
+    if not listed:
+        raise ValueError(f"{name} is empty: give one number a run, of at least one run")
+    for value in listed:
+        check_positive(name, value)
+    return listed
+
+
+@checked(nan="refused")
 @torch.no_grad()
 def coefficient_of_kl(rewards: Logits, ref_logits: Logits, *, kl: float) -> Values:
     r"""The coefficient whose optimum has a given reverse KL from its reference: a trust region.

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 
+from kl_term.checks import checked
 from kl_term.plain_checks import check_not_negative, check_positive
 
 
+@checked
 def proportional_step(
     beta: float, kl: float, *, target: float, horizon: float, clip: float = 0.2
 ) -> float:
@@ -44,6 +46,7 @@ def proportional_step(
     return beta * max(0.0, 1 + error / horizon)
 
 
+@checked
 def doubling_step(beta: float, kl: float, *, target: float) -> float:
     r"""Double the coefficient far above the target, halve it far below.
 
@@ -62,6 +65,7 @@ def doubling_step(beta: float, kl: float, *, target: float) -> float:
     return beta / 2 if kl < target / 1.5 else beta
 
 
+@checked
 def multiplier_step(beta: float, kl: float, *, target: float, rate: float) -> float:
     r"""A step of dual ascent on the multiplier of the constraint that the KL be at most a target.
 
@@ -78,6 +82,7 @@ def multiplier_step(beta: float, kl: float, *, target: float, rate: float) -> fl
     return max(0.0, beta + rate * (kl - target))
 
 
+@checked
 def steady_horizon(*, elasticity: float, follow: float, proportional: float = 0.0) -> float:
     r"""The shortest horizon at which the coefficient nears its target without overshooting.
 

@@ -67,6 +67,9 @@ INSTANCES = {
 }
 #: Arguments that cannot be found: padded steps, and moments of sequences of the last token.
 EXAMPLES = {
+    "merged_coefficient": {"betas": [0.5, 1.5]},
+    "averaged_coefficient": {"beta": 0.5, "rate": 0.5, "updates": 2},
+    "partial_coefficient": {"beta": 0.5, "step_size": 0.5, "steps": [2, 1]},
     "sequence_ids": {"cu_seqlens": torch.tensor([0, 2, 5])},
     "process_supervision": {
         "step_rewards": torch.rand(2, 3, dtype=torch.float64),
@@ -536,7 +539,7 @@ def test_masked_positions_leave_no_trace(name, garbage):
         dirty, gradients = with_gradients(calls.function, given | spoilt)
         for one, other in zip(clean, dirty, strict=True):
             torch.testing.assert_close(other, one, rtol=0, atol=0, equal_nan=True)
-            ratio = name.startswith("kl.importance")  # is one there
+            ratio = name.startswith(("kl.importance", "kl.truncated_prefix.windowed"))  # is one
             assert ratio or other.shape != shape or torch.count_nonzero(other[~mask]) == 0
         assert gradients.keys() == clean_gradients.keys()
         for argument, gradient in gradients.items():

@@ -173,11 +173,11 @@ def test_equal_rewards_and_forbidden_answers():
     ("match", "call"),
     [
         ("betas is empty", lambda: merged_coefficient([])),
-        ("beta must be", lambda: merged_coefficient([1.0, 0.0])),
+        ("betas must be", lambda: merged_coefficient([1.0, 0.0])),
         ("rate must be", lambda: averaged_coefficient(1.0, rate=1.5, updates=1)),
         ("updates must be", lambda: averaged_coefficient(1.0, rate=0.5, updates=-1)),
         ("at least one run", lambda: partial_coefficient(1.0, step_size=0.1, steps=[])),
-        ("at least one run", lambda: partial_coefficient(1.0, step_size=0.1, steps=[3, 0])),
+        ("steps must be", lambda: partial_coefficient(1.0, step_size=0.1, steps=[3, 0])),
         ("beyond the optimum", lambda: partial_coefficient(1.0, step_size=1.1, steps=[1])),
         ("kl must be", lambda: coefficient_of_kl(torch.zeros(2), torch.zeros(2), kl=0.0)),
     ],

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from analysis.report.parameters import (
     changed_parameters,
-    check_injected,
     declared_parameters,
     parse_assignments,
     resolve_parameters,
@@ -185,14 +184,6 @@ def test_the_spelling_that_papermill_cannot_read_would_be_seen() -> None:
     assert "beta" not in [p.name for p in translator.inspect(notebook["cells"][0])]
 
 
-def test_a_misspelt_name_is_refused_by_the_notebook() -> None:
-    cells = ["", "beta: float = 0.1\nn: int = 2", "# Parameters\nbetta = 0.3\n", "start()"]
-    with pytest.raises(UserError, match="no parameter 'betta'; did you mean beta"):
-        check_injected(cells)
-    check_injected([cells[1], "# Parameters\nbeta = 0.3\nn = 5\n", cells[3]])
-    check_injected([cells[1], cells[3]])  # nothing was injected
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", [".", "notebooks", "tests"])
 def test_papermill_s_own_command_refuses_a_misspelt_name(folder: str, tmp_path: Path) -> None:
@@ -200,4 +191,4 @@ def test_papermill_s_own_command_refuses_a_misspelt_name(folder: str, tmp_path: 
     command = [sys.executable, "-m", "papermill", path, tmp_path / "out.ipynb", "-p", "gian", "0.5"]
     found = subprocess.run(command, cwd=ROOT / folder, capture_output=True, text=True, check=False)
     assert found.returncode != 0
-    assert "no parameter 'gian'; did you mean gain?" in found.stderr
+    assert "got 'gian'; did you mean 'gain'?" in found.stderr

@@ -10,6 +10,7 @@ import pytest
 import torch
 from nbclient import NotebookClient
 
+from analysis.records import choices
 from analysis.report import session
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +63,7 @@ def test_malformed_key_is_refused(key: str) -> None:
 
 
 def test_unknown_profile_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="profile must be one of quick, full; got 'fast'"):
+    with pytest.raises(ValueError, match=r"profile must be one of \['quick', 'full'\], got 'fast'"):
         session.start("fast")
 
 
@@ -146,3 +147,20 @@ def test_a_figure_has_the_same_bytes_whatever_the_user_s_matplotlibrc(
     monkeypatch.setenv("MATPLOTLIBRC", str(tmp_path))
     (shown,) = run(START, PLOT)[1]
     assert shown.data == outputs["figure"][0].data
+
+
+def test_a_misspelt_name_is_refused_by_the_notebook() -> None:
+    cells = [
+        "",
+        "beta: float = 0.1\nn = None  # type: int|None",
+        "# Parameters\nbetta = 0.3\n",
+        "1",
+    ]
+    with pytest.raises(ValueError, match="got 'betta'; did you mean 'beta'"):
+        session.check_injected(cells)
+    session.check_injected([cells[1], "# Parameters\nbeta = 0.3\nn = 5\n", cells[3]])
+    session.check_injected([cells[1], cells[3]])  # nothing was injected
+
+
+def test_the_profiles_are_those_of_the_command() -> None:
+    assert session.PROFILES == choices.PROFILES
