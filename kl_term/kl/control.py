@@ -44,10 +44,14 @@ def control_variance(
 ) -> ControlVariance:
     r"""How the variance of one answer's gradient depends on the weight of :math:`r - 1`.
 
-    .. math:: \mathrm{Var}(\lambda) - \mathrm{Var}(0) = \mathbb{E}_{y \sim \pi_{\mathrm{old}}}
-        \sum_t R_t^2 \sum_{u < t} \Vert \nabla \log \pi_\theta(y_u | y_{<u}) \Vert^2\,
-        \big[ \lambda^2 (r_t - 1)^2 + 2 \lambda\, (r_t - 1)\, Q_t \big], \qquad
-        Q_t = \mathbb{E}_{\pi_\theta} \Big[ \sum_{u \ge t} l_u \,\Big|\, y_{\le t} \Big]
+    .. math::
+
+        \begin{aligned}
+        &\mathrm{Var}(\lambda) - \mathrm{Var}(0) = \mathbb{E}_{y \sim \pi_{\mathrm{old}}}
+        \sum_t R_t^2\, S_t\, \big[ \lambda^2 (r_t - 1)^2 + 2 \lambda\, (r_t - 1)\, Q_t \big], \\
+        &S_t = \sum_{u < t} \Vert \nabla \log \pi_\theta(y_u | y_{<u}) \Vert^2, \\
+        &Q_t = \mathbb{E}_{\pi_\theta} \Big[ \sum_{u \ge t} l_u \,\Big|\, y_{\le t} \Big]
+        \end{aligned}
 
     Traces of covariances, for any baseline that is known before its token.
 
