@@ -53,6 +53,15 @@ def trainer() -> PopulationTrainer:
     return PopulationTrainer(smoke, [Run(variant=Variant(), seed=0)], environment)
 
 
+def test_a_run_is_trained_on_its_replies() -> None:
+    smoke = llama_smoke().config
+    model = random_llama(smoke.model.llama, 0, torch.float32)
+    environment = pretrained_environment(smoke, model, replies(lambda tokens: len(tokens) / 10))
+    fresh = PopulationTrainer(smoke, [Run(variant=Variant(), seed=0)], environment)
+    logged = fresh.update(0)
+    assert 0 < logged["reward"].item() <= nats.LONGEST / 10
+
+
 def test_the_kl_of_a_reading_is_the_sum_over_the_vocabulary_at_its_own_states(trainer) -> None:
     reader = nats.Reader(trainer, trainer.samplers.environment.task, str, len(PROMPTS))
     before, said = reader.read()

@@ -86,7 +86,7 @@ class Replies(TextTask):
         )
         self._reward = reward
 
-    def score(self, prompts: Tensor, completions: Tensor) -> Scores:
+    def score(self, prompts: Tensor, completions: Tensor, starts: Tensor | None = None) -> Scores:
         """Rewards [M, P, G] of completions [M, P, G, T], read up to their end."""
         mask = self.completion_mask(completions)
         rows = zip(completions.flatten(0, 2).tolist(), mask.sum(-1).flatten().tolist(), strict=True)
