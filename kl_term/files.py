@@ -80,24 +80,33 @@ def _json_bytes(content: Mapping[str, Any]) -> bytes:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Put ``data`` at ``path`` in one step: a reader sees the old file or the whole new one.
+    """Put ``data`` at ``path`` in one step: see :func:`replacing`."""
+    with replacing(path, size=len(data)) as file:
+        file.write(data)
 
+
+@contextlib.contextmanager
+def replacing(path: Path, *, size: int = 0) -> Iterator[BinaryIO]:
+    """A file to write, which takes the place of ``path`` in one step when the block ends.
+
+    A reader sees the old file or the whole new one, and an error in the block leaves the old one.
     Written beside it under a name that nobody can know before, so a planted link is not followed
-    and threads do not meet; on disk, with its folder, before this returns. A file that was there
-    passes on its mode, a link is replaced and not its target.
+    and threads do not meet; on disk, with its folder, before the block is left. A file that was
+    there passes on its mode, a link is replaced and not its target. ``size``, in bytes, is what a
+    refusal says that there was no room for.
     """
     if path.exists() and not path.is_file():
         raise UserError(f"{path} is no regular file: choose another place")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with _new_file(temporary, _mode(path)) as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
             os.replace(temporary, path)
         _sync_folder(path.parent)
     except OSError as error:
-        raise UserError(_cannot_write(path, len(data), error)) from None
+        raise UserError(_cannot_write(path, size, error)) from None
 
 
 def _mode(path: Path) -> int | None:

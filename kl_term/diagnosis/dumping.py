@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kl_term.errors import UserError
-from kl_term.files import replace_file
+from kl_term.files import replacing
 
 DECIMALS = 7
 
@@ -179,16 +179,14 @@ def _present(fields: dict[str, Tensor | None]) -> tuple[dict[str, Tensor], list[
 def _forget_lines(path: Path, step: int) -> None:
     if not path.is_file():
         return
-    kept: list[bytes] = []
-    with open(path, "rb") as rows:
+    with open(path, "rb") as rows, replacing(path) as kept:
         for row in rows:
             try:
                 earlier = json.loads(row)["step"] < step
             except ValueError:  # torn by the end of the process that wrote it
                 continue
             if earlier:
-                kept.append(row)
-    replace_file(path, b"".join(kept))
+                kept.write(row)
 
 
 def _rounded(value: Any, length: int) -> Any:
