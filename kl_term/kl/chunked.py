@@ -8,6 +8,7 @@ again and recomputes the logits. Nothing is approximated.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -19,8 +20,8 @@ from kl_term.kl.vocabulary_blocks import (
     Chunks,
     Head,
     block_logits,
-    blocks,
     statistics,
+    through_head,
     widened,
 )
 from kl_term.plain_checks import check_positive
@@ -190,39 +191,33 @@ class _Divergences(torch.autograd.Function):
         temperature, ref_head, chunks, dtype = ctx.constants
         log_z, ref_log_z, reverse, entropy = (x.to(dtype).unsqueeze(-1) for x in per_token)
         head = Head(weight, bias, temperature)
-        by_hidden = torch.zeros_like(hidden, dtype=dtype)
-        by_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
-        by_bias = torch.empty_like(bias) if ctx.needs_input_grad[2] else None
-        for block in blocks(len(weight), chunks.vocab):
-            wide, ref_wide = widened(head, block, dtype), widened(ref_head, block, dtype)
-            of_weight = torch.zeros_like(wide.weight)
-            of_bias = of_weight.new_zeros(len(of_weight))
-            for rows in blocks(len(hidden), chunks.tokens):
-                tokens = hidden[rows].to(dtype)
-                logp = block_logits(tokens, wide).sub_(log_z[rows])
+
+        def of_block(block: slice, wide: Head) -> Callable[[slice, Tensor], Tensor]:
+            ref_wide = widened(ref_head, block, dtype)
+
+            def by_logits(rows: slice, states: Tensor) -> Tensor:
+                logp = block_logits(states, wide).sub_(log_z[rows])
                 ref_logp = block_logits(ref_hidden[rows].to(dtype), ref_wide).sub_(ref_log_z[rows])
                 policy = logp.exp()
-                by_logits = torch.zeros_like(policy)
+                found = torch.zeros_like(policy)
                 if by_reverse is not None:
                     centred = (logp - ref_logp).sub_(reverse[rows])
-                    by_logits += centred.mul_(policy).mul_(by_reverse[rows].unsqueeze(-1))
+                    found += centred.mul_(policy).mul_(by_reverse[rows].unsqueeze(-1))
                 if by_forward is not None:
                     gap = policy - ref_logp.exp_()
-                    by_logits += gap.mul_(by_forward[rows].unsqueeze(-1))
+                    found += gap.mul_(by_forward[rows].unsqueeze(-1))
                 if by_entropy is not None:
                     surprise = logp.add_(entropy[rows]).mul_(policy)
-                    by_logits -= surprise.mul_(by_entropy[rows].unsqueeze(-1))
-                by_logits.div_(temperature)
-                by_hidden[rows] += by_logits @ wide.weight
-                if by_weight is not None:
-                    of_weight.addmm_(by_logits.T, tokens)
-                if by_bias is not None:
-                    of_bias += by_logits.sum(0)
-            if by_weight is not None:
-                by_weight[block] = of_weight.to(weight.dtype)
-            if by_bias is not None:
-                by_bias[block] = of_bias.to(bias.dtype)
-        return by_hidden.to(hidden.dtype), by_weight, by_bias, None, None, None, None
+                    found -= surprise.mul_(by_entropy[rows].unsqueeze(-1))
+                return found
+
+            return by_logits
+
+        _, wants_weight, wants_bias, *_ = ctx.needs_input_grad
+        found = through_head(
+            hidden, head, chunks, dtype, of_block, weight=wants_weight, bias=wants_bias
+        )
+        return *found, None, None, None, None
 
 
 def as_declared(tensor: Tensor) -> torch.autocast:

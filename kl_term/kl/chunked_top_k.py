@@ -6,6 +6,7 @@ vocabulary keeps (:mod:`kl_term.kl.vocabulary_blocks`). The backward pass walks 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import torch
@@ -25,12 +26,13 @@ from kl_term.kl.chunked import (
     scattered,
 )
 from kl_term.kl.names import CORRECTIONS, DIRECTIONS, SUPPORTS
-from kl_term.kl.top_k import support_divergence
+from kl_term.kl.top_k import check_top_k, correction_of, support_divergence
 from kl_term.kl.vocabulary_blocks import (
     block_logits,
     blocks,
     largest_logits,
     log_normaliser,
+    through_head,
     widened,
 )
 from kl_term.plain_checks import check_choice
@@ -77,13 +79,11 @@ def top_k_divergence_from_hidden(
         ("correction", correction, CORRECTIONS),
     ):
         check_choice(name, value, names)
-    if not 1 <= top_k <= len(head.weight):
-        raise ValueError(f"top_k must be between 1 and {len(head.weight)}, got {top_k!r}")
+    check_top_k(top_k, len(head.weight))
     chunks = check_chunks(chunks)
     counted = counted_tokens(hidden, mask)
     own, reference = hidden[counted], ref_hidden.detach()[counted]
-    if correction == "tail" and top_k == len(head.weight):
-        correction = "none"  # nothing is left out
+    correction = correction_of(correction, top_k, len(head.weight))
     with torch.no_grad(), as_declared(hidden):
         whose, of = (own, head) if support == "policy" else (reference, ref_head)
         tokens = largest_logits(whose, of, top_k, chunks, compute_dtype(whose, of.weight))
@@ -162,31 +162,23 @@ class _LogProbs(torch.autograd.Function):
         hidden, weight, bias, tokens, log_z = ctx.saved_tensors
         temperature, chunks, dtype = ctx.constants
         head = Head(weight, bias, temperature)
-        by_hidden = torch.zeros_like(hidden, dtype=dtype)
-        by_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
-        by_bias = torch.empty_like(bias) if ctx.needs_input_grad[2] else None
+
+        def of_block(block: slice, wide: Head) -> Callable[[slice, Tensor], Tensor]:
+            def by_logits(rows: slice, states: Tensor) -> Tensor:
+                place, inside = _places(tokens[rows], block)
+                given = by_logp[rows]
+                policy = block_logits(states, wide).sub_(log_z[rows, None].to(dtype)).exp_()
+                found = policy.mul_(-given.sum(-1, keepdim=True))
+                return found.scatter_add_(-1, place, torch.where(inside, given, 0.0))
+
+            return by_logits
+
+        _, wants_weight, wants_bias, *_ = ctx.needs_input_grad
         with as_declared(hidden):
-            for block in blocks(len(weight), chunks.vocab):
-                wide = widened(head, block, dtype)
-                of_weight = torch.zeros_like(wide.weight)
-                of_bias = of_weight.new_zeros(len(of_weight))
-                for rows in blocks(len(hidden), chunks.tokens):
-                    states, given = hidden[rows].to(dtype), by_logp[rows]
-                    place, inside = _places(tokens[rows], block)
-                    policy = block_logits(states, wide).sub_(log_z[rows, None].to(dtype)).exp_()
-                    by_logits = policy.mul_(-given.sum(-1, keepdim=True))
-                    by_logits.scatter_add_(-1, place, torch.where(inside, given, 0.0))
-                    by_logits.div_(temperature)
-                    by_hidden[rows] += by_logits @ wide.weight
-                    if by_weight is not None:
-                        of_weight.addmm_(by_logits.T, states)
-                    if by_bias is not None:
-                        of_bias += by_logits.sum(0)
-                if by_weight is not None:
-                    by_weight[block] = of_weight.to(weight.dtype)
-                if by_bias is not None:
-                    by_bias[block] = of_bias.to(bias.dtype)
-        return by_hidden.to(hidden.dtype), by_weight, by_bias, None, None, None
+            found = through_head(
+                hidden, head, chunks, dtype, of_block, weight=wants_weight, bias=wants_bias
+            )
+        return *found, None, None, None
 
 
 def _places(tokens: Tensor, block: slice) -> tuple[Tensor, Tensor]:

@@ -26,9 +26,7 @@ def top_k_tokens(logits: Logits, top_k: int) -> Tensor:
         ValueError: ``top_k`` is not between 1 and the vocabulary.
     """
     check_float("logits", logits)
-    if not 1 <= top_k <= logits.shape[-1]:
-        most = logits.shape[-1]
-        raise ValueError(f"top_k must be between 1 and {most}, the V of logits, got {top_k!r}")
+    check_top_k(top_k, logits.shape[-1])
     return logits.sort(dim=-1, descending=True, stable=True).indices[..., :top_k]
 
 
@@ -79,14 +77,26 @@ def top_k_divergence(
     logp, ref_logp = log_softmaxes(logits, ref_logits)
     check_same_shape("logits", logp, "ref_logits", ref_logp)
     tokens = top_k_tokens((logp if support == "policy" else ref_logp).detach(), top_k)
-    if correction == "tail" and top_k == logp.shape[-1]:
-        correction = "none"  # nothing is left out
+    correction = correction_of(correction, top_k, logp.shape[-1])
     return support_divergence(
         logp.gather(-1, tokens),
         ref_logp.gather(-1, tokens),
         direction=direction,
         correction=correction,
     )
+
+
+def check_top_k(top_k: int, vocab: int) -> None:
+    """Refuse a sum over no token, or over more than there are."""
+    if not 1 <= top_k <= vocab:
+        raise ValueError(
+            f"top_k must be between 1 and {vocab}, the size of the vocabulary, got {top_k!r}"
+        )
+
+
+def correction_of(correction: str, top_k: int, vocab: int) -> str:
+    """The correction to use: of a sum over all tokens there is no tail, and nothing is left out."""
+    return "none" if correction == "tail" and top_k == vocab else correction
 
 
 @checked

@@ -9,7 +9,7 @@ running maximum :math:`m`, block :math:`C` by block:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -29,6 +29,10 @@ class Chunks(NamedTuple):
 
     tokens: int = 512
     vocab: int = 4096
+
+
+#: What gives the gradient by the logits of a block of the vocabulary, for rows of states.
+OfBlock = Callable[[slice, Head], Callable[[slice, Tensor], Tensor]]
 
 
 class Statistics(NamedTuple):
@@ -95,6 +99,47 @@ def largest_logits(
             values, indices = values.gather(-1, order), indices.gather(-1, order)
         found[rows] = indices
     return found
+
+
+def through_head(
+    hidden: Tensor,
+    head: Head,
+    chunks: Chunks,
+    dtype: torch.dtype,
+    of_block: OfBlock,
+    *,
+    weight: bool,
+    bias: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Gradients by ``hidden`` [N, d] and by the head of what has one by the logits.
+
+    Args:
+        of_block: from a slice of the vocabulary and the widened head there to a function of rows
+            and their widened states [n, d], which gives the gradient by the logits [n, v]. It is
+            overwritten.
+        weight, bias: whether that one is wanted; None in its place else.
+    """
+    by_hidden = torch.zeros_like(hidden, dtype=dtype)
+    by_weight = torch.empty_like(head.weight) if weight else None
+    by_bias = None if head.bias is None or not bias else torch.empty_like(head.bias)
+    for block in blocks(len(head.weight), chunks.vocab):
+        wide = widened(head, block, dtype)
+        by_logits_of = of_block(block, wide)
+        of_weight = torch.zeros_like(wide.weight)
+        of_bias = of_weight.new_zeros(len(of_weight))
+        for rows in blocks(len(hidden), chunks.tokens):
+            states = hidden[rows].to(dtype)
+            by_logits = by_logits_of(rows, states).div_(head.temperature)
+            by_hidden[rows] += by_logits @ wide.weight
+            if by_weight is not None:
+                of_weight.addmm_(by_logits.T, states)
+            if by_bias is not None:
+                of_bias += by_logits.sum(0)
+        if by_weight is not None:
+            by_weight[block] = of_weight.to(by_weight.dtype)
+        if by_bias is not None:
+            by_bias[block] = of_bias.to(by_bias.dtype)
+    return by_hidden.to(hidden.dtype), by_weight, by_bias
 
 
 def blocks(length: int, size: int) -> Iterator[slice]:

@@ -41,6 +41,7 @@ from kl_term.shapes import Axes, LogProbs, Mask
 INTERNAL = {"statistics", "blocks", "widened", "block_logits", "per_token_advantages"}
 INTERNAL |= {"log_normaliser", "largest_logits", "as_declared", "compute_dtype", "scattered"}
 INTERNAL |= {"counted_tokens", "check_chunks", "check_pair", "check_head"}
+INTERNAL |= {"through_head", "correction_of", "check_top_k"}
 INTERNAL |= {"by_sequence", "packing_of"}
 #: Left out of the calls here: tests/kl/test_packing.py has them.
 OF_PACKED_ROWS = {"sequence_ids"}
