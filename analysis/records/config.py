@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from analysis.records.variants import Variant
-from kl_term.schema import Schema
+from kl_term.schema import Extended, Schema
 
 NUM_DIGIT_TOKENS = 10
 VOCAB_SIZE = 16
@@ -173,8 +173,10 @@ class TeacherConfig(Schema):
     policy: PolicyConfig | None = None
 
 
-class TrainConfig(RunConfig):
+class TrainConfig(RunConfig, Extended):
     """A population of tiny policies, trained from scratch."""
+
+    later: ClassVar = ("reward_model",)
 
     task: SortTask = SortTask()
     policy: PolicyConfig = PolicyConfig()
@@ -183,14 +185,6 @@ class TrainConfig(RunConfig):
     teacher: TeacherConfig | None = None
     #: What runs are rewarded by in place of the task; None = by the task itself.
     reward_model: RewardModel | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_not_there(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Runs without a reward model are named as they were before there was one."""
-        fields = written(self)
-        if self.reward_model is None:
-            fields.pop("reward_model", None)
-        return fields
 
     @property
     def proxied(self) -> bool:

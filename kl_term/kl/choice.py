@@ -7,10 +7,9 @@ a choice is worth.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field, ValidationError, model_serializer, model_validator
-from pydantic.functional_serializers import SerializerFunctionWrapHandler
+from pydantic import Field, ValidationError, model_validator
 
 from kl_term.errors import first_problem
 from kl_term.kl.names import (
@@ -25,14 +24,16 @@ from kl_term.kl.names import (
     Value,
     Weighting,
 )
-from kl_term.schema import Schema
+from kl_term.schema import Extended
 
 
-class KLChoice(Schema):
+class KLChoice(Extended):
     """How a KL to a reference enters training, apart from its coefficient; by default GRPO's own.
 
     Fields that have no meaning for a choice must be left at their defaults.
     """
+
+    later: ClassVar = ("control",)
 
     #: ``none`` measures the KL and leaves it out of the objective. ``exact`` and ``forward`` are
     #: the reverse and the forward KL over the vocabulary at each visited state. ``cross_entropy``
@@ -71,14 +72,6 @@ class KLChoice(Schema):
 
     def __hash__(self) -> int:
         return hash(tuple(self.model_dump().values()))
-
-    @model_serializer(mode="wrap")
-    def _as_recorded(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without ``control`` at its default: recordings made before it keep their keys."""
-        found: dict[str, Any] = fields(self)
-        if self.control == type(self).model_fields["control"].default:
-            found.pop("control", None)
-        return found
 
     @model_validator(mode="after")
     def _consistent(self) -> KLChoice:
