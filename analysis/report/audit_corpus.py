@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.records.manifests import read_manifest
+from analysis.records.manifests import read_manifest, recorded_table
 from analysis.report.generated import render
 
 FOLDER = "audit_corpus"
@@ -72,8 +72,7 @@ def corpus_table(folder: Path) -> str:
 
 
 def _rows(folder: Path) -> pd.DataFrame:
-    read_manifest(folder)
-    return pd.read_csv(folder / "losses.csv", keep_default_na=False)
+    return recorded_table(folder, "losses.csv").fillna("")
 
 
 def _link(source: str) -> str:

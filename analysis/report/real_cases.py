@@ -7,23 +7,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from analysis.records.manifests import read_manifest
+from analysis.records.manifests import recorded_table
 from analysis.report.generated import render
 from analysis.report.project import Project
 from analysis.report.strict_yaml import load_yaml
 from kl_term.errors import UserError, first_problem
+from kl_term.schema import Schema
 
 FILE = "book/cases.yaml"
 FOLDER = "real_cases"
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Case(_Strict):
+class Case(Schema):
     """One thread; ``book/cases.yaml`` says what the fields mean."""
 
     thread: str
@@ -34,7 +31,7 @@ class Case(_Strict):
     unseen: str
     pull: bool = False
     dump: str = ""
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = Field(default_factory=dict)
     loss: str = ""
 
     @model_validator(mode="after")
@@ -49,7 +46,7 @@ class Case(_Strict):
         return f"https://github.com/{repository}/{'pull' if self.pull else 'issues'}/{number}"
 
 
-class Cases(_Strict):
+class Cases(Schema):
     """All threads, and when they were last read."""
 
     checked: date
@@ -96,5 +93,4 @@ def cases_page(project: Project) -> str:
 
 def recorded(folder: Path) -> pd.DataFrame:
     """What the tools said, by thread."""
-    read_manifest(folder)
-    return pd.read_csv(folder / "cases.csv", keep_default_na=False).set_index("thread")
+    return recorded_table(folder, "cases.csv").fillna("").set_index("thread")
