@@ -23,9 +23,7 @@ class Invariants:
     needs_mask: bool  #: it returns one number and takes no mask
     leaks: dict[str, float]  #: roles of constants that get a gradient
     depends_on_order: bool
-    moves_with_advantage: (
-        str | None
-    )  #: ``sign`` or ``size``: what of the KL another advantage changes
+    moves_with_advantage: str | None  #: ``sign`` or ``size``: what another advantage changes of it
     reads_others: bool  #: the KL's gradient of an answer moves with the numbers of another
     shifted: bool  #: the reference of a token moves the gradient of others and not its own
     left_out: tuple[int, ...]  #: positions of an answer, from 1, without a gradient of the KL

@@ -100,10 +100,10 @@ def k3_noise_gap(
         Q_t = \mathbb{E}_{\pi_\theta} \Big[ \sum_{u \ge t} l_u \,\Big|\, y_{\le t} \Big]
 
     :func:`kl_term.kl.control.control_variance` at a control of 1. The difference of the traces of
-    the two covariances, for one sequence; both means are the
-    gradient of the sequence KL, and both weigh per decision. Negative where every log-ratio and
-    the KL to come are small: there :math:`r_t - 1 \approx -l_t`, and the bracket is
-    :math:`-l_t^2`. A small KL alone does not make it so, nor do these where rows are shared.
+    the two covariances, for one sequence; both means are the gradient of the sequence KL, and both
+    weigh per decision. Negative where every log-ratio and the KL to come are small: there
+    :math:`r_t - 1 \approx -l_t`, and the bracket is :math:`-l_t^2`. A small KL alone does not make
+    it so, nor do these where rows are shared.
 
     Equation: ``k3_noise_gap``
     Sampler: :math:`y \sim \pi_{\mathrm{old}}`; on-policy if ``old_logits`` is left out.
