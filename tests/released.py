@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import os
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from analysis.chapters.ch14_frameworks.trainers import SOURCES
 
 
 def source_of(package: str, path: str) -> Path:
@@ -35,3 +38,15 @@ def functions_in(file: Path, *names: str, **namespace: Any) -> list[Any]:
     code = ast.Module([ast.parse("from __future__ import annotations").body[0], *wanted], [])
     exec(compile(code, str(file), "exec"), module)
     return [module[name] for name in names]
+
+
+def checkout(framework: str) -> Path:
+    """Where a framework without a release lies, at the commit that was read; skips without one."""
+    source = next(source for source in SOURCES if source.framework == framework)
+    folder = source.repository.partition("/")[2]
+    if "FRAMEWORK_SOURCES" not in os.environ:
+        pytest.skip(
+            f"set FRAMEWORK_SOURCES to a folder that holds {folder} at {source.version} "
+            "to compare with its own code"
+        )
+    return Path(os.environ["FRAMEWORK_SOURCES"], folder)

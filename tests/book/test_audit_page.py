@@ -27,7 +27,7 @@ from kl_term.audit.targets import NEITHER, NOTHING, POTENTIALS
 from tests.audit.corpus import read
 from tests.audit.released_losses import _openrlhf, _verl
 from tests.audit.scoring import HELD_OUT_RECORDED, RECORDED, audited
-from tests.released import functions_of
+from tests.released import checkout, functions_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "book/audit.md").read_text(encoding="utf-8")
@@ -246,12 +246,18 @@ PEERS = {
 }
 
 
+#: Packages that no index offers -> the name of their framework.
+CHECKOUTS = {"nemo_rl": "NeMo-RL"}
+
+
 @pytest.mark.peers
 @pytest.mark.parametrize("name", PEERS)
 def test_a_released_loss_is_what_the_command_beside_it_expects(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package, functions = PEERS[name]
+    if package in CHECKOUTS:
+        monkeypatch.syspath_prepend(checkout(CHECKOUTS[package]))
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     if functions is not None:

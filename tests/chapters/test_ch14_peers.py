@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import defaultdict
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +20,7 @@ from analysis.chapters.ch14_frameworks.trainers import (
 )
 from kl_term.kl.surrogates import ESTIMATORS
 from kl_term.objectives.ordering import kl_then_normalise
-from tests.released import functions_in, functions_of, source_of
+from tests.released import checkout, functions_in, functions_of, source_of
 
 pytestmark = pytest.mark.peers
 
@@ -63,13 +61,7 @@ def doubles(tokens):
 def functions_read(framework, *names, file=None, **namespace):
     """Functions of a framework without a release, from a checkout of the commit that was read."""
     source = next(source for source in SOURCES if source.framework == framework)
-    folder = source.repository.partition("/")[2]
-    if "FRAMEWORK_SOURCES" not in os.environ:
-        pytest.skip(
-            f"set FRAMEWORK_SOURCES to a folder that holds {folder} at {source.version} "
-            "to compare with its own code"
-        )
-    path = Path(os.environ["FRAMEWORK_SOURCES"], folder, file or source.file)
+    path = checkout(framework) / (file or source.file)
     return functions_in(path, *names, **namespace)
 
 
