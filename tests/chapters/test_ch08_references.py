@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -18,6 +15,7 @@ from kl_term.kl.sequences import (
     token_logp,
 )
 from kl_term.kl.truncation import keep_top, masked_logits, tempered
+from tests.released import source_of
 from tests.trees import draw
 
 SHAPES = [(2, 5, None), (3, 4, 2), (4, 3, 0)]
@@ -97,6 +95,7 @@ def test_the_table():
     assert (table.drop(right) > 1e-2).all(axis=None)
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize(
     "line",
     [
@@ -107,8 +106,4 @@ def test_the_table():
     ],
 )
 def test_what_the_chapter_says_of_trl(line):
-    spec = find_spec("trl")
-    if spec is None or spec.origin is None:
-        pytest.skip("TRL is not installed")
-    text = (Path(spec.origin).parent / "trainer/grpo_trainer.py").read_text(encoding="utf-8")
-    assert line in text
+    assert line in source_of("trl", "trl/trainer/grpo_trainer.py").read_text(encoding="utf-8")

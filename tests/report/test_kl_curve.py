@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
 from analysis.chapters.ch14_frameworks.logs import AVERAGES, LOGS
 from analysis.report.kl_curve import halving, kl_curve_page, readings
+from tests.released import source_of
 
 #: What stands in the file near the line that takes the average.
 TAKEN = {
@@ -82,13 +81,9 @@ def test_every_curve_is_on_the_page():
     assert {log.average for log in LOGS if log.drives} == {"completions"}
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("framework", TAKEN)
 def test_the_average_is_what_the_installed_trainer_takes(framework):
     path, line = TAKEN[framework]
-    package = path.split("/")[0]
-    spec = find_spec(package)
-    if spec is None or spec.origin is None:
-        pytest.skip(f"{package} is not installed")
-    text = (Path(spec.origin).parents[1] / path).read_text(encoding="utf-8")
-    assert line in text
+    assert line in source_of(path.split("/")[0], path).read_text(encoding="utf-8")
     assert framework in {log.framework for log in LOGS}

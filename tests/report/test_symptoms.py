@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -27,6 +26,7 @@ from analysis.report.symptoms import (
 )
 from kl_term.diagnosis.causes import CAUSES
 from kl_term.errors import UserError
+from tests.released import source_of
 
 BOOK = Project(Path(__file__).parents[2])
 SYMPTOMS = load_symptoms(BOOK)
@@ -167,10 +167,7 @@ def test_what_is_refused(tmp_path: Path, change, said: str) -> None:
 
 
 def sources(package: str) -> str:
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip(f"{package} is not installed: make test-full")
-    root = Path(spec.submodule_search_locations[0])
+    root = source_of(package, package)
     kept = [*root.rglob("trainer/config/**/*.yaml"), *root.rglob("cli/train_ppo_ray.py")]
     kept += root.rglob("trainer/*config.py")
     return "\n".join(path.read_text(encoding="utf-8") for path in kept)
@@ -190,11 +187,8 @@ def test_settings_are_those_of_trl() -> None:
 
 @pytest.mark.peers
 def test_settings_are_those_of_verl() -> None:
-    spec = importlib.util.find_spec("verl")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("verl is not installed: make test-full")
-    root = Path(spec.submodule_search_locations[0])
-    whole = yaml.safe_load((root / "trainer/config/_generated_ppo_trainer.yaml").read_text())
+    config = source_of("verl", "verl/trainer/config/_generated_ppo_trainer.yaml")
+    whole = yaml.safe_load(config.read_text())
     for setting in named_settings("verl"):
         at = whole
         for part in setting.split("=")[0].split("."):
