@@ -283,7 +283,7 @@ def openrlhfs(source: str, data: SimpleNamespace, by_token: bool, **flags: bool)
     added = [
         text
         for node in ast.parse(source).body
-        if (text := ast.unparse(node)).startswith("from analysis.")
+        if (text := ast.unparse(node)).startswith("from kl_term.")
     ]
     (approx_kl, masked_mean) = functions_of(
         "openrlhf",
