@@ -134,11 +134,13 @@ def _new_file(path: Path, mode: int | None) -> Iterator[BinaryIO]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """The new name is on disk too, where the file system can say so."""
+    """The new name is on disk too, on a file system that can say so of a folder."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):
-            os.fsync(descriptor)
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
         os.close(descriptor)
 
