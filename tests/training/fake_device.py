@@ -148,7 +148,9 @@ def _zeros(tensor: FakeTensor) -> Any:
     return np.zeros(tuple(tensor.shape), dtype=int).tolist()
 
 
-def _unread(task: TextTask, prompts: Tensor, completions: Tensor) -> Scores:
+def _unread(
+    task: TextTask, prompts: Tensor, completions: Tensor, starts: Tensor | None = None
+) -> Scores:
     """``TextTask.score`` looks its prompts up, and these have no numbers."""
     scores = torch.tensor(completions[..., 0].tolist(), device=completions.device)
     return Scores(scores, scores, finished=task._ends(completions).any(dim=-1))
