@@ -90,7 +90,7 @@ def check_top_k(top_k: int, vocab: int) -> None:
     """Refuse a sum over no token, or over more than there are."""
     if not 1 <= top_k <= vocab:
         raise ValueError(
-            f"top_k must be between 1 and {vocab}, the size of the vocabulary, got {top_k!r}"
+            f"top_k must be between 1 and {vocab}, the vocabulary of logits, got {top_k!r}"
         )
 
 
