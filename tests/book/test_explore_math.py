@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.chapters import ch22_proxy
 from analysis.chapters.ch03_counterexample import ratio_tail_index, tail_mass, unseen_mass
+from analysis.chapters.ch22_proxy import worlds
 from analysis.evidence.gaussian_pairs import GaussianPair
 from analysis.records import statistics
 from analysis.report.run_data import FIRST, index, run_data
@@ -240,7 +240,7 @@ def test_gradients_over_sequences_are_those_of_the_enumeration(
     assert_equal(call("expectedSequenceGradient(policy, ref, rows, old, term)", attached), whole, 0)
 
 
-@pytest.mark.parametrize("divergence", ch22_proxy.OPTIMA)
+@pytest.mark.parametrize("divergence", worlds.OPTIMA)
 def test_optima_of_a_proxy_are_those_of_python(page: Page, divergence: str) -> None:
     name = {"reverse": "reverseKl", "forward": "forwardKl", "chi_square": "chiSquare"}[divergence]
     generator = torch.Generator().manual_seed(22)
@@ -248,7 +248,7 @@ def test_optima_of_a_proxy_are_those_of_python(page: Page, divergence: str) -> N
         rewards, logits = 2 * torch.randn(2, 9, generator=generator, dtype=torch.float64)
         logits[0] -= 40.0  # a rare answer, far from the others
         reference = logits.softmax(-1)
-        expected = ch22_proxy.OPTIMA[divergence](rewards, logits, beta=beta).exp()
+        expected = worlds.OPTIMA[divergence](rewards, logits, beta=beta).exp()
         call = [f"{name}Optimum", rewards.tolist(), reference.tolist(), beta]
         assert_equal(compute(page, [call])[0], expected, (divergence, beta))
 
@@ -256,19 +256,19 @@ def test_optima_of_a_proxy_are_those_of_python(page: Page, divergence: str) -> N
 @pytest.mark.parametrize("tail", [0.0, 0.05, 0.2, 0.5])
 def test_the_curves_of_a_proxy_are_those_of_chapter_22(page: Page, tail: float) -> None:
     for harm in (0.0, 0.4):
-        world = ch22_proxy.tail_world(tail, harm)
+        world = worlds.tail_world(tail, harm)
         found = page.evaluate("([tail, harm]) => klMath.tailWorld(tail, harm)", [tail, harm])
         for part in ("reference", "truth", "proxy"):
             assert_equal(found[part], getattr(world, part), (tail, harm, part))
         betas = [0.05, 0.3, 1.0, 3.0, 20.0]
-        for divergence in ch22_proxy.OPTIMA:
+        for divergence in worlds.OPTIMA:
             rows = page.evaluate(
                 "([tail, harm, name, betas]) => { const w = klMath.tailWorld(tail, harm);"
                 " return betas.map(b => { const p = klMath.proxyPoint(w, name, b);"
                 " return [p.kl, p.truth, p.proxy]; }); }",
                 [tail, harm, divergence, betas],
             )
-            table = ch22_proxy.truth_curve(world, divergence, betas)
+            table = worlds.truth_curve(world, divergence, betas)
             assert_equal(rows, table[["kl", "truth", "proxy"]].to_numpy(), (tail, harm, divergence))
 
 
