@@ -25,6 +25,7 @@ from kl_term import style
 RUNS = (
     "staleness",
     "stale_coefficients",
+    "stale_weighted_k3",
     "three_ways",
     "three_ways_half_step",
     "three_ways_on_policy",

@@ -27,7 +27,6 @@ EVIDENCE: dict[str, Comparison] = {
     "kl_or_none_half": Comparison("half_step", "k2_loss", "none", "accuracy", 0.3),
     "k3_reward": Comparison("equal_kl", "k3_reward", "none", "accuracy", 0.3),
     "merged_wide": Comparison("three_ways", "merged_old_wide", "merged_old", "accuracy", 0.3),
-    "weight_k3": Comparison("staleness", "k3_attached_lag_16", "k3_lag_16", "own_accuracy", 0.3),
     "weight_k2": Comparison("staleness", "k2_lag_16", "k2_detached_lag_16", "own_accuracy", 0.3),
     "no_weight": Comparison("stale_masking", "reinforce", "token", "own_accuracy"),
     "masked": Comparison("stale_masking", "reinforce_mask_0.1", "token", "own_accuracy"),
@@ -82,7 +81,6 @@ SAYS = {
     "equivalent": {"kl_or_none_half", "opd_easy", "top_p"},
     "suggestive": {
         "weight_k2",
-        "weight_k3",
         "overlong",
         "hot",
         "hot_corrected",

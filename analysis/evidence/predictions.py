@@ -107,6 +107,7 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "hot_truncated_token = hot_uncorrected: own_accuracy at the end": "open",
     },
     "stale_coefficients": {},
+    "stale_weighted_k3": {},
     "partial_rollouts": {},
     "clip_higher": {
         "higher > symmetric: entropy at the end": "open",

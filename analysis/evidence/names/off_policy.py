@@ -49,6 +49,7 @@ NAMES = {
     "none_wide": "no KL term, no clip",
     **{f"{name}_loss": called for name, called in LOSSES.items()},
     "k2_loss_detached": "k₂, weighted",
+    "k3_loss_attached": "k₃, weighted",
     "merged_old": "merged, old log-ratio",
     "merged_detached": "merged, present log-ratio",
     "merged_attached": "merged, log-ratio differentiated",
