@@ -7,7 +7,12 @@ import itertools
 import pytest
 import torch
 
-from analysis.chapters import ch06_sequences as study
+from analysis.chapters.ch06_sequences import (
+    claims_on_credit,
+    claims_on_objectives,
+    claims_on_weights,
+    credit,
+)
 from analysis.evidence import kl_estimates
 from analysis.evidence.policies import moved_logits, random_tables
 from kl_term.kl.credit import credit_moments, state_average
@@ -63,7 +68,7 @@ def test_which_losses_are_the_sequence_kl(policies, ragged):
     mixed, missed = ("k3", "token, gradient of prefix"), []
     for size in (0.02, 0.01):
         samplers = moved_logits(policies.logits, size, seed=5)
-        table = study.prefix_table(policies, samplers, ragged).set_index(["cost", "weight"])
+        table = credit.prefix_table(policies, samplers, ragged).set_index(["cost", "weight"])
         exact = {c: set(table.index[table[f"error_{c}"] < 1e-12]) for c in ("stale", "fresh")}
         assert exact == {"stale": EXACT_ROWS, "fresh": EXACT_ROWS | {mixed}}
         missed.append(table.error_stale[mixed])
@@ -73,14 +78,14 @@ def test_which_losses_are_the_sequence_kl(policies, ragged):
 def test_a_cap_trades_bias_for_noise_and_rescaling_keeps_the_gradient(policies, ragged):
     samplers = moved_logits(policies.logits, 0.5, seed=4)
     tight, loose, free = (
-        study.cap_medians(policies, samplers, ragged, cap) for cap in (1.0, 2.0, torch.inf)
+        credit.cap_medians(policies, samplers, ragged, cap) for cap in (1.0, 2.0, torch.inf)
     )
     for kind in ("clamp", "rescaled"):
         assert free[f"bias_{kind}"] < 1e-12 < loose[f"bias_{kind}"] < tight[f"bias_{kind}"]
         assert tight[f"noise_{kind}"] < loose[f"noise_{kind}"] < free[f"noise_{kind}"]
     assert tight["bias_rescaled"] < tight["bias_clamp"]
     assert free["capped"] == 0 < loose["capped"] < tight["capped"]
-    fresh = study.cap_medians(policies, policies.logits, ragged, 1.0)
+    fresh = credit.cap_medians(policies, policies.logits, ragged, 1.0)
     assert fresh["bias_clamp"] < 1e-12  # a ratio of one is not over the cap
 
 
@@ -196,23 +201,26 @@ def test_printed_terminal_reward_defines_itself():
 
 
 def test_a_wrong_sign_changes_the_verdicts(monkeypatch):
-    true = study.credit_moments
+    true = claims_on_credit.credit_moments
 
     def flipped(logits, sequences, credit, old_logits=None):
         moments = true(logits, sequences, credit, old_logits)
         return moments._replace(mean=-moments.mean)
 
-    for module in (study, kl_estimates):  # where the chapter looks it up, and what it calls
+    for module in (
+        claims_on_credit,
+        kl_estimates,
+    ):  # where the chapter looks it up, and what it calls
         monkeypatch.setattr(module, "credit_moments", flipped)
-    assert study.k1_in_reward_is_k2_as_loss().verdict == "fails"
-    assert study.on_policy_distillation().verdict == "fails"
+    assert claims_on_credit.k1_in_reward_is_k2_as_loss().verdict == "fails"
+    assert claims_on_credit.on_policy_distillation().verdict == "fails"
 
 
 def test_a_wrong_kl_changes_the_verdicts(monkeypatch):
-    monkeypatch.setattr(study, "reverse_kl_gradient", lambda logits, ref: logits - ref)
-    assert study.full_vocabulary().verdict == "fails"
-    monkeypatch.setattr(study, "sequence_kl", lambda *a: torch.tensor(0.5).double())
-    assert study.exact_kl_of_sequences().verdict == "fails"
+    monkeypatch.setattr(claims_on_credit, "reverse_kl_gradient", lambda logits, ref: logits - ref)
+    assert claims_on_credit.full_vocabulary().verdict == "fails"
+    monkeypatch.setattr(claims_on_credit, "sequence_kl", lambda *a: torch.tensor(0.5).double())
+    assert claims_on_credit.exact_kl_of_sequences().verdict == "fails"
 
 
 def test_exponent_of_the_product_needs_log_ratios():
@@ -240,14 +248,14 @@ def test_token_surrogate_is_biased_on_a_chain():
 
 
 def test_wrong_weights_change_the_verdicts(monkeypatch):
-    monkeypatch.setattr(study, "product_variance", lambda chi2, length: chi2 * length)
-    assert study.product_variance_grows().verdict == "fails"
-    monkeypatch.setattr(study, "masked_logits", lambda logits, keep: -logits)
-    assert study.keep_sampling_mask().verdict == "fails"
-    monkeypatch.setattr(study, "performance_difference", lambda *a: torch.zeros(()))
-    assert study.token_ratio_surrogate().verdict == "holds"
+    monkeypatch.setattr(claims_on_weights, "product_variance", lambda chi2, length: chi2 * length)
+    assert claims_on_weights.product_variance_grows().verdict == "fails"
+    monkeypatch.setattr(claims_on_weights, "masked_logits", lambda logits, keep: -logits)
+    assert claims_on_weights.keep_sampling_mask().verdict == "fails"
+    monkeypatch.setattr(claims_on_objectives, "performance_difference", lambda *a: torch.zeros(()))
+    assert claims_on_objectives.token_ratio_surrogate().verdict == "holds"
 
 
 def test_another_clip_is_not_the_printed_weight(monkeypatch):
-    monkeypatch.setattr(study, "EPSILON", 0.1)
-    assert study.cispo_weight().verdict == "fails"
+    monkeypatch.setattr(claims_on_weights, "EPSILON", 0.1)
+    assert claims_on_weights.cispo_weight().verdict == "fails"

@@ -7,21 +7,22 @@ import statistics
 import pytest
 import torch
 
-from analysis.chapters import ch09_advantages as study
+from analysis.chapters.ch09_advantages import claims_on_groups, claims_on_process, groups, process
 from analysis.evidence import reasoning
+from analysis.evidence.policies import group_moments
 from kl_term.kl.credit import sample_gradients
 from kl_term.kl.sequences import sequence_probability
 from kl_term.objectives.advantages import group_normalise, process_supervision
 
 
 def test_group_moments_agree_with_sampling():
-    logits, rewards = (x[0] for x in study.random_bandits(1, 4, seed=3))
-    exact = study.group_moments(logits, rewards, 3, group_normalise)
+    logits, rewards = (x[0] for x in groups.random_bandits(1, 4, seed=3))
+    exact = group_moments(logits, rewards, 3, group_normalise)
     generator = torch.Generator().manual_seed(0)
     policy = logits.softmax(-1)
-    groups = torch.multinomial(policy, 600_000, replacement=True, generator=generator).view(-1, 3)
+    drawn = torch.multinomial(policy, 600_000, replacement=True, generator=generator).view(-1, 3)
     scores = torch.eye(4, dtype=torch.float64) - policy
-    sampled = (group_normalise(rewards[groups]).unsqueeze(-1) * scores[groups]).mean(1)
+    sampled = (group_normalise(rewards[drawn]).unsqueeze(-1) * scores[drawn]).mean(1)
     assert torch.allclose(sampled.mean(0), exact.mean, atol=0.005)
     assert sampled.var(0).sum().item() == pytest.approx(exact.trace_var.item(), rel=0.01)
 
@@ -34,7 +35,7 @@ def test_open_chains_end_and_score_at_their_last_step():
     scores = reasoning.prm_scores(problem, table, problem.outcome)
     last = problem.sequences.mask.sum(-1, keepdim=True) - 1
     assert torch.equal(scores.gather(1, last).squeeze(1), problem.outcome)
-    curves = study.best_of_n_curves(problem, [1, 4], noise=0.0, seeds=1)
+    curves = process.best_of_n_curves(problem, [1, 4], noise=0.0, seeds=1)
     one = curves[curves.number == 1].accuracy
     assert one.std() < 1e-12 and one.iloc[0] == pytest.approx(
         (probability @ problem.outcome).item()
@@ -64,8 +65,8 @@ def test_seed_3_calls_undefined_what_its_own_eps_defines():
 
 
 def test_a_price_that_did_not_shorten_would_change_the_verdict(negate):
-    negate(study, "length")
-    assert study.length_price().verdict == "fails"
+    negate(claims_on_groups, "length")
+    assert claims_on_groups.length_price().verdict == "fails"
 
 
 def test_seed_4_divides_by_n_minus_one_in_the_text_and_by_n_in_the_proof():
@@ -97,8 +98,8 @@ def test_seed_1_steps_are_not_tokens():
 
 def test_variances_of_credits_by_sampling_paths():
     problem = reasoning.fixed_length_chain(6, 4, right=0.55, spread=0.5, seed=0)
-    table = study.credit_table(problem, seed=1).set_index("credit")
-    credits = study.credit_variants(problem, seed=1)
+    table = process.credit_table(problem, seed=1).set_index("credit")
+    credits = process.credit_variants(problem, seed=1)
     probability = sequence_probability(problem.logits, problem.sequences)
     generator = torch.Generator().manual_seed(0)
     drawn = torch.multinomial(probability, 40_000, replacement=True, generator=generator)
@@ -111,8 +112,8 @@ def test_variances_of_credits_by_sampling_paths():
 
 
 def test_a_verifier_that_slowed_training_would_change_the_verdict(negate):
-    negate(study, "accuracy")
-    assert study.prm_against_orm().verdict == "fails"
+    negate(claims_on_process, "accuracy")
+    assert claims_on_process.prm_against_orm().verdict == "fails"
 
 
 def test_best_of_n_scores():
@@ -124,13 +125,13 @@ def test_best_of_n_scores():
         -1, 3
     )
     chosen = drawn.gather(1, scores[drawn].argmax(1, keepdim=True)).squeeze(1)
-    exact = study.choice_accuracy(scores, probability, outcome, 3)
+    exact = process.choice_accuracy(scores, probability, outcome, 3)
     assert outcome[chosen].mean().item() == pytest.approx(exact, abs=0.005)
 
 
 def test_never_stopping_solves_the_binomial_tail():
     problem = reasoning.fixed_length_chain(8, 5, right=0.6)
-    whole = study.stopping_table(problem, [], noise=0.0, seed=0).iloc[0]
+    whole = process.stopping_table(problem, [], noise=0.0, seed=0).iloc[0]
     tail = torch.distributions.Binomial(8, torch.tensor(0.6, dtype=torch.float64))
     solved = tail.log_prob(torch.arange(5.0, 9.0, dtype=torch.float64)).exp().sum()
     assert whole.tokens == pytest.approx(8, abs=1e-12)

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch.func import grad
 
-from analysis.chapters import ch09_advantages
+from analysis.chapters.ch09_advantages import claims_on_objectives, groups
 from analysis.evidence import length_weights
+from analysis.evidence.length_weights import DIRECTIONS
 from kl_term.kl.credit import credit_moments, state_average
 from kl_term.kl.divergences import forward_kl, reverse_kl
 from kl_term.kl.enumeration import exact_kl_gradient
@@ -92,7 +93,7 @@ def test_k1_is_the_gradient_of_the_mean_weight(weights):
         assert of_term((ref, ref), RAGGED, estimator, weights).norm() < 1e-14
 
 
-@pytest.mark.parametrize(("estimator", "direction"), ch09_advantages.DIRECTIONS.items())
+@pytest.mark.parametrize(("estimator", "direction"), DIRECTIONS.items())
 def test_the_error_is_a_covariance_at_each_state(estimator, direction):
     logits, ref, weights = ONE_OVER_LENGTH
     policy, visits = logits.softmax(-1), state_visits(logits, RAGGED).unsqueeze(-1)
@@ -188,7 +189,7 @@ def test_exact_at_one_length_at_one_state_and_for_constants():
         torch.testing.assert_close(of_term((logits, ref), sequences, "k2", weights), exact, **TIGHT)
         assert of_term((logits, ref), sequences, "k1", weights).norm() < 1e-14
     both = pair(RAGGED)
-    for estimator, direction in ch09_advantages.DIRECTIONS.items():
+    for estimator, direction in DIRECTIONS.items():
         constant = length_weights.completion_weights(both[0], RAGGED, math.inf)
         gradient = of_term(both, RAGGED, estimator, constant)
         exact = constant[0] * visited_kl_gradient(*both, RAGGED, direction=direction)
@@ -409,7 +410,7 @@ def test_the_push_of_k1_equals_the_pull_of_k2_at_half_the_squared_variation():
 
 
 def test_the_recorded_spread_is_within_prompts():
-    spread = ch09_advantages.recorded_spread().set_index("variant")
+    spread = groups.recorded_spread().set_index("variant")
     assert spread.loc["none", "variation"] < 0.05
     assert (spread["equal_kl"] < 0.01 * spread["kl"]).all()
 
@@ -460,11 +461,11 @@ def test_other_kinds_are_not_what_is_printed(monkeypatch):
     def token_form(*args, kind="grpo", **options):
         return true(*args, kind="grpo", **options)
 
-    monkeypatch.setattr(ch09_advantages, "policy_loss", token_form)
-    assert ch09_advantages.sequence_form().verdict == "fails"
+    monkeypatch.setattr(claims_on_objectives, "policy_loss", token_form)
+    assert claims_on_objectives.sequence_form().verdict == "fails"
 
 
 def test_a_flipped_kl_is_not_the_printed_objective(monkeypatch):
-    true = ch09_advantages.kl_loss
-    monkeypatch.setattr(ch09_advantages, "kl_loss", lambda *a, **k: -true(*a, **k))
-    assert ch09_advantages.grpo_objective().verdict == "fails"
+    true = claims_on_objectives.kl_loss
+    monkeypatch.setattr(claims_on_objectives, "kl_loss", lambda *a, **k: -true(*a, **k))
+    assert claims_on_objectives.grpo_objective().verdict == "fails"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.chapters.ch06_sequences import one_recurrent_state
+from analysis.chapters.ch06_sequences.ratios import one_recurrent_state
 from kl_term.kl.credit import last_token_groups
 from kl_term.kl.divergences import chi_square, reverse_kl
 from kl_term.kl.products import (
