@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from analysis.evidence import predictions
+from analysis.evidence.figure2 import figure2
 from analysis.evidence.names import distillation, kl_terms, objectives, off_policy
 from analysis.evidence.recorded import recorded
 from analysis.records import summaries
@@ -75,6 +77,40 @@ NAMES = {
     **distillation.NAMES,
     **objectives.NAMES,
 }
+
+#: What the page quotes of predictions: design, or figure -> keys of
+#: :func:`analysis.evidence.predictions.shown`.
+QUOTED = {
+    "equal_kl": ("k1_loss_none_reward",),
+    "equal_kl_large": ("k2_loss_exact_loss_reward", "k3_loss_exact_loss_reward"),
+    "long_completions": ("k3_loss_attached_prefix_k1_reward_reward",),
+    "aggregation_length": ("k1_mean_none_mean_length",),
+    "length_growth": ("grpo_dr_grpo_excess", "stop_loops_grpo_length"),
+    "stale_starts": ("k2_k2_detached_reward", "unclipped_clipped_reward"),
+    "stale_coefficients": ("exact_loss_k2_loss_own_accuracy",),
+    "stale_weighted_k3": ("k3_loss_attached_k3_loss_final_reward",),
+    "smollm2_equal_kl": ("k1_reward_exact_loss_reward",),
+    "figure2": ("k3_loss_k2_loss_jumps_of_reverse_kl", "k3_loss_k2_loss_jumps_of_gradient_norm"),
+}
+
+
+def quoted() -> dict[str, pd.DataFrame]:
+    """The rows of :data:`QUOTED`, once every recorded design agrees with the prose about it.
+
+    Raises:
+        ValueError: the runs say something else, or nothing has such a key.
+    """
+    page = predictions.page(predictions.OTHERWISE, NAMES, length="+.2f")
+    shown = dict(iter(page.groupby("design")))
+    shown["figure2"] = predictions.shown(figure2(), {})
+    found = {}
+    for design, keys in QUOTED.items():
+        rows = shown[design].drop_duplicates("key")
+        if missing := set(keys) - set(rows["key"]):
+            raise ValueError(f"{design}: no prediction has the key {', '.join(sorted(missing))}")
+        found[design] = rows[rows["key"].isin(keys)]
+    return found
+
 
 #: Verdicts that the prose states; what it says to differ, differs.
 SAYS = {

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import analysis
+from analysis.chapters import ch21_guide
 from analysis.chapters.ch21_guide import EVIDENCE, evidence
 from analysis.records.metrics import METRICS
 from analysis.studies.presets import make_preset
@@ -48,3 +49,18 @@ def test_differences_are_those_of_the_recorded_runs():
     assert len(table) == len(EVIDENCE) and (table["seeds"] >= 10).all()
     assert (table["low"] <= table["mean"]).all() and (table["mean"] <= table["high"]).all()
     assert table.loc["k3_reward", "mean"] < -0.2 < table.loc["kl_or_none_half", "mean"]
+
+
+def test_each_prediction_that_is_recorded_is_quoted_and_has_a_number():
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    text = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    for design, rows in ch21_guide.quoted().items():
+        assert rows["mean"].notna().all()
+        for key in rows["key"]:
+            assert f"`{design}_{key}`" in text, key
+
+
+def test_a_quoted_prediction_that_no_design_makes_is_refused(monkeypatch):
+    monkeypatch.setitem(ch21_guide.QUOTED, "equal_kl", ("k1_loss_none_reward", "k9_loss"))
+    with pytest.raises(ValueError, match="equal_kl: no prediction has the key k9_loss"):
+        ch21_guide.quoted()
