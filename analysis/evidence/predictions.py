@@ -82,6 +82,10 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "gspo < token: own_accuracy at the end": "refuted",
         "sequence = token: own_accuracy at the end": "open",
     },
+    "proxy_5k": {
+        "forward_loss < exact_loss: final_gold at equal KL": "open",
+        "k3_loss < exact_loss: final_gold at equal KL": "open",
+    },
     "objectives": {},
     "three_ways": {
         "k2_loss_detached = k2_loss: accuracy at 0.3": "open",
