@@ -3,7 +3,7 @@
 What is predicted follows from chapter 24. Under the reverse KL, K periods at a coefficient, with
 the reference reset between them, are one run at a K-th of it, whether or not a period arrives: so
 many natural steps are a tilt that is linear in both as long as a step is small. Under the forward
-KL they lead further. Both designs were committed before their first run::
+KL they end elsewhere. Both designs were committed before their first run::
 
     analysis sweep resets --record results/resets_cpu
     analysis sweep polyak --record results/polyak_cpu
@@ -100,8 +100,8 @@ _RESETS = design(
         "reverse_often = none: final_reward": "and a very short one leaves nothing",
         "forward_resets > forward_strong: final_reverse_kl": "each period adds to the one before",
         "forward_resets > forward_weak: final_reverse_kl": (
-            "a chain under the forward KL is no single run, and leads further than one at beta "
-            "over K"
+            "a chain under the forward KL is no single run; of two answers, the better one with "
+            "half of the reference, four runs lead further than one at a quarter"
         ),
     },
     pilots=(_PILOT,),
