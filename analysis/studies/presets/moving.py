@@ -189,8 +189,11 @@ _ADAPTIVE = design(
     question="Does a controller hold its target, and does holding it cost or bring reward?",
     outcome=(
         "Reward and exact reverse KL of the final policy's own answers, a thousand fresh ones a "
-        f"run. {AT_EQUAL_KL.replace('of the last tenth of a run at', 'of these answers at')} "
-        f"At equal first coefficients: {AT_EQUAL_BETA}"
+        "run, one beside the other at equal KL, "
+        + AT_EQUAL_KL.removeprefix(
+            "Mean reward of the last tenth of a run at equal exact reverse KL of those updates, "
+        )
+        + f" At equal first coefficients: {AT_EQUAL_BETA}"
     ),
     margin=0.03,
     equal="final_reverse_kl",
