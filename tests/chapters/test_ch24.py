@@ -16,6 +16,7 @@ from torch import Tensor
 from analysis.chapters.ch24_moving_reference import coefficients, references
 from kl_term.kl.divergences import reverse_kl
 from kl_term.kl.fixed_points import reverse_kl_optimum
+from kl_term.kl.mirror_steps import mirror_step
 from kl_term.objectives.controllers import doubling_step, proportional_step, steady_horizon
 from tests.released import functions_of
 
@@ -301,6 +302,34 @@ def test_a_target_beyond_reach_drives_the_coefficient_down_for_good() -> None:
     step = lambda beta, kl: proportional_step(beta, kl, target=beyond, horizon=5.0)
     path = coefficients.followed(step, rewards, reference, beta=1.0, step_size=0.5, steps=800)
     assert (path.beta.diff().dropna() < 0).all() and path.beta.iloc[-1] < 1e-4
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.9, 1.0])
+@pytest.mark.parametrize(("runs", "steps"), [(2, 1), (4, 1), (4, 3), (8, 40)])
+def test_resets_and_one_run_may_both_stop_early(share: float, runs: int, steps: int) -> None:
+    """Step by step on answers, far from the reference; the tilt is read off the log-ratio."""
+    rewards, reference = problem(5, seed=3)
+    beta, apart = 0.7, float(rewards[1] - rewards[0])
+
+    def tilt(policy: Tensor) -> float:
+        ratio = policy - reference
+        return float(ratio[1] - ratio[0]) / apart
+
+    def walked(policy: Tensor, anchor: Tensor, beta: float, count: int) -> Tensor:
+        for _ in range(count):
+            policy = mirror_step(policy, anchor, rewards, beta=beta, step_size=share / 0.7)
+        return policy
+
+    chain = reference
+    for _ in range(runs):
+        chain = walked(chain, chain, beta, steps)
+    one = walked(reference, reference, beta / runs, runs * steps)
+    ratio = tilt(chain) / tilt(one)
+    assert 1 - 1e-12 <= ratio <= share / -math.expm1(-share) + 1e-12
+    x = share
+    assert ratio == pytest.approx((1 - (1 - x) ** steps) / (1 - (1 - x / runs) ** (runs * steps)))
+    wrong = walked(reference, reference, beta, runs * steps)  # at the coefficient itself
+    assert tilt(chain) / tilt(wrong) > 1.05 or steps * share < 0.1
 
 
 # What released trainers do.
