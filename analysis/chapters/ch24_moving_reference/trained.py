@@ -29,9 +29,9 @@ NAMES = {
     "descends_nothing": "k₁ as a loss, controller on k₁",
 }
 _TRUE = {
-    "reverse_weak": style.SERIES[2] | {"label": "one run, β / 4"},
+    "reverse_weak": style.SERIES[2] | {"label": r"one run, $\beta / 4$"},
     "reverse_resets": style.SERIES[0] | {"label": "resets"},
-    "reverse_strong": style.SERIES[3] | {"label": "one run, β"},
+    "reverse_strong": style.SERIES[3] | {"label": r"one run, $\beta$"},
 }
 
 
@@ -52,6 +52,7 @@ def draw(resets: pd.DataFrame, adaptive: pd.DataFrame) -> Figure:
     read = along(resets, "reverse_resets", "k1")
     left.plot(read.index, read, **style.SERIES[1] | {"marker": "", "label": "resets, as logged"})
     left.set(title="KL to the reference", xlabel="update", ylabel="nats per token")
+    left.set_ylim(top=1.6 * left.get_ylim()[1])
     left.legend(loc="upper left")
     betas = sorted(set(adaptive[adaptive["variant"] == "reads_k1"]["beta"]))
     for beta, look in zip(betas, style.SERIES, strict=False):
