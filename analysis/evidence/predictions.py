@@ -125,6 +125,15 @@ OTHERWISE: dict[str, dict[str, str]] = {
     "dapo": {},
     "process": {},
     "process_graded": {},
+    "resets": {
+        "reverse_resets = reverse_weak: final_reward at the end": "open",
+        "forward_resets > forward_weak: final_reverse_kl at the end": "open",
+    },
+    "polyak": {
+        "reverse_half = reverse_between: final_reverse_kl at the end": "open",
+        "reverse_ema = reverse_resets: final_reward at the end": "open",
+    },
+    "adaptive_beta": {"doubling = reads_k3: final_reward at 0.6": "open"},
 }
 #: Before the name of a metric: the logarithm of how much it fluctuates.
 JUMPS = "jumps of "

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from analysis.records.metrics import logged_metrics
 from analysis.records.variants import Variant
 from kl_term.schema import Extended, Schema
 
@@ -80,6 +81,11 @@ class RunConfig(Schema):
     def proxied(self) -> bool:
         """Do runs train on a reward model, and not see the reward of their task?"""
         return False
+
+    @property
+    def logs(self) -> tuple[str, ...]:
+        """What every update logs."""
+        return logged_metrics(proxied=self.proxied)
 
 
 class PolicyConfig(Schema):
@@ -176,7 +182,7 @@ class TeacherConfig(Schema):
 class TrainConfig(RunConfig, Extended):
     """A population of tiny policies, trained from scratch."""
 
-    later: ClassVar = ("reward_model",)
+    later: ClassVar = ("reward_model", "log_coefficient")
 
     task: SortTask = SortTask()
     policy: PolicyConfig = PolicyConfig()
@@ -185,6 +191,12 @@ class TrainConfig(RunConfig, Extended):
     teacher: TeacherConfig | None = None
     #: What runs are rewarded by in place of the task; None = by the task itself.
     reward_model: RewardModel | None = None
+    #: Log the coefficient of the KL term, which a controller moves?
+    log_coefficient: bool = False
+
+    @property
+    def logs(self) -> tuple[str, ...]:
+        return logged_metrics(proxied=self.proxied, coefficient=self.log_coefficient)
 
     @property
     def proxied(self) -> bool:

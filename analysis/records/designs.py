@@ -156,10 +156,12 @@ def at_betas(
     """
     of_variants = finals["variant"].isin((prediction.variant, prediction.other))
     at = finals["beta"].isin(prediction.betas) | (finals["kl_estimator"] == "none")
-    compared = at_worst(finals[of_variants & at], prediction.metric)
+    ends = prediction.betas == AT_END
+    compared = at_worst(finals[of_variants & (at | ends)], prediction.metric)
 
     def along(name: str) -> pd.Series:
-        values = [of_seeds(compared, name, prediction.metric, beta) for beta in prediction.betas]
+        betas = [None] if ends else prediction.betas
+        values = [of_seeds(compared, name, prediction.metric, beta) for beta in betas]
         if prediction.metric in KLS:
             values = [np.log(each) for each in values]
         return sum(values) / len(values)

@@ -19,11 +19,11 @@ WINDOW_METRICS: dict[str, str] = {
 
 #: Over the whole vocabulary or against the reference: at the first update of a logging window.
 POLICY_METRICS: dict[str, str] = {
-    "reverse_kl": "Exact KL of the policy from the reference, full vocabulary, visited states.",
-    "forward_kl": "Exact KL of the reference from the policy, full vocabulary, visited states.",
-    "k1": "Mean of the estimator k1 over the sampled tokens.",
-    "k2": "Mean of the estimator k2 over the sampled tokens.",
-    "k3": "Mean of the estimator k3 over the sampled tokens.",
+    "reverse_kl": "Exact KL of the policy from its first reference, at visited states.",
+    "forward_kl": "Exact KL of the first reference from the policy, at the same states.",
+    "k1": "Mean of the estimator k1 over the sampled tokens; a moving reference is where it is.",
+    "k2": "Mean of the estimator k2, likewise.",
+    "k3": "Mean of the estimator k3, likewise.",
     "entropy": "Exact entropy of the policy over the vocabulary, at visited states.",
     "teacher_kl": "Exact KL of the policy from the teacher, full vocabulary; NaN without one.",
     "kl_cosine": "Cosine of the run's KL gradient with the exact reverse KL's, over all weights.",
@@ -41,12 +41,17 @@ PROXY_METRICS: dict[str, str] = {
     "proxy": "Mean reward by the reward model, which the run is trained on.",
 }
 
+#: Where runs log their coefficient; cheap as well.
+COEFFICIENT_METRICS: dict[str, str] = {
+    "coefficient": "Coefficient of the KL term, which a controller may move.",
+}
+
 #: After the last update, on ``final_answers`` answers of prompts drawn for the purpose.
 FINAL_METRICS: dict[str, str] = {
     "final_reward": "Mean reward of the final policy's own answers.",
     "final_accuracy": "Share of them that are right as a whole.",
-    "final_reverse_kl": "Exact KL of the final policy from the reference, at states they visit.",
-    "final_forward_kl": "Exact KL of the reference from the final policy, at the same states.",
+    "final_reverse_kl": "Exact KL of the final policy from its first reference, at visited states.",
+    "final_forward_kl": "Exact KL of the first reference from the final policy, same states.",
     "final_kl_error": "Standard error of final_reverse_kl, over rollouts of an update's size.",
 }
 
@@ -60,6 +65,7 @@ FINAL_PROXY_METRICS: dict[str, str] = {
 KNOWN_METRICS: tuple[str, ...] = (
     *METRICS,
     *PROXY_METRICS,
+    *COEFFICIENT_METRICS,
     *FINAL_METRICS,
     *FINAL_PROXY_METRICS,
 )
@@ -68,6 +74,7 @@ KNOWN_METRICS: tuple[str, ...] = (
 PARTIAL_METRICS: tuple[str, ...] = ("kl_cosine", "teacher_kl", "right_length", "wrong_length")
 
 
-def logged_metrics(*, proxied: bool) -> tuple[str, ...]:
-    """What every update of a run logs, by whether it trains on a reward model."""
-    return (*METRICS, *(PROXY_METRICS if proxied else ()))
+def logged_metrics(*, proxied: bool, coefficient: bool = False) -> tuple[str, ...]:
+    """What every update of a run logs: has it a reward model, and does it log its coefficient?"""
+    of_proxy = PROXY_METRICS if proxied else ()
+    return (*METRICS, *of_proxy, *(COEFFICIENT_METRICS if coefficient else ()))

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from analysis.records.config import Run, TrainConfig
 from analysis.records.language import LanguageConfig
 from analysis.records.metrics import (
+    COEFFICIENT_METRICS,
     FINAL_METRICS,
     FINAL_PROXY_METRICS,
     KNOWN_METRICS,
@@ -34,7 +35,7 @@ KL_BUDGET = 0.1
 #: What there is only where runs train on a reward model.
 OF_PROXY = (*PROXY_METRICS, *FINAL_PROXY_METRICS, *DERIVED_OF_PROXY)
 
-#: Coefficients of variants that have no KL term to a reference.
+#: In place of coefficients: of variants without a KL term, or with one coefficient each.
 AT_END = (0.0,)
 #: In place of coefficients: along the KL that both variants reach.
 EQUAL_KL = "equal KL"
@@ -193,12 +194,19 @@ class Preset(Schema):
             final = prediction.metric in (*FINAL_METRICS, *FINAL_PROXY_METRICS)
             if final and not self.config.final_answers:
                 raise ValueError(f"final_answers is 0, so there is no metric {said}")
+            if (
+                prediction.metric in COEFFICIENT_METRICS
+                and prediction.metric not in self.config.logs
+            ):
+                raise ValueError(f"log_coefficient is off, so there is no metric {said}")
             of_proxy = prediction.metric in OF_PROXY
             if of_proxy and not self.config.proxied:
                 raise ValueError(f"there is no reward_model, so there is no metric {said}")
             for name in (prediction.variant, prediction.other):
                 check_choice(f"variant {said}", name, coefficients)
-                own = coefficients[name] or set(prediction.betas)
+                own = coefficients[name]
+                if not own or (len(own) == 1 and prediction.betas == AT_END):
+                    continue
                 for beta in sorted(set(prediction.betas) - own):
                     raise ValueError(f"{name} has betas {sorted(own)}, not {beta:g} {said}")
         return self

@@ -24,7 +24,7 @@ class RunRecord(NamedTuple):
     config: RunConfig
     runs: tuple[Run, ...]
     updates: np.ndarray  #: [W], the first update of each logging window
-    metrics: dict[str, np.ndarray]  #: name in logged_metrics -> [W, M]; NaN once a run is frozen
+    metrics: dict[str, np.ndarray]  #: name in config.logs -> [W, M]; NaN once a run is frozen
     failures: tuple[Failure, ...]
     wall_seconds: float
     #: Name in FINAL_METRICS -> [M]; empty before the last update, and where none are asked for.

@@ -11,15 +11,16 @@ import numpy as np
 import pandas as pd
 
 from analysis.records import statistics
-from analysis.records.metrics import METRICS, PROXY_METRICS
+from analysis.records.metrics import COEFFICIENT_METRICS, METRICS, PROXY_METRICS
 
 VARIANT_COLUMNS = ("variant", "kl_estimator", "kl_placement", "kl_weighting", "beta")
 RUN_COLUMNS = (*VARIANT_COLUMNS, "seed")
 
 
 def measured(curves: pd.DataFrame) -> list[str]:
-    """The metrics that curves have: all, and the gold and the proxy of runs with a reward model."""
-    return [*METRICS, *(name for name in PROXY_METRICS if name in curves)]
+    """The metrics that curves have: all of :data:`METRICS`, and of the others what is there."""
+    others = (*PROXY_METRICS, *COEFFICIENT_METRICS)
+    return [*METRICS, *(name for name in others if name in curves)]
 
 
 def final(curves: pd.DataFrame, *, share: float = 0.1) -> pd.DataFrame:

@@ -11,13 +11,13 @@ variant names only what it changes:
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from kl_term.kl.choice import KLChoice
-from kl_term.kl.names import Level
-from kl_term.schema import Schema
+from kl_term.kl.names import Level, Value
+from kl_term.schema import Extended, Schema
 
 
 def _choice_alone(value: Any) -> Any:
@@ -180,8 +180,39 @@ class Distillation(Schema):
         return self
 
 
-class Variant(Schema):
+class MovingReference(Schema):
+    """A reference that follows the policy: its weights are averaged with the policy's now and then.
+
+    TRL calls the two ``ref_model_sync_steps`` and ``ref_model_mixup_alpha``.
+    """
+
+    #: Updates from one average to the next.
+    every: int = Field(ge=1)
+    #: Of the policy in the average; 1 is a reset.
+    weight: float = Field(default=1.0, gt=0, le=1)
+
+
+class Controller(Schema):
+    """A coefficient that follows the KL: a rule of :mod:`kl_term.objectives.controllers`.
+
+    Each update measures the KL of its rollout, moves the policy, then the coefficient.
+    """
+
+    rule: Literal["proportional", "doubling", "multiplier"] = "proportional"
+    #: Of what is read, nats per token.
+    target: float = Field(gt=0)
+    #: The estimator that is read, over the reference that the run has.
+    reads: Value = "k1"
+    #: Of ``proportional``, in updates.
+    horizon: float = Field(default=10.0, gt=0.2)
+    #: Of ``multiplier``.
+    rate: float = Field(default=1.0, gt=0)
+
+
+class Variant(Extended):
     """One way to train."""
+
+    later: ClassVar = ("reference", "controller")
 
     #: Name in tables and figures; by default it says how the KL enters.
     label: str = ""
@@ -195,6 +226,10 @@ class Variant(Schema):
     sampler: Sampler = Sampler()
     correction: Correction = Correction()
     distillation: Distillation | None = None
+    #: None = the start, for good.
+    reference: MovingReference | None = None
+    #: None = ``beta``, for good; else that is where it begins.
+    controller: Controller | None = None
 
     @model_validator(mode="after")
     def _kl_is_consistent(self) -> Variant:
@@ -266,6 +301,17 @@ def refuse_ignored(variant: Variant) -> None:
         _before_the_baseline(variant)
     if variant.objective.kind in OVER_COMPLETIONS:
         _over_completions(variant)
+    if variant.reference and variant.kl.estimator == "none" and variant.objective.kind != "dpo":
+        raise ValueError("reference moves and nothing reads it: name a kl.estimator")
+    if variant.controller is not None:
+        _controlled(variant)
+
+
+def _controlled(variant: Variant) -> None:
+    if variant.separate_kl is None:
+        raise ValueError("controller moves the coefficient of a KL term, and there is none")
+    if variant.beta <= 0 and variant.controller.rule != "multiplier":
+        raise ValueError(f"a {variant.controller.rule} controller cannot leave beta={variant.beta}")
 
 
 def _of_steps(variant: Variant) -> None:

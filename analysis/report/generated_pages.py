@@ -9,7 +9,12 @@ from functools import partial
 import pandas as pd
 
 from analysis.records.manifests import manifest_of, read_manifest, recorded_folders
-from analysis.records.metrics import POLICY_METRICS, PROXY_METRICS, WINDOW_METRICS
+from analysis.records.metrics import (
+    COEFFICIENT_METRICS,
+    POLICY_METRICS,
+    PROXY_METRICS,
+    WINDOW_METRICS,
+)
 from analysis.report.advice_page import FILE as ADVICE
 from analysis.report.advice_page import advice_json, conditions_page
 from analysis.report.api import PAGES, reference_page
@@ -34,6 +39,7 @@ from kl_term.errors import UserError
 def glossary_page() -> str:
     """Every metric that a training run logs, from the trainer's own list."""
     tables = {"windows": WINDOW_METRICS, "policies": POLICY_METRICS, "proxies": PROXY_METRICS}
+    tables |= {"coefficients": COEFFICIENT_METRICS}
     return render("metrics.md", **tables)
 
 

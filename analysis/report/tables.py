@@ -102,6 +102,7 @@ def predicted(judged: pd.DataFrame, **extra: str) -> pd.DataFrame:
     named = {
         "reverse_kl": "reverse KL, ratio",
         "final_reverse_kl": "reverse KL, fresh answers, ratio",
+        "k3": "k3, as logged",
         "length": "tokens",
         "teacher_kl": "KL to the teacher, ratio",
         "log_peak_gradient": "largest gradient norm, ratio",

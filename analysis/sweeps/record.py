@@ -11,7 +11,6 @@ import pandas as pd
 
 from analysis.records.language import PopulationConfig
 from analysis.records.manifests import write_folder
-from analysis.records.metrics import logged_metrics
 from analysis.records.preset import Preset
 from analysis.records.provenance import Provenance, merged
 from analysis.records.recording import Recording, save
@@ -39,7 +38,7 @@ def of_records(preset: Preset, records: Sequence[RunRecord], provenance: Provena
 
 def tidy(record: RunRecord) -> pd.DataFrame:
     """One row per run and logging window, runs in their order."""
-    frames, names = [], logged_metrics(proxied=record.config.proxied)
+    frames, names = [], record.config.logs
     for row, run in enumerate(record.runs):
         variant = run.variant
         axes = {f"kl_{name}": value for name, value in variant.kl.at_one_state.items()}

@@ -27,7 +27,6 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from analysis.records.config import Run
 from analysis.records.language import PopulationConfig
-from analysis.records.metrics import logged_metrics
 from analysis.records.preset import Preset
 from analysis.records.provenance import Provenance
 from analysis.records.run_record import Failure, RunRecord
@@ -70,7 +69,7 @@ class StoredRun(Schema):
     provenance: Provenance
     #: The first update of each logging window.
     updates: tuple[int, ...]
-    #: Name in ``logged_metrics`` -> one value a window.
+    #: Name in ``config.logs`` -> one value a window.
     metrics: dict[str, tuple[Metric, ...]]
     #: Name in ``FINAL_METRICS`` -> value; empty where the configuration asks for none.
     final: dict[str, Metric]
@@ -82,7 +81,7 @@ class StoredRun(Schema):
 
     @model_validator(mode="after")
     def _metrics_complete(self) -> StoredRun:
-        wanted = set(logged_metrics(proxied=self.config.proxied))
+        wanted = set(self.config.logs)
         for name in sorted(wanted ^ self.metrics.keys()):
             raise ValueError(f"metric {name} is {'missing' if name in wanted else 'unknown'}")
         for name, values in self.metrics.items():
@@ -125,7 +124,7 @@ def run_record(stored: Sequence[StoredRun]) -> RunRecord:
         updates=np.array(stored[0].updates),
         metrics={
             name: np.stack([one.metrics[name] for one in stored], axis=1).astype(config.precision)
-            for name in logged_metrics(proxied=config.proxied)
+            for name in config.logs
         },
         failures=tuple(
             one.failure._replace(run=row) for row, one in enumerate(stored) if one.failure

@@ -390,6 +390,7 @@ def make_batch(
     sampled: SampledBatch,
     context: UpdateContext,
     teacher: Teacher | None = None,
+    first: Weights | None = None,
 ) -> Batch:
     r"""Log-probs of reference and teacher, and advantages, of a rollout.
 
@@ -399,7 +400,8 @@ def make_batch(
     .. math:: \hat R_t = A - \beta \sum_{s \ge t} k_s \ \text{(to\_go)}, \qquad
         \hat R_t = A - \beta\, k_t \ \text{(immediate)}
 
-    The reward-side distillation is subtracted in the same way.
+    The reward-side distillation is subtracted in the same way. With ``first``, a reference from
+    which KLs are measured in place of ``reference``, its logits are in the batch too.
     """
     rollout, scores = sampled.rollout, sampled.scores
     ref_logits = policy.logits(reference, rollout.prompts, rollout.inputs)
@@ -419,6 +421,9 @@ def make_batch(
         trained=sampled.trained,
         finished=mask.any(dim=-1) if scores.finished is None else scores.finished,
     )
+    if first is not None:
+        logits = policy.logits(first, rollout.prompts, rollout.inputs)
+        batch = batch._replace(first_logits=at_temperature(logits, config.temperature))
     if teacher is None:
         return batch
     weights = teacher.of_runs(len(scores.rewards))
@@ -466,7 +471,8 @@ def compute_step(logits: Tensor, terms: Terms, batch: Batch, *, measure: bool) -
         "used_fraction": metrics.run_mean(policy.used.to(logp.dtype), mask),
     }
     if measure:
-        targets = (batch.ref_logp, batch.ref_logits, batch.teacher_logits)
+        first = batch.ref_logits if batch.first_logits is None else batch.first_logits
+        targets = (batch.ref_logp, first, batch.teacher_logits)
         measured |= metrics.policy_metrics(logp, logits, mask, *targets)
     tensors = {
         "old_logp": old_logp,

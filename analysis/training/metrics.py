@@ -67,7 +67,8 @@ def policy_metrics(
 ) -> dict[str, Tensor]:
     """Divergences, estimators and entropy [M] of one optimizer step's policy.
 
-    All logits [M, P, G, T, V] are at the sampling temperature.
+    All logits [M, P, G, T, V] are at the sampling temperature. ``ref_logits`` are of the first
+    reference, ``ref_logp`` of the one that the run has now.
     """
     values = {
         "reverse_kl": divergences.reverse_kl(logits, ref_logits),

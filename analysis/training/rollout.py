@@ -159,6 +159,8 @@ class Batch(NamedTuple):
     teacher_logp: Tensor | None = None
     #: [M, P, G, 1], weight of the distillation on each completion; None without a teacher.
     distillation_weight: Tensor | None = None
+    #: [M, P, G, T, V], of the first reference, where others move and KLs are measured; else None.
+    first_logits: Tensor | None = None
 
     def of_runs(self, rows: slice | Tensor) -> Batch:
         """The same for some of the runs; ``rows`` index the first axis."""

@@ -19,10 +19,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from analysis.records.config import Run, RunConfig, TrainConfig
-from analysis.records.metrics import POLICY_METRICS, logged_metrics
+from analysis.records.metrics import COEFFICIENT_METRICS, POLICY_METRICS
 from analysis.records.run_record import Failure, RunRecord
 from analysis.training.cpu import keep_freed_memory
-from analysis.training.environment import Environment, starts_of
+from analysis.training.environment import Environment, Weights, starts_of
 from analysis.training.final_policy import final_metrics
 from analysis.training.graphs import launcher
 from analysis.training.loss import (
@@ -34,6 +34,7 @@ from analysis.training.loss import (
     make_batch,
 )
 from analysis.training.metrics import elementwise_mean, rollout_metrics
+from analysis.training.moving import Controllers, References
 from analysis.training.optimizer import PopulationAdamW, clip_rows
 from analysis.training.rollout import Batch, at_temperature
 from analysis.training.sampling import Caches, SampledBatch, Samplers
@@ -84,16 +85,18 @@ class PopulationTrainer:
         self.config = config
         self.runs = tuple(runs)
         #: Names of what every update logs; all but those of the policy are cheap.
-        self.logs = logged_metrics(proxied=config.proxied)
+        self.logs = config.logs
         self._cheap = [name for name in self.logs if name not in POLICY_METRICS]
         self.policy, self.teacher = environment.policy, environment.teacher
         self.device = environment.start.device
         size, starts = len(self.runs), len(environment.start)
         start = environment.start[starts_of([run.seed for run in self.runs], environment)]
-        self.reference = self.policy.reference(environment.start if starts == 1 else start, size)
+        first = environment.start if starts == 1 else start
+        self.references = References(self.policy, first, self.runs)
         self.weights = start.clone().requires_grad_()
         has_teacher = environment.teacher is not None
         self.terms = Terms(config, self.runs, self.device, has_teacher=has_teacher)
+        self.controllers = Controllers(self.runs, self.terms.kl.coefficients)
         self.launch = launcher(self.device, graphs=graphs, fixed=[self.weights])
         one_step = config.num_minibatches == 1
         self.samplers = Samplers(config, self.runs, environment, self.launch, keep=one_step)
@@ -110,17 +113,24 @@ class PopulationTrainer:
         """Updates done."""
         return len(self.logged)
 
+    @property
+    def reference(self) -> Weights:
+        """The reference of each run, as it is now."""
+        return self.references.current
+
     def rollout(self, update: int) -> SampledBatch:
         """Sampled completions of every run, and what the verifier says of them."""
         self.samplers.remember(self.weights)
         return self.samplers.sample(update)
 
-    def batch(self, sampled: SampledBatch, update: int = 0) -> Batch:
+    def batch(self, sampled: SampledBatch, update: int = 0, *, measure: bool = True) -> Batch:
         """The rollout with all that stays fixed while it is trained on."""
-        of_run = (self.policy, self.reference, self.config, self.terms)
-        make = partial(make_batch, *of_run, teacher=self.teacher)
+        of_run = (self.policy, self.references.current, self.config, self.terms)
+        moved = measure and self.references.weights is not None
+        first = self.references.first if moved else None
+        make = partial(make_batch, *of_run, teacher=self.teacher, first=first)
         context = self.terms.context(update, sampled.scores.rewards)
-        return self.launch("batch", make, sampled, context)
+        return self.launch(("batch", moved), make, sampled, context)
 
     def update(self, update: int, *, measure: bool = True) -> dict[str, Tensor]:
         """One rollout and the optimizer steps on it; metrics [M], means over those steps.
@@ -130,7 +140,7 @@ class PopulationTrainer:
         config = self.config
         sampled = self.rollout(update)
         on_policy = self.samplers.on_policy(sampled, update)
-        batch = self.batch(sampled, update)
+        batch = self.batch(sampled, update, measure=measure)
         per_minibatch = config.num_prompts // config.num_minibatches
         firsts = list(range(0, config.num_prompts, per_minibatch)) * config.num_iterations
         derive = partial(self.gradient, measure=measure)
@@ -146,6 +156,12 @@ class PopulationTrainer:
             self.optimizer.step(clipped.gradient, self.frozen)
             logged.append(torch.stack([*output.metrics.values(), clipped.norms]))
         names, rows = [*output.metrics, "gradient_norm"], elementwise_mean(logged)
+        if "coefficient" in self._cheap:
+            used = self.terms.kl.coefficients.view(1, -1).clone()
+            names, rows = [*names, *COEFFICIENT_METRICS], torch.cat([rows, used])
+        if self.controllers.active:
+            self.launch("controllers", self.controllers.step, batch)
+        self.references.follow(self.weights, update + 1)
         if measure:
             names, rows = [*names, "kl_cosine"], torch.cat([rows, cosines.unsqueeze(0)])
         whole = self._rollout_metrics("sampled", sampled)
@@ -262,7 +278,12 @@ class PopulationTrainer:
         """:data:`FINAL_METRICS` [M], once the last update is done; NaN where a run is frozen."""
         if not self.config.final_answers or self.done < self.config.updates:
             return {}
-        of_run = (self.samplers.seeds, self.samplers.environment, self.weights, self.reference)
+        of_run = (
+            self.samplers.seeds,
+            self.samplers.environment,
+            self.weights,
+            self.references.first,
+        )
         measured = final_metrics(self.config, *of_run)
         return self._of_alive(measured, torch.stack([*measured.values()]))
 
@@ -270,7 +291,7 @@ class PopulationTrainer:
         """What :meth:`restore` needs to go on from here, copied to the CPU."""
         tensors = {"weights": self.weights.detach(), "alive": self.alive}
         tensors |= {f"optimizer.{name}": t for name, t in self.optimizer.state().items()}
-        tensors |= self.samplers.state()
+        tensors |= self.samplers.state() | self.references.state() | self.controllers.state()
         for name in self.logs:
             logged = [metrics[name] for metrics in self.logged if name in metrics]
             tensors[f"logged.{name}"] = torch.stack(logged)
@@ -285,6 +306,7 @@ class PopulationTrainer:
         """
         names = ("weights", "alive", *(f"optimizer.{name}" for name in PopulationAdamW.STATE))
         names = (*names, *self.samplers.needed(state.update))
+        names = (*names, *self.references.state(), *self.controllers.state())
         for name in (*names, *(f"logged.{name}" for name in self.logs)):
             if name not in state.tensors:
                 raise ValueError(f"the state lacks the tensor {name!r}: it cannot go on")
@@ -295,6 +317,8 @@ class PopulationTrainer:
         self._freeze([row for row, is_alive in enumerate(alive) if not is_alive])
         self.optimizer.restore({n: tensors[f"optimizer.{n}"] for n in PopulationAdamW.STATE})
         self.samplers.restore(tensors)
+        self.references.restore(tensors)
+        self.controllers.restore(tensors)
         every = self.config.log_every
         self.logged = [
             {name: tensors[f"logged.{name}"][update] for name in self._cheap}

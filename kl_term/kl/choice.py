@@ -16,11 +16,13 @@ from kl_term.kl.names import (
     TOKEN_NAMES,
     VALUES,
     VOCABULARY_NAMES,
+    Correction,
     Credit,
     Estimator,
     Level,
     Placement,
     Ratio,
+    Support,
     Value,
     Weighting,
 )
@@ -33,7 +35,7 @@ class KLChoice(Extended):
     Fields that have no meaning for a choice must be left at their defaults.
     """
 
-    later: ClassVar = ("control",)
+    later: ClassVar = ("control", "top_k", "support", "correction")
 
     #: ``none`` measures the KL and leaves it out of the objective. ``exact`` and ``forward`` are
     #: the reverse and the forward KL over the vocabulary at each visited state. ``cross_entropy``
@@ -54,6 +56,12 @@ class KLChoice(Extended):
     #: Weight of the control variate :math:`r - 1` of k3 under the attached prefix ratio: 1 is k3, 0
     #: is k1 in the reward to go. See :mod:`kl_term.kl.control`.
     control: float = Field(default=1.0, ge=0, le=1, allow_inf_nan=False)
+    #: Of ``exact`` and ``forward``: a sum over so many of the likeliest tokens; None = over all.
+    top_k: int | None = Field(default=None, ge=1)
+    #: Whose likeliest tokens, and what makes a divergence of their sum: see
+    #: :func:`kl_term.kl.top_k.top_k_divergence`.
+    support: Support = "reference"
+    correction: Correction = "tail"
 
     if not TYPE_CHECKING:
 
@@ -93,8 +101,8 @@ class KLChoice(Extended):
     def _without_meaning(self) -> list[tuple[str, str]]:
         """Fields that this choice gives no meaning to, and why."""
         if self.estimator == "none":
-            fields = ("placement", "level", "weighting", "ratio", "credit", "value", "control")
-            return [(field, "without an estimator") for field in fields]
+            fields = ("placement", "level", "weighting", "ratio", "credit", "value")
+            return [(field, "without an estimator") for field in (*fields, *self.later)]
         found = []
         if self.placement == "reward":
             found += [("weighting", "in the reward: the policy loss has the ratio already")]
@@ -110,6 +118,10 @@ class KLChoice(Extended):
             found += [("ratio", "without a weighting")]
         if (self.estimator, self.weighting, self.ratio) != ("k3", "attached", "prefix"):
             found += [("control", "but for k3 under the attached prefix ratio")]
+        if self.estimator not in VOCABULARY_NAMES:
+            found += [("top_k", f"for {self.estimator}, which sums over no tokens")]
+        if self.top_k is None:
+            found += [(field, "without top_k") for field in ("support", "correction")]
         if self.level == "sequence":
             found += [("ratio", "at level sequence: it is the completion's")]
             found += [("credit", "at level sequence: it is the completion's")]
@@ -117,14 +129,18 @@ class KLChoice(Extended):
 
     @property
     def name(self) -> str:
-        """Such as ``none``, ``k3_loss``, ``k1_reward`` or ``k3_loss_attached_prefix``."""
+        """Such as ``none``, ``k3_loss``, ``k3_loss_attached_prefix`` or ``exact_loss_top_8``."""
         if self.estimator == "none":
             return "none"
-        apart = {"estimator", "placement", "value", "control"}
+        apart = {"estimator", "placement", "value", *self.later}
         rest = self.model_dump(exclude=apart, exclude_defaults=True)
         shown = [] if self.value is None else ["shows", self.value]
         if self.control != 1.0:
             shown = ["control", f"{self.control:g}", *shown]
+        if self.top_k is not None:
+            own = {"support": self.support, "correction": self.correction}
+            of_sum = (v for n, v in own.items() if v != type(self).model_fields[n].default)
+            shown = ["top", str(self.top_k), *of_sum]
         return "_".join([self.estimator, self.placement, *rest.values(), *shown])
 
     @property

@@ -17,6 +17,7 @@ from kl_term.kl.estimators import VOCABULARY_ESTIMATORS
 from kl_term.kl.packing import by_sequence
 from kl_term.kl.returns import reward_to_go
 from kl_term.kl.surrogates import kl_loss, kl_penalty, straight_through
+from kl_term.kl.top_k import top_k_divergence
 from kl_term.shapes import Logits, LogProbs, Mask, Tokens, Values
 
 
@@ -86,8 +87,7 @@ class KLTerm(KLChoice):
             counted = counted if sequence_ids is None else counted & (sequence_ids >= 0)
             if logits is None or ref_logits is None:
                 raise ValueError(f"estimator={self.estimator!r} needs logits and ref_logits")
-            full = VOCABULARY_ESTIMATORS[self.estimator](logits, ref_logits.detach())
-            return torch.where(counted, full, 0.0)
+            return torch.where(counted, self._summed(logits, ref_logits.detach()), 0.0)
         if self.estimator == "cross_entropy":
             return torch.where(counted, -logp, 0.0)
         weight: dict[str, Any] = {"weighting": self.weighting, "ratio": self.ratio}
@@ -99,6 +99,16 @@ class KLTerm(KLChoice):
             weight["old_logp"] = _whole(weight["old_logp"], counted)
         whole = self._shown(_whole(logp, counted), _whole(ref_logp, counted), **weight)
         return torch.where(counted, whole / counted.sum(-1, keepdim=True).clamp(min=1), 0.0)
+
+    @property
+    def of_top_k(self) -> dict[str, Any]:
+        """What :func:`kl_term.kl.top_k.top_k_divergence` is asked, where ``top_k`` is given."""
+        return {
+            "top_k": self.top_k,
+            "direction": "reverse" if self.estimator == "exact" else "forward",
+            "support": self.support,
+            "correction": self.correction,
+        }
 
     @checked
     def penalty(
@@ -160,6 +170,12 @@ class KLTerm(KLChoice):
         if self.level == "token":
             return self._own_penalty(logp, ref_logp, counted).sum(-1)
         return self._own_penalty(_whole(logp, counted), _whole(ref_logp, counted), None).squeeze(-1)
+
+    def _summed(self, logits: Tensor, ref_logits: Tensor) -> Tensor:
+        """[...]: over the vocabulary, or over its likeliest tokens."""
+        if self.top_k is None:
+            return VOCABULARY_ESTIMATORS[self.estimator](logits, ref_logits)
+        return top_k_divergence(logits, ref_logits, **self.of_top_k)
 
     def _own_penalty(self, logp: Tensor, ref_logp: Tensor, mask: Tensor | None) -> Tensor:
         if self.placement != "reward":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import math
 from collections.abc import Callable
@@ -13,9 +14,14 @@ import torch
 from scipy.integrate import solve_ivp
 from torch import Tensor
 
-from analysis.chapters.ch24_moving_reference import coefficients, references
+from analysis.chapters.ch24_moving_reference import coefficients, references, trained
+from analysis.evidence.recorded import recorded_runs
+from analysis.records.manifests import RESULTS
+from analysis.studies.presets import PRESETS
 from kl_term.kl.divergences import reverse_kl
 from kl_term.kl.fixed_points import reverse_kl_optimum
+from kl_term.kl.mirror_steps import mirror_step
+from kl_term.kl.moving_reference import averaged_coefficient, merged_coefficient
 from kl_term.objectives.controllers import doubling_step, proportional_step, steady_horizon
 from tests.released import functions_of
 
@@ -301,6 +307,76 @@ def test_a_target_beyond_reach_drives_the_coefficient_down_for_good() -> None:
     step = lambda beta, kl: proportional_step(beta, kl, target=beyond, horizon=5.0)
     path = coefficients.followed(step, rewards, reference, beta=1.0, step_size=0.5, steps=800)
     assert (path.beta.diff().dropna() < 0).all() and path.beta.iloc[-1] < 1e-4
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.9, 1.0])
+@pytest.mark.parametrize(("runs", "steps"), [(2, 1), (4, 1), (4, 3), (8, 40)])
+def test_resets_and_one_run_may_both_stop_early(share: float, runs: int, steps: int) -> None:
+    """Step by step on answers, far from the reference; the tilt is read off the log-ratio."""
+    rewards, reference = problem(5, seed=3)
+    beta, apart = 0.7, float(rewards[1] - rewards[0])
+
+    def tilt(policy: Tensor) -> float:
+        ratio = policy - reference
+        return float(ratio[1] - ratio[0]) / apart
+
+    def walked(policy: Tensor, anchor: Tensor, beta: float, count: int) -> Tensor:
+        for _ in range(count):
+            policy = mirror_step(policy, anchor, rewards, beta=beta, step_size=share / 0.7)
+        return policy
+
+    chain = reference
+    for _ in range(runs):
+        chain = walked(chain, chain, beta, steps)
+    one = walked(reference, reference, beta / runs, runs * steps)
+    ratio = tilt(chain) / tilt(one)
+    assert 1 - 1e-12 <= ratio <= share / -math.expm1(-share) + 1e-12
+    x = share
+    assert ratio == pytest.approx((1 - (1 - x) ** steps) / (1 - (1 - x / runs) ** (runs * steps)))
+    wrong = walked(reference, reference, beta, runs * steps)  # at the coefficient itself
+    assert tilt(chain) / tilt(wrong) > 1.05 or steps * share < 0.1
+
+
+# What was trained.
+
+
+def test_the_single_runs_of_the_presets_are_those_of_the_theorems() -> None:
+    betas = {v.name: v.beta for name in ("resets", "polyak") for v in PRESETS[name]().variants}
+    moves = {
+        v.name: v.reference
+        for name in ("resets", "polyak")
+        for v in PRESETS[name]().variants
+        if v.reference
+    }
+    updates = PRESETS["resets"]().config.updates
+    periods = updates // moves["reverse_resets"].every
+    assert betas["reverse_weak"] == merged_coefficient([betas["reverse_resets"]] * periods)
+    half = moves["reverse_half"]
+    assert half.every * periods == updates
+    expected = averaged_coefficient(betas["reverse_half"], rate=half.weight, updates=periods - 1)
+    assert betas["reverse_between"] == pytest.approx(expected, rel=1e-15)
+    assert PRESETS["polyak"]().seeds == PRESETS["resets"]().seeds
+
+
+def test_what_controllers_held_is_read_off_the_tables() -> None:
+    path = RESULTS / "adaptive_beta_cpu" / "final.csv"
+    rows = [row for row in csv.DictReader(path.open()) if row["variant"] == "reads_k1"]
+    finals = recorded_runs("adaptive_beta").finals
+    targets = {2.0: 0.02, 0.6: 0.01, 0.2: 0.005}
+    for found in trained.held(finals, "reads_k1", targets).itertuples():
+        own = [row for row in rows if float(row["beta"]) == found.beta]
+        assert len(own) == 10 and found.target == targets[found.beta]
+        logs = [math.log(float(row["final_reverse_kl"])) for row in own]
+        assert found.ended == pytest.approx(math.exp(sum(logs) / 10), rel=1e-9)
+
+
+def test_a_log_of_a_run_with_resets_begins_again_at_each() -> None:
+    curves = recorded_runs("resets").curves
+    read = trained.along(curves, "reverse_resets", "k3")
+    true = trained.along(curves, "reverse_resets", "reverse_kl")
+    assert (read[[30, 60, 90]] < 1e-12).all() and (true[[30, 60, 90]] > 4e-3).all()
+    fixed = trained.along(curves, "reverse_strong", "reverse_kl")
+    assert true.loc[:25].equals(fixed.loc[:25])  # before the first reset they are one run
 
 
 # What released trainers do.

@@ -31,7 +31,9 @@ LOGARITHMS = ("reverse_kl", "teacher_kl", "final_reverse_kl")
 #: Recording -> the folder of the runs that it is compared with, on its seeds.
 BESIDE = dict.fromkeys(
     ("smollm2_sampled_losses", "smollm2_coefficient_one"), "smollm2_equal_kl_cuda"
-)
+) | {"polyak": "resets_cpu"}
+#: In place of a coefficient: of a variant that has one alone.
+END = 0.0
 
 
 def rows_of(preset: str, table: str = "final") -> list[dict[str, str]]:
@@ -44,7 +46,10 @@ def rows_of(preset: str, table: str = "final") -> list[dict[str, str]]:
 
 
 def by_seed(preset: str, variant: str, beta: float, metric: str) -> dict[int, float]:
-    """A seed's value; a variant without a KL term stands for itself at every coefficient."""
+    """A seed's value; a variant without a KL term stands for itself at every coefficient.
+
+    At the end a variant has one coefficient, which is then its own.
+    """
     whole_run = {"average": "accuracy", "log_peak_gradient": "gradient_norm", "peak_gold": "gold"}
     if metric == "budget_gold":
         return stopped_by_budget(preset, variant, beta)
@@ -52,7 +57,7 @@ def by_seed(preset: str, variant: str, beta: float, metric: str) -> dict[int, fl
     for row in rows_of(preset, "curves" if metric in whole_run else "final"):
         if row["variant"] != variant:
             continue
-        if row["kl_estimator"] == "none" or float(row["beta"]) == beta:
+        if row["kl_estimator"] == "none" or beta in (END, float(row["beta"])):
             if metric == "excess":
                 value = float(row["wrong_length"]) - float(row["right_length"])
             else:

@@ -38,6 +38,8 @@ TERMS = [
     KLTerm(estimator="k3", level="sequence", weighting="attached"),
     KLTerm(estimator="k2", level="sequence"),
     KLTerm(estimator="exact"),
+    KLTerm(estimator="exact", top_k=3),
+    KLTerm(estimator="forward", top_k=3, support="policy", correction="unnormalised"),
     KLTerm(estimator="k1", placement="reward", credit="immediate"),
     KLTerm(estimator="k3", placement="reward"),
     KLTerm(estimator="k2", placement="reward", credit="whole"),

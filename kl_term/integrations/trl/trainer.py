@@ -23,6 +23,7 @@ from kl_term.integrations.trl import capture, hidden_states
 from kl_term.integrations.trl.aggregation import LOSS_TYPES, loss_weights
 from kl_term.integrations.trl.target import FollowTarget, TargetKL
 from kl_term.kl.chunked import reverse_kl_from_hidden
+from kl_term.kl.chunked_top_k import top_k_divergence_from_hidden
 from kl_term.kl.term import KLTerm
 
 #: What this was written against: the methods it extends are no public interface of TRL.
@@ -47,8 +48,8 @@ class KLGRPOTrainer(GRPOTrainer):
     UserError, each with one line: a negative ``beta``; a term with ``beta=0``, which is TRL's
     default; ``beta`` with ``estimator='none'``, which measures only; a choice of term that
     contradicts ``use_bias_correction_kl=False``; a
-    ``loss_type`` that this does not know; and, with ``estimator='exact'``, DeepSpeed, FSDP and
-    models with scaled or capped logits.
+    ``loss_type`` that this does not know; and, with ``estimator='exact'`` or a ``top_k``,
+    DeepSpeed, FSDP and models with scaled or capped logits.
 
     Args:
         model, reward_funcs, args, others: as TRL's.
@@ -108,7 +109,7 @@ class KLGRPOTrainer(GRPOTrainer):
 
     @property
     def _exact(self) -> bool:
-        return self.kl_term.estimator == "exact"
+        return self.kl_term.reads_logits
 
     def _has_term(self, placement: str) -> bool:
         term = self.kl_term
@@ -194,7 +195,10 @@ class KLGRPOTrainer(GRPOTrainer):
 
     def _exact_terms(self, model: Any, hidden: Tensor, ref_hidden: Tensor, mask: Tensor) -> Tensor:
         head = hidden_states.head_of(self._unwrapped(model), self.temperature)
-        return reverse_kl_from_hidden(hidden, head, ref_hidden, self._ref_head, mask=mask)
+        states = (hidden, head, ref_hidden, self._ref_head)
+        if self.kl_term.top_k is not None:
+            return top_k_divergence_from_hidden(*states, **self.kl_term.of_top_k, mask=mask)
+        return reverse_kl_from_hidden(*states, mask=mask)
 
     def _loss_weights(self, mask: Tensor, inputs: dict[str, Any]) -> Tensor:
         training = self.model.training
@@ -308,7 +312,7 @@ def chosen_term(kl_term: KLTerm | None, args: GRPOConfig) -> KLTerm:
         return KLTerm(weighting="attached", ratio=by_level[args.importance_sampling_level])
     if not isinstance(kl_term, KLTerm):
         raise UserError(f"kl_term={kl_term!r} is no KLTerm: give KLTerm(estimator='k2'), say")
-    if kl_term.estimator in UNSUPPORTED:
+    if kl_term.estimator in UNSUPPORTED and kl_term.top_k is None:
         raise UserError(f"estimator={kl_term.estimator!r} is not supported here: use 'exact'")
     if kl_term.estimator == "none" and args.beta != 0:
         raise UserError(f"estimator='none' measures only: set GRPOConfig.beta={args.beta} to 0")
