@@ -120,3 +120,15 @@ def test_the_dependency_audit_must_find_a_known_bad_version_first() -> None:
     assert "--strict" in script and "set -eu" in script
     (job,) = yaml.safe_load((ROOT / ".github/workflows/audit.yml").read_text())["jobs"].values()
     assert any(step.get("run") == ".github/audit.sh" for step in job["steps"])
+
+
+def test_every_python_and_the_odd_machines_have_a_job() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/elsewhere.yml").read_text())["jobs"]
+    assert jobs["python"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13", "3.14"]
+    said = {name: "\n".join(step.get("run", "") for step in jobs[name]["steps"]) for name in jobs}
+    assert "make book" in said["python"] and "make test" in said["python"]
+    assert "rm -rf .git" in said["no-git-another-user"]
+    assert "-u reader" in said["no-git-another-user"]
+    assert "tests.pipeline.shuffled" in said["random-order"] and "taskset" in said["one-core"]
+    (fuzz,) = yaml.safe_load((ROOT / ".github/workflows/fuzz.yml").read_text())["jobs"].values()
+    assert any("tests/fuzz" in step.get("run", "") for step in fuzz["steps"])
