@@ -99,6 +99,21 @@ def test_an_array_that_claims_to_be_huge_is_one_line(tmp_path):
     assert "cannot be read" in refusal(tmp_path / "a.npz")
 
 
+def test_a_refusal_quotes_a_damaged_archive_by_its_beginning_only(tmp_path):
+    """Found by the fuzzer: zipfile tells the whole directory in which a name differs."""
+    path = tmp_path / "a.npz"
+    np.savez(path, **{name: np.ones((2, 3)) for name in ("logp", "old_logp", "ref_logp", "mask")})
+    data = path.read_bytes()
+    for place, over, piece in ((0.5, 0, b"null"), (0.5, 12, bytes(6)), (1 / 64, 4, bytes(6))):
+        at = int(place * len(data))
+        data = data[:at] + piece + data[at + over :]
+    path.write_bytes(data)
+    with pytest.raises(Exception, match="differ") as whole:
+        np.load(path)["logp"]
+    assert len(str(whole.value)) > 500
+    assert len(refusal(path)) < 500
+
+
 READ = """
 import resource, sys
 from kl_term.diagnosis.readers import read_rollouts
