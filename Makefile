@@ -6,6 +6,11 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PORT   ?= 8000
 
+# Where builds of torch for the CPU alone lie, such as CPU_BUILDS. It is asked for torch, and for
+# nothing else; empty, the package index is.
+TORCH_INDEX ?=
+CPU_BUILDS := https://download.pytorch.org/whl/cpu
+
 # What test-full needs beside the book's packages: extras, and packages of which only files are read,
 # so without their dependencies.
 FULL     := .venv-full
@@ -95,11 +100,12 @@ bench: $(READY) ## time training beside a plain trainer and TRL; writes results/
 torture: $(READY) ## kill, fill, flip and edit; writes results/torture
 	@$(BIN)/python -m torture $(TORTURE)
 
-dist: $(READY) ## the package and the built book, as a release has them, in dist/
+dist: $(READY) ## the package, the built book and a bill of materials, as a release has them
 	@rm -rf dist && mkdir dist
 	@$(BIN)/python $(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	@$(BIN)/python -m hatchling build --target sdist --directory dist >/dev/null
 	@tar -czf dist/kl-term-book.tar.gz -C _build html
+	@$(BIN)/python packaging/bill_of_materials.py *.lock > dist/kl-term.cdx.json
 	@ls dist
 
 lint: $(READY) ## check style, the import floors and the types of the public floors
@@ -113,9 +119,16 @@ lock: ## pin every dependency again (needs uv)
 	@printf 'hatchling\n$(TORCH)\n' > build-requirements.in
 	@uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 		--no-header --extra book --extra test pyproject.toml build-requirements.in \
-		| awk '/^[a-z0-9]/ { keep = !/^(torch|triton|nvidia-|cuda-)/ } keep' > requirements.lock.new
-	@rm build-requirements.in
-	@test -s requirements.lock.new && mv requirements.lock.new requirements.lock
+		> all.lock
+	@awk '/^[a-z0-9]/ { keep = !/^(torch|triton|nvidia-|cuda-)/ } keep' all.lock > requirements.lock.new
+	@awk '/^[a-z0-9]/ { keep = /^(triton|nvidia-|cuda-)/ } keep' all.lock > cuda.lock.new
+	@printf '$(TORCH)+cpu\n' | uv pip compile --quiet --universal --python-version 3.11 --no-deps \
+		--generate-hashes --no-annotate --no-header --index $(CPU_BUILDS) - > cpu.lock
+	@{ echo "# The wheels of the package index, then builds for the CPU alone."; \
+		awk '/^[a-z0-9]/ { keep = /^torch==/ } keep' all.lock | sed '$$s/$$/ \\/'; \
+		grep -e '--hash' cpu.lock; } > torch.lock.new
+	@rm build-requirements.in all.lock cpu.lock
+	@for lock in requirements torch cuda; do test -s $$lock.lock.new && mv $$lock.lock.new $$lock.lock; done
 	@$(MAKE) --no-print-directory constraints
 
 # The same pins without hashes, for pip and conda, and the pin of torch.
@@ -126,7 +139,9 @@ constraints:
 clean: ## remove the built book and the runs; keep .venv
 	rm -rf _build book/_run book/_generated
 
-$(READY): pyproject.toml requirements.lock constraints.txt
+LOCKS := requirements.lock torch.lock cuda.lock constraints.txt
+
+$(READY): pyproject.toml $(LOCKS)
 	@command -v "$(PYTHON)" >/dev/null 2>&1 || \
 		{ echo "$(PYTHON) not found: install Python 3.11 or later, or name one with make PYTHON=..."; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -135,7 +150,7 @@ $(READY): pyproject.toml requirements.lock constraints.txt
 	@touch $@ && rm -f $(VENV).unfinished
 
 # What is installed stays unless a peer forbids it: reasoning-gym pins an older tabulate.
-$(FULL)/.ready: Makefile pyproject.toml requirements.lock constraints.txt
+$(FULL)/.ready: Makefile pyproject.toml $(LOCKS)
 	$(call install,$(FULL))
 	@echo "peers: $(EXTRAS), $(PEERS), $(FILES)"
 	@$(FULL)/bin/python $(PIP) install --quiet '$(TORCH)' $(foreach one,$(PEERS),'$(one)') --editable '.[$(EXTRAS)]' && \
@@ -144,8 +159,8 @@ $(FULL)/.ready: Makefile pyproject.toml requirements.lock constraints.txt
 	@touch $@ && rm -f $(FULL).unfinished
 
 # Fill an environment. One whose filling was interrupted, at whatever instant, is made anew: what a
-# killed pip leaves may look installed. torch stays outside the hash lock: whichever build of the
-# pinned version the index offers will do.
+# killed pip leaves may look installed. A torch that is not of the CPU
+# alone needs CUDA beside it. Which build of torch there is says its index, if its hash is known.
 define install
 	@! test -e $(1).unfinished || { echo "$(1) was left unfinished: making it anew"; rm -rf $(1); }
 	@touch $(1).unfinished
@@ -156,8 +171,14 @@ define install
 	@if command -v uv >/dev/null; then \
 		uv pip install --python $(1)/bin/python --no-deps --require-hashes -r requirements.lock; \
 	else $(1)/bin/python $(PIP) install --no-deps --require-hashes -r requirements.lock; fi
-	@echo "[2/3] torch"
-	@$(1)/bin/python $(PIP) install --constraint constraints.txt torch
+	@echo "[2/3] torch, hash checked"
+	@$(1)/bin/python $(PIP) download --quiet --no-deps --only-binary :all: --dest $(1)/.wheels \
+		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) '$(TORCH)'
+	@$(1)/bin/python $(PIP) install --no-deps --require-hashes --no-index --find-links $(1)/.wheels -r torch.lock
+	@rm -rf $(1)/.wheels
+	@if $(1)/bin/python -c "import sys; from importlib.metadata import version; \
+		sys.exit(sys.platform != 'linux' or version('torch').endswith('+cpu'))"; then \
+		$(1)/bin/python $(PIP) install --no-deps --require-hashes -r cuda.lock; fi
 	@echo "[3/3] this package"
 	@$(1)/bin/python $(PIP) install --quiet --no-deps --no-build-isolation --editable .
 endef

@@ -11,5 +11,6 @@ if said=$($audit -r "$canary" 2>&1); then
 fi
 echo "$said" | grep -Eq "(PYSEC|GHSA|CVE)-" || { echo "the audit does not work: $said" >&2; exit 1; }
 $audit -r requirements.lock
+$audit -r cuda.lock
 grep "^torch==" constraints.txt > "$canary"
 $audit -r "$canary"

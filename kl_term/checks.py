@@ -3,16 +3,17 @@
 :func:`checked` is the guard of the public functions: it reads their annotations
 (:mod:`kl_term.shapes`). Shapes, types and devices cost no synchronisation with a device. Values
 are looked at only where they must be: a mask of numbers, and NaN where the result could not show
-it. Everywhere else a non-finite number stays visible in the result.
+it. Everywhere else a non-finite number stays visible in the result. What is compiled is checked
+while it is traced, and no value of it is looked at.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from types import NoneType, UnionType
@@ -26,17 +27,27 @@ from kl_term.shapes import Axes
 F = TypeVar("F", bound=Callable[..., Any])
 
 _WIDE = (torch.float32, torch.float64)
-_TRUSTED: ContextVar[bool] = ContextVar("trusted", default=False)
+
+
+class _Trust(threading.local):
+    """Does the guard let everything pass in this thread? What torch.compile traces can read it."""
+
+    def __init__(self) -> None:
+        self.on = False
+
+
+_TRUST = _Trust()
 
 
 @contextmanager
 def trusted() -> Iterator[None]:
     """The guard lets everything pass inside: for a trainer that made the tensors itself."""
-    token = _TRUSTED.set(True)
+    before = _TRUST.on
+    _TRUST.on = True
     try:
         yield
     finally:
-        _TRUSTED.reset(token)
+        _TRUST.on = before
 
 
 @overload
@@ -51,7 +62,12 @@ def checked(function: Any = None, *, nan: str = "shown", half: str = "widened") 
     half precision in float32, and a mask arrives as booleans. A float must be a number and not NaN,
     an integer an integer. What the function calls in turn is trusted: arguments are checked once,
     where they come in. What torch refuses all the same, such as shapes that do not broadcast where
-    a function says that they do, is refused with the names and shapes of the arguments.
+    a function says that they do, is refused with the names and shapes of the arguments. Autocast
+    is off inside: results are those of the given types.
+
+    In what ``torch.compile`` traces, types, shapes and devices are checked as everywhere, and
+    floats widened; values are not read. A mask of numbers counts where it is 1, and ``refused``
+    refuses no NaN. ``fullgraph=True`` ends in torch's own error, which quotes the refusal.
 
     Args:
         nan: ``shown`` where NaN in a tensor reaches the result; ``refused`` where it could not,
@@ -69,41 +85,50 @@ def checked(function: Any = None, *, nan: str = "shown", half: str = "widened") 
 def _guard(function: Callable[..., Any], nan: str, half: str) -> Callable[..., Any]:
     names = list(inspect.signature(function).parameters)
     compiling = torch.compiler.is_compiling
-    is_trusted, trust, distrust = _TRUSTED.get, _TRUSTED.set, _TRUSTED.reset
+    trust = _TRUST
     #: Types and shapes that have passed -> what must still be read at every such call, if anything.
     known: dict[tuple[Any, ...], _Values | None] = {}
-    specs: dict[str, _Spec] = {}
+    specs = _specs(function)
 
     @wraps(function)
     def guard(*args: Any, **kwargs: Any) -> Any:
-        if compiling():  # a graph holds no checks; types are those of a checked call
-            if half == "widened":
-                args = tuple(_widened(value) for value in args)
-                kwargs = {name: _widened(value) for name, value in kwargs.items()}
+        if trust.on:
             return function(*args, **kwargs)
-        if is_trusted():
-            return function(*args, **kwargs)
+        if compiling():  # in this very frame: one that torch cannot trace runs as it stands
+            trust.on = True
+            try:
+                given = dict(zip(names, args, strict=False)) | kwargs
+                checks = _Checks(specs, read=False)
+                values = checks.passed(given, refuse_nan=False, widen_half=half == "widened")
+                ready = values.ready(given, read=False)
+                args = (*(ready[name] for name in names[: len(args)]), *args[len(names) :])
+                kwargs = {name: ready[name] for name in kwargs}
+                with _without_autocast((*args, *kwargs.values())):
+                    return function(*args, **kwargs)
+            finally:
+                trust.on = False
+        device = None
         key: list[Any] = []
         for value in args:
             if isinstance(value, Tensor):
-                key += (value.shape, value.dtype, value.device)
+                device = value.device
+                key += (value.shape, value.dtype, device)
             else:
                 key.append(_NAN if isinstance(value, float) and value != value else type(value))
         for name in kwargs:
             value = kwargs[name]
             if isinstance(value, Tensor):
-                key += (name, value.shape, value.dtype, value.device)
+                device = value.device
+                key += (name, value.shape, value.dtype, device)
             else:
                 key += (name, _NAN if isinstance(value, float) and value != value else type(value))
         passed = tuple(key)
         values = known.get(passed, _UNKNOWN)
-        token = trust(True)
+        trust.on = True
         try:
             if values is not None and len(args) <= len(names):  # else it refuses them itself
                 given = dict(zip(names, args, strict=False)) | kwargs
                 if values is _UNKNOWN:
-                    if not specs:
-                        specs.update(_specs(function))
                     checks = _Checks(specs)
                     values = checks.passed(
                         given, refuse_nan=nan == "refused", widen_half=half == "widened"
@@ -115,6 +140,9 @@ def _guard(function: Callable[..., Any], nan: str, half: str) -> Callable[..., A
                 ready = values.ready(given)
                 args = tuple(ready[name] for name in names[: len(args)])
                 kwargs = {name: ready[name] for name in kwargs}
+            if device is not None and _is_autocast(device.type):
+                with torch.autocast(device.type, enabled=False):
+                    return function(*args, **kwargs)
             return function(*args, **kwargs)
         except torch.OutOfMemoryError:
             raise
@@ -122,14 +150,16 @@ def _guard(function: Callable[..., Any], nan: str, half: str) -> Callable[..., A
             given = dict(zip(names, args, strict=False)) | kwargs
             raise ValueError(_refused_by_torch(function.__name__, given, error)) from error
         finally:
-            distrust(token)
+            trust.on = False
 
     return guard
 
 
-def _widened(value: Any) -> Any:
-    is_floats = isinstance(value, Tensor) and value.is_floating_point()
-    return at_least_float32(value) if is_floats else value
+def _without_autocast(values: tuple[Any, ...]) -> AbstractContextManager[None]:
+    for value in values:
+        if isinstance(value, Tensor) and _is_autocast(value.device.type):
+            return torch.autocast(value.device.type, enabled=False)
+    return nullcontext()
 
 
 def _refused_by_torch(name: str, given: dict[str, Any], error: Exception) -> str:
@@ -161,12 +191,13 @@ class _Values:
     def are_as_given(self) -> bool:
         return not (self.masks or self.zeros_ones or self.no_nan or self.cast)
 
-    def ready(self, given: dict[str, Any]) -> dict[str, Any]:
+    def ready(self, given: dict[str, Any], *, read: bool = True) -> dict[str, Any]:
         """The arguments, masks as booleans and floats in one type."""
         ready = dict(given)
         for name in self.masks:
-            ready[name] = as_mask(name, given[name], name, given[name])
-        for name in self.zeros_ones:
+            mask = given[name]
+            ready[name] = as_mask(name, mask, name, mask) if read else mask == 1
+        for name in self.zeros_ones if read else ():
             as_mask(name, given[name], name, given[name])
         if self.no_nan:
             _refuse_nan({name: given[name] for name in self.no_nan}, ready.get("mask"))
@@ -180,6 +211,7 @@ _UNKNOWN = _Values()
 _REMEMBERED = 256
 #: Stands for a number that is NaN where a type stands for all others.
 _NAN = "NaN"
+_is_autocast = torch.is_autocast_enabled
 
 
 class _Spec:
@@ -193,6 +225,7 @@ class _Spec:
         self.types: list[type] = []
         self.names = ""  #: of the types, for the message
         self.open = False  #: anything may be given, and the function checks it
+        self.fields: dict[str, _Spec] = {}  #: of a named tuple
         for option in options:
             if get_origin(option) is Annotated:
                 self.tensor, self.axes = True, option.__metadata__[0]
@@ -201,8 +234,10 @@ class _Spec:
             elif option in (float, int, str, bool):
                 self.types.append(option)
             elif option is not NoneType:
-                known = hasattr(option, "num_states") or hasattr(option, "_fields")
+                is_record = hasattr(option, "_fields")
+                known = hasattr(option, "num_states") or is_record
                 self.types += [option] if known else []
+                self.fields |= _specs(option) if is_record else {}
                 self.open = self.open or not known
         self.holds = "numbers" if self.axes is None else self.axes.holds
         self.names = " or ".join([*(["a tensor"] if self.tensor else []), *map(_named, self.types)])
@@ -224,8 +259,9 @@ def _specs(function: Callable[..., Any]) -> dict[str, _Spec]:
 class _Checks:
     """The types and shapes of one call's arguments against the annotations."""
 
-    def __init__(self, specs: dict[str, _Spec]) -> None:
+    def __init__(self, specs: dict[str, _Spec], *, read: bool = True) -> None:
         self.specs = specs
+        self.read = read  #: may values be looked at?
         #: Would arguments of the same types and shapes pass again?
         self.remember = True
         self.bound: dict[str, tuple[Any, str]] = {}  #: axis -> its size, and whose
@@ -287,7 +323,7 @@ class _Checks:
     ) -> None:
         """The fields of a named tuple, each against its annotation."""
         self.remember = False
-        for field, spec in _specs(type(record)).items():
+        for field, spec in self.specs[name].fields.items():
             label, value = f"{name}.{field}", getattr(record, field)
             if isinstance(value, Tensor):
                 self._check_tensor(label, value, spec)
@@ -321,6 +357,8 @@ class _Checks:
     def _bind_sequences(self, name: str, sequences: Any) -> None:
         self.remember = False
         self._bind(name, sequences.mask, Axes("N T", "mask"))
+        if not self.read:
+            return
         rows, owner = self.bound.setdefault("S", (sequences.num_states, name))
         largest = int(sequences.tokens.max()) if sequences.tokens.numel() else 0
         vocab, _ = self.bound.setdefault("V", (largest + 1, name))
@@ -427,6 +465,11 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     if tensor.dtype in _WIDE:
         return tensor
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def default_float() -> torch.dtype:
+    """Of results whose arguments hold no floats: torch's default, and at least float32."""
+    return torch.promote_types(torch.get_default_dtype(), torch.float32)
 
 
 def pair_of_floats(

@@ -2,9 +2,11 @@
 
 A folder appears whole or not at all, and no edit of it goes unnoticed. ``manifest.json`` says what
 was recorded, under which source, on which device and with which versions; since 2026-11-26 at which
-commit and with which packages too::
+commit and with which packages too, and since 2026-11-27 in which folder: under another name it is
+refused. Of a folder that does not say it, the name must be of the preset and the device::
 
-    {"preset": "...", "seeds": [0, 1, ...], "device": "...", "versions": {"torch": "..."},
+    {"folder": "...", "preset": "...", "seeds": [0, 1, ...], "device": "...",
+     "versions": {"torch": "..."},
      "source": "sha256 of the package that made it", "commit": "of the checkout",
      "packages": "sha256 of names and versions", "files": {"curves.csv": "sha256"},
      "sha256": "of the fields above"}
@@ -77,6 +79,7 @@ def write_folder(
             replace_file(partial / name, as_text(table).encode())
         manifest = {
             **fields,
+            "folder": directory.resolve().name,
             "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "files": {name: sha256_file(partial / name) for name in tables},
         }
@@ -119,7 +122,19 @@ def manifest_of(directory: Path) -> dict[str, Any]:
     for field, kind in REQUIRED.items():
         if not isinstance(manifest.get(field), kind):
             raise UserError(f"{path} lacks {field!r} ({kind.__name__}): record again")
+    if (name := directory.resolve().name) not in (names := _names(manifest)):
+        raise UserError(
+            f"{path} is of {names[0]}, not of {name}: give each recording its own folder's name"
+        )
     return manifest
+
+
+def _names(manifest: Mapping[str, Any]) -> list[str]:
+    """What the folder of a manifest may be called."""
+    if "folder" in manifest:
+        return [str(manifest["folder"])]
+    preset, device = manifest["preset"].replace(" ", "_"), manifest["device"].partition(",")[0]
+    return [f"{preset}_{device}", preset]
 
 
 def recorded_folders(results: Path) -> list[Path]:

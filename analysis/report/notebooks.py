@@ -419,17 +419,22 @@ def refresh_notebooks(project: Project, names: Sequence[str] = ()) -> list[Path]
     jobs = plan(project, select_notebooks(project, names), directory=project.runs)
     for job, reason in stale_jobs(project, jobs):
         raise UserError(f"{job.name}: {reason}; run: analysis run {job.name}")
-    refreshed = []
+    changed = []
     for job in jobs:
-        notebook = read_notebook(job.files.output, project.relative(job.files.output))
-        notebook["metadata"].pop("papermill", None)
-        _drop_figure_data(notebook)
-        notebook = with_setup(notebook, project)
-        text = json.dumps(notebook, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-        if text.encode() != job.source.read_bytes():
-            replace_file(job.source, text.encode())
-            refreshed.append(job.source)
-    return refreshed
+        content = refreshed(project, job)
+        if content != job.source.read_bytes():
+            replace_file(job.source, content)
+            changed.append(job.source)
+    return changed
+
+
+def refreshed(project: Project, job: Job) -> bytes:
+    """A notebook as it should be stored: the book's run of it."""
+    notebook = read_notebook(job.files.output, project.relative(job.files.output))
+    notebook["metadata"].pop("papermill", None)
+    _drop_figure_data(notebook)
+    notebook = with_setup(notebook, project)
+    return (json.dumps(notebook, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
 def _drop_figure_data(notebook: dict[str, Any]) -> None:

@@ -36,7 +36,7 @@ def diagnose(
     epsilon_high: float | None = None,
     resamples: int | None = None,
     seed: int | None = None,
-    how_to_dump: Literal["plain", "trl", "verl", "openrlhf"] | None = None,
+    how_to_dump: Literal["plain", "trl", "verl", "verl-updates", "openrlhf"] | None = None,
 ) -> None:
     """Measure the log-probs of a run and say what to change, in order.
 

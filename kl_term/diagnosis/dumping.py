@@ -221,8 +221,10 @@ trainer = KLGRPOTrainer(  # takes what GRPOTrainer takes, and trains as it does
 trainer.train()  # then: kl-term diagnose dump
 """,
     "verl": """\
-# verl 0.9 and later: import this in the process that runs the trainer (in your copy of main_ppo.py,
-# beside get_trainer_cls). Set actor.use_kl_loss or algorithm.use_kl_in_reward, for a reference.
+# verl 0.9 and later. Set actor.use_kl_loss or algorithm.use_kl_in_reward, for a reference. Import
+# this in the process that runs the trainer (in your copy of main_ppo.py, beside get_trainer_cls):
+import zlib
+import torch
 import transfer_queue as tq
 from verl.trainer.ppo.v1 import PPOTrainer
 from kl_term.diagnosis.dumping import append_rollouts
@@ -238,18 +240,53 @@ def dump_and_update(self, batch, metrics):  # before the update, so logp is old_
     data = tq.kv_batch_get(**where, select_fields=list(COLUMNS)).to_padded_tensor()
     fields = {name: data[column] for column, name in COLUMNS.items()}
     fields["reward"] = fields["reward"].sum(-1)
+    prompts = [key.rsplit("_", 2)[0] for key in batch.keys]  # a key is prompt_session_index
+    fields["group"] = torch.tensor([zlib.crc32(prompt.encode()) for prompt in prompts])
+    sampled = [tag["min_global_steps"] for tag in batch.tags]  # the weights that sampled
+    fields["lag"] = (self.global_steps - torch.tensor(sampled)).clamp(min=0)
     append_rollouts("rollouts.jsonl", step=self.global_steps, **fields)
     return update_actor(self, batch, metrics)
 
 PPOTrainer._update_actor = dump_and_update
+""",
+    "verl-updates": """\
+# verl 0.9 and later, in the workers: the log-probs of each update itself, and its KL term. Name a
+# module of these lines in actor_rollout_ref.model.external_lib; step counts micro-batches.
+import itertools
+import os
+from verl.trainer.distillation import losses as distillation
+from verl.workers import engine_workers
+from verl.workers.utils import losses
+from kl_term.diagnosis.dumping import append_rollouts
+
+COLUMNS = {
+    "old_log_probs": "old_logp", "ref_log_prob": "ref_logp", "response_mask": "mask",
+    "advantages": "advantage", "rollout_log_probs": "sampler_logp",
+}
+step, ppo_loss = itertools.count(1), losses.ppo_loss
+
+def dump_and_lose(config, model_output, data, dp_group=None):
+    if config.use_kl_loss:
+        held = data.select(*[column for column in COLUMNS if column in data]).to_padded_tensor()
+        fields = {name: held[column] for column, name in COLUMNS.items() if column in held}
+        logp = losses.no_padding_2_padding(model_output["log_probs"], data)
+        kl = losses.kl_penalty(logp, fields["ref_logp"], config.kl_loss_type)
+        fields |= {"logp": logp, "kl_term": config.kl_loss_coef * kl}
+        append_rollouts(f"updates-{os.getpid()}.jsonl", step=next(step), **fields)
+    return ppo_loss(config, model_output, data, dp_group)
+
+for module in (losses, engine_workers, distillation):  # each has a name of its own for it
+    module.ppo_loss = dump_and_lose
 """,
     "openrlhf": """\
 # With the KL in the reward, its default, OpenRLHF drops the log-probs of the reference. Delete from
 # openrlhf/trainer/ppo_utils/experience_maker.py:
 #             if not args.algo.kl.use_loss:
 #                 base_action_log_probs = None
-# Then in openrlhf/trainer/ray/ppo_actor.py, training_step, after "# loss function"
+# Then in openrlhf/trainer/ray/ppo_actor.py, training_step, before "loss = actor_loss"
 from kl_term.diagnosis.dumping import append_rollouts
+
+import zlib
 
 # step counts the batches of one rollout and begins again at the next
 self.rollouts_dumped = getattr(self, "rollouts_dumped", 0) + (step == 0)
@@ -262,6 +299,10 @@ append_rollouts(
     sampler_logp=experience.rollout_log_probs,
     mask=experience.action_mask,
     advantage=experience.advantages,
+    reward=experience.rewards,
+    # A prompt is a group; OpenRLHF drops its number. One rollout is sampled by one version.
+    group=torch.tensor([zlib.crc32(prompt.encode()) for prompt in experience.prompts]),
+    kl_term=kl_ctl * kl if self.args.algo.kl.use_loss else None,  # in the reward: no term here
     entropy=None  # --actor.entropy_coef 0 computes it
     if self.args.actor.entropy_coef is None
     else output.entropy[:, -experience.action_mask.shape[1] :],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
 import math
 import warnings
@@ -20,6 +21,14 @@ from typing import Any, TextIO
 import numpy as np
 from pydantic import ValidationError
 
+from kl_term.diagnosis.budgets import (
+    Bounded,
+    check_bytes,
+    check_columns,
+    check_rows,
+    json_lines,
+    said_once,
+)
 from kl_term.diagnosis.columns import NAMES, OPTIONAL, assemble, canonical
 from kl_term.diagnosis.schema import Rollouts, Settings
 from kl_term.diagnosis.tensors import TENSORS, read_tensors
@@ -81,16 +90,22 @@ def read_rollouts(path: str | Path) -> Rollouts:
 
 
 def _open(path: Path) -> TextIO:
-    if path.name.lower().endswith(".gz"):
-        return gzip.open(path, "rt", encoding="utf-8", newline="")
-    return open(path, encoding="utf-8-sig", newline="")
+    """Text, unpacked, within the budget."""
+    packed = path.name.lower().endswith(".gz")
+    file = gzip.open(path, "rb") if packed else open(path, "rb")  # noqa: SIM115, closed with it
+    bounded = io.BufferedReader(Bounded(file, str(path)), 2**20)
+    return io.TextIOWrapper(bounded, encoding="utf-8-sig", newline="")
 
 
 def _read_csv(path: Path) -> dict[str, np.ndarray]:
     import pandas as pd
 
     with _open(path) as file:
-        header = next(csv.reader(file), [])
+        try:
+            header = next(csv.reader(file), [])
+        except csv.Error as error:
+            raise UserError(f"{path}: is no regular CSV ({error})") from None
+        check_columns(header, str(path))
         twice = sorted({name for name in header if header.count(name) > 1})
         if twice:
             raise UserError(f"{path}: column {twice[0]!r} stands twice in the first line")
@@ -103,11 +118,13 @@ def _read_csv(path: Path) -> dict[str, np.ndarray]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # a row too long loses data
-            frame = pd.read_csv(path, low_memory=False, index_col=False, encoding="utf-8-sig")
+            with _open(path) as file:
+                frame = pd.read_csv(file, low_memory=False, index_col=False)
     except pd.errors.EmptyDataError:
         raise UserError(f"{path}: holds no rows; dump at least one sequence") from None
     except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
         raise UserError(f"{path}: is no regular CSV ({str(error).strip()})") from None
+    check_rows(len(frame), str(path))
     return {str(name): frame[name].to_numpy() for name in frame.columns}
 
 
@@ -140,6 +157,11 @@ def _read_parquet(path: Path) -> Mapping[str, Any]:
     if not file.metadata.num_rows:
         raise UserError(f"{path}: holds no rows; dump at least one sequence")
     names = file.schema_arrow.names
+    check_columns(names, str(path))
+    groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
+    check_bytes(sum(group.total_byte_size for group in groups), str(path))
+    columns = range(file.metadata.num_columns)
+    check_rows(max(sum(g.column(c).num_values for g in groups) for c in columns), str(path))
     return _Columns({name: partial(_parquet_column, file, name) for name in names})
 
 
@@ -199,6 +221,7 @@ def _assemble_nested(table: Mapping[str, Any], label: str) -> Rollouts:
             )
         return assemble(table, label, lambda row: f"line {row + 1}")
     lengths = _lengths(logp, label)
+    check_rows(int(lengths.sum()), label)
     del logp
     ends = np.cumsum(lengths)
 
@@ -262,10 +285,7 @@ def _read_json_lines(file: TextIO, path: Path) -> dict[str, np.ndarray]:
         UserError: a line is no JSON object, or has other fields than the first; or there are none.
     """
     columns: dict[str, list[Any]] = {}
-    for number, line in enumerate(file, start=1):
-        if not line.strip():
-            continue
-        row = _json_object(line, f"{path}: line {number}")
+    for number, row in json_lines(file, str(path)):
         columns = columns or {name: [] for name in row}
         for odd in sorted(row.keys() ^ columns.keys()):
             raise UserError(
@@ -277,18 +297,6 @@ def _read_json_lines(file: TextIO, path: Path) -> dict[str, np.ndarray]:
     if not columns:
         raise UserError(f"{path}: holds no rows; dump at least one sequence")
     return {name: _as_column(values) for name, values in columns.items()}
-
-
-def _json_object(line: str, label: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"{label} is no JSON ({error}); delete it if a killed process tore it"
-        ) from None
-    if not isinstance(row, dict):
-        raise UserError(f"{label} is no JSON object")
-    return row
 
 
 def _as_column(values: list[Any]) -> np.ndarray:
@@ -333,8 +341,12 @@ def recorded_settings(path: Path) -> Settings:
     if not file.is_file():
         return Settings()
     try:
-        return Settings.model_validate_json(file.read_bytes())
-    except ValidationError as error:
+        check_bytes(file.stat().st_size, str(file))
+        said = json.loads(file.read_bytes(), object_pairs_hook=said_once)
+        return Settings.model_validate_json(json.dumps(said))
+    except (ValidationError, ValueError, RecursionError) as error:
+        if not isinstance(error, ValidationError):
+            raise UserError(f"{file}: {error}") from None
         raise UserError(f"{file}: {first_problem(error)}") from None
 
 

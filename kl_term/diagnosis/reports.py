@@ -78,7 +78,11 @@ def not_measured(rollouts: Rollouts) -> dict[str, str]:
         missing["pull of the KL term"] = (
             "logp equals old_logp: dump logp after an update on the same tokens"
         )
-    if rollouts.step is None or rollouts.step.min() > LAST_FIRST_STEP:
+    if rollouts.has_old_logp and (rollouts.old_logp == rollouts.logp).all():
+        missing["whether two scores of one policy agree"] = (
+            "no logp of the update itself, or one that is old_logp at every token"
+        )
+    elif rollouts.step is None or rollouts.step.min() > LAST_FIRST_STEP:
         missing["whether two scores of one policy agree"] = (
             "needs TRL's dump, or the run's first step, where no update lies between them"
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from kl_term.diagnosis.budgets import check_archive, check_rows
 from kl_term.diagnosis.columns import ENDS, NAMES, assemble, canonical
 from kl_term.diagnosis.schema import Rollouts
 from kl_term.errors import UserError
@@ -34,6 +35,7 @@ def read_tensors(path: Path) -> Rollouts:
     except UserError as refusal:
         raise UserError(f"{path}: {refusal}") from None
     shape = arrays[named["logp"]].shape
+    check_rows(int(np.prod(shape)), str(path))
     if len(shape) == 1:
         return assemble(arrays, str(path))
     if len(shape) != 2:
@@ -77,12 +79,18 @@ def _cut(arrays: dict[str, np.ndarray], path: Path) -> dict[str, np.ndarray]:
 
 
 def _load(path: Path) -> dict[str, np.ndarray]:
+    try:
+        check_archive(path)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
     if path.suffix.lower() == ".npz":
         try:
             with np.load(path, allow_pickle=False) as file:
                 return {name: file[name] for name in file.files}
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
-            first = (str(error).splitlines() or [type(error).__name__])[0]
+        except (OSError, ValueError, MemoryError, zipfile.BadZipFile) as error:
+            first = (str(error).splitlines() or [type(error).__name__])[0][
+                :200
+            ]  # zipfile quotes the file
             raise UserError(f"{path}: cannot be read ({first})") from None
     import torch
 

@@ -118,7 +118,7 @@ def euclidean_optimum(rewards: Logits, ref_logits: Logits, *, beta: float) -> Lo
     rank = torch.arange(1, target.shape[-1] + 1, dtype=target.dtype, device=target.device)
     threshold = (finite.cumsum(-1) - 1) / rank
     kept = (descending > threshold).sum(-1, keepdim=True)
-    return torch.log((target - threshold.gather(-1, kept - 1)).clamp(min=0.0))
+    return _log_or_given_up(target - threshold.gather(-1, kept - 1))
 
 
 @checked(nan="refused")
@@ -150,8 +150,13 @@ def chi_square_optimum(rewards: Logits, ref_logits: Logits, *, beta: float) -> L
     kept = (level > behind / beta) & (mass > 0)  # no mass: probabilities that underflow
     rank = torch.arange(mass.shape[-1], device=mass.device)
     last = torch.where(kept, rank, 0).amax(-1, keepdim=True)
-    ratio = (level.gather(-1, last) - gap / beta).clamp(min=0.0)
-    return ref_logp + torch.log(ratio)
+    return ref_logp + _log_or_given_up(level.gather(-1, last) - gap / beta)
+
+
+def _log_or_given_up(kept: Tensor) -> Tensor:
+    """The log, ``-inf`` from zero on, with a derivative of exactly zero there in either mode."""
+    positive = ~(kept <= 0)  # NaN stays visible
+    return torch.where(positive, torch.where(positive, kept, 1.0).log(), -torch.inf)
 
 
 @checked(nan="refused")

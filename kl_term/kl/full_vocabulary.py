@@ -126,6 +126,6 @@ def markov_kl(
     """
     check_same_shape("logits", logits, "ref_logits", ref_logits)
     visits = markov_visits(logits, length)
-    met = visits > 0
+    met = visits != 0  # NaN too, which the result then shows
     weights = visits.detach() if fixed_states else visits
     return weights[met] @ reverse_kl(logits[met], ref_logits[met])

@@ -85,4 +85,9 @@ def effective_sample_size(logp: LogProbs, old_logp: LogProbs, mask: Mask) -> Ten
 def _counted_log_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     counted = mask.bool()
     masked_logp = torch.where(counted, logp, 0.0)
-    return masked_logp - torch.where(counted, old_logp, 0.0).detach(), counted
+    return masked_logp - torch.where(counted, no_overflow(old_logp), 0.0).detach(), counted
+
+
+def no_overflow(old_logp: Tensor) -> Tensor:
+    """``inf`` as NaN: it is no log-prob, and its ratio of zero would drop the token in silence."""
+    return torch.where(old_logp == torch.inf, torch.nan, old_logp)

@@ -14,7 +14,7 @@ from inspect import unwrap
 import torch
 from torch import Tensor
 
-from kl_term.checks import as_mask, at_least_float32, check_float, checked
+from kl_term.checks import as_mask, at_least_float32, check_float, checked, default_float
 from kl_term.kl.packing import Packing
 from kl_term.plain_checks import check_choice
 from kl_term.shapes import Mask, Tokens, Values, ZerosOnes
@@ -91,7 +91,7 @@ def token_weights(
     counted = as_mask("mask", mask, "mask", mask)
     if counted.ndim == 0:
         raise ValueError("mask must have a token axis: shape [..., T], got a scalar")
-    return MODES[mode](counted.to(dtype or torch.get_default_dtype()))
+    return MODES[mode](counted.to(dtype or default_float()))
 
 
 @checked

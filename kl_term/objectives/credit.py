@@ -19,6 +19,7 @@ from kl_term.checks import (
     check_float,
     check_same_shape,
     checked,
+    default_float,
     per_token_advantages,
 )
 from kl_term.kl.names import TOKEN_CREDITS
@@ -175,7 +176,7 @@ def _pad_lists(step_rewards: Sequence, step_ends: Sequence) -> tuple[Tensor, Ten
             "give one list per output of the group"
         )
     rewards = [
-        row if isinstance(row, Tensor) else torch.tensor(row, dtype=torch.get_default_dtype())
+        row if isinstance(row, Tensor) else torch.tensor(row, dtype=default_float())
         for row in step_rewards
     ]
     ends = [torch.as_tensor(row) for row in step_ends]

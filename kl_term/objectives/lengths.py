@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kl_term.checks import at_least_float32, check_float, check_same_shape, checked
+from kl_term.checks import at_least_float32, check_float, check_same_shape, checked, default_float
 from kl_term.plain_checks import check_not_negative
 from kl_term.shapes import Correct, Lengths, Rewards
 
@@ -105,4 +105,4 @@ def _rewards_and_lengths(rewards: Tensor, lengths: Tensor) -> tuple[Tensor, Tens
 def _real(lengths: Tensor) -> Tensor:
     if lengths.is_floating_point():
         return at_least_float32(lengths)
-    return lengths.to(torch.get_default_dtype())
+    return lengths.to(default_float())

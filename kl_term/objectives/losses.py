@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from kl_term.checks import as_mask, checked, pair_of_floats, per_token_advantages
+from kl_term.kl.importance import no_overflow
 from kl_term.objectives.aggregation import MODES, aggregate, packing_of
 from kl_term.plain_checks import check_choice, check_fraction
 from kl_term.shapes import AnyFloats, LogProbs, Mask, Tokens, Values
@@ -117,7 +118,7 @@ def policy_loss(
     counted = as_mask("mask", mask, "logp", logp)
     terms = KINDS[kind](
         torch.where(counted, logp, 0.0),
-        torch.where(counted, old_logp.detach(), 0.0),
+        torch.where(counted, no_overflow(old_logp.detach()), 0.0),
         torch.where(counted, token_advantages.detach(), 0.0),
         counted,
         clip,

@@ -228,3 +228,12 @@ def test_a_language_model_needs_its_packages(capsys, monkeypatch):
     monkeypatch.setattr(command, "needed", missing)
     assert command.main(["--language-model"]) == 1
     assert "transformers is not installed: pip install -e '.[lm]'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_what_compiling_costs_is_measured():
+    from benchmarks.compiled import ratios
+
+    tracing, running = ratios("eager", rounds=1)
+    assert tracing > 1  # the guard is traced too
+    assert 0 < running < 10

@@ -106,7 +106,7 @@ def test_snippet_for_trl_asks_our_trainer_for_a_dump(capsys):
     assert "dump_rollouts" in {keyword.arg for keyword in call.keywords}
 
 
-@pytest.mark.parametrize("framework", ["verl", "openrlhf"])
+@pytest.mark.parametrize("framework", ["verl", "verl-updates", "openrlhf"])
 def test_snippets_are_python_and_name_columns_that_are_read(framework, capsys):
     assert status("--how-to-dump", framework) == 0
     tree = ast.parse(capsys.readouterr().out)
@@ -117,10 +117,81 @@ def test_snippets_are_python_and_name_columns_that_are_read(framework, capsys):
     ]
     columns = {keyword.arg for keyword in call.keywords if keyword.arg}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Dict) and framework == "verl":
-            columns |= {v.value for v in node.values if isinstance(v, ast.Constant)}
+        if isinstance(node, ast.Dict) and framework != "openrlhf":
+            keyed = zip(node.keys, node.values, strict=True)
+            columns |= {v.value for _, v in keyed if isinstance(v, ast.Constant)}
+            columns |= {k.value for k in node.keys if framework == "verl-updates"} & set(NAMES)
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            columns |= {node.slice.value} if isinstance(node.slice, ast.Constant) else set()
     assert columns <= set(NAMES)
-    assert {"ref_logp", "old_logp", "mask", "step", "entropy", "advantage"} <= columns
+    wanted = {"ref_logp", "old_logp", "mask", "step", "advantage"}
+    of_rollouts, of_updates = {"group", "reward", "entropy"}, {"logp", "kl_term"}
+    wanted |= {"verl": of_rollouts | {"lag"}, "verl-updates": of_updates}.get(
+        framework, of_rollouts | of_updates
+    )
+    assert wanted <= columns
+
+
+def test_the_snippet_for_openrlhf_dumps_each_update(tmp_path, monkeypatch):
+    logp, mask = -torch.rand(3, 4), torch.ones(3, 4).bool()
+    experience = SimpleNamespace(
+        action_log_probs=logp - 0.1,
+        base_action_log_probs=logp - 0.2,
+        rollout_log_probs=None,
+        action_mask=mask,
+        advantages=logp,
+        rewards=torch.tensor([1.0, 0.0, 1.0]),
+        prompts=["a", "b", "a"],
+    )
+    args = SimpleNamespace(
+        actor=SimpleNamespace(entropy_coef=None),
+        algo=SimpleNamespace(kl=SimpleNamespace(use_loss=True)),
+    )
+    actor = SimpleNamespace(strategy=SimpleNamespace(get_rank=lambda: 0), args=args)
+    names = {"self": actor, "step": 0, "experience": experience, "torch": torch, "output": None}
+    names |= {"action_log_probs": logp, "kl": 0.2 * logp, "kl_ctl": 0.5}
+    monkeypatch.chdir(tmp_path)
+    exec(compile(SNIPPETS["openrlhf"], "snippet", "exec"), names)
+    found = read_rollouts(tmp_path / "rollouts-0.jsonl")
+    assert found.tokens == 12 and set(found.step) == {1}
+    first, second, third = (set(found.group[found.sequence == row]) for row in range(3))
+    assert first == third != second
+    np.testing.assert_allclose(found.kl_term, (0.1 * logp).flatten().numpy(), atol=1e-6)
+
+
+def test_the_snippet_for_verl_s_workers_dumps_the_update_itself(tmp_path, monkeypatch):
+    logp = -torch.rand(2, 3)
+    held = {"old_log_probs": logp - 0.1, "ref_log_prob": logp - 0.2, "advantages": logp}
+    held |= {"response_mask": torch.ones(2, 3)}
+
+    class Data(dict):
+        def select(self, *names):
+            return SimpleNamespace(to_padded_tensor=lambda: {n: self[n] for n in names})
+
+    losses = SimpleNamespace(
+        ppo_loss=lambda config, model_output, data, dp_group: "lost",
+        no_padding_2_padding=lambda values, data: values,
+        kl_penalty=lambda logprob, ref_logprob, kl_penalty: logprob - ref_logprob,
+    )
+    workers, distillation = SimpleNamespace(), SimpleNamespace()
+    for name, module in {
+        "verl.workers": SimpleNamespace(engine_workers=workers),
+        "verl.workers.utils": SimpleNamespace(losses=losses),
+        "verl.trainer.distillation": SimpleNamespace(losses=distillation),
+    }.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(SNIPPETS["verl-updates"], "snippet", "exec"), {})
+    assert losses.ppo_loss is workers.ppo_loss is distillation.ppo_loss
+    config = SimpleNamespace(use_kl_loss=True, kl_loss_type="k1", kl_loss_coef=0.5)
+    for _ in range(2):
+        assert losses.ppo_loss(config, {"log_probs": logp}, Data(held), None) == "lost"
+    assert losses.ppo_loss(SimpleNamespace(use_kl_loss=False), {}, Data(held)) == "lost"
+    (path,) = tmp_path.iterdir()
+    found = read_rollouts(path)
+    assert found.tokens == 12 and set(found.step) == {1, 2} and found.has_old_logp
+    np.testing.assert_allclose(found.kl_term, np.full(12, 0.1), atol=1e-6)
+    np.testing.assert_allclose(found.logp - found.old_logp, np.full(12, 0.1), atol=1e-6)
 
 
 @pytest.mark.peers
@@ -160,11 +231,16 @@ def test_the_snippet_for_verl_dumps_a_batch_of_its_trainer(tmp_path, monkeypatch
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.chdir(tmp_path)
     exec(compile(SNIPPETS["verl"], "snippet", "exec"), {})
-    batch = SimpleNamespace(keys=["a"], partition_id="train")
+    keys = ["u1_0_0", "u1_1_0", "u2_0_0"]
+    tags = [{"min_global_steps": sampled} for sampled in (7, 6, 5)]
+    assert "{uid}_{session_id}_{index}" in source and 'tag["min_global_steps"]' in source
+    batch = SimpleNamespace(keys=keys, tags=tags, partition_id="train")
     assert PPOTrainer()._update_actor(batch, {}) == "updated"
     found = read_rollouts(tmp_path / "rollouts.jsonl")
     assert found.tokens == 12 and set(found.step) == {7} and set(found.reward) == {4.0}
     assert found.entropy is not None and found.has_old_logp
+    first, second, third = found.group[::4]
+    assert first == second != third and found.lag[::4].tolist() == [0, 1, 2]
 
 
 def test_dumped_batches_are_read_back(tmp_path):

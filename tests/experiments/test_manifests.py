@@ -22,7 +22,7 @@ from kl_term.files import sealed, sha256_file
 FIELDS = {
     "preset": "quick",
     "seeds": [0, 1],
-    "device": "GPU",
+    "device": "GPU, of a kind",
     "versions": {"torch": "2"},
     "source": "abc",
 }
@@ -31,7 +31,7 @@ FIELDS = {
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
     """A folder of two tables, one in a folder of its own, in ``results``."""
-    folder = tmp_path / "results" / "gpu"
+    folder = tmp_path / "results" / "quick_GPU"
     (folder / "parts").mkdir(parents=True)
     (folder / "table.csv").write_text("a,b\n")
     (folder / "parts" / "0.csv").write_text("1,2\n")
@@ -50,7 +50,7 @@ def write(name: str, data: bytes) -> Callable[[Path], object]:
 def device_by_hand(folder: Path) -> None:
     """A field that no check of the tables reads."""
     path = folder / "manifest.json"
-    path.write_text(path.read_text().replace('"GPU"', '"TPU"'))
+    path.write_text(path.read_text().replace('"GPU,', '"TPU,'))
 
 
 def lack(field: str) -> Callable[[Path], object]:
@@ -63,21 +63,21 @@ def lack(field: str) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (write("parts/0.csv", b"1,3\n"), "results/gpu/parts/0.csv changed"),
-        (lambda folder: (folder / "table.csv").unlink(), "gpu/table.csv is in the manifest"),
-        (write("new.csv", b""), "results/gpu/new.csv is not in the manifest"),
-        (lambda folder: (folder / "manifest.json").unlink(), "gpu/manifest.json is missing"),
+        (write("parts/0.csv", b"1,3\n"), "results/quick_GPU/parts/0.csv changed"),
+        (lambda folder: (folder / "table.csv").unlink(), "quick_GPU/table.csv is in the manifest"),
+        (write("new.csv", b""), "results/quick_GPU/new.csv is not in the manifest"),
+        (lambda folder: (folder / "manifest.json").unlink(), "quick_GPU/manifest.json is missing"),
         *(
-            (write("manifest.json", data), "gpu/manifest.json is no valid JSON")
+            (write("manifest.json", data), "quick_GPU/manifest.json is no valid JSON")
             for data in (b"", b"{", b"[" * 100_000)
         ),
         *(
-            (write("manifest.json", data), "gpu/manifest.json has no 'sha256' that seals it")
+            (write("manifest.json", data), "quick_GPU/manifest.json has no 'sha256' that seals it")
             for data in (b"{}", b"[]")
         ),
-        (device_by_hand, "gpu/manifest.json changed since it was written"),
+        (device_by_hand, "quick_GPU/manifest.json changed since it was written"),
         (write("../loose.csv", b""), "results/loose.csv: move it"),
-        *((lack(field), f"gpu/manifest.json lacks '{field}'") for field in REQUIRED),
+        *((lack(field), f"quick_GPU/manifest.json lacks '{field}'") for field in REQUIRED),
     ],
 )
 def test_a_changed_recording_is_named_in_one_line(
@@ -87,6 +87,28 @@ def test_a_changed_recording_is_named_in_one_line(
     with pytest.raises(UserError, match=message) as refusal:
         verify_results(recorded.parent)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_recording_belongs_to_its_folder_preset_and_device(tmp_path: Path) -> None:
+    """Two whole folders that change names are whole still, and each tells of the other."""
+    tables = {"table.csv": pd.DataFrame({"a": [1]})}
+    for name, device in (("quick_cpu", "cpu, AVX2"), ("quick_cuda", "cuda, a GPU")):
+        write_folder(tmp_path / name, tables, FIELDS | {"device": device})
+        assert read_manifest(tmp_path / name)["folder"] == name
+        old = dict(manifest_of(tmp_path / name))
+        for field in ("folder", "sha256"):  # as they were written before
+            old.pop(field, None)
+        write("manifest.json", sealed(old))(tmp_path / name)
+        read_manifest(tmp_path / name)
+    (tmp_path / "quick_cpu").rename(tmp_path / "aside")
+    (tmp_path / "quick_cuda").rename(tmp_path / "quick_cpu")
+    (tmp_path / "aside").rename(tmp_path / "quick_cuda")
+    with pytest.raises(UserError, match=r"is of quick_cuda, not of quick_cpu"):
+        verify_results(tmp_path)
+    write_folder(tmp_path / "mine", tables, FIELDS)
+    (tmp_path / "mine").rename(tmp_path / "quick")
+    with pytest.raises(UserError, match=r"is of mine, not of quick"):
+        read_manifest(tmp_path / "quick")
 
 
 @pytest.fixture

@@ -1,20 +1,17 @@
 """Every public function of kl and objectives, with arguments that are wrong in one place.
 
-The functions, their arguments and the names of their options are found by looking: a new function
-is tried without being named here. A wrong call must raise an error that names the argument, or,
-for NaN, show it in the result; it must not broadcast, and not end in an error of torch.
+The calls are those of ``tests/kl/calls.py``. A wrong one must raise an error that names the
+argument, or, for NaN, show it in the result; it must not broadcast, and not end in an error of
+torch.
 """
 
 from __future__ import annotations
 
-import inspect
 import itertools
-import pkgutil
 import re
 import sys
 from functools import partial
-from importlib import import_module
-from typing import Annotated, get_args, get_origin, get_type_hints
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -26,209 +23,30 @@ import kl_term.objectives
 from kl_term.checks import checked, trusted
 from kl_term.kl.divergences import log_softmaxes
 from kl_term.kl.estimators import k3_clip
-from kl_term.kl.sequences import Sequences, enumerate_sequences
+from kl_term.kl.fixed_points import chi_square_optimum, euclidean_optimum
+from kl_term.kl.full_vocabulary import markov_kl
+from kl_term.kl.importance import effective_sample_size, importance_ratio
+from kl_term.kl.sequences import Sequences
 from kl_term.kl.surrogates import kl_loss, kl_penalty
-from kl_term.kl.term import KLTerm
-from kl_term.kl.vocabulary_blocks import Chunks, Head
 from kl_term.objectives.filtering import informative_groups
 from kl_term.objectives.lengths import relative_length_reward
-from kl_term.objectives.losses import ClipRange, policy_loss
+from kl_term.objectives.losses import policy_loss
 from kl_term.objectives.rejection import shortest_right
-from kl_term.objectives.routing import ExpertHead
-from kl_term.shapes import Axes, LogProbs, Mask
-
-#: Walks through blocks for another module, which has checked what it gives.
-INTERNAL = {"statistics", "blocks", "widened", "block_logits", "per_token_advantages"}
-INTERNAL |= {"log_normaliser", "largest_logits", "as_declared", "compute_dtype", "scattered"}
-INTERNAL |= {"counted_tokens", "check_chunks", "check_pair", "check_head"}
-INTERNAL |= {"through_head", "correction_of", "check_top_k"}
-INTERNAL |= {"by_sequence", "packing_of"}
-#: Left out of the calls here: tests/kl/test_packing.py has them.
-OF_PACKED_ROWS = {"sequence_ids"}
-#: What stands for an argument that is no tensor of the annotated shapes.
-OTHERS = {
-    Head: Head(torch.rand(5, 4, dtype=torch.float64)),
-    Chunks: Chunks(),
-    ClipRange: ClipRange(0.8, 1.2),
-    ExpertHead: ExpertHead(*(torch.rand(*s, dtype=torch.float64) for s in ((3, 4), (3, 5, 4)))),
-    Sequences: enumerate_sequences(3, 3),
-}
-#: Of classes with guarded methods: a choice of each way through them.
-INSTANCES = {
-    KLTerm: [
-        KLTerm(estimator="k3"),
-        KLTerm(estimator="k1", level="sequence", weighting="detached"),
-        KLTerm(estimator="exact"),
-        KLTerm(estimator="cross_entropy"),
-        KLTerm(weighting="attached", ratio="prefix"),
-        KLTerm(level="sequence", weighting="attached"),
-        KLTerm(estimator="k1", placement="reward"),
-        KLTerm(estimator="k2", placement="reward", level="sequence"),
-    ]
-}
-#: Arguments that cannot be found: padded steps, and moments of sequences of the last token.
-EXAMPLES = {
-    "merged_coefficient": {"betas": [0.5, 1.5]},
-    "averaged_coefficient": {"beta": 0.5, "rate": 0.5, "updates": 2},
-    "partial_coefficient": {"beta": 0.5, "step_size": 0.5, "steps": [2, 1]},
-    "sequence_ids": {"cu_seqlens": torch.tensor([0, 2, 5])},
-    "process_supervision": {
-        "step_rewards": torch.rand(2, 3, dtype=torch.float64),
-        "step_ends": torch.tensor([[0, 2, 4], [1, 3, -1]]),
-        "lengths": torch.tensor([5, 4]),
-    },
-    "markov_second_moments": {
-        "logits": torch.rand(4, 3, dtype=torch.float64),
-        "old_logits": torch.rand(4, 3, dtype=torch.float64),
-        "own": torch.rand(4, 3, 3, dtype=torch.float64),
-        "future": torch.rand(4, 3, dtype=torch.float64),
-        "length": 2,
-        "baseline": torch.rand(2, 4, dtype=torch.float64),
-    },
-    "markov_kl_moments": {
-        "logits": torch.rand(4, 3, dtype=torch.float64),
-        "ref_logits": torch.rand(4, 3, dtype=torch.float64),
-        "old_logits": torch.rand(4, 3, dtype=torch.float64),
-        "length": 2,
-    },
-}
-
-
-def functions() -> dict[str, object]:
-    found = {}
-    for package in (kl_term.kl, kl_term.objectives):
-        for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
-            for name, value in vars(import_module(module.name)).items():
-                public = inspect.isfunction(value) and not name.startswith("_")
-                where = f"{module.name.removeprefix('kl_term.')}.{name}"
-                if public and value.__module__ == module.name and name not in INTERNAL:
-                    found[where] = value
-                if inspect.isclass(value) and value.__module__ == module.name:
-                    for instance in INSTANCES.get(value, []):
-                        found |= {f"{where}.{instance.name}.{m}": f for m, f in methods(instance)}
-    return found
-
-
-def methods(instance) -> list[tuple[str, object]]:
-    """The guarded ones that the choices of this instance allow."""
-    named = [(name, getattr(type(instance), name, None)) for name in dir(type(instance))]
-    guarded = [n for n, m in named if inspect.isfunction(m) and hasattr(m, "__wrapped__")]
-    allowed = [n for n in guarded if ("penalty" in n) == (instance.placement == "reward")]
-    return [(name, getattr(instance, name)) for name in allowed if not name.startswith("_")]
-
-
-FUNCTIONS = functions()
-
-
-def axes_of(hint) -> Axes | None:
-    options = (hint, *get_args(hint))
-    return next((o.__metadata__[0] for o in options if get_origin(o) is Annotated), None)
-
-
-def is_a(kind, hint) -> bool:
-    return hint is kind or kind in get_args(hint)
-
-
-class Calls:
-    """Valid calls of a function, one for every choice of its options."""
-
-    def __init__(self, function) -> None:
-        self.function = function
-        self.hints = get_type_hints(function, include_extras=True)
-        self.hints.pop("return", None)
-        has_sequences = any(is_a(Sequences, hint) for hint in self.hints.values())
-        self.sizes = {"V": 3, "S": 13, "N": 27, "T": 3, "G": 4, "D": 4, "...": (2, 3)}
-        if not has_sequences:
-            self.sizes |= {"S": 4}
-        self.quick = {"steps": 2} if "steps" in self.hints else {}  # what is refused is at once
-        self.generator = torch.Generator().manual_seed(0)
-
-    def floats(self, shape) -> Tensor:
-        drawn = torch.rand(*shape, generator=self.generator, dtype=torch.float64)
-        return 0.1 + 0.8 * drawn
-
-    def shape(self, axes: Axes) -> tuple[int, ...]:
-        sizes = (self.sizes[name] for name in axes.names.split())
-        return tuple(itertools.chain(*(s if isinstance(s, tuple) else (s,) for s in sizes)))
-
-    def candidates(self, name: str, hint) -> list:
-        axes = axes_of(hint)
-        if axes is not None and axes.names != "*":
-            floats = self.floats(self.shape(axes))
-            if axes.holds in ("mask", "booleans", "zeros and ones"):
-                mask = floats > 0.3
-                mask[..., 0] = True
-                if axes.holds == "mask":  # a completion's tokens come first
-                    mask = mask.cumprod(-1).bool()
-                return [mask.double() if axes.holds == "zeros and ones" else mask]
-            return [floats if axes.holds == "floats" else (3 * floats).long()]
-        if is_a(Tensor, hint) or axes is not None:
-            lead = self.sizes["..."]
-            shapes = [lead, lead[:-1], (27, 13, 3), (2, 13, 3), (4, 3, 3), (13,), (2, 4), (5,)]
-            shapes = [*shapes, (2, 3, 4), (*lead, 5)]
-            ids = [torch.arange(13) % 4, torch.randint(3, (2, 3, 1), generator=self.generator)]
-            of_shapes = [self.floats(shape) for shape in shapes]
-            extra = [torch.ones(2, 4).long(), torch.ones(2).long()]
-            return [*of_shapes, *ids, *extra]
-        for kind, candidates in ((str, ["?"]), (float, [0.5, 1.5]), (int, [2, 1, 3])):
-            if is_a(kind, hint):
-                return candidates
-        return [value for kind, value in OTHERS.items() if is_a(kind, hint)] or [True]
-
-    def valid(self) -> list[dict]:
-        """Arguments that are accepted, one set for every option of a required name."""
-        wanted = {
-            name: self.candidates(name, self.hints[name])
-            for name, parameter in inspect.signature(self.function).parameters.items()
-            if name not in OF_PACKED_ROWS
-            if parameter.default is inspect.Parameter.empty
-            or is_a(Tensor, self.hints[name])
-            or axes_of(self.hints[name])
-        }
-        if self.function.__name__ in EXAMPLES:
-            return [EXAMPLES[self.function.__name__]]
-        found: list[dict] = []
-        pending = [{}]
-        while pending:
-            names = pending.pop()
-            lists = [names.get(name, values) for name, values in wanted.items()]
-            for values in itertools.product(*lists):
-                given = dict(zip(wanted, values, strict=True)) | self.quick
-                try:
-                    self.function(**given)
-                except ValueError as error:
-                    said = re.match(r"(\w+) must be one of \[(.*?)\], got '\?'", str(error))
-                    if said:
-                        argument = next(
-                            n for n, v in given.items() if isinstance(v, str) and v == "?"
-                        )
-                        options = re.findall(r"'(\w+)'", said[2])
-                        pending += [names | {argument: [option]} for option in options]
-                        break
-                    unread = re.match(r"(\w+) would go unread", str(error))
-                    if unread:
-                        wanted.pop(unread[1])
-                        pending.append(names)
-                        break
-                except (RuntimeError, TypeError, IndexError):
-                    continue
-                else:
-                    found.append(given)
-                    break
-        return found
-
-
-CALLS = {name: Calls(function) for name, function in FUNCTIONS.items()}
-
-
-def tensors_of(result) -> list[Tensor]:
-    if isinstance(result, Tensor):
-        return [result]
-    if isinstance(result, dict):
-        result = tuple(result.values())
-    if isinstance(result, tuple):
-        return [tensor for part in result for tensor in tensors_of(part)]
-    return [torch.tensor(result, dtype=torch.float64)]
+from kl_term.shapes import LogProbs, Mask
+from tests.kl.calls import (
+    ALL,
+    CALLS,
+    FUNCTIONS,
+    OTHERS,
+    axes_of,
+    each,
+    each_choice,
+    is_a,
+    options_of,
+    tensors,
+    tensors_of,
+    with_floats,
+)
 
 
 def shows_nan(result) -> bool:
@@ -248,19 +66,6 @@ def outcome(function, given: dict, argument: str):
         return None
 
 
-def tensors(given: dict) -> dict[str, Tensor]:
-    return {name: value for name, value in given.items() if isinstance(value, Tensor)}
-
-
-def each(name: str):
-    calls = CALLS[name]
-    found = calls.valid()
-    assert found, "no valid call was found"
-    for given in found:
-        for argument in tensors(given):
-            yield calls, given, argument
-
-
 def is_read(function, argument: str) -> bool:
     """A KL term says that it takes what it does not read."""
     term = getattr(function, "__self__", None)
@@ -271,9 +76,6 @@ def is_read(function, argument: str) -> bool:
     if term.estimator == "cross_entropy":
         return argument == "logp"
     return argument in ("logp", "ref_logp") or (argument == "old_logp" and term.weighting != "none")
-
-
-ALL = pytest.mark.parametrize("name", FUNCTIONS)
 
 
 def test_every_public_function_is_guarded():
@@ -384,12 +186,6 @@ def test_mixed_precision_is_computed_or_refused(name):
             )
 
 
-def with_floats(given: dict, change) -> dict:
-    """The same call with every tensor of floats changed."""
-    floats = {name: value for name, value in tensors(given).items() if value.is_floating_point()}
-    return given | {name: change(value) for name, value in floats.items()}
-
-
 #: What a package exports: computed in float32 at least, over any leading axes.
 EXPORTED = pytest.mark.parametrize(
     "name",
@@ -453,15 +249,6 @@ def test_leading_axes_are_free(name):
             torch.testing.assert_close(other.flatten(), one.flatten(), rtol=1e-12, atol=1e-12)
 
 
-def options_of(calls: Calls, given: dict, name: str) -> list[str]:
-    """What a choice with a default may be, as its refusal lists it."""
-    try:
-        calls.function(**given | {name: "?"})
-    except ValueError as error:
-        return re.findall(r"'(\w+)'", str(error).rpartition(", got")[0])
-    return []
-
-
 @ALL
 def test_an_unknown_option_is_refused_with_the_nearest_one(name):
     calls = CALLS[name]
@@ -472,29 +259,6 @@ def test_an_unknown_option_is_refused_with_the_nearest_one(name):
             wrong = given | {argument: f"{options[0]}_" if options else "?"}
             with pytest.raises(ValueError, match=said):
                 calls.function(**wrong)
-
-
-def each_choice(name: str):
-    """Valid calls with every combination of the options that have a default."""
-    calls = CALLS[name]
-    signature = inspect.signature(calls.function).parameters
-    for given in calls.valid():
-        choices = {
-            option: found
-            for option, hint in calls.hints.items()
-            if option not in given and is_a(str, hint) and signature[option].default is not None
-            if (found := options_of(calls, given, option))
-        }
-        for values in itertools.product(*choices.values()):
-            call = given | dict(zip(choices, values, strict=True))
-            try:
-                calls.function(**call)
-            except ValueError as error:
-                needed = re.match(r"(\w+) is needed", str(error))
-                if not needed:  # a combination that is refused
-                    continue
-                call[needed[1]] = calls.candidates(needed[1], calls.hints[needed[1]])[0]
-            yield calls, call
 
 
 def with_gradients(function, given: dict) -> tuple[list[Tensor], dict[str, Tensor]]:
@@ -720,3 +484,36 @@ def test_out_of_memory_stays_what_it_is():
 
     with pytest.raises(torch.OutOfMemoryError):
         full(torch.zeros(3))
+
+
+@pytest.mark.parametrize("state", range(4))
+def test_a_broken_row_of_a_chain_is_shown_wherever_it_is_met(state):
+    """A comparison with NaN is false: it once left out the very rows that had become NaN."""
+    table = torch.rand(4, 3, dtype=torch.float64)
+    broken = table.clone()
+    broken[state, state % 3] = torch.nan
+    assert markov_kl(broken, table, length=3).isnan()
+
+
+def test_an_engine_s_overflow_is_shown_and_drops_no_token():
+    logp = torch.full((2, 3), -1.0)
+    old_logp = torch.tensor([[-1.0, torch.inf, -1.0], [-1.0, -1.0, -1.0]])
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    result = policy_loss(logp, old_logp=old_logp, advantages=torch.ones(2), mask=mask)
+    assert result.loss.isnan()
+    assert importance_ratio(logp, old_logp, mask)[0, 1].isnan()
+    assert effective_sample_size(logp, old_logp, mask).isnan().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("optimum", [euclidean_optimum, chi_square_optimum])
+def test_a_token_that_is_given_up_has_no_slope_in_either_mode(optimum):
+    rewards = torch.tensor([3.0, 1.0, -4.0], dtype=torch.float64)
+    ref_logits = torch.tensor([0.3, 0.1, -0.2], dtype=torch.float64)
+
+    def share(values):
+        return optimum(values, ref_logits, beta=1.0).exp()
+
+    assert share(rewards)[-1] == 0
+    reverse = torch.autograd.functional.jacobian(share, rewards)
+    _, forward = torch.func.jvp(share, (rewards,), (torch.ones_like(rewards),))
+    torch.testing.assert_close(forward, reverse.sum(-1), rtol=0, atol=1e-12)

@@ -50,7 +50,8 @@ def bare(tmp_path: Path) -> Path:
     """A checkout with nothing but what the first rule of the Makefile reads."""
     folder = tmp_path / "a checkout"
     folder.mkdir()
-    for name in ("Makefile", "pyproject.toml", "requirements.lock", "constraints.txt"):
+    locks = ("requirements.lock", "torch.lock", "cuda.lock", "constraints.txt")
+    for name in ("Makefile", "pyproject.toml", *locks):
         shutil.copy(ROOT / name, folder / name)
     return folder
 

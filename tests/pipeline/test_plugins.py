@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -63,3 +65,24 @@ def test_nbval_compares_figures_and_notices_a_dead_kernel(tmp_path: Path, stored
     )
     assert done.returncode == bool(said), done.stdout
     assert said in done.stdout
+
+
+def test_a_drawn_order_is_said_and_can_be_drawn_again(tmp_path: Path) -> None:
+    lines = [f"def test_{number}():\n    print('ran', {number})\n" for number in range(12)]
+    (tmp_path / "test_order.py").write_text("\n".join(lines))
+
+    def order(seed: str) -> list[str]:
+        command = [sys.executable, "-m", "pytest", "-s", "-p", "tests.pipeline.shuffled"]
+        found = subprocess.run(
+            [*command, "--rootdir", tmp_path, "-c", "/dev/null", tmp_path / "test_order.py"],
+            cwd=ROOT,
+            env=os.environ | {"KL_TERM_SHUFFLE": seed, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        assert f"KL_TERM_SHUFFLE={seed}" in found
+        return re.findall(r"ran (\d+)", found)
+
+    assert order("1") == order("1") != order("2")
+    assert sorted(order("1"), key=int) == [str(number) for number in range(12)] != order("1")

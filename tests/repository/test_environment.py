@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -59,6 +62,32 @@ def test_every_dependency_is_locked_at_a_version_it_allows(group: str) -> None:
     for requirement in map(Requirement, wanted):
         versions = locked[normalised(requirement.name)]
         assert all(requirement.specifier.contains(version) for version in versions), requirement
+
+
+def test_torch_is_locked_by_hash_from_either_index() -> None:
+    """The package index has a wheel a Python and platform; a runner takes the CPU's."""
+    lock, cuda = (ROOT / "torch.lock").read_text(), (ROOT / "cuda.lock").read_text()
+    (pin,) = pins(lock)
+    assert pin in pins((ROOT / "constraints.txt").read_text())
+    digests = re.findall(r"--hash=sha256:([0-9a-f]{64})", lock)
+    assert len(set(digests)) == len(digests) > 20
+    blocks = re.split(r"\n(?=\S)", cuda.strip())
+    assert all("--hash=sha256:" in block and "sys_platform == 'linux'" in block for block in blocks)
+    assert all(re.match(r"nvidia-|cuda-|triton", block) for block in blocks)
+
+
+def test_the_bill_of_materials_lists_what_the_locks_hold() -> None:
+    command = [sys.executable, "packaging/bill_of_materials.py"]
+    locks = ["requirements.lock", "torch.lock", "cuda.lock"]
+    made = subprocess.run([*command, *locks], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = json.loads(made.stdout)["components"]
+    held = {
+        pin.partition(";")[0].strip() for lock in locks for pin in pins((ROOT / lock).read_text())
+    }
+    assert {f"{each['name']}=={each['version']}" for each in listed} == held
+    digests = [found for each in listed for found in each["externalReferences"][0]["hashes"]]
+    text = "".join((ROOT / lock).read_text() for lock in locks)
+    assert len(digests) == text.count("--hash=sha256:")
 
 
 def test_lock_holds_a_hash_for_every_package_and_no_torch() -> None:

@@ -34,7 +34,7 @@ NEVER = {
 #: Jobs that may write, and what.
 WRITES = {
     ("book", "deploy"): {"pages": "write", "id-token": "write"},
-    ("release", "publish"): {"contents": "write"},
+    ("release", "publish"): {"contents": "write", "id-token": "write", "attestations": "write"},
 }
 
 
@@ -109,13 +109,26 @@ def test_a_workflow_has_pinned_actions_and_may_only_read(path: Path) -> None:
     for command in re.findall(r"run: .*\$\{\{([^}]*)", text):
         assert command.strip().startswith("matrix."), "text of a stranger in a shell"
     assert "secrets." not in text
+    assert "PIP_EXTRA_INDEX_URL" not in text, "a second index for every package"
 
 
 def test_the_dependency_audit_must_find_a_known_bad_version_first() -> None:
     """An audit that finds nothing anywhere is no audit."""
     script = (ROOT / ".github" / "audit.sh").read_text(encoding="utf-8")
     canary = script.index("jinja2==2.4.1")
-    assert canary < script.index("requirements.lock")
+    assert canary < script.index("requirements.lock") < script.index("cuda.lock")
     assert "--strict" in script and "set -eu" in script
     (job,) = yaml.safe_load((ROOT / ".github/workflows/audit.yml").read_text())["jobs"].values()
     assert any(step.get("run") == ".github/audit.sh" for step in job["steps"])
+
+
+def test_every_python_and_the_odd_machines_have_a_job() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/elsewhere.yml").read_text())["jobs"]
+    assert jobs["python"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13", "3.14"]
+    said = {name: "\n".join(step.get("run", "") for step in jobs[name]["steps"]) for name in jobs}
+    assert "make book" in said["python"] and "make test" in said["python"]
+    assert "rm -rf .git" in said["no-git-another-user"]
+    assert "-u reader" in said["no-git-another-user"]
+    assert "tests.pipeline.shuffled" in said["random-order"] and "taskset" in said["one-core"]
+    (fuzz,) = yaml.safe_load((ROOT / ".github/workflows/fuzz.yml").read_text())["jobs"].values()
+    assert any("tests/fuzz" in step.get("run", "") for step in fuzz["steps"])
