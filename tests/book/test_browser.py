@@ -52,7 +52,7 @@ SEEN = """() => {
     background: getComputedStyle(document.body).backgroundColor,
     dark: document.documentElement.dataset.theme === 'dark',
     figures: article.querySelectorAll('figure').length,
-    shown: [...article.querySelectorAll('figure img')].filter(i => i.getClientRects().length).map(i => {
+    shown: [...article.querySelectorAll('figure img')].filter(i => i.offsetParent).map(i => {
       const box = i.getBoundingClientRect(), style = getComputedStyle(i);
       const frame = 2 * (parseFloat(style.paddingLeft) + parseFloat(style.borderLeftWidth));
       const shown = (box.width - frame) / (box.height - frame);
