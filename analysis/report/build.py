@@ -131,6 +131,7 @@ def fingerprint(project: Project) -> str:
         project.config,
         project.toc,
         project.readme,
+        project.address,
         *(path for path in project.book.rglob("*") if path.is_file()),
         *(path for path in project.root.glob("notebooks/*.ipynb")),
         *(page.with_suffix(".md") for page in toc_pages(project)),

@@ -266,7 +266,7 @@ def stage(project: Project, destination: Path) -> None:
         copied = destination / terms.relative_to(project.root)
         copied.parent.mkdir(parents=True)
         shutil.copyfile(terms, copied)
-    for name in ("kl_term", "analysis", "notebooks", "results"):
+    for name in ("kl_term", "analysis", "notebooks", "results", project.address.name):
         (destination / name).symlink_to(project.root / name)
     config, toc = (load_yaml(path, path.name) for path in (project.config, project.toc))
     config["title"] = TITLE
