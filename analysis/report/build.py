@@ -204,7 +204,7 @@ def _said_of(inputs: str, built: Path) -> str:
 
 def _staged(project: Project, root: Path) -> Project:
     """The sources of the edition in Chinese."""
-    from analysis.report.translation import stage
+    from analysis.report.edition import stage
 
     stage(project, root)
     staged = Project(root)
