@@ -34,6 +34,8 @@ RUNS = (
     "partial_rollouts",
     "stale_starts",
 )
+#: The losses that the figure of ages is about.
+TOLD_OF_AGE = ("none", "k2", "exact")
 #: Age of the oldest samples of ``staleness``, in updates; beta of most comparisons.
 OLDEST, BETA = 16, 0.3
 
@@ -96,25 +98,34 @@ HOLLOW = {"linestyle": ":", "markerfacecolor": "white"}
 
 
 def ages(finals: pd.DataFrame) -> Figure:
-    """Own accuracy and exact reverse KL over the age of the samples, one line a KL loss."""
+    """Own accuracy and exact reverse KL over the age of the samples, one line a KL loss.
+
+    Those that the title is about are drawn with their intervals, the others thin behind them.
+    """
     table = by_variant(finals, ["own_accuracy", "reverse_kl"])
     table[["loss", "lag"]] = table["variant"].str.split("_lag_", expand=True)
     lags = list(table["lag"].unique())
-    figure, panels = style.subplots(1, 2, height=4.0)
-    labels = {"own_accuracy": "final accuracy", "reverse_kl": "reverse KL (nats), log scale"}
-    for panel, (metric, label) in zip(panels, labels.items(), strict=True):
+    figure, panels = style.subplots(1, 2, height=3.7)
+    titles = {"own_accuracy": "final accuracy", "reverse_kl": "reverse KL (nats)"}
+    for panel, (metric, title) in zip(panels, titles.items(), strict=True):
         for place, name in enumerate(LOSSES):
             rows = table[(table["metric"] == metric) & (table["loss"] == name)]
             estimator, _, weighted = name.partition("_")
             look = style.line(estimator, label=LOSSES[name]) | (HOLLOW if weighted else {})
-            x = np.arange(len(rows)) + 0.05 * (place - 2.5)
-            panel.errorbar(x, rows["mean"], yerr=style.bars(rows), elinewidth=1.0, **look)
-        panel.set(ylabel=label, xlabel="age (updates)")
+            if name not in TOLD_OF_AGE:
+                panel.plot(rows["lag"], rows["mean"], **look | {"alpha": 0.5, "linewidth": 1.0})
+                continue
+            x = np.arange(len(rows)) + 0.06 * (place - 2.5)
+            panel.plot(x, rows["mean"], **look)
+            panel.errorbar(
+                x, rows["mean"], style.bars(rows), fmt="none", elinewidth=1.2, ecolor=look["color"]
+            )
+        panel.set(title=title, xlabel="age (updates)", xlim=(-0.3, len(lags) - 0.7))
         panel.set_xticks(range(len(lags)), lags)
     panels[1].set_yscale("log")
     panels[1].yaxis.set_minor_locator(NullLocator())
     panels[1].set_yticks([0.05, 0.1, 0.2, 0.4], ["0.05", "0.1", "0.2", "0.4"])
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    style.label_line_ends(panels[1])
     return figure
 
 

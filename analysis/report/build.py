@@ -131,6 +131,7 @@ def fingerprint(project: Project) -> str:
         project.config,
         project.toc,
         project.readme,
+        project.address,
         *(path for path in project.book.rglob("*") if path.is_file()),
         *(path for path in project.root.glob("notebooks/*.ipynb")),
         *(page.with_suffix(".md") for page in toc_pages(project)),
@@ -203,7 +204,7 @@ def _said_of(inputs: str, built: Path) -> str:
 
 def _staged(project: Project, root: Path) -> Project:
     """The sources of the edition in Chinese."""
-    from analysis.report.translation import stage
+    from analysis.report.edition import stage
 
     stage(project, root)
     staged = Project(root)

@@ -413,7 +413,7 @@ def refresh_notebooks(project: Project, names: Sequence[str] = ()) -> list[Path]
     """Copy the book's runs over their sources, without the tables of their figures; the sources
     that changed.
 
-    Where the configuration begins to name a repository, they get the cell of
+    Where the address begins to name a repository, they get the cell of
     `analysis.report.setup_cell`, and want another run.
     """
     jobs = plan(project, select_notebooks(project, names), directory=project.runs)

@@ -26,6 +26,7 @@ class Project:
         self.config = root / "_config.yml"
         self.toc = root / "_toc.yml"
         self.readme = root / "README.md"
+        self.address = root / "address.yaml"
         self.build = root / "_build"
 
     def relative(self, path: Path) -> str:

@@ -1,6 +1,6 @@
 """The first cell of a notebook that is opened away from a checkout, such as on Colab.
 
-It exists where ``_config.yml`` names a repository, fetches that, and installs the package from it.
+It exists where ``address.yaml`` names a repository, fetches that, and installs the package from it.
 Beside a checkout, and on Binder, which installs ``environment.yml``, it does nothing.
 """
 
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from analysis.report.address import load_address
 from analysis.report.project import Project
-from analysis.report.strict_yaml import load_yaml
 
 TAG = "setup"
 FOLDER = "kl-term"
@@ -38,12 +38,11 @@ if importlib.util.find_spec("analysis") is None:
 
 
 def with_setup(notebook: dict[str, Any], project: Project) -> dict[str, Any]:
-    """A notebook with the cell that its project's configuration asks for, or without one."""
+    """A notebook with the cell that its project's address asks for, or without one."""
     cells = [c for c in notebook["cells"] if TAG not in c["metadata"].get("tags", ())]
-    named = load_yaml(project.config, project.config.name) if project.config.is_file() else {}
-    repository = named.get("repository") or {}
-    if repository.get("url"):
-        source = setup_source(repository["url"], repository.get("branch", "main"))
+    address = load_address(project)
+    if address.repository:
+        source = setup_source(address.repository, address.branch)
         cell = {
             "cell_type": "code",
             "execution_count": None,

@@ -7,7 +7,7 @@ audit; a row of the file says it only where no finding does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 
 from analysis.report.audit_findings import HOLE, all_findings
 from analysis.report.diagnosis_quality import evidence_of
-from analysis.report.generated import render, section_link
+from analysis.report.generated import render, section_link, texts_of
 from analysis.report.project import Project
 from analysis.report.strict_yaml import load_yaml
 from kl_term.audit.findings import Finding
@@ -87,8 +87,8 @@ def load_symptoms(project: Project) -> Symptoms:
     return loaded
 
 
-def symptoms_page(project: Project) -> str:
-    """The page as MyST text."""
+def symptoms_page(project: Project, translate: Callable[[str], str] = str) -> str:
+    """The page as MyST text, in the words that ``translate`` gives."""
     loaded = load_symptoms(project)
     shown = {
         name: [shown_cause(loaded, cause) for cause in symptom.causes]
@@ -96,12 +96,24 @@ def symptoms_page(project: Project) -> str:
     }
     return render(
         "symptoms.md",
+        _=translate,
         symptoms=loaded.symptoms,
         causes=shown,
         trainers=TRAINERS,
         thread=thread_name,
         reason=reason,
     )
+
+
+def translatable(project: Project) -> Iterator[str]:
+    """The texts of the page that are translated, in English, those of a symptom together."""
+    loaded = load_symptoms(project)
+    yield from texts_of("symptoms.md")
+    for symptom in loaded.symptoms.values():
+        yield from (symptom.title, symptom.says)
+        for cause in (shown_cause(loaded, code) for code in symptom.causes):
+            yield from (cause.title, cause.says, cause.tells, *cause.settings.values())
+        yield from symptom.asked.values()
 
 
 def index_terms(project: Project, *, chinese: bool = False) -> dict[str, list[str]]:

@@ -1,10 +1,8 @@
-"""The book in Chinese: catalogues of its paragraphs, and an edition made from them.
+"""The book in Chinese: catalogues of its paragraphs.
 
 A catalogue ``book/locale/zh_CN/<page>.po`` (gettext) holds the paragraphs of one page and
-their translations. An edition is the same book, from the same runs: `stage` copies the pages with
-what the catalogues translate, and Sphinx builds them into a folder of the site. A paragraph without
-a translation stays English, and a page without a catalogue says so. ``analysis translate`` brings
-the catalogues up to date.
+their translations, from which `analysis.report.edition` makes the book in Chinese. A paragraph
+without a translation stays English. ``analysis translate`` brings the catalogues up to date.
 
 The module is a Sphinx extension too: it links each page to the same page of the other edition.
 """
@@ -13,13 +11,11 @@ from __future__ import annotations
 
 import io
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import nbformat
-import yaml
 from babel.messages.catalog import Catalog
 from babel.messages.pofile import PoFileError, read_po, write_po
 from docutils import nodes
@@ -34,10 +30,7 @@ from kl_term.files import replace_file
 
 #: As Sphinx knows the language; folder of the site and tag of its pages; its name in itself.
 CODE, FOLDER, NAME = "zh_CN", "zh", "中文"
-TITLE = "KL 项：GRPO 的正则项究竟在优化什么"
-#: What a page without a catalogue says.
-UNTRANSLATED = "本页尚未翻译，以下为英文原文。"
-_SEARCH, _SHOW, _HIDE, _PROOF = "搜索本书", "显示代码", "隐藏代码", "证明。"
+_PROOF = "证明。"
 
 #: What a translation maps a piece of the source to.
 Translate = Callable[[str], str]
@@ -51,11 +44,11 @@ _VERBATIM = {"math", "literalinclude", "code-block", "code-cell", "bibliography"
 _TITLED = re.compile(r"prf:\w+|grid-item-card|admonition|dropdown|exercise")
 _READ_OPTIONS = ("alt", "caption")
 #: Catalogues that may lag behind the book: what they lack is shown in English.
-LAGGING = ("conditions", "ledger", "titles")
+LAGGING = ("22_proxy_rewards", "conditions", "ledger", "symptoms", "titles")
 #: What a translation must keep: roles with their targets, formulas, addresses of links, advice and
 #: its conditions.
 _KEPT = re.compile(r"\{[\w:]+\}`[^`]*`|\$[^$\n]+\$|(?<=\]\()[^)\s]+|\{\{[^{}]+\}\}|\[\[[^|\]]+")
-_TITLE = re.compile(r"^# .*$", re.MULTILINE)
+PAGE_TITLE = re.compile(r"^# .*$", re.MULTILINE)
 _WORD = re.compile(r"[A-Za-z]{2}")
 _DIGITS = re.compile(r"\d+(?:[.,]\d+)*")
 
@@ -182,7 +175,8 @@ def texts(project: Project, page: str) -> list[str]:
     """All pieces of a page in English, in order, once each.
 
     ``menu`` are the headings of ``_toc.yml``; ``titles`` those of the pages without a catalogue;
-    ``ledger`` the texts from which its page is written, ``conditions`` those of its verdicts;
+    ``ledger`` and ``symptoms`` the texts from which their pages are written, ``conditions`` those
+    of verdicts;
     ``advice`` the rows that translated pages show.
     """
     if page == "menu":
@@ -199,6 +193,10 @@ def texts(project: Project, page: str) -> list[str]:
         found = [key(piece) for piece in shown_texts(project, catalogues(project))]
     elif page == "ledger":
         from analysis.report.ledger_page import translatable
+
+        found = [key(piece) for piece in translatable(project)]
+    elif page == "symptoms":
+        from analysis.report.symptoms import translatable
 
         found = [key(piece) for piece in translatable(project)]
     elif (path := project.notebooks / f"{page}.ipynb").is_file():
@@ -254,84 +252,6 @@ def _kept(piece: str) -> set[str]:
     return {re.sub(r"`.*<(.*)>`", r"`\1`", found) for found in _KEPT.findall(piece)}
 
 
-def stage(project: Project, destination: Path) -> None:
-    """Write the sources of an edition: configuration, menu, and pages as far as translated."""
-    from analysis.report.advice_page import filler
-
-    shutil.copytree(
-        project.book, destination / "book", ignore=shutil.ignore_patterns(".*", "locale")
-    )
-    terms = catalogue_path(project, "menu").with_name("index_terms.yaml")
-    if terms.is_file():
-        copied = destination / terms.relative_to(project.root)
-        copied.parent.mkdir(parents=True)
-        shutil.copyfile(terms, copied)
-    for name in ("kl_term", "analysis", "notebooks", "results"):
-        (destination / name).symlink_to(project.root / name)
-    config, toc = (load_yaml(path, path.name) for path in (project.config, project.toc))
-    config["title"] = TITLE
-    prompts = {"nb_code_prompt_show": _SHOW, "nb_code_prompt_hide": _HIDE}
-    config["sphinx"]["config"] |= {"language": CODE, **prompts}
-    theme = config["sphinx"]["config"]["html_theme_options"]
-    theme["logo"]["text"] = TITLE.split("：")[0]
-    theme["search_bar_text"] = _SEARCH
-    menu = translator(load(project, "menu"))
-    for part in toc.get("parts", ()):
-        part["caption"] = menu(part["caption"])
-    for name, content in (("_config.yml", config), ("_toc.yml", toc)):
-        text = yaml.safe_dump(content, allow_unicode=True, sort_keys=False)
-        (destination / name).write_text(text, encoding="utf-8")
-    known = set(catalogues(project))
-    titles = translator(load(project, "titles"))
-    fill = filler(project, translator(load(project, "advice"))) if "advice" in known else str
-    for page in toc_pages(project):
-        path = destination / page.relative_to(project.root)
-        translations = load(project, path.name) if path.name in known else None
-        _stage_page(project, path, translations, titles, fill)
-
-
-def _stage_page(
-    project: Project,
-    path: Path,
-    translations: Mapping[str, str] | None,
-    titles: Translate,
-    fill: Translate,
-) -> None:
-    source = path.with_suffix(".md")
-    if path.name == "ledger" and translations is not None:
-        from analysis.report.ledger_page import ledger_page
-
-        source.parent.mkdir(parents=True, exist_ok=True)
-        conditions = load(project, "conditions")
-        text = ledger_page(project, translator({**conditions, **translations}))
-        source.write_text(text, encoding="utf-8")
-    elif source.is_file():
-        text = source.read_text(encoding="utf-8")
-        source.write_text(_edition(text, translations, titles, fill), encoding="utf-8")
-    elif (source := path.with_name(f"{path.name}.ipynb")).is_file():
-        notebook = nbformat.read(source, as_version=4)
-        if translations is None:
-            first = next(cell for cell in notebook.cells if cell.cell_type == "markdown")
-            first.source = _edition(first.source, None, titles, fill)
-        else:
-            translated_notebook(notebook, _filling(translations, fill))
-        nbformat.write(notebook, source)
-
-
-def _filling(translations: Mapping[str, str], fill: Translate) -> Translate:
-    translate = translator(translations)
-    return lambda piece: fill(translate(piece))
-
-
-def _edition(
-    text: str, translations: Mapping[str, str] | None, titles: Translate, fill: Translate
-) -> str:
-    if translations is not None:
-        return translated(text, _filling(translations, fill))
-    note = f"\n\n```{{div}} untranslated\n{UNTRANSLATED}\n```\n"
-    return _TITLE.sub(lambda title: titles(title[0]) + note, text, count=1)
-
-
 def _titles(project: Project) -> Iterator[str]:
     """The headings of the pages that are written by hand and have no catalogue."""
     for page in toc_pages(project):
@@ -340,9 +260,9 @@ def _titles(project: Project) -> Iterator[str]:
             continue
         if notebook.is_file():
             cells = nbformat.read(notebook, as_version=4).cells
-            yield next(_TITLE.search(c.source)[0] for c in cells if c.cell_type == "markdown")
+            yield next(PAGE_TITLE.search(c.source)[0] for c in cells if c.cell_type == "markdown")
         elif text.is_file() and page.parent == project.book:
-            yield _TITLE.search(text.read_text(encoding="utf-8"))[0]
+            yield PAGE_TITLE.search(text.read_text(encoding="utf-8"))[0]
 
 
 def _captions(toc: Mapping[str, Any]) -> Sequence[str]:

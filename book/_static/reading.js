@@ -139,6 +139,7 @@
         formula.classList.toggle("kl-wide", formula.firstElementChild.getBoundingClientRect().width > room + 1);
       }
       for (const table of article.querySelectorAll(".kl-scroll > table")) stack(table);
+      if (phone.matches) article.querySelectorAll("div.math mjx-container").forEach(klFormulas.fit);
       for (const box of article.querySelectorAll(wide)) {
         mark(box);
         if (!heard.has(box)) box.addEventListener("scroll", () => mark(box), { passive: true });

@@ -32,7 +32,9 @@ pytestmark = [
 ]
 
 TYPESET = "() => (window.MathJax?.startup?.promise ?? Promise.resolve()).then(() => true)"
-LOADED = "() => Promise.all([...document.images].map(i => i.decode().then(() => '', () => i.src)))"
+#: What is seen is fetched by and by, and what is not seen is not fetched.
+LOADED = """() => Promise.all([...document.images].filter(i => i.getClientRects().length)
+  .map(i => { i.loading = 'eager'; return i.decode().then(() => '', () => i.src); }))"""
 SEEN = """() => {
   const article = document.querySelector('article');
   const text = [...article.querySelectorAll('p, li, td, th, h1, h2, h3, figcaption, .math')]
@@ -48,11 +50,13 @@ SEEN = """() => {
       .map(e => (e.id || e.innerText).slice(0, 60)),
     overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
     background: getComputedStyle(document.body).backgroundColor,
-    cards: [...article.querySelectorAll('figure img')].map(i => {
+    dark: document.documentElement.dataset.theme === 'dark',
+    figures: article.querySelectorAll('figure').length,
+    shown: [...article.querySelectorAll('figure img')].filter(i => i.offsetParent).map(i => {
       const box = i.getBoundingClientRect(), style = getComputedStyle(i);
       const frame = 2 * (parseFloat(style.paddingLeft) + parseFloat(style.borderLeftWidth));
       const shown = (box.width - frame) / (box.height - frame);
-      return [style.backgroundColor, shown, i.naturalWidth / i.naturalHeight];
+      return [i.src.endsWith('-dark.png'), shown, i.naturalWidth / i.naturalHeight];
     }),
   };
 }"""
@@ -152,9 +156,11 @@ def test_every_page_is_quiet_typeset_and_fits_the_screen(visitor: Visitor, html:
             ]
         if seen["overflow"] > 0:
             problems.append(f"{name}: {seen['overflow']} px wider than the screen")
-        for card, shown, natural in seen["cards"]:
-            if card != "rgb(255, 255, 255)":
-                problems.append(f"{name}: a figure stands on {card}, not on its white card")
+        if len(seen["shown"]) != seen["figures"]:
+            problems.append(f"{name}: {len(seen['shown'])} images in {seen['figures']} figures")
+        for dark, shown, natural in seen["shown"]:
+            if dark != seen["dark"]:
+                problems.append(f"{name}: a figure for {'dark' if dark else 'light'} pages")
             if abs(shown / natural - 1) > 0.02:
                 problems.append(f"{name}: a figure is distorted from {natural:.2f} to {shown:.2f}")
     assert problems == []

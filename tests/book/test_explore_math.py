@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributions import Categorical, MixtureSameFamily, Normal
 
+from analysis.chapters import ch10_dpo
 from analysis.chapters.ch03_counterexample import ratio_tail_index, tail_mass, unseen_mass
 from analysis.chapters.ch22_proxy import worlds
 from analysis.evidence.gaussian_pairs import GaussianPair
@@ -270,6 +272,42 @@ def test_the_curves_of_a_proxy_are_those_of_chapter_22(page: Page, tail: float) 
             )
             table = worlds.truth_curve(world, divergence, betas)
             assert_equal(rows, table[["kl", "truth", "proxy"]].to_numpy(), (tail, harm, divergence))
+
+
+def peaks(weight: float, distance: float) -> tuple[dict[str, float], MixtureSameFamily]:
+    """A mixture as the explorer and as chapter 10 has it."""
+    of = {"weight": weight, "left": -distance / 2, "right": distance / 2, "std": 0.5}
+    weights, means, stds = torch.tensor(
+        [[weight, 1 - weight], [of["left"], of["right"]], [0.5, 0.5]], dtype=torch.float64
+    )
+    return of, MixtureSameFamily(Categorical(weights), Normal(means, stds))
+
+
+@pytest.mark.parametrize("weight", [0.07, 0.42, 0.7])
+@pytest.mark.parametrize("distance", [0.0, 0.6, 1.7, 2.6, 5.5])
+def test_the_nearest_gaussians_are_those_of_chapter_10(
+    page: Page, weight: float, distance: float
+) -> None:
+    """The same KL as the best of its starts, and there no slope: a flipped KL has one."""
+    of, target = peaks(weight, distance)
+    found = compute(page, [["gaussianFits", of]])[0]
+    tried = ch10_dpo.fits(target, (of["left"], of["right"]))
+    on_grid = tried[tried["std"] > 0.1]  # where a start ends between two points of its grid
+    best = on_grid.groupby("direction").kl.min()
+    for direction, fit in found.items():
+        at = torch.tensor([fit["mean"], math.log(fit["std"])], dtype=torch.float64)
+        at.requires_grad_(True)
+        kl = ch10_dpo.gaussian_kl(target, at[0], at[1].exp(), direction)
+        assert_equal(kl.detach(), best[direction], (weight, distance, direction))
+        assert_equal(torch.autograd.grad(kl, at)[0], [0.0, 0.0], (weight, distance, direction))
+        if direction == "reverse":
+            assert_equal(fit["kl"], kl.detach(), (weight, distance))
+        (share,) = compute(page, [["above", 0.3, fit]])
+        above = 0.5 * math.erfc((0.3 - fit["mean"]) / fit["std"] / math.sqrt(2))
+        assert_equal(share, above, (weight, distance))
+    xs = torch.linspace(-6, 6, 25, dtype=torch.float64)
+    densities = compute(page, [["mixtureLogDensity", of, x] for x in xs.tolist()])
+    assert_equal([at["value"] for at in densities], target.log_prob(xs), (weight, distance))
 
 
 def test_bands_of_runs_are_the_intervals_of_python(page: Page) -> None:

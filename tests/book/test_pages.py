@@ -9,7 +9,6 @@ from pathlib import Path
 import nbformat
 import pytest
 import torch
-import yaml
 from pybtex.database import Entry, parse_file
 
 from analysis.report import run_figures
@@ -35,16 +34,6 @@ def test_the_example_for_trainers_runs_and_does_what_the_text_says() -> None:
     assert torch.isfinite(gradient).all()
     assert (gradient[~mask] == 0).all()
     assert (gradient[mask] != 0).any()
-
-
-def test_a_chapter_has_the_number_of_its_notebook() -> None:
-    numbered = [
-        chapter["file"].rpartition("/")[2]
-        for part in yaml.safe_load((ROOT / "_toc.yml").read_text())["parts"]
-        for chapter in (part["chapters"] if part.get("numbered") else ())
-    ]
-    assert len(numbered) > 20
-    assert [int(name[:2]) for name in numbered] == list(range(1, len(numbered) + 1))
 
 
 def test_the_lines_of_torch_on_the_answer_page_are_the_attached_k3() -> None:

@@ -71,12 +71,12 @@ def notebook() -> dict[str, Any]:
 def test_notebooks_get_the_cell_once_where_a_repository_is_named(tmp_path: Path) -> None:
     project = Project(tmp_path)
     assert len(with_setup(notebook(), project)["cells"]) == 1
-    project.config.write_text("repository: {url: https://example.org/x, branch: trunk}\n")
+    project.address.write_text("repository: https://example.org/x\nbranch: trunk\n")
     once = with_setup(notebook(), project)
     assert [c["cell_type"] for c in once["cells"]] == ["code", "markdown"]
     assert "".join(once["cells"][0]["source"]) == setup_source("https://example.org/x", "trunk")
     assert '"trunk"' in setup_source("https://example.org/x", "trunk")
     assert with_setup(once, project) == once
     nbformat.validate(nbformat.from_dict(once))
-    project.config.write_text("title: x\n")
+    project.address.write_text("site: https://example.org\n")
     assert len(with_setup(once, project)["cells"]) == 1

@@ -51,7 +51,7 @@ XYZ = np.array(
 )
 
 
-def linear(colour: str) -> np.ndarray:
+def linear(colour: str | np.ndarray) -> np.ndarray:
     rgb = np.array(to_rgb(colour))
     return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
 

@@ -110,9 +110,10 @@ def test_no_number_is_typed_in_its_prose() -> None:
     assert list(typed_numbers("at 0.25 nats", maths=False))
 
 
-def test_it_stands_second_in_the_menu() -> None:
+def test_it_stands_behind_the_answer_and_the_guide() -> None:
     first = yaml.safe_load(BOOK.toc.read_text(encoding="utf-8"))["parts"][0]["chapters"]
-    assert [page["file"] for page in first[:2]] == ["book/answer", "book/_generated/symptoms"]
+    pages = [page["file"] for page in first[:3]]
+    assert pages == ["book/answer", "book/_run/21_guide", "book/_generated/symptoms"]
 
 
 def test_what_a_log_shows_stands_in_the_index() -> None:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import nbformat
 import pytest
+import yaml
 from docutils import nodes
 from docutils.utils import new_document
 from sphinx_proof.nodes import proof_node
 
+from analysis.report.edition import IN_ENGLISH, UNTRANSLATED, stage
 from analysis.report.project import Project, find_project
 from analysis.report.translation import (
-    UNTRANSLATED,
     begin_proofs,
     catalogue_path,
     catalogues,
     load,
     pieces,
     problems,
-    stage,
     translated,
     update,
 )
@@ -183,6 +184,13 @@ def test_an_edition_has_the_runs_of_the_book_and_its_own_words(book, tmp_path):
     assert "# KL 项" in (tmp_path / "zh/book/index.md").read_text(encoding="utf-8")
     untranslated = (tmp_path / "zh/book/notation.md").read_text(encoding="utf-8")
     assert untranslated.startswith("# 记号与约定\n") and UNTRANSLATED in untranslated
+    toc = yaml.safe_load((tmp_path / "zh/_toc.yml").read_text(encoding="utf-8"))
+    menu = {entry["file"]: entry for part in toc["parts"] for entry in part["chapters"]}
+    assert menu["book/notation"]["title"] == f"记号与约定{IN_ENGLISH}"
+    assert "title" not in menu["book/answer"] and "title" not in menu["book/_generated/symptoms"]
+    symptoms = (tmp_path / "zh/book/_generated/symptoms.md").read_text(encoding="utf-8")
+    headings = [line for line in symptoms.splitlines() if line.startswith("#")]
+    assert len(headings) > 10 and all(re.search(r"[一-龥]", line) for line in headings)
     for run in book.runs.glob("0[0-4]_*.ipynb"):
         ours, theirs = (
             nbformat.read(path, as_version=4).cells

@@ -186,6 +186,9 @@ globalThis.klDraw = (() => {
     });
   };
 
+  // The text of the page's language.
+  const local = (english, chinese) => (document.documentElement.lang.startsWith("zh") ? chinese : english);
+
   const calm = () => window.matchMedia("(prefers-reduced-motion: reduce)").matches;
 
   // What happens where a page has `<div data-explore="name">`.
@@ -197,6 +200,6 @@ globalThis.klDraw = (() => {
   });
 
   return {
-    html, svg, number, slider, choice, check, button, group, table, picture, panel, line, arrow, draggable, calm, explorer,
+    html, svg, number, slider, choice, check, button, group, table, picture, panel, line, arrow, draggable, local, calm, explorer,
   };
 })();

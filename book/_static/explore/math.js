@@ -99,6 +99,74 @@ globalThis.klMath = (() => {
   const meanError = ({ mean, var: variance }, kl, sampleSize) =>
     Math.sqrt((mean - kl) ** 2 + variance / sampleSize);
 
+  // --- One Gaussian for a mixture of two: analysis.chapters.ch10_dpo --------------------------------
+
+  // The log-density of `weight` at `left` and the rest at `right`, both of width `std`, and its slopes in x.
+  const mixtureLogDensity = ({ weight, left, right, std }, x) => {
+    const logs = [[weight, left], [1 - weight, right]].map(([w, mean]) => Math.log(w) - 0.5 * ((x - mean) / std) ** 2);
+    const most = Math.max(...logs), masses = logs.map((v) => Math.exp(v - most)), total = sum(masses);
+    const ofLeft = masses[0] / total, gap = (right - left) / std ** 2;
+    return {
+      value: most + Math.log(total) - Math.log(std * Math.sqrt(2 * Math.PI)),
+      slope: (ofLeft * left + (1 - ofLeft) * right - x) / std ** 2,
+      curvature: ofLeft * (1 - ofLeft) * gap ** 2 - 1 / std ** 2,
+    };
+  };
+
+  // Points and weights of the mean over a standard normal, by the trapezoid rule.
+  const NORMAL = Array.from({ length: 481 }, (_, i) => {
+    const z = (i - 240) / 24;
+    return [z, Math.exp(-0.5 * z * z) / Math.sqrt(2 * Math.PI) / 24];
+  });
+
+  // KL of a Gaussian from the mixture, with its first and second derivatives in mean and log std.
+  const klOfFit = (target, mean, logStd) => {
+    const std = Math.exp(logStd);
+    let value = -logStd - 0.5 * Math.log(2 * Math.PI * Math.E), dm = 0, ds = -1, dmm = 0, dms = 0, dss = 0;
+    for (const [z, mass] of NORMAL) {
+      const at = mixtureLogDensity(target, mean + std * z), reach = std * z;
+      value -= mass * at.value;
+      dm -= mass * at.slope;
+      ds -= mass * at.slope * reach;
+      dmm -= mass * at.curvature;
+      dms -= mass * at.curvature * reach;
+      dss -= mass * (at.curvature * reach * reach + at.slope * reach);
+    }
+    return { value, dm, ds, dmm, dms, dss };
+  };
+
+  // Newton's method, down the gradient where the curvature is not that of a minimum, never uphill.
+  const reverseFit = (target, start) => {
+    let mean = start, logStd = Math.log(target.std), at = klOfFit(target, mean, logStd);
+    for (let turn = 0; turn < 200 && Math.hypot(at.dm, at.ds) > 1e-13; turn++) {
+      const bowl = at.dmm * at.dss - at.dms ** 2;
+      const newton = bowl > 0 && at.dmm > 0;
+      const [dm, ds] = newton
+        ? [(at.dss * at.dm - at.dms * at.ds) / bowl, (at.dmm * at.ds - at.dms * at.dm) / bowl]
+        : [at.dm * target.std ** 2, at.ds];
+      let size = 1, next = at;
+      for (; size > 1e-9; size /= 2) {
+        next = klOfFit(target, mean - size * dm, logStd - size * ds);
+        if (next.value <= at.value + 1e-15) break;
+      }
+      if (!(size > 1e-9)) break;
+      [mean, logStd, at] = [mean - size * dm, logStd - size * ds, next];
+    }
+    return { mean, std: Math.exp(logStd), kl: at.value };
+  };
+
+  // The Gaussians of least KL to the mixture: by its moments, and the better of the minima near the peaks.
+  const gaussianFits = (target) => {
+    const { weight, left, right, std } = target;
+    const mean = weight * left + (1 - weight) * right;
+    const spread = Math.sqrt(std ** 2 + weight * (1 - weight) * (right - left) ** 2);
+    const found = [left, right].map((start) => reverseFit(target, start));
+    return { forward: { mean, std: spread }, reverse: found[1].kl < found[0].kl ? found[1] : found[0] };
+  };
+
+  // The probability of a Gaussian above a place.
+  const above = (place, { mean, std }) => 0.5 * erfc((place - mean) / (std * Math.SQRT2));
+
   // --- One state: kl_term.kl.surrogates, .divergences, .enumeration and .ascent -------------------
 
   const MAX_RATIO = 10;
@@ -361,6 +429,7 @@ globalThis.klMath = (() => {
 
   return {
     sum, norm, gaussianKl, gaussianChiSquare, moments, ratioTailIndex, erfc, tailMass, unseenMass, meanError,
+    mixtureLogDensity, gaussianFits, above,
     logSoftmax, softmax, sampleCoefficient, reverseKl, forwardKl, reverseKlGradient, forwardKlGradient,
     gradientMoments, expectedGradient, cosine, relativeError, ascentStep, expectedAscent,
     enumerateSequences, stateVisits, sequenceKl, sequenceKlGradient, visitedKlGradient,
