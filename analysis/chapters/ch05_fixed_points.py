@@ -27,9 +27,15 @@ from analysis.evidence.claims import (
 )
 from analysis.evidence.figure2 import figure2
 from analysis.evidence.noise_ratio import noise_ratio
-from analysis.evidence.policies import normal_draws, pairs, random_policies
+from analysis.evidence.policies import (
+    Coefficient,
+    lowered,
+    normal_draws,
+    pairs,
+    random_policies,
+    single_steps,
+)
 from analysis.evidence.recorded import difference, recorded
-from analysis.evidence.single_steps import Coefficient, lowered, single_steps
 from analysis.records.statistics import Interval
 from analysis.records.summaries import fluctuation
 from kl_term import style

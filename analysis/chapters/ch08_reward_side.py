@@ -31,12 +31,12 @@ from analysis.evidence.policies import (
     flat_error,
     group_moments,
     log_ratios,
+    lowered,
     measured,
     normal_draws,
     random_policies,
     random_tables,
 )
-from analysis.evidence.single_steps import lowered
 from analysis.evidence.stale_states import merged_kl_gradient, spread, stale_states
 from analysis.records.manifests import RESULTS, recorded_table
 from kl_term import style
