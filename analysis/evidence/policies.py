@@ -155,7 +155,8 @@ def random_returns(sequences: Sequences, *, seed: int) -> Tensor:
     return normal_draws((len(sequences.mask),), seed=seed)
 
 
-#: Of one descent step of a loss: log-probs of the sampled tokens under policy and reference -> coefficient of the score
+#: Of one descent step of a loss: log-probs of the sampled tokens under policy and reference ->
+#: coefficient of the score
 Coefficient = Callable[[Tensor, Tensor], Tensor]
 
 
