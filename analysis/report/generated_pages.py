@@ -54,7 +54,7 @@ def torture_figures(project: Project) -> str:
     if not past.empty:
         said = ", ".join(past["fault"])
         raise UserError(f"results/torture: {said}: say on the page what got past, or mend it")
-    return render("torture.md", folder="torture", faults=faults, **manifest)
+    return render("torture.md", faults=faults, **(manifest | {"folder": "torture"}))
 
 
 def status_page(project: Project) -> str:
