@@ -116,6 +116,7 @@ def site(root: Path, address: dict[str, object]) -> dict[str, str]:
         "extensions": [*extensions, "analysis.report.site_files"],
         "html_theme": "sphinx_book_theme",
         "root_doc": "book/index",
+        "source_suffix": {".md": "myst-nb", ".ipynb": "myst-nb"},  # the default is shared
         "copyright": "2026",
         "nb_execution_mode": "off",
         "myst_enable_extensions": ["substitution"],
