@@ -86,6 +86,15 @@ def notes(facts: Facts) -> Iterator[Finding]:
             "tokens where there are as many tokens as answers",
             "expand one advantage an answer to its tokens before, or unsqueeze it inside",
         )
+    for name, value in facts.tempered.items():
+        yield Finding(
+            "tempered",
+            "note",
+            f"at its default, {name} {value:g}, it compares other distributions than those that "
+            "are sampled: it was read at one",
+            "say of which distributions the KL is meant",
+            "08_reward_side#thm-other-reference",
+        )
     if math.isnan(facts.at_state.from_reverse):
         yield Finding(
             "one-token-fails",

@@ -37,7 +37,7 @@ class Numerics:
 
 def numerics(reading: Reading) -> Numerics:
     """Token by token; a loss over the vocabulary is not asked for its zones."""
-    if reading.foreign.by_logits or reading.kind == "reward" or reading.fewest > 1:
+    if reading.by_logits or reading.kind == "reward" or reading.fewest > 1:
         return Numerics(math.nan, math.nan, math.nan, None, None, False, {})
     below, above = dead_zone(lambda l: _slopes(reading, l), furthest=FURTHEST)
     stale = _overflow(reading, 0.5, 100.0)

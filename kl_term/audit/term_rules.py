@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 
 from kl_term.audit.candidates import Match
@@ -97,6 +98,7 @@ def of_term(facts: Facts) -> Iterator[Finding]:
             "sum the KL of each token and of all that follow, without discount or divisor",
             "02_gradients#thm-sequence-kl-gradient",
         )
+    yield from _of_mixture(facts)
     differs = scale is not None and abs(abs(scale) - 1) > 10 * facts.reading.tolerance + 1e-6
     summed = identity.twice is not None or (identity.match is None and "+" in facts.at_state.name)
     if scale is not None and differs and identity.fault != "absolute" and not summed:
@@ -104,9 +106,29 @@ def of_term(facts: Facts) -> Iterator[Finding]:
         alike = abs(scale - policy) < 1e-4 * abs(scale)  # a divisor of the whole loss
         yield Finding(
             "scale",
-            "note" if alike else "warning",
+            "note" if alike or facts.has_own_coefficient else "warning",
             f"the coefficient that acts is {abs(scale):.4g} times the one asked for",
             f"multiply the KL by {1 / abs(scale):.4g}, or say so beside the coefficient",
+            None,
+        )
+
+
+def _of_mixture(facts: Facts) -> Iterator[Finding]:
+    """Reverse and forward KL add up to the coefficient, or each has it."""
+    found = re.fullmatch(
+        r"reverse(?: KL)? \+ (?:([\d.e+-]+) )?forward(?: KL)?", facts.at_state.name
+    )
+    if facts.identity.match is not None or found is None or facts.scale is None:
+        return
+    total = facts.scale * (1 + float(found[1] or 1))
+    policy = facts.policy.scale if facts.policy and facts.policy.kind else math.nan
+    if total > 0 and min(abs(total - 1), abs(total - 2), abs(total - policy)) > 1e-3:
+        yield Finding(
+            "scale",
+            "warning",
+            f"it descends {facts.at_state.said}: both KLs together have {total:.4g} times the "
+            "coefficient asked for",
+            "let their weights add up to one",
             None,
         )
 

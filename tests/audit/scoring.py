@@ -53,7 +53,7 @@ NAMES: dict[str, set[str]] = {
     "masked values leak": {"poisoned-padding"},
     "divisor": {"divisor"},
     "micro-batches": {"micro-batches", "row-order"},
-    "policy ratio": {"policy-ratio"},
+    "policy ratio": {"policy-ratio", "policy-switched"},
     "policy sign": {"policy-sign"},
     "policy clip": {"policy-clip"},
     "policy axis": {"policy-axis", "raises"},
@@ -71,7 +71,7 @@ NAMES: dict[str, set[str]] = {
     "empty rows": {"empty-answers"},
     "sum over the batch": {"sum-over-batch", "divisor"},
     "unequal supports": {"unequal-supports"},
-    "reward not paid": {"policy-no-gradient", "credit", "kl-not-paid"},
+    "reward not paid": {"reward-not-paid", "policy-no-gradient", "credit", "kl-not-paid"},
 }
 #: Faults that two findings name as well, by the loss.
 ALSO = {
