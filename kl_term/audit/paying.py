@@ -39,16 +39,25 @@ def unpaid(foreign: Foreign, probe: Batch) -> tuple[int, ...]:
 
 
 def pays_at_end(foreign: Foreign, shape: Shape, probe: Batch) -> bool:
-    """Whether the reward of an answer is paid at its last token alone."""
+    """Whether the reward of an answer is paid at one of its tokens alone, or nowhere."""
     if shape != "tokens":
         return False
+    paid = _paid_tokens(foreign, probe)
+    return len(paid) == 1 or (not paid and "rewards" in foreign.roles)
+
+
+def pays_early(foreign: Foreign, shape: Shape, probe: Batch) -> bool:
+    """Whether it is one of the tokens before the last, so that later ones earn nothing of it."""
+    paid = _paid_tokens(foreign, probe) if shape == "tokens" else []
+    return len(paid) == 1 and paid[0] < int(probe.mask.sum(-1).max()) - 1
+
+
+def _paid_tokens(foreign: Foreign, probe: Batch) -> list[int]:
+    """Positions of the longest answer at which more reward is more."""
     more = replace(probe, rewards=probe.rewards * 3, advantages=probe.advantages * 3)
     before, after = (foreign.call(b, LOW).value for b in (probe, more))
-    changed = (after - before).abs() > 1e-9
-    if not bool(changed.any()):
-        return "rewards" in foreign.roles
-    longest = probe.mask.sum(-1).argmax()
-    return int(changed[longest].sum()) == 1
+    changed = ((after - before).abs() > 1e-9)[probe.mask.sum(-1).argmax()]
+    return [int(position) for position in changed.nonzero()]
 
 
 def _steps(foreign: Foreign, probe: Batch, before: Output, row: int) -> Iterator[Output]:

@@ -23,7 +23,7 @@ def of_policy(facts: Facts) -> Iterator[Finding]:
             "error",
             "with a KL the policy loss is another one than without",
             "give what the KL computes a name of its own: it overwrites what the policy loss reads",
-            None,
+            "02_gradients#thm-off-policy-weights",
         )
     if not policy.has_gradient:
         yield Finding(
@@ -103,6 +103,10 @@ def _of_clip(policy: PolicyPart) -> Iterator[Finding]:
         wrong.append("a positive advantage is clipped below")
     if policy.clips["negative"][1] < 1.9:
         wrong.append("a negative advantage is clipped above")
+    if policy.clips["positive"][1] < 0.99:
+        wrong.append("a positive advantage is clipped at the ratio of one")
+    if policy.clips["negative"][0] > 1.01:
+        wrong.append("a negative advantage is clipped at the ratio of one")
     if wrong:
         yield Finding(
             "policy-clip",
@@ -148,5 +152,5 @@ def _of_weights(weights: PolicyWeights) -> Iterator[Finding]:
             "warning",
             f"twice the advantage has {weights.by_size:.3g} times the gradient",
             "multiply by the advantage once",
-            None,
+            "05_fixed_points#thm-regularised-optimum",
         )

@@ -38,7 +38,7 @@ def policy_weights(reading: Reading) -> PolicyWeights:
     if reading.fewest > 1 or reading.coarse or reading.foreign.layout.prompted:
         return PolicyWeights()
     fresh = {a: _gradient(reading, _LOGPS, (0.0, 0.0, 0.0), a) for a in (-1.0, 1.0, 2.0)}
-    if not all(bool(x.isfinite().all()) and bool((x != 0).any()) for x in fresh.values()):
+    if not all(bool(x.isfinite().all()) for x in fresh.values()) or bool((fresh[1.0] == 0).any()):
         return PolicyWeights()
     at_nothing = _gradient(reading, _LOGPS, (0.0, 0.0, 0.0), 0.0)
     return PolicyWeights(

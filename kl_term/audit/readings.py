@@ -28,7 +28,7 @@ from kl_term.audit.layouts import (
     settle_padding,
     settle_weights,
 )
-from kl_term.audit.paying import pays, pays_at_end, unpaid
+from kl_term.audit.paying import pays, pays_at_end, pays_early, unpaid
 from kl_term.errors import UserError
 from kl_term.kl.returns import reward_to_go
 
@@ -54,6 +54,7 @@ class Reading:
     pays_at_end: bool = False
     beta: float = 1.0  #: the coefficient asked for, where the function takes none
     unpaid: tuple[int, ...] = ()  #: answers of the probe whose own reward does not reach them
+    pays_early: bool = False  #: the reward is paid at a token before the last
     switches: bool = False  #: the policy loss is another one where the coefficient is zero
     separable: bool = False  #: answers do not read each other
     fewest: int = 1  #: answers that a call needs
@@ -188,6 +189,7 @@ def read(
         reading.kind = "reward"
         reading.pays_at_end = pays_at_end(foreign, reading.shape, probe)
         reading.unpaid = unpaid(foreign, probe)
+        reading.pays_early = pays_early(foreign, reading.shape, probe)
     elif (trained := _trained(foreign)) is not None:
         again = read(function, names={**(names or {}), trained: "logp"}, given=given,
                      beta_name=beta_name, kind=kind, beta=beta, factory=factory)  # fmt: skip

@@ -48,6 +48,14 @@ def of_call(facts: Facts) -> Iterator[Finding]:
             "pay it at the last counted token of each answer",
             "08_reward_side#prop-control-reward",
         )
+    elif facts.reading.pays_early:
+        yield Finding(
+            "reward-not-paid",
+            "error",
+            "the reward is paid at a token before the last: those after it earn nothing of it",
+            "pay it at the last counted token of each answer",
+            "08_reward_side#prop-control-reward",
+        )
     for note in sorted(facts.reading.foreign.notes):
         yield Finding(
             "modifies-arguments",

@@ -98,7 +98,7 @@ def of_term(facts: Facts) -> Iterator[Finding]:
             "sum the KL of each token and of all that follow, without discount or divisor",
             "02_gradients#thm-sequence-kl-gradient",
         )
-    yield from _of_mixture(facts)
+    yield from _of_size(facts)
     differs = scale is not None and abs(abs(scale) - 1) > 10 * facts.reading.tolerance + 1e-6
     summed = identity.twice is not None or (identity.match is None and "+" in facts.at_state.name)
     if scale is not None and differs and identity.fault != "absolute" and not summed:
@@ -113,8 +113,16 @@ def of_term(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _of_mixture(facts: Facts) -> Iterator[Finding]:
-    """Reverse and forward KL add up to the coefficient, or each has it."""
+def _of_size(facts: Facts) -> Iterator[Finding]:
+    """Of sums: over the vocabulary, and of two KLs, which share the coefficient or each have it."""
+    if facts.expected.over_vocabulary:
+        yield Finding(
+            "scale",
+            "warning",
+            "the KL is divided by the size of the vocabulary: it is a mean over its tokens",
+            "sum over the vocabulary, then average over the counted positions",
+            None,
+        )
     found = re.fullmatch(
         r"reverse(?: KL)? \+ (?:([\d.e+-]+) )?forward(?: KL)?", facts.at_state.name
     )

@@ -79,6 +79,7 @@ ALSO = {
     "prior_minus_policy": {"sign"},
     "centred_by_column": {"policy-axis"},
     "mean_over_the_vocabulary": {"wrong-axis"},
+    "jsd_of_mixed_logs": {"scale"},
     "shadowed_log_ratio": {"policy-sign"},
     "squared_in_the_coefficient": {"no-known-divergence", "another-divergence"},
 }
