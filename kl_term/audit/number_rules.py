@@ -17,6 +17,7 @@ def of_numerics(facts: Facts) -> Iterator[Finding]:
     n = facts.numerics
     edges = [abs(edge) for edge in (n.dead_below, n.dead_above) if not math.isnan(edge)]
     alive = facts.identity.has_gradient and facts.invariants.reads_reference
+    alive = alive and not facts.invariants.left_out  # what one token alone does says nothing
     if edges and alive and not facts.invariants.moves_with_advantage:
         sides = []
         if not math.isnan(n.dead_below):

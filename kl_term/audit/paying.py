@@ -14,6 +14,8 @@ from kl_term.audit.calling import Foreign, Output
 from kl_term.audit.layouts import LOW
 
 Shape = Literal["number", "rows", "tokens"]
+#: What holds the worth of an answer; a batch of everything may.
+_WORTH = {"rewards", "token_rewards", "advantages", "inputs"}
 
 
 def pays(foreign: Foreign, shape: Shape, probe: Batch) -> bool:
@@ -23,7 +25,7 @@ def pays(foreign: Foreign, shape: Shape, probe: Batch) -> bool:
     of a group's rewards scales the KL that it divides, but without a KL there is no gradient. What
     takes rewards and is nothing at all without a KL was to pay them, and does not.
     """
-    if shape == "number" or not foreign.roles & {"rewards", "token_rewards", "advantages"}:
+    if shape == "number" or not foreign.roles & _WORTH:
         return False
     before = foreign.call(probe, LOW)
     rising = [more for row in range(probe.rows) for more in _steps(foreign, probe, before, row)]

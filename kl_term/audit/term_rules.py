@@ -78,6 +78,7 @@ def of_term(facts: Facts) -> Iterator[Finding]:
             "08_reward_side#thm-penalty-sign",
         )
     silent = identity.only_near or facts.inside_the_spread or facts.asks_for_no_reference
+    silent = silent or bool(facts.invariants.left_out)  # maybe the one token of a state
     if facts.identity.has_gradient and facts.at_state.name == NOTHING and not silent:
         yield Finding(
             "minimises-nothing",

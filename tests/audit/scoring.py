@@ -104,8 +104,18 @@ class Scored(NamedTuple):
     outcome: str
 
 
+_AUDITED: dict[str, Audit] = {}
+
+
 def audited(entry: Entry) -> Audit:
-    """The audit of a loss as its author would ask for it: names only where none can be guessed."""
+    """The audit of a loss as its author would ask for it, once for all who look at it."""
+    if entry.name not in _AUDITED:
+        _AUDITED[entry.name] = _audit(entry)
+    return _AUDITED[entry.name]
+
+
+def _audit(entry: Entry) -> Audit:
+    """Names only where none can be guessed."""
     how: dict = {"factory": entry.factory}
     if entry.unusual:
         how["names"] = {name: role for role, name in entry.arguments.items() if role != "beta"}

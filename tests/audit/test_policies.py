@@ -283,3 +283,23 @@ def test_a_sequence_ratio_is_not_compared_with_how_the_kl_is_summed():
     found = audit(loss)
     assert (found.policy.kind, found.aggregation) == ("sequence", "seq_mean_token_sum")
     assert [f.code for f in found.findings if f.severity != "note"] == []
+
+
+def test_a_batch_of_everything_is_paid_too():
+    def shaped(data, kl_coef=0.1):
+        mask = data["response_mask"]
+        owed = torch.where(mask, data["old_log_probs"] - data["ref_log_prob"], 0.0)
+        return at_last(data["rewards"].unsqueeze(-1), mask) - kl_coef * owed
+
+    found = audit(shaped)
+    assert (found.kind, found.term.name) == ("reward", "k1_reward")
+    assert [f.code for f in found.findings if f.severity != "note"] == []
+
+
+def test_the_token_of_a_state_may_be_the_one_left_out():
+    """Nothing is said of states then: it is the first token that has no KL, not the KL."""
+
+    def loss(logp, ref_logp, mask, beta=0.1):
+        return beta * averaged(0.5 * (logp[:, 1:] - ref_logp[:, 1:]) ** 2, mask[:, 1:])
+
+    assert [f.code for f in audit(loss).findings if f.severity != "note"] == ["tokens-left-out"]
