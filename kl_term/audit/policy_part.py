@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -143,15 +144,21 @@ def _right_signs(reading: Reading, batches: list[Batch], wanted: list[Tensor]) -
 
 
 def _reads_others(reading: Reading, batch: Batch) -> bool:
-    """Whether an answer's gradient moves with the advantage of another."""
+    """Whether an answer's gradient moves with the advantage of another.
+
+    A mean taken off, or a spread divided by, reads them too, and is right: what is added to all
+    advantages then changes nothing.
+    """
     if "advantages" not in reading.foreign.roles:
         return False
-    changed = batch.advantages.clone()
-    changed[0] = -2.0 * changed[0]
-    before, after = (
-        reading.policy(b).gradient[1:] for b in (batch, replace(batch, advantages=changed))
+    other = batch.advantages.clone()
+    other[0] = -2.0 * other[0]
+    here, moved, shifted = (
+        reading.policy(replace(batch, advantages=advantages)).gradient
+        for advantages in (batch.advantages, other, batch.advantages + 3.0)
     )
-    return not torch.allclose(before, after, rtol=1e-4, atol=1e-9)
+    alone = torch.allclose(here[1:], moved[1:], rtol=1e-4, atol=1e-9)
+    return not alone and not torch.allclose(here, shifted, rtol=1e-4, atol=1e-9)
 
 
 def _live(reading: Reading, batch: Batch) -> bool:
@@ -168,7 +175,7 @@ def _clips(reading: Reading) -> dict[str, tuple[float, float]] | None:
         return None
     found = {}
     for sign, advantage in _SIGNS.items():
-        below, above = dead_zone(lambda x, a=advantage: _slopes(reading, x, a), furthest=2.5)
+        below, above = dead_zone(partial(_slopes, reading, advantage), furthest=2.5)
         if below == above == 0.0:
             return None
         found[sign] = (
@@ -178,7 +185,7 @@ def _clips(reading: Reading) -> dict[str, tuple[float, float]] | None:
     return found
 
 
-def _slopes(reading: Reading, log_ratio: Tensor, advantage: float) -> Tensor:
+def _slopes(reading: Reading, advantage: float, log_ratio: Tensor) -> Tensor:
     logp = torch.full_like(log_ratio, -3.0)
     batch = token_batch(logp, logp - 0.1, logp - log_ratio, advantage)
     parts = [reading.policy(batch.only([i])) for i in range(batch.rows)]
@@ -194,7 +201,7 @@ def _sized(reading: Reading, clips: dict[str, tuple[float, float]]) -> bool:
         ]
         apart = [x for x in at if min(abs(x - below), abs(x - above)) > 0.01]  # what is told apart
         ratios = torch.tensor(apart, dtype=torch.float64)
-        alive = _slopes(reading, ratios.log(), 2 * _SIGNS[sign]) != 0
+        alive = _slopes(reading, 2 * _SIGNS[sign], ratios.log()) != 0
         if bool((alive != ((ratios > below) & (ratios < above))).any()):
             return True
     return False

@@ -102,6 +102,8 @@ def of_term(facts: Facts) -> Iterator[Finding]:
     yield from _of_size(facts)
     differs = scale is not None and abs(abs(scale) - 1) > 10 * facts.reading.tolerance + 1e-6
     summed = identity.twice is not None or (identity.match is None and "+" in facts.at_state.name)
+    if scale is not None and not differs:
+        yield from _beside_policy(facts, scale)
     if scale is not None and differs and identity.fault != "absolute" and not summed:
         policy = facts.policy.scale if facts.policy and facts.policy.kind else math.nan
         alike = abs(scale - policy) < 1e-4 * abs(scale)  # a divisor of the whole loss
@@ -139,6 +141,23 @@ def _of_size(facts: Facts) -> Iterator[Finding]:
             "coefficient asked for",
             "let their weights add up to one",
             None,
+        )
+
+
+def _beside_policy(facts: Facts, scale: float) -> Iterator[Finding]:
+    """A divisor of the policy loss that the KL beside it does not have."""
+    policy = facts.policy
+    if policy is None or policy.kind not in ("grpo", "reinforce") or policy.scale <= 0:
+        return
+    alike = policy.aggregation == facts.identity.aggregation
+    if alike and scale > 0 and abs(scale / policy.scale - 1) > 1e-3:
+        yield Finding(
+            "scale",
+            "warning",
+            f"the policy loss beside the KL is {policy.scale:.4g} times its aggregation: the KL "
+            f"weighs {scale / policy.scale:.4g} times what the coefficient says",
+            "divide the sum of both, once",
+            "09_advantages#prop-token-mean",
         )
 
 

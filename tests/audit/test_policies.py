@@ -303,3 +303,35 @@ def test_the_token_of_a_state_may_be_the_one_left_out():
         return beta * averaged(0.5 * (logp[:, 1:] - ref_logp[:, 1:]) ** 2, mask[:, 1:])
 
     assert [f.code for f in audit(loss).findings if f.severity != "note"] == ["tokens-left-out"]
+
+
+def test_a_divisor_that_the_kl_has_not_is_a_price():
+    def of(divisor, kl_divisor):
+        def loss(logp, old_logp, ref_logp, advantages, mask, beta=0.1):
+            gain = averaged((logp - old_logp).exp() * advantages.unsqueeze(-1), mask)
+            return beta * averaged(0.5 * (logp - ref_logp) ** 2, mask) / kl_divisor - gain / divisor
+
+        return [(f.code, f.severity) for f in audit(loss).findings if f.code == "scale"]
+
+    assert of(1, 1) == []
+    assert of(4, 4) == [("scale", "note")]
+    assert of(4, 1) == of(1, 4) == [("scale", "warning")]
+
+
+def whitened(logp, old_logp, ref_logp, advantages, mask, beta=0.1):
+    """Over the counted tokens of the batch; the ratio is not bounded."""
+    mean = averaged(advantages, mask)
+    spread = averaged((advantages - mean) ** 2, mask)
+    worth = (advantages - mean) * torch.rsqrt(spread + 1e-8)
+    gain = (logp - old_logp).exp() * worth
+    return averaged(beta * 0.5 * (logp - ref_logp) ** 2 - gain, mask)
+
+
+def rolled(logp, old_logp, ref_logp, advantages, mask, beta=0.1):
+    gain = (logp - old_logp).exp() * advantages.roll(1, 0).unsqueeze(-1)
+    return averaged(beta * 0.5 * (logp - ref_logp) ** 2 - gain, mask)
+
+
+def test_whitened_advantages_are_read_by_no_wrong_axis():
+    assert [f.code for f in audit(whitened).findings if f.severity != "note"] == []
+    assert policy_part(read(rolled)).reads_other_advantages
