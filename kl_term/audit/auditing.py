@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from kl_term.audit.arguments import numbers_of, role_of
 from kl_term.audit.calling import one_line
 from kl_term.audit.expectations import Expectations, expectations
 from kl_term.audit.facts import Facts
@@ -21,6 +23,7 @@ from kl_term.audit.readings import Kind, Reading, read
 from kl_term.audit.report import Audit, Row, rows_of
 from kl_term.audit.rules import findings_of
 from kl_term.audit.supports import supports
+from kl_term.audit.targets import NEITHER
 from kl_term.errors import UserError
 from kl_term.plain_checks import check_positive
 
@@ -58,7 +61,12 @@ def audit(
     with torch.random.fork_rng(devices=[]):
         reading = _read(loss, names, given, beta_name, beta, factory, kind)
         try:
-            facts = _measured(reading, Progress())
+            tick = Progress()
+            facts = _measured(reading, tick)
+            if tempered := _tempered(facts):
+                at_one = dict(given or {}) | dict.fromkeys(tempered, 1.0)
+                reading = _read(loss, names, at_one, beta_name, beta, factory, kind)
+                facts = replace(_measured(reading, tick), tempered=tempered)
         except UserError:
             raise
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
@@ -108,6 +116,20 @@ def _measured(reading: Reading, tick: Callable[[str], None]) -> Facts:
     tick("its policy part")
     policy = policy_part(reading)
     return Facts(reading, identity, expected, found, numbers, policy, supports(reading))
+
+
+def _tempered(facts: Facts) -> dict[str, float]:
+    """The temperatures, not one, at which a loss with the right minimum is no known divergence."""
+    foreign = facts.reading.foreign
+    if facts.at_state.name != NEITHER or not facts.invariants.zero_at_reference:
+        return {}
+    held = {**foreign.plan.roles, **foreign.plan.fixed}
+    numbers = {} if foreign.factory else numbers_of(foreign.function)
+    return {
+        name: value
+        for name, value in numbers.items()
+        if value != 1 and name not in held and role_of(name) == "temperature"
+    }
 
 
 def _result(facts: Facts) -> Audit:

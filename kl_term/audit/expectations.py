@@ -23,6 +23,7 @@ class Expectations:
     found: dict[Samples, dict[Level, Minimised]]
     #: The KL at the states that the sampler visits that whole answers descend, by samples, if one.
     visited: dict[Samples, str | None]
+    over_vocabulary: bool = False  #: the coefficient falls with the size of the vocabulary
 
     def __getitem__(self, samples: Samples) -> dict[Level, Minimised]:
         return self.found[samples]
@@ -42,13 +43,15 @@ def expectations(reading: Reading, *, symmetric: bool, tick: Callable[[str], Non
     """
     found: dict[Samples, dict[Level, Minimised]] = {}
     visited: dict[Samples, str | None] = {}
+    over_vocabulary = False
     for samples in ("fresh", "stale"):
         tick(f"{samples} samples: every token of a state")
-        at_states = _of_states(reading, samples)
+        at_states, divided = _of_states(reading, samples)
+        over_vocabulary |= divided
         tick(f"{samples} samples: every answer and batch of answers")
         over_answers, visited[samples] = _of_answers(reading, samples, symmetric)
         found[samples] = {"state": at_states, "sequence": over_answers}
-    return Expectations(found, visited)
+    return Expectations(found, visited, over_vocabulary)
 
 
 def _mean(reading: Reading, at: Tree, rows: int, symmetric: bool = False) -> Tensor:
@@ -57,12 +60,19 @@ def _mean(reading: Reading, at: Tree, rows: int, symmetric: bool = False) -> Ten
     return expected_gradient(reading.kl, at, rows=rows, symmetric=symmetric, separable=alone)
 
 
-def _of_states(reading: Reading, samples: Samples) -> Minimised:
+def _of_states(reading: Reading, samples: Samples) -> tuple[Minimised, bool]:
+    """And whether it is divided by the size of the vocabulary; then as if it were summed."""
     sizes: tuple[int, ...] = VOCABULARIES if reading.fewest == 1 else (2, 3, 5)
     if samples == "fresh" and not reading.separable:
         sizes = sizes[:4]  # the largest costs a call a token: once is enough
     places = [_sampled(state(size, seed=size), samples) for size in sizes]
-    return minimised([_mean(reading, at, 1) for at in places], places, reading.tolerance)
+    gradients = [_mean(reading, at, 1) for at in places]
+    whole = minimised(gradients, places, reading.tolerance)
+    if whole.name != NEITHER or not reading.by_logits:
+        return whole, False
+    times = [size * gradient for size, gradient in zip(sizes, gradients, strict=True)]
+    summed = minimised(times, places, reading.tolerance)
+    return (whole, False) if summed.name == NEITHER else (summed, True)
 
 
 def _of_answers(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from kl_term.audit.expectations import Expectations
 from kl_term.audit.identity import Identity
@@ -28,6 +29,8 @@ class Facts:
     numerics: Numerics
     policy: PolicyPart | None
     supports: Supports
+    #: Temperatures of its defaults that were set to one, since at these it is no known divergence.
+    tempered: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def at_state(self) -> Minimised:
@@ -43,6 +46,12 @@ class Facts:
         if self.at_state.name in (NOTHING, NEITHER):
             return None
         return self.at_state.scale
+
+    @property
+    def has_own_coefficient(self) -> bool:
+        """Whether a whole loss takes no coefficient and none was asked for: it holds one."""
+        whole = self.policy is not None or self.reading.kind == "reward"
+        return whole and not self.reading.foreign.has_beta and self.reading.beta == 1.0
 
     @property
     def inside_the_spread(self) -> bool:

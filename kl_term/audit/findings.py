@@ -33,7 +33,8 @@ PROPERTIES: dict[str, tuple[str, ...]] = {
     "the divisor is an aggregation": ("divisor", "sum-over-batch", "aggregations-differ"),
     "the gradient does not die": ("dead-zone", "pushes-away", "filter", "digits"),
     "the policy part ascends the advantage": (
-        "policy-no-gradient", "policy-sign", "policy-ratio", "policy-clip",
+        "policy-no-gradient", "policy-sign", "policy-ratio", "policy-clip", "policy-switched",
+        "policy-weight", "reward-not-paid",
     ),
     "arguments are left as they were": ("modifies-arguments",),
 }  # fmt: skip

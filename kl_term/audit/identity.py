@@ -81,7 +81,7 @@ def probe_batches(
 
 
 def _probes(reading: Reading, distance: float) -> Probes:
-    by_logits = reading.foreign.by_logits
+    by_logits = reading.by_logits
     other = None
     if reading.shape != "tokens":
         batches = probe_batches(reading, distance, count=1, rows=5, width=6)

@@ -62,7 +62,7 @@ def invariants(reading: Reading) -> Invariants:
         depends_on_cut=reading.shape == "number" and _depends_on_cut(kl, batch),
         doubled=_doubled(kl, batch),
         reads_reference=_reads_reference(kl, batch),
-        reads_constant_logit=reading.foreign.by_logits and _reads_shift(kl, batch),
+        reads_constant_logit=reading.by_logits and _reads_shift(kl, batch),
         zero_at_reference=_zero_at_reference(reading),
         linear_in_beta=_linear(reading, batch),
         acts=_acts(reading, batch),

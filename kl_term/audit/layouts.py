@@ -107,15 +107,23 @@ def settle_padding(foreign: Foreign) -> None:
     if not marked:
         return
     probe = probe_of(foreign)
-    gradient = foreign.call(probe, HIGH).gradient
-    if gradient is None or not bool((gradient[~probe.mask] != 0).any()):
+    if not _reads_the_rest(foreign, probe):
         return
     for name in marked:
         foreign.plan.roles[name] = "mask"
-    gradient = foreign.call(probe, HIGH).gradient
-    if gradient is None or bool((gradient[~probe.mask] != 0).any()):  # it reads all: as it says
+    if _reads_the_rest(foreign, probe):  # it reads all: as it says
         for name in marked:
             foreign.plan.roles[name] = "padding"
+
+
+def _reads_the_rest(foreign: Foreign, probe: Batch) -> bool:
+    """Whether masked tokens have a gradient, or, where nothing has, counted ones move nothing."""
+    output = foreign.call(probe, HIGH)
+    if output.gradient is not None and bool((output.gradient != 0).any()):
+        return bool((output.gradient[~probe.mask] != 0).any())
+    other = torch.where(probe.mask.unsqueeze(-1), probe.logits.flip(-1) * 0.7, probe.logits)
+    moved = foreign.call(replace(probe, logits=other, old_logits=other), HIGH)
+    return torch.equal(output.value, moved.value)
 
 
 def settle_alignment(foreign: Foreign) -> None:

@@ -17,6 +17,7 @@ def of_numerics(facts: Facts) -> Iterator[Finding]:
     n = facts.numerics
     edges = [abs(edge) for edge in (n.dead_below, n.dead_above) if not math.isnan(edge)]
     alive = facts.identity.has_gradient and facts.invariants.reads_reference
+    alive = alive and not facts.invariants.left_out  # what one token alone does says nothing
     if edges and alive and not facts.invariants.moves_with_advantage:
         sides = []
         if not math.isnan(n.dead_below):
@@ -85,6 +86,15 @@ def notes(facts: Facts) -> Iterator[Finding]:
             "it takes advantages [B, T]: one an answer, [B], is refused, or broadcast along the "
             "tokens where there are as many tokens as answers",
             "expand one advantage an answer to its tokens before, or unsqueeze it inside",
+        )
+    for name, value in facts.tempered.items():
+        yield Finding(
+            "tempered",
+            "note",
+            f"at its default, {name} {value:g}, it compares other distributions than those that "
+            "are sampled: it was read at one",
+            "say of which distributions the KL is meant",
+            "08_reward_side#thm-other-reference",
         )
     if math.isnan(facts.at_state.from_reverse):
         yield Finding(

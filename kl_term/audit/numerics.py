@@ -37,7 +37,7 @@ class Numerics:
 
 def numerics(reading: Reading) -> Numerics:
     """Token by token; a loss over the vocabulary is not asked for its zones."""
-    if reading.foreign.by_logits or reading.kind == "reward" or reading.fewest > 1:
+    if reading.by_logits or reading.kind == "reward" or reading.fewest > 1:
         return Numerics(math.nan, math.nan, math.nan, None, None, False, {})
     below, above = dead_zone(lambda l: _slopes(reading, l), furthest=FURTHEST)
     stale = _overflow(reading, 0.5, 100.0)
@@ -134,10 +134,15 @@ def _overflow(reading: Reading, ref_log_ratio: float, log_ratio: float) -> str |
 
 
 def _filtered(reading: Reading) -> bool:
-    """Whether a token at a ratio of 20 nats has neither value nor gradient in the policy loss."""
+    """Whether a token at a ratio of 20 nats has neither value nor gradient in the policy loss, and
+    has them at its sampler."""
     logp = torch.tensor([-1.0]).double()
-    part = reading.policy(token_batch(logp, logp - 0.5, logp - 20.0, advantage=1.0))
-    return not any(bool((tensor != 0).any()) for tensor in part)
+
+    def moves(log_ratio: float) -> bool:
+        part = reading.policy(token_batch(logp, logp - 0.5, logp - log_ratio, advantage=1.0))
+        return any(bool((tensor != 0).any()) for tensor in part)
+
+    return moves(0.0) and not moves(20.0)
 
 
 def _in(reading: Reading, floats: torch.dtype) -> Reading | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from kl_term.audit.batches import Batch, token_batch
 from kl_term.audit.candidates import SUM, fit, weights_of
 from kl_term.audit.identity import NEAR, probe_batches
 from kl_term.audit.numerics import dead_zone
+from kl_term.audit.policy_weights import PolicyWeights, policy_weights
 from kl_term.audit.readings import Reading
 from kl_term.audit.trees import Tree, expected_gradient, tree
 from kl_term.kl.sequences import token_logp
@@ -21,6 +23,9 @@ from kl_term.objectives.losses import KINDS, ClipRange
 
 #: Wide enough that no clip binds where kinds are told apart.
 _OPEN = ClipRange(0.2, 5.0)
+
+
+_SIGNS = {"positive": 1.0, "negative": -1.0}
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,8 @@ class PolicyPart:
     live_ratio: bool = False  #: the gradient reads the sampler
     #: Ratios beyond which a gradient is zero, by the sign of the advantage: (below, above).
     clips: dict[str, tuple[float, float]] | None = None
+    sized_clip: bool = False  #: another size of the advantage is clipped at other ratios
+    weights: PolicyWeights = field(default_factory=PolicyWeights)
     ascends_reward: bool | None = None  #: the mean gradient over answers is that of the reward
 
 
@@ -54,6 +61,7 @@ def policy_part(reading: Reading) -> PolicyPart | None:
         reads = _values_move(reading, batches[0])
         return PolicyPart(False) if reads else None
     kind, aggregation, scale = _kind(reading, batches, wanted)
+    clips = _clips(reading)
     return PolicyPart(
         True,
         kind,
@@ -62,7 +70,9 @@ def policy_part(reading: Reading) -> PolicyPart | None:
         right_signs=_right_signs(reading, batches, wanted),
         reads_other_advantages=_reads_others(reading, batches[0]),
         live_ratio=_live(reading, batches[0]),
-        clips=_clips(reading),
+        clips=clips,
+        sized_clip=clips is not None and _sized(reading, clips),
+        weights=PolicyWeights() if kind else policy_weights(reading),
         ascends_reward=_ascends(reading),
     )
 
@@ -90,9 +100,9 @@ def _kind(
             gradients = []
             for batch in batches:
                 weights = weights_of(batch.mask.double(), aggregation)
-                start = batch.logits if reading.foreign.by_logits else batch.logp
+                start = batch.logits if reading.by_logits else batch.logp
                 leaf = start.detach().clone().requires_grad_(True)
-                logp = replace(batch, logits=leaf).logp if reading.foreign.by_logits else leaf
+                logp = replace(batch, logits=leaf).logp if reading.by_logits else leaf
                 with torch.enable_grad():
                     terms = per_token(reading, batch, torch.where(batch.mask, logp, 0.0))
                     total = (torch.where(batch.mask, terms, 0.0) * weights).sum()
@@ -123,7 +133,7 @@ def _kinds() -> dict[str, Callable[[Reading, Batch, Tensor], Tensor]]:
 
 
 def _right_signs(reading: Reading, batches: list[Batch], wanted: list[Tensor]) -> float:
-    if reading.foreign.by_logits:
+    if reading.by_logits:
         return math.nan
     right, counted = 0.0, 0
     for batch, gradient in zip(batches, wanted, strict=True):
@@ -134,15 +144,21 @@ def _right_signs(reading: Reading, batches: list[Batch], wanted: list[Tensor]) -
 
 
 def _reads_others(reading: Reading, batch: Batch) -> bool:
-    """Whether an answer's gradient moves with the advantage of another."""
+    """Whether an answer's gradient moves with the advantage of another.
+
+    A mean taken off, or a spread divided by, reads them too, and is right: what is added to all
+    advantages then changes nothing.
+    """
     if "advantages" not in reading.foreign.roles:
         return False
-    changed = batch.advantages.clone()
-    changed[0] = -2.0 * changed[0]
-    before, after = (
-        reading.policy(b).gradient[1:] for b in (batch, replace(batch, advantages=changed))
+    other = batch.advantages.clone()
+    other[0] = -2.0 * other[0]
+    here, moved, shifted = (
+        reading.policy(replace(batch, advantages=advantages)).gradient
+        for advantages in (batch.advantages, other, batch.advantages + 3.0)
     )
-    return not torch.allclose(before, after, rtol=1e-4, atol=1e-9)
+    alone = torch.allclose(here[1:], moved[1:], rtol=1e-4, atol=1e-9)
+    return not alone and not torch.allclose(here, shifted, rtol=1e-4, atol=1e-9)
 
 
 def _live(reading: Reading, batch: Batch) -> bool:
@@ -155,20 +171,11 @@ def _clips(reading: Reading) -> dict[str, tuple[float, float]] | None:
 
     What is filtered out, value and all, is not clipped.
     """
-    if reading.foreign.by_logits:
+    if reading.by_logits:
         return None
     found = {}
-    for sign, advantage in (("positive", 1.0), ("negative", -1.0)):
-
-        def slopes(log_ratio: Tensor, advantage: float = advantage) -> Tensor:
-            logp = torch.full_like(log_ratio, -3.0)
-            batch = token_batch(logp, logp - 0.1, logp - log_ratio, advantage)
-            parts = [reading.policy(batch.only([i])) for i in range(batch.rows)]
-            return torch.stack(
-                [p.gradient.abs().max() + (p.value == 0).all().double() for p in parts]
-            )
-
-        below, above = dead_zone(slopes, furthest=2.5)
+    for sign, advantage in _SIGNS.items():
+        below, above = dead_zone(partial(_slopes, reading, advantage), furthest=2.5)
         if below == above == 0.0:
             return None
         found[sign] = (
@@ -176,6 +183,28 @@ def _clips(reading: Reading) -> dict[str, tuple[float, float]] | None:
             math.inf if math.isnan(above) else math.exp(above),
         )
     return found
+
+
+def _slopes(reading: Reading, advantage: float, log_ratio: Tensor) -> Tensor:
+    logp = torch.full_like(log_ratio, -3.0)
+    batch = token_batch(logp, logp - 0.1, logp - log_ratio, advantage)
+    parts = [reading.policy(batch.only([i])) for i in range(batch.rows)]
+    return torch.stack([p.gradient.abs().max() + (p.value == 0).all().double() for p in parts])
+
+
+def _sized(reading: Reading, clips: dict[str, tuple[float, float]]) -> bool:
+    """Whether twice the advantage is alive where the advantage is not, or the other way round."""
+    for sign, (below, above) in clips.items():
+        at = [0.6, 0.9, 1.0, 1.1, 1.9]
+        at += [
+            edge * step for edge in (below, above) if 0 < edge < math.inf for step in (0.97, 1.03)
+        ]
+        apart = [x for x in at if min(abs(x - below), abs(x - above)) > 0.01]  # what is told apart
+        ratios = torch.tensor(apart, dtype=torch.float64)
+        alive = _slopes(reading, 2 * _SIGNS[sign], ratios.log()) != 0
+        if bool((alive != ((ratios > below) & (ratios < above))).any()):
+            return True
+    return False
 
 
 def reward_gradient(at: Tree) -> Tensor:

@@ -7,12 +7,24 @@ from collections.abc import Iterator
 from kl_term.audit.facts import Facts
 from kl_term.audit.findings import Finding
 from kl_term.audit.policy_part import PolicyPart
+from kl_term.audit.policy_weights import PolicyWeights
+
+#: Kinds with one ratio an answer: how its tokens are summed is not the KL's.
+_OF_ANSWERS = ("gspo", "sequence")
 
 
 def of_policy(facts: Facts) -> Iterator[Finding]:
     policy = facts.policy
     if policy is None:
         return
+    if facts.reading.switches:
+        yield Finding(
+            "policy-switched",
+            "error",
+            "with a KL the policy loss is another one than without",
+            "give what the KL computes a name of its own: it overwrites what the policy loss reads",
+            "02_gradients#thm-off-policy-weights",
+        )
     if not policy.has_gradient:
         yield Finding(
             "policy-no-gradient",
@@ -56,8 +68,15 @@ def of_policy(facts: Facts) -> Iterator[Finding]:
             None,
         )
     yield from _of_clip(policy)
+    if policy.has_gradient and not wrong and policy.kind is None:
+        yield from _of_weights(policy.weights)
     kl = facts.identity.aggregation
-    if policy.kind and kl and policy.aggregation and kl != policy.aggregation:
+    if (
+        policy.kind not in (None, *_OF_ANSWERS)
+        and kl
+        and policy.aggregation
+        and kl != policy.aggregation
+    ):
         yield Finding(
             "aggregations-differ",
             "warning",
@@ -71,11 +90,23 @@ def of_policy(facts: Facts) -> Iterator[Finding]:
 def _of_clip(policy: PolicyPart) -> Iterator[Finding]:
     if policy.clips is None:
         return
+    if policy.sized_clip:
+        yield Finding(
+            "policy-clip",
+            "error",
+            "a larger advantage is clipped at other ratios: the product is clipped, not its ratio",
+            "clamp the ratio alone, then multiply it by the advantage",
+            "06_sequences#thm-ppo-clip",
+        )
     wrong = []
     if policy.clips["positive"][0] > 0:
         wrong.append("a positive advantage is clipped below")
     if policy.clips["negative"][1] < 1.9:
         wrong.append("a negative advantage is clipped above")
+    if policy.clips["positive"][1] < 0.99:
+        wrong.append("a positive advantage is clipped at the ratio of one")
+    if policy.clips["negative"][0] > 1.01:
+        wrong.append("a negative advantage is clipped at the ratio of one")
     if wrong:
         yield Finding(
             "policy-clip",
@@ -83,4 +114,43 @@ def _of_clip(policy: PolicyPart) -> Iterator[Finding]:
             f"{' and '.join(wrong)}: a token that moved the wrong way is not brought back",
             "take the minimum of the free and the clipped product, both times the advantage",
             "06_sequences#thm-ppo-clip",
+        )
+
+
+def _of_weights(weights: PolicyWeights) -> Iterator[Finding]:
+    """Of a policy loss that is none of ours: what the advantage of a token is multiplied by."""
+    if weights.negative_rises:
+        yield Finding(
+            "policy-sign",
+            "error",
+            "a negative advantage makes its token more likely, as a positive one does",
+            "multiply by the advantage, with its sign",
+            None,
+        )
+        return
+    power = weights.power
+    if power is not None and min(abs(power), abs(power - 1)) > 0.15:
+        yield Finding(
+            "policy-ratio",
+            "warning",
+            f"the policy's gradient goes with the ratio to the power {power:.2g}",
+            "let the ratio enter once; detach a second one that only weighs",
+            "02_gradients#thm-off-policy-weights",
+        )
+    elif weights.by_probability is not None and weights.by_probability > 1.01:
+        yield Finding(
+            "policy-weight",
+            "warning",
+            "of two tokens with one advantage, which the policy itself drew, the gradients are "
+            f"{weights.by_probability:.3g} to one: they read the token's own probability",
+            "multiply the advantage by the ratio, or by the log-prob, and by nothing else live",
+            "05_fixed_points#thm-regularised-optimum",
+        )
+    if weights.by_size is not None and abs(weights.by_size - 2) > 0.02:
+        yield Finding(
+            "policy-weight",
+            "warning",
+            f"twice the advantage has {weights.by_size:.3g} times the gradient",
+            "multiply by the advantage once",
+            "05_fixed_points#thm-regularised-optimum",
         )

@@ -17,6 +17,7 @@ from torch import Tensor
 from kl_term.audit.arguments import OF_POLICY, name_of, plan_call
 from kl_term.audit.batches import Batch
 from kl_term.audit.calling import Foreign, Output, random_states
+from kl_term.audit.holding import coefficient_of, with_coefficient
 from kl_term.audit.layouts import (
     HIGH,
     LOW,
@@ -27,6 +28,7 @@ from kl_term.audit.layouts import (
     settle_padding,
     settle_weights,
 )
+from kl_term.audit.paying import pays, pays_at_end, pays_early, unpaid
 from kl_term.errors import UserError
 from kl_term.kl.returns import reward_to_go
 
@@ -51,6 +53,9 @@ class Reading:
     #: Of a reward-side function: pays at the end of an answer (token rewards) or on every token.
     pays_at_end: bool = False
     beta: float = 1.0  #: the coefficient asked for, where the function takes none
+    unpaid: tuple[int, ...] = ()  #: answers of the probe whose own reward does not reach them
+    pays_early: bool = False  #: the reward is paid at a token before the last
+    switches: bool = False  #: the policy loss is another one where the coefficient is zero
     separable: bool = False  #: answers do not read each other
     fewest: int = 1  #: answers that a call needs
     coarse: bool = False  #: rounds to bfloat16 or float16 whatever it is given
@@ -59,6 +64,11 @@ class Reading:
     def tolerance(self) -> float:
         """Relative error up to which two numbers count as one."""
         return 3e-2 if self.coarse else 3e-4 if self.narrow else 1e-8
+
+    @property
+    def by_logits(self) -> bool:
+        """Whether the gradient is by logits; that of what is paid is by the log-probs."""
+        return self.kind == "loss" and self.foreign.by_logits
 
     @property
     def takes_mask(self) -> bool:
@@ -92,9 +102,13 @@ class Reading:
         return Part(whole.value / self.beta, whole.gradient / self.beta)
 
     def policy(self, batch: Batch) -> Part:
-        """The loss without KL."""
-        if self.foreign.has_beta:
+        """The loss without KL: at coefficient zero, or what two coefficients leave of it."""
+        if self.foreign.has_beta and not self.switches:
             return self.whole(batch, 0.0)
+        if self.foreign.has_beta:
+            low, high = self.whole(batch, LOW), self.whole(batch, HIGH)
+            rest = ((HIGH * a - LOW * b) / (HIGH - LOW) for a, b in zip(low, high, strict=True))
+            return Part(*rest)
         both, kl = (self.whole(b, self.beta) for b in (batch, without_reward(batch)))
         return Part(*(a - b for a, b in zip(both, kl, strict=True)))
 
@@ -136,6 +150,9 @@ def read(
     Raises:
         UserError: one line, on what stands in the way.
     """
+    own = None if factory else coefficient_of(function, beta_name)
+    if own is not None:
+        function, beta_name, factory = with_coefficient(function, own), own, True
     path = beta_name if beta_name and "." in beta_name else None
     made = function
     if factory:
@@ -145,6 +162,8 @@ def read(
             )
         made = function(**{beta_name: HIGH})
     plan = plan_call(made, names, given, None if path or factory else beta_name)
+    if own is not None:
+        plan.guessed[own] = "beta"
     if path and path.split(".")[0] not in plan.fixed:
         raise UserError(
             f"{name_of(function)}: {path!r} lies inside an argument: give that by "
@@ -166,19 +185,34 @@ def read(
     probe = probe_of(foreign)
     output = foreign.call(probe, HIGH)
     reading = Reading(foreign, kind or "loss", _shape(foreign, output, probe), False, beta=beta)
-    if kind == "reward" or (kind is None and _pays(reading, probe)):
+    if kind == "reward" or (kind is None and pays(foreign, reading.shape, probe)):
         reading.kind = "reward"
-        reading.pays_at_end = _pays_at_end(reading)
+        reading.pays_at_end = pays_at_end(foreign, reading.shape, probe)
+        reading.unpaid = unpaid(foreign, probe)
+        reading.pays_early = pays_early(foreign, reading.shape, probe)
+    elif (trained := _trained(foreign)) is not None:
+        again = read(function, names={**(names or {}), trained: "logp"}, given=given,
+                     beta_name=beta_name, kind=kind, beta=beta, factory=factory)  # fmt: skip
+        again.foreign.plan.guessed[trained] = "logp"
+        return again
     reading.separable = reading.shape != "number" and _is_separable(reading, probe)
     reading.fewest = _fewest(reading, probe)
     reading.coarse = _is_coarse(reading, probe)
     fewer = output.value.dtype != torch.float64 or reading.coarse
     reading.narrow = fewer or _rounds(reading, probe)
+    reading.switches = reading.has_policy_part and foreign.has_beta and _switches(reading, probe)
     if not bool(output.value.isfinite().all()):
         raise UserError(f"{foreign.name}: returns {_first_bad(output.value)} on ordinary inputs")
     if output.gradient is not None and not bool(output.gradient.isfinite().all()):
         raise UserError(f"{foreign.name}: its gradient is NaN on ordinary inputs")
     return reading
+
+
+def _trained(foreign: Foreign) -> str | None:
+    """The argument that a loss without log-probs of the policy guessed to be the sampler's."""
+    if foreign.roles & {*OF_POLICY, "inputs"}:
+        return None
+    return next((n for n, role in foreign.plan.guessed.items() if role == "old_logp"), None)
 
 
 def _first_bad(value: Tensor) -> str:
@@ -265,6 +299,20 @@ def _is_separable(reading: Reading, probe: Batch) -> bool:
     return True
 
 
+def _switches(reading: Reading, probe: Batch) -> bool:
+    """Whether what the advantages move is the same at two coefficients, and other without one."""
+    turned = replace(probe, advantages=-probe.advantages, rewards=-probe.rewards)
+
+    def moved(beta: float) -> Tensor:
+        before, after = (reading.whole(batch, beta).gradient for batch in (probe, turned))
+        return after - before
+
+    without, low, high = (moved(beta) for beta in (0.0, LOW, HIGH))
+    within = (1e-3 if reading.narrow else 2e-5) * max(float(without.abs().max()), 1e-12)
+    steady = bool((high - low).abs().max() <= within)
+    return steady and bool((low - without).abs().max() > within)
+
+
 def _fewest(reading: Reading, probe: Batch) -> int:
     """How many answers a call needs to return numbers: a leave-one-out mean needs two, and what
     is left of an answer beside its own mean is nothing."""
@@ -278,41 +326,3 @@ def _fewest(reading: Reading, probe: Batch) -> int:
         if finite and not centred:
             return rows
     return 3
-
-
-def _pays(reading: Reading, probe: Batch) -> bool:
-    """Whether a function turns rewards into rewards: it rises with them, and they move no gradient.
-
-    A loss falls where the advantage rises, or has a gradient that the advantage scales. The spread
-    of a group's rewards scales the KL that it divides, but without a KL there is no gradient.
-    """
-    held = reading.foreign.roles & {"rewards", "token_rewards", "advantages"}
-    if reading.shape == "number" or not held:
-        return False
-    more = torch.tensor([0.0, 1.0, 0.0]).double()
-    paid = replace(probe, rewards=probe.rewards + more, advantages=probe.advantages + more)
-    before, after = (reading.foreign.call(b, LOW) for b in (probe, paid))
-    change = after.value - before.value
-    change = change.sum(-1) if change.ndim == 2 else change
-    if not bool(change[1] > 1e-9):
-        return False
-    if before.gradient is None or after.gradient is None:
-        return True
-    if torch.allclose(before.gradient, after.gradient, rtol=1e-4, atol=1e-9):
-        return True
-    if not reading.foreign.has_beta:
-        return False
-    without = reading.foreign.call(probe, 0.0).gradient
-    return without is None or bool((without == 0).all())
-
-
-def _pays_at_end(reading: Reading) -> bool:
-    """Whether the reward of an answer is paid at its last token alone."""
-    if reading.shape != "tokens":
-        return False
-    probe = probe_of(reading.foreign)
-    more = replace(probe, rewards=probe.rewards * 3, advantages=probe.advantages * 3)
-    before, after = (reading.foreign.call(b, LOW).value for b in (probe, more))
-    changed = (after - before).abs() > 1e-9
-    longest = probe.mask.sum(-1).argmax()
-    return int(changed[longest].sum()) == 1

@@ -39,6 +39,23 @@ def of_call(facts: Facts) -> Iterator[Finding]:
             "subtract the coefficient times the log-ratio from the rewards",
             "08_reward_side#prop-control-reward",
         )
+    if unpaid := facts.reading.unpaid:
+        of = "all answers" if len(unpaid) == 3 else "some answers"
+        yield Finding(
+            "reward-not-paid",
+            "error",
+            f"the reward of {of} reaches no counted token",
+            "pay it at the last counted token of each answer",
+            "08_reward_side#prop-control-reward",
+        )
+    elif facts.reading.pays_early:
+        yield Finding(
+            "reward-not-paid",
+            "error",
+            "the reward is paid at a token before the last: those after it earn nothing of it",
+            "pay it at the last counted token of each answer",
+            "08_reward_side#prop-control-reward",
+        )
     for note in sorted(facts.reading.foreign.notes):
         yield Finding(
             "modifies-arguments",

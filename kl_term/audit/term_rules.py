@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 
 from kl_term.audit.candidates import Match
@@ -77,6 +78,7 @@ def of_term(facts: Facts) -> Iterator[Finding]:
             "08_reward_side#thm-penalty-sign",
         )
     silent = identity.only_near or facts.inside_the_spread or facts.asks_for_no_reference
+    silent = silent or bool(facts.invariants.left_out)  # maybe the one token of a state
     if facts.identity.has_gradient and facts.at_state.name == NOTHING and not silent:
         yield Finding(
             "minimises-nothing",
@@ -97,17 +99,65 @@ def of_term(facts: Facts) -> Iterator[Finding]:
             "sum the KL of each token and of all that follow, without discount or divisor",
             "02_gradients#thm-sequence-kl-gradient",
         )
+    yield from _of_size(facts)
     differs = scale is not None and abs(abs(scale) - 1) > 10 * facts.reading.tolerance + 1e-6
     summed = identity.twice is not None or (identity.match is None and "+" in facts.at_state.name)
+    if scale is not None and not differs:
+        yield from _beside_policy(facts, scale)
     if scale is not None and differs and identity.fault != "absolute" and not summed:
         policy = facts.policy.scale if facts.policy and facts.policy.kind else math.nan
         alike = abs(scale - policy) < 1e-4 * abs(scale)  # a divisor of the whole loss
         yield Finding(
             "scale",
-            "note" if alike else "warning",
+            "note" if alike or facts.has_own_coefficient else "warning",
             f"the coefficient that acts is {abs(scale):.4g} times the one asked for",
             f"multiply the KL by {1 / abs(scale):.4g}, or say so beside the coefficient",
             None,
+        )
+
+
+def _of_size(facts: Facts) -> Iterator[Finding]:
+    """Of sums: over the vocabulary, and of two KLs, which share the coefficient or each have it."""
+    if facts.expected.over_vocabulary:
+        yield Finding(
+            "scale",
+            "warning",
+            "the KL is divided by the size of the vocabulary: it is a mean over its tokens",
+            "sum over the vocabulary, then average over the counted positions",
+            None,
+        )
+    found = re.fullmatch(
+        r"reverse(?: KL)? \+ (?:([\d.e+-]+) )?forward(?: KL)?", facts.at_state.name
+    )
+    if facts.identity.match is not None or found is None or facts.scale is None:
+        return
+    total = facts.scale * (1 + float(found[1] or 1))
+    policy = facts.policy.scale if facts.policy and facts.policy.kind else math.nan
+    if total > 0 and min(abs(total - 1), abs(total - 2), abs(total - policy)) > 1e-3:
+        yield Finding(
+            "scale",
+            "warning",
+            f"it descends {facts.at_state.said}: both KLs together have {total:.4g} times the "
+            "coefficient asked for",
+            "let their weights add up to one",
+            None,
+        )
+
+
+def _beside_policy(facts: Facts, scale: float) -> Iterator[Finding]:
+    """A divisor of the policy loss that the KL beside it does not have."""
+    policy = facts.policy
+    if policy is None or policy.kind not in ("grpo", "reinforce") or policy.scale <= 0:
+        return
+    alike = policy.aggregation == facts.identity.aggregation
+    if alike and scale > 0 and abs(scale / policy.scale - 1) > 1e-3:
+        yield Finding(
+            "scale",
+            "warning",
+            f"the policy loss beside the KL is {policy.scale:.4g} times its aggregation: the KL "
+            f"weighs {scale / policy.scale:.4g} times what the coefficient says",
+            "divide the sum of both, once",
+            "09_advantages#prop-token-mean",
         )
 
 

@@ -10,6 +10,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -50,34 +51,53 @@ class Tree:
         return torch.stack([self.token_logp(table, a).sum() for a in self.answers])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
-    """A tree with the policy that is trained, its reference and its sampler, each [prefixes, V]."""
+    """A tree with the policy that is trained, its reference and its sampler, each [prefixes, V].
+
+    What does not depend on a loss is computed once, for all losses of the corpus.
+    """
 
     tree: Tree
     policy: Tensor
     reference: Tensor
     sampler: Tensor
 
-    @property
+    @cached_property
     def fresh(self) -> Case:
         return Case(self.tree, self.policy, self.reference, self.policy)
 
+    @cached_property
+    def exact(self) -> dict[str, Tensor]:
+        """[prefixes, V] each: the gradients of the divergences by the policy's logits."""
+        leaf = self.policy.clone().requires_grad_(True)
+        return {
+            name: torch.autograd.grad(value, leaf, retain_graph=True)[0]
+            for name, value in divergences(self, leaf).items()
+        }
 
-def states(entry: Entry) -> Iterator[Case]:
+
+def states(entry: Entry) -> tuple[Case, ...]:
     """One state: answers of one token, V from 3 to 6, the last with a token that the reference
     alone allows, unless the loss reads logits, which are finite."""
+    return _states("logits" not in entry.inputs)
+
+
+@cache
+def _states(unequal: bool) -> tuple[Case, ...]:
+    found = []
     for seed, vocab_size in enumerate((3, 4, 6)):
         case = _random(Tree(vocab_size, 1), seed)
-        if vocab_size == 6 and "logits" not in entry.inputs:
+        if vocab_size == 6 and unequal:
             case.policy[:, 4] = case.sampler[:, 4] = -torch.inf
-        yield case
+        found.append(case)
+    return tuple(found)
 
 
-def trees() -> Iterator[Case]:
+@cache
+def trees() -> tuple[Case, ...]:
     """Ragged trees, V = 3, at most three tokens: fifteen answers of four lengths' tables."""
-    for seed in (11, 12):
-        yield _random(Tree(3, 3), seed)
+    return tuple(_random(Tree(3, 3), seed) for seed in (11, 12))
 
 
 def _random(tree: Tree, seed: int) -> Case:
@@ -217,15 +237,10 @@ def descends(entry: Entry, cases: list[Case], batch_size: int = 1) -> tuple[str,
 
 
 def _fits(gradient: Tensor, case: Case, same: float) -> Iterator[tuple[str, float]]:
-    leaf = case.policy.clone().requires_grad_(True)
-    exact = {
-        name: torch.autograd.grad(value, leaf, retain_graph=True)[0]
-        for name, value in divergences(case, leaf).items()
-    }
-    if gradient.norm() < same * exact["reverse KL"].norm():
+    if gradient.norm() < same * case.exact["reverse KL"].norm():
         yield "nothing", 0.0
         return
-    for name, of in exact.items():
+    for name, of in case.exact.items():
         scale = (gradient * of).sum() / of.square().sum()
         if (gradient - scale * of).norm() < same * gradient.norm():
             yield name, scale.item()

@@ -53,7 +53,7 @@ NAMES: dict[str, set[str]] = {
     "masked values leak": {"poisoned-padding"},
     "divisor": {"divisor"},
     "micro-batches": {"micro-batches", "row-order"},
-    "policy ratio": {"policy-ratio"},
+    "policy ratio": {"policy-ratio", "policy-switched"},
     "policy sign": {"policy-sign"},
     "policy clip": {"policy-clip"},
     "policy axis": {"policy-axis", "raises"},
@@ -71,7 +71,7 @@ NAMES: dict[str, set[str]] = {
     "empty rows": {"empty-answers"},
     "sum over the batch": {"sum-over-batch", "divisor"},
     "unequal supports": {"unequal-supports"},
-    "reward not paid": {"policy-no-gradient", "credit", "kl-not-paid"},
+    "reward not paid": {"reward-not-paid", "policy-no-gradient", "credit", "kl-not-paid"},
 }
 #: Faults that two findings name as well, by the loss.
 ALSO = {
@@ -79,6 +79,7 @@ ALSO = {
     "prior_minus_policy": {"sign"},
     "centred_by_column": {"policy-axis"},
     "mean_over_the_vocabulary": {"wrong-axis"},
+    "jsd_of_mixed_logs": {"scale"},
     "shadowed_log_ratio": {"policy-sign"},
     "squared_in_the_coefficient": {"no-known-divergence", "another-divergence"},
 }
@@ -103,8 +104,18 @@ class Scored(NamedTuple):
     outcome: str
 
 
+_AUDITED: dict[str, Audit] = {}
+
+
 def audited(entry: Entry) -> Audit:
-    """The audit of a loss as its author would ask for it: names only where none can be guessed."""
+    """The audit of a loss as its author would ask for it, once for all who look at it."""
+    if entry.name not in _AUDITED:
+        _AUDITED[entry.name] = _audit(entry)
+    return _AUDITED[entry.name]
+
+
+def _audit(entry: Entry) -> Audit:
+    """Names only where none can be guessed."""
     how: dict = {"factory": entry.factory}
     if entry.unusual:
         how["names"] = {name: role for role, name in entry.arguments.items() if role != "beta"}
