@@ -35,7 +35,7 @@ REVERSE = ("exact_loss", "k2_loss", "k1_reward", "k3_loss_attached_prefix")
 DRAWN, COMPARED = 1.0, 0.2
 
 #: Of :func:`numbers`: how it is written, where two decimals do not fit.
-SPECS = {"none_kl": ".1f", "half_lost": ".0f", "best_beta": "g", "k3_loss_kl": ".1f"}
+SPECS = {"half_lost": ".0f", "best_beta": "g", "k3_loss_kl": ".1f"}
 
 
 def ends(preset: str) -> pd.Series:
@@ -68,12 +68,9 @@ def numbers(preset: str) -> dict[str, float]:
         "start_proxy": first["proxy"],
         "none_gold": last,
         "none_proxy": proxy["none"].iloc[0],
-        "none_kl": kl["none"].iloc[0],
         "half_lost": int(lost[0]),
         "best_beta": best,
         "best_gold": gold["exact_loss"][best],
-        "best_kl": kl["exact_loss"][best],
-        "worst_beta": worst,
         "worst_gold": gold["exact_loss"][worst],
     }
     for name in ("exact_loss", "k3_loss"):

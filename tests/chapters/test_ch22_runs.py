@@ -1,0 +1,70 @@
+"""What is said of runs on a learned reward: on made runs of known truth, and by stored rows."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.chapters.ch22_proxy import runs
+from analysis.records.recording import RESULTS
+
+BETAS = (0.1, 0.2, 0.4, 1.0)
+
+
+def truth_at(kl):
+    """A truth that every run of :func:`made` has at a KL."""
+    return 0.9 - 0.3 * np.sqrt(kl)
+
+
+def made(shift: float = 0.0, of: str = "") -> SimpleNamespace:
+    """A recording of three starts on one curve, and one variant's gold off it by a shift."""
+    path = [(s, 10 * u) for s in range(3) for u in range(9)]
+    curves = pd.DataFrame(path, columns=["seed", "update"]).assign(variant="none", beta=0.0)
+    curves["reverse_kl"] = 0.04 * curves["update"] * (1 + 0.1 * curves["seed"])
+    middle = curves["reverse_kl"] + 0.2 * (1 + 0.1 * curves["seed"])
+    curves["gold"] = truth_at(middle)
+    own = [
+        {"variant": v, "beta": b, "seed": s, "final_reverse_kl": 0.3 / b * (1 + 0.05 * s)}
+        for v in (*runs.REVERSE, "k3_loss")
+        for b in BETAS
+        for s in range(3)
+    ]
+    finals = pd.DataFrame(own)
+    finals["final_gold"] = truth_at(finals["final_reverse_kl"]) + shift * (finals["variant"] == of)
+    first = finals.assign(update=0, gold=finals["final_gold"] - 0.02, reverse_kl=0.0)
+    return SimpleNamespace(curves=pd.concat([curves, first]), finals=finals)
+
+
+@pytest.mark.parametrize("shift", [0.0, -0.05])
+def test_a_term_off_the_curve_is_seen_off_it_by_its_shift(monkeypatch, shift):
+    monkeypatch.setattr(runs, "recorded", lambda preset: made(shift, "k3_loss"))
+    found = runs.below_the_curve("any", "k3_loss")
+    assert found.mean == pytest.approx(shift, abs=1e-12)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.04])
+def test_a_run_that_is_stopped_is_compared_at_the_kl_of_the_other(monkeypatch, shift):
+    """The path is linear in the root of the KL, so that reading it off is exact."""
+    monkeypatch.setattr(runs, "recorded", lambda preset: made(shift, "exact_loss"))
+    assert runs.over_stopped("any").mean == pytest.approx(shift, abs=1e-12)
+
+
+def test_what_a_run_gained_is_counted_from_its_own_first_window(monkeypatch):
+    monkeypatch.setattr(runs, "recorded", lambda preset: made())
+    assert runs.gained("any", 0.4).mean == pytest.approx(0.02, abs=1e-12)
+
+
+def test_the_truth_lost_without_a_term_is_that_of_the_stored_rows():
+    finals, curves = (
+        pd.read_csv(RESULTS / "proxy_5k_cpu" / name) for name in ("final.csv", "curves.csv")
+    )
+    found = runs.numbers("proxy_5k")
+    none = finals[finals["variant"] == "none"]
+    assert found["none_gold"] == pytest.approx(none["final_gold"].mean(), abs=1e-12)
+    first = curves[(curves["variant"] == "none") & (curves["update"] == 0)]
+    assert found["start_gold"] == pytest.approx(first["gold"].mean(), abs=1e-12)
+    exact = finals[finals["variant"] == "exact_loss"].groupby("beta")["final_gold"].mean()
+    assert (found["best_beta"], found["best_gold"]) == (exact.idxmax(), pytest.approx(exact.max()))
