@@ -99,8 +99,8 @@ def _guard(function: Callable[..., Any], nan: str, half: str) -> Callable[..., A
             try:
                 given = dict(zip(names, args, strict=False)) | kwargs
                 checks = _Checks(specs, read=False)
-                values = checks.passed(given, refuse_nan=False, widen_half=half == "widened")
-                ready = values.ready(given, read=False)
+                traced = checks.passed(given, refuse_nan=False, widen_half=half == "widened")
+                ready = traced.ready(given, read=False)
                 args = (*(ready[name] for name in names[: len(args)]), *args[len(names) :])
                 kwargs = {name: ready[name] for name in kwargs}
                 with _without_autocast((*args, *kwargs.values())):
