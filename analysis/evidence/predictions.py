@@ -82,6 +82,12 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "gspo < token: own_accuracy at the end": "refuted",
         "sequence = token: own_accuracy at the end": "open",
     },
+    "proxy_1k": {
+        "forward_loss < exact_loss: final_gold at equal KL": "open",
+        "k1_loss = none: final_gold at 0.1": "open",
+        "k1_reward = exact_loss: final_gold at equal KL": "open",
+        "k3_loss < exact_loss: final_gold at equal KL": "open",
+    },
     "proxy_5k": {
         "forward_loss < exact_loss: final_gold at equal KL": "open",
         "k3_loss < exact_loss: final_gold at equal KL": "open",

@@ -19,7 +19,7 @@ from analysis.records.summaries import by_variant
 from kl_term import style
 
 #: Design -> labels that its reward models were fitted to.
-LABELS = {"proxy_5k": 5_000}
+LABELS = {"proxy_1k": 1_000, "proxy_5k": 5_000}
 #: Term -> estimator and placement, which say how it is drawn.
 TERMS = {
     "none": KL_TERMS["none"],
@@ -164,8 +164,9 @@ def draw_gold() -> Figure:
             bars = {"xerr": style.bars(x), "yerr": style.bars(y), "elinewidth": 1.0}
             axes.errorbar(x["mean"], y["mean"], **bars, **style.line(*drawn, label=NAMES[name]))
         axes.axhline(without_term(preset)["gold"].iloc[0], color=style.QUIET, linestyle=":")
-        axes.set(xscale="log", title=f"{labels:,} labels", xlabel="exact reverse KL (nats a token)")
+        axes.set(xscale="log", title=f"{labels:,} labels")
         style.plain_numbers(axes.xaxis)
     panels[0, 0].set_ylabel("true reward at the end")
+    figure.supxlabel("exact reverse KL at the end (nats a token), log scale", fontsize="medium")
     panels[0, 0].legend(loc="lower left")
     return figure
