@@ -238,7 +238,7 @@ CAUSES: tuple[Cause, ...] = (
            "loss.",
            },
           "06_sequences#thm-two-factors"),
-    Cause(lags.weights_behind, "The weights that sampled are up to {most} updates behind",
+    Cause(lags.weights_behind, "The weights that sampled are up to {updates} updates behind",
           {"unweighted": "The KL term has no weight, so it follows the sampler: weigh it by "
            "policy/old, with old_logp of the weights that sampled, or sample with newer ones.",
            "weighted": "Meant, in asynchronous training. Is the ratio to the weights that sampled, "

@@ -43,7 +43,7 @@ def weights_behind(m: Measured) -> Shown | None:
     kl = m.settings.kl
     unweighted = kl is not None and kl.placement == "loss" and kl.weighting == "none"
     case = "unknown" if kl is None else "unweighted" if unweighted else "weighted"
-    words = {"most": str(int(behind.max()))}
+    words = {"updates": str(int(behind.max()))}
     return Shown(evidence, "warning" if unweighted else "note", words=words, case=case)
 
 
