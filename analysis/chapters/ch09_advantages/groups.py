@@ -123,7 +123,8 @@ def textbook_normalise(rewards: Tensor, *, eps: float) -> Tensor:
 
 
 def batch_curves(tables: Policies, sequences: Sequences, sizes: Iterable[int]) -> pd.DataFrame:
-    """:func:`weight_errors` by the number of completions that are averaged together: quantiles."""
+    """Quantiles of :func:`~analysis.evidence.length_weights.weight_errors`, by the number of
+    completions that are averaged together."""
     rows = []
     for size in sizes:
         for estimator, errors in weight_errors(tables, sequences, completions=size).items():
