@@ -248,7 +248,7 @@ def dapo_num_items(
 
 
 def dr_grpo_rewards(rewards, logps, ref_logps, mask, group_size=2, beta=0.01, max_tokens=8):
-    """Dr. GRPO from rewards, with k1 times a ratio of one.
+    """GRPO from rewards centred and not divided, with k1 times a ratio of one.
 
     Answers of a prompt lie side by side, on policy.
     """
