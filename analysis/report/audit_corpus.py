@@ -13,6 +13,9 @@ from analysis.report.generated import render
 FOLDER = "audit_corpus"
 HELD_OUT = "audit_held_out"
 HELD_OUT_AGAIN = "audit_held_out_again"
+HELD_OUT_THIRD = "audit_held_out_third"
+#: In place of codes: the audit could not call the loss, or could not tell its arguments.
+REFUSALS = ("raises", "refused")
 OUTCOMES = {
     "named": "the first finding names the fault",
     "noted": "the first finding does, and is a note, as right losses have them too",
@@ -25,8 +28,8 @@ def corpus_page(folder: Path) -> str:
     """How often the audit is right: on losses held out, then on the others.
 
     Args:
-        folder: ``results/audit_corpus``; ``results/audit_held_out`` and
-            ``results/audit_held_out_again`` lie beside it.
+        folder: ``results/audit_corpus``; ``results/audit_held_out``,
+            ``results/audit_held_out_again`` and ``results/audit_held_out_third`` lie beside it.
     """
     return render(
         "audit_quality.md",
@@ -35,6 +38,7 @@ def corpus_page(folder: Path) -> str:
         seen=_told(folder),
         held_out=_told(folder.with_name(HELD_OUT)),
         again=_told(folder.with_name(HELD_OUT_AGAIN)),
+        third=_told(folder.with_name(HELD_OUT_THIRD)) | _wrong(folder.with_name(HELD_OUT_THIRD)),
     )
 
 
@@ -43,6 +47,30 @@ def _told(folder: Path) -> dict[str, Any]:
     told = {name: counts.get(name, 0) for name in ("broken", "right", "named", "missed", "clean")}
     alarms = counts.get("false alarm", 0)
     return {**told, "alarms": alarms, "folder": folder.name, "table": corpus_table(folder)}
+
+
+def _wrong(folder: Path) -> dict[str, Any]:
+    """What was missed and each false alarm, with what was found in its place."""
+    rows = _rows(folder)
+    told: dict[str, Any] = {}
+    for outcome in ("missed", "false alarm"):
+        of = rows[rows["outcome"] == outcome]
+        told[outcome.replace(" ", "_")] = [
+            {"what": row.what.rstrip("."), "codes": _codes(row.codes)} for row in of.itertuples()
+        ]
+    missed = rows.loc[rows["outcome"] == "missed", "codes"]
+    alarms = rows.loc[rows["outcome"] == "false alarm", "codes"]
+    silent = sum(all(code.startswith("(") for code in codes.split()) for codes in missed)
+    return {
+        "wrong": told,
+        "silent": silent,
+        "uncalled": int(missed.isin(REFUSALS).sum()),
+        "refused": int(alarms.isin(REFUSALS).sum()),
+    }
+
+
+def _codes(codes: str) -> str:
+    return ", ".join(f"`{code.strip('()')}`" for code in codes.split())
 
 
 def corpus_counts(folder: Path) -> dict[str, int]:
@@ -76,7 +104,10 @@ def _rows(folder: Path) -> pd.DataFrame:
 
 
 def _link(source: str) -> str:
-    """A report as a link: GitHub sends an issue's number on to the pull request of that number."""
+    """A report as a link: GitHub sends an issue's number on to the pull request of that number.
+    Where none was found, a dash."""
+    if not source:
+        return "–"
     repository, _, number = source.partition("#")
     if number:
         return f"[{source}](https://github.com/{repository}/issues/{number})"
