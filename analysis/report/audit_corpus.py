@@ -16,6 +16,8 @@ HELD_OUT_AGAIN = "audit_held_out_again"
 HELD_OUT_THIRD = "audit_held_out_third"
 #: In place of codes: the audit could not call the loss, or could not tell its arguments.
 REFUSALS = ("raises", "refused")
+#: A repair -> the issue that it repairs, after which an earlier set has a loss.
+REPAIRS = {"MakazhanAlpamys/Soup#735": "MakazhanAlpamys/Soup#723"}
 OUTCOMES = {
     "named": "the first finding names the fault",
     "noted": "the first finding does, and is a note, as right losses have them too",
@@ -31,14 +33,16 @@ def corpus_page(folder: Path) -> str:
         folder: ``results/audit_corpus``; ``results/audit_held_out``,
             ``results/audit_held_out_again`` and ``results/audit_held_out_third`` lie beside it.
     """
+    held_out = [folder.with_name(name) for name in (HELD_OUT, HELD_OUT_AGAIN)]
+    third = folder.with_name(HELD_OUT_THIRD)
     return render(
         "audit_quality.md",
         versions=read_manifest(folder)["versions"],
         outcomes=OUTCOMES,
         seen=_told(folder),
-        held_out=_told(folder.with_name(HELD_OUT)),
-        again=_told(folder.with_name(HELD_OUT_AGAIN)),
-        third=_told(folder.with_name(HELD_OUT_THIRD)) | _wrong(folder.with_name(HELD_OUT_THIRD)),
+        held_out=_told(held_out[0]),
+        again=_told(held_out[1]),
+        third=_told(third) | _wrong(third) | _known(third, (folder, *held_out)),
     )
 
 
@@ -66,6 +70,21 @@ def _wrong(folder: Path) -> dict[str, Any]:
         "silent": silent,
         "uncalled": int(missed.isin(REFUSALS).sum()),
         "refused": int(alarms.isin(REFUSALS).sum()),
+    }
+
+
+def _known(folder: Path, earlier: tuple[Path, ...]) -> dict[str, int]:
+    """How many broken losses are after a report that an earlier set has a loss after."""
+    before = {source for other in earlier for source in _rows(other)["source"]} - {""}
+    rows = _rows(folder)
+    broken = rows[rows["kind"] != ""]
+    known = broken["source"].replace(REPAIRS).isin(before)
+    named = broken["outcome"] == "named"
+    return {
+        "known": int(known.sum()),
+        "known_named": int((known & named).sum()),
+        "new": int((~known).sum()),
+        "new_named": int((~known & named).sum()),
     }
 
 
