@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 import yaml
 
 INDEX = Path(__file__).with_name("index.yaml")
@@ -35,6 +36,8 @@ class Entry(NamedTuple):
     convention: str | None = None
     same_as: tuple[str, ...] = ()
     package: str | None = None  #: a released one, with its version
+    said: tuple[str, ...] = ()  #: roles that its author would say, where not all of them
+    given: dict[str, Any] = {}  # noqa: RUF012 - parameter -> numbers, or a class beside the loss
 
     @property
     def broken(self) -> bool:
@@ -51,16 +54,34 @@ class Entry(NamedTuple):
         """The parameter that multiplies the KL, of the factory where there is one."""
         return self.arguments.get("beta")
 
+    def values(self, beta: float | None = None) -> dict[str, Any]:
+        """What is passed as it is; the coefficient where it lies inside."""
+        found: dict[str, Any] = {}
+        for name, value in self.given.items():
+            if not isinstance(value, str):
+                found[name] = torch.tensor(value)
+                continue
+            inside = (self.beta or "").partition(".")
+            own = {inside[2]: beta} if inside[0] == name and beta is not None else {}
+            found[name] = getattr(self.module, value)(**own)
+        return found
+
+    @property
+    def module(self) -> Any:
+        folder = "tests.audit" if self.package else "tests.audit.losses"
+        return importlib.import_module(f"{folder}.{self.callable.partition(':')[0]}")
+
     @property
     def function(self) -> Callable[..., Any]:
         """What the index names: a loss, or what makes one."""
-        module, _, name = self.callable.partition(":")
-        folder = "tests.audit" if self.package else "tests.audit.losses"
-        return getattr(importlib.import_module(f"{folder}.{module}"), name)
+        return getattr(self.module, self.callable.partition(":")[2])
 
     def loss(self, beta: float | None = None) -> Callable[..., Any]:
         """The loss at a coefficient; None leaves it at its default."""
         given = {} if beta is None or self.beta is None else {self.beta: beta}
+        if self.given:
+            inside = {name: value for name, value in given.items() if "." not in name}
+            return lambda **inputs: self.function(**inputs, **inside, **self.values(beta))
         if self.factory:
             return self.function(**given)
         return lambda **inputs: self.function(**inputs, **given)
@@ -77,7 +98,7 @@ def read(*sections: str) -> list[Entry]:
         index = yaml.safe_load(file)
     entries = []
     for row in (row for section in sections or ("broken", "right") for row in index[section]):
-        for many in ("per_answer", "same_as"):
+        for many in ("per_answer", "same_as", "said"):
             row[many] = tuple(row.get(many, ()))
         entries.append(Entry(**row))
     return entries

@@ -154,6 +154,7 @@ def tensors(case: Case, batch: tuple[tuple[int, ...], ...], policy: Tensor) -> d
         given[f"{prefix}logp"] = torch.where(mask, logp, JUNK[f"{prefix}logp"])
     given["cu_seqlens"] = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
     given["position_ids"] = torch.cat([torch.arange(n) for n in lengths])
+    given["count"], given["group_size"] = lengths.sum(), torch.tensor(len(batch))
     given["advantages"] = torch.zeros(shape, dtype=policy.dtype)
     given["rewards"] = torch.zeros(shape, dtype=policy.dtype)
     return given

@@ -24,14 +24,18 @@ from tests.audit.corpus import Entry, read
 RECORDED = Path(__file__).parents[2] / "results" / "audit_corpus"
 HELD_OUT_RECORDED = RECORDED.with_name("audit_held_out")
 HELD_OUT_AGAIN_RECORDED = RECORDED.with_name("audit_held_out_again")
+HELD_OUT_THIRD_RECORDED = RECORDED.with_name("audit_held_out_third")
 #: Sections of the index that no rule of the audit was written by.
 HELD_OUT = ("held_out_broken", "held_out_right")
 #: Sections that the corrections after the first set were not written by.
 HELD_OUT_AGAIN = ("held_out_again_broken", "held_out_again_right")
+#: Sections by somebody who had not seen the audit.
+HELD_OUT_THIRD = ("held_out_third_broken", "held_out_third_right")
 SETS: dict[str, tuple[tuple[str, ...], Path]] = {
     "seen": ((), RECORDED),
     "held out": (HELD_OUT, HELD_OUT_RECORDED),
     "held out again": (HELD_OUT_AGAIN, HELD_OUT_AGAIN_RECORDED),
+    "held out third": (HELD_OUT_THIRD, HELD_OUT_THIRD_RECORDED),
 }
 #: The codes that name each kind of fault. ``expectation`` is that what the loss claims to minimise
 #: is not what it does, ``raises`` that it cannot be called, in the words of the error.
@@ -82,6 +86,10 @@ ALSO = {
     "jsd_of_mixed_logs": {"scale"},
     "shadowed_log_ratio": {"policy-sign"},
     "squared_in_the_coefficient": {"no-known-divergence", "another-divergence"},
+    "coeff_loss": {"no-known-divergence", "another-divergence"},
+    "packed_gspo": {"reads-other-answers"},
+    "policy_loss_dual": {"policy-no-gradient"},
+    "variant_loss": {"reads-other-answers"},
 }
 OUTCOMES = {
     "named": "the first finding names the fault",
@@ -115,11 +123,12 @@ def audited(entry: Entry) -> Audit:
 
 
 def _audit(entry: Entry) -> Audit:
-    """Names only where none can be guessed."""
-    how: dict = {"factory": entry.factory}
-    if entry.unusual:
-        how["names"] = {name: role for role, name in entry.arguments.items() if role != "beta"}
-    if entry.unusual or entry.factory:
+    """Names only where none can be guessed, or where its author would say them."""
+    how: dict = {"factory": entry.factory, "given": entry.values()}
+    said = tuple(entry.arguments) if entry.unusual else entry.said
+    if said:
+        how["names"] = {entry.arguments[role]: role for role in said if role != "beta"}
+    if entry.unusual or entry.factory or "beta" in said:
         how["beta_name"] = entry.beta
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -29,8 +29,15 @@ from tests.audit.enumerated import (
 CORPUS = read()
 RELEASED = read("released")
 HELD_OUT = read(
-    "held_out_broken", "held_out_right", "held_out_again_broken", "held_out_again_right"
+    "held_out_broken",
+    "held_out_right",
+    "held_out_again_broken",
+    "held_out_again_right",
+    "held_out_third_broken",
+    "held_out_third_right",
 )
+#: Broken losses whose public report could not be found again.
+UNFOUND = {"kl_penalized_reward", "packed_gspo"}
 NAMED = {entry.name: entry for entry in CORPUS}
 
 
@@ -76,19 +83,24 @@ def test_the_corpus_is_large_enough_and_says_where_its_faults_come_from():
     assert len(CORPUS) + len(HELD_OUT) - len(broken) >= 30
     assert len(NAMED) == len(CORPUS)
     assert not set(NAMED) & {entry.name for entry in HELD_OUT}
+    assert {entry.name for entry in broken if entry.source is None} == UNFOUND
     for entry in broken:
+        assert set(entry.want) == {"kind", "says"}
+        assert entry.wrong
+        if entry.source is None:
+            continue
         assert re.fullmatch(r"[\w.-]+/[\w.-]+(#\d+|@[0-9a-f]{7,40})", entry.source), entry.name
         quoted = "".join((entry.function.__doc__ or "").split())
         repository, _, number = entry.source.partition("#")
         assert repository.partition("@")[0] in quoted, entry.name
         assert f"#{number}" in quoted or not number, entry.name
-        assert set(entry.want) == {"kind", "says"}
-        assert entry.wrong
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_arguments_are_those_of_the_loss(entry):
-    assert set(entry.arguments.values()) <= parameters(entry)
+    named = {name.partition(".")[0] for name in (*entry.arguments.values(), *entry.given)}
+    assert named <= parameters(entry)
+    assert set(entry.said) <= set(entry.arguments)
     assert set(entry.per_answer) <= set(entry.arguments)
     assert {entry.term, *entry.same_as} - {None} <= set(TERMS)
 

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from torch import Tensor
 
-from analysis.report.audit_corpus import corpus_counts, corpus_page
+from analysis.report.audit_corpus import REPAIRS, corpus_counts, corpus_page
 from analysis.report.audit_findings import HOLE, all_findings, findings_page
 from kl_term.audit import audit
 from kl_term.audit.findings import PROPERTIES, SEVERITIES
@@ -26,10 +26,17 @@ from kl_term.audit.loading import load
 from kl_term.audit.targets import NEITHER, NOTHING, POTENTIALS
 from tests.audit.corpus import read
 from tests.audit.released_losses import _openrlhf, _verl
-from tests.audit.scoring import HELD_OUT_RECORDED, RECORDED, audited
+from tests.audit.scoring import (
+    HELD_OUT_RECORDED,
+    HELD_OUT_THIRD_RECORDED,
+    RECORDED,
+    SETS,
+    audited,
+)
 from tests.released import checkout, functions_of
 
 ROOT = Path(__file__).parents[2]
+EARLIER = [SETS[name] for name in ("seen", "held out", "held out again")]
 PAGE = (ROOT / "book/audit.md").read_text(encoding="utf-8")
 
 
@@ -194,6 +201,18 @@ def test_the_page_says_of_the_record_what_the_record_says() -> None:
     assert f"{held_out['named']} were named by the first finding, {held_out['missed']} by" in page
     assert f"other {seen['broken']} broken and {seen['right']} right" in page
     assert f"{seen['named']} named first" in page
+
+
+def test_the_page_names_what_the_third_set_found_missing() -> None:
+    page, counts = folded(corpus_page(RECORDED)), corpus_counts(HELD_OUT_THIRD_RECORDED)
+    assert f"{counts['broken']} broken and {counts['right']} right losses more," in page
+    assert f"{counts['named']} were named first, {counts.get('missed', 0)} by none" in page
+    before = {entry.source for sections, _ in EARLIER for entry in read(*sections)} - {None}
+    third = [REPAIRS.get(e.source or "", e.source) for e in read(SETS["held out third"][0][0])]
+    known = sum(source in before for source in third)
+    assert f"{known} of these broken losses turned out to be after reports" in page
+    assert page.count("*Missed*:") == counts.get("missed", 0)
+    assert page.count("*False alarm*:") == counts.get("false alarm", 0)
 
 
 class _Metric:
