@@ -72,7 +72,7 @@ def test_what_the_trainer_said_holds_unless_the_command_says_otherwise(folder, t
         ('{"kl": {"estimator": "k9"}}', r"settings\.json: kl\.estimator: Input should be .*'k3'"),
         ('{"epsilon_low": -1}', r"settings\.json: epsilon_low: Input should be greater than"),
         ('{"estimater": "k3"}', r"settings\.json: estimater: Extra inputs are not permitted"),
-        ('{"estimator": ', r"settings\.json: Invalid JSON"),
+        ('{"estimator": ', r"settings\.json: Expecting value: line 1"),
     ],
 )
 def test_settings_that_are_none_are_refused(folder, text, message):

@@ -81,6 +81,8 @@ def train_differently(monkeypatch: pytest.MonkeyPatch, *, after: int) -> None:
 
 def test_all_recordings_are_found_whatever_they_are_called(recorded, tmp_path):
     shutil.copytree(recorded, tmp_path / "another_name")
+    manifest = tmp_path / "another_name" / "manifest.json"
+    change(manifest, lambda fields: fields | {"folder": "another_name"})
     (tmp_path / "no_recording").mkdir()
     assert reproduction.find() == [tmp_path / "another_name", recorded]
     (recorded / "curves.csv").unlink()  # it is still one, and damaged
@@ -272,7 +274,8 @@ def test_refusal_is_one_line_before_anything_is_trained(
 ) -> None:
     monkeypatch.setattr(reproduction, "train", lambda *_, **__: pytest.fail("trained"))
     (recorded.parent / "tail_cpu").mkdir()
-    fields = json.loads((recorded / "manifest.json").read_bytes()) | {"files": {}}
+    fields = json.loads((recorded / "manifest.json").read_bytes())
+    fields |= {"files": {}, "folder": "tail_cpu"}
     (recorded.parent / "tail_cpu" / "manifest.json").write_bytes(sealed(fields))
     assert main(["reproduce", *arguments]) == 1
     said = capsys.readouterr().err

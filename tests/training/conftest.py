@@ -49,9 +49,9 @@ def what_is_sampled(trainer) -> list:
     """What the trainer samples from now on, one entry an update."""
     sampled, make_batch = [], trainer.batch
 
-    def batch(one, update):
+    def batch(one, update, **measured):
         sampled.append(one)
-        return make_batch(one, update)
+        return make_batch(one, update, **measured)
 
     trainer.batch = batch
     return sampled
