@@ -60,16 +60,21 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "audit": ("kl_term.audit: any loss, read exactly", "kl_term.audit", ()),
     "diagnosis": ("kl_term.diagnosis: a run's KL term, checked", "kl_term.diagnosis", ()),
+    "diagnosis_readers": (
+        "kl_term.diagnosis: dumps, written and read",
+        "kl_term.diagnosis",
+        ("budgets", "columns", "dumping", "readers", "schema", "tensors"),
+    ),
     "integrations": ("kl_term.integrations: other trainers", "kl_term.integrations", ()),
     "chapters": (
-        "analysis.chapters: what chapters 0 to 8 compute and claim",
+        "analysis.chapters: what chapters 0 to 9 compute and claim",
         "analysis.chapters",
-        ("ch00", "ch01", "ch02", "ch03", "ch04", "ch05", "ch06", "ch07", "ch08"),
+        ("ch00", "ch01", "ch02", "ch03", "ch04", "ch05", "ch06", "ch07", "ch08", "ch09"),
     ),
     "chapters_methods": (
-        "analysis.chapters: what chapters 9 to 15 compute and claim",
+        "analysis.chapters: what chapters 10 to 15 compute and claim",
         "analysis.chapters",
-        ("ch09", "ch10", "ch11", "ch12", "ch13", "ch14", "ch15"),
+        ("ch10", "ch11", "ch12", "ch13", "ch14", "ch15"),
     ),
     "chapters_evidence": (
         "analysis.chapters: what chapters from 16 on compute and claim",
