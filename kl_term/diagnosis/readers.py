@@ -340,14 +340,14 @@ def recorded_settings(path: Path) -> Settings:
     file = path / SETTINGS
     if not file.is_file():
         return Settings()
+    check_bytes(file.stat().st_size, str(file))
     try:
-        check_bytes(file.stat().st_size, str(file))
         said = json.loads(file.read_bytes(), object_pairs_hook=said_once)
         return Settings.model_validate_json(json.dumps(said))
-    except (ValidationError, ValueError, RecursionError) as error:
-        if not isinstance(error, ValidationError):
-            raise UserError(f"{file}: {error}") from None
+    except ValidationError as error:
         raise UserError(f"{file}: {first_problem(error)}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file}: {error}") from None
 
 
 def _join(parts: dict[Path, Rollouts]) -> Rollouts:

@@ -88,10 +88,9 @@ def _load(path: Path) -> dict[str, np.ndarray]:
             with np.load(path, allow_pickle=False) as file:
                 return {name: file[name] for name in file.files}
         except (OSError, ValueError, MemoryError, zipfile.BadZipFile) as error:
-            first = (str(error).splitlines() or [type(error).__name__])[0][
-                :200
-            ]  # zipfile quotes the file
-            raise UserError(f"{path}: cannot be read ({first})") from None
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            said = first[:200]  # zipfile quotes the file
+            raise UserError(f"{path}: cannot be read ({said})") from None
     import torch
 
     try:
