@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -46,6 +47,11 @@ class Facts:
         if self.at_state.name in (NOTHING, NEITHER):
             return None
         return self.at_state.scale
+
+    @property
+    def policy_scale(self) -> float:
+        """The factor of the policy loss, where it is one of ours; else NaN."""
+        return self.policy.scale if self.policy and self.policy.kind else math.nan
 
     @property
     def has_own_coefficient(self) -> bool:

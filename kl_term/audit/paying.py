@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,24 +34,26 @@ def pays(foreign: Foreign, shape: Shape, probe: Batch) -> bool:
     return any(_alike(foreign, probe, before, output) for output in rising)
 
 
-def unpaid(foreign: Foreign, probe: Batch) -> tuple[int, ...]:
-    """The answers of a batch whose own reward changes nothing that they are paid."""
+class Payment(NamedTuple):
+    """Where the reward of an answer is paid."""
+
+    at_end: bool = False  #: at one of its tokens alone, or nowhere
+    early: bool = False  #: that is a token before the last, so that later ones earn nothing of it
+    unpaid: tuple[int, ...] = ()  #: answers of the batch whose own reward changes nothing
+
+
+def payment(foreign: Foreign, shape: Shape, probe: Batch) -> Payment:
+    """Of a function that turns rewards into rewards."""
     before = foreign.call(probe, LOW)
-    return tuple(row for row in range(probe.rows) if not [*_steps(foreign, probe, before, row)])
-
-
-def pays_at_end(foreign: Foreign, shape: Shape, probe: Batch) -> bool:
-    """Whether the reward of an answer is paid at one of its tokens alone, or nowhere."""
+    unpaid = [row for row in range(probe.rows) if not [*_steps(foreign, probe, before, row)]]
     if shape != "tokens":
-        return False
+        return Payment(unpaid=tuple(unpaid))
     paid = _paid_tokens(foreign, probe)
-    return len(paid) == 1 or (not paid and "rewards" in foreign.roles)
-
-
-def pays_early(foreign: Foreign, shape: Shape, probe: Batch) -> bool:
-    """Whether it is one of the tokens before the last, so that later ones earn nothing of it."""
-    paid = _paid_tokens(foreign, probe) if shape == "tokens" else []
-    return len(paid) == 1 and paid[0] < int(probe.mask.sum(-1).max()) - 1
+    return Payment(
+        at_end=len(paid) == 1 or (not paid and "rewards" in foreign.roles),
+        early=len(paid) == 1 and paid[0] < int(probe.mask.sum(-1).max()) - 1,
+        unpaid=tuple(unpaid),
+    )
 
 
 def _paid_tokens(foreign: Foreign, probe: Batch) -> list[int]:

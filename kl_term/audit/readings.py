@@ -8,7 +8,7 @@ rewards or advantages is read as the loss whose policy gradient it feeds.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -28,7 +28,7 @@ from kl_term.audit.layouts import (
     settle_padding,
     settle_weights,
 )
-from kl_term.audit.paying import pays, pays_at_end, pays_early, unpaid
+from kl_term.audit.paying import Payment, payment, pays
 from kl_term.errors import UserError
 from kl_term.kl.returns import reward_to_go
 
@@ -50,11 +50,8 @@ class Reading:
     kind: Kind
     shape: Literal["number", "rows", "tokens"]  #: of what it returns
     narrow: bool  #: computes in float32, or in less
-    #: Of a reward-side function: pays at the end of an answer (token rewards) or on every token.
-    pays_at_end: bool = False
+    payment: Payment = field(default_factory=Payment)  #: of a reward-side function
     beta: float = 1.0  #: the coefficient asked for, where the function takes none
-    unpaid: tuple[int, ...] = ()  #: answers of the probe whose own reward does not reach them
-    pays_early: bool = False  #: the reward is paid at a token before the last
     switches: bool = False  #: the policy loss is another one where the coefficient is zero
     separable: bool = False  #: answers do not read each other
     fewest: int = 1  #: answers that a call needs
@@ -118,7 +115,7 @@ class Reading:
         value = self.foreign.call(sampled, beta).value.double()
         paid = value.unsqueeze(-1) if self.shape == "rows" else value
         paid = torch.where(batch.mask, paid, 0.0)
-        if self.pays_at_end:
+        if self.payment.at_end:
             paid = torch.where(batch.mask, reward_to_go(paid), 0.0)
         ratio = (batch.logp - batch.old_logp).exp()
         return Part(-value, -(ratio * paid) / batch.rows)
@@ -187,9 +184,7 @@ def read(
     reading = Reading(foreign, kind or "loss", _shape(foreign, output, probe), False, beta=beta)
     if kind == "reward" or (kind is None and pays(foreign, reading.shape, probe)):
         reading.kind = "reward"
-        reading.pays_at_end = pays_at_end(foreign, reading.shape, probe)
-        reading.unpaid = unpaid(foreign, probe)
-        reading.pays_early = pays_early(foreign, reading.shape, probe)
+        reading.payment = payment(foreign, reading.shape, probe)
     elif (trained := _trained(foreign)) is not None:
         again = read(function, names={**(names or {}), trained: "logp"}, given=given,
                      beta_name=beta_name, kind=kind, beta=beta, factory=factory)  # fmt: skip

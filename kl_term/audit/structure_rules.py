@@ -39,7 +39,7 @@ def of_call(facts: Facts) -> Iterator[Finding]:
             "subtract the coefficient times the log-ratio from the rewards",
             "08_reward_side#prop-control-reward",
         )
-    if unpaid := facts.reading.unpaid:
+    if unpaid := facts.reading.payment.unpaid:
         of = "all answers" if len(unpaid) == 3 else "some answers"
         yield Finding(
             "reward-not-paid",
@@ -48,7 +48,7 @@ def of_call(facts: Facts) -> Iterator[Finding]:
             "pay it at the last counted token of each answer",
             "08_reward_side#prop-control-reward",
         )
-    elif facts.reading.pays_early:
+    elif facts.reading.payment.early:
         yield Finding(
             "reward-not-paid",
             "error",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 
@@ -105,11 +104,10 @@ def of_term(facts: Facts) -> Iterator[Finding]:
     if scale is not None and not differs:
         yield from _beside_policy(facts, scale)
     if scale is not None and differs and identity.fault != "absolute" and not summed:
-        policy = facts.policy.scale if facts.policy and facts.policy.kind else math.nan
-        alike = abs(scale - policy) < 1e-4 * abs(scale)  # a divisor of the whole loss
+        of_whole = abs(scale - facts.policy_scale) < 1e-4 * abs(scale)
         yield Finding(
             "scale",
-            "note" if alike or facts.has_own_coefficient else "warning",
+            "note" if of_whole or facts.has_own_coefficient else "warning",
             f"the coefficient that acts is {abs(scale):.4g} times the one asked for",
             f"multiply the KL by {1 / abs(scale):.4g}, or say so beside the coefficient",
             None,
@@ -132,8 +130,8 @@ def _of_size(facts: Facts) -> Iterator[Finding]:
     if facts.identity.match is not None or found is None or facts.scale is None:
         return
     total = facts.scale * (1 + float(found[1] or 1))
-    policy = facts.policy.scale if facts.policy and facts.policy.kind else math.nan
-    if total > 0 and min(abs(total - 1), abs(total - 2), abs(total - policy)) > 1e-3:
+    apart = min(abs(total - right) for right in (1, 2, facts.policy_scale))
+    if total > 0 and apart > 1e-3:
         yield Finding(
             "scale",
             "warning",

@@ -157,7 +157,7 @@ def at_last(rewards, mask):
 def test_whom_a_reward_reaches(pay, unpaid, early):
     found = with_price(pay)
     assert found.kind == "reward"
-    assert (len(found.unpaid), found.pays_early) == (unpaid, early)
+    assert (len(found.payment.unpaid), found.payment.early) == (unpaid, early)
 
 
 def test_a_price_by_logits_is_read_by_tokens():
@@ -196,7 +196,7 @@ def test_a_padding_mask_is_settled_where_nothing_has_a_gradient(counted):
 
     found = read(shaped)
     assert found.foreign.plan.roles["padding_mask"] == ("mask" if counted else "padding")
-    assert (found.kind, found.unpaid) == ("reward", ())
+    assert (found.kind, found.payment.unpaid) == ("reward", ())
 
 
 class Holds:
