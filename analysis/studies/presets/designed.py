@@ -114,6 +114,19 @@ def designed(
     )
 
 
+def beside(others: Preset, written: Design, variants: Iterable[Variant]) -> Preset:
+    """Runs of a design on the seeds and the configuration of a preset that was recorded before,
+    which has the runs without a KL term."""
+    return Preset(
+        config=others.config,
+        variants=tuple(variant for variant in variants if variant != NO_KL),
+        seeds=others.seeds,
+        predictions=written.sentences,
+        design=written,
+        beside=others,
+    )
+
+
 @preset
 def equal_kl() -> Preset:
     """Which terms keep the policy near the reference, and what they cost in reward at equal KL."""

@@ -20,6 +20,7 @@ from analysis.studies.presets.designed import (
     COMPARED,
     NUM_SEEDS,
     OF_COMPLETIONS,
+    beside,
     design,
     designed,
     with_terms,
@@ -221,16 +222,9 @@ _LONG = design(
 def smollm2_reward_terms(*, weights: str = "packaged") -> Preset:
     """k2 and k1 in the reward, and all three at a larger coefficient, beside the runs of
     ``smollm2_reward_long``: once those have ended."""
-    beside = smollm2_reward_long(weights=weights)
     larger = (_in_reward(name, 0.3) for name in ("k3", "k2", "k1"))
-    return Preset(
-        config=beside.config,
-        variants=(_in_reward("k2", 0.1), _in_reward("k1", 0.1), *larger),
-        seeds=beside.seeds,
-        predictions=_TERMS.sentences,
-        design=_TERMS,
-        beside=beside,
-    )
+    terms = (_in_reward("k2", 0.1), _in_reward("k1", 0.1), *larger)
+    return beside(smollm2_reward_long(weights=weights), _TERMS, terms)
 
 
 _TERMS = design(

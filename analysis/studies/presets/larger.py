@@ -9,8 +9,7 @@ As in :mod:`analysis.studies.presets.designed`, the design is committed before t
 from __future__ import annotations
 
 from analysis.records.config import SortTask
-from analysis.records.preset import Design, Pilot, Preset
-from analysis.records.variants import Variant
+from analysis.records.preset import Pilot, Preset
 from analysis.studies.presets.designed import (
     AGGREGATIONS,
     AT_EQUAL_BETA,
@@ -22,13 +21,13 @@ from analysis.studies.presets.designed import (
     OF_COMPLETIONS,
     STOPPING,
     averages,
+    beside,
     design,
     designed,
     long_answers,
     with_terms,
 )
 from analysis.studies.presets.language import smollm2
-from analysis.studies.presets.parts import NO_KL
 from analysis.studies.presets.registry import fresh_seeds, preset
 
 NUM_STARTS = 20
@@ -290,7 +289,7 @@ _SAMPLED = design(
 def smollm2_sampled_losses(*, weights: str = "hub") -> Preset:
     """k2 and the prefix ratio on SmolLM2-135M-Instruct, beside the runs of ``smollm2_equal_kl``."""
     terms = with_terms((0.25, 0.5), ("k2_loss", "k3_loss_attached_prefix"))
-    return _beside(smollm2_equal_kl(weights=weights), _SAMPLED, terms)
+    return beside(smollm2_equal_kl(weights=weights), _SAMPLED, terms)
 
 
 _COEFFICIENT_ONE = design(
@@ -345,16 +344,4 @@ _COEFFICIENT_ONE = design(
 def smollm2_coefficient_one(*, weights: str = "hub") -> Preset:
     """The fifth coefficient of ``smollm2_equal_kl``, beside it and ``smollm2_sampled_losses``."""
     terms = with_terms((1.0,), ("exact_loss", "k3_loss", "k1_reward"))
-    return _beside(smollm2_sampled_losses(weights=weights), _COEFFICIENT_ONE, terms)
-
-
-def _beside(others: Preset, design: Design, terms: tuple[Variant, ...]) -> Preset:
-    """Terms on the seeds, prompts and noise of a preset that was recorded before."""
-    return Preset(
-        config=others.config,
-        variants=tuple(variant for variant in terms if variant != NO_KL),
-        seeds=others.seeds,
-        predictions=design.sentences,
-        design=design,
-        beside=others,
-    )
+    return beside(smollm2_sampled_losses(weights=weights), _COEFFICIENT_ONE, terms)

@@ -20,6 +20,7 @@ from analysis.studies.presets.designed import (
     AT_END_OF_TRAINING,
     AT_EQUAL_BETA,
     AT_EQUAL_KL,
+    beside,
     design,
     designed,
 )
@@ -123,15 +124,7 @@ def polyak() -> Preset:
         of("reverse_between", REVERSE, STRONG / (1 + 0.5 * (PERIODS - 1))),
         of("reverse_ema", REVERSE, STRONG, every=1, weight=1 / PERIOD),
     )
-    others = resets()
-    return Preset(
-        config=others.config,
-        variants=variants,
-        seeds=others.seeds,
-        predictions=_POLYAK.sentences,
-        design=_POLYAK,
-        beside=others,
-    )
+    return beside(resets(), _POLYAK, variants)
 
 
 _POLYAK = design(
