@@ -15,6 +15,7 @@ from torch import Tensor
 from analysis.records.config import Run
 from analysis.records.variants import Controller, MovingReference
 from analysis.training.environment import PopulationPolicy
+from analysis.training.graphs import Launch
 from analysis.training.metrics import run_mean
 from analysis.training.population import Groups, Rows
 from analysis.training.rollout import Batch
@@ -87,11 +88,14 @@ class Controllers:
 
         return self.groups.map(of_group)
 
-    def step(self, batch: Batch) -> None:
+    def step(self, batch: Batch, launch: Launch) -> None:
         """Move the coefficients by what the rollout shows."""
+        self.coefficients.copy_(launch("controllers", self.moved, batch).view_as(self.coefficients))
+
+    def moved(self, batch: Batch) -> Tensor:
+        """[M]: the coefficients after a rollout."""
         read, now = self.measured(batch), self.coefficients.flatten()
-        moved = self.groups.map(lambda controller, rows: _next(controller, now[rows], read[rows]))
-        self.coefficients.copy_(moved.view_as(self.coefficients))
+        return self.groups.map(lambda controller, rows: _next(controller, now[rows], read[rows]))
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint holds."""

@@ -160,7 +160,7 @@ class PopulationTrainer:
             used = self.terms.kl.coefficients.view(1, -1).clone()
             names, rows = [*names, *COEFFICIENT_METRICS], torch.cat([rows, used])
         if self.controllers.active:
-            self.launch("controllers", self.controllers.step, batch)
+            self.controllers.step(batch, self.launch)
         self.references.follow(self.weights, update + 1)
         if measure:
             names, rows = [*names, "kl_cosine"], torch.cat([rows, cosines.unsqueeze(0)])
