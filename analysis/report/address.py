@@ -1,9 +1,7 @@
 """Where the project is: its repository, site, authors and DOI, from ``address.yaml`` alone.
 
-A Sphinx extension: while the file is empty, pages name no repository; once it is filled in, they
-have the buttons of Colab and Binder, links to edit them, and a sitemap. ``{cite-book}`` shows how
-the book is cited, ``{{ address.sources }}`` what to fetch before a command is run. ``analysis
-refresh`` brings CITATION.cff and the README up to date.
+What pages make of it is :mod:`analysis.report.address_pages`. ``analysis refresh`` brings
+CITATION.cff and the README up to date.
 """
 
 from __future__ import annotations
@@ -11,13 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
-from docutils import nodes
-from sphinx.application import Sphinx
-from sphinx.config import Config
-from sphinx.util.docutils import SphinxDirective
 
 from analysis.report.project import Project
 from analysis.report.strict_yaml import load_yaml
@@ -132,39 +125,3 @@ def refresh_address(project: Project) -> list[Path]:
             replace_file(path, after.encode())
             changed.append(path)
     return changed
-
-
-class CiteBook(SphinxDirective):
-    """``{cite-book}``: the entry by which the book is cited."""
-
-    def run(self) -> list[nodes.Node]:
-        """A block of BibTeX."""
-        text = bibtex(self.config.kl_address, year=str(self.config.copyright))
-        return [nodes.literal_block(text, text, language="bibtex")]
-
-
-def configure(app: Sphinx, config: Config) -> None:
-    """Give the theme what it makes buttons from, and pages what they name."""
-    address = load_address(Project(Path(app.srcdir)))
-    config.kl_address = address
-    theme = dict(config.html_theme_options)
-    if address.repository:
-        theme |= {"repository_url": address.repository, "repository_branch": address.branch}
-        theme |= {f"use_{what}_button": True for what in ("repository", "issues", "edit_page")}
-        colab = {"colab_url": "https://colab.research.google.com"}
-        theme["launch_buttons"] = {**colab, "binderhub_url": "https://mybinder.org"}
-    config.html_theme_options = theme
-    if address.site:
-        config.html_baseurl = f"{address.site}/"
-    if address.authors:
-        config.author = ", ".join(address.authors)
-    shown = {"sources": sources(address)}
-    config.myst_substitutions = {**getattr(config, "myst_substitutions", {}), "address": shown}
-
-
-def setup(app: Sphinx) -> dict[str, Any]:
-    """Register the extension (called by Sphinx)."""
-    app.add_config_value("kl_address", Address(), "env", Address)
-    app.add_directive("cite-book", CiteBook)
-    app.connect("config-inited", configure)
-    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

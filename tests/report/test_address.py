@@ -110,7 +110,7 @@ def site(root: Path, address: dict[str, object]) -> dict[str, str]:
         "myst_nb",
         "sphinxcontrib.bibtex",
         "analysis.report.sphinx_book",
-        "analysis.report.address",
+        "analysis.report.address_pages",
     ]
     settings = {
         "extensions": [*extensions, "analysis.report.site_files"],
