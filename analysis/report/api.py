@@ -6,6 +6,7 @@ label being its own name) and gives the formula in a ``.. math::`` block.
 * Fields such as ``Equation`` and ``Source`` become a list; an equation that no chapter shows is
   numbered where the docstring shows it.
 * Every numbered equation of a page that a function implements is followed by a link to it.
+* The value of a constant is shown where it is short.
 * An id of the ledger or the errata in the text of a page (S4-12, E-S1-03) links to its entry.
 """
 
@@ -19,6 +20,7 @@ from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.ext.autodoc import DataDocumenter
 from sphinx.util.logging import getLogger
 
 from analysis.evidence.claims import decisions
@@ -88,6 +90,17 @@ _FIELD = re.compile(r"(Equation|Source|Sampler|Estimates|Gradient):\s+(\S.*)")
 _NAME = re.compile(r"``([^`]+)``")
 _ENTRY = re.compile(r"\b(?:E-S[0-4]-\d\d|S[0-4]-(?:\d+|x[a-z]))\b")
 _LOG = getLogger(__name__)
+#: Characters of a constant's value; of a longer one its description says what it holds.
+LONGEST_VALUE = 300
+
+
+class Constant(DataDocumenter):
+    """A constant of a module."""
+
+    def should_suppress_value_header(self) -> bool:
+        """Is its value left out?"""
+        too_long = len(repr(self.object)) > LONGEST_VALUE
+        return too_long or super().should_suppress_value_header()
 
 
 def modules(package: str) -> Iterator[str]:
@@ -147,6 +160,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the extension (called by Sphinx)."""
     for extension in ("sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"):
         app.setup_extension(extension)
+    app.add_autodocumenter(Constant, override=True)
     app.connect("env-before-read-docs", _start)
     app.connect("autodoc-process-docstring", describe, priority=400)  # before napoleon
     app.connect("env-updated", _check_labels)

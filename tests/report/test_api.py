@@ -18,6 +18,10 @@ from collections.abc import Callable
 
 #: Of a type whose source is not ours.
 Alias = Callable[[int], int]
+#: Shown.
+SHORT = "a word"
+#: Not shown.
+LONG = "a word\\n" * 100
 
 def k3(logp):
     """The third.
@@ -98,6 +102,8 @@ def test_equations_claims_and_code_link_to_each_other(tmp_path):
     assert 'id="equation-unseen"' in api and "a - b" in api
     assert '_modules/api_example.html#k3"' in api
     assert "api_example.Alias" in api and not (tmp_path / "out/_modules/collections").exists()
+    said = re.sub("<[^>]+>", "", api)
+    assert "SHORT = 'a word'" in said and "LONG" in said and r"a word\n" not in said
     assert re.search(r"Source.*someone, on a line\s+that goes on", api, re.DOTALL)
     assert page.count('href="ledger.html#s4-12"') == page.count('href="ledger.html#e-s1-03"') == 1
     assert 'href="ledger.html' not in pages["ledger"].partition("S4-12 is here")[2][:200]
