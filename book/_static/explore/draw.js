@@ -78,7 +78,7 @@ globalThis.klDraw = (() => {
 
   const group = (legend, ...nodes) => html("fieldset", {}, html("legend", {}, legend), ...nodes);
 
-  const table = (caption, head, rows) => html("div", { class: "kl-numbers" }, html("table", {},
+  const table = (caption, head, rows) => html("div", { class: "kl-numbers", role: "region", "aria-label": caption, tabindex: 0 }, html("table", {},
     html("caption", {}, caption),
     html("thead", {}, html("tr", {}, ...head.map((text) => html("th", { scope: "col" }, text)))),
     html("tbody", {}, ...rows.map(([name, ...cells]) => html("tr", {},
