@@ -44,7 +44,7 @@ _VERBATIM = {"math", "literalinclude", "code-block", "code-cell", "bibliography"
 _TITLED = re.compile(r"prf:\w+|grid-item-card|admonition|dropdown|exercise")
 _READ_OPTIONS = ("alt", "caption")
 #: Catalogues that may lag behind the book: what they lack is shown in English.
-LAGGING = ("22_proxy_rewards", "conditions", "ledger", "symptoms", "titles")
+LAGGING = ("conditions", "ledger", "symptoms", "titles")
 #: What a translation must keep: roles with their targets, formulas, addresses of links, advice and
 #: its conditions.
 _KEPT = re.compile(r"\{[\w:]+\}`[^`]*`|\$[^$\n]+\$|(?<=\]\()[^)\s]+|\{\{[^{}]+\}\}|\[\[[^|\]]+")
