@@ -92,6 +92,11 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "forward_loss < exact_loss: final_gold at equal KL": "open",
         "k3_loss < exact_loss: final_gold at equal KL": "open",
     },
+    "proxy_20k": {
+        "forward_loss < exact_loss: final_gold at equal KL": "open",
+        "k1_loss = none: final_gold at 0.1": "open",
+        "k3_loss < exact_loss: final_gold at equal KL": "open",
+    },
     "objectives": {},
     "three_ways": {
         "k2_loss_detached = k2_loss: accuracy at 0.3": "open",

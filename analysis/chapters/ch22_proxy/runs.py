@@ -19,7 +19,7 @@ from analysis.records.summaries import by_variant
 from kl_term import style
 
 #: Design -> labels that its reward models were fitted to.
-LABELS = {"proxy_1k": 1_000, "proxy_5k": 5_000}
+LABELS = {"proxy_1k": 1_000, "proxy_5k": 5_000, "proxy_20k": 20_000}
 #: Term -> estimator and placement, which say how it is drawn.
 TERMS = {
     "none": KL_TERMS["none"],
@@ -168,5 +168,5 @@ def draw_gold() -> Figure:
         style.plain_numbers(axes.xaxis)
     panels[0, 0].set_ylabel("true reward at the end")
     figure.supxlabel("exact reverse KL at the end (nats a token), log scale", fontsize="medium")
-    panels[0, 0].legend(loc="lower left")
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), ncols=3, loc="outside upper center")
     return figure
