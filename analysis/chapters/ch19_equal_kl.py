@@ -24,6 +24,7 @@ from kl_term.kl.term import KLTerm
 SETTINGS = {
     "equal_kl_large": "8 tokens, 20 starts",
     "equal_kl": "8 tokens, 10 starts",
+    "equal_kl_half_step": "half the step",
     "equal_kl_wide": "twice the width",
     "equal_kl_ended": "answers that end",
     "long_completions": "32 tokens",

@@ -28,6 +28,11 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "k3_loss = exact_loss: reward at equal KL": "open",
     },
     "half_step": {},
+    "equal_kl_half_step": {
+        "exact_loss = none: final_reward at 0.03, 0.1": "open",
+        "k1_reward = exact_loss: final_reward at equal KL": "open",
+        "k3_loss_attached_prefix = exact_loss: final_reward at equal KL": "open",
+    },
     "equal_kl_wide": {
         "k1_reward = exact_loss: reward at equal KL": "open",
         "k2_loss = exact_loss: reward at equal KL": "open",
