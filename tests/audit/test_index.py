@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from analysis.report.audit_sets import HELD_OUT as SETS_HELD_OUT
 from kl_term.kl.estimators import ESTIMATORS
 from kl_term.kl.names import CREDITS, LEVELS, RATIO_LEVELS, WEIGHTINGS
 from kl_term.kl.term import KLTerm
@@ -28,14 +29,7 @@ from tests.audit.enumerated import (
 
 CORPUS = read()
 RELEASED = read("released")
-HELD_OUT = read(
-    "held_out_broken",
-    "held_out_right",
-    "held_out_again_broken",
-    "held_out_again_right",
-    "held_out_third_broken",
-    "held_out_third_right",
-)
+HELD_OUT = read(*(section for held_out in SETS_HELD_OUT for section in held_out.sections))
 #: Broken losses whose public report could not be found again.
 UNFOUND = {"kl_penalized_reward", "packed_gspo"}
 NAMED = {entry.name: entry for entry in CORPUS}
