@@ -113,10 +113,9 @@ def audited(entry: Entry) -> Audit:
 def _audit(entry: Entry) -> Audit:
     """Names only where none can be guessed, or where its author would say them."""
     how: dict = {"factory": entry.factory, "given": entry.values()}
-    said = tuple(entry.arguments) if entry.unusual else entry.said
-    if said:
-        how["names"] = {entry.arguments[role]: role for role in said if role != "beta"}
-    if entry.unusual or entry.factory or "beta" in said:
+    if entry.names:
+        how["names"] = entry.names
+    if entry.unusual or entry.factory or "beta" in entry.said:
         how["beta_name"] = entry.beta
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

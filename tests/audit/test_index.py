@@ -92,9 +92,10 @@ def test_the_corpus_is_large_enough_and_says_where_its_faults_come_from():
 
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_arguments_are_those_of_the_loss(entry):
-    named = {name.partition(".")[0] for name in (*entry.arguments.values(), *entry.given)}
-    assert named <= parameters(entry)
-    assert set(entry.said) <= set(entry.arguments)
+    passed = (*entry.arguments.values(), *entry.again, *entry.given, *entry.holds)
+    assert {name.partition(".")[0] for name in passed} <= parameters(entry)
+    assert set(entry.said) <= {*entry.arguments, *(("inputs",) if entry.holds else ())}
+    assert set(entry.names) <= parameters(entry)
     assert set(entry.per_answer) <= set(entry.arguments)
     assert {entry.term, *entry.same_as} - {None} <= set(TERMS)
 
