@@ -53,5 +53,15 @@ HELD_OUT = (
         "before they were audited, once.",
         blind=True,
     ),
+    LossSet(
+        name="held out fourth",
+        sections=("held_out_fourth_broken", "held_out_fourth_right"),
+        folder="audit_held_out_fourth",
+        title="Held out a fourth time",
+        what="Somebody who had not seen the audit wrote {broken} broken and {right} right losses "
+        "more, after the third set was measured. Some take a dictionary, an object or lists, as "
+        "trainers do. What should be found was decided before they were audited, once.",
+        blind=True,
+    ),
 )
 SETS = {each.name: each for each in (SEEN, *HELD_OUT)}

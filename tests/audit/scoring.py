@@ -78,6 +78,9 @@ ALSO = {
     "packed_gspo": {"reads-other-answers"},
     "policy_loss_dual": {"policy-no-gradient"},
     "variant_loss": {"reads-other-answers"},
+    "prime_rl_loss": {"not-zero-at-reference"},
+    "grpo_flat": {"policy-axis"},
+    "grpo_clip_kl": {"policy-ratio"},
 }
 OUTCOMES = {
     "named": "the first finding names the fault",
