@@ -8,12 +8,9 @@ from typing import Any
 import pandas as pd
 
 from analysis.records.manifests import read_manifest, recorded_table
+from analysis.report.audit_sets import HELD_OUT, SEEN, LossSet
 from analysis.report.generated import render
 
-FOLDER = "audit_corpus"
-HELD_OUT = "audit_held_out"
-HELD_OUT_AGAIN = "audit_held_out_again"
-HELD_OUT_THIRD = "audit_held_out_third"
 #: In place of codes: the audit could not call the loss, or could not tell its arguments.
 REFUSALS = ("raises", "refused")
 #: A repair -> the issue that it repairs, after which an earlier set has a loss.
@@ -26,31 +23,46 @@ OUTCOMES = {
 }
 
 
-def corpus_page(folder: Path) -> str:
+def corpus_page(results: Path) -> str:
     """How often the audit is right: on losses held out, then on the others.
 
     Args:
-        folder: ``results/audit_corpus``; ``results/audit_held_out``,
-            ``results/audit_held_out_again`` and ``results/audit_held_out_third`` lie beside it.
+        results: the folder of the recordings, with one of each set of
+            :mod:`analysis.report.audit_sets`.
     """
-    held_out = [folder.with_name(name) for name in (HELD_OUT, HELD_OUT_AGAIN)]
-    third = folder.with_name(HELD_OUT_THIRD)
     return render(
         "audit_quality.md",
-        versions=read_manifest(folder)["versions"],
+        versions=read_manifest(results / SEEN.folder)["versions"],
         outcomes=OUTCOMES,
-        seen=_told(folder),
-        held_out=_told(held_out[0]),
-        again=_told(held_out[1]),
-        third=_told(third) | _wrong(third) | _known(third, (folder, *held_out)),
+        seen=_told(SEEN, results),
+        held_out=[_held_out(each, results) for each in HELD_OUT],
     )
 
 
-def _told(folder: Path) -> dict[str, Any]:
+def _held_out(held_out: LossSet, results: Path) -> dict[str, Any]:
+    """What the page says of a set; of one whose author had not seen the audit, each miss too."""
+    told = _told(held_out, results)
+    if not held_out.blind:
+        return told
+    earlier = (SEEN, *HELD_OUT[: HELD_OUT.index(held_out)])
+    folder = results / held_out.folder
+    known = _known(folder, tuple(results / each.folder for each in earlier))
+    return told | _wrong(folder) | known
+
+
+def _told(losses: LossSet, results: Path) -> dict[str, Any]:
+    folder = results / losses.folder
     counts = corpus_counts(folder)
     told = {name: counts.get(name, 0) for name in ("broken", "right", "named", "missed", "clean")}
-    alarms = counts.get("false alarm", 0)
-    return {**told, "alarms": alarms, "folder": folder.name, "table": corpus_table(folder)}
+    return {
+        **told,
+        "alarms": counts.get("false alarm", 0),
+        "title": losses.title,
+        "what": losses.what.format(**told),
+        "blind": losses.blind,
+        "folder": losses.folder,
+        "table": corpus_table(folder),
+    }
 
 
 def _wrong(folder: Path) -> dict[str, Any]:
@@ -96,7 +108,7 @@ def corpus_counts(folder: Path) -> dict[str, int]:
     """How many losses are broken and right, and what became of them.
 
     Args:
-        folder: ``results/audit_corpus``, which ``python -m tests.audit.scoring --record`` writes.
+        folder: of a recorded set, which ``python -m tests.audit.scoring --record`` writes.
     """
     rows = _rows(folder)
     broken = rows["kind"] != ""

@@ -18,7 +18,6 @@ from analysis.records.metrics import (
 from analysis.report.advice_page import FILE as ADVICE
 from analysis.report.advice_page import advice_json, conditions_page
 from analysis.report.api import PAGES, reference_page
-from analysis.report.audit_corpus import FOLDER as CORPUS
 from analysis.report.audit_corpus import corpus_page
 from analysis.report.audit_findings import findings_page
 from analysis.report.diagnosis_quality import FOLDER, quality_page
@@ -109,7 +108,7 @@ GENERATORS: Mapping[str, Callable[[Project], str]] = {
     ADVICE: advice_json,
     "advice_conditions.md": conditions_page,
     "audit_findings.md": lambda project: findings_page(),
-    "audit_quality.md": lambda project: corpus_page(project.results / CORPUS),
+    "audit_quality.md": lambda project: corpus_page(project.results),
     "diagnosis_quality.md": lambda project: quality_page(project.results / FOLDER),
     "errata.md": lambda project: errata_page(
         load_errata(project), load_corrections(project), load_sources(project)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +38,12 @@ class Entry(NamedTuple):
     same_as: tuple[str, ...] = ()
     package: str | None = None  #: a released one, with its version
     said: tuple[str, ...] = ()  #: roles that its author would say, where not all of them
-    given: dict[str, Any] = {}  # noqa: RUF012 - parameter -> numbers, or a class beside the loss
+    given: dict[str, Any] = {}  # noqa: RUF012 - parameter -> numbers, or what lies beside the loss
+    holds: dict[str, str] = {}  # noqa: RUF012 - parameter -> dict, or a class, of further inputs
+    again: dict[str, str] = {}  # noqa: RUF012 - a further parameter of a role -> that role
+    packed: str | None = None  #: flat, row or lists, where its answers are not padded
+    prompt: bool = False  #: it wants a token of prompt, and logits that predict the next token
+    rows: int = 1  #: answers in a batch of the enumeration
 
     @property
     def broken(self) -> bool:
@@ -54,17 +60,50 @@ class Entry(NamedTuple):
         """The parameter that multiplies the KL, of the factory where there is one."""
         return self.arguments.get("beta")
 
-    def values(self, beta: float | None = None) -> dict[str, Any]:
-        """What is passed as it is; the coefficient where it lies inside."""
-        found: dict[str, Any] = {}
-        for name, value in self.given.items():
-            if not isinstance(value, str):
-                found[name] = torch.tensor(value)
-                continue
-            inside = (self.beta or "").partition(".")
-            own = {inside[2]: beta} if inside[0] == name and beta is not None else {}
-            found[name] = getattr(self.module, value)(**own)
-        return found
+    @property
+    def roles(self) -> dict[str, str]:
+        """Parameter -> role, without the coefficient."""
+        return {name: role for role, name in self.inputs.items()} | self.again
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Parameter -> role as its author would say them; of a dictionary, that it is one."""
+        said = tuple(self.arguments) if self.unusual else self.said
+        bags = dict.fromkeys(self.holds, "inputs") if "inputs" in said else {}
+        plain = (role for role in said if role not in ("beta", "inputs"))
+        return {self.arguments[role]: role for role in plain} | bags
+
+    def values(self) -> dict[str, Any]:
+        """What is passed as it is."""
+        return {name: self._made(what, {}) for name, what in self.given.items()}
+
+    def _made(self, what: Any, fields: dict[str, Any]) -> Any:
+        """What the index names, with these fields in it."""
+        if isinstance(what, list):
+            return torch.tensor(what)
+        if isinstance(what, Mapping) or what == "dict":
+            return {**(what if isinstance(what, Mapping) else {}), **fields}
+        if not isinstance(what, str):
+            return what
+        found = getattr(self.module, what)
+        if inspect.isclass(found):
+            return found(**fields)
+        made = copy.copy(found)
+        vars(made).update(fields)
+        return made
+
+    def _passed(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """By parameter: what is named with a dot lies inside of what is given or holds inputs."""
+        made = self.given | self.holds
+        inside: dict[str, dict[str, Any]] = {name: {} for name in made}
+        passed = {}
+        for path, value in inputs.items():
+            name, _, field = path.partition(".")
+            if field:
+                inside[name][field] = value
+            else:
+                passed[name] = value
+        return passed | {name: self._made(what, inside[name]) for name, what in made.items()}
 
     @property
     def module(self) -> Any:
@@ -79,12 +118,9 @@ class Entry(NamedTuple):
     def loss(self, beta: float | None = None) -> Callable[..., Any]:
         """The loss at a coefficient; None leaves it at its default."""
         given = {} if beta is None or self.beta is None else {self.beta: beta}
-        if self.given:
-            inside = {name: value for name, value in given.items() if "." not in name}
-            return lambda **inputs: self.function(**inputs, **inside, **self.values(beta))
         if self.factory:
             return self.function(**given)
-        return lambda **inputs: self.function(**inputs, **given)
+        return lambda **inputs: self.function(**self._passed({**inputs, **given}))
 
     @property
     def inputs(self) -> dict[str, str]:

@@ -22,6 +22,8 @@ from tests.audit.corpus import Entry, read
 SAME = {"float64": 1e-9, "float32": 1e-4}
 #: What a masked position holds: finite, and nothing that could be taken for a log-prob of zero.
 JUNK = {"logp": -0.9, "ref_logp": -2.3, "old_logp": -0.4}
+#: Tokens of a list of the likeliest.
+TOP = 2
 
 
 class Tree:
@@ -152,17 +154,30 @@ def tensors(case: Case, batch: tuple[tuple[int, ...], ...], policy: Tensor) -> d
         logp = logits.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
         given[f"{prefix}logits"] = logits
         given[f"{prefix}logp"] = torch.where(mask, logp, JUNK[f"{prefix}logp"])
+    given |= _of_the_likeliest(given)
+    given["padding"], given["sample_mask"] = ~mask, torch.ones(len(batch), dtype=torch.bool)
+    given["sequence_ids"] = torch.arange(len(batch)).repeat_interleave(lengths)
     given["cu_seqlens"] = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
     given["position_ids"] = torch.cat([torch.arange(n) for n in lengths])
     given["count"], given["group_size"] = lengths.sum(), torch.tensor(len(batch))
     given["advantages"] = torch.zeros(shape, dtype=policy.dtype)
-    given["rewards"] = torch.zeros(shape, dtype=policy.dtype)
+    given["rewards"] = given["token_rewards"] = torch.zeros(shape, dtype=policy.dtype)
+    given["values"] = (0.5 - 0.3 * torch.arange(width, dtype=policy.dtype)).expand(shape)
     return given
+
+
+def _of_the_likeliest(given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """[B, T, TOP]: the policy's likeliest tokens under both, and the reference's under itself."""
+    logp, ref_logp = given["logits"].log_softmax(-1), given["ref_logits"].log_softmax(-1)
+    own, ids = logp.topk(TOP)
+    best, ref_ids = ref_logp.topk(TOP)
+    there = ref_logp.gather(-1, ids)
+    return {"topk_logp": own, "ref_at_topk": there, "ref_topk_logp": best, "ref_topk_ids": ref_ids}
 
 
 def kl_loss(entry: Entry, given: dict[str, Tensor]) -> Tensor:
     """The part of the loss that the coefficient multiplies, at coefficient one: a scalar."""
-    inputs = {parameter: _shaped(entry, role, given) for role, parameter in entry.inputs.items()}
+    inputs = {parameter: _shaped(entry, role, given) for parameter, role in entry.roles.items()}
     beta = 0.5
     whole = _scalar(entry, entry.loss(beta)(**inputs), given)
     if entry.beta is None:
@@ -170,20 +185,35 @@ def kl_loss(entry: Entry, given: dict[str, Tensor]) -> Tensor:
     return (whole - _scalar(entry, entry.loss(0.0)(**inputs), given)) / beta
 
 
-def _shaped(entry: Entry, role: str, given: dict[str, Tensor]) -> Tensor:
+def _shaped(entry: Entry, role: str, given: dict[str, Tensor]) -> Any:
     """A tensor as the loss wants it: packed, one number an answer, or of its precision."""
-    value = given[role]
+    value, mask = given[role], given["mask"]
     if role in entry.per_answer:
         value = value[:, 0]
-    if "cu_seqlens" in entry.inputs or "position_ids" in entry.inputs:
-        value = value[given["mask"]] if value.shape == given["mask"].shape else value
-    return value.to(getattr(torch, entry.dtype)) if value.is_floating_point() else value
+    value = value.to(getattr(torch, entry.dtype)) if value.is_floating_point() else value
+    if entry.prompt and value.shape[:2] == mask.shape:
+        return _after_a_prompt(role, value)
+    tells = {"cu_seqlens", "position_ids"} & set(entry.inputs)
+    packed = entry.packed or ("flat" if tells else None)
+    if packed == "lists" and value.shape == mask.shape:
+        return [row[counted] for row, counted in zip(value, mask, strict=True)]
+    if packed and value.shape == mask.shape:
+        value = value[mask]
+    return value[None] if packed == "row" and role not in entry.per_answer else value
+
+
+def _after_a_prompt(role: str, value: Tensor) -> Tensor:
+    """[B, 1 + T]: an entry a token, the first the prompt's; logits predict the next token."""
+    empty = torch.zeros_like(value[:, :1])
+    return torch.cat([value, empty] if "logits" in role else [empty, value], 1)
 
 
 def _scalar(entry: Entry, result: Any, given: dict[str, Tensor]) -> Tensor:
     """What a trainer would differentiate."""
-    if isinstance(result, dict):
-        result = result["loss"]
+    if isinstance(result, list):
+        result = torch.nn.utils.rnn.pad_sequence(result, batch_first=True)
+    elif isinstance(result, dict):
+        result = result["loss"] if "loss" in result else next(iter(result.values()))
     elif hasattr(result, "loss"):
         result = result.loss
     elif isinstance(result, tuple):
@@ -252,8 +282,8 @@ def verdict(entry: Entry) -> dict[str, dict[str, tuple[str, float]]]:
     which: dict[str, Callable[[Case], Case]] = {"fresh": lambda c: c.fresh, "stale": lambda c: c}
     return {
         samples: {
-            "state": descends(entry, [of(c) for c in states(entry)]),
-            "sequence": descends(entry, [of(c) for c in trees()]),
+            "state": descends(entry, [of(c) for c in states(entry)], entry.rows),
+            "sequence": descends(entry, [of(c) for c in trees()], entry.rows),
         }
         for samples, of in which.items()
     }

@@ -1,7 +1,8 @@
 """How the audit does on the corpus: which fault it names first, and what it says of right losses.
 
 ``python -m tests.audit.scoring --record`` audits every loss and writes ``results/audit_corpus``,
-from which the book makes its table; without ``--record`` it prints what would be written.
+from which the book makes its table; without ``--record`` it prints what would be written. ``--set``
+takes another set of :mod:`analysis.report.audit_sets`.
 """
 
 from __future__ import annotations
@@ -16,27 +17,14 @@ import pandas as pd
 
 from analysis.freshness import code_sha256, import_closure
 from analysis.records.manifests import write_folder
+from analysis.report.audit_sets import SEEN, SETS
 from analysis.sweeps.provenance import provenance_here
 from kl_term.audit import Audit, audit
 from kl_term.errors import UserError
 from tests.audit.corpus import Entry, read
 
-RECORDED = Path(__file__).parents[2] / "results" / "audit_corpus"
-HELD_OUT_RECORDED = RECORDED.with_name("audit_held_out")
-HELD_OUT_AGAIN_RECORDED = RECORDED.with_name("audit_held_out_again")
-HELD_OUT_THIRD_RECORDED = RECORDED.with_name("audit_held_out_third")
-#: Sections of the index that no rule of the audit was written by.
-HELD_OUT = ("held_out_broken", "held_out_right")
-#: Sections that the corrections after the first set were not written by.
-HELD_OUT_AGAIN = ("held_out_again_broken", "held_out_again_right")
-#: Sections by somebody who had not seen the audit.
-HELD_OUT_THIRD = ("held_out_third_broken", "held_out_third_right")
-SETS: dict[str, tuple[tuple[str, ...], Path]] = {
-    "seen": ((), RECORDED),
-    "held out": (HELD_OUT, HELD_OUT_RECORDED),
-    "held out again": (HELD_OUT_AGAIN, HELD_OUT_AGAIN_RECORDED),
-    "held out third": (HELD_OUT_THIRD, HELD_OUT_THIRD_RECORDED),
-}
+RESULTS = Path(__file__).parents[2] / "results"
+RECORDED = RESULTS / SEEN.folder
 #: The codes that name each kind of fault. ``expectation`` is that what the loss claims to minimise
 #: is not what it does, ``raises`` that it cannot be called, in the words of the error.
 NAMES: dict[str, set[str]] = {
@@ -90,6 +78,9 @@ ALSO = {
     "packed_gspo": {"reads-other-answers"},
     "policy_loss_dual": {"policy-no-gradient"},
     "variant_loss": {"reads-other-answers"},
+    "prime_rl_loss": {"not-zero-at-reference"},
+    "grpo_flat": {"policy-axis"},
+    "grpo_clip_kl": {"policy-ratio"},
 }
 OUTCOMES = {
     "named": "the first finding names the fault",
@@ -125,10 +116,9 @@ def audited(entry: Entry) -> Audit:
 def _audit(entry: Entry) -> Audit:
     """Names only where none can be guessed, or where its author would say them."""
     how: dict = {"factory": entry.factory, "given": entry.values()}
-    said = tuple(entry.arguments) if entry.unusual else entry.said
-    if said:
-        how["names"] = {entry.arguments[role]: role for role in said if role != "beta"}
-    if entry.unusual or entry.factory or "beta" in said:
+    if entry.names:
+        how["names"] = entry.names
+    if entry.unusual or entry.factory or "beta" in entry.said:
         how["beta_name"] = entry.beta
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -176,11 +166,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="only these losses")
     parser.add_argument("--record", action="store_true", help="write the recorded table")
-    parser.add_argument("--set", choices=list(SETS), default="seen", help="which losses")
+    parser.add_argument("--set", choices=list(SETS), default=SEEN.name, help="which losses")
     chosen = parser.parse_args()
     began = time.perf_counter()
-    sections, folder = SETS[chosen.set]
-    entries = [entry for entry in read(*sections) if entry.name in chosen.names or not chosen.names]
+    losses = SETS[chosen.set]
+    folder = RESULTS / losses.folder
+    entries = [e for e in read(*losses.sections) if e.name in chosen.names or not chosen.names]
     found = table(entries)
     with pd.option_context("display.max_rows", None, "display.width", 200):
         print(found[["name", "kind", "codes", "outcome"]].to_string(index=False))

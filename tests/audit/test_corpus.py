@@ -7,13 +7,14 @@ import pytest
 
 from analysis.records.manifests import read_manifest
 from analysis.report.audit_corpus import corpus_counts, corpus_table
+from analysis.report.audit_sets import HELD_OUT
 from kl_term.errors import UserError
 from tests.audit.corpus import Entry, read
 from tests.audit.scoring import (
     NAMES,
     OUTCOMES,
     RECORDED,
-    SETS,
+    RESULTS,
     audited,
     scored,
 )
@@ -96,13 +97,13 @@ def test_the_table_of_the_book_says_what_was_recorded():
     assert counts["broken"] + counts["right"] == len(rows)
 
 
-@pytest.mark.parametrize("held_out", ["held out", "held out again", "held out third"])
+@pytest.mark.parametrize("held_out", HELD_OUT, ids=lambda held_out: held_out.name)
 def test_the_held_out_losses_were_audited_once_and_none_is_left_out(held_out):
     """At the source that its manifest names, before the rules of the audit had seen them."""
-    sections, folder = SETS[held_out]
+    folder = RESULTS / held_out.folder
     read_manifest(folder)
     rows = pd.read_csv(folder / "losses.csv", keep_default_na=False)
-    entries = read(*sections)
+    entries = read(*held_out.sections)
     assert list(rows["name"]) == [entry.name for entry in entries]
     assert not {entry.name for entry in entries} & {entry.name for entry in CORPUS}
     assert set(rows["outcome"]) <= set(OUTCOMES)

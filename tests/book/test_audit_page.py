@@ -20,23 +20,18 @@ from torch import Tensor
 
 from analysis.report.audit_corpus import REPAIRS, corpus_counts, corpus_page
 from analysis.report.audit_findings import HOLE, all_findings, findings_page
+from analysis.report.audit_sets import HELD_OUT, SEEN, LossSet
 from kl_term.audit import audit
 from kl_term.audit.findings import PROPERTIES, SEVERITIES
 from kl_term.audit.loading import load
 from kl_term.audit.targets import NEITHER, NOTHING, POTENTIALS
 from tests.audit.corpus import read
 from tests.audit.released_losses import _openrlhf, _verl
-from tests.audit.scoring import (
-    HELD_OUT_RECORDED,
-    HELD_OUT_THIRD_RECORDED,
-    RECORDED,
-    SETS,
-    audited,
-)
+from tests.audit.scoring import RESULTS, audited
 from tests.released import checkout, functions_of
 
 ROOT = Path(__file__).parents[2]
-EARLIER = [SETS[name] for name in ("seen", "held out", "held out again")]
+BLIND = [held_out for held_out in HELD_OUT if held_out.blind]
 PAGE = (ROOT / "book/audit.md").read_text(encoding="utf-8")
 
 
@@ -191,28 +186,44 @@ def test_every_finding_above_a_note_fails_one_property() -> None:
     assert held == sorted(above)
 
 
-def test_the_page_says_of_the_record_what_the_record_says() -> None:
-    page, seen, held_out = (
-        folded(corpus_page(RECORDED)),
-        corpus_counts(RECORDED),
-        corpus_counts(HELD_OUT_RECORDED),
+def told_of(losses: LossSet) -> str:
+    """The part of the page that tells of a set."""
+    page = folded(corpus_page(RESULTS)).split(":::")[0]
+    titles = [each.title for each in (*HELD_OUT, SEEN)]
+    starts = [page.index(f"*{title}.*") for title in titles] + [len(page)]
+    at = titles.index(losses.title)
+    return page[starts[at] : starts[at + 1]]
+
+
+@pytest.mark.parametrize("held_out", HELD_OUT, ids=lambda held_out: held_out.name)
+def test_the_page_says_of_the_record_what_the_record_says(held_out: LossSet) -> None:
+    told, counts = told_of(held_out), corpus_counts(RESULTS / held_out.folder)
+    assert f"{counts['broken']} broken and {counts['right']} right" in told
+    assert (
+        f"{counts['named']} were named by the first finding, {counts.get('missed', 0)} by" in told
     )
-    assert f"{held_out['broken']} broken and {held_out['right']} right losses" in page
-    assert f"{held_out['named']} were named by the first finding, {held_out['missed']} by" in page
-    assert f"other {seen['broken']} broken and {seen['right']} right" in page
-    assert f"{seen['named']} named first" in page
+    assert f"Of the right ones {counts['clean']} had nothing above a note" in told
 
 
-def test_the_page_names_what_the_third_set_found_missing() -> None:
-    page, counts = folded(corpus_page(RECORDED)), corpus_counts(HELD_OUT_THIRD_RECORDED)
-    assert f"{counts['broken']} broken and {counts['right']} right losses more," in page
-    assert f"{counts['named']} were named first, {counts.get('missed', 0)} by none" in page
-    before = {entry.source for sections, _ in EARLIER for entry in read(*sections)} - {None}
-    third = [REPAIRS.get(e.source or "", e.source) for e in read(SETS["held out third"][0][0])]
-    known = sum(source in before for source in third)
-    assert f"{known} of these broken losses turned out to be after reports" in page
-    assert page.count("*Missed*:") == counts.get("missed", 0)
-    assert page.count("*False alarm*:") == counts.get("false alarm", 0)
+def test_the_page_says_of_the_losses_that_were_seen_that_they_were() -> None:
+    told, seen = told_of(SEEN), corpus_counts(RESULTS / SEEN.folder)
+    assert f"other {seen['broken']} broken and {seen['right']} right" in told
+    assert f"{seen['named']} named first" in told
+
+
+@pytest.mark.parametrize("held_out", BLIND, ids=lambda held_out: held_out.name)
+def test_the_page_names_what_a_blind_set_found_missing(held_out: LossSet) -> None:
+    told, counts = told_of(held_out), corpus_counts(RESULTS / held_out.folder)
+    earlier = (SEEN, *HELD_OUT[: HELD_OUT.index(held_out)])
+    before = {entry.source for each in earlier for entry in read(*each.sections)} - {None}
+    sources = [
+        REPAIRS.get(entry.source or "", entry.source) for entry in read(held_out.sections[0])
+    ]
+    known = sum(source in before for source in sources)
+    assert known and f"{known} of these broken losses turned out to be after reports" in told
+    assert f"The other {counts.get('false alarm', 0)} count as false alarms" in told
+    assert told.count("*Missed*:") == counts.get("missed", 0)
+    assert told.count("*False alarm*:") == counts.get("false alarm", 0)
 
 
 class _Metric:

@@ -15,13 +15,14 @@ import pandas as pd
 
 from analysis.freshness import code_sha256, import_closure
 from analysis.records.manifests import write_folder
+from analysis.report.audit_sets import SETS
 from analysis.report.project import Project
 from analysis.report.real_cases import FOLDER, Case, load_cases
 from analysis.sweeps.provenance import provenance_here
 from kl_term.diagnosis.reports import diagnose
 from kl_term.diagnosis.schema import Settings
 from tests.audit.corpus import Entry, read
-from tests.audit.scoring import HELD_OUT, audited
+from tests.audit.scoring import audited
 
 ROOT = Path(__file__).parents[2]
 DUMPS = Path(__file__).with_name("dumps")
@@ -35,7 +36,7 @@ def said(case: Case) -> dict[str, str]:
         report = diagnose(path, Settings.model_validate(case.settings))
         found = [(f.severity, f.code, f.title) for f in report.findings]
     else:
-        entry = next(e for e in (*read(), *read(*HELD_OUT)) if e.name == case.loss)
+        entry = next(e for e in (*read(), *read(*SETS["held out"].sections)) if e.name == case.loss)
         found = _of_loss(entry)
     severity, code, says = found[0] if found else ("", "", "")
     others = " ".join(code for grade, code, _ in found[1:] if grade != "note")

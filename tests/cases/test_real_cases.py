@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from analysis.report.audit_sets import SETS
 from analysis.report.project import Project
 from analysis.report.real_cases import FOLDER, cases_page, load_cases, recorded
 from kl_term.errors import UserError
@@ -46,7 +47,7 @@ def test_a_loss_is_audited_as_the_page_says(case):
 def test_the_page_and_the_table_of_the_corpus_agree(case):
     tables = [
         pd.read_csv(ROOT / "results" / folder / "losses.csv", keep_default_na=False)
-        for folder in ("audit_corpus", "audit_held_out")
+        for folder in (SETS["seen"].folder, SETS["held out"].folder)
     ]
     row = pd.concat(tables).set_index("name").loc[case.loss]
     codes = [code.strip("()") for code in row["codes"].split()]
