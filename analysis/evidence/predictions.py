@@ -220,7 +220,8 @@ def same_elsewhere(preset: str, folder: str) -> bool:
 def at_equal_kl(preset: str, variant: str, other: str) -> Interval:
     """A predicted difference of two variants at equal KL."""
     table = judged(preset).set_index(["variant", "other", "at"])
-    return Interval(*table.loc[(variant, other, EQUAL_KL), list(_ENDS)])
+    # A difference that two predictions are about, such as its sign and its size, stands twice.
+    return Interval(*table.loc[[(variant, other, EQUAL_KL)], list(_ENDS)].iloc[0])
 
 
 def unpredicted(preset: str, variant: str, other: str, metric: str, beta: float) -> dict:
