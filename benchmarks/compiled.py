@@ -17,7 +17,7 @@ import torch._dynamo
 from torch import Tensor
 
 from kl_term import kl_loss, policy_loss
-from kl_term.guard import trusted
+from kl_term.checks import trusted
 
 
 def loss(logp: Tensor, ref_logp: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:

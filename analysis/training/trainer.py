@@ -39,7 +39,7 @@ from analysis.training.optimizer import PopulationAdamW, clip_rows
 from analysis.training.rollout import Batch, at_temperature
 from analysis.training.sampling import Caches, SampledBatch, Samplers
 from analysis.training.tiny.start import tiny_environment
-from kl_term.guard import trusted
+from kl_term.checks import trusted
 
 
 class TrainerState(NamedTuple):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kl_term.audit.batches import Batch, chosen
 from kl_term.audit.readings import Part
-from kl_term.guard import trusted
+from kl_term.checks import trusted
 from kl_term.kl.estimators import ESTIMATORS, TOKEN_ESTIMATORS
 from kl_term.kl.names import CREDITS, RATIO_LEVELS
 from kl_term.kl.term import KLTerm

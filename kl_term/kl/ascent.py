@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from kl_term.checks import check_same_shape, pair_of_floats
-from kl_term.guard import checked
+from kl_term.checks import check_same_shape, checked, pair_of_floats
 from kl_term.kl.enumeration import sample_coefficient
 from kl_term.plain_checks import check_choice
 from kl_term.shapes import Logits

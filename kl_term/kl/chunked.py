@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kl_term.checks import as_mask, check_float, check_same_shape
-from kl_term.guard import checked
+from kl_term.checks import as_mask, check_float, check_same_shape, checked
 from kl_term.kl.vocabulary_blocks import (
     Chunks,
     Head,

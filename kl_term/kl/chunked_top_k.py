@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kl_term.guard import checked
+from kl_term.checks import checked
 from kl_term.kl.chunked import (
     Chunks,
     Head,

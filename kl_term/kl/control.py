@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kl_term.checks import as_mask, check_same_shape
-from kl_term.guard import checked
+from kl_term.checks import as_mask, check_same_shape, checked
 from kl_term.kl.credit import state_average
 from kl_term.kl.importance import importance_ratio
 from kl_term.kl.returns import reward_to_go

@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kl_term.checks import check_float, check_same_shape
-from kl_term.guard import checked
+from kl_term.checks import check_float, check_same_shape, checked
 from kl_term.kl.enumeration import GradientMoments
 from kl_term.kl.sequences import Sequences, sequence_probability
 from kl_term.shapes import PerSequence, PerToken, Table

@@ -13,8 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from kl_term.checks import at_least_float32, check_float, pair_of_floats
-from kl_term.guard import checked
+from kl_term.checks import at_least_float32, check_float, checked, pair_of_floats
 from kl_term.plain_checks import check_positive
 from kl_term.shapes import Logits, Values
 

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kl_term.checks import check_same_shape
-from kl_term.guard import checked
+from kl_term.checks import check_same_shape, checked
 from kl_term.kl.divergences import log_softmaxes, reverse_kl
 from kl_term.kl.names import PLACEMENTS
 from kl_term.kl.surrogates import kl_loss, kl_penalty

@@ -22,8 +22,7 @@ from typing import NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from kl_term.checks import pair_of_floats
-from kl_term.guard import checked
+from kl_term.checks import checked, pair_of_floats
 from kl_term.kl.divergences import (
     MAX_RATIO,
     capped_forward_kl,

@@ -18,8 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-from kl_term.checks import at_least_float32, check_same_shape, pair_of_floats
-from kl_term.guard import checked
+from kl_term.checks import at_least_float32, check_same_shape, checked, pair_of_floats
 from kl_term.kl.divergences import MAX_RATIO
 from kl_term.plain_checks import check_choice, check_positive
 from kl_term.shapes import Kept, Logits, Values

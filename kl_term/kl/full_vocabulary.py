@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kl_term.checks import check_same_shape
-from kl_term.guard import checked
+from kl_term.checks import check_same_shape, checked
 from kl_term.kl.credit import sample_gradients
 from kl_term.kl.divergences import reverse_kl
 from kl_term.kl.enumeration import reverse_kl_gradient

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kl_term.checks import at_least_float32
-from kl_term.guard import checked
+from kl_term.checks import at_least_float32, checked
 from kl_term.shapes import AnyFloats
 
 

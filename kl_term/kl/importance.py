@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kl_term.guard import checked
+from kl_term.checks import checked
 from kl_term.kl.names import RATIO_LEVELS
 from kl_term.kl.packing import by_sequence
 from kl_term.plain_checks import check_choice

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from kl_term.checks import check_same_shape, pair_of_floats
-from kl_term.guard import checked
+from kl_term.checks import check_same_shape, checked, pair_of_floats
 from kl_term.plain_checks import check_positive
 from kl_term.shapes import Logits, Values
 

@@ -12,8 +12,7 @@ from collections.abc import Iterable
 
 import torch
 
-from kl_term.checks import pair_of_floats
-from kl_term.guard import checked
+from kl_term.checks import checked, pair_of_floats
 from kl_term.kl.divergences import reverse_kl
 from kl_term.kl.fixed_points import reverse_kl_optimum
 from kl_term.plain_checks import check_fraction, check_not_negative, check_positive

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kl_term.guard import checked
+from kl_term.checks import checked
 from kl_term.shapes import Mask, Tokens, Values
 
 

@@ -8,7 +8,7 @@ form.
 
 from __future__ import annotations
 
-from kl_term.guard import checked
+from kl_term.checks import checked
 from kl_term.kl.estimators import ESTIMATORS, POTENTIALS
 from kl_term.kl.names import PLACEMENTS, WEIGHTINGS
 from kl_term.kl.variance import estimator_means

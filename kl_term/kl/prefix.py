@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kl_term.checks import as_mask, check_same_shape
-from kl_term.guard import checked
+from kl_term.checks import as_mask, check_same_shape, checked
 from kl_term.kl.control import control_variance
 from kl_term.kl.divergences import reverse_kl
 from kl_term.kl.enumeration import reverse_kl_gradient

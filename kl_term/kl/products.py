@@ -12,8 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kl_term.checks import check_same_shape, pair_of_floats
-from kl_term.guard import checked
+from kl_term.checks import check_same_shape, checked, pair_of_floats
 from kl_term.kl.divergences import chi_square
 from kl_term.kl.importance import importance_ratio
 from kl_term.kl.sequences import Sequences, can_draw, token_logp

@@ -12,8 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kl_term.checks import check_same_shape
-from kl_term.guard import checked
+from kl_term.checks import check_same_shape, checked
 from kl_term.kl.importance import importance_ratio
 from kl_term.kl.sequences import Sequences, can_draw, token_logp
 from kl_term.plain_checks import check_choice

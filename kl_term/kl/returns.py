@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch.nn import functional
 
-from kl_term.checks import at_least_float32, check_float
-from kl_term.guard import checked
+from kl_term.checks import at_least_float32, check_float, checked
 from kl_term.kl.packing import Packing
 from kl_term.plain_checks import check_fraction
 from kl_term.shapes import Tokens, Values

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from kl_term.checks import pair_of_floats
-from kl_term.guard import checked
+from kl_term.checks import checked, pair_of_floats
 from kl_term.shapes import Logits
 
 

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kl_term.checks import check_same_shape
-from kl_term.guard import checked
+from kl_term.checks import check_same_shape, checked
 from kl_term.kl.enumeration import exact_kl_gradient
 from kl_term.kl.estimators import TOKEN_ESTIMATORS
 from kl_term.kl.importance import importance_ratio

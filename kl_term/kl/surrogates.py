@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kl_term.guard import checked
+from kl_term.checks import checked
 from kl_term.kl.estimators import ESTIMATORS, TOKEN_ESTIMATORS
 from kl_term.kl.importance import importance_ratio
 from kl_term.kl.names import RATIO_LEVELS, WEIGHTINGS

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kl_term.guard import checked
+from kl_term.checks import checked
 from kl_term.kl.choice import KLChoice
 from kl_term.kl.estimators import VOCABULARY_ESTIMATORS
 from kl_term.kl.packing import by_sequence

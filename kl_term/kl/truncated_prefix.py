@@ -7,8 +7,7 @@ import math
 import torch
 from torch.nn import functional
 
-from kl_term.checks import as_mask
-from kl_term.guard import checked
+from kl_term.checks import as_mask, checked
 from kl_term.kl.returns import reward_to_go
 from kl_term.shapes import LogProbs, Mask, Values
 

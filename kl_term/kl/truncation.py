@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kl_term.checks import at_least_float32, check_float, check_same_shape
-from kl_term.guard import checked
+from kl_term.checks import at_least_float32, check_float, check_same_shape, checked
 from kl_term.kl.divergences import log_softmaxes
 from kl_term.plain_checks import check_positive
 from kl_term.shapes import Kept, Logits

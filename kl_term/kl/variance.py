@@ -12,8 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kl_term.checks import check_same_shape
-from kl_term.guard import checked
+from kl_term.checks import check_same_shape, checked
 from kl_term.kl.divergences import log_softmaxes
 from kl_term.kl.estimators import ESTIMATORS
 from kl_term.shapes import Logits, Values

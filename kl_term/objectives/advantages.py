@@ -11,8 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kl_term.checks import at_least_float32, check_float
-from kl_term.guard import checked
+from kl_term.checks import at_least_float32, check_float, checked
 from kl_term.lazy import lookup
 from kl_term.objectives.groups import deviations, standardise
 from kl_term.shapes import Rewards

@@ -14,8 +14,7 @@ from inspect import unwrap
 import torch
 from torch import Tensor
 
-from kl_term.checks import as_mask, at_least_float32, check_float, default_float
-from kl_term.guard import checked
+from kl_term.checks import as_mask, at_least_float32, check_float, checked, default_float
 from kl_term.kl.packing import Packing
 from kl_term.plain_checks import check_choice
 from kl_term.shapes import Mask, Tokens, Values, ZerosOnes

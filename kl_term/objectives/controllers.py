@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from kl_term.guard import checked
+from kl_term.checks import checked
 from kl_term.plain_checks import check_not_negative, check_positive
 
 

@@ -18,10 +18,10 @@ from kl_term.checks import (
     at_least_float32,
     check_float,
     check_same_shape,
+    checked,
     default_float,
     per_token_advantages,
 )
-from kl_term.guard import checked
 from kl_term.kl.names import TOKEN_CREDITS
 from kl_term.kl.packing import Packing
 from kl_term.kl.returns import reward_to_go

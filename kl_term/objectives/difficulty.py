@@ -12,8 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from kl_term.checks import at_least_float32, check_float, check_probabilities
-from kl_term.guard import checked
+from kl_term.checks import at_least_float32, check_float, check_probabilities, checked
 from kl_term.objectives.groups import standardise
 from kl_term.shapes import Values
 

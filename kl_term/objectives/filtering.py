@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kl_term.checks import at_least_float32, check_float, check_probabilities
-from kl_term.guard import checked
+from kl_term.checks import at_least_float32, check_float, check_probabilities, checked
 from kl_term.shapes import Rewards, Tokens, Values
 
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kl_term.checks import as_mask, check_comes_first, check_float, check_same_shape
-from kl_term.guard import checked
+from kl_term.checks import as_mask, check_comes_first, check_float, check_same_shape, checked
 from kl_term.kl.credit import credit_moments, state_average
 from kl_term.kl.sequences import Sequences, can_draw, token_logp
 from kl_term.kl.surrogates import kl_penalty

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kl_term.guard import checked
+from kl_term.checks import checked
 from kl_term.plain_checks import check_not_negative
 from kl_term.shapes import Mask, Values
 

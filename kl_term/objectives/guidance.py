@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kl_term.checks import check_float, check_same_shape
-from kl_term.guard import checked
+from kl_term.checks import check_float, check_same_shape, checked
 from kl_term.shapes import Mask, Numbers, Values
 
 

@@ -2,7 +2,7 @@ r"""What an imitator's errors cost over a horizon, on the chain where this is ex
 
 from __future__ import annotations
 
-from kl_term.guard import checked
+from kl_term.checks import checked
 from kl_term.plain_checks import check_fraction
 
 

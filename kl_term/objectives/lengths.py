@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kl_term.checks import at_least_float32, check_float, check_same_shape, default_float
-from kl_term.guard import checked
+from kl_term.checks import at_least_float32, check_float, check_same_shape, checked, default_float
 from kl_term.plain_checks import check_not_negative
 from kl_term.shapes import Correct, Lengths, Rewards
 

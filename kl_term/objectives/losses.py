@@ -19,8 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kl_term.checks import as_mask, pair_of_floats, per_token_advantages
-from kl_term.guard import checked
+from kl_term.checks import as_mask, checked, pair_of_floats, per_token_advantages
 from kl_term.kl.importance import no_overflow
 from kl_term.objectives.aggregation import MODES, aggregate, packing_of
 from kl_term.plain_checks import check_choice, check_fraction

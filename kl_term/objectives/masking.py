@@ -6,8 +6,7 @@ import math
 
 import torch
 
-from kl_term.checks import as_mask, check_float, pair_of_floats
-from kl_term.guard import checked
+from kl_term.checks import as_mask, check_float, checked, pair_of_floats
 from kl_term.shapes import AnyFloats, LogProbs, Mask
 
 

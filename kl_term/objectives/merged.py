@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from kl_term.checks import as_mask, check_same_shape, pair_of_floats, per_token_advantages
-from kl_term.guard import checked
+from kl_term.checks import as_mask, check_same_shape, checked, pair_of_floats, per_token_advantages
 from kl_term.objectives.losses import policy_loss
 from kl_term.plain_checks import check_choice, check_not_negative
 from kl_term.shapes import AnyFloats, LogProbs, Mask, Values

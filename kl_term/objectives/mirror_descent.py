@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kl_term.checks import check_float, check_same_shape
-from kl_term.guard import checked
+from kl_term.checks import check_float, check_same_shape, checked
 from kl_term.objectives.preference import implicit_reward
 from kl_term.plain_checks import check_positive
 from kl_term.shapes import LogProbs, Values

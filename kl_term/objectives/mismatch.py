@@ -12,8 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from kl_term.checks import as_mask, pair_of_floats
-from kl_term.guard import checked
+from kl_term.checks import as_mask, checked, pair_of_floats
 from kl_term.kl.names import LEVELS
 from kl_term.plain_checks import check_choice
 from kl_term.shapes import LogProbs, Mask, Values

@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from kl_term.checks import at_least_float32, check_same_shape
-from kl_term.guard import checked
+from kl_term.checks import at_least_float32, check_same_shape, checked
 from kl_term.objectives.advantages import group_normalise, leave_one_out
 from kl_term.plain_checks import check_not_negative
 from kl_term.shapes import Rewards

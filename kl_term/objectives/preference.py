@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kl_term.checks import check_same_shape, pair_of_floats
-from kl_term.guard import checked
+from kl_term.checks import check_same_shape, checked, pair_of_floats
 from kl_term.plain_checks import check_positive
 from kl_term.shapes import LogProbs, Values
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kl_term.checks import as_mask, at_least_float32, check_comes_first, check_float
-from kl_term.guard import checked
+from kl_term.checks import as_mask, at_least_float32, check_comes_first, check_float, checked
 from kl_term.plain_checks import check_choice
 from kl_term.shapes import Mask, Values
 

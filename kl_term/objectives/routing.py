@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 from torch import Tensor
 
-from kl_term.guard import checked
+from kl_term.checks import checked
 from kl_term.shapes import Axes, LogProbs
 
 Hidden: TypeAlias = Annotated[Tensor, Axes("N D")]

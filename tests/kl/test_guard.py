@@ -20,7 +20,7 @@ from torch import Tensor
 
 import kl_term.kl
 import kl_term.objectives
-from kl_term.guard import checked, trusted
+from kl_term.checks import checked, trusted
 from kl_term.kl.divergences import log_softmaxes
 from kl_term.kl.estimators import k3_clip
 from kl_term.kl.fixed_points import chi_square_optimum, euclidean_optimum

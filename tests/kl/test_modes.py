@@ -13,7 +13,7 @@ import torch
 import torch._dynamo
 from torch import Tensor
 
-from kl_term.guard import checked
+from kl_term.checks import checked
 from kl_term.kl.surrogates import kl_loss
 from kl_term.objectives.losses import policy_loss
 from kl_term.shapes import LogProbs, Mask
