@@ -113,6 +113,7 @@ def test_the_pages_that_were_promised_are_translated_whole_and_none_is_stale(boo
         "verl",
         "audit",
         "explore",
+        "13_diagnose_run",
     }
     assert promised <= set(catalogues(book))
     assert list(problems(book)) == []
