@@ -165,8 +165,11 @@ def draw_noise(table: pd.DataFrame) -> Figure:
         axes.errorbar(
             distance, rows["sampled"], yerr=[below, above], **look | {"linestyle": "", "label": ""}
         )
+        for _, row in rows[below == 0.0].iterrows():
+            at = (row["reverse_kl"], row["sampled"])
+            style.note(axes, "its interval\nreaches below zero", at, offset=(-10, 0), colour="k3")
     axes.set(xscale="log", yscale="log", ylabel="noise of an update's\ngradient, log scale")
-    axes.set_xlabel("exact reverse KL of the policy (nats per token), log scale")
+    axes.set_xlabel("exact reverse KL (nats per token), log scale")
     style.plain_numbers(axes.xaxis, axes.yaxis)
     axes.legend()
     return figure

@@ -7,6 +7,7 @@ the menu too.
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,6 +37,8 @@ UNTRANSLATED = "本页尚未翻译，以下为英文原文。"
 #: What the menu says of it.
 IN_ENGLISH = "（英文）"
 _SEARCH, _SHOW, _HIDE = "搜索本书", "显示代码", "隐藏代码"
+#: What a template puts after a translated text, and what belongs there.
+_STOP, _STOPS = re.compile(r"(?<=[一-鿿）`])[.;](?=\s)|\.(?=\*\*)"), {".": "。", ";": "；"}
 
 
 def stage(project: Project, destination: Path) -> None:
@@ -122,7 +125,9 @@ def _stage_page(
         from analysis.report.symptoms import symptoms_page
 
         source.parent.mkdir(parents=True, exist_ok=True)
-        source.write_text(symptoms_page(project, translator(translations)), encoding="utf-8")
+        text = symptoms_page(project, translator(translations))
+        text = _STOP.sub(lambda stop: _STOPS[stop[0]], text)
+        source.write_text(text, encoding="utf-8")
     elif source.is_file():
         text = source.read_text(encoding="utf-8")
         source.write_text(_edition(text, translations, titles, fill), encoding="utf-8")

@@ -24,7 +24,7 @@ globalThis.klDraw = (() => {
   // A number on one line: few digits, rounding errors as zero, an infinity in words.
   const number = (value, digits = 3) => {
     if (value === undefined || Number.isNaN(value)) return "–";
-    if (!Number.isFinite(value)) return value > 0 ? "infinite" : "−infinite";
+    if (!Number.isFinite(value)) return value > 0 ? local("infinite", "无穷大") : local("−infinite", "负无穷大");
     const size = Math.abs(value);
     if (size < 1e-12) return "0";
     if (size < 1e-3 || size >= 1e5) {

@@ -1,10 +1,10 @@
 // Gradients: the expected gradient of a sampled KL term at one state beside the exact one, and its end.
 "use strict";
 klDraw.explorer("gradients", (place) => {
-  const { html, svg, number, slider, choice, check, button, group, table, picture, panel, line, arrow, draggable, calm } = klDraw;
+  const { html, svg, number, slider, choice, check, button, group, table, picture, panel, line, arrow, draggable, calm, local } = klDraw;
   const TOKENS = "abcde", STEPS = 400, STEP_SIZE = 0.1;
   const START = { policy: [0.6, 0.3, 0.1, 0.2, 0.3], ref: [0.2, 0.3, 0.5, 0.3, 0.2], old: [0.3, 0.3, 0.4, 0.2, 0.2], rewards: [0, 0, 0, 0, 0] };
-  const ESTIMATORS = [["k1", "k1"], ["k2", "k2"], ["k3", "k3"], ["k3_clip", "k3 clipped at 10"], ["minimax01", "MiniMax-01"]];
+  const ESTIMATORS = [["k1", "k1"], ["k2", "k2"], ["k3", "k3"], ["k3_clip", local("k3 clipped at 10", "k3，在 10 处截断")], ["minimax01", "MiniMax-01"]];
   const state = { size: 3, fresh: true, term: { estimator: "k3", placement: "loss", weighting: "none" }, direction: "reverse", path: [], timer: null };
   const normal = (values) => values.map((v) => v / klMath.sum(values));
   const log = (values) => values.map(Math.log);
@@ -35,9 +35,9 @@ klDraw.explorer("gradients", (place) => {
       return one.node;
     }));
     buildSliders.all = [];
-    const parts = [part("Policy", "policy"), part("Reference", "ref")];
-    if (!state.fresh) parts.push(part("Sampler", "old"));
-    const rewards = group("Reward", ...state.rewards.map((value, a) => {
+    const parts = [part(local("Policy", "策略"), "policy"), part(local("Reference", "参考模型"), "ref")];
+    if (!state.fresh) parts.push(part(local("Sampler", "采样者"), "old"));
+    const rewards = group(local("Reward", "奖励"), ...state.rewards.map((value, a) => {
       const one = slider({ label: TOKENS[a], min: -1, max: 1, step: 0.05, value, change: (to) => { state.rewards[a] = to; changed(); } });
       buildSliders.all.push(["rewards", a, one]);
       return one.node;
@@ -51,9 +51,9 @@ klDraw.explorer("gradients", (place) => {
   };
 
   const bars = picture({
-    label: "Probabilities and gradients", height: 250,
+    label: local("Probabilities and gradients", "概率与梯度"), height: 250,
     paint: (root, width, height) => {
-      const { toX, toY, box } = panel(root, { width, height, x: [0, state.size], y: [0, 1], xLabel: "probability; arrows: where the gradients move it", left: 34 });
+      const { toX, toY, box } = panel(root, { width, height, x: [0, state.size], y: [0, 1], xLabel: local("probability; arrows: where the gradients move it", "概率；箭头：梯度把它移向哪里"), left: 34 });
       root.querySelectorAll(".kl-axis text:not(.kl-label)").forEach((t) => { if (Number(t.getAttribute("y")) > box.bottom) t.remove(); });
       const slot = toX(1) - toX(0), { expected, exact } = gradients();
       const [byExpected, byExact] = [moves(state.policy, expected), moves(state.policy, exact)];
@@ -85,7 +85,7 @@ klDraw.explorer("gradients", (place) => {
     const corners = CORNERS(width, height);
     const at = (policy) => [0, 1].map((axis) => klMath.sum(policy.map((p, a) => p * corners[a][axis])));
     root.append(svg("path", { class: "kl-simplex", d: `M${corners.map((c) => c.join(" ")).join("L")}Z` }));
-    corners.forEach(([x, y], a) => root.append(svg("text", { class: "kl-label", x, y: a === 0 ? y - 5 : y + 17, "text-anchor": "middle" }, `all ${TOKENS[a]}`)));
+    corners.forEach(([x, y], a) => root.append(svg("text", { class: "kl-label", x, y: a === 0 ? y - 5 : y + 17, "text-anchor": "middle" }, `${local("all", "全是")} ${TOKENS[a]}`)));
     line(root, state.path.map(at), { stroke: "var(--kl-sampled)", "stroke-width": 2, opacity: 0.8 });
     const { expected, exact } = gradients();
     const from = at(state.policy), [sampledMove, exactMove] = [expected, exact].map((g) => moves(state.policy, g));
@@ -94,8 +94,8 @@ klDraw.explorer("gradients", (place) => {
     arrow(root, from, tip(exactMove), { stroke: "var(--kl-exact)" });
     arrow(root, from, tip(sampledMove), { stroke: "var(--kl-sampled)", "stroke-dasharray": "5 3" });
     const [rx, ry] = at(state.ref);
-    root.append(svg("rect", { x: rx - 6, y: ry - 6, width: 12, height: 12, fill: "var(--kl-p)" }), svg("text", { class: "kl-name", x: rx + 10, y: ry + 15, style: "fill:var(--kl-p)" }, "reference"));
-    if (!state.fresh) { const [ox, oy] = at(state.old); root.append(svg("circle", { cx: ox, cy: oy, r: 5, fill: "var(--kl-old)" }), svg("text", { class: "kl-name", x: ox + 9, y: oy - 6, style: "fill:var(--kl-old)" }, "sampler")); }
+    root.append(svg("rect", { x: rx - 6, y: ry - 6, width: 12, height: 12, fill: "var(--kl-p)" }), svg("text", { class: "kl-name", x: rx + 10, y: ry + 15, style: "fill:var(--kl-p)" }, local("reference", "参考模型")));
+    if (!state.fresh) { const [ox, oy] = at(state.old); root.append(svg("circle", { cx: ox, cy: oy, r: 5, fill: "var(--kl-old)" }), svg("text", { class: "kl-name", x: ox + 9, y: oy - 6, style: "fill:var(--kl-old)" }, local("sampler", "采样者"))); }
     const dot = svg("circle", { cx: from[0], cy: from[1], r: 9, fill: "var(--kl-q)" });
     root.append(dot);
     draggable(dot, root, (x, y) => {
@@ -108,7 +108,7 @@ klDraw.explorer("gradients", (place) => {
     });
   };
   const trajectory = (root, width, height) => {
-    const { toX, toY, box } = panel(root, { width, height, x: [0, STEPS], y: [0, 1], xLabel: "steps of the run", yLabel: "probability", left: 34 });
+    const { toX, toY, box } = panel(root, { width, height, x: [0, STEPS], y: [0, 1], xLabel: local("steps of the run", "训练步数"), yLabel: local("probability", "概率"), left: 34 });
     const shown = state.path.length ? state.path : [state.policy];
     state.policy.forEach((_, a) => {
       line(root, shown.map((policy, i) => [toX(i), toY(policy[a])]), { stroke: "var(--kl-q)", "stroke-width": 2, "stroke-dasharray": ["", "8 4", "3 3", "12 3 3 3", "1 4"][a] });
@@ -116,7 +116,7 @@ klDraw.explorer("gradients", (place) => {
     });
   };
   const whole = picture({
-    label: "The run", height: 270,
+    label: local("The run", "训练过程"), height: 270,
     paint: (root, width, height) => (state.size === 3 ? triangle : trajectory)(root, width, height),
   });
 
@@ -132,21 +132,23 @@ klDraw.explorer("gradients", (place) => {
     whole.draw();
     const { expected, exact } = gradients();
     const { traceVar } = klMath.gradientMoments(log(state.policy), log(state.ref), log(sampler()), state.term);
-    numbers.replaceChildren(table("Gradient by the logits; descent goes against it.", ["", ...[...TOKENS].slice(0, state.size)],
-      [["expected", ...expected.map((g) => number(g))], [`exact, ${state.direction} KL`, ...exact.map((g) => number(g))]]));
+    numbers.replaceChildren(table(local("Gradient by the logits; descent goes against it.", "对 logits 的梯度；下降的方向与它相反。"), ["", ...[...TOKENS].slice(0, state.size)],
+      [[local("expected", "期望"), ...expected.map((g) => number(g))], [local(`exact, ${state.direction} KL`, `精确，${state.direction === "reverse" ? "反向" : "正向"} KL`), ...exact.map((g) => number(g))]]));
     const size = klMath.norm(exact), vanishes = klMath.norm(expected) < 1e-12;
-    const against = size < 1e-12 ? "The policy is at the reference, where the exact gradient is zero." : vanishes
-      ? "The expected gradient is zero: on average this term does nothing."
-      : `Cosine to the exact gradient ${number(klMath.cosine(expected, exact))}, relative error ${number(klMath.relativeError(expected, exact))}.`;
-    const kls = `Reverse KL ${number(klMath.reverseKl(log(state.policy), log(state.ref)))}, forward KL ${number(klMath.forwardKl(log(state.policy), log(state.ref)))} nats.`;
+    const against = size < 1e-12 ? local("The policy is at the reference, where the exact gradient is zero.", "策略就在参考模型处，精确梯度为零。") : vanishes
+      ? local("The expected gradient is zero: on average this term does nothing.", "期望梯度为零：平均而言这一项什么也不做。")
+      : local(`Cosine to the exact gradient ${number(klMath.cosine(expected, exact))}, relative error ${number(klMath.relativeError(expected, exact))}.`,
+        `与精确梯度的余弦 ${number(klMath.cosine(expected, exact))}，相对误差 ${number(klMath.relativeError(expected, exact))}。`);
+    const [reverse, forward] = [klMath.reverseKl, klMath.forwardKl].map((kl) => number(kl(log(state.policy), log(state.ref))));
+    const kls = local(`Reverse KL ${reverse}, forward KL ${forward} nats.`, `反向 KL ${reverse} nat，正向 KL ${forward} nat。`);
     const ran = state.path.length > 0, lost = [...TOKENS].filter((_, a) => state.policy[a] < 1e-6);
     const home = Math.max(...state.policy.map((p, a) => Math.abs(p - state.ref[a]))) < 0.005;
-    const where = lost.length ? `It has lost ${lost.join(" and ")}.` : home ? "It is at the reference." : "";
-    const variance = `Variance of one sample's gradient ${number(traceVar)}.`;
-    verdict.textContent = ran ? `After ${state.path.length - 1} steps. ${where} ${lost.length ? "" : `${against} `}${kls}` : `${against} ${kls} ${variance}`;
+    const where = lost.length ? local(`It has lost ${lost.join(" and ")}.`, `它丢掉了 ${lost.join("、")}。`) : home ? local("It is at the reference.", "它在参考模型处。") : "";
+    const variance = local(`Variance of one sample's gradient ${number(traceVar)}.`, `单个样本梯度的方差 ${number(traceVar)}。`);
+    verdict.textContent = ran ? `${local(`After ${state.path.length - 1} steps.`, `${state.path.length - 1} 步之后。`)} ${where} ${lost.length ? "" : `${against} `}${kls}` : `${against} ${kls} ${variance}`;
     const values = state.policy.map((p, a) => `${TOKENS[a]} ${number(p)}`).join(", ");
-    bars.say(`Policy: ${values}. ${verdict.textContent}`);
-    whole.say(`Policy: ${values}. Reference: ${state.ref.map((p, a) => `${TOKENS[a]} ${number(p)}`).join(", ")}.`);
+    bars.say(`${local("Policy", "策略")}: ${values}. ${verdict.textContent}`);
+    whole.say(`${local("Policy", "策略")}: ${values}. ${local("Reference", "参考模型")}: ${state.ref.map((p, a) => `${TOKENS[a]} ${number(p)}`).join(", ")}.`);
   };
 
   // The run: fresh samples at every step, or those of a sampler that stays where it is.
@@ -157,12 +159,13 @@ klDraw.explorer("gradients", (place) => {
     const mean = klMath.sum(logp.map((lp, a) => Math.exp(lp) * state.rewards[a]));
     return klMath.logSoftmax(logp.map((lp, a) => lp + STEP_SIZE * (Math.exp(lp) * (state.rewards[a] - mean) - beta * g[a])));
   };
+  const RUN = local("Run to where it ends", "一直走到终点");
   const halt = () => {
     if (state.timer !== null) cancelAnimationFrame(state.timer);
     state.timer = null;
-    run.textContent = "Run to where it ends";
+    run.textContent = RUN;
   };
-  const run = button("Run to where it ends", () => {
+  const run = button(RUN, () => {
     if (state.timer !== null) { halt(); return; }
     let logp = log(state.policy);
     state.path = [state.policy];
@@ -175,7 +178,7 @@ klDraw.explorer("gradients", (place) => {
     };
     const finish = () => { halt(); buildSliders.set(); show(); };
     if (calm()) { advance(STEPS); finish(); return; }
-    run.textContent = "Stop";
+    run.textContent = local("Stop", "停下");
     const tick = () => {
       advance(4);
       if (state.path.length > STEPS) { finish(); return; }
@@ -185,7 +188,7 @@ klDraw.explorer("gradients", (place) => {
     };
     state.timer = requestAnimationFrame(tick);
   });
-  const reset = button("Back to the start", () => { restart(); buildSliders(); changed(); });
+  const reset = button(local("Back to the start", "回到起点"), () => { restart(); buildSliders(); changed(); });
 
   const allowed = () => {
     const { estimator, placement, weighting } = state.term;
@@ -193,21 +196,21 @@ klDraw.explorer("gradients", (place) => {
     if (estimator === "minimax01" && weighting === "attached") { weightChoice.input.value = state.term.weighting = "none"; }
   };
   const term = (field) => (value) => { state.term[field] = value; allowed(); changed(); };
-  const placementChoice = choice({ label: "Placement", options: [["loss", "in the loss"], ["reward", "in the reward"]], value: "loss", change: term("placement") });
-  const weightChoice = choice({ label: "Importance ratio", options: [["none", "none"], ["attached", "attached"], ["detached", "detached"]], value: "none", change: term("weighting") });
-  const samplerKey = html("span", { class: "kl-key kl-key-old", hidden: true }, "sampler");
+  const placementChoice = choice({ label: local("Placement", "放在哪里"), options: [["loss", local("in the loss", "损失里")], ["reward", local("in the reward", "奖励里")]], value: "loss", change: term("placement") });
+  const weightChoice = choice({ label: local("Importance ratio", "重要性比率"), options: [["none", local("none", "无")], ["attached", local("attached", "带梯度")], ["detached", local("detached", "不带梯度")]], value: "none", change: term("weighting") });
+  const samplerKey = html("span", { class: "kl-key kl-key-old", hidden: true }, local("sampler", "采样者"));
   restart();
   buildSliders();
   place.append(
     html("div", { class: "kl-row" },
-      choice({ label: "Estimator", options: ESTIMATORS, value: "k3", change: term("estimator") }).node,
+      choice({ label: local("Estimator", "估计量"), options: ESTIMATORS, value: "k3", change: term("estimator") }).node,
       placementChoice.node, weightChoice.node,
-      choice({ label: "Compare with", options: [["reverse", "the reverse KL"], ["forward", "the forward KL"]], value: "reverse", change: (v) => { state.direction = v; show(); } }).node,
-      choice({ label: "Tokens", options: [["3", "three"], ["4", "four"], ["5", "five"]], value: "3", change: (v) => { state.size = Number(v); restart(); buildSliders(); changed(); } }).node,
-      check({ label: "fresh samples: the policy draws them", value: true, change: (v) => { state.fresh = v; samplerKey.hidden = v; buildSliders(); changed(); } }).node),
+      choice({ label: local("Compare with", "与之比较"), options: [["reverse", local("the reverse KL", "反向 KL")], ["forward", local("the forward KL", "正向 KL")]], value: "reverse", change: (v) => { state.direction = v; show(); } }).node,
+      choice({ label: local("Tokens", "token 数"), options: [["3", local("three", "三个")], ["4", local("four", "四个")], ["5", local("five", "五个")]], value: "3", change: (v) => { state.size = Number(v); restart(); buildSliders(); changed(); } }).node,
+      check({ label: local("fresh samples: the policy draws them", "新鲜样本：由策略采样"), value: true, change: (v) => { state.fresh = v; samplerKey.hidden = v; buildSliders(); changed(); } }).node),
     html("p", { class: "kl-legend" },
-      html("span", { class: "kl-key kl-key-sampled" }, "expected gradient"), html("span", { class: "kl-key kl-key-exact" }, "exact gradient"),
-      html("span", { class: "kl-key kl-key-q" }, "policy"), html("span", { class: "kl-key kl-key-p" }, "reference"), samplerKey),
+      html("span", { class: "kl-key kl-key-sampled" }, local("expected gradient", "期望梯度")), html("span", { class: "kl-key kl-key-exact" }, local("exact gradient", "精确梯度")),
+      html("span", { class: "kl-key kl-key-q" }, local("policy", "策略")), html("span", { class: "kl-key kl-key-p" }, local("reference", "参考模型")), samplerKey),
     html("div", { class: "kl-pair" }, bars.node, whole.node),
     html("div", { class: "kl-row" }, run, reset), verdict, numbers, distributions);
   show();

@@ -34,11 +34,11 @@ globalThis.klRuns = (() => {
 })();
 
 klDraw.explorer("runs", async (place) => {
-  const { html, svg, number, choice, check, button, table, picture, panel, line } = klDraw;
+  const { html, svg, number, choice, check, button, table, picture, panel, line, local } = klDraw;
   const CLEAR = 6, COLOURS = 8, DASHES = ["", "8 4", "2 4"];
-  place.append(html("p", { role: "status" }, "Loading the recordings."));
+  place.append(html("p", { role: "status" }, local("Loading the recordings.", "正在载入记录。")));
   let about;
-  try { about = await klRuns.load("index"); } catch { place.firstChild.textContent = "The recordings did not load."; return; }
+  try { about = await klRuns.load("index"); } catch { place.firstChild.textContent = local("The recordings did not load.", "记录没有载入。"); return; }
   const state = { name: about.recordings[0].name, metric: "", band: "interval", each: false, variants: new Set(), seeds: new Set(), data: null };
   const named = ({ variant, beta }, i, all) =>
     `${variant.replaceAll("_", " ")}${all.some((other) => other.beta !== beta && other.variant === variant) ? `, β ${beta}` : ""}`;
@@ -48,7 +48,7 @@ klDraw.explorer("runs", async (place) => {
   const of = (v) => klRuns.summary(state.data.values[state.metric][v], state.seeds, state.band, about.quantiles);
 
   const plot = picture({
-    label: "Curves of the recorded runs", height: (width) => (width < 500 ? 280 : 340),
+    label: local("Curves of the recorded runs", "记录的训练曲线"), height: (width) => (width < 500 ? 280 : 340),
     paint: (root, width, height) => {
       if (!state.data || state.variants.size === 0 || state.seeds.size === 0) return;
       const chosen = [...state.variants], rows = (v) => state.data.values[state.metric][v].filter((_, s) => state.seeds.has(s));
@@ -97,19 +97,19 @@ klDraw.explorer("runs", async (place) => {
     metric.fill(metrics.map((m) => [m, m.replaceAll("_", " ")]), state.metric);
     state.variants = new Set([...state.data.variants.keys()].slice(0, CLEAR));
     state.seeds = new Set(state.data.seeds.keys());
-    variants.replaceChildren(html("legend", {}, "Variants"), ...names().map((label, v) =>
+    variants.replaceChildren(html("legend", {}, local("Variants", "变体")), ...names().map((label, v) =>
       check({ label, value: state.variants.has(v), swatch: colour(v), change: toggle(state.variants, v) }).node));
-    seeds.replaceChildren(html("legend", {}, "Runs, by seed"), ...state.data.seeds.map((seed, s) =>
+    seeds.replaceChildren(html("legend", {}, local("Runs, by seed", "各次训练，按种子")), ...state.data.seeds.map((seed, s) =>
       check({ label: String(seed), value: true, change: toggle(state.seeds, s) }).node));
     describe(entry);
     show();
   };
   const describe = (entry) => {
     said.replaceChildren(`${entry.about} ${about.metrics[state.metric]} `);
-    if (entry.page) said.append(html("a", { href: `_run/${entry.page}.html` }, "The chapter about it."));
+    if (entry.page) said.append(html("a", { href: `_run/${entry.page}.html` }, local("The chapter about it.", "讲它的那一章。")));
   };
-  const metric = choice({ label: "Metric", options: [], value: "", change: (v) => { state.metric = v; describe(about.recordings.find((r) => r.name === state.name)); show(); } });
-  const download = button("Download what is drawn (CSV)", () => {
+  const metric = choice({ label: local("Metric", "指标"), options: [], value: "", change: (v) => { state.metric = v; describe(about.recordings.find((r) => r.name === state.name)); show(); } });
+  const download = button(local("Download what is drawn (CSV)", "下载所画的数据（CSV）"), () => {
     const head = "variant,update,mean,low,high,runs";
     const rows = [...state.variants].flatMap((v) => of(v).map((p, i) =>
       [`"${names()[v]}"`, state.data.updates[i], p.mean, p.low, p.high, state.seeds.size].map((x) => (Number.isNaN(x) ? "" : x)).join(",")));
@@ -120,10 +120,10 @@ klDraw.explorer("runs", async (place) => {
 
   place.replaceChildren(
     html("div", { class: "kl-row" },
-      choice({ label: "Recording", options: about.recordings.map(({ name, about: text }) => [name, `${name.replace(/_cpu$/, "").replaceAll("_", " ")}: ${text}`]), value: state.name, change: open }).node,
+      choice({ label: local("Recording", "记录"), options: about.recordings.map(({ name, about: text }) => [name, `${name.replace(/_cpu$/, "").replaceAll("_", " ")}: ${text}`]), value: state.name, change: open }).node,
       metric.node,
-      choice({ label: "Bands", options: [["interval", "95% interval of the mean"], ["range", "lowest to highest run"]], value: "interval", change: (v) => { state.band = v; show(); } }).node,
-      check({ label: "draw every run", value: false, change: (v) => { state.each = v; show(); } }).node),
+      choice({ label: local("Bands", "带"), options: [["interval", local("95% interval of the mean", "均值的 95% 区间")], ["range", local("lowest to highest run", "从最低到最高的一次")]], value: "interval", change: (v) => { state.band = v; show(); } }).node,
+      check({ label: local("draw every run", "画出每一次训练"), value: false, change: (v) => { state.each = v; show(); } }).node),
     said, plot.node, variants, seeds, numbers, html("div", { class: "kl-row" }, download));
   await open(state.name);
 });

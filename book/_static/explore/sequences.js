@@ -1,8 +1,8 @@
 // Sequences: a tree of two tokens, and what a per-token loss misses of the gradient of the whole KL.
 "use strict";
 klDraw.explorer("sequences", (place) => {
-  const { html, svg, number, slider, choice, button, group, table, picture } = klDraw;
-  const WHO = { policy: "Policy", ref: "Reference", old: "Sampler" };
+  const { html, svg, number, slider, choice, button, group, table, picture, local } = klDraw;
+  const WHO = { policy: local("Policy", "策略"), ref: local("Reference", "参考模型"), old: local("Sampler", "采样者") };
   const state = { depth: 2, chosen: 0, term: { estimator: "k3", weighting: "attached" } };
   let sequences;
   const logit = (p) => Math.log(p / (1 - p));
@@ -20,7 +20,7 @@ klDraw.explorer("sequences", (place) => {
     for (const { tokens, states } of sequences.rows) states.forEach((s, t) => { names[s] = tokens.slice(0, t).map((k) => "ab"[k]).join(""); });
     return names;
   };
-  const nameOf = (s) => prefixes()[s] || "start";
+  const nameOf = (s) => prefixes()[s] || local("start", "开头");
 
   const compute = () => {
     const [policy, ref, old] = ["policy", "ref", "old"].map((who) => tableOf(state[who]));
@@ -33,11 +33,11 @@ klDraw.explorer("sequences", (place) => {
       visited: klMath.visitedKlGradient(policy, ref, sequences, old),
     };
   };
-  const KINDS = [["whole", "whole KL", "exact"], ["token", "token", "sampled"], ["prefix", "prefix", "prefix"]];
+  const KINDS = [["whole", local("whole KL", "整个 KL"), "exact"], ["token", "token", "sampled"], ["prefix", local("prefix", "前缀"), "prefix"]];
   const flat = (gradient) => gradient.map((row) => row[1]);
 
   const tree = picture({
-    label: "The tree", height: (width) => (state.depth === 2 ? 260 : 340) + (width < 500 ? 40 : 0),
+    label: local("The tree", "树"), height: (width) => (state.depth === 2 ? 260 : 340) + (width < 500 ? 40 : 0),
     paint: (root, width, height) => {
       const found = compute(), levels = state.depth + 1;
       const spot = (level, index) => [(width * (index + 0.5)) / 2 ** level, 26 + (level * (height - 84)) / (levels - 1)];
@@ -71,13 +71,13 @@ klDraw.explorer("sequences", (place) => {
     },
   });
 
-  const node = choice({ label: "Prefix", options: [], value: "0", change: (v) => choose(Number(v)) });
+  const node = choice({ label: local("Prefix", "前缀"), options: [], value: "0", change: (v) => choose(Number(v)) });
   const sliders = html("div", { class: "kl-controls" });
   const numbers = html("div");
   const verdict = html("p", { class: "kl-verdict", "aria-live": "polite" });
   const build = () => {
     node.fill(Array.from({ length: sequences.numStates }, (_, s) => [String(s), nameOf(s)]), String(state.chosen));
-    sliders.replaceChildren(group(`Probability of b after “${nameOf(state.chosen)}”`, ...Object.entries(WHO).map(([who, label]) => slider({
+    sliders.replaceChildren(group(local(`Probability of b after “${nameOf(state.chosen)}”`, `在“${nameOf(state.chosen)}”之后 b 的概率`), ...Object.entries(WHO).map(([who, label]) => slider({
       label, min: 0.02, max: 0.98, step: 0.01, value: state[who][state.chosen], change: (v) => { state[who][state.chosen] = v; show(); },
     }).node)));
   };
@@ -86,28 +86,31 @@ klDraw.explorer("sequences", (place) => {
     tree.draw();
     const found = compute(), exact = found.whole.flat();
     const error = (kind) => klMath.relativeError(found[kind].flat(), exact);
-    numbers.replaceChildren(table("Gradient by the logit of b at each prefix, and its relative error.", ["", ...found.whole.map((_, s) => nameOf(s)), "error"],
-      KINDS.filter(([kind]) => found[kind]).map(([kind, label]) => [label, ...flat(found[kind]).map((g) => number(g)), kind === "whole" ? "exact" : number(error(kind))])));
-    const percent = (kind) => (error(kind) < 1e-9 ? "nothing" : `${number(100 * error(kind))}%`);
+    numbers.replaceChildren(table(local("Gradient by the logit of b at each prefix, and its relative error.", "在每个前缀处对 b 的 logit 的梯度，及其相对误差。"), ["", ...found.whole.map((_, s) => nameOf(s)), local("error", "误差")],
+      KINDS.filter(([kind]) => found[kind]).map(([kind, label]) => [label, ...flat(found[kind]).map((g) => number(g)), kind === "whole" ? local("exact", "精确") : number(error(kind))])));
+    const percent = (kind) => (error(kind) < 1e-9 ? local("nothing", "零") : `${number(100 * error(kind))}%`);
     const without = state.term.weighting === "none";
-    verdict.textContent = `The KL of whole sequences is ${number(found.kl)} nats. Of its gradient, `
+    const prefix = without ? "" : percent("prefix");
+    verdict.textContent = local(`The KL of whole sequences is ${number(found.kl)} nats. Of its gradient, `
       + `${without ? "a loss without a ratio" : "the token's own ratio"} misses ${percent("token")}`
-      + (without ? ". Choose a ratio to see what the prefix adds." : `; the ratio of the whole prefix misses ${percent("prefix")}.`);
-    tree.say(`A tree of ${sequences.rows.length} sequences. ${verdict.textContent}`);
+      + (without ? ". Choose a ratio to see what the prefix adds." : `; the ratio of the whole prefix misses ${prefix}.`),
+    `整个序列的 KL 为 ${number(found.kl)} nat。它的梯度中，${without ? "没有比率的损失" : "token 自己的比率"}漏掉 ${percent("token")}`
+      + (without ? "。选一个比率，看看前缀补上了什么。" : `；整个前缀的比率漏掉 ${prefix}。`));
+    tree.say(local(`A tree of ${sequences.rows.length} sequences. ${verdict.textContent}`, `${sequences.rows.length} 个序列的树。${verdict.textContent}`));
   };
 
   restart();
   build();
   place.append(
     html("div", { class: "kl-row" },
-      choice({ label: "Estimator", options: ["k1", "k2", "k3", "k3_clip"].map((k) => [k, k.replace("_clip", " clipped at 10")]), value: "k3", change: (v) => { state.term.estimator = v; show(); } }).node,
-      choice({ label: "Importance ratio", options: [["none", "none"], ["attached", "attached"], ["detached", "detached"]], value: "attached", change: (v) => { state.term.weighting = v; show(); } }).node,
-      choice({ label: "Length", options: [["2", "two tokens"], ["3", "three tokens"]], value: "2", change: (v) => { state.depth = Number(v); restart(); build(); show(); } }).node,
+      choice({ label: local("Estimator", "估计量"), options: ["k1", "k2", "k3", "k3_clip"].map((k) => [k, k.replace("_clip", local(" clipped at 10", "，在 10 处截断"))]), value: "k3", change: (v) => { state.term.estimator = v; show(); } }).node,
+      choice({ label: local("Importance ratio", "重要性比率"), options: [["none", local("none", "无")], ["attached", local("attached", "带梯度")], ["detached", local("detached", "不带梯度")]], value: "attached", change: (v) => { state.term.weighting = v; show(); } }).node,
+      choice({ label: local("Length", "长度"), options: [["2", local("two tokens", "两个 token")], ["3", local("three tokens", "三个 token")]], value: "2", change: (v) => { state.depth = Number(v); restart(); build(); show(); } }).node,
       node.node,
-      button("Fresh samples: sampler = policy", () => { state.old = [...state.policy]; build(); show(); }),
-      button("Back to the start", () => { restart(); build(); show(); })),
-    html("p", { class: "kl-legend" }, html("span", { class: "kl-key kl-key-exact" }, "whole-sequence KL"), html("span", { class: "kl-key kl-key-sampled" }, "token's ratio"), html("span", { class: "kl-key kl-key-prefix" }, "prefix ratio"),
-      "Bars: gradient by the logit of b. Branches: as wide as the policy's probability."),
+      button(local("Fresh samples: sampler = policy", "新鲜样本：采样者 = 策略"), () => { state.old = [...state.policy]; build(); show(); }),
+      button(local("Back to the start", "回到起点"), () => { restart(); build(); show(); })),
+    html("p", { class: "kl-legend" }, html("span", { class: "kl-key kl-key-exact" }, local("whole-sequence KL", "整个序列的 KL")), html("span", { class: "kl-key kl-key-sampled" }, local("token's ratio", "token 的比率")), html("span", { class: "kl-key kl-key-prefix" }, local("prefix ratio", "前缀比率")),
+      local("Bars: gradient by the logit of b. Branches: as wide as the policy's probability.", "条：对 b 的 logit 的梯度。枝：宽度为策略的概率。")),
     tree.node, sliders, verdict, numbers);
   show();
 });
