@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.chapters import ch23_top_k as study
+from analysis.chapters.ch23_top_k import sums as study
 from kl_term.kl.divergences import forward_kl, reverse_kl
 from kl_term.kl.top_k import support_divergence, top_k_divergence, top_k_tokens
 
@@ -297,3 +297,25 @@ def test_the_page_trains_what_it_says():
     assert study.draw_lost(losses).axes
     at_all = losses[(losses.top_k == 50) & (losses.correction != "x")]
     assert (at_all.lost < 1e-10).all()
+
+
+@pytest.mark.parametrize("correction", ["unnormalised", "tail"])
+def test_what_a_corrected_sum_charges_for_the_mass(correction):
+    for logits, ref_logits, k in cases():
+        tokens = top_k_tokens(ref_logits, k)
+        own, other = (study.mass(z, tokens) for z in (logits, ref_logits))
+        inside = own * reverse_kl(logits[tokens], ref_logits[tokens])
+        value = top_k_divergence(logits, ref_logits, top_k=k, correction=correction)
+        held = study.mass_held(own, other, correction)
+        torch.testing.assert_close(value - inside, held, **EXACT)
+        if (own - other).abs() > 0.05:
+            flipped = 2 * own * (own / other).log() - held
+            assert abs(float(flipped - held)) > 1e-3
+    for share in (0.1, 0.8, 0.95):
+        teacher = torch.tensor(share, dtype=torch.float64)
+        at = teacher.clone().requires_grad_()
+        held = study.mass_held(at, teacher, correction)
+        (slope,) = torch.autograd.grad(held, at, create_graph=True)
+        (bend,) = torch.autograd.grad(slope, at)
+        expected = {"unnormalised": 1 / share, "tail": 1 / (share * (1 - share))}[correction]
+        assert abs(float(slope)) < 1e-12 and float(bend) == pytest.approx(expected, rel=1e-12)
