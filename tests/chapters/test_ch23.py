@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import math
 
@@ -10,6 +11,9 @@ import pytest
 import torch
 
 from analysis.chapters.ch23_top_k import sums as study
+from analysis.chapters.ch23_top_k import trained
+from analysis.evidence.recorded import recorded_runs
+from analysis.records.manifests import RESULTS
 from kl_term.kl.divergences import forward_kl, reverse_kl
 from kl_term.kl.top_k import support_divergence, top_k_divergence, top_k_tokens
 
@@ -319,3 +323,27 @@ def test_what_a_corrected_sum_charges_for_the_mass(correction):
         (bend,) = torch.autograd.grad(slope, at)
         expected = {"unnormalised": 1 / share, "tail": 1 / (share * (1 - share))}[correction]
         assert abs(float(slope)) < 1e-12 and float(bend) == pytest.approx(expected, rel=1e-12)
+
+
+# What was trained.
+
+
+def test_ends_are_read_off_the_table():
+    path = RESULTS / "top_k_cpu" / "final.csv"
+    rows = list(csv.DictReader(path.open()))
+    found = trained.ends(recorded_runs("top_k").finals)
+    assert set(found.index.get_level_values("variant")) == set(trained.NAMES)
+    for (variant, beta), row in found.iterrows():
+        own = [r for r in rows if r["variant"] == variant and float(r["beta"]) == beta]
+        assert len(own) == 10
+        assert row.reward == pytest.approx(sum(float(r["final_reward"]) for r in own) / 10)
+        logs = [math.log(float(r["final_reverse_kl"])) for r in own]
+        assert row.kl == pytest.approx(math.exp(sum(logs) / 10), rel=1e-9)
+
+
+def test_the_design_asks_what_the_theorems_say():
+    """P = 0.95, the starts' mean: an end at P/e is as far as the design says."""
+    own, teacher = torch.tensor([0.95 / math.e, 0.95], dtype=torch.float64)
+    assert 1.3 < study.mass_held(own, teacher, "tail") < 1.33
+    shares = [study.mass_held(teacher * 0.999, teacher, c) for c in ("tail", "unnormalised")]
+    assert shares[0] / shares[1] == pytest.approx(20, rel=0.02)

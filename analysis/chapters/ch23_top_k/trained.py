@@ -55,7 +55,7 @@ def draw(finals: pd.DataFrame) -> Figure:
     style.guide(left, y=float(alone["kl"]))
     left.set(title="KL to the reference", xlabel=r"$\beta$", ylabel="nats per token")
     left.set(xscale="log", yscale="log")
-    right.set(title="Reward", xlabel="KL to the reference (nats per token)", xscale="log")
+    right.set(title="Reward", xlabel="KL (nats per token)", xscale="log")
     right.legend(loc="lower left", fontsize=10)
     for axis in (left.xaxis, left.yaxis, right.xaxis):
         style.plain_numbers(axis)
