@@ -322,7 +322,7 @@ def test_what_a_corrected_sum_charges_for_the_mass(correction):
         (slope,) = torch.autograd.grad(held, at, create_graph=True)
         (bend,) = torch.autograd.grad(slope, at)
         expected = {"unnormalised": 1 / share, "tail": 1 / (share * (1 - share))}[correction]
-        assert abs(float(slope)) < 1e-12 and float(bend) == pytest.approx(expected, rel=1e-12)
+        assert abs(slope.item()) < 1e-12 and float(bend) == pytest.approx(expected, rel=1e-12)
 
 
 # What was trained.
