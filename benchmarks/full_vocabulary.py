@@ -1,6 +1,7 @@
 """CPU time and peak memory of KL losses against the vocabulary, each in a process of its own.
 
 ``python -m benchmarks.full_vocabulary`` measures and records; chapter 15 reads what is recorded.
+Sums over the likeliest tokens are measured by :mod:`benchmarks.top_k`.
 """
 
 from __future__ import annotations
@@ -27,11 +28,15 @@ from analysis.sweeps.provenance import provenance_here
 from benchmarks.device import seconds_of
 from benchmarks.processes import CHECKOUT, THREAD_LIMITS
 from kl_term.kl.chunked import Head, reverse_kl_from_hidden
+from kl_term.kl.chunked_top_k import top_k_divergence_from_hidden
 from kl_term.kl.divergences import reverse_kl
 from kl_term.kl.estimators import k2
+from kl_term.kl.top_k import top_k_divergence
 
 VOCABULARIES = (8_192, 32_000, 49_152, 98_304, 152_064)
 TOKENS, WIDTH, LIGER_TOKENS = 1024, 128, 256
+#: Of sums over the reference's likeliest tokens.
+TOP_K = 64
 
 
 def _sampled(hidden: Tensor, weight: Tensor, ref_hidden: Tensor, ref_weight: Tensor) -> Tensor:
@@ -66,12 +71,29 @@ def _liger(hidden: Tensor, weight: Tensor, ref_hidden: Tensor, ref_weight: Tenso
     return loss(hidden, weight, ref_hidden, ref_weight, labels)
 
 
+def _top_k_naive(hidden: Tensor, weight: Tensor, ref_hidden: Tensor, ref_weight: Tensor) -> Tensor:
+    logits, top_k = hidden @ weight.T, min(TOP_K, len(weight))
+    return top_k_divergence(logits, ref_hidden @ ref_weight.T, top_k=top_k).mean()
+
+
+def _top_k_chunked(
+    hidden: Tensor, weight: Tensor, ref_hidden: Tensor, ref_weight: Tensor
+) -> Tensor:
+    head, top_k = Head(weight), min(TOP_K, len(weight))
+    values = top_k_divergence_from_hidden(hidden, head, ref_hidden, Head(ref_weight), top_k=top_k)
+    return values.mean()
+
+
 METHODS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
     "sampled": _sampled,
     "naive": _naive,
     "chunked": _chunked,
     "liger": _liger,
+    "top_k_naive": _top_k_naive,
+    "top_k_chunked": _top_k_chunked,
 }
+#: Those that chapter 15 compares.
+COMPARED = ("sampled", "naive", "chunked", "liger")
 
 
 def measure_here(method: str, vocab: int, tokens: int, width: int) -> dict[str, float]:
@@ -163,7 +185,7 @@ def measure(method: str, vocab: int, tokens: int, width: int, repeats: int = 1) 
 
 def record(repeats: int = 3) -> None:
     """Measure every method that can be imported at every vocabulary, and write the table."""
-    methods = [m for m in METHODS if m != "liger" or find_spec("liger_kernel")]
+    methods = [m for m in COMPARED if m != "liger" or find_spec("liger_kernel")]
     rows = [measure(m, v, TOKENS, WIDTH, repeats) for v in VOCABULARIES for m in methods]
     source = code_sha256(import_closure(["benchmarks/full_vocabulary.py"]))
     fields = provenance_here(source, threads=1).model_dump()

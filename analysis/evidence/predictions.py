@@ -149,6 +149,10 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "reverse_half = reverse_between: final_reverse_kl at the end": "open",
         "reverse_ema = reverse_resets: final_reward at the end": "open",
     },
+    "top_k": {
+        "one_own = one_tail: final_reverse_kl at 1": "open",
+        "k3 > top_tail: final_reverse_kl at 1": "open",
+    },
     "adaptive_beta": {"doubling = reads_k3: final_reward at 0.6": "open"},
 }
 #: Before the name of a metric: the logarithm of how much it fluctuates.

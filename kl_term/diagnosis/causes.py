@@ -85,9 +85,9 @@ CAUSES: tuple[Cause, ...] = (
     Cause(when.identical_reference,
           {"of logp": "The reference is the policy itself",
            "of old_logp": "old_logp is ref_logp: one of them was not scored anew"},
-          {"of logp": "Expected only before the first update, or where nothing moves the policy. "
-           "Otherwise the reference is synchronised at every step, or the adapter stays on when "
-           "it is evaluated.",
+          {"of logp": "Expected only before the first update, in the first step after a reset, "
+           "or where nothing moves the policy. Otherwise the reference is synchronised at every "
+           "step, or the adapter stays on when it is evaluated.",
            "of old_logp": "Score old_logp with the weights that sample and ref_logp with those "
            "that stay; here a column was copied, or kept from the start of the run."},
           "05_fixed_points#thm-reverse-optimum", kind="spoils"),
@@ -296,12 +296,16 @@ CAUSES: tuple[Cause, ...] = (
           "04_grpo_ablation#fig-ablation-trade-off", severity="warning"),
     Cause(resets.reference_reset,
           {"reset": "The reference was set to the policy during the run",
-           "copied": "The reference's log-probs of a step are the policy's own"},
+           "copied": "The reference's log-probs of a step are the policy's own",
+           "kept": "From one step on the reference is the policy itself"},
           {"reset": "No fault in itself, if you meant it (sync_ref_model, a reset). The KL that is "
            "logged from here on is not the one from the first reference: keep that, and measure "
            "from it.",
            "copied": "The next step is as far from the reference as the one before, which no reset "
-           "explains: look for a reference pass that was skipped or reads the policy's weights."},
+           "explains: look for a reference pass that was skipped or reads the policy's weights.",
+           "kept": "After a reset the next update moves the policy away again. Here nothing does: "
+           "the reference is synchronised at every step, its adapter stays on, or its pass is "
+           "skipped."},
           "24_moving_reference#thm-unread", severity="note"),
     Cause(when.far_from_reference, "The policy is far from its reference",
           "No fault in itself. First-order arguments about the estimators no longer hold.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import math
 
@@ -9,7 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.chapters import ch23_top_k as study
+from analysis.chapters.ch23_top_k import sums as study
+from analysis.chapters.ch23_top_k import trained
+from analysis.evidence.recorded import recorded_runs
+from analysis.records.manifests import RESULTS
 from kl_term.kl.divergences import forward_kl, reverse_kl
 from kl_term.kl.top_k import support_divergence, top_k_divergence, top_k_tokens
 
@@ -297,3 +301,49 @@ def test_the_page_trains_what_it_says():
     assert study.draw_lost(losses).axes
     at_all = losses[(losses.top_k == 50) & (losses.correction != "x")]
     assert (at_all.lost < 1e-10).all()
+
+
+@pytest.mark.parametrize("correction", ["unnormalised", "tail"])
+def test_what_a_corrected_sum_charges_for_the_mass(correction):
+    for logits, ref_logits, k in cases():
+        tokens = top_k_tokens(ref_logits, k)
+        own, other = (study.mass(z, tokens) for z in (logits, ref_logits))
+        inside = own * reverse_kl(logits[tokens], ref_logits[tokens])
+        value = top_k_divergence(logits, ref_logits, top_k=k, correction=correction)
+        held = study.mass_held(own, other, correction)
+        torch.testing.assert_close(value - inside, held, **EXACT)
+        if (own - other).abs() > 0.05:
+            flipped = 2 * own * (own / other).log() - held
+            assert abs(float(flipped - held)) > 1e-3
+    for share in (0.1, 0.8, 0.95):
+        teacher = torch.tensor(share, dtype=torch.float64)
+        at = teacher.clone().requires_grad_()
+        held = study.mass_held(at, teacher, correction)
+        (slope,) = torch.autograd.grad(held, at, create_graph=True)
+        (bend,) = torch.autograd.grad(slope, at)
+        expected = {"unnormalised": 1 / share, "tail": 1 / (share * (1 - share))}[correction]
+        assert abs(slope.item()) < 1e-12 and float(bend) == pytest.approx(expected, rel=1e-12)
+
+
+# What was trained.
+
+
+def test_ends_are_read_off_the_table():
+    path = RESULTS / "top_k_cpu" / "final.csv"
+    rows = list(csv.DictReader(path.open()))
+    found = trained.ends(recorded_runs("top_k").finals)
+    assert set(found.index.get_level_values("variant")) == set(trained.NAMES)
+    for (variant, beta), row in found.iterrows():
+        own = [r for r in rows if r["variant"] == variant and float(r["beta"]) == beta]
+        assert len(own) == 10
+        assert row.reward == pytest.approx(sum(float(r["final_reward"]) for r in own) / 10)
+        logs = [math.log(float(r["final_reverse_kl"])) for r in own]
+        assert row.kl == pytest.approx(math.exp(sum(logs) / 10), rel=1e-9)
+
+
+def test_the_design_asks_what_the_theorems_say():
+    """P = 0.95, the starts' mean: an end at P/e is as far as the design says."""
+    own, teacher = torch.tensor([0.95 / math.e, 0.95], dtype=torch.float64)
+    assert 1.3 < study.mass_held(own, teacher, "tail") < 1.33
+    shares = [study.mass_held(teacher * 0.999, teacher, c) for c in ("tail", "unnormalised")]
+    assert shares[0] / shares[1] == pytest.approx(20, rel=0.02)

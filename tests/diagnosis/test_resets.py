@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 
+from analysis.records.config import Run as TrainedRun
+from analysis.records.config import SortTask, StartConfig
+from analysis.records.variants import MovingReference, Variant
+from analysis.studies.presets.parts import CENTRED, train_config
+from analysis.training.trainer import PopulationTrainer
 from kl_term.diagnosis.causes import find
 from kl_term.diagnosis.columns import assemble
 from kl_term.diagnosis.generate import Run, simulate
 from kl_term.diagnosis.measure import measure
 from kl_term.diagnosis.schema import Settings
+from kl_term.kl.choice import KLChoice
 
 LONG = Run(sequences=120, steps=12, drift=0.5)
 SETTINGS = Settings(resamples=200)
@@ -63,3 +71,96 @@ def test_an_average_that_goes_part_of_the_way_is_not_called_a_reset(sound):
 
 def test_the_first_step_of_a_run_is_no_reset(sound):
     assert finding(with_shares(sound, [0] + [1] * 11)) is None
+
+
+def test_a_copy_between_two_resets_is_found_behind_the_first(sound):
+    found = finding(with_shares(sound, [1, 1, 0, 0.2, 0.4, 0.6, 0.8, 0, 0.9, 1, 1, 1]))
+    assert found.severity == "warning" and np.unique(sound.step)[7] in found.evidence.values()
+
+
+def test_resets_in_short_turns_are_not_called_copies(sound):
+    found = finding(with_shares(sound, [1, 0, 0.9, 0, 1, 0, 0.8, 0, 1, 0, 0.9, 0]))
+    assert found.severity == "note" and found.evidence["steps at which they fall"] == 6
+
+
+@pytest.mark.parametrize(("left", "severity"), [(0.0, "warning"), (1e-6, "note")])
+def test_a_reference_that_stays_the_policy_is_no_reset(sound, left, severity):
+    found = finding(with_shares(sound, [1] * 8 + [0, left, left, left]))
+    assert found.severity == severity
+    assert ("policy itself" in found.title) == (left == 0)
+
+
+#: Name -> how the reference of a trained run moves.
+TRAINED = {
+    "fixed": None,
+    "resets": MovingReference(every=6),
+    "short": MovingReference(every=2),
+    "averages": MovingReference(every=6, weight=0.5),
+}
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """What runs of the population trainer dump, 16 updates each."""
+    config = train_config(
+        start=StartConfig(updates=40, seed=911),
+        task=SortTask(num_digits=4, reward="graded"),
+        learning_rate=4e-3,
+        updates=16,
+        log_every=16,
+        cosine_every=0,
+    )
+    term = {"kl": KLChoice(estimator="k3"), "beta": 0.1, "advantage": CENTRED}
+    runs = [
+        TrainedRun(variant=Variant(label=name, reference=of, **term), seed=3)
+        for name, of in TRAINED.items()
+    ]
+    trainer = PopulationTrainer(config, runs)
+    seen, make = [], trainer.batch
+
+    def batch(sampled, update=0, **how):
+        seen.append(make(sampled, update, **how))
+        return seen[-1]
+
+    trainer.batch = batch
+    for update in range(config.updates):
+        trainer.update(update)
+    return {
+        name: pd.concat(_rows(seen, run), ignore_index=True) for run, name in enumerate(TRAINED)
+    }
+
+
+def _rows(seen, run):
+    """A run's tokens, update by update."""
+    for step, batch in enumerate(seen):
+        logp = batch.rollout.old_logp[run].flatten(0, 1)
+        answers = torch.arange(len(logp)).unsqueeze(-1).expand_as(logp) + step * len(logp)
+        yield pd.DataFrame(
+            {
+                "logp": logp.flatten(),
+                "ref_logp": batch.ref_logp[run].flatten(),
+                "sequence_id": answers.flatten(),
+                "step": step,
+            }
+        )
+
+
+def copied(frame, steps):
+    """A fault: at these steps the reference's log-probs are the policy's own."""
+    return frame.assign(ref_logp=frame.ref_logp.where(~frame.step.isin(steps), frame.logp))
+
+
+def test_trained_runs_with_a_reset_are_told_from_faults(trained):
+    assert finding(trained["fixed"]) is None and finding(trained["averages"]) is None
+    for name, resets in (("resets", 2), ("short", 7)):
+        found = finding(trained[name])
+        assert found.severity == "note" and found.evidence["steps at which they fall"] == resets
+    every_second = trained["resets"][trained["resets"].step % 2 == 0]
+    assert finding(every_second).severity == "note"
+    for name, steps in (
+        ("fixed", [9]),
+        ("fixed", [8, 9]),
+        ("resets", [10]),
+        ("fixed", range(9, 16)),
+    ):
+        assert finding(copied(trained[name], steps)).severity == "warning", (name, steps)

@@ -13,6 +13,7 @@ from analysis.studies.presets import (
     proxies,
     rewards,
     three_ways,
+    top_k,
 )
 from analysis.studies.presets.registry import FIRST_SEED, PRESETS, make_preset
 
@@ -32,4 +33,5 @@ __all__ = [
     "proxies",
     "rewards",
     "three_ways",
+    "top_k",
 ]

@@ -1,7 +1,8 @@
 r"""A KL over the top k tokens, exactly: where each form of it ends, and what it leaves out.
 
 One state with :math:`V` tokens, a teacher :math:`\pi_{\mathrm{ref}}`, a set :math:`S` of tokens
-with teacher's mass :math:`P` and student's mass :math:`m`. Everything here is enumerated.
+with teacher's mass :math:`P` and student's mass :math:`m`. All of it is enumerated but for the
+memory of the sums, which ``python -m benchmarks.top_k`` records.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from analysis.records.manifests import RESULTS, recorded_table
 from kl_term import style
 from kl_term.kl.divergences import forward_kl, reverse_kl
 from kl_term.kl.top_k import top_k_divergence, top_k_tokens
@@ -29,6 +31,13 @@ FORMS: dict[str, dict[str, str]] = {
     "tail": {"direction": "reverse", "correction": "tail"},
 }
 FULL = {"reverse": reverse_kl, "forward": forward_kl}
+RECORDED = RESULTS / "top_k_memory_cpu"
+TABLE = "benchmark.csv"
+
+
+def memory() -> pd.DataFrame:
+    """Peak bytes by method, with the sizes that they were measured at."""
+    return recorded_table(RECORDED, TABLE).set_index("method")
 
 
 def form(name: str, logits: Tensor, ref_logits: Tensor, top_k: int) -> Tensor:
@@ -106,6 +115,26 @@ def mass_slope(logits: Tensor, tokens: Tensor) -> Tensor:
     """
     inside = torch.zeros_like(logits).index_fill(0, tokens, 1.0)
     return logits.softmax(-1) * (inside - mass(logits, tokens))
+
+
+def mass_held(own: Tensor, teacher: Tensor, correction: str) -> Tensor:
+    r"""What a corrected reverse sum charges for a student's mass m where the teacher has P.
+
+    .. math:: \text{unnormalised:} \quad m \log \frac mP - m + P \\
+        \text{tail:} \quad m \log \frac mP + (1 - m) \log \frac{1 - m}{1 - P}
+
+    beside :math:`m\, \mathrm{KL}(\pi_S \Vert \rho_S)`.
+
+    Equation: ``mass_held``
+
+    Args:
+        own, teacher: masses of the tokens in the sum, between zero and one.
+        correction: ``unnormalised`` or ``tail``.
+    """
+    gap = own * (own / teacher).log()
+    if correction == "unnormalised":
+        return gap - own + teacher
+    return gap + (1 - own) * ((1 - own) / (1 - teacher)).log()
 
 
 def descend(

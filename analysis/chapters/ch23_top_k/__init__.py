@@ -1,0 +1,1 @@
+"""Chapter 23: the KL over the top k tokens."""
