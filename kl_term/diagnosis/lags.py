@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kl_term.diagnosis.schema import Measured, Rollouts, Shown
+from kl_term.diagnosis.schema import Measured, Rollouts, Settings, Shown
 
 #: Fewer tokens behind are the end of a rollout, or one late answer.
 LEAST_BEHIND = 0.05
@@ -24,12 +24,22 @@ def updates_behind(rollouts: Rollouts) -> np.ndarray | None:
     return behind - behind.min()
 
 
+def measure_lags(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
+    """Share of the tokens that are further behind than the steps on one rollout explain."""
+    behind = updates_behind(rollouts)
+    return {} if behind is None else {"behind_share": float(_late(behind, settings).mean())}
+
+
+def _late(behind: np.ndarray, settings: Settings) -> np.ndarray:
+    return behind > settings.rollout_steps - 1
+
+
 def weights_behind(m: Measured) -> Shown | None:
     """Steps on one rollout lie behind by design: what counts is beyond those of the settings."""
     behind = updates_behind(m.rollouts)
     if behind is None:
         return None
-    late = behind > m.settings.rollout_steps - 1
+    late = _late(behind, m.settings)
     if late.mean() < LEAST_BEHIND:
         return None
     evidence: dict[str, float | int | str] = {
