@@ -87,7 +87,8 @@ def json_lines(file: Any, label: str) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in enumerate(iter(lambda: file.readline(LINE), ""), start=1):
         here = f"{label}: line {number}"
         if number > ROWS:
-            raise UserError(f"{label}: has more than {ROWS:,} lines, the most that is read: {_SPLIT}")
+            most = f"more than {ROWS:,} lines, the most that is read"
+            raise UserError(f"{label}: has {most}: {_SPLIT}")
         if len(line) >= LINE:
             raise UserError(f"{here} has more than {LINE:,} characters: dump a sequence a line")
         if line.strip():

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from kl_term.diagnosis import conditions as when
-from kl_term.diagnosis import groups, lags, resets, terms
+from kl_term.diagnosis import groups, lags, packed, resets, terms
 from kl_term.diagnosis.schema import SEVERITIES, Finding, Measured, Severity, Shown
 from kl_term.errors import UserError
 
@@ -48,6 +48,12 @@ CAUSES: tuple[Cause, ...] = (
           "group column it may also be the prompt that is counted: its tokens make short answers "
           "that are alike look improbable.",
           "03_k3_counterexample#thm-underestimate", kind="data"),
+    Cause(packed.packed_rows, "Rows seem to hold several sequences each",
+          "Packed rows: say which sequence each token is of, by a list sequence_ids beside logp, "
+          "or cu_seqlens beside tensors. Without, a row counts as one completion: intervals, "
+          "groups, copies, ends, the KL to go and ratios of sequences are of rows. No fault where "
+          "turns have advantages of their own.",
+          "06_sequences#thm-first-order", severity="note", kind="data"),
     Cause(groups.counted_prompt, "Tokens of the prompt are counted",
           "Completions of one prompt begin with the same improbable tokens: the mask begins too "
           "early, or a template's opening is forced and counted.",

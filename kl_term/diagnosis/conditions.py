@@ -157,7 +157,8 @@ MOST_SILENT, ALL_SILENT = 0.5, 0.99
 
 def counted_padding(m: Measured) -> Shown | None:
     constant, inner = (m.numbers[f"constant_{where}_share"] for where in ("end", "inner"))
-    if constant <= max(MOST_CONSTANT_ENDS, inner) and not (_impossible(m) and m.numbers["equal_ends"]):
+    impossible = _impossible(m) and m.numbers["equal_ends"]
+    if constant <= max(MOST_CONSTANT_ENDS, inner) and not impossible:
         return None
     return Shown(
         {
