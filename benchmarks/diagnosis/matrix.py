@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -78,6 +79,7 @@ def _dump(case: Case, folder: Path) -> Path:
     place = folder / hashlib.sha256(key.encode()).hexdigest()[:16]
     done = place / "done"
     if not done.is_file():
+        shutil.rmtree(place, ignore_errors=True)  # of a process that was killed
         tiny_runs.run(case, place)
         done.touch()
     return place / "dump"

@@ -246,7 +246,10 @@ CAUSES: tuple[Cause, ...] = (
            "truncated": "The sampler truncates, and its log-probs are those of what it kept"},
           {"other": "Align first: same temperature, all weights synchronised before sampling, same "
            "precision and kernels. Then weigh by old/sampler, truncated (TRL: "
-           "vllm_importance_sampling_correction; verl: algorithm.rollout_correction).",
+           "vllm_importance_sampling_correction; verl: algorithm.rollout_correction; OpenRLHF: "
+           "algo.advantage.is_correction_level; NeMo-RL: "
+           "loss_fn.use_importance_sampling_correction; slime: use_tis; AReaL: "
+           "use_decoupled_loss).",
            "start": "New weights never reach it: check that the update is sent, to every replica, "
            "and under the names that the engine knows (adapters and merged layers have others).",
            "weights": "The two agreed at the first step and have parted since. Send all weights "
@@ -264,7 +267,9 @@ CAUSES: tuple[Cause, ...] = (
           "06_sequences#thm-two-factors"),
     Cause(lags.weights_behind, "The weights that sampled are up to {updates} updates behind",
           {"unweighted": "The KL term has no weight, so it follows the sampler: weigh it by "
-           "policy/old, with old_logp of the weights that sampled, or sample with newer ones.",
+           "policy/old, with old_logp of the weights that sampled, or sample with newer ones "
+           "(SkyRL: trainer.fully_async.max_staleness_steps; prime-rl: max_async_level; NeMo-RL: "
+           "grpo.async_grpo.max_trajectory_age_steps).",
            "weighted": "Meant, in asynchronous training. Is the ratio to the weights that sampled, "
            "or to a later policy that the trainer scored? Only the first corrects the sampler.",
            "unknown": "Meant, in asynchronous training; say by --estimator and --weighting which "
