@@ -259,7 +259,7 @@ def _spread_columns(
     """By their canonical names, one row a token; with those that are ignored, and never read."""
     first, names = np.cumsum(lengths) - lengths, list(table)
     row = partial(np.repeat, np.arange(len(lengths)), lengths)
-    made = dict.fromkeys(name for name in names if name not in chosen.values()) | {
+    made: dict[str, Any] = dict.fromkeys(n for n in names if n not in chosen.values()) | {
         "position": lambda: np.arange(lengths.sum()) - np.repeat(first, lengths),
         "sequence": row,
     }
