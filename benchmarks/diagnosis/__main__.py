@@ -30,6 +30,7 @@ def record(
     only: str | None = None,
     held_out: bool = False,
     directory: Path | None = None,
+    dumps: Path | None = None,
 ) -> None:
     """Train every sound run and every faulty one, diagnose them, and record what was found.
 
@@ -42,6 +43,7 @@ def record(
         held_out: only the faults by which no threshold was set, and no sound runs.
         directory: where the record goes; by default results/diagnosis_matrix, or
             results/diagnosis_held_out.
+        dumps: where dumps stay: those that this code has trained before are judged and not trained.
     """
     if directory is None and only is None:
         directory = HELD_OUT_RECORDED if held_out else RECORDED
@@ -54,8 +56,8 @@ def record(
     if not (chosen or faults):
         raise UserError(f"--only {only}: no kind has that in its name")
     tables = {
-        "sound.csv": pd.DataFrame(matrix.run_sound(chosen)),
-        "faults.csv": pd.DataFrame(matrix.run_faults(faults, fault_seeds)),
+        "sound.csv": pd.DataFrame(matrix.judge_sound(chosen, dumps)),
+        "faults.csv": pd.DataFrame(matrix.judge_faults(faults, fault_seeds, dumps)),
     }
     print(summary(tables["sound.csv"], tables["faults.csv"]))
     if directory is not None:

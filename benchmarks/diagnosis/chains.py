@@ -6,7 +6,7 @@ summed over the vocabulary at each visited state: what a mean and its interval c
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -91,6 +91,7 @@ def sample(
     )
 
 
+@cache
 def truth(
     population: Population, updates: int = 1, *, completions: int = 100_000
 ) -> dict[str, float]:

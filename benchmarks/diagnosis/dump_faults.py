@@ -260,14 +260,22 @@ def sampler_is(change: str) -> Change:
 
 
 def term_missing(where: str) -> Change:
-    """The KL term is left out ``late`` in the run, or at ``negative`` advantages, or decays."""
+    """The KL term is left out in a part of the run, or its coefficient changes."""
 
     def change(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
-        middle = (frame["step"].min() + frame["step"].max()) / 2
-        if where == "decays":
-            return frame.assign(kl_term=frame["kl_term"] * 0.8 ** frame["step"])
-        gone = frame["step"] > middle if where == "late" else frame["advantage"] < 0
-        return frame.assign(kl_term=frame["kl_term"].mask(gone, 0.0))
+        step, half = frame["step"], (frame["step"].min() + frame["step"].max()) / 2
+        length = _by_sequence(frame)["position"].transform("size")
+        factors = {
+            "late": step <= half,
+            "now and then": step % 3 != 1,
+            "negative": frame["advantage"] >= 0,
+            "above": frame["logp"] <= frame["ref_logp"],
+            "long": length <= length.median(),
+            "late tokens": 2 * frame["position"] < length,
+            "decays": 0.8**step,
+            "changes its sign": np.where(step > half, -1.0, 1.0),
+        }
+        return frame.assign(kl_term=frame["kl_term"] * factors[where])
 
     return change
 
@@ -296,3 +304,30 @@ def one_group_apart(frame: pd.DataFrame, generator: np.random.Generator) -> pd.D
     """Advantages of one prompt are sixty times the others'."""
     chosen = frame["group"] == frame["group"].max()
     return frame.assign(advantage=frame["advantage"] * np.where(chosen, 60.0, 1.0))
+
+
+def some_groups_small(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    """Advantages of every third prompt are a fiftieth of the others'."""
+    chosen = frame["group"] % 3 == 0
+    return frame.assign(advantage=frame["advantage"] * np.where(chosen, 0.02, 1.0))
+
+
+def advantages_by_length(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    """Divided by the length of the completion, a second time where the loss does so too."""
+    length = _by_sequence(frame)["position"].transform("size")
+    return frame.assign(advantage=10 * frame["advantage"] / length)
+
+
+def old_is_new_late(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    """From the middle of the run on, old_logp is scored again at every update."""
+    late = frame["step"] > (frame["step"].min() + frame["step"].max()) / 2
+    return frame.assign(old_logp=frame["old_logp"].mask(late, frame["logp"]))
+
+
+def behind(updates: int) -> Change:
+    """The weights that sample are so many updates behind, and a column says so."""
+
+    def change(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+        return frame.assign(lag=updates + (frame["step"] % 2))
+
+    return change

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from analysis.freshness import code_sha256, import_closure
+from benchmarks.diagnosis import run_faults, tiny_runs
 from benchmarks.diagnosis.faults import Fault
-from benchmarks.diagnosis.tiny_runs import Case, run
+from benchmarks.diagnosis.tiny_runs import Case
 from kl_term.diagnosis.columns import assemble
 from kl_term.diagnosis.measure import measure
 from kl_term.diagnosis.readers import read_rollouts, recorded_settings
@@ -25,33 +31,68 @@ Row = dict[str, Any]
 OUTCOMES = ("named", "symptom", "said", "missed", "misnamed")
 
 
-def run_sound(cases: Iterable[Case], say: Callable[[str], None] = print) -> list[Row]:
-    """A row a run: its loud codes, most important first."""
+def judge_sound(
+    cases: Iterable[Case], kept: Path | None = None, say: Callable[[str], None] = print
+) -> list[Row]:
+    """A row a run: its loud codes, most important first.
+
+    Args:
+        cases: the runs.
+        kept: a folder where dumps stay; such as are there are not made again.
+        say: what a line on each run is given to.
+    """
     rows = []
     for case in cases:
-        with tempfile.TemporaryDirectory() as folder:
-            found = _diagnosed(run(case, Path(folder)))
+        with _folder(kept) as folder:
+            found = _diagnosed(_dump(case, Path(folder)))
         rows.append({"kind": case.name, "seed": case.seed, **_loud(found)})
         say(f"sound, {case.name}, seed {case.seed}: {rows[-1]['codes'] or 'silent'}")
     return rows
 
 
-def run_faults(
-    faults: Iterable[Fault], seeds: Iterable[int], say: Callable[[str], None] = print
+def judge_faults(
+    faults: Iterable[Fault],
+    seeds: Iterable[int],
+    kept: Path | None = None,
+    say: Callable[[str], None] = print,
 ) -> list[Row]:
-    """A row a fault and seed, with its outcome."""
+    """A row a fault and seed, with its outcome; ``kept`` as of :func:`judge_sound`."""
     rows, seeds = [], tuple(seeds)
-    with tempfile.TemporaryDirectory() as folder:
-        bases: dict[str, Path] = {}
+    with _folder(kept) as folder:
         for fault in faults:
             for seed in seeds:
                 case = Case(name=fault.name, seed=seed, **fault.run)
-                key = json.dumps([seed, *(repr(value) for value in case[1:])], default=str)
-                if key not in bases:
-                    bases[key] = run(case, Path(folder) / str(len(bases)))
-                rows.append(judged(fault, seed, bases[key]))
+                rows.append(judged(fault, seed, _dump(case, Path(folder))))
                 say(f"{fault.name}, seed {seed}: {rows[-1]['outcome']} ({rows[-1]['codes']})")
     return rows
+
+
+def _folder(kept: Path | None) -> Any:
+    return tempfile.TemporaryDirectory() if kept is None else nullcontext(kept)
+
+
+def _dump(case: Case, folder: Path) -> Path:
+    """The dump of a run, trained unless one of the same case and code lies in the folder."""
+    planted = [name for name, value in vars(run_faults).items() if value is case.fault]
+    said = case._replace(name="", fault=None)
+    key = json.dumps([_training_code(), planted, *map(repr, said)])
+    place = folder / hashlib.sha256(key.encode()).hexdigest()[:16]
+    done = place / "done"
+    if not done.is_file():
+        shutil.rmtree(place, ignore_errors=True)  # of a process that was killed
+        tiny_runs.run(case, place)
+        done.touch()
+    return place / "dump"
+
+
+@cache
+def _training_code() -> str:
+    """Hash of what trains and dumps, and not of what judges."""
+    modules = import_closure(
+        ["benchmarks/diagnosis/run_faults.py", "benchmarks/diagnosis/tiny_runs.py"]
+    )
+    judges = "kl_term/diagnosis/"
+    return code_sha256(m for m in modules if not m.startswith(judges) or m.endswith("dumping.py"))
 
 
 def judged(fault: Fault, seed: int, dump: Path) -> Row:

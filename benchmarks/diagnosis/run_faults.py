@@ -291,6 +291,42 @@ def stale_engine_that_reports(trainer: Any) -> None:
     _after("_generate_and_score_completions", change)(trainer)
 
 
+def part_of_the_weights_synchronised(trainer: Any) -> None:
+    """The engine's head follows the trainer, the rest keeps the weights of the start."""
+    first, state = _state(trainer.model), {}
+
+    def engine(trainer: Any) -> Any:
+        new = {n: w for n, w in _state(trainer.model).items() if "lm_head" in n}
+        state["engine"] = first | new
+        return state["engine"]
+
+    _generates_with(trainer, engine)
+
+    def change(trainer: Any, output: Output) -> Output:
+        output["sampling_per_token_logps"] = _scored(trainer, state["engine"], output)
+        return output
+
+    _after("_generate_and_score_completions", change)(trainer)
+
+
+def engine_three_rollouts_behind(trainer: Any) -> None:
+    """Asynchronous: the engine samples with earlier weights, and reports its log-probs."""
+    kept: list[Any] = []
+
+    def engine(trainer: Any) -> Any:
+        kept.append(_state(trainer.model))
+        return kept[max(0, len(kept) - 4)]
+
+    _generates_with(trainer, engine)
+
+    def change(trainer: Any, output: Output) -> Output:
+        state = kept[max(0, len(kept) - 4)]
+        output["sampling_per_token_logps"] = _scored(trainer, state, output)
+        return output
+
+    _after("_generate_and_score_completions", change)(trainer)
+
+
 def hotter_engine_that_reports(trainer: Any) -> None:
     """The engine samples at another temperature, and reports those log-probs."""
     _generates_with(trainer, lambda trainer: _hotter(_state(trainer.model), 1.4))

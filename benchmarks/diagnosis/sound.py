@@ -19,6 +19,12 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "cispo, clip at 5": {"settings": {"loss_type": "cispo", "epsilon_high": 5.0}},
     "on policy": {"settings": {"num_iterations": 1}},
     "four updates a rollout": {"settings": {"num_iterations": 4, "max_steps": 16}},
+    "eight updates a rollout": {
+        "settings": {"num_iterations": 8, "max_steps": 32, "learning_rate": 1e-4}
+    },
+    "sixteen updates a rollout": {
+        "settings": {"num_iterations": 16, "max_steps": 32, "learning_rate": 5e-5}
+    },
     "off-policy minibatches": {
         "settings": {
             "per_device_train_batch_size": 16,

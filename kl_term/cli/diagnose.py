@@ -43,7 +43,8 @@ def diagnose(
     What the run was may be said by the options below; TRL's dump folder says it itself, and an
     option that is given takes precedence.
     Reads CSV, JSON lines (both also gzipped) and parquet, one row a token or one row a sequence;
-    of a folder, all such files; and tensors by name in .npz or .pt, padded, with their mask.
+    of a folder, all such files; and tensors by name in .npz or .pt, padded, with their mask. Packed
+    rows need the sequence of each token (sequence_ids, or cu_seqlens beside tensors).
     Columns, also under the names of TRL, verl and OpenRLHF: logp, ref_logp, sequence; and as far as
     they are there old_logp, sampler_logp, mask, position, step, group, token, entropy, advantage,
     reward, kl_term, padding, lag, version. Log-probs are natural logarithms: another base in all

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from kl_term.diagnosis import conditions as when
-from kl_term.diagnosis import groups, lags, resets, terms
+from kl_term.diagnosis import groups, lags, packed, resets, terms
 from kl_term.diagnosis.schema import SEVERITIES, Finding, Measured, Severity, Shown
 from kl_term.errors import UserError
 
@@ -48,6 +48,12 @@ CAUSES: tuple[Cause, ...] = (
           "group column it may also be the prompt that is counted: its tokens make short answers "
           "that are alike look improbable.",
           "03_k3_counterexample#thm-underestimate", kind="data"),
+    Cause(packed.packed_rows, "Rows seem to hold several sequences each",
+          "Packed rows: say which sequence each token is of, by a list sequence_ids beside logp, "
+          "or cu_seqlens beside tensors. Without, a row counts as one completion: intervals, "
+          "groups, copies, ends, the KL to go and ratios of sequences are of rows. No fault where "
+          "turns have advantages of their own.",
+          "06_sequences#thm-first-order", severity="note", kind="data"),
     Cause(groups.counted_prompt, "Tokens of the prompt are counted",
           "Completions of one prompt begin with the same improbable tokens: the mask begins too "
           "early, or a template's opening is forced and counted.",
@@ -167,6 +173,9 @@ CAUSES: tuple[Cause, ...] = (
            "batch": "They are centred over the batch, not over the completions of a prompt: the "
            "baseline is the batch's, or groups are taken along the wrong axis (reshape to "
            "[prompts, completions]).",
+           "length": "They are divided by the length of their completion: long answers count for "
+           "less, and a loss that divides by the length does it a second time. Divide in one "
+           "place, the same for all.",
            "constant": "A constant is left: subtract the mean of the group, after everything that "
            "is added."},
           "09_advantages#thm-baseline", severity="warning", kind="data"),
@@ -176,10 +185,13 @@ CAUSES: tuple[Cause, ...] = (
           "09_advantages#thm-baseline", severity="warning", kind="data"),
     Cause(when.ratio_is_one,
           "The ratio to old_logp is one at every step: the clip can never act",
-          "old_logp is scored again at every step, with the weights that are being trained. Keep "
-          "what was scored before the first update on a rollout; in asynchronous training, what "
-          "the sampler's weights gave (AReaL: the proximal policy is recomputed by design, and "
-          "its ratio to the sampler weighs the loss).",
+          {"again": "old_logp is scored again at every step, with the weights that are being "
+           "trained. Keep what was scored before the first update on a rollout; in asynchronous "
+           "training, what the sampler's weights gave.",
+           "behind": "By design where a proximal policy is scored again before one update on it: "
+           "the clip holds nothing, and a weight old/sampler has to do what it does not "
+           "(AReaL: use_decoupled_loss; verl: algorithm.rollout_correction). Else take the "
+           "engine's log-probs as old_logp (verl: bypass_mode; slime: use_rollout_logprobs)."},
           "02_gradients#thm-off-policy-weights", severity="warning"),
     Cause(when.advantage_opposed, "Updates move tokens against their advantages",
           "The policy loss has the wrong sign, or logp is exchanged with old_logp or ref_logp.",
@@ -228,10 +240,25 @@ CAUSES: tuple[Cause, ...] = (
           "05_fixed_points#thm-k1-walk"),
     Cause(when.train_inference_mismatch,
           {"other": "The inference engine samples from another policy than the trainer believes",
+           "start": "The inference engine still has the weights of the reference",
+           "weights": "The inference engine has older weights, or only part of the new ones",
+           "raw": "The inference engine reports log-probs of another policy than it samples from",
            "truncated": "The sampler truncates, and its log-probs are those of what it kept"},
           {"other": "Align first: same temperature, all weights synchronised before sampling, same "
            "precision and kernels. Then weigh by old/sampler, truncated (TRL: "
-           "vllm_importance_sampling_correction; verl: algorithm.rollout_correction).",
+           "vllm_importance_sampling_correction; verl: algorithm.rollout_correction; OpenRLHF: "
+           "algo.advantage.is_correction_level; NeMo-RL: "
+           "loss_fn.use_importance_sampling_correction; slime: use_tis; AReaL: "
+           "use_decoupled_loss).",
+           "start": "New weights never reach it: check that the update is sent, to every replica, "
+           "and under the names that the engine knows (adapters and merged layers have others).",
+           "weights": "The two agreed at the first step and have parted since. Send all weights "
+           "(tied and merged layers, adapters, every replica), and wait until they are loaded. "
+           "In asynchronous training dump lag or version, and weigh by old/sampler, truncated.",
+           "raw": "The tokens are those of old_logp, so only the report is wrong: raw log-probs in "
+           "the place of processed ones, or the other way round (vLLM: logprobs_mode "
+           "processed_logprobs), or log-probs divided by the temperature in the place of logits. "
+           "Do not weigh by this ratio.",
            "truncated": "old/sampler is the mass that top-p, top-k or min-p kept, never above one. "
            "Sample without truncation, or ask the engine for raw log-probs (vLLM: logprobs_mode "
            "raw_logprobs). Do not weigh with this ratio: it carries the truncation's bias into the "
@@ -240,7 +267,9 @@ CAUSES: tuple[Cause, ...] = (
           "06_sequences#thm-two-factors"),
     Cause(lags.weights_behind, "The weights that sampled are up to {updates} updates behind",
           {"unweighted": "The KL term has no weight, so it follows the sampler: weigh it by "
-           "policy/old, with old_logp of the weights that sampled, or sample with newer ones.",
+           "policy/old, with old_logp of the weights that sampled, or sample with newer ones "
+           "(SkyRL: trainer.fully_async.max_staleness_steps; prime-rl: max_async_level; NeMo-RL: "
+           "grpo.async_grpo.max_trajectory_age_steps).",
            "weighted": "Meant, in asynchronous training. Is the ratio to the weights that sampled, "
            "or to a later policy that the trainer scored? Only the first corrects the sampler.",
            "unknown": "Meant, in asynchronous training; say by --estimator and --weighting which "

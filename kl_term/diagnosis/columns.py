@@ -79,6 +79,9 @@ ROUNDING_ABOVE_ZERO = 1e-3
 #: No log-softmax of a model's logits reaches this; what masks and gaps are filled with does: -1e4,
 #: or -9999, where vLLM's server clamps.
 LOWEST = -1e3
+#: Nats from the trainer's log-prob, and shares of the counted tokens and of the whole numbers that
+#: far off, which one value of the engine must have to be a filler.
+FAR_FILLER, FEWEST_FILLERS, LEAST_FILLED, LEAST_ALIKE = 1.0, 3, 1e-3, 0.3
 #: Of other floats: sums of products of squares must stay finite.
 LARGEST = 1e60
 
@@ -247,10 +250,23 @@ def _fill_unscored(numbers: dict[str, np.ndarray], counted: np.ndarray) -> tuple
         return 0, 0, 0.0
     sampler, trainer = numbers["sampler_logp"], numbers.get("old_logp", numbers["logp"])
     fillers = (sampler <= LOWEST) & counted
-    missing = np.isnan(sampler) | fillers
+    if not fillers.any():
+        fillers = _one_value(sampler, trainer, counted)
+    missing = np.isnan(sampler) | (sampler <= LOWEST) | fillers
     numbers["sampler_logp"] = np.where(missing, trainer, sampler)
     usual = float(np.median(sampler[fillers])) if fillers.any() else 0.0
     return int((missing & counted).sum()), int(fillers.sum()), usual
+
+
+def _one_value(sampler: np.ndarray, trainer: np.ndarray, counted: np.ndarray) -> np.ndarray:
+    """Where the engine has one whole number, far from what the trainer has there: 0.0, -1, -100."""
+    far = counted & (np.abs(sampler - trainer) > FAR_FILLER) & (sampler == np.round(sampler))
+    values, times = np.unique(sampler[far], return_counts=True)
+    if not len(values):
+        return far
+    most = int(times.argmax())
+    enough = max(FEWEST_FILLERS, LEAST_FILLED * counted.sum(), LEAST_ALIKE * far.sum())
+    return far & (sampler == values[most]) & bool(times[most] >= enough)
 
 
 def _empty(values: Any) -> np.ndarray:
@@ -388,5 +404,5 @@ def _refuse_duplicates(
         raise UserError(
             f"{place(first)} and {place(second)}: sequence {names[codes[at]]}, "
             f"position {position[at]} twice ({int(twice.sum())} such pairs); "
-            "give each sequence its own id, or add a step column"
+            "give each sequence its own id (of packed rows sequence_ids), or add a step column"
         )

@@ -64,6 +64,9 @@ LARGEST_START_NOISE = 5e-6
 #: Shares of tokens with log(old/sampler) beyond a hundredth: below at a tenth of them and above at
 #: one in two hundred is no noise, but the logarithm of a kept mass.
 MOST_BELOW, MOST_ABOVE = 0.1, 0.005
+#: An engine whose usual log-ratio to the reference is so small a share of the trainer's has the
+#: reference's weights; one that follows is as far away as the trainer.
+AT_REFERENCE_SHARE = 0.02
 #: Log-probs of one policy, written with seven digits.
 SAME_POLICY = 1e-6
 #: A fifth of the rows; copies by chance are fewer.
@@ -153,8 +156,9 @@ MOST_SILENT, ALL_SILENT = 0.5, 0.99
 
 
 def counted_padding(m: Measured) -> Shown | None:
-    constant = m.numbers["constant_end_share"]
-    if constant <= MOST_CONSTANT_ENDS and not (_impossible(m) and m.numbers["equal_ends"]):
+    constant, inner = (m.numbers[f"constant_{where}_share"] for where in ("end", "inner"))
+    impossible = _impossible(m) and m.numbers["equal_ends"]
+    if constant <= max(MOST_CONSTANT_ENDS, inner) and not impossible:
         return None
     return Shown(
         {
@@ -260,7 +264,7 @@ def negative_kl(m: Measured) -> Shown | None:
         return None  # noise in the policy's score lowers it
     backwards = float(np.exp(np.clip(log_ratio, None, 50)).mean())
     exchanged = abs(backwards - 1) < RATIO_MARGIN
-    if not exchanged and train_inference_mismatch(m) is not None:
+    if train_inference_mismatch(m) is not None and (not exchanged or _which_engine(m) == "start"):
         return None  # says why
     return Shown(
         {"mean of k1": k1.value, "upper end": k1.high, "mean of pi/pi_ref": backwards},
@@ -505,53 +509,69 @@ def train_inference_mismatch(m: Measured) -> Shown | None:
     gap = m.numbers.get("mismatch_kl", 0.0)
     above, below = (m.numbers.get(f"mismatch_{side}", 0.0) for side in ("above", "below"))
     truncated = below > MOST_BELOW and above < MOST_ABOVE
-    if sampler_filled(m) is not None or not (gap > LARGEST_MISMATCH_KL or (truncated and m.enough)):
+    if not (gap > LARGEST_MISMATCH_KL or (truncated and m.enough)):
         return None
-    return Shown(
-        {
-            "KL of sampler to old policy": gap,
-            "effective share of tokens": m.numbers["mismatch_ess"],
-            "largest log-ratio": m.numbers["mismatch_largest"],
-            "of the total KL of sampler to policy": m.numbers["total_kl"],
-            "share of tokens with old clearly below sampler": below,
-            "clearly above": above,
-        },
-        None if gap > LARGEST_MISMATCH_KL else "warning",
-        case="truncated" if truncated else "other",
-    )
+    evidence: Evidence = {
+        "KL of sampler to old policy": gap,
+        "effective share of tokens": m.numbers["mismatch_ess"],
+        "largest log-ratio": m.numbers["mismatch_largest"],
+        "of the total KL of sampler to policy": m.numbers["total_kl"],
+        "share of tokens with old clearly below sampler": below,
+        "clearly above": above,
+    }
+    case = "truncated" if truncated else _which_engine(m)
+    if case == "weights":
+        evidence["KL in the first step"] = m.numbers["mismatch_kl_early"]
+        evidence["in the last third of the steps"] = m.numbers["mismatch_kl_late"]
+    if case == "raw":
+        evidence["mean of sampler/old (one if old drew the tokens)"] = m.numbers[
+            "sampler_over_old_mean"
+        ]
+    return Shown(evidence, None if gap > LARGEST_MISMATCH_KL else "warning", case=case)
+
+
+def _which_engine(m: Measured) -> str:
+    """Why an engine that does not truncate disagrees with the trainer, as far as a dump tells."""
+    to_reference, away = (m.numbers[f"{name}_to_reference"] for name in ("sampler", "old"))
+    if to_reference < AT_REFERENCE_SHARE * away:
+        return "start"
+    early, late = (m.numbers.get(f"mismatch_kl_{when}", math.nan) for when in ("early", "late"))
+    if early < LARGEST_START_NOISE and late > LARGEST_MISMATCH_KL:
+        return "weights"
+    drawn, reported = m.numbers["sampler_over_old_mean"], m.identity("old/sampler")
+    far = reported is not None and abs(reported.value - 1) >= RATIO_MARGIN
+    if far and reported is not None and reported.clear_of(1.0) and abs(drawn - 1) < RATIO_EXCESS:
+        return "raw"
+    return "other"
 
 
 def sampler_filled(m: Measured) -> Shown | None:
-    """Infinities and numbers that no log-prob has were read as missing; zeros stand there still."""
-    filled, zeros = m.rollouts.filled, m.numbers.get("sampler_zero_share", 0.0)
-    tokens = m.rollouts.tokens
-    if filled >= FEWEST_IMPOSSIBLE:
-        value = f"{m.rollouts.filler:g}"
-        return Shown({"share of tokens": filled / tokens, "value": value}, words={"value": value})
-    if zeros < MOST_MASKED or zeros * tokens < FEWEST_IMPOSSIBLE - 0.5:
+    """Infinities and numbers that no log-prob has were read as missing, and so was a number that
+    stands at many tokens which the trainer finds otherwise.
+    """
+    filled, value = m.rollouts.filled, f"{m.rollouts.filler:g}"
+    if filled < FEWEST_IMPOSSIBLE:
         return None
-    return Shown(
-        {"share with log-prob 0 in the engine and below -1 in old_logp": zeros},
-        words={"value": "0.0"},
-    )
+    evidence: Evidence = {"share of tokens": filled / m.rollouts.tokens, "value": value}
+    return Shown(evidence, words={"value": value})
 
 
 def ratio_is_one(m: Measured) -> Shown | None:
-    """Where completions return at later steps, or the engine's log-probs say that updates lie
-    between, a policy that is its own old policy throughout was scored again.
+    """Where completions return at later steps, or a column says that updates lie between, a policy
+    that is its own old policy throughout was scored again.
     """
-    if not m.rollouts.has_old_logp:
+    if not m.rollouts.has_old_logp or identical_reference(m) is not None:
         return None
     same = float((np.abs(m.rollouts.logp - m.rollouts.old_logp) < SAME_POLICY).mean())
     repeated = m.numbers.get("repeated_share", 0.0)
-    if same < SAME or repeated < MOST_REPEATED or identical_reference(m) is not None:
+    behind = m.numbers.get("behind_share", 0.0)
+    if same < SAME or max(repeated, behind) < MOST_REPEATED:
         return None
-    return Shown(
-        {
-            "share of tokens with logp equal to old_logp": same,
-            "share of rows whose completion stood there at an earlier step": repeated,
-        }
-    )
+    evidence: Evidence = {"share of tokens with logp equal to old_logp": same}
+    if repeated >= MOST_REPEATED:
+        name = "share of rows whose completion stood there at an earlier step"
+        return Shown(evidence | {name: repeated}, case="again")
+    return Shown(evidence | {"share of tokens from earlier weights": behind}, "note", case="behind")
 
 
 def stale_samples(m: Measured) -> Shown | None:

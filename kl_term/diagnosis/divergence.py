@@ -28,8 +28,8 @@ VALUE_CLAMP = 10.0
 LOG_RATIO_CLAMP = 20.0
 #: log(old/sampler) beyond a hundredth, which other kernels seldom reach.
 ONE_SIGN = 0.01
-#: A token of log-prob exactly 0 under the engine and below this under the trainer has no log-prob.
-UNCERTAIN = -1.0
+#: A ratio of a token counts for no more in the means that say which column is the sampler's.
+LARGEST_COUNTED = 100.0
 #: As many sequences are named in the report.
 NAMED_SEQUENCES = 10
 
@@ -185,13 +185,37 @@ def off_policy(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
         log_ratio = rollouts.old_logp - rollouts.sampler_logp
         found["mismatch_above"] = float((log_ratio > ONE_SIGN).mean())
         found["mismatch_below"] = float((log_ratio < -ONE_SIGN).mean())
-        missing = (rollouts.sampler_logp == 0) & (rollouts.old_logp < UNCERTAIN)
-        found["sampler_zero_share"] = float(missing.mean())
+        found |= _engine(rollouts)
     log_ratio = rollouts.logp - rollouts.behaviour_logp
     if log_ratio.any() and rollouts.sequences > 1:
         sums = rollouts.sums(log_ratio)
         found["sequence_log_ratio_std"] = float(sums.std())
         found["sequence_ess"] = _ess(sums)
+    return found
+
+
+def _engine(rollouts: Rollouts) -> dict[str, float]:
+    """Which policy the engine's log-probs are of.
+
+    Returns:
+        ``sampler_over_old_mean``: one, if the tokens were drawn from ``old_logp`` whatever the
+        engine reports; ``sampler_to_reference``, ``old_to_reference``: mean sizes of the
+        log-ratios in the last third of the steps; ``mismatch_kl_early`` and ``mismatch_kl_late``:
+        in the first step of the dump, and in that third.
+    """
+    sampler, old = rollouts.sampler_logp, rollouts.old_logp
+    ratio = np.exp(np.minimum(sampler - old, np.log(LARGEST_COUNTED)))
+    found = {"sampler_over_old_mean": float(ratio.mean())}
+    step = np.zeros(rollouts.tokens, np.int64) if rollouts.step is None else rollouts.step
+    steps = np.unique(step)
+    early, late = step == steps[0], step >= steps[-max(1, len(steps) // 3)]
+    for name, logp in (("sampler", sampler), ("old", old)):
+        found[f"{name}_to_reference"] = float(np.abs(logp - rollouts.ref_logp)[late].mean())
+    if len(steps) > 1:
+        move = np.minimum(old - sampler, 50.0)
+        value = np.expm1(move) - move
+        found["mismatch_kl_early"] = float(value[early].mean())
+        found["mismatch_kl_late"] = float(value[late].mean())
     return found
 
 

@@ -98,6 +98,7 @@ def measure_groups(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
     found["left_out_share"] = float(missing.sum() / (missing.sum() + rollouts.sequences))
     if rows.advantage is not None and not settings.in_reward and not _varies(rollouts, rows):
         found |= _advantages(rows, size <= sizes)
+        found |= _by_length(rollouts, rows, size <= sizes)
     return found
 
 
@@ -137,6 +138,19 @@ def _advantages(rows: Sequences, complete: np.ndarray) -> dict[str, float]:
         found["group_correlation"] = float(np.corrcoef(ours[both], theirs[both])[0, 1])
         found["group_correlation_sequences"] = float(both.sum())
     return found
+
+
+def _by_length(rollouts: Rollouts, rows: Sequences, complete: np.ndarray) -> dict[str, float]:
+    """The same offset of advantages times the length of their completions: none, where advantages
+    that sum to zero were divided by it.
+    """
+    kept = complete[rows.group]
+    whole = (rows.advantage * rollouts.lengths)[kept]
+    spread = float(np.sqrt(np.mean(whole**2))) if kept.sum() >= FEWEST_SEQUENCES else 0.0
+    if spread == 0:
+        return {}
+    means = _group_means(whole, _numbered(rows.group[kept]))
+    return {"group_offset_by_length": float(np.sqrt(np.mean(means**2)) / spread)}
 
 
 def _scales(rows: Sequences) -> dict[str, float]:
@@ -355,11 +369,12 @@ def advantage_off_centre(m: Measured) -> Shown | None:
     if offset < LARGEST_OFFSET or advantage_unrelated(m) or advantage_reversed(m):
         return None
     raw = m.numbers.get("advantage_is_reward") == 1.0
+    divided = m.numbers.get("group_offset_by_length", offset) < LARGEST_OFFSET / 5
     centred = abs(m.numbers["mean_advantage"]) < LARGEST_OFFSET
     return Shown(
         {
             "spread of the groups' means over that of the advantages (zero)": offset,
             "mean of all": m.numbers["mean_advantage"],
         },
-        case="rewards" if raw else "batch" if centred else "constant",
+        case="rewards" if raw else "length" if divided else "batch" if centred else "constant",
     )

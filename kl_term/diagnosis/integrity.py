@@ -22,6 +22,8 @@ _AT_CLAMP = 1e-4
 _SHORTEST_RUN = 4
 #: The same of tokens of probability one, where sequences end at different positions.
 _SHORTEST_CERTAIN_RUN = 10
+#: Of the runs at ends, so many are of the token that pads.
+_ONE_TOKEN = 0.8
 #: Log-probs nearer to zero than this are of tokens of probability one.
 _CERTAIN = 1e-6
 #: A token certain under one column (log-prob exactly 0) and this improbable under another (nats).
@@ -112,6 +114,10 @@ def constant_ends(rollouts: Rollouts) -> dict[str, float]:
 
     Tokens of probability one under policy and reference are no evidence unless they make a run.
     Text may end in a few: unless all sequences end at one position the run must be longer.
+
+    Returns:
+        ``constant_end_share``; ``constant_inner_share``: tokens in runs elsewhere, which a policy
+        that sees one token alone has as often as at the ends, and padding does not make.
     """
     equal = (
         (np.diff(rollouts.sequence) == 0)
@@ -125,7 +131,16 @@ def constant_ends(rollouts: Rollouts) -> dict[str, float]:
     certain = (rollouts.logp[starts] > -_CERTAIN) & (rollouts.ref_logp[starts] > -_CERTAIN)
     may_be_text = certain & (not _equal_ends(rollouts))
     padded = runs >= np.where(may_be_text, _SHORTEST_CERTAIN_RUN, _SHORTEST_RUN)
-    return {"constant_end_share": float(runs[padded].sum() / rollouts.tokens)}
+    if rollouts.token is not None and padded.any():  # one token pads; loops end in many
+        values, times = np.unique(rollouts.token[ends[padded]], return_counts=True)
+        usual = times.max() >= _ONE_TOKEN * padded.sum()
+        padded &= usual & (rollouts.token[ends] == values[times.argmax()])
+    every = np.diff(breaks, append=rollouts.tokens)
+    inner = every[(every >= _SHORTEST_RUN) & ~np.isin(breaks, starts)]
+    return {
+        "constant_end_share": float(runs[padded].sum() / rollouts.tokens),
+        "constant_inner_share": float(inner.sum() / rollouts.tokens),
+    }
 
 
 def _equal_ends(rollouts: Rollouts) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kl_term.diagnosis.schema import Measured, Rollouts, Shown
+from kl_term.diagnosis.schema import Measured, Rollouts, Settings, Shown
 
 #: Fewer tokens behind are the end of a rollout, or one late answer.
 LEAST_BEHIND = 0.05
@@ -13,15 +13,43 @@ LEAST_BEHIND = 0.05
 def updates_behind(rollouts: Rollouts) -> np.ndarray | None:
     """[N], updates since the weights that drew each token; None where no column says so.
 
-    A column of versions is subtracted from the step. Where trainer and engine begin to count is
-    not known, so the freshest token counts as fresh.
+    A column of versions is subtracted from the step, times the steps that lie between two of them:
+    engines count what they were sent, once for all steps on a rollout. Where trainer and engine
+    begin to count is not known, so the freshest token counts as fresh.
     """
     if rollouts.lag is not None:
         return rollouts.lag
     if rollouts.version is None or rollouts.step is None:
         return None
-    behind = rollouts.step.astype(np.int64) - rollouts.version
+    behind = rollouts.step - steps_of_a_version(rollouts) * rollouts.version.astype(np.int64)
     return behind - behind.min()
+
+
+def steps_of_a_version(rollouts: Rollouts) -> int:
+    """Usual number of steps from the first token of one version to the first of the next."""
+    if rollouts.version is None or rollouts.step is None:
+        return 1
+    steps, index = np.unique(rollouts.step, return_inverse=True)
+    newest = np.full(len(steps), np.iinfo(np.int64).min)
+    np.maximum.at(newest, index, rollouts.version)
+    at = np.flatnonzero(np.diff(np.maximum.accumulate(newest)) > 0) + 1
+    if len(at) < 2:
+        return 1
+    rises = np.diff(newest[at])
+    return max(1, round(float(np.median(np.diff(steps[at]) / np.maximum(rises, 1)))))
+
+
+def measure_lags(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
+    """Share of the tokens that are further behind than the steps on one rollout explain."""
+    behind = updates_behind(rollouts)
+    if behind is None:
+        return {}
+    return {"behind_share": float(_late(behind, rollouts, settings).mean())}
+
+
+def _late(behind: np.ndarray, rollouts: Rollouts, settings: Settings) -> np.ndarray:
+    own = 1 if rollouts.lag is not None else steps_of_a_version(rollouts)
+    return behind > max(settings.rollout_steps, own) - 1
 
 
 def weights_behind(m: Measured) -> Shown | None:
@@ -29,7 +57,7 @@ def weights_behind(m: Measured) -> Shown | None:
     behind = updates_behind(m.rollouts)
     if behind is None:
         return None
-    late = behind > m.settings.rollout_steps - 1
+    late = _late(behind, m.rollouts, m.settings)
     if late.mean() < LEAST_BEHIND:
         return None
     evidence: dict[str, float | int | str] = {

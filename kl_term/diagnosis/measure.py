@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kl_term.diagnosis import divergence, groups, integrity, resets, terms, updates
+from kl_term.diagnosis import divergence, groups, integrity, lags, packed, resets, terms, updates
 from kl_term.diagnosis.schema import Measured, Rollouts, Settings, Tail
 from kl_term.diagnosis.statistics import tail_index
 
@@ -17,6 +17,7 @@ def measure(rollouts: Rollouts, settings: Settings | None = None) -> Measured:
         numbers["unscored_share"] = rollouts.unscored / rollouts.tokens
     completions = int(rollouts.units.completion.max()) + 1
     numbers["repeated_share"] = 1 - completions / rollouts.sequences
+    numbers |= lags.measure_lags(rollouts, settings)
     numbers |= divergence.coefficient_gap(rollouts)
     if rollouts.entropy is not None:
         numbers["entropy"] = float(rollouts.entropy.mean())
@@ -33,6 +34,7 @@ def measure(rollouts: Rollouts, settings: Settings | None = None) -> Measured:
     numbers |= updates.growth(by_step)
     numbers |= resets.measure_resets(rollouts)
     numbers |= updates.advantage_signs(rollouts)
+    numbers |= packed.measure_packed(rollouts)
     numbers |= groups.measure_groups(rollouts, settings)
     numbers |= terms.measure_term(rollouts, settings)
     intervals = updates.update_response(rollouts, settings)

@@ -30,6 +30,7 @@ from kl_term.diagnosis.budgets import (
     said_once,
 )
 from kl_term.diagnosis.columns import NAMES, OPTIONAL, assemble, canonical
+from kl_term.diagnosis.listed import holds_lists, parsed_lists, unbatched
 from kl_term.diagnosis.schema import Rollouts, Settings
 from kl_term.diagnosis.tensors import TENSORS, read_tensors
 from kl_term.errors import UserError, first_problem
@@ -66,6 +67,8 @@ def read_rollouts(path: str | Path) -> Rollouts:
     try:
         if name.endswith((".csv", ".csv.gz")):
             table = _read_csv(path)
+            if holds_lists(table):
+                return _assemble_nested(parsed_lists(table, str(path)), str(path), first=2)
             try:
                 return assemble(table, str(path), lambda row: f"line {row + 2}")
             except UserError:
@@ -103,6 +106,7 @@ def _read_csv(path: Path) -> dict[str, np.ndarray]:
     with _open(path) as file:
         try:
             header = next(csv.reader(file), [])
+            nested = "[" in file.readline()
         except csv.Error as error:
             raise UserError(f"{path}: is no regular CSV ({error})") from None
         check_columns(header, str(path))
@@ -111,6 +115,7 @@ def _read_csv(path: Path) -> dict[str, np.ndarray]:
             raise UserError(f"{path}: column {twice[0]!r} stands twice in the first line")
         if len(header) == 1 and set(header[0]) & set(";\t|"):
             raise UserError(f"{path}: has one column, {header[0][:40]!r}; separate by commas")
+    if not nested:
         try:
             canonical(header)
         except UserError as refusal:
@@ -205,8 +210,11 @@ def _as_numpy(array: Any) -> np.ndarray:
     return array.to_numpy(zero_copy_only=False)
 
 
-def _assemble_nested(table: Mapping[str, Any], label: str) -> Rollouts:
-    """One row a token, or one row a sequence with lists; then a row is its own sequence."""
+def _assemble_nested(table: Mapping[str, Any], label: str, first: int = 1) -> Rollouts:
+    """One row a token, or one row a sequence with lists; then a row is its own sequence.
+
+    ``first`` is the number of the line of the first row.
+    """
     named = {"sequence", *NAMES["sequence"]}
     own = () if any(name.strip().lower() in named for name in table) else ("sequence",)
     try:
@@ -219,54 +227,70 @@ def _assemble_nested(table: Mapping[str, Any], label: str) -> Rollouts:
             raise UserError(
                 f"{label}: column sequence is missing: say which tokens belong together"
             )
-        return assemble(table, label, lambda row: f"line {row + 1}")
-    lengths = _lengths(logp, label)
+        return assemble(table, label, lambda row: f"line {row + first}")
+    lengths = _lengths(logp, label, first)
     check_rows(int(lengths.sum()), label)
     del logp
     ends = np.cumsum(lengths)
 
     def place(row: int) -> str:
         line = int(np.searchsorted(ends, row, side="right"))
-        return f"line {line + 1}, token {row - (ends - lengths)[line] + 1}"
+        return f"line {line + first}, token {row - (ends - lengths)[line] + 1}"
 
-    return assemble(_spread_columns(table, chosen, lengths), label, place)
+    return assemble(_spread_columns(table, chosen, lengths, first), label, place)
 
 
 def _first(values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-def _lengths(logp: Any, label: str) -> np.ndarray:
-    for row, value in enumerate(logp, start=1):
+def _lengths(logp: Any, label: str, first: int) -> np.ndarray:
+    for row, value in enumerate(logp, start=first):
         if not isinstance(value, np.ndarray | list):
-            raise UserError(f"{label}: line {row}, column logp: a list was expected, as in line 1")
+            raise UserError(
+                f"{label}: line {row}, column logp: a list was expected, as in line {first}"
+            )
     return np.array([len(value) for value in logp])
 
 
 def _spread_columns(
-    table: Mapping[str, Any], chosen: dict[str, str], lengths: np.ndarray
+    table: Mapping[str, Any], chosen: dict[str, str], lengths: np.ndarray, line: int
 ) -> _Columns:
     """By their canonical names, one row a token; with those that are ignored, and never read."""
     first, names = np.cumsum(lengths) - lengths, list(table)
-    made = dict.fromkeys(name for name in names if name not in chosen.values()) | {
+    row = partial(np.repeat, np.arange(len(lengths)), lengths)
+    made: dict[str, Any] = dict.fromkeys(n for n in names if n not in chosen.values()) | {
         "position": lambda: np.arange(lengths.sum()) - np.repeat(first, lengths),
-        "sequence": lambda: np.repeat(np.arange(len(lengths)), lengths),
+        "sequence": row,
     }
     made |= {
-        name: lambda name=name, column=column: _spread(table[column], lengths, name)
+        name: lambda name=name, column=column: _spread(table[column], lengths, name, line)
         for name, column in chosen.items()
         if column in names
     }
+    packed = chosen.get("sequence")
+    if packed in names and any(isinstance(v, np.ndarray | list) for v in table[packed]):
+        made["sequence"] = lambda: _numbered(
+            row(), _spread(table[packed], lengths, "sequence", line)
+        )
+        if "position" not in chosen:
+            del made["position"]  # counted from the start of each sequence, not of its row
     return _Columns(made)
 
 
-def _spread(values: Any, lengths: np.ndarray, name: str) -> np.ndarray:
+def _numbered(row: np.ndarray, inside: np.ndarray) -> np.ndarray:
+    """Numbers of the sequences of packed rows, which may count from zero in each."""
+    _, codes = np.unique(inside.astype(str), return_inverse=True)
+    return row * (codes.max() + 1) + codes.ravel()
+
+
+def _spread(values: Any, lengths: np.ndarray, name: str, line: int) -> np.ndarray:
     """A column of lists end to end, or a column of one value a sequence repeated."""
     listed = [isinstance(value, np.ndarray | list) for value in values]
     if not any(listed):
         return np.repeat(np.asarray(values), lengths)
     parts = []
-    for row, (value, length) in enumerate(zip(values, lengths, strict=True), start=1):
+    for row, (value, length) in enumerate(zip(values, lengths, strict=True), start=line):
         if not isinstance(value, np.ndarray | list):
             parts.append(np.full(length, np.nan if value is None else value, dtype=object))
         elif len(value) != length:
@@ -285,7 +309,7 @@ def _read_json_lines(file: TextIO, path: Path) -> dict[str, np.ndarray]:
         UserError: a line is no JSON object, or has other fields than the first; or there are none.
     """
     columns: dict[str, list[Any]] = {}
-    for number, row in json_lines(file, str(path)):
+    for number, row in unbatched(json_lines(file, str(path)), str(path)):
         columns = columns or {name: [] for name in row}
         for odd in sorted(row.keys() ^ columns.keys()):
             raise UserError(

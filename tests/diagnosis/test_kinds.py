@@ -119,6 +119,29 @@ def test_an_engines_filler_is_named(sound, filler):
     assert "train-inference-mismatch" not in finding, "a filler's ratio is no ratio"
 
 
+@pytest.mark.parametrize("filler", [0.0, -1.0, -20.0, -100.0])
+def test_a_whole_number_that_the_engine_repeats_is_a_filler(sound, filler):
+    missing = np.random.default_rng(1).random(len(sound)) < 0.02
+    missing &= (sound.old_logp - filler).abs() > 1
+    filled = sound.assign(sampler_logp=sound.sampler_logp.mask(missing, filler))
+    finding = found(filled)["sampler-filled"]
+    assert finding.evidence["share of tokens"] == pytest.approx(missing.mean())
+    assert loud(filled) == ["sampler-filled"], "the others are sound without them"
+    assert "sampler-filled" not in found(filled.assign(sampler_logp=np.round(sound.sampler_logp)))
+
+
+def test_a_policy_that_repeats_itself_is_not_padded(sound):
+    """Where a state is one token, equal tokens have equal log-probs, at the ends as elsewhere."""
+    columns = ["logp", "old_logp", "ref_logp", "sampler_logp", "kl_term"]
+    repeated = sound[sound.position - sound.position % 6 == sound.position].index
+    place = np.maximum.accumulate(np.where(np.isin(sound.index, repeated), sound.index, 0))
+    alike = sound.assign(**{name: sound[name].to_numpy()[place] for name in columns})
+    assert "counted-padding" not in found(alike)
+    ends = sound.groupby("sequence").position.transform("max") - sound.position < 6
+    padded = sound.assign(**{name: sound[name].mask(ends, -7.0) for name in columns})
+    assert "counted-padding" in found(padded)
+
+
 @pytest.mark.parametrize("nothing", [None, np.nan])
 def test_what_the_engine_left_empty_is_no_filler(sound, nothing):
     column = sound.sampler_logp.astype(object)
@@ -184,3 +207,67 @@ def test_alike_entropies_are_not_misaligned_by_chance():
     for seed in range(30):
         dump = as_rollouts(sample(Population(), seed, prompts=8, group=4))
         assert "misaligned" not in found(dump), seed
+
+
+def engine(frame, sampler) -> Finding:
+    values = np.minimum(sampler, 0.0)
+    return found(frame.assign(sampler_logp=values))["train-inference-mismatch"]
+
+
+def test_why_an_engine_disagrees(sound):
+    frame = sound.drop(columns="kl_term")
+    noise = np.random.default_rng(2).standard_normal(len(frame))
+    assert "weights of the reference" in engine(frame, frame.ref_logp).title
+    grows = 0.05 * (frame.step - FIRST_STEP)
+    assert "older weights" in engine(frame, frame.old_logp + grows * noise).title
+    assert "samples from another policy" in engine(frame, frame.old_logp + 0.2 * noise).title
+
+
+def test_an_engine_that_reports_another_policy_than_it_samples_from():
+    """Drawn at a temperature, reported without: the mean of sampler/old is one, not old/sampler."""
+    dump = as_rollouts(sample(Population(), 0, prompts=16, group=8))
+    frame = pd.DataFrame({n: getattr(dump, n) for n in ("step", "sequence", "position")})
+    generator = np.random.default_rng(3)
+    logits = 1.5 * generator.standard_normal((len(frame), 12))
+    cold, plain = (x - np.log(np.exp(x).sum(1, keepdims=True)) for x in (logits / 0.6, logits))
+    noise = 0.05 * generator.standard_normal(len(frame))
+    uniform = generator.random((len(frame), 1))
+
+    def said(drawn_from: np.ndarray) -> str:
+        token = (np.cumsum(np.exp(drawn_from), 1) < uniform).sum(1).clip(max=11)
+        logp, reported = (table[np.arange(len(frame)), token] for table in (cold, plain))
+        ref_logp = np.minimum(logp + noise, 0.0)
+        columns = {"logp": logp, "old_logp": logp, "ref_logp": ref_logp}
+        return engine(frame.assign(**columns), reported).title
+
+    assert "reports log-probs of another policy" in said(cold)
+    assert "samples from another policy" in said(plain), "it samples from what it reports"
+
+
+def test_advantages_divided_by_the_length_of_their_completion():
+    frame = updates()
+    length = frame.groupby(["step", "sequence"]).position.transform("size")
+    divided = found(frame.assign(advantage=frame.advantage / length))["advantage-off-centre"]
+    assert "divided by the length" in divided.advice
+    constant = found(frame.assign(advantage=frame.advantage + 0.5))["advantage-off-centre"]
+    assert "A constant is left" in constant.advice
+
+
+def test_one_update_on_tokens_of_earlier_weights_has_no_clip():
+    frame = updates()
+    once = frame[frame.step == frame.step.min()].assign(lag=3)
+    behind = found(once.assign(old_logp=once.logp))["ratio-is-one"]
+    assert behind.severity == "note" and "bypass_mode" in behind.advice
+    assert "ratio-is-one" not in found(once.assign(old_logp=once.logp, lag=0))
+
+
+def test_versions_may_count_rollouts():
+    """Two updates a rollout, and an engine that counts what it was sent."""
+    rows = [updates(version=number).query("step < 102") for number in range(6)]
+    frame = pd.concat(
+        [r.assign(step=r.step + 2 * i, sequence=r.sequence + 300 * i) for i, r in enumerate(rows)]
+    )
+    k3 = KLTerm(estimator="k3")
+    assert "weights-behind" not in found(frame, kl=k3)
+    late = frame.assign(version=(frame.version - 3).clip(lower=0))
+    assert found(late, kl=k3)["weights-behind"].severity == "warning"

@@ -94,7 +94,7 @@ def test_a_slice_of_the_matrix_is_as_recorded():
     from benchmarks.diagnosis.faults import FAULTS
 
     silent = [c for c in sound.cases((0,)) if c.name in ("loss type dapo", "on policy")]
-    assert [row["codes"] for row in matrix.run_sound(silent)] == ["", ""]
+    assert [row["codes"] for row in matrix.judge_sound(silent)] == ["", ""]
     chosen = (
         "another reference model",
         "reference rows of other completions",
@@ -112,7 +112,7 @@ def test_a_slice_of_the_matrix_is_as_recorded():
         "beta never applied, no term column",
         "rows dumped twice",
     )
-    rows = matrix.run_faults([fault for fault in FAULTS if fault.name in chosen], (0,))
+    rows = matrix.judge_faults([fault for fault in FAULTS if fault.name in chosen], (0,))
     faults = recorded("faults")
     before = faults[faults["seed"] == 0].set_index("kind")["outcome"]
     assert {row["kind"]: row["outcome"] for row in rows} == dict(before[list(chosen)])

@@ -1,0 +1,68 @@
+"""Lists in the cells of a CSV, and a batch on a line of JSON."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from kl_term.diagnosis.readers import read_rollouts
+from kl_term.errors import UserError
+
+LOGP = [[-1.0, -2.5], [-0.5, -3.0, -0.25]]
+
+
+def frame(write) -> pd.DataFrame:
+    ref = [[value - 0.5 for value in row] for row in LOGP]
+    columns = {"logp": LOGP, "ref_logp": ref}
+    written = {name: [write(row) for row in rows] for name, rows in columns.items()}
+    return pd.DataFrame({"step": [3, 4], "reward": [0.0, 1.0]} | written)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [list, json.dumps, np.array, torch.tensor, lambda row: repr(np.array(row))],
+    ids=["lists", "JSON", "numpy", "torch", "repr"],
+)
+def test_lists_in_cells_are_read_as_lists(write, tmp_path):
+    path = tmp_path / "lists.csv"
+    frame(write).to_csv(path, index=False)
+    found = read_rollouts(path)
+    assert found.logp.tolist() == [-1.0, -2.5, -0.5, -3.0, -0.25]
+    assert found.sequence.tolist() == [0, 0, 1, 1, 1] and found.step.tolist() == [3, 3, 4, 4, 4]
+    assert found.reward.tolist() == [0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ("[-1.0 ... -2.0]", "shortened"),
+        ("[-1.0, low]", "'low' is no number"),
+        ("-1.0", "row 2: .* is no list"),
+        ("[-0.5]", "line 3, column ref_logp: 3 values, but logp has 1"),
+        ("[-0.5, -3.0, 0.5]", "line 3, token 3, column logp"),
+    ],
+)
+def test_a_cell_that_is_no_list_is_named(cell, message, tmp_path):
+    path = tmp_path / "lists.csv"
+    changed = frame(json.dumps)
+    changed.loc[1, "logp"] = cell
+    changed.to_csv(path, index=False)
+    with pytest.raises(UserError, match=message):
+        read_rollouts(path)
+
+
+def test_a_batch_on_a_line_is_its_sequences(tmp_path):
+    path = tmp_path / "batch.jsonl"
+    padded = {"logp": [[-1, -2, 0], [-1, -3, -2]], "mask": [[1, 1, 0], [1, 1, 1]]}
+    padded |= {"ref_logp": padded["logp"], "reward": [0.0, 1.0]}
+    path.write_text("\n".join(json.dumps(padded | {"step": step}) for step in (0, 1)))
+    found = read_rollouts(path)
+    assert found.sequences == 4 and found.tokens == 10
+    assert found.step.tolist() == [0] * 5 + [1] * 5 and found.reward.tolist()[:5] == [0, 0, 1, 1, 1]
+    path.write_text(json.dumps(padded | {"reward": [0.0]}))
+    with pytest.raises(UserError, match="line 1, column reward: 1 sequences, but"):
+        read_rollouts(path)
