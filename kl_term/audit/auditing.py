@@ -18,7 +18,7 @@ from kl_term.audit.findings import ordered
 from kl_term.audit.identity import identify
 from kl_term.audit.invariants import invariants
 from kl_term.audit.numerics import numerics
-from kl_term.audit.policy_part import PolicyPart, policy_part
+from kl_term.audit.policy_part import NOWHERE, PolicyPart, policy_part
 from kl_term.audit.readings import Kind, Reading, read
 from kl_term.audit.report import Audit, Row, rows_of
 from kl_term.audit.rules import findings_of
@@ -176,6 +176,7 @@ def _of_policy(policy: PolicyPart | None) -> list[Row]:
     rows = [Row("policy loss", f"{kind}, {policy.aggregation or 'no aggregation of ours'}")]
     for sign, (below, above) in (policy.clips or {}).items():
         text = f"no gradient at ratios below {below:.3g} and above {above:.3g}"
+        text = "no gradient at any ratio" if (below, above) == NOWHERE else text
         rows.append(Row(f"{sign} advantage", text))
     if policy.ascends_reward is not None:
         answer = "that of the reward" if policy.ascends_reward else "not that of the reward"

@@ -57,6 +57,8 @@ class Foreign:
     layout: Layout = LAYOUTS[0]
     bag_beta: bool = False  #: whether it reads the coefficient out of its inputs
     allowed: int | None = None  #: the longest completion allowed; None = the width of the batch
+    #: Numbers of the caller that divide the loss, and their defaults.
+    divisors: dict[str, float] = field(default_factory=dict)
     calls: int = 0
     notes: set[str] = field(default_factory=set)  #: such as ``modifies its arguments``
 

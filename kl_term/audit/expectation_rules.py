@@ -28,6 +28,15 @@ def of_expectation(facts: Facts) -> Iterator[Finding]:
             "give both the same temperature, mask and tokens",
             None,
         )
+    elif at_state.name == NEITHER and not _explained(facts) and facts.reading.kind == "reward":
+        yield Finding(
+            "estimator-in-reward",
+            "error",
+            "what the reward pays for a token's KL has the gradient of no known divergence: only "
+            "k1 has that of the reverse KL there",
+            "subtract the log-ratio itself (k1)",
+            "05_fixed_points#thm-k3-plain-flow",
+        )
     elif at_state.name == NEITHER and not _explained(facts):
         yield Finding(
             "no-known-divergence",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -29,15 +30,18 @@ def probe_of(foreign: Foreign) -> Batch:
 
 def layout_of(foreign: Foreign) -> Layout:
     """The first layout that a function can be called with."""
-    packed = bool(foreign.roles & {"cu_seqlens", "sequence_ids"}) or (
-        "position_ids" in foreign.roles and not foreign.roles & {"mask", "padding"}
-    )
+    packed = bool(foreign.roles & {"cu_seqlens", "sequence_ids"})
+    masked = bool(foreign.roles & {"mask", "padding"})
+    packs = (packed,)
+    if "position_ids" in foreign.roles and not packed:
+        packs = (False, True) if masked else (True,)
     probe = probe_of(foreign)
     first: Exception | None = None
     tried = set()
-    full = foreign.by_logits and "tokens" in foreign.roles and not packed
+    full = foreign.by_logits and "tokens" in foreign.roles and not any(packs)
     for layout in (
         layout._replace(packed=packed, prompted=prompted)
+        for packed in packs
         for prompted in ((), *(_PROMPTED if full else ()))
         for layout in LAYOUTS
     ):
@@ -172,6 +176,43 @@ def settle_weights(foreign: Foreign) -> None:
         foreign.layout = first
         for name in named:
             foreign.plan.roles[name] = foreign.plan.guessed[name] = "advantages"
+
+
+def settle_advantages(foreign: Foreign) -> None:
+    """One an answer can be broadcast along the wrong axis of a loss that wants one a token."""
+    first, probe = foreign.layout, probe_of(foreign)
+    if "advantages" not in foreign.roles or first.advantages != "row" or first.packed:
+        return
+
+    def gradient(batch: Batch) -> Tensor | None:
+        return foreign.call(batch, 0.0).gradient
+
+    if not mixes_advantages(gradient, probe):
+        return
+    foreign.layout = first._replace(advantages="token")
+    try:
+        if not mixes_advantages(gradient, probe):
+            return
+    except Exception:
+        foreign.notes.discard("modifies its arguments")
+    foreign.layout = first
+
+
+def mixes_advantages(gradient: Callable[[Batch], Tensor | None], batch: Batch) -> bool:
+    """Whether an answer's gradient moves with the advantage of another.
+
+    A mean taken off, or a spread divided by, reads them too, and is right: what is added to all
+    advantages then changes nothing.
+    """
+    other = torch.cat([-2.0 * batch.advantages[:1], batch.advantages[1:]])
+    here, moved, shifted = (
+        gradient(replace(batch, advantages=advantages))
+        for advantages in (batch.advantages, other, batch.advantages + 3.0)
+    )
+    if here is None or moved is None or shifted is None:
+        return False
+    alone = torch.allclose(here[1:], moved[1:], rtol=1e-4, atol=1e-9)
+    return not alone and not torch.allclose(here, shifted, rtol=1e-4, atol=1e-9)
 
 
 def _is_cuda(error: Exception) -> bool:

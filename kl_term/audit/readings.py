@@ -17,6 +17,7 @@ from torch import Tensor
 from kl_term.audit.arguments import OF_POLICY, name_of, plan_call
 from kl_term.audit.batches import Batch
 from kl_term.audit.calling import Foreign, Output, random_states
+from kl_term.audit.divisors import settle_divisors
 from kl_term.audit.holding import coefficient_of, with_coefficient
 from kl_term.audit.layouts import (
     HIGH,
@@ -24,6 +25,7 @@ from kl_term.audit.layouts import (
     guess_coefficient,
     layout_of,
     probe_of,
+    settle_advantages,
     settle_alignment,
     settle_padding,
     settle_weights,
@@ -175,9 +177,11 @@ def read(
         )
     foreign.layout = layout_of(foreign)
     settle_padding(foreign)
+    settle_advantages(foreign)
     settle_weights(foreign)
     settle_alignment(foreign)
     guess_coefficient(foreign)
+    settle_divisors(foreign)
     _refuse_changing(foreign)
     probe = probe_of(foreign)
     output = foreign.call(probe, HIGH)

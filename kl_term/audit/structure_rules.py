@@ -186,10 +186,12 @@ def of_divisor(facts: Facts) -> Iterator[Finding]:
             "09_advantages#prop-token-mean",
         )
     if abs(found.doubled - 2) < 1e-3 and facts.reading.shape == "number":
+        of_caller = ", ".join(facts.reading.foreign.divisors)
         yield Finding(
             "sum-over-batch",
-            "warning",
-            "the KL is a sum over the batch: with twice the answers it is twice as strong",
+            "note" if of_caller else "warning",
+            "the KL is a sum over the batch: with twice the answers it is twice as strong"
+            + (f", unless {of_caller} grows with them" if of_caller else ""),
             "divide by the number of answers, or of counted tokens",
             "09_advantages#prop-token-mean",
         )

@@ -56,6 +56,8 @@ def of_term(facts: Facts) -> Iterator[Finding]:
         says, advice, theorem = _FAULTS[identity.fault]
         theorem = "02_gradients#thm-expected-gradients" if identity.fault == "absolute" else theorem
         severity: Severity = "warning" if identity.fault in ("absolute", "score-term") else "error"
+        if identity.fault == "score-term" and facts.at_state.name == "reverse KL":
+            severity = "note"  # where the policy itself samples, k1 and its score are right
         name = identity.under_fault.term.estimator
         yield Finding(identity.fault, severity, says.format(term=name), advice, theorem)
     if facts.counted_twice and identity.twice is not None:
@@ -105,9 +107,12 @@ def of_term(facts: Facts) -> Iterator[Finding]:
         yield from _beside_policy(facts, scale)
     if scale is not None and differs and identity.fault != "absolute" and not summed:
         of_whole = abs(scale - facts.policy_scale) < 1e-4 * abs(scale)
+        by_caller = any(
+            abs(abs(scale) * by - 1) < 1e-4 for by in facts.reading.foreign.divisors.values()
+        )
         yield Finding(
             "scale",
-            "note" if of_whole or facts.has_own_coefficient else "warning",
+            "note" if of_whole or facts.has_own_coefficient or by_caller else "warning",
             f"the coefficient that acts is {abs(scale):.4g} times the one asked for",
             f"multiply the KL by {1 / abs(scale):.4g}, or say so beside the coefficient",
             None,
