@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kl_term.audit.arguments import numbers_of, role_of
+from kl_term.audit.arguments import numbers_of
 from kl_term.audit.calling import one_line
 from kl_term.audit.expectations import Expectations, expectations
 from kl_term.audit.facts import Facts
@@ -22,8 +22,10 @@ from kl_term.audit.policy_part import NOWHERE, PolicyPart, policy_part
 from kl_term.audit.readings import Kind, Reading, read
 from kl_term.audit.report import Audit, Row, rows_of
 from kl_term.audit.rules import findings_of
+from kl_term.audit.spellings import role_of
 from kl_term.audit.supports import supports
 from kl_term.audit.targets import NEITHER
+from kl_term.audit.top_k import pushes_at_reference
 from kl_term.errors import UserError
 from kl_term.plain_checks import check_positive
 
@@ -115,7 +117,16 @@ def _measured(reading: Reading, tick: Callable[[str], None]) -> Facts:
     numbers = numerics(reading)
     tick("its policy part")
     policy = policy_part(reading)
-    return Facts(reading, identity, expected, found, numbers, policy, supports(reading))
+    return Facts(
+        reading,
+        identity,
+        expected,
+        found,
+        numbers,
+        policy,
+        supports(reading),
+        top_k_pushes=pushes_at_reference(reading),
+    )
 
 
 def _tempered(facts: Facts) -> dict[str, float]:

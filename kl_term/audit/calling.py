@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kl_term.audit.arguments import OF_POLICY, Plan, name_of, role_of
+from kl_term.audit.arguments import Plan, name_of
+from kl_term.audit.bags import Bag
 from kl_term.audit.batches import Batch, chosen
+from kl_term.audit.spellings import OF_POLICY, OF_TOP_K
 from kl_term.errors import UserError
 
 
@@ -59,6 +61,7 @@ class Foreign:
     allowed: int | None = None  #: the longest completion allowed; None = the width of the batch
     #: Numbers of the caller that divide the loss, and their defaults.
     divisors: dict[str, float] = field(default_factory=dict)
+    kept: int | None = None  #: tokens of a top k; None = the whole vocabulary
     calls: int = 0
     notes: set[str] = field(default_factory=set)  #: such as ``modifies its arguments``
 
@@ -72,7 +75,7 @@ class Foreign:
 
     @property
     def by_logits(self) -> bool:
-        return "logits" in self.roles
+        return bool(self.roles & {"logits", "topk_logp"})
 
     @property
     def has_beta(self) -> bool:
@@ -188,6 +191,8 @@ class Given:
         }
         if role in scalars:
             return scalars[role]
+        if role in OF_TOP_K:
+            return self._tracked(self._shape(self._of_top_k(role)))
         if role in OF_POLICY:
             return self._of_policy(role)
         counted = batch.mask.sum(-1)
@@ -217,6 +222,16 @@ class Given:
             return self._shape(logp - self.batch.ref_logp.to(logp.dtype))
         log_ratio = logp - self.batch.old_logp.to(logp.dtype)
         return self._shape(log_ratio if role == "log_ratio" else log_ratio.exp())
+
+    def _of_top_k(self, role: str) -> Tensor:
+        """Of the likeliest tokens of the reference, the likeliest first."""
+        likeliest = self.batch.ref_logits.argsort(dim=-1, descending=True, stable=True)
+        ids = likeliest[..., : self.of.kept]
+        if role == "topk_ids":
+            return ids
+        of_policy = role == "topk_logp"
+        logits = self._logits if of_policy else self.batch.ref_logits.to(self._logits.dtype)
+        return logits.log_softmax(-1).gather(-1, ids)
 
     def _constant(self, role: str) -> Tensor:
         batch, floats = self.batch, self.of.layout.floats
@@ -279,46 +294,6 @@ class Given:
         if returned.shape == mask.shape:
             return torch.where(mask, returned, 0.0)
         return returned.reshape(()) if returned.numel() == 1 and returned.ndim <= 1 else returned
-
-
-class Bag(dict):
-    """A batch or a configuration whose entries are found by their spelling, as key or attribute."""
-
-    def __init__(self, given: Given) -> None:
-        super().__init__()
-        self.__dict__["_given"] = given
-
-    def _find(self, name: str) -> Any:
-        given: Given = self.__dict__["_given"]
-        named = given.of._named_in_bags()
-        role = named.get(name) or role_of(name)
-        if role is None or role in ("inputs", "config"):
-            raise UserError(
-                f"{given.of.name}: reads {name!r} of its inputs, and nothing tells what that is: "
-                f"say it by names={{{name!r}: ROLE}}"
-            )
-        given.of.bag_beta |= role == "beta"
-        if role not in self.__dict__.setdefault("_kept", {}):
-            self.__dict__["_kept"][role] = given.value(role)
-        return self.__dict__["_kept"][role]
-
-    def __getitem__(self, name: str) -> Any:
-        return dict.__getitem__(self, name) if dict.__contains__(self, name) else self._find(name)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        try:
-            return self._find(name)
-        except UserError as error:
-            raise AttributeError(str(error)) from None
-
-    def __contains__(self, name: object) -> bool:
-        return dict.__contains__(self, name) or role_of(str(name)) is not None
-
-    def get(self, name: str, default: Any = None) -> Any:
-        known = name in self  # by its spelling, not because it was put here
-        return self[name] if known else default
 
 
 def random_states() -> tuple[Any, ...]:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import torch
 
-from kl_term.audit.arguments import role_of
 from kl_term.audit.calling import Foreign, Output
 from kl_term.audit.layouts import HIGH, probe_of
+from kl_term.audit.spellings import role_of
 
 
 def settle_divisors(foreign: Foreign) -> None:

@@ -15,6 +15,7 @@ _OTHERS = ("E[k2]", "half chi-square", "half chi-square of the reference", "tota
 
 def of_expectation(facts: Facts) -> Iterator[Finding]:
     identity, at_state = facts.identity, facts.at_state
+    yield from _of_top_k(facts)
     if not identity.has_gradient or not facts.invariants.reads_reference:
         return
     mixed_up = identity.fault or identity.twice or facts.invariants.reads_constant_logit
@@ -63,6 +64,30 @@ def of_expectation(facts: Facts) -> Iterator[Finding]:
             "for the reverse KL use k2, or k3 with a live ratio",
             GRADIENTS,
         )
+
+
+def _of_top_k(facts: Facts) -> Iterator[Finding]:
+    """Without a correction a sum over some tokens is least elsewhere than at the reference."""
+    if not facts.top_k_pushes or not facts.invariants.zero_at_reference:
+        return
+    if facts.at_state.name == "forward KL":
+        yield Finding(
+            "not-zero-at-reference",
+            "note",
+            "given some of the reference's tokens alone it is least where these have all the mass",
+            "add the mass of both policies on these tokens, or one class for all others",
+            None,
+        )
+        return
+    yield Finding(
+        "no-known-divergence",
+        "error",
+        "given some of the reference's tokens alone it is no divergence: it is not least where "
+        "policy and reference agree, and mass flees from these tokens",
+        "add the mass of the reference and subtract that of the policy on these tokens, or add one "
+        "class for all others",
+        None,
+    )
 
 
 def _explained(facts: Facts) -> bool:

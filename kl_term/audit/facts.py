@@ -30,6 +30,8 @@ class Facts:
     numerics: Numerics
     policy: PolicyPart | None
     supports: Supports
+    #: Given the reference's likeliest tokens alone, it pushes where both policies agree.
+    top_k_pushes: bool = False
     #: Temperatures of its defaults that were set to one, since at these it is no known divergence.
     tempered: Mapping[str, float] = field(default_factory=dict)
 
@@ -67,7 +69,7 @@ class Facts:
     @property
     def asks_for_no_reference(self) -> bool:
         """Whether it is a KL to the sampler because it takes no reference."""
-        asks = self.reading.foreign.roles & {"ref_logp", "ref_logits", "inputs"}
+        asks = self.reading.foreign.roles & {"ref_logp", "ref_logits", "ref_topk_logp", "inputs"}
         return self.identity.fault == "to-the-sampler" and not asks
 
     @property

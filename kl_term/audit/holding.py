@@ -7,7 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from kl_term.audit.arguments import name_of, role_of
+from kl_term.audit.arguments import name_of
+from kl_term.audit.spellings import role_of
 
 
 def coefficient_of(function: Callable[..., Any], beta_name: str | None) -> str | None:

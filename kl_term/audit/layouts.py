@@ -8,9 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kl_term.audit.arguments import AMBIGUOUS, numbers_of
+from kl_term.audit.arguments import numbers_of
 from kl_term.audit.batches import Batch, random_batch
 from kl_term.audit.calling import LAYOUTS, Foreign, Layout, one_line
+from kl_term.audit.spellings import AMBIGUOUS
 from kl_term.errors import UserError
 
 #: Coefficients between which a KL is isolated; small, so that no clip of the policy part decides.

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from kl_term.audit.arguments import OF_POLICY, name_of, plan_call
+from kl_term.audit.arguments import name_of, plan_call
 from kl_term.audit.batches import Batch
 from kl_term.audit.calling import Foreign, Output, random_states
 from kl_term.audit.divisors import settle_divisors
@@ -31,6 +31,7 @@ from kl_term.audit.layouts import (
     settle_weights,
 )
 from kl_term.audit.paying import Payment, payment, pays
+from kl_term.audit.spellings import OF_POLICY
 from kl_term.errors import UserError
 from kl_term.kl.returns import reward_to_go
 

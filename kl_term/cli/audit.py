@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from kl_term.audit.arguments import ROLES
+from kl_term.audit.spellings import ROLES
 from kl_term.audit.isolated import answer_isolated
 from kl_term.audit.request import Request
 from kl_term.errors import UserError
