@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from kl_term.audit.arguments import numbers_of
 from kl_term.audit.calling import one_line
 from kl_term.audit.expectations import Expectations, expectations
 from kl_term.audit.facts import Facts
@@ -22,9 +21,9 @@ from kl_term.audit.policy_part import NOWHERE, PolicyPart, policy_part
 from kl_term.audit.readings import Kind, Reading, read
 from kl_term.audit.report import Audit, Row, rows_of
 from kl_term.audit.rules import findings_of
-from kl_term.audit.spellings import role_of
 from kl_term.audit.supports import supports
 from kl_term.audit.targets import NEITHER
+from kl_term.audit.temperatures import Tempered, compared, divides_logits, temperatures_of
 from kl_term.audit.top_k import pushes_at_reference
 from kl_term.errors import UserError
 from kl_term.plain_checks import check_positive
@@ -61,14 +60,23 @@ def audit(
     """
     check_positive("beta", beta)
     with torch.random.fork_rng(devices=[]):
+
+        def at_one(values: Mapping[str, float]) -> Reading:
+            own = dict(given or {}) | dict.fromkeys(values, 1.0)
+            return _read(loss, names, own, beta_name, beta, factory, kind)
+
         reading = _read(loss, names, given, beta_name, beta, factory, kind)
         try:
             tick = Progress()
+            tempered = Tempered({})
+            if values := divides_logits(reading):
+                tempered = compared(reading, at_one(values), values)
+                reading = at_one(values)
             facts = _measured(reading, tick)
-            if tempered := _tempered(facts):
-                at_one = dict(given or {}) | dict.fromkeys(tempered, 1.0)
-                reading = _read(loss, names, at_one, beta_name, beta, factory, kind)
-                facts = replace(_measured(reading, tick), tempered=tempered)
+            if not values and (values := _off_at_default(facts)):
+                tempered, reading = Tempered(values), at_one(values)
+                facts = _measured(reading, tick)
+            facts = replace(facts, tempered=tempered)
         except UserError:
             raise
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
@@ -129,18 +137,11 @@ def _measured(reading: Reading, tick: Callable[[str], None]) -> Facts:
     )
 
 
-def _tempered(facts: Facts) -> dict[str, float]:
+def _off_at_default(facts: Facts) -> dict[str, float]:
     """The temperatures, not one, at which a loss with the right minimum is no known divergence."""
-    foreign = facts.reading.foreign
     if facts.at_state.name != NEITHER or not facts.invariants.zero_at_reference:
         return {}
-    held = {**foreign.plan.roles, **foreign.plan.fixed}
-    numbers = {} if foreign.factory else numbers_of(foreign.function)
-    return {
-        name: value
-        for name, value in numbers.items()
-        if value != 1 and name not in held and role_of(name) == "temperature"
-    }
+    return temperatures_of(facts.reading.foreign)
 
 
 def _result(facts: Facts) -> Audit:

@@ -21,7 +21,15 @@ def of_expectation(facts: Facts) -> Iterator[Finding]:
     mixed_up = identity.fault or identity.twice or facts.invariants.reads_constant_logit
     if math.isnan(at_state.from_reverse):
         return
-    if not facts.invariants.zero_at_reference and not mixed_up and at_state.name != NOTHING:
+    if facts.tempered.kl_off and not facts.tempered.ratio_off:
+        yield Finding(
+            "not-zero-at-reference",
+            "error",
+            "at its default temperature it still pushes where policy and reference agree",
+            "give both the same temperature, mask and tokens",
+            None,
+        )
+    elif not facts.invariants.zero_at_reference and not mixed_up and at_state.name != NOTHING:
         yield Finding(
             "not-zero-at-reference",
             "error",

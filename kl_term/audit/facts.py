@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kl_term.audit.expectations import Expectations
@@ -14,6 +13,7 @@ from kl_term.audit.policy_part import PolicyPart
 from kl_term.audit.readings import Reading
 from kl_term.audit.supports import Supports
 from kl_term.audit.targets import NEITHER, NOTHING, Minimised
+from kl_term.audit.temperatures import Tempered
 
 #: The theorem on what each estimator descends.
 GRADIENTS = "02_gradients#thm-expected-gradients"
@@ -33,7 +33,7 @@ class Facts:
     #: Given the reference's likeliest tokens alone, it pushes where both policies agree.
     top_k_pushes: bool = False
     #: Temperatures of its defaults that were set to one, since at these it is no known divergence.
-    tempered: Mapping[str, float] = field(default_factory=dict)
+    tempered: Tempered = field(default_factory=lambda: Tempered({}))
 
     @property
     def at_state(self) -> Minimised:

@@ -11,7 +11,7 @@ from torch import Tensor
 from kl_term.audit.arguments import numbers_of
 from kl_term.audit.batches import Batch, random_batch
 from kl_term.audit.calling import LAYOUTS, Foreign, Layout, one_line
-from kl_term.audit.spellings import AMBIGUOUS
+from kl_term.audit.spellings import AMBIGUOUS, OF_TOP_K
 from kl_term.errors import UserError
 
 #: Coefficients between which a KL is isolated; small, so that no clip of the policy part decides.
@@ -197,6 +197,16 @@ def settle_advantages(foreign: Foreign) -> None:
     except Exception:
         foreign.notes.discard("modifies its arguments")
     foreign.layout = first
+
+
+def settle_top_k(foreign: Foreign) -> None:
+    """Of all tokens nothing is left over: a class for the rest can then be NaN."""
+    if not foreign.roles & {*OF_TOP_K}:
+        return
+    output = foreign.call(probe_of(foreign), HIGH)
+    found = (x for x in (output.value, output.gradient) if x is not None)
+    if not all(bool(x.isfinite().all()) for x in found):
+        foreign.kept = -1  # all but the least likely
 
 
 def mixes_advantages(gradient: Callable[[Batch], Tensor | None], batch: Batch) -> bool:

@@ -59,6 +59,16 @@ def of_policy(facts: Facts) -> Iterator[Finding]:
             "sum and average log-ratios inside each answer, never over a pack or a batch",
             "02_gradients#thm-off-policy-weights",
         )
+    if facts.tempered.ratio_off:
+        at = ", ".join(f"{name} {value:g}" for name, value in facts.tempered.values.items())
+        yield Finding(
+            "policy-ratio",
+            "error",
+            f"at its default, {at}, no ratio is one where policy and sampler agree: whether the "
+            "sampler's log-probs are those at this temperature or at one",
+            "divide logits by the temperature, before the softmax, and log-probs by nothing",
+            "08_reward_side#thm-other-reference",
+        )
     if policy.kind == "ratio to the reference":
         yield Finding(
             "policy-ratio",

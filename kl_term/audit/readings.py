@@ -28,6 +28,7 @@ from kl_term.audit.layouts import (
     settle_advantages,
     settle_alignment,
     settle_padding,
+    settle_top_k,
     settle_weights,
 )
 from kl_term.audit.paying import Payment, payment, pays
@@ -177,6 +178,7 @@ def read(
             "names={'ARGUMENT': 'logp'} (or 'logits')"
         )
     foreign.layout = layout_of(foreign)
+    settle_top_k(foreign)
     settle_padding(foreign)
     settle_advantages(foreign)
     settle_weights(foreign)
