@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 import warnings
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from torch import Tensor
 from kl_term.audit.arguments import Plan, name_of
 from kl_term.audit.bags import Bag
 from kl_term.audit.batches import Batch, chosen
+from kl_term.audit.holding import changed
 from kl_term.audit.spellings import OF_POLICY, OF_TOP_K
 from kl_term.errors import UserError
 
@@ -61,6 +61,7 @@ class Foreign:
     allowed: int | None = None  #: the longest completion allowed; None = the width of the batch
     #: Numbers of the caller that divide the loss, and their defaults.
     divisors: dict[str, float] = field(default_factory=dict)
+    nests: bool = False  #: its configuration holds others
     kept: int | None = None  #: tokens of a top k; None = the whole vocabulary
     calls: int = 0
     notes: set[str] = field(default_factory=set)  #: such as ``modifies its arguments``
@@ -162,24 +163,16 @@ class Given:
 
     def _own(self, name: str, value: Any) -> Any:
         """A copy of what the user gave, with the coefficient where it lies inside."""
-        path = (self.of.beta_path or "").split(".")
-        if path[0] != name:
+        first, _, path = (self.of.beta_path or "").partition(".")
+        if first != name:
             return value.clone() if isinstance(value, Tensor) else value
-        copied = copy.deepcopy(value)
-        inner = copied
-        for part in path[1:-1]:
-            inner = inner[part] if isinstance(inner, Mapping) else getattr(inner, part)
-        if isinstance(inner, dict):
-            inner[path[-1]] = self.beta
-        else:
-            setattr(inner, path[-1], self.beta)
-        return copied
+        return changed(value, path, self.beta)
 
     def value(self, role: str) -> Any:
         """What is passed for a role."""
         batch, layout = self.batch, self.of.layout
         if role in ("inputs", "config"):
-            return Bag(self)
+            return Bag(self, nests=role == "config" and self.of.nests)
         scalars = {
             "beta": self.beta,
             "clip": 0.2,

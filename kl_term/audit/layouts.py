@@ -30,7 +30,20 @@ def probe_of(foreign: Foreign) -> Batch:
 
 
 def layout_of(foreign: Foreign) -> Layout:
-    """The first layout that a function can be called with."""
+    """The first layout that a function can be called with, its configuration flat or nested."""
+    try:
+        return _layout_of(foreign)
+    except UserError as error:
+        if "config" not in foreign.roles or foreign.nests:
+            raise
+        foreign.nests = True
+        try:
+            return _layout_of(foreign)
+        except UserError as nested:
+            raise (nested if "reads" in str(nested) else error) from None
+
+
+def _layout_of(foreign: Foreign) -> Layout:
     packed = bool(foreign.roles & {"cu_seqlens", "sequence_ids"})
     masked = bool(foreign.roles & {"mask", "padding"})
     packs = (packed,)

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from kl_term.audit.arguments import name_of, plan_call
 from kl_term.audit.batches import Batch
-from kl_term.audit.calling import Foreign, Output, random_states
+from kl_term.audit.calling import Foreign, Output
 from kl_term.audit.divisors import settle_divisors
-from kl_term.audit.holding import coefficient_of, with_coefficient
+from kl_term.audit.holding import coefficient_of, configurations, with_coefficient
 from kl_term.audit.layouts import (
     HIGH,
     LOW,
@@ -32,6 +32,7 @@ from kl_term.audit.layouts import (
     settle_weights,
 )
 from kl_term.audit.paying import Payment, payment, pays
+from kl_term.audit.repeating import refuse_changing
 from kl_term.audit.spellings import OF_POLICY
 from kl_term.errors import UserError
 from kl_term.kl.returns import reward_to_go
@@ -151,10 +152,13 @@ def read(
     Raises:
         UserError: one line, on what stands in the way.
     """
+    said = beta_name
+    if not factory:
+        given, beta_name = configurations(function, given or {}, beta_name)
     own = None if factory else coefficient_of(function, beta_name)
     if own is not None:
         function, beta_name, factory = with_coefficient(function, own), own, True
-    path = beta_name if beta_name and "." in beta_name else None
+    path = beta_name if beta_name and "." in beta_name and not factory else None
     made = function
     if factory:
         if beta_name is None:
@@ -165,6 +169,8 @@ def read(
     plan = plan_call(made, names, given, None if path or factory else beta_name)
     if own is not None:
         plan.guessed[own] = "beta"
+    if path is not None and path != said:
+        plan.guessed[path] = "beta"
     if path and path.split(".")[0] not in plan.fixed:
         raise UserError(
             f"{name_of(function)}: {path!r} lies inside an argument: give that by "
@@ -185,7 +191,7 @@ def read(
     settle_alignment(foreign)
     guess_coefficient(foreign)
     settle_divisors(foreign)
-    _refuse_changing(foreign)
+    refuse_changing(foreign)
     probe = probe_of(foreign)
     output = foreign.call(probe, HIGH)
     reading = Reading(foreign, kind or "loss", _shape(foreign, output, probe), False, beta=beta)
@@ -225,31 +231,6 @@ def _shape(foreign: Foreign, output: Output, probe: Batch) -> Literal["number", 
     if output.value.ndim == 0:
         return "number"
     return "tokens" if output.value.shape == probe.mask.shape else "rows"
-
-
-def _refuse_changing(foreign: Foreign) -> None:
-    """Two calls on the same numbers must agree, whatever was called between them."""
-    probe = probe_of(foreign)
-    other = replace(probe.fresh(), advantages=-probe.advantages)
-    before = random_states()
-    first = foreign.call(probe, HIGH)
-    drew = random_states() != before
-    foreign.call(other, LOW)
-    again = foreign.call(probe, HIGH)
-    if not _same(first, again):
-        why = "draws random numbers" if drew else "keeps state"
-        raise UserError(f"{foreign.name}: {why}: two calls on the same numbers differ")
-
-
-def _same(one: Output, other: Output) -> bool:
-    if one.value.shape != other.value.shape or (one.gradient is None) != (other.gradient is None):
-        return False
-    same = torch.equal(one.value.nan_to_num(), other.value.nan_to_num())
-    return same and (
-        one.gradient is None
-        or other.gradient is None
-        or torch.equal(one.gradient.nan_to_num(), other.gradient.nan_to_num())
-    )
 
 
 def _rounds(reading: Reading, probe: Batch) -> bool:
