@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -72,13 +73,29 @@ def plan_call(
             guessed[name] = role
         elif parameter.default is parameter.empty:
             raise UserError(f"{name_of(function)}: {_unknown(function, name)}")
+    for name in _taken_by_key(function, parameters):
+        role = role_of(name)
+        if name not in {**roles, **guessed, **fixed} and role in ALWAYS:
+            guessed[name] = role
     _one_ratio(roles | guessed, guessed)
     _beside_values(roles | guessed, guessed)
     _refuse_two_policies(function, roles | guessed)
+    _refuse_two_ratios(function, roles | guessed, guessed)
     kinds = {n: p.kind for n, p in parameters.items()}
     positional = tuple(n for n, kind in kinds.items() if kind is inspect.Parameter.POSITIONAL_ONLY)
     bags = {n: r for n, r in names.items() if n not in parameters}  # a coefficient inside a bag
     return Plan(roles | guessed, fixed | {f"*{n}": r for n, r in bags.items()}, guessed, positional)
+
+
+def _taken_by_key(function: Callable[..., Any], parameters: Mapping[str, Any]) -> list[str]:
+    """The names that a function reads of its ``**kwargs``."""
+    bag = next((n for n, p in parameters.items() if p.kind is p.VAR_KEYWORD), None)
+    try:
+        text = inspect.getsource(getattr(function, "forward", function)) if bag else ""
+    except (OSError, TypeError):
+        return []
+    asked = rf"""\b{bag}\s*(?:\.\s*(?:get|pop)\s*\(|\[)\s*["'](\w+)["']"""
+    return [*dict.fromkeys(re.findall(asked, text))] if bag else []
 
 
 def _unknown(function: Callable[..., Any], name: str) -> str:
@@ -109,6 +126,17 @@ def _refuse_two_policies(function: Callable[..., Any], roles: Mapping[str, Role]
                 f"{' and '.join(map(repr, both))}: say what one of them is by names=; a loss of "
                 "pairs of answers (DPO) is not audited"
             )
+
+
+def _refuse_two_ratios(
+    function: Callable[..., Any], roles: Mapping[str, Role], guessed: Mapping[str, Role]
+) -> None:
+    """Beside the log-probs of both a KL is some other number, such as the baseline of KTO."""
+    if not {"logp", "ref_logp"} <= {*roles.values()}:
+        return
+    for name, role in guessed.items():
+        if role == "ref_log_ratio":
+            raise UserError(f"{name_of(function)}: {_unknown(function, name)}")
 
 
 def _beside_values(roles: Mapping[str, Role], guessed: dict[str, Role]) -> None:

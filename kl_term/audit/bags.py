@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kl_term.audit.spellings import role_of
+from kl_term.audit.spellings import OF_POLICY, role_of
 from kl_term.errors import UserError
 
 if TYPE_CHECKING:
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 #: Roles that a configuration holds.
 _NUMBERS = ("beta", "clip", "temperature", "width", "count", "group_size", "max_seqlen")
+
+#: Under these names a batch holds its tensors once more.
+_INSIDE = ("batch", "non_tensor_batch", "meta_info", "tensors")
 
 
 class Bag(dict):
@@ -27,6 +30,10 @@ class Bag(dict):
         named = given.of._named_in_bags()
         path = f"{self.__dict__['_path']}{name}"
         role = named.get(path) or named.get(name) or role_of(name) or _role_of_path(path)
+        if name in _INSIDE:
+            return self
+        if role == "logp" and name not in named and given.of.roles & {*OF_POLICY}:
+            role = "old_logp"  # the policy's own are an argument: these were recorded
         if self.__dict__["_nests"] and role not in _NUMBERS:
             return Nested(given, nests=True, path=f"{path}.")
         if role is None or role in ("inputs", "config"):

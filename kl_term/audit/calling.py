@@ -24,6 +24,8 @@ class Layout(NamedTuple):
     """The shapes and types that a function wants."""
 
     packed: bool = False  #: tokens of all answers in one row, without padding
+    listed: bool = False  #: and cut into a list of one row an answer
+    marked: bool = False  #: labels are -100 where nothing is counted
     advantages: str = "row"  #: ``row`` [B], ``column`` [B, 1] or ``token`` [B, T]
     mask: torch.dtype = torch.bool
     floats: torch.dtype = torch.float64
@@ -170,6 +172,13 @@ class Given:
 
     def value(self, role: str) -> Any:
         """What is passed for a role."""
+        made = self._value(role)
+        lengths = self.batch.mask.sum(-1).tolist()
+        if self.of.layout.listed and isinstance(made, Tensor) and len(made) == sum(lengths):
+            return list(made.split(lengths))
+        return made
+
+    def _value(self, role: str) -> Any:
         batch, layout = self.batch, self.of.layout
         if role in ("inputs", "config"):
             return Bag(self, nests=role == "config" and self.of.nests)
@@ -229,7 +238,8 @@ class Given:
     def _constant(self, role: str) -> Tensor:
         batch, floats = self.batch, self.of.layout.floats
         if role == "tokens":
-            return batch.tokens
+            marked = self.of.layout.marked
+            return batch.tokens.masked_fill(~batch.mask, -100) if marked else batch.tokens
         if role == "position_ids":
             return torch.arange(batch.mask.shape[1]).expand(batch.rows, -1)
         if role in ("ref_logp", "old_logp", "ref_logits", "old_logits"):
@@ -268,7 +278,8 @@ class Given:
             return made
         if "logits" in role:
             return torch.cat([made, made[:, :1].detach()], 1)
-        return torch.cat([torch.zeros_like(made[:, :1]), made], 1)
+        nothing = -100 if role == "tokens" and self.of.layout.marked else 0
+        return torch.cat([torch.full_like(made[:, :1], nothing), made], 1)
 
     def _shape(self, tensor: Tensor) -> Tensor:
         """Packed, what belongs to tokens loses its padding."""

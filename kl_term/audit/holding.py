@@ -131,8 +131,7 @@ def _made(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
     """The default of a parameter that is a configuration, or one made of its annotation."""
     empty = parameter.default is parameter.empty
     if not empty and parameter.default is not None:
-        of_fields = _is_configuration(type(parameter.default))
-        return parameter.default if of_fields or isinstance(parameter.default, dict) else None
+        return parameter.default if _entries(parameter.default) else None
     try:
         kind = get_type_hints(getattr(function, "forward", function)).get(parameter.name)
     except Exception:

@@ -11,7 +11,7 @@ from torch import Tensor
 from kl_term.audit.arguments import numbers_of
 from kl_term.audit.batches import Batch, random_batch
 from kl_term.audit.calling import LAYOUTS, Foreign, Layout, one_line
-from kl_term.audit.spellings import AMBIGUOUS, OF_TOP_K
+from kl_term.audit.spellings import AMBIGUOUS, OF_TOP_K, words_of
 from kl_term.errors import UserError
 
 #: Coefficients between which a KL is isolated; small, so that no clip of the policy part decides.
@@ -53,12 +53,11 @@ def _layout_of(foreign: Foreign) -> Layout:
     first: Exception | None = None
     tried = set()
     full = foreign.by_logits and "tokens" in foreign.roles and not any(packs)
-    for layout in (
-        layout._replace(packed=packed, prompted=prompted)
-        for packed in packs
-        for prompted in ((), *(_PROMPTED if full else ()))
-        for layout in LAYOUTS
-    ):
+    shapes = [
+        {"packed": p, "prompted": q} for p in packs for q in ((), *(_PROMPTED if full else ()))
+    ]
+    shapes.append({"packed": True, "listed": True})
+    for layout in (layout._replace(**shape) for shape in shapes for layout in LAYOUTS):
         relevant = _relevant(layout, foreign.roles)
         if relevant in tried:
             continue
@@ -210,6 +209,22 @@ def settle_advantages(foreign: Foreign) -> None:
     except Exception:
         foreign.notes.discard("modifies its arguments")
     foreign.layout = first
+
+
+def settle_labels(foreign: Foreign) -> None:
+    """Labels without a mask beside them may say themselves what is counted: not what is -100."""
+    tokens = [name for name, role in foreign.plan.roles.items() if role == "tokens"]
+    labels = any(words_of(name) & {"labels", "targets"} for name in tokens)
+    first, probe = foreign.layout, probe_of(foreign)
+    if not labels or first.packed or foreign.roles & {"mask", "padding"}:
+        return
+    foreign.layout = first._replace(marked=True)
+    try:
+        gradient = foreign.call(probe, HIGH).gradient
+    except Exception:
+        gradient = None
+    if gradient is None or bool((gradient[~probe.mask] != 0).any()):
+        foreign.layout = first
 
 
 def settle_top_k(foreign: Foreign) -> None:

@@ -22,9 +22,9 @@ def policy_of_token(
     In a group the others share minus the advantage, so that no mean is taken off, and their part
     of the value is left out: where the ratio is one, the value of a token is its derivative.
     """
-    if reading.fewest == 1:
+    if reading.fewest_of_policy == 1:
         return reading.policy(_batch([logp], [ref_logp], [log_ratio], [advantage]))
-    others = reading.fewest - 1
+    others = reading.fewest_of_policy - 1
     worth = [advantage, *[-advantage / others] * others]
     here, at_sampler = (
         reading.policy(

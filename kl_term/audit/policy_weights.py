@@ -41,11 +41,13 @@ def policy_weights(reading: Reading) -> PolicyWeights:
     if not all(bool(x.isfinite().all()) for x in fresh.values()) or bool((fresh[1.0] == 0).any()):
         return PolicyWeights()
     at_nothing = _gradient(reading, _LOGPS, (0.0, 0.0, 0.0), 0.0)
-    if reading.fewest > 1:  # of equal rewards a spread that is divided by is zero
+    if reading.fewest_of_policy > 1:  # of equal rewards a spread that is divided by is zero
         at_nothing = at_nothing.nan_to_num()
     by_size = float(fresh[2.0][0] / fresh[1.0][0]) if not bool((at_nothing != 0).any()) else None
-    if reading.fewest > 1 and by_size is not None and abs(by_size - 1) < 0.02:
-        by_size = None  # divided by the spread of the group
+    if by_size is not None and abs(by_size - 1) < 0.02:
+        positive_alone = not bool((fresh[-1.0] != 0).any())
+        if reading.fewest_of_policy > 1 or positive_alone:
+            by_size = None  # divided by the group's spread, or advantages only select
     return PolicyWeights(
         power=_power(reading, at_nothing[:1]),
         by_probability=_spread([fresh[a] - at_nothing for a in (-1.0, 1.0)]),

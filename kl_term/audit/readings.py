@@ -27,6 +27,7 @@ from kl_term.audit.layouts import (
     probe_of,
     settle_advantages,
     settle_alignment,
+    settle_labels,
     settle_padding,
     settle_top_k,
     settle_weights,
@@ -60,6 +61,7 @@ class Reading:
     switches: bool = False  #: the policy loss is another one where the coefficient is zero
     separable: bool = False  #: answers do not read each other
     fewest: int = 1  #: answers that a call needs
+    fewest_of_policy: int = 1  #: answers of which one has a gradient of the policy loss
     coarse: bool = False  #: rounds to bfloat16 or float16 whatever it is given
 
     @property
@@ -75,7 +77,9 @@ class Reading:
     @property
     def takes_mask(self) -> bool:
         held = self.foreign.roles
-        return bool(held & {"mask", "padding", "lengths", "inputs"}) or self.foreign.layout.packed
+        layout = self.foreign.layout
+        by_layout = layout.packed or layout.marked
+        return bool(held & {"mask", "padding", "lengths", "inputs"}) or by_layout
 
     @property
     def ragged(self) -> bool:
@@ -189,6 +193,7 @@ def read(
     settle_advantages(foreign)
     settle_weights(foreign)
     settle_alignment(foreign)
+    settle_labels(foreign)
     guess_coefficient(foreign)
     settle_divisors(foreign)
     refuse_changing(foreign)
@@ -205,6 +210,7 @@ def read(
         return again
     reading.separable = reading.shape != "number" and _is_separable(reading, probe)
     reading.fewest = _fewest(reading, probe)
+    reading.fewest_of_policy = _fewest_of_policy(reading, probe)
     reading.coarse = _is_coarse(reading, probe)
     fewer = output.value.dtype != torch.float64 or reading.coarse
     reading.narrow = fewer or _rounds(reading, probe)
@@ -299,13 +305,29 @@ def _switches(reading: Reading, probe: Batch) -> bool:
 def _fewest(reading: Reading, probe: Batch) -> int:
     """How many answers a call needs to return numbers: a leave-one-out mean needs two, and what
     is left of an answer beside its own mean is nothing."""
+    moves = reading.kind == "loss" and _moves(reading.kl, probe)
     for rows in (1, 2):
         try:
             part = reading.whole(probe.only(list(range(rows))), HIGH)
         except Exception:
             continue
-        centred = reading.kind == "reward" and not bool((part.value.abs() > 1e-12).any())
+        if reading.kind == "reward":
+            centred = not bool((part.value.abs() > 1e-12).any())
+        else:
+            centred = moves and not _moves(reading.kl, probe.only(list(range(rows))))
         finite = bool(part.value.isfinite().all()) and bool(part.gradient.isfinite().all())
         if finite and not centred:
             return rows
     return 3
+
+
+def _fewest_of_policy(reading: Reading, probe: Batch) -> int:
+    """How many answers have advantages of their own: of a group's mean nothing is left of one."""
+    if not reading.has_policy_part or not _moves(reading.policy, probe):
+        return reading.fewest
+    counts = (n for n in (1, 2) if n >= reading.fewest)
+    return next((n for n in counts if _moves(reading.policy, probe.only(list(range(n))))), 3)
+
+
+def _moves(part: Callable[[Batch], Part], batch: Batch) -> bool:
+    return bool((part(batch).gradient.abs() > 1e-12).any())

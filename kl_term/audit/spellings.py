@@ -84,17 +84,17 @@ OF_POLICY: tuple[Role, ...] = ("logp", "logits", "topk_logp", "ref_log_ratio", "
 #: Log-probs and ids [..., k] of the reference's likeliest tokens, those of the policy first.
 OF_TOP_K: tuple[Role, ...] = ("topk_logp", "ref_topk_logp", "topk_ids")
 
-_LOG_PROB = re.compile(r"log_?p(?:rob(?:abilitie|ability)?|i)?s?(?=_|$)")
+_LOG_PROB = re.compile(r"(?:log_?p(?:rob(?:abilitie|ability)?|i)?s?|(?:(?<=_)|^)lps?)(?=_|$)")
 _REFERENCE = {"ref", "reference", "base", "teacher", "init", "initial", "sft", "frozen", "anchor"}
 _REFERENCE |= {"prior", "refs", "pretrained"}
 _SAMPLER = {"old", "sampling", "sampler", "behavior", "behaviour", "inference", "rollout", "mu"}
 _SAMPLER |= {"generation", "generator", "gen", "prev", "previous", "engine", "vllm", "sglang"}
-_SAMPLER |= {"proximal", "prox", "sampled", "actor_old", "beh", "recorded"}
+_SAMPLER |= {"proximal", "prox", "sampled", "actor_old", "beh", "recorded", "collected"}
 _MASKS = {"mask", "masks", "valid", "counted", "keep", "maskf"}
 _ADVANTAGES = {"advantages", "advantage", "adv", "advs", "returns", "return"}
 _REWARDS = {"rewards", "reward", "scores", "score", "rews", "rew"}
 _COEFFICIENTS = {"coef", "coeff", "coefficient", "weight", "ctl", "lambda", "lam", "scale", "alpha"}
-_COEFFICIENTS |= {"penalty"}
+_COEFFICIENTS |= {"penalty", "factor", "strength", "c"}
 _TOKENS = {"labels", "tokens", "ids", "actions", "targets", "responses", "token", "sequences"}
 _BAGS = {"inputs", "batch", "data", "samples", "mb", "microbatch", "minibatch", "rollouts"}
 _BAGS |= {"sample", "experience", "experiences", "example", "examples", "rollout_data"}
@@ -102,9 +102,12 @@ _BAGS |= {"model_output", "model_outputs", "output", "outputs"}
 MODELS = {"model", "module", "actor", "network", "net", "transformer", "lm", "tokenizer"}
 #: Names under which some pass advantages and some what a mask is: decided by what they do.
 AMBIGUOUS = ("loss_weights", "weights")
-_CONFIGS = {"config", "cfg", "args", "hparams", "settings", "self"}
+_BAGS |= {"rollout", "rollout_batch", "train_batch", "traj", "trajectory", "transitions"}
+_BAGS |= {"batch_data", "micro_batch", "mini_batch"}
+_CONFIGS = {"config", "cfg", "args", "hparams", "settings", "options", "opts", "algo", "conf"}
 _PER_PROMPT = {"generations", "samples", "rollouts", "responses", "completions"}
-_SEQUENCES, _NUMBERS = {"sequence", "seq", "segment"}, {"id", "ids", "idx", "index"}
+_SEQUENCES = {"sequence", "seq", "segment", "doc", "document", "row", "answer", "sample"}
+_NUMBERS = {"id", "ids", "idx", "index"}
 _IDS = {"id", "ids", "indices", "index", "indexes", "idx", "idxs", "tokens", "inds"}
 _LIMITS = {"eps", "epsilon", "clip", "cliprange", "clipping"}
 
@@ -158,6 +161,8 @@ _RULES: tuple[tuple[Role, Callable[[set[str], str], bool]], ...] = (
     ("beta", _is_beta),
     ("padding", lambda w, n: bool(w & {"pad", "padding"}) and bool(w & {"mask", "masks"})),
     ("sample_mask", lambda w, n: n in ("sample_mask", "sequence_mask", "row_mask")),
+    ("count", lambda w, n: bool(w & {"global", "total", "num"}) and bool(w & {"toks", "tokens"})),
+    ("group_size", lambda w, n: "global" in w and bool(w & {"seqs", "sequences"})),
     ("mask", lambda w, n: bool(w & _MASKS)),
     ("cu_seqlens", lambda w, n: "cu" in w and bool(w & {"seqlens", "seqlen", "seq", "lens"})),
     ("sequence_ids", lambda w, n: bool(w & _SEQUENCES) and bool(w & _NUMBERS)),
@@ -183,11 +188,13 @@ _RULES: tuple[tuple[Role, Callable[[set[str], str], bool]], ...] = (
     ("group_size", lambda w, n: bool(w & {"n", "num"}) and bool(w & _PER_PROMPT)),
     ("group", lambda w, n: bool(w & {"group", "groups", "uid", "uids", "index", "prompt"})),
     ("count", lambda w, n: bool(w & {"num", "total", "n"}) and bool(w & {"items", "tokens"})),
+    ("count", lambda w, n: "count" in w and bool(w & {"token", "tokens"})),
+    ("count", lambda w, n: bool(w & {"denom", "denominator", "normalizer", "normaliser"})),
     ("lengths", lambda w, n: bool(w & {"lengths", "lens", "seqlens"})),
     ("temperature", lambda w, n: bool(w & {"temperature", "temp", "tau"})),
     ("clip", lambda w, n: bool(w & _LIMITS)),
     ("inputs", lambda w, n: n in _BAGS),
-    ("config", lambda w, n: n in _CONFIGS),
+    ("config", lambda w, n: bool(w & _CONFIGS) or n == "self"),
     ("tokens", lambda w, n: bool(w & _TOKENS)),
     ("ref_logp", lambda w, n: n in ("ref", "reference", "lp_ref", "ref_lp", "teacher")),
     ("old_logp", lambda w, n: n in ("old", "lp_old", "old_lp", "behavior")),

@@ -111,7 +111,8 @@ def of_structure(facts: Facts) -> Iterator[Finding]:
             "the order of the answers, or where they are cut, changes the loss",
             "sum over all answers before dividing; pass the total number of tokens of the batch",
         )
-    if found.reads_others and not found.depends_on_order and not found.reads_padding:
+    mixed = found.reads_others and not facts.identity.has_baseline
+    if mixed and not found.depends_on_order and not found.reads_padding:
         yield Finding(
             "reads-other-answers",
             "error",
@@ -195,7 +196,11 @@ def of_divisor(facts: Facts) -> Iterator[Finding]:
             "divide by the number of answers, or of counted tokens",
             "09_advantages#prop-token-mean",
         )
-    elif abs(found.doubled - 1) > 1e-3 and facts.reading.kind == "loss":
+    elif (
+        abs(found.doubled - 1) > 1e-3
+        and facts.reading.kind == "loss"
+        and not (identity.has_baseline)
+    ):
         yield Finding(
             "divisor",
             "error",

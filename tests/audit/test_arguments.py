@@ -7,8 +7,8 @@ import torch
 
 from kl_term.audit import audit
 from kl_term.audit.arguments import plan_call
-from kl_term.audit.spellings import role_of
 from kl_term.audit.readings import read
+from kl_term.audit.spellings import role_of
 from kl_term.errors import UserError
 
 SPELLINGS = {
