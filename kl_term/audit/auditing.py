@@ -25,6 +25,7 @@ from kl_term.audit.supports import supports
 from kl_term.audit.targets import NEITHER
 from kl_term.audit.temperatures import Tempered, compared, divides_logits, temperatures_of
 from kl_term.audit.top_k import pushes_at_reference
+from kl_term.audit.unnamed import is_divergence
 from kl_term.errors import UserError
 from kl_term.plain_checks import check_positive
 
@@ -133,6 +134,7 @@ def _measured(reading: Reading, tick: Callable[[str], None]) -> Facts:
         numbers,
         policy,
         supports(reading),
+        unnamed_divergence=expected["fresh"]["state"].name == NEITHER and is_divergence(reading),
         top_k_pushes=pushes_at_reference(reading),
     )
 

@@ -46,6 +46,15 @@ def of_expectation(facts: Facts) -> Iterator[Finding]:
             "subtract the log-ratio itself (k1)",
             "05_fixed_points#thm-k3-plain-flow",
         )
+    elif at_state.name == NEITHER and not _explained(facts) and facts.unnamed_divergence:
+        yield Finding(
+            "another-divergence",
+            "note",
+            "what it descends has no name here; it is least where policy and reference agree, and "
+            "rises on the ways that were tried from there",
+            "for a KL sum p log(p / q) over the vocabulary",
+            GRADIENTS,
+        )
     elif at_state.name == NEITHER and not _explained(facts):
         yield Finding(
             "no-known-divergence",

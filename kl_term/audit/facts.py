@@ -30,6 +30,8 @@ class Facts:
     numerics: Numerics
     policy: PolicyPart | None
     supports: Supports
+    #: What is descended has no name, and is a divergence all the same.
+    unnamed_divergence: bool = False
     #: Given the reference's likeliest tokens alone, it pushes where both policies agree.
     top_k_pushes: bool = False
     #: Temperatures of its defaults that were set to one, since at these it is no known divergence.

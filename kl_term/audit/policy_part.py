@@ -27,6 +27,10 @@ from kl_term.objectives.losses import KINDS, ClipRange
 _OPEN = ClipRange(0.2, 5.0)
 
 
+#: The kind of a loss whose ratio is not to the sampler.
+TO_REFERENCE = "ratio to the reference"
+#: Standard deviation of the log-ratio to the reference, inside every clip.
+_CLOSE = 0.04
 _SIGNS = {"positive": 1.0, "negative": -1.0}
 #: Below and above which ratio a sign of the advantage has no gradient, if it has none anywhere.
 NOWHERE = (1.0, 1.0)
@@ -66,6 +70,12 @@ def policy_part(reading: Reading) -> PolicyPart | None:
         reads = _values_move(reading, batches[0])
         return PolicyPart(False) if reads else None
     kind, aggregation, scale = _kind(reading, batches, wanted)
+    if kind is None:  # a clip around the reference binds where that is not close
+        close = [*probe_batches(reading, _CLOSE, count=2), *probe_batches(
+            reading, _CLOSE, count=1, rows=5, width=6)]  # fmt: skip
+        found = _kind(reading, close, [reading.policy(batch).gradient for batch in close])
+        if found[0] == TO_REFERENCE:
+            kind, aggregation, scale = found
     clips = _clips(reading)
     return PolicyPart(
         True,
@@ -135,7 +145,7 @@ def _kinds() -> dict[str, Callable[[Reading, Batch, Tensor], Tensor]]:
         ratio = (logp - torch.where(batch.mask, batch.ref_logp, 0.0)).exp()
         return -ratio * _worth(reading, batch)
 
-    found["ratio to the reference"] = to_reference
+    found[TO_REFERENCE] = to_reference
     return found
 
 
