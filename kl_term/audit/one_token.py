@@ -39,10 +39,9 @@ def policy_of_token(
     )
     if here.value.ndim:
         return Part(here.value[:1], here.gradient[:1])
-    own = at_sampler.gradient[:1].sum()
-    value = here.value - at_sampler.value + own
-    value = torch.where(value.abs() < 1e-6 * own.abs(), 0.0, value)
-    return Part(value, here.gradient[:1])
+    beside = at_sampler.gradient[1:].sum()
+    value = here.value - beside
+    return Part(torch.where(value.abs() < 1e-6 * beside.abs(), 0.0, value), here.gradient[:1])
 
 
 def _batch(

@@ -325,8 +325,13 @@ def _fewest_of_policy(reading: Reading, probe: Batch) -> int:
     """How many answers have advantages of their own: of a group's mean nothing is left of one."""
     if not reading.has_policy_part or not _moves(reading.policy, probe):
         return reading.fewest
-    counts = (n for n in (1, 2) if n >= reading.fewest)
-    return next((n for n in counts if _moves(reading.policy, probe.only(list(range(n))))), 3)
+    turned = replace(probe, advantages=-probe.advantages, rewards=-probe.rewards)
+
+    def enough(count: int) -> bool:
+        rows = list(range(count))
+        return any(_moves(reading.policy, batch.only(rows)) for batch in (probe, turned))
+
+    return next((n for n in (1, 2) if n >= reading.fewest and enough(n)), 3)
 
 
 def _moves(part: Callable[[Batch], Part], batch: Batch) -> bool:
