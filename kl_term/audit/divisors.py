@@ -9,24 +9,28 @@ import torch
 
 from kl_term.audit.calling import Foreign, Output
 from kl_term.audit.layouts import HIGH, probe_of
-from kl_term.audit.spellings import role_of
+from kl_term.audit.spellings import role_of, words_of
+
+_DIVISORS = {"norm", "divisor", "length", "len", "horizon"}
 
 
 def settle_divisors(foreign: Foreign) -> None:
-    """A default that divides the whole loss stands for a length, a count, or the caller's number.
+    """A default that divides the whole loss and is named as a length, a count or a divisor is.
 
-    A length is the longest answer allowed, as it is where there is no default.
+    Steps of accumulation are none of these: of one batch they are a factor that nobody asked for.
     """
     if foreign.factory is not None:
         return
     held = {**foreign.plan.roles, **foreign.plan.fixed}
-    for name, default in _numbers(foreign).items():
-        if name in held or not _divides(foreign, name, default):
-            continue
-        if role_of(name) == "width":
-            foreign.plan.roles[name] = foreign.plan.guessed[name] = "width"
-        else:
-            foreign.divisors[name] = default
+    foreign.divisors = {
+        name: default
+        for name, default in _numbers(foreign).items()
+        if name not in held and _is_named_so(name) and _divides(foreign, name, default)
+    }
+
+
+def _is_named_so(name: str) -> bool:
+    return role_of(name) in ("width", "count", "lengths") or bool(words_of(name) & _DIVISORS)
 
 
 def _numbers(foreign: Foreign) -> dict[str, float]:

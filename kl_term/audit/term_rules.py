@@ -107,13 +107,16 @@ def of_term(facts: Facts) -> Iterator[Finding]:
         yield from _beside_policy(facts, scale)
     if scale is not None and differs and identity.fault != "absolute" and not summed:
         of_whole = abs(scale - facts.policy_scale) < 1e-4 * abs(scale)
-        by_caller = any(
-            abs(abs(scale) * by - 1) < 1e-4 for by in facts.reading.foreign.divisors.values()
-        )
+        by_caller = [
+            name
+            for name, by in facts.reading.foreign.divisors.items()
+            if abs(abs(scale) * by - 1) < 1e-4
+        ]
         yield Finding(
             "scale",
             "note" if of_whole or facts.has_own_coefficient or by_caller else "warning",
-            f"the coefficient that acts is {abs(scale):.4g} times the one asked for",
+            f"the coefficient that acts is {abs(scale):.4g} times the one asked for"
+            + "".join(f": {name} divides the loss" for name in by_caller),
             f"multiply the KL by {1 / abs(scale):.4g}, or say so beside the coefficient",
             None,
         )

@@ -110,15 +110,23 @@ def by_length(logps, ref_logps, mask, beta=0.1, max_response_length=512):
     return beta * (k2(logps, ref_logps) * mask).sum() / (len(mask) * max_response_length)
 
 
-def by_caller(logps, ref_logps, mask, beta=0.1, grad_steps=4, shift=2.0):
-    return (beta * mean(k2(logps, ref_logps), mask)) / grad_steps + 0.0 * shift
+def by_caller(logps, ref_logps, mask, beta=0.1, loss_norm=4, shift=2.0):
+    return beta * (k2(logps, ref_logps) * mask).sum() / loss_norm + 0.0 * shift
 
 
-def test_a_default_that_divides_the_loss_is_a_length_or_the_callers_number():
-    assert read(by_length).foreign.plan.guessed["max_response_length"] == "width"
-    assert read(by_caller).foreign.divisors == {"grad_steps": 4}
-    for loss in (by_length, by_caller):
-        assert loud(loss) == []
+def by_steps(logps, ref_logps, mask, beta=0.1, grad_steps=4):
+    return beta * mean(k2(logps, ref_logps), mask) / grad_steps
+
+
+def by_nobody(logps, ref_logps, mask, beta=0.1, clip=0.2):
+    return beta * mean(k2(logps, ref_logps), mask) / 4 + 0.0 * clip
+
+
+def test_a_default_that_divides_the_loss_is_the_callers_number():
+    assert read(by_length).foreign.divisors == {"max_response_length": 512}
+    assert read(by_caller).foreign.divisors == {"loss_norm": 4}
+    assert [loud(loss) for loss in (by_length, by_caller)] == [[], []]
+    assert [loud(loss) for loss in (by_steps, by_nobody)] == [["scale"], ["scale"]]
 
 
 def tempered(shift):
