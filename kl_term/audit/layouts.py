@@ -211,6 +211,22 @@ def settle_advantages(foreign: Foreign) -> None:
     foreign.layout = first
 
 
+def settle_mixture(foreign: Foreign) -> None:
+    """Of two policies' logits alone, a guessed coefficient that changes the loss and does not
+    scale it mixes two divergences: it keeps its default."""
+    guessed = [name for name, role in foreign.plan.guessed.items() if role == "beta"]
+    alone = not foreign.roles & {"advantages", "rewards", "token_rewards", "inputs"}
+    both = {"logits", "ref_logits"} <= foreign.roles
+    if not (guessed and alone and both) or foreign.factory or foreign.beta_path:
+        return
+    probe = probe_of(foreign)
+    low, high = (foreign.call(probe, beta).value.double() for beta in (LOW, HIGH))
+    if torch.equal(low, high) or torch.allclose(high * LOW, low * HIGH, rtol=1e-4, atol=1e-9):
+        return
+    if guessed[0] in numbers_of(foreign.function):
+        del foreign.plan.roles[guessed[0]], foreign.plan.guessed[guessed[0]]
+
+
 def settle_labels(foreign: Foreign) -> None:
     """Labels without a mask beside them may say themselves what is counted: not what is -100."""
     tokens = [name for name, role in foreign.plan.roles.items() if role == "tokens"]

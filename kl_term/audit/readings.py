@@ -18,6 +18,7 @@ from kl_term.audit.arguments import name_of, plan_call
 from kl_term.audit.batches import Batch
 from kl_term.audit.calling import Foreign, Output
 from kl_term.audit.divisors import settle_divisors
+from kl_term.audit.groups import fewest, fewest_of_policy
 from kl_term.audit.holding import coefficient_of, configurations, with_coefficient
 from kl_term.audit.layouts import (
     HIGH,
@@ -28,6 +29,7 @@ from kl_term.audit.layouts import (
     settle_advantages,
     settle_alignment,
     settle_labels,
+    settle_mixture,
     settle_padding,
     settle_top_k,
     settle_weights,
@@ -189,6 +191,7 @@ def read(
         )
     foreign.layout = layout_of(foreign)
     settle_top_k(foreign)
+    settle_mixture(foreign)
     settle_padding(foreign)
     settle_advantages(foreign)
     settle_weights(foreign)
@@ -209,8 +212,8 @@ def read(
         again.foreign.plan.guessed[trained] = "logp"
         return again
     reading.separable = reading.shape != "number" and _is_separable(reading, probe)
-    reading.fewest = _fewest(reading, probe)
-    reading.fewest_of_policy = _fewest_of_policy(reading, probe)
+    reading.fewest = fewest(reading, probe)
+    reading.fewest_of_policy = fewest_of_policy(reading, probe)
     reading.coarse = _is_coarse(reading, probe)
     fewer = output.value.dtype != torch.float64 or reading.coarse
     reading.narrow = fewer or _rounds(reading, probe)
@@ -300,39 +303,3 @@ def _switches(reading: Reading, probe: Batch) -> bool:
     within = (1e-3 if reading.narrow else 2e-5) * max(float(without.abs().max()), 1e-12)
     steady = bool((high - low).abs().max() <= within)
     return steady and bool((low - without).abs().max() > within)
-
-
-def _fewest(reading: Reading, probe: Batch) -> int:
-    """How many answers a call needs to return numbers: a leave-one-out mean needs two, and what
-    is left of an answer beside its own mean is nothing."""
-    moves = reading.kind == "loss" and _moves(reading.kl, probe)
-    for rows in (1, 2):
-        try:
-            part = reading.whole(probe.only(list(range(rows))), HIGH)
-        except Exception:
-            continue
-        if reading.kind == "reward":
-            centred = not bool((part.value.abs() > 1e-12).any())
-        else:
-            centred = moves and not _moves(reading.kl, probe.only(list(range(rows))))
-        finite = bool(part.value.isfinite().all()) and bool(part.gradient.isfinite().all())
-        if finite and not centred:
-            return rows
-    return 3
-
-
-def _fewest_of_policy(reading: Reading, probe: Batch) -> int:
-    """How many answers have advantages of their own: of a group's mean nothing is left of one."""
-    if not reading.has_policy_part or not _moves(reading.policy, probe):
-        return reading.fewest
-    turned = replace(probe, advantages=-probe.advantages, rewards=-probe.rewards)
-
-    def enough(count: int) -> bool:
-        rows = list(range(count))
-        return any(_moves(reading.policy, batch.only(rows)) for batch in (probe, turned))
-
-    return next((n for n in (1, 2) if n >= reading.fewest and enough(n)), 3)
-
-
-def _moves(part: Callable[[Batch], Part], batch: Batch) -> bool:
-    return bool((part(batch).gradient.abs() > 1e-12).any())

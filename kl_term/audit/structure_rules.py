@@ -111,7 +111,7 @@ def of_structure(facts: Facts) -> Iterator[Finding]:
             "the order of the answers, or where they are cut, changes the loss",
             "sum over all answers before dividing; pass the total number of tokens of the batch",
         )
-    mixed = found.reads_others and not facts.identity.has_baseline
+    mixed = found.reads_others and not (facts.identity.has_baseline or facts.counted_twice)
     if mixed and not found.depends_on_order and not found.reads_padding:
         yield Finding(
             "reads-other-answers",

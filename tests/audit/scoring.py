@@ -90,6 +90,7 @@ ALSO = {
     "packed_gspo": {"reads-other-answers"},
     "policy_loss_dual": {"policy-no-gradient"},
     "variant_loss": {"reads-other-answers"},
+    "positive_part": {"estimator-in-reward"},
 }
 OUTCOMES = {
     "named": "the first finding names the fault",

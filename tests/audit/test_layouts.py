@@ -222,3 +222,19 @@ def test_a_namespace_of_defaults_is_a_configuration():
         return options.kl_coef * mean(k2(logp, ref_logp), mask)
 
     assert read(loss).foreign.beta_path == "options.kl_coef"
+
+
+def generalised(student_logits, teacher_logits, labels, beta=0.5):
+    """Between the forward KL and the reverse one, as in generalised knowledge distillation."""
+    of, to = student_logits.log_softmax(-1), teacher_logits.log_softmax(-1)
+    middle = (beta * to.exp() + (1 - beta) * of.exp()).log()
+    terms = beta * to.exp() * (to - middle) + (1 - beta) * of.exp() * (of - middle)
+    counted = labels != -100
+    return terms.sum(-1)[counted].sum() / counted.sum()
+
+
+def test_a_mixing_weight_is_no_coefficient():
+    found = audit(generalised)
+    assert "beta" not in found.guessed
+    assert (found.minimises["fresh"]["state"], found.scale) == ("Jensen-Shannon", 1.0)
+    assert not [f for f in found.findings if f.severity != "note"]
