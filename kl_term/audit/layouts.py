@@ -46,18 +46,21 @@ def layout_of(foreign: Foreign) -> Layout:
 def _layout_of(foreign: Foreign) -> Layout:
     packed = bool(foreign.roles & {"cu_seqlens", "sequence_ids"})
     masked = bool(foreign.roles & {"mask", "padding"})
-    packs = (packed,)
+    packs: tuple[bool, ...] = (packed,)
     if "position_ids" in foreign.roles and not packed:
         packs = (False, True) if masked else (True,)
     probe = probe_of(foreign)
     first: Exception | None = None
     tried = set()
     full = foreign.by_logits and "tokens" in foreign.roles and not any(packs)
-    shapes = [
-        {"packed": p, "prompted": q} for p in packs for q in ((), *(_PROMPTED if full else ()))
-    ]
-    shapes.append({"packed": True, "listed": True})
-    for layout in (layout._replace(**shape) for shape in shapes for layout in LAYOUTS):
+    before = ((), *(_PROMPTED if full else ()))
+    shapes = [Layout(packed=p, prompted=q) for p in packs for q in before]
+    shapes.append(Layout(packed=True, listed=True))
+    for layout in (
+        layout._replace(packed=shape.packed, listed=shape.listed, prompted=shape.prompted)
+        for shape in shapes
+        for layout in LAYOUTS
+    ):
         relevant = _relevant(layout, foreign.roles)
         if relevant in tried:
             continue

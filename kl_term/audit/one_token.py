@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from kl_term.audit.batches import token_batch
+from kl_term.audit.batches import Batch, token_batch
 from kl_term.audit.readings import Part, Reading
 
 #: Log-prob of the tokens of the other answers, which their own policy drew.
@@ -49,7 +49,7 @@ def _batch(
     ref_logp: Sequence[float],
     log_ratio: Sequence[float],
     worth: Sequence[float],
-):
+) -> Batch:
     at, reference, moved = (torch.tensor(x).double() for x in (logp, ref_logp, log_ratio))
     worths = torch.tensor(worth).double()
     return replace(token_batch(at, reference, at - moved), advantages=worths, rewards=worths)
