@@ -1,181 +1,15 @@
-"""Which argument of a foreign loss is which: by a mapping, or guessed from its spelling.
-
-The spellings are those of TRL, verl, OpenRLHF, NeMo-RL, open-instruct, slime, prime-rl and of who
-writes like them. A name is cut into words; which words it holds decides its role.
-"""
+"""Which argument of a foreign loss is which: by a mapping, or guessed from its spelling."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
+from kl_term.audit.spellings import ALWAYS, MODELS, ROLES, Role, role_of, words_of
 from kl_term.errors import UserError
 from kl_term.plain_checks import check_choice
-
-Role = Literal[
-    "logp",
-    "ref_logp",
-    "old_logp",
-    "ref_log_ratio",
-    "log_ratio",
-    "ratio",
-    "mask",
-    "padding",
-    "sample_mask",
-    "advantages",
-    "rewards",
-    "token_rewards",
-    "values",
-    "beta",
-    "tokens",
-    "logits",
-    "ref_logits",
-    "old_logits",
-    "cu_seqlens",
-    "sequence_ids",
-    "position_ids",
-    "max_seqlen",
-    "lengths",
-    "count",
-    "width",
-    "group",
-    "group_size",
-    "clip",
-    "temperature",
-    "inputs",
-    "config",
-]
-ROLES: tuple[Role, ...] = get_args(Role)
-#: Roles that are passed even where the parameter has a default: tensors, the coefficient, and the
-#: length that a constant divisor is.
-ALWAYS: tuple[Role, ...] = (
-    "logp",
-    "ref_logp",
-    "old_logp",
-    "ref_log_ratio",
-    "log_ratio",
-    "ratio",
-    "mask",
-    "padding",
-    "advantages",
-    "rewards",
-    "token_rewards",
-    "values",
-    "beta",
-    "tokens",
-    "logits",
-    "ref_logits",
-    "old_logits",
-    "cu_seqlens",
-    "sequence_ids",
-    "position_ids",
-    "max_seqlen",
-    "lengths",
-    "width",
-    "group_size",
-    "inputs",
-)
-#: Roles that hold what the policy being trained says of a token: the gradient is by one of these.
-OF_POLICY: tuple[Role, ...] = ("logp", "logits", "ref_log_ratio", "log_ratio", "ratio")
-
-_LOG_PROB = re.compile(r"log_?p(?:rob(?:abilitie|ability)?|i)?s?(?=_|$)")
-_REFERENCE = {"ref", "reference", "base", "teacher", "init", "initial", "sft", "frozen", "anchor"}
-_REFERENCE |= {"prior", "refs", "pretrained"}
-_SAMPLER = {"old", "sampling", "sampler", "behavior", "behaviour", "inference", "rollout", "mu"}
-_SAMPLER |= {"generation", "generator", "gen", "prev", "previous", "engine", "vllm", "sglang"}
-_SAMPLER |= {"proximal", "prox", "sampled", "actor_old", "beh", "recorded"}
-_MASKS = {"mask", "masks", "valid", "counted", "keep", "maskf"}
-_ADVANTAGES = {"advantages", "advantage", "adv", "advs", "returns", "return"}
-_REWARDS = {"rewards", "reward", "scores", "score", "rews", "rew"}
-_COEFFICIENTS = {"coef", "coeff", "coefficient", "weight", "ctl", "lambda", "lam", "scale", "alpha"}
-_COEFFICIENTS |= {"penalty"}
-_TOKENS = {"labels", "tokens", "ids", "actions", "targets", "responses", "token", "sequences"}
-_BAGS = {"inputs", "batch", "data", "samples", "mb", "microbatch", "minibatch", "rollouts"}
-_BAGS |= {"sample", "experience", "experiences", "example", "examples", "rollout_data"}
-_BAGS |= {"model_output", "model_outputs", "output", "outputs"}
-_MODELS = {"model", "module", "actor", "network", "net", "transformer", "lm", "tokenizer"}
-#: Names under which some pass advantages and some what a mask is: decided by what they do.
-AMBIGUOUS = ("loss_weights", "weights")
-_CONFIGS = {"config", "cfg", "args", "hparams", "settings", "self"}
-_PER_PROMPT = {"generations", "samples", "rollouts", "responses", "completions"}
-_SEQUENCES, _NUMBERS = {"sequence", "seq", "segment"}, {"id", "ids", "idx", "index"}
-_LIMITS = {"eps", "epsilon", "clip", "cliprange", "clipping"}
-
-
-def words_of(name: str) -> set[str]:
-    """The words of a name, ``perTokenLogps`` and ``per_token_logps`` alike."""
-    return set(_snake(name).split("_"))
-
-
-def _snake(name: str) -> str:
-    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().strip("_")
-    return _LOG_PROB.sub("logp", snake)
-
-
-def role_of(name: str) -> Role | None:
-    """The role that a name is usually given, or None."""
-    words = words_of(name)
-    return next((role for role, holds in _RULES if holds(words, _snake(name))), None)
-
-
-def _whose(words: set[str]) -> str:
-    if words & _SAMPLER:
-        return "old_"
-    return "ref_" if words & _REFERENCE else ""
-
-
-def _is_beta(words: set[str], name: str) -> bool:
-    if words & {"low", "high", "target", "type", "mode", "estimator", "reward", "loss"} - {"loss"}:
-        return False
-    named = "beta" in words or name in ("betas", "klcoef", "klcoeff", "klweight")
-    return named or ("kl" in words and bool(words & _COEFFICIENTS))
-
-
-def _logs(kind: str, whose: str) -> Callable[[set[str], str], bool]:
-    return lambda words, name: kind in words and _whose(words) == whose
-
-
-_RULES: tuple[tuple[Role, Callable[[set[str], str], bool]], ...] = (
-    ("beta", _is_beta),
-    ("padding", lambda w, n: bool(w & {"pad", "padding"}) and bool(w & {"mask", "masks"})),
-    ("sample_mask", lambda w, n: n in ("sample_mask", "sequence_mask", "row_mask")),
-    ("mask", lambda w, n: bool(w & _MASKS)),
-    ("cu_seqlens", lambda w, n: "cu" in w and bool(w & {"seqlens", "seqlen", "seq", "lens"})),
-    ("sequence_ids", lambda w, n: bool(w & _SEQUENCES) and bool(w & _NUMBERS)),
-    ("max_seqlen", lambda w, n: "max" in w and bool(w & {"seqlen", "seqlens"})),
-    ("position_ids", lambda w, n: bool(w & {"position", "positions"})),
-    ("ref_log_ratio", lambda w, n: "ratio" in w and bool(w & {"ref", "reference", "kl"})),
-    ("log_ratio", lambda w, n: ("ratio" in w and bool(w & {"log", "logp"})) or "logratio" in w),
-    ("log_ratio", lambda w, n: bool(w & {"logratio", "logratios", "logr"})),
-    ("width", lambda w, n: "max" in w and bool(w & {"len", "length", "tokens", "completion"})),
-    ("ratio", lambda w, n: "ratio" in w and not w & _LIMITS),
-    ("old_logp", _logs("logp", "old_")),
-    ("ref_logp", _logs("logp", "ref_")),
-    ("logp", _logs("logp", "")),
-    ("old_logits", _logs("logits", "old_")),
-    ("ref_logits", _logs("logits", "ref_")),
-    ("logits", _logs("logits", "")),
-    ("values", lambda w, n: bool(w & {"values", "vpreds", "vpred"}) or n == "value_preds"),
-    ("advantages", lambda w, n: bool(w & _ADVANTAGES) or n in AMBIGUOUS),
-    ("token_rewards", lambda w, n: "token" in w and bool(w & _REWARDS)),
-    ("rewards", lambda w, n: bool(w & _REWARDS) or n == "r"),
-    ("ref_log_ratio", lambda w, n: n in ("kl", "kls", "per_token_kl", "approx_kl")),
-    ("group_size", lambda w, n: "group" in w and bool(w & {"size", "num"})),
-    ("group_size", lambda w, n: bool(w & {"n", "num"}) and bool(w & _PER_PROMPT)),
-    ("group", lambda w, n: bool(w & {"group", "groups", "uid", "uids", "index", "prompt"})),
-    ("count", lambda w, n: bool(w & {"num", "total", "n"}) and bool(w & {"items", "tokens"})),
-    ("lengths", lambda w, n: bool(w & {"lengths", "lens", "seqlens"})),
-    ("temperature", lambda w, n: bool(w & {"temperature", "temp", "tau"})),
-    ("clip", lambda w, n: bool(w & _LIMITS)),
-    ("inputs", lambda w, n: n in _BAGS),
-    ("config", lambda w, n: n in _CONFIGS),
-    ("tokens", lambda w, n: bool(w & _TOKENS)),
-    ("ref_logp", lambda w, n: n in ("ref", "reference", "lp_ref", "ref_lp", "teacher")),
-    ("old_logp", lambda w, n: n in ("old", "lp_old", "old_lp", "behavior")),
-    ("logp", lambda w, n: n in ("lp", "new", "policy", "student", "cur_lp", "new_lp", "lp_new")),
-)
 
 
 class Plan(NamedTuple):
@@ -239,18 +73,34 @@ def plan_call(
             guessed[name] = role
         elif parameter.default is parameter.empty:
             raise UserError(f"{name_of(function)}: {_unknown(function, name)}")
+    for name in _taken_by_key(function, parameters):
+        role = role_of(name)
+        if name not in {**roles, **guessed, **fixed} and role in ALWAYS:
+            guessed[name] = role
     _one_ratio(roles | guessed, guessed)
     _beside_values(roles | guessed, guessed)
     _refuse_two_policies(function, roles | guessed)
+    _refuse_two_ratios(function, roles | guessed, guessed)
     kinds = {n: p.kind for n, p in parameters.items()}
     positional = tuple(n for n, kind in kinds.items() if kind is inspect.Parameter.POSITIONAL_ONLY)
     bags = {n: r for n, r in names.items() if n not in parameters}  # a coefficient inside a bag
     return Plan(roles | guessed, fixed | {f"*{n}": r for n, r in bags.items()}, guessed, positional)
 
 
+def _taken_by_key(function: Callable[..., Any], parameters: Mapping[str, Any]) -> list[str]:
+    """The names that a function reads of its ``**kwargs``."""
+    bag = next((n for n, p in parameters.items() if p.kind is p.VAR_KEYWORD), None)
+    try:
+        text = inspect.getsource(getattr(function, "forward", function)) if bag else ""
+    except (OSError, TypeError):
+        return []
+    asked = rf"""\b{bag}\s*(?:\.\s*(?:get|pop)\s*\(|\[)\s*["'](\w+)["']"""
+    return [*dict.fromkeys(re.findall(asked, text))] if bag else []
+
+
 def _unknown(function: Callable[..., Any], name: str) -> str:
     """What to do about an argument that has no role and no default."""
-    if words_of(name) & _MODELS:
+    if words_of(name) & MODELS:
         return (
             f"takes a model ({name!r}), and an audit gives log-probs or logits: pass the part of "
             f"it that works on those, or a stub by given={{{name!r}: STUB}}"
@@ -276,6 +126,17 @@ def _refuse_two_policies(function: Callable[..., Any], roles: Mapping[str, Role]
                 f"{' and '.join(map(repr, both))}: say what one of them is by names=; a loss of "
                 "pairs of answers (DPO) is not audited"
             )
+
+
+def _refuse_two_ratios(
+    function: Callable[..., Any], roles: Mapping[str, Role], guessed: Mapping[str, Role]
+) -> None:
+    """Beside the log-probs of both a KL is some other number, such as the baseline of KTO."""
+    if not {"logp", "ref_logp"} <= {*roles.values()}:
+        return
+    for name, role in guessed.items():
+        if role == "ref_log_ratio":
+            raise UserError(f"{name_of(function)}: {_unknown(function, name)}")
 
 
 def _beside_values(roles: Mapping[str, Role], guessed: dict[str, Role]) -> None:

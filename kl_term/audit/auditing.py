@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from kl_term.audit.arguments import numbers_of, role_of
 from kl_term.audit.calling import one_line
 from kl_term.audit.expectations import Expectations, expectations
 from kl_term.audit.facts import Facts
@@ -18,12 +17,15 @@ from kl_term.audit.findings import ordered
 from kl_term.audit.identity import identify
 from kl_term.audit.invariants import invariants
 from kl_term.audit.numerics import numerics
-from kl_term.audit.policy_part import PolicyPart, policy_part
+from kl_term.audit.policy_part import NOWHERE, PolicyPart, policy_part
 from kl_term.audit.readings import Kind, Reading, read
 from kl_term.audit.report import Audit, Row, rows_of
 from kl_term.audit.rules import findings_of
 from kl_term.audit.supports import supports
 from kl_term.audit.targets import NEITHER
+from kl_term.audit.temperatures import Tempered, compared, divides_logits, temperatures_of
+from kl_term.audit.top_k import pushes_at_reference
+from kl_term.audit.unnamed import is_divergence
 from kl_term.errors import UserError
 from kl_term.plain_checks import check_positive
 
@@ -59,14 +61,23 @@ def audit(
     """
     check_positive("beta", beta)
     with torch.random.fork_rng(devices=[]):
+
+        def at_one(values: Mapping[str, float]) -> Reading:
+            own = dict(given or {}) | dict.fromkeys(values, 1.0)
+            return _read(loss, names, own, beta_name, beta, factory, kind)
+
         reading = _read(loss, names, given, beta_name, beta, factory, kind)
         try:
             tick = Progress()
+            tempered = Tempered({})
+            if values := divides_logits(reading):
+                tempered = compared(reading, at_one(values), values)
+                reading = at_one(values)
             facts = _measured(reading, tick)
-            if tempered := _tempered(facts):
-                at_one = dict(given or {}) | dict.fromkeys(tempered, 1.0)
-                reading = _read(loss, names, at_one, beta_name, beta, factory, kind)
-                facts = replace(_measured(reading, tick), tempered=tempered)
+            if not values and (values := _off_at_default(facts)):
+                tempered, reading = Tempered(values), at_one(values)
+                facts = _measured(reading, tick)
+            facts = replace(facts, tempered=tempered)
         except UserError:
             raise
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
@@ -115,21 +126,24 @@ def _measured(reading: Reading, tick: Callable[[str], None]) -> Facts:
     numbers = numerics(reading)
     tick("its policy part")
     policy = policy_part(reading)
-    return Facts(reading, identity, expected, found, numbers, policy, supports(reading))
+    return Facts(
+        reading,
+        identity,
+        expected,
+        found,
+        numbers,
+        policy,
+        supports(reading),
+        unnamed_divergence=expected["fresh"]["state"].name == NEITHER and is_divergence(reading),
+        top_k_pushes=pushes_at_reference(reading),
+    )
 
 
-def _tempered(facts: Facts) -> dict[str, float]:
+def _off_at_default(facts: Facts) -> dict[str, float]:
     """The temperatures, not one, at which a loss with the right minimum is no known divergence."""
-    foreign = facts.reading.foreign
     if facts.at_state.name != NEITHER or not facts.invariants.zero_at_reference:
         return {}
-    held = {**foreign.plan.roles, **foreign.plan.fixed}
-    numbers = {} if foreign.factory else numbers_of(foreign.function)
-    return {
-        name: value
-        for name, value in numbers.items()
-        if value != 1 and name not in held and role_of(name) == "temperature"
-    }
+    return temperatures_of(facts.reading.foreign)
 
 
 def _result(facts: Facts) -> Audit:
@@ -176,6 +190,7 @@ def _of_policy(policy: PolicyPart | None) -> list[Row]:
     rows = [Row("policy loss", f"{kind}, {policy.aggregation or 'no aggregation of ours'}")]
     for sign, (below, above) in (policy.clips or {}).items():
         text = f"no gradient at ratios below {below:.3g} and above {above:.3g}"
+        text = "no gradient at any ratio" if (below, above) == NOWHERE else text
         rows.append(Row(f"{sign} advantage", text))
     if policy.ascends_reward is not None:
         answer = "that of the reward" if policy.ascends_reward else "not that of the reward"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 import warnings
 from collections.abc import Callable, Mapping
@@ -13,8 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kl_term.audit.arguments import OF_POLICY, Plan, name_of, role_of
+from kl_term.audit.arguments import Plan, name_of
+from kl_term.audit.bags import Bag
 from kl_term.audit.batches import Batch, chosen
+from kl_term.audit.holding import changed
+from kl_term.audit.spellings import OF_POLICY, OF_TOP_K
 from kl_term.errors import UserError
 
 
@@ -22,6 +24,8 @@ class Layout(NamedTuple):
     """The shapes and types that a function wants."""
 
     packed: bool = False  #: tokens of all answers in one row, without padding
+    listed: bool = False  #: and cut into a list of one row an answer
+    marked: bool = False  #: labels are -100 where nothing is counted
     advantages: str = "row"  #: ``row`` [B], ``column`` [B, 1] or ``token`` [B, T]
     mask: torch.dtype = torch.bool
     floats: torch.dtype = torch.float64
@@ -57,6 +61,10 @@ class Foreign:
     layout: Layout = LAYOUTS[0]
     bag_beta: bool = False  #: whether it reads the coefficient out of its inputs
     allowed: int | None = None  #: the longest completion allowed; None = the width of the batch
+    #: Numbers of the caller that divide the loss, and their defaults.
+    divisors: dict[str, float] = field(default_factory=dict)
+    nests: bool = False  #: its configuration holds others
+    kept: int | None = None  #: tokens of a top k; None = the whole vocabulary
     calls: int = 0
     notes: set[str] = field(default_factory=set)  #: such as ``modifies its arguments``
 
@@ -70,7 +78,7 @@ class Foreign:
 
     @property
     def by_logits(self) -> bool:
-        return "logits" in self.roles
+        return bool(self.roles & {"logits", "topk_logp"})
 
     @property
     def has_beta(self) -> bool:
@@ -157,24 +165,23 @@ class Given:
 
     def _own(self, name: str, value: Any) -> Any:
         """A copy of what the user gave, with the coefficient where it lies inside."""
-        path = (self.of.beta_path or "").split(".")
-        if path[0] != name:
+        first, _, path = (self.of.beta_path or "").partition(".")
+        if first != name:
             return value.clone() if isinstance(value, Tensor) else value
-        copied = copy.deepcopy(value)
-        inner = copied
-        for part in path[1:-1]:
-            inner = inner[part] if isinstance(inner, Mapping) else getattr(inner, part)
-        if isinstance(inner, dict):
-            inner[path[-1]] = self.beta
-        else:
-            setattr(inner, path[-1], self.beta)
-        return copied
+        return changed(value, path, self.beta)
 
     def value(self, role: str) -> Any:
         """What is passed for a role."""
+        made = self._value(role)
+        lengths = self.batch.mask.sum(-1).tolist()
+        if self.of.layout.listed and isinstance(made, Tensor) and len(made) == sum(lengths):
+            return list(made.split(lengths))
+        return made
+
+    def _value(self, role: str) -> Any:
         batch, layout = self.batch, self.of.layout
         if role in ("inputs", "config"):
-            return Bag(self)
+            return Bag(self, nests=role == "config" and self.of.nests)
         scalars = {
             "beta": self.beta,
             "clip": 0.2,
@@ -186,6 +193,8 @@ class Given:
         }
         if role in scalars:
             return scalars[role]
+        if role in OF_TOP_K:
+            return self._tracked(self._shape(self._of_top_k(role)))
         if role in OF_POLICY:
             return self._of_policy(role)
         counted = batch.mask.sum(-1)
@@ -216,10 +225,21 @@ class Given:
         log_ratio = logp - self.batch.old_logp.to(logp.dtype)
         return self._shape(log_ratio if role == "log_ratio" else log_ratio.exp())
 
+    def _of_top_k(self, role: str) -> Tensor:
+        """Of the likeliest tokens of the reference, the likeliest first."""
+        likeliest = self.batch.ref_logits.argsort(dim=-1, descending=True, stable=True)
+        ids = likeliest[..., : self.of.kept]
+        if role == "topk_ids":
+            return ids
+        of_policy = role == "topk_logp"
+        logits = self._logits if of_policy else self.batch.ref_logits.to(self._logits.dtype)
+        return logits.log_softmax(-1).gather(-1, ids)
+
     def _constant(self, role: str) -> Tensor:
         batch, floats = self.batch, self.of.layout.floats
         if role == "tokens":
-            return batch.tokens
+            marked = self.of.layout.marked
+            return batch.tokens.masked_fill(~batch.mask, -100) if marked else batch.tokens
         if role == "position_ids":
             return torch.arange(batch.mask.shape[1]).expand(batch.rows, -1)
         if role in ("ref_logp", "old_logp", "ref_logits", "old_logits"):
@@ -258,7 +278,8 @@ class Given:
             return made
         if "logits" in role:
             return torch.cat([made, made[:, :1].detach()], 1)
-        return torch.cat([torch.zeros_like(made[:, :1]), made], 1)
+        nothing = -100 if role == "tokens" and self.of.layout.marked else 0
+        return torch.cat([torch.full_like(made[:, :1], nothing), made], 1)
 
     def _shape(self, tensor: Tensor) -> Tensor:
         """Packed, what belongs to tokens loses its padding."""
@@ -277,46 +298,6 @@ class Given:
         if returned.shape == mask.shape:
             return torch.where(mask, returned, 0.0)
         return returned.reshape(()) if returned.numel() == 1 and returned.ndim <= 1 else returned
-
-
-class Bag(dict):
-    """A batch or a configuration whose entries are found by their spelling, as key or attribute."""
-
-    def __init__(self, given: Given) -> None:
-        super().__init__()
-        self.__dict__["_given"] = given
-
-    def _find(self, name: str) -> Any:
-        given: Given = self.__dict__["_given"]
-        named = given.of._named_in_bags()
-        role = named.get(name) or role_of(name)
-        if role is None or role in ("inputs", "config"):
-            raise UserError(
-                f"{given.of.name}: reads {name!r} of its inputs, and nothing tells what that is: "
-                f"say it by names={{{name!r}: ROLE}}"
-            )
-        given.of.bag_beta |= role == "beta"
-        if role not in self.__dict__.setdefault("_kept", {}):
-            self.__dict__["_kept"][role] = given.value(role)
-        return self.__dict__["_kept"][role]
-
-    def __getitem__(self, name: str) -> Any:
-        return dict.__getitem__(self, name) if dict.__contains__(self, name) else self._find(name)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        try:
-            return self._find(name)
-        except UserError as error:
-            raise AttributeError(str(error)) from None
-
-    def __contains__(self, name: object) -> bool:
-        return dict.__contains__(self, name) or role_of(str(name)) is not None
-
-    def get(self, name: str, default: Any = None) -> Any:
-        known = name in self  # by its spelling, not because it was put here
-        return self[name] if known else default
 
 
 def random_states() -> tuple[Any, ...]:

@@ -15,18 +15,45 @@ _OTHERS = ("E[k2]", "half chi-square", "half chi-square of the reference", "tota
 
 def of_expectation(facts: Facts) -> Iterator[Finding]:
     identity, at_state = facts.identity, facts.at_state
+    yield from _of_top_k(facts)
     if not identity.has_gradient or not facts.invariants.reads_reference:
         return
     mixed_up = identity.fault or identity.twice or facts.invariants.reads_constant_logit
     if math.isnan(at_state.from_reverse):
         return
-    if not facts.invariants.zero_at_reference and not mixed_up and at_state.name != NOTHING:
+    if facts.tempered.kl_off and not facts.tempered.ratio_off:
+        yield Finding(
+            "not-zero-at-reference",
+            "error",
+            "at its default temperature it still pushes where policy and reference agree",
+            "give both the same temperature, mask and tokens",
+            None,
+        )
+    elif not facts.invariants.zero_at_reference and not mixed_up and at_state.name != NOTHING:
         yield Finding(
             "not-zero-at-reference",
             "error",
             "where policy and reference agree it still pushes",
             "give both the same temperature, mask and tokens",
             None,
+        )
+    elif at_state.name == NEITHER and not _explained(facts) and facts.reading.kind == "reward":
+        yield Finding(
+            "estimator-in-reward",
+            "error",
+            "what the reward pays for a token's KL has the gradient of no known divergence: only "
+            "k1 has that of the reverse KL there",
+            "subtract the log-ratio itself (k1)",
+            "05_fixed_points#thm-k3-plain-flow",
+        )
+    elif at_state.name == NEITHER and not _explained(facts) and facts.unnamed_divergence:
+        yield Finding(
+            "another-divergence",
+            "note",
+            "what it descends has no name here; it is least where policy and reference agree, and "
+            "rises on the ways that were tried from there",
+            "for a KL sum p log(p / q) over the vocabulary",
+            GRADIENTS,
         )
     elif at_state.name == NEITHER and not _explained(facts):
         yield Finding(
@@ -54,6 +81,30 @@ def of_expectation(facts: Facts) -> Iterator[Finding]:
             "for the reverse KL use k2, or k3 with a live ratio",
             GRADIENTS,
         )
+
+
+def _of_top_k(facts: Facts) -> Iterator[Finding]:
+    """Without a correction a sum over some tokens is least elsewhere than at the reference."""
+    if not facts.top_k_pushes or not facts.invariants.zero_at_reference:
+        return
+    if facts.at_state.name == "forward KL":
+        yield Finding(
+            "not-zero-at-reference",
+            "note",
+            "given some of the reference's tokens alone it is least where these have all the mass",
+            "add the mass of both policies on these tokens, or one class for all others",
+            None,
+        )
+        return
+    yield Finding(
+        "no-known-divergence",
+        "error",
+        "given some of the reference's tokens alone it is no divergence: it is not least where "
+        "policy and reference agree, and mass flees from these tokens",
+        "add the mass of the reference and subtract that of the policy on these tokens, or add one "
+        "class for all others",
+        None,
+    )
 
 
 def _explained(facts: Facts) -> bool:

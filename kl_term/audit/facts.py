@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kl_term.audit.expectations import Expectations
@@ -14,6 +13,7 @@ from kl_term.audit.policy_part import PolicyPart
 from kl_term.audit.readings import Reading
 from kl_term.audit.supports import Supports
 from kl_term.audit.targets import NEITHER, NOTHING, Minimised
+from kl_term.audit.temperatures import Tempered
 
 #: The theorem on what each estimator descends.
 GRADIENTS = "02_gradients#thm-expected-gradients"
@@ -30,8 +30,12 @@ class Facts:
     numerics: Numerics
     policy: PolicyPart | None
     supports: Supports
+    #: What is descended has no name, and is a divergence all the same.
+    unnamed_divergence: bool = False
+    #: Given the reference's likeliest tokens alone, it pushes where both policies agree.
+    top_k_pushes: bool = False
     #: Temperatures of its defaults that were set to one, since at these it is no known divergence.
-    tempered: Mapping[str, float] = field(default_factory=dict)
+    tempered: Tempered = field(default_factory=lambda: Tempered({}))
 
     @property
     def at_state(self) -> Minimised:
@@ -67,7 +71,7 @@ class Facts:
     @property
     def asks_for_no_reference(self) -> bool:
         """Whether it is a KL to the sampler because it takes no reference."""
-        asks = self.reading.foreign.roles & {"ref_logp", "ref_logits", "inputs"}
+        asks = self.reading.foreign.roles & {"ref_logp", "ref_logits", "ref_topk_logp", "inputs"}
         return self.identity.fault == "to-the-sampler" and not asks
 
     @property

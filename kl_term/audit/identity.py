@@ -47,6 +47,11 @@ class Identity:
     divided: bool = False  #: the price of an answer in the reward is divided by its length
 
     @property
+    def has_baseline(self) -> bool:
+        """Whether a mean over the group is taken off the price of an answer."""
+        return self.match is not None and ", less " in self.match.written
+
+    @property
     def term(self) -> KLTerm | None:
         """Only what agrees in value and gradient, far from the reference too.
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from kl_term.audit.arguments import AMBIGUOUS, numbers_of
+from kl_term.audit.arguments import numbers_of
 from kl_term.audit.batches import Batch, random_batch
 from kl_term.audit.calling import LAYOUTS, Foreign, Layout, one_line
+from kl_term.audit.spellings import AMBIGUOUS, OF_TOP_K, words_of
 from kl_term.errors import UserError
 
 #: Coefficients between which a KL is isolated; small, so that no clip of the policy part decides.
@@ -28,17 +30,35 @@ def probe_of(foreign: Foreign) -> Batch:
 
 
 def layout_of(foreign: Foreign) -> Layout:
-    """The first layout that a function can be called with."""
-    packed = bool(foreign.roles & {"cu_seqlens", "sequence_ids"}) or (
-        "position_ids" in foreign.roles and not foreign.roles & {"mask", "padding"}
-    )
+    """The first layout that a function can be called with, its configuration flat or nested."""
+    try:
+        return _layout_of(foreign)
+    except UserError as error:
+        if "config" not in foreign.roles or foreign.nests:
+            raise
+        foreign.nests = True
+        try:
+            return _layout_of(foreign)
+        except UserError as nested:
+            raise (nested if "reads" in str(nested) else error) from None
+
+
+def _layout_of(foreign: Foreign) -> Layout:
+    packed = bool(foreign.roles & {"cu_seqlens", "sequence_ids"})
+    masked = bool(foreign.roles & {"mask", "padding"})
+    packs: tuple[bool, ...] = (packed,)
+    if "position_ids" in foreign.roles and not packed:
+        packs = (False, True) if masked else (True,)
     probe = probe_of(foreign)
     first: Exception | None = None
     tried = set()
-    full = foreign.by_logits and "tokens" in foreign.roles and not packed
+    full = foreign.by_logits and "tokens" in foreign.roles and not any(packs)
+    before = ((), *(_PROMPTED if full else ()))
+    shapes = [Layout(packed=p, prompted=q) for p in packs for q in before]
+    shapes.append(Layout(packed=True, listed=True))
     for layout in (
-        layout._replace(packed=packed, prompted=prompted)
-        for prompted in ((), *(_PROMPTED if full else ()))
+        layout._replace(packed=shape.packed, listed=shape.listed, prompted=shape.prompted)
+        for shape in shapes
         for layout in LAYOUTS
     ):
         relevant = _relevant(layout, foreign.roles)
@@ -172,6 +192,85 @@ def settle_weights(foreign: Foreign) -> None:
         foreign.layout = first
         for name in named:
             foreign.plan.roles[name] = foreign.plan.guessed[name] = "advantages"
+
+
+def settle_advantages(foreign: Foreign) -> None:
+    """One an answer can be broadcast along the wrong axis of a loss that wants one a token."""
+    first, probe = foreign.layout, probe_of(foreign)
+    if "advantages" not in foreign.roles or first.advantages != "row" or first.packed:
+        return
+
+    def gradient(batch: Batch) -> Tensor | None:
+        return foreign.call(batch, 0.0).gradient
+
+    if not mixes_advantages(gradient, probe):
+        return
+    foreign.layout = first._replace(advantages="token")
+    try:
+        if not mixes_advantages(gradient, probe):
+            return
+    except Exception:
+        foreign.notes.discard("modifies its arguments")
+    foreign.layout = first
+
+
+def settle_mixture(foreign: Foreign) -> None:
+    """Of two policies' logits alone, a guessed coefficient that changes the loss and does not
+    scale it mixes two divergences: it keeps its default."""
+    guessed = [name for name, role in foreign.plan.guessed.items() if role == "beta"]
+    alone = not foreign.roles & {"advantages", "rewards", "token_rewards", "inputs"}
+    both = {"logits", "ref_logits"} <= foreign.roles
+    if not (guessed and alone and both) or foreign.factory or foreign.beta_path:
+        return
+    probe = probe_of(foreign)
+    low, high = (foreign.call(probe, beta).value.double() for beta in (LOW, HIGH))
+    if torch.equal(low, high) or torch.allclose(high * LOW, low * HIGH, rtol=1e-4, atol=1e-9):
+        return
+    if guessed[0] in numbers_of(foreign.function):
+        del foreign.plan.roles[guessed[0]], foreign.plan.guessed[guessed[0]]
+
+
+def settle_labels(foreign: Foreign) -> None:
+    """Labels without a mask beside them may say themselves what is counted: not what is -100."""
+    tokens = [name for name, role in foreign.plan.roles.items() if role == "tokens"]
+    labels = any(words_of(name) & {"labels", "targets"} for name in tokens)
+    first, probe = foreign.layout, probe_of(foreign)
+    if not labels or first.packed or foreign.roles & {"mask", "padding"}:
+        return
+    foreign.layout = first._replace(marked=True)
+    try:
+        gradient = foreign.call(probe, HIGH).gradient
+    except Exception:
+        gradient = None
+    if gradient is None or bool((gradient[~probe.mask] != 0).any()):
+        foreign.layout = first
+
+
+def settle_top_k(foreign: Foreign) -> None:
+    """Of all tokens nothing is left over: a class for the rest can then be NaN."""
+    if not foreign.roles & {*OF_TOP_K}:
+        return
+    output = foreign.call(probe_of(foreign), HIGH)
+    found = (x for x in (output.value, output.gradient) if x is not None)
+    if not all(bool(x.isfinite().all()) for x in found):
+        foreign.kept = -1  # all but the least likely
+
+
+def mixes_advantages(gradient: Callable[[Batch], Tensor | None], batch: Batch) -> bool:
+    """Whether an answer's gradient moves with the advantage of another.
+
+    A mean taken off, or a spread divided by, reads them too, and is right: what is added to all
+    advantages then changes nothing.
+    """
+    other = torch.cat([-2.0 * batch.advantages[:1], batch.advantages[1:]])
+    here, moved, shifted = (
+        gradient(replace(batch, advantages=advantages))
+        for advantages in (batch.advantages, other, batch.advantages + 3.0)
+    )
+    if here is None or moved is None or shifted is None:
+        return False
+    alone = torch.allclose(here[1:], moved[1:], rtol=1e-4, atol=1e-9)
+    return not alone and not torch.allclose(here, shifted, rtol=1e-4, atol=1e-9)
 
 
 def _is_cuda(error: Exception) -> bool:

@@ -87,7 +87,7 @@ def notes(facts: Facts) -> Iterator[Finding]:
             "tokens where there are as many tokens as answers",
             "expand one advantage an answer to its tokens before, or unsqueeze it inside",
         )
-    for name, value in facts.tempered.items():
+    for name, value in facts.tempered.values.items():
         yield Finding(
             "tempered",
             "note",

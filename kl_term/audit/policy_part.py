@@ -10,10 +10,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kl_term.audit.batches import Batch, token_batch
+from kl_term.audit.batches import Batch
 from kl_term.audit.candidates import SUM, fit, weights_of
 from kl_term.audit.identity import NEAR, probe_batches
+from kl_term.audit.layouts import mixes_advantages
 from kl_term.audit.numerics import dead_zone
+from kl_term.audit.one_token import policy_of_token
 from kl_term.audit.policy_weights import PolicyWeights, policy_weights
 from kl_term.audit.readings import Reading
 from kl_term.audit.trees import Tree, expected_gradient, tree
@@ -25,7 +27,13 @@ from kl_term.objectives.losses import KINDS, ClipRange
 _OPEN = ClipRange(0.2, 5.0)
 
 
+#: The kind of a loss whose ratio is not to the sampler.
+TO_REFERENCE = "ratio to the reference"
+#: Standard deviation of the log-ratio to the reference, inside every clip.
+_CLOSE = 0.04
 _SIGNS = {"positive": 1.0, "negative": -1.0}
+#: Below and above which ratio a sign of the advantage has no gradient, if it has none anywhere.
+NOWHERE = (1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,7 @@ class PolicyPart:
         math.nan
     )  #: share of tokens whose gradient has the sign of minus the advantage
     reads_other_advantages: bool = False
+    reads_other_answers: bool = False  #: the log-probs of another answer move a token's gradient
     live_ratio: bool = False  #: the gradient reads the sampler
     #: Ratios beyond which a gradient is zero, by the sign of the advantage: (below, above).
     clips: dict[str, tuple[float, float]] | None = None
@@ -61,6 +70,12 @@ def policy_part(reading: Reading) -> PolicyPart | None:
         reads = _values_move(reading, batches[0])
         return PolicyPart(False) if reads else None
     kind, aggregation, scale = _kind(reading, batches, wanted)
+    if kind is None:  # a clip around the reference binds where that is not close
+        close = [*probe_batches(reading, _CLOSE, count=2), *probe_batches(
+            reading, _CLOSE, count=1, rows=5, width=6)]  # fmt: skip
+        found = _kind(reading, close, [reading.policy(batch).gradient for batch in close])
+        if found[0] == TO_REFERENCE:
+            kind, aggregation, scale = found
     clips = _clips(reading)
     return PolicyPart(
         True,
@@ -68,7 +83,9 @@ def policy_part(reading: Reading) -> PolicyPart | None:
         aggregation,
         scale,
         right_signs=_right_signs(reading, batches, wanted),
-        reads_other_advantages=_reads_others(reading, batches[0]),
+        reads_other_advantages="advantages" in reading.foreign.roles
+        and mixes_advantages(lambda batch: reading.policy(batch).gradient, batches[0]),
+        reads_other_answers=kind is None and _reads_other_answers(reading, batches[0]),
         live_ratio=_live(reading, batches[0]),
         clips=clips,
         sized_clip=clips is not None and _sized(reading, clips),
@@ -128,7 +145,7 @@ def _kinds() -> dict[str, Callable[[Reading, Batch, Tensor], Tensor]]:
         ratio = (logp - torch.where(batch.mask, batch.ref_logp, 0.0)).exp()
         return -ratio * _worth(reading, batch)
 
-    found["ratio to the reference"] = to_reference
+    found[TO_REFERENCE] = to_reference
     return found
 
 
@@ -143,22 +160,17 @@ def _right_signs(reading: Reading, batches: list[Batch], wanted: list[Tensor]) -
     return right / max(counted, 1)
 
 
-def _reads_others(reading: Reading, batch: Batch) -> bool:
-    """Whether an answer's gradient moves with the advantage of another.
-
-    A mean taken off, or a spread divided by, reads them too, and is right: what is added to all
-    advantages then changes nothing.
-    """
-    if "advantages" not in reading.foreign.roles:
-        return False
-    other = batch.advantages.clone()
-    other[0] = -2.0 * other[0]
-    here, moved, shifted = (
-        reading.policy(replace(batch, advantages=advantages)).gradient
-        for advantages in (batch.advantages, other, batch.advantages + 3.0)
-    )
-    alone = torch.allclose(here[1:], moved[1:], rtol=1e-4, atol=1e-9)
-    return not alone and not torch.allclose(here, shifted, rtol=1e-4, atol=1e-9)
+def _reads_other_answers(reading: Reading, batch: Batch) -> bool:
+    """Whether a small step of the policy in one answer moves the gradient of another."""
+    step = 0.02 * torch.ones_like(batch.logits).cumsum(-1).flip(-1)
+    step[1:] = 0.0
+    before = reading.policy(batch).gradient[1:]
+    for names in (("logits",), ("logits", "old_logits")):
+        moved = {name: getattr(batch, name) + step for name in names}
+        after = reading.policy(replace(batch, **moved)).gradient[1:]
+        if bool((after - before).abs().max() > 1e-3 * before.abs().max()):
+            return True
+    return False
 
 
 def _live(reading: Reading, batch: Batch) -> bool:
@@ -176,25 +188,23 @@ def _clips(reading: Reading) -> dict[str, tuple[float, float]] | None:
     found = {}
     for sign, advantage in _SIGNS.items():
         below, above = dead_zone(partial(_slopes, reading, advantage), furthest=2.5)
-        if below == above == 0.0:
-            return None
         found[sign] = (
             0.0 if math.isnan(below) else math.exp(below),
             math.inf if math.isnan(above) else math.exp(above),
         )
-    return found
+    return None if all(found[sign] == NOWHERE for sign in _SIGNS) else found
 
 
 def _slopes(reading: Reading, advantage: float, log_ratio: Tensor) -> Tensor:
-    logp = torch.full_like(log_ratio, -3.0)
-    batch = token_batch(logp, logp - 0.1, logp - log_ratio, advantage)
-    parts = [reading.policy(batch.only([i])) for i in range(batch.rows)]
+    parts = [policy_of_token(reading, -3.0, -3.1, x, advantage) for x in log_ratio.tolist()]
     return torch.stack([p.gradient.abs().max() + (p.value == 0).all().double() for p in parts])
 
 
 def _sized(reading: Reading, clips: dict[str, tuple[float, float]]) -> bool:
     """Whether twice the advantage is alive where the advantage is not, or the other way round."""
     for sign, (below, above) in clips.items():
+        if (below, above) == NOWHERE:
+            continue
         at = [0.6, 0.9, 1.0, 1.1, 1.9]
         at += [
             edge * step for edge in (below, above) if 0 < edge < math.inf for step in (0.97, 1.03)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kl_term.audit.facts import Facts
 from kl_term.audit.findings import Finding
-from kl_term.audit.policy_part import PolicyPart
+from kl_term.audit.policy_part import NOWHERE, PolicyPart
 from kl_term.audit.policy_weights import PolicyWeights
 
 #: Kinds with one ratio an answer: how its tokens are summed is not the KL's.
@@ -49,6 +49,25 @@ def of_policy(facts: Facts) -> Iterator[Finding]:
             "the sampler's log-prob of a token is in the ratio of another token and not in its own",
             "shift policy and sampler by the same number of positions",
             "02_gradients#thm-off-policy-weights",
+        )
+    if policy.reads_other_answers and not policy.reads_other_advantages:
+        yield Finding(
+            "policy-ratio",
+            "error",
+            "the log-probs of one answer move the policy's gradient of another: its ratio is not "
+            "its own",
+            "sum and average log-ratios inside each answer, never over a pack or a batch",
+            "02_gradients#thm-off-policy-weights",
+        )
+    if facts.tempered.ratio_off:
+        at = ", ".join(f"{name} {value:g}" for name, value in facts.tempered.values.items())
+        yield Finding(
+            "policy-ratio",
+            "error",
+            f"at its default, {at}, no ratio is one where policy and sampler agree: whether the "
+            "sampler's log-probs are those at this temperature or at one",
+            "divide logits by the temperature, before the softmax, and log-probs by nothing",
+            "08_reward_side#thm-other-reference",
         )
     if policy.kind == "ratio to the reference":
         yield Finding(
@@ -98,6 +117,18 @@ def _of_clip(policy: PolicyPart) -> Iterator[Finding]:
             "clamp the ratio alone, then multiply it by the advantage",
             "06_sequences#thm-ppo-clip",
         )
+    if policy.clips["positive"] == NOWHERE:
+        yield Finding(
+            "policy-clip",
+            "error",
+            "a positive advantage has no gradient at any ratio, and a negative one has",
+            "clip a positive advantage above and a negative one below; a dual clip is for negative "
+            "ones alone",
+            "06_sequences#thm-ppo-clip",
+        )
+        return
+    if policy.clips["negative"] == NOWHERE:
+        return  # only what is better than the baseline is learnt
     wrong = []
     if policy.clips["positive"][0] > 0:
         wrong.append("a positive advantage is clipped below")
@@ -107,6 +138,16 @@ def _of_clip(policy: PolicyPart) -> Iterator[Finding]:
         wrong.append("a positive advantage is clipped at the ratio of one")
     if policy.clips["negative"][0] > 1.01:
         wrong.append("a negative advantage is clipped at the ratio of one")
+    below, above = policy.clips["negative"][0], policy.clips["positive"][1]
+    if not wrong and 0 < below < 1 and 1 - below > 0.5 and 1 - below > 2 * (above - 1):
+        yield Finding(
+            "policy-clip",
+            "error",
+            f"a negative advantage is clipped below a ratio of {below:.3g} only, a positive one "
+            f"above {above:.3g} already",
+            "clamp the ratio to [1 - eps, 1 + eps]",
+            "06_sequences#thm-ppo-clip",
+        )
     if wrong:
         yield Finding(
             "policy-clip",

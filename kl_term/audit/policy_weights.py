@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kl_term.audit.batches import token_batch
+from kl_term.audit.one_token import policy_of_token
 from kl_term.audit.readings import Reading
 
 #: Log-ratios (nats) of two steps on one side of the sampler, inside every clip that is in use.
@@ -34,17 +34,24 @@ class PolicyWeights:
 
 
 def policy_weights(reading: Reading) -> PolicyWeights:
-    """Measured by single tokens; nothing where a call needs more than one answer."""
-    if reading.fewest > 1 or reading.coarse or reading.foreign.layout.prompted:
+    """Measured by single tokens, in a group of answers where a call needs more than one."""
+    if reading.coarse or reading.foreign.layout.prompted:
         return PolicyWeights()
     fresh = {a: _gradient(reading, _LOGPS, (0.0, 0.0, 0.0), a) for a in (-1.0, 1.0, 2.0)}
     if not all(bool(x.isfinite().all()) for x in fresh.values()) or bool((fresh[1.0] == 0).any()):
         return PolicyWeights()
     at_nothing = _gradient(reading, _LOGPS, (0.0, 0.0, 0.0), 0.0)
+    if reading.fewest_of_policy > 1:  # of equal rewards a spread that is divided by is zero
+        at_nothing = at_nothing.nan_to_num()
+    by_size = float(fresh[2.0][0] / fresh[1.0][0]) if not bool((at_nothing != 0).any()) else None
+    if by_size is not None and abs(by_size - 1) < 0.02:
+        positive_alone = not bool((fresh[-1.0] != 0).any())
+        if reading.fewest_of_policy > 1 or positive_alone:
+            by_size = None  # divided by the group's spread, or advantages only select
     return PolicyWeights(
         power=_power(reading, at_nothing[:1]),
         by_probability=_spread([fresh[a] - at_nothing for a in (-1.0, 1.0)]),
-        by_size=float(fresh[2.0][0] / fresh[1.0][0]) if not bool((at_nothing != 0).any()) else None,
+        by_size=by_size,
         negative_rises=bool((fresh[-1.0] - at_nothing < 0).all() and (fresh[1.0] < 0).all()),
     )
 
@@ -55,10 +62,9 @@ def _gradient(
     """[N]: derivative by the log-prob of each token, each in a call of its own."""
     found = []
     for logp, log_ratio in zip(logps, log_ratios, strict=True):
-        at, reference = torch.tensor([logp]).double(), torch.tensor([_REF_LOGP]).double()
-        part = reading.policy(token_batch(at, reference, at - log_ratio, advantage))
+        part = policy_of_token(reading, logp, _REF_LOGP, log_ratio, advantage)
         gradient = part.gradient.flatten()[:1]
-        found.append(gradient / -torch.expm1(at) if reading.by_logits else gradient)
+        found.append(gradient / -math.expm1(logp) if reading.by_logits else gradient)
     return torch.cat(found)
 
 

@@ -14,21 +14,29 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from kl_term.audit.arguments import OF_POLICY, name_of, plan_call
+from kl_term.audit.arguments import name_of, plan_call
 from kl_term.audit.batches import Batch
-from kl_term.audit.calling import Foreign, Output, random_states
-from kl_term.audit.holding import coefficient_of, with_coefficient
+from kl_term.audit.calling import Foreign, Output
+from kl_term.audit.divisors import settle_divisors
+from kl_term.audit.groups import fewest, fewest_of_policy
+from kl_term.audit.holding import coefficient_of, configurations, with_coefficient
 from kl_term.audit.layouts import (
     HIGH,
     LOW,
     guess_coefficient,
     layout_of,
     probe_of,
+    settle_advantages,
     settle_alignment,
+    settle_labels,
+    settle_mixture,
     settle_padding,
+    settle_top_k,
     settle_weights,
 )
 from kl_term.audit.paying import Payment, payment, pays
+from kl_term.audit.repeating import refuse_changing
+from kl_term.audit.spellings import OF_POLICY
 from kl_term.errors import UserError
 from kl_term.kl.returns import reward_to_go
 
@@ -55,6 +63,7 @@ class Reading:
     switches: bool = False  #: the policy loss is another one where the coefficient is zero
     separable: bool = False  #: answers do not read each other
     fewest: int = 1  #: answers that a call needs
+    fewest_of_policy: int = 1  #: answers of which one has a gradient of the policy loss
     coarse: bool = False  #: rounds to bfloat16 or float16 whatever it is given
 
     @property
@@ -70,7 +79,9 @@ class Reading:
     @property
     def takes_mask(self) -> bool:
         held = self.foreign.roles
-        return bool(held & {"mask", "padding", "lengths", "inputs"}) or self.foreign.layout.packed
+        layout = self.foreign.layout
+        by_layout = layout.packed or layout.marked
+        return bool(held & {"mask", "padding", "lengths", "inputs"}) or by_layout
 
     @property
     def ragged(self) -> bool:
@@ -147,10 +158,13 @@ def read(
     Raises:
         UserError: one line, on what stands in the way.
     """
+    said = beta_name
+    if not factory:
+        given, beta_name = configurations(function, given or {}, beta_name)
     own = None if factory else coefficient_of(function, beta_name)
     if own is not None:
         function, beta_name, factory = with_coefficient(function, own), own, True
-    path = beta_name if beta_name and "." in beta_name else None
+    path = beta_name if beta_name and "." in beta_name and not factory else None
     made = function
     if factory:
         if beta_name is None:
@@ -161,6 +175,8 @@ def read(
     plan = plan_call(made, names, given, None if path or factory else beta_name)
     if own is not None:
         plan.guessed[own] = "beta"
+    if path is not None and path != said:
+        plan.guessed[path] = "beta"
     if path and path.split(".")[0] not in plan.fixed:
         raise UserError(
             f"{name_of(function)}: {path!r} lies inside an argument: give that by "
@@ -174,11 +190,16 @@ def read(
             "names={'ARGUMENT': 'logp'} (or 'logits')"
         )
     foreign.layout = layout_of(foreign)
+    settle_top_k(foreign)
+    settle_mixture(foreign)
     settle_padding(foreign)
+    settle_advantages(foreign)
     settle_weights(foreign)
     settle_alignment(foreign)
+    settle_labels(foreign)
     guess_coefficient(foreign)
-    _refuse_changing(foreign)
+    settle_divisors(foreign)
+    refuse_changing(foreign)
     probe = probe_of(foreign)
     output = foreign.call(probe, HIGH)
     reading = Reading(foreign, kind or "loss", _shape(foreign, output, probe), False, beta=beta)
@@ -191,7 +212,8 @@ def read(
         again.foreign.plan.guessed[trained] = "logp"
         return again
     reading.separable = reading.shape != "number" and _is_separable(reading, probe)
-    reading.fewest = _fewest(reading, probe)
+    reading.fewest = fewest(reading, probe)
+    reading.fewest_of_policy = fewest_of_policy(reading, probe)
     reading.coarse = _is_coarse(reading, probe)
     fewer = output.value.dtype != torch.float64 or reading.coarse
     reading.narrow = fewer or _rounds(reading, probe)
@@ -218,31 +240,6 @@ def _shape(foreign: Foreign, output: Output, probe: Batch) -> Literal["number", 
     if output.value.ndim == 0:
         return "number"
     return "tokens" if output.value.shape == probe.mask.shape else "rows"
-
-
-def _refuse_changing(foreign: Foreign) -> None:
-    """Two calls on the same numbers must agree, whatever was called between them."""
-    probe = probe_of(foreign)
-    other = replace(probe.fresh(), advantages=-probe.advantages)
-    before = random_states()
-    first = foreign.call(probe, HIGH)
-    drew = random_states() != before
-    foreign.call(other, LOW)
-    again = foreign.call(probe, HIGH)
-    if not _same(first, again):
-        why = "draws random numbers" if drew else "keeps state"
-        raise UserError(f"{foreign.name}: {why}: two calls on the same numbers differ")
-
-
-def _same(one: Output, other: Output) -> bool:
-    if one.value.shape != other.value.shape or (one.gradient is None) != (other.gradient is None):
-        return False
-    same = torch.equal(one.value.nan_to_num(), other.value.nan_to_num())
-    return same and (
-        one.gradient is None
-        or other.gradient is None
-        or torch.equal(one.gradient.nan_to_num(), other.gradient.nan_to_num())
-    )
 
 
 def _rounds(reading: Reading, probe: Batch) -> bool:
@@ -306,18 +303,3 @@ def _switches(reading: Reading, probe: Batch) -> bool:
     within = (1e-3 if reading.narrow else 2e-5) * max(float(without.abs().max()), 1e-12)
     steady = bool((high - low).abs().max() <= within)
     return steady and bool((low - without).abs().max() > within)
-
-
-def _fewest(reading: Reading, probe: Batch) -> int:
-    """How many answers a call needs to return numbers: a leave-one-out mean needs two, and what
-    is left of an answer beside its own mean is nothing."""
-    for rows in (1, 2):
-        try:
-            part = reading.whole(probe.only(list(range(rows))), HIGH)
-        except Exception:
-            continue
-        centred = reading.kind == "reward" and not bool((part.value.abs() > 1e-12).any())
-        finite = bool(part.value.isfinite().all()) and bool(part.gradient.isfinite().all())
-        if finite and not centred:
-            return rows
-    return 3

@@ -111,7 +111,8 @@ def of_structure(facts: Facts) -> Iterator[Finding]:
             "the order of the answers, or where they are cut, changes the loss",
             "sum over all answers before dividing; pass the total number of tokens of the batch",
         )
-    if found.reads_others and not found.depends_on_order and not found.reads_padding:
+    mixed = found.reads_others and not (facts.identity.has_baseline or facts.counted_twice)
+    if mixed and not found.depends_on_order and not found.reads_padding:
         yield Finding(
             "reads-other-answers",
             "error",
@@ -186,14 +187,20 @@ def of_divisor(facts: Facts) -> Iterator[Finding]:
             "09_advantages#prop-token-mean",
         )
     if abs(found.doubled - 2) < 1e-3 and facts.reading.shape == "number":
+        of_caller = ", ".join(facts.reading.foreign.divisors)
         yield Finding(
             "sum-over-batch",
-            "warning",
-            "the KL is a sum over the batch: with twice the answers it is twice as strong",
+            "note" if of_caller else "warning",
+            "the KL is a sum over the batch: with twice the answers it is twice as strong"
+            + (f", unless {of_caller} grows with them" if of_caller else ""),
             "divide by the number of answers, or of counted tokens",
             "09_advantages#prop-token-mean",
         )
-    elif abs(found.doubled - 1) > 1e-3 and facts.reading.kind == "loss":
+    elif (
+        abs(found.doubled - 1) > 1e-3
+        and facts.reading.kind == "loss"
+        and not (identity.has_baseline)
+    ):
         yield Finding(
             "divisor",
             "error",

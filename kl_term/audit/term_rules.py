@@ -56,6 +56,8 @@ def of_term(facts: Facts) -> Iterator[Finding]:
         says, advice, theorem = _FAULTS[identity.fault]
         theorem = "02_gradients#thm-expected-gradients" if identity.fault == "absolute" else theorem
         severity: Severity = "warning" if identity.fault in ("absolute", "score-term") else "error"
+        if identity.fault == "score-term" and facts.at_state.name == "reverse KL":
+            severity = "note"  # where the policy itself samples, k1 and its score are right
         name = identity.under_fault.term.estimator
         yield Finding(identity.fault, severity, says.format(term=name), advice, theorem)
     if facts.counted_twice and identity.twice is not None:
@@ -105,10 +107,16 @@ def of_term(facts: Facts) -> Iterator[Finding]:
         yield from _beside_policy(facts, scale)
     if scale is not None and differs and identity.fault != "absolute" and not summed:
         of_whole = abs(scale - facts.policy_scale) < 1e-4 * abs(scale)
+        by_caller = [
+            name
+            for name, by in facts.reading.foreign.divisors.items()
+            if abs(abs(scale) * by - 1) < 1e-4
+        ]
         yield Finding(
             "scale",
-            "note" if of_whole or facts.has_own_coefficient else "warning",
-            f"the coefficient that acts is {abs(scale):.4g} times the one asked for",
+            "note" if of_whole or facts.has_own_coefficient or by_caller else "warning",
+            f"the coefficient that acts is {abs(scale):.4g} times the one asked for"
+            + "".join(f": {name} divides the loss" for name in by_caller),
             f"multiply the KL by {1 / abs(scale):.4g}, or say so beside the coefficient",
             None,
         )

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 import tyro
 
-from kl_term.audit.arguments import ROLES
 from kl_term.audit.isolated import answer_isolated
 from kl_term.audit.request import Request
+from kl_term.audit.spellings import ROLES
 from kl_term.errors import UserError
 from kl_term.files import replace_file
 from kl_term.plain_checks import check_choice, check_positive

@@ -81,6 +81,7 @@ ALSO = {
     "prime_rl_loss": {"not-zero-at-reference"},
     "grpo_flat": {"policy-axis"},
     "grpo_clip_kl": {"policy-ratio"},
+    "positive_part": {"estimator-in-reward"},
 }
 OUTCOMES = {
     "named": "the first finding names the fault",

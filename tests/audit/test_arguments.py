@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from kl_term.audit import audit
-from kl_term.audit.arguments import plan_call, role_of
+from kl_term.audit.arguments import plan_call
 from kl_term.audit.readings import read
+from kl_term.audit.spellings import role_of
 from kl_term.errors import UserError
 
 SPELLINGS = {

@@ -151,3 +151,25 @@ def whole_answers_reweighted(logprobs, old_logprobs, ref_logprobs, response_mask
     m = response_mask.to(torch.bool)
     w = (logprobs - old_logprobs).masked_fill(~m, 0.0).sum(-1).exp()
     return kl_coef * (w * (logprobs - ref_logprobs).masked_fill(~m, 0.0).sum(-1)).mean()
+
+
+def skewed_reverse_kl(student_logits, teacher_logits, response_mask, kd_coef=1.0):
+    """The reverse KL to a mixture with a tenth of the student: least at the teacher, by no name."""
+    p, q = student_logits.softmax(-1), teacher_logits.softmax(-1)
+    kl = (p * (p.log() - (0.1 * p + 0.9 * q).log())).sum(-1)
+    return kd_coef * torch.where(response_mask.bool(), kl, 0.0).sum() / response_mask.sum()
+
+
+def positive_only(logps, ref_logps, advantages, mask, kl_coef=0.01):
+    """Only answers better than the baseline are learnt, whatever their advantage, beside k2."""
+    keep = mask.bool()
+    chosen = (advantages > 0).to(logps.dtype).unsqueeze(-1)
+    gap = torch.where(keep, logps - ref_logps, 0.0)
+    loss = kl_coef * 0.5 * gap.square() - chosen * torch.where(keep, logps, 0.0)
+    return loss.sum() / keep.sum()
+
+
+def one_length_by_default(log_probs, ref_log_probs, mask, beta=0.05, max_response_length=16):
+    """k2 over a constant length that is a default of the function."""
+    gap = torch.where(mask.bool(), log_probs - ref_log_probs, 0.0)
+    return beta * 0.5 * gap.square().sum() / (mask.shape[0] * max_response_length)

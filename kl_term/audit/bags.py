@@ -1,0 +1,86 @@
+"""What stands for a batch or a configuration of which only the entries' names are known."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kl_term.audit.spellings import OF_POLICY, role_of
+from kl_term.errors import UserError
+
+if TYPE_CHECKING:
+    from kl_term.audit.calling import Given
+
+
+#: Roles that a configuration holds.
+_NUMBERS = ("beta", "clip", "temperature", "width", "count", "group_size", "max_seqlen")
+
+#: Under these names a batch holds its tensors once more.
+_INSIDE = ("batch", "non_tensor_batch", "meta_info", "tensors")
+
+
+class Bag(dict):
+    """A batch or a configuration whose entries are found by their spelling, as key or attribute."""
+
+    def __init__(self, given: Given, *, nests: bool = False, path: str = "") -> None:
+        super().__init__()
+        self.__dict__.update(_given=given, _nests=nests, _path=path)
+
+    def _find(self, name: str) -> Any:
+        given: Given = self.__dict__["_given"]
+        named = given.of._named_in_bags()
+        path = f"{self.__dict__['_path']}{name}"
+        role = named.get(path) or named.get(name) or role_of(name) or _role_of_path(path)
+        if name in _INSIDE:
+            return self
+        if role == "logp" and name not in named and given.of.roles & {*OF_POLICY}:
+            role = "old_logp"  # the policy's own are an argument: these were recorded
+        if self.__dict__["_nests"] and role not in _NUMBERS:
+            return Nested(given, nests=True, path=f"{path}.")
+        if role is None or role in ("inputs", "config"):
+            raise UserError(
+                f"{given.of.name}: reads {name!r} of its inputs, and nothing tells what that is: "
+                f"say it by names={{{name!r}: ROLE}}"
+            )
+        given.of.bag_beta |= role == "beta"
+        if role not in self.__dict__.setdefault("_kept", {}):
+            self.__dict__["_kept"][role] = given.value(role)
+        return self.__dict__["_kept"][role]
+
+    def __getitem__(self, name: str) -> Any:
+        return dict.__getitem__(self, name) if dict.__contains__(self, name) else self._find(name)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            return self._find(name)
+        except UserError as error:
+            raise AttributeError(str(error)) from None
+
+    def __contains__(self, name: object) -> bool:
+        return dict.__contains__(self, name) or role_of(str(name)) is not None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        known = name in self  # by its spelling, not because it was put here
+        return self[name] if known else default
+
+
+def _role_of_path(path: str) -> str | None:
+    """Of a name such as ``coef`` that only says what it is where it lies: ``kl.coef``."""
+    return role_of("_".join(path.split(".")[-2:])) if "." in path else None
+
+
+class Nested(Bag):
+    """A configuration in a configuration, as long as only its entries are asked for."""
+
+    def _refuse(self, *_: object) -> Any:
+        given, path = self.__dict__["_given"], self.__dict__["_path"].rstrip(".")
+        raise UserError(
+            f"{given.of.name}: reads {path!r} of its configuration, and nothing tells what "
+            "that is: give the configuration itself by given={ARGUMENT: OBJECT}"
+        )
+
+    __bool__ = __float__ = __int__ = __neg__ = __eq__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __truediv__ = __rtruediv__ = __pow__ = __iter__ = __len__ = _refuse
+    __hash__ = None  # type: ignore[assignment]
