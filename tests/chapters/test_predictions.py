@@ -125,13 +125,14 @@ def test_predictions_at_equal_coefficients_are_scipy_s_of_the_stored_rows(preset
 )
 def test_equal_kl_is_a_dense_fit_of_the_stored_rows(preset: str) -> None:
     rows, table = rows_of(preset), predictions.judged(preset)
+    design = recorded_runs(preset).preset.design
     number, prediction = next(
         (n, p)
-        for n, p in enumerate(recorded_runs(preset).preset.design.predictions)
+        for n, p in enumerate(design.predictions)
         if not p.betas and p.variant == "k1_reward"
     )
     kept = [r for r in rows if r["variant"] in (prediction.variant, prediction.other)]
-    x = np.log([float(r["reverse_kl"]) for r in kept])
+    x = np.log([float(r[design.equal]) for r in kept])
     y = np.array([float(r[prediction.metric]) for r in kept])
     one = np.array([float(r["variant"] == prediction.variant) for r in kept])
     seed = np.array([int(r["seed"]) for r in kept])

@@ -212,6 +212,7 @@ def test_which_designs_replicate_a_pilot() -> None:
     """As they were read one by one: a pilot of another configuration is no replication."""
     other = {"smollm2_equal_kl", "smollm2_sampled_losses", "smollm2_coefficient_one"}
     other |= {"equal_kl_wide", "long_completions", "long_completions_128"}
-    other |= {"stale_weighted_k3", "proxy_1k", "proxy_5k", "proxy_20k", "top_k"}
+    other |= {"aggregation_length", "aggregation_length_112", "resets", "polyak", "top_k"}
+    other |= {"stale_weighted_k3", "equal_kl_half_step", "proxy_1k", "proxy_5k", "proxy_20k"}
     found = {name: predictions.replicates(name) for name in predictions.OTHERWISE}
     assert {name for name, same in found.items() if not same} == other
