@@ -127,9 +127,7 @@ def test_equal_kl_is_a_dense_fit_of_the_stored_rows(preset: str) -> None:
     rows, table = rows_of(preset), predictions.judged(preset)
     design = recorded_runs(preset).preset.design
     number, prediction = next(
-        (n, p)
-        for n, p in enumerate(design.predictions)
-        if not p.betas and p.variant == "k1_reward"
+        (n, p) for n, p in enumerate(design.predictions) if not p.betas and p.variant == "k1_reward"
     )
     kept = [r for r in rows if r["variant"] in (prediction.variant, prediction.other)]
     x = np.log([float(r[design.equal]) for r in kept])
