@@ -47,38 +47,10 @@ Role = Literal[
     "config",
 ]
 ROLES: tuple[Role, ...] = get_args(Role)
-#: Roles that are passed even where the parameter has a default: tensors, the coefficient, and the
-#: length that a constant divisor is.
-ALWAYS: tuple[Role, ...] = (
-    "logp",
-    "ref_logp",
-    "old_logp",
-    "ref_log_ratio",
-    "log_ratio",
-    "ratio",
-    "mask",
-    "padding",
-    "advantages",
-    "rewards",
-    "token_rewards",
-    "values",
-    "beta",
-    "tokens",
-    "logits",
-    "ref_logits",
-    "old_logits",
-    "topk_logp",
-    "ref_topk_logp",
-    "topk_ids",
-    "cu_seqlens",
-    "sequence_ids",
-    "position_ids",
-    "max_seqlen",
-    "lengths",
-    "width",
-    "group_size",
-    "inputs",
-)
+#: Roles that are passed only where the parameter has no default.
+_OPTIONAL = ("sample_mask", "count", "group", "clip", "temperature", "config")
+#: The others: tensors, the coefficient, and the length that a constant divisor is.
+ALWAYS = tuple(role for role in ROLES if role not in _OPTIONAL)
 #: Roles that hold what the policy being trained says of a token: the gradient is by one of these.
 OF_POLICY: tuple[Role, ...] = ("logp", "logits", "topk_logp", "ref_log_ratio", "log_ratio", "ratio")
 #: Log-probs and ids [..., k] of the reference's likeliest tokens, those of the policy first.
@@ -99,11 +71,11 @@ _TOKENS = {"labels", "tokens", "ids", "actions", "targets", "responses", "token"
 _BAGS = {"inputs", "batch", "data", "samples", "mb", "microbatch", "minibatch", "rollouts"}
 _BAGS |= {"sample", "experience", "experiences", "example", "examples", "rollout_data"}
 _BAGS |= {"model_output", "model_outputs", "output", "outputs"}
+_BAGS |= {"rollout", "rollout_batch", "train_batch", "traj", "trajectory", "transitions"}
+_BAGS |= {"batch_data", "micro_batch", "mini_batch"}
 MODELS = {"model", "module", "actor", "network", "net", "transformer", "lm", "tokenizer"}
 #: Names under which some pass advantages and some what a mask is: decided by what they do.
 AMBIGUOUS = ("loss_weights", "weights")
-_BAGS |= {"rollout", "rollout_batch", "train_batch", "traj", "trajectory", "transitions"}
-_BAGS |= {"batch_data", "micro_batch", "mini_batch"}
 _CONFIGS = {"config", "cfg", "args", "hparams", "settings", "options", "opts", "algo", "conf"}
 _PER_PROMPT = {"generations", "samples", "rollouts", "responses", "completions"}
 _SEQUENCES = {"sequence", "seq", "segment", "doc", "document", "row", "answer", "sample"}
