@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kl_term.audit.spellings import OF_POLICY, role_of
+from kl_term.audit.spellings import OF_POLICY, role_inside, role_of
 from kl_term.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Bag(dict):
         given: Given = self.__dict__["_given"]
         named = given.of._named_in_bags()
         path = f"{self.__dict__['_path']}{name}"
-        role = named.get(path) or named.get(name) or role_of(name) or _role_of_path(path)
+        role = named.get(path) or named.get(name) or role_of(name) or role_inside(*path.split("."))
         if name in _INSIDE:
             return self
         if role == "logp" and name not in named and given.of.roles & {*OF_POLICY}:
@@ -63,11 +63,6 @@ class Bag(dict):
     def get(self, name: str, default: Any = None) -> Any:
         known = name in self  # by its spelling, not because it was put here
         return self[name] if known else default
-
-
-def _role_of_path(path: str) -> str | None:
-    """Of a name such as ``coef`` that only says what it is where it lies: ``kl.coef``."""
-    return role_of("_".join(path.split(".")[-2:])) if "." in path else None
 
 
 class Nested(Bag):

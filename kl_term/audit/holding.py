@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 import torch
 
 from kl_term.audit.arguments import name_of
-from kl_term.audit.spellings import role_of
+from kl_term.audit.spellings import role_inside, role_of
 
 #: How deep configurations lie in configurations.
 _DEPTH = 4
@@ -54,16 +54,11 @@ def _paths(
     for name, value in _entries(held).items():
         path = (*above, name)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            wanted = beta_name in (name, ".".join(path)) if beta_name else role_of(name) == "beta"
-            if wanted or (beta_name is None and _is_coefficient(path)):
+            roles = (role_of(name), role_inside(*path))
+            if beta_name in (name, ".".join(path)) if beta_name else "beta" in roles:
                 yield path
         elif depth > 1 and not isinstance(value, (torch.Tensor, torch.nn.Module, type)):
             yield from _paths(value, beta_name, path, depth - 1)
-
-
-def _is_coefficient(path: tuple[str, ...]) -> bool:
-    """A name such as ``coef`` says of what by the configuration that it lies in: ``kl.coef``."""
-    return len(path) > 1 and role_of("_".join(path[-2:])) == "beta"
 
 
 def _entries(held: Any) -> dict[str, Any]:

@@ -100,6 +100,11 @@ def role_of(name: str) -> Role | None:
     return next((role for role, holds in _RULES if holds(words, _snake(name))), None)
 
 
+def role_inside(*path: str) -> Role | None:
+    """The role of a name such as ``coef`` that only says what it is where it lies: ``kl.coef``."""
+    return role_of("_".join(path[-2:])) if len(path) > 1 else None
+
+
 def _whose(words: set[str]) -> str:
     if words & _SAMPLER:
         return "old_"
