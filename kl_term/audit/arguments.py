@@ -169,13 +169,14 @@ def _one_ratio(roles: Mapping[str, Role], guessed: dict[str, Role]) -> None:
                 guessed[name] = "ref_log_ratio"
 
 
-def numbers_of(function: Callable[..., Any]) -> dict[str, float]:
+def numbers_of(function: Callable[..., Any], *, integers: bool = False) -> dict[str, float]:
     """The parameters of a function whose default is a positive float, and the default."""
+    kinds = (float, int) if integers else (float,)
     parameters = inspect.signature(getattr(function, "forward", function)).parameters
     return {
         name: p.default
         for name, p in parameters.items()
-        if isinstance(p.default, float) and p.default > 0
+        if isinstance(p.default, kinds) and not isinstance(p.default, bool) and p.default > 0
     }
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kl_term.audit.arguments import Plan, name_of
+from kl_term.audit.arguments import Plan, name_of, numbers_of
 from kl_term.audit.bags import Bag
 from kl_term.audit.batches import Batch, chosen
 from kl_term.audit.holding import changed
@@ -84,6 +84,14 @@ class Foreign:
     def has_beta(self) -> bool:
         inside = self.beta_path is not None or self.factory is not None
         return "beta" in self.roles or inside or self.bag_beta
+
+    def untold(self, *, integers: bool = False) -> dict[str, float]:
+        """The numbers that are defaults of its signature and that nobody gave."""
+        if self.factory is not None:
+            return {}
+        held = {**self.plan.roles, **self.plan.fixed}
+        numbers = numbers_of(self.function, integers=integers)
+        return {name: default for name, default in numbers.items() if name not in held}
 
     def _named_in_bags(self) -> dict[str, str]:
         return {n[1:]: r for n, r in self.plan.fixed.items() if n.startswith("*")}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
 
 import torch
@@ -19,27 +18,15 @@ def settle_divisors(foreign: Foreign) -> None:
 
     Steps of accumulation are none of these: of one batch they are a factor that nobody asked for.
     """
-    if foreign.factory is not None:
-        return
-    held = {**foreign.plan.roles, **foreign.plan.fixed}
     foreign.divisors = {
         name: default
-        for name, default in _numbers(foreign).items()
-        if name not in held and _is_named_so(name) and _divides(foreign, name, default)
+        for name, default in foreign.untold(integers=True).items()
+        if _is_named_so(name) and _divides(foreign, name, default)
     }
 
 
 def _is_named_so(name: str) -> bool:
     return role_of(name) in ("width", "count", "lengths") or bool(words_of(name) & _DIVISORS)
-
-
-def _numbers(foreign: Foreign) -> dict[str, float]:
-    parameters = inspect.signature(getattr(foreign.function, "forward", foreign.function))
-    return {
-        name: p.default
-        for name, p in parameters.parameters.items()
-        if isinstance(p.default, (int, float)) and not isinstance(p.default, bool) and p.default > 0
-    }
 
 
 def _divides(foreign: Foreign, name: str, default: float) -> bool:

@@ -92,10 +92,7 @@ def guess_coefficient(foreign: Foreign) -> None:
     if foreign.has_beta:
         return
     found = [
-        name
-        for name, default in numbers_of(foreign.function).items()
-        if name not in {**foreign.plan.roles, **foreign.plan.fixed}
-        and _multiplies(foreign, name, default)
+        name for name, default in foreign.untold().items() if _multiplies(foreign, name, default)
     ]
     if len(found) == 1:
         foreign.plan.roles[found[0]] = foreign.plan.guessed[found[0]] = "beta"

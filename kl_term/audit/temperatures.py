@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kl_term.audit.arguments import numbers_of
 from kl_term.audit.batches import Batch
 from kl_term.audit.calling import Foreign
 from kl_term.audit.layouts import probe_of
@@ -27,12 +26,10 @@ class Tempered(NamedTuple):
 
 def temperatures_of(foreign: Foreign) -> dict[str, float]:
     """Those that are not one, of arguments that nobody gave."""
-    held = {**foreign.plan.roles, **foreign.plan.fixed}
-    numbers = {} if foreign.factory else numbers_of(foreign.function)
     return {
         name: value
-        for name, value in numbers.items()
-        if value != 1 and name not in held and role_of(name) == "temperature"
+        for name, value in foreign.untold().items()
+        if value != 1 and role_of(name) == "temperature"
     }
 
 
