@@ -63,16 +63,14 @@ def policy_part(reading: Reading) -> PolicyPart | None:
     """None for a loss that takes neither advantages nor rewards."""
     if not reading.has_policy_part or reading.kind == "reward":
         return None
-    batches = probe_batches(reading, NEAR, count=4)
-    batches += probe_batches(reading, NEAR, count=1, rows=5, width=6)
+    batches = _around(reading, NEAR, count=4)
     wanted = [reading.policy(batch).gradient for batch in batches]
     if not any(bool((g.abs() > 1e-12).any()) for g in wanted):
         reads = _values_move(reading, batches[0])
         return PolicyPart(False) if reads else None
     kind, aggregation, scale = _kind(reading, batches, wanted)
     if kind is None:  # a clip around the reference binds where that is not close
-        close = [*probe_batches(reading, _CLOSE, count=2), *probe_batches(
-            reading, _CLOSE, count=1, rows=5, width=6)]  # fmt: skip
+        close = _around(reading, _CLOSE, count=2)
         found = _kind(reading, close, [reading.policy(batch).gradient for batch in close])
         if found[0] == TO_REFERENCE:
             kind, aggregation, scale = found
@@ -128,6 +126,12 @@ def _kind(
             if error <= reading.tolerance:
                 return name, aggregation, scale
     return None, None, math.nan
+
+
+def _around(reading: Reading, apart: float, *, count: int) -> list[Batch]:
+    """Batches at a distance from the reference, and a larger one."""
+    larger = probe_batches(reading, apart, count=1, rows=5, width=6)
+    return [*probe_batches(reading, apart, count=count), *larger]
 
 
 def _kinds() -> dict[str, Callable[[Reading, Batch, Tensor], Tensor]]:

@@ -197,9 +197,7 @@ def of_divisor(facts: Facts) -> Iterator[Finding]:
             "09_advantages#prop-token-mean",
         )
     elif (
-        abs(found.doubled - 1) > 1e-3
-        and facts.reading.kind == "loss"
-        and not (identity.has_baseline)
+        abs(found.doubled - 1) > 1e-3 and facts.reading.kind == "loss" and not identity.has_baseline
     ):
         yield Finding(
             "divisor",
