@@ -256,21 +256,26 @@ def stale_weights(trainer: Any) -> None:
     _generates_with(trainer, lambda trainer: first)
 
 
-def mismatched_engine(trainer: Any) -> None:
-    """An engine with other numerics, whose log-probs are kept."""
-    state: dict[str, Any] = {}
+def _reports(trainer: Any, state_of: Callable[[Any], dict[str, Tensor]]) -> None:
+    """The engine samples with this state, and reports its own log-probs."""
+    used: list[dict[str, Tensor]] = []
 
-    def engine(trainer: Any) -> Any:
-        state["engine"] = _perturbed(_state(trainer.model), 0.015)
-        return state["engine"]
+    def engine(trainer: Any) -> dict[str, Tensor]:
+        used[:] = [state_of(trainer)]
+        return used[0]
 
     _generates_with(trainer, engine)
 
     def change(trainer: Any, output: Output) -> Output:
-        output["sampling_per_token_logps"] = _scored(trainer, state["engine"], output)
+        output["sampling_per_token_logps"] = _scored(trainer, used[0], output)
         return output
 
     _after("_generate_and_score_completions", change)(trainer)
+
+
+def mismatched_engine(trainer: Any) -> None:
+    """An engine with other numerics, whose log-probs are kept."""
+    _reports(trainer, lambda trainer: _perturbed(_state(trainer.model), 0.015))
 
 
 @_in_rollouts
@@ -282,61 +287,32 @@ def engine_reports_less(trainer: Any, output: Output) -> None:
 def stale_engine_that_reports(trainer: Any) -> None:
     """The engine keeps the weights of the start, and reports its log-probs."""
     first = _state(trainer.model)
-    _generates_with(trainer, lambda trainer: first)
-
-    def change(trainer: Any, output: Output) -> Output:
-        output["sampling_per_token_logps"] = _scored(trainer, first, output)
-        return output
-
-    _after("_generate_and_score_completions", change)(trainer)
+    _reports(trainer, lambda trainer: first)
 
 
 def part_of_the_weights_synchronised(trainer: Any) -> None:
     """The engine's head follows the trainer, the rest keeps the weights of the start."""
-    first, state = _state(trainer.model), {}
-
-    def engine(trainer: Any) -> Any:
-        new = {n: w for n, w in _state(trainer.model).items() if "lm_head" in n}
-        state["engine"] = first | new
-        return state["engine"]
-
-    _generates_with(trainer, engine)
-
-    def change(trainer: Any, output: Output) -> Output:
-        output["sampling_per_token_logps"] = _scored(trainer, state["engine"], output)
-        return output
-
-    _after("_generate_and_score_completions", change)(trainer)
+    first = _state(trainer.model)
+    _reports(
+        trainer,
+        lambda trainer: first | {n: w for n, w in _state(trainer.model).items() if "lm_head" in n},
+    )
 
 
 def engine_three_rollouts_behind(trainer: Any) -> None:
     """Asynchronous: the engine samples with earlier weights, and reports its log-probs."""
-    kept: list[Any] = []
+    kept: list[dict[str, Tensor]] = []
 
-    def engine(trainer: Any) -> Any:
+    def engine(trainer: Any) -> dict[str, Tensor]:
         kept.append(_state(trainer.model))
         return kept[max(0, len(kept) - 4)]
 
-    _generates_with(trainer, engine)
-
-    def change(trainer: Any, output: Output) -> Output:
-        state = kept[max(0, len(kept) - 4)]
-        output["sampling_per_token_logps"] = _scored(trainer, state, output)
-        return output
-
-    _after("_generate_and_score_completions", change)(trainer)
+    _reports(trainer, engine)
 
 
 def hotter_engine_that_reports(trainer: Any) -> None:
     """The engine samples at another temperature, and reports those log-probs."""
-    _generates_with(trainer, lambda trainer: _hotter(_state(trainer.model), 1.4))
-
-    def change(trainer: Any, output: Output) -> Output:
-        engine = _hotter(_state(trainer.model), 1.4)
-        output["sampling_per_token_logps"] = _scored(trainer, engine, output)
-        return output
-
-    _after("_generate_and_score_completions", change)(trainer)
+    _reports(trainer, lambda trainer: _hotter(_state(trainer.model), 1.4))
 
 
 @_in_rollouts
