@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from analysis.chapters.ch22_proxy import runs
 from analysis.records.recording import RESULTS
@@ -68,3 +69,18 @@ def test_the_truth_lost_without_a_term_is_that_of_the_stored_rows():
     assert found["start_gold"] == pytest.approx(first["gold"].mean(), abs=1e-12)
     exact = finals[finals["variant"] == "exact_loss"].groupby("beta")["final_gold"].mean()
     assert (found["best_beta"], found["best_gold"]) == (exact.idxmax(), pytest.approx(exact.max()))
+
+
+def test_designs_are_compared_start_by_start():
+    """The means over the starts differ by little beside the starts themselves."""
+    tables = (pd.read_csv(RESULTS / f"{n}_cpu" / "final.csv") for n in ("proxy_20k", "proxy_1k"))
+    many, few = (
+        dict(zip(t["seed"], t["final_gold"], strict=True))
+        for t in (table[table["variant"] == "none"] for table in tables)
+    )
+    gaps = [many[seed] - few[seed] for seed in sorted(many)]
+    reach = stats.t.ppf(0.975, len(gaps) - 1) * np.std(gaps, ddof=1) / np.sqrt(len(gaps))
+    found = runs.of_labels("proxy_20k", "proxy_1k")
+    assert found.mean == pytest.approx(np.mean(gaps), abs=1e-12)
+    assert found.high - found.mean == pytest.approx(reach, abs=1e-12)
+    assert found.low < 0 < found.high  # the page says that no help was seen

@@ -93,6 +93,13 @@ def gained(preset: str, beta: float) -> Interval:
     return statistics.interval((finals["final_gold"] - first).to_numpy())
 
 
+def of_labels(preset: str, other: str) -> Interval:
+    """Gold without a KL term less that under another design, on the same starts."""
+    finals = (recorded(name).finals.query("variant == 'none'") for name in (preset, other))
+    own, others = (table.set_index("seed")["final_gold"] for table in finals)
+    return statistics.interval((own - others).to_numpy())
+
+
 def over_stopped(preset: str) -> Interval:
     """Gold of the exact KL's final policies less that of a run without a term, stopped at their KL.
 
