@@ -20,6 +20,8 @@ from analysis.studies.presets.designed import (
     AT_END_OF_TRAINING,
     AT_EQUAL_BETA,
     AT_EQUAL_KL,
+    NUM_SEEDS,
+    STOPPING,
     beside,
     design,
     designed,
@@ -32,8 +34,11 @@ from kl_term.kl.choice import KLChoice
 STRONG = 2.0
 PERIODS = 4
 PERIOD = 30
-#: One a start, of which there are ten.
-NUM_SEEDS = 10
+_TEN_MORE = (
+    "Ten seeds, one a start, were trained and read before ten more were ordered: for the three "
+    "designs of moving references and controllers alike, whatever they had shown, and with their "
+    f"predictions as they were. {STOPPING}"
+)
 #: Nothing is divided by the spread of rewards, or beta would mean another thing as it shrinks.
 SHARED: dict[str, Any] = {
     "updates": PERIODS * PERIOD,
@@ -112,6 +117,7 @@ _RESETS = design(
             "half of the reference, four runs lead further than one at a quarter"
         ),
     },
+    stopping=_TEN_MORE,
     pilots=(_PILOT,),
 )
 
@@ -145,6 +151,7 @@ _POLYAK = design(
         "reverse_ema > reverse_strong: final_reverse_kl": "it only slows the policy",
         "reverse_ema < reverse_strong: k3": "while its log reads the lead, which is shorter",
     },
+    stopping=_TEN_MORE,
     pilots=(_PILOT,),
 )
 
@@ -207,6 +214,7 @@ _ADAPTIVE = design(
             "what is read does not answer, so the coefficient climbs at its limit"
         ),
     },
+    stopping=_TEN_MORE,
     pilots=(
         Pilot(
             tried=(
