@@ -83,6 +83,7 @@ NAMES = {
 QUOTED = {
     "equal_kl": ("k1_loss_none_reward",),
     "equal_kl_large": ("k2_loss_exact_loss_reward", "k3_loss_exact_loss_reward"),
+    "equal_kl_half_step": ("k3_loss_exact_loss_final_reward",),
     "long_completions": ("k3_loss_attached_prefix_k1_reward_reward",),
     "aggregation_length": ("k1_mean_none_mean_length",),
     "length_growth": ("grpo_dr_grpo_excess", "stop_loops_grpo_length"),
