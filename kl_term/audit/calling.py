@@ -68,6 +68,11 @@ class Foreign:
         return self.roles | set(self.bag_roles.values())
 
     @property
+    def is_given_kl(self) -> bool:
+        """Whether it takes the log-probs and, computed already, the KL of the tokens."""
+        return {"logp", "ref_log_ratio"} <= self.roles
+
+    @property
     def by_logits(self) -> bool:
         return bool(self.reads & {"logits", "topk_logp"})
 
@@ -199,8 +204,8 @@ class Given:
             return torch.nn.functional.pad(counted.cumsum(0), (1, 0)).to(torch.int32)
         if role == "sequence_ids":
             return self._shape(torch.arange(batch.rows).unsqueeze(-1).expand(batch.mask.shape))
-        if role == "lengths":
-            return counted
+        if role in ("lengths", "last"):
+            return counted - 1 if role == "last" else counted
         if role == "sample_mask":
             return self._made_of(torch.ones(batch.rows, dtype=layout.mask), role)
         if role == "group":
@@ -218,7 +223,8 @@ class Given:
         if role == "logp":
             return self._tracked(self._prompted(role, self._shape(logp.clone())))
         if role == "ref_log_ratio":
-            return self._shape(logp - self.batch.ref_logp.to(logp.dtype))
+            log_ratio = logp - self.batch.ref_logp.to(logp.dtype)
+            return self._shape(log_ratio.square() / 2 if self.of.is_given_kl else log_ratio)
         log_ratio = logp - self.batch.old_logp.to(logp.dtype)
         return self._shape(log_ratio if role == "log_ratio" else log_ratio.exp())
 

@@ -48,6 +48,7 @@ def _layout_of(foreign: Foreign) -> Layout:
     probe = probe_of(foreign)
     first: Exception | None = None
     tried = set()
+    fallback: Layout | None = None
     for layout in _layouts(foreign):
         relevant = _relevant(layout, foreign.roles)
         if relevant in tried:
@@ -68,7 +69,12 @@ def _layout_of(foreign: Foreign) -> Layout:
                 break
             continue
         if _fits(foreign, output.value, probe):
-            return layout
+            if not layout.packed or _takes_one_token(foreign, probe):
+                return layout
+            fallback = fallback or layout
+    if fallback is not None:
+        foreign.layout = fallback
+        return fallback
     if first is None:
         raise UserError(f"{foreign.name}: returns {tuple(output.value.shape)} for answers [3, 4]")
     if isinstance(first, UserError):
@@ -76,6 +82,15 @@ def _layout_of(foreign: Foreign) -> Layout:
     if _is_cuda(first):
         raise UserError(f"{foreign.name}: needs CUDA: {one_line(first)}") from None
     raise UserError(f"{foreign.name}: cannot be called: {one_line(first)}") from None
+
+
+def _takes_one_token(foreign: Foreign, probe: Batch) -> bool:
+    """Whether a pack of one answer of one token has the axes of a longer one."""
+    try:
+        foreign.call(probe.only([int(probe.mask.sum(-1).argmin())]), HIGH)
+    except Exception:
+        return False
+    return True
 
 
 def _layouts(foreign: Foreign) -> Iterator[Layout]:

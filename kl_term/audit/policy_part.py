@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kl_term.audit.alignment import other_logits
 from kl_term.audit.batches import Batch
 from kl_term.audit.candidates import SUM, fit, weights_of
 from kl_term.audit.group_axis import across_groups
@@ -54,6 +55,7 @@ class PolicyPart:
     reads_other_advantages: bool = False
     reads_other_answers: bool = False  #: the log-probs of another answer move a token's gradient
     live_ratio: bool = False  #: the gradient reads the sampler
+    constant: bool = False  #: the value reads no policy, as that of a ratio to itself
     idle_clips: tuple[str, ...] = ()  #: limits that change nothing, wherever they lie
     across_groups: bool = False  #: rewards are compared with those of other groups alone
     #: Ratios beyond which a gradient is zero, by the sign of the advantage: (below, above).
@@ -91,6 +93,7 @@ def policy_part(reading: Reading) -> PolicyPart | None:
         and mixes_advantages(lambda batch: reading.policy(batch).gradient, batches[0]),
         reads_other_answers=kind is None and _reads_other_answers(reading, batches[0]),
         live_ratio=_live(reading, batches[0]),
+        constant=_is_constant(reading, batches[0]),
         idle_clips=idle_clips(reading),
         clips=clips,
         sized_clip=clips is not None and _sized(reading, clips),
@@ -187,6 +190,12 @@ def _reads_other_answers(reading: Reading, batch: Batch) -> bool:
 def _live(reading: Reading, batch: Batch) -> bool:
     before, after = (reading.policy(b).gradient for b in (batch, batch.fresh()))
     return not torch.allclose(before, after, rtol=1e-4, atol=1e-9)
+
+
+def _is_constant(reading: Reading, batch: Batch) -> bool:
+    other = replace(batch, logits=other_logits(batch.logits))
+    one, two = (reading.policy(b).value for b in (batch, other))
+    return torch.allclose(one, two, rtol=1e-6, atol=1e-9)
 
 
 def _clips(reading: Reading) -> dict[str, tuple[float, float]] | None:

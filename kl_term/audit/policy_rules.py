@@ -91,7 +91,7 @@ def of_policy(facts: Facts) -> Iterator[Finding]:
     if takes_sampler and not policy.live_ratio and not facts.invariants.reads_sampler:
         yield Finding(
             "policy-ratio",
-            "warning",
+            "warning" if policy.constant else "note",  # else a plain policy gradient
             "it takes the sampler's log-probs and weighs nothing by them: stale samples count as "
             "fresh ones, and no clip acts",
             "divide by the log-probs of the policy that sampled, not by the policy's own",

@@ -37,6 +37,7 @@ Role = Literal[
     "position_ids",
     "max_seqlen",
     "lengths",
+    "last",
     "count",
     "width",
     "group",
@@ -80,13 +81,24 @@ _CONFIGS = {"config", "cfg", "args", "hparams", "settings", "options", "opts", "
 _PER_PROMPT = {"generations", "samples", "rollouts", "responses", "completions"}
 _SEQUENCES = {"sequence", "seq", "segment", "doc", "document", "row", "answer", "sample"}
 _NUMBERS = {"id", "ids", "idx", "index"}
+_INDEX = {"idx", "idxs", "index", "indices", "position", "positions"}
 _IDS = {"id", "ids", "indices", "index", "indexes", "idx", "idxs", "tokens", "inds"}
 _LIMITS = {"eps", "epsilon", "clip", "cliprange", "clipping"}
 #: A name with one of these says how something is done, and holds no tensor of it.
 _SETTINGS = {"threshold", "range", "mode", "type", "fn", "func", "get", "use", "idx", "idxs"}
 _SETTINGS |= {"indices", "rate", "norm", "scale", "name", "method", "estimator"}
 #: Roles that such a name can have all the same.
-_SETTABLE = {"beta", "clip", "temperature", "topk_ids", "sequence_ids", "config", "group", "count"}
+_SETTABLE = {
+    "beta",
+    "clip",
+    "temperature",
+    "topk_ids",
+    "sequence_ids",
+    "last",
+    "config",
+    "group",
+    "count",
+}
 
 
 def words_of(name: str) -> set[str]:
@@ -148,6 +160,7 @@ _RULES: tuple[tuple[Role, Callable[[set[str], str], bool]], ...] = (
     ("ref_topk_logp", _is_topk_logp({"logp", "logits"})),
     ("beta", _is_beta),
     ("padding", lambda w, n: bool(w & {"pad", "padding"}) and bool(w & {"mask", "masks"})),
+    ("last", lambda w, n: bool(w & _INDEX) and bool(w & {"score", "last", "eos", "end"})),
     ("sample_mask", lambda w, n: n in ("sample_mask", "sequence_mask", "row_mask")),
     ("count", lambda w, n: bool(w & {"global", "total", "num"}) and bool(w & {"toks", "tokens"})),
     ("group_size", lambda w, n: "global" in w and bool(w & {"seqs", "sequences"})),
