@@ -97,12 +97,18 @@ def with_coefficient(function: Callable[..., Any], path: str) -> Callable[..., C
     """What makes the same callable of a copy that holds another coefficient."""
 
     def made(**given: Any) -> Callable[..., Any]:
-        copied = changed(getattr(function, "__self__", function), path, given[path])
-        method = getattr(function, "__name__", "") if inspect.ismethod(function) else ""
-        return getattr(copied, method) if method else copied
+        return with_held(function, path, given[path])
 
     made.__name__ = name_of(function)
+    made.of = function  # type: ignore[attr-defined]
     return made
+
+
+def with_held(function: Callable[..., Any], path: str, value: Any) -> Callable[..., Any]:
+    """The same callable, or method, of a copy that holds another value."""
+    copied = changed(getattr(function, "__self__", function), path, value)
+    method = getattr(function, "__name__", "") if inspect.ismethod(function) else ""
+    return getattr(copied, method) if method else copied
 
 
 def configurations(

@@ -10,7 +10,7 @@ import torch
 from kl_term.audit.batches import Batch, random_batch
 from kl_term.audit.calling import Foreign, Output
 from kl_term.audit.layouts import HIGH
-from kl_term.audit.numbers import numbers_beside, with_number
+from kl_term.audit.numbers import numbers_beside, numbers_held, with_number
 from kl_term.audit.readings import Reading
 from kl_term.audit.spellings import role_of, words_of
 
@@ -37,7 +37,7 @@ def idle_clips(reading: Reading) -> tuple[str, ...]:
 
 def _limits(foreign: Foreign) -> Iterator[tuple[str, float]]:
     """Those of the signature and of the configurations that it is given."""
-    named = numbers_beside(foreign)
+    named = numbers_beside(foreign) | numbers_held(foreign)
     named |= {name: 0.2 for name, role in foreign.plan.roles.items() if role == "clip"}
     for path, default in named.items():
         name = path.rpartition(".")[2]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from dataclasses import replace
 
 from kl_term.audit.calling import Foreign
-from kl_term.audit.holding import changed, numbers_in
+from kl_term.audit.holding import changed, numbers_in, with_coefficient, with_held
+
+#: Before the path to what the object itself holds.
+_SELF = "self"
 
 
 def numbers_beside(foreign: Foreign, *, integers: bool = False) -> dict[str, float]:
@@ -15,6 +20,15 @@ def numbers_beside(foreign: Foreign, *, integers: bool = False) -> dict[str, flo
         if not name.startswith("*"):
             found |= {".".join((name, *path)): x for path, x in numbers_in(value)}
     return found
+
+
+def numbers_held(foreign: Foreign) -> dict[str, float]:
+    """Of the object that the function is, or that it is a method of, by path."""
+    function = getattr(foreign.function, "of", foreign.function)
+    if inspect.isfunction(function) or isinstance(function, functools.partial):
+        return {}
+    held = getattr(function, "__self__", function)
+    return {f"{_SELF}.{'.'.join(path)}": x for path, x in numbers_in(held)}
 
 
 def fixed_with(foreign: Foreign, values: dict[str, float]) -> dict[str, object]:
@@ -28,5 +42,12 @@ def fixed_with(foreign: Foreign, values: dict[str, float]) -> dict[str, object]:
 
 def with_number(foreign: Foreign, path: str, value: float) -> Foreign:
     """The function with another value of an argument, or of what lies in one."""
+    held, _, inner = path.partition(".")
+    if held == _SELF:
+        function = getattr(foreign.function, "of", foreign.function)
+        other = with_held(function, inner, value)
+        if function is not foreign.function and foreign.factory is not None:
+            other = with_coefficient(other, foreign.factory)
+        return replace(foreign, function=other, notes=set())
     fixed = foreign.plan.fixed | fixed_with(foreign, {path: value})
     return replace(foreign, plan=foreign.plan._replace(fixed=fixed), notes=set())

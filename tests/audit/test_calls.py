@@ -126,10 +126,11 @@ def of_next(logps, ref_logps, batch, beta=0.1):
     return averaged(beta * k3(logps, ref_logps) - ratio * moved_left(batch["advantages"]), mask)
 
 
-def of_next_but_the_sampler(logps, ref_logps, batch, beta=0.1):
+def of_next_but_the_reference(logps, ref_logps, batch, beta=0.1):
     mask = moved_left(batch["loss_mask"])
-    ratio = (logps - batch["old_logps"]).exp()
-    return averaged(beta * k3(logps, ref_logps) - ratio * moved_left(batch["advantages"]), mask)
+    ratio = (logps - moved_left(batch["old_logps"])).exp()
+    kl = k3(logps, moved_left(ref_logps))
+    return averaged(beta * kl - ratio * moved_left(batch["advantages"]), mask)
 
 
 @pytest.mark.parametrize("loss", [shorter, of_next])
@@ -141,7 +142,7 @@ def test_what_predicts_the_next_token_is_met_where_it_stands(loss):
 
 
 def test_one_that_is_not_moved_with_the_others_is_a_fault():
-    assert codes(of_next_but_the_sampler)
+    assert "shifted-reference" in codes(of_next_but_the_reference)
 
 
 # Packs -----------------------------------------------------------------------------------------
@@ -207,6 +208,19 @@ def test_a_clip_that_changes_nothing_is_named():
     assert idle_clips(read(surrogate(clipped=True, of_sampler=True))) == ()
     assert idle_clips(read(surrogate(clipped=False, of_sampler=True))) == ("epsilon",)
     assert codes(surrogate(clipped=False, of_sampler=True)) == ["policy-clip"]
+
+
+class Held:
+    def __init__(self, beta=0.1, epsilon=0.2):
+        self.beta, self.epsilon = beta, epsilon
+
+    def __call__(self, logp, ref_logp, old_logp, advantages, mask):
+        loss = surrogate(clipped=False, of_sampler=True)
+        return loss(logp, ref_logp, old_logp, advantages, mask, self.beta, self.epsilon)
+
+
+def test_a_clip_is_found_where_the_object_holds_it():
+    assert idle_clips(read(Held())) == ("self.epsilon",)
 
 
 def test_a_ratio_to_itself_is_none_to_the_sampler():
