@@ -49,11 +49,13 @@ def test_a_spelling_has_its_role(name, role):
     assert role_of(name) == role
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["loss_type", "kl_type", "generator", "eos", "loss_agg_mode", "ppo_kl", "get_sapo_token_loss"]
-    + ["off_policy_mask_threshold"],
+SETTINGS = (
+    "loss_type kl_type generator eos loss_agg_mode ppo_kl reward_clip_range get_sapo_token_loss"
+    " off_policy_mask_threshold"
 )
+
+
+@pytest.mark.parametrize("name", SETTINGS.split())
 def test_other_names_have_none(name):
     assert role_of(name) is None
 
