@@ -55,7 +55,8 @@ def plan_call(
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for name, said in names.items():
         check_choice(f"the role of {name!r}", said, ROLES)
-        if name not in parameters and said != "beta" and not takes_any:
+        elsewhere = said == "beta" or takes_any or _takes_a_bag(parameters, names, fixed)
+        if name not in parameters and not elsewhere:
             raise UserError(f"{name_of(function)}: has no argument {name!r}")
     for name in fixed:
         if name not in parameters and not takes_any:
@@ -75,7 +76,9 @@ def plan_call(
             raise UserError(f"{name_of(function)}: {_unknown(function, name)}")
     for name in _taken_by_key(function, parameters):
         role = role_of(name)
-        if name not in {**roles, **guessed, **fixed} and role in ALWAYS:
+        if name in names:
+            roles[name] = names[name]  # type: ignore[assignment]
+        elif name not in {**roles, **guessed, **fixed} and role in ALWAYS:
             guessed[name] = role
     _one_ratio(roles | guessed, guessed)
     _beside_values(roles | guessed, guessed)
@@ -83,8 +86,16 @@ def plan_call(
     _refuse_two_ratios(function, roles | guessed, guessed)
     kinds = {n: p.kind for n, p in parameters.items()}
     positional = tuple(n for n, kind in kinds.items() if kind is inspect.Parameter.POSITIONAL_ONLY)
-    bags = {n: r for n, r in names.items() if n not in parameters}  # a coefficient inside a bag
+    bags = {n: r for n, r in names.items() if n not in {**parameters, **roles}}  # inside a bag
     return Plan(roles | guessed, fixed | {f"*{n}": r for n, r in bags.items()}, guessed, positional)
+
+
+def _takes_a_bag(
+    parameters: Mapping[str, Any], names: Mapping[str, str], fixed: Mapping[str, Any]
+) -> bool:
+    """Whether a parameter is a batch or a configuration, in which names may lie."""
+    free = (name for name in parameters if name not in fixed)
+    return any((names.get(name) or role_of(name)) in ("inputs", "config") for name in free)
 
 
 def _taken_by_key(function: Callable[..., Any], parameters: Mapping[str, Any]) -> list[str]:

@@ -16,6 +16,7 @@ from kl_term.audit.facts import Facts
 from kl_term.audit.findings import ordered
 from kl_term.audit.identity import identify
 from kl_term.audit.invariants import invariants
+from kl_term.audit.numbers import fixed_with
 from kl_term.audit.numerics import numerics
 from kl_term.audit.policy_part import NOWHERE, PolicyPart, policy_part
 from kl_term.audit.readings import Kind, Reading, read
@@ -25,7 +26,7 @@ from kl_term.audit.supports import supports
 from kl_term.audit.targets import NEITHER
 from kl_term.audit.temperatures import Tempered, compared, divides_logits, temperatures_of
 from kl_term.audit.top_k import pushes_at_reference
-from kl_term.audit.unnamed import is_divergence
+from kl_term.audit.unnamed import is_divergence, size_of
 from kl_term.errors import UserError
 from kl_term.plain_checks import check_positive
 
@@ -63,7 +64,9 @@ def audit(
     with torch.random.fork_rng(devices=[]):
 
         def at_one(values: Mapping[str, float]) -> Reading:
-            own = dict(given or {}) | dict.fromkeys(values, 1.0)
+            fixed = fixed_with(reading.foreign, dict.fromkeys(values, 1.0))
+            own = dict(given or {}) | {path.partition(".")[0]: None for path in values}
+            own = {name: fixed[name] for name in own}
             return _read(loss, names, own, beta_name, beta, factory, kind)
 
         reading = _read(loss, names, given, beta_name, beta, factory, kind)
@@ -126,6 +129,7 @@ def _measured(reading: Reading, tick: Callable[[str], None]) -> Facts:
     numbers = numerics(reading)
     tick("its policy part")
     policy = policy_part(reading)
+    unnamed = expected["fresh"]["state"].name == NEITHER and is_divergence(reading)
     return Facts(
         reading,
         identity,
@@ -134,7 +138,8 @@ def _measured(reading: Reading, tick: Callable[[str], None]) -> Facts:
         numbers,
         policy,
         supports(reading),
-        unnamed_divergence=expected["fresh"]["state"].name == NEITHER and is_divergence(reading),
+        unnamed_divergence=unnamed,
+        unnamed_size=size_of(reading) if unnamed else 1.0,
         top_k_pushes=pushes_at_reference(reading),
     )
 
@@ -165,7 +170,7 @@ def _result(facts: Facts) -> Audit:
 def _table(facts: Facts, expected: Expectations) -> list[Row]:
     identity = facts.identity
     rows = [Row("term", identity.term.name if identity.term else "none of ours")]
-    if facts.reading.foreign.layout.prompted:
+    if facts.reading.foreign.by_logits and any(facts.reading.foreign.layout.prompted):
         rows.append(Row("logits", "predict the next token: one position before the answer"))
     if identity.match and identity.term is None:
         near = ", near the reference" if identity.only_near else ""

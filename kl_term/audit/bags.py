@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kl_term.audit.spellings import OF_POLICY, role_inside, role_of
+from kl_term.audit.spellings import AMBIGUOUS, OF_POLICY, role_inside, role_of
 from kl_term.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,13 +27,18 @@ class Bag(dict):
 
     def _find(self, name: str) -> Any:
         given: Given = self.__dict__["_given"]
-        named = given.of._named_in_bags()
+        named = given.of.named_in_bags()
         path = f"{self.__dict__['_path']}{name}"
         role = named.get(path) or named.get(name) or role_of(name) or role_inside(*path.split("."))
         if name in _INSIDE:
             return self
-        if role == "logp" and name not in named and given.of.roles & {*OF_POLICY}:
-            role = "old_logp"  # the policy's own are an argument: these were recorded
+        held = given.of.bag_roles
+        own = given.of.roles & {*OF_POLICY} or "logits" in held.values()
+        if role == "logp" and name not in named and own:
+            role = "old_logp"  # the policy's own are an argument, or by logits: these were recorded
+        if name in AMBIGUOUS and name not in named:
+            others = given.of.roles | {r for n, r in held.items() if n not in AMBIGUOUS}
+            role = "mask" if "advantages" in others else role  # beside those they weigh tokens
         if self.__dict__["_nests"] and role not in _NUMBERS:
             return Nested(given, nests=True, path=f"{path}.")
         if role is None or role in ("inputs", "config"):
@@ -41,7 +46,7 @@ class Bag(dict):
                 f"{given.of.name}: reads {name!r} of its inputs, and nothing tells what that is: "
                 f"say it by names={{{name!r}: ROLE}}"
             )
-        given.of.bag_beta |= role == "beta"
+        held[name] = role
         if role not in self.__dict__.setdefault("_kept", {}):
             self.__dict__["_kept"][role] = given.value(role)
         return self.__dict__["_kept"][role]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,30 +16,9 @@ from kl_term.audit.arguments import Plan, name_of, numbers_of
 from kl_term.audit.bags import Bag
 from kl_term.audit.batches import Batch, chosen
 from kl_term.audit.holding import changed
+from kl_term.audit.layout import LAYOUTS, Layout
+from kl_term.audit.returning import first_of
 from kl_term.audit.spellings import OF_POLICY, OF_TOP_K
-from kl_term.errors import UserError
-
-
-class Layout(NamedTuple):
-    """The shapes and types that a function wants."""
-
-    packed: bool = False  #: tokens of all answers in one row, without padding
-    listed: bool = False  #: and cut into a list of one row an answer
-    marked: bool = False  #: labels are -100 where nothing is counted
-    advantages: str = "row"  #: ``row`` [B], ``column`` [B, 1] or ``token`` [B, T]
-    mask: torch.dtype = torch.bool
-    floats: torch.dtype = torch.float64
-    #: Logits predict the next token: roles that have one more position, the prompt's, before.
-    prompted: tuple[str, ...] = ()
-
-
-#: In this order they are tried; the first that a function can be called with is used.
-LAYOUTS = tuple(
-    Layout(advantages=advantages, mask=mask, floats=floats)
-    for floats in (torch.float64, torch.float32)
-    for mask in (torch.bool, torch.float64, torch.long)
-    for advantages in ("row", "token", "column")
-)
 
 
 class Output(NamedTuple):
@@ -59,12 +38,18 @@ class Foreign:
     beta_path: str | None = None  #: such as ``config.kl_loss_coef``, inside a given value
     factory: str | None = None  #: the function makes the loss, given this coefficient
     layout: Layout = LAYOUTS[0]
-    bag_beta: bool = False  #: whether it reads the coefficient out of its inputs
+    #: What it read out of batches and configurations: name -> role.
+    bag_roles: dict[str, str] = field(default_factory=dict)
     allowed: int | None = None  #: the longest completion allowed; None = the width of the batch
     #: Numbers of the caller that divide the loss, and their defaults.
     divisors: dict[str, float] = field(default_factory=dict)
     nests: bool = False  #: its configuration holds others
     kept: int | None = None  #: tokens of a top k; None = the whole vocabulary
+    multiple: int = 1  #: of how many answers a batch must hold a multiple
+    summed: bool = False  #: of copies of a batch, its number is the sum
+    groups: int = 1  #: prompts in a batch, where it is told the size of a group
+    #: Where configurations hold the size of a group: argument -> paths.
+    group_paths: dict[str, list[str]] = field(default_factory=dict)
     calls: int = 0
     notes: set[str] = field(default_factory=set)  #: such as ``modifies its arguments``
 
@@ -74,16 +59,27 @@ class Foreign:
 
     @property
     def roles(self) -> set[str]:
+        """What it is given by argument."""
         return set(self.plan.roles.values())
 
     @property
+    def reads(self) -> set[str]:
+        """What it is given by argument, or asks a batch for."""
+        return self.roles | set(self.bag_roles.values())
+
+    @property
+    def is_given_kl(self) -> bool:
+        """Whether it takes the log-probs and, computed already, the KL of the tokens."""
+        return {"logp", "ref_log_ratio"} <= self.roles
+
+    @property
     def by_logits(self) -> bool:
-        return bool(self.roles & {"logits", "topk_logp"})
+        return bool(self.reads & {"logits", "topk_logp"})
 
     @property
     def has_beta(self) -> bool:
         inside = self.beta_path is not None or self.factory is not None
-        return "beta" in self.roles or inside or self.bag_beta
+        return "beta" in self.reads or inside
 
     def untold(self, *, integers: bool = False) -> dict[str, float]:
         """The numbers that are defaults of its signature and that nobody gave."""
@@ -93,7 +89,7 @@ class Foreign:
         numbers = numbers_of(self.function, integers=integers)
         return {name: default for name, default in numbers.items() if name not in held}
 
-    def _named_in_bags(self) -> dict[str, str]:
+    def named_in_bags(self) -> dict[str, str]:
         return {n[1:]: r for n, r in self.plan.fixed.items() if n.startswith("*")}
 
     def call(self, batch: Batch, beta: float, *, watch: bool = False) -> Output:
@@ -104,20 +100,24 @@ class Foreign:
             UserError: it returns no number.
         """
         self.calls += 1
-        given = Given(self, batch, beta, watch)
+        copies = 1 if batch.rows % self.multiple == 0 else self.multiple
+        given = Given(self, batch, beta, watch, copies)
         arguments = given.arguments()
         function = self.function
         if self.factory is not None:
             function = function(**{self.factory: beta})
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the same call, again and again
-            returned = first_of(function(*arguments.positional, **arguments.named), self.name)
+            returned = function(*arguments.positional, **arguments.named)
+        returned = first_of(returned, self.name, packed=self.layout.packed)
         if given.modified():
             self.notes.add("modifies its arguments")
         value = given.padded(returned)
+        if copies > 1:
+            value = _of_copies(value, copies, summed=self.summed)
         if not returned.requires_grad:
             return Output(value.detach(), None, {})
-        total = returned.sum() if returned.ndim == 0 else value.sum() / batch.rows
+        total = value.sum() if returned.ndim == 0 else value.sum() / batch.rows
         leaves = [given.leaf, *given.watched.values()]
         found = torch.autograd.grad(total, leaves, allow_unused=True)
         gradient = None if found[0] is None else found[0].double()
@@ -129,21 +129,11 @@ class Foreign:
         return Output(value.detach(), gradient, leaks)
 
 
-def first_of(returned: Any, name: str) -> Tensor:
-    """The loss in what a function returned: a tensor, or the first of a tuple, or ``.loss``."""
-    found = returned
-    if isinstance(found, Mapping):
-        found = found.get("loss", next(iter(found.values()), None))
-    elif isinstance(found, tuple) and found:
-        found = getattr(found, "loss", found[0])
-    elif not isinstance(found, Tensor) and hasattr(found, "loss"):
-        found = found.loss
-    if not isinstance(found, Tensor):
-        what = "nothing" if found is None else f"a {type(found).__name__}"
-        raise UserError(f"{name}: returns {what}, no tensor to differentiate")
-    if not found.is_floating_point():
-        raise UserError(f"{name}: returns integers ({found.dtype}), which have no gradient")
-    return found
+def _of_copies(value: Tensor, copies: int, *, summed: bool) -> Tensor:
+    """What a batch has, of what its copies have together."""
+    if value.ndim == 0:
+        return value / copies if summed else value
+    return value.unflatten(0, (copies, -1)).mean(0)
 
 
 class Arguments(NamedTuple):
@@ -154,15 +144,17 @@ class Arguments(NamedTuple):
 class Given:
     """The tensors of one call: fresh copies, one of them the leaf of the gradient."""
 
-    def __init__(self, of: Foreign, batch: Batch, beta: float, watch: bool) -> None:
-        self.of, self.batch, self.beta, self.watch = of, batch, beta, watch
+    def __init__(self, of: Foreign, batch: Batch, beta: float, watch: bool, copies: int) -> None:
+        self.of, self.beta, self.watch = of, beta, watch
         self.watched: dict[str, Tensor] = {}
         self._made: list[Tensor] = []
         floats = of.layout.floats
         start = batch.logits if of.by_logits else batch.logp
         self.leaf = start.detach().to(floats).clone().requires_grad_(True)
-        self._logits = self.leaf if of.by_logits else batch.logits.detach().to(floats)
-        self._logp = chosen(self._logits, batch.tokens) if of.by_logits else self.leaf
+        self.batch = batch if copies == 1 else batch.only([*range(batch.rows)] * copies)
+        own = self.leaf if copies == 1 else torch.cat([self.leaf] * copies)
+        self._logits = own if of.by_logits else self.batch.logits.detach().to(floats)
+        self._logp = chosen(self._logits, self.batch.tokens) if of.by_logits else own
 
     def arguments(self) -> Arguments:
         plan = self.of.plan
@@ -174,6 +166,8 @@ class Given:
     def _own(self, name: str, value: Any) -> Any:
         """A copy of what the user gave, with the coefficient where it lies inside."""
         first, _, path = (self.of.beta_path or "").partition(".")
+        for size in self.of.group_paths.get(name, ()):
+            value = changed(value, size, self.batch.rows // self.of.groups)
         if first != name:
             return value.clone() if isinstance(value, Tensor) else value
         return changed(value, path, self.beta)
@@ -196,7 +190,7 @@ class Given:
             "temperature": 1.0,
             "width": self.of.allowed or batch.mask.shape[1],
             "count": int(batch.mask.sum()),
-            "group_size": batch.rows,
+            "group_size": batch.rows // self.of.groups,
             "max_seqlen": int(batch.mask.sum(-1).max()),
         }
         if role in scalars:
@@ -209,9 +203,9 @@ class Given:
         if role == "cu_seqlens":
             return torch.nn.functional.pad(counted.cumsum(0), (1, 0)).to(torch.int32)
         if role == "sequence_ids":
-            return torch.arange(batch.rows).repeat_interleave(counted)
-        if role == "lengths":
-            return counted
+            return self._shape(torch.arange(batch.rows).unsqueeze(-1).expand(batch.mask.shape))
+        if role in ("lengths", "last"):
+            return counted - 1 if role == "last" else counted
         if role == "sample_mask":
             return self._made_of(torch.ones(batch.rows, dtype=layout.mask), role)
         if role == "group":
@@ -227,9 +221,10 @@ class Given:
             return self._tracked(self._prompted(role, self._shape(self._logits.clone())))
         logp = self._logp
         if role == "logp":
-            return self._tracked(self._shape(logp.clone()))
+            return self._tracked(self._prompted(role, self._shape(logp.clone())))
         if role == "ref_log_ratio":
-            return self._shape(logp - self.batch.ref_logp.to(logp.dtype))
+            log_ratio = logp - self.batch.ref_logp.to(logp.dtype)
+            return self._shape(log_ratio.square() / 2 if self.of.is_given_kl else log_ratio)
         log_ratio = logp - self.batch.old_logp.to(logp.dtype)
         return self._shape(log_ratio if role == "log_ratio" else log_ratio.exp())
 
@@ -261,7 +256,7 @@ class Given:
         if value.ndim == 2:  # one a token: what masked positions hold is told apart
             return value if self.of.layout.advantages == "token" else value[:, 0]
         how = self.of.layout.advantages if role == "advantages" else "row"
-        if how == "row" and not self.of.layout.packed:
+        if how == ("column" if self.of.layout.packed else "row"):
             return value
         return (
             value.unsqueeze(-1) if how == "column" else value.unsqueeze(-1).expand(batch.mask.shape)
@@ -280,11 +275,12 @@ class Given:
         return made
 
     def _prompted(self, role: str, made: Tensor) -> Tensor:
-        """With the prompt's last token before: its logits predict the first of the answer, and the
-        last logits predict nothing."""
-        if role not in self.of.layout.prompted:
+        """With the prompt's last token before: what predicts the next token stands there for the
+        first of the answer, and predicts nothing at the last."""
+        before, after = self.of.layout.prompted
+        if role not in (*before, *after) or made.shape[:2] != self.batch.mask.shape:
             return made
-        if "logits" in role:
+        if role in after:
             return torch.cat([made, made[:, :1].detach()], 1)
         nothing = -100 if role == "tokens" and self.of.layout.marked else 0
         return torch.cat([torch.full_like(made[:, :1], nothing), made], 1)
@@ -293,7 +289,8 @@ class Given:
         """Packed, what belongs to tokens loses its padding."""
         if not self.of.layout.packed or tensor.shape[:2] != self.batch.mask.shape:
             return tensor
-        return tensor[self.batch.mask]
+        flat = tensor[self.batch.mask]
+        return flat.unsqueeze(0) if self.of.layout.one_row else flat
 
     def modified(self) -> bool:
         return any(made._version > 0 for made in self._made)
@@ -301,8 +298,10 @@ class Given:
     def padded(self, returned: Tensor) -> Tensor:
         """The result in the shape of the batch, zero where nothing is counted."""
         mask = self.batch.mask
-        if self.of.layout.packed and returned.shape == (int(mask.sum()),):
+        if self.of.layout.packed and returned.shape in ((int(mask.sum()),), (1, int(mask.sum()))):
             return torch.zeros(mask.shape, dtype=returned.dtype).masked_scatter(mask, returned)
+        if any(self.of.layout.prompted) and returned.shape == (len(mask), mask.shape[1] + 1):
+            returned = returned[:, :-1] if self.of.layout.prompted.after else returned[:, 1:]
         if returned.shape == mask.shape:
             return torch.where(mask, returned, 0.0)
         return returned.reshape(()) if returned.numel() == 1 and returned.ndim <= 1 else returned

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from kl_term.audit.calling import Foreign, Output
 from kl_term.audit.layouts import HIGH, probe_of
+from kl_term.audit.numbers import numbers_beside, with_number
 from kl_term.audit.spellings import role_of, words_of
 
 _DIVISORS = {"norm", "divisor", "length", "len", "horizon"}
@@ -20,8 +19,8 @@ def settle_divisors(foreign: Foreign) -> None:
     """
     foreign.divisors = {
         name: default
-        for name, default in foreign.untold(integers=True).items()
-        if _is_named_so(name) and _divides(foreign, name, default)
+        for name, default in numbers_beside(foreign, integers=True).items()
+        if _is_named_so(name.rpartition(".")[2]) and _divides(foreign, name, default)
     }
 
 
@@ -34,8 +33,7 @@ def _divides(foreign: Foreign, name: str, default: float) -> bool:
     probe = probe_of(foreign)
 
     def at(times: int) -> Output:
-        plan = foreign.plan._replace(fixed=foreign.plan.fixed | {name: times * default})
-        return replace(foreign, plan=plan, notes=set()).call(probe, HIGH)
+        return with_number(foreign, name, times * default).call(probe, HIGH)
 
     try:
         once, twice = at(1), at(2)

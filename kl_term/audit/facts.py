@@ -32,6 +32,7 @@ class Facts:
     supports: Supports
     #: What is descended has no name, and is a divergence all the same.
     unnamed_divergence: bool = False
+    unnamed_size: float = 1.0  #: its gradient over that of the reverse KL
     #: Given the reference's likeliest tokens alone, it pushes where both policies agree.
     top_k_pushes: bool = False
     #: Temperatures of its defaults that were set to one, since at these it is no known divergence.
@@ -71,8 +72,16 @@ class Facts:
     @property
     def asks_for_no_reference(self) -> bool:
         """Whether it is a KL to the sampler because it takes no reference."""
-        asks = self.reading.foreign.roles & {"ref_logp", "ref_logits", "ref_topk_logp", "inputs"}
+        asks = self.reading.foreign.reads & {"ref_logp", "ref_logits", "ref_topk_logp"}
         return self.identity.fault == "to-the-sampler" and not asks
+
+    @property
+    def has_no_kl(self) -> bool:
+        """Whether a policy loss takes neither a reference nor a coefficient, and has no KL."""
+        asks = {"ref_logp", "ref_logits", "ref_topk_logp", "ref_log_ratio"}
+        policy = self.policy is not None and self.policy.has_gradient
+        takes = self.reading.foreign.has_beta or bool(self.reading.foreign.reads & asks)
+        return policy and not takes and not self.identity.has_gradient
 
     @property
     def counted_twice(self) -> bool:

@@ -43,22 +43,28 @@ def coefficient_of(function: Callable[..., Any], beta_name: str | None) -> str |
 
 def path_in(held: Any, beta_name: str | None = None) -> str | None:
     """The path to the one number that is named as a coefficient is, the shallowest first."""
-    found = sorted(_paths(held, beta_name, (), _DEPTH), key=len)
+    found = sorted((p for p, _ in numbers_in(held) if _is_named(p, beta_name)), key=len)
     shallow = [path for path in found if len(path) == len(found[0])]
     return ".".join(shallow[0]) if len(shallow) == 1 else None
 
 
-def _paths(
-    held: Any, beta_name: str | None, above: tuple[str, ...], depth: int
-) -> Iterator[tuple[str, ...]]:
+def numbers_in(
+    held: Any, above: tuple[str, ...] = (), depth: int = _DEPTH
+) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Every number that an object holds, however deep, and the path to it."""
     for name, value in _entries(held).items():
         path = (*above, name)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            roles = (role_of(name), role_inside(*path))
-            if beta_name in (name, ".".join(path)) if beta_name else "beta" in roles:
-                yield path
+            yield path, value
         elif depth > 1 and not isinstance(value, (torch.Tensor, torch.nn.Module, type)):
-            yield from _paths(value, beta_name, path, depth - 1)
+            yield from numbers_in(value, path, depth - 1)
+
+
+def _is_named(path: tuple[str, ...], beta_name: str | None) -> bool:
+    """As was said, or as a coefficient is."""
+    if beta_name:
+        return beta_name in (path[-1], ".".join(path))
+    return "beta" in (role_of(path[-1]), role_inside(*path))
 
 
 def _entries(held: Any) -> dict[str, Any]:
@@ -91,12 +97,18 @@ def with_coefficient(function: Callable[..., Any], path: str) -> Callable[..., C
     """What makes the same callable of a copy that holds another coefficient."""
 
     def made(**given: Any) -> Callable[..., Any]:
-        copied = changed(getattr(function, "__self__", function), path, given[path])
-        method = getattr(function, "__name__", "") if inspect.ismethod(function) else ""
-        return getattr(copied, method) if method else copied
+        return with_held(function, path, given[path])
 
     made.__name__ = name_of(function)
+    made.of = function  # type: ignore[attr-defined]
     return made
+
+
+def with_held(function: Callable[..., Any], path: str, value: Any) -> Callable[..., Any]:
+    """The same callable, or method, of a copy that holds another value."""
+    copied = changed(getattr(function, "__self__", function), path, value)
+    method = getattr(function, "__name__", "") if inspect.ismethod(function) else ""
+    return getattr(copied, method) if method else copied
 
 
 def configurations(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from kl_term.audit.alignment import moves_elsewhere, other_logits
 from kl_term.audit.batches import Batch, random_batch
 from kl_term.audit.layouts import HIGH
 from kl_term.audit.readings import Part, Reading
@@ -33,6 +34,7 @@ class Invariants:
     depends_on_cut: bool  #: the mean of two halves is not the whole
     doubled: float  #: the KL of a batch given twice, over that of the batch
     reads_reference: bool
+    reads_sampler: bool  #: the sampler changes the gradient of the whole loss
     reads_constant_logit: bool  #: adding a number to all logits of a position changes it
     zero_at_reference: bool  #: no expected gradient where policy and reference agree
     linear_in_beta: bool
@@ -53,15 +55,16 @@ def invariants(reading: Reading) -> Invariants:
         depends_on_order=not _same_rows(reading, kl, loss, batch),
         moves_with_advantage=_moves_with_advantage(reading, kl, batch),
         reads_others=reading.kind == "loss" and _reads_others(kl, batch),
-        shifted=_moves_elsewhere(kl, batch, "ref_logits"),
+        shifted=moves_elsewhere(lambda b: kl(b).gradient, batch, "ref_logits"),
         left_out=_left_out(kl) if reading.kind == "loss" else (),
         sampler_shifted=reading.has_policy_part
-        and _moves_elsewhere(reading.policy, batch, "old_logits"),
+        and moves_elsewhere(lambda b: reading.policy(b).gradient, batch, "old_logits"),
         fails_on_empty=padded and _fails_on_empty(loss, batch),
         depends_on_width=_first(parts, lambda p: padded and _reads_width(reading, p, batch)),
         depends_on_cut=reading.shape == "number" and _depends_on_cut(kl, batch),
         doubled=_doubled(kl, batch),
         reads_reference=_reads_reference(kl, batch),
+        reads_sampler=_reads_sampler(loss, batch),
         reads_constant_logit=reading.by_logits and _reads_shift(kl, batch),
         zero_at_reference=_zero_at_reference(reading),
         linear_in_beta=_linear(reading, batch),
@@ -167,38 +170,17 @@ def _same_rows(
     return all(_alike(p(batch), p(batch.only(order)), order) for p in (kl, loss))
 
 
-def _other(logits: Tensor) -> Tensor:
-    return logits.flip(-1) * 0.7 + 0.1
-
-
 def _reads_others(kl: Callable[[Batch], Part], batch: Batch) -> bool:
     """Other numbers in the first answer, of the same length."""
     first = torch.zeros_like(batch.logits)
     first[0] = 1.0
     changed = replace(
         batch,
-        logits=torch.where(first > 0, _other(batch.logits), batch.logits),
+        logits=torch.where(first > 0, other_logits(batch.logits), batch.logits),
         ref_logits=torch.where(first > 0, batch.logits, batch.ref_logits),
     )
     before, after = kl(batch), kl(changed)
     return not close(before.gradient[1:], after.gradient[1:], 2e-5)
-
-
-def _moves_elsewhere(part: Callable[[Batch], Part], batch: Batch, name: str) -> bool:
-    """Change one token of the longest answer: does its own gradient stay, and another's move?"""
-    row = int(batch.mask.sum(-1).argmax())
-    before = part(batch).gradient
-    size = before.abs().max() * 2e-5
-    elsewhere = False
-    for column in range(int(batch.mask[row].sum())):
-        logits = getattr(batch, name).clone()
-        logits[row, column] = _other(logits[row, column])
-        moved = (part(replace(batch, **{name: logits})).gradient - before).abs() > size
-        moved = moved.any(-1) if moved.ndim == 3 else moved
-        if bool(moved[row, column]):
-            return False
-        elsewhere |= bool(moved.any())
-    return elsewhere
 
 
 def _moves_with_advantage(
@@ -264,6 +246,11 @@ def _doubled(kl: Callable[[Batch], Part], batch: Batch) -> float:
 def _reads_reference(kl: Callable[[Batch], Part], batch: Batch) -> bool:
     other = replace(batch, ref_logits=batch.ref_logits.flip(-1) * 0.7 + 0.1)
     return not _alike(kl(batch), kl(other))
+
+
+def _reads_sampler(loss: Callable[[Batch], Part], batch: Batch) -> bool:
+    other = replace(batch, old_logits=other_logits(batch.old_logits))
+    return not close(loss(batch).gradient, loss(other).gradient, 2e-5)
 
 
 def _reads_shift(kl: Callable[[Batch], Part], batch: Batch) -> bool:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from kl_term.audit.alignment import BY_LOGITS, SHORTER, is_aligned
 from kl_term.audit.arguments import numbers_of
 from kl_term.audit.batches import Batch, random_batch
-from kl_term.audit.calling import LAYOUTS, Foreign, Layout, one_line
+from kl_term.audit.calling import Foreign, one_line
+from kl_term.audit.layout import LAYOUTS, Alignment, Layout
 from kl_term.audit.spellings import AMBIGUOUS, OF_TOP_K, words_of
+from kl_term.audit.ways import ways
 from kl_term.errors import UserError
 
 #: Coefficients between which a KL is isolated; small, so that no clip of the policy part decides.
 LOW, HIGH = 0.25, 0.5
-#: What a loss that lines logits up with the next token takes in full, prompt and all.
-_PROMPTED: tuple[tuple[str, ...], ...] = (
-    ("logits", "ref_logits", "old_logits", "tokens", "mask", "padding"),
-    ("logits", "ref_logits", "old_logits", "tokens"),
-)
 
 
 def probe_of(foreign: Foreign) -> Batch:
@@ -30,37 +28,28 @@ def probe_of(foreign: Foreign) -> Batch:
 
 
 def layout_of(foreign: Foreign) -> Layout:
-    """The first layout that a function can be called with, its configuration flat or nested."""
+    """The first layout that a function can be called with, as it is or in another way."""
     try:
         return _layout_of(foreign)
     except UserError as error:
-        if "config" not in foreign.roles or foreign.nests:
-            raise
-        foreign.nests = True
+        first = error
+    for way in ways(foreign, str(first)):
+        undo = way(foreign)
         try:
             return _layout_of(foreign)
-        except UserError as nested:
-            raise (nested if "reads" in str(nested) else error) from None
+        except UserError as error:
+            if foreign.nests and "reads" in str(error):
+                raise
+            undo()
+    raise first from None
 
 
 def _layout_of(foreign: Foreign) -> Layout:
-    packed = bool(foreign.roles & {"cu_seqlens", "sequence_ids"})
-    masked = bool(foreign.roles & {"mask", "padding"})
-    packs: tuple[bool, ...] = (packed,)
-    if "position_ids" in foreign.roles and not packed:
-        packs = (False, True) if masked else (True,)
     probe = probe_of(foreign)
     first: Exception | None = None
     tried = set()
-    full = foreign.by_logits and "tokens" in foreign.roles and not any(packs)
-    before = ((), *(_PROMPTED if full else ()))
-    shapes = [Layout(packed=p, prompted=q) for p in packs for q in before]
-    shapes.append(Layout(packed=True, listed=True))
-    for layout in (
-        layout._replace(packed=shape.packed, listed=shape.listed, prompted=shape.prompted)
-        for shape in shapes
-        for layout in LAYOUTS
-    ):
+    fallback: Layout | None = None
+    for layout in _layouts(foreign):
         relevant = _relevant(layout, foreign.roles)
         if relevant in tried:
             continue
@@ -68,6 +57,9 @@ def _layout_of(foreign: Foreign) -> Layout:
         foreign.layout = layout
         try:
             output = foreign.call(probe, HIGH)
+            shorter = layout.prompted in SHORTER
+            if shorter and not is_aligned(foreign, probe, HIGH):
+                continue
         except UserError as error:
             first = first or error
             continue
@@ -77,7 +69,12 @@ def _layout_of(foreign: Foreign) -> Layout:
                 break
             continue
         if _fits(foreign, output.value, probe):
-            return layout
+            if not layout.packed or _takes_one_token(foreign, probe):
+                return layout
+            fallback = fallback or layout
+    if fallback is not None:
+        foreign.layout = fallback
+        return fallback
     if first is None:
         raise UserError(f"{foreign.name}: returns {tuple(output.value.shape)} for answers [3, 4]")
     if isinstance(first, UserError):
@@ -85,6 +82,35 @@ def _layout_of(foreign: Foreign) -> Layout:
     if _is_cuda(first):
         raise UserError(f"{foreign.name}: needs CUDA: {one_line(first)}") from None
     raise UserError(f"{foreign.name}: cannot be called: {one_line(first)}") from None
+
+
+def _takes_one_token(foreign: Foreign, probe: Batch) -> bool:
+    """Whether a pack of one answer of one token has the axes of a longer one."""
+    try:
+        foreign.call(probe.only([int(probe.mask.sum(-1).argmin())]), HIGH)
+    except Exception:
+        return False
+    return True
+
+
+def _layouts(foreign: Foreign) -> Iterator[Layout]:
+    """In the order in which they are tried."""
+    packed = bool(foreign.roles & {"cu_seqlens", "sequence_ids"})
+    masked = bool(foreign.roles & {"mask", "padding"})
+    packs: tuple[bool, ...] = (packed,)
+    if "position_ids" in foreign.roles and not packed:
+        packs = (False, True) if masked else (True,)
+    before: tuple[Alignment, ...] = ()
+    if not any(packs):
+        before = BY_LOGITS if foreign.by_logits else SHORTER
+    shapes = [Layout(packed=p) for p in packs]
+    shapes += [Layout(prompted=alignment) for alignment in before]
+    shapes += [Layout(packed=True, one_row=True)] if any(packs) else []
+    shapes.append(Layout(packed=True, listed=True))
+    for shape in shapes:  # packed, one advantage an answer fits nothing else
+        for layout in sorted(LAYOUTS, key=lambda of: shape.packed and of.advantages != "column"):
+            types = {name: getattr(layout, name) for name in ("advantages", "mask", "floats")}
+            yield shape._replace(**types)
 
 
 def guess_coefficient(foreign: Foreign) -> None:
@@ -118,6 +144,16 @@ def _multiplies(foreign: Foreign, name: str, default: float) -> bool:
     return even and bool(step.abs().max() > 0) and not torch.allclose(elsewhere, step, rtol=1e-3)
 
 
+def settle_copies(foreign: Foreign) -> None:
+    """Of copies of a batch, which a function gets that insists on a size, it may be the sum."""
+    if foreign.multiple == 1:
+        return
+    batch = probe_of(foreign).only([i % 3 for i in range(foreign.multiple)])
+    once = foreign.call(batch, HIGH).value
+    twice = foreign.call(batch.only([*range(batch.rows)] * 2), HIGH).value
+    foreign.summed = once.ndim == 0 and torch.allclose(twice, 2 * once, rtol=1e-4, atol=1e-9)
+
+
 def settle_padding(foreign: Foreign) -> None:
     """Under the name of a padding mask some mark the padding, and some what is counted."""
     marked = [name for name, role in foreign.plan.roles.items() if role == "padding"]
@@ -141,33 +177,6 @@ def _reads_the_rest(foreign: Foreign, probe: Batch) -> bool:
     other = torch.where(probe.mask.unsqueeze(-1), probe.logits.flip(-1) * 0.7, probe.logits)
     moved = foreign.call(replace(probe, logits=other, old_logits=other), HIGH)
     return torch.equal(output.value, moved.value)
-
-
-def settle_alignment(foreign: Foreign) -> None:
-    """Logits of a token, or logits that predict the next one: those that an answer's last token
-    reads."""
-    if not foreign.by_logits or "tokens" not in foreign.roles or foreign.layout.packed:
-        return
-    probe, first = probe_of(foreign), foreign.layout
-    if _reads_last(foreign, probe):
-        return
-    for prompted in _PROMPTED:
-        foreign.layout = first._replace(prompted=prompted)
-        try:
-            if _reads_last(foreign, probe):
-                return
-        except Exception:
-            continue
-    foreign.layout = first
-
-
-def _reads_last(foreign: Foreign, probe: Batch) -> bool:
-    """Whether the last token of the longest answer has a gradient."""
-    gradient = foreign.call(probe, HIGH).gradient
-    if gradient is None:
-        return True  # nothing is told apart
-    moved = (gradient != 0).any(-1)
-    return bool(moved[probe.mask.all(-1), -1].all())
 
 
 def settle_weights(foreign: Foreign) -> None:

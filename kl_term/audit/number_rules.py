@@ -72,6 +72,8 @@ def _restores(facts: Facts) -> bool:
     match = facts.identity.match
     if match is None or match.term.placement != "loss":
         return False
+    if facts.reading.narrow and match.term.weighting == "attached":
+        return False  # the value and its slope cancel, and leave no digits in float32
     plain = match.term.estimator == "k2" and match.term.weighting != "attached"
     return plain or match.term.estimator in ("k3", "k3_clip")
 
@@ -86,6 +88,13 @@ def notes(facts: Facts) -> Iterator[Finding]:
             "it takes advantages [B, T]: one an answer, [B], is refused, or broadcast along the "
             "tokens where there are as many tokens as answers",
             "expand one advantage an answer to its tokens before, or unsqueeze it inside",
+        )
+    if foreign.is_given_kl:
+        yield Finding(
+            "kl-given",
+            "note",
+            "it is handed the KL of the tokens: it was read with k2 in its place",
+            "audit what computes that KL too",
         )
     for name, value in facts.tempered.values.items():
         yield Finding(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kl_term.audit.batches import token_batch
-from kl_term.audit.calling import Layout
+from kl_term.audit.layout import Layout
 from kl_term.audit.readings import Reading
 
 #: How far (nats) the log-ratio to the reference is followed.

@@ -10,9 +10,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kl_term.audit.alignment import other_logits
 from kl_term.audit.batches import Batch
 from kl_term.audit.candidates import SUM, fit, weights_of
+from kl_term.audit.group_axis import across_groups
 from kl_term.audit.identity import NEAR, probe_batches
+from kl_term.audit.idle_clips import idle_clips
 from kl_term.audit.layouts import mixes_advantages
 from kl_term.audit.numerics import dead_zone
 from kl_term.audit.one_token import policy_of_token
@@ -52,6 +55,9 @@ class PolicyPart:
     reads_other_advantages: bool = False
     reads_other_answers: bool = False  #: the log-probs of another answer move a token's gradient
     live_ratio: bool = False  #: the gradient reads the sampler
+    constant: bool = False  #: the value reads no policy, as that of a ratio to itself
+    idle_clips: tuple[str, ...] = ()  #: limits that change nothing, wherever they lie
+    across_groups: bool = False  #: rewards are compared with those of other groups alone
     #: Ratios beyond which a gradient is zero, by the sign of the advantage: (below, above).
     clips: dict[str, tuple[float, float]] | None = None
     sized_clip: bool = False  #: another size of the advantage is clipped at other ratios
@@ -66,6 +72,8 @@ def policy_part(reading: Reading) -> PolicyPart | None:
     batches = _around(reading, NEAR, count=4)
     wanted = [reading.policy(batch).gradient for batch in batches]
     if not any(bool((g.abs() > 1e-12).any()) for g in wanted):
+        if across_groups(reading):
+            return PolicyPart(False, across_groups=True)
         reads = _values_move(reading, batches[0])
         return PolicyPart(False) if reads else None
     kind, aggregation, scale = _kind(reading, batches, wanted)
@@ -85,6 +93,8 @@ def policy_part(reading: Reading) -> PolicyPart | None:
         and mixes_advantages(lambda batch: reading.policy(batch).gradient, batches[0]),
         reads_other_answers=kind is None and _reads_other_answers(reading, batches[0]),
         live_ratio=_live(reading, batches[0]),
+        constant=_is_constant(reading, batches[0]),
+        idle_clips=idle_clips(reading),
         clips=clips,
         sized_clip=clips is not None and _sized(reading, clips),
         weights=PolicyWeights() if kind else policy_weights(reading),
@@ -180,6 +190,12 @@ def _reads_other_answers(reading: Reading, batch: Batch) -> bool:
 def _live(reading: Reading, batch: Batch) -> bool:
     before, after = (reading.policy(b).gradient for b in (batch, batch.fresh()))
     return not torch.allclose(before, after, rtol=1e-4, atol=1e-9)
+
+
+def _is_constant(reading: Reading, batch: Batch) -> bool:
+    other = replace(batch, logits=other_logits(batch.logits))
+    one, two = (reading.policy(b).value for b in (batch, other))
+    return torch.allclose(one, two, rtol=1e-6, atol=1e-9)
 
 
 def _clips(reading: Reading) -> dict[str, tuple[float, float]] | None:

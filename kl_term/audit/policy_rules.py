@@ -25,6 +25,16 @@ def of_policy(facts: Facts) -> Iterator[Finding]:
             "give what the KL computes a name of its own: it overwrites what the policy loss reads",
             "02_gradients#thm-off-policy-weights",
         )
+    if policy.across_groups:
+        yield Finding(
+            "policy-axis",
+            "error",
+            "the rewards of one group alone have no gradient: an answer is compared with those of "
+            "other groups, and not with its own",
+            "average over the answers of a group, not over the groups",
+            "09_advantages#thm-baseline",
+        )
+        return
     if not policy.has_gradient:
         yield Finding(
             "policy-no-gradient",
@@ -76,6 +86,25 @@ def of_policy(facts: Facts) -> Iterator[Finding]:
             "the policy's ratio is to the reference, not to the sampler",
             "divide by the log-probs of the policy that sampled",
             "02_gradients#thm-off-policy-weights",
+        )
+    takes_sampler = bool(facts.reading.foreign.reads & {"old_logp", "old_logits"})
+    if takes_sampler and not policy.live_ratio and not facts.invariants.reads_sampler:
+        yield Finding(
+            "policy-ratio",
+            "warning" if policy.constant else "note",  # else a plain policy gradient
+            "it takes the sampler's log-probs and weighs nothing by them: stale samples count as "
+            "fresh ones, and no clip acts",
+            "divide by the log-probs of the policy that sampled, not by the policy's own",
+            "02_gradients#thm-off-policy-weights",
+        )
+    elif policy.idle_clips:
+        names = " and ".join(policy.idle_clips)
+        yield Finding(
+            "policy-clip",
+            "warning",
+            f"{names} changes neither value nor gradient, however stale the samples are",
+            "use the clipped ratio in what is returned",
+            "06_sequences#thm-ppo-clip",
         )
     wrong = policy.scale < 0 if policy.kind else policy.right_signs < 0.05
     if wrong:

@@ -35,7 +35,7 @@ class PolicyWeights:
 
 def policy_weights(reading: Reading) -> PolicyWeights:
     """Measured by single tokens, in a group of answers where a call needs more than one."""
-    if reading.coarse or reading.foreign.layout.prompted:
+    if reading.coarse or any(reading.foreign.layout.prompted):
         return PolicyWeights()
     fresh = {a: _gradient(reading, _LOGPS, (0.0, 0.0, 0.0), a) for a in (-1.0, 1.0, 2.0)}
     if not all(bool(x.isfinite().all()) for x in fresh.values()) or bool((fresh[1.0] == 0).any()):

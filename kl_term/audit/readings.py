@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from kl_term.audit.alignment import settle_alignment
 from kl_term.audit.arguments import name_of, plan_call
 from kl_term.audit.batches import Batch
 from kl_term.audit.calling import Foreign, Output
@@ -27,7 +28,7 @@ from kl_term.audit.layouts import (
     layout_of,
     probe_of,
     settle_advantages,
-    settle_alignment,
+    settle_copies,
     settle_labels,
     settle_mixture,
     settle_padding,
@@ -78,10 +79,9 @@ class Reading:
 
     @property
     def takes_mask(self) -> bool:
-        held = self.foreign.roles
         layout = self.foreign.layout
         by_layout = layout.packed or layout.marked
-        return bool(held & {"mask", "padding", "lengths", "inputs"}) or by_layout
+        return bool(self.foreign.reads & {"mask", "padding", "lengths"}) or by_layout
 
     @property
     def ragged(self) -> bool:
@@ -90,10 +90,8 @@ class Reading:
 
     @property
     def has_policy_part(self) -> bool:
-        held = self.foreign.roles
-        return self.kind == "loss" and bool(
-            held & {"advantages", "rewards", "token_rewards", "inputs"}
-        )
+        worth = {"advantages", "rewards", "token_rewards"}
+        return self.kind == "loss" and bool(self.foreign.reads & worth)
 
     def whole(self, batch: Batch, beta: float) -> Part:
         """All of the loss."""
@@ -190,12 +188,14 @@ def read(
             "names={'ARGUMENT': 'logp'} (or 'logits')"
         )
     foreign.layout = layout_of(foreign)
+    _refuse_unread(foreign)
+    settle_copies(foreign)
     settle_top_k(foreign)
     settle_mixture(foreign)
     settle_padding(foreign)
     settle_advantages(foreign)
     settle_weights(foreign)
-    settle_alignment(foreign)
+    settle_alignment(foreign, probe_of(foreign), HIGH)
     settle_labels(foreign)
     guess_coefficient(foreign)
     settle_divisors(foreign)
@@ -223,6 +223,14 @@ def read(
     if output.gradient is not None and not bool(output.gradient.isfinite().all()):
         raise UserError(f"{foreign.name}: its gradient is NaN on ordinary inputs")
     return reading
+
+
+def _refuse_unread(foreign: Foreign) -> None:
+    """A name that was said and that no batch is asked for is misspelled."""
+    for name, role in foreign.named_in_bags().items():
+        asked = {name, name.rpartition(".")[2]} & foreign.bag_roles.keys()
+        if role != "beta" and not asked:
+            raise UserError(f"{foreign.name}: reads no {name!r}, which names= says is {role!r}")
 
 
 def _trained(foreign: Foreign) -> str | None:

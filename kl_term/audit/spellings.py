@@ -37,6 +37,7 @@ Role = Literal[
     "position_ids",
     "max_seqlen",
     "lengths",
+    "last",
     "count",
     "width",
     "group",
@@ -80,8 +81,24 @@ _CONFIGS = {"config", "cfg", "args", "hparams", "settings", "options", "opts", "
 _PER_PROMPT = {"generations", "samples", "rollouts", "responses", "completions"}
 _SEQUENCES = {"sequence", "seq", "segment", "doc", "document", "row", "answer", "sample"}
 _NUMBERS = {"id", "ids", "idx", "index"}
+_INDEX = {"idx", "idxs", "index", "indices", "position", "positions"}
 _IDS = {"id", "ids", "indices", "index", "indexes", "idx", "idxs", "tokens", "inds"}
 _LIMITS = {"eps", "epsilon", "clip", "cliprange", "clipping"}
+#: A name with one of these says how something is done, and holds no tensor of it.
+_SETTINGS = {"threshold", "range", "mode", "type", "fn", "func", "get", "use", "idx", "idxs"}
+_SETTINGS |= {"indices", "rate", "norm", "scale", "name", "method", "estimator"}
+#: Roles that such a name can have all the same.
+_SETTABLE = {
+    "beta",
+    "clip",
+    "temperature",
+    "topk_ids",
+    "sequence_ids",
+    "last",
+    "config",
+    "group",
+    "count",
+}
 
 
 def words_of(name: str) -> set[str]:
@@ -97,7 +114,8 @@ def _snake(name: str) -> str:
 def role_of(name: str) -> Role | None:
     """The role that a name is usually given, or None."""
     words = words_of(name)
-    return next((role for role, holds in _RULES if holds(words, _snake(name))), None)
+    role = next((role for role, holds in _RULES if holds(words, _snake(name))), None)
+    return None if words & _SETTINGS and role not in _SETTABLE else role
 
 
 def role_inside(*path: str) -> Role | None:
@@ -116,6 +134,11 @@ def _is_beta(words: set[str], name: str) -> bool:
         return False
     named = "beta" in words or name in ("betas", "klcoef", "klcoeff", "klweight")
     return named or ("kl" in words and bool(words & _COEFFICIENTS))
+
+
+def _is_a_kl(words: set[str], name: str) -> bool:
+    """Such as ``per_token_kl``; ``ppo_kl`` is to the sampler."""
+    return name.endswith("_kl") and not words & {"ppo", "target", "max", "mean", *_SAMPLER}
 
 
 def _logs(kind: str, whose: str) -> Callable[[set[str], str], bool]:
@@ -137,6 +160,7 @@ _RULES: tuple[tuple[Role, Callable[[set[str], str], bool]], ...] = (
     ("ref_topk_logp", _is_topk_logp({"logp", "logits"})),
     ("beta", _is_beta),
     ("padding", lambda w, n: bool(w & {"pad", "padding"}) and bool(w & {"mask", "masks"})),
+    ("last", lambda w, n: bool(w & _INDEX) and bool(w & {"score", "last", "eos", "end"})),
     ("sample_mask", lambda w, n: n in ("sample_mask", "sequence_mask", "row_mask")),
     ("count", lambda w, n: bool(w & {"global", "total", "num"}) and bool(w & {"toks", "tokens"})),
     ("group_size", lambda w, n: "global" in w and bool(w & {"seqs", "sequences"})),
@@ -160,19 +184,20 @@ _RULES: tuple[tuple[Role, Callable[[set[str], str], bool]], ...] = (
     ("advantages", lambda w, n: bool(w & _ADVANTAGES) or n in AMBIGUOUS),
     ("token_rewards", lambda w, n: "token" in w and bool(w & _REWARDS)),
     ("rewards", lambda w, n: bool(w & _REWARDS) or n == "r"),
-    ("ref_log_ratio", lambda w, n: n in ("kl", "kls", "per_token_kl", "approx_kl")),
+    ("ref_log_ratio", lambda w, n: n in ("kl", "kls", "approx_kl") or _is_a_kl(w, n)),
     ("group_size", lambda w, n: "group" in w and bool(w & {"size", "num"})),
     ("group_size", lambda w, n: bool(w & {"n", "num"}) and bool(w & _PER_PROMPT)),
     ("group", lambda w, n: bool(w & {"group", "groups", "uid", "uids", "index", "prompt"})),
     ("count", lambda w, n: bool(w & {"num", "total", "n"}) and bool(w & {"items", "tokens"})),
     ("count", lambda w, n: "count" in w and bool(w & {"token", "tokens"})),
+    ("count", lambda w, n: "total" in w and bool(w & {"len", "length"})),
     ("count", lambda w, n: bool(w & {"denom", "denominator", "normalizer", "normaliser"})),
     ("lengths", lambda w, n: bool(w & {"lengths", "lens", "seqlens"})),
     ("temperature", lambda w, n: bool(w & {"temperature", "temp", "tau"})),
     ("clip", lambda w, n: bool(w & _LIMITS)),
     ("inputs", lambda w, n: n in _BAGS),
     ("config", lambda w, n: bool(w & _CONFIGS) or n == "self"),
-    ("tokens", lambda w, n: bool(w & _TOKENS)),
+    ("tokens", lambda w, n: bool(w & _TOKENS) or n in ("response", "completion", "completions")),
     ("ref_logp", lambda w, n: n in ("ref", "reference", "lp_ref", "ref_lp", "teacher")),
     ("old_logp", lambda w, n: n in ("old", "lp_old", "old_lp", "behavior")),
     ("logp", lambda w, n: n in ("lp", "new", "policy", "student", "cur_lp", "new_lp", "lp_new")),

@@ -17,6 +17,14 @@ def of_call(facts: Facts) -> Iterator[Finding]:
             "add the KL, times the coefficient, to what is returned",
             GRADIENTS,
         )
+    elif facts.has_no_kl:
+        yield Finding(
+            "no-kl",
+            "note",
+            "it takes neither a reference nor a coefficient: a policy loss without a KL",
+            "add a KL where the policy has to stay near a reference",
+            "05_fixed_points#thm-regularised-optimum",
+        )
     elif not facts.identity.has_gradient and not facts.invariants.linear_in_beta:
         pass  # it acts elsewhere
     elif not facts.identity.has_gradient and facts.reading.kind == "loss":

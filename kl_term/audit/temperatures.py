@@ -11,7 +11,8 @@ from torch import Tensor
 
 from kl_term.audit.batches import Batch
 from kl_term.audit.calling import Foreign
-from kl_term.audit.layouts import probe_of
+from kl_term.audit.layouts import HIGH, probe_of
+from kl_term.audit.numbers import numbers_beside, with_number
 from kl_term.audit.readings import Part, Reading
 from kl_term.audit.spellings import role_of
 
@@ -25,20 +26,28 @@ class Tempered(NamedTuple):
 
 
 def temperatures_of(foreign: Foreign) -> dict[str, float]:
-    """Those that are not one, of arguments that nobody gave."""
+    """Those that are not one and change something, of what nobody gave."""
     return {
-        name: value
-        for name, value in foreign.untold().items()
-        if value != 1 and role_of(name) == "temperature"
+        path: value
+        for path, value in numbers_beside(foreign).items()
+        if value not in (0, 1) and role_of(path.rpartition(".")[2]) == "temperature"
+        if "." not in path or _acts(foreign, path)
     }
+
+
+def _acts(foreign: Foreign, path: str) -> bool:
+    """Whether what a configuration holds is read here."""
+    probe = probe_of(foreign)
+    usual, at_one = (f.call(probe, HIGH) for f in (foreign, with_number(foreign, path, 1.0)))
+    return not torch.equal(usual.value, at_one.value)
 
 
 def divides_logits(reading: Reading) -> dict[str, float]:
     """The temperatures of a loss that takes logits of the policy and log-probs of others: those
     are the log-probs at this temperature."""
     foreign = reading.foreign
-    given = foreign.roles & {"old_logp", "ref_logp"}
-    return temperatures_of(foreign) if "logits" in foreign.roles and given else {}
+    given = foreign.reads & {"old_logp", "ref_logp"}
+    return temperatures_of(foreign) if "logits" in foreign.reads and given else {}
 
 
 def compared(own: Reading, at_one: Reading, values: dict[str, float]) -> Tempered:
@@ -56,7 +65,9 @@ def compared(own: Reading, at_one: Reading, values: dict[str, float]) -> Tempere
         tokens=probe.tokens,
         mask=probe.mask,
     )
-    pairs = ((replace(cold, logits=probe.logits), cold), (probe, probe))
+    raw = {"logits", *({"ref_logits", "old_logits"} & own.foreign.reads)}
+    warm = replace(cold, **{name: getattr(probe, name) for name in raw})
+    pairs = ((warm, cold), (probe, probe))
 
     def off(part: Callable[[Reading, Batch], Part]) -> bool:
         return not any(_alike(part(own, a).value, part(at_one, b).value) for a, b in pairs)

@@ -10,6 +10,9 @@ from kl_term.audit.facts import GRADIENTS, Facts
 from kl_term.audit.findings import Finding, Severity
 from kl_term.audit.targets import NEITHER, NOTHING
 
+#: Share of the reverse KL's gradient below which a divergence is as good as none.
+_NEGLIGIBLE = 0.01
+
 _FAULTS: dict[str, tuple[str, str, str | None]] = {
     "exchanged": (
         "policy and reference are in each other's place in {term}",
@@ -130,6 +133,15 @@ def _of_size(facts: Facts) -> Iterator[Finding]:
             "warning",
             "the KL is divided by the size of the vocabulary: it is a mean over its tokens",
             "sum over the vocabulary, then average over the counted positions",
+            None,
+        )
+    if facts.unnamed_divergence and facts.unnamed_size < _NEGLIGIBLE:
+        yield Finding(
+            "scale",
+            "warning",
+            f"the divergence pushes {facts.unnamed_size:.2g} times as hard as the reverse KL: the "
+            "coefficient is as good as zero",
+            "take the limit itself, a KL, where the mixture is one of the two policies",
             None,
         )
     found = re.fullmatch(

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from kl_term.audit.batches import Batch
 from kl_term.audit.readings import Reading
-from kl_term.audit.trees import state
+from kl_term.audit.trees import expected_gradient, state
+from kl_term.kl.enumeration import exact_kl_gradient
 
 #: Where on the way from the reference the value is asked for.
 _ALONG = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -26,6 +27,13 @@ def is_divergence(reading: Reading) -> bool:
     if not reading.by_logits or reading.narrow or reading.fewest > 1:
         return False
     return all(_rises(reading, seed) for seed in _STATES)
+
+
+def size_of(reading: Reading) -> float:
+    """The norm of the expected gradient at a state, over that of the reverse KL."""
+    place = state(5, seed=_STATES[0]).fresh()
+    reverse = exact_kl_gradient(place.logits, place.ref_logits, direction="reverse")
+    return float(expected_gradient(reading.kl, place).norm() / reverse.norm())
 
 
 def _rises(reading: Reading, seed: int) -> bool:

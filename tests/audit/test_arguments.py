@@ -31,7 +31,9 @@ SPELLINGS = {
     "cu_seqlens": "cu_seqlens cu_seq_lens",
     "position_ids": "position_ids",
     "sequence_ids": "sequence_ids seq_ids segment_ids sequence_idx",
-    "ref_log_ratio": "ref_log_ratio kl",
+    "ref_log_ratio": "ref_log_ratio kl per_token_kl init_policy_kl",
+    "last": "valid_score_idxs eos_indices",
+    "count": "total_response_len num_items_in_batch",
     "width": "max_completion_length max_tokens",
     "clip": "epsilon epsilon_low eps_clip cliprange clip_ratio_high",
     "inputs": "inputs batch model_output data",
@@ -47,7 +49,13 @@ def test_a_spelling_has_its_role(name, role):
     assert role_of(name) == role
 
 
-@pytest.mark.parametrize("name", ["loss_type", "kl_type", "generator", "eos", "loss_agg_mode"])
+SETTINGS = (
+    "loss_type kl_type generator eos loss_agg_mode ppo_kl reward_clip_range get_sapo_token_loss"
+    " off_policy_mask_threshold"
+)
+
+
+@pytest.mark.parametrize("name", SETTINGS.split())
 def test_other_names_have_none(name):
     assert role_of(name) is None
 
