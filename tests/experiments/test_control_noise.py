@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from analysis.records import control_noise
 from analysis.records.config import PolicyConfig, Run, StartConfig
 from analysis.records.variants import Advantage, Variant
 from analysis.studies import control_noise as study
@@ -84,3 +85,10 @@ def test_a_table_has_a_row_of_each_age():
     assert table[["update", "lag"]].values.tolist() == [[1, 0], [1, 1], [2, 0], [2, 2]]
     assert (table.best <= table.k3 + 1e-9).all() and (table.best <= 1 + 1e-9).all()
     assert (table.reverse_kl > 0).all()
+
+
+def test_what_was_expected_before_it_was_recorded():
+    noise = control_noise.recorded()
+    assert set(noise.tokens_of_answer) == set(study.LENGTHS) and {0, study.LAG} <= set(noise.lag)
+    assert noise.tokens.max() < 1.05 < noise.k3.max()
+    assert (noise.exact < noise.best).all()
