@@ -6,11 +6,11 @@ ends of the control variate. It is linear in between, so the variance is a parab
 give, and every way to choose a weight can be judged by it. The parameters are shared by all
 prefixes, which the rule that reads log-probs alone leaves out.
 
-Expected before it was recorded, after a trial of ten and twenty batches at other checkpoints, on
-8 and 32 tokens (KLs of 0.11 to 0.29 a token; k3 at 0.6 to 1.5 of k1's variance, fitted weights at
-0.6 to 1.04, the full vocabulary at 0.01 to 0.6): the weight that log-probs fit stays within a
-twentieth of k1 or below it everywhere, where k3 does not, and the full vocabulary is quieter than
-every weight.
+Expected before it was recorded, after a trial of twenty batches at two other updates of these very
+runs, on 8 and 32 tokens (KLs of 0.11 to 0.29 a token; k3 at 0.6 to 1.5 of k1's variance, fitted
+weights at 0.6 to 1.04, the full vocabulary at 0.01 to 0.6): the weight that log-probs fit stays
+within a twentieth of k1 or below it everywhere, where k3 does not, and the full vocabulary is
+quieter than every weight.
 
 Recorded in minutes of one core by::
 
