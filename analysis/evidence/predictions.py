@@ -153,6 +153,17 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "one_own = one_tail: final_reverse_kl at 1": "open",
         "k3 > top_tail: final_reverse_kl at 1": "open",
     },
+    "control_variate": {
+        "fitted = k3: final_reverse_kl at the end": "open",
+        "fitted < k1: gradient_norm at the end": "open",
+        "fitted_stale > k1_stale: kl_cosine at the end": "open",
+        "fitted_stale < k1_stale: final_reverse_kl at the end": "refuted",
+        "k1 > exact: final_reverse_kl at the end": "open",
+        "k3 > exact: final_reverse_kl at the end": "open",
+        "fitted > exact: final_reverse_kl at the end": "open",
+        "exact < fitted: gradient_norm at the end": "open",
+        "exact_stale < fitted_stale: gradient_norm at the end": "open",
+    },
     "adaptive_beta": {"doubling = reads_k3: final_reward at 0.6": "open"},
 }
 #: Before the name of a metric: the logarithm of how much it fluctuates.

@@ -12,11 +12,23 @@ from torch.func import grad
 from torch.nn import functional
 
 from analysis.evidence.policies import Chains, random_chains
-from kl_term.kl.control import fitted_control, fitted_control_of_gradients
+from kl_term.kl.control import (
+    control_sums,
+    fitted_control,
+    fitted_control_of_gradients,
+    weight_of,
+)
+from kl_term.kl.credit import sample_gradients
 from kl_term.kl.full_vocabulary import markov_kl
 from kl_term.kl.importance import importance_ratio
 from kl_term.kl.prefix import markov_kl_moments
 from kl_term.kl.returns import reward_to_go
+from kl_term.kl.sequences import (
+    Sequences,
+    sequence_kl_gradient,
+    sequence_probability,
+    token_logp,
+)
 from kl_term.kl.truncated_prefix import truncated_prefix_coefficients, windowed_ratio
 
 
@@ -160,6 +172,40 @@ def control_table(
                     }
                 )
     return pd.DataFrame(rows)
+
+
+class SameBatch(NamedTuple):
+    """Bias of a weight that is fitted on the batch that it is used on, in norms of the gradient."""
+
+    bias: Tensor
+    bound: Tensor  #: half the root of the mean squared difference of both ends, over n
+
+
+def same_batch_bias(
+    logits: Tensor,
+    ref_logits: Tensor,
+    sequences: Sequences,
+    old_logits: Tensor | None = None,
+    *,
+    answers: int,
+) -> SameBatch:
+    """By every batch of so many answers, of one row of logits a prefix."""
+    sampler = logits if old_logits is None else old_logits
+    logp, ref_logp, old_logp = (token_logp(x, sequences) for x in (logits, ref_logits, sampler))
+    chance = sequence_probability(sampler, sequences)
+    sums = control_sums(logp, ref_logp, old_logp, sequences.mask)
+    ratio = importance_ratio(logp, old_logp, sequences.mask, level="prefix")
+    variate = torch.where(sequences.mask, ratio * torch.expm1(ref_logp - logp), 0.0)
+    step = sample_gradients(logits, sequences, reward_to_go(variate) - variate).flatten(1)
+    others, odds = sums.new_zeros(1, 2), chance.new_ones(1)
+    for _ in range(answers - 1):
+        others = (others.unsqueeze(1) + sums).flatten(0, 1)
+        odds = (odds.unsqueeze(1) * chance).flatten()
+    # By symmetry the difference of one answer, times the weight of all, has the mean's mean.
+    weight = weight_of(sums.unsqueeze(1) + others) @ odds
+    size = sequence_kl_gradient(logits, ref_logits, sequences).norm()
+    spread = (chance @ step.square().sum(-1) / answers).sqrt()
+    return SameBatch(((chance * weight) @ step).norm() / size, spread / 2 / size)
 
 
 def table_gradients(credit: Tensor, drawn: Drawn, logits: Tensor) -> Tensor:

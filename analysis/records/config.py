@@ -182,7 +182,7 @@ class TeacherConfig(Schema):
 class TrainConfig(RunConfig, Extended):
     """A population of tiny policies, trained from scratch."""
 
-    later: ClassVar = ("reward_model", "log_coefficient")
+    later: ClassVar = ("reward_model", "log_coefficient", "log_control")
 
     task: SortTask = SortTask()
     policy: PolicyConfig = PolicyConfig()
@@ -193,10 +193,13 @@ class TrainConfig(RunConfig, Extended):
     reward_model: RewardModel | None = None
     #: Log the coefficient of the KL term, which a controller moves?
     log_coefficient: bool = False
+    #: Log the weight of its control variate, which earlier batches may fit?
+    log_control: bool = False
 
     @property
     def logs(self) -> tuple[str, ...]:
-        return logged_metrics(proxied=self.proxied, coefficient=self.log_coefficient)
+        asked = {"coefficient": self.log_coefficient, "control": self.log_control}
+        return logged_metrics(proxied=self.proxied, **asked)
 
     @property
     def proxied(self) -> bool:

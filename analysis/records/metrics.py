@@ -46,6 +46,11 @@ COEFFICIENT_METRICS: dict[str, str] = {
     "coefficient": "Coefficient of the KL term, which a controller may move.",
 }
 
+#: Where runs log it; cheap as well.
+CONTROL_METRICS: dict[str, str] = {
+    "control": "Weight of the KL term's control variate, which earlier batches may fit; 1 is k3.",
+}
+
 #: After the last update, on ``final_answers`` answers of prompts drawn for the purpose.
 FINAL_METRICS: dict[str, str] = {
     "final_reward": "Mean reward of the final policy's own answers.",
@@ -66,6 +71,7 @@ KNOWN_METRICS: tuple[str, ...] = (
     *METRICS,
     *PROXY_METRICS,
     *COEFFICIENT_METRICS,
+    *CONTROL_METRICS,
     *FINAL_METRICS,
     *FINAL_PROXY_METRICS,
 )
@@ -74,7 +80,10 @@ KNOWN_METRICS: tuple[str, ...] = (
 PARTIAL_METRICS: tuple[str, ...] = ("kl_cosine", "teacher_kl", "right_length", "wrong_length")
 
 
-def logged_metrics(*, proxied: bool, coefficient: bool = False) -> tuple[str, ...]:
-    """What every update of a run logs: has it a reward model, and does it log its coefficient?"""
-    of_proxy = PROXY_METRICS if proxied else ()
-    return (*METRICS, *of_proxy, *(COEFFICIENT_METRICS if coefficient else ()))
+def logged_metrics(
+    *, proxied: bool, coefficient: bool = False, control: bool = False
+) -> tuple[str, ...]:
+    """What every update of a run logs: has it a reward model, and which numbers of its KL term?"""
+    asked = ((PROXY_METRICS, proxied), (COEFFICIENT_METRICS, coefficient))
+    asked = (*asked, (CONTROL_METRICS, control))
+    return (*METRICS, *(name for names, wanted in asked if wanted for name in names))

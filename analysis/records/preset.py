@@ -12,6 +12,7 @@ from analysis.records.config import Run, TrainConfig
 from analysis.records.language import LanguageConfig
 from analysis.records.metrics import (
     COEFFICIENT_METRICS,
+    CONTROL_METRICS,
     FINAL_METRICS,
     FINAL_PROXY_METRICS,
     KNOWN_METRICS,
@@ -194,11 +195,9 @@ class Preset(Schema):
             final = prediction.metric in (*FINAL_METRICS, *FINAL_PROXY_METRICS)
             if final and not self.config.final_answers:
                 raise ValueError(f"final_answers is 0, so there is no metric {said}")
-            if (
-                prediction.metric in COEFFICIENT_METRICS
-                and prediction.metric not in self.config.logs
-            ):
-                raise ValueError(f"log_coefficient is off, so there is no metric {said}")
+            logged = prediction.metric in (*COEFFICIENT_METRICS, *CONTROL_METRICS)
+            if logged and prediction.metric not in self.config.logs:
+                raise ValueError(f"log_{prediction.metric} is off, so there is no metric {said}")
             of_proxy = prediction.metric in OF_PROXY
             if of_proxy and not self.config.proxied:
                 raise ValueError(f"there is no reward_model, so there is no metric {said}")

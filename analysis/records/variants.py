@@ -177,6 +177,8 @@ class Distillation(Schema):
     def _consistent(self) -> Distillation:
         if self.kl.estimator == "none":
             raise ValueError("distillation with estimator='none': leave distillation out")
+        if self.kl.control == "fitted":
+            raise ValueError("control='fitted' is for the KL to the reference: give a number")
         return self
 
 

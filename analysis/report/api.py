@@ -46,6 +46,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "analysis.records",
         (
             "designs",
+            "control_noise",
             "estimator_tail",
             "gradient_noise",
             "hierarchical",

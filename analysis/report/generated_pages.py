@@ -11,6 +11,7 @@ import pandas as pd
 from analysis.records.manifests import manifest_of, read_manifest, recorded_folders
 from analysis.records.metrics import (
     COEFFICIENT_METRICS,
+    CONTROL_METRICS,
     POLICY_METRICS,
     PROXY_METRICS,
     WINDOW_METRICS,
@@ -38,7 +39,7 @@ from kl_term.errors import UserError
 def glossary_page() -> str:
     """Every metric that a training run logs, from the trainer's own list."""
     tables = {"windows": WINDOW_METRICS, "policies": POLICY_METRICS, "proxies": PROXY_METRICS}
-    tables |= {"coefficients": COEFFICIENT_METRICS}
+    tables |= {"coefficients": COEFFICIENT_METRICS | CONTROL_METRICS}
     return render("metrics.md", **tables)
 
 

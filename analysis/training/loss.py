@@ -27,6 +27,7 @@ from analysis.training.precision import dtype_of
 from analysis.training.rollout import Batch, at_temperature, token_logp
 from analysis.training.sampling import SampledBatch
 from kl_term.kl.choice import KLChoice
+from kl_term.kl.control import control_sums
 from kl_term.kl.divergences import reverse_kl
 from kl_term.kl.importance import effective_sample_size
 from kl_term.kl.term import KLTerm
@@ -90,6 +91,10 @@ class KLTerms:
         #: [M, 1, 1, 1]
         self.coefficients = torch.tensor(coefficients, dtype=dtype, device=device)
         self.coefficients = self.coefficients.view(-1, 1, 1, 1)
+        #: [M], is the weight of a run's control variate fitted? And what it is now, [M, 1, 1, 1].
+        self.fitted = [term is not None and term.control == "fitted" for term in terms]
+        numbers = [1.0 if t is None or t.control == "fitted" else t.control for t in terms]
+        self.controls = torch.tensor(numbers, dtype=dtype, device=device).view(-1, 1, 1, 1)
 
     def loss(self, views: Views) -> Tensor:
         """[M, P, G, T]: coefficient times each run's KL loss per token, with gradient."""
@@ -103,12 +108,21 @@ class KLTerms:
                 views.target_logp[rows],
                 old_logp=views.old_logp[rows],
                 mask=views.mask[rows],
+                control=self.controls[rows],
                 **logits,
             )
 
         if "loss" not in self.placements:
             return torch.zeros_like(views.logp)
         return self.coefficients * self._map("loss", None, of_group, views.logp)
+
+    def control_sums(self, views: Views) -> Tensor | None:
+        """[M, 2]: what a batch says of the weights of later ones; None where none is fitted."""
+        if not any(self.fitted):
+            return None
+        with torch.no_grad():
+            sampled = (views.logp, views.target_logp, views.old_logp)
+            return control_sums(*sampled, views.mask).flatten(1, 2).sum(1)
 
     def penalty(self, old_logp: Tensor, target_logp: Tensor, mask: Tensor) -> Tensor:
         """[M, P, G, T]: coefficient times the KL to go, of penalties after the baseline."""
@@ -445,6 +459,8 @@ class StepOutput(NamedTuple):
     losses: Tensor  #: [M], with gradient; runs are independent, so their sum serves all
     tensors: dict[str, Tensor]  #: [M, ...], in order of computation, for the finiteness check
     metrics: dict[str, Tensor]  #: [M] each
+    #: [M, 2], of :meth:`KLTerms.control_sums`.
+    control_sums: Tensor | None = None
 
 
 def compute_step(logits: Tensor, terms: Terms, batch: Batch, *, measure: bool) -> StepOutput:
@@ -458,7 +474,8 @@ def compute_step(logits: Tensor, terms: Terms, batch: Batch, *, measure: bool) -
     logp = token_logp(logits, batch.rollout.completions, temperature=1.0)
     weights = terms.policy.token_weights(batch, logp.dtype)
     policy = terms.policy.loss(logp, logits, batch, weights)
-    kl = terms.kl.loss(Views.of(logp, logits, batch))
+    views = Views.of(logp, logits, batch)
+    kl, sums = terms.kl.loss(views), terms.kl.control_sums(views)
     if batch.distillation_weight is not None:
         views = Views.of(logp, logits, batch, teacher=True)
         kl = kl + batch.distillation_weight * terms.distillation.loss(views)
@@ -482,7 +499,7 @@ def compute_step(logits: Tensor, terms: Terms, batch: Batch, *, measure: bool) -
         "KL loss": kl,
         "loss": losses,
     }
-    return StepOutput(losses, {k: v.detach() for k, v in tensors.items()}, measured)
+    return StepOutput(losses, {k: v.detach() for k, v in tensors.items()}, measured, sums)
 
 
 # The direction of a run's KL gradient.

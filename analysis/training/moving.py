@@ -1,6 +1,6 @@
-"""What moves while a run trains, beside its weights: its reference, and its coefficient.
+"""What moves while a run trains, beside its weights: its reference, its coefficient, its control.
 
-Both stay where they are in memory and change in place, so that what is recorded as a graph reads
+All stay where they are in memory and change in place, so that what is recorded as a graph reads
 their new values.
 """
 
@@ -19,6 +19,7 @@ from analysis.training.graphs import Launch
 from analysis.training.metrics import run_mean
 from analysis.training.population import Groups, Rows
 from analysis.training.rollout import Batch
+from kl_term.kl.control import ControlFit
 from kl_term.kl.estimators import TOKEN_ESTIMATORS
 
 #: Of the proportional rule: Ziegler et al. (2019).
@@ -105,6 +106,46 @@ class Controllers:
         """The inverse of :meth:`state`."""
         for name, tensor in self.state().items():
             tensor.copy_(tensors[name])
+
+
+class Controls:
+    """The weight of each run's control variate, where the batches before fit it.
+
+    Args:
+        fitted: [M], is that of a run?
+        weights: [M, 1, 1, 1], changed in place.
+    """
+
+    def __init__(self, fitted: Sequence[bool], weights: Tensor) -> None:
+        self.weights = weights
+        self.active = any(fitted)
+        self._fitted = torch.tensor(fitted, device=weights.device).view_as(weights)
+        self.fit = ControlFit(len(fitted), device=weights.device)
+
+    def add(self, sums: Tensor | None) -> None:
+        """Sums [M, 2] of an optimizer step, if any weight is fitted."""
+        if sums is not None:
+            self.fit.add(sums)
+
+    def step(self) -> None:
+        """The rollout is over: move the weights by what it showed."""
+        if self.active:
+            self.fit.advance()
+            self._move()
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint holds."""
+        return {"control_sums": self.fit.sums} if self.active else {}
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """The inverse of :meth:`state`."""
+        if self.active:
+            self.fit.sums.copy_(tensors["control_sums"])
+            self._move()
+
+    def _move(self) -> None:
+        weight = self.fit.weight.view_as(self.weights).to(self.weights)
+        self.weights.copy_(torch.where(self._fitted, weight, self.weights))
 
 
 def _next(controller: Controller | None, beta: Tensor, kl: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from analysis.records.config import Run, RunConfig, TrainConfig
-from analysis.records.metrics import COEFFICIENT_METRICS, POLICY_METRICS
+from analysis.records.metrics import POLICY_METRICS
 from analysis.records.run_record import Failure, RunRecord
 from analysis.training.cpu import keep_freed_memory
 from analysis.training.environment import Environment, Weights, starts_of
@@ -34,7 +34,7 @@ from analysis.training.loss import (
     make_batch,
 )
 from analysis.training.metrics import elementwise_mean, rollout_metrics
-from analysis.training.moving import Controllers, References
+from analysis.training.moving import Controllers, Controls, References
 from analysis.training.optimizer import PopulationAdamW, clip_rows
 from analysis.training.rollout import Batch, at_temperature
 from analysis.training.sampling import Caches, SampledBatch, Samplers
@@ -97,6 +97,7 @@ class PopulationTrainer:
         has_teacher = environment.teacher is not None
         self.terms = Terms(config, self.runs, self.device, has_teacher=has_teacher)
         self.controllers = Controllers(self.runs, self.terms.kl.coefficients)
+        self.controls = Controls(self.terms.kl.fitted, self.terms.kl.controls)
         self.launch = launcher(self.device, graphs=graphs, fixed=[self.weights])
         one_step = config.num_minibatches == 1
         self.samplers = Samplers(config, self.runs, environment, self.launch, keep=one_step)
@@ -117,6 +118,11 @@ class PopulationTrainer:
     def reference(self) -> Weights:
         """The reference of each run, as it is now."""
         return self.references.current
+
+    @property
+    def _moving(self) -> tuple[References | Controllers | Controls, ...]:
+        """What moves beside the weights."""
+        return self.references, self.controllers, self.controls
 
     def rollout(self, update: int) -> SampledBatch:
         """Sampled completions of every run, and what the verifier says of them."""
@@ -144,23 +150,25 @@ class PopulationTrainer:
         per_minibatch = config.num_prompts // config.num_minibatches
         firsts = list(range(0, config.num_prompts, per_minibatch)) * config.num_iterations
         derive = partial(self.gradient, measure=measure)
-        logged = []
+        logged, kl = [], self.terms.kl
         for step, first in enumerate(firsts):
             part = batch.of_prompts(slice(first, first + per_minibatch))
             if measure and step == 0:
                 cosines = self._kl_cosine(part, sampled.caches, update)
             given = (part, None if step else sampled.caches)
             output, gradient = self.launch(("gradient", measure), derive, *given, passing=True)
+            self.controls.add(output.control_sums)
             clipped = clip_rows(gradient, config.max_grad_norm)
             self._freeze_failed(update, step, output, gradient, clipped.norms)
             self.optimizer.step(clipped.gradient, self.frozen)
             logged.append(torch.stack([*output.metrics.values(), clipped.norms]))
         names, rows = [*output.metrics, "gradient_norm"], elementwise_mean(logged)
-        if "coefficient" in self._cheap:
-            used = self.terms.kl.coefficients.view(1, -1).clone()
-            names, rows = [*names, *COEFFICIENT_METRICS], torch.cat([rows, used])
+        for name, used in (("coefficient", kl.coefficients), ("control", kl.controls)):
+            if name in self._cheap:
+                names, rows = [*names, name], torch.cat([rows, used.view(1, -1)])
         if self.controllers.active:
             self.controllers.step(batch, self.launch)
+        self.controls.step()
         self.references.follow(self.weights, update + 1)
         if measure:
             names, rows = [*names, "kl_cosine"], torch.cat([rows, cosines.unsqueeze(0)])
@@ -291,7 +299,9 @@ class PopulationTrainer:
         """What :meth:`restore` needs to go on from here, copied to the CPU."""
         tensors = {"weights": self.weights.detach(), "alive": self.alive}
         tensors |= {f"optimizer.{name}": t for name, t in self.optimizer.state().items()}
-        tensors |= self.samplers.state() | self.references.state() | self.controllers.state()
+        tensors |= self.samplers.state()
+        for part in self._moving:
+            tensors |= part.state()
         for name in self.logs:
             logged = [metrics[name] for metrics in self.logged if name in metrics]
             tensors[f"logged.{name}"] = torch.stack(logged)
@@ -306,7 +316,7 @@ class PopulationTrainer:
         """
         names = ("weights", "alive", *(f"optimizer.{name}" for name in PopulationAdamW.STATE))
         names = (*names, *self.samplers.needed(state.update))
-        names = (*names, *self.references.state(), *self.controllers.state())
+        names = (*names, *(name for part in self._moving for name in part.state()))
         for name in (*names, *(f"logged.{name}" for name in self.logs)):
             if name not in state.tensors:
                 raise ValueError(f"the state lacks the tensor {name!r}: it cannot go on")
@@ -317,8 +327,8 @@ class PopulationTrainer:
         self._freeze([row for row, is_alive in enumerate(alive) if not is_alive])
         self.optimizer.restore({n: tensors[f"optimizer.{n}"] for n in PopulationAdamW.STATE})
         self.samplers.restore(tensors)
-        self.references.restore(tensors)
-        self.controllers.restore(tensors)
+        for part in self._moving:
+            part.restore(tensors)
         every = self.config.log_every
         self.logged = [
             {name: tensors[f"logged.{name}"][update] for name in self._cheap}

@@ -41,6 +41,8 @@ def register_kl_term(name: str, term: KLTerm) -> None:
             f"estimator={term.estimator!r} reads logits, which verl's loss is not given: use 'k2', "
             "or 'k3' with weighting='attached'"
         )
+    if term.control == "fitted":
+        raise UserError("control='fitted' goes from batch to batch: give verl a number")
     from verl.trainer.distillation import losses as distillation
     from verl.workers import engine_workers
     from verl.workers.utils import losses

@@ -7,7 +7,7 @@ a choice is worth.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -19,6 +19,7 @@ from kl_term.kl.names import (
     Correction,
     Credit,
     Estimator,
+    Fitted,
     Level,
     Placement,
     Ratio,
@@ -54,8 +55,9 @@ class KLChoice(Extended):
     #: Estimator that a loss reports while ``estimator`` gives its gradient; None = the same.
     value: Value | None = None
     #: Weight of the control variate :math:`r - 1` of k3 under the attached prefix ratio: 1 is k3, 0
-    #: is k1 in the reward to go. See :mod:`kl_term.kl.control`.
-    control: float = Field(default=1.0, ge=0, le=1, allow_inf_nan=False)
+    #: is k1 in the reward to go. ``fitted`` takes it from the batches before, by
+    #: :class:`kl_term.kl.control.ControlFit`.
+    control: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | Fitted = 1.0
     #: Of ``exact`` and ``forward``: a sum over so many of the likeliest tokens; None = over all.
     top_k: int | None = Field(default=None, ge=1)
     #: Whose likeliest tokens, and what makes a divergence of their sum: see
@@ -136,7 +138,8 @@ class KLChoice(Extended):
         rest = self.model_dump(exclude=apart, exclude_defaults=True)
         shown = [] if self.value is None else ["shows", self.value]
         if self.control != 1.0:
-            shown = ["control", f"{self.control:g}", *shown]
+            number = self.control if self.control == "fitted" else f"{self.control:g}"
+            shown = ["control", number, *shown]
         if self.top_k is not None:
             own = {"support": self.support, "correction": self.correction}
             of_sum = (v for n, v in own.items() if v != type(self).model_fields[n].default)

@@ -7,7 +7,9 @@ Both give the gradient of the sequence KL, and so does every mixture of them,
 since :math:`r_t - 1` has mean zero given the past. At :math:`\lambda = 0` it is k1 to go, at 1 it
 is k3, which is quiet near the reference and explodes where the policy gave a token up. The variance
 is a parabola in :math:`\lambda`; here are its coefficients, and two ways to estimate where it is
-least. The loss is ``KLTerm(estimator="k3", weighting="attached", ratio="prefix", control=...)``.
+least. The loss is ``KLTerm(estimator="k3", weighting="attached", ratio="prefix", control=...)``,
+with a number or ``"fitted"``: then :class:`ControlFit` carries what was estimated from one batch to
+the next.
 """
 
 from __future__ import annotations
@@ -117,17 +119,49 @@ def fitted_control(
     Returns:
         A scalar in [0, 1]: 1 where no :math:`r` differs from 1, 0 where a sum overflows.
     """
+    sums = control_sums(logp, ref_logp, old_logp, mask, squared_scores=squared_scores)
+    return weight_of(sums.flatten(0, -2).sum(0))
+
+
+@checked(nan="refused")
+def control_sums(
+    logp: LogProbs,
+    ref_logp: LogProbs,
+    old_logp: LogProbs,
+    mask: Mask,
+    *,
+    squared_scores: Values | None = None,
+) -> Tensor:
+    r"""The two sums of :func:`fitted_control` over the tokens of each answer.
+
+    .. math:: -\sum_t R_t\, (r_t - 1)\, S_t \sum_{u \ge t} R_u\, l_u, \qquad
+        \sum_t R_t^2\, (r_t - 1)^2\, S_t
+
+    Args: as :func:`fitted_control`.
+
+    Returns:
+        [..., 2], in float64 where there is one; add them up over answers before
+        :func:`weight_of`.
+    """
     counted = as_mask("mask", mask, "logp", logp)
+    wide = _wide(logp.device)
     own, reference, old = (
-        torch.where(counted, x.detach().double(), 0.0) for x in (logp, ref_logp, old_logp)
+        torch.where(counted, x.detach().to(wide), 0.0) for x in (logp, ref_logp, old_logp)
     )
-    scores = torch.expm1(own).square() if squared_scores is None else squared_scores.double()
+    scores = torch.expm1(own).square() if squared_scores is None else squared_scores.to(wide)
     scores = torch.where(counted, scores.detach(), 0.0)
     past = functional.pad(scores.cumsum(-1)[..., :-1], (1, 0))
     ratio = importance_ratio(own, old, counted, level="prefix")
     variate = ratio * torch.expm1(reference - own)
     to_go = reward_to_go(ratio * (own - reference))
-    return _clipped(-(variate * past * to_go).sum(), (variate.square() * past).sum())
+    products = -(variate * past * to_go).sum(-1)
+    return torch.stack([products, (variate.square() * past).sum(-1)], dim=-1)
+
+
+@checked(nan="refused")
+def weight_of(sums: Tensor) -> Tensor:
+    """The clipped quotient of sums [..., 2]: 1 where both are zero, 0 where one overflows."""
+    return _clipped(sums[..., 0], sums[..., 1])
 
 
 @checked(nan="refused")
@@ -156,3 +190,54 @@ def fitted_control_of_gradients(plain: Tensor, quiet: Tensor) -> Tensor:
 def _clipped(product: Tensor, square: Tensor) -> Tensor:
     best = torch.where(square == 0, 1.0, product / square)
     return torch.nan_to_num(best, nan=0.0).clamp(0.0, 1.0)
+
+
+#: How much less the sums of a batch count with each batch after it.
+MEMORY = 0.9
+#: Both sums before the first batch, nats squared: more than rounding makes at the reference.
+FIRST = 1e-6
+
+
+class ControlFit:
+    r"""The weight of the control variate that the batches *before* this one fit.
+
+    .. math:: \lambda_n = \mathrm{clip}_{[0, 1]} \bigg(
+        \frac{\sum_{i < n} \gamma^{n - i} P_i}{\sum_{i < n} \gamma^{n - i} Q_i} \bigg)
+
+    with P and Q the sums of :func:`control_sums` over the answers of a batch, and :math:`\gamma` =
+    :data:`MEMORY`: one batch may not have met the token that matters. Before the first batch both
+    are :data:`FIRST`, and the weight is 1, that of k3, which is right near the reference, where
+    runs begin. The weight never depends on the batch that it is used on, so the gradient keeps its
+    mean. After a sum that overflows it is 0 for a batch, and the fit begins anew.
+
+    Call :meth:`add` with every part of a batch, and :meth:`advance` before the next is sampled.
+
+    Args:
+        shape: of independent fits, such as the runs of a population.
+        device: of the sums.
+    """
+
+    def __init__(self, *shape: int, device: torch.device | str | None = None) -> None:
+        #: [shape, 2]: of the batches before, and of the parts of this one.
+        self.sums = torch.full((*shape, 2), FIRST, dtype=_wide(device), device=device)
+        self.pending = torch.zeros_like(self.sums)
+
+    @property
+    def weight(self) -> Tensor:
+        """[shape], in [0, 1]: for ``KLTerm.loss(..., control=...)`` on this batch."""
+        return _clipped(self.sums[..., 0], self.sums[..., 1])
+
+    def add(self, sums: Tensor) -> None:
+        """Sums [shape, 2] over answers of this batch, for the next one's weight."""
+        self.pending += sums.detach().to(self.pending)
+
+    def advance(self) -> None:
+        """This batch is over: what it showed counts from now on."""
+        kept = torch.where(self.sums.isfinite().all(-1, keepdim=True), MEMORY * self.sums, 0.0)
+        self.sums.copy_(kept + self.pending)
+        self.pending.zero_()
+
+
+def _wide(device: torch.device | str | None) -> torch.dtype:
+    """float64, where the device has it."""
+    return torch.float32 if torch.device(device or "cpu").type == "mps" else torch.float64

@@ -16,6 +16,8 @@ Direction = Literal["reverse", "forward"]
 #: Whose likeliest tokens a sum over the top k runs over, and what makes a divergence of it.
 Support = Literal["reference", "policy"]
 Correction = Literal["none", "unnormalised", "tail", "renormalised"]
+#: A weight of the control variate that is no number, but what earlier batches fit.
+Fitted = Literal["fitted"]
 
 VALUES: tuple[Value, ...] = get_args(Value)
 #: Those that sum over the vocabulary, and those that read the sampled token alone.

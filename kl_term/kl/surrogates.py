@@ -33,7 +33,7 @@ def kl_loss(
     weighting: str = "none",
     ratio: str = "token",
     mask: Mask | None = None,
-    control: float = 1.0,
+    control: float | Tensor = 1.0,
     sequence_ids: Tokens | None = None,
 ) -> Values:
     r"""Per-token KL term of a loss to be minimised.
@@ -71,7 +71,7 @@ def kl_loss(
         mask: [...], True = counted. Masked positions, whatever they hold, give exactly zero value
             and gradient.
         control: weight of the control variate of k3, by :func:`controlled`; another than
-            1 is for an attached weight.
+            1 is for an attached weight. A number, or a tensor of them that broadcasts.
         sequence_ids: [..., T] integers, where a row holds several sequences: see
             :mod:`kl_term.kl.packing`. Without them a row is one sequence.
 
@@ -85,8 +85,11 @@ def kl_loss(
     check_choice("weighting", weighting, WEIGHTINGS)
     check_choice("ratio", ratio, RATIO_LEVELS)
     _refuse_unread(old_logp, weighting, ratio)
-    if control != 1.0 and (estimator, weighting) != ("k3", "attached"):
-        raise ValueError("control is the weight of k3's control variate under an attached ratio")
+    whole = not isinstance(control, Tensor) and control == 1.0
+    if not whole and (estimator, weighting) != ("k3", "attached"):
+        raise ValueError(
+            "control would go unread: it weighs k3's control variate under an attached ratio"
+        )
     if sequence_ids is not None:
         alike = partial(
             kl_loss, estimator=estimator, weighting=weighting, ratio=ratio, control=control
@@ -95,7 +98,7 @@ def kl_loss(
         return by_sequence(alike, sequence_ids, mask, **given)
     logp, ref_logp = _counted_pair(logp, ref_logp, mask)
     ref_logp = ref_logp.detach()
-    if control != 1.0:
+    if not whole:
         loss = controlled(logp, ref_logp, control=control)
     elif estimator in ESTIMATORS:
         loss = ESTIMATORS[estimator](logp, ref_logp)
@@ -147,7 +150,7 @@ def kl_penalty(
 
 
 @checked
-def controlled(logp: LogProbs, ref_logp: LogProbs, *, control: float) -> Values:
+def controlled(logp: LogProbs, ref_logp: LogProbs, *, control: float | Tensor) -> Values:
     r"""k3 with another weight of its control variate, for an attached prefix ratio.
 
     .. math:: \mathrm{sg}(l) + \lambda\, \big( r - 1 + l - \mathrm{sg}(l) \big)
@@ -160,7 +163,7 @@ def controlled(logp: LogProbs, ref_logp: LogProbs, *, control: float) -> Values:
 
     Args:
         logp, ref_logp: [...], as :func:`kl_term.kl.estimators.k1`.
-        control: the weight, 1 for k3.
+        control: the weight, 1 for k3; a number, or a tensor of them that broadcasts.
 
     Returns:
         [...], nats.

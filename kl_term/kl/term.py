@@ -6,6 +6,7 @@ chapters all compute a KL term here; its fields are those of :class:`kl_term.kl.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,6 +53,7 @@ class KLTerm(KLChoice):
         logits: Logits | None = None,
         ref_logits: Logits | None = None,
         sequence_ids: Tokens | None = None,
+        control: float | Tensor | None = None,
     ) -> Values:
         r"""The term :math:`\kappa_t` of each token of a loss, to be aggregated and minimised.
 
@@ -67,6 +69,8 @@ class KLTerm(KLChoice):
             sequence_ids: [..., T] integers, where a row holds several sequences: see
                 :mod:`kl_term.kl.packing`. Without them a row is one completion, which a row itself
                 cannot contradict.
+            control: the weight that a term with ``control="fitted"`` reads, a number or a tensor
+                that broadcasts, from :attr:`kl_term.kl.control.ControlFit.weight`.
 
         What the term does not read may be given, so that one call serves every term.
 
@@ -82,7 +86,7 @@ class KLTerm(KLChoice):
         counted = _counted(logp, mask)
         if sequence_ids is not None and not self.reads_logits:
             given = {"logp": logp, "ref_logp": ref_logp, "old_logp": old_logp}
-            return by_sequence(self.loss, sequence_ids, mask, **given)
+            return by_sequence(partial(self.loss, control=control), sequence_ids, mask, **given)
         if self.reads_logits:  # a token at a time
             counted = counted if sequence_ids is None else counted & (sequence_ids >= 0)
             if logits is None or ref_logits is None:
@@ -91,13 +95,16 @@ class KLTerm(KLChoice):
         if self.estimator == "cross_entropy":
             return torch.where(counted, -logp, 0.0)
         weight: dict[str, Any] = {"weighting": self.weighting, "ratio": self.ratio}
+        if self.control == "fitted" and control is None:
+            raise ValueError("control is needed: the weight that earlier batches fit, a ControlFit")
+        control = control if self.control == "fitted" else self.control
         if self.weighting != "none":
             weight["old_logp"] = None if old_logp is None else _wide(old_logp)
         if self.level == "token":
-            return self._shown(logp, ref_logp, mask=counted, **weight)
+            return self._shown(logp, ref_logp, control, mask=counted, **weight)
         if weight.get("old_logp") is not None:
             weight["old_logp"] = _whole(weight["old_logp"], counted)
-        whole = self._shown(_whole(logp, counted), _whole(ref_logp, counted), **weight)
+        whole = self._shown(_whole(logp, counted), _whole(ref_logp, counted), control, **weight)
         return torch.where(counted, whole / counted.sum(-1, keepdim=True).clamp(min=1), 0.0)
 
     @property
@@ -182,9 +189,9 @@ class KLTerm(KLChoice):
             raise ValueError(f"{self.name} has no penalty: use loss, or leave the term out")
         return kl_penalty(logp, ref_logp, estimator=self.estimator, mask=mask)
 
-    def _shown(self, logp: Tensor, ref_logp: Tensor, **how: Any) -> Tensor:
+    def _shown(self, logp: Tensor, ref_logp: Tensor, control: Any, **how: Any) -> Tensor:
         """The loss, with the value of another estimator if one is to be shown."""
-        loss = kl_loss(logp, ref_logp, estimator=self.estimator, control=self.control, **how)
+        loss = kl_loss(logp, ref_logp, estimator=self.estimator, control=control, **how)
         if self.value is None:
             return loss
         return straight_through(kl_loss(logp, ref_logp, estimator=self.value, **how), loss)

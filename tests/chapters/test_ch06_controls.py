@@ -7,15 +7,19 @@ import math
 import pytest
 import torch
 
-from analysis.evidence.policies import random_chains
+from analysis.chapters.ch06_sequences import controls
+from analysis.evidence.policies import random_chains, random_tables
 from analysis.evidence.prefix_controls import (
     answer_gradients,
     draw_answers,
     given_up,
     parabolas,
+    same_batch_bias,
     truncation_table,
 )
+from analysis.studies.presets import make_preset
 from kl_term.kl.full_vocabulary import markov_kl
+from kl_term.kl.sequences import enumerate_sequences
 
 
 def test_the_parabola_is_the_variance_of_sampled_gradients():
@@ -51,3 +55,20 @@ def test_a_whole_window_without_a_cap_has_no_bias_and_a_token_has():
     assert table.bias[12, math.inf] < 0.25 * table.bias[1, math.inf]
     assert table.bias[12, math.inf] < table.bias[12, 1.0]
     assert table.moment[1, 1.0] < table.moment[12, 1.0]
+
+
+def test_medians_of_the_bias_of_an_own_batch():
+    sequences = enumerate_sequences(2, 3, eos=1)
+    policies = random_tables(sequences, 2, 5, spread=1.0, seed=0)
+    table = controls.own_batch(policies, sequences, (1, 2))
+    for answers in (1, 2):
+        pairs = zip(policies.logits, policies.ref_logits, strict=True)
+        each = [same_batch_bias(*pair, sequences, answers=answers) for pair in pairs]
+        for column in ("bias", "bound"):
+            middle = sorted(getattr(one, column).item() for one in each)[2]
+            assert table.loc[answers, column] == pytest.approx(middle)
+    assert (table.bias < table.bound).all() and (table.bias > 0).all()
+
+
+def test_every_variant_of_the_recording_has_a_name():
+    assert {v.name for v in make_preset("control_variate", {}).variants} == set(controls.NAMES)

@@ -228,6 +228,10 @@ def test_a_name_is_refused_where_nobody_registered_it(verl, sampled):
         (KLTerm(estimator="k1", placement="reward"), "is no term of the loss"),
         (KLTerm(estimator="none"), "is no term of the loss"),
         (KLTerm(estimator="exact"), "reads logits"),
+        (
+            KLTerm(estimator="k3", weighting="attached", ratio="prefix", control="fitted"),
+            "from batch to batch",
+        ),
     ],
 )
 def test_other_terms_are_refused(term, why):

@@ -21,6 +21,7 @@ from kl_term.errors import UserError
 from kl_term.integrations.measurements import Sampled, Totals, totals
 from kl_term.integrations.trl import capture, hidden_states
 from kl_term.integrations.trl.aggregation import LOSS_TYPES, loss_weights
+from kl_term.integrations.trl.fitted_control import FollowControl
 from kl_term.integrations.trl.target import FollowTarget, TargetKL
 from kl_term.kl.chunked import reverse_kl_from_hidden
 from kl_term.kl.chunked_top_k import top_k_divergence_from_hidden
@@ -101,6 +102,9 @@ class KLGRPOTrainer(GRPOTrainer):
         self._counted: dict[str, Totals] = {}  #: in training and in evaluation
         if self._target is not None:
             self.add_callback(self._target)
+        self._control = FollowControl(self) if self.kl_term.control == "fitted" else None
+        if self._control is not None:
+            self.add_callback(self._control)
 
     @property
     def kl_beta(self) -> float:
@@ -116,6 +120,8 @@ class KLGRPOTrainer(GRPOTrainer):
         return term.estimator != "none" and term.placement == placement and self.kl_beta != 0
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if self._control is not None and self.model.training:
+            self._control.advance()
         in_reward = self._has_term("reward")
         with ExitStack() as stack:
             if in_reward:  # TRL drops the sampler's log-probs where one update follows a rollout
@@ -182,8 +188,14 @@ class KLGRPOTrainer(GRPOTrainer):
             terms = self._exact_terms(model, hidden, inputs["ref_hidden"], sampled.mask)
         elif self._has_term("loss"):
             terms = self.kl_term.loss(
-                logp, sampled.ref_logp, old_logp=sampled.old_logp, mask=sampled.mask
+                logp,
+                sampled.ref_logp,
+                old_logp=sampled.old_logp,
+                mask=sampled.mask,
+                control=None if self._control is None else self._control.weight,
             )
+            if self._control is not None and self.model.training:
+                self._control.add(sampled)
         added = torch.zeros_like(loss)
         if terms is not None:
             weights = self._loss_weights(sampled.mask, inputs)
@@ -237,6 +249,8 @@ class KLGRPOTrainer(GRPOTrainer):
             metrics["kl_term/beta"].append(self.kl_beta)
             if self.model.training and "k1" in found:
                 self._target.measured(found["k1"], found["tokens"])
+        if self._control is not None:
+            metrics["kl_term/control"].append(self._control.weight.item())
         if "term" in found:
             metrics["kl"].append(found["term"])  # TRL's name for it, and its mean of micro-batches
         if "kl_term/tokens" in metrics:  # since the last log, which empties them
