@@ -1,6 +1,7 @@
 """The presets, one module a subject: importing this package registers them all."""
 
 from analysis.studies.presets import (
+    controls,
     designed,
     distillation,
     final_policies,
@@ -20,6 +21,7 @@ from analysis.studies.presets.registry import FIRST_SEED, PRESETS, make_preset
 __all__ = [
     "FIRST_SEED",
     "PRESETS",
+    "controls",
     "designed",
     "distillation",
     "final_policies",
