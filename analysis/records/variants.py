@@ -214,7 +214,7 @@ class Controller(Schema):
 class Variant(Extended):
     """One way to train."""
 
-    later: ClassVar = ("reference", "controller")
+    later: ClassVar = ("reference", "controller", "kl_from")
 
     #: Name in tables and figures; by default it says how the KL enters.
     label: str = ""
@@ -232,6 +232,8 @@ class Variant(Extended):
     reference: MovingReference | None = None
     #: None = ``beta``, for good; else that is where it begins.
     controller: Controller | None = None
+    #: Updates before which the coefficient is zero.
+    kl_from: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
     def _kl_is_consistent(self) -> Variant:
@@ -307,11 +309,15 @@ def refuse_ignored(variant: Variant) -> None:
         raise ValueError("reference moves and nothing reads it: name a kl.estimator")
     if variant.controller is not None:
         _controlled(variant)
+    if variant.kl_from and variant.separate_kl is None:
+        raise ValueError(f"kl_from={variant.kl_from} switches a KL term on, and there is none")
 
 
 def _controlled(variant: Variant) -> None:
     if variant.separate_kl is None:
         raise ValueError("controller moves the coefficient of a KL term, and there is none")
+    if variant.kl_from:
+        raise ValueError(f"kl_from={variant.kl_from} and a controller both set the coefficient")
     if variant.beta <= 0 and variant.controller.rule != "multiplier":
         raise ValueError(f"a {variant.controller.rule} controller cannot leave beta={variant.beta}")
 

@@ -148,6 +148,31 @@ class Controls:
         self.weights.copy_(torch.where(self._fitted, weight, self.weights))
 
 
+class LateTerms:
+    """The coefficient of each run whose KL term comes late: zero until then.
+
+    It follows from the number of the update, so a checkpoint holds nothing of it.
+
+    Args:
+        coefficients: [M, 1, 1, 1], those of the variants; changed in place.
+    """
+
+    def __init__(self, runs: Sequence[Run], coefficients: Tensor) -> None:
+        firsts = [run.variant.kl_from for run in runs]
+        self.coefficients = coefficients
+        self.betas = coefficients.clone()
+        #: [M, 1, 1, 1], the first update with a term.
+        self.firsts = torch.tensor(firsts, device=coefficients.device).view_as(coefficients)
+        self.active = any(firsts)
+
+    def switch(self, update: int) -> None:
+        """Set the coefficients of late terms for an update; the others' stay as they are."""
+        if self.active:
+            scheduled = torch.where(self.firsts <= update, self.betas, 0.0)
+            late = self.firsts > 0
+            self.coefficients.copy_(torch.where(late, scheduled, self.coefficients))
+
+
 def _next(controller: Controller | None, beta: Tensor, kl: Tensor) -> Tensor:
     """[m]: one step of :mod:`kl_term.objectives.controllers`, of tensors."""
     if controller is None:

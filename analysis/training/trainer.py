@@ -34,7 +34,7 @@ from analysis.training.loss import (
     make_batch,
 )
 from analysis.training.metrics import elementwise_mean, rollout_metrics
-from analysis.training.moving import Controllers, Controls, References
+from analysis.training.moving import Controllers, Controls, LateTerms, References
 from analysis.training.optimizer import PopulationAdamW, clip_rows
 from analysis.training.rollout import Batch, at_temperature
 from analysis.training.sampling import Caches, SampledBatch, Samplers
@@ -98,6 +98,7 @@ class PopulationTrainer:
         self.terms = Terms(config, self.runs, self.device, has_teacher=has_teacher)
         self.controllers = Controllers(self.runs, self.terms.kl.coefficients)
         self.controls = Controls(self.terms.kl.fitted, self.terms.kl.controls)
+        self.late_terms = LateTerms(self.runs, self.terms.kl.coefficients)
         self.launch = launcher(self.device, graphs=graphs, fixed=[self.weights])
         one_step = config.num_minibatches == 1
         self.samplers = Samplers(config, self.runs, environment, self.launch, keep=one_step)
@@ -144,6 +145,7 @@ class PopulationTrainer:
         Without ``measure`` only the cheap ones, all but ``POLICY_METRICS``.
         """
         config = self.config
+        self.late_terms.switch(update)
         sampled = self.rollout(update)
         on_policy = self.samplers.on_policy(sampled, update)
         batch = self.batch(sampled, update, measure=measure)

@@ -172,13 +172,68 @@ def test_nobody_is_controlled_without_a_controller(config):
 
 def test_what_came_later_leaves_old_names_as_they_were():
     plain = Variant(kl=K2, beta=0.5).model_dump(mode="json")
-    assert not {"reference", "controller"} & set(plain)
+    assert not {"reference", "controller", "kl_from"} & set(plain)
     assert {"reference"} == set(moving(2).model_dump()) - set(plain)
+
+
+LATE = [
+    Variant(),
+    Variant(kl=K2, beta=0.5),
+    Variant(label="late", kl=K2, beta=0.5, kl_from=3),
+    Variant(label="later", kl=KLTerm(estimator="k1", placement="reward"), beta=0.5, kl_from=4),
+]
+
+
+def test_a_late_term_is_none_until_its_update_and_the_whole_term_from_there(config):
+    """The step at which it comes is that of a fixed term from the weights of a run without one."""
+    trainer = PopulationTrainer(config, runs_of(LATE))
+    for done in range(3):
+        assert torch.equal(trainer.weights[0], trainer.weights[2]), done
+        assert torch.equal(trainer.weights[0], trainer.weights[3]), done
+        trainer.advance()
+    assert torch.equal(trainer.weights[0], trainer.weights[2])
+    fixed = PopulationTrainer(config, runs_of([LATE[1]]))
+    state = trainer.state()
+    tensors = {}
+    for name, part in state.tensors.items():
+        place = (..., [2]) if name.startswith("logged.") else [2]
+        tensors[name] = part[place] if part.ndim else part
+    fixed.restore(state._replace(tensors=tensors))
+    for _ in range(2):
+        trainer.advance()
+        fixed.advance()
+        assert torch.equal(trainer.weights[2], fixed.weights[0])
+        assert not torch.equal(trainer.weights[0], trainer.weights[2])
+    assert not torch.equal(trainer.weights[0], trainer.weights[3])
+    logged = torch.stack([metrics["coefficient"] for metrics in trainer.logged])
+    expected = [[0, 0.5, 0, 0]] * 3 + [[0, 0.5, 0.5, 0], [0, 0.5, 0.5, 0.5]]
+    assert logged.tolist() == expected
+
+
+def test_late_terms_leave_controllers_alone_and_go_on_from_any_update(config):
+    variants = [*LATE, controlled("multiplier")]
+    straight = PopulationTrainer(config, runs_of(variants))
+    expected = straight.run()
+    alone = PopulationTrainer(config, runs_of(variants[-1:]))
+    alone.run()
+    assert torch.equal(straight.weights[4], alone.weights[0])
+    for done in (2, 3, 4):
+        first, second = (PopulationTrainer(config, runs_of(variants)) for _ in range(2))
+        for _ in range(done):
+            first.advance()
+        second.restore(first.state())
+        np.testing.assert_equal(second.run().metrics, expected.metrics)
+        assert torch.equal(straight.weights, second.weights)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"kl_from": 3}, "switches a KL term on, and there is none"),
+        (
+            {"kl": K2, "beta": 0.5, "controller": CONTROLLERS["doubling"], "kl_from": 3},
+            "both set the coefficient",
+        ),
         ({"reference": MovingReference(every=2)}, "reference moves and nothing reads it"),
         ({"controller": CONTROLLERS["doubling"]}, "moves the coefficient of a KL term"),
         ({"kl": K2, "controller": CONTROLLERS["doubling"]}, "cannot leave beta=0.0"),

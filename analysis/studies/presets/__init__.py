@@ -2,6 +2,7 @@
 
 from analysis.studies.presets import (
     control_variate,
+    controls,
     designed,
     distillation,
     final_policies,
@@ -22,6 +23,7 @@ __all__ = [
     "FIRST_SEED",
     "PRESETS",
     "control_variate",
+    "controls",
     "designed",
     "distillation",
     "final_policies",
