@@ -14,6 +14,7 @@ from typing import NamedTuple
 from kl_term.diagnosis import conditions as when
 from kl_term.diagnosis import groups, lags, packed, resets, terms
 from kl_term.diagnosis.schema import SEVERITIES, Finding, Measured, Severity, Shown
+from kl_term.diagnosis.trainers import told
 from kl_term.errors import UserError
 
 #: One text, or one for each case; words in braces are filled in from the measurements.
@@ -189,9 +190,8 @@ CAUSES: tuple[Cause, ...] = (
            "trained. Keep what was scored before the first update on a rollout; in asynchronous "
            "training, what the sampler's weights gave.",
            "behind": "By design where a proximal policy is scored again before one update on it: "
-           "the clip holds nothing, and a weight old/sampler has to do what it does not "
-           "(AReaL: use_decoupled_loss; verl: algorithm.rollout_correction). Else take the "
-           "engine's log-probs as old_logp (verl: bypass_mode; slime: use_rollout_logprobs)."},
+           "the clip holds nothing, and a weight old/sampler has to do what it does not. Else "
+           "take the engine's log-probs as old_logp."},
           "02_gradients#thm-off-policy-weights", severity="warning"),
     Cause(when.advantage_opposed, "Updates move tokens against their advantages",
           "The policy loss has the wrong sign, or logp is exchanged with old_logp or ref_logp.",
@@ -245,11 +245,7 @@ CAUSES: tuple[Cause, ...] = (
            "raw": "The inference engine reports log-probs of another policy than it samples from",
            "truncated": "The sampler truncates, and its log-probs are those of what it kept"},
           {"other": "Align first: same temperature, all weights synchronised before sampling, same "
-           "precision and kernels. Then weigh by old/sampler, truncated (TRL: "
-           "vllm_importance_sampling_correction; verl: algorithm.rollout_correction; OpenRLHF: "
-           "algo.advantage.is_correction_level; NeMo-RL: "
-           "loss_fn.use_importance_sampling_correction; slime: use_tis; AReaL: "
-           "use_decoupled_loss).",
+           "precision and kernels. Then weigh by old/sampler, truncated.",
            "start": "New weights never reach it: check that the update is sent, to every replica, "
            "and under the names that the engine knows (adapters and merged layers have others).",
            "weights": "The two agreed at the first step and have parted since. Send all weights "
@@ -267,9 +263,7 @@ CAUSES: tuple[Cause, ...] = (
           "06_sequences#thm-two-factors"),
     Cause(lags.weights_behind, "The weights that sampled are up to {updates} updates behind",
           {"unweighted": "The KL term has no weight, so it follows the sampler: weigh it by "
-           "policy/old, with old_logp of the weights that sampled, or sample with newer ones "
-           "(SkyRL: trainer.fully_async.max_staleness_steps; prime-rl: max_async_level; NeMo-RL: "
-           "grpo.async_grpo.max_trajectory_age_steps).",
+           "policy/old, with old_logp of the weights that sampled, or sample with newer ones.",
            "weighted": "Meant, in asynchronous training. Is the ratio to the weights that sampled, "
            "or to a later policy that the trainer scored? Only the first corrects the sampler.",
            "unknown": "Meant, in asynchronous training; say by --estimator and --weighting which "
@@ -366,6 +360,7 @@ def find(measured: Measured) -> list[Finding]:
             evidence=found.evidence,
             advice=_said(cause.advice, found),
             chapter=cause.chapter,
+            settings=told(cause.code, found.case, measured.settings.framework),
         )
         for cause, found in shown
     ]
