@@ -165,10 +165,13 @@ def evidence_of(cause: Cause) -> list[str]:
 
 def reasons_of(cause: Cause) -> dict[str, str]:
     """The thresholds that the condition uses, with the comment above each."""
-    module = sys.modules[cause.when.__module__]
+    source = inspect.getsource(sys.modules[cause.when.__module__])
+    shared = re.findall(r"^from (kl_term\.diagnosis\.conditions\.\w+) import", source, re.MULTILINE)
+    sources = [*(inspect.getsource(sys.modules[name]) for name in shared), source]
     reasons = {
         name.strip(): " ".join(line.removeprefix("#: ") for line in comment.splitlines())
-        for comment, names in _CONSTANT.findall(inspect.getsource(module))
+        for text in sources
+        for comment, names in _CONSTANT.findall(text)
         for name in names.split(",")
     }
     used = re.findall(r"\b[A-Z][A-Z_0-9]{3,}\b", inspect.getsource(cause.when))
