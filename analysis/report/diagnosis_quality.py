@@ -18,6 +18,7 @@ from kl_term.diagnosis.causes import CAUSES, Cause
 FOLDER = "diagnosis_matrix"
 HELD_OUT = "diagnosis_held_out"
 HEALTHY = "diagnosis_healthy"
+SPEED = "diagnosis_speed"
 OUTCOMES = {
     "named": "the first finding names the fault",
     "symptom": "the first finding is a symptom, and lists the fault among what else it may be",
@@ -54,6 +55,7 @@ def quality_page(folder: Path) -> str:
         held_out=_counted(held_out),
         by_place=_by_place(faults),
         healthy=_healthy(folder.with_name(HEALTHY)),
+        speed=_speed(folder.with_name(SPEED)),
         findings=[_finding(cause, sound, faults) for cause in CAUSES],
     )
 
@@ -89,6 +91,8 @@ def _healthy(folder: Path) -> dict[str, Any]:
         "repetitions": repetitions,
         "rules": rules.set_index(["kl", "completions", "group", "top_p"]),
         "coverage": held.set_index(["completions", "group", "updates"]),
+        "lowest": {name: f"{coverage[name].min():.0%}" for name in ("k1", "k3")},
+        "highest": {name: f"{coverage[name].max():.0%}" for name in ("k1", "k3")},
         "alarms": loud.set_index(["completions", "group", "updates", "kl"]),
         "runs": repetitions * len(alarms),
         "errors": round(float(alarms["errors"].sum()) * repetitions),
@@ -96,7 +100,20 @@ def _healthy(folder: Path) -> dict[str, Any]:
     }
 
 
+def _speed(folder: Path) -> dict[str, Any]:
+    """What a diagnosis of one dump takes in each format, and where that was measured."""
+    table = pd.read_csv(folder / "speed.csv")
+    manifest = read_manifest(folder)
+    return {
+        "tokens": f"{table['tokens'].iloc[0]:,}",
+        "device": manifest["device"],
+        "repetitions": manifest["configuration"]["repetitions"],
+        "table": table.drop(columns="tokens").set_index("format").rename(columns=TAKEN),
+    }
+
+
 #: What the columns of the tables are called on the page.
+TAKEN = {"seconds": "processor, s", "megabytes": "memory, MB"}
 RULES = {
     "factor_far": "k1 > 2 k3",
     "factor_negative": "k1 < -k3",
@@ -148,10 +165,13 @@ def evidence_of(cause: Cause) -> list[str]:
 
 def reasons_of(cause: Cause) -> dict[str, str]:
     """The thresholds that the condition uses, with the comment above each."""
-    module = sys.modules[cause.when.__module__]
+    source = inspect.getsource(sys.modules[cause.when.__module__])
+    shared = re.findall(r"^from (kl_term\.diagnosis\.conditions\.\w+) import", source, re.MULTILINE)
+    sources = [*(inspect.getsource(sys.modules[name]) for name in shared), source]
     reasons = {
         name.strip(): " ".join(line.removeprefix("#: ") for line in comment.splitlines())
-        for comment, names in _CONSTANT.findall(inspect.getsource(module))
+        for text in sources
+        for comment, names in _CONSTANT.findall(text)
         for name in names.split(",")
     }
     used = re.findall(r"\b[A-Z][A-Z_0-9]{3,}\b", inspect.getsource(cause.when))

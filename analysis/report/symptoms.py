@@ -20,6 +20,7 @@ from analysis.report.project import Project
 from analysis.report.strict_yaml import load_yaml
 from kl_term.audit.findings import Finding
 from kl_term.diagnosis.causes import CAUSES, Text
+from kl_term.diagnosis.trainers import LINES, lines_of
 from kl_term.errors import UserError, first_problem
 from kl_term.schema import Schema
 
@@ -99,7 +100,6 @@ def symptoms_page(project: Project, translate: Callable[[str], str] = str) -> st
         _=translate,
         symptoms=loaded.symptoms,
         causes=shown,
-        trainers=TRAINERS,
         thread=thread_name,
         reason=reason,
     )
@@ -148,7 +148,7 @@ def reason(section: str) -> str:
 def shown_cause(loaded: Symptoms, name: str) -> Shown:
     """A cause, from the finding that names it or from the file."""
     code, case = split(name)
-    settings = loaded.settings.get(code, {})
+    settings = loaded.settings.get(code) or lines_of(code, case)
     if (own := loaded.causes.get(code)) is not None:
         return Shown(own.title, own.says, own.tells, own.why, settings)
     if code.startswith(_AUDIT):
@@ -205,6 +205,8 @@ def _problems(loaded: Symptoms) -> Iterator[str]:
     for code, lines in loaded.settings.items():
         if code not in used:
             yield f"settings: {code}: no symptom names it"
+        if code in {split(name)[0] for name in LINES}:
+            yield f"settings: {code}: the diagnosis says its lines"
         if set(lines) != set(TRAINERS):
             yield f"settings: {code}: give a line for each of {', '.join(TRAINERS)}, or say none"
     for code in sorted(set(diagnosed) - used):

@@ -11,9 +11,10 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from kl_term.diagnosis import conditions as when
 from kl_term.diagnosis import groups, lags, packed, resets, terms
+from kl_term.diagnosis.conditions import columns, estimates, policies, updates
 from kl_term.diagnosis.schema import SEVERITIES, Finding, Measured, Severity, Shown
+from kl_term.diagnosis.trainers import told
 from kl_term.errors import UserError
 
 #: One text, or one for each case; words in braces are filled in from the measurements.
@@ -58,37 +59,37 @@ CAUSES: tuple[Cause, ...] = (
           "Completions of one prompt begin with the same improbable tokens: the mask begins too "
           "early, or a template's opening is forced and counted.",
           "11_numerics#ex-where-after", kind="spoils"),
-    Cause(when.counted_padding, "Padding is counted as text",
+    Cause(columns.counted_padding, "Padding is counted as text",
           "Dump the completion mask (1 = counted) and multiply nothing by it: select. In the "
           "trainer, check that the loss uses the same mask.",
           "11_numerics#ex-where-after", kind="spoils"),
-    Cause(when.misaligned, "The {column} log-probs are those of a neighbouring token",
+    Cause(columns.misaligned, "The {column} log-probs are those of a neighbouring token",
           "Logits at position t predict token t+1: shift logits or ids by one, in exactly one of "
           "the two places.",
           "01_estimators#thm-unbiased", kind="spoils"),
-    Cause(when.other_tokens, "The {column} log-probs are not those of these tokens",
+    Cause(columns.other_tokens, "The {column} log-probs are not those of these tokens",
           "Look for rows in another order (a batch shuffled after scoring), another prompt or "
           "another model.",
           "01_estimators#thm-unbiased", kind="spoils"),
-    Cause(when.masked_when_scored, "Tokens are counted that were masked when they were scored",
+    Cause(columns.masked_when_scored, "Tokens are counted that were masked when they were scored",
           "The loss and the scoring pass use different masks: look for a mask shifted by one "
           "token, padding counted as text, or a token after the end of sequence.",
           "11_numerics#ex-where-after", kind="spoils"),
-    Cause(when.unsampled_end, "The last counted tokens were not sampled",
+    Cause(columns.unsampled_end, "The last counted tokens were not sampled",
           "The mask counts a token after the end of sequence (padding, a newline of the chat "
           "template), or is shifted by one token.",
           "11_numerics#ex-where-after", kind="spoils"),
-    Cause(when.impossible_tokens, "Some counted tokens cannot have been sampled",
+    Cause(columns.impossible_tokens, "Some counted tokens cannot have been sampled",
           "Look for prompt or tool tokens inside the mask, another tokenisation, or log-probs "
           "gathered with the wrong ids.",
           "06_sequences#thm-sampling-mask", kind="data"),
-    Cause(when.sampler_filled,
+    Cause(policies.sampler_filled,
           "The engine's log-probs are missing at some tokens, and filled with {value}",
           "A ratio with a filler is no ratio. Leave such tokens out of every weight, or let them "
           "have the trainer's log-prob; dump them as NaN or null. Ask the engine for the log-prob "
           "of each sampled token.",
           "06_sequences#thm-two-factors", kind="data"),
-    Cause(when.identical_reference,
+    Cause(columns.identical_reference,
           {"of logp": "The reference is the policy itself",
            "of old_logp": "old_logp is ref_logp: one of them was not scored anew"},
           {"of logp": "Expected only before the first update, in the first step after a reset, "
@@ -97,7 +98,7 @@ CAUSES: tuple[Cause, ...] = (
            "of old_logp": "Score old_logp with the weights that sample and ref_logp with those "
            "that stay; here a column was copied, or kept from the start of the run."},
           "05_fixed_points#thm-reverse-optimum", kind="spoils"),
-    Cause(when.negative_kl,
+    Cause(policies.negative_kl,
           {"exchanged": "The KL is negative: the tokens are not the policy's, but the reference's",
            "other": "The KL is negative: the tokens are not the policy's"},
           {"exchanged": "Policy and reference are exchanged, in the dump or in the loss (that "
@@ -106,12 +107,12 @@ CAUSES: tuple[Cause, ...] = (
            "another checkpoint, temperature or prompt template. Or one of the two columns is to "
            "another base than e."},
           "01_estimators#thm-unbiased", kind="spoils"),
-    Cause(when.old_not_sampler,
+    Cause(policies.old_not_sampler,
           "The tokens were not drawn from the policy that old_logp belongs to",
           "Score old_logp with the weights that sample, at the sampling step. Values kept from "
           "an earlier step bias ratio, clip and every off-policy weight.",
           "02_gradients#thm-off-policy-weights", kind="spoils"),
-    Cause(when.other_sampler,
+    Cause(policies.other_sampler,
           {"unsampled": "The tokens were not drawn from this policy",
            "hotter": "The sampler is hotter than the policy that is trained",
            "colder": "The sampler is colder, or truncated further, than the policy that is "
@@ -140,7 +141,7 @@ CAUSES: tuple[Cause, ...] = (
           "row. Expected only with stop strings. The end must be inside the mask, or length is "
           "not trained.",
           "06_sequences#thm-sampling-mask", severity="warning", kind="data"),
-    Cause(when.starts_away,
+    Cause(policies.starts_away,
           {"far": "The policy differs from its reference before the first update",
            "noise": "Policy and reference are not scored alike: the KL cannot be read below that"},
           {"far": "Unless the run starts elsewhere on purpose: load both from the same weights, "
@@ -149,19 +150,19 @@ CAUSES: tuple[Cause, ...] = (
            "noise": "One of the two is scored in low precision, with other kernels, or in another "
            "batch. Score both in float32 from the logits on."},
           "05_fixed_points#thm-reverse-optimum", severity="warning", kind="data"),
-    Cause(when.coarse_logprobs, "The log-probs were rounded ({grid})",
+    Cause(columns.coarse_logprobs, "The log-probs were rounded ({grid})",
           "Take log_softmax of float32 logits and keep the result in float32; dump at least six "
           "digits.",
           "11_numerics#fig-cancellation", kind="data"),
-    Cause(when.clamped_values, "Log-ratios sit exactly at a clamp",
+    Cause(columns.clamped_values, "Log-ratios sit exactly at a clamp",
           "Dump the log-probs before any clamp. In training such tokens have no KL gradient.",
           "11_numerics#prop-dead-zones", kind="data"),
-    Cause(when.ratio_mean, "The mean of {ratio} is not one",
+    Cause(columns.ratio_mean, "The mean of {ratio} is not one",
           "Score with the sampling temperature (divide the logits by it), the same prompt "
           "template and position ids, and natural logarithms everywhere; below one, the sampler "
           "truncates (top-p, top-k). Or the engine has older weights, or only some of the new.",
           "06_sequences#thm-sampling-mask", severity="warning", kind="data"),
-    Cause(when.advantage_sign, "Advantages fall where rewards rise",
+    Cause(updates.advantage_sign, "Advantages fall where rewards rise",
           "Check the sign of the advantages before anything else.",
           "09_advantages#thm-baseline", kind="data"),
     Cause(groups.advantage_unrelated, "Advantages do not follow the rewards of their group",
@@ -183,17 +184,16 @@ CAUSES: tuple[Cause, ...] = (
           "A few prompts decide every update. Look for a group whose rewards are not normalised, "
           "a division by a spread near zero, or a weight of a data source applied twice.",
           "09_advantages#thm-baseline", severity="warning", kind="data"),
-    Cause(when.ratio_is_one,
+    Cause(policies.ratio_is_one,
           "The ratio to old_logp is one at every step: the clip can never act",
           {"again": "old_logp is scored again at every step, with the weights that are being "
            "trained. Keep what was scored before the first update on a rollout; in asynchronous "
            "training, what the sampler's weights gave.",
            "behind": "By design where a proximal policy is scored again before one update on it: "
-           "the clip holds nothing, and a weight old/sampler has to do what it does not "
-           "(AReaL: use_decoupled_loss; verl: algorithm.rollout_correction). Else take the "
-           "engine's log-probs as old_logp (verl: bypass_mode; slime: use_rollout_logprobs)."},
+           "the clip holds nothing, and a weight old/sampler has to do what it does not. Else "
+           "take the engine's log-probs as old_logp."},
           "02_gradients#thm-off-policy-weights", severity="warning"),
-    Cause(when.advantage_opposed, "Updates move tokens against their advantages",
+    Cause(updates.advantage_opposed, "Updates move tokens against their advantages",
           "The policy loss has the wrong sign, or logp is exchanged with old_logp or ref_logp.",
           "09_advantages#thm-baseline"),
     Cause(terms.kl_left_out, "The KL term is zero at every token",
@@ -219,37 +219,33 @@ CAUSES: tuple[Cause, ...] = (
            "the sign of its error. Expected of a schedule, or while the KL is still on the other "
            "side of the target."},
           "01_estimators#thm-unbiased"),
-    Cause(when.kl_rewarded, "Advantages rise with the KL: it is maximised",
+    Cause(updates.kl_rewarded, "Advantages rise with the KL: it is maximised",
           "The penalty is subtracted from the reward: r - beta (log pi - log pi_ref).",
           "08_reward_side#thm-folded-reward"),
-    Cause(when.kl_maximised, "Updates push the policy away from its reference",
+    Cause(updates.kl_maximised, "Updates push the policy away from its reference",
           "The reward may drive the drift, with a beta too small to hold it. If it does not "
           "rise, check the sign of the KL term: it is added to a loss, subtracted from a reward.",
           "02_gradients#thm-expected-gradients"),
-    Cause(when.k1_in_loss, "k1 as a loss has no expected gradient",
+    Cause(updates.k1_in_loss, "k1 as a loss has no expected gradient",
           "Move k1 to the reward, or use k2 in the loss: same value, a gradient that pulls.",
           "05_fixed_points#thm-k1-walk"),
-    Cause(when.penalty_in_reward, "{estimator} in the reward is the gradient of no KL",
+    Cause(updates.penalty_in_reward, "{estimator} in the reward is the gradient of no KL",
           "In the reward use k1: this one loses tokens below the reference, k3 in the end all "
           "but one.",
           "05_fixed_points#thm-k3-plain-flow", severity="warning"),
-    Cause(when.uniform_push, "Every sampled token is pushed down, whatever its advantage",
+    Cause(updates.uniform_push, "Every sampled token is pushed down, whatever its advantage",
           {"no pull": "That is what k1 as a loss does, and no pull towards the reference is seen: "
            "use k2 (or k3) in the loss, or k1 in the reward.",
            "pull": "Advantages may be off centre, or part of the KL term is k1 as a loss."},
           "05_fixed_points#thm-k1-walk"),
-    Cause(when.train_inference_mismatch,
+    Cause(policies.train_inference_mismatch,
           {"other": "The inference engine samples from another policy than the trainer believes",
            "start": "The inference engine still has the weights of the reference",
            "weights": "The inference engine has older weights, or only part of the new ones",
            "raw": "The inference engine reports log-probs of another policy than it samples from",
            "truncated": "The sampler truncates, and its log-probs are those of what it kept"},
           {"other": "Align first: same temperature, all weights synchronised before sampling, same "
-           "precision and kernels. Then weigh by old/sampler, truncated (TRL: "
-           "vllm_importance_sampling_correction; verl: algorithm.rollout_correction; OpenRLHF: "
-           "algo.advantage.is_correction_level; NeMo-RL: "
-           "loss_fn.use_importance_sampling_correction; slime: use_tis; AReaL: "
-           "use_decoupled_loss).",
+           "precision and kernels. Then weigh by old/sampler, truncated.",
            "start": "New weights never reach it: check that the update is sent, to every replica, "
            "and under the names that the engine knows (adapters and merged layers have others).",
            "weights": "The two agreed at the first step and have parted since. Send all weights "
@@ -267,37 +263,36 @@ CAUSES: tuple[Cause, ...] = (
           "06_sequences#thm-two-factors"),
     Cause(lags.weights_behind, "The weights that sampled are up to {updates} updates behind",
           {"unweighted": "The KL term has no weight, so it follows the sampler: weigh it by "
-           "policy/old, with old_logp of the weights that sampled, or sample with newer ones "
-           "(SkyRL: trainer.fully_async.max_staleness_steps; prime-rl: max_async_level; NeMo-RL: "
-           "grpo.async_grpo.max_trajectory_age_steps).",
+           "policy/old, with old_logp of the weights that sampled, or sample with newer ones.",
            "weighted": "Meant, in asynchronous training. Is the ratio to the weights that sampled, "
            "or to a later policy that the trainer scored? Only the first corrects the sampler.",
            "unknown": "Meant, in asynchronous training; say by --estimator and --weighting which "
            "term it is."},
           "02_gradients#thm-off-policy-weights", severity="note"),
-    Cause(when.stale_samples, "The samples are stale: the policy has left the one that drew them",
+    Cause(policies.stale_samples,
+          "The samples are stale: the policy has left the one that drew them",
           {"unweighted": "Fewer updates per batch, or a smaller learning rate. Weigh the KL term "
            "by policy/old: k3 with the ratio attached, k2 with it detached; unweighted, the loss "
            "follows the sampler.",
            "weighted": "Fewer updates per batch, or a smaller learning rate. The weight corrects "
            "the token, not the states before it."},
           "02_gradients#thm-off-policy-weights"),
-    Cause(when.overflow, "k3 overflows in float32",
+    Cause(estimates.overflow, "k3 overflows in float32",
           "One such token makes the loss infinite, or NaN once a mask multiplies it. Look at the "
           "tokens (wrong ids or a lost mask, as a rule), and use k2.",
           "11_numerics#overflow"),
-    Cause(when.heavy_tail,
+    Cause(estimates.heavy_tail,
           "k3's mean and its interval cannot be trusted: the ratio's tail is too heavy",
           "Read the KL from k1, train with k2 in the loss or k1 in the reward, or sum the KL "
           "over the vocabulary. More samples do not help.",
           "03_k3_counterexample#thm-ratio-tail", severity="warning"),
-    Cause(when.unseen_mass,
+    Cause(estimates.unseen_mass,
           "k3 reads the KL too low: part of the reference lies where nothing is sampled",
           "Read the KL from k1, or sum it over the vocabulary. k3 has no bias, but what it lacks "
           "comes in rare tokens with huge values: expect spikes, not a drift. A sampler that "
           "truncates (top-p, top-k) looks the same.",
           "20_language_model#fig-readings", severity="warning"),
-    Cause(when.dead_zone,
+    Cause(estimates.dead_zone,
           {"known": "The clamp of {framework} silences the tokens that are farthest away",
            "unknown": "If the loss clamps as {framework} do, it silences the tokens that are "
            "farthest away"},
@@ -306,18 +301,18 @@ CAUSES: tuple[Cause, ...] = (
           "gradient is not clamped: any of TRL, verl's low_var_kl+ or mse, OpenRLHF's "
           "unbiased_gradient.",
           "11_numerics#prop-dead-zones", severity="warning"),
-    Cause(when.k3_gradient, "k3's gradient is far from that of the reverse KL",
+    Cause(estimates.k3_gradient, "k3's gradient is far from that of the reverse KL",
           "k3 as a loss descends the forward KL. If the reverse KL is meant, use k2 in the loss "
           "(on stale samples with the detached ratio).",
           "02_gradients#thm-expected-gradients", severity="note"),
-    Cause(when.heavy_weights, "The importance weights cannot be trusted",
+    Cause(policies.heavy_weights, "The importance weights cannot be trusted",
           "Truncate the weights and say so, or sample afresh.",
           "06_sequences#thm-product-variance", severity="warning"),
-    Cause(when.concentrated, "A few sequences carry most of the KL",
+    Cause(estimates.concentrated, "A few sequences carry most of the KL",
           "Read these sequences: degenerate loops, another language and cut-off answers are the "
           "usual ones.",
           "03_k3_counterexample#thm-underestimate", severity="warning"),
-    Cause(when.kl_without_reward,
+    Cause(updates.kl_without_reward,
           {"flat": "The KL grows, the reward does not",
            "unknown": "The KL grows (too few rewards are dumped to say for what)"},
           "Check the sign and the size of beta, and that the KL term reaches the loss. Dump the "
@@ -336,16 +331,16 @@ CAUSES: tuple[Cause, ...] = (
            "the reference is synchronised at every step, its adapter stays on, or its pass is "
            "skipped."},
           "24_moving_reference#thm-unread", severity="note"),
-    Cause(when.far_from_reference, "The policy is far from its reference",
+    Cause(estimates.far_from_reference, "The policy is far from its reference",
           "No fault in itself. First-order arguments about the estimators no longer hold.",
           "04_grpo_ablation#fig-ablation-kl", severity="note"),
-    Cause(when.no_signal, "{most} sequences have advantage zero",
+    Cause(updates.no_signal, "{most} sequences have advantage zero",
           "They still get the KL's gradient: the effective beta is larger than it looks. Filter "
           "such groups, change the difficulty of the prompts, or look for a reward that is "
           "constant.",
           "08_reward_side#equal-rewards", severity="note", kind="data"),
-    Cause(when.few_sequences, "Few sequences: the intervals are too narrow",
-          f"Dump at least {when.FEWEST_SEQUENCES} sequences; a hundred are better.",
+    Cause(estimates.few_sequences, "Few sequences: the intervals are too narrow",
+          f"Dump at least {updates.FEWEST_SEQUENCES} sequences; a hundred are better.",
           "03_k3_counterexample#thm-underestimate", severity="note", kind="data"),
 )  # fmt: skip
 
@@ -366,6 +361,7 @@ def find(measured: Measured) -> list[Finding]:
             evidence=found.evidence,
             advice=_said(cause.advice, found),
             chapter=cause.chapter,
+            settings=told(cause.code, found.case, measured.settings.framework),
         )
         for cause, found in shown
     ]

@@ -285,7 +285,7 @@ def _numbers(values: Any, name: str, rows: Rows) -> np.ndarray:
     """Floats; NaN where the cell is empty. Text is refused wherever it stands and counts."""
     array = np.asarray(values)
     if array.dtype.kind in "fiu":
-        numbers = array.astype(np.float64)
+        numbers = array.astype(np.float64, copy=False)
     else:
         import pandas as pd
 
@@ -384,13 +384,20 @@ def _codes(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _groups(values: Any, rows: Rows) -> np.ndarray:
+    """A number a row: the name itself where all are whole numbers, else a hash of it as text."""
     array = np.asarray(values)
     rows.refuse(_empty(array), "group", lambda row: "empty")
     if array.dtype.kind in "iu":
         return array.astype(np.int64)
+    if array.dtype.kind == "f":
+        kept = np.where(rows.counted, array, 0.0)
+        if (kept == np.floor(kept)).all() and np.abs(kept).max() < 2.0**53:
+            return kept.astype(np.int64)
     import pandas as pd
 
-    return pd.util.hash_array(array.astype(str).astype(object)).view(np.int64)
+    codes, names = pd.factorize(array)
+    hashes = pd.util.hash_array(np.asarray(names).astype(str).astype(object)).view(np.int64)
+    return np.where(codes < 0, 0, hashes[codes])
 
 
 def _refuse_duplicates(

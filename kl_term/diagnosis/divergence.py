@@ -19,6 +19,7 @@ from kl_term.diagnosis.schema import (
     Settings,
 )
 from kl_term.diagnosis.statistics import BLOCK, token_means
+from kl_term.diagnosis.tensors import tensor_of
 from kl_term.kl.estimators import k2, k3
 from kl_term.kl.surrogates import ESTIMATORS, gradient_coefficient
 
@@ -49,7 +50,7 @@ def kl_estimates(rollouts: Rollouts, settings: Settings) -> list[KLEstimate]:
         readings.append(("reweighted", rollouts.logp, True))
     found = []
     for samples, logp, reweighted in readings:
-        pair = torch.from_numpy(logp), torch.from_numpy(rollouts.ref_logp)
+        pair = tensor_of(logp), tensor_of(rollouts.ref_logp)
         means = token_means(
             {name: partial(_values, make, *pair) for name, make in ESTIMATORS.items()},
             rollouts.by_prompt,
@@ -92,7 +93,7 @@ def coefficient_gap(rollouts: Rollouts) -> dict[str, float]:
         ``k3_gradient_gap``, ``k3_gradient_correlation`` (of c3 with c2), and
         ``k3_top_percent_share``: how much of the summed squared c3 the top 1% of tokens carry.
     """
-    policy, ref = torch.from_numpy(rollouts.logp), torch.from_numpy(rollouts.ref_logp)
+    policy, ref = tensor_of(rollouts.logp), tensor_of(rollouts.ref_logp)
     reverse = gradient_coefficient(policy, ref, estimator="k2").numpy()
     forward = gradient_coefficient(policy, ref, estimator="k3").numpy()
     weight = _weight(rollouts)
@@ -129,7 +130,7 @@ def dead_zones(rollouts: Rollouts) -> dict[str, float]:
     for name, estimator in (("k2", k2), ("k3", k3)):
         share, force, total = 0, 0.0, 0.0
         for start in range(0, len(sampled), BLOCK):
-            log_ratio = torch.from_numpy(sampled[start : start + BLOCK])
+            log_ratio = tensor_of(sampled[start : start + BLOCK])
             zero = torch.zeros_like(log_ratio)
             free = gradient_coefficient(log_ratio, zero, estimator=name).abs()
             dead = (estimator(log_ratio, zero) > VALUE_CLAMP) | (log_ratio.abs() > LOG_RATIO_CLAMP)
@@ -143,7 +144,7 @@ def dead_zones(rollouts: Rollouts) -> dict[str, float]:
 
 def sequence_shares(rollouts: Rollouts) -> tuple[list[SequenceShare], dict[str, float]]:
     """The sequences with the largest summed k3; shares of the top 1% and of the largest token."""
-    policy, ref = torch.from_numpy(rollouts.logp), torch.from_numpy(rollouts.ref_logp)
+    policy, ref = tensor_of(rollouts.logp), tensor_of(rollouts.ref_logp)
     values = k3(policy, ref).numpy()
     sums = rollouts.sums(values)
     total = sums.sum()

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from kl_term.diagnosis.schema import Floats, Rollouts
+from kl_term.diagnosis.tensors import tensor_of
 from kl_term.diagnosis.updates import LAST_FIRST_STEP
 
 #: A vocabulary larger than any in use (2^18): bounds the probability of improbable tokens.
@@ -46,7 +47,7 @@ def grid_shares(logp: Floats) -> dict[str, float]:
         return {}
     shares = {}
     for name, dtype in (("bfloat16", torch.bfloat16), ("float16", torch.float16)):
-        rounded = torch.from_numpy(values).to(dtype).double().numpy()
+        rounded = tensor_of(values).to(dtype).double().numpy()
         shares[name] = float((np.abs(values - rounded) <= _ON_GRID * np.abs(values)).mean())
     for decimals in (2, 3):
         rounded = np.round(values, decimals)

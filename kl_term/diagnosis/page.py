@@ -33,6 +33,7 @@ def lines(report: Report) -> str:
             f"{rank}. {finding.severity} {finding.code}: {finding.title}",
             f"   {shown}",
             f"   {finding.advice}",
+            *_settings(finding),
             f"   explained in {chapter(finding)}",
         ]
     if not report.findings:
@@ -42,6 +43,13 @@ def lines(report: Report) -> str:
         unchecked = "; ".join(f"{name} ({report.not_measured[name]})" for name in absent)
         text.append(f"not checked: {unchecked}")
     return "\n".join(text)
+
+
+def _settings(finding: Finding) -> list[str]:
+    """The lines of settings that change it, on one line, if there are any."""
+    told = (f"{trainer}: {line.replace('`', '')}" for trainer, line in finding.settings.items())
+    text = "; ".join(told)
+    return [f"   in {text}"] if text else []
 
 
 def chapter(finding: Finding) -> str:

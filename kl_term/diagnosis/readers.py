@@ -38,6 +38,8 @@ from kl_term.files import replace_file
 
 FORMATS = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".parquet")
 _REQUIRED = ("logp", "old_logp", "ref_logp", "position")
+#: Of a CSV, parsed at a time.
+CSV_ROWS = 50_000
 #: What the trainer did, beside the files of its processes.
 SETTINGS = "settings.json"
 
@@ -123,13 +125,40 @@ def _read_csv(path: Path) -> dict[str, np.ndarray]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # a row too long loses data
-            with _open(path) as file:
-                frame = pd.read_csv(file, low_memory=False, index_col=False)
+            columns = _by_blocks(path) or _whole(path)
     except pd.errors.EmptyDataError:
         raise UserError(f"{path}: holds no rows; dump at least one sequence") from None
     except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
         raise UserError(f"{path}: is no regular CSV ({str(error).strip()})") from None
-    check_rows(len(frame), str(path))
+    check_rows(len(next(iter(columns.values()))), str(path))
+    return columns
+
+
+def _by_blocks(path: Path) -> dict[str, np.ndarray] | None:
+    """The columns of a CSV, whose text is not held as a whole.
+
+    None where a block has a column that is not of numbers: its type depends on the whole of it.
+    """
+    import pandas as pd
+
+    blocks: dict[str, list[np.ndarray]] = {}
+    with (
+        _open(path) as file,
+        pd.read_csv(file, low_memory=False, index_col=False, chunksize=CSV_ROWS) as frames,
+    ):
+        for frame in frames:
+            if not all(kind.kind in "if" for kind in frame.dtypes):
+                return None
+            for name in frame.columns:
+                blocks.setdefault(str(name), []).append(frame[name].to_numpy())
+    return {name: np.concatenate(blocks.pop(name)) for name in [*blocks]}
+
+
+def _whole(path: Path) -> dict[str, np.ndarray]:
+    import pandas as pd
+
+    with _open(path) as file:
+        frame = pd.read_csv(file, low_memory=False, index_col=False)
     return {str(name): frame[name].to_numpy() for name in frame.columns}
 
 
@@ -331,6 +360,12 @@ def _as_column(values: list[Any]) -> np.ndarray:
 
 
 def _as_array(values: list[Any]) -> np.ndarray:
+    try:
+        array = np.array(values)
+    except (ValueError, OverflowError):  # lists of several lengths
+        array = np.empty(0, dtype=object)
+    if array.ndim == 1 and array.dtype.kind in "fiub":  # as most are
+        return array.astype(np.float64, copy=False)
     types = {*map(type, values)}
     if types & {str, list, dict}:
         return np.fromiter(values, dtype=object)

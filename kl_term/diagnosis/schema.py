@@ -223,6 +223,7 @@ class Finding(_Frozen):
     evidence: dict[str, float | int | str]
     advice: str
     chapter: str  #: notebook of the book, and ``#label`` inside it
+    settings: dict[str, str] = Field(default_factory=dict)  #: trainer -> the line that changes it
 
 
 class Identity(_Frozen):

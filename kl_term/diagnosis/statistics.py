@@ -164,7 +164,7 @@ def _units(sequence: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
     return bags[sequence], MOST_UNITS
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)  # of prompts and of completions
 def _draws(count: int, resamples: int, seed: int) -> Floats:
     """[resamples, count], how often each unit is drawn; the same for every mean of a dump."""
     generator = np.random.default_rng(seed)

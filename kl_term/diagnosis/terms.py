@@ -91,7 +91,7 @@ def _by_token(
         any term; ``term_late_over_early``: the coefficient's last third over its first.
     """
     values = max(
-        (v for n, v in _candidates(rollouts, settings, log_ratio) if n == name),
+        (v for _, v in _candidates(rollouts, settings, log_ratio, only=name)),
         key=lambda v: abs(float(v @ rollouts.kl_term)) / max(1e-300, float(np.sqrt(v @ v))),
     )
     term = rollouts.kl_term
@@ -132,11 +132,12 @@ def _by_token(
 
 def _medians(values: Floats, group: np.ndarray, count: int) -> Floats:
     """[count], NaN where there is none."""
-    order = np.lexsort((values, group))
-    size = np.bincount(group, minlength=count)
+    ordered = values[np.argsort(group, kind="stable")]
+    ends = np.cumsum(np.bincount(group, minlength=count))
     found = np.full(count, np.nan)
-    middle = (np.cumsum(size) - size + size // 2)[size > 0]
-    found[size > 0] = values[order][middle]
+    for index, part in enumerate(np.split(ordered, ends[:-1])):
+        if len(part):
+            found[index] = np.partition(part, len(part) // 2)[len(part) // 2]
     return found
 
 
@@ -183,21 +184,27 @@ _VALUES: dict[str, Callable[[Floats], Floats]] = {
 
 
 def _candidates(
-    rollouts: Rollouts, settings: Settings, log_ratio: Floats
+    rollouts: Rollouts, settings: Settings, log_ratio: Floats, only: str | None = None
 ) -> Iterator[tuple[str, Floats]]:
-    """Each in turn, so that few are held at a time; in the reward by each credit not ruled out."""
+    """Each in turn, so that few are held at a time; in the reward by each credit not ruled out.
+
+    ``only``: those of this name.
+    """
     ways: tuple[str, ...] = ("", WEIGHTED)
     if settings.in_reward:
         term = settings.kl
         ways = (term.credit,) if "credit" in term.model_fields_set else CREDITS
-    for way, (name, make) in product(ways, _VALUES.items()):
+    for way, (value, make) in product(ways, _VALUES.items()):
+        name = value if settings.in_reward else value + way
+        if only not in (None, name):
+            continue
         with np.errstate(over="ignore"):
             values = make(log_ratio)
             if settings.in_reward:
                 values = _credited(values, rollouts, way)
             elif way:
                 values = np.exp(np.minimum(rollouts.logp - rollouts.old_logp, 50.0)) * values
-        yield name if settings.in_reward else name + way, np.nan_to_num(values, posinf=1e100)
+        yield name, np.nan_to_num(values, posinf=1e100)
 
 
 def _credited(values: Floats, rollouts: Rollouts, credit: str) -> Floats:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import torch
 
 from kl_term.diagnosis.schema import Floats, Interval, Rollouts, Settings, StepKL
 from kl_term.diagnosis.statistics import token_means
+from kl_term.diagnosis.tensors import tensor_of
 from kl_term.kl.estimators import k3
 
 #: A plot and a table of more steps than this are unreadable: they are pooled into runs of steps.
@@ -31,7 +31,7 @@ def kl_by_step(rollouts: Rollouts) -> list[StepKL]:
         steps, index = steps[np.diff(pool, prepend=-1) > 0], pool[index]
     count = np.bincount(index)
     log_ratio = rollouts.logp - rollouts.ref_logp
-    value = k3(torch.from_numpy(rollouts.logp), torch.from_numpy(rollouts.ref_logp)).numpy()
+    value = k3(tensor_of(rollouts.logp), tensor_of(rollouts.ref_logp)).numpy()
     k1_mean = np.bincount(index, weights=log_ratio) / count
     k3_mean = np.bincount(index, weights=value) / count
     return [

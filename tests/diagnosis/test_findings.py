@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 import torch
 
-from kl_term.diagnosis import conditions
 from kl_term.diagnosis.causes import CAUSES, find, matching
 from kl_term.diagnosis.columns import assemble
+from kl_term.diagnosis.conditions import columns, estimates, policies, updates
 from kl_term.diagnosis.generate import EXAMPLES, FIRST_STEP, Run, example, simulate
 from kl_term.diagnosis.measure import measure
 from kl_term.diagnosis.reports import report
@@ -288,7 +288,7 @@ def test_a_push_that_the_reward_may_explain(strength, low, high, severity):
     }
     without = intervals | {"reward_growth": None}  # nobody can tell
     for given, expected in ((intervals, severity), (without, "note")):
-        shown = conditions.kl_maximised(measured._replace(intervals=measured.intervals | given))
+        shown = updates.kl_maximised(measured._replace(intervals=measured.intervals | given))
         assert shown.severity == expected
 
 
@@ -299,7 +299,7 @@ def test_a_falling_reward_is_an_error_where_the_kl_does_not_multiply():
     measured = measured._replace(
         intervals=measured.intervals | falling, numbers=measured.numbers | {"kl_growth": 1.2}
     )
-    assert conditions.kl_maximised(measured).severity == "error"
+    assert updates.kl_maximised(measured).severity == "error"
 
 
 def test_a_rising_reward_is_no_error_however_hard_it_pushes():
@@ -473,11 +473,12 @@ def test_every_cause_leads_to_a_place_that_exists(cause):
 
 
 def test_every_condition_is_a_cause_and_no_code_stands_twice():
-    here = [c.when for c in CAUSES if c.when.__module__ == conditions.__name__]
-    named = {when.__name__ for when in here}
-    public = {name for name, item in vars(conditions).items() if inspect.isfunction(item)}
-    own = {n for n in public if getattr(conditions, n).__module__ == conditions.__name__}
-    assert {name for name in own if not name.startswith("_")} == named
+    for conditions in (columns, policies, updates, estimates):
+        here = [c.when for c in CAUSES if c.when.__module__ == conditions.__name__]
+        named = {when.__name__ for when in here}
+        public = {name for name, item in vars(conditions).items() if inspect.isfunction(item)}
+        own = {n for n in public if getattr(conditions, n).__module__ == conditions.__name__}
+        assert {name for name in own if not name.startswith("_")} == named
     assert len({cause.code for cause in CAUSES}) == len(CAUSES) >= 43
 
 
@@ -501,7 +502,7 @@ def test_the_clip_of_a_sequence_is_on_its_mean_log_ratio():
 def test_a_policy_far_away_is_not_misaligned():
     """Its log-probs no longer correlate with the reference's; those of other tokens explode."""
     far = simulate(Run(sequences=80, sharpness=1.0, drift=8.0, growth=1.0), 0)
-    assert np.corrcoef(far.logp, far.ref_logp)[0, 1] < conditions.UNRELATED
+    assert np.corrcoef(far.logp, far.ref_logp)[0, 1] < columns.UNRELATED
     assert not {"misaligned", "other-tokens"} & set(codes(far.drop(columns="step")))
     assert "far-from-reference" in codes(far)
     near = simulate(BIGGER, 7)
@@ -514,7 +515,7 @@ def test_a_rare_token_does_not_make_a_reference_that_of_other_tokens():
     far = simulate(Run(sequences=80, sharpness=1.0, drift=8.0, growth=1.0), 0)
     far.loc[far.index[7], "ref_logp"] = -0.1
     far.loc[far.index[7], ["logp", "old_logp"]] = -9.0
-    assert np.exp(far.ref_logp - far.logp).mean() > conditions.UNRELATED_RATIO
+    assert np.exp(far.ref_logp - far.logp).mean() > columns.UNRELATED_RATIO
     assert "other-tokens" not in codes(far.drop(columns="step"))
 
 

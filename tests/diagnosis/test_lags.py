@@ -72,3 +72,9 @@ def test_without_the_columns_the_report_says_what_it_cannot():
 def test_areal_calls_them_versions():
     frame = FRAME.assign(step=9, versions=9 - LAG)
     assert "up to 3 updates" in finding(frame).title
+
+
+def test_a_report_says_which_faults_no_dump_of_sampled_tokens_shows():
+    said = not_measured(assemble(FRAME.assign(lag=LAG), "x"))
+    for about in ("a sampler that forbids", "an entropy column of other tokens", "one completion"):
+        assert any(name.startswith(about) for name in said), about

@@ -13,6 +13,7 @@ from analysis.report.diagnosis_quality import (
     HEALTHY,
     HELD_OUT,
     OUTCOMES,
+    SPEED,
     evidence_of,
     quality_page,
     reasons_of,
@@ -64,6 +65,21 @@ def test_sound_runs_of_known_policies_stand_beside_the_rules():
     assert alarms["errors"].mean() < 0.005
     page = quality_page(RECORDED)
     assert "## Sound runs whose KL is known" in page and "k1 > 2 k3, of micro-batches" in page
+
+
+def test_the_page_says_what_a_million_tokens_take():
+    speed = pd.read_csv(RECORDED.with_name(SPEED) / "speed.csv")
+    assert set(speed["format"]) == {"parquet", "JSON lines", "CSV"}
+    assert (speed["tokens"] == 1_000_000).all() and (speed["megabytes"] < 500).all()
+    section = quality_page(RECORDED).split("## What it takes")[1].split("## Each finding")[0]
+    for seconds in speed["seconds"]:
+        assert f"{seconds:g}" in section
+    assert "1,000,000 tokens" in section
+
+
+def test_the_page_says_how_far_the_intervals_of_k3_fall_short():
+    coverage = recorded("coverage", HEALTHY)["k3"]
+    assert f"in\n{coverage.min():.0%} to {coverage.max():.0%} of the runs" in quality_page(RECORDED)
 
 
 def test_faults_are_held_out_and_none_is_left_out_of_their_record():

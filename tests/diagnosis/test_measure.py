@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 
 import numpy as np
 import pytest
 
 from kl_term.diagnosis import divergence, integrity, statistics, updates
-from kl_term.diagnosis.conditions import MOST_IMPOSSIBLE
+from kl_term.diagnosis.conditions.columns import MOST_IMPOSSIBLE
 from kl_term.diagnosis.generate import Run, simulate
 from kl_term.diagnosis.measure import measure
 from kl_term.diagnosis.schema import Rollouts, Settings
 from kl_term.diagnosis.statistics import MOST_UNITS, token_means
+from kl_term.diagnosis.tensors import tensor_of
 
 FAST = Settings(resamples=200)
 
@@ -298,3 +300,11 @@ def test_a_flat_tail_draws_tokens_below_twenty_five_nats():
     drawn = tail * np.exp(integrity.IMPOSSIBLE - 1e-6)
     bound = integrity.LARGEST_VOCABULARY * np.exp(integrity.IMPOSSIBLE)
     assert 1 / 300_000 < drawn < bound < MOST_IMPOSSIBLE / 25
+
+
+def test_a_column_that_must_not_be_written_is_read_without_a_warning():
+    column = np.arange(3.0)
+    column.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert tensor_of(column).tolist() == [0.0, 1.0, 2.0]
