@@ -273,5 +273,5 @@ def shown(table: pd.DataFrame, names: Mapping[str, str], **specs: str) -> pd.Dat
             f"{names.get(one, one)} {sign} {names.get(other, other)}"
             for one, sign, other in zip(table["variant"], signs, table["other"], strict=True)
         ],
-        spec=np.where(of_kl, ".2f", table["metric"].map(specs).fillna("+.3f")),
+        spec=np.where(of_kl, ".2f", [specs.get(metric, "+.3f") for metric in table["metric"]]),
     )

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
 
 from analysis.records import statistics
@@ -111,10 +110,7 @@ def fit(
     x = log_kl - centre
     curve = np.stack([np.ones_like(x), x, x * x], axis=1)
     design = np.concatenate([curve * first[:, None], curve * ~first[:, None]], axis=1)
-    blocks = [
-        _Block(design[rows], y[rows], _sources(seed[rows], np.where(first[rows], 0.5, -0.5)))
-        for rows in groups
-    ]
+    blocks = _blocks(groups, np.column_stack([design, y]), seed, np.where(first, 0.5, -0.5))
     ratios = _best_ratios(blocks) if ratios is None else ratios
     best = _restricted(blocks, ratios)
     ends = [np.percentile(log_kl[part], CENTRAL) for part in (first, ~first)]
@@ -131,12 +127,13 @@ def fit(
     )
 
 
-class _Block(NamedTuple):
-    """The runs of one start: they share no random effect with another's."""
+class _Blocks(NamedTuple):
+    """The runs of each start, which share no random effect with another's. Shorter blocks end in
+    rows of zeros, which add nothing to any sum."""
 
-    design: np.ndarray
-    y: np.ndarray
-    sources: np.ndarray  #: [3, n, n], the covariance that each random effect gives
+    rows: np.ndarray  #: [G, n, 7], the design of a run and its y
+    sources: np.ndarray  #: [3, G, n, n], the covariance that each random effect gives
+    count: int  #: of runs
 
 
 class _Restricted(NamedTuple):
@@ -146,7 +143,7 @@ class _Restricted(NamedTuple):
     residual: float
 
 
-def _best_ratios(blocks: list[_Block]) -> np.ndarray:
+def _best_ratios(blocks: _Blocks) -> np.ndarray:
     """[3]: variances over the residual's, by restricted maximum likelihood."""
     found = minimize(
         lambda logs: _restricted(blocks, np.exp(logs)).criterion,
@@ -159,26 +156,33 @@ def _best_ratios(blocks: list[_Block]) -> np.ndarray:
     return np.exp(found.x)
 
 
-def _sources(seed: np.ndarray, sign: np.ndarray) -> np.ndarray:
-    same = (seed[:, None] == seed[None, :]).astype(float)
-    return np.stack([np.ones_like(same), same, np.outer(sign, sign)])
+def _blocks(
+    groups: list[np.ndarray], rows: np.ndarray, seed: np.ndarray, sign: np.ndarray
+) -> _Blocks:
+    size = max(map(len, groups))
+    stacked = np.zeros((len(groups), size, rows.shape[1]))
+    sources = np.zeros((3, len(groups), size, size))
+    for number, group in enumerate(groups):
+        runs = len(group)
+        same = seed[group, None] == seed[None, group]
+        stacked[number, :runs] = rows[group]
+        sources[0, number, :runs, :runs] = 1.0
+        sources[1, number, :runs, :runs] = same
+        sources[2, number, :runs, :runs] = np.outer(sign[group], sign[group])
+    return _Blocks(stacked, sources, len(rows))
 
 
-def _restricted(blocks: list[_Block], ratios: np.ndarray) -> _Restricted:
+def _restricted(blocks: _Blocks, ratios: np.ndarray) -> _Restricted:
     """Generalised least squares at given ratios of variances; the residual's is profiled out."""
-    size = blocks[0].design.shape[1]
-    information, moment = np.zeros((size, size)), np.zeros(size)
-    squares = log_det = 0.0
-    count = sum(len(block.y) for block in blocks)
-    for design, y, sources in blocks:
-        factor = cho_factor(np.eye(len(y)) + np.tensordot(ratios, sources, axes=1), lower=True)
-        solved = cho_solve(factor, np.column_stack([design, y]))
-        information += design.T @ solved[:, :-1]
-        moment += design.T @ solved[:, -1]
-        squares += y @ solved[:, -1]
-        log_det += 2.0 * np.log(np.diag(factor[0])).sum()
+    covariance = np.eye(blocks.rows.shape[1]) + np.tensordot(ratios, blocks.sources, axes=1)
+    factor = np.linalg.cholesky(covariance)
+    whitened = np.linalg.solve(factor, blocks.rows)
+    products = np.einsum("gni,gnj->ij", whitened, whitened)
+    information, moment, squares = products[:-1, :-1], products[:-1, -1], products[-1, -1]
+    log_det = 2.0 * np.log(np.diagonal(factor, axis1=-2, axis2=-1)).sum()
     coefficients = np.linalg.solve(information, moment)
-    residual = (squares - moment @ coefficients) / (count - size)
+    freedom = blocks.count - len(moment)
+    residual = (squares - moment @ coefficients) / freedom
     _, log_information = np.linalg.slogdet(information)
-    criterion = (count - size) * np.log(residual) + log_det + log_information
+    criterion = freedom * np.log(residual) + log_det + log_information
     return _Restricted(criterion, coefficients, residual * np.linalg.inv(information), residual)

@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.special import nctdtr, stdtr, stdtrit
+from scipy.special import nctdtrinc, stdtr, stdtrit
 
 from kl_term.plain_checks import check_positive
 
@@ -117,8 +116,7 @@ def detectable(deviation: float, count: int, *, power: float = 0.8) -> float:
         count: :math:`S`.
     """
     freedom, edge = count - 1, t_quantile(count - 1)
-    centre = brentq(lambda nc: nctdtr(freedom, nc, edge) - (1.0 - power), 0.0, 100.0)
-    return float(centre * deviation / np.sqrt(count))
+    return float(nctdtrinc(freedom, 1.0 - power, edge) * deviation / np.sqrt(count))
 
 
 def t_quantile(freedom: int, *, level: float = LEVEL) -> float:
@@ -181,7 +179,7 @@ def moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
 
 def _p_zero(mean: np.ndarray, error: np.ndarray, freedom: int) -> np.ndarray:
     """P value of a mean of zero."""
-    return np.minimum(1.0, 2.0 * stdtr(freedom, -_over(np.abs(mean), error)))
+    return 2.0 * stdtr(freedom, -_over(np.abs(mean), error))
 
 
 def _p_apart(mean: np.ndarray, error: np.ndarray, freedom: int, margin: float) -> np.ndarray:
@@ -200,6 +198,6 @@ def _numbers(values: np.ndarray) -> np.ndarray:
 
 def _over(numerator: np.ndarray, error: np.ndarray) -> np.ndarray:
     """Their ratio; of equal seeds, whose error is zero, an infinity of its sign, or 0 / 0 = 0."""
-    numerator, error = np.broadcast_arrays(np.asarray(numerator, float), np.asarray(error, float))
+    numerator, error = np.broadcast_arrays(numerator, error)
     exact = np.where(numerator == 0.0, 0.0, np.copysign(np.inf, numerator))
-    return np.where(error == 0.0, exact, numerator / np.where(error == 0.0, 1.0, error))
+    return np.divide(numerator, error, out=exact, where=error != 0.0)

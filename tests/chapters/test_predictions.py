@@ -6,7 +6,6 @@ import csv
 import math
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy import stats
 
@@ -198,17 +197,3 @@ def test_every_variant_of_a_page_s_predictions_has_a_name(names, presets) -> Non
     for preset in presets:
         table = predictions.judged(preset)
         assert {*table["variant"], *table["other"]} <= set(names), preset
-
-
-@pytest.mark.parametrize(
-    ("again", "same"),
-    [(["holds", "open"], True), (["holds", "refuted"], False), (["open", "holds"], False)],
-)
-def test_a_second_recording_must_have_every_outcome(again, same, monkeypatch):
-    monkeypatch.setattr(
-        predictions, "judged", lambda _: pd.DataFrame({"outcome": ["holds", "open"]})
-    )
-    monkeypatch.setattr(predictions.recording, "load", lambda folder: folder.name)
-    judged_again = {"there": pd.DataFrame({"outcome": again})}
-    monkeypatch.setattr(predictions.designs, "judged_predictions", judged_again.__getitem__)
-    assert predictions.same_elsewhere("here", "there") is same

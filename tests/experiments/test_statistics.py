@@ -51,6 +51,39 @@ def test_a_mean_outside_the_margin_is_never_equivalent(values):
         statistics.equivalence(values, 0.0)
 
 
+@pytest.mark.parametrize(("mean", "margin"), [(0.03, 0.1), (-0.2, 0.1), (0.0, None)])
+def test_an_estimate_is_judged_as_scipy_s_t_has_it(mean, margin):
+    t = stats.t(7, loc=mean, scale=0.04)
+    found = statistics.of_estimate(mean, 0.04, 7, margin)
+    same = np.nan if margin is None else max(t.cdf(-margin), t.sf(margin))
+    low, high = t.interval(0.95)
+    expected = {"mean": mean, "low": low, "high": high, "equivalent": same}
+    expected["p"] = 2 * min(t.cdf(0.0), t.sf(0.0))
+    assert found == pytest.approx(expected, abs=1e-12, nan_ok=True)
+
+
+def test_an_estimate_without_error_is_certain():
+    found = statistics.of_estimate(0.2, 0.0, 7, 0.3)
+    assert found == {"mean": 0.2, "low": 0.2, "high": 0.2, "p": 0.0, "equivalent": 0.0}
+
+
+@pytest.mark.parametrize("power", [0.1, 0.8, 0.999])
+@pytest.mark.parametrize("count", [4, 10])
+def test_what_is_detected_exceeds_the_edge_so_often(count, power):
+    """Boost's noncentral t for that of Cephes, and the quantile of the central one."""
+    found = statistics.detectable(0.5, count, power=power)
+    centre = found * np.sqrt(count) / 0.5
+    edge = stats.t.ppf(0.975, count - 1)
+    assert stats.nct.sf(edge, count - 1, centre) == pytest.approx(power, abs=1e-6)
+    default = statistics.detectable(0.5, count)
+    assert (default == found) == (power == 0.8)
+
+
+def test_four_seeds_are_enough_for_an_interval():
+    values = np.array([1.0, 1.5, 0.5, 1.0])
+    assert np.isfinite(statistics.interval(values)).all()
+
+
 def test_equal_seeds_leave_no_doubt():
     same, apart = np.zeros(5), np.full(5, 0.25)
     assert statistics.interval(apart) == (0.25, 0.25, 0.25)
@@ -70,6 +103,8 @@ def test_seeds_that_share_a_start_are_one_observation():
     jitter = np.array([-0.1, 0.1] * 4)
     means = statistics.of_starts(shift + jitter, np.repeat([7, 3, 9, 1], 2))
     np.testing.assert_allclose(means, [5.0, 1.0, 0.0, 2.0])  # starts in their order: 1, 3, 7, 9
+    two = statistics.of_starts(np.stack([shift, 3 * shift + 1]), np.repeat([7, 3, 9, 1], 2))
+    np.testing.assert_allclose(two, [[5.0, 1.0, 0.0, 2.0], [16.0, 4.0, 1.0, 7.0]])
 
 
 def test_a_run_trains_from_the_start_that_its_seed_names():
@@ -92,6 +127,11 @@ def test_a_run_trains_from_the_start_that_its_seed_names():
         (0.3, 0.3, 10, "unresolved"),
         (0.3, np.nan, 10, "unresolved"),  # no margin is stated
         (np.nan, np.nan, 10, "not estimable"),
+        (0.0, 1.0, 10, "differs"),
+        (1.0, 0.3, 1, "unresolved"),
+        # neither is below the level: the interval ends at zero, or at the margin
+        (1.0 - statistics.LEVEL, 1.0 - statistics.LEVEL, 1, "unresolved"),
+        ((1.0 - statistics.LEVEL) / 2, 0.3, 2, "suggestive"),
     ],
 )
 def test_a_verdict_counts_the_comparisons_of_its_page(p, equivalent, comparisons, said):
@@ -117,6 +157,9 @@ def test_a_page_of_equal_variants_seldom_says_that_two_differ():
         (lambda v: statistics.interval(np.float64(1.0)), "values"),
         (lambda v: statistics.p_value(np.array(["a"] * 6)), "values"),
         (lambda v: statistics.interval(v, level=95), "level"),
+        (lambda v: statistics.interval(v, level=1.5), "level"),
+        (lambda v: statistics.t_quantile(5, level=1.0), "level"),
+        (lambda v: statistics.t_quantile(5, level=0.0), "level"),
         (lambda v: statistics.equivalence(v, np.nan), "margin"),
         (lambda v: statistics.equivalence(v, "0.1"), "margin"),
         (lambda v: statistics.of_estimate(0.1, -1.0, 5), "error"),
@@ -124,6 +167,7 @@ def test_a_page_of_equal_variants_seldom_says_that_two_differ():
         (lambda v: statistics.of_starts(v, np.arange(5)), "starts"),
         (lambda v: statistics.of_starts(v, np.zeros((40, 7))), "starts"),
         (lambda v: statistics.verdict(-0.1, 0.1, 3), "p must be"),
+        (lambda v: statistics.verdict(1.1, 0.1, 3), "p must be"),
         (lambda v: statistics.verdict(0.1, 0.1, 0), "comparisons"),
     ],
 )

@@ -68,7 +68,10 @@ def test_agreement(project):
         ({"verdict": "holds"}, "recorded 'holds', recomputed 'holds if'"),
         ({"measured": {"error": 0.26}}, "error recorded 0.26, recomputed 0.25"),
         ({"measured": {"error": math.inf}}, "error recorded inf"),
-        ({"measured": {"other": 0.25}, "figure": ""}, "measured names"),
+        (
+            {"measured": {"other": 0.25}, "figure": ""},
+            "measured names ['other'], recomputed names ['error']",
+        ),
     ],
 )
 def test_every_departure_is_named(project, changes, problem):
