@@ -19,7 +19,7 @@ from kl_term.diagnosis.schema import (
     Settings,
 )
 from kl_term.diagnosis.statistics import BLOCK, token_means
-from kl_term.diagnosis.tensors import tensor_of
+from kl_term.diagnosis.writable import tensor_of
 from kl_term.kl.estimators import k2, k3
 from kl_term.kl.surrogates import ESTIMATORS, gradient_coefficient
 

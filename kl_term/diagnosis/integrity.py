@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from kl_term.diagnosis.schema import Floats, Rollouts
-from kl_term.diagnosis.tensors import tensor_of
 from kl_term.diagnosis.updates import LAST_FIRST_STEP
+from kl_term.diagnosis.writable import tensor_of
 
 #: A vocabulary larger than any in use (2^18): bounds the probability of improbable tokens.
 LARGEST_VOCABULARY = 262_144

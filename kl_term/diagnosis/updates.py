@@ -8,7 +8,7 @@ import numpy as np
 
 from kl_term.diagnosis.schema import Floats, Interval, Rollouts, Settings, StepKL
 from kl_term.diagnosis.statistics import token_means
-from kl_term.diagnosis.tensors import tensor_of
+from kl_term.diagnosis.writable import tensor_of
 from kl_term.kl.estimators import k3
 
 #: A plot and a table of more steps than this are unreadable: they are pooled into runs of steps.

@@ -15,7 +15,7 @@ from kl_term.diagnosis.generate import Run, simulate
 from kl_term.diagnosis.measure import measure
 from kl_term.diagnosis.schema import Rollouts, Settings
 from kl_term.diagnosis.statistics import MOST_UNITS, token_means
-from kl_term.diagnosis.tensors import tensor_of
+from kl_term.diagnosis.writable import tensor_of
 
 FAST = Settings(resamples=200)
 
