@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
+from decimal import Decimal, localcontext
 
 import pytest
 
@@ -28,11 +28,14 @@ def test_imitation_cost_at_the_ends():
     [(1e-9, 10, 0.0), (1e-17, 10**6, 0.0), (1e-12, 1000, 1e-13), (1e-9, 999, 0.5), (1.0, 7, 0.8)],
 )
 def test_small_errors_cost_what_they_cost(error, horizon, recovery):
-    decay = 1 - Fraction(error) - Fraction(recovery)
     if recovery == 0.0 and horizon > 1000:  # to first order in the error
-        expected = Fraction(error) * horizon * (horizon + 1) / 2
+        expected = error * horizon * (horizon + 1) / 2
     else:
-        chance = [Fraction(error) * (1 - decay**t) / (1 - decay) for t in range(1, horizon + 1)]
-        expected = sum(chance)
+        with localcontext(prec=200):  # the recursion; a double is exact in 200 digits
+            enters, decay = Decimal(error), 1 - Decimal(error) - Decimal(recovery)
+            off = expected = Decimal(0)
+            for _ in range(horizon):
+                off = enters + decay * off
+                expected += off
     found = imitation_cost(error, horizon, recovery)
     assert found == pytest.approx(float(expected), rel=1e-9, abs=0)
