@@ -128,11 +128,13 @@ def fit(
 
 
 class _Blocks(NamedTuple):
-    """The runs of each start, which share no random effect with another's. Shorter blocks end in
-    rows of zeros, which add nothing to any sum."""
+    """What the runs of each start say of its random effects: G starts share none. A start with
+    fewer seeds has columns of zeros, which add nothing to any sum."""
 
-    rows: np.ndarray  #: [G, n, 7], the design of a run and its y
-    sources: np.ndarray  #: [3, G, n, n], the covariance that each random effect gives
+    products: np.ndarray  #: [7, 7], sums over runs of design and y
+    crossed: np.ndarray  #: [G, q, 7], of each effect with design and y
+    effects: np.ndarray  #: [G, q, q], of effects with each other
+    variance: np.ndarray  #: [q], which of the three variances an effect has
     count: int  #: of runs
 
 
@@ -159,25 +161,29 @@ def _best_ratios(blocks: _Blocks) -> np.ndarray:
 def _blocks(
     groups: list[np.ndarray], rows: np.ndarray, seed: np.ndarray, sign: np.ndarray
 ) -> _Blocks:
-    size = max(map(len, groups))
-    stacked = np.zeros((len(groups), size, rows.shape[1]))
-    sources = np.zeros((3, len(groups), size, size))
-    for number, group in enumerate(groups):
-        runs = len(group)
-        same = seed[group, None] == seed[None, group]
-        stacked[number, :runs] = rows[group]
-        sources[0, number, :runs, :runs] = 1.0
-        sources[1, number, :runs, :runs] = same
-        sources[2, number, :runs, :runs] = np.outer(sign[group], sign[group])
-    return _Blocks(stacked, sources, len(rows))
+    seeds = max(len(np.unique(seed[group])) for group in groups)
+    variance = np.array([0, *[1] * seeds, 2])
+    crossed, effects = [], []
+    for group in groups:
+        indicator = seed[group, None] == np.unique(seed[group])
+        absent = np.zeros((len(group), seeds - indicator.shape[1]))
+        effect = np.column_stack([np.ones(len(group)), indicator, absent, sign[group]])
+        crossed.append(effect.T @ rows[group])
+        effects.append(effect.T @ effect)
+    return _Blocks(rows.T @ rows, np.stack(crossed), np.stack(effects), variance, len(rows))
 
 
 def _restricted(blocks: _Blocks, ratios: np.ndarray) -> _Restricted:
-    """Generalised least squares at given ratios of variances; the residual's is profiled out."""
-    covariance = np.eye(blocks.rows.shape[1]) + np.tensordot(ratios, blocks.sources, axes=1)
-    factor = np.linalg.cholesky(covariance)
-    whitened = np.linalg.solve(factor, blocks.rows)
-    products = np.einsum("gni,gnj->ij", whitened, whitened)
+    r"""Generalised least squares at given ratios of variances; the residual's is profiled out.
+
+    With :math:`Z` the effects scaled by the roots of their ratios, a start's covariance is
+    :math:`1 + Z Z^\top`. Its inverse is :math:`1 - Z (1 + Z^\top Z)^{-1} Z^\top` (Woodbury) and
+    its determinant that of :math:`1 + Z^\top Z`, which is small.
+    """
+    scale = np.sqrt(ratios[blocks.variance])[:, None]
+    factor = np.linalg.cholesky(np.eye(len(scale)) + scale * blocks.effects * scale.T)
+    explained = np.linalg.solve(factor, scale * blocks.crossed)
+    products = blocks.products - np.einsum("gqi,gqj->ij", explained, explained)
     information, moment, squares = products[:-1, :-1], products[:-1, -1], products[-1, -1]
     log_det = 2.0 * np.log(np.diagonal(factor, axis1=-2, axis2=-1)).sum()
     coefficients = np.linalg.solve(information, moment)
