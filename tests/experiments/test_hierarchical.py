@@ -33,8 +33,10 @@ def fitted(runs: pd.DataFrame) -> hierarchical.Fit:
     return hierarchical.fit(runs, "one", "other", starts=STARTS, of="kl", metric="y")
 
 
-def test_dense_algebra_finds_the_same_curves() -> None:
+@pytest.mark.parametrize("lost", [[], [3, 5]], ids=["all", "two starts have one seed"])
+def test_dense_algebra_finds_the_same_curves(lost: list[int]) -> None:
     runs = simulated(np.random.default_rng(1), 0.04)
+    runs = runs[~runs["seed"].isin(lost)]
     x = np.log(runs["kl"].to_numpy())
     one = (runs["variant"] == "one").to_numpy(float)
     y, seed = runs["y"].to_numpy(), runs["seed"].to_numpy()
