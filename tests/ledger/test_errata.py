@@ -64,6 +64,8 @@ def test_true_is_a_key_like_any_other(book):
     assert correction.true == "one and one are two"
     assert correction.since == date(2026, 11, 20)
     assert book(ROW.replace('"2026-11-20"', "2026-11-20")) == [correction]
+    (of_one_case,) = book(ROW.replace("test_one_and_one", '"test_one_and_one[first]"'))
+    assert of_one_case.test == "test_one_and_one[first]"
 
 
 @pytest.mark.parametrize(

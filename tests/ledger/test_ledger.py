@@ -58,7 +58,7 @@ def outcome_of(project, decide=a_is_b, **changes):
 
 def test_agreement(project):
     outcome = outcome_of(project)
-    assert outcome.problem == ""
+    assert outcome.problem == "" and 0 <= outcome.seconds < 60
     assert outcome.claim.shown_figure == "error 0.25"
 
 
@@ -82,7 +82,8 @@ def test_a_decision_that_raises_or_is_missing_is_a_disagreement(project):
     def broken() -> Finding:
         raise RuntimeError("no")
 
-    assert "raised RuntimeError: no" in outcome_of(project, decide=broken).problem
+    problem = outcome_of(project, decide=broken).problem
+    assert problem.endswith("broken raised RuntimeError: no") and __name__ in problem
     write(project, ROW)
     missing = next(recompute(load_ledger(project), dict))
     assert "no function decides it" in missing.problem
@@ -99,6 +100,17 @@ def test_what_was_recomputed_can_be_written_and_then_agrees(project):
         {"error": 0.3333},
     )
     assert not any(o.problem for o in recompute([first, second], lambda: found))
+
+
+def test_a_written_row_keeps_its_order_its_letters_and_lines_of_its_width(project):
+    statement = "β weighs the KL of " + "a long sentence " * 12
+    row = {**ROW, "statement": statement.strip(), "measured": {"error": 0.5}}
+    project.claims.write_text(yaml.safe_dump([row], sort_keys=False))
+    write_measured(project, recompute(load_ledger(project), lambda: {"S4-12": a_is_b}))
+    lines = project.claims.read_text(encoding="utf-8").splitlines()
+    assert [line.split(":")[0].strip("- ") for line in (lines[0], lines[1])] == ["id", "source"]
+    assert "β weighs" in project.claims.read_text(encoding="utf-8")
+    assert 100 < max(map(len, lines)) <= 120
 
 
 #: A row as somebody wrapped it by hand, with a remark: nothing here would dump it like this.
@@ -149,6 +161,12 @@ def test_infinite_and_undefined_figures_can_agree(project):
     (claim,) = load_ledger(project)
     assert not disagreement(claim, Finding("holds if", {"error": math.inf, "other": math.nan}))
     assert disagreement(claim, Finding("holds if", {"error": -math.inf, "other": math.nan}))
+    assert disagreement(claim, Finding("holds if", {"error": math.inf, "other": 0.5}))
+    write(project, {**ROW, "measured": {"error": 0.0, "other": 0.5}})
+    (claim,) = load_ledger(project)
+    assert not disagreement(claim, Finding("holds if", {"error": 1e-12, "other": 0.5004}))
+    assert disagreement(claim, Finding("holds if", {"error": 1e-12, "other": math.nan}))
+    assert disagreement(claim, Finding("holds if", {"error": 1e-6, "other": 0.5}))
 
 
 @pytest.mark.parametrize(
@@ -169,6 +187,21 @@ def test_a_malformed_row_is_refused_by_id_and_field(project, changes, message):
         load_ledger(project)
 
 
+def test_a_row_without_an_id_is_refused_by_file_and_number(project):
+    write(project, ROW, {"source": "E"})
+    with pytest.raises(UserError, match=r"^book/claims\.yaml: row 2: id"):
+        load_ledger(project)
+    write(project, ROW, {"key": "nameless"})
+    with pytest.raises(UserError, match=r"^book/claims\.yaml: nameless: id"):
+        load_ledger(project)
+    write(project, ROW, "words")
+    with pytest.raises(UserError, match=r"^book/claims\.yaml: row 2: row: "):
+        load_ledger(project)
+    project.claims.write_text("- [")
+    with pytest.raises(UserError, match=r"^book/claims\.yaml"):
+        load_ledger(project)
+
+
 def test_an_id_written_twice_is_refused(project):
     write(project, ROW, ROW)
     with pytest.raises(UserError, match="S4-12 is written twice"):
@@ -180,7 +213,7 @@ def test_one_id_can_be_asked_for(project):
     ledger = load_ledger(project)
     assert [claim.id for claim in select_claims(ledger, ["S4-14"])] == ["S4-14"]
     assert len(select_claims(ledger, [])) == 2
-    with pytest.raises(UserError, match="no claim 'S4-99'"):
+    with pytest.raises(UserError, match=r"no claim 'S4-99' .* ids look like S4-12"):
         select_claims(ledger, ["S4-99"])
 
 
