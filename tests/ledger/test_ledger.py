@@ -141,6 +141,16 @@ def test_only_the_rows_that_disagree_are_written(project):
     assert project.claims.read_text() == text
 
 
+def test_rows_that_are_not_at_the_margin_are_not_said_to_be_written(project):
+    outcome = outcome_of(project, lambda: Finding("holds if", {"error": 0.5}))
+    indented = "".join(f"  {line}" for line in project.claims.read_text().splitlines(True))
+    project.claims.write_text(indented)
+    assert load_ledger(project)[0].measured == {"error": 0.25}
+    with pytest.raises(ValueError, match="shorter"):
+        write_measured(project, [outcome])
+    assert project.claims.read_text() == indented
+
+
 def test_nothing_is_written_when_a_claim_raises(project):
     def broken() -> Finding:
         raise ZeroDivisionError("no seeds")
