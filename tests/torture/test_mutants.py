@@ -34,6 +34,7 @@ FIELDS = {
     "device": "cpu",
     "versions": {"torch": "2"},
     "source": "abc",
+    "commit": "12ab34 with changes",
     "mutmut": "3",
 }
 
@@ -64,6 +65,7 @@ def test_a_survivor_stands_beside_its_reason_or_beside_none(tmp_path):
     tables = {"modules.csv": modules, "survivors.csv": survivors}
     write_folder(tmp_path / "results" / "mutants", tables, FIELDS)
     page = mutants_found(Project(tmp_path))
+    assert "at commit 12ab34 with changes" in page
     assert "noticed 1,198 of 1,200 changes" in page and "| 99.8% |" in page
     assert "| `return x * 1.0` | Nothing is multiplied. |" in page
     assert f"| `return None` | {UNEXPLAINED} |" in page
