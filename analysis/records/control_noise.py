@@ -13,6 +13,8 @@ RECORDED = RESULTS / "control_noise_cpu"
 TABLE = "noise.csv"
 #: That are drawn at a checkpoint for each age of the samples.
 BATCHES = 20
+#: Batches that one weight is fitted on.
+FIT = 10
 
 
 def recorded() -> pd.DataFrame:

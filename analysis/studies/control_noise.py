@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from analysis.records.config import Run, SortTask, StartConfig, TrainConfig
-from analysis.records.control_noise import BATCHES, RECORDED, TABLE
+from analysis.records.control_noise import BATCHES, FIT, RECORDED, TABLE
 from analysis.records.variants import Advantage, Variant
 from analysis.studies.presets.parts import NO_KL
 from analysis.sweeps.record import record_tables
@@ -60,8 +60,6 @@ LENGTHS: dict[int, dict[str, Any]] = {
 CHECKPOINTS = (2, 8, 32)
 #: Updates by which samples are old; at most all there were.
 LAG = 4
-#: Of the fits: batches that one weight is fitted on.
-FIT = 10
 SEED = 0
 
 _PREFIX = {"estimator": "k3", "weighting": "attached", "ratio": "prefix"}
@@ -127,7 +125,7 @@ def sampled(
 def judged(drawn: Sampled) -> dict[str, float]:
     """Variances over that of k1 to go, of every way to choose the weight.
 
-    The weights that are fitted on :data:`FIT` batches are means over all such parts.
+    The weights that are fitted on :data:`~analysis.records.control_noise.FIT` batches are means over all such parts.
     """
     plain = drawn.plain - drawn.plain.mean(0)
     step = drawn.quiet - drawn.plain
