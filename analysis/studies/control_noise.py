@@ -125,7 +125,8 @@ def sampled(
 def judged(drawn: Sampled) -> dict[str, float]:
     """Variances over that of k1 to go, of every way to choose the weight.
 
-    The weights that are fitted on :data:`~analysis.records.control_noise.FIT` batches are means over all such parts.
+    Weights that are fitted, each on :data:`~analysis.records.control_noise.FIT` batches, are means
+    over all such parts.
     """
     plain = drawn.plain - drawn.plain.mean(0)
     step = drawn.quiet - drawn.plain
