@@ -102,6 +102,7 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "k1_loss = none: final_gold at 0.1": "open",
         "k3_loss < exact_loss: final_gold at equal KL": "open",
     },
+    "proxy_controls": {},
     "objectives": {},
     "three_ways": {
         "k2_loss_detached = k2_loss: accuracy at 0.3": "open",

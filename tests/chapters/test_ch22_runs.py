@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from analysis.chapters.ch22_proxy import runs
+from analysis.chapters.ch22_proxy import controls, runs
 from analysis.records.recording import RESULTS
 
 BETAS = (0.1, 0.2, 0.4, 1.0)
@@ -84,3 +84,32 @@ def test_designs_are_compared_start_by_start():
     assert found.mean == pytest.approx(np.mean(gaps), abs=1e-12)
     assert found.high - found.mean == pytest.approx(reach, abs=1e-12)
     assert found.low < 0 < found.high  # the page says that no help was seen
+
+
+def test_a_late_term_is_compared_with_one_from_the_start():
+    """From the stored rows: what was lost before, and what is missing at the end."""
+    finals, starts = (
+        pd.read_csv(RESULTS / f"{n}_cpu" / "final.csv") for n in ("proxy_controls", "proxy_5k")
+    )
+    exact = starts[(starts["variant"] == "exact_loss") & (starts["beta"] == controls.BETA)]
+    exact = dict(zip(exact["seed"], exact["final_gold"], strict=True))
+    for name, told in (("late_50", False), ("late_200", True)):
+        own = finals[finals["variant"] == name]
+        gaps = [
+            gold - exact[seed] for seed, gold in zip(own["seed"], own["final_gold"], strict=True)
+        ]
+        found = controls.less_than_from_the_start(name)
+        assert found.mean == pytest.approx(np.mean(gaps), abs=1e-12) and len(gaps) == 10
+        assert (found.high < 0) == told
+    curves = pd.read_csv(RESULTS / "proxy_controls_cpu" / "curves.csv")
+    own = curves[(curves["variant"] == "late_100") & (curves["update"] == 90)]
+    assert controls.before(100) == pytest.approx(own["gold"].mean(), abs=1e-12)
+    assert controls.before(200) < controls.before(100) < 0.6  # the page says: it had fallen
+
+
+@pytest.mark.parametrize("first", [20, 50, 100])
+def test_what_was_lost_is_back_after_as_many_updates_as_went_by(first):
+    curves = pd.read_csv(RESULTS / "proxy_controls_cpu" / "curves.csv")
+    gold = curves[curves["variant"] == f"late_{first}"].groupby("update")["gold"].mean()
+    lowest = gold[gold.index <= first].min()
+    assert gold[2 * first + 10] - lowest > 0.85 * (gold.iloc[-1] - lowest) > 0.1
