@@ -64,5 +64,5 @@ def draw() -> Figure:
         line = line[line.index >= update - 10]
         axes.plot(line.index, line, **look | {"marker": "", "label": f"from update {update}"})
     axes.set(xlabel="update", ylabel="true reward", ylim=(0, 1))
-    axes.legend(ncols=2, loc="lower left")
+    figure.legend(ncols=3, loc="outside upper center")
     return figure
