@@ -38,7 +38,8 @@ NOISE = {
 
 
 def own_batch(policies: Policies, sequences: Sequences, answers: Iterable[int]) -> pd.DataFrame:
-    """Medians over pairs of :func:`same_batch_bias`, by the number of answers: fresh samples."""
+    """Medians over pairs, by the number of answers, fresh samples: see
+    :func:`~analysis.evidence.prefix_controls.same_batch_bias`."""
     rows = {}
     for number in answers:
         pairs = zip(policies.logits, policies.ref_logits, strict=True)
