@@ -62,6 +62,15 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("environment", "pretrained", "rollout", "sampling", "tiny"),
     ),
     "audit": ("kl_term.audit: any loss, read exactly", "kl_term.audit", ()),
+    "audit_calling": (
+        "kl_term.audit: how a foreign loss is called",
+        "kl_term.audit",
+        (
+            *("alignment", "answering", "arguments", "bags", "batches", "calling", "holding"),
+            *("isolated", "layout", "loading", "names", "numbers", "request", "returning"),
+            *("spellings", "supports", "trees", "ways"),
+        ),
+    ),
     "diagnosis": ("kl_term.diagnosis: a run's KL term, checked", "kl_term.diagnosis", ()),
     "diagnosis_readers": (
         "kl_term.diagnosis: dumps, written and read",

@@ -365,9 +365,9 @@ def test_what_controllers_held_is_read_off_the_tables() -> None:
     targets = {2.0: 0.02, 0.6: 0.01, 0.2: 0.005}
     for found in trained.held(finals, "reads_k1", targets).itertuples():
         own = [row for row in rows if float(row["beta"]) == found.beta]
-        assert len(own) == 10 and found.target == targets[found.beta]
+        assert len(own) == 20 and found.target == targets[found.beta]
         logs = [math.log(float(row["final_reverse_kl"])) for row in own]
-        assert found.ended == pytest.approx(math.exp(sum(logs) / 10), rel=1e-9)
+        assert found.ended == pytest.approx(math.exp(sum(logs) / 20), rel=1e-9)
 
 
 def test_a_log_of_a_run_with_resets_begins_again_at_each() -> None:

@@ -30,7 +30,7 @@ LOGARITHMS = ("reverse_kl", "teacher_kl", "final_reverse_kl")
 #: Recording -> the folder of the runs that it is compared with, on its seeds.
 BESIDE = dict.fromkeys(
     ("smollm2_sampled_losses", "smollm2_coefficient_one"), "smollm2_equal_kl_cuda"
-) | {"polyak": "resets_cpu"}
+) | {"polyak": "resets_cpu", "proxy_controls": "proxy_5k_cpu"}
 #: In place of a coefficient: of a variant that has one alone.
 END = 0.0
 
