@@ -6,6 +6,7 @@ import copy
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,15 +129,19 @@ class Entry(NamedTuple):
         return {role: name for role, name in self.arguments.items() if role != "beta"}
 
 
+@cache
+def _index() -> dict[str, list[dict[str, Any]]]:
+    with INDEX.open() as file:
+        return yaml.load(file, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
 def read(*sections: str) -> list[Entry]:
     """Entries of these sections of the index; without one, of the corpus, broken ones first."""
-    with INDEX.open() as file:
-        index = yaml.safe_load(file)
+    index = _index()
     entries = []
     for row in (row for section in sections or ("broken", "right") for row in index[section]):
-        for many in ("per_answer", "same_as", "said"):
-            row[many] = tuple(row.get(many, ()))
-        entries.append(Entry(**row))
+        many = {name: tuple(row.get(name, ())) for name in ("per_answer", "same_as", "said")}
+        entries.append(Entry(**(row | many)))
     return entries
 
 

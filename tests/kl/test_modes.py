@@ -10,7 +10,6 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-import torch._dynamo
 from torch import Tensor
 
 from kl_term.checks import checked

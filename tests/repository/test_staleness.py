@@ -6,6 +6,7 @@ Counted as the build counts: by the hash of all code that a notebook imports.
 from __future__ import annotations
 
 import statistics
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,19 +17,26 @@ from analysis.report.project import Project
 from analysis.report.provenance import modules_of, read_notebook
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-IMPORTED = {
-    path.stem: modules_of(Project(ROOT), read_notebook(path, path.name), path.name)
-    for path in NOTEBOOKS
-}
-CLOSURES = {name: import_closure(modules) for name, modules in IMPORTED.items()}
 #: Chapters that train something while they run.
 TRAINING = {"04_grpo_ablation", "18_distillation", "19_equal_kl"}
 #: Chapters whose numbers come from enumeration and sampling alone.
 WITHOUT_RECORDINGS = {"00", "03", "08", "11", "13", "14"}
 
 
+@cache
+def imported(path: Path) -> tuple[str, ...]:
+    """The modules that a notebook names."""
+    return modules_of(Project(ROOT), read_notebook(path, path.name), path.name)
+
+
+@cache
+def closures() -> dict[str, tuple[str, ...]]:
+    """All modules that each notebook depends on."""
+    return {path.stem: import_closure(imported(path)) for path in NOTEBOOKS}
+
+
 def stale_after_a_change(name: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    before = {notebook: code_sha256(files) for notebook, files in CLOSURES.items()}
+    before = {notebook: code_sha256(files) for notebook, files in closures().items()}
     read = freshness._read
 
     def changed(path: Path) -> freshness._Module:
@@ -38,7 +46,7 @@ def stale_after_a_change(name: str, monkeypatch: pytest.MonkeyPatch) -> set[str]
     assert (ROOT / name).is_file()
     with monkeypatch.context() as patch:
         patch.setattr(freshness, "_read", changed)
-        after = {notebook: code_sha256(files) for notebook, files in CLOSURES.items()}
+        after = {notebook: code_sha256(files) for notebook, files in closures().items()}
     return {notebook for notebook in before if before[notebook] != after[notebook]}
 
 
@@ -57,23 +65,23 @@ def test_how_many_notebooks_a_changed_line_makes_stale(name, most, monkeypatch):
 
 
 def test_the_trainer_is_loaded_where_something_is_trained():
-    loading = {n for n, files in CLOSURES.items() if "analysis/training/trainer.py" in files}
+    loading = {n for n, files in closures().items() if "analysis/training/trainer.py" in files}
     assert loading == TRAINING
 
 
 def test_chapters_without_recordings_load_no_floor_of_the_runs():
-    found = {name for name in CLOSURES if name[:2] in WITHOUT_RECORDINGS}
+    found = {name for name in closures() if name[:2] in WITHOUT_RECORDINGS}
     assert len(found) == len(WITHOUT_RECORDINGS)
     floors = ("analysis/training/", "analysis/sweeps/", "analysis/studies/")
     for name in found:
-        assert not [file for file in CLOSURES[name] if file.startswith(floors)], name
+        assert not [file for file in closures()[name] if file.startswith(floors)], name
 
 
 def test_the_median_notebook_depends_on_few_modules():
-    assert statistics.median(len(files) for files in CLOSURES.values()) < 40
+    assert statistics.median(len(files) for files in closures().values()) < 40
 
 
-@pytest.mark.parametrize("name", IMPORTED)
-def test_a_notebook_imports_no_other_chapter(name):
-    chapters = {file.partition("/chapters/ch")[2] for file in IMPORTED[name]} - {""}
-    assert {chapter[:2] for chapter in chapters} == {name[:2]}
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_imports_no_other_chapter(notebook):
+    chapters = {file.partition("/chapters/ch")[2] for file in imported(notebook)} - {""}
+    assert {chapter[:2] for chapter in chapters} == {notebook.name[:2]}
