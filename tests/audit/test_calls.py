@@ -12,6 +12,8 @@ from kl_term.audit.idle_clips import idle_clips
 from kl_term.audit.readings import read
 from kl_term.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 
 def codes(loss, **how) -> list[str]:
     """Of findings above a note."""

@@ -19,6 +19,8 @@ from tests.audit.scoring import (
     scored,
 )
 
+pytestmark = pytest.mark.slow
+
 CORPUS = read()
 #: The bar: of the broken losses this share is named by the first finding, nine tenths by one above
 #: a note; every right one is clean.

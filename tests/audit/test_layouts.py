@@ -15,6 +15,8 @@ from kl_term.audit.spellings import role_of
 from kl_term.audit.temperatures import compared, divides_logits
 from kl_term.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 
 def k2(logp, ref_logp):
     return 0.5 * (logp - ref_logp) ** 2

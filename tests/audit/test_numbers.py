@@ -11,6 +11,8 @@ from kl_term.audit.numerics import numerics
 from kl_term.audit.readings import read
 from kl_term.audit.supports import supports
 
+pytestmark = pytest.mark.slow
+
 
 def k2_of(policy, frozen, keep):
     return 0.5 * torch.where(keep, policy - frozen, 0.0) ** 2

@@ -13,6 +13,8 @@ from kl_term.audit.policy_rules import _of_weights
 from kl_term.audit.policy_weights import PolicyWeights, policy_weights
 from kl_term.audit.readings import read
 
+pytestmark = pytest.mark.slow
+
 
 def averaged(per_token, mask):
     return torch.where(mask.bool(), per_token, 0.0).sum() / mask.sum()

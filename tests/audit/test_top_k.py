@@ -11,6 +11,8 @@ from kl_term.audit.spellings import role_of
 from kl_term.audit.top_k import pushes_at_reference
 from kl_term.kl.top_k import support_divergence
 
+pytestmark = pytest.mark.slow
+
 
 def from_logits(direction, correction):
     def loss(

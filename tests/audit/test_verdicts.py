@@ -8,6 +8,8 @@ import torch
 from kl_term.audit import audit
 from kl_term.kl.term import KLTerm
 
+pytestmark = pytest.mark.slow
+
 
 def loud(function):
     found = audit(function)

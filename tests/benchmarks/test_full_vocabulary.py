@@ -32,6 +32,7 @@ def test_methods_agree_where_a_device_counts_its_memory(monkeypatch, form):
     assert all(row["seconds"] > 0 and row["peak_bytes"] == 4 for row in rows)
 
 
+@pytest.mark.slow
 def test_a_failed_child_is_named():
     with pytest.raises(RuntimeError, match="unheard_of at a vocabulary of 10 failed"):
         measure("unheard_of", 10, 4, 4)

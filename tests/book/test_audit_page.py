@@ -30,6 +30,8 @@ from tests.audit.released_losses import _openrlhf, _verl
 from tests.audit.scoring import RESULTS, audited
 from tests.released import checkout, functions_of
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 BLIND = [held_out for held_out in HELD_OUT if held_out.blind]
 PAGE = (ROOT / "book/audit.md").read_text(encoding="utf-8")

@@ -105,6 +105,7 @@ def test_a_point_of_a_curve_averages_whole_windows() -> None:
     assert list(line.get_xdata()) == [4 * window + 2 for window in range(12)]
 
 
+@pytest.mark.slow
 def test_without_a_term_accuracy_rises_above_four_tenths() -> None:
     """What figure 4.1's alternative text says; once it said: stays between 0.3 and 0.4."""
     shown = quick()

@@ -78,6 +78,7 @@ def test_repeats_narrow_no_interval():
     assert by_row["k1"].high - by_row["k1"].low < 0.6 * width, "what stood"
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_truth():
     """Of sixteen prompts and eight updates: 92% or more where rows gave half of that."""
     population = Population()

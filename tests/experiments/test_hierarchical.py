@@ -63,6 +63,7 @@ def test_equal_kls_give_the_mean_difference_of_the_starts() -> None:
     assert width["high"] - width["low"] == pytest.approx(t.high - t.low, rel=0.15)
 
 
+@pytest.mark.slow
 def test_intervals_cover_a_difference_that_starts_vary() -> None:
     generator = np.random.default_rng(3)
     covered, seen = 0, 0

@@ -12,6 +12,8 @@ from analysis.studies.presets import make_preset
 from analysis.studies.presets.kl_terms import quick
 from tests.experiments.tiny import two_digits
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_teacher_is_told_from_its_start():
     preset = two_digits(300)

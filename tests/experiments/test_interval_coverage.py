@@ -9,6 +9,8 @@ from scipy import stats
 from analysis.records import recording, statistics
 from analysis.studies import interval_coverage as coverage
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def covered():

@@ -25,7 +25,7 @@ from tests.experiments.tiny import (
     sweep_tiny,
 )
 
-pytestmark = pytest.mark.usefixtures("tiny_source")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("tiny_source")]
 
 
 def started(*arguments: object) -> BaseProcess:

@@ -40,6 +40,7 @@ def shortened(name: str, updates: int = 2, *, start: int = 1) -> Preset:
     return preset.model_copy(update={"config": config.model_copy(update=changes)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 def test_two_updates_of_every_preset_are_finite(name: str) -> None:
     preset = shortened(name)
@@ -189,6 +190,7 @@ def _flat(variant: Variant) -> dict[str, object]:
     return {f"{part}.{name}": v for part, values in parts.items() for name, v in values.items()}
 
 
+@pytest.mark.slow
 def test_a_weight_on_fresh_samples_changes_nothing_and_on_stale_ones_does() -> None:
     curves = in_process.run(shortened("staleness", 6, start=120)).curves
     norms = curves.set_index(["variant", "update"])["gradient_norm"]

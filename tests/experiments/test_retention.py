@@ -23,6 +23,8 @@ from analysis.training.pretrained.weights import random_llama
 from tests.experiments.tiny import short_llama
 from tests.packaged import needs_packaged_weights
 
+pytestmark = pytest.mark.slow
+
 CONFIG = llama_smoke().config.model_copy(update={"temperature": 0.8})
 END = 2
 PROMPTS = [[5, 6, 7, 9], [5, 8, 9], [5, 6, 3, 4, 9]]

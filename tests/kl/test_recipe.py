@@ -81,6 +81,7 @@ def write(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
+@pytest.mark.slow
 def test_two_files_make_an_estimator_that_everything_knows(tmp_path: Path) -> None:
     package, ignored = tmp_path / "kl_term", shutil.ignore_patterns("__pycache__")
     for house in ("kl_term", "analysis"):

@@ -67,6 +67,7 @@ def test_nbval_compares_figures_and_notices_a_dead_kernel(tmp_path: Path, stored
     assert said in done.stdout
 
 
+@pytest.mark.slow
 def test_a_drawn_order_is_said_and_can_be_drawn_again(tmp_path: Path) -> None:
     lines = [f"def test_{number}():\n    print('ran', {number})\n" for number in range(12)]
     (tmp_path / "test_order.py").write_text("\n".join(lines))

@@ -27,6 +27,8 @@ from tests.training.method_variants import (
     SHAPINGS,
 )
 
+pytestmark = pytest.mark.slow
+
 BUDGETS = [
     Variant(label="budget", sampler=Sampler(budget=2)),
     Variant(label="budget_current", sampler=Sampler(budget=3, train_on="current")),

@@ -19,6 +19,8 @@ from kl_term.kl.term import KLTerm
 from tests.training.conftest import runs_of
 from tests.training.naive import END, SEPARATOR, naive_logits
 
+pytestmark = pytest.mark.slow
+
 VARIANTS = (
     Variant(),
     Variant(kl=KLTerm(estimator="k3", placement="reward"), beta=0.7),

@@ -30,6 +30,8 @@ from tests.training.method_variants import (
 )
 from tests.training.naive import read
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("axis", AXES)
 @pytest.mark.parametrize("same", [False, True], ids=["spread", "one-group-of-equals"])

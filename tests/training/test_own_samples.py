@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from analysis.records.config import SortTask, StartConfig, TeacherConfig
@@ -9,6 +10,8 @@ from analysis.records.variants import Advantage, Distillation, Sampler, Variant
 from analysis.training.trainer import PopulationTrainer
 from kl_term.kl.term import KLTerm
 from tests.training.conftest import runs_of
+
+pytestmark = pytest.mark.slow
 
 RL = Variant()
 CLONING = Variant(

@@ -23,6 +23,8 @@ from kl_term.kl.term import KLTerm
 from tests.training import naive
 from tests.training.conftest import runs_of, what_is_sampled
 
+pytestmark = pytest.mark.slow
+
 K2 = Variant(kl=KLTerm(estimator="k2"), beta=0.5)
 STALE = Variant(label="stale", sampler=Sampler(staleness=2))
 MODEL = RewardModel(labels=40, width=12, updates=8, batch_size=16, members=2)
