@@ -24,7 +24,7 @@ CLOSURES = {name: import_closure(modules) for name, modules in IMPORTED.items()}
 #: Chapters that train something while they run.
 TRAINING = {"04_grpo_ablation", "18_distillation", "19_equal_kl"}
 #: Chapters whose numbers come from enumeration and sampling alone.
-WITHOUT_RECORDINGS = {"00", "03", "08", "11", "13", "14"}
+WITHOUT_RECORDINGS = {"00", "03", "11", "13", "14"}
 
 
 def stale_after_a_change(name: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
@@ -70,7 +70,7 @@ def test_chapters_without_recordings_load_no_floor_of_the_runs():
 
 
 def test_the_median_notebook_depends_on_few_modules():
-    assert statistics.median(len(files) for files in CLOSURES.values()) < 40
+    assert statistics.median(len(files) for files in CLOSURES.values()) < 42
 
 
 @pytest.mark.parametrize("name", IMPORTED)
