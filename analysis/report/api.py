@@ -79,9 +79,9 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "integrations": ("kl_term.integrations: other trainers", "kl_term.integrations", ()),
     "chapters": (
-        "analysis.chapters: what chapters 0 to 9 compute and claim",
+        "analysis.chapters: what chapters 0 to 8 compute and claim",
         "analysis.chapters",
-        ("ch00", "ch01", "ch02", "ch03", "ch04", "ch05", "ch06", "ch07", "ch08", "ch09"),
+        ("ch00", "ch01", "ch02", "ch03", "ch04", "ch05", "ch06", "ch07", "ch08"),
     ),
     "chapters_methods": (
         "analysis.chapters: what chapters 10 to 15 compute and claim",

@@ -158,7 +158,7 @@ def notes(facts: Facts) -> Iterator[Finding]:
             "note",
             "the mean over micro-batches is not that of the batch",
             "divide by the tokens of the whole batch",
-            "09_advantages#prop-token-mean",
+            "08_reward_side#prop-token-mean",
         )
     if found.leaks:
         yield Finding(

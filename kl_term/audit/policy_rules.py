@@ -32,7 +32,7 @@ def of_policy(facts: Facts) -> Iterator[Finding]:
             "the rewards of one group alone have no gradient: an answer is compared with those of "
             "other groups, and not with its own",
             "average over the answers of a group, not over the groups",
-            "09_advantages#thm-baseline",
+            "08_reward_side#thm-baseline",
         )
         return
     if not policy.has_gradient:
@@ -131,7 +131,7 @@ def of_policy(facts: Facts) -> Iterator[Finding]:
             f"the KL is aggregated by {kl} and the policy loss by {policy.aggregation}: the "
             "coefficient depends on the lengths",
             "aggregate both alike",
-            "09_advantages#prop-token-mean",
+            "08_reward_side#prop-token-mean",
         )
 
 

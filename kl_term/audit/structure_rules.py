@@ -192,7 +192,7 @@ def of_divisor(facts: Facts) -> Iterator[Finding]:
             f"more padding changes the {found.depends_on_width}: it is divided by the width of "
             "the tensor",
             "divide by the number of counted tokens, or by the longest completion allowed",
-            "09_advantages#prop-token-mean",
+            "08_reward_side#prop-token-mean",
         )
     if abs(found.doubled - 2) < 1e-3 and facts.reading.shape == "number":
         of_caller = ", ".join(facts.reading.foreign.divisors)
@@ -202,7 +202,7 @@ def of_divisor(facts: Facts) -> Iterator[Finding]:
             "the KL is a sum over the batch: with twice the answers it is twice as strong"
             + (f", unless {of_caller} grows with them" if of_caller else ""),
             "divide by the number of answers, or of counted tokens",
-            "09_advantages#prop-token-mean",
+            "08_reward_side#prop-token-mean",
         )
     elif (
         abs(found.doubled - 1) > 1e-3 and facts.reading.kind == "loss" and not identity.has_baseline
@@ -213,7 +213,7 @@ def of_divisor(facts: Facts) -> Iterator[Finding]:
             f"the divisor is none of the aggregations: of a batch twice as large the KL is "
             f"{found.doubled:.3g} times as strong",
             "divide once, by the number of counted tokens",
-            "09_advantages#prop-token-mean",
+            "08_reward_side#prop-token-mean",
         )
     elif identity.divided and not found.depends_on_width:
         yield Finding(
@@ -222,7 +222,7 @@ def of_divisor(facts: Facts) -> Iterator[Finding]:
             "the KL of an answer is divided by its length before it is taken off the reward: "
             "a nat costs less in a longer answer",
             "subtract the sum of the log-ratios of an answer",
-            "09_advantages#thm-completion-weight",
+            "08_reward_side#thm-completion-weight",
         )
     elif not identity.weights_known:
         yield Finding(
@@ -230,5 +230,5 @@ def of_divisor(facts: Facts) -> Iterator[Finding]:
             "warning",
             "the weights of the tokens are those of no aggregation",
             "divide by the number of counted tokens of the batch, or of each answer",
-            "09_advantages#thm-completion-weight",
+            "08_reward_side#thm-completion-weight",
         )

@@ -175,7 +175,7 @@ def _beside_policy(facts: Facts, scale: float) -> Iterator[Finding]:
             f"the policy loss beside the KL is {policy.scale:.4g} times its aggregation: the KL "
             f"weighs {scale / policy.scale:.4g} times what the coefficient says",
             "divide the sum of both, once",
-            "09_advantages#prop-token-mean",
+            "08_reward_side#prop-token-mean",
         )
 
 

@@ -164,11 +164,11 @@ CAUSES: tuple[Cause, ...] = (
           "06_sequences#thm-sampling-mask", severity="warning", kind="data"),
     Cause(updates.advantage_sign, "Advantages fall where rewards rise",
           "Check the sign of the advantages before anything else.",
-          "09_advantages#thm-baseline", kind="data"),
+          "08_reward_side#thm-baseline", kind="data"),
     Cause(groups.advantage_unrelated, "Advantages do not follow the rewards of their group",
           "One of the two columns is in another order: look for a shuffle or a gather between "
           "reward, advantage and loss, or for a reward that is logged of another completion.",
-          "09_advantages#thm-baseline", kind="data"),
+          "08_reward_side#thm-baseline", kind="data"),
     Cause(groups.advantage_off_centre, "Advantages do not sum to zero in their group",
           {"rewards": "They are the rewards themselves: subtract the mean of the group.",
            "batch": "They are centred over the batch, not over the completions of a prompt: the "
@@ -179,11 +179,11 @@ CAUSES: tuple[Cause, ...] = (
            "place, the same for all.",
            "constant": "A constant is left: subtract the mean of the group, after everything that "
            "is added."},
-          "09_advantages#thm-baseline", severity="warning", kind="data"),
+          "08_reward_side#thm-baseline", severity="warning", kind="data"),
     Cause(groups.groups_apart, "The advantages of some groups are on another scale",
           "A few prompts decide every update. Look for a group whose rewards are not normalised, "
           "a division by a spread near zero, or a weight of a data source applied twice.",
-          "09_advantages#thm-baseline", severity="warning", kind="data"),
+          "08_reward_side#thm-baseline", severity="warning", kind="data"),
     Cause(policies.ratio_is_one,
           "The ratio to old_logp is one at every step: the clip can never act",
           {"again": "old_logp is scored again at every step, with the weights that are being "
@@ -195,7 +195,7 @@ CAUSES: tuple[Cause, ...] = (
           "02_gradients#thm-off-policy-weights", severity="warning"),
     Cause(updates.advantage_opposed, "Updates move tokens against their advantages",
           "The policy loss has the wrong sign, or logp is exchanged with old_logp or ref_logp.",
-          "09_advantages#thm-baseline"),
+          "08_reward_side#thm-baseline"),
     Cause(terms.kl_left_out, "The KL term is zero at every token",
           "The coefficient did not reach the loss, or the term is masked out.",
           "04_grpo_ablation#fig-ablation-trade-off"),

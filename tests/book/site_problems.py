@@ -65,6 +65,15 @@ def site_problems(html: Path) -> list[str]:
     return list(dict.fromkeys(problems))
 
 
+def book_pages(folder: Path) -> list[Path]:
+    """The pages below ``folder``, but for old addresses, which only lead on."""
+    return [
+        path
+        for path in sorted(folder.rglob("*.html"))
+        if 'http-equiv="refresh"' not in path.read_text(encoding="utf-8")
+    ]
+
+
 def _read(path: Path) -> _Page:
     page = _Page()
     page.feed(path.read_text(encoding="utf-8"))

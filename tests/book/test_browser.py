@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.book.site_problems import book_pages
+
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -128,8 +130,7 @@ def visitor(
 
 def pages(html: Path) -> list[str]:
     """The pages of the book, and those that are translated."""
-    ours = (html / "book").rglob("*.html")
-    theirs = (html / "zh/book").rglob("*.html")
+    ours, theirs = book_pages(html / "book"), book_pages(html / "zh/book")
     translated = (page for page in theirs if "untranslated" not in page.read_text("utf-8"))
     return sorted(page.relative_to(html).as_posix() for page in (*ours, *translated))
 

@@ -36,7 +36,7 @@ ENGLISH = {
     "importance sampling stale samples": "07_off_policy 17_stale_and_mismatched",
     "adaptive kl controller": "trl",
     "vllm trainer mismatch": "symptoms 17_stale_and_mismatched",
-    "dr grpo length normalization": "09_advantages 16_objectives",
+    "dr grpo length normalization": "08_reward_side 16_objectives",
     "test my own loss function": "audit",
 }
 CHINESE = {
@@ -56,7 +56,7 @@ CHINESE = {
     "需不需要 KL 项": "22_proxy_rewards answer",
     "重要性采样": "07_off_policy",
     "自适应 KL 控制器": "trl",
-    "长度归一化偏差": "09_advantages",
+    "长度归一化偏差": "08_reward_side",
     "知识蒸馏": "18_distillation",
     "奖励作弊": "symptoms 22_proxy_rewards",
     "检查我的损失函数": "audit",

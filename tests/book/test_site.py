@@ -9,7 +9,7 @@ import pytest
 
 from analysis.report.address import load_address
 from analysis.report.project import Project
-from tests.book.site_problems import site_problems
+from tests.book.site_problems import book_pages, site_problems
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,12 +22,20 @@ def test_pages_link_to_no_repository_but_serve_their_notebooks(html: Path) -> No
     """address.yaml is empty: a link to a repository would lead nowhere."""
     if load_address(Project(ROOT)).repository:
         pytest.skip("the project has an address")
-    for page in sorted((html / "book").rglob("*.html")):
+    for page in book_pages(html / "book"):
         text = page.read_text(encoding="utf-8")
         assert "kl-term/kl-term" not in text
         assert "colab.research" not in text and "mybinder" not in text
         if page.parent.name == "_run":
             assert f"_sources/book/_run/{page.stem}.ipynb" in text
+
+
+def test_old_addresses_lead_to_pages(html: Path) -> None:
+    leading = set((html / "book").rglob("*.html")) - set(book_pages(html / "book"))
+    assert {path.stem for path in leading} >= {"09_advantages"}
+    for path in leading:
+        (target,) = re.findall(r'location.replace\("([^"]+)"', path.read_text())
+        assert (path.parent / target).resolve() in book_pages(html / "book")
 
 
 def test_the_reference_serves_the_source_of_the_functions(html: Path) -> None:
@@ -37,7 +45,7 @@ def test_the_reference_serves_the_source_of_the_functions(html: Path) -> None:
 
 
 def test_pages_say_what_they_are_about(html: Path) -> None:
-    for page in sorted((html / "book/_run").glob("*.html")):
+    for page in book_pages(html / "book/_run"):
         assert re.search(r'<meta name="description" content="[^"]{60,}', page.read_text()), (
             page.name
         )
@@ -58,7 +66,7 @@ def test_mathjax_is_carried_along_and_small(html: Path) -> None:
 def test_no_page_is_heavy(html: Path) -> None:
     """Pages stay readable on a phone: text below 300 kB, with its images below 1.5 MB."""
     heavy = []
-    for page in sorted((html / "book").rglob("*.html")):
+    for page in book_pages(html / "book"):
         text = page.read_text(encoding="utf-8")
         text = re.sub(r'<img[^>]+-dark\.png"', "", text)  # one of the two versions is fetched
         sources = {(page.parent / s).resolve() for s in re.findall(r'<img[^>]+src="([^"]+)"', text)}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from analysis.chapters import ch08_reward_side
+from analysis.chapters.ch08_reward_side import claims_on_rewards, orders, penalties
 from analysis.evidence.stale_states import spread
 from kl_term.kl.ascent import expected_ascent
 from kl_term.kl.enumeration import relative_error, reverse_kl_gradient
@@ -20,7 +20,7 @@ from tests.chapters.differences import kl, slope_of
 
 @pytest.fixture(scope="module")
 def prompts():
-    return ch08_reward_side.random_prompts(8, 4, distance=1.0, seed=1)
+    return orders.random_prompts(8, 4, distance=1.0, seed=1)
 
 
 def exact_gradient(prompts, beta):
@@ -31,7 +31,7 @@ def exact_gradient(prompts, beta):
 
 @pytest.mark.parametrize("group_size", [2, 4])
 def test_leave_one_out_is_exact_for_every_group_size(prompts, group_size):
-    mean = ch08_reward_side.order_moments(
+    mean = orders.order_moments(
         prompts, "kl_then_leave_one_out", beta=0.3, group_size=group_size
     ).mean
     assert relative_error(mean, exact_gradient(prompts, 0.3)).max() < 1e-12
@@ -81,12 +81,12 @@ def test_the_limits_need_a_spread_that_is_not_zero(prompts):
 
 
 def test_large_groups_approach_the_population_limit():
-    prompts = ch08_reward_side.random_prompts(4, 2, distance=0.5, seed=2)
+    prompts = orders.random_prompts(4, 2, distance=0.5, seed=2)
     for order in ("kl_then_normalise", "normalise_then_kl"):
         limit = population_gradient(prompts, order, beta=0.3)
         errors = [
             relative_error(
-                ch08_reward_side.order_moments(prompts, order, beta=0.3, group_size=size).mean,
+                orders.order_moments(prompts, order, beta=0.3, group_size=size).mean,
                 limit,
             ).max()
             for size in (2, 12)
@@ -96,7 +96,7 @@ def test_large_groups_approach_the_population_limit():
 
 def test_force_on_two_tokens_is_restoring_for_k1_alone():
     log_odds = torch.tensor([-3.0, math.log(0.3 / 0.7), 0.0, 3.0], dtype=torch.float64)
-    force = ch08_reward_side.penalty_force(log_odds, 0.3)
+    force = penalties.penalty_force(log_odds, 0.3)
     by_name = {name: rows.force.tolist() for name, rows in force.groupby("estimator")}
     for _, at_ref, near, _ in by_name.values():
         assert at_ref == pytest.approx(0, abs=1e-12)
@@ -107,7 +107,7 @@ def test_force_on_two_tokens_is_restoring_for_k1_alone():
 
 
 def test_on_the_logits_k3_goes_on_to_one_token_and_k2_does_not():
-    starts = ch08_reward_side.random_prompts(60, 5, distance=1.0, seed=4)
+    starts = orders.random_prompts(60, 5, distance=1.0, seed=4)
     left = {}
     for name in ("k2", "k3"):
         end = expected_ascent(
@@ -177,7 +177,7 @@ def test_folded_reward_is_ppos():
     """Sequences of two tokens by hand: the task reward passed through the return counts twice."""
     tree = enumerate_sequences(2, 2)
     assert tree.mask.all()
-    found = ch08_reward_side.folded_reward_is_ppos()
+    found = claims_on_rewards.folded_reward_is_ppos()
     assert found.figures["last_token"] < 1e-10 < 0.05 < found.figures["own_token"]
     reward_per_token, tokens = 1.0, 2
     returned = [reward_per_token * (tokens - t) for t in range(tokens)]
@@ -188,17 +188,17 @@ def test_folded_reward_is_ppos():
 @pytest.mark.parametrize(
     "decision",
     [
-        ch08_reward_side.sign_of_the_total_loss,
-        ch08_reward_side.doubled_probability,
-        ch08_reward_side.equivalent_objective,
+        claims_on_rewards.sign_of_the_total_loss,
+        claims_on_rewards.doubled_probability,
+        claims_on_rewards.equivalent_objective,
     ],
 )
 def test_a_perturbed_implementation_changes_the_verdict(monkeypatch, decision):
     before = decision().verdict
-    true = ch08_reward_side.reverse_kl_gradient
-    monkeypatch.setattr(ch08_reward_side, "reverse_kl_gradient", lambda *pair: -true(*pair))
-    true_score = ch08_reward_side.expected_score
-    monkeypatch.setattr(ch08_reward_side, "expected_score", lambda *pair: true_score(*pair) * 1.01)
+    true = claims_on_rewards.reverse_kl_gradient
+    monkeypatch.setattr(claims_on_rewards, "reverse_kl_gradient", lambda *pair: -true(*pair))
+    true_score = claims_on_rewards.expected_score
+    monkeypatch.setattr(claims_on_rewards, "expected_score", lambda *pair: true_score(*pair) * 1.01)
     assert decision().verdict != before
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.chapters.ch08_reward_side import other_reference_table, reference_reward
+from analysis.chapters.ch08_reward_side.references import other_reference_table, reference_reward
 from kl_term.kl.sequences import (
     enumerate_sequences,
     sequence_kl,

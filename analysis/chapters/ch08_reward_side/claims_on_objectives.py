@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from analysis.chapters.ch09_advantages.process import credit_gradient
+from analysis.chapters.ch08_reward_side.process import credit_gradient
 from analysis.evidence.claims import EXACT, Finding, claim, judge, largest
 from analysis.evidence.length_weights import weight_errors
 from analysis.evidence.policies import (

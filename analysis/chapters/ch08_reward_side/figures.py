@@ -1,4 +1,4 @@
-"""The figures of chapter 9."""
+"""The figures of chapter 8."""
 
 from __future__ import annotations
 
@@ -9,6 +9,41 @@ from matplotlib.figure import Figure
 
 from analysis.evidence.length_weights import DIRECTIONS
 from kl_term import style
+
+
+def draw_forces(frame: pd.DataFrame, ref_probability: float) -> Figure:
+    """Push of each penalty on the log-odds of one of two tokens."""
+    figure, axes = style.subplots(height=3.9)
+    for name, curve in frame.groupby("estimator"):
+        axes.plot(curve.log_odds, curve.force, **style.line(name, "reward", marker=""))
+    ref_odds = math.log(ref_probability / (1 - ref_probability))
+    style.guide(axes, y=0, linestyle="-")
+    style.guide(axes, x=ref_odds, linewidth=2.2)
+    at = {"xycoords": ("data", "axes fraction"), "va": "top"}
+    style.note(axes, "reference", (ref_odds, 0.96), offset=(-6, 0), **at)
+    for text, height in (("raised", 0.75), ("lowered", 0.22)):
+        axes.text(0.01, height, text, transform=axes.transAxes, color=style.QUIET)
+    axes.set_ylim(-4, 4)
+    axes.set(xlabel="log-odds of the first token (nats)", ylabel="push on its log-odds")
+    axes.legend(loc="lower right", handlelength=2.4)
+    return figure
+
+
+#: Whose colour and marker each order of KL and groups has, and its label.
+ORDER_LOOKS = {
+    "kl_then_normalise": style.line("forward", label="KL, then\nnormalise"),
+    "normalise_then_kl": style.line("reverse", label="normalise,\nthen KL"),
+    "kl_then_leave_one_out": style.line("exact", label="KL, then\nleave one out"),
+}
+
+
+def draw_effective_beta(table: pd.DataFrame) -> Figure:
+    """Weight of the KL in units of the reward, over beta, against the spread of the rewards."""
+    labels = {"xlabel": "standard deviation of the reward (log scale)"}
+    labels |= {"ylabel": r"effective $\beta$ over $\beta$ (log scale)"}
+    looks = {"kind": "order", "looks": ORDER_LOOKS, **style.LOG_LOG, **style.P10_TO_P90}
+    return style.lines(table, "std", **looks, **labels)
+
 
 #: From light to dark as a number grows; the last is the limit.
 SHADES = ("#5E9BD1", "#2F74B5", "#1B5590", "#0E3560", "#111111")

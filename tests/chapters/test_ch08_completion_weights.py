@@ -1,4 +1,4 @@
-"""Chapter 9: weights on completions, over every completion of small trees."""
+"""Chapter 8: weights on completions, over every completion of small trees."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.func import grad
 
-from analysis.chapters.ch09_advantages import claims_on_objectives, groups
+from analysis.chapters.ch08_reward_side import claims_on_objectives, groups
 from analysis.evidence import length_weights
 from analysis.evidence.length_weights import DIRECTIONS
 from kl_term.kl.credit import credit_moments, state_average

@@ -1,4 +1,4 @@
-"""Chapter 9: its tables say what its theorems say, and printed forms by hand."""
+"""Chapter 8: its tables on groups say what its theorems say, and printed forms by hand."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 import pytest
 import torch
 
-from analysis.chapters.ch09_advantages import claims_on_groups, claims_on_process, groups, process
+from analysis.chapters.ch08_reward_side import claims_on_groups, claims_on_process, groups, process
 from analysis.evidence import reasoning
 from analysis.evidence.policies import group_moments
 from kl_term.kl.credit import sample_gradients

@@ -1,24 +1,20 @@
-"""Chapter 8: what the KL in the reward does to groups, flows, steps and returns, enumerated."""
+"""Claims on the KL in the reward: signs, weights, credit, and losses turned into rewards."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from functools import partial
-from typing import NamedTuple
 
-import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 from torch.func import grad
-from torch.nn import functional
 
+from analysis.chapters.ch08_reward_side.orders import Prompts, random_prompts
+from analysis.chapters.ch08_reward_side.penalties import CREDITS, folded_return_errors
 from analysis.evidence.claims import (
     EXACT,
     Finding,
     Verdict,
-    band,
     claim,
     error_of,
     judge,
@@ -29,212 +25,28 @@ from analysis.evidence.claims import (
 from analysis.evidence.policies import (
     RAGGED,
     flat_error,
-    group_moments,
-    log_ratios,
     lowered,
     measured,
-    normal_draws,
     random_policies,
     random_tables,
 )
-from analysis.evidence.stale_states import merged_kl_gradient, spread, stale_states
+from analysis.evidence.stale_states import merged_kl_gradient, stale_states
 from analysis.records.manifests import RESULTS, recorded_table
-from kl_term import style
 from kl_term.kl.ascent import expected_ascent
 from kl_term.kl.credit import credit_moments
 from kl_term.kl.divergences import reverse_kl
 from kl_term.kl.enumeration import (
-    GradientMoments,
     cosine,
     expected_gradient,
     forward_kl_gradient,
-    relative_error,
     reverse_kl_gradient,
 )
 from kl_term.kl.fixed_points import reverse_kl_optimum
 from kl_term.kl.mirror_steps import folded_reward, mirror_step
 from kl_term.kl.returns import reward_to_go
 from kl_term.kl.scores import expected_score
-from kl_term.kl.sequences import (
-    Sequences,
-    enumerate_sequences,
-    expected_sequence_gradient,
-    sequence_kl,
-    sequence_kl_gradient,
-    sequence_probability,
-    token_logp,
-)
+from kl_term.kl.sequences import enumerate_sequences, expected_sequence_gradient, token_logp
 from kl_term.kl.surrogates import ESTIMATORS, gradient_coefficient
-from kl_term.objectives.ordering import ORDERS
-
-# --- What the chapter computes: groups ---------------------------------------------------------
-
-
-class Prompts(NamedTuple):
-    """Independent one-token prompts, one a row."""
-
-    logits: Tensor  #: [N, V], the policy, which also samples
-    ref_logits: Tensor  #: [N, V]
-    rewards: Tensor  #: [N, V], one a token
-
-
-def random_prompts(count: int, vocab_size: int, *, distance: float, seed: int) -> Prompts:
-    """Random references, policies ``distance`` away from them and standard normal rewards."""
-    ref_logits, step = random_policies(count, vocab_size, spread=1.0, seed=seed)
-    rewards, _ = random_policies(count, vocab_size, spread=1.0, seed=seed + 1)
-    return Prompts(ref_logits + distance * step, ref_logits, rewards)
-
-
-def order_moments(prompts: Prompts, order: str, *, beta: float, group_size: int) -> GradientMoments:
-    """Exact mean [N, V] and spread [N] of one group's gradient under an order of KL and groups."""
-    tokens = torch.arange(prompts.logits.shape[-1])
-    moments = []
-    for logits, ref_logits, rewards in zip(*prompts, strict=True):
-        kl = logits.log_softmax(-1) - ref_logits.log_softmax(-1)
-
-        def advantage(drawn: Tensor, rewards: Tensor = rewards, kl: Tensor = kl) -> Tensor:
-            return ORDERS[order](rewards[drawn], kl[drawn], beta=beta)
-
-        moments.append(group_moments(logits, tokens, group_size, advantage))
-    return GradientMoments(*(torch.stack(x) for x in zip(*moments, strict=True)))
-
-
-def order_table(
-    prompts: Prompts, scales: Iterable[float], *, beta: float, group_size: int
-) -> pd.DataFrame:
-    """Weights of reward and KL under each order as the rewards are rescaled: medians over prompts.
-
-    ``std`` is the exact standard deviation of the reward under the policy; ``median``, ``p10`` and
-    ``p90`` are of the KL's weight in units of the reward, over beta, by least squares on the two
-    exact gradients; ``bias`` is the error of the reward part after the best rescaling.
-    """
-    policy, rows = prompts.logits.softmax(-1), []
-    for scale in scales:
-        scaled = prompts._replace(rewards=scale * prompts.rewards)
-        std = median(spread(scaled.rewards, policy))
-        reward = expected_score(scaled.logits, scaled.logits.softmax(-1) * scaled.rewards)
-        descent = -reverse_kl_gradient(scaled.logits, scaled.ref_logits)
-        basis = torch.stack([reward, descent], dim=-1)
-        for order in ORDERS:
-            alone = order_moments(scaled, order, beta=0.0, group_size=group_size).mean
-            added = order_moments(scaled, order, beta=beta, group_size=group_size).mean - alone
-            of_reward = (alone * reward).sum(-1) / reward.square().sum(-1)
-            fitted = torch.linalg.lstsq(basis, added.unsqueeze(-1)).solution.squeeze(-1)
-            bias = median(relative_error(alone / of_reward.unsqueeze(-1), reward))
-            row = {"order": order, "scale": scale, "std": std, "bias": bias}
-            rows.append(row | band(fitted[:, 1] / beta / of_reward))
-    return pd.DataFrame(rows)
-
-
-# --- What it computes: flows, steps and returns ------------------------------------------------
-
-
-def penalty_force(log_odds: Tensor, ref_probability: float) -> pd.DataFrame:
-    """Push of each penalty on the log-odds of the first of two tokens: ``k(second) - k(first)``,
-    natural gradient."""
-    logits = torch.stack([log_odds, torch.zeros_like(log_odds)], -1)
-    ref = torch.tensor([ref_probability, 1 - ref_probability], dtype=log_odds.dtype)
-    logp = logits.log_softmax(-1)
-    frames = []
-    for name in ("k1", "k2", "k3"):
-        penalty = ESTIMATORS[name](logp, ref.log().expand_as(logp))
-        force = penalty[:, 1] - penalty[:, 0]
-        frames.append(pd.DataFrame({"estimator": name, "log_odds": log_odds, "force": force}))
-    return pd.concat(frames, ignore_index=True)
-
-
-#: How the printed per-token reward can be credited, and PPO's own way.
-CREDITS = ("own token only", "every token, to go", "last token, to go")
-
-
-def folded_return_gradient(
-    logits: Tensor,
-    ref_logits: Tensor,
-    rewards: Tensor,
-    sequences: Sequences,
-    *,
-    beta: float,
-    credit: str,
-) -> Tensor:
-    """[states, vocab]: exact ascent direction of a task reward [N] with the KL folded in.
-
-    ``own token only`` weighs a token with ``R - beta l_t``, ``every token, to go`` passes that
-    through the return, ``last token, to go`` gives the reward once.
-    """
-    mask = sequences.mask
-    penalty = beta * log_ratios(logits, ref_logits, sequences)
-    everywhere = torch.where(mask, rewards.unsqueeze(-1), 0.0)
-    follows = functional.pad(mask[:, 1:], (0, 1))
-    once = torch.where(mask & ~follows, rewards.unsqueeze(-1), 0.0)
-    returns = {
-        CREDITS[0]: everywhere - penalty,
-        CREDITS[1]: reward_to_go(everywhere - penalty),
-        CREDITS[2]: reward_to_go(once - penalty),
-    }[credit]
-    return credit_moments(logits, sequences, returns).mean
-
-
-def folded_return_errors(
-    logits: Tensor, ref_logits: Tensor, rewards: Tensor, sequences: Sequences, *, beta: float
-) -> pd.Series:
-    """Each credit's median relative error against the gradient of ``E[R] - beta KL``, over
-    tables."""
-
-    def errors(*case: Tensor) -> dict[str, float]:
-        exact = regularised_sequence_gradient(*case, sequences, beta=beta)
-        options = {"sequences": sequences, "beta": beta}
-        found = {name: folded_return_gradient(*case, **options, credit=name) for name in CREDITS}
-        return {name: flat_error(gradient, exact) for name, gradient in found.items()}
-
-    return measured(errors, logits, ref_logits, rewards).quantile(interpolation="lower")
-
-
-def regularised_sequence_gradient(
-    logits: Tensor, ref_logits: Tensor, rewards: Tensor, sequences: Sequences, *, beta: float
-) -> Tensor:
-    """[states, vocab]: gradient of mean reward minus beta times the sequence KL, by autograd."""
-    ascent = grad(lambda at: sequence_probability(at, sequences) @ rewards)(logits)
-    return ascent - beta * sequence_kl_gradient(logits, ref_logits, sequences)
-
-
-# --- What it draws -----------------------------------------------------------------------------
-
-
-def draw_forces(frame: pd.DataFrame, ref_probability: float) -> Figure:
-    """Push of each penalty on the log-odds of one of two tokens."""
-    figure, axes = style.subplots(height=3.9)
-    for name, curve in frame.groupby("estimator"):
-        axes.plot(curve.log_odds, curve.force, **style.line(name, "reward", marker=""))
-    ref_odds = math.log(ref_probability / (1 - ref_probability))
-    style.guide(axes, y=0, linestyle="-")
-    style.guide(axes, x=ref_odds, linewidth=2.2)
-    at = {"xycoords": ("data", "axes fraction"), "va": "top"}
-    style.note(axes, "reference", (ref_odds, 0.96), offset=(-6, 0), **at)
-    for text, height in (("raised", 0.75), ("lowered", 0.22)):
-        axes.text(0.01, height, text, transform=axes.transAxes, color=style.QUIET)
-    axes.set_ylim(-4, 4)
-    axes.set(xlabel="log-odds of the first token (nats)", ylabel="push on its log-odds")
-    axes.legend(loc="lower right", handlelength=2.4)
-    return figure
-
-
-#: Whose colour and marker each order of KL and groups has, and its label.
-ORDER_LOOKS = {
-    "kl_then_normalise": style.line("forward", label="KL, then\nnormalise"),
-    "normalise_then_kl": style.line("reverse", label="normalise,\nthen KL"),
-    "kl_then_leave_one_out": style.line("exact", label="KL, then\nleave one out"),
-}
-
-
-def draw_effective_beta(table: pd.DataFrame) -> Figure:
-    """Weight of the KL in units of the reward, over beta, against the spread of the rewards."""
-    labels = {"xlabel": "standard deviation of the reward (log scale)"}
-    labels |= {"ylabel": r"effective $\beta$ over $\beta$ (log scale)"}
-    looks = {"kind": "order", "looks": ORDER_LOOKS, **style.LOG_LOG, **style.P10_TO_P90}
-    return style.lines(table, "std", **looks, **labels)
-
-
-# --- The claims it decides ---------------------------------------------------------------------
 
 BETA = 0.1
 AGES = {"fresh": 0.0, "stale": 0.5}  #: how far the policy has moved from its sampler
@@ -463,44 +275,3 @@ def loss_and_reward_convert() -> Finding:
     figures |= {"sequence_own_credit": own, "sequence_to_go": to_go}
     sometimes = max(figures["fresh"], own) < EXACT
     return Finding(judge(sometimes and max(figures["stale"], to_go) < EXACT, sometimes), figures)
-
-
-# --- Another reference
-
-
-def reference_reward(ref_logits: Tensor, other_logits: Tensor, sequences: Sequences) -> Tensor:
-    r"""The reward [N] that a KL to another reference adds, per unit of beta.
-
-    .. math:: \mathrm{KL}(\pi \Vert \mathrm{ref}') = \mathrm{KL}(\pi \Vert \mathrm{ref})
-        - \mathbb{E}_{y \sim \pi} \log \frac{\mathrm{ref}'(y)}{\mathrm{ref}(y)}
-
-    Args:
-        ref_logits, other_logits: [states, vocab], the reference that is meant, and the other.
-    """
-    ref_logp, other_logp = (token_logp(x, sequences) for x in (ref_logits, other_logits))
-    return (other_logp - ref_logp).sum(-1)
-
-
-def other_reference_table(
-    *, spread: float = 1.2, drift: float = 0.5, seed: int = 0
-) -> pd.DataFrame:
-    """For each reference that may be scored: the KL that is read at the start, where the policy is
-    the reference that is meant, and how far from it the policy ends without any reward (nats an
-    answer, both at temperature 1)."""
-    sequences = enumerate_sequences(3, 4, eos=2)
-    meant, moved = normal_draws((2, sequences.num_states, 3), seed=seed)
-    meant, other = spread * meant, spread * meant + drift * moved
-    rows = []
-    for case, scored, temperature, end in (
-        ("both divided by 1.5", meant / 1.5, 1.5, meant),
-        ("policy divided by 1.5, reference not", meant, 1.5, meant * 1.5),
-        ("policy divided by 0.6, reference not", meant, 0.6, meant * 0.6),
-        ("another template", other, 1.0, other),
-        ("the adapter as it was loaded, or merged", meant, 1.0, meant),
-        ("the base model under a trained adapter", other, 1.0, other),
-    ):
-        start = sequence_kl(meant / temperature, scored, sequences).item()
-        reached = sequence_kl(end, meant, sequences).item()
-        assert sequence_kl(end / temperature, scored, sequences).abs() < 1e-12
-        rows.append({"case": case, "start": start, "reached": reached})
-    return pd.DataFrame(rows)

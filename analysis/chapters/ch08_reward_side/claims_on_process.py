@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch.func import grad
 
-from analysis.chapters.ch09_advantages.process import (
+from analysis.chapters.ch08_reward_side.process import (
     best_of_n_curves,
     credit_gradient,
     credit_table,

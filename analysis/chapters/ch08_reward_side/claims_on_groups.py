@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from analysis.chapters.ch09_advantages.groups import (
+from analysis.chapters.ch08_reward_side.groups import (
     ADVANTAGES,
     NOISE_GROUPS,
     amplification_table,
