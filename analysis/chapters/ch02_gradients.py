@@ -36,7 +36,6 @@ from analysis.evidence.policies import (
     pairs,
     random_tables,
 )
-from analysis.evidence.recorded import difference, recorded
 from kl_term import style
 from kl_term.kl.credit import credit_moments
 from kl_term.kl.divergences import half_squared_distance, reverse_kl
@@ -484,26 +483,3 @@ def gradient_coefficient_of_grpo() -> Finding:
     }
     right = figures["fresh"] < EXACT < figures["sign_flipped"]
     return Finding(judge(right and figures["stale"] < EXACT, right), figures)
-
-
-@claim("S3-15")
-def kdrl_prefers_k2() -> Finding:
-    """k2 and k3 losses against the exact gradient: one state, stale samples, whole sequences; and
-    recorded: accuracy of k3 minus k2 beside GRPO."""
-    sequences, table, teacher, _ = ragged()
-    exact = sequence_kl_gradient(table, teacher, sequences)
-    over = {
-        level: expected_sequence_gradient(table, teacher, sequences, estimator="k2", level=level)
-        for level in ("token", "sequence")
-    }
-    figures = {
-        "k2": worst("k2"),
-        "k3": typical("k3"),
-        "k2_stale": typical("k2", stale()),
-        "k2_tokens": flat_error(over["token"], exact),
-        "k2_sequence": flat_error(over["sequence"], exact),
-    }
-    trained = difference(recorded("kdrl").finals, "kdrl_k3", "kdrl_k2", "own_accuracy")
-    figures |= trained.figures("trained_k3_minus_k2")
-    always = max(figures["k2_stale"], figures["k2_tokens"]) < EXACT
-    return Finding(judge(always, figures["k2"] < EXACT < figures["k3"]), figures)

@@ -39,7 +39,6 @@ def test_noise_agrees_with_a_sample():
         study.k2_loss_is_the_kl_gradient,
         study.kl_as_a_separate_loss,
         study.which_estimator_goes_where,
-        study.kdrl_prefers_k2,
     ],
 )
 def test_a_wrong_k2_changes_the_verdict(decision, monkeypatch):

@@ -21,6 +21,7 @@ from analysis.records.variants import Distillation, Objective, Sampler, Variant
 from analysis.studies.presets import make_preset
 from analysis.studies.presets.parts import NO_KL
 from analysis.training.counting import forward_flops, run_update
+from kl_term.kl import enumeration
 from kl_term.kl.term import KLTerm
 from kl_term.objectives.imitation import imitation_cost
 from tests.experiments.tiny import two_digits
@@ -46,6 +47,13 @@ def test_compounding_errors():
     assert cost.mean().item() == pytest.approx(imitation_cost(0.02, 20, 0.0), rel=0.02)
     crude = [mean_over_seeds("distillation", a, "own_accuracy") for a in ("supervised", "k2_loss")]
     assert found.figures["trained"] == pytest.approx(crude[0] - crude[1], abs=0.01)
+
+
+def test_a_wrong_k2_changes_what_kdrl_is_told(monkeypatch):
+    assert study.kdrl_prefers_k2().verdict == "holds if"
+    right = enumeration.kl_loss
+    monkeypatch.setattr(enumeration, "kl_loss", lambda *x, **kind: -right(*x, **kind))
+    assert study.kdrl_prefers_k2().verdict == "fails"
 
 
 def test_annealing_and_masking():
