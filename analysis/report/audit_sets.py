@@ -63,5 +63,16 @@ HELD_OUT = (
         "trainers do. What should be found was decided before they were audited, once.",
         blind=True,
     ),
+    LossSet(
+        name="held out fifth",
+        sections=("held_out_fifth_broken", "held_out_fifth_right"),
+        folder="audit_held_out_fifth",
+        title="Held out a fifth time",
+        what="Somebody who had not seen the audit wrote {broken} broken and {right} right losses "
+        "more, after the fourth set was measured. Most of the broken ones are after no report: "
+        "they have faults that their author expects. What should be found was decided before they "
+        "were audited, once.",
+        blind=True,
+    ),
 )
 SETS = {each.name: each for each in (SEEN, *HELD_OUT)}

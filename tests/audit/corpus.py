@@ -44,6 +44,7 @@ class Entry(NamedTuple):
     again: dict[str, str] = {}  # noqa: RUF012 - a further parameter of a role -> that role
     packed: str | None = None  #: flat, row or lists, where its answers are not padded
     prompt: bool = False  #: it wants a token of prompt, and logits that predict the next token
+    unprompted: tuple[str, ...] = ()  #: roles without an entry for that token
     rows: int = 1  #: answers in a batch of the enumeration
 
     @property
@@ -72,7 +73,8 @@ class Entry(NamedTuple):
         said = tuple(self.arguments) if self.unusual else self.said
         bags = dict.fromkeys(self.holds, "inputs") if "inputs" in said else {}
         plain = (role for role in said if role not in ("beta", "inputs"))
-        return {self.arguments[role]: role for role in plain} | bags
+        more = {name: role for name, role in self.again.items() if role in said and "." not in name}
+        return {self.arguments[role]: role for role in plain} | more | bags
 
     def values(self) -> dict[str, Any]:
         """What is passed as it is."""
@@ -120,7 +122,8 @@ class Entry(NamedTuple):
         """The loss at a coefficient; None leaves it at its default."""
         given = {} if beta is None or self.beta is None else {self.beta: beta}
         if self.factory:
-            return self.function(**given)
+            made = self.function(**given)
+            return lambda **inputs: made(**self._passed(inputs))
         return lambda **inputs: self.function(**self._passed({**inputs, **given}))
 
     @property
@@ -140,7 +143,8 @@ def read(*sections: str) -> list[Entry]:
     index = _index()
     entries = []
     for row in (row for section in sections or ("broken", "right") for row in index[section]):
-        many = {name: tuple(row.get(name, ())) for name in ("per_answer", "same_as", "said")}
+        lists = ("per_answer", "same_as", "said", "unprompted")
+        many = {name: tuple(row.get(name, ())) for name in lists}
         entries.append(Entry(**(row | many)))
     return entries
 

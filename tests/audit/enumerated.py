@@ -191,7 +191,7 @@ def _shaped(entry: Entry, role: str, given: dict[str, Tensor]) -> Any:
     if role in entry.per_answer:
         value = value[:, 0]
     value = value.to(getattr(torch, entry.dtype)) if value.is_floating_point() else value
-    if entry.prompt and value.shape[:2] == mask.shape:
+    if entry.prompt and role not in entry.unprompted and value.shape[:2] == mask.shape:
         return _after_a_prompt(role, value)
     tells = {"cu_seqlens", "position_ids"} & set(entry.inputs)
     packed = entry.packed or ("flat" if tells else None)

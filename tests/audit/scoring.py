@@ -48,6 +48,7 @@ NAMES: dict[str, set[str]] = {
     "policy ratio": {"policy-ratio", "policy-switched"},
     "policy sign": {"policy-sign"},
     "policy clip": {"policy-clip"},
+    "policy weight": {"policy-weight", "policy-ratio"},
     "policy axis": {"policy-axis", "raises"},
     "estimator in the reward": {"estimator-in-reward"},
     "credit": {"credit"},
@@ -82,6 +83,14 @@ ALSO = {
     "grpo_flat": {"policy-axis"},
     "grpo_clip_kl": {"policy-ratio"},
     "positive_part": {"estimator-in-reward"},
+    "minimax_step": {"policy-sign"},
+    "engine_correction": {"scale"},
+    "flat_grpo": {"policy-axis"},
+    "causal_pg": {"tokens-left-out"},
+    "nano_loop": {"not-zero-at-reference"},
+    "reward_shaping": {"scale"},
+    "reinforce_returns": {"reward-not-paid"},
+    "topk_opd": {"not-zero-at-reference"},
 }
 OUTCOMES = {
     "named": "the first finding names the fault",

@@ -32,6 +32,11 @@ RELEASED = read("released")
 HELD_OUT = read(*(section for held_out in SETS_HELD_OUT for section in held_out.sections))
 #: Broken losses whose public report could not be found again.
 UNFOUND = {"kl_penalized_reward", "packed_gspo"}
+#: Broken losses after no report: faults that their author thought of.
+OF_THEIR_AUTHOR = {
+    *("minimax_step", "actor_kl_loss", "async_actor", "dapo_trainer", "engine_correction"),
+    *("flat_grpo", "causal_pg", "nano_loop", "qwen_gspo", "reward_shaping", "reinforce_returns"),
+}
 NAMED = {entry.name: entry for entry in CORPUS}
 
 
@@ -77,7 +82,7 @@ def test_the_corpus_is_large_enough_and_says_where_its_faults_come_from():
     assert len(CORPUS) + len(HELD_OUT) - len(broken) >= 30
     assert len(NAMED) == len(CORPUS)
     assert not set(NAMED) & {entry.name for entry in HELD_OUT}
-    assert {entry.name for entry in broken if entry.source is None} == UNFOUND
+    assert {entry.name for entry in broken if entry.source is None} == UNFOUND | OF_THEIR_AUTHOR
     for entry in broken:
         assert set(entry.want) == {"kind", "says"}
         assert entry.wrong
