@@ -76,9 +76,9 @@ def test_without_a_mean_estimators_part(k, k1, k3, severity):
     assert found.evidence["KL by k1"] == k1 and found.evidence["KL by k3"] == k3
 
 
-PART = {"k1": 0.1, "k3": 0.5}
-AGREE = {"sampling k1": 0.125, "sampling k3": 0.125}
-PART_THERE, AGREE_HERE = {"sampling k1": 0.1, "sampling k3": 0.5}, {"k1": 0.125, "k3": 0.125}
+#: Estimators far apart where tokens were logged and as one where they were drawn, and the reverse.
+PART_LOGGED = {"k1": 0.01, "k3": 0.5, "sampling k1": 0.25, "sampling k3": 0.25}
+PART_DRAWN = {"k1": 0.25, "k3": 0.25, "sampling k1": 0.01, "sampling k3": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -92,19 +92,19 @@ PART_THERE, AGREE_HERE = {"sampling k1": 0.1, "sampling k3": 0.5}, {"k1": 0.125,
 )
 def test_a_term_that_is_corrected_is_read_where_the_tokens_were_drawn(kl, severity):
     tail = {"reference/policy": 1.5}
-    given = measured(tails=tail, estimates=PART | AGREE, kl=kl)
+    given = measured(tails=tail, estimates=PART_LOGGED, kl=kl)
     assert said(estimates.heavy_tail, given).severity == severity
     other = {"note": "warning", "warning": "note"}[severity]
-    turned = measured(tails=tail, estimates=AGREE_HERE | PART_THERE, kl=kl)
+    turned = measured(tails=tail, estimates=PART_DRAWN, kl=kl)
     assert said(estimates.heavy_tail, turned).severity == other
-    logged = measured(tails=tail, estimates=PART, kl=kl)
+    logged = measured(tails=tail, estimates={"k1": 0.01, "k3": 0.5}, kl=kl)
     assert said(estimates.heavy_tail, logged).severity == "warning", "it has no other tokens"
 
 
 def test_what_a_heavy_tail_says():
     """The KL that it shows is that of the logged tokens, as the trainer's log has it."""
     numbers = {"k3_top_percent_share": 0.875}
-    estimated = {"k1": 0.25, "k3": 0.5} | AGREE
+    estimated = {"k1": 0.25, "k3": 0.5, "sampling k1": 0.125, "sampling k3": 0.125}
     given = measured(numbers, tails=HEAVY, estimates=estimated, kl={"weighting": "attached"})
     evidence = said(estimates.heavy_tail, given).evidence
     assert evidence == {

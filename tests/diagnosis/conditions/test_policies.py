@@ -120,7 +120,7 @@ def test_a_huge_ratio_is_finite_evidence():
     [
         (1.5, 1.25, 1.125, True),
         (1.5, 1.04, 1.125, False),  # its interval reaches what training on the tokens does
-        (1.5, 1.06, 1.125, True),
+        (1.5, 1.05, 1.125, True),
         (1.49, 1.25, 1.125, False),  # not four times as far from one as the other way round
         (1.5, 1.25, 0.875, True),
         (1.49, 1.25, 0.875, False),
@@ -173,6 +173,12 @@ def test_surprise_says_which_way_a_sampler_is_off(gap, title):
         "upper end": gap + 0.01,
         "mean entropy": 1.0,
     }
+
+
+@pytest.mark.parametrize(("gap", "unsampled"), [(1.0, False), (1.1, True)])
+def test_no_temperature_adds_half_of_the_entropy(gap, unsampled):
+    title = said(policies.other_sampler, surprise(gap, numbers={"entropy": 2.0})).title
+    assert (title == "The tokens were not drawn from this policy") is unsampled
 
 
 @pytest.mark.parametrize(
@@ -324,7 +330,9 @@ def test_a_truncation_shows_at_any_size_and_is_then_a_warning():
     found = said(policies.train_inference_mismatch, measured(small))
     assert (found.severity, found.title) == ("warning", TRUNCATED)
     assert policies.train_inference_mismatch(measured(small, of=FEW)) is None
-    large = small | {"mismatch_kl": 0.5}
+    edge = measured(small | {"mismatch_kl": 0.005})
+    assert said(policies.train_inference_mismatch, edge).severity == "warning"
+    large = small | {"mismatch_kl": 0.0051}
     assert said(policies.train_inference_mismatch, measured(large, of=FEW)).severity == "error"
 
 
@@ -390,22 +398,22 @@ def test_where_a_ratio_of_one_says_nothing():
     assert policies.ratio_is_one(measured(of=rescored(0))) is None, "nothing says it is another"
     assert policies.ratio_is_one(measured(again, of=rescored(0, has_old_logp=False))) is None
     assert policies.ratio_is_one(measured(again, of=rescored(0, ref_logp=-1.25))) is None
-    apart = rollouts(logp=-1.25, old_logp=-1.25 - 2e-6)
+    apart = rollouts(logp=0.0, old_logp=-1e-6)
     assert policies.ratio_is_one(measured(again, of=apart)) is None
 
 
 def clip(epsilon: float) -> float:
     """The KL at which the usual log-ratio is at the clip."""
-    return math.log(1 + epsilon) ** 2 / 2
+    return math.log1p(epsilon) ** 2 / 2
 
 
 @pytest.mark.parametrize(
     ("numbers", "settings", "severity"),
     [
         ({}, {}, None),
-        ({"staleness_kl": 0.999 * clip(0.2)}, {}, None),
+        ({"staleness_kl": clip(0.2)}, {}, None),
         ({"staleness_kl": 1.001 * clip(0.2)}, {}, "note"),
-        ({"staleness_kl": 4.99 * clip(0.2)}, {}, "note"),
+        ({"staleness_kl": 5 * clip(0.2), "clip_fraction": 0.3}, {}, "note"),
         ({"staleness_kl": 5.01 * clip(0.2)}, {}, "error"),
         ({"staleness_kl": 0.999 * clip(0.5)}, {"epsilon_high": 0.5, "epsilon_low": 0.1}, None),
         ({"staleness_kl": 1.001 * clip(0.5)}, {"epsilon_high": 0.5, "epsilon_low": 0.1}, "note"),
