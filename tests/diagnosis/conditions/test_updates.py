@@ -49,7 +49,7 @@ def test_correlations_need_twenty_sequences(sequences, found):
     ("response", "reach", "found"),
     [
         (-0.1, 0.01, True),
-        (-0.09, 0.01, False),  # under a hundredth of the update
+        (-0.099, 0.01, False),  # under a hundredth of the update
         (0.5, 0.01, False),  # the right sign
         (-0.5, 0.25, False),  # four standard errors are asked for
         (-0.5, 0.2, True),
@@ -114,7 +114,7 @@ def pushed(
     [
         (measured(), False),
         (pushed(0.1), True),
-        (pushed(0.09), False),
+        (pushed(0.099), False),
         (pushed(-0.5, -0.9), False),
         (pushed(low=0.0), False),
         (pushed(low=0.001), True),
