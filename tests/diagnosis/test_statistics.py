@@ -147,28 +147,39 @@ def test_above_a_thousand_completions_whole_ones_are_put_in_bags():
     assert exact.high - exact.value >= 1.962 * math.sqrt((left**2).sum() * 1000 / 999) / 1000
 
 
+@pytest.mark.filterwarnings("error")
 def test_infinities_are_said_and_nothing_else_is():
-    values = np.ones(40)
-    values[3], unit = math.inf, np.arange(40) // 4
+    at = np.arange(40) == 3
+    values, unit = np.where(at, math.inf, 1.0), np.arange(40) // 4
     how = {"unit": unit, "resamples": RESAMPLES, "seed": 0}
-    up, down = (token_means({"x": sign * values}, **how)["x"] for sign in (1, -1))
-    assert (up.value, up.high, up.low) == (math.inf, math.inf, 1.0)
-    assert (down.value, down.low, down.high) == (-math.inf, -math.inf, -1.0)
-    unseen = token_means({"x": values}, **how, weight=np.where(values == math.inf, 0.0, 1.0))["x"]
-    assert (unseen.value, unseen.low, unseen.high) == (1.0, 1.0, 1.0)
-    hidden = token_means({"x": np.where(unit == 3, math.nan, 1.0)}, **how)["x"]
-    assert math.isnan(hidden.value)
+    beside = np.random.default_rng(0).standard_normal(40)
+    hidden = np.where(at, math.nan, 1.0)
+    columns = {"up": values, "down": -values, "nan": hidden, "beside": beside}
+    found = token_means(columns, **how)
+    assert found["up"].model_dump() == {"value": math.inf, "low": 1.0, "high": math.inf}
+    assert found["down"].model_dump() == {"value": -math.inf, "low": -math.inf, "high": -1.0}
+    assert math.isnan(found["nan"].value)
+    assert found["beside"] == token_means({"beside": beside}, **how)["beside"]
+    unseen = token_means(columns, **how, weight=np.where(at, 0.0, 1.0))
+    for name, one in (("up", 1.0), ("down", -1.0), ("nan", 1.0)):
+        assert set(unseen[name].model_dump().values()) == {one}
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("size", [1e100, 1e160, 1e200, 1e265])
 def test_a_sum_whose_square_overflows_has_an_interval(size):
-    """k3 of one token at a log-ratio of 230, 368, 460, 610 nats."""
-    unit = np.arange(40) // 4
-    found = token_means(
-        {"x": np.where(np.arange(40) == 3, size, 1.0)}, unit, resamples=RESAMPLES, seed=0
-    )["x"]
-    assert found.value == pytest.approx(size / 40, rel=1e-12)
-    assert 0 <= found.low <= 1 and found.value < found.high < math.inf
+    """k3 of one token at a log-ratio of 230, 368, 460, 610 nats: that of resampled means."""
+    unit, values = np.arange(40) // 4, np.where(np.arange(40) == 3, size, 1.0)
+    columns = {"first": -values / 3, "large": values, "small": np.ones(40)}
+    found = token_means(columns, unit, resamples=RESAMPLES, seed=0)
+    assert found["large"].value == pytest.approx(size / 40, rel=1e-12)
+    assert found["small"].model_dump() == {"value": 1.0, "low": 1.0, "high": 1.0}
+    assert 0 <= found["large"].low <= 1 and size / 40 < found["large"].high < math.inf
+    if size > 1e150:
+        times = np.random.default_rng(0).multinomial(10, np.full(10, 0.1), size=RESAMPLES)
+        means = times @ np.bincount(unit, values) / 40
+        assert found["large"].low == pytest.approx(np.percentile(means, 2.5), rel=1e-12)
+        assert found["large"].high == pytest.approx(np.percentile(means, 97.5), rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -229,5 +240,5 @@ def test_what_has_no_tail_to_fit():
     assert tail_index("r", steps).k is not None, "five values above the others"
     assert tail_index("r", np.r_[0.0, steps[:-1]]).k is None
     for step, fitted in ((0.9e-9, False), (1.1e-9, True)):  # of the twenty largest
-        nearly = np.r_[np.full(80, -9.0), np.linspace(0.0, step, 20)]
+        nearly = 5.0 + np.r_[np.full(80, -9.0), np.linspace(0.0, step, 20)]
         assert (tail_index("r", nearly).k is not None) is fitted
