@@ -119,7 +119,7 @@ def test_a_huge_ratio_is_finite_evidence():
     ("value", "low", "backwards", "found"),
     [
         (1.5, 1.25, 1.125, True),
-        (1.5, 1.04, 1.125, False),  # its interval reaches what training on the tokens does
+        (1.5, 1.049, 1.125, False),  # its interval reaches what training on the tokens does
         (1.5, 1.05, 1.125, True),
         (1.49, 1.25, 1.125, False),  # not four times as far from one as the other way round
         (1.5, 1.25, 0.875, True),
@@ -305,8 +305,8 @@ def test_what_an_engine_that_disagrees_shows():
 @pytest.mark.parametrize(
     ("drawn", "mean", "reach", "title"),
     [
-        (1.04, 1.125, 0.01, RAW),
-        (0.96, 0.875, 0.01, RAW),
+        (1.049, 1.125, 0.01, RAW),
+        (0.951, 0.875, 0.01, RAW),
         (1.0625, 1.125, 0.01, OTHER),  # then the old policy did not draw the tokens either
         (0.9375, 1.125, 0.01, OTHER),
         (1.04, 1.09, 0.01, OTHER),  # within the margin of a ratio
