@@ -185,8 +185,8 @@ def test_no_temperature_adds_half_of_the_entropy(gap, unsampled):
     ("given", "found"),
     [
         (surprise(0.05), True),
-        (surprise(0.04), False),  # less than a twentieth of the entropy
-        (surprise(-0.04), False),
+        (surprise(0.049), False),  # less than a twentieth of the entropy
+        (surprise(-0.049), False),
         (surprise(1.0, 0.5), False),  # four standard errors are asked for
         (surprise(1.0, 0.49), True),
         (surprise(0.06, numbers={"entropy": 2.0}), False),
