@@ -264,14 +264,14 @@ TRUNCATED = "The sampler truncates, and its log-probs are those of what it kept"
         ({"mismatch_kl": 0.005}, None),
         ({"mismatch_kl": 0.0051}, OTHER),
         ({"sampler_to_reference": 0.01}, OTHER),
-        ({"sampler_to_reference": 0.009}, REFERENCE),  # a fiftieth of the trainer's way
+        ({"sampler_to_reference": 0.0099}, REFERENCE),  # a fiftieth of the trainer's way
         ({"mismatch_kl_early": 4.9e-6, "mismatch_kl_late": 0.0051}, OLDER),
         ({"mismatch_kl_early": 5e-6, "mismatch_kl_late": 0.0051}, OTHER),  # never agreed
         ({"mismatch_kl_early": 4.9e-6, "mismatch_kl_late": 0.005}, OTHER),  # has not parted
         ({"mismatch_kl_late": 0.9}, OTHER),
         ({"mismatch_kl_early": 0.0}, OTHER),
-        ({"mismatch_below": 0.11, "mismatch_above": 0.004}, TRUNCATED),
-        ({"mismatch_below": 0.1, "mismatch_above": 0.004}, OTHER),
+        ({"mismatch_below": 0.11, "mismatch_above": 0.0049}, TRUNCATED),
+        ({"mismatch_below": 0.1, "mismatch_above": 0.0049}, OTHER),
         ({"mismatch_below": 0.11, "mismatch_above": 0.005}, OTHER),
     ],
 )
@@ -421,8 +421,8 @@ def clip(epsilon: float) -> float:
         ({"clip_fraction": 0.31}, {}, "error"),
         # A clip of the sequence's ratio is narrow by design, and says nothing of a token's.
         ({"clip_fraction": 0.9}, {"ratio_level": "sequence", "epsilon_high": 3e-4}, None),
-        ({"staleness_kl": 0.01}, {"ratio_level": "sequence", "epsilon_high": 3e-4}, None),
-        ({"staleness_kl": 0.02}, {"ratio_level": "sequence", "epsilon_high": 9.0}, "note"),
+        ({"staleness_kl": clip(0.2)}, {"ratio_level": "sequence", "epsilon_high": 3e-4}, None),
+        ({"staleness_kl": 1.001 * clip(0.2)}, {"ratio_level": "sequence"}, "note"),
     ],
 )
 def test_samples_are_stale_by_the_clip(numbers, settings, severity):
