@@ -98,7 +98,8 @@ def _interval(numerators: Floats, denominator: Floats, draws: Floats) -> tuple[F
     move = move / drawn
     spread = square - 2 * move * cross + move**2 * (draws @ denominator**2)[:, None]
     errors = np.sqrt(np.maximum(spread, 0.0) * count / (count - 1)) / drawn
-    studentised = np.divide(move, errors, out=np.zeros_like(move), where=errors > 0)
+    known = errors > 1e-6 * np.abs(move)  # of one unit drawn again and again it is rounding
+    studentised = np.divide(move, errors, out=np.zeros_like(move), where=known)
     least, largest = np.percentile(studentised, [2.5, 97.5], axis=0)
     most = LARGEST_STUDENTISED * student(count - 1)
     least, largest = np.maximum(least, -most), np.minimum(largest, most)
