@@ -103,6 +103,7 @@ def test_two_scores_of_one_policy_agree(framework, first, start, seen, size):
     [
         (0.0, 0.1, 0.01, True),
         (0.0, -0.1, 0.01, True),
+        (0.0, 1.0, 0.01, True),
         (0.0, 0.099, 0.01, False),  # a twentieth of the entropy, which is two nats
         (0.0, 0.5, 0.25, False),  # four standard errors are asked for
         (0.25, 0.75, 0.01, True),

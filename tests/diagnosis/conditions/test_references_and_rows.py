@@ -119,3 +119,12 @@ def test_versions_are_counted_from_the_freshest_token():
     assert found.title == "The weights that sampled are up to 1 updates behind"
     every = said(lags.weights_behind, measured(of=lagging(200)))
     assert "KL of sampler to policy, others" not in every.evidence
+
+
+def test_steps_on_the_tokens_of_one_version_are_no_lag_unless_a_column_says_so():
+    """Two steps on each version: tokens of the second are one step behind, by design."""
+    step = np.repeat([4, 5, 6, 7, 8, 9], 50)
+    columns = {"sequences": 30, "length": 10, "step": step, "version": step // 2}
+    assert lags.weights_behind(measured(of=rollouts(**columns))) is None
+    said_so = rollouts(**columns, lag=step % 2)
+    assert lags.weights_behind(measured(of=said_so)) is not None
