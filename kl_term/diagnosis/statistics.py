@@ -22,6 +22,8 @@ MOST_UNITS = 1000
 BLOCK = 1 << 17
 #: Stands for infinity in sums: the mean of a column that holds one is huge, then said infinite.
 _HUGE = 1e290
+#: Sums from here on have squares that overflow: their interval is that of resampled means.
+_LARGEST_SQUARED = 1e150
 
 
 def token_means(
@@ -65,7 +67,7 @@ def token_means(
         wider = _looked(look)
         low, high = centre - wider * (centre - low), centre + wider * (high - centre)
         low = np.where((numerators >= 0).all(0), np.maximum(low, 0.0), low)
-        huge = np.abs(numerators).max(0) > _HUGE * 1e-20
+        huge = np.abs(numerators).max(0) > _LARGEST_SQUARED
         if huge.any():
             means = (draws @ numerators) / (draws @ denominator)[:, None]
             ends = np.percentile(means, [2.5, 97.5], axis=0)
@@ -96,7 +98,8 @@ def _interval(numerators: Floats, denominator: Floats, draws: Floats) -> tuple[F
     move = move / drawn
     spread = square - 2 * move * cross + move**2 * (draws @ denominator**2)[:, None]
     errors = np.sqrt(np.maximum(spread, 0.0) * count / (count - 1)) / drawn
-    studentised = np.divide(move, errors, out=np.zeros_like(move), where=errors > 0)
+    known = errors > 1e-6 * np.abs(move)  # of one unit drawn again and again it is rounding
+    studentised = np.divide(move, errors, out=np.zeros_like(move), where=known)
     least, largest = np.percentile(studentised, [2.5, 97.5], axis=0)
     most = LARGEST_STUDENTISED * student(count - 1)
     least, largest = np.maximum(least, -most), np.minimum(largest, most)

@@ -103,6 +103,67 @@ def test_faults_get_their_verdict():
     assert lost["verdict"].startswith("k3 misses") and lost["k1"] > 5 * lost["k3"]
 
 
+def columns(ratio, update=0.0, completions=20):
+    """One token a completion: the reference over the policy, and how far the update moved it."""
+    logp = np.full((completions, 1), -2.0)
+    ratio = np.broadcast_to(np.asarray(ratio), completions)[:, None]
+    return logp, logp - update, logp + np.log(ratio), np.ones_like(logp)
+
+
+#: Of twenty completions, half of which are as far above one as the others are below, the error of
+#: the mean ratio is that distance over the root of nineteen; a verdict asks for four of them.
+AWAY = np.where(np.arange(20) % 2, 1.0, -1.0) * math.sqrt(19) / 4
+AGREE, FEW = "k1 and k3 agree within their errors", "fewer than 20 completions: no verdict"
+STALE = "stale: k1 and k3 are of no policy; use an estimator with a ratio"
+EXCHANGED = "not the policy's tokens, or columns exchanged"
+UNSEEN = "k3 misses what is rarely or never sampled: read k1"
+
+
+@pytest.mark.parametrize(
+    ("given", "verdict"),
+    [
+        (columns(1.0), AGREE),
+        (columns(3.0, completions=19), FEW),
+        (columns(1.0, update=0.138), AGREE),  # exp(u) - 1 - u is 0.01 at 0.1382
+        (columns(1.0, update=0.139), STALE),
+        (columns(1.0, update=-0.145), STALE),
+        (columns(1.0 + 0.5e-6), AGREE),  # rounding
+        (columns(1.0 + 1.5e-6), EXCHANGED),
+        (columns(1.0 - 0.5e-6), AGREE),
+        (columns(1.0 - 1.5e-6), UNSEEN),
+        (columns(1.1 + 0.101 * AWAY), AGREE),
+        (columns(1.1 + 0.099 * AWAY), EXCHANGED),
+        (columns(0.9 + 0.101 * AWAY), AGREE),
+        (columns(0.9 + 0.099 * AWAY), UNSEEN),
+    ],
+)
+def test_each_verdict_begins_at_its_bound(given, verdict):
+    found = check_run(*given)
+    assert found["verdict"].startswith(verdict)
+    assert found["average"] == "over all tokens"
+
+
+def test_the_estimator_with_the_smaller_error_is_read():
+    near, far = (check_run(*columns(1.0 + size * AWAY)) for size in (0.01, 0.8))
+    assert near["k3 error"] < near["k1 error"] and far["k3 error"] < far["k1 error"]
+    assert near["verdict"] == f"{AGREE}: read k3, whose own is smaller"
+    rare = np.where(np.arange(60) < 3, 18.05, 0.05)  # the policy is sharper, the tail was seen
+    wide = check_run(*columns(rare, completions=60))
+    assert wide["k3 error"] > wide["k1 error"]
+    assert wide["verdict"] == f"{AGREE}: read k1, whose own is smaller"
+
+
+def test_completions_may_be_any_codes():
+    flat = [x.ravel() for x in columns(1.0 + 0.1 * AWAY)]
+    named = check_run(*flat, completion=np.array(list("abcdefghij") * 2))
+    rows = [x.reshape(2, 10).T for x in flat]
+    for name, value in check_run(*rows).items():
+        assert named[name] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-12))
+    assert named["verdict"].startswith(FEW)
+    one = check_run([[-1.0]], [[-1.0]], [[-1.5]], [[1]])
+    assert one["k1 error"] == 0.0 and one["k1"] == 0.5
+
+
 def test_it_stands_alone():
     tree = ast.parse(Path(module.__file__).read_text())
     imported = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
