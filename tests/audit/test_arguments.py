@@ -145,6 +145,7 @@ def next_token_of_completions(logits, ref_logits, labels, completion_mask, beta=
     return beta * kl_of(*of, completion_mask).sum() / completion_mask.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [next_token, next_token_of_completions])
 def test_logits_that_predict_the_next_token_are_given_the_prompt(loss):
     found = audit(loss)
@@ -168,6 +169,7 @@ def test_a_critics_loss_is_given_values_and_changes_no_verdict():
     assert reading.has_policy_part and reading.kind == "loss"
 
 
+@pytest.mark.slow
 def test_two_dictionaries_and_a_configuration_are_read():
     def ppo_loss(config, model_output, data):
         mask = data["response_mask"].bool()

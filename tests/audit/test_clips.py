@@ -12,6 +12,8 @@ from kl_term.audit.policy_rules import of_policy
 from kl_term.audit.readings import read
 from kl_term.audit.temperatures import Tempered
 
+pytestmark = pytest.mark.slow
+
 
 def surrogate(clipped):
     """PPO's surrogate with one's own clip of ratio and advantage, beside k2."""

@@ -73,6 +73,7 @@ def test_the_tiny_policy_trains_on_the_cpu() -> None:
     assert device_of(live_preset("tiny")) == "cpu"
 
 
+@pytest.mark.slow
 def test_a_run_as_short_as_that_of_smollm2_is_drawn() -> None:
     preset = live_preset("tiny", updates=10, num_seeds=1)
     config = preset.config.model_copy(update={"log_every": 1, "cosine_every": 0})
@@ -96,6 +97,7 @@ def test_smollm2_trains_on_packaged_weights(
     assert (after["reverse_kl"] > 1e-3).all()
 
 
+@pytest.mark.slow
 def test_a_point_of_a_curve_averages_whole_windows() -> None:
     preset = quick(updates=48, num_seeds=1)
     config = preset.config.model_copy(update={"log_every": 4})

@@ -51,6 +51,7 @@ def test_differences_are_those_of_the_recorded_runs():
     assert table.loc["k3_reward", "mean"] < -0.2 < table.loc["kl_or_none_half", "mean"]
 
 
+@pytest.mark.slow
 def test_each_prediction_that_is_recorded_is_quoted_and_has_a_number():
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     text = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
