@@ -11,6 +11,8 @@ from kl_term.audit.holding import changed, numbers_in, with_coefficient, with_he
 
 #: Before the path to what the object itself holds.
 _SELF = "self"
+#: Before the name of what is given when the loss is made.
+_MADE = "made"
 
 
 def numbers_beside(foreign: Foreign, *, integers: bool = False) -> dict[str, float]:
@@ -31,6 +33,21 @@ def numbers_held(foreign: Foreign) -> dict[str, float]:
     return {f"{_SELF}.{'.'.join(path)}": x for path, x in numbers_in(held)}
 
 
+def numbers_made(foreign: Foreign) -> dict[str, float]:
+    """Defaults of what makes the loss, by name."""
+    if foreign.factory is None:
+        return {}
+    try:
+        parameters = inspect.signature(foreign.function).parameters
+    except (TypeError, ValueError):
+        return {}
+    return {
+        f"{_MADE}.{name}": parameter.default
+        for name, parameter in parameters.items()
+        if name != foreign.factory and type(parameter.default) in (int, float)
+    }
+
+
 def fixed_with(foreign: Foreign, values: dict[str, float]) -> dict[str, object]:
     """What it is given as it is, with other numbers."""
     fixed = {n: v for n, v in foreign.plan.fixed.items() if not n.startswith("*")}
@@ -48,6 +65,9 @@ def with_number(foreign: Foreign, path: str, value: float) -> Foreign:
         other = with_held(function, inner, value)
         if function is not foreign.function and foreign.factory is not None:
             other = with_coefficient(other, foreign.factory)
+        return replace(foreign, function=other, notes=set())
+    if held == _MADE:
+        other = functools.partial(foreign.function, **{inner: value})
         return replace(foreign, function=other, notes=set())
     fixed = foreign.plan.fixed | fixed_with(foreign, {path: value})
     return replace(foreign, plan=foreign.plan._replace(fixed=fixed), notes=set())

@@ -38,6 +38,7 @@ from kl_term.audit.layouts import (
 from kl_term.audit.paying import Payment, payment, pays
 from kl_term.audit.repeating import refuse_changing
 from kl_term.audit.spellings import OF_POLICY
+from kl_term.audit.ways import settle_guesses
 from kl_term.errors import UserError
 from kl_term.kl.returns import reward_to_go
 
@@ -189,6 +190,7 @@ def read(
         )
     foreign.layout = layout_of(foreign)
     _refuse_unread(foreign)
+    settle_guesses(foreign, probe_of(foreign), HIGH)
     settle_copies(foreign)
     settle_top_k(foreign)
     settle_mixture(foreign)

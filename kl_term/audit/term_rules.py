@@ -150,7 +150,8 @@ def _of_size(facts: Facts) -> Iterator[Finding]:
     if facts.identity.match is not None or found is None or facts.scale is None:
         return
     total = facts.scale * (1 + float(found[1] or 1))
-    apart = min(abs(total - right) for right in (1, 2, facts.policy_scale))
+    divided = [factor / by for by in facts.reading.foreign.divisors.values() for factor in (1, 2)]
+    apart = min(abs(total / right - 1) for right in (1, 2, facts.policy_scale, *divided) if right)
     if total > 0 and apart > 1e-3:
         yield Finding(
             "scale",

@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 
+from kl_term.audit.batches import Batch
 from kl_term.audit.calling import Foreign
 from kl_term.audit.holding import numbers_in
 from kl_term.audit.spellings import role_of
@@ -65,6 +66,26 @@ def _without(name: str) -> Way:
         return lambda: setattr(foreign, "plan", plan)
 
     return way
+
+
+def settle_guesses(foreign: Foreign, probe: Batch, beta: float) -> None:
+    """An argument with a default that was guessed, and makes numbers NaN, keeps its default."""
+    if _is_finite(foreign, probe, beta):
+        return
+    for name in reversed(_optional(foreign)):
+        take_back = _without(name)(foreign)
+        if _is_finite(foreign, probe, beta):
+            return
+        take_back()
+
+
+def _is_finite(foreign: Foreign, probe: Batch, beta: float) -> bool:
+    try:
+        output = foreign.call(probe, beta)
+    except Exception:
+        return False
+    gradient = output.value if output.gradient is None else output.gradient
+    return bool(output.value.isfinite().all() and gradient.isfinite().all())
 
 
 def _sizes_in(foreign: Foreign) -> dict[str, list[str]]:
