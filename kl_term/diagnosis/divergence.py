@@ -248,13 +248,26 @@ def surprise_gap(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
     Above zero the sampler was hotter than :math:`\mu` is said to be, below zero it was colder or
     truncated: seen where policy and reference are one, and no ratio shows anything. Of each
     completion its first row counts: later policies were trained on it, and the mean is not zero.
+
+    ``entropy_slope``, that of :math:`-\log \pi_\theta(a)` on H over the same tokens, is one if H is
+    the entropy at their states, for given a state the mean of the former is H; it is zero if H is
+    that of others, whose mean may be the same.
     """
     if rollouts.entropy is None:
         return {}
     fresh = rollouts.units.fresh[rollouts.sequence]
-    gap = {"surprise_gap": (-rollouts.logp - rollouts.entropy)[fresh]}
+    surprise, entropy = -rollouts.logp[fresh], rollouts.entropy[fresh]
     weight = _ratio(rollouts.logp - rollouts.behaviour_logp)[fresh]
-    return token_means(gap, rollouts.by_completion[fresh], weight=weight, **settings.bootstrap)
+    unit = rollouts.by_completion[fresh]
+    found = token_means(
+        {"surprise_gap": surprise - entropy}, unit, weight=weight, **settings.bootstrap
+    )
+    away = entropy - entropy.mean()
+    squares = weight * away**2
+    if not (np.isfinite(squares).all() and squares.any()):
+        return found
+    slope = np.divide(surprise - entropy.mean(), away, out=np.zeros_like(away), where=away != 0)
+    return found | token_means({"entropy_slope": slope}, unit, weight=squares, **settings.bootstrap)
 
 
 def _ratio(log_ratio: Floats) -> Floats:

@@ -96,9 +96,12 @@ def measure_groups(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
     size = settings.group_size or float(sizes.max())
     missing = (-times) % int(size)
     found["left_out_share"] = float(missing.sum() / (missing.sum() + rollouts.sequences))
+    complete = size <= sizes
+    if not complete.any() and (sizes == sizes[0]).all():
+        complete = ~complete  # nothing was left out: these are the groups, or what stands for them
     if rows.advantage is not None and not settings.in_reward and not _varies(rollouts, rows):
-        found |= _advantages(rows, size <= sizes)
-        found |= _by_length(rollouts, rows, size <= sizes)
+        found |= _advantages(rows, complete)
+        found |= _by_length(rollouts, rows, complete)
     return found
 
 
@@ -154,7 +157,7 @@ def _by_length(rollouts: Rollouts, rows: Sequences, complete: np.ndarray) -> dic
 
 
 def _scales(rows: Sequences) -> dict[str, float]:
-    """How far a group's spread of advantages is from the usual one, and from its rewards'."""
+    """Groups whose spread of advantages is far from the usual one, and so over its rewards'."""
     ours, theirs = (
         np.sqrt(_group_means((v - _group_means(v, rows.group)[rows.group]) ** 2, rows.group))
         for v in (rows.advantage, rows.reward)
@@ -163,7 +166,9 @@ def _scales(rows: Sequences) -> dict[str, float]:
     if loud.sum() < 2 * FEWEST_GROUPS:
         return {}
     spread, slope = ours[loud], ours[loud] / theirs[loud]
-    apart = (spread > APART * np.median(spread)) & (slope > APART * np.median(slope))
+    large = (spread > APART * np.median(spread)) & (slope > APART * np.median(slope))
+    small = (APART * spread < np.median(spread)) & (APART * slope < np.median(slope))
+    apart = large | small
     return {"groups_apart": float(apart.sum()), "groups_apart_share": float(apart.mean())}
 
 

@@ -174,16 +174,30 @@ def sequence_ends(rollouts: Rollouts) -> dict[str, float]:
     since a state ends its sequence with probability :math:`\mu(a)` of its one end token.
 
     Returns:
-        ``end_surprise`` (mean, nats) and ``end_surprise_bound``; nothing if all end together.
+        ``end_surprise`` (mean, nats) and ``end_surprise_bound``; nothing if all end together. With
+        a column of tokens ``ends_alike_share``: of these ends, the share in the usual end token;
+        ``ends_twice_share``: of those, the share before which it stands too.
     """
     early = rollouts.lengths < rollouts.lengths.max()
     if not early.any():
         return {}
     ends = rollouts.last[early]
-    return {
+    found = {
         "end_surprise": float(-rollouts.behaviour_logp[ends].mean()),
         "end_surprise_bound": float(np.log(rollouts.tokens / len(ends))),
         "early_ends": float(len(ends)),
+    }
+    if rollouts.token is None:
+        return found
+    values, times = np.unique(rollouts.token[ends], return_counts=True)
+    alike = ends[rollouts.token[ends] == values[times.argmax()]]
+    before = np.maximum(alike - 1, 0)
+    twice = rollouts.token[before] == rollouts.token[alike]
+    twice &= rollouts.sequence[before] == rollouts.sequence[alike]
+    twice &= before < alike
+    return found | {
+        "ends_alike_share": len(alike) / len(ends),
+        "ends_twice_share": float(twice.mean()),
     }
 
 

@@ -50,8 +50,6 @@ NEVER_MEASURED = {
     "a sampler that forbids or favours single tokens": "such tokens are too few to move a mean "
     "over some hundred completions; a sampler_logp column shows it at each of them, if it is that "
     "of the processed logits",
-    "an entropy column of other tokens with the same mean": "one sample a token says little of the "
-    "spread at its state; the whole vocabulary's log-probs would",
     "one completion under two names, or two under one": "rows are taken for what their sequence "
     "column says; ids of prompts, of completions and of the end token in the dump would show it",
 }

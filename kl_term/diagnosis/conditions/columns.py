@@ -24,6 +24,8 @@ CLEAR_SHIFT = 4.0
 #: Both policies find the same tokens easy; at a KL of one nat per token the correlation is still
 #: above one half.
 UNRELATED = 0.3
+#: The slope of -log p on the entropy is one, and zero where they are of other states.
+LARGEST_FOREIGN_SLOPE = 0.5
 #: Log-probs of other tokens make the mean ratio explode, a policy that is far away does not: its
 #: mean is at most one.
 UNRELATED_RATIO = 1.5
@@ -31,6 +33,8 @@ UNRELATED_RATIO = 1.5
 MOST_MASKED = 1e-3
 #: The bound is on a mean; fewer early ends have too noisy a mean to hold against it.
 FEWEST_ENDS = 20
+#: Text that ends in a loop, cut off, ends so now and then; a token that ends sequences never does.
+MOST_TWICE = 0.5
 #: Nats beyond the bound: tokens that end a sequence for another reason than being its end token
 #: (a stop string, a cut) have the surprise of any token.
 END_MARGIN = 3.0
@@ -95,7 +99,22 @@ def other_tokens(m: Measured) -> Shown | None:
                 {"correlation with logp": aligned, "mean ratio to logp": ratio},
                 words={"column": name},
             )
-    return None
+    return _entropy_of_others(m)
+
+
+def _entropy_of_others(m: Measured) -> Shown | None:
+    """Not where the mean of -log p is off too: then the sampler is another."""
+    slope, gap = m.intervals.get("entropy_slope"), m.intervals.get("surprise_gap")
+    if slope is None or gap is None or not m.enough or gap.clear_of(0.0):
+        return None
+    if slope.high > LARGEST_FOREIGN_SLOPE or not slope.clear_of(1.0):
+        return None
+    if misaligned(m) is not None:
+        return None
+    return Shown(
+        {"slope of -log p on the entropy (one)": slope.value, "upper end": slope.high},
+        words={"column": "policy's own"},
+    )
 
 
 def masked_when_scored(m: Measured) -> Shown | None:
@@ -106,6 +125,11 @@ def masked_when_scored(m: Measured) -> Shown | None:
 
 
 def unsampled_end(m: Measured) -> Shown | None:
+    """Nothing is sampled behind an end, so no end stands before another."""
+    twice, alike = (m.numbers.get(f"ends_{name}_share", 0.0) for name in ("twice", "alike"))
+    enough = m.numbers.get("early_ends", 0.0) >= FEWEST_ENDS
+    if enough and min(twice, alike) > MOST_TWICE:
+        return Shown({"share of sequences whose last two tokens are the usual end token": twice})
     surprise = m.numbers.get("end_surprise", 0.0)
     bound = m.numbers.get("end_surprise_bound", math.inf)
     if surprise <= bound + END_MARGIN or m.numbers["early_ends"] < FEWEST_ENDS:
