@@ -30,7 +30,7 @@ def test_a_size_of_groups_is_read_in_a_configuration_whatever_it_is_called(sign)
     found = audit(loss, given={"config": Rollouts()}, beta_name="kl_coef")
     loud = [finding.code for finding in found.findings if finding.severity != "note"]
     assert loud == ([] if sign == 1 else ["sign"])
-    assert found.to_dict()["term"] == ("k1_reward_whole" if sign == 1 else None)
+    assert found.to_dict()["term"] == "k1_reward_whole" and found.scale == pytest.approx(sign)
 
 
 @pytest.mark.parametrize("clipped", [True, False])
