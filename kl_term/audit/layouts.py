@@ -13,7 +13,7 @@ from kl_term.audit.arguments import numbers_of
 from kl_term.audit.batches import Batch, random_batch
 from kl_term.audit.calling import Foreign, one_line
 from kl_term.audit.layout import LAYOUTS, Alignment, Layout
-from kl_term.audit.spellings import AMBIGUOUS, OF_TOP_K, words_of
+from kl_term.audit.spellings import AMBIGUOUS, OF_TOP_K, Role, words_of
 from kl_term.audit.ways import ways
 from kl_term.errors import UserError
 
@@ -181,23 +181,42 @@ def _reads_the_rest(foreign: Foreign, probe: Batch) -> bool:
 
 def settle_weights(foreign: Foreign) -> None:
     """Under the name of weights some pass the advantages, and some what is counted."""
-    named = [n for n in foreign.plan.guessed if n in AMBIGUOUS]
-    others = [r for n, r in foreign.plan.roles.items() if n not in named]
-    if not named or {"mask", "padding", "advantages"} & {*others}:
+    held = {**foreign.plan.guessed, **foreign.bag_roles}
+    named = [name for name, role in held.items() if name in AMBIGUOUS and role == "advantages"]
+    every = {**foreign.plan.roles, **foreign.bag_roles}
+    others = {role for name, role in every.items() if name not in named}
+    if not named or not ("advantages" in others or _weighs_all(foreign, others)):
         return
-    first, probe = foreign.layout, probe_of(foreign)
-    negated = replace(probe, advantages=-probe.advantages)
-    gradients = [foreign.call(batch, 0.0).gradient for batch in (probe, negated)]
-    if any(g is not None and bool((g != 0).any()) for g in gradients):
-        return  # they have a gradient of their own, without the KL
-    for name in named:
-        foreign.plan.roles[name] = foreign.plan.guessed[name] = "mask"
+    first, plan, inside = foreign.layout, foreign.plan, foreign.bag_roles
+    weighed: dict[str, Role] = dict.fromkeys(named, "mask")
+    given = {n: role for n, role in weighed.items() if n in plan.roles}
+    foreign.plan = plan._replace(
+        roles=plan.roles | given,
+        guessed=plan.guessed | given,
+        fixed=plan.fixed | {f"*{n}": role for n, role in weighed.items() if n not in given},
+    )
+    foreign.bag_roles = {n: role for n, role in inside.items() if n not in named}
     try:
         foreign.layout = layout_of(foreign)
     except UserError:
-        foreign.layout = first
-        for name in named:
-            foreign.plan.roles[name] = foreign.plan.guessed[name] = "advantages"
+        foreign.layout, foreign.plan, foreign.bag_roles = first, plan, inside
+
+
+def _weighs_all(foreign: Foreign, others: set[str]) -> bool:
+    """Whether the KL turns with the weights too, and not the policy loss alone."""
+    probe = probe_of(foreign)
+    negated = replace(probe, advantages=-probe.advantages)
+    if not others & {"mask", "padding"}:
+        gradients = [foreign.call(batch, 0.0).gradient for batch in (probe, negated)]
+        # else they have a gradient of their own, without the KL
+        return not any(g is not None and bool((g != 0).any()) for g in gradients)
+    if foreign.has_beta:
+        return False
+    other = replace(probe, ref_logits=probe.ref_logits.flip(-1))
+    here, turned, elsewhere = (foreign.call(b, HIGH).gradient for b in (probe, negated, other))
+    if here is None or turned is None or elsewhere is None:
+        return False
+    return torch.allclose(here, -turned, rtol=1e-4) and not torch.allclose(here, elsewhere)
 
 
 def settle_advantages(foreign: Foreign) -> None:

@@ -116,6 +116,54 @@ def test_weights_are_what_they_do():
     assert read(weighted_policy).foreign.plan.roles["weights"] == "advantages"
 
 
+def distilled(inputs, sign=1.0):
+    """The price of a token times its ratio, of the tokens and as much as a batch says."""
+    ratio = (inputs.policy_logps - inputs.old_logps).exp()
+    price = sign * (inputs.policy_logps - inputs.ref_logps).detach()
+    per_token = torch.where(inputs.loss_mask, ratio * price, 0.0)
+    if inputs.loss_weights is not None:
+        per_token = per_token * inputs.loss_weights
+    return per_token.sum() / inputs.loss_mask.sum()
+
+
+def distilled_away(inputs):
+    return distilled(inputs, sign=-1.0)
+
+
+def test_weights_of_a_batch_that_turn_the_kl_too_are_no_advantages():
+    found = audit(distilled)
+    assert found.minimises["fresh"]["state"] == "reverse KL"
+    assert not [f for f in found.findings if f.severity != "note"]
+    assert next(f.code for f in audit(distilled_away).findings) == "sign"
+
+
+def weighed_policy(inputs):
+    """A KL that the weights do not touch."""
+    logps = inputs.policy_logps
+    per_token = kl_of(logps, inputs.ref_logps, inputs.loss_mask) - logps * inputs.loss_weights
+    return torch.where(inputs.loss_mask, per_token, 0.0).sum() / inputs.loss_mask.sum()
+
+
+def test_weights_of_a_batch_beside_a_kl_are_advantages():
+    assert read(weighed_policy).foreign.bag_roles["loss_weights"] == "advantages"
+
+
+def weighed_beside(logps, old_logps, ref_logps, advantages, mask, weights, beta=0.1):
+    gain = (logps - old_logps).exp() * advantages
+    per_token = torch.where(mask, beta * kl_of(logps, ref_logps, mask) - gain, 0.0)
+    return (per_token * weights).sum() / mask.sum()
+
+
+def weighed_away(logps, old_logps, ref_logps, advantages, mask, weights, beta=0.1):
+    return weighed_beside(logps, old_logps, ref_logps, -advantages, mask, weights, beta)
+
+
+def test_weights_beside_advantages_are_what_is_counted():
+    assert read(weighed_beside).foreign.plan.roles["weights"] == "mask"
+    assert not [f for f in audit(weighed_beside).findings if f.severity != "note"]
+    assert next(f.code for f in audit(weighed_away).findings) == "policy-sign"
+
+
 def test_the_size_of_a_group_is_that_of_the_batch():
     def leave_one_out(scores, sampling_logprobs, ref_logprobs, mask, kl_coef=0.1, n_rollouts=16):
         kl = torch.where(mask.bool(), sampling_logprobs - ref_logprobs, 0.0).sum(-1)
