@@ -6,7 +6,7 @@ import torch
 
 from kl_term.audit.calling import Foreign, Output
 from kl_term.audit.layouts import HIGH, probe_of
-from kl_term.audit.numbers import numbers_beside, numbers_made, with_number
+from kl_term.audit.numbers import MADE, numbers_beside, numbers_made, with_number
 from kl_term.audit.spellings import role_of, words_of
 
 _DIVISORS = {"norm", "divisor", "length", "len", "horizon"}
@@ -19,7 +19,7 @@ def settle_divisors(foreign: Foreign) -> None:
     """
     numbers = numbers_beside(foreign, integers=True) | numbers_made(foreign)
     foreign.divisors = {
-        name.removeprefix("made."): default
+        name.removeprefix(f"{MADE}."): default
         for name, default in numbers.items()
         if _is_named_so(name.rpartition(".")[2]) and _divides(foreign, name, default)
     }

@@ -6,13 +6,14 @@ import functools
 import inspect
 from dataclasses import replace
 
+from kl_term.audit.arguments import numbers_of
 from kl_term.audit.calling import Foreign
 from kl_term.audit.holding import changed, numbers_in, with_coefficient, with_held
 
 #: Before the path to what the object itself holds.
 _SELF = "self"
 #: Before the name of what is given when the loss is made.
-_MADE = "made"
+MADE = "made"
 
 
 def numbers_beside(foreign: Foreign, *, integers: bool = False) -> dict[str, float]:
@@ -37,15 +38,12 @@ def numbers_made(foreign: Foreign) -> dict[str, float]:
     """Defaults of what makes the loss, by name."""
     if foreign.factory is None:
         return {}
+    maker = functools.partial(foreign.function, **{foreign.factory: None})
     try:
-        parameters = inspect.signature(foreign.function).parameters
-    except (TypeError, ValueError):
+        numbers = numbers_of(maker, integers=True)
+    except (TypeError, ValueError):  # it has no signature
         return {}
-    return {
-        f"{_MADE}.{name}": parameter.default
-        for name, parameter in parameters.items()
-        if name != foreign.factory and type(parameter.default) in (int, float)
-    }
+    return {f"{MADE}.{name}": default for name, default in numbers.items()}
 
 
 def fixed_with(foreign: Foreign, values: dict[str, float]) -> dict[str, object]:
@@ -66,7 +64,7 @@ def with_number(foreign: Foreign, path: str, value: float) -> Foreign:
         if function is not foreign.function and foreign.factory is not None:
             other = with_coefficient(other, foreign.factory)
         return replace(foreign, function=other, notes=set())
-    if held == _MADE:
+    if held == MADE:
         other = functools.partial(foreign.function, **{inner: value})
         return replace(foreign, function=other, notes=set())
     fixed = foreign.plan.fixed | fixed_with(foreign, {path: value})

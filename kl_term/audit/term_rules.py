@@ -110,11 +110,7 @@ def of_term(facts: Facts) -> Iterator[Finding]:
         yield from _beside_policy(facts, scale)
     if scale is not None and differs and identity.fault != "absolute" and not summed:
         of_whole = abs(scale - facts.policy_scale) < 1e-4 * abs(scale)
-        by_caller = [
-            name
-            for name, by in facts.reading.foreign.divisors.items()
-            if abs(abs(scale) * by - 1) < 1e-4
-        ]
+        by_caller = _by_caller(facts, scale)
         yield Finding(
             "scale",
             "note" if of_whole or facts.has_own_coefficient or by_caller else "warning",
@@ -123,6 +119,12 @@ def of_term(facts: Facts) -> Iterator[Finding]:
             f"multiply the KL by {1 / abs(scale):.4g}, or say so beside the coefficient",
             None,
         )
+
+
+def _by_caller(facts: Facts, scale: float) -> list[str]:
+    """The numbers of the caller that divide the loss by just this much."""
+    divisors = facts.reading.foreign.divisors.items()
+    return [name for name, by in divisors if abs(abs(scale) * by - 1) < 1e-4]
 
 
 def _of_size(facts: Facts) -> Iterator[Finding]:
@@ -150,9 +152,9 @@ def _of_size(facts: Facts) -> Iterator[Finding]:
     if facts.identity.match is not None or found is None or facts.scale is None:
         return
     total = facts.scale * (1 + float(found[1] or 1))
-    divided = [factor / by for by in facts.reading.foreign.divisors.values() for factor in (1, 2)]
-    apart = min(abs(total / right - 1) for right in (1, 2, facts.policy_scale, *divided) if right)
-    if total > 0 and apart > 1e-3:
+    apart = min(abs(total - right) for right in (1, 2, facts.policy_scale))
+    by_caller = any(_by_caller(facts, total / whole) for whole in (1, 2))
+    if total > 0 and apart > 1e-3 and not by_caller:
         yield Finding(
             "scale",
             "warning",
