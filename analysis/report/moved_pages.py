@@ -16,6 +16,8 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.errors import ExtensionError
 
+from kl_term.files import replace_file
+
 _PAGE = """\
 <!DOCTYPE html>
 <html lang="{language}">
@@ -60,7 +62,7 @@ def write_pages(app: Sphinx, failure: Exception | None) -> None:
         path = Path(app.outdir, f"{old}.html")
         path.parent.mkdir(parents=True, exist_ok=True)
         said = {"title": app.env.titles[new].astext(), "language": app.config.language or "en"}
-        path.write_text(leading_page(old, new, **said), encoding="utf-8")
+        replace_file(path, leading_page(old, new, **said).encode())
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
