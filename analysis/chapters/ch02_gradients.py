@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
 
 import pandas as pd
 import torch
@@ -23,6 +22,7 @@ from analysis.evidence.claims import (
     percentiles,
     share,
 )
+from analysis.evidence.far_policies import error_to, ragged, stale, typical, worst
 from analysis.evidence.length_weights import weight_errors
 from analysis.evidence.noise_ratio import noise_ratio
 from analysis.evidence.policies import (
@@ -31,7 +31,6 @@ from analysis.evidence.policies import (
     Policies,
     by_token,
     flat_error,
-    moved_logits,
     normal_draws,
     pairs,
     random_tables,
@@ -49,7 +48,6 @@ from kl_term.kl.enumeration import (
 from kl_term.kl.scores import expected_score
 from kl_term.kl.sequences import (
     Sequences,
-    enumerate_sequences,
     expected_sequence_gradient,
     sequence_kl_gradient,
     sequence_probability,
@@ -221,28 +219,6 @@ def _error_panels(
 
 
 # --- What it decides
-
-
-@cache
-def stale() -> Tensor:
-    """For each policy an older one that sampled."""
-    return moved_logits(pairs().logits, 0.7, seed=5)
-
-
-def error_to(direction: str, estimator: str, old: Tensor | None = None, **variant: str) -> Tensor:
-    """[300]: relative error of a variant's expected gradient against an exact KL gradient."""
-    gradient = expected_gradient(*pairs(), old, estimator=estimator, **variant)
-    return relative_error(gradient, exact_kl_gradient(*pairs(), direction=direction))
-
-
-def worst(estimator: str, *sampler: Tensor, of: str = "reverse", **variant: str) -> float:
-    """The largest :func:`error_to` a KL gradient: rounding, where the two are the same."""
-    return largest(error_to(of, estimator, *sampler, **variant))
-
-
-def typical(estimator: str, *sampler: Tensor, of: str = "reverse", **variant: str) -> float:
-    """The median :func:`error_to` a KL gradient."""
-    return median(error_to(of, estimator, *sampler, **variant))
 
 
 @claim("S0-4")
@@ -443,14 +419,6 @@ def minimax01_is_no_kl() -> Finding:
     }
     is_kl = min(figures["to_reverse"], figures["to_forward"]) < EXACT
     return Finding(judge(is_kl, False), figures)
-
-
-@cache
-def ragged() -> tuple[Sequences, Tensor, Tensor, Tensor]:
-    """Sequences of up to three tokens with an end token; policy, reference and older policy."""
-    sequences = enumerate_sequences(3, 3, eos=2)
-    (table, step), (reference, _) = random_tables(sequences, 3, 2, spread=1.0, seed=6)
-    return sequences, table, reference, table + 0.5 * step
 
 
 @claim("S2-6")
