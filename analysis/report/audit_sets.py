@@ -71,7 +71,8 @@ HELD_OUT = (
         what="Somebody who had not seen the audit wrote {broken} broken and {right} right losses "
         "more, after the fourth set was measured. Most of the broken ones are after no report: "
         "they have faults that their author expects. What should be found was decided before they "
-        "were audited, once.",
+        "were audited, once; so was a second code that names some of the faults as well: `scale` "
+        "for a loss or a price that is doubled, `policy-axis` for the advantage of another answer.",
         blind=True,
     ),
 )
