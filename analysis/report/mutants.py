@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
 
 from analysis.records.manifests import read_manifest
@@ -19,18 +21,23 @@ def mutants_found(project: Project) -> str:
     if not folder.is_dir():
         return "Nothing is recorded in this checkout: run `make mutants`.\n"
     manifest = read_manifest(folder)
-    survivors = pd.read_csv(folder / "survivors.csv")
+    left = survivors(folder)
     reasons = equivalent(project)
     explained = [
         _reason(module, becomes, reasons)
-        for module, becomes in zip(survivors["module"], survivors["becomes"], strict=True)
+        for module, becomes in zip(left["module"], left["becomes"], strict=True)
     ]
     return render(
         "mutants.md",
         modules=pd.read_csv(folder / "modules.csv"),
-        survivors=survivors.assign(reason=explained),
+        survivors=left.assign(reason=explained),
         **(manifest | {"folder": "mutants"}),
     )
+
+
+def survivors(folder: Path) -> pd.DataFrame:
+    """The mutants of a record that no test noticed; one that takes a line away becomes nothing."""
+    return pd.read_csv(folder / "survivors.csv", keep_default_na=False)
 
 
 def equivalent(project: Project) -> list[tuple[str, str, str]]:

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from analysis.records.manifests import write_folder
-from analysis.report.mutants import UNEXPLAINED, equivalent, mutants_found
+from analysis.report.mutants import UNEXPLAINED, equivalent, mutants_found, survivors
 from analysis.report.project import Project
 from torture import mutants
 
@@ -58,17 +58,22 @@ def test_a_survivor_stands_beside_its_reason_or_beside_none(tmp_path):
         "- module: a.b\n  becomes: [return x * 1]\n  reason: Nothing is multiplied.\n"
     )
     modules = pd.DataFrame([("a.b", 1200, 1198)], columns=["module", "mutants", "killed"])
-    survivors = pd.DataFrame(
-        [("a.b", "return x", "return x * 1.0"), ("a.b", "return x", "return None")],
+    left = pd.DataFrame(
+        [
+            ("a.b", "return x", "return x * 1.0"),
+            ("a.b", "return x", "return None"),
+            ("a.b", "x += 1", ""),
+        ],
         columns=["module", "was", "becomes"],
     )
-    tables = {"modules.csv": modules, "survivors.csv": survivors}
+    tables = {"modules.csv": modules, "survivors.csv": left}
     write_folder(tmp_path / "results" / "mutants", tables, FIELDS)
     page = mutants_found(Project(tmp_path))
     assert "at commit 12ab34 with changes" in page
     assert "noticed 1,198 of 1,200 changes" in page and "| 99.8% |" in page
     assert "| `return x * 1.0` | Nothing is multiplied. |" in page
     assert f"| `return None` | {UNEXPLAINED} |" in page
+    assert page.count(UNEXPLAINED) == 2, "a line that is taken away is no number"
 
 
 def test_the_record_is_above_the_bar_and_every_survivor_has_a_reason():
@@ -85,8 +90,8 @@ def test_every_reason_is_of_a_survivor_of_the_record():
     """One that matches none may excuse a later mutant. A new module waits for its record."""
     folder = PROJECT.results / "mutants"
     modules = set(pd.read_csv(folder / "modules.csv")["module"])
-    survivors = pd.read_csv(folder / "survivors.csv")
-    left = list(zip(survivors["module"], survivors["becomes"], strict=True))
+    found = survivors(folder)
+    left = list(zip(found["module"], found["becomes"], strict=True))
     for module, line, _ in equivalent(PROJECT):
         assert (PROJECT.root / (module.replace(".", "/") + ".py")).is_file(), module
         matched = any(where == module and becomes.startswith(line) for where, becomes in left)
