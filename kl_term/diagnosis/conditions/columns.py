@@ -126,13 +126,13 @@ def masked_when_scored(m: Measured) -> Shown | None:
 
 def unsampled_end(m: Measured) -> Shown | None:
     """Nothing is sampled behind an end, so no end stands before another."""
+    if m.numbers.get("early_ends", 0.0) < FEWEST_ENDS:
+        return None
     twice, alike = (m.numbers.get(f"ends_{name}_share", 0.0) for name in ("twice", "alike"))
-    enough = m.numbers.get("early_ends", 0.0) >= FEWEST_ENDS
-    if enough and min(twice, alike) > MOST_TWICE:
+    if min(twice, alike) > MOST_TWICE:
         return Shown({"share of sequences whose last two tokens are the usual end token": twice})
-    surprise = m.numbers.get("end_surprise", 0.0)
-    bound = m.numbers.get("end_surprise_bound", math.inf)
-    if surprise <= bound + END_MARGIN or m.numbers["early_ends"] < FEWEST_ENDS:
+    surprise, bound = (m.numbers[f"end_{name}"] for name in ("surprise", "surprise_bound"))
+    if surprise <= bound + END_MARGIN:
         return None
     return Shown(
         {

@@ -151,6 +151,37 @@ def test_log_probs_of_other_tokens(name, aligned, ratio, found):
         assert says.evidence == {"correlation with logp": aligned, "mean ratio to logp": ratio}
 
 
+#: -log p does not follow an entropy whose mean is right.
+UNMOVED = {"entropy_slope": interval(0.25, 0.25), "surprise_gap": interval(0.25, 0.125)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, True),
+        ({"entropy_slope": interval(0.25, 0.26)}, False),  # it may be above one half
+        ({"entropy_slope": interval(0.0, 0.49)}, True),
+        ({"entropy_slope": interval(0.0, 0.5)}, False),  # one is within four errors
+        ({"surprise_gap": interval(0.26, 0.125)}, False),  # then the sampler is another
+        ({"entropy_slope": None}, False),
+        ({"surprise_gap": None}, False),
+    ],
+)
+def test_an_entropy_of_other_tokens(changes, found):
+    intervals = {name: of for name, of in (UNMOVED | changes).items() if of is not None}
+    given = measured(intervals=intervals)
+    assert (columns.other_tokens(given) is not None) is found
+    assert columns.other_tokens(given._replace(rollouts=FEW)) is None
+    shifted = measured(NEIGHBOURS, intervals=intervals)
+    assert columns.other_tokens(shifted) is None, "has another finding"
+
+
+def test_what_an_entropy_of_other_tokens_says():
+    found = said(columns.other_tokens, measured(intervals=UNMOVED))
+    assert found.title == "The policy's own log-probs are not those of these tokens"
+    assert found.evidence == {"slope of -log p on the entropy (one)": 0.25, "upper end": 0.5}
+
+
 @pytest.mark.parametrize(
     ("share", "tokens", "found"),
     [(1e-3, 3.0, True), (0.99e-3, 3.0, False), (1e-3, 2.0, False), (0.0, 0.0, False)],
@@ -181,6 +212,28 @@ def test_ends_are_more_surprising_than_an_end_can_be(changes, found):
         assert said(columns.unsampled_end, measured(numbers)).evidence == {
             "mean of -log p at sequence ends": 5.1,
             "bound if these tokens ended the sequences": 2.0,
+        }
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, True),
+        ({"ends_twice_share": 0.5}, False),  # text that was cut off may end in a loop
+        ({"ends_alike_share": 0.5}, False),  # no token ends most sequences
+        ({"ends_twice_share": None}, False),
+        ({"ends_alike_share": None}, False),
+        ({"early_ends": 19.0}, False),
+    ],
+)
+def test_an_end_that_stands_before_the_end(changes, found):
+    numbers = {"end_surprise": 5.0, "end_surprise_bound": 2.0, "early_ends": 20.0}
+    numbers |= {"ends_twice_share": 0.51, "ends_alike_share": 0.625} | changes
+    given = measured({name: value for name, value in numbers.items() if value is not None})
+    assert (columns.unsampled_end(given) is not None) is found
+    if found:
+        assert said(columns.unsampled_end, given).evidence == {
+            "share of sequences whose last two tokens are the usual end token": 0.51
         }
 
 
