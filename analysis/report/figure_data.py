@@ -1,13 +1,15 @@
-"""The numbers that a figure draws, as a table beside its image.
+"""The numbers that a figure draws, as a table beside its image, and the words in it.
 
 A figure's lines, bands, points and bars carry their data. They are read from the figure when a
 notebook shows it, travel in the metadata of its image, and the site offers them below the figure.
+So do its words, which an edition in another language explains there.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +18,17 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection, PolyCollection, QuadMesh
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from kl_term import style
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-#: The key of the table in the metadata of an image.
-KEY = "data"
+#: The keys of the table and of the words in the metadata of an image.
+KEY, WORDS = "data", "words"
 COLUMNS = ("panel", "kind", "series", "x", "y", "low", "high")
+_FORMULA, _WORD = re.compile(r"\$[^$]*\$"), re.compile(r"[A-Za-z]{2}")
 
 
 def figure_data(figure: Figure) -> str:
@@ -48,16 +52,23 @@ def figure_data(figure: Figure) -> str:
     return text.getvalue()
 
 
+def figure_words(figure: Figure) -> list[str]:
+    """What is written in a figure in words, once each: titles, labels, legends, remarks."""
+    shown = (text for text in figure.findobj(Text) if text.get_visible())
+    said = (" ".join(text.get_text().split()) for text in shown)
+    return list(dict.fromkeys(text for text in said if _WORD.search(_FORMULA.sub("", text))))
+
+
 def show_with_data(shell: InteractiveShell) -> None:
-    """Let a notebook show figures as :func:`kl_term.style.show_as_png`, their data beside them."""
+    """Let a notebook show figures as :func:`kl_term.style.show_as_png`, with data and words."""
     style.show_as_png(shell)
     formatter = shell.display_formatter.formatters["image/png"]
     shown = formatter.lookup_by_type(Figure)
 
     def with_data(figure: Figure) -> tuple[bytes, dict[str, Any]]:
         image, size = shown(figure)
-        data = figure_data(figure)
-        return image, size | ({KEY: data} if data else {})
+        beside = {KEY: figure_data(figure), WORDS: figure_words(figure)}
+        return image, size | {key: found for key, found in beside.items() if found}
 
     formatter.for_type(Figure, with_data)
 

@@ -4,12 +4,15 @@ The landing page and the README show a figure of a chapter. Both take it from he
 executed notebook, so that it cannot differ from the chapter's own.
 
 A Sphinx extension: it writes the images to ``book/_generated/figures/<name>.png``, since those of
-glued figures do not cross pages, and links each figure of the site to the numbers in it.
+glued figures do not cross pages, and links each figure of the site to the numbers in it. Below a
+figure of an edition in another language it says what the words in it mean.
 """
 
 from __future__ import annotations
 
 import base64
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,20 +20,22 @@ import nbformat
 from docutils import nodes
 from sphinx.application import Sphinx
 
-from analysis.report.figure_data import KEY
+from analysis.report.figure_data import KEY, WORDS
 from analysis.report.project import Project
-from analysis.report.translation import is_translated
+from analysis.report.translation import FIGURES, is_translated, load
 from kl_term.files import replace_file
 
 #: Where the site has the tables.
 DATA = "_static/data"
+_FORMULA = re.compile(r"\$([^$]*)\$")
 
 
 class Shown(NamedTuple):
-    """The PNG of a figure, and what it draws as a table, empty where it draws no data."""
+    """The PNG of a figure, what it draws as a table, empty where it draws no data, its words."""
 
     image: bytes
     table: str
+    words: tuple[str, ...] = ()
 
 
 def figures(*notebooks: Path) -> dict[str, Shown]:
@@ -50,8 +55,9 @@ def figures(*notebooks: Path) -> dict[str, Shown]:
                 raise ValueError(f"{notebook.name}: figure {name!r} has no image; run the notebook")
             if name in found:
                 raise ValueError(f"{notebook.name}: figure name {name!r} is used twice")
-            table = outputs[0].get("metadata", {}).get("image/png", {}).get(KEY, "")
-            found[name] = Shown(base64.b64decode(outputs[0].data["image/png"]), table)
+            beside = outputs[0].get("metadata", {}).get("image/png", {})
+            image = base64.b64decode(outputs[0].data["image/png"])
+            found[name] = Shown(image, beside.get(KEY, ""), tuple(beside.get(WORDS, ())))
     return found
 
 
@@ -105,6 +111,8 @@ def _write_images(app: Sphinx) -> None:
     found = figures(*sorted(project.runs.glob("*.ipynb")))
     write_images(found, project.generated / "figures")
     app.kl_tables = {name: figure.table for name, figure in found.items() if figure.table}
+    app.kl_words = {name: figure.words for name, figure in found.items()}
+    app.kl_meanings = load(project, FIGURES) if is_translated(app) else {}
 
 
 def _link_data(app: Sphinx, doctree: nodes.document, docname: str) -> None:
@@ -113,14 +121,39 @@ def _link_data(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     root = "../" * (docname.count("/") + is_translated(app))
     for figure in doctree.findall(nodes.figure):
         stems = [Path(image["uri"]).stem for image in figure.findall(nodes.image)]
-        name = next((n for n in (*figure["ids"], *stems) if n in app.kl_tables), None)
+        name = next((n for n in (*figure["ids"], *stems) if n in app.kl_words), None)
         caption = next(iter(figure.findall(nodes.caption)), None)
         if name is None or caption is None:
             continue
-        target = f"{root}{DATA}/{name}.csv"
-        said = "数据（CSV）" if is_translated(app) else "Data (CSV)"
-        link = f' <a class="kl-data" href="{target}" download>{said}</a>'
-        caption.append(nodes.raw("", link, format="html"))
+        if name in app.kl_tables:
+            target = f"{root}{DATA}/{name}.csv"
+            said = "数据（CSV）" if is_translated(app) else "Data (CSV)"
+            link = f' <a class="kl-data" href="{target}" download>{said}</a>'
+            caption.append(nodes.raw("", link, format="html"))
+        figure.extend(glossary(app.kl_words[name], app.kl_meanings))
+
+
+def glossary(words: tuple[str, ...], meanings: Mapping[str, str]) -> list[nodes.Node]:
+    """What the words of a figure mean, folded away, where all are known; names are left out."""
+    pairs = [(word, meanings[word]) for word in words if meanings.get(word, word) != word]
+    if not pairs or not meanings.keys() >= set(words):
+        return []
+    opening = '<details class="kl-words"><summary>图中文字</summary>'
+    paragraph = nodes.paragraph()
+    for number, (word, meaning) in enumerate(pairs):
+        paragraph += nodes.Text("；" if number else "")
+        paragraph += nodes.emphasis("", "", *_inline(word))
+        paragraph += nodes.Text("：")
+        paragraph.extend(_inline(meaning))
+    raw = [nodes.raw("", text, format="html") for text in (opening, "</details>")]
+    return [nodes.legend("", raw[0], paragraph, raw[1])]
+
+
+def _inline(text: str) -> Iterator[nodes.Node]:
+    """Text with its formulas."""
+    for number, part in enumerate(_FORMULA.split(text)):
+        if part:
+            yield nodes.math(part, part) if number % 2 else nodes.Text(part)
 
 
 def _write_data(app: Sphinx, failure: Exception | None) -> None:

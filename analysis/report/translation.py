@@ -45,6 +45,8 @@ _TITLED = re.compile(r"prf:\w+|grid-item-card|admonition|dropdown|exercise")
 _READ_OPTIONS = ("alt", "caption")
 #: Catalogues that may lag behind the book: what they lack is shown in English.
 LAGGING = ("conditions", "ledger", "symptoms", "titles")
+#: The catalogue of the words in the figures of translated chapters.
+FIGURES = "figures"
 #: What a translation must keep: roles with their targets, formulas, addresses of links, advice and
 #: its conditions.
 _KEPT = re.compile(r"\{[\w:]+\}`[^`]*`|\$[^$\n]+\$|(?<=\]\()[^)\s]+|\{\{[^{}]+\}\}|\[\[[^|\]]+")
@@ -176,13 +178,15 @@ def texts(project: Project, page: str) -> list[str]:
 
     ``menu`` are the headings of ``_toc.yml``; ``titles`` those of the pages without a catalogue;
     ``ledger`` and ``symptoms`` the texts from which their pages are written, ``conditions`` those
-    of verdicts;
+    of verdicts; ``figures`` the words in figures of translated chapters;
     ``advice`` the rows that translated pages show.
     """
     if page == "menu":
         found = [key(caption) for caption in _captions(load_yaml(project.toc, "_toc.yml"))]
     elif page == "titles":
         found = list(_titles(project))
+    elif page == FIGURES:
+        found = list(_figure_words(project))
     elif page == "conditions":
         from analysis.report.ledger import load_ledger
 
@@ -263,6 +267,18 @@ def _titles(project: Project) -> Iterator[str]:
             yield next(PAGE_TITLE.search(c.source)[0] for c in cells if c.cell_type == "markdown")
         elif text.is_file() and page.parent == project.book:
             yield PAGE_TITLE.search(text.read_text(encoding="utf-8"))[0]
+
+
+def _figure_words(project: Project) -> Iterator[str]:
+    """The words in the figures of the chapters that have a catalogue, as they are stored."""
+    from analysis.report.figure_data import WORDS
+
+    for page in catalogues(project):
+        path = project.notebooks / f"{page}.ipynb"
+        if path.is_file():
+            for cell in nbformat.read(path, as_version=4).cells:
+                for output in cell.get("outputs", ()):
+                    yield from output.get("metadata", {}).get("image/png", {}).get(WORDS, ())
 
 
 def _captions(toc: Mapping[str, Any]) -> Sequence[str]:

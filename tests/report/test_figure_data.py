@@ -8,7 +8,7 @@ import pandas as pd
 from IPython.core.interactiveshell import InteractiveShell
 from matplotlib.figure import Figure
 
-from analysis.report.figure_data import KEY, figure_data, show_with_data
+from analysis.report.figure_data import KEY, WORDS, figure_data, figure_words, show_with_data
 
 
 def read(figure: Figure) -> pd.DataFrame:
@@ -45,12 +45,28 @@ def test_a_figure_without_data_has_no_table() -> None:
     assert figure_data(figure) == ""
 
 
+def test_words_are_read_once_each_and_formulas_and_numbers_are_not() -> None:
+    figure = Figure()
+    axes = figure.subplots()
+    axes.set_title("reward")
+    axes.set_xlabel("KL\n(nats)")
+    axes.set_ylabel("reward")
+    axes.plot([1, 2], [3, 4], label="$k_1$ in the reward")
+    axes.plot([1, 2], [4, 5], label=r"$\log \pi$")
+    axes.text(1, 3, "hidden words", visible=False)
+    axes.legend()
+    assert sorted(figure_words(figure)) == ["$k_1$ in the reward", "KL (nats)", "reward"]
+
+
 def test_the_table_travels_with_the_image() -> None:
     shell = InteractiveShell()
     show_with_data(shell)
     figure = Figure(figsize=(2, 1), dpi=50)
-    figure.subplots().plot([1, 2], [3, 4])
+    axes = figure.subplots()
+    axes.plot([1, 2], [3, 4])
+    axes.set_title("reward")
     data, metadata = shell.display_formatter.format(figure)
     assert data["image/png"]
     assert metadata["image/png"]["width"] == 100
     assert metadata["image/png"][KEY] == figure_data(figure)
+    assert metadata["image/png"][WORDS] == ["reward"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from docutils import nodes
 
 from analysis.report import run_figures
 
@@ -33,11 +34,13 @@ def written(folder: Path, target: Path) -> list[Path]:
 def test_named_figures_are_taken_and_others_left(tmp_path: Path) -> None:
     path = notebook(tmp_path / "01.ipynb", ("", b"other"), ("fig-a", b"aa"), ("fig-b", b"bb"))
     written = nbformat.read(path, as_version=4)
-    written.cells[-1].outputs[-1].metadata = {"image/png": {"data": "x,y\n1,2\n"}}
+    written.cells[-1].outputs[-1].metadata = {
+        "image/png": {"data": "x,y\n1,2\n", "words": ["reward", "KL"]}
+    }
     nbformat.write(written, path)
     assert run_figures.figures(path) == {
-        "fig-a": (b"aa", ""),
-        "fig-b": (b"bb", "x,y\n1,2\n"),
+        "fig-a": (b"aa", "", ()),
+        "fig-b": (b"bb", "x,y\n1,2\n", ("reward", "KL")),
     }
 
 
@@ -80,3 +83,13 @@ def test_stale_copies_are_refreshed_and_orphans_refused(tmp_path: Path) -> None:
     (static / "fig-gone.png").write_bytes(b"x")
     with pytest.raises(ValueError, match=r"fig-gone.png: no notebook"):
         run_figures.refresh_copies(static, tmp_path / "notebooks")
+
+
+def test_a_glossary_leaves_out_names_and_waits_for_every_word() -> None:
+    meanings = {"reward": "奖励", "TRL": "TRL", "$k_1$ logged": "记录的 $k_1$"}
+    (legend,) = run_figures.glossary(("reward", "TRL", "$k_1$ logged"), meanings)
+    _, paragraph, _ = legend
+    assert paragraph.astext() == "reward：奖励；k_1 logged：记录的 k_1"
+    assert [math.astext() for math in legend.findall(nodes.math)] == ["k_1", "k_1"]
+    assert run_figures.glossary(("TRL",), meanings) == []
+    assert run_figures.glossary(("reward", "KL"), meanings) == []
