@@ -38,7 +38,7 @@ KL_BUDGET = 0.1
 DERIVED_OF_ENSEMBLE = ("spread_gold", "careful_gold")
 
 #: Of a window's mean spread over that of the first one: where somebody stops by it.
-SPREAD_BUDGET = 2.0
+SPREAD_BUDGET = 1.5
 #: What there is only where the reward model has several members.
 OF_ENSEMBLE = (*ENSEMBLE_METRICS, *DERIVED_OF_ENSEMBLE)
 #: What there is only where runs train on a reward model.
