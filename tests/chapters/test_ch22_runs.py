@@ -137,9 +137,9 @@ def test_a_rule_stops_where_a_loop_over_the_stored_windows_does():
     table = stopping.rules().set_index("rule")
     for rule, values in golds.items():
         assert len(values) == 10
-        assert table.loc[rule, "gold_mean"] == pytest.approx(np.mean(values), abs=1e-12)
+        assert table.loc[rule, "gold"] == pytest.approx(np.mean(values), abs=1e-12)
         less = np.array(values) - np.array(golds["peak"])
-        assert table.loc[rule, "less_mean"] == pytest.approx(less.mean(), abs=1e-12)
+        assert table.loc[rule, "less"] == pytest.approx(less.mean(), abs=1e-12)
 
 
 def test_truth_at_the_end_and_the_growth_of_the_spread_are_of_the_stored_rows():

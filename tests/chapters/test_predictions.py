@@ -69,7 +69,7 @@ def by_seed(preset: str, variant: str, beta: float, metric: str) -> dict[int, fl
     return {seed: sum(windows) / len(windows) for seed, windows in values.items()}
 
 
-#: Metric -> what a run's windows may not exceed, and how much of it: of the first window's, or nats.
+#: Metric -> the column that may not exceed how much: nats, or times a spread's first window.
 LIMITS = {"budget_gold": ("reverse_kl", 0.1), "spread_gold": ("spread", 1.5)}
 
 

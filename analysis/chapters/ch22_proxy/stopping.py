@@ -16,6 +16,7 @@ from analysis.records.preset import KL_BUDGET, SPREAD_BUDGET
 from analysis.records.statistics import Interval
 from analysis.records.variants import PENALTY
 from kl_term import style
+from kl_term.numbers import with_interval
 
 ENSEMBLE = "proxy_ensemble"
 #: Ensemble -> what tables and figures call it.
@@ -87,19 +88,29 @@ def stopped(variant: str = WATCHED) -> pd.DataFrame:
 
 
 def rules() -> pd.DataFrame:
-    """A row per rule: mean ``update`` and ``kl`` over the starts, ``gold`` kept there, and how much
-    ``less`` than the peak that is, each as ``mean``, ``low`` and ``high`` behind its name."""
+    """A row per rule: mean ``update`` and ``kl`` over the starts, ``gold`` kept there and how much
+    ``less`` than the peak that is, in the mean; with intervals as text in ``kept`` and ``lost``."""
     table = stopped()
     golds = table.pivot(index="seed", columns="rule", values="gold")
     found = []
     for rule, called in RULES.items():
         own = table[table["rule"] == rule]
-        row = {"rule": rule, "called": called, "update": own["update"].mean()}
-        row |= {"kl": own["reverse_kl"].mean()}
-        for name, values in (("gold", golds[rule]), ("less", golds[rule] - golds["peak"])):
-            of_rule = statistics.interval(values.to_numpy())._asdict()
-            row |= {f"{name}_{end}": value for end, value in of_rule.items()}
-        found.append(row)
+        gold, less = (
+            statistics.interval(values.to_numpy())
+            for values in (golds[rule], golds[rule] - golds["peak"])
+        )
+        found.append(
+            {
+                "rule": rule,
+                "called": called,
+                "update": own["update"].mean(),
+                "kl": own["reverse_kl"].mean(),
+                "gold": gold.mean,
+                "less": less.mean,
+                "kept": with_interval(gold._asdict(), ".2f"),
+                "lost": None if rule == "peak" else with_interval(less._asdict(), "+.2f"),
+            }
+        )
     return pd.DataFrame(found)
 
 
