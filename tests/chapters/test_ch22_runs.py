@@ -153,3 +153,28 @@ def test_truth_at_the_end_and_the_growth_of_the_spread_are_of_the_stored_rows():
         ratio = by_update[290] / by_update[0]
         found = stopping.spread_growth(variant)
         assert found == pytest.approx(stats.gmean(ratio), abs=1e-9)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.07])
+def test_what_lies_off_the_curve_of_one_model_is_found(monkeypatch, shift):
+    """Runs on one curve, two variants off it by a shift, and one beyond its end."""
+    ends = [("first", 0.1, 2.0), ("first", 0.2, 0.4), (stopping.WATCHED, 0.0, 5.0)]
+    own = [("a", 0.1, 1.0), ("a", 0.2, 0.3), ("b", 1.0, 3.0), ("a", 0.0, 9.0)]
+    rows = [
+        {
+            "seed": seed,
+            "variant": name,
+            "beta": beta,
+            "final_reverse_kl": kl * (1 + 0.1 * seed),
+            "final_gold": truth_at(kl * (1 + 0.1 * seed)) + (shift if name in "ab" else 0.0),
+        }
+        for seed in range(3)
+        for name, beta, kl in (*ends, *own)
+    ]
+    windows = [
+        {"seed": seed, "variant": "first", "update": 0, "gold": truth_at(0.0)} for seed in range(3)
+    ]
+    recording = SimpleNamespace(finals=pd.DataFrame(rows), curves=pd.DataFrame(windows))
+    monkeypatch.setattr(stopping, "recorded", lambda name: recording)
+    for variants in (("a",), ("b",), ("a", "b")):
+        assert stopping.off_the_curve(*variants).mean == pytest.approx(shift, abs=1e-12)

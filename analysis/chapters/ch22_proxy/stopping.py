@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from scipy.interpolate import PchipInterpolator
 
 from analysis.evidence.recorded import recorded
 from analysis.records import statistics
@@ -35,6 +36,8 @@ NAMES = {
 }
 #: The runs on which rules are compared: one model rewards, and the others look on.
 WATCHED = "none_first"
+#: Terms that act on some answers only, and their coefficient.
+SOME, STRONG = ("growing", "beyond"), 1.0
 #: Rule -> what the table calls it.
 RULES = {
     "peak": "the truth is highest (nobody sees it)",
@@ -134,17 +137,55 @@ def spread_growth(variant: str = WATCHED) -> float:
     return float(np.exp(np.log(ends["last"] / ends["first"]).mean()))
 
 
+def off_the_curve(*variants: str) -> Interval:
+    """Gold of final policies less that of runs on one model at the same KL, over the starts.
+
+    Of each start these are one curve in the root of the KL: a monotone cubic through the first
+    window, at the reference, and its runs with the term and without. Policies beyond its end are
+    left out.
+    """
+    recording = recorded(ENSEMBLE)
+    finals, differences = recording.finals, []
+    for seed, first in recording.curves.query("variant == 'first' and update == 0").groupby("seed"):
+        of_seed = finals[finals["seed"] == seed]
+        points = of_seed[of_seed["variant"].isin(("first", WATCHED))]
+        points = points.sort_values("final_reverse_kl")
+        roots = np.array([0.0, *points["final_reverse_kl"] ** 0.5])
+        curve = PchipInterpolator(roots, [first["gold"].mean(), *points["final_gold"]])
+        own = of_seed[of_seed["variant"].isin(variants)]
+        own = own[own["final_reverse_kl"] ** 0.5 <= roots[-1]]
+        if len(own):
+            of_curve = curve(own["final_reverse_kl"] ** 0.5)
+            differences.append(float((own["final_gold"] - of_curve).mean()))
+    return statistics.interval(np.array(differences))
+
+
 def draw() -> Figure:
-    """Truth, left, and spread, right, over training without a KL term: a line per ensemble."""
-    figure, panels = style.subplots(1, 2, height=4.2)
-    curves = recorded(ENSEMBLE).curves
+    """Truth and spread over training without a KL term, and truth over the KL at the end.
+
+    A line per ensemble; over the KL its points are its coefficients, and grey ones are terms that
+    act on some answers only.
+    """
+    figure, axes = style.subplots(2, 2, height=6.6)
+    *panels, rest = axes.flat
+    curves, finals = recorded(ENSEMBLE).curves, recorded(ENSEMBLE).finals
     for (kind, called), look in zip(KINDS.items(), style.SERIES, strict=False):
         own = curves[curves["variant"] == f"none_{kind}"].groupby("update")
-        for axes, metric in zip(panels, ("gold", "spread"), strict=True):
+        for panel, metric in zip(panels, ("gold", "spread"), strict=False):
             line = own[metric].mean()
-            axes.plot(line.index, line, **look | {"marker": "", "label": called})
+            panel.plot(line.index, line, **look | {"marker": "", "label": called})
+        ends = finals[finals["variant"].isin((kind, f"none_{kind}"))].groupby(["variant", "beta"])
+        points = ends[["final_reverse_kl", "final_gold"]].mean().sort_values("final_reverse_kl")
+        panels[2].plot(points["final_reverse_kl"], points["final_gold"], **look)
+    some = finals[finals["variant"].isin(SOME)].groupby("variant")
+    some = some[["final_reverse_kl", "final_gold"]].mean()
+    panels[2].scatter(some["final_reverse_kl"], some["final_gold"], color=style.QUIET, zorder=3)
     panels[0].set(title="The truth, unseen", xlabel="update", ylabel="true reward", ylim=(0, 1))
-    panels[1].set(title="The members' disagreement", xlabel="update", ylabel="spread")
-    handles = panels[0].get_legend_handles_labels()
-    figure.legend(*handles, ncols=2, loc="outside upper center")
+    panels[1].set(title="Their disagreement", xlabel="update", ylabel="spread")
+    panels[1].set_ylim(bottom=0)
+    panels[2].set(title="One curve", xlabel="KL at the end (nats)", xscale="log", ylim=(0, 1))
+    panels[2].set_ylabel("true reward at the end")
+    style.plain_numbers(panels[2].xaxis)
+    rest.axis("off")
+    rest.legend(*panels[0].get_legend_handles_labels(), loc="center")
     return figure
