@@ -103,6 +103,12 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "k3_loss < exact_loss: final_gold at equal KL": "open",
     },
     "proxy_controls": {},
+    "proxy_ensemble": {
+        "none_mean > none_first: final_gold at the end": "open",
+        "mean > first: final_gold at 0.1, 0.2": "open",
+        "none_mean < none_first: spread at the end": "open",
+        "none_mean < none_first: spread_gold at the end": "open",
+    },
     "objectives": {},
     "three_ways": {
         "k2_loss_detached = k2_loss: accuracy at 0.3": "open",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +10,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from analysis.chapters.ch22_proxy import controls, runs
+from analysis.chapters.ch22_proxy import controls, runs, stopping
 from analysis.records.recording import RESULTS
 
 BETAS = (0.1, 0.2, 0.4, 1.0)
@@ -113,3 +114,67 @@ def test_what_was_lost_is_back_after_as_many_updates_as_went_by(first):
     gold = curves[curves["variant"] == f"late_{first}"].groupby("update")["gold"].mean()
     lowest = gold[gold.index <= first].min()
     assert gold[2 * first + 10] - lowest > 0.85 * (gold.iloc[-1] - lowest) > 0.1
+
+
+def test_a_rule_stops_where_a_loop_over_the_stored_windows_does():
+    curves = pd.read_csv(RESULTS / "proxy_ensemble_cpu" / "curves.csv")
+    own = curves[curves["variant"] == stopping.WATCHED]
+    golds: dict[str, list[float]] = {rule: [] for rule in stopping.RULES}
+    for _, run in own.groupby("seed"):
+        windows = run.sort_values("update").to_dict("records")
+        first, kept = windows[0]["spread"], {"kl": math.nan, "spread": math.nan}
+        for rule, column, most in (("kl", "reverse_kl", 0.1), ("spread", "spread", 1.5 * first)):
+            for window in windows:
+                if window[column] > most:
+                    break
+                kept[rule] = window["gold"]
+        # the mean of four is a quarter of the first and three quarters of the others' mean
+        kept["others"] = max(windows, key=lambda w: w["all_members"] - w["proxy"] / 4)["gold"]
+        kept["careful"] = max(windows, key=lambda w: w["all_members"] - 2 * w["spread"])["gold"]
+        kept |= {"peak": max(w["gold"] for w in windows), "end": windows[-1]["gold"]}
+        for rule, gold in kept.items():
+            golds[rule].append(gold)
+    table = stopping.rules().set_index("rule")
+    for rule, values in golds.items():
+        assert len(values) == 10
+        assert table.loc[rule, "gold"] == pytest.approx(np.mean(values), abs=1e-12)
+        less = np.array(values) - np.array(golds["peak"])
+        assert table.loc[rule, "less"] == pytest.approx(less.mean(), abs=1e-12)
+
+
+def test_truth_at_the_end_and_the_growth_of_the_spread_are_of_the_stored_rows():
+    finals, curves = (
+        pd.read_csv(RESULTS / "proxy_ensemble_cpu" / name) for name in ("final.csv", "curves.csv")
+    )
+    own = finals[(finals["variant"] == "worst") & (finals["beta"] == 0.2)]
+    assert stopping.at_the_end("worst", 0.2) == pytest.approx(own["final_gold"].mean(), abs=1e-12)
+    for variant in ("none_first", "none_mean"):
+        by_update = curves[curves["variant"] == variant].set_index(["update", "seed"])["spread"]
+        ratio = by_update[290] / by_update[0]
+        found = stopping.spread_growth(variant)
+        assert found == pytest.approx(stats.gmean(ratio), abs=1e-9)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.07])
+def test_what_lies_off_the_curve_of_one_model_is_found(monkeypatch, shift):
+    """Runs on one curve, two variants off it by a shift, and one beyond its end."""
+    ends = [("first", 0.1, 2.0), ("first", 0.2, 0.4), (stopping.WATCHED, 0.0, 5.0)]
+    own = [("a", 0.1, 1.0), ("a", 0.2, 0.3), ("b", 1.0, 3.0), ("a", 0.0, 9.0)]
+    rows = [
+        {
+            "seed": seed,
+            "variant": name,
+            "beta": beta,
+            "final_reverse_kl": kl * (1 + 0.1 * seed),
+            "final_gold": truth_at(kl * (1 + 0.1 * seed)) + (shift if name in "ab" else 0.0),
+        }
+        for seed in range(3)
+        for name, beta, kl in (*ends, *own)
+    ]
+    windows = [
+        {"seed": seed, "variant": "first", "update": 0, "gold": truth_at(0.0)} for seed in range(3)
+    ]
+    recording = SimpleNamespace(finals=pd.DataFrame(rows), curves=pd.DataFrame(windows))
+    monkeypatch.setattr(stopping, "recorded", lambda name: recording)
+    for variants in (("a",), ("b",), ("a", "b")):
+        assert stopping.off_the_curve(*variants).mean == pytest.approx(shift, abs=1e-12)

@@ -50,8 +50,8 @@ def by_seed(preset: str, variant: str, beta: float, metric: str) -> dict[int, fl
     At the end a variant has one coefficient, which is then its own.
     """
     whole_run = {"average": "accuracy", "log_peak_gradient": "gradient_norm", "peak_gold": "gold"}
-    if metric == "budget_gold":
-        return stopped_by_budget(preset, variant, beta)
+    if metric in LIMITS:
+        return stopped_before(LIMITS[metric], preset, variant, beta)
     values: dict[int, list[float]] = {}
     for row in rows_of(preset, "curves" if metric in whole_run else "final"):
         if row["variant"] != variant:
@@ -69,15 +69,24 @@ def by_seed(preset: str, variant: str, beta: float, metric: str) -> dict[int, fl
     return {seed: sum(windows) / len(windows) for seed, windows in values.items()}
 
 
-def stopped_by_budget(preset: str, variant: str, beta: float) -> dict[int, float]:
-    """The gold of the last of a run's windows before one exceeds 0.1 nats a token."""
+#: Metric -> the column that may not exceed how much: nats, or times a spread's first window.
+LIMITS = {"budget_gold": ("reverse_kl", 0.1), "spread_gold": ("spread", 1.5)}
+
+
+def stopped_before(
+    limit: tuple[str, float], preset: str, variant: str, beta: float
+) -> dict[int, float]:
+    """The gold of the last of a run's windows before one exceeds a limit."""
     golds: dict[int, float] = {}
     ended: set[int] = set()
+    column, most = limit
+    units: dict[int, float] = {}
     for row in sorted(rows_of(preset, "curves"), key=lambda row: int(row["update"])):
         wanted = row["kl_estimator"] == "none" or float(row["beta"]) == beta
         seed = int(row["seed"])
         if row["variant"] == variant and wanted and seed not in ended:
-            if float(row["reverse_kl"]) > 0.1:
+            unit = units.setdefault(seed, float(row[column]) if column == "spread" else 1.0)
+            if float(row[column]) > most * unit:
                 ended.add(seed)
             else:
                 golds[seed] = float(row["gold"])
