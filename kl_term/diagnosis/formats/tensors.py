@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from kl_term.diagnosis.budgets import check_archive, check_rows
-from kl_term.diagnosis.columns import ENDS, NAMES, assemble, canonical
+from kl_term.diagnosis.columns import assemble
+from kl_term.diagnosis.names import ENDS, NAMES, canonical
 from kl_term.diagnosis.schema import Rollouts
 from kl_term.errors import UserError
 
