@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kl_term.diagnosis.schema import Floats, Interval, Measured, Rollouts, Settings, Shown
-from kl_term.diagnosis.statistics import token_means
+from kl_term.diagnosis.statistics import medians, token_means
 
 #: Advantages of a group are an increasing affine function of its rewards: their correlation is one,
 #: and with several rewards that are normalised one by one still far above this.
@@ -239,10 +239,7 @@ def _repeats(rollouts: Rollouts) -> dict[str, float]:
     np.minimum.at(begins, groups, rollouts.step)
     at_first = rollouts.step == begins[groups]
     move = np.abs(rollouts.logp - rollouts.old_logp)[at_first]
-    order = np.lexsort((move, groups[at_first]))
-    size = np.bincount(groups[at_first])
-    means = move[order][(np.cumsum(size) - size + size // 2)[size > 0]]
-    return {"first_move": float(np.median(means))}
+    return {"first_move": float(np.median(medians(move, groups[at_first], len(begins))))}
 
 
 def _ends(rollouts: Rollouts) -> dict[str, float]:
