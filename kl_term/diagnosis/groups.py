@@ -36,6 +36,10 @@ MOST_COPIES, FEWEST_COPIES = 0.01, 3
 #: Nats a group: members that begin with the same token by chance have (n - 1) times its surprise
 #: below 1/e on average.
 SHARED_START = 3.0
+#: Nats: log-probs of one policy at one token, written with six digits.
+UNMOVED = 1e-5
+#: Pairs of which that holds, where it is what they have in common.
+MOST_MOVED = 0.5
 #: Where all begin alike, and fewer than half are whole copies, the beginning is the prompt.
 MOST_WITH_A_PROMPT = 0.5
 #: A vocabulary has one end token, or two or three; ends in many tokens are no ends.
@@ -188,6 +192,8 @@ def _copies(rollouts: Rollouts, rows: Sequences) -> dict[str, float]:
     """Completions that stand more often in their step than chance allows.
 
     Of n completions, k are one by chance with probability below n^k e^-(k-1)S if its surprise is S.
+
+    ``copies_moved``: share of the pairs that were scored once, before an update, and now differ.
     """
     first, length = rollouts.first, rollouts.lengths
     sums = np.add.reduceat(rollouts.old_logp, first)
@@ -195,16 +201,22 @@ def _copies(rollouts: Rollouts, rows: Sequences) -> dict[str, float]:
     one, other = order[:-1], order[1:]
     near = (length[one] == length[other]) & (rows.step[one] == rows.step[other])
     near &= np.abs(sums[one] - sums[other]) < SAME_LOGP * np.sqrt(length[one])
+    moved = np.zeros(len(near), bool)
     for at in np.flatnonzero(near):
         a, b = (slice(first[k], first[k] + length[k]) for k in order[at : at + 2])
-        near[at] = np.abs(rollouts.old_logp[a] - rollouts.old_logp[b]).max() < SAME_LOGP
+        apart = np.abs(rollouts.old_logp[a] - rollouts.old_logp[b]).max()
+        near[at] = apart < SAME_LOGP
+        moved[at] = apart < UNMOVED < np.abs(rollouts.logp[a] - rollouts.logp[b]).max()
     run = np.concatenate([[0], np.cumsum(~near)])
     times = np.bincount(run)[run]
     steps = _numbered(rows.step)
     beside = np.bincount(steps)[steps[order]]
     chance = times * np.log(beside) + (times - 1) * sums[order]
     copied = (times > 1) & (chance < -SURPRISING)
-    return {"copied_share": float(copied.mean()), "copied_sequences": float(copied.sum())}
+    found = {"copied_share": float(copied.mean()), "copied_sequences": float(copied.sum())}
+    if near.any():
+        found["copies_moved"] = float(moved[near].mean())
+    return found
 
 
 def _constant(rollouts: Rollouts) -> dict[str, float]:
@@ -292,8 +304,11 @@ def duplicates(m: Measured) -> Shown | None:
         return None
     if share < MOST_WITH_A_PROMPT and m.numbers.get("shared_start", 0.0) >= SHARED_START:
         return None  # short answers of one prompt are alike, and its tokens make them improbable
+    updates = m.numbers.get("copies_moved", 0.0) > MOST_MOVED
     return Shown(
-        {"share of completions with a copy, beyond chance": share, "sequences": int(count)}
+        {"share of completions with a copy, beyond chance": share, "sequences": int(count)},
+        "warning" if updates else None,
+        case="updates" if updates else "copies",
     )
 
 

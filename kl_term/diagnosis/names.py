@@ -72,6 +72,11 @@ OPTIONAL = ("sampler_logp", *FLOATS, *INTEGERS, "group")
 _KNOWN = {alias: name for name, aliases in NAMES.items() for alias in (name, *aliases)}
 
 
+def is_known(column: str) -> bool:
+    """Is this a name of a column that is read, ours or a framework's?"""
+    return column.strip().lower() in _KNOWN
+
+
 def canonical(columns: list[str]) -> tuple[dict[str, str], dict[str, str]]:
     """Which column of a dump is which, and the unknown ones with the nearest known name.
 

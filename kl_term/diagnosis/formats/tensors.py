@@ -10,7 +10,7 @@ import numpy as np
 
 from kl_term.diagnosis.budgets import check_archive, check_rows
 from kl_term.diagnosis.columns import assemble
-from kl_term.diagnosis.names import ENDS, NAMES, canonical
+from kl_term.diagnosis.names import ENDS, NAMES, canonical, is_known
 from kl_term.diagnosis.schema import Rollouts
 from kl_term.errors import UserError
 
@@ -47,6 +47,9 @@ def read_tensors(path: Path) -> Rollouts:
     if "position" not in named:
         table["position"] = np.tile(np.arange(shape[1]), shape[0])
     for name, values in arrays.items():
+        if not is_known(name):
+            table[name] = None  # is named in the report, and not read
+            continue
         if values.shape not in (shape, shape[:1], ()):
             raise UserError(
                 f"{path}: {name} has shape {values.shape}: {shape}, or {shape[:1]}, was expected"
