@@ -66,3 +66,26 @@ def test_a_batch_on_a_line_is_its_sequences(tmp_path):
     path.write_text(json.dumps(padded | {"reward": [0.0]}))
     with pytest.raises(UserError, match="line 1, column reward: 1 sequences, but"):
         read_rollouts(path)
+
+
+def test_a_list_for_each_token_of_a_column_that_is_not_read_makes_no_batch(tmp_path):
+    """The log-probs of the likeliest tokens, as loops log them, and prompts of other lengths."""
+    path = tmp_path / "top.jsonl"
+    likeliest = [[[-0.1, -3.0]] * len(row) for row in LOGP]
+    rows = [
+        {"logp": row, "ref_logp": row, "top_logprobs": top}
+        for row, top in zip(LOGP, likeliest, strict=True)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    found = read_rollouts(path)
+    assert found.sequences == 2 and "top_logprobs" in found.ignored
+    pd.DataFrame(rows).to_csv(path.with_suffix(".csv"), index=False)
+    assert read_rollouts(path.with_suffix(".csv")).logp.tolist() == found.logp.tolist()
+
+
+def test_tensors_of_other_shapes_that_are_not_read_are_named_and_left_out(tmp_path):
+    logp = torch.tensor([[-1.0, -2.0], [-0.5, -3.0]])
+    held = {"logp": logp, "ref_logp": logp, "prompt_ids": torch.ones(2, 9, dtype=torch.int64)}
+    torch.save(held | {"top_logprobs": torch.zeros(2, 2, 5)}, tmp_path / "batch.pt")
+    found = read_rollouts(tmp_path / "batch.pt")
+    assert found.sequences == 2 and {"prompt_ids", "top_logprobs"} <= set(found.ignored)
