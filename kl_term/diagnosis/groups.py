@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kl_term.diagnosis.schema import Floats, Interval, Measured, Rollouts, Settings, Shown
+from kl_term.diagnosis.schema import Evidence, Floats, Interval, Measured, Rollouts, Settings, Shown
 from kl_term.diagnosis.statistics import medians, token_means
 
 #: Advantages of a group are an increasing affine function of its rewards: their correlation is one,
@@ -38,7 +38,7 @@ MOST_COPIES, FEWEST_COPIES = 0.01, 3
 SHARED_START = 3.0
 #: Nats: log-probs of one policy at one token, written with six digits.
 UNMOVED = 1e-5
-#: Pairs of which that holds, where it is what they have in common.
+#: An update sees all completions: so most have copies, and most copies have moved.
 MOST_MOVED = 0.5
 #: Where all begin alike, and fewer than half are whole copies, the beginning is the prompt.
 MOST_WITH_A_PROMPT = 0.5
@@ -144,6 +144,27 @@ def _advantages(rows: Sequences, complete: np.ndarray) -> dict[str, float]:
     if both.sum() >= FEWEST_SEQUENCES:
         found["group_correlation"] = float(np.corrcoef(ours[both], theirs[both])[0, 1])
         found["group_correlation_sequences"] = float(both.sum())
+        found |= _lowest(ours[both], theirs[both], rows.step[both])
+    return found
+
+
+def _lowest(ours: Floats, theirs: Floats, step: np.ndarray) -> dict[str, float]:
+    """Their correlation at the step where it is lowest for so many sequences."""
+    found = {}
+    for index in np.unique(step):
+        at = step == index
+        count = float(at.sum())
+        if count < FEWEST_SEQUENCES:
+            continue
+        one, other = ours[at], theirs[at]  # of means zero
+        low = float(one @ other / np.sqrt((one @ one) * (other @ other)))
+        bound = low + CLEAR / float(np.sqrt(count))
+        if bound < found.get("group_correlation_lowest_bound", np.inf):
+            found = {
+                "group_correlation_lowest": low,
+                "group_correlation_lowest_bound": bound,
+                "group_correlation_lowest_step": float(index),
+            }
     return found
 
 
@@ -304,7 +325,7 @@ def duplicates(m: Measured) -> Shown | None:
         return None
     if share < MOST_WITH_A_PROMPT and m.numbers.get("shared_start", 0.0) >= SHARED_START:
         return None  # short answers of one prompt are alike, and its tokens make them improbable
-    updates = m.numbers.get("copies_moved", 0.0) > MOST_MOVED
+    updates = share >= MOST_MOVED < m.numbers.get("copies_moved", 0.0)
     return Shown(
         {"share of completions with a copy, beyond chance": share, "sequences": int(count)},
         "warning" if updates else None,
@@ -362,11 +383,19 @@ def padded_positions(m: Measured) -> Shown | None:
 
 
 def advantage_unrelated(m: Measured) -> Shown | None:
+    """At all steps, or clearly at one of them: a shuffle may be of some batches only."""
     found = m.numbers.get("group_correlation", 1.0)
     error = CLEAR / np.sqrt(m.numbers.get("group_correlation_sequences", 1.0))
-    if not -FOLLOWS_REWARDS < found < min(FOLLOWS_REWARDS, 1.0 - error):
+    evidence: Evidence = {"correlation with the reward within groups (one)": found}
+    if -FOLLOWS_REWARDS < found < min(FOLLOWS_REWARDS, 1.0 - error):
+        return Shown(evidence)
+    if m.numbers.get("group_correlation_lowest_bound", 1.0) >= FOLLOWS_REWARDS:
         return None
-    return Shown({"correlation with the reward within groups (one)": found})
+    if advantage_reversed(m):
+        return None
+    evidence["at the step where it is lowest"] = m.numbers["group_correlation_lowest"]
+    evidence["which is step"] = int(m.numbers["group_correlation_lowest_step"])
+    return Shown(evidence)
 
 
 def groups_apart(m: Measured) -> Shown | None:

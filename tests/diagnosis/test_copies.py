@@ -43,9 +43,12 @@ def test_completions_that_begin_alike_hold_the_prompt(share, start, copies, prom
     assert (found(groups.counted_prompt, **numbers) is not None) == prompt
 
 
-@pytest.mark.parametrize(("share", "case"), [(0.5, "copies"), (0.51, "updates")])
-def test_copies_that_were_scored_once_and_have_moved_are_of_several_updates(share, case):
-    numbers = {"copied_share": 0.5, "copied_sequences": 40, "copies_moved": share}
+@pytest.mark.parametrize(
+    ("copied", "moved", "case"),
+    [(0.5, 0.5, "copies"), (0.5, 0.51, "updates"), (0.49, 1.0, "copies"), (1.0, 1.0, "updates")],
+)
+def test_copies_that_were_scored_once_and_have_moved_are_of_several_updates(copied, moved, case):
+    numbers = {"copied_share": copied, "copied_sequences": 40, "copies_moved": moved}
     shown = found(groups.duplicates, **numbers)
     assert (shown.case, shown.severity) == (case, "warning" if case == "updates" else None)
 
