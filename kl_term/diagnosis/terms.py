@@ -63,6 +63,7 @@ def measure_term(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
         if share > found.get(f"term_is_{name}", -np.inf):  # of the ways to credit it, the best
             found[f"term_is_{name}"] = share
             found[f"term_beta_{name}"] = float(np.median(slope))
+        del values, rest  # or they are held while the next are made
     named = _expected(settings)
     shares = {key[8:]: share for key, share in found.items() if key.startswith("term_is_")}
     if not shares:
@@ -200,6 +201,7 @@ def _candidates(
                     weight = np.exp(np.minimum(rollouts.logp - rollouts.old_logp, 50.0))
                 values *= weight
         yield name, values if np.isfinite(values).all() else np.nan_to_num(values, posinf=1e100)
+        del values
 
 
 def _credited(values: Floats, rollouts: Rollouts, credit: str) -> Floats:
