@@ -89,3 +89,20 @@ def test_tensors_of_other_shapes_that_are_not_read_are_named_and_left_out(tmp_pa
     torch.save(held | {"top_logprobs": torch.zeros(2, 2, 5)}, tmp_path / "batch.pt")
     found = read_rollouts(tmp_path / "batch.pt")
     assert found.sequences == 2 and {"prompt_ids", "top_logprobs"} <= set(found.ignored)
+
+
+def test_a_list_in_a_cell_may_hold_true_false_and_none(tmp_path):
+    path = tmp_path / "lists.csv"
+    changed = frame(list)
+    changed["mask"] = [[True, False], [False, True, True]]
+    changed["sampler_logp"] = [[-1.0, None], [None, -3.0, None]]
+    changed.to_csv(path, index=False)
+    found = read_rollouts(path)
+    assert found.logp.tolist() == [-1.0, -3.0, -0.25] and found.unscored == 1
+
+
+def test_tensors_of_a_loop_are_read_with_their_graph_and_as_they_are_broadcast(tmp_path):
+    logp = torch.tensor([[-1.0, -2.0], [-0.5, -3.0]], requires_grad=True)
+    held = {"logp": logp, "ref_logp": 2 * logp, "advantages": torch.tensor([[0.5], [-0.5]])}
+    torch.save(held, tmp_path / "batch.pt")
+    assert read_rollouts(tmp_path / "batch.pt").advantage.tolist() == [0.5, 0.5, -0.5, -0.5]

@@ -18,6 +18,10 @@ _LIST = re.compile(r"\s*(?:tensor|array)?\(?\s*\[(.*)\]", re.DOTALL)
 _BY_TOKEN = {alias for name in ("logp", "old_logp") for alias in (name, *NAMES[name])}
 
 
+#: What else Python and JSON write in a list of numbers.
+_WORDS = {"true": "1", "false": "0", "none": "nan", "null": "nan"}
+
+
 def holds_lists(table: Mapping[str, np.ndarray]) -> bool:
     """Whether the first row of a table of text has a list in a cell."""
     return any(_is_list(values[0]) for values in table.values() if len(values))
@@ -54,7 +58,7 @@ def _parsed(values: np.ndarray, label: str) -> np.ndarray:
                 f"{label}, row {row + 1}: the list was shortened to '...' when it was written: "
                 "write values.tolist()"
             )
-        numbers = found[1].replace(",", " ").split()
+        numbers = [_WORDS.get(n.lower(), n) for n in found[1].replace(",", " ").split()]
         try:
             rows[row] = np.array(numbers, dtype=np.float64)
         except ValueError:
