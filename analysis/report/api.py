@@ -75,7 +75,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "diagnosis_readers": (
         "kl_term.diagnosis: dumps, written and read",
         "kl_term.diagnosis",
-        ("budgets", "columns", "dumping", "readers", "schema", "tensors"),
+        ("budgets", "cells", "columns", "dumping", "formats", "names", "readers", "schema"),
     ),
     "integrations": ("kl_term.integrations: other trainers", "kl_term.integrations", ()),
     "chapters": (

@@ -6,13 +6,14 @@ unpacked, so that a compressed file cannot be more than it looks.
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import time
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 from kl_term.errors import UserError
 
@@ -76,6 +77,14 @@ class Bounded(io.RawIOBase):
     def close(self) -> None:
         self._file.close()
         super().close()
+
+
+def open_text(path: Path) -> TextIO:
+    """Text, unpacked, within the budget."""
+    packed = path.name.lower().endswith(".gz")
+    file = gzip.open(path, "rb") if packed else open(path, "rb")  # noqa: SIM115, closed with it
+    bounded = io.BufferedReader(Bounded(file, str(path)), 2**20)
+    return io.TextIOWrapper(bounded, encoding="utf-8-sig", newline="")
 
 
 def json_lines(file: Any, label: str) -> Iterator[tuple[int, dict[str, Any]]]:

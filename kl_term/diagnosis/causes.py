@@ -43,11 +43,16 @@ CAUSES: tuple[Cause, ...] = (
     Cause(groups.sequence_sums, "All tokens of a sequence have one log-prob",
           "These are sums or means of sequences: dump the log-prob of each token.",
           "11_numerics#ex-where-after", kind="spoils"),
-    Cause(groups.duplicates, "Completions stand more than once",
-          "The sampler returned one completion for several rows (a seed that each request "
-          "repeats, greedy decoding), or rows were dumped twice or all under one step. Without a "
-          "group column it may also be the prompt that is counted: its tokens make short answers "
-          "that are alike look improbable.",
+    Cause(groups.duplicates,
+          {"copies": "Completions stand more than once",
+           "updates": "The same completions stand at several updates, and no step says at which"},
+          {"copies": "The sampler returned one completion for several rows (a seed that each "
+           "request repeats, greedy decoding), or rows were dumped twice or all under one step. "
+           "Without a group column it may also be the prompt that is counted: its tokens make "
+           "short answers that are alike look improbable.",
+           "updates": "Their old_logp is one to every digit, their logp is not. Dump the number of "
+           "the optimizer step, and not that of the rollout: without it each counts once an "
+           "update, and intervals are too narrow."},
           "03_k3_counterexample#thm-underestimate", kind="data"),
     Cause(packed.packed_rows, "Rows seem to hold several sequences each",
           "Packed rows: say which sequence each token is of, by a list sequence_ids beside logp, "
@@ -267,7 +272,10 @@ CAUSES: tuple[Cause, ...] = (
            "weighted": "Meant, in asynchronous training. Is the ratio to the weights that sampled, "
            "or to a later policy that the trainer scored? Only the first corrects the sampler.",
            "unknown": "Meant, in asynchronous training; say by --estimator and --weighting which "
-           "term it is."},
+           "term it is.",
+           "later": "old_logp is that of a later policy, so a ratio to it corrects nothing of what "
+           "lies before: weigh by old/sampler, truncated, take the engine's log-probs as "
+           "old_logp, or sample with newer weights."},
           "02_gradients#thm-off-policy-weights", severity="note"),
     Cause(policies.stale_samples,
           "The samples are stale: the policy has left the one that drew them",

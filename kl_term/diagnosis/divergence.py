@@ -202,7 +202,8 @@ def _engine(rollouts: Rollouts) -> dict[str, float]:
         ``sampler_over_old_mean``: one, if the tokens were drawn from ``old_logp`` whatever the
         engine reports; ``sampler_to_reference``, ``old_to_reference``: mean sizes of the
         log-ratios in the last third of the steps; ``mismatch_kl_early`` and ``mismatch_kl_late``:
-        in the first step of the dump, and in that third.
+        in the first step of the dump, and in that third; ``mismatch_kl_fresh``: in the first row of
+        each completion, where some stand at several steps.
     """
     sampler, old = rollouts.sampler_logp, rollouts.old_logp
     ratio = np.exp(np.minimum(sampler - old, np.log(LARGEST_COUNTED)))
@@ -217,6 +218,9 @@ def _engine(rollouts: Rollouts) -> dict[str, float]:
         value = np.expm1(move) - move
         found["mismatch_kl_early"] = float(value[early].mean())
         found["mismatch_kl_late"] = float(value[late].mean())
+        if not rollouts.units.fresh.all():
+            fresh = rollouts.units.fresh[rollouts.sequence]
+            found["mismatch_kl_fresh"] = float(value[fresh].mean())
     return found
 
 

@@ -108,7 +108,7 @@ def append_rollouts(path: str | Path, *, step: int, **fields: Tensor | None) -> 
     Args:
         path: the file; made if absent. Give each process (rank) a file of its own.
         step: number of the optimizer step.
-        fields: [B, T] or [B] tensors named as in :data:`kl_term.diagnosis.columns`,
+        fields: [B, T] or [B] tensors named as in :data:`kl_term.diagnosis.names.NAMES`,
             ``logp`` or ``old_logp`` and ``ref_logp`` among them. None where there is none.
 
     Raises:

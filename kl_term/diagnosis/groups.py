@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kl_term.diagnosis.schema import Floats, Interval, Measured, Rollouts, Settings, Shown
-from kl_term.diagnosis.statistics import token_means
+from kl_term.diagnosis.schema import Evidence, Floats, Interval, Measured, Rollouts, Settings, Shown
+from kl_term.diagnosis.statistics import medians, token_means
 
 #: Advantages of a group are an increasing affine function of its rewards: their correlation is one,
 #: and with several rewards that are normalised one by one still far above this.
@@ -36,6 +36,10 @@ MOST_COPIES, FEWEST_COPIES = 0.01, 3
 #: Nats a group: members that begin with the same token by chance have (n - 1) times its surprise
 #: below 1/e on average.
 SHARED_START = 3.0
+#: Nats: log-probs of one policy at one token, written with six digits.
+UNMOVED = 1e-5
+#: An update sees all completions: so most have copies, and most copies have moved.
+MOST_MOVED = 0.5
 #: Where all begin alike, and fewer than half are whole copies, the beginning is the prompt.
 MOST_WITH_A_PROMPT = 0.5
 #: A vocabulary has one end token, or two or three; ends in many tokens are no ends.
@@ -140,6 +144,27 @@ def _advantages(rows: Sequences, complete: np.ndarray) -> dict[str, float]:
     if both.sum() >= FEWEST_SEQUENCES:
         found["group_correlation"] = float(np.corrcoef(ours[both], theirs[both])[0, 1])
         found["group_correlation_sequences"] = float(both.sum())
+        found |= _lowest(ours[both], theirs[both], rows.step[both])
+    return found
+
+
+def _lowest(ours: Floats, theirs: Floats, step: np.ndarray) -> dict[str, float]:
+    """Their correlation at the step where it is lowest for so many sequences."""
+    found = {}
+    for index in np.unique(step):
+        at = step == index
+        count = float(at.sum())
+        if count < FEWEST_SEQUENCES:
+            continue
+        one, other = ours[at], theirs[at]  # of means zero
+        low = float(one @ other / np.sqrt((one @ one) * (other @ other)))
+        bound = low + CLEAR / float(np.sqrt(count))
+        if bound < found.get("group_correlation_lowest_bound", np.inf):
+            found = {
+                "group_correlation_lowest": low,
+                "group_correlation_lowest_bound": bound,
+                "group_correlation_lowest_step": float(index),
+            }
     return found
 
 
@@ -188,6 +213,8 @@ def _copies(rollouts: Rollouts, rows: Sequences) -> dict[str, float]:
     """Completions that stand more often in their step than chance allows.
 
     Of n completions, k are one by chance with probability below n^k e^-(k-1)S if its surprise is S.
+
+    ``copies_moved``: share of the pairs that were scored once, before an update, and now differ.
     """
     first, length = rollouts.first, rollouts.lengths
     sums = np.add.reduceat(rollouts.old_logp, first)
@@ -195,16 +222,22 @@ def _copies(rollouts: Rollouts, rows: Sequences) -> dict[str, float]:
     one, other = order[:-1], order[1:]
     near = (length[one] == length[other]) & (rows.step[one] == rows.step[other])
     near &= np.abs(sums[one] - sums[other]) < SAME_LOGP * np.sqrt(length[one])
+    moved = np.zeros(len(near), bool)
     for at in np.flatnonzero(near):
         a, b = (slice(first[k], first[k] + length[k]) for k in order[at : at + 2])
-        near[at] = np.abs(rollouts.old_logp[a] - rollouts.old_logp[b]).max() < SAME_LOGP
+        apart = np.abs(rollouts.old_logp[a] - rollouts.old_logp[b]).max()
+        near[at] = apart < SAME_LOGP
+        moved[at] = apart < UNMOVED < np.abs(rollouts.logp[a] - rollouts.logp[b]).max()
     run = np.concatenate([[0], np.cumsum(~near)])
     times = np.bincount(run)[run]
     steps = _numbered(rows.step)
     beside = np.bincount(steps)[steps[order]]
     chance = times * np.log(beside) + (times - 1) * sums[order]
     copied = (times > 1) & (chance < -SURPRISING)
-    return {"copied_share": float(copied.mean()), "copied_sequences": float(copied.sum())}
+    found = {"copied_share": float(copied.mean()), "copied_sequences": float(copied.sum())}
+    if near.any():
+        found["copies_moved"] = float(moved[near].mean())
+    return found
 
 
 def _constant(rollouts: Rollouts) -> dict[str, float]:
@@ -239,10 +272,7 @@ def _repeats(rollouts: Rollouts) -> dict[str, float]:
     np.minimum.at(begins, groups, rollouts.step)
     at_first = rollouts.step == begins[groups]
     move = np.abs(rollouts.logp - rollouts.old_logp)[at_first]
-    order = np.lexsort((move, groups[at_first]))
-    size = np.bincount(groups[at_first])
-    means = move[order][(np.cumsum(size) - size + size // 2)[size > 0]]
-    return {"first_move": float(np.median(means))}
+    return {"first_move": float(np.median(medians(move, groups[at_first], len(begins))))}
 
 
 def _ends(rollouts: Rollouts) -> dict[str, float]:
@@ -295,8 +325,11 @@ def duplicates(m: Measured) -> Shown | None:
         return None
     if share < MOST_WITH_A_PROMPT and m.numbers.get("shared_start", 0.0) >= SHARED_START:
         return None  # short answers of one prompt are alike, and its tokens make them improbable
+    updates = share >= MOST_MOVED < m.numbers.get("copies_moved", 0.0)
     return Shown(
-        {"share of completions with a copy, beyond chance": share, "sequences": int(count)}
+        {"share of completions with a copy, beyond chance": share, "sequences": int(count)},
+        "warning" if updates else None,
+        case="updates" if updates else "copies",
     )
 
 
@@ -350,11 +383,19 @@ def padded_positions(m: Measured) -> Shown | None:
 
 
 def advantage_unrelated(m: Measured) -> Shown | None:
+    """At all steps, or clearly at one of them: a shuffle may be of some batches only."""
     found = m.numbers.get("group_correlation", 1.0)
     error = CLEAR / np.sqrt(m.numbers.get("group_correlation_sequences", 1.0))
-    if not -FOLLOWS_REWARDS < found < min(FOLLOWS_REWARDS, 1.0 - error):
+    evidence: Evidence = {"correlation with the reward within groups (one)": found}
+    if -FOLLOWS_REWARDS < found < min(FOLLOWS_REWARDS, 1.0 - error):
+        return Shown(evidence)
+    if m.numbers.get("group_correlation_lowest_bound", 1.0) >= FOLLOWS_REWARDS:
         return None
-    return Shown({"correlation with the reward within groups (one)": found})
+    if advantage_reversed(m):
+        return None
+    evidence["at the step where it is lowest"] = m.numbers["group_correlation_lowest"]
+    evidence["which is step"] = int(m.numbers["group_correlation_lowest_step"])
+    return Shown(evidence)
 
 
 def groups_apart(m: Measured) -> Shown | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from kl_term.diagnosis.conditions.policies import LARGEST_MISMATCH_KL
 from kl_term.diagnosis.schema import Measured, Rollouts, Settings, Shown
 
 #: Fewer tokens behind are the end of a rollout, or one late answer.
@@ -40,11 +41,19 @@ def steps_of_a_version(rollouts: Rollouts) -> int:
 
 
 def measure_lags(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
-    """Share of the tokens that are further behind than the steps on one rollout explain."""
+    """Share of the tokens that are further behind than the steps on one rollout explain.
+
+    And ``mismatch_kl_ahead``, the KL of sampler to old policy over the others, in nats.
+    """
     behind = updates_behind(rollouts)
     if behind is None:
         return {}
-    return {"behind_share": float(_late(behind, rollouts, settings).mean())}
+    late = _late(behind, rollouts, settings)
+    found = {"behind_share": float(late.mean())}
+    if rollouts.sampler_logp is not None and not late.all():
+        move = np.minimum(rollouts.old_logp - rollouts.sampler_logp, 50.0)[~late]
+        found["mismatch_kl_ahead"] = float((np.expm1(move) - move).mean())
+    return found
 
 
 def _late(behind: np.ndarray, rollouts: Rollouts, settings: Settings) -> np.ndarray:
@@ -53,7 +62,10 @@ def _late(behind: np.ndarray, rollouts: Rollouts, settings: Settings) -> np.ndar
 
 
 def weights_behind(m: Measured) -> Shown | None:
-    """Steps on one rollout lie behind by design: what counts is beyond those of the settings."""
+    """Steps on one rollout lie behind by design: what counts is beyond those of the settings.
+
+    Where ``old_logp`` is a later policy's, its ratio corrects nothing of what lies before.
+    """
     behind = updates_behind(m.rollouts)
     if behind is None:
         return None
@@ -72,6 +84,10 @@ def weights_behind(m: Measured) -> Shown | None:
     unweighted = kl is not None and kl.placement == "loss" and kl.weighting == "none"
     case = "unknown" if kl is None else "unweighted" if unweighted else "weighted"
     words = {"updates": str(int(behind.max()))}
+    apart = m.numbers.get("mismatch_kl", 0.0)
+    if apart > LARGEST_MISMATCH_KL:
+        evidence["KL of sampler to old policy"] = apart
+        return Shown(evidence, "warning", words=words, case="later")
     return Shown(evidence, "warning" if unweighted else "note", words=words, case=case)
 
 

@@ -14,13 +14,13 @@ from kl_term.diagnosis.schema import Measured, Report, Rollouts, Settings
 from kl_term.diagnosis.updates import LAST_FIRST_STEP
 
 
-def diagnose(path: Path, settings: Settings | None = None) -> Report:
+def diagnose(path: str | Path, settings: Settings | None = None) -> Report:
     """Read a dump, measure it and judge it.
 
     Raises:
         UserError: the file cannot be diagnosed; one line says why.
     """
-    return report(measure(read_rollouts(path), settings), source=path.name)
+    return report(measure(read_rollouts(path), settings), source=Path(path).name)
 
 
 def report(measured: Measured, *, source: str) -> Report:

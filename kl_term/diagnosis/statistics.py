@@ -149,9 +149,27 @@ def _unit_sums(
             values = column(block) if callable(column) else column[block]
             if weight is not None:
                 values = np.where(weight[block] == 0.0, 0.0, weight[block] * values)
-            values = np.nan_to_num(values, nan=np.nan, posinf=_HUGE, neginf=-_HUGE)
+            if not np.isfinite(values).all():
+                values = np.nan_to_num(values, nan=np.nan, posinf=_HUGE, neginf=-_HUGE)
             sums += np.bincount(units[block], weights=values, minlength=count)
         return np.clip(sums, -_HUGE, _HUGE)
+
+
+def medians(values: Floats, group: np.ndarray, count: int) -> Floats:
+    """The median of each group, the upper one of an even number; NaN where there is no value.
+
+    Args:
+        values: [N].
+        group: [N], whole numbers from 0.
+        count: of groups.
+    """
+    ordered = values[np.argsort(group, kind="stable")]
+    ends = np.cumsum(np.bincount(group, minlength=count))
+    found = np.full(count, np.nan)
+    for index, part in enumerate(np.split(ordered, ends[:-1])):
+        if len(part):
+            found[index] = np.partition(part, len(part) // 2)[len(part) // 2]
+    return found
 
 
 def _infinite(value: float) -> float:
@@ -167,7 +185,7 @@ def _units(sequence: np.ndarray, seed: int) -> tuple[np.ndarray, int]:
     return bags[sequence], MOST_UNITS
 
 
-@lru_cache(maxsize=2)  # of prompts and of completions
+@lru_cache(maxsize=4)  # of prompts, of completions, of those in the first and in the last steps
 def _draws(count: int, resamples: int, seed: int) -> Floats:
     """[resamples, count], how often each unit is drawn; the same for every mean of a dump."""
     generator = np.random.default_rng(seed)

@@ -8,6 +8,7 @@ from itertools import product
 import numpy as np
 
 from kl_term.diagnosis.schema import Evidence, Floats, Measured, Rollouts, Settings, Shown
+from kl_term.diagnosis.statistics import medians
 from kl_term.kl.names import CREDITS
 
 #: Share of the column's squares that a multiple of the estimator explains. Float32 and seven digits
@@ -55,11 +56,14 @@ def measure_term(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
         inner = np.bincount(index, weights=values * rollouts.kl_term)
         square = np.bincount(index, weights=values**2)
         slope = np.divide(inner, square, out=np.zeros_like(inner), where=square > 0)
-        rest = rollouts.kl_term - slope[index] * values
+        rest = slope[index]
+        rest *= values
+        np.subtract(rollouts.kl_term, rest, out=rest)
         share = 1 - float(rest @ rest) / total if total > 0 else 0.0
         if share > found.get(f"term_is_{name}", -np.inf):  # of the ways to credit it, the best
             found[f"term_is_{name}"] = share
             found[f"term_beta_{name}"] = float(np.median(slope))
+        del values, rest  # or they are held while the next are made
     named = _expected(settings)
     shares = {key[8:]: share for key, share in found.items() if key.startswith("term_is_")}
     if not shares:
@@ -97,7 +101,7 @@ def _by_token(
     term = rollouts.kl_term
     loud = np.abs(term) > SMALLEST_DUE
     ratio = np.divide(term, values, out=np.zeros_like(term), where=loud & (values != 0))
-    slopes = _medians(ratio[loud], step[loud], int(step.max()) + 1)
+    slopes = medians(ratio[loud], step[loud], int(step.max()) + 1)
     known = slopes[~np.isnan(slopes)]
     if not len(known):
         return {}
@@ -127,17 +131,6 @@ def _by_token(
         early, late = np.median(slopes[told][:third]), np.median(slopes[told][-third:])
         if early > 0 and late > 0:
             found["term_late_over_early"] = float(late / early)
-    return found
-
-
-def _medians(values: Floats, group: np.ndarray, count: int) -> Floats:
-    """[count], NaN where there is none."""
-    ordered = values[np.argsort(group, kind="stable")]
-    ends = np.cumsum(np.bincount(group, minlength=count))
-    found = np.full(count, np.nan)
-    for index, part in enumerate(np.split(ordered, ends[:-1])):
-        if len(part):
-            found[index] = np.partition(part, len(part) // 2)[len(part) // 2]
     return found
 
 
@@ -194,6 +187,7 @@ def _candidates(
     if settings.in_reward:
         term = settings.kl
         ways = (term.credit,) if "credit" in term.model_fields_set else CREDITS
+    weight = None  # made once, and not before it is needed
     for way, (value, make) in product(ways, _VALUES.items()):
         name = value if settings.in_reward else value + way
         if only not in (None, name):
@@ -203,8 +197,11 @@ def _candidates(
             if settings.in_reward:
                 values = _credited(values, rollouts, way)
             elif way:
-                values = np.exp(np.minimum(rollouts.logp - rollouts.old_logp, 50.0)) * values
-        yield name, np.nan_to_num(values, posinf=1e100)
+                if weight is None:
+                    weight = np.exp(np.minimum(rollouts.logp - rollouts.old_logp, 50.0))
+                values *= weight
+        yield name, values if np.isfinite(values).all() else np.nan_to_num(values, posinf=1e100)
+        del values
 
 
 def _credited(values: Floats, rollouts: Rollouts, credit: str) -> Floats:

@@ -101,6 +101,7 @@ LINES: dict[str, dict[str, str]] = {
         "NeMo-RL": "`grpo.async_grpo.max_trajectory_age_steps`",
         "slime": "`--update-weights-interval 1`",
     },
+    "weights-behind later": _CORRECTED,
     "stale-samples": {
         "TRL": "`num_iterations=1`, a smaller `steps_per_generation`",
         "verl": "`actor_rollout_ref.actor.ppo_epochs=1`, a larger "

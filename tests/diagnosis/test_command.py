@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from kl_term.cli.main import main
-from kl_term.diagnosis.columns import NAMES
 from kl_term.diagnosis.dumping import SNIPPETS, Dump, append_rollouts
 from kl_term.diagnosis.generate import EXAMPLES, FOLDER, Run, simulate
+from kl_term.diagnosis.names import NAMES
 from kl_term.diagnosis.readers import read_rollouts
 from kl_term.diagnosis.schema import Report
 from kl_term.errors import UserError

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
 from kl_term.diagnosis import groups
+from kl_term.diagnosis.columns import assemble
+from kl_term.diagnosis.generate import Run, simulate
+from kl_term.diagnosis.schema import Settings
 
 
 def found(of, **numbers: float):
@@ -37,3 +41,21 @@ def test_completions_that_begin_alike_hold_the_prompt(share, start, copies, prom
     numbers = {"copied_share": share, "copied_sequences": 40, "shared_start": start}
     assert (found(groups.duplicates, **numbers) is not None) == copies
     assert (found(groups.counted_prompt, **numbers) is not None) == prompt
+
+
+@pytest.mark.parametrize(
+    ("copied", "moved", "case"),
+    [(0.5, 0.5, "copies"), (0.5, 0.51, "updates"), (0.49, 1.0, "copies"), (1.0, 1.0, "updates")],
+)
+def test_copies_that_were_scored_once_and_have_moved_are_of_several_updates(copied, moved, case):
+    numbers = {"copied_share": copied, "copied_sequences": 40, "copies_moved": moved}
+    shown = found(groups.duplicates, **numbers)
+    assert (shown.case, shown.severity) == (case, "warning" if case == "updates" else None)
+
+
+@pytest.mark.parametrize(("moved", "share"), [(0.0, 0.0), (1e-6, 0.0), (1e-3, 1.0)])
+def test_how_many_copies_have_moved_is_measured(moved, share):
+    frame = simulate(Run(sequences=40), 3)[["sequence", "logp", "old_logp", "ref_logp"]]
+    later = frame.assign(sequence=frame.sequence + 40, logp=frame.logp - moved)
+    numbers = groups.measure_groups(assemble(pd.concat([frame, later]), "x"), Settings())
+    assert numbers["copied_share"] == 1.0 and numbers["copies_moved"] == share

@@ -337,3 +337,17 @@ def test_groups_that_are_all_smaller_than_the_trainers():
     half = frame.assign(group=2 * frame.group + frame.sequence % 2)
     assert "advantage-off-centre" in loud(half, group_size=int(size))
     assert "advantage-off-centre" not in loud(frame, group_size=int(size))
+
+
+def test_rewards_of_other_completions_at_one_step():
+    """Of all steps together the correlation is above one half."""
+    frame = updates()
+    last = frame.step.max()
+    rewards = frame.groupby("sequence").reward.first()
+    at = frame.groupby("sequence").step.first() == last
+    assert 20 <= at.sum() < 0.4 * len(at)
+    rewards[at] = np.roll(rewards[at], 1)
+    finding = found(frame.assign(reward=frame.sequence.map(rewards)))["advantage-unrelated"]
+    assert finding.evidence["which is step"] == last
+    assert finding.evidence["correlation with the reward within groups (one)"] > 0.5
+    assert "advantage-unrelated" not in found(frame)

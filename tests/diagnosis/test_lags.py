@@ -78,3 +78,18 @@ def test_a_report_says_which_faults_no_dump_of_sampled_tokens_shows():
     said = not_measured(assemble(FRAME.assign(lag=LAG), "x"))
     for about in ("a sampler that forbids", "one completion"):
         assert any(name.startswith(about) for name in said), about
+
+
+def test_an_old_policy_later_than_the_weights_that_sampled_is_said_with_what_corrects_it():
+    """The engine drew the tokens with older weights, as a column says; old_logp came later."""
+    moved = np.where(LAG > 0, 0.3, 0.0)
+    frame = FRAME.assign(lag=LAG, old_logp=FRAME.logp, sampler_logp=FRAME.logp - moved)
+    found = finding(frame)
+    assert found.severity == "warning" and found.advice.startswith("old_logp is that of a later")
+    assert found.evidence["KL of sampler to old policy"] == pytest.approx(
+        (np.expm1(moved) - moved).mean()
+    )
+    assert "vllm_importance_sampling_correction" in found.settings["TRL"]
+    numbers = measure(assemble(frame, "x")).numbers
+    assert numbers["mismatch_kl_ahead"] == pytest.approx(0.0, abs=1e-12)
+    assert numbers["behind_share"] == pytest.approx((LAG > 0).mean())

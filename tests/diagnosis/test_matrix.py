@@ -21,8 +21,6 @@ from analysis.report.diagnosis_quality import (
 from kl_term.diagnosis.causes import CAUSES
 
 RECORDED = Path(__file__).parents[2] / "results" / FOLDER
-#: What is said is true, that the tokens are not the policy's, and its cause is not named.
-MISNAMED = {"part of the weights never reached the engine"}
 
 
 def recorded(name: str, folder: str = FOLDER) -> pd.DataFrame:
@@ -36,8 +34,7 @@ def test_sound_runs_are_silent_and_faults_are_named():
     assert (sound["codes"] != "").mean() < 0.02
     assert faults["kind"].nunique() >= 60
     assert (faults["outcome"] == "named").mean() >= 0.8
-    misnamed = faults.loc[faults["outcome"] == "misnamed", "kind"]
-    assert set(misnamed) <= MISNAMED
+    assert (faults["outcome"] != "misnamed").all()
 
 
 def test_the_page_says_what_was_recorded():

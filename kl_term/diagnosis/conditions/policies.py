@@ -72,6 +72,8 @@ def negative_kl(m: Measured) -> Shown | None:
         return None  # noise in the policy's score lowers it
     backwards = float(np.exp(np.clip(log_ratio, None, 50)).mean())
     exchanged = abs(backwards - 1) < RATIO_MARGIN
+    if m.numbers.get("mismatch_kl", 0.0) > LARGEST_MISMATCH_KL and _drawn_as_reported(m):
+        return None  # they are the engine's, which is said of it or of weights that are behind
     if train_inference_mismatch(m) is not None and (not exchanged or _which_engine(m) == "start"):
         return None  # says why
     return Shown(
@@ -153,6 +155,8 @@ def train_inference_mismatch(m: Measured) -> Shown | None:
         "clearly above": above,
     }
     case = "truncated" if truncated else _which_engine(m)
+    if not truncated and _old_is_later(m, case):
+        return None
     if case == "weights":
         evidence["KL in the first step"] = m.numbers["mismatch_kl_early"]
         evidence["in the last third of the steps"] = m.numbers["mismatch_kl_late"]
@@ -161,6 +165,25 @@ def train_inference_mismatch(m: Measured) -> Shown | None:
             "sampler_over_old_mean"
         ]
     return Shown(evidence, None if gap > LARGEST_MISMATCH_KL else "warning", case=case)
+
+
+def _drawn_as_reported(m: Measured) -> bool:
+    """Does the engine report the policy that drew the tokens? Then others over it have mean one."""
+    means = [m.identity(f"{name}/sampler") for name in ("old", "reference")]
+    return all(mean is not None and abs(mean.value - 1) < RATIO_MARGIN for mean in means)
+
+
+def _old_is_later(m: Measured, case: str) -> bool:
+    """Do engine and trainer agree on fresh tokens, and is it said that ``old_logp`` is not of them?
+
+    It was scored again at later steps, which :func:`ratio_is_one` says, or a column says how far
+    the engine's weights are behind.
+    """
+    if m.numbers.get("behind_share", 0.0) >= MOST_REPEATED:
+        early = m.numbers["mismatch_kl_early"] if case == "weights" else math.inf
+        return m.numbers.get("mismatch_kl_ahead", early) <= LARGEST_MISMATCH_KL
+    fresh = m.numbers.get("mismatch_kl_fresh", math.inf)
+    return fresh <= LARGEST_MISMATCH_KL and ratio_is_one(m) is not None
 
 
 def _which_engine(m: Measured) -> str:

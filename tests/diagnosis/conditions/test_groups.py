@@ -191,3 +191,25 @@ def test_why_advantages_do_not_sum_to_zero(changes, advice):
         "spread of the groups' means over that of the advantages (zero)": numbers["group_offset"],
         "mean of all": numbers["mean_advantage"],
     }
+
+
+@pytest.mark.parametrize(
+    ("numbers", "found"),
+    [
+        ({"group_correlation_lowest_bound": 0.49}, True),
+        ({"group_correlation_lowest_bound": 0.5}, False),
+        ({"group_correlation_lowest_bound": 0.1, "group_correlation": -0.5}, False),  # all reversed
+        ({}, False),
+    ],
+)
+def test_advantages_of_one_step_may_be_unrelated(numbers, found):
+    lowest = {"group_correlation_lowest": -0.25, "group_correlation_lowest_step": 7.0}
+    given = measured({"group_correlation": 0.75, "group_correlation_sequences": 400.0} | lowest)
+    given = given._replace(numbers=given.numbers | numbers)
+    assert (groups.advantage_unrelated(given) is not None) is found
+    if found:
+        assert said(groups.advantage_unrelated, given).evidence == {
+            "correlation with the reward within groups (one)": 0.75,
+            "at the step where it is lowest": -0.25,
+            "which is step": 7,
+        }

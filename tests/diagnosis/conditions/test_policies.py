@@ -493,3 +493,56 @@ def test_weights_that_are_worth_half_of_the_tokens(numbers, effective, severity)
         "largest trusted": 0.6,
         "effective share of tokens": effective,
     }
+
+
+AGREES = {"mismatch_kl_early": 0.0, "mismatch_kl_late": 0.03125}
+
+
+@pytest.mark.parametrize(
+    ("old", "reference", "found"),
+    [
+        (1.0, 1.0, False),  # drawn as reported: the engine is another policy, and that is said
+        (1.09, 0.91, False),
+        (1.11, 1.0, True),  # the report is of no policy that drew these tokens
+        (1.0, 0.89, True),
+    ],
+)
+def test_tokens_that_the_engine_drew_as_it_reports_are_not_the_reference_s(old, reference, found):
+    means = {"old/sampler": interval(old), "reference/sampler": interval(reference)}
+    given = {"of": old_over_reference(1.0), "estimates": {"k1": ending(-1.0)}}
+    assert (policies.negative_kl(measured(APART, identities=means, **given)) is not None) is found
+    near = APART | {"mismatch_kl": 0.005}
+    assert policies.negative_kl(measured(near, identities=means, **given)) is not None
+    one = {"old/sampler": interval(1.0)}
+    assert policies.negative_kl(measured(APART, identities=one, **given)) is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "logp", "found"),
+    [
+        ({"mismatch_kl_fresh": 0.005}, -1.375, False),  # said of old_logp, which is scored again
+        ({"mismatch_kl_fresh": 0.0051}, -1.375, True),  # fresh tokens differ, too
+        ({}, -1.375, True),
+        ({"mismatch_kl_fresh": 0.005}, -1.25, True),  # old_logp is not the policy's own
+        ({"mismatch_kl_fresh": 0.0, "mismatch_below": 0.5, "mismatch_above": 0.0}, -1.375, True),
+    ],
+)
+def test_an_engine_that_agrees_on_fresh_tokens_is_none_that_is_off(changes, logp, found):
+    given = measured(APART | {"repeated_share": 0.5} | changes, of=rollouts(logp=logp))
+    assert (policies.train_inference_mismatch(given) is not None) is found
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"mismatch_kl_ahead": 0.005}, False),  # the others are said to be of older weights
+        ({"mismatch_kl_ahead": 0.0051}, True),
+        ({"mismatch_kl_ahead": 0.005, "behind_share": 0.19}, True),
+        (AGREES, False),  # all are behind, and at the first step they agreed
+        ({"mismatch_kl_early": 1e-3, "mismatch_kl_late": 0.03125}, True),
+        ({}, True),
+    ],
+)
+def test_weights_that_a_column_says_are_behind_are_no_fault_of_the_engine(changes, found):
+    given = measured(APART | {"behind_share": 0.2} | changes)
+    assert (policies.train_inference_mismatch(given) is not None) is found

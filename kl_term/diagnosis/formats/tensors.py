@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from kl_term.diagnosis.budgets import check_archive, check_rows
-from kl_term.diagnosis.columns import ENDS, NAMES, assemble, canonical
+from kl_term.diagnosis.columns import assemble
+from kl_term.diagnosis.names import ENDS, NAMES, canonical, is_known
 from kl_term.diagnosis.schema import Rollouts
 from kl_term.errors import UserError
 
@@ -18,7 +19,7 @@ ONLY_TENSORS = "holds more than tensors by name, torch.save({name: tensor})"
 
 
 def read_tensors(path: Path) -> Rollouts:
-    """The rollouts of a file that holds tensors by name: [B, T], [B], or one value of all.
+    """The rollouts of a file that holds tensors by name: [B, T], [B], [B, 1], or one value of all.
 
     Each row is a completion, unless a column of sequences or ``cu_seqlens`` says otherwise; padding
     is told by a mask. Arrays of one axis throughout are read as a table, a row a token.
@@ -46,7 +47,10 @@ def read_tensors(path: Path) -> Rollouts:
     if "position" not in named:
         table["position"] = np.tile(np.arange(shape[1]), shape[0])
     for name, values in arrays.items():
-        if values.shape not in (shape, shape[:1], ()):
+        if not is_known(name):
+            table[name] = None  # is named in the report, and not read
+            continue
+        if values.shape not in (shape, shape[:1], (shape[0], 1), ()):
             raise UserError(
                 f"{path}: {name} has shape {values.shape}: {shape}, or {shape[:1]}, was expected"
             )
@@ -100,6 +104,6 @@ def _load(path: Path) -> dict[str, np.ndarray]:
     if not isinstance(held, dict) or not all(isinstance(v, torch.Tensor) for v in held.values()):
         raise UserError(f"{path}: {ONLY_TENSORS}")
     return {
-        name: (value.double() if value.is_floating_point() else value).numpy()
+        name: (value.double() if value.is_floating_point() else value).detach().numpy()
         for name, value in held.items()
     }

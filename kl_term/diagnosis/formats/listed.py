@@ -8,10 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from kl_term.diagnosis.names import NAMES, is_known
 from kl_term.errors import UserError
 
 #: Around the numbers of a list that was written by way of its text.
 _LIST = re.compile(r"\s*(?:tensor|array)?\(?\s*\[(.*)\]", re.DOTALL)
+#: Columns with a value a token: a line on which one has lists of lists is a batch. Others may have
+#: such a list a token, as the log-probs of the likeliest tokens.
+_BY_TOKEN = {alias for name in ("logp", "old_logp") for alias in (name, *NAMES[name])}
+
+
+#: What else Python and JSON write in a list of numbers.
+_WORDS = {"true": "1", "false": "0", "none": "nan", "null": "nan"}
 
 
 def holds_lists(table: Mapping[str, np.ndarray]) -> bool:
@@ -20,7 +28,7 @@ def holds_lists(table: Mapping[str, np.ndarray]) -> bool:
 
 
 def parsed_lists(table: Mapping[str, np.ndarray], label: str) -> dict[str, np.ndarray]:
-    """The columns, those with lists as arrays of arrays.
+    """The columns, those with lists as arrays of arrays; such as are not read stay text.
 
     Commas or blanks separate numbers, as Python, JSON, numpy and torch write them.
 
@@ -28,7 +36,9 @@ def parsed_lists(table: Mapping[str, np.ndarray], label: str) -> dict[str, np.nd
         UserError: a cell is no list of numbers where the first one is, or was cut by numpy.
     """
     return {
-        name: _parsed(values, f"{label}: column {name}") if _is_list(values[0]) else values
+        name: _parsed(values, f"{label}: column {name}")
+        if _is_list(values[0]) and is_known(name)
+        else values
         for name, values in table.items()
     }
 
@@ -48,7 +58,7 @@ def _parsed(values: np.ndarray, label: str) -> np.ndarray:
                 f"{label}, row {row + 1}: the list was shortened to '...' when it was written: "
                 "write values.tolist()"
             )
-        numbers = found[1].replace(",", " ").split()
+        numbers = [_WORDS.get(n.lower(), n) for n in found[1].replace(",", " ").split()]
         try:
             rows[row] = np.array(numbers, dtype=np.float64)
         except ValueError:
@@ -74,7 +84,7 @@ def unbatched(
         UserError: the lists of a batch are not of one length.
     """
     for number, row in lines:
-        batched = [name for name, value in row.items() if _is_batch(value)]
+        batched = [n for n, v in row.items() if n.strip().lower() in _BY_TOKEN and _is_batch(v)]
         if not batched:
             yield number, row
             continue

@@ -1,0 +1,1 @@
+"""One module a format of a dump, and what two of them share."""
