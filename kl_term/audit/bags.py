@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kl_term.audit.spellings import AMBIGUOUS, OF_POLICY, role_inside, role_of
+from kl_term.audit.spellings import AMBIGUOUS, NUMBERS, OF_POLICY, role_inside, role_of
 from kl_term.errors import UserError
 
 if TYPE_CHECKING:
-    from kl_term.audit.calling import Given
+    from kl_term.audit.given import Given
 
-
-#: Roles that a configuration holds.
-_NUMBERS = ("beta", "clip", "temperature", "width", "count", "group_size", "max_seqlen")
 
 #: Under these names a batch holds its tensors once more.
 _INSIDE = ("batch", "non_tensor_batch", "meta_info", "tensors")
@@ -39,7 +36,7 @@ class Bag(dict):
         if name in AMBIGUOUS and name not in named:
             others = given.of.roles | {r for n, r in held.items() if n not in AMBIGUOUS}
             role = "mask" if "advantages" in others else role  # beside those they weigh tokens
-        if self.__dict__["_nests"] and role not in _NUMBERS:
+        if self.__dict__["_nests"] and role not in NUMBERS:
             return Nested(given, nests=True, path=f"{path}.")
         if role is None or role in ("inputs", "config"):
             raise UserError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -187,6 +187,7 @@ class Probes:
             return ("seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm")
         return (*MODES, SUM)
 
+    @cached_property
     def weights(self) -> Tensor:
         """[probes, aggregations, B, T]."""
         found = []
@@ -203,22 +204,24 @@ class Probes:
             self._kept[key] = self._computed(candidate)
         return self._kept[key]
 
-    def _computed(self, candidate: Candidate) -> tuple[Tensor, Tensor]:
-        weights = self.weights()
-
-        def stacked(name: str) -> Tensor:  # [probes, aggregations, B, T, ...]
+    @cached_property
+    def _stacked(self) -> dict[str, Tensor]:
+        """[probes, aggregations, B, T, ...]: the fields of the batches, once for all candidates."""
+        found = {}
+        for name in (*Seen._fields, "tokens"):
             x = torch.stack([getattr(b, name) for b in self.batches]).unsqueeze(1)
-            return x.expand(-1, len(self.aggregations), *x.shape[2:])
+            found[name] = x.expand(-1, len(self.aggregations), *x.shape[2:])
+        return found
 
-        tokens, mask = stacked("tokens"), stacked("mask")
+    def _computed(self, candidate: Candidate) -> tuple[Tensor, Tensor]:
+        weights, stacked = self.weights, self._stacked
+        mask = stacked["mask"]
         with torch.enable_grad(), trusted():
-            start = stacked("logits") if self.by_logits else stacked("logp")
-            leaf = start.detach().clone().requires_grad_(True)
-            logits = leaf if self.by_logits else stacked("logits")
-            logp = chosen(leaf, tokens) if self.by_logits else leaf
-            seen = Seen(
-                logp, stacked("ref_logp"), stacked("old_logp"), mask, logits, stacked("ref_logits")
-            )
+            name = "logits" if self.by_logits else "logp"
+            leaf = stacked[name].detach().clone().requires_grad_(True)
+            logp = chosen(leaf, stacked["tokens"]) if self.by_logits else leaf
+            fields = {of: stacked[of] for of in Seen._fields} | {"logp": logp, name: leaf}
+            seen = Seen(**fields | {"logp": logp})
             per_token = candidate.per_token(seen)
             weighted = torch.where(mask, per_token, 0.0) * weights
             (gradient,) = torch.autograd.grad(weighted.sum(), leaf)

@@ -54,6 +54,8 @@ _OPTIONAL = ("sample_mask", "count", "group", "clip", "temperature", "config")
 ALWAYS = tuple(role for role in ROLES if role not in _OPTIONAL)
 #: Roles that hold what the policy being trained says of a token: the gradient is by one of these.
 OF_POLICY: tuple[Role, ...] = ("logp", "logits", "topk_logp", "ref_log_ratio", "log_ratio", "ratio")
+#: Roles that are one number, which a configuration may hold.
+NUMBERS = ("beta", "clip", "temperature", "width", "count", "group_size", "max_seqlen")
 #: Log-probs and ids [..., k] of the reference's likeliest tokens, those of the policy first.
 OF_TOP_K: tuple[Role, ...] = ("topk_logp", "ref_topk_logp", "topk_ids")
 
