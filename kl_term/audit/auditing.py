@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -61,7 +62,7 @@ def audit(
         UserError: one line, where the function cannot be called or answers no two times alike.
     """
     check_positive("beta", beta)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), uncompiled():
 
         def at_one(values: Mapping[str, float]) -> Reading:
             fixed = fixed_with(reading.foreign, dict.fromkeys(values, 1.0))
@@ -86,6 +87,14 @@ def audit(
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
             raise UserError(f"{reading.foreign.name}: {one_line(error)}") from error
     return _result(facts)
+
+
+def uncompiled() -> AbstractContextManager[object]:
+    """What ``torch.compile`` has wrapped runs as it was written: compiling it once more for each
+    type and shape takes minutes and changes no verdict."""
+    if "torch._dynamo" in sys.modules:  # else nothing is compiled, and importing it takes seconds
+        return torch.compiler.set_stance("force_eager")
+    return nullcontext()
 
 
 class Progress:
