@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from kl_term.audit.spellings import AMBIGUOUS, NUMBERS, OF_POLICY, role_inside, role_of
@@ -18,9 +19,22 @@ _INSIDE = ("batch", "non_tensor_batch", "meta_info", "tensors")
 class Bag(dict):
     """A batch or a configuration whose entries are found by their spelling, as key or attribute."""
 
-    def __init__(self, given: Given, *, nests: bool = False, path: str = "") -> None:
+    def __init__(
+        self,
+        given: Given,
+        *,
+        nests: bool = False,
+        path: str = "",
+        row: int | None = None,
+        fields: tuple[str, ...] = (),
+    ) -> None:
         super().__init__()
-        self.__dict__.update(_given=given, _nests=nests, _path=path)
+        self.__dict__.update(_given=given, _nests=nests, _path=path, _row=row, _fields=fields)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Of a named tuple, its entries; else the names that were put here."""
+        fields = self.__dict__["_fields"]
+        return (self[name] for name in fields) if fields else dict.__iter__(self)
 
     def _find(self, name: str) -> Any:
         given: Given = self.__dict__["_given"]
@@ -45,7 +59,7 @@ class Bag(dict):
             )
         held[name] = role
         if role not in self.__dict__.setdefault("_kept", {}):
-            self.__dict__["_kept"][role] = given.value(role)
+            self.__dict__["_kept"][role] = given.value(role, row=self.__dict__["_row"])
         return self.__dict__["_kept"][role]
 
     def __getitem__(self, name: str) -> Any:

@@ -6,17 +6,19 @@ import random
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kl_term.audit.arguments import Plan, name_of, numbers_of
+from kl_term.audit.arguments import Plan, name_of, numbers_of, zeros_of
 from kl_term.audit.batches import Batch
 from kl_term.audit.given import Given
 from kl_term.audit.layout import LAYOUTS, Layout
-from kl_term.audit.returning import first_of
+from kl_term.audit.listing import fields_of
+from kl_term.audit.returning import Key, Parts, loss_of, tensors_of
 
 
 class Output(NamedTuple):
@@ -48,12 +50,18 @@ class Foreign:
     groups: int = 1  #: prompts in a batch, where it is told the size of a group
     #: Where configurations hold the size of a group: argument -> paths.
     group_paths: dict[str, list[str]] = field(default_factory=dict)
+    parts: Parts | None = None  #: of what it returns, where not the first entry is the loss
     calls: int = 0
     notes: set[str] = field(default_factory=set)  #: such as ``modifies its arguments``
 
     @property
     def name(self) -> str:
         return name_of(self.function)
+
+    @cached_property
+    def fields(self) -> dict[str, tuple[str, ...]]:
+        """Of arguments that are named tuples."""
+        return fields_of(self.function)
 
     @property
     def roles(self) -> set[str]:
@@ -77,7 +85,8 @@ class Foreign:
     @property
     def has_beta(self) -> bool:
         inside = self.beta_path is not None or self.factory is not None
-        return "beta" in self.reads or inside
+        outside = self.parts is not None and self.parts.kl is not None
+        return "beta" in self.reads or inside or outside
 
     def untold(self, *, integers: bool = False) -> dict[str, float]:
         """The numbers that are defaults of its signature and that nobody gave."""
@@ -86,6 +95,12 @@ class Foreign:
         held = {**self.plan.roles, **self.plan.fixed}
         numbers = numbers_of(self.function, integers=integers)
         return {name: default for name, default in numbers.items() if name not in held}
+
+    def switched_off(self) -> list[str]:
+        """The defaults of its signature that are zero, and that nobody gave."""
+        held = {**self.plan.roles, **self.plan.fixed}
+        names = [] if self.factory is not None else zeros_of(self.function)
+        return [name for name in names if name not in held]
 
     def named_in_bags(self) -> dict[str, str]:
         return {n[1:]: r for n, r in self.plan.fixed.items() if n.startswith("*")}
@@ -97,17 +112,16 @@ class Foreign:
             Exception: whatever the function raises.
             UserError: it returns no number.
         """
-        self.calls += 1
         copies = 1 if batch.rows % self.multiple == 0 else self.multiple
         given = Given(self, batch, beta, watch, copies)
-        arguments = given.arguments()
-        function = self.function
-        if self.factory is not None:
-            function = function(**{self.factory: beta})
-        with torch.enable_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the same call, again and again
-            returned = function(*arguments.positional, **arguments.named)
-        returned = first_of(returned, self.name, packed=self.layout.packed)
+        with torch.enable_grad():
+            returned = loss_of(
+                self._returned(given, beta),
+                self.name,
+                packed=self.layout.packed,
+                parts=self.parts,
+                beta=beta,
+            )
         if given.modified():
             self.notes.add("modifies its arguments")
         value = given.padded(returned)
@@ -125,6 +139,23 @@ class Foreign:
             if g is not None and bool((g != 0).any())
         }
         return Output(value.detach(), gradient, leaks)
+
+    def entries(self, batch: Batch, beta: float) -> dict[Key, Tensor]:
+        """What it returns beside each other, in the shape of the batch, and with its graph."""
+        copies = 1 if batch.rows % self.multiple == 0 else self.multiple
+        given = Given(self, batch, beta, watch=False, copies=copies)
+        found = tensors_of(self._returned(given, beta), packed=self.layout.packed)
+        return {key: given.padded(entry) for key, entry in found.items()}
+
+    def _returned(self, given: Given, beta: float) -> Any:
+        self.calls += 1
+        arguments = given.arguments()
+        function = self.function
+        if self.factory is not None:
+            function = function(**{self.factory: beta})
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the same call, again and again
+            return function(*arguments.positional, **arguments.named)
 
 
 def _of_copies(value: Tensor, copies: int, *, summed: bool) -> Tensor:

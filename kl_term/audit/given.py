@@ -12,7 +12,8 @@ from torch import Tensor
 from kl_term.audit.bags import Bag
 from kl_term.audit.batches import Batch, chosen
 from kl_term.audit.holding import changed
-from kl_term.audit.spellings import NUMBERS, OF_POLICY, OF_TOP_K
+from kl_term.audit.layout import IGNORED, PAD
+from kl_term.audit.spellings import NUMBERS, OF_LENGTHS, OF_POLICY, OF_TOP_K
 
 if TYPE_CHECKING:
     from kl_term.audit.calling import Foreign
@@ -41,9 +42,13 @@ class Given:
     def arguments(self) -> Arguments:
         plan = self.of.plan
         fixed = {n: self._own(n, v) for n, v in plan.fixed.items() if not n.startswith("*")}
-        named = {name: self.value(role) for name, role in plan.roles.items()} | fixed
+        named = {name: self._argument(name, role) for name, role in plan.roles.items()} | fixed
         first = tuple(named.pop(name) for name in plan.positional if name in named)
         return Arguments(first, named)
+
+    def _argument(self, name: str, role: str) -> Any:
+        fields = self.of.fields.get(name) if role == "inputs" else None
+        return Bag(self, fields=fields) if fields else self.value(role)
 
     def _own(self, name: str, value: Any) -> Any:
         """A copy of what the user gave, with the coefficient where it lies inside."""
@@ -54,12 +59,27 @@ class Given:
             return value.clone() if isinstance(value, Tensor) else value
         return changed(value, path, self.beta)
 
-    def value(self, role: str) -> Any:
-        """What is passed for a role."""
+    def value(self, role: str, *, row: int | None = None) -> Any:
+        """What is passed for a role, or an entry of a list holds of it for its answer."""
+        made = self._passed(role)
+        of_rows = isinstance(made, (list, Tensor)) and row is not None
+        return made[row] if of_rows else made
+
+    def _passed(self, role: str) -> Any:
         made = self._value(role)
-        if self.of.layout.listed and isinstance(made, Tensor) and len(made) == sum(self._lengths):
-            return list(made.split(self._lengths))
-        return made
+        layout = self.of.layout
+        if role in OF_LENGTHS:
+            return made.tolist() if layout.plain else made
+        if not layout.listed or not isinstance(made, Tensor) or self._is_of_answers(role):
+            return made
+        if layout.packed:
+            return list(made.split(self._lengths)) if len(made) == sum(self._lengths) else made
+        return list(made) if made.ndim > 1 and len(made) == self.batch.rows else made
+
+    def _is_of_answers(self, role: str) -> bool:
+        """Whether a role holds one number an answer, as a pack may have answers of one token."""
+        column = role == "advantages" and self.of.layout.advantages == "column"
+        return column or role in ("rewards", "sample_mask", "group", "last", "cu_seqlens")
 
     @cached_property
     def _lengths(self) -> list[int]:
@@ -75,11 +95,17 @@ class Given:
             "count": lambda: sum(self._lengths),
             "group_size": lambda: self.batch.rows // self.of.groups,
             "max_seqlen": lambda: max(self._lengths),
+            "prompt_length": lambda: 1,
+            "pad_id": lambda: PAD,
+            "ignore_index": lambda: IGNORED,
+            "discount": lambda: 1.0,
         }
         return numbers[role]()
 
     def _value(self, role: str) -> Any:
         batch, layout = self.batch, self.of.layout
+        if role == "inputs" and layout.rows:
+            return [Bag(self, row=row) for row in range(batch.rows)]
         if role in ("inputs", "config"):
             return Bag(self, nests=role == "config" and self.of.nests)
         if role in NUMBERS:
@@ -88,13 +114,17 @@ class Given:
             return self._tracked(self._shape(self._of_top_k(role)))
         if role in OF_POLICY:
             return self._of_policy(role)
+        if role in OF_LENGTHS:
+            return self._of_lengths(role)
+        if role in ("prompt_tokens", "prompt_mask"):
+            return torch.zeros(batch.rows, 1).to(torch.long) + int(role == "prompt_mask")
         counted = batch.mask.sum(-1)
         if role == "cu_seqlens":
             return torch.nn.functional.pad(counted.cumsum(0), (1, 0)).to(torch.int32)
         if role == "sequence_ids":
             return self._shape(torch.arange(batch.rows).unsqueeze(-1).expand(batch.mask.shape))
-        if role in ("lengths", "last"):
-            return counted - 1 if role == "last" else counted
+        if role == "last":
+            return counted - 1
         if role == "sample_mask":
             return self._made_of(torch.ones(batch.rows, dtype=layout.mask), role)
         if role == "group":
@@ -105,6 +135,15 @@ class Given:
             return self._made_of(mask.to(kind), role)
         return self._made_of(self._constant(role), role)
 
+    def _of_lengths(self, role: str) -> Tensor:
+        """[B]: of the prompts, which have one token, of the answers, or of both."""
+        mask, how = self.batch.mask, self.of.layout.lengths
+        if role == "prompt_lengths":
+            return torch.ones(len(mask), dtype=torch.long)
+        counted = torch.full_like(mask[:, 0], mask.shape[1], dtype=torch.long)
+        counted = counted if how == "width" else mask.sum(-1)
+        return counted + int(role == "total_lengths" or how == "whole")
+
     def _of_policy(self, role: str) -> Tensor:
         if role == "logits":
             return self._tracked(self._prompted(role, self._shape(self._logits.clone())))
@@ -113,9 +152,11 @@ class Given:
             return self._tracked(self._prompted(role, self._shape(logp.clone())))
         if role == "ref_log_ratio":
             log_ratio = logp - self.batch.ref_logp.to(logp.dtype)
-            return self._shape(log_ratio.square() / 2 if self.of.is_given_kl else log_ratio)
+            made = log_ratio.square() / 2 if self.of.is_given_kl else log_ratio
+            return self._prompted(role, self._shape(made))
         log_ratio = logp - self.batch.old_logp.to(logp.dtype)
-        return self._shape(log_ratio if role == "log_ratio" else log_ratio.exp())
+        made = log_ratio if role == "log_ratio" else log_ratio.exp()
+        return self._prompted(role, self._shape(made))
 
     def _of_top_k(self, role: str) -> Tensor:
         """Of the likeliest tokens of the reference, the likeliest first."""
@@ -131,7 +172,7 @@ class Given:
         batch, floats = self.batch, self.of.layout.floats
         if role == "tokens":
             marked = self.of.layout.marked
-            return batch.tokens.masked_fill(~batch.mask, -100) if marked else batch.tokens
+            return batch.tokens if marked is None else batch.tokens.masked_fill(~batch.mask, marked)
         if role == "position_ids":
             return torch.arange(batch.mask.shape[1]).expand(batch.rows, -1)
         if role in ("ref_logp", "old_logp", "ref_logits", "old_logits"):
@@ -144,8 +185,9 @@ class Given:
         value = getattr(batch, role).to(floats)
         if value.ndim == 2:  # one a token: what masked positions hold is told apart
             return value if self.of.layout.advantages == "token" else value[:, 0]
-        how = self.of.layout.advantages if role == "advantages" else "row"
-        if how == ("column" if self.of.layout.packed else "row"):
+        layout = self.of.layout
+        how = layout.advantages if role == "advantages" else "row"
+        if how == ("column" if layout.packed else "row") or (layout.listed and role == "rewards"):
             return value
         return (
             value.unsqueeze(-1) if how == "column" else value.unsqueeze(-1).expand(batch.mask.shape)
@@ -171,7 +213,8 @@ class Given:
             return made
         if role in after:
             return torch.cat([made, made[:, :1].detach()], 1)
-        nothing = -100 if role == "tokens" and self.of.layout.marked else 0
+        marked = self.of.layout.marked
+        nothing = marked if role == "tokens" and marked not in (None, PAD) else 0
         return torch.cat([torch.full_like(made[:, :1], nothing), made], 1)
 
     def _shape(self, tensor: Tensor) -> Tensor:
@@ -187,6 +230,8 @@ class Given:
     def padded(self, returned: Tensor) -> Tensor:
         """The result in the shape of the batch, zero where nothing is counted."""
         mask = self.batch.mask
+        if self.of.layout.listed and returned.shape == (mask.numel(),):
+            returned = returned.view(mask.shape)
         if self.of.layout.packed and returned.shape in ((int(mask.sum()),), (1, int(mask.sum()))):
             return torch.zeros(mask.shape, dtype=returned.dtype).masked_scatter(mask, returned)
         if any(self.of.layout.prompted) and returned.shape == (len(mask), mask.shape[1] + 1):
