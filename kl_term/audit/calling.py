@@ -17,7 +17,7 @@ from kl_term.audit.arguments import Plan, name_of, numbers_of, zeros_of
 from kl_term.audit.batches import Batch
 from kl_term.audit.given import Given
 from kl_term.audit.layout import LAYOUTS, Layout
-from kl_term.audit.listing import fields_of
+from kl_term.audit.listing import arrays_of, fields_of
 from kl_term.audit.returning import Key, Parts, loss_of, tensors_of
 
 
@@ -62,6 +62,11 @@ class Foreign:
     def fields(self) -> dict[str, tuple[str, ...]]:
         """Of arguments that are named tuples."""
         return fields_of(self.function)
+
+    @cached_property
+    def arrays(self) -> set[str]:
+        """The arguments that are arrays of numpy."""
+        return arrays_of(self.function)
 
     @property
     def roles(self) -> set[str]:

@@ -13,7 +13,7 @@ from kl_term.audit.bags import Bag
 from kl_term.audit.batches import Batch, chosen
 from kl_term.audit.holding import changed
 from kl_term.audit.layout import IGNORED, PAD
-from kl_term.audit.spellings import NUMBERS, OF_LENGTHS, OF_POLICY, OF_TOP_K
+from kl_term.audit.spellings import CONTROLLERS, NUMBERS, OF_LENGTHS, OF_POLICY, OF_TOP_K, words_of
 
 if TYPE_CHECKING:
     from kl_term.audit.calling import Foreign
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 class Arguments(NamedTuple):
     positional: tuple[Any, ...]
     named: dict[str, Any]
+
+
+class Controller(float):
+    """A coefficient that is asked for its value."""
+
+    @property
+    def value(self) -> float:
+        return float(self)
 
 
 class Given:
@@ -48,7 +56,12 @@ class Given:
 
     def _argument(self, name: str, role: str) -> Any:
         fields = self.of.fields.get(name) if role == "inputs" else None
-        return Bag(self, fields=fields) if fields else self.value(role)
+        if fields:
+            return Bag(self, fields=fields)
+        made = self.value(role)
+        if role == "beta" and words_of(name) & CONTROLLERS and isinstance(made, float):
+            return Controller(made)
+        return made.numpy() if role == "group" and name in self.of.arrays else made
 
     def _own(self, name: str, value: Any) -> Any:
         """A copy of what the user gave, with the coefficient where it lies inside."""

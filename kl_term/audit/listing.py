@@ -31,6 +31,15 @@ def takes_rows(function: Callable[..., Any]) -> bool:
     return _annotated(function, _OF_BATCHES)
 
 
+def arrays_of(function: Callable[..., Any]) -> set[str]:
+    """The arguments that are annotated as arrays of numpy, such as the ids of groups."""
+    try:
+        parameters = inspect.signature(getattr(function, "forward", function)).parameters
+    except (TypeError, ValueError):
+        return set()
+    return {name for name, p in parameters.items() if "ndarray" in str(p.annotation)}
+
+
 def fields_of(function: Callable[..., Any]) -> dict[str, tuple[str, ...]]:
     """Of arguments that are annotated as a named tuple, its fields in order."""
     try:

@@ -87,7 +87,9 @@ _MASKS = {"mask", "masks", "valid", "counted", "keep", "maskf"}
 _ADVANTAGES = {"advantages", "advantage", "adv", "advs", "returns", "return"}
 _REWARDS = {"rewards", "reward", "scores", "score", "rews", "rew"}
 _COEFFICIENTS = {"coef", "coeff", "coefficient", "weight", "ctl", "lambda", "lam", "scale", "alpha"}
-_COEFFICIENTS |= {"penalty", "factor", "strength", "c"}
+#: Of what holds the coefficient and changes it from step to step.
+CONTROLLERS = {"ctl", "ctrl", "controller"}
+_COEFFICIENTS |= {"penalty", "factor", "strength", "c", *CONTROLLERS}
 _TOKENS = {"labels", "tokens", "ids", "actions", "targets", "responses", "token", "sequences"}
 _BAGS = {"inputs", "batch", "data", "samples", "mb", "microbatch", "minibatch", "rollouts"}
 _BAGS |= {"sample", "experience", "experiences", "example", "examples", "rollout_data"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -141,6 +142,20 @@ def by_lengths(logps, ref_logps, seq_lens: list[int], beta=0.1):
 def test_batches_are_lists_dictionaries_tuples_or_flat(loss):
     _, batch, gradient = gradient_of(loss)
     torch.testing.assert_close(gradient, gap_of(batch) / batch.mask.sum())
+
+
+def of_uids(scores, logprobs, ref_logprobs, mask, uid: np.ndarray, kl_ctrl):
+    """Less the mean of its group, which is found by its id."""
+    owed = scores - kl_ctrl.value * ((logprobs - ref_logprobs) * mask).sum(-1)
+    groups = {of: owed[torch.from_numpy(uid == of)] for of in uid}
+    return torch.stack([o - groups[of].mean() for o, of in zip(owed, uid, strict=True)])
+
+
+def test_ids_of_groups_are_an_array_where_one_is_asked_for_and_a_controller_has_a_value():
+    foreign = read(of_uids).foreign
+    found = foreign.call(probe_of(foreign), HIGH).value
+    assert bool(found.any()) and float(found.sum()) == pytest.approx(0.0, abs=1e-12)
+    assert foreign.plan.guessed["kl_ctrl"] == "beta"
 
 
 # Prompts ---------------------------------------------------------------------------------------
