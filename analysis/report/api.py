@@ -66,9 +66,10 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "kl_term.audit: how a foreign loss is called",
         "kl_term.audit",
         (
-            *("alignment", "answering", "arguments", "bags", "batches", "calling", "holding"),
-            *("isolated", "layout", "loading", "names", "numbers", "request", "returning"),
-            *("spellings", "supports", "trees", "ways"),
+            *("alignment", "answering", "arguments", "bags", "batches", "calling", "given"),
+            *("holding", "isolated", "layout", "lengths", "listing", "loading", "names"),
+            *("numbers", "padding", "parts", "request", "returning", "shapes", "spellings"),
+            *("supports", "trees", "ways"),
         ),
     ),
     "diagnosis": ("kl_term.diagnosis: a run's KL term, checked", "kl_term.diagnosis", ()),

@@ -10,6 +10,7 @@ from torch import Tensor
 from kl_term.audit.batches import Batch
 from kl_term.audit.calling import Foreign
 from kl_term.audit.layout import Alignment
+from kl_term.audit.spellings import OF_POLICY, OF_PROMPT
 
 _LOGITS = ("logits", "ref_logits", "old_logits")
 _LABELS = ("tokens", "mask", "padding")
@@ -31,6 +32,8 @@ NEXT = (
     Alignment((*_OF_TOKENS, "old_logp"), ("logp", "ref_logp")),
     Alignment(_OF_TOKENS, ("logp", *_RECORDED)),
 )
+#: Of rows that hold the prompt, whatever stands there.
+FULL = Alignment((*_OF_TOKENS, *_RECORDED, *OF_POLICY))
 
 
 def other_logits(logits: Tensor) -> Tensor:
@@ -65,6 +68,9 @@ def settle_alignment(foreign: Foreign, probe: Batch, beta: float) -> None:
         ):
             return
         _first_of(foreign, probe, beta, BY_LOGITS, or_last=True)
+    elif foreign.reads & {*OF_PROMPT, "total_lengths"}:
+        if not is_aligned(foreign, probe, beta):
+            _first_of(foreign, probe, beta, (FULL, *SHORTER, *NEXT), or_last=False)
     elif _is_told_of_tokens(foreign) and not is_aligned(foreign, probe, beta):
         _first_of(foreign, probe, beta, NEXT, or_last=False)
 

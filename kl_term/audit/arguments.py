@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from kl_term.audit.spellings import ALWAYS, MODELS, ROLES, Role, role_of, words_of
+from kl_term.audit.layout import IGNORED
+from kl_term.audit.spellings import ALWAYS, MODELS, OF_PROMPT, ROLES, Role, role_of, words_of
 from kl_term.errors import UserError
 from kl_term.plain_checks import check_choice
 
@@ -82,6 +83,7 @@ def plan_call(
             guessed[name] = role
     _one_ratio(roles | guessed, guessed)
     _beside_values(roles | guessed, guessed)
+    _total_alone(roles | guessed, guessed)
     _refuse_two_policies(function, roles | guessed)
     _refuse_two_ratios(function, roles | guessed, guessed)
     kinds = {n: p.kind for n, p in parameters.items()}
@@ -160,6 +162,13 @@ def _beside_values(roles: Mapping[str, Role], guessed: dict[str, Role]) -> None:
             guessed[name] = "values"
 
 
+def _total_alone(roles: Mapping[str, Role], guessed: dict[str, Role]) -> None:
+    """Total lengths with nothing beside them that the prompt's could be told from are lengths."""
+    if not {*roles.values()} & {"lengths", *OF_PROMPT}:
+        for name, role in guessed.items():
+            guessed[name] = "lengths" if role == "total_lengths" else role
+
+
 def _is_passed(role: Role, parameter: inspect.Parameter) -> bool:
     """A parameter without default, or one whose default only stands for a tensor.
 
@@ -167,7 +176,7 @@ def _is_passed(role: Role, parameter: inspect.Parameter) -> bool:
     """
     if parameter.default is parameter.empty or role == "beta":
         return True
-    number = isinstance(parameter.default, (int, float)) and role != "group_size"
+    number = isinstance(parameter.default, (int, float)) and role not in ("group_size", "pad_id")
     return role in ALWAYS and not number
 
 
@@ -189,6 +198,21 @@ def numbers_of(function: Callable[..., Any], *, integers: bool = False) -> dict[
         for name, p in parameters.items()
         if isinstance(p.default, kinds) and not isinstance(p.default, bool) and p.default > 0
     }
+
+
+def zeros_of(function: Callable[..., Any]) -> list[str]:
+    """The parameters of a function whose default is 0.0: what they scale is off."""
+    parameters = inspect.signature(getattr(function, "forward", function)).parameters
+    return [n for n, p in parameters.items() if isinstance(p.default, float) and p.default == 0]
+
+
+def ignored_of(function: Callable[..., Any]) -> int | None:
+    """The label that is counted nowhere, by the parameter that says it; None without one."""
+    parameters = inspect.signature(getattr(function, "forward", function)).parameters
+    said = [p.default for name, p in parameters.items() if role_of(name) == "ignore_index"]
+    if not said:
+        return None
+    return said[0] if isinstance(said[0], int) else IGNORED
 
 
 def name_of(function: Any) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from kl_term.audit.arguments import name_of
 from kl_term.audit.calling import one_line
 from kl_term.audit.expectations import Expectations, expectations
 from kl_term.audit.facts import Facts
@@ -18,13 +20,20 @@ from kl_term.audit.identity import identify
 from kl_term.audit.invariants import invariants
 from kl_term.audit.numbers import fixed_with
 from kl_term.audit.numerics import numerics
+from kl_term.audit.parts import said
 from kl_term.audit.policy_part import NOWHERE, PolicyPart, policy_part
 from kl_term.audit.readings import Kind, Reading, read
 from kl_term.audit.report import Audit, Row, rows_of
 from kl_term.audit.rules import findings_of
 from kl_term.audit.supports import supports
 from kl_term.audit.targets import NEITHER
-from kl_term.audit.temperatures import Tempered, compared, divides_logits, temperatures_of
+from kl_term.audit.temperatures import (
+    Tempered,
+    compared,
+    divides_logits,
+    one_sided,
+    temperatures_of,
+)
 from kl_term.audit.top_k import pushes_at_reference
 from kl_term.audit.unnamed import is_divergence, size_of
 from kl_term.errors import UserError
@@ -61,7 +70,7 @@ def audit(
         UserError: one line, where the function cannot be called or answers no two times alike.
     """
     check_positive("beta", beta)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), uncompiled():
 
         def at_one(values: Mapping[str, float]) -> Reading:
             fixed = fixed_with(reading.foreign, dict.fromkeys(values, 1.0))
@@ -69,8 +78,8 @@ def audit(
             own = {name: fixed[name] for name in own}
             return _read(loss, names, own, beta_name, beta, factory, kind)
 
-        reading = _read(loss, names, given, beta_name, beta, factory, kind)
         try:
+            reading = _read(loss, names, given, beta_name, beta, factory, kind)
             tick = Progress()
             tempered = Tempered({})
             if values := divides_logits(reading):
@@ -84,8 +93,16 @@ def audit(
         except UserError:
             raise
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
-            raise UserError(f"{reading.foreign.name}: {one_line(error)}") from error
+            raise UserError(f"{name_of(loss)}: {one_line(error)}") from error
     return _result(facts)
+
+
+def uncompiled() -> AbstractContextManager[object]:
+    """What ``torch.compile`` has wrapped runs as it was written: compiling it once more for each
+    type and shape takes minutes and changes no verdict."""
+    if "torch._dynamo" in sys.modules:  # else nothing is compiled, and importing it takes seconds
+        return torch.compiler.set_stance("force_eager")
+    return nullcontext()
 
 
 class Progress:
@@ -141,6 +158,7 @@ def _measured(reading: Reading, tick: Callable[[str], None]) -> Facts:
         unnamed_divergence=unnamed,
         unnamed_size=size_of(reading) if unnamed else 1.0,
         top_k_pushes=pushes_at_reference(reading),
+        one_sided=one_sided(reading) if found.zero_at_reference else (),
     )
 
 
@@ -172,6 +190,8 @@ def _table(facts: Facts, expected: Expectations) -> list[Row]:
     rows = [Row("term", identity.term.name if identity.term else "none of ours")]
     if facts.reading.foreign.by_logits and any(facts.reading.foreign.layout.prompted):
         rows.append(Row("logits", "predict the next token: one position before the answer"))
+    if facts.reading.foreign.parts is not None:
+        rows.append(Row("read as the loss", said(facts.reading.foreign.parts)))
     if identity.match and identity.term is None:
         near = ", near the reference" if identity.only_near else ""
         rows.append(Row(f"has the gradient of{near}", identity.match.name, identity.match.scale))

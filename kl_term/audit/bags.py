@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from kl_term.audit.spellings import AMBIGUOUS, OF_POLICY, role_inside, role_of
+from kl_term.audit.spellings import AMBIGUOUS, NUMBERS, OF_POLICY, role_inside, role_of
 from kl_term.errors import UserError
 
 if TYPE_CHECKING:
-    from kl_term.audit.calling import Given
+    from kl_term.audit.given import Given
 
-
-#: Roles that a configuration holds.
-_NUMBERS = ("beta", "clip", "temperature", "width", "count", "group_size", "max_seqlen")
 
 #: Under these names a batch holds its tensors once more.
 _INSIDE = ("batch", "non_tensor_batch", "meta_info", "tensors")
@@ -21,9 +19,22 @@ _INSIDE = ("batch", "non_tensor_batch", "meta_info", "tensors")
 class Bag(dict):
     """A batch or a configuration whose entries are found by their spelling, as key or attribute."""
 
-    def __init__(self, given: Given, *, nests: bool = False, path: str = "") -> None:
+    def __init__(
+        self,
+        given: Given,
+        *,
+        nests: bool = False,
+        path: str = "",
+        row: int | None = None,
+        fields: tuple[str, ...] = (),
+    ) -> None:
         super().__init__()
-        self.__dict__.update(_given=given, _nests=nests, _path=path)
+        self.__dict__.update(_given=given, _nests=nests, _path=path, _row=row, _fields=fields)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Of a named tuple, its entries; else the names that were put here."""
+        fields = self.__dict__["_fields"]
+        return (self[name] for name in fields) if fields else dict.__iter__(self)
 
     def _find(self, name: str) -> Any:
         given: Given = self.__dict__["_given"]
@@ -39,7 +50,7 @@ class Bag(dict):
         if name in AMBIGUOUS and name not in named:
             others = given.of.roles | {r for n, r in held.items() if n not in AMBIGUOUS}
             role = "mask" if "advantages" in others else role  # beside those they weigh tokens
-        if self.__dict__["_nests"] and role not in _NUMBERS:
+        if self.__dict__["_nests"] and role not in NUMBERS:
             return Nested(given, nests=True, path=f"{path}.")
         if role is None or role in ("inputs", "config"):
             raise UserError(
@@ -48,7 +59,7 @@ class Bag(dict):
             )
         held[name] = role
         if role not in self.__dict__.setdefault("_kept", {}):
-            self.__dict__["_kept"][role] = given.value(role)
+            self.__dict__["_kept"][role] = given.value(role, row=self.__dict__["_row"])
         return self.__dict__["_kept"][role]
 
     def __getitem__(self, name: str) -> Any:

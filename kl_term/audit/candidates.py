@@ -8,35 +8,21 @@ factor.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kl_term.audit.batches import Batch, chosen
+from kl_term.audit.prices import BASELINES, OF_ANSWERS, SURROGATES, Seen, Terms, priced
 from kl_term.audit.readings import Part
 from kl_term.checks import trusted
 from kl_term.kl.estimators import ESTIMATORS, TOKEN_ESTIMATORS
 from kl_term.kl.names import CREDITS, RATIO_LEVELS
 from kl_term.kl.term import KLTerm
 from kl_term.objectives.aggregation import MODES
-
-#: Of the leaf's log-probs, the reference's, the sampler's [..., B, T], mask and logits: the term
-#: of each token.
-Terms = Callable[["Seen"], Tensor]
-
-
-class Seen(NamedTuple):
-    """What a term reads, with leading axes for what is computed together."""
-
-    logp: Tensor
-    ref_logp: Tensor
-    old_logp: Tensor
-    mask: Tensor
-    logits: Tensor
-    ref_logits: Tensor
 
 
 class Candidate(NamedTuple):
@@ -66,12 +52,14 @@ class Match(NamedTuple):
 def terms(by_logits: bool) -> tuple[Candidate, ...]:
     """All of them, the plainest first; none twice (k4 is k3)."""
     found = [Candidate(term, _loss(term), "loss") for term in _losses(by_logits)]
-    for term, (written, surrogate) in itertools.product(_rewards(), _SURROGATES.items()):
-        found.append(Candidate(term, _priced(term, surrogate), written))
+    for term, (written, surrogate) in itertools.product(_rewards(), SURROGATES.items()):
+        if written == OF_ANSWERS and term.credit != "whole":
+            continue
+        found.append(Candidate(term, priced(term, surrogate), written))
         if term.level == "sequence" or term.credit == "whole":
             found += [
-                Candidate(term, _priced(term, surrogate, off), f"{written}, less {name}")
-                for name, off in _BASELINES.items()
+                Candidate(term, priced(term, surrogate, off), f"{written}, less {name}")
+                for name, off in BASELINES.items()
             ]
     return tuple(found)
 
@@ -113,41 +101,6 @@ def _loss(term: KLTerm) -> Terms:
     return per_token
 
 
-#: How a price on a token becomes a loss: whose log-ratio it holds, and what it multiplies.
-_SURROGATES: dict[str, Callable[[Seen], tuple[Tensor, Tensor]]] = {
-    "price of the sampler, times the ratio": lambda s: (s.old_logp, _ratio(s)),
-    "price of the policy, times the ratio": lambda s: (s.logp.detach(), _ratio(s)),
-    "price of the sampler, times the log-prob": lambda s: (s.old_logp, s.logp),
-    "price of the policy, times the log-prob": lambda s: (s.logp.detach(), s.logp),
-}
-
-
-def _ratio(seen: Seen) -> Tensor:
-    return torch.where(seen.mask, seen.logp - seen.old_logp, 0.0).exp()
-
-
-def _priced(
-    term: KLTerm,
-    surrogate: Callable[[Seen], tuple[Tensor, Tensor]],
-    off: Callable[[Tensor], Tensor] | None = None,
-) -> Terms:
-    def per_token(seen: Seen) -> Tensor:
-        held, factor = surrogate(seen)
-        price = term.penalty(held, seen.ref_logp, mask=seen.mask)
-        if off is not None:  # the answers of a batch are one group; every token owes the same
-            price = torch.where(seen.mask, price - off(price[..., 0]).unsqueeze(-1), 0.0)
-        return price * factor
-
-    return per_token
-
-
-#: What is taken off the price of an answer, from those of its group [..., G].
-_BASELINES: dict[str, Callable[[Tensor], Tensor]] = {
-    "the mean of the others": lambda p: (p.sum(-1, keepdim=True) - p) / max(p.shape[-1] - 1, 1),
-    "the mean of the group": lambda p: p.mean(-1, keepdim=True).expand_as(p),
-}
-
-
 #: No aggregation of ours, and often met: all tokens of a batch are added up.
 SUM = "sum"
 
@@ -187,6 +140,7 @@ class Probes:
             return ("seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm")
         return (*MODES, SUM)
 
+    @cached_property
     def weights(self) -> Tensor:
         """[probes, aggregations, B, T]."""
         found = []
@@ -203,22 +157,24 @@ class Probes:
             self._kept[key] = self._computed(candidate)
         return self._kept[key]
 
-    def _computed(self, candidate: Candidate) -> tuple[Tensor, Tensor]:
-        weights = self.weights()
-
-        def stacked(name: str) -> Tensor:  # [probes, aggregations, B, T, ...]
+    @cached_property
+    def _stacked(self) -> dict[str, Tensor]:
+        """[probes, aggregations, B, T, ...]: the fields of the batches, once for all candidates."""
+        found = {}
+        for name in (*Seen._fields, "tokens"):
             x = torch.stack([getattr(b, name) for b in self.batches]).unsqueeze(1)
-            return x.expand(-1, len(self.aggregations), *x.shape[2:])
+            found[name] = x.expand(-1, len(self.aggregations), *x.shape[2:])
+        return found
 
-        tokens, mask = stacked("tokens"), stacked("mask")
+    def _computed(self, candidate: Candidate) -> tuple[Tensor, Tensor]:
+        weights, stacked = self.weights, self._stacked
+        mask = stacked["mask"]
         with torch.enable_grad(), trusted():
-            start = stacked("logits") if self.by_logits else stacked("logp")
-            leaf = start.detach().clone().requires_grad_(True)
-            logits = leaf if self.by_logits else stacked("logits")
-            logp = chosen(leaf, tokens) if self.by_logits else leaf
-            seen = Seen(
-                logp, stacked("ref_logp"), stacked("old_logp"), mask, logits, stacked("ref_logits")
-            )
+            name = "logits" if self.by_logits else "logp"
+            leaf = stacked[name].detach().clone().requires_grad_(True)
+            logp = chosen(leaf, stacked["tokens"]) if self.by_logits else leaf
+            fields = {of: stacked[of] for of in Seen._fields} | {"logp": logp, name: leaf}
+            seen = Seen(**fields | {"logp": logp})
             per_token = candidate.per_token(seen)
             weighted = torch.where(mask, per_token, 0.0) * weights
             (gradient,) = torch.autograd.grad(weighted.sum(), leaf)

@@ -21,6 +21,15 @@ def of_expectation(facts: Facts) -> Iterator[Finding]:
     mixed_up = identity.fault or identity.twice or facts.invariants.reads_constant_logit
     if math.isnan(at_state.from_reverse):
         return
+    if facts.one_sided:
+        yield Finding(
+            "not-zero-at-reference",
+            "error",
+            f"where {' or '.join(facts.one_sided)} is not one it pushes where policy and reference "
+            "agree: one side alone is divided by it",
+            "divide the logits of both by the same temperature",
+            "08_reward_side#thm-other-reference",
+        )
     if facts.tempered.kl_off and not facts.tempered.ratio_off:
         yield Finding(
             "not-zero-at-reference",

@@ -36,6 +36,7 @@ class Facts:
     #: Given the reference's likeliest tokens alone, it pushes where both policies agree.
     top_k_pushes: bool = False
     #: Temperatures of its defaults that were set to one, since at these it is no known divergence.
+    one_sided: tuple[str, ...] = ()  #: temperatures of one that divide one side's logits alone
     tempered: Tempered = field(default_factory=lambda: Tempered({}))
 
     @property
@@ -66,8 +67,10 @@ class Facts:
 
     @property
     def inside_the_spread(self) -> bool:
-        """Whether the KL of a reward is divided by what reads the KL."""
-        return self.reading.kind == "reward" and not self.invariants.linear_in_beta
+        """Whether the KL of a reward is divided by what reads the KL, in a loss that makes its
+        advantages itself too."""
+        made = "rewards" in self.reading.foreign.reads and self.invariants.reads_others
+        return (self.reading.kind == "reward" or made) and not self.invariants.linear_in_beta
 
     @property
     def asks_for_no_reference(self) -> bool:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
+
+#: Marks padding where a function asks for the id of it: none of a token. What ignores labels has
+#: its own, usually -100.
+PAD = -1
+IGNORED = -100
 
 
 class Alignment(NamedTuple):
@@ -18,9 +23,14 @@ class Layout(NamedTuple):
     """The shapes and types that a function wants."""
 
     packed: bool = False  #: tokens of all answers in one row, without padding
-    listed: bool = False  #: and cut into a list of one row an answer
-    one_row: bool = False  #: and with a first axis of length one
-    marked: bool = False  #: labels are -100 where nothing is counted
+    listed: bool = False  #: cut into a list of one row an answer
+    rows: bool = False  #: what holds a batch is a list of one an answer
+    one_row: bool = False  #: packed, and with a first axis of length one
+    marked: int | None = None  #: what tokens are where nothing is counted
+    #: Lengths of answers: ``counted``, the ``width`` of rows that are padded, or ``whole`` with the
+    #: one token of the prompt.
+    lengths: Literal["counted", "width", "whole"] = "counted"
+    plain: bool = False  #: lengths are a list of numbers
     #: ``row`` [B], ``column`` [B, 1] or ``token`` [B, T]; packed: ``column`` is [B].
     advantages: str = "row"
     mask: torch.dtype = torch.bool

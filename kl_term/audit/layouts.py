@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from kl_term.audit.alignment import BY_LOGITS, SHORTER, is_aligned
+from kl_term.audit.alignment import SHORTER, is_aligned
 from kl_term.audit.arguments import numbers_of
 from kl_term.audit.batches import Batch, random_batch
-from kl_term.audit.calling import Foreign, one_line
-from kl_term.audit.layout import LAYOUTS, Alignment, Layout
-from kl_term.audit.spellings import AMBIGUOUS, OF_TOP_K, Role, words_of
+from kl_term.audit.calling import Foreign, Output, one_line
+from kl_term.audit.layout import Layout
+from kl_term.audit.shapes import layouts_to_try, relevant_of
+from kl_term.audit.spellings import AMBIGUOUS, OF_TOP_K, Role
 from kl_term.audit.ways import ways
 from kl_term.errors import UserError
 
@@ -49,8 +50,8 @@ def _layout_of(foreign: Foreign) -> Layout:
     first: Exception | None = None
     tried = set()
     fallback: Layout | None = None
-    for layout in _layouts(foreign):
-        relevant = _relevant(layout, foreign.roles)
+    for layout in layouts_to_try(foreign):
+        relevant = relevant_of(layout, foreign.roles)
         if relevant in tried:
             continue
         tried.add(relevant)
@@ -81,6 +82,11 @@ def _layout_of(foreign: Foreign) -> Layout:
         raise first
     if _is_cuda(first):
         raise UserError(f"{foreign.name}: needs CUDA: {one_line(first)}") from None
+    if "'Tensor' object is not callable" in str(first):
+        raise UserError(
+            f"{foreign.name}: calls an argument as one calls a model, and an audit gives log-probs "
+            "or logits: pass the part that works on those, or a stub by given={ARGUMENT: STUB}"
+        ) from None
     raise UserError(f"{foreign.name}: cannot be called: {one_line(first)}") from None
 
 
@@ -93,33 +99,12 @@ def _takes_one_token(foreign: Foreign, probe: Batch) -> bool:
     return True
 
 
-def _layouts(foreign: Foreign) -> Iterator[Layout]:
-    """In the order in which they are tried."""
-    packed = bool(foreign.roles & {"cu_seqlens", "sequence_ids"})
-    masked = bool(foreign.roles & {"mask", "padding"})
-    packs: tuple[bool, ...] = (packed,)
-    if "position_ids" in foreign.roles and not packed:
-        packs = (False, True) if masked else (True,)
-    before: tuple[Alignment, ...] = ()
-    if not any(packs):
-        before = BY_LOGITS if foreign.by_logits else SHORTER
-    shapes = [Layout(packed=p) for p in packs]
-    shapes += [Layout(prompted=alignment) for alignment in before]
-    shapes += [Layout(packed=True, one_row=True)] if any(packs) else []
-    shapes.append(Layout(packed=True, listed=True))
-    for shape in shapes:  # packed, one advantage an answer fits nothing else
-        for layout in sorted(LAYOUTS, key=lambda of: shape.packed and of.advantages != "column"):
-            types = {name: getattr(layout, name) for name in ("advantages", "mask", "floats")}
-            yield shape._replace(**types)
-
-
 def guess_coefficient(foreign: Foreign) -> None:
     """A number with a default that multiplies what reads the reference is the coefficient."""
     if foreign.has_beta:
         return
-    found = [
-        name for name, default in foreign.untold().items() if _multiplies(foreign, name, default)
-    ]
+    numbers = foreign.untold() | dict.fromkeys(foreign.switched_off(), 1.0)
+    found = [name for name, default in numbers.items() if _multiplies(foreign, name, default)]
     if len(found) == 1:
         foreign.plan.roles[found[0]] = foreign.plan.guessed[found[0]] = "beta"
 
@@ -129,19 +114,31 @@ def _multiplies(foreign: Foreign, name: str, default: float) -> bool:
     probe = probe_of(foreign)
     other = replace(probe, ref_logits=probe.ref_logits.flip(-1))
 
-    def at(batch: Batch, times: float) -> Tensor:
+    def at(batch: Batch, times: float) -> Output:
         plan = foreign.plan._replace(fixed=foreign.plan.fixed | {name: times * default})
-        output = replace(foreign, plan=plan).call(batch, HIGH)
-        return output.value if output.gradient is None else output.gradient
+        return replace(foreign, plan=plan).call(batch, HIGH)
 
     try:
-        first, second, third = (at(probe, times) for times in (1.0, 2.0, 3.0))
-        elsewhere = at(other, 2.0) - at(other, 1.0)
+        first, second, third, *elsewhere = (
+            at(batch, times) for batch in (probe, other) for times in (1.0, 2.0, 3.0)
+        )
     except Exception:
         return False
-    step = second - first
-    even = torch.allclose(third - second, step, rtol=1e-3, atol=1e-7 * float(step.abs().max()))
-    return even and bool(step.abs().max() > 0) and not torch.allclose(elsewhere, step, rtol=1e-3)
+    # of a log-ratio the gradient is the same everywhere, and the value tells
+    told = _reads(first.gradient, elsewhere[0].gradient)
+
+    def step(low: Output, high: Output) -> Tensor:
+        if told and high.gradient is not None and low.gradient is not None:
+            return high.gradient - low.gradient
+        return high.value - low.value
+
+    once, again, there = step(first, second), step(second, third), step(*elsewhere[:2])
+    even = torch.allclose(again, once, rtol=1e-3, atol=1e-7 * float(once.abs().max()))
+    return even and bool(once.abs().max() > 0) and not torch.allclose(there, once, rtol=1e-3)
+
+
+def _reads(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is not None and other is not None and not torch.equal(one, other)
 
 
 def settle_copies(foreign: Foreign) -> None:
@@ -152,31 +149,6 @@ def settle_copies(foreign: Foreign) -> None:
     once = foreign.call(batch, HIGH).value
     twice = foreign.call(batch.only([*range(batch.rows)] * 2), HIGH).value
     foreign.summed = once.ndim == 0 and torch.allclose(twice, 2 * once, rtol=1e-4, atol=1e-9)
-
-
-def settle_padding(foreign: Foreign) -> None:
-    """Under the name of a padding mask some mark the padding, and some what is counted."""
-    marked = [name for name, role in foreign.plan.roles.items() if role == "padding"]
-    if not marked:
-        return
-    probe = probe_of(foreign)
-    if not _reads_the_rest(foreign, probe):
-        return
-    for name in marked:
-        foreign.plan.roles[name] = "mask"
-    if _reads_the_rest(foreign, probe):  # it reads all: as it says
-        for name in marked:
-            foreign.plan.roles[name] = "padding"
-
-
-def _reads_the_rest(foreign: Foreign, probe: Batch) -> bool:
-    """Whether masked tokens have a gradient, or, where nothing has, counted ones move nothing."""
-    output = foreign.call(probe, HIGH)
-    if output.gradient is not None and bool((output.gradient != 0).any()):
-        return bool((output.gradient[~probe.mask] != 0).any())
-    other = torch.where(probe.mask.unsqueeze(-1), probe.logits.flip(-1) * 0.7, probe.logits)
-    moved = foreign.call(replace(probe, logits=other, old_logits=other), HIGH)
-    return torch.equal(output.value, moved.value)
 
 
 def settle_weights(foreign: Foreign) -> None:
@@ -255,22 +227,6 @@ def settle_mixture(foreign: Foreign) -> None:
         del foreign.plan.roles[guessed[0]], foreign.plan.guessed[guessed[0]]
 
 
-def settle_labels(foreign: Foreign) -> None:
-    """Labels without a mask beside them may say themselves what is counted: not what is -100."""
-    tokens = [name for name, role in foreign.plan.roles.items() if role == "tokens"]
-    labels = any(words_of(name) & {"labels", "targets"} for name in tokens)
-    first, probe = foreign.layout, probe_of(foreign)
-    if not labels or first.packed or foreign.roles & {"mask", "padding"}:
-        return
-    foreign.layout = first._replace(marked=True)
-    try:
-        gradient = foreign.call(probe, HIGH).gradient
-    except Exception:
-        gradient = None
-    if gradient is None or bool((gradient[~probe.mask] != 0).any()):
-        foreign.layout = first
-
-
 def settle_top_k(foreign: Foreign) -> None:
     """Of all tokens nothing is left over: a class for the rest can then be NaN."""
     if not foreign.roles & {*OF_TOP_K}:
@@ -300,15 +256,6 @@ def mixes_advantages(gradient: Callable[[Batch], Tensor | None], batch: Batch) -
 
 def _is_cuda(error: Exception) -> bool:
     return "cuda" in str(error).lower() or "nvidia" in str(error).lower()
-
-
-def _relevant(layout: Layout, held: set[str]) -> Layout:
-    """What of a layout a function with these arguments can see."""
-    if not held & {"mask", "padding", "inputs"}:
-        layout = layout._replace(mask=torch.bool)
-    if not held & {"advantages", "inputs"}:
-        layout = layout._replace(advantages="row")
-    return layout
 
 
 def _fits(foreign: Foreign, value: Tensor, probe: Batch) -> bool:

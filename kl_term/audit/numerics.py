@@ -39,12 +39,13 @@ def numerics(reading: Reading) -> Numerics:
     """Token by token; a loss over the vocabulary is not asked for its zones."""
     if reading.by_logits or reading.kind == "reward" or reading.fewest > 1:
         return Numerics(math.nan, math.nan, math.nan, None, None, False, {})
-    below, above = dead_zone(lambda l: _slopes(reading, l), furthest=FURTHEST)
+    slopes = _remembered(lambda log_ratio: _slopes(reading, log_ratio))
+    below, above = dead_zone(slopes, furthest=FURTHEST)
     stale = _overflow(reading, 0.5, 100.0)
     return Numerics(
         below,
         above,
-        _pushes_away(lambda l: _slopes(reading, l)),
+        _pushes_away(slopes),
         _overflow(reading, 100.0, 0.0),
         stale,
         stale == "NaN" and reading.has_policy_part and _filtered(reading),
@@ -77,6 +78,20 @@ def dead_zone(
     if last < len(at) - 1:
         high = _edge(slopes, at[last + 1].item(), at[last].item(), resolution)
     return low, high
+
+
+def _remembered(slopes: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Asked once for each log-ratio."""
+    known: dict[float, Tensor] = {}
+
+    def of(log_ratio: Tensor) -> Tensor:
+        asked = log_ratio.tolist()
+        new = [x for x in asked if x not in known]
+        if new:
+            known.update(zip(new, slopes(torch.tensor(new, dtype=torch.float64)), strict=True))
+        return torch.stack([known[x] for x in asked])
+
+    return of
 
 
 def _pushes_away(slopes: Callable[[Tensor], Tensor]) -> float:

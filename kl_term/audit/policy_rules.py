@@ -44,7 +44,7 @@ def of_policy(facts: Facts) -> Iterator[Finding]:
             None,
         )
         return
-    if policy.reads_other_advantages:
+    if policy.reads_other_advantages and not policy.reads_other_answers:
         yield Finding(
             "policy-axis",
             "error",
@@ -60,7 +60,7 @@ def of_policy(facts: Facts) -> Iterator[Finding]:
             "shift policy and sampler by the same number of positions",
             "02_gradients#thm-off-policy-weights",
         )
-    if policy.reads_other_answers and not policy.reads_other_advantages:
+    if policy.reads_other_answers:
         yield Finding(
             "policy-ratio",
             "error",

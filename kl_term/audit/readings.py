@@ -29,15 +29,21 @@ from kl_term.audit.layouts import (
     probe_of,
     settle_advantages,
     settle_copies,
-    settle_labels,
     settle_mixture,
-    settle_padding,
     settle_top_k,
     settle_weights,
 )
+from kl_term.audit.lengths import settle_lengths
+from kl_term.audit.padding import (
+    set_padding_ids,
+    settle_labels,
+    settle_lists,
+    settle_padding,
+)
+from kl_term.audit.parts import settle_parts
 from kl_term.audit.paying import Payment, payment, pays
 from kl_term.audit.repeating import refuse_changing
-from kl_term.audit.spellings import OF_POLICY
+from kl_term.audit.spellings import OF_LENGTHS, OF_POLICY
 from kl_term.audit.ways import settle_guesses
 from kl_term.errors import UserError
 from kl_term.kl.returns import reward_to_go
@@ -81,8 +87,8 @@ class Reading:
     @property
     def takes_mask(self) -> bool:
         layout = self.foreign.layout
-        by_layout = layout.packed or layout.marked
-        return bool(self.foreign.reads & {"mask", "padding", "lengths"}) or by_layout
+        by_layout = layout.packed or layout.marked is not None
+        return bool(self.foreign.reads & {"mask", "padding", *OF_LENGTHS}) or by_layout
 
     @property
     def ragged(self) -> bool:
@@ -188,15 +194,19 @@ def read(
             f"{foreign.name}: no argument is the log-probs of the policy: say which by "
             "names={'ARGUMENT': 'logp'} (or 'logits')"
         )
+    set_padding_ids(foreign)
     foreign.layout = layout_of(foreign)
     _refuse_unread(foreign)
     settle_guesses(foreign, probe_of(foreign), HIGH)
+    settle_parts(foreign)
     settle_copies(foreign)
     settle_top_k(foreign)
     settle_mixture(foreign)
     settle_padding(foreign)
+    settle_lists(foreign)
     settle_advantages(foreign)
     settle_weights(foreign)
+    settle_lengths(foreign)
     settle_alignment(foreign, probe_of(foreign), HIGH)
     settle_labels(foreign)
     guess_coefficient(foreign)

@@ -37,6 +37,13 @@ Role = Literal[
     "position_ids",
     "max_seqlen",
     "lengths",
+    "total_lengths",
+    "prompt_lengths",
+    "prompt_length",
+    "prompt_tokens",
+    "prompt_mask",
+    "pad_id",
+    "ignore_index",
     "last",
     "count",
     "width",
@@ -44,16 +51,29 @@ Role = Literal[
     "group_size",
     "clip",
     "temperature",
+    "discount",
     "inputs",
     "config",
 ]
 ROLES: tuple[Role, ...] = get_args(Role)
 #: Roles that are passed only where the parameter has no default.
-_OPTIONAL = ("sample_mask", "count", "group", "clip", "temperature", "config")
+_OPTIONAL = (
+    *("sample_mask", "count", "group", "clip", "temperature", "config", "discount"),
+    "ignore_index",
+)
 #: The others: tensors, the coefficient, and the length that a constant divisor is.
 ALWAYS = tuple(role for role in ROLES if role not in _OPTIONAL)
 #: Roles that hold what the policy being trained says of a token: the gradient is by one of these.
 OF_POLICY: tuple[Role, ...] = ("logp", "logits", "topk_logp", "ref_log_ratio", "log_ratio", "ratio")
+#: Roles that are one number, which a configuration may hold.
+NUMBERS = (
+    *("beta", "clip", "temperature", "width", "count", "group_size", "max_seqlen"),
+    *("prompt_length", "pad_id", "ignore_index", "discount"),
+)
+#: Roles that hold a length for each answer.
+OF_LENGTHS: tuple[Role, ...] = ("lengths", "total_lengths", "prompt_lengths")
+#: Roles of the prompt, of which an audit gives one token.
+OF_PROMPT: tuple[Role, ...] = ("prompt_lengths", "prompt_length", "prompt_tokens", "prompt_mask")
 #: Log-probs and ids [..., k] of the reference's likeliest tokens, those of the policy first.
 OF_TOP_K: tuple[Role, ...] = ("topk_logp", "ref_topk_logp", "topk_ids")
 
@@ -67,13 +87,17 @@ _MASKS = {"mask", "masks", "valid", "counted", "keep", "maskf"}
 _ADVANTAGES = {"advantages", "advantage", "adv", "advs", "returns", "return"}
 _REWARDS = {"rewards", "reward", "scores", "score", "rews", "rew"}
 _COEFFICIENTS = {"coef", "coeff", "coefficient", "weight", "ctl", "lambda", "lam", "scale", "alpha"}
-_COEFFICIENTS |= {"penalty", "factor", "strength", "c"}
+#: Of what holds the coefficient and changes it from step to step.
+CONTROLLERS = {"ctl", "ctrl", "controller"}
+_COEFFICIENTS |= {"penalty", "factor", "strength", "c", *CONTROLLERS}
 _TOKENS = {"labels", "tokens", "ids", "actions", "targets", "responses", "token", "sequences"}
 _BAGS = {"inputs", "batch", "data", "samples", "mb", "microbatch", "minibatch", "rollouts"}
 _BAGS |= {"sample", "experience", "experiences", "example", "examples", "rollout_data"}
 _BAGS |= {"model_output", "model_outputs", "output", "outputs"}
 _BAGS |= {"rollout", "rollout_batch", "train_batch", "traj", "trajectory", "transitions"}
-_BAGS |= {"batch_data", "micro_batch", "mini_batch"}
+_BAGS |= {"td", "tensordict"}
+#: Of which a name may be made that holds a batch.
+_BAG_WORDS = {"batch", "data", "input", "inputs", "dict", "td", "micro", "mini", "train", "rollout"}
 MODELS = {"model", "module", "actor", "network", "net", "transformer", "lm", "tokenizer"}
 #: Names under which some pass advantages and some what a mask is: decided by what they do.
 AMBIGUOUS = ("loss_weights", "weights")
@@ -83,6 +107,8 @@ _SEQUENCES = {"sequence", "seq", "segment", "doc", "document", "row", "answer", 
 _NUMBERS = {"id", "ids", "idx", "index"}
 _INDEX = {"idx", "idxs", "index", "indices", "position", "positions"}
 _IDS = {"id", "ids", "indices", "index", "indexes", "idx", "idxs", "tokens", "inds"}
+_LENGTHS = {"lengths", "lens", "seqlens"}
+_PROMPTS = {"prompt", "prompts", "query", "queries", "context"}
 _LIMITS = {"eps", "epsilon", "clip", "cliprange", "clipping"}
 #: A name with one of these says how something is done, and holds no tensor of it.
 _SETTINGS = {"threshold", "range", "mode", "type", "fn", "func", "get", "use", "idx", "idxs"}
@@ -98,6 +124,8 @@ _SETTABLE = {
     "config",
     "group",
     "count",
+    "pad_id",
+    "ignore_index",
 }
 
 
@@ -145,6 +173,16 @@ def _logs(kind: str, whose: str) -> Callable[[set[str], str], bool]:
     return lambda words, name: kind in words and _whose(words) == whose
 
 
+def _are_prompts(words: set[str]) -> bool:
+    return bool(words & _PROMPTS) and bool(words & {"tokens", "token", "tensors"})
+
+
+def _is_a_batch(words: set[str]) -> bool:
+    """Such as ``input_data``, or what a model puts out."""
+    returned = bool(words & {"out", "output", "outputs"}) and bool(words & {*MODELS, "policy"})
+    return returned or (len(words) > 1 and words <= _BAG_WORDS)
+
+
 def _is_top_k(words: set[str], name: str) -> bool:
     return "topk" in words or "top_k" in name
 
@@ -160,6 +198,14 @@ _RULES: tuple[tuple[Role, Callable[[set[str], str], bool]], ...] = (
     ("ref_topk_logp", _is_topk_logp({"logp", "logits"})),
     ("beta", _is_beta),
     ("padding", lambda w, n: bool(w & {"pad", "padding"}) and bool(w & {"mask", "masks"})),
+    ("ignore_index", lambda w, n: bool(w & {"ignore", "ignored"}) and bool(w & {"index", "id"})),
+    ("ignore_index", lambda w, n: {"label", "pad"} <= w and "id" in w),
+    ("pad_id", lambda w, n: bool(w & {"pad", "padding"}) and bool(w & {"id", "idx", "token"})),
+    ("prompt_mask", lambda w, n: bool(w & _PROMPTS) and bool(w & _MASKS)),
+    ("prompt_lengths", lambda w, n: bool(w & _PROMPTS) and bool(w & _LENGTHS)),
+    ("prompt_length", lambda w, n: bool(w & _PROMPTS) and bool(w & {"length", "len"})),
+    ("prompt_tokens", lambda w, n: n in ("queries", "query") or _are_prompts(w)),
+    ("total_lengths", lambda w, n: bool(w & {"total", "full", "input"}) and bool(w & _LENGTHS)),
     ("last", lambda w, n: bool(w & _INDEX) and bool(w & {"score", "last", "eos", "end"})),
     ("sample_mask", lambda w, n: n in ("sample_mask", "sequence_mask", "row_mask")),
     ("count", lambda w, n: bool(w & {"global", "total", "num"}) and bool(w & {"toks", "tokens"})),
@@ -186,16 +232,19 @@ _RULES: tuple[tuple[Role, Callable[[set[str], str], bool]], ...] = (
     ("rewards", lambda w, n: bool(w & _REWARDS) or n == "r"),
     ("ref_log_ratio", lambda w, n: n in ("kl", "kls", "approx_kl") or _is_a_kl(w, n)),
     ("group_size", lambda w, n: "group" in w and bool(w & {"size", "num"})),
+    ("group_size", lambda w, n: n in ("rloo_k", "num_per_prompt")),
     ("group_size", lambda w, n: bool(w & {"n", "num", "per"}) and bool(w & _PER_PROMPT)),
     ("group", lambda w, n: bool(w & {"group", "groups", "uid", "uids", "index", "prompt"})),
     ("count", lambda w, n: bool(w & {"num", "total", "n"}) and bool(w & {"items", "tokens"})),
     ("count", lambda w, n: bool(w & {"count", "step", "global"}) and bool(w & {"token", "tokens"})),
     ("count", lambda w, n: "total" in w and bool(w & {"len", "length"})),
     ("count", lambda w, n: bool(w & {"denom", "denominator", "normalizer", "normaliser"})),
-    ("lengths", lambda w, n: bool(w & {"lengths", "lens", "seqlens"})),
+    ("count", lambda w, n: n == "loss_scale"),
+    ("discount", lambda w, n: n in ("gamma", "lambd") or "discount" in w or {"gae"} < w),
+    ("lengths", lambda w, n: bool(w & _LENGTHS)),
     ("temperature", lambda w, n: bool(w & {"temperature", "temp", "tau"})),
     ("clip", lambda w, n: bool(w & _LIMITS)),
-    ("inputs", lambda w, n: n in _BAGS),
+    ("inputs", lambda w, n: n in _BAGS or _is_a_batch(w)),
     ("config", lambda w, n: bool(w & _CONFIGS) or n == "self"),
     ("tokens", lambda w, n: bool(w & _TOKENS) or n in ("response", "completion", "completions")),
     ("ref_logp", lambda w, n: n in ("ref", "reference", "lp_ref", "ref_lp", "teacher")),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from kl_term.audit.facts import GRADIENTS, Facts
 from kl_term.audit.findings import Finding
+from kl_term.audit.lengths import counts_the_prompt
 
 
 def of_call(facts: Facts) -> Iterator[Finding]:
@@ -64,6 +65,14 @@ def of_call(facts: Facts) -> Iterator[Finding]:
             "pay it at the last counted token of each answer",
             "08_reward_side#prop-control-reward",
         )
+    elif facts.reading.kind == "reward" and (lengths := counts_the_prompt(facts.reading.foreign)):
+        yield Finding(
+            "reward-not-paid",
+            "note",
+            f"{lengths} was read as counting the prompt, of rows with one position less: where it "
+            "counts the answer alone, the reward is paid one token before the last",
+            "say which by names=: 'lengths' of the answer, or 'total_lengths'",
+        )
     for note in sorted(facts.reading.foreign.notes):
         yield Finding(
             "modifies-arguments",
@@ -119,7 +128,8 @@ def of_structure(facts: Facts) -> Iterator[Finding]:
             "the order of the answers, or where they are cut, changes the loss",
             "sum over all answers before dividing; pass the total number of tokens of the batch",
         )
-    mixed = found.reads_others and not (facts.identity.has_baseline or facts.counted_twice)
+    explained = facts.identity.has_baseline or facts.counted_twice or facts.inside_the_spread
+    mixed = found.reads_others and not explained
     if mixed and not found.depends_on_order and not found.reads_padding:
         yield Finding(
             "reads-other-answers",
@@ -153,6 +163,14 @@ def of_structure(facts: Facts) -> Iterator[Finding]:
             f"tokens have no gradient of the KL, whatever they are: of four, number {where}",
             "sum the KL over all counted tokens of an answer",
             "02_gradients#thm-sequence-kl-gradient",
+        )
+    if facts.reading.kind == "loss" and (lengths := counts_the_prompt(facts.reading.foreign)):
+        yield Finding(
+            "tokens-left-out",
+            "note",
+            f"{lengths} was read as counting the prompt, of rows with one position less: where it "
+            "counts the answer alone, the last token is left out",
+            "say which by names=: 'lengths' of the answer, or 'total_lengths'",
         )
     if facts.asks_for_no_reference:
         yield Finding(

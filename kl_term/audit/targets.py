@@ -98,6 +98,32 @@ def potential_gradient(name: str, at: Place) -> Tensor:
     return gradient
 
 
+class _Known(Mapping[str, list[Tensor]]):
+    """The gradients of all potentials at some places, each computed when it is asked for.
+
+    A place that many losses are asked about, such as a tree, keeps them.
+    """
+
+    def __init__(self, at: Sequence[Place]) -> None:
+        self._at = at
+
+    def __getitem__(self, name: str) -> list[Tensor]:
+        return [self._of(name, place) for place in self._at]
+
+    @staticmethod
+    def _of(name: str, place: Place) -> Tensor:
+        kept = vars(place).setdefault("_potentials", {})
+        if name not in kept:
+            kept[name] = potential_gradient(name, place)
+        return kept[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(POTENTIALS)
+
+    def __len__(self) -> int:
+        return len(POTENTIALS)
+
+
 def minimised(gradients: Sequence[Tensor], at: Sequence[Place], tolerance: float) -> Minimised:
     """The one potential, with one coefficient, whose gradient these are at every place.
 
@@ -106,7 +132,7 @@ def minimised(gradients: Sequence[Tensor], at: Sequence[Place], tolerance: float
         at: where each was taken.
         tolerance: relative error up to which two gradients are the same.
     """
-    known = {name: [potential_gradient(name, place) for place in at] for name in POTENTIALS}
+    known = _Known(at)
     fresh = all(torch.equal(place.logits, place.old_logits) for place in at)
     return decided(gradients, known, tolerance, fresh=fresh)
 

@@ -12,9 +12,10 @@ from torch import Tensor
 from kl_term.audit.batches import Batch
 from kl_term.audit.calling import Foreign
 from kl_term.audit.layouts import HIGH, probe_of
-from kl_term.audit.numbers import numbers_beside, with_number
+from kl_term.audit.numbers import numbers_beside, numbers_held, numbers_made, with_number
 from kl_term.audit.readings import Part, Reading
 from kl_term.audit.spellings import role_of
+from kl_term.audit.trees import expected_gradient, state
 
 
 class Tempered(NamedTuple):
@@ -30,7 +31,7 @@ def temperatures_of(foreign: Foreign) -> dict[str, float]:
     return {
         path: value
         for path, value in numbers_beside(foreign).items()
-        if value not in (0, 1) and role_of(path.rpartition(".")[2]) == "temperature"
+        if value not in (0, 1) and _is_temperature(path)
         if "." not in path or _acts(foreign, path)
     }
 
@@ -77,6 +78,34 @@ def compared(own: Reading, at_one: Reading, values: dict[str, float]) -> Tempere
         ratio_off=own.has_policy_part and off(lambda reading, batch: reading.policy(batch)),
         kl_off=off(lambda reading, batch: reading.kl(batch)),
     )
+
+
+def one_sided(reading: Reading) -> tuple[str, ...]:
+    """Temperatures of one that divide the logits of one side alone: at another they push where
+    policy and reference agree."""
+    foreign = reading.foreign
+    if not {"logits", "ref_logits"} <= foreign.reads or reading.fewest > 1:
+        return ()
+    held = numbers_beside(foreign, integers=True) | numbers_held(foreign) | numbers_made(foreign)
+    named = [p for p, x in held.items() if x == 1 and _is_temperature(p)]
+    return tuple(path for path in named if _pushes(reading, path))
+
+
+def _is_temperature(path: str) -> bool:
+    return role_of(path.rpartition(".")[2]) == "temperature"
+
+
+def _pushes(reading: Reading, path: str) -> bool:
+    apart = state(3, seed=3).fresh()
+    agreed = replace(apart, ref_logits=apart.logits)
+    hot = replace(reading, foreign=with_number(reading.foreign, path, 2.0))
+    try:
+        pushed, usual = (
+            expected_gradient(of.kl, at).norm() for of, at in ((hot, agreed), (reading, apart))
+        )
+    except Exception:
+        return False
+    return bool(pushed > 1e-3 * usual)
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

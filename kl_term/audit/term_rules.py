@@ -108,7 +108,9 @@ def of_term(facts: Facts) -> Iterator[Finding]:
     summed = identity.twice is not None or (identity.match is None and "+" in facts.at_state.name)
     if scale is not None and not differs:
         yield from _beside_policy(facts, scale)
-    if scale is not None and differs and identity.fault != "absolute" and not summed:
+    sized = identity.match is not None or identity.weights_known  # else no one coefficient acts
+    sized = sized or facts.invariants.depends_on_order
+    if scale is not None and differs and sized and identity.fault != "absolute" and not summed:
         of_whole = abs(scale - facts.policy_scale) < 1e-4 * abs(scale)
         by_caller = _by_caller(facts, scale)
         yield Finding(
@@ -226,9 +228,10 @@ def _of_price(facts: Facts, match: Match) -> Iterator[Finding]:
             "05_fixed_points#thm-k3-plain-flow",
         )
     elif match.term.credit == "immediate" and facts.reading.kind == "reward":
+        made = not facts.reading.foreign.reads & {"rewards", "token_rewards"}
         yield Finding(
             "credit",
-            "warning",
+            "note" if made else "warning",  # of advantages nothing is summed any more, as of a loss
             "a token pays for its own KL and not for the KL of the tokens that it leads to",
             "sum the KL of each token and of all that follow",
             "02_gradients#thm-sequence-kl-gradient",

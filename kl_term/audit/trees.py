@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -39,12 +40,16 @@ class Tree:
     old_logits: Tensor  #: [states, V]
     rewards: Tensor  #: [N], of each answer
 
-    def fresh(self) -> Tree:
-        """The same tree, sampled by the policy."""
+    @cached_property
+    def _fresh(self) -> Tree:
         return replace(self, old_logits=self.logits)
 
-    def answers(self) -> Batch:
-        """All answers as one batch; padding holds the numbers of the first state."""
+    def fresh(self) -> Tree:
+        """The same tree, sampled by the policy."""
+        return self._fresh
+
+    @cached_property
+    def _answers(self) -> Batch:
         s = self.sequences
         return Batch(
             logits=self.logits[s.states],
@@ -56,11 +61,16 @@ class Tree:
             rewards=self.rewards,
         )
 
+    def answers(self) -> Batch:
+        """All answers as one batch; padding holds the numbers of the first state."""
+        return self._answers
+
     def answer_logp(self, logits: Tensor) -> Tensor:
         """[N], log-prob of each answer under a table of logits."""
         return token_logp(logits, self.sequences).sum(-1)
 
 
+@lru_cache(maxsize=64)
 def tree(
     vocab_size: int,
     length: int,
@@ -70,7 +80,7 @@ def tree(
     distance: float = 0.7,
     staleness: float = 0.06,
 ) -> Tree:
-    """A tree with random logits; token 0 ends an answer of a ragged one."""
+    """A tree with random logits; token 0 ends an answer of a ragged one. The same one each time."""
     generator = torch.Generator().manual_seed(seed)
     sequences = enumerate_sequences(vocab_size, length, eos=0 if ragged and length > 1 else None)
 

@@ -12,7 +12,7 @@ from kl_term.audit.invariants import filled
 from kl_term.audit.layouts import probe_of
 from kl_term.audit.readings import read
 from kl_term.audit.spellings import role_of
-from kl_term.audit.temperatures import compared, divides_logits
+from kl_term.audit.temperatures import compared, divides_logits, one_sided
 from kl_term.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -163,6 +163,22 @@ def test_a_ratio_that_is_never_one_is_an_error():
     assert loud(tempered(lambda old, ref, t: (old / t, ref)))[0] == "policy-ratio"
 
 
+def cooled(both):
+    def loss(student_logits, teacher_logits, mask, temperature=1.0, beta=0.1):
+        other = temperature if both else 1.0
+        of = (student_logits / temperature).log_softmax(-1)
+        to = (teacher_logits / other).log_softmax(-1)
+        return beta * mean((of.exp() * (of - to)).sum(-1), mask)
+
+    return loss
+
+
+def test_a_temperature_of_one_is_tried_at_another():
+    assert one_sided(read(cooled(True))) == ()
+    assert one_sided(read(cooled(False))) == ("temperature",)
+    assert loud(cooled(False))[0] == "not-zero-at-reference"
+
+
 def with_a_baseline(scores, logprobs, ref_logprobs, mask, kl_coef=0.1):
     """The log-ratio of an answer is a price, less what the others pay."""
     kl = ((logprobs - ref_logprobs) * mask).sum(-1).detach()
@@ -241,3 +257,39 @@ def test_a_mixing_weight_is_no_coefficient():
     assert found.minimises["fresh"]["state"] == "Jensen-Shannon"
     assert found.scale == pytest.approx(1.0)
     assert not [f for f in found.findings if f.severity != "note"]
+
+
+def immediate(advantages, sampling_logprobs, base_logprobs, mask, kl_coef=0.1):
+    return (advantages.unsqueeze(-1) - kl_coef * (sampling_logprobs - base_logprobs)) * mask
+
+
+def immediate_of_rewards(rewards, sampling_logprobs, base_logprobs, mask, kl_coef=0.1):
+    return immediate(rewards, sampling_logprobs, base_logprobs, mask, kl_coef)
+
+
+def test_advantages_are_summed_no_more_and_rewards_are():
+    assert [loud(loss) for loss in (immediate, immediate_of_rewards)] == [[], ["credit"]]
+
+
+def by_another_length(logp, ref_logp, mask, total_lengths, response_lengths, beta=0.1):
+    return beta * ((k2(logp, ref_logp) * mask).sum(-1) / total_lengths).mean()
+
+
+def test_where_no_aggregation_fits_no_one_coefficient_acts():
+    assert loud(by_another_length) == ["divisor"]
+
+
+def in_groups(inside):
+    def loss(logps, old_logps, ref_logps, rewards, mask, beta=0.1):
+        price = beta * ((old_logps - ref_logps) * mask).sum(-1)
+        worth = rewards - price if inside else rewards
+        worth = (worth - worth.mean()) / (worth.std() + 1e-4)
+        worth = worth if inside else worth - (price - price.mean())
+        return -((logps - old_logps).exp() * worth[:, None] * mask).sum(-1).mean()
+
+    return loss
+
+
+def test_a_loss_that_makes_its_advantages_may_divide_its_kl_by_the_spread_too():
+    assert loud(in_groups(inside=True)) == ["inside-the-std"]
+    assert loud(in_groups(inside=False)) == []

@@ -55,6 +55,10 @@ def calls_a_model(policy_model, input_ids, ref_logp):
     return k2(policy_model(input_ids).logits, ref_logp)
 
 
+def calls_a_policy(policy, ref_logp):
+    return k2(policy(ref_logp), ref_logp)
+
+
 def of_pairs(policy_w_logps, policy_l_logps, ref_w_logps, ref_l_logps, beta=0.1):
     gap = (policy_w_logps - policy_l_logps) - (ref_w_logps - ref_l_logps)
     return torch.nn.functional.softplus(-beta * gap)
@@ -91,6 +95,7 @@ def raises(logp, ref_logp):
         (nothing, "returns nothing"),
         (unknown, "cannot tell what argument 'frobnication' is"),
         (calls_a_model, "takes a model ('policy_model')"),
+        (calls_a_policy, "calls an argument as one calls a model"),
         (of_pairs, "two arguments look like the policy's log-probs"),
         (Loss, "is a class: pass an object of it"),
         (Loss(), "is a module with weights"),
