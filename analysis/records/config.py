@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from analysis.records.metrics import logged_metrics
-from analysis.records.variants import Variant
+from analysis.records.variants import Ensemble, Variant
 from kl_term.schema import Extended, Schema
 
 NUM_DIGIT_TOKENS = 10
@@ -83,9 +83,14 @@ class RunConfig(Schema):
         return False
 
     @property
+    def members(self) -> int:
+        """Reward models that score each answer; 0 where the task itself does."""
+        return 0
+
+    @property
     def logs(self) -> tuple[str, ...]:
         """What every update logs."""
-        return logged_metrics(proxied=self.proxied)
+        return logged_metrics(members=self.members)
 
 
 class PolicyConfig(Schema):
@@ -158,16 +163,18 @@ class RewardModel(Schema):
     width: int = Field(default=32, ge=4, multiple_of=4)
     #: Models that are fitted to the same labels, from other weights and in another order.
     members: int = Field(default=1, ge=1)
-    #: What a run is rewarded with: the mean of their scores, or the least of them.
-    ensemble: Literal["mean", "worst"] = "mean"
+    #: What a run is rewarded with whose variant does not say.
+    ensemble: Ensemble = "mean"
     updates: int = Field(default=300, ge=1)
     batch_size: int = Field(default=128, ge=1)
     learning_rate: float = Field(default=3e-3, gt=0)
 
     @model_validator(mode="after")
-    def _worst_of_several(self) -> RewardModel:
-        if self.ensemble == "worst" and self.members == 1:
-            raise ValueError("ensemble='worst' takes the least of several: give 2 members or more")
+    def _of_several(self) -> RewardModel:
+        if self.ensemble != "mean" and self.members == 1:
+            raise ValueError(
+                f"ensemble={self.ensemble!r} is of several scores: give 2 members or more"
+            )
         return self
 
 
@@ -199,11 +206,15 @@ class TrainConfig(RunConfig, Extended):
     @property
     def logs(self) -> tuple[str, ...]:
         asked = {"coefficient": self.log_coefficient, "control": self.log_control}
-        return logged_metrics(proxied=self.proxied, **asked)
+        return logged_metrics(members=self.members, **asked)
 
     @property
     def proxied(self) -> bool:
         return self.reward_model is not None
+
+    @property
+    def members(self) -> int:
+        return 0 if self.reward_model is None else self.reward_model.members
 
     @model_validator(mode="after")
     def _one_teacher(self) -> TrainConfig:

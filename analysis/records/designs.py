@@ -9,8 +9,10 @@ from analysis.records import hierarchical, statistics
 from analysis.records.config import TrainConfig
 from analysis.records.preset import (
     AT_END,
+    DERIVED_OF_ENSEMBLE,
     EQUAL_KL,
     KL_BUDGET,
+    SPREAD_BUDGET,
     Design,
     Expected,
     Prediction,
@@ -19,6 +21,7 @@ from analysis.records.preset import (
 from analysis.records.recording import Recording
 from analysis.records.summaries import ACCURACIES, KLS, of_seeds
 from analysis.records.tidy import RUN_COLUMNS
+from analysis.records.variants import PENALTY
 
 #: Before the name of a metric that is a logarithm.
 LOG = "log_"
@@ -27,6 +30,7 @@ EQUAL = "reverse_kl"
 #: Of these a small value is the worst, of every other metric a large one.
 BETTER_HIGHER = (
     *("reward", "final_reward", "gold", "final_gold", "peak_gold", "budget_gold"),
+    *DERIVED_OF_ENSEMBLE,
     *ACCURACIES,
 )
 
@@ -56,7 +60,8 @@ def with_derived(recording: Recording) -> pd.DataFrame:
 
     Columns more: ``average``, accuracy averaged over training; ``excess``, the length of wrong
     answers less that of right ones, in tokens; ``log_peak_gradient``, the logarithm of the largest
-    gradient norm of a logging window. Of runs on a reward model also :func:`golds_of_stopping`.
+    gradient norm of a logging window. Of runs on a reward model also :func:`golds_of_stopping`, of
+    several :func:`golds_of_disagreement`.
     """
     keys, finals = list(RUN_COLUMNS), recording.finals
     grouped = recording.curves.groupby(keys, sort=False)
@@ -66,6 +71,8 @@ def with_derived(recording: Recording) -> pd.DataFrame:
     }
     if recording.preset.config.proxied:
         derived |= golds_of_stopping(recording.curves)
+    if recording.preset.config.members > 1:
+        derived |= golds_of_disagreement(recording.curves)
     excess = finals["wrong_length"] - finals["right_length"]
     return finals.join(pd.DataFrame(derived), on=keys).assign(excess=excess)
 
@@ -77,12 +84,42 @@ def golds_of_stopping(curves: pd.DataFrame, budget: float = KL_BUDGET) -> dict[s
     first exceeds the budget; the end of training where it never does.
     """
     ordered = curves.sort_values("update", kind="stable")
-    within = ordered["reverse_kl"] <= budget
-    within = within.groupby([ordered[key] for key in RUN_COLUMNS], sort=False).cummin()
     return {
         "peak_gold": ordered.groupby(list(RUN_COLUMNS), sort=False)["gold"].max(),
-        "budget_gold": ordered[within].groupby(list(RUN_COLUMNS), sort=False)["gold"].last(),
+        "budget_gold": last_within(ordered, ordered["reverse_kl"] <= budget, "gold"),
     }
+
+
+def golds_of_disagreement(
+    curves: pd.DataFrame, budget: float = SPREAD_BUDGET
+) -> dict[str, pd.Series]:
+    """By run, the gold of a window that its reward models' spread says to stop at.
+
+    ``spread_gold``: that of the last window before the mean spread first exceeds the budget times
+    that of the first window. ``careful_gold``: that of the window where the mean of all members
+    less :data:`~analysis.records.variants.PENALTY` spreads is highest.
+    """
+    ordered = curves.sort_values("update", kind="stable").reset_index(drop=True)
+    keys = list(RUN_COLUMNS)
+    first = ordered.groupby(keys, sort=False)["spread"].transform("first")
+    careful = ordered["all_members"] - PENALTY * ordered["spread"]
+    best = careful.groupby([ordered[key] for key in keys], sort=False).idxmax()
+    return {
+        "spread_gold": last_within(ordered, ordered["spread"] <= budget * first, "gold"),
+        "careful_gold": ordered.loc[best].set_index(keys)["gold"],
+    }
+
+
+def last_within(ordered: pd.DataFrame, within: pd.Series, column: str) -> pd.Series:
+    """By run, a column in the last window before ``within`` first fails; the end if it never does.
+
+    Args:
+        ordered: curves, each run's windows in order.
+        within: of each row.
+    """
+    keys = list(RUN_COLUMNS)
+    kept = within.groupby([ordered[key] for key in keys], sort=False).cummin()
+    return ordered[kept].groupby(keys, sort=False)[column].last()
 
 
 def starts_of(preset: Preset) -> int:

@@ -41,6 +41,13 @@ PROXY_METRICS: dict[str, str] = {
     "proxy": "Mean reward by the reward model, which the run is trained on.",
 }
 
+#: Beside these, where the reward model has several members; cheap as well.
+ENSEMBLE_METRICS: dict[str, str] = {
+    "spread": "Standard deviation of the members' scores of an answer, mean over answers.",
+    "beyond": "Share of answers with a larger spread than nineteen in twenty of the start's.",
+    "all_members": "Mean reward by all members alike, whichever of them the run is trained on.",
+}
+
 #: Where runs log their coefficient; cheap as well.
 COEFFICIENT_METRICS: dict[str, str] = {
     "coefficient": "Coefficient of the KL term, which a controller may move.",
@@ -70,6 +77,7 @@ FINAL_PROXY_METRICS: dict[str, str] = {
 KNOWN_METRICS: tuple[str, ...] = (
     *METRICS,
     *PROXY_METRICS,
+    *ENSEMBLE_METRICS,
     *COEFFICIENT_METRICS,
     *CONTROL_METRICS,
     *FINAL_METRICS,
@@ -81,9 +89,10 @@ PARTIAL_METRICS: tuple[str, ...] = ("kl_cosine", "teacher_kl", "right_length", "
 
 
 def logged_metrics(
-    *, proxied: bool, coefficient: bool = False, control: bool = False
+    *, members: int, coefficient: bool = False, control: bool = False
 ) -> tuple[str, ...]:
-    """What every update of a run logs: has it a reward model, and which numbers of its KL term?"""
-    asked = ((PROXY_METRICS, proxied), (COEFFICIENT_METRICS, coefficient))
-    asked = (*asked, (CONTROL_METRICS, control))
+    """What every update of a run logs: how many reward models has it, and which numbers of its KL
+    term does it want?"""
+    asked = ((PROXY_METRICS, members > 0), (ENSEMBLE_METRICS, members > 1))
+    asked = (*asked, (COEFFICIENT_METRICS, coefficient), (CONTROL_METRICS, control))
     return (*METRICS, *(name for names, wanted in asked if wanted for name in names))

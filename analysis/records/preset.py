@@ -13,6 +13,7 @@ from analysis.records.language import LanguageConfig
 from analysis.records.metrics import (
     COEFFICIENT_METRICS,
     CONTROL_METRICS,
+    ENSEMBLE_METRICS,
     FINAL_METRICS,
     FINAL_PROXY_METRICS,
     KNOWN_METRICS,
@@ -33,6 +34,13 @@ DERIVED_OF_PROXY = ("peak_gold", "budget_gold")
 
 #: Nats a token, exact reverse KL: where somebody stops who has no gold to look at.
 KL_BUDGET = 0.1
+#: The same where the reward model has several members.
+DERIVED_OF_ENSEMBLE = ("spread_gold", "careful_gold")
+
+#: Of a window's mean spread over that of the first one: where somebody stops by it.
+SPREAD_BUDGET = 1.5
+#: What there is only where the reward model has several members.
+OF_ENSEMBLE = (*ENSEMBLE_METRICS, *DERIVED_OF_ENSEMBLE)
 #: What there is only where runs train on a reward model.
 OF_PROXY = (*PROXY_METRICS, *FINAL_PROXY_METRICS, *DERIVED_OF_PROXY)
 
@@ -190,7 +198,9 @@ class Preset(Schema):
         for prediction in self.design.predictions if self.design else ():
             said = f"of the prediction {prediction.sentence!r}"
             check_choice(
-                f"metric {said}", prediction.metric, (*KNOWN_METRICS, *DERIVED, *DERIVED_OF_PROXY)
+                f"metric {said}",
+                prediction.metric,
+                (*KNOWN_METRICS, *DERIVED, *DERIVED_OF_PROXY, *DERIVED_OF_ENSEMBLE),
             )
             final = prediction.metric in (*FINAL_METRICS, *FINAL_PROXY_METRICS)
             if final and not self.config.final_answers:
@@ -201,6 +211,8 @@ class Preset(Schema):
             of_proxy = prediction.metric in OF_PROXY
             if of_proxy and not self.config.proxied:
                 raise ValueError(f"there is no reward_model, so there is no metric {said}")
+            if prediction.metric in OF_ENSEMBLE and self.config.members < 2:
+                raise ValueError(f"reward_model has no 2 members, so there is no metric {said}")
             for name in (prediction.variant, prediction.other):
                 check_choice(f"variant {said}", name, coefficients)
                 own = coefficients[name]

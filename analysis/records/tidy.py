@@ -11,7 +11,13 @@ import numpy as np
 import pandas as pd
 
 from analysis.records import statistics
-from analysis.records.metrics import COEFFICIENT_METRICS, CONTROL_METRICS, METRICS, PROXY_METRICS
+from analysis.records.metrics import (
+    COEFFICIENT_METRICS,
+    CONTROL_METRICS,
+    ENSEMBLE_METRICS,
+    METRICS,
+    PROXY_METRICS,
+)
 
 VARIANT_COLUMNS = ("variant", "kl_estimator", "kl_placement", "kl_weighting", "beta")
 RUN_COLUMNS = (*VARIANT_COLUMNS, "seed")
@@ -19,7 +25,8 @@ RUN_COLUMNS = (*VARIANT_COLUMNS, "seed")
 
 def measured(curves: pd.DataFrame) -> list[str]:
     """The metrics that curves have: all of :data:`METRICS`, and of the others what is there."""
-    others = (*PROXY_METRICS, *COEFFICIENT_METRICS, *CONTROL_METRICS)
+    proxies = (*PROXY_METRICS, *ENSEMBLE_METRICS)
+    others = (*proxies, *COEFFICIENT_METRICS, *CONTROL_METRICS)
     return [*METRICS, *(name for name in others if name in curves)]
 
 

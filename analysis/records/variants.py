@@ -211,10 +211,19 @@ class Controller(Schema):
     rate: float = Field(default=1.0, gt=0)
 
 
+#: Spreads that ``penalised`` takes off. The least of four normal scores lies one below their mean
+#: on average, so this is about twice as careful as ``worst``.
+PENALTY = 2.0
+#: What a run is rewarded with where its reward model has several members: the score of the
+#: ``first``, the ``mean``, the least (``worst``), or the mean less twice their spread
+#: (``penalised``): see :mod:`analysis.training.ensembles`.
+Ensemble = Literal["first", "mean", "worst", "penalised"]
+
+
 class Variant(Extended):
     """One way to train."""
 
-    later: ClassVar = ("reference", "controller", "kl_from")
+    later: ClassVar = ("reference", "controller", "kl_from", "ensemble", "kl_on")
 
     #: Name in tables and figures; by default it says how the KL enters.
     label: str = ""
@@ -234,6 +243,12 @@ class Variant(Extended):
     controller: Controller | None = None
     #: Updates before which the coefficient is zero.
     kl_from: int = Field(default=0, ge=0)
+    #: Which of a reward model's members reward the run; None = as the reward model says.
+    ensemble: Ensemble | None = None
+    #: Answers on which the KL term acts: ``all``; all of an update whose members disagree more
+    #: than at the start, in the mean (``growing``); those on which they disagree more than on
+    #: nineteen in twenty answers of the start (``beyond``).
+    kl_on: Literal["all", "growing", "beyond"] = "all"
 
     @model_validator(mode="after")
     def _kl_is_consistent(self) -> Variant:
@@ -311,6 +326,8 @@ def refuse_ignored(variant: Variant) -> None:
         _controlled(variant)
     if variant.kl_from and variant.separate_kl is None:
         raise ValueError(f"kl_from={variant.kl_from} switches a KL term on, and there is none")
+    if variant.kl_on != "all" and variant.separate_kl is None:
+        raise ValueError(f"kl_on={variant.kl_on!r} chooses where a KL term acts: there is none")
 
 
 def _controlled(variant: Variant) -> None:
@@ -369,4 +386,21 @@ def refuse_verifier(variant: Variant) -> None:
         raise ValueError(
             f"variant {variant.name!r}: {part} reads the verifier, which runs with a reward_model "
             "do not see"
+        )
+
+
+def refuse_members(variant: Variant, members: int) -> None:
+    """What reads the disagreement of reward models needs several.
+
+    Raises:
+        ValueError: this variant does and there are none or one; the message says which part.
+    """
+    reads = {
+        f"ensemble={variant.ensemble!r}": variant.ensemble is not None,
+        f"kl_on={variant.kl_on!r}": variant.kl_on != "all",
+    }
+    for part in (part for part, read in reads.items() if read and members < 2):
+        raise ValueError(
+            f"variant {variant.name!r}: {part} reads several reward models, and there is "
+            f"{'one' if members else 'none'}: set reward_model with 2 members or more"
         )

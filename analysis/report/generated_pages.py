@@ -12,6 +12,7 @@ from analysis.records.manifests import manifest_of, read_manifest, recorded_fold
 from analysis.records.metrics import (
     COEFFICIENT_METRICS,
     CONTROL_METRICS,
+    ENSEMBLE_METRICS,
     POLICY_METRICS,
     PROXY_METRICS,
     WINDOW_METRICS,
@@ -39,7 +40,8 @@ from kl_term.errors import UserError
 
 def glossary_page() -> str:
     """Every metric that a training run logs, from the trainer's own list."""
-    tables = {"windows": WINDOW_METRICS, "policies": POLICY_METRICS, "proxies": PROXY_METRICS}
+    tables = {"windows": WINDOW_METRICS, "policies": POLICY_METRICS}
+    tables |= {"proxies": PROXY_METRICS, "ensembles": ENSEMBLE_METRICS}
     tables |= {"coefficients": COEFFICIENT_METRICS | CONTROL_METRICS}
     return render("metrics.md", **tables)
 

@@ -26,6 +26,12 @@ class Scores(NamedTuple):
     finished: Tensor | None = None
     #: [...], the task's own reward, where ``rewards`` are a reward model's; None = they are it.
     gold: Tensor | None = None
+    #: [..., k], the scores of a reward model's members, where there are several.
+    members: Tensor | None = None
+    #: [...], their :func:`~analysis.training.ensembles.spread`.
+    spread: Tensor | None = None
+    #: [...], 1.0 where that is larger than on nineteen in twenty answers of the run's start.
+    beyond: Tensor | None = None
 
 
 class Task(Protocol):
@@ -111,6 +117,9 @@ class Environment(NamedTuple):
     #: [K, N], weights before the first update: a run takes the row of its seed modulo K.
     start: Tensor
     teacher: Teacher | None = None
+    #: [K, 2], of several reward models on each start's own answers:
+    #: :func:`~analysis.training.ensembles.bounds`.
+    start_spreads: Tensor | None = None
 
 
 def starts_of(seeds: Sequence[int], environment: Environment) -> Tensor:

@@ -8,14 +8,14 @@ own, so a measurement changes no digit of training.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from analysis.records.config import RunConfig
 from analysis.records.metrics import PROXY_METRICS
-from analysis.training.environment import Environment, Weights, starts_of
+from analysis.training.environment import Environment, Scores, Weights
 from analysis.training.metrics import elementwise_mean, rollout_metrics, run_mean
 from analysis.training.population import run_uniforms, uploaded
 from analysis.training.precision import dtype_of
@@ -30,15 +30,18 @@ def final_metrics(
     environment: Environment,
     weights: Tensor,
     reference: Weights,
+    score: Callable[[Tensor, Tensor], Scores],
 ) -> dict[str, Tensor]:
     """:data:`~analysis.records.metrics.FINAL_METRICS` [M] of weights [M, N].
 
     ``config.final_answers`` answers, rounded up to whole rollouts of the size of an update's. Each
-    is a mean over rollouts; equal seeds see equal prompts and noise.
+    is a mean over rollouts; equal seeds see equal prompts and noise. ``score`` is that of
+    :class:`~analysis.training.sampling.Samplers`.
     """
     views = environment.policy.unflatten(weights)
     rollouts = math.ceil(config.final_answers / (config.num_prompts * config.group_size))
-    rows = [_of_rollout(config, seeds, environment, views, reference, n) for n in range(rollouts)]
+    given = (config, seeds, environment, views, reference, score)
+    rows = [_of_rollout(*given, number) for number in range(rollouts)]
     means = {name: elementwise_mean([row[name] for row in rows]) for name in rows[0]}
     kl = means["final_reverse_kl"]
     squares = elementwise_mean([(row["final_reverse_kl"] - kl) ** 2 for row in rows])
@@ -51,6 +54,7 @@ def _of_rollout(
     environment: Environment,
     views: Weights,
     reference: Weights,
+    score: Callable[[Tensor, Tensor], Scores],
     number: int,
 ) -> dict[str, Tensor]:
     task, policy, device = environment.task, environment.policy, environment.start.device
@@ -64,8 +68,7 @@ def _of_rollout(
         at_temperature(policy.logits(of, prompts, rollout.inputs), config.temperature)
         for of in (views, reference)
     )
-    starts = starts_of(seeds, environment)
-    scores, mask = task.score(prompts, rollout.completions, starts), rollout.mask
+    scores, mask = score(prompts, rollout.completions), rollout.mask
     whole = rollout_metrics(mask, scores, torch.ones_like(mask[..., 0, 0]))
     proxied = [name for name in PROXY_METRICS if name in whole]
     return {

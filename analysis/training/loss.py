@@ -21,6 +21,7 @@ from analysis.records.config import Run, RunConfig
 from analysis.records.variants import Correction, Distillation, Objective, refuse_verifier
 from analysis.training import metrics
 from analysis.training.advantages import AdvantageTerms
+from analysis.training.ensembles import Ensembles
 from analysis.training.environment import PopulationPolicy, Teacher, Weights
 from analysis.training.population import Groups, Rows, run_uniforms
 from analysis.training.precision import dtype_of
@@ -56,15 +57,16 @@ class Views(NamedTuple):
     logits: Tensor  #: [M, P, G, T, V], at the sampling temperature, with gradient
     target_logits: Tensor  #: [M, P, G, T, V], at the sampling temperature
     mask: Tensor  #: [M, P, G, T]
+    on: Tensor | None = None  #: [M, P, G, 1] bool, completions on which it acts; None = all
 
     @classmethod
     def of(cls, logp: Tensor, logits: Tensor, batch: Batch, *, teacher: bool = False) -> Views:
         """The policy's log-probs and logits beside those of a batch."""
-        target = (batch.ref_logp, batch.ref_logits)
+        target, on = (batch.ref_logp, batch.ref_logits), batch.kl_on
         if teacher:
-            target = (batch.teacher_logp, batch.teacher_logits)
+            target, on = (batch.teacher_logp, batch.teacher_logits), None
         rollout = batch.rollout
-        return cls(logp, rollout.old_logp, target[0], logits, target[1], rollout.mask)
+        return cls(logp, rollout.old_logp, target[0], logits, target[1], rollout.mask, on)
 
 
 class KLTerms:
@@ -114,7 +116,7 @@ class KLTerms:
 
         if "loss" not in self.placements:
             return torch.zeros_like(views.logp)
-        return self.coefficients * self._map("loss", None, of_group, views.logp)
+        return self.coefficients * acting(self._map("loss", None, of_group, views.logp), views.on)
 
     def control_sums(self, views: Views) -> Tensor | None:
         """[M, 2]: what a batch says of the weights of later ones; None where none is fitted."""
@@ -124,22 +126,31 @@ class KLTerms:
             sampled = (views.logp, views.target_logp, views.old_logp)
             return control_sums(*sampled, views.mask).flatten(1, 2).sum(1)
 
-    def penalty(self, old_logp: Tensor, target_logp: Tensor, mask: Tensor) -> Tensor:
-        """[M, P, G, T]: coefficient times the KL to go, of penalties after the baseline."""
+    def penalty(
+        self, old_logp: Tensor, target_logp: Tensor, mask: Tensor, on: Tensor | None = None
+    ) -> Tensor:
+        """[M, P, G, T]: coefficient times the KL to go, of penalties after the baseline.
+
+        ``on`` [M, P, G, 1] bool says on which completions they act; None = on all.
+        """
 
         def of_group(term: KLTerm, rows: Rows) -> Tensor:
             return term.penalty(old_logp[rows], target_logp[rows], mask=mask[rows])
 
-        return self.coefficients * self._map("reward", "after", of_group, old_logp)
+        return self.coefficients * acting(self._map("reward", "after", of_group, old_logp), on)
 
-    def completion_penalty(self, old_logp: Tensor, target_logp: Tensor, mask: Tensor) -> Tensor:
-        """[M, P, G]: coefficient times the KL of completions, of penalties before the baseline."""
+    def completion_penalty(
+        self, old_logp: Tensor, target_logp: Tensor, mask: Tensor, on: Tensor | None = None
+    ) -> Tensor:
+        """[M, P, G]: coefficient times the KL of completions, of penalties before the baseline;
+        ``on`` as in :meth:`penalty`."""
 
         def of_group(term: KLTerm, rows: Rows) -> Tensor:
             return term.completion_penalty(old_logp[rows], target_logp[rows], mask=mask[rows])
 
         coefficients = self.coefficients.squeeze(-1)
-        return coefficients * self._map("reward", "before", of_group, old_logp[..., 0])
+        whole = self._map("reward", "before", of_group, old_logp[..., 0])
+        return coefficients * acting(whole, None if on is None else on.squeeze(-1))
 
     def _map(
         self,
@@ -158,6 +169,11 @@ class KLTerms:
             return function(key[0], rows)
 
         return self.groups.map(of_group)
+
+
+def acting(values: Tensor, on: Tensor | None) -> Tensor:
+    """KLs where they act, 0 elsewhere; all of them where ``on`` is None."""
+    return values if on is None else torch.where(on, values, 0.0)
 
 
 # The policy objective.
@@ -405,6 +421,7 @@ def make_batch(
     context: UpdateContext,
     teacher: Teacher | None = None,
     first: Weights | None = None,
+    ensembles: Ensembles | None = None,
 ) -> Batch:
     r"""Log-probs of reference and teacher, and advantages, of a rollout.
 
@@ -415,14 +432,16 @@ def make_batch(
         \hat R_t = A - \beta\, k_t \ \text{(immediate)}
 
     The reward-side distillation is subtracted in the same way. With ``first``, a reference from
-    which KLs are measured in place of ``reference``, its logits are in the batch too.
+    which KLs are measured in place of ``reference``, its logits are in the batch too. With
+    ``ensembles`` some KLs may act on some completions only.
     """
     rollout, scores = sampled.rollout, sampled.scores
     ref_logits = policy.logits(reference, rollout.prompts, rollout.inputs)
     ref_logits = at_temperature(ref_logits, config.temperature)
     ref_logp = token_logp(ref_logits, rollout.completions, temperature=1.0)
     mask, old_logp = rollout.mask, rollout.old_logp
-    before = terms.kl.completion_penalty(old_logp, ref_logp, mask)
+    on = None if ensembles is None else ensembles.acting(scores, sampled.done)
+    before = terms.kl.completion_penalty(old_logp, ref_logp, mask, on)
     outcome = terms.advantages.of_scores(scores, mask, before, context.noise)
     batch = Batch(
         rollout=rollout,
@@ -430,10 +449,11 @@ def make_batch(
         ref_logp=ref_logp,
         rewards=outcome.rewards,
         outcomes=outcome.tokens[..., 0],
-        advantages=outcome.tokens - terms.kl.penalty(old_logp, ref_logp, mask),
+        advantages=outcome.tokens - terms.kl.penalty(old_logp, ref_logp, mask, on),
         kept=outcome.kept & sampled.done,
         trained=sampled.trained,
         finished=mask.any(dim=-1) if scores.finished is None else scores.finished,
+        kl_on=on,
     )
     if first is not None:
         logits = policy.logits(first, rollout.prompts, rollout.inputs)
@@ -532,7 +552,7 @@ def kl_objectives(terms: Terms, batch: Batch, logits: Tensor) -> KLObjectives:
     ratio = torch.exp(torch.where(mask, logp - old_logp, 0.0))
     exact = torch.where(mask, reverse_kl(logits, batch.ref_logits), 0.0)
     weights = terms.policy.token_weights(batch, logp.dtype)
-    to_go = terms.kl.penalty(old_logp, batch.ref_logp, mask)
+    to_go = terms.kl.penalty(old_logp, batch.ref_logp, mask, batch.kl_on)
     parts = (kl + ratio * to_go, exact)
     return KLObjectives(*((weights * part).flatten(1).sum(dim=1) for part in parts))
 

@@ -39,6 +39,10 @@ def rollout_metrics(mask: Tensor, scores: Scores, done: Tensor) -> dict[str, Ten
     right = scores.accuracy.flatten(1) == 1.0
     finished = done.unsqueeze(-1).expand(mask.shape[:3]).flatten(1)
     proxied = {} if scores.gold is None else {"gold": scores.gold, "proxy": scores.rewards}
+    if scores.members is not None:
+        each = scores.members.unbind(dim=-1)
+        spreads = {"spread": scores.spread, "beyond": scores.beyond}
+        proxied |= spreads | {"all_members": sum(each) / len(each)}
     return {
         "reward": _mean_where(finished, scores.rewards.flatten(1)),
         "accuracy": _mean_where(finished, scores.accuracy.flatten(1)),
@@ -47,6 +51,12 @@ def rollout_metrics(mask: Tensor, scores: Scores, done: Tensor) -> dict[str, Ten
         "wrong_length": _mean_where(finished & ~right, lengths),
         **{name: _mean_where(finished, of.flatten(1)) for name, of in proxied.items()},
     }
+
+
+def mean_spread(scores: Scores, done: Tensor) -> Tensor:
+    """[M]: the metric ``spread`` of a rollout whose groups [M, P] are ``done``, or not."""
+    finished = done.unsqueeze(-1).expand_as(scores.spread).flatten(1)
+    return _mean_where(finished, scores.spread.flatten(1))
 
 
 def _mean_where(chosen: Tensor, values: Tensor) -> Tensor:

@@ -83,6 +83,8 @@ STREAMS = {
     "label sampling": 9,
     "label noise": 10,
     "label batches": 11,
+    "spread prompts": 12,
+    "spread sampling": 13,
 }
 
 

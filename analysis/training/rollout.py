@@ -161,6 +161,8 @@ class Batch(NamedTuple):
     distillation_weight: Tensor | None = None
     #: [M, P, G, T, V], of the first reference, where others move and KLs are measured; else None.
     first_logits: Tensor | None = None
+    #: [M, P, G, 1] bool, completions on which the KL to the reference acts; None = all of all runs.
+    kl_on: Tensor | None = None
 
     def of_runs(self, rows: slice | Tensor) -> Batch:
         """The same for some of the runs; ``rows`` index the first axis."""

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from analysis.records.config import Run, RunConfig
 from analysis.records.variants import Sampler
+from analysis.training.ensembles import Ensembles
 from analysis.training.environment import Environment, ReplayingPolicy, Scores, starts_of
 from analysis.training.graphs import Launch
 from analysis.training.population import Group, Groups, run_uniforms, uploaded
@@ -64,6 +65,7 @@ class Samplers:
         self.seeds = [run.seed for run in runs]
         #: [M], the start of each run.
         self.starts = starts_of(self.seeds, environment)
+        self.ensembles = Ensembles(config, runs, environment, self.starts)
         self.groups: Groups[Sampler] = Groups(
             [run.variant.sampler for run in runs], environment.start.device
         )
@@ -130,11 +132,16 @@ class Samplers:
             dones.append(done)
             trained.append(kept & rollout.mask)
         rollout = self._join(rollouts)
-        scores = task.score(rollout.prompts, rollout.completions, self.starts)
+        scores = self.score(rollout.prompts, rollout.completions)
         if any(group.key.repeat_times for group in self.groups):
             scores = without(scores, self.groups.join(cuts))
         join = self.groups.join
         return SampledBatch(rollout, scores, tuple(caches), join(dones), join(trained))
+
+    def score(self, prompts: Tensor, completions: Tensor) -> Scores:
+        """What the task says of completions [M, P, G, T] of all runs, each by its own members."""
+        scores = self.environment.task.score(prompts, completions, self.starts)
+        return self.ensembles.of_runs(scores)
 
     def on_policy(self, sampled: SampledBatch, update: int) -> SampledBatch:
         """What the policy itself makes of this update's prompts, at the remembered weights.
@@ -232,7 +239,12 @@ def without(scores: Scores, cut: Tensor) -> Scores:
     gold = None if scores.gold is None else torch.where(cut, 0.0, scores.gold)
     steps = None if scores.steps is None else torch.where(cut.unsqueeze(-1), 0.0, scores.steps)
     finished = ~cut if scores.finished is None else scores.finished & ~cut
-    return Scores(rewards, accuracy, steps, finished, gold)
+    changed = {"rewards": rewards, "accuracy": accuracy, "gold": gold}
+    if scores.members is not None:
+        parts = ("spread", "beyond")
+        changed |= {name: torch.where(cut, 0.0, getattr(scores, name)) for name in parts}
+        changed["members"] = torch.where(cut.unsqueeze(-1), 0.0, scores.members)
+    return scores._replace(steps=steps, finished=finished, **changed)
 
 
 #: Update of a token that is not sampled yet.

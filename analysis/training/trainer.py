@@ -133,9 +133,10 @@ class PopulationTrainer:
     def batch(self, sampled: SampledBatch, update: int = 0, *, measure: bool = True) -> Batch:
         """The rollout with all that stays fixed while it is trained on."""
         of_run = (self.policy, self.references.current, self.config, self.terms)
+        ensembles = self.samplers.ensembles
         moved = measure and self.references.weights is not None
         first = self.references.first if moved else None
-        make = partial(make_batch, *of_run, teacher=self.teacher, first=first)
+        make = partial(make_batch, *of_run, teacher=self.teacher, first=first, ensembles=ensembles)
         context = self.terms.context(update, sampled.scores.rewards)
         return self.launch(("batch", moved), make, sampled, context)
 
@@ -293,6 +294,7 @@ class PopulationTrainer:
             self.samplers.environment,
             self.weights,
             self.references.first,
+            self.samplers.score,
         )
         measured = final_metrics(self.config, *of_run)
         return self._of_alive(measured, torch.stack([*measured.values()]))

@@ -11,7 +11,7 @@ import pytest
 
 from analysis.records import recording
 from analysis.records.config import RewardModel
-from analysis.records.designs import golds_of_stopping, with_derived
+from analysis.records.designs import golds_of_disagreement, golds_of_stopping, with_derived
 from analysis.records.preset import Preset
 from analysis.records.tidy import RUN_COLUMNS
 from analysis.studies.presets import PRESETS
@@ -109,6 +109,36 @@ def test_where_a_run_could_have_been_stopped() -> None:
         of_seed = {name: values.xs(seed, level="seed").item() for name, values in found.items()}
         assert of_seed == {"peak_gold": max(golds[seed]), "budget_gold": stopped}
     assert found["budget_gold"].tolist() != found["peak_gold"].tolist()
+
+
+def test_where_a_disagreement_would_have_stopped_a_run() -> None:
+    """Against loops over the windows; a spread that comes back under the budget counts no more."""
+    rng = np.random.default_rng(3)
+    rows = [
+        {
+            **dict.fromkeys(RUN_COLUMNS, "a"),
+            "seed": seed,
+            "update": 10 * window,
+            "gold": rng.random(),
+            "spread": (1.0, 1.9, 2.1, 0.5)[(window + seed) % 4] if window else 1.0,
+            "all_members": 6 * rng.random(),
+        }
+        for seed in range(6)
+        for window in range(4)
+    ]
+    curves = pd.DataFrame(rows)
+    found = golds_of_disagreement(curves.sample(frac=1, random_state=1), budget=2.0)
+    for seed, of_seed in curves.groupby("seed"):
+        windows = of_seed.to_dict("records")
+        stopped = math.nan
+        for window in windows:
+            if window["spread"] > 2.0 * windows[0]["spread"]:
+                break
+            stopped = window["gold"]
+        careful = max(windows, key=lambda window: window["all_members"] - 2 * window["spread"])
+        got = {name: values.xs(seed, level="seed").item() for name, values in found.items()}
+        assert got == {"spread_gold": stopped, "careful_gold": careful["gold"]}
+    assert found["spread_gold"].tolist() != curves.groupby("seed")["gold"].last().tolist()
 
 
 def test_derived_golds_stand_beside_the_final_rows(stored) -> None:

@@ -172,7 +172,7 @@ def test_nobody_is_controlled_without_a_controller(config):
 
 def test_what_came_later_leaves_old_names_as_they_were():
     plain = Variant(kl=K2, beta=0.5).model_dump(mode="json")
-    assert not {"reference", "controller", "kl_from"} & set(plain)
+    assert not {"reference", "controller", "kl_from", "ensemble", "kl_on"} & set(plain)
     assert {"reference"} == set(moving(2).model_dump()) - set(plain)
 
 

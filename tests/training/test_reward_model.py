@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from analysis.records.config import RewardModel, StartConfig, TrainConfig
-from analysis.records.metrics import FINAL_METRICS, METRICS
+from analysis.records.metrics import ENSEMBLE_METRICS, FINAL_METRICS, METRICS, PROXY_METRICS
 from analysis.records.preset import Preset, predict
 from analysis.records.variants import Advantage, Sampler, Shaping, Variant
 from analysis.studies.presets import PRESETS, make_preset
@@ -83,7 +83,7 @@ def test_a_run_is_rewarded_by_the_models_of_its_start(config, ensemble, monkeypa
 def test_gold_and_proxy_are_logged_and_training_reads_the_proxy_alone(config, monkeypatch):
     runs = runs_of([Variant(), STALE], (0, 1))
     record = PopulationTrainer(config, runs).run()
-    assert set(record.metrics) == {*METRICS, "gold", "proxy"}
+    assert set(record.metrics) == {*METRICS, *PROXY_METRICS, *ENSEMBLE_METRICS}
     assert set(record.final) == {*FINAL_METRICS, "final_gold", "final_proxy"}
     np.testing.assert_array_equal(record.metrics["proxy"], record.metrics["reward"])
     assert (np.abs(record.metrics["gold"] - record.metrics["proxy"]) > 1e-3).any()
@@ -235,7 +235,7 @@ def test_a_reward_model_that_makes_no_sense_is_one_clear_error(changes, said):
     [
         ({"reward_modle": {}}, r"got 'reward_modle'; did you mean 'reward_model'\?"),
         ({"reward_model": {"label": 5}}, r"reward_model\.label: Extra inputs"),
-        ({"reward_model": {"ensemble": "worst"}}, "reward_model: ensemble='worst' takes the least"),
+        ({"reward_model": {"ensemble": "worst"}}, "reward_model: ensemble='worst' is of several"),
     ],
 )
 def test_a_slip_on_the_command_line_is_named(override, said):
@@ -275,15 +275,18 @@ def test_gold_is_predicted_only_where_there_is_one(config, small_config):
         Preset(config=small_config, **parts)
 
 
-#: As they were before there were reward models.
+#: As they were before there were reward models, the first three.
 KEYS = {
     "equal_kl": "1658af1d1827a899ccad52dd",
     "distillation": "5b042775f64043c0fb964284",
     "smollm2": "afcf936ec7ced032f8e17d27",
+    # Before a variant could name its ensemble.
+    "proxy_5k": "a6d60316942b0d0c785d568a",
+    "proxy_controls": "247e12ec11cb88ed84e3e083",
 }
 
 
-def test_runs_without_a_reward_model_keep_their_names(config):
+def test_what_was_recorded_keeps_its_name(config):
     for name, key in KEYS.items():
         preset = PRESETS[name]()
         assert run_key(preset.config, preset.runs[-1]) == key

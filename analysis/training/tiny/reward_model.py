@@ -4,7 +4,8 @@ r"""A reward model: the task's reward, learned from labelled answers of a start.
 
 over counted tokens, with :math:`z` the logits of a network of the policy's kind. It is fitted once
 for each start, before any run, to answers that the start gives; far from these nothing holds it to
-the truth. The runs of a start are rewarded by it, and never see the task's own reward.
+the truth. The runs of a start are rewarded by it, and never see the task's own reward. Several
+members are fitted to the same labels, from other weights and in another order.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from analysis.records.config import VOCAB_SIZE, PolicyConfig, RewardModel, SortTask, TrainConfig
+from analysis.training.ensembles import bounds, combined, spread
 from analysis.training.environment import Scores
 from analysis.training.optimizer import PopulationAdamW, clip_rows
 from analysis.training.population import run_uniforms
@@ -35,7 +37,7 @@ class Proxied:
 
     Args:
         task: what is approximated; its reward becomes the ``gold`` of the scores.
-        config: with a reward model.
+        config: with a reward model; its ensemble is that of runs whose variant names none.
         weights: [K, k, N], of the k models of each of K starts: see :func:`fitted`.
     """
 
@@ -73,11 +75,10 @@ class Proxied:
             scored(self.network, weights, self.task, prompts, completions)
             for weights in chosen.unbind(dim=1)
         ]
-        if self.ensemble == "worst":
-            rewards = torch.stack(scores).amin(dim=0)
-        else:
-            rewards = sum(scores) / len(scores)
-        return truth._replace(rewards=rewards, steps=None, gold=truth.rewards)
+        members = torch.stack(scores, dim=-1)
+        rewards = combined(self.ensemble, members)
+        several = members if len(scores) > 1 else None
+        return truth._replace(rewards=rewards, steps=None, gold=truth.rewards, members=several)
 
 
 def scored(
@@ -112,6 +113,23 @@ def fitted(config: TrainConfig, start: Tensor) -> Tensor:
             optimizer.step(clip_rows(gradient, config.max_grad_norm).gradient)
         members.append(weights.detach())
     return torch.stack(members, dim=1)
+
+
+def start_spreads(config: TrainConfig, start: Tensor, weights: Tensor) -> Tensor:
+    """[K, 2]: :func:`~analysis.training.ensembles.bounds` of the starts [K, N'].
+
+    Of so many fresh answers of each start as are labelled at once, one a prompt, at the run's
+    temperature; models have weights [K, k, N].
+    """
+    task, policy = Sorting(config.task), make_policy(config)
+    seeds = range(config.start.seed, config.start.seed + config.start.count)
+    drawn = run_uniforms(seeds, "spread prompts", 0, (CHUNK, task.draws_per_prompt), torch.float64)
+    shape = (CHUNK, 1, task.completion_length)
+    noise = run_uniforms(seeds, "spread sampling", 0, shape, dtype_of(config))
+    prompts, views = task.prompts(drawn), policy.unflatten(start)
+    answers = sample(policy, views, task, prompts, noise, config.temperature).completions
+    scores = Proxied(task, config, weights).score(prompts, answers, torch.arange(len(start)))
+    return bounds(spread(scores.members).flatten(1))
 
 
 def loss(kind: str, scores: Tensor, labels: Tensor) -> Tensor:

@@ -16,18 +16,19 @@ from analysis.training.population import run_uniforms
 from analysis.training.precision import dtype_of
 from analysis.training.rollout import completion_inputs, token_logp
 from analysis.training.tiny.policy import make_policy
-from analysis.training.tiny.reward_model import Proxied, fitted
+from analysis.training.tiny.reward_model import Proxied, fitted, start_spreads
 from analysis.training.tiny.tasks import Sorting
 
 
 def tiny_environment(config: TrainConfig, device: torch.device | str = "cpu") -> Environment:
     """The tiny policy on the task of ``config``, at its supervised start."""
     start, task = supervised_start(config).to(device), Sorting(config.task)
+    spreads = None
     if config.reward_model is not None:
-        task = Proxied(
-            task, config, _fitted(_only(config, "reward_model", "temperature")).to(device)
-        )
-    return Environment(task, make_policy(config), start, _teacher(config, device))
+        read = _only(config, "reward_model", "temperature")
+        task = Proxied(task, config, _fitted(read).to(device))
+        spreads = _spreads(read).to(device) if config.members > 1 else None
+    return Environment(task, make_policy(config), start, _teacher(config, device), spreads)
 
 
 def _only(config: TrainConfig, *names: str) -> TrainConfig:
@@ -39,6 +40,11 @@ def _only(config: TrainConfig, *names: str) -> TrainConfig:
 @cache
 def _fitted(config: TrainConfig) -> Tensor:
     return fitted(config, supervised_start(config))
+
+
+@cache
+def _spreads(config: TrainConfig) -> Tensor:
+    return start_spreads(config, supervised_start(config), _fitted(config))
 
 
 def _teacher(config: TrainConfig, device: torch.device | str) -> Teacher | None:
