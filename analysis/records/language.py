@@ -178,6 +178,10 @@ class LanguageConfig(PretrainedConfig, Extended):
     def proxied(self) -> bool:
         return self.reward_model is not None
 
+    @property
+    def members(self) -> int:
+        return int(self.proxied)
+
 
 #: What a preset may be made of.
 PopulationConfig = TrainConfig | LanguageConfig
