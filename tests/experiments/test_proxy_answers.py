@@ -13,6 +13,7 @@ from analysis.records.manifests import read_manifest, recorded_table
 from analysis.records.preset import Preset
 from analysis.records.proxy_answers import REFERENCE
 from analysis.studies.language import proxy_answers
+from analysis.studies.presets import PRESETS
 from analysis.studies.presets.language import llama_smoke
 from analysis.sweeps import in_process
 from analysis.training.environment_of import environment_of
@@ -86,3 +87,11 @@ def test_a_run_that_comes_out_otherwise_is_counted_and_the_table_is_recorded(
     assert read_manifest(tmp_path / "answers")["differing"] > 0
     table = recorded_table(tmp_path / "answers", "answers.csv")
     assert isinstance(table, pd.DataFrame) and set(table["seed"]) == {6}
+
+
+def test_each_seed_of_the_design_has_a_head_that_no_pilot_had_and_noise_that_no_run_has():
+    preset = PRESETS["smollm2_proxy"]()
+    model = preset.config.reward_model
+    assert len({seed % model.count for seed in preset.seeds}) == len(preset.seeds) == model.count
+    assert model.seed > 0, "the pilots' head"
+    assert proxy_answers.NOISE_SEED not in preset.seeds

@@ -1,0 +1,132 @@
+"""SmolLM2 on a learned proxy of its reward: which KL terms keep the truth, and what is said.
+
+Committed before its first run; trained seed by seed on two cores, or at once on a GPU::
+
+    analysis sweep smollm2_proxy -o first_seed=10000 -o num_seeds=1     # and so on, by seed
+    analysis sweep smollm2_proxy --device cuda --record results/smollm2_proxy_cuda
+"""
+
+from __future__ import annotations
+
+from analysis.records.language import ArithmeticTask, LanguageConfig, RewardHead
+from analysis.records.preset import Pilot, Preset
+from analysis.records.variants import Variant
+from analysis.studies.presets.designed import design
+from analysis.studies.presets.final_policies import BY_SEED
+from analysis.studies.presets.language import LORA, model_of
+from analysis.studies.presets.parts import NO_KL
+from analysis.studies.presets.registry import fresh_seeds, preset
+from kl_term.kl.choice import KLChoice
+
+BETAS = (0.1, 0.4)
+TERMS = (
+    KLChoice(estimator="exact"),
+    KLChoice(estimator="k2"),
+    KLChoice(estimator="k3"),
+    KLChoice(estimator="k1", placement="reward"),
+)
+NUM_SEEDS = 10
+#: Of the first seed's labels; those of the pilots are of 0.
+FIRST_LABELS = 10
+
+
+@preset
+def smollm2_proxy(*, weights: str = "packaged") -> Preset:
+    """Four KL terms at two coefficients, and none, on a head that was fitted to a hundred answers.
+
+    Ten heads of other labels, one for each seed.
+    """
+    return Preset(
+        config=LanguageConfig(
+            model=model_of(weights),
+            task=ArithmeticTask(name="chain_sum"),
+            reward_model=RewardHead(labels=100, seed=FIRST_LABELS, count=NUM_SEEDS),
+            lora=LORA,
+            updates=24,
+            num_prompts=6,
+            group_size=6,
+            learning_rate=5e-4,
+            log_every=4,
+            final_answers=360,
+        ),
+        variants=(NO_KL, *(Variant(kl=term, beta=beta) for beta in BETAS for term in TERMS)),
+        seeds=fresh_seeds(10_000, NUM_SEEDS),
+        predictions=_PROXY.sentences,
+        design=_PROXY,
+    )
+
+
+_FAST = Pilot(
+    tried=(
+        "No KL term at step size 1e-3, six prompts of eight answers, seed 0; the head of label "
+        "seed 0, whose scores of 400 fresh answers of the start correlate with being right by "
+        "0.46, against 0.43 with 50 labels, 0.53 with 200, 0.55 with 400."
+    ),
+    runs=1,
+    seen=(
+        "By update 0, 4, 8, 12: gold 0.42, 0.33, 0.17, 0.02, proxy 0.31, 0.50, 0.68, 0.67, "
+        "reverse KL 0, 0.4, 1.1, 4.3 nats a token. The start says ' 10' and ends the line; at "
+        "update 12 it says '65-------------------' or a number that is wrong. 7 s of a busy core "
+        "an update."
+    ),
+    chosen="100 labels, half the step size, and fewer answers an update.",
+)
+_SLOW = Pilot(
+    tried=(
+        "The same head at 5e-4, four prompts of six answers, seed 1, 24 updates: no KL term, and "
+        "the exact KL at 0.1 and 0.4."
+    ),
+    runs=3,
+    seen=(
+        "Gold 0.54 at the start. Over the 24 answers of updates 8, 12, 20, 24: 0.54, 0.25, 0.13, 0 "
+        "without a term at 0.6, 1.2, 2.5, 3.0 nats a token, while the proxy rose from 0.49 to 0.76 "
+        "to 0.82; 0.63, 0.25, 0.29, 0 at 0.1, at 0.3, 0.9, 0.7, 1.6 nats; 0.71, 0.50, 0.42, 0.63 "
+        "at 0.4, at 0.09 to 0.22 nats. What the lost ones say: numbers that are too large (' 42 ', "
+        "' 33', ' 22'), and sums in place of a result (' 50 - 0'). 4 s of a core an update."
+    ),
+    chosen="Step size, number of updates and both coefficients.",
+)
+_TERMS = Pilot(
+    tried="TBD",
+    runs=3,
+    seen="TBD",
+    chosen="TBD",
+)
+
+_PROXY = design(
+    question=(
+        "On a language model whose reward model knows little of the truth, which KL term keeps how "
+        "much of it, and do the terms that descend the reverse KL keep the same?"
+    ),
+    outcome=(
+        "Gold: the share of right answers among 360 fresh ones of the final policy, to questions "
+        "of the pool that it is trained on; no run sees it. A seed's difference, averaged over the "
+        "coefficients named, then a t interval over seeds. Each seed has a reward model of other "
+        "labels, so the interval is over these too; there is one language model, and of others it "
+        "says nothing. KLs, exact and on the same answers, are compared by their logarithm, with a "
+        "margin of log 1.25. Equivalent: two one-sided tests at 0.05. What the runs of the first "
+        "seed say is recorded beside the reference's answers to the same questions, and decides "
+        "nothing."
+    ),
+    margin=0.05,
+    predictions={
+        "exact_loss k2_loss k3_loss k1_reward > none: final_gold at 0.4": (
+            "without a term the run goes where its head was never fitted"
+        ),
+        "exact_loss k2_loss k3_loss k1_reward < none: final_reverse_kl at 0.1 0.4": (
+            "it descends a KL"
+        ),
+        "exact_loss k2_loss k3_loss k1_reward < none: final_proxy at 0.4": (
+            "what the reward model rates highest is far away"
+        ),
+        "k2_loss k1_reward = exact_loss: final_gold at 0.4": "each descends the reverse KL",
+        "k2_loss k1_reward = exact_loss: final_reverse_kl at 0.4": "each descends the reverse KL",
+        "k3_loss < exact_loss: final_reverse_kl at 0.1 0.4": (
+            "where an answer of the reference has become rare, k3 pulls the harder; on this model "
+            "it ended nearest at equal coefficients when the reward was the truth"
+        ),
+        "k3_loss > exact_loss: final_gold at 0.1": "because it stays nearer",
+    },
+    stopping=BY_SEED,
+    pilots=(_FAST, _SLOW, _TERMS),
+)
