@@ -88,10 +88,8 @@ class Ensembles:
         self.bounds = None if spreads is None else spreads[starts]
 
     def of_runs(self, scores: Scores) -> Scores:
-        """The scores of a rollout, rewards as each run's variant says, and their spread."""
+        """The scores of several members, rewards as each run's variant says, and their spread."""
         members = scores.members
-        if self.bounds is None:
-            return scores
 
         def of_group(ensemble: Ensemble | None, rows: Rows) -> Tensor:
             return scores.rewards[rows] if ensemble is None else combined(ensemble, members[rows])

@@ -141,7 +141,9 @@ class Samplers:
     def score(self, prompts: Tensor, completions: Tensor) -> Scores:
         """What the task says of completions [M, P, G, T] of all runs, each by its own members."""
         scores = self.environment.task.score(prompts, completions, self.starts)
-        return self.ensembles.of_runs(scores)
+        if self.ensembles.bounds is None:
+            return scores
+        return self.launch("ensembles", self.ensembles.of_runs, scores)
 
     def on_policy(self, sampled: SampledBatch, update: int) -> SampledBatch:
         """What the policy itself makes of this update's prompts, at the remembered weights.

@@ -71,13 +71,12 @@ class Proxied:
             starts = torch.zeros(len(prompts), dtype=torch.long, device=prompts.device)
         truth = self.task.score(prompts, completions)
         chosen = self.weights[starts]
-        scores = [
-            scored(self.network, weights, self.task, prompts, completions)
-            for weights in chosen.unbind(dim=1)
-        ]
-        members = torch.stack(scores, dim=-1)
+        each = chosen.shape[1]  # members of all runs at once: one forward pass
+        given = (part.repeat_interleave(each, dim=0) for part in (prompts, completions))
+        scores = scored(self.network, chosen.flatten(0, 1), self.task, *given)
+        members = scores.unflatten(0, (-1, each)).movedim(1, -1)
         rewards = combined(self.ensemble, members)
-        several = members if len(scores) > 1 else None
+        several = members if each > 1 else None
         return truth._replace(rewards=rewards, steps=None, gold=truth.rewards, members=several)
 
 
