@@ -44,7 +44,7 @@ class Step(NamedTuple):
 #: Name -> what it is for, and the seconds it may take (an H100 took half of them).
 STEPS: dict[str, tuple[str, float]] = {
     "sweep:smollm2_proxy": ("90 runs on SmolLM2 whose reward model can be gamed, recorded", 200),
-    "answers": ("what one seed of these runs says, beside the reference", 120),
+    "answers": ("what one seed of these runs says, beside the reference", 180),
     "agreement": ("presets in double precision, CPU against device, directly and by graphs", 200),
     "sweep:smollm2_sampled_losses": ("40 runs of k2 and the prefix ratio on SmolLM2", 150),
     "adapters": ("12 and 24 runs on SmolLM2, bf16 and float32, with graphs: ms, GB, kernels", 150),

@@ -6,10 +6,11 @@ import pandas as pd
 import pytest
 import torch
 
+from analysis.records import proxy_answers as records
 from analysis.records import recording
 from analysis.records.config import Run
 from analysis.records.language import RewardHead
-from analysis.records.manifests import read_manifest, recorded_table
+from analysis.records.manifests import read_manifest, write_folder
 from analysis.records.preset import Preset
 from analysis.records.proxy_answers import REFERENCE
 from analysis.studies.language import proxy_answers
@@ -85,8 +86,19 @@ def test_a_run_that_comes_out_otherwise_is_counted_and_the_table_is_recorded(
     recording.save(other, tmp_path / "recorded")
     proxy_answers.record(tmp_path / "recorded", tmp_path / "answers")
     assert read_manifest(tmp_path / "answers")["differing"] > 0
-    table = recorded_table(tmp_path / "answers", "answers.csv")
-    assert isinstance(table, pd.DataFrame) and set(table["seed"]) == {6}
+    table = records.recorded(tmp_path / "answers")
+    assert set(table["seed"]) == {6} and len(table) == 3 * proxy_answers.ASKED
+
+
+def test_answers_are_read_as_they_were_said(tmp_path):
+    said = ["007", " 42 \n", "", "nan", '"quoted", 1']
+    table = pd.DataFrame({"answer": said, "proxy": 0.5})
+    write_folder(
+        tmp_path / "answers",
+        {"answers.csv": records.as_recorded(table)},
+        {"preset": "answers", "seeds": [], "device": "cpu", "versions": {}, "source": "none"},
+    )
+    assert records.recorded(tmp_path / "answers")["answer"].tolist() == said
 
 
 def test_each_seed_of_the_design_has_a_head_that_no_pilot_had_and_noise_that_no_run_has():

@@ -20,7 +20,7 @@ from analysis.records import recording
 from analysis.records.config import Run
 from analysis.records.language import LanguageConfig, RandomModel
 from analysis.records.manifests import RESULTS, as_written
-from analysis.records.proxy_answers import RECORDED, REFERENCE
+from analysis.records.proxy_answers import RECORDED, REFERENCE, as_recorded
 from analysis.records.recording import Recording
 from analysis.sweeps.record import record_tables, tidy
 from analysis.sweeps.reproduction import mismatches
@@ -76,7 +76,7 @@ def answers_of(
     return pd.DataFrame(
         {
             "question": _last_line(text([t for t in prompt if t != PAD] + [task.bos_token])),
-            "answer": " ".join(text(answer[:length]).split()),
+            "answer": text(answer[:length]),
             "ended": bool(done),
             "gold": gold,
             "proxy": proxy,
@@ -141,7 +141,7 @@ def record(of: Path = RUNS, to: Path = RECORDED, *, device: str = "cpu") -> None
         print(table.tail(4).to_string(), file=sys.stderr, flush=True)
         record_tables(
             to,
-            {"answers.csv": table},
+            {"answers.csv": as_recorded(table)},
             config,
             preset="smollm2_proxy_answers",
             seeds=[seed],
