@@ -1,6 +1,7 @@
 """SmolLM2 on a learned proxy of its reward: which KL terms keep the truth, and what is said.
 
-Committed before its first run; trained seed by seed on two cores, or at once on a GPU::
+Committed before its first run; trained seed by seed, each in about half an hour of a core, or at
+once on a GPU::
 
     analysis sweep smollm2_proxy -o first_seed=10000 -o num_seeds=1     # and so on, by seed
     analysis sweep smollm2_proxy --device cuda --record results/smollm2_proxy_cuda
