@@ -66,8 +66,9 @@ def shortened(
     for start, learned in ((config.get("start"), 3), (teacher.get("start"), 6)):
         if start:
             start["updates"] = learned
-    if config.get("reward_model"):
-        config["reward_model"] |= {"labels": 40, "updates": 3}
+    few = {"labels": 40, "updates": 3}  # a head on a language model is fitted without updates
+    model = config.get("reward_model") or {}
+    model |= {name: count for name, count in few.items() if name in model}
     return Preset.model_validate(fields | {"seeds": preset.seeds[:seeds]})
 
 

@@ -43,6 +43,8 @@ class Step(NamedTuple):
 
 #: Name -> what it is for, and the seconds it may take (an H100 took half of them).
 STEPS: dict[str, tuple[str, float]] = {
+    "sweep:smollm2_proxy": ("90 runs on SmolLM2 whose reward model can be gamed, recorded", 200),
+    "answers": ("what one seed of these runs says, beside the reference", 180),
     "agreement": ("presets in double precision, CPU against device, directly and by graphs", 200),
     "sweep:smollm2_sampled_losses": ("40 runs of k2 and the prefix ratio on SmolLM2", 150),
     "adapters": ("12 and 24 runs on SmolLM2, bf16 and float32, with graphs: ms, GB, kernels", 150),
@@ -65,6 +67,7 @@ STEPS: dict[str, tuple[str, float]] = {
 SWEEPS = {
     "smollm2": ["--workers", "2"],
     "smollm2_equal_kl": ["--workers", "2", "--runs-per-shard", "15"],
+    "smollm2_proxy": ["--workers", "2", "--runs-per-shard", "15"],
     "smollm2_sampled_losses": ["--workers", "2", "--runs-per-shard", "10"],
     "long_completions_128": ["--graphs", "--runs-per-shard", "65"],
     "aggregation_length_112": ["--graphs", "--runs-per-shard", "60"],

@@ -26,6 +26,7 @@ from analysis.records.language import ForwardConfig
 from analysis.records.manifests import write_folder
 from analysis.records.tidy import final
 from analysis.report.processes import available_cores
+from analysis.studies.language import proxy_answers
 from analysis.studies.presets.language import llama_smoke
 from analysis.sweeps.provenance import provenance_here
 from analysis.sweeps.record import tidy
@@ -91,6 +92,14 @@ def rates(call: Call) -> None:
     table = device_benchmark.machine_rates(torch.device(call.device))
     print(table.to_string(index=False))
     call.write("rates", {"machine.csv": table})
+
+
+def answers(call: Call) -> None:
+    """Of the runs that the step ``sweep:smollm2_proxy`` recorded here."""
+    name = f"smollm2_proxy_answers_{call.device}"
+    proxy_answers.record(
+        call.directory / f"smollm2_proxy_{call.device}", call.directory / name, device=call.device
+    )
 
 
 def populations(call: Call) -> None:
@@ -171,6 +180,7 @@ def vocabulary(call: Call) -> None:
 
 STEPS: dict[str, Callable[[Call], None]] = {
     "agreement": agree,
+    "answers": answers,
     "adapters": adapters,
     "repeat": repeat,
     "rates": rates,

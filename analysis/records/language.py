@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from analysis.records.config import RunConfig, SortTask, TrainConfig
-from kl_term.schema import Schema
+from kl_term.schema import Extended, Schema
 
 #: Projections of a block that may carry an adapter, by their names in a checkpoint.
 Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -147,11 +147,40 @@ class ArithmeticTask(Schema):
     completion_length: int = Field(default=6, ge=2)
 
 
-class LanguageConfig(PretrainedConfig):
+class RewardHead(Schema):
+    """A linear reward model on the frozen model, fitted to labelled answers of the start.
+
+    See :mod:`analysis.training.pretrained.reward_head`.
+    """
+
+    #: Labelled answers of each head.
+    labels: int = Field(default=300, ge=2)
+    #: Weight of the squared coefficients of the standardised states.
+    ridge: float = Field(default=1.0, gt=0)
+    #: Of the first head's labelled answers; those of the next heads follow.
+    seed: int = Field(default=0, ge=0)
+    #: How many heads there are, each of other labels: a run takes that of its seed modulo their
+    #: number.
+    count: int = Field(default=1, ge=1)
+
+
+class LanguageConfig(PretrainedConfig, Extended):
     """What all runs of a population on a pretrained model share."""
+
+    later: ClassVar = ("reward_model",)
 
     model: HubModel | FolderModel | PackagedModel | RandomModel = Field(discriminator="kind")
     task: ArithmeticTask | SortTask = ArithmeticTask()
+    #: What runs are rewarded by in place of the task; None = by the task itself.
+    reward_model: RewardHead | None = None
+
+    @property
+    def proxied(self) -> bool:
+        return self.reward_model is not None
+
+    @property
+    def members(self) -> int:
+        return int(self.proxied)
 
 
 #: What a preset may be made of.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 
 from analysis.records.config import VOCAB_SIZE, SortTask, TrainConfig
-from analysis.records.language import PopulationConfig, RandomModel
+from analysis.records.language import LanguageConfig, PopulationConfig, RandomModel
 from analysis.training.environment import Environment
 from analysis.training.precision import dtype_of
 from analysis.training.pretrained.folders import folder_of
 from analysis.training.pretrained.questions import arithmetic_task
+from analysis.training.pretrained.reward_head import proxied
 from analysis.training.pretrained.tasks import pretrained_environment
 from analysis.training.pretrained.weights import load_llama, random_llama
 from analysis.training.tiny.start import tiny_environment
@@ -29,9 +30,13 @@ def environment_of(config: PopulationConfig, device: torch.device | str = "cpu")
         if not isinstance(task, SortTask) or source.llama.vocab_size < VOCAB_SIZE:
             raise ValueError(f"a random model has no tokenizer: give it SortTask, {VOCAB_SIZE=}")
         model = random_llama(source.llama, source.seed, dtype_of(config), device)
-        return pretrained_environment(config, model, Sorting(task))
+        return _rewarded(config, pretrained_environment(config, model, Sorting(task)))
     if isinstance(task, SortTask):
         raise ValueError("SortTask is for a random model: give a pretrained one ArithmeticTask")
     folder = folder_of(source)
     model = load_llama(folder, dtype_of(config), device)
-    return pretrained_environment(config, model, arithmetic_task(task, folder))
+    return _rewarded(config, pretrained_environment(config, model, arithmetic_task(task, folder)))
+
+
+def _rewarded(config: LanguageConfig, environment: Environment) -> Environment:
+    return environment if config.reward_model is None else proxied(environment, config)

@@ -40,7 +40,7 @@ def test_the_watch_finds_what_cuda_would_not_record():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", [*PRESETS, "questions"])
+@pytest.mark.parametrize("preset", [*PRESETS, "reward head", "questions"])
 def test_every_preset_can_be_recorded_and_spares_most_launches(rows, preset):
     """And no operation of an update mixes devices: that would have ended the program.
 
@@ -49,7 +49,7 @@ def test_every_preset_can_be_recorded_and_spares_most_launches(rows, preset):
     row = rows[preset]
     assert row["device"] == "fake" and row["refused"] == []
     assert row["launched"] < 0.1 * (row["launched"] + row["recorded"])
-    if preset in PRESETS:  # questions are scored on the CPU
+    if preset != "questions":  # they are scored on the CPU
         assert row["meetings"]["read"] == READS * row["steps"]
         assert row["meetings"]["upload"] <= UPLOADS
 

@@ -175,7 +175,7 @@ def smollm2_reward_long(*, weights: str = "packaged") -> Preset:
     )
 
 
-_BY_SEED = (
+BY_SEED = (
     "Trained seed by seed, in order, all variants of a seed before the next, for as long as there "
     "is time, on later days too: as many seeds as are finished, at least five of the ten, and no "
     "run is read before the last has ended. Fewer than five are not recorded. Recorded once. A run "
@@ -213,7 +213,7 @@ _LONG = design(
         "k3_reward < none: final_accuracy at 0.1": "so it was in all three seeds of the pilot",
         "k3_reward = none: final_reverse_kl at 0.1": "at this coefficient the KL does not tell",
     },
-    stopping=_BY_SEED,
+    stopping=BY_SEED,
     pilots=(_ON_H100,),
 )
 
@@ -238,7 +238,7 @@ _TERMS = design(
         "k3_reward k2_reward < none: final_accuracy at 0.3": "the more so, the larger",
         "k1_reward = none: final_accuracy at 0.3": "in the reward it is the reverse KL",
     },
-    stopping=_BY_SEED,
+    stopping=BY_SEED,
     pilots=(_ON_H100,),
 )
 

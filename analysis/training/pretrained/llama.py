@@ -146,6 +146,27 @@ class LlamaPolicy:
         They are the completion's tokens from ``start`` on; those before are in ``cache``,
         and these are written into it.
         """
+        x = self._read(adapters, prefix, tokens, cache, start).flatten(1, 3)
+        return product(x, self._model.head).unflatten(1, tokens.shape[1:])
+
+    def logits(self, adapters: Adapters, prompts: Tensor, inputs: Tensor) -> Tensor:
+        """Logits [M, P, G, T, V] for prompts [M, P, L] and completion inputs [M, P, G, T]."""
+        return self.extend(adapters, self.prefill(adapters, prompts), inputs)
+
+    def states(self, adapters: Adapters, prompts: Tensor, inputs: Tensor) -> Tensor:
+        """[M, P, G, T, d]: of each of the completion inputs [M, P, G, T] what the output layer
+        reads, behind prompts [M, P, L]."""
+        return self._read(adapters, self.prefill(adapters, prompts), inputs)
+
+    def _read(
+        self,
+        adapters: Adapters,
+        prefix: Prefix,
+        tokens: Tensor,
+        cache: Cache | None = None,
+        start: int = 0,
+    ) -> Tensor:
+        """[M, P, G, T, d]: the states of :meth:`states`, of tokens as in :meth:`extend`."""
         _, prompts, groups, steps = tokens.shape
         reading = self._reading(prefix, tokens, start)
         cache = Cache(0) if cache is None else cache
@@ -158,12 +179,7 @@ class LlamaPolicy:
             x = self._block(layer, cache.adapters[index], x, reading, kept)
         x = x[:, reading.shared :].unflatten(1, (prompts, -1))[:, :, -steps * groups :]
         x = x.unflatten(2, (steps, groups)).transpose(2, 3)  # (M, P, G, T, d)
-        x = self._norm(x, self._model.norm).flatten(1, 3)
-        return product(x, self._model.head).unflatten(1, tokens.shape[1:])
-
-    def logits(self, adapters: Adapters, prompts: Tensor, inputs: Tensor) -> Tensor:
-        """Logits [M, P, G, T, V] for prompts [M, P, L] and completion inputs [M, P, G, T]."""
-        return self.extend(adapters, self.prefill(adapters, prompts), inputs)
+        return self._norm(x, self._model.norm)
 
     def _reading(self, prefix: Prefix, tokens: Tensor, start: int) -> _Reading:
         """The tokens to be read: with the first step those of the prompts."""
