@@ -20,7 +20,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 #: Chapters that train something while they run.
 TRAINING = {"04_grpo_ablation", "18_distillation", "19_equal_kl"}
 #: Chapters whose numbers come from enumeration and sampling alone.
-WITHOUT_RECORDINGS = {"00", "03", "11", "13", "14"}
+WITHOUT_RECORDINGS = {"00", "03", "13", "14"}
 
 
 @cache
