@@ -30,6 +30,12 @@ LABELS = {
     thm-length-invariance thm-popoviciu thm-telescope thm-weighted-divergence
     token_mean_weight
     """,
+    "17_stale_and_mismatched": """
+        ex-mask-and-clip ex-passes fig-stale-ages fig-stale-masks fig-three-ways
+        fig-trained-mismatch mismatch_weight sec-merged-clip sec-mismatch-trained
+        sec-partial-trained sec-routing-trained sec-stale-masking sec-stale-more
+        sec-stale-starts sec-stale-weight sec-three-ways-trained
+    """,
     "11_numerics": "ex-crossover ex-where-after fig-cancellation fig-clamps prop-dead-zones",
 }
 
@@ -71,7 +77,12 @@ def test_the_pages_of_the_book_that_moved_lead_to_pages_of_the_book() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [("09_advantages", "08_reward_side"), ("11_numerics", "14_frameworks")]
+    ("old", "new"),
+    [
+        ("09_advantages", "08_reward_side"),
+        ("11_numerics", "14_frameworks"),
+        ("17_stale_and_mismatched", "07_off_policy"),
+    ],
 )
 def test_a_chapter_has_every_label_of_the_one_that_was_merged_into_it(old: str, new: str) -> None:
     assert MOVED[f"book/_run/{old}"] == f"book/_run/{new}"
