@@ -87,7 +87,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "chapters_methods": (
         "analysis.chapters: what chapters 10 to 15 compute and claim",
         "analysis.chapters",
-        ("ch10", "ch11", "ch12", "ch13", "ch14", "ch15"),
+        ("ch10", "ch12", "ch13", "ch14", "ch15"),
     ),
     "chapters_evidence": (
         "analysis.chapters: what chapters from 16 on compute and claim",

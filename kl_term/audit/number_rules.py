@@ -29,7 +29,7 @@ def of_numerics(facts: Facts) -> Iterator[Finding]:
             "warning" if min(edges) < _MET else "note",
             f"no gradient at log-ratios to the reference {' and '.join(sides)} nats",
             "clamp the log-ratio beyond what training meets, not the value; or clamp nothing",
-            "11_numerics#prop-dead-zones",
+            "14_frameworks#prop-dead-zones",
         )
     if not math.isnan(n.pushes_away) and _restores(facts):
         yield Finding(
@@ -38,7 +38,7 @@ def of_numerics(facts: Facts) -> Iterator[Finding]:
             f"at a log-ratio to the reference of {n.pushes_away:.3g} nats it pushes the policy "
             "away from the reference",
             "cap the log-ratio and not its exponential alone; or cap nothing",
-            "11_numerics#prop-dead-zones",
+            "14_frameworks#prop-dead-zones",
         )
     if facts.supports.free and alive:
         yield Finding(
@@ -191,7 +191,7 @@ def _of_digits(facts: Facts) -> Iterator[Finding]:
             "it rounds to fewer digits than it is given, so that its terms are only known to "
             f"{facts.reading.tolerance:.0%}; its value is off {', '.join(off) or 'by that'}",
             "take log-probs, and their difference, in float32",
-            "11_numerics#thm-k3-positive",
+            "14_frameworks#fig-cancellation",
         )
     elif off:
         yield Finding(
@@ -199,5 +199,5 @@ def _of_digits(facts: Facts) -> Iterator[Finding]:
             "note",
             f"near the reference its value is off, relatively, {', '.join(off)}",
             "write k3 with expm1, in float32",
-            "11_numerics#thm-k3-positive",
+            "14_frameworks#fig-cancellation",
         )

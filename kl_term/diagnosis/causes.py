@@ -42,7 +42,7 @@ class Cause(NamedTuple):
 CAUSES: tuple[Cause, ...] = (
     Cause(groups.sequence_sums, "All tokens of a sequence have one log-prob",
           "These are sums or means of sequences: dump the log-prob of each token.",
-          "11_numerics#ex-where-after", kind="spoils"),
+          "14_frameworks#ex-where-after", kind="spoils"),
     Cause(groups.duplicates,
           {"copies": "Completions stand more than once",
            "updates": "The same completions stand at several updates, and no step says at which"},
@@ -63,11 +63,11 @@ CAUSES: tuple[Cause, ...] = (
     Cause(groups.counted_prompt, "Tokens of the prompt are counted",
           "Completions of one prompt begin with the same improbable tokens: the mask begins too "
           "early, or a template's opening is forced and counted.",
-          "11_numerics#ex-where-after", kind="spoils"),
+          "14_frameworks#ex-where-after", kind="spoils"),
     Cause(columns.counted_padding, "Padding is counted as text",
           "Dump the completion mask (1 = counted) and multiply nothing by it: select. In the "
           "trainer, check that the loss uses the same mask.",
-          "11_numerics#ex-where-after", kind="spoils"),
+          "14_frameworks#ex-where-after", kind="spoils"),
     Cause(columns.misaligned, "The {column} log-probs are those of a neighbouring token",
           "Logits at position t predict token t+1: shift logits or ids by one, in exactly one of "
           "the two places.",
@@ -79,11 +79,11 @@ CAUSES: tuple[Cause, ...] = (
     Cause(columns.masked_when_scored, "Tokens are counted that were masked when they were scored",
           "The loss and the scoring pass use different masks: look for a mask shifted by one "
           "token, padding counted as text, or a token after the end of sequence.",
-          "11_numerics#ex-where-after", kind="spoils"),
+          "14_frameworks#ex-where-after", kind="spoils"),
     Cause(columns.unsampled_end, "The last counted tokens were not sampled",
           "The mask counts a token after the end of sequence (padding, a newline of the chat "
           "template), or is shifted by one token.",
-          "11_numerics#ex-where-after", kind="spoils"),
+          "14_frameworks#ex-where-after", kind="spoils"),
     Cause(columns.impossible_tokens, "Some counted tokens cannot have been sampled",
           "Look for prompt or tool tokens inside the mask, another tokenisation, or log-probs "
           "gathered with the wrong ids.",
@@ -140,7 +140,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause(groups.scored_twice, "Two scores of one token differ, though no update lies between them",
           "Dropout is on when the policy is scored (of the model or of the adapter: set it to "
           "0), or old_logp was scored by other weights, another type or other kernels.",
-          "11_numerics#fig-cancellation", kind="data"),
+          "14_frameworks#fig-cancellation", kind="data"),
     Cause(groups.missing_end, "Sequences end in many different tokens",
           "The end token is not counted, completions were cut, or the mask is that of another "
           "row. Expected only with stop strings. The end must be inside the mask, or length is "
@@ -158,10 +158,10 @@ CAUSES: tuple[Cause, ...] = (
     Cause(columns.coarse_logprobs, "The log-probs were rounded ({grid})",
           "Take log_softmax of float32 logits and keep the result in float32; dump at least six "
           "digits.",
-          "11_numerics#fig-cancellation", kind="data"),
+          "14_frameworks#fig-cancellation", kind="data"),
     Cause(columns.clamped_values, "Log-ratios sit exactly at a clamp",
           "Dump the log-probs before any clamp. In training such tokens have no KL gradient.",
-          "11_numerics#prop-dead-zones", kind="data"),
+          "14_frameworks#prop-dead-zones", kind="data"),
     Cause(columns.ratio_mean, "The mean of {ratio} is not one",
           "Score with the sampling temperature (divide the logits by it), the same prompt "
           "template and position ids, and natural logarithms everywhere; below one, the sampler "
@@ -288,7 +288,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause(estimates.overflow, "k3 overflows in float32",
           "One such token makes the loss infinite, or NaN once a mask multiplies it. Look at the "
           "tokens (wrong ids or a lost mask, as a rule), and use k2.",
-          "11_numerics#overflow"),
+          "14_frameworks#sec-overflow"),
     Cause(estimates.heavy_tail,
           "k3's mean and its interval cannot be trusted: the ratio's tail is too heavy",
           "Read the KL from k1, train with k2 in the loss or k1 in the reward, or sum the KL "
@@ -308,7 +308,7 @@ CAUSES: tuple[Cause, ...] = (
           "clamp of the value at 10 and clip the gradient norm instead, or take a term whose "
           "gradient is not clamped: any of TRL, verl's low_var_kl+ or mse, OpenRLHF's "
           "unbiased_gradient.",
-          "11_numerics#prop-dead-zones", severity="warning"),
+          "14_frameworks#prop-dead-zones", severity="warning"),
     Cause(estimates.k3_gradient, "k3's gradient is far from that of the reverse KL",
           "k3 as a loss descends the forward KL. If the reverse KL is meant, use k2 in the loss "
           "(on stale samples with the detached ratio).",

@@ -191,7 +191,7 @@ def test_search_finds_a_page(visitor: Visitor) -> None:
         ("low_var_kl", "answer"),
         ("distillation", "_run/18_distillation"),
         ("dpo", "_run/10_dpo"),
-        ("bfloat16", "_run/11_numerics"),
+        ("bfloat16", "_run/14_frameworks"),
         ("deepseek-v3.2", "_run/07_off_policy"),
         ("process reward", "_run/16_objectives"),
     ],

@@ -33,9 +33,9 @@ ENGLISH = {
     "forward vs reverse kl": "02_gradients 05_fixed_points",
     "kl in reward or loss": "08_reward_side answer",
     "do I need a kl term": "22_proxy_rewards answer",
-    "importance sampling stale samples": "07_off_policy 17_stale_and_mismatched",
+    "importance sampling stale samples": "07_off_policy",
     "adaptive kl controller": "trl",
-    "vllm trainer mismatch": "symptoms 17_stale_and_mismatched",
+    "vllm trainer mismatch": "symptoms 07_off_policy",
     "dr grpo length normalization": "08_reward_side 16_objectives",
     "test my own loss function": "audit",
 }

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from analysis.chapters import ch07_off_policy
+from analysis.chapters.ch07_off_policy import claims, readings, sequences
 from analysis.evidence.policies import random_tables
 from kl_term.kl.credit import credit_moments
 from kl_term.kl.enumeration import reverse_kl_gradient
@@ -23,14 +23,14 @@ TREE = enumerate_sequences(3, 3, eos=2)
 
 
 def test_fresh_samples_are_never_silenced():
-    fresh = ch07_off_policy.stale_states(20, 9, 0.0, seed=2)
-    assert (ch07_off_policy.silenced_mass(fresh, beta=0.04, epsilon=0.2) == 0).all(axis=None)
+    fresh = readings.stale_states(20, 9, 0.0, seed=2)
+    assert (readings.silenced_mass(fresh, beta=0.04, epsilon=0.2) == 0).all(axis=None)
 
 
 def test_which_weight_gives_which_sequence_gradient():
     tables = random_tables(TREE, 3, 6, spread=1.0, seed=5)
     distances = torch.tensor([0.0, 0.7], dtype=torch.float64)
-    curves = ch07_off_policy.sequence_weight_curves(tables, TREE, distances, seed=6)
+    curves = sequences.sequence_weight_curves(tables, TREE, distances, seed=6)
     stale = curves[curves.staleness > 0].set_index(["level", "credit"])["median"]
     assert stale["sequence", "to_go"] < 1e-12
     assert stale.drop([("sequence", "to_go")]).min() > 0.05
@@ -122,30 +122,30 @@ def test_merging_like_terms():
 @pytest.mark.parametrize(
     "decision",
     [
-        ch07_off_policy.weighted_k3,
-        ch07_off_policy.unweighted_loss,
-        ch07_off_policy.readings_of_the_merged_kl,
-        ch07_off_policy.clipped_merged_kl,
-        ch07_off_policy.three_implementations,
+        claims.weighted_k3,
+        claims.unweighted_loss,
+        claims.readings_of_the_merged_kl,
+        claims.clipped_merged_kl,
+        claims.three_implementations,
     ],
 )
 def test_a_flipped_sign_changes_the_verdict(monkeypatch, decision):
     before = decision().verdict
     for name in ("reverse_kl_gradient", "exact_kl_gradient"):
-        true = getattr(ch07_off_policy, name)
+        true = getattr(claims, name)
         flipped = lambda *pair, true=true, **options: -true(*pair, **options)
-        monkeypatch.setattr(ch07_off_policy, name, flipped)
+        monkeypatch.setattr(claims, name, flipped)
     assert decision().verdict != before
 
 
 def test_a_mask_without_its_sign_changes_the_verdict(monkeypatch):
-    true = ch07_off_policy.off_policy_sequence_mask
+    true = claims.off_policy_sequence_mask
     monkeypatch.setattr(
-        ch07_off_policy,
+        claims,
         "off_policy_sequence_mask",
         lambda logp, old, advantages, mask, delta: true(logp, old, -advantages, mask, delta=delta),
     )
-    assert ch07_off_policy.masked_sequences().verdict == "fails"
+    assert claims.masked_sequences().verdict == "fails"
 
 
 def test_erratum_two_policies_in_one_formula():

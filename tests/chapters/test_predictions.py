@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.chapters import ch16_objectives, ch17_stale, ch18_distillation
+from analysis.chapters import ch16_objectives, ch18_distillation
+from analysis.chapters.ch07_off_policy import trained
 from analysis.chapters.ch19_equal_kl import SETTINGS
 from analysis.evidence import predictions
 from analysis.evidence.names import distillation, kl_terms, objectives, off_policy
@@ -197,7 +198,7 @@ def test_rows_of_starts_are_the_means_of_their_seeds(preset: str) -> None:
     ("names", "presets"),
     [
         (objectives.NAMES, ch16_objectives.DESIGNS),
-        (off_policy.NAMES, ch17_stale.RUNS),
+        (off_policy.NAMES, trained.RUNS),
         (distillation.NAMES, ch18_distillation.RUNS),
         (kl_terms.NAMES, (*SETTINGS, "kl_axes")),
     ],

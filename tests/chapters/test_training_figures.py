@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from analysis.evidence import training_figures as figures
+from analysis.evidence.forest import forest
 from analysis.records.statistics import interval
 from kl_term import style
 
@@ -67,3 +68,20 @@ def test_a_trade_off_runs_through_the_points_of_its_betas():
     k2 = next(c for c in panel.containers if c.get_label() == "$k_2$").lines[0]
     np.testing.assert_allclose(np.asarray(k2.get_xdata(), float), [0.65, 0.65 / 3, 0.065])
     assert panel.get_xscale() == "log"
+
+
+def test_a_forest_tells_what_held_from_what_is_open_or_refuted():
+    ends = {"mean": [0.1, -0.2, 0.0], "low": [0.05, -0.4, -0.1], "high": [0.2, -0.1, 0.1]}
+    table = pd.DataFrame(ends | {"outcome": ["holds", "open", "refuted"]})
+    (axes,) = forest(table, ["a", "b\n− c", "d"], "difference", margin=0.03).axes
+    points = [line for line in axes.get_lines() if line.get_marker() not in ("None", "")]
+    assert [line.get_xdata().item() for line in points] == ends["mean"]
+    assert [(line.get_marker(), line.get_markerfacecolor() != "white") for line in points] == [
+        ("o", True),
+        ("o", False),
+        ("X", True),
+    ]
+    bottom, top = axes.get_ylim()
+    assert bottom > top, "the first row is at the top"
+    (band,) = axes.patches
+    assert (band.get_x(), band.get_x() + band.get_width()) == (-0.03, 0.03)

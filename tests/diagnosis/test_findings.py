@@ -461,6 +461,7 @@ def anchors(notebook: str) -> set[str]:
         found.add(cell["metadata"].get("mystnb", {}).get("figure", {}).get("name"))
         if cell["cell_type"] == "markdown":
             found |= set(re.findall(r"^:label: ((?:thm|prop|ex)-\S+)$", text, re.M))
+            found |= set(re.findall(r"^\((sec-\S+)\)=$", text, re.M))
             sections = re.findall(r"^##+ (.+)$", text, re.M)
             found |= {re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") for name in sections}
     return found

@@ -17,10 +17,9 @@ from tests.report.sites import build_site
 
 ROOT = Path(__file__).resolve().parents[2]
 MOVED = yaml.safe_load((ROOT / "_config.yml").read_text())["sphinx"]["config"]["moved_pages"]
-#: What chapter 9 had: theorems, equations, figures, sections, exercises.
-LABELS_OF_CHAPTER_9 = re.findall(
-    r"\S+",
-    """
+#: What each merged chapter had: theorems, equations, figures, sections, exercises.
+LABELS = {
+    "09_advantages": """
     advantages-appendix arcsine_objective best_of_n difficulty_weight early_stop
     ex-group-of-two ex-largest-weight fig-aggregation fig-best-of-n fig-difficulty
     fig-early-stop informative_groups kept_fraction length_penalty marginal_rewards
@@ -31,7 +30,14 @@ LABELS_OF_CHAPTER_9 = re.findall(
     thm-length-invariance thm-popoviciu thm-telescope thm-weighted-divergence
     token_mean_weight
     """,
-)
+    "17_stale_and_mismatched": """
+        ex-mask-and-clip ex-passes fig-stale-ages fig-stale-masks fig-three-ways
+        fig-trained-mismatch mismatch_weight sec-merged-clip sec-mismatch-trained
+        sec-partial-trained sec-routing-trained sec-stale-masking sec-stale-more
+        sec-stale-starts sec-stale-weight sec-three-ways-trained
+    """,
+    "11_numerics": "ex-crossover ex-where-after fig-cancellation fig-clamps prop-dead-zones",
+}
 
 
 def build(root: Path, moved: dict[str, str]) -> Path:
@@ -70,11 +76,19 @@ def test_the_pages_of_the_book_that_moved_lead_to_pages_of_the_book() -> None:
     assert MOVED and set(MOVED.values()) <= pages and not MOVED.keys() & pages
 
 
-def test_chapter_8_has_every_label_that_chapter_9_had() -> None:
-    assert MOVED["book/_run/09_advantages"] == "book/_run/08_reward_side"
-    page = (ROOT / "notebooks/08_reward_side.ipynb").read_text()
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("09_advantages", "08_reward_side"),
+        ("11_numerics", "14_frameworks"),
+        ("17_stale_and_mismatched", "07_off_policy"),
+    ],
+)
+def test_a_chapter_has_every_label_of_the_one_that_was_merged_into_it(old: str, new: str) -> None:
+    assert MOVED[f"book/_run/{old}"] == f"book/_run/{new}"
+    page = (ROOT / f"notebooks/{new}.ipynb").read_text()
     labels = re.findall(r":label: ([\w-]+)|\(([\w-]+)\)=|\"name\": \"(fig-[\w-]+)\"", page)
-    assert set(LABELS_OF_CHAPTER_9) <= {label for found in labels for label in found}
+    assert set(LABELS[old].split()) <= {label for found in labels for label in found}
 
 
 def test_a_page_at_the_root_leads_down() -> None:

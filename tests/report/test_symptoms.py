@@ -57,6 +57,7 @@ def anchors() -> set[str]:
             text = "".join(cell["source"])
             found.add(cell["metadata"].get("mystnb", {}).get("figure", {}).get("name"))
             found |= set(re.findall(r"^:label: (\S+)$", text, re.MULTILINE))
+            found |= set(re.findall(r"^\((sec-\S+)\)=$", text, re.MULTILINE))
             sections = re.findall(r"^##+ (.+)$", text, re.MULTILINE)
             found |= {re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") for name in sections}
     return found

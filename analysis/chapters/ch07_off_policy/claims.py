@@ -1,40 +1,19 @@
-"""Chapter 7: what readings, weights, clips and masks do to the KL of stale samples, enumerated."""
+"""The claims that chapter 7 decides."""
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
-import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 from torch.func import grad
 
-from analysis.evidence.claims import (
-    EXACT,
-    Finding,
-    band,
-    claim,
-    error_of,
-    judge,
-    largest,
-    median,
-    share,
-)
+from analysis.chapters.ch07_off_policy.readings import clipped_kl_gradient, silenced_mass
+from analysis.chapters.ch07_off_policy.sequences import mask_cases, mask_rows, weight_errors
+from analysis.evidence.claims import EXACT, Finding, claim, error_of, judge, largest, median, share
 from analysis.evidence.clip_slopes import score_coefficients
 from analysis.evidence.kl_estimates import kl_estimates
-from analysis.evidence.policies import (
-    RAGGED,
-    Policies,
-    by_token,
-    flat_error,
-    log_ratios,
-    measured,
-    moved_logits,
-    random_policies,
-    random_tables,
-)
+from analysis.evidence.policies import RAGGED, Policies, moved_logits, random_tables
 from analysis.evidence.predictions import at_equal_kl
 from analysis.evidence.recorded import difference, recorded
 from analysis.evidence.stale_states import (
@@ -43,270 +22,15 @@ from analysis.evidence.stale_states import (
     merged_gradient,
     merged_kl_gradient,
     stale_states,
-    standardised,
 )
 from analysis.evidence.stale_training import less_large_batches, weighted_at_equal_kl
-from kl_term import style
-from kl_term.kl.credit import credit_moments
 from kl_term.kl.divergences import reverse_kl
-from kl_term.kl.enumeration import (
-    exact_kl_gradient,
-    expected_gradient,
-    relative_error,
-    reverse_kl_gradient,
-)
+from kl_term.kl.enumeration import exact_kl_gradient, expected_gradient, reverse_kl_gradient
 from kl_term.kl.estimators import k3
-from kl_term.kl.importance import importance_ratio
-from kl_term.kl.returns import reward_to_go
 from kl_term.kl.scores import expected_score
-from kl_term.kl.sequences import (
-    Sequences,
-    sequence_kl,
-    sequence_kl_gradient,
-    sequence_probability,
-    token_logp,
-)
+from kl_term.kl.sequences import sequence_kl, sequence_probability, token_logp
 from kl_term.kl.surrogates import kl_loss
 from kl_term.objectives.masking import off_policy_sequence_mask
-from kl_term.objectives.merged import kl_coefficient_kept
-
-# --- One state: readings and clips -----------------------------------------------------------
-
-
-def clipped_kl_gradient(states: StaleStates, *, beta: float, epsilon: float) -> Tensor:
-    """[N, V]: what the clip leaves of the KL part of the detached reading."""
-    kept = _kept_coefficient(states, beta, epsilon)
-    return expected_score(states.logits, states.old_logits.softmax(-1) * kept)
-
-
-def silenced_mass(states: StaleStates, *, beta: float, epsilon: float) -> pd.DataFrame:
-    """Share of the KL's force that the clip removes, for each state.
-
-    A token's force is its probability times its coefficient. ``silenced`` is the share at clipped
-    tokens, ``opposing`` the part of it that pulled against the token's move since it was sampled.
-    """
-    logp, ref_logp, old_logp = (x.log_softmax(-1) for x in states[:3])
-    force = logp.exp() * (logp - ref_logp)
-    lost = (_kept_coefficient(states, beta, epsilon) == 0) & (force != 0)
-    against = lost & (force * (logp - old_logp) > 0)
-    size = force.abs()
-    return pd.DataFrame(
-        {
-            name: (torch.where(where, size, 0.0).sum(-1) / size.sum(-1)).numpy()
-            for name, where in (("silenced", lost), ("opposing", against))
-        }
-    )
-
-
-def _kept_coefficient(states: StaleStates, beta: float, epsilon: float) -> Tensor:
-    logps = (x.log_softmax(-1) for x in states[:3])
-    everywhere = torch.ones_like(states.logits, dtype=torch.bool)
-    clip = {"beta": beta, "epsilon_low": epsilon, "epsilon_high": epsilon}
-    return kl_coefficient_kept(*logps, states.advantages, everywhere, **clip)
-
-
-def reading_curves(
-    distances: Tensor, *, count: int, vocab_size: int, beta: float, epsilon: float, seed: int
-) -> pd.DataFrame:
-    """Relative error of the KL part against the reverse KL's gradient, as samples age.
-
-    Three readings without clip, and ``clipped``: the detached one inside the clip, the policy
-    moving along the advantage. Staleness is the median KL of sampler from policy (nats).
-    """
-    rows = []
-    for distance in distances.tolist():
-        for name in ("old", "detached", "attached", "clipped"):
-            states = stale_states(
-                count, vocab_size, distance, seed=seed, along_advantage=name == "clipped"
-            )
-            if name == "clipped":
-                gradient = clipped_kl_gradient(states, beta=beta, epsilon=epsilon)
-            else:
-                gradient = merged_kl_gradient(states, reading=name)
-            exact = exact_kl_gradient(states.logits, states.ref_logits, direction="reverse")
-            error = relative_error(gradient, exact)
-            rows.append({"name": name, "staleness": _staleness(states)} | band(error))
-    return pd.DataFrame(rows)
-
-
-def silenced_curves(
-    distances: Tensor,
-    betas: tuple[float, ...],
-    *,
-    count: int,
-    vocab_size: int,
-    epsilon: float,
-    seed: int,
-) -> pd.DataFrame:
-    """Silenced and opposing share of the KL's force against staleness, moving either way."""
-    rows = []
-    for move in TITLES:
-        for distance in distances.tolist():
-            along = move == "along the advantage"
-            states = stale_states(count, vocab_size, distance, seed=seed, along_advantage=along)
-            for beta in betas:
-                lost = silenced_mass(states, beta=beta, epsilon=epsilon)
-                row = {"move": move, "beta": beta, "staleness": _staleness(states)}
-                row |= {f"{k}_{q}": lost[k].quantile(q / 100) for k in lost for q in (10, 50, 90)}
-                rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def _staleness(states: StaleStates) -> float:
-    return reverse_kl(states.old_logits, states.logits).median().item()
-
-
-# --- Stale sequences: weights, credits and masks ---------------------------------------------
-
-
-def weight_errors(
-    tables: Policies, samplers: Tensor, sequences: Sequences, *, level: str, credit: str
-) -> Tensor:
-    """[M]: relative error of a ratio level and credit, on stale sequences, against each sequence
-    KL's gradient."""
-    errors = []
-    for logits, ref_logits, old_logits in zip(*tables, samplers, strict=True):
-        costs = log_ratios(logits, ref_logits, sequences)
-        owed = reward_to_go(costs) if credit == "to_go" else costs
-        logps = (token_logp(x, sequences) for x in (logits, old_logits))
-        ratio = importance_ratio(*logps, sequences.mask, level=level)
-        credits = torch.where(ratio == 0.0, 0.0, ratio * owed)
-        found = credit_moments(logits, sequences, credits, old_logits).mean
-        errors.append(flat_error(found, sequence_kl_gradient(logits, ref_logits, sequences)))
-    return torch.tensor(errors)
-
-
-def sequence_weight_curves(
-    tables: Policies, sequences: Sequences, distances: Tensor, *, seed: int
-) -> pd.DataFrame:
-    """Errors of each weight and credit as samples age, by the median sequence KL of sampler from
-    policy (nats)."""
-    rows = []
-    for distance in distances.tolist():
-        samplers = moved_logits(tables.logits, distance, seed=seed)
-        pairs = zip(samplers, tables.logits, strict=True)
-        staleness = torch.stack([sequence_kl(*pair, sequences) for pair in pairs]).median().item()
-        for level, credit in WEIGHT_LOOKS:
-            errors = weight_errors(tables, samplers, sequences, level=level, credit=credit)
-            rows.append({"level": level, "credit": credit, "staleness": staleness} | band(errors))
-    return pd.DataFrame(rows)
-
-
-def mask_cases(
-    sequences: Sequences, vocab_size: int, count: int, distance: float, *, seed: int
-) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Random tables [states, vocab], their samplers, and a standardised advantage [N] of each
-    sequence."""
-    olds, steps = random_tables(sequences, vocab_size, count, spread=1.0, seed=seed)
-    rewards, _ = random_policies(count, len(sequences.tokens), spread=1.0, seed=seed + 1)
-    return [
-        (old + distance * step, old, standardised(reward, sequence_probability(old, sequences)))
-        for old, step, reward in zip(olds, steps, rewards, strict=True)
-    ]
-
-
-def mask_rows(
-    cases: list[tuple[Tensor, Tensor, Tensor]], sequences: Sequences, delta: float
-) -> pd.DataFrame:
-    """Bias and spread of the masked token-ratio policy gradient, a row a case.
-
-    ``bias`` is squared and in units of the on-policy gradient's square, as is the ``variance``
-    (trace) of one sequence; ``masked`` is the probability of a masked sequence.
-    """
-
-    def row(logits: Tensor, old_logits: Tensor, advantages: Tensor) -> dict[str, Tensor]:
-        logp, old_logp = token_logp(logits, sequences), token_logp(old_logits, sequences)
-        kept = off_policy_sequence_mask(logp, old_logp, advantages, sequences.mask, delta=delta)
-        whole = by_token(advantages, sequences)
-        exact = credit_moments(logits, sequences, whole).mean
-        ratio = importance_ratio(logp, old_logp, sequences.mask, level="token")
-        credit = torch.where(kept, ratio * whole, 0.0)
-        mean, variance = credit_moments(logits, sequences, credit, old_logits)
-        unit = exact.square().sum()
-        gone = sequences.mask.any(-1) & ~kept.any(-1)
-        return {
-            "bias": (mean - exact).square().sum() / unit,
-            "variance": variance / unit,
-            "masked": sequence_probability(old_logits, sequences) @ gone.to(unit.dtype),
-        }
-
-    return measured(row, *zip(*cases, strict=True))
-
-
-# --- What it draws ---------------------------------------------------------------------------
-
-STALENESS = r"staleness $\mathrm{KL}(\pi_{\mathrm{old}} \Vert\, \pi_\theta)$ (nats)"
-
-#: How each reading of the merged KL is drawn, and each weight and credit over sequences.
-READING_LOOKS = {
-    name: style.line(of, linestyle=dashes, label=label, markevery=4)
-    for name, of, dashes, label in (
-        ("old", "k1", "--", r"$\pi_{\mathrm{old}}$ inside"),
-        ("detached", "k2", "-", "$\\pi_\\theta$ inside,\nno clip"),
-        ("clipped", "reverse", "-", "$\\pi_\\theta$ inside,\nclipped"),
-    )
-}
-WEIGHT_LOOKS = {
-    (level, credit): {"color": style.COLOURS[of], "linestyle": dashes, "label": label}
-    for level, credit, of, dashes, label in (
-        ("token", "immediate", "none", "-", "token, own"),
-        ("prefix", "immediate", "none", "--", "prefix, own"),
-        ("token", "to_go", "forward", "-", "token, to go"),
-        ("prefix", "to_go", "forward", "--", "prefix, to go"),
-        ("sequence", "to_go", "exact", "-", "sequence, to go"),
-    )
-}
-
-#: Title of each way in which the policy left its sampler.
-TITLES = {"along the advantage": "moved along $A$", "random": "moved at random"}
-
-
-def draw_readings(curves: pd.DataFrame) -> Figure:
-    """Error of the merged KL's expected gradient against staleness, by reading."""
-    labels = {"xlabel": STALENESS, "ylabel": "relative error of the\nKL's expected gradient"}
-    looks = {"kind": "name", "looks": READING_LOOKS, "ylim": (-0.05, 1.25)}
-    return style.lines(curves, "staleness", **looks, **labels, **style.P10_TO_P90)
-
-
-def draw_silenced(curves: pd.DataFrame) -> Figure:
-    """Share of the KL's force that the clip removes, by beta and by how the policy moved."""
-    colours = [style.COLOURS[name] for name in ("reverse", "none", "forward")]
-    of_beta = dict(zip(sorted(curves.beta.unique()), colours, strict=False))
-    looks = {b: {"color": c, "label": rf"$\beta$ = {b:g}"} for b, c in of_beta.items()}
-    panels = {"panel": "move", "titles": TITLES, "ylim": (-0.02, 1.02)}
-    panels |= {"band_of": ("silenced_10", "silenced_90")}
-    labels = {"xlabel": STALENESS, "ylabel": "share of the KL's force silenced"}
-    shown = {"kind": "beta", "looks": looks} | panels | labels
-    figure = style.lines(curves, "staleness", "silenced_50", **shown)
-    smallest = curves[curves.beta == min(of_beta)]
-    for axes, move in zip(figure.axes, TITLES, strict=True):
-        rows = smallest[smallest.move == move]
-        axes.plot(rows.staleness, rows.opposing_50, color=colours[0], linestyle=":")
-    return figure
-
-
-def draw_sequence_weights(curves: pd.DataFrame) -> Figure:
-    """Error against the sequence KL's gradient as samples age, by ratio level and credit."""
-    labels = {"xlabel": STALENESS, "ylabel": "relative error of the\nexpected gradient"}
-    looks = {"kind": ["level", "credit"], "looks": WEIGHT_LOOKS, "ylim": (-0.03, None)}
-    return style.lines(curves, "staleness", **looks, **labels, height=4.2)
-
-
-def draw_masking(table: pd.DataFrame) -> Figure:
-    """Mean squared error of the averaged gradient against the number of sequences."""
-    figure, axes = style.subplots(height=3.7)
-    count = np.logspace(0, 3.5, 60)
-    colours = [style.COLOURS[name] for name in ("none", "forward", "minimax01", "reverse")]
-    for row, colour in zip(table.itertuples(), colours, strict=False):
-        label = "no mask" if np.isinf(row.delta) else rf"$\delta$ = {row.delta:g}"
-        axes.loglog(count, row.bias + row.variance / count, color=colour, label=label)
-    axes.set_xlabel("sequences averaged (log scale)")
-    axes.set_ylabel("squared error over the squared\nexact gradient (log scale)")
-    style.label_line_ends(axes)
-    return figure
-
-
-# --- The claims it decides -------------------------------------------------------------------
 
 BETA, EPSILON = 0.04, 0.2
 TRAINED_BETA = 0.3  #: of the recorded runs that are compared

@@ -1,4 +1,4 @@
-"""Chapter 17: costs of recorded curves where answers are known, and the bandits behind experts."""
+"""Chapter 7: costs of recorded curves where answers are known, and the bandits behind experts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 import torch
 
-from analysis.chapters import ch07_off_policy
-from analysis.chapters import ch17_stale as study
+from analysis.chapters.ch07_off_policy import claims
 from analysis.evidence import routed_bandits, stale_training
+from analysis.evidence.names.off_policy import LARGE_BATCH
 from analysis.records import recording
 from analysis.records.config import RunConfig
 from analysis.records.metrics import METRICS
@@ -77,7 +77,7 @@ def test_ways_are_compared_where_the_cheaper_one_ends():
     # 80 completions and 1040 passes, against 80 and 320 in every window of the large batches
     for cost, of_large in (("completions", 0.3), ("passes", 0.5)):
         ended = stale_training.at_equal_cost(several, large, cost).set_index("variant")["accuracy"]
-        assert ended.to_dict() == {"merged_old": 0.2, study.LARGE_BATCH: of_large}
+        assert ended.to_dict() == {"merged_old": 0.2, LARGE_BATCH: of_large}
 
 
 def accuracy_within(preset: str, variant: str, windows: range) -> dict[int, float]:
@@ -94,7 +94,7 @@ def accuracy_within(preset: str, variant: str, windows: range) -> dict[int, floa
 def test_the_best_way_overall_from_the_files():
     """The large batches draw 48 x 6 completions an update and cost 4 passes each; the others draw
     12 x 6 and cost 13: after 60 updates 4320 and 56160, which is 15 and 48.75 updates."""
-    figures = ch07_off_policy.best_way_overall().figures
+    figures = claims.best_way_overall().figures
     for reading in ("old", "detached"):
         # a fifth of twelve windows is two; of the three and nine within the cost, one and two
         ended = accuracy_within("three_ways_half_step", f"merged_{reading}", range(50, 60))

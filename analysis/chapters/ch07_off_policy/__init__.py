@@ -1,0 +1,1 @@
+"""Chapter 7: stale and mismatched samples, enumerated and trained."""
