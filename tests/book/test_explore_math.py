@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 
-from analysis.chapters import ch10_dpo
 from analysis.chapters.ch03_counterexample import ratio_tail_index, tail_mass, unseen_mass
+from analysis.chapters.ch10_dpo import projections
 from analysis.chapters.ch22_proxy import worlds
 from analysis.evidence.gaussian_pairs import GaussianPair
 from analysis.records import statistics
@@ -291,13 +291,13 @@ def test_the_nearest_gaussians_are_those_of_chapter_10(
     """The same KL as the best of its starts, and there no slope: a flipped KL has one."""
     of, target = peaks(weight, distance)
     found = compute(page, [["gaussianFits", of]])[0]
-    tried = ch10_dpo.fits(target, (of["left"], of["right"]))
+    tried = projections.fits(target, (of["left"], of["right"]))
     on_grid = tried[tried["std"] > 0.1]  # where a start ends between two points of its grid
     best = on_grid.groupby("direction").kl.min()
     for direction, fit in found.items():
         at = torch.tensor([fit["mean"], math.log(fit["std"])], dtype=torch.float64)
         at.requires_grad_(True)
-        kl = ch10_dpo.gaussian_kl(target, at[0], at[1].exp(), direction)
+        kl = projections.gaussian_kl(target, at[0], at[1].exp(), direction)
         assert_equal(kl.detach(), best[direction], (weight, distance, direction))
         assert_equal(torch.autograd.grad(kl, at)[0], [0.0, 0.0], (weight, distance, direction))
         if direction == "reverse":

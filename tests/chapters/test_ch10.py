@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.func import grad
 
-from analysis.chapters import ch10_dpo as study
+from analysis.chapters.ch10_dpo import preferences, projections
 from analysis.evidence.steps_to_success import steps_to_success
 from kl_term.kl.divergences import reverse_kl
 from kl_term.kl.sequences import enumerate_sequences, sequence_probability
@@ -16,7 +16,7 @@ from kl_term.kl.sequences import enumerate_sequences, sequence_probability
 
 @pytest.fixture(scope="module")
 def problem():
-    return study.random_preferences(5, beta=0.7, seed=4)
+    return preferences.random_preferences(5, beta=0.7, seed=4)
 
 
 @pytest.fixture(scope="module")
@@ -25,28 +25,30 @@ def features():
 
 
 def test_fit_is_stationary_for_the_loss_it_minimises(problem, features):
-    for pairs in study.pair_distributions(problem).values():
-        counts = study.labelled(pairs, -problem.rewards)  # not the problem's own labels
+    for pairs in preferences.pair_distributions(problem).values():
+        counts = preferences.labelled(pairs, -problem.rewards)  # not the problem's own labels
         for basis in (torch.eye(5, dtype=torch.float64), features):
-            fitted = study.fit(problem, counts, features=basis)
+            fitted = preferences.fit(problem, counts, features=basis)
             slope = grad(
-                lambda z: study.population_loss(z.log_softmax(-1), problem, counts)  # noqa: B023
+                lambda z: preferences.population_loss(z.log_softmax(-1), problem, counts)  # noqa: B023
             )(fitted)
             assert (slope @ basis).abs().max() < 1e-9
             assert reverse_kl(fitted, problem.optimum) > 1e-3
 
 
 def test_no_policy_along_the_features_beats_the_best(problem, features):
-    best = study.best_limited(problem, features)
-    assert (study.data_table(problem, features).objective_limited <= best + 1e-9).all()
-    assert best < study.objective(problem.optimum, problem)
+    best = preferences.best_limited(problem, features)
+    assert (preferences.data_table(problem, features).objective_limited <= best + 1e-9).all()
+    assert best < preferences.objective(problem.optimum, problem)
 
 
 def test_chosen_slope_is_the_derivative_of_the_path():
-    model = study.bystander(2.0)
-    path = study.pair_path(model, beta=1.0, rate=1e-6, steps=2)
+    model = preferences.bystander(2.0)
+    path = preferences.pair_path(model, beta=1.0, rate=1e-6, steps=2)
     # The step is rate * sigma(0) * beta along the pair's difference.
-    assert path.chosen.iloc[1] / (1e-6 * 0.5) == pytest.approx(study.chosen_slope(model), rel=1e-4)
+    assert path.chosen.iloc[1] / (1e-6 * 0.5) == pytest.approx(
+        preferences.chosen_slope(model), rel=1e-4
+    )
 
 
 def test_steps_to_success_are_found_by_the_same_gradient_by_autograd():
@@ -74,7 +76,7 @@ def test_published_normaliser_sums_over_completions_not_tokens(problem):
 
 
 def test_published_maximum_and_minimum_are_not_equal(problem):
-    best = study.objective(problem.optimum, problem)
+    best = preferences.objective(problem.optimum, problem)
     chain_end = -best / problem.beta  # what the printed chain of equalities ends in
     assert abs(best - chain_end) > 0.1
     assert chain_end == pytest.approx(
@@ -94,8 +96,8 @@ def test_published_reward_follows_from_the_optimum_and_not_from_equation_2(probl
 
 
 def test_islands_leave_one_number_undetermined(problem):
-    pairs = study.pair_distributions(problem)["two islands"]
-    fitted = study.fit(problem, study.labelled(pairs, problem.rewards))
+    pairs = preferences.pair_distributions(problem)["two islands"]
+    fitted = preferences.fit(problem, preferences.labelled(pairs, problem.rewards))
     gap = fitted - problem.optimum
     assert gap[:2].std() < 1e-10 and gap[2:].std() < 1e-10  # right within each island
     assert (gap[0] - gap[3]).abs() > 0.01  # wrong between them
@@ -109,32 +111,38 @@ def test_flipped_labels_move_the_optimum_by_who_made_the_pairs_around_a_cycle_on
             pairs = torch.zeros(5, 5, dtype=torch.float64)
             drawn = torch.rand(len(edges), generator=torch.Generator().manual_seed(seed)) + 0.1
             pairs[tuple(zip(*edges, strict=True))] = drawn.double() / drawn.sum()
-            labels = study.labelled(pairs, problem.rewards)
-            fitted.append(study.fit(problem, 0.8 * labels + 0.2 * labels.T))
+            labels = preferences.labelled(pairs, problem.rewards)
+            fitted.append(preferences.fit(problem, 0.8 * labels + 0.2 * labels.T))
         assert (fitted[0] - problem.optimum).abs().max() > 0.1
         assert ((fitted[0] - fitted[1]).abs().max() > 1e-3) == depends
 
 
 def test_a_flipped_sign_changes_the_verdict(monkeypatch):
-    monkeypatch.setattr(study, "reverse_kl", lambda p, q: -reverse_kl(p, q))
-    assert study.regularised_optimum().verdict == "fails"
+    monkeypatch.setattr(preferences, "reverse_kl", lambda p, q: -reverse_kl(p, q))
+    assert preferences.regularised_optimum().verdict == "fails"
 
 
 def test_an_sft_term_moves_the_optimum_because_nothing_balances_it(problem):
-    counts = study.labelled(study.pair_distributions(problem)["uniform"], problem.rewards)
+    counts = preferences.labelled(
+        preferences.pair_distributions(problem)["uniform"], problem.rewards
+    )
     preferred = counts.sum(-1)
     slope = grad(lambda z: -(preferred * z.log_softmax(-1)).sum())(problem.optimum)
     assert torch.allclose(slope, problem.optimum.exp() - preferred) and slope.abs().max() > 0.05
 
 
 def test_gaussian_fits_by_moments_and_by_a_grid():
-    target = study.mixture()
-    found = study.fits(target, (2.0,)).set_index("direction")
+    target = projections.mixture()
+    found = projections.fits(target, (2.0,)).set_index("direction")
     forward, other = found.loc["forward"], found.loc["reverse"]
     assert forward["std"] == pytest.approx(math.sqrt(0.25 + 0.21 * 16), rel=1e-4)
     assert other["kl"] == pytest.approx(-math.log(0.3), abs=1e-3)
     value, mean, std = min(
-        (study.gaussian_kl(target, m.double(), s.double(), "reverse").item(), m.item(), s.item())
+        (
+            projections.gaussian_kl(target, m.double(), s.double(), "reverse").item(),
+            m.item(),
+            s.item(),
+        )
         for m in torch.linspace(-3, 3, 25)
         for s in torch.linspace(0.3, 3, 25)
     )

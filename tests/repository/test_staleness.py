@@ -78,7 +78,7 @@ def test_chapters_without_recordings_load_no_floor_of_the_runs():
 
 
 def test_the_median_notebook_depends_on_few_modules():
-    assert statistics.median(len(files) for files in closures().values()) < 44
+    assert statistics.median(len(files) for files in closures().values()) < 40
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)

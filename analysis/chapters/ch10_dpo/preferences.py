@@ -1,39 +1,23 @@
-"""DPO, the data it does not need, and the data that training does need: chapter 10.
-
-Each problem is small enough to sum over every pair, path or position.
-"""
+"""DPO, from data that it does not choose: every pair of a small problem, summed."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pandas as pd
 import torch
-import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor
-from torch.distributions import Categorical, MixtureSameFamily, Normal
 from torch.func import grad
 
-from analysis.evidence import routed_bandits
-from analysis.evidence.claims import EXACT, Finding, claim, judge, largest, median, share
-from analysis.evidence.policies import by_token, normal_draws
-from analysis.evidence.recorded import difference, recorded
-from analysis.evidence.routed_bandits import random_head
+from analysis.evidence.claims import EXACT, Finding, claim, judge, largest, median
+from analysis.evidence.policies import normal_draws
 from kl_term import style
-from kl_term.kl.credit import advantage_table, state_average
 from kl_term.kl.divergences import reverse_kl
 from kl_term.kl.fixed_points import reverse_kl_optimum
-from kl_term.kl.sequences import enumerate_sequences, sequence_probability
-from kl_term.objectives.gae import generalised_advantage
-from kl_term.objectives.imitation import imitation_cost
-from kl_term.objectives.mirror_descent import log_partition, mirror_descent_loss
+from kl_term.objectives.mirror_descent import log_partition
 from kl_term.objectives.preference import dpo_gradient_weight, dpo_loss, implicit_reward
-from kl_term.objectives.routing import ExpertHead, choose_experts, routed_logp
-
-# What the chapter computes.
 
 
 class Preferences(NamedTuple):
@@ -126,7 +110,7 @@ def fit_with_sft(problem: Preferences, counts: Tensor, *, weight: float) -> Tens
         logp = logits.log_softmax(-1)
         return population_loss(logp, problem, counts) - weight * (preferred * logp).sum()
 
-    return _minimise(loss, problem.ref_logp).log_softmax(-1)
+    return minimise(loss, problem.ref_logp).log_softmax(-1)
 
 
 def objective(logp: Tensor, problem: Preferences) -> Tensor:
@@ -163,7 +147,7 @@ def best_limited(problem: Preferences, features: Tensor) -> float:
         return (problem.ref_logp + features @ theta).log_softmax(-1)
 
     start = torch.zeros(features.shape[-1], dtype=features.dtype)
-    best = _minimise(lambda theta: reverse_kl(policy(theta), problem.optimum), start)
+    best = minimise(lambda theta: reverse_kl(policy(theta), problem.optimum), start)
     return objective(policy(best), problem).item()
 
 
@@ -203,7 +187,7 @@ def chosen_slope(model: SharedFeatures) -> float:
     return (moved[0] - (model.ref_logp.exp() * moved).sum()).item()
 
 
-def _minimise(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+def minimise(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
     """Minimiser of a smooth loss, by L-BFGS from ``start``."""
     leaf = start.detach().clone().requires_grad_(True)
     optimiser = torch.optim.LBFGS(
@@ -218,80 +202,6 @@ def _minimise(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
 
     optimiser.step(closure)
     return leaf.detach()
-
-
-def mixture(means: tuple[float, float] = (-2.0, 2.0)) -> MixtureSameFamily:
-    """Two Gaussians of weights 0.7 and 0.3 and of standard deviation one half."""
-    weights, places = torch.tensor([[0.7, 0.3], means], dtype=torch.float64)
-    return MixtureSameFamily(Categorical(weights), _normal(places, 0.5))
-
-
-def _normal(mean: Tensor | float, std: Tensor | float) -> Normal:
-    return Normal(*(torch.as_tensor(x, dtype=torch.float64) for x in (mean, std)))
-
-
-def gaussian_kl(target: MixtureSameFamily, mean: Tensor, std: Tensor, direction: str) -> Tensor:
-    """KL of a Gaussian from the target (``reverse``) or of the target from it, by the trapezoid
-    rule."""
-    grid = torch.linspace(-12, 12, 801, dtype=torch.float64)
-    log_p, log_q = target.log_prob(grid), _normal(mean, std).log_prob(grid)
-    if direction == "reverse":
-        log_p, log_q = log_q, log_p
-    return torch.trapezoid(log_p.exp() * (log_p - log_q), grid)
-
-
-def fits(target: MixtureSameFamily, starts: Iterable[float] = (-2.0, 0.0, 2.0)) -> pd.DataFrame:
-    """Gaussians of least KL in both directions, from several starting means: ``mean``, ``std``,
-    ``kl``."""
-    rows = []
-    for direction, start in itertools.product(("forward", "reverse"), starts):
-
-        def kl(at: Tensor, direction: str = direction) -> Tensor:
-            return gaussian_kl(target, at[0], at[1].exp(), direction)
-
-        best = _minimise(kl, torch.tensor([start, 0.0], dtype=torch.float64))
-        row = {"direction": direction, "start": start, "mean": best[0].item()}
-        rows.append(row | {"std": best[1].exp().item(), "kl": kl(best).item()})
-    return pd.DataFrame(rows)
-
-
-def density_curves(target: MixtureSameFamily, table: pd.DataFrame) -> pd.DataFrame:
-    """The mixture and the best Gaussian of each direction on a grid."""
-    grid = torch.linspace(-5.0, 5.0, 401, dtype=torch.float64)
-    best = table.loc[table.groupby("direction").kl.idxmin()].set_index("direction")
-    curves = {name: _normal(row["mean"], row["std"]) for name, row in best.iterrows()}
-    densities = {"mixture": target, **curves}
-    frame = {name: density.log_prob(grid).exp().numpy() for name, density in densities.items()}
-    return pd.DataFrame({"x": grid.numpy(), **frame})
-
-
-def routing_drift(sizes: Iterable[float], *, seeds: int, states: int = 2000) -> pd.DataFrame:
-    """Largest change of the sampled token's log-prob after a random step of a given size.
-
-    ``replayed`` keeps the experts that sampled, ``recomputed`` lets the moved router choose;
-    ``flipped`` is the share of states whose expert changes. Medians over ``seeds`` heads.
-    """
-    rows = []
-    for seed in range(seeds):
-        head = random_head(8, 16, 12, seed=seed)
-        generator = torch.Generator().manual_seed(1000 + seed)
-        hidden = torch.randn(states, 12, generator=generator, dtype=torch.float64)
-        step = [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in head]
-        sampled_by = choose_experts(head, hidden)
-        logp = routed_logp(head, hidden, sampled_by)
-        tokens = torch.multinomial(logp.exp(), 1, generator=generator)
-        for size in sizes:
-            moved = ExpertHead(*(p + size * s for p, s in zip(head, step, strict=True)))
-            now = choose_experts(moved, hidden)
-            row = {"size": size, "flipped": share(now != sampled_by)}
-            for name, experts in (("replayed", sampled_by), ("recomputed", now)):
-                drift = routed_logp(moved, hidden, experts) - logp
-                row[name] = largest(drift.gather(-1, tokens))
-            rows.append(row)
-    return pd.DataFrame(rows).groupby("size", as_index=False).median()
-
-
-# What it draws.
 
 
 def plot_data_distributions(
@@ -330,49 +240,6 @@ def plot_pair_paths(paths: dict[str, pd.DataFrame]) -> Figure:
     panels[0].legend(loc="lower left")
     figure.supxlabel("gradient steps", fontsize="medium")
     return figure
-
-
-def plot_imitation(error: float, horizons: Sequence[int]) -> Figure:
-    """Expected steps off the path against the horizon, by how easily the student finds back."""
-    names = ("never finds back", "one time in ten", "trained on its own states")
-    figure, axes = style.subplots(height=3.7)
-    for look, name, recovery in zip(style.SERIES, names, (0.0, 0.1, 1 - error), strict=False):
-        costs = [imitation_cost(error, t, recovery) for t in horizons]
-        axes.loglog(horizons, costs, **look, label=name)
-    axes.set_xlabel("horizon $T$ (steps, log scale)")
-    axes.set_ylabel("expected steps off the\npath (log scale)")
-    axes.legend(loc="upper left")
-    return figure
-
-
-def plot_projection(curves: pd.DataFrame) -> Figure:
-    """The mixture and the best Gaussian in either direction."""
-    figure, axes = style.subplots(height=3.5)
-    axes.fill_between(curves.x, curves.mixture, color="#D9D9D9", linewidth=0)
-    axes.annotate("teacher", (2.75, 0.12), color=style.QUIET)
-    for direction, place in (("forward", (-0.9, 0.25)), ("reverse", (-1.35, 0.62))):
-        axes.plot(curves.x, curves[direction], color=style.COLOURS[direction])
-        style.note(
-            axes, f"best in {style.LABELS[direction]}", place, colour=direction, va="baseline"
-        )
-    axes.set_ylim(bottom=0)
-    axes.set(xlabel="x", ylabel="density")
-    return figure
-
-
-def plot_routing(table: pd.DataFrame) -> Figure:
-    """Largest change of a log-prob against the size of a parameter step."""
-    figure, axes = style.subplots(height=3.5)
-    for look, name in zip(style.SERIES, ("replayed", "recomputed"), strict=False):
-        shown = table[table[name] > 0]
-        axes.loglog(shown["size"], shown[name], **look, label=f"routing {name}")
-    axes.set_xlabel("standard deviation of the step (log scale)")
-    axes.set_ylabel("largest change of a\nlog-prob (nats, log scale)")
-    axes.legend(loc="lower right")
-    return figure
-
-
-# What it decides.
 
 
 @claim("S4-41")
@@ -452,43 +319,6 @@ def dpo_needs_no_samples_of_the_policy() -> Finding:
     return Finding(judge(figures["largest_kl_connected"] > EXACT, False), figures)
 
 
-@claim("S3-26")
-def mirror_descent_step() -> Finding:
-    """The surrogate's zero and gradient, the step's length, the mean as a stand-in; and recorded
-    runs."""
-    problem = random_preferences(6, beta=0.5, seed=3)
-    start, rewards, tau = problem.ref_logp, problem.rewards, 0.5
-    policy = start.exp()
-    mean, baseline = policy @ rewards, log_partition(rewards, start, tau=tau)
-
-    def loss(logits: Tensor, baseline: Tensor) -> Tensor:
-        expected = baseline.expand_as(rewards)
-        return policy @ mirror_descent_loss(
-            logits.log_softmax(-1), start, rewards, expected, tau=tau
-        )
-
-    optimum = reverse_kl_optimum(rewards, start, beta=tau)
-    at_start = grad(loss)(start, baseline)
-    lengths = [
-        reverse_kl(reverse_kl_optimum(rewards, start, beta=t), start).item()
-        for t in (0.25, 0.5, 1.0, 2.0)
-    ]
-    figures = {
-        "loss_at_optimum": loss(optimum, baseline).item(),
-        "gradient_error": largest(at_start + 2 * tau * policy * (rewards - mean)),
-        "step_kl_tau_025": lengths[0],
-        "step_kl_tau_2": lengths[-1],
-        "mean_stand_in_gradient": grad(loss)(optimum, mean).norm().item(),
-    }
-    finals = recorded("objectives").finals
-    for metric in ("accuracy", "reverse_kl"):
-        gain = difference(finals, "mirror_descent", "grpo", metric)
-        figures |= gain.figures(f"trained_{metric}")
-    identities = max(figures["loss_at_optimum"], figures["gradient_error"]) < EXACT
-    conservative = all(a > b for a, b in itertools.pairwise(lengths))
-    return Finding(judge(identities and conservative, identities), figures)
-
-
 @claim("S4-xa")
 def chosen_and_rejected_fall_together() -> Finding:
     """Gradient descent on one pair, the same data throughout, with and without a bystander."""
@@ -526,77 +356,3 @@ def sft_term_as_a_remedy() -> Finding:
     kls = {name: reverse_kl(policy, problem.optimum).item() for name, policy in fitted.items()}
     without = max(kls.pop("kl_without_near"), kls.pop("kl_without_far"))
     return Finding(judge(max(kls.values()) < 1e-6, False), {"kl_without": without, **kls})
-
-
-@claim("S1-4")
-def ppo_compares_with_a_critic() -> Finding:
-    """GAE with an exact critic against Q - V, and against the return of a reference's answers."""
-    sequences = enumerate_sequences(2, 3)
-    generator = torch.Generator().manual_seed(0)
-    logits, ref_logits = torch.randn(2, 7, 2, generator=generator, dtype=torch.float64)
-    rewards = torch.rand(8, generator=generator, dtype=torch.float64)
-    probability = sequence_probability(logits, sequences)
-    reference = sequence_probability(ref_logits, sequences) @ rewards
-
-    whole = by_token(rewards, sequences)
-    values = state_average(whole, logits, sequences)[sequences.states]
-    last_only = F.pad(rewards[:, None], (2, 0))
-    sampled = generalised_advantage(last_only, values, sequences.mask, lam=1.0)
-    by_action = state_average(sampled, logits, sequences, by_action=True)
-    figures = {
-        "gae_error": largest(by_action - advantage_table(whole, logits, sequences)),
-        "mean_advantage": (probability @ sampled[:, 0]).abs().item(),
-        "mean_against_reference": (probability @ (rewards - reference)).item(),
-    }
-    is_critic = max(figures["gae_error"], figures["mean_advantage"]) < EXACT
-    is_reference = abs(figures["mean_against_reference"]) < EXACT
-    return Finding(judge(is_reference, not is_critic), figures)
-
-
-@claim("S3-14")
-def covering_and_seeking() -> Finding:
-    """One Gaussian fitted to two bumps and to two that overlap, in both directions."""
-    found = fits(mixture(), starts=(-2.0, 2.0)).set_index(["direction", "start"])
-    forward, left, right = (
-        found.loc[key] for key in (("forward", -2.0), ("reverse", -2.0), ("reverse", 2.0))
-    )
-    overlapping = fits(mixture(means=(-0.4, 0.4)), starts=(0.0,))["mean"]
-    figures = {
-        "forward_mean": forward["mean"],
-        "forward_std": forward["std"],
-        "reverse_mean": left["mean"],
-        "reverse_std": left["std"],
-        "reverse_kl": left["kl"],
-        "reverse_other_minimum": right["kl"],
-        "overlapping_mean_gap": abs(overlapping[0] - overlapping[1]),
-    }
-    covers = abs(figures["forward_mean"] + 0.8) < 1e-3 and figures["forward_std"] > 1.5
-    seeks = abs(figures["reverse_mean"] + 2) < 0.01 and figures["reverse_std"] < 0.6
-    seeks_always = figures["overlapping_mean_gap"] > 0.1
-    return Finding(judge(covers and seeks and seeks_always, covers and seeks), figures)
-
-
-@claim("S3-32")
-def keep_routing() -> Finding:
-    """Log-probs of a small top-1 mixture by replayed and by new routing; and bandits trained
-    through one, with a noisy sampler and without."""
-    table = routing_drift([1e-4, 1e-3, 1e-2], seeds=4).set_index("size")
-    figures = {
-        "replayed_at_1e4": table.replayed[1e-4],
-        "replayed_at_1e2": table.replayed[1e-2],
-        "recomputed_at_1e2": table.recomputed[1e-2],
-        "replayed_growth": table.replayed[1e-2] / table.replayed[1e-4],
-        "flipped_at_1e2": table.flipped[1e-2],
-    }
-    options = {"seeds": range(200, 220), "updates": 24, "states": 16}
-    for name, noise in (("trained_noisy", 0.3), ("trained_same_router", 0.0)):
-        ways = routed_bandits.ROUTINGS
-        curves = pd.concat(
-            routed_bandits.train_bandits(way, noise=noise, **options) for way in ways
-        )
-        late = curves.query("update >= 16")
-        finals = late.groupby(["variant", "seed"], as_index=False).mean()
-        figures |= difference(finals, *ways, "reward").figures(name)
-    linear = 80 < figures["replayed_growth"] < 125
-    jumps = figures["recomputed_at_1e2"] > 10 * figures["replayed_at_1e2"]
-    return Finding(judge(linear and jumps, False), figures)
