@@ -182,6 +182,9 @@ CAUSES: tuple[Cause, ...] = (
            "length": "They are divided by the length of their completion: long answers count for "
            "less, and a loss that divides by the length does it a second time. Divide in one "
            "place, the same for all.",
+           "longer": "They are multiplied by the length of their completion: long answers count "
+           "for more, and a loss that sums over tokens does it a second time. Multiply in one "
+           "place, or in none.",
            "constant": "A constant is left: subtract the mean of the group, after everything that "
            "is added."},
           "08_reward_side#thm-baseline", severity="warning", kind="data"),

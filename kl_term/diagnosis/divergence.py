@@ -261,16 +261,20 @@ def surprise_gap(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
         return {}
     fresh = rollouts.units.fresh[rollouts.sequence]
     surprise, entropy = -rollouts.logp[fresh], rollouts.entropy[fresh]
-    weight = _ratio(rollouts.logp - rollouts.behaviour_logp)[fresh]
+    weight = _ratio((rollouts.logp - rollouts.behaviour_logp)[fresh])
     unit = rollouts.by_completion[fresh]
     found = token_means(
         {"surprise_gap": surprise - entropy}, unit, weight=weight, **settings.bootstrap
     )
     away = entropy - entropy.mean()
     squares = weight * away**2
+    del weight
     if not (np.isfinite(squares).all() and squares.any()):
         return found
-    slope = np.divide(surprise - entropy.mean(), away, out=np.zeros_like(away), where=away != 0)
+    surprise -= entropy.mean()
+    del entropy
+    slope = np.divide(surprise, away, out=np.zeros_like(away), where=away != 0)
+    del surprise, away  # of a million tokens each is eight megabytes
     return found | token_means({"entropy_slope": slope}, unit, weight=squares, **settings.bootstrap)
 
 

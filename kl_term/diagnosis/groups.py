@@ -20,6 +20,9 @@ FOLLOWS_REWARDS = 0.5
 CLEAR = 3.0
 #: Group-centred advantages have mean zero but for rounding; a tenth of their spread is an offset.
 LARGEST_OFFSET = 0.1
+#: A hundredth is no rounding, and a ten-thousandth is nothing else: where the advantages have the
+#: first and their products or quotients with the lengths have the second, these were centred.
+SMALLEST_OFFSET, NO_OFFSET = 0.01, 1e-4
 #: Times the usual group's spread of advantages, and times its ratio to the spread of the rewards:
 #: normalised groups agree in the first, centred ones in the second.
 APART = 8.0
@@ -169,16 +172,21 @@ def _lowest(ours: Floats, theirs: Floats, step: np.ndarray) -> dict[str, float]:
 
 
 def _by_length(rollouts: Rollouts, rows: Sequences, complete: np.ndarray) -> dict[str, float]:
-    """The same offset of advantages times the length of their completions: none, where advantages
-    that sum to zero were divided by it.
+    """The same offset of advantages times the length of their completions, and over it: none where
+    advantages that sum to zero were divided by it, or multiplied.
     """
     kept = complete[rows.group]
-    whole = (rows.advantage * rollouts.lengths)[kept]
-    spread = float(np.sqrt(np.mean(whole**2))) if kept.sum() >= FEWEST_SEQUENCES else 0.0
-    if spread == 0:
+    if kept.sum() < FEWEST_SEQUENCES:
         return {}
-    means = _group_means(whole, _numbered(rows.group[kept]))
-    return {"group_offset_by_length": float(np.sqrt(np.mean(means**2)) / spread)}
+    group, lengths = _numbered(rows.group[kept]), rollouts.lengths[kept]
+    advantage = rows.advantage[kept]
+    found = {}
+    for name, whole in (("by", advantage * lengths), ("over", advantage / lengths)):
+        spread = float(np.sqrt(np.mean(whole**2)))
+        if spread > 0:
+            offset = float(np.sqrt(np.mean(_group_means(whole, group) ** 2)) / spread)
+            found[f"group_offset_{name}_length"] = offset
+    return found
 
 
 def _scales(rows: Sequences) -> dict[str, float]:
@@ -412,15 +420,29 @@ def advantage_reversed(m: Measured) -> bool:
 
 def advantage_off_centre(m: Measured) -> Shown | None:
     offset = m.numbers.get("group_offset", 0.0)
-    if offset < LARGEST_OFFSET or advantage_unrelated(m) or advantage_reversed(m):
+    by, over = (m.numbers.get(f"group_offset_{how}_length", offset) for how in ("by", "over"))
+    centred_once = offset >= SMALLEST_OFFSET and min(by, over) < NO_OFFSET
+    if not (offset >= LARGEST_OFFSET or centred_once):
+        return None
+    if advantage_unrelated(m) or advantage_reversed(m):
         return None
     raw = m.numbers.get("advantage_is_reward") == 1.0
-    divided = m.numbers.get("group_offset_by_length", offset) < LARGEST_OFFSET / 5
+    of_length = min(by, over) < LARGEST_OFFSET / 5
     centred = abs(m.numbers["mean_advantage"]) < LARGEST_OFFSET
     return Shown(
         {
             "spread of the groups' means over that of the advantages (zero)": offset,
             "mean of all": m.numbers["mean_advantage"],
         },
-        case="rewards" if raw else "length" if divided else "batch" if centred else "constant",
+        case=next(
+            case
+            for case, holds in {
+                "rewards": raw,
+                "length": of_length and by <= over,
+                "longer": of_length,
+                "batch": centred,
+                "constant": True,
+            }.items()
+            if holds
+        ),
     )

@@ -252,6 +252,8 @@ def test_advantages_divided_by_the_length_of_their_completion():
     length = frame.groupby(["step", "sequence"]).position.transform("size")
     divided = found(frame.assign(advantage=frame.advantage / length))["advantage-off-centre"]
     assert "divided by the length" in divided.advice
+    times = found(frame.assign(advantage=frame.advantage * length))["advantage-off-centre"]
+    assert "multiplied by the length" in times.advice
     constant = found(frame.assign(advantage=frame.advantage + 0.5))["advantage-off-centre"]
     assert "A constant is left" in constant.advice
 
