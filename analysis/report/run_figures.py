@@ -21,6 +21,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 
 from analysis.report.figure_data import KEY, WORDS
+from analysis.report.pages import run_pages
 from analysis.report.project import Project
 from analysis.report.translation import FIGURES, is_translated, load
 from kl_term.files import replace_file
@@ -108,7 +109,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
 
 def _write_images(app: Sphinx) -> None:
     project = Project(Path(app.srcdir))
-    found = figures(*sorted(project.runs.glob("*.ipynb")))
+    # a run of a chapter that is no longer in the book may lie there still
+    found = figures(*(run.output for run in run_pages(project)))
     write_images(found, project.generated / "figures")
     app.kl_tables = {name: figure.table for name, figure in found.items() if figure.table}
     app.kl_words = {name: figure.words for name, figure in found.items()}

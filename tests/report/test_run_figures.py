@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -83,6 +84,18 @@ def test_stale_copies_are_refreshed_and_orphans_refused(tmp_path: Path) -> None:
     (static / "fig-gone.png").write_bytes(b"x")
     with pytest.raises(ValueError, match=r"fig-gone.png: no notebook"):
         run_figures.refresh_copies(static, tmp_path / "notebooks")
+
+
+def test_a_run_of_a_chapter_that_left_the_book_is_not_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "_toc.yml").write_text("format: jb-book\nroot: book/_run/01\n")
+    runs = tmp_path / "book/_run"
+    (tmp_path / "book").mkdir()
+    notebook(runs / "01.ipynb", ("fig-a", b"a"))
+    notebook(runs / "11.ipynb", ("fig-a", b"of a chapter that left"), ("fig-b", b"b"))
+    app = SimpleNamespace(srcdir=tmp_path, config=SimpleNamespace(language="en"))
+    run_figures._write_images(app)
+    written = tmp_path / "book/_generated/figures"
+    assert {path.name: path.read_bytes() for path in written.iterdir()} == {"fig-a.png": b"a"}
 
 
 def test_a_glossary_leaves_out_names_and_waits_for_every_word() -> None:
