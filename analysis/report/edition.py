@@ -21,6 +21,7 @@ from analysis.report.project import Project
 from analysis.report.strict_yaml import load_yaml
 from analysis.report.translation import (
     CODE,
+    FIGURES,
     PAGE_TITLE,
     Translate,
     catalogue_path,
@@ -48,11 +49,12 @@ def stage(project: Project, destination: Path) -> None:
     shutil.copytree(
         project.book, destination / "book", ignore=shutil.ignore_patterns(".*", "locale")
     )
-    terms = catalogue_path(project, "menu").with_name("index_terms.yaml")
-    if terms.is_file():
-        copied = destination / terms.relative_to(project.root)
-        copied.parent.mkdir(parents=True)
-        shutil.copyfile(terms, copied)
+    words = catalogue_path(project, FIGURES)
+    for path in (words, words.with_name("index_terms.yaml")):  # read while pages are written
+        if path.is_file():
+            copied = destination / path.relative_to(project.root)
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copied)
     for name in ("kl_term", "analysis", "notebooks", "results", project.address.name):
         (destination / name).symlink_to(project.root / name)
     config, toc = (load_yaml(path, path.name) for path in (project.config, project.toc))

@@ -92,6 +92,13 @@ def test_figures_of_runs_offer_their_data(html: Path) -> None:
         assert text.count("\n") > 5
 
 
+def test_chinese_pages_say_what_the_words_in_figures_mean(html: Path) -> None:
+    page = (html / "zh/book/_run/22_proxy_rewards.html").read_text()
+    assert page.count('<details class="kl-words">') >= 5
+    assert "<em>proxy</em>：代理奖励" in page
+    assert "kl-words" not in (html / "book/_run/22_proxy_rewards.html").read_text()
+
+
 def test_the_site_has_a_card(html: Path) -> None:
     assert (html / "_static/card.png").is_file()
     landing = (html / "book/index.html").read_text()
