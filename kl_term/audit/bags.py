@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from kl_term.audit.spellings import AMBIGUOUS, NUMBERS, OF_POLICY, role_inside, role_of
+from kl_term.audit.spellings import (
+    AMBIGUOUS,
+    CONTROLLERS,
+    NUMBERS,
+    OF_POLICY,
+    role_inside,
+    role_of,
+    words_of,
+)
 from kl_term.errors import UserError
 
 if TYPE_CHECKING:
@@ -14,6 +22,21 @@ if TYPE_CHECKING:
 
 #: Under these names a batch holds its tensors once more.
 _INSIDE = ("batch", "non_tensor_batch", "meta_info", "tensors")
+
+
+class Controller(float):
+    """A coefficient that may be asked for its value, or by its name: ``kl_ctrl.kl_coef``."""
+
+    def __getattr__(self, name: str) -> float:
+        if name != "value" and "beta" not in (role_of(name), role_inside("kl", name)):
+            raise AttributeError(name)
+        return float(self)
+
+
+def asked_for(name: str, role: str, made: Any) -> Any:
+    """What is given under a name: of a controller's, a number that also answers as one."""
+    held = role == "beta" and words_of(name) & CONTROLLERS and isinstance(made, float)
+    return Controller(made) if held else made
 
 
 class Bag(dict):
@@ -60,7 +83,7 @@ class Bag(dict):
         held[name] = role
         if role not in self.__dict__.setdefault("_kept", {}):
             self.__dict__["_kept"][role] = given.value(role, row=self.__dict__["_row"])
-        return self.__dict__["_kept"][role]
+        return asked_for(name, role, self.__dict__["_kept"][role])
 
     def __getitem__(self, name: str) -> Any:
         return dict.__getitem__(self, name) if dict.__contains__(self, name) else self._find(name)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kl_term.audit.bags import Bag
+from kl_term.audit.bags import Bag, asked_for
 from kl_term.audit.batches import Batch, chosen
 from kl_term.audit.holding import changed
 from kl_term.audit.layout import IGNORED, PAD
-from kl_term.audit.spellings import CONTROLLERS, NUMBERS, OF_LENGTHS, OF_POLICY, OF_TOP_K, words_of
+from kl_term.audit.spellings import NUMBERS, OF_LENGTHS, OF_POLICY, OF_TOP_K
 
 if TYPE_CHECKING:
     from kl_term.audit.calling import Foreign
@@ -22,14 +22,6 @@ if TYPE_CHECKING:
 class Arguments(NamedTuple):
     positional: tuple[Any, ...]
     named: dict[str, Any]
-
-
-class Controller(float):
-    """A coefficient that is asked for its value."""
-
-    @property
-    def value(self) -> float:
-        return float(self)
 
 
 class Given:
@@ -58,9 +50,7 @@ class Given:
         fields = self.of.fields.get(name) if role == "inputs" else None
         if fields:
             return Bag(self, fields=fields)
-        made = self.value(role)
-        if role == "beta" and words_of(name) & CONTROLLERS and isinstance(made, float):
-            return Controller(made)
+        made = asked_for(name, role, self.value(role))
         return made.numpy() if role == "group" and name in self.of.arrays else made
 
     def _own(self, name: str, value: Any) -> Any:
