@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -208,15 +209,22 @@ def _table(facts: Facts, expected: Expectations) -> list[Row]:
     return [*rows, *rows_of(expected), *_of_policy(facts.policy)]
 
 
+def _clipped(below: float, above: float) -> str:
+    """Where a clip leaves no gradient: ratios have no side below 0, nor above infinity."""
+    if (below, above) == NOWHERE:
+        return "no gradient at any ratio"
+    sides = [f"below {below:.3g}"] if below > 0 else []
+    sides += [f"above {above:.3g}"] if above < math.inf else []
+    return f"no gradient at ratios {' and '.join(sides)}" if sides else "a gradient at every ratio"
+
+
 def _of_policy(policy: PolicyPart | None) -> list[Row]:
     if policy is None or not policy.has_gradient:
         return []
     kind = policy.kind or "none of ours"
     rows = [Row("policy loss", f"{kind}, {policy.aggregation or 'no aggregation of ours'}")]
     for sign, (below, above) in (policy.clips or {}).items():
-        text = f"no gradient at ratios below {below:.3g} and above {above:.3g}"
-        text = "no gradient at any ratio" if (below, above) == NOWHERE else text
-        rows.append(Row(f"{sign} advantage", text))
+        rows.append(Row(f"{sign} advantage", _clipped(below, above)))
     if policy.ascends_reward is not None:
         answer = "that of the reward" if policy.ascends_reward else "not that of the reward"
         rows.append(Row("expected policy gradient over answers", answer))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from kl_term.audit.auditing import _clipped
 from kl_term.audit.policy_part import NOWHERE, policy_part
 from kl_term.audit.policy_rules import of_policy
 from kl_term.audit.readings import read
@@ -139,3 +141,17 @@ def by_answer(moved, cu_seqlens):
 def test_a_ratio_over_the_whole_pack_reads_other_answers():
     assert codes(of_pack(by_answer)) == []
     assert codes(of_pack(lambda moved, cu_seqlens: moved.mean())) == ["policy-ratio"]
+
+
+@pytest.mark.parametrize(
+    ("below", "above", "said"),
+    [
+        (0.0, 1.2, "no gradient at ratios above 1.2"),
+        (0.8, math.inf, "no gradient at ratios below 0.8"),
+        (0.8, 1.2, "no gradient at ratios below 0.8 and above 1.2"),
+        (0.0, math.inf, "a gradient at every ratio"),
+        (*NOWHERE, "no gradient at any ratio"),
+    ],
+)
+def test_a_side_that_no_ratio_has_is_not_said(below, above, said):
+    assert _clipped(below, above) == said
