@@ -1,6 +1,6 @@
 """What compiling a loss costs: ``python -m benchmarks.compiled [--backend inductor]``.
 
-Prints two ratios, each a median over rounds: the first call with the guard that is traced over one
+Prints two ratios, each a median over rounds behind one that is not counted: the first call with the guard that is traced over one
 without, and a later call of the compiled loss over an eager one.
 """
 
@@ -39,7 +39,7 @@ def ratios(backend: str, rounds: int) -> tuple[float, float]:
     given = (batch[0].requires_grad_(), batch[1], torch.randn(16), torch.ones(16, 256).bool())
     first: dict[bool, list[float]] = {False: [], True: []}
     later: dict[bool, list[float]] = {False: [], True: []}
-    for _ in range(rounds):
+    for _ in range(1 + rounds):
         for is_trusted in (False, True):
             torch._dynamo.reset()
             compiled = torch.compile(loss, backend=backend, fullgraph=True)
@@ -50,7 +50,10 @@ def ratios(backend: str, rounds: int) -> tuple[float, float]:
             step(*given)
             repeated = (step for _ in range(200))
             later[eager].append(seconds(lambda steps=repeated: [one(*given) for one in steps]))
-    middle = statistics.median
+
+    def middle(times: list[float]) -> float:
+        return statistics.median(times[1:])  # before, torch loads what it compiles with
+
     return middle(first[False]) / middle(first[True]), middle(later[False]) / middle(later[True])
 
 
