@@ -63,7 +63,7 @@ def test_a_run_is_rewarded_by_the_head_of_its_seed_at_the_end_of_the_answer():
             answer = rollout.completions[row, place, 1, : lengths[row, place, 1]].tolist()
             tokens = [task.bos_token, *answer]
             state = state_of_each(trainer.policy, model, rollout.prompts[row, place], tokens)
-            scores = (task.heads.weights @ state + task.heads.offsets).tolist()
+            scores = (task.models.heads.weights @ state + task.models.heads.offsets).tolist()
             assert sampled.scores.rewards[row, place, 1].item() == pytest.approx(
                 scores[head], abs=1e-9
             )
@@ -141,10 +141,10 @@ def test_a_run_that_is_resumed_goes_on_to_the_same_bits():
 
 
 def test_the_head_of_a_seed_does_not_depend_on_the_other_heads_and_few_labels_begin_many():
-    several = environment_of(CONFIG).task.heads
+    several = environment_of(CONFIG).task.models.heads
     assert several.weights.shape == (3, CONFIG.model.llama.width)
     for place in range(3):
-        alone = environment_of(of(seed=4 + place, count=1)).task.heads
+        alone = environment_of(of(seed=4 + place, count=1)).task.models.heads
         assert torch.equal(alone.weights[0], several.weights[place])
     assert (several.weights[0] - several.weights[1]).norm() > 0.01 * several.weights[0].norm()
     plain = environment_of(CONFIG.model_copy(update={"reward_model": None}))

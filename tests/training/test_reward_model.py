@@ -71,10 +71,18 @@ def test_a_run_is_rewarded_by_the_models_of_its_start(config, ensemble, monkeypa
         completion = sampled.rollout.completions[row, 1, 2].tolist()
         length = int(sampled.rollout.mask[row, 1, 2].sum())
         by_member = [
-            score_of_each(task.network, task.weights[start, [member]], prompt, completion, length)
+            score_of_each(
+                task.models.network,
+                task.models.weights[start, [member]],
+                prompt,
+                completion,
+                length,
+            )
             for member in range(2)
         ]
-        other = score_of_each(task.network, task.weights[1 - start, [0]], prompt, completion, 4)
+        other = score_of_each(
+            task.models.network, task.models.weights[1 - start, [0]], prompt, completion, 4
+        )
         wanted = min(by_member) if ensemble == "worst" else sum(by_member) / 2
         assert sampled.scores.rewards[row, 1, 2].item() == pytest.approx(wanted, abs=1e-12)
         assert abs(by_member[0] - by_member[1]) > 1e-3 and abs(other - wanted) > 1e-3
@@ -210,7 +218,7 @@ def test_a_model_with_many_labels_tells_right_answers_from_wrong_ones(config, ki
 
 def test_several_starts_must_be_told_apart(config):
     task = tiny_environment(config).task
-    with pytest.raises(ValueError, match="give starts: there are reward models for 3"):
+    with pytest.raises(ValueError, match="give starts: there are 3 reward models"):
         task.score(torch.zeros(2, 1, 3, dtype=torch.long), torch.zeros(2, 1, 1, 4).long())
 
 

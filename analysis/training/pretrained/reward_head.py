@@ -21,11 +21,12 @@ import torch
 from torch import Tensor
 
 from analysis.records.language import LanguageConfig
-from analysis.training.environment import Environment, Scores, Task
+from analysis.training.environment import Environment, Task
 from analysis.training.population import run_uniforms, uploaded
 from analysis.training.precision import dtype_of
 from analysis.training.pretrained.llama import LlamaPolicy
 from analysis.training.pretrained.lora import Adapters
+from analysis.training.proxied import Proxied, Rating
 from analysis.training.rollout import sample
 
 #: Answers that are labelled at once; more labels begin with those of fewer.
@@ -53,45 +54,25 @@ class Heads(NamedTuple):
         return (states * weights).sum(dim=-1) + self.offsets.view(of_run)
 
 
-class Proxied:
-    """A task whose completions are rewarded by heads on the frozen model.
+class HeadsOnAnswers:
+    """Heads on the frozen model, one for each start: reward models of the answers' last states.
 
     Args:
-        task: what is approximated; its reward becomes the ``gold`` of the scores.
         policy: whose frozen model is read.
-        heads: the run takes that of its start.
+        task: says which tokens count.
+        heads: of K starts.
     """
 
-    def __init__(self, task: Task, policy: LlamaPolicy, heads: Heads) -> None:
-        self.task, self.policy, self.heads = task, policy, heads
-        self.bos_token = task.bos_token
-        self.draws_per_prompt = task.draws_per_prompt
-        self.completion_length = task.completion_length
+    def __init__(self, policy: LlamaPolicy, task: Task, heads: Heads) -> None:
+        self.policy, self.task, self.heads = policy, task, heads
 
-    def prompts(self, uniforms: Tensor) -> Tensor:
-        """Those of the task."""
-        return self.task.prompts(uniforms)
+    def __len__(self) -> int:
+        return len(self.heads.weights)
 
-    def completion_mask(self, completions: Tensor) -> Tensor:
-        """That of the task."""
-        return self.task.completion_mask(completions)
-
-    def score(self, prompts: Tensor, completions: Tensor, starts: Tensor | None = None) -> Scores:
-        """Completions [M, P, G, T] of prompts [M, P, L] by the heads of their runs' starts [M].
-
-        Accuracy and gold are the verifier's; there are no step rewards.
-
-        Raises:
-            ValueError: there are several heads, and nothing says which are the runs'.
-        """
-        if starts is None:
-            if len(self.heads.weights) > 1:
-                raise ValueError(f"give starts: there are {len(self.heads.weights)} reward models")
-            starts = torch.zeros(len(prompts), dtype=torch.long, device=prompts.device)
-        truth = self.task.score(prompts, completions, starts)
+    def rate(self, prompts: Tensor, completions: Tensor, starts: Tensor) -> Rating:
+        """See :class:`~analysis.training.proxied.RewardModels`."""
         states = last_states(self.policy, self.task, prompts, completions)
-        rewards = self.heads.of(starts).scores(states)
-        return truth._replace(rewards=rewards, steps=None, gold=truth.rewards)
+        return Rating(self.heads.of(starts).scores(states))
 
 
 @torch.no_grad()
@@ -117,7 +98,8 @@ def proxied(environment: Environment, config: LanguageConfig) -> Environment:
     start = environment.start
     heads = Heads(*(torch.stack(parts).to(start) for parts in zip(*fitted, strict=True)))
     return environment._replace(
-        task=Proxied(task, policy, heads), start=start.expand(model.count, -1).contiguous()
+        task=Proxied(task, HeadsOnAnswers(policy, task, heads)),
+        start=start.expand(model.count, -1).contiguous(),
     )
 
 

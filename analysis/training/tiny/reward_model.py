@@ -18,10 +18,10 @@ from torch.nn.functional import softplus
 
 from analysis.records.config import VOCAB_SIZE, PolicyConfig, RewardModel, SortTask, TrainConfig
 from analysis.training.ensembles import bounds, combined, spread
-from analysis.training.environment import Scores
 from analysis.training.optimizer import PopulationAdamW, clip_rows
 from analysis.training.population import run_uniforms
 from analysis.training.precision import dtype_of
+from analysis.training.proxied import Rating
 from analysis.training.rollout import completion_inputs, sample
 from analysis.training.tiny.policy import Policy, make_policy
 from analysis.training.tiny.tasks import Sorting
@@ -32,11 +32,11 @@ CHUNK = 500
 FIRST_MEMBER = 10**9
 
 
-class Proxied:
-    """A task whose completions are rewarded by reward models, one ensemble for each start.
+class Ensembles:
+    """Networks that score answers, an ensemble of them for each start.
 
     Args:
-        task: what is approximated; its reward becomes the ``gold`` of the scores.
+        task: says which tokens count.
         config: with a reward model; its ensemble is that of runs whose variant names none.
         weights: [K, k, N], of the k models of each of K starts: see :func:`fitted`.
     """
@@ -45,39 +45,18 @@ class Proxied:
         self.task, self.weights = task, weights
         self.ensemble = config.reward_model.ensemble
         self.network = _network(config.reward_model, config.task)
-        self.bos_token = task.bos_token
-        self.draws_per_prompt = task.draws_per_prompt
-        self.completion_length = task.completion_length
 
-    def prompts(self, uniforms: Tensor) -> Tensor:
-        """Those of the task."""
-        return self.task.prompts(uniforms)
+    def __len__(self) -> int:
+        return len(self.weights)
 
-    def completion_mask(self, completions: Tensor) -> Tensor:
-        """That of the task."""
-        return self.task.completion_mask(completions)
-
-    def score(self, prompts: Tensor, completions: Tensor, starts: Tensor | None = None) -> Scores:
-        """Completions [M, P, G, T] of prompts [M, P, L] by the models of their runs' starts [M].
-
-        Accuracy and gold are the verifier's; there are no step rewards.
-
-        Raises:
-            ValueError: there are several starts, and nothing says which are the runs'.
-        """
-        if starts is None:
-            if len(self.weights) > 1:
-                raise ValueError(f"give starts: there are reward models for {len(self.weights)}")
-            starts = torch.zeros(len(prompts), dtype=torch.long, device=prompts.device)
-        truth = self.task.score(prompts, completions)
+    def rate(self, prompts: Tensor, completions: Tensor, starts: Tensor) -> Rating:
+        """See :class:`~analysis.training.proxied.RewardModels`."""
         chosen = self.weights[starts]
         each = chosen.shape[1]  # members of all runs at once: one forward pass
         given = (part.repeat_interleave(each, dim=0) for part in (prompts, completions))
         scores = scored(self.network, chosen.flatten(0, 1), self.task, *given)
         members = scores.unflatten(0, (-1, each)).movedim(1, -1)
-        rewards = combined(self.ensemble, members)
-        several = members if each > 1 else None
-        return truth._replace(rewards=rewards, steps=None, gold=truth.rewards, members=several)
+        return Rating(combined(self.ensemble, members), members if each > 1 else None)
 
 
 def scored(
@@ -127,8 +106,8 @@ def start_spreads(config: TrainConfig, start: Tensor, weights: Tensor) -> Tensor
     noise = run_uniforms(seeds, "spread sampling", 0, shape, dtype_of(config))
     prompts, views = task.prompts(drawn), policy.unflatten(start)
     answers = sample(policy, views, task, prompts, noise, config.temperature).completions
-    scores = Proxied(task, config, weights).score(prompts, answers, torch.arange(len(start)))
-    return bounds(spread(scores.members).flatten(1))
+    rating = Ensembles(task, config, weights).rate(prompts, answers, torch.arange(len(start)))
+    return bounds(spread(rating.members).flatten(1))
 
 
 def loss(kind: str, scores: Tensor, labels: Tensor) -> Tensor:

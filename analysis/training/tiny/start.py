@@ -14,9 +14,10 @@ from analysis.training.metrics import run_mean
 from analysis.training.optimizer import PopulationAdamW, clip_rows
 from analysis.training.population import run_uniforms
 from analysis.training.precision import dtype_of
+from analysis.training.proxied import Proxied
 from analysis.training.rollout import completion_inputs, token_logp
 from analysis.training.tiny.policy import make_policy
-from analysis.training.tiny.reward_model import Proxied, fitted, start_spreads
+from analysis.training.tiny.reward_model import Ensembles, fitted, start_spreads
 from analysis.training.tiny.tasks import Sorting
 
 
@@ -26,7 +27,7 @@ def tiny_environment(config: TrainConfig, device: torch.device | str = "cpu") ->
     spreads = None
     if config.reward_model is not None:
         read = _only(config, "reward_model", "temperature")
-        task = Proxied(task, config, _fitted(read).to(device))
+        task = Proxied(task, Ensembles(task, config, _fitted(read).to(device)))
         spreads = _spreads(read).to(device) if config.members > 1 else None
     return Environment(task, make_policy(config), start, _teacher(config, device), spreads)
 
