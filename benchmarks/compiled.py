@@ -1,7 +1,7 @@
 """What compiling a loss costs: ``python -m benchmarks.compiled [--backend inductor]``.
 
-Prints two ratios, each a median over rounds behind one that is not counted: the first call with the guard that is traced over one
-without, and a later call of the compiled loss over an eager one.
+Prints two ratios, each a median over rounds behind one that is not counted: the first call with
+the guard that is traced over one without, and a later call of the compiled loss over an eager one.
 """
 
 from __future__ import annotations
