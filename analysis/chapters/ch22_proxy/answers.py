@@ -67,6 +67,10 @@ def as_lines(table: pd.DataFrame) -> str:
     for row in table.to_dict("records"):
         asked = "" if row["question"] == before else row["question"]
         before = row["question"]
-        answer = re.sub(r"([\\|*_$<`\[{])", r"\\\1", row["answer"])
-        rows.append(f"| {asked} | {row['kl']:.2f} | {answer} |")
+        rows.append(f"| {asked} | {row['kl']:.2f} | {cell(row['answer'])} |")
     return "\n".join(rows)
+
+
+def cell(text: str) -> str:
+    """What a model said as a cell of a Markdown table that shows it as it is."""
+    return re.sub(r"([\\|*_$<`\[{])", r"\\\1", text)
