@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from analysis.report.prose import markdown_tokens
@@ -38,7 +39,7 @@ def unopened(notebook: Mapping[str, Any]) -> list[str]:
     blocks = [*_blocks(notebook), Block("else", "")]
     return [
         title.text
-        for title, after in zip(blocks, blocks[1:], strict=False)
+        for title, after in pairwise(blocks)
         if title.kind == "title" and title.text not in TITLED and not _says_something(after)
     ]
 
