@@ -97,7 +97,12 @@ def test_words_are_those_before_the_appendix_that_are_not_folded() -> None:
         "| word | {given}`7` |\n|---|---|\n| word | 8 |",
         "## Appendix\n\nNot read.",
     )
-    words = re.findall(
-        "[a-z]+", "part four words are here of nats it holds more a caption of word word", re.I
+    words = (
+        "Part",
+        "Four words are here, of nats",
+        "It holds",
+        "More",
+        "A caption of",
+        "word word",
     )
-    assert words_and_numbers(page) == (len(words), 2)
+    assert words_and_numbers(page) == (len(" ".join(words).split()), 2)
