@@ -47,6 +47,12 @@ def test_each_section_opens_with_the_sentence_that_says_what_it_means(name: str)
     assert unopened(notebook(name)) == []
 
 
+def test_no_cell_unfolds_by_two_lines_one_below_the_other() -> None:
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        for cell in notebook(path.stem)["cells"]:
+            assert not {"hide-input", "hide-output"} <= {*cell["metadata"].get("tags", ())}, path
+
+
 def test_the_main_line_is_read_to_the_end() -> None:
     counts = {name: words_and_numbers(notebook(name)) for name in main_line()}
     assert len(counts) > 8 and min(words for words, _ in counts.values()) > 1_000
