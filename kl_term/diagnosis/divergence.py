@@ -31,6 +31,8 @@ LOG_RATIO_CLAMP = 20.0
 ONE_SIGN = 0.01
 #: A ratio of a token counts for no more in the means that say which column is the sampler's.
 LARGEST_COUNTED = 100.0
+#: Nats: a filler or a lost token counts for no more in how the engine's gap follows the advantage.
+LARGEST_MOVE = 2.0
 #: As many sequences are named in the report.
 NAMED_SEQUENCES = 10
 
@@ -222,6 +224,26 @@ def _engine(rollouts: Rollouts) -> dict[str, float]:
             fresh = rollouts.units.fresh[rollouts.sequence]
             found["mismatch_kl_fresh"] = float(value[fresh].mean())
     return found
+
+
+def engine_response(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
+    r"""How log(old/sampler) rises with the advantage: what lies between is training, or numerics.
+
+    .. math:: \log\frac{\pi_{\mathrm{old}}}{\mu} \approx a + b A
+
+    Updates move tokens along their advantage, of other completions too: to first order
+    :math:`\mathbb{E}[A \log(\pi_{\mathrm{old}}/\mu)]` is what they gained. So b > 0 if the engine's
+    weights are older, and zero if kernels or precision differ.
+    """
+    advantage = rollouts.advantage
+    if rollouts.sampler_logp is None or advantage is None or not advantage.any():
+        return {}
+    move = np.clip(rollouts.old_logp - rollouts.sampler_logp, -LARGEST_MOVE, LARGEST_MOVE)
+    move -= move.mean()
+    square = advantage**2
+    slope = np.divide(move, advantage, out=np.zeros_like(move), where=square > 0)
+    unit = rollouts.by_prompt
+    return token_means({"engine_response": slope}, unit, weight=square, **settings.bootstrap)
 
 
 def identities(rollouts: Rollouts, settings: Settings) -> list[Identity]:

@@ -26,6 +26,11 @@ SMALLEST_OFFSET, NO_OFFSET = 0.01, 1e-4
 #: Times the usual group's spread of advantages, and times its ratio to the spread of the rewards:
 #: normalised groups agree in the first, centred ones in the second.
 APART = 8.0
+#: Groups with advantages zero and rewards that differ: a filter of groups leaves none of them.
+MOST_SILENCED = 0.05
+#: Correlation of an affine function. Rewards that are shaped after they were logged break it, and
+#: in groups of two or three may turn the order.
+AFFINE, FEWEST_TURNED = 0.99, 4
 #: Advantages nearer to the rewards than this, everywhere, are the rewards.
 SAME_AS_REWARD = 1e-3
 #: Fewer sequences and groups say little.
@@ -195,14 +200,29 @@ def _scales(rows: Sequences) -> dict[str, float]:
         np.sqrt(_group_means((v - _group_means(v, rows.group)[rows.group]) ** 2, rows.group))
         for v in (rows.advantage, rows.reward)
     )
-    loud = (ours > 0) & (theirs > 1e-6 * max(1.0, float(np.abs(rows.reward).max())))
+    told = theirs > 1e-6 * max(1.0, float(np.abs(rows.reward).max()))
+    loud = (ours > 0) & told
     if loud.sum() < 2 * FEWEST_GROUPS:
         return {}
+    silent = (told & (_group_means(np.abs(rows.advantage), rows.group) == 0)).sum()
+    found = {"groups_silenced": float(silent), "groups_silenced_share": float(silent / told.sum())}
     spread, slope = ours[loud], ours[loud] / theirs[loud]
     large = (spread > APART * np.median(spread)) & (slope > APART * np.median(slope))
     small = (APART * spread < np.median(spread)) & (APART * slope < np.median(slope))
     apart = large | small
-    return {"groups_apart": float(apart.sum()), "groups_apart_share": float(apart.mean())}
+    found |= _turned(rows, loud)
+    return found | {"groups_apart": float(apart.sum()), "groups_apart_share": float(apart.mean())}
+
+
+def _turned(rows: Sequences, loud: np.ndarray) -> dict[str, float]:
+    """Groups in which advantages are a falling affine function of the rewards, and a rising one."""
+    ours, theirs = (_standardised(values, rows.group) for values in (rows.advantage, rows.reward))
+    correlation = _group_means(ours * theirs, rows.group)
+    chosen = correlation[loud & (np.bincount(rows.group) >= FEWEST_TURNED)]
+    return {
+        "groups_reversed": float((chosen < -AFFINE).sum()),
+        "groups_following": float((chosen > AFFINE).sum()),
+    }
 
 
 def _group_means(values: Floats, group: np.ndarray) -> Floats:
@@ -364,8 +384,11 @@ def missing_end(m: Measured) -> Shown | None:
 
 def scored_twice(m: Measured) -> Shown | None:
     """TRL's dumps say that no update lies between: they begin with a rollout's first step. So does
-    any dump in whose first step the policy still is the reference, and old_logp is not.
+    any dump in whose first step the policy still is the reference, and old_logp is not. Not where
+    old_logp is that of a later update to every digit.
     """
+    if rescored_throughout(m):
+        return None
     rollout, start = (m.numbers.get(name, 0.0) for name in ("first_move", "start_move"))
     rollout = rollout if m.settings.framework == "trl" else 0.0
     if max(rollout, start) < LARGEST_REPEAT:
@@ -376,6 +399,12 @@ def scored_twice(m: Measured) -> Shown | None:
             "seen at": "a rollout's first step" if rollout >= start else "the run's first step",
         }
     )
+
+
+def rescored_throughout(m: Measured) -> bool:
+    """Is old_logp the policy's own at every step that returns to a batch?"""
+    returning = m.numbers.get("returning_steps", 0.0)
+    return 0 < returning == m.numbers.get("rescored_steps", 0.0)
 
 
 def padded_positions(m: Measured) -> Shown | None:
@@ -407,10 +436,20 @@ def advantage_unrelated(m: Measured) -> Shown | None:
 
 
 def groups_apart(m: Measured) -> Shown | None:
-    count = int(m.numbers.get("groups_apart", 0.0))
-    if not count:
-        return None
-    return Shown({"groups on another scale": count, "their share": m.numbers["groups_apart_share"]})
+    for name, fewest, least in (("apart", 1, 0.0), ("silenced", FEWEST_GROUPS, MOST_SILENCED)):
+        count, share = (m.numbers.get(f"groups_{name}{of}", 0.0) for of in ("", "_share"))
+        if count >= fewest and share >= least:
+            what = (
+                "groups on another scale" if name == "apart" else "with advantage zero throughout"
+            )
+            return Shown({what: int(count), "their share": share}, case=name)
+    return None
+
+
+def some_reversed(m: Measured) -> bool:
+    """Do advantages fall with the rewards in some groups, and rise in most?"""
+    turned, following = (m.numbers.get(f"groups_{name}", 0.0) for name in ("reversed", "following"))
+    return FEWEST_GROUPS <= turned < following
 
 
 def advantage_reversed(m: Measured) -> bool:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from kl_term.diagnosis.conditions.policies import LARGEST_MISMATCH_KL
+from kl_term.diagnosis.conditions.columns import SAME
+from kl_term.diagnosis.conditions.policies import LARGEST_MISMATCH_KL, SAME_POLICY
 from kl_term.diagnosis.schema import Measured, Rollouts, Settings, Shown
+from kl_term.diagnosis.units import codes, hashed
 
 #: Fewer tokens behind are the end of a rollout, or one late answer.
 LEAST_BEHIND = 0.05
+#: Share of a step's completions that stood at an earlier one; a cut batch loses a few.
+RETURNED = 0.9
 
 
 def updates_behind(rollouts: Rollouts) -> np.ndarray | None:
@@ -54,6 +58,31 @@ def measure_lags(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
         move = np.minimum(rollouts.old_logp - rollouts.sampler_logp, 50.0)[~late]
         found["mismatch_kl_ahead"] = float((np.expm1(move) - move).mean())
     return found
+
+
+def rescored_steps(rollouts: Rollouts) -> dict[str, float]:
+    """Steps at which an earlier batch is trained on again, and those where old_logp is new there.
+
+    By groups and tokens, since an old_logp that moves tells nothing of what was drawn anew. All
+    completions of such a step stood at earlier ones: not by chance, unless the sampler is greedy.
+    """
+    group, token, step = rollouts.group, rollouts.token, rollouts.step
+    if group is None or token is None or step is None or not rollouts.has_old_logp:
+        return {}
+    first = rollouts.first
+    alike = codes(np.stack([rollouts.lengths, group[first], hashed(token, rollouts)]))
+    steps, index = np.unique(step[first], return_inverse=True)
+    begin = np.full(alike.max() + 1, len(steps))
+    np.minimum.at(begin, alike, index)
+    same = np.abs(rollouts.logp - rollouts.old_logp) < SAME_POLICY
+    returned = np.bincount(index, weights=index > begin[alike]) / np.bincount(index)
+    equal = np.bincount(index, weights=rollouts.sums(same.astype(np.float64)))
+    equal /= np.bincount(index, weights=rollouts.lengths)
+    again = returned >= RETURNED
+    return {
+        "returning_steps": float(again.sum()),
+        "rescored_steps": float((again & (equal >= SAME)).sum()),
+    }
 
 
 def _late(behind: np.ndarray, rollouts: Rollouts, settings: Settings) -> np.ndarray:

@@ -13,7 +13,7 @@ from kl_term.diagnosis.conditions.columns import (
     SAME,
     identical_reference,
 )
-from kl_term.diagnosis.schema import Evidence, Measured, Shown
+from kl_term.diagnosis.schema import Evidence, Measured, Severity, Shown
 
 #: Rounding keeps the sampled k1 of a policy at its reference this near zero.
 SMALLEST_KL = 1e-3
@@ -44,6 +44,12 @@ AT_REFERENCE_SHARE = 0.02
 SAME_POLICY = 1e-6
 #: A fifth of the rows; copies by chance are fewer.
 MOST_REPEATED = 0.2
+#: One such step may have had a learning rate of zero, as the first of a warm-up has.
+FEWEST_RESCORED = 2
+#: Standard errors by which log(old/sampler) must rise with the advantage: numerics have no side.
+CLEAR_RESPONSE = 4.0
+#: Half of an interval over many prompts, in standard errors.
+STUDENTS = 1.96
 #: A third of the policy gradient's tokens clipped: more samples are thrown away than PPO's usual
 #: few percent by an order of magnitude.
 LARGEST_CLIP_FRACTION = 0.3
@@ -144,7 +150,10 @@ def train_inference_mismatch(m: Measured) -> Shown | None:
     gap = m.numbers.get("mismatch_kl", 0.0)
     above, below = (m.numbers.get(f"mismatch_{side}", 0.0) for side in ("above", "below"))
     truncated = below > MOST_BELOW and above < MOST_ABOVE
-    if not (gap > LARGEST_MISMATCH_KL or (truncated and m.enough)):
+    small = gap <= LARGEST_MISMATCH_KL
+    if small and not (
+        m.enough and (truncated or (gap > LARGEST_START_NOISE and _trained_since(m)))
+    ):
         return None
     evidence: Evidence = {
         "KL of sampler to old policy": gap,
@@ -154,17 +163,30 @@ def train_inference_mismatch(m: Measured) -> Shown | None:
         "share of tokens with old clearly below sampler": below,
         "clearly above": above,
     }
-    case = "truncated" if truncated else _which_engine(m)
+    case = "truncated" if truncated else "weights" if small else _which_engine(m)
     if not truncated and _old_is_later(m, case):
         return None
     if case == "weights":
-        evidence["KL in the first step"] = m.numbers["mismatch_kl_early"]
-        evidence["in the last third of the steps"] = m.numbers["mismatch_kl_late"]
+        if "mismatch_kl_early" in m.numbers:
+            evidence["KL in the first step"] = m.numbers["mismatch_kl_early"]
+            evidence["in the last third of the steps"] = m.numbers["mismatch_kl_late"]
+        if (response := m.intervals.get("engine_response")) is not None:
+            evidence["rise of log(old/sampler) with the advantage"] = response.value
     if case == "raw":
         evidence["mean of sampler/old (one if old drew the tokens)"] = m.numbers[
             "sampler_over_old_mean"
         ]
-    return Shown(evidence, None if gap > LARGEST_MISMATCH_KL else "warning", case=case)
+    severity: Severity | None = None if not small else "warning" if truncated else "note"
+    return Shown(evidence, severity, case=case)
+
+
+def _trained_since(m: Measured) -> bool:
+    """Did training make the difference of engine and trainer, as far as the advantages tell?"""
+    response = m.intervals.get("engine_response")
+    if response is None:
+        return False
+    error = (response.value - response.low) / STUDENTS
+    return response.value > CLEAR_RESPONSE * error
 
 
 def _drawn_as_reported(m: Measured) -> bool:
@@ -198,7 +220,7 @@ def _which_engine(m: Measured) -> str:
     far = reported is not None and abs(reported.value - 1) >= RATIO_MARGIN
     if far and reported is not None and reported.clear_of(1.0) and abs(drawn - 1) < RATIO_EXCESS:
         return "raw"
-    return "other"
+    return "weights" if m.enough and _trained_since(m) else "other"
 
 
 def sampler_filled(m: Measured) -> Shown | None:
@@ -221,13 +243,29 @@ def ratio_is_one(m: Measured) -> Shown | None:
     same = float((np.abs(m.rollouts.logp - m.rollouts.old_logp) < SAME_POLICY).mean())
     repeated = m.numbers.get("repeated_share", 0.0)
     behind = m.numbers.get("behind_share", 0.0)
-    if same < SAME or max(repeated, behind) < MOST_REPEATED:
+    if same < SAME:
+        return _rescored_at_times(m)
+    if max(repeated, behind) < MOST_REPEATED:
         return None
     evidence: Evidence = {"share of tokens with logp equal to old_logp": same}
     if repeated >= MOST_REPEATED:
         name = "share of rows whose completion stood there at an earlier step"
         return Shown(evidence | {name: repeated}, case="again")
     return Shown(evidence | {"share of tokens from earlier weights": behind}, "note", case="behind")
+
+
+def _rescored_at_times(m: Measured) -> Shown | None:
+    """At some of the steps that return to a batch, a first one of rate zero excepted."""
+    returning, rescored = (
+        m.numbers.get(f"{name}_steps", 0.0) for name in ("returning", "rescored")
+    )
+    if rescored < FEWEST_RESCORED or rescored < MOST_REPEATED * returning:
+        return None
+    evidence: Evidence = {
+        "steps that train on an earlier batch again": int(returning),
+        "of them with logp equal to old_logp throughout": int(rescored),
+    }
+    return Shown(evidence, case="again")
 
 
 def stale_samples(m: Measured) -> Shown | None:
