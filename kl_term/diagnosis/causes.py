@@ -203,7 +203,8 @@ CAUSES: tuple[Cause, ...] = (
           {"silenced": "These prompts teach nothing. Look for a mask or a weight of a data source, "
            "a group whose rewards come late, or rewards that are logged after a bonus.",
            "apart": "A few prompts decide every update. Look for a group whose rewards are not "
-           "normalised, a division by a spread near zero, or a weight of a data source applied twice."},
+           "normalised, a division by a spread near zero, or a weight of a data source applied "
+           "twice."},
           "08_reward_side#thm-baseline", severity="warning", kind="data"),
     Cause(policies.ratio_is_one,
           "The ratio to old_logp is one where a batch is trained on again: the clip cannot act",
@@ -270,7 +271,8 @@ CAUSES: tuple[Cause, ...] = (
            "start": "New weights never reach it: check that the update is sent, to every replica, "
            "and under the names that the engine knows (adapters and merged layers have others).",
            "weights": "Training made the difference: it was not there at the first step, or it "
-           "follows the advantages. Send all weights (tied and merged layers, adapters, every replica), and wait until they are loaded. "
+           "follows the advantages. Send all weights (tied and merged layers, adapters, every "
+           "replica), and wait until they are loaded. "
            "In asynchronous training dump lag or version, and weigh by old/sampler, truncated.",
            "raw": "The tokens are those of old_logp, so only the report is wrong: raw log-probs in "
            "the place of processed ones, or the other way round (vLLM: logprobs_mode "

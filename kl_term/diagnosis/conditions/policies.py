@@ -8,6 +8,7 @@ import numpy as np
 
 from kl_term.diagnosis import groups
 from kl_term.diagnosis.conditions.columns import (
+    ALL_SILENT,
     FEWEST_IMPOSSIBLE,
     RATIO_MARGIN,
     SAME,
@@ -246,12 +247,26 @@ def ratio_is_one(m: Measured) -> Shown | None:
     if same < SAME:
         return _rescored_at_times(m)
     if max(repeated, behind) < MOST_REPEATED:
-        return None
+        return _one_for_all_minibatches(m, same)
     evidence: Evidence = {"share of tokens with logp equal to old_logp": same}
     if repeated >= MOST_REPEATED:
         name = "share of rows whose completion stood there at an earlier step"
         return Shown(evidence | {name: repeated}, case="again")
     return Shown(evidence | {"share of tokens from earlier weights": behind}, "note", case="behind")
+
+
+def _one_for_all_minibatches(m: Measured, same: float) -> Shown | None:
+    """Each completion stands once, but the settings say that several steps are on one rollout."""
+    step, own = m.rollouts.step, m.settings.rollout_steps
+    steps = 0 if step is None else len(np.unique(step))
+    idle = m.numbers.get("zero_advantage_share", 0.0) >= ALL_SILENT  # nothing moves the policy
+    if own == 1 or steps < own or idle:
+        return None
+    evidence: Evidence = {
+        "share of tokens with logp equal to old_logp": same,
+        "steps on one rollout, by the settings": own,
+    }
+    return Shown(evidence, case="again")
 
 
 def _rescored_at_times(m: Measured) -> Shown | None:
