@@ -228,6 +228,7 @@ CAUSES: tuple[Cause, ...] = (
           {"all": "The KL term is {found}, not {named}",
            "tokens": "The KL term is missing at some of the tokens",
            "steps": "The KL term is missing at some of the steps",
+           "jumps": "The coefficient of the KL term leaps from step to step",
            "reversed": "The coefficient of the KL term runs against the KL"},
           {"all": "Check the estimator that the trainer computes, which tokens it leaves out, "
            "which policy stands above in its ratio (r is reference over policy), and that logp is "
@@ -237,6 +238,9 @@ CAUSES: tuple[Cause, ...] = (
            "evidence says where most are missing.",
            "steps": "It vanishes, or comes and goes, while the run goes on: a schedule that ends "
            "at zero, a flag that is read once, a reference that is dropped or reset.",
+           "jumps": "No schedule falls and rises at every other step. Look for a division by the "
+           "number of micro-batches, of processes or of tokens that some steps lack, or for a term "
+           "that is added once a rollout.",
            "reversed": "A controller raises the coefficient when the KL is above its target: check "
            "the sign of its error. Expected of a schedule, or while the KL is still on the other "
            "side of the target."},

@@ -37,7 +37,7 @@ _EARLY_TOKENS = 300
 #: Bases of logarithms that are taken for e; a log-prob to base b is the natural one over ln b.
 BASES = (10, 2)
 #: To the right base the squared log-ratios are a fraction of what they are to the wrong one.
-_LEFT_BY_A_BASE = 0.04
+_LEFT_BY_A_BASE = 0.1
 #: Policies that have not parted find the same tokens easy; ratios of one policy to another that
 #: drew the tokens have mean one, which a temperature in the place of a base breaks.
 _ALIKE, _NEAR_ONE = 0.9, 0.1

@@ -366,8 +366,8 @@ def rescored(unequal: int, **columns):
 @pytest.mark.parametrize(
     ("repeated", "behind", "severity", "advice"),
     [
-        (0.2, 0.0, "warning", "old_logp is scored again at every step"),
-        (0.2, 0.9, "warning", "old_logp is scored again at every step"),
+        (0.2, 0.0, "warning", "old_logp is scored again at these steps"),
+        (0.2, 0.9, "warning", "old_logp is scored again at these steps"),
         (0.19, 0.2, "note", "By design where a proximal policy is scored again"),
         (0.19, 0.19, None, ""),
     ],
