@@ -112,7 +112,7 @@ def measure_groups(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
     if not complete.any() and (sizes == sizes[0]).all():
         complete = ~complete  # nothing was left out: these are the groups, or what stands for them
     if rows.advantage is not None and not settings.in_reward and not _varies(rollouts, rows):
-        found |= _advantages(rows, complete)
+        found |= _advantages(rows, complete, rollouts.units.fresh)
         found |= _by_length(rollouts, rows, complete)
     return found
 
@@ -135,7 +135,7 @@ def _varies(rollouts: Rollouts, rows: Sequences) -> bool:
     return bool(np.abs(spread).max() > 1e-6 * max(1.0, np.abs(rows.advantage).max()))
 
 
-def _advantages(rows: Sequences, complete: np.ndarray) -> dict[str, float]:
+def _advantages(rows: Sequences, complete: np.ndarray, fresh: np.ndarray) -> dict[str, float]:
     advantage, kept = rows.advantage, complete[rows.group]
     found = {}
     spread = float(np.sqrt(np.mean(advantage**2)))
@@ -145,7 +145,7 @@ def _advantages(rows: Sequences, complete: np.ndarray) -> dict[str, float]:
         found["mean_advantage"] = float(advantage[kept].mean() / spread)
     if rows.reward is None:
         return found
-    found |= _scales(rows)
+    found |= _scales(rows, fresh)
     found["advantage_is_reward"] = float(np.abs(advantage - rows.reward).max() < SAME_AS_REWARD)
     ours, theirs = (_standardised(values, rows.group) for values in (advantage, rows.reward))
     both = (ours != 0) & (theirs != 0)
@@ -194,8 +194,12 @@ def _by_length(rollouts: Rollouts, rows: Sequences, complete: np.ndarray) -> dic
     return found
 
 
-def _scales(rows: Sequences) -> dict[str, float]:
-    """Groups whose spread of advantages is far from the usual one, and so over its rewards'."""
+def _scales(rows: Sequences, fresh: np.ndarray) -> dict[str, float]:
+    """Groups whose spread of advantages is far from the usual one, and so over its rewards'.
+
+    Of those that are silenced, or turned, each counts once, however many updates see it.
+    """
+    once = np.bincount(rows.group, weights=fresh) > 0
     ours, theirs = (
         np.sqrt(_group_means((v - _group_means(v, rows.group)[rows.group]) ** 2, rows.group))
         for v in (rows.advantage, rows.reward)
@@ -204,13 +208,14 @@ def _scales(rows: Sequences) -> dict[str, float]:
     loud = (ours > 0) & told
     if loud.sum() < 2 * FEWEST_GROUPS:
         return {}
+    told &= once
     silent = (told & (_group_means(np.abs(rows.advantage), rows.group) == 0)).sum()
     found = {"groups_silenced": float(silent), "groups_silenced_share": float(silent / told.sum())}
     spread, slope = ours[loud], ours[loud] / theirs[loud]
     large = (spread > APART * np.median(spread)) & (slope > APART * np.median(slope))
     small = (APART * spread < np.median(spread)) & (APART * slope < np.median(slope))
     apart = large | small
-    found |= _turned(rows, loud)
+    found |= _turned(rows, loud & once)
     return found | {"groups_apart": float(apart.sum()), "groups_apart_share": float(apart.mean())}
 
 
