@@ -307,7 +307,16 @@ def kept_mass(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFra
 
 
 def old_is_new(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
-    return frame.assign(old_logp=frame["logp"])
+    """The term loses its ratio too, which is one."""
+    return _scored_again(frame, np.ones(len(frame), bool))
+
+
+def _scored_again(frame: pd.DataFrame, chosen: np.ndarray) -> pd.DataFrame:
+    unweighted = frame["kl_term"] * np.exp(frame["old_logp"] - frame["logp"])
+    return frame.assign(
+        old_logp=np.where(chosen, frame["logp"], frame["old_logp"]),
+        kl_term=np.where(chosen, unweighted, frame["kl_term"]),
+    )
 
 
 def one_group_apart(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
@@ -345,7 +354,7 @@ def behind(updates: int) -> Change:
 
 def old_is_new_at_times(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
     """Of four updates on one rollout, the second and the last score old_logp again."""
-    return frame.assign(old_logp=frame["old_logp"].mask(frame["step"] % 2 == 1, frame["logp"]))
+    return _scored_again(frame, (frame["step"] % 2 == 1).to_numpy())
 
 
 def some_groups(factor: float) -> Change:
