@@ -124,11 +124,15 @@ CAUSES: tuple[Cause, ...] = (
           "02_gradients#thm-off-policy-weights", kind="spoils"),
     Cause(policies.other_sampler,
           {"unsampled": "The tokens were not drawn from this policy",
+           "first": "The first tokens of completions were not drawn from this policy",
            "hotter": "The sampler is hotter than the policy that is trained",
            "colder": "The sampler is colder, or truncated further, than the policy that is "
            "trained"},
           {"unsampled": "The log-probs may all belong to neighbouring tokens, the mask may count "
            "tokens of the prompt or of a tool, or rows may be exchanged.",
+           "first": "What stands before them is not what the sampler saw: the end of another "
+           "sequence of a packed row, a template's last token (or its newline), a prompt that is "
+           "cut, or an opening that is forced and counted.",
            "hotter": "It may be the temperature (divide the logits by it when scoring), a "
            "repetition penalty, log-probs to another base than e, an engine with older weights, "
            "dropout when scoring, other position ids for left-padded prompts, or tokens counted "

@@ -277,7 +277,8 @@ def surprise_gap(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
 
     ``entropy_slope``, that of :math:`-\log \pi_\theta(a)` on H over the same tokens, is one if H is
     the entropy at their states, for given a state the mean of the former is H; it is zero if H is
-    that of others, whose mean may be the same.
+    that of others, whose mean may be the same. ``first_surprise_gap``: of first
+    tokens.
     """
     if rollouts.entropy is None:
         return {}
@@ -288,6 +289,7 @@ def surprise_gap(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
     found = token_means(
         {"surprise_gap": surprise - entropy}, unit, weight=weight, **settings.bootstrap
     )
+    found |= _first_surprise(surprise - entropy, weight, rollouts, settings)
     away = entropy - entropy.mean()
     squares = weight * away**2
     del weight
@@ -298,6 +300,21 @@ def surprise_gap(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
     slope = np.divide(surprise, away, out=np.zeros_like(away), where=away != 0)
     del surprise, away  # of a million tokens each is eight megabytes
     return found | token_means({"entropy_slope": slope}, unit, weight=squares, **settings.bootstrap)
+
+
+def _first_surprise(
+    gap: Floats, weight: Floats, rollouts: Rollouts, settings: Settings
+) -> dict[str, Interval]:
+    """The gap over the first tokens alone: what stands before them is the prompt, or should be."""
+    lengths = rollouts.lengths[rollouts.units.fresh]
+    first = np.cumsum(lengths) - lengths
+    unit = np.unique(rollouts.by_prompt[rollouts.first[rollouts.units.fresh]], return_inverse=True)
+    return token_means(
+        {"first_surprise_gap": gap[first]},
+        unit[1].ravel(),
+        weight=weight[first],
+        **settings.bootstrap,
+    )
 
 
 def _ratio(log_ratio: Floats) -> Floats:

@@ -55,6 +55,8 @@ MOST_ENDS_OTHERWISE, FEWEST_ENDS = 0.5, 20
 #: Size of logp - old_logp at the usual token where no update lies between them. Two passes in low
 #: precision give a tenth of it, dropout several times it.
 LARGEST_REPEAT = 0.02
+#: All but completions that hardly could be others.
+RESCORED = 0.95
 #: Nats over the mean entropy, as for the whole dump.
 LARGEST_SURPRISE = 0.05
 #: More rows than this left out of their groups were left out by choice: their tokens are selected.
@@ -408,8 +410,7 @@ def scored_twice(m: Measured) -> Shown | None:
 
 def rescored_throughout(m: Measured) -> bool:
     """Is old_logp the policy's own at every step that returns to a batch?"""
-    returning = m.numbers.get("returning_steps", 0.0)
-    return 0 < returning == m.numbers.get("rescored_steps", 0.0)
+    return m.numbers.get("rescored_share", 0.0) >= RESCORED
 
 
 def padded_positions(m: Measured) -> Shown | None:

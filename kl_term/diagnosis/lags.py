@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kl_term.diagnosis.conditions.columns import SAME
-from kl_term.diagnosis.conditions.policies import LARGEST_MISMATCH_KL, SAME_POLICY
+from kl_term.diagnosis.conditions.policies import LARGEST_MISMATCH_KL, MOST_REPEATED, SAME_POLICY
 from kl_term.diagnosis.schema import Measured, Rollouts, Settings, Shown
 from kl_term.diagnosis.units import codes, hashed
 
@@ -13,6 +12,8 @@ from kl_term.diagnosis.units import codes, hashed
 LEAST_BEHIND = 0.05
 #: Share of a step's completions that stood at an earlier one; a cut batch loses a few.
 RETURNED = 0.9
+#: Nats: the log-prob of a completion that hardly could be another moves by less than is written.
+CERTAIN = -1.0
 
 
 def updates_behind(rollouts: Rollouts) -> np.ndarray | None:
@@ -65,6 +66,11 @@ def rescored_steps(rollouts: Rollouts) -> dict[str, float]:
 
     By groups and tokens, since an old_logp that moves tells nothing of what was drawn anew. All
     completions of such a step stood at earlier ones: not by chance, unless the sampler is greedy.
+    The ratio of a completion is one at all its tokens, and not for their certainty.
+
+    Returns:
+        ``returning_steps``; ``rescored_steps``, those of them in which it is one for a fifth of the
+        completions; ``rescored_share``, of all completions of such steps.
     """
     group, token, step = rollouts.group, rollouts.token, rollouts.step
     if group is None or token is None or step is None or not rollouts.has_old_logp:
@@ -74,14 +80,15 @@ def rescored_steps(rollouts: Rollouts) -> dict[str, float]:
     steps, index = np.unique(step[first], return_inverse=True)
     begin = np.full(alike.max() + 1, len(steps))
     np.minimum.at(begin, alike, index)
-    same = np.abs(rollouts.logp - rollouts.old_logp) < SAME_POLICY
-    returned = np.bincount(index, weights=index > begin[alike]) / np.bincount(index)
-    equal = np.bincount(index, weights=rollouts.sums(same.astype(np.float64)))
-    equal /= np.bincount(index, weights=rollouts.lengths)
-    again = returned >= RETURNED
+    moved = rollouts.sums((np.abs(rollouts.logp - rollouts.old_logp) >= SAME_POLICY) * 1.0)
+    same = (moved == 0) & (rollouts.sums(rollouts.old_logp) < CERTAIN)
+    size = np.bincount(index)
+    again = np.bincount(index, weights=index > begin[alike]) >= RETURNED * size
+    equal = np.bincount(index, weights=same)
     return {
         "returning_steps": float(again.sum()),
-        "rescored_steps": float((again & (equal >= SAME)).sum()),
+        "rescored_steps": float((again & (equal >= MOST_REPEATED * size)).sum()),
+        "rescored_share": float(equal[again].sum() / max(1, size[again].sum())),
     }
 
 

@@ -189,7 +189,13 @@ def test_a_ratio_that_is_one_at_some_updates():
     again = frame.step % 2 == 1
     said = found(frame.assign(old_logp=frame.old_logp.mask(again, frame.logp)))["ratio-is-one"]
     assert said.severity == "warning"
-    assert said.evidence["of them with logp equal to old_logp throughout"] == 2
+    assert said.evidence["of them with a ratio of one"] == 2
+    some = frame.assign(old_logp=frame.old_logp.mask(frame.advantage < 0, frame.logp))
+    assert (
+        0.3
+        < found(some)["ratio-is-one"].evidence["share of the completions that this is true of"]
+        < 0.7
+    )
     one = frame.step == frame.step.min() + 1
     warm = frame.assign(old_logp=frame.old_logp.mask(one, frame.logp))
     assert "ratio-is-one" not in found(warm), "a first step of rate zero"
@@ -268,6 +274,19 @@ def test_an_engine_behind_is_told_from_other_numerics():
     far = far.assign(sampler_logp=np.minimum(4 * far.sampler_logp - 3 * far.old_logp, 0.0))
     assert found(far)["train-inference-mismatch"].severity == "error"
     assert "older weights" in found(far)["train-inference-mismatch"].title
+
+
+def test_first_tokens_that_are_scored_after_something_else():
+    frame = updates()
+    first = (frame.position == 0).to_numpy()
+    others = np.random.default_rng(0).permutation
+    names = ["logp", "old_logp", "ref_logp"]
+    moved = frame.copy()
+    moved.loc[first, names] -= 2.0
+    assert "first tokens" in found(moved)["other-sampler"].title
+    mixed = frame.copy()
+    mixed.loc[first, "entropy"] = others(frame.loc[first, "entropy"])
+    assert "other-sampler" not in found(frame) and "other-sampler" not in found(mixed)
 
 
 def test_groups_on_another_scale():

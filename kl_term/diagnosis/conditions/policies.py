@@ -28,6 +28,9 @@ FARTHER = 4.0
 LARGEST_SURPRISE = 0.05
 #: No temperature below two makes tokens more surprising than the entropy by half of it.
 UNSAMPLED_SURPRISE = 0.5
+#: Half-widths of the interval and shares of the entropy by which first tokens must be too
+#: surprising: they are few, and their mean is zero whatever the policy is.
+FIRST_CLEAR, LARGEST_FIRST_SURPRISE = 2.0, 0.1
 #: A root-mean-square log-ratio of 0.1 (its square over two): half of what a clip at 0.2 allows is
 #: used up before the first update. Rounding to bfloat16 in the engine gives about a tenth of it,
 #: and so do two evaluations of the same weights.
@@ -107,10 +110,10 @@ def old_not_sampler(m: Measured) -> Shown | None:
 
 def other_sampler(m: Measured) -> Shown | None:
     gap = m.intervals.get("surprise_gap")
-    if gap is None or not m.enough or not gap.clear_of(0.0):
+    if gap is None or not m.enough:
         return None
-    if abs(gap.value) < LARGEST_SURPRISE * m.numbers["entropy"]:
-        return None
+    if not gap.clear_of(0.0) or abs(gap.value) < LARGEST_SURPRISE * m.numbers["entropy"]:
+        return _first_token(m)
     if m.numbers.get("left_out_share", 0.0) > groups.MOST_LEFT_OUT:
         return None  # what was left out, such as cut completions, was chosen by its tokens
     why = (
@@ -132,6 +135,23 @@ def other_sampler(m: Measured) -> Shown | None:
         },
         case="unsampled" if unsampled else "hotter" if gap.value > 0 else "colder",
     )
+
+
+def _first_token(m: Measured) -> Shown | None:
+    """Of another distribution at first tokens alone, which are too few to be seen in the mean."""
+    gap = m.intervals.get("first_surprise_gap")
+    if gap is None or not gap.value - FIRST_CLEAR * (gap.value - gap.low) > 0:
+        return None
+    if gap.value < LARGEST_FIRST_SURPRISE * m.numbers["entropy"]:
+        return None
+    if groups.counted_prompt(m) or groups.padded_positions(m) or groups.duplicates(m):
+        return None
+    evidence: Evidence = {
+        "mean of -log p minus the entropy, first tokens": gap.value,
+        "lower end": gap.low,
+        "mean entropy": m.numbers["entropy"],
+    }
+    return Shown(evidence, case="first")
 
 
 def starts_away(m: Measured) -> Shown | None:
@@ -278,7 +298,8 @@ def _rescored_at_times(m: Measured) -> Shown | None:
         return None
     evidence: Evidence = {
         "steps that train on an earlier batch again": int(returning),
-        "of them with logp equal to old_logp throughout": int(rescored),
+        "of them with a ratio of one": int(rescored),
+        "share of the completions that this is true of": m.numbers["rescored_share"],
     }
     return Shown(evidence, case="again")
 
