@@ -69,8 +69,8 @@ CAUSES: tuple[Cause, ...] = (
           "trainer, check that the loss uses the same mask.",
           "14_frameworks#ex-where-after", kind="spoils"),
     Cause(columns.other_base, "{columns}: logarithms to base {base}, the others are natural ones",
-          "Multiply by the natural logarithm of {base} (torch.log, not log10 or log2), in the loss "
-          "too if it read this column. Only if all columns are to one base no ratio shows it: then "
+          "Take the natural logarithm (torch.log, not log10 or log2), in the loss too if it read "
+          "this column. Only if all columns are to one base no ratio shows it: then "
           "the entropy does.",
           "01_estimators#thm-unbiased", kind="spoils"),
     Cause(columns.misaligned, "The {column} log-probs are those of a neighbouring token",

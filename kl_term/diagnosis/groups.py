@@ -442,14 +442,14 @@ def advantage_unrelated(m: Measured) -> Shown | None:
 
 
 def groups_apart(m: Measured) -> Shown | None:
-    for name, fewest, least in (("apart", 1, 0.0), ("silenced", FEWEST_GROUPS, MOST_SILENCED)):
-        count, share = (m.numbers.get(f"groups_{name}{of}", 0.0) for of in ("", "_share"))
-        if count >= fewest and share >= least:
-            what = (
-                "groups on another scale" if name == "apart" else "with advantage zero throughout"
-            )
-            return Shown({what: int(count), "their share": share}, case=name)
-    return None
+    apart, silenced = (int(m.numbers.get(f"groups_{name}", 0.0)) for name in ("apart", "silenced"))
+    if apart:
+        share = m.numbers["groups_apart_share"]
+        return Shown({"groups on another scale": apart, "their share": share}, case="apart")
+    share = m.numbers.get("groups_silenced_share", 0.0)
+    if silenced < FEWEST_GROUPS or share < MOST_SILENCED:
+        return None
+    return Shown({"groups without advantages": silenced, "their share": share}, case="silenced")
 
 
 def some_reversed(m: Measured) -> bool:

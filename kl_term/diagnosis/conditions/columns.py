@@ -97,11 +97,11 @@ def other_base(m: Measured) -> Shown | None:
     }
     if not found or len({abs(base) for base in found.values()}) > 1 or not m.enough:
         return None
-    written = {"old": m.rollouts.has_old_logp, "ref": True}
-    written["sampler"] = m.rollouts.sampler_logp is not None
+    held = ["ref"] + ["old"] * m.rollouts.has_old_logp
+    held += [] if m.rollouts.sampler_logp is None else ["sampler"]
     natural = [name for name, base in found.items() if base < 0]
     if natural:  # then logp is to that base, and what agrees with it
-        off = ["logp", *(f"{n}_logp" for n in written if written[n] and n not in natural)]
+        off = ["logp", *(f"{name}_logp" for name in held if name not in natural)]
     else:
         off = [f"{name}_logp" for name in found]
     name = next(iter(found))
