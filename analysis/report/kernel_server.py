@@ -34,7 +34,7 @@ PRELOADED = (
     "pydantic",
     "scipy.optimize",
     "scipy.stats",
-    "torch",
+    "torch._dynamo",  # of torch.func: a second of its own
     "tqdm.notebook",
     "yaml",
 )
