@@ -12,8 +12,6 @@ from analysis.report.provenance import read_notebook
 from analysis.report.sections import unopened, words_and_numbers
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Chapters of the main line that are being merged into one, which shall open its sections too.
-MERGING = {"04_grpo_ablation", "19_equal_kl"}
 
 
 def main_line() -> list[str]:
@@ -42,7 +40,7 @@ def of(*cells: str | dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("name", [*sorted({*main_line()} - MERGING), "14_frameworks"])
+@pytest.mark.parametrize("name", [*main_line(), "14_frameworks"])
 def test_each_section_opens_with_the_sentence_that_says_what_it_means(name: str) -> None:
     assert unopened(notebook(name)) == []
 
