@@ -44,6 +44,8 @@ export MKL_NUM_THREADS := 1
 unexport PYTHONPATH
 
 PIP   := -m pip --disable-pip-version-check --no-input
+# What is imported is compiled then; most of torch never is.
+INSTALL := $(PIP) install --no-compile
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=600 \
 	--nbval-sanitize-with tests/pipeline/nbval.cfg -p tests.pipeline.nbval_alive
 
@@ -184,15 +186,15 @@ define install
 	@echo "[1/3] locked packages, hashes checked"
 	@if command -v uv >/dev/null; then \
 		uv pip install --python $(1)/bin/python --no-deps --require-hashes -r requirements.lock; \
-	else $(1)/bin/python $(PIP) install --no-deps --require-hashes -r requirements.lock; fi
+	else $(1)/bin/python $(INSTALL) --no-deps --require-hashes -r requirements.lock; fi
 	@echo "[2/3] torch, hash checked"
 	@$(1)/bin/python $(PIP) download --quiet --no-deps --only-binary :all: --dest $(1)/.wheels \
 		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) '$(TORCH)'
-	@$(1)/bin/python $(PIP) install --no-deps --require-hashes --no-index --find-links $(1)/.wheels -r torch.lock
+	@$(1)/bin/python $(INSTALL) --no-deps --require-hashes --no-index --find-links $(1)/.wheels -r torch.lock
 	@rm -rf $(1)/.wheels
 	@if $(1)/bin/python -c "import sys; from importlib.metadata import version; \
 		sys.exit(sys.platform != 'linux' or version('torch').endswith('+cpu'))"; then \
-		$(1)/bin/python $(PIP) install --no-deps --require-hashes -r cuda.lock; fi
+		$(1)/bin/python $(INSTALL) --no-deps --require-hashes -r cuda.lock; fi
 	@echo "[3/3] this package"
-	@$(1)/bin/python $(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@$(1)/bin/python $(INSTALL) --quiet --no-deps --no-build-isolation --editable .
 endef

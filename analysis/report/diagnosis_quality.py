@@ -14,6 +14,7 @@ import pandas as pd
 from analysis.records.manifests import read_manifest
 from analysis.report.generated import render
 from kl_term.diagnosis.causes import CAUSES, Cause
+from kl_term.diagnosis.statistics import FEWEST_RESAMPLED
 
 FOLDER = "diagnosis_matrix"
 HELD_OUT = "diagnosis_held_out"
@@ -83,6 +84,9 @@ def _healthy(folder: Path) -> dict[str, Any]:
     rules = reading.rename(columns=RULES)
     shares = [*RULES.values()]
     rules[shares] = rules[shares].map(_percent)
+    prompts, lowest = coverage["completions"] // coverage["group"], coverage["uneven"].min()
+    few, apart = prompts < FEWEST_RESAMPLED, coverage["uneven"] > lowest
+    alike, uneven = coverage[~few & ~apart], coverage[apart]
     held = coverage.rename(columns=COVERED)
     held[[*COVERED.values()]] = held[[*COVERED.values()]].map(_percent)
     loud = alarms.assign(errors=alarms["errors"].map(_percent))
@@ -90,9 +94,14 @@ def _healthy(folder: Path) -> dict[str, Any]:
     return {
         "repetitions": repetitions,
         "rules": rules.set_index(["kl", "completions", "group", "top_p"]),
-        "coverage": held.set_index(["completions", "group", "updates"]),
-        "lowest": {name: f"{coverage[name].min():.0%}" for name in ("k1", "k3")},
-        "highest": {name: f"{coverage[name].max():.0%}" for name in ("k1", "k3")},
+        "coverage": held.set_index(["completions", "group", "updates", "kl", "uneven"]),
+        "intervals_of": f"{coverage['repetitions'].min():,}",
+        "alike": alike["uneven"].iloc[0],
+        "apart": uneven["uneven"].iloc[0],
+        "lowest": {name: f"{alike[name].min():.1%}" for name in ("k1", "k3")},
+        "highest": {name: f"{alike[name].max():.1%}" for name in ("k1", "k3")},
+        "few": {name: f"{coverage[few][name].min():.1%}" for name in ("k1", "k3")},
+        "uneven": {name: f"{uneven[name].min():.1%}" for name in ("k1", "k3")},
         "alarms": loud.set_index(["completions", "group", "updates", "kl"]),
         "runs": repetitions * len(alarms),
         "errors": round(float(alarms["errors"].sum()) * repetitions),

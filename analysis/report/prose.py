@@ -61,7 +61,7 @@ def typed_numbers(text: str, *, maths: bool) -> Iterator[tuple[int, str]]:
 
 def _prose(text: str, first: int, *, maths: bool) -> Iterator[tuple[int, str]]:
     """The pieces of text that a reader sees as words, each with its line."""
-    for token in _parser().parse(text):
+    for token in markdown_tokens(text):
         line = first + (token.map[0] if token.map else 0)
         if token.type in ("fence", "colon_fence"):
             yield from _directive(token, line, maths=maths)
@@ -89,6 +89,11 @@ def _directive(token: Token, line: int, *, maths: bool) -> Iterator[tuple[int, s
         yield line + 1 + options, body
     else:
         yield from _prose(body, line + 1 + options, maths=maths)
+
+
+def markdown_tokens(text: str) -> list[Token]:
+    """MyST markdown as the book's parser reads it."""
+    return _parser().parse(text)
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pandas as pd
@@ -31,6 +31,7 @@ Draw = Callable[[np.random.Generator, np.ndarray, int], np.ndarray]
 Bounds = Sequence[np.ndarray]
 
 
+@cache
 def recorded_differences() -> np.ndarray:
     """[P, 10]: variants less the first of their recording, of mean 0 and deviation 1.
 
@@ -116,10 +117,14 @@ def bootstraps(values: np.ndarray, rng: np.random.Generator) -> dict[str, Bounds
 def _studentised(values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """The mean less quantiles of the resampled t statistic, turned round."""
     size, tails = values.shape[1], np.array([1 + statistics.LEVEL, 1 - statistics.LEVEL]) / 2
-    drawn = values[:, rng.integers(size, size=(RESAMPLES, size))]  # [simulations, resamples, n]
+    picks = rng.integers(size, size=(RESAMPLES, size))  # the same for every simulation
+    weights = (picks[:, :, None] == np.arange(size)).mean(axis=1).T  # [n, resamples]
     mean, deviation = values.mean(axis=1), values.std(axis=1, ddof=1)
-    errors = np.maximum(drawn.std(axis=2, ddof=1), 1e-9 * deviation[:, None])
-    turned = np.quantile((drawn.mean(axis=2) - mean[:, None]) / errors, tails, axis=1)
+    centred = values - mean[:, None]
+    shifts = centred @ weights  # of the resampled mean, [simulations, resamples]
+    variances = np.maximum(centred**2 @ weights - shifts**2, 0.0) * size / (size - 1)
+    errors = np.maximum(np.sqrt(variances), 1e-9 * deviation[:, None])
+    turned = np.quantile(shifts / errors, tails, axis=1)
     return mean - turned * deviation
 
 

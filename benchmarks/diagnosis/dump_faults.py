@@ -117,12 +117,21 @@ def entropy_of_others(frame: pd.DataFrame, generator: np.random.Generator) -> pd
     return frame.assign(entropy=_of_others(frame["entropy"]))
 
 
-def to_base_ten(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
-    return frame.assign(**{name: frame[name] / np.log(10) for name in LOG_PROBS})
+def to_base(base: int, *columns: str) -> Change:
+    """Some log-probs by ``log10`` or ``log2``, or all."""
+
+    def change(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+        return frame.assign(**{name: frame[name] / np.log(base) for name in columns or LOG_PROBS})
+
+    return change
 
 
-def in_bits(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
-    return frame.assign(**{name: frame[name] / np.log(2) for name in LOG_PROBS})
+to_base_ten, in_bits = to_base(10), to_base(2)
+
+
+def late_half(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    """What a dump holds that was begun in the middle of the run."""
+    return frame[frame["step"] > (frame["step"].min() + frame["step"].max()) / 2]
 
 
 def of_sequences(how: str) -> Change:
@@ -273,6 +282,7 @@ def term_missing(where: str) -> Change:
             "long": length <= length.median(),
             "late tokens": 2 * frame["position"] < length,
             "decays": 0.8**step,
+            "leaps": np.where(step % 2 == 1, 0.25, 1.0),
             "changes its sign": np.where(step > half, -1.0, 1.0),
         }
         return frame.assign(kl_term=frame["kl_term"] * factors[where])
@@ -297,7 +307,16 @@ def kept_mass(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFra
 
 
 def old_is_new(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
-    return frame.assign(old_logp=frame["logp"])
+    """The term loses its ratio too, which is one."""
+    return _scored_again(frame, np.ones(len(frame), bool))
+
+
+def _scored_again(frame: pd.DataFrame, chosen: np.ndarray) -> pd.DataFrame:
+    unweighted = frame["kl_term"] * np.exp(frame["old_logp"] - frame["logp"])
+    return frame.assign(
+        old_logp=np.where(chosen, frame["logp"], frame["old_logp"]),
+        kl_term=np.where(chosen, unweighted, frame["kl_term"]),
+    )
 
 
 def one_group_apart(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
@@ -331,3 +350,22 @@ def behind(updates: int) -> Change:
         return frame.assign(lag=updates + (frame["step"] % 2))
 
     return change
+
+
+def old_is_new_at_times(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    """Of four updates on one rollout, the second and the last score old_logp again."""
+    return _scored_again(frame, (frame["step"] % 2 == 1).to_numpy())
+
+
+def some_groups(factor: float) -> Change:
+    """Advantages of every fifth prompt times a factor."""
+
+    def change(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+        chosen = frame["group"].rank(method="dense") % 5 == 0
+        return frame.assign(advantage=frame["advantage"] * np.where(chosen, factor, 1.0))
+
+    return change
+
+
+def engine_to_base_two(frame: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    return frame.assign(sampler_logp=frame["old_logp"] / np.log(2))

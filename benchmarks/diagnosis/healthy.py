@@ -10,6 +10,8 @@ import itertools
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,9 @@ from analysis.sweeps.provenance import provenance_here
 from benchmarks.diagnosis.chains import Population, Sample, sample, truth
 from kl_term.diagnosis.causes import find
 from kl_term.diagnosis.check_run import check_run
-from kl_term.diagnosis.divergence import kl_estimates
 from kl_term.diagnosis.measure import measure
 from kl_term.diagnosis.schema import Floats, Rollouts, Settings
+from kl_term.diagnosis.statistics import token_means
 from kl_term.errors import UserError
 
 RECORDED = Path(__file__).parents[2] / "results" / "diagnosis_healthy"
@@ -33,37 +35,53 @@ KLS = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0)
 #: Completions and how many answer one prompt.
 SIZES = ((32, 2), (32, 8), (128, 8), (512, 8))
 UPDATES = (1, 2, 4, 8, 16)
-#: Completions, completions of a prompt, updates on each.
+#: Completions, completions of a prompt, updates on each, nats a token; and how uneven prompts are.
 COVERAGE = (
-    *((64, 4, updates) for updates in UPDATES),
-    *((count, 8, 2) for count in (32, 128, 512, 2048)),
-    *((512, group, 2) for group in (2, 16, 64)),
+    *((64, 4, updates, 0.01, 0.25) for updates in UPDATES),
+    *((count, 8, 2, 0.01, 0.25) for count in (32, 128, 512, 2048)),
+    *((512, group, 2, 0.01, 0.25) for group in (2, 16, 64)),
+    *((96, 12, 3, kl, 0.25) for kl in (0.001, 0.3)),
+    (48, 16, 4, 0.01, 0.25),
+    *((count, 8, 2, 0.01, 0.6) for count in (64, 512)),
 )
+#: Of the intervals, as a diagnosis has them; and completions that are drawn at a time.
+DIAGNOSED, DRAWN = 1000, 8000
 #: Of a trainer that logs the mean of its micro-batches' own means.
 MICRO_BATCH = 4
 RESAMPLES = 200
 
 
-def record(repetitions: int = 200, directory: Path = RECORDED, resamples: int = RESAMPLES) -> None:
+def record(
+    repetitions: int = 200,
+    intervals_of: int = 2000,
+    directory: Path = RECORDED,
+    resamples: int = RESAMPLES,
+) -> None:
     """Draw sound runs, read and diagnose them, and record how often that is wrong.
 
     Args:
-        repetitions: of each setting; a tenth of them, at least ten, above 1,000 completions.
+        repetitions: of each setting.
+        intervals_of: runs of which the intervals are held to the truth, at each size: of 2,000 the
+            share that hold it has a standard error of half a point.
         directory: where the record goes.
-        resamples: of the bootstrap.
+        resamples: of the bootstrap, where runs are diagnosed.
     """
     check_target(directory)
     began = time.perf_counter()
     tables = {
         "reading.csv": pd.DataFrame(reading_rules(repetitions)),
-        "coverage.csv": pd.DataFrame(coverage(repetitions, resamples)),
+        "coverage.csv": pd.DataFrame(coverage(intervals_of)),
         "alarms.csv": pd.DataFrame(alarms(repetitions, resamples)),
     }
     made = provenance_here(code_sha256(import_closure(["benchmarks/diagnosis/healthy.py"])))
     fields = made.model_dump() | {
         "preset": "diagnosis_healthy",
         "seeds": list(range(repetitions)),
-        "configuration": {"resamples": resamples, "population": Population()._asdict()},
+        "configuration": {
+            "resamples": resamples,
+            "resamples of intervals": DIAGNOSED,
+            "population": Population()._asdict(),
+        },
         "seconds": round(time.perf_counter() - began),
     }
     write_folder(directory, tables, fields)
@@ -115,49 +133,74 @@ def _read(drawn: Sample) -> dict[str, bool]:
     }
 
 
-def coverage(repetitions: int, resamples: int) -> list[dict[str, Any]]:
+def coverage(repetitions: int) -> list[dict[str, Any]]:
     """A row a size: how often the 95% intervals of k1 and k3 hold the mean over all prompts.
 
     ``*_by_row`` are those of a bootstrap over rows of the dump, as if each were drawn anew.
     """
     rows = []
-    for count, group, updates in COVERAGE:
-        population = Population()
+    for place, (count, group, updates, kl, uneven) in enumerate(COVERAGE):
+        population = Population(kl=kl, uneven=uneven)
         exact = truth(population, updates)
-        times = repetitions if count < 1000 else max(10, repetitions // 4)
         held: Counter[str] = Counter()
-        for seed in range(times):
-            drawn = sample(population, seed, prompts=count // group, group=group, updates=updates)
-            dump = as_rollouts(drawn)
-            for name, (low, high) in _intervals(dump, resamples).items():
+        prompts = count // group
+        for part in _parts(population, repetitions, prompts, group, updates, place):
+            for name, (low, high) in intervals(part).items():
                 held[name] += bool(low <= exact[name[:2]] <= high)
-        shares = {name: held[name] / times for name in ("k1", "k3", "k1_by_row", "k3_by_row")}
-        shape = {"completions": count, "group": group, "updates": updates, "repetitions": times}
-        rows.append(shape | shares)
+        shares = {name: held[name] / repetitions for name in ("k1", "k3", "k1_by_row", "k3_by_row")}
+        shape = {"completions": count, "group": group, "updates": updates, "kl": kl}
+        rows.append(shape | {"uneven": uneven, "repetitions": repetitions} | shares)
         print(rows[-1], flush=True)
     return rows
 
 
-def _intervals(dump: Rollouts, resamples: int) -> dict[str, tuple[float, float]]:
-    found = {
-        e.estimator: (e.interval.low, e.interval.high)
-        for e in kl_estimates(dump, Settings(resamples=resamples))
-        if e.samples == "logged" and e.estimator in ("k1", "k3")
+def _parts(
+    population: Population, repetitions: int, prompts: int, group: int, updates: int, place: int
+) -> Iterator[Floats]:
+    """Runs of so many prompts each, by :func:`row_sums`; drawn many at a time, none twice."""
+    most = max(1, DRAWN // (prompts * group))
+    for index, done in enumerate(range(0, repetitions, most)):
+        runs = min(most, repetitions - done)
+        seed = 10**7 + 10**4 * place + index
+        drawn = sample(population, seed, prompts=runs * prompts, group=group, updates=updates)
+        sums = row_sums(drawn)
+        yield from sums.reshape(3, updates, runs, prompts, group).transpose(2, 0, 1, 3, 4)
+
+
+def row_sums(drawn: Sample) -> Floats:
+    """[3, K, C]: sums of k1 and k3 over the tokens of each row of the dump, and its tokens."""
+    l = np.where(drawn.mask, drawn.logp - drawn.ref_logp, 0.0)
+    tokens = np.broadcast_to(drawn.mask.sum(1), l.shape[:2])
+    return np.stack([l.sum(2), (np.expm1(-l) + l).sum(2), tokens])
+
+
+def intervals(sums: Floats) -> dict[str, tuple[float, float]]:
+    """Those of the diagnosis, from sums by row [3, K, prompts, group] in the place of tokens.
+
+    A mean over tokens and its interval are functions of the prompts' sums alone: a prompt stands as
+    one value, the mean of its tokens, with their number as its weight.
+    """
+    *numerators, tokens = sums.sum((1, 3))
+    means = {n: s / tokens for n, s in zip(("k1", "k3"), numerators, strict=True)}
+    unit = np.arange(len(tokens))
+    found = token_means(means, unit, weight=tokens, resamples=DIAGNOSED, seed=0)
+    rows = sums.reshape(3, -1)
+    return {name: (own.low, own.high) for name, own in found.items()} | {
+        f"{name}_by_row": _by_row(rows[[i, 2]]) for i, name in enumerate(("k1", "k3"))
     }
-    l = dump.logp - dump.ref_logp
-    for name, values in (("k1", l), ("k3", np.expm1(-l) + l)):
-        found[f"{name}_by_row"] = _by_row(dump, values, resamples)
-    return found
 
 
-def _by_row(dump: Rollouts, values: Floats, resamples: int) -> tuple[float, float]:
-    """Percentiles of a bootstrap over rows."""
-    sums = np.stack([dump.sums(values), dump.lengths])
-    count = sums.shape[1]
-    draws = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=resamples)
-    drawn = draws @ sums.T
+def _by_row(sums: Floats) -> tuple[float, float]:
+    """Percentiles of a bootstrap over rows [2, rows]."""
+    drawn = _draws(sums.shape[1]) @ sums.T
     low, high = np.percentile(drawn[:, 0] / drawn[:, 1], [2.5, 97.5])
     return float(low), float(high)
+
+
+@lru_cache(maxsize=1)
+def _draws(count: int) -> Floats:
+    times = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
+    return times.astype(np.float64)
 
 
 def alarms(repetitions: int, resamples: int) -> list[dict[str, Any]]:

@@ -130,7 +130,8 @@ def _diagnosed(dump: Path) -> Report:
 def _changed(fault: Fault, seed: int, dump: Path) -> Report:
     rollouts = read_rollouts(dump)
     columns = ("logp", "old_logp", "ref_logp", "sequence", "position", "entropy", "advantage",
-               "reward", "step", "group", "token", "kl_term", "padding")  # fmt: skip
+               "reward", "step", "group", "token", "kl_term", "padding",
+               "sampler_logp")  # fmt: skip
     held = {name: getattr(rollouts, name) for name in columns}
     frame = pd.DataFrame({name: values for name, values in held.items() if values is not None})
     frame = fault.dump(frame, np.random.default_rng(seed))

@@ -68,6 +68,11 @@ CAUSES: tuple[Cause, ...] = (
           "Dump the completion mask (1 = counted) and multiply nothing by it: select. In the "
           "trainer, check that the loss uses the same mask.",
           "14_frameworks#ex-where-after", kind="spoils"),
+    Cause(columns.other_base, "{columns}: logarithms to base {base}, the others are natural ones",
+          "Take the natural logarithm (torch.log, not log10 or log2), in the loss too if it read "
+          "this column. Only if all columns are to one base no ratio shows it: then "
+          "the entropy does.",
+          "01_estimators#thm-unbiased", kind="spoils"),
     Cause(columns.misaligned, "The {column} log-probs are those of a neighbouring token",
           "Logits at position t predict token t+1: shift logits or ids by one, in exactly one of "
           "the two places.",
@@ -119,11 +124,15 @@ CAUSES: tuple[Cause, ...] = (
           "02_gradients#thm-off-policy-weights", kind="spoils"),
     Cause(policies.other_sampler,
           {"unsampled": "The tokens were not drawn from this policy",
+           "first": "The first tokens of completions were not drawn from this policy",
            "hotter": "The sampler is hotter than the policy that is trained",
            "colder": "The sampler is colder, or truncated further, than the policy that is "
            "trained"},
           {"unsampled": "The log-probs may all belong to neighbouring tokens, the mask may count "
            "tokens of the prompt or of a tool, or rows may be exchanged.",
+           "first": "What stands before them is not what the sampler saw: the end of another "
+           "sequence of a packed row, a template's last token (or its newline), a prompt that is "
+           "cut, or an opening that is forced and counted.",
            "hotter": "It may be the temperature (divide the logits by it when scoring), a "
            "repetition penalty, log-probs to another base than e, an engine with older weights, "
            "dropout when scoring, other position ids for left-padded prompts, or tokens counted "
@@ -167,8 +176,12 @@ CAUSES: tuple[Cause, ...] = (
           "template and position ids, and natural logarithms everywhere; below one, the sampler "
           "truncates (top-p, top-k). Or the engine has older weights, or only some of the new.",
           "06_sequences#thm-sampling-mask", severity="warning", kind="data"),
-    Cause(updates.advantage_sign, "Advantages fall where rewards rise",
-          "Check the sign of the advantages before anything else.",
+    Cause(updates.advantage_sign,
+          {"all": "Advantages fall where rewards rise",
+           "some": "Advantages fall where rewards rise, in some of the groups"},
+          {"all": "Check the sign of the advantages before anything else.",
+           "some": "Look for what these prompts have in common: a data source whose reward is a "
+           "cost, or advantages that were negated twice."},
           "08_reward_side#thm-baseline", kind="data"),
     Cause(groups.advantage_unrelated, "Advantages do not follow the rewards of their group",
           "One of the two columns is in another order: look for a shuffle or a gather between "
@@ -188,13 +201,18 @@ CAUSES: tuple[Cause, ...] = (
            "constant": "A constant is left: subtract the mean of the group, after everything that "
            "is added."},
           "08_reward_side#thm-baseline", severity="warning", kind="data"),
-    Cause(groups.groups_apart, "The advantages of some groups are on another scale",
-          "A few prompts decide every update. Look for a group whose rewards are not normalised, "
-          "a division by a spread near zero, or a weight of a data source applied twice.",
+    Cause(groups.groups_apart,
+          {"apart": "The advantages of some groups are on another scale",
+           "silenced": "The advantages of some groups are zero, though their rewards differ"},
+          {"silenced": "These prompts teach nothing. Look for a mask or a weight of a data source, "
+           "a group whose rewards come late, or rewards that are logged after a bonus.",
+           "apart": "A few prompts decide every update. Look for a group whose rewards are not "
+           "normalised, a division by a spread near zero, or a weight of a data source applied "
+           "twice."},
           "08_reward_side#thm-baseline", severity="warning", kind="data"),
     Cause(policies.ratio_is_one,
-          "The ratio to old_logp is one at every step: the clip can never act",
-          {"again": "old_logp is scored again at every step, with the weights that are being "
+          "The ratio to old_logp is one where a batch is trained on again: the clip cannot act",
+          {"again": "old_logp is scored again at these steps, with the weights that are being "
            "trained. Keep what was scored before the first update on a rollout; in asynchronous "
            "training, what the sampler's weights gave.",
            "behind": "By design where a proximal policy is scored again before one update on it: "
@@ -214,6 +232,7 @@ CAUSES: tuple[Cause, ...] = (
           {"all": "The KL term is {found}, not {named}",
            "tokens": "The KL term is missing at some of the tokens",
            "steps": "The KL term is missing at some of the steps",
+           "jumps": "The coefficient of the KL term leaps from step to step",
            "reversed": "The coefficient of the KL term runs against the KL"},
           {"all": "Check the estimator that the trainer computes, which tokens it leaves out, "
            "which policy stands above in its ratio (r is reference over policy), and that logp is "
@@ -223,6 +242,9 @@ CAUSES: tuple[Cause, ...] = (
            "evidence says where most are missing.",
            "steps": "It vanishes, or comes and goes, while the run goes on: a schedule that ends "
            "at zero, a flag that is read once, a reference that is dropped or reset.",
+           "jumps": "No schedule falls and rises at every other step. Look for a division by the "
+           "number of micro-batches, of processes or of tokens that some steps lack, or for a term "
+           "that is added once a rollout.",
            "reversed": "A controller raises the coefficient when the KL is above its target: check "
            "the sign of its error. Expected of a schedule, or while the KL is still on the other "
            "side of the target."},
@@ -256,8 +278,9 @@ CAUSES: tuple[Cause, ...] = (
            "precision and kernels. Then weigh by old/sampler, truncated.",
            "start": "New weights never reach it: check that the update is sent, to every replica, "
            "and under the names that the engine knows (adapters and merged layers have others).",
-           "weights": "The two agreed at the first step and have parted since. Send all weights "
-           "(tied and merged layers, adapters, every replica), and wait until they are loaded. "
+           "weights": "Training made the difference: it was not there at the first step, or it "
+           "follows the advantages. Send all weights (tied and merged layers, adapters, every "
+           "replica), and wait until they are loaded. "
            "In asynchronous training dump lag or version, and weigh by old/sampler, truncated.",
            "raw": "The tokens are those of old_logp, so only the report is wrong: raw log-probs in "
            "the place of processed ones, or the other way round (vLLM: logprobs_mode "

@@ -31,6 +31,8 @@ LOG_RATIO_CLAMP = 20.0
 ONE_SIGN = 0.01
 #: A ratio of a token counts for no more in the means that say which column is the sampler's.
 LARGEST_COUNTED = 100.0
+#: Nats: a filler or a lost token counts for no more in how the engine's gap follows the advantage.
+LARGEST_MOVE = 2.0
 #: As many sequences are named in the report.
 NAMED_SEQUENCES = 10
 
@@ -224,6 +226,26 @@ def _engine(rollouts: Rollouts) -> dict[str, float]:
     return found
 
 
+def engine_response(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
+    r"""How log(old/sampler) rises with the advantage: what lies between is training, or numerics.
+
+    .. math:: \log\frac{\pi_{\mathrm{old}}}{\mu} \approx a + b A
+
+    Updates move tokens along their advantage, of other completions too: to first order
+    :math:`\mathbb{E}[A \log(\pi_{\mathrm{old}}/\mu)]` is what they gained. So b > 0 if the engine's
+    weights are older, and zero if kernels or precision differ.
+    """
+    advantage = rollouts.advantage
+    if rollouts.sampler_logp is None or advantage is None or not advantage.any():
+        return {}
+    move = np.clip(rollouts.old_logp - rollouts.sampler_logp, -LARGEST_MOVE, LARGEST_MOVE)
+    move -= move.mean()
+    square = advantage**2
+    slope = np.divide(move, advantage, out=np.zeros_like(move), where=square > 0)
+    unit = rollouts.by_prompt
+    return token_means({"engine_response": slope}, unit, weight=square, **settings.bootstrap)
+
+
 def identities(rollouts: Rollouts, settings: Settings) -> list[Identity]:
     r"""Means that are one if the tokens were drawn from the sampler's full distribution.
 
@@ -255,7 +277,8 @@ def surprise_gap(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
 
     ``entropy_slope``, that of :math:`-\log \pi_\theta(a)` on H over the same tokens, is one if H is
     the entropy at their states, for given a state the mean of the former is H; it is zero if H is
-    that of others, whose mean may be the same.
+    that of others, whose mean may be the same. ``first_surprise_gap``: of first
+    tokens.
     """
     if rollouts.entropy is None:
         return {}
@@ -266,6 +289,7 @@ def surprise_gap(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
     found = token_means(
         {"surprise_gap": surprise - entropy}, unit, weight=weight, **settings.bootstrap
     )
+    found |= _first_surprise(surprise - entropy, weight, rollouts, settings)
     away = entropy - entropy.mean()
     squares = weight * away**2
     del weight
@@ -276,6 +300,21 @@ def surprise_gap(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
     slope = np.divide(surprise, away, out=np.zeros_like(away), where=away != 0)
     del surprise, away  # of a million tokens each is eight megabytes
     return found | token_means({"entropy_slope": slope}, unit, weight=squares, **settings.bootstrap)
+
+
+def _first_surprise(
+    gap: Floats, weight: Floats, rollouts: Rollouts, settings: Settings
+) -> dict[str, Interval]:
+    """The gap over the first tokens alone: what stands before them is the prompt, or should be."""
+    lengths = rollouts.lengths[rollouts.units.fresh]
+    first = np.cumsum(lengths) - lengths
+    unit = np.unique(rollouts.by_prompt[rollouts.first[rollouts.units.fresh]], return_inverse=True)
+    return token_means(
+        {"first_surprise_gap": gap[first]},
+        unit[1].ravel(),
+        weight=weight[first],
+        **settings.bootstrap,
+    )
 
 
 def _ratio(log_ratio: Floats) -> Floats:

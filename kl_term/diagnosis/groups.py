@@ -26,6 +26,11 @@ SMALLEST_OFFSET, NO_OFFSET = 0.01, 1e-4
 #: Times the usual group's spread of advantages, and times its ratio to the spread of the rewards:
 #: normalised groups agree in the first, centred ones in the second.
 APART = 8.0
+#: Groups with advantages zero and rewards that differ: a filter of groups leaves none of them.
+MOST_SILENCED = 0.05
+#: Correlation of an affine function. Rewards that are shaped after they were logged break it, and
+#: in groups of two or three may turn the order.
+AFFINE, FEWEST_TURNED = 0.99, 4
 #: Advantages nearer to the rewards than this, everywhere, are the rewards.
 SAME_AS_REWARD = 1e-3
 #: Fewer sequences and groups say little.
@@ -50,6 +55,8 @@ MOST_ENDS_OTHERWISE, FEWEST_ENDS = 0.5, 20
 #: Size of logp - old_logp at the usual token where no update lies between them. Two passes in low
 #: precision give a tenth of it, dropout several times it.
 LARGEST_REPEAT = 0.02
+#: All but completions that hardly could be others.
+RESCORED = 0.95
 #: Nats over the mean entropy, as for the whole dump.
 LARGEST_SURPRISE = 0.05
 #: More rows than this left out of their groups were left out by choice: their tokens are selected.
@@ -107,7 +114,7 @@ def measure_groups(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
     if not complete.any() and (sizes == sizes[0]).all():
         complete = ~complete  # nothing was left out: these are the groups, or what stands for them
     if rows.advantage is not None and not settings.in_reward and not _varies(rollouts, rows):
-        found |= _advantages(rows, complete)
+        found |= _advantages(rows, complete, rollouts.units.fresh)
         found |= _by_length(rollouts, rows, complete)
     return found
 
@@ -130,7 +137,7 @@ def _varies(rollouts: Rollouts, rows: Sequences) -> bool:
     return bool(np.abs(spread).max() > 1e-6 * max(1.0, np.abs(rows.advantage).max()))
 
 
-def _advantages(rows: Sequences, complete: np.ndarray) -> dict[str, float]:
+def _advantages(rows: Sequences, complete: np.ndarray, fresh: np.ndarray) -> dict[str, float]:
     advantage, kept = rows.advantage, complete[rows.group]
     found = {}
     spread = float(np.sqrt(np.mean(advantage**2)))
@@ -140,7 +147,7 @@ def _advantages(rows: Sequences, complete: np.ndarray) -> dict[str, float]:
         found["mean_advantage"] = float(advantage[kept].mean() / spread)
     if rows.reward is None:
         return found
-    found |= _scales(rows)
+    found |= _scales(rows, fresh)
     found["advantage_is_reward"] = float(np.abs(advantage - rows.reward).max() < SAME_AS_REWARD)
     ours, theirs = (_standardised(values, rows.group) for values in (advantage, rows.reward))
     both = (ours != 0) & (theirs != 0)
@@ -189,20 +196,40 @@ def _by_length(rollouts: Rollouts, rows: Sequences, complete: np.ndarray) -> dic
     return found
 
 
-def _scales(rows: Sequences) -> dict[str, float]:
-    """Groups whose spread of advantages is far from the usual one, and so over its rewards'."""
+def _scales(rows: Sequences, fresh: np.ndarray) -> dict[str, float]:
+    """Groups whose spread of advantages is far from the usual one, and so over its rewards'.
+
+    Of those that are silenced, or turned, each counts once, however many updates see it.
+    """
+    once = np.bincount(rows.group, weights=fresh) > 0
     ours, theirs = (
         np.sqrt(_group_means((v - _group_means(v, rows.group)[rows.group]) ** 2, rows.group))
         for v in (rows.advantage, rows.reward)
     )
-    loud = (ours > 0) & (theirs > 1e-6 * max(1.0, float(np.abs(rows.reward).max())))
+    told = theirs > 1e-6 * max(1.0, float(np.abs(rows.reward).max()))
+    loud = (ours > 0) & told
     if loud.sum() < 2 * FEWEST_GROUPS:
         return {}
+    told &= once
+    silent = (told & (_group_means(np.abs(rows.advantage), rows.group) == 0)).sum()
+    found = {"groups_silenced": float(silent), "groups_silenced_share": float(silent / told.sum())}
     spread, slope = ours[loud], ours[loud] / theirs[loud]
     large = (spread > APART * np.median(spread)) & (slope > APART * np.median(slope))
     small = (APART * spread < np.median(spread)) & (APART * slope < np.median(slope))
     apart = large | small
-    return {"groups_apart": float(apart.sum()), "groups_apart_share": float(apart.mean())}
+    found |= _turned(rows, loud & once)
+    return found | {"groups_apart": float(apart.sum()), "groups_apart_share": float(apart.mean())}
+
+
+def _turned(rows: Sequences, loud: np.ndarray) -> dict[str, float]:
+    """Groups in which advantages are a falling affine function of the rewards, and a rising one."""
+    ours, theirs = (_standardised(values, rows.group) for values in (rows.advantage, rows.reward))
+    correlation = _group_means(ours * theirs, rows.group)
+    chosen = correlation[loud & (np.bincount(rows.group) >= FEWEST_TURNED)]
+    return {
+        "groups_reversed": float((chosen < -AFFINE).sum()),
+        "groups_following": float((chosen > AFFINE).sum()),
+    }
 
 
 def _group_means(values: Floats, group: np.ndarray) -> Floats:
@@ -364,8 +391,11 @@ def missing_end(m: Measured) -> Shown | None:
 
 def scored_twice(m: Measured) -> Shown | None:
     """TRL's dumps say that no update lies between: they begin with a rollout's first step. So does
-    any dump in whose first step the policy still is the reference, and old_logp is not.
+    any dump in whose first step the policy still is the reference, and old_logp is not. Not where
+    old_logp is that of a later update to every digit.
     """
+    if rescored_throughout(m):
+        return None
     rollout, start = (m.numbers.get(name, 0.0) for name in ("first_move", "start_move"))
     rollout = rollout if m.settings.framework == "trl" else 0.0
     if max(rollout, start) < LARGEST_REPEAT:
@@ -376,6 +406,11 @@ def scored_twice(m: Measured) -> Shown | None:
             "seen at": "a rollout's first step" if rollout >= start else "the run's first step",
         }
     )
+
+
+def rescored_throughout(m: Measured) -> bool:
+    """Is old_logp the policy's own at every step that returns to a batch?"""
+    return m.numbers.get("rescored_share", 0.0) >= RESCORED
 
 
 def padded_positions(m: Measured) -> Shown | None:
@@ -407,10 +442,20 @@ def advantage_unrelated(m: Measured) -> Shown | None:
 
 
 def groups_apart(m: Measured) -> Shown | None:
-    count = int(m.numbers.get("groups_apart", 0.0))
-    if not count:
+    apart, silenced = (int(m.numbers.get(f"groups_{name}", 0.0)) for name in ("apart", "silenced"))
+    if apart:
+        share = m.numbers["groups_apart_share"]
+        return Shown({"groups on another scale": apart, "their share": share}, case="apart")
+    share = m.numbers.get("groups_silenced_share", 0.0)
+    if silenced < FEWEST_GROUPS or share < MOST_SILENCED:
         return None
-    return Shown({"groups on another scale": count, "their share": m.numbers["groups_apart_share"]})
+    return Shown({"groups without advantages": silenced, "their share": share}, case="silenced")
+
+
+def some_reversed(m: Measured) -> bool:
+    """Do advantages fall with the rewards in some groups, and rise in most?"""
+    turned, following = (m.numbers.get(f"groups_{name}", 0.0) for name in ("reversed", "following"))
+    return FEWEST_GROUPS <= turned < following
 
 
 def advantage_reversed(m: Measured) -> bool:

@@ -34,6 +34,13 @@ _LARGEST_RATIO = 10.0
 #: So many tokens of the earliest steps show whether columns belong together: three hundred tell a
 #: correlation to 0.06. Later, a run that collapses looks like columns that do not.
 _EARLY_TOKENS = 300
+#: Bases of logarithms that are taken for e; a log-prob to base b is the natural one over ln b.
+BASES = (10, 2)
+#: To the right base the squared log-ratios are a fraction of what they are to the wrong one.
+_LEFT_BY_A_BASE = 0.1
+#: Policies that have not parted find the same tokens easy; ratios of one policy to another that
+#: drew the tokens have mean one, which a temperature in the place of a base breaks.
+_ALIKE, _NEAR_ONE = 0.9, 0.1
 #: Values of the log-ratio at which frameworks clamp it.
 CLAMPS = (10.0, 20.0)
 
@@ -107,6 +114,43 @@ def alignment(rollouts: Rollouts) -> dict[str, float]:
             continue
         ratios = np.exp((other - rollouts.logp)[:-1][same].clip(max=math.log(_LARGEST_RATIO)))
         found[f"ratio_{name}"] = float(ratios.mean())
+    return found
+
+
+def bases(rollouts: Rollouts) -> dict[str, float]:
+    r"""Columns whose quotient with logp is that of two bases of logarithms, at the earliest steps.
+
+    .. math:: \log_b p = \log p / \ln b
+
+    Returns:
+        For ref, old and sampler where it is so: ``base_*``, which is b if the column is to base b,
+        and -b if logp is; ``base_apart_*`` and ``base_left_*``: the mean squared log-ratio as
+        dumped, and to one base (nats squared).
+    """
+    read = _early(rollouts) & ~_masked_when_scored(rollouts)
+    logp, found = rollouts.logp[read], {}
+    columns = {"ref": rollouts.ref_logp, "sampler": rollouts.sampler_logp}
+    columns["old"] = rollouts.old_logp if rollouts.has_old_logp else None
+    for name, column in columns.items():
+        if column is None:
+            continue
+        other = column[read]
+        apart = float(np.mean((other - logp) ** 2))
+        if not apart > 0 or _correlation(other, logp) < _ALIKE:
+            continue
+        for base in BASES:
+            for sign, policy, scaled in (
+                (1, logp, other * math.log(base)),
+                (-1, logp * math.log(base), other),
+            ):
+                left = float(np.mean((scaled - policy) ** 2))
+                mean = float(np.exp(np.minimum(scaled - policy, math.log(_LARGEST_RATIO))).mean())
+                if left < _LEFT_BY_A_BASE * apart and abs(mean - 1) < _NEAR_ONE:
+                    found |= {
+                        f"base_{name}": float(sign * base),
+                        f"base_apart_{name}": apart,
+                        f"base_left_{name}": left,
+                    }
     return found
 
 

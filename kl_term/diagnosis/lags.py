@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from kl_term.diagnosis.conditions.policies import LARGEST_MISMATCH_KL
+from kl_term.diagnosis.conditions.policies import LARGEST_MISMATCH_KL, MOST_REPEATED, SAME_POLICY
 from kl_term.diagnosis.schema import Measured, Rollouts, Settings, Shown
+from kl_term.diagnosis.units import codes, hashed
 
 #: Fewer tokens behind are the end of a rollout, or one late answer.
 LEAST_BEHIND = 0.05
+#: Share of a step's completions that stood at an earlier one; a cut batch loses a few.
+RETURNED = 0.9
+#: Nats: the log-prob of a completion that hardly could be another moves by less than is written.
+CERTAIN = -1.0
 
 
 def updates_behind(rollouts: Rollouts) -> np.ndarray | None:
@@ -54,6 +59,37 @@ def measure_lags(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
         move = np.minimum(rollouts.old_logp - rollouts.sampler_logp, 50.0)[~late]
         found["mismatch_kl_ahead"] = float((np.expm1(move) - move).mean())
     return found
+
+
+def rescored_steps(rollouts: Rollouts) -> dict[str, float]:
+    """Steps at which an earlier batch is trained on again, and those where old_logp is new there.
+
+    By groups and tokens, since an old_logp that moves tells nothing of what was drawn anew. All
+    completions of such a step stood at earlier ones: not by chance, unless the sampler is greedy.
+    The ratio of a completion is one at all its tokens, and not for their certainty.
+
+    Returns:
+        ``returning_steps``; ``rescored_steps``, those of them in which it is one for a fifth of the
+        completions; ``rescored_share``, of all completions of such steps.
+    """
+    group, token, step = rollouts.group, rollouts.token, rollouts.step
+    if group is None or token is None or step is None or not rollouts.has_old_logp:
+        return {}
+    first = rollouts.first
+    alike = codes(np.stack([rollouts.lengths, group[first], hashed(token, rollouts)]))
+    steps, index = np.unique(step[first], return_inverse=True)
+    begin = np.full(alike.max() + 1, len(steps))
+    np.minimum.at(begin, alike, index)
+    moved = rollouts.sums((np.abs(rollouts.logp - rollouts.old_logp) >= SAME_POLICY) * 1.0)
+    same = (moved == 0) & (rollouts.sums(rollouts.old_logp) < CERTAIN)
+    size = np.bincount(index)
+    again = np.bincount(index, weights=index > begin[alike]) >= RETURNED * size
+    equal = np.bincount(index, weights=same)
+    return {
+        "returning_steps": float(again.sum()),
+        "rescored_steps": float((again & (equal >= MOST_REPEATED * size)).sum()),
+        "rescored_share": float(equal[again].sum() / max(1, size[again].sum())),
+    }
 
 
 def _late(behind: np.ndarray, rollouts: Rollouts, settings: Settings) -> np.ndarray:

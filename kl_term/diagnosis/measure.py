@@ -18,6 +18,7 @@ def measure(rollouts: Rollouts, settings: Settings | None = None) -> Measured:
     completions = int(rollouts.units.completion.max()) + 1
     numbers["repeated_share"] = 1 - completions / rollouts.sequences
     numbers |= lags.measure_lags(rollouts, settings)
+    numbers |= lags.rescored_steps(rollouts)
     numbers |= divergence.coefficient_gap(rollouts)
     if rollouts.entropy is not None:
         numbers["entropy"] = float(rollouts.entropy.mean())
@@ -25,6 +26,7 @@ def measure(rollouts: Rollouts, settings: Settings | None = None) -> Measured:
     numbers |= shares
     numbers |= divergence.off_policy(rollouts, settings)
     numbers |= integrity.alignment(rollouts)
+    numbers |= integrity.bases(rollouts)
     numbers |= integrity.constant_ends(rollouts)
     numbers |= integrity.impossible_tokens(rollouts)
     numbers |= integrity.sequence_ends(rollouts)
@@ -39,6 +41,7 @@ def measure(rollouts: Rollouts, settings: Settings | None = None) -> Measured:
     numbers |= terms.measure_term(rollouts, settings)
     intervals = updates.update_response(rollouts, settings)
     intervals |= divergence.surprise_gap(rollouts, settings)
+    intervals |= divergence.engine_response(rollouts, settings)
     intervals |= updates.reward_growth(rollouts, settings)
     intervals |= groups.padding_gap(rollouts, settings)
     for column in ("logp", "ref_logp", "old_logp", "sampler_logp"):

@@ -30,6 +30,9 @@ MOST_ABSENT, FEWEST_ABSENT = 0.02, 20
 FEWEST_DUE = 20
 #: Times by which the coefficient and the KL must move, in opposite directions, to be worth a word.
 COEFFICIENT_MOVED, KL_MOVED = 2.0, 1.5
+#: Times by which a coefficient jumps from a step to the next, and as many jumps up and down as no
+#: schedule has: one rises once and falls once, a controller moves by a few hundredths.
+JUMP, FEWEST_JUMPS, MOST_JUMPS = 1.5, 3, 0.1
 
 INVERTED = "k3 of the inverted ratio"
 ABSOLUTE = "the absolute log-ratio"
@@ -92,7 +95,8 @@ def _by_token(
         term to speak of;
         ``term_absent_*``: the same share where it is largest among halves of the run, of the
         completion, and the advantage's signs; ``term_silent_steps``: share of the steps without
-        any term; ``term_late_over_early``: the coefficient's last third over its first.
+        any term; ``term_late_over_early``: the coefficient's last third over its first;
+        ``term_jumps``: how often it leaps up and down again, and ``term_jumps_share`` of the steps.
     """
     values = max(
         (v for _, v in _candidates(rollouts, settings, log_ratio, only=name)),
@@ -126,6 +130,9 @@ def _by_token(
     if told.any():
         found["term_silent_steps"] = float((given[told] == 0).mean())
     told &= ~np.isnan(slopes)
+    jumps = np.diff(np.log(np.abs(slopes[told])))
+    turns = min((jumps > np.log(JUMP)).sum(), (jumps < -np.log(JUMP)).sum())
+    found |= {"term_jumps": float(turns), "term_jumps_share": float(turns / max(1, told.sum()))}
     third = told.sum() // 3
     if third >= 2:
         early, late = np.median(slopes[told][:third]), np.median(slopes[told][-third:])
@@ -251,9 +258,9 @@ def other_term(m: Measured) -> Shown | None:
     best, named = _best(m), m.settings.kl
     if best is None or kl_negative(m) is not None or kl_left_out(m) is not None:
         return None
-    partial = _partly_absent(m, best[1]) or (
-        _reversed_controller(m) if best[1] > CONFUSED else None
-    )
+    partial = _partly_absent(m, best[1])
+    if partial is None and best[1] > CONFUSED:
+        partial = _jumps(m) or _reversed_controller(m)
     if partial is not None:
         return partial
     evidence: Evidence = {"share that it explains": best[1], "coefficient": best[2]}
@@ -291,6 +298,14 @@ def _partly_absent(m: Measured, explained: float) -> Shown | None:
         if key.startswith("term_absent_") and key not in ("term_absent_share", "term_absent_tokens")
     }
     return Shown(evidence | where, case="steps" if silent > 0 else "tokens")
+
+
+def _jumps(m: Measured) -> Shown | None:
+    jumps, share = (m.numbers.get(name, 0.0) for name in ("term_jumps", "term_jumps_share"))
+    if jumps < FEWEST_JUMPS or share < MOST_JUMPS:
+        return None
+    evidence: Evidence = {"leaps of the coefficient, up and down again": int(jumps)}
+    return Shown(evidence, "note" if m.settings.adaptive else None, case="jumps")
 
 
 def _reversed_controller(m: Measured) -> Shown | None:

@@ -33,11 +33,11 @@ def find_units(rollouts: Rollouts) -> Units:
     step = _of_first(rollouts.step, first)
     keys = [rollouts.lengths]
     keys += [] if rollouts.group is None else [rollouts.group[first]]
-    keys += [] if rollouts.token is None else [_hashed(rollouts.token, rollouts)]
+    keys += [] if rollouts.token is None else [hashed(rollouts.token, rollouts)]
     named = rollouts.group is not None and rollouts.token is not None
     again = rollouts.sampler_logp is None and np.array_equal(rollouts.old_logp, rollouts.logp)
     if not (named and again):
-        keys.append(_hashed(rollouts.behaviour_logp.view(np.int64), rollouts))
+        keys.append(hashed(rollouts.behaviour_logp.view(np.int64), rollouts))
     alike = codes(np.stack(keys))
     completion = codes(np.stack([alike, _rank(codes(np.stack([alike, step])))]))
     begin = np.full(completion.max() + 1, np.iinfo(np.int64).max)
@@ -67,7 +67,7 @@ def _of_first(column: np.ndarray | None, first: np.ndarray) -> np.ndarray:
     return np.zeros(len(first), np.int64) if column is None else column[first].astype(np.int64)
 
 
-def _hashed(values: np.ndarray, rollouts: Rollouts) -> np.ndarray:
+def hashed(values: np.ndarray, rollouts: Rollouts) -> np.ndarray:
     """[S]: sums of values times a power of an odd number that the place in the sequence gives."""
     place = np.arange(rollouts.tokens) - np.repeat(rollouts.first, rollouts.lengths)
     factor = np.cumprod(np.full(int(rollouts.lengths.max()), 6364136223846793005, np.uint64))

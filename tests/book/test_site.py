@@ -37,6 +37,7 @@ def test_old_addresses_lead_to_pages(html: Path) -> None:
         "09_advantages",
         "11_numerics",
         "17_stale_and_mismatched",
+        "19_equal_kl",
     }
     for path in leading:
         (target,) = re.findall(r'location.replace\("([^"]+)"', path.read_text())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.chapters.ch04_grpo import device_of, live_preset, training
+from analysis.chapters.ch04_grpo.live import device_of, live_preset, training
 from analysis.records.language import FolderModel, HubModel, PackagedModel
 from analysis.records.preset import Preset
 from analysis.records.variants import Variant

@@ -10,6 +10,7 @@ import pytest
 import analysis
 from analysis.chapters import ch21_guide
 from analysis.chapters.ch21_guide import EVIDENCE, evidence
+from analysis.evidence import predictions
 from analysis.records.metrics import METRICS
 from analysis.studies.presets import make_preset
 
@@ -62,6 +63,8 @@ def test_each_prediction_that_is_recorded_is_quoted_and_has_a_number():
 
 
 def test_a_quoted_prediction_that_no_design_makes_is_refused(monkeypatch):
-    monkeypatch.setitem(ch21_guide.QUOTED, "equal_kl", ("k1_loss_none_reward", "k9_loss"))
+    judged = {"equal_kl": predictions.OTHERWISE["equal_kl"]}
+    monkeypatch.setattr(predictions, "OTHERWISE", judged)
+    monkeypatch.setattr(ch21_guide, "QUOTED", {"equal_kl": ("k1_loss_none_reward", "k9_loss")})
     with pytest.raises(ValueError, match="equal_kl: no prediction has the key k9_loss"):
         ch21_guide.quoted()

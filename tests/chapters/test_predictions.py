@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 from analysis.chapters import ch16_objectives, ch18_distillation
+from analysis.chapters.ch04_grpo.at_equal_kl import SETTINGS
 from analysis.chapters.ch07_off_policy import trained
-from analysis.chapters.ch19_equal_kl import SETTINGS
 from analysis.evidence import predictions
 from analysis.evidence.names import distillation, kl_terms, objectives, off_policy
 from analysis.evidence.recorded import recorded, recorded_runs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from scipy import stats
 
-from analysis.chapters import ch19_equal_kl
+from analysis.chapters.ch04_grpo import at_equal_kl
 from analysis.evidence import predictions
 from analysis.evidence.recorded import difference
 from analysis.records import designs, initial_policy, recording, summaries
@@ -27,7 +27,7 @@ def test_at_equal_kl_two_sampled_terms_lie_below_the_exact_one():
 
 
 def test_at_equal_kl_k3_as_a_loss_lies_below_k2():
-    found = ch19_equal_kl.against("k3_loss", "k2_loss", preset="equal_kl_large")
+    found = at_equal_kl.against("k3_loss", "k2_loss", preset="equal_kl_large")
     assert found["high"] < 0
     table = predictions.judged("equal_kl_large")
     kept = table[(table["other"] == "exact_loss") & (table["expected"] == "equivalent")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,9 @@ import pandas as pd
 import pytest
 import torch
 
+from benchmarks.diagnosis.chains import Population, sample
+from benchmarks.diagnosis.healthy import as_rollouts
+from kl_term.diagnosis import integrity
 from kl_term.diagnosis.causes import CAUSES, find, matching
 from kl_term.diagnosis.columns import assemble
 from kl_term.diagnosis.conditions import columns, estimates, policies, updates
@@ -571,9 +575,27 @@ def test_old_log_probs_of_an_earlier_policy():
 
 
 @pytest.mark.parametrize("base", [2, 10])
-def test_a_reference_to_another_base_has_it_named(healthy, base):
-    first = found(healthy.assign(ref_logp=healthy.ref_logp / np.log(base)))[0]
-    assert re.search("another base than e|natural logarithms", first.advice)
+@pytest.mark.parametrize(
+    "columns", [("ref_logp",), ("old_logp",), ("logp",), ("logp", "old_logp")], ids="+".join
+)
+def test_columns_to_another_base_are_named(healthy, base, columns):
+    frame = healthy.drop(columns="sampler_logp")
+    first = found(frame.assign(**{c: frame[c] / np.log(base) for c in columns}))[0]
+    assert first.code == "other-base"
+    assert first.title.startswith(f"{' and '.join(columns)}: logarithms to base {base},")
+
+
+def test_a_reference_at_a_temperature_is_not_of_another_base():
+    """Its log-probs are a multiple less a normaliser: improbable tokens alone look alike."""
+    drawn = sample(Population(kl=1e-4), 0, prompts=16, group=8)
+    dump = as_rollouts(drawn)
+    assert "base_ref" not in integrity.bases(dump)
+    multiple = replace(dump, ref_logp=dump.logp / np.log(2))
+    assert integrity.bases(multiple)["base_ref"] == 2
+    inverted = replace(dump, ref_logp=dump.logp * np.log(2))
+    assert integrity.bases(inverted)["base_ref"] == -2
+    hotter = replace(dump, ref_logp=dump.logp / np.log(2) + 0.3)
+    assert "base_ref" not in integrity.bases(hotter)
 
 
 def test_another_reference_than_the_start(healthy):

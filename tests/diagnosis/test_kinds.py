@@ -184,6 +184,111 @@ def test_a_ratio_that_is_one_at_every_update():
     assert "ratio-is-one" not in found(once.assign(old_logp=once.logp)), "on policy it is one"
 
 
+def test_a_ratio_that_is_one_at_some_updates():
+    frame = updates()
+    again = frame.step % 2 == 1
+    said = found(frame.assign(old_logp=frame.old_logp.mask(again, frame.logp)))["ratio-is-one"]
+    assert said.severity == "warning"
+    assert said.evidence["of them with a ratio of one"] == 2
+    some = frame.assign(old_logp=frame.old_logp.mask(frame.advantage < 0, frame.logp))
+    assert (
+        0.3
+        < found(some)["ratio-is-one"].evidence["share of the completions that this is true of"]
+        < 0.7
+    )
+    one = frame.step == frame.step.min() + 1
+    warm = frame.assign(old_logp=frame.old_logp.mask(one, frame.logp))
+    assert "ratio-is-one" not in found(warm), "a first step of rate zero"
+
+
+def test_an_old_policy_of_the_update_after_is_no_noise():
+    frame = updates()
+    later = frame[frame.step > frame.step.min()].assign(step=lambda f: f.step - f.step.min())
+    second = later.groupby("step").logp.get_group(1).to_numpy()
+    taken = later[later.step < 2].assign(old_logp=np.tile(second, 2))
+    shown = found(taken.assign(ref_logp=taken.logp.where(taken.step == 0, taken.ref_logp)))
+    assert "scored-twice" not in shown and "advantage-opposed" not in shown
+
+
+def test_minibatches_that_are_scored_again():
+    frame = updates().sort_values(["sequence", "position"])
+    first = frame[frame.step == frame.step.min()]
+    parts = first.assign(step=first.sequence % 4, old_logp=first.logp)
+    said = found(parts, rollout_steps=4)["ratio-is-one"]
+    assert said.evidence["steps on one rollout, by the settings"] == 4
+    assert "ratio-is-one" not in found(parts), "on policy, as far as is known"
+    assert "ratio-is-one" not in found(parts.assign(step=0), rollout_steps=4), "the first step"
+    assert "ratio-is-one" not in found(parts.assign(advantage=0.0), rollout_steps=4), "idle"
+
+
+def test_groups_of_the_other_sign_and_groups_that_are_silenced():
+    frame = updates()
+    chosen = frame.group < 3
+    turned = found(frame.assign(advantage=frame.advantage * np.where(chosen, -1.0, 1.0)))
+    assert turned["advantage-sign"].title.endswith("in some of the groups")
+    assert turned["advantage-sign"].evidence["groups in which it is minus one"] == 3
+    silent = found(frame.assign(advantage=frame.advantage.mask(chosen, 0.0)))["groups-apart"]
+    assert "zero, though their rewards differ" in silent.title
+    two = frame.group < 2
+    for factor in (-1.0, 0.0):
+        few = found(frame.assign(advantage=frame.advantage * np.where(two, factor, 1.0)))
+        assert not {"advantage-sign", "groups-apart"} & few.keys()
+    alike = frame.assign(reward=frame.reward.mask(chosen, 1.0))
+    alike = alike.assign(advantage=alike.advantage.mask(chosen, 0.0))
+    assert "groups-apart" not in found(alike), "nothing to tell apart"
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_coefficient_that_leaps(adaptive):
+    frame = simulate(Run(sequences=240, growth=3.0, steps=10), 7)
+    l = frame.logp - frame.ref_logp
+    weight = np.exp(frame.logp - frame.old_logp)
+    sound = frame.assign(kl_term=0.05 * weight * (np.expm1(-l) + l))
+    odd = sound.step % 2 == 1
+    leaps = sound.assign(kl_term=sound.kl_term * np.where(odd, 0.25, 1.0))
+    said = found(leaps, kl=K3, adaptive=adaptive)["other-term"]
+    assert "leaps from step to step" in said.title
+    assert said.severity == ("note" if adaptive else "error")
+    slow = sound.assign(kl_term=sound.kl_term * 1.2 ** (sound.step % 2))
+    once = sound.assign(kl_term=sound.kl_term * np.where(sound.step > FIRST_STEP + 4, 3.0, 1.0))
+    for frame in (slow, once):
+        said = found(frame, kl=K3).get("other-term")
+        assert said is None or "leaps" not in said.title
+
+
+def behind(away: float) -> pd.DataFrame:
+    """An engine whose log-probs lack what training added: the advantage, times a share of it."""
+    frame = updates()
+    frame = frame[frame.step == frame.step.min()]
+    noise = np.random.default_rng(0).standard_normal(len(frame))
+    moved = 0.03 * (away * frame.advantage + noise)
+    return frame.assign(sampler_logp=np.minimum(frame.old_logp - moved, 0.0))
+
+
+def test_an_engine_behind_is_told_from_other_numerics():
+    later, noisy = found(behind(1.0)), found(behind(0.0))
+    assert later["train-inference-mismatch"].severity == "note"
+    assert "older weights" in later["train-inference-mismatch"].title
+    assert "train-inference-mismatch" not in noisy
+    far = behind(1.0)
+    far = far.assign(sampler_logp=np.minimum(4 * far.sampler_logp - 3 * far.old_logp, 0.0))
+    assert found(far)["train-inference-mismatch"].severity == "error"
+    assert "older weights" in found(far)["train-inference-mismatch"].title
+
+
+def test_first_tokens_that_are_scored_after_something_else():
+    frame = updates()
+    first = (frame.position == 0).to_numpy()
+    others = np.random.default_rng(0).permutation
+    names = ["logp", "old_logp", "ref_logp"]
+    moved = frame.copy()
+    moved.loc[first, names] -= 2.0
+    assert "first tokens" in found(moved)["other-sampler"].title
+    mixed = frame.copy()
+    mixed.loc[first, "entropy"] = others(frame.loc[first, "entropy"])
+    assert "other-sampler" not in found(frame) and "other-sampler" not in found(mixed)
+
+
 def test_groups_on_another_scale():
     frame = updates()
     apart = frame.assign(advantage=frame.advantage * np.where(frame.group == 3, 60.0, 1.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from analysis.chapters import ch19_equal_kl
+from analysis.chapters.ch04_grpo.noise import draw_noise
 from analysis.records.gradient_noise import recorded
 from analysis.studies import gradient_noise as noise
 
@@ -44,7 +44,7 @@ def test_a_checkpoint_is_computed_again(one_thread):
 
 
 def test_the_figure_has_a_line_and_points_for_each_term():
-    (axes,) = ch19_equal_kl.draw_noise(RECORDED).axes
+    (axes,) = draw_noise(RECORDED).axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [
         "exact KL",
         "k₂ as a loss",

@@ -137,6 +137,7 @@ def test_a_recorded_run_trains_again_alone_to_the_recorded_digits(trained, tmp_p
     assert (other["again"] - both["again"]).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "imports"),
     [

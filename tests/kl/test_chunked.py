@@ -209,6 +209,7 @@ assert weight.grad.norm() > 0 and hidden.grad.isfinite().all()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the memory of a process")
 @pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "naive"])
 def test_a_large_vocabulary_fits_into_four_gigabytes(chunked):

@@ -153,6 +153,7 @@ assert torch.allclose(value[:4], few, rtol=1e-4), (value[:4], few)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the unit of ru_maxrss differs elsewhere")
 @pytest.mark.parametrize("support", ["reference", "policy"])
 def test_memory_at_a_large_vocabulary(support):

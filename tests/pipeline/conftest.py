@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,4 +83,5 @@ def real_workspace(tmp_path: Path) -> Workspace:
 def workspace(real_workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """A project whose notebooks run no kernel."""
     monkeypatch.setattr(notebooks, "PAPERMILL", "tests.pipeline.stubs:papermill")
+    monkeypatch.setattr(notebooks, "WORTH_A_SERVER", math.inf)
     return real_workspace

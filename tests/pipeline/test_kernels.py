@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 import analysis
+from analysis.report import kernel_server
 from analysis.report.notebooks import Limits
 from analysis.report.provenance import read_provenance
 from kl_term.errors import UserError
@@ -113,8 +115,16 @@ def test_failure_names_the_cell_and_is_never_published(
     json.loads((workspace.project.runs / "failed" / f"{name}.ipynb").read_text())
 
 
-def start_cli(workspace: Workspace) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
-    """``analysis run`` hanging in a cell that has a child of its own, and all its processes."""
+def start_cli(
+    workspace: Workspace, *, served: bool = False
+) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """``analysis run`` hanging in a cell that has a child of its own, and all its processes.
+
+    ``served``: with notebooks enough, behind that one, to be worth a server of kernels.
+    """
+    if served:
+        for name in ("02_b", "03_c"):
+            workspace.notebook(name, "x = 1")
     ready = workspace.project.root / "ready"
     ready.unlink(missing_ok=True)
     workspace.notebook(
@@ -124,7 +134,7 @@ def start_cli(workspace: Workspace) -> tuple[subprocess.Popen[str], list[psutil.
         f"pathlib.Path({str(ready)!r}).touch(); time.sleep(600)",
     )
     runner = subprocess.Popen(
-        [sys.executable, "-m", "analysis", "run"],
+        [sys.executable, "-m", "analysis", "run", "--jobs=1"],
         cwd=workspace.project.notebooks,
         stderr=subprocess.PIPE,
         text=True,
@@ -135,7 +145,8 @@ def start_cli(workspace: Workspace) -> tuple[subprocess.Popen[str], list[psutil.
         assert time.monotonic() < deadline and runner.poll() is None
         time.sleep(0.05)
     family = psutil.Process(runner.pid).children(recursive=True)
-    assert len(family) == 3  # papermill's process, the kernel, its sleep
+    # Papermill's process, the kernel, its sleep; the server, and who asked it for the kernel.
+    assert len(family) == (5 if served else 3)
     return runner, family
 
 
@@ -174,3 +185,33 @@ def test_signal_leaves_no_child_and_no_torn_file(
             break
     else:
         pytest.fail(f"children lived on for more than {seconds} s")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="kernels are forked on Linux alone")
+def test_no_kernel_of_a_server_outlives_the_run(real_workspace: Workspace) -> None:
+    runner, family = start_cli(real_workspace, served=True)
+    runner.send_signal(signal.SIGKILL)
+    runner.communicate(timeout=60)
+    deadline = time.monotonic() + 60
+    while not all(ended(process) for process in family):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="kernels are forked on Linux alone")
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_kernel_is_forked_where_a_server_answers(
+    real_workspace: Workspace, monkeypatch: pytest.MonkeyPatch, alive: bool
+) -> None:
+    if not alive:
+        monkeypatch.setattr(
+            kernel_server, "sys", SimpleNamespace(platform="linux", executable="/bin/false")
+        )
+    for name in ("01_a", "02_b", "03_c"):
+        real_workspace.notebook(
+            name, "import sys; print('torch' in sys.modules, 'pandas' in sys.modules)"
+        )
+    real_workspace.run()
+    for name in ("01_a", "02_b", "03_c"):
+        (shown,) = real_workspace.executed(name)["cells"][-1]["outputs"]
+        assert "".join(shown["text"]) == f"{alive} False\n"

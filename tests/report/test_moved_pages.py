@@ -36,6 +36,11 @@ LABELS = {
         sec-partial-trained sec-routing-trained sec-stale-masking sec-stale-more
         sec-stale-starts sec-stale-weight sec-three-ways-trained
     """,
+    "19_equal_kl": """
+        ex-equal-beta fig-designed-curves fig-designed-kls fig-equal-kl fig-gradient-noise
+        fig-half-step-curves fig-kl-axes sec-equal-kl-half-step sec-equal-kl-more sec-kl-axes
+        straight_through
+    """,
     "11_numerics": "ex-crossover ex-where-after fig-cancellation fig-clamps prop-dead-zones",
 }
 
@@ -82,6 +87,7 @@ def test_the_pages_of_the_book_that_moved_lead_to_pages_of_the_book() -> None:
         ("09_advantages", "08_reward_side"),
         ("11_numerics", "14_frameworks"),
         ("17_stale_and_mismatched", "07_off_policy"),
+        ("19_equal_kl", "04_grpo_ablation"),
     ],
 )
 def test_a_chapter_has_every_label_of_the_one_that_was_merged_into_it(old: str, new: str) -> None:

@@ -140,6 +140,7 @@ def test_a_key_used_twice_is_refused(outputs, cell: str, key: str) -> None:
     assert f"record key '{key}' is used twice" in error.evalue
 
 
+@pytest.mark.slow
 def test_a_figure_has_the_same_bytes_whatever_the_user_s_matplotlibrc(
     outputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

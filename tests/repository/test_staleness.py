@@ -18,7 +18,7 @@ from analysis.report.provenance import modules_of, read_notebook
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 #: Chapters that train something while they run.
-TRAINING = {"04_grpo_ablation", "18_distillation", "19_equal_kl"}
+TRAINING = {"04_grpo_ablation", "18_distillation"}
 #: Chapters whose numbers come from enumeration and sampling alone.
 WITHOUT_RECORDINGS = {"00", "03", "13", "14"}
 

@@ -90,6 +90,29 @@ def misaligned(m: Measured) -> Shown | None:
     return None
 
 
+def other_base(m: Measured) -> Shown | None:
+    """Columns whose quotient is that of two bases, and which are one policy's to one base."""
+    found = {
+        name: base for name in ("old", "ref", "sampler") if (base := m.numbers.get(f"base_{name}"))
+    }
+    if not found or len({abs(base) for base in found.values()}) > 1 or not m.enough:
+        return None
+    held = ["ref"] + ["old"] * m.rollouts.has_old_logp
+    held += [] if m.rollouts.sampler_logp is None else ["sampler"]
+    natural = [name for name, base in found.items() if base < 0]
+    if natural:  # then logp is to that base, and what agrees with it
+        off = ["logp", *(f"{name}_logp" for name in held if name not in natural)]
+    else:
+        off = [f"{name}_logp" for name in found]
+    name = next(iter(found))
+    evidence: Evidence = {
+        "mean squared log-ratio as dumped": m.numbers[f"base_apart_{name}"],
+        "with all to one base": m.numbers[f"base_left_{name}"],
+    }
+    words = {"columns": " and ".join(off), "base": f"{abs(found[name]):g}"}
+    return Shown(evidence, words=words)
+
+
 def other_tokens(m: Measured) -> Shown | None:
     for name in ("ref", "old", "sampler"):
         aligned = m.numbers.get(f"aligned_{name}", 1.0)

@@ -8,12 +8,13 @@ import numpy as np
 
 from kl_term.diagnosis import groups
 from kl_term.diagnosis.conditions.columns import (
+    ALL_SILENT,
     FEWEST_IMPOSSIBLE,
     RATIO_MARGIN,
     SAME,
     identical_reference,
 )
-from kl_term.diagnosis.schema import Evidence, Measured, Shown
+from kl_term.diagnosis.schema import Evidence, Measured, Severity, Shown
 
 #: Rounding keeps the sampled k1 of a policy at its reference this near zero.
 SMALLEST_KL = 1e-3
@@ -27,6 +28,9 @@ FARTHER = 4.0
 LARGEST_SURPRISE = 0.05
 #: No temperature below two makes tokens more surprising than the entropy by half of it.
 UNSAMPLED_SURPRISE = 0.5
+#: Half-widths of the interval and shares of the entropy by which first tokens must be too
+#: surprising: they are few, and their mean is zero whatever the policy is.
+FIRST_CLEAR, LARGEST_FIRST_SURPRISE = 2.0, 0.1
 #: A root-mean-square log-ratio of 0.1 (its square over two): half of what a clip at 0.2 allows is
 #: used up before the first update. Rounding to bfloat16 in the engine gives about a tenth of it,
 #: and so do two evaluations of the same weights.
@@ -44,6 +48,12 @@ AT_REFERENCE_SHARE = 0.02
 SAME_POLICY = 1e-6
 #: A fifth of the rows; copies by chance are fewer.
 MOST_REPEATED = 0.2
+#: One such step may have had a learning rate of zero, as the first of a warm-up has.
+FEWEST_RESCORED = 2
+#: Standard errors by which log(old/sampler) must rise with the advantage: numerics have no side.
+CLEAR_RESPONSE = 4.0
+#: Half of an interval over many prompts, in standard errors.
+STUDENTS = 1.96
 #: A third of the policy gradient's tokens clipped: more samples are thrown away than PPO's usual
 #: few percent by an order of magnitude.
 LARGEST_CLIP_FRACTION = 0.3
@@ -100,10 +110,10 @@ def old_not_sampler(m: Measured) -> Shown | None:
 
 def other_sampler(m: Measured) -> Shown | None:
     gap = m.intervals.get("surprise_gap")
-    if gap is None or not m.enough or not gap.clear_of(0.0):
+    if gap is None or not m.enough:
         return None
-    if abs(gap.value) < LARGEST_SURPRISE * m.numbers["entropy"]:
-        return None
+    if not gap.clear_of(0.0) or abs(gap.value) < LARGEST_SURPRISE * m.numbers["entropy"]:
+        return _first_token(m)
     if m.numbers.get("left_out_share", 0.0) > groups.MOST_LEFT_OUT:
         return None  # what was left out, such as cut completions, was chosen by its tokens
     why = (
@@ -127,6 +137,23 @@ def other_sampler(m: Measured) -> Shown | None:
     )
 
 
+def _first_token(m: Measured) -> Shown | None:
+    """Of another distribution at first tokens alone, which are too few to be seen in the mean."""
+    gap = m.intervals.get("first_surprise_gap")
+    if gap is None or not gap.value - FIRST_CLEAR * (gap.value - gap.low) > 0:
+        return None
+    if gap.value < LARGEST_FIRST_SURPRISE * m.numbers["entropy"]:
+        return None
+    if groups.counted_prompt(m) or groups.padded_positions(m) or groups.duplicates(m):
+        return None
+    evidence: Evidence = {
+        "mean of -log p minus the entropy, first tokens": gap.value,
+        "lower end": gap.low,
+        "mean entropy": m.numbers["entropy"],
+    }
+    return Shown(evidence, case="first")
+
+
 def starts_away(m: Measured) -> Shown | None:
     distance = m.numbers.get("kl_at_start", 0.0)
     if not distance > LARGEST_START_NOISE or groups.scored_twice(m) is not None:
@@ -144,7 +171,10 @@ def train_inference_mismatch(m: Measured) -> Shown | None:
     gap = m.numbers.get("mismatch_kl", 0.0)
     above, below = (m.numbers.get(f"mismatch_{side}", 0.0) for side in ("above", "below"))
     truncated = below > MOST_BELOW and above < MOST_ABOVE
-    if not (gap > LARGEST_MISMATCH_KL or (truncated and m.enough)):
+    small = gap <= LARGEST_MISMATCH_KL
+    if small and not (
+        m.enough and (truncated or (gap > LARGEST_START_NOISE and _trained_since(m)))
+    ):
         return None
     evidence: Evidence = {
         "KL of sampler to old policy": gap,
@@ -154,17 +184,30 @@ def train_inference_mismatch(m: Measured) -> Shown | None:
         "share of tokens with old clearly below sampler": below,
         "clearly above": above,
     }
-    case = "truncated" if truncated else _which_engine(m)
+    case = "truncated" if truncated else "weights" if small else _which_engine(m)
     if not truncated and _old_is_later(m, case):
         return None
     if case == "weights":
-        evidence["KL in the first step"] = m.numbers["mismatch_kl_early"]
-        evidence["in the last third of the steps"] = m.numbers["mismatch_kl_late"]
+        if "mismatch_kl_early" in m.numbers:
+            evidence["KL in the first step"] = m.numbers["mismatch_kl_early"]
+            evidence["in the last third of the steps"] = m.numbers["mismatch_kl_late"]
+        if (response := m.intervals.get("engine_response")) is not None:
+            evidence["rise of log(old/sampler) with the advantage"] = response.value
     if case == "raw":
         evidence["mean of sampler/old (one if old drew the tokens)"] = m.numbers[
             "sampler_over_old_mean"
         ]
-    return Shown(evidence, None if gap > LARGEST_MISMATCH_KL else "warning", case=case)
+    severity: Severity | None = None if not small else "warning" if truncated else "note"
+    return Shown(evidence, severity, case=case)
+
+
+def _trained_since(m: Measured) -> bool:
+    """Did training make the difference of engine and trainer, as far as the advantages tell?"""
+    response = m.intervals.get("engine_response")
+    if response is None:
+        return False
+    error = (response.value - response.low) / STUDENTS
+    return response.value > CLEAR_RESPONSE * error
 
 
 def _drawn_as_reported(m: Measured) -> bool:
@@ -198,7 +241,7 @@ def _which_engine(m: Measured) -> str:
     far = reported is not None and abs(reported.value - 1) >= RATIO_MARGIN
     if far and reported is not None and reported.clear_of(1.0) and abs(drawn - 1) < RATIO_EXCESS:
         return "raw"
-    return "other"
+    return "weights" if m.enough and _trained_since(m) else "other"
 
 
 def sampler_filled(m: Measured) -> Shown | None:
@@ -221,13 +264,44 @@ def ratio_is_one(m: Measured) -> Shown | None:
     same = float((np.abs(m.rollouts.logp - m.rollouts.old_logp) < SAME_POLICY).mean())
     repeated = m.numbers.get("repeated_share", 0.0)
     behind = m.numbers.get("behind_share", 0.0)
-    if same < SAME or max(repeated, behind) < MOST_REPEATED:
-        return None
+    if same < SAME:
+        return _rescored_at_times(m)
+    if max(repeated, behind) < MOST_REPEATED:
+        return _one_for_all_minibatches(m, same)
     evidence: Evidence = {"share of tokens with logp equal to old_logp": same}
     if repeated >= MOST_REPEATED:
         name = "share of rows whose completion stood there at an earlier step"
         return Shown(evidence | {name: repeated}, case="again")
     return Shown(evidence | {"share of tokens from earlier weights": behind}, "note", case="behind")
+
+
+def _one_for_all_minibatches(m: Measured, same: float) -> Shown | None:
+    """Each completion stands once, but the settings say that several steps are on one rollout."""
+    step, own = m.rollouts.step, m.settings.rollout_steps
+    steps = 0 if step is None else len(np.unique(step))
+    idle = m.numbers.get("zero_advantage_share", 0.0) >= ALL_SILENT  # nothing moves the policy
+    if own == 1 or steps < own or idle:
+        return None
+    evidence: Evidence = {
+        "share of tokens with logp equal to old_logp": same,
+        "steps on one rollout, by the settings": own,
+    }
+    return Shown(evidence, case="again")
+
+
+def _rescored_at_times(m: Measured) -> Shown | None:
+    """At some of the steps that return to a batch, a first one of rate zero excepted."""
+    returning, rescored = (
+        m.numbers.get(f"{name}_steps", 0.0) for name in ("returning", "rescored")
+    )
+    if rescored < FEWEST_RESCORED or rescored < MOST_REPEATED * returning:
+        return None
+    evidence: Evidence = {
+        "steps that train on an earlier batch again": int(returning),
+        "of them with a ratio of one": int(rescored),
+        "share of the completions that this is true of": m.numbers["rescored_share"],
+    }
+    return Shown(evidence, case="again")
 
 
 def stale_samples(m: Measured) -> Shown | None:

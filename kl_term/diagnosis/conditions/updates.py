@@ -29,19 +29,28 @@ SMALLEST_GAIN = 0.1
 
 def advantage_sign(m: Measured) -> Shown | None:
     if "group_correlation" in m.numbers:
-        if not groups.advantage_reversed(m):
+        evidence: Evidence = {"correlation within groups (one)": m.numbers["group_correlation"]}
+        if groups.advantage_reversed(m):
+            return Shown(evidence, case="all")
+        if not groups.some_reversed(m):
             return None
-        return Shown({"correlation within groups (one)": m.numbers["group_correlation"]})
+        evidence["groups in which it is minus one"] = int(m.numbers["groups_reversed"])
+        evidence["in which it is one"] = int(m.numbers["groups_following"])
+        return Shown(evidence, case="some")
     correlation = m.numbers.get("advantage_reward_correlation", 1.0)
     if correlation > NEGATIVE_CORRELATION or m.rollouts.sequences < FEWEST_SEQUENCES:
         return None
-    return Shown({"correlation over sequences": correlation})
+    return Shown({"correlation over sequences": correlation}, case="all")
 
 
 def advantage_opposed(m: Measured) -> Shown | None:
-    """Not where the tokens of an update are other ones: then the response is near zero."""
+    """Not where the tokens of an update are other ones: then the response is near zero. Nor where
+    old_logp is that of a later update: then what lies between is an update taken back.
+    """
     response = m.intervals.get("advantage_strength")
     if response is None or not m.enough or not response.clear_of(0.0):
+        return None
+    if groups.rescored_throughout(m):
         return None
     if response.value > -SMALLEST_STRENGTH:
         return None

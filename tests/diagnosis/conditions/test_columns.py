@@ -379,3 +379,36 @@ def test_the_second_ratio_is_read_where_the_first_is_one():
     both = {"old/sampler": interval(1.0), "reference/sampler": interval(1.5)}
     assert said(columns.ratio_mean, measured(identities=both)).evidence["mean"] == 1.5
     assert columns.ratio_mean(measured()) is None
+
+
+@pytest.mark.parametrize(
+    ("bases", "sampler", "off"),
+    [
+        ({"ref": 10}, False, "ref_logp"),
+        ({"old": 2, "ref": 2}, False, "old_logp and ref_logp"),
+        ({"sampler": 2}, True, "sampler_logp"),
+        ({"ref": -10}, False, "logp and old_logp"),
+        ({"ref": -10}, True, "logp and old_logp and sampler_logp"),
+        ({"old": -2, "ref": -2}, False, "logp"),
+    ],
+)
+def test_which_columns_are_to_another_base(bases, sampler, off):
+    numbers = {f"base_{name}": float(base) for name, base in bases.items()}
+    numbers |= {f"base_apart_{name}": 0.5 for name in bases}
+    numbers |= {f"base_left_{name}": 0.25 for name in bases}
+    of = rollouts(**({"sampler_logp": -1.5} if sampler else {}))
+    shown = said(columns.other_base, measured(numbers, of=of))
+    base = abs(next(iter(bases.values())))
+    assert shown.severity == "error"
+    assert shown.title == f"{off}: logarithms to base {base}, the others are natural ones"
+    assert shown.evidence == {
+        "mean squared log-ratio as dumped": 0.5,
+        "with all to one base": 0.25,
+    }
+    assert columns.other_base(measured(numbers, of=FEW)) is None
+
+
+def test_two_bases_at_once_are_none():
+    numbers = {"base_ref": 10.0, "base_old": 2.0}
+    assert columns.other_base(measured(numbers)) is None
+    assert columns.other_base(measured()) is None

@@ -366,8 +366,8 @@ def rescored(unequal: int, **columns):
 @pytest.mark.parametrize(
     ("repeated", "behind", "severity", "advice"),
     [
-        (0.2, 0.0, "warning", "old_logp is scored again at every step"),
-        (0.2, 0.9, "warning", "old_logp is scored again at every step"),
+        (0.2, 0.0, "warning", "old_logp is scored again at these steps"),
+        (0.2, 0.9, "warning", "old_logp is scored again at these steps"),
         (0.19, 0.2, "note", "By design where a proximal policy is scored again"),
         (0.19, 0.19, None, ""),
     ],
@@ -546,3 +546,125 @@ def test_an_engine_that_agrees_on_fresh_tokens_is_none_that_is_off(changes, logp
 def test_weights_that_a_column_says_are_behind_are_no_fault_of_the_engine(changes, found):
     given = measured(APART | {"behind_share": 0.2} | changes)
     assert (policies.train_inference_mismatch(given) is not None) is found
+
+
+@pytest.mark.parametrize(
+    ("returning", "rescored", "found"),
+    [(10, 2, True), (10, 1, False), (11, 2, False), (2, 2, True), (1, 1, False)],
+)
+def test_old_log_probs_that_are_new_at_some_steps(returning, rescored, found):
+    numbers = {"returning_steps": returning, "rescored_steps": rescored, "rescored_share": 0.25}
+    given = measured(numbers, of=rescored_at_none())
+    assert (policies.ratio_is_one(given) is not None) is found
+    if found:
+        shown = said(policies.ratio_is_one, given)
+        assert shown.severity == "warning" and "scored again at these steps" in shown.advice
+        assert shown.evidence == {
+            "steps that train on an earlier batch again": returning,
+            "of them with a ratio of one": rescored,
+            "share of the completions that this is true of": 0.25,
+        }
+
+
+def rescored_at_none():
+    """A thousand tokens whose ratio is not one."""
+    return rescored(500)
+
+
+def test_a_ratio_of_one_at_all_of_several_steps_on_a_rollout():
+    steps = {"step": np.arange(1000) // 250}
+    for own, silent, found in ((4, 0.98, True), (4, 0.99, False), (5, 0.0, False), (1, 0.0, False)):
+        numbers = {"zero_advantage_share": silent}
+        given = measured(numbers, of=rescored(0, **steps), rollout_steps=own)
+        assert (policies.ratio_is_one(given) is not None) is found
+    given = measured(of=rescored(1, **steps), rollout_steps=4)
+    assert said(policies.ratio_is_one, given).evidence == {
+        "share of tokens with logp equal to old_logp": 0.999,
+        "steps on one rollout, by the settings": 4,
+    }
+    assert policies.ratio_is_one(measured(of=rescored(0), rollout_steps=4)) is None, "no steps"
+
+
+#: Half of the interval is 1.96 standard errors.
+BEHIND = {"engine_response": Interval(value=0.5, low=0.26, high=0.74)}
+
+
+@pytest.mark.parametrize(
+    ("gap", "low", "severity"),
+    [
+        (0.005, 0.26, "note"),
+        (6e-6, 0.26, "note"),
+        (5e-6, 0.26, None),
+        (0.005, 0.254, None),  # under four standard errors
+        (0.006, 0.26, "error"),
+    ],
+)
+def test_an_engine_that_training_has_left_behind(gap, low, severity):
+    intervals = {"engine_response": Interval(value=0.5, low=low, high=1 - low)}
+    given = measured(APART | {"mismatch_kl": gap}, intervals=intervals)
+    if severity is None:
+        assert policies.train_inference_mismatch(given) is None
+        return
+    shown = said(policies.train_inference_mismatch, given)
+    assert shown.severity == severity and "older weights" in shown.title
+    assert shown.evidence["rise of log(old/sampler) with the advantage"] == 0.5
+    assert "KL in the first step" not in shown.evidence
+
+
+def test_a_response_that_says_nothing_of_the_engine():
+    assert (
+        "older weights"
+        in said(policies.train_inference_mismatch, measured(APART, intervals=BEHIND)).title
+    )
+    falls = {"engine_response": Interval(value=-0.5, low=-0.74, high=-0.26)}
+    for intervals, of in ((falls, None), ({}, None), (BEHIND, FEW)):
+        given = measured(APART, intervals=intervals, of=of)
+        assert "another policy" in said(policies.train_inference_mismatch, given).title
+        small = measured(APART | {"mismatch_kl": 0.005}, intervals=intervals, of=of)
+        assert policies.train_inference_mismatch(small) is None
+    times = {"mismatch_kl_early": 1e-6, "mismatch_kl_late": 0.01}
+    evidence = said(policies.train_inference_mismatch, measured(APART | times)).evidence
+    assert "rise of log(old/sampler) with the advantage" not in evidence
+    truncated = measured(APART | {"mismatch_above": 0.0, "mismatch_kl": 0.001}, intervals=BEHIND)
+    assert said(policies.train_inference_mismatch, truncated).severity == "warning"
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "found"),
+    [
+        (0.2, 0.11, True),
+        (0.2, 0.1, False),  # four standard errors
+        (0.199, 0.19, False),  # a tenth of the entropy
+        (-0.5, -0.51, False),
+    ],
+)
+def test_first_tokens_alone_that_are_too_surprising(value, low, found):
+    first = Interval(value=value, low=low, high=2 * value - low)
+    given = measured(
+        {"entropy": 2.0}, intervals={"surprise_gap": interval(0.0), "first_surprise_gap": first}
+    )
+    assert (policies.other_sampler(given) is not None) is found
+    if found:
+        shown = said(policies.other_sampler, given)
+        assert shown.severity == "error" and shown.title.startswith("The first tokens")
+        assert shown.evidence == {
+            "mean of -log p minus the entropy, first tokens": value,
+            "lower end": low,
+            "mean entropy": 2.0,
+        }
+
+
+def test_where_first_tokens_say_nothing():
+    gaps = {"surprise_gap": interval(0.0), "first_surprise_gap": interval(1.0)}
+    assert policies.other_sampler(measured({"entropy": 2.0}, intervals=gaps)) is not None
+    assert policies.other_sampler(measured({"entropy": 2.0}, intervals=gaps, of=FEW)) is None
+    begins = {"entropy": 2.0, "shared_start": 3.0}
+    assert policies.other_sampler(measured(begins, intervals=gaps)) is None, "the prompt is counted"
+    copied = {"entropy": 2.0, "copied_share": 0.5, "copied_sequences": 10.0}
+    assert policies.other_sampler(measured(copied, intervals=gaps)) is None
+    assert (
+        policies.other_sampler(
+            measured({"entropy": 2.0}, intervals={"surprise_gap": interval(0.0)})
+        )
+        is None
+    )

@@ -306,3 +306,27 @@ def test_sequences_without_an_advantage(share, severity, title):
     found = said(updates.no_signal, given)
     assert (found.severity, found.title) == (severity, title)
     assert found.evidence == {"share of sequences": share}
+
+
+@pytest.mark.parametrize(
+    ("turned", "following", "found"), [(3, 4, True), (2, 9, False), (4, 4, False)]
+)
+def test_advantages_that_fall_with_the_rewards_of_some_groups(turned, following, found):
+    numbers = {"groups_reversed": turned, "groups_following": following, "group_correlation": 0.25}
+    given = measured(numbers)
+    assert (updates.advantage_sign(given) is not None) is found
+    if found:
+        shown = said(updates.advantage_sign, given)
+        assert shown.title.endswith("in some of the groups") and shown.severity == "error"
+        assert shown.evidence == {
+            "correlation within groups (one)": 0.25,
+            "groups in which it is minus one": turned,
+            "in which it is one": following,
+        }
+
+
+@pytest.mark.parametrize(("share", "found"), [(0.94, True), (0.95, False)])
+def test_an_update_that_is_taken_back_is_not_against_the_advantage(share, found):
+    response = {"advantage_strength": interval(-0.5)}
+    given = measured({"rescored_share": share}, intervals=response)
+    assert (updates.advantage_opposed(given) is not None) is found

@@ -1,24 +1,21 @@
-"""Chapter 19: KL terms at equal KL, on ten and twenty starts, and the noise of their gradients."""
+"""KL terms at equal KL, in every recorded setting."""
 
 from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-import torch
 from matplotlib.figure import Figure
 
 from analysis.evidence.equal_kl import fit, look_of
-from analysis.evidence.predictions import judged
+from analysis.evidence.forest import forest
+from analysis.evidence.names.kl_terms import NAMES
+from analysis.evidence.predictions import judged, shown
 from analysis.evidence.recorded import recorded
-from analysis.records.config import Run
+from analysis.records.designs import EQUAL
 from analysis.records.preset import EQUAL_KL
+from analysis.records.statistics import KL_RATIO_MARGIN
 from analysis.records.summaries import by_variant
-from analysis.studies.presets import make_preset
-from analysis.training.trainer import PopulationTrainer
 from kl_term import style
-from kl_term.kl.term import KLTerm
-
-# --- What the chapter computes ----------------------------------------------------------------
 
 #: Presets that compare the reward of terms at equal KL -> what their setting is called.
 SETTINGS = {
@@ -67,6 +64,46 @@ def by_half(variant: str, *, preset: str = "equal_kl") -> dict[str, dict[str, fl
     return {name: half.difference(margin) for name, half in halves.items()}
 
 
+#: Half of the log KL compared -> what a picture calls it.
+HALVES = {"near": "nearer half", "far": "farther half"}
+
+
+def halves(preset: str = "equal_kl_large") -> pd.DataFrame:
+    """:func:`by_half` of k2 and of k3 as losses, and k3 less k2: what no design predicted.
+
+    Returns:
+        One row a difference: ``key``, ``label``, the columns of a difference, ``outcome`` (open).
+    """
+    rows = []
+    for name in ("k2_loss", "k3_loss"):
+        for half, difference in by_half(name, preset=preset).items():
+            label = f"{NAMES[name]},\n{HALVES[half]}"
+            rows.append({"key": f"{half}_{name}", "label": label, **difference})
+    both = {"key": "k3_loss_k2", "label": f"{NAMES['k3_loss']}\n− {NAMES['k2_loss']}"}
+    rows.append(both | against("k3_loss", "k2_loss", preset=preset))
+    return pd.DataFrame(rows).assign(outcome="open")
+
+
+#: Ratios of KLs on answers of several lengths that the text is about.
+RATIOS = (
+    ("equal_kl", "k3_loss_attached_prefix", "k1_reward"),
+    ("long_completions", "k3_loss_attached_prefix", "k1_reward"),
+    ("long_completions_128", "k3_loss_attached_prefix", "k1_reward"),
+    ("long_completions", "k2_loss", "exact_loss"),
+    ("long_completions", "k1_reward", "exact_loss"),
+    ("long_completions", "k3_loss_attached_prefix", "exact_loss"),
+)
+
+
+def ratios() -> pd.DataFrame:
+    """:data:`RATIOS` in logarithms, with ``design``, and ``compared`` as pages write it."""
+    presets = dict.fromkeys(preset for preset, _, _ in RATIOS)
+    table = pd.concat([judged(preset).assign(design=preset) for preset in presets])
+    table = table[(table["metric"] == EQUAL) & (table["at"] != EQUAL_KL)]
+    table = table.assign(compared=shown(table, NAMES)["compared"])
+    return table.set_index(["design", "variant", "other"]).loc[list(RATIOS)].reset_index()
+
+
 def span(preset: str) -> float:
     """By how much the exact KL's own reward changes over the log KL that it shares with k2."""
     fitted = fit(preset, "k2_loss", "exact_loss")
@@ -74,46 +111,25 @@ def span(preset: str) -> float:
     return float(np.ptp(reward))
 
 
-def shown_is_trained(updates: int) -> bool:
-    """Does k2 that is logged as k3 end at the weights of plain k2, to the bit?"""
-    preset = make_preset("kl_axes", {})
-    shown = next(each for each in preset.variants if each.name == "k2_loss_shows_k3")
-    plain = shown.model_copy(update={"label": "", "kl": KLTerm(estimator="k2")})
-    runs = [Run(variant=variant, seed=0) for variant in (shown, plain)]
-    trainer = PopulationTrainer(preset.config, runs)
-    for _ in range(updates):
-        trainer.advance()
-    return torch.equal(trainer.weights[0], trainer.weights[1])
+# --- What it draws
 
 
-#: Half of a 95% interval, in standard errors.
-HALF_WIDTH = 1.96
+def draw_halves(table: pd.DataFrame, *, preset: str = "equal_kl_large") -> Figure:
+    """:func:`halves`, a row a difference."""
+    margin = recorded(preset).preset.design.margin
+    return forest(table, list(table["label"]), "reward, difference at equal KL", margin=margin)
 
 
-def noise_numbers(table: pd.DataFrame) -> dict[str, tuple[float, str]]:
-    """What the prose says of the recorded noise of gradients, and how it is written.
-
-    Ratios of the theory's noise to that of k2 as a loss, where they are taken, and how many points
-    have their line inside their interval.
-    """
-    noise = table.pivot(index="reverse_kl", columns="term")
-    by_term = noise["theory"]
-    exact, k3 = (by_term[name] / by_term["k2_loss"] for name in ("exact_loss", "k3_loss"))
-    inside = (table["sampled"] - table["theory"]).abs() < HALF_WIDTH * table["standard_error"]
-    return {
-        "exact_low": (exact.min(), ".2f"),
-        "exact_high": (exact.max(), ".2f"),
-        "k3_near": (k3.iloc[0], ".2f"),
-        "k3_far": (k3.iloc[-1], ".0f"),
-        "nearest": (by_term.index[0], ".2f"),
-        "farthest": (by_term.index[-1], ".2f"),
-        "inside": (inside.sum(), "d"),
-        "points": (len(table), "d"),
-        "checkpoints": (len(by_term), "d"),
-    }
-
-
-# --- What it draws ----------------------------------------------------------------------------
+def draw_ratios() -> Figure:
+    """:func:`ratios`, a row a ratio, on a log scale."""
+    table = ratios()
+    rows = zip(table["compared"], table["design"], strict=True)
+    labels = [f"{compared},\n{SETTINGS[of].partition(', ')[0]}" for compared, of in rows]
+    figure = forest(table, labels, "reverse KL, ratio, log scale", margin=np.log(KL_RATIO_MARGIN))
+    (axes,) = figure.axes
+    ticks = (0.67, 0.8, 1.0, 1.25, 1.5)
+    axes.set_xticks(np.log(ticks), [f"{tick:g}" for tick in ticks])
+    return figure
 
 
 def draw_costs(table: pd.DataFrame) -> Figure:
@@ -151,25 +167,4 @@ def draw_kls(finals: pd.DataFrame) -> Figure:
         axes.legend(ncols=2)
     panels[-1].set_xlabel(r"coefficient $\beta$, log scale")
     panels[-1].xaxis.set_major_formatter("{x:g}")
-    return figure
-
-
-def draw_noise(table: pd.DataFrame) -> Figure:
-    """Recorded noise over the KL reached: lines by the theory, points as the trainer sampled it."""
-    figure, axes = style.subplots(height=4.0)
-    for term, rows in table.groupby("term", sort=False):
-        look, distance = look_of(term), rows["reverse_kl"]
-        axes.plot(distance, rows["theory"], **look | {"marker": ""})
-        above = HALF_WIDTH * rows["standard_error"]
-        below = above.where(above < rows["sampled"], 0.0)  # no logarithm shows zero
-        axes.errorbar(
-            distance, rows["sampled"], yerr=[below, above], **look | {"linestyle": "", "label": ""}
-        )
-        for _, row in rows[below == 0.0].iterrows():
-            at = (row["reverse_kl"], row["sampled"])
-            style.note(axes, "its interval\nreaches below zero", at, offset=(-10, 0), colour="k3")
-    axes.set(xscale="log", yscale="log", ylabel="noise of an update's\ngradient, log scale")
-    axes.set_xlabel("exact reverse KL (nats per token), log scale")
-    style.plain_numbers(axes.xaxis, axes.yaxis)
-    axes.legend()
     return figure

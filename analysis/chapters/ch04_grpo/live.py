@@ -1,4 +1,4 @@
-"""Chapter 4: eight KL terms in one population of runs, trained live and recorded."""
+"""What chapter 4 trains live: eight KL terms in one population of runs, and their curves."""
 
 from __future__ import annotations
 
@@ -9,21 +9,16 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from analysis.evidence import predictions
-from analysis.evidence.recorded import recorded_runs
 from analysis.evidence.training_figures import KL_PANELS, bands, kl_look
-from analysis.records import recording, tidy
+from analysis.records import tidy
 from analysis.records.choices import POLICIES, TINY
 from analysis.records.language import LanguageConfig
 from analysis.records.preset import Preset
-from analysis.records.summaries import pairs_of
 from analysis.studies.presets.kl_terms import quick
 from analysis.studies.presets.language import model_of, smollm2
 from analysis.studies.presets.parts import NO_KL, kl_variants
 from kl_term import style
 from kl_term.plain_checks import check_choice
-
-# --- What it trains live
 
 #: On a CPU: minutes, to see it work. In the profile ``full`` it is the preset ``smollm2``.
 QUICK_SMOLLM2 = {"updates": 10, "num_prompts": 4, "group_size": 4, "log_every": 1}
@@ -70,37 +65,6 @@ def device_of(preset: Preset) -> str:
     """The tiny policy trains on the CPU; a language model on a GPU where there is one."""
     language = isinstance(preset.config, LanguageConfig)
     return "cuda" if language and torch.cuda.is_available() else "cpu"
-
-
-# --- What it compares
-
-#: The recorded designs, at full and at half the step size.
-RECORDED, HALF_STEP = "equal_kl", "half_step"
-BETA = 0.3
-#: What the prose compares at that coefficient beyond the predictions of the designs.
-QUOTED = {
-    RECORDED: (
-        *pairs_of("k1_loss/none k2_reward/none k2_reward/k1_reward k3_loss/k2_loss", "reverse_kl"),
-        *pairs_of("exact_loss/none k1_loss/none k3_loss/k2_loss", "accuracy"),
-    ),
-    HALF_STEP: (("k1_loss", "none", "accuracy"), ("exact_loss", "none", "average")),
-}
-#: Recordings whose starts the prose speaks of, and what it calls them.
-STARTS_QUOTED = {"equal_kl_large_cuda": "terms", "distillation_sparse_cpu": "teacher"}
-
-
-def at_beta(preset: str) -> pd.DataFrame:
-    """Rows of :func:`analysis.evidence.predictions.judged` of what no design predicts."""
-    return pd.DataFrame([predictions.unpredicted(preset, *pair, BETA) for pair in QUOTED[preset]])
-
-
-def same_runs() -> pd.Series:
-    """Share of the runs of ``equal_kl_wide`` whose accuracy in a window is the same number on the
-    CPU and on the GPU, by the window's first update."""
-    there = recording.load(recording.RESULTS / "equal_kl_wide_cuda").curves
-    both = recording.compared(recorded_runs("equal_kl_wide").curves, there)
-    accuracy = both[both["metric"] == "accuracy"]
-    return (accuracy["difference"] == 0.0).groupby(accuracy["update"]).mean()
 
 
 # --- What it draws

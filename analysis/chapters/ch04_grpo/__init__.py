@@ -1,0 +1,1 @@
+"""Chapter 4: KL terms trained, at one coefficient and at equal KL."""
