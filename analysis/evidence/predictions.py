@@ -109,6 +109,18 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "none_mean < none_first: spread at the end": "open",
         "none_mean < none_first: spread_gold at the end": "open",
     },
+    "smollm2_proxy": {
+        "exact_loss < none: final_proxy at 0.4": "open",
+        "k2_loss < none: final_proxy at 0.4": "open",
+        "k3_loss < none: final_proxy at 0.4": "open",
+        "k1_reward < none: final_proxy at 0.4": "open",
+        "k2_loss = exact_loss: final_gold at 0.4": "open",
+        "k1_reward = exact_loss: final_gold at 0.4": "open",
+        "k2_loss = exact_loss: final_reverse_kl at 0.4": "open",
+        "k1_reward = exact_loss: final_reverse_kl at 0.4": "open",
+        "k3_loss < exact_loss: final_reverse_kl at 0.1, 0.4": "open",
+        "k3_loss > exact_loss: final_gold at 0.1": "open",
+    },
     "objectives": {},
     "three_ways": {
         "k2_loss_detached = k2_loss: accuracy at 0.3": "open",

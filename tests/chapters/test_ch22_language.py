@@ -48,6 +48,8 @@ def test_numbers_are_means_over_seeds_at_the_larger_coefficient():
     found = language.numbers()
     assert found["none_gold"] == pytest.approx(0.11) and found["none_kl"] == pytest.approx(5)
     assert found["first_gold"] == pytest.approx(0.27)
+    assert found["weak_low"] == found["weak_high"] == pytest.approx(0.61)
+    assert found["strong_high"] == pytest.approx(0.91) and found["weak_kl"] == pytest.approx(1.0)
     for name in TERMS:
         assert found[f"{name}_gold"] == pytest.approx(0.91)
         assert found[f"{name}_kl"] == pytest.approx(0.25)
@@ -55,9 +57,10 @@ def test_numbers_are_means_over_seeds_at_the_larger_coefficient():
 
 def test_each_run_is_a_point_and_each_term_at_the_larger_coefficient_a_line():
     left, right = language.draw().axes
-    assert len(left.lines) == 1 + len(TERMS)
-    assert [len(line.get_xdata()) for line in right.lines] == [2, *[4] * len(TERMS)]
-    last = {line.get_label(): line.get_ydata()[-1] for line in left.lines}
+    *lines, start = left.lines
+    assert len(lines) == 1 + len(TERMS) and start.get_ydata()[0] == pytest.approx(0.27)
+    assert [len(line.get_xdata()) for line in right.lines[:-1]] == [2, *[4] * len(TERMS)]
+    last = {line.get_label(): line.get_ydata()[-1] for line in lines}
     assert last["no KL term"] == pytest.approx(0.11) and last["exact KL"] == pytest.approx(0.91)
 
 

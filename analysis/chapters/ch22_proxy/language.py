@@ -18,8 +18,8 @@ from analysis.records.proxy_answers import REFERENCE
 from kl_term import style
 
 PROXY = "smollm2_proxy"
-#: The larger of the two coefficients.
-STRONG = 0.4
+#: The two coefficients.
+WEAK, STRONG = 0.1, 0.4
 #: The runs whose answers are shown, beside the reference's.
 SHOWN = (("none", 0.0), ("exact_loss", STRONG), ("k3_loss", STRONG))
 
@@ -28,7 +28,8 @@ def numbers() -> dict[str, float]:
     """What the prose says of the means over seeds.
 
     ``none`` and each term at the larger coefficient, by ``gold``, ``proxy`` and ``kl`` at the end;
-    ``first_gold``, of the first window without a term.
+    ``first_gold``, of the first window without a term; the lowest and the highest gold of a term at
+    either coefficient, and the mean KL at the smaller.
     """
     gold, proxy, kl = (
         runs.ends(PROXY)[f"final_{name}"] for name in ("gold", "proxy", "reverse_kl")
@@ -37,6 +38,10 @@ def numbers() -> dict[str, float]:
     for name in ("none", *_terms()):
         at = (name, 0.0 if name == "none" else STRONG)
         found |= {f"{name}_gold": gold[at], f"{name}_proxy": proxy[at], f"{name}_kl": kl[at]}
+    for called, beta in (("weak", WEAK), ("strong", STRONG)):
+        at_beta = gold.xs(beta, level="beta")
+        found |= {f"{called}_low": at_beta.min(), f"{called}_high": at_beta.max()}
+    found["weak_kl"] = kl.xs(WEAK, level="beta").mean()
     return {key: float(value) for key, value in found.items()}
 
 
@@ -57,9 +62,12 @@ def draw() -> Figure:
         left.plot(line.index, line, **look)
         points = look | {"linestyle": "none", "alpha": 0.8}
         right.plot(finals["final_reverse_kl"], finals["final_gold"], **points)
-    left.set(title="over training", xlabel="update", ylabel="share of right answers", ylim=(0, 1))
-    right.set(title="each run at its end", xlabel="exact reverse KL (nats a token), log scale")
-    right.set(xscale="log", ylim=(0, 1))
+    left.set(title="over training", xlabel="update", ylabel="share of right answers")
+    right.set(title="each run at its end", xlabel="exact KL (nats a token), log", xscale="log")
+    start = runs.without_term(PROXY)["gold"].iloc[0]
+    for axes in (left, right):
+        axes.axhline(start, color=style.QUIET, linestyle=":")
+        axes.set_ylim(0, 0.6)
     style.plain_numbers(right.xaxis)
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, ncols=3, loc="outside upper center")
