@@ -71,6 +71,7 @@ def answers() -> pd.DataFrame:
         {
             "variant": name,
             "beta": 0.4 if name.endswith("loss") else 0.0,
+            "seed": 1,
             "question": question,
             "answer": f" {name}\n",
             "gold": float(gold),
@@ -92,5 +93,5 @@ def test_answers_are_shown_where_the_start_was_right_and_no_term_lost_it():
         "k₃ as a loss, β = 0.4",
     ]
     lines = language.as_lines(table).split("\n")[2:]
-    assert lines[0] == "| 2 + 2 = | the start | ␣reference⏎ | yes | 0.25 |"
-    assert lines[1] == "|  | no KL term | ␣none⏎ | no | 0.25 |"
+    assert lines[0] == "| 2 + 2 = | the start | 0.0 | ␣reference⏎ | yes | 0.25 |"
+    assert lines[1] == "|  | no KL term | 5.0 | ␣none⏎ | no | 0.25 |"

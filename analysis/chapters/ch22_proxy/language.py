@@ -78,7 +78,8 @@ def said(answers: pd.DataFrame, questions: int) -> pd.DataFrame:
     """The answers of the reference and of :data:`SHOWN`, in the order of ``questions``.
 
     Of the questions that the reference answers rightly and the run without a term wrongly, the
-    first so many; a row per answer: ``question``, ``called``, ``answer``, ``gold``, ``proxy``.
+    first so many; a row per answer: ``question``, ``called``, ``kl`` of the run's final policy,
+    ``answer``, ``gold``, ``proxy``.
     """
     by_run = {place: rows.set_index("question") for place, rows in answers.groupby(_RUN)}
     start, lost = by_run[REFERENCE, 0.0], by_run["none", 0.0]
@@ -86,8 +87,12 @@ def said(answers: pd.DataFrame, questions: int) -> pd.DataFrame:
     called = {(REFERENCE, 0.0): "the start"} | {
         (name, beta): NAMES[name] + (f", β = {beta:g}" if beta else "") for name, beta in SHOWN
     }
+    finals = recorded(PROXY).finals
+    own = finals[finals["seed"] == answers["seed"].iloc[0]]
+    kls = own.set_index(_RUN)["final_reverse_kl"].to_dict() | {(REFERENCE, 0.0): 0.0}
     rows = (
-        {"question": question, "called": what, **dict(by_run[place].loc[question, _OF_ANSWER])}
+        {"question": question, "called": what, "kl": kls[place]}
+        | dict(by_run[place].loc[question, _OF_ANSWER])
         for question in differs[:questions]
         for place, what in called.items()
     )
@@ -99,12 +104,13 @@ _RUN, _OF_ANSWER = ["variant", "beta"], ["answer", "gold", "proxy"]
 
 def as_lines(table: pd.DataFrame) -> str:
     """A table of :func:`said` in Markdown, each answer whole, with its spaces and line ends."""
-    rows = ["| question | policy | answer | right | proxy |", "|---|---|---|---|---|"]
+    rows = ["| question | policy | nats | answer | right | proxy |", "|---|---|---|---|---|---|"]
     before = ""
     for row in table.to_dict("records"):
         asked = "" if row["question"] == before else cell(row["question"])
         before = row["question"]
         verdict = "yes" if row["gold"] == 1 else "no"
         answer = cell(row["answer"].replace("\n", "⏎").replace(" ", "␣"))
-        rows.append(f"| {asked} | {row['called']} | {answer} | {verdict} | {row['proxy']:.2f} |")
+        policy = f"{row['called']} | {row['kl']:.1f}"
+        rows.append(f"| {asked} | {policy} | {answer} | {verdict} | {row['proxy']:.2f} |")
     return "\n".join(rows)
