@@ -100,6 +100,13 @@ def test_chinese_pages_say_what_the_words_in_figures_mean(html: Path) -> None:
     assert "kl-words" not in (html / "book/_run/22_proxy_rewards.html").read_text()
 
 
+def test_tables_and_formulas_that_a_cell_shows_are_set(html: Path) -> None:
+    for name in ("20_language_model", "22_proxy_rewards"):
+        page = (html / f"book/_run/{name}.html").read_text()
+        assert not re.findall(r"<p>(?:\||[^<]*\$k_1\$).*", page)
+    assert re.search(r"<td><p>[^<]*␣\d+[^<]*⏎", page)  # what a model said
+
+
 def test_the_site_has_a_card(html: Path) -> None:
     assert (html / "_static/card.png").is_file()
     landing = (html / "book/index.html").read_text()
