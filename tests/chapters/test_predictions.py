@@ -107,7 +107,8 @@ def test_predictions_at_equal_coefficients_are_scipy_s_of_the_stored_rows(preset
                 by_seed(preset, name, beta, prediction.metric)
                 for name in (prediction.variant, prediction.other)
             )
-            assert len(one) in (10, 20) and one.keys() == other.keys()
+            assert len(one) == len(recorded_runs(preset).preset.seeds) >= 5
+            assert one.keys() == other.keys()
             for seed in one:
                 gaps.setdefault(seed % STARTS, []).append(log(one[seed]) - log(other[seed]))
         means = [sum(values) / len(values) for values in gaps.values()]
@@ -178,7 +179,10 @@ def test_a_tenth_of_the_runs_was_trained_again(preset: str) -> None:
     assert not run.failures
 
 
-@pytest.mark.parametrize("preset", [name for name in DESIGNED if name not in BESIDE])
+@pytest.mark.parametrize(
+    "preset",  # but of language models, which have one start
+    [name for name in DESIGNED if name not in (*BESIDE, "smollm2_proxy")],
+)
 def test_rows_of_starts_are_the_means_of_their_seeds(preset: str) -> None:
     runs, starts = recorded_runs(preset), recorded(preset)
     each = len(runs.preset.seeds) // STARTS

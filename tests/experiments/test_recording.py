@@ -165,7 +165,7 @@ def test_the_source_of_a_run_is_what_training_imports(config, imports):
 @pytest.mark.parametrize("folder", reproduction.find(), ids=lambda folder: folder.name)
 def test_a_recording_is_of_its_preset_with_every_run_healthy(folder):
     recorded = recording.load(folder)
-    given = {FIRST_SEED: recorded.preset.seeds[0]}
+    given = {FIRST_SEED: recorded.preset.seeds[0], "num_seeds": len(recorded.preset.seeds)}
     if "weights" in inspect.signature(PRESETS[recorded.preset.name]).parameters:
         given["weights"] = recorded.preset.config.model.kind
     now = make_preset(recorded.preset.name, given)
