@@ -66,18 +66,24 @@ def test_each_run_is_a_point_and_each_term_at_the_larger_coefficient_a_line():
 
 def answers() -> pd.DataFrame:
     """The start is right of the second and third, the run without a term of the third."""
-    right = {REFERENCE: (0, 1, 1), "none": (0, 0, 1), "exact_loss": (0, 1, 1), "k3_loss": (1, 0, 0)}
+    right = {
+        (REFERENCE, 0.0): (0, 1, 1),
+        ("none", 0.0): (0, 0, 1),
+        ("exact_loss", 0.1): (0, 0, 0),
+        ("exact_loss", 0.4): (0, 1, 1),
+        ("k3_loss", 0.4): (1, 0, 0),
+    }
     return pd.DataFrame(
         {
             "variant": name,
-            "beta": 0.4 if name.endswith("loss") else 0.0,
+            "beta": beta,
             "seed": 1,
             "question": question,
             "answer": f" {name}\n",
             "gold": float(gold),
             "proxy": 0.25,
         }
-        for name, golds in right.items()
+        for (name, beta), golds in right.items()
         for question, gold in zip(QUESTIONS, golds, strict=True)
     )
 
@@ -85,13 +91,9 @@ def answers() -> pd.DataFrame:
 def test_answers_are_shown_where_the_start_was_right_and_no_term_lost_it():
     table = language.said(answers(), questions=2)
     assert set(table["question"]) == {"2 + 2 ="}
-    assert list(table["gold"]) == [1, 0, 1, 0]
-    assert list(table["called"]) == [
-        "the start",
-        "no KL term",
-        "exact KL, β = 0.4",
-        "k₃ as a loss, β = 0.4",
-    ]
+    assert list(table["gold"]) == [1, 1, 0, 0, 0]
+    of_terms = ["exact KL, β = 0.4", "k₃ as a loss, β = 0.4", "exact KL, β = 0.1"]
+    assert list(table["called"]) == ["the start", *of_terms, "no KL term"]
     lines = language.as_lines(table).split("\n")[2:]
     assert lines[0] == "| 2 + 2 = | the start | 0.0 | ␣reference⏎ | yes | 0.25 |"
-    assert lines[1] == "|  | no KL term | 5.0 | ␣none⏎ | no | 0.25 |"
+    assert lines[4] == "|  | no KL term | 5.0 | ␣none⏎ | no | 0.25 |"
