@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
@@ -62,13 +62,26 @@ def beside_the_reference(tables: nats.Nats, questions: Iterable[int]) -> pd.Data
 
 def as_lines(table: pd.DataFrame) -> str:
     """A table of :func:`beside_the_reference` in Markdown, each answer whole."""
-    rows = ["| question | nats a token | answer |", "|---|---|---|"]
+    rows = table.to_dict("records")
+    return by_question(
+        ("nats a token", "answer"),
+        ((row["question"], f"{row['kl']:.2f}", cell(row["answer"])) for row in rows),
+    )
+
+
+def by_question(heads: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table of answers, each row's first cell the question, written once for all."""
+    heads = ("question", *heads)
+    lines = [_line(heads), f"|{'---|' * len(heads)}"]
     before = ""
-    for row in table.to_dict("records"):
-        asked = "" if row["question"] == before else row["question"]
-        before = row["question"]
-        rows.append(f"| {asked} | {row['kl']:.2f} | {cell(row['answer'])} |")
-    return "\n".join(rows)
+    for question, *rest in rows:
+        lines.append(_line(("" if question == before else question, *rest)))
+        before = question
+    return "\n".join(lines)
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def cell(text: str) -> str:

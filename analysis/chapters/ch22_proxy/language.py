@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.chapters.ch22_proxy import runs
-from analysis.chapters.ch22_proxy.answers import cell
+from analysis.chapters.ch22_proxy.answers import by_question, cell
 from analysis.evidence.names.kl_terms import NAMES
 from analysis.evidence.recorded import recorded
 from analysis.evidence.training_figures import KL_TERMS
@@ -104,13 +104,17 @@ _RUN, _OF_ANSWER = ["variant", "beta"], ["answer", "gold", "proxy"]
 
 def as_lines(table: pd.DataFrame) -> str:
     """A table of :func:`said` in Markdown, each answer whole, with its spaces and line ends."""
-    rows = ["| question | policy | nats | answer | right | proxy |", "|---|---|---|---|---|---|"]
-    before = ""
-    for row in table.to_dict("records"):
-        asked = "" if row["question"] == before else cell(row["question"])
-        before = row["question"]
-        verdict = "yes" if row["gold"] == 1 else "no"
-        answer = cell(row["answer"].replace("\n", "⏎").replace(" ", "␣"))
-        policy = f"{row['called']} | {row['kl']:.1f}"
-        rows.append(f"| {asked} | {policy} | {answer} | {verdict} | {row['proxy']:.2f} |")
-    return "\n".join(rows)
+    return by_question(
+        ("policy", "nats", "answer", "right", "proxy"),
+        (
+            (
+                cell(row["question"]),
+                row["called"],
+                f"{row['kl']:.1f}",
+                cell(row["answer"].replace("\n", "⏎").replace(" ", "␣")),
+                "yes" if row["gold"] == 1 else "no",
+                f"{row['proxy']:.2f}",
+            )
+            for row in table.to_dict("records")
+        ),
+    )
