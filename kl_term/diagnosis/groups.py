@@ -147,9 +147,9 @@ def _advantages(rows: Sequences, complete: np.ndarray, fresh: np.ndarray) -> dic
         found["mean_advantage"] = float(advantage[kept].mean() / spread)
     if rows.reward is None:
         return found
-    found |= _scales(rows, fresh)
-    found["advantage_is_reward"] = float(np.abs(advantage - rows.reward).max() < SAME_AS_REWARD)
     ours, theirs = (_standardised(values, rows.group) for values in (advantage, rows.reward))
+    found |= _scales(rows, fresh, _group_means(ours * theirs, rows.group))
+    found["advantage_is_reward"] = float(np.abs(advantage - rows.reward).max() < SAME_AS_REWARD)
     both = (ours != 0) & (theirs != 0)
     if both.sum() >= FEWEST_SEQUENCES:
         found["group_correlation"] = float(np.corrcoef(ours[both], theirs[both])[0, 1])
@@ -196,7 +196,7 @@ def _by_length(rollouts: Rollouts, rows: Sequences, complete: np.ndarray) -> dic
     return found
 
 
-def _scales(rows: Sequences, fresh: np.ndarray) -> dict[str, float]:
+def _scales(rows: Sequences, fresh: np.ndarray, correlation: Floats) -> dict[str, float]:
     """Groups whose spread of advantages is far from the usual one, and so over its rewards'.
 
     Of those that are silenced, or turned, each counts once, however many updates see it.
@@ -217,18 +217,15 @@ def _scales(rows: Sequences, fresh: np.ndarray) -> dict[str, float]:
     large = (spread > APART * np.median(spread)) & (slope > APART * np.median(slope))
     small = (APART * spread < np.median(spread)) & (APART * slope < np.median(slope))
     apart = large | small
-    found |= _turned(rows, loud & once)
+    found |= _turned(correlation, loud & once & (np.bincount(rows.group) >= FEWEST_TURNED))
     return found | {"groups_apart": float(apart.sum()), "groups_apart_share": float(apart.mean())}
 
 
-def _turned(rows: Sequences, loud: np.ndarray) -> dict[str, float]:
+def _turned(correlation: Floats, told: np.ndarray) -> dict[str, float]:
     """Groups in which advantages are a falling affine function of the rewards, and a rising one."""
-    ours, theirs = (_standardised(values, rows.group) for values in (rows.advantage, rows.reward))
-    correlation = _group_means(ours * theirs, rows.group)
-    chosen = correlation[loud & (np.bincount(rows.group) >= FEWEST_TURNED)]
     return {
-        "groups_reversed": float((chosen < -AFFINE).sum()),
-        "groups_following": float((chosen > AFFINE).sum()),
+        "groups_reversed": float((correlation[told] < -AFFINE).sum()),
+        "groups_following": float((correlation[told] > AFFINE).sum()),
     }
 
 
