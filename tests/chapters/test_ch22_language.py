@@ -94,6 +94,7 @@ def test_answers_are_shown_where_the_start_was_right_and_no_term_lost_it():
     assert list(table["gold"]) == [1, 1, 0, 0, 0]
     of_terms = ["exact KL, β = 0.4", "k₃ as a loss, β = 0.4", "exact KL, β = 0.1"]
     assert list(table["called"]) == ["the start", *of_terms, "no KL term"]
-    lines = language.as_lines(table).split("\n")[2:]
-    assert lines[0] == "| 2 + 2 = | the start | 0.0 | ␣reference⏎ | yes | 0.25 |"
-    assert lines[4] == "|  | no KL term | 5.0 | ␣none⏎ | no | 0.25 |"
+    lines = language.as_lines(table).split("\n")
+    assert lines[0] == "| policy | nats | 2 + 2 = |"
+    assert lines[2] == "| the start | 0.0 | ␣reference⏎ ✓ 0.25 |"
+    assert lines[6] == "| no KL term | 5.0 | ␣none⏎ ✗ 0.25 |"

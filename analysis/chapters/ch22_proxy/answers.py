@@ -61,27 +61,19 @@ def beside_the_reference(tables: nats.Nats, questions: Iterable[int]) -> pd.Data
 
 
 def as_lines(table: pd.DataFrame) -> str:
-    """A table of :func:`beside_the_reference` in Markdown, each answer whole."""
-    rows = table.to_dict("records")
-    return by_question(
-        ("nats a token", "answer"),
-        ((row["question"], f"{row['kl']:.2f}", cell(row["answer"])) for row in rows),
+    """A table of :func:`beside_the_reference` in Markdown, each answer whole, each question once."""
+    again = table["question"].duplicated()
+    rows = (
+        ("" if written else row["question"], f"{row['kl']:.2f}", cell(row["answer"]))
+        for written, row in zip(again, table.to_dict("records"), strict=True)
     )
+    return lines_of(("question", "nats a token", "answer"), rows)
 
 
-def by_question(heads: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table of answers, each row's first cell the question, written once for all."""
-    heads = ("question", *heads)
-    lines = [_line(heads), f"|{'---|' * len(heads)}"]
-    before = ""
-    for question, *rest in rows:
-        lines.append(_line(("" if question == before else question, *rest)))
-        before = question
-    return "\n".join(lines)
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def lines_of(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = (heads, ["---"] * len(heads), *rows)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def cell(text: str) -> str:

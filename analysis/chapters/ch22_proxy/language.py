@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.chapters.ch22_proxy import runs
-from analysis.chapters.ch22_proxy.answers import by_question, cell
+from analysis.chapters.ch22_proxy.answers import cell, lines_of
 from analysis.evidence.names.kl_terms import NAMES
 from analysis.evidence.recorded import recorded
 from analysis.evidence.training_figures import KL_TERMS
@@ -103,18 +103,17 @@ _RUN, _OF_ANSWER = ["variant", "beta"], ["answer", "gold", "proxy"]
 
 
 def as_lines(table: pd.DataFrame) -> str:
-    """A table of :func:`said` in Markdown, each answer whole, with its spaces and line ends."""
-    return by_question(
-        ("policy", "nats", "answer", "right", "proxy"),
-        (
-            (
-                cell(row["question"]),
-                row["called"],
-                f"{row['kl']:.1f}",
-                cell(row["answer"].replace("\n", "⏎").replace(" ", "␣")),
-                "yes" if row["gold"] == 1 else "no",
-                f"{row['proxy']:.2f}",
-            )
-            for row in table.to_dict("records")
-        ),
+    """A table of :func:`said` in Markdown, a row per policy and a column per question.
+
+    Each answer is whole, with its spaces and line ends, then whether it is right, and its proxy.
+    """
+    shown = table.assign(
+        nats=table["kl"].map("{:.1f}".format),
+        cell=table["answer"].str.replace("\n", "⏎").str.replace(" ", "␣").map(cell)
+        + table["gold"].map({1: " ✓ ", 0: " ✗ "})
+        + table["proxy"].map("{:.2f}".format),
     )
+    wide = shown.pivot(index=["called", "nats"], columns="question", values="cell")
+    ordered = wide.loc[shown["called"].unique(), shown["question"].unique()]
+    heads = ("policy", "nats", *map(cell, ordered.columns))
+    return lines_of(heads, ((*place, *cells) for place, *cells in ordered.itertuples()))
