@@ -46,6 +46,7 @@ unexport PYTHONPATH
 PIP   := -m pip --disable-pip-version-check --no-input
 # What is imported is compiled then; most of torch never is.
 INSTALL := $(PIP) install --no-compile
+HASHED  := --no-deps --require-hashes
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=600 \
 	--nbval-sanitize-with tests/pipeline/nbval.cfg -p tests.pipeline.nbval_alive
 
@@ -174,6 +175,17 @@ $(MUTANTS)/.ready: $(READY)
 		"$$($(MUTANTS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/book.pth"
 	@touch $@
 
+# An index answers one question after the other, so pip waits for most of its time: eight of them ask
+# at once for an eighth of the lock. Where that fails, pip alone says why, or builds what has no wheel.
+define from_folder
+{ mkdir -p $(1)/.parts && \
+	awk '/^[a-z0-9]/ { part = count++ % 8 } { print > "$(1)/.parts/" part }' requirements.lock && \
+	ls $(1)/.parts/* | xargs -P 8 -n 1 $(1)/bin/python $(PIP) download --quiet $(HASHED) \
+		--only-binary :all: --dest $(1)/.wheels -r && \
+	$(1)/bin/python $(INSTALL) --quiet $(HASHED) --no-index --find-links $(1)/.wheels \
+		-r requirements.lock; } 2>/dev/null
+endef
+
 # Fill an environment. One whose filling was interrupted, at whatever instant, is made anew: what a
 # killed pip leaves may look installed. A torch that is not of the CPU
 # alone needs CUDA beside it. Which build of torch there is says its index, if its hash is known.
@@ -185,16 +197,17 @@ define install
 		{ rm -rf $(1) $(1).unfinished; echo "$(PYTHON) cannot make a virtual environment: install its venv module (Debian: python3-venv)"; exit 1; }
 	@echo "[1/3] locked packages, hashes checked"
 	@if command -v uv >/dev/null; then \
-		uv pip install --python $(1)/bin/python --no-deps --require-hashes -r requirements.lock; \
-	else $(1)/bin/python $(INSTALL) --no-deps --require-hashes -r requirements.lock; fi
+		uv pip install --python $(1)/bin/python $(HASHED) -r requirements.lock; \
+	else $(call from_folder,$(1)) || $(1)/bin/python $(INSTALL) $(HASHED) -r requirements.lock; fi
+	@rm -rf $(1)/.wheels $(1)/.parts
 	@echo "[2/3] torch, hash checked"
 	@$(1)/bin/python $(PIP) download --quiet --no-deps --only-binary :all: --dest $(1)/.wheels \
 		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) '$(TORCH)'
-	@$(1)/bin/python $(INSTALL) --no-deps --require-hashes --no-index --find-links $(1)/.wheels -r torch.lock
+	@$(1)/bin/python $(INSTALL) $(HASHED) --no-index --find-links $(1)/.wheels -r torch.lock
 	@rm -rf $(1)/.wheels
 	@if $(1)/bin/python -c "import sys; from importlib.metadata import version; \
 		sys.exit(sys.platform != 'linux' or version('torch').endswith('+cpu'))"; then \
-		$(1)/bin/python $(INSTALL) --no-deps --require-hashes -r cuda.lock; fi
+		$(1)/bin/python $(INSTALL) $(HASHED) -r cuda.lock; fi
 	@echo "[3/3] this package"
 	@$(1)/bin/python $(INSTALL) --quiet --no-deps --no-build-isolation --editable .
 endef
