@@ -61,7 +61,7 @@ def beside_the_reference(tables: nats.Nats, questions: Iterable[int]) -> pd.Data
 
 
 def as_lines(table: pd.DataFrame) -> str:
-    """A table of :func:`beside_the_reference` in Markdown, each answer whole, each question once."""
+    """A table of :func:`beside_the_reference` in Markdown; each question stands once."""
     again = table["question"].duplicated()
     rows = (
         ("" if written else row["question"], f"{row['kl']:.2f}", cell(row["answer"]))
