@@ -7,11 +7,10 @@ import json
 import tomllib
 from pathlib import Path
 
+from benchmarks.diagnosis.blind import WORDS
 from benchmarks.diagnosis.blind.dumps import write
 from benchmarks.diagnosis.blind.faults import FAULTS
 from benchmarks.diagnosis.blind.sound import SOUND
-
-WORDS = Path(__file__).with_name("words.toml")
 
 
 def main() -> None:
