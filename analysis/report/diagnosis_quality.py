@@ -20,6 +20,7 @@ FOLDER = "diagnosis_matrix"
 HELD_OUT = "diagnosis_held_out"
 HEALTHY = "diagnosis_healthy"
 SPEED = "diagnosis_speed"
+BLIND = "diagnosis_blind"
 OUTCOMES = {
     "named": "the first finding names the fault",
     "symptom": "the first finding is a symptom, and lists the fault among what else it may be",
@@ -55,6 +56,7 @@ def quality_page(folder: Path) -> str:
         planted=_counted(faults),
         held_out=_counted(held_out),
         by_place=_by_place(faults),
+        blind=_blind(folder.with_name(BLIND)),
         healthy=_healthy(folder.with_name(HEALTHY)),
         speed=_speed(folder.with_name(SPEED)),
         findings=[_finding(cause, sound, faults) for cause in CAUSES],
@@ -71,6 +73,21 @@ def _counted(faults: pd.DataFrame) -> dict[str, Any]:
         "kinds": len(by_kind),
         "named": f"{named} ({named / len(by_kind):.0%})",
         "others": ", ".join(f"{counts.get(n, 0)} {n}" for n in OUTCOMES if n != "named"),
+    }
+
+
+def _blind(folder: Path) -> dict[str, Any]:
+    """Dumps made without the diagnosis: how often each outcome, and what was not first."""
+    dumps = pd.read_csv(folder / "dumps.csv", keep_default_na=False)
+    faulty, sound = dumps[dumps["faulty"]], dumps[~dumps["faulty"]]
+    return {
+        "faulty": len(faulty),
+        "sound": len(sound),
+        "counts": dumps["outcome"].value_counts().to_dict(),
+        "others": [
+            row | {"found": [code.split(":")[0] for code in row["codes"].split()]}
+            for row in faulty[~faulty["outcome"].isin(("first", "refused"))].to_dict("records")
+        ],
     }
 
 

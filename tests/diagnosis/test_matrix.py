@@ -9,6 +9,7 @@ import pytest
 
 from analysis.records.manifests import read_manifest
 from analysis.report.diagnosis_quality import (
+    BLIND,
     FOLDER,
     HEALTHY,
     HELD_OUT,
@@ -19,6 +20,7 @@ from analysis.report.diagnosis_quality import (
     reasons_of,
 )
 from benchmarks.diagnosis import healthy
+from benchmarks.diagnosis.blind import record as blind
 from kl_term.diagnosis.causes import CAUSES
 from kl_term.diagnosis.divergence import kl_estimates
 from kl_term.diagnosis.schema import Settings
@@ -56,6 +58,35 @@ def test_the_page_says_what_was_recorded():
     assert f"{faults['kind'].nunique()} kinds of planted faults: {named} (" in page
     for cause in CAUSES:
         assert f"### `{cause.code}`" in page
+
+
+def test_dumps_made_without_the_diagnosis_are_told_by_their_record():
+    dumps, page = recorded("dumps", BLIND), quality_page(RECORDED)
+    faulty = dumps[dumps["faulty"]]
+    assert (len(faulty), len(dumps) - len(faulty)) == (40, 20)
+    assert (faulty["outcome"] == "first").mean() >= 0.7
+    assert set(dumps[~dumps["faulty"]]["outcome"]) <= {"silent", "expected"}
+    for row in faulty[~faulty["outcome"].isin(("first", "refused"))].to_dict("records"):
+        assert f"| {row['name'].replace('-', ' ')} | {row['outcome']} |" in page
+
+
+@pytest.mark.parametrize(
+    ("faulty", "found", "outcome"),
+    [
+        (True, ["b:note", "a:note"], "among three"),
+        (True, ["a:warning", "b:error"], "first"),
+        (True, ["b:error"], "misnamed"),
+        (True, ["b:note"], "missed"),
+        (True, ["b:error"] * 3 + ["a:error"], "misnamed"),
+        (False, ["b:note"], "silent"),
+        (False, ["a:error"], "expected"),
+        (False, ["a:error", "b:warning"], "alarm"),
+    ],
+)
+def test_outcomes_of_a_dump(faulty: bool, found: list[str], outcome: str):
+    findings = [dict(zip(("code", "severity"), one.split(":"), strict=True)) for one in found]
+    assert blind.outcome(faulty, ["a"], findings) == outcome
+    assert blind.outcome(faulty, ["a"], None) == ("refused" if faulty else "alarm")
 
 
 def test_sound_runs_of_known_policies_stand_beside_the_rules():
