@@ -20,7 +20,8 @@ import yaml
 
 from analysis.cli.claims import claims
 from analysis.report.build import BUILDERS, FINGERPRINT, build_book
-from analysis.report.notebooks import Limits, plan, run_jobs, stale_jobs
+from analysis.report.notebooks.jobs import Limits, plan, stale_jobs
+from analysis.report.notebooks.runs import run_jobs
 from analysis.report.project import Project, find_project, select_notebooks
 from kl_term.files import sha256_file
 from torture.mutations import QUICK

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from analysis.report.address import refresh_address
-from analysis.report.notebooks import refresh_notebooks
+from analysis.report.notebooks.stored import refresh_notebooks
 from analysis.report.project import find_project
 from analysis.report.run_figures import refresh_copies
 

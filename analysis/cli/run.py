@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from analysis.records.manifests import verify_results
-from analysis.report.notebooks import CELL_TIMEOUT_SECONDS, Limits, plan, run_jobs, stale_jobs
+from analysis.report.notebooks.jobs import CELL_TIMEOUT_SECONDS, Limits, plan, stale_jobs
+from analysis.report.notebooks.runs import run_jobs
 from analysis.report.parameters import parse_assignments
 from analysis.report.project import find_project, select_notebooks
 from kl_term.errors import UserError

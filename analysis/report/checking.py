@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from analysis.records.manifests import read_manifest, recorded_folders
-from analysis.report.notebooks import plan, refreshed, stale_jobs
+from analysis.report.notebooks.jobs import plan, stale_jobs
+from analysis.report.notebooks.stored import refreshed
 from analysis.report.pages import output_problems, run_pages, run_problems
 from analysis.report.project import Project, select_notebooks
 from analysis.report.provenance import ledger_problems, read_notebook

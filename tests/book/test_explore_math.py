@@ -16,7 +16,11 @@ import pytest
 import torch
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 
-from analysis.chapters.ch03_counterexample import ratio_tail_index, tail_mass, unseen_mass
+from analysis.chapters.ch03_counterexample.ratio_tail import (
+    ratio_tail_index,
+    tail_mass,
+    unseen_mass,
+)
 from analysis.chapters.ch10_dpo import projections
 from analysis.chapters.ch22_proxy import worlds
 from analysis.evidence.gaussian_pairs import GaussianPair

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.chapters import ch02_gradients as study
+from analysis.chapters.ch02_gradients import (
+    claims_on_choices,
+    claims_on_grpo,
+    claims_on_losses,
+    errors,
+)
+from analysis.evidence.noise_ratio import noise_ratio
 from analysis.evidence.policies import Policies, random_policies
 from kl_term.kl import enumeration
 from kl_term.kl.divergences import forward_kl
@@ -25,10 +31,10 @@ def test_noise_agrees_with_a_sample():
     k2, k3 = (c[tokens, None] * score for c in (log_ratio, -torch.expm1(-log_ratio)))
     sampled = k2.var(0).sum() / k2.mean(0).square().sum()
     terms = [KLTerm(estimator="k2"), KLTerm(estimator="k1", placement="reward")]
-    table = study.noise_table(one, terms)
+    table = errors.noise_table(one, terms)
     assert sampled.item() == pytest.approx(table.samples_median[0], rel=0.03)
     assert table.samples_median[0] == pytest.approx(table.samples_median[1], rel=1e-12)
-    ratio = study.noise_ratio(*one)[0].item()
+    ratio = noise_ratio(*one)[0].item()
     assert (k3.var(0).sum() / k2.var(0).sum()).item() == pytest.approx(ratio, rel=0.03)
     assert abs(ratio - 1) > 0.1
 
@@ -36,9 +42,9 @@ def test_noise_agrees_with_a_sample():
 @pytest.mark.parametrize(
     "decision",
     [
-        study.k2_loss_is_the_kl_gradient,
-        study.kl_as_a_separate_loss,
-        study.which_estimator_goes_where,
+        claims_on_losses.k2_loss_is_the_kl_gradient,
+        claims_on_choices.kl_as_a_separate_loss,
+        claims_on_choices.which_estimator_goes_where,
     ],
 )
 def test_a_wrong_k2_changes_the_verdict(decision, monkeypatch):
@@ -48,8 +54,8 @@ def test_a_wrong_k2_changes_the_verdict(decision, monkeypatch):
 
 
 def test_a_wrong_divergence_changes_the_verdict(monkeypatch):
-    monkeypatch.setattr(study, "reverse_kl", forward_kl)
-    assert study.grpo_names_the_reverse_kl().verdict == "fails"
+    monkeypatch.setattr(claims_on_grpo, "reverse_kl", forward_kl)
+    assert claims_on_grpo.grpo_names_the_reverse_kl().verdict == "fails"
 
 
 POLICY, REFERENCE, OLDER = (

@@ -11,7 +11,12 @@ import torch
 import torch.distributions as dis
 from scipy import integrate, stats
 
-from analysis.chapters import ch03_counterexample as study
+from analysis.chapters.ch03_counterexample import (
+    k3_against_k1,
+    printed_script,
+    ratio_tail,
+    sample_sizes,
+)
 from analysis.evidence.gaussian_pairs import LIU_APPENDIX_D, GaussianPair, log_probs
 from analysis.evidence.policies import normal_draws
 from kl_term.kl import estimators
@@ -44,7 +49,7 @@ def literal_script(seed: int):
 
 @pytest.fixture(scope="module")
 def runs():
-    return study.printed_script_over(range(200))
+    return printed_script.over_seeds(range(200))
 
 
 @pytest.mark.parametrize("seed", [0, 7])
@@ -53,7 +58,7 @@ def test_the_script_is_the_printed_one(runs, seed):
 
 
 def test_print_lies_among_the_seeds_and_k3_falls_short_in_most(runs):
-    against = study.against_print(runs)
+    against = printed_script.against_print(runs)
     assert against.place.between(0.01, 0.99).all()
     assert 0.85 < (runs["k3"]["bias"] < 0).mean() < 0.99
     assert against.exact["k3", "bias"] == pytest.approx(0, abs=1e-12)
@@ -68,11 +73,11 @@ def test_print_lies_among_the_seeds_and_k3_falls_short_in_most(runs):
 @pytest.mark.parametrize("threshold", [2.0, 30.0, 1e5])
 def test_tail_masses_against_quadrature(pair, threshold):
     q, p = stats.norm(pair.q_mean, pair.q_std), stats.norm(pair.p_mean, pair.p_std)
-    low, high = study.seen_interval(pair, math.log(threshold))
+    low, high = ratio_tail.seen_interval(pair, math.log(threshold))
     for edge in (low, high):
         assert p.logpdf(edge) - q.logpdf(edge) == pytest.approx(math.log(threshold), rel=1e-9)
     inside = integrate.quad(lambda x: p.pdf(x), low, high, epsabs=1e-13)[0]
-    mass = study.tail_mass(pair, math.log(threshold))
+    mass = ratio_tail.tail_mass(pair, math.log(threshold))
     assert mass.under_p == pytest.approx(1 - inside, rel=1e-7, abs=1e-11)
     assert mass.under_q == pytest.approx(q.cdf(low) + q.sf(high), rel=1e-9)
     truncated_mean = integrate.quad(
@@ -83,18 +88,18 @@ def test_tail_masses_against_quadrature(pair, threshold):
 
 def test_a_wide_sampler_has_no_power_law():
     wide = GaussianPair(0.0, 1.0, 0.0, 1.0)
-    assert study.ratio_tail_index(wide) == math.inf
+    assert ratio_tail.ratio_tail_index(wide) == math.inf
     with pytest.raises(ValueError, match="q_std must be below p_std"):
-        study.tail_mass(wide, 1.0)
+        ratio_tail.tail_mass(wide, 1.0)
 
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_tail_index_is_the_limit_of_the_local_slope(pair):
-    alpha = study.ratio_tail_index(pair)
+    alpha = ratio_tail.ratio_tail_index(pair)
     slopes = []
     for exponent in (20, 80, 240):
         log_t = exponent * math.log(10) / alpha
-        near, far = (study.tail_mass(pair, f * log_t).under_q for f in (0.99, 1.0))
+        near, far = (ratio_tail.tail_mass(pair, f * log_t).under_q for f in (0.99, 1.0))
         slopes.append(math.log(near / far) / (0.01 * log_t))
     errors = np.abs(np.array(slopes) - alpha) / alpha
     assert errors[2] < errors[1] < errors[0]
@@ -104,16 +109,16 @@ def test_tail_index_is_the_limit_of_the_local_slope(pair):
 @pytest.mark.parametrize(("q_std", "finite"), [(0.6, False), (0.70, False), (0.72, True)])
 def test_tail_index_above_two_is_a_finite_variance(q_std, finite):
     pair = GaussianPair(0.1, q_std, 0.0, 1.0)
-    assert (study.ratio_tail_index(pair) > 2) == finite
+    assert (ratio_tail.ratio_tail_index(pair) > 2) == finite
     assert math.isfinite(moments(*pair)["k3"].var) == finite
 
 
 def test_unseen_mass_and_the_sample_size_to_see_it_are_inverse():
     for size in (1e2, 1e4, 1e8):
-        unseen = study.unseen_mass(LIU_APPENDIX_D, size)
-        assert study.samples_to_see(LIU_APPENDIX_D, unseen) == pytest.approx(size, rel=1e-6)
-    log_t = study.largest_seen(LIU_APPENDIX_D, 1e4)
-    assert study.tail_mass(LIU_APPENDIX_D, log_t).under_q == pytest.approx(1e-4, rel=1e-9)
+        unseen = ratio_tail.unseen_mass(LIU_APPENDIX_D, size)
+        assert ratio_tail.samples_to_see(LIU_APPENDIX_D, unseen) == pytest.approx(size, rel=1e-6)
+    log_t = ratio_tail.largest_seen(LIU_APPENDIX_D, 1e4)
+    assert ratio_tail.tail_mass(LIU_APPENDIX_D, log_t).under_q == pytest.approx(1e-4, rel=1e-9)
 
 
 @pytest.mark.parametrize("pair", PAIRS)
@@ -125,7 +130,7 @@ def test_proved_bounds_are_below_the_measured_shares(pair):
     }
     for of, event in short.items():
         measured = event.double().mean().item()
-        assert study.underestimate_probability(pair, 2000, of=of) < measured + 3 * 0.5 / 20
+        assert ratio_tail.underestimate_probability(pair, 2000, of=of) < measured + 3 * 0.5 / 20
 
 
 def test_a_mean_ratio_below_one_is_not_a_mean_of_k3_below_the_kl():
@@ -141,13 +146,13 @@ def test_a_mean_ratio_below_one_is_not_a_mean_of_k3_below_the_kl():
 def test_clip_bias_against_quadrature(max_ratio):
     pair = LIU_APPENDIX_D
     q, p = stats.norm(pair.q_mean, pair.q_std), stats.norm(pair.p_mean, pair.p_std)
-    low, high = study.seen_interval(pair, math.log(max_ratio))
+    low, high = ratio_tail.seen_interval(pair, math.log(max_ratio))
 
     def excess(x):
         return p.pdf(x) - max_ratio * q.pdf(x)
 
     cut = sum(integrate.quad(excess, *side)[0] for side in ((-12, low), (high, 12)))
-    assert study.clip_bias(pair, max_ratio) == pytest.approx(-cut, abs=1e-8)
+    assert ratio_tail.clip_bias(pair, max_ratio) == pytest.approx(-cut, abs=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +160,7 @@ def test_clip_bias_against_quadrature(max_ratio):
 )
 def test_a_sweep_has_the_sizes_it_was_asked_for_and_grows_without_a_variance(pair, grows):
     options = {"replicates": 300, "draws": 1_000_000, "seed": 4}
-    by_size = study.sample_size_sweep(pair, [100, 10_000], **options).groupby("sample_size")
+    by_size = sample_sizes.sample_size_sweep(pair, [100, 10_000], **options).groupby("sample_size")
     assert by_size.size().to_dict() == {100: 300, 10_000: 100}
     medians = by_size["std"].median()
     growth = medians[10_000] / medians[100]
@@ -166,7 +171,7 @@ def test_location_crossing_by_newton():
     square = 1.2
     for _ in range(50):
         square -= (math.expm1(square) - 2 * square) / (math.exp(square) - 2)
-    assert study.location_crossing() == pytest.approx(math.sqrt(square), rel=1e-12)
+    assert k3_against_k1.location_crossing() == pytest.approx(math.sqrt(square), rel=1e-12)
 
 
 def test_with_two_tokens_the_rule_compares_tangent_and_secant():
@@ -181,7 +186,7 @@ def test_with_two_tokens_the_rule_compares_tangent_and_secant():
 
 
 def test_random_drifts_obey_the_rule_of_one_half():
-    drifts = study.random_drifts(300, 12, ref_spread=1.5, farthest=3.0, seed=2)
+    drifts = k3_against_k1.random_drifts(300, 12, ref_spread=1.5, farthest=3.0, seed=2)
     assert (drifts.optimal <= np.minimum(1, drifts.ratio) * (1 + 1e-9)).all()
     for ratio in (drifts.ratio, drifts.ratio_k2):
         assert (ratio < 1).any() and (ratio > 1).any()
@@ -215,7 +220,7 @@ def test_exact_moments_against_quadrature():
     kl = mean(lambda log_ratio: log_ratio)
     k2 = mean(lambda log_ratio: log_ratio**2 / 2)
     clipped = mean(lambda log_ratio: min(math.exp(-log_ratio), 10) - 1 + log_ratio)
-    exact = study.exact_moments(LIU_APPENDIX_D)
+    exact = printed_script.exact_moments(LIU_APPENDIX_D)
     assert exact.bias["k2"] == pytest.approx(k2 / kl - 1, abs=1e-8)
     variance = mean(lambda log_ratio: (log_ratio**2 / 2 - k2) ** 2)
     assert exact["std"]["k2"] == pytest.approx(math.sqrt(variance) / kl, abs=1e-8)
@@ -223,5 +228,5 @@ def test_exact_moments_against_quadrature():
 
 
 def test_another_k4_changes_the_verdict(monkeypatch):
-    monkeypatch.setattr(study, "k4", estimators.k1)
-    assert study.k4_is_k3().verdict == "fails"
+    monkeypatch.setattr(printed_script, "k4", estimators.k1)
+    assert printed_script.k4_is_k3().verdict == "fails"

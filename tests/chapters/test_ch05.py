@@ -11,24 +11,33 @@ import pytest
 import torch
 from scipy.optimize import brentq
 
-from analysis.chapters import ch05_fixed_points as study
-from analysis.evidence.policies import random_policies
+from analysis.chapters.ch05_fixed_points import (
+    coefficients,
+    descent,
+    fixed_points,
+    gradient_noise,
+    k1_walk,
+    penalties,
+    reward_noise,
+)
+from analysis.evidence.policies import lowered, random_policies
 from kl_term.kl.divergences import entropy, reverse_kl
 from kl_term.kl.enumeration import expected_gradient, gradient_moments
+from kl_term.kl.fixed_points import reverse_kl_optimum
 from kl_term.kl.surrogates import ESTIMATORS
 from kl_term.kl.term import KLTerm
 
 
 @pytest.fixture(scope="module")
 def problems():
-    return study.random_problems(6, 5, spread=0.5, reward_spread=0.5, seed=3)
+    return fixed_points.random_problems(6, 5, spread=0.5, reward_spread=0.5, seed=3)
 
 
 def test_a_wrong_closed_form_would_be_seen(problems, monkeypatch):
     k3 = KLTerm(estimator="k3")
-    monkeypatch.setitem(study.OPTIMA, k3, study.reverse_kl_optimum)
-    starts = study.random_starts(problems, 1, spread=1.0, seed=4)
-    table = study.ends_table(problems, starts, [k3], beta=1.0, steps=800, step_size=0.6)
+    monkeypatch.setitem(fixed_points.OPTIMA, k3, reverse_kl_optimum)
+    starts = fixed_points.random_starts(problems, 1, spread=1.0, seed=4)
+    table = fixed_points.ends_table(problems, starts, [k3], beta=1.0, steps=800, step_size=0.6)
     assert table.error[0] > 1e-2
 
 
@@ -37,8 +46,8 @@ def test_where_penalties_end_under_each_dynamics():
     ref_logits = torch.tensor([0.4, 0.25, 0.2, 0.1, 0.05], dtype=torch.float64).log()
     generator = torch.Generator().manual_seed(5)
     starts = ref_logits + torch.randn(40, 5, generator=generator, dtype=torch.float64)
-    paths = study.penalty_paths(ref_logits, starts, ("k2", "k3", "k3_clip"), frames=60, seed=6)
-    rows = study.survivors_table(paths, ref_logits).set_index(["estimator", "dynamics"])
+    paths = penalties.penalty_paths(ref_logits, starts, ("k2", "k3", "k3_clip"), frames=60, seed=6)
+    rows = penalties.survivors_table(paths, ref_logits).set_index(["estimator", "dynamics"])
     assert rows.one["k3", "plain flow"] == 1.0 > 0.3 > rows.one["k3", "natural flow"]
     assert rows.one["k2"].max() < 0.3
     assert rows.one["k3", "sampled"] > 0.7 > 0.5 > rows.one["k3", "sampled, clipped"]
@@ -56,30 +65,30 @@ def test_a_batch_without_rare_tokens_stands_still_at_a_truncation():
     start = policy.log().expand(30, 5)
     force = expected_gradient(start, ref.log().expand(30, 5), estimator="k3", placement="reward")
     assert (force.norm(dim=-1) > 0.1).all()
-    penalty = study.centred(ESTIMATORS["k3"])
+    penalty = penalties.centred(ESTIMATORS["k3"])
     settings = {"step_size": 0.1, "steps": 200, "batch_size": 8, "seed": 3}
-    still = study.sampled_descent(start, ref.log().expand(30, 5), penalty, **settings)
+    still = descent.sampled_descent(start, ref.log().expand(30, 5), penalty, **settings)
     assert (still[-1] - still[0]).abs().max() < 1e-12
-    noisy = study.sampled_descent(start, ref.log().expand(30, 5), ESTIMATORS["k3"], **settings)
+    noisy = descent.sampled_descent(start, ref.log().expand(30, 5), ESTIMATORS["k3"], **settings)
     assert (noisy[-1] - noisy[0]).abs().max() > 1e-3
 
 
 def test_a_leave_one_out_baseline_keeps_the_mean_and_a_clip_keeps_the_length():
     values = torch.tensor([[1.0, 4.0, -2.0]], dtype=torch.float64)
-    centred = study.centred(lambda logp, ref_logp: logp)(values, values)
+    centred = penalties.centred(lambda logp, ref_logp: logp)(values, values)
     assert centred.tolist() == [[0.0, 4.5, -4.5]]
     start = torch.tensor([[0.0, -3.0]], dtype=torch.float64)
     steep = lambda logp, ref_logp: torch.full_like(logp, 50.0)
     options = {"step_size": 1.0, "steps": 1, "seed": 0, "max_norm": 0.25}
-    moved = study.sampled_descent(start, start, steep, **options)
+    moved = descent.sampled_descent(start, start, steep, **options)
     contrast = (moved[1] - moved[0])[0]
     assert (contrast[0] - contrast[1]).abs().item() == pytest.approx(0.25 * 2**0.5, abs=1e-5)
 
 
 def test_sampled_descent_follows_the_expected_gradient():
     one = random_policies(1, 5, spread=1.0, seed=6)
-    k2, rows = study.coefficient_of("k2"), (x.expand(20_000, -1) for x in one)
-    once = study.sampled_descent(*rows, k2, step_size=1e-3, steps=1, seed=0)
+    k2, rows = coefficients.coefficient_of("k2"), (x.expand(20_000, -1) for x in one)
+    once = descent.sampled_descent(*rows, k2, step_size=1e-3, steps=1, seed=0)
     moved = (once[1] - once[0]).mean(0) / -1e-3
     mean = gradient_moments(*one, estimator="k2").mean[0]
     centred = moved - moved.mean()
@@ -94,27 +103,27 @@ def test_batches_only_average():
     for estimator, batch_size in itertools.product(("k2", "k3"), (1, 16)):
         options = {"step_size": 0.02 * batch_size, "steps": 1600 // batch_size, "seed": 1}
         options |= {"batch_size": batch_size, "checkpoints": 4}
-        history = study.sampled_descent(*rows, study.coefficient_of(estimator), **options)
+        history = descent.sampled_descent(*rows, coefficients.coefficient_of(estimator), **options)
         kls = reverse_kl(history, ref_logits.expand_as(history))
-        table = study.quantiles(kls, 1600).set_index("position")
+        table = descent.quantiles(kls, 1600).set_index("position")
         assert table.loc[0, "median"] == pytest.approx(begin)
         assert table.loc[1600, "median"] < 0.1 * begin
     with pytest.raises(ValueError, match="checkpoints"):
-        study.sampled_descent(
-            *rows, study.WALKS["k1"], step_size=0.1, steps=5, checkpoints=2, seed=0
+        descent.sampled_descent(
+            *rows, k1_walk.WALKS["k1"], step_size=0.1, steps=5, checkpoints=2, seed=0
         )
 
 
 def test_entropy_drift_against_samples_and_its_leading_order():
     uniform = torch.zeros(1, 8, dtype=torch.float64)
-    drift = study.entropy_drift(uniform, step_size=0.01).item()
+    drift = k1_walk.entropy_drift(uniform, step_size=0.01).item()
     assert drift == pytest.approx(-(0.01**2) * 7 / 128, rel=0.02)
     skewed = random_policies(1, 8, spread=1.0, seed=9).logits
     rows = skewed.expand(50_000, -1)
-    many = study.sampled_descent(rows, rows, study.WALKS["k1"], step_size=0.5, steps=1, seed=4)
+    many = descent.sampled_descent(rows, rows, k1_walk.WALKS["k1"], step_size=0.5, steps=1, seed=4)
     change = entropy(many[1]) - entropy(many[0])
     error = change.std() / len(change) ** 0.5
-    assert abs(change.mean() - study.entropy_drift(skewed, step_size=0.5)) < 4 * error
+    assert abs(change.mean() - k1_walk.entropy_drift(skewed, step_size=0.5)) < 4 * error
 
 
 @pytest.mark.parametrize("step_size", [0.1, 1.0, 3.9])
@@ -124,7 +133,7 @@ def test_a_k1_step_takes_twins_apart_and_its_flipped_sign_takes_them_together(st
     y = torch.cat([y, y])
     before = (y - z).norm(dim=-1)
     for name, sign in (("k1", 1), ("flipped", -1)):
-        coefficient = study.WALKS[name]
+        coefficient = k1_walk.WALKS[name]
 
         def stepped(logits: torch.Tensor, token: int, coefficient=coefficient) -> torch.Tensor:
             logp = logits.log_softmax(-1)
@@ -144,7 +153,7 @@ def test_twins_with_the_same_random_numbers_can_draw_different_tokens():
     starts = (y, y + 0.5 * z)
     for name, sign in (("k1", 1), ("flipped", -1)):
         options = {"step_size": 0.1, "steps": 1, "seed": 23}
-        ends = [study.sampled_descent(x, x, study.WALKS[name], **options)[-1] for x in starts]
+        ends = [descent.sampled_descent(x, x, k1_walk.WALKS[name], **options)[-1] for x in starts]
         moves = [
             (end - start.log_softmax(-1))[:, 0] for end, start in zip(ends, starts, strict=True)
         ]
@@ -158,22 +167,22 @@ def test_twins_with_the_same_random_numbers_can_draw_different_tokens():
 
 def test_the_last_bit_decides_no_run(monkeypatch):
     walk = partial(
-        study.sampled_descent,
+        descent.sampled_descent,
         ref_logits=torch.zeros(40, 8, dtype=torch.float64),
-        coefficient=study.WALKS["k1"],
+        coefficient=k1_walk.WALKS["k1"],
         step_size=0.1,
         steps=2500,
         seed=5,
     )
     noise = 1e-15 * torch.randn(40, 8, generator=torch.Generator().manual_seed(6)).double()
     assert torch.equal(walk(0 * noise), walk(noise))
-    monkeypatch.setattr(study, "GRID", 2.0**-52)
+    monkeypatch.setattr(descent, "GRID", 2.0**-52)
     parted = (walk(0 * noise)[-1].exp() - walk(noise)[-1].exp()).abs().amax(-1) > 0.1
     assert parted.double().mean() > 0.1
 
 
 def test_noise_is_equal_where_policies_are():
-    table = study.noise_map(16, 5)
+    table = gradient_noise.noise_map(16, 5)
     assert table.max().max() > 100 and table.min().min() < 0.3
     assert (np.diag(table) == 1).all()
 
@@ -183,12 +192,12 @@ def test_what_one_step_does_to_two_tokens_by_hand():
     p = 1 / (1 + math.exp(-1.0))
     assert 1 / (1 + math.exp(-(1.0 - 2 * 0.3 * (1 - p)))) < p  # the log-odds fall
     for walk, share in (("k1", 1.0), ("flipped", 0.0)):
-        falls = study.lowered(logits, logits, study.WALKS[walk], step_size=0.3)
+        falls = lowered(logits, logits, k1_walk.WALKS[walk], step_size=0.3)
         assert falls.double().mean() == share
     ref = 1 / (1 + math.exp(14.0))  # the variance's trace is 2 p q (c1 q + c2 p)^2
     k2 = math.log(0.7 / ref) * 0.3 + math.log(0.3 / (1 - ref)) * 0.7
     k3 = (1 - ref / 0.7) * 0.3 + (1 - (1 - ref) / 0.3) * 0.7
-    found = study.k3_noise_against_k2().figures
+    found = gradient_noise.k3_noise_against_k2().figures
     assert found["ratio_forbidden"] == pytest.approx((k3 / k2) ** 2, rel=1e-9)
     assert found["language_low"] < 0 < found["language_high"], "a language model: none is seen"
     assert 1 < found["equal_kl_low"] < 1.25 < found["equal_kl_high"], "at equal KL: suggestive"
@@ -196,18 +205,18 @@ def test_what_one_step_does_to_two_tokens_by_hand():
 
 def test_flipped_signs_change_the_verdicts(monkeypatch):
     with monkeypatch.context() as flipped:
-        flipped.setitem(study.WALKS, "k1", study.WALKS["flipped"])
-        assert study.k1_loss_walks_at_random().verdict == "fails"
-    right = study.coefficient_of
+        flipped.setitem(k1_walk.WALKS, "k1", k1_walk.WALKS["flipped"])
+        assert k1_walk.k1_loss_walks_at_random().verdict == "fails"
+    right = coefficients.coefficient_of
     monkeypatch.setattr(
-        study, "coefficient_of", lambda name: lambda logp, ref: -right(name)(logp, ref)
+        reward_noise, "coefficient_of", lambda name: lambda logp, ref: -right(name)(logp, ref)
     )
-    assert study.one_sample_is_unbiased_and_constrains().verdict == "holds"
+    assert reward_noise.one_sample_is_unbiased_and_constrains().verdict == "holds"
 
 
 def test_a_step_of_the_k2_loss_raises_what_the_reference_prefers():
     """Liu et al. print "lowers" where they mean "raises"."""
-    assert study.the_sign_of_one_k2_step().figures == {
+    assert coefficients.the_sign_of_one_k2_step().figures == {
         "lowered_where_ref_is_larger": 0.0,
         "lowered_where_ref_is_smaller": 1.0,
     }
@@ -218,7 +227,7 @@ def test_a_step_of_the_k2_loss_raises_what_the_reference_prefers():
 
 def test_the_published_plot_of_coefficients_leaves_the_log_probs():
     """Their axis runs from -3 to 2; log-probs end at 0."""
-    found = study.the_published_coefficient_plot().figures
+    found = coefficients.the_published_coefficient_plot().figures
     assert found["share_above_zero"] == pytest.approx(2 / 5, abs=0.01)
     assert found["k3_at_minus_3"] == pytest.approx(1 - math.exp(2.3), rel=1e-12)
 

@@ -11,8 +11,9 @@ from typing import Any
 import nbformat
 import pytest
 
-from analysis.report import notebooks
-from analysis.report.notebooks import Job, Limits, plan, run_jobs
+from analysis.report.notebooks import execution, runs
+from analysis.report.notebooks.jobs import Job, Limits, plan
+from analysis.report.notebooks.runs import run_jobs
 from analysis.report.project import Project, select_notebooks
 
 DEFAULTS = 'n: int = 1\nrate: float = 0.5\nlabel: str = "a"\nprofile: str = "quick"'
@@ -82,6 +83,6 @@ def real_workspace(tmp_path: Path) -> Workspace:
 @pytest.fixture
 def workspace(real_workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """A project whose notebooks run no kernel."""
-    monkeypatch.setattr(notebooks, "PAPERMILL", "tests.pipeline.stubs:papermill")
-    monkeypatch.setattr(notebooks, "WORTH_A_SERVER", math.inf)
+    monkeypatch.setattr(execution, "PAPERMILL", "tests.pipeline.stubs:papermill")
+    monkeypatch.setattr(runs, "WORTH_A_SERVER", math.inf)
     return real_workspace

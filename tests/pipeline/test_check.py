@@ -11,7 +11,7 @@ import pytest
 from analysis.cli.check import check
 from analysis.records.manifests import write_folder
 from analysis.report.checking import check_project
-from analysis.report.notebooks import refresh_notebooks
+from analysis.report.notebooks.stored import refresh_notebooks
 from analysis.report.provenance import RunFiles
 from kl_term.errors import UserError
 from tests.pipeline.conftest import Workspace

@@ -16,7 +16,7 @@ import pytest
 
 import analysis
 from analysis.report import kernel_server
-from analysis.report.notebooks import Limits
+from analysis.report.notebooks.jobs import Limits
 from analysis.report.provenance import read_provenance
 from kl_term.errors import UserError
 from tests.pipeline.conftest import Workspace

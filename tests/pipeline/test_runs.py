@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis.report import notebooks
-from analysis.report.notebooks import Limits, refresh_notebooks, stale_jobs
+from analysis.report.notebooks import execution
+from analysis.report.notebooks.jobs import Limits, stale_jobs
+from analysis.report.notebooks.stored import refresh_notebooks
 from analysis.report.provenance import ledger_problems, read_provenance, store_ledger
 from kl_term.errors import UserError
 from kl_term.files import replace_file, sealed
@@ -189,7 +190,7 @@ def test_failure_names_the_cell_keeps_the_old_output_and_lets_others_finish(
 def test_a_run_that_goes_wrong_is_not_published(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, code: str, message: str
 ) -> None:
-    monkeypatch.setattr(notebooks, "SILENCE_GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(execution, "SILENCE_GRACE_SECONDS", 0.3)
     workspace.notebook("01_a", f"# stub\n{code}")
     limits = Limits(jobs=1, timeout=2.0 if "silent" in message else 60.0, cap=2000)
     with pytest.raises(UserError, match=message) as refusal:

@@ -12,6 +12,11 @@ from analysis.report.provenance import read_notebook
 from analysis.report.sections import unopened, words_and_numbers
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Chapters beside the main line that still have sections without an opening sentence.
+UNOPENED = {
+    *("10_dpo", "12_performance", "13_diagnose_run", "15_full_vocabulary", "16_objectives"),
+    *("18_distillation", "23_top_k", "24_moving_reference"),
+}
 
 
 def main_line() -> list[str]:
@@ -40,9 +45,15 @@ def of(*cells: str | dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("name", [*main_line(), "14_frameworks"])
+@pytest.mark.parametrize(
+    "name", sorted({path.stem for path in (ROOT / "notebooks").glob("*.ipynb")} - UNOPENED)
+)
 def test_each_section_opens_with_the_sentence_that_says_what_it_means(name: str) -> None:
     assert unopened(notebook(name)) == []
+
+
+def test_the_main_line_has_no_exceptions() -> None:
+    assert len(main_line()) > 8 and UNOPENED.isdisjoint(main_line())
 
 
 def test_no_cell_unfolds_by_two_lines_one_below_the_other() -> None:
@@ -53,7 +64,7 @@ def test_no_cell_unfolds_by_two_lines_one_below_the_other() -> None:
 
 def test_the_main_line_is_read_to_the_end() -> None:
     counts = {name: words_and_numbers(notebook(name)) for name in main_line()}
-    assert len(counts) > 8 and min(words for words, _ in counts.values()) > 1_000
+    assert min(words for words, _ in counts.values()) > 1_000
     assert sum(words for words, _ in counts.values()) < 30_000
     for name, (words, numbers) in counts.items():
         assert numbers <= 3 * words / 100, name

@@ -7,7 +7,7 @@ globalThis.klMath = (() => {
   const dot = (left, right) => sum(left.map((value, i) => value * right[i]));
   const norm = (values) => Math.sqrt(dot(values, values));
 
-  // --- Two Gaussians: kl_term.kl.gaussians and analysis.chapters.ch03_counterexample -------------
+  // --- Two Gaussians: kl_term.kl.gaussians and analysis.chapters.ch03_counterexample.ratio_tail --
 
   const gaussianKl = (qMean, qStd, pMean, pStd) =>
     Math.log(pStd / qStd) + (qStd ** 2 + (qMean - pMean) ** 2) / (2 * pStd ** 2) - 0.5;

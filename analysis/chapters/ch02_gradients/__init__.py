@@ -1,0 +1,1 @@
+"""Chapter 2: what each KL term optimises in expectation, enumerated."""
