@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from kl_term.diagnosis import groups, lags, packed, resets, terms
+from kl_term.diagnosis import groups, lags, packed, penalties, resets, terms
 from kl_term.diagnosis.conditions import columns, estimates, policies, updates
 from kl_term.diagnosis.schema import SEVERITIES, Finding, Measured, Severity, Shown
 from kl_term.diagnosis.trainers import told
@@ -263,6 +263,14 @@ CAUSES: tuple[Cause, ...] = (
           "In the reward use k1: this one loses tokens below the reference, k3 in the end all "
           "but one.",
           "05_fixed_points#thm-k3-plain-flow", severity="warning"),
+    Cause(penalties.penalised_twice,
+          {"twice": "A KL penalty is in the reward beside the term in the loss: it counts twice",
+           "once": "The advantages hold a KL penalty that was taken from the reward"},
+          {"twice": "The advantages are those of r - beta KL. Keep one of the two: k1 in the "
+           "reward, or the term in the loss.",
+           "once": "Meant with a KL in the reward: say so by --estimator and --placement. Beside a "
+           "term in the loss it counts twice."},
+          "08_reward_side#thm-folded-reward"),
     Cause(updates.uniform_push, "Every sampled token is pushed down, whatever its advantage",
           {"no pull": "That is what k1 as a loss does, and no pull towards the reference is seen: "
            "use k2 (or k3) in the loss, or k1 in the reward.",

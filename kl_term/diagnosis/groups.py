@@ -113,7 +113,7 @@ def measure_groups(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
     complete = size <= sizes
     if not complete.any() and (sizes == sizes[0]).all():
         complete = ~complete  # nothing was left out: these are the groups, or what stands for them
-    if rows.advantage is not None and not settings.in_reward and not _varies(rollouts, rows):
+    if rows.advantage is not None and not settings.in_reward and not varies(rollouts, rows):
         found |= _advantages(rows, complete, rollouts.units.fresh)
         found |= _by_length(rollouts, rows, complete)
     return found
@@ -131,7 +131,7 @@ def _repeats_of(rollouts: Rollouts, rows: Sequences) -> np.ndarray:
     return times[order][middle]
 
 
-def _varies(rollouts: Rollouts, rows: Sequences) -> bool:
+def varies(rollouts: Rollouts, rows: Sequences) -> bool:
     """Do advantages differ within a sequence?"""
     spread = rollouts.advantage - rows.advantage[rollouts.sequence]
     return bool(np.abs(spread).max() > 1e-6 * max(1.0, np.abs(rows.advantage).max()))

@@ -289,6 +289,49 @@ def test_first_tokens_that_are_scored_after_something_else():
     assert "other-sampler" not in found(frame) and "other-sampler" not in found(mixed)
 
 
+def penalised(frame: pd.DataFrame, beta: float, *, scaled: bool, mean: bool = False, **shaping):
+    """Advantages of groups, of rewards less a KL penalty; the rewards are logged before it."""
+    gap = (frame.old_logp - frame.ref_logp).groupby(frame.sequence)
+    penalty = gap.transform("mean" if mean else "sum")
+    paid = frame.reward.clip(**shaping) - beta * penalty
+    by = [frame.step, frame.group]
+    centred = paid - paid.groupby(by).transform("mean")
+    return frame.assign(
+        advantage=centred / paid.groupby(by).transform("std") if scaled else centred
+    )
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("mean", [False, True])
+def test_a_penalty_in_the_reward_beside_a_term_in_the_loss(scaled: bool, mean: bool):
+    frame = updates()
+    both = penalised(frame, 0.05, scaled=scaled, mean=mean)
+    told = found(both, kl=KLTerm(estimator="k2"))["penalised-twice"]
+    assert told.severity == "error" and told.title.endswith("counts twice")
+    beta, share = told.evidence.values()
+    assert beta == pytest.approx(0.05, rel=1e-6) and share == 1.0
+    assert found(both)["penalised-twice"].severity == "note", "nothing was said of a term"
+    in_reward = KLTerm(estimator="k1", placement="reward")
+    assert "penalised-twice" not in found(both, kl=in_reward), "it is meant"
+    flipped = penalised(frame, -0.05, scaled=scaled, mean=mean)
+    assert found(flipped)["penalised-twice"].evidence["coefficient of the KL in the reward"] < 0
+
+
+def test_advantages_that_other_things_move_hold_no_penalty():
+    frame = updates()
+    noise = np.random.default_rng(0).standard_normal(frame.sequence.nunique())
+    length = frame.groupby("sequence").position.transform("max")
+    others = {
+        "none": penalised(frame, 0.0, scaled=True),
+        "shaped rewards": penalised(frame, 0.0, scaled=True, upper=0.5),
+        "noise": frame.assign(advantage=frame.advantage + 0.1 * noise[frame.sequence]),
+        "a price of length": frame.assign(advantage=frame.advantage - 0.01 * length),
+        "clipped advantages": frame.assign(advantage=frame.advantage.clip(-1, 1)),
+    }
+    for name, other in others.items():
+        assert "penalised-twice" not in found(other), name
+
+
 def test_groups_on_another_scale():
     frame = updates()
     apart = frame.assign(advantage=frame.advantage * np.where(frame.group == 3, 60.0, 1.0))
