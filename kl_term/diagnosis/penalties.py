@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from kl_term.diagnosis.groups import FEWEST_GROUPS, Sequences, by_sequence, varies
@@ -13,6 +11,8 @@ from kl_term.diagnosis.schema import Floats, Measured, Rollouts, Settings, Shown
 FEWEST_MEMBERS = 4
 #: Advantages that follow the rewards to this share of their variance hold nothing else.
 FOLLOWED = 1e-6
+#: Rewards and penalties of a group that are nearly proportional cannot be told apart.
+ONE_LINE = 1e-6
 #: Of what rewards leave of the variance, rounded log-probs leave less with the penalty beside them;
 #: by chance a group of five has that little with a probability of a tenth.
 EXPLAINED = 1e-2
@@ -43,10 +43,9 @@ def measure_penalty(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
         return {}
     gap = rollouts.old_logp - rollouts.ref_logp
     for penalty in (rollouts.means(gap) * rollouts.lengths, rollouts.means(gap)):
-        fitted = np.array(list(_fits(rows, penalty)))
-        if len(fitted) < FEWEST_GROUPS:
+        coefficient, explained = _fits(rows, penalty)
+        if len(coefficient) < FEWEST_GROUPS:
             continue
-        coefficient, explained = fitted.T
         beta = float(np.median(coefficient))
         apart = float(np.median(np.abs(coefficient - beta)))
         if explained.mean() >= MOST_GROUPS and apart < ONE_COEFFICIENT * abs(beta):
@@ -54,31 +53,31 @@ def measure_penalty(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
     return {}
 
 
-def _fits(rows: Sequences, penalty: Floats) -> Iterator[tuple[float, bool]]:
-    """Of each group with something to explain: its coefficient, and does it explain that?"""
-    order = np.argsort(rows.group, kind="stable")
-    ends = np.cumsum(np.bincount(rows.group))[:-1]
-    for members in np.split(order, ends):
-        if len(members) < FEWEST_MEMBERS:
-            continue
-        advantage, reward, paid = (
-            values[members] - values[members].mean()
-            for values in (rows.advantage, rows.reward, penalty)
-        )
-        if not (advantage.any() and reward.any() and paid.any()):
-            continue
-        alone = _left(advantage, reward[:, None])
-        if alone < FOLLOWED:
-            continue
-        both = np.stack([reward, paid], axis=1)
-        scale, slope = np.linalg.lstsq(both, advantage, rcond=None)[0]
-        yield -slope / scale, scale > 0 and _left(advantage, both) < EXPLAINED * alone
+def _fits(rows: Sequences, penalty: Floats) -> tuple[Floats, np.ndarray]:
+    """Of each group with something to explain: its coefficient, and does it explain that?
 
+    Two normal equations a group; those whose rewards and penalties are of one line are left out.
+    """
+    size = np.bincount(rows.group)
+    centred = [
+        values - (np.bincount(rows.group, weights=values) / size)[rows.group]
+        for values in (rows.advantage, rows.reward, penalty)
+    ]
 
-def _left(values: Floats, columns: Floats) -> float:
-    """Share of the square that least squares on ``columns`` leave."""
-    rest = values - columns @ np.linalg.lstsq(columns, values, rcond=None)[0]
-    return float(rest @ rest / (values @ values))
+    def summed(one: int, other: int) -> Floats:
+        return np.bincount(rows.group, weights=centred[one] * centred[other])
+
+    aa, ar, ap, rr, rp, pp = (
+        summed(one, other) for one in range(3) for other in range(one, 3)
+    )  # of advantages, rewards and penalties
+    with np.errstate(divide="ignore", invalid="ignore"):
+        area = rr * pp - rp**2
+        scale, slope = (ar * pp - ap * rp) / area, (ap * rr - ar * rp) / area
+        alone = 1 - ar**2 / (rr * aa)
+        both = 1 - (scale * ar + slope * ap) / aa
+        told = (size >= FEWEST_MEMBERS) & (area > ONE_LINE * rr * pp) & (alone > FOLLOWED)
+        coefficient = -slope / scale
+    return coefficient[told], ((both < EXPLAINED * alone) & (scale > 0))[told]
 
 
 def penalised_twice(m: Measured) -> Shown | None:
