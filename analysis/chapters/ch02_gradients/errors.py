@@ -21,7 +21,7 @@ from kl_term.kl.term import KLTerm
 
 
 def error_curves(terms: Iterable[KLTerm], *policies: Tensor) -> pd.DataFrame:
-    """Relative error of each term against the reverse KL's gradient, as :func:`percentiles` over N.
+    """Relative error of each term against the reverse KL's gradient, as ``percentiles`` over N.
 
     ``policies``: the policy, its reference and, unless it is the policy, the sampler, [D, N, V] or
     the same for all D. A row a term and D, with medians of the KLs (nats) of policy from reference,

@@ -21,7 +21,7 @@ from kl_term import style
 
 
 def noise_map(resolution: int, vocab_size: int) -> pd.DataFrame:
-    """:func:`noise_ratio` by the log-odds of one token, policy (rows) and reference; the others
+    """``noise_ratio`` by the log-odds of one token, policy (rows) and reference; the others
     share the rest equally."""
     odds = torch.linspace(-7, 7, resolution, dtype=torch.float64)
     grid = torch.stack(torch.meshgrid(odds, odds, indexing="ij")).unsqueeze(-1)
