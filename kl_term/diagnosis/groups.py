@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kl_term.diagnosis.penalties import measure_penalty
 from kl_term.diagnosis.schema import Evidence, Floats, Interval, Measured, Rollouts, Settings, Shown
-from kl_term.diagnosis.statistics import medians, token_means
+from kl_term.diagnosis.statistics import group_means, medians, token_means
 
 #: Advantages of a group are an increasing affine function of its rewards: their correlation is one,
 #: and with several rewards that are normalised one by one still far above this.
@@ -113,9 +114,11 @@ def measure_groups(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
     complete = size <= sizes
     if not complete.any() and (sizes == sizes[0]).all():
         complete = ~complete  # nothing was left out: these are the groups, or what stands for them
-    if rows.advantage is not None and not settings.in_reward and not varies(rollouts, rows):
+    if rows.advantage is not None and not settings.in_reward and not _varies(rollouts, rows):
         found |= _advantages(rows, complete, rollouts.units.fresh)
         found |= _by_length(rollouts, rows, complete)
+        if rows.reward is not None:
+            found |= measure_penalty(rollouts, rows.group, rows.advantage, rows.reward)
     return found
 
 
@@ -131,7 +134,7 @@ def _repeats_of(rollouts: Rollouts, rows: Sequences) -> np.ndarray:
     return times[order][middle]
 
 
-def varies(rollouts: Rollouts, rows: Sequences) -> bool:
+def _varies(rollouts: Rollouts, rows: Sequences) -> bool:
     """Do advantages differ within a sequence?"""
     spread = rollouts.advantage - rows.advantage[rollouts.sequence]
     return bool(np.abs(spread).max() > 1e-6 * max(1.0, np.abs(rows.advantage).max()))
@@ -142,13 +145,13 @@ def _advantages(rows: Sequences, complete: np.ndarray, fresh: np.ndarray) -> dic
     found = {}
     spread = float(np.sqrt(np.mean(advantage**2)))
     if kept.sum() >= FEWEST_SEQUENCES and spread > 0:
-        means = _group_means(advantage[kept], _numbered(rows.group[kept]))
+        means = group_means(advantage[kept], _numbered(rows.group[kept]))
         found["group_offset"] = float(np.sqrt(np.mean(means**2)) / spread)
         found["mean_advantage"] = float(advantage[kept].mean() / spread)
     if rows.reward is None:
         return found
     ours, theirs = (_standardised(values, rows.group) for values in (advantage, rows.reward))
-    found |= _scales(rows, fresh, _group_means(ours * theirs, rows.group))
+    found |= _scales(rows, fresh, group_means(ours * theirs, rows.group))
     found["advantage_is_reward"] = float(np.abs(advantage - rows.reward).max() < SAME_AS_REWARD)
     both = (ours != 0) & (theirs != 0)
     if both.sum() >= FEWEST_SEQUENCES:
@@ -191,7 +194,7 @@ def _by_length(rollouts: Rollouts, rows: Sequences, complete: np.ndarray) -> dic
     for name, whole in (("by", advantage * lengths), ("over", advantage / lengths)):
         spread = float(np.sqrt(np.mean(whole**2)))
         if spread > 0:
-            offset = float(np.sqrt(np.mean(_group_means(whole, group) ** 2)) / spread)
+            offset = float(np.sqrt(np.mean(group_means(whole, group) ** 2)) / spread)
             found[f"group_offset_{name}_length"] = offset
     return found
 
@@ -203,7 +206,7 @@ def _scales(rows: Sequences, fresh: np.ndarray, correlation: Floats) -> dict[str
     """
     once = np.bincount(rows.group, weights=fresh) > 0
     ours, theirs = (
-        np.sqrt(_group_means((v - _group_means(v, rows.group)[rows.group]) ** 2, rows.group))
+        np.sqrt(group_means((v - group_means(v, rows.group)[rows.group]) ** 2, rows.group))
         for v in (rows.advantage, rows.reward)
     )
     told = theirs > 1e-6 * max(1.0, float(np.abs(rows.reward).max()))
@@ -211,7 +214,7 @@ def _scales(rows: Sequences, fresh: np.ndarray, correlation: Floats) -> dict[str
     if loud.sum() < 2 * FEWEST_GROUPS:
         return {}
     told &= once
-    silent = (told & (_group_means(np.abs(rows.advantage), rows.group) == 0)).sum()
+    silent = (told & (group_means(np.abs(rows.advantage), rows.group) == 0)).sum()
     found = {"groups_silenced": float(silent), "groups_silenced_share": float(silent / told.sum())}
     spread, slope = ours[loud], ours[loud] / theirs[loud]
     large = (spread > APART * np.median(spread)) & (slope > APART * np.median(slope))
@@ -229,14 +232,10 @@ def _turned(correlation: Floats, told: np.ndarray) -> dict[str, float]:
     }
 
 
-def _group_means(values: Floats, group: np.ndarray) -> Floats:
-    return np.bincount(group, weights=values) / np.bincount(group)
-
-
 def _standardised(values: Floats, group: np.ndarray) -> Floats:
     """Centred in each group and over its spread; zero where a group has none."""
-    centred = values - _group_means(values, group)[group]
-    spread = np.sqrt(_group_means(centred**2, group))[group]
+    centred = values - group_means(values, group)[group]
+    spread = np.sqrt(group_means(centred**2, group))[group]
     noise = 1e-6 * max(1.0, float(np.abs(values).max()))
     return np.divide(centred, spread, out=np.zeros_like(centred), where=spread > noise)
 

@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from kl_term.diagnosis import (
-    divergence,
-    groups,
-    integrity,
-    lags,
-    packed,
-    penalties,
-    resets,
-    terms,
-    updates,
-)
+from kl_term.diagnosis import divergence, groups, integrity, lags, packed, resets, terms, updates
 from kl_term.diagnosis.schema import Measured, Rollouts, Settings, Tail
 from kl_term.diagnosis.statistics import tail_index
 
@@ -48,7 +38,6 @@ def measure(rollouts: Rollouts, settings: Settings | None = None) -> Measured:
     numbers |= updates.advantage_signs(rollouts)
     numbers |= packed.measure_packed(rollouts)
     numbers |= groups.measure_groups(rollouts, settings)
-    numbers |= penalties.measure_penalty(rollouts, settings)
     numbers |= terms.measure_term(rollouts, settings)
     intervals = updates.update_response(rollouts, settings)
     intervals |= divergence.surprise_gap(rollouts, settings)

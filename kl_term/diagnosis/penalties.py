@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from kl_term.diagnosis.groups import FEWEST_GROUPS, Sequences, by_sequence, varies
-from kl_term.diagnosis.schema import Floats, Measured, Rollouts, Settings, Shown
+from kl_term.diagnosis.schema import Floats, Measured, Rollouts, Shown
+from kl_term.diagnosis.statistics import group_means
 
-#: A group of four has one member left after its mean, its rewards and its penalties.
-FEWEST_MEMBERS = 4
+#: A group of four has one member left after its mean, its rewards and its penalties; and one
+#: coefficient of two groups may be chance.
+FEWEST_MEMBERS, FEWEST_GROUPS = 4, 3
 #: Advantages that follow the rewards to this share of their variance hold nothing else.
 FOLLOWED = 1e-6
 #: Rewards and penalties of a group that are nearly proportional cannot be told apart.
@@ -22,7 +23,9 @@ MOST_GROUPS = 0.8
 ONE_COEFFICIENT = 0.1
 
 
-def measure_penalty(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
+def measure_penalty(
+    rollouts: Rollouts, group: np.ndarray, advantage: Floats, reward: Floats
+) -> dict[str, float]:
     r"""The coefficient of a penalty on a sequence's KL within advantages of groups.
 
     .. math:: A_i - \bar A = c_g \big((r_i - \bar r) - \beta (K_i - \bar K)\big), \qquad
@@ -30,20 +33,14 @@ def measure_penalty(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
 
     exact in every group, with a scale :math:`c_g` of its own; or K the mean over tokens. By least
     squares, where rewards alone do not explain the advantages and one :math:`\beta` does.
+
+    Args:
+        rollouts: their old and reference log-probs.
+        group, advantage, reward: [S], of each sequence; the groups are numbered from 0.
     """
-    rows = by_sequence(rollouts)
-    if (
-        rollouts.group is None
-        or settings.in_reward
-        or rows.advantage is None
-        or rows.reward is None
-    ):
-        return {}
-    if varies(rollouts, rows):
-        return {}
     gap = rollouts.old_logp - rollouts.ref_logp
     for penalty in (rollouts.means(gap) * rollouts.lengths, rollouts.means(gap)):
-        coefficient, explained = _fits(rows, penalty)
+        coefficient, explained = _fits(group, advantage, reward, penalty)
         if len(coefficient) < FEWEST_GROUPS:
             continue
         beta = float(np.median(coefficient))
@@ -53,19 +50,20 @@ def measure_penalty(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
     return {}
 
 
-def _fits(rows: Sequences, penalty: Floats) -> tuple[Floats, np.ndarray]:
+def _fits(group: np.ndarray, *columns: Floats) -> tuple[Floats, np.ndarray]:
     """Of each group with something to explain: its coefficient, and does it explain that?
 
     Two normal equations a group; those whose rewards and penalties are of one line are left out.
+
+    Args:
+        group: [S], numbers from 0.
+        columns: advantages, rewards and penalties, [S] each.
     """
-    size = np.bincount(rows.group)
-    centred = [
-        values - (np.bincount(rows.group, weights=values) / size)[rows.group]
-        for values in (rows.advantage, rows.reward, penalty)
-    ]
+    size = np.bincount(group)
+    centred = [values - group_means(values, group)[group] for values in columns]
 
     def summed(one: int, other: int) -> Floats:
-        return np.bincount(rows.group, weights=centred[one] * centred[other])
+        return np.bincount(group, weights=centred[one] * centred[other])
 
     aa, ar, ap, rr, rp, pp = (
         summed(one, other) for one in range(3) for other in range(one, 3)

@@ -155,6 +155,11 @@ def _unit_sums(
         return np.clip(sums, -_HUGE, _HUGE)
 
 
+def group_means(values: Floats, group: np.ndarray) -> Floats:
+    """The mean of each group; the groups are numbered from 0, and none is empty."""
+    return np.bincount(group, weights=values) / np.bincount(group)
+
+
 def medians(values: Floats, group: np.ndarray, count: int) -> Floats:
     """The median of each group, the upper one of an even number; NaN where there is no value.
 

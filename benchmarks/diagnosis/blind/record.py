@@ -31,9 +31,6 @@ from kl_term.errors import UserError
 
 ROOT = Path(__file__).parents[3]
 RECORDED = ROOT / "results" / "diagnosis_blind"
-#: Outcomes of a faulty dump and of a sound one.
-OUTCOMES = ("first", "among three", "refused", "missed", "misnamed")
-SOUND_OUTCOMES = ("silent", "expected", "alarm")
 
 
 def outcome(faulty: bool, expected: list[str], found: list[dict[str, Any]] | None) -> str:
