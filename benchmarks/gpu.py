@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -44,7 +45,10 @@ class Step(NamedTuple):
 #: Name -> what it is for, and the seconds it may take (an H100 took half of them).
 STEPS: dict[str, tuple[str, float]] = {
     "sweep:smollm2_proxy": ("90 runs on SmolLM2 whose reward model can be gamed, recorded", 200),
-    "answers": ("what one seed of these runs says, beside the reference", 180),
+    "sweep:smollm2_reward_long": ("20 runs of 200 updates: k3 in the reward, and none", 360),
+    "sweep:smollm2_reward_terms:1of2": ("25 more: k2 and k1 there, all three at 0.3", 450),
+    "sweep:smollm2_reward_terms:2of2": ("the other five seeds of these", 450),
+    "answers": ("what one seed of the runs on a proxy says, beside the reference", 180),
     "agreement": ("presets in double precision, CPU against device, directly and by graphs", 200),
     "sweep:smollm2_sampled_losses": ("40 runs of k2 and the prefix ratio on SmolLM2", 150),
     "adapters": ("12 and 24 runs on SmolLM2, bf16 and float32, with graphs: ms, GB, kernels", 150),
@@ -63,11 +67,17 @@ STEPS: dict[str, tuple[str, float]] = {
 }
 
 #: Of a sweep, where the defaults of ``analysis sweep --graphs`` are not what an H100 does best.
-#: A language model is not waiting for launches, and two workers fill each other's gaps.
+#: A language model is not waiting for launches, and two workers fill each other's gaps. A run of
+#: ``smollm2`` and of all that has its batch (12 prompts, 8 answers of 6 tokens) took 2.05 GB and 52
+#: ms an update among 24 of them, so 26 runs, 13 a worker, take 54 GB of 83 beside two copies of the
+#: model; 15 a worker is the most that was recorded. At that rate 20 runs of 200 updates take 206 s,
+#: 25 take 258 s, and half a minute goes into loading and final answers.
 SWEEPS = {
     "smollm2": ["--workers", "2"],
     "smollm2_equal_kl": ["--workers", "2", "--runs-per-shard", "15"],
     "smollm2_proxy": ["--workers", "2", "--runs-per-shard", "15"],
+    "smollm2_reward_long": ["--workers", "2", "--runs-per-shard", "10"],
+    "smollm2_reward_terms": ["--workers", "2", "--runs-per-shard", "13"],
     "smollm2_sampled_losses": ["--workers", "2", "--runs-per-shard", "10"],
     "long_completions_128": ["--graphs", "--runs-per-shard", "65"],
     "aggregation_length_112": ["--graphs", "--runs-per-shard", "60"],
@@ -88,7 +98,9 @@ def gpu(
     """Run steps one after another; exit status 1 if one failed or was cut.
 
     Args:
-        steps: by default all of --list; any preset is a step sweep:PRESET.
+        steps: by default all of --list; any preset is a step sweep:PRESET, and sweep:PRESET:1of2
+            the first half of its seeds. Once all parts are stored, sweep:PRESET records them as
+            one.
         presets: recorded after the steps that are named, or alone.
         directory: where results, logs and summary.jsonl go.
         device: cpu rehearses.
@@ -113,7 +125,8 @@ def step_of(name: str, call: Call) -> Step:
     Raises:
         UserError: there is none of that name.
     """
-    kind, _, preset = name.partition(":")
+    kind, _, rest = name.partition(":")
+    preset, _, part = rest.partition(":")
     if name not in STEPS and (kind != "sweep" or preset not in PRESETS):
         raise UserError(f"{name!r}: no such step; --list shows them")
     seconds = STEPS.get(name, ("", 540.0))[1]
@@ -123,12 +136,32 @@ def step_of(name: str, call: Call) -> Step:
     more = list(SWEEPS.get(preset, ["--graphs"])) if call.device == "cuda" else []
     if call.small:
         more += ["-o", "num_seeds=2", "-o", "updates=20"]
+    elif part:
+        first, count = part_of_seeds(preset, part)
+        more += ["-o", f"first_seed={first}", "-o", f"num_seeds={count}"]
     if call.weights is not None and agreement.needs_weights(make_preset(preset, {})):
         more += ["-o", f"weights={call.weights}"]
-    recorded = call.directory / f"{preset}_{call.device}"
+    recorded = call.directory / "_".join([preset, *([part] if part else []), call.device])
     places = ["--store", str(call.directory / "store"), "--record", str(recorded)]
     command = [sys.executable, "-m", "analysis", "sweep", preset, "--device", call.device]
     return Step(name, seconds, [*command, *places, *more])
+
+
+def part_of_seeds(preset: str, part: str) -> tuple[int, int]:
+    """The first of the seeds of a part such as ``2of5``, and how many it has.
+
+    Raises:
+        UserError: it is none, or the seeds have not so many parts of one size.
+    """
+    seeds = make_preset(preset, {}).seeds
+    spelled = re.fullmatch(r"([0-9]{1,3})of([0-9]{1,3})", part)
+    place, parts = map(int, spelled.groups()) if spelled else (0, 0)
+    if not 1 <= place <= parts or len(seeds) % parts:
+        raise UserError(
+            f"sweep:{preset}:{part}: a part reads 1of2, and {len(seeds)} seeds have no such one"
+        )
+    count = len(seeds) // parts
+    return seeds[(place - 1) * count], count
 
 
 def run_steps(steps: Sequence[Step], seconds: float, directory: Path) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import time
 import pandas as pd
 import pytest
 
+from analysis.studies.presets import make_preset
 from benchmarks import gpu
 from benchmarks.gpu_steps import STEPS, Call
 from benchmarks.processes import CHECKOUT
@@ -98,5 +99,27 @@ def test_steps_are_commands_that_exist(tmp_path, capsys):
     swept = gpu.step_of("sweep:smollm2", call).command
     assert "--graphs" not in swept and swept[-4:] == ["--workers", "2", "-o", "weights=packaged"]
     assert gpu.step_of("sweep:quick", call).command[-1] == "--graphs"
+    long = gpu.step_of("sweep:smollm2_reward_long", call).command
+    assert long[-6:-2] == ["--workers", "2", "--runs-per-shard", "10"]
+    assert listed[:2] == ["sweep:smollm2_proxy", "sweep:smollm2_reward_long"]
     assert gpu.main(["sweep:unheard_of"]) == gpu.main(["speed"]) == 1
     assert "'speed': no such step; --list shows them" in capsys.readouterr().err
+
+
+def test_a_part_of_a_sweep_has_its_share_of_the_seeds_and_a_folder_of_its_own(tmp_path, capsys):
+    call = Call(device="cuda", directory=tmp_path)
+    seeds = make_preset("smollm2_reward_terms", {}).seeds
+    found = []
+    for part in ("1of2", "2of2"):
+        command = gpu.step_of(f"sweep:smollm2_reward_terms:{part}", call).command
+        given = dict(word.split("=") for word in command if "=" in word)
+        first = int(given["first_seed"])
+        found += range(first, first + int(given["num_seeds"]))
+        assert command[command.index("--record") + 1].endswith(f"smollm2_reward_terms_{part}_cuda")
+    assert found == list(seeds)
+    whole = gpu.step_of("sweep:smollm2_reward_terms", call).command
+    assert not [word for word in whole if "seed" in word], "what parts stored is recorded as one"
+    for part in ("0of2", "3of2", "1of3", "1of0", "half", "1of2of3"):
+        assert gpu.main([f"sweep:smollm2_reward_terms:{part}"]) == 1
+        said = f":{part}: a part reads 1of2, and 10 seeds have no such one"
+        assert said in capsys.readouterr().err
