@@ -131,8 +131,10 @@ class RandomModel(Schema):
     seed: int = Field(default=0, ge=0)
 
 
-class ArithmeticTask(Schema):
+class ArithmeticTask(Extended):
     """Questions of reasoning-gym, after a few solved ones."""
+
+    later: ClassVar = ("held_out", "worked")
 
     #: ``chain_sum``: add and subtract. ``products``: multiply.
     name: Literal["chain_sum", "products"] = "chain_sum"
@@ -145,6 +147,41 @@ class ArithmeticTask(Schema):
     shots: int = Field(default=4, ge=0)
     #: Tokens of the longest completion that is sampled, the end included.
     completion_length: int = Field(default=6, ge=2)
+    #: Questions drawn behind the pool, before those drawn earlier are dropped: final policies
+    #: answer these, on which no run trains. 0 = they answer questions of the pool.
+    held_out: int = Field(default=0, ge=0)
+    #: Are answers worked, step by step? What stands behind the last step is verified, and the steps
+    #: are not: see :mod:`analysis.training.pretrained.questions`.
+    worked: bool = False
+
+    @model_validator(mode="after")
+    def _only_sums_are_worked(self) -> ArithmeticTask:
+        if self.worked and self.name != "chain_sum":
+            raise ValueError(f"worked answers are running totals: {self.name} has none")
+        return self
+
+
+class SupervisedStart(Schema):
+    """Right answers that a model learns before any run: what comes out is the start of all runs,
+    and their reference.
+
+    See :mod:`analysis.training.pretrained.supervised`.
+    """
+
+    #: Questions with their right answers. Those of an arithmetic task are drawn behind the pool and
+    #: what is held out, before those drawn earlier are dropped.
+    examples: int = Field(default=2000, ge=1)
+    updates: int = Field(default=100, ge=1)
+    batch_size: int = Field(default=32, ge=1)
+    learning_rate: float = Field(default=1e-3, gt=0)
+    #: Of the order of the examples.
+    seed: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _a_batch_is_there(self) -> SupervisedStart:
+        if self.batch_size > self.examples:
+            raise ValueError(f"batch_size={self.batch_size} exceeds examples={self.examples}")
+        return self
 
 
 class RewardHead(Schema):
@@ -167,12 +204,23 @@ class RewardHead(Schema):
 class LanguageConfig(PretrainedConfig, Extended):
     """What all runs of a population on a pretrained model share."""
 
-    later: ClassVar = ("reward_model",)
+    later: ClassVar = ("reward_model", "start")
 
     model: HubModel | FolderModel | PackagedModel | RandomModel = Field(discriminator="kind")
     task: ArithmeticTask | SortTask = ArithmeticTask()
     #: What runs are rewarded by in place of the task; None = by the task itself.
     reward_model: RewardHead | None = None
+    #: None = all runs start as the model itself.
+    start: SupervisedStart | None = None
+
+    @model_validator(mode="after")
+    def _held_out_questions_are_asked(self) -> LanguageConfig:
+        held_out = self.task.held_out if isinstance(self.task, ArithmeticTask) else 0
+        if held_out and not self.final_answers:
+            raise ValueError(
+                f"held_out={held_out} questions are for final policies: set final_answers"
+            )
+        return self
 
     @property
     def proxied(self) -> bool:

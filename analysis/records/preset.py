@@ -127,7 +127,8 @@ class Pilot(Schema):
     """Runs made before the design was written, on seeds and starts that it does not use."""
 
     tried: str
-    runs: int = Field(ge=1)
+    #: 0 where none was trained, and the design rests on what was known of the start.
+    runs: int = Field(ge=0)
     seen: str
     chosen: str
 

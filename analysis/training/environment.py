@@ -52,6 +52,9 @@ class Task(Protocol):
     def prompts(self, uniforms: Tensor) -> Tensor:
         """Prompts [M, P, L] from uniforms [M, P, draws_per_prompt]."""
 
+    def final_prompts(self, uniforms: Tensor) -> Tensor:
+        """The same for answers of final policies: held-out questions, where the task has them."""
+
     def completion_mask(self, completions: Tensor) -> Tensor:
         """[..., T], True up to and including the token that ends the completion."""
 

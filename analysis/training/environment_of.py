@@ -6,13 +6,14 @@ import torch
 
 from analysis.records.config import VOCAB_SIZE, SortTask, TrainConfig
 from analysis.records.language import LanguageConfig, PopulationConfig, RandomModel
-from analysis.training.environment import Environment
+from analysis.training.environment import Environment, Task
 from analysis.training.precision import dtype_of
 from analysis.training.pretrained.folders import folder_of
 from analysis.training.pretrained.questions import arithmetic_task
 from analysis.training.pretrained.reward_head import proxied
+from analysis.training.pretrained.supervised import started
 from analysis.training.pretrained.tasks import pretrained_environment
-from analysis.training.pretrained.weights import load_llama, random_llama
+from analysis.training.pretrained.weights import Llama, load_llama, random_llama
 from analysis.training.tiny.start import tiny_environment
 from analysis.training.tiny.tasks import Sorting
 
@@ -30,13 +31,17 @@ def environment_of(config: PopulationConfig, device: torch.device | str = "cpu")
         if not isinstance(task, SortTask) or source.llama.vocab_size < VOCAB_SIZE:
             raise ValueError(f"a random model has no tokenizer: give it SortTask, {VOCAB_SIZE=}")
         model = random_llama(source.llama, source.seed, dtype_of(config), device)
-        return _rewarded(config, pretrained_environment(config, model, Sorting(task)))
+        return _trained_on(config, model, Sorting(task))
     if isinstance(task, SortTask):
         raise ValueError("SortTask is for a random model: give a pretrained one ArithmeticTask")
     folder = folder_of(source)
     model = load_llama(folder, dtype_of(config), device)
-    return _rewarded(config, pretrained_environment(config, model, arithmetic_task(task, folder)))
+    examples = 0 if config.start is None else config.start.examples
+    return _trained_on(config, model, arithmetic_task(task, folder, examples))
 
 
-def _rewarded(config: LanguageConfig, environment: Environment) -> Environment:
+def _trained_on(config: LanguageConfig, model: Llama, task: Task) -> Environment:
+    environment = pretrained_environment(config, model, task)
+    if config.start is not None:
+        environment = started(environment, model, config)
     return environment if config.reward_model is None else proxied(environment, config)

@@ -60,7 +60,7 @@ def _of_rollout(
     task, policy, device = environment.task, environment.policy, environment.start.device
     shape = (config.num_prompts, task.draws_per_prompt)
     drawn = run_uniforms(seeds, "final prompts", number, shape, torch.float64)
-    prompts = task.prompts(uploaded(drawn, device))
+    prompts = task.final_prompts(uploaded(drawn, device))
     shape = (config.num_prompts, config.group_size, task.completion_length)
     noise = run_uniforms(seeds, "final sampling", number, shape, dtype_of(config))
     rollout = sample(policy, views, task, prompts, uploaded(noise, device), config.temperature)

@@ -85,6 +85,7 @@ STREAMS = {
     "label batches": 11,
     "spread prompts": 12,
     "spread sampling": 13,
+    "start prompts": 14,
 }
 
 

@@ -48,6 +48,10 @@ class Proxied:
         """Those of the task."""
         return self.task.prompts(uniforms)
 
+    def final_prompts(self, uniforms: Tensor) -> Tensor:
+        """Those of the task."""
+        return self.task.final_prompts(uniforms)
+
     def completion_mask(self, completions: Tensor) -> Tensor:
         """That of the task."""
         return self.task.completion_mask(completions)

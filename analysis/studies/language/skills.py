@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from analysis.records.language import ArithmeticTask
-from analysis.training.pretrained.questions import LINE, end_of_line, questions_of
+from analysis.training.pretrained.questions import LINE, answer_tokens, end_of_line, questions_of
 
 #: Solved lines before each question, as many as the task shows.
 SHOTS = 4
@@ -127,10 +127,5 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 def _of_lines(name: str, pairs: Sequence[tuple[str, str]], tokenizer: Any) -> Skill:
     prompts = [tokenizer(text)["input_ids"] for text, _ in pairs]
-    whole = [tokenizer(f"{text} {answer}{LINE}")["input_ids"] for text, answer in pairs]
-    answers = []
-    for prompt, full, (text, answer) in zip(prompts, whole, pairs, strict=True):
-        if full[: len(prompt)] != prompt:
-            raise ValueError(f"the tokenizer joins {answer!r} to the end of {text!r}")
-        answers.append(full[len(prompt) :])
+    answers = [answer_tokens(tokenizer, text, answer) for text, answer in pairs]
     return Skill(name, prompts, answers, end_of_line(tokenizer), ANSWER, group_size=4)

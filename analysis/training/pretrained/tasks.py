@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,17 +18,28 @@ from analysis.training.pretrained.weights import Llama
 Verify = Callable[[int, Sequence[int]], float]
 
 
+class Examples(NamedTuple):
+    """Prompts with right completions, to learn from."""
+
+    prompts: Tensor  #: [N, L]
+    completions: Tensor  #: [N, T]; what stands behind the end is not counted
+
+
 class TextTask:
     """Questions of any length; a completion is right if it ends and its score is exactly 1.
 
     Args:
-        questions: token ids of each, the same last token in all: it opens the completion.
+        questions: token ids of each, the same last token in all: it opens the completion. First
+            those that runs are asked, then what is held out, then those that come with answers.
         verify: scores a completion; anything below 1, such as partial credit, counts as 0.
         end_tokens: any of these ends a completion.
         completion_length: tokens of the longest completion that is sampled, the end included.
+        held_out: how many questions final policies are asked, and runs are not.
+        answers: right completions of the last questions, which are examples and asked of nobody.
 
     Raises:
-        ValueError: no questions, an empty one, or different last tokens.
+        ValueError: no questions, an empty one, different last tokens, or an answer that is longer
+            than the longest completion.
     """
 
     def __init__(
@@ -37,6 +49,8 @@ class TextTask:
         *,
         end_tokens: Sequence[int],
         completion_length: int,
+        held_out: int = 0,
+        answers: Sequence[Sequence[int]] = (),
     ) -> None:
         if not questions or not all(questions):
             raise ValueError("questions must be a list of non-empty lists of token ids")
@@ -45,6 +59,16 @@ class TextTask:
             raise ValueError(f"questions must end with one and the same token, not {bos_tokens}")
         if not end_tokens:
             raise ValueError("end_tokens is empty: no completion would ever be right")
+        longest = max(map(len, answers), default=0)
+        if longest > completion_length:
+            raise ValueError(
+                f"completion_length={completion_length} cuts a right answer of {longest} tokens"
+            )
+        asked = len(questions) - held_out - len(answers)
+        if asked < 1:
+            raise ValueError(f"of {len(questions)} questions none is left for runs to be asked")
+        self._asked, self._held_out = range(asked), range(asked, asked + held_out)
+        self._answers = answers
         self.bos_token = bos_tokens.pop()
         self.draws_per_prompt = 1
         self.completion_length = completion_length
@@ -59,10 +83,24 @@ class TextTask:
 
     def prompts(self, uniforms: Tensor) -> Tensor:
         """Questions [M, P, L], left-padded, without the bos_token token; uniforms [M, P, 1]."""
-        size = len(self._prompts)
-        places = (uniforms.squeeze(-1) * size).long().clamp(max=size - 1)
+        return self._drawn(self._asked, uniforms)
+
+    def final_prompts(self, uniforms: Tensor) -> Tensor:
+        """As :meth:`prompts`, of the questions that are held out, if there are any."""
+        return self._drawn(self._held_out or self._asked, uniforms)
+
+    def examples(self) -> Examples:
+        """The questions that come with answers; behind these the end is repeated."""
+        longest, end = max(map(len, self._answers)), self._end_tokens[0].item()
+        rows = [[*answer, *[end] * (longest - len(answer))] for answer in self._answers]
+        first = len(self._prompts) - len(rows)
+        return Examples(self._prompts[first:], torch.tensor(rows, device=self._prompts.device))
+
+    def _drawn(self, places: range, uniforms: Tensor) -> Tensor:
+        size = len(places)
+        drawn = (uniforms.squeeze(-1) * size).long().clamp(max=size - 1) + places.start
         self._move_to(uniforms.device)
-        return self._prompts[places]
+        return self._prompts[drawn]
 
     def completion_mask(self, completions: Tensor) -> Tensor:
         """[..., T], True up to and including the first end token."""

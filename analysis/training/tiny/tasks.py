@@ -23,6 +23,10 @@ class Sorting:
         """Digits [..., L] from uniforms in [0, 1) of the same shape."""
         return (uniforms * NUM_DIGIT_TOKENS).long().clamp(max=NUM_DIGIT_TOKENS - 1)
 
+    def final_prompts(self, uniforms: Tensor) -> Tensor:
+        """As :meth:`prompts`: each is drawn anew, so none is held out."""
+        return self.prompts(uniforms)
+
     def targets(self, prompts: Tensor) -> Tensor:
         """The one right answer [..., A] of each prompt [..., L]."""
         ordered = prompts.sort(dim=-1).values
