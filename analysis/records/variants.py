@@ -182,6 +182,22 @@ class Distillation(Schema):
         return self
 
 
+class Truncation(Schema):
+    """Bounds of the prefix ratio that weighs a KL loss: see
+    :func:`kl_term.kl.truncated_prefix.truncated_prefix_coefficients`."""
+
+    #: Largest value of the ratio, whose gradient is kept; None = any.
+    cap: float | None = Field(default=None, gt=0)
+    #: Last tokens whose ratios are multiplied; None = all of them.
+    window: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _truncates(self) -> Truncation:
+        if self.cap is None and self.window is None:
+            raise ValueError("truncation without cap and window bounds nothing: leave it out")
+        return self
+
+
 class MovingReference(Schema):
     """A reference that follows the policy: its weights are averaged with the policy's now and then.
 
@@ -223,7 +239,7 @@ Ensemble = Literal["first", "mean", "worst", "penalised"]
 class Variant(Extended):
     """One way to train."""
 
-    later: ClassVar = ("reference", "controller", "kl_from", "ensemble", "kl_on")
+    later: ClassVar = ("reference", "controller", "kl_from", "ensemble", "kl_on", "truncation")
 
     #: Name in tables and figures; by default it says how the KL enters.
     label: str = ""
@@ -249,6 +265,8 @@ class Variant(Extended):
     #: than at the start, in the mean (``growing``); those on which they disagree more than on
     #: nineteen in twenty answers of the start (``beyond``).
     kl_on: Literal["all", "growing", "beyond"] = "all"
+    #: Of a KL loss under the attached prefix ratio; None = the whole product.
+    truncation: Truncation | None = None
 
     @model_validator(mode="after")
     def _kl_is_consistent(self) -> Variant:
@@ -304,6 +322,8 @@ class Variant(Extended):
         return self.label or self.kl.name
 
 
+#: The one KL term whose ratio a truncation bounds.
+PREFIX_RATIO = KLChoice(estimator="k3", weighting="attached", ratio="prefix")
 #: Objectives over whole completions: they read rewards, and no advantage.
 OVER_COMPLETIONS = ("mirror_descent", "dpo")
 
@@ -326,6 +346,11 @@ def refuse_ignored(variant: Variant) -> None:
         _controlled(variant)
     if variant.kl_from and variant.separate_kl is None:
         raise ValueError(f"kl_from={variant.kl_from} switches a KL term on, and there is none")
+    if variant.truncation is not None and variant.separate_kl != PREFIX_RATIO:
+        raise ValueError(
+            "truncation bounds the ratio of k3 under the attached prefix ratio: set "
+            "kl=KLChoice(estimator='k3', weighting='attached', ratio='prefix')"
+        )
     if variant.kl_on != "all" and variant.separate_kl is None:
         raise ValueError(f"kl_on={variant.kl_on!r} chooses where a KL term acts: there is none")
 

@@ -10,6 +10,7 @@ zeros, not ``0 *`` something that may overflow.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -18,7 +19,13 @@ import torch
 from torch import Tensor
 
 from analysis.records.config import Run, RunConfig
-from analysis.records.variants import Correction, Distillation, Objective, refuse_verifier
+from analysis.records.variants import (
+    Correction,
+    Distillation,
+    Objective,
+    Truncation,
+    refuse_verifier,
+)
 from analysis.training import metrics
 from analysis.training.advantages import AdvantageTerms
 from analysis.training.ensembles import Ensembles
@@ -32,6 +39,7 @@ from kl_term.kl.control import control_sums
 from kl_term.kl.divergences import reverse_kl
 from kl_term.kl.importance import effective_sample_size
 from kl_term.kl.term import KLTerm
+from kl_term.kl.truncated_prefix import truncated_prefix_coefficients
 from kl_term.kl.truncation import masked_logits
 from kl_term.objectives.aggregation import token_weights
 from kl_term.objectives.guidance import annealed, low_reward_mask
@@ -69,6 +77,14 @@ class Views(NamedTuple):
         return cls(logp, rollout.old_logp, target[0], logits, target[1], rollout.mask, on)
 
 
+class TermKey(NamedTuple):
+    """What runs share whose KL term is computed together."""
+
+    term: KLTerm
+    order: str
+    truncation: Truncation | None
+
+
 class KLTerms:
     """The KL term of each run.
 
@@ -76,6 +92,7 @@ class KLTerms:
         choices: one a run; None for a run that has none, or has it inside its objective.
         orders: one a run: is a penalty subtracted ``after`` the baseline, or ``before`` it?
         coefficients: one a run.
+        truncations: one a run, of the ratio of its loss; by default none has one.
     """
 
     def __init__(
@@ -85,11 +102,13 @@ class KLTerms:
         coefficients: Sequence[float],
         dtype: torch.dtype,
         device: torch.device,
+        truncations: Sequence[Truncation | None] | None = None,
     ) -> None:
         terms = [choice and KLTerm(**dict(choice)) for choice in choices]
         self.placements = {term.placement for term in terms if term is not None}
-        keys = [term and (term, order) for term, order in zip(terms, orders, strict=True)]
-        self.groups = Groups(keys, device)
+        parts = zip(terms, orders, truncations or [None] * len(terms), strict=True)
+        keys = [None if part[0] is None else TermKey(*part) for part in parts]
+        self.groups: Groups[TermKey | None] = Groups(keys, device)
         #: [M, 1, 1, 1]
         self.coefficients = torch.tensor(coefficients, dtype=dtype, device=device)
         self.coefficients = self.coefficients.view(-1, 1, 1, 1)
@@ -101,15 +120,19 @@ class KLTerms:
     def loss(self, views: Views) -> Tensor:
         """[M, P, G, T]: coefficient times each run's KL loss per token, with gradient."""
 
-        def of_group(term: KLTerm, rows: Rows) -> Tensor:
+        def of_group(key: TermKey, rows: Rows) -> Tensor:
             logits = {}
-            if term.reads_logits:
+            if key.term.reads_logits:
                 logits = {"logits": views.logits[rows], "ref_logits": views.target_logits[rows]}
-            return term.loss(
-                views.logp[rows],
-                views.target_logp[rows],
-                old_logp=views.old_logp[rows],
-                mask=views.mask[rows],
+            logp, target_logp = views.logp[rows], views.target_logp[rows]
+            old_logp, mask = views.old_logp[rows], views.mask[rows]
+            if key.truncation is not None:
+                return truncated_loss(key.truncation, logp, target_logp, old_logp, mask)
+            return key.term.loss(
+                logp,
+                target_logp,
+                old_logp=old_logp,
+                mask=mask,
                 control=self.controls[rows],
                 **logits,
             )
@@ -134,8 +157,8 @@ class KLTerms:
         ``on`` [M, P, G, 1] bool says on which completions they act; None = on all.
         """
 
-        def of_group(term: KLTerm, rows: Rows) -> Tensor:
-            return term.penalty(old_logp[rows], target_logp[rows], mask=mask[rows])
+        def of_group(key: TermKey, rows: Rows) -> Tensor:
+            return key.term.penalty(old_logp[rows], target_logp[rows], mask=mask[rows])
 
         return self.coefficients * acting(self._map("reward", "after", of_group, old_logp), on)
 
@@ -145,8 +168,8 @@ class KLTerms:
         """[M, P, G]: coefficient times the KL of completions, of penalties before the baseline;
         ``on`` as in :meth:`penalty`."""
 
-        def of_group(term: KLTerm, rows: Rows) -> Tensor:
-            return term.completion_penalty(old_logp[rows], target_logp[rows], mask=mask[rows])
+        def of_group(key: TermKey, rows: Rows) -> Tensor:
+            return key.term.completion_penalty(old_logp[rows], target_logp[rows], mask=mask[rows])
 
         coefficients = self.coefficients.squeeze(-1)
         whole = self._map("reward", "before", of_group, old_logp[..., 0])
@@ -156,19 +179,31 @@ class KLTerms:
         self,
         placement: str,
         order: str | None,
-        function: Callable[[KLTerm, Rows], Tensor],
+        function: Callable[[TermKey, Rows], Tensor],
         like: Tensor,
     ) -> Tensor:
         """A function of the groups of one placement and order; zeros for the others."""
         if placement not in self.placements:
             return torch.zeros_like(like)
 
-        def of_group(key: tuple[KLTerm, str] | None, rows: Rows) -> Tensor:
-            if key is None or key[0].placement != placement or order not in (None, key[1]):
+        def of_group(key: TermKey | None, rows: Rows) -> Tensor:
+            if key is None or key.term.placement != placement or order not in (None, key.order):
                 return torch.zeros_like(like[rows])
-            return function(key[0], rows)
+            return function(key, rows)
 
         return self.groups.map(of_group)
+
+
+def truncated_loss(
+    truncation: Truncation, logp: Tensor, ref_logp: Tensor, old_logp: Tensor, mask: Tensor
+) -> Tensor:
+    """[m, P, G, T]: what has, under weights that the tokens of a completion share, the gradient of
+    k3 under a truncated prefix ratio; its value is no KL."""
+    cap = math.inf if truncation.cap is None else truncation.cap
+    coefficients = truncated_prefix_coefficients(
+        logp, ref_logp, old_logp, mask, cap=cap, window=truncation.window
+    )
+    return torch.where(mask, coefficients * logp, 0.0)
 
 
 def acting(values: Tensor, on: Tensor | None) -> Tensor:
@@ -377,6 +412,7 @@ class Terms:
             [variant.beta for variant in variants],
             dtype_of(config),
             device,
+            [variant.truncation for variant in variants],
         )
         distillations = [variant.distillation for variant in variants]
         self.distillation = KLTerms(
