@@ -25,12 +25,11 @@ Make = Callable[[str], Environment]
 
 def short_presets() -> Iterator[tuple[str, Preset, Make]]:
     """Name, preset and environment: all presets, one with more seeds, one of a language model with
-    a reward model, and ``questions``."""
+    a supervised start and a reward model, and ``questions``."""
     chosen = {name: shortened(preset, **SHORT) for name, preset in presets().items()}
     chosen["more seeds"] = shortened(make_preset("quick", {}), seeds=3, **SHORT)
-    proxied = make_preset(
-        "llama_smoke", {"num_seeds": 2, "reward_model": {"labels": 40, "count": 2}}
-    )
+    learned = {"start": {"examples": 40}, "reward_model": {"labels": 40, "count": 2}}
+    proxied = make_preset("llama_smoke", {"num_seeds": 2, **learned})
     chosen["reward head"] = shortened(proxied, seeds=2, **SHORT)
     for name, preset in chosen.items():
         yield name, preset, lambda device, config=preset.config: environment_of(config, device)

@@ -192,6 +192,8 @@ def test_a_worked_sum_is_verified_by_its_last_number(monkeypatch):
     assert scores.rewards.flatten().tolist() == list(tries.values())
     for row, example in zip(task.examples().completions, parts.examples, strict=True):
         assert "".join(map(chr, row.tolist())).rstrip("\n") == f" {example.answer}"
+    with pytest.raises(ValueError, match="completion_length=50 cuts a right answer of"):
+        questions.arithmetic_task(config.model_copy(update={"completion_length": 50}), None)
     with pytest.raises(ValueError, match="held_out=300: chain_sum of 2 terms of 1 digits has no"):
         questions.drawn_questions(ArithmeticTask(pool=20_000, held_out=300))
 

@@ -99,8 +99,8 @@ def arithmetic_task(config: ArithmeticTask, folder: Path, examples: int = 0) -> 
 
     Raises:
         Unavailable: the extra ``lm`` is not installed, or the folder holds no tokenizer.
-        ValueError: there are too few questions, an example is longer than the longest completion,
-            or the tokenizer has no token boundary between a question and its answer.
+        ValueError: there are too few questions, a right answer that is worked or learned is longer
+            than the longest completion, or the tokenizer has no token boundary before an answer.
     """
     tokenizer = tokenizer_of(folder)
     dataset, parts = _dataset(config, config.pool, config.seed), drawn_questions(config, examples)
@@ -114,6 +114,14 @@ def arithmetic_task(config: ArithmeticTask, folder: Path, examples: int = 0) -> 
         text = tokenizer.decode(tokens)
         return score(place, (text.rpartition(STEP)[2] if config.worked else text).strip())
 
+    if config.worked:
+        asked = (*parts.pool, *parts.held_out)
+        longest = max(len(answer_tokens(tokenizer, q.text, q.answer)) for q in asked)
+        if longest > config.completion_length:
+            raise ValueError(
+                f"completion_length={config.completion_length} cuts a right answer of {longest} "
+                "tokens"
+            )
     return TextTask(
         [tokenizer(question.text)["input_ids"] for question in every],
         verify,

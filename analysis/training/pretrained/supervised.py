@@ -6,6 +6,7 @@ Adapters are trained on examples by cross-entropy and then added to the frozen w
 
 so what comes out is a model as any other: runs begin as it, with adapters of their own that change
 nothing yet, and it is their reference. The KL between the two is exactly 0 before the first update.
+Each process trains the start itself; a GPU, whose attention sums in no fixed order, to rounding.
 
 Shapes: N examples, B of a batch, L prompt tokens, T tokens of a completion, D weights of a run.
 """
