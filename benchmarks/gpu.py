@@ -3,7 +3,9 @@
 Steps in order of value, each a command of its own with a limit of time. After each of them
 ``DIRECTORY/summary.jsonl`` has its line, and what it wrote is in ``DIRECTORY`` already, so that
 whatever ends the call costs no more than the step it was in. A sweep that was cut goes on from its
-store when it is called again.
+store when it is called again, and where ``DIRECTORY/store/runs`` has been kept (some kilobytes a
+run), on another machine too: there ``analysis sweep NAME --store ...`` finds all runs of several
+calls, and records them as one.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+import pandas as pd
 import tyro
 
+from analysis.studies.language.start import chosen
 from analysis.studies.presets import PRESETS, make_preset
 from benchmarks import agreement
-from benchmarks.gpu_steps import Call
+from benchmarks.gpu_steps import SMALL_START, Call
 from benchmarks.processes import CHECKOUT, THREAD_LIMITS
 from kl_term.errors import UserError
 from kl_term.files import replace_file, require_writable
@@ -40,6 +44,8 @@ class Step(NamedTuple):
     name: str
     seconds: float  #: at most
     command: list[str]
+    #: Where the step ``start`` left its table, if this one begins where that says.
+    start: Path | None = None
 
 
 #: Name -> what it is for, and the seconds it may take (an H100 took half of them).
@@ -52,6 +58,15 @@ STEPS: dict[str, tuple[str, float]] = {
     "agreement": ("presets in double precision, CPU against device, directly and by graphs", 200),
     "sweep:smollm2_sampled_losses": ("40 runs of k2 and the prefix ratio on SmolLM2", 150),
     "adapters": ("12 and 24 runs on SmolLM2, bf16 and float32, with graphs: ms, GB, kernels", 150),
+    "start": ("how long the start of the worked sums learns: before their runs", 150),
+    **{
+        f"sweep:smollm2_worked_sums:{part}of5": (f"22 runs on worked sums, part {part}", 450)
+        for part in range(1, 6)
+    },
+    **{
+        f"sweep:smollm2_worked_sums_stale:{part}of5": (f"22 on old samples, part {part}", 540)
+        for part in range(1, 6)
+    },
     "rates": ("products, copies, launches: what the machine does at best", 40),
     "repeat": ("a tenth of a recorded sweep, trained again", 60),
     "populations": ("seconds and memory of populations of the tiny policy, phase by phase", 90),
@@ -71,17 +86,31 @@ STEPS: dict[str, tuple[str, float]] = {
 #: ``smollm2`` and of all that has its batch (12 prompts, 8 answers of 6 tokens) took 2.05 GB and 52
 #: ms an update among 24 of them, so 26 runs, 13 a worker, take 54 GB of 83 beside two copies of the
 #: model; 15 a worker is the most that was recorded. At that rate 20 runs of 200 updates take 206 s,
-#: 25 take 258 s, and half a minute goes into loading and final answers.
+#: 25 take 258 s, and half a minute goes into loading and final answers. A run on worked sums (36
+#: answers of 80 tokens) takes 9.8 GB, or 11.7 under the exact KL, counted on fake tensors, which
+#: say 2.3 for ``smollm2``: six at a time take up to 70. An update launches 96,000 operations, most
+#: of them to sample a token at a time, in about a second whatever the number of runs; old samples
+#: are drawn twice.
 SWEEPS = {
     "smollm2": ["--workers", "2"],
     "smollm2_equal_kl": ["--workers", "2", "--runs-per-shard", "15"],
     "smollm2_proxy": ["--workers", "2", "--runs-per-shard", "15"],
     "smollm2_reward_long": ["--workers", "2", "--runs-per-shard", "10"],
     "smollm2_reward_terms": ["--workers", "2", "--runs-per-shard", "13"],
+    "smollm2_worked_sums": ["--workers", "2", "--runs-per-shard", "3"],
+    "smollm2_worked_sums_stale": ["--workers", "2", "--runs-per-shard", "3"],
     "smollm2_sampled_losses": ["--workers", "2", "--runs-per-shard", "10"],
     "long_completions_128": ["--graphs", "--runs-per-shard", "65"],
     "aggregation_length_112": ["--graphs", "--runs-per-shard", "60"],
 }
+
+
+#: Sweeps whose runs begin where the step ``start`` says.
+STARTED = ("smollm2_worked_sums", "smollm2_worked_sums_stale")
+SMALL_STARTED = (
+    *(f"start_updates={SMALL_START}", "num_seeds=1", "updates=2", "log_every=1"),
+    *("num_prompts=2", "group_size=2", "final_answers=8"),
+)
 
 
 def gpu(
@@ -111,7 +140,7 @@ def gpu(
     """
     if list:
         for name, (purpose, seconds) in STEPS.items():
-            print(f"{name:30}{seconds:4.0f} s  {purpose}")
+            print(f"{name:36}{seconds:4.0f} s  {purpose}")
         return 0
     call = Call(device=device, directory=directory.resolve(), small=small, weights=weights)
     chosen = [*steps, *(f"sweep:{preset}" for preset in presets)] or [*STEPS]
@@ -135,7 +164,8 @@ def step_of(name: str, call: Call) -> Step:
         return Step(name, seconds, [sys.executable, *command])
     more = list(SWEEPS.get(preset, ["--graphs"])) if call.device == "cuda" else []
     if call.small:
-        more += ["-o", "num_seeds=2", "-o", "updates=20"]
+        small = SMALL_STARTED if preset in STARTED else ("num_seeds=2", "updates=20")
+        more += [word for each in small for word in ("-o", each)]
     elif part:
         first, count = part_of_seeds(preset, part)
         more += ["-o", f"first_seed={first}", "-o", f"num_seeds={count}"]
@@ -144,7 +174,9 @@ def step_of(name: str, call: Call) -> Step:
     recorded = call.directory / "_".join([preset, *([part] if part else []), call.device])
     places = ["--store", str(call.directory / "store"), "--record", str(recorded)]
     command = [sys.executable, "-m", "analysis", "sweep", preset, "--device", call.device]
-    return Step(name, seconds, [*command, *places, *more])
+    begins = preset in STARTED and not call.small
+    start = call.directory / f"start_{call.device}" / "start.csv" if begins else None
+    return Step(name, seconds, [*command, *places, *more], start)
 
 
 def part_of_seeds(preset: str, part: str) -> tuple[int, int]:
@@ -194,9 +226,13 @@ def run_step(step: Step, seconds: float, directory: Path) -> dict[str, Any]:
     """A command and all it starts, ended together."""
     log = directory / "logs" / f"{step.name.replace(':', '_')}.txt"
     began = time.monotonic()
+    try:
+        command = step.command if step.start is None else [*step.command, *begin_at(step.start)]
+    except UserError as error:
+        return {"step": step.name, "status": "failed", "seconds": 0.0, "said": str(error)}
     with log.open("wb") as file:
         process = subprocess.Popen(
-            step.command,
+            command,
             stdout=file,
             stderr=subprocess.STDOUT,
             cwd=CHECKOUT,
@@ -213,6 +249,17 @@ def run_step(step: Step, seconds: float, directory: Path) -> dict[str, Any]:
     if status != "done":
         line["said"] = log.read_bytes()[-SAID_OF_A_FAILURE:].decode(errors="replace").strip()
     return line
+
+
+def begin_at(table: Path) -> list[str]:
+    """What ``analysis sweep`` is told of the start that was chosen.
+
+    Raises:
+        UserError: none was read, or none that was read will do.
+    """
+    if not table.is_file():
+        raise UserError(f"{table} is missing: run the step start first, in the same directory")
+    return ["-o", f"start_updates={chosen(pd.read_csv(table))}"]
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

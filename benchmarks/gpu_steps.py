@@ -27,7 +27,10 @@ from analysis.records.manifests import write_folder
 from analysis.records.tidy import final
 from analysis.report.processes import available_cores
 from analysis.studies.language import proxy_answers
+from analysis.studies.language import start as starts
+from analysis.studies.presets import make_preset
 from analysis.studies.presets.language import llama_smoke
+from analysis.studies.presets.worked_sums import START_UPDATES
 from analysis.sweeps.provenance import provenance_here
 from analysis.sweeps.record import tidy
 from analysis.sweeps.reproduction import chosen
@@ -42,6 +45,8 @@ from kl_term.schema import Schema
 
 #: Recorded on a GPU, a tenth of which is trained again.
 REPEATED = "equal_kl_wide_cuda"
+#: Updates of a start that is small.
+SMALL_START = 2
 
 
 class Call(Schema):
@@ -100,6 +105,25 @@ def answers(call: Call) -> None:
     proxy_answers.record(
         call.directory / f"smollm2_proxy_{call.device}", call.directory / name, device=call.device
     )
+
+
+def start(call: Call) -> None:
+    """How well the start of the worked sums answers, by how long it has learned."""
+    named = {} if call.weights is None else {"weights": call.weights}
+    preset = make_preset("smollm2_worked_sums", {"start_updates": START_UPDATES[-1], **named})
+    config, after = preset.config, START_UPDATES
+    if call.small:
+        few = {"updates": SMALL_START, "batch_size": 4}
+        learned = config.start.model_copy(update=few)
+        config = config.model_copy(update={"start": learned, "final_answers": 8})
+        after = (1, SMALL_START)
+    rows, said = [], []
+    for reading in starts.readings(config, after, proxy_answers.text_of(config), call.device):
+        rows.append(reading.row)
+        said.append(reading.said)
+        tables = {"start.csv": pd.DataFrame(rows), "answers.csv": pd.concat(said)}
+        call.write("start", tables, configuration=preset.model_dump(mode="json"))
+        print(tables["start.csv"].to_string(index=False), flush=True)
 
 
 def populations(call: Call) -> None:
@@ -183,6 +207,7 @@ STEPS: dict[str, Callable[[Call], None]] = {
     "answers": answers,
     "adapters": adapters,
     "repeat": repeat,
+    "start": start,
     "rates": rates,
     "populations": populations,
     "language": language,

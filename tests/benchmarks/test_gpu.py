@@ -10,10 +10,12 @@ import time
 import pandas as pd
 import pytest
 
+from analysis.records import recording
 from analysis.studies.presets import make_preset
 from benchmarks import gpu
 from benchmarks.gpu_steps import STEPS, Call
 from benchmarks.processes import CHECKOUT
+from tests.checkpoints import checkpoint_of_sums
 
 
 def summary(directory):
@@ -102,6 +104,8 @@ def test_steps_are_commands_that_exist(tmp_path, capsys):
     long = gpu.step_of("sweep:smollm2_reward_long", call).command
     assert long[-6:-2] == ["--workers", "2", "--runs-per-shard", "10"]
     assert listed[:2] == ["sweep:smollm2_proxy", "sweep:smollm2_reward_long"]
+    first = listed.index("sweep:smollm2_worked_sums:1of5")
+    assert listed[first - 1] == "start" and "sweep:smollm2_reward_terms:2of2" in listed[:first]
     assert gpu.main(["sweep:unheard_of"]) == gpu.main(["speed"]) == 1
     assert "'speed': no such step; --list shows them" in capsys.readouterr().err
 
@@ -123,3 +127,50 @@ def test_a_part_of_a_sweep_has_its_share_of_the_seeds_and_a_folder_of_its_own(tm
         assert gpu.main([f"sweep:smollm2_reward_terms:{part}"]) == 1
         said = f":{part}: a part reads 1of2, and 10 seeds have no such one"
         assert said in capsys.readouterr().err
+
+
+def test_runs_on_worked_sums_begin_where_the_step_before_them_says(tmp_path, capfd):
+    call = Call(device="cpu", directory=tmp_path)
+    step = gpu.step_of("sweep:smollm2_worked_sums:1of5", call)
+    echo = step._replace(command=[sys.executable, "-c", "import sys; print(sys.argv[1:])"])
+    (line,) = gpu.run_steps([echo], 60.0, tmp_path)
+    assert line["status"] == "failed" and "run the step start first" in line["said"]
+    step.start.parent.mkdir()
+    for accuracies, status, said in (
+        ((0.1, 0.33, 0.47, 0.8), "done", "['-o', 'start_updates=50']"),  # a tie: the shorter
+        (
+            (0.0, 0.05, 0.8, 0.9),
+            "failed",
+            "no start has an accuracy of 0.15 to 0.75 (0.00 after 25",
+        ),
+    ):
+        table = pd.DataFrame({"updates": [25, 50, 100, 200], "accuracy": accuracies})
+        table.to_csv(step.start, index=False)
+        (line,) = gpu.run_steps([echo], 60.0, tmp_path)
+        log = (tmp_path / "logs" / "sweep_smollm2_worked_sums_1of5.txt").read_text()
+        assert line["status"] == status and said in line.get("said", log)
+    small = gpu.step_of("sweep:smollm2_worked_sums", call.model_copy(update={"small": True}))
+    assert small.start is None and "start_updates=2" in small.command
+
+
+@pytest.mark.peers
+@pytest.mark.slow
+def test_the_steps_on_worked_sums_rehearsed_on_an_untrained_model(tmp_path, monkeypatch):
+    """What is asked of a GPU, from the start that is read to the runs that are recorded."""
+    pytest.importorskip("reasoning_gym", reason="the extra lm is not installed")
+    weights = checkpoint_of_sums(tmp_path / "model")
+    options = ["--device", "cpu", "--small", "--directory", str(tmp_path / "gpu")]
+    names = ["start", "sweep:smollm2_worked_sums", "sweep:smollm2_worked_sums_stale"]
+    called = [*names, *options, "--weights", str(weights), "--minutes", "60"]
+    for name in names:
+        monkeypatch.setitem(gpu.STEPS, name, ("", 1200.0))  # beside other work on the machine
+    assert gpu.main(called) == 0, summary(tmp_path / "gpu")
+    table = pd.read_csv(tmp_path / "gpu" / "start_cpu" / "start.csv")
+    assert list(table["updates"]) == [1, 2] and table["length"].between(1, 80).all()
+    said = pd.read_csv(tmp_path / "gpu" / "start_cpu" / "answers.csv")
+    assert said["question"].str.fullmatch(r"\d( [+-] \d){6} =").all()
+    for name in names[1:]:
+        recorded = recording.load(tmp_path / "gpu" / f"{name.partition(':')[2]}_cpu")
+        assert len(recorded.finals) == 11 and not recorded.failures
+        first = recorded.curves[recorded.curves["update"] == 0]
+        assert len(first) == 11 and (first["reverse_kl"] == 0).all()

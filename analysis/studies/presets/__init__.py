@@ -18,6 +18,7 @@ from analysis.studies.presets import (
     rewards,
     three_ways,
     top_k,
+    worked_sums,
 )
 from analysis.studies.presets.registry import FIRST_SEED, PRESETS, make_preset
 
@@ -42,4 +43,5 @@ __all__ = [
     "rewards",
     "three_ways",
     "top_k",
+    "worked_sums",
 ]
