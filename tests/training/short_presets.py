@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from analysis.records.language import ForwardConfig
 from analysis.records.preset import Preset
+from analysis.records.variants import PREFIX_RATIO, Truncation, Variant
 from analysis.studies.presets import make_preset
 from analysis.studies.presets.language import llama_smoke
 from analysis.training.environment import Environment
@@ -25,7 +26,7 @@ Make = Callable[[str], Environment]
 
 def short_presets() -> Iterator[tuple[str, Preset, Make]]:
     """Name, preset and environment: all presets, one with more seeds, one of a language model with
-    a supervised start and a reward model, and ``questions``."""
+    a supervised start and a reward model, and ``questions``, one of whose terms is truncated."""
     chosen = {name: shortened(preset, **SHORT) for name, preset in presets().items()}
     chosen["more seeds"] = shortened(make_preset("quick", {}), seeds=3, **SHORT)
     learned = {"start": {"examples": 40}, "reward_model": {"labels": 40, "count": 2}}
@@ -33,7 +34,9 @@ def short_presets() -> Iterator[tuple[str, Preset, Make]]:
     chosen["reward head"] = shortened(proxied, seeds=2, **SHORT)
     for name, preset in chosen.items():
         yield name, preset, lambda device, config=preset.config: environment_of(config, device)
-    yield "questions", shortened(llama_smoke(), **SHORT), questions
+    smoke = shortened(llama_smoke(), **SHORT)
+    bounded = Variant(kl=PREFIX_RATIO, beta=0.1, truncation=Truncation(cap=4.0, window=2))
+    yield "questions", smoke.model_copy(update={"variants": (*smoke.variants, bounded)}), questions
 
 
 def questions(device: str) -> Environment:
