@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Chapters beside the main line that still have sections without an opening sentence.
 UNOPENED = {
     "13_diagnose_run",
-    *("18_distillation", "23_top_k", "24_moving_reference"),
+    *("23_top_k", "24_moving_reference"),
 }
 
 
