@@ -6,7 +6,7 @@ import numpy as np
 
 from kl_term.diagnosis.conditions.policies import LARGEST_MISMATCH_KL, MOST_REPEATED, SAME_POLICY
 from kl_term.diagnosis.schema import Measured, Rollouts, Settings, Shown
-from kl_term.diagnosis.units import codes, hashed
+from kl_term.diagnosis.units import codes, hashed, least
 
 #: Fewer tokens behind are the end of a rollout, or one late answer.
 LEAST_BEHIND = 0.05
@@ -76,10 +76,9 @@ def rescored_steps(rollouts: Rollouts) -> dict[str, float]:
     if group is None or token is None or step is None or not rollouts.has_old_logp:
         return {}
     first = rollouts.first
-    alike = codes(np.stack([rollouts.lengths, group[first], hashed(token, rollouts)]))
-    steps, index = np.unique(step[first], return_inverse=True)
-    begin = np.full(alike.max() + 1, len(steps))
-    np.minimum.at(begin, alike, index)
+    alike = codes(rollouts.lengths, group[first], hashed(token, rollouts))
+    index = codes(step[first])
+    begin = index[least(alike, index)]
     moved = rollouts.sums((np.abs(rollouts.logp - rollouts.old_logp) >= SAME_POLICY) * 1.0)
     same = (moved == 0) & (rollouts.sums(rollouts.old_logp) < CERTAIN)
     size = np.bincount(index)

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from kl_term.diagnosis import divergence, groups, integrity, lags, packed, resets, terms, updates
+from kl_term.diagnosis import (
+    advantages,
+    divergence,
+    groups,
+    integrity,
+    lags,
+    packed,
+    resets,
+    terms,
+    updates,
+)
 from kl_term.diagnosis.schema import Measured, Rollouts, Settings, Tail
 from kl_term.diagnosis.statistics import tail_index
 
@@ -38,6 +48,7 @@ def measure(rollouts: Rollouts, settings: Settings | None = None) -> Measured:
     numbers |= updates.advantage_signs(rollouts)
     numbers |= packed.measure_packed(rollouts)
     numbers |= groups.measure_groups(rollouts, settings)
+    numbers |= advantages.measure_advantages(rollouts, settings)
     numbers |= terms.measure_term(rollouts, settings)
     intervals = updates.update_response(rollouts, settings)
     intervals |= divergence.surprise_gap(rollouts, settings)

@@ -160,6 +160,11 @@ def group_means(values: Floats, group: np.ndarray) -> Floats:
     return np.bincount(group, weights=values) / np.bincount(group)
 
 
+def centred(values: Floats, group: np.ndarray) -> Floats:
+    """Values less the mean of their group; the groups are numbered from 0, and none is empty."""
+    return values - group_means(values, group)[group]
+
+
 def medians(values: Floats, group: np.ndarray, count: int) -> Floats:
     """The median of each group, the upper one of an even number; NaN where there is no value.
 
