@@ -11,7 +11,7 @@ import numpy as np
 from kl_term.diagnosis.advantages import CLEAR, FEWEST_GROUPS, FEWEST_SEQUENCES
 from kl_term.diagnosis.schema import Evidence, Interval, Measured, Rollouts, Settings, Shown
 from kl_term.diagnosis.statistics import medians, token_means
-from kl_term.diagnosis.units import codes, least, of_first
+from kl_term.diagnosis.units import codes, of_first, where_least
 
 #: Advantages of a group are an increasing affine function of its rewards: their correlation is one,
 #: and with several rewards that are normalised one by one still far above this.
@@ -103,7 +103,7 @@ def _starts(rollouts: Rollouts) -> dict[str, float]:
     """Nats a group by which its members begin alike: (n - 1) times the surprise of that token."""
     batch = codes(*(of_first(column, rollouts) for column in (rollouts.group, rollouts.step)))
     start, count = rollouts.old_logp[rollouts.first], np.bincount(batch)
-    low, high = (start[least(batch, sign * start)] for sign in (1, -1))
+    low, high = (start[where_least(batch, sign * start)] for sign in (1, -1))
     chosen = count >= 3
     if chosen.sum() < FEWEST_GROUPS:
         return {}
@@ -117,7 +117,7 @@ def _repeats(rollouts: Rollouts) -> dict[str, float]:
         return {}
     group, step = (of_first(column, rollouts) for column in (rollouts.group, rollouts.step))
     group = codes(group)
-    begins = least(group, step)
+    begins = where_least(group, step)
     at_first = (step == step[begins][group])[rollouts.sequence]
     move = np.abs(rollouts.logp - rollouts.old_logp)[at_first]
     of_token = group[rollouts.sequence][at_first]
@@ -139,7 +139,7 @@ def _ends(rollouts: Rollouts) -> dict[str, float]:
 
 
 def padding_gap(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
-    """Surprise less entropy, of the rows with the most padding less of those with the least."""
+    """Surprise less entropy, of the rows with the least padding and of those with the most."""
     if rollouts.padding is None or rollouts.entropy is None:
         return {}
     low, high = np.quantile(rollouts.padding, [0.25, 0.75])

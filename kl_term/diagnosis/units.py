@@ -40,7 +40,7 @@ def find_units(rollouts: Rollouts) -> Units:
         keys.append(hashed(rollouts.behaviour_logp.view(np.int64), rollouts))
     alike = codes(*keys)
     completion = codes(alike, _rank(codes(alike, step)))
-    begin = least(completion, step)
+    begin = where_least(completion, step)
     fresh = np.zeros(len(first), bool)
     fresh[begin] = True
     if rollouts.group is None:
@@ -62,7 +62,7 @@ def codes(*columns: np.ndarray) -> np.ndarray:
     return found
 
 
-def least(code: np.ndarray, values: np.ndarray) -> np.ndarray:
+def where_least(code: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Where the least value of each code stands; the codes run from 0, and none is missing."""
     order = np.lexsort((values, code))
     return order[np.diff(code[order], prepend=-1) > 0]
