@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from kl_term.diagnosis.groups import CLEAR, FEWEST_GROUPS, FEWEST_SEQUENCES
 from kl_term.diagnosis.penalties import measure_penalty
 from kl_term.diagnosis.schema import Floats, Rollouts, Settings
 from kl_term.diagnosis.statistics import centred, group_means, medians
 from kl_term.diagnosis.units import codes, of_first
 
-#: Fewer sequences and groups say little.
-FEWEST_SEQUENCES, FEWEST_GROUPS = 20, 3
-#: Standard errors by which a correlation must lie below what it should be.
-CLEAR = 3.0
 #: Times the usual group's spread of advantages, and times its ratio to the spread of the rewards:
 #: normalised groups agree in the first, centred ones in the second.
 APART = 8.0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from kl_term.diagnosis.advantages import CLEAR, FEWEST_GROUPS, FEWEST_SEQUENCES
 from kl_term.diagnosis.schema import Evidence, Interval, Measured, Rollouts, Settings, Shown
 from kl_term.diagnosis.statistics import medians, token_means
 from kl_term.diagnosis.units import codes, of_first, where_least
@@ -16,6 +15,8 @@ from kl_term.diagnosis.units import codes, of_first, where_least
 #: Advantages of a group are an increasing affine function of its rewards: their correlation is one,
 #: and with several rewards that are normalised one by one still far above this.
 FOLLOWS_REWARDS = 0.5
+#: Standard errors below :data:`FOLLOWS_REWARDS` and 1 that the correlation must lie.
+CLEAR = 3.0
 #: Group-centred advantages have mean zero but for rounding; a tenth of their spread is an offset.
 LARGEST_OFFSET = 0.1
 #: A hundredth is no rounding, and a ten-thousandth is nothing else: where the advantages have the
@@ -23,6 +24,8 @@ LARGEST_OFFSET = 0.1
 SMALLEST_OFFSET, NO_OFFSET = 0.01, 1e-4
 #: Groups with advantages zero and rewards that differ: a filter of groups leaves none of them.
 MOST_SILENCED = 0.05
+#: Fewer sequences and groups say little.
+FEWEST_SEQUENCES, FEWEST_GROUPS = 20, 3
 #: Log-probs of one token in two rows of a batch differ by padding and kernels, by less than this.
 SAME_LOGP = 5e-3
 #: Nats: copies that chance makes with probability below e^-10.
@@ -292,5 +295,10 @@ def advantage_off_centre(m: Measured) -> Shown | None:
         case = "length" if by <= over else "longer"
     else:
         case = "batch" if abs(mean) < LARGEST_OFFSET else "constant"
-    said = "spread of the groups' means over that of the advantages (zero)"
-    return Shown({said: offset, "mean of all": mean}, case=case)
+    return Shown(
+        {
+            "spread of the groups' means over that of the advantages (zero)": offset,
+            "mean of all": mean,
+        },
+        case=case,
+    )
