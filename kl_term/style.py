@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from itertools import cycle
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import matplotlib
 import numpy as np
@@ -22,9 +22,6 @@ from matplotlib.ticker import NullFormatter
 from PIL import Image
 
 from kl_term.kl.names import Estimator
-
-if TYPE_CHECKING:
-    from IPython.core.interactiveshell import InteractiveShell
 
 _LOOKS: dict[str, tuple[str, str, str]] = {
     "none": ("#9A9088", "x", "no KL term"),
@@ -394,16 +391,6 @@ def png(figure: Figure) -> bytes:
     written = io.BytesIO()
     image.quantize(256, dither=Image.Dither.NONE).save(written, format="png", optimize=True)
     return written.getvalue()
-
-
-def show_as_png(shell: InteractiveShell) -> None:
-    """Let a notebook show figures by :func:`png`, at their nominal size."""
-
-    def shown(figure: Figure) -> tuple[bytes, dict[str, int]]:
-        width, height = (round(side * figure.dpi) for side in figure.get_size_inches())
-        return png(figure), {"width": width, "height": height}
-
-    shell.display_formatter.formatters["image/png"].for_type(Figure, shown)
 
 
 def _last_finite(x: Any, y: Any) -> tuple[float, float]:
