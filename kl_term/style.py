@@ -22,6 +22,7 @@ from matplotlib.ticker import NullFormatter
 from PIL import Image
 
 from kl_term.kl.names import Estimator
+from kl_term.plain_checks import check_choice
 
 _LOOKS: dict[str, tuple[str, str, str]] = {
     "none": ("#9A9088", "x", "no KL term"),
@@ -141,10 +142,8 @@ def line(name: str, placement: str = "loss", **changes: Any) -> dict[str, Any]:
     Raises:
         ValueError: unknown ``name`` or ``placement``.
     """
-    if name not in COLOURS:
-        raise ValueError(f"name must be one of {', '.join(COLOURS)}; got {name!r}")
-    if placement not in LINESTYLES:
-        raise ValueError(f"placement must be one of {', '.join(LINESTYLES)}; got {placement!r}")
+    check_choice("name", name, COLOURS)
+    check_choice("placement", placement, LINESTYLES)
     return {
         "color": COLOURS[name],
         "marker": MARKERS[name],

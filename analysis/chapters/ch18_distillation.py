@@ -30,6 +30,7 @@ from kl_term.kl.enumeration import cosine, reverse_kl_gradient
 from kl_term.kl.sequences import expected_sequence_gradient, sequence_kl_gradient
 from kl_term.objectives.guidance import annealed, low_reward_mask
 from kl_term.objectives.imitation import imitation_cost
+from kl_term.plain_checks import check_choice
 
 
 def completions_after(
@@ -147,8 +148,7 @@ def cost_ratio(spent: pd.DataFrame, variant: str, other: str, unit: str) -> Rati
     Raises:
         ValueError: an unknown variant or unit.
     """
-    if unit not in UNITS:
-        raise ValueError(f"unit must be one of {list(UNITS)}, got {unit!r}")
+    check_choice("unit", unit, UNITS)
     runs = {name: rows.set_index(["start", "seed"]) for name, rows in spent.groupby("variant")}
     if unknown := [name for name in (variant, other) if name not in runs]:
         raise ValueError(f"no variant {unknown[0]!r} among {list(runs)}")
