@@ -63,3 +63,33 @@ def test_a_description_is_one_line_without_markup() -> None:
     said = sphinx_book._one_line("The   \\KL of\n" + "$\\pi$ many words " * 40)
     assert said.startswith("The KL of pi many words") and len(said) <= 204
     assert said.endswith(" ...")
+
+
+def test_no_node_keeps_the_document_that_it_was_parsed_in() -> None:
+    page, parsed = new_document("page"), new_document("parsed")
+    parsed += nodes.paragraph("", "", nodes.math("", "x"))
+    page.extend(parsed.children)
+    assert {node.document for node in page.findall()} == {page, parsed}
+    sphinx_book.own_nodes(SimpleNamespace(), page)
+    assert {node.document for node in page.findall()} == {page}
+
+
+def test_a_page_is_read_back_once_and_for_the_site_alone() -> None:
+    for builder, times in (("html", 1), ("latex", 2)):
+        read: list[str] = []
+        app = SimpleNamespace(env=SimpleNamespace(get_doctree=read.append))
+        sphinx_book.read_back_once(app, SimpleNamespace(format=builder))
+        for _ in range(2):
+            app.env.get_doctree("book/page")
+        assert read == ["book/page"] * times
+
+
+def test_pages_of_source_share_the_menu_of_their_depth_and_no_other_page_does() -> None:
+    app = SimpleNamespace(kl_menus={})
+    drawn = {}
+    for page in ("_modules/a/b", "_modules/c/d", "_modules/e", "book/c", "genindex"):
+        context = {"generate_toctree_html": page}
+        sphinx_book.share_menu(app, page, "page.html", context, None)
+        drawn[page] = context["generate_toctree_html"]
+    assert drawn.pop("_modules/c/d") == "_modules/a/b"
+    assert all(page == shown for page, shown in drawn.items())
