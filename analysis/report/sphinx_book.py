@@ -63,7 +63,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("doctree-read", complete_theorems)
     app.connect("doctree-read", own_nodes, priority=990)
     app.connect("write-started", read_back_once)
-    app.connect("html-page-context", share_menu, priority=900)
+    app.connect("html-page-context", share_menu, priority=400)  # before the theme draws
     app.connect("html-page-context", point_links_at_sources, priority=900)
     app.connect("html-page-context", describe_page)
     app.connect("build-finished", copy_mathjax)
@@ -146,8 +146,8 @@ def share_menu(
 ) -> None:
     """Draw the menu once for all pages of source at one depth: it lists none of them."""
     if pagename.startswith("_modules/"):
-        own = context["generate_toctree_html"]  # which remembers what it has drawn
-        context["generate_toctree_html"] = app.kl_menus.setdefault(pagename.count("/"), own)
+        own = cache(context["toctree"])
+        context["toctree"] = app.kl_menus.setdefault(pagename.count("/"), own)
 
 
 def describe_page(

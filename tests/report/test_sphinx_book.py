@@ -84,12 +84,11 @@ def test_a_page_is_read_back_once_and_for_the_site_alone() -> None:
         assert read == ["book/page"] * times
 
 
-def test_pages_of_source_share_the_menu_of_their_depth_and_no_other_page_does() -> None:
-    app = SimpleNamespace(kl_menus={})
-    drawn = {}
-    for page in ("_modules/a/b", "_modules/c/d", "_modules/e", "book/c", "genindex"):
-        context = {"generate_toctree_html": page}
+def test_pages_of_source_draw_the_menu_of_their_depth_once_and_other_pages_their_own() -> None:
+    app, drawn = SimpleNamespace(kl_menus={}), []
+    for page in ("_modules/a/b", "_modules/c/d", "_modules/e", "book/c", "book/d"):
+        context = {"toctree": lambda page=page, **options: drawn.append(page)}
         sphinx_book.share_menu(app, page, "page.html", context, None)
-        drawn[page] = context["generate_toctree_html"]
-    assert drawn.pop("_modules/c/d") == "_modules/a/b"
-    assert all(page == shown for page, shown in drawn.items())
+        for _ in range(2):
+            context["toctree"](maxdepth=2)
+    assert drawn == ["_modules/a/b", "_modules/e", *2 * ["book/c"], *2 * ["book/d"]]
