@@ -67,7 +67,8 @@ def test_a_description_is_one_line_without_markup() -> None:
 
 def test_no_node_keeps_the_document_that_it_was_parsed_in() -> None:
     page, parsed = new_document("page"), new_document("parsed")
-    parsed += nodes.paragraph("", "", nodes.math("", "x"))
+    parsed += nodes.paragraph()
+    parsed[0] += nodes.math("", "x")
     page.extend(parsed.children)
     assert {node.document for node in page.findall()} == {page, parsed}
     sphinx_book.own_nodes(SimpleNamespace(), page)
