@@ -1,4 +1,4 @@
-"""What the book's pages need of Sphinx beside its extensions. It does eight small things.
+"""What the book's pages need of Sphinx beside its extensions. It does nine small things.
 
 * serves MathJax from the book itself (``mathjax_path``), so that maths renders without a network;
 * drops the script that would load Thebe from a network, and all icons that no page shows;
@@ -6,6 +6,7 @@
   the theorem's box;
 * stores each page by itself, not with all pages that were read before it, reads it back once for
   all references to its figures, and draws the menu once for all pages of source;
+* spares the garbage collector what stays;
 * describes each page to search engines and cards by its first paragraph;
 * points the Colab, Binder and edit links at ``notebooks/``, since ``book/_run/`` is not committed;
 * labels citations so that no two works look the same (`analysis.report.citations`);
@@ -14,6 +15,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import shutil
@@ -60,6 +62,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.setup_extension("analysis.report.citations")
     app.kl_menus = {}
     app.connect("builder-inited", drop_thebe)
+    app.connect("env-before-read-docs", pass_over_what_stays)
+    app.connect("env-updated", pass_over_what_stays)
     app.connect("doctree-read", complete_theorems)
     app.connect("doctree-read", own_nodes, priority=990)
     app.connect("write-started", read_back_once)
@@ -120,6 +124,11 @@ def complete_theorems(app: Sphinx, doctree: nodes.document) -> None:
             for part in taken:
                 theorem.parent.remove(part)
                 body.append(part)
+
+
+def pass_over_what_stays(app: Sphinx, *_: Any) -> None:
+    """Let no garbage collection walk over the modules, and then the pages, that stay."""
+    gc.freeze()
 
 
 def own_nodes(app: Sphinx, doctree: nodes.document) -> None:
