@@ -390,8 +390,8 @@ def png(figure: Figure) -> bytes:
     """
     drawn, written, dpi = io.BytesIO(), io.BytesIO(), 2 * figure.dpi
     figure.savefig(drawn, format="rgba", dpi=dpi)
-    size = tuple(int(side * dpi) for side in figure.get_size_inches())
-    image = Image.frombytes("RGBA", size, drawn.getvalue()).convert("RGB")
+    width, height = (int(side * dpi) for side in figure.get_size_inches())
+    image = Image.frombytes("RGBA", (width, height), drawn.getvalue()).convert("RGB")
     image.quantize(256, dither=Image.Dither.NONE).save(written, format="png", optimize=True)
     return written.getvalue()
 
