@@ -148,19 +148,18 @@ def test_the_policy_loss_is_that_of_padded_rows_to_the_bit(padded, kind, per_tok
 @pytest.mark.parametrize("term", [t for t in CHOICES if t.placement == "loss"], ids=str)
 def test_an_aggregated_term_is_that_of_padded_rows_to_the_bit(padded, term):
     names = ["logp", "ref_logp", "old_logp", "mask", "logits", "ref_logits"]
+    name = "logits" if term.reads_logits else "logp"
 
-    def loss(given, aggregation, ids=None, **how):
-        values = term.loss(**{n: given[n] for n in names}, sequence_ids=ids)
-        return aggregate(values, given["mask"], aggregation, sequence_ids=ids, **how)
+    def in_each_mode(given, ids=None, **how):
+        leaf = given[name].clone().requires_grad_()
+        values = term.loss(**{n: given[n] for n in names} | {name: leaf}, sequence_ids=ids)
+        for mode in MODES:
+            total = aggregate(values, given["mask"], mode, sequence_ids=ids, **how)
+            yield total.detach(), torch.autograd.grad(total, leaf, retain_graph=True)[0]
 
-    leaf = "logits" if term.reads_logits else "logp"
-    for mode in MODES:
-        value, gradient = gradients(lambda given, how=mode: loss(given, how), padded, leaf)
-        found = gradients(
-            lambda given, how=mode: loss(given, how, IDS, sequences=6, width=WIDTH),
-            packed(padded),
-            leaf,
-        )
+    of_padded = in_each_mode(padded)
+    of_packed = in_each_mode(packed(padded), IDS, sequences=6, width=WIDTH)
+    for mode, (value, gradient), found in zip(MODES, of_padded, of_packed, strict=True):
         assert torch.equal(found[0], value), mode
         assert torch.equal(found[1], gradient[INSIDE]), mode
 
