@@ -8,6 +8,9 @@ import string
 from collections.abc import Mapping
 from typing import Any
 
+#: Half of the 95% interval of a normal mean, in standard errors.
+HALF_WIDTH = 1.96
+
 _SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 _EXPONENT = re.compile(r"^(?P<mantissa>.*)[eE](?P<sign>[+-])0*(?P<digits>\d+)$")
 

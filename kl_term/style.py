@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from itertools import cycle
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import matplotlib
 import numpy as np
@@ -22,9 +22,7 @@ from matplotlib.ticker import NullFormatter
 from PIL import Image
 
 from kl_term.kl.names import Estimator
-
-if TYPE_CHECKING:
-    from IPython.core.interactiveshell import InteractiveShell
+from kl_term.plain_checks import check_choice
 
 _LOOKS: dict[str, tuple[str, str, str]] = {
     "none": ("#9A9088", "x", "no KL term"),
@@ -144,10 +142,8 @@ def line(name: str, placement: str = "loss", **changes: Any) -> dict[str, Any]:
     Raises:
         ValueError: unknown ``name`` or ``placement``.
     """
-    if name not in COLOURS:
-        raise ValueError(f"name must be one of {', '.join(COLOURS)}; got {name!r}")
-    if placement not in LINESTYLES:
-        raise ValueError(f"placement must be one of {', '.join(LINESTYLES)}; got {placement!r}")
+    check_choice("name", name, COLOURS)
+    check_choice("placement", placement, LINESTYLES)
     return {
         "color": COLOURS[name],
         "marker": MARKERS[name],
@@ -388,22 +384,12 @@ def png(figure: Figure) -> bytes:
     In 256 colours, which the eye does not tell from all of them and which takes a third of the
     space.
     """
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=2 * figure.dpi, metadata={"Software": None})
-    image = Image.open(drawn).convert("RGB")
-    written = io.BytesIO()
+    drawn, written, dpi = io.BytesIO(), io.BytesIO(), 2 * figure.dpi
+    figure.savefig(drawn, format="rgba", dpi=dpi)
+    width, height = (int(side * dpi) for side in figure.get_size_inches())
+    image = Image.frombytes("RGBA", (width, height), drawn.getvalue()).convert("RGB")
     image.quantize(256, dither=Image.Dither.NONE).save(written, format="png", optimize=True)
     return written.getvalue()
-
-
-def show_as_png(shell: InteractiveShell) -> None:
-    """Let a notebook show figures by :func:`png`, at their nominal size."""
-
-    def shown(figure: Figure) -> tuple[bytes, dict[str, int]]:
-        width, height = (round(side * figure.dpi) for side in figure.get_size_inches())
-        return png(figure), {"width": width, "height": height}
-
-    shell.display_formatter.formatters["image/png"].for_type(Figure, shown)
 
 
 def _last_finite(x: Any, y: Any) -> tuple[float, float]:

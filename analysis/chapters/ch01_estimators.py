@@ -6,7 +6,7 @@ quadrature.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -24,13 +24,7 @@ from analysis.evidence.gaussian_pairs import (
     log_probs,
 )
 from analysis.evidence.naive_k3 import naive_k3
-from analysis.evidence.policies import (
-    FAR,
-    Policies,
-    by_token,
-    moved_logits,
-    normal_draws,
-)
+from analysis.evidence.policies import FAR, Policies, by_token, moved_logits, normal_draws
 from analysis.records import estimator_tail
 from analysis.records.estimator_tail import deviations
 from kl_term import style
@@ -51,9 +45,6 @@ from kl_term.kl.surrogates import ESTIMATORS
 from kl_term.kl.variance import estimator_means, estimator_variances, variance_gap
 
 NAMES = ("k1", "k2", "k3")
-
-# --- What it computes
-
 
 #: Relative bias and relative standard deviation as printed by Schulman (2020), 10 million samples.
 SCHULMAN_PRINTED: dict[GaussianPair, dict[str, tuple[float, float]]] = {
@@ -104,13 +95,12 @@ def quantile_table(
     estimates: Mapping[str, Tensor], weights: Tensor, kl: float, levels: Sequence[float]
 ) -> pd.DataFrame:
     """Quantiles in units of the KL and the share of negative values, one row an estimator."""
-    rows = {}
+    rows, options = {}, {"weights": weights.numpy(), "method": "inverted_cdf"}
     for name, values in estimates.items():
-        options = {"weights": weights.numpy(), "method": "inverted_cdf"}
-        quantiles = np.quantile((values / kl).numpy(), levels, **options)
-        rows[name] = {f"{level:.1%}": q for level, q in zip(levels, quantiles, strict=True)}
-        rows[name]["negative"] = weights[values < 0].sum().item()
-    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("estimator")
+        negative = weights[values < 0].sum().item()
+        rows[name] = [*np.quantile((values / kl).numpy(), levels, **options), negative]
+    columns = [*(f"{level:.1%}" for level in levels), "negative"]
+    return pd.DataFrame.from_dict(rows, "index", columns=columns).rename_axis("estimator")
 
 
 def drift_table(ref_logits: Tensor, direction: Tensor, steps: Tensor) -> pd.DataFrame:
@@ -131,14 +121,11 @@ def drift_table(ref_logits: Tensor, direction: Tensor, steps: Tensor) -> pd.Data
 def crossing_kl(ref_logits: Tensor, direction: Tensor, *, farthest: float) -> float:
     """The reverse KL (nats) at which k3 stops beating k1 along a drift, before ``farthest``."""
 
-    def policy(step: float) -> Tensor:
-        return drifted(ref_logits, direction, [step])[0]
+    def at(step: float, of: Callable[[Tensor, Tensor], Tensor]) -> float:
+        return of(drifted(ref_logits, direction, [step])[0], ref_logits).item()
 
-    def gap(step: float) -> float:
-        return variance_gap(policy(step), ref_logits).item()
-
-    step = optimize.brentq(gap, farthest * 1e-3, farthest)
-    return reverse_kl(policy(step), ref_logits).item()
+    step = optimize.brentq(at, farthest * 1e-3, farthest, args=(variance_gap,))
+    return at(step, reverse_kl)
 
 
 def stale_table(
@@ -225,7 +212,7 @@ def end_tokens(end: float, longest: int) -> Tensor:
 def logged_table(end: float, ref_end: float, longest: int) -> pd.DataFrame:
     """k1 and k3 as two averages log them, and the KL per token (nats), where the policy differs
     from its reference in the probability of ending an answer alone."""
-    case = (end_tokens(end, longest), end_tokens(ref_end, longest))
+    case = end_tokens(end, longest), end_tokens(ref_end, longest)
     sequences = enumerate_sequences(2, longest, eos=1)
     length = sequence_probability(case[0], sequences) @ sequences.mask.sum(-1).double()
     rows = {
@@ -288,10 +275,10 @@ def bias_of(estimator: str, pairs: Policies = FAR, *sampler: Tensor) -> Tensor:
     return estimator_means(*pairs, *sampler)[estimator] - reverse_kl(*pairs)
 
 
-def share_noisier(estimator: str, other: str) -> dict[str, float]:
-    """How often an estimator has the larger variance of two: ``near`` the reference and ``far``."""
+def share_noisier(estimator: str, other: str, named: str) -> dict[str, float]:
+    """How often an estimator has the larger variance of two: near the reference, and far."""
     variances = {"near": estimator_variances(*NEAR), "far": estimator_variances(*FAR)}
-    return {name: share(v[estimator] > v[other]) for name, v in variances.items()}
+    return {f"{named}_{where}": share(v[estimator] > v[other]) for where, v in variances.items()}
 
 
 @claim("S0-2")
@@ -328,20 +315,19 @@ def k3_equals_the_divergence() -> Finding:
 @claim("S1-7")
 def k1_is_unbiased_with_high_variance() -> Finding:
     """Mean and variance of k1 against k3's, near and far from the reference."""
-    bias, noisier = largest(bias_of("k1")), share_noisier("k1", "k3")
-    figures = {"bias": bias, "noisier_near": noisier["near"], "noisier_far": noisier["far"]}
+    bias, noisier = largest(bias_of("k1")), share_noisier("k1", "k3", "noisier")
     least, most = min(noisier.values()), max(noisier.values())
-    return Finding(judge(bias < EXACT and least == 1, bias < EXACT and most > 0), figures)
+    verdict = judge(bias < EXACT and least == 1, bias < EXACT and most > 0)
+    return Finding(verdict, {"bias": bias} | noisier)
 
 
 @claim("S1-8")
 def k2_is_biased_with_low_variance() -> Finding:
     """Bias of k2 in units of the KL, and its variance against k1's, near and far."""
-    bias, noisier = (bias_of("k2") / reverse_kl(*FAR)).abs(), share_noisier("k1", "k2")
-    biased = bias.min().item() > EXACT
-    figures = {"bias": median(bias), "quieter_near": noisier["near"], "quieter_far": noisier["far"]}
-    least, most = min(noisier.values()), max(noisier.values())
-    return Finding(judge(biased and least == 1, biased and most > 0), figures)
+    bias, quieter = (bias_of("k2") / reverse_kl(*FAR)).abs(), share_noisier("k1", "k2", "quieter")
+    biased, least, most = bias.min().item() > EXACT, min(quieter.values()), max(quieter.values())
+    verdict = judge(biased and least == 1, biased and most > 0)
+    return Finding(verdict, {"bias": median(bias)} | quieter)
 
 
 @claim("S1-9")
@@ -358,30 +344,26 @@ def positivity_lowers_the_variance() -> Finding:
     """Whether k3, never negative, has the lower variance; and the identity that decides it."""
     variances, gaussian = estimator_variances(*FAR), moments(*LIU_APPENDIX_D)
     gap = variances["k3"] - variances["k1"]
-    figures = {
-        "noisier_far": share_noisier("k3", "k1")["far"],
-        "identity_error": largest(gap / variance_gap(*FAR) - 1),
-    }
-    implied = figures["noisier_far"] == 0 and gaussian["k3"].var < gaussian["k1"].var
+    noisier = share(gap > 0)
+    figures = {"noisier_far": noisier, "identity_error": largest(gap / variance_gap(*FAR) - 1)}
+    implied = noisier == 0 and gaussian["k3"].var < gaussian["k1"].var
     return Finding(judge(implied, False), figures)
 
 
 @claim("S3-9")
 def k3_is_unbiased_with_low_variance() -> Finding:
     """The rule chi-square < 2 J against the variances: near, far, and on a language model."""
-    unbiased, wins = largest(bias_of("k3")) < EXACT, share_noisier("k1", "k3")
+    unbiased, wins = largest(bias_of("k3")) < EXACT, share_noisier("k1", "k3", "wins")
     variances = estimator_variances(*FAR)
     rule_right = share((variances["k3"] < variances["k1"]) == (variance_gap(*FAR) < 0))
     on_text = deviations(estimator_tail.recorded()["none"].tail)
     always = unbiased and min(wins.values()) == 1 and bool((on_text["k3"] < on_text["k1"]).all())
-    figures = {
-        "wins_near": wins["near"],
-        "wins_far": wins["far"],
+    figures = wins | {
         "rule_right": rule_right,
         "language_k1_deviation": on_text["k1"].median(),
         "language_k3_deviation": on_text["k3"].median(),
     }
-    return Finding(judge(always, unbiased and rule_right == 1 and wins["near"] > 0), figures)
+    return Finding(judge(always, unbiased and rule_right == 1 and wins["wins_near"] > 0), figures)
 
 
 @claim("S3-10")
@@ -395,7 +377,7 @@ def the_control_variate() -> Finding:
     figures = {
         "smallest_covariance": covariance.min().item(),
         "identity_error": largest(covariance - reverse_kl(*FAR) - forward_kl(*FAR)),
-        "reduces_far": share_noisier("k1", "k3")["far"],
+        "reduces_far": share_noisier("k1", "k3", "reduces")["reduces_far"],
     }
     anticorrelated = largest(mean) < EXACT and bool((covariance < 0).all())
     return Finding(judge(anticorrelated and figures["reduces_far"] == 1, anticorrelated), figures)

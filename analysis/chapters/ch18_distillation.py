@@ -30,8 +30,7 @@ from kl_term.kl.enumeration import cosine, reverse_kl_gradient
 from kl_term.kl.sequences import expected_sequence_gradient, sequence_kl_gradient
 from kl_term.objectives.guidance import annealed, low_reward_mask
 from kl_term.objectives.imitation import imitation_cost
-
-# --- What the chapter computes ----------------------------------------------------------------
+from kl_term.plain_checks import check_choice
 
 
 def completions_after(
@@ -43,10 +42,9 @@ def completions_after(
         One row per variant and prompt: ``variant``, ``prompt``, ``sorted`` and ``completion``, as
         text.
     """
-    names = list(variants)
-    chosen = [variant for name in names for variant in preset.variants if variant.name == name]
+    names, named = list(variants), {variant.name: variant for variant in preset.variants}
     config = preset.config.model_copy(update={"updates": updates, "log_every": updates})
-    trainer = PopulationTrainer(config, [Run(variant=variant, seed=seed) for variant in chosen])
+    trainer = PopulationTrainer(config, [Run(variant=named[name], seed=seed) for name in names])
     trainer.run()
     rollout = trainer.rollout(updates).rollout
     answers = Sorting(config.task).targets(rollout.prompts)
@@ -137,10 +135,7 @@ def first_crossing(places: np.ndarray, values: np.ndarray, threshold: float) -> 
     above = np.flatnonzero(values >= threshold)
     if not above.size:
         return float("inf")
-    right = above[0]
-    if right == 0:
-        return float(places[0])
-    ends = slice(right - 1, right + 1)
+    ends = slice(max(above[0] - 1, 0), above[0] + 1)
     return float(np.interp(threshold, values[ends], places[ends]))
 
 
@@ -153,18 +148,14 @@ def cost_ratio(spent: pd.DataFrame, variant: str, other: str, unit: str) -> Rati
     Raises:
         ValueError: an unknown variant or unit.
     """
-    if unit not in UNITS:
-        raise ValueError(f"unit must be one of {list(UNITS)}, got {unit!r}")
-    sides = []
-    for name in (variant, other):
-        rows = spent[spent["variant"] == name].set_index(["start", "seed"])
-        if rows.empty:
-            raise ValueError(f"no variant {name!r} among {sorted(set(spent['variant']))}")
-        sides.append(rows)
-    logs = np.log(sides[0][unit] / sides[1][unit])
+    check_choice("unit", unit, UNITS)
+    runs = {name: rows.set_index(["start", "seed"]) for name, rows in spent.groupby("variant")}
+    if unknown := [name for name in (variant, other) if name not in runs]:
+        raise ValueError(f"no variant {unknown[0]!r} among {list(runs)}")
+    logs = np.log(runs[variant][unit] / runs[other][unit])
     of_starts = logs.groupby("start").mean().to_numpy()
     mean, low, high = (float(np.exp(value)) for value in statistics.interval(of_starts))
-    missed, other_missed = (int((~side["reached"]).sum()) for side in sides)
+    missed, other_missed = (int((~runs[name]["reached"]).sum()) for name in (variant, other))
     low, high = 0.0 if other_missed else low, float("inf") if missed else high
     return Ratio(mean, low, high, missed, other_missed, len(logs))
 
@@ -191,8 +182,6 @@ def cost_table(
 # --- The recorded runs and what they are called -----------------------------------------------
 
 RUNS = ("distillation", "distillation_sparse", "weak_teacher", "kdrl", "long_to_short")
-
-
 #: A run that ends below this accuracy is lost: short and wrong.
 LOST = 0.1
 
@@ -206,11 +195,10 @@ def kept(finals: pd.DataFrame, variant: str, other: str) -> float:
 
 def from_both_starts(metric: str) -> pd.DataFrame:
     """A final metric of each variant from the ``easy`` and the ``sparse`` starts, by start."""
-    finals = {
-        "easy": recorded("distillation").finals,
-        "sparse": recorded("distillation_sparse").finals,
+    columns = {
+        start: recorded(preset).finals.set_index(["variant", "seed"])[metric]
+        for start, preset in (("easy", "distillation"), ("sparse", "distillation_sparse"))
     }
-    columns = {name: table.set_index(["variant", "seed"])[metric] for name, table in finals.items()}
     return pd.DataFrame(columns).reset_index()
 
 
@@ -285,20 +273,18 @@ def annealing_and_masking() -> Finding:
     recorded: annealed and masked against the constant weight, with a teacher of longer answers."""
     logits, teacher = normal_draws((2, 6), seed=0)
     rewards = torch.tensor([1.0, 1.0, 0.0, 0.0, 1.0, 0.0], dtype=torch.float64)
-    policy, log_ratio = logits.softmax(-1), logits.log_softmax(-1) - teacher.log_softmax(-1)
     mask = low_reward_mask(rewards, 0.5).to(torch.float64)
-    scores = torch.eye(6, dtype=torch.float64) - policy
-    masked = (policy * mask * log_ratio) @ scores
-    failing = grad(lambda z: (z.softmax(-1) * mask).sum())(logits)
 
-    def masked_share(at: torch.Tensor) -> torch.Tensor:  # of the reverse KL
-        log_ratio = at.log_softmax(-1) - teacher.log_softmax(-1)
-        return (at.softmax(-1) * mask * log_ratio).sum()
+    def terms(at: torch.Tensor) -> torch.Tensor:  # of the reverse KL, where the mask lets them
+        return at.softmax(-1) * mask * (at.log_softmax(-1) - teacher.log_softmax(-1))
 
+    masked = terms(logits) @ (torch.eye(6, dtype=torch.float64) - logits.softmax(-1))
+    failing = grad(lambda at: (at.softmax(-1) * mask).sum())(logits)
+    whole = grad(lambda at: terms(at).sum())(logits)
     figures = {
         "schedule_middle": annealed(5, 10, start=1.0, end=0.0),
         "cosine_with_full_kl": cosine(masked, reverse_kl_gradient(logits, teacher)).item(),
-        "decomposition_error": largest(masked + failing - grad(masked_share)(logits)),
+        "decomposition_error": largest(masked + failing - whole),
     }
     shorter = []
     for name, variant, other in GUIDED:

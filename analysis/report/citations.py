@@ -12,7 +12,7 @@ from string import ascii_lowercase
 from typing import Any
 
 from pybtex.database import Entry
-from pybtex.plugin import register_plugin
+from pybtex.plugin import find_plugin, register_plugin
 from pybtex.style.formatting.plain import Style as PlainStyle
 from pybtex.style.labels import BaseLabelStyle
 from pybtex.style.sorting import BaseSortingStyle
@@ -59,6 +59,8 @@ class AuthorYearStyle(PlainStyle):
 def setup(app: Sphinx) -> dict[str, Any]:
     """Make ``bibtex_default_style: author_year`` known and labels unique (called by Sphinx)."""
     register_plugin("pybtex.style.formatting", "author_year", AuthorYearStyle)
+    for name in ("plaintext", "docutils"):  # else each citation looks through all packages for them
+        register_plugin("pybtex.backends", name, find_plugin("pybtex.backends", name), force=True)
     app.connect("builder-inited", _tell_apart, priority=900)  # after the entries were read
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
 

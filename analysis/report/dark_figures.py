@@ -11,6 +11,7 @@ one of the two and fetches no other (``book/_static/custom.css``).
 from __future__ import annotations
 
 import io
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ PAGE = "#121212"
 #: distances; near black, where there is ink alone, lightness runs out.
 _DARKNESS, _ABOVE_PAGE = (0.0, 0.47, 1.0), (0.0, 0.614, 0.75)
 _LIGHT, _DARK = "kl-light", "kl-dark"
+#: The name of the chunk of a PNG that holds its palette.
+_PALETTE = b"PLTE"
 
 # Ottosson (2020), Oklab: linear RGB to cone responses, and their cube roots to lightness and hue.
 _TO_CONES = np.array(
@@ -66,15 +69,18 @@ def dark_colours(colours: np.ndarray) -> np.ndarray:
 
 
 def dark_image(light: bytes) -> bytes:
-    """The dark version of a PNG; equal images give equal bytes."""
+    """The dark version of a PNG: its palette is another, and all else the same bytes."""
     image = Image.open(io.BytesIO(light))
     if image.mode != "P":
+        written = io.BytesIO()
         image = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    palette = np.array(image.getpalette("RGB"), dtype=float).reshape(-1, 3) / 255
-    image.putpalette(np.rint(dark_colours(palette) * 255).astype(int).ravel().tolist())
-    written = io.BytesIO()
-    image.save(written, format="png", optimize=True)
-    return written.getvalue()
+        image.save(written, format="png", optimize=True)
+        light = written.getvalue()
+    begin = light.index(_PALETTE)  # behind its length, before its checksum
+    end = begin + len(_PALETTE) + int.from_bytes(light[begin - 4 : begin])
+    palette = np.frombuffer(light[begin + len(_PALETTE) : end], np.uint8).reshape(-1, 3) / 255
+    dark = _PALETTE + np.rint(dark_colours(palette) * 255).astype(np.uint8).tobytes()
+    return light[:begin] + dark + zlib.crc32(dark).to_bytes(4) + light[end + 4 :]
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

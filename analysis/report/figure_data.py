@@ -60,17 +60,16 @@ def figure_words(figure: Figure) -> list[str]:
 
 
 def show_with_data(shell: InteractiveShell) -> None:
-    """Let a notebook show figures as :func:`kl_term.style.show_as_png`, with data and words."""
-    style.show_as_png(shell)
-    formatter = shell.display_formatter.formatters["image/png"]
-    shown = formatter.lookup_by_type(Figure)
+    """Let a notebook show figures by :func:`kl_term.style.png`, with size, data and words."""
 
-    def with_data(figure: Figure) -> tuple[bytes, dict[str, Any]]:
-        image, size = shown(figure)
+    def shown(figure: Figure) -> tuple[bytes, dict[str, Any]]:
+        image = style.png(figure)
+        width, height = (round(side * figure.dpi) for side in figure.get_size_inches())
         beside = {KEY: figure_data(figure), WORDS: figure_words(figure)}
-        return image, size | {key: found for key, found in beside.items() if found}
+        found = {key: value for key, value in beside.items() if value}
+        return image, {"width": width, "height": height} | found
 
-    formatter.for_type(Figure, with_data)
+    shell.display_formatter.formatters["image/png"].for_type(Figure, shown)
 
 
 def _panel(axes: Axes, number: int) -> str:

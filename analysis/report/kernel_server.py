@@ -1,6 +1,6 @@
 """A process that has imported what notebooks import, and forks their kernels, on Linux.
 
-A kernel needs three seconds of a processor for torch, pandas, matplotlib and scipy alone. The
+A kernel needs four seconds of a processor for torch, pandas, matplotlib and scipy alone. The
 server imports them once; nothing of this project, which each kernel imports itself, watched by
 `analysis.report.kernel`. This file is also two programs, started by its path:
 ``python -P kernel_server.py --serve SOCKET``, with a listening socket's number, and what Jupyter
@@ -25,21 +25,24 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-#: What most notebooks import. None starts a thread, which would not survive a fork, nor asks while
-#: it is imported whether a notebook is there, as pandas does, and with it seaborn.
+#: What most notebooks import. None starts a thread, which would not survive a fork.
 PRELOADED = (
     "ipykernel.kernelapp",
     "matplotlib.backends.backend_agg",
     "myst_nb",
-    "pydantic",
+    "pandas",
+    "pydantic.main",
     "scipy.optimize",
     "scipy.stats",
+    "seaborn",
     "torch._dynamo",  # of torch.func: a second of its own
     "tqdm.notebook",
     "yaml",
 )
 KERNEL = Path(__file__).with_name("kernel.py")
 POLL_SECONDS = 0.05
+#: What pandas has in a notebook; it asks while it is imported, and here there is none.
+MAX_COLUMNS = 20
 
 
 @contextlib.contextmanager
@@ -85,6 +88,8 @@ def _serve(listening: socket.socket) -> None:
     for name in PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    if "pandas" in sys.modules:
+        sys.modules["pandas"].set_option("display.max_columns", MAX_COLUMNS)
     stop_tree = runpy.run_path(str(KERNEL.with_name("children.py")))["stop_tree"]
     gc.freeze()
     kernels: dict[int, socket.socket] = {}

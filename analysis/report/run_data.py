@@ -2,8 +2,6 @@
 
 A Sphinx extension: beside the built pages it writes one script a recording, which the page loads
 when a reader chooses it, and an index. They are scripts, not JSON, since a browser fetches no data
-from analysis.records.manifests import read_table
-from analysis.records.manifests import read_table
 from a disk and the book opens there. The digits are those of ``results/``.
 """
 
@@ -14,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from scipy.special import stdtrit
 from sphinx.application import Sphinx
 
@@ -51,21 +48,18 @@ def run_data(folder: Path) -> dict[str, Any]:
     keys = ["variant", "beta"]
     variants = curves[keys].drop_duplicates().to_dict("records")
     seeds, updates = (sorted(int(x) for x in set(curves[key])) for key in ("seed", "update"))
-    whole = pd.MultiIndex.from_product([seeds, updates])
+    variant = curves.groupby(keys, sort=False).ngroup()
+    seed, update = (
+        np.searchsorted(known, curves[key]) for known, key in ((seeds, "seed"), (updates, "update"))
+    )
     values: dict[str, list[Any]] = {}
     for metric in METRICS:
         if metric not in curves or curves[metric].nunique() < 2:
             continue
-        values[metric] = []
-        for variant in variants:
-            rows = curves[
-                (curves["variant"] == variant["variant"]) & (curves["beta"] == variant["beta"])
-            ]
-            series = rows.set_index(["seed", "update"])[metric].reindex(whole)
-            grid = series.to_numpy(float).reshape(len(seeds), len(updates))
-            values[metric].append(
-                [[None if np.isnan(x) else float(x) for x in row] for row in grid]
-            )
+        measured = curves[metric].to_numpy(float)
+        grid = np.full((len(variants), len(seeds), len(updates)), None)
+        grid[variant, seed, update] = np.where(np.isnan(measured), None, measured)
+        values[metric] = grid.tolist()
     return {"variants": variants, "seeds": seeds, "updates": updates, "values": values}
 
 

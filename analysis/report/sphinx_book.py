@@ -1,9 +1,12 @@
-"""What the book's pages need of Sphinx beside its extensions. It does seven small things.
+"""What the book's pages need of Sphinx beside its extensions. It does nine small things.
 
 * serves MathJax from the book itself (``mathjax_path``), so that maths renders without a network;
 * drops the script that would load Thebe from a network, and all icons that no page shows;
 * moves the displayed formula that a theorem announces (its text ends with a colon or a comma) into
   the theorem's box;
+* stores each page by itself, not with all pages that were read before it, reads it back once for
+  all references to its figures, and draws the menu once for all pages of source;
+* spares the garbage collector what stays;
 * describes each page to search engines and cards by its first paragraph;
 * points the Colab, Binder and edit links at ``notebooks/``, since ``book/_run/`` is not committed;
 * labels citations so that no two works look the same (`analysis.report.citations`);
@@ -12,9 +15,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import shutil
+from functools import cache
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +28,7 @@ from typing import Any
 import sphinx_thebe
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.builders import Builder
 from sphinx.errors import ExtensionError
 from sphinx_proof import nodes as proof_nodes
 
@@ -54,8 +60,14 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the extension (called by Sphinx)."""
     app.add_generic_role("given", nodes.inline)
     app.setup_extension("analysis.report.citations")
+    app.kl_menus = {}
     app.connect("builder-inited", drop_thebe)
+    app.connect("env-before-read-docs", pass_over_what_stays)
+    app.connect("env-updated", pass_over_what_stays)
     app.connect("doctree-read", complete_theorems)
+    app.connect("doctree-read", own_nodes, priority=990)
+    app.connect("write-started", read_back_once)
+    app.connect("html-page-context", share_menu, priority=400)  # before the theme draws
     app.connect("html-page-context", point_links_at_sources, priority=900)
     app.connect("html-page-context", describe_page)
     app.connect("build-finished", copy_mathjax)
@@ -112,6 +124,39 @@ def complete_theorems(app: Sphinx, doctree: nodes.document) -> None:
             for part in taken:
                 theorem.parent.remove(part)
                 body.append(part)
+
+
+def pass_over_what_stays(app: Sphinx, *_: Any) -> None:
+    """Let no garbage collection walk over the modules, and then the pages, that stay."""
+    gc.freeze()
+
+
+def own_nodes(app: Sphinx, doctree: nodes.document) -> None:
+    """Make every node one of its page's document.
+
+    MyST parses reStructuredText in another one, which holds on to the environment, and so to the
+    nodes of other pages: Sphinx would write them all with each page of the reference.
+    """
+    for node in doctree.findall():
+        node.document = doctree
+
+
+def read_back_once(app: Sphinx, builder: Builder) -> None:
+    """Keep a page that a reference to a figure of it has read back from the disk, for the next one.
+
+    The pages that are written are not read back: a build is of all pages.
+    """
+    if builder.format == "html":
+        app.env.get_doctree = cache(app.env.get_doctree)
+
+
+def share_menu(
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """Draw the menu once for all pages of source at one depth: it lists none of them."""
+    if pagename.startswith("_modules/"):
+        own = cache(context["toctree"])
+        context["toctree"] = app.kl_menus.setdefault(pagename.count("/"), own)
 
 
 def describe_page(

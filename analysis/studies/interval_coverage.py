@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -105,13 +105,18 @@ def bootstraps(values: np.ndarray, rng: np.random.Generator) -> dict[str, Bounds
         options = {"n_resamples": RESAMPLES, "batch": 100, "method": method, "rng": rng}
         return stats.bootstrap((values,), statistic, axis=1, **options).confidence_interval
 
-    middle = partial(stats.trim_mean, proportiontocut=TRIM)
     return {
-        "percentile, interquartile mean": resampled(middle, "percentile"),
+        "percentile, interquartile mean": resampled(_middle_mean, "percentile"),
         "percentile, mean": resampled(np.mean, "percentile"),
         "BCa, mean": resampled(np.mean, "BCa"),
         "studentised, mean": _studentised(values, rng),
     }
+
+
+def _middle_mean(values: np.ndarray, axis: int) -> np.ndarray:
+    """``scipy.stats.trim_mean`` over the last axis: few numbers are sorted faster than parted."""
+    cut = int(TRIM * values.shape[axis])
+    return np.sort(values, axis)[..., cut : values.shape[axis] - cut].mean(axis)
 
 
 def _studentised(values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -186,19 +191,19 @@ def start_shares(*, resamples: int = 1000, seed: int = 0) -> pd.DataFrame:
             share = _start_share(*kept, seeds)
             rng = np.random.default_rng(seed)
             drawn = rng.integers(starts, size=(resamples, starts))
-            again = [_start_share(*(part[picks] for part in kept), seeds) for picks in drawn]
+            again = _start_share(*(part[drawn] for part in kept), seeds)
             low, high = np.nanpercentile(again, (2.5, 97.5))
             ends = {"share": share, "low": low, "high": high}
             rows.append(place | ends | {"covered": of_one_start(share)})
     return pd.DataFrame(rows).sort_values("share", ignore_index=True)
 
 
-def _start_share(means: np.ndarray, within: np.ndarray, seeds: int) -> float:
-    """Of :func:`start_shares`, from means and variances [starts, variants] of the seeds."""
-    freedom = len(means) * (seeds - 1)
+def _start_share(means: np.ndarray, within: np.ndarray, seeds: int) -> np.ndarray:
+    """[...] of :func:`start_shares`, from means and variances [..., starts, variants] of seeds."""
+    freedom = means.shape[-2] * (seeds - 1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = seeds * means.var(axis=0, ddof=1) / within.mean(axis=0)
-    return float((((freedom - 2) / freedom * ratio - 1) / seeds).mean())
+        ratio = seeds * means.var(axis=-2, ddof=1) / within.mean(axis=-2)
+    return (((freedom - 2) / freedom * ratio - 1) / seeds).mean(axis=-1)
 
 
 def of_one_start(share: float, seeds: int = 10) -> float:

@@ -18,7 +18,8 @@ from kl_term.diagnosis.schema import (
     SequenceShare,
     Settings,
 )
-from kl_term.diagnosis.statistics import BLOCK, token_means
+from kl_term.diagnosis.statistics import BLOCK, sampled_kl, token_means
+from kl_term.diagnosis.units import codes
 from kl_term.diagnosis.writable import tensor_of
 from kl_term.kl.estimators import k2, k3
 from kl_term.kl.surrogates import ESTIMATORS, gradient_coefficient
@@ -27,12 +28,6 @@ from kl_term.kl.surrogates import ESTIMATORS, gradient_coefficient
 VALUE_CLAMP = 10.0
 #: verl and NeMo-RL clamp the log-ratio here before that.
 LOG_RATIO_CLAMP = 20.0
-#: log(old/sampler) beyond a hundredth, which other kernels seldom reach.
-ONE_SIGN = 0.01
-#: A ratio of a token counts for no more in the means that say which column is the sampler's.
-LARGEST_COUNTED = 100.0
-#: Nats: a filler or a lost token counts for no more in how the engine's gap follows the advantage.
-LARGEST_MOVE = 2.0
 #: As many sequences are named in the report.
 NAMED_SEQUENCES = 10
 
@@ -45,18 +40,18 @@ def kl_estimates(rollouts: Rollouts, settings: Settings) -> list[KLEstimate]:
     :math:`\pi_\theta / \mu` (self-normalised), so that they stand for :math:`\pi_\theta` at the
     visited states.
     """
-    readings: list[tuple[str, Floats, bool]] = [("logged", rollouts.logp, False)]
+    readings = {"logged": rollouts.logp}
     if not np.array_equal(rollouts.old_logp, rollouts.logp):
-        readings.append(("sampling", rollouts.old_logp, False))
+        readings["sampling"] = rollouts.old_logp
     if not np.array_equal(rollouts.behaviour_logp, rollouts.logp):
-        readings.append(("reweighted", rollouts.logp, True))
+        readings["reweighted"] = rollouts.logp
     found = []
-    for samples, logp, reweighted in readings:
+    for samples, logp in readings.items():
         pair = tensor_of(logp), tensor_of(rollouts.ref_logp)
         means = token_means(
             {name: partial(_values, make, *pair) for name, make in ESTIMATORS.items()},
             rollouts.by_prompt,
-            weight=_weight(rollouts) if reweighted else None,
+            weight=_weight(rollouts) if samples == "reweighted" else None,
             **settings.bootstrap,
         )
         found += [
@@ -66,15 +61,15 @@ def kl_estimates(rollouts: Rollouts, settings: Settings) -> list[KLEstimate]:
     return found
 
 
+def _values(estimator: Callable[..., Tensor], policy: Tensor, ref: Tensor, block: slice) -> Floats:
+    return estimator(policy[block], ref[block]).numpy()
+
+
 def _weight(rollouts: Rollouts) -> Floats:
     """[N]: policy over sampler, with one for the largest."""
     weight = rollouts.logp - rollouts.behaviour_logp
     weight -= weight.max()
     return np.exp(weight, out=weight)
-
-
-def _values(estimator: Callable[..., Tensor], policy: Tensor, ref: Tensor, block: slice) -> Floats:
-    return estimator(policy[block], ref[block]).numpy()
 
 
 def coefficient_gap(rollouts: Rollouts) -> dict[str, float]:
@@ -109,15 +104,14 @@ def coefficient_gap(rollouts: Rollouts) -> dict[str, float]:
         squares = weight * forward**2
         total = squares.sum()
         top = max(1, len(squares) // 100)
-        largest = np.partition(squares, len(squares) - top)[len(squares) - top :].sum()
-        covariance = weight @ (reverse * forward)
-        return {
-            "k3_gradient_gap": float(np.sqrt(weight @ (forward - reverse) ** 2 / variance)),
-            "k3_gradient_correlation": float(covariance / np.sqrt(variance * total))
-            if total > 0
-            else 0.0,
-            "k3_top_percent_share": float(largest / total) if total > 0 else 0.0,
+        found = {
+            "k3_gradient_correlation": weight @ (reverse * forward) / np.sqrt(variance * total),
+            "k3_top_percent_share": np.partition(squares, -top)[-top:].sum() / total,
         }
+        gap = float(np.sqrt(weight @ (forward - reverse) ** 2 / variance))
+    return {"k3_gradient_gap": gap} | {
+        name: float(value) if total > 0 else 0.0 for name, value in found.items()
+    }
 
 
 def dead_zones(rollouts: Rollouts) -> dict[str, float]:
@@ -185,65 +179,12 @@ def off_policy(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
     if rollouts.sampler_logp is not None:
         found |= _pair("mismatch", rollouts.sampler_logp, rollouts.old_logp)
         found |= _pair("total", rollouts.sampler_logp, rollouts.logp)
-        log_ratio = rollouts.old_logp - rollouts.sampler_logp
-        found["mismatch_above"] = float((log_ratio > ONE_SIGN).mean())
-        found["mismatch_below"] = float((log_ratio < -ONE_SIGN).mean())
-        found |= _engine(rollouts)
     log_ratio = rollouts.logp - rollouts.behaviour_logp
     if log_ratio.any() and rollouts.sequences > 1:
         sums = rollouts.sums(log_ratio)
         found["sequence_log_ratio_std"] = float(sums.std())
         found["sequence_ess"] = _ess(sums)
     return found
-
-
-def _engine(rollouts: Rollouts) -> dict[str, float]:
-    """Which policy the engine's log-probs are of.
-
-    Returns:
-        ``sampler_over_old_mean``: one, if the tokens were drawn from ``old_logp`` whatever the
-        engine reports; ``sampler_to_reference``, ``old_to_reference``: mean sizes of the
-        log-ratios in the last third of the steps; ``mismatch_kl_early`` and ``mismatch_kl_late``:
-        in the first step of the dump, and in that third; ``mismatch_kl_fresh``: in the first row of
-        each completion, where some stand at several steps.
-    """
-    sampler, old = rollouts.sampler_logp, rollouts.old_logp
-    ratio = np.exp(np.minimum(sampler - old, np.log(LARGEST_COUNTED)))
-    found = {"sampler_over_old_mean": float(ratio.mean())}
-    step = np.zeros(rollouts.tokens, np.int64) if rollouts.step is None else rollouts.step
-    steps = np.unique(step)
-    early, late = step == steps[0], step >= steps[-max(1, len(steps) // 3)]
-    for name, logp in (("sampler", sampler), ("old", old)):
-        found[f"{name}_to_reference"] = float(np.abs(logp - rollouts.ref_logp)[late].mean())
-    if len(steps) > 1:
-        move = np.minimum(old - sampler, 50.0)
-        value = np.expm1(move) - move
-        found["mismatch_kl_early"] = float(value[early].mean())
-        found["mismatch_kl_late"] = float(value[late].mean())
-        if not rollouts.units.fresh.all():
-            fresh = rollouts.units.fresh[rollouts.sequence]
-            found["mismatch_kl_fresh"] = float(value[fresh].mean())
-    return found
-
-
-def engine_response(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
-    r"""How log(old/sampler) rises with the advantage: what lies between is training, or numerics.
-
-    .. math:: \log\frac{\pi_{\mathrm{old}}}{\mu} \approx a + b A
-
-    Updates move tokens along their advantage, of other completions too: to first order
-    :math:`\mathbb{E}[A \log(\pi_{\mathrm{old}}/\mu)]` is what they gained. So b > 0 if the engine's
-    weights are older, and zero if kernels or precision differ.
-    """
-    advantage = rollouts.advantage
-    if rollouts.sampler_logp is None or advantage is None or not advantage.any():
-        return {}
-    move = np.clip(rollouts.old_logp - rollouts.sampler_logp, -LARGEST_MOVE, LARGEST_MOVE)
-    move -= move.mean()
-    square = advantage**2
-    slope = np.divide(move, advantage, out=np.zeros_like(move), where=square > 0)
-    unit = rollouts.by_prompt
-    return token_means({"engine_response": slope}, unit, weight=square, **settings.bootstrap)
 
 
 def identities(rollouts: Rollouts, settings: Settings) -> list[Identity]:
@@ -306,15 +247,11 @@ def _first_surprise(
     gap: Floats, weight: Floats, rollouts: Rollouts, settings: Settings
 ) -> dict[str, Interval]:
     """The gap over the first tokens alone: what stands before them is the prompt, or should be."""
-    lengths = rollouts.lengths[rollouts.units.fresh]
+    fresh = rollouts.units.fresh
+    lengths, unit = rollouts.lengths[fresh], codes(rollouts.by_prompt[rollouts.first[fresh]])
     first = np.cumsum(lengths) - lengths
-    unit = np.unique(rollouts.by_prompt[rollouts.first[rollouts.units.fresh]], return_inverse=True)
-    return token_means(
-        {"first_surprise_gap": gap[first]},
-        unit[1].ravel(),
-        weight=weight[first],
-        **settings.bootstrap,
-    )
+    gaps = {"first_surprise_gap": gap[first]}
+    return token_means(gaps, unit, weight=weight[first], **settings.bootstrap)
 
 
 def _ratio(log_ratio: Floats) -> Floats:
@@ -324,10 +261,11 @@ def _ratio(log_ratio: Floats) -> Floats:
 
 def _pair(name: str, sampled_from: Floats, other: Floats) -> dict[str, float]:
     log_ratio = other - sampled_from
-    found = {f"{name}_largest": float(max(log_ratio.max(), -log_ratio.min()))}
-    found[f"{name}_ess"] = _ess(log_ratio)
-    with np.errstate(over="ignore"):
-        return found | {f"{name}_kl": float(np.mean(np.expm1(log_ratio) - log_ratio))}
+    return {
+        f"{name}_largest": float(max(log_ratio.max(), -log_ratio.min())),
+        f"{name}_ess": _ess(log_ratio),
+        f"{name}_kl": sampled_kl(log_ratio),
+    }
 
 
 def _ess(log_weights: Floats) -> float:

@@ -1,18 +1,16 @@
-"""Completions of one prompt, beside each other: advantages, copies, prompts and ends.
+"""Completions of one prompt, beside each other: copies, prompts, ends and advantages.
 
-What is measured from the columns ``group``, ``token``, ``padding`` and ``advantage``, and when it
-is a fault. Every threshold has its reason beside it.
+What is measured from the columns ``group``, ``token`` and ``padding``, and when it is a fault; what
+:mod:`kl_term.diagnosis.advantages` measures, too. Every threshold has its reason beside it.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from kl_term.diagnosis.penalties import measure_penalty
-from kl_term.diagnosis.schema import Evidence, Floats, Interval, Measured, Rollouts, Settings, Shown
-from kl_term.diagnosis.statistics import group_means, medians, token_means
+from kl_term.diagnosis.schema import Evidence, Interval, Measured, Rollouts, Settings, Shown
+from kl_term.diagnosis.statistics import medians, token_means
+from kl_term.diagnosis.units import codes, of_first, where_least
 
 #: Advantages of a group are an increasing affine function of its rewards: their correlation is one,
 #: and with several rewards that are normalised one by one still far above this.
@@ -24,16 +22,8 @@ LARGEST_OFFSET = 0.1
 #: A hundredth is no rounding, and a ten-thousandth is nothing else: where the advantages have the
 #: first and their products or quotients with the lengths have the second, these were centred.
 SMALLEST_OFFSET, NO_OFFSET = 0.01, 1e-4
-#: Times the usual group's spread of advantages, and times its ratio to the spread of the rewards:
-#: normalised groups agree in the first, centred ones in the second.
-APART = 8.0
 #: Groups with advantages zero and rewards that differ: a filter of groups leaves none of them.
 MOST_SILENCED = 0.05
-#: Correlation of an affine function. Rewards that are shaped after they were logged break it, and
-#: in groups of two or three may turn the order.
-AFFINE, FEWEST_TURNED = 0.99, 4
-#: Advantages nearer to the rewards than this, everywhere, are the rewards.
-SAME_AS_REWARD = 1e-3
 #: Fewer sequences and groups say little.
 FEWEST_SEQUENCES, FEWEST_GROUPS = 20, 3
 #: Log-probs of one token in two rows of a batch differ by padding and kernels, by less than this.
@@ -64,183 +54,15 @@ LARGEST_SURPRISE = 0.05
 MOST_LEFT_OUT = 0.02
 
 
-class Sequences(NamedTuple):
-    """One row a sequence. All [S], numbers from 0."""
-
-    group: np.ndarray
-    step: np.ndarray  #: as dumped
-    batch: np.ndarray  #: of one group at one step
-    advantage: Floats | None
-    reward: Floats | None
-
-
-def by_sequence(rollouts: Rollouts) -> Sequences:
-    """Sequences and their groups; of groups that return at every step, each step's."""
-    group, step = (
-        np.zeros(rollouts.sequences, np.int64) if column is None else column[rollouts.first]
-        for column in (rollouts.group, rollouts.step)
-    )
-    batch = _numbered(np.stack([group, step]))
-    sizes = np.bincount(batch)
-    return Sequences(
-        batch if sizes[0] > 1 and (sizes == sizes[0]).all() else _numbered(group),
-        step,
-        batch,
-        *(
-            None if column is None else rollouts.means(column)
-            for column in (rollouts.advantage, rollouts.reward)
-        ),
-    )
-
-
-def _numbered(values: np.ndarray) -> np.ndarray:
-    """Numbers from 0 of the distinct values, or columns, in ascending order."""
-    axis = None if values.ndim == 1 else 1
-    return np.unique(values, axis=axis, return_inverse=True)[1].ravel()
-
-
 def measure_groups(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
-    """What the columns of groups say; nothing where they are absent."""
-    rows = by_sequence(rollouts)
-    found = _copies(rollouts, rows) | _constant(rollouts) | _ends(rollouts)
-    if rollouts.group is None:
-        return found
-    found |= _starts(rollouts, rows) | _repeats(rollouts)
-    times = np.bincount(rows.group)
-    sizes = times / _repeats_of(rollouts, rows)
-    size = settings.group_size or float(sizes.max())
-    missing = (-times) % int(size)
-    found["left_out_share"] = float(missing.sum() / (missing.sum() + rollouts.sequences))
-    complete = size <= sizes
-    if not complete.any() and (sizes == sizes[0]).all():
-        complete = ~complete  # nothing was left out: these are the groups, or what stands for them
-    if rows.advantage is not None and not settings.in_reward and not _varies(rollouts, rows):
-        found |= _advantages(rows, complete, rollouts.units.fresh)
-        found |= _by_length(rollouts, rows, complete)
-        if rows.reward is not None:
-            found |= measure_penalty(rollouts, rows.group, rows.advantage, rows.reward)
+    """What completions say beside each other: of one prompt, where groups are dumped."""
+    found = _copies(rollouts) | _constant(rollouts) | _ends(rollouts)
+    if rollouts.group is not None:
+        found |= _starts(rollouts) | _repeats(rollouts)
     return found
 
 
-def _repeats_of(rollouts: Rollouts, rows: Sequences) -> np.ndarray:
-    """How often each completion of a group returns at later steps; the median of each group."""
-    sums = np.round(np.add.reduceat(rollouts.old_logp, rollouts.first), 3)
-    key = np.stack([rows.group, rollouts.lengths, sums])
-    _, index, count = np.unique(key, axis=1, return_inverse=True, return_counts=True)
-    times = count[index.ravel()]
-    order = np.lexsort((times, rows.group))
-    size = np.bincount(rows.group)
-    middle = np.cumsum(size) - size + (size - 1) // 2
-    return times[order][middle]
-
-
-def _varies(rollouts: Rollouts, rows: Sequences) -> bool:
-    """Do advantages differ within a sequence?"""
-    spread = rollouts.advantage - rows.advantage[rollouts.sequence]
-    return bool(np.abs(spread).max() > 1e-6 * max(1.0, np.abs(rows.advantage).max()))
-
-
-def _advantages(rows: Sequences, complete: np.ndarray, fresh: np.ndarray) -> dict[str, float]:
-    advantage, kept = rows.advantage, complete[rows.group]
-    found = {}
-    spread = float(np.sqrt(np.mean(advantage**2)))
-    if kept.sum() >= FEWEST_SEQUENCES and spread > 0:
-        means = group_means(advantage[kept], _numbered(rows.group[kept]))
-        found["group_offset"] = float(np.sqrt(np.mean(means**2)) / spread)
-        found["mean_advantage"] = float(advantage[kept].mean() / spread)
-    if rows.reward is None:
-        return found
-    ours, theirs = (_standardised(values, rows.group) for values in (advantage, rows.reward))
-    found |= _scales(rows, fresh, group_means(ours * theirs, rows.group))
-    found["advantage_is_reward"] = float(np.abs(advantage - rows.reward).max() < SAME_AS_REWARD)
-    both = (ours != 0) & (theirs != 0)
-    if both.sum() >= FEWEST_SEQUENCES:
-        found["group_correlation"] = float(np.corrcoef(ours[both], theirs[both])[0, 1])
-        found["group_correlation_sequences"] = float(both.sum())
-        found |= _lowest(ours[both], theirs[both], rows.step[both])
-    return found
-
-
-def _lowest(ours: Floats, theirs: Floats, step: np.ndarray) -> dict[str, float]:
-    """Their correlation at the step where it is lowest for so many sequences."""
-    found = {}
-    for index in np.unique(step):
-        at = step == index
-        count = float(at.sum())
-        if count < FEWEST_SEQUENCES:
-            continue
-        one, other = ours[at], theirs[at]  # of means zero
-        low = float(one @ other / np.sqrt((one @ one) * (other @ other)))
-        bound = low + CLEAR / float(np.sqrt(count))
-        if bound < found.get("group_correlation_lowest_bound", np.inf):
-            found = {
-                "group_correlation_lowest": low,
-                "group_correlation_lowest_bound": bound,
-                "group_correlation_lowest_step": float(index),
-            }
-    return found
-
-
-def _by_length(rollouts: Rollouts, rows: Sequences, complete: np.ndarray) -> dict[str, float]:
-    """The same offset of advantages times the length of their completions, and over it: none where
-    advantages that sum to zero were divided by it, or multiplied.
-    """
-    kept = complete[rows.group]
-    if kept.sum() < FEWEST_SEQUENCES:
-        return {}
-    group, lengths = _numbered(rows.group[kept]), rollouts.lengths[kept]
-    advantage = rows.advantage[kept]
-    found = {}
-    for name, whole in (("by", advantage * lengths), ("over", advantage / lengths)):
-        spread = float(np.sqrt(np.mean(whole**2)))
-        if spread > 0:
-            offset = float(np.sqrt(np.mean(group_means(whole, group) ** 2)) / spread)
-            found[f"group_offset_{name}_length"] = offset
-    return found
-
-
-def _scales(rows: Sequences, fresh: np.ndarray, correlation: Floats) -> dict[str, float]:
-    """Groups whose spread of advantages is far from the usual one, and so over its rewards'.
-
-    Of those that are silenced, or turned, each counts once, however many updates see it.
-    """
-    once = np.bincount(rows.group, weights=fresh) > 0
-    ours, theirs = (
-        np.sqrt(group_means((v - group_means(v, rows.group)[rows.group]) ** 2, rows.group))
-        for v in (rows.advantage, rows.reward)
-    )
-    told = theirs > 1e-6 * max(1.0, float(np.abs(rows.reward).max()))
-    loud = (ours > 0) & told
-    if loud.sum() < 2 * FEWEST_GROUPS:
-        return {}
-    told &= once
-    silent = (told & (group_means(np.abs(rows.advantage), rows.group) == 0)).sum()
-    found = {"groups_silenced": float(silent), "groups_silenced_share": float(silent / told.sum())}
-    spread, slope = ours[loud], ours[loud] / theirs[loud]
-    large = (spread > APART * np.median(spread)) & (slope > APART * np.median(slope))
-    small = (APART * spread < np.median(spread)) & (APART * slope < np.median(slope))
-    apart = large | small
-    found |= _turned(correlation, loud & once & (np.bincount(rows.group) >= FEWEST_TURNED))
-    return found | {"groups_apart": float(apart.sum()), "groups_apart_share": float(apart.mean())}
-
-
-def _turned(correlation: Floats, told: np.ndarray) -> dict[str, float]:
-    """Groups in which advantages are a falling affine function of the rewards, and a rising one."""
-    return {
-        "groups_reversed": float((correlation[told] < -AFFINE).sum()),
-        "groups_following": float((correlation[told] > AFFINE).sum()),
-    }
-
-
-def _standardised(values: Floats, group: np.ndarray) -> Floats:
-    """Centred in each group and over its spread; zero where a group has none."""
-    centred = values - group_means(values, group)[group]
-    spread = np.sqrt(group_means(centred**2, group))[group]
-    noise = 1e-6 * max(1.0, float(np.abs(values).max()))
-    return np.divide(centred, spread, out=np.zeros_like(centred), where=spread > noise)
-
-
-def _copies(rollouts: Rollouts, rows: Sequences) -> dict[str, float]:
+def _copies(rollouts: Rollouts) -> dict[str, float]:
     """Completions that stand more often in their step than chance allows.
 
     Of n completions, k are one by chance with probability below n^k e^-(k-1)S if its surprise is S.
@@ -248,10 +70,10 @@ def _copies(rollouts: Rollouts, rows: Sequences) -> dict[str, float]:
     ``copies_moved``: share of the pairs that were scored once, before an update, and now differ.
     """
     first, length = rollouts.first, rollouts.lengths
-    sums = np.add.reduceat(rollouts.old_logp, first)
-    order = np.lexsort((sums, length, rows.step))
+    sums, step = rollouts.sums(rollouts.old_logp), codes(of_first(rollouts.step, rollouts))
+    order = np.lexsort((sums, length, step))
     one, other = order[:-1], order[1:]
-    near = (length[one] == length[other]) & (rows.step[one] == rows.step[other])
+    near = (length[one] == length[other]) & (step[one] == step[other])
     near &= np.abs(sums[one] - sums[other]) < SAME_LOGP * np.sqrt(length[one])
     moved = np.zeros(len(near), bool)
     for at in np.flatnonzero(near):
@@ -261,8 +83,7 @@ def _copies(rollouts: Rollouts, rows: Sequences) -> dict[str, float]:
         moved[at] = apart < UNMOVED < np.abs(rollouts.logp[a] - rollouts.logp[b]).max()
     run = np.concatenate([[0], np.cumsum(~near)])
     times = np.bincount(run)[run]
-    steps = _numbered(rows.step)
-    beside = np.bincount(steps)[steps[order]]
+    beside = np.bincount(step)[step[order]]
     chance = times * np.log(beside) + (times - 1) * sums[order]
     copied = (times > 1) & (chance < -SURPRISING)
     found = {"copied_share": float(copied.mean()), "copied_sequences": float(copied.sum())}
@@ -281,12 +102,11 @@ def _constant(rollouts: Rollouts) -> dict[str, float]:
     return {"one_value_share": float(same[long].mean())}
 
 
-def _starts(rollouts: Rollouts, rows: Sequences) -> dict[str, float]:
+def _starts(rollouts: Rollouts) -> dict[str, float]:
     """Nats a group by which its members begin alike: (n - 1) times the surprise of that token."""
-    start, count = rollouts.old_logp[rollouts.first], np.bincount(rows.batch)
-    low, high = (np.full(len(count), -bound) for bound in (-np.inf, np.inf))
-    np.minimum.at(low, rows.batch, start)
-    np.maximum.at(high, rows.batch, start)
+    batch = codes(*(of_first(column, rollouts) for column in (rollouts.group, rollouts.step)))
+    start, count = rollouts.old_logp[rollouts.first], np.bincount(batch)
+    low, high = (start[where_least(batch, sign * start)] for sign in (1, -1))
     chosen = count >= 3
     if chosen.sum() < FEWEST_GROUPS:
         return {}
@@ -298,12 +118,13 @@ def _repeats(rollouts: Rollouts) -> dict[str, float]:
     """Median size of logp - old_logp at the first step of a group; the median over groups."""
     if not rollouts.has_old_logp or rollouts.step is None:
         return {}
-    groups = _numbered(rollouts.group)
-    begins = np.full(groups.max() + 1, np.iinfo(np.int64).max)
-    np.minimum.at(begins, groups, rollouts.step)
-    at_first = rollouts.step == begins[groups]
+    group, step = (of_first(column, rollouts) for column in (rollouts.group, rollouts.step))
+    group = codes(group)
+    begins = where_least(group, step)
+    at_first = (step == step[begins][group])[rollouts.sequence]
     move = np.abs(rollouts.logp - rollouts.old_logp)[at_first]
-    return {"first_move": float(np.median(medians(move, groups[at_first], len(begins))))}
+    of_token = group[rollouts.sequence][at_first]
+    return {"first_move": float(np.median(medians(move, of_token, len(begins))))}
 
 
 def _ends(rollouts: Rollouts) -> dict[str, float]:
@@ -321,7 +142,7 @@ def _ends(rollouts: Rollouts) -> dict[str, float]:
 
 
 def padding_gap(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
-    """Surprise less entropy, of the rows with the most padding less of those with the least."""
+    """Surprise less entropy, of the rows with the least padding and of those with the most."""
     if rollouts.padding is None or rollouts.entropy is None:
         return {}
     low, high = np.quantile(rollouts.padding, [0.25, 0.75])
@@ -333,7 +154,7 @@ def padding_gap(rollouts: Rollouts, settings: Settings) -> dict[str, Interval]:
     least, most = (
         token_means(
             {"gap": surprise[side]},
-            _numbered(rollouts.by_completion[side]),
+            codes(rollouts.by_completion[side]),
             weight=weight[side],
             **settings.bootstrap,
         )["gap"]
@@ -467,23 +288,17 @@ def advantage_off_centre(m: Measured) -> Shown | None:
         return None
     if advantage_unrelated(m) or advantage_reversed(m):
         return None
-    raw = m.numbers.get("advantage_is_reward") == 1.0
-    of_length = min(by, over) < LARGEST_OFFSET / 5
-    centred = abs(m.numbers["mean_advantage"]) < LARGEST_OFFSET
+    mean = m.numbers["mean_advantage"]
+    if m.numbers.get("advantage_is_reward") == 1.0:
+        case = "rewards"
+    elif min(by, over) < LARGEST_OFFSET / 5:
+        case = "length" if by <= over else "longer"
+    else:
+        case = "batch" if abs(mean) < LARGEST_OFFSET else "constant"
     return Shown(
         {
             "spread of the groups' means over that of the advantages (zero)": offset,
-            "mean of all": m.numbers["mean_advantage"],
+            "mean of all": mean,
         },
-        case=next(
-            case
-            for case, holds in {
-                "rewards": raw,
-                "length": of_length and by <= over,
-                "longer": of_length,
-                "batch": centred,
-                "constant": True,
-            }.items()
-            if holds
-        ),
+        case=case,
     )

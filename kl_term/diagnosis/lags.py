@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from kl_term.diagnosis.conditions.policies import LARGEST_MISMATCH_KL, MOST_REPEATED, SAME_POLICY
-from kl_term.diagnosis.schema import Measured, Rollouts, Settings, Shown
-from kl_term.diagnosis.units import codes, hashed
+from kl_term.diagnosis.schema import Evidence, Measured, Rollouts, Settings, Shown
+from kl_term.diagnosis.statistics import sampled_kl
+from kl_term.diagnosis.units import codes, hashed, where_least
 
 #: Fewer tokens behind are the end of a rollout, or one late answer.
 LEAST_BEHIND = 0.05
@@ -57,7 +58,7 @@ def measure_lags(rollouts: Rollouts, settings: Settings) -> dict[str, float]:
     found = {"behind_share": float(late.mean())}
     if rollouts.sampler_logp is not None and not late.all():
         move = np.minimum(rollouts.old_logp - rollouts.sampler_logp, 50.0)[~late]
-        found["mismatch_kl_ahead"] = float((np.expm1(move) - move).mean())
+        found["mismatch_kl_ahead"] = sampled_kl(move)
     return found
 
 
@@ -76,10 +77,9 @@ def rescored_steps(rollouts: Rollouts) -> dict[str, float]:
     if group is None or token is None or step is None or not rollouts.has_old_logp:
         return {}
     first = rollouts.first
-    alike = codes(np.stack([rollouts.lengths, group[first], hashed(token, rollouts)]))
-    steps, index = np.unique(step[first], return_inverse=True)
-    begin = np.full(alike.max() + 1, len(steps))
-    np.minimum.at(begin, alike, index)
+    alike = codes(rollouts.lengths, group[first], hashed(token, rollouts))
+    index = codes(step[first])
+    begin = index[where_least(alike, index)]
     moved = rollouts.sums((np.abs(rollouts.logp - rollouts.old_logp) >= SAME_POLICY) * 1.0)
     same = (moved == 0) & (rollouts.sums(rollouts.old_logp) < CERTAIN)
     size = np.bincount(index)
@@ -108,14 +108,15 @@ def weights_behind(m: Measured) -> Shown | None:
     late = _late(behind, m.rollouts, m.settings)
     if late.mean() < LEAST_BEHIND:
         return None
-    evidence: dict[str, float | int | str] = {
+    moved = m.rollouts.logp - m.rollouts.behaviour_logp
+    evidence: Evidence = {
         "share of tokens that are behind": float(late.mean()),
         "mean updates behind": float(behind.mean()),
         "counted from": "zero" if m.rollouts.lag is not None else "the freshest token",
-        "KL of sampler to policy, tokens behind": _divergence(m.rollouts, late),
+        "KL of sampler to policy, tokens behind": sampled_kl(moved[late]),
     }
     if not late.all():
-        evidence["KL of sampler to policy, others"] = _divergence(m.rollouts, ~late)
+        evidence["KL of sampler to policy, others"] = sampled_kl(moved[~late])
     kl = m.settings.kl
     unweighted = kl is not None and kl.placement == "loss" and kl.weighting == "none"
     case = "unknown" if kl is None else "unweighted" if unweighted else "weighted"
@@ -125,9 +126,3 @@ def weights_behind(m: Measured) -> Shown | None:
         evidence["KL of sampler to old policy"] = apart
         return Shown(evidence, "warning", words=words, case="later")
     return Shown(evidence, "warning" if unweighted else "note", words=words, case=case)
-
-
-def _divergence(rollouts: Rollouts, chosen: np.ndarray) -> float:
-    """Mean of exp(d) - 1 - d with d = log(policy/sampler), over some of the tokens, in nats."""
-    moved = (rollouts.logp - rollouts.behaviour_logp)[chosen]
-    return float((np.expm1(moved) - moved).mean())

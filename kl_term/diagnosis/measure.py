@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from kl_term.diagnosis import divergence, groups, integrity, lags, packed, resets, terms, updates
+from kl_term.diagnosis.advantages import measure_advantages
+from kl_term.diagnosis.engine import engine_response, measure_engine
 from kl_term.diagnosis.schema import Measured, Rollouts, Settings, Tail
 from kl_term.diagnosis.statistics import tail_index
 
@@ -25,6 +27,7 @@ def measure(rollouts: Rollouts, settings: Settings | None = None) -> Measured:
     numbers |= divergence.dead_zones(rollouts)
     numbers |= shares
     numbers |= divergence.off_policy(rollouts, settings)
+    numbers |= measure_engine(rollouts)
     numbers |= integrity.alignment(rollouts)
     numbers |= integrity.bases(rollouts)
     numbers |= integrity.constant_ends(rollouts)
@@ -38,10 +41,11 @@ def measure(rollouts: Rollouts, settings: Settings | None = None) -> Measured:
     numbers |= updates.advantage_signs(rollouts)
     numbers |= packed.measure_packed(rollouts)
     numbers |= groups.measure_groups(rollouts, settings)
+    numbers |= measure_advantages(rollouts, settings)
     numbers |= terms.measure_term(rollouts, settings)
     intervals = updates.update_response(rollouts, settings)
     intervals |= divergence.surprise_gap(rollouts, settings)
-    intervals |= divergence.engine_response(rollouts, settings)
+    intervals |= engine_response(rollouts, settings)
     intervals |= updates.reward_growth(rollouts, settings)
     intervals |= groups.padding_gap(rollouts, settings)
     for column in ("logp", "ref_logp", "old_logp", "sampler_logp"):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import combinations_with_replacement
+
 import numpy as np
 
 from kl_term.diagnosis.schema import Floats, Measured, Rollouts, Shown
-from kl_term.diagnosis.statistics import group_means
+from kl_term.diagnosis.statistics import centred
 
 #: A group of four has one member left after its mean, its rewards and its penalties; and one
 #: coefficient of two groups may be chance.
@@ -60,14 +62,11 @@ def _fits(group: np.ndarray, *columns: Floats) -> tuple[Floats, np.ndarray]:
         columns: advantages, rewards and penalties, [S] each.
     """
     size = np.bincount(group)
-    centred = [values - group_means(values, group)[group] for values in columns]
-
-    def summed(one: int, other: int) -> Floats:
-        return np.bincount(group, weights=centred[one] * centred[other])
-
-    aa, ar, ap, rr, rp, pp = (
-        summed(one, other) for one in range(3) for other in range(one, 3)
-    )  # of advantages, rewards and penalties
+    left = [centred(values, group) for values in columns]
+    aa, ar, ap, rr, rp, pp = (  # of advantages, rewards and penalties
+        np.bincount(group, weights=one * other)
+        for one, other in combinations_with_replacement(left, 2)
+    )
     with np.errstate(divide="ignore", invalid="ignore"):
         area = rr * pp - rp**2
         scale, slope = (ar * pp - ap * rp) / area, (ap * rr - ar * rp) / area

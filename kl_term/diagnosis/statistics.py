@@ -155,9 +155,20 @@ def _unit_sums(
         return np.clip(sums, -_HUGE, _HUGE)
 
 
+def sampled_kl(log_ratio: Floats) -> float:
+    r"""Mean of :math:`e^d - 1 - d`, d = log(b/a) at samples of a: k3 of KL(a || b), nats."""
+    with np.errstate(over="ignore"):
+        return float(np.mean(np.expm1(log_ratio) - log_ratio))
+
+
 def group_means(values: Floats, group: np.ndarray) -> Floats:
     """The mean of each group; the groups are numbered from 0, and none is empty."""
     return np.bincount(group, weights=values) / np.bincount(group)
+
+
+def centred(values: Floats, group: np.ndarray) -> Floats:
+    """Values less the mean of their group; the groups are numbered from 0, and none is empty."""
+    return values - group_means(values, group)[group]
 
 
 def medians(values: Floats, group: np.ndarray, count: int) -> Floats:

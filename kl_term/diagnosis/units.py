@@ -30,7 +30,7 @@ def find_units(rollouts: Rollouts) -> Units:
     for numbers within it: completions of one group at other steps are of another prompt.
     """
     first = rollouts.first
-    step = _of_first(rollouts.step, first)
+    step = of_first(rollouts.step, rollouts)
     keys = [rollouts.lengths]
     keys += [] if rollouts.group is None else [rollouts.group[first]]
     keys += [] if rollouts.token is None else [hashed(rollouts.token, rollouts)]
@@ -38,23 +38,22 @@ def find_units(rollouts: Rollouts) -> Units:
     again = rollouts.sampler_logp is None and np.array_equal(rollouts.old_logp, rollouts.logp)
     if not (named and again):
         keys.append(hashed(rollouts.behaviour_logp.view(np.int64), rollouts))
-    alike = codes(np.stack(keys))
-    completion = codes(np.stack([alike, _rank(codes(np.stack([alike, step])))]))
-    begin = np.full(completion.max() + 1, np.iinfo(np.int64).max)
-    np.minimum.at(begin, completion, step)
-    order = np.lexsort((step, completion))
+    alike = codes(*keys)
+    completion = codes(alike, _rank(codes(alike, step)))
+    begin = where_least(completion, step)
     fresh = np.zeros(len(first), bool)
-    fresh[order[np.diff(completion[order], prepend=-1) > 0]] = True
+    fresh[begin] = True
     if rollouts.group is None:
         return Units(completion, completion, fresh)
-    group, rollout = rollouts.group[first], begin[completion]
+    group, rollout = rollouts.group[first], step[begin][completion]
     if _renumbered(group[fresh], rollout[fresh]):
-        group = codes(np.stack([group, rollout]))
-    return Units(completion, codes(group[None]), fresh)
+        group = codes(group, rollout)
+    return Units(completion, codes(group), fresh)
 
 
-def codes(values: np.ndarray) -> np.ndarray:
-    """Numbers from 0 of the distinct columns of [K, S], in ascending order."""
+def codes(*columns: np.ndarray) -> np.ndarray:
+    """[S]: numbers from 0 of the distinct rows of columns [S], in ascending order."""
+    values = np.stack(columns)
     order = np.lexsort(values[::-1])
     sorted_values = values[:, order]
     changes = (np.diff(sorted_values) != 0).any(0)
@@ -63,8 +62,17 @@ def codes(values: np.ndarray) -> np.ndarray:
     return found
 
 
-def _of_first(column: np.ndarray | None, first: np.ndarray) -> np.ndarray:
-    return np.zeros(len(first), np.int64) if column is None else column[first].astype(np.int64)
+def where_least(code: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Where the least value of each code stands; the codes run from 0, and none is missing."""
+    order = np.lexsort((values, code))
+    return order[np.diff(code[order], prepend=-1) > 0]
+
+
+def of_first(column: np.ndarray | None, rollouts: Rollouts) -> np.ndarray:
+    """[S], a column at each sequence's first token; zeros where it is not dumped."""
+    if column is None:
+        return np.zeros(rollouts.sequences, np.int64)
+    return column[rollouts.first].astype(np.int64)
 
 
 def hashed(values: np.ndarray, rollouts: Rollouts) -> np.ndarray:

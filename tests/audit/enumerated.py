@@ -70,12 +70,21 @@ class Case:
         return Case(self.tree, self.policy, self.reference, self.policy)
 
     @cached_property
+    def leaf(self) -> Tensor:
+        """The policy, with a gradient: that of every loss is taken by it."""
+        return self.policy.clone().requires_grad_(True)
+
+    @cached_property
+    def chance(self) -> Tensor:
+        """[answers]: how likely the sampler gives each."""
+        return self.tree.answer_logp(self.sampler).exp()
+
+    @cached_property
     def exact(self) -> dict[str, Tensor]:
         """[prefixes, V] each: the gradients of the divergences by the policy's logits."""
-        leaf = self.policy.clone().requires_grad_(True)
         return {
-            name: torch.autograd.grad(value, leaf, retain_graph=True)[0]
-            for name, value in divergences(self, leaf).items()
+            name: torch.autograd.grad(value, self.leaf, retain_graph=True)[0]
+            for name, value in divergences(self, self.leaf).items()
         }
 
 
@@ -166,6 +175,12 @@ def tensors(case: Case, batch: tuple[tuple[int, ...], ...], policy: Tensor) -> d
     return given
 
 
+@cache
+def drawn(case: Case, batch: tuple[tuple[int, ...], ...]) -> dict[str, Tensor]:
+    """The same by the leaf of the case, once for all losses: each is given copies."""
+    return tensors(case, batch, case.leaf)
+
+
 def _of_the_likeliest(given: dict[str, Tensor]) -> dict[str, Tensor]:
     """[B, T, TOP]: the policy's likeliest tokens under both, and the reference's under itself."""
     logp, ref_logp = given["logits"].log_softmax(-1), given["ref_logits"].log_softmax(-1)
@@ -187,7 +202,7 @@ def kl_loss(entry: Entry, given: dict[str, Tensor]) -> Tensor:
 
 def _shaped(entry: Entry, role: str, given: dict[str, Tensor]) -> Any:
     """A tensor as the loss wants it: packed, one number an answer, or of its precision."""
-    value, mask = given[role], given["mask"]
+    value, mask = given[role].clone(), given["mask"]
     if role in entry.per_answer:
         value = value[:, 0]
     value = value.to(getattr(torch, entry.dtype)) if value.is_floating_point() else value
@@ -233,17 +248,14 @@ def _scalar(entry: Entry, result: Any, given: dict[str, Tensor]) -> Tensor:
 
 def expected_gradient(entry: Entry, case: Case, batch_size: int = 1) -> Tensor:
     """[prefixes, V]: by the policy's logits, over every batch of answers that the sampler draws."""
-    leaf = case.policy.clone().requires_grad_(True)
-    chance = case.tree.answer_logp(case.sampler).exp()
-    total = leaf.new_zeros(())
-    drawn = [i for i in range(len(case.tree.answers)) if chance[i] > 0]
-    for batch in itertools.product(drawn, repeat=batch_size):
+    total = case.leaf.new_zeros(())
+    possible = [i for i in range(len(case.tree.answers)) if case.chance[i] > 0]
+    for batch in itertools.product(possible, repeat=batch_size):
         answers = tuple(case.tree.answers[i] for i in batch)
-        loss = kl_loss(entry, tensors(case, answers, leaf))
-        total = total + chance[list(batch)].prod() * loss
+        total = total + case.chance[list(batch)].prod() * kl_loss(entry, drawn(case, answers))
     if not total.requires_grad:
         return torch.zeros_like(case.policy)
-    (gradient,) = torch.autograd.grad(total, leaf, allow_unused=True)
+    (gradient,) = torch.autograd.grad(total, case.leaf, allow_unused=True, retain_graph=True)
     return torch.zeros_like(case.policy) if gradient is None else gradient
 
 

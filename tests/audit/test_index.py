@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from functools import cache, partial
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from kl_term.kl.estimators import ESTIMATORS
 from kl_term.kl.names import CREDITS, LEVELS, RATIO_LEVELS, WEIGHTINGS
 from kl_term.kl.term import KLTerm
 from kl_term.objectives.aggregation import aggregate
-from tests.audit.corpus import Entry, parameters, read
+from tests.audit.corpus import parameters, read
 from tests.audit.enumerated import (
     Case,
     defined,
@@ -115,9 +116,8 @@ def test_what_it_minimises_is_what_the_sums_say(entry):
                 assert scale == pytest.approx(abs(entry.scale), rel=1e-4)
 
 
-def of_term(entry: Entry, given: dict[str, Tensor]) -> Tensor:
+def of_term(term: KLTerm, aggregation: str | None, given: dict[str, Tensor]) -> Tensor:
     """The scalar that the index says a loss is, by the package's own terms."""
-    term = TERMS[entry.term]
     mask = given["mask"]
     if term.placement == "reward":
         owed = term.penalty(given["logp"].detach(), given["ref_logp"], mask=mask)
@@ -126,7 +126,7 @@ def of_term(entry: Entry, given: dict[str, Tensor]) -> Tensor:
     values = term.loss(
         given["logp"], given["ref_logp"], old_logp=given["old_logp"], mask=mask, **logits
     )
-    return aggregate(values, mask, entry.aggregation or "seq_mean_token_sum")
+    return aggregate(values, mask, aggregation or "seq_mean_token_sum")
 
 
 #: Every loss of a term on both kinds of samples; a reward is that of the policy that sampled.
@@ -138,19 +138,36 @@ OF_TERMS = [
 ]
 
 
+TWENTY = range(0, 40, 2)
+
+
 @pytest.mark.parametrize(("entry", "samples"), OF_TERMS)
 def test_term_and_scale_hold_batch_by_batch(entry, samples):
     """The gradient of twenty batches of two answers, of unequal lengths; a sign is not lost."""
     tolerance = 1e-4 if entry.dtype == "float32" else 1e-10
-    case = next(iter(trees()))
-    case = case.fresh if samples == "fresh" else case
-    answers = case.tree.answers
-    for i in range(0, 40, 2):
-        batch = (answers[i % len(answers)], answers[(7 * i + 3) % len(answers)])
+    case, batches = batches_of(samples)
+    stated_of = gradients_of_term(entry.term, entry.aggregation, samples)
+    for batch, unscaled in zip(batches, stated_of, strict=True):
         found = gradient_of(case, batch, lambda given: kl_loss(entry, given))
-        stated = entry.scale * gradient_of(case, batch, lambda given: of_term(entry, given))
+        stated = entry.scale * unscaled
         assert (found - stated).norm() < tolerance * stated.norm()
         assert (found + stated).norm() > 1.9 * stated.norm()
+
+
+@cache
+def batches_of(samples: str) -> tuple[Case, list[tuple]]:
+    case = next(iter(trees()))
+    answers = case.tree.answers
+    pairs = [(answers[i % len(answers)], answers[(7 * i + 3) % len(answers)]) for i in TWENTY]
+    return case.fresh if samples == "fresh" else case, pairs
+
+
+@cache
+def gradients_of_term(name: str, aggregation: str | None, samples: str) -> list[Tensor]:
+    """Of each batch; many losses are of one term."""
+    case, batches = batches_of(samples)
+    loss = partial(of_term, TERMS[name], aggregation)
+    return [gradient_of(case, batch, loss) for batch in batches]
 
 
 def gradient_of(case: Case, batch, loss) -> Tensor:

@@ -117,8 +117,8 @@ def test_on_the_logits_k3_goes_on_to_one_token_and_k2_does_not():
             beta=1.0,
             estimator=name,
             placement="reward",
-            steps=4000,
-            step_size=0.5,
+            steps=1000,
+            step_size=2.0,
             geometry="plain",
         )
         left[name] = (end - starts.ref_logits.log_softmax(-1) > math.log(0.01)).sum(-1)

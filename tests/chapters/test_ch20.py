@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from analysis.chapters import ch20_language_model as language_model
+from analysis.chapters.ch20_language_model import comparisons, kept, longer_runs, readings
 from analysis.evidence import predictions
 from analysis.evidence.names.kl_terms import NAMES
 from analysis.records import estimator_tail, recording, summaries, tidy
@@ -36,7 +36,7 @@ def finals(**kl: list[float]) -> pd.DataFrame:
 
 def test_curves_begin_at_no_kl_term_seed_by_seed():
     runs = finals(none=[0.4, 0.5], k2_loss=[0.2, 0.3], k3_loss=[0.1, 0.1], k1_loss=[0.4, 0.4])
-    curves = language_model.from_no_kl(runs, ["k2_loss", "k3_loss"])
+    curves = kept.from_no_kl(runs, ["k2_loss", "k3_loss"])
     assert set(curves["variant"]) == {"none", "k2_loss", "k3_loss"}
     for variant, ends in (("k2_loss", [0.2, 0.3]), ("k3_loss", [0.1, 0.1])):
         wide = curves[curves["variant"] == variant].pivot(
@@ -75,15 +75,15 @@ def scattered() -> pd.DataFrame:
 
 
 def test_what_is_kept_elsewhere_stands_beside_the_kl_on_the_task(scattered):
-    kept = readings_elsewhere(scattered, {"none": 1.0, "k3_loss": 0.5, "exact_loss": 1.0})
-    table = language_model.elsewhere(kept, scattered)
+    retained = readings_elsewhere(scattered, {"none": 1.0, "k3_loss": 0.5, "exact_loss": 1.0})
+    table = kept.elsewhere(retained, scattered)
     assert len(table) == 2 * len(scattered)
     on_task = table.set_index(["variant", "beta", "seed", "skill"])["on_task"]
     assert on_task["k3_loss", 1.0, 2, "far"] == pytest.approx(0.1 * 1.2)
     near = table[table["skill"] == "near"]
     assert near["gained"].to_numpy() == pytest.approx(0.1 + 0.1 * near["seed"].to_numpy())
     assert table[table["skill"] == "far"]["gained"].isna().all()
-    means = language_model.by_skill(table, "forward_kl").set_index(["skill", "variant", "beta"])
+    means = kept.by_skill(table, "forward_kl").set_index(["skill", "variant", "beta"])
     one = means.loc[("near", "exact_loss", 1.0)]
     expected = [2.0 * 0.1 * factor for factor in (1.15, 1.0, 1.3)]
     assert one[["mean", "low", "high"]].to_list() == pytest.approx(expected)
@@ -91,15 +91,15 @@ def test_what_is_kept_elsewhere_stands_beside_the_kl_on_the_task(scattered):
 
 
 def test_a_run_that_was_not_trained_is_not_read(scattered):
-    kept = readings_elsewhere(scattered, {"none": 1.0, "k3_loss": 0.5, "exact_loss": 1.0})
+    retained = readings_elsewhere(scattered, {"none": 1.0, "k3_loss": 0.5, "exact_loss": 1.0})
     with pytest.raises(pd.errors.MergeError, match="not unique"):
-        language_model.elsewhere(kept, pd.concat([scattered, scattered]))
+        kept.elsewhere(retained, pd.concat([scattered, scattered]))
 
 
 def test_at_equal_kl_on_the_task_variants_are_compared_elsewhere(scattered):
-    kept = readings_elsewhere(scattered, {"none": 1.0, "k3_loss": 0.5, "exact_loss": 1.0})
-    table = language_model.elsewhere(kept, scattered)
-    found = language_model.elsewhere_at_equal(table, "k3_loss", "exact_loss", 0.2)
+    retained = readings_elsewhere(scattered, {"none": 1.0, "k3_loss": 0.5, "exact_loss": 1.0})
+    table = kept.elsewhere(retained, scattered)
+    found = kept.elsewhere_at_equal(table, "k3_loss", "exact_loss", 0.2)
     assert found["skill"].to_list() == ["near", "far"]
     # Between its two lengths, below no KL term, k3 is at half of the exact KL's everywhere.
     for column in ("ratio", "low", "high"):
@@ -116,7 +116,7 @@ def test_a_reading_is_over_the_exact_kl_of_its_update():
             "k3": [0.0, 0.3, 0.5],
         }
     )
-    table = language_model.readings(curves)
+    table = readings.over_exact(curves)
     assert len(table) == 6, "the start, where every KL is zero, is left out"
     ratios = table.groupby("estimator", sort=False)["ratio"].agg(list)
     for name, expected in {"k1": [-0.5, 1.5], "k2": [1.0, 1.0], "k3": [1.5, 1.0]}.items():
@@ -146,18 +146,18 @@ def test_the_deviation_of_a_reading_is_over_tokens_of_every_probability():
 
 @pytest.fixture(scope="module")
 def compared() -> pd.DataFrame:
-    return language_model.compared()
+    return comparisons.compared()
 
 
 def test_verdicts_are_those_that_the_prose_states(compared, monkeypatch):
-    language_model.check_verdicts(compared)
+    comparisons.check_verdicts(compared)
     for part, key, message in (
         ("one", "k3_loss_none_accuracy", "the runs differs"),
         ("one", "no such comparison", "the runs nothing"),
     ):
-        monkeypatch.setattr(language_model, "SAYS", {"unresolved": {part: [key]}})
+        monkeypatch.setattr(comparisons, "SAYS", {"unresolved": {part: [key]}})
         with pytest.raises(ValueError, match=f"{part}: {key}: the text says unresolved, {message}"):
-            language_model.check_verdicts(compared)
+            comparisons.check_verdicts(compared)
 
 
 def test_every_comparison_is_shown_with_names_and_numbers(compared):
@@ -221,7 +221,7 @@ def test_k3_in_the_reward_ends_below_six_other_variants_after_200_updates():
     low, others = ends.loc["k3_reward"], ends.drop(["k3_reward", "k2_reward"])
     assert others.size == 18 and low.max() < others.min().min()
     assert ends.loc["k2_reward"].min() < others.min().min(), "so k2 in the reward is left out"
-    found = language_model.late()
+    found = longer_runs.cost_on_gpu()
     assert found["mean"] == pytest.approx((low - ends.loc["none"]).mean(), abs=1e-6)
     assert found["most"] == pytest.approx((low - ends.loc["none"]).min(), abs=1e-6)
     assert found["rank_p"] == pytest.approx(
@@ -239,13 +239,13 @@ def test_the_difference_that_three_seeds_detect_is_that_of_simulated_experiments
     wide = finals.pivot(index="seed", columns="variant", values="accuracy")
     spread = (wide["k3_reward"] - wide["none"]).std()
     drawn = np.random.default_rng(5).normal(0.0, spread, (100_000, 3))
-    for size, power in ((language_model.late()["detected"], 0.8), (0.1, 0.2)):
+    for size, power in ((longer_runs.cost_on_gpu()["detected"], 0.8), (0.1, 0.2)):
         p = stats.ttest_1samp(drawn + size, 0.0, axis=1).pvalue
         assert (p < 0.05).mean() == pytest.approx(power, abs=0.01)
 
 
 def test_the_predictions_of_the_longest_runs_stand_beside_what_was_found():
-    table = language_model.late_predictions()
+    table = longer_runs.predicted_on_gpu()
     assert list(table["outcome"]) == ["open", "open", "open", "refuted"]
     recorded = recording.load(recording.RESULTS / "smollm2_cuda")
     assert list(table["prediction"]) == list(recorded.preset.predictions)
@@ -261,7 +261,7 @@ def test_k3_in_the_reward_is_lower_on_the_average_of_training(ended):
     curves = recording.load(recording.folder_of("smollm2_short")).curves
     average = curves.groupby(["variant", "seed"])["accuracy"].mean().unstack(0)
     test = stats.ttest_rel(average["k3_reward"], average["none"]).confidence_interval()
-    found = language_model.averaged_over_training()
+    found = comparisons.averaged_over_training()
     assert test.high < 0.0 and found["high"] == pytest.approx(test.high)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -37,12 +38,21 @@ BESIDE = dict.fromkeys(
 END = 0.0
 
 
+@lru_cache(maxsize=4)  # a test asks for the tables of one preset, again and again
 def rows_of(preset: str, table: str = "final") -> list[dict[str, str]]:
     rows: list[dict[str, str]] = []
     for folder in filter(None, (f"{preset}_cpu", BESIDE.get(preset))):
         with (recording.RESULTS / folder / f"{table}.csv").open(newline="") as lines:
             seeds = {row["seed"] for row in rows}
             rows += [row for row in csv.DictReader(lines) if not seeds or row["seed"] in seeds]
+    return rows
+
+
+@lru_cache(maxsize=4)
+def by_variant(preset: str, table: str) -> dict[str, list[dict[str, str]]]:
+    rows: dict[str, list[dict[str, str]]] = {}
+    for row in rows_of(preset, table):
+        rows.setdefault(row["variant"], []).append(row)
     return rows
 
 
@@ -55,9 +65,7 @@ def by_seed(preset: str, variant: str, beta: float, metric: str) -> dict[int, fl
     if metric in LIMITS:
         return stopped_before(LIMITS[metric], preset, variant, beta)
     values: dict[int, list[float]] = {}
-    for row in rows_of(preset, "curves" if metric in whole_run else "final"):
-        if row["variant"] != variant:
-            continue
+    for row in by_variant(preset, "curves" if metric in whole_run else "final")[variant]:
         if row["kl_estimator"] == "none" or beta in (END, float(row["beta"])):
             if metric == "excess":
                 value = float(row["wrong_length"]) - float(row["right_length"])
@@ -83,10 +91,11 @@ def stopped_before(
     ended: set[int] = set()
     column, most = limit
     units: dict[int, float] = {}
-    for row in sorted(rows_of(preset, "curves"), key=lambda row: int(row["update"])):
+    rows = by_variant(preset, "curves")[variant]
+    for row in sorted(rows, key=lambda row: int(row["update"])):
         wanted = row["kl_estimator"] == "none" or float(row["beta"]) == beta
         seed = int(row["seed"])
-        if row["variant"] == variant and wanted and seed not in ended:
+        if wanted and seed not in ended:
             unit = units.setdefault(seed, float(row[column]) if column == "spread" else 1.0)
             if float(row[column]) > most * unit:
                 ended.add(seed)

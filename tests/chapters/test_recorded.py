@@ -22,28 +22,26 @@ def test_an_interval_is_scipy_s_of_the_stored_rows(folder):
     with (folder / "final.csv").open(newline="") as lines:
         rows = list(csv.DictReader(lines))
     loaded = recording.load(folder).finals
-    betas = {}
+    betas, runs = {}, {}
     for row in rows:
-        betas.setdefault(row["variant"], set()).add(float(row["beta"]))
+        beta = float(row["beta"])
+        betas.setdefault(row["variant"], set()).add(beta)
+        runs.setdefault((row["variant"], beta), {})[row["seed"]] = row
     compared = 0
     for one, other in itertools.pairwise(betas):
         shared = betas[one] & betas[other]
         if not shared:
             continue
         beta = max(shared)
+        left, right = runs[one, beta], runs[other, beta]
+        seeds = sorted(left)
+        if sorted(right) != seeds or len(seeds) < 4:
+            continue
         for metric in METRICS:
-            left, right = (
-                {
-                    r["seed"]: float(r[metric] or "nan")
-                    for r in rows
-                    if r["variant"] == name and float(r["beta"]) == beta
-                }
-                for name in (one, other)
-            )
-            seeds = sorted(left)
-            if sorted(right) != seeds or len(seeds) < 4:
-                continue
-            values = [left[seed] - right[seed] for seed in seeds]
+            values = [
+                float(left[seed][metric] or "nan") - float(right[seed][metric] or "nan")
+                for seed in seeds
+            ]
             if max(values) - min(values) < 1e-9 or not all(map(math.isfinite, values)):
                 continue
             tested = stats.ttest_1samp(values, 0.0).confidence_interval()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pandas as pd
 from scipy import stats
 
@@ -11,6 +13,7 @@ from analysis.evidence.recorded import difference
 from analysis.records import designs, initial_policy, recording, summaries
 
 
+@cache
 def finals(name: str) -> pd.DataFrame:
     return recording.load(recording.folder_of(name)).finals
 

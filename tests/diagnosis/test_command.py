@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import base64
+import io
 import json
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -13,7 +16,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from kl_term import style
 from kl_term.cli.main import main
 from kl_term.diagnosis.dumping import SNIPPETS, Dump, append_rollouts
 from kl_term.diagnosis.generate import EXAMPLES, FOLDER, Run, simulate
@@ -56,8 +61,14 @@ def test_exit_status(arguments, expected, capsys):
         assert line.startswith("kl-term: ") and not captured.out
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures are made and not drawn: drawing is nine tenths of a page's second."""
+    monkeypatch.setattr(style, "png", lambda figure: b"".join(b"axes" for _ in figure.axes))
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_page_and_json(name, tmp_path, capsys):
+def test_page_and_json(name, undrawn, tmp_path, capsys):
     page, document = tmp_path / "page.html", tmp_path / "report.json"
     path = str(FOLDER / f"{name}.csv.gz")
     assert status(path, "--page", str(page), "--json", str(document)) == 0
@@ -69,6 +80,19 @@ def test_page_and_json(name, tmp_path, capsys):
     for code in found.codes():
         assert code in html and code in said
     assert ("nothing found" in said) == (name == "healthy")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_figures_of_a_page_are_drawn(name, tmp_path):
+    """In the fast tests those of small and extreme dumps are, below."""
+    page = tmp_path / "page.html"
+    assert status(str(FOLDER / f"{name}.csv.gz"), "--page", str(page)) == 0
+    images = re.findall(r'<img [^>]*src="data:image/png;base64,([^"]*)"', page.read_text())
+    assert len(images) >= 3
+    for image in images:
+        drawn = np.asarray(Image.open(io.BytesIO(base64.b64decode(image))).convert("L"))
+        assert drawn.std() > 1, "an empty picture"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from analysis.sweeps.store import Store, finished_runs, shards_of, with_checksum
 from analysis.training.trainer import PopulationTrainer
 from kl_term.files import sha256_bytes
 from tests.experiments.tiny import PROVENANCE, Heard, assert_same_bits, make_tiny, sweep_tiny
+from tests.trees import on_one_thread
 
 pytestmark = pytest.mark.usefixtures("tiny_source")
 (WHOLE,) = shards_of(make_tiny(), 6)
@@ -34,17 +36,24 @@ def complete(folder: Path, report: Callable[[str | int], None]) -> None:
     complete_shard(WHOLE, "cpu", report, folder=folder, source=source, checkpoint_every=4)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    """One in which six runs were interrupted after 10 updates, checkpoints at 4 and 8."""
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where six runs were interrupted after 10 updates, checkpoints at 4 and 8."""
+    folder = tmp_path_factory.mktemp("interrupted")
 
     def interrupt(news: str | int) -> None:
         if news == 60:
             raise Interrupted
 
-    with pytest.raises(Interrupted):
-        complete(tmp_path, interrupt)
-    return Store(tmp_path)
+    with on_one_thread(), pytest.raises(Interrupted):
+        complete(folder, interrupt)
+    return folder
+
+
+@pytest.fixture
+def store(interrupted: Path, tmp_path: Path) -> Store:
+    """A copy of it."""
+    return Store(shutil.copytree(interrupted, tmp_path, dirs_exist_ok=True))
 
 
 def resume(store: Store) -> tuple[list[str], int]:
@@ -52,6 +61,20 @@ def resume(store: Store) -> tuple[list[str], int]:
     news: list[str | int] = []
     complete(store.root, news.append)
     return [n for n in news if isinstance(n, str)], next(n for n in news if isinstance(n, int)) // 6
+
+
+def begin_again(store: Store) -> tuple[list[str], int]:
+    """The same, interrupted before that update."""
+    said: list[str] = []
+
+    def hear(news: str | int) -> None:
+        if isinstance(news, int):
+            raise Interrupted(news // 6)
+        said.append(news)
+
+    with pytest.raises(Interrupted) as begun:
+        complete(store.root, hear)
+    return said, begun.value.args[0]
 
 
 def files(store: Store) -> list[Path]:
@@ -164,7 +187,7 @@ def test_a_pickle_is_refused_and_not_run(store: Store, tmp_path: Path) -> None:
     assert mark.exists(), "the payload must work"
     mark.unlink()
     vouch_for(files(store)[1], payload)
-    said, first = resume(store)
+    said, first = begin_again(store)
     assert "its tensors are no safetensors" in said[0]
     assert first == 4 and not mark.exists()
 
@@ -179,7 +202,7 @@ def test_a_missing_tensor_is_named(store: Store, name: str) -> None:
     tensors = safetensors.torch.load(tensors_of(path))
     del tensors[name]
     vouch_for(path, safetensors.torch.save(tensors))
-    said, first = resume(store)
+    said, first = begin_again(store)
     assert f"lacks the tensor {name!r}" in said[0] and first == 4
 
 
@@ -187,7 +210,7 @@ def test_a_checkpoint_of_other_runs_is_not_taken_for_this_one_s(store: Store) ->
     path = files(store)[1]
     other = WHOLE.model_copy(update={"runs": WHOLE.runs[:5]})
     vouch_for(path, tensors_of(path), shard=other)
-    said, first = resume(store)
+    said, first = begin_again(store)
     assert "is of other runs than its folder says" in said[0] and first == 4
 
 

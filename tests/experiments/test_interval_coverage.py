@@ -55,6 +55,20 @@ def test_the_studentised_interval_turns_the_tails_round():
     np.testing.assert_allclose((near, far), (-high, -low), rtol=1e-12)
 
 
+@pytest.mark.parametrize("size", [4, 5, 10, 20])
+def test_the_mean_of_the_middle_is_the_trimmed_mean_of_scipy(size):
+    values = np.random.default_rng(6).standard_normal((40, 7, size))
+    expected = stats.trim_mean(values, coverage.TRIM, axis=-1)
+    np.testing.assert_allclose(coverage._middle_mean(values, -1), expected, rtol=1e-12, atol=1e-15)
+
+
+def test_shares_of_several_samples_of_starts_are_those_of_each():
+    means, within = np.random.default_rng(7).lognormal(size=(2, 5, 10, 3))
+    several = coverage._start_share(means, within, 4)
+    each = [coverage._start_share(*one, 4) for one in zip(means, within, strict=True)]
+    np.testing.assert_array_equal(several, each)
+
+
 def test_recorded_differences_are_standardised_and_many():
     differences = coverage.recorded_differences()
     assert len(differences) > 500 and differences.shape[1] == 10

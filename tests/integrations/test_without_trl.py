@@ -1,27 +1,44 @@
-"""Where TRL is not installed, one line says what to install."""
+"""What the integrations import, and what is said where TRL is not installed."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
-HIDDEN = """
-import sys
+import pytest
+
+ASKED = """
+import json, sys
+import kl_term.integrations.measurements
+found = {"below": "trl" in sys.modules}
+import kl_term.integrations.verl
+found["verl"] = "verl" in sys.modules
 sys.modules["trl"] = None
 try:
     import kl_term.integrations.trl
 except ImportError as error:
-    print(error)
+    found["said"] = str(error)
+print(json.dumps(found))
 """
 
 
-def test_one_line_names_the_extra():
-    ran = subprocess.run([sys.executable, "-c", HIDDEN], capture_output=True, text=True, check=True)
-    assert ran.stdout.splitlines() == [
+@pytest.fixture(scope="module")
+def found() -> dict[str, bool | str]:
+    """As a new process, which has imported nothing else, finds it."""
+    ran = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, check=True)
+    return json.loads(ran.stdout)
+
+
+def test_one_line_names_the_extra(found):
+    assert found["said"].splitlines() == [
         "kl_term.integrations.trl needs TRL, which is not installed: pip install 'kl-term[trl]'"
     ]
 
 
-def test_nothing_below_imports_trl():
-    code = "import sys, kl_term.integrations.measurements; sys.exit('trl' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+def test_nothing_below_imports_trl(found):
+    assert found["below"] is False
+
+
+def test_verl_is_imported_by_a_call_only(found):
+    assert found["verl"] is False

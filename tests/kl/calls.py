@@ -10,6 +10,8 @@ import inspect
 import itertools
 import pkgutil
 import re
+from collections.abc import Callable
+from functools import cache, cached_property
 from importlib import import_module
 from typing import Annotated, get_args, get_origin, get_type_hints
 
@@ -164,6 +166,7 @@ class Calls:
                 return candidates
         return [value for kind, value in OTHERS.items() if is_a(kind, hint)] or [True]
 
+    @cached_property
     def valid(self) -> list[dict]:
         """Arguments that are accepted, one set for every option of a required name."""
         wanted = {
@@ -226,7 +229,7 @@ def tensors(given: dict) -> dict[str, Tensor]:
 
 def each(name: str):
     calls = CALLS[name]
-    found = calls.valid()
+    found = calls.valid
     assert found, "no valid call was found"
     for given in found:
         for argument in tensors(given):
@@ -248,16 +251,17 @@ def options_of(calls: Calls, given: dict, name: str) -> list[str]:
     return []
 
 
-def each_choice(name: str):
+@cache
+def each_choice(name: str) -> list[tuple[Calls, dict]]:
     """Valid calls with every combination of the options that have a default."""
-    calls = CALLS[name]
+    calls, found = CALLS[name], []
     signature = inspect.signature(calls.function).parameters
-    for given in calls.valid():
+    for given in calls.valid:
         choices = {
-            option: found
+            option: options
             for option, hint in calls.hints.items()
             if option not in given and is_a(str, hint) and signature[option].default is not None
-            if (found := options_of(calls, given, option))
+            if (options := options_of(calls, given, option))
         }
         for values in itertools.product(*choices.values()):
             call = given | dict(zip(choices, values, strict=True))
@@ -268,7 +272,15 @@ def each_choice(name: str):
                 if not needed:  # a combination that is refused
                     continue
                 call[needed[1]] = calls.candidates(needed[1], calls.hints[needed[1]])[0]
-            yield calls, call
+            found.append((calls, call))
+    return found
 
 
 ALL = pytest.mark.parametrize("name", FUNCTIONS)
+
+
+def having(wanted: Callable[[object], bool]) -> pytest.MarkDecorator:
+    """The functions that have an argument of such an annotation."""
+    names = [name for name, calls in CALLS.items() if any(map(wanted, calls.hints.values()))]
+    assert names, "an empty parametrisation would pass"
+    return pytest.mark.parametrize("name", names)

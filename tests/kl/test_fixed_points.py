@@ -223,8 +223,8 @@ def test_penalties_leave_the_reference_for_a_truncation_of_it(estimator, ref_log
         beta=1.0,
         estimator=estimator,
         placement="reward",
-        steps=8000,
-        step_size=0.5,
+        steps=4000,
+        step_size=1.0,
     )
     survivors = end.exp() > 1e-12
     assert (survivors.sum(-1) < 6).all()

@@ -41,6 +41,7 @@ from tests.kl.calls import (
     axes_of,
     each,
     each_choice,
+    having,
     is_a,
     options_of,
     tensors,
@@ -152,11 +153,16 @@ def test_nothing_broadcasts(name):
             assert result is None, f"{argument}: {kind} was taken, {other.shape}"
 
 
-@ALL
+def holds_zeros_and_ones(hint) -> bool:
+    axes = axes_of(hint)
+    return axes is not None and axes.holds in ("mask", "zeros and ones")
+
+
+@having(holds_zeros_and_ones)
 def test_masks_hold_zeros_and_ones(name):
     for calls, given, argument in each(name):
         axes = axes_of(calls.hints[argument])
-        if axes is None or axes.holds not in ("mask", "zeros and ones"):
+        if not holds_zeros_and_ones(calls.hints[argument]):
             continue
         expected = tensors_of(calls.function(**given))
         for dtype in (torch.float32, torch.int64, torch.uint8) if axes.holds == "mask" else ():
@@ -164,7 +170,7 @@ def test_masks_hold_zeros_and_ones(name):
             for one, other in zip(expected, tensors_of(same), strict=True):
                 torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
         for value in (0.5, 2.0, -1.0, torch.nan):
-            broken = given[argument].double()
+            broken = given[argument].double().clone()
             broken[(-1,) * broken.ndim] = value
             result = outcome(calls.function, given | {argument: broken}, argument)
             assert result is None, f"{argument}: a mask of {value} was taken"
@@ -215,11 +221,11 @@ WIDENED = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 @WIDENED
-def test_half_precision_is_computed_in_float32(name, half):
-    for calls, given in each_choice(name):
-        low = with_floats(given, lambda value: value.to(half))
+def test_half_precision_is_computed_in_float32(name):
+    halves = (torch.bfloat16, torch.float16)
+    for (calls, given), half in itertools.product(each_choice(name), halves):
+        low = with_floats(given, partial(Tensor.to, dtype=half))
         exact = calls.function(**with_floats(low, torch.Tensor.double))
         for one, other in zip(tensors_of(calls.function(**low)), tensors_of(exact), strict=True):
             assert one.dtype not in (torch.bfloat16, torch.float16)
@@ -249,10 +255,10 @@ def test_leading_axes_are_free(name):
             torch.testing.assert_close(other.flatten(), one.flatten(), rtol=1e-12, atol=1e-12)
 
 
-@ALL
+@having(partial(is_a, str))
 def test_an_unknown_option_is_refused_with_the_nearest_one(name):
     calls = CALLS[name]
-    for given in calls.valid():
+    for given in calls.valid:
         for argument in (n for n, hint in calls.hints.items() if is_a(str, hint)):
             options = options_of(calls, given, argument)
             said = f"must be one of.*did you mean '{options[0]}'" if options else "Input should be"
@@ -286,39 +292,44 @@ MASKED = [
 ]
 
 
-@pytest.mark.parametrize("garbage", [torch.nan, torch.inf, -torch.inf, 1e30])
 @pytest.mark.parametrize("name", MASKED)
-def test_masked_positions_leave_no_trace(name, garbage):
+def test_masked_positions_leave_no_trace(name):
     for calls, given in each_choice(name):
         shape = calls.shape(axes_of(calls.hints["mask"]))
         mask = torch.ones(shape, dtype=torch.bool)
         mask[..., -1] = mask[0, 1:] = False
         given = given | {"mask": mask}
-        spoilt = {
-            argument: torch.where(mask, value, garbage)
-            for argument, value in tensors(given).items()
-            if value.is_floating_point() and value.shape == shape
-        }
-        assert spoilt, "nothing was tried"
         clean, clean_gradients = with_gradients(calls.function, given)
-        dirty, gradients = with_gradients(calls.function, given | spoilt)
-        for one, other in zip(clean, dirty, strict=True):
-            torch.testing.assert_close(other, one, rtol=0, atol=0, equal_nan=True)
-            ratio = name.startswith(("kl.importance", "kl.truncated_prefix.windowed"))  # is one
-            assert ratio or other.shape != shape or torch.count_nonzero(other[~mask]) == 0
-        assert gradients.keys() == clean_gradients.keys()
-        for argument, gradient in gradients.items():
-            torch.testing.assert_close(gradient, clean_gradients[argument], rtol=0, atol=0)
-            assert argument not in spoilt or torch.count_nonzero(gradient[~mask]) == 0
+        for garbage in (torch.nan, torch.inf, -torch.inf, 1e30):
+            spoilt = {
+                argument: torch.where(mask, value, garbage)
+                for argument, value in tensors(given).items()
+                if value.is_floating_point() and value.shape == shape
+            }
+            assert spoilt, "nothing was tried"
+            dirty, gradients = with_gradients(calls.function, given | spoilt)
+            for one, other in zip(clean, dirty, strict=True):
+                torch.testing.assert_close(other, one, rtol=0, atol=0, equal_nan=True)
+                ratio = name.startswith(("kl.importance", "kl.truncated_prefix.windowed"))  # is one
+                assert ratio or other.shape != shape or torch.count_nonzero(other[~mask]) == 0
+            assert gradients.keys() == clean_gradients.keys()
+            for argument, gradient in gradients.items():
+                torch.testing.assert_close(gradient, clean_gradients[argument], rtol=0, atol=0)
+                assert argument not in spoilt or torch.count_nonzero(gradient[~mask]) == 0
 
 
-@ALL
+def kinds_of(hint) -> set[type]:
+    """What an argument that is no tensor may be."""
+    return set() if is_a(Tensor, hint) else {k for k in (float, int, str, bool) if is_a(k, hint)}
+
+
+@having(kinds_of)
 def test_numbers_are_numbers(name):
     calls = CALLS[name]
-    given = calls.valid()[0]
+    given = calls.valid[0]
     for argument, hint in calls.hints.items():
-        kinds = {kind for kind in (float, int, str, bool) if is_a(kind, hint)}
-        if not kinds or is_a(Tensor, hint):
+        kinds = kinds_of(hint)
+        if not kinds:
             continue
         wrong = [1j, object(), torch.ones(2, 3)] + ([] if str in kinds else ["0.5"])
         wrong += [1.5, 1.0, True] if kinds == {int} else []
@@ -459,19 +470,24 @@ def test_what_torch_refuses_is_said_with_the_name_of_the_argument(name):
             outcome(calls.function, given | {argument: other}, argument)
 
 
-@ALL
+def named_tuple(hint) -> tuple:
+    """What is given for an argument that has fields; empty for any other."""
+    return next((v for k, v in OTHERS.items() if is_a(k, hint) and k is not Sequences), ())
+
+
+@having(named_tuple)
 def test_the_fields_of_named_tuples_are_arguments(name):
     calls = CALLS[name]
     for argument, hint in calls.hints.items():
-        value = next((v for k, v in OTHERS.items() if is_a(k, hint) and k is not Sequences), ())
+        value = named_tuple(hint)
         for field, part in zip(getattr(value, "_fields", ()), value, strict=True):
             tensor = isinstance(part, Tensor)
             wrong = ["x", 1j, part.to("meta") if tensor else torch.nan]
-            for given, other in itertools.product(calls.valid(), wrong):
+            for given, other in itertools.product(calls.valid, wrong):
                 broken = value._replace(**{field: other})
                 result = outcome(calls.function, given | {argument: broken}, argument)
                 assert result is None, f"{argument}.{field}: {other!r} was taken"
-            for given in calls.valid() if tensor else ():
+            for given in calls.valid if tensor else ():
                 broken = value._replace(**{field: part * torch.nan})
                 result = outcome(calls.function, given | {argument: broken}, argument)
                 assert result is None or shows_nan(result), f"{argument}.{field}: NaN vanished"

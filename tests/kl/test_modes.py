@@ -154,7 +154,7 @@ DIFFERENTIATES = [
 
 
 def given_to(name: str) -> dict:
-    return CALLS[name].valid()[0]
+    return CALLS[name].valid[0]
 
 
 def assert_equal(result, expected, tolerance: float = 1e-12) -> None:

@@ -120,11 +120,10 @@ def test_a_term_of_packed_rows_is_that_of_padded_ones_to_the_bit(padded, term):
     assert torch.equal(packed_gradient, gradient[INSIDE])
 
 
-@pytest.mark.parametrize("aggregation", MODES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("per_token", [False, True])
-def test_the_policy_loss_is_that_of_padded_rows_to_the_bit(padded, kind, aggregation, per_token):
-    def loss(given, **ids):
+def test_the_policy_loss_is_that_of_padded_rows_to_the_bit(padded, kind, per_token):
+    def loss(given, aggregation, **ids):
         advantages = given["advantages"]
         if per_token:
             advantages = given["ref_logp"] + 2
@@ -133,32 +132,36 @@ def test_the_policy_loss_is_that_of_padded_rows_to_the_bit(padded, kind, aggrega
         return policy_loss(**rest, **how, **ids)
 
     packing = {"sequence_ids": IDS, "sequences": 6, "width": WIDTH}
-    of_padded = gradients(lambda given: loss(given).loss, padded)
-    of_packed = gradients(lambda given: loss(given, **packing).loss, packed(padded))
-    assert torch.equal(of_packed[0], of_padded[0])
-    assert torch.equal(of_packed[1], of_padded[1][INSIDE])
-    both = loss(packed(padded), **packing), loss(padded)
-    for name in ("per_token", "weight", "clipped"):
-        assert torch.equal(getattr(both[0], name), getattr(both[1], name)[INSIDE])
-    assert both[0].clip_fraction == both[1].clip_fraction
+    for mode in MODES:
+        of_padded = gradients(lambda given, how=mode: loss(given, how).loss, padded)
+        of_packed = gradients(
+            lambda given, how=mode: loss(given, how, **packing).loss, packed(padded)
+        )
+        assert torch.equal(of_packed[0], of_padded[0]), mode
+        assert torch.equal(of_packed[1], of_padded[1][INSIDE]), mode
+        both = loss(packed(padded), mode, **packing), loss(padded, mode)
+        for name in ("per_token", "weight", "clipped"):
+            assert torch.equal(getattr(both[0], name), getattr(both[1], name)[INSIDE]), mode
+        assert both[0].clip_fraction == both[1].clip_fraction, mode
 
 
-@pytest.mark.parametrize("aggregation", MODES)
 @pytest.mark.parametrize("term", [t for t in CHOICES if t.placement == "loss"], ids=str)
-def test_an_aggregated_term_is_that_of_padded_rows_to_the_bit(padded, term, aggregation):
+def test_an_aggregated_term_is_that_of_padded_rows_to_the_bit(padded, term):
     names = ["logp", "ref_logp", "old_logp", "mask", "logits", "ref_logits"]
+    name = "logits" if term.reads_logits else "logp"
 
-    def loss(given, ids=None, **how):
-        values = term.loss(**{n: given[n] for n in names}, sequence_ids=ids)
-        return aggregate(values, given["mask"], aggregation, sequence_ids=ids, **how)
+    def in_each_mode(given, ids=None, **how):
+        leaf = given[name].clone().requires_grad_()
+        values = term.loss(**{n: given[n] for n in names} | {name: leaf}, sequence_ids=ids)
+        for mode in MODES:
+            total = aggregate(values, given["mask"], mode, sequence_ids=ids, **how)
+            yield total.detach(), torch.autograd.grad(total, leaf, retain_graph=True)[0]
 
-    leaf = "logits" if term.reads_logits else "logp"
-    value, gradient = gradients(loss, padded, leaf)
-    found = gradients(
-        lambda given: loss(given, IDS, sequences=6, width=WIDTH), packed(padded), leaf
-    )
-    assert torch.equal(found[0], value)
-    assert torch.equal(found[1], gradient[INSIDE])
+    of_padded = in_each_mode(padded)
+    of_packed = in_each_mode(packed(padded), IDS, sequences=6, width=WIDTH)
+    for mode, (value, gradient), found in zip(MODES, of_padded, of_packed, strict=True):
+        assert torch.equal(found[0], value), mode
+        assert torch.equal(found[1], gradient[INSIDE]), mode
 
 
 def test_returns_ratios_and_folded_rewards(padded):

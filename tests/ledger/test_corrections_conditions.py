@@ -16,6 +16,7 @@ from kl_term.kl.estimators import k2, k3
 from kl_term.kl.potentials import kl_potential
 from kl_term.kl.ratio_objectives import ratio_objective
 from kl_term.kl.sequences import enumerate_sequences, token_logp
+from kl_term.kl.top_k import top_k_divergence
 from kl_term.kl.truncation import keep_top
 from kl_term.objectives.advantages import group_centre, group_normalise, leave_one_out
 from kl_term.objectives.losses import policy_loss
@@ -302,3 +303,16 @@ def test_chapter_2_is_about_sums_over_tokens_that_the_sampler_can_draw():
         prefix = (logp - old_logp)[drawn].cumsum(-1).exp() * tree.mask[drawn]
         mean = old_logp[drawn].sum(-1).exp() @ (prefix * k3(logp, ref_logp)[drawn]).sum(-1)
         assert ((slope(mean) - exact).norm() < EXACT) != forbidden
+
+
+def test_a_student_right_on_the_teachers_top_k_may_prefer_another_token():
+    teacher, student = numbers(0.4, 0.3, 0.2, 0.1), numbers(0.4, 0.02, 0.56, 0.02)
+    assert student.argmax() != teacher.argmax()
+    for direction in ("reverse", "forward"):
+        for correction in ("unnormalised", "tail"):
+            how = {"top_k": 1, "direction": direction, "correction": correction}
+            assert top_k_divergence(student.log(), teacher.log(), **how).abs() < EXACT
+            wrong_there = numbers(0.25, 0.3, 0.25, 0.2)  # of which the student's own top 1 is right
+            assert top_k_divergence(wrong_there.log(), teacher.log(), **how) > 1e-2
+            own = how | {"support": "policy"}
+            assert top_k_divergence(wrong_there.log(), teacher.log(), **own).abs() < EXACT

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -67,8 +68,13 @@ def recorded(folders: str) -> set[str]:
     return {json.loads(path.read_text(encoding="utf-8"))["preset"] for path in manifests}
 
 
+@cache
+def variants_of(preset: str) -> tuple[variants.Variant, ...]:
+    return tuple(PRESETS[preset]().variants)
+
+
 def trained_switches(presets: set[str]) -> set[tuple[str, object]]:
-    return set().union(*(switches(v) for name in presets for v in PRESETS[name]().variants))
+    return set().union(*(switches(v) for name in presets for v in variants_of(name)))
 
 
 def test_no_name_is_written_twice():
@@ -84,7 +90,7 @@ def test_what_switches_a_method_on_works_and_its_presets_train_it(method):
     assert found is not None
     assert isinstance(found, variants.Variant) == method.use.startswith("Variant(")
     for preset in method.presets:
-        assert any(switches_on(v, found) for v in PRESETS[preset]().variants), preset
+        assert any(switches_on(v, found) for v in variants_of(preset)), preset
 
 
 def test_every_method_of_the_ledger_has_its_row():

@@ -209,9 +209,11 @@ def test_a_kernel_is_forked_where_a_server_answers(
         )
     for name in ("01_a", "02_b", "03_c"):
         real_workspace.notebook(
-            name, "import sys; print('torch' in sys.modules, 'pandas' in sys.modules)"
+            name,
+            "import sys; found = 'torch' in sys.modules, 'analysis' in sys.modules\n"
+            "import pandas; print(*found, pandas.get_option('display.max_columns'))",
         )
     real_workspace.run()
     for name in ("01_a", "02_b", "03_c"):
         (shown,) = real_workspace.executed(name)["cells"][-1]["outputs"]
-        assert "".join(shown["text"]) == f"{alive} False\n"
+        assert "".join(shown["text"]) == f"{alive} False 20\n"

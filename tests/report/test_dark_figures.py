@@ -82,6 +82,17 @@ def test_a_dark_image_has_the_same_pixels_and_about_the_same_weight() -> None:
     assert (np.abs(expected - other) <= 1).all()
 
 
+def test_a_dark_image_is_what_pillow_writes_of_another_palette_whatever_the_light_one_is() -> None:
+    light = Image.open(io.BytesIO(figure()))
+    palette = dark_colours(np.array(light.getpalette("RGB")).reshape(-1, 3) / 255)
+    light.putpalette(np.rint(palette * 255).astype(int).ravel().tolist())
+    written, whole = io.BytesIO(), io.BytesIO()
+    light.save(written, format="png", optimize=True)
+    assert dark_image(figure()) == written.getvalue()
+    Image.open(io.BytesIO(figure())).convert("RGBA").save(whole, format="png")
+    assert Image.open(io.BytesIO(dark_image(whole.getvalue()))).mode == "P"
+
+
 def test_a_page_has_both_and_fetches_what_it_shows(tmp_path: Path) -> None:
     (tmp_path / "fig.png").write_bytes(figure())
     (tmp_path / "index.rst").write_text(

@@ -63,3 +63,33 @@ def test_a_description_is_one_line_without_markup() -> None:
     said = sphinx_book._one_line("The   \\KL of\n" + "$\\pi$ many words " * 40)
     assert said.startswith("The KL of pi many words") and len(said) <= 204
     assert said.endswith(" ...")
+
+
+def test_no_node_keeps_the_document_that_it_was_parsed_in() -> None:
+    page, parsed = new_document("page"), new_document("parsed")
+    parsed += nodes.paragraph()
+    parsed[0] += nodes.math("", "x")
+    page.extend(parsed.children)
+    assert {node.document for node in page.findall()} == {page, parsed}
+    sphinx_book.own_nodes(SimpleNamespace(), page)
+    assert {node.document for node in page.findall()} == {page}
+
+
+def test_a_page_is_read_back_once_and_for_the_site_alone() -> None:
+    for builder, times in (("html", 1), ("latex", 2)):
+        read: list[str] = []
+        app = SimpleNamespace(env=SimpleNamespace(get_doctree=read.append))
+        sphinx_book.read_back_once(app, SimpleNamespace(format=builder))
+        for _ in range(2):
+            app.env.get_doctree("book/page")
+        assert read == ["book/page"] * times
+
+
+def test_pages_of_source_draw_the_menu_of_their_depth_once_and_other_pages_their_own() -> None:
+    app, drawn = SimpleNamespace(kl_menus={}), []
+    for page in ("_modules/a/b", "_modules/c/d", "_modules/e", "book/c", "book/d"):
+        context = {"toctree": lambda page=page, **options: drawn.append(page)}
+        sphinx_book.share_menu(app, page, "page.html", context, None)
+        for _ in range(2):
+            context["toctree"](maxdepth=2)
+    assert drawn == ["_modules/a/b", "_modules/e", *2 * ["book/c"], *2 * ["book/d"]]

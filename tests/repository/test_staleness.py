@@ -35,8 +35,14 @@ def closures() -> dict[str, tuple[str, ...]]:
     return {path.stem: import_closure(imported(path)) for path in NOTEBOOKS}
 
 
+@cache
+def as_they_are() -> dict[str, str]:
+    """The hash of each notebook's modules."""
+    return {notebook: code_sha256(files) for notebook, files in closures().items()}
+
+
 def stale_after_a_change(name: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    before = {notebook: code_sha256(files) for notebook, files in closures().items()}
+    before = as_they_are()
     read = freshness._read
 
     def changed(path: Path) -> freshness._Module:

@@ -13,10 +13,9 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("kl_term", "analysis", "benchmarks", "torture")
-SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-assert SOURCES and NOTEBOOKS and WORKFLOWS, "an empty parametrisation would pass"
+assert NOTEBOOKS and WORKFLOWS, "an empty parametrisation would pass"
 
 #: Modules whose files run code when they are read.
 PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
@@ -49,12 +48,27 @@ def faults(source: str) -> Iterator[str]:
             names = set()
         yield from (f"imports {name}" for name in sorted(names & PICKLES))
         if isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
-            keywords = {each.arg: ast.unparse(each.value) for each in node.keywords}
+            called = dotted(node.func)
+            keywords = {each.arg: dotted(each.value) for each in node.keywords}
             if called in NEVER or keywords.get("shell") == "True":
                 yield f"calls {called}"
             if called in SAFE_WITH and keywords.get(SAFE_WITH[called][0]) != SAFE_WITH[called][1]:
                 yield f"calls {called} without {'='.join(SAFE_WITH[called])}"
+
+
+def dotted(node: ast.expr) -> str:
+    """A name such as ``np.load``, or a constant, as written; empty for anything else."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if isinstance(node, ast.Constant):
+        parts.append(repr(node.value))
+    elif isinstance(node, ast.Name):
+        parts.append(node.id)
+    else:
+        return ""
+    return ".".join(reversed(parts))
 
 
 @pytest.mark.parametrize(
@@ -78,9 +92,11 @@ def test_what_runs_data_as_code_is_found(source: str) -> None:
     assert not list(faults("torch.load(p, weights_only=True); policy.eval(); literal_eval(t)"))
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_no_source_runs_data_as_code(path: Path) -> None:
-    assert not list(faults(path.read_text(encoding="utf-8")))
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_source_runs_data_as_code(folder: str) -> None:
+    paths = sorted((ROOT / folder).rglob("*.py"))
+    found = {str(path): list(faults(path.read_text(encoding="utf-8"))) for path in paths}
+    assert paths and not {path: what for path, what in found.items() if what}
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

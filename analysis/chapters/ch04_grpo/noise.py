@@ -7,9 +7,7 @@ from matplotlib.figure import Figure
 
 from analysis.evidence.equal_kl import look_of
 from kl_term import style
-
-#: Half of a 95% interval, in standard errors.
-HALF_WIDTH = 1.96
+from kl_term.numbers import HALF_WIDTH
 
 
 def noise_numbers(table: pd.DataFrame) -> dict[str, tuple[float, str]]:

@@ -14,6 +14,7 @@ from analysis.evidence.policies import Coefficient, lowered, pairs, single_steps
 from kl_term import style
 from kl_term.kl.divergences import entropy
 from kl_term.kl.enumeration import expected_gradient
+from kl_term.numbers import HALF_WIDTH
 
 #: The k1 loss and its controls; ``printed`` has the extra probability of claim S4-7.
 WALKS: dict[str, Coefficient] = {
@@ -73,7 +74,7 @@ def k1_loss_walks_at_random() -> Finding:
         "entropy_start": start,
         "entropy_k1": ends[0].mean().item(),
         "entropy_flipped": ends[1].mean().item(),
-        "k1_minus_flipped_ci95": 1.96 * (ends[:2].var(-1).sum() / runs).sqrt().item(),
+        "k1_minus_flipped_ci95": HALF_WIDTH * (ends[:2].var(-1).sum() / runs).sqrt().item(),
         "entropy_small_step": ends[2].mean().item(),
     }
     collapses = max(figures["entropy_k1"], figures["entropy_small_step"]) < 0.5 * start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import pandas as pd
@@ -18,6 +19,9 @@ from kl_term.kl.divergences import reverse_kl
 from kl_term.kl.fixed_points import reverse_kl_optimum
 from kl_term.objectives.mirror_descent import log_partition
 from kl_term.objectives.preference import dpo_gradient_weight, dpo_loss, implicit_reward
+
+#: Who made the compared pairs: the two that claims set against each other.
+NEAR, AVOIDED = "the optimum's own samples", "what the reference avoids"
 
 
 class Preferences(NamedTuple):
@@ -41,7 +45,7 @@ def random_preferences(vocab_size: int, *, beta: float, seed: int) -> Preference
 
 def bradley_terry(rewards: Tensor) -> Tensor:
     """[V, V]: probability that the completion of the row is preferred to that of the column."""
-    return (rewards[:, None] - rewards[None, :]).sigmoid()
+    return (rewards[:, None] - rewards).sigmoid()
 
 
 def pair_distributions(problem: Preferences) -> dict[str, Tensor]:
@@ -49,17 +53,17 @@ def pair_distributions(problem: Preferences) -> dict[str, Tensor]:
 
     ``chain`` compares neighbours only; ``two islands`` never compares across the halves.
     """
-    size = len(problem.rewards)
-    index = torch.arange(size)
-    same_half = (index[:, None] < size // 2) == (index[None, :] < size // 2)
-    reference, optimum = problem.ref_logp.exp(), problem.optimum.exp()
+    index = torch.arange(len(problem.rewards))
+    first_half = index < len(index) // 2
+    policies = problem.optimum.exp(), problem.ref_logp.exp()
+    optimum, reference = (torch.outer(policy, policy) for policy in policies)
     shapes = {
-        "the optimum's own samples": optimum[:, None] * optimum[None, :],
-        "the reference's samples": reference[:, None] * reference[None, :],
-        "uniform": torch.ones(size, size, dtype=reference.dtype),
-        "what the reference avoids": 1 / (reference[:, None] * reference[None, :]),
-        "chain": ((index[:, None] - index[None, :]).abs() == 1).to(reference.dtype),
-        "two islands": same_half.to(reference.dtype),
+        NEAR: optimum,
+        "the reference's samples": reference,
+        "uniform": torch.ones_like(reference),
+        AVOIDED: 1 / reference,
+        "chain": ((index[:, None] - index).abs() == 1).to(reference.dtype),
+        "two islands": (first_half[:, None] == first_half).to(reference.dtype),
     }
     return {name: w.fill_diagonal_(0) / w.sum() for name, w in shapes.items()}
 
@@ -75,6 +79,11 @@ def population_loss(logp: Tensor, problem: Preferences, counts: Tensor) -> Tenso
 def labelled(pairs: Tensor, rewards: Tensor) -> Tensor:
     """[V, V] distribution of (preferred, other) when Bradley and Terry's model labels the pairs."""
     return (pairs + pairs.T) * bradley_terry(rewards)
+
+
+def along(ref_logp: Tensor, features: Tensor, theta: Tensor) -> Tensor:
+    """[V]: the policy that moves from the reference by ``theta`` [D] along features [V, D]."""
+    return (ref_logp + features @ theta).log_softmax(-1)
 
 
 def fit(
@@ -99,16 +108,15 @@ def fit(
         theta = theta - step * min(1.0, 2.0 / max(moved, 1e-30))
         if moved < 1e-13:
             break
-    return (problem.ref_logp + features @ theta).log_softmax(-1)
+    return along(problem.ref_logp, features, theta)
 
 
 def fit_with_sft(problem: Preferences, counts: Tensor, *, weight: float) -> Tensor:
     """Minimiser [V] of the DPO loss plus ``weight`` times the preferred answers' NLL."""
-    preferred = counts.sum(-1)
 
     def loss(logits: Tensor) -> Tensor:
         logp = logits.log_softmax(-1)
-        return population_loss(logp, problem, counts) - weight * (preferred * logp).sum()
+        return population_loss(logp, problem, counts) - weight * (counts.sum(-1) * logp).sum()
 
     return minimise(loss, problem.ref_logp).log_softmax(-1)
 
@@ -142,10 +150,7 @@ def data_table(problem: Preferences, features: Tensor) -> pd.DataFrame:
 
 def best_limited(problem: Preferences, features: Tensor) -> float:
     """Objective of the best policy that moves along the features only."""
-
-    def policy(theta: Tensor) -> Tensor:
-        return (problem.ref_logp + features @ theta).log_softmax(-1)
-
+    policy = partial(along, problem.ref_logp, features)
     start = torch.zeros(features.shape[-1], dtype=features.dtype)
     best = minimise(lambda theta: reverse_kl(policy(theta), problem.optimum), start)
     return objective(policy(best), problem).item()
@@ -166,10 +171,7 @@ def bystander(overlap: float) -> SharedFeatures:
 
 def pair_path(model: SharedFeatures, *, beta: float, rate: float, steps: int) -> pd.DataFrame:
     """Implicit rewards of all three while gradient descent on one pair's DPO loss runs."""
-
-    def logp(theta: Tensor) -> Tensor:
-        return (model.ref_logp + model.features @ theta).log_softmax(-1)
-
+    logp = partial(along, model.ref_logp, model.features)
     slope = grad(lambda at: dpo_loss(*logp(at)[:2], *model.ref_logp[:2], beta=beta))
     theta = torch.zeros(model.features.shape[-1], dtype=torch.float64)
     path = []
@@ -295,9 +297,8 @@ def dpo_needs_no_samples_of_the_policy() -> Finding:
     problem = random_preferences(6, beta=0.5, seed=0)
     features = normal_draws((6, 2), seed=1)
     table = data_table(problem, features).set_index("pairs")
-    near, far = "the optimum's own samples", "what the reference avoids"
     number, data = 2000, {}
-    for name in (near, far):
+    for name in (NEAR, AVOIDED):
         weights, kls = labelled(pair_distributions(problem)[name], problem.rewards), []
         for seed in range(5):
             generator = torch.Generator().manual_seed(seed)
@@ -311,10 +312,10 @@ def dpo_needs_no_samples_of_the_policy() -> Finding:
         "largest_kl_connected": table.kl.drop("two islands").max(),
         "kl_two_islands": table.kl["two islands"],
         "limited_objective_reference": table.objective_limited["the reference's samples"],
-        "limited_objective_avoided": table.objective_limited[far],
-        "limited_objective_optimum": table.objective_limited[near],
-        "kl_2000_pairs_near": data[near],
-        "kl_2000_pairs_far": data[far],
+        "limited_objective_avoided": table.objective_limited[AVOIDED],
+        "limited_objective_optimum": table.objective_limited[NEAR],
+        "kl_2000_pairs_near": data[NEAR],
+        "kl_2000_pairs_far": data[AVOIDED],
     }
     return Finding(judge(figures["largest_kl_connected"] > EXACT, False), figures)
 
@@ -343,16 +344,11 @@ def sft_term_as_a_remedy() -> Finding:
     """Minimiser with an SFT term on the preferred answers, for pairs from near and from far."""
     problem = random_preferences(6, beta=0.5, seed=0)
     pairs = pair_distributions(problem)
-    near, far = (
-        labelled(pairs[name], problem.rewards)
-        for name in ("the optimum's own samples", "what the reference avoids")
-    )
-    fitted = {
-        "kl_without_near": fit(problem, near),
-        "kl_without_far": fit(problem, far),
-        "kl_near": fit_with_sft(problem, near, weight=0.1),
-        "kl_far": fit_with_sft(problem, far, weight=0.1),
-    }
-    kls = {name: reverse_kl(policy, problem.optimum).item() for name, policy in fitted.items()}
-    without = max(kls.pop("kl_without_near"), kls.pop("kl_without_far"))
-    return Finding(judge(max(kls.values()) < 1e-6, False), {"kl_without": without, **kls})
+    kls = []
+    for name in (NEAR, AVOIDED):
+        counts = labelled(pairs[name], problem.rewards)
+        fitted = fit(problem, counts), fit_with_sft(problem, counts, weight=0.1)
+        kls.append([reverse_kl(policy, problem.optimum).item() for policy in fitted])
+    (without_near, near), (without_far, far) = kls
+    figures = {"kl_without": max(without_near, without_far), "kl_near": near, "kl_far": far}
+    return Finding(judge(max(near, far) < 1e-6, False), figures)

@@ -94,7 +94,10 @@ class Execution:
     def _watch(self, process: subprocess.Popen[Any], output: Path) -> None:
         """Wait for papermill; stop it when it is asked to, falls silent or fills the disk."""
         changed, heard = 0, time.monotonic()
-        while process.poll() is None and not self.stopping.wait(0.1):
+        while not self.stopping.is_set():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=0.1)
+                break
             with contextlib.suppress(OSError):
                 state = output.stat()
                 if state.st_mtime_ns != changed:

@@ -1,0 +1,1 @@
+"""Chapter 20: do these findings hold on a language model?"""
