@@ -87,7 +87,7 @@ STEPS: dict[str, tuple[str, float]] = {
 #: ms an update among 24 of them, so 26 runs, 13 a worker, take 54 GB of 83 beside two copies of the
 #: model; 15 a worker is the most that was recorded. At that rate 20 runs of 200 updates take 206 s,
 #: 25 take 258 s, and half a minute goes into loading and final answers. A run on worked sums (36
-#: answers of 80 tokens) takes 9.8 GB, or 11.7 under the exact KL, as ``benchmarks.footprint``
+#: answers of 80 tokens) takes 10 GB, or 12 under the exact KL, as ``benchmarks.footprint``
 #: counts, which says 2.3 for ``smollm2``: six at a time take up to 70. An update launches 96,000
 #: operations, most of them to sample a token at a time, in about a second whatever the number of
 #: runs; old samples are drawn twice.
