@@ -48,6 +48,7 @@ def test_a_start_is_chosen_by_what_it_answers():
 
 
 @needs_packaged_weights
+@pytest.mark.slow
 def test_no_question_is_in_two_places_and_right_answers_fit():
     from analysis.training.pretrained.folders import folder_of
     from analysis.training.pretrained.questions import arithmetic_task, drawn_questions
