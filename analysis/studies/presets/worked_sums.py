@@ -147,8 +147,8 @@ _NONE = Pilot(
     ),
     runs=0,
     seen=(
-        "The mean log-prob of a token of right answers rose from -1.07 to -0.4 nats in these ten "
-        "updates; what such a start answers was not read."
+        "The mean log-prob of a token of right answers was -1.07 on the first of these batches and "
+        "-0.33 on the tenth; what such a start answers was not read."
     ),
     chosen=(
         "80 tokens, so that an answer may go wrong by ten and still end. Rank, number of answers "
