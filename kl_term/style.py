@@ -384,10 +384,10 @@ def png(figure: Figure) -> bytes:
     In 256 colours, which the eye does not tell from all of them and which takes a third of the
     space.
     """
-    drawn, written, dpi = io.BytesIO(), io.BytesIO(), 2 * figure.dpi
-    figure.savefig(drawn, format="rgba", dpi=dpi)
-    width, height = (int(side * dpi) for side in figure.get_size_inches())
-    image = Image.frombytes("RGBA", (width, height), drawn.getvalue()).convert("RGB")
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=2 * figure.dpi, metadata={"Software": None})
+    image = Image.open(drawn).convert("RGB")
+    written = io.BytesIO()
     image.quantize(256, dither=Image.Dither.NONE).save(written, format="png", optimize=True)
     return written.getvalue()
 

@@ -121,6 +121,7 @@ OTHERWISE: dict[str, dict[str, str]] = {
         "k3_loss < exact_loss: final_reverse_kl at 0.1, 0.4": "open",
         "k3_loss > exact_loss: final_gold at 0.1": "open",
     },
+    "smollm2_reward_long": {"k3_reward < none: final_accuracy at 0.1": "open"},
     "objectives": {},
     "three_ways": {
         "k2_loss_detached = k2_loss: accuracy at 0.3": "open",

@@ -233,6 +233,30 @@ def test_k3_in_the_reward_ends_below_six_other_variants_after_200_updates():
     assert 1 / 1.25 < kl["k3_reward"] / kl["none"] < 1.25, "the policy is not driven away"
 
 
+def test_new_seeds_leave_open_whether_k3_in_the_reward_costs_accuracy():
+    """From the table alone, by scipy; the margin is the design's."""
+    path = recording.RESULTS / "smollm2_reward_long_cpu" / "final.csv"
+    finals = pd.read_csv(path, keep_default_na=False).astype({"final_accuracy": float})
+    wide = finals.pivot(index="seed", columns="variant", values="final_accuracy")
+    assert sorted(wide.index) == list(range(9300, 9306)) and not wide.isna().to_numpy().any()
+    tested = stats.ttest_rel(wide["k3_reward"], wide["none"])
+    low, high = tested.confidence_interval()
+    assert low < -0.05 and high > 0.05, "neither a cost nor an equivalence"
+    ordered = wide["k3_reward"].sort_values()
+    assert ordered.iloc[0] < 0.8 < 0.85 < ordered.iloc[1], "one run ends far below"
+    assert (ordered.iloc[2:] > wide["none"].min()).all(), "the others as runs without a term do"
+    (row,) = (
+        predictions.judged("smollm2_reward_long")
+        .query("metric == 'final_accuracy'")
+        .to_dict("records")
+    )
+    assert row["mean"] == pytest.approx((wide["k3_reward"] - wide["none"]).mean())
+    assert (row["low"], row["high"]) == pytest.approx((low, high))
+    found = longer_runs.ends_again()
+    assert found["k3_reward_second"] == ordered.iloc[1] and found["none_low"] == wide["none"].min()
+    assert found["k3_reward"] == pytest.approx(ordered.mean())
+
+
 def test_the_difference_that_three_seeds_detect_is_that_of_simulated_experiments():
     """The power of a t test by drawing a hundred thousand experiments."""
     finals = recording.load(recording.RESULTS / "smollm2_cuda").finals
