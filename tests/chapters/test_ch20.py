@@ -257,6 +257,36 @@ def test_new_seeds_leave_open_whether_k3_in_the_reward_costs_accuracy():
     assert found["k3_reward"] == pytest.approx(ordered.mean())
 
 
+def test_by_the_last_tenth_nine_seeds_lean_towards_a_cost_and_six_leave_it_open():
+    """From both tables alone, by scipy; no run falls back to where it began."""
+    gaps, curves = {}, []
+    for folder in ("smollm2_reward_long_cpu", "smollm2_cuda"):
+        tables = [
+            pd.read_csv(recording.RESULTS / folder / name, keep_default_na=False)
+            for name in ("final.csv", "curves.csv")
+        ]
+        wide = (
+            tables[0]
+            .astype({"accuracy": float})
+            .pivot(index="seed", columns="variant", values="accuracy")
+        )
+        gaps[folder] = (wide["k3_reward"] - wide["none"]).to_numpy()
+        curves.append(tables[1].query("variant == 'k3_reward'").astype({"accuracy": float}))
+    new = gaps["smollm2_reward_long_cpu"]
+    both = np.concatenate(list(gaps.values()))
+    found = longer_runs.by_last_tenth()
+    for name, gap in (("new", new), ("all", both)):
+        low, high = stats.ttest_1samp(gap, 0.0).confidence_interval()
+        row = found[name]
+        assert (row["mean"], row["low"], row["high"]) == pytest.approx((gap.mean(), low, high))
+    assert found["new"]["low"] < -0.05 < 0.0 < found["new"]["high"]
+    assert len(both) == 9 and -0.01 < found["all"]["high"] < 0.0, "only just"
+    wide = pd.concat(curves).pivot(index="update", columns="seed", values="accuracy")
+    assert wide.loc[50:].min().min() > wide.loc[0].max() + 0.1, "no run collapses"
+    new_low = wide[9302].loc[50:]
+    assert 0.63 < new_low.min() < 0.65 and 0.87 < new_low.max() < 0.89, "as the alt text says"
+
+
 def test_the_difference_that_three_seeds_detect_is_that_of_simulated_experiments():
     """The power of a t test by drawing a hundred thousand experiments."""
     finals = recording.load(recording.RESULTS / "smollm2_cuda").finals

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -110,6 +111,20 @@ def ends_again() -> dict[str, float]:
 
 
 _ENDS = {"low": "min", "high": "max"}
+
+
+def by_last_tenth() -> dict[str, dict[str, Any]]:
+    """k3 in the reward less no KL term by what both recordings have, the accuracy of the training
+    answers in the last tenth: a reading chosen after the runs.
+
+    Returns:
+        ``new``: over the design's seeds, and ``all``: over those of both, the rows of
+        :func:`analysis.records.summaries.paired`.
+    """
+    new, on_gpu = (recorded(name).finals for name in (AGAIN, ON_GPU))
+    asked = [("k3_reward", "none", "accuracy")]
+    of = {"new": new, "all": pd.concat([new, on_gpu], ignore_index=True)}
+    return {name: summaries.paired(runs, asked).to_dict("records")[0] for name, runs in of.items()}
 
 
 def draw_again() -> Figure:
