@@ -51,7 +51,7 @@ class Step(NamedTuple):
 #: Name -> what it is for, and the seconds it may take (an H100 took half of them).
 STEPS: dict[str, tuple[str, float]] = {
     "sweep:smollm2_proxy": ("90 runs on SmolLM2 whose reward model can be gamed, recorded", 200),
-    "sweep:smollm2_reward_long": ("20 runs of 200 updates: k3 in the reward, and none", 360),
+    "sweep:smollm2_reward_long": ("20 runs: k3 in the reward, and none, beside the CPU's 12", 360),
     "sweep:smollm2_reward_terms:1of2": ("25 more: k2 and k1 there, all three at 0.3", 450),
     "sweep:smollm2_reward_terms:2of2": ("the other five seeds of these", 450),
     "answers": ("what one seed of the runs on a proxy says, beside the reference", 180),
