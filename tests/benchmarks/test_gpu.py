@@ -12,6 +12,7 @@ import pytest
 
 from analysis.records import recording
 from analysis.studies.presets import make_preset
+from analysis.studies.presets.worked_sums import START_UPDATES
 from benchmarks import gpu
 from benchmarks.gpu_steps import STEPS, Call
 from benchmarks.processes import CHECKOUT
@@ -137,14 +138,15 @@ def test_runs_on_worked_sums_begin_where_the_step_before_them_says(tmp_path, cap
     assert line["status"] == "failed" and "run the step start first" in line["said"]
     step.start.parent.mkdir()
     for accuracies, status, said in (
-        ((0.1, 0.33, 0.47, 0.8), "done", "['-o', 'start_updates=50']"),  # a tie: the shorter
+        ((0.1, 0.33, 0.47, 0.8, 0.9), "done", "['-o', 'start_updates=50']"),  # a tie: the shorter
         (
-            (0.0, 0.05, 0.8, 0.9),
+            (0.0, 0.05, 0.8, 0.9, 0.9),
             "failed",
             "no start has an accuracy of 0.15 to 0.75 (0.00 after 25",
         ),
+        ((0.1, 0.2, 0.3), "failed", "read after 25, 50, 100 updates"),  # cut before the nearest
     ):
-        table = pd.DataFrame({"updates": [25, 50, 100, 200], "accuracy": accuracies})
+        table = pd.DataFrame({"updates": START_UPDATES[: len(accuracies)], "accuracy": accuracies})
         table.to_csv(step.start, index=False)
         (line,) = gpu.run_steps([echo], 60.0, tmp_path)
         log = (tmp_path / "logs" / "sweep_smollm2_worked_sums_1of5.txt").read_text()
