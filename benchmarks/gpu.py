@@ -5,7 +5,8 @@ Steps in order of value, each a command of its own with a limit of time. After e
 whatever ends the call costs no more than the step it was in. A sweep that was cut goes on from its
 store when it is called again, and where ``DIRECTORY/store/runs`` has been kept (some kilobytes a
 run), on another machine too: there ``analysis sweep NAME --store ...`` finds all runs of several
-calls, and records them as one.
+calls, and records them as one. The runs on worked sums also need ``DIRECTORY/start_cuda`` there: a
+start that is read again may be another, and so its runs.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import tyro
 
 from analysis.studies.language.start import chosen
 from analysis.studies.presets import PRESETS, make_preset
+from analysis.studies.presets.worked_sums import START_UPDATES
 from benchmarks import agreement
 from benchmarks.gpu_steps import SMALL_START, Call
 from benchmarks.processes import CHECKOUT, THREAD_LIMITS
@@ -255,11 +257,18 @@ def begin_at(table: Path) -> list[str]:
     """What ``analysis sweep`` is told of the start that was chosen.
 
     Raises:
-        UserError: none was read, or none that was read will do.
+        UserError: none was read, reading was cut or rehearsed, or none that was read will do.
     """
     if not table.is_file():
         raise UserError(f"{table} is missing: run the step start first, in the same directory")
-    return ["-o", f"start_updates={chosen(pd.read_csv(table))}"]
+    read = pd.read_csv(table)
+    if list(read["updates"]) != list(START_UPDATES):
+        found, wanted = (", ".join(map(str, each)) for each in (read["updates"], START_UPDATES))
+        raise UserError(
+            f"{table} has a start read after {found} updates, and the rule that chooses one wants "
+            f"{wanted}: run the step start again, to its end"
+        )
+    return ["-o", f"start_updates={chosen(read)}"]
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

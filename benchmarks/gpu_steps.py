@@ -10,7 +10,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -108,7 +108,11 @@ def answers(call: Call) -> None:
 
 
 def start(call: Call) -> None:
-    """How well the start of the worked sums answers, by how long it has learned."""
+    """How well the start of the worked sums answers, by how long it has learned: read once.
+
+    A start that is read again may be another one by a GPU's rounding, and half of the seeds would
+    begin at each. What was read to its end stays; delete its folder to read anew.
+    """
     named = {} if call.weights is None else {"weights": call.weights}
     preset = make_preset("smollm2_worked_sums", {"start_updates": START_UPDATES[-1], **named})
     config, after = preset.config, START_UPDATES
@@ -117,13 +121,27 @@ def start(call: Call) -> None:
         learned = config.start.model_copy(update=few)
         config = config.model_copy(update={"start": learned, "final_answers": 8})
         after = (1, SMALL_START)
+    configuration = preset.model_dump(mode="json")
+    if _was_read(call.directory / f"start_{call.device}", configuration, after):
+        print("the start was read before, and stays")
+        return
     rows, said = [], []
     for reading in starts.readings(config, after, proxy_answers.text_of(config), call.device):
         rows.append(reading.row)
         said.append(reading.said)
         tables = {"start.csv": pd.DataFrame(rows), "answers.csv": pd.concat(said)}
-        call.write("start", tables, configuration=preset.model_dump(mode="json"))
+        call.write("start", tables, configuration=configuration)
         print(tables["start.csv"].to_string(index=False), flush=True)
+
+
+def _was_read(folder: Path, configuration: dict[str, Any], after: Sequence[int]) -> bool:
+    """Does a folder hold the readings of this very start, after each of these updates?"""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        updates = pd.read_csv(folder / "start.csv")["updates"]
+    except FileNotFoundError:
+        return False
+    return manifest["configuration"] == configuration and list(updates) == list(after)
 
 
 def populations(call: Call) -> None:

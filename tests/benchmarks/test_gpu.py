@@ -11,8 +11,10 @@ import pandas as pd
 import pytest
 
 from analysis.records import recording
+from analysis.studies.language.start import Reading
 from analysis.studies.presets import make_preset
-from benchmarks import gpu
+from analysis.studies.presets.worked_sums import START_UPDATES
+from benchmarks import gpu, gpu_steps
 from benchmarks.gpu_steps import STEPS, Call
 from benchmarks.processes import CHECKOUT
 from tests.checkpoints import checkpoint_of_sums
@@ -137,20 +139,47 @@ def test_runs_on_worked_sums_begin_where_the_step_before_them_says(tmp_path, cap
     assert line["status"] == "failed" and "run the step start first" in line["said"]
     step.start.parent.mkdir()
     for accuracies, status, said in (
-        ((0.1, 0.33, 0.47, 0.8), "done", "['-o', 'start_updates=50']"),  # a tie: the shorter
+        ((0.1, 0.33, 0.47, 0.8, 0.9), "done", "['-o', 'start_updates=50']"),  # a tie: the shorter
         (
-            (0.0, 0.05, 0.8, 0.9),
+            (0.0, 0.05, 0.8, 0.9, 0.9),
             "failed",
             "no start has an accuracy of 0.15 to 0.75 (0.00 after 25",
         ),
+        ((0.1, 0.2, 0.3), "failed", "read after 25, 50, 100 updates"),  # cut before the nearest
     ):
-        table = pd.DataFrame({"updates": [25, 50, 100, 200], "accuracy": accuracies})
+        table = pd.DataFrame({"updates": START_UPDATES[: len(accuracies)], "accuracy": accuracies})
         table.to_csv(step.start, index=False)
         (line,) = gpu.run_steps([echo], 60.0, tmp_path)
         log = (tmp_path / "logs" / "sweep_smollm2_worked_sums_1of5.txt").read_text()
         assert line["status"] == status and said in line.get("said", log)
     small = gpu.step_of("sweep:smollm2_worked_sums", call.model_copy(update={"small": True}))
     assert small.start is None and "start_updates=2" in small.command
+
+
+def test_a_start_is_read_to_its_end_once(tmp_path, monkeypatch):
+    """Parts of one sweep, in calls of several days, begin at one start."""
+    said = pd.DataFrame({"updates": [1], "question": ["1 + 1 ="], "answer": [" 2"], "right": [1.0]})
+    taken: list[int] = []
+
+    def readings(config, after, text, device):
+        for updates in after:
+            taken.append(updates)
+            yield Reading({"updates": updates, "accuracy": 0.4}, said)
+            if stops:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu_steps.starts, "readings", readings)
+    monkeypatch.setattr(gpu_steps.proxy_answers, "text_of", lambda config: None)
+    call = Call(device="cpu", directory=tmp_path)
+    hub = call.model_copy(update={"weights": "hub"})
+    stops = True
+    with pytest.raises(KeyboardInterrupt):
+        gpu_steps.start(call)
+    stops = False
+    for again, read in ((call, START_UPDATES), (call, ()), (hub, START_UPDATES), (hub, ())):
+        taken.clear()
+        gpu_steps.start(again)
+        assert tuple(taken) == read
 
 
 @pytest.mark.peers

@@ -219,3 +219,32 @@ def test_few_updates_on_worked_answers_make_them_likelier_under_the_packaged_mod
 
     before, after = logp(plain), logp(started)
     assert after > before + 0.3, (before, after)
+
+
+@pytest.mark.peers
+def test_nothing_held_out_or_learned_is_solved_in_the_prompt():
+    """A pool smaller than the solved questions does not hold all of these."""
+    pytest.importorskip("reasoning_gym", reason="the extra lm is not installed")
+    from analysis.training.pretrained.questions import drawn_questions
+
+    few = {"terms": 7, "pool": 2, "shots": 4}
+    for sizes, examples in (({"held_out": 30}, 20), ({}, 20)):
+        parts = drawn_questions(ArithmeticTask(**few, **sizes), examples)
+        for question in (*parts.held_out, *parts.examples):
+            *solved, asked = question.text.split("\n")
+            assert len(solved) == 4 and not any(line.startswith(asked) for line in solved)
+
+
+def test_a_tokenizer_that_joins_the_end_of_the_line_to_an_answer_is_refused():
+    """What is learned would never end, and so never be right."""
+    from analysis.training.pretrained.questions import answer_tokens
+
+    class Joining(Characters):
+        def __call__(self, text):
+            joined = [256 + int(text[-2])] if text.endswith("\n") else []
+            ids = super().__call__(text[:-2] if joined else text)["input_ids"]
+            return {"input_ids": ids + joined}
+
+    assert answer_tokens(Characters(), "1 + 1 =", "2") == [ord(c) for c in " 2\n"]
+    with pytest.raises(ValueError, match="joins the end of the line to '3'"):
+        answer_tokens(Joining(), "1 + 2 =", "3")

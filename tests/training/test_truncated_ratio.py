@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from typing import get_args
+
 import pytest
 import torch
 from pydantic import ValidationError
 
-from analysis.records.variants import Sampler, Truncation, Variant
+from analysis.records.variants import Objective, Sampler, Truncation, Variant
 from analysis.sweeps.store import run_key
 from analysis.training.loss import truncated_loss
 from analysis.training.trainer import PopulationTrainer
 from kl_term.kl.importance import importance_ratio
 from kl_term.kl.term import KLTerm
+from kl_term.objectives.aggregation import token_weights
 from tests.training.conftest import runs_of
 
 STALE = Sampler(staleness=3)
@@ -76,6 +80,34 @@ def test_a_cap_keeps_the_gradient_of_the_ratios_logarithm(small_config):
     assert torch.allclose(found, wanted, rtol=0, atol=1e-12)
     free = torch.where(mask, importance_ratio(logp, rollout.old_logp, mask, level="prefix") * k3, 0)
     assert (torch.autograd.grad(free.sum(), logp)[0] - wanted).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("mode", get_args(Objective.model_fields["aggregation"].annotation))
+@pytest.mark.parametrize("bounds", [{"cap": 0.5}, {"cap": 4.0, "window": 3}, {"window": 50}])
+def test_every_aggregation_weighs_the_tokens_of_a_completion_alike(mode, bounds):
+    """Token by token from the definition, on ragged answers with holes and far samples."""
+    generator = torch.Generator().manual_seed(1)
+    draws = torch.randn(3, 1, 2, 3, 6, generator=generator, dtype=torch.float64)
+    logp = draws[0].clone().requires_grad_()
+    old_logp, ref_logp = draws[0] + 2 * draws[1], draws[0] + draws[2]
+    mask = torch.rand(1, 2, 3, 6, generator=generator) < 0.7
+    mask &= torch.arange(6) < torch.tensor([[6, 1, 3], [4, 6, 2]]).unsqueeze(-1)
+    weights = token_weights(mask[0], mode=mode, dtype=torch.float64).unsqueeze(0)
+    window, cap = bounds.get("window", 6), bounds.get("cap", math.inf)
+    log_ratio = torch.where(mask, logp - old_logp, 0.0)
+    parts = []
+    for t in range(6):
+        last = log_ratio[..., max(0, t - window + 1) : t + 1].sum(-1)
+        r = (ref_logp - logp)[..., t].exp()
+        bounded = last.detach().exp().clamp(max=cap) * (last - last.detach()).exp()
+        parts.append(torch.where(mask[..., t], bounded * (r - 1 - r.log()), 0.0))
+    by_hand = (weights * torch.stack(parts, dim=-1)).sum()
+    loss = truncated_loss(Truncation(**bounds), logp, ref_logp, old_logp, mask)
+    wanted, found = (
+        torch.autograd.grad(value, logp)[0] for value in (by_hand, (weights * loss).sum())
+    )
+    assert wanted.abs().max() > 1e-2
+    assert torch.allclose(found, wanted, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(

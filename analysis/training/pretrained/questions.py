@@ -52,6 +52,8 @@ def questions_of(config: ArithmeticTask) -> list[Question]:
 def drawn_questions(config: ArithmeticTask, examples: int = 0) -> Questions:
     """Questions in the order in which they are drawn: the pool, what is held out, the examples.
 
+    The solved ones shown before each question may be of the pool, and are of neither other part.
+
     Raises:
         Unavailable: the extra ``lm`` is not installed.
         ValueError: all that were drawn for one of them had been drawn before.
@@ -61,6 +63,7 @@ def drawn_questions(config: ArithmeticTask, examples: int = 0) -> Questions:
     counts = {"pool": config.pool, "held_out": config.held_out, "examples": examples}
     entries = list(_dataset(config, sum(counts.values()), config.seed))
     seen: set[str] = set()
+    shown = {_left_side(shot) for shot in shots}
     parts = []
     for name, count in counts.items():
         drawn, entries = entries[:count], entries[count:]
@@ -71,7 +74,7 @@ def drawn_questions(config: ArithmeticTask, examples: int = 0) -> Questions:
                 f"{name}={count}: {config.name} of {config.terms} terms of {config.digits} digits "
                 "has no question left that was not drawn before"
             )
-        seen |= fresh.keys()
+        seen |= fresh.keys() | shown
         parts.append([Question(solved + left, _answer(config, e), e) for left, e in fresh.items()])
     return Questions(*parts)
 
@@ -100,7 +103,8 @@ def arithmetic_task(config: ArithmeticTask, folder: Path, examples: int = 0) -> 
     Raises:
         Unavailable: the extra ``lm`` is not installed, or the folder holds no tokenizer.
         ValueError: there are too few questions, a right answer that is worked or learned is longer
-            than the longest completion, or the tokenizer has no token boundary before an answer.
+            than the longest completion, or the tokenizer has no token boundary before an answer or
+            before the end of its line.
     """
     tokenizer = tokenizer_of(folder)
     dataset, parts = _dataset(config, config.pool, config.seed), drawn_questions(config, examples)
@@ -136,12 +140,14 @@ def answer_tokens(tokenizer: Any, question: str, answer: str) -> list[int]:
     """Token ids of an answer behind its question, the end included.
 
     Raises:
-        ValueError: the tokenizer has no token boundary between the two.
+        ValueError: the tokenizer has no token boundary between the two, or before the end.
     """
     asked = tokenizer(question)["input_ids"]
     whole = tokenizer(f"{question} {answer}{LINE}")["input_ids"]
     if whole[: len(asked)] != asked:
         raise ValueError(f"the tokenizer joins {answer!r} to the end of {question!r}")
+    if whole[-1] != end_of_line(tokenizer):
+        raise ValueError(f"the tokenizer joins the end of the line to {answer!r}: it would not end")
     return list(whole[len(asked) :])
 
 
