@@ -611,6 +611,13 @@ def test_an_engine_that_training_has_left_behind(gap, low, severity):
     assert "KL in the first step" not in shown.evidence
 
 
+def test_a_small_gap_that_training_made_is_of_older_weights_wherever_the_engine_is():
+    near = APART | {"sampler_to_reference": 1e-4}
+    assert "older weights" not in said(policies.train_inference_mismatch, measured(near)).title
+    given = measured(near | {"mismatch_kl": 0.005}, intervals=BEHIND)
+    assert "older weights" in said(policies.train_inference_mismatch, given).title
+
+
 def test_a_response_that_says_nothing_of_the_engine():
     assert (
         "older weights"
