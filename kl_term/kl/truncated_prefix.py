@@ -8,7 +8,6 @@ import torch
 from torch.nn import functional
 
 from kl_term.checks import as_mask, checked
-from kl_term.kl.returns import reward_to_go
 from kl_term.shapes import LogProbs, Mask, Values
 
 
@@ -72,14 +71,29 @@ def truncated_prefix_coefficients(
     if not cap > 0:
         raise ValueError(f"cap must be above 0, got {cap!r}")
     counted = as_mask("mask", mask, "logp", logp)
-    length = logp.shape[-1]
-    span = length if window is None else window
+    span = logp.shape[-1] if window is None else window
     ratio = windowed_ratio(logp.detach(), old_logp, mask, window=span).clamp(max=cap)
     log_ratio = torch.where(counted, logp.detach() - ref_logp.detach(), 0.0)
     cost = torch.where(counted, ratio * (torch.expm1(-log_ratio) + log_ratio), 0.0)
-    to_go = functional.pad(reward_to_go(cost), (0, span))
-    later = to_go[..., 1 : length + 1] - to_go[..., span : span + length]
-    return torch.where(counted, ratio * log_ratio + later, 0.0)
+    return torch.where(counted, ratio * log_ratio + _sum_of_next(cost, span - 1), 0.0)
+
+
+def _sum_of_next(values: Values, count: int) -> Values:
+    """Sum of so many values behind each position, by powers of two: a difference of cumulative sums
+    leaves the rounding of a large value at positions far before it."""
+    total, passed, of_size, size = torch.zeros_like(values), 1, values, 1
+    # invariant: of_size[t] holds the values t .. t + size - 1, total[t] those before t + passed
+    while size <= count and passed < values.shape[-1]:
+        if count & size:
+            total, passed = total + _moved(of_size, passed), passed + size
+        of_size, size = of_size + _moved(of_size, size), 2 * size
+    return total
+
+
+def _moved(values: Values, places: int) -> Values:
+    """[..., T]: at each position the value so many places behind it, 0 beyond the end."""
+    places = min(places, values.shape[-1])
+    return functional.pad(values[..., places:], (0, places))
 
 
 def _check_window(window: int) -> None:

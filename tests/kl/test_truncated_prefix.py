@@ -163,3 +163,18 @@ def test_refusals():
         windowed_ratio(logp, logp, mask, window=0)
     with pytest.raises(ValueError, match="cap"):
         truncated_prefix_coefficients(logp, logp, logp, mask, cap=0.0)
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 5, 8, 63, 64, None])
+def test_a_dear_token_leaves_no_rounding_far_before_it(window):
+    """In float32 a token of log-ratio -12 costs 160,000, whose last digit is a hundredth."""
+    generator = torch.Generator().manual_seed(window or 0)
+    logp, move, old = torch.randn(3, 4, 64, generator=generator) / 10
+    ref_logp, mask = logp - move, torch.ones(4, 64, dtype=torch.bool)
+    ref_logp[:, -1] = logp[:, -1] + 12
+    given = (logp, ref_logp, logp - old / 10, mask)
+    exact = truncated_prefix_coefficients(*(x.double() for x in given[:3]), mask, window=window)
+    found = truncated_prefix_coefficients(*given, window=window)
+    far = slice(0, 64 - (window or 64))
+    assert torch.allclose(found[:, far].double(), exact[:, far], rtol=1e-5, atol=1e-6)
+    assert torch.allclose(found.double(), exact, rtol=1e-5, atol=1e-6)
