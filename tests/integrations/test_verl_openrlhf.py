@@ -16,7 +16,7 @@ import torch
 from analysis.chapters.ch14_frameworks import states
 from analysis.chapters.ch14_frameworks.one_state import term_of
 from analysis.chapters.ch14_frameworks.trainers import OPTIONS
-from analysis.training.loss import KLTerms, Views
+from analysis.training.kl_terms import KLTerms, Views
 from kl_term.errors import UserError
 from kl_term.integrations.verl import register_kl_term
 from kl_term.kl.term import KLTerm

@@ -7,7 +7,7 @@ import torch
 
 from analysis.records.variants import Variant
 from analysis.sweeps.store import canonical
-from analysis.training.loss import KLTerms, Views
+from analysis.training.kl_terms import KLTerms, Views
 from kl_term.kl.choice import KLChoice
 from kl_term.kl.control import control_variance, fitted_control, fitted_control_of_gradients
 from kl_term.kl.credit import (

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from analysis.records.variants import Objective, Sampler, Truncation, Variant
 from analysis.sweeps.store import run_key
-from analysis.training.loss import truncated_loss
+from analysis.training.kl_terms import truncated_loss
 from analysis.training.trainer import PopulationTrainer
 from kl_term.kl.importance import importance_ratio
 from kl_term.kl.term import KLTerm
