@@ -1,6 +1,6 @@
 r"""The loss of one optimizer step, per run: the policy objective plus beta times the KL.
 
-Where beta goes: from ``Variant.beta`` to :class:`KLTerms`, which multiplies it to the KL. A KL in
+Where beta goes: from ``Variant.beta`` to ``KLTerms``, which multiplies it to the KL. A KL in
 the reward is subtracted from the advantages (:func:`make_batch`), a KL in the loss is added to the
 policy loss (:func:`compute_step`). The trainer differentiates the sum of the runs' losses.
 
@@ -190,7 +190,7 @@ class StepOutput(NamedTuple):
     losses: Tensor  #: [M], with gradient; runs are independent, so their sum serves all
     tensors: dict[str, Tensor]  #: [M, ...], in order of computation, for the finiteness check
     metrics: dict[str, Tensor]  #: [M] each
-    #: [M, 2], of :meth:`KLTerms.control_sums`.
+    #: [M, 2], of ``KLTerms.control_sums``.
     control_sums: Tensor | None = None
 
 
